@@ -73,7 +73,8 @@ def store(*, compiled: bool) -> str:
     with tempfile.TemporaryDirectory() as folder:
         serves = compiled and not uring.probe(Path(folder))["io_uring"]
         backend = "io_uring" if serves else "threads"
-        with offload.TensorStore(Path(folder) / "store", backend=backend) as opened:
+        place = Path(folder) / "store"
+        with offload.TensorStore(place, capacity=1 << 24, backend=backend) as opened:
             opened.reserve({"large": large, "small": small})
             for name, array in (("large", large), ("small", small)):
                 opened.write(name, array).result(60)
