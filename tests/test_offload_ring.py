@@ -104,6 +104,11 @@ def test_another_thread_ends_a_wait_again_and_again() -> None:
     ring.close()
 
 
+def wait_for_ever(ring: Ring) -> None:
+    while True:  # a wait that began with a request to submit may end with nothing
+        assert ring.wait(True) == []
+
+
 def test_a_signal_that_raises_ends_a_wait() -> None:
     ring, seen = Ring(2), []
 
@@ -116,8 +121,7 @@ def test_a_signal_that_raises_ends_a_wait() -> None:
     signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
     try:
         with pytest.raises(KeyboardInterrupt):
-            while True:  # a wait that began with a request to submit may end with nothing
-                assert ring.wait(True) == []
+            wait_for_ever(ring)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
