@@ -38,8 +38,8 @@ class Size:
 SIZES = (
     Size(4, 42, 28, 16),
     Size(3, 28, 14, 12, batch=64),
-    Size(10, 28, 18, 32),
     Size(4, 42, 28, 16, batch=16),
+    Size(10, 28, 18, 32),
 )
 SMALL = (Size(2, 28, 8, 6), Size(2, 28, 8, 6, batch=2))
 
