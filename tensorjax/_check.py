@@ -256,3 +256,19 @@ def tol_or_rank(tol: Any, rank: Any, *arrays: Any) -> None:
             "pass rank= too (shapes are then those of rank, and what tol discards is set to zero), "
             "or call this outside the transformation"
         )
+
+
+def dense_input(x: Any, tol: Any, rank: Any) -> tuple[Any, Any, Any]:
+    """Checks the arguments of a decomposition of a dense array, all but the ranks.
+
+    Returns:
+      (array, dtype that JAX gives the result, tolerance or None).
+    """
+    x = inexact("x", x)
+    if x.ndim == 0:
+        raise ValueError("x: expected at least one axis, got a scalar")
+    if 0 in x.shape:
+        shape("x.shape", x.shape)
+    tol_or_rank(tol, rank, x)
+    dtype = jax.dtypes.canonicalize_dtype(x.dtype)
+    return x, dtype, None if tol is None else tolerance(tol, dtype)

@@ -1,5 +1,6 @@
 """SVD and Hermitian eigendecomposition with finite derivatives: LAPACK on the host, else XLA."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -53,13 +54,13 @@ def _svd(a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     u, s, vh = jnp.linalg.svd(a, full_matrices=False)
     if a.size == 0:
         return u, s, vh
-    return _where_jacobi(a, u, s, vh)
+    return _where_jacobi(refined, a, u, s, vh)
 
 
-@jax.jit
-def _where_jacobi(a: jax.Array, *terms: jax.Array) -> Any:
-    """Refines XLA's SVD on platforms (CUDA) where it uses Jacobi's method."""
-    return lax.platform_dependent(a, *terms, cuda=refined, default=lambda a, *terms: terms)
+@jax.jit(static_argnums=0)
+def _where_jacobi(refine: Callable[..., Any], a: jax.Array, *terms: jax.Array) -> Any:
+    """Refines XLA's SVD or eigendecomposition on platforms (CUDA) that may use Jacobi's method."""
+    return lax.platform_dependent(a, *terms, cuda=refine, default=lambda a, *terms: terms)
 
 
 @_svd.defjvp
@@ -145,13 +146,7 @@ def eigh(a: Array) -> tuple[Array, Array]:
 @jax.custom_jvp
 def _eigh(a: jax.Array) -> tuple[jax.Array, jax.Array]:
     v, w = lax.linalg.eigh(a, symmetrize_input=False)
-    return _eigh_where_jacobi(a, w, v) if a.size else (w, v)
-
-
-@jax.jit
-def _eigh_where_jacobi(a: jax.Array, *terms: jax.Array) -> Any:
-    """Refines an eigendecomposition on platforms (CUDA) that use Jacobi's method if small."""
-    return lax.platform_dependent(a, *terms, cuda=refined_eigh, default=lambda a, *terms: terms)
+    return _where_jacobi(refined_eigh, a, w, v) if a.size else (w, v)
 
 
 @_eigh.defjvp

@@ -74,15 +74,7 @@ def from_dense(
     finds accurate enough; what a sketch misses is measured. On a CPU concrete arrays are served by
     LAPACK, with nothing compiled, whether ``tol`` or ``rank`` is given.
     """
-    x = _check.inexact("x", x)
-    if x.ndim == 0:
-        raise ValueError("x: expected at least one axis, got a scalar")
-    if 0 in x.shape:
-        _check.shape("x.shape", x.shape)
-    _check.tol_or_rank(tol, rank, x)
-    dtype = jax.dtypes.canonicalize_dtype(x.dtype)
-    if tol is not None:
-        tol = _check.tolerance(tol, dtype)
+    x, dtype, tol = _check.dense_input(x, tol, rank)
     ranks = None if rank is None else feasible_ranks(rank, x.shape)
     if tol is not None and not _check.is_traced(x, tol):
         train = _dynamic(np.asarray(x), tol, method, key, dtype)
