@@ -27,7 +27,7 @@ from tensorjax.tt._algebra import (
     scale,
     unfold,
 )
-from tensorjax.tt._arrays.broadcasting import together
+from tensorjax.tt._broadcasting import together
 from tensorjax.tt._padding import pad, padded_ranks
 from tensorjax.tt._rounding import rounded_sums as fused
 from tensorjax.tt._rounding.rounding import round
