@@ -4,10 +4,9 @@ Static faults (shapes, dtypes, ranks) raise at trace time. The contents of an ar
 looked at only when it is concrete, so these checks cost nothing under `jax.jit`.
 """
 
-import functools
 import math
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -31,22 +30,6 @@ def on_cpu(x: Any, *others: Any) -> bool:
     if isinstance(x, jax.Array):
         return len(x.devices()) == 1 and all(d.platform == "cpu" for d in x.devices())
     return jax.default_backend() == "cpu"
-
-
-def at_once(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator that checks for concrete arguments, and evaluates these calls eagerly in traces."""
-
-    @functools.wraps(function)
-    def wrapped(*args: P.args, **options: P.kwargs) -> R:
-        try:
-            return function(*args, **options)
-        except TypeError:  # JAX's own among them: what was concrete may be so no more on the way
-            if is_traced(args, options):
-                raise
-        with jax.ensure_compile_time_eval():
-            return function(*args, **options)
-
-    return wrapped
 
 
 def _on_host(name: str, x: Any) -> np.ndarray:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from tensorjax import _ids, nn
-from tensorjax.models._ids import check_ids
+from tensorjax.models._id_checks import check_ids
 from tensorjax.models._loss import cross_entropy
 from tensorjax.models._spec import fresh_linear
 from tensorjax.models.encoder import EncoderConfig, Trunk

@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 
 from tensorjax import nn
-from tensorjax.models._ids import check_ids, rows_of
+from tensorjax.models._id_checks import check_ids, rows_of
 from tensorjax.models._spec import check_sizes, check_spec, fresh_linear, with_spread
 
 __all__ = ["DLRM", "DLRMConfig"]

@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 
 from tensorjax import nn
-from tensorjax.models._ids import check_ids, check_length, rows_of
+from tensorjax.models._id_checks import check_ids, check_length, rows_of
 from tensorjax.models._loss import cross_entropy
 from tensorjax.models._spec import (
     check_heads_and_dropout,

@@ -10,6 +10,7 @@ import numpy as np
 
 from tensorjax import _blas_threads, _check, linalg
 from tensorjax._cores.scaling import balanced
+from tensorjax._eager import evaluated_eagerly
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax.linalg import Method, _predicted_times
@@ -35,7 +36,7 @@ _GUESS = 12
 
 
 @placed
-@_check.at_once
+@evaluated_eagerly
 def from_dense(
     x: Any,
     *,

@@ -10,8 +10,8 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from tensorjax import nn
-from tensorjax.models._ids import check_ids
-from tensorjax.models._ids import check_length as _check_length
+from tensorjax.models._id_checks import check_ids
+from tensorjax.models._id_checks import check_length as _check_length
 from tensorjax.models._loss import checked_weights
 from tensorjax.models._spec import check_spec
 from tensorjax.models.gpt2._attention import attend

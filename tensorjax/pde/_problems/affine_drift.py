@@ -6,7 +6,7 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax.pde._arguments import coefficient, floats
-from tensorjax.pde._discretization.operators import Coefficients
+from tensorjax.pde._discretization.affine_operators import Coefficients
 from tensorjax.pde._maps.affine_maps import AffineMap
 
 

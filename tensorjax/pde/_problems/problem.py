@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax._formats.trains import TT, TTMatrix
+from tensorjax.pde._discretization.affine_operators import Coefficients, affine_generator
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._discretization.operators import Coefficients, affine_generator
 from tensorjax.pde._initial_states.initial_states import Start
 from tensorjax.pde._maps.affine_maps import AffineMap
 

@@ -11,8 +11,12 @@ from tensorjax import _check, linalg
 from tensorjax._cores import products
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
+from tensorjax.pde._discretization.affine_operators import (
+    Coefficients,
+    affine_states,
+    differentiated,
+)
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._discretization.operators import Coefficients, affine_states, differentiated
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._maps.coordinate_path import Path
 from tensorjax.pde._stepping.rounded_sums import Applied, Term, Train

@@ -12,6 +12,7 @@ from tensorjax import _blas_threads, _check, _native, linalg
 from tensorjax._cores.ranks import feasible_ranks, rank_bounds
 from tensorjax._cores.scaling import balanced
 from tensorjax._cores.unfoldings import absorb, merge, tall
+from tensorjax._eager import evaluated_eagerly
 from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
@@ -31,7 +32,7 @@ _LARGE = 2**16
 
 
 @placed
-@_check.at_once
+@evaluated_eagerly
 def from_dense(
     x: Any,
     *,
@@ -260,7 +261,7 @@ def _leading_modes(shape: Sequence[int], ranks: Sequence[int] | None) -> int:
 
 
 @placed
-@_check.at_once
+@evaluated_eagerly
 def matrix_from_dense(
     w: Any,
     row_shape: Sequence[int],
