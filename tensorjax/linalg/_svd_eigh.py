@@ -74,6 +74,7 @@ def _svd_jvp(primals: Any, tangents: Any) -> Any:
     alike, against = _turns(inner, s)
     inverse = masked_reciprocal(s, s[..., :1], max(a.shape[-2:]))[..., None, :].astype(a.dtype)
     du, dv = matmul(u, alike + against), matmul(v, alike - against)
+    # What da v has outside the columns of u turns u out of their span, by 1/s; likewise for v.
     if a.shape[-2] > s.shape[-1]:
         du = du + (dav - matmul(u, inner)) * inverse
     if a.shape[-1] > s.shape[-1]:
@@ -145,6 +146,7 @@ def eigh(a: Array) -> tuple[Array, Array]:
 
 @jax.custom_jvp
 def _eigh(a: jax.Array) -> tuple[jax.Array, jax.Array]:
+    # Of a Hermitian matrix LAPACK reads one triangle; to average it with its adjoint would copy it.
     v, w = lax.linalg.eigh(a, symmetrize_input=False)
     return _where_jacobi(refined_eigh, a, w, v) if a.size else (w, v)
 
@@ -155,6 +157,8 @@ def _eigh_jvp(primals: Any, tangents: Any) -> Any:
     w, v = _eigh(a)
     inner = matmul(adjoint(v), matmul(da, v))
     scale = jnp.max(jnp.abs(w), axis=-1)[..., None, None]
+    # dv = v (F ∘ vᴴ da v) with F_ij = 1/(w_j − w_i). Where eigenvalues coincide, every basis of
+    # their space serves, and none is preferred: F is 0 there, as on the diagonal.
     f = masked_reciprocal(w[..., None, :] - w[..., :, None], scale, w.shape[-1])
     dw = jnp.diagonal(inner, axis1=-2, axis2=-1).real
     return (w, v), (dw, matmul(v, f.astype(a.dtype) * inner))

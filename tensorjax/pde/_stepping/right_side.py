@@ -46,6 +46,7 @@ def right_side(problem: Any, map: AffineMap, t: float) -> Any:
 
     def reaction(v: TT, tol: float) -> TT:
         v = TT._unchecked(tuple(jax.device_put(list(v.cores))))
+        # `tt` refuses tolerances near the roundoff of the dtype, which JAX may have lowered here.
         return right.reaction(v, max(tol, 20 * linalg.epsilon(v.dtype)))
 
     return dataclasses.replace(right, reaction=reaction)
