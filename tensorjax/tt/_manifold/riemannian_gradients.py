@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import linalg
-from tensorjax._formats.trains import TT, single
+from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._optax import transformation
 from tensorjax.linalg._stiefel import line_search
+from tensorjax.tt._algebra import fold, unfold
 from tensorjax.tt._manifold.projections import tangent_inner, tangent_sum
 from tensorjax.tt._manifold.tangent_vectors import (
     Arrays,
@@ -27,7 +28,9 @@ from tensorjax.tt._manifold.tangent_vectors import (
 def value_and_riemannian_grad(f: Callable[..., jax.Array]) -> Callable[..., tuple[jax.Array, TT]]:
     """Returns a function that computes f and its Riemannian gradient."""
 
-    def value_and_grad(x: TT, *args: Any, **kwargs: Any) -> tuple[jax.Array, TT]:
+    def value_and_grad(x: Any, *args: Any, **kwargs: Any) -> tuple[jax.Array, Any]:
+        if isinstance(x, TTMatrix):
+            return _of_matrix(f, x, *args, **kwargs)
         dtype = getattr(x, "dtype", None)
         at, last, exponent = frame(point(x))
         share = shared(0, exponent, len(at.left) + 1, last.dtype)
@@ -43,15 +46,28 @@ def value_and_riemannian_grad(f: Callable[..., jax.Array]) -> Callable[..., tupl
     return value_and_grad
 
 
+def _of_matrix(f: Callable[..., jax.Array], x: TTMatrix, *args: Any, **kwargs: Any) -> Any:
+    """Computes f and its Riemannian gradient at a TT-matrix, by the train of its folded modes."""
+    single("x", x)
+    shape = x.row_shape, x.col_shape
+
+    def folded(t: TT, *args: Any, **kwargs: Any) -> jax.Array:
+        return f(unfold(t, *shape), *args, **kwargs)
+
+    value, gradient = value_and_riemannian_grad(folded)(fold(x), *args, **kwargs)
+    return value, unfold(gradient, *shape)
+
+
 def riemannian_grad(f: Callable[..., jax.Array]) -> Callable[..., TT]:
     """Returns the Riemannian gradient P_x ∇f(x) as a function, without materialising ∇f(x).
 
     Args:
-      f: takes a TT first and returns a real scalar; written with JAX, for trains of any ranks.
+      f: takes a TT or a TTMatrix first and returns a real scalar; written with JAX, for trains of
+        any ranks.
 
     Returns:
-      A function of the same arguments that returns the tangent vector ξ at x, a TT of twice the
-      ranks, with Re⟨ξ, η⟩ the derivative of f at x along every tangent vector η.
+      A function of the same arguments that returns the tangent vector ξ at x, a train of the kind
+      of x and twice the ranks, with Re⟨ξ, η⟩ the derivative of f at x along every tangent vector η.
 
     Example:
       >>> import jax
@@ -103,18 +119,19 @@ def riemannian_descent(learning_rate: Any, *, momentum: float = 0.0) -> Any:
     if not 0 <= momentum < 1:
         raise ValueError(f"momentum: expected a number in [0, 1), got {momentum!r}")
 
-    def init(x: TT) -> _Momentum:
+    def init(x: Any) -> _Momentum:
         return _Momentum(_no_tangent(x), jnp.zeros((), jnp.int32))
 
-    def update(gradient: TT, state: _Momentum, x: TT, **extra: Any) -> tuple[TT, _Momentum]:
+    def update(gradient: Any, state: _Momentum, x: Any, **extra: Any) -> tuple[Any, _Momentum]:
         del extra
+        x, gradient, back = _folded(x, gradient)
         velocity = _checked(gradient, x)
         if momentum > 0:
             past = project(split(gradient)[0], state.velocity)
             velocity = tangent_sum([gradient, past], [1.0, momentum])
         rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
         new = moved(x, velocity, -jnp.asarray(rate))
-        updates = jax.tree.map(jnp.subtract, new, x)
+        updates = back(jax.tree.map(jnp.subtract, new, x))
         return updates, _Momentum(velocity, state.count + jnp.ones_like(state.count))
 
     return transformation(init, update)
@@ -151,20 +168,21 @@ def riemannian_cg() -> Any:
     halving (Armijo).
     """
 
-    def init(x: TT) -> _Conjugate:
+    def init(x: Any) -> _Conjugate:
         nothing = _no_tangent(x)
         return _Conjugate(nothing, nothing, jnp.ones((), jnp.finfo(nothing.dtype).dtype))
 
     def update(
-        gradient: TT,
+        gradient: Any,
         state: _Conjugate,
-        x: TT,
+        x: Any,
         *,
         value: jax.Array,
-        value_fn: Callable[[TT], jax.Array],
+        value_fn: Callable[[Any], jax.Array],
         **extra: Any,
-    ) -> tuple[TT, _Conjugate]:
+    ) -> tuple[Any, _Conjugate]:
         del extra
+        x, gradient, back = _folded(x, gradient)
         at = split(_checked(gradient, x))[0]
         past, carried = project(at, state.gradient), project(at, state.direction)
         before = tangent_inner(state.gradient, state.gradient).real
@@ -179,17 +197,28 @@ def riemannian_cg() -> Any:
         slope = tangent_inner(gradient, direction).real
 
         def loss(step: jax.Array) -> jax.Array:
-            return value_fn(moved(x, direction, step))
+            return value_fn(back(moved(x, direction, step)))
 
         step = line_search(loss, value, slope, state.step)
         new = moved(x, direction, step)
         state = _Conjugate(direction, gradient, 2 * linalg.where_positive(step, 0.5))
-        return jax.tree.map(jnp.subtract, new, x), state
+        return back(jax.tree.map(jnp.subtract, new, x)), state
 
     return transformation(init, update)
 
 
-def _no_tangent(x: TT) -> TT:
+def _folded(x: Any, gradient: Any) -> tuple[TT, Any, Callable[[TT], Any]]:
+    """Folds a TT-matrix and its gradient; returns also what unfolds a train of their modes."""
+    if not isinstance(x, TTMatrix):
+        return x, gradient, lambda t: t
+    if isinstance(gradient, TTMatrix) and gradient.row_shape == x.row_shape:
+        gradient = fold(gradient)
+    shape = x.row_shape, x.col_shape
+    return fold(x), gradient, lambda t: unfold(t, *shape)
+
+
+def _no_tangent(x: Any) -> TT:
+    x, *_ = _folded(x, None)
     at, last, _ = frame(point(x))
     deltas = [jnp.zeros_like(c) for c in (*at.left, last)]
     return tangent(at, deltas)
