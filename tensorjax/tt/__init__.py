@@ -27,7 +27,6 @@ from tensorjax.tt._algebra import (
     scale,
     transpose,
 )
-from tensorjax.tt._arrays.broadcasting import broadcast_to
 from tensorjax.tt._arrays.creation import (
     meshgrid,
     ones_matrix,
@@ -53,6 +52,7 @@ from tensorjax.tt._arrays.reductions import (
     var,
 )
 from tensorjax.tt._arrays.reshaping import permute, reshape, reverse
+from tensorjax.tt._broadcasting import broadcast_to
 from tensorjax.tt._chain_operators import chain_operator
 from tensorjax.tt._completion.completion import CompleteInfo, complete
 from tensorjax.tt._constructors import identity, ones, random, random_matrix, rank_one, zeros

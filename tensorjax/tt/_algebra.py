@@ -19,7 +19,7 @@ from tensorjax._formats.trains import TT, TTMatrix, known, single
 from tensorjax._native.dispatch import on_cpu
 from tensorjax._placement import placed
 from tensorjax.contract import einsum
-from tensorjax.tt._arrays.broadcasting import together
+from tensorjax.tt._broadcasting import together
 
 Train = TypeVar("Train", TT, TTMatrix)
 _HIGHEST = jax.lax.Precision.HIGHEST

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import _check
-from tensorjax._formats.ranks import rank_bounds
+from tensorjax._cores.ranks import rank_bounds
 from tensorjax._formats.trains import TT
 from tensorjax._placement import placed
 from tensorjax.tucker._types import Tucker

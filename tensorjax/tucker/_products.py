@@ -8,14 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import _check, linalg
+from tensorjax._cores.contraction import einsum
 from tensorjax._formats.trains import TT
 from tensorjax._placement import placed
-from tensorjax.contract import einsum
 from tensorjax.tucker._algebra import aligned
 from tensorjax.tucker._rounding import round
 from tensorjax.tucker._types import Tucker, near_one_parts, one, scaled_back, times
-
-_HIGHEST = jax.lax.Precision.HIGHEST
 
 
 @placed
@@ -83,16 +81,17 @@ def _hadamard(x: Tucker, y: Tucker) -> Tucker:
 def _kron(a: Any, b: Any) -> Any:
     """Computes the Kronecker product of two Tucker cores, dense ones or trains."""
     if isinstance(a, TT):
-        cores = []
-        for c, d in zip(a.cores, b.cores, strict=True):
-            both = einsum("aib,cjd->acijbd", c, d, precision=_HIGHEST)
-            size = (c.shape[0] * d.shape[0], c.shape[1] * d.shape[1], -1)
-            cores.append(both.reshape(size))
-        return TT._unchecked(tuple(cores))
+        return TT._unchecked(tuple(map(_kron_core, a.cores, b.cores)))
     order = a.ndim
     outer = jnp.multiply.outer(a, b)
     axes = [k for pair in zip(range(order), range(order, 2 * order), strict=True) for k in pair]
     return outer.transpose(axes).reshape([m * n for m, n in zip(a.shape, b.shape, strict=True)])
+
+
+def _kron_core(a: Any, b: Any) -> jax.Array:
+    """Computes the Kronecker product of two cores of trains, in all three axes."""
+    both = einsum("aib,cjd->acijbd", a, b)
+    return both.reshape(len(a) * len(b), a.shape[1] * b.shape[1], -1)
 
 
 @placed
@@ -124,9 +123,7 @@ def mode_product(t: Tucker, matrix: Any, mode: int) -> Tucker:
     w = _check.inexact("matrix", matrix)
     if w.ndim != 2 or w.shape[1] != t.shape[k] or not w.shape[0]:
         raise ValueError(f"matrix: expected shape (m, {t.shape[k]}), got {w.shape}")
-    dtype = functools.reduce(
-        jnp.promote_types, [t.dtype, jax.dtypes.canonicalize_dtype(w.dtype)]
-    )
+    dtype = functools.reduce(jnp.promote_types, [t.dtype, jax.dtypes.canonicalize_dtype(w.dtype)])
     t = t.astype(dtype)
     factor = linalg.matmul(jnp.asarray(w, dtype), jnp.asarray(t.factors[k]))
     return Tucker._unchecked(t.core, (*t.factors[:k], factor, *t.factors[k + 1 :]))

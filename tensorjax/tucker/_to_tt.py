@@ -12,9 +12,7 @@ from tensorjax.tucker._types import Tucker, near_one_parts, one, scaled_back, ti
 
 
 @placed
-def to_tt(
-    t: Tucker, *, tol: float | None = None, rank: int | Sequence[int] | None = None
-) -> TT:
+def to_tt(t: Tucker, *, tol: float | None = None, rank: int | Sequence[int] | None = None) -> TT:
     """Converts a Tucker tensor to a tensor train of the same shape.
 
     Args:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorjax._formats.cores import Cores, absorb, tall, times_right, wide
+from tensorjax._cores.unfoldings import Cores, absorb, tall, times_right, wide
 from tensorjax.pde._generators.canonical_form import Point
 
 Link = tuple[np.ndarray, np.ndarray]  # K (t, s, s') and B (t, j, n, j')
@@ -133,7 +133,7 @@ def _family(
 
 
 def _append_left(env: np.ndarray, link: Link) -> np.ndarray:
-    """Contracts bond-wise left parts (i, s, j) with the next core: (i, n, s', j')."""
+    """Appends the next core to the left parts (i, s, j) of bond-wise sums: (i, n, s', j')."""
     k, b = link
     t, j, n, after = b.shape
     parts = np.tensordot(env, k, (1, 1)).transpose(0, 3, 2, 1)  # (i, s', t, j)

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, contract, linalg
+from tensorjax._cores.scaling import near_one
 from tensorjax._first_calls import is_hosted, pays
-from tensorjax._formats.core_scaling import near_one
 from tensorjax._formats.trains import TTMatrix, single
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device

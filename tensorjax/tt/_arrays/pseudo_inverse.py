@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._formats.core_scaling import balanced, shared_out
-from tensorjax._formats.cores import tall
+from tensorjax._cores.scaling import balanced, shared_out
+from tensorjax._cores.unfoldings import tall
 from tensorjax._formats.trains import TT, single
 from tensorjax._placement import placed
 from tensorjax.tt._evaluation.on_host import is_hosted

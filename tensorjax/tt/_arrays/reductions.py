@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax import _check, linalg
-from tensorjax._formats.core_scaling import shared_out
-from tensorjax._formats.cores import absorb, times_right
+from tensorjax import _check, contract, linalg
+from tensorjax._cores.scaling import shared_out
+from tensorjax._cores.unfoldings import absorb, times_mode, times_right
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._placement import placed
 from tensorjax.contract import einsum
@@ -167,7 +167,7 @@ def mode_product(t: TT, matrix: Any, mode: int) -> TT:
         raise ValueError(f"matrix: expected shape (m, {t.shape[k]}), got {w.shape}")
     dtype = jnp.promote_types(t.dtype, jax.dtypes.canonicalize_dtype(w.dtype))
     t = t.astype(dtype)
-    core = jnp.einsum("ij,ajb->aib", jnp.asarray(w, dtype), t.cores[k], precision=_HIGHEST)
+    core = times_mode(t.cores[k], jnp.asarray(w, dtype))
     return _replaced(t, k, core)
 
 
@@ -237,7 +237,7 @@ def diagonal(a: TTMatrix) -> TT:
         raise ValueError(
             f"a: expected equal row and column modes, got {a.row_shape}, {a.col_shape}"
         )
-    return TT._unchecked(tuple(jnp.einsum("aiib->aib", c) for c in a.cores))
+    return TT._unchecked(tuple(contract.einsum("aiib->aib", c) for c in a.cores))
 
 
 @placed

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _blas_threads, linalg
+from tensorjax._cores import interfaces
+from tensorjax._cores.scaling import near_one
 from tensorjax._first_calls import is_hosted, pays
-from tensorjax._formats.core_scaling import near_one
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
-from tensorjax.tt import _interfaces as interfaces
 
 
 @placed

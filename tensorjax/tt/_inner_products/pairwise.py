@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _blas_threads, linalg
+from tensorjax._cores.placement import zero_padded
+from tensorjax._cores.scaling import near_one
 from tensorjax._first_calls import is_hosted, pays
-from tensorjax._formats.core_scaling import near_one
-from tensorjax._formats.cores import zero_padded
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device

@@ -6,11 +6,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tensorjax import linalg
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._optax import transformation
-from tensorjax.linalg._stiefel import line_search
-from tensorjax.tt._algebra import fold, unfold
+from tensorjax.linalg._riemannian_cg import riemannian_cg as _riemannian_cg
+from tensorjax.tt._algebra import _check_alike, fold, unfold
 from tensorjax.tt._manifold.projections import tangent_inner, tangent_sum
 from tensorjax.tt._manifold.tangent_vectors import (
     Arrays,
@@ -86,7 +85,7 @@ def riemannian_grad(f: Callable[..., jax.Array]) -> Callable[..., TT]:
 
 
 class _Momentum(NamedTuple):
-    velocity: TT
+    velocity: Any
     count: jax.Array
 
 
@@ -124,23 +123,15 @@ def riemannian_descent(learning_rate: Any, *, momentum: float = 0.0) -> Any:
 
     def update(gradient: Any, state: _Momentum, x: Any, **extra: Any) -> tuple[Any, _Momentum]:
         del extra
-        x, gradient, back = _folded(x, gradient)
-        velocity = _checked(gradient, x)
-        if momentum > 0:
-            past = project(split(gradient)[0], state.velocity)
-            velocity = tangent_sum([gradient, past], [1.0, momentum])
+        velocity, *past = _tangents(x, gradient, *[state.velocity] * (momentum > 0))
+        if past:
+            velocity = tangent_sum([gradient, *past], [1.0, momentum])
         rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
-        new = moved(x, velocity, -jnp.asarray(rate))
-        updates = back(jax.tree.map(jnp.subtract, new, x))
+        new = _moved(x, velocity, -jnp.asarray(rate))
+        updates = jax.tree.map(jnp.subtract, new, x)
         return updates, _Momentum(velocity, state.count + jnp.ones_like(state.count))
 
     return transformation(init, update)
-
-
-class _Conjugate(NamedTuple):
-    direction: TT
-    gradient: TT
-    step: jax.Array
 
 
 def riemannian_cg() -> Any:
@@ -168,60 +159,46 @@ def riemannian_cg() -> Any:
     halving (Armijo).
     """
 
-    def init(x: Any) -> _Conjugate:
-        nothing = _no_tangent(x)
-        return _Conjugate(nothing, nothing, jnp.ones((), jnp.finfo(nothing.dtype).dtype))
+    def inner(a: Any, b: Any) -> jax.Array:
+        return tangent_inner(a, b).real
 
-    def update(
-        gradient: Any,
-        state: _Conjugate,
-        x: Any,
-        *,
-        value: jax.Array,
-        value_fn: Callable[[Any], jax.Array],
-        **extra: Any,
-    ) -> tuple[Any, _Conjugate]:
-        del extra
-        x, gradient, back = _folded(x, gradient)
-        at = split(_checked(gradient, x))[0]
-        past, carried = project(at, state.gradient), project(at, state.direction)
-        before = tangent_inner(state.gradient, state.gradient).real
-        size = tangent_inner(gradient, gradient).real
-        beta = size - tangent_inner(gradient, past).real
-        beta = jnp.maximum(beta, 0) / linalg.where_positive(before, 1.0)
-        beta = jnp.where(before > 0, beta, 0)
-        # A direction that leads uphill is dropped for the gradient.
-        uphill = -size + beta * tangent_inner(gradient, carried).real >= 0
-        beta = jnp.where(uphill, 0, beta)
-        direction = tangent_sum([gradient, carried], [-jnp.ones_like(beta), beta])
-        slope = tangent_inner(gradient, direction).real
-
-        def loss(step: jax.Array) -> jax.Array:
-            return value_fn(back(moved(x, direction, step)))
-
-        step = line_search(loss, value, slope, state.step)
-        new = moved(x, direction, step)
-        state = _Conjugate(direction, gradient, 2 * linalg.where_positive(step, 0.5))
-        return back(jax.tree.map(jnp.subtract, new, x)), state
-
-    return transformation(init, update)
+    return _riemannian_cg(_no_tangent, _tangents, inner, tangent_sum, _moved)
 
 
-def _folded(x: Any, gradient: Any) -> tuple[TT, Any, Callable[[TT], Any]]:
-    """Folds a TT-matrix and its gradient; returns also what unfolds a train of their modes."""
-    if not isinstance(x, TTMatrix):
-        return x, gradient, lambda t: t
-    if isinstance(gradient, TTMatrix) and gradient.row_shape == x.row_shape:
-        gradient = fold(gradient)
-    shape = x.row_shape, x.col_shape
-    return fold(x), gradient, lambda t: unfold(t, *shape)
+def _by_folding(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Extends a function of a point and vectors on the manifold to TT-matrices, folded to trains."""
+
+    def wrapper(x: Any, *args: Any) -> Any:
+        if not isinstance(x, TTMatrix):
+            return f(x, *args)
+        for a in args:
+            if isinstance(a, TT | TTMatrix):
+                _check_alike(x, a)
+        out = f(fold(x), *(fold(a) if isinstance(a, TTMatrix) else a for a in args))
+        trains = out if isinstance(out, tuple) else (out,)
+        made = tuple(unfold(t, x.row_shape, x.col_shape) for t in trains)
+        return made if isinstance(out, tuple) else made[0]
+
+    return wrapper
 
 
-def _no_tangent(x: Any) -> TT:
-    x, *_ = _folded(x, None)
+@_by_folding
+def _no_tangent(x: TT) -> TT:
     at, last, _ = frame(point(x))
     deltas = [jnp.zeros_like(c) for c in (*at.left, last)]
     return tangent(at, deltas)
+
+
+@_by_folding
+def _tangents(x: TT, gradient: TT, *vectors: TT) -> tuple[TT, ...]:
+    """Returns the gradient at x, checked, and vectors projected on the tangent space there."""
+    at = split(_checked(gradient, x))[0]
+    return gradient, *(project(at, v) for v in vectors)
+
+
+@_by_folding
+def _moved(x: TT, direction: TT, step: Any) -> TT:
+    return moved(x, direction, step)
 
 
 def _checked(gradient: Any, x: TT) -> TT:

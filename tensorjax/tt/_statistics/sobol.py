@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
+from tensorjax._cores.scaling import near_one
 from tensorjax._first_calls import is_hosted
-from tensorjax._formats.core_scaling import near_one
 from tensorjax._formats.trains import TT, single
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
