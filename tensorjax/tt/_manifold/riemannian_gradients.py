@@ -166,7 +166,7 @@ def riemannian_cg() -> Any:
 
 
 def _by_folding(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Extends a function of a point and vectors on the manifold to TT-matrices, folded to trains."""
+    """Extends a function of a point and tangent vectors to TT-matrices, folded to trains."""
 
     def wrapper(x: Any, *args: Any) -> Any:
         if not isinstance(x, TTMatrix):
