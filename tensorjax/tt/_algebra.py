@@ -27,19 +27,24 @@ _HIGHEST = jax.lax.Precision.HIGHEST
 
 def _aligned(x: Train, y: Train) -> tuple[Train, Train]:
     """Checks that two trains to add or multiply have one kind and shape; unites their dtypes."""
+    _check_alike(x, y)
+    known("x", x)
+    known("y", y)
+    if all(c.dtype == x.cores[0].dtype for c in (*x.cores, *y.cores)):
+        return x, y
+    dtype = jnp.promote_types(x.dtype, y.dtype)
+    return x.astype(dtype), y.astype(dtype)
+
+
+def _check_alike(x: Any, y: Any) -> None:
+    """Checks that two trains have one kind and shape."""
     if type(x) is not type(y) or not isinstance(x, TT | TTMatrix):
         raise TypeError(
             "expected two TT or two TTMatrix, "
             f"got {type(x).__name__} and {type(y).__name__}; build them with tt.from_dense"
         )
-    known("x", x)
-    known("y", y)
     if _modes(x) != _modes(y):
         raise ValueError(f"expected trains of one shape, got {_modes(x)} and {_modes(y)}")
-    if all(c.dtype == x.cores[0].dtype for c in (*x.cores, *y.cores)):
-        return x, y
-    dtype = jnp.promote_types(x.dtype, y.dtype)
-    return x.astype(dtype), y.astype(dtype)
 
 
 def _modes(x: TT | TTMatrix) -> tuple[tuple[int, ...], ...]:
@@ -74,6 +79,9 @@ def as_train(f: Callable[..., Any]) -> Callable[..., Any]:
         single(first, x)
         if isinstance(x, TT):
             return f(x, *args, **kwargs)
+        for a in args:  # folded, modes (2, 3) and (3, 2) are alike, and so is a train of modes 6
+            if isinstance(a, TT | TTMatrix):
+                _check_alike(x, a)
         out = f(fold(x), *(fold(a) if isinstance(a, TTMatrix) else a for a in args), **kwargs)
         return unfold(out, x.row_shape, x.col_shape) if isinstance(out, TT) else out
 
