@@ -78,7 +78,7 @@ def sobol(
         mask = list(hadamard(modes, _train(_some(t.order), modes.dtype)).cores)
     else:
         mask = _mask(_chosen(modes, t.order), t.order, kind)
-    return _contracted(t, [mask], weights, normalize)[0]
+    return _contracted(t, mask, weights, normalize)
 
 
 @placed
@@ -104,7 +104,7 @@ def mean_dimension(t: TT, *, weights: Weights = None) -> jax.Array:
     """
     single("t", t, TT)
     count = _automaton(t.order, [[1, 0], [0, 1]], [[1, 1], [0, 1]], [1, 0], [0, 1])
-    return _contracted(t, [count], weights)[0]
+    return _contracted(t, count, weights)
 
 
 @placed
@@ -131,7 +131,7 @@ def dimension_distribution(t: TT, *, most: int | None = None, weights: Weights =
     stay, step = np.eye(most + 1), np.eye(most + 1, k=1)
     first = np.eye(most + 1)[0]
     counts = [_automaton(t.order, stay, step, first, last) for last in np.eye(most + 1)[1:]]
-    return _contracted(t, counts, weights)
+    return _contracted_all(t, counts, weights)
 
 
 @placed
@@ -214,8 +214,17 @@ def _automaton(order: int, zero: Any, one: Any, first: Any, last: Any) -> list[n
     return cores
 
 
-def _contracted(
-    t: TT, masks: Sequence[Sequence[Any]], weights: Weights, normalize: bool = True
+def _contracted(t: TT, mask: Sequence[Any], weights: Weights, normalize: bool = True) -> jax.Array:
+    """Contracts the variance components of a train with one mask, to a scalar."""
+    return _contracted_all(t, [mask], weights, normalize, ())
+
+
+def _contracted_all(
+    t: TT,
+    masks: Sequence[Sequence[Any]],
+    weights: Weights,
+    normalize: bool = True,
+    shape: tuple[int, ...] = (-1,),
 ) -> jax.Array:
     """Contracts the variance components of a train with masks; over the variance if normalised."""
     given = checked_weights(weights, t)
@@ -223,8 +232,10 @@ def _contracted(
     if is_hosted(t.cores, t.dtype) and not _check.is_traced(given, masks):
         host = jax.tree.map(np.asarray, (t, given, masks))
         with np.errstate(all="ignore"):
-            return on_device([np.asarray(_values(*host, normalize))])[0]
-    return _compiled(t, given, [[jnp.asarray(c) for c in m] for m in masks], normalize)
+            return on_device([_values(*host, normalize).reshape(shape)])[0]
+    return _compiled(t, given, [[jnp.asarray(c) for c in m] for m in masks], normalize).reshape(
+        shape
+    )
 
 
 def _values(t: TT, weights: Any, masks: Any, normalize: bool) -> Any:
