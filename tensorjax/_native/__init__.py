@@ -275,6 +275,10 @@ def _check_lookup(cores: Sequence[Any], gates: Sequence[Any], ids: Any) -> None:
 _WIDE = 2**14
 _INVALID, _NO_MEMORY = -1, -2  # what calls return, as in buffers.h
 MOST_ROWS = 512  # of a wide matrix, up to which the C++ passes are quicker than NumPy
+_GRAMS = {np.dtype(t): np.result_type(t, np.float64) for t in "fdFD"}  # types of Gram matrices
+# Smallest Gram matrices that the C++ pass makes in less time than NumPy, in entries of what they are
+# of; and most rows of these, of wide and of tall matrices in float64, and of other types.
+_LEAST, _FEW_WIDE, _FEW_TALL, _FEW_OTHERS = 2**13, 16, 4, 64
 
 
 def is_wide(a: np.ndarray) -> bool:
@@ -283,12 +287,40 @@ def is_wide(a: np.ndarray) -> bool:
     return wide and a.flags.c_contiguous and a.flags.aligned and not status()
 
 
-def gram(a: np.ndarray) -> np.ndarray:
-    """Computes A Aᵀ of a wide matrix in one pass of a C++ kernel."""
-    a = _host("a", a, 2)
-    out = np.empty((len(a), len(a)))
-    _called("tensorjax_gram", *a.shape, a, out)
-    return out
+def is_quick(a: np.ndarray, right: bool = False) -> bool:
+    """Whether the C++ kernel `gram` takes this host matrix, in less time than NumPy.
+
+    A BLAS takes long for a Gram matrix of few rows: it works on more at a time. And it converts
+    single precision, and separates complex numbers, in passes of their own.
+    """
+    if a.ndim != 2 or a.dtype not in _GRAMS or a.size < _LEAST:
+        return False
+    rows, columns = a.shape[::-1] if right else a.shape
+    if a.dtype == np.float64:
+        few = rows <= (_FEW_TALL if right else _FEW_WIDE) and a.size >= 2 * _LEAST
+        most = few or (not right and is_wide(a))
+    else:
+        most = rows <= _FEW_OTHERS and columns >= _LEAST / 8
+    return bool(most) and a.flags.aligned and min(a.strides) >= 0 and not status()
+
+
+def gram(a: np.ndarray, right: bool = False) -> np.ndarray:
+    """Computes A Aᴴ of a wide matrix, Aᴴ A of a tall one, in one pass of a C++ kernel.
+
+    In double precision, whatever the precision of A.
+    """
+    if a.ndim != 2 or not a.size or a.dtype not in _GRAMS or not a.flags.aligned:
+        raise ValueError(f"a: expected two axes of real or complex numbers, got {a.shape} {a.dtype}")
+    parts = 2 if a.dtype.kind == "c" else 1
+    size = a.dtype.itemsize // parts
+    if min(a.strides) < 0 or any(s % size for s in a.strides):
+        a = np.ascontiguousarray(a)
+    (rows, columns), (down, along) = a.shape, (s // size for s in a.strides)
+    if right:
+        rows, columns, down, along = columns, rows, along, down
+    out = np.empty((rows, rows), _GRAMS[a.dtype])
+    _called("tensorjax_gram", rows, columns, parts, int(size == 4), down, along, a, out)
+    return out.conj() if right and parts == 2 else out
 
 
 def project(u: np.ndarray, a: np.ndarray) -> np.ndarray:

@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import _check, _native
+from tensorjax._cores.products import hadamard_core
 from tensorjax._formats.operators import multiplied
 from tensorjax._formats.trains import TT, TTMatrix, known, single
 from tensorjax._native.dispatch import on_cpu
 from tensorjax._placement import placed
-from tensorjax.contract import einsum
 from tensorjax.tt._broadcasting import together
 
 Train = TypeVar("Train", TT, TTMatrix)
@@ -218,7 +218,7 @@ def ones_like(x: Train) -> Train:
 def exact_hadamard(x: Train, y: Train) -> Train:
     if isinstance(x, TT) and isinstance(y, TT):
         return _train_product(x, y)
-    return _pairwise(x, y, "aijb,cijd->acijbd", type(x))
+    return _pairwise(x, y, hadamard_core, type(x))
 
 
 def _train_product(x: TT, y: TT) -> TT:
@@ -228,7 +228,7 @@ def _train_product(x: TT, y: TT) -> TT:
 
 
 def _by_xla(x: TT, y: TT) -> TT:
-    return _pairwise(x, y, "aib,cid->acibd", TT)
+    return _pairwise(x, y, hadamard_core, TT)
 
 
 def _by_sweeps(x: TT, y: TT) -> list[jax.Array]:
@@ -246,19 +246,15 @@ def _either_product_jvp(primals: Any, tangents: Any) -> Any:
     return jax.jvp(_by_xla, primals, tangents)
 
 
-def _pairwise(x: Any, y: Any, expression: str, kind: Any) -> Any:
+def _pairwise(x: Any, y: Any, multiply: Callable[[Any, Any], Any], kind: Any) -> Any:
     """Multiplies the cores of two trains pairwise; both left bonds merge, and both right ones."""
-    cores = []
-    for a, b in zip(x.cores, y.cores, strict=True):
-        c = einsum(expression, a, b, precision=_HIGHEST)
-        left, right = c.shape[0] * c.shape[1], c.shape[-2] * c.shape[-1]
-        cores.append(c.reshape(left, *c.shape[2:-2], right))
-    return kind._unchecked(tuple(cores))
+    pairs = zip(x.cores, y.cores, strict=True)
+    return kind._unchecked(tuple(multiply(a, b) for a, b in pairs))
 
 
-def exact_product(a: Any, b: Any, expression: str, kind: Any) -> Any:
+def exact_product(a: Any, b: Any, multiply: Callable[[Any, Any], Any], kind: Any) -> Any:
     dtype = jnp.promote_types(a.dtype, b.dtype)
-    return _jitted_pairwise(a.astype(dtype), b.astype(dtype), expression, kind)
+    return _jitted_pairwise(a.astype(dtype), b.astype(dtype), multiply, kind)
 
 
 _jitted_pairwise = jax.jit(_pairwise, static_argnums=(2, 3))

@@ -39,6 +39,7 @@ def value_and_riemannian_grad(f: Callable[..., jax.Array]) -> Callable[..., tupl
 
         start = (*map(jnp.zeros_like, at.left), last)
         value, slopes = jax.value_and_grad(along)(start)
+        # JAX's gradient of a real function is the conjugate of the steepest ascent.
         deltas = gauged(at, tuple(map(jnp.conj, slopes)))
         return value, tangent(at, deltas, -exponent, shared(0, -exponent, len(deltas), last.dtype))
 
