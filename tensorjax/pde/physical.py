@@ -249,7 +249,7 @@ def quadrature(box: Box) -> list[tuple[np.ndarray, np.ndarray]]:
 def shares_of(xp: Any, cores: Sequence[Any], axes: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
     """Computes edge mass and resolution (`shares`) for arrays of NumPy or of JAX."""
     left, right = xp.ones((1, 1), cores[0].dtype), [xp.ones((1, 1), cores[0].dtype)]
-    weighted = [c * xp.sqrt(w)[:, None] for c, (w, _) in zip(cores, axes, strict=True)]
+    weighted = [c * xp.sqrt(w)[None, :, None] for c, (w, _) in zip(cores, axes, strict=True)]
     for core in weighted[::-1]:
         right.append(interfaces.right_overlap(right[-1], core, core))
     edges, roughs = [], []
