@@ -130,7 +130,7 @@ def _family(
 
 
 def _append_left(env: np.ndarray, link: Link) -> np.ndarray:
-    """Contracts bond-wise left parts (i, s, j) with the next core: (i, n, s', j')."""
+    """Appends the next core to the left parts (i, s, j) of bond-wise sums: (i, n, s', j')."""
     return np.ascontiguousarray(einsum("isj,tsq,tjnk->inqk", env, *link))
 
 

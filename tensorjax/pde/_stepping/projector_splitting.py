@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorjax._cores import interfaces
+from tensorjax._cores import interfaces, orthogonalization, products
 from tensorjax._cores.contraction import einsum
 from tensorjax._cores.unfoldings import Cores, absorb, times_right
 from tensorjax.pde._discretization.grid import Axis
@@ -28,7 +28,6 @@ from tensorjax.pde._discretization.operators import affine_states, differentiate
 from tensorjax.pde._stepping.right_side import Rates
 from tensorjax.pde._stepping.rounded_sums import Train, nothing, relative_norm, truncated
 from tensorjax.pde._stepping.step_truncation import STAGE, Step, Trim
-from tensorjax.tt import _numpy_arithmetic as hosted
 
 Array = Any
 
@@ -143,8 +142,8 @@ def _widened(rates: Rates, v: Cores, dt: float, trim: Trim, share: float) -> Cor
     terms = rates.terms(v, trim.tol) or [nothing(v)]
     scale = float(np.linalg.norm(v[0])) / dt
     slope = trim("slope", terms, [1.0] * len(terms), share=share, scale=scale).cores
-    both = hosted.combined([v, [0 * slope[0], *slope[1:]]], [1.0, 1.0])
-    return hosted.right_orthogonal(both, scale=False)[0]
+    both = products.combined([v, [0 * slope[0], *slope[1:]]], [1.0, 1.0])
+    return orthogonalization.right_orthogonal(both, scale=False)[0]
 
 
 def _begun(
