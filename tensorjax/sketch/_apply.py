@@ -10,6 +10,7 @@ import numpy as np
 from jax.experimental import sparse as jsparse
 
 from tensorjax import _check, tt
+from tensorjax._eager import evaluated_eagerly
 from tensorjax._placement import placed
 from tensorjax.sketch import _apply_on_host, _sparse_input
 from tensorjax.sketch._dense_input import as_dtype, project
@@ -115,7 +116,7 @@ def _is_small(x: jax.Array) -> bool:
     return x.size <= _SMALL and _check.on_cpu(x) and not x.committed
 
 
-@_check.at_once
+@evaluated_eagerly
 def _project_host(p: Any, x: np.ndarray, lead: tuple[int, ...]) -> tuple[jax.Array, bool]:
     """Applies a map to host rows in chunks, which avoids a copy of the whole of x.
 

@@ -12,6 +12,7 @@ from tensorjax._cores import mode_truncation
 from tensorjax._cores.ranks import cut_ranks
 from tensorjax._cores.scaling import balanced
 from tensorjax._cores.unfoldings import short
+from tensorjax._eager import evaluated_eagerly
 from tensorjax._formats.trains import TT
 from tensorjax._placement import placed
 from tensorjax.tucker._algebra import check_core_rank, pad
@@ -30,7 +31,7 @@ from tensorjax.tucker._types import (
 
 
 @placed
-@_check.at_once
+@evaluated_eagerly
 def round(
     t: Tucker,
     *,

@@ -12,6 +12,7 @@ from tensorjax import _blas_threads, _check, _native, linalg
 from tensorjax._cores.ranks import feasible_ranks, rank_bounds
 from tensorjax._cores.scaling import balanced
 from tensorjax._cores.unfoldings import absorb, merge, tall
+from tensorjax._eager import evaluated_eagerly
 from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
@@ -31,7 +32,7 @@ _LARGE = 2**16
 
 
 @placed
-@_check.at_once
+@evaluated_eagerly
 def from_dense(
     x: Any,
     *,
@@ -75,15 +76,7 @@ def from_dense(
     finds accurate enough; what a sketch misses is measured. On a CPU concrete arrays are served by
     LAPACK, with nothing compiled, whether ``tol`` or ``rank`` is given.
     """
-    x = _check.inexact("x", x)
-    if x.ndim == 0:
-        raise ValueError("x: expected at least one axis, got a scalar")
-    if 0 in x.shape:
-        _check.shape("x.shape", x.shape)
-    _check.tol_or_rank(tol, rank, x)
-    dtype = jax.dtypes.canonicalize_dtype(x.dtype)
-    if tol is not None:
-        tol = _check.tolerance(tol, dtype)
+    x, dtype, tol = _check.dense_input(x, tol, rank)
     ranks = None if rank is None else feasible_ranks(rank, x.shape)
     if tol is not None and not _check.is_traced(x, tol):
         train = _dynamic(np.asarray(x), tol, method, key, dtype)
@@ -268,7 +261,7 @@ def _leading_modes(shape: Sequence[int], ranks: Sequence[int] | None) -> int:
 
 
 @placed
-@_check.at_once
+@evaluated_eagerly
 def matrix_from_dense(
     w: Any,
     row_shape: Sequence[int],
