@@ -239,7 +239,7 @@ def _raw(rng: np.random.Generator) -> None:
     n = [int(rng.choice([0, -1, -(1 << 62), 1 << 31, 1 << 40, (1 << 63) - 1])) for _ in range(3)]
     ints = np.array([1, n[1], 1], np.int64)
     calls: list[Any] = [
-        ("tensorjax_gram", n[0], n[1], 1 + n[2] % 2, n[2] % 2, n[2], n[1], x, x),
+        ("tensorjax_wide_gram", n[0], n[1], 1 + n[2] % 2, n[2] % 2, n[2], n[1], x, x),
         ("tensorjax_project", n[0], n[1], n[2], x, x, x),
         ("tensorjax_factor", n[0], x, 0.0, x),
         ("tensorjax_gram_round", min(n[0], 2), ints, ints, ints, 1.0, x),

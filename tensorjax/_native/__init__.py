@@ -319,7 +319,7 @@ def gram(a: np.ndarray, right: bool = False) -> np.ndarray:
     if right:
         rows, columns, down, along = columns, rows, along, down
     out = np.empty((rows, rows), _GRAMS[a.dtype])
-    _called("tensorjax_gram", rows, columns, parts, int(size == 4), down, along, a, out)
+    _called("tensorjax_wide_gram", rows, columns, parts, int(size == 4), down, along, a, out)
     return out.conj() if right and parts == 2 else out
 
 
