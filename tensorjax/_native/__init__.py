@@ -310,9 +310,7 @@ def gram(a: np.ndarray, right: bool = False) -> np.ndarray:
     In double precision, whatever the precision of A.
     """
     if a.ndim != 2 or not a.size or a.dtype not in _GRAMS or not a.flags.aligned:
-        raise ValueError(
-            f"a: expected two axes of real or complex numbers, got {a.shape} {a.dtype}"
-        )
+        raise ValueError(f"a: expected a real or complex matrix, got {a.shape} {a.dtype}")
     parts = 2 if a.dtype.kind == "c" else 1
     size = a.dtype.itemsize // parts
     if min(a.strides) < 0 or any(s % size for s in a.strides):
@@ -321,7 +319,7 @@ def gram(a: np.ndarray, right: bool = False) -> np.ndarray:
     if right:
         rows, columns, down, along = columns, rows, along, down
     out = np.empty((rows, rows), _GRAMS[a.dtype])
-    _called("tensorjax_gram", rows, columns, parts, int(size == 4), down, along, a, out)
+    _called("tensorjax_wide_gram", rows, columns, parts, int(size == 4), down, along, a, out)
     return out.conj() if right and parts == 2 else out
 
 
