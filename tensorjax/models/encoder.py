@@ -14,6 +14,7 @@ import numpy as np
 from flax import nnx
 
 from tensorjax import nn
+from tensorjax._typing import DTypeLike
 from tensorjax.models._ids import check_ids, rows_of
 from tensorjax.models._loss import cross_entropy
 from tensorjax.models._spec import Spec, check_sizes, check_spec, fresh_linear, with_spread
@@ -160,8 +161,8 @@ class Trunk(nnx.Module):
         *,
         linear: Spec,
         embedding: Spec,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ) -> None:
         options = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
@@ -272,8 +273,8 @@ class Encoder(nnx.Module):
         *,
         linear: Spec = nn.Dense(),  # noqa: B008  (a frozen dataclass)
         embedding: Spec = nn.Dense(),  # noqa: B008
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ) -> None:
         options = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}

@@ -8,18 +8,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._typing import PyTree
 from tensorjax.optim._size_polynomial import Measure, checked, polynomial, total
 from tensorjax.optim._tensorised_leaves import Layer, Layout, find, flatten
 
 
 def size(
-    params: Any,
+    params: PyTree,
     *,
     measure: Measure = "numbers",
     threshold: float = 0.0,
     rows: int = 1,
     everything: bool = False,
-) -> Any:
+) -> int | jax.Array:
     """Measures the size of a model's tensorised layers at their live ranks.
 
     With ρ the number of gates of a bond above the threshold, a tensor train has Σ_k n_k ρ_{k−1} ρ_k
@@ -113,7 +114,7 @@ def live_ranks(layer: Layer, leaves: list[Any], threshold: float) -> tuple[int, 
     return tuple(int(np.sum(np.asarray(leaves[g]) > threshold)) for g in layer.gates)
 
 
-def ranks(params: Any, *, threshold: float = 0.0) -> dict[str, tuple[int, ...]]:
+def ranks(params: PyTree, *, threshold: float = 0.0) -> dict[str, tuple[int, ...]]:
     """Returns the live ranks of every tensorised layer: its gates above the threshold.
 
     Args:
@@ -150,7 +151,7 @@ def concrete(name: str, leaves: Any) -> None:
         )
 
 
-def labels(params: Any) -> Any:
+def labels(params: PyTree) -> Any:
     """Labels every parameter of a tensorised model "core", "gate" or "dense", in the same tree.
 
     Made for `optax.partition`, which takes the function itself; the rates of the paper's released

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._typing import ArrayLike, Key
 from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._generators.vector_fields import FieldMotion, field_motion
 from tensorjax.pde._initial_states.smooth_functions import smooth
@@ -96,7 +97,7 @@ class Flowed(Problem):
 
     _known: dict[Any, Any] = dataclasses.field(init=False)
 
-    def right_side(self, map: AffineMap, t: Any) -> RightSide:
+    def right_side(self, map: AffineMap, t: float) -> RightSide:
         """Builds the operators of w in flowing coordinates at t; the map must be the identity.
 
         Linear motions are fields of degree one.
@@ -123,13 +124,13 @@ class Flowed(Problem):
             others.append(multipliers.conduction(self.box, unit, k))
         return RightSide(self.box, None, tuple(others))
 
-    def exact(self, t: float, x: Any) -> np.ndarray | None:
+    def exact(self, t: float, x: ArrayLike) -> np.ndarray | None:
         """Evaluates w in flowing coordinates at points y (m, d), where u is known."""
         back = self.flow.back(t, x)
         u = self.problem.exact(t, back.x)
         return None if u is None else u * np.linalg.det(back.inverse)
 
-    def sample(self, key: Any, t: float, count: int) -> np.ndarray:
+    def sample(self, key: Key, t: float, count: int) -> np.ndarray:
         """Draws points from w in flowing coordinates: those of u, mapped forward."""
         return self.flow.forward(t, self.problem.sample(key, t, count))[0]
 
@@ -177,7 +178,7 @@ class Flown(NamedTuple):
     solution: Solution
     flow: FlowMap
 
-    def values(self, box: Any, x: Any, state: State | None = None) -> np.ndarray:
+    def values(self, box: Any, x: ArrayLike, state: State | None = None) -> np.ndarray:
         """Evaluates u by flowing coordinates at points (m, d), at the end or at a state saved."""
         state = self.solution.final if state is None else state
         y, volume = self.flow.forward(state.t, x)

@@ -11,6 +11,7 @@ import numpy as np
 from tensorjax import _check
 from tensorjax._formats.trains import TT, single
 from tensorjax._placement import placed
+from tensorjax._typing import ArrayLike
 from tensorjax.pde._arguments import floats
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._maps.affine_maps import AffineMap
@@ -24,7 +25,7 @@ _WINDOW = 24.0
 
 
 @placed
-def evaluate(v: TT, map: AffineMap, box: Box, x: Any) -> Any:
+def evaluate(v: TT, map: AffineMap, box: Box, x: ArrayLike) -> Any:
     """Evaluates u at physical points: the interpolant of v at Γ x + s, zero outside the box.
 
     Args:
@@ -50,10 +51,10 @@ def evaluate(v: TT, map: AffineMap, box: Box, x: Any) -> Any:
       [0.8825 0.    ]
     """
     _, cores, map = _given(v, map, box)
-    x = x if _check.is_traced(x) else np.asarray(x, np.float64)
-    if x.ndim != 2 or x.shape[1] != box.dim:
-        raise ValueError(f"x: expected points of shape (m, {box.dim}), got {x.shape}")
-    y = map.forward(x)
+    points: Any = x if _check.is_traced(x) else np.asarray(x, np.float64)
+    if points.ndim != 2 or points.shape[1] != box.dim:
+        raise ValueError(f"x: expected points of shape (m, {box.dim}), got {points.shape}")
+    y = map.forward(points)
     if _check.is_traced(y, *cores):
         return _contracted(box, cores, [a.interpolate(y[:, k]) for k, a in enumerate(box.axes)])
     out = np.empty(len(y))
@@ -124,7 +125,7 @@ def moments(v: TT, map: AffineMap, box: Box) -> tuple[Any, Any, Any]:
 
 
 def marginal(
-    v: TT, map: AffineMap, box: Box, axes: Sequence[int], *, points: Any = None
+    v: TT, map: AffineMap, box: Box, axes: Sequence[int], *, points: ArrayLike | None = None
 ) -> tuple[list[np.ndarray], np.ndarray]:
     """Computes a marginal density: u integrated over all physical coordinates but one or two.
 

@@ -24,7 +24,7 @@ _LEAST_SPARSE = 256  # the same, of sparse ones
 
 
 @placed
-def apply(p: Any, x: Any) -> Any:
+def apply(p: Projection, x: Any) -> Any:
     """Projects x by a random map: computes f(x), with E‖f(x)‖² = ‖x‖².
 
     Compiled once per combination of shapes; works under jit, vmap and grad (also in ``p``). Large

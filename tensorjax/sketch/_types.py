@@ -18,6 +18,7 @@ import numpy as np
 from tensorjax import _check
 from tensorjax._formats.operators import shown
 from tensorjax._formats.serialization import serializable
+from tensorjax._typing import DTypeLike
 
 Cls = TypeVar("Cls", bound=type)
 
@@ -127,7 +128,7 @@ class Projection:
         """Number of the map's stored random entries (of one map, batch axes left out)."""
         raise TypeError("an abstract map stores nothing")
 
-    def astype(self, dtype: Any) -> Any:
+    def astype(self, dtype: DTypeLike) -> Any:
         """Returns the map with its stored floating-point entries cast to ``dtype``.
 
         Raises:

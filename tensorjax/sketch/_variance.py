@@ -57,7 +57,7 @@ def family(p: Projection) -> Family:
 
 
 @placed
-def variance(p: Any, x: Any, *, relative: bool = False) -> jax.Array:
+def variance(p: Projection, x: Any, *, relative: bool = False) -> jax.Array:
     """Computes the exact variance of ‖f(x)‖², over the draw of the map.
 
     Only the type, the shapes and the law of p count, not its entries. With entries of moments

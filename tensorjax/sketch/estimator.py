@@ -76,7 +76,7 @@ class TTRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         in_shape: Sequence[int] | None = None,
         out_shape: Sequence[int] | None = None,
         order: int | None = None,
-        random_state: Any = None,
+        random_state: int | np.random.RandomState | None = None,
     ):
         self.n_components = n_components
         self.eps = eps

@@ -13,8 +13,6 @@ Example:
   (1, 3, 3, 1)
 """
 
-import sys
-
 from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax.tt._algebra import (
     add,
@@ -30,7 +28,7 @@ from tensorjax.tt._algebra import (
 from tensorjax.tt._arrays.creation import meshgrid, pad_modes, unit, zeros_like
 from tensorjax.tt._arrays.elementwise import divide, map
 from tensorjax.tt._arrays.extrema import ExtremumInfo, argmax, argmin
-from tensorjax.tt._arrays.indexing import item, matrix_item
+from tensorjax.tt._arrays.indexing import item, matrix_item  # noqa: F401  # of t[key]
 from tensorjax.tt._arrays.reductions import (
     cumsum,
     diagonal,
@@ -166,7 +164,3 @@ __all__ = [
     "zeros",
     "zeros_like",
 ]
-
-# The operators of trains, and formats that hold trains, find these functions by the type.
-TT.namespace = TTMatrix.namespace = sys.modules[__name__]
-TT.picker, TTMatrix.picker = item, matrix_item

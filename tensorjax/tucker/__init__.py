@@ -13,8 +13,6 @@ Example:
   True
 """
 
-import sys
-
 from tensorjax.tucker._algebra import add, imag, ones_like, orthogonalize, pad, real, scale
 from tensorjax.tucker._hosvd import from_dense
 from tensorjax.tucker._inner import distance, evaluate, inner, norm
@@ -39,6 +37,3 @@ __all__ = [
     "scale",
     "to_dense",
 ]
-
-# The operators find these functions by the type, as those of trains do.
-Tucker.namespace = sys.modules[__name__]

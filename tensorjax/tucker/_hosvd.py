@@ -12,6 +12,7 @@ from tensorjax import _blas_threads, _check, linalg
 from tensorjax._formats.core_scaling import balanced
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
+from tensorjax._typing import ArrayLike
 from tensorjax.linalg import Method, _predicted_times
 from tensorjax.linalg._subspaces_on_host import (
     THREADS,
@@ -37,7 +38,7 @@ _GUESS = 12
 @placed
 @_check.at_once
 def from_dense(
-    x: Any,
+    x: ArrayLike,
     *,
     tol: float | None = None,
     rank: int | Sequence[int] | None = None,

@@ -12,9 +12,10 @@ import numpy as np
 from tensorjax import _check, linalg
 from tensorjax._formats.core_scaling import near_one, shared_out
 from tensorjax._formats.cores import times_mode
-from tensorjax._formats.operators import Summable, dtypes_of, floating, rebuilt, shown
+from tensorjax._formats.operators import Namespace, Summable, dtypes_of, floating, rebuilt, shown
 from tensorjax._formats.serialization import serializable
 from tensorjax._formats.trains import TT, single
+from tensorjax._typing import DType, DTypeLike
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
@@ -45,6 +46,7 @@ class Tucker(Summable):
     core: Any
     factors: tuple[jax.Array, ...]
     dense_name: ClassVar[str] = "tucker.to_dense"
+    namespace = Namespace("tensorjax.tucker")
 
     def __init__(self, core: Any, factors: Iterable[Any]):
         checked = tuple(_check.core(f"factors[{k}]", u) for k, u in enumerate(factors))
@@ -94,7 +96,7 @@ class Tucker(Summable):
         return len(self.factors)
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> DType:
         """Dtype that arithmetic between the Tucker core and factors gives."""
         dtypes = {leaf.dtype for leaf in jax.tree.leaves(self)}
         return dtypes.pop() if len(dtypes) == 1 else jnp.result_type(*dtypes)
@@ -105,7 +107,7 @@ class Tucker(Summable):
         core = self.core.size if isinstance(self.core, TT) else math.prod(self.ranks)
         return core + sum(math.prod(u.shape[-2:]) for u in self.factors)
 
-    def astype(self, dtype: Any) -> "Tucker":
+    def astype(self, dtype: DTypeLike) -> "Tucker":
         """Returns the Tucker tensor with core and factors cast to ``dtype``.
 
         Raises:

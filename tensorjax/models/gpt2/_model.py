@@ -10,6 +10,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from tensorjax import nn
+from tensorjax._typing import DTypeLike
 from tensorjax.models._ids import check_ids
 from tensorjax.models._spec import Spec, check_spec
 from tensorjax.models.gpt2._attention import attend
@@ -94,8 +95,8 @@ class GPT2(nnx.Module):
         config: GPT2Config,
         *,
         linear: Spec = nn.Dense(),  # noqa: B008  (a frozen dataclass)
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
         attention: str | None = None,
         rngs: nnx.Rngs,
     ) -> None:

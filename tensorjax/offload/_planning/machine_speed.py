@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._typing import DTypeLike, Optimizer, PyTree
 from tensorjax.offload._store.store import TensorStore
 from tensorjax.offload._training.engine import Engine
 from tensorjax.offload._training.layers import Layer
@@ -50,9 +51,9 @@ class Machine:
 
 def measure(
     path: str | Path,
-    optimizer: Any,
+    optimizer: Optimizer,
     *,
-    dtype: Any = jnp.float32,
+    dtype: DTypeLike = jnp.float32,
     size: int = 128 * MIB,
     backend: Any = "auto",
 ) -> Machine:
@@ -86,7 +87,7 @@ def measure(
 def layer_seconds(
     layers: Sequence[Layer],
     params: Mapping[str, Any],
-    batch: Any,
+    batch: PyTree,
     engine: Engine,
     *,
     key: jax.Array | None = None,

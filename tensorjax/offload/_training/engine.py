@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import linalg
+from tensorjax._typing import Key, PyTree
 from tensorjax.offload._training.array_checks import finite, widened
 from tensorjax.offload._training.layers import Activations, Layer
 from tensorjax.offload._training.microbatches import split_loss
@@ -73,7 +74,9 @@ class Engine:
             params = jax.tree.map(lambda x: jnp.array(x, copy=True), params)
         return jax.device_put(params, where)
 
-    def forward(self, layer: Layer, params: Any, x: Any, batch: Any, key: Any) -> tuple[Any, Any]:
+    def forward(
+        self, layer: Layer, params: Any, x: PyTree, batch: Any, key: Key
+    ) -> tuple[Any, Any]:
         """Computes a layer's result, and what its backward pass needs besides the input."""
         programs = self._of(layer)
         if self.activations == "recompute":
@@ -81,12 +84,20 @@ class Engine:
         y, kept = programs.forward_keeping(params, x, batch, key)
         return y, _moved(kept, "pinned_host") if self.activations == "offload" else kept
 
-    def evaluate(self, layer: Layer, params: Any, x: Any, batch: Any) -> Any:
+    def evaluate(self, layer: Layer, params: Any, x: PyTree, batch: Any) -> Any:
         """Computes a layer's result without a key; nothing is kept for a backward pass."""
         return self._of(layer).forward(params, x, batch, None)
 
     def backward(
-        self, layer: Layer, params: Any, x: Any, batch: Any, key: Any, kept: Any, dy: Any, sums: Any
+        self,
+        layer: Layer,
+        params: Any,
+        x: PyTree,
+        batch: Any,
+        key: Key,
+        kept: Any,
+        dy: Any,
+        sums: Any,
     ) -> tuple[Any, Any]:
         """Computes a layer's input cotangent, and adds its gradients to ``sums``.
 
@@ -117,7 +128,7 @@ class Engine:
         return [_reciprocal(total)] * len(batches)
 
     def last(
-        self, layer: Layer, params: Any, x: Any, batch: Any, key: Any, share: Any, sums: Any
+        self, layer: Layer, params: Any, x: PyTree, batch: Any, key: Key, share: Any, sums: Any
     ) -> tuple[Any, Any, Any]:
         """Computes the last layer's loss, input cotangent and gradients, each times ``share``.
 
@@ -125,7 +136,7 @@ class Engine:
         """
         return self._of(layer).last(params, x, batch, key, share, widened(sums))
 
-    def shapes(self, layer: Layer, params: Any, x: Any, batch: Any, key: Any) -> tuple[Any, Any]:
+    def shapes(self, layer: Layer, params: Any, x: PyTree, batch: Any, key: Key) -> tuple[Any, Any]:
         """Returns the shapes of a layer's result and of what "keep" keeps; nothing is computed."""
         return jax.eval_shape(self._of(layer).forward_keeping, params, x, batch, key)
 

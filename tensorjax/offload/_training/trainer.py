@@ -11,6 +11,7 @@ from typing import Any, Self
 import jax
 import numpy as np
 
+from tensorjax._typing import DTypeLike, Optimizer, PyTree
 from tensorjax.offload._errors import CapacityError
 from tensorjax.offload._processes import Processes
 from tensorjax.offload._store.disk import metadata
@@ -147,7 +148,7 @@ class Trainer:
         self,
         layers: Sequence[Layer],
         params: trainer_groups.Params,
-        optimizer: Any,
+        optimizer: Optimizer,
         *,
         store: Any = None,
         in_memory: Collection[str] = (),
@@ -156,7 +157,7 @@ class Trainer:
         gradient_overflow: Overflow = "store",
         microbatches: int = 1,
         clip: float | None = None,
-        compute_dtype: Any = None,
+        compute_dtype: DTypeLike | None = None,
         schedule: Schedule = "overlap",
         commit_every: int | None = None,
         key: jax.Array | None = None,
@@ -289,7 +290,7 @@ class Trainer:
         """Position in the data, as given to the trainer's last step or found in the commit."""
         return metadata.plain("data", self._progress.data)
 
-    def step(self, batch: Any, *, data: Any = None) -> Step:
+    def step(self, batch: PyTree, *, data: Any = None) -> Step:
         """Trains one step on a batch; its updates go on in the background when this returns.
 
         Args:
@@ -321,7 +322,7 @@ class Trainer:
         finally:
             self._turn.release()
 
-    def evaluate(self, batch: Any) -> float:
+    def evaluate(self, batch: PyTree) -> float:
         """Returns the model's loss of a batch by a forward pass alone, which trains nothing.
 
         Layers get no keys, so dropout is off, and parameters come as they do in a step. What was

@@ -7,8 +7,9 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._placement import placed
+from tensorjax._typing import Path, Rank
 from tensorjax.pde._integration import run as run
-from tensorjax.pde._integration.checkpoint import checkpointer
+from tensorjax.pde._integration.checkpoint import Checkpoint, checkpointer
 from tensorjax.pde._integration.fixed_ranks import integrate_static
 from tensorjax.pde._integration.initial_checks import check_conserving
 from tensorjax.pde._integration.progress import progress_of
@@ -18,7 +19,7 @@ from tensorjax.pde._maps.affine_maps import AffineMap, affine
 from tensorjax.pde._stepping.projector_splitting import bug, projector_splitting
 from tensorjax.pde._stepping.right_side import Rates, right_side
 from tensorjax.pde._stepping.rounded_sums import Train, relative_norm
-from tensorjax.pde._stepping.step_sizes import PIDController, checked
+from tensorjax.pde._stepping.step_sizes import ConstantStepSize, PIDController, checked
 from tensorjax.pde._stepping.step_truncation import STEPPERS, Method
 from tensorjax.pde._stepping.times import check_span
 from tensorjax.pde.coords import Fixed, Motion, MultiLevel, Prescribed
@@ -43,11 +44,11 @@ def integrate(
     t0: float = 0.0,
     dt: float | None = None,
     tol: float = 1e-6,
-    rank: Any = None,
+    rank: Rank | None = None,
     max_rank: int | None = None,
     coordinates: Any = "adaptive",
     method: Name = "rk4",
-    stepsize_controller: Any = None,
+    stepsize_controller: ConstantStepSize | PIDController | None = None,
     saveat: SaveAt = SaveAt(t1=True),  # noqa: B008 (an immutable tuple)
     conserve: Literal["rescale", "project"] | None = None,
     extrapolate: int = 2,
@@ -55,7 +56,7 @@ def integrate(
     resolution_limit: float = 0.05,
     max_steps: int = _STEPS,
     progress: Any = False,
-    checkpoint: Any = None,
+    checkpoint: Checkpoint | Path | None = None,
     start: State | None = None,
     map: AffineMap | None = None,
 ) -> Solution:

@@ -1,7 +1,7 @@
 """Constructors of trains as in NumPy: zeros_like, unit (one-hot), meshgrid, pad_modes."""
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +9,7 @@ import numpy as np
 from tensorjax import _check
 from tensorjax._formats.trains import TT, TTMatrix, known, single
 from tensorjax._placement import placed
+from tensorjax._typing import ArrayLike, DTypeLike
 from tensorjax.tt._algebra import ones_like
 from tensorjax.tt._constructors import rank_one
 
@@ -22,7 +23,7 @@ def zeros_like(x: Train) -> Train:
     return 0 * ones_like(x)
 
 
-def unit(shape: Sequence[int], index: Sequence[int], dtype: Any = None) -> TT:
+def unit(shape: Sequence[int], index: Sequence[int], dtype: DTypeLike | None = None) -> TT:
     """Creates the one-hot train, one at a multi-index and zero elsewhere; TT-ranks one.
 
     Args:
@@ -45,7 +46,7 @@ def unit(shape: Sequence[int], index: Sequence[int], dtype: Any = None) -> TT:
     return rank_one([np.eye(n, dtype=kind)[i] for n, i in zip(shape, np.asarray(at), strict=True)])
 
 
-def meshgrid(*vectors: Any) -> list[TT]:
+def meshgrid(*vectors: ArrayLike) -> list[TT]:
     """Creates grid coordinates as trains of TT-rank one, as `numpy.meshgrid` with "ij".
 
     Args:

@@ -14,6 +14,7 @@ from tensorjax._formats.core_scaling import shared_out
 from tensorjax._formats.cores import absorb, times_right
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._placement import placed
+from tensorjax._typing import ArrayLike
 from tensorjax.contract import einsum
 from tensorjax.tt._algebra import add, conj, fold, ones_like, real, scale
 from tensorjax.tt._arrays.reshaping import permute
@@ -129,7 +130,7 @@ def cumsum(t: TT, axis: int) -> TT:
 
 
 @placed
-def mode_product(t: TT, matrix: Any, mode: int) -> TT:
+def mode_product(t: TT, matrix: ArrayLike, mode: int) -> TT:
     """Contracts one mode of a train with a matrix, Σ_j matrix[i, j] x[…, j, …]; the ranks stay.
 
     Args:

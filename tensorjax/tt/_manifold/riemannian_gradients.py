@@ -28,7 +28,7 @@ def value_and_riemannian_grad(f: Callable[..., jax.Array]) -> Callable[..., tupl
     """Returns a function that computes f and its Riemannian gradient."""
 
     def value_and_grad(x: TT, *args: Any, **kwargs: Any) -> tuple[jax.Array, TT]:
-        dtype = getattr(x, "dtype", None)
+        dtype: Any = getattr(x, "dtype", None)
         at, last, exponent = frame(point(x))
         share = shared(0, exponent, len(at.left) + 1, last.dtype)
 
