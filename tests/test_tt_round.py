@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tensorjax import linalg, tt
-from tensorjax.tt._rounding import sweeps as sweeps
+from tensorjax._cores import rounding_sweeps as sweeps
 from tests.oracles import (
     DTYPES,
     bond_tails,

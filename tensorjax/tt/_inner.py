@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, _native, linalg
-from tensorjax._formats.cores import difference
+from tensorjax._cores.overlaps import difference
 from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax._native.dispatch import on_cpu
 from tensorjax._placement import placed

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _blas_threads, linalg
+from tensorjax._cores.scaling import factors_in_range
+from tensorjax._cores.unfoldings import Cores, absorb, tall
 from tensorjax._first_calls import is_hosted, pays
-from tensorjax._formats.cores import Cores, absorb, factors_in_range, tall
 from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax._transfer import on_device
 from tensorjax.tt._evaluation.on_host import _near_one, _on_host

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._formats.cores import Cores
+from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax._typing import HostArray
 from tensorjax.pde._discretization.grid import Box

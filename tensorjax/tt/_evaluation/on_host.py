@@ -16,9 +16,9 @@ import numpy as np
 from jax.core import Tracer
 
 from tensorjax import _blas_threads, _check, linalg
+from tensorjax._cores.scaling import balanced
+from tensorjax._cores.unfoldings import Cores, absorb, tall, times_right, wide
 from tensorjax._first_calls import FirstCalls
-from tensorjax._formats.core_scaling import balanced
-from tensorjax._formats.cores import Cores, absorb, tall, times_right, wide
 from tensorjax._formats.trains import TT
 from tensorjax._placement import _is_alone
 

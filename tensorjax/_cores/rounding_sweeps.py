@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 
 from tensorjax import _native, linalg
-from tensorjax._formats.cores import Cores, absorb, tall, times_right, wide
+from tensorjax._cores.unfoldings import Cores, absorb, tall, times_right, wide
 
 _VECTOR = 8  # float64 elements of the widest SIMD vectors (AVX-512)
 Basis = Callable[[Any], Any]  # matrix (m, f) -> isometry (m, r) onto its leading left subspace
