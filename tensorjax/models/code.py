@@ -18,6 +18,10 @@ from tensorjax.models.encoder import EncoderConfig, Trunk
 __all__ = ["CodeModel"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 class CodeModel(nnx.Module):
     """Masked language model whose output layer is tied to the token embedding.
 

@@ -20,6 +20,11 @@ from tensorjax.models._spec import Spec, check_sizes, check_spec, fresh_linear, 
 
 __all__ = ["DLRM", "DLRMConfig"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 # Rows of the 26 tables of the Criteo Kaggle data.
 _CRITEO = (
     1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992,

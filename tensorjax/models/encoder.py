@@ -21,6 +21,11 @@ from tensorjax.models._spec import Spec, check_sizes, check_spec, fresh_linear, 
 
 __all__ = ["Encoder", "EncoderConfig", "Trunk"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 _EPSILON = 1e-12  # BERT's, in its layer norms
 _SPREAD = 0.02  # standard deviation of all of BERT's embeddings at first
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax import _check
+from tensorjax import _check, _extras
 from tensorjax.optim._explicit_sharding import take
 from tensorjax.optim._sizes_and_ranks import checked_threshold, concrete
 from tensorjax.optim._tensorised_leaves import Layer, Layout, Path, flatten, gated
@@ -246,7 +246,8 @@ def shrink_model(
         arrays = checkpointer.restore(path, like)
         nnx.update((model, optimizer), jax.tree.unflatten(structure, arrays))
     """
-    from flax import nnx  # only here: optim itself works on any tree
+    with _extras.needed_by("tensorjax.optim.shrink_model"):
+        from flax import nnx  # only here: optim itself works on any tree
 
     owners: dict[int, str] = {}
     for path, node in nnx.iter_graph(model):

@@ -25,6 +25,11 @@ from tensorjax.pde._generators.generator_inputs import Gauge, Motion, Setting, f
 
 __all__ = ["Convex", "Fixed", "Flow", "Generator", "Motion", "MultiLevel", "Prescribed"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 # The guard requires that the normal component at v falls to this share: a motion that gains nothing
 # there follows the coarse levels, and stirs up what lies between them and v.
 _GAIN = 0.7

@@ -43,6 +43,11 @@ from tensorjax.tt import _numpy_arithmetic as hosted
 
 __all__ = ["Fields", "FlowMap", "Flowed", "Flown", "integrate"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 # Fields are moved only if they lower the normal component to this share of that at rest.
 _GAIN = 0.7
 # Number of times for which cross-approximated coefficients are cached: those of a step.

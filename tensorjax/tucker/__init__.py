@@ -37,3 +37,7 @@ __all__ = [
     "scale",
     "to_dense",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__
