@@ -115,12 +115,8 @@ def _kernels() -> Rows:
     built = sorted(p.stem.removeprefix("sweeps-") for p in folder.glob("sweeps-*.so"))
     rows: Rows = []
     for name in sorted({*built, mine}, reverse=True):
-        if name != mine:
-            state = f"no: it is not the level of this CPU, which is {mine}"
-        else:
-            state = (
-                f"no: {_in_one_line(reason)}; programs of XLA and NumPy serve" if reason else "yes"
-            )
+        state = f"no: {_in_one_line(reason)}; XLA and NumPy serve" if reason else "yes"
+        state = state if name == mine else f"no: this CPU is of another level, {mine}"
         rows.append((f"trains, {name}", state))
     return [*rows, ("io_uring", _io_uring())]
 
