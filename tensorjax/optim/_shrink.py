@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, _extras
+from tensorjax._typing import PyTree, Tree
 from tensorjax.optim._explicit_sharding import take
 from tensorjax.optim._sizes_and_ranks import checked_threshold, concrete
 from tensorjax.optim._tensorised_leaves import Layer, Layout, Path, flatten, gated
@@ -15,14 +16,14 @@ Cut = dict[int, np.ndarray]  # axis: indices kept
 
 
 def shrink(
-    params: Any,
-    opt_state: Any = None,
+    params: Tree,
+    opt_state: PyTree = None,
     *,
     threshold: float = 0.0,
     bucket: int = 1,
     keep_one: bool = True,
     fresh: Any = None,
-) -> tuple[Any, Any]:
+) -> tuple[Tree, Any]:
     """Drops the indices of dead gates from cores, gates and all optimiser moments.
 
     With I_k the live gates of bond k, G_k ← G_k[I_{k−1}, :, I_k] and D_k ← D_k[I_k]; every array of
