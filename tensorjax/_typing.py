@@ -19,6 +19,7 @@ Scalar: TypeAlias = jax.typing.ArrayLike
 DType: TypeAlias = np.dtype[Any]
 DTypeLike: TypeAlias = jax.typing.DTypeLike
 HostArray: TypeAlias = npt.NDArray[Any]
+JaxOrHost: TypeAlias = jax.Array | HostArray
 # Of `jax.random.key`, or of `jax.random.PRNGKey`.
 Key: TypeAlias = jax.Array
 # An upper bound for all bonds, or one per bond.
@@ -33,6 +34,15 @@ PyTree: TypeAlias = object
 # The same kind of array comes out as goes in.
 AnyArray = TypeVar("AnyArray", bound=jax.Array | HostArray)
 Tree = TypeVar("Tree")
+
+
+class Shaped(Protocol):
+    """Object with a shape: a train, or a sparse array of SciPy or JAX (which share no base)."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the axes."""
+        ...
 
 
 class Optimizer(Protocol):

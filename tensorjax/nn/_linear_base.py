@@ -4,7 +4,7 @@ import abc
 import math
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,9 @@ from tensorjax.nn._contraction_plans import LayerPlan, plan_layer
 from tensorjax.nn._initializers import Init, check_init
 from tensorjax.nn._mode_factors import modes
 from tensorjax.nn._weight_networks import Network
+
+if TYPE_CHECKING:
+    from tensorjax.nn._dense_to_tensorised import Certificate
 
 # Default limit of a dense weight, in bytes: 4 GiB.
 MAX_BYTES = 2**32
@@ -90,7 +93,7 @@ class TensorLinear(nnx.Module):
         """Initialises a linear layer of any format, for weights of the given variance."""
 
     @property
-    def certificate(self) -> Any:
+    def certificate(self) -> "Certificate | None":
         """Error certificate of a linear layer, in any format, from a dense one; else None."""
         return certificates.get(self)
 

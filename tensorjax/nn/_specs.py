@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
-from tensorjax._typing import DTypeLike
+from tensorjax._typing import DTypeLike, PrecisionLike
 from tensorjax.nn._dense_to_tensorised import Certificate, Format, from_linear
 from tensorjax.nn._embeddings.embedding import CPEmbedding, TTEmbedding, TuckerEmbedding
 from tensorjax.nn._embeddings.from_dense import from_embedding
@@ -215,7 +215,7 @@ class _Format(Spec):
     out_shape: tuple[int, ...] | None = dataclasses.field(default=None, kw_only=True)
     order: int | None = dataclasses.field(default=None, kw_only=True)
     init: Init = dataclasses.field(default="normal", kw_only=True)
-    precision: Any = dataclasses.field(default=None, kw_only=True)
+    precision: PrecisionLike = dataclasses.field(default=None, kw_only=True)
     memory_limit: int | None = dataclasses.field(default=None, kw_only=True)
     num_shape: tuple[int, ...] | None = dataclasses.field(default=None, kw_only=True)
     feature_shape: tuple[int, ...] | None = dataclasses.field(default=None, kw_only=True)

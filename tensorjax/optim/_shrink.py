@@ -1,16 +1,19 @@
 """Removal of dead gates: smaller parameters and optimiser moments, with the same outputs."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, _extras
-from tensorjax._typing import PyTree, Tree
+from tensorjax._typing import Optimizer, PyTree, Tree
 from tensorjax.optim._explicit_sharding import take
 from tensorjax.optim._sizes_and_ranks import checked_threshold, concrete
 from tensorjax.optim._tensorised_leaves import Layer, Layout, Path, flatten, gated
+
+if TYPE_CHECKING:
+    from flax import nnx
 
 Cut = dict[int, np.ndarray]  # axis: indices kept
 
@@ -22,7 +25,7 @@ def shrink(
     threshold: float = 0.0,
     bucket: int = 1,
     keep_one: bool = True,
-    fresh: Any = None,
+    fresh: Optimizer | None = None,
 ) -> tuple[Tree, Any]:
     """Drops the indices of dead gates from cores, gates and all optimiser moments.
 
@@ -217,9 +220,14 @@ def _moment(
 
 
 def shrink_model(
-    model: Any, optimizer: Any = None, *, threshold: float = 0.0, bucket: int = 1,
-    keep_one: bool = True, fresh: bool = False,
-) -> None:  # fmt: skip
+    model: object,
+    optimizer: "nnx.Optimizer[Any] | None" = None,
+    *,
+    threshold: float = 0.0,
+    bucket: int = 1,
+    keep_one: bool = True,
+    fresh: bool = False,
+) -> None:
     """Applies `shrink` in place to a Flax NNX module and its nnx.Optimizer.
 
     Args:

@@ -11,7 +11,7 @@ import numpy as np
 from tensorjax import _check
 from tensorjax._formats.trains import TT, single
 from tensorjax._placement import placed
-from tensorjax._typing import ArrayLike
+from tensorjax._typing import ArrayLike, JaxOrHost
 from tensorjax.pde._arguments import floats
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._maps.affine_maps import AffineMap
@@ -25,7 +25,7 @@ _WINDOW = 24.0
 
 
 @placed
-def evaluate(v: TT, map: AffineMap, box: Box, x: ArrayLike) -> Any:
+def evaluate(v: TT, map: AffineMap, box: Box, x: ArrayLike) -> JaxOrHost:
     """Evaluates u at physical points: the interpolant of v at Γ x + s, zero outside the box.
 
     Args:
@@ -65,7 +65,7 @@ def evaluate(v: TT, map: AffineMap, box: Box, x: ArrayLike) -> Any:
 
 
 @placed
-def mass(v: TT, map: AffineMap, box: Box) -> Any:
+def mass(v: TT, map: AffineMap, box: Box) -> JaxOrHost:
     """Computes the physical mass ∫ u dx = ∫ v dy / |det Γ|.
 
     Example:
@@ -279,7 +279,7 @@ def _given(v: TT, map: AffineMap, box: Box) -> tuple[Any, list[Any], AffineMap]:
     return xp, cores, AffineMap(matrix, shift)
 
 
-def _contracted(box: Box, cores: list[Any], rows: list[Any]) -> Any:
+def _contracted(box: Box, cores: list[Any], rows: list[Any]) -> JaxOrHost:
     """Contracts v, for its values, with products of rows (m, n_k) over the grid, for every m."""
     state = None
     for core, row in zip(cores, rows, strict=True):
@@ -307,7 +307,7 @@ def _weighted(xp: Any, cores: list[Any], box: Box, power: int) -> list[Any]:
     return out
 
 
-def _product(xp: Any, matrices: list[Any]) -> Any:
+def _product(xp: Any, matrices: list[Any]) -> JaxOrHost:
     state = matrices[0]
     for m in matrices[1:]:
         state = state @ m

@@ -153,7 +153,7 @@ class Sheared(Problem):
 
     def __init__(
         self,
-        problem: Any,
+        problem: Problem,
         shears: Shears,
         coefficients: Any,
         rates: Any = None,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from tensorjax import _check, linalg
 from tensorjax._cores.ranks import feasible_ranks
 from tensorjax._cores.scaling import settled
-from tensorjax._formats.trains import TT
+from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax._placement import placed
 from tensorjax._typing import DTypeLike, Scalar
 from tensorjax.linalg._scaling import normalized
@@ -89,7 +89,9 @@ def stream(
 
 
 @placed
-def stream_add(state: Stream, term: Any, weight: Scalar = 1.0) -> Stream:
+def stream_add(
+    state: Stream, term: TT | tuple[TT, TT] | tuple[TTMatrix, TT], weight: Scalar = 1.0
+) -> Stream:
     """Adds weight · term to a streaming sum; the order of the terms does not matter.
 
     Args:

@@ -15,7 +15,7 @@ from tensorjax._cores.unfoldings import times_mode
 from tensorjax._formats.operators import Namespace, Summable, dtypes_of, floating, rebuilt, shown
 from tensorjax._formats.serialization import serializable
 from tensorjax._formats.trains import TT, single
-from tensorjax._typing import DType, DTypeLike
+from tensorjax._typing import ArrayLike, DType, DTypeLike, JaxOrHost
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
@@ -48,7 +48,7 @@ class Tucker(Summable):
     dense_name: ClassVar[str] = "tucker.to_dense"
     namespace = Namespace("tensorjax.tucker")
 
-    def __init__(self, core: Any, factors: Iterable[Any]):
+    def __init__(self, core: JaxOrHost | TT, factors: Iterable[ArrayLike]):
         checked = tuple(_check.core(f"factors[{k}]", u) for k, u in enumerate(factors))
         if isinstance(core, jax.Array | np.ndarray | jax.ShapeDtypeStruct):
             core = _check.core("core", core)

@@ -17,6 +17,7 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._typing import DTypeLike, Optimizer, PyTree
+from tensorjax.offload._store.backends import Backend
 from tensorjax.offload._store.store import TensorStore
 from tensorjax.offload._training.engine import Engine
 from tensorjax.offload._training.layers import Layer
@@ -55,7 +56,7 @@ def measure(
     *,
     dtype: DTypeLike = jnp.float32,
     size: int = 128 * MIB,
-    backend: Any = "auto",
+    backend: str | Backend = "auto",
 ) -> Machine:
     """Measures a machine's speeds: its disk, the optimiser on the host, copies to the device.
 

@@ -15,6 +15,7 @@ from tensorjax._typing import DTypeLike, Optimizer, PyTree
 from tensorjax.offload._errors import CapacityError
 from tensorjax.offload._processes import Processes
 from tensorjax.offload._store.disk import metadata
+from tensorjax.offload._store.store import TensorStore
 from tensorjax.offload._training import commits as _commits
 from tensorjax.offload._training import fingerprint
 from tensorjax.offload._training import options as _options
@@ -150,7 +151,7 @@ class Trainer:
         params: trainer_groups.Params,
         optimizer: Optimizer,
         *,
-        store: Any = None,
+        store: TensorStore | None = None,
         in_memory: Collection[str] = (),
         device_bytes: int | None = None,
         gradient_bytes: int | None = None,

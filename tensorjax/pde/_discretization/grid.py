@@ -266,18 +266,18 @@ class Box:
             raise ValueError(f"axes: expected one or more pde.Axis, got {self.axes!r}")
 
     @classmethod
-    def fourier(cls, dim: int, n: Any = 64, half_width: ArrayLike = 7.0) -> "Box":
+    def fourier(cls, dim: int, n: int | Sequence[int] = 64, half_width: ArrayLike = 7.0) -> "Box":
         """Builds Fourier grids on [−L, L)^d; ``n`` and ``half_width`` one for all axes or d."""
         return cls(_axes("fourier", dim, n, half_width, 4))
 
     @classmethod
-    def chebyshev(cls, dim: int, n: Any = 64, half_width: ArrayLike = 7.0) -> "Box":
+    def chebyshev(cls, dim: int, n: int | Sequence[int] = 64, half_width: ArrayLike = 7.0) -> "Box":
         """Builds Chebyshev grids on (−L, L)^d; arguments as for `fourier`."""
         return cls(_axes("chebyshev", dim, n, half_width, 4))
 
     @classmethod
     def finite_differences(
-        cls, dim: int, n: Any = 64, half_width: ArrayLike = 7.0, *, order: int = 4
+        cls, dim: int, n: int | Sequence[int] = 64, half_width: ArrayLike = 7.0, *, order: int = 4
     ) -> "Box":
         """Builds central-difference grids of order 2, 4 or 6 on (−L, L)^d."""
         return cls(_axes("finite differences", dim, n, half_width, order))

@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,10 @@ _HIGHEST = jax.lax.Precision.HIGHEST
 Axis = int | Sequence[int] | None
 
 
+@overload
+def sum(t: TT | TTMatrix, axis: None = None) -> jax.Array: ...
+@overload
+def sum(t: TT | TTMatrix, axis: int | Sequence[int]) -> Any: ...
 @placed
 def sum(t: TT | TTMatrix, axis: Axis = None) -> Any:
     """Sums all entries of a train, to a scalar, or over some modes, to a TT, as `numpy.sum`.
@@ -53,6 +57,10 @@ def sum(t: TT | TTMatrix, axis: Axis = None) -> Any:
     return contract_modes(t, {k: np.ones(t.shape[k], t.dtype) for k in _modes(axis, t.order)})
 
 
+@overload
+def mean(t: TT | TTMatrix, axis: None = None) -> jax.Array: ...
+@overload
+def mean(t: TT | TTMatrix, axis: int | Sequence[int]) -> Any: ...
 @placed
 def mean(t: TT | TTMatrix, axis: Axis = None) -> Any:
     """Averages all entries of a train, to a scalar, or over some modes, to a TT, as `numpy.mean`.
@@ -77,6 +85,10 @@ def mean(t: TT | TTMatrix, axis: Axis = None) -> Any:
     return contract_modes(t, {k: np.full(t.shape[k], w).astype(t.dtype) for k, w in pairs}) * rest
 
 
+@overload
+def var(t: TT | TTMatrix, axis: None = None) -> jax.Array: ...
+@overload
+def var(t: TT | TTMatrix, axis: int | Sequence[int]) -> Any: ...
 @placed
 def var(t: TT | TTMatrix, axis: Axis = None) -> Any:
     """Computes the variance, mean of |x − mean|², of a train's entries, all or over some modes.

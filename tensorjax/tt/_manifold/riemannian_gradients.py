@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from tensorjax import linalg
 from tensorjax._formats.trains import TT, single
 from tensorjax._optax import transformation
+from tensorjax._typing import Optimizer, Scalar
 from tensorjax.linalg._stiefel import line_search
 from tensorjax.tt._manifold.projections import tangent_inner, tangent_sum
 from tensorjax.tt._manifold.tangent_vectors import (
@@ -74,7 +75,9 @@ class _Momentum(NamedTuple):
     count: jax.Array
 
 
-def riemannian_descent(learning_rate: Any, *, momentum: float = 0.0) -> Any:
+def riemannian_descent(
+    learning_rate: Scalar | Callable[[Any], Scalar], *, momentum: float = 0.0
+) -> Optimizer:
     """Riemannian gradient descent on trains of fixed TT-ranks, in Optax's form.
 
     ``update(gradient, state, x)`` takes the Riemannian gradient of `riemannian_grad`, and
@@ -126,7 +129,7 @@ class _Conjugate(NamedTuple):
     step: jax.Array
 
 
-def riemannian_cg() -> Any:
+def riemannian_cg() -> Optimizer:
     """Riemannian conjugate gradients with a line search at fixed TT-ranks, in Optax's form.
 
     ``update(gradient, state, x, value=…, value_fn=…)`` needs two extra arguments, as `optax.lbfgs`
