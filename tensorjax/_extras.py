@@ -19,7 +19,7 @@ EXTRAS = {
 # The packages that cannot be imported without some of them.
 NEEDED = {
     "models": ("flax", "optax"),
-    "nn": ("flax",),
+    "nn": ("flax", "optax"),  # Flax itself imports Optax
     "optim": ("optax",),
     "parallel": ("optax",),
 }

@@ -133,7 +133,7 @@ def traffic(compiled: Compiled | str) -> Traffic:
       >>> parallel.traffic(jax.jit(lambda x: x + 1).lower(jnp.ones(8)).compile()).total
       0
     """
-    text: Any = compiled if isinstance(compiled, str) else compiled.as_text()
+    text = compiled if isinstance(compiled, str) else compiled.as_text()
     entry, computations = _computations(str(text))
     total = _visit(entry, computations, {})
     kinds = sorted(kind for kind in total if total[kind][0])
