@@ -65,15 +65,15 @@ def test_operators_find_their_functions_wherever_a_format_comes_from() -> None:
     code = """
 import sys
 {make}
-assert ("tensorjax.tt" in sys.modules) is {loaded}
+assert "tensorjax.tt" not in sys.modules
 assert (t + t).ranks[1] == 2 * t.ranks[1] and t[1:].shape[0] == t.shape[0] - 1
 assert (t @ t).shape == () and t.T.shape == t.shape[::-1]
 """
     made = "from tensorjax import mera; import jax\n"
     made += "t = mera.to_tt(mera.random(jax.random.key(0), (2,) * 4, 2))"
     saved = pickle.dumps(tensorjax.tt.ones((2, 3), np.float32))
-    run(code.format(make=made, loaded=True))
-    run(code.format(make=f"import pickle; t = pickle.loads({saved!r})", loaded=False))
+    run(code.format(make=made))
+    run(code.format(make=f"import pickle; t = pickle.loads({saved!r})"))
 
 
 MISSING = ("flax", "optax", "orbax", "safetensors", "xxhash", "sklearn", "tensornetwork", "quimb")

@@ -2,7 +2,8 @@
 
 They lie under all formats, for a Tucker tensor may hold a train as its core and a MERA turns into
 one, and peers do not import each other. The functions on trains are those of `tensorjax.tt`, which
-names itself here: a train carries its namespace, as arrays do in the array API standard.
+operators import at their first use: a train carries its namespace, as arrays do in the array API
+standard.
 """
 
 import dataclasses
@@ -13,11 +14,12 @@ from typing import Any, ClassVar, Self, cast, overload
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tensorjax import _check
 from tensorjax._formats.operators import Namespace, Summable, dtypes_of, floating, rebuilt, shown
 from tensorjax._formats.serialization import serializable
-from tensorjax._typing import DType, DTypeLike, Scalar
+from tensorjax._typing import DType, DTypeLike, JaxOrHost, Scalar
 
 # Indices of a train that keep a mode of it whatever its order is: an integer may take the last one.
 Whole = slice | EllipsisType | tuple[slice | EllipsisType | None, ...]
@@ -102,6 +104,11 @@ class _Train(Summable):
         if type(other) is type(self):
             return self.namespace.hadamard(self, other)
         return super().__mul__(cast(Scalar, other))
+
+    def __pow__(self, exponent: int) -> Self:
+        if isinstance(exponent, int) and not isinstance(exponent, bool):
+            return self.namespace.power(self, exponent)
+        return NotImplemented
 
     @shown
     def __repr__(self) -> str:
@@ -198,8 +205,10 @@ class TTMatrix(_Train):
       >>> a = TTMatrix([jnp.ones((1, 2, 3, 2)), jnp.ones((2, 4, 5, 1))])
       >>> a
       TTMatrix(row_shape=(2, 4), col_shape=(3, 5), ranks=(1, 2, 1), dtype=float32)
-      >>> a.shape
-      (8, 15)
+      >>> a.shape, (a @ jnp.ones((15, 7))).shape, (jnp.ones((9, 8)) @ a).shape
+      ((8, 15), (8, 7), (9, 15))
+
+    ``a @ x`` and ``x @ a`` take a TTMatrix, a TT or a dense array, with leading axes as in NumPy.
 
     Source: Oseledets (2011), section 4.3.
     """
@@ -242,12 +251,22 @@ class TTMatrix(_Train):
     def __matmul__(self, other: TT) -> TT: ...
     @overload
     def __matmul__(self, other: "TTMatrix") -> "TTMatrix": ...
+    @overload
+    def __matmul__(self, other: JaxOrHost) -> jax.Array: ...
     def __matmul__(self, other: Any) -> Any:
         if isinstance(other, TT):
             return self.namespace.matvec(self, other)
         if isinstance(other, TTMatrix):
             return self.namespace.matmul(self, other)
-        return NotImplemented
+        return self.namespace.dense_product(self, other) if _is_array(other) else NotImplemented
+
+    def __rmatmul__(self, other: JaxOrHost) -> jax.Array:
+        return self.namespace.dense_before(self, other) if _is_array(other) else NotImplemented
+
+
+def _is_array(x: Any) -> bool:
+    """Whether an operand is a dense array with axes, which a TT-matrix is multiplied with."""
+    return isinstance(x, np.ndarray | jax.Array) and x.ndim > 0
 
 
 def _checked_cores(cls: type[_Train], cores: Iterable[Any]) -> tuple[jax.Array, ...]:

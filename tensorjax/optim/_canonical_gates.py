@@ -8,8 +8,7 @@ import numpy as np
 
 from tensorjax._placement import returned
 from tensorjax._typing import Tree
-from tensorjax.optim._sizes_and_ranks import concrete
-from tensorjax.optim._tensorised_leaves import Layer, flatten, gated
+from tensorjax.optim._tensorised_leaves import Layer, check_concrete, flatten, gated
 
 Arrays = list[np.ndarray]
 
@@ -58,7 +57,7 @@ def canonical(params: Tree) -> Tree:
     """
     layout = gated(params)
     _, leaves, structure = flatten(params)
-    concrete("canonical", leaves)
+    check_concrete("canonical", leaves)
     for layer in layout.layers:
         live = all(np.any(np.asarray(leaves[g]) != 0) for g in layer.gates)
         if not layer.gates or layer.kind == "cp" or not live:

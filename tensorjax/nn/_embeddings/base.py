@@ -21,15 +21,9 @@ from tensorjax.nn._embeddings.ids import OutOfRange, as_integers, policy, resolv
 from tensorjax.nn._embeddings.lookup import Network
 from tensorjax.nn._embeddings.lookup_plan import LookupPlan, make_plan, symbolic_plan
 from tensorjax.nn._initializers import Init, check_init
-from tensorjax.nn._linear_base import (
-    MAX_BYTES,
-    certificates,
-    check_bytes,
-    check_rngs,
-    checked_dtype,
-    values,
-)
+from tensorjax.nn._linear_base import certificates
 from tensorjax.nn._mode_factors import modes
+from tensorjax.nn._parameters import MAX_BYTES, check_bytes, check_rngs, checked_dtype, values
 
 if TYPE_CHECKING:
     from tensorjax.nn._dense_to_tensorised import Certificate
