@@ -135,6 +135,12 @@ ANY = {
             "Spec.linear(return) TT.embedding(return) TT.linear(return) Tucker.embedding(return) "
             "Tucker.linear(return) tensorize(return)"
         ),
+        "a `Certificate`, whose module imports that of the layers": (
+            "CPEmbedding.certificate(return) CPLinear.certificate(return) "
+            "Embedding.certificate(return) TTEmbedding.certificate(return) "
+            "TTLinear.certificate(return) TensorLinear.certificate(return) "
+            "TuckerEmbedding.certificate(return) TuckerLinear.certificate(return)"
+        ),
         "options, handed on": "PaddedEmbed.__init__(options) from_embedding(options)",
     },
     "offload": {
@@ -184,7 +190,8 @@ ANY = {
     },
     "tt": {
         "a scalar where no mode remains, else a train": (
-            "contract_modes(return) mean(return) moment(return) sum(return) tensordot(return) var(return)"
+            "contract_modes(return) mean(return) moment(return) sum(return) "
+            "tensordot(return) var(return)"
         ),
         "options, handed on to `tt.cross`": "divide(options) map(options)",
         "named, or a function of the system": "solve(preconditioner)",

@@ -4,7 +4,7 @@ import abc
 import math
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +20,6 @@ from tensorjax.nn._initializers import Init, check_init
 from tensorjax.nn._mode_factors import modes
 from tensorjax.nn._parameters import MAX_BYTES, check_bytes, check_rngs, checked_dtype
 from tensorjax.nn._weight_networks import Network
-
-if TYPE_CHECKING:
-    from tensorjax.nn._dense_to_tensorised import Certificate
 
 # Certificates of converted layers. As attributes they would be part of the pytree structure, so
 # that no two converted layers could be stacked or share a compiled program.
@@ -91,7 +88,7 @@ class TensorLinear(nnx.Module):
         """Initialises a linear layer of any format, for weights of the given variance."""
 
     @property
-    def certificate(self) -> "Certificate | None":
+    def certificate(self) -> Any:
         """Error certificate of a linear layer, in any format, from a dense one; else None."""
         return certificates.get(self)
 

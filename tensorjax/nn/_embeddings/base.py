@@ -3,7 +3,7 @@
 import abc
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +24,6 @@ from tensorjax.nn._initializers import Init, check_init
 from tensorjax.nn._linear_base import certificates
 from tensorjax.nn._mode_factors import modes
 from tensorjax.nn._parameters import MAX_BYTES, check_bytes, check_rngs, checked_dtype, values
-
-if TYPE_CHECKING:
-    from tensorjax.nn._dense_to_tensorised import Certificate
 
 _lookup = jax.jit(lookup, static_argnums=0, inline=True)
 Mode = Literal["sum", "mean"]
@@ -129,7 +126,7 @@ class Embedding(nnx.Module):
         """Ranks of the bonds with a gate, for an embedding of any format."""
 
     @property
-    def certificate(self) -> "Certificate | None":
+    def certificate(self) -> Any:
         """Error certificate of an embedding, in any format, from a dense one; else None."""
         return certificates.get(self)
 
