@@ -36,7 +36,7 @@ def dense_product(a: TTMatrix, x: Any) -> jax.Array:
     x = _operand(a, x, 1 if np.ndim(x) == 1 else -2, 1)
     *lead, last = (*x.shape[:-2], x.shape[-1]) if x.ndim > 1 else (1,)
     out = _product(a, x, (math.prod(lead), *a.col_shape, last), (*a.row_shape,))
-    return out.reshape(*lead, a.shape[0], last) if x.ndim > 1 else out.reshape(a.shape[0])
+    return out.reshape(*lead, a.shape[0], last) if x.ndim > 1 else out.reshape(a.shape[0])  # type: ignore[return-value]
 
 
 @placed
@@ -57,7 +57,7 @@ def dense_before(a: TTMatrix, x: Any) -> jax.Array:
     x = _operand(a, x, -1, 0)
     lead = x.shape[:-1]
     out = _product(a.T, x, (math.prod(lead), *a.row_shape, 1), (*a.col_shape,))
-    return out.reshape(*lead, a.shape[1])
+    return out.reshape(*lead, a.shape[1])  # type: ignore[return-value]
 
 
 def _operand(a: TTMatrix, x: Any, axis: int, side: int) -> Any:

@@ -133,7 +133,7 @@ def _check_vectors(keys: Sequence[Any]) -> None:
     for k in keys:
         plain = k is None or k is Ellipsis or isinstance(k, slice)
         if not (plain or _is_integer(k) or _is_vector(k)):
-            what = f"an array of shape {k.shape}" if hasattr(k, "shape") else type(k).__name__
+            what = f"an array of shape {k.shape}" if hasattr(k, "shape") else type(k).__name__  # type: ignore[union-attr]
             raise IndexError(
                 "expected integers, slices, None, an Ellipsis or one vector of integers or "
                 f"Booleans, got {what}; tt.evaluate takes arrays of multi-indices"
