@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -29,9 +29,9 @@ Axis = int | Sequence[int] | None
 
 
 @overload
-def sum(t: TT | TTMatrix, axis: None = None) -> jax.Array: ...
+def sum(t: TT | TTMatrix, axis: None = None, *, keepdims: Literal[False] = False) -> jax.Array: ...
 @overload
-def sum(t: TT | TTMatrix, axis: int | Sequence[int]) -> Any: ...
+def sum(t: TT | TTMatrix, axis: Axis = None, *, keepdims: bool = False) -> Any: ...
 @placed
 def sum(t: TT | TTMatrix, axis: Axis = None, *, keepdims: bool = False) -> Any:
     """Sums all entries of a train, to a scalar, or over some modes, to a TT, as `numpy.sum`.
@@ -62,9 +62,9 @@ def sum(t: TT | TTMatrix, axis: Axis = None, *, keepdims: bool = False) -> Any:
 
 
 @overload
-def mean(t: TT | TTMatrix, axis: None = None) -> jax.Array: ...
+def mean(t: TT | TTMatrix, axis: None = None, *, keepdims: Literal[False] = False) -> jax.Array: ...
 @overload
-def mean(t: TT | TTMatrix, axis: int | Sequence[int]) -> Any: ...
+def mean(t: TT | TTMatrix, axis: Axis = None, *, keepdims: bool = False) -> Any: ...
 @placed
 def mean(t: TT | TTMatrix, axis: Axis = None, *, keepdims: bool = False) -> Any:
     """Averages all entries of a train, to a scalar, or over some modes, to a TT, as `numpy.mean`.
@@ -93,9 +93,9 @@ def mean(t: TT | TTMatrix, axis: Axis = None, *, keepdims: bool = False) -> Any:
 
 
 @overload
-def var(t: TT | TTMatrix, axis: None = None) -> jax.Array: ...
+def var(t: TT | TTMatrix, axis: None = None, *, keepdims: Literal[False] = False) -> jax.Array: ...
 @overload
-def var(t: TT | TTMatrix, axis: int | Sequence[int]) -> Any: ...
+def var(t: TT | TTMatrix, axis: Axis = None, *, keepdims: bool = False) -> Any: ...
 @placed
 def var(t: TT | TTMatrix, axis: Axis = None, *, keepdims: bool = False) -> Any:
     """Computes the variance, mean of |x − mean|², of a train's entries, all or over some modes.
