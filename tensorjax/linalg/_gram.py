@@ -8,6 +8,7 @@ import numpy as np
 from jax import lax
 
 from tensorjax import _native
+from tensorjax._typing import AnyArray
 from tensorjax.linalg._arrays import (
     Array,
     adjoint,
@@ -26,7 +27,7 @@ _GRAM_CHUNK = 16_384
 _SMALL, _IN_CACHE, _STRIP = 2**14, 2**16, 256
 
 
-def gram(a: Array) -> Array:
+def gram(a: AnyArray) -> AnyArray:
     """Computes the Gram matrix a @ aᴴ, (…, m, m), in column chunks if ``a`` is short and wide.
 
     NumPy float32 and complex64 data are accumulated, and returned, in double precision, so that
@@ -34,7 +35,7 @@ def gram(a: Array) -> Array:
     """
     n = a.shape[-1]
     if is_host(a):
-        return host_gram(a) if a.ndim == 2 else _wide(a) @ adjoint(_wide(a))
+        return host_gram(a) if a.ndim == 2 else _wide(a) @ adjoint(_wide(a))  # type: ignore[return-value]
     if n < 2 * _GRAM_CHUNK or a.ndim > 2:
         return matmul(a, adjoint(a))
     whole = n // _GRAM_CHUNK
@@ -45,7 +46,7 @@ def gram(a: Array) -> Array:
 
     rest = a[:, whole * _GRAM_CHUNK :]
     total, _ = lax.scan(step, matmul(rest, adjoint(rest)), _GRAM_CHUNK * jnp.arange(whole))
-    return total
+    return total  # type: ignore[return-value]
 
 
 def _wide(a: np.ndarray) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from typing import Any
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from tensorjax.sketch import _apply_on_host, _sparse_input
 from tensorjax.sketch._dense_input import as_dtype, project
 from tensorjax.sketch._dtypes import accumulator, promoted
 from tensorjax.sketch._train_input import project_train
-from tensorjax.sketch._types import Projection, Sparse
+from tensorjax.sketch._types import Kronecker, Projection, Sparse
 
 _HOST_CHUNK = 2**20  # elements of a NumPy array copied to the device at a time
 _SMALL = 2**16  # elements; smaller JAX arrays have their rows padded on the host
@@ -24,8 +24,14 @@ _LEAST = 16  # rows in the smallest block of them that a program is compiled for
 _LEAST_SPARSE = 256  # the same, of sparse ones
 
 
+@overload
+def apply(p: Kronecker, x: tt.TT) -> tt.TT: ...
+@overload
+def apply(p: Kronecker, x: tt.TTMatrix) -> tt.TTMatrix: ...
+@overload
+def apply(p: Projection, x: Any) -> jax.Array: ...
 @placed
-def apply(p: Any, x: Any) -> Any:
+def apply(p: Projection, x: Any) -> Any:
     """Projects x by a random map: computes f(x), with E‖f(x)‖² = ‖x‖².
 
     Compiled once per combination of shapes; works under jit, vmap and grad (also in ``p``). Large

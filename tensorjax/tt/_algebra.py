@@ -8,7 +8,7 @@ and grad.
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +19,12 @@ from tensorjax._formats.operators import multiplied
 from tensorjax._formats.trains import TT, TTMatrix, known, single
 from tensorjax._native.dispatch import on_cpu
 from tensorjax._placement import placed
+from tensorjax._typing import Scalar
 from tensorjax.tt._broadcasting import together
 
 Train = TypeVar("Train", TT, TTMatrix)
+P = ParamSpec("P")
+R = TypeVar("R")
 _HIGHEST = jax.lax.Precision.HIGHEST
 
 
@@ -72,22 +75,26 @@ def unfold(t: TT, row_shape: Sequence[int], col_shape: Sequence[int]) -> TTMatri
     )
 
 
-def as_train(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Extends an algebraic function of tensor trains to TT-matrices, by folding their modes."""
+def as_train(f: Callable[P, R]) -> Callable[P, R]:
+    """Extends an algebraic function of tensor trains to TT-matrices, by folding their modes.
+
+    Signatures stay those written: of TT and TTMatrix, though ``f`` is called with a TT alone.
+    """
+    run: Callable[..., Any] = f
     first = next(iter(inspect.signature(f).parameters))
 
     @functools.wraps(f)
     def wrapper(x: Any, *args: Any, **kwargs: Any) -> Any:
         single(first, x)
         if isinstance(x, TT):
-            return f(x, *args, **kwargs)
+            return run(x, *args, **kwargs)
         for a in args:  # folded, modes (2, 3) and (3, 2) are alike, and so is a train of modes 6
             if isinstance(a, TT | TTMatrix):
                 _check_alike(x, a)
-        out = f(fold(x), *(fold(a) if isinstance(a, TTMatrix) else a for a in args), **kwargs)
+        out = run(fold(x), *(fold(a) if isinstance(a, TTMatrix) else a for a in args), **kwargs)
         return unfold(out, x.row_shape, x.col_shape) if isinstance(out, TT) else out
 
-    return wrapper
+    return cast(Callable[P, R], wrapper)
 
 
 @placed
@@ -137,7 +144,7 @@ def _block_diagonal(a: jax.Array, b: jax.Array, ndim: int) -> jax.Array:
     return jnp.concatenate([top, low], axis=left)
 
 
-def scale(x: Train, factor: Any) -> Train:
+def scale(x: Train, factor: Scalar) -> Train:
     """Multiplies a tensor train by a scalar (traced or not), in its last core.
 
     Args:
@@ -190,7 +197,8 @@ def real(x: Train) -> Train:
 def imag(x: Train) -> Train:
     """Returns the imaginary part of a train, exact as `real`; zeros of TT-rank one for real x."""
     known("x", x)
-    return _part(x, True) if jnp.issubdtype(x.dtype, jnp.complexfloating) else 0 * ones_like(x)
+    complex_ = jnp.issubdtype(x.dtype, jnp.complexfloating)
+    return _part(x, True) if complex_ else multiplied(ones_like(x), 0)
 
 
 @functools.partial(jax.jit, static_argnums=1)

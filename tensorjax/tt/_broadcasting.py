@@ -10,13 +10,14 @@ import numpy as np
 from tensorjax import _check
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._placement import placed, returned
+from tensorjax._typing import Shape
 from tensorjax.tt._evaluation.on_host import is_hosted
 
 Train = TypeVar("Train", TT, TTMatrix)
 
 
 @placed
-def broadcast_to(t: Train, shape: Any) -> Train:
+def broadcast_to(t: Train, shape: Shape | Sequence[Shape]) -> Train:
     """Repeats the modes of size one of a train up to a shape, as `numpy.broadcast_to`; exact.
 
     Args:

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +10,13 @@ import numpy as np
 
 from tensorjax import _check, _native, linalg
 from tensorjax._cores.overlaps import difference
-from tensorjax._formats.trains import TT
+from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax._native.dispatch import on_cpu
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax.contract import einsum
 from tensorjax.tt import _products_on_host
-from tensorjax.tt._algebra import _aligned, as_train, conj
+from tensorjax.tt._algebra import Train, _aligned, as_train, conj
 
 _NOT_HELD = (0.0, math.inf)
 _HIGHEST = jax.lax.Precision.HIGHEST
@@ -24,7 +24,7 @@ _HIGHEST = jax.lax.Precision.HIGHEST
 
 @placed
 @as_train
-def inner(x: TT, y: TT) -> jax.Array:
+def inner(x: Train, y: Train) -> jax.Array:
     """Computes the inner product ⟨x, y⟩ = Σ conj(x_i) y_i of two trains, a scalar.
 
     For TT-matrices it is the Frobenius inner product. Intermediate results are kept in range by
@@ -46,7 +46,7 @@ def inner(x: TT, y: TT) -> jax.Array:
     large ones) are NumPy's, with nothing compiled; programs may differ from them by roundoff.
     """
     x, y = _aligned(x, y)
-    value = _products_on_host.inner(x, y)
+    value = _products_on_host.inner(cast(TT, x), cast(TT, y))
     return _inner(x, y) if value is None else value
 
 
@@ -57,7 +57,7 @@ def _inner(x: TT, y: TT) -> jax.Array:
 
 @placed
 @as_train
-def norm(x: TT) -> jax.Array:
+def norm(x: TT | TTMatrix) -> jax.Array:
     """Computes the Frobenius norm ‖x‖ of a train, a real scalar.
 
     By the inner product: accurate to about √eps·(sizes of the terms) if ``x`` is a difference of
@@ -76,10 +76,10 @@ def norm(x: TT) -> jax.Array:
       >>> print(f"{tt.norm(tt.ones((10,) * 30)):.3g}")
       1e+15
     """
-    value = _products_on_host.norm(x)
+    value = _products_on_host.norm(cast(TT, x))
     value = _norm(x) if value is None else value
     if not _check.is_traced(value) and value.ndim == 0 and float(value) in _NOT_HELD:
-        _check_held(x, value.dtype)
+        _check_held(cast(TT, x), value.dtype)
     return value
 
 
@@ -178,7 +178,7 @@ def _overlap_by_xla(x: TT, y: TT, same: bool = False) -> tuple[jax.Array, jax.Ar
 
 @placed
 @as_train
-def distance(x: TT, y: TT) -> jax.Array:
+def distance(x: Train, y: Train) -> jax.Array:
     """Computes the distance ‖x − y‖ of two trains, accurate to a few eps·(‖x‖ + ‖y‖).
 
     The difference is orthogonalised, never squared: ‖x‖² − 2⟨x, y⟩ + ‖y‖² would lose everything

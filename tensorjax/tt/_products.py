@@ -18,6 +18,7 @@ from tensorjax._cores.scaling import balanced
 from tensorjax._formats.trains import TT, TTMatrix, known, single
 from tensorjax._native.dispatch import on_cpu
 from tensorjax._placement import placed
+from tensorjax._typing import Key
 from tensorjax.tt import _products_on_host
 from tensorjax.tt._algebra import (
     _aligned,
@@ -49,7 +50,7 @@ def hadamard(
     *,
     tol: float | None = None,
     rank: Rank = None,
-    key: Any = None,
+    key: Key | None = None,
     oversample: int | None = None,
 ) -> Train:
     """Multiplies trains entry by entry; TT-ranks multiply, or are rounded at once.
@@ -96,7 +97,7 @@ def matvec(
     *,
     tol: float | None = None,
     rank: Rank = None,
-    key: Any = None,
+    key: Key | None = None,
     oversample: int | None = None,
 ) -> TT:
     """Multiplies a TT-matrix (rows m_k, columns n_k) by a train of shape n: A x.
@@ -144,7 +145,7 @@ def matmul(
     *,
     tol: float | None = None,
     rank: Rank = None,
-    key: Any = None,
+    key: Key | None = None,
     oversample: int | None = None,
 ) -> TTMatrix:
     """Multiplies TT-matrices, A B; TT-ranks multiply, or are rounded at once.
@@ -182,7 +183,7 @@ def linear_combination(
     tol: float | None = None,
     rank: Rank = None,
     method: Literal["randomized", "gram"] = "randomized",
-    key: Any = None,
+    key: Key | None = None,
     oversample: int | None = None,
 ) -> TT:
     """Sums trains and products of trains with weights; rounded in one pass, if asked.

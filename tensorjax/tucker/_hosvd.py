@@ -13,6 +13,7 @@ from tensorjax._cores.scaling import balanced
 from tensorjax._eager import evaluated_eagerly
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
+from tensorjax._typing import ArrayLike
 from tensorjax.linalg import Method, _predicted_times
 from tensorjax.linalg._subspaces_on_host import (
     THREADS,
@@ -38,7 +39,7 @@ _GUESS = 12
 @placed
 @evaluated_eagerly
 def from_dense(
-    x: Any,
+    x: ArrayLike,
     *,
     tol: float | None = None,
     rank: int | Sequence[int] | None = None,

@@ -16,6 +16,7 @@ from tensorjax._cores.unfoldings import short, tall, wide
 from tensorjax._formats.trains import TT
 from tensorjax._ids import counted
 from tensorjax._placement import placed, returned
+from tensorjax._typing import ArrayLike
 from tensorjax.tucker._algebra import aligned
 from tensorjax.tucker._types import Tucker, near_one_parts, on_host, one, times
 
@@ -152,7 +153,7 @@ def _length(core: Any, exponent: Any) -> Any:
 
 
 @placed
-def evaluate(t: Tucker, indices: Any) -> jax.Array:
+def evaluate(t: Tucker, indices: ArrayLike) -> jax.Array:
     """Evaluates entries x[i_1, …, i_d] of a Tucker tensor at a batch of multi-indices.
 
     Args:

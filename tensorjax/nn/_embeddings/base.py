@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec
 
 from tensorjax import _check, _native, _symbolic, contract, linalg
 from tensorjax._placement import like_first, placed, placed_by, sharded
+from tensorjax._typing import ArrayLike, DTypeLike, OutSharding
 from tensorjax.nn._embeddings import lookup as networks
 from tensorjax.nn._embeddings.compiled_lookup import lookup
 from tensorjax.nn._embeddings.id_checks import OutOfRange, as_integers, policy, resolve
@@ -80,8 +81,8 @@ class Embedding(nnx.Module):
         num_shape: Sequence[int] | None = None,
         feature_shape: Sequence[int] | None = None,
         order: int | None = None,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
         padding_idx: int | None = None,
         capacity: int | None = None,
         out_of_range: OutOfRange = "error",
@@ -158,7 +159,7 @@ class Embedding(nnx.Module):
             network, self.features, count, self.capacity, self.num_embeddings, compiled=compiled
         )
 
-    def __call__(self, ids: Any, out_sharding: Any = None) -> jax.Array:
+    def __call__(self, ids: ArrayLike, out_sharding: OutSharding = None) -> jax.Array:
         """Looks up the rows of integer ids, for an embedding of any format.
 
         Args:
@@ -191,7 +192,7 @@ class Embedding(nnx.Module):
         request = self._plan(operands, network, where.size)._request._replace(dtype=self.dtype)
         return sharded(_rows(where, request, operands, values(self.gates)), out_sharding)
 
-    def attend(self, query: Any, out_sharding: Any = None) -> jax.Array:
+    def attend(self, query: ArrayLike, out_sharding: OutSharding = None) -> jax.Array:
         """Returns an embedding's logits query · Eᵀ of all rows, as `flax.nnx.Embed.attend`.
 
         Args:
@@ -255,11 +256,11 @@ class Embedding(nnx.Module):
 
     def bag(
         self,
-        ids: Any,
+        ids: ArrayLike,
         *,
-        segments: Any = None,
+        segments: ArrayLike | None = None,
         num_bags: int | None = None,
-        weights: Any = None,
+        weights: ArrayLike | None = None,
         mode: Mode = "sum",
     ) -> jax.Array:
         """Returns the sum or mean of embedding rows for each bag of ids, with optional weights.

@@ -15,6 +15,7 @@ from tensorjax._cores.scaling import balanced, shared_out
 from tensorjax._cores.unfoldings import absorb, join, tall, times_right
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._placement import placed
+from tensorjax._typing import Shape
 from tensorjax.tt._evaluation.on_host import is_hosted
 from tensorjax.tt._rounding.rounding import orthogonal_cores, round
 
@@ -26,7 +27,7 @@ _EXACT = 10
 
 
 @placed
-def reshape(t: Train, shape: Any, tol: float | None = None) -> Train:
+def reshape(t: Train, shape: Shape | Sequence[Shape], tol: float | None = None) -> Train:
     """Reshapes a train, its entries in row-major order, as `numpy.reshape`.
 
     Args:

@@ -16,6 +16,7 @@ from tensorjax._formats.trains import TT, single
 from tensorjax._ids import counted
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
+from tensorjax._typing import ArrayLike
 from tensorjax.tt._evaluation import on_host
 
 _HIGHEST = jax.lax.Precision.HIGHEST
@@ -26,7 +27,7 @@ _END_TABLE, _TABLE = 2**22, 2**17
 
 
 @placed
-def evaluate(t: TT, indices: Any) -> jax.Array:
+def evaluate(t: TT, indices: ArrayLike) -> jax.Array:
     """Evaluates train entries x[i_1, …, i_d] at a batch of multi-indices.
 
     Args:

@@ -69,7 +69,7 @@ def orthogonalize(t: Train, center: int) -> Train:
 
 
 @as_train
-def _orthogonalize(t: TT, center: int) -> TT:
+def _orthogonalize(t: Any, center: int) -> Any:
     return _orthogonalized(t, center)
 
 
@@ -179,7 +179,7 @@ def round(
 
 
 @as_train
-def _round(t: TT, tol: Any, rank: Any, method: Method, key: Any, extra: int | None) -> TT:
+def _round(t: Any, tol: Any, rank: Any, method: Method, key: Any, extra: int | None) -> Any:
     _check.finite("t", t)
     ranks = None
     if rank is not None:

@@ -16,6 +16,7 @@ from tensorjax._eager import evaluated_eagerly
 from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
+from tensorjax._typing import ArrayLike
 from tensorjax.linalg import Method, _predicted_times
 from tensorjax.linalg._subspaces_on_host import THREADS, Asked, asked_of, budget, in_single
 from tensorjax.tt._algebra import unfold
@@ -34,7 +35,7 @@ _LARGE = 2**16
 @placed
 @evaluated_eagerly
 def from_dense(
-    x: Any,
+    x: ArrayLike,
     *,
     tol: float | None = None,
     rank: int | Sequence[int] | None = None,
@@ -263,7 +264,7 @@ def _leading_modes(shape: Sequence[int], ranks: Sequence[int] | None) -> int:
 @placed
 @evaluated_eagerly
 def matrix_from_dense(
-    w: Any,
+    w: ArrayLike,
     row_shape: Sequence[int],
     col_shape: Sequence[int],
     *,
