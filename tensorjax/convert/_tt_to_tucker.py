@@ -11,6 +11,8 @@ from tensorjax import _check, linalg, tucker
 from tensorjax._formats import truncated_modes
 from tensorjax._formats.cores import difference, times_mode
 from tensorjax._formats.trains import single
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax.convert._info import TuckerInfo
 from tensorjax.tt import TT
@@ -62,7 +64,7 @@ def tt_to_tucker(
         wanted = _check.bond_ranks(rank, t.shape, place="mode")
         ranks, bonds = truncated_modes.feasible_ranks(wanted, t.shape, t.ranks)
     _check.finite("t", t)
-    if tol is not None and not _check.is_traced(t, tol):
+    if tol is not None and choose_kernel("convert.tt_to_tucker(tol=)", (t, tol)) is NUMPY:
         out, tails = _dynamic(t, tol)
         if rank is None:
             return out, _info(t, out, tails)

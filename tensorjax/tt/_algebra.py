@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from tensorjax import _check, _native
 from tensorjax._formats.operators import multiplied
 from tensorjax._formats.trains import TT, TTMatrix, known, single
-from tensorjax._native.dispatch import on_cpu
+from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
+from tensorjax._kernels.table import CPP, TRACE
 from tensorjax._placement import placed
 from tensorjax.contract import einsum
 
@@ -215,7 +216,13 @@ def exact_hadamard(x: Train, y: Train) -> Train:
 def _train_product(x: TT, y: TT) -> TT:
     dtype = jnp.promote_types(x.dtype, y.dtype)
     x, y = x.astype(dtype), y.astype(dtype)  # cores of one train may differ too
-    return (_either_product if _native.multiplies(x.cores, y.cores) else _by_xla)(x, y)
+    pairs = list(zip(x.cores, y.cores, strict=True))
+
+    def work() -> int:  # elements written
+        return sum(a.size * b.size // max(1, a.shape[1]) for a, b in pairs)
+
+    chosen = choose_kernel("tt.hadamard", (*x.cores, *y.cores), TRACE, work=work)
+    return (_either_product if chosen is CPP else _by_xla)(x, y)
 
 
 def _by_xla(x: TT, y: TT) -> TT:
@@ -229,7 +236,8 @@ def _by_sweeps(x: TT, y: TT) -> list[jax.Array]:
 @jax.custom_jvp
 def _either_product(x: TT, y: TT) -> TT:
     results = _native.product_shapes(x.cores, y.cores)
-    return TT._unchecked(tuple(on_cpu(_by_sweeps, _by_xla, x, y, results=results)))
+    kernels = "tt.hadamard", _by_sweeps, _by_xla
+    return TT._unchecked(tuple(cpp_or_xla(*kernels, x, y, results=results)))
 
 
 @_either_product.defjvp

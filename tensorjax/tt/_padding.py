@@ -10,6 +10,8 @@ import numpy as np
 from tensorjax import _check
 from tensorjax._formats.cores import cut_ranks, zero_padded
 from tensorjax._formats.trains import TT, TTMatrix, single
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax.tt._constructors import Train
 
@@ -72,7 +74,8 @@ def pad(t: Train, rank: int | Sequence[int]) -> Train:
 
 def _alive(t: TT | TTMatrix) -> list[Any]:
     """Finds the bond indices that are not padding: on a path of non-zeros through all cores."""
-    cores = t.cores if _check.is_traced(t) else [np.asarray(c) for c in t.cores]
+    hosted = choose_kernel("tt.effective_ranks", (t,)) is NUMPY
+    cores = [np.asarray(c) for c in t.cores] if hosted else t.cores
     steps: list[Any] = [(c != 0).any(axis=tuple(range(1, c.ndim - 1))) for c in cores]
     from_left, from_right = [], []
     reached: Any = np.ones(1, bool)

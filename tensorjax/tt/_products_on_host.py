@@ -13,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _blas_threads, linalg
-from tensorjax._first_calls import is_hosted, pays
 from tensorjax._formats.cores import Cores, absorb, factors_in_range, tall
 from tensorjax._formats.trains import TT, TTMatrix
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import NUMPY
 from tensorjax._transfer import on_device
 from tensorjax.tt._evaluation.on_host import _near_one, _on_host
 
@@ -36,14 +37,20 @@ def product(x: Any, y: Any, kind: str) -> Any:
 
     Programs do not look at the sizes of cores: those with products out of range stay here.
     """
-    dtype, cores = _common(x, y), (*x.cores, *y.cores)
-    if not is_hosted(cores, dtype):
+    dtype = _common(x, y)
+    factors: list[Any] = []
+
+    def in_range() -> bool:
+        left, right = _on_host(x.cores, dtype), _on_host(y.cores, dtype)
+        with np.errstate(all="ignore"), _blas_threads.one_thread(True):
+            factors[:] = left, _products_in_range(left, right, kind)
+        return factors[1] is right
+
+    facts = {"key": kind, "work": lambda: _written(x, y, kind), "in_range": in_range}
+    if choose_kernel(f"tt.{kind}", (*x.cores, *y.cores), dtype=dtype, **facts) is not NUMPY:
         return None
-    left, given = _on_host(x.cores, dtype), _on_host(y.cores, dtype)
+    left, right = factors
     with np.errstate(all="ignore"), _blas_threads.one_thread(True):
-        right = _products_in_range(left, given, kind)
-        if right is given and not pays(kind, cores, lambda: _written(x, y, kind)):
-            return None
         out = [_PRODUCTS[kind](a, b) for a, b in zip(left, right, strict=True)]
     made = TTMatrix if kind == "matmul" else type(y)
     return made._unchecked(tuple(on_device(out)))
@@ -123,9 +130,8 @@ def _overlap(x: TT, y: TT, kind: str) -> tuple[Any, int] | None:
     """Computes Σ conj(x_i) y_i of host trains as mantissa and exponent, or None to compile it."""
     dtype = _common(x, y)
     cores = x.cores if x is y else (*x.cores, *y.cores)
-    if not is_hosted(cores, dtype):
-        return None
-    if not pays(kind, cores, lambda: _work(x, y)):
+    facts = {"dtype": dtype, "key": kind, "work": lambda: _work(x, y)}
+    if choose_kernel(f"tt.{kind}", cores, **facts) is not NUMPY:
         return None
     with np.errstate(all="ignore"), _blas_threads.one_thread(True):
         left, more = _near_one(_on_host(x.cores, dtype))

@@ -12,6 +12,8 @@ from tensorjax._formats import truncated_modes
 from tensorjax._formats.core_scaling import balanced
 from tensorjax._formats.cores import cut_ranks, short
 from tensorjax._formats.trains import TT
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax.tucker._algebra import check_core_rank, pad
 from tensorjax.tucker._hosvd import feasible_ranks, st_hosvd
@@ -76,7 +78,7 @@ def round(
     tol = None if tol is None else _check.tolerance(tol, t.dtype)
     ranks, bonds = _feasible(t, rank, core_rank)
     _check.finite("t", t)
-    if tol is not None and not _check.is_traced(t, tol):
+    if tol is not None and choose_kernel("tucker.round(tol=)", (t, tol)) is NUMPY:
         out = _dynamic(t, tol)
         if rank is None and core_rank is None:
             return out

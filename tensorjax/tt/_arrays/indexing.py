@@ -12,10 +12,11 @@ import numpy as np
 from tensorjax import _check
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._ids import counted
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax.tt._algebra import fold, unfold
 from tensorjax.tt._evaluation.evaluate import contract_modes, evaluate
-from tensorjax.tt._evaluation.on_host import is_hosted
 
 _WHOLE = slice(None)
 
@@ -43,7 +44,7 @@ def item(t: TT, key: Any) -> Any:
     if all(_is_integer(k) for k in keys):
         _check_integers(modes, t.shape)
         picked = [_known(k) for k in modes]
-        if is_hosted(picked):
+        if choose_kernel("tt.TT[...]", picked) is NUMPY:
             return evaluate(t, np.array([operator.index(k) for k in picked]))
     cores = _at_hand(t, modes)
     picked_cores = [_picked(c, k, n) for c, k, n in zip(cores, modes, t.shape, strict=True)]
@@ -168,7 +169,8 @@ def _is_vector(k: Any) -> bool:
 def _at_hand(t: TT | TTMatrix, keys: Sequence[Any]) -> list[Any]:
     """Returns the cores to index, as NumPy arrays where nothing needs to be compiled."""
     moving = [k for k in keys if not isinstance(k, slice)]
-    return [np.asarray(c) for c in t.cores] if is_hosted(t, moving) else list(t.cores)
+    hosted = choose_kernel("tt.TT[...]", (t, moving)) is NUMPY
+    return [np.asarray(c) for c in t.cores] if hosted else list(t.cores)
 
 
 def _picked(core: Any, key: Any, n: int, axis: int = 1) -> Any:

@@ -30,7 +30,8 @@ from tensorjax._formats.cores import (
 )
 from tensorjax._formats.ranks import feasible_ranks, rank_bounds
 from tensorjax._formats.trains import TT, TTMatrix, single
-from tensorjax._native.dispatch import on_cpu
+from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
+from tensorjax._kernels.table import CPP, NUMPY, TRACE
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax.linalg import Method
@@ -200,7 +201,7 @@ def _round(t: TT, tol: Any, rank: Any, method: Method, key: Any, extra: int | No
 def _compressed(
     t: TT, tol: Any, ranks: tuple[int, ...] | None, method: Method, key: Any, extra: int | None
 ) -> TT:
-    if tol is not None and _on_host(t, tol):
+    if tol is not None and choose_kernel("tt.round(tol=)", (*t.cores, tol)) is NUMPY:
         out = _dynamic(t, tol, method, key)
         if ranks is None:
             return out
@@ -216,13 +217,6 @@ def _compressed(
     return _static(t, tol, key, ranks, _method(t, tol, ranks, method, extra), extra)
 
 
-def _on_host(t: TT, tol: Any) -> bool:
-    """Whether to round on the host: the cores are concrete and in the memory of a CPU."""
-    return not _check.is_traced(t, tol) and all(
-        d.platform == "cpu" for c in t.cores if isinstance(c, jax.Array) for d in c.devices()
-    )
-
-
 def _method(t: TT, tol: Any, ranks: Sequence[int], method: Method, extra: int) -> Method:
     """Chooses the rounding method for static ranks; "auto" is "randomized" for narrow sketches."""
     if method == "auto" and tol is None:
@@ -236,9 +230,9 @@ def _method(t: TT, tol: Any, ranks: Sequence[int], method: Method, extra: int) -
 @jax.jit(static_argnums=(3, 4, 5))
 def _static(t: TT, tol: Any, key: Any, ranks: tuple[int, ...], method: Method, extra: int) -> TT:
     dtype = linalg.factor_dtype(t.dtype)
-    exact = method == "svd"
     wide = [c.astype(dtype) for c in t.cores]
-    if tol is None and _native.serves(dtype, exact=exact, shape=t.shape, ranks=t.ranks):
+    facts = {"static": tol is None, "exact": method == "svd", "shape": t.shape, "ranks": t.ranks}
+    if choose_kernel("tt.round(rank=)", wide, TRACE, **facts) is CPP:
         cores = _either_round(wide, key, ranks, method, extra)
     else:
         cores = _by_xla(ranks, method, extra, wide, key, tol)
@@ -352,7 +346,8 @@ def _either_round(
 ) -> list[Any]:
     results = _native.rounded_shapes(cores, ranks)
     static = ranks, method, extra
-    return on_cpu(_by_sweeps, _by_xla, cores, key, static=static, results=results, alone=False)
+    kernels = "tt.round(rank=)", _by_sweeps, _by_xla
+    return cpp_or_xla(*kernels, cores, key, static=static, results=results)
 
 
 def _by_sweeps(
