@@ -376,7 +376,7 @@ def test_gram_matrices_that_cannot_tell_give_the_train_back() -> None:
     assert float(left) <= 1e-3 * float(tt.distance(tiny, nothing))
     assert tt.round(nothing, tol=1e-3).ranks == (1,) * 6
     for unfit in ([c.astype(np.complex128) for c in host(t)], [c.T for c in host(t)]):
-        assert choose_kernel("tt.round(tol=)", unfit, HOST) is not CPP
+        assert choose_kernel("tt.round(tol=), Gram sweep", unfit, HOST) is not CPP
 
 
 @built
@@ -411,7 +411,7 @@ def test_factors_of_gram_matrices_have_their_rank(size: int, rank: int) -> None:
     a = np.random.default_rng(size).normal(size=(size, rank))
     g = a @ a.T
     roundoff = 2 * np.finfo(float).eps * np.trace(g)
-    assert choose_kernel("tt.round(tol=), Cholesky factors", (g,), HOST) is CPP
+    assert choose_kernel("tt.round(tol=), Gram factor", (g,), HOST) is CPP
     lower = _native.pivoted_cholesky(g, roundoff)
     assert lower.shape == (size, rank)
     np.testing.assert_allclose(lower @ lower.T, g, rtol=0, atol=10 * roundoff)

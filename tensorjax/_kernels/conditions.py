@@ -5,7 +5,6 @@ has a name, by which the table prints it, a reason, and the source of its consta
 whose cases they were set by, on two cores of an AMD EPYC with AVX-512.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -52,6 +51,10 @@ MOST_NOISE = 2**23
 _CORE = "python -m experiments run bench/core --only "
 _SOLVERS = "python -m experiments run bench/solvers"
 _LAYERS = "python -m experiments run bench/layers"
+
+
+def _power(n: int) -> str:
+    return f"2^{n.bit_length() - 1}"
 
 
 class Condition(NamedTuple):
@@ -263,7 +266,7 @@ not_randomized = Condition(
     'method is not "randomized"', _not_randomized, "its sketch is XLA's, drawn by jax.random"
 )
 columns_fit = Condition(
-    f"bases of at most {MOST_COLUMNS} columns ({MOST_EXACT_COLUMNS} by QR without a sketch)",
+    f"bases of at most {_power(MOST_COLUMNS)} columns ({MOST_EXACT_COLUMNS} by QR, not sketched)",
     _columns_fit,
     "LAPACK counts its workspaces in 32 bits; longer Householder sweeps are LAPACK's better part",
     _CORE + "rounding",
@@ -272,7 +275,7 @@ one_product = Condition(
     "one matrix times one train", _fact("one_product"), "C++ makes no sums and no other products"
 )
 large_result = Condition(
-    f"a result of {LARGE_RESULT} bytes or more",
+    f"a result of {_power(LARGE_RESULT)} bytes or more",
     _large_result,
     "C++ writes to huge pages; of smaller results XLA's program is as fast",
     _CORE + "arithmetic",
@@ -288,7 +291,7 @@ split_in_two = Condition(
     "C++ applies both halves of a map in one pass",
 )
 large_input = Condition(
-    f"{LARGE_INPUT} elements or more",
+    f"{_power(LARGE_INPUT)} elements or more",
     _large_input,
     "of smaller inputs XLA's products are as fast",
     _CORE + "projection",
@@ -297,7 +300,7 @@ whole_vectors = Condition(
     f"rows of {VECTOR} bytes or more", _whole_vectors, "C++ fills whole vector registers"
 )
 wide_matrix = Condition(
-    f"float64 rows, at most {MOST_ROWS}, of {WIDE} elements or more, contiguous",
+    f"float64 rows, at most {MOST_ROWS}, of {_power(WIDE)} elements or more, contiguous",
     _wide_matrix,
     "C++ passes over the data once, with its own threads; smaller ones fit into NumPy's caches",
     _CORE + "svd",
@@ -306,7 +309,7 @@ matrix = Condition("a matrix that is not empty", _matrix, "C++ factors one matri
 in_one_piece = Condition("contiguous, aligned", _in_one_piece, "C++ reads plain memory")
 several = Condition("two cores or more", _several, "one core has no bond")
 small_array = Condition(
-    f"fewer than {SMALL_ARRAY} elements",
+    f"fewer than {_power(SMALL_ARRAY)} elements",
     _small_array,
     "calls of NumPy are what small arrays cost: no choice of methods, no attempt that may fail",
     _CORE + "shapes",
@@ -317,7 +320,7 @@ gram_resolves = Condition(
     "what a Gram matrix cannot see must not be discarded",
 )
 little_noise = Condition(
-    f"at most {MOST_NOISE} random numbers",
+    f"at most {_power(MOST_NOISE)} random numbers",
     _little_noise,
     "they are drawn before the sweep; a program draws them mode by mode",
 )
@@ -330,13 +333,13 @@ rows_on_cpu = Condition(
     "NumPy reads them in place, and its results are put where JAX puts new arrays",
 )
 fast_by_blas = Condition(
-    f"fewer than {FEW_ROWS} elements, or float64 under a gaussian map",
+    f"fewer than {_power(FEW_ROWS)} elements, or float64 under a gaussian map",
     _fast_by_blas,
     "larger inputs are read once by a program; in single precision XLA multiplies faster",
     _CORE + "projection",
 )
 read_by_host = Condition(
-    f"rows of NumPy, or at most {SMALL_BATCH} elements on one CPU device, not committed",
+    f"rows of NumPy, or at most {_power(SMALL_BATCH)} elements on one CPU device, not committed",
     _read_by_host,
     "the host rounds the number of rows up, so that few programs are compiled",
 )
@@ -349,7 +352,9 @@ kept_dtype = Condition(
     "results in the dtype of the parameters", _fact("kept_dtype"), "C++ converts nothing"
 )
 ids_fit = Condition("fewer rows than int32 counts", _ids_fit, "C++ counts ids in 32 bits")
-a_train = Condition("two cores or more", _fact("train"), "C++ multiplies slices of a chain")
+a_train = Condition(
+    "a train of two cores or more", _fact("train"), "C++ multiplies slices of a chain"
+)
 no_rounds = Condition(
     "no capacity below the number of ids", _fact("unlimited"), "rounds of ids are a program's"
 )
@@ -390,7 +395,7 @@ def forget_first_calls() -> None:
 
 first_calls = Condition(
     "one of the first calls with these shapes ("
-    + ", ".join(f"{n} up to 2^{int(math.log2(most))}" for most, n in CALLS.items())
+    + ", ".join(f"{n} up to {_power(most)}" for most, n in CALLS.items())
     + " operations)",
     _first_calls,
     "a program takes tenths of a second to compile, and NumPy no longer than its call",
@@ -403,7 +408,7 @@ first_evaluations = Condition(
     _CORE + "arithmetic",
 )
 rows_shared = Condition(
-    f"{ROWS_PER_INDEX} entries or more per index of a matrix of {MATRIX} elements or more",
+    f"{ROWS_PER_INDEX} entries or more per index of a matrix of {_power(MATRIX)} elements or more",
     _rows_shared,
     "entries of one index share a product of NumPy, while a program gathers a matrix for each",
     _CORE + "arithmetic",

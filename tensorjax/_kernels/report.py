@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from tensorjax import _native
 from tensorjax._kernels.conditions import Condition
-from tensorjax._kernels.table import FIXED, TABLE, Candidate
+from tensorjax._kernels.table import FIXED, REMARKS, TABLE, Candidate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,8 @@ class KernelChoices:
         operation = stage = ""
         for row in self.rows:
             if row.operation != operation:
-                lines += ["", row.operation]
+                remark = f": {REMARKS[row.operation]}" if row.operation in REMARKS else ""
+                lines += ["", row.operation + remark]
                 operation, stage = row.operation, ""
             shown, stage = ("" if row.stage == stage else row.stage), row.stage
             start = f"  {shown:<6} {row.kernel:<21} "
@@ -115,6 +116,7 @@ def markdown() -> str:
         shown = row.stage if name or row.stage != stage else ""
         operation, stage = row.operation, row.stage
         lines.append(f"| {name} | {shown} | {row.kernel} | {_when(row)} |")
+    lines += ["", *(f"- `{name}`: {text}." for name, text in REMARKS.items())]
     lines += ["", "Nothing is chosen for these.", "", "| operation | kernel |", "|---|---|"]
     lines += [f"| `{name}` | {text} |" for name, text in FIXED.items()]
     lines += ["", "| condition | why | compared by |", "|---|---|---|"]

@@ -18,7 +18,7 @@ from tensorjax._kernels import conditions as c
 from tensorjax._kernels.conditions import Condition
 
 
-class Kernel(enum.Enum):
+class Kernel(enum.StrEnum):
     """Kind of code that serves a call."""
 
     NUMPY = "NumPy"  # and LAPACK, on the host; nothing is compiled
@@ -29,7 +29,7 @@ class Kernel(enum.Enum):
     XLA = "XLA"
 
 
-class Stage(enum.Enum):
+class Stage(enum.StrEnum):
     """Stage of a call at which a kernel is chosen."""
 
     CALL = "call"
@@ -89,9 +89,9 @@ TABLE: dict[str, Row] = {
     "linalg.gram": _host(c.wide_matrix),
     "linalg.project": _host(c.wide_matrix),
     # Rounding.
-    "tt.round(tol=)": _call(c.in_cpu_memory)
-    | _host(c.double, c.in_one_piece, c.several, c.not_empty),
-    "tt.round(tol=), Cholesky factors": _host(c.double, c.matrix),
+    "tt.round(tol=)": _call(c.in_cpu_memory),
+    "tt.round(tol=), Gram sweep": _host(c.double, c.in_one_piece, c.several, c.not_empty),
+    "tt.round(tol=), Gram factor": _host(c.double, c.matrix),
     "tt.round(rank=)": _trace(c.no_tolerance, c.real, c.columns_fit, one_device=False),
     "tt.effective_ranks": _call(c.concrete),
     "tucker.round(tol=)": _call(c.concrete),
@@ -136,7 +136,19 @@ TABLE: dict[str, Row] = {
     ),
 }
 
-# Operations that have nothing to choose, for readers of the table.
+# What the names of kernels leave open, for readers of the table.
+REMARKS: dict[str, str] = {
+    "tt.from_dense(tol=)": "with rank= too, ranks above it are cut as without tol=",
+    "tt.to_dense": "NumPy only reads how large cores are: near one, the program rescales nothing",
+    "tt.round(tol=)": "the program has one bucketed rank, and is trimmed afterwards",
+    "tt.round(tol=), Gram sweep": "where Gram matrices resolve the tolerance; see linalg.choose",
+    "tt.tangent_project": "NumPy only reads how large cores are; so for all of tt.tangent_*",
+    "tt.hadamard": "exact products; with rank= or tol= see tt.linear_combination below",
+    "tt.norm": "and tt.log_norm, tt.normalize in programs",
+    "tucker.norm": "and tucker.distance",
+    "tt.effective_ranks": "and tt.trim",
+}
+# Operations that have nothing to choose.
 FIXED: dict[str, str] = {
     "tt.cross, tt.solve, tt.eigsh, tt.complete, tt.argmax, tt.map": (
         "NumPy: every step has other ranks, and a program would be compiled for each; black boxes "

@@ -4,6 +4,7 @@ XLA takes some tenths of a second to compile them, anew for every combination of
 products of small cores take NumPy no longer than a program of XLA takes to be called.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -38,18 +39,18 @@ def product(x: Any, y: Any, kind: str) -> Any:
     Programs do not look at the sizes of cores: those with products out of range stay here.
     """
     dtype = _common(x, y)
-    factors: list[Any] = []
 
-    def in_range() -> bool:
-        left, right = _on_host(x.cores, dtype), _on_host(y.cores, dtype)
+    @functools.cache
+    def factors() -> tuple[Cores, Sequence[np.ndarray], bool]:
+        left, given = _on_host(x.cores, dtype), _on_host(y.cores, dtype)
         with np.errstate(all="ignore"), _blas_threads.one_thread(True):
-            factors[:] = left, _products_in_range(left, right, kind)
-        return factors[1] is right
+            right = _products_in_range(left, given, kind)
+        return left, right, right is given
 
-    facts = {"key": kind, "work": lambda: _written(x, y, kind), "in_range": in_range}
+    facts = {"key": kind, "work": lambda: _written(x, y, kind), "in_range": lambda: factors()[2]}
     if choose_kernel(f"tt.{kind}", (*x.cores, *y.cores), dtype=dtype, **facts) is not NUMPY:
         return None
-    left, right = factors
+    left, right, _ = factors()
     with np.errstate(all="ignore"), _blas_threads.one_thread(True):
         out = [_PRODUCTS[kind](a, b) for a, b in zip(left, right, strict=True)]
     made = TTMatrix if kind == "matmul" else type(y)

@@ -219,7 +219,7 @@ def gram_round(cores: Cores, share: float) -> Cores:
     Raises:
       InaccurateGram: roundoff in the Gram matrices is not small beside what may be discarded.
     """
-    if choose_kernel("tt.round(tol=)", cores, HOST) is CPP:
+    if choose_kernel("tt.round(tol=), Gram sweep", cores, HOST) is CPP:
         found = _native.gram_round(cores, share)
         if found:
             return found
@@ -240,7 +240,7 @@ def gram_round(cores: Cores, share: float) -> Cores:
 
 def _is_pivoted(g: Any) -> bool:
     """Whether C++ factors a rounding sweep's Gram matrix, with pivots: no shift is needed."""
-    return choose_kernel("tt.round(tol=), Cholesky factors", (g,), HOST) is CPP
+    return choose_kernel("tt.round(tol=), Gram factor", (g,), HOST) is CPP
 
 
 def gram_basis(matrix: Any, f: RightFactor, tail: float) -> Any:
