@@ -24,7 +24,7 @@ def module_name(path: Path) -> str:
 def component(name: str) -> str:
     """The package at the top that a module belongs to; what all formats lie on counts as one."""
     top = name.partition(".")[0]
-    return HELPERS if top.startswith("_") and top != "_formats" else top
+    return HELPERS if top.startswith("_") and top not in ("_cores", "_formats") else top
 
 
 def modules() -> dict[str, ast.Module]:

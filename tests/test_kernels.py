@@ -418,6 +418,7 @@ OTHERS: dict[str, Callable[[Given], Any]] = {
         [g.x, g.x], tol=1e-3, method="gram"
     ),
     "tt.matvec(rank=)": lambda g: tt.matvec(g.a, g.x, rank=4),
+    "tt.pad": lambda g: tt.pad(g.x, 4),
     "tt.effective_ranks": lambda g: list(tt.effective_ranks(tt.pad(g.x, 4))),
     "tt.distance": lambda g: tt.distance(g.x, g.y),
     "tt.TT[...]": lambda g: g.x[0, 1:],

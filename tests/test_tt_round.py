@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tensorjax import linalg, tt
+from tensorjax._cores import rounding_sweeps as sweeps
 from tensorjax._kernels.table import CALL, TABLE
-from tensorjax.tt._rounding import sweeps as sweeps
 from tests.oracles import (
     DTYPES,
     bond_tails,

@@ -91,6 +91,12 @@ def _concrete(arrays: Arrays, facts: Facts) -> bool:
     return not any(isinstance(x, Tracer) for x in jax.tree.leaves(arrays))
 
 
+def _on_one_device(arrays: Arrays, facts: Facts) -> bool:
+    return _concrete(arrays, facts) and all(
+        len(x.devices()) == 1 for x in arrays if isinstance(x, jax.Array)
+    )
+
+
 def _in_cpu_memory(arrays: Arrays, facts: Facts) -> bool:
     return _concrete(arrays, facts) and all(
         d.platform == "cpu" for c in arrays if isinstance(c, jax.Array) for d in c.devices()
@@ -118,6 +124,11 @@ def _free_on_a_cpu(arrays: Arrays, facts: Facts) -> bool:
 
 
 concrete = Condition("concrete", _concrete, "a tracer has no values that NumPy could read")
+on_one_device = Condition(
+    "concrete, on one device",
+    _on_one_device,
+    "NumPy takes no program for every new shape; what lies on a mesh stays there",
+)
 in_cpu_memory = Condition(
     "concrete, in the memory of CPUs",
     _in_cpu_memory,

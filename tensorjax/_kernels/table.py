@@ -93,6 +93,7 @@ TABLE: dict[str, Row] = {
     "tt.round(tol=), Gram sweep": _host(c.double, c.in_one_piece, c.several, c.not_empty),
     "tt.round(tol=), Gram factor": _host(c.double, c.matrix),
     "tt.round(rank=)": _trace(c.no_tolerance, c.real, c.columns_fit, one_device=False),
+    "tt.pad": _call(c.on_one_device),
     "tt.effective_ranks": _call(c.concrete),
     "tucker.round(tol=)": _call(c.concrete),
     "convert.tt_to_tucker(tol=)": _call(c.concrete),
@@ -145,6 +146,7 @@ REMARKS: dict[str, str] = {
     "tt.tangent_project": "NumPy only reads how large cores are; so for all of tt.tangent_*",
     "tt.hadamard": "exact products; with rank= or tol= see tt.linear_combination below",
     "tt.norm": "and tt.log_norm, tt.normalize in programs",
+    "tt.pad": "and tucker.pad",
     "tucker.norm": "and tucker.distance",
     "tt.effective_ranks": "and tt.trim",
 }

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _blas_threads, _check, linalg, mera, tt
-from tensorjax._formats.cores import Cores, absorb, difference, tall, times_right, wide
+from tensorjax._cores.overlaps import difference
+from tensorjax._cores.unfoldings import Cores, absorb, tall, times_right, wide
 from tensorjax._formats.trains import single
 from tensorjax._placement import placed
 from tensorjax.convert import _disentangle

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg, tucker
-from tensorjax._formats import truncated_modes
-from tensorjax._formats.cores import difference, times_mode
+from tensorjax._cores import mode_truncation
+from tensorjax._cores.overlaps import difference
+from tensorjax._cores.unfoldings import times_mode
 from tensorjax._formats.trains import single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
@@ -62,7 +63,7 @@ def tt_to_tucker(
     ranks, bonds = (), ()
     if rank is not None:
         wanted = _check.bond_ranks(rank, t.shape, place="mode")
-        ranks, bonds = truncated_modes.feasible_ranks(wanted, t.shape, t.ranks)
+        ranks, bonds = mode_truncation.feasible_ranks(wanted, t.shape, t.ranks)
     _check.finite("t", t)
     if tol is not None and choose_kernel("convert.tt_to_tucker(tol=)", (t, tol)) is NUMPY:
         out, tails = _dynamic(t, tol)
@@ -91,7 +92,7 @@ def _dynamic(t: TT, tol: float) -> tuple[Tucker, np.ndarray]:
     budget = max(tol**2 - 2 * t.order * (eps / 2) ** 2, tol**2 / 4)
     real = jnp.finfo(linalg.factor_dtype(t.dtype)).dtype
     for share in (budget, budget / 100):
-        cut = truncated_modes.truncate(cores, share=share)
+        cut = mode_truncation.truncate(cores, share=share)
         core = TT(jax.device_put([c.astype(t.dtype) for c in cut.cores]))
         out = Tucker(core, jax.device_put([u.astype(t.dtype) for u in cut.factors]))
         # Where roundoff competes with what may be discarded, the result is measured, and a
@@ -116,6 +117,6 @@ def _holds(out: Tucker, cores: list[np.ndarray], tol: float) -> bool:
 def _static(t: TT, tol: Any, ranks: tuple[int, ...]) -> tuple[Tucker, jax.Array]:
     dtype = linalg.factor_dtype(t.dtype)
     share = None if tol is None else tol**2
-    cut = truncated_modes.truncate([c.astype(dtype) for c in t.cores], ranks=ranks, share=share)
+    cut = mode_truncation.truncate([c.astype(dtype) for c in t.cores], ranks=ranks, share=share)
     out = Tucker._unchecked(TT._unchecked(tuple(cut.cores)), tuple(cut.factors))
     return out.astype(t.dtype), jnp.stack(cut.tails)

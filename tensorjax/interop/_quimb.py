@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._formats.core_scaling import balanced
+from tensorjax._cores.scaling import balanced
 from tensorjax.interop._formats import optional, single
 from tensorjax.tt import TT, TTMatrix
 

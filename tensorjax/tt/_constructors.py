@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._formats.ranks import rank_bounds
+from tensorjax._cores.ranks import rank_bounds
 from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax._placement import placed
 

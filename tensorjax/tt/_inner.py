@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, _native, linalg
-from tensorjax._formats.cores import difference
+from tensorjax._cores.overlaps import difference
 from tensorjax._formats.trains import TT
 from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
 from tensorjax._kernels.table import CPP, PROGRAM, TRACE

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from tensorjax import linalg
-from tensorjax._formats.core_scaling import balanced
-from tensorjax._formats.cores import Cores, absorb, tall, times_right, wide
+from tensorjax._cores.scaling import balanced
+from tensorjax._cores.unfoldings import Cores, absorb, tall, times_right, wide
 from tensorjax.tt._rounding.rounding import _compress
 
 

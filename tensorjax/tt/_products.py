@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, _native, linalg
-from tensorjax._formats.core_scaling import balanced
-from tensorjax._formats.cores import cut_ranks, placed_like
-from tensorjax._formats.ranks import rank_bounds
+from tensorjax._cores import rounding_sweeps as sweeps
+from tensorjax._cores.placement import placed_like
+from tensorjax._cores.ranks import cut_ranks, rank_bounds
+from tensorjax._cores.scaling import balanced
 from tensorjax._formats.trains import TT, TTMatrix, known, single
 from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
 from tensorjax._kernels.table import CPP, TRACE
@@ -29,7 +30,6 @@ from tensorjax.tt._algebra import (
 )
 from tensorjax.tt._padding import pad, padded_ranks
 from tensorjax.tt._rounding import rounded_sums as fused
-from tensorjax.tt._rounding import sweeps as sweeps
 from tensorjax.tt._rounding.rounding import round
 
 Train = TypeVar("Train", TT, TTMatrix)

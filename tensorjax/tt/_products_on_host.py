@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _blas_threads, linalg
-from tensorjax._formats.cores import Cores, absorb, factors_in_range, tall
+from tensorjax._cores.scaling import factors_in_range
+from tensorjax._cores.unfoldings import Cores, absorb, tall
 from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY

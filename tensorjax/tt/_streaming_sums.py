@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import _check, linalg
-from tensorjax._formats.core_scaling import settled
-from tensorjax._formats.ranks import feasible_ranks
+from tensorjax._cores.ranks import feasible_ranks
+from tensorjax._cores.scaling import settled
 from tensorjax._formats.trains import TT
 from tensorjax._placement import placed
 from tensorjax.linalg._scaling import normalized

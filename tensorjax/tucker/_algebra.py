@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import _check, linalg
-from tensorjax._formats.cores import zero_padded
+from tensorjax._cores.placement import zero_padded
 from tensorjax._formats.operators import multiplied
 from tensorjax._formats.trains import TT
 from tensorjax._placement import placed

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _blas_threads, _check, linalg
-from tensorjax._formats.core_scaling import balanced
+from tensorjax._cores.scaling import balanced
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed

@@ -10,8 +10,9 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._batch_sizes import rounded_up
-from tensorjax._formats.core_scaling import near_one
-from tensorjax._formats.cores import difference, short, tall, wide
+from tensorjax._cores.overlaps import difference
+from tensorjax._cores.scaling import near_one
+from tensorjax._cores.unfoldings import short, tall, wide
 from tensorjax._formats.trains import TT
 from tensorjax._ids import counted
 from tensorjax._kernels.choice import choose_kernel

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._formats import truncated_modes
-from tensorjax._formats.core_scaling import balanced
-from tensorjax._formats.cores import cut_ranks, short
+from tensorjax._cores import mode_truncation
+from tensorjax._cores.ranks import cut_ranks
+from tensorjax._cores.scaling import balanced
+from tensorjax._cores.unfoldings import short
 from tensorjax._formats.trains import TT
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
@@ -114,7 +115,7 @@ def _feasible(t: Tucker, rank: Any, core_rank: Any) -> tuple[tuple[int, ...], An
     wanted = sizes if rank is None else _check.bond_ranks(rank, sizes, place="mode")
     if not isinstance(t.core, TT):
         return feasible_ranks(wanted, sizes), None
-    ranks, bonds = truncated_modes.feasible_ranks(wanted, sizes, t.core.ranks)
+    ranks, bonds = mode_truncation.feasible_ranks(wanted, sizes, t.core.ranks)
     if core_rank is not None:
         bonds = _check.bond_ranks(core_rank, bonds, name="core_rank")
     return ranks, cut_ranks((1, *bonds, 1), ranks)[1:-1]
@@ -160,7 +161,7 @@ def _on_host_back(core: Any, factors: Sequence[Any], exponent: int, dtype: Any) 
 
 
 def _reduced_train(core: TT, share: float, dtype: Any) -> tuple[TT, list[Any]]:
-    cut = truncated_modes.truncate(list(core.cores), share=_part_of_modes(share, core.order))
+    cut = mode_truncation.truncate(list(core.cores), share=_part_of_modes(share, core.order))
     left = max(share - float(sum(cut.tails)), (10 * linalg.epsilon(dtype)) ** 2)
     small = jax.device_put(TT._unchecked(tuple(cut.cores)).astype(dtype))
     return small.namespace.round(small, tol=left**0.5), cut.factors
@@ -185,7 +186,7 @@ def _static(t: Tucker, tol: Any, ranks: tuple[int, ...], bonds: tuple[int, ...] 
 
 def _static_train(t: Tucker, share: Any, ranks: Any, bonds: Any) -> tuple[TT, list[Any]]:
     part = _part_of_modes(share, t.order)
-    cut = truncated_modes.truncate(list(t.core.cores), ranks=ranks, share=part, factors=t.factors)
+    cut = mode_truncation.truncate(list(t.core.cores), ranks=ranks, share=part, factors=t.factors)
     core = TT._unchecked(tuple(cut.cores))
     if share is not None:
         # Ranks may have cost more than the tolerance: the bonds then discard nothing but roundoff.

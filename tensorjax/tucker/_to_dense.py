@@ -3,7 +3,7 @@
 import jax
 
 from tensorjax import linalg
-from tensorjax._formats.core_scaling import shared_out
+from tensorjax._cores.scaling import shared_out
 from tensorjax._formats.trains import TT
 from tensorjax._placement import placed
 from tensorjax.contract import einsum

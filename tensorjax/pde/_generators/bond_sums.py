@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorjax._formats.cores import Cores, absorb, tall, times_right, wide
+from tensorjax._cores.unfoldings import Cores, absorb, tall, times_right, wide
 from tensorjax.pde._generators.canonical_form import Point
 
 Link = tuple[np.ndarray, np.ndarray]  # K (t, s, s') and B (t, j, n, j')

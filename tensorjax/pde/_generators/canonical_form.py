@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._formats.cores import Cores, absorb, cut_ranks, tall, times_right, wide
+from tensorjax._cores.ranks import cut_ranks
+from tensorjax._cores.unfoldings import Cores, absorb, tall, times_right, wide
 
 # Singular values below this share of the largest are roundoff, and would span noise.
 _ROUNDOFF = 1e-14

@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._formats.cores import Cores
+from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax.pde._discretization.operators import affine_states
 from tensorjax.pde._generators import bond_sums as families

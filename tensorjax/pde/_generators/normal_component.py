@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorjax._formats.cores import Cores
+from tensorjax._cores.unfoldings import Cores
 from tensorjax.pde._generators import bond_sums as families
 from tensorjax.pde._generators.bond_sums import Family, Link
 from tensorjax.pde._generators.canonical_form import Point

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tensorjax._formats.cores import Cores, tall
+from tensorjax._cores.unfoldings import Cores, tall
 from tensorjax.pde._generators.bond_sums import Family
 from tensorjax.pde._generators.canonical_form import Point
 from tensorjax.pde._generators.normal_component import Modes

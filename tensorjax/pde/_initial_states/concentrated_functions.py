@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tensorjax._formats.cores import Cores
+from tensorjax._cores.unfoldings import Cores
 from tensorjax.tt import _numpy_arithmetic as hosted
 
 

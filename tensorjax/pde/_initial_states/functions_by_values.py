@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from tensorjax import _check, tt
-from tensorjax._formats.cores import Cores
+from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._initial_states import concentrated_functions as skeleton

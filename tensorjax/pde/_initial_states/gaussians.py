@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tensorjax._formats.cores import Cores
+from tensorjax._cores.unfoldings import Cores
 
 # Singular values below this share of the tolerance are left out of every sum.
 _FLOOR = 1e-3

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorjax._formats.cores import Cores
+from tensorjax._cores.unfoldings import Cores
 from tensorjax.pde._initial_states.functions_by_values import crossed
 
 # Points of an axis at first, and at most over those of the box; points that are compared.

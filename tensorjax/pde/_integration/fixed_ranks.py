@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, tt
-from tensorjax._formats.cores import cut_ranks
+from tensorjax._cores.ranks import cut_ranks
 from tensorjax._formats.trains import TT
 from tensorjax.pde._integration.initial_checks import check_inside
 from tensorjax.pde._integration.solution import STATUSES, Result, Solution, State

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorjax._formats.cores import Cores
+from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._stepping.mass import mass_of, mass_of_term

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorjax._formats.cores import Cores
+from tensorjax._cores.unfoldings import Cores
 from tensorjax.pde._maps.coordinate_path import Moment
 
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._formats.cores import Cores
+from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax.pde._generators.generator_inputs import checked_motion
 from tensorjax.pde._integration.initial_checks import check_inside

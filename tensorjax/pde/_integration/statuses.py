@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorjax._formats.cores import Cores
+from tensorjax._cores.unfoldings import Cores
 from tensorjax.pde._integration.solution import Result
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._stepping.right_side import Clock, Rates

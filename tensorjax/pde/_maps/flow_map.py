@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._formats.cores import Cores
+from tensorjax._cores.unfoldings import Cores
 from tensorjax.tt import _numpy_arithmetic as hosted
 
 State = tuple[np.ndarray, ...]

@@ -8,8 +8,9 @@ import jax
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._formats.core_scaling import balanced
-from tensorjax._formats.cores import Cores, cut_ranks
+from tensorjax._cores.ranks import cut_ranks
+from tensorjax._cores.scaling import balanced
+from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax.pde._arguments import floats
 from tensorjax.pde._discretization import variable_coefficients as multipliers

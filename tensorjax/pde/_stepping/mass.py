@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorjax._formats.cores import Cores
+from tensorjax._cores.unfoldings import Cores
 
 # The constant is faded out as exp(−(x/a)^p), x from −1 to 1 along an axis, a and p as here.
 _WIDTH, _POWER = 0.6, 8

@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from tensorjax._formats.cores import Cores
+from tensorjax._cores import interfaces as interfaces
+from tensorjax._cores.unfoldings import Cores
 from tensorjax.pde._discretization.grid import Axis
 from tensorjax.pde._discretization.operators import affine_states, differentiated
 from tensorjax.pde._stepping.right_side import Rates
 from tensorjax.pde._stepping.rounded_sums import Train, nothing, relative_norm, truncated
 from tensorjax.pde._stepping.step_truncation import STAGE, Step, Trim
-from tensorjax.tt import _interfaces as interfaces
 from tensorjax.tt import _numpy_arithmetic as hosted
 
 Array = Any

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._formats.cores import Cores
+from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._discretization.operators import Coefficients, affine_states, differentiated

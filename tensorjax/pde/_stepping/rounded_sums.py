@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorjax._formats.cores import Cores, cut_ranks
+from tensorjax._cores.ranks import cut_ranks
+from tensorjax._cores.unfoldings import Cores
 
 Array = Any
 # Oversampling: columns of a sketch beyond the expected rank, and columns that must remain unused.

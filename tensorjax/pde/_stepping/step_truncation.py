@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorjax._formats.cores import Cores
+from tensorjax._cores.unfoldings import Cores
 from tensorjax.pde._discretization.operators import affine_generator
 from tensorjax.pde._stepping import mass as masses
 from tensorjax.pde._stepping.right_side import Rates, train

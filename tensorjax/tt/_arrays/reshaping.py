@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._formats.core_scaling import balanced, shared_out
-from tensorjax._formats.cores import absorb, tall, times_right
-from tensorjax._formats.ranks import feasible_ranks
+from tensorjax._cores.ranks import feasible_ranks
+from tensorjax._cores.scaling import balanced, shared_out
+from tensorjax._cores.unfoldings import absorb, tall, times_right
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY

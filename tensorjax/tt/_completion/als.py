@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tensorjax import linalg
-from tensorjax._formats.cores import Cores, absorb, tall, times_right, wide
+from tensorjax._cores.unfoldings import Cores, absorb, tall, times_right, wide
 
 
 class Samples(NamedTuple):

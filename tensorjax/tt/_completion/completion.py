@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._formats.cores import Cores
-from tensorjax._formats.ranks import feasible_ranks
+from tensorjax._cores.ranks import feasible_ranks
+from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT, single
 from tensorjax._placement import placed
 from tensorjax.tt._completion import als as als

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._formats.core_scaling import balanced
-from tensorjax._formats.cores import Cores
+from tensorjax._cores.scaling import balanced
+from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT, single
 from tensorjax._placement import placed
 from tensorjax.tt._cross import search as _search

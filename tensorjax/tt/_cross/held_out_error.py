@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorjax._formats.cores import Cores
+from tensorjax._cores.unfoldings import Cores
 from tensorjax.tt import _numpy_arithmetic as hosted
 from tensorjax.tt._cross.sampled_function import Oracle
 

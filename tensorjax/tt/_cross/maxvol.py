@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from tensorjax._formats.cores import Cores, in_range, times_right, wide
+from tensorjax._cores.scaling import in_range
+from tensorjax._cores.unfoldings import Cores, times_right, wide
 
 # The volume grows by ``growth`` at least in every swap, so few are needed; this only bounds them.
 _MAX_SWAPS = 100

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from tensorjax._formats.cores import Cores
+from tensorjax._cores.unfoldings import Cores
 from tensorjax.tt._cross.greedy_pivots import Sets, climbed
 from tensorjax.tt._cross.held_out_error import TELLING, UNKNOWN, Estimate, HeldOut
 from tensorjax.tt._cross.maxvol import right_sets

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tensorjax import linalg
-from tensorjax._formats.cores import Cores
-from tensorjax.tt import _interfaces as interfaces
+from tensorjax._cores import interfaces as interfaces
+from tensorjax._cores.unfoldings import Cores
 from tensorjax.tt._eigen import dmrg_sweeps as dmrg
 from tensorjax.tt._eigen.local_problems import Array, Local, Rule, lowest_block
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tensorjax import linalg
-from tensorjax._formats.cores import absorb, tall, times_right, wide
-from tensorjax.tt import _interfaces as interfaces
+from tensorjax._cores import interfaces as interfaces
+from tensorjax._cores.unfoldings import absorb, tall, times_right, wide
 from tensorjax.tt._eigen.local_problems import Array, Local, Rule, Solved, lowest
 
 # Found states are projected out in the end if that changes the state by at most this.

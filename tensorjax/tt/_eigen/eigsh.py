@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._formats.ranks import rank_bounds
+from tensorjax._cores.ranks import rank_bounds
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._placement import placed
 from tensorjax.tt._eigen.levels import Check, Levels, find_levels

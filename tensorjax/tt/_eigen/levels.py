@@ -11,8 +11,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from tensorjax import linalg
-from tensorjax._formats.cores import Cores
-from tensorjax._formats.ranks import rank_bounds
+from tensorjax._cores.ranks import rank_bounds
+from tensorjax._cores.unfoldings import Cores
 from tensorjax.tt._eigen import block_dmrg as block
 from tensorjax.tt._eigen import dmrg_sweeps as dmrg
 from tensorjax.tt._eigen.local_problems import Local, Rule, lowest

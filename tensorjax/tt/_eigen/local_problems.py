@@ -1,6 +1,6 @@
 """Local eigenproblems of DMRG on one or two sites: dense, Lanczos and block Krylov solvers.
 
-The interfaces on either side are those of `tensorjax.tt._interfaces`; all arrays are NumPy's.
+The interfaces on either side are those of `tensorjax._cores.interfaces`; all arrays are NumPy's.
 """
 
 from collections.abc import Sequence

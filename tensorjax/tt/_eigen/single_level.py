@@ -7,7 +7,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from tensorjax import linalg
-from tensorjax._formats.cores import Cores, cut_ranks
+from tensorjax._cores.ranks import cut_ranks
+from tensorjax._cores.unfoldings import Cores
 from tensorjax.tt._eigen import dmrg_sweeps as dmrg
 from tensorjax.tt._eigen.local_problems import Rule
 

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _blas_threads, linalg
-from tensorjax._formats.core_scaling import balanced
-from tensorjax._formats.cores import Cores, absorb, tall, times_right, wide
+from tensorjax._cores.scaling import balanced
+from tensorjax._cores.unfoldings import Cores, absorb, tall, times_right, wide
 from tensorjax._formats.trains import TT
 
 # Entries evaluated together, and elements gathered at a time: so that both fit into the caches.

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorjax import linalg
-from tensorjax._formats.cores import Cores, absorb, tall, times_right
-from tensorjax.tt._interfaces import apply_one, edge, left, left_overlap, right, right_overlap
+from tensorjax._cores.interfaces import apply_one, edge, left, left_overlap, right, right_overlap
+from tensorjax._cores.unfoldings import Cores, absorb, tall, times_right
 from tensorjax.tt._linear.local_systems import Apply, Local, gmres, solve_dense
 from tensorjax.tt._linear.system import Measure, Outcome, Report, System
 

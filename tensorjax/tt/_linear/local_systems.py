@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tensorjax._cores.interfaces import apply_one
 from tensorjax.linalg import adjoint
-from tensorjax.tt._interfaces import apply_one
 
 Array = Any
 Apply = Callable[[Array], Array]

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._formats.cores import Cores
+from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._placement import placed
 from tensorjax.tt import _numpy_arithmetic as hosted

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import linalg
-from tensorjax._formats.cores import Cores, cut_ranks
+from tensorjax._cores.interfaces import edge, right
+from tensorjax._cores.ranks import cut_ranks
+from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax.tt import _numpy_arithmetic as hosted
-from tensorjax.tt._interfaces import edge, right
 
 Report = Callable[[int, float, tuple[int, ...]], Any]  # of sweep, residual and ranks
 Measure = Callable[[Cores], float]  # the norm of the residual that a solution leaves

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._formats.core_scaling import near_one, settled, shared_out
-from tensorjax._formats.cores import absorb, tall
+from tensorjax._cores import interfaces as interfaces
+from tensorjax._cores.scaling import near_one, settled, shared_out
+from tensorjax._cores.unfoldings import absorb, tall
 from tensorjax._formats.trains import TT, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
-from tensorjax.tt import _interfaces as interfaces
 from tensorjax.tt._algebra import _aligned, add
 from tensorjax.tt._manifold.tangent_vectors import (
     NOTHING,

@@ -23,13 +23,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._formats.core_scaling import near_one, settled
-from tensorjax._formats.cores import absorb, cut_ranks, tall
+from tensorjax._cores import interfaces as interfaces
+from tensorjax._cores.ranks import cut_ranks
+from tensorjax._cores.scaling import near_one, settled
+from tensorjax._cores.unfoldings import absorb, tall
 from tensorjax._formats.trains import TT, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed, placed_by, spec_like
-from tensorjax.tt import _interfaces as interfaces
 from tensorjax.tt._rounding.rounding import orthogonal_cores, round
 
 Arrays = tuple[jax.Array, ...]

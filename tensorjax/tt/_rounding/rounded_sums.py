@@ -10,7 +10,7 @@ then from the left, each bond projected on the range of its sketched unfolding.
 
 Source: H. Al Daas et al., "Randomized algorithms for rounding in the tensor-train format", SIAM J.
 Sci. Comput. 45 (2023), algorithm 3.2 (randomize, then orthogonalize; there for sums). Ours: the
-products, and the random train of `tensorjax.tt._rounding.sweeps.sketches`.
+products, and the random train of `tensorjax._cores.rounding_sweeps.sketches`.
 """
 
 import functools
@@ -21,11 +21,11 @@ import jax
 import numpy as np
 
 from tensorjax import linalg
-from tensorjax._formats import core_scaling as balance
-from tensorjax._formats.cores import Cores
+from tensorjax._cores import rounding_sweeps as sweeps
+from tensorjax._cores import scaling as balance
+from tensorjax._cores.contraction import einsum
+from tensorjax._cores.unfoldings import Cores
 from tensorjax.linalg._arrays import namespace
-from tensorjax.tt._interfaces import dot
-from tensorjax.tt._rounding import sweeps as sweeps
 
 Array = Any
 Factors = tuple[Array, ...]  # a core (r, n, s); two of them; or two cores (r, m, n, s) of matrices
@@ -52,16 +52,13 @@ def through(cores: Factors, f: Array, omega: Array) -> Array:
       omega: (n, f).
     """
     if len(cores) == 1:
-        return (dot(cores[0], f, (2, 0)) * omega[None]).sum(1)
+        return (einsum("ris,sf->rif", cores[0], f) * omega[None]).sum(1)
     first, second = cores
     if first.ndim == 3:
-        t = dot(first, f, (2, 0)) * omega[None, :, None, :]  # (r, n, s', f)
-        r, n, s, width = t.shape
-        t = t.transpose(0, 3, 1, 2).reshape(r * width, n * s)
-        t = linalg.matmul(t, second.transpose(1, 2, 0).reshape(n * s, -1))
-        return t.reshape(r, width, -1).swapaxes(1, 2)
+        t = einsum("ris,stf->ritf", first, f) * omega[None, :, None, :]
+        return einsum("ritf,qit->rqf", t, second)
     m, n = first.shape[1], second.shape[2]
-    t = dot(dot(second, f, (3, 1)), first, ((1, 3), (2, 3)))  # (r', n, f, r, m)
+    t = einsum("rmks,qknt,stf->qnfrm", first, second, f)
     weights = omega.reshape(m, n, -1).transpose(1, 2, 0)[None, :, :, None, :]
     return (t * weights).sum((1, 4)).transpose(2, 0, 1)
 
@@ -72,16 +69,12 @@ def from_left(w: Array, cores: Factors) -> Array:
     The bonds of a product are pairs.
     """
     if len(cores) == 1:
-        return dot(w, cores[0], (1, 0))
+        return einsum("fr,rns->fns", w, cores[0])
     first, second = cores
     if first.ndim == 4:
-        t = dot(dot(w, second, (2, 0)), first, ((1, 2), (0, 2)))  # (f, n, s', m, s)
-        t = t.transpose(0, 3, 1, 4, 2)
+        t = einsum("frq,rmks,qknt->fmnst", w, first, second)
         return t.reshape(t.shape[0], -1, *t.shape[3:])
-    t = dot(w, second, (2, 0))  # (f, r, n, s')
-    f, r, n, s = t.shape
-    t = linalg.matmul(t.transpose(2, 0, 3, 1).reshape(n, f * s, r), first.transpose(1, 0, 2))
-    return t.reshape(n, f, s, -1).transpose(1, 0, 3, 2)
+    return einsum("frq,rns,qnt->fnst", w, first, second)
 
 
 def edge(term: Term) -> Array:
@@ -213,14 +206,12 @@ def _sliced(cores: Sequence[Factors], n: int, x: Array) -> Array:
         rows = x[start : start + int(np.prod(sides))].reshape(*sides, -1)
         start += int(np.prod(sides))
         if len(factors) == 1:
-            part = dot(factors[0][:, n], rows, (1, 0))
+            part = einsum("rs,sx->rx", factors[0][:, n], rows)
         elif factors[0].ndim == 3:
-            part = dot(dot(factors[0][:, n], rows, (1, 0)), factors[1][:, n], (1, 1))
-            part = part.swapaxes(1, 2)
+            part = einsum("rs,qt,stx->rqx", factors[0][:, n], factors[1][:, n], rows)
         else:
             i, j = divmod(n, factors[1].shape[2])
-            t = dot(factors[1][:, :, j], rows, (2, 1))  # (r', columns of the matrix, s, …)
-            part = dot(t, factors[0][:, i], ((1, 2), (1, 2))).transpose(2, 0, 1)
+            part = einsum("rks,qkt,stx->rqx", factors[0][:, i], factors[1][:, :, j], rows)
         out.append(part.reshape(-1, x.shape[1]))
     return np.concatenate(out)
 

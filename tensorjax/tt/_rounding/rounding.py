@@ -18,17 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _blas_threads, _check, _native, linalg
-from tensorjax._formats.core_scaling import balanced
-from tensorjax._formats.cores import (
-    absorb,
-    difference,
-    placed_like,
-    tall,
-    times_right,
-    triangles,
-    wide,
-)
-from tensorjax._formats.ranks import feasible_ranks, rank_bounds
+from tensorjax._cores import rounding_sweeps as sweeps
+from tensorjax._cores.orthogonalization import triangles
+from tensorjax._cores.overlaps import difference
+from tensorjax._cores.placement import placed_like
+from tensorjax._cores.ranks import feasible_ranks, rank_bounds
+from tensorjax._cores.scaling import balanced
+from tensorjax._cores.unfoldings import absorb, tall, times_right, wide
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
 from tensorjax._kernels.table import CPP, NUMPY, TRACE
@@ -38,7 +34,6 @@ from tensorjax.linalg import Method
 from tensorjax.linalg._subspaces_on_host import budget
 from tensorjax.tt._algebra import as_train
 from tensorjax.tt._padding import pad, padded_ranks, trim
-from tensorjax.tt._rounding import sweeps as sweeps
 
 Train = TypeVar("Train", TT, TTMatrix)
 # Cores whose norm is within 2^±_AT_HAND are not rescaled by rounding on the host.

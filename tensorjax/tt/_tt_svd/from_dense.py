@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _blas_threads, _check, linalg
-from tensorjax._formats.core_scaling import balanced
-from tensorjax._formats.ranks import feasible_ranks, rank_bounds
+from tensorjax._cores.ranks import feasible_ranks, rank_bounds
+from tensorjax._cores.scaling import balanced
 from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.conditions import MOST_ROWS

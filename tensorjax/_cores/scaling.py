@@ -1,4 +1,4 @@
-"""Cores of trains scaled near one by powers of two, shared out over all cores in the end."""
+"""Scaling of cores by powers of two, so that products of them are in range."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,9 +7,15 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import _check
-from tensorjax._formats.cores import Cores
+from tensorjax._cores.unfoldings import Cores
 from tensorjax.linalg._arrays import is_host
-from tensorjax.linalg._scaling import exponent_of, exponents_held, normalized, power_of_two, scaled
+from tensorjax.linalg._scaling import (
+    exponent_of,
+    exponents_held,
+    normalized,
+    power_of_two,
+    scaled,
+)
 
 _NEAR = 8  # powers of two that the largest part of a host core may be off one
 
@@ -61,3 +67,29 @@ def shared_out(cores: Sequence[Any], exponent: Any, *, at: int = -1) -> Cores:
         for k, e in enumerate(own)
     ]
     return [scaled(c, e) for c, e in zip(cores, moves, strict=True)]
+
+
+def in_range(x: Any) -> Any:
+    """Divides a core, or a factor of one, by a power of two so that its largest part is near 1."""
+    return normalized(x)[0]
+
+
+def factors_in_range(xs: Cores, ys: Cores, terms: int = 1) -> Cores:
+    """Scales the cores ``ys`` by powers of two that cancel, so that their products are in range.
+
+    They stay as they are where all products are in range as they are.
+
+    Args:
+      xs: host cores of the one factor.
+      ys: those of the other, in the same dtype.
+      terms: products in the sums that are taken.
+    """
+    own = [exponent_of(x) + exponent_of(y) for x, y in zip(xs, ys, strict=True)]
+    low, high = exponents_held(ys[0].dtype)
+    if min(own) >= low and max(own) <= high - terms.bit_length():
+        return ys
+    # Each as near to its own size as the dtype holds it well: the cores of both factors are held.
+    wanted = [min(max(e, -(high // 2)), high // 2) for e in own]
+    share, rest = divmod(sum(own) - sum(wanted), len(ys))
+    moves = [w + share + (k < rest) - e for k, (w, e) in enumerate(zip(wanted, own, strict=True))]
+    return [scaled(y, move) for y, move in zip(ys, moves, strict=True)]

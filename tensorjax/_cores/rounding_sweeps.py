@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 
 from tensorjax import _native, linalg
-from tensorjax._formats.cores import Cores, absorb, tall, times_right, wide
+from tensorjax._cores.unfoldings import Cores, absorb, tall, times_right, wide
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import CPP, HOST
 

@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 
 from tensorjax import _check
-from tensorjax._formats.cores import cut_ranks
 
 
 def rank_bounds(sizes: Sequence[int]) -> tuple[int, ...]:
@@ -20,3 +19,13 @@ def feasible_ranks(
     """Returns the ranks asked for bond by bond, cut to what neighbours, sizes, ``caps`` allow."""
     ranks = _check.bond_ranks(rank, rank_bounds(sizes))
     return cut_ranks((1, *(ranks if caps is None else map(min, ranks, caps)), 1), sizes)[1:-1]
+
+
+def cut_ranks(ranks: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
+    """Reduces TT-ranks r_0 … r_d of cores to the largest that modes and neighbours allow."""
+    out = list(ranks)
+    for k in range(1, len(sizes)):
+        out[k] = min(out[k], out[k - 1] * sizes[k - 1])
+    for k in reversed(range(1, len(sizes))):
+        out[k] = min(out[k], out[k + 1] * sizes[k])
+    return tuple(out)

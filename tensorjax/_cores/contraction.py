@@ -1,0 +1,24 @@
+"""Einsum of cores: of NumPy arrays on the host, of JAX arrays by a plan."""
+
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from tensorjax import contract
+from tensorjax.contract._numpy_einsum import numpy_einsum
+
+
+def einsum(expression: str, *operands: Any) -> Any:
+    """Contracts arrays by an einsum expression at full precision; NumPy in, NumPy out.
+
+    Args:
+      expression: as NumPy's, with an output and without "...".
+      operands: all NumPy arrays, or at least one of JAX.
+
+    Returns:
+      Array; of NumPy perhaps a transposed view, as after `numpy.transpose`.
+    """
+    if all(type(x) is np.ndarray for x in operands):
+        return numpy_einsum(expression, *operands)
+    return contract.einsum(expression, *operands, precision=lax.Precision.HIGHEST)

@@ -1,0 +1,38 @@
+"""Unfoldings of tensor-train cores (r, n, s), NumPy or JAX, and products of them with matrices."""
+
+from typing import Any
+
+from tensorjax.linalg._arrays import matmul
+from tensorjax.linalg._qr import triangle
+
+Cores = list[Any]
+
+
+def tall(core: Any) -> Any:
+    """Returns the left unfolding (r n, s) of a core."""
+    return core.reshape(-1, core.shape[-1])
+
+
+def wide(core: Any) -> Any:
+    """Returns the right unfolding (r, n s) of a core."""
+    return core.reshape(core.shape[0], -1)
+
+
+def absorb(matrix: Any, core: Any) -> Any:
+    """Multiplies a matrix into the left bond of a core: matrix @ core."""
+    return matmul(matrix, wide(core)).reshape(-1, *core.shape[1:])
+
+
+def times_right(core: Any, matrix: Any) -> Any:
+    """Multiplies a matrix into the right bond of a core: core @ matrix."""
+    return matmul(tall(core), matrix).reshape(*core.shape[:2], -1)
+
+
+def times_mode(core: Any, matrix: Any) -> Any:
+    """Multiplies a tensor-train core by a matrix along its mode."""
+    return matmul(matrix[None], core)
+
+
+def short(a: Any) -> Any:
+    """Returns an unfolding, of a core, or its R, not taller than wide, with the same aᴴ a."""
+    return triangle(a) if a.shape[0] > a.shape[1] else a

@@ -1,0 +1,199 @@
+"""Einsum of NumPy arrays by matrix products, whose analysis is cached by the expression.
+
+For loops on the host whose shapes change from call to call: unlike a `Plan`, nothing here depends
+on sizes but the order of the products, which is chosen anew where shapes are new.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+Array = Any  # a NumPy array
+Labels = str
+Pair = tuple[int, int]
+Path = tuple[Pair, ...]
+
+
+def numpy_einsum(expression: str, *operands: Array) -> Array:
+    """Contracts NumPy arrays by an einsum expression: every pair of them by one matrix product.
+
+    The order of products is the cheapest one for up to four operands, greedy for more. The result
+    may be a transposed view.
+
+    Args:
+      expression: as NumPy's, with an output and without "...".
+      operands: one or more arrays, one for each term.
+    """
+    terms, output = _parsed(expression)
+    if len(terms) == 2:
+        return _pair(*terms, output)(*operands)
+    if len(terms) == 1:
+        return np.einsum(expression, *operands)
+    path = _path(expression, tuple(x.shape for x in operands))
+    values = list(operands)
+    for (i, j), product in zip(path, _products(expression, path), strict=True):
+        right, left = values.pop(j), values.pop(i)
+        values.append(product(left, right))
+    return values[0]
+
+
+@functools.cache
+def _parsed(expression: str) -> tuple[tuple[Labels, ...], Labels]:
+    left, arrow, output = expression.replace(" ", "").partition("->")
+    if not arrow or "." in left:
+        raise ValueError(f'expression: expected "…->…" without an ellipsis, got {expression!r}')
+    return tuple(left.split(",")), output
+
+
+@functools.cache
+def _products(expression: str, path: Path) -> tuple[Callable[[Array, Array], Array], ...]:
+    """Analyses the products of a contraction of three or more operands in the order ``path``."""
+    terms, output = _parsed(expression)
+    left = list(terms)
+    found = []
+    for i, j in path:
+        b, a = left.pop(j), left.pop(i)
+        kept = set(output).union(*left)
+        # Axes in the order in which the product has them: only the last one is transposed.
+        natural = _natural(a, b, kept) if left else output
+        found.append(_pair(a, b, natural))
+        left.append(natural)
+    return tuple(found)
+
+
+def _natural(a: Labels, b: Labels, kept: set[str]) -> Labels:
+    both = [c for c in dict.fromkeys(a) if c in b and c in kept]
+    own = [c for c in dict.fromkeys(a) if c not in b and c in kept]
+    other = [c for c in dict.fromkeys(b) if c not in a and c in kept]
+    return "".join(both + own + other)
+
+
+@functools.lru_cache(maxsize=2**14)
+def _path(expression: str, shapes: tuple[tuple[int, ...], ...]) -> Path:
+    """Chooses the order of a contraction's products for shapes: positions of pairs in a list.
+
+    Each pair leaves the list, and its product is appended.
+    """
+    terms, output = _parsed(expression)
+    for term, shape in zip(terms, shapes, strict=True):
+        if len(term) != len(shape):
+            raise ValueError(f"{expression}: expected {len(term)} axes for {term!r}, got {shape}")
+    sizes = dict(zip("".join(terms), itertools.chain(*shapes), strict=True))
+    return _cheapest(tuple(map(frozenset, terms)), frozenset(output), sizes)[1]
+
+
+def _cheapest(
+    terms: tuple[frozenset[str], ...], output: frozenset[str], sizes: dict[str, int]
+) -> tuple[int, Path]:
+    """Finds the order with the fewest multiplications; greedily for more than four operands."""
+    if len(terms) == 1:
+        return 0, ()
+    trials = []
+    for j in range(len(terms)):
+        for i in range(j):
+            rest = (*terms[:i], *terms[i + 1 : j], *terms[j + 1 :])
+            both = terms[i] | terms[j]
+            cost = math.prod(sizes[c] for c in both)
+            trials.append((cost, (i, j), (*rest, both & output.union(*rest))))
+    if len(terms) > 4:
+        trials = [min(trials, key=lambda trial: trial[0])]
+    found = []
+    for cost, pair, left in trials:
+        more, path = _cheapest(left, output, sizes)
+        found.append((cost + more, (pair, *path)))
+    return min(found)
+
+
+@functools.cache
+def _pair(a: Labels, b: Labels, output: Labels) -> Callable[[Array, Array], Array]:
+    """Returns the product of two arrays with labelled axes, analysed once for all sizes."""
+    own = _own_labels(a, b + output), _own_labels(b, a + output)
+    if own != (a, b):  # diagonals, and sums over axes of one factor
+        inner = _pair(*own, output)
+        reductions = f"{a}->{own[0]}", f"{b}->{own[1]}"
+        return lambda x, y: inner(np.einsum(reductions[0], x), np.einsum(reductions[1], y))
+    batch = "".join(c for c in a if c in b and c in output)
+    orders = ["".join(c for c in t if c in u and c not in output) for t, u in ((a, b), (b, a))]
+    if not orders[0]:
+        return _outer(a, b, output)
+    summed = min(orders, key=lambda s: _copies(a, b, batch, s))
+    rows, columns = ("".join(c for c in t if c not in u) for t, u in ((a, b), (b, a)))
+    left, right = (_as_matrices(t, batch, c, summed) for t, c in ((a, rows), (b, columns)))
+    order = _transposition(batch + rows + columns, output)
+
+    def product(x: Array, y: Array) -> Array:
+        p, kept, free = left(x, False)
+        q, _, more = right(y, True)
+        out = (p @ q).reshape(kept + free + more)
+        return out if order is None else out.transpose(order)
+
+    return product
+
+
+def _own_labels(term: Labels, others: Labels) -> Labels:
+    """Returns the labels of one factor without its diagonals and own sums."""
+    return "".join(c for c in dict.fromkeys(term) if c in others)
+
+
+def _transposition(found: Labels, wanted: Labels) -> tuple[int, ...] | None:
+    return None if found == wanted else tuple(found.index(c) for c in wanted)
+
+
+def _copies(a: Labels, b: Labels, batch: Labels, summed: Labels) -> int:
+    """Counts the factors of a product that are copied if the summed axes have this order."""
+    return sum(
+        term not in (batch + summed + free, batch + free + summed)
+        for term in (a, b)
+        for free in ["".join(c for c in term if c not in batch + summed)]
+    )
+
+
+def _as_matrices(
+    term: Labels, batch: Labels, free: Labels, summed: Labels
+) -> Callable[[Array, bool], tuple[Array, tuple[int, ...], tuple[int, ...]]]:
+    """Returns the merging of a factor's axes to (batch, free, summed), or with the last swapped.
+
+    Where its axes lie as summed before free, it is a transposed view: BLAS takes either.
+    """
+    first = term == batch + summed + free
+    order = _transposition(term, batch + (summed + free if first else free + summed))
+    n, f = len(batch), len(free)
+    cut = n + len(summed)
+
+    def matrices(x: Array, swapped: bool) -> tuple[Array, tuple[int, ...], tuple[int, ...]]:
+        if order is not None:
+            x = x.transpose(order)
+        shape = x.shape
+        if first:
+            kept, rows = shape[:n], shape[cut:]
+            x = x.reshape(_merged(kept, shape[n:cut], rows))
+            return (x if swapped else x.mT), kept, rows
+        kept, rows = shape[:n], shape[n : n + f]
+        x = x.reshape(_merged(kept, rows, shape[n + f :]))
+        return (x.mT if swapped else x), kept, rows
+
+    return matrices
+
+
+def _merged(batch: tuple[int, ...], rows: Sequence[int], columns: Sequence[int]) -> Any:
+    sizes = math.prod(rows), math.prod(columns)
+    return (math.prod(batch), *sizes) if batch else sizes
+
+
+def _outer(a: Labels, b: Labels, output: Labels) -> Callable[[Array, Array], Array]:
+    """Returns the product of two arrays without summed axes: entries of one times the other's."""
+    orders = [_transposition(t, "".join(c for c in output if c in t)) for t in (a, b)]
+    masks = [tuple(slice(None) if c in t else None for c in output) for t in (a, b)]
+
+    def product(x: Array, y: Array) -> Array:
+        x, y = (
+            v if order is None else v.transpose(order)
+            for v, order in zip((x, y), orders, strict=True)
+        )
+        return x[masks[0]] * y[masks[1]]
+
+    return product

@@ -1,0 +1,61 @@
+"""Einsum of NumPy arrays by matrix products, beside NumPy's own."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tensorjax._cores.contraction import einsum
+from tensorjax.contract._numpy_einsum import numpy_einsum
+
+DTYPES = (np.float32, np.float64, np.complex64, np.complex128)
+
+
+def drawn(rng: np.random.Generator) -> tuple[str, list[np.ndarray]]:
+    """One to five arrays of up to four axes, with diagonals, own sums and sizes zero and one."""
+    labels = "abcdefg"
+    sizes = {c: int(rng.choice([0, 1, 2, 3], p=[0.03, 0.17, 0.4, 0.4])) for c in labels}
+    terms = [
+        "".join(rng.choice(list(labels), rng.integers(0, 5))) for _ in range(rng.integers(1, 6))
+    ]
+    used = sorted(set("".join(terms)))
+    output = "".join(rng.permutation(used)[: rng.integers(0, len(used) + 1)]) if used else ""
+    dtype = DTYPES[rng.integers(len(DTYPES))]
+    arrays = []
+    for term in terms:
+        x = rng.standard_normal([sizes[c] for c in term])
+        x = x + 1j * rng.standard_normal(x.shape) if dtype().dtype.kind == "c" else x
+        # Views in any order of axes: what sweeps hand on is often transposed.
+        x = np.asarray(x, dtype)
+        order = rng.permutation(x.ndim)
+        arrays.append(x.transpose(order).copy().transpose(np.argsort(order)))
+    return ",".join(terms) + "->" + output, arrays
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_drawn_networks(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(60):
+        expression, arrays = drawn(rng)
+        found = numpy_einsum(expression, *arrays)
+        wanted = np.einsum(expression, *arrays)
+        assert found.dtype == wanted.dtype, expression
+        tol = 200 * np.finfo(wanted.dtype).eps
+        # Sums cancel: roundoff is beside the sum of magnitudes.
+        size = np.einsum(expression, *map(np.abs, arrays))
+        assert np.all(np.abs(found - wanted) <= tol * size + tol), expression
+
+
+def test_numpy_in_numpy_out_and_jax_otherwise() -> None:
+    x, y = np.ones((2, 3)), np.ones((3, 4))
+    assert type(einsum("ij,jk->ik", x, y)) is np.ndarray
+    mixed = einsum("ij,jk->ik", jnp.asarray(x), y)
+    np.testing.assert_array_equal(mixed, einsum("ij,jk->ik", x, y))
+
+
+def test_inputs_are_named() -> None:
+    with pytest.raises(ValueError, match="expression"):
+        numpy_einsum("ij,jk", np.ones((2, 3)), np.ones((3, 4)))
+    with pytest.raises(ValueError, match="mismatch"):
+        numpy_einsum("ij,jk->ik", np.ones((2, 3)), np.ones((2, 4)))
+    with pytest.raises(ValueError, match="axes"):
+        numpy_einsum("ij,jk,kl->il", np.ones((2, 3)), np.ones((3, 4, 1)), np.ones((4, 2)))
