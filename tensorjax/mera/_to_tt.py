@@ -44,9 +44,9 @@ def to_tt(m: MERA, *, tol: float | None = None, rank: int | Sequence[int] | None
     single("m", m)
     if tol is None and rank is None:
         if all(map(linalg.is_host, jax.tree.leaves(m))):
-            return _cores_of(m)
+            return exact_train(m)
         if is_numpys("mera.to_tt", m):
-            return TT._unchecked(tuple(on_device(_cores_of(_on_host(m)).cores)))
+            return TT._unchecked(tuple(on_device(exact_train(_on_host(m)).cores)))
         return _exact(m)
     # Layers are isometric, so the errors of rounding add up at most.
     share = None if tol is None else _share(tol, m)
@@ -78,14 +78,15 @@ def _rounded(cores: list[Any], tol: float | None, rank: Any, *, last: bool) -> T
     return TT.namespace.round(t, tol=tol, rank=rank, method="svd")
 
 
-def _cores_of(m: MERA) -> TT:
+def exact_train(m: MERA) -> TT:
+    """Returns the exact tensor train of a MERA, checked before, of NumPy or of JAX arrays."""
     cores = _top_cores(m.top)
     for layer in reversed(m.layers):
         cores = _expanded_cores(layer, cores)
     return TT._unchecked(tuple(cores))
 
 
-_exact = jax.jit(_cores_of)
+_exact = jax.jit(exact_train)
 
 
 def _top_cores(top: Any) -> list[Any]:

@@ -65,17 +65,27 @@ def unfold(t: TT, row_shape: Sequence[int], col_shape: Sequence[int]) -> TTMatri
     )
 
 
-def as_train(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Extends an algebraic function of tensor trains to TT-matrices, by folding their modes."""
-    first = next(iter(inspect.signature(f).parameters))
+def folded(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Extends a function of checked tensor trains to TT-matrices, by folding their modes."""
 
     @functools.wraps(f)
-    def wrapper(x: Any, *args: Any, **kwargs: Any) -> Any:
-        single(first, x)
+    def on_folded(x: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(x, TT):
             return f(x, *args, **kwargs)
         out = f(fold(x), *(fold(a) if isinstance(a, TTMatrix) else a for a in args), **kwargs)
         return unfold(out, x.row_shape, x.col_shape) if isinstance(out, TT) else out
+
+    return on_folded
+
+
+def as_train(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Extends a public function of tensor trains to TT-matrices, and checks its first argument."""
+    first, on_folded = next(iter(inspect.signature(f).parameters)), folded(f)
+
+    @functools.wraps(f)
+    def wrapper(x: Any, *args: Any, **kwargs: Any) -> Any:
+        single(first, x)
+        return on_folded(x, *args, **kwargs)
 
     return wrapper
 

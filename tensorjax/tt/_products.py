@@ -28,7 +28,7 @@ from tensorjax.tt._algebra import (
     scale,
     unfold,
 )
-from tensorjax.tt._padding import pad, padded_ranks
+from tensorjax.tt._padding import padded_ranks, padded_to
 from tensorjax.tt._rounding import rounded_sums as fused
 from tensorjax.tt._rounding.rounding import round
 
@@ -332,7 +332,7 @@ def _rounded(
     out = _static(tuple(map(tuple, terms)), tuple(weights), tol, key, ranks, extra)
     shape = padded_ranks(rank, ranks, [t for term in terms for t in term])
     if shape != out.ranks[1:-1]:
-        out = pad(out, shape)
+        out = padded_to(out, shape)
     return TT._unchecked(placed_like(out.cores, given))
 
 

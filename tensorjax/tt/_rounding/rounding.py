@@ -32,8 +32,8 @@ from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax.linalg import Method
 from tensorjax.linalg._subspaces_on_host import budget
-from tensorjax.tt._algebra import as_train
-from tensorjax.tt._padding import pad, padded_ranks, trim
+from tensorjax.tt._algebra import folded
+from tensorjax.tt._padding import padded_ranks, padded_to, trim
 
 Train = TypeVar("Train", TT, TTMatrix)
 # Cores whose norm is within 2^±_AT_HAND are not rescaled by rounding on the host.
@@ -68,7 +68,7 @@ def orthogonalize(t: Train, center: int) -> Train:
     return _orthogonalize(t, center)
 
 
-@as_train
+@folded
 def _orthogonalize(t: TT, center: int) -> TT:
     return _orthogonalized(t, center)
 
@@ -175,12 +175,12 @@ def round(
     tol = None if tol is None else _check.tolerance(tol, t.dtype)
     if oversample is not None:
         oversample = _check.integer("oversample", oversample, low=0)
+    _check.finite("t", t)
     return _round(t, tol, rank, method, key, oversample)
 
 
-@as_train
+@folded
 def _round(t: TT, tol: Any, rank: Any, method: Method, key: Any, extra: int | None) -> TT:
-    _check.finite("t", t)
     ranks = None
     if rank is not None:
         ranks = feasible_ranks(rank, t.shape, t.ranks[1:-1])
@@ -189,7 +189,7 @@ def _round(t: TT, tol: Any, rank: Any, method: Method, key: Any, extra: int | No
     out = _compressed(t, tol, ranks, method, key, extra)
     if rank is not None and ranks is not None:
         shape = padded_ranks(rank, ranks, [t])
-        out = out if shape == out.ranks[1:-1] else pad(out, shape)
+        out = out if shape == out.ranks[1:-1] else padded_to(out, shape)
     return TT._unchecked(placed_like(out.cores, t.cores))
 
 
@@ -201,11 +201,11 @@ def _compressed(
         if ranks is None:
             return out
         if all(r <= cap for r, cap in zip(out.ranks[1:-1], ranks, strict=True)):
-            return pad(out, ranks)
+            return padded_to(out, ranks)
     if ranks is None:
         bucket = -(-max(t.ranks) // _BUCKET) * _BUCKET
         ranks = tuple(min(bucket, b) for b in rank_bounds(t.shape))
-        padded = pad(t, [max(r, s) for r, s in zip(ranks, t.ranks[1:-1], strict=True)])
+        padded = padded_to(t, [max(r, s) for r, s in zip(ranks, t.ranks[1:-1], strict=True)])
         extra = sweeps.oversampled(ranks, extra)
         return trim(_static(padded, tol, key, ranks, _method(t, tol, ranks, method, extra), extra))
     extra = sweeps.oversampled(ranks, extra)

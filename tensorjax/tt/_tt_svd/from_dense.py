@@ -21,7 +21,7 @@ from tensorjax.linalg import Method, _predicted_times
 from tensorjax.linalg._subspaces_on_host import THREADS, Asked, asked_of, budget, in_single
 from tensorjax.tt._algebra import unfold
 from tensorjax.tt._constructors import _mode_pairs
-from tensorjax.tt._padding import pad
+from tensorjax.tt._padding import padded_to
 from tensorjax.tt._tt_svd.on_host import tt_svd
 from tensorjax.tt._tt_svd.small_arrays import least_share, small_tt_svd
 
@@ -92,12 +92,12 @@ def from_dense(
         if ranks is None:
             return train
         if all(r <= cap for r, cap in zip(train.ranks[1:-1], ranks, strict=True)):
-            return pad(train, ranks)
+            return padded_to(train, ranks)
     _check.finite("x", x)
     share = None if tol is None or _check.is_traced(tol) else tol**2 / max(x.ndim - 1, 1)
     assert ranks is not None
     if choose_kernel("tt.from_dense(rank=)", (x, tol), method=method) is NUMPY:
-        return pad(_ranked(x, ranks, share, method, dtype), ranks)
+        return padded_to(_ranked(x, ranks, share, method, dtype), ranks)
     if method == "auto" and tol is None and x.size > _LARGE:
         method = "gram"
     chosen = linalg.choose(method, share, linalg.factor_dtype(dtype))
