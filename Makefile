@@ -15,7 +15,8 @@ install: $(VENV)/installed
 
 # What is compiled on installation is compiled again when it has changed.
 COMPILED = hatch_build.py $(wildcard tensorjax/_native/*.cc tensorjax/_native/*.h) \
-	tensorjax/_native/level.py tensorjax/offload/_store/_copies_c.c tensorjax/offload/_store/backends/_uring_c.c
+	tensorjax/_native/level.py tensorjax/_native/calls.map \
+	tensorjax/offload/_store/_copies_c.c tensorjax/offload/_store/backends/io_uring.c
 
 $(VENV)/installed: pyproject.toml constraints.txt $(COMPILED)
 	$(PYTHON) -m venv $(VENV)

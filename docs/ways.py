@@ -1,8 +1,8 @@
 """Writes the ways of calls in `architecture.md`: modules and functions that a small call enters.
 
 Run `python docs/ways.py` from the root of the repository after a way has changed. Every call is
-made twice, and the second one, in which nothing is compiled, is followed by `threading.setprofile`
-in all threads. Functions are shown where another module enters them. A test checks that what is shown exists.
+made twice; the second one, in which nothing is compiled, is followed by `threading.setprofile` in
+all threads. Functions are shown where another module enters them. A test checks that they exist.
 """
 
 import os
@@ -72,7 +72,9 @@ class Followed:
         if LEFT_OUT.fullmatch(name) or module == caller:
             return
         self.entered.setdefault(module, {})[name] = None
-        self.checks += (module == "_check" and name not in ("is_traced", "held")) or name == "single"
+        self.checks += (
+            module == "_check" and name not in ("is_traced", "held")
+        ) or name == "single"
 
 
 def follow(call: Callable[[], Any]) -> Followed:

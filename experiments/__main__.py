@@ -19,10 +19,9 @@ try:
     from rich.table import Table
     from rich.text import Text
 except ModuleNotFoundError as missing:
-    sys.exit(
-        f"the experiments need the package '{missing.name}': "
-        "pip install -c constraints.txt -e '.[experiments]'"
-    )
+    from experiments import _plain_command
+
+    sys.exit(_plain_command.main(sys.argv[1:], missing.name or str(missing)))
 
 from experiments._report import write_report
 from experiments._results import read_runs, record

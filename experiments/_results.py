@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from experiments import _provenance
+from experiments._console import PlainConsole, text_table
 from experiments._registry import Experiment
 
 if TYPE_CHECKING:
@@ -36,11 +37,11 @@ class Run:
 
     Attributes:
         folder: Where the files of this run are written while it lasts.
-        console: A rich console for anything worth saying on the way.
+        console: A console of rich's, or a plain one, for anything worth saying on the way.
         discarded: Why nothing of this run is kept; empty if it is.
     """
 
-    def __init__(self, folder: Path, console: "Console") -> None:
+    def __init__(self, folder: Path, console: "Console | PlainConsole") -> None:
         self.folder = folder
         self.console = console
         self.metrics: dict[str, Any] = {}
@@ -85,7 +86,10 @@ class Run:
         published = [c for c in merged[0] if c.endswith(f" ({source})")] if paper else []
         write_csv(self._path(name, ".csv"), merged)
         self.tables.append({"file": f"{name}.csv", "caption": caption, "published": published})
-        self.console.print(rich_table(caption or name, merged, published))
+        if isinstance(self.console, PlainConsole):
+            self.console.print(text_table(caption or name, merged, short))
+        else:
+            self.console.print(rich_table(caption or name, merged, published))
 
     def figure(self, name: str, figure: "Figure", *, caption: str = "") -> None:
         """Writes a Matplotlib figure as ``name.png`` and closes it."""
@@ -97,7 +101,7 @@ class Run:
 
     def progress(self, steps: Iterable[T], description: str) -> Iterator[T]:
         """Yields ``steps`` under a progress bar; off a terminal, says only how long they took."""
-        if self.console.is_terminal:
+        if not isinstance(self.console, PlainConsole) and self.console.is_terminal:
             from rich.progress import track
 
             yield from track(steps, description, console=self.console, transient=True)
@@ -119,7 +123,12 @@ class Run:
 
 @contextmanager
 def record(
-    experiment: Experiment, config: Any, *, quick: bool, results: Path, console: "Console"
+    experiment: Experiment,
+    config: Any,
+    *,
+    quick: bool,
+    results: Path,
+    console: "Console | PlainConsole",
 ) -> Iterator[Run]:
     """Yields a ``Run`` and keeps what it recorded if, and only if, the block succeeds."""
     started, clock = datetime.now(UTC), time.perf_counter()

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from tensorjax import _native
+from tensorjax._native import loading
 
 REFUSED = (ValueError, TypeError, MemoryError, OverflowError, jax.errors.JaxRuntimeError)
 TYPES = ["float32", "float64", "int32", "int64", "complex64", "bfloat16", "bool", "uint8"]
@@ -276,5 +277,5 @@ if __name__ == "__main__":
     if "TENSORJAX_SWEEPS" in os.environ:
         from pathlib import Path
 
-        _native._library = lambda: (Path(os.environ["TENSORJAX_SWEEPS"]), "")
+        loading._path = lambda _: Path(os.environ["TENSORJAX_SWEEPS"])
     main(int(sys.argv[1]), int(sys.argv[2]))

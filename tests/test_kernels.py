@@ -15,7 +15,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import tensorjax
-from tensorjax import _native, convert, linalg, mera, nn, sketch, tt, tucker
+from tensorjax import _native, convert, linalg, mera, nn, pde, sketch, tt, tucker
 from tensorjax._kernels import conditions
 from tensorjax._kernels.report import markdown
 from tensorjax._kernels.table import CALL, CPP, FIXED, HOST, REMARKS, TABLE, TRACE
@@ -409,6 +409,16 @@ def embedding_rows(g: Given) -> Any:
     return layer(np.arange(12))
 
 
+def real_train(g: Given) -> tt.TT:
+    return train(np.random.default_rng(5), (3, 4, 2), 2, np.float64)
+
+
+def density(g: Given) -> Any:
+    start = pde.Gaussian(np.zeros(2), np.diag([1.0, 0.25]))
+    box, map = pde.Box.fourier(2, 24, 6.0), pde.AffineMap.identity(2)
+    return pde.evaluate(start.train(box, map, 1e-5), map, box, np.zeros((3, 2)))
+
+
 wide = np.random.default_rng(0).standard_normal((3, 2**14))
 OTHERS: dict[str, Callable[[Given], Any]] = {
     "tt.to_dense": lambda g: tt.to_dense(g.x),
@@ -418,6 +428,14 @@ OTHERS: dict[str, Callable[[Given], Any]] = {
         [g.x, g.x], tol=1e-3, method="gram"
     ),
     "tt.matvec(rank=)": lambda g: tt.matvec(g.a, g.x, rank=4),
+    "tt.bilinear_form": lambda g: tt.bilinear_form(tt.matvec(g.a, g.x), g.a, g.x),
+    "tt.pairwise_inner": lambda g: tt.pairwise_inner([g.x, g.y]),
+    "tt.pairwise_inner, stacked cores": lambda g: tt.pairwise_inner([g.x, g.y]),
+    "tt.TTMatrix @ array": lambda g: g.a @ np.ones(g.a.shape[1], g.dtype),
+    "tt.pinv": lambda g: tt.pinv(g.x, 1),
+    "tt.broadcast_to": lambda g: tt.broadcast_to(tt.ones((1, 3), g.dtype), (4, 3)),
+    "tt.sobol": lambda g: tt.mean_dimension(real_train(g)),
+    "pde.evaluate": density,
     "tt.pad": lambda g: tt.pad(g.x, 4),
     "tt.effective_ranks": lambda g: list(tt.effective_ranks(tt.pad(g.x, 4))),
     "tt.distance": lambda g: tt.distance(g.x, g.y),

@@ -17,6 +17,7 @@ from tensorjax import _blas_threads, _native, sketch, tt
 from tensorjax._kernels import conditions
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import CPP, HOST, TRACE
+from tensorjax._native import loading
 from tensorjax.sketch import _dense_input
 
 # The first thread is made, and the system refuses all others.
@@ -381,7 +382,7 @@ def test_gram_matrices_that_cannot_tell_give_the_train_back() -> None:
 
 @built
 def test_the_threads_of_lapack_come_back() -> None:
-    get, put = _native._blas_threads()
+    get, put = loading.blas_threads()
     if not get.value:
         pytest.skip("this BLAS does not tell its threads")
     threads = ctypes.CFUNCTYPE(ctypes.c_int)(get.value)
@@ -656,7 +657,7 @@ def test_no_operands_end_the_process(seed: int) -> None:
     )  # fmt: skip
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     served = {line.split(":")[0]: line for line in done.stdout.splitlines()}
-    for name in _native._CALLS:
+    for name in loading.CALLS:
         assert ": 0 served" not in served[name], served[name]
         assert " 0 refused" not in served[name], served[name]
 

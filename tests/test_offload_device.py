@@ -18,7 +18,7 @@ pytest.importorskip("xxhash", reason="the store has an extra of its own")
 from tensorjax import offload
 from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
 from tensorjax.offload._training.storage import host_arrays
-from tensorjax.offload._training.storage.storage import HostHome
+from tensorjax.offload._training.storage.storage import HostStorage
 from tests import offload_cases as cases
 
 
@@ -79,11 +79,11 @@ def test_layers_compute_on_the_device_and_the_optimizer_on_the_host(
         losses = [trainer.step(cases.batch(n)).loss for n in range(3)]
         found = trainer.params()
         held = [state for _, _, state in trainer.groups()]
-        homes = [getattr(group.home, "held", {}) for group in trainer._groups.values()]
+        storages = [getattr(group.storage, "held", {}) for group in trainer._groups.values()]
     if store is not None:
         store.close()
     assert engine.seen == {device}
-    kept = [x for x in jax.tree.leaves((held, homes)) if isinstance(x, jax.Array)]
+    kept = [x for x in jax.tree.leaves((held, storages)) if isinstance(x, jax.Array)]
     assert {d for x in kept for d in x.devices()} <= {host_arrays.cpu()}
     jax.config.update("jax_default_device", None)  # the fixture does it again
     activations = engine.activations
@@ -195,12 +195,12 @@ def test_what_lives_in_memory_is_updated_in_its_place(
     if elsewhere:
         request.getfixturevalue("device")
     with offload.Trainer(cases.layers(), cases.params(), cases.optimizer(), **options) as trainer:
-        home = trainer._groups["block0"].home
+        storage = trainer._groups["block0"].storage
 
         def places() -> dict[str, list[int]]:
             trainer.flush()
-            assert isinstance(home, HostHome)
-            held = {name: x for name, x in home.held.items() if not name.endswith("/weights")}
+            assert isinstance(storage, HostStorage)
+            held = {name: x for name, x in storage.held.items() if not name.endswith("/weights")}
             return {name: [x.unsafe_buffer_pointer() for x in xs] for name, xs in held.items()}
 
         trainer.step(cases.batch(0))

@@ -18,8 +18,8 @@ pytest.importorskip("xxhash", reason="the store has an extra of its own")
 from tensorjax import offload
 from tensorjax.offload._training.groups.parameter_group import Group, Handed, Spare
 from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
-from tensorjax.offload._training.storage.storage import HostHome
-from tensorjax.offload._training.storage.tensor_packing import Bundle
+from tensorjax.offload._training.storage.storage import HostStorage
+from tensorjax.offload._training.storage.tensor_packing import TensorPacking
 from tests import offload_cases as cases
 
 DEPTH = 24
@@ -84,12 +84,12 @@ def test_gradients_that_wait_in_the_store_change_nothing(tmp_path: Path) -> None
 STORED, SGD = SimpleNamespace(in_place=False), HostOptimizer(optax.sgd(0.1))
 
 
-def sized(name: str, width: int, *, lent: bool = False, home: Any = STORED) -> Group:
+def sized(name: str, width: int, *, lent: bool = False, storage: Any = STORED) -> Group:
     """A group of some numbers, with two arrays of state."""
     params = {"w": jax.ShapeDtypeStruct((width,), jnp.float32)}
     trees = {"params": params, "state": [params, params], "gradient": params}
-    bundles = {part: Bundle(f"{name}/{part}", tree) for part, tree in trees.items()}
-    return Group(name=name, weights=None, home=home, lent=lent, optimizer=SGD, **bundles)
+    packings = {part: TensorPacking(f"{name}/{part}", tree) for part, tree in trees.items()}
+    return Group(name=name, weights=None, storage=storage, lent=lent, optimizer=SGD, **packings)
 
 
 def test_memory_is_kept_for_one_update_only() -> None:
@@ -123,7 +123,7 @@ def test_unbounded_memory_is_kept_for_every_kind() -> None:
 
 
 def test_what_lives_in_memory_is_updated_there() -> None:
-    here, there = sized("a", 8, home=HostHome()), sized("b", 8)
+    here, there = sized("a", 8, storage=HostStorage()), sized("b", 8)
     assert (here.into, there.into) == ("place", "gradient")
     assert (here.results, there.results) == (0, 3 * 32)
     spare = Spare([here, there, sized("c", 8)], bounded=False)

@@ -536,7 +536,7 @@ def test_a_file_system_without_o_direct_is_told_of(
 @pytest.fixture
 def ring() -> None:
     if "io_uring" not in offload.backends():
-        pytest.skip("the extension was not built: no compiler or no headers of liburing")
+        pytest.skip("the C library was not built: no compiler")
 
 
 @pytest.mark.parametrize("error", [PermissionError(1, "not permitted"), ImportError("not built")])

@@ -300,7 +300,7 @@ class Watched:
         return getattr(self.ring, name)
 
 
-@pytest.mark.skipif("io_uring" not in BACKENDS, reason="the extension was not built")
+@pytest.mark.skipif("io_uring" not in BACKENDS, reason="the C library was not built")
 @pytest.mark.parametrize("refused", [False, True])
 def test_the_ring_registers_the_larger_pool(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bool, caplog: pytest.LogCaptureFixture

@@ -525,8 +525,8 @@ def test_a_gradient_that_is_not_finite_is_reported_and_not_applied(clip: float |
             trainer.step(_ones(1.0))
         with pytest.raises(RuntimeError, match="half-way"):
             trainer.params()
-        home: Any = trainer._groups["a"].home
-        w, zero = home.held["a/params"]
+        storage: Any = trainer._groups["a"].storage
+        w, zero = storage.held["a/params"]
         assert np.all(np.asarray(w) == 1)
         assert np.all(np.asarray(zero) == 0)
 

@@ -18,23 +18,23 @@ from tensorjax.offload._training.groups.parameter_group import Group
 from tensorjax.offload._training.groups.trainer_groups import begin, make_groups, specs
 from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
 from tensorjax.offload._training.shards import Shards
-from tensorjax.offload._training.storage.storage import HostHome, Reading, StoreHome
-from tensorjax.offload._training.storage.tensor_packing import Bundle
+from tensorjax.offload._training.storage.storage import HostStorage, Reading, StoreStorage
+from tensorjax.offload._training.storage.tensor_packing import TensorPacking
 from tensorjax.offload._training.trace import Trace
 from tensorjax.offload._training.updates import updates as _updates
 from tensorjax.offload._training.updates.updates import Updater
 
 
-class SlowHome(HostHome):
-    """A home whose readings of one bundle arrive when they are let go."""
+class SlowStorage(HostStorage):
+    """A storage whose readings of one pytree arrive when they are let go."""
 
     def __init__(self, slow: str) -> None:
         super().__init__()
         self.slow, self.arrived, self.asked = slow, threading.Event(), threading.Event()
 
-    def read(self, *bundles: Bundle, deadline: float, step: int) -> Reading:
-        found = super().read(*bundles, deadline=deadline, step=step)
-        if bundles[0].name != self.slow:
+    def read(self, *packings: TensorPacking, deadline: float, step: int) -> Reading:
+        found = super().read(*packings, deadline=deadline, step=step)
+        if packings[0].name != self.slow:
             return found
         self.asked.set()
         return Slow(found, self.arrived)
@@ -65,7 +65,7 @@ class Slow:
 
 
 def make(
-    home: HostHome,
+    storage: HostStorage,
     done: dict[str, threading.Event],
     order: list[str],
     names: Sequence[str] = ("urgent", "later"),
@@ -78,12 +78,12 @@ def make(
         params = {"w": jnp.zeros(3)}
         state = optimizer.init(params)
         trees = {"params": params, "state": state, "gradient": gradient}
-        bundle = {part: Bundle(f"{name}/{part}", tree) for part, tree in trees.items()}
+        packing = {part: TensorPacking(f"{name}/{part}", tree) for part, tree in trees.items()}
         groups[name] = Group(
-            name, bundle["params"], bundle["state"], None, bundle["gradient"], home, optimizer
+            name, packing["params"], packing["state"], None, packing["gradient"], storage, optimizer
         )
-        home.held[f"{name}/params"] = jax.tree.leaves(params)
-        home.held[f"{name}/state"] = jax.tree.leaves(state)
+        storage.held[f"{name}/params"] = jax.tree.leaves(params)
+        storage.held[f"{name}/state"] = jax.tree.leaves(state)
     done.update((name, threading.Event()) for name in groups)
 
     def updated(name: str, version: int, arrays: list[Any]) -> None:
@@ -98,50 +98,50 @@ def make(
 
 
 def test_an_update_does_not_wait_for_the_state_of_a_more_urgent_one() -> None:
-    home, order = SlowHome("urgent/params"), []
+    storage, order = SlowStorage("urgent/params"), []
     done: dict[str, threading.Event] = {}
-    updater = make(home, done, order)
+    updater = make(storage, done, order)
     try:
         updater.offer("urgent", {"w": jnp.ones(3)}, 1, 0.0)
-        assert home.asked.wait(30)
+        assert storage.asked.wait(30)
         updater.offer("later", {"w": jnp.ones(3)}, 1, 1.0)
         assert done["later"].wait(30)
         assert order == ["later"]
-        home.arrived.set()
+        storage.arrived.set()
         updater.settle()
     finally:
-        home.arrived.set()
+        storage.arrived.set()
         updater.close()
     assert order == ["later", "urgent"]
 
 
 def test_a_gate_holds_only_what_comes_after_it() -> None:
     """What was let go is updated behind the next gate: the forward pass waits for it."""
-    home, order = SlowHome("urgent/params"), []
+    storage, order = SlowStorage("urgent/params"), []
     done: dict[str, threading.Event] = {}
-    updater = make(home, done, order)
+    updater = make(storage, done, order)
     try:
         updater.gate()
         updater.offer("urgent", {"w": jnp.ones(3)}, 1, 0.0)
         updater.release()
         updater.gate()
         updater.offer("later", {"w": jnp.ones(3)}, 1, 1.0)
-        home.arrived.set()
+        storage.arrived.set()
         assert done["urgent"].wait(30)
         assert order == ["urgent"]
         updater.release()
         updater.settle()
     finally:
-        home.arrived.set()
+        storage.arrived.set()
         updater.close()
     assert order == ["urgent", "later"]
 
 
 def test_a_commit_waits_for_updates_that_have_not_begun() -> None:
     """Those to the version that is committed go on, and those beyond it wait."""
-    home, order = SlowHome("urgent/params"), []
+    storage, order = SlowStorage("urgent/params"), []
     done: dict[str, threading.Event] = {}
-    updater = make(home, done, order)
+    updater = make(storage, done, order)
     settled = threading.Event()
 
     def settle() -> None:
@@ -152,26 +152,26 @@ def test_a_commit_waits_for_updates_that_have_not_begun() -> None:
         updater.offer("later", {"w": jnp.ones(3)}, 1, 1.0)
         assert done["later"].wait(30)
         updater.offer("urgent", {"w": jnp.ones(3)}, 1, 2.0)
-        assert home.asked.wait(30)
+        assert storage.asked.wait(30)
         updater.hold_back(1)
         threading.Thread(target=settle, daemon=True).start()
         updater.offer("later", {"w": jnp.ones(3)}, 2, 1.5)
         assert not settled.wait(0.1)
-        home.arrived.set()
+        storage.arrived.set()
         assert settled.wait(30)
         assert order == ["later", "urgent"]
         updater.hold_back(math.inf)
         updater.settle()
     finally:
-        home.arrived.set()
+        storage.arrived.set()
         updater.close()
     assert order == ["later", "urgent", "later"]
 
 
 def test_an_update_keeps_the_scale_that_it_was_let_go_with() -> None:
     """Though another one is told before it begins."""
-    home = SlowHome("urgent/params")
-    updater = make(home, {}, [])
+    storage = SlowStorage("urgent/params")
+    updater = make(storage, {}, [])
     try:
         updater.gate()
         updater.offer("urgent", {"w": jnp.ones(3)}, 1, 0.0)
@@ -179,13 +179,13 @@ def test_an_update_keeps_the_scale_that_it_was_let_go_with() -> None:
         updater.gate()
         updater.offer("later", {"w": jnp.ones(3)}, 1, 1.0)
         updater.release(np.float32(0.25))
-        home.arrived.set()
+        storage.arrived.set()
         updater.settle()
     finally:
-        home.arrived.set()
+        storage.arrived.set()
         updater.close()
     for name, scale in (("urgent", 0.5), ("later", 0.25)):
-        np.testing.assert_allclose(home.held[f"{name}/params"][0], -0.1 * scale, rtol=1e-6)
+        np.testing.assert_allclose(storage.held[f"{name}/params"][0], -0.1 * scale, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("coming", "first"), [("543210", "5"), ("54210", "4")])
@@ -195,12 +195,12 @@ def test_what_has_been_there_longest_is_updated_first_while_nothing_is_urgent(
     """Its memory is what others wait for; but near the end of a backward pass, deadlines count."""
     order: list[str] = []
     done: dict[str, threading.Event] = {}
-    home = AskedHome("")
-    updater = make(home, done, order, "543210")
+    storage = AskedStorage("")
+    updater = make(storage, done, order, "543210")
     try:
         updater.hold_back(0)
         updater.expect({name: (1, float(name)) for name in coming}, gated=False)
-        assert home.enough.wait(30)  # both states are there before their gradients
+        assert storage.enough.wait(30)  # both states are there before their gradients
         for name in "54":
             updater.offer(name, {"w": jnp.ones(3)}, 1, float(name))
         updater.hold_back(math.inf)
@@ -211,46 +211,46 @@ def test_what_has_been_there_longest_is_updated_first_while_nothing_is_urgent(
     assert order[0] == first
 
 
-class AskedHome(HostHome):
-    """A home that holds the parameters of one group, and knows what was asked for."""
+class AskedStorage(HostStorage):
+    """A storage that holds the parameters of one group, and knows what was asked for."""
 
     def __init__(self, held: str) -> None:
         super().__init__()
         self._held, self.asked, self.enough = held, [], threading.Event()
 
-    def holds(self, bundle: Bundle) -> bool:
-        return bundle.name == f"{self._held}/params"
+    def holds(self, packing: TensorPacking) -> bool:
+        return packing.name == f"{self._held}/params"
 
-    def read(self, *bundles: Bundle, deadline: float, step: int) -> Reading:
-        self.asked.append(bundles[0].name[0])
+    def read(self, *packings: TensorPacking, deadline: float, step: int) -> Reading:
+        self.asked.append(packings[0].name[0])
         if len(self.asked) == 2:
             self.enough.set()
-        return super().read(*bundles, deadline=deadline, step=step)
+        return super().read(*packings, deadline=deadline, step=step)
 
 
 @pytest.mark.parametrize(("held", "asked"), [("", "32"), ("2", "23"), ("1", "13"), ("0", "32")])
 def test_states_whose_parameters_are_held_are_read_first(held: str, asked: str) -> None:
     """The backward pass has them just now; of the three whose gradients come next."""
-    home = AskedHome(held)
-    updater = make(home, {}, [], "3210")
+    storage = AskedStorage(held)
+    updater = make(storage, {}, [], "3210")
     try:
         updater.expect({name: (1, float(name)) for name in "3210"}, gated=False)
-        assert home.enough.wait(30)
+        assert storage.enough.wait(30)
     finally:
         updater.close()
-    assert "".join(home.asked) == asked
+    assert "".join(storage.asked) == asked
 
 
-class FullHome(SlowHome):
-    """A home without memory for "urgent" while the state of "later" is held."""
+class FullStorage(SlowStorage):
+    """A storage without memory for "urgent" while the state of "later" is held."""
 
     def __init__(self) -> None:
         super().__init__("urgent/params")
         self.read_again, self.early = 0, threading.Event()
 
-    def read(self, *bundles: Bundle, deadline: float, step: int) -> Reading:
-        found = super().read(*bundles, deadline=deadline, step=step)
-        if bundles[0].name == self.slow:
+    def read(self, *packings: TensorPacking, deadline: float, step: int) -> Reading:
+        found = super().read(*packings, deadline=deadline, step=step)
+        if packings[0].name == self.slow:
             return found
         self.read_again += 1
         self.early.set()
@@ -270,9 +270,9 @@ class Held:
 
 
 def test_a_state_that_takes_the_memory_of_a_more_urgent_one_is_given_back() -> None:
-    home, order = FullHome(), []
+    storage, order = FullStorage(), []
     done: dict[str, threading.Event] = {}
-    updater = make(home, done, order)
+    updater = make(storage, done, order)
     try:
         updater.expect({"later": (1, 1.0), "urgent": (1, 0.0)}, gated=False)
         updater.offer("urgent", {"w": jnp.ones(3)}, 1, 0.0)
@@ -280,10 +280,10 @@ def test_a_state_that_takes_the_memory_of_a_more_urgent_one_is_given_back() -> N
         updater.offer("later", {"w": jnp.ones(3)}, 1, 1.0)
         updater.settle()
     finally:
-        home.arrived.set()
+        storage.arrived.set()
         updater.close()
     assert order == ["urgent", "later"]
-    assert home.read_again == 2
+    assert storage.read_again == 2
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -292,29 +292,29 @@ def test_only_for_want_of_memory_is_a_state_read_again(
 ) -> None:
     """The gradient of "later" waits for the room that "urgent" has, whose state is read late."""
     monkeypatch.setattr(_updates, "_TICK", 0.01)
-    home, order = FullHome(), []
+    storage, order = FullStorage(), []
     if not full:
-        monkeypatch.setattr(home, "starved", lambda: False)
+        monkeypatch.setattr(storage, "starved", lambda: False)
     done: dict[str, threading.Event] = {}
-    updater = make(home, done, order, gradient_bytes=1)
+    updater = make(storage, done, order, gradient_bytes=1)
     try:
         updater.expect({"urgent": (1, 0.0), "later": (1, 1.0)}, gated=False)
-        assert home.early.wait(30)  # the state of "later" is there, its gradient is not
+        assert storage.early.wait(30)  # the state of "later" is there, its gradient is not
         updater.offer("urgent", {"w": jnp.ones(3)}, 1, 0.0)
         blocked = threading.Thread(
             target=updater.offer, args=("later", {"w": jnp.ones(3)}, 1, 1.0), daemon=True
         )
         blocked.start()
-        assert home.arrived.wait(30 if full else 0.3) == full
-        home.arrived.set()
+        assert storage.arrived.wait(30 if full else 0.3) == full
+        storage.arrived.set()
         assert done["urgent"].wait(30)
         blocked.join(30)
         updater.settle()
     finally:
-        home.arrived.set()
+        storage.arrived.set()
         updater.close()
     assert order == ["urgent", "later"]
-    assert home.read_again == 1 + full
+    assert storage.read_again == 1 + full
 
 
 def test_several_states_give_way_to_one_read(tmp_path: Path) -> None:
@@ -326,8 +326,8 @@ def test_several_states_give_way_to_one_read(tmp_path: Path) -> None:
     with offload.TensorStore(
         tmp_path / "store", 64 * unit, backend="memory", staging=12 * unit
     ) as store:
-        home = StoreHome(store, Trace())
-        groups = make_groups(shapes, optimizer, store=home, in_memory=())
+        storage = StoreStorage(store, Trace())
+        groups = make_groups(shapes, optimizer, store=storage, in_memory=())
         store.reserve(specs(groups.values(), gradients=False))
         store.reserve({"device": jax.ShapeDtypeStruct((6 * unit,), np.uint8)})
         begin(groups, dict.fromkeys("abc", np.zeros(unit // 4, np.float32)), Shards(shapes, {}))

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from tensorjax import pde, tt
+from tensorjax._cores import products
 from tensorjax.pde._discretization.operators import affine_generator, affine_states, differentiated
 from tensorjax.pde._maps.coordinate_path import Moment, Path, jumps, told
 from tensorjax.pde._stepping.right_side import hosted_cores
 from tensorjax.pde._stepping.rounded_sums import Applied, Train, relative_norm, rounded
 from tensorjax.pde.coords import Prescribed
-from tensorjax.tt import _numpy_arithmetic as hosted
 
 T1 = 0.5
 DRIFT = np.array([[-0.15, 0.45], [-0.35, -0.1]])
@@ -79,7 +79,7 @@ def affine_sum() -> tuple[Any, Any, Any]:
     cores = hosted_cores(tt.random(jax.random.key(0), box.shape, 3, float))
     states = affine_states(box, given)
     images = [differentiated(a, c) for a, c in zip(box.axes, cores, strict=True)]
-    product = hosted.product(affine_generator(box, *given).cores, cores)
+    product = products.matvec(affine_generator(box, *given).cores, cores)
     return cores, Applied(states, images), product
 
 

@@ -62,4 +62,14 @@ EXPERIMENTS = (
         packages=("flax", "optax"),
         alone=True,
     ),
+    Experiment(
+        name="bench/device",
+        module="experiments.bench.device.main",
+        paper="none: our own measurement beside public libraries",
+        summary="all that an accelerator can show within minutes, what is least known first",
+        quick="60 s",
+        extra="nn",
+        packages=("flax", "optax", "torch", "torchTT"),
+        alone=True,
+    ),
 )

@@ -5,6 +5,7 @@ those of the arrays, and the peak is what XLA says of the compiled step. The fir
 parameters too, and GaLore's makes its projections, which later steps keep.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -30,27 +31,36 @@ def problems(small: bool) -> list[Problem]:
     """One step at every batch size; on accelerators more of them, and in bfloat16."""
     cpu = jax.default_backend() == "cpu"
     dtype = jnp.float32 if cpu else jnp.bfloat16
+    every = [make() for make in trainings(small, dtype).values()]
+    out = []
+    for batch in (2,) if small else (1, 8) if cpu else (1, 8, 32, 128):
+        name = f"batch {batch}, {every[0].config.length} tokens, {jnp.dtype(dtype).name}"
+        out.append(Problem(name, [training.way(batch) for training in every]))
+    return out
+
+
+def trainings(small: bool, dtype: Any) -> dict[tuple[str, str], Callable[[], "Training"]]:
+    """What makes the model and the optimiser of each way, by library and variant."""
     config = EncoderConfig.tiny() if small else EncoderConfig(dropout=0.0, length=_LENGTH)
     tensorised: dict[str, Any] = {"linear": _LINEAR, "embedding": _EMBEDDING}
     if small:
         tensorised = {"linear": nn.TT(rank=4), "embedding": nn.TT(rank=4)}
-    trainings = [
-        _Training("tensorjax", "", config, tensorised, dtype, optax.adam(_RATE)),
-        _Training(
-            "tensorjax", "rank_adaptive", config, tensorised, dtype,
-            optim.rank_adaptive(optax.adam(_RATE), size_weight=1e-3, core_weight=1e-4),
+    made: dict[tuple[str, str], tuple[dict[str, Any], Callable[[], Any]]] = {
+        ("tensorjax", ""): (tensorised, lambda: optax.adam(_RATE)),
+        ("tensorjax", "rank_adaptive"): (
+            tensorised,
+            lambda: optim.rank_adaptive(optax.adam(_RATE), size_weight=1e-3, core_weight=1e-4),
         ),
-        _Training("Adam", "dense", config, {}, dtype, optax.adam(_RATE)),
-        _Training("GaLore", "linear layers", config, {}, dtype, _galore(small, ("kernel",))),
-        _Training(
-            "GaLore", "embedding too", config, {}, dtype, _galore(small, ("kernel", "tokens"))
-        ),
-    ]  # fmt: skip
-    out = []
-    for batch in (2,) if small else (1, 8) if cpu else (1, 8, 32, 128):
-        name = f"batch {batch}, {config.length} tokens, {jnp.dtype(dtype).name}"
-        out.append(Problem(name, [training.way(batch) for training in trainings]))
-    return out
+        ("Adam", "dense"): ({}, lambda: optax.adam(_RATE)),
+        ("GaLore", "linear layers"): ({}, lambda: _galore(small, ("kernel",))),
+        ("GaLore", "embedding too"): ({}, lambda: _galore(small, ("kernel", "tokens"))),
+    }
+    return {
+        name: lambda name=name, specs=specs, optimizer=optimizer: Training(
+            *name, config, specs, dtype, optimizer()
+        )
+        for name, (specs, optimizer) in made.items()
+    }
 
 
 def _galore(small: bool, names: tuple[str, ...]) -> optax.GradientTransformation:
@@ -70,7 +80,7 @@ def _galore(small: bool, names: tuple[str, ...]) -> optax.GradientTransformation
     )
 
 
-class _Training:
+class Training:
     """One model and its optimiser; all batch sizes train the same one."""
 
     def __init__(
@@ -109,13 +119,17 @@ class _Training:
         updates, state = self.optimizer.update(gradient, state, params, value=value)
         return optax.apply_updates(params, updates), state
 
-    def way(self, batch: int) -> Way:
-        """Steps at a batch size."""
+    def data(self, batch: int) -> tuple[jax.Array, jax.Array]:
+        """Tokens and labels."""
         rng = np.random.default_rng(batch)
         sides = (batch, self.config.length)
         # Words are as frequent as Zipf has them.
         tokens = np.minimum(rng.zipf(1.2, sides), self.config.vocabulary - 1).astype(np.int32)
-        data = jnp.asarray(tokens), jnp.asarray(rng.integers(0, 3, batch, np.int32))
+        return jnp.asarray(tokens), jnp.asarray(rng.integers(0, 3, batch, np.int32))
+
+    def way(self, batch: int) -> Way:
+        """Steps at a batch size."""
+        data = self.data(batch)
         program = jax.jit(self.step, donate_argnums=(0, 1))
 
         def call() -> Any:

@@ -6,7 +6,7 @@ here of the same rank, and of the rank that gives it about as many numbers as ou
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from experiments.bench._solving import Answer, Problem, Way, found
+from experiments.bench._solving import Answer, Problem, Way, found, torch_device, waited
 from tensorjax import nn
 
 BATCHES = (1, 32, 128, 512, 4096)
 _RANK = 30
-_SHAPES = (
+SHAPES = (
     ((12, 8, 8), (8, 8, 12)),
     ((12, 8, 8), (12, 16, 16)),
     ((12, 16, 16), (8, 8, 12)),
@@ -29,24 +29,26 @@ _SMALL = (((4, 4), (4, 6)),)
 _GOAL, _GOAL_ROWS, _GOAL_SHAPE = 4.0, 512, (768, 3072)
 
 
-def problems(small: bool) -> list[Problem]:
+def problems(
+    small: bool, shapes: Sequence[Any] = SHAPES, batches: Sequence[int] = BATCHES
+) -> list[Problem]:
     """Forward, and forward + backward, for every shape and batch size."""
     out = []
-    for shapes in _SMALL if small else _SHAPES:
+    for sides in _SMALL if small else shapes:
         layer = nn.TTLinear(
-            *map(math.prod, shapes),
+            *map(math.prod, sides),
             rank=4 if small else _RANK,
-            in_shape=shapes[0],
-            out_shape=shapes[1],
+            in_shape=sides[0],
+            out_shape=sides[1],
             rngs=nnx.Rngs(0),
         )
-        sides = (layer.in_features, layer.out_features)
-        for rows in (1, 16) if small else BATCHES:
+        sizes = (layer.in_features, layer.out_features)
+        for rows in (1, 16) if small else batches:
             work = _Work(layer, rows)
             for backward in (False, True):
-                name = f"{sides[0]} → {sides[1]}, {rows} rows, forward"
+                name = f"{sizes[0]} → {sizes[1]}, {rows} rows, forward"
                 name += " + backward" if backward else ""
-                far = backward and rows >= _GOAL_ROWS and sides == _GOAL_SHAPE
+                far = backward and rows >= _GOAL_ROWS and sizes == _GOAL_SHAPE
                 goal = None if small else _GOAL if far else 1.0
                 out.append(Problem(name, work.ways(backward), goal))
     return out
@@ -156,8 +158,10 @@ class _Work:
         module: Any,
         exact: bool = False,
     ) -> Way:
-        x = torch.from_numpy(self.x).requires_grad_(backward)
-        cotangent = torch.from_numpy(self.cotangent)
+        device = torch_device(torch)
+        module = module.to(device)
+        x = torch.from_numpy(self.x).to(device).requires_grad_(backward)
+        cotangent = torch.from_numpy(self.cotangent).to(device)
         parameters = list(module.parameters())
 
         def call() -> Any:
@@ -168,11 +172,11 @@ class _Work:
             return y, torch.autograd.grad(y, [x, *parameters], cotangent)
 
         def answer(result: Any) -> Answer:
-            y = (result[0] if backward else result).detach().numpy()
+            y = (result[0] if backward else result).detach().cpu().numpy()
             found: Answer = {"numbers": sum(p.numel() for p in parameters)}
             return {**found, "error": self.error(y)} if exact else found
 
-        return Way(library, variant, call, answer)
+        return Way(library, variant, waited(torch, call), answer)
 
 
 def _trained(layer: nn.TTLinear) -> tuple[Any, ...]:

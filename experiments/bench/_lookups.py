@@ -4,7 +4,7 @@ All competitors look up the same ids in the same table, the compressed one of ou
 rows, or the rows and the gradient with respect to all parameters for a given cotangent.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 
 from experiments.bench._linears import costs, flat
-from experiments.bench._solving import Answer, Problem, Way, found
+from experiments.bench._solving import Answer, Problem, Way, found, torch_device, waited
 from tensorjax import nn
 
 COUNTS = (1, 32, 128, 512, 4096)
@@ -24,7 +24,7 @@ _SMALL = {"num_shape": (8, 10, 10), "feature_shape": (4, 4, 4), "rank": 8}
 _GOAL = 3.0
 
 
-def problems(small: bool) -> list[Problem]:
+def problems(small: bool, counts: Sequence[int] = COUNTS) -> list[Problem]:
     """Forward, and forward + backward, for every number of ids."""
     shapes = _SMALL if small else _FULL
     sizes = [int(np.prod(shapes[name])) for name in ("num_shape", "feature_shape")]
@@ -32,7 +32,7 @@ def problems(small: bool) -> list[Problem]:
     cores = [np.asarray(core[...]) for core in layer.cores]
     table = np.asarray(layer.table())
     out = []
-    for count in (1, 300) if small else COUNTS:
+    for count in (1, 300) if small else counts:
         ids = zipf_ids(count, sizes[0])
         for backward in (False, True):
             name = f"{sizes[0]} × {sizes[1]}, {count} ids ({len(np.unique(ids))} distinct)"
@@ -168,7 +168,10 @@ def _factorized(tltorch: Any, work: _Work) -> Any:
 
 
 def _torch_way(torch: Any, library: str, variant: str, layer: Any, work: _Work) -> Way:
-    ids, cotangent = torch.tensor(work.ids).long(), torch.tensor(work.cotangent)
+    device = torch_device(torch)
+    layer = layer.to(device)
+    ids = torch.tensor(work.ids).long().to(device)
+    cotangent = torch.tensor(work.cotangent).to(device)
     parameters = list(layer.parameters())
 
     def call() -> Any:
@@ -181,8 +184,8 @@ def _torch_way(torch: Any, library: str, variant: str, layer: Any, work: _Work) 
     def answer(result: Any) -> Answer:
         rows = result[0] if work.backward else result
         return {
-            "error": work.error(rows.detach().numpy()),
+            "error": work.error(rows.detach().cpu().numpy()),
             "numbers": sum(p.numel() for p in parameters),
         }
 
-    return Way(library, variant, call, answer)
+    return Way(library, variant, waited(torch, call), answer)

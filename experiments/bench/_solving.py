@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 
 from experiments.bench import _timing
@@ -87,6 +88,24 @@ def found(name: str) -> Any:
             return importlib.import_module(name)
     except ImportError:
         return None
+
+
+def torch_device(torch: Any) -> str:
+    """Where PyTorch computes: on the GPU, if JAX does, else on the CPU."""
+    return "cuda" if jax.default_backend() == "gpu" and torch.cuda.is_available() else "cpu"
+
+
+def waited(torch: Any, call: Callable[[], Any]) -> Callable[[], Any]:
+    """The same call, which waits for what PyTorch computes on a GPU."""
+    if torch_device(torch) == "cpu":
+        return call
+
+    def found() -> Any:
+        result = call()
+        torch.cuda.synchronize()
+        return result
+
+    return found
 
 
 def compared(exact: tt.TT, cores: Callable[[Any], Any]) -> Callable[[Any], Answer]:

@@ -5,7 +5,6 @@ causal attention, logits tied to the token table, fused AdamW; on a GPU `torch.c
 precision by autocast over single-precision weights.
 """
 
-import functools
 import time
 from typing import Any
 
@@ -50,7 +49,11 @@ class TorchTraining:
         self.optimizer = torch.optim.AdamW(
             jax.tree.leaves(self.weights), 3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True
         )
-        loss = functools.partial(_loss, torch.nn.functional, model.config)
+        functional, config = torch.nn.functional, model.config
+
+        def loss(weights: Any, tokens: Any, targets: Any) -> Any:
+            return _loss(functional, config, weights, tokens, targets)
+
         self.loss = torch.compile(loss) if compiled else loss
         self.data = [torch.tensor(np.asarray(x), device=self.device).long() for x in data]
         self.losses: list[float] = []

@@ -15,11 +15,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import numpy as np
-from matplotlib.figure import Figure
 
 from experiments import Run
 from experiments._malloc import keep_memory
@@ -28,6 +27,9 @@ from experiments.bench._cases import GROUPS, SMALL, Case, Sizes, max_rank
 from experiments.bench._library import Library, Unsupported
 from experiments.bench._peers import load
 from experiments.bench._verdicts import Result, Target
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Group = Literal["svd", "rounding", "arithmetic", "projection", "ranks", "shapes"]
 TABLES = {
@@ -238,8 +240,10 @@ def settle(result: Result, lanes: Sequence[_timing.Timing]) -> None:
     result.programs = programs if programs or result.compiled else None
 
 
-def plot(found: Sequence[Target]) -> Figure:
+def plot(found: Sequence[Target]) -> "Figure":
     """Bars of the ratios reached, one per target, on a logarithmic scale."""
+    from matplotlib.figure import Figure
+
     timed = [t for t in found if t.ratio is not None][::-1]
     figure = Figure(figsize=(9, 1.2 + 0.26 * max(len(timed), 1)))
     axes = figure.subplots()

@@ -28,10 +28,10 @@ from flax import nnx
 
 from experiments import Run
 from experiments._malloc import keep_memory
+from experiments._peak import measured_peak
 from experiments.bench import _decoders, _timing
 from experiments.bench._solving import found
 from experiments.bench._torch_decoder import TorchTraining
-from experiments.gpt2.training import measured_peak
 from tensorjax.models.gpt2 import GPT2, GPT2Config
 
 # Ours is to take no longer than the plain Flax implementation.
@@ -136,14 +136,9 @@ def run(config: Config, run: Run) -> None:
 class Training:
     """One way to write the model, with its state."""
 
-    def __init__(self, case: Case, loss: Callable[..., jax.Array], params: Any) -> None:
+    def __init__(self, data: Any, loss: Callable[..., jax.Array], params: Any) -> None:
         self.optimizer = optax.adamw(3e-4, b2=0.95, weight_decay=0.1)
-        rng = np.random.default_rng(0)
-        drawn = rng.integers(
-            0, case.config.vocabulary, (case.batch, case.config.length + 1), np.int32
-        )
-        self.data = jnp.asarray(drawn[:, :-1]), jnp.asarray(drawn[:, 1:])
-        self.loss = loss
+        self.data, self.loss = data, loss
         leaves, self.tree = jax.tree.flatten(params)  # no container of a framework is timed
         leaves = [jnp.array(leaf) for leaf in leaves]
         self.state = leaves, self.optimizer.init(leaves)
@@ -170,27 +165,53 @@ class Training:
 
 def ways(case: Case, dtype: Any) -> dict[tuple[str, str], Any]:
     """All ways to write the model, ours first."""
+    return {name: make() for name, make in makers(case, dtype).items()}
+
+
+def makers(case: Case, dtype: Any) -> dict[tuple[str, str], Callable[[], Any]]:
+    """What makes each of the ways, all with the same weights."""
     model = GPT2(case.config, dtype=dtype, rngs=nnx.Rngs(0))
-    out = {}
-    for variant, unroll in (("", None), ("one layer at a time", 1)):
+    data = tokens_and_targets(case)
+
+    def ours(attention: str | None = None, unroll: int | None = None) -> Training:
         config = replace(case.config, unroll=unroll)
         graph, params = nnx.split(
-            nnx.eval_shape(lambda c=config: GPT2(c, dtype=dtype, rngs=nnx.Rngs(0)))
+            nnx.eval_shape(lambda: GPT2(config, dtype=dtype, attention=attention, rngs=nnx.Rngs(0)))
         )
         params = jax.tree.map(lambda _, x: x, params, nnx.split(model)[1])
-        out["tensorjax", variant] = Training(case, functools.partial(_ours, graph), params)
-    data = out["tensorjax", ""].data
-    graph, params = _decoders.flax_params(model, dtype)
-    out["flax", ""] = Training(case, functools.partial(_flax, graph), params)
-    nano = functools.partial(_decoders.nano_loss, config=case.config, dtype=dtype)
-    out["nanoGPT", ""] = Training(case, nano, _decoders.plain(model))
+        return Training(data, functools.partial(_ours, graph), params)
+
+    def flax() -> Training:
+        graph, params = _decoders.flax_params(model, dtype)
+        return Training(data, functools.partial(_flax, graph), params)
+
+    def nano() -> Training:
+        loss = functools.partial(_decoders.nano_loss, config=case.config, dtype=dtype)
+        return Training(data, loss, _decoders.plain(model))
+
+    gpu = jax.default_backend() == "gpu"
+    out: dict[tuple[str, str], Callable[[], Any]] = {
+        ("tensorjax", ""): ours,
+        ("tensorjax", "one layer at a time"): functools.partial(ours, unroll=1),
+        ("flax", ""): flax,
+        ("nanoGPT", ""): nano,
+    }
+    if gpu and jnp.dtype(dtype).itemsize == 2:
+        out["tensorjax", "attention by cuDNN"] = functools.partial(ours, attention="cudnn")
     if (torch := found("torch")) is not None:
-        gpu = jax.default_backend() == "gpu"
+        half = jnp.dtype(dtype).itemsize == 2
         for compiled in (False, True) if gpu else (False,):
-            variant = f"nanoGPT, {'torch.compile' if compiled else 'eager'}"
-            half = jnp.dtype(dtype).itemsize == 2
-            out["torch", variant] = TorchTraining(torch, model, data, half=half, compiled=compiled)
+            out["torch", f"nanoGPT, {'torch.compile' if compiled else 'eager'}"] = (
+                functools.partial(TorchTraining, torch, model, data, half=half, compiled=compiled)
+            )
     return out
+
+
+def tokens_and_targets(case: Case) -> tuple[jax.Array, jax.Array]:
+    """What every way is trained on."""
+    rng = np.random.default_rng(0)
+    drawn = rng.integers(0, case.config.vocabulary, (case.batch, case.config.length + 1), np.int32)
+    return jnp.asarray(drawn[:, :-1]), jnp.asarray(drawn[:, 1:])
 
 
 def _ours(graph: Any, params: Any, tokens: jax.Array, targets: jax.Array) -> jax.Array:

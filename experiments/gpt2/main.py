@@ -23,6 +23,7 @@ from flax import nnx
 
 from experiments import Run
 from experiments._malloc import keep_memory
+from experiments._peak import measured_peak
 from experiments._results import plain
 from experiments._texts.types import Corpus
 from experiments.gpt2 import bigram, data, devices, export, figure, training
@@ -274,7 +275,7 @@ def _trained(
         model, layout, config.recipe(), hasty=config.hasty, dtype=dtype, linear=config.spec(),
         attention=None if config.attention == "auto" else config.attention,
     )  # fmt: skip
-    one = training.measured_peak(dtype) if config.peak is None else config.peak * 1e12
+    one = measured_peak(dtype) if config.peak is None else config.peak * 1e12
     # Simulated devices share the cores that the product was measured on.
     peak = one * (1 if jax.default_backend() == "cpu" else layout.devices)
     settings = config.settings(corpus)

@@ -1,8 +1,25 @@
 """QR sweeps over the cores of a train."""
 
+from typing import Any
+
+import numpy as np
+
 from tensorjax._cores.scaling import in_range
-from tensorjax._cores.unfoldings import Cores, short, times_right, wide
+from tensorjax._cores.unfoldings import Cores, short, tall, times_right, wide
 from tensorjax.linalg._arrays import adjoint
+from tensorjax.linalg._qr import qr
+
+
+def left_qr(core: Any) -> tuple[Any, Any]:
+    """Factorises a core by QR of its left unfolding: a core with orthonormal columns, and R."""
+    q, r = qr(tall(core))
+    return q.reshape(*core.shape[:-1], -1), r
+
+
+def right_lq(core: Any) -> tuple[Any, Any]:
+    """Factorises a core by LQ of its right unfolding: L, and a core with orthonormal rows."""
+    q, r = qr(adjoint(wide(core)))
+    return adjoint(r), adjoint(q).reshape(-1, *core.shape[1:])
 
 
 def triangles(cores: Cores) -> Cores:
@@ -18,3 +35,20 @@ def triangles(cores: Cores) -> Cores:
         f = in_range(adjoint(short(adjoint(f))))
         factors.append(f)
     return factors[::-1]
+
+
+def right_orthogonal(x: Cores, *, scale: bool = True) -> tuple[Cores, int]:
+    """Right-orthogonalises x host cores over 2^e, an entry near 1 in the first core; returns e too.
+
+    e is 0 if no scale is asked for.
+    """
+    out, exponent = list(x), 0
+    for k in range(len(x) - 1, -1, -1):
+        size = np.abs(out[k]).max() if scale else 0
+        if size > 0:
+            e = int(np.frexp(size)[1])
+            out[k], exponent = out[k] * 2.0**-e, exponent + e
+        if k:
+            left, out[k] = right_lq(out[k])
+            out[k - 1] = times_right(out[k - 1], left)
+    return out, exponent

@@ -5,9 +5,15 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax.linalg._arrays import is_host, matmul, root
-from tensorjax.linalg._qr import qr
+from tensorjax._cores.unfoldings import Cores, absorb, tall, times_right, wide
+from tensorjax.linalg._arrays import adjoint, is_host, matmul, root
+from tensorjax.linalg._qr import qr, triangle
 from tensorjax.linalg._scaling import energy, normalized, scaled
+
+
+def bond_overlap(x: Any, y: Any) -> Any:
+    """Contracts two cores over all but their right bonds: (s_x, s_y), x conjugated."""
+    return matmul(adjoint(tall(x)), tall(y))
 
 
 def difference(xs: Any, ys: Any) -> tuple[Any, Any]:
@@ -19,10 +25,7 @@ def difference(xs: Any, ys: Any) -> tuple[Any, Any]:
         # Each train is scaled on its own: magnitudes of their partial products may be far apart.
         small = [normalized(a), normalized(b)]
         # r holds both trains' left parts side by side: r = [left | right].
-        pair = [
-            matmul(m, c.reshape(c.shape[0], -1)).reshape(-1, c.shape[-1])
-            for m, (c, _) in zip((left, right), small, strict=True)
-        ]
+        pair = [tall(absorb(m, c)) for m, (c, _) in zip((left, right), small, strict=True)]
         stacked = xp.concatenate(pair, axis=-1)
         r = qr(stacked)[1] if stacked.shape[0] > stacked.shape[1] else stacked
         left, p = normalized(r[:, : a.shape[-1]])
@@ -37,3 +40,27 @@ def difference(xs: Any, ys: Any) -> tuple[Any, Any]:
     both = xp.maximum(p, q)
     rest, e = normalized(scaled(left, p - both) + scaled(right, q - both))
     return root(energy(rest)), both + e
+
+
+def overlap(x: Cores, y: Cores) -> Any:
+    """Computes ⟨x, y⟩ of two trains of host cores in range, x conjugated."""
+    e = np.ones((1, 1), x[0].dtype)
+    for c, d in zip(x, y, strict=True):
+        e = bond_overlap(c, absorb(e, d))
+    return e[0, 0]
+
+
+def distance(x: Cores, y: Cores) -> float:
+    """Computes ‖x − y‖ of two trains, of host cores in range, to a few eps, by QR."""
+    f = np.ones((2, 1), x[0].dtype)
+    for p, q in zip(reversed(x), reversed(y), strict=True):
+        parts = [times_right(p, f[: p.shape[-1]]), times_right(q, f[p.shape[-1] :])]
+        f = np.concatenate([wide(c) for c in parts])
+        if f.shape[1] > f.shape[0]:
+            f = adjoint(triangle(adjoint(f)))
+    return float(np.linalg.norm(f[0] - f[1]))
+
+
+def norm(x: Cores) -> float:
+    """Computes the norm ‖x‖ of a train of host cores in range, as accurately as `distance`."""
+    return distance(x, [0 * c[:1, :, :1] for c in x])

@@ -93,3 +93,9 @@ def factors_in_range(xs: Cores, ys: Cores, terms: int = 1) -> Cores:
     share, rest = divmod(sum(own) - sum(wanted), len(ys))
     moves = [w + share + (k < rest) - e for k, (w, e) in enumerate(zip(wanted, own, strict=True))]
     return [scaled(y, move) for y, move in zip(ys, moves, strict=True)]
+
+
+def scaled_train(x: Cores, exponent: int) -> Cores:
+    """Multiplies a train of host cores by 2^exponent, shared out: one core alone might overflow."""
+    share, rest = divmod(exponent, len(x))
+    return [c * 2.0 ** (share + (rest if k == 0 else 0)) for k, c in enumerate(balanced(x))]

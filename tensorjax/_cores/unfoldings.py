@@ -1,5 +1,6 @@
 """Unfoldings of tensor-train cores (r, n, s), NumPy or JAX, and products of them with matrices."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from tensorjax.linalg._arrays import matmul
@@ -28,9 +29,27 @@ def times_right(core: Any, matrix: Any) -> Any:
     return matmul(tall(core), matrix).reshape(*core.shape[:2], -1)
 
 
+def join(a: Any, b: Any) -> Any:
+    """Contracts the bond between neighbouring cores: (r, …, s) and (s, …, t) to (r, …, …, t)."""
+    return matmul(tall(a), wide(b)).reshape(*a.shape[:-1], *b.shape[1:])
+
+
+def merge(cores: Sequence[Any]) -> Any:
+    """Contracts the bonds between neighbouring cores into one core (r, ∏ n, s)."""
+    out = cores[0]
+    for core in cores[1:]:
+        out = join(out, core)
+    return out.reshape(out.shape[0], -1, out.shape[-1])
+
+
 def times_mode(core: Any, matrix: Any) -> Any:
     """Multiplies a tensor-train core by a matrix along its mode."""
     return matmul(matrix[None], core)
+
+
+def weighted_sum(core: Any, weights: Any) -> Any:
+    """Sums a core (r, n, s) over its mode with weights (n,): a matrix (r, s)."""
+    return matmul(weights, core)
 
 
 def short(a: Any) -> Any:

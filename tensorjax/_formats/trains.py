@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tensorjax import _check
 from tensorjax._formats.operators import Summable, dtypes_of, floating, rebuilt, shown
@@ -101,6 +102,11 @@ class _Train(Summable):
             return self.namespace.hadamard(self, other)
         return super().__mul__(other)
 
+    def __pow__(self, exponent: Any) -> Any:
+        if isinstance(exponent, int) and not isinstance(exponent, bool):
+            return self.namespace.power(self, exponent)
+        return NotImplemented
+
     @shown
     def __repr__(self) -> str:
         batch = self.cores[0].shape[: -self._core_ndim]
@@ -185,12 +191,15 @@ class TTMatrix(_Train):
       >>> a = TTMatrix([jnp.ones((1, 2, 3, 2)), jnp.ones((2, 4, 5, 1))])
       >>> a
       TTMatrix(row_shape=(2, 4), col_shape=(3, 5), ranks=(1, 2, 1), dtype=float32)
-      >>> a.shape
-      (8, 15)
+      >>> a.shape, (a @ jnp.ones((15, 7))).shape, (jnp.ones((9, 8)) @ a).shape
+      ((8, 15), (8, 7), (9, 15))
+
+    ``a @ x`` and ``x @ a`` take a TTMatrix, a TT or a dense array, with leading axes as in NumPy.
 
     Source: Oseledets (2011), section 4.3.
     """
 
+    products: ClassVar[tuple[Callable[..., Any], ...]]  # a @ x and x @ a of dense arrays
     _core_ndim: ClassVar[int] = 4
     _core_axes: ClassVar[str] = "(r_left, m, n, r_right)"
 
@@ -227,7 +236,15 @@ class TTMatrix(_Train):
             return self.namespace.matvec(self, other)
         if isinstance(other, TTMatrix):
             return self.namespace.matmul(self, other)
-        return NotImplemented
+        return type(self).products[0](self, other) if _is_array(other) else NotImplemented
+
+    def __rmatmul__(self, other: Any) -> Any:
+        return type(self).products[1](self, other) if _is_array(other) else NotImplemented
+
+
+def _is_array(x: Any) -> bool:
+    """Whether an operand is a dense array with axes, which a TT-matrix is multiplied with."""
+    return isinstance(x, np.ndarray | jax.Array) and x.ndim > 0
 
 
 def _checked_cores(cls: type[_Train], cores: Iterable[Any]) -> tuple[jax.Array, ...]:

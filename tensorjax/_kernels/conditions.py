@@ -358,6 +358,11 @@ map_concrete = Condition(
     "a concrete map", lambda arrays, facts: not _check.is_traced(facts["map"]), "as for rows"
 )
 rows = Condition("one row or more", _fact("count"), "nothing to compute")
+rest_concrete = Condition(
+    "the other arguments concrete",
+    lambda arrays, facts: not _check.is_traced(facts["rest"]),
+    "as for the train itself",
+)
 data = Condition("not empty", lambda arrays, facts: bool(arrays[0].size), "nothing to compute")
 kept_dtype = Condition(
     "results in the dtype of the parameters", _fact("kept_dtype"), "C++ converts nothing"

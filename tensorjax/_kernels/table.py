@@ -102,21 +102,29 @@ TABLE: dict[str, Row] = {
     "tt.hadamard": _PRODUCT | _trace(c.real, c.large_result, c.not_empty, one_device=True),
     "tt.matvec": _PRODUCT,
     "tt.matmul": _PRODUCT,
+    "tt.TTMatrix @ array": _call(*_FIRST_CALLS),
+    "tt.pinv": _call(c.on_one_cpu, c.rest_concrete),
     "tt.matvec(rank=)": _trace(
         c.no_tolerance, c.one_product, c.real, c.columns_fit, one_device=False
     ),
     # Numbers.
     "tt.inner": _OVERLAP,
     "tt.norm": _OVERLAP,
+    "tt.bilinear_form": _call(*_FIRST_CALLS),
+    "tt.pairwise_inner": _call(*_FIRST_CALLS),
+    "tt.pairwise_inner, stacked cores": _call(c.lapack_dtype, c.free_on_a_cpu),
     "tt.distance": _call(c.concrete),
     "tucker.norm": _call(c.concrete),
     "mera.norm": _call(c.lapack_dtype, c.free_on_a_cpu),
     "tt.evaluate": _call(c.on_one_cpu, c.any_of(c.rows_shared, c.first_evaluations)),
     "tucker.evaluate": _call(c.data, c.first_on_one_cpu, kernel=ROUNDED),
+    "tt.sobol": _call(c.lapack_dtype, c.free_on_a_cpu, c.rest_concrete),
+    "pde.evaluate": _call(c.concrete),
     "tt.sample": _call(c.little_noise, c.first_on_one_cpu),
     # Modes.
     "tt.contract_modes": _call(c.on_one_cpu),
     "tt.TT[...]": _call(c.on_one_cpu),
+    "tt.broadcast_to": _call(c.on_one_cpu),
     "tt.reshape": _call(c.on_one_cpu),
     "tt.permute": _call(c.on_one_cpu),
     "tt.tangent_project": _call(c.on_one_cpu),
@@ -147,6 +155,7 @@ REMARKS: dict[str, str] = {
     "tt.hadamard": "exact products; with rank= or tol= see tt.linear_combination below",
     "tt.norm": "and tt.log_norm, tt.normalize in programs",
     "tt.pad": "and tucker.pad",
+    "tt.sobol": "and tt.mean_dimension, tt.dimension_distribution",
     "tucker.norm": "and tucker.distance",
     "tt.effective_ranks": "and tt.trim",
 }

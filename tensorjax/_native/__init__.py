@@ -4,96 +4,28 @@ XLA compiles a program for every shape, and its small products, factorisations a
 reach a tenth of what a core can do. `round_to_ranks`, `inner`, `multiply` and `sketch` call
 compiled code instead, under jit and vmap like any other operation, and so do lookups in
 `tensorjax.nn`; `gram_round` and the passes serve the host.
-hatch_build.py compiles them on installation if there is a compiler; without it, on other machines
-and for other dtypes, XLA's programs serve. So they do on other platforms, in programs made for
+A wheel for Linux holds them for several levels of CPUs, and `kernels` says which one serves; from
+source, hatch_build.py compiles them if there is a compiler. Without it, on other machines and for
+other dtypes, XLA's programs serve. So they do on other platforms, in programs made for
 `jax.export` and where XLA would have to split a call over devices. The table in
 tensorjax/_kernels/table.py says which calls these kernels serve. TENSORJAX_NATIVE=0 in the
-environment turns the sweeps off.
+environment turns the sweeps off, and TENSORJAX_NATIVE=x86-64-v2, for one, asks for no better level
+than that.
 """
 
 import ctypes
-import functools
-import importlib
 import math
-import os
-import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from tensorjax import _blas_threads as _blas
-from tensorjax._native.level import level
+from tensorjax._native.loading import kernels as kernels
+from tensorjax._native.loading import loaded
+from tensorjax._native.loading import status as status
 
 _REAL = (np.float32, np.float64)
-_CALLS = (
-    "tensorjax_round",
-    "tensorjax_inner",
-    "tensorjax_multiply",
-    "tensorjax_sketch",
-    "tensorjax_lookup",
-    "tensorjax_lookup_gradient",
-)
-
-
-@functools.cache
-def status() -> str:
-    """Returns the reason why the C++ kernels cannot be called here; empty if they can."""
-    return _loaded()[1]
-
-
-@functools.cache
-def _loaded() -> tuple[Any, str]:
-    """Loads the C++ library and registers its handlers; returns it, or the reason for failure."""
-    if os.environ.get("TENSORJAX_NATIVE", "1") == "0":
-        return None, "turned off by TENSORJAX_NATIVE=0"
-    path, why = _library()
-    if path is None:
-        return None, why
-    try:
-        library = ctypes.CDLL(str(path))
-        if library.tensorjax_interface() > _interface():
-            return None, f"{path.name} was built for a newer jaxlib; install tensorjax again"
-        library.tensorjax_lapack(*map(_lapack, ("dsyevd", "dgesdd")), *_blas_threads())
-        for name in _CALLS:
-            handler = jax.ffi.pycapsule(getattr(library, name))
-            jax.ffi.register_ffi_target(name, handler, platform="cpu")
-    except (OSError, AttributeError, ImportError, KeyError, ValueError) as error:
-        return None, f"{path.name}: {error}"
-    return library, ""
-
-
-def _library() -> tuple[Path | None, str]:
-    """Returns the path of the C++ library built for this CPU's instruction set."""
-    path = Path(__file__).with_name(f"sweeps-{level()}.so")
-    return (path, "") if path.exists() else (None, f"{path.name} was not built on installation")
-
-
-def _interface() -> int:
-    """Returns this jaxlib's version of the interface to C++ kernels, 1000 major + minor."""
-    header = Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h"
-    numbers = re.findall(r"#define XLA_FFI_API_(?:MAJOR|MINOR) (\d+)", header.read_text())
-    major, minor = map(int, numbers)
-    return 1000 * major + minor
-
-
-def _lapack(name: str) -> ctypes.c_void_p:
-    """Returns the address of a routine of SciPy's LAPACK, which the C++ kernels call."""
-    capsule = importlib.import_module("scipy.linalg.cython_lapack").__pyx_capi__[name]
-    api = ctypes.pythonapi
-    api.PyCapsule_GetName.restype = ctypes.c_char_p
-    api.PyCapsule_GetName.argtypes = [ctypes.py_object]
-    api.PyCapsule_GetPointer.restype = ctypes.c_void_p
-    api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
-    return ctypes.c_void_p(api.PyCapsule_GetPointer(capsule, api.PyCapsule_GetName(capsule)))
-
-
-def _blas_threads() -> list[ctypes.c_void_p]:
-    """Returns C functions that get and set the threads of SciPy's BLAS; null if unknown."""
-    found = _blas.controls("scipy.linalg.cython_lapack")
-    return [ctypes.cast(f, ctypes.c_void_p) for f in found] if found else [ctypes.c_void_p()] * 2
 
 
 def basis_columns(
@@ -335,7 +267,7 @@ def gram_round(cores: Sequence[np.ndarray], share: float) -> list[np.ndarray] | 
 
 
 def _called(name: str, *arguments: int | float | np.ndarray) -> int:
-    call = getattr(_loaded()[0], name)
+    call = getattr(loaded()[0], name)
     call.restype = ctypes.c_long
     found = call(*map(_c, arguments))
     if found == _NO_MEMORY:

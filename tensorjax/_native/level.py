@@ -1,22 +1,45 @@
-"""CPU instruction-set level, which names the C++ library built for it; needs no other module."""
+"""CPU instruction-set levels, which name the C++ libraries for them; needs no other module."""
 
 import platform
 from pathlib import Path
 
-_LEVELS = {
+# The x86-64 psABI's levels, best first, by the names that Linux gives the instructions: all that a
+# compiler may use at this level, or a virtual machine that hides one would end the process.
+_NEEDED = {
+    "x86-64-v2": {"cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"},
+    "x86-64-v3": {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"},
     "x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
-    "x86-64-v3": {"avx2", "bmi1", "bmi2", "fma"},
 }
+X86 = ("x86-64-v4", "x86-64-v3", "x86-64-v2")
+_X86_MACHINES = ("x86_64", "AMD64")
+
+
+def known(machine: str | None = None) -> tuple[str, ...]:
+    """Returns the levels of a CPU's architecture, best first, whether this CPU has them or not.
+
+    Args:
+      machine: as `platform.machine` names it; this one by default.
+    """
+    machine = machine or platform.machine()
+    return (*X86, "x86-64") if machine in _X86_MACHINES else (machine,)
+
+
+def lacks(name: str) -> tuple[str, ...]:
+    """Returns the instructions that a level needs and this CPU, or Linux, does not offer."""
+    if name not in X86:
+        return ()
+    needed = set().union(*(_NEEDED[lower] for lower in X86[X86.index(name) :]))
+    return tuple(sorted(needed - _flags()))
 
 
 def level() -> str:
-    """Returns the x86-64 level of this CPU (v4: AVX-512, v3: AVX2), or its architecture."""
-    machine = platform.machine()
-    if machine not in ("x86_64", "AMD64"):
-        return machine
+    """Returns this CPU's best level (v4: AVX-512, v3: AVX2), or the name of its architecture."""
+    return next(name for name in known() if not lacks(name))
+
+
+def _flags() -> set[str]:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return "x86-64"
-    flags = set(next((line for line in lines if line.startswith("flags")), "").split())
-    return next((name for name, needed in _LEVELS.items() if needed <= flags), "x86-64")
+    except OSError:  # another system, or a container that hides it: jaxlib itself needs as much
+        return _NEEDED[X86[-1]]
+    return set(next((line for line in lines if line.startswith("flags")), "").split())

@@ -92,3 +92,9 @@ def masked_reciprocal(x: jax.Array, scale: jax.Array, size: int) -> jax.Array:
     """Computes an array's reciprocal 1/x, and 0 where |x| is roundoff beside ``scale``."""
     alive = jnp.abs(x) > size * jnp.finfo(x.dtype).eps * scale
     return jnp.where(alive, 1 / jnp.where(alive, x, 1), 0)
+
+
+def wide(a: Array) -> Array:
+    """Returns an array in the dtype that it is factored in, single precision at least."""
+    dtype = factor_dtype(a.dtype)
+    return a if a.dtype == dtype else a.astype(dtype)

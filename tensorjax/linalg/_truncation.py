@@ -1,4 +1,4 @@
-"""Truncated singular value decompositions and polar factors of arrays."""
+"""Truncated singular value decompositions of arrays."""
 
 from typing import Any, NamedTuple
 
@@ -12,10 +12,10 @@ from tensorjax.linalg._arrays import (
     Array,
     adjoint,
     epsilon,
-    factor_dtype,
     is_host,
     matmul,
     scale_columns,
+    wide,
 )
 from tensorjax.linalg._scaling import (
     energy,
@@ -96,7 +96,7 @@ def truncated_svd(
     if tol is not None and share is None:
         method = "svd"  # a traced tolerance may be anything
     # Squares of the entries may overflow or underflow: each matrix is scaled to be near 1.
-    x, exponent = normalized(_wide(np.asarray(a) if rank is None else a), axis=(-2, -1))
+    x, exponent = normalized(wide(np.asarray(a) if rank is None else a), axis=(-2, -1))
     tail = None if tol is None else tol**2 * energy(x)
     out = _truncated_svd(x, rank, tail, method, key)
     if rank is None and checked < VERIFY_BELOW * epsilon(a.dtype):
@@ -113,11 +113,6 @@ def truncated_svd(
     with np.errstate(over="ignore"):  # the energy discarded may be out of range
         cast = [part.astype(dtype) for part, dtype in parts]
     return SVD(*(cast if is_host(a) else map(jnp.asarray, cast)))
-
-
-def _wide(a: Array) -> Array:
-    dtype = factor_dtype(a.dtype)
-    return a if a.dtype == dtype else a.astype(dtype)
 
 
 def _polished(a: Array, u: Array, vh: Array) -> tuple[Array, Array, Array]:
@@ -148,32 +143,3 @@ def _truncated_svd(
     small_u, s, vh = svd(matmul(adjoint(u), x))
     # Masked columns of u have rows of zeros below them, so their singular values come last.
     return SVD(matmul(u, small_u), s, vh, discarded)
-
-
-@placed
-def polar(a: Array) -> tuple[Array, Array]:
-    """Computes the polar factors a = u @ p: u with orthonormal columns, p Hermitian ≥ 0.
-
-    u is the matrix with orthonormal columns nearest to ``a``, the solution of the orthogonal
-    Procrustes problem. For m < n, u has orthonormal rows instead.
-
-    Args:
-      a: (…, m, n), floating or complex; half precision is factored in single.
-
-    Returns:
-      (u, p), in the dtype of ``a``.
-
-    Raises:
-      TypeError: ``a`` has an integer dtype.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> u, p = polar(jnp.array([[0.0, -2.0], [2.0, 0.0]]))
-      >>> print(jnp.round(u, 6) + 0.0)
-      [[ 0. -1.]
-       [ 1.  0.]]
-    """
-    a = _check.inexact("a", a)
-    u, s, vh = svd(_wide(a))
-    p = matmul(scale_columns(adjoint(vh), s), vh)
-    return matmul(u, vh).astype(a.dtype), p.astype(a.dtype)

@@ -3,8 +3,8 @@
 import dataclasses
 import inspect
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from tensorjax._formats.trains import single as single_train
 from tensorjax._optax import transformation
 from tensorjax._placement import placed
 from tensorjax.contract import einsum
-from tensorjax.linalg._stiefel import line_search
+from tensorjax.linalg._riemannian_cg import riemannian_cg
 from tensorjax.mera._inner import _network
 from tensorjax.mera._types import MERA, Layer, single
 
@@ -131,12 +131,6 @@ def stiefel(inner: Any) -> Any:
     return transformation(inner.init, update)
 
 
-class _Conjugate(NamedTuple):
-    direction: MERA
-    gradient: MERA
-    step: jax.Array
-
-
 def conjugate_gradient() -> Any:
     """Returns a Riemannian conjugate gradient optimiser to refine MERAs, in Optax's form.
 
@@ -147,37 +141,15 @@ def conjugate_gradient() -> Any:
     projection, and steps found by one parabola and then halving (Armijo).
     """
 
-    def init(params: MERA) -> _Conjugate:
-        zero = jax.tree.map(jnp.zeros_like, params)
-        real = jnp.finfo(params.dtype).dtype
-        return _Conjugate(zero, zero, jnp.ones((), real))
+    def tangents(params: MERA, *directions: MERA) -> tuple[MERA, ...]:
+        return tuple(tangent(params, direction) for direction in directions)
 
-    def update(
-        gradients: MERA,
-        state: _Conjugate,
-        params: MERA,
-        *,
-        value: jax.Array,
-        value_fn: Callable[[MERA], jax.Array],
-        **extra: Any,
-    ) -> tuple[MERA, _Conjugate]:
-        g = tangent(params, gradients)
-        past, moved = tangent(params, state.gradient), tangent(params, state.direction)
-        before = _dot(state.gradient, state.gradient)
-        beta = jnp.maximum(_dot(g, _plus(g, -1, past)), 0) / linalg.where_positive(before, 1.0)
-        d = _plus(jax.tree.map(jnp.negative, g), jnp.where(before > 0, beta, 0), moved)
-        uphill = _dot(d, g) >= 0
-        d = jax.tree.map(lambda a, b: jnp.where(uphill, -b, a), d, g)
+    def moved(params: MERA, direction: MERA, step: jax.Array) -> MERA:
+        return retract(params, _combined([direction], [step]))
 
-        def moved_by(t: jax.Array) -> MERA:
-            return retract(params, _plus(jax.tree.map(jnp.zeros_like, d), t, d))
-
-        step = line_search(lambda t: value_fn(moved_by(t)), value, _dot(d, g), state.step)
-        new = moved_by(step)
-        state = _Conjugate(d, g, 2 * linalg.where_positive(step, 0.5))
-        return jax.tree.map(jnp.subtract, new, params), state
-
-    return transformation(init, update)
+    return riemannian_cg(
+        lambda m: jax.tree.map(jnp.zeros_like, m), tangents, _dot, _combined, moved
+    )
 
 
 def _dot(x: MERA, y: MERA) -> jax.Array:
@@ -186,10 +158,14 @@ def _dot(x: MERA, y: MERA) -> jax.Array:
     return sum((jnp.vdot(a, b).real for a, b in pairs), start=jnp.zeros((), x.top.real.dtype))
 
 
-def _plus(x: MERA, factor: Any, y: MERA) -> MERA:
-    return jax.tree.map(
-        lambda a, b: a + jnp.asarray(factor, a.real.dtype).astype(a.dtype) * b, x, y
-    )
+def _combined(directions: Sequence[MERA], weights: Sequence[jax.Array]) -> MERA:
+    """Computes a linear combination of directions in a MERA's refinement."""
+
+    def combined(*arrays: jax.Array) -> jax.Array:
+        pairs = zip(arrays, weights, strict=True)
+        return sum(w.astype(a.real.dtype).astype(a.dtype) * a for a, w in pairs)  # type: ignore
+
+    return jax.tree.map(combined, *directions)
 
 
 @placed

@@ -46,6 +46,16 @@ def check_ids(
     return jnp.asarray(array)
 
 
+def check_length(tokens: jax.Array, longest: int) -> int:
+    """Returns the length of a model's token sequences, checked against the longest one."""
+    if not 1 <= tokens.shape[1] <= longest:
+        raise ValueError(
+            f"tokens: expected at least one and at most length = {longest} of them in a row, got "
+            f"{tokens.shape[1]}; cut the texts or configure a longer length"
+        )
+    return tokens.shape[1]
+
+
 def rows_of(layer: Any, ids: jax.Array, count: int) -> jax.Array:
     """Looks up rows of a model's embedding; traced ids outside [0, count) give NaN."""
     if not _check.is_traced(ids):

@@ -1,5 +1,6 @@
 """Shared helpers of the models: layer specs, checks of sizes and ids, initial weight scales."""
 
+import numbers
 from typing import Any, Protocol
 
 import jax
@@ -60,6 +61,17 @@ def check_sizes(config: Any, names: tuple[str, ...], low: int = 1) -> None:
             raise ValueError(f"{name}: expected an int of at least {low}, got {value!r}")
         if not isinstance(value, int):
             object.__setattr__(config, name, int(value))
+
+
+def check_heads_and_dropout(config: Any) -> None:
+    """Checks that a transformer's heads divide its features, and that its dropout is a rate."""
+    if config.features % config.heads:
+        raise ValueError(
+            f"heads: expected a divisor of features = {config.features}, got {config.heads}"
+        )
+    rate: float = config.dropout
+    if not isinstance(rate, numbers.Real) or not 0 <= rate < 1:
+        raise ValueError(f"dropout: expected a rate in [0, 1), got {rate!r}")
 
 
 def with_spread(layer: Any, spread: float) -> Any:

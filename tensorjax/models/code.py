@@ -28,10 +28,7 @@ class CodeModel(nnx.Module):
     Args:
       config: sizes; ``classes`` is not used.
       linear: spec of the linear layers, that of the head included.
-      embedding: spec of the token embedding.
-      dtype: of the computation; that of the parameters if None.
-      param_dtype: of the parameters.
-      rngs: streams "params" and "dropout".
+      embedding, dtype, param_dtype, rngs: as for `Trunk`.
 
     Example:
       >>> import jax.numpy as jnp

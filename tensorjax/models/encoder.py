@@ -14,9 +14,16 @@ import numpy as np
 from flax import nnx
 
 from tensorjax import nn
-from tensorjax.models._ids import check_ids, rows_of
+from tensorjax.models._ids import check_ids, check_length, rows_of
 from tensorjax.models._loss import cross_entropy
-from tensorjax.models._spec import Spec, check_sizes, check_spec, fresh_linear, with_spread
+from tensorjax.models._spec import (
+    Spec,
+    check_heads_and_dropout,
+    check_sizes,
+    check_spec,
+    fresh_linear,
+    with_spread,
+)
 
 __all__ = ["Encoder", "EncoderConfig", "Trunk"]
 
@@ -66,12 +73,7 @@ class EncoderConfig:
         """Checks the sizes and the dropout rate of an encoder."""
         names = ("vocabulary", "features", "layers", "heads", "hidden", "length", "segments")
         check_sizes(self, (*names, "classes"))
-        if self.features % self.heads:
-            raise ValueError(
-                f"heads: expected a divisor of features = {self.features}, got {self.heads}"
-            )
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout: expected a rate in [0, 1), got {self.dropout}")
+        check_heads_and_dropout(self)
 
     @classmethod
     def tiny(cls, **changes: Any) -> "EncoderConfig":
@@ -202,7 +204,7 @@ class Trunk(nnx.Module):
             others; their own vectors have no meaning.
         """
         tokens = check_ids("tokens", tokens, self.config.vocabulary, 2)
-        length = _checked_length(tokens, self.config)
+        length = check_length(tokens, self.config.length)
         mask = tokens != self.config.padding if mask is None else jnp.asarray(mask)
         mask = mask if mask.dtype == bool else mask != 0
         if segments is None:
@@ -222,15 +224,6 @@ class Trunk(nnx.Module):
         return x if self.last is None else self.last(x)
 
 
-def _checked_length(tokens: jax.Array, config: EncoderConfig) -> int:
-    if not 1 <= tokens.shape[1] <= config.length:
-        raise ValueError(
-            f"tokens: expected at least one and at most length = {config.length} of them in a row, "
-            f"got {tokens.shape[1]}; cut the texts or configure a longer length"
-        )
-    return tokens.shape[1]
-
-
 class Encoder(nnx.Module):
     """Text classifier: BERT encoder, pooled first token, one linear layer.
 
@@ -241,10 +234,7 @@ class Encoder(nnx.Module):
     Args:
       config: sizes.
       linear: spec of the linear layers.
-      embedding: spec of the token embedding.
-      dtype: of the computation; that of the parameters if None.
-      param_dtype: of the parameters.
-      rngs: streams "params" and "dropout".
+      embedding, dtype, param_dtype, rngs: as for `Trunk`.
 
     Raises:
       TypeError: a spec that is none.

@@ -13,15 +13,9 @@ from flax import nnx
 from tensorjax import _check, tt, tucker
 from tensorjax.nn._dense_checks import check_plain, concrete
 from tensorjax.nn._linear import TTLinear, TuckerLinear
-from tensorjax.nn._linear_base import (
-    MAX_BYTES,
-    TensorLinear,
-    certificates,
-    check_bytes,
-    gate_dtype,
-    settle,
-)
+from tensorjax.nn._linear_base import TensorLinear, certificates
 from tensorjax.nn._mode_factors import bounded, train_ranks
+from tensorjax.nn._parameters import MAX_BYTES, check_bytes, gate_dtype, settle
 
 Format = Literal["tt", "tucker"]
 Gates = Literal["singular values", "ones"]
@@ -119,7 +113,10 @@ def from_linear(
 
     Source: Oseledets (2011) for the TT-SVD and its quasi-optimality.
     """
-    kernel = _kernel(layer, tol, rank, max_bytes)
+    kernel = dense_matrix(
+        layer, (nnx.Linear,), "kernel", ("in_features", "out_features"),
+        tol=tol, rank=rank, max_bytes=max_bytes,
+    )  # fmt: skip
     if format not in ("tt", "tucker"):
         raise ValueError(f'format: expected "tt" or "tucker", got {format!r}')
     check_gates(gates)
@@ -138,13 +135,12 @@ def from_linear(
         memory_limit=memory_limit,
         rngs=nnx.Rngs(0),
     )
-    check_bytes(math.prod(new.modes), np.float64, max_bytes)
-    folded = _folded(kernel, new)
+    x = folded(kernel, new.in_shape, new.out_shape, max_bytes)
     if isinstance(new, TTLinear):
-        cores, weights = compressed(folded, dtype, tol, rank, gates)
+        cores, weights = compressed(x, dtype, tol, rank, gates)
         new.cores = parameters(cores, dtype)
     else:
-        core, factors = _truncated_modes(folded, tol, rank)
+        core, factors = _truncated_modes(x, tol, rank)
         new.core = nnx.Param(jnp.asarray(core, dtype))
         new.factors = parameters(factors, dtype)
         weights = [np.ones(u.shape[1]) for u in factors]
@@ -273,31 +269,40 @@ def _shared(
     return cores, [np.ones_like(g) for g in gates]
 
 
-def _kernel(layer: Any, tol: Any, rank: Any, max_bytes: int) -> np.ndarray:
-    """Returns the kernel of a dense layer to be converted, in double precision, after checks."""
-    if type(layer) is not nnx.Linear:
+def dense_matrix(
+    layer: Any,
+    kinds: Sequence[type],
+    name: str,
+    sides: tuple[str, str],
+    *,
+    tol: Any,
+    rank: Any,
+    max_bytes: int,
+) -> np.ndarray:
+    """Returns a dense layer's matrix to be converted, in double precision, after checks.
+
+    Args:
+      layer: that is given.
+      kinds: types that it may have, Flax's own first.
+      name: attribute that holds the matrix.
+      sides: attributes that hold its numbers of rows and columns.
+      tol, rank, max_bytes: as for `from_linear`.
+    """
+    if type(layer) not in kinds:
         raise TypeError(
-            f"layer: expected a flax.nnx.Linear, got {type(layer).__name__}; a subclass may do "
-            "more than its kernel says"
+            f"layer: expected a flax.nnx.{kinds[0].__name__}, got {type(layer).__name__}; a "
+            f"subclass may do more than its {name} says"
         )
     check_plain(layer)
-    sides = (layer.in_features, layer.out_features)
-    return to_compress("layer.kernel", layer.kernel, sides, tol, rank, max_bytes)
-
-
-def to_compress(
-    name: str, parameter: nnx.Param, sides: tuple[int, int], tol: Any, rank: Any, max_bytes: int
-) -> np.ndarray:
-    """Returns a dense layer's matrix to be converted, in double precision, after checks."""
-    matrix = concrete(parameter)
-    if matrix.shape != sides:
+    matrix, shape = concrete(getattr(layer, name)), tuple(getattr(layer, side) for side in sides)
+    if matrix.shape != shape:
         raise ValueError(
-            f"{name}: expected shape {sides}, got {matrix.shape}; convert stacked layers one by "
-            "one, then stack them"
+            f"layer.{name}: expected shape {shape}, got {matrix.shape}; convert stacked layers one "
+            "by one, then stack them"
         )
     _check.tol_or_rank(tol, rank)
     check_bytes(matrix.size, np.float64, max_bytes)
-    _check.finite(name, matrix)
+    _check.finite(f"layer.{name}", matrix)
     host = np.asarray(matrix)
     return host.astype(np.complex128 if host.dtype.kind == "c" else np.float64)
 
@@ -308,10 +313,14 @@ def check_gates(gates: str) -> None:
         raise ValueError(f'gates: expected "singular values" or "ones", got {gates!r}')
 
 
-def _folded(kernel: np.ndarray, new: TensorLinear) -> np.ndarray:
-    rows, columns = math.prod(new.in_shape), math.prod(new.out_shape)
-    padding = [(0, rows - kernel.shape[0]), (0, columns - kernel.shape[1])]
-    return np.pad(kernel, padding).reshape(new.modes)
+def folded(
+    matrix: np.ndarray, rows: Sequence[int], columns: Sequence[int], max_bytes: int
+) -> np.ndarray:
+    """Folds a dense layer's matrix, padded with zeros, to modes of its rows and of its columns."""
+    sides = math.prod(rows), math.prod(columns)
+    check_bytes(math.prod(sides), np.float64, max_bytes)
+    padding = [(0, side - n) for side, n in zip(sides, matrix.shape, strict=True)]
+    return np.pad(matrix, padding).reshape(*rows, *columns)
 
 
 def _truncated(x: np.ndarray, tol: float | None, rank: Any) -> list[np.ndarray]:

@@ -8,8 +8,9 @@ from flax import nnx
 
 from tensorjax.nn import _initializers, _weight_networks
 from tensorjax.nn._initializers import Init
-from tensorjax.nn._linear_base import TensorLinear, ones, values
+from tensorjax.nn._linear_base import TensorLinear
 from tensorjax.nn._mode_factors import bounded, train_ranks
+from tensorjax.nn._parameters import ones, values
 from tensorjax.nn._weight_networks import Network
 
 

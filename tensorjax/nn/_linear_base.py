@@ -12,15 +12,13 @@ import numpy as np
 from flax import nnx
 from flax.nnx.nn import dtypes
 
-from tensorjax import _check, _symbolic, contract, linalg
-from tensorjax._placement import like_first, placed_by, replicated, sharded
+from tensorjax import _check, _symbolic, contract
+from tensorjax._placement import like_first, placed_by, sharded
 from tensorjax.nn._contraction_plans import LayerPlan, plan_layer
 from tensorjax.nn._initializers import Init, check_init
 from tensorjax.nn._mode_factors import modes
+from tensorjax.nn._parameters import MAX_BYTES, check_bytes, check_rngs, checked_dtype
 from tensorjax.nn._weight_networks import Network
-
-# Default limit of a dense weight, in bytes: 4 GiB.
-MAX_BYTES = 2**32
 
 # Certificates of converted layers. As attributes they would be part of the pytree structure, so
 # that no two converted layers could be stacked or share a compiled program.
@@ -229,52 +227,3 @@ def _applied(x: jax.Array, contracted: Any, arrays: Any, bias: jax.Array | None)
 
 def _biased(y: jax.Array, bias: jax.Array | None) -> jax.Array:
     return y if bias is None else y + bias.reshape((1,) * (y.ndim - 1) + (-1,))
-
-
-def checked_dtype(name: str, dtype: Any) -> np.dtype:
-    """Checks that a linear layer's dtype is real or complex floating-point."""
-    try:
-        found = jnp.dtype(dtype)
-    except TypeError:
-        found = None
-    if found is None or not jnp.issubdtype(found, jnp.inexact):
-        raise TypeError(f"{name}: expected a floating-point type like jnp.float32, got {dtype!r}")
-    return found
-
-
-def check_rngs(rngs: Any) -> None:
-    """Checks that a linear layer's ``rngs`` are a `flax.nnx.Rngs`; else raises TypeError."""
-    if not isinstance(rngs, nnx.Rngs):
-        raise TypeError(f"rngs: expected flax.nnx.Rngs, got {rngs!r}; pass rngs=nnx.Rngs(0)")
-
-
-def gate_dtype(param_dtype: Any) -> Any:
-    """Returns the dtype of a linear layer's gates: at least single, for small steps near 1."""
-    return linalg.factor_dtype(param_dtype)
-
-
-def ones(sizes: Sequence[int], dtype: Any) -> nnx.List:
-    """Returns a linear layer's gates, a vector of ones for each size, in the gate dtype."""
-    return nnx.List([nnx.Param(jnp.ones((n,), gate_dtype(dtype))) for n in sizes])
-
-
-def values(parameters: Any) -> list[jax.Array]:
-    """Returns the arrays of a linear layer's list of parameters."""
-    return [parameter[...] for parameter in parameters]
-
-
-def settle(layer: nnx.Module, given: nnx.Param) -> None:
-    """Replicates a new linear layer on the devices of the parameter it was made from."""
-    where = replicated(given.get_value())
-    if where is not None:
-        nnx.update(layer, jax.device_put(nnx.state(layer), where))
-
-
-def check_bytes(elements: int, dtype: Any, most: int) -> None:
-    """Raises ValueError if a linear layer's dense weight would need over ``most`` bytes."""
-    needed = elements * np.dtype(jnp.dtype(dtype)).itemsize
-    if needed > most:
-        raise ValueError(
-            f"max_bytes: expected at least {needed:,} bytes for a dense weight of {elements:,} "
-            f"numbers, got {most:,}; keep the layer as it is, or raise max_bytes"
-        )

@@ -38,8 +38,6 @@ whose trainer was closed.
 
 Words:
   group: parameters that are updated together, under one name; a layer uses one or more.
-  home: storage of a group's parameters and states: the store or host memory.
-  bundle: the arrays of one pytree of a group, as tensors of a store; small ones share a tensor.
   version: how many updates a group has had.
   deadline: position, in the layers of all steps, of the layer that waits for something.
   lease: a tensor in staging memory, until it is released.

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax._placement import returned
-from tensorjax.optim._sizes_and_ranks import concrete
-from tensorjax.optim._tensorised_leaves import Layer, flatten, gated
+from tensorjax.optim._tensorised_leaves import Layer, check_concrete, flatten, gated
 
 Arrays = list[np.ndarray]
 
@@ -57,7 +56,7 @@ def canonical(params: Any) -> Any:
     """
     layout = gated(params)
     _, leaves, structure = flatten(params)
-    concrete("canonical", leaves)
+    check_concrete("canonical", leaves)
     for layer in layout.layers:
         live = all(np.any(np.asarray(leaves[g]) != 0) for g in layer.gates)
         if not layer.gates or layer.kind == "cp" or not live:

@@ -11,8 +11,7 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax.optim._size_polynomial import Measure, checked, terms
-from tensorjax.optim._sizes_and_ranks import concrete
-from tensorjax.optim._tensorised_leaves import flatten, gated
+from tensorjax.optim._tensorised_leaves import check_concrete, flatten, gated
 
 
 def prune(
@@ -67,13 +66,13 @@ def prune(
     """
     measure = checked(measure)
     rows = _check.integer("rows", rows, low=1)
-    concrete("prune", (target,))
+    check_concrete("prune", (target,))
     if isinstance(target, bool) or not isinstance(target, numbers.Real) or not target >= 0:
         raise ValueError(f"target: expected a number that is not negative, got {target!r}")
     layout = gated(params)
     _, leaves, structure = flatten(params)
     gates = {g: leaves[g] for g in layout.gates}
-    concrete("prune", (list(gates.values()), importance))
+    check_concrete("prune", (list(gates.values()), importance))
     worth = _worth(params, gates, importance)
     # Of each bond the live indices, the least important last.
     left = [

@@ -8,8 +8,8 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax.optim._explicit_sharding import take
-from tensorjax.optim._sizes_and_ranks import checked_threshold, concrete
-from tensorjax.optim._tensorised_leaves import Layer, Layout, Path, flatten, gated
+from tensorjax.optim._sizes_and_ranks import checked_threshold
+from tensorjax.optim._tensorised_leaves import Layer, Layout, Path, check_concrete, flatten, gated
 
 Cut = dict[int, np.ndarray]  # axis: indices kept
 
@@ -84,7 +84,7 @@ def shrink(
     threshold = checked_threshold(threshold)
     layout = gated(params)
     paths, leaves, structure = flatten(params)
-    concrete("shrink", (leaves, opt_state))
+    check_concrete("shrink", (leaves, opt_state))
     cuts = _cuts(layout, leaves, threshold, bucket, keep_one)
     small = [_cut(leaf, cuts.get(k, {})) for k, leaf in enumerate(leaves)]
     params = jax.tree.unflatten(structure, small)

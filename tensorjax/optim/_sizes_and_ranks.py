@@ -1,15 +1,14 @@
-"""Measures of tensorised models: size at live ranks, the ranks, and labels of parameters."""
+"""Measures of tensorised models: size at live ranks, and the ranks."""
 
 import math
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
 from tensorjax.optim._size_polynomial import Measure, checked, polynomial, total
-from tensorjax.optim._tensorised_leaves import Layer, Layout, find, flatten
+from tensorjax.optim._tensorised_leaves import Layer, Layout, check_concrete, find, flatten
 
 
 def size(
@@ -109,7 +108,7 @@ def checked_threshold(threshold: Any) -> Any:
 
 
 def live_ranks(layer: Layer, leaves: list[Any], threshold: float) -> tuple[int, ...]:
-    """Counts the live ranks of a layer, gates above the threshold; needs concrete arrays."""
+    """Counts the live ranks of a layer, gates above the threshold; needs check_concrete arrays."""
     return tuple(int(np.sum(np.asarray(leaves[g]) > threshold)) for g in layer.gates)
 
 
@@ -136,48 +135,6 @@ def ranks(params: Any, *, threshold: float = 0.0) -> dict[str, tuple[int, ...]]:
     """
     layout = find(params)
     _, leaves, _ = flatten(params)
-    concrete("ranks", [leaves[k] for k in layout.gates])
+    check_concrete("ranks", [leaves[k] for k in layout.gates])
     threshold = checked_threshold(threshold)
     return {layer.name: live_ranks(layer, leaves, threshold) for layer in layout.layers}
-
-
-def concrete(name: str, leaves: Any) -> None:
-    """Raises TypeError if a leaf, to be measured for size or ranks, is traced."""
-    if _check.is_traced(leaves):
-        raise TypeError(
-            f"{name}: how many gates live depends on the data, which jit, vmap and grad cannot "
-            "trace; call it between steps, outside the transformation"
-        )
-
-
-def labels(params: Any) -> Any:
-    """Labels every parameter of a tensorised model "core", "gate" or "dense", in the same tree.
-
-    Made for `optax.partition`, which takes the function itself; the rates of the paper's released
-    program would be::
-
-        inner = optax.partition(
-            {
-                "core": optax.adamw(1e-4, weight_decay=0.0),
-                "gate": optax.adamw(1e-3, weight_decay=0.0),
-                "dense": optax.adamw(5e-5, weight_decay=0.0),
-            },
-            optim.labels,
-        )
-        optimizer = optim.rank_adaptive(inner, switch=1000, size_fraction=0.5)
-
-    Args:
-      params: any tree of parameters, or of gradients.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from tensorjax import optim
-      >>> cores = [jnp.ones((1, 4, 3)), jnp.ones((3, 5, 1))]
-      >>> optim.labels({"cores": cores, "gates": [jnp.ones(3)], "bias": jnp.zeros(5)})
-      {'bias': 'dense', 'cores': ['core', 'core'], 'gates': ['gate']}
-    """
-    layout = find(params)
-    named = dict.fromkeys(range(len(layout.paths)), "dense")
-    for layer in layout.layers:
-        named |= dict.fromkeys(layer.cores, "core") | dict.fromkeys(layer.gates, "gate")
-    return jax.tree.unflatten(jax.tree.structure(params), list(named.values()))

@@ -1,4 +1,4 @@
-"""Detection of tensorised layers in a parameter tree: which leaves are cores and gates.
+"""Detection of tensorised layers in a parameter tree: labels leaves as cores, gates, or dense.
 
 A layer is known by the names of siblings in one mapping:
 
@@ -214,3 +214,45 @@ def _check(layer: Layer, gates: list[Any]) -> None:
                 f"{', '.join(str(layer.shapes[c]) for c, _ in bonds)}; of stacked layers, vmap the "
                 "optimiser over the first axis"
             )
+
+
+def check_concrete(name: str, leaves: Any) -> None:
+    """Raises TypeError if one of a model's leaves is traced."""
+    if _check.is_traced(leaves):
+        raise TypeError(
+            f"{name}: how many gates live depends on the data, which jit, vmap and grad cannot "
+            "trace; call it between steps, outside the transformation"
+        )
+
+
+def labels(params: Any) -> Any:
+    """Labels every parameter of a tensorised model "core", "gate" or "dense", in the same tree.
+
+    Made for `optax.partition`, which takes the function itself; the rates of the paper's released
+    program would be::
+
+        inner = optax.partition(
+            {
+                "core": optax.adamw(1e-4, weight_decay=0.0),
+                "gate": optax.adamw(1e-3, weight_decay=0.0),
+                "dense": optax.adamw(5e-5, weight_decay=0.0),
+            },
+            optim.labels,
+        )
+        optimizer = optim.rank_adaptive(inner, switch=1000, size_fraction=0.5)
+
+    Args:
+      params: any tree of parameters, or of gradients.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tensorjax import optim
+      >>> cores = [jnp.ones((1, 4, 3)), jnp.ones((3, 5, 1))]
+      >>> optim.labels({"cores": cores, "gates": [jnp.ones(3)], "bias": jnp.zeros(5)})
+      {'bias': 'dense', 'cores': ['core', 'core'], 'gates': ['gate']}
+    """
+    layout = find(params)
+    named = dict.fromkeys(range(len(layout.paths)), "dense")
+    for layer in layout.layers:
+        named |= dict.fromkeys(layer.cores, "core") | dict.fromkeys(layer.gates, "gate")
+    return jax.tree.unflatten(jax.tree.structure(params), list(named.values()))

@@ -126,7 +126,7 @@ def block(x: jax.Array, axes: Axes, dim: int) -> jax.Array:
 
 
 def row(x: jax.Array, ndim: int) -> jax.Array:
-    """Prepends axes of size one, explicitly, to an array for local products and sums.
+    """Prepends axes of size one to a device's array, for its products and sums with others.
 
     The tests forbid rank promotion.
     """

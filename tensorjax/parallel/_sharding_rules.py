@@ -95,7 +95,7 @@ class Placing:
 
     @property
     def wide(self) -> Axes:
-        """Mesh axes that shard the wide side of weights (MLP, heads, vocabulary)."""
+        """Mesh axes that the rules give the wide side of weights (MLP, heads, vocabulary)."""
         return self._of("mlp")
 
     @property

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._cores import products, rounding
 from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._generators.vector_fields import FieldMotion, field_motion
 from tensorjax.pde._initial_states.smooth_functions import smooth
@@ -38,7 +39,6 @@ from tensorjax.pde._maps.flow_map import Fields, FlowMap
 from tensorjax.pde._problems.problem import Problem, RightSide
 from tensorjax.pde._stepping.times import check_span, step_count
 from tensorjax.pde.physical import evaluate
-from tensorjax.tt import _numpy_arithmetic as hosted
 
 __all__ = ["Fields", "FlowMap", "Flowed", "Flown", "integrate"]
 
@@ -114,8 +114,8 @@ class Flowed(Problem):
         moving = self.flow.fields.trains(self.flow.rates(t), self.box.points)
         others = []
         for i, (f, g) in enumerate(zip(found[:d], moving, strict=True)):
-            both = hosted.combined([f, g], [1.0, 1.0])
-            both = hosted.rounded(both, self.cross_tol) if np.any(both[0]) else both
+            both = products.combined([f, g], [1.0, 1.0])
+            both = rounding.rounded(both, self.cross_tol) if np.any(both[0]) else both
             others.append(multipliers.flux(self.box, -np.eye(d)[i], both))
         for (i, j), k in zip(_pairs(d), found[d:], strict=False):
             unit = np.zeros((d, d))

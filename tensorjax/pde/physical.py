@@ -10,6 +10,8 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._formats.trains import TT, single
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import PROGRAM
 from tensorjax._placement import placed
 from tensorjax.pde._arguments import floats
 from tensorjax.pde._discretization.grid import Box
@@ -54,7 +56,7 @@ def evaluate(v: TT, map: AffineMap, box: Box, x: Any) -> Any:
     if x.ndim != 2 or x.shape[1] != box.dim:
         raise ValueError(f"x: expected points of shape (m, {box.dim}), got {x.shape}")
     y = map.forward(x)
-    if _check.is_traced(y, *cores):
+    if choose_kernel("pde.evaluate", (y, cores)) is PROGRAM:
         return _contracted(box, cores, [a.interpolate(y[:, k]) for k, a in enumerate(box.axes)])
     out = np.empty(len(y))
     for part in _parts(cores, len(y)):

@@ -102,18 +102,16 @@ def ttrp(
     return Kronecker(n, in_size, out_size, kind, cores)
 
 
-def _sizes(in_shape: Any, out_shape: Any) -> tuple[tuple[int, ...], int]:
-    """Returns the input modes and M of a map to construct whose rows have no product structure."""
+def _sizes(in_shape: Any, out_shape: Any) -> tuple[tuple[int, ...], int, int]:
+    """Returns the input modes, N and M of a map to construct that has no product structure."""
     n = _check.shape("in_shape", in_shape)
-    return n, math.prod(_check.shape("out_shape", out_shape))
-
-
-def _fits(n: Sequence[int], m: int) -> None:
-    if math.prod(n) * m > _MOST_ENTRIES:
+    size, m = math.prod(n), math.prod(_check.shape("out_shape", out_shape))
+    if size * m > _MOST_ENTRIES:
         raise ValueError(
             "in_shape, out_shape: expected fewer than 2^30 entries in a matrix without product "
-            f"structure, got {m} × {math.prod(n)}; use sketch.ttrp, khatri_rao, tt_rows or cp_rows"
+            f"structure, got {m} × {size}; use sketch.ttrp, khatri_rao, tt_rows or cp_rows"
         )
+    return n, size, m
 
 
 def gaussian(
@@ -136,12 +134,10 @@ def gaussian(
       >>> sketch.gaussian(jax.random.key(0), 10_000, 24).size
       240000
     """
-    dtype = _float_dtype(dtype)
-    n, m = _sizes(in_shape, out_shape)
-    _fits(n, m)
-    kind = law("gaussian")
-    (matrix,) = kind.draw(_key(key), [(m, math.prod(n))], dtype)
-    return Dense(n, math.prod(n), m, kind, matrix)
+    dtype, kind = _float_dtype(dtype), law("gaussian")
+    n, size, m = _sizes(in_shape, out_shape)
+    (matrix,) = kind.draw(_key(key), [(m, size)], dtype)
+    return Dense(n, size, m, kind, matrix)
 
 
 def sparse(
@@ -158,11 +154,8 @@ def sparse(
     size they exceed with probability below 10⁻¹⁵ (any beyond it would be lost).
 
     Args:
-      key: `jax.random.key`.
-      in_shape: N, or modes (n_1, …, n_d), which a tensor-train input then must have.
-      out_shape: M, or modes whose product it is.
+      key, in_shape, out_shape, dtype: as for `gaussian`.
       s: 3 for Achlioptas' map, "sqrt" for the very sparse one, s = √N; or any number ≥ 1.
-      dtype: floating-point type, by default JAX's.
 
     Raises:
       ValueError: ``s`` < 1, or a matrix of 2³⁰ entries or more (places are int32).
@@ -177,9 +170,7 @@ def sparse(
     K. Church, "Very sparse random projections", KDD 2006, section 2.
     """
     dtype = _float_dtype(dtype)
-    n, m = _sizes(in_shape, out_shape)
-    _fits(n, m)
-    size = math.prod(n)
+    n, size, m = _sizes(in_shape, out_shape)
     kind = law("sparse", math.sqrt(size) if s == "sqrt" else s)  # type: ignore[arg-type]
     index, sign = _bernoulli_signs(_key(key), size * m, 1 / kind.fourth_moment, dtype)
     return Sparse(n, size, m, kind, index, sign)
@@ -273,14 +264,8 @@ def cp_rows(
     Var‖f(x)‖² = (3^d/R + 2 − 3/R)‖x‖⁴/M for rank-one x and Gaussian factors, and at most that.
 
     Args:
-      key: `jax.random.key`.
-      in_shape: (n_1, …, n_d), or N to have it factored (and padded by zeros if need be).
-      out_shape: M, or modes whose product it is.
-      distribution: of the entries of the factors, as in `ttrp`.
       rank: the count R of terms.
-      s: for "sparse", one entry in s is nonzero.
-      order: count d of modes, for an int ``in_shape``.
-      dtype: floating-point type, by default JAX's.
+      key, in_shape, out_shape, distribution, s, order, dtype: as for `tt_rows`.
 
     Example:
       >>> import jax
@@ -314,14 +299,8 @@ def khatri_rao(
     ``averages`` = T adds T independent copies over √T (TRP_T), which is `cp_rows` with R = T.
 
     Args:
-      key: `jax.random.key`.
-      in_shape: (n_1, …, n_d), or N to have it factored (and padded by zeros if need be).
-      out_shape: M, or modes whose product it is.
-      distribution: of the entries of the factors, as in `ttrp`.
       averages: the count T of copies.
-      s: for "sparse", one entry in s is nonzero.
-      order: count d of modes, for an int ``in_shape``.
-      dtype: floating-point type, by default JAX's.
+      key, in_shape, out_shape, distribution, s, order, dtype: as for `tt_rows`.
 
     Example:
       >>> import jax
@@ -333,13 +312,5 @@ def khatri_rao(
     reduction", arXiv 2105.00105: the maps TRP and TRP_T.
     """
     terms = _check.integer("averages", averages, low=1)
-    return cp_rows(
-        key,
-        in_shape,
-        out_shape,
-        distribution=distribution,
-        rank=terms,
-        s=s,
-        order=order,
-        dtype=dtype,
-    )
+    options = {"distribution": distribution, "s": s, "order": order, "dtype": dtype}
+    return cp_rows(key, in_shape, out_shape, rank=terms, **options)

@@ -44,7 +44,7 @@ def to_tt_matrix(p: Kronecker) -> tt.TTMatrix:
 
 
 def project_train(p: Projection, x: tt.TT | tt.TTMatrix) -> tt.TT | tt.TTMatrix | jax.Array:
-    """Projects a tensor train, or every column of a TT-matrix; p and x have one dtype."""
+    """Applies a random map to a tensor train, or to every column of a TT-matrix, of one dtype."""
     if isinstance(p, Kronecker):
         a = to_tt_matrix(p)
         return tt.matvec(a, x) if isinstance(x, tt.TT) else tt.matmul(a, x)

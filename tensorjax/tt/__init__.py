@@ -27,10 +27,19 @@ from tensorjax.tt._algebra import (
     scale,
     transpose,
 )
-from tensorjax.tt._arrays.creation import meshgrid, pad_modes, unit, zeros_like
-from tensorjax.tt._arrays.elementwise import divide, map
+from tensorjax.tt._arrays.creation import (
+    meshgrid,
+    ones_matrix,
+    pad_modes,
+    unit,
+    zeros_like,
+    zeros_matrix,
+)
+from tensorjax.tt._arrays.dense_products import dense_before, dense_product
+from tensorjax.tt._arrays.elementwise import divide, map, power
 from tensorjax.tt._arrays.extrema import ExtremumInfo, argmax, argmin
 from tensorjax.tt._arrays.indexing import item, matrix_item
+from tensorjax.tt._arrays.pseudo_inverse import pinv
 from tensorjax.tt._arrays.reductions import (
     cumsum,
     diagonal,
@@ -43,6 +52,7 @@ from tensorjax.tt._arrays.reductions import (
     var,
 )
 from tensorjax.tt._arrays.reshaping import permute, reshape, reverse
+from tensorjax.tt._broadcasting import broadcast_to
 from tensorjax.tt._chain_operators import chain_operator
 from tensorjax.tt._completion.completion import CompleteInfo, complete
 from tensorjax.tt._constructors import identity, ones, random, random_matrix, rank_one, zeros
@@ -50,6 +60,8 @@ from tensorjax.tt._cross.cross import CrossInfo, CrossProgress, cross
 from tensorjax.tt._eigen.eigsh import EigInfo, eigsh
 from tensorjax.tt._evaluation.evaluate import contract_modes, evaluate
 from tensorjax.tt._inner import distance, inner, norm
+from tensorjax.tt._inner_products.bilinear import bilinear_form
+from tensorjax.tt._inner_products.pairwise import pairwise_inner
 from tensorjax.tt._linear.solve import SolveInfo, solve
 from tensorjax.tt._manifold.projections import (
     retract,
@@ -75,6 +87,13 @@ from tensorjax.tt._quantics import (
 )
 from tensorjax.tt._rounding.rounding import orthogonalize, round
 from tensorjax.tt._sample import sample
+from tensorjax.tt._statistics.moments import moment
+from tensorjax.tt._statistics.sobol import (
+    dimension_distribution,
+    mean_dimension,
+    sobol,
+    variance_components,
+)
 from tensorjax.tt._streaming_sums import Stream, stream, stream_add, stream_train
 from tensorjax.tt._to_dense import to_dense
 from tensorjax.tt._tt_svd.from_dense import from_dense, matrix_from_dense
@@ -93,6 +112,8 @@ __all__ = [
     "add",
     "argmax",
     "argmin",
+    "bilinear_form",
+    "broadcast_to",
     "chain_operator",
     "complete",
     "concatenate",
@@ -102,6 +123,7 @@ __all__ = [
     "cumsum",
     "diagonal",
     "diagonal_matrix",
+    "dimension_distribution",
     "distance",
     "divide",
     "effective_ranks",
@@ -121,16 +143,22 @@ __all__ = [
     "matrix_from_dense",
     "matvec",
     "mean",
+    "mean_dimension",
     "meshgrid",
     "mode_product",
+    "moment",
     "norm",
     "normalize",
     "ones",
     "ones_like",
+    "ones_matrix",
     "orthogonalize",
     "pad",
     "pad_modes",
+    "pairwise_inner",
     "permute",
+    "pinv",
+    "power",
     "quantics_grid",
     "quantics_to_index",
     "random",
@@ -146,6 +174,7 @@ __all__ = [
     "round",
     "sample",
     "scale",
+    "sobol",
     "solve",
     "stream",
     "stream_add",
@@ -163,10 +192,13 @@ __all__ = [
     "unit",
     "value_and_riemannian_grad",
     "var",
+    "variance_components",
     "zeros",
     "zeros_like",
+    "zeros_matrix",
 ]
 
 # The operators of trains, and formats that hold trains, find these functions by the type.
 TT.namespace = TTMatrix.namespace = sys.modules[__name__]
 TT.picker, TTMatrix.picker = item, matrix_item
+TTMatrix.products = dense_product, dense_before

@@ -20,6 +20,7 @@ from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
 from tensorjax._kernels.table import CPP, TRACE
 from tensorjax._placement import placed
 from tensorjax.contract import einsum
+from tensorjax.tt._broadcasting import together
 
 Train = TypeVar("Train", TT, TTMatrix)
 _HIGHEST = jax.lax.Precision.HIGHEST
@@ -96,11 +97,11 @@ def add(x: Train, y: Train) -> Train:
 
     Args:
       x: TT or TTMatrix.
-      y: of the same kind and shape.
+      y: of the same kind and shape; modes of size one are broadcast, as in NumPy, on both sides.
 
     Raises:
       TypeError: the arguments are not two trains of one kind.
-      ValueError: their shapes differ.
+      ValueError: their shapes differ, or the numbers of their modes (``t[None]`` adds one).
 
     Example:
       >>> from tensorjax import tt
@@ -114,7 +115,7 @@ def add(x: Train, y: Train) -> Train:
 
     Source: Oseledets (2011), section 4.1.
     """
-    x, y = _aligned(x, y)
+    x, y = _aligned(*together(x, y))
     return _add(x, y)
 
 
@@ -323,6 +324,7 @@ def concatenate(trains: Sequence[Train], axis: int = 0) -> Train:
         widths = [(0, 0)] * core.ndim
         widths[1] = (start, total - start - size)
         padded = type(t)._unchecked((*t.cores[:axis], jnp.pad(core, widths), *t.cores[axis + 1 :]))
-        out = padded if out is None else add(out, padded)
+        # Aligned before: of modes that are joined side by side none is broadcast, as in NumPy.
+        out = padded if out is None else add(*_aligned(out, padded))
         start += size
     return out  # type: ignore[return-value]

@@ -28,6 +28,7 @@ from tensorjax.tt._algebra import (
     scale,
     unfold,
 )
+from tensorjax.tt._broadcasting import together
 from tensorjax.tt._padding import padded_ranks, padded_to
 from tensorjax.tt._rounding import rounded_sums as fused
 from tensorjax.tt._rounding.rounding import round
@@ -55,7 +56,7 @@ def hadamard(
 
     Args:
       x: TT or TTMatrix.
-      y: of the same kind and shape.
+      y: of the same kind and shape; modes of size one are broadcast, as in NumPy, on both sides.
       tol: relative error, and with it ranks as found; see `linear_combination`.
       rank: TT-ranks of the result, static. The product, of ranks r², is not materialised.
       key: of the random sketches; a fixed draw if None.
@@ -77,7 +78,7 @@ def hadamard(
     powers of two where a product of cores would leave the range of the dtype; under a
     transformation and on other devices bring the trains into range first (`normalize`).
     """
-    x, y = _aligned(x, y)
+    x, y = _aligned(*together(x, y))
     single("x", x)
     single("y", y)
     if tol is None and rank is None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._batch_sizes import rounded_up
+from tensorjax._cores.unfoldings import absorb
 from tensorjax._formats.trains import TT, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
@@ -87,7 +88,7 @@ def _on_host(t: TT, noise: list[Any]) -> np.ndarray:
     left = np.ones((len(noise[0]), 1), dtype)
     drawn = []
     for core, gumbel in zip(cores, noise, strict=True):
-        rows = np.tensordot(left, core, 1)
+        rows = absorb(left, core)
         weights = np.sum(np.square(np.abs(rows)), axis=2)
         with np.errstate(divide="ignore"):
             index = np.argmax(np.log(weights) + gumbel.astype(weights.dtype), axis=1)
@@ -107,7 +108,7 @@ def _sample(key: jax.Array, t: TT, count: int) -> jax.Array:
         left = jnp.ones((1,), t.dtype)
         drawn = []
         for k, core in zip(jax.random.split(key, t.order), cores, strict=True):
-            rows = jnp.einsum("a,aib->ib", left, core, precision=jax.lax.Precision.HIGHEST)
+            rows = absorb(left[None], core)[0]
             weights = jnp.sum(jnp.square(jnp.abs(rows)), axis=1)
             index = jax.random.categorical(k, jnp.log(weights))
             # The norm of what is left is the square root of a probability: kept at one.

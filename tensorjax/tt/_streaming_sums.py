@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from tensorjax import _check, linalg
 from tensorjax._cores.ranks import feasible_ranks
 from tensorjax._cores.scaling import settled
+from tensorjax._cores.unfoldings import absorb, times_right
 from tensorjax._formats.trains import TT
 from tensorjax._placement import placed
 from tensorjax.linalg._scaling import normalized
@@ -135,8 +136,8 @@ def _put(state: Stream, trains: Any, weight: jax.Array) -> Stream:
         (f, p), (right, q) = lefts[k], rights[k]
         left = jnp.moveaxis(f, -1, 0)[: old.shape[0]]
         right = right.reshape(-1, right.shape[-1])[:, : old.shape[2]]
-        image = fused.from_left(left, term[k]).reshape(old.shape[0] * old.shape[1], -1)
-        new = linalg.matmul(image, right).reshape(old.shape)
+        image = fused.from_left(left, term[k]).reshape(*old.shape[:2], -1)
+        new = times_right(image, right)
         cores.append(old + linalg.scaled(new, p + powers[k] + q))
     for k, old in enumerate(state.bonds):
         (f, p), (right, q) = lefts[k + 1], rights[k]
@@ -160,7 +161,6 @@ def stream_train(state: Stream) -> TT:
         u, s, vh = linalg.svd(bond)
         kept = s > _CUTOFF * linalg.epsilon(bond.dtype) * s[0]
         inverse = jnp.where(kept, 1 / jnp.where(kept, s, 1), 0)
-        flat = linalg.matmul(linalg.adjoint(u), core.reshape(core.shape[0], -1))
-        flat = linalg.matmul(linalg.scale_columns(linalg.adjoint(vh), inverse), flat)
-        cores.append(flat.reshape(-1, *core.shape[1:]))
+        core = absorb(linalg.adjoint(u), core)
+        cores.append(absorb(linalg.scale_columns(linalg.adjoint(vh), inverse), core))
     return TT._unchecked(tuple(cores))

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from tensorjax import linalg
+from tensorjax._cores.unfoldings import join, merge
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
@@ -60,7 +61,7 @@ def _to_dense(t: TT | TTMatrix, careful: bool) -> jax.Array:
     whole = linalg.scaled(whole, half) if careful else whole
     if right is not None:
         right = linalg.scaled(right, exponent + e - half) if careful else right
-        whole = linalg.matmul(whole.reshape(-1, whole.shape[-1]), right.reshape(right.shape[0], -1))
+        whole = join(whole, right)
     if isinstance(t, TT):
         return whole.reshape(t.shape)
     pairs = [n for pair in zip(t.row_shape, t.col_shape, strict=True) for n in pair]
@@ -83,7 +84,6 @@ def _chain(cores: Sequence[jax.Array], careful: bool) -> tuple[jax.Array, Any]:
     out, exponent = cores[0].reshape(cores[0].shape[0], -1, cores[0].shape[-1]), 0
     for c in cores[1:]:
         out, e = linalg.normalized(out) if careful else (out, 0)
-        flat = linalg.matmul(out.reshape(-1, out.shape[-1]), c.reshape(c.shape[0], -1))
-        out, exponent = flat.reshape(out.shape[0], -1, c.shape[-1]), exponent + e
+        out, exponent = merge([out, c]), exponent + e
     out, e = linalg.normalized(out) if careful else (out, 0)
     return out, exponent + e

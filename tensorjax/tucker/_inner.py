@@ -162,12 +162,7 @@ def evaluate(t: Tucker, indices: Any) -> jax.Array:
       indices: integers (…, d), each in [−n_k, n_k) as in NumPy.
 
     Returns:
-      (…,) entries.
-
-    Raises:
-      ValueError: the last axis is not d, or an index is out of range; of indices known only under
-        a transformation, such entries are NaN.
-      TypeError: the indices are not integers.
+      (…,) entries; errors and NaN as in `tensorjax.tt.evaluate`.
 
     Example:
       >>> import jax.numpy as jnp

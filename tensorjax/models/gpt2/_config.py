@@ -1,10 +1,9 @@
 """GPT-2 configuration: sizes, parameter counts and FLOPs, without building a model."""
 
 import dataclasses
-import numbers
 from typing import Any, Literal, get_args
 
-from tensorjax.models._spec import check_sizes
+from tensorjax.models._spec import check_heads_and_dropout, check_sizes
 
 Remat = Literal["none", "dots", "full"]
 
@@ -54,12 +53,7 @@ class GPT2Config:
         check_sizes(self, ("vocabulary", "length", "layers", "heads", "features"))
         if self.unroll is not None:
             check_sizes(self, ("unroll",))
-        if self.features % self.heads:
-            raise ValueError(
-                f"heads: expected a divisor of features = {self.features}, got {self.heads}"
-            )
-        if not isinstance(self.dropout, numbers.Real) or not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout: expected a rate in [0, 1), got {self.dropout!r}")
+        check_heads_and_dropout(self)
         if self.remat not in get_args(Remat):
             raise ValueError(f"remat: expected one of {get_args(Remat)}, got {self.remat!r}")
 

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec
 
 from tensorjax import nn
 from tensorjax.models._ids import check_ids
+from tensorjax.models._ids import check_length as _check_length
 from tensorjax.models._spec import Spec, check_spec
 from tensorjax.models.gpt2._attention import attend
 from tensorjax.models.gpt2._blocks import SPREAD, Block, Norm
@@ -268,12 +269,7 @@ def check_length(tokens: jax.Array, config: GPT2Config) -> int:
             f"tokens: expected at least one row of them, got shape {tokens.shape}; leave out "
             "empty batches"
         )
-    if not 1 <= tokens.shape[1] <= config.length:
-        raise ValueError(
-            f"tokens: expected at least one and at most length = {config.length} of them in a row, "
-            f"got {tokens.shape[1]}; cut the texts or configure a longer length"
-        )
-    return tokens.shape[1]
+    return _check_length(tokens, config.length)
 
 
 def _normal(rngs: nnx.Rngs, shape: tuple[int, int], dtype: Any) -> jax.Array:

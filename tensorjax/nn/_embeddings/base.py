@@ -22,15 +22,9 @@ from tensorjax.nn._embeddings.ids import OutOfRange, as_integers, policy, resolv
 from tensorjax.nn._embeddings.lookup import Network
 from tensorjax.nn._embeddings.lookup_plan import LookupPlan, make_plan, symbolic_plan
 from tensorjax.nn._initializers import Init, check_init
-from tensorjax.nn._linear_base import (
-    MAX_BYTES,
-    certificates,
-    check_bytes,
-    check_rngs,
-    checked_dtype,
-    values,
-)
+from tensorjax.nn._linear_base import certificates
 from tensorjax.nn._mode_factors import modes
+from tensorjax.nn._parameters import MAX_BYTES, check_bytes, check_rngs, checked_dtype, values
 
 _lookup = jax.jit(lookup, static_argnums=0, inline=True)
 Mode = Literal["sum", "mean"]

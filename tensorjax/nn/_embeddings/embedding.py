@@ -11,8 +11,8 @@ from tensorjax.nn._embeddings import lookup as networks
 from tensorjax.nn._embeddings.base import Embedding
 from tensorjax.nn._embeddings.lookup import Network
 from tensorjax.nn._initializers import Init
-from tensorjax.nn._linear_base import ones, values
 from tensorjax.nn._mode_factors import bounded, train_ranks
+from tensorjax.nn._parameters import ones, values
 
 
 class TTEmbedding(Embedding):

@@ -1,26 +1,25 @@
 """Conversion of dense embeddings to TT-matrices, with certified errors, and back."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from flax import nnx
 
-from tensorjax.nn._dense_checks import check_plain
 from tensorjax.nn._dense_to_tensorised import (
     Certificate,
     Gates,
     certify,
     check_gates,
     compressed,
+    dense_matrix,
+    folded,
     parameters,
-    to_compress,
 )
 from tensorjax.nn._embeddings.base import Embedding
 from tensorjax.nn._embeddings.embedding import TTEmbedding
 from tensorjax.nn._embeddings.padded import PaddedEmbed
-from tensorjax.nn._linear_base import MAX_BYTES, check_bytes, gate_dtype, settle
+from tensorjax.nn._parameters import MAX_BYTES, gate_dtype, settle
 
 
 def from_embedding(
@@ -70,7 +69,10 @@ def from_embedding(
 
     Source: I. Oseledets, "Tensor-train decomposition", SIAM J. Sci. Comput. 33 (2011), algorithm 1.
     """
-    table = _table(layer, tol, rank, max_bytes)
+    table = dense_matrix(
+        layer, (nnx.Embed, PaddedEmbed), "embedding", ("num_embeddings", "features"),
+        tol=tol, rank=rank, max_bytes=max_bytes,
+    )  # fmt: skip
     check_gates(gates)
     if padding_idx is None:
         padding_idx = getattr(layer, "padding_idx", None)
@@ -90,15 +92,15 @@ def from_embedding(
     )
     if padding_idx is not None:
         table[padding_idx] = 0
-    folded = _folded(table, new, max_bytes)
-    cores, weights = compressed(folded, dtype, tol, rank, gates)
+    x = _paired(folded(table, new.num_shape, new.feature_shape, max_bytes))
+    cores, weights = compressed(x, dtype, tol, rank, gates)
     pairs = zip(new.num_shape, new.feature_shape, strict=True)
     split = [c.reshape(len(c), *pair, -1) for c, pair in zip(cores, pairs, strict=True)]
     new.cores = parameters(split, dtype)
     new.gates = parameters(weights, gate_dtype(dtype))
     settle(new, layer.embedding)
     made = new.table(max_bytes=max_bytes)
-    return new, certify(new, made, layer, table, tol, folded.shape)
+    return new, certify(new, made, layer, table, tol, x.shape)
 
 
 def to_embedding(layer: Embedding, *, max_bytes: int = MAX_BYTES) -> nnx.Embed:
@@ -138,25 +140,10 @@ def to_embedding(layer: Embedding, *, max_bytes: int = MAX_BYTES) -> nnx.Embed:
     )
 
 
-def _table(layer: Any, tol: Any, rank: Any, max_bytes: int) -> np.ndarray:
-    """Returns the table of a dense embedding to convert, in double precision, after checks."""
-    if type(layer) not in (nnx.Embed, PaddedEmbed):
-        raise TypeError(
-            f"layer: expected a flax.nnx.Embed, got {type(layer).__name__}; a subclass may do more "
-            "than its table says"
-        )
-    check_plain(layer)
-    sides = (layer.num_embeddings, layer.features)
-    return to_compress("layer.embedding", layer.embedding, sides, tol, rank, max_bytes)
-
-
-def _folded(table: np.ndarray, new: TTEmbedding, max_bytes: int) -> np.ndarray:
-    """Folds a dense embedding's table to one axis for each pair of row and column modes."""
-    rows, columns = math.prod(new.num_shape), math.prod(new.feature_shape)
-    check_bytes(rows * columns, np.float64, max_bytes)
-    whole = np.pad(table, [(0, rows - table.shape[0]), (0, columns - table.shape[1])])
-    order = len(new.num_shape)
+def _paired(table: np.ndarray) -> np.ndarray:
+    """Folds modes (m_1, …, m_d, n_1, …, n_d) of a table to pairs (m_1 n_1, …, m_d n_d)."""
+    order = table.ndim // 2
     axes = [axis for k in range(order) for axis in (k, order + k)]
-    paired = whole.reshape(*new.num_shape, *new.feature_shape).transpose(axes)
-    pairs = zip(new.num_shape, new.feature_shape, strict=True)
-    return paired.reshape([m * n for m, n in pairs])
+    return table.transpose(axes).reshape(
+        [table.shape[k] * table.shape[order + k] for k in range(order)]
+    )

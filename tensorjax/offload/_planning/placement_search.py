@@ -259,7 +259,7 @@ def _bytes(tree: Any) -> int:
 
 def _lives(group: Group) -> int:
     """Returns the bytes of a group where it is placed: parameters, state, cast parameters."""
-    return sum(bundle.nbytes for bundle in group.bundles)
+    return sum(packing.nbytes for packing in group.packings)
 
 
 def _arriving(work: Work) -> int:

@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-class Bell:
+class InterruptibleCondition:
     """Condition variable that stays consistent when a signal handler raises in a waiting thread.
 
     Like `threading.Condition`, but a waiting thread does not take the lock again as part of its

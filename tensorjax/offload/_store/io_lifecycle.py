@@ -4,6 +4,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from tensorjax.offload._errors import CapacityError, StoreError
 from tensorjax.offload._store.backends import Backend
@@ -79,6 +80,20 @@ class Transport:
         self._finalizer = weakref.finalize(
             self, _abandon, self.queue, self._backend, self._lock, os.getpid()
         )
+
+    def statistics(self) -> dict[str, Any]:
+        """Returns what a store's `Statistics` say of its transfers and staging memory."""
+        queue = self.queue
+        counted = ("depth", "deepest", "queued", "blocked", "overflow")
+        with queue.lock:
+            return {
+                "reads": queue.reads.frozen(),
+                "writes": queue.writes.frozen(),
+                "staging": queue.reading.size + queue.writing.size,
+                "staging_reads": queue.reading.size,
+                "staging_peak": queue.staged,
+                **{name: getattr(queue, name) for name in counted},
+            }
 
     def close(self) -> None:
         """Finishes pending transfers and closes the backend; reads without memory are refused."""

@@ -4,7 +4,6 @@ import sys
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping
-from types import TracebackType
 
 import numpy as np
 
@@ -52,9 +51,7 @@ class Lease:
     def __enter__(self) -> "Lease":
         return self
 
-    def __exit__(
-        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
     def __del__(self) -> None:
@@ -95,9 +92,7 @@ class Leases(Mapping[str, Lease]):
     def __enter__(self) -> "Leases":
         return self
 
-    def __exit__(
-        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 

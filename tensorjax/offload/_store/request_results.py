@@ -41,6 +41,22 @@ class Countdown:
             self.future.set_result(result)
 
 
+def item_of(several: Future[Any], name: str) -> Future[Any]:
+    """Returns the future of one item of what a future of several tensors by name will give."""
+    single: Future[Any] = Future()
+    single.set_running_or_notify_cancel()
+
+    def pass_on(done: Future[Any]) -> None:
+        error = done.exception()
+        if error is None:
+            single.set_result(done.result()[name])
+        else:
+            single.set_exception(error)
+
+    several.add_done_callback(pass_on)
+    return single
+
+
 def check_there(tensors: Sequence[Tensor]) -> None:
     """Checks that no requested tensor was given up by `forget` while a call waited."""
     for tensor in tensors:

@@ -5,11 +5,9 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
-from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import jax
@@ -25,8 +23,9 @@ from tensorjax.offload._store.disk import index as _index
 from tensorjax.offload._store.disk.extents import Place
 from tensorjax.offload._store.io_lifecycle import Transport
 from tensorjax.offload._store.lease import Lease, Leases
+from tensorjax.offload._store.request_results import item_of
 from tensorjax.offload._store.statistics import Statistics
-from tensorjax.offload._store.tensor_states import Tensor, entries, opened
+from tensorjax.offload._store.tensor_states import Tensor, entries, failures, opened
 from tensorjax.offload._store.writer import flat
 
 
@@ -115,29 +114,17 @@ class TensorStore:
             raise
 
     def _begin(self, model: Any, block: int | None, capacity: int | None) -> None:
-        index = None
+        found = None
         if not self._backend.volatile:
             _folder.make(self._paths.folder)
             if advice := _folder.advice(self._paths.folder):
                 self._say(advice)
             self._lock = _folder.lock(self._paths.lock, self._say)
-            index = _folder.load(self._paths, model, self._say)
-        fresh = index is None
-        if index is None:
-            if capacity is None:
-                raise ValueError(
-                    f"capacity: expected bytes for the new store {self._paths.folder}, got None; "
-                    "offload.capacity says what tensors take"
-                )
-            index = _index.Index(self._paths.process, model, block or self._backend.block)
-        elif index.version < _index.VERSION and capacity is not None:
-            capacity = max(capacity, index.end)  # small tensors took more room then
-        elif capacity is not None and index.end > capacity:
-            raise CapacityError(
-                f"{self._paths.folder}: capacity: the store takes {index.end} bytes already, got "
-                f"{capacity}; pass at least that"
-            )
-        self._index, self._capacity = index, max(1, index.end) if capacity is None else capacity
+            found = _folder.load(self._paths, model, self._say)
+        fresh = found is None
+        self._capacity = _folder.checked_capacity(self._paths, found, capacity)
+        index = found or _index.Index(self._paths.process, model, block or self._backend.block)
+        self._index = index
         self._tensors = opened(index.places.values(), index.entries)
         transport = Transport(self._backend, self._lock, block=index.block, staging=self._staging)
         pools = transport.pools(self._tensors)
@@ -247,9 +234,7 @@ class TensorStore:
                 self._transport.layouts.forget()  # others get these places
 
     def _reserve(self, places: tuple[Place, ...]) -> None:
-        index = replace(self._index, places={**self._index.places, **{p.name: p for p in places}})
-        if any(place.offsets[0] % extents.ALIGN for place in places):
-            index = replace(index, version=_index.VERSION)
+        index = self._index.including(places)
         if index.end > self._capacity:
             free = self._capacity - self._index.end
             raise CapacityError(
@@ -316,19 +301,7 @@ class TensorStore:
             A future of a lease. It raises CorruptError, with the tensor named, if the checksum of
             what was read is not that of what was written.
         """
-        inner = self.read_many([name], deadline=deadline)
-        outer: Future[Lease] = Future()
-        outer.set_running_or_notify_cancel()
-
-        def pass_on(done: Future[Leases]) -> None:
-            error = done.exception()
-            if error is None:
-                outer.set_result(done.result()[name])
-            else:
-                outer.set_exception(error)
-
-        inner.add_done_callback(pass_on)
-        return outer
+        return item_of(self.read_many([name], deadline=deadline), name)
 
     def read_many(self, names: Iterable[str], *, deadline: float = math.inf) -> Future[Leases]:
         """Starts reading several tensors together; neighbours in the file move together.
@@ -338,11 +311,8 @@ class TensorStore:
             StoreError: if one was never written.
         """
         self._check_open()
-        tensors, due = (
-            [self._tensor(n) for n in dict.fromkeys(names)],
-            arguments.deadline(deadline),
-        )
-        return self._transport.reader.read(tensors, due)
+        tensors = [self._tensor(name) for name in dict.fromkeys(names)]
+        return self._transport.reader.read(tensors, arguments.deadline(deadline))
 
     def hasten(self, names: Iterable[str], *, deadline: float) -> None:
         """Moves pending reads of tensors to an earlier deadline."""
@@ -351,9 +321,8 @@ class TensorStore:
         queue = self._transport.queue
         with queue.lock:
             for tensor in tensors:
-                if (content := tensor.slots.newest) is not None:
-                    for request in tensor.slots.users[content.slot].readers:
-                        queue.hasten(request, due)
+                for request in tensor.slots.readers():
+                    queue.hasten(request, due)
 
     def hasten_writes(self, *, deadline: float) -> None:
         """Moves all pending writes to an earlier deadline."""
@@ -386,19 +355,11 @@ class TensorStore:
         barrier = arguments.barrier(barrier)
         with self._mutex, self._transport.writer.paused():
             self._check_open()
-            index = replace(
-                self._index,
-                entries=entries(self._tensors),
-                commit=self._index.commit + 1,
-                joint=self._index.joint + (barrier is not None),
-                meta=meta,
-            )
+            index = self._index.after(entries(self._tensors), meta, joint=barrier is not None)
             # The index is written while the last transfers end: all checksums are known.
             fresh = [] if self._backend.volatile else _folder.prepare(self._paths, index)
             self._transport.queue.drain_writes()
-            newest = {name: self._tensors[name].slots.newest for name in index.entries}
-            failed = {n: c.error for n, c in newest.items() if c is not None and c.failed(n)}
-            if failed:
+            if failed := failures(self._tensors[name] for name in index.entries):
                 for path in fresh:
                     path.unlink()
                 raise StoreError(
@@ -407,7 +368,7 @@ class TensorStore:
                     failed,
                 ) from next(iter(failed.values()))
             try:
-                self._replace(fresh, barrier)
+                _folder.commit(self._paths, fresh, self._backend.sync, barrier)
                 self._index = index
                 for tensor in self._tensors.values():
                     tensor.slots.committed = tensor.slots.newest
@@ -417,23 +378,6 @@ class TensorStore:
                 self._undecided = True
                 raise
             self._committing += time.perf_counter() - began
-
-    def _replace(self, fresh: Sequence[Path], barrier: Callable[[], object] | None) -> None:
-        """Syncs the data file, then replaces the index and its copy."""
-        try:
-            self._backend.sync()
-        except BaseException:
-            for path in fresh:
-                path.unlink()
-            raise
-        if not fresh:
-            return
-        index, duplicate = fresh
-        if barrier is not None:
-            _index.rename(index, self._paths.prepared)
-            barrier()  # from here on every process can go on to the new state
-            index = self._paths.prepared
-        _folder.adopt(self._paths, index, duplicate)
 
     def revert(self) -> None:
         """Reverts to the committed state: what was written since then is forgotten."""
@@ -454,27 +398,16 @@ class TensorStore:
 
     def statistics(self) -> Statistics:
         """Returns the statistics of the store since it was opened."""
-        queue = self._transport.queue
-        with queue.lock:
-            return Statistics(
-                backend=self._backend.name,
-                direct=self._backend.direct,
-                notices=tuple(self._say),
-                reads=queue.reads.frozen(),
-                writes=queue.writes.frozen(),
-                depth=queue.depth,
-                deepest=queue.deepest,
-                queued=queue.queued,
-                staging=queue.reading.size + queue.writing.size,
-                staging_reads=queue.reading.size,
-                staging_peak=queue.staged,
-                blocked=queue.blocked,
-                overflow=queue.overflow,
-                commits=self._index.commit,
-                committing=self._committing,
-                allocated=self._index.end,
-                capacity=self._capacity,
-            )
+        return Statistics(
+            backend=self._backend.name,
+            direct=self._backend.direct,
+            notices=tuple(self._say),
+            commits=self._index.commit,
+            committing=self._committing,
+            allocated=self._index.end,
+            capacity=self._capacity,
+            **self._transport.statistics(),
+        )
 
     def close(self) -> None:
         """Finishes pending transfers and closes the store; what was not committed is lost."""
@@ -496,9 +429,7 @@ class TensorStore:
     def __enter__(self) -> "TensorStore":
         return self
 
-    def __exit__(
-        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _tensor(self, name: str) -> Tensor:

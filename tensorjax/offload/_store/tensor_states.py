@@ -7,7 +7,7 @@ import numpy as np
 
 from tensorjax.offload._store.disk.extents import Extent, Place, extents
 from tensorjax.offload._store.disk.index import Entry
-from tensorjax.offload._store.transfers.requests import Slot
+from tensorjax.offload._store.transfers.requests import Request, Slot
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -62,6 +62,10 @@ class Slots:
         """Number of the slot that holds no committed state of the tensors."""
         return 0 if self.committed is None else 1 - self.committed.slot
 
+    def readers(self) -> list[Request]:
+        """Returns the pending reads of the tensors' newest state; the queue's lock is held."""
+        return [] if self.newest is None else self.users[self.newest.slot].readers
+
 
 class Tensor:
     """Tensor of an open store: its place and its slots.
@@ -100,6 +104,12 @@ def opened(places: Iterable[Place], entries: Mapping[str, Entry]) -> dict[str, T
         for tensor in Slots(extent, entries).tensors
     }
     return {place.name: found[place.name] for place in places}
+
+
+def failures(tensors: Iterable[Tensor]) -> dict[str, BaseException | None]:
+    """Returns the errors of tensors whose newest state could not be written, by name."""
+    newest = ((tensor.place.name, tensor.slots.newest) for tensor in tensors)
+    return {name: c.error for name, c in newest if c is not None and c.failed(name)}
 
 
 def entries(tensors: Mapping[str, Tensor]) -> dict[str, Entry]:

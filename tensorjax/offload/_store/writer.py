@@ -12,7 +12,7 @@ import numpy as np
 from tensorjax.offload._store.disk import extents as _extents
 from tensorjax.offload._store.disk.checksums import copy, gather
 from tensorjax.offload._store.disk.extents import Extent, Layouts, Piece, Place, Transfer
-from tensorjax.offload._store.interruptible_wait import Bell
+from tensorjax.offload._store.interruptible_wait import InterruptibleCondition
 from tensorjax.offload._store.reader import Reader
 from tensorjax.offload._store.request_results import Countdown, check_there, named
 from tensorjax.offload._store.tensor_states import Content, Slots, Tensor
@@ -50,7 +50,7 @@ class Writer:
     def __init__(self, block: int, layouts: Layouts, reader: Reader):
         self._block, self._layouts, self._reader = block, layouts, reader
         self._lock = threading.Lock()
-        self._turn = Bell(self._lock)
+        self._turn = InterruptibleCondition(self._lock)
         self._copying: dict[Slots, object] = {}  # slots that a write copies to, and which write
         self._paused: set[object] = set()
 

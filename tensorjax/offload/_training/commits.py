@@ -1,5 +1,6 @@
 """Commits of a training to its store, beside the computation, and resuming from them."""
 
+import logging
 import math
 import threading
 import weakref
@@ -10,17 +11,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from tensorjax.offload._errors import MismatchError, StoreError
+from tensorjax.offload._errors import CapacityError, MismatchError, StoreError
 from tensorjax.offload._processes import Processes
 from tensorjax.offload._store.store import TensorStore
 from tensorjax.offload._training import fingerprint
 from tensorjax.offload._training.groups import trainer_groups
 from tensorjax.offload._training.groups.parameter_group import Group
 from tensorjax.offload._training.layers import Layer
-from tensorjax.offload._training.storage.storage import StoreHome
+from tensorjax.offload._training.storage.host_arrays import owned
+from tensorjax.offload._training.storage.storage import StoreStorage
 from tensorjax.offload._training.trace import Trace
 from tensorjax.offload._training.updates.updates import Updater
 
+_LOG = logging.getLogger("tensorjax.offload")
 FORMAT = 3  # version of the metadata that is kept beside the tensors
 
 # The trainer that claimed each store last.
@@ -95,7 +98,7 @@ class Commits:
 
     Args:
       store: of this process.
-      home: the same, as a home of groups.
+      storage: the same, as a storage of groups.
       groups: by name; those that live elsewhere are written to the store first.
       updater: is held back while a commit goes on beside the computation.
       processes: that commit together.
@@ -110,7 +113,7 @@ class Commits:
     def __init__(
         self,
         store: Any,
-        home: StoreHome,
+        storage: StoreStorage,
         groups: Mapping[str, Group],
         *,
         updater: Updater,
@@ -119,7 +122,7 @@ class Commits:
         failed: Callable[[BaseException], None],
         trace: Trace,
     ) -> None:
-        self._store, self._home, self._groups, self.steps = store, home, groups, steps
+        self._store, self._storage, self._groups, self.steps = store, storage, groups, steps
         self._updater, self._processes = updater, processes
         self._failed, self._trace = failed, trace
         self._thread: threading.Thread | None = None
@@ -153,22 +156,30 @@ class Commits:
         steps = meta["trainer"]["steps"]
         with self._trace.span("commit", f"step {steps}", max(0, steps - 1)):
             for group in self._groups.values():
-                if group.home is self._home:
+                if group.storage is self._storage:
                     continue
-                for bundle in group.bundles:
-                    held = trainer_groups.get(bundle, group.home, lambda x: x)
-                    trainer_groups.put(group, bundle, held, self._home)
+                for packing in group.packings:
+                    held = trainer_groups.get(packing, group.storage, lambda x: x)
+                    trainer_groups.put(group, packing, held, self._storage)
             for name, gradient in pending.items():
                 trainer_groups.put(
-                    self._groups[name], self._groups[name].gradient, gradient, self._home
+                    self._groups[name], self._groups[name].gradient, gradient, self._storage
                 )
-            self._home.settle()
+            self._storage.settle()
             if self._processes.count == 1:
                 self._store.commit(meta)
             else:
                 what = f"commit of step {steps}"
                 self._store.commit(meta, barrier=lambda: self._processes.wait(what))
             self.steps = steps
+
+    def warn(self, steps: int) -> None:
+        """Logs a warning if the training has done steps that are not committed."""
+        if self.steps < steps:
+            _LOG.warning(
+                "closed after step %d, the store has step %d: call commit() before close() to keep "
+                "what came since", steps, self.steps,
+            )  # fmt: skip
 
     def _behind(self, meta: dict[str, Any], pending: Mapping[str, Any], version: int) -> None:
         try:
@@ -181,28 +192,70 @@ class Commits:
             self._updater.hold_back(math.inf)
 
 
+def resume_or_reserve(
+    store: Any,
+    storage: StoreStorage,
+    layers: Sequence[Layer],
+    groups: Mapping[str, Group],
+    *,
+    processes: Processes,
+    key: jax.Array | None,
+    stale: bool,
+    gradients: bool,
+) -> Progress | None:
+    """Resumes a training from the last commit of its store, or reserves its tensors in a new one.
+
+    Args:
+      store: of this process; what was written to it since its last commit is forgotten.
+      storage, layers, groups, key, stale, gradients: as for `resume`.
+      processes: that train together.
+
+    Returns:
+      Progress of the training that goes on; None for a new one.
+
+    Raises:
+      MismatchError, ValueError: as of `resume`, `same_process` and `same_step`.
+      CapacityError: the store is too small.
+    """
+    same_process(processes, store)
+    store.revert()  # another trainer may have gone on in it, without a commit
+    found = None
+    if "trainer" in (store.meta or {}):
+        found = resume(store, storage, layers, groups, key=key, stale=stale, gradients=gradients)
+    else:
+        fingerprint.check_new(store)
+        try:
+            store.reserve(trainer_groups.specs(groups.values(), gradients=gradients))
+        except CapacityError as error:
+            error.add_note(
+                "offload.capacity(offload.tensors(params, optimizer, compute_dtype=, "
+                f"gradients={gradients})) is what this training takes"
+            )
+            raise
+    same_step(processes, None if found is None else found.steps)
+    return found
+
+
 def resume(
     store: Any,
-    home: StoreHome,
+    storage: StoreStorage,
     layers: Sequence[Layer],
     groups: Mapping[str, Group],
     *,
     key: jax.Array | None,
     stale: bool,
     gradients: bool,
-    owned: Callable[[Any], Any],
 ) -> Progress:
     """Resumes a training from a commit: checks that it fits, reads the groups kept in memory.
 
     Args:
       store: with a committed state.
-      home: the same, as a home of groups.
+      storage: the same, as a storage of groups.
       layers: of the model.
       groups: by name.
       key: of the trainer.
       stale: whether its updates are.
       gradients: whether gradients may wait in the store.
-      owned: copies an array to the host's own memory.
 
     Raises:
       MismatchError: the store is of another format, model or optimiser.
@@ -224,14 +277,15 @@ def resume(
             "give the same key"
         )
     for group in groups.values():
-        if group.home is not home:
-            for bundle in group.bundles:
-                trainer_groups.put(group, bundle, trainer_groups.get(bundle, home, owned))
+        if group.storage is not storage:
+            for packing in group.packings:
+                trainer_groups.put(group, packing, trainer_groups.get(packing, storage, owned))
     found = Progress(meta["steps"], meta["data"])
     if meta["stale"] and found.steps:
         found.scale = None if meta["scale"] is None else np.float32(meta["scale"])
         found.pending = {
-            name: trainer_groups.get(group.gradient, home, owned) for name, group in groups.items()
+            name: trainer_groups.get(group.gradient, storage, owned)
+            for name, group in groups.items()
         }
     return found
 

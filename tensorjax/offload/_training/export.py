@@ -13,7 +13,7 @@ import numpy as np
 
 from tensorjax.offload._store.store import TensorStore
 from tensorjax.offload._training.commits import FORMAT, in_use
-from tensorjax.offload._training.storage.tensor_packing import Bundle, Leaf, unpacked
+from tensorjax.offload._training.storage.tensor_packing import Leaf, TensorPacking, unpacked
 from tensorjax.offload._training.trainer import Trainer
 
 Arrays = dict[str, np.ndarray]  # by path
@@ -193,7 +193,7 @@ def _read(store: TensorStore, prefix: str, packed: Any) -> Arrays:
     for name in (name for name in store.names if name.startswith(prefix)):
         with store.read(name).result() as lease:
             path = name.removeprefix(prefix)
-            several = path == Bundle.PACKED
+            several = path == TensorPacking.PACKED
             arrays = unpacked(lease.array, small) if several else {path: lease.array}
             copies = {path: np.array(x) for path, x in arrays.items()}
             found = _joined(found, copies, prefix.rstrip("/").replace("/", ": "))

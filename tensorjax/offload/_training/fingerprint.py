@@ -11,7 +11,7 @@ from tensorjax.offload._store.disk.extents import listed
 from tensorjax.offload._training.groups import trainer_groups
 from tensorjax.offload._training.groups.parameter_group import Group
 from tensorjax.offload._training.layers import Layer
-from tensorjax.offload._training.storage.tensor_packing import Bundle
+from tensorjax.offload._training.storage.tensor_packing import TensorPacking
 
 
 def describe(layers: Sequence[Layer], groups: Mapping[str, Group]) -> dict[str, Any]:
@@ -19,16 +19,16 @@ def describe(layers: Sequence[Layer], groups: Mapping[str, Group]) -> dict[str, 
 
     Returns:
       "layers": groups that each layer uses, in their order.
-      "packed": path, dtype and shape of the small arrays that share a tensor, by its bundle.
+      "packed": path, dtype and shape of the small arrays that share a tensor, by its pytree.
       "states": kinds of the optimiser's states, by group: two may have arrays of the same names.
     """
-    bundles = (bundle for group in groups.values() for bundle in group.bundles)
+    packings = (packing for group in groups.values() for packing in group.packings)
     return {
         "layers": [[*layer.uses] for layer in layers],
         "packed": {
-            bundle.name: [[leaf.path, leaf.dtype.name, [*leaf.shape]] for leaf in bundle.small]
-            for bundle in bundles
-            if bundle.small
+            packing.name: [[leaf.path, leaf.dtype.name, [*leaf.shape]] for leaf in packing.small]
+            for packing in packings
+            if packing.small
         },
         "states": {name: _states(group) for name, group in groups.items()},
     }
@@ -75,7 +75,7 @@ def check(
     # Names that are only reserved are of attempts that ended before their first commit.
     found = {n: store.spec(n) for n in store.written if n not in waiting}
     for name, leaves in held["packed"].items():
-        found.pop(f"{name}/{Bundle.PACKED}", None)
+        found.pop(f"{name}/{TensorPacking.PACKED}", None)
         found |= {f"{name}/{path}": jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(dtype))
                   for path, dtype, shape in leaves}  # fmt: skip
     faults = [*_different(found, _arrays(groups)), *_other_states(held["states"], groups)]
@@ -94,10 +94,10 @@ def check(
 
 def _arrays(groups: Mapping[str, Group]) -> dict[str, Any]:
     return {
-        f"{bundle.name}/{leaf.path}": leaf
+        f"{packing.name}/{leaf.path}": leaf
         for group in groups.values()
-        for bundle in group.bundles
-        for leaf in bundle.leaves
+        for packing in group.packings
+        for leaf in packing.leaves
     }
 
 

@@ -1,6 +1,7 @@
 """Pipeline of a training step: parameter stream, passes, gradients, updates and their threads."""
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,10 +21,25 @@ from tensorjax.offload._training.passes.passes import Passes
 from tensorjax.offload._training.passes.weight_stream import WeightStream
 from tensorjax.offload._training.shards import Shards
 from tensorjax.offload._training.storage.host_arrays import view
-from tensorjax.offload._training.storage.storage import StoreHome
+from tensorjax.offload._training.storage.storage import StoreStorage
 from tensorjax.offload._training.trace import Trace
 from tensorjax.offload._training.updates.read_budget import Shares
 from tensorjax.offload._training.updates.updates import Updater
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """Result of a training step: number, loss and gradient norm.
+
+    Attributes:
+      number: of steps, this one included.
+      loss: mean over the microbatches, before the update.
+      norm: of all gradients, if they are clipped; else None.
+    """
+
+    number: int
+    loss: float
+    norm: float | None
 
 
 class Pipeline:
@@ -39,7 +55,7 @@ class Pipeline:
       engine: what computes.
       shards: which part of the parameters is this process's.
       processes: all there are.
-      home: of groups in the store; None without one.
+      storage: of groups in the store; None without one.
       shares: of its staging memory.
       device_bytes: that parameters may take on the device.
       key: of `jax.random`, or None.
@@ -61,7 +77,7 @@ class Pipeline:
         engine: Engine,
         shards: Shards,
         processes: Processes,
-        home: StoreHome | None,
+        storage: StoreStorage | None,
         shares: Shares | None,
         device_bytes: int,
         key: jax.Array | None,
@@ -71,7 +87,7 @@ class Pipeline:
         self._engine, self._shards, self._processes = engine, shards, processes
         self._trace, self._lent = trace, engine.lends
         sizes = {name: group.device.nbytes for name, group in groups.items()}
-        stored = {name: sizes[name] for name, group in groups.items() if not group.home.in_place}
+        stored = {name: sizes[name] for name, group in groups.items() if not group.storage.in_place}
         unbounded = options.gradient_bytes is None
         self._stream = WeightStream(
             order.uses,
@@ -83,7 +99,7 @@ class Pipeline:
             stored=stored.keys(),
             start=order.start(progress.steps),
             version=order.version,
-            read=lambda g, deadline, step: groups[g].home.read(
+            read=lambda g, deadline, step: groups[g].storage.read(
                 groups[g].device, deadline=deadline, step=step
             ),
             place=self._place,
@@ -92,7 +108,7 @@ class Pipeline:
         )
         self.updater = Updater(
             dict(groups),
-            spill=home if options.spills else None,
+            spill=storage if options.spills else None,
             gradient_bytes=options.gradient_bytes,
             lookahead=options.lookahead,
             early=options.early,
@@ -241,7 +257,7 @@ class Pipeline:
         if placed is None:
             placed = self._engine.place(name, held)
         # What lives in memory stays as it is until it has been used.
-        return placed if self._lent and group.home.in_place else self._engine.wait(placed)
+        return placed if self._lent and group.storage.in_place else self._engine.wait(placed)
 
     def _stop_updates(self, error: BaseException) -> None:
         """Stops the updater, as no parameters can come from the stream any more."""

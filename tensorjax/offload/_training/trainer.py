@@ -1,9 +1,8 @@
 """Trainer that computes layer by layer, with parameters and optimiser states offloaded."""
 
 import atexit
-import dataclasses
+import contextlib
 import functools
-import logging
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Self
@@ -11,7 +10,6 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from tensorjax.offload._errors import CapacityError
 from tensorjax.offload._processes import Processes
 from tensorjax.offload._store.disk import metadata
 from tensorjax.offload._training import commits as _commits
@@ -22,34 +20,16 @@ from tensorjax.offload._training.engine import Engine
 from tensorjax.offload._training.groups import trainer_groups
 from tensorjax.offload._training.layers import Layer, check_layers
 from tensorjax.offload._training.microbatches import cut
-from tensorjax.offload._training.optimizer.cross_group_check import looks_across
+from tensorjax.offload._training.optimizer.cross_group_check import check_separate
 from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
 from tensorjax.offload._training.options import Overflow, Schedule
 from tensorjax.offload._training.passes.layer_order import Order
 from tensorjax.offload._training.passes.weight_stream import room
-from tensorjax.offload._training.pipeline import Pipeline
+from tensorjax.offload._training.pipeline import Pipeline, Step
 from tensorjax.offload._training.shards import Shards
-from tensorjax.offload._training.storage.host_arrays import owned
-from tensorjax.offload._training.storage.storage import StoreHome
+from tensorjax.offload._training.storage.storage import StoreStorage
 from tensorjax.offload._training.trace import Trace
 from tensorjax.offload._training.updates import read_budget
-
-_LOG = logging.getLogger("tensorjax.offload")
-
-
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """Result of a training step: number, loss and gradient norm.
-
-    Attributes:
-      number: of steps, this one included.
-      loss: mean over the microbatches, before the update.
-      norm: of all gradients, if they are clipped; else None.
-    """
-
-    number: int
-    loss: float
-    norm: float | None
 
 
 class Trainer:
@@ -84,9 +64,9 @@ class Trainer:
         are written to the store when it is committed.
       device_bytes: memory of the device for parameters. If None: two layers with a store, else all.
       gradient_bytes: memory of the host for gradients that wait; those beyond wait in the store,
-        and results on their way home, with spare memory, take no more than the largest group's.
-        None keeps all in memory, results of twice that size, as many updated parameters for the
-        device, and spare states: of groups of one shape two, of any other one.
+        and results on their way to storage, with spare memory, take no more than the largest
+        group's. None keeps all in memory, results of twice that size, as many updated parameters
+        for the device, and spare states: of groups of one shape two, of any other one.
       gradient_overflow: "store", or "wait": instead of being written and read again, the next
         gradient waits until an update has made room, and the backward pass with it. It saves a disk
         that is the slowest part, and the room of two gradients there; not with clipping.
@@ -184,28 +164,20 @@ class Trainer:
         self._order = Order(self._layers, schedule, clip=clip is not None)
         self._processes = Processes()
         self.trace = Trace() if trace is None else trace
-        self._home = None if store is None else StoreHome(store, self.trace)
+        self._storage = None if store is None else StoreStorage(store, self.trace)
         shapes = trainer_groups.shapes(params)
         self._shards = Shards(shapes, self._engine.shardings)
         self._groups = trainer_groups.make_groups(
             shapes,
             self._optimizer,
-            store=self._home,
+            store=self._storage,
             in_memory=self._options.in_memory,
             shards=self._shards,
             lent=self._engine.lends,
         )
         self._model = fingerprint.describe(self._layers, self._groups)
         kinds = {name: g.optimizer.program for name, g in self._groups.items()}
-        if looks_across(optimizer, shapes, kinds):
-            raise ValueError(
-                "optimizer: expected one whose updates of a group do not depend on other groups, "
-                "for a trainer updates each by itself; got one whose updates of all together are "
-                "others. Clip the norm of all gradients by Trainer(clip=) in place of "
-                "optax.clip_by_global_norm; what finds one step size for all (Prodigy, "
-                "D-Adaptation, Mechanic) or clips some groups together cannot be had: choose "
-                "optax.adamw, a fixed or scheduled step size, or optax.clip_by_block_rms"
-            )
+        check_separate(optimizer, shapes, kinds)
         sizes = {name: g.device.nbytes for name, g in self._groups.items()}
         on_device = room(device_bytes, self._order.forward, sizes, everything=store is None)
         self._shares: read_budget.Shares | None = None
@@ -226,50 +198,34 @@ class Trainer:
 
     def _begin(self, params: trainer_groups.Params, *, spills: bool) -> bool:
         """Resumes the trainer from the store, or writes its initial state; tells if resumed."""
-        self._progress = Progress()
-        resumed = self._store is not None and "trainer" in (self._store.meta or {})
-        if self._store is not None and self._home is not None:
-            _commits.same_process(self._processes, self._store)
-            self._store.revert()  # another trainer may have gone on in it, without a commit
-            if resumed:
-                self._progress = _commits.resume(
-                    self._store, self._home, self._layers, self._groups, key=self._key,
-                    stale=self._order.stale, gradients=spills, owned=owned,
-                )  # fmt: skip
-            else:
-                fingerprint.check_new(self._store)
-                try:
-                    self._store.reserve(
-                        trainer_groups.specs(self._groups.values(), gradients=spills)
-                    )
-                except CapacityError as error:
-                    error.add_note(
-                        "offload.capacity(offload.tensors(params, optimizer, compute_dtype=, "
-                        f"gradients={spills})) is what this training takes"
-                    )
-                    raise
-            _commits.same_step(self._processes, self.steps if resumed else None)
+        found = None
+        if self._store is not None and self._storage is not None:
+            found = _commits.resume_or_reserve(
+                self._store, self._storage, self._layers, self._groups, processes=self._processes,
+                key=self._key, stale=self._order.stale, gradients=spills,
+            )  # fmt: skip
             # What would fail later does so before anything is written.
             self._shares = read_budget.shared(
-                self._store, self._home, self._groups.values(), spills=self._options.spills
+                self._store, self._storage, self._groups.values(), spills=self._options.spills
             )
-            self._home.together = self._shares.tight
-        if not resumed:
+            self._storage.together = self._shares.tight
+        self._progress = Progress() if found is None else found
+        if found is None:
             trainer_groups.begin(self._groups, params, self._shards)
-        return resumed
+        return found is not None
 
     def _start(self, device_bytes: int) -> None:
         """Starts the trainer's pipeline, and makes the committer if there is a store."""
         self._pipeline = Pipeline(
             self._layers, self._groups, self._options, self._order, self._progress,
             optimizer=self._optimizer, engine=self._engine, shards=self._shards,
-            processes=self._processes, home=self._home, shares=self._shares,
+            processes=self._processes, storage=self._storage, shares=self._shares,
             device_bytes=device_bytes, key=self._key, trace=self.trace,
         )  # fmt: skip
         self._commits = None
-        if self._home is not None:
+        if self._storage is not None:
             self._commits = Commits(
-                self._store, self._home, self._groups, updater=self._pipeline.updater,
+                self._store, self._storage, self._groups, updater=self._pipeline.updater,
                 processes=self._processes, steps=self.steps, failed=self._pipeline.fail,
                 trace=self.trace,
             )  # fmt: skip
@@ -313,13 +269,8 @@ class Trainer:
           step, and may go on with another batch. After a later one, parameters may be of two steps:
           a new trainer on the store, opened again, goes on from what was committed.
         """
-        self._check_open()
-        if not self._turn.acquire(blocking=False):
-            raise RuntimeError("step: another thread is in one; a trainer makes one at a time")
-        try:
+        with self._alone("step: another thread is in one; a trainer makes one at a time"):
             return self._one_step(batch, data)
-        finally:
-            self._turn.release()
 
     def evaluate(self, batch: Any) -> float:
         """Returns the model's loss of a batch by a forward pass alone, which trains nothing.
@@ -337,17 +288,25 @@ class Trainer:
         Raises:
           RuntimeError, ValueError, TypeError, Exception: as of `step`; the trainer may go on.
         """
+        with self._alone("evaluate: another thread is in a step, or evaluates"):
+            return self._pipeline.evaluate(self._microbatches(batch))
+
+    @contextlib.contextmanager
+    def _alone(self, otherwise: str) -> Iterator[None]:
+        """Lets one thread at a time compute with the trainer; raises RuntimeError in a second."""
         self._check_open()
         if not self._turn.acquire(blocking=False):
-            raise RuntimeError("evaluate: another thread is in a step, or evaluates")
+            raise RuntimeError(otherwise)
         try:
-            batches = [self._engine.batch(b) for b in cut(batch, self._options.microbatches)]
-            return self._pipeline.evaluate(batches)
+            yield
         finally:
             self._turn.release()
 
+    def _microbatches(self, batch: Any) -> list[Any]:
+        return [self._engine.batch(b) for b in cut(batch, self._options.microbatches)]
+
     def _one_step(self, batch: Any, data: Any) -> Step:
-        batches = [self._engine.batch(b) for b in cut(batch, self._options.microbatches)]
+        batches = self._microbatches(batch)
         data = metadata.plain("data", data)  # as it is now: it is committed later
         self._begun = False
         try:
@@ -371,7 +330,8 @@ class Trainer:
         What the step before has left, which gave that loss, is committed if that is due.
         """
         self._begun = True
-        if self._commits is not None and self._commit_due():
+        every, steps = self._options.commit_every, self.steps
+        if self._commits is not None and every and steps and steps % every == 0:
             version = self._order.version(self.steps)
             self._commits.begin(self._meta(), self._progress.pending, version)
 
@@ -417,11 +377,11 @@ class Trainer:
                     f"groups: expected no step meanwhile, got one after step {steps}: groups would "
                     "be of different steps; take all of them first, or begin again"
                 )
-            yield (
-                name,
-                trainer_groups.get(group.params, group.home, _copy),
-                trainer_groups.get(group.state, group.home, _copy),
+            params, state = (
+                trainer_groups.get(tree, group.storage, functools.partial(np.array, copy=True))
+                for tree in (group.params, group.state)
             )
+            yield name, params, state
 
     def params(self) -> dict[str, Any]:
         """Returns all trained parameters, whole, copied to the memory of the host.
@@ -434,16 +394,14 @@ class Trainer:
         """Returns the trainer's peak bytes of each memory, and the store's statistics.
 
         Parameters on the device; gradients that wait in memory; results of updates on their way
-        home; these two together, with gradients that the host still adds to ("host"; those on their
-        way from an accelerator, of two layers at most, are not counted); updated parameters
-        that are kept until the device has room for them ("handed"); inputs of layers that the
-        backward pass needs ("activation"). Besides there are the store's staging memory,
+        to storage; these two together, with gradients that the host still adds to ("host"; those
+        on their way from an accelerator, of two layers at most, are not counted); updated
+        parameters that are kept until the device has room for them ("handed"); inputs of layers
+        that the backward pass needs ("activation"). Besides there are the store's staging memory,
         and what programs take for themselves.
         """
-        return {
-            **self._pipeline.statistics(),
-            "store": {} if self._store is None else self._store.statistics(),
-        }
+        store = {} if self._store is None else self._store.statistics()
+        return {**self._pipeline.statistics(), "store": store}
 
     def close(self) -> None:
         """Closes the trainer: waits for updates, ends the threads; the store stays open.
@@ -456,7 +414,8 @@ class Trainer:
         try:
             if self._failure is None:
                 self.flush()
-                self._warn()
+                if self._commits is not None:
+                    self._commits.warn(self.steps)
         finally:
             self._closed = True
             atexit.unregister(self._at_exit)
@@ -478,20 +437,6 @@ class Trainer:
             self._failure = error
         self.close()
 
-    # Parts of the methods above.
-
-    def _commit_due(self) -> bool:
-        every = self._options.commit_every
-        return bool(every and self.steps and self.steps % every == 0)
-
-    def _warn(self) -> None:
-        """Logs which steps of the trainer are not committed."""
-        if self._commits is not None and self._commits.steps < self.steps:
-            _LOG.warning(
-                "closed after step %d, the store has step %d: call commit() before close() to keep "
-                "what came since", self.steps, self._commits.steps,
-            )  # fmt: skip
-
     def _meta(self) -> dict[str, Any]:
         return self._progress.meta(self._model, self._key, self._order.stale)
 
@@ -503,7 +448,3 @@ class Trainer:
                 "a step failed half-way; open the store again and make a new trainer, which goes "
                 "on from what was committed"
             ) from self._failure
-
-
-def _copy(x: Any) -> np.ndarray:
-    return np.array(x, copy=True)

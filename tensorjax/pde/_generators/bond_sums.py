@@ -133,7 +133,7 @@ def _family(
 
 
 def _append_left(env: np.ndarray, link: Link) -> np.ndarray:
-    """Contracts bond-wise left parts (i, s, j) with the next core: (i, n, s', j')."""
+    """Appends the next core to the left parts (i, s, j) of bond-wise sums: (i, n, s', j')."""
     k, b = link
     t, j, n, after = b.shape
     parts = np.tensordot(env, k, (1, 1)).transpose(0, 3, 2, 1)  # (i, s', t, j)

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tensorjax._cores import orthogonalization, rounding
 from tensorjax._cores.unfoldings import Cores
-from tensorjax.tt import _numpy_arithmetic as hosted
 
 
 class Points(NamedTuple):
@@ -72,7 +72,7 @@ def skeleton(
     count, share = _FIRST, _SHARE
     while least > tol and count <= _MOST:
         cores, short = _interpolated(table, shape, draw(rng, count), share * tol)
-        cores = hosted.rounded(cores, tol / 2)
+        cores = rounding.rounded(cores, tol / 2)
         found = math.sqrt(weight @ (entries(cores, index) - exact) ** 2 / whole)
         if found < least:
             best, least = cores, found
@@ -182,7 +182,7 @@ def from_train(cores: Cores, tol: float) -> Draw:
 
     It is exact for p = 1; else the density is taken axis by axis.
     """
-    cores, _ = hosted.right_orthogonal(cores)
+    cores, _ = orthogonalization.right_orthogonal(cores)
     kinds = np.asarray(powers(tol, len(cores)))
 
     def draw(rng: np.random.Generator, count: int) -> Points:

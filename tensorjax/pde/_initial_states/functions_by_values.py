@@ -7,12 +7,12 @@ import jax
 import numpy as np
 
 from tensorjax import _check, tt
+from tensorjax._cores import products
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._initial_states import concentrated_functions as skeleton
 from tensorjax.pde._initial_states.concentrated_functions import Draw
-from tensorjax.tt import _numpy_arithmetic as hosted
 
 
 def crossed(name: str, f: Callable[[Any], Any], box: Box, tol: float, seed: int = 0) -> Cores:
@@ -61,7 +61,7 @@ def entrywise(name: str, f: Callable[[Any], Any], v: TT, tol: float) -> Cores:
         table=lambda left, right: of_values(pairs(left, right)),
     )
     ones = [np.ones((1, n, 1)) for n in v.shape]
-    return hosted.combined([out, ones], [1.0, rest]) if rest else out
+    return products.combined([out, ones], [1.0, rest]) if rest else out
 
 
 def _found(

@@ -68,20 +68,6 @@ def _midpoint(f: Any, y: np.ndarray, start: np.ndarray, h: float, n: int) -> np.
     return (now + before + s * f(now)) / 2
 
 
-# Sixth-order central differences: offsets and weights.
-_STENCIL = ((1, 3 / 4), (2, -3 / 20), (3, 1 / 60))
-
-
-def partial(
-    f: Callable[[np.ndarray], np.ndarray], x: np.ndarray, k: int, h: float = 2e-3
-) -> np.ndarray:
-    """Computes ∂_k f of a velocity f at points (m, d), by central differences of order 6."""
-    step = np.zeros(x.shape[1])
-    step[k] = h
-    parts = [w / h * (f(x + i * step) - f(x - i * step)) for i, w in _STENCIL]
-    return np.sum(parts, axis=0)
-
-
 class Flow(NamedTuple):
     """Solution of a linear SDE at time t: x(t) = F x(0) + g + Gaussian noise of covariance Q."""
 

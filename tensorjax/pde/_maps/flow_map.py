@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._cores import rounding
 from tensorjax._cores.unfoldings import Cores
-from tensorjax.tt import _numpy_arithmetic as hosted
 
 State = tuple[np.ndarray, ...]
 # Length of a step of the classical method over the largest slope of the field, and the points, in
@@ -166,7 +166,7 @@ class Fields:
         middle = [diagonal[:, None] * t[None] for t in tables[1:-1]]
         last = tables[-1].T[..., None]
         return [
-            hosted.rounded([(tables[0] * c[:, i])[None], *middle, last], _ROUNDED)
+            rounding.rounded([(tables[0] * c[:, i])[None], *middle, last], _ROUNDED)
             if np.any(c[:, i])
             else [np.zeros((1, len(y), 1)) for y in points]
             for i in range(self.dim)

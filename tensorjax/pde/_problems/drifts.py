@@ -12,11 +12,13 @@ from tensorjax.pde._arguments import floats
 from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._initial_states.functions_by_values import crossed
-from tensorjax.pde._maps import characteristics as characteristics
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._problems.values_by_map import Remembered
 
 Cores = list[Any]
+
+# Central differences of order 6: offsets and weights.
+_STENCIL = ((1, 3 / 4), (2, -3 / 20), (3, 1 / 60))
 
 
 class Term(abc.ABC):
@@ -196,7 +198,7 @@ class Separable(Term):
         """Evaluates the separable term's gradient by central differences of sixth order."""
         out = np.zeros_like(x)
         for i in self.functions:
-            out[:, i] = characteristics.partial(self.values, x, i)
+            out[:, i] = partial_derivative(self.values, x, i)
         return out
 
     def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
@@ -295,7 +297,7 @@ class Field:
         """Evaluates the drift's divergence, (m,), at physical points (m, d)."""
         if self.function is not None:
             parts = [
-                characteristics.partial(lambda p, k=k: self.values(p)[:, k], x, k)
+                partial_derivative(lambda p, k=k: self.values(p)[:, k], x, k)
                 for k in range(self.dim)
             ]
             return np.sum(parts, axis=0)
@@ -354,3 +356,13 @@ def _ratio(term: Term, other: Term) -> float | None:
         if np.array_equal(w, sign * v) and term.phase == sign * other.phase:
             return sign * term.amplitude / other.amplitude
     return None
+
+
+def partial_derivative(
+    f: Callable[[np.ndarray], np.ndarray], x: np.ndarray, k: int, h: float = 2e-3
+) -> np.ndarray:
+    """Computes ∂_k of a term of a drift at points (m, d), by central differences of order 6."""
+    step = np.zeros(x.shape[1])
+    step[k] = h
+    parts = [w / h * (f(x + i * step) - f(x - i * step)) for i, w in _STENCIL]
+    return np.sum(parts, axis=0)

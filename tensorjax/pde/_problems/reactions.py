@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from tensorjax import _check, linalg
+from tensorjax._cores import products, rounding
 from tensorjax._cores.ranks import cut_ranks
 from tensorjax._cores.scaling import balanced
 from tensorjax._cores.unfoldings import Cores
@@ -30,7 +31,6 @@ from tensorjax.pde._problems.problem import (
     diffusion_matrix,
 )
 from tensorjax.pde._problems.values_by_map import Remembered
-from tensorjax.tt import _numpy_arithmetic as hosted
 from tensorjax.tt._rounding import rounded_sums as fused
 
 # Number of random points of the box at which the sign of variable conductivities is checked.
@@ -234,7 +234,7 @@ class AdvectionDiffusionReaction(Problem):
         def summed() -> TT:
             cores = source.cores(self.box, map, self.tol)
             return TT._unchecked(
-                tuple(hosted.combined([cores, ones], [1.0, constant]) if constant else cores)
+                tuple(products.combined([cores, ones], [1.0, constant]) if constant else cores)
             )
 
         return self._known.get(map, self.box, self.tol, summed)
@@ -305,5 +305,5 @@ def _products(pairs: Sequence[tuple[Cores, Cores]], weights: list[float], tol: f
         cores = balanced(*fused.projected(terms, weights, widths, None))
         missed = fused.missed(terms, weights, cores, _PROBES, jax.random.key(1))
         if widths == full or missed <= _SKETCH * tol:
-            return hosted.rounded(cores, _TRUNCATION * tol)
+            return rounding.rounded(cores, _TRUNCATION * tol)
         width *= 2

@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 
 from tensorjax._cores import interfaces as interfaces
+from tensorjax._cores import orthogonalization, products
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.pde._discretization.grid import Axis
 from tensorjax.pde._discretization.operators import affine_states, differentiated
 from tensorjax.pde._stepping.right_side import Rates
 from tensorjax.pde._stepping.rounded_sums import Train, nothing, relative_norm, truncated
 from tensorjax.pde._stepping.step_truncation import STAGE, Step, Trim
-from tensorjax.tt import _numpy_arithmetic as hosted
 
 Array = Any
 
@@ -146,8 +146,8 @@ def _widened(rates: Rates, v: Cores, dt: float, trim: Trim, share: float) -> Cor
     terms = rates.terms(v, trim.tol) or [nothing(v)]
     scale = float(np.linalg.norm(v[0])) / dt
     slope = trim("slope", terms, [1.0] * len(terms), share=share, scale=scale).cores
-    both = hosted.combined([v, [0 * slope[0], *slope[1:]]], [1.0, 1.0])
-    return hosted.right_orthogonal(both, scale=False)[0]
+    both = products.combined([v, [0 * slope[0], *slope[1:]]], [1.0, 1.0])
+    return orthogonalization.right_orthogonal(both, scale=False)[0]
 
 
 def _begun(

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from tensorjax import _check, linalg
+from tensorjax._cores import products
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax.pde._discretization.grid import Box
@@ -15,7 +16,6 @@ from tensorjax.pde._discretization.operators import Coefficients, affine_states,
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._maps.coordinate_path import Path
 from tensorjax.pde._stepping.rounded_sums import Applied, Term, Train
-from tensorjax.tt import _numpy_arithmetic as hosted
 
 # Negative eigenvalues of the diffusion below this share of the largest are roundoff of the map.
 _NEGATIVE = 1e-6
@@ -79,7 +79,7 @@ class Rates:
         if self._states is not None:
             images = [differentiated(a, c) for a, c in zip(self.box.axes, cores, strict=True)]
             out.append(Applied(self._states, images))
-        out.extend(Train(hosted.product(o, cores)) for o in self._dense)
+        out.extend(Train(products.matvec(o, cores)) for o in self._dense)
         if self._source is not None:
             out.append(self._source)
         if not self.linear:
@@ -102,7 +102,7 @@ class Rates:
             return self
         source = hosted_cores(self.right.reaction(train(cores), tol))
         if self._source is not None:
-            source = hosted.combined([self._source.cores, source], [1.0, 1.0])
+            source = products.combined([self._source.cores, source], [1.0, 1.0])
         right = dataclasses.replace(
             self.right, affine=self.affine, source=train(source), reaction=None
         )

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tensorjax._cores import scaling
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.pde._discretization.operators import affine_generator
 from tensorjax.pde._stepping import mass as masses
@@ -26,7 +27,6 @@ from tensorjax.pde._stepping.rounded_sums import (
     relative_norm,
     rounded,
 )
-from tensorjax.tt import _numpy_arithmetic as hosted
 from tensorjax.tt._linear import solve as solver
 from tensorjax.tt._linear.system import System
 
@@ -320,7 +320,7 @@ def _solved(operator: Any, load: Cores, guess: Cores, tol: float) -> tuple[Cores
         out = solver._at_once(system, tol, True, None)
         out = out or search(system, tol * system.size, lambda *_: None)
     residual = system.residual(out.x) / (system.size or 1.0)
-    return hosted.scaled(out.x, system.exponent), residual
+    return scaling.scaled_train(out.x, system.exponent), residual
 
 
 # Name, function, order of the method, slopes of past steps that it needs, order of the estimate.

@@ -10,7 +10,7 @@ from tensorjax import _check
 from tensorjax._formats.trains import TT, TTMatrix, known, single
 from tensorjax._placement import placed
 from tensorjax.tt._algebra import ones_like
-from tensorjax.tt._constructors import rank_one
+from tensorjax.tt._constructors import _mode_pairs, rank_one
 
 Train = TypeVar("Train", TT, TTMatrix)
 
@@ -20,6 +20,41 @@ def zeros_like(x: Train) -> Train:
     """Creates the zero train, TT-ranks one, of the kind, shape and dtype of ``x``, as in NumPy."""
     known("x", x)
     return 0 * ones_like(x)
+
+
+def ones_matrix(row_shape: Sequence[int], col_shape: Sequence[int], dtype: Any = None) -> TTMatrix:
+    """Creates the TT-matrix whose entries are all one, TT-ranks one.
+
+    Args:
+      row_shape: row mode sizes (m_1, …, m_d).
+      col_shape: as many column mode sizes.
+      dtype: floating or complex; JAX's default float if None.
+
+    Raises:
+      ValueError: other numbers of modes, or sizes below one. TypeError: integer dtypes.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> tt.ones_matrix((2, 3), (4, 1)).shape
+      (6, 4)
+    """
+    return _constant_matrix(np.ones, row_shape, col_shape, dtype)
+
+
+def zeros_matrix(row_shape: Sequence[int], col_shape: Sequence[int], dtype: Any = None) -> TTMatrix:
+    """Creates the zero TT-matrix, TT-ranks one; arguments and errors are those of `ones_matrix`.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> print(tt.norm(tt.zeros_matrix((2, 3), (4, 1))))
+      0.0
+    """
+    return _constant_matrix(np.zeros, row_shape, col_shape, dtype)
+
+
+def _constant_matrix(fill: Any, row_shape: Any, col_shape: Any, dtype: Any) -> TTMatrix:
+    kind = _check.inexact_dtype(dtype)
+    return TTMatrix([fill((1, m, n, 1), kind) for m, n in _mode_pairs(row_shape, col_shape)])
 
 
 def unit(shape: Sequence[int], index: Sequence[int], dtype: Any = None) -> TT:

@@ -1,35 +1,43 @@
-"""Functions applied entry by entry, by cross approximation: map and divide."""
+"""Functions applied entry by entry: map, divide and power, by cross approximation or products."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
-from tensorjax._formats.trains import TT, single
+from tensorjax import _check
+from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._placement import placed
+from tensorjax.tt._algebra import fold, ones_like, unfold
+from tensorjax.tt._broadcasting import together
 from tensorjax.tt._cross.cross import CrossInfo, cross
 from tensorjax.tt._evaluation.evaluate import evaluate
+from tensorjax.tt._products import hadamard
+from tensorjax.tt._rounding.rounding import round
+
+Train = TypeVar("Train", TT, TTMatrix)
 
 
 @placed
 def map(
-    f: Callable[..., Any], *trains: TT, tol: float, key: jax.Array, **options: Any
-) -> tuple[TT, CrossInfo]:
+    f: Callable[..., Any], *trains: Train, tol: float, key: jax.Array, **options: Any
+) -> tuple[Train, CrossInfo]:
     """Applies f elementwise to one or more trains, entry by entry, by cross approximation.
 
     Args:
       f: takes one array (batch,) of entries for each train, and returns (batch,) values.
-      trains: one or more TT of one shape.
+      trains: one or more TT, or TTMatrix, of one shape; modes of size one are broadcast.
       tol: relative error asked for; see `cross`.
       key: of `jax.random`.
       options: others of `cross`, as ``max_rank`` and ``max_evaluations``.
 
     Returns:
-      (TT, `CrossInfo`); its status says whether the tolerance was reached.
+      (train of the kind given, `CrossInfo`); its status says whether the tolerance was reached.
 
     Raises:
-      ValueError: no train, shapes that differ, values of ``f`` that are not finite.
+      TypeError: trains of both kinds. ValueError: no train, shapes that differ, values of ``f``
+        that are not finite.
 
     Example:
       >>> import jax, jax.numpy as jnp, numpy as np
@@ -39,32 +47,54 @@ def map(
       >>> info.status, bool(abs(root[4, 4, 4] - 8**0.5) < 1e-4)
       ('converged', True)
     """
-    if not trains:
-        raise ValueError("trains: expected one or more trains, got none")
-    for k, t in enumerate(trains):
-        single(f"trains[{k}]", t, TT)
-        if t.shape != trains[0].shape:
-            raise ValueError(f"trains[{k}]: expected shape {trains[0].shape}, got {t.shape}")
+    given = _common(trains)
+    if isinstance(given[0], TTMatrix):
+        out, info = map(f, *(fold(t) for t in given), tol=tol, key=key, **options)
+        return unfold(out, given[0].row_shape, given[0].col_shape), info
 
     def values(indices: np.ndarray) -> Any:
-        return f(*(np.asarray(evaluate(t, indices)) for t in trains))
+        return f(*(np.asarray(evaluate(t, indices)) for t in given))
 
-    return cross(values, trains[0].shape, tol=tol, key=key, **options)
+    return cross(values, given[0].shape, tol=tol, key=key, **options)
+
+
+def _common(trains: Sequence[Any]) -> list[Any]:
+    """Checks the arguments of `map` and broadcasts them to their common shape."""
+    if not trains:
+        raise ValueError("trains: expected one or more trains, got none")
+    given = list(trains)
+    for k, t in enumerate(given):
+        single(f"trains[{k}]", t)
+        if type(t) is not type(given[0]):
+            names = f"{type(given[0]).__name__} and {type(t).__name__}"
+            raise TypeError(f"trains[{k}]: expected trains of one kind, got {names}")
+        given[0], _ = together(given[0], t)
+    for k, t in enumerate(given):
+        given[k], _ = together(t, given[0])
+        if _sizes(given[k]) != _sizes(given[0]):
+            raise ValueError(f"trains[{k}]: expected shape {_sizes(given[0])}, got {_sizes(t)}")
+    return given
+
+
+def _sizes(t: Any) -> Any:
+    return t.shape if isinstance(t, TT) else (t.row_shape, t.col_shape)
 
 
 @placed
-def divide(x: TT, y: TT, *, tol: float, key: jax.Array, **options: Any) -> tuple[TT, CrossInfo]:
+def divide(
+    x: Train, y: Train, *, tol: float, key: jax.Array, **options: Any
+) -> tuple[Train, CrossInfo]:
     """Divides trains elementwise, by cross approximation; no entry of y may be zero.
 
     Args:
-      x: TT.
-      y: TT of the same shape.
+      x: TT or TTMatrix.
+      y: of the same kind and shape; modes of size one are broadcast.
       tol: relative error asked for; see `cross`.
       key: of `jax.random`.
       options: others of `cross`.
 
     Returns:
-      (TT, `CrossInfo`).
+      (train of the kind given, `CrossInfo`).
 
     Raises:
       ValueError: shapes differ, or a quotient that was looked at is not finite.
@@ -83,3 +113,51 @@ def divide(x: TT, y: TT, *, tol: float, key: jax.Array, **options: Any) -> tuple
             return a / b  # what is not finite, `cross` names with its multi-index
 
     return map(quotient, x, y, tol=tol, key=key, **options)
+
+
+@placed
+def power(
+    x: Train, exponent: int, *, tol: float | None = None, rank: int | Sequence[int] | None = None
+) -> Train:
+    """Raises a train to a power entry by entry, as `numpy.power`, also ``x ** exponent``.
+
+    Args:
+      x: TT or TTMatrix.
+      exponent: an integer of at least 0. Roots and other powers, 1/x among them, are for `map`:
+        ``tt.map(np.sqrt, x, tol=…, key=…)``.
+      tol: relative error allowed in each of the at most 2 log₂(exponent) products; outside jit.
+      rank: TT-ranks of all products, static. With neither, the result is exact, and the TT-ranks
+        are to that power.
+
+    Returns:
+      Train of the kind and shape of ``x``.
+
+    Raises:
+      ValueError: a negative exponent, or one that is no integer.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tensorjax import tt
+      >>> x = tt.rank_one([jnp.array([1.0, 2.0]), jnp.array([1.0, 3.0])])
+      >>> print(tt.to_dense(x**3))
+      [[  1.  27.]
+       [  8. 216.]]
+
+    Source: repeated squaring, D. Knuth, "The Art of Computer Programming" 2, section 4.6.3.
+    """
+    single("x", x)
+    exponent = _check.integer("exponent", exponent, low=0)
+    if exponent == 0:
+        return ones_like(x)
+    out: Any = None
+    square = x
+    while True:
+        if exponent % 2:
+            out = square if out is None else hadamard(out, square, tol=tol, rank=rank)
+        exponent //= 2
+        if not exponent:
+            break
+        square = hadamard(square, square, tol=tol, rank=rank)
+    if out is x and (tol is not None or rank is not None):
+        return round(x, tol=tol, rank=rank)
+    return out

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
+from tensorjax._cores.contraction import einsum
+from tensorjax._cores.unfoldings import absorb, tall
 from tensorjax._formats.trains import TT, single
 from tensorjax._placement import placed
 from tensorjax.tt._evaluation.evaluate import evaluate
@@ -161,7 +163,7 @@ def _beam(cores: list[np.ndarray], width: int) -> _Found:
     rows, indices, dropped = np.ones((1, 1)), np.zeros((1, 0), np.int64), 0.0
     for core in held:
         n = core.shape[1]
-        rows = (rows @ core.reshape(len(core), -1)).reshape(-1, core.shape[2])
+        rows = tall(absorb(rows, core))
         digits = np.tile(np.arange(n), len(indices))[:, None]
         indices = np.concatenate([np.repeat(indices, n, axis=0), digits], axis=1)
         norms = np.linalg.norm(rows, axis=1)
@@ -200,7 +202,7 @@ def _ascended(cores: list[np.ndarray], index: np.ndarray) -> tuple[np.ndarray, f
             rights.append(core[:, i] @ rights[-1])
         left, new = np.ones(1), value
         for k, core in enumerate(cores):
-            line = np.tensordot(left, core, 1) @ rights[len(cores) - 1 - k]
+            line = einsum("a,aib,b->i", left, core, rights[len(cores) - 1 - k])
             new, index[k] = float(line.max()), int(line.argmax())
             left = left @ core[:, index[k]]
         if not new > value:

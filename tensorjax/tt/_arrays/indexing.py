@@ -38,8 +38,9 @@ def item(t: TT, key: Any) -> Any:
         Integers known only under a transformation give NaN where they are out of range.
     """
     single("t", t, TT)
-    keys = _expanded(key, t.order, "modes")
-    _check_vectors(keys)
+    given = tuple(map(_array_of, key if isinstance(key, tuple) else (key,)))
+    keys = _expanded(given, t.order, "modes")
+    _check_vectors(given)
     modes = [k for k in keys if k is not None]
     if all(_is_integer(k) for k in keys):
         _check_integers(modes, t.shape)
@@ -79,6 +80,8 @@ def matrix_item(a: TTMatrix, key: Any) -> Any:
     if key is Ellipsis:
         return a
     keys = list(key) if isinstance(key, tuple) else [key]
+    if len(keys) == 3 and sum(k is Ellipsis for k in keys) == 1:  # which stands for nothing
+        keys = [k for k in keys if k is not Ellipsis]
     if len(keys) > 2:
         raise IndexError(f"expected rows, or rows and columns, got {len(keys)} keys")
     row_key, column_key = [*keys, _WHOLE, _WHOLE][:2]
@@ -115,20 +118,28 @@ def _expanded(key: Any, order: int, what: str) -> list[Any]:
     if given > order:
         raise IndexError(f"expected at most {order} keys, one for each of the {what}, got {given}")
     at = dots[0] if dots else len(keys)
-    out = [*keys[:at], *[_WHOLE] * (order - given), *keys[at + 1 :]]
-    return [np.array(k, None if k else int) if isinstance(k, list) else k for k in out]
+    return [*keys[:at], *[_WHOLE] * (order - given), *keys[at + 1 :]]
+
+
+def _array_of(k: Any) -> Any:
+    """Converts a sequence among the keys to an array, as NumPy does, to index with it."""
+    return np.array(k, None if len(k) else int) if isinstance(k, list | tuple | range) else k
 
 
 def _check_vectors(keys: Sequence[Any]) -> None:
-    """Checks the index keys: at most one vector of indices, and integers only beside it."""
+    """Checks the index keys: at most one vector of indices, and integers only beside it.
+
+    An Ellipsis parts them as in NumPy, where it stands for no mode too.
+    """
     for k in keys:
-        if not (k is None or isinstance(k, slice) or _is_integer(k) or _is_vector(k)):
+        plain = k is None or k is Ellipsis or isinstance(k, slice)
+        if not (plain or _is_integer(k) or _is_vector(k)):
             what = f"an array of shape {k.shape}" if hasattr(k, "shape") else type(k).__name__
             raise IndexError(
                 "expected integers, slices, None, an Ellipsis or one vector of integers or "
                 f"Booleans, got {what}; tt.evaluate takes arrays of multi-indices"
             )
-    at = [n for n, k in enumerate(keys) if _is_vector(k) or (k is not None and _is_integer(k))]
+    at = [n for n, k in enumerate(keys) if _is_vector(k) or _is_integer(k)]
     vectors = [n for n in at if _is_vector(keys[n])]
     if len(vectors) > 1:
         raise IndexError(

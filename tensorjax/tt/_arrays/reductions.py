@@ -9,17 +9,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax import _check, linalg
+from tensorjax import _check, contract, linalg
 from tensorjax._cores.scaling import shared_out
-from tensorjax._cores.unfoldings import absorb, times_right
+from tensorjax._cores.unfoldings import absorb, times_mode, times_right
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._placement import placed
 from tensorjax.contract import einsum
-from tensorjax.tt._algebra import add, conj, fold, ones_like, real, scale
+from tensorjax.tt._algebra import add, conj, fold, ones_like, real, scale, transpose
+from tensorjax.tt._arrays.indexing import item
 from tensorjax.tt._arrays.reshaping import permute
 from tensorjax.tt._evaluation.evaluate import contract_modes
 from tensorjax.tt._inner import distance
-from tensorjax.tt._products import hadamard
+from tensorjax.tt._products import hadamard, matmul
 
 Train = TypeVar("Train", TT, TTMatrix)
 _HIGHEST = jax.lax.Precision.HIGHEST
@@ -27,12 +28,13 @@ Axis = int | Sequence[int] | None
 
 
 @placed
-def sum(t: TT | TTMatrix, axis: Axis = None) -> Any:
+def sum(t: TT | TTMatrix, axis: Axis = None, *, keepdims: bool = False) -> Any:
     """Sums all entries of a train, to a scalar, or over some modes, to a TT, as `numpy.sum`.
 
     Args:
       t: TT, or TTMatrix, whose axes are 0, the rows, and 1, the columns.
       axis: modes to sum over; None for all.
+      keepdims: whether these modes stay, of size one, and with them the kind of ``t``.
 
     Returns:
       TT of the modes that remain, or a scalar.
@@ -47,18 +49,21 @@ def sum(t: TT | TTMatrix, axis: Axis = None) -> Any:
       24.0 (2, 4)
     """
     single("t", t)
+    if keepdims:
+        return _kept(sum(t, axis), t, axis)
     if isinstance(t, TTMatrix):
         return _matrix_sum(t, axis)
     return contract_modes(t, {k: np.ones(t.shape[k], t.dtype) for k in _modes(axis, t.order)})
 
 
 @placed
-def mean(t: TT | TTMatrix, axis: Axis = None) -> Any:
+def mean(t: TT | TTMatrix, axis: Axis = None, *, keepdims: bool = False) -> Any:
     """Averages all entries of a train, to a scalar, or over some modes, to a TT, as `numpy.mean`.
 
     Args:
       t: TT, or TTMatrix, whose axes are 0, the rows, and 1, the columns.
       axis: modes to average over; None for all.
+      keepdims: whether these modes stay, of size one, and with them the kind of ``t``.
 
     Example:
       >>> from tensorjax import tt
@@ -66,6 +71,8 @@ def mean(t: TT | TTMatrix, axis: Axis = None) -> Any:
       1.0
     """
     single("t", t)
+    if keepdims:
+        return _kept(mean(t, axis), t, axis)
     if isinstance(t, TTMatrix):
         sides = _modes(axis, 2)
         powers, rest = _inverse_powers([math.prod(c.shape[1 + k] for k in sides) for c in t.cores])
@@ -77,14 +84,15 @@ def mean(t: TT | TTMatrix, axis: Axis = None) -> Any:
 
 
 @placed
-def var(t: TT | TTMatrix, axis: Axis = None) -> Any:
+def var(t: TT | TTMatrix, axis: Axis = None, *, keepdims: bool = False) -> Any:
     """Computes the variance, mean of |x − mean|², of a train's entries, all or over some modes.
 
     Follows `numpy.var`.
 
     Args:
-      t: TT, or TTMatrix with ``axis`` None.
+      t: TT, or TTMatrix, whose axes are 0, the rows, and 1, the columns.
       axis: modes to average over; None for all.
+      keepdims: whether these modes stay, of size one, and with them the kind of ``t``.
 
     Returns:
       A real scalar, accurate to roundoff of the deviation, not of the mean; or a TT of ranks
@@ -97,6 +105,8 @@ def var(t: TT | TTMatrix, axis: Axis = None) -> Any:
       1.000
     """
     single("t", t)
+    if keepdims:
+        return _kept(var(t, axis), t, axis)
     modes = _modes(axis, t.ndim)
     if len(modes) == t.ndim:
         flat = fold(t) if isinstance(t, TTMatrix) else t
@@ -104,27 +114,29 @@ def var(t: TT | TTMatrix, axis: Axis = None) -> Any:
         powers, rest = _inverse_powers([math.sqrt(n) for n in flat.shape])
         centre = scale(ones_like(flat), mean(flat))
         return (distance(_multiplied(flat, powers), _multiplied(centre, powers)) * rest) ** 2
-    if isinstance(t, TTMatrix):
-        raise ValueError("axis: expected None for a TTMatrix, whose rows and columns share modes")
-    deviation = add(t, scale(_repeated(mean(t, modes), t.shape, modes), -1))
+    deviation = add(t, scale(mean(t, modes, keepdims=True), -1))  # broadcast
     return real(mean(hadamard(conj(deviation), deviation), modes))
 
 
 @placed
-def cumsum(t: TT, axis: int) -> TT:
+def cumsum(t: Train, axis: int) -> Train:
     """Computes cumulative sums of a train along one mode, exactly, as `numpy.cumsum`.
 
     Args:
-      t: TT.
-      axis: the mode.
+      t: TT; or TTMatrix, down its rows or along its columns: the TT-ranks double then.
+      axis: the mode; of a TTMatrix 0, the rows, or 1, the columns.
 
     Example:
       >>> from tensorjax import tt
       >>> print(tt.to_dense(tt.cumsum(tt.ones((4,)), 0)))
       [1. 2. 3. 4.]
     """
-    single("t", t, TT)
-    k = _mode(axis, t.order)
+    single("t", t)
+    k = _mode(axis, t.ndim)
+    if isinstance(t, TTMatrix):
+        shape = t.row_shape if k == 0 else t.col_shape
+        lower = _prefixes(shape, t.dtype)
+        return matmul(lower, t) if k == 0 else matmul(t, transpose(lower))
     return _replaced(t, k, jnp.cumsum(t.cores[k], axis=1))
 
 
@@ -155,12 +167,12 @@ def mode_product(t: TT, matrix: Any, mode: int) -> TT:
         raise ValueError(f"matrix: expected shape (m, {t.shape[k]}), got {w.shape}")
     dtype = jnp.promote_types(t.dtype, jax.dtypes.canonicalize_dtype(w.dtype))
     t = t.astype(dtype)
-    core = jnp.einsum("ij,ajb->aib", jnp.asarray(w, dtype), t.cores[k], precision=_HIGHEST)
+    core = times_mode(t.cores[k], jnp.asarray(w, dtype))
     return _replaced(t, k, core)
 
 
 @placed
-def tensordot(x: TT, y: TT, axes: int | tuple[Any, Any]) -> Any:
+def tensordot(x: TT, y: TT, axes: int | tuple[Any, Any] = 2) -> Any:
     """Contracts pairs of modes of two trains, as `numpy.tensordot`.
 
     Args:
@@ -225,7 +237,7 @@ def diagonal(a: TTMatrix) -> TT:
         raise ValueError(
             f"a: expected equal row and column modes, got {a.row_shape}, {a.col_shape}"
         )
-    return TT._unchecked(tuple(jnp.einsum("aiib->aib", c) for c in a.cores))
+    return TT._unchecked(tuple(contract.einsum("aiib->aib", c) for c in a.cores))
 
 
 @placed
@@ -290,19 +302,31 @@ def _matrix_sum(a: TTMatrix, axis: Axis) -> Any:
     return TT._unchecked(tuple(c.sum(axis=1 + sides[0]) for c in a.cores))
 
 
-def _repeated(t: Any, shape: Sequence[int], modes: Sequence[int]) -> TT:
-    """Repeats a train's mean along the modes averaged over (broadcasting), for the variance."""
-    rest = iter(t.cores if isinstance(t, TT) else [])
-    cores: list[Any] = []
+def _kept(out: Any, t: TT | TTMatrix, axis: Axis) -> Any:
+    """Gives what a reduction leaves of a train its modes back, of size one (keepdims)."""
+    modes = _modes(axis, t.ndim)
+    if not modes:
+        return out
+    if len(modes) == t.ndim:
+        one = np.ones((1,) * t._core_ndim, out.dtype)  # a variance is real
+        return scale(type(t)([one] * t.order), out)
+    if isinstance(t, TTMatrix):
+        return TTMatrix._unchecked(tuple(jnp.expand_dims(c, 1 + modes[0]) for c in out.cores))
+    return item(out, tuple(None if k in modes else slice(None) for k in range(t.order)))
+
+
+def _prefixes(shape: Sequence[int], dtype: Any) -> TTMatrix:
+    """Builds the lower triangle of ones as a TT-matrix of TT-rank 2, for cumulative sums.
+
+    From the left, the multi-indices of row and column are equal so far, or the column's is smaller.
+    """
+    cores = []
     for k, n in enumerate(shape):
-        if k in modes:
-            rank = cores[-1].shape[-1] if cores else 1
-            eye = jnp.eye(rank, dtype=t.dtype)[:, None]
-            cores.append(jnp.broadcast_to(eye, (rank, n, rank)))
-        else:
-            cores.append(next(rest))
-    out = TT._unchecked(tuple(cores))
-    return out if isinstance(t, TT) else scale(out, t)
+        core = np.zeros((2, n, n, 2))
+        core[0, ..., 0], core[0, ..., 1], core[1, ..., 1] = np.eye(n), np.tri(n, k=-1), 1
+        core = core[:1] if k == 0 else core
+        cores.append(core.sum(-1, keepdims=True) if k == len(shape) - 1 else core)
+    return TTMatrix._unchecked(tuple(jnp.asarray(c, dtype) for c in cores))
 
 
 def _summed(x: TT, y: TT, axes: Any) -> tuple[list[int], list[int]]:

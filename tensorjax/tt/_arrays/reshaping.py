@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
+from tensorjax._cores.orthogonalization import right_lq
 from tensorjax._cores.ranks import feasible_ranks
 from tensorjax._cores.scaling import balanced, shared_out
-from tensorjax._cores.unfoldings import absorb, tall, times_right
+from tensorjax._cores.unfoldings import absorb, join, tall, times_right
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
@@ -253,8 +254,7 @@ def _restructured(
 def _merged(a: Any, b: Any) -> Any:
     """Merges two neighbouring cores in a reshape: rows with rows, columns with columns."""
     (r, m, n, _), (_, p, q, s) = a.shape, b.shape
-    both = linalg.matmul(tall(a), b.reshape(len(b), -1)).reshape(r, m, n, p, q, s)
-    return both.transpose(0, 1, 3, 2, 4, 5).reshape(r, m * p, n * q, s)
+    return join(a, b).transpose(0, 1, 3, 2, 4, 5).reshape(r, m * p, n * q, s)
 
 
 def _split(core: Any, pair: Pair, cut: Callable[..., Any]) -> tuple[Any, Any]:
@@ -351,13 +351,11 @@ def _swapped(
             center += 1
             cores[center] = absorb(r, cores[center])
         while center > k + 1:
-            a = cores[center]
-            q, r = linalg.qr(linalg.adjoint(a.reshape(len(a), -1)))
-            cores[center] = linalg.adjoint(q).reshape(-1, *a.shape[1:])
+            left, cores[center] = right_lq(cores[center])
             center -= 1
-            cores[center] = times_right(cores[center], linalg.adjoint(r))
+            cores[center] = times_right(cores[center], left)
         (r, m, _), (_, n, s) = cores[k].shape, cores[k + 1].shape
-        both = linalg.matmul(tall(cores[k]), cores[k + 1].reshape(-1, n * s)).reshape(r, m, n, s)
+        both = join(cores[k], cores[k + 1])
         left, right = cut(both.transpose(0, 2, 1, 3).reshape(r * n, m * s))
         cores[k], cores[k + 1] = left.reshape(r, n, -1), right.reshape(-1, m, s)
         center = k + 1

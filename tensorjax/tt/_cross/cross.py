@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
+from tensorjax._cores.rounding import svd_round
 from tensorjax._cores.scaling import balanced
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT, single
@@ -18,7 +19,6 @@ from tensorjax.tt._cross import search as _search
 from tensorjax.tt._cross.held_out_error import Estimate
 from tensorjax.tt._cross.sampled_function import Jit, Oracle
 from tensorjax.tt._cross.search import CrossProgress, Search, Status
-from tensorjax.tt._rounding.rounding import _svd_round
 
 _ADVICE: dict[str, str] = {
     "converged": "",
@@ -373,13 +373,13 @@ def _rounded(
         return best
     goal = tol if bound <= tol else _SLACK * bound
     for part in _PARTS:
-        cores = finish(balanced(*_svd_round(search.cores, None, part * (goal**2 - bound**2))))
+        cores = finish(balanced(*svd_round(search.cores, None, part * (goal**2 - bound**2))))
         estimate = search.held.estimate(cores)
         if estimate.bound <= goal:
             best = cores, estimate
             break
     if max_rank is not None and max(c.shape[-1] for c in best[0]) > max_rank:
         ranks = [max_rank] * (len(best[0]) - 1)
-        cores = finish(balanced(*_svd_round(best[0], ranks, None)))
+        cores = finish(balanced(*svd_round(best[0], ranks, None)))
         best = cores, search.held.estimate(cores)
     return best

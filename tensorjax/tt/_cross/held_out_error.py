@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorjax._cores.unfoldings import Cores
-from tensorjax.tt import _numpy_arithmetic as hosted
+from tensorjax._cores import orthogonalization
+from tensorjax._cores.unfoldings import Cores, absorb
 from tensorjax.tt._cross.sampled_function import Oracle
 
 # One in _GLANCE held-out entries is evaluated first; the others only if the error is at most _FAR
@@ -343,7 +343,7 @@ class _Source:
     """
 
     def __init__(self, cores: Cores):
-        self._cores, exponent = hosted.right_orthogonal(cores)
+        self._cores, exponent = orthogonalization.right_orthogonal(cores)
         norm = float(np.linalg.norm(self._cores[0]))
         self.log_norm = math.log(norm) + exponent * math.log(2) if norm > 0 else -math.inf
         if norm > 0:
@@ -360,7 +360,7 @@ class _Source:
         v = np.ones((count, 1))
         drawn = []
         for core in self._cores:
-            rows = np.tensordot(v, core, 1)  # (count, n, r)
+            rows = absorb(v, core)  # (count, n, r)
             weights = np.cumsum((np.abs(rows) ** 2).sum(axis=2), axis=1)
             u = rng.random((count, 1)) * weights[:, -1:]
             i = np.minimum((weights <= u).sum(axis=1), core.shape[1] - 1)

@@ -5,19 +5,19 @@ import numpy as np
 from tensorjax._cores.scaling import in_range
 from tensorjax._cores.unfoldings import Cores, times_right, wide
 
-# The volume grows by ``growth`` at least in every swap, so few are needed; this only bounds them.
-_MAX_SWAPS = 100
+# Rows are swapped as long as the volume grows by more than this factor, which makes few swaps
+# enough; the second number only bounds them.
+_GROWTH, _MAX_SWAPS = 1.05, 100
 
 
-def maxvol(matrix: np.ndarray, *, growth: float = 1.05) -> np.ndarray:
+def maxvol(matrix: np.ndarray) -> np.ndarray:
     """Finds rows of a tall matrix whose square submatrix has nearly the largest volume |det|.
 
     Args:
       matrix: (m, r), m ≥ r, of full column rank.
-      growth: rows are swapped as long as the volume grows by more than this.
 
     Returns:
-      (r,) rows; every other row is a combination of them with coefficients up to ``growth``.
+      (r,) rows; every other row is a combination of them with coefficients up to 1.05.
 
     Example:
       >>> import numpy as np
@@ -32,7 +32,7 @@ def maxvol(matrix: np.ndarray, *, growth: float = 1.05) -> np.ndarray:
     coefficients = np.linalg.solve(q[rows].T, q.T).T
     for _ in range(_MAX_SWAPS):
         i, j = divmod(int(np.abs(coefficients).argmax()), len(rows))
-        if abs(coefficients[i, j]) <= growth:
+        if abs(coefficients[i, j]) <= _GROWTH:
             break
         rows[j] = i
         change = coefficients[i].copy()

@@ -16,7 +16,7 @@ import numpy as np
 
 from tensorjax import linalg
 from tensorjax._cores import interfaces as interfaces
-from tensorjax._cores.unfoldings import Cores
+from tensorjax._cores.unfoldings import Cores, join
 from tensorjax.tt._eigen import dmrg_sweeps as dmrg
 from tensorjax.tt._eigen.local_problems import Array, Local, Rule, lowest_block
 
@@ -76,7 +76,7 @@ def sweep(block: Block, rule: Rule) -> Block:
     for k in range(len(cores) - 1):
         window = slice(k, k + rule.sites)
         if rule.sites == 2:
-            thetas = np.stack([dmrg.pair(x, cores[k + 1]) for x in thetas])
+            thetas = np.stack([join(x, cores[k + 1]) for x in thetas])
         shadows = dmrg.shadows(chain, [line[-1] for line in overlaps], window)
         right = chain.rights[window.stop - 1]
         local = Local(lefts[k], chain.operator[window], right, shadows, chain.shift)
@@ -84,7 +84,7 @@ def sweep(block: Block, rule: Rule) -> Block:
         u, rest = _split(thetas, rule)
         cores[k] = u.reshape(*thetas.shape[1:3], -1)
         if rule.sites == 1:
-            thetas = np.tensordot(rest, cores[k + 1], 1)
+            thetas = join(rest, cores[k + 1])
         else:
             thetas = rest.reshape(len(rest), -1, *cores[k + 1].shape[1:])
         lefts.append(interfaces.left(lefts[k], cores[k], chain.operator[k], cores[k]))

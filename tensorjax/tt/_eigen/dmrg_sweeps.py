@@ -13,7 +13,10 @@ import numpy as np
 
 from tensorjax import linalg
 from tensorjax._cores import interfaces as interfaces
-from tensorjax._cores.unfoldings import absorb, tall, times_right, wide
+from tensorjax._cores.orthogonalization import right_lq
+from tensorjax._cores.overlaps import bond_overlap
+from tensorjax._cores.products import matvec_core
+from tensorjax._cores.unfoldings import absorb, join, tall, times_right, wide
 from tensorjax.tt._eigen.local_problems import Array, Local, Rule, Solved, lowest
 
 # Found states are projected out in the end if that changes the state by at most this.
@@ -66,9 +69,8 @@ def prepared(
     """Prepares a chain for DMRG sweeps: right-orthogonal, of norm one, with all interfaces."""
     out = list(cores)
     for k in range(len(out) - 1, 0, -1):
-        q, r = linalg.qr(linalg.adjoint(wide(out[k])))
-        out[k] = linalg.adjoint(q).reshape(-1, *out[k].shape[1:])
-        moved = times_right(out[k - 1], linalg.adjoint(r))
+        left, out[k] = right_lq(out[k])
+        moved = times_right(out[k - 1], left)
         out[k - 1] = moved / (np.linalg.norm(moved) or 1.0)
     out[0] = out[0] / (np.linalg.norm(out[0]) or 1.0)
     rights = [interfaces.edge(out[0])]
@@ -96,8 +98,8 @@ def shadows(chain: Chain, left: Sequence[Array], window: slice) -> Array | None:
     for cores, line, a in zip(chain.found, chain.overlaps, left, strict=True):
         t = a.conj().T
         for core in cores[window]:
-            t = np.tensordot(t, core, 1)
-        rows.append(np.tensordot(t, line[window.stop - 1].conj(), 1).ravel())
+            t = join(t, core)
+        rows.append(join(t, line[window.stop - 1].conj()).ravel())
     return np.stack(rows)
 
 
@@ -113,7 +115,7 @@ def sweep(chain: Chain, rule: Rule, rng: np.random.Generator) -> tuple[Chain, Pa
     spread, capped = 0.0, False
     for k in range(len(cores) - 1):
         window = slice(k, k + rule.sites)
-        theta = cores[k] if rule.sites == 1 else pair(cores[k], cores[k + 1])
+        theta = cores[k] if rule.sites == 1 else join(cores[k], cores[k + 1])
         rows = shadows(chain, [line[-1] for line in overlaps], window)
         right = chain.rights[window.stop - 1]
         local = Local(lefts[k], operator[window], right, rows, chain.shift)
@@ -152,10 +154,6 @@ def reversed_chain(
     )
 
 
-def pair(a: Array, b: Array) -> Array:
-    return (tall(a) @ wide(b)).reshape(*a.shape[:2], *b.shape[1:])
-
-
 def _split(theta: Array, rule: Rule) -> tuple[Array, Array, float, bool]:
     """Splits a DMRG sweep's local tensor: isometry, remainder, energy lost, whether capped."""
     matrix = theta.reshape(theta.shape[0] * theta.shape[1], -1)
@@ -184,7 +182,7 @@ def _directions(
     images = [x.reshape(rows, -1) for x in solved.others[: rule.extra]]
     missing = 0.0
     if rule.sites == 1:
-        theta = pair(solved.x, cores[k + 1])
+        theta = join(solved.x, cores[k + 1])
         local = Local(left, chain.operator[k : k + 2], chain.rights[k + 1])
         images = [(local(theta) - solved.value * theta).reshape(rows, -1)]
         images[0] -= u @ (u.conj().T @ images[0])
@@ -238,7 +236,9 @@ def share_found(chain: Chain) -> float:
     """Returns Σ |⟨found|state⟩|² of a DMRG state: one if it is in the span of the found ones."""
     rows = _centre_shadows(chain)
     return (
-        0.0 if rows is None else float(linalg.energy(rows.conj() @ chain.cores[0].reshape(-1, 1)))
+        0.0
+        if rows is None
+        else float(linalg.energy((rows.conj() @ chain.cores[0].ravel())[:, None]))
     )
 
 
@@ -261,11 +261,9 @@ def _residual_energy(chain: Chain, value: float, *, squared: bool) -> tuple[floa
     total = float(np.linalg.norm(local(centre) - value * centre)) ** 2
     noise, seen = 0.0, np.ones((1, 1), kind)
     for k, (a, x, right) in enumerate(zip(chain.operator, chain.cores, chain.rights, strict=True)):
-        image = np.tensordot(a, x, ((2,), (1,))).transpose(0, 3, 1, 2, 4)  # (a, r, m, b, s)
-        image = image.reshape(a.shape[0] * x.shape[0], a.shape[1], -1)
+        image = matvec_core(a, x)
         if k:
-            rows = image.reshape(-1, image.shape[2]) @ right.reshape(len(right), -1).T
-            rows, kept = rows.reshape(len(image), -1), wide(x)
+            rows, kept = wide(times_right(image, right.reshape(len(right), -1).T)), wide(x)
             rows -= (rows @ kept.conj().T) @ kept
             if squared:
                 total += float(np.vdot(rows, seen @ rows).real)
@@ -275,7 +273,7 @@ def _residual_energy(chain: Chain, value: float, *, squared: bool) -> tuple[floa
                 total += float(np.linalg.norm(seen @ rows)) ** 2
         moved = absorb(seen, image)
         if squared:
-            seen = tall(image).conj().T @ tall(moved)
+            seen = bond_overlap(image, moved)
         else:
             seen = tall(moved)
             seen = np.linalg.qr(seen, mode="r") if len(seen) > seen.shape[1] else seen

@@ -12,7 +12,8 @@ import numpy as np
 
 from tensorjax import linalg
 from tensorjax._cores.ranks import rank_bounds
-from tensorjax._cores.unfoldings import Cores
+from tensorjax._cores.rounding import svd_round
+from tensorjax._cores.unfoldings import Cores, merge
 from tensorjax.tt._eigen import block_dmrg as block
 from tensorjax.tt._eigen import dmrg_sweeps as dmrg
 from tensorjax.tt._eigen.local_problems import Local, Rule, lowest
@@ -25,7 +26,6 @@ from tensorjax.tt._eigen.single_level import (
     one_pair,
     random_cores,
 )
-from tensorjax.tt._rounding.rounding import _svd_round
 
 # Directions that single-site sweeps add to a bond by default.
 _EXPAND = 8
@@ -148,7 +148,7 @@ class _Finder:
         """
         search, found = self.search, [p.cores for p in self.pairs]
         ranks = [_RANK] * (len(search.shape) - 1)
-        starts = [*(_svd_round(c, ranks, None)[0] for c in found), random_cores(search)]
+        starts = [*(svd_round(c, ranks, None)[0] for c in found), random_cores(search)]
         chain = dmrg.prepared(search.operator, block.joined(starts), [])
         states = self._swept(chain, self.k + _CROSS_MORE, _CROSS_STEPS)
         for j in range(len(states.centres)):
@@ -221,10 +221,7 @@ class _Finder:
 
 def _vector(cores: Cores) -> np.ndarray:
     """Returns all entries of a level's train as a vector."""
-    out = cores[0]
-    for c in cores[1:]:
-        out = np.tensordot(out, c, 1)
-    return out.ravel()
+    return merge(cores).ravel()
 
 
 def _train(vector: np.ndarray, shape: tuple[int, ...], share: float = 0.0) -> Cores:

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tensorjax._cores.local_operators import LocalOperator
+
 Array = np.ndarray
 # Local spaces up to this size are diagonalised densely: faster there, and without stagnation.
 _DENSE = 64
@@ -33,11 +35,8 @@ class Rule(NamedTuple):
     extra: int
 
 
-class Local:
-    """Local operator: A between two interfaces, on tensors (r, n, …, r') of one or two sites.
-
-    With ``shadows``, what found states are there as rows, it is A + shift Σ f fᴴ.
-    """
+class Local(LocalOperator):
+    """Local operator of DMRG; with ``shadows``, the found states there as rows, + shift Σ f fᴴ."""
 
     def __init__(
         self,
@@ -47,35 +46,20 @@ class Local:
         shadows: Array | None = None,
         shift: float = 0.0,
     ):
-        self.parts = left, sites, right
+        super().__init__(left, sites, right)
         self.shadows, self.shift = shadows, shift
-        self.left = left.reshape(-1, left.shape[-1])
-        self.sites = [a.transpose(1, 3, 0, 2).reshape(-1, a.shape[0] * a.shape[2]) for a in sites]
-        self.right = right.transpose(1, 2, 0).reshape(-1, right.shape[0])
 
     def __call__(self, x: Array) -> Array:
-        # Products of matrices alone: the axes meet in the order in which they lie in memory.
-        t = self.left @ x.reshape(len(x), -1)
-        rows = self.parts[0].shape[0]
-        for a, core in zip(self.sites, self.parts[1], strict=True):
-            t = a @ t.reshape(rows, a.shape[1], -1)
-            rows *= core.shape[1]
-        t = (t.reshape(rows, -1) @ self.right).reshape(x.shape)
+        t = super().__call__(x)
         if self.shadows is not None:
-            overlaps = self.shadows.conj() @ x.ravel()
-            t += self.shift * (overlaps @ self.shadows).reshape(x.shape)
+            overlaps = self.shift * (self.shadows.conj() @ x.ravel())
+            change = overlaps @ self.shadows
+            t += change.reshape(x.shape)
         return t
 
     def dense(self) -> Array:
         """Returns the operator of the local eigenproblem as a matrix."""
-        left, sites, right = self.parts
-        t = left.swapaxes(1, 2)
-        for a in sites:
-            t = np.tensordot(t, a, 1)
-        t = np.tensordot(t, right, ((-1,), (1,)))
-        t = t.transpose(*range(0, t.ndim, 2), *range(1, t.ndim, 2))
-        size = int(np.prod(t.shape[: t.ndim // 2]))
-        t = t.reshape(size, size)
+        t = super().dense()
         return t if self.shadows is None else t + self.shift * self.shadows.T @ self.shadows.conj()
 
 
@@ -138,7 +122,8 @@ def lowest_block(local: Local, thetas: Array, steps: int) -> tuple[Array, Array]
         basis = np.concatenate([basis, fresh])
         images = np.concatenate([images, _images(local, fresh, shape)])
     w, z = np.linalg.eigh(basis.conj() @ images.T)
-    return w[:count], (z.T[:count] @ basis).reshape(-1, *shape)
+    vectors = z.T[:count] @ basis
+    return w[:count], vectors.reshape(-1, *shape)
 
 
 def _images(local: Local, rows: Array, shape: tuple[int, ...]) -> Array:

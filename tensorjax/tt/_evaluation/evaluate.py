@@ -11,14 +11,13 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._cores.scaling import shared_out
-from tensorjax._cores.unfoldings import absorb, times_right
+from tensorjax._cores.unfoldings import absorb, merge, times_right, weighted_sum
 from tensorjax._formats.trains import TT, single
 from tensorjax._ids import counted
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
-from tensorjax.contract import einsum
 from tensorjax.tt._evaluation import on_host
 
 _HIGHEST = jax.lax.Precision.HIGHEST
@@ -142,8 +141,7 @@ def _product(cores: Sequence[jax.Array]) -> tuple[jax.Array, Any]:
     for core in cores[1:]:
         out, e = linalg.normalized(out)
         exponent = exponent + e
-        out = einsum("aib,bjc->aijc", out, core, precision=_HIGHEST)
-        out = out.reshape(out.shape[0], -1, out.shape[-1])
+        out = merge([out, core])
     return out, exponent
 
 
@@ -195,7 +193,7 @@ def _contract_modes(t: TT, vectors: dict[int, jax.Array]) -> Any:
         core = core.astype(dtype)
         if k in vectors:
             v, e = linalg.normalized(vectors[k].astype(dtype))
-            matrix = jnp.einsum("aib,i->ab", core, v, precision=_HIGHEST)
+            matrix = weighted_sum(core, v)
             matrix = matrix if pending is None else linalg.matmul(pending, matrix)
             pending, more = linalg.normalized(matrix)
             exponent = exponent + e + more

@@ -16,7 +16,7 @@ import numpy as np
 
 from tensorjax import _blas_threads, linalg
 from tensorjax._cores.scaling import balanced
-from tensorjax._cores.unfoldings import Cores, absorb, tall, times_right, wide
+from tensorjax._cores.unfoldings import Cores, absorb, merge, times_right
 from tensorjax._formats.trains import TT
 
 # Entries evaluated together, and elements gathered at a time: so that both fit into the caches.
@@ -43,7 +43,7 @@ def entries(t: TT, indices: np.ndarray, groups: Sequence[tuple[int, int]]) -> np
         _blas_threads.one_thread(True),
     ):
         small, exponent = _near_one(cores)
-        tables = [_product(small[a:b]) for a, b in groups]
+        tables = [merge(small[a:b]) for a, b in groups]
         out = [
             _piece(tables, groups, shape, indices[k : k + _ROWS], exponent)
             for k in range(0, len(indices), _ROWS)
@@ -65,14 +65,6 @@ def _near_one(cores: Cores) -> tuple[Cores, int]:
             core, total = linalg.scaled(core, -e), total + e
         out.append(core)
     return out, total
-
-
-def _product(cores: Cores) -> Any:
-    """Multiplies neighbouring cores into one on the host, (r, ∏ n, s), to evaluate entries."""
-    out = cores[0]
-    for core in cores[1:]:
-        out = (tall(out) @ wide(core)).reshape(out.shape[0], -1, core.shape[-1])
-    return out
 
 
 def _piece(
@@ -109,7 +101,7 @@ def _times(v: np.ndarray, table: np.ndarray, rows: np.ndarray) -> np.ndarray:
     if count == 1:
         return v @ table[:, rows[0]]
     if m <= _FEW:
-        every = (v @ wide(table)).reshape(count, m, s)
+        every = absorb(v, table)
         return every[np.arange(count), rows]
     if count >= _SHARED * m and r * s >= _MATRIX:
         return _sorted_times(v, table, rows)

@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorjax import linalg
+from tensorjax._cores.contraction import einsum
 from tensorjax._cores.interfaces import apply_one, edge, left, left_overlap, right, right_overlap
+from tensorjax._cores.orthogonalization import left_qr
 from tensorjax._cores.unfoldings import Cores, absorb, tall, times_right
 from tensorjax.tt._linear.local_systems import Apply, Local, gmres, solve_dense
 from tensorjax.tt._linear.system import Measure, Outcome, Report, System
@@ -162,9 +164,9 @@ def _cut(local: Local, x: Array, tol: float, max_rank: float) -> tuple[Array, Ar
 
     The columns of u are orthonormal.
     """
-    q, r = linalg.qr(tall(x))
+    q, r = left_qr(x)
     u, sigma, vh = linalg.svd(r)
-    u = (q @ u).reshape(*x.shape[:2], -1)
+    u = times_right(q, u)
     carry = sigma[:, None] * vh
     rank, tail = len(sigma), _TAIL
     while rank > 1:
@@ -185,9 +187,9 @@ def _changes(local: Local, u: Array, carry: Array) -> Array:
     carry_i, gives all sums at once.
     """
     lefts, core, rights = local
-    t = np.tensordot(np.tensordot(lefts, u, (2, 0)), core, ((1, 2), (0, 2)))  # (y, i, m, b)
-    t = t.transpose(0, 2, 1, 3).reshape(-1, t.shape[1] * t.shape[3])
-    w = np.tensordot(carry, rights, (1, 2)).transpose(0, 2, 1).reshape(t.shape[1], -1)
+    t = einsum("yax,xni,amnb->ymib", lefts, u, core)
+    t = t.reshape(-1, t.shape[2] * t.shape[3])
+    w = einsum("it,sbt->ibs", carry, rights).reshape(t.shape[1], -1)
     gram = (linalg.adjoint(t) @ t) * (w.conj() @ w.T)  # (i b, i b)
     pairs = gram.reshape(len(carry), -1, len(carry), core.shape[3]).sum((1, 3)).real
     return np.cumsum(np.cumsum(pairs[::-1, ::-1], 0), 1).diagonal()[::-1]
@@ -202,7 +204,7 @@ def _enriched(s: State, k: int, u: Array, carry: Array, seen: Pass) -> tuple[Arr
     seen.residual = max(seen.residual, *(float(np.linalg.norm(e)) for e in (z, extra)))
     if not np.linalg.norm(z) > 0:  # z has lost the residual: it must find it again
         z = np.random.default_rng(k).uniform(-1, 1, z.shape).astype(z.dtype)
-    s.z[k] = linalg.qr(tall(z))[0].reshape(*z.shape[:2], -1)
+    s.z[k] = left_qr(z)[0]
     q, r = linalg.qr(np.concatenate([tall(u), tall(extra)], 1))
     carry = r[:, : u.shape[-1]] @ carry
     return q.reshape(*u.shape[:2], -1), carry

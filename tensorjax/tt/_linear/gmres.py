@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tensorjax._cores import overlaps, products, rounding
 from tensorjax._cores.unfoldings import Cores
-from tensorjax.tt import _numpy_arithmetic as hosted
 from tensorjax.tt._linear.system import Outcome, Report, System
 
 # Partial sums are rounded once their ranks exceed so many times those of the terms.
@@ -42,8 +42,8 @@ def run(
     count = 0
     while status == "max_sweeps" and count < options.max_cycles:
         count += 1
-        gap = hosted.combined([b, hosted.product(a, x)], [1.0, -1.0])
-        residual = hosted.rounded(gap, min(0.1 * tol / norm, 0.1), options.max_rank)
+        gap = products.combined([b, products.matvec(a, x)], [1.0, -1.0])
+        residual = rounding.rounded(gap, min(0.1 * tol / norm, 0.1), options.max_rank)
         cycle = _krylov(a, residual, tol, precondition, options)
         iterations += len(cycle.steps)
         history += cycle.residuals
@@ -67,19 +67,19 @@ def _krylov(
 ) -> _Cycle:
     """Runs one TT-GMRES cycle; rounding errors may grow as the residual falls (inexact Krylov)."""
     max_rank, restart = options.max_rank, options.restart
-    norm = hosted.norm(residual)
+    norm = overlaps.norm(residual)
     basis = [_scaled(residual, 1 / norm)]
     steps: list[Cores] = []
     h = np.zeros((restart + 1, restart), residual[0].dtype)
     residuals, weights = [norm], np.zeros(0)
     for j in range(restart):
         allowed = min(0.1 * tol / residuals[-1], 0.1)
-        steps.append(hosted.rounded(precondition(basis[j]), allowed, max_rank))
-        w = hosted.rounded(hosted.product(a, steps[j]), allowed, max_rank)
-        size = hosted.norm(w)
-        c = [hosted.overlap(v, w) for v in basis]
+        steps.append(rounding.rounded(precondition(basis[j]), allowed, max_rank))
+        w = rounding.rounded(products.matvec(a, steps[j]), allowed, max_rank)
+        size = overlaps.norm(w)
+        c = [overlaps.overlap(v, w) for v in basis]
         w = _summed([w, *basis], [1.0, *(-p for p in c)], allowed, max_rank)
-        length = hosted.norm(w)
+        length = overlaps.norm(w)
         h[: j + 1, j], h[j + 1, j] = c, length
         start = np.zeros(j + 2, h.dtype)
         start[0] = norm
@@ -117,10 +117,10 @@ def _summed(terms: list[Cores], weights: Any, tol: float, max_rank: int | None) 
     share = tol / len(terms)
     total = _scaled(terms[0], weights[0])
     for t, w in zip(terms[1:], weights[1:], strict=True):
-        total = hosted.combined([total, t], [1.0, w])
+        total = products.combined([total, t], [1.0, w])
         if max(len(c) for c in total) > limit:
-            total = hosted.rounded(total, share)
-    return hosted.rounded(total, tol / 2, max_rank)
+            total = rounding.rounded(total, share)
+    return rounding.rounded(total, tol / 2, max_rank)
 
 
 def _scaled(x: Cores, factor: Any) -> Cores:

@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tensorjax._cores.contraction import einsum
 from tensorjax._cores.interfaces import apply_one
+from tensorjax._cores.unfoldings import absorb, times_mode, times_right
 from tensorjax.linalg import adjoint
 
 Array = Any
@@ -45,10 +47,9 @@ class Local(NamedTuple):
 
     def dense(self) -> Array:
         """Returns the local system's operator as a matrix (r n s, r n s)."""
-        t = np.tensordot(self.lefts, self.core, (1, 0))  # (y, x, m, n, b)
-        t = np.tensordot(t, self.rights, (4, 1))  # (y, x, m, n, y', x')
         size = math.prod(self.shape)
-        return t.transpose(0, 2, 4, 1, 3, 5).reshape(size, size)
+        t = einsum("yax,amnb,sbt->ymsxnt", self.lefts, self.core, self.rights)
+        return t.reshape(size, size)
 
 
 def solve_dense(local: Local, rhs: Array) -> Array:
@@ -87,9 +88,9 @@ def kronecker(local: Local) -> Apply:
     t_core = np.trace(core, axis1=1, axis2=2)
     t_right = np.trace(rights, axis1=0, axis2=2)
     mean = t_left @ t_core @ t_right / (r * n * s)
-    x = np.tensordot(lefts, t_core @ t_right / (n * s), (1, 0))
-    y = np.tensordot(np.tensordot(t_left, core, (0, 0)), t_right, (2, 0)) / (r * s)
-    z = np.tensordot(rights, t_left @ t_core / (r * n), (1, 0))
+    x = einsum("yax,a->yx", lefts, t_core @ t_right / (n * s))
+    y = einsum("a,amnb,b->mn", t_left, core, t_right) / (r * s)
+    z = einsum("sbt,b->st", rights, t_left @ t_core / (r * n))
     (wx, vx, ux), (wy, vy, uy), (wz, vz, uz) = _diagonalised([x, y, z])
     sums = wx[:, None, None] + wy[None, :, None] + wz[None, None, :] - 2 * mean
     if not np.iscomplexobj(vx) and not np.iscomplexobj(vy) and not np.iscomplexobj(vz):
@@ -110,9 +111,7 @@ def kronecker(local: Local) -> Apply:
 
 def _three(x: Array, y: Array, zt: Array, v: Array) -> Array:
     """Applies x, y and z of a local preconditioner to v's three axes (z given transposed)."""
-    r, n, s = v.shape
-    t = (v.reshape(-1, s) @ zt).reshape(r, -1)
-    return y @ (x @ t).reshape(x.shape[0], n, -1)
+    return times_mode(absorb(x, times_right(v, zt)), y)
 
 
 def _diagonalised(matrices: list[Array]) -> list[tuple[Array, Array, Array]]:
@@ -142,8 +141,7 @@ def block(local: Local) -> Apply:
     """Block Jacobi preconditioner of a local system: n × n blocks of equal bonds, inverted."""
     lefts, core, rights = local
     left, right = (np.diagonal(i, axis1=0, axis2=2) for i in (lefts, rights))
-    t = np.tensordot(left, core, (0, 0))  # (r, m, n, b)
-    blocks = np.tensordot(t, right, (3, 0)).transpose(0, 3, 1, 2)
+    blocks = einsum("ar,amnb,bs->rsmn", left, core, right)
     inverse = _safe_inverse(blocks)
 
     def apply(v: Array) -> Array:
@@ -169,7 +167,7 @@ def jacobi(local: Local) -> Apply:
         np.diagonal(c, axis1=i, axis2=j)
         for c, i, j in ((lefts, 0, 2), (core, 1, 2), (rights, 0, 2))
     )  # (a, r), (a, b, n), (b, s)
-    diagonal = np.tensordot(np.tensordot(left, middle, (0, 0)), right, (1, 0))
+    diagonal = einsum("ar,abn,bs->rns", left, middle, right)
     size = np.abs(diagonal)
     floor = max(1e-8 * size.max(), np.finfo(size.dtype).tiny)
     inverse = 1 / np.where(size > floor, diagonal, 1)
@@ -244,4 +242,5 @@ def _cycle(
         if left <= tol or not abs(h[j + 1, j]) > 1e-14 * size:
             break
         basis[j + 1] = w / h[j + 1, j]
-    return precondition((y @ basis[:count]).reshape(residual.shape)), count
+    found = y @ basis[:count]
+    return precondition(found.reshape(residual.shape)), count

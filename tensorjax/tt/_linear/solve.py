@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._cores import scaling
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
-from tensorjax.tt import _numpy_arithmetic as hosted
 from tensorjax.tt._linear import amen as amen
 from tensorjax.tt._linear import gmres as gmres
 from tensorjax.tt._linear.local_systems import PRECONDITIONERS, Apply
@@ -157,7 +157,7 @@ def solve(
     status, advice = "converged", ""
     if not residual <= tol:
         status, advice = _diagnosis(system, out, tol, cap, method)
-    scaled = hosted.scaled([c.astype(system.wide) for c in cores], system.exponent)
+    scaled = scaling.scaled_train([c.astype(system.wide) for c in cores], system.exponent)
     x = TT._unchecked(tuple(on_device([c.astype(dtype) for c in scaled])))
     history = tuple(h / (system.size or 1.0) for h in out.history)
     seconds = time.perf_counter() - began

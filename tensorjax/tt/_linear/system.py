@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import linalg
+from tensorjax._cores import orthogonalization, overlaps, products, rounding
 from tensorjax._cores.interfaces import edge, right
+from tensorjax._cores.products import matmul_core
 from tensorjax._cores.ranks import cut_ranks
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT, TTMatrix
-from tensorjax.tt import _numpy_arithmetic as hosted
 
 Report = Callable[[int, float, tuple[int, ...]], Any]  # of sweep, residual and ranks
 Measure = Callable[[Cores], float]  # the norm of the residual that a solution leaves
@@ -54,10 +55,10 @@ class System:
     def __init__(self, A: TTMatrix, b: TT, x0: TT | None, dtype: Any, rank: int):
         self.dtype = dtype
         self.wide = np.complex128 if jnp.issubdtype(dtype, jnp.complexfloating) else np.float64
-        self.b, e = hosted.right_orthogonal(self.cores(b))
+        self.b, e = orthogonalization.right_orthogonal(self.cores(b))
         self.size = float(np.linalg.norm(self.b[0]))
         if x0 is not None:
-            x, f = hosted.right_orthogonal(self.cores(x0))
+            x, f = orthogonalization.right_orthogonal(self.cores(x0))
         else:  # the solution is about as smooth as b
             x, f = smooth_start(self.b, rank), 0
         self.a, g = _balanced(self.cores(A), x)
@@ -72,7 +73,7 @@ class System:
 
     def residual(self, x: Cores) -> float:
         """Computes the residual ‖a x − b‖ of the linear system."""
-        return hosted.distance(hosted.product(self.a, x), self.b)
+        return overlaps.distance(products.matvec(self.a, x), self.b)
 
     def first_guess(self, measure: Measure, max_rank: float) -> tuple[float, Cores]:
         """Returns the system's first guess, the better of x and zero, and its measure."""
@@ -88,16 +89,16 @@ class System:
         draw = linalg.random_like(key, (sum(map(math.prod, shapes)),), self.b[0])
         parts = np.split(draw, np.cumsum([math.prod(s) for s in shapes])[:-1])
         z = [p.reshape(s) for p, s in zip(parts, shapes, strict=True)]
-        return hosted.right_orthogonal(z)[0]
+        return orthogonalization.right_orthogonal(z)[0]
 
     def normal(self, x: Cores) -> "System":
         """Returns the normal equations of the system, aᴴ a x = aᴴ b, with x as first guess."""
         adjoint = [c.conj().swapaxes(1, 2) for c in self.a]
         out = copy.copy(self)
-        out.a = [_times(p, q) for p, q in zip(adjoint, self.a, strict=True)]
-        out.b = hosted.right_orthogonal(hosted.product(adjoint, self.b), scale=False)[0]
+        out.a = [matmul_core(p, q) for p, q in zip(adjoint, self.a, strict=True)]
+        out.b = orthogonalization.right_orthogonal(products.matvec(adjoint, self.b), scale=False)[0]
         out.size = float(np.linalg.norm(out.b[0]))
-        out.x = hosted.right_orthogonal(x, scale=False)[0]
+        out.x = orthogonalization.right_orthogonal(x, scale=False)[0]
         return out
 
     def weakness(self, x: Cores) -> float:
@@ -108,33 +109,29 @@ class System:
         Far below one it proves A to be nearly singular: its smallest singular value is no larger
         than this times σ.
         """
-        gap = hosted.combined([self.b, hosted.product(self.a, x)], [1.0, -1.0])
-        r = hosted.rounded(gap, 1e-7)
+        gap = products.combined([self.b, products.matvec(self.a, x)], [1.0, -1.0])
+        r = rounding.rounded(gap, 1e-7)
         adjoint = [c.conj().swapaxes(1, 2) for c in self.a]
-        image, length = hosted.norm(hosted.product(adjoint, r)), hosted.norm(r)
+        image, length = overlaps.norm(products.matvec(adjoint, r)), overlaps.norm(r)
         size = length * self._sigma()
         return image / size if size > 0 else 0.0
 
     def roundoff(self, x: Cores) -> float:
         """Estimates the linear system's residual for x exact to machine precision."""
-        return float(jnp.finfo(self.dtype).eps) * self._sigma() * hosted.norm(x)
+        return float(jnp.finfo(self.dtype).eps) * self._sigma() * overlaps.norm(x)
 
     def _sigma(self) -> float:
         """Root mean square singular value of the linear system's matrix a."""
-        return hosted.norm([c.reshape(len(c), -1, c.shape[-1]) / c.shape[1] ** 0.5 for c in self.a])
+        return overlaps.norm(
+            [c.reshape(len(c), -1, c.shape[-1]) / c.shape[1] ** 0.5 for c in self.a]
+        )
 
 
 def smooth_start(b: Cores, rank: int) -> Cores:
     """Rounds the system's b to about ``rank``, right-orthogonal: a first guess as smooth as b."""
     if len(b) == 1 or not np.abs(b[0]).max() > 0:
         return list(b)
-    return hosted.right_orthogonal(hosted.rounded(b, 1e-3, rank))[0]
-
-
-def _times(p: Any, q: Any) -> Any:
-    """Multiplies two cores of a linear system's TT-matrices."""
-    t = np.tensordot(p, q, (2, 1)).transpose(0, 3, 1, 4, 2, 5)
-    return t.reshape(t.shape[0] * t.shape[1], *t.shape[2:4], -1)
+    return orthogonalization.right_orthogonal(rounding.rounded(b, 1e-3, rank))[0]
 
 
 def _balanced(a: Cores, x: Cores) -> tuple[Cores, int]:

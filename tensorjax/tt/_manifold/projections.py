@@ -10,6 +10,7 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._cores import interfaces as interfaces
+from tensorjax._cores.overlaps import bond_overlap
 from tensorjax._cores.scaling import near_one, settled, shared_out
 from tensorjax._cores.unfoldings import absorb, tall
 from tensorjax._formats.trains import TT, single
@@ -254,7 +255,7 @@ def _split_step(x: TT, xi: TT) -> TT:
             break
         u, s = linalg.qr(tall(center))
         out.append(u.reshape(center.shape))
-        image = linalg.matmul(linalg.adjoint(u), tall(seen))
+        image = bond_overlap(out[-1], seen)
         left, exponent = carried(image, exponent, renewed[k])
         # What the increment has added right of the bond is taken off again.
         s, own = _sum(s, own, -linalg.matmul(left, right.T), exponent + e)

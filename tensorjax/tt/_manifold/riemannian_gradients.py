@@ -6,10 +6,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tensorjax import linalg
 from tensorjax._formats.trains import TT, single
 from tensorjax._optax import transformation
-from tensorjax.linalg._stiefel import line_search
+from tensorjax.linalg._riemannian_cg import riemannian_cg as _riemannian_cg
 from tensorjax.tt._manifold.projections import tangent_inner, tangent_sum
 from tensorjax.tt._manifold.tangent_vectors import (
     Arrays,
@@ -120,12 +119,6 @@ def riemannian_descent(learning_rate: Any, *, momentum: float = 0.0) -> Any:
     return transformation(init, update)
 
 
-class _Conjugate(NamedTuple):
-    direction: TT
-    gradient: TT
-    step: jax.Array
-
-
 def riemannian_cg() -> Any:
     """Riemannian conjugate gradients with a line search at fixed TT-ranks, in Optax's form.
 
@@ -151,42 +144,14 @@ def riemannian_cg() -> Any:
     halving (Armijo).
     """
 
-    def init(x: TT) -> _Conjugate:
-        nothing = _no_tangent(x)
-        return _Conjugate(nothing, nothing, jnp.ones((), jnp.finfo(nothing.dtype).dtype))
-
-    def update(
-        gradient: TT,
-        state: _Conjugate,
-        x: TT,
-        *,
-        value: jax.Array,
-        value_fn: Callable[[TT], jax.Array],
-        **extra: Any,
-    ) -> tuple[TT, _Conjugate]:
-        del extra
+    def tangents(x: TT, gradient: TT, *vectors: TT) -> tuple[TT, ...]:
         at = split(_checked(gradient, x))[0]
-        past, carried = project(at, state.gradient), project(at, state.direction)
-        before = tangent_inner(state.gradient, state.gradient).real
-        size = tangent_inner(gradient, gradient).real
-        beta = size - tangent_inner(gradient, past).real
-        beta = jnp.maximum(beta, 0) / linalg.where_positive(before, 1.0)
-        beta = jnp.where(before > 0, beta, 0)
-        # A direction that leads uphill is dropped for the gradient.
-        uphill = -size + beta * tangent_inner(gradient, carried).real >= 0
-        beta = jnp.where(uphill, 0, beta)
-        direction = tangent_sum([gradient, carried], [-jnp.ones_like(beta), beta])
-        slope = tangent_inner(gradient, direction).real
+        return gradient, *(project(at, v) for v in vectors)
 
-        def loss(step: jax.Array) -> jax.Array:
-            return value_fn(moved(x, direction, step))
+    def inner(a: TT, b: TT) -> jax.Array:
+        return tangent_inner(a, b).real
 
-        step = line_search(loss, value, slope, state.step)
-        new = moved(x, direction, step)
-        state = _Conjugate(direction, gradient, 2 * linalg.where_positive(step, 0.5))
-        return jax.tree.map(jnp.subtract, new, x), state
-
-    return transformation(init, update)
+    return _riemannian_cg(_no_tangent, tangents, inner, tangent_sum, moved)
 
 
 def _no_tangent(x: TT) -> TT:

@@ -24,6 +24,7 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._cores import interfaces as interfaces
+from tensorjax._cores.overlaps import bond_overlap
 from tensorjax._cores.ranks import cut_ranks
 from tensorjax._cores.scaling import near_one, settled
 from tensorjax._cores.unfoldings import absorb, tall
@@ -199,7 +200,7 @@ def project(at: Frame, z: TT, even: bool = True) -> TT:
         seen = absorb(left, c)
         if k < z.order - 1:
             deltas.append(linalg.matmul(seen, rights.pop().T))
-            left = linalg.matmul(linalg.adjoint(tall(at.left[k])), tall(seen))
+            left = bond_overlap(at.left[k], seen)
         else:
             deltas.append(seen)
     # The variations are near one but for what products of evened cores grow or shrink by.

@@ -266,7 +266,8 @@ def missed(
     parts = []
     for term, w, f in zip(probed, ws, fs, strict=True):
         image = from_left(w, term[0])
-        parts.append(linalg.matmul(image.reshape(image.shape[1], -1), f.reshape(-1, width)))
+        seen, f = image.reshape(image.shape[1], -1), f.reshape(-1, width)
+        parts.append(linalg.matmul(seen, f))
     powers = [sum(es) for es in zip(left, exponents[0], right, strict=True)]
     error, most = _total(parts, powers)
     size = float(linalg.energy(linalg.scaled(parts[-1], powers[-1] - most)))

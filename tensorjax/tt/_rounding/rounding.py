@@ -19,10 +19,10 @@ import numpy as np
 
 from tensorjax import _blas_threads, _check, _native, linalg
 from tensorjax._cores import rounding_sweeps as sweeps
-from tensorjax._cores.orthogonalization import triangles
 from tensorjax._cores.overlaps import difference
 from tensorjax._cores.placement import placed_like
 from tensorjax._cores.ranks import feasible_ranks, rank_bounds
+from tensorjax._cores.rounding import compressed, svd_round
 from tensorjax._cores.scaling import balanced
 from tensorjax._cores.unfoldings import absorb, tall, times_right, wide
 from tensorjax._formats.trains import TT, TTMatrix, single
@@ -239,7 +239,7 @@ def _by_xla(
 ) -> list[Any]:
     share = None if tol is None else tol**2
     scaled = [linalg.normalized(c) for c in cores]
-    cores, exponent = _compress([c for c, _ in scaled], ranks, share, method, key, extra)
+    cores, exponent = compressed([c for c, _ in scaled], ranks, share, method, key, extra)
     return sweeps.scaled_back(cores, exponent + sum(e for _, e in scaled))
 
 
@@ -251,7 +251,7 @@ def _dynamic(t: TT, tol: float, method: Method, key: Any) -> TT:
     allowed, doubtful = budget(tol, t.order, wide, t.dtype)
     for share in (allowed, allowed / 100):
         chosen = linalg.choose(method, share / (t.order - 1), wide, levels=1)
-        cores, e = _compress(host, None, share, chosen, key)
+        cores, e = compressed(host, None, share, chosen, key)
         cores = [c.astype(t.dtype) for c in balanced(cores, exponent + e)]
         out = TT._unchecked(tuple(on_device(cores)))
         # Where roundoff competes with what may be discarded, the result is measured, and a
@@ -284,57 +284,6 @@ def _holds(found: list[Any], given: list[Any], tol: float) -> bool:
     return bool(np.ldexp(error, e - exponent) <= tol * norm)
 
 
-def _compress(
-    cores: list[Any],
-    ranks: Sequence[int] | None,
-    share: Any,
-    method: Method,
-    key: Any,
-    extra: int = linalg.OVERSAMPLE,
-) -> tuple[list[Any], Any]:
-    """Rounds scaled cores to ``ranks``, to a discarded ``share`` of the energy, or to both.
-
-    Returns the cores, and the exponent of two by which to scale them back.
-    """
-    if len(cores) == 1:
-        return cores, 0
-    if method == "gram" and ranks is None:
-        try:
-            with np.errstate(over="ignore", invalid="ignore"):
-                return sweeps.gram_round(cores, share), 0
-        except sweeps.InaccurateGram:
-            method = "svd"
-    if method == "randomized" and ranks is not None:
-        return _random_round(cores, key, tuple(ranks), extra)
-    return _svd_round(cores, ranks, share)
-
-
-def _svd_round(cores: list[Any], ranks: Sequence[int] | None, share: Any) -> tuple[list[Any], Any]:
-    factors = triangles(cores)
-    # Shares of what is left at each bond: never more than shares of the whole.
-    part = None if share is None else share / (len(cores) - 1)
-    bases = [_svd_basis(r, part) for r in ranks or [None] * len(factors)]
-    return sweeps.left_sweep(cores, factors, bases)
-
-
-_random_round = jax.custom_jvp(sweeps.random_round, nondiff_argnums=(2, 3))
-
-
-@_random_round.defjvp
-def _random_round_jvp(ranks: tuple[int, ...], extra: int, primals: Any, tangents: Any) -> Any:
-    """Differentiates rounding by the exact sweep: random bases have no derivative.
-
-    It truncates from right to left too, so that the values agree where the sketch misses nothing.
-    """
-    (cores, _), (moved, _) = primals, tangents
-
-    def exact(cores: list[Any]) -> tuple[list[Any], Any]:
-        mirrored, exponent = _svd_round(_mirrored(cores), ranks[::-1], None)
-        return _mirrored(mirrored), exponent
-
-    return jax.jvp(exact, (cores,), (moved,))
-
-
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3, 4))
 def _either_round(
     cores: list[Any], key: Any, ranks: tuple[int, ...], method: Method, extra: int
@@ -362,19 +311,7 @@ def _either_round_jvp(
 
     def differentiable(cores: list[Any]) -> list[Any]:
         scaled = [linalg.normalized(c) for c in cores]
-        out, exponent = _svd_round([c for c, _ in scaled], ranks, None)
+        out, exponent = svd_round([c for c, _ in scaled], ranks, None)
         return sweeps.scaled_back(out, exponent + sum(e for _, e in scaled))
 
     return jax.jvp(differentiable, (cores,), (moved,))
-
-
-def _mirrored(cores: list[Any]) -> list[Any]:
-    return [c.transpose(2, 1, 0) for c in reversed(cores)]
-
-
-def _svd_basis(rank: int | None, share: Any) -> sweeps.Basis:
-    def basis(matrix: Any) -> Any:
-        r = None if rank is None else min(rank, *matrix.shape)
-        return linalg.left_basis(matrix, rank=r, share=share, method="svd").u
-
-    return basis

@@ -11,6 +11,7 @@ import numpy as np
 from tensorjax import _blas_threads, _check, linalg
 from tensorjax._cores.ranks import feasible_ranks, rank_bounds
 from tensorjax._cores.scaling import balanced
+from tensorjax._cores.unfoldings import absorb, merge, tall
 from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.conditions import MOST_ROWS
@@ -186,7 +187,7 @@ def _holds(train: TT, x: np.ndarray, exponent: int, tol: float) -> bool:
         rest += e
         if k == train.order - 1:
             core = linalg.scaled(core, rest)
-        left = (left @ core.reshape(core.shape[0], -1)).reshape(-1, core.shape[-1])
+        left = tall(absorb(left, core))
     return bool(_energy(left.reshape(x.shape) - x) <= tol**2 * _energy(x.astype(left.dtype)))
 
 
@@ -235,11 +236,7 @@ def _tt_svd(x: Any, ranks: Sequence[int] | None, share: Any, method: Method, key
         factor = factor.reshape(1, *shape[:lead], -1, 1)
         tail = None if share is None else share * energies.sum()
         left = _split(factor, basis, 0, None, tail)[:-1]
-        u = left[0]
-        for core in left[1:]:
-            u = linalg.matmul(u.reshape(-1, u.shape[-1]), core.reshape(core.shape[0], -1))
-            u = u.reshape(1, -1, core.shape[-1])
-        rest = linalg.project(u[0], flat).reshape(-1, *shape[lead:], 1)
+        rest = linalg.project(merge(left)[0], flat).reshape(-1, *shape[lead:], 1)
     seen = rest.reshape(rest.shape[0] * rest.shape[1], -1)
     with _blas_threads.one_thread(passes and len(seen) <= MOST_ROWS):
         return left + _split(rest, basis, lead, None, tail)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorjax import _blas_threads
-from tensorjax._cores.unfoldings import absorb
+from tensorjax._cores.unfoldings import absorb, merge, tall
 from tensorjax.linalg import _predicted_times
 from tensorjax.linalg._arrays import adjoint
 from tensorjax.linalg._gram import host_energy, host_gram, project
@@ -170,9 +170,7 @@ def _split_off(
     turned = basis.reshape(*sizes, rank)
     turned = turned.transpose(mirror) if right else turned
     cores, lost = _split(turned, found, asked, caps)
-    product: Any = cores[0].reshape(-1, cores[0].shape[2])
-    for core in cores[1:]:
-        product = (product @ core.reshape(core.shape[0], -1)).reshape(-1, core.shape[2])
+    product = tall(merge(cores))
     if right:
         turned = product.reshape(*sizes[::-1], -1).transpose(mirror)
         product = np.ascontiguousarray(turned).reshape(-1, product.shape[1])

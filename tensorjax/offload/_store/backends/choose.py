@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorjax.offload._errors import Notices
-from tensorjax.offload._store.backends import plugins, uring
+from tensorjax.offload._store.backends import plugins, ring, uring
 from tensorjax.offload._store.backends import threads as _threads
 from tensorjax.offload._store.backends.base import Backend
 
@@ -34,14 +34,9 @@ _METHODS = (
 def available() -> tuple[str, ...]:
     """Returns the names that ``backend=`` accepts on this machine.
 
-    Without "io_uring" where the extension was not built; with the plug-ins that are installed.
+    Without "io_uring" where its C library is not there; with the plug-ins that are installed.
     """
-    try:
-        from tensorjax.offload._store.backends import _uring_c  # type: ignore[attr-defined]  # noqa: F401
-    except ImportError:
-        names = [name for name in _BUILT_IN if name != "io_uring"]
-    else:
-        names = [*_BUILT_IN]
+    names = [name for name in _BUILT_IN if name != "io_uring" or not ring.status()]
     return ("auto", *names, *plugins.plugins())
 
 
@@ -94,11 +89,11 @@ def _auto(folder: Path, say: Notices, options: dict[str, Any]) -> Backend:
     """
     if options:  # which are those of threads
         return _with(_threads.threads, "threads", options)
-    if "io_uring" not in available():
+    if why := ring.status():
         say.once(
-            "io_uring was not built on installation (it takes a C compiler and the headers of "
-            "liburing, such as Debian's liburing-dev): going on with a pool of threads; install "
-            "tensorjax again with both, or ask for backend='threads'"
+            f"io_uring cannot be asked for ({why}): going on with a pool of threads; install "
+            "tensorjax's wheel for Linux, or from source with a C compiler, or ask for "
+            "backend='threads'"
         )
         return _threads.threads()
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""io_uring backend, by a small extension on liburing: many transfers in flight from one thread.
+"""io_uring backend: many transfers in flight from one thread.
 
-Source: io_uring(7); fixed buffers as io_uring_register_buffers(3). What the ring does not finish
+Source: io_uring(7); fixed buffers as in io_uring_register(2). What the ring does not finish
 (short transfers, EINVAL, EAGAIN) is finished by the file's own loop.
 """
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from tensorjax import _check
 from tensorjax.offload._errors import StoreError
+from tensorjax.offload._store.backends.ring import Ring
 from tensorjax.offload._store.disk.files import DiskFile, Say
 from tensorjax.offload._store.transfers.queue import Queue
 from tensorjax.offload._store.transfers.requests import Op, nothing
@@ -32,7 +33,7 @@ class UringBackend:
 
     Raises:
         OSError: if the kernel refuses a ring.
-        ImportError: if the extension was not built.
+        ImportError: if its C library is not part of this installation.
     """
 
     name, volatile = "io_uring", False
@@ -53,9 +54,7 @@ class UringBackend:
         self._thread: threading.Thread | None = None
 
     def _make(self) -> Any:
-        from tensorjax.offload._store.backends import _uring_c  # type: ignore[attr-defined]
-
-        return _uring_c.Ring(2 * self._depth, **self._flags)
+        return Ring(2 * self._depth, **self._flags)
 
     @property
     def direct(self) -> bool:
@@ -260,11 +259,9 @@ def _answer(folder: Path, options: dict[str, bool]) -> str:
 
 def _tried(path: Path, options: dict[str, bool]) -> str:
     """Tries to write and read one block by a ring, and returns what failed."""
-    from tensorjax.offload._store.backends import _uring_c  # type: ignore[attr-defined]
-
     notes: list[str] = []
     file, pool = DiskFile(path, direct=True, say=notes.append), Pool(4096)
-    ring = _uring_c.Ring(2, **options)
+    ring = Ring(2, **options)
     try:
         file.allocate(4096)
         for write in (True, False):

@@ -11,8 +11,15 @@ except ImportError:  # models name their layers for a trainer without it
     xxhash = None
 try:
     from tensorjax.offload._store import _copies_c  # type: ignore[attr-defined]
-except ImportError:  # there was no compiler on installation
-    _copies_c = None
+except ImportError as error:  # no compiler on installation, or a Python without the stable ABI
+    _copies_c, _why = None, str(error)
+else:
+    _why = ""
+
+
+def copies_status() -> str:
+    """Returns the reason why copies go through the CPU caches here; empty if they pass them by."""
+    return _why
 
 
 def require() -> None:

@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -213,6 +213,62 @@ def adopt(paths: Paths, fresh: Path, copy: Path) -> None:
         os.rename(link, paths.before)
     os.rename(copy, paths.copy)
     _index.rename(fresh, paths.index)
+
+
+def commit(
+    paths: Paths,
+    fresh: Sequence[Path],
+    sync: Callable[[], object],
+    barrier: Callable[[], object] | None,
+) -> None:
+    """Commits what a folder's data file holds: syncs it, then adopts the prepared index.
+
+    Args:
+        paths: Of the folder.
+        fresh: What `prepare` has written; empty for a store in memory.
+        sync: Makes the data durable. Where it fails, the prepared files are removed.
+        barrier: Waits for the processes that commit together, or None.
+    """
+    try:
+        sync()
+    except BaseException:
+        for path in fresh:
+            path.unlink()
+        raise
+    if not fresh:
+        return
+    index, copy = fresh
+    if barrier is not None:
+        _index.rename(index, paths.prepared)
+        barrier()  # from here on every process can go on to the new state
+        index = paths.prepared
+    adopt(paths, index, copy)
+
+
+def checked_capacity(paths: Paths, index: _index.Index | None, capacity: int | None) -> int:
+    """Checks the capacity given for a folder's data file, and returns what it may take.
+
+    Raises:
+        ValueError: if none is given for a new store.
+        CapacityError: if it is below what the store holds.
+    """
+    if index is None:
+        if capacity is None:
+            raise ValueError(
+                f"capacity: expected bytes for the new store {paths.folder}, got None; "
+                "offload.capacity says what tensors take"
+            )
+        return capacity
+    if capacity is None:
+        return max(1, index.end)
+    if index.version < _index.VERSION:
+        return max(capacity, index.end)  # small tensors took more room then
+    if index.end > capacity:
+        raise CapacityError(
+            f"{paths.folder}: capacity: the store takes {index.end} bytes already, got "
+            f"{capacity}; pass at least that"
+        )
+    return capacity
 
 
 def load(paths: Paths, model: Any, say: Callable[[str], None]) -> _index.Index | None:

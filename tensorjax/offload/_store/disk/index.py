@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from tensorjax.offload._errors import FULL, CapacityError, CorruptError, MismatchError
 from tensorjax.offload._store.disk.checksums import LENGTH, digest
-from tensorjax.offload._store.disk.extents import Place
+from tensorjax.offload._store.disk.extents import ALIGN, Place
 
 FORMAT = "tensorjax-store"
 VERSION = 2
@@ -66,6 +67,22 @@ class Index:
     def end(self) -> int:
         """Bytes of the data file that the index reserves for tensors."""
         return max((place.stop for place in self.places.values()), default=0)
+
+    def including(self, places: Iterable[Place]) -> "Index":
+        """Returns an index with further reserved places, of the format that they need."""
+        places = tuple(places)
+        shared = any(place.offsets[0] % ALIGN for place in places)
+        return replace_fields(
+            self,
+            places={**self.places, **{place.name: place for place in places}},
+            version=VERSION if shared else self.version,
+        )
+
+    def after(self, entries: Mapping[str, Entry], meta: Any, *, joint: bool) -> "Index":
+        """Returns the index of the next commit; ``joint`` if it is made with other processes."""
+        return replace_fields(
+            self, entries=entries, commit=self.commit + 1, joint=self.joint + joint, meta=meta
+        )
 
 
 def dump(index: Index) -> bytes:

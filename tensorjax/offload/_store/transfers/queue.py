@@ -14,11 +14,10 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from queue import Empty, SimpleQueue
-
-import numpy as np
+from typing import Any
 
 from tensorjax.offload._errors import StoreError
-from tensorjax.offload._store.interruptible_wait import Bell
+from tensorjax.offload._store.interruptible_wait import InterruptibleCondition
 from tensorjax.offload._store.statistics import Counter
 from tensorjax.offload._store.transfers.requests import Buffer, Op, ReadBatch, Request, nothing
 from tensorjax.offload._store.transfers.staging import Pool
@@ -49,13 +48,15 @@ class Queue:
         self.blocked = 0.0
         self.orphans: SimpleQueue[tuple[Buffer, str] | None] = SimpleQueue()
         self._ready = threading.Condition(self.lock)
-        self._space, self._idle = Bell(self.lock), Bell(self.lock)
+        self._space, self._idle = (
+            InterruptibleCondition(self.lock),
+            InterruptibleCondition(self.lock),
+        )
         self._wanting: list[Op] = []  # staging memory for writes
         self._buffers: set[Buffer] = set()  # that have memory of the pool for reads
         self._heap: list[tuple[float, int, Op]] = []
         self._waiting: list[tuple[float, int, ReadBatch]] = []
         self._numbers = itertools.count()
-        self._queued = 0
         self._closed = self._watched = False
 
     # Called by the store.
@@ -65,16 +66,7 @@ class Queue:
         if self._closed:
             raise StoreError("the store was closed")
         for request in requests:
-            before: dict[int, Request] = {}
-            for slot in request.slots:
-                if slot.writer is not None:
-                    before[id(slot.writer)] = slot.writer
-                if request.write:
-                    before.update((id(r), r) for r in slot.readers)
-                    slot.writer, slot.readers = request, []
-                else:
-                    slot.readers.append(request)
-            for other in before.values():
+            for other in request.enter():
                 other.followers.append(request)
                 request.leaders.append(other)
                 request.waits += 1
@@ -103,7 +95,6 @@ class Queue:
         complete = []
         with self.lock:
             queued = {id(op) for *_, op in self._heap}
-            self._queued = len({id(op) for *_, op in self._heap if not op.started})
             self._wanting = [op for op in self._wanting if op.request not in requests]
             for request in requests:
                 if request.complete or (request.sealed and request.write):
@@ -111,15 +102,7 @@ class Queue:
                     if mine and request in self._pending:  # it was to be finished by this call
                         complete.append(request)
                     continue
-                request.error = request.error or error
-                if request.batch is not None:  # which needs no memory, and waits for no one
-                    request.held, request.waits = [], 0
-                    request.batch.admitted = True
-                known = queued | {id(op) for op in request.held}
-                for op in request.ops:
-                    op.ended = op.ended or (not op.started and id(op) not in known)
-                request.left = sum(not op.ended for op in request.ops)
-                request.sealed = True
+                request.cut(queued, error)
                 if self._completed(request):
                     complete.append(request)
             self._count_again()
@@ -240,8 +223,8 @@ class Queue:
 
     @property
     def queued(self) -> int:
-        """Number of transfers that are ready and wait for the backend."""
-        return self._queued
+        """Number of transfers that are ready and wait for the backend; the lock is held."""
+        return len({id(op) for *_, op in self._heap if not op.started})  # without earlier copies
 
     # Called by backends.
 
@@ -256,7 +239,6 @@ class Queue:
                         op.started, op.begun = True, time.perf_counter()
                         ops.append(op)
                 if ops:
-                    self._queued -= len(ops)
                     self.depth += len(ops)
                     self.deepest = max(self.deepest, self.depth)
                     return ops
@@ -308,7 +290,7 @@ class Queue:
                 else:
                     _LOG.exception("a callback of a future raised")
             with self.lock:
-                self._leave(request)
+                request.leave()
                 request.forget()
                 followers, request.followers, request.leaders = request.followers, [], []
                 for follower in followers:
@@ -356,17 +338,9 @@ class Queue:
             return
         op.queued = time.perf_counter()
         heapq.heappush(self._heap, (op.request.deadline, next(self._numbers), op))
-        self._queued += 1
         self._ready.notify()
         if self.wake:
             self.wake()
-
-    def _leave(self, request: Request) -> None:
-        for slot in request.slots:
-            if slot.writer is request:
-                slot.writer = None
-            elif request in slot.readers:
-                slot.readers.remove(request)
 
     def _unblock(self, request: Request) -> None:
         request.waits -= 1
@@ -377,8 +351,7 @@ class Queue:
 
     def _completed(self, request: Request) -> bool:
         if request.sealed and not request.left and not request.waits and not request.complete:
-            request.by = threading.get_ident()
-            request.complete = True
+            request.by, request.complete = threading.get_ident(), True
             return True
         return False
 
@@ -462,21 +435,15 @@ class Queue:
         self._attach(batch, None, [0] * len(memory), memory)
 
     def _attach(
-        self,
-        batch: ReadBatch,
-        pool: Pool | None,
-        starts: Sequence[int],
-        memory: Sequence[np.ndarray],
+        self, batch: ReadBatch, pool: Pool | None, starts: Sequence[int], memory: Sequence[Any]
     ) -> None:
         batch.admitted = True
         for request, start, part in zip(batch.requests, starts, memory, strict=True):
-            buffer = Buffer(pool, start, request.run.size, part, {*request.names})
+            buffer = request.attach(pool, start, part)
             batch.buffers.append(buffer)
             if pool is not None:
                 self._buffers.add(buffer)
             for op in request.ops:
-                op.memory = part[op.position : op.position + op.size]
-                op.pool, op.place = pool, op.position + start if pool is not None else -1
                 self._offer(op)
             self._unblock(request)
 

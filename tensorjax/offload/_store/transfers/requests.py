@@ -1,6 +1,6 @@
 """Requests of the queue: reads and writes of runs of extents, cut into transfers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 import numpy as np
 
@@ -94,6 +94,54 @@ class Request:
         self.sealed = self.complete = False
         self.by = 0
         self.error: BaseException | None = None
+
+    def enter(self) -> list["Request"]:
+        """Registers a request at its slots; returns the earlier requests that it has to wait for.
+
+        Requests on one slot wait for each other unless both read.
+        """
+        before: dict[int, Request] = {}
+        for slot in self.slots:
+            if slot.writer is not None:
+                before[id(slot.writer)] = slot.writer
+            if self.write:
+                before.update((id(r), r) for r in slot.readers)
+                slot.writer, slot.readers = self, []
+            else:
+                slot.readers.append(self)
+        return [*before.values()]
+
+    def leave(self) -> None:
+        """Takes a request that has ended from its slots."""
+        for slot in self.slots:
+            if slot.writer is self:
+                slot.writer = None
+            elif self in slot.readers:
+                slot.readers.remove(self)
+
+    def attach(self, pool: Pool | None, start: int, memory: np.ndarray) -> "Buffer":
+        """Gives a read's transfers their parts of staging memory, which a buffer then holds."""
+        for op in self.ops:
+            op.memory = memory[op.position : op.position + op.size]
+            op.pool, op.place = pool, op.position + start if pool is not None else -1
+        return Buffer(pool, start, self.run.size, memory, {*self.names})
+
+    def cut(self, queued: Container[int], error: BaseException) -> None:
+        """Ends a request whose caller was interrupted, but for transfers that are queued or begun.
+
+        Args:
+            queued: ``id`` of the transfers in the queue.
+            error: That interrupted the caller.
+        """
+        self.error = self.error or error
+        if self.batch is not None:  # which needs no memory, and waits for no one
+            self.held, self.waits = [], 0
+            self.batch.admitted = True
+        held = {id(op) for op in self.held}
+        for op in self.ops:
+            op.ended = op.ended or not (op.started or id(op) in queued or id(op) in held)
+        self.left = sum(not op.ended for op in self.ops)
+        self.sealed = True
 
     def forget(self) -> None:
         """Drops a request's transfers and callbacks, which breaks cycles and frees arrays."""

@@ -7,41 +7,41 @@ from typing import Any
 
 from tensorjax import linalg
 from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer, Into
-from tensorjax.offload._training.storage.storage import Home
-from tensorjax.offload._training.storage.tensor_packing import Bundle
+from tensorjax.offload._training.storage.storage import Storage
+from tensorjax.offload._training.storage.tensor_packing import TensorPacking
 
 
 @dataclass(frozen=True)
 class Group:
-    """Parameters that are updated together: their bundles, storage and optimiser.
+    """Parameters that are updated together: their pytrees, storage and optimiser.
 
     Attributes:
       name: of the group.
-      params, state, weights, gradient: bundles of the parameters, of the optimiser's state, of the
+      params, state, weights, gradient: pytrees of the parameters, of the optimiser's state, of the
         parameters as the device computes with them (None if they are the same), and of a gradient
         that waits in the store.
-      home: of the first three.
+      storage: of the first three.
       optimizer: what updates it.
       lent: whether its gradients are in memory that updates cannot write to.
     """
 
     name: str
-    params: Bundle
-    state: Bundle
-    weights: Bundle | None
-    gradient: Bundle
-    home: Home
+    params: TensorPacking
+    state: TensorPacking
+    weights: TensorPacking | None
+    gradient: TensorPacking
+    storage: Storage
     optimizer: HostOptimizer
     lent: bool = False
 
     @property
-    def device(self) -> Bundle:
-        """Bundle of the group's parameters that the device computes with."""
+    def device(self) -> TensorPacking:
+        """Pytree of the group's parameters that the device computes with."""
         return self.params if self.weights is None else self.weights
 
     @property
-    def bundles(self) -> tuple[Bundle, ...]:
-        """All bundles that the group keeps: parameters, state, and cast parameters if any."""
+    def packings(self) -> tuple[TensorPacking, ...]:
+        """All pytrees that the group keeps: parameters, state, and cast parameters if any."""
         return tuple(b for b in (self.params, self.state, self.weights) if b is not None)
 
     @property
@@ -52,7 +52,7 @@ class Group:
     @property
     def into(self) -> Into:
         """Memory that the group's updates write results to, as `HostOptimizer.update` names it."""
-        if self.home.in_place:
+        if self.storage.in_place:
             return "place"
         return "spare" if self.lent else "gradient"
 
@@ -68,7 +68,7 @@ class Group:
         """
         if into == "place":
             return 0 if self.weights is None else self.weights.nbytes
-        return sum(b.nbytes for b in self.bundles)
+        return sum(b.nbytes for b in self.packings)
 
     @property
     def sums(self) -> int:
@@ -82,8 +82,8 @@ class Group:
     @property
     def kind(self) -> Any:
         """Shapes and dtypes of the group's parameters and state; one kind can share memory."""
-        bundles = (self.params, self.state)
-        return tuple(tuple((x.shape, x.dtype) for x in bundle.leaves) for bundle in bundles)
+        packings = (self.params, self.state)
+        return tuple(tuple((x.shape, x.dtype) for x in packing.leaves) for packing in packings)
 
 
 class Handed(list[Any]):

@@ -13,8 +13,8 @@ from tensorjax.offload._training.groups.parameter_group import Group
 from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
 from tensorjax.offload._training.shards import Shards
 from tensorjax.offload._training.storage.host_arrays import owned
-from tensorjax.offload._training.storage.storage import Home, HostHome
-from tensorjax.offload._training.storage.tensor_packing import Bundle
+from tensorjax.offload._training.storage.storage import HostStorage, Storage
+from tensorjax.offload._training.storage.tensor_packing import TensorPacking
 
 Params = Mapping[str, Any]
 
@@ -116,7 +116,7 @@ def make_groups(
     shapes: Mapping[str, Any],
     optimizer: HostOptimizer,
     *,
-    store: Home | None,
+    store: Storage | None,
     in_memory: Collection[str],
     shards: Shards | None = None,
     lent: bool = False,
@@ -125,7 +125,7 @@ def make_groups(
     unknown = sorted(set(in_memory) - set(shapes))
     if unknown:
         raise ValueError(f"in_memory: expected groups among {sorted(shapes)}, got {unknown}")
-    memory = HostHome()
+    memory = HostStorage()
     found = {}
     for name, whole in shapes.items():
         part = whole if shards is None else shards.shapes(name, whole)
@@ -133,11 +133,11 @@ def make_groups(
         state, weights = mine.shapes(part)
         found[name] = Group(
             name=name,
-            params=Bundle(f"{name}/params", part),
-            state=Bundle(f"{name}/state", state),
-            weights=Bundle(f"{name}/weights", weights) if optimizer.casts else None,
-            gradient=Bundle(f"{name}/gradient", part),
-            home=memory if store is None or name in in_memory else store,
+            params=TensorPacking(f"{name}/params", part),
+            state=TensorPacking(f"{name}/state", state),
+            weights=TensorPacking(f"{name}/weights", weights) if optimizer.casts else None,
+            gradient=TensorPacking(f"{name}/gradient", part),
+            storage=memory if store is None or name in in_memory else store,
             optimizer=mine,
             lent=lent,
         )
@@ -184,8 +184,8 @@ def specs(groups: Any, *, gradients: bool) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns shapes and dtypes of the store's tensors for a trainer's groups."""
     found: dict[str, jax.ShapeDtypeStruct] = {}
     for group in groups:
-        for bundle in (*group.bundles, *((group.gradient,) if gradients else ())):
-            found.update(bundle.specs)
+        for packing in (*group.packings, *((group.gradient,) if gradients else ())):
+            found.update(packing.specs)
     return found
 
 
@@ -193,7 +193,7 @@ def begin(groups: dict[str, Group], params: Params, shards: Shards) -> None:
     """Writes a trainer's initial parameters and states, one group at a time."""
     for name, group in groups.items():
         _begin(group, params[name], shards)
-        group.home.settle()
+        group.storage.settle()
 
 
 def _begin(group: Group, given: Any, shards: Shards) -> None:
@@ -211,16 +211,16 @@ def _begin(group: Group, given: Any, shards: Shards) -> None:
     put(group, group.state, optimizer.init(held))
 
 
-def put(group: Group, bundle: Bundle, tree: Any, home: Home | None = None) -> None:
+def put(group: Group, packing: TensorPacking, tree: Any, storage: Storage | None = None) -> None:
     """Writes a pytree to a trainer group's storage, or to another one."""
-    where = group.home if home is None else home
-    where.write((bundle, bundle.flatten(tree)), deadline=0.0, step=-1)
+    where = group.storage if storage is None else storage
+    where.write((packing, packing.flatten(tree)), deadline=0.0, step=-1)
 
 
-def get(bundle: Bundle, home: Home, copy: Callable[[Any], Any]) -> Any:
+def get(packing: TensorPacking, storage: Storage, copy: Callable[[Any], Any]) -> Any:
     """Reads a pytree of a trainer's group; its arrays go through ``copy`` before they are freed."""
-    reading = home.read(bundle, deadline=0.0, step=-1)
+    reading = storage.read(packing, deadline=0.0, step=-1)
     try:
-        return bundle.unflatten([copy(x) for x in reading.arrays()[0]])
+        return packing.unflatten([copy(x) for x in reading.arrays()[0]])
     finally:
         reading.release()

@@ -17,6 +17,27 @@ _SCALES, _POISONS, _CLOSE = (1e3, 1e-2, 1.0), (math.nan, 1e3), 1e-3
 _MOST = 8  # groups that are tried
 
 
+def check_separate(
+    transformation: Any, shapes: Mapping[str, Any], kinds: Mapping[str, Any] | None = None
+) -> None:
+    """Checks that an optimiser's updates of a group do not depend on other groups.
+
+    Arguments are those of `looks_across`.
+
+    Raises:
+      ValueError: they do.
+    """
+    if looks_across(transformation, shapes, kinds):
+        raise ValueError(
+            "optimizer: expected one whose updates of a group do not depend on other groups, for a "
+            "trainer updates each by itself; got one whose updates of all together are others. "
+            "Clip the norm of all gradients by Trainer(clip=) in place of "
+            "optax.clip_by_global_norm; what finds one step size for all (Prodigy, D-Adaptation, "
+            "Mechanic) or clips some groups together cannot be had: choose optax.adamw, a fixed or "
+            "scheduled step size, or optax.clip_by_block_rms"
+        )
+
+
 def looks_across(
     transformation: Any, shapes: Mapping[str, Any], kinds: Mapping[str, Any] | None = None
 ) -> bool:

@@ -2,7 +2,6 @@
 
 import math
 import queue
-import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from tensorjax import _check
 from tensorjax.offload._training.storage.storage import Held, Reading
 from tensorjax.offload._training.trace import Trace
+from tensorjax.offload._training.worker_threads import WorkerThreads
 
 _AWAY = object()  # placeholder of parameters that are not on the device yet
 
@@ -23,7 +23,7 @@ class _Entry:
     pins: set[int] = field(default_factory=set)
 
 
-class WeightStream:
+class WeightStream(WorkerThreads):
     """Device cache of parameters, which prefetches the next layers within a memory bound.
 
     Time is counted in positions: one for each layer of the forward pass and, but for the last one,
@@ -75,15 +75,11 @@ class WeightStream:
         trace: Trace,
         failed: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
-        self._failed = failed
+        super().__init__(failed)
         self._uses, self._sizes, self._capacity = list(uses), sizes, capacity
         self._ahead, self._version = ahead, version
         self._read, self._place, self._trace = read, place, trace
         self._at = {g: [n for n, used in enumerate(uses) if g in used] for g in sizes}
-        # Taken by `with self._lock`, not by the condition: a signal may interrupt the Python code
-        # by which Condition takes its lock, and leave it locked.
-        self._lock = threading.RLock()
-        self._cond = threading.Condition(self._lock)
         self._cache: dict[str, _Entry] = {}
         self._used = 0
         self._early: dict[tuple[str, int], Reading] = {}  # by group and version
@@ -95,18 +91,9 @@ class WeightStream:
         self._rewound: int | None = None
         first = version(start // len(uses))
         self._available = dict.fromkeys(sizes, first)
-        self._error: BaseException | None = None
-        self._closed = False
         self.peak = 0
         self._placing: queue.Queue[Any] = queue.Queue()
-        self._threads = [
-            threading.Thread(
-                target=self._guarded, args=(body,), name=f"offload {name}", daemon=True
-            )
-            for name, body in (("fetch", self._fetch), ("place", self._place_all))
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._start(fetch=self._fetch, place=self._place_all)
 
     def take(self, position: int) -> tuple[Any, ...]:
         """Waits until the stream has a position's parameters on the device; returns them."""
@@ -175,12 +162,6 @@ class WeightStream:
         """Whether the parameter stream failed: nothing can be taken any more."""
         return self._error is not None
 
-    def fail(self, error: BaseException) -> None:
-        """Stops the parameter stream: `take` raises, as a thread cannot go on."""
-        with self._lock:
-            self._error = self._error or error
-            self._cond.notify_all()
-
     def close(self) -> None:
         """Ends the stream's threads and drops all its parameters on the device."""
         with self._lock:
@@ -206,10 +187,7 @@ class WeightStream:
         return all(e is not None and e.version == version and e.params is not _AWAY for e in found)
 
     def _wait(self) -> None:
-        if self._error is not None:
-            raise RuntimeError(
-                f"the training cannot go on: a thread of it failed: {self._error!r}"
-            ) from self._error
+        self._raise()
         if self._closed:
             raise RuntimeError("the trainer is closed; make a new one")
         self._cond.wait()
@@ -273,14 +251,10 @@ class WeightStream:
         self._used += self._sizes[group]
         self.peak = max(self.peak, self._used)
 
-    def _guarded(self, body: Callable[[], None]) -> None:
-        """Runs a stream thread, without the lock; its error makes all waiting calls raise."""
-        try:
-            body()
-        except BaseException as error:
-            if not self._closed:
-                self.fail(error)
-                self._failed(error)
+    def _ended(self, error: BaseException) -> None:
+        """Reports what ended a stream thread, but for the error by which `close` ends it."""
+        if not self._closed:
+            super()._ended(error)
 
     def _fetch(self) -> None:
         """Thread, without the lock: prefetches parameters, device memory reserved first."""

@@ -1,4 +1,4 @@
-"""Storage of bundles between their uses: host memory or a tensor store."""
+"""Storage of pytrees between their uses: host memory or a tensor store."""
 
 import threading
 import time
@@ -9,12 +9,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from tensorjax.offload._training.storage.host_arrays import view
-from tensorjax.offload._training.storage.tensor_packing import Bundle
+from tensorjax.offload._training.storage.tensor_packing import TensorPacking
 from tensorjax.offload._training.trace import Trace
 
 
 class Reading(Protocol):
-    """Pending read of bundles from host memory or a store."""
+    """Pending read of pytrees from host memory or a store."""
 
     def ready(self) -> bool:
         """Whether the read from storage is done: `arrays` would return at once."""
@@ -29,7 +29,7 @@ class Reading(Protocol):
         ...
 
     def arrays(self) -> list[list[Any]]:
-        """Returns the arrays read from storage for each bundle, valid until `release`."""
+        """Returns the arrays read from storage for each pytree, valid until `release`."""
         ...
 
     def release(self) -> None:
@@ -37,8 +37,8 @@ class Reading(Protocol):
         ...
 
 
-class Home(Protocol):
-    """Storage that keeps the newest arrays of every bundle written to it.
+class Storage(Protocol):
+    """Storage that keeps the newest arrays of every pytree written to it.
 
     Attributes:
       in_place: whether updates may write to the arrays that are read.
@@ -46,14 +46,14 @@ class Home(Protocol):
 
     in_place: bool
 
-    def read(self, *bundles: Bundle, deadline: float, step: int) -> Reading:
-        """Starts reading bundles from storage, as they were written last."""
+    def read(self, *packings: TensorPacking, deadline: float, step: int) -> Reading:
+        """Starts reading pytrees from storage, as they were written last."""
         ...
 
     def write(
-        self, *parts: tuple[Bundle, Sequence[Any]], deadline: float, step: int
+        self, *parts: tuple[TensorPacking, Sequence[Any]], deadline: float, step: int
     ) -> Sequence[Sequence[Any]] | None:
-        """Writes bundles' arrays to storage; returns arrays whose memory may be reused, or None.
+        """Writes pytrees' arrays to storage; returns arrays whose memory may be reused, or None.
 
         On return a `read` sees the new arrays. What comes back may be overwritten.
         """
@@ -63,8 +63,8 @@ class Home(Protocol):
         """Moves the storage's pending writes forward, as somebody waits for their memory."""
         ...
 
-    def holds(self, bundle: Bundle) -> bool:
-        """Whether the storage has a bundle in memory, or reads it, for another user already."""
+    def holds(self, packing: TensorPacking) -> bool:
+        """Whether the storage has a pytree in memory, or reads it, for another user already."""
         ...
 
     def starved(self) -> bool:
@@ -76,7 +76,7 @@ class Home(Protocol):
         ...
 
 
-class HostHome:
+class HostStorage:
     """Storage in host memory, in arrays that XLA has allocated."""
 
     in_place = True
@@ -84,21 +84,21 @@ class HostHome:
     def __init__(self) -> None:
         self.held: dict[str, list[Any]] = {}
 
-    def read(self, *bundles: Bundle, deadline: float, step: int) -> Reading:
-        """Returns the bundles' arrays in host storage themselves: nothing moves."""
-        return Held([self.held[bundle.name] for bundle in bundles])
+    def read(self, *packings: TensorPacking, deadline: float, step: int) -> Reading:
+        """Returns the pytrees' arrays in host storage themselves: nothing moves."""
+        return Held([self.held[packing.name] for packing in packings])
 
     def write(
-        self, *parts: tuple[Bundle, Sequence[Any]], deadline: float, step: int
+        self, *parts: tuple[TensorPacking, Sequence[Any]], deadline: float, step: int
     ) -> Sequence[Sequence[Any]] | None:
         """Keeps the arrays in host storage, in place of those before."""
-        self.held.update({bundle.name: list(arrays) for bundle, arrays in parts})
+        self.held.update({packing.name: list(arrays) for packing, arrays in parts})
 
     def hasten(self, deadline: float) -> None:
         """Does nothing: no write to host storage is ever pending."""
 
-    def holds(self, bundle: Bundle) -> bool:
-        """Returns True: host storage has every bundle in memory."""
+    def holds(self, packing: TensorPacking) -> bool:
+        """Returns True: host storage has every pytree in memory."""
         return True
 
     def starved(self) -> bool:
@@ -111,9 +111,9 @@ class HostHome:
 
 @dataclass(eq=False)
 class _Share:
-    """Bundle that is being read or lies in staging memory, and the number of its users."""
+    """Pytree that is being read or lies in staging memory, and the number of its users."""
 
-    bundle: Bundle
+    packing: TensorPacking
     future: Any
     names: list[str]  # of all tensors that the future waits for
     users: int = 1
@@ -124,19 +124,19 @@ class _Share:
     def arrays(self) -> list[Any]:
         """Returns the arrays of a shared read from storage, once they have been read."""
         found = self.future.result()
-        return self.bundle.arrays({name: found[name].array for name in self.bundle.specs})
+        return self.packing.arrays({name: found[name].array for name in self.packing.specs})
 
     def release(self, read: Any) -> None:
-        """Releases a bundle's memory, of all bundles read from storage together."""
+        """Releases a pytree's memory, of all pytrees read from storage together."""
         if read.exception() is None:
-            for name in self.bundle.specs:
+            for name in self.packing.specs:
                 read.result()[name].release()
 
 
-class StoreHome:
-    """Storage in a `TensorStore`, in which several users share one read of a bundle.
+class StoreStorage:
+    """Storage in a `TensorStore`, in which several users share one read of a pytree.
 
-    A bundle that is being read, or is still held, is not read from the disk again: the backward
+    A pytree that is being read, or is still held, is not read from the disk again: the backward
     pass and the update of a layer share its parameters.
 
     Args:
@@ -144,7 +144,7 @@ class StoreHome:
       trace: gains a span for every tensor that is read or written.
 
     Attributes:
-      together: whether the bundles of one read get their memory at once or not at all; else each
+      together: whether the pytrees of one read get their memory at once or not at all; else each
         comes as soon as it can.
     """
 
@@ -157,14 +157,14 @@ class StoreHome:
         self._shares: dict[str, _Share] = {}
         self._lock = threading.Lock()
 
-    def read(self, *bundles: Bundle, deadline: float, step: int) -> Reading:
-        """Starts reading those bundles from the store that no user has or reads already."""
+    def read(self, *packings: TensorPacking, deadline: float, step: int) -> Reading:
+        """Starts reading those pytrees from the store that no user has or reads already."""
         with self._lock:
-            joined = {b.name: s for b in bundles if (s := self._known(b)) is not None}
-            missing = [bundle for bundle in bundles if bundle.name not in joined]
+            joined = {b.name: s for b in packings if (s := self._known(b)) is not None}
+            missing = [packing for packing in packings if packing.name not in joined]
             asked = {}
             try:
-                for batch in [missing] if self.together else [[bundle] for bundle in missing]:
+                for batch in [missing] if self.together else [[packing] for packing in missing]:
                     asked |= self._ask(batch, deadline, step)
             except BaseException:
                 for share in asked.values():
@@ -176,70 +176,72 @@ class StoreHome:
         for share in joined.values():
             if not share.future.done():
                 self._store.hasten(share.names, deadline=deadline)
-        return _Leased([(joined | asked)[bundle.name] for bundle in bundles], self._let_go)
+        return _Leased([(joined | asked)[packing.name] for packing in packings], self._let_go)
 
-    def _known(self, bundle: Bundle) -> _Share | None:
-        """Returns a bundle's pending or held read from the store, or None; the lock is held."""
-        share = self._shares.get(bundle.name)
+    def _known(self, packing: TensorPacking) -> _Share | None:
+        """Returns a pytree's pending or held read from the store, or None; the lock is held."""
+        share = self._shares.get(packing.name)
         return None if share is None or share.failed() else share
 
-    def _ask(self, bundles: Sequence[Bundle], deadline: float, step: int) -> dict[str, _Share]:
-        """Starts one read of several bundles from the store; the lock is held."""
-        if not bundles:
+    def _ask(
+        self, packings: Sequence[TensorPacking], deadline: float, step: int
+    ) -> dict[str, _Share]:
+        """Starts one read of several pytrees from the store; the lock is held."""
+        if not packings:
             return {}
-        start, names = time.perf_counter(), [name for b in bundles for name in b.specs]
+        start, names = time.perf_counter(), [name for b in packings for name in b.specs]
         future = self._store.read_many(names, deadline=deadline)
-        self._follow(future, "read", bundles[0].name, start, step)
-        return {bundle.name: _Share(bundle, future, names) for bundle in bundles}
+        self._follow(future, "read", packings[0].name, start, step)
+        return {packing.name: _Share(packing, future, names) for packing in packings}
 
     def write(
-        self, *parts: tuple[Bundle, Sequence[Any]], deadline: float, step: int
+        self, *parts: tuple[TensorPacking, Sequence[Any]], deadline: float, step: int
     ) -> Sequence[Sequence[Any]] | None:
-        """Copies the bundles' arrays to the store's staging memory; then they are free again."""
+        """Copies the pytrees' arrays to the store's staging memory; then they are free again."""
         tensors: dict[str, np.ndarray] = {}
-        for bundle, arrays in parts:
-            tensors.update(bundle.tensors([view(x) for x in arrays]))
+        for packing, arrays in parts:
+            tensors.update(packing.tensors([view(x) for x in arrays]))
         start = time.perf_counter()
-        self._forget(bundle for bundle, _ in parts)
+        self._forget(packing for packing, _ in parts)
         future = self._store.write_many(tensors, deadline=deadline)
-        self._forget(bundle for bundle, _ in parts)  # what was asked for just before
+        self._forget(packing for packing, _ in parts)  # what was asked for just before
         self._follow(future, "write", parts[0][0].name, start, step)
         with self._lock:
             self._writes = [w for w in self._writes if not _done(w)] + [future]
         return [arrays for _, arrays in parts]
 
-    def _forget(self, bundles: Iterable[Bundle]) -> None:
-        """Forgets the store's shared reads of bundles, as newer arrays are in storage."""
+    def _forget(self, packings: Iterable[TensorPacking]) -> None:
+        """Forgets the store's shared reads of pytrees, as newer arrays are in storage."""
         with self._lock:
-            for bundle in bundles:
-                self._shares.pop(bundle.name, None)
+            for packing in packings:
+                self._shares.pop(packing.name, None)
 
     def _let_go(self, share: _Share) -> None:
-        """Removes one user of a bundle's shared read; the last one frees the memory."""
+        """Removes one user of a pytree's shared read; the last one frees the memory."""
         with self._lock:
             share.users -= 1
             if share.users:
                 return
-            if self._shares.get(share.bundle.name) is share:
-                del self._shares[share.bundle.name]
+            if self._shares.get(share.packing.name) is share:
+                del self._shares[share.packing.name]
         # Does not wait: what is not there yet may wait for memory that others still have.
         share.future.add_done_callback(share.release)
 
     def hasten(self, deadline: float) -> None:
-        """Moves the pending writes of bundles to an earlier deadline in the store."""
+        """Moves the pending writes of pytrees to an earlier deadline in the store."""
         self._store.hasten_writes(deadline=deadline)
 
-    def holds(self, bundle: Bundle) -> bool:
-        """Whether a bundle is being read from the store, or still held."""
+    def holds(self, packing: TensorPacking) -> bool:
+        """Whether a pytree is being read from the store, or still held."""
         with self._lock:
-            return self._known(bundle) is not None
+            return self._known(packing) is not None
 
     def starved(self) -> bool:
-        """Whether bundles' reads wait for the store's staging memory, without transfers."""
+        """Whether pytrees' reads wait for the store's staging memory, without transfers."""
         return self._store.starved()
 
     def settle(self) -> None:
-        """Waits for all writes of bundles to the store, and raises the first error."""
+        """Waits for all writes of pytrees to the store, and raises the first error."""
         with self._lock:
             writes, self._writes = self._writes, []
         for future in writes:
@@ -258,23 +260,23 @@ class Held:
         self._arrays = arrays
 
     def ready(self) -> bool:
-        """Returns True: the bundles' arrays are in memory."""
+        """Returns True: the pytrees' arrays are in memory."""
         return True
 
     def begun(self) -> bool:
-        """Returns True: the bundles' arrays are in memory."""
+        """Returns True: the pytrees' arrays are in memory."""
         return True
 
     def when_ready(self, call: Callable[[], None]) -> None:
-        """Calls ``call`` at once, as the bundles' arrays are in memory."""
+        """Calls ``call`` at once, as the pytrees' arrays are in memory."""
         call()
 
     def arrays(self) -> list[list[Any]]:
-        """Returns the bundles' arrays, which storage had in memory."""
+        """Returns the pytrees' arrays, which storage had in memory."""
         return [list(arrays) for arrays in self._arrays]
 
     def release(self) -> None:
-        """Drops the references to the bundles' arrays."""
+        """Drops the references to the pytrees' arrays."""
         self._arrays = []
 
 

@@ -30,7 +30,7 @@ class Leaf:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-class Bundle:
+class TensorPacking:
     """Mapping between the arrays of one pytree and the tensors of a store that hold them.
 
     Arrays below 64 KiB share one tensor, ``name/packed``; others have one each, ``name/path``.
@@ -75,7 +75,7 @@ class Bundle:
 
     @property
     def staged(self) -> int:
-        """Bytes of staging memory that the bundle's tensors take, packed one included."""
+        """Bytes of staging memory that the pytree's tensors take, packed one included."""
         return sum(padded(math.prod(x.shape) * x.dtype.itemsize) for x in self.specs.values())
 
     def tensors(self, arrays: Sequence[Any]) -> dict[str, np.ndarray]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from tensorjax.offload._training.groups.parameter_group import Group
 from tensorjax.offload._training.storage.storage import Reading
-from tensorjax.offload._training.storage.tensor_packing import Bundle
+from tensorjax.offload._training.storage.tensor_packing import TensorPacking
 
 
 @dataclass
@@ -53,11 +53,11 @@ class Output:
     weights: Any
     handed: Callable[[], object]  # gives what holds the parameters for the device, while that may
 
-    def take(self) -> list[tuple[Bundle, list[Any]]]:
-        """Returns the results in an update job's record, by bundle, and drops them there."""
-        bundles = (self.group.params, self.group.state, self.group.weights)
+    def take(self) -> list[tuple[TensorPacking, list[Any]]]:
+        """Returns the results in an update job's record, by pytree, and drops them there."""
+        packings = (self.group.params, self.group.state, self.group.weights)
         trees, self.params, self.state, self.weights = (
             (self.params, self.state, self.weights), None, None, None
         )  # fmt: skip
-        pairs = zip(bundles, trees, strict=True)
-        return [(bundle, bundle.flatten(tree)) for bundle, tree in pairs if bundle is not None]
+        pairs = zip(packings, trees, strict=True)
+        return [(packing, packing.flatten(tree)) for packing, tree in pairs if packing is not None]

@@ -6,7 +6,7 @@ from typing import Any
 
 from tensorjax.offload._errors import CapacityError
 from tensorjax.offload._training.groups.parameter_group import Group
-from tensorjax.offload._training.storage.storage import Home
+from tensorjax.offload._training.storage.storage import Storage
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Shares:
     tight: bool
 
 
-def shared(store: Any, home: Home, groups: Collection[Group], *, spills: bool) -> Shares:
+def shared(store: Any, storage: Storage, groups: Collection[Group], *, spills: bool) -> Shares:
     """Divides the read budget, the staging memory, between early parameters and states.
 
     An eighth is left free, as leases fragment it. Parameters are read early only where two of the
@@ -34,7 +34,7 @@ def shared(store: Any, home: Home, groups: Collection[Group], *, spills: bool) -
 
     Args:
       store: a `TensorStore`.
-      home: of it.
+      storage: of it.
       groups: all there are.
       spills: whether gradients may have to be read as well.
 
@@ -42,7 +42,7 @@ def shared(store: Any, home: Home, groups: Collection[Group], *, spills: bool) -
       CapacityError: the parameters and the state of one group do not fit.
     """
     found = store.statistics()
-    stored = [group for group in groups if group.home is home]
+    stored = [group for group in groups if group.storage is storage]
     largest = max(stored, key=lambda group: _needed(group, spills=spills), default=None)
     needed = 0 if largest is None else _needed(largest, spills=spills)
     if largest is not None and needed > found.staging_reads:
@@ -61,7 +61,7 @@ def _needed(group: Group, *, spills: bool) -> int:
     return group.held + (group.gradient.staged if spills else 0)
 
 
-class Ahead:
+class ReadBudget:
     """Bound on the staging memory of optimiser states that are read before their update.
 
     What computes the gradients that they wait for must be able to read: room is left for the

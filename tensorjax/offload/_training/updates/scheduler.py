@@ -5,12 +5,12 @@ from collections.abc import Collection, Mapping
 
 from tensorjax.offload._training.groups.parameter_group import Group
 from tensorjax.offload._training.updates.jobs import Fetched, Ready
-from tensorjax.offload._training.updates.read_budget import Ahead
+from tensorjax.offload._training.updates.read_budget import ReadBudget
 
 _SOON = 3  # groups: the states of so many whose gradients come next are read first
 
 
-class Turns:
+class UpdateScheduler:
     """Scheduler of optimiser updates by deadline, with the state that its decisions need.
 
     Of the groups whose gradient has come, the one whose parameters are needed first is updated
@@ -28,26 +28,26 @@ class Turns:
       lookahead: with 0, the next state is read only once the one before has been written.
       early: whether states may be read before their gradients are there, and updates may begin.
       together: whether states are read once they are used.
-      results_most: bytes of results that may be on their way home.
-      start: version that the homes have.
+      results_most: bytes of results that may be on their way to storage.
+      start: version that the storages have.
 
     Attributes:
       ready: gradients that are there, in memory or in the store.
       expected: version and deadline of those to come, in their order.
       fetched: what has been asked for, and may be there.
       updating: groups whose state is still held.
-      version: that a home has.
+      version: that a storage has.
       unwritten: how many updates have begun and are not written.
       results_bytes: of these.
       open, gated: whether updates may begin; whether those to come wait for that.
       blocked: whether a gradient waits for room, so that none that is expected can come.
-      newest: the last version that updates may make: homes that have it are being committed.
+      newest: the last version that updates may make: storages that have it are being committed.
     """
 
     def __init__(
         self,
         groups: Mapping[str, Group],
-        ahead: Ahead,
+        ahead: ReadBudget,
         *,
         lookahead: int,
         early: bool,
@@ -170,7 +170,7 @@ class Turns:
         urgent = min((deadline for _, deadline in known.values()), default=math.inf)
         soon = [n for n in list(coming)[:_SOON] if coming[n][1] < urgent]
         # First those whose parameters the backward pass is about to use: they are read only once.
-        soon.sort(key=lambda n: not self._groups[n].home.holds(self._groups[n].params))
+        soon.sort(key=lambda n: not self._groups[n].storage.holds(self._groups[n].params))
         return [*soon, *self._order(), *(n for n in coming if n not in soon)]
 
     def _order(self) -> list[str]:

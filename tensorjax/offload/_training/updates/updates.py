@@ -3,48 +3,49 @@
 import logging
 import math
 import queue
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 from tensorjax.offload._training.groups.parameter_group import Group, Handed, Spare, not_handed
-from tensorjax.offload._training.storage.storage import Home, Reading
+from tensorjax.offload._training.storage.storage import Reading, Storage
 from tensorjax.offload._training.trace import Trace
 from tensorjax.offload._training.updates.jobs import Fetched, Output, Ready
-from tensorjax.offload._training.updates.read_budget import Ahead
-from tensorjax.offload._training.updates.scheduler import Turns
+from tensorjax.offload._training.updates.read_budget import ReadBudget
+from tensorjax.offload._training.updates.scheduler import UpdateScheduler
+from tensorjax.offload._training.worker_threads import WorkerThreads
 
 _LOG = logging.getLogger("tensorjax.offload")
 _TICK = 0.5  # seconds without a change, after which staging memory may be given back
 
 
-class Updater:
+class Updater(WorkerThreads):
     """Updater of parameters: three threads read optimiser states, update, and write.
 
-    `Turns` says which is next. Of gradients that do not fit, those wait in the store that are
-    needed last.
+    `UpdateScheduler` says which is next. Of gradients that do not fit, those wait in the store that
+    are needed last.
 
     Args:
       groups: by name.
-      spill: home of gradients beyond ``gradient_bytes``; None if these wait for room instead.
+      spill: storage of gradients beyond ``gradient_bytes``; None if these wait for room instead.
       gradient_bytes: host memory for gradients that wait; None for any.
       lookahead: how many of the largest states may be held; with 0, the next one is read only once
         the one before has been written.
-      early: whether states may be read before gradients are there, as of `Turns`.
-      staging: bytes of memory that reads share, as of `Ahead`; None for any.
+      early: whether states may be read before gradients are there, as of `UpdateScheduler`.
+      staging: bytes of memory that reads share, as of `ReadBudget`; None for any.
       together: whether that is tight: states are then read once they are used, with gradients.
-      start: version that the homes have.
+      start: version that the storages have.
       due: deadline of the writes of a group's version. Parameters are handed to the device, and a
         read hastens the write that it waits for: so reads, which somebody waits for, go first.
       updated: called with group, version and new arrays for the device, before they are written.
-      written: called with group and version once the home has them.
+      written: called with group and version once the storage has them.
       failed: called with what ended a thread.
       trace: gains spans.
 
     Attributes:
       peak_gradient: the most bytes of gradients that waited in memory.
-      peak_update: the most bytes of results on their way home, and of memory kept for the next.
+      peak_update: the most bytes of results on their way to storage, and of memory kept for the
+        next.
       peak_host: the most bytes of both together, with gradients on their way to the store and those
         that another layer adds to.
     """
@@ -53,7 +54,7 @@ class Updater:
         self,
         groups: dict[str, Group],
         *,
-        spill: Home | None,
+        spill: Storage | None,
         gradient_bytes: int | None,
         lookahead: int,
         early: bool,
@@ -66,46 +67,32 @@ class Updater:
         failed: Callable[[BaseException], None],
         trace: Trace,
     ) -> None:
+        super().__init__(failed)
         self._groups, self._trace = groups, trace
-        self._homes = {id(g.home): g.home for g in groups.values()}.values()
+        self._storages = {id(g.storage): g.storage for g in groups.values()}.values()
         self._spill, self._gradient_bytes = spill, gradient_bytes
         spills = spill is not None and gradient_bytes is not None
         self._lookahead, self._together = lookahead, together
         # Results of two updates of the largest size may be under way; where memory is bounded, one.
         at_once = 2 if gradient_bytes is None else 1
         self._results_most = at_once * max(g.results for g in groups.values())
-        self._turns = Turns(
+        self._scheduler = UpdateScheduler(
             groups,
-            Ahead(groups, lookahead=lookahead, staging=staging, spills=spills),
+            ReadBudget(groups, lookahead=lookahead, staging=staging, spills=spills),
             lookahead=lookahead,
             early=early,
             together=together,
             results_most=self._results_most,
             start=start,
         )
-        self._due, self._updated, self._written, self._failed = due, updated, written, failed
-        # Taken by `with self._lock`, not by the condition: a signal may interrupt the Python code
-        # by which Condition takes its lock, and leave it locked.
-        self._lock = threading.RLock()
-        self._cond = threading.Condition(self._lock)
+        self._due, self._updated, self._written = due, updated, written
         self._scale: Any = None
         self._stalled = math.inf  # deadline of an update that waits for results to be written
         self._spilling = self._waiting_bytes = self._partial_bytes = 0
         self.peak_gradient = self.peak_update = self.peak_host = 0
         self._spare = Spare(groups.values(), bounded=gradient_bytes is not None)
-        self._error: BaseException | None = None
-        self._closed = False
         self._outputs: queue.Queue[Output | None] = queue.Queue()
-        self._threads = [
-            threading.Thread(
-                target=self._guarded, args=(body,), name=f"offload {name}", daemon=True
-            )
-            for name, body in (
-                ("read", self._read_all), ("update", self._update_all), ("write", self._write_all)
-            )
-        ]  # fmt: skip
-        for thread in self._threads:
-            thread.start()
+        self._start(read=self._read_all, update=self._update_all, write=self._write_all)
 
     def expect(self, coming: dict[str, tuple[int, float]], *, gated: bool) -> None:
         """Announces the order in which gradients for updates will come, with deadlines.
@@ -113,20 +100,20 @@ class Updater:
         Gated ones wait for `release`.
         """
         with self._lock:
-            self._turns.expected = dict(coming)
-            self._turns.gated = gated
+            self._scheduler.expected = dict(coming)
+            self._scheduler.gated = gated
             self._cond.notify_all()
 
     def gate(self) -> None:
         """Holds back updates whose gradients are offered from now on, until `release`."""
         with self._lock:
-            self._turns.open = False
+            self._scheduler.open = False
 
     def release(self, scale: Any = None) -> None:
         """Releases updates, their gradients multiplied by ``scale`` if there is one."""
         with self._lock:
-            self._scale, self._turns.open = scale, True
-            for ready in self._turns.ready.values():
+            self._scale, self._scheduler.open = scale, True
+            for ready in self._scheduler.ready.values():
                 if ready.gated:  # others were let go before, by a scale of their own
                     ready.gated, ready.scale = False, scale
             self._cond.notify_all()
@@ -134,10 +121,10 @@ class Updater:
     def hold_back(self, version: float) -> None:
         """Holds back updates beyond a version, for a commit; infinity lets all begin.
 
-        The homes are about to be committed at that version: `settle_at` waits for it.
+        The storages are about to be committed at that version: `settle_at` waits for it.
         """
         with self._lock:
-            self._turns.newest = version
+            self._scheduler.newest = version
             self._cond.notify_all()
 
     def offer(
@@ -151,17 +138,17 @@ class Updater:
         """
         with self._lock:
             while not self._closed and self._error is None and self._full(name):
-                self._turns.blocked = True
+                self._scheduler.blocked = True
                 self._partial_bytes = partial + self._groups[name].gradient.nbytes
                 self._count()
                 self._cond.notify_all()
                 self._cond.wait()
-            self._turns.blocked = False
+            self._scheduler.blocked = False
             self._raise()
-            self._turns.expected.pop(name, None)
-            open_ = self._turns.open
+            self._scheduler.expected.pop(name, None)
+            open_ = self._scheduler.open
             ready = Ready(version, deadline, gradient, not open_, self._scale if open_ else None)
-            self._turns.ready[name] = ready
+            self._scheduler.ready[name] = ready
             del gradient
             self._waiting_bytes += self._groups[name].gradient.nbytes
             self._partial_bytes = partial
@@ -173,7 +160,7 @@ class Updater:
 
     def _count(self) -> None:
         """Records the peaks of memory that updates take; the lock is held."""
-        results = self._turns.results_bytes + self._spare.nbytes
+        results = self._scheduler.results_bytes + self._spare.nbytes
         self.peak_update = max(self.peak_update, results)
         held = self._waiting_bytes + self._partial_bytes + results
         self.peak_host = max(self.peak_host, held)
@@ -190,42 +177,42 @@ class Updater:
             return None
         if self._waiting_bytes <= self._gradient_bytes:
             return None
-        held = (n for n, r in self._turns.ready.items() if r.gradient is not None)
+        held = (n for n, r in self._scheduler.ready.items() if r.gradient is not None)
         # Better one that is not about to be updated: it would have to be read at once.
         return max(
             held,
-            key=lambda n: (n not in self._turns.fetched, self._turns.ready[n].deadline),
+            key=lambda n: (n not in self._scheduler.fetched, self._scheduler.ready[n].deadline),
             default=None,
         )
 
     def _move_out(self, name: str) -> None:
         """Writes a gradient that waits for its update to the store, with the lock released."""
         assert self._spill is not None
-        ready, bundle = self._turns.ready.pop(name), self._groups[name].gradient
-        if self._together and (fetched := self._turns.fetched.pop(name, None)) is not None:
+        ready, packing = self._scheduler.ready.pop(name), self._groups[name].gradient
+        if self._together and (fetched := self._scheduler.fetched.pop(name, None)) is not None:
             fetched.release()  # to be read again, with the gradient
         self._spilling += 1
         self._cond.release()
         try:
-            arrays, ready.gradient = bundle.flatten(ready.gradient), None
-            self._spill.write((bundle, arrays), deadline=ready.deadline, step=ready.version - 1)
+            arrays, ready.gradient = packing.flatten(ready.gradient), None
+            self._spill.write((packing, arrays), deadline=ready.deadline, step=ready.version - 1)
             del arrays
         finally:
             self._cond.acquire()
             self._spilling -= 1
-        self._waiting_bytes -= bundle.nbytes
-        self._turns.ready[name] = ready
+        self._waiting_bytes -= packing.nbytes
+        self._scheduler.ready[name] = ready
         self._cond.notify_all()
 
     def settle(self) -> None:
         """Waits until the updates of all gradients offered are made and written."""
         with self._lock:
-            while self._turns.ready or self._turns.unwritten or self._spilling:
+            while self._scheduler.ready or self._scheduler.unwritten or self._spilling:
                 self._raise()
                 self._cond.wait()
             self._raise()
-        for home in self._homes:
-            home.settle()
+        for storage in self._storages:
+            storage.settle()
 
     def settle_at(self, version: int) -> None:
         """Waits until all updates up to a version are written; later ones are held back.
@@ -233,16 +220,10 @@ class Updater:
         Groups that only the last layers use may not have begun their updates to it by then.
         """
         with self._lock:
-            while self._turns.behind(version):
+            while self._scheduler.behind(version):
                 self._raise()
                 self._cond.wait()
             self._raise()
-
-    def fail(self, error: BaseException) -> None:
-        """Makes all calls that wait for updates raise."""
-        with self._lock:
-            self._error = self._error or error
-            self._cond.notify_all()
 
     def close(self) -> None:
         """Ends the update threads; updates not made are lost, so `settle` first."""
@@ -254,23 +235,10 @@ class Updater:
         updates.join()
         self._outputs.put(None)
         writes.join()
-        for fetched in self._turns.fetched.values():
+        for fetched in self._scheduler.fetched.values():
             fetched.release()
-        self._turns.fetched.clear()
+        self._scheduler.fetched.clear()
         self._spare.clear()
-
-    def _raise(self) -> None:
-        if self._error is not None:
-            raise RuntimeError(
-                f"the training cannot go on: a thread of it failed: {self._error!r}"
-            ) from self._error
-
-    def _guarded(self, body: Callable[[], None]) -> None:
-        try:
-            body()
-        except BaseException as error:
-            self.fail(error)
-            self._failed(error)
 
     def _read_all(self) -> None:
         """Thread: starts reads of states and of stored gradients for the next updates."""
@@ -281,20 +249,20 @@ class Updater:
         """Starts the next read of the updater's thread; returns None at the end."""
         with self._lock:
             while not self._closed and self._error is None:
-                if (name := self._turns.lacking()) is not None:
-                    ready = self._turns.ready[name]
+                if (name := self._scheduler.lacking()) is not None:
+                    ready = self._scheduler.ready[name]
                     reading = self._reading(self._groups[name], ready.version, ready.deadline)
-                    self._turns.fetched[name].gradient = reading
+                    self._scheduler.fetched[name].gradient = reading
                     return reading
-                if (wanted := self._turns.wanted()) is not None:
+                if (wanted := self._scheduler.wanted()) is not None:
                     name, version, deadline = wanted
                     group = self._groups[name]
-                    bundles = [group.params, group.state]
+                    packings = [group.params, group.state]
                     whole = self._whole(name)
                     if whole:
-                        bundles.append(group.gradient)
-                    reading = group.home.read(*bundles, deadline=deadline, step=version - 1)
-                    self._turns.fetched[name] = Fetched(reading, whole)
+                        packings.append(group.gradient)
+                    reading = group.storage.read(*packings, deadline=deadline, step=version - 1)
+                    self._scheduler.fetched[name] = Fetched(reading, whole)
                     return reading
                 if not self._cond.wait(_TICK):
                     self._give_way()
@@ -307,20 +275,20 @@ class Updater:
         for again at once, but what is more urgent waits before it. One that has no memory yet would
         free none. The lock is held.
         """
-        busy = self._turns.updating or self._turns.unwritten or self._spilling
+        busy = self._scheduler.updating or self._scheduler.unwritten or self._spilling
         # What a commit holds back waits for no memory.
-        if busy or not self._turns.behind(self._turns.newest):
+        if busy or not self._scheduler.behind(self._scheduler.newest):
             return
-        if not any(home.starved() for home in self._homes):
+        if not any(storage.starved() for storage in self._storages):
             return
-        if (name := self._turns.idle() or self._turns.latest()) is not None:
-            self._turns.fetched.pop(name).release()
+        if (name := self._scheduler.idle() or self._scheduler.latest()) is not None:
+            self._scheduler.fetched.pop(name).release()
             _LOG.info("the state of %s is read again: staging memory is cut up", name)
 
     def _whole(self, name: str) -> bool:
         """Whether an update's gradient is read with the state, in memory got together."""
-        here = self._groups[name].home is self._spill
-        return self._together and here and self._turns.ready[name].gradient is None
+        here = self._groups[name].storage is self._spill
+        return self._together and here and self._scheduler.ready[name].gradient is None
 
     def _update_all(self) -> None:
         """Thread: updates one group at a time on the host."""
@@ -333,12 +301,12 @@ class Updater:
         """Waits for the next group to update; returns it with its state; None at the end."""
         with self._lock:
             while not self._closed and self._error is None:
-                name, room = self._turns.able()
-                stalled = math.inf if name is None or room else self._turns.ready[name].deadline
+                name, room = self._scheduler.able()
+                stalled = math.inf if name is None or room else self._scheduler.ready[name].deadline
                 sooner, self._stalled = stalled < self._stalled, stalled
                 if name is not None and room:
-                    self._turns.updating.append(name)
-                    return name, self._started(name), self._turns.fetched.pop(name)
+                    self._scheduler.updating.append(name)
+                    return name, self._started(name), self._scheduler.fetched.pop(name)
                 if sooner:
                     self._hasten(stalled)
                 else:
@@ -349,8 +317,8 @@ class Updater:
         """Moves writes that an update waits for forward; the lock is released meanwhile."""
         self._cond.release()
         try:
-            for home in self._homes:
-                home.hasten(deadline)
+            for storage in self._storages:
+                storage.hasten(deadline)
         finally:
             self._cond.acquire()
 
@@ -362,7 +330,7 @@ class Updater:
         finally:
             fetched.release()
             with self._lock:
-                self._turns.updating.remove(name)
+                self._scheduler.updating.remove(name)
                 self._waiting_bytes -= used
                 self._cond.notify_all()
         device = params if group.weights is None else weights
@@ -405,9 +373,9 @@ class Updater:
 
     def _started(self, name: str) -> Ready:
         """Takes a gradient out of the schedule for its update; the lock is held."""
-        group, ready = self._groups[name], self._turns.ready.pop(name)
-        self._turns.unwritten += 1
-        self._turns.results_bytes += group.results
+        group, ready = self._groups[name], self._scheduler.ready.pop(name)
+        self._scheduler.unwritten += 1
+        self._scheduler.results_bytes += group.results
         if ready.gradient is not None and group.into == "gradient":
             self._waiting_bytes -= group.gradient.nbytes  # it becomes a result
         ready.spare = self._spare.take(group)
@@ -418,7 +386,7 @@ class Updater:
 
     def _bound_spare(self) -> None:
         """Drops memory kept for updates' results where it would exceed the bound."""
-        total = self._turns.results_bytes + self._spare.nbytes
+        total = self._scheduler.results_bytes + self._spare.nbytes
         if self._gradient_bytes is not None and total > self._results_most:
             self._spare.clear()
 
@@ -433,24 +401,23 @@ class Updater:
                 if self._error is None:
                     self._write(output)
             except BaseException as error:
-                self.fail(error)
-                self._failed(error)
+                self._ended(error)
             finally:
                 self._outputs.task_done()
 
     def _write(self, output: Output) -> None:
         group, ready = output.group, output.ready
         due = min(self._due(group.name, ready.version), self._stalled)
-        back = group.home.write(*output.take(), deadline=due, step=ready.version - 1)
+        back = group.storage.write(*output.take(), deadline=due, step=ready.version - 1)
         if not self._lookahead:
-            group.home.settle()
+            group.storage.settle()
         with self._lock:
-            self._turns.results_bytes -= group.results
+            self._scheduler.results_bytes -= group.results
             if back is not None:
                 self._spare.keep(group, back[0], back[1], output.handed)
                 self._bound_spare()
             del back  # before the next update begins
-            self._turns.version[group.name] = ready.version
-            self._turns.unwritten -= 1
+            self._scheduler.version[group.name] = ready.version
+            self._scheduler.unwritten -= 1
             self._cond.notify_all()
         self._written(group.name, ready.version)

@@ -10,23 +10,23 @@ import pytest
 
 from tensorjax.offload._training.groups.parameter_group import Group
 from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
-from tensorjax.offload._training.storage.storage import Held, HostHome
-from tensorjax.offload._training.storage.tensor_packing import Bundle
+from tensorjax.offload._training.storage.storage import Held, HostStorage
+from tensorjax.offload._training.storage.tensor_packing import TensorPacking
 from tensorjax.offload._training.updates.jobs import Fetched, Ready
-from tensorjax.offload._training.updates.read_budget import Ahead
-from tensorjax.offload._training.updates.scheduler import Turns
+from tensorjax.offload._training.updates.read_budget import ReadBudget
+from tensorjax.offload._training.updates.scheduler import UpdateScheduler
 
 NAMES = ("a", "b", "c", "d", "e", "f")
 
 
-class Cold(HostHome):
-    """A home that has to read parameters, but for those that something else holds."""
+class Cold(HostStorage):
+    """A storage that has to read parameters, but for those that something else holds."""
 
     in_place = False
     held_now: frozenset[str] = frozenset()
 
-    def holds(self, bundle: Bundle) -> bool:
-        return bundle.name.split("/")[0] in self.held_now
+    def holds(self, packing: TensorPacking) -> bool:
+        return packing.name.split("/")[0] in self.held_now
 
 
 class Late(Held):
@@ -38,32 +38,34 @@ class Late(Held):
     begun = ready
 
 
-def turns(lookahead: int = 9, at_once: int = 2, memory: str = "", **options: Any) -> Turns:
+def turns(
+    lookahead: int = 9, at_once: int = 2, memory: str = "", **options: Any
+) -> UpdateScheduler:
     """Of six groups of one size, some in memory; results of two updates fit."""
-    cold, hot, like = Cold(), HostHome(), {"w": jax.ShapeDtypeStruct((4,), jnp.float32)}
+    cold, hot, like = Cold(), HostStorage(), {"w": jax.ShapeDtypeStruct((4,), jnp.float32)}
     groups = {
         name: Group(
             name,
-            Bundle(f"{name}/params", like),
-            Bundle(f"{name}/state", like),
+            TensorPacking(f"{name}/params", like),
+            TensorPacking(f"{name}/state", like),
             None,
-            Bundle(f"{name}/gradient", like),
+            TensorPacking(f"{name}/gradient", like),
             hot if name in memory else cold,
             HostOptimizer(optax.sgd(0.1)),
         )
         for name in NAMES
     }
-    ahead = Ahead(groups, lookahead=lookahead, staging=None, spills=False)
+    ahead = ReadBudget(groups, lookahead=lookahead, staging=None, spills=False)
     results = groups["f"].results
     options = {
         "early": lookahead > 0,
         "together": False,
         "results_most": at_once * results,
     } | options
-    return Turns(groups, ahead, lookahead=lookahead, start=0, **options)
+    return UpdateScheduler(groups, ahead, lookahead=lookahead, start=0, **options)
 
 
-def there(known: Turns, name: str, deadline: float, *, state: bool = True) -> None:
+def there(known: UpdateScheduler, name: str, deadline: float, *, state: bool = True) -> None:
     """The gradient of a group is there, and its state, or that is on its way."""
     known.ready[name] = Ready(1, deadline, "gradient", not known.open)
     known.fetched[name] = Fetched(Held([]) if state else Late([]), whole=False)
@@ -164,7 +166,7 @@ def test_a_state_beside_parameters_that_are_held_is_asked_for_first(
     ],
 )
 def test_what_keeps_a_state_from_being_asked_for(
-    change: Callable[[Turns], None], found: tuple[str, int, float] | None
+    change: Callable[[UpdateScheduler], None], found: tuple[str, int, float] | None
 ) -> None:
     known = turns()
     known.expected = {"c": (1, 3.0), "b": (1, 2.0)}

@@ -7,28 +7,28 @@ import pytest
 
 from tensorjax.offload._training.groups.parameter_group import Group
 from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
-from tensorjax.offload._training.storage.storage import HostHome
-from tensorjax.offload._training.storage.tensor_packing import Bundle
-from tensorjax.offload._training.updates.read_budget import Ahead
+from tensorjax.offload._training.storage.storage import HostStorage
+from tensorjax.offload._training.storage.tensor_packing import TensorPacking
+from tensorjax.offload._training.updates.read_budget import ReadBudget
 
 UNIT = 1 << 18  # bytes of the parameters of a block; its state is twice that, a table four times
 
 
 def group(name: str, size: int) -> Group:
-    def bundle(part: str, times: int) -> Bundle:
+    def packing(part: str, times: int) -> TensorPacking:
         like = jax.ShapeDtypeStruct((times * size * UNIT // 4,), jnp.float32)
-        return Bundle(f"{name}/{part}", {"w": like})
+        return TensorPacking(f"{name}/{part}", {"w": like})
 
-    parts = (bundle("params", 1), bundle("state", 2), None, bundle("gradient", 1))
-    return Group(name, *parts, HostHome(), HostOptimizer(optax.sgd(0.1)))
+    parts = (packing("params", 1), packing("state", 2), None, packing("gradient", 1))
+    return Group(name, *parts, HostStorage(), HostOptimizer(optax.sgd(0.1)))
 
 
 GROUPS = {name: group(name, size) for name, size in {"a": 1, "b": 1, "c": 1, "table": 4}.items()}
 
 
-def ahead(staging: int | None = None, *, lookahead: int = 1, spills: bool = False) -> Ahead:
+def ahead(staging: int | None = None, *, lookahead: int = 1, spills: bool = False) -> ReadBudget:
     bytes_ = None if staging is None else staging * UNIT
-    return Ahead(GROUPS, lookahead=lookahead, staging=bytes_, spills=spills)
+    return ReadBudget(GROUPS, lookahead=lookahead, staging=bytes_, spills=spills)
 
 
 def test_states_are_counted_by_their_bytes() -> None:

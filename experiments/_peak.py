@@ -1,0 +1,20 @@
+"""Speed of a device in products of matrices, to which utilisations are relative."""
+
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def measured_peak(dtype: Any, size: int = 1024) -> float:
+    """Operations in a second that one device does in a product of square matrices."""
+    x = jnp.ones((size, size), dtype)
+    product = jax.jit(jnp.matmul)
+    product(x, x).block_until_ready()
+    times, end = [], time.perf_counter() + 0.5  # others may hold a core for a while
+    while len(times) < 8 or time.perf_counter() < end:
+        start = time.perf_counter()
+        product(x, x).block_until_ready()
+        times.append(time.perf_counter() - start)
+    return 2 * size**3 / min(times)

@@ -1,0 +1,145 @@
+"""The part "local": local problems of `tt.solve` and `tt.eigsh`, which run on the host today.
+
+Whole searches on this host come first. Then one product with a local operator between its
+interfaces, and one truncation, at ranks at which a device could pay: by NumPy on the host, and on
+the device with and without the copies that a search on the host would need.
+"""
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.bench import _problems
+from experiments.bench.device import machine
+from experiments.bench.device.rows import Budget, Case, Emit, run_cases
+from tensorjax import contract, tt
+
+# Local operators between interfaces (rank, bond of the operator, rank), on vectors of two sites
+# (eigsh) and of one (solve).
+TWO_SITES = "paq,aijb,bklc,rcs,qjls->pikr"
+ONE_SITE = "paq,aijb,rbs,qjs->pir"
+_RANKS = (64, 256, 1024)
+
+
+def run(budget: Budget, emit: Emit) -> None:
+    """Searches, products and truncations."""
+    jax.config.update("jax_enable_x64", True)
+    tiny = budget.tiny
+    found: list[Case] = []
+    for rank in (8,) if tiny else _RANKS:
+        shapes = two_sites(rank, bond=5, mode=2), one_site(rank, bond=4, mode=8 if tiny else 16)
+        for name, (expr, operands) in zip(("eigsh, two sites", "solve, one site"), shapes,
+                                          strict=True):  # fmt: skip
+            call = functools.partial(product, expr, operands, 0.02 if tiny else 0.3)
+            found.append((f"{name}: product, rank {rank}", call))
+        call = functools.partial(truncation, 2 * rank, 0.02 if tiny else 0.3)
+        found.append((f"truncation of {2 * rank} × {2 * rank}", call))
+    run_cases([*found[:3], *searches(tiny), *found[3:]], budget, emit)
+
+
+def searches(tiny: bool) -> list[Case]:
+    """Whole searches, on the host."""
+    sites, rank, order, size = (8, 8, 3, 8) if tiny else (40, 128, 8, 128)
+
+    def chain() -> dict[str, Any]:
+        z = np.diag([0.5, -0.5])
+        up = np.array([[0.0, 1.0], [0.0, 0.0]])
+        bond = np.kron(z, z) + 0.5 * (np.kron(up, up.T) + np.kron(up.T, up))
+        heisenberg = tt.chain_operator(sites, bond=bond)
+        start = time.perf_counter()
+        _, _, info = tt.eigsh(heisenberg, tol=1e-4, max_rank=rank, max_sweeps=12)
+        note = f"{info.status}, {info.sweeps[0]} sweeps, rank {max(info.ranks[0])}"
+        return {"host ms": 1e3 * (time.perf_counter() - start), "note": note}
+
+    def system() -> dict[str, Any]:
+        problem = _problems.systems((order,), size)[1]
+        way = problem.ways[0]
+        start = time.perf_counter()
+        _, info = way.call()
+        note = f"{info.status}, {info.sweeps} sweeps, rank {max(info.ranks)}"
+        return {"host ms": 1e3 * (time.perf_counter() - start), "note": note}
+
+    return [
+        (f"eigsh, Heisenberg, {sites} sites, rank {rank}, whole", chain),
+        (f"solve, convection, d = {order}, n = {size}, whole", system),
+    ]
+
+
+def two_sites(rank: int, bond: int, mode: int) -> tuple[str, list[np.ndarray]]:
+    """Operands of `TWO_SITES`."""
+    core = (bond, mode, mode, bond)
+    side = (rank, bond, rank)
+    return TWO_SITES, _normal(side, core, core, side, (rank, mode, mode, rank))
+
+
+def one_site(rank: int, bond: int, mode: int) -> tuple[str, list[np.ndarray]]:
+    """Operands of `ONE_SITE`."""
+    side = (rank, bond, rank)
+    return ONE_SITE, _normal(side, (bond, mode, mode, bond), side, (rank, mode, rank))
+
+
+def _normal(*shapes: tuple[int, ...]) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.standard_normal(shape) for shape in shapes]
+
+
+def product(expr: str, operands: list[np.ndarray], seconds: float) -> dict[str, Any]:
+    """Milliseconds of one product, the vector last among its operands."""
+    path = np.einsum_path(expr, *operands, optimize="optimal")[0]
+    flops = contract.plan(expr, *operands).flops
+
+    def on_host(*arrays: Any) -> np.ndarray:
+        return np.einsum(expr, *arrays, optimize=path)
+
+    def on_device(*arrays: Any) -> Any:
+        return contract.einsum(expr, *arrays)
+
+    return _beside(on_host, on_device, operands, flops, seconds)
+
+
+def truncation(size: int, seconds: float) -> dict[str, Any]:
+    """Milliseconds of a singular value decomposition."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((size, size)) * np.exp(-20 / size * np.arange(size))
+
+    def on_host(x: Any) -> Any:
+        return np.linalg.svd(x, full_matrices=False)[1]
+
+    def on_device(x: Any) -> Any:
+        u, s, vh = jnp.linalg.svd(x, full_matrices=False)
+        return s + 0 * (u[0] + vh[:, 0])  # all of it is computed
+
+    return _beside(on_host, on_device, [x], 22.0 * size**3, seconds)
+
+
+def _beside(
+    on_host: Callable[..., Any],
+    on_device: Callable[..., Any],
+    operands: list[np.ndarray],
+    flops: float,
+    seconds: float,
+) -> dict[str, Any]:
+    """The row of a piece of work: host and device, double and single precision."""
+    expected = np.asarray(on_host(*operands))
+    compiled = jax.jit(on_device)
+    *fixed, last = (jnp.asarray(x) for x in operands)
+
+    def copied(x: np.ndarray) -> np.ndarray:
+        return np.asarray(compiled(*fixed, x))
+
+    found = np.asarray(compiled(*fixed, last))
+    single = [x.astype(jnp.float32) for x in (*fixed, last)]
+    device = machine.median(compiled, *fixed, last, seconds=seconds)
+    return {
+        "host ms": 1e3 * machine.median(on_host, *operands, seconds=seconds),
+        "device ms": 1e3 * device,
+        "with copies ms": 1e3 * machine.median(copied, operands[-1], seconds=seconds),
+        "float32 ms": 1e3 * machine.median(compiled, *single, seconds=seconds),
+        "device TFLOP/s": flops / device / 1e12,
+        "error": float(np.abs(found - expected).max() / np.abs(expected).max()),
+    }

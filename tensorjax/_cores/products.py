@@ -1,0 +1,54 @@
+"""Exact products and sums of trains from their cores, whose bonds multiply or add; NumPy or JAX."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tensorjax._cores.contraction import einsum
+from tensorjax._cores.unfoldings import Cores
+
+
+def merged_bonds(core: Any) -> Any:
+    """Merges both left bonds and both right bonds of a product of cores (p, r, …, q, s)."""
+    (p, r, *modes, q, s) = core.shape
+    return core.reshape(p * r, *modes, q * s)
+
+
+def hadamard_core(a: Any, b: Any) -> Any:
+    """Multiplies cores (p, n, q), (r, n, s) entry by entry, or (p, m, n, q), (r, m, n, s)."""
+    return merged_bonds(einsum("paq,ras->praqs" if a.ndim == 3 else "pabq,rabs->prabqs", a, b))
+
+
+def matvec_core(a: Any, x: Any) -> Any:
+    """Multiplies a core (p, m, n, q) of a TT-matrix by one (r, n, s) of a train: (p r, m, q s)."""
+    return merged_bonds(einsum("pmnq,rns->prmqs", a, x))
+
+
+def matmul_core(a: Any, b: Any) -> Any:
+    """Multiplies cores (p, m, n, q), (r, n, k, s) of TT-matrices: (p r, m, k, q s)."""
+    return merged_bonds(einsum("pmnq,rnks->prmkqs", a, b))
+
+
+def matvec(a: Sequence[Any], x: Sequence[Any]) -> Cores:
+    """Multiplies a TT-matrix by a train, A x, exactly; bonds multiply."""
+    return [matvec_core(p, c) for p, c in zip(a, x, strict=True)]
+
+
+def combined(terms: list[Cores], weights: Any) -> Cores:
+    """Computes the sum Σ w x of trains exactly, from host cores, with block-diagonal cores."""
+    if len(terms[0]) == 1:
+        return [sum(w * t[0] for w, t in zip(weights, terms, strict=True))]
+    first = np.concatenate([w * t[0] for w, t in zip(weights, terms, strict=True)], -1)
+    last = np.concatenate([t[-1] for t in terms], 0)
+    return [first, *(_blocks(list(c)) for c in list(zip(*terms, strict=True))[1:-1]), last]
+
+
+def _blocks(cores: Cores) -> Any:
+    rows, columns = (sum(c.shape[i] for c in cores) for i in (0, 2))
+    out = np.zeros((rows, cores[0].shape[1], columns), np.result_type(*cores))
+    r = s = 0
+    for c in cores:
+        out[r : r + c.shape[0], :, s : s + c.shape[2]] = c
+        r, s = r + c.shape[0], s + c.shape[2]
+    return out

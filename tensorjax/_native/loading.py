@@ -1,0 +1,158 @@
+"""Loading of the C++ kernels: the library of the best level that this CPU has, else a lower one."""
+
+import ctypes
+import importlib
+import logging
+import os
+import re
+import threading
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from tensorjax import _blas_threads as _blas
+from tensorjax._native import level as _level
+
+CALLS = (
+    "tensorjax_round",
+    "tensorjax_inner",
+    "tensorjax_multiply",
+    "tensorjax_sketch",
+    "tensorjax_lookup",
+    "tensorjax_lookup_gradient",
+)
+_LOG = logging.getLogger("tensorjax")
+_guard = threading.Lock()  # handlers may be registered once in a process
+_OFF = "turned off by TENSORJAX_NATIVE=0"
+
+
+class Kernels(NamedTuple):
+    """State of the C++ kernels in this process.
+
+    Attributes:
+      level: that serves, such as "x86-64-v3"; empty if none does.
+      why_not: of every other level of this CPU's architecture the reason why it does not serve.
+      reason: why none serves; empty if one does.
+    """
+
+    level: str
+    why_not: dict[str, str]
+    reason: str
+
+
+def kernels() -> Kernels:
+    """Returns which level of the C++ kernels serves, after loading it, and why others do not."""
+    return loaded()[1]
+
+
+def status() -> str:
+    """Returns the reason why the C++ kernels cannot be called here; empty if they can."""
+    return loaded()[1].reason
+
+
+def loaded() -> tuple[Any, Kernels]:
+    """Loads the C++ library and registers its handlers, once; returns it and what was found."""
+    return _found or _first_loaded()
+
+
+_found: tuple[Any, Kernels] | tuple[()] = ()
+
+
+def _first_loaded() -> tuple[Any, Kernels]:
+    global _found
+    with _guard:
+        if not _found:
+            library, state = _load(os.environ.get("TENSORJAX_NATIVE", "1"))
+            if state.reason and state.reason != _OFF:
+                _LOG.warning(
+                    "the C++ kernels do not serve here: %s. XLA and NumPy serve instead, more "
+                    "slowly (said once)", state.reason,
+                )  # fmt: skip
+            _found = library, state
+    return _found
+
+
+def _load(asked: str) -> tuple[Any, Kernels]:
+    """Tries the levels from the best one that is ``asked`` for down, as TENSORJAX_NATIVE does."""
+    names = _level.known()
+    if asked == "0":
+        return None, Kernels("", dict.fromkeys(names, _OFF), _OFF)
+    if asked not in ("", "1", *names):
+        why = f"TENSORJAX_NATIVE: expected 0, 1 or one of {', '.join(names)}, got {asked!r}"
+        return None, Kernels("", dict.fromkeys(names, why), why)
+    first = names.index(asked) if asked in names else 0
+    library, serving, why_not = None, "", {}
+    for place, name in enumerate(names):
+        why = f"TENSORJAX_NATIVE={asked} asks for less" if place < first else ""
+        why = why or _missing(name) or (f"{serving} serves" if serving else "")
+        if not why:
+            library, why = _tried(_path(name))
+        if why:
+            why_not[name] = why
+        else:
+            serving = name
+    return library, Kernels(serving, why_not, "" if serving else _reason(why_not))
+
+
+def _reason(why_not: dict[str, str]) -> str:
+    """Returns one reason for all levels."""
+    if not any(_path(name).exists() for name in why_not):
+        return (
+            "this installation has none (a wheel without compiled code, or no C++ compiler was "
+            "found when it was built)"
+        )
+    return "; ".join(f"{name}: {why}" for name, why in why_not.items() if _path(name).exists())
+
+
+def _path(name: str) -> Path:
+    return Path(__file__).with_name(f"sweeps-{name}.so")
+
+
+def _missing(name: str) -> str:
+    """Returns what a level lacks: its library, or instructions of this CPU."""
+    if not _path(name).exists():
+        return "not part of this installation"
+    lacking = _level.lacks(name)
+    return f"this CPU does not offer {', '.join(lacking)}" if lacking else ""
+
+
+def _tried(path: Path) -> tuple[Any, str]:
+    """Loads a library and registers its handlers; returns it, or the reason for failure."""
+    try:
+        library = ctypes.CDLL(str(path))
+        if library.tensorjax_interface() > _interface():
+            return None, f"{path.name} was built for a newer jaxlib; install tensorjax again"
+        library.tensorjax_lapack(*map(_lapack, ("dsyevd", "dgesdd")), *blas_threads())
+        # All are looked for before one is registered: a name can be given only once.
+        handlers = {name: jax.ffi.pycapsule(getattr(library, name)) for name in CALLS}
+        for name, handler in handlers.items():
+            jax.ffi.register_ffi_target(name, handler, platform="cpu")
+    except (OSError, AttributeError, ImportError, KeyError, ValueError, RuntimeError) as error:
+        return None, f"{path.name}: {error}"
+    return library, ""
+
+
+def _interface() -> int:
+    """Returns this jaxlib's version of the interface to C++ kernels, 1000 major + minor."""
+    header = Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h"
+    numbers = re.findall(r"#define XLA_FFI_API_(?:MAJOR|MINOR) (\d+)", header.read_text())
+    major, minor = map(int, numbers)
+    return 1000 * major + minor
+
+
+def _lapack(name: str) -> ctypes.c_void_p:
+    """Returns the address of a routine of SciPy's LAPACK, which the C++ kernels call."""
+    capsule = importlib.import_module("scipy.linalg.cython_lapack").__pyx_capi__[name]
+    api = ctypes.pythonapi
+    api.PyCapsule_GetName.restype = ctypes.c_char_p
+    api.PyCapsule_GetName.argtypes = [ctypes.py_object]
+    api.PyCapsule_GetPointer.restype = ctypes.c_void_p
+    api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    return ctypes.c_void_p(api.PyCapsule_GetPointer(capsule, api.PyCapsule_GetName(capsule)))
+
+
+def blas_threads() -> list[ctypes.c_void_p]:
+    """Returns C functions that get and set the threads of SciPy's BLAS; null if unknown."""
+    found = _blas.controls("scipy.linalg.cython_lapack")
+    return [ctypes.cast(f, ctypes.c_void_p) for f in found] if found else [ctypes.c_void_p()] * 2

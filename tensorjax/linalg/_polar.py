@@ -1,0 +1,35 @@
+"""Polar decomposition of arrays."""
+
+from tensorjax import _check
+from tensorjax._placement import placed
+from tensorjax.linalg._arrays import Array, adjoint, matmul, scale_columns, wide
+from tensorjax.linalg._svd_eigh import svd
+
+
+@placed
+def polar(a: Array) -> tuple[Array, Array]:
+    """Computes the polar factors a = u @ p: u with orthonormal columns, p Hermitian ≥ 0.
+
+    u is the matrix with orthonormal columns nearest to ``a``, the solution of the orthogonal
+    Procrustes problem. For m < n, u has orthonormal rows instead.
+
+    Args:
+      a: (…, m, n), floating or complex; half precision is factored in single.
+
+    Returns:
+      (u, p), in the dtype of ``a``.
+
+    Raises:
+      TypeError: ``a`` has an integer dtype.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> u, p = polar(jnp.array([[0.0, -2.0], [2.0, 0.0]]))
+      >>> print(jnp.round(u, 6) + 0.0)
+      [[ 0. -1.]
+       [ 1.  0.]]
+    """
+    a = _check.inexact("a", a)
+    u, s, vh = svd(wide(a))
+    p = matmul(scale_columns(adjoint(vh), s), vh)
+    return matmul(u, vh).astype(a.dtype), p.astype(a.dtype)

@@ -1,0 +1,74 @@
+"""Riemannian conjugate gradients with a line search, for any manifold, in Optax's form."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from tensorjax._optax import transformation
+from tensorjax.linalg._arrays import where_positive
+from tensorjax.linalg._stiefel import line_search
+
+
+class Conjugate(NamedTuple):
+    """State of Riemannian conjugate gradients: the last direction, gradient and twice the step."""
+
+    direction: Any
+    gradient: Any
+    step: jax.Array
+
+
+def riemannian_cg(
+    zero: Callable[[Any], Any],
+    tangents: Callable[..., tuple[Any, ...]],
+    inner: Callable[[Any, Any], jax.Array],
+    combined: Callable[[Sequence[Any], Sequence[jax.Array]], Any],
+    moved: Callable[[Any, Any, jax.Array], Any],
+) -> Any:
+    """Returns Riemannian conjugate gradients as a gradient transformation, of a given manifold.
+
+    Its ``update`` needs the extra arguments ``value``, the present loss, and ``value_fn``.
+
+    Args:
+      zero: the zero tangent vector at a point.
+      tangents: (point, gradient, *vectors) ↦ the gradient and the vectors, transported by
+        projection, as tangent vectors at the point.
+      inner: real inner product of tangent vectors.
+      combined: linear combination of tangent vectors.
+      moved: (point, direction, step) ↦ the retracted point.
+
+    Source: Absil, Mahony, Sepulchre (2008), algorithm 13, with the Polak–Ribière rule, never
+    negative; steps are found by one parabola and then halving (Armijo).
+    """
+
+    def init(x: Any) -> Conjugate:
+        nothing = zero(x)
+        return Conjugate(nothing, nothing, jnp.ones((), jnp.finfo(nothing.dtype).dtype))
+
+    def update(
+        gradient: Any,
+        state: Conjugate,
+        x: Any,
+        *,
+        value: jax.Array,
+        value_fn: Callable[[Any], jax.Array],
+        **_: Any,
+    ) -> tuple[Any, Conjugate]:
+        gradient, past, carried = tangents(x, gradient, state.gradient, state.direction)
+        before, size = inner(state.gradient, state.gradient), inner(gradient, gradient)
+        beta = jnp.maximum(size - inner(gradient, past), 0) / where_positive(before, 1.0)
+        # A direction that leads uphill is dropped for the gradient.
+        downhill = (before > 0) & (beta * inner(gradient, carried) < size)
+        beta = jnp.where(downhill, beta, 0)
+        direction = combined([gradient, carried], [-jnp.ones_like(beta), beta])
+
+        def loss(step: jax.Array) -> jax.Array:
+            return value_fn(moved(x, direction, step))
+
+        step = line_search(loss, value, inner(gradient, direction), state.step)
+        new = moved(x, direction, step)
+        state = Conjugate(direction, gradient, 2 * where_positive(step, 0.5))
+        return jax.tree.map(jnp.subtract, new, x), state
+
+    return transformation(init, update)

@@ -1,0 +1,64 @@
+"""Parameters of tensorised layers: dtypes, gates, random streams, placement, size limit."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from tensorjax import linalg
+from tensorjax._placement import replicated
+
+# Default limit of a dense weight, in bytes: 4 GiB.
+MAX_BYTES = 2**32
+
+
+def checked_dtype(name: str, dtype: Any) -> np.dtype:
+    """Checks that the dtype of a layer's parameters is real or complex floating-point."""
+    try:
+        found = jnp.dtype(dtype)
+    except TypeError:
+        found = None
+    if found is None or not jnp.issubdtype(found, jnp.inexact):
+        raise TypeError(f"{name}: expected a floating-point type like jnp.float32, got {dtype!r}")
+    return found
+
+
+def check_rngs(rngs: Any) -> None:
+    """Checks that ``rngs`` for parameters are a `flax.nnx.Rngs`; else raises TypeError."""
+    if not isinstance(rngs, nnx.Rngs):
+        raise TypeError(f"rngs: expected flax.nnx.Rngs, got {rngs!r}; pass rngs=nnx.Rngs(0)")
+
+
+def gate_dtype(param_dtype: Any) -> Any:
+    """Returns the dtype of gate parameters: at least single, for small steps near 1."""
+    return linalg.factor_dtype(param_dtype)
+
+
+def ones(sizes: Sequence[int], dtype: Any) -> nnx.List:
+    """Makes gate parameters of ones, a vector for each size, in the gate dtype."""
+    return nnx.List([nnx.Param(jnp.ones((n,), gate_dtype(dtype))) for n in sizes])
+
+
+def values(parameters: Any) -> list[jax.Array]:
+    """Returns the arrays of a list of parameters."""
+    return [parameter[...] for parameter in parameters]
+
+
+def settle(layer: nnx.Module, given: nnx.Param) -> None:
+    """Replicates a new layer's parameters on the devices of the parameter it was made from."""
+    where = replicated(given.get_value())
+    if where is not None:
+        nnx.update(layer, jax.device_put(nnx.state(layer), where))
+
+
+def check_bytes(elements: int, dtype: Any, most: int) -> None:
+    """Checks the size limit of a dense weight, ``most`` bytes; raises ValueError beyond it."""
+    needed = elements * np.dtype(jnp.dtype(dtype)).itemsize
+    if needed > most:
+        raise ValueError(
+            f"max_bytes: expected at least {needed:,} bytes for a dense weight of {elements:,} "
+            f"numbers, got {most:,}; keep the layer as it is, or raise max_bytes"
+        )

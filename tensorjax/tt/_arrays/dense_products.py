@@ -1,0 +1,108 @@
+"""Products of TT-matrices with dense arrays, a @ x and x @ a, with leading axes as in NumPy."""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import _check, contract, linalg
+from tensorjax._cores.scaling import near_one
+from tensorjax._formats.trains import TTMatrix, single
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import NUMPY
+from tensorjax._placement import placed
+from tensorjax._transfer import on_device
+
+_HIGHEST = jax.lax.Precision.HIGHEST
+
+
+@placed
+def dense_product(a: TTMatrix, x: Any) -> jax.Array:
+    """Multiplies a TT-matrix by a dense array, the operator ``a @ x``, as `numpy.matmul`.
+
+    Args:
+      a: TTMatrix of shape (M, N), of which no dense matrix is made.
+      x: (N,), or (…, N, K); integers and Booleans become floating.
+
+    Returns:
+      (M,), or (…, M, K).
+
+    Raises:
+      ValueError: another size than N, or no axis.
+    """
+    single("a", a, TTMatrix)
+    x = _operand(a, x, 1 if np.ndim(x) == 1 else -2, 1)
+    *lead, last = (*x.shape[:-2], x.shape[-1]) if x.ndim > 1 else (1,)
+    out = _product(a, x, (math.prod(lead), *a.col_shape, last), (*a.row_shape,))
+    return out.reshape(*lead, a.shape[0], last) if x.ndim > 1 else out.reshape(a.shape[0])
+
+
+@placed
+def dense_before(a: TTMatrix, x: Any) -> jax.Array:
+    """Multiplies a dense array by a TT-matrix, the operator ``x @ a``, as `numpy.matmul`.
+
+    Args:
+      a: TTMatrix of shape (M, N), of which no dense matrix is made.
+      x: (…, M).
+
+    Returns:
+      (…, N).
+
+    Raises:
+      ValueError: another size than M, or no axis.
+    """
+    single("a", a, TTMatrix)
+    x = _operand(a, x, -1, 0)
+    lead = x.shape[:-1]
+    out = _product(a.T, x, (math.prod(lead), *a.row_shape, 1), (*a.col_shape,))
+    return out.reshape(*lead, a.shape[1])
+
+
+def _operand(a: TTMatrix, x: Any, axis: int, side: int) -> Any:
+    """Checks a dense factor of a TT-matrix: an array of the size that the product sums over."""
+    array = x if isinstance(x, jax.Array) else np.asarray(x)
+    if not jnp.issubdtype(array.dtype, jnp.inexact) and array.dtype.kind in "biu":
+        array = array.astype(a.dtype)
+    array = _check.inexact("x", array)
+    axis = axis if array.ndim else 0
+    if array.ndim == 0 or array.shape[axis if axis < 0 else 0] != a.shape[side]:
+        what = "columns" if side else "rows"
+        raise ValueError(
+            f"x: expected {a.shape[side]} entries along the axis that is summed over (the {what} "
+            f"of a {a.shape}), got shape {array.shape}"
+        )
+    return array
+
+
+def _product(
+    a: TTMatrix, x: Any, shape: tuple[int, ...], rows: tuple[int, ...]
+) -> jax.Array | np.ndarray:
+    """Contracts the column modes of a TT-matrix with the middle axes of a dense array."""
+    dtype = jnp.promote_types(a.dtype, jax.dtypes.canonicalize_dtype(x.dtype))
+    size = (shape[0], *rows, shape[-1])
+    if not math.prod(shape):
+        return jnp.zeros(size, dtype)
+    x = x.astype(dtype).reshape(shape)
+    cores, exponent = near_one([c.astype(dtype) for c in a.cores])
+    expression = _expression(a.order)
+    arrays = [x, *cores]
+    plan = functools.cache(lambda: contract.plan(expression, *(c.shape for c in arrays)))
+    facts = {"dtype": np.dtype(dtype), "key": "dense product", "work": lambda: plan().flops}
+    if choose_kernel("tt.TTMatrix @ array", arrays, **facts) is NUMPY:
+        out = plan().on_host(*map(np.asarray, arrays))
+        return on_device([linalg.scaled(out, int(exponent))])[0]
+    return linalg.scaled(contract.einsum(expression, *arrays, precision=_HIGHEST), exponent)
+
+
+def _expression(order: int) -> str:
+    """Returns the einsum of a TT-matrix with a dense array: batch and trailing axis stay."""
+    names: Sequence[str] = [chr(0x100 + k) for k in range(3 * order + 3)]  # letters are too few
+    rows, columns, bonds = names[:order], names[order : 2 * order], names[2 * order : 3 * order + 1]
+    first, last = names[-2:]
+    pairs = zip(bonds[:-1], rows, columns, bonds[1:], strict=True)
+    terms = [first + "".join(columns) + last, *("".join(p) for p in pairs)]
+    return f"{','.join(terms)}->{first}{''.join(rows)}{last}"

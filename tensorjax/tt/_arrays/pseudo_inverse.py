@@ -1,0 +1,88 @@
+"""Moore–Penrose pseudo-inverse of an unfolding of a train, without its dense matrix."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import _check, linalg
+from tensorjax._cores.scaling import balanced, shared_out
+from tensorjax._cores.unfoldings import tall
+from tensorjax._formats.trains import TT, single
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import NUMPY
+from tensorjax._placement import placed
+from tensorjax.tt._rounding.rounding import orthogonal_cores
+
+
+@placed
+def pinv(t: TT, split: int, *, tol: float | None = None) -> TT:
+    """Computes the pseudo-inverse of an unfolding X of a train, transposed back to its modes.
+
+    Args:
+      t: TT.
+      split: k in 1 … d − 1 (negative ones count from the end): X has the first k modes as rows and
+        the others as columns.
+      tol: singular values of X up to tol times the largest one count as zero; None is
+        for eps times the larger side of the matrix between the orthogonal cores.
+
+    Returns:
+      TT P of the shape of ``t`` with unfolding (X⁺)ᵀ: X⁺[j, i] = P[i, j], so that a least-squares
+      problem X w = b has the solution ``tt.tensordot(P, b, (range(k), range(k)))``. Its TT-ranks
+      are those of ``t``, or at the bond of ``split`` the rank of X; under jit zeros fill them.
+
+    Raises:
+      ValueError: no such bond, NaN or Inf.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from tensorjax import tt
+      >>> t = tt.random(jax.random.key(0), (4, 5, 2, 3), 3)
+      >>> exact = jnp.linalg.pinv(tt.to_dense(t).reshape(20, 6), rtol=1e-5).T.reshape(t.shape)
+      >>> bool(jnp.allclose(tt.to_dense(tt.pinv(t, 2, tol=1e-5)), exact, rtol=1e-3, atol=1e-3))
+      True
+
+    Source: P. Gelß, S. Klus, J. Eisert, C. Schütte, "Multidimensional approximation of nonlinear
+    dynamical systems", J. Comput. Nonlinear Dyn. 14 (2019), section 2.3 (as in scikit_tt): the
+    cores on both sides are orthogonalised, and the matrix between them is inverted by its SVD.
+    """
+    single("t", t, TT)
+    if t.order < 2:
+        raise ValueError("t: expected two or more modes, for rows and columns, got one")
+    split = _check.integer("split", split, low=1 - t.order, high=t.order - 1) % t.order
+    if split == 0:
+        raise ValueError("split: expected a bond between two modes, got 0")
+    _check.finite("t", t)
+    if choose_kernel("tt.pinv", (t,), rest=tol) is NUMPY:
+        host = TT._unchecked(tuple(np.asarray(c) for c in t.cores))
+        cores, exponent = _inverted(host, split, tol)
+        cores = balanced(cores, int(exponent), fit=linalg.exponents_held(t.dtype))
+        return TT._unchecked(tuple(jax.device_put([c.astype(t.dtype) for c in cores])))
+    return _compiled(t, split, tol)
+
+
+@jax.jit(static_argnums=1)
+def _compiled(t: TT, split: int, tol: Any) -> TT:
+    cores, exponent = _inverted(t, split, tol)
+    return TT._unchecked(tuple(c.astype(t.dtype) for c in shared_out(cores, exponent)))
+
+
+def _inverted(t: TT, split: int, tol: Any) -> tuple[list[Any], Any]:
+    """Returns cores of conj(U) S⁺ Vᵀ of the unfolding U S Vᴴ, over 2^e, and e; NumPy or JAX."""
+    cores, exponent = orthogonal_cores(t, split)
+    matrix = cores[split].reshape(len(cores[split]), -1)
+    xp = np if linalg.is_host(matrix) else jnp
+    # The bond has no more entries than the core left of it: an SVD of the two together.
+    u, s, vh = linalg.svd(matrix)
+    if tol is None:
+        tol = max(matrix.shape) * linalg.epsilon(matrix.dtype)
+    kept = s > tol * s[0]
+    if xp is np:
+        rank = max(int(kept.sum()), 1)
+        u, s, vh, kept = u[:, :rank], s[:rank], vh[:rank], kept[:rank]
+    inverse = xp.where(kept, 1 / xp.where(kept, s, 1), 0).astype(matrix.dtype)
+    left, right = cores[split - 1], cores[split]
+    cores[split - 1] = linalg.matmul(tall(left), u * inverse).reshape(*left.shape[:2], -1)
+    cores[split] = vh.reshape(-1, *right.shape[1:])
+    return [c.conj() for c in cores], -exponent

@@ -1,0 +1,94 @@
+"""Broadcasting of trains as in NumPy: modes of size one are repeated, the ranks stay."""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import _check
+from tensorjax._formats.trains import TT, TTMatrix, single
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import NUMPY
+from tensorjax._placement import placed, returned
+
+Train = TypeVar("Train", TT, TTMatrix)
+
+
+@placed
+def broadcast_to(t: Train, shape: Any) -> Train:
+    """Repeats the modes of size one of a train up to a shape, as `numpy.broadcast_to`; exact.
+
+    Args:
+      t: TT or TTMatrix.
+      shape: as many modes as ``t`` has; of a TTMatrix (row_shape, col_shape). ``t[None]`` adds
+        modes of size one.
+
+    Returns:
+      Train of that shape and of the ranks of ``t``.
+
+    Raises:
+      ValueError: another number of modes, or a mode of another size than one that differs.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> tt.broadcast_to(tt.ones((2, 1)), (2, 5)).shape
+      (2, 5)
+    """
+    single("t", t)
+    given = _modes(t)
+    sides = [shape] if isinstance(t, TT) else list(shape)
+    if len(sides) != len(given[0]):
+        raise ValueError(f"shape: expected (row_shape, col_shape), got {shape}")
+    asked = list(zip(*(_check.shape("shape", side) for side in sides), strict=True))
+    fits = len(asked) == len(given) and all(
+        m in (1, n) for a, b in zip(given, asked, strict=True) for m, n in zip(a, b, strict=True)
+    )
+    if not fits:
+        raise ValueError(
+            f"shape: expected the sizes {_shown(given)}, of which ones may grow, got {shape}; "
+            "t[None] adds a mode of size one"
+        )
+    return _repeated(t, asked)
+
+
+def together(x: Any, y: Any) -> tuple[Any, Any]:
+    """Broadcasts two trains of one kind and order to each other; others are returned as they are.
+
+    Batches too: modes are counted from the end of the cores.
+    """
+    if type(x) is not type(y) or not isinstance(x, TT | TTMatrix) or x.order != y.order:
+        return x, y
+    left, right = _modes(x), _modes(y)
+    if left == right:
+        return x, y
+    pairs = list(zip(left, right, strict=True))
+    if not all(1 in (m, n) or m == n for a, b in pairs for m, n in zip(a, b, strict=True)):
+        return x, y
+    shape = [tuple(map(max, a, b)) for a, b in pairs]
+    return _repeated(x, shape), _repeated(y, shape)
+
+
+def _modes(t: TT | TTMatrix) -> list[tuple[int, ...]]:
+    return [c.shape[1 - t._core_ndim : -1] for c in t.cores]
+
+
+def _repeated(t: Any, modes: Sequence[tuple[int, ...]]) -> Any:
+    """Broadcasts the cores of a train to modes of these sizes."""
+    lead = t._core_ndim
+    shapes = [(*c.shape[: 1 - lead], *n, c.shape[-1]) for c, n in zip(t.cores, modes, strict=True)]
+    pairs = zip(t.cores, shapes, strict=True)
+    return type(t)._unchecked(tuple(c if c.shape == s else _grown(c, s) for c, s in pairs))
+
+
+def _grown(core: Any, shape: tuple[int, ...]) -> jax.Array:
+    if choose_kernel("tt.broadcast_to", (core,)) is not NUMPY:
+        return jnp.broadcast_to(core, shape)
+    # By NumPy, and back: every new shape would compile a program.
+    return returned(np.ascontiguousarray(np.broadcast_to(np.asarray(core), shape)), core)
+
+
+def _shown(modes: Sequence[tuple[int, ...]]) -> Any:
+    sides = tuple(zip(*modes, strict=True))
+    return sides[0] if len(sides) == 1 else sides

@@ -1,0 +1,1 @@
+"""Inner products of many trains at once, and bilinear forms of a TT-matrix."""

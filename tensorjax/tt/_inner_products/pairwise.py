@@ -1,0 +1,150 @@
+"""Inner products of all pairs of two lists of trains in one sweep, as a matrix."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import _blas_threads, linalg
+from tensorjax._cores.placement import zero_padded
+from tensorjax._cores.scaling import near_one
+from tensorjax._formats.trains import TT, TTMatrix, single
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import NUMPY
+from tensorjax._placement import placed
+from tensorjax._transfer import on_device
+from tensorjax.tt._algebra import fold
+
+
+@placed
+def pairwise_inner(
+    xs: Sequence[Any], ys: Sequence[Any] | None = None, *, matrix: TTMatrix | None = None
+) -> jax.Array:
+    """Computes the inner products of all pairs of two lists of trains, ⟨x_i, y_j⟩ or ⟨x_i, A y_j⟩.
+
+    Args:
+      xs: trains of one kind and shape, whose TT-ranks may differ; conjugated.
+      ys: likewise; ``xs`` if None, for a Gram matrix.
+      matrix: A, a TTMatrix between trains of the kind TT; ``A y_j`` is not formed.
+
+    Returns:
+      (len(xs), len(ys)) inner products. Intermediate results are kept in range by exact powers of
+      two, pair by pair.
+
+    Raises:
+      TypeError: trains of several kinds. ValueError: an empty list, or shapes that do not fit.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> xs = [tt.unit((2, 3), (0, 1)), tt.ones((2, 3))]
+      >>> print(tt.pairwise_inner(xs))
+      [[1. 1.]
+       [1. 6.]]
+
+    Source: A. Novikov et al., "Tensor Train decomposition on TensorFlow (T3F)", JMLR 21 (2020),
+    ``pairwise_flat_inner``. Ours: ranks that differ, padded by zeros, and the scaling.
+    """
+    left = _checked("xs", xs)
+    right = left if ys is None else _checked("ys", ys)
+    if matrix is not None:
+        single("matrix", matrix, TTMatrix)
+    _check_shapes(left[0], right[0], matrix)
+    trains = [*left, *right, *([] if matrix is None else [matrix])]
+    dtype = functools.reduce(jnp.promote_types, (t.dtype for t in trains))
+    stacks = [_stacked([fold(t) if isinstance(t, TTMatrix) else t for t in side], dtype)
+              for side in ((left, right) if ys is not None else (left,))]  # fmt: skip
+    stacks = [stacks[0], stacks[-1]]
+    operator = None if matrix is None else [c.astype(dtype) for c in matrix.cores]
+    arrays = [*stacks[0], *stacks[1], *(operator or [])]
+    facts = {"dtype": np.dtype(dtype), "key": "pairwise", "work": lambda: _work(*stacks)}
+    if choose_kernel("tt.pairwise_inner", arrays, **facts) is NUMPY:
+        host = jax.tree.map(np.asarray, (stacks, operator))
+        with np.errstate(all="ignore"), _blas_threads.one_thread(True):
+            return on_device([np.asarray(_pairwise(*host))])[0]
+    return _compiled(stacks, operator)
+
+
+def _checked(name: str, trains: Any) -> list[Any]:
+    if isinstance(trains, TT | TTMatrix):
+        raise TypeError(f"{name}: expected a list of trains, got one {type(trains).__name__}")
+    found = list(trains)
+    if not found:
+        raise ValueError(f"{name}: expected one or more trains, got none")
+    for k, t in enumerate(found):
+        single(f"{name}[{k}]", t, type(found[0]))
+        if _sizes(t) != _sizes(found[0]):
+            raise ValueError(f"{name}[{k}]: expected shape {_sizes(found[0])}, got {_sizes(t)}")
+    return found
+
+
+def _sizes(t: Any) -> Any:
+    return t.shape if isinstance(t, TT) else (t.row_shape, t.col_shape)
+
+
+def _check_shapes(x: Any, y: Any, matrix: TTMatrix | None) -> None:
+    if type(x) is not type(y) or (matrix is not None and not isinstance(x, TT)):
+        kinds = "two lists of one kind" if matrix is None else "lists of TT beside a matrix"
+        raise TypeError(f"expected {kinds}, got {type(x).__name__} and {type(y).__name__}")
+    wanted = (_sizes(x), _sizes(x)) if matrix is None else (matrix.row_shape, matrix.col_shape)
+    if (_sizes(x), _sizes(y)) != wanted:
+        raise ValueError(
+            f"expected trains of shapes {wanted[0]} and {wanted[1]}, got {_sizes(x)}, {_sizes(y)}"
+        )
+
+
+def _stacked(trains: Sequence[TT], dtype: Any) -> list[Any]:
+    """Stacks the cores of trains, padded by zeros to common ranks: (count, r, n, s)."""
+    ranks = [max(r) for r in zip(*(t.ranks for t in trains), strict=True)]
+    out = []
+    for k, cores in enumerate(zip(*(t.cores for t in trains), strict=True)):
+        padded = [
+            zero_padded(
+                c.astype(dtype),
+                [(0, ranks[k] - c.shape[0]), (0, 0), (0, ranks[k + 1] - c.shape[2])],
+            )
+            for c in cores
+        ]
+        stacked = "tt.pairwise_inner, stacked cores"
+        concrete = choose_kernel(stacked, padded, dtype=np.dtype(dtype)) is NUMPY
+        out.append(np.stack([np.asarray(c) for c in padded]) if concrete else jnp.stack(padded))
+    return out
+
+
+def _work(xs: Sequence[Any], ys: Sequence[Any]) -> float:
+    pairs = zip(xs, ys, strict=True)
+    return float(sum(x.size * y.size / max(x.shape[2], 1) for x, y in pairs))
+
+
+def _pairwise(stacks: Any, operator: Any) -> Any:
+    """Sweeps over all pairs at once, by NumPy or JAX; what is carried is (x, y, r_x, r_A, r_y)."""
+    xs, ys = stacks
+    dtype, wide = xs[0].dtype, linalg.factor_dtype(xs[0].dtype)
+    xp = np if linalg.is_host(xs[0]) else jnp
+    held = xp.ones((len(xs[0]), len(ys[0]), 1, 1, 1), wide)
+    exponent: Any = 0
+    for k, (x, y) in enumerate(zip(xs, ys, strict=True)):
+        site = [x, y] if operator is None else [x, y, operator[k]]
+        site, e = near_one([c.astype(wide) for c in site])
+        # Of each pair by itself: one may be zero, or far from the others.
+        held, own = linalg.normalized(_moved(held, *site), (2, 3, 4))
+        exponent = exponent + e + own
+    return linalg.scaled(held, exponent)[:, :, 0, 0, 0].astype(dtype)
+
+
+_compiled = jax.jit(_pairwise)
+
+
+def _moved(held: Any, x: Any, y: Any, a: Any = None) -> Any:
+    """Moves what is carried for all pairs over one core of x, A and y, in the order y, A, x."""
+    (count, r, n, s), (others, q, m, u), p = x.shape, y.shape, held.shape[3]
+    out = linalg.matmul(held.reshape(count, others, r * p, q), y.reshape(1, others, q, m * u))
+    if a is not None:
+        out = out.reshape(count, others, r, p, m, u).transpose(0, 1, 2, 5, 3, 4)
+        out = linalg.matmul(out.reshape(-1, p * m), a.swapaxes(1, 2).reshape(p * m, -1))
+        out = out.reshape(count, others, r, u, n, -1).transpose(0, 1, 2, 4, 5, 3)
+    adjoint = linalg.adjoint(x.reshape(count, 1, r * n, s))
+    out = linalg.matmul(adjoint, out.reshape(count, others, r * n, -1))
+    return out.reshape(count, others, s, -1, u)

@@ -1,0 +1,1 @@
+"""Statistics of functions given as trains: variance components, Sobol indices, moments."""

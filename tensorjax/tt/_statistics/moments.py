@@ -1,0 +1,64 @@
+"""Moments of a train's entries under a product distribution, all or conditional on some modes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from tensorjax import _check
+from tensorjax._formats.trains import TT, single
+from tensorjax._placement import placed
+from tensorjax.tt._algebra import add, scale
+from tensorjax.tt._arrays.elementwise import power as powered
+from tensorjax.tt._arrays.reductions import Axis, _kept, _modes
+from tensorjax.tt._evaluation.evaluate import contract_modes
+from tensorjax.tt._statistics.weights import checked_weights
+
+
+@placed
+def moment(
+    t: TT,
+    power: int,
+    axis: Axis = None,
+    *,
+    central: bool = False,
+    weights: Sequence[Any] | None = None,
+    tol: float | None = None,
+    rank: int | Sequence[int] | None = None,
+) -> Any:
+    """Computes a moment of a train's entries, E[x^p], or conditional moments, a TT.
+
+    Args:
+      t: TT, the values of a function on a grid, one mode for each independent variable.
+      power: p, at least 1. p = 1 gives (conditional) means.
+      axis: modes to average over; the moments are conditional on the indices of the others. All
+        if None.
+      central: whether of x less its mean, conditional as the moment is: E[(x − E[x])^p].
+      weights: (n_k,) probabilities for each mode, which need not be normalised; equal if None.
+        Those of modes that are not averaged over are not used.
+      tol: relative error of each product of trains in x^p; outside jit.
+      rank: TT-ranks of the products. With neither, all is exact, at ranks of r^p, (2r)^p if
+        ``central``.
+
+    Returns:
+      Scalar, or TT of the modes that remain. Complex x are not conjugated.
+
+    Raises:
+      ValueError: a power below 1, modes out of range or given twice, weights that are negative.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tensorjax import tt
+      >>> x, y = tt.meshgrid(jnp.array([-1.0, 1.0]), jnp.array([0.0, 3.0]))
+      >>> print(tt.moment(x + y, 2), tt.to_dense(tt.moment(x + y, 2, axis=0, central=True)))
+      5.5 [1. 1.]
+    """
+    single("t", t, TT)
+    power = _check.integer("power", power, low=1)
+    modes = _modes(axis, t.order)
+    given = checked_weights(weights, t)
+    vectors = {k: jnp.asarray(given[k], jnp.finfo(t.dtype).dtype) for k in modes}
+    vectors = {k: v.astype(t.dtype) for k, v in vectors.items()}
+    if central:
+        t = add(t, scale(_kept(contract_modes(t, vectors), t, axis), -1))
+    return contract_modes(powered(t, power, tol=tol, rank=rank) if power > 1 else t, vectors)

@@ -1,0 +1,264 @@
+"""Sobol sensitivity indices and variance components (ANOVA) of a train, without sampling.
+
+A function of independent variables is a sum of components, one for each set α of variables, all
+orthogonal to each other: its variance is the sum of theirs, V_α. With A_0 = Σ_i w_i G_i and
+D_i = G_i − A_0 of every core G, w the distribution of that variable, the V_α are the entries of a
+train of shape (2, …, 2) with cores A_0 ⊗ A̅_0 and Σ_i w_i D_i ⊗ D̅_i, which is contracted with masks
+without being built. No term is negative, so nothing cancels, however large the mean is.
+
+Source: I. Sobol, "Sensitivity estimates for nonlinear mathematical models" (1993); R. Ballester-
+Ripoll, E. Paredes, R. Pajarola, "Sobol tensor trains for global sensitivity analysis", Reliab. Eng.
+Syst. Saf. 183 (2019), for trains of squared components and masks as automata.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import _check, linalg
+from tensorjax._cores.scaling import near_one
+from tensorjax._formats.trains import TT, single
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import NUMPY
+from tensorjax._placement import placed
+from tensorjax._transfer import on_device
+from tensorjax.tt._products import hadamard
+from tensorjax.tt._statistics.weights import averages, checked_weights
+
+Kind = Literal["closed", "total", "component"]
+Weights = Sequence[Any] | None
+
+
+@placed
+def sobol(
+    t: TT,
+    modes: int | Sequence[int] | TT,
+    *,
+    kind: Kind = "closed",
+    weights: Weights = None,
+    normalize: bool = True,
+) -> jax.Array:
+    """Computes a Sobol sensitivity index: the share of a train's variance that some modes cause.
+
+    Args:
+      t: TT, the values of a function on a grid; one mode for each independent variable.
+      modes: one mode, or several; or a mask, a TT of shape (2, …, 2) whose entry at α ∈ {0, 1}^d
+        weights the variance component of the variables that are one in α.
+      kind: "closed": of these variables alone, all their subsets together (for one variable the
+        first-order index); "total": of all sets in which one of them is; "component": of exactly
+        this set, their interaction. Of a mask it has no meaning.
+      weights: (n_k,) probabilities for each mode, which need not be normalised; equal if None.
+      normalize: whether to divide by the variance; else it is a part of the variance.
+
+    Returns:
+      Real scalar (complex for a complex mask). NaN where a train of no variance is normalised.
+
+    Raises:
+      ValueError: modes out of range or given twice, none, a mask of another shape, weights that are
+        negative or sum to zero.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tensorjax import tt
+      >>> x, y, z = tt.meshgrid(*[jnp.linspace(-1.0, 1.0, 5)] * 3)
+      >>> f = 2 * x + y + x * z
+      >>> [f"{tt.sobol(f, k):.3f}" for k in range(3)]
+      ['0.727', '0.182', '0.000']
+      >>> f"{tt.sobol(f, 2, kind='total'):.3f}", f"{tt.sobol(f, (0, 2), kind='component'):.3f}"
+      ('0.091', '0.091')
+    """
+    single("t", t, TT)
+    if isinstance(modes, TT):
+        single("modes", modes, TT)
+        if modes.shape != (2,) * t.order:
+            raise ValueError(f"modes: expected a mask of shape {(2,) * t.order}, got {modes.shape}")
+        # That of the empty set counts for nothing: there the square of the mean would come in.
+        mask = list(hadamard(modes, _train(_some(t.order), modes.dtype)).cores)
+    else:
+        mask = _mask(_chosen(modes, t.order), t.order, kind)
+    part, *variance = _contracted(t, [mask, *[_some(t.order)] * normalize], weights)
+    return part / variance[0] if normalize else part
+
+
+@placed
+def mean_dimension(t: TT, *, weights: Weights = None) -> jax.Array:
+    """Computes the mean dimension of a train, Σ_α |α| V_α / Σ_α V_α: one where it is additive.
+
+    Args:
+      t: TT, the values of a function on a grid.
+      weights: (n_k,) probabilities for each mode; equal if None.
+
+    Returns:
+      Real scalar, the sum of all total Sobol indices; NaN for a train of no variance.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tensorjax import tt
+      >>> x, y = tt.meshgrid(*[jnp.linspace(-1.0, 1.0, 5)] * 2)
+      >>> f"{tt.mean_dimension(x + y):.3f}", f"{tt.mean_dimension(x * y):.3f}"
+      ('1.000', '2.000')
+
+    Source: R. Liu, A. Owen, "Estimating mean dimensionality of analysis of variance
+    decompositions", J. Am. Stat. Assoc. 101 (2006).
+    """
+    single("t", t, TT)
+    count = _automaton(t.order, [[1, 0], [0, 1]], [[1, 1], [0, 1]], [1, 0], [0, 1])
+    part, variance = _contracted(t, [count, _some(t.order)], weights)
+    return part / variance
+
+
+@placed
+def dimension_distribution(t: TT, *, most: int | None = None, weights: Weights = None) -> jax.Array:
+    """Computes the shares of variance that interactions of 1, 2, … variables cause.
+
+    Args:
+      t: TT, the values of a function on a grid.
+      most: largest number of variables asked for; all d if None.
+      weights: (n_k,) probabilities for each mode; equal if None.
+
+    Returns:
+      (most,) shares Σ_{|α| = k} V_α / Σ_α V_α, k = 1 … most.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tensorjax import tt
+      >>> x, y = tt.meshgrid(*[jnp.linspace(-1.0, 1.0, 5)] * 2)
+      >>> print(tt.dimension_distribution(x + 2 * y))
+      [1. 0.]
+    """
+    single("t", t, TT)
+    most = t.order if most is None else _check.integer("most", most, low=1, high=t.order)
+    stay, step = np.eye(most + 1), np.eye(most + 1, k=1)
+    first = np.eye(most + 1)[0]
+    counts = [_automaton(t.order, stay, step, first, last) for last in np.eye(most + 1)[1:]]
+    *parts, variance = _contracted(t, [*counts, _some(t.order)], weights)
+    return jnp.stack(parts) / variance
+
+
+@placed
+def variance_components(t: TT, *, weights: Weights = None) -> TT:
+    """Builds the train of all variance components V_α of a train, α ∈ {0, 1}^d; entry 0 is zero.
+
+    Args:
+      t: TT of ranks r_k, the values of a function on a grid.
+      weights: (n_k,) probabilities for each mode; equal if None.
+
+    Returns:
+      TT of shape (2, …, 2), real, of TT-ranks at most 2 r_k² (2·2 r_k² of complex trains); `round`
+      brings them down. The sum of its entries is the variance.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tensorjax import tt
+      >>> x, y = tt.meshgrid(*[jnp.linspace(-1.0, 1.0, 5)] * 2)
+      >>> print(tt.to_dense(tt.variance_components(x + y + x * y)))
+      [[0.   0.5 ]
+       [0.5  0.25]]
+    """
+    single("t", t, TT)
+    pairs = averages(t, checked_weights(weights, t))
+    cores = []
+    for (mean, spread), some in zip(pairs, _some(t.order), strict=True):
+        squares = [_kron(mean[None], mean[None]), _kron(spread, spread)]
+        parts = [jnp.kron(jnp.asarray(some[:, b], q.dtype), q) for b, q in enumerate(squares)]
+        cores.append(jnp.stack(parts, axis=1))
+    out = TT._unchecked(tuple(cores))
+    return out.namespace.real(out)
+
+
+def _kron(a: Any, b: Any) -> jax.Array:
+    """Sums a_i ⊗ conj(b_i) over i: (i, r, s) twice to (r r, s s)."""
+    out = jnp.einsum("irs,itu->rtsu", a, jnp.conj(b), precision=jax.lax.Precision.HIGHEST)
+    return out.reshape(out.shape[0] * out.shape[1], -1)
+
+
+def _chosen(modes: Any, order: int) -> list[int]:
+    given = [modes] if isinstance(modes, int | np.integer) else list(modes)
+    found = [_check.integer("modes", k, low=-order, high=order - 1) % order for k in given]
+    if not found or len(set(found)) < len(found):
+        raise ValueError(f"modes: expected one or more modes, each once, got {modes}")
+    return found
+
+
+def _mask(modes: Sequence[int], order: int, kind: str) -> list[np.ndarray]:
+    """Builds the mask of a kind of Sobol index as an automaton: cores (state, 0 or 1, state)."""
+    if kind not in ("closed", "total", "component"):
+        raise ValueError(f'kind: expected "closed", "total" or "component", got {kind!r}')
+    some, cores = _some(order), []
+    for k, core in enumerate(some):
+        core = core.copy()
+        if kind == "component":  # only one digit is allowed
+            core[:, 0 if k in modes else 1] = 0
+        elif kind == "closed" and k not in modes:
+            core[:, 1] = 0
+        elif kind == "total" and k not in modes:  # these do not change the state
+            core[:, 1] = core[:, 0]
+        cores.append(core)
+    return cores
+
+
+def _some(order: int) -> list[np.ndarray]:
+    """Builds the mask of all sets but the empty one."""
+    return _automaton(order, [[1, 0], [0, 1]], [[0, 1], [0, 1]], [1, 0], [0, 1])
+
+
+def _train(cores: Sequence[Any], dtype: Any) -> TT:
+    return TT._unchecked(tuple(jnp.asarray(c, dtype) for c in cores))
+
+
+def _automaton(order: int, zero: Any, one: Any, first: Any, last: Any) -> list[np.ndarray]:
+    """Builds a mask from what the digits 0 and 1 do to the states, from ``first`` to ``last``."""
+    core = np.stack([np.asarray(zero, float), np.asarray(one, float)], axis=1)
+    cores = [core] * order
+    cores[0] = np.tensordot(np.asarray(first, float), cores[0], 1)[None]
+    cores[-1] = np.tensordot(cores[-1], np.asarray(last, float), 1)[..., None]
+    return cores
+
+
+def _contracted(t: TT, masks: Sequence[Sequence[Any]], weights: Weights) -> list[jax.Array]:
+    """Contracts the variance components of a train with masks, over a common power of two.
+
+    The power is that of the variance, so a mask whose value is far below has full precision too.
+    """
+    given = checked_weights(weights, t)
+    if choose_kernel("tt.sobol", t.cores, dtype=t.dtype, rest=(given, masks)) is NUMPY:
+        host = jax.tree.map(np.asarray, (t, given, [list(m) for m in masks]))
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            return on_device([np.asarray(x) for x in _values(*host)])
+    return _compiled(t, given, [[jnp.asarray(c) for c in m] for m in masks])
+
+
+def _values(t: TT, weights: Any, masks: Any) -> list[Any]:
+    """Computes Σ_α mask[α] V_α for every mask, by one sweep each; NumPy or JAX."""
+    kind = linalg.factor_dtype(t.dtype)
+    cores, exponent = near_one([c.astype(kind) for c in t.cores])
+    pairs = averages(TT._unchecked(tuple(cores)), weights)
+    return [_swept(pairs, mask, 2 * exponent, t.dtype) for mask in masks]
+
+
+_compiled = jax.jit(_values)
+
+
+def _swept(pairs: Any, mask: Any, exponent: Any, dtype: Any) -> Any:
+    mean, _ = pairs[0]
+    xp = np if linalg.is_host(mean) else jnp
+    complex_mask = any(jnp.issubdtype(c.dtype, jnp.complexfloating) for c in mask)
+    held = xp.ones((1, 1, 1), mean.dtype)  # (state, r, r)
+    for (mean, spread), core in zip(pairs, mask, strict=True):
+        core = xp.asarray(core).astype(
+            xp.result_type(core.dtype, mean.dtype) if complex_mask else mean.dtype
+        )
+        new = 0
+        for b, factors in enumerate((mean[None], spread)):
+            moved = xp.tensordot(core[:, b], held, ((0,), (0,)))  # (state', r, r)
+            left = xp.matmul(factors.conj().swapaxes(-2, -1)[:, None], moved[None])
+            new = new + xp.matmul(left, factors[:, None]).sum(0)
+        held, e = linalg.normalized(new)
+        exponent = exponent + e
+    value = held[0, 0, 0] if complex_mask else held[0, 0, 0].real
+    out = linalg.scaled(value, exponent)
+    kind = dtype if complex_mask else jnp.finfo(dtype).dtype
+    return out if complex_mask else out.astype(kind)
