@@ -3,7 +3,8 @@
 Called by hatchling. An editable installation gets it in place, for this CPU alone; a wheel for
 Linux gets the C++ kernels for every level of its CPUs, and is tagged by what it asks of the system;
 other wheels are pure. By hand, to build in place: ``python hatch_build.py``. For another machine:
-``CC=aarch64-linux-gnu-gcc CXX=aarch64-linux-gnu-g++ python -m build --wheel``.
+``CC=aarch64-linux-gnu-gcc CXX=aarch64-linux-gnu-g++ python -m build --wheel``, or by the package
+ziglang, ``CC="python -m ziglang cc -target aarch64-linux-gnu.2.17"`` and CXX with ``c++``.
 """
 
 import importlib.util

@@ -4,10 +4,9 @@ Static faults (shapes, dtypes, ranks) raise at trace time. The contents of an ar
 looked at only when it is concrete, so these checks cost nothing under `jax.jit`.
 """
 
-import functools
 import math
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -31,22 +30,6 @@ def on_cpu(x: Any, *others: Any) -> bool:
     if isinstance(x, jax.Array):
         return len(x.devices()) == 1 and all(d.platform == "cpu" for d in x.devices())
     return jax.default_backend() == "cpu"
-
-
-def at_once(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator that checks for concrete arguments, and evaluates these calls eagerly in traces."""
-
-    @functools.wraps(function)
-    def wrapped(*args: P.args, **options: P.kwargs) -> R:
-        try:
-            return function(*args, **options)
-        except TypeError:  # JAX's own among them: what was concrete may be so no more on the way
-            if is_traced(args, options):
-                raise
-        with jax.ensure_compile_time_eval():
-            return function(*args, **options)
-
-    return wrapped
 
 
 def _on_host(name: str, x: Any) -> np.ndarray:
@@ -256,3 +239,19 @@ def tol_or_rank(tol: Any, rank: Any, *arrays: Any) -> None:
             "pass rank= too (shapes are then those of rank, and what tol discards is set to zero), "
             "or call this outside the transformation"
         )
+
+
+def dense_input(x: Any, tol: Any, rank: Any) -> tuple[Any, Any, Any]:
+    """Checks the arguments of a decomposition of a dense array, all but the ranks.
+
+    Returns:
+      (array, dtype that JAX gives the result, tolerance or None).
+    """
+    x = inexact("x", x)
+    if x.ndim == 0:
+        raise ValueError("x: expected at least one axis, got a scalar")
+    if 0 in x.shape:
+        shape("x.shape", x.shape)
+    tol_or_rank(tol, rank, x)
+    dtype = jax.dtypes.canonicalize_dtype(x.dtype)
+    return x, dtype, None if tol is None else tolerance(tol, dtype)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import hatch_build
 from tensorjax._native.level import level
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -16,8 +17,8 @@ ROOT = Path(__file__).resolve().parents[1]
 @pytest.mark.parametrize(
     ("function", "compiler", "stem"),
     [
-        ("build_uring", "CC", "_uring_c."),
-        ("build_copies", "CC", "_copies_c."),
+        ("build_uring", "CC", "libio_uring."),
+        ("build_copies", "CC", "_copies_c.abi3."),
         pytest.param("build_sweeps", "CXX", f"sweeps-{level()}.", marks=pytest.mark.slow),
     ],
 )
@@ -48,7 +49,10 @@ def test_it_is_built_or_a_reason_given(
 
 
 @pytest.mark.skipif(not shutil.which("make"), reason="no make")
-@pytest.mark.parametrize("changed", ["hatch_build.py", "tensorjax/_native/team.h"])
+@pytest.mark.parametrize(
+    "changed",
+    ["hatch_build.py", "tensorjax/_native/team.h", f"{hatch_build.URING}", f"{hatch_build.COPIES}"],
+)
 def test_make_installs_again_when_what_is_compiled_has_changed(
     changed: str, tmp_path: Path
 ) -> None:

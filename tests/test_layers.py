@@ -116,6 +116,19 @@ def test_parts_of_a_package_import_in_one_direction(package: Path) -> None:
     assert circle(rooms(package)) == []
 
 
+def test_experiments_import_in_one_direction() -> None:
+    """No module of the experiments imports another one that imports it, however indirectly."""
+    paths = sorted((ROOT / "experiments").rglob("*.py"))
+    names = {module_name(path): path for path in paths}
+    graph: dict[str, set[str]] = {}
+    for name, path in names.items():
+        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        found = imported(path.read_text(), package)
+        targets = {t if t in names else t.rpartition(".")[0] for t in found}
+        graph[name] = (targets & names.keys()) - {name}
+    assert circle(graph) == []
+
+
 def test_a_circle_is_found() -> None:
     graph = {"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"c"}, "e": set()}
     assert circle(graph) == ["a", "b", "c", "d"]

@@ -10,7 +10,7 @@ import pytest
 
 from tensorjax import pde, tt
 from tensorjax._formats.trains import TT
-from tensorjax.pde._discretization import operators as operators
+from tensorjax.pde._discretization import affine_operators as operators
 from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tests.oracles import dense, error, norm
 

@@ -66,7 +66,7 @@ class TorchTraining:
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        value = float(loss)  # waits for the device
+        value = float(loss.detach())  # waits for the device
         if self.device == "cuda":
             self.torch.cuda.synchronize()
         self.processor.append(time.process_time() - start)

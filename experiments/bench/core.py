@@ -25,6 +25,7 @@ from experiments._malloc import keep_memory
 from experiments.bench import _shapes, _timing, _verdicts
 from experiments.bench._cases import GROUPS, SMALL, Case, Sizes, max_rank
 from experiments.bench._library import Library, Unsupported
+from experiments.bench._options import Sized
 from experiments.bench._peers import load
 from experiments.bench._verdicts import Result, Target
 
@@ -42,7 +43,7 @@ TABLES = {
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Sized):
     """Options of the benchmark."""
 
     only: tuple[Group, ...] = ("svd", "rounding", "arithmetic", "projection", "ranks")
@@ -50,9 +51,6 @@ class Config:
 
     skip: tuple[str, ...] = ()
     """Peers to leave out, by name."""
-
-    repeats: int = 9
-    """Turns of every competitor; long calls get fewer."""
 
     seed: int = 0
     """Seed of all inputs. For "shapes", 0 to 99 are for choosing constants, others for reports."""
@@ -65,13 +63,6 @@ class Config:
 
     keep_memory: bool = False
     """Have glibc's malloc keep what is freed, for all competitors alike."""
-
-    small: bool = False
-    """Use sizes that take seconds: for trying out, the times mean nothing."""
-
-    def __post_init__(self) -> None:
-        if self.repeats < 1:
-            raise ValueError(f"repeats: expected at least 1, got {self.repeats}")
 
     @classmethod
     def quick(cls) -> "Config":

@@ -30,6 +30,7 @@ from experiments import Run
 from experiments._malloc import keep_memory
 from experiments._peak import measured_peak
 from experiments.bench import _decoders, _timing
+from experiments.bench._options import Sized
 from experiments.bench._solving import found
 from experiments.bench._torch_decoder import TorchTraining
 from tensorjax.models.gpt2 import GPT2, GPT2Config
@@ -65,11 +66,8 @@ CASES = (
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Sized):
     """Options of the benchmark."""
-
-    repeats: int = 9
-    """Turns of every competitor; long calls get fewer."""
 
     cases: tuple[str, ...] = tuple(case.name for case in CASES)
     """Sizes to run."""
@@ -84,8 +82,7 @@ class Config:
     """Use a size that takes seconds: for trying out, the times mean nothing."""
 
     def __post_init__(self) -> None:
-        if self.repeats < 1:
-            raise ValueError(f"repeats: expected at least 1, got {self.repeats}")
+        super().__post_init__()
         if self.peak is not None and self.peak <= 0:
             raise ValueError(f"peak: expected positive TFLOP/s, got {self.peak}")
         known = [case.name for case in CASES]

@@ -16,6 +16,7 @@ import jax
 
 from experiments import Run
 from experiments.bench import _encoders, _linears, _lookups
+from experiments.bench._options import Sized
 from experiments.bench._solving import Problem, by_turns
 
 Group = Literal["linear", "embedding", "encoder"]
@@ -37,25 +38,11 @@ _PEER_GOAL = 3.0
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Sized):
     """Options of the benchmark."""
 
     only: tuple[Group, ...] = ("linear", "embedding", "encoder")
     """Groups of problems to run."""
-
-    repeats: int = 9
-    """Turns of every competitor; long calls get fewer."""
-
-    small: bool = False
-    """Use sizes that take seconds: for trying out, the times mean nothing."""
-
-    def __post_init__(self) -> None:
-        if self.repeats < 1:
-            raise ValueError(f"repeats: expected at least 1, got {self.repeats}")
-
-    @classmethod
-    def quick(cls) -> "Config":
-        return cls(repeats=1, small=True)
 
 
 def run(config: Config, run: Run) -> None:

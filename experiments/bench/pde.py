@@ -20,6 +20,7 @@ import numpy as np
 
 from experiments import Run
 from experiments.bench import _stepping
+from experiments.bench._options import Sized
 from experiments.bench._solving import Way, by_turns, found
 from experiments.bench._stepping import Task
 from experiments.bench.core import double_precision
@@ -40,7 +41,7 @@ _COSTS = ("cpu s", "seconds", "first call", "programs")
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Sized):
     """Options of the benchmark."""
 
     only: tuple[Group, ...] = ("fixed", "moving")
@@ -52,19 +53,11 @@ class Config:
     repeats: int = 5
     """Turns of every competitor; long calls get fewer."""
 
-    small: bool = False
-    """Use sizes that take seconds: for trying out, the times mean nothing."""
-
     def __post_init__(self) -> None:
-        if self.repeats < 1:
-            raise ValueError(f"repeats: expected at least 1, got {self.repeats}")
+        super().__post_init__()
         known = {task.dim for task in _stepping.TASKS}
         if not set(self.dims) <= known:
             raise ValueError(f"dims: expected some of {sorted(known)}, got {self.dims}")
-
-    @classmethod
-    def quick(cls) -> "Config":
-        return cls(repeats=1, small=True)
 
 
 def run(config: Config, run: Run) -> None:

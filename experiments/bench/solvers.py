@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from experiments import Run
 from experiments.bench import _problems, _solving
+from experiments.bench._options import Sized
 from experiments.bench._solving import Problem
 from experiments.bench.core import double_precision
 
@@ -30,7 +31,7 @@ _SLACK = 2.0
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Sized):
     """Options of the benchmark."""
 
     only: tuple[Group, ...] = ("products", "cross", "systems", "chains", "completion")
@@ -38,17 +39,6 @@ class Config:
 
     repeats: int = 5
     """Turns of every competitor; long calls get fewer."""
-
-    small: bool = False
-    """Use sizes that take seconds: for trying out, the times mean nothing."""
-
-    def __post_init__(self) -> None:
-        if self.repeats < 1:
-            raise ValueError(f"repeats: expected at least 1, got {self.repeats}")
-
-    @classmethod
-    def quick(cls) -> "Config":
-        return cls(repeats=1, small=True)
 
 
 def groups(small: bool) -> dict[str, Callable[[], list[Problem]]]:

@@ -28,6 +28,7 @@ import numpy as np
 from experiments import Run
 from experiments.bench import _disks
 from experiments.bench._disks import MIB
+from experiments.bench._options import Repeated
 from tensorjax.offload import TensorStore, backends
 
 Group = Literal["blocks", "compute"]
@@ -44,7 +45,7 @@ POLICY = (
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Repeated):
     """Options of the benchmark."""
 
     only: tuple[Group, ...] = ("blocks", "compute")
@@ -72,8 +73,7 @@ class Config:
     """Seconds of compute in a turn of the group `compute`."""
 
     def __post_init__(self) -> None:
-        if self.repeats < 1:
-            raise ValueError(f"repeats: expected at least 1, got {self.repeats}")
+        super().__post_init__()
         known = {"fio", *(way.library for way in _disks.WAYS)}
         if not set(self.libraries) <= known:
             raise ValueError(f"libraries: expected some of {sorted(known)}, got {self.libraries}")

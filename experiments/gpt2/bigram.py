@@ -87,10 +87,10 @@ def add_k(counts: Counts, rows: np.ndarray, k: float) -> float:
     return float(-np.log((seen + k) / (counts.firsts[first] + k * counts.size)).mean())
 
 
-def unigram(counts: Counts, rows: np.ndarray, k: float = 1.0) -> float:
+def unigram(counts: Counts, rows: np.ndarray) -> float:
     """Mean −log p(second), whatever is before it."""
     seen = np.bincount(counts.keys % counts.size, counts.pairs, minlength=counts.size)
-    p = (seen + k) / (seen.sum() + k * counts.size)
+    p = (seen + 1) / (seen.sum() + counts.size)  # add-one smoothing: all tokens are possible
     return float(-np.log(p[rows[:, 1:]]).mean())
 
 

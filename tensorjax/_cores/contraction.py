@@ -8,6 +8,8 @@ from jax import lax
 from tensorjax import contract
 from tensorjax.contract._numpy_einsum import numpy_einsum
 
+_NUMPY = {np.ndarray}
+
 
 def einsum(expression: str, *operands: Any) -> Any:
     """Contracts arrays by an einsum expression at full precision; NumPy in, NumPy out.
@@ -19,6 +21,6 @@ def einsum(expression: str, *operands: Any) -> Any:
     Returns:
       Array; of NumPy perhaps a transposed view, as after `numpy.transpose`.
     """
-    if all(type(x) is np.ndarray for x in operands):
+    if set(map(type, operands)) == _NUMPY:
         return numpy_einsum(expression, *operands)
     return contract.einsum(expression, *operands, precision=lax.Precision.HIGHEST)

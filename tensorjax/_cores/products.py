@@ -7,6 +7,11 @@ import numpy as np
 
 from tensorjax._cores.contraction import einsum
 from tensorjax._cores.unfoldings import Cores
+from tensorjax.linalg._arrays import is_host
+
+# Products of cores from so many elements on, with last axes below so many, are multiplied row by
+# row: NumPy's inner loop is as long as the last axis of what it broadcasts.
+_MANY, _SHORT = 2**11, 64
 
 
 def merged_bonds(core: Any) -> Any:
@@ -17,17 +22,41 @@ def merged_bonds(core: Any) -> Any:
 
 def hadamard_core(a: Any, b: Any) -> Any:
     """Multiplies cores (p, n, q), (r, n, s) entry by entry, or (p, m, n, q), (r, m, n, s)."""
+    if is_host(a) and is_host(b):
+        return _hadamard_on_host(a, b)
     return merged_bonds(einsum("paq,ras->praqs" if a.ndim == 3 else "pabq,rabs->prabqs", a, b))
 
 
 def matvec_core(a: Any, x: Any) -> Any:
     """Multiplies a core (p, m, n, q) of a TT-matrix by one (r, n, s) of a train: (p r, m, q s)."""
+    if is_host(a) and is_host(x):
+        return _matvec_on_host(a, x)
     return merged_bonds(einsum("pmnq,rns->prmqs", a, x))
 
 
 def matmul_core(a: Any, b: Any) -> Any:
     """Multiplies cores (p, m, n, q), (r, n, k, s) of TT-matrices: (p r, m, k, q s)."""
     return merged_bonds(einsum("pmnq,rnks->prmkqs", a, b))
+
+
+def _hadamard_on_host(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    (r, *modes, s), (p, *_, q) = a.shape, b.shape
+    if q < _SHORT and a.size * p * q >= _MANY:
+        long, tiled = np.repeat(a, q, axis=-1), np.tile(b, s)
+        return (long[:, None] * tiled[None]).reshape(r * p, *modes, s * q)
+    if a.ndim == 3:
+        out = a[:, None, :, :, None] * b[None, :, :, None, :]
+    else:
+        out = a[:, None, :, :, :, None] * b[None, :, :, :, None, :]
+    return out.reshape(r * p, *modes, s * q)
+
+
+def _matvec_on_host(a: np.ndarray, x: np.ndarray) -> np.ndarray:
+    # As `einsum`, without what it takes to look a product up: half as long again for small cores.
+    (p, m, n, q), (r, _, s) = a.shape, x.shape
+    rows = a.transpose(0, 1, 3, 2).reshape(-1, n)
+    out = (rows @ x.transpose(1, 0, 2).reshape(n, -1)).reshape(p, m, q, r, s)
+    return out.transpose(0, 3, 1, 2, 4).reshape(p * r, m, q * s)
 
 
 def matvec(a: Sequence[Any], x: Sequence[Any]) -> Cores:

@@ -43,6 +43,9 @@ MOST_COLUMNS, MOST_EXACT_COLUMNS = 2**14, 32
 # Columns of a wide matrix from which on one pass in C++ beats NumPy: smaller ones fit into caches.
 # With more rows than the second number, NumPy's products are as fast.
 WIDE, MOST_ROWS = 2**14, 512
+# Smallest Gram matrices that the C++ pass makes in less time than NumPy, in entries of what they
+# are of; and most rows of these, of wide and of tall matrices in float64, and of other types.
+LEAST_GRAM, FEW_WIDE, FEW_TALL, FEW_OTHERS = 2**13, 16, 4, 64
 # Elements below which a TT-SVD is one Gram matrix a bond, without a choice of methods and cuts.
 SMALL_ARRAY = 2**16
 # Random numbers drawn before a sampling sweep at most: 64 MiB in double precision.
@@ -219,6 +222,19 @@ def _wide_matrix(arrays: Arrays, facts: Facts) -> bool:
     return wide and a.dtype == np.float64 and a.flags.c_contiguous and a.flags.aligned
 
 
+def _short_matrix(arrays: Arrays, facts: Facts) -> bool:
+    a, right = arrays[0], facts.get("right", False)
+    if a.ndim != 2 or a.dtype not in _native._GRAMS or a.size < LEAST_GRAM:
+        return False
+    rows, columns = a.shape[::-1] if right else a.shape
+    if a.dtype == np.float64:
+        few = rows <= (FEW_TALL if right else FEW_WIDE) and a.size >= 2 * LEAST_GRAM
+        most = few or (not right and _wide_matrix(arrays, facts))
+    else:
+        most = rows <= FEW_OTHERS and columns >= LEAST_GRAM / 8
+    return bool(most) and a.flags.aligned and min(a.strides) >= 0
+
+
 def _matrix(arrays: Arrays, facts: Facts) -> bool:
     return arrays[0].ndim == 2 and arrays[0].size > 0
 
@@ -314,6 +330,13 @@ wide_matrix = Condition(
     f"float64 rows, at most {MOST_ROWS}, of {_power(WIDE)} elements or more, contiguous",
     _wide_matrix,
     "C++ passes over the data once, with its own threads; smaller ones fit into NumPy's caches",
+    _CORE + "svd",
+)
+short_matrix = Condition(
+    f"{_power(LEAST_GRAM)} elements or more, of few rows ({FEW_WIDE}, or {FEW_TALL} columns, of "
+    f"float64; {FEW_OTHERS} of other types), or of float64 and wide as for linalg.project",
+    _short_matrix,
+    "a BLAS is slow for few rows, and converts single precision and complex numbers in passes",
     _CORE + "svd",
 )
 matrix = Condition("a matrix that is not empty", _matrix, "C++ factors one matrix")

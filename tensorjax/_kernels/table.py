@@ -86,7 +86,7 @@ TABLE: dict[str, Row] = {
     "tt.to_dense": _call(c.on_one_cpu),
     "tucker.from_dense(tol=)": _call(c.concrete),
     "tucker.from_dense(rank=)": _TO_RANKS,
-    "linalg.gram": _host(c.wide_matrix),
+    "linalg.gram": _host(c.short_matrix),
     "linalg.project": _host(c.wide_matrix),
     # Rounding.
     "tt.round(tol=)": _call(c.in_cpu_memory),

@@ -220,14 +220,28 @@ def _check_lookup(cores: Sequence[Any], gates: Sequence[Any], ids: Any) -> None:
 
 
 _INVALID, _NO_MEMORY = -1, -2  # what calls return, as in buffers.h
+_GRAMS = {np.dtype(t): np.result_type(t, np.float64) for t in "fdFD"}  # types of Gram matrices
 
 
-def gram(a: np.ndarray) -> np.ndarray:
-    """Computes A Aᵀ of a wide matrix in one pass of a C++ kernel."""
-    a = _host("a", a, 2)
-    out = np.empty((len(a), len(a)))
-    _called("tensorjax_gram", *a.shape, a, out)
-    return out
+def gram(a: np.ndarray, right: bool = False) -> np.ndarray:
+    """Computes A Aᴴ of a wide matrix, Aᴴ A of a tall one, in one pass of a C++ kernel.
+
+    In double precision, whatever the precision of A.
+    """
+    if a.ndim != 2 or not a.size or a.dtype not in _GRAMS or not a.flags.aligned:
+        raise ValueError(
+            f"a: expected two axes of real or complex numbers, got {a.shape} {a.dtype}"
+        )
+    parts = 2 if a.dtype.kind == "c" else 1
+    size = a.dtype.itemsize // parts
+    if min(a.strides) < 0 or any(s % size for s in a.strides):
+        a = np.ascontiguousarray(a)
+    (rows, columns), (down, along) = a.shape, (s // size for s in a.strides)
+    if right:
+        rows, columns, down, along = columns, rows, along, down
+    out = np.empty((rows, rows), _GRAMS[a.dtype])
+    _called("tensorjax_gram", rows, columns, parts, int(size == 4), down, along, a, out)
+    return out.conj() if right and parts == 2 else out
 
 
 def project(u: np.ndarray, a: np.ndarray) -> np.ndarray:

@@ -591,19 +591,28 @@ extern "C" long tensorjax_gram_round(long d, const int64_t* modes, int64_t* rank
 
 extern "C" int tensorjax_interface() { return 1000 * XLA_FFI_API_MAJOR + XLA_FFI_API_MINOR; }
 
-// G (rows × rows) = A Aᵀ, and P (few × columns) = Uᵀ A, for A (rows × columns) on the host.
-extern "C" long tensorjax_gram(long rows, long columns, const double* a, double* g) {
+// G (rows × rows) = A Aᴴ in double precision, of A on the host: complex if `parts` is 2, in single
+// precision if `single`, with so many numbers from a row, or a column, to the next.
+extern "C" long tensorjax_gram(long rows, long columns, long parts, long single, long down,
+                               long along, const void* a, double* g) {
   using namespace tensorjax;
   return guarded_call([&]() -> long {
     need(rows > 0 && columns > 0 && a && g, "a matrix that is not empty is needed");
-    product_of({rows, columns});
-    product_of({rows, rows, 16});
-    Crew crew(threads_for(0.5 * rows * rows * columns));
-    wide_gram(*crew, rows, columns, a, g);
+    need((parts == 1 || parts == 2) && down >= 0 && along >= 0, "one or two parts are needed");
+    product_of({rows, columns, parts});
+    product_of({rows, rows, parts, parts, 16});
+    Crew crew(threads_for(0.5 * rows * rows * parts * parts * columns));
+    const auto run = [&](auto* typed) {
+      wide_gram(*crew, Matrix<std::remove_const_t<std::remove_pointer_t<decltype(typed)>>>{
+                           typed, rows, columns, parts, down, along}, g);
+    };
+    if (single) run(static_cast<const float*>(a));
+    else run(static_cast<const double*>(a));
     return 0;
   });
 }
 
+// P (few × columns) = Uᵀ A, for A (rows × columns) on the host.
 extern "C" long tensorjax_project(long rows, long columns, long few, const double* u,
                                   const double* a, double* p) {
   using namespace tensorjax;

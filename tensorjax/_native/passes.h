@@ -13,6 +13,8 @@
 namespace tensorjax {
 
 constexpr long kStrip = 512;  // columns that are worked on while they are in the cache
+// Of few rows there are more, up to so many, and numbers in all: the ends of strips take time too.
+constexpr long kLongStrip = 2048, kPacked = 1L << 13;
 
 // Strips shared out in a number of pieces that does not depend on the number of threads.
 struct Strips {
@@ -22,33 +24,77 @@ struct Strips {
   long start(long piece) const { return piece * count / pieces; }
 };
 
-// G = A Aᵀ (rows × rows).
-inline void wide_gram(Team& team, long rows, long columns, const double* a, double* g) {
-  const Strips strips(columns);
-  const long whole = columns / kLanes * kLanes;
-  std::vector<double> sums(strips.pieces * rows * rows, 0.0);
-  team.run(strips.pieces, [&](long piece, int) {
-    double* sum = sums.data() + piece * rows * rows;
+// A matrix on the host, real or complex, of any strides.
+template <class T>
+struct Matrix {
+  const T* a;
+  long rows, columns, parts;  // of an entry: a number, or real and imaginary part
+  long down, along;           // how many numbers from a row, or a column, to the next
+};
+
+// Copies columns from `from` on, `depth` of them, into rows of double precision: those of real
+// parts, then those of imaginary ones. From a tall matrix a vector's worth of columns at a time, so
+// that what is read, and what is written, comes in pieces.
+template <class T>
+inline void pack(const Matrix<T>& m, long from, long depth, double* out, long ld) {
+  for (long x = 0; x < depth; x += m.along == m.parts ? depth : kLanes) {
+    const long some = m.along == m.parts ? depth : std::min(kLanes, depth - x);
+    for (long r = 0; r < m.rows; r++) {
+      const T* row = m.a + r * m.down + (from + x) * m.along;
+      double* to = out + r * ld + x;
+      if (m.parts == 1) {
+        for (long c = 0; c < some; c++) to[c] = row[c * m.along];
+      } else {
+        double* imaginary = to + m.rows * ld;
+        for (long c = 0; c < some; c++) {
+          to[c] = row[c * m.along];
+          imaginary[c] = row[c * m.along + 1];
+        }
+      }
+    }
+  }
+}
+
+// G = A Aᴴ (rows × rows), with parts as in A, summed in double precision.
+template <class T>
+inline void wide_gram(Team& team, const Matrix<T>& m, double* g) {
+  const long rows = m.rows * m.parts, side = (rows + kSide - 1) / kSide * kSide;
+  const long strip = std::max(kStrip, std::min(kLongStrip, kPacked / side / kLanes * kLanes));
+  const long count = (m.columns + strip - 1) / strip, pieces = std::min(count, 16L);
+  std::vector<double> sums(pieces * side * side, 0.0);
+  team.run(pieces, [&](long piece, int) {
+    double* sum = sums.data() + piece * side * side;
+    const long ld = std::min(strip, padded(m.columns));
+    std::vector<double> packed(side * ld, 0.0);
     double part[kSide * kSide];
-    for (long strip = strips.start(piece); strip < strips.start(piece + 1); strip++) {
-      const long from = strip * kStrip, depth = std::max(0L, std::min(kStrip, whole - from));
-      for (long i = 0; i < rows; i += kSide)
+    for (long s = piece * count / pieces; s < (piece + 1) * count / pieces; s++) {
+      const long depth = std::min(strip, m.columns - s * strip), whole = padded(depth);
+      pack(m, s * strip, depth, packed.data(), ld);
+      for (long r = 0; r < rows; r++)
+        std::fill(packed.data() + r * ld + depth, packed.data() + r * ld + whole, 0.0);
+      for (long i = 0; i < side; i += kSide)
         for (long j = 0; j <= i; j += kSide) {
-          const long p = std::min(kSide, rows - i), q = std::min(kSide, rows - j);
-          inner(p, q, depth, a + i * columns + from, columns, a + j * columns + from, columns, part,
-                kSide);
-          for (long x = 0; x < p; x++)
-            for (long y = 0; y < q; y++) sum[(i + x) * rows + j + y] += part[x * kSide + y];
+          inner_tile<kSide, kSide>(whole, packed.data() + i * ld, ld, packed.data() + j * ld, ld,
+                                   part, kSide);
+          for (long x = 0; x < kSide; x++)
+            for (long y = 0; y < kSide; y++) sum[(i + x) * side + j + y] += part[x * kSide + y];
         }
     }
   });
-  for (long i = 0; i < rows; i++)
+  for (long piece = 1; piece < pieces; piece++)
+    for (long x = 0; x < side * side; x++) sums[x] += sums[piece * side * side + x];
+  const auto at = [&](long i, long j) { return sums[i * side + j]; };  // j ≤ i
+  const long n = m.rows;
+  for (long i = 0; i < n; i++)
     for (long j = 0; j <= i; j++) {
-      double total = 0;
-      for (long piece = 0; piece < strips.pieces; piece++)
-        total += sums[(piece * rows + i) * rows + j];
-      for (long x = whole; x < columns; x++) total += a[i * columns + x] * a[j * columns + x];
-      g[i * rows + j] = g[j * rows + i] = total;
+      if (m.parts == 1) {
+        g[i * n + j] = g[j * n + i] = at(i, j);
+        continue;
+      }
+      const double real = at(i, j) + at(n + i, n + j), turned = at(n + i, j) - at(n + j, i);
+      g[2 * (i * n + j)] = g[2 * (j * n + i)] = real;
+      g[2 * (i * n + j) + 1] = turned;
+      g[2 * (j * n + i) + 1] = -turned;
     }
 }
 

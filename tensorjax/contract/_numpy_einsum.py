@@ -7,7 +7,7 @@ on sizes but the order of the products, which is chosen anew where shapes are ne
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -122,13 +122,23 @@ def _pair(a: Labels, b: Labels, output: Labels) -> Callable[[Array, Array], Arra
         return _outer(a, b, output)
     summed = min(orders, key=lambda s: _copies(a, b, batch, s))
     rows, columns = ("".join(c for c in t if c not in u) for t, u in ((a, b), (b, a)))
-    left, right = (_as_matrices(t, batch, c, summed) for t, c in ((a, rows), (b, columns)))
+    turn_a, kept, free_a, sum_a, swap_a = _as_matrices(a, batch, rows, summed)
+    turn_b, _, free_b, sum_b, swap_b = _as_matrices(b, batch, columns, summed)
     order = _transposition(batch + rows + columns, output)
+    prod = math.prod
 
+    # All in one function, without loops: small products take as long as what surrounds them.
     def product(x: Array, y: Array) -> Array:
-        p, kept, free = left(x, False)
-        q, _, more = right(y, True)
-        out = (p @ q).reshape(kept + free + more)
+        x = x if turn_a is None else x.transpose(turn_a)
+        y = y if turn_b is None else y.transpose(turn_b)
+        s, t = x.shape, y.shape
+        m, n, k = prod(s[free_a]), prod(t[free_b]), prod(s[sum_a])
+        if s[sum_a] != t[sum_b] or s[kept] != t[kept]:
+            raise ValueError(f"{a},{b}->{output}: sizes of shared axes differ: {s}, {t}")
+        more = (prod(s[kept]),) if batch else ()
+        p = x.reshape(*more, k, m).mT if swap_a else x.reshape(*more, m, k)
+        q = y.reshape(*more, k, n) if swap_b else y.reshape(*more, n, k).mT
+        out = (p @ q).reshape(s[kept] + s[free_a] + t[free_b])
         return out if order is None else out.transpose(order)
 
     return product
@@ -154,34 +164,17 @@ def _copies(a: Labels, b: Labels, batch: Labels, summed: Labels) -> int:
 
 def _as_matrices(
     term: Labels, batch: Labels, free: Labels, summed: Labels
-) -> Callable[[Array, bool], tuple[Array, tuple[int, ...], tuple[int, ...]]]:
-    """Returns the merging of a factor's axes to (batch, free, summed), or with the last swapped.
+) -> tuple[tuple[int, ...] | None, slice, slice, slice, bool]:
+    """Returns how a factor's axes merge to matrices: transposition, batch, free and summed axes.
 
-    Where its axes lie as summed before free, it is a transposed view: BLAS takes either.
+    The last value says whether summed axes come before the free ones: BLAS takes either.
     """
     first = term == batch + summed + free
     order = _transposition(term, batch + (summed + free if first else free + summed))
-    n, f = len(batch), len(free)
-    cut = n + len(summed)
-
-    def matrices(x: Array, swapped: bool) -> tuple[Array, tuple[int, ...], tuple[int, ...]]:
-        if order is not None:
-            x = x.transpose(order)
-        shape = x.shape
-        if first:
-            kept, rows = shape[:n], shape[cut:]
-            x = x.reshape(_merged(kept, shape[n:cut], rows))
-            return (x if swapped else x.mT), kept, rows
-        kept, rows = shape[:n], shape[n : n + f]
-        x = x.reshape(_merged(kept, rows, shape[n + f :]))
-        return (x.mT if swapped else x), kept, rows
-
-    return matrices
-
-
-def _merged(batch: tuple[int, ...], rows: Sequence[int], columns: Sequence[int]) -> Any:
-    sizes = math.prod(rows), math.prod(columns)
-    return (math.prod(batch), *sizes) if batch else sizes
+    n = len(batch)
+    cut = n + len(summed if first else free)
+    ahead, behind = slice(n, cut), slice(cut, None)
+    return order, slice(n), behind if first else ahead, ahead if first else behind, first
 
 
 def _outer(a: Labels, b: Labels, output: Labels) -> Callable[[Array, Array], Array]:

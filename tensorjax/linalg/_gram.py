@@ -63,10 +63,10 @@ def host_gram(a: np.ndarray, *, right: bool = False, narrow: bool = False) -> np
       narrow: multiply float32 and complex64 as they are, and only add up in double precision.
     """
     wide = np.result_type(a.dtype, np.float64)
+    if choose_kernel("linalg.gram", (a,), HOST, right=right) is CPP:
+        return _native.gram(a, right)
     if a.dtype == np.float64:
-        if right:
-            return a.T @ a
-        return _native.gram(a) if choose_kernel("linalg.gram", (a,), HOST) is CPP else a @ a.T
+        return a.T @ a if right else a @ a.T
     if a.size < _SMALL:
         a = a.astype(wide, copy=False)
         return adjoint(a) @ a if right else a @ adjoint(a)

@@ -69,6 +69,8 @@ def _qr_tall_jvp(primals: Any, tangents: Any) -> Any:
     (a,), (da,) = primals, tangents
     q, r = _qr_tall(a)
     c = _right_solve(da, r)
+    # With c = da r⁻¹: qᴴ dq is skew and dr r⁻¹ upper triangular, and their sum is qᴴ c. So the
+    # entries below the diagonal are those of qᴴ dq alone.
     qc = matmul(adjoint(q), c)
     lower = jnp.tril(qc, -1)
     omega = lower - adjoint(lower)

@@ -31,6 +31,8 @@ VERIFY_BELOW, _ROUNDED = 1e4, 8
 # Single precision serves where the share of the energy that a bond may discard is so many eps.
 # Roundoff of their Gram matrices adds up over all rows, and must not look like a rank.
 _SINGLE, _COARSE = 0.25, 64
+# Arrays with fewer entries are converted to double precision as a whole.
+_CONVERTED = 2**20
 # Threads of a BLAS slow down work on arrays with fewer entries than this.
 THREADS = 2**18
 # Smaller matrices go to an SVD at once: a call costs more than the work.
@@ -123,7 +125,7 @@ def alone(a: np.ndarray, right: bool = False) -> bool:
     """Whether a host subspace's BLAS should use one thread: little work, or threaded passes."""
     side = a.shape[1] if right else a.shape[0]
     few = side <= _ONE_THREAD and (
-        a.size < _MIDDLING or (not right and choose_kernel("linalg.gram", (a,), HOST) is CPP)
+        a.size < _MIDDLING or (not right and choose_kernel("linalg.project", (a,), HOST) is CPP)
     )
     return few or a.size < THREADS
 
@@ -430,9 +432,13 @@ def in_single(x: np.ndarray, asked: Asked, bonds: int, compress: Any) -> Any:
     """
     least = epsilon(x.dtype)
     single = x.dtype.itemsize < np.result_type(x.dtype, np.float64).itemsize
-    if single and asked.method == "auto" and asked.share and asked.share >= _SINGLE * least:
-        out = compress(x, asked._replace(narrow=True, coarse=asked.share >= _COARSE * least))
+    share = asked.share if single and asked.method == "auto" and asked.share else 0.0
+    # Less than two eps in all would not pass the test below.
+    if share >= _SINGLE * least and bonds * share >= 2 * least:
+        out = compress(x, asked._replace(narrow=True, coarse=share >= _COARSE * least))
         total = host_energy(x)
-        if total - host_energy(out[-1]) <= (bonds * asked.share - least) * total:
+        if total - host_energy(out[-1]) <= (bonds * share - least) * total:
             return out
+    if single and x.size < _CONVERTED:  # once: larger ones piece by piece, in every pass
+        x = x.astype(np.result_type(x.dtype, np.float64))
     return compress(x, asked)

@@ -1,5 +1,6 @@
 """SVD and Hermitian eigendecomposition with finite derivatives: LAPACK on the host, else XLA."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -53,13 +54,13 @@ def _svd(a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     u, s, vh = jnp.linalg.svd(a, full_matrices=False)
     if a.size == 0:
         return u, s, vh
-    return _where_jacobi(a, u, s, vh)
+    return _where_jacobi(refined, a, u, s, vh)
 
 
-@jax.jit
-def _where_jacobi(a: jax.Array, *terms: jax.Array) -> Any:
-    """Refines XLA's SVD on platforms (CUDA) where it uses Jacobi's method."""
-    return lax.platform_dependent(a, *terms, cuda=refined, default=lambda a, *terms: terms)
+@jax.jit(static_argnums=0)
+def _where_jacobi(refine: Callable[..., Any], a: jax.Array, *terms: jax.Array) -> Any:
+    """Refines XLA's SVD or eigendecomposition on platforms (CUDA) that may use Jacobi's method."""
+    return lax.platform_dependent(a, *terms, cuda=refine, default=lambda a, *terms: terms)
 
 
 @_svd.defjvp
@@ -73,6 +74,7 @@ def _svd_jvp(primals: Any, tangents: Any) -> Any:
     alike, against = _turns(inner, s)
     inverse = masked_reciprocal(s, s[..., :1], max(a.shape[-2:]))[..., None, :].astype(a.dtype)
     du, dv = matmul(u, alike + against), matmul(v, alike - against)
+    # What da v has outside the columns of u turns u out of their span, by 1/s; likewise for v.
     if a.shape[-2] > s.shape[-1]:
         du = du + (dav - matmul(u, inner)) * inverse
     if a.shape[-1] > s.shape[-1]:
@@ -144,14 +146,9 @@ def eigh(a: Array) -> tuple[Array, Array]:
 
 @jax.custom_jvp
 def _eigh(a: jax.Array) -> tuple[jax.Array, jax.Array]:
+    # Of a Hermitian matrix LAPACK reads one triangle; to average it with its adjoint would copy it.
     v, w = lax.linalg.eigh(a, symmetrize_input=False)
-    return _eigh_where_jacobi(a, w, v) if a.size else (w, v)
-
-
-@jax.jit
-def _eigh_where_jacobi(a: jax.Array, *terms: jax.Array) -> Any:
-    """Refines an eigendecomposition on platforms (CUDA) that use Jacobi's method if small."""
-    return lax.platform_dependent(a, *terms, cuda=refined_eigh, default=lambda a, *terms: terms)
+    return _where_jacobi(refined_eigh, a, w, v) if a.size else (w, v)
 
 
 @_eigh.defjvp
@@ -160,6 +157,8 @@ def _eigh_jvp(primals: Any, tangents: Any) -> Any:
     w, v = _eigh(a)
     inner = matmul(adjoint(v), matmul(da, v))
     scale = jnp.max(jnp.abs(w), axis=-1)[..., None, None]
+    # dv = v (F ∘ vᴴ da v) with F_ij = 1/(w_j − w_i). Where eigenvalues coincide, every basis of
+    # their space serves, and none is preferred: F is 0 there, as on the diagonal.
     f = masked_reciprocal(w[..., None, :] - w[..., :, None], scale, w.shape[-1])
     dw = jnp.diagonal(inner, axis1=-2, axis2=-1).real
     return (w, v), (dw, matmul(v, f.astype(a.dtype) * inner))

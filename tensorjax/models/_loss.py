@@ -16,11 +16,16 @@ def cross_entropy(
       targets: integers (…): −100 counts for none, others outside [0, classes) make the sum NaN.
       weights: (…), or None for all ones.
     """
-    weights = jnp.ones(targets.shape, jnp.float32) if weights is None else jnp.asarray(weights)
-    for name, value in (("targets", targets), ("weights", weights)):
-        if value.shape != logits.shape[:-1]:
-            raise ValueError(
-                f"{name}: expected shape {logits.shape[:-1]}, one for every row of logits, got "
-                f"{value.shape}"
-            )
+    weights = checked_weights(targets, weights, "rows of logits", logits.shape[:-1])
     return Single().cross_entropy(logits, targets, weights, logits.shape[-1])
+
+
+def checked_weights(
+    targets: jax.Array, weights: jax.Array | None, name: str, shape: tuple[int, ...]
+) -> jax.Array:
+    """Returns a loss's weights of targets, ones if None; both must have the shape of ``name``."""
+    weights = jnp.ones(targets.shape, jnp.float32) if weights is None else jnp.asarray(weights)
+    for what, value in (("targets", targets), ("weights", weights)):
+        if value.shape != shape:
+            raise ValueError(f"{what}: expected the shape of {name}, {shape}, got {value.shape}")
+    return weights

@@ -1,42 +1,14 @@
 """Shared helpers of the models: layer specs, checks of sizes and ids, initial weight scales."""
 
 import numbers
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-
-class Spec(Protocol):
-    """Protocol of layer specifications: `nn.Dense`, `nn.LowRank`, `nn.TT`, `nn.Tucker`, `nn.CP`."""
-
-    def linear(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        use_bias: bool = True,
-        dtype: Any = None,
-        param_dtype: Any = ...,
-        rngs: nnx.Rngs,
-    ) -> Any:
-        """Builds a model's linear layer x ↦ x W + b of this layer spec."""
-        ...
-
-    def embedding(
-        self,
-        num_embeddings: int,
-        features: int,
-        *,
-        dtype: Any = None,
-        param_dtype: Any = ...,
-        rngs: nnx.Rngs,
-        padding_idx: int | None = None,
-    ) -> Any:
-        """Builds a model's embedding layer of this spec, which looks up rows by id."""
-        ...
+from tensorjax.nn import Spec
 
 
 def check_spec(name: str, spec: Any) -> Spec:

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from tensorjax import _ids, nn
-from tensorjax.models._ids import check_ids
+from tensorjax.models._id_checks import check_ids
 from tensorjax.models._loss import cross_entropy
-from tensorjax.models._spec import Spec, fresh_linear
+from tensorjax.models._spec import fresh_linear
 from tensorjax.models.encoder import EncoderConfig, Trunk
 
 __all__ = ["CodeModel"]
@@ -50,8 +50,8 @@ class CodeModel(nnx.Module):
         self,
         config: EncoderConfig,
         *,
-        linear: Spec = nn.Dense(),  # noqa: B008  (a frozen dataclass)
-        embedding: Spec = nn.Dense(),  # noqa: B008
+        linear: nn.Spec = nn.Dense(),  # noqa: B008  (a frozen dataclass)
+        embedding: nn.Spec = nn.Dense(),  # noqa: B008
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
         rngs: nnx.Rngs,

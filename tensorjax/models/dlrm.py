@@ -14,8 +14,8 @@ import numpy as np
 from flax import nnx
 
 from tensorjax import nn
-from tensorjax.models._ids import check_ids, rows_of
-from tensorjax.models._spec import Spec, check_sizes, check_spec, fresh_linear, with_spread
+from tensorjax.models._id_checks import check_ids, rows_of
+from tensorjax.models._spec import check_sizes, check_spec, fresh_linear, with_spread
 
 __all__ = ["DLRM", "DLRMConfig"]
 
@@ -77,7 +77,7 @@ class _MLP(nnx.Module):
     """Multilayer perceptron with ReLUs between its layers, and after the last one if ``end``."""
 
     def __init__(
-        self, widths: tuple[int, ...], linear: Spec, threshold: int, end: bool, **options: Any
+        self, widths: tuple[int, ...], linear: nn.Spec, threshold: int, end: bool, **options: Any
     ) -> None:
         dense = nn.Dense()
         self.layers = nnx.List(
@@ -133,8 +133,8 @@ class DLRM(nnx.Module):
         self,
         config: DLRMConfig,
         *,
-        linear: Spec = nn.Dense(),  # noqa: B008  (a frozen dataclass)
-        embedding: Spec = nn.Dense(),  # noqa: B008
+        linear: nn.Spec = nn.Dense(),  # noqa: B008  (a frozen dataclass)
+        embedding: nn.Spec = nn.Dense(),  # noqa: B008
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
         rngs: nnx.Rngs,

@@ -14,10 +14,9 @@ import numpy as np
 from flax import nnx
 
 from tensorjax import nn
-from tensorjax.models._ids import check_ids, check_length, rows_of
+from tensorjax.models._id_checks import check_ids, check_length, rows_of
 from tensorjax.models._loss import cross_entropy
 from tensorjax.models._spec import (
-    Spec,
     check_heads_and_dropout,
     check_sizes,
     check_spec,
@@ -85,7 +84,7 @@ class EncoderConfig:
 class _Attention(nnx.Module):
     """Multi-head self-attention with a padding mask."""
 
-    def __init__(self, config: EncoderConfig, linear: Spec, **options: Any) -> None:
+    def __init__(self, config: EncoderConfig, linear: nn.Spec, **options: Any) -> None:
         width = config.features
         self.query = fresh_linear(linear, width, width, **options)
         self.key = fresh_linear(linear, width, width, **options)
@@ -104,7 +103,7 @@ class _Attention(nnx.Module):
 class _Block(nnx.Module):
     """Transformer encoder block: attention and MLP, with residuals and layer norms."""
 
-    def __init__(self, config: EncoderConfig, linear: Spec, **options: Any) -> None:
+    def __init__(self, config: EncoderConfig, linear: nn.Spec, **options: Any) -> None:
         self.attention = _Attention(config, linear, **options)
         self.up = fresh_linear(linear, config.features, config.hidden, **options)
         self.down = fresh_linear(linear, config.hidden, config.features, **options)
@@ -160,8 +159,8 @@ class Trunk(nnx.Module):
         self,
         config: EncoderConfig,
         *,
-        linear: Spec,
-        embedding: Spec,
+        linear: nn.Spec,
+        embedding: nn.Spec,
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
         rngs: nnx.Rngs,
@@ -260,8 +259,8 @@ class Encoder(nnx.Module):
         self,
         config: EncoderConfig,
         *,
-        linear: Spec = nn.Dense(),  # noqa: B008  (a frozen dataclass)
-        embedding: Spec = nn.Dense(),  # noqa: B008
+        linear: nn.Spec = nn.Dense(),  # noqa: B008  (a frozen dataclass)
+        embedding: nn.Spec = nn.Dense(),  # noqa: B008
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
         rngs: nnx.Rngs,

@@ -21,7 +21,7 @@ import opt_einsum
 
 from tensorjax import contract
 from tensorjax.contract import Cost
-from tensorjax.nn._weight_networks import Network, Tree, fold, leaves, path
+from tensorjax.nn._weight_networks import Tree, WeightNetwork, fold, leaves, path
 
 # Machine model: floating-point operations in the time of moving one byte. Trees of the same arrays
 # have the same number of products, so a launch cost would not distinguish them.
@@ -99,7 +99,7 @@ class LayerPlan:
 
 @functools.lru_cache(maxsize=4096)
 def plan_layer(
-    network: Network,
+    network: WeightNetwork,
     batch: int,
     dtype: np.dtype,
     bias: bool,
@@ -152,7 +152,11 @@ def plan_layer(
 
 
 def _chosen(
-    network: Network, batch: int, dtype: np.dtype, bias: bool, candidates: tuple[Candidate, ...]
+    network: WeightNetwork,
+    batch: int,
+    dtype: np.dtype,
+    bias: bool,
+    candidates: tuple[Candidate, ...],
 ) -> LayerPlan:
     best = candidates[0].contraction
     # A gate: product with a core forward; backward one more, and one that is summed.
@@ -182,7 +186,7 @@ def _cost(plan: contract.Plan) -> float:
     return plan.grad.flops + _PER_BYTE * plan.grad.bytes
 
 
-def _einsum(network: Network, batch: int) -> tuple[str, tuple[tuple[int, ...], ...]]:
+def _einsum(network: WeightNetwork, batch: int) -> tuple[str, tuple[tuple[int, ...], ...]]:
     """Returns the einsum expression x, arrays → y of a layer, and its operands' shapes."""
     order = len(network.modes)
     row = opt_einsum.get_symbol(1 + max(max(term) for term in network.terms))
@@ -195,7 +199,7 @@ def _einsum(network: Network, batch: int) -> tuple[str, tuple[tuple[int, ...], .
     return f"{','.join(terms)}->{result}", ((batch, *network.in_shape), *network.shapes)
 
 
-def _trees(network: Network) -> dict[str, Tree]:
+def _trees(network: WeightNetwork) -> dict[str, Tree]:
     """Returns the candidate contraction orders "halves", "chain" and "dense"; x is operand 0."""
     count = len(network.terms)
     left, right = (fold([k + 1 for k in half]) for half in network.halves)
@@ -206,7 +210,7 @@ def _trees(network: Network) -> dict[str, Tree]:
     }
 
 
-def _forms_weight(network: Network, plan: contract.Plan) -> bool:
+def _forms_weight(network: WeightNetwork, plan: contract.Plan) -> bool:
     """Checks whether a contraction plan materialises W, or a product as large, without x."""
     inputs, _ = plan.expr.split("->")
     terms = [frozenset(term) for term in inputs.split(",")]

@@ -113,10 +113,8 @@ def from_linear(
 
     Source: Oseledets (2011) for the TT-SVD and its quasi-optimality.
     """
-    kernel = dense_matrix(
-        layer, (nnx.Linear,), "kernel", ("in_features", "out_features"),
-        tol=tol, rank=rank, max_bytes=max_bytes,
-    )  # fmt: skip
+    sides = ("in_features", "out_features")
+    kernel = dense_matrix(layer, (nnx.Linear,), "kernel", sides, tol, rank, max_bytes)
     if format not in ("tt", "tucker"):
         raise ValueError(f'format: expected "tt" or "tucker", got {format!r}')
     check_gates(gates)
@@ -270,23 +268,12 @@ def _shared(
 
 
 def dense_matrix(
-    layer: Any,
-    kinds: Sequence[type],
-    name: str,
-    sides: tuple[str, str],
-    *,
-    tol: Any,
-    rank: Any,
-    max_bytes: int,
+    layer: Any, kinds: Any, name: str, sides: Sequence[str], tol: Any, rank: Any, max_bytes: int
 ) -> np.ndarray:
     """Returns a dense layer's matrix to be converted, in double precision, after checks.
 
-    Args:
-      layer: that is given.
-      kinds: types that it may have, Flax's own first.
-      name: attribute that holds the matrix.
-      sides: attributes that hold its numbers of rows and columns.
-      tol, rank, max_bytes: as for `from_linear`.
+    ``kinds`` are types that the layer may have, Flax's own first; ``name`` and ``sides`` are its
+    attributes with the matrix and with the numbers of rows and columns.
     """
     if type(layer) not in kinds:
         raise TypeError(

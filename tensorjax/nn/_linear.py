@@ -11,7 +11,7 @@ from tensorjax.nn._initializers import Init
 from tensorjax.nn._linear_base import TensorLinear
 from tensorjax.nn._mode_factors import bounded, train_ranks
 from tensorjax.nn._parameters import ones, values
-from tensorjax.nn._weight_networks import Network
+from tensorjax.nn._weight_networks import WeightNetwork
 
 
 class TTLinear(TensorLinear):
@@ -91,7 +91,7 @@ class TTLinear(TensorLinear):
         """TT-ranks of the interior bonds of the linear layer's weight."""
         return tuple(core.shape[-3] for core in self.cores[1:])
 
-    def network(self) -> Network:
+    def network(self) -> WeightNetwork:
         """Returns the structure of a TT linear layer's weight as a tensor network."""
         return _weight_networks.train(self.modes, len(self.in_shape), self.ranks)
 
@@ -150,7 +150,7 @@ class TuckerLinear(TensorLinear):
         """Multilinear ranks of the linear layer's Tucker weight."""
         return tuple(self.core.shape[-len(self.modes) :])
 
-    def network(self) -> Network:
+    def network(self) -> WeightNetwork:
         """Returns the structure of a Tucker linear layer's weight as a tensor network."""
         return _weight_networks.tucker(self.modes, len(self.in_shape), self.ranks)
 
@@ -208,7 +208,7 @@ class CPLinear(TensorLinear):
         """CP-rank of the linear layer's weight as a tuple, (R,): the number of terms."""
         return (self.factors[0].shape[-1],)
 
-    def network(self) -> Network:
+    def network(self) -> WeightNetwork:
         """Returns the structure of a CP linear layer's weight as a tensor network."""
         return _weight_networks.canonical(self.modes, len(self.in_shape), self.ranks[0])
 

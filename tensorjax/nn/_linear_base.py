@@ -18,7 +18,7 @@ from tensorjax.nn._contraction_plans import LayerPlan, plan_layer
 from tensorjax.nn._initializers import Init, check_init
 from tensorjax.nn._mode_factors import modes
 from tensorjax.nn._parameters import MAX_BYTES, check_bytes, check_rngs, checked_dtype
-from tensorjax.nn._weight_networks import Network
+from tensorjax.nn._weight_networks import WeightNetwork
 
 # Certificates of converted layers. As attributes they would be part of the pytree structure, so
 # that no two converted layers could be stacked or share a compiled program.
@@ -111,7 +111,7 @@ class TensorLinear(nnx.Module):
         """Returns the arrays of a linear layer of any format, with the gates absorbed."""
 
     @abc.abstractmethod
-    def network(self) -> Network:
+    def network(self) -> WeightNetwork:
         """Returns the structure of any linear layer's weight as a tensor network."""
 
     def plan(self, batch: int | Sequence[int] = 1, *, dtype: Any = None) -> LayerPlan:

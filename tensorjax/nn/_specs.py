@@ -10,7 +10,7 @@ from flax import nnx
 from tensorjax.nn._dense_to_tensorised import Certificate, Format, from_linear
 from tensorjax.nn._embeddings.embedding import CPEmbedding, TTEmbedding, TuckerEmbedding
 from tensorjax.nn._embeddings.from_dense import from_embedding
-from tensorjax.nn._embeddings.ids import OutOfRange
+from tensorjax.nn._embeddings.id_checks import OutOfRange
 from tensorjax.nn._embeddings.padded import PaddedEmbed
 from tensorjax.nn._initializers import Init
 from tensorjax.nn._linear import CPLinear, TTLinear, TuckerLinear
@@ -196,18 +196,7 @@ class LowRank(Spec):
 
 @dataclasses.dataclass(frozen=True)
 class _Format(Spec):
-    """Base class of the tensor-format specifications, with their common options.
-
-    Attributes:
-      rank: one int for all bonds, cut where one cannot need as much, or one per bond. None is for
-        `tensorjax.nn.tensorize` with a tolerance, which chooses the ranks.
-      in_shape, out_shape: factors of the features of a linear layer; None chooses.
-      order: number of factors, where they are chosen.
-      init: "normal" or, but for `CP`, "orthogonal", as for `TTLinear`.
-      precision, memory_limit: as for `TTLinear`.
-      num_shape, feature_shape: factors of the rows and columns of an embedding; None chooses.
-      capacity, out_of_range: as for `TTEmbedding`.
-    """
+    """Base class of the tensor-format specifications, with the options that `TT` describes."""
 
     rank: int | tuple[int, ...] | None = None
     in_shape: tuple[int, ...] | None = dataclasses.field(default=None, kw_only=True)

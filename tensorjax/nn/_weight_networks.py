@@ -16,7 +16,7 @@ from tensorjax._placement import placed_by, spec_like
 Tree = Any  # of positions of operands: an int, or a pair of trees
 
 
-class Network(NamedTuple):
+class WeightNetwork(NamedTuple):
     """Structure of a weight W (n_1 … n_p × m_1 … m_q) as a tensor network. Hashable.
 
     Attributes:
@@ -52,12 +52,12 @@ class Network(NamedTuple):
         return math.prod(self.modes)
 
 
-def train(modes: Sequence[int], split: int, ranks: Sequence[int]) -> Network:
+def train(modes: Sequence[int], split: int, ranks: Sequence[int]) -> WeightNetwork:
     """Describes a weight as a train, W[i_1 … i_d] = G_1[i_1] D_1 G_2[i_2] D_2 … G_d[i_d]."""
     order = len(modes)
     full = (1, *ranks, 1)
     shapes = tuple((full[k], n, full[k + 1]) for k, n in enumerate(modes))
-    return Network(
+    return WeightNetwork(
         modes=tuple(modes),
         split=split,
         terms=tuple((order + k, k, order + k + 1) for k in range(order)),
@@ -68,7 +68,7 @@ def train(modes: Sequence[int], split: int, ranks: Sequence[int]) -> Network:
     )
 
 
-def tucker(modes: Sequence[int], split: int, ranks: Sequence[int]) -> Network:
+def tucker(modes: Sequence[int], split: int, ranks: Sequence[int]) -> WeightNetwork:
     """Describes a Tucker weight, W[i_1 … i_d] = Σ C[a_1 … a_d] Π_k D_k[a_k] U_k[i_k, a_k].
 
     The arrays come in the order in which one after the other can be multiplied to the input: the
@@ -78,7 +78,7 @@ def tucker(modes: Sequence[int], split: int, ranks: Sequence[int]) -> Network:
     factors = [((k, order + k), (modes[k], ranks[k])) for k in range(order)]
     core = (tuple(range(order, 2 * order)), tuple(ranks))
     arrays = [*factors[:split], core, *factors[split:]]
-    return Network(
+    return WeightNetwork(
         modes=tuple(modes),
         split=split,
         terms=tuple(term for term, _ in arrays),
@@ -88,10 +88,10 @@ def tucker(modes: Sequence[int], split: int, ranks: Sequence[int]) -> Network:
     )
 
 
-def canonical(modes: Sequence[int], split: int, rank: int) -> Network:
+def canonical(modes: Sequence[int], split: int, rank: int) -> WeightNetwork:
     """Describes a CP weight as a network, W[i_1 … i_d] = Σ_a D[a] Π_k U_k[i_k, a]."""
     order = len(modes)
-    return Network(
+    return WeightNetwork(
         modes=tuple(modes),
         split=split,
         terms=tuple((k, order) for k in range(order)),

@@ -4,8 +4,8 @@ Coordinates y = Γ x + s follow the solution, so that its TT-ranks stay low.
 """
 
 from tensorjax.pde import coords, flows, problems
+from tensorjax.pde._discretization.affine_operators import Coefficients, affine_generator
 from tensorjax.pde._discretization.grid import Axis, Box
-from tensorjax.pde._discretization.operators import Coefficients, affine_generator
 from tensorjax.pde._generators.vector_fields import FieldMotion, field_motion
 from tensorjax.pde._initial_states.initial_states import Function, Gaussian, Mixture
 from tensorjax.pde._integration.checkpoint import Checkpoint, load, save

@@ -1,7 +1,8 @@
-"""Arguments of maps and problems as arrays of one dtype, and values remembered by argument."""
+"""Arguments of maps and problems: arrays of one dtype, coefficients, random generators."""
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -32,3 +33,28 @@ def _argument(v: Any) -> Any:
     if _check.is_traced(v) or np.ndim(v):
         return jnp.asarray(v)
     return jnp.asarray(np.reshape(np.asarray(v), 1))[0]
+
+
+def generator_of(key: Any) -> np.random.Generator:
+    """Returns a NumPy generator to sample a problem: as given, or from a `jax.random` key."""
+    if isinstance(key, np.random.Generator):
+        return key
+    if not isinstance(key, jax.Array) or _check.is_traced(key):
+        raise TypeError(
+            f"key: expected jax.random.key(seed) or a NumPy generator, got {type(key).__name__}"
+        )
+    return np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
+
+
+def coefficient(name: str, value: Any, shape: tuple[int, ...], *, optional: bool = False) -> Any:
+    """Checks a problem's coefficient for its shape; returns a float64 array unless traced.
+
+    An optional one may be None.
+    """
+    if optional and value is None:
+        return None
+    value = value if _check.is_traced(value) else np.asarray(value, np.float64)
+    if value.shape != shape:
+        raise ValueError(f"{name}: expected shape {shape}, got {value.shape}")
+    _check.finite(name, value)
+    return value

@@ -10,6 +10,7 @@ import numpy as np
 from jax.experimental import sparse as jsparse
 
 from tensorjax import _check, tt
+from tensorjax._eager import evaluated_eagerly
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY, PROGRAM, ROUNDED, Kernel
 from tensorjax._placement import placed
@@ -119,7 +120,7 @@ def _kernel(p: Projection, x: Any) -> Kernel:
     return choose_kernel("sketch.apply", (x,), **facts)
 
 
-@_check.at_once
+@evaluated_eagerly
 def _project_host(p: Any, x: np.ndarray, lead: tuple[int, ...]) -> tuple[jax.Array, bool]:
     """Applies a map to host rows in chunks, which avoids a copy of the whole of x.
 

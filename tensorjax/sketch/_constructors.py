@@ -214,11 +214,8 @@ def tt_rows(
       key: `jax.random.key`.
       in_shape: (n_1, …, n_d), or N to have it factored (and padded by zeros if need be).
       out_shape: M, or modes whose product it is.
-      distribution: of the entries of the cores, as in `ttrp`.
       rank: R, or one rank per interior bond.
-      s: for "sparse", one entry in s is nonzero.
-      order: count d of modes, for an int ``in_shape``.
-      dtype: floating-point type, by default JAX's.
+      distribution, s, order, dtype: as for `ttrp`.
 
     Example:
       >>> import jax

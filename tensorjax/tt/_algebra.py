@@ -14,12 +14,12 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import _check, _native
+from tensorjax._cores.products import hadamard_core
 from tensorjax._formats.operators import multiplied
 from tensorjax._formats.trains import TT, TTMatrix, known, single
 from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
 from tensorjax._kernels.table import CPP, TRACE
 from tensorjax._placement import placed
-from tensorjax.contract import einsum
 from tensorjax.tt._broadcasting import together
 
 Train = TypeVar("Train", TT, TTMatrix)
@@ -28,19 +28,24 @@ _HIGHEST = jax.lax.Precision.HIGHEST
 
 def _aligned(x: Train, y: Train) -> tuple[Train, Train]:
     """Checks that two trains to add or multiply have one kind and shape; unites their dtypes."""
+    _check_alike(x, y)
+    known("x", x)
+    known("y", y)
+    if all(c.dtype == x.cores[0].dtype for c in (*x.cores, *y.cores)):
+        return x, y
+    dtype = jnp.promote_types(x.dtype, y.dtype)
+    return x.astype(dtype), y.astype(dtype)
+
+
+def _check_alike(x: Any, y: Any) -> None:
+    """Checks that two trains have one kind and shape."""
     if type(x) is not type(y) or not isinstance(x, TT | TTMatrix):
         raise TypeError(
             "expected two TT or two TTMatrix, "
             f"got {type(x).__name__} and {type(y).__name__}; build them with tt.from_dense"
         )
-    known("x", x)
-    known("y", y)
     if _modes(x) != _modes(y):
         raise ValueError(f"expected trains of one shape, got {_modes(x)} and {_modes(y)}")
-    if all(c.dtype == x.cores[0].dtype for c in (*x.cores, *y.cores)):
-        return x, y
-    dtype = jnp.promote_types(x.dtype, y.dtype)
-    return x.astype(dtype), y.astype(dtype)
 
 
 def _modes(x: TT | TTMatrix) -> tuple[tuple[int, ...], ...]:
@@ -73,6 +78,9 @@ def folded(f: Callable[..., Any]) -> Callable[..., Any]:
     def on_folded(x: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(x, TT):
             return f(x, *args, **kwargs)
+        for a in args:  # folded, modes (2, 3) and (3, 2) are alike, and so is a train of modes 6
+            if isinstance(a, TT | TTMatrix):
+                _check_alike(x, a)
         out = f(fold(x), *(fold(a) if isinstance(a, TTMatrix) else a for a in args), **kwargs)
         return unfold(out, x.row_shape, x.col_shape) if isinstance(out, TT) else out
 
@@ -221,7 +229,7 @@ def ones_like(x: Train) -> Train:
 def exact_hadamard(x: Train, y: Train) -> Train:
     if isinstance(x, TT) and isinstance(y, TT):
         return _train_product(x, y)
-    return _pairwise(x, y, "aijb,cijd->acijbd", type(x))
+    return _pairwise(x, y, hadamard_core, type(x))
 
 
 def _train_product(x: TT, y: TT) -> TT:
@@ -237,7 +245,7 @@ def _train_product(x: TT, y: TT) -> TT:
 
 
 def _by_xla(x: TT, y: TT) -> TT:
-    return _pairwise(x, y, "aib,cid->acibd", TT)
+    return _pairwise(x, y, hadamard_core, TT)
 
 
 def _by_sweeps(x: TT, y: TT) -> list[jax.Array]:
@@ -256,19 +264,15 @@ def _either_product_jvp(primals: Any, tangents: Any) -> Any:
     return jax.jvp(_by_xla, primals, tangents)
 
 
-def _pairwise(x: Any, y: Any, expression: str, kind: Any) -> Any:
+def _pairwise(x: Any, y: Any, multiply: Callable[[Any, Any], Any], kind: Any) -> Any:
     """Multiplies the cores of two trains pairwise; both left bonds merge, and both right ones."""
-    cores = []
-    for a, b in zip(x.cores, y.cores, strict=True):
-        c = einsum(expression, a, b, precision=_HIGHEST)
-        left, right = c.shape[0] * c.shape[1], c.shape[-2] * c.shape[-1]
-        cores.append(c.reshape(left, *c.shape[2:-2], right))
-    return kind._unchecked(tuple(cores))
+    pairs = zip(x.cores, y.cores, strict=True)
+    return kind._unchecked(tuple(multiply(a, b) for a, b in pairs))
 
 
-def exact_product(a: Any, b: Any, expression: str, kind: Any) -> Any:
+def exact_product(a: Any, b: Any, multiply: Callable[[Any, Any], Any], kind: Any) -> Any:
     dtype = jnp.promote_types(a.dtype, b.dtype)
-    return _jitted_pairwise(a.astype(dtype), b.astype(dtype), expression, kind)
+    return _jitted_pairwise(a.astype(dtype), b.astype(dtype), multiply, kind)
 
 
 _jitted_pairwise = jax.jit(_pairwise, static_argnums=(2, 3))

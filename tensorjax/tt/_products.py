@@ -12,6 +12,7 @@ import numpy as np
 from tensorjax import _check, _native, linalg
 from tensorjax._cores import rounding_sweeps as sweeps
 from tensorjax._cores.placement import placed_like
+from tensorjax._cores.products import matmul_core, matvec_core
 from tensorjax._cores.ranks import cut_ranks, rank_bounds
 from tensorjax._cores.scaling import balanced
 from tensorjax._formats.trains import TT, TTMatrix, known, single
@@ -133,9 +134,7 @@ def matvec(
     if a.col_shape != x.shape:
         raise ValueError(f"x: expected shape {a.col_shape} (the columns of a), got {x.shape}")
     if tol is None and rank is None:
-        return _products_on_host.product(a, x, "matvec") or exact_product(
-            a, x, "aijb,cjd->acibd", TT
-        )
+        return _products_on_host.product(a, x, "matvec") or exact_product(a, x, matvec_core, TT)
     return _rounded([(a, x)], [1.0], tol, rank, key, oversample)
 
 
@@ -172,7 +171,7 @@ def matmul(
         raise ValueError(f"b: expected rows {a.col_shape} (the columns of a), got {b.row_shape}")
     if tol is None and rank is None:
         out = _products_on_host.product(a, b, "matmul")
-        return out or exact_product(a, b, "aijb,cjkd->acikbd", TTMatrix)
+        return out or exact_product(a, b, matmul_core, TTMatrix)
     return unfold(_rounded([(a, b)], [1.0], tol, rank, key, oversample), a.row_shape, b.col_shape)
 
 

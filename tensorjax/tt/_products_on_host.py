@@ -14,8 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _blas_threads, linalg
+from tensorjax._cores.overlaps import bond_overlap
+from tensorjax._cores.products import hadamard_core, matmul_core, matvec_core
 from tensorjax._cores.scaling import factors_in_range
-from tensorjax._cores.unfoldings import Cores, absorb, tall
+from tensorjax._cores.unfoldings import Cores, absorb
 from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
@@ -24,9 +26,6 @@ from tensorjax.tt._evaluation.on_host import _near_one, _on_host
 
 # The matrix carried from core to core is rescaled once its squared norm leaves 2^±_TAME.
 _TAME = 60
-# Products of cores from so many elements on, with last axes below so many, are multiplied row by
-# row: NumPy's inner loop is as long as the last axis of what it broadcasts.
-_MANY, _SHORT = 2**11, 64
 
 
 def _common(x: Any, y: Any) -> Any:
@@ -77,33 +76,7 @@ def _written(x: Any, y: Any, kind: str) -> float:
     return total
 
 
-def _hadamard(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    (r, *modes, s), (p, *_, q) = a.shape, b.shape
-    if q < _SHORT and a.size * p * q >= _MANY:
-        long, tiled = np.repeat(a, q, axis=-1), np.tile(b, s)
-        return (long[:, None] * tiled[None]).reshape(r * p, *modes, s * q)
-    if a.ndim == 3:
-        out = a[:, None, :, :, None] * b[None, :, :, None, :]
-    else:
-        out = a[:, None, :, :, :, None] * b[None, :, :, :, None, :]
-    return out.reshape(r * p, *modes, s * q)
-
-
-def _matvec(a: np.ndarray, x: np.ndarray) -> np.ndarray:
-    (p, m, n, q), (r, _, s) = a.shape, x.shape
-    rows = a.transpose(0, 1, 3, 2).reshape(-1, n)
-    out = (rows @ x.transpose(1, 0, 2).reshape(n, -1)).reshape(p, m, q, r, s)
-    return out.transpose(0, 3, 1, 2, 4).reshape(p * r, m, q * s)
-
-
-def _matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    (p, m, n, q), (r, _, k, s) = a.shape, b.shape
-    rows = a.transpose(0, 1, 3, 2).reshape(-1, n)
-    out = (rows @ b.transpose(1, 0, 2, 3).reshape(n, -1)).reshape(p, m, q, r, k, s)
-    return out.transpose(0, 3, 1, 4, 2, 5).reshape(p * r, m, k, q * s)
-
-
-_PRODUCTS = {"hadamard": _hadamard, "matvec": _matvec, "matmul": _matmul}
+_PRODUCTS = {"hadamard": hadamard_core, "matvec": matvec_core, "matmul": matmul_core}
 
 
 def inner(x: TT, y: TT) -> jax.Array | None:
@@ -156,7 +129,7 @@ def _swept(xs: Cores, ys: Cores) -> tuple[Any, int]:
     e: Any = np.ones((1, 1), ys[0].dtype)
     exponent = 0
     for a, b in zip(xs, ys, strict=True):
-        e = linalg.adjoint(tall(a)) @ tall(absorb(e, b))
+        e = bond_overlap(a, absorb(e, b))
         if not low < np.vdot(e, e).real < high:
             e, shift = linalg.normalized(e)
             exponent += shift

@@ -16,29 +16,43 @@ Example:
 import sys
 
 from tensorjax.tucker._algebra import add, imag, ones_like, orthogonalize, pad, real, scale
+from tensorjax.tucker._constructors import random
+from tensorjax.tucker._hooi import FitInfo, hooi
 from tensorjax.tucker._hosvd import from_dense
+from tensorjax.tucker._indexing import item
 from tensorjax.tucker._inner import distance, evaluate, inner, norm
+from tensorjax.tucker._nonnegative import nonnegative
+from tensorjax.tucker._products import hadamard, mode_product
 from tensorjax.tucker._rounding import round
 from tensorjax.tucker._to_dense import to_dense
+from tensorjax.tucker._to_tt import to_tt
 from tensorjax.tucker._types import Tucker
 
 __all__ = [
+    "FitInfo",
     "Tucker",
     "add",
     "distance",
     "evaluate",
     "from_dense",
+    "hadamard",
+    "hooi",
     "imag",
     "inner",
+    "mode_product",
+    "nonnegative",
     "norm",
     "ones_like",
     "orthogonalize",
     "pad",
+    "random",
     "real",
     "round",
     "scale",
     "to_dense",
+    "to_tt",
 ]
 
 # The operators find these functions by the type, as those of trains do.
 Tucker.namespace = sys.modules[__name__]
+Tucker.picker = item

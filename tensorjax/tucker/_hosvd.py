@@ -10,6 +10,7 @@ import numpy as np
 
 from tensorjax import _blas_threads, _check, linalg
 from tensorjax._cores.scaling import balanced
+from tensorjax._eager import evaluated_eagerly
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
@@ -37,7 +38,7 @@ _GUESS = 12
 
 
 @placed
-@_check.at_once
+@evaluated_eagerly
 def from_dense(
     x: Any,
     *,
@@ -49,12 +50,8 @@ def from_dense(
     """Decomposes a dense array by the sequentially truncated higher-order SVD (ST-HOSVD).
 
     Args:
-      x: (n_1, …, n_d), d ≥ 1, floating or complex.
-      tol: ‖x − result‖_F ≤ tol·‖x‖_F, guaranteed, for tol ≥ 10 eps. Alone it picks the ranks,
-        outside jit. With ``rank``, shapes are those of ``rank`` and what ``tol`` discards is zero.
+      x, tol, method, key: as for `tensorjax.tt.from_dense`.
       rank: one int for all modes (cut at n_k) or one per mode. Static: jit, vmap, grad work.
-      method: "auto", "svd", "gram" or "randomized"; see `tensorjax.linalg.choose`.
-      key: for "randomized"; a fixed draw if None.
 
     Returns:
       Tucker with a dense core and orthonormal factors; a norm that the core cannot hold in the
@@ -62,8 +59,7 @@ def from_dense(
       mode.
 
     Raises:
-      TypeError: integer data, or ``tol`` alone under a JAX transformation.
-      ValueError: neither tol nor rank, tol < 10 eps, impossible ranks, NaN or Inf.
+      TypeError, ValueError: as of `tensorjax.tt.from_dense`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -75,14 +71,7 @@ def from_dense(
     Departures, ours: on a CPU concrete arrays are served by LAPACK, with nothing compiled; there
     modes are compressed from the first to the last or back, whichever is forecast to be faster.
     """
-    x = _check.inexact("x", x)
-    if x.ndim == 0:
-        raise ValueError("x: expected at least one axis, got a scalar")
-    if 0 in x.shape:
-        _check.shape("x.shape", x.shape)
-    _check.tol_or_rank(tol, rank, x)
-    dtype = jax.dtypes.canonicalize_dtype(x.dtype)
-    tol = None if tol is None else _check.tolerance(tol, dtype)
+    x, dtype, tol = _check.dense_input(x, tol, rank)
     ranks = None if rank is None else feasible_ranks(rank, x.shape)
     if tol is not None and choose_kernel("tucker.from_dense(tol=)", (x, tol)) is NUMPY:
         t = _dynamic(np.asarray(x), tol, method, key, dtype)

@@ -12,6 +12,7 @@ from tensorjax._cores import mode_truncation
 from tensorjax._cores.ranks import cut_ranks
 from tensorjax._cores.scaling import balanced
 from tensorjax._cores.unfoldings import short
+from tensorjax._eager import evaluated_eagerly
 from tensorjax._formats.trains import TT
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
@@ -32,7 +33,7 @@ from tensorjax.tucker._types import (
 
 
 @placed
-@_check.at_once
+@evaluated_eagerly
 def round(
     t: Tucker,
     *,

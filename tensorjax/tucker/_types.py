@@ -29,8 +29,8 @@ class Tucker(Summable):
       ValueError: the factors do not fit the core.
       TypeError: integer dtypes; 64 bits where jax_enable_x64 is off, see `tensorjax.tt.TT`.
 
-    Operators are NumPy's: ``+`` and ``-`` are entry-wise between Tucker tensors or with a scalar,
-    ``*`` and ``/`` are by a scalar.
+    Operators are NumPy's: ``+``, ``-`` and ``*`` are entry-wise between Tucker tensors or with a
+    scalar, ``/`` is by a scalar; ``t[3, :, 2:5]`` is indexed as an array is.
 
     Example:
       >>> import jax.numpy as jnp
@@ -45,6 +45,7 @@ class Tucker(Summable):
     core: Any
     factors: tuple[jax.Array, ...]
     dense_name: ClassVar[str] = "tucker.to_dense"
+    picker: ClassVar[Callable[[Any, Any], Any]]  # of indexing
 
     def __init__(self, core: Any, factors: Iterable[Any]):
         checked = tuple(_check.core(f"factors[{k}]", u) for k, u in enumerate(factors))
@@ -92,6 +93,21 @@ class Tucker(Summable):
     def order(self) -> int:
         """Number of modes d of the Tucker tensor."""
         return len(self.factors)
+
+    @property
+    def ndim(self) -> int:
+        """Number of modes d of the Tucker tensor, as of an array."""
+        return self.order
+
+    def __getitem__(self, key: Any) -> Any:
+        return type(self).picker(self, key)
+
+    def __mul__(self, other: Any) -> Any:
+        return (
+            self.namespace.hadamard(self, other)
+            if type(other) is Tucker
+            else super().__mul__(other)
+        )
 
     @property
     def dtype(self) -> Any:

@@ -38,8 +38,8 @@ class Size:
 SIZES = (
     Size(4, 42, 28, 16),
     Size(3, 28, 14, 12, batch=64),
-    Size(10, 28, 18, 32),
     Size(4, 42, 28, 16, batch=16),
+    Size(10, 28, 18, 32),
 )
 SMALL = (Size(2, 28, 8, 6), Size(2, 28, 8, 6, batch=2))
 
@@ -109,7 +109,7 @@ def single(size: Size) -> Callable[[], Any]:
 def batched(size: Size) -> Callable[[], Any]:
     """Runs with drifts of other strengths, compiled as one program."""
     problem = _stepping.process(size.dim, size.points)
-    strengths = jnp.linspace(0.8, 1.2, size.batch)
+    strengths = jnp.linspace(0.5, 1.0, size.batch)  # stronger drifts take shorter steps
 
     def one(strength: Any) -> Any:
         changed = pde.OrnsteinUhlenbeck(

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from tensorjax import nn
-from tensorjax.models._spec import Spec, with_linear_spread
+from tensorjax.models._spec import with_linear_spread
 from tensorjax.models.gpt2._config import GPT2Config
 from tensorjax.parallel import Layout
 
@@ -75,7 +75,7 @@ class Block(nnx.Module):
     """
 
     def __init__(
-        self, config: GPT2Config, linear: Spec, *, dtype: Any, param_dtype: Any, rngs: nnx.Rngs
+        self, config: GPT2Config, linear: nn.Spec, *, dtype: Any, param_dtype: Any, rngs: nnx.Rngs
     ) -> None:
         d, h = config.features, config.hidden
         narrow = SPREAD / (2 * config.layers) ** 0.5  # two residual sums in every layer

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from tensorjax import nn, offload
 from tensorjax._ids import IGNORED
-from tensorjax.models._spec import Spec, check_spec
+from tensorjax.models._spec import check_spec
 from tensorjax.models.gpt2._attention import attend
 from tensorjax.models.gpt2._blocks import EPSILON, SPREAD, Block
 from tensorjax.models.gpt2._config import GPT2Config
@@ -23,7 +23,7 @@ from tensorjax.parallel import Layout, Single, shardings
 def layers(
     config: GPT2Config,
     *,
-    linear: Spec = nn.Dense(),  # noqa: B008  (a frozen dataclass)
+    linear: nn.Spec = nn.Dense(),  # noqa: B008  (a frozen dataclass)
     attention: str | None = None,
     layout: Layout | None = None,
 ) -> list[offload.Layer]:
@@ -62,7 +62,7 @@ def layers(
 
 @functools.lru_cache(maxsize=16)
 def _layers(
-    config: GPT2Config, linear: Spec, attention: str | None, layout: Layout | None
+    config: GPT2Config, linear: nn.Spec, attention: str | None, layout: Layout | None
 ) -> tuple[offload.Layer, ...]:
     """Builds the list of GPT-2's layers; cached, so that equal ones share compiled programs."""
     graph, abstract = nnx.split(_abstract_block(config, linear))
@@ -121,7 +121,7 @@ def engine(
     config: GPT2Config,
     layout: Layout,
     *,
-    linear: Spec = nn.Dense(),  # noqa: B008  (a frozen dataclass)
+    linear: nn.Spec = nn.Dense(),  # noqa: B008  (a frozen dataclass)
     activations: offload.Activations = "recompute",
 ) -> offload.Engine:
     """Returns an `offload.Engine` that places a GPT-2's layers and batches on a layout's mesh.
@@ -220,7 +220,7 @@ def initial(
     config: GPT2Config,
     key: jax.Array,
     *,
-    linear: Spec = nn.Dense(),  # noqa: B008  (a frozen dataclass)
+    linear: nn.Spec = nn.Dense(),  # noqa: B008  (a frozen dataclass)
     param_dtype: Any = jnp.float32,
 ) -> dict[str, Callable[[], Any]]:
     """Returns functions that draw the initial parameters of `layers`, one group at a time.
@@ -262,7 +262,7 @@ def initial(
 
 
 @functools.lru_cache(maxsize=16)
-def _drawn(config: GPT2Config, linear: Spec, param_dtype: Any) -> Callable[[jax.Array], Any]:
+def _drawn(config: GPT2Config, linear: nn.Spec, param_dtype: Any) -> Callable[[jax.Array], Any]:
     """Returns a compiled function that draws a GPT-2 block's parameters for `layers`; cached."""
 
     @jax.jit
@@ -308,7 +308,7 @@ def _block(number: int) -> str:
     return f"block{number:03d}"
 
 
-def _specs(config: GPT2Config, layout: Layout, linear: Spec) -> dict[str, Any]:
+def _specs(config: GPT2Config, layout: Layout, linear: nn.Spec) -> dict[str, Any]:
     """Returns the `PartitionSpec` of every GPT-2 parameter, by group of `layers`."""
     for axis, size in (
         ("heads", config.heads), ("embed", config.features), ("mlp", config.hidden)
@@ -339,7 +339,7 @@ def _placed(layout: Layout, axes: Any) -> Any:
     )
 
 
-def _abstract_block(config: GPT2Config, linear: Spec) -> Block:
+def _abstract_block(config: GPT2Config, linear: nn.Spec) -> Block:
     return nnx.eval_shape(
         lambda: Block(config, linear, dtype=None, param_dtype=jnp.float32, rngs=nnx.Rngs(0))
     )

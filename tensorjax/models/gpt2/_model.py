@@ -10,9 +10,10 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from tensorjax import nn
-from tensorjax.models._ids import check_ids
-from tensorjax.models._ids import check_length as _check_length
-from tensorjax.models._spec import Spec, check_spec
+from tensorjax.models._id_checks import check_ids
+from tensorjax.models._id_checks import check_length as _check_length
+from tensorjax.models._loss import checked_weights
+from tensorjax.models._spec import check_spec
 from tensorjax.models.gpt2._attention import attend
 from tensorjax.models.gpt2._blocks import SPREAD, Block, Norm
 from tensorjax.models.gpt2._config import GPT2Config
@@ -94,7 +95,7 @@ class GPT2(nnx.Module):
         self,
         config: GPT2Config,
         *,
-        linear: Spec = nn.Dense(),  # noqa: B008  (a frozen dataclass)
+        linear: nn.Spec = nn.Dense(),  # noqa: B008  (a frozen dataclass)
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
         attention: str | None = None,
@@ -162,23 +163,12 @@ class GPT2(nnx.Module):
           targets: integers (batch, length): the tokens that come next. −100 counts for none; others
             out of range are as for ``tokens``.
           weights: (batch, length), of each target; all ones if None.
-          layout: as for a call.
-          key: as for a call.
+          layout, key: as for a call.
         """
         layout = Single() if layout is None else layout
         tokens = check_ids("tokens", tokens, self.config.vocabulary, 2)
         targets = check_ids("targets", targets, self.config.vocabulary, 2, ignored=True)
-        shapes = {"targets": targets.shape}
-        if weights is None:
-            weights = jnp.ones(targets.shape, jnp.float32)
-        else:
-            weights = jnp.asarray(weights)
-            shapes["weights"] = weights.shape
-        for name, shape in shapes.items():
-            if shape != tokens.shape:
-                raise ValueError(
-                    f"{name}: expected the shape of tokens, {tokens.shape}, got {shape}"
-                )
+        weights = checked_weights(targets, weights, "tokens", tokens.shape)
         x = self.hidden(tokens, layout=layout, key=key)
         logits = layout.logits(x, self.tokens[...])
         return layout.cross_entropy(logits, targets, weights, self.config.vocabulary)
@@ -193,9 +183,7 @@ class GPT2(nnx.Module):
         """Returns GPT-2's hidden states (batch, length, features), after the last layer norm.
 
         Args:
-          tokens: as for a call.
-          layout: as for a call.
-          key: as for a call.
+          tokens, layout, key: as for a call.
         """
         layout, config = Single() if layout is None else layout, self.config
         tokens = check_ids("tokens", tokens, config.vocabulary, 2)

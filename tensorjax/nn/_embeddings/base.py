@@ -18,8 +18,8 @@ from tensorjax._kernels.table import CPP, TRACE
 from tensorjax._placement import like_first, placed, placed_by, sharded
 from tensorjax.nn._embeddings import lookup as networks
 from tensorjax.nn._embeddings.compiled_lookup import lookup
-from tensorjax.nn._embeddings.ids import OutOfRange, as_integers, policy, resolve
-from tensorjax.nn._embeddings.lookup import Network
+from tensorjax.nn._embeddings.id_checks import OutOfRange, as_integers, policy, resolve
+from tensorjax.nn._embeddings.lookup import LookupNetwork
 from tensorjax.nn._embeddings.lookup_plan import LookupPlan, make_plan, symbolic_plan
 from tensorjax.nn._initializers import Init, check_init
 from tensorjax.nn._linear_base import certificates
@@ -113,10 +113,10 @@ class Embedding(nnx.Module):
         """Initialises an embedding of any format, for table entries of the given variance."""
 
     @abc.abstractmethod
-    def _network(self) -> tuple[list[jax.Array], Network]:
+    def _network(self) -> tuple[list[jax.Array], LookupNetwork]:
         """Returns any embedding's arrays without gates, and their tensor-network structure."""
 
-    def _gated(self) -> tuple[list[jax.Array], Network]:
+    def _gated(self) -> tuple[list[jax.Array], LookupNetwork]:
         """Returns any embedding's arrays with gates absorbed, and their network structure."""
         arrays, network = self._network()
         return networks.gated(network, arrays, values(self.gates)), network
@@ -142,7 +142,7 @@ class Embedding(nnx.Module):
         return self._plan(*self._network(), count, is_cpp_default())
 
     def _plan(
-        self, operands: list[jax.Array], network: Network, count: Any, sweeps: bool = True
+        self, operands: list[jax.Array], network: LookupNetwork, count: Any, sweeps: bool = True
     ) -> LookupPlan:
         """Plans any embedding's lookup, with compiled CPU code where that is possible."""
         if not _symbolic.is_static(count):
@@ -213,7 +213,9 @@ class Embedding(nnx.Module):
         query, *operands = dtypes.promote_dtype((query, *operands), dtype=self.dtype)
         return sharded(_logits(query, self._attended, network, operands), out_sharding)
 
-    def _attended(self, query: jax.Array, network: Network, operands: list[jax.Array]) -> jax.Array:
+    def _attended(
+        self, query: jax.Array, network: LookupNetwork, operands: list[jax.Array]
+    ) -> jax.Array:
         lead, order = query.shape[:-1], len(self.num_shape)
         batch = math.prod(lead)
         rows = query.reshape(batch, self.features)
@@ -323,7 +325,7 @@ class Embedding(nnx.Module):
 
 @placed
 def _table(
-    network: Network, operands: Any, shape: tuple[int, int], padding_idx: int | None
+    network: LookupNetwork, operands: Any, shape: tuple[int, int], padding_idx: int | None
 ) -> jax.Array:
     whole = networks.dense(network, operands)[: shape[0], : shape[1]]
     return whole if padding_idx is None else whole.at[padding_idx].set(jnp.zeros((), whole.dtype))
@@ -338,7 +340,7 @@ def _rows(
 
 
 @placed_by(like_first)
-def _logits(query: jax.Array, attended: Any, network: Network, operands: Any) -> jax.Array:
+def _logits(query: jax.Array, attended: Any, network: LookupNetwork, operands: Any) -> jax.Array:
     return attended(query, network, operands)
 
 

@@ -9,7 +9,7 @@ from flax import nnx
 from tensorjax.nn import _initializers
 from tensorjax.nn._embeddings import lookup as networks
 from tensorjax.nn._embeddings.base import Embedding
-from tensorjax.nn._embeddings.lookup import Network
+from tensorjax.nn._embeddings.lookup import LookupNetwork
 from tensorjax.nn._initializers import Init
 from tensorjax.nn._mode_factors import bounded, train_ranks
 from tensorjax.nn._parameters import ones, values
@@ -110,7 +110,7 @@ class TTEmbedding(Embedding):
         """TT-ranks of the interior bonds of the embedding's TT-matrix."""
         return tuple(gate.shape[-1] for gate in self.gates)
 
-    def _network(self) -> tuple[list[jax.Array], Network]:
+    def _network(self) -> tuple[list[jax.Array], LookupNetwork]:
         cores = values(self.cores)
         return cores, networks.train([c.shape for c in cores])
 
@@ -166,7 +166,7 @@ class TuckerEmbedding(Embedding):
         """Multilinear ranks of the embedding's Tucker table."""
         return tuple(gate.shape[-1] for gate in self.gates)
 
-    def _network(self) -> tuple[list[jax.Array], Network]:
+    def _network(self) -> tuple[list[jax.Array], LookupNetwork]:
         arrays = [self.core[...], *values(self.factors)]
         return arrays, networks.tucker([x.shape for x in arrays])
 
@@ -220,6 +220,6 @@ class CPEmbedding(Embedding):
         """CP-rank of the embedding's table as a tuple, (R,): the number of terms."""
         return (self.gates[0].shape[-1],)
 
-    def _network(self) -> tuple[list[jax.Array], Network]:
+    def _network(self) -> tuple[list[jax.Array], LookupNetwork]:
         factors = values(self.factors)
         return factors, networks.canonical([x.shape for x in factors])

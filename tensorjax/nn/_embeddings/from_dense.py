@@ -69,10 +69,8 @@ def from_embedding(
 
     Source: I. Oseledets, "Tensor-train decomposition", SIAM J. Sci. Comput. 33 (2011), algorithm 1.
     """
-    table = dense_matrix(
-        layer, (nnx.Embed, PaddedEmbed), "embedding", ("num_embeddings", "features"),
-        tol=tol, rank=rank, max_bytes=max_bytes,
-    )  # fmt: skip
+    kinds, sides = (nnx.Embed, PaddedEmbed), ("num_embeddings", "features")
+    table = dense_matrix(layer, kinds, "embedding", sides, tol, rank, max_bytes)
     check_gates(gates)
     if padding_idx is None:
         padding_idx = getattr(layer, "padding_idx", None)

@@ -30,7 +30,7 @@ from tensorjax.nn._weight_networks import absorbing
 _MOVE = 32
 
 
-class Network(NamedTuple):
+class LookupNetwork(NamedTuple):
     """Structure of a compressed matrix, rows and columns folded, as a tensor network. Hashable.
 
     Attributes:
@@ -82,32 +82,32 @@ def column(k: int) -> int:
     return _ROWS + 2 + 2 * k
 
 
-def train(shapes: Sequence[tuple[int, ...]]) -> Network:
+def train(shapes: Sequence[tuple[int, ...]]) -> LookupNetwork:
     """Describes a TT-matrix for lookups, E[i, j] = G_1[i_1, j_1] … G_D[i_D, j_D].
 
     The shapes are of the cores (r, m, n, s).
     """
     terms = tuple((bond(k), k, column(k), bond(k + 1)) for k in range(len(shapes)))
     gates = tuple((taker, bond(k + 1)) for k, taker in enumerate(absorbing(shapes)))
-    return Network(terms, tuple(shapes), gates)
+    return LookupNetwork(terms, tuple(shapes), gates)
 
 
-def is_train(network: Network) -> bool:
+def is_train(network: LookupNetwork) -> bool:
     """Checks whether an embedding lookup's network is what `train` makes of its shapes."""
     return all(len(s) == 4 for s in network.shapes) and network == train(network.shapes)
 
 
-def canonical(shapes: Sequence[tuple[int, ...]]) -> Network:
+def canonical(shapes: Sequence[tuple[int, ...]]) -> LookupNetwork:
     """Describes a CP matrix for row lookups, E[i, j] = Σ_a Π_k U_k[i_k, j_k, a].
 
     The shapes are of the factors, of three axes.
     """
     shared = bond(len(shapes))
     terms = tuple((k, column(k), shared) for k in range(len(shapes)))
-    return Network(terms, tuple(shapes), ((0, shared),))
+    return LookupNetwork(terms, tuple(shapes), ((0, shared),))
 
 
-def tucker(shapes: Sequence[tuple[int, ...]]) -> Network:
+def tucker(shapes: Sequence[tuple[int, ...]]) -> LookupNetwork:
     """Describes a Tucker matrix for lookups, Σ_a C[a_1 … a_D] Π_k U_k[i_k, j_k, a_k].
 
     The shapes are of the core, and then of the factors.
@@ -115,7 +115,7 @@ def tucker(shapes: Sequence[tuple[int, ...]]) -> Network:
     order = len(shapes) - 1
     factors = tuple((k, column(k), bond(k)) for k in range(order))
     terms = (tuple(bond(k) for k in range(order)), *factors)
-    return Network(terms, tuple(shapes), tuple((k + 1, bond(k)) for k in range(order)))
+    return LookupNetwork(terms, tuple(shapes), tuple((k + 1, bond(k)) for k in range(order)))
 
 
 def _as_given(out: list[jax.Array], arguments: Any) -> list[Any]:
@@ -126,7 +126,7 @@ def _as_given(out: list[jax.Array], arguments: Any) -> list[Any]:
 
 @placed_by(_as_given)
 def gated(
-    network: Network,
+    network: LookupNetwork,
     arrays: Sequence[jax.Array],
     gates: Sequence[jax.Array],
     spared: Sequence[int] = (),
@@ -145,7 +145,7 @@ def scaled(array: jax.Array, axes: Sequence[int], axis: int, gate: jax.Array) ->
     return array * gate.astype(array.dtype).reshape(shape)
 
 
-def spared_gates(tree: "Tree", network: Network, count: int) -> tuple[int, ...]:
+def spared_gates(tree: "Tree", network: LookupNetwork, count: int) -> tuple[int, ...]:
     """Selects a lookup's gates that are cheaper to multiply into slices than whole arrays."""
     rows = {
         node.operands[0]: math.prod(network.sizes[k] for k in node.modes)
@@ -155,7 +155,7 @@ def spared_gates(tree: "Tree", network: Network, count: int) -> tuple[int, ...]:
     return tuple(n for n, (k, _) in enumerate(network.gates) if count < rows.get(k, 0))
 
 
-def in_place(tree: "Tree", network: Network, count: int) -> tuple[int, ...]:
+def in_place(tree: "Tree", network: LookupNetwork, count: int) -> tuple[int, ...]:
     """Selects arrays to look up rows in along the mode's own axis, without a transpose.
 
     As tables, the whole arrays and their gradients would be transposed.
@@ -214,7 +214,7 @@ class Tree:
 
 
 @functools.lru_cache(maxsize=4096)
-def search(network: Network, count: int) -> Tree:
+def search(network: LookupNetwork, count: int) -> Tree:
     """Finds the cheapest lookup of ``count`` ids, as a contraction tree or by the dense matrix."""
     found = _Search(network, count)
     root = found.node(found.full, is_table=found.by_id(found.full)[1] is None)
@@ -224,7 +224,7 @@ def search(network: Network, count: int) -> Tree:
 class _Search:
     """Dynamic programming over connected sets of arrays, encoded as bit masks."""
 
-    def __init__(self, network: Network, count: int):
+    def __init__(self, network: LookupNetwork, count: int):
         self.network, self.count, self.sizes = network, count, network.sizes
         self.full = (1 << len(network.terms)) - 1
         kept = {column(k) for k in range(network.order)}
@@ -339,7 +339,7 @@ class _Search:
 
 
 def make_tables(
-    tree: Tree, network: Network, operands: Sequence[jax.Array], kept: Sequence[int] = ()
+    tree: Tree, network: LookupNetwork, operands: Sequence[jax.Array], kept: Sequence[int] = ()
 ) -> list[jax.Array]:
     """Makes the tables that a lookup gathers from: (row values, …), or (…) without row modes.
 
@@ -374,7 +374,7 @@ def make_tables(
 
 def rows_of(
     tree: Tree,
-    network: Network,
+    network: LookupNetwork,
     tables: Sequence[jax.Array],
     ids: jax.Array,
     spared: Mapping[int, jax.Array] | None = None,
@@ -438,7 +438,7 @@ def _places(rows: Sequence[int], ids: jax.Array) -> list[jax.Array]:
     return places[::-1]
 
 
-def dense(network: Network, operands: Sequence[Any]) -> jax.Array:
+def dense(network: LookupNetwork, operands: Sequence[Any]) -> jax.Array:
     """Contracts the network of a lookup to the whole dense matrix (rows, columns)."""
     interleaved: list[Any] = []
     for array, term in zip(operands, network.terms, strict=True):

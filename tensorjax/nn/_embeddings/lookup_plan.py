@@ -6,7 +6,7 @@ import math
 from itertools import pairwise
 
 from tensorjax._symbolic import PLANNED
-from tensorjax.nn._embeddings.lookup import Network, search
+from tensorjax.nn._embeddings.lookup import LookupNetwork, search
 from tensorjax.nn._embeddings.merged_cores import plan_chain
 from tensorjax.nn._embeddings.rows import Request
 
@@ -66,7 +66,7 @@ def default_capacity(count: int) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def make_plan(
-    network: Network,
+    network: LookupNetwork,
     features: int,
     count: int,
     capacity: int | None,
@@ -113,7 +113,9 @@ def make_plan(
     )
 
 
-def symbolic_plan(network: Network, features: int, capacity: int | None, rows: int) -> LookupPlan:
+def symbolic_plan(
+    network: LookupNetwork, features: int, capacity: int | None, rows: int
+) -> LookupPlan:
     """Plans an embedding lookup of unknown length (from `jax.export`) as one of 1024 ids.
 
     Every id gets its row, or, with a capacity given, distinct ids in rounds of that size: no
@@ -125,7 +127,7 @@ def symbolic_plan(network: Network, features: int, capacity: int | None, rows: i
     return make_plan(network, features, max(count, capacity + 1), capacity, rows)
 
 
-def _chained(network: Network, features: int, count: int, distinct: int) -> LookupPlan:
+def _chained(network: LookupNetwork, features: int, count: int, distinct: int) -> LookupPlan:
     """Plans an embedding lookup of ``distinct`` distinct ids by compiled code."""
     chain = plan_chain(network.shapes, distinct)
     tables = tuple(

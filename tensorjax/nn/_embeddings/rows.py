@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from tensorjax._symbolic import planned
 from tensorjax.nn._embeddings.lookup import (
-    Network,
+    LookupNetwork,
     Tree,
     gated,
     in_place,
@@ -39,7 +39,7 @@ class Request(NamedTuple):
       rows: with ``cuts``, those of the matrix, padding apart, for the same.
     """
 
-    network: Network
+    network: LookupNetwork
     features: int
     count: int
     distinct: bool = False

@@ -102,21 +102,7 @@ class Trainer:
       StoreError: the store is closed, or another trainer's that is not.
       CapacityError: the store's staging memory is too small for the state of one group.
 
-    Example:
-      >>> import jax.numpy as jnp
-      >>> import optax
-      >>> from tensorjax import offload
-      >>> def linear(params, x, batch, key):
-      ...     return (batch["x"] if x is None else x) @ params[0]
-      >>> def loss(params, x, batch, key):
-      ...     return jnp.mean((x @ params[0] - batch["y"]) ** 2)
-      >>> layers = [offload.Layer(name="a", apply=linear), offload.Layer(name="b", apply=loss)]
-      >>> params = {"a": jnp.ones((3, 4)), "b": jnp.ones((4, 1))}
-      >>> with offload.Trainer(layers, params, optax.sgd(0.01)) as trainer:
-      ...     batch = {"x": jnp.ones((2, 3)), "y": jnp.ones((2, 1))}
-      ...     losses = [trainer.step(batch).loss for _ in range(2)]
-      >>> losses[0] > losses[1]
-      True
+    Example: see `tensorjax.offload`.
 
     Source: the schedule after HiTrain, DOI 10.7544/issn1000-1239.202550478 (of which only the
     abstract was at hand); layers before microbatches after GreedySnake; the baseline after

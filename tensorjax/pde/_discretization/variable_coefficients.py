@@ -9,8 +9,8 @@ import numpy as np
 from tensorjax import _check
 from tensorjax._formats.trains import TTMatrix
 from tensorjax.pde._arguments import backend, floats
+from tensorjax.pde._discretization.affine_operators import Coefficients, affine_states
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._discretization.operators import Coefficients, affine_states
 
 Cores = list[Any]
 

@@ -7,7 +7,7 @@ import numpy as np
 from tensorjax import _check
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
-from tensorjax.pde._discretization.operators import affine_states
+from tensorjax.pde._discretization.affine_operators import affine_states
 from tensorjax.pde._generators import bond_sums as families
 from tensorjax.pde._generators import gauge as gauges
 from tensorjax.pde._generators import mode_forms, normal_component

@@ -1,6 +1,5 @@
 """Monitoring of a run: progress line, and a counter of compiled programs."""
 
-import functools
 import sys
 import time
 from collections.abc import Callable
@@ -11,24 +10,24 @@ import jax
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
-class _Counter:
+class Compilations:
+    """Context manager that counts the process's XLA compilations, to monitor progress.
+
+    JAX's listeners belong to the process: this one is taken back at the end.
+    """
+
     def __init__(self):
         self.count = 0
 
     def __call__(self, event: str, duration_secs: float, **_: Any) -> None:
         self.count += event == _COMPILED
 
+    def __enter__(self) -> "Compilations":
+        jax.monitoring.register_event_duration_secs_listener(self)
+        return self
 
-@functools.cache
-def _counter() -> _Counter:
-    counter = _Counter()
-    jax.monitoring.register_event_duration_secs_listener(counter)
-    return counter
-
-
-def compilations() -> int:
-    """Counts this process's XLA compilations since the first call, to monitor progress."""
-    return _counter().count
+    def __exit__(self, *_: object) -> None:
+        jax.monitoring.unregister_event_duration_listener(self)
 
 
 Progress = Callable[[dict[str, Any]], Any]

@@ -14,7 +14,7 @@ from tensorjax._formats.trains import TT
 from tensorjax.pde._generators.generator_inputs import checked_motion
 from tensorjax.pde._integration.initial_checks import check_inside
 from tensorjax.pde._integration.memory import Memory
-from tensorjax.pde._integration.progress import compilations
+from tensorjax.pde._integration.progress import Compilations
 from tensorjax.pde._integration.solution import Result, State
 from tensorjax.pde._integration.statuses import (
     CURABLE,
@@ -95,14 +95,15 @@ class Run:
         not lose the state.
         """
         try:
-            return self._advance(target)
+            with Compilations() as compiled:
+                return self._advance(target, compiled)
         except (ValueError, ArithmeticError) as error:
             if not self.rows:
                 raise
             return failed(error, self.map, self.t)
 
-    def _advance(self, target: float) -> Stopped | None:
-        began, compiled = time.perf_counter(), compilations()
+    def _advance(self, target: float, compiled: Compilations) -> Stopped | None:
+        began = time.perf_counter()
         right = right_side(self.options.problem, self.map, self.t)
         costs = self._look(right)
         if jumps(self.memory.moments, self.options.degree):
@@ -129,7 +130,7 @@ class Run:
                 return stop
             self.rejected += 1
         if stop is None:
-            self._note(costs, dt, step, time.perf_counter() - began, compilations() - compiled)
+            self._note(costs, dt, step, time.perf_counter() - began, compiled.count)
         return stop
 
     def _trim(self) -> Trim:

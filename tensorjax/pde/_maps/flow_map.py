@@ -132,7 +132,7 @@ class Fields:
         return out
 
     def spread(self, rates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Expands the flow's Σ_m c_m g_m: exponents (U, d) of monomials, coefficients (U, d)."""
+        """Expands a flow map's Σ_m c_m g_m: exponents (U, d) of monomials, coefficients (U, d)."""
         out = np.zeros((len(self._monomials), self.dim))
         out[self._places, self.axes] = rates / self._wave
         return np.array(self._monomials), out

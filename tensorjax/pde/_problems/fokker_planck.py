@@ -6,22 +6,16 @@ from typing import Any
 import numpy as np
 
 from tensorjax import _check
+from tensorjax.pde._arguments import coefficient, generator_of
 from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._initial_states.initial_states import Function, Start
-from tensorjax.pde._maps import characteristics as characteristics
+from tensorjax.pde._maps import characteristics
 from tensorjax.pde._maps.affine_maps import AffineMap
+from tensorjax.pde._problems.affine_drift import affine_part, affine_velocity, diffusion_matrix
 from tensorjax.pde._problems.drifts import Field
 from tensorjax.pde._problems.linear_drift import OrnsteinUhlenbeck
-from tensorjax.pde._problems.problem import (
-    Problem,
-    RightSide,
-    affine_part,
-    affine_velocity,
-    array,
-    diffusion_matrix,
-    generator_of,
-)
+from tensorjax.pde._problems.problem import Problem, RightSide
 
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
@@ -81,9 +75,9 @@ class FokkerPlanck(Problem):
         if not (diffusion is None or _check.is_traced(diffusion) or np.any(diffusion)):
             diffusion = None
         self._set(
-            matrix=None if matrix is None else array("matrix", matrix, (d, d)),
+            matrix=coefficient("matrix", matrix, (d, d), optional=True),
             diffusion=diffusion,
-            offset=None if offset is None else array("offset", offset, (d,)),
+            offset=coefficient("offset", offset, (d,), optional=True),
             cross_tol=cross_tol,
             field=Field(drift, d, cross_tol),
         )

@@ -5,19 +5,13 @@ from typing import Any
 
 import numpy as np
 
+from tensorjax.pde._arguments import coefficient, generator_of
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._initial_states.initial_states import Function, Gaussian, Mixture, Start
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._maps.characteristics import Flow, flow
-from tensorjax.pde._problems.problem import (
-    Problem,
-    RightSide,
-    affine_part,
-    affine_velocity,
-    array,
-    diffusion_matrix,
-    generator_of,
-)
+from tensorjax.pde._problems.affine_drift import affine_part, affine_velocity, diffusion_matrix
+from tensorjax.pde._problems.problem import Problem, RightSide
 
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
@@ -31,9 +25,9 @@ class _Linear(Problem):
     def __init__(self, matrix: Any, diffusion: Any, start: Start, box: Box, offset: Any):
         super().__init__(start, box)
         self._set(
-            matrix=array("matrix", matrix, (box.dim,) * 2),
+            matrix=coefficient("matrix", matrix, (box.dim,) * 2),
             diffusion=diffusion_matrix("diffusion", diffusion, box.dim),
-            offset=None if offset is None else array("offset", offset, (box.dim,)),
+            offset=coefficient("offset", offset, (box.dim,), optional=True),
         )
 
     def right_side(self, map: AffineMap, t: Any) -> RightSide:

@@ -6,15 +6,12 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax import _check
 from tensorjax._formats.trains import TT, TTMatrix
-from tensorjax.pde._arguments import floats
+from tensorjax.pde._discretization.affine_operators import Coefficients, affine_generator
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._discretization.operators import Coefficients, affine_generator
 from tensorjax.pde._initial_states.initial_states import Start
 from tensorjax.pde._maps.affine_maps import AffineMap
 
@@ -147,71 +144,3 @@ class Problem(abc.ABC):
             f"{type(self).__name__}: expected a problem with an exact density to sample from; "
             "draw the points from a density of your own"
         )
-
-
-def generator_of(key: Any) -> np.random.Generator:
-    """Returns a NumPy generator to sample a problem: as given, or from a `jax.random` key."""
-    if isinstance(key, np.random.Generator):
-        return key
-    if not isinstance(key, jax.Array) or _check.is_traced(key):
-        raise TypeError(
-            f"key: expected jax.random.key(seed) or a NumPy generator, got {type(key).__name__}"
-        )
-    return np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
-
-
-def affine_part(map: AffineMap, matrix: Any, offset: Any, diffusion: Any) -> Coefficients:
-    """Computes a problem's affine coefficients in y, of −∇·((A x + b) u) + D:∇∇u."""
-    zero = np.zeros((map.dim, map.dim))
-    xp, (gamma, s, a, b, diff) = floats(
-        map.matrix,
-        map.shift,
-        zero if matrix is None else matrix,
-        zero[0] if offset is None else offset,
-        zero if diffusion is None else diffusion,
-    )
-    m = -xp.linalg.solve(gamma.T, (gamma @ a).T).T
-    shift = -m @ s - gamma @ b
-    return Coefficients(
-        None if matrix is None else m,
-        shift,
-        None if diffusion is None else gamma @ diff @ gamma.T,
-        -xp.trace(a),
-    )
-
-
-def affine_velocity(x: np.ndarray, matrix: Any, offset: Any) -> np.ndarray:
-    """Evaluates a problem's affine drift A x + b at points (m, d); None stands for zero."""
-    out = np.zeros_like(x) if matrix is None else x @ np.asarray(matrix).T
-    return out if offset is None else out + np.asarray(offset)
-
-
-def array(name: str, value: Any, shape: tuple[int, ...]) -> Any:
-    """Checks a problem's coefficient for its shape; returns a float64 array unless traced."""
-    value = value if _check.is_traced(value) else np.asarray(value, np.float64)
-    if value.shape != shape:
-        raise ValueError(f"{name}: expected shape {shape}, got {value.shape}")
-    _check.finite(name, value)
-    return value
-
-
-def diffusion_matrix(name: str, value: Any, dim: int) -> Any:
-    """Checks that a problem's diffusion is symmetric positive semidefinite; expands a scalar."""
-    if value is None:
-        return None
-    if np.ndim(value) == 0:
-        value = value * np.eye(dim)
-    value = array(name, value, (dim, dim))
-    if _check.is_traced(value):
-        return value
-    low, high = np.linalg.eigvalsh((value + value.T) / 2)[[0, -1]]
-    if not np.allclose(value, value.T, atol=1e-12 * np.abs(value).max()):
-        raise ValueError(
-            f"{name}: expected a symmetric matrix, got one that is not; D:∇∇u sees (D + Dᵀ)/2 only"
-        )
-    if low < -1e-12 * abs(high):
-        raise ValueError(
-            f"{name}: expected a symmetric positive semidefinite matrix, got eigenvalues from "
-            f"{low:.2g} to {high:.2g}; negative diffusion has no solution forward in time"
-        )
-    return value

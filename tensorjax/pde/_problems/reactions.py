@@ -13,23 +13,17 @@ from tensorjax._cores.ranks import cut_ranks
 from tensorjax._cores.scaling import balanced
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
-from tensorjax.pde._arguments import floats
+from tensorjax.pde._arguments import coefficient, floats
 from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._initial_states.functions_by_values import entrywise
 from tensorjax.pde._initial_states.initial_states import Start
-from tensorjax.pde._maps import characteristics as characteristics
+from tensorjax.pde._maps import characteristics
 from tensorjax.pde._maps.affine_maps import AffineMap
+from tensorjax.pde._problems.affine_drift import affine_part, affine_velocity, diffusion_matrix
 from tensorjax.pde._problems.drifts import Field, Term, terms_of
 from tensorjax.pde._problems.linear_drift import OrnsteinUhlenbeck
-from tensorjax.pde._problems.problem import (
-    Problem,
-    RightSide,
-    affine_part,
-    affine_velocity,
-    array,
-    diffusion_matrix,
-)
+from tensorjax.pde._problems.problem import Problem, RightSide
 from tensorjax.pde._problems.values_by_map import Remembered
 from tensorjax.tt._rounding import rounded_sums as fused
 
@@ -103,8 +97,8 @@ class AdvectionDiffusionReaction(Problem):
         self._set(
             velocity=Field(velocity, d, tol, "velocity"),
             conductivity=conductivity,
-            matrix=None if matrix is None else array("matrix", matrix, (d, d)),
-            offset=None if offset is None else array("offset", offset, (d,)),
+            matrix=coefficient("matrix", matrix, (d, d), optional=True),
+            offset=coefficient("offset", offset, (d,), optional=True),
             potential=tuple(terms_of("potential", potential, d)),
             source=source,
             tol=tol,

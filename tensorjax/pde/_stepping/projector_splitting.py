@@ -23,8 +23,8 @@ import numpy as np
 from tensorjax._cores import interfaces as interfaces
 from tensorjax._cores import orthogonalization, products
 from tensorjax._cores.unfoldings import Cores
+from tensorjax.pde._discretization.affine_operators import affine_states, differentiated
 from tensorjax.pde._discretization.grid import Axis
-from tensorjax.pde._discretization.operators import affine_states, differentiated
 from tensorjax.pde._stepping.right_side import Rates
 from tensorjax.pde._stepping.rounded_sums import Train, nothing, relative_norm, truncated
 from tensorjax.pde._stepping.step_truncation import STAGE, Step, Trim

@@ -11,8 +11,12 @@ from tensorjax import _check, linalg
 from tensorjax._cores import products
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
+from tensorjax.pde._discretization.affine_operators import (
+    Coefficients,
+    affine_states,
+    differentiated,
+)
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._discretization.operators import Coefficients, affine_states, differentiated
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._maps.coordinate_path import Path
 from tensorjax.pde._stepping.rounded_sums import Applied, Term, Train
@@ -42,6 +46,7 @@ def right_side(problem: Any, map: AffineMap, t: float) -> Any:
 
     def reaction(v: TT, tol: float) -> TT:
         v = TT._unchecked(tuple(jax.device_put(list(v.cores))))
+        # `tt` refuses tolerances near the roundoff of the dtype, which JAX may have lowered here.
         return right.reaction(v, max(tol, 20 * linalg.epsilon(v.dtype)))
 
     return dataclasses.replace(right, reaction=reaction)

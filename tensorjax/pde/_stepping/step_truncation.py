@@ -16,7 +16,7 @@ import numpy as np
 
 from tensorjax._cores import scaling
 from tensorjax._cores.unfoldings import Cores
-from tensorjax.pde._discretization.operators import affine_generator
+from tensorjax.pde._discretization.affine_operators import affine_generator
 from tensorjax.pde._stepping import mass as masses
 from tensorjax.pde._stepping.right_side import Rates, train
 from tensorjax.pde._stepping.rounded_sums import (
@@ -199,6 +199,8 @@ def rk4(
     s3 = _plus(trim, "s3", [v], [1.0], middle.terms(s2, tol), dt / 2).cores
     s4 = _plus(trim, "s4", [v], [1.0], middle.terms(s3, tol), dt).cores
     last = end.terms(s4, tol)
+    # The first three slopes are in the stages, dt/2 k_1 = s2 − v and so on: of their terms, whose
+    # ranks are larger, none is summed again.
     weights = [-1 / 3, 1 / 3, 2 / 3, 1 / 3]
     out = _plus(trim, "v", [v, s2, s3, s4], weights, last, dt / 6)
     if not (estimate and np.isfinite(out.norm)):

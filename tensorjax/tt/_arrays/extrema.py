@@ -10,8 +10,9 @@ import numpy as np
 from tensorjax import _check, linalg
 from tensorjax._cores.contraction import einsum
 from tensorjax._cores.unfoldings import absorb, tall
-from tensorjax._formats.trains import TT, single
+from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._placement import placed
+from tensorjax.tt._algebra import fold
 from tensorjax.tt._evaluation.evaluate import evaluate
 from tensorjax.tt._rounding.rounding import orthogonal_cores
 
@@ -35,15 +36,18 @@ class ExtremumInfo(NamedTuple):
 
 
 @placed
-def argmax(t: TT, *, candidates: int = 256) -> tuple[jax.Array, tuple[int, ...], ExtremumInfo]:
+def argmax(
+    t: TT | TTMatrix, *, candidates: int = 256
+) -> tuple[jax.Array, tuple[Any, ...], ExtremumInfo]:
     """Finds the largest entry of a real train: value, multi-index and certificate.
 
     Args:
-      t: TT of real dtype, outside of transformations.
+      t: TT or TTMatrix of real dtype, outside of transformations.
       candidates: partial multi-indices kept per mode; more find more, and certify more.
 
     Returns:
-      (value, index, `ExtremumInfo`).
+      (value, index, `ExtremumInfo`), with ``t[index]`` the value: of a TTMatrix the index is a pair
+      of multi-indices, of row and column.
 
     Raises:
       TypeError: a complex train, or a traced one. ValueError: NaN or Inf, or no candidates.
@@ -66,7 +70,9 @@ def argmax(t: TT, *, candidates: int = 256) -> tuple[jax.Array, tuple[int, ...],
 
 
 @placed
-def argmin(t: TT, *, candidates: int = 256) -> tuple[jax.Array, tuple[int, ...], ExtremumInfo]:
+def argmin(
+    t: TT | TTMatrix, *, candidates: int = 256
+) -> tuple[jax.Array, tuple[Any, ...], ExtremumInfo]:
     """Finds the smallest entry of a real train: value, multi-index and certificate.
 
     As `argmax`, whose arguments, results and errors it has; ``bound`` is a lower one.
@@ -87,8 +93,12 @@ class _Found(NamedTuple):
     dropped: float
 
 
-def _extremum(t: TT, candidates: int, sign: float) -> Any:
-    single("t", t, TT)
+def _extremum(t: TT | TTMatrix, candidates: int, sign: float) -> Any:
+    single("t", t)
+    if isinstance(t, TTMatrix):
+        value, index, info = _extremum(fold(t), candidates, sign)
+        pairs = [divmod(i, n) for i, n in zip(index, t.col_shape, strict=True)]
+        return value, tuple(zip(*pairs, strict=True)), info
     _check.integer("candidates", candidates, low=1)
     if _check.is_traced(t):
         raise TypeError(

@@ -189,10 +189,11 @@ def _directions(
         missing = float(np.linalg.norm(images[0]))
     if count == 0:
         return u[:, :0], missing
+    # Columns of zeros: the images may be fewer than the columns asked for.
     wanted = np.concatenate([*images, np.zeros((rows, count))], axis=1)
     wanted = wanted - u @ (u.conj().T @ wanted)
     more = linalg.left_basis(wanted, rank=count, method="randomized").u
-    for _ in range(2):
+    for _ in range(2):  # the first time loses digits where columns are nearly in the span of u
         more = np.linalg.qr(more - u @ (u.conj().T @ more))[0]
     return more, missing
 
@@ -249,7 +250,7 @@ def residual(chain: Chain, value: float) -> float:
     the local image that are orthogonal to those of x, times A x on the left of it.
     """
     total, noise = _residual_energy(chain, value, squared=True)
-    if total < 100 * noise:
+    if total < 100 * noise:  # squares keep half of the digits only
         total, _ = _residual_energy(chain, value, squared=False)
     return max(total, 0.0) ** 0.5
 

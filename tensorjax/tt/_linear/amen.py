@@ -168,6 +168,8 @@ def _cut(local: Local, x: Array, tol: float, max_rank: float) -> tuple[Array, Ar
     u, sigma, vh = linalg.svd(r)
     u = times_right(q, u)
     carry = sigma[:, None] * vh
+    # Mostly few directions are cut: images of the last ones are made first, then of four times as
+    # many, as long as all of them could go.
     rank, tail = len(sigma), _TAIL
     while rank > 1:
         first = max(len(sigma) - tail, 1)
@@ -245,6 +247,8 @@ def run(
             status = "stalled"
         if status != "max_sweeps":
             break
+        # The passes see less than the whole residual: they are asked for as much less of it as
+        # the measure found too much, tenfold at most.
         goal *= max(0.5 * tol / found[0], 0.1)
     return Outcome(best[1], best[0], status, len(history), iterations, tuple(history))
 

@@ -73,6 +73,8 @@ def _krylov(
     h = np.zeros((restart + 1, restart), residual[0].dtype)
     residuals, weights = [norm], np.zeros(0)
     for j in range(restart):
+        # Errors of products may grow as the residual falls: V. Simoncini, D. Szyld, "Theory of
+        # inexact Krylov subspace methods", SIAM J. Sci. Comput. 25 (2003).
         allowed = min(0.1 * tol / residuals[-1], 0.1)
         steps.append(rounding.rounded(precondition(basis[j]), allowed, max_rank))
         w = rounding.rounded(products.matvec(a, steps[j]), allowed, max_rank)
@@ -100,6 +102,8 @@ def _updated(
     target = max(2 * cycle.residuals[-1], tol)
     terms, weights = [x, *cycle.steps], [1.0, *cycle.weights]
     found: tuple[Cores, float] = (x, math.inf)
+    # The coarsest rounding that keeps the residual gives the lowest ranks; steps may be larger than
+    # the solution, and their rounding errors too, which the system magnifies.
     for accuracy in (0.1 * tol, 1e-3 * tol, 1e-14):
         accuracy = max(accuracy, 1e-14)
         y = _summed(terms, weights, accuracy, max_rank)

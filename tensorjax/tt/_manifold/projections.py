@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +13,11 @@ from tensorjax._cores import interfaces as interfaces
 from tensorjax._cores.overlaps import bond_overlap
 from tensorjax._cores.scaling import near_one, settled, shared_out
 from tensorjax._cores.unfoldings import absorb, tall
-from tensorjax._formats.trains import TT, single
+from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
-from tensorjax.tt._algebra import _aligned, add
+from tensorjax.tt._algebra import _aligned, _check_alike, add, as_train, fold, unfold
 from tensorjax.tt._manifold.tangent_vectors import (
     NOTHING,
     Arrays,
@@ -34,25 +34,27 @@ from tensorjax.tt._manifold.tangent_vectors import (
 )
 from tensorjax.tt._rounding.rounding import orthogonal_cores, round
 
+Train = TypeVar("Train", TT, TTMatrix)
 Retraction = Literal["svd", "projector_splitting"]
 _EVEN = 16  # powers of two that norms of cores may be off one in a sum of trains
 
 
 @placed
-def tangent_project(x: TT, z: TT) -> TT:
+@as_train
+def tangent_project(x: Train, z: Train) -> Train:
     """Projects z orthogonally on the tangent space of the manifold at x: P_x z.
 
     Args:
       x: TT of shape n and TT-ranks r_k, which are its true ones: where a bond is not of full rank,
-        the manifold has no tangent space, and the result is that of one nearby.
-      z: TT of the same shape.
+        the manifold has no tangent space, and the result is that of one nearby. Or a TTMatrix.
+      z: of the same kind and shape.
 
     Returns:
-      TT of ranks 2 r_k. `tangent_sum` and `tangent_inner` work on its variations alone.
+      Train of ranks 2 r_k. `tangent_sum` and `tangent_inner` work on its variations alone.
 
     Raises:
-      TypeError: ``x`` or ``z`` is no TT. ValueError: shapes differ, ranks of ``x`` that its modes
-        do not allow, NaN or Inf.
+      TypeError: ``x`` and ``z`` are not trains of one kind. ValueError: shapes differ, ranks of
+        ``x`` that its modes do not allow, NaN or Inf.
 
     Example:
       >>> import jax
@@ -77,7 +79,7 @@ def _tangent_project(x: TT, z: TT, even: bool) -> TT:
 
 
 @placed
-def transport(x: TT, xi: TT) -> TT:
+def transport(x: Train, xi: Train) -> Train:
     """Transports a tangent vector of the manifold to the tangent space at x, by projection.
 
     Args:
@@ -94,11 +96,11 @@ def transport(x: TT, xi: TT) -> TT:
 
 
 @placed
-def tangent_inner(xi: TT, eta: TT) -> jax.Array:
+def tangent_inner(xi: Train, eta: Train) -> jax.Array:
     """Computes ⟨ξ, η⟩ of two tangent vectors at one point, a scalar; ξ is conjugated.
 
     Args:
-      xi: TT that `tangent_project`, `tangent_sum` or `riemannian_grad` returned.
+      xi: train that `tangent_project`, `tangent_sum` or `riemannian_grad` returned.
       eta: one at the same point. It is not checked that the points agree.
 
     Example:
@@ -111,6 +113,9 @@ def tangent_inner(xi: TT, eta: TT) -> jax.Array:
 
     O(d n r²) operations, where `inner` of the trains takes O(d n r³).
     """
+    if isinstance(xi, TTMatrix):
+        _check_alike(xi, eta)
+        xi, eta = fold(xi), fold(eta)
     (_, first, p), (_, second, q) = _parts("xi", xi), _parts("eta", eta, xi)
     pairs = zip(first, second, strict=True)
     products = [jnp.vdot(a, b, precision=jax.lax.Precision.HIGHEST) for a, b in pairs]
@@ -118,12 +123,12 @@ def tangent_inner(xi: TT, eta: TT) -> jax.Array:
 
 
 @placed
-def tangent_sum(tangents: Sequence[TT], weights: Sequence[Any] | None = None) -> TT:
+def tangent_sum(tangents: Sequence[Train], weights: Sequence[Any] | None = None) -> Train:
     """Sums tangent vectors at one point, Σ_i w_i ξ_i; ranks stay twice those of the point.
 
     Args:
-      tangents: one or more TT that `tangent_project`, `tangent_sum` or `riemannian_grad` returned,
-        all at one point, which is not checked.
+      tangents: one or more trains that `tangent_project`, `tangent_sum` or `riemannian_grad`
+        returned, all at one point, which is not checked.
       weights: as many scalars, traced or not; ones if None.
 
     Example:
@@ -141,6 +146,12 @@ def tangent_sum(tangents: Sequence[TT], weights: Sequence[Any] | None = None) ->
             "tangents: expected one or more, with one weight each, "
             f"got {len(tangents)} and {len(weights)} weights"
         )
+    like = tangents[0]
+    if isinstance(like, TTMatrix):
+        for t in tangents:
+            _check_alike(like, t)
+        flat = tangent_sum([fold(t) for t in tangents], weights)
+        return unfold(flat, like.row_shape, like.col_shape)
     terms = [_parts(f"tangents[{i}]", t, tangents[0]) for i, t in enumerate(tangents)]
     powers = [p for *_, p in terms]
     whole = max(powers) if all(isinstance(p, int) for p in powers) else _largest(powers)
@@ -170,22 +181,23 @@ def _parts(name: str, xi: Any, like: TT | None = None) -> tuple[Frame, Arrays, A
 
 
 @placed
+@as_train
 def retract(
-    x: TT, xi: TT, rank: int | Sequence[int] | None = None, *, method: Retraction = "svd"
-) -> TT:
+    x: Train, xi: Train, rank: int | Sequence[int] | None = None, *, method: Retraction = "svd"
+) -> Train:
     """Retracts x + ξ to the manifold of fixed TT-ranks: a train of low TT-ranks near it.
 
     Args:
-      x: TT.
-      xi: TT of the same shape; a tangent vector at ``x`` for a retraction in the strict sense, any
-        train for a step-truncation.
+      x: TT or TTMatrix.
+      xi: of the same kind and shape; a tangent vector at ``x`` for a retraction in the strict
+        sense, any train for a step-truncation.
       rank: TT-ranks of the result, as in `round`; those of ``x`` if None.
       method: "svd", x + ξ rounded: quasi-optimal, of second order. "projector_splitting": one step
         of the integrator with x + t ξ: no SVD and nothing divided by small singular values; the
         ranks are those of ``x``, and a train of these ranks is met exactly.
 
     Returns:
-      TT of ``rank``.
+      Train of ``rank``.
 
     Raises:
       ValueError: shapes differ, an unknown method, NaN or Inf, or "projector_splitting" with

@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tensorjax._formats.trains import TT, single
+from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._optax import transformation
 from tensorjax.linalg._riemannian_cg import riemannian_cg as _riemannian_cg
+from tensorjax.tt._algebra import _check_alike, fold, unfold
 from tensorjax.tt._manifold.projections import tangent_inner, tangent_sum
 from tensorjax.tt._manifold.tangent_vectors import (
     Arrays,
@@ -26,7 +27,9 @@ from tensorjax.tt._manifold.tangent_vectors import (
 def value_and_riemannian_grad(f: Callable[..., jax.Array]) -> Callable[..., tuple[jax.Array, TT]]:
     """Returns a function that computes f and its Riemannian gradient."""
 
-    def value_and_grad(x: TT, *args: Any, **kwargs: Any) -> tuple[jax.Array, TT]:
+    def value_and_grad(x: Any, *args: Any, **kwargs: Any) -> tuple[jax.Array, Any]:
+        if isinstance(x, TTMatrix):
+            return _of_matrix(f, x, *args, **kwargs)
         dtype = getattr(x, "dtype", None)
         at, last, exponent = frame(point(x))
         share = shared(0, exponent, len(at.left) + 1, last.dtype)
@@ -36,21 +39,35 @@ def value_and_riemannian_grad(f: Callable[..., jax.Array]) -> Callable[..., tupl
 
         start = (*map(jnp.zeros_like, at.left), last)
         value, slopes = jax.value_and_grad(along)(start)
+        # JAX's gradient of a real function is the conjugate of the steepest ascent.
         deltas = gauged(at, tuple(map(jnp.conj, slopes)))
         return value, tangent(at, deltas, -exponent, shared(0, -exponent, len(deltas), last.dtype))
 
     return value_and_grad
 
 
+def _of_matrix(f: Callable[..., jax.Array], x: TTMatrix, *args: Any, **kwargs: Any) -> Any:
+    """Computes f and its Riemannian gradient at a TT-matrix, by the train of its folded modes."""
+    single("x", x)
+    shape = x.row_shape, x.col_shape
+
+    def folded(t: TT, *args: Any, **kwargs: Any) -> jax.Array:
+        return f(unfold(t, *shape), *args, **kwargs)
+
+    value, gradient = value_and_riemannian_grad(folded)(fold(x), *args, **kwargs)
+    return value, unfold(gradient, *shape)
+
+
 def riemannian_grad(f: Callable[..., jax.Array]) -> Callable[..., TT]:
     """Returns the Riemannian gradient P_x ∇f(x) as a function, without materialising ∇f(x).
 
     Args:
-      f: takes a TT first and returns a real scalar; written with JAX, for trains of any ranks.
+      f: takes a TT or a TTMatrix first and returns a real scalar; written with JAX, for trains of
+        any ranks.
 
     Returns:
-      A function of the same arguments that returns the tangent vector ξ at x, a TT of twice the
-      ranks, with Re⟨ξ, η⟩ the derivative of f at x along every tangent vector η.
+      A function of the same arguments that returns the tangent vector ξ at x, a train of the kind
+      of x and twice the ranks, with Re⟨ξ, η⟩ the derivative of f at x along every tangent vector η.
 
     Example:
       >>> import jax
@@ -69,7 +86,7 @@ def riemannian_grad(f: Callable[..., jax.Array]) -> Callable[..., TT]:
 
 
 class _Momentum(NamedTuple):
-    velocity: TT
+    velocity: Any
     count: jax.Array
 
 
@@ -102,17 +119,16 @@ def riemannian_descent(learning_rate: Any, *, momentum: float = 0.0) -> Any:
     if not 0 <= momentum < 1:
         raise ValueError(f"momentum: expected a number in [0, 1), got {momentum!r}")
 
-    def init(x: TT) -> _Momentum:
+    def init(x: Any) -> _Momentum:
         return _Momentum(_no_tangent(x), jnp.zeros((), jnp.int32))
 
-    def update(gradient: TT, state: _Momentum, x: TT, **extra: Any) -> tuple[TT, _Momentum]:
+    def update(gradient: Any, state: _Momentum, x: Any, **extra: Any) -> tuple[Any, _Momentum]:
         del extra
-        velocity = _checked(gradient, x)
-        if momentum > 0:
-            past = project(split(gradient)[0], state.velocity)
-            velocity = tangent_sum([gradient, past], [1.0, momentum])
+        velocity, *past = _tangents(x, gradient, *[state.velocity] * (momentum > 0))
+        if past:
+            velocity = tangent_sum([gradient, *past], [1.0, momentum])
         rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
-        new = moved(x, velocity, -jnp.asarray(rate))
+        new = _moved(x, velocity, -jnp.asarray(rate))
         updates = jax.tree.map(jnp.subtract, new, x)
         return updates, _Momentum(velocity, state.count + jnp.ones_like(state.count))
 
@@ -144,20 +160,46 @@ def riemannian_cg() -> Any:
     halving (Armijo).
     """
 
-    def tangents(x: TT, gradient: TT, *vectors: TT) -> tuple[TT, ...]:
-        at = split(_checked(gradient, x))[0]
-        return gradient, *(project(at, v) for v in vectors)
-
-    def inner(a: TT, b: TT) -> jax.Array:
+    def inner(a: Any, b: Any) -> jax.Array:
         return tangent_inner(a, b).real
 
-    return _riemannian_cg(_no_tangent, tangents, inner, tangent_sum, moved)
+    return _riemannian_cg(_no_tangent, _tangents, inner, tangent_sum, _moved)
 
 
+def _by_folding(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Extends a function of a point and tangent vectors to TT-matrices, folded to trains."""
+
+    def wrapper(x: Any, *args: Any) -> Any:
+        if not isinstance(x, TTMatrix):
+            return f(x, *args)
+        for a in args:
+            if isinstance(a, TT | TTMatrix):
+                _check_alike(x, a)
+        out = f(fold(x), *(fold(a) if isinstance(a, TTMatrix) else a for a in args))
+        trains = out if isinstance(out, tuple) else (out,)
+        made = tuple(unfold(t, x.row_shape, x.col_shape) for t in trains)
+        return made if isinstance(out, tuple) else made[0]
+
+    return wrapper
+
+
+@_by_folding
 def _no_tangent(x: TT) -> TT:
     at, last, _ = frame(point(x))
     deltas = [jnp.zeros_like(c) for c in (*at.left, last)]
     return tangent(at, deltas)
+
+
+@_by_folding
+def _tangents(x: TT, gradient: TT, *vectors: TT) -> tuple[TT, ...]:
+    """Returns the gradient at x, checked, and vectors projected on the tangent space there."""
+    at = split(_checked(gradient, x))[0]
+    return gradient, *(project(at, v) for v in vectors)
+
+
+@_by_folding
+def _moved(x: TT, direction: TT, step: Any) -> TT:
+    return moved(x, direction, step)
 
 
 def _checked(gradient: Any, x: TT) -> TT:

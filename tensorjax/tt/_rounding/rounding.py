@@ -25,6 +25,7 @@ from tensorjax._cores.ranks import feasible_ranks, rank_bounds
 from tensorjax._cores.rounding import compressed, svd_round
 from tensorjax._cores.scaling import balanced
 from tensorjax._cores.unfoldings import absorb, tall, times_right, wide
+from tensorjax._eager import evaluated_eagerly
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
 from tensorjax._kernels.table import CPP, NUMPY, TRACE
@@ -111,7 +112,7 @@ def orthogonal_cores(t: TT, center: int) -> tuple[list[jax.Array], Any]:
 
 
 @placed
-@_check.at_once
+@evaluated_eagerly
 def round(
     t: Train,
     *,

@@ -12,6 +12,7 @@ from tensorjax import _blas_threads, _check, linalg
 from tensorjax._cores.ranks import feasible_ranks, rank_bounds
 from tensorjax._cores.scaling import balanced
 from tensorjax._cores.unfoldings import absorb, merge, tall
+from tensorjax._eager import evaluated_eagerly
 from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.conditions import MOST_ROWS
@@ -34,7 +35,7 @@ _LARGE = 2**16
 
 
 @placed
-@_check.at_once
+@evaluated_eagerly
 def from_dense(
     x: Any,
     *,
@@ -78,15 +79,7 @@ def from_dense(
     finds accurate enough; what a sketch misses is measured. On a CPU concrete arrays are served by
     LAPACK, with nothing compiled, whether ``tol`` or ``rank`` is given.
     """
-    x = _check.inexact("x", x)
-    if x.ndim == 0:
-        raise ValueError("x: expected at least one axis, got a scalar")
-    if 0 in x.shape:
-        _check.shape("x.shape", x.shape)
-    _check.tol_or_rank(tol, rank, x)
-    dtype = jax.dtypes.canonicalize_dtype(x.dtype)
-    if tol is not None:
-        tol = _check.tolerance(tol, dtype)
+    x, dtype, tol = _check.dense_input(x, tol, rank)
     ranks = None if rank is None else feasible_ranks(rank, x.shape)
     if tol is not None and choose_kernel("tt.from_dense(tol=)", (x, tol)) is NUMPY:
         train = _dynamic(np.asarray(x), tol, method, key, dtype)
@@ -230,7 +223,7 @@ def _tt_svd(x: Any, ranks: Sequence[int] | None, share: Any, method: Method, key
     # the data are read only to make the factor and to project on the outcome.
     rank = None if ranks is None else min(ranks[lead - 1], *flat.shape)
     passes = method == "gram" and linalg.is_host(flat)
-    passes = passes and choose_kernel("linalg.gram", (flat,), HOST) is CPP
+    passes = passes and choose_kernel("linalg.project", (flat,), HOST) is CPP
     with _blas_threads.one_thread(passes):  # they have threads of their own, and all else is small
         factor, energies = linalg.square_factor(flat, rank=rank, share=share, method=method)
         factor = factor.reshape(1, *shape[:lead], -1, 1)
@@ -277,7 +270,7 @@ def _leading_modes(shape: Sequence[int], ranks: Sequence[int] | None) -> int:
 
 
 @placed
-@_check.at_once
+@evaluated_eagerly
 def matrix_from_dense(
     w: Any,
     row_shape: Sequence[int],

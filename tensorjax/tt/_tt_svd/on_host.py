@@ -105,7 +105,7 @@ def tt_svd(x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None) -> li
             u, core = columns_split(matrix, found, x.dtype if asked.narrow else found.basis.dtype)
             lefts.append(u.reshape(left, shape[first], -1))
             first, left = bond, len(core)
-            asked = asked._replace(guess=_next_guess(rank, side))
+            asked = asked._replace(guess=next_guess(rank, side))
             continue
         group = _group(found, shape[bond:last] if cut.right else shape[first:bond], bond)
         known = found.energies is None or part == 1 or found.energies[-1] > (asked.tail or 0)
@@ -121,11 +121,11 @@ def tt_svd(x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None) -> li
         else:
             lefts += group.cores or _identities(left, group.modes, core.dtype)
             first, left = bond, rank
-        asked = asked._replace(guess=_next_guess(rank, side))
+        asked = asked._replace(guess=next_guess(rank, side))
     return lefts + _norm_to_the_right(core.reshape(left, shape[first], right), rights, asked)
 
 
-def _next_guess(rank: int, side: int) -> int:
+def next_guess(rank: int, side: int) -> int:
     """Guesses the rank of the TT-SVD's next bond on the host, with room to spare."""
     return 2 * rank if rank == side else rank + rank // 4 + 2
 

@@ -12,16 +12,17 @@ import numpy as np
 
 from tensorjax.linalg import _predicted_times
 from tensorjax.linalg._arrays import adjoint
+from tensorjax.linalg._gram import host_gram
 from tensorjax.linalg._subspaces import GRAM_NOISE, gram_floor
-from tensorjax.linalg._subspaces_on_host import Asked, Subspace, all_needed, columns_split, sketched
-from tensorjax.tt._tt_svd.on_host import _Group, _norm_to_the_right
+from tensorjax.linalg._subspaces_on_host import Asked, Subspace, all_needed, columns_split, leading
+from tensorjax.tt._tt_svd.on_host import _Group, _norm_to_the_right, next_guess
 
 # Up to so many entries an SVD is faster than a Gram matrix, its eigenvectors, and their
 # reorthogonalisation.
 _TINY = 2**9
 # From _WHOLE rows on it pays to test first whether the full rank is needed. From _SKETCHED rows on
-# a random sketch is tried, of _MORE columns more than twice the expected rank.
-_WHOLE, _SKETCHED, _MORE = 32, 96, 8
+# a random sketch may be cheaper.
+_WHOLE, _SKETCHED = 32, 96
 # Expected rank of bonds not yet cut; and nanoseconds of the additional orthogonalisation of a core
 # that was split off on the right.
 _GUESS, _AGAIN = 6, 6e4
@@ -77,7 +78,8 @@ def _after(asked: Asked, rank: int, side: int) -> Asked:
 
     Once a bond did not need its full rank, later bonds are not tested for it.
     """
-    return asked if rank == side else asked._replace(guess=rank, whole=False)
+    whole = asked.whole and rank == side
+    return asked._replace(guess=next_guess(rank, side), whole=whole)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -98,12 +100,9 @@ def _from_the_right(m: int, n: int, size: int, more: int) -> bool:
 def _subspace(a: np.ndarray, asked: Asked, right: bool) -> Subspace:
     """Returns a small unfolding's leading subspace of rows or columns; the identity if all."""
     side = a.shape[right]
-    columns = 2 * asked.guess + _MORE if asked.guess else side // 8
-    if side >= _SKETCHED and 5 * columns <= side:
-        found = sketched(a, asked, right, columns)
-        if found:
-            return found
-    g = adjoint(a) @ a if right else a @ adjoint(a)
+    if side >= _SKETCHED:
+        return leading(a, asked, right=right)
+    g = host_gram(a, right=right)
     if asked.whole and side >= _WHOLE and all_needed(g, asked):
         return Subspace(np.eye(side, dtype=g.dtype), None, 0.0, 0.0)
     w, v = np.linalg.eigh(g)

@@ -132,7 +132,8 @@ class Ring:
         """Submits what is queued; returns (token, bytes moved or -errno) of what has landed.
 
         Args:
-            block: Wait until a transfer lands or another thread calls `wake`.
+            block: Wait until a transfer lands or another thread calls `wake`; a signal may end it
+                sooner, with nothing.
         """
         handle = self._open()
         while True:  # a signal's handler runs between two calls, and may raise

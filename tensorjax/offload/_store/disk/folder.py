@@ -223,11 +223,8 @@ def commit(
 ) -> None:
     """Commits what a folder's data file holds: syncs it, then adopts the prepared index.
 
-    Args:
-        paths: Of the folder.
-        fresh: What `prepare` has written; empty for a store in memory.
-        sync: Makes the data durable. Where it fails, the prepared files are removed.
-        barrier: Waits for the processes that commit together, or None.
+    ``fresh`` are the files of `prepare`, none for a store in memory; they are removed if ``sync``
+    fails. ``barrier`` waits for the processes that commit together.
     """
     try:
         sync()

@@ -1,0 +1,28 @@
+"""Options that the benchmarks share: how often competitors have their turn, and small sizes."""
+
+from dataclasses import dataclass
+from typing import Self
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """Options of a benchmark whose competitors take turns."""
+
+    repeats: int = 9
+    """Turns of every competitor; long calls get fewer."""
+
+    def __post_init__(self) -> None:
+        if self.repeats < 1:
+            raise ValueError(f"repeats: expected at least 1, got {self.repeats}")
+
+
+@dataclass(frozen=True)
+class Sized(Repeated):
+    """Options of a benchmark that can be tried out quickly."""
+
+    small: bool = False
+    """Use sizes that take seconds: for trying out, the times mean nothing."""
+
+    @classmethod
+    def quick(cls) -> Self:
+        return cls(repeats=1, small=True)

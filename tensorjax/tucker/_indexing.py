@@ -1,0 +1,99 @@
+"""Indexing of Tucker tensors as in NumPy: keys act on the rows of the factors."""
+
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import _check
+from tensorjax._formats.index_keys import (
+    array_of,
+    check_integers,
+    check_vectors,
+    expanded,
+    is_integer,
+    known_key,
+    picked,
+)
+from tensorjax._formats.trains import TT
+from tensorjax._placement import placed
+from tensorjax.tucker._inner import evaluate
+from tensorjax.tucker._types import Tucker, near_one_parts, one, scaled_back, times
+
+
+@placed
+def item(t: Tucker, key: Any) -> Any:
+    """Indexes a Tucker tensor, t[key], as NumPy does: a Tucker, or a scalar for integers alone.
+
+    Args:
+      t: Tucker of order d.
+      key: per mode an integer, a slice, or, for one mode, a vector of integers or Booleans; None
+        adds a mode of size one, an Ellipsis stands for the modes not named.
+
+    Returns:
+      Tucker, whose core has lost the modes of the integers, or a scalar if no mode remains.
+
+    Raises:
+      IndexError: out of range, too many keys, nothing picked, or keys that cannot be followed.
+        Integers known only under a transformation give NaN where they are out of range.
+    """
+    one("t", t)
+    given = tuple(map(array_of, key if isinstance(key, tuple) else (key,)))
+    keys = expanded(given, t.order, "modes")
+    check_vectors(given)
+    modes = [k for k in keys if k is not None]
+    if all(is_integer(k) for k in keys):
+        check_integers(modes, t.shape)
+        numbers = [known_key(k) for k in modes]
+        if not _check.is_traced(numbers):
+            return evaluate(t, np.array([operator.index(k) for k in numbers]))
+        return evaluate(t, jnp.stack([jnp.asarray(k) for k in numbers]))
+    factors = []
+    for u, k, n in zip(t.factors, modes, t.shape, strict=True):
+        factors.append(jnp.asarray(picked(jnp.asarray(u)[None], k, n)[0]))
+    gone = [k for k, at in enumerate(modes) if is_integer(at)]
+    places = [n for n, k in enumerate([k for k in keys if not _drops(k)]) if k is None]
+    core, kept = _without(t.core, factors, gone)
+    return _with_new(core, kept, places)
+
+
+def _drops(k: Any) -> bool:
+    return k is not None and is_integer(k)
+
+
+def _without(core: Any, factors: list[jax.Array], gone: list[int]) -> tuple[Any, list[jax.Array]]:
+    """Contracts the modes ``gone`` of a Tucker core with the one row that is left of their factors.
+
+    At least one mode stays, or the result is a scalar for `_with_new`.
+    """
+    kept = [u for k, u in enumerate(factors) if k not in gone]
+    if not gone:
+        return core, kept
+    whole, exponent = near_one_parts(Tucker._unchecked(core, tuple(factors)))
+    core = whole.core
+    if isinstance(core, TT):
+        vectors = {k: whole.factors[k][0] for k in gone}
+        core = core.namespace.contract_modes(core, vectors)
+    else:
+        rows = [u if k in gone else None for k, u in enumerate(whole.factors)]
+        core = times(core, rows).reshape([n for k, n in enumerate(core.shape) if k not in gone])
+    small = [u for k, u in enumerate(whole.factors) if k not in gone]
+    if not small:  # new modes alone will be left
+        out = scaled_back(jnp.reshape(core, (1,)), [], exponent)
+        return jnp.reshape(out.core, ()), kept
+    out = scaled_back(core, small, exponent)
+    return out.core, list(out.factors)
+
+
+def _with_new(core: Any, factors: list[jax.Array], places: list[int]) -> Tucker:
+    """Inserts modes of size one into a Tucker tensor."""
+    for n in places:
+        dtype = core.dtype
+        factors.insert(n, jnp.ones((1, 1), dtype))
+        if isinstance(core, TT):
+            core = core[(*[slice(None)] * n, None)]
+        else:
+            core = jnp.expand_dims(core, n)
+    return Tucker._unchecked(core, tuple(factors))

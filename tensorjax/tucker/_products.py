@@ -1,0 +1,129 @@
+"""Products of Tucker tensors: entry by entry, and of one mode with a matrix."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tensorjax import _check, linalg
+from tensorjax._cores.contraction import einsum
+from tensorjax._formats.trains import TT
+from tensorjax._placement import placed
+from tensorjax.tucker._algebra import aligned
+from tensorjax.tucker._rounding import round
+from tensorjax.tucker._types import Tucker, near_one_parts, one, scaled_back, times
+
+
+@placed
+def hadamard(
+    x: Tucker,
+    y: Tucker,
+    *,
+    tol: float | None = None,
+    rank: int | Sequence[int] | None = None,
+    core_rank: int | Sequence[int] | None = None,
+) -> Tucker:
+    """Multiplies Tucker tensors entry by entry, the operator ``*``; multilinear ranks multiply.
+
+    Args:
+      x: Tucker.
+      y: Tucker of the same shape. If one core is dense, so is the other made.
+      tol: relative error; rounds the result, see `round`.
+      rank: multilinear ranks of the result, static.
+      core_rank: TT-ranks of a train core.
+
+    Returns:
+      Tucker of ranks s_k t_k, or n_k where that is less; TT-ranks of train cores multiply. A dense
+      core of ∏ s_k t_k elements is formed in any case.
+
+    Raises:
+      TypeError: an argument is no Tucker. ValueError: the shapes differ.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tensorjax import tucker
+      >>> t = Tucker(2 * jnp.ones((1, 1)), [jnp.ones((2, 1)), jnp.ones((3, 1))])
+      >>> print(tucker.to_dense(t * t)[0])
+      [4. 4. 4.]
+
+    Source: N. Lee, A. Cichocki, "Fundamental tensor operations for large-scale data analysis using
+    tensor network formats", Multidimens. Syst. Signal Process. 29 (2018), section 4: Kronecker
+    product of the cores, row-wise Khatri–Rao product of the factors.
+    """
+    out = _hadamard(*aligned(x, y))
+    if tol is None and rank is None and core_rank is None:
+        return out
+    return round(out, tol=tol, rank=rank, core_rank=core_rank)
+
+
+@jax.jit
+def _hadamard(x: Tucker, y: Tucker) -> Tucker:
+    # In range by exact powers of two: products of two cores may not be.
+    (x, p), (y, q) = near_one_parts(x), near_one_parts(y)
+    pairs = zip(x.factors, y.factors, strict=True)
+    factors = [(u[:, :, None] * v[:, None, :]).reshape(len(u), -1) for u, v in pairs]
+    core = _kron(x.core, y.core)
+    # No mode needs a larger rank than its size: such a factor goes into the core.
+    wide = [u.shape[1] > u.shape[0] for u in factors]
+    eyes = [jnp.eye(n, dtype=factors[0].dtype) for n in x.shape]
+    if isinstance(core, TT):
+        held = [jnp.eye(u.shape[1], dtype=u.dtype) for u in factors]
+        matrices = [u if w else eye for u, w, eye in zip(factors, wide, held, strict=True)]
+        core = times(core, matrices) if any(wide) else core
+    else:
+        core = times(core, [u if w else None for u, w in zip(factors, wide, strict=True)])
+    kept = [eye if w else u for u, w, eye in zip(factors, wide, eyes, strict=True)]
+    return scaled_back(core, kept, p + q)
+
+
+def _kron(a: Any, b: Any) -> Any:
+    """Computes the Kronecker product of two Tucker cores, dense ones or trains."""
+    if isinstance(a, TT):
+        return TT._unchecked(tuple(map(_kron_core, a.cores, b.cores)))
+    order = a.ndim
+    outer = jnp.multiply.outer(a, b)
+    axes = [k for pair in zip(range(order), range(order, 2 * order), strict=True) for k in pair]
+    return outer.transpose(axes).reshape([m * n for m, n in zip(a.shape, b.shape, strict=True)])
+
+
+def _kron_core(a: Any, b: Any) -> jax.Array:
+    """Computes the Kronecker product of two cores of trains, in all three axes."""
+    both = einsum("aib,cjd->acijbd", a, b)
+    return both.reshape(len(a) * len(b), a.shape[1] * b.shape[1], -1)
+
+
+@placed
+def mode_product(t: Tucker, matrix: Any, mode: int) -> Tucker:
+    """Contracts one mode of a Tucker tensor with a matrix, Σ_j matrix[i, j] x[…, j, …].
+
+    Args:
+      t: Tucker.
+      matrix: (m, n_k), which makes the mode of size n_k one of size m.
+      mode: k; negative ones count from the end.
+
+    Returns:
+      Tucker of the same core and ranks.
+
+    Raises:
+      ValueError: the matrix has another number of columns.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> t = Tucker(jnp.ones((1, 1)), [jnp.ones((2, 1)), jnp.ones((3, 1))])
+      >>> mode_product(t, jnp.ones((5, 3)), 1).shape
+      (2, 5)
+
+    Source: T. Kolda, B. Bader, "Tensor decompositions and applications", SIAM Rev. 51 (2009),
+    section 2.5.
+    """
+    one("t", t)
+    k = _check.integer("mode", mode, low=-t.order, high=t.order - 1) % t.order
+    w = _check.inexact("matrix", matrix)
+    if w.ndim != 2 or w.shape[1] != t.shape[k] or not w.shape[0]:
+        raise ValueError(f"matrix: expected shape (m, {t.shape[k]}), got {w.shape}")
+    dtype = functools.reduce(jnp.promote_types, [t.dtype, jax.dtypes.canonicalize_dtype(w.dtype)])
+    t = t.astype(dtype)
+    factor = linalg.matmul(jnp.asarray(w, dtype), jnp.asarray(t.factors[k]))
+    return Tucker._unchecked(t.core, (*t.factors[:k], factor, *t.factors[k + 1 :]))
