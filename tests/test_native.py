@@ -399,7 +399,7 @@ def test_the_threads_of_lapack_come_back() -> None:
 def test_passes_over_wide_matrices(rows: int, columns: int) -> None:
     rng = np.random.default_rng(rows)
     a, u = rng.normal(size=(rows, columns)), rng.normal(size=(rows, min(rows, 5)))
-    assert choose_kernel("linalg.gram", (a,), HOST) is CPP
+    assert choose_kernel("linalg.project", (a,), HOST) is CPP
     np.testing.assert_allclose(_native.gram(a), a @ a.T, rtol=0, atol=1e-12 * columns)
     np.testing.assert_allclose(_native.project(u, a), u.T @ a, rtol=0, atol=1e-12 * rows)
     a[rows // 2, columns - 1] = np.nan
@@ -424,11 +424,11 @@ def test_factors_of_gram_matrices_have_their_rank(size: int, rank: int) -> None:
 @built
 def test_passes_take_only_what_they_can() -> None:
     a = np.zeros((4, 40_000))
-    assert choose_kernel("linalg.gram", (a,), HOST) is CPP
-    assert choose_kernel("linalg.gram", (a.T,), HOST) is not CPP
-    assert choose_kernel("linalg.gram", (a[:, ::2],), HOST) is not CPP
-    assert choose_kernel("linalg.gram", (a.astype(np.float32),), HOST) is not CPP
-    assert choose_kernel("linalg.gram", (a[:, :100],), HOST) is not CPP
+    assert choose_kernel("linalg.project", (a,), HOST) is CPP
+    assert choose_kernel("linalg.project", (a.T,), HOST) is not CPP
+    assert choose_kernel("linalg.project", (a[:, ::2],), HOST) is not CPP
+    assert choose_kernel("linalg.project", (a.astype(np.float32),), HOST) is not CPP
+    assert choose_kernel("linalg.project", (a[:, :100],), HOST) is not CPP
 
 
 def test_it_can_be_turned_off() -> None:
