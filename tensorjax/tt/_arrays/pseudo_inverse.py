@@ -83,6 +83,6 @@ def _inverted(t: TT, split: int, tol: Any) -> tuple[list[Any], Any]:
         u, s, vh, kept = u[:, :rank], s[:rank], vh[:rank], kept[:rank]
     inverse = xp.where(kept, 1 / xp.where(kept, s, 1), 0).astype(matrix.dtype)
     left, right = cores[split - 1], cores[split]
-    cores[split - 1] = linalg.matmul(tall(left), u * inverse).reshape(*left.shape[:2], -1)
+    cores[split - 1] = linalg.matmul(tall(left), u * inverse[None]).reshape(*left.shape[:2], -1)
     cores[split] = vh.reshape(-1, *right.shape[1:])
     return [c.conj() for c in cores], -exponent
