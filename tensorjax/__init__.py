@@ -6,13 +6,14 @@ them), `sketch` (random projections), `pde` (time-dependent equations in coordin
 `interop` (tensors of other packages) and `offload` (training beyond memory); with the extra ``nn``
 also `nn` (Flax layers), `optim` (Optax transformations), `parallel` (layouts over devices) and
 `models`. Each is loaded when it is first used. `show_versions` prints what a report of a fault
-needs.
+needs, `kernel_choices` what serves a call: C++, NumPy or XLA.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 from tensorjax import _extras
+from tensorjax._kernels.report import kernel_choices
 from tensorjax._versions import show_versions
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ __all__ = [
     "contract",
     "convert",
     "interop",
+    "kernel_choices",
     "linalg",
     "mera",
     "offload",

@@ -13,6 +13,8 @@ from tensorjax._cores import interfaces
 from tensorjax._cores.contraction import einsum
 from tensorjax._cores.unfoldings import absorb, times_mode, times_right
 from tensorjax._formats.trains import TT, single
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import PROGRAM
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike, JaxOrHost
 from tensorjax.pde._arguments import floats
@@ -58,7 +60,7 @@ def evaluate(v: TT, map: AffineMap, box: Box, x: ArrayLike) -> JaxOrHost:
     if points.ndim != 2 or points.shape[1] != box.dim:
         raise ValueError(f"x: expected points of shape (m, {box.dim}), got {points.shape}")
     y = map.forward(points)
-    if _check.is_traced(y, *cores):
+    if choose_kernel("pde.evaluate", (y, cores)) is PROGRAM:
         return _contracted(box, cores, [a.interpolate(y[:, k]) for k, a in enumerate(box.axes)])
     out = np.empty(len(y))
     for part in _parts(cores, len(y)):

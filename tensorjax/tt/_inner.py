@@ -11,7 +11,8 @@ import numpy as np
 from tensorjax import _check, _native, linalg
 from tensorjax._cores.overlaps import difference
 from tensorjax._formats.trains import TT, TTMatrix
-from tensorjax._native.dispatch import on_cpu
+from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
+from tensorjax._kernels.table import CPP, PROGRAM, TRACE
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax.contract import einsum
@@ -124,9 +125,14 @@ def overlap(x: TT, y: TT, same: bool = False) -> tuple[jax.Array, jax.Array]:
     """Computes Σ x_i y_i of two trains as (mantissa, exponent); ``same``: x is conj(y)."""
     dtype = jnp.promote_types(x.dtype, y.dtype)
     x, y = x.astype(dtype), y.astype(dtype)  # cores of one train may differ too
-    if _native.overlaps(x.cores, y.cores):
+    operation = _operation(same)
+    if choose_kernel(operation, (*x.cores, *y.cores), TRACE) is CPP:
         return _either_overlap(x, y, same)
     return _overlap_by_xla(x, y, same)
+
+
+def _operation(same: bool) -> str:
+    return "tt.norm" if same else "tt.inner"
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
@@ -134,7 +140,8 @@ def _either_overlap(x: TT, y: TT, same: bool) -> tuple[jax.Array, jax.Array]:
     results = jax.ShapeDtypeStruct((), x.dtype), jax.ShapeDtypeStruct((), jnp.int32)
     native, otherwise = (_norm_by_sweeps, _norm_by_xla) if same else (_by_sweeps, _overlap_by_xla)
     operands = (x,) if same else (x, y)
-    mantissa, exponent = on_cpu(native, otherwise, *operands, results=results)
+    kernels = _operation(same), native, otherwise
+    mantissa, exponent = cpp_or_xla(*kernels, *operands, results=results)
     return mantissa, exponent
 
 
@@ -197,7 +204,7 @@ def distance(x: Train, y: Train) -> jax.Array:
     x, y = _aligned(x, y)
     real = jnp.finfo(x.dtype).dtype
     x, y = (t.astype(linalg.factor_dtype(t.dtype)) for t in (x, y))
-    if _check.is_traced(x, y):
+    if choose_kernel("tt.distance", (x, y)) is PROGRAM:
         return _distance(x.cores, y.cores).astype(real)
     # Concrete trains differ in rank from call to call: on the host nothing is compiled.
     wide = np.result_type(x.dtype, np.float64)

@@ -12,7 +12,9 @@ from flax import nnx
 from flax.nnx.nn import dtypes
 from jax.sharding import PartitionSpec
 
-from tensorjax import _check, _native, _symbolic, contract, linalg
+from tensorjax import _check, _symbolic, contract, linalg
+from tensorjax._kernels.choice import choose_kernel, is_cpp_default
+from tensorjax._kernels.table import CPP, TRACE
 from tensorjax._placement import like_first, placed, placed_by, sharded
 from tensorjax._typing import ArrayLike, DTypeLike, OutSharding
 from tensorjax.nn._embeddings import lookup as networks
@@ -138,7 +140,7 @@ class Embedding(nnx.Module):
     def plan(self, count: int) -> LookupPlan:
         """Plans any embedding's lookup of ``count`` ids on this process's devices, with cost."""
         _check.integer("count", count, low=0)
-        return self._plan(*self._network(), count, _native.is_default())
+        return self._plan(*self._network(), count, is_cpp_default())
 
     def _plan(
         self, operands: list[jax.Array], network: LookupNetwork, count: Any, sweeps: bool = True
@@ -146,15 +148,14 @@ class Embedding(nnx.Module):
         """Plans any embedding's lookup, with compiled CPU code where that is possible."""
         if not _symbolic.is_static(count):
             return symbolic_plan(network, self.features, self.capacity, self.num_embeddings)
-        held = {x.dtype for x in (*operands, *values(self.gates))}
-        compiled = (
-            sweeps
-            and len(held) == 1
-            and self.dtype in (None, *held)
-            and all(x.size for x in operands)
-            and math.prod(self.num_shape) < jnp.iinfo(jnp.int32).max
-            and _native.looks_up(*held)
-        )
+        held = (*operands, *values(self.gates))
+        facts = {
+            "kept_dtype": self.dtype in (None, held[0].dtype),
+            "rows": math.prod(self.num_shape),
+            "train": networks.is_train(network) and network.order > 1,
+            "unlimited": self.capacity is None or self.capacity >= count,
+        }
+        compiled = sweeps and choose_kernel("nn.TTEmbedding", held, TRACE, **facts) is CPP
         return make_plan(
             network, self.features, count, self.capacity, self.num_embeddings, compiled=compiled
         )
