@@ -22,6 +22,8 @@ HostArray: TypeAlias = npt.NDArray[Any]
 JaxOrHost: TypeAlias = jax.Array | HostArray
 # Of `jax.random.key`, or of `jax.random.PRNGKey`.
 Key: TypeAlias = jax.Array
+# Of problems that draw on the host: a key, or a generator of NumPy.
+KeyOrGenerator: TypeAlias = Key | np.random.Generator
 # An upper bound for all bonds, or one per bond.
 Rank: TypeAlias = int | Sequence[int]
 Shape: TypeAlias = Sequence[int]

@@ -24,11 +24,12 @@ class Board:
 
     def __enter__(self) -> "Board":
         """Puts the bars up, if there is a terminal to show them."""
-        if self.run.console.is_terminal:
+        console: Any = self.run.console
+        if getattr(console, "is_terminal", False):
             from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
             columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-            self._bars = Progress(*columns, console=self.run.console, transient=True)
+            self._bars = Progress(*columns, console=console, transient=True)
             self._bars.start()
             self._all = self._bars.add_task("trainings", total=self.total)
             self._one = self._bars.add_task("", total=1)

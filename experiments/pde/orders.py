@@ -49,7 +49,7 @@ def values(steps: int, x: np.ndarray, points: int = 40, **options: Any) -> np.nd
     if solution.result != pde.Result.successful:
         raise RuntimeError(f"orders: {solution.message}")
     state = solution.final
-    return pde.evaluate(state.v, state.map, p.box, x)
+    return np.asarray(pde.evaluate(state.v, state.map, p.box, x))
 
 
 def rows(runs: Any, steps: tuple[int, ...]) -> list[dict[str, Any]]:

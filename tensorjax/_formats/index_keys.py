@@ -40,7 +40,8 @@ def check_vectors(keys: Sequence[Any]) -> None:
     for k in keys:
         plain = k is None or k is Ellipsis or isinstance(k, slice)
         if not (plain or is_integer(k) or is_vector(k)):
-            what = f"an array of shape {k.shape}" if hasattr(k, "shape") else type(k).__name__
+            shape = getattr(k, "shape", None)
+            what = type(k).__name__ if shape is None else f"an array of shape {shape}"
             raise IndexError(
                 "expected integers, slices, None, an Ellipsis or one vector of integers or "
                 f"Booleans, got {what}; tt.evaluate takes arrays of multi-indices"

@@ -162,10 +162,8 @@ def _stacked_or(
 
     def product(x: Array, y: Array) -> Array:
         # The larger one, for the other one is copied.
-        if second is not None and (first is None or y.size > x.size):
-            out = second(y, x)
-        else:
-            out = first(x, y)
+        swapped = first is None or (second is not None and y.size > x.size)
+        out = second(y, x) if swapped else first(x, y)
         return merged(x, y) if out is None else out
 
     return product

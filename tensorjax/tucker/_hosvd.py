@@ -72,7 +72,11 @@ def from_dense(
     Departures, ours: on a CPU concrete arrays are served by LAPACK, with nothing compiled; there
     modes are compressed from the first to the last or back, whichever is forecast to be faster.
     """
-    x, dtype, tol = _check.dense_input(x, tol, rank)
+    array, dtype, tol = _check.dense_input(x, tol, rank)
+    return _decomposed(array, dtype, tol, rank, method, key)
+
+
+def _decomposed(x: Any, dtype: Any, tol: Any, rank: Any, method: Method, key: Any) -> Tucker:
     ranks = None if rank is None else feasible_ranks(rank, x.shape)
     if tol is not None and choose_kernel("tucker.from_dense(tol=)", (x, tol)) is NUMPY:
         t = _dynamic(np.asarray(x), tol, method, key, dtype)

@@ -75,7 +75,7 @@ class Engine:
         return jax.device_put(params, where)
 
     def forward(
-        self, layer: Layer, params: PyTree, x: PyTree, batch: PyTree, key: Key
+        self, layer: Layer, params: PyTree, x: PyTree, batch: PyTree, key: Key | None
     ) -> tuple[Any, Any]:
         """Computes a layer's result, and what its backward pass needs besides the input."""
         programs = self._of(layer)
@@ -94,7 +94,7 @@ class Engine:
         params: PyTree,
         x: PyTree,
         batch: PyTree,
-        key: Key,
+        key: Key | None,
         kept: Any,
         dy: Any,
         sums: PyTree,
@@ -133,7 +133,7 @@ class Engine:
         params: PyTree,
         x: PyTree,
         batch: PyTree,
-        key: Key,
+        key: Key | None,
         share: Any,
         sums: PyTree,
     ) -> tuple[Any, Any, Any]:
@@ -144,7 +144,7 @@ class Engine:
         return self._of(layer).last(params, x, batch, key, share, widened(sums))
 
     def shapes(
-        self, layer: Layer, params: PyTree, x: PyTree, batch: PyTree, key: Key
+        self, layer: Layer, params: PyTree, x: PyTree, batch: PyTree, key: Key | None
     ) -> tuple[Any, Any]:
         """Returns the shapes of a layer's result and of what "keep" keeps; nothing is computed."""
         return jax.eval_shape(self._of(layer).forward_keeping, params, x, batch, key)

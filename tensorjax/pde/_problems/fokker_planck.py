@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._typing import ArrayLike, Key
+from tensorjax._typing import ArrayLike, KeyOrGenerator
 from tensorjax.pde._arguments import coefficient, generator_of
 from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._discretization.grid import Box
@@ -122,7 +122,7 @@ class FokkerPlanck(Problem):
         """Returns mass, mean, covariance of the Fokker–Planck solution; None unless f is zero."""
         return None if self.field else self._linear().moments(t)
 
-    def sample(self, key: Key, t: float, count: int) -> np.ndarray:
+    def sample(self, key: KeyOrGenerator, t: float, count: int) -> np.ndarray:
         """Draws points of the Fokker–Planck solution, if known; see `Problem.sample`.
 
         With D and f there is no exact density: `simulate` gives approximate points.
@@ -134,7 +134,7 @@ class FokkerPlanck(Problem):
         start = self.start.sample(generator_of(key), count)
         return characteristics.solve(self.velocity, start, t)
 
-    def simulate(self, key: Key, t: float, count: int, *, steps: int) -> np.ndarray:
+    def simulate(self, key: KeyOrGenerator, t: float, count: int, *, steps: int) -> np.ndarray:
         """Simulates Fokker–Planck paths dx = (A x + b + f(x)) dt + √(2D) dW to t by Heun's method.
 
         Statistics converge with the square of the step (Heun's method, weak order 2 for constant D)

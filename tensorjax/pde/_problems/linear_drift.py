@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorjax._typing import ArrayLike, Key
+from tensorjax._typing import ArrayLike, KeyOrGenerator
 from tensorjax.pde._arguments import coefficient, generator_of
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._initial_states.initial_states import Function, Gaussian, Mixture, Start
@@ -68,7 +68,7 @@ class _Linear(Problem):
             return None
         return self.start.moved(self.flow(t)).moments()
 
-    def sample(self, key: Key, t: float, count: int) -> np.ndarray:
+    def sample(self, key: KeyOrGenerator, t: float, count: int) -> np.ndarray:
         """Draws points (count, d) from the solution under linear drift; see `Problem.sample`."""
         if isinstance(self.start, Function):
             return super().sample(key, t, count)

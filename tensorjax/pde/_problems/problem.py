@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax._formats.trains import TT, TTMatrix
-from tensorjax._typing import ArrayLike, Key
+from tensorjax._typing import ArrayLike, KeyOrGenerator
 from tensorjax.pde._discretization.affine_operators import Coefficients, affine_generator
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._initial_states.initial_states import Start
@@ -130,7 +130,7 @@ class Problem(abc.ABC):
         """Returns the problem's mass, mean and covariance at t; None without closed form."""
         return None
 
-    def sample(self, key: Key, t: float, count: int) -> np.ndarray:
+    def sample(self, key: KeyOrGenerator, t: float, count: int) -> np.ndarray:
         """Draws points (count, d) from the problem's exact solution at time t, a density.
 
         Args:

@@ -13,7 +13,7 @@ from tensorjax._cores.ranks import cut_ranks
 from tensorjax._cores.scaling import balanced
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
-from tensorjax._typing import ArrayLike, Key
+from tensorjax._typing import ArrayLike, KeyOrGenerator
 from tensorjax.pde._arguments import coefficient, floats
 from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._discretization.grid import Box
@@ -172,7 +172,7 @@ class AdvectionDiffusionReaction(Problem):
         found = self._opposite().moments(t)
         return None if found is None else (found[0] * float(np.exp(growth * t)), *found[1:])
 
-    def sample(self, key: Key, t: float, count: int) -> np.ndarray:
+    def sample(self, key: KeyOrGenerator, t: float, count: int) -> np.ndarray:
         """Draws points (count, d) from the reaction equation's exact solution, if known."""
         linear = self._linear_growth() is not None and self.source is None and not self._variable
         return self._opposite().sample(key, t, count) if linear else super().sample(key, t, count)

@@ -68,9 +68,11 @@ def tangent_project(x: Train, z: Train) -> Train:
     Numer. Anal. 53 (2015), theorem 3.1; O(d n r R (r + R)) operations for z of ranks R.
     """
     single("z", z, TT)
-    x, z = _aligned(point(x), z.astype(linalg.factor_dtype(z.dtype)))
-    _check.finite("z", z)
-    return _tangent_project(x, z, not is_tame(x, z))
+    a: Any
+    b: Any
+    a, b = _aligned(point(x), z.astype(linalg.factor_dtype(z.dtype)))
+    _check.finite("z", b)
+    return _tangent_project(a, b, not is_tame(a, b))
 
 
 @jax.jit(static_argnums=2)
@@ -113,10 +115,12 @@ def tangent_inner(xi: Train, eta: Train) -> jax.Array:
 
     O(d n r²) operations, where `inner` of the trains takes O(d n r³).
     """
-    if isinstance(xi, TTMatrix):
-        _check_alike(xi, eta)
-        xi, eta = fold(xi), fold(eta)
-    (_, first, p), (_, second, q) = _parts("xi", xi), _parts("eta", eta, xi)
+    a: Any = xi
+    b: Any = eta
+    if isinstance(a, TTMatrix):
+        _check_alike(a, b)
+        a, b = fold(a), fold(b)
+    (_, first, p), (_, second, q) = _parts("xi", a), _parts("eta", b, a)
     pairs = zip(first, second, strict=True)
     products = [jnp.vdot(a, b, precision=jax.lax.Precision.HIGHEST) for a, b in pairs]
     return times_power([jnp.stack(products).sum()], p + q)[0]
@@ -139,7 +143,7 @@ def tangent_sum(tangents: Sequence[Train], weights: Sequence[Any] | None = None)
       >>> tt.tangent_sum([xi, xi], [2.0, -1.0]).ranks
       (1, 4, 4, 1)
     """
-    tangents = list(tangents)
+    tangents: list[Any] = list(tangents)
     weights = [1.0] * len(tangents) if weights is None else list(weights)
     if not tangents or len(tangents) != len(weights):
         raise ValueError(
@@ -217,20 +221,22 @@ def retract(
     single("xi", xi, TT)
     if method not in ("svd", "projector_splitting"):
         raise ValueError(f'method: expected "svd" or "projector_splitting", got {method!r}')
-    x, xi = _aligned(point(x), xi)
-    _check.finite("xi", xi)
+    at: Any
+    step: Any
+    at, step = _aligned(point(x), xi)
+    _check.finite("xi", step)
     if method == "svd":
-        rank = (x.ranks[1:-1] or 1) if rank is None else rank
-        return round(add(_evened(x), _evened(xi)), rank=rank, method="svd")
+        rank = (at.ranks[1:-1] or 1) if rank is None else rank
+        return round(add(_evened(at), _evened(step)), rank=rank, method="svd")
     if rank is not None:
-        bounds = [max(r, 1) for r in x.ranks[1:-1]]
+        bounds = [max(r, 1) for r in at.ranks[1:-1]]
         wanted = _check.bond_ranks(rank, [2**62] * len(bounds))
         if any(w != r for w, r in zip(wanted, bounds, strict=True)):
             raise ValueError(
                 f"rank: expected the TT-ranks of x, {tuple(bounds)}, for projector_splitting, "
                 f'got {rank!r}; method="svd" changes ranks'
             )
-    return _split_step(x, xi)
+    return _split_step(at, step)
 
 
 def _evened(t: TT) -> TT:

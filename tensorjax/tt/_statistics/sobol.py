@@ -234,9 +234,8 @@ def _contracted_all(
         host = jax.tree.map(np.asarray, (t, given, masks))
         with np.errstate(all="ignore"):
             return on_device([_values(*host, normalize).reshape(shape)])[0]
-    return _compiled(t, given, [[jnp.asarray(c) for c in m] for m in masks], normalize).reshape(
-        shape
-    )
+    arrays = [[jnp.asarray(c) for c in m] for m in masks]
+    return _compiled(t, given, arrays, normalize).reshape(shape)
 
 
 def _values(t: TT, weights: Any, masks: Any, normalize: bool) -> Any:

@@ -80,7 +80,11 @@ def from_dense(
     finds accurate enough; what a sketch misses is measured. On a CPU concrete arrays are served by
     LAPACK, with nothing compiled, whether ``tol`` or ``rank`` is given.
     """
-    x, dtype, tol = _check.dense_input(x, tol, rank)
+    array, dtype, tol = _check.dense_input(x, tol, rank)
+    return _decomposed(array, dtype, tol, rank, method, key)
+
+
+def _decomposed(x: Any, dtype: Any, tol: Any, rank: Any, method: Method, key: Any) -> TT:
     ranks = None if rank is None else feasible_ranks(rank, x.shape)
     if tol is not None and choose_kernel("tt.from_dense(tol=)", (x, tol)) is NUMPY:
         train = _dynamic(np.asarray(x), tol, method, key, dtype)
