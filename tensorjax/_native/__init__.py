@@ -310,7 +310,9 @@ def gram(a: np.ndarray, right: bool = False) -> np.ndarray:
     In double precision, whatever the precision of A.
     """
     if a.ndim != 2 or not a.size or a.dtype not in _GRAMS or not a.flags.aligned:
-        raise ValueError(f"a: expected two axes of real or complex numbers, got {a.shape} {a.dtype}")
+        raise ValueError(
+            f"a: expected two axes of real or complex numbers, got {a.shape} {a.dtype}"
+        )
     parts = 2 if a.dtype.kind == "c" else 1
     size = a.dtype.itemsize // parts
     if min(a.strides) < 0 or any(s % size for s in a.strides):

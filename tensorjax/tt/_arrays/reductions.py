@@ -114,7 +114,9 @@ def var(t: TT | TTMatrix, axis: Axis = None, *, keepdims: bool = False) -> Any:
         powers, rest = _inverse_powers([math.sqrt(n) for n in flat.shape])
         centre = scale(ones_like(flat), mean(flat))
         return (distance(_multiplied(flat, powers), _multiplied(centre, powers)) * rest) ** 2
-    deviation = add(t, scale(mean(t, modes, keepdims=True), -1))  # broadcast
+    centre: Any = mean(t, modes, keepdims=True)
+    whole: Any = t
+    deviation = add(whole, scale(centre, -1))  # broadcast
     return real(mean(hadamard(conj(deviation), deviation), modes))
 
 
@@ -309,7 +311,8 @@ def _kept(out: Any, t: TT | TTMatrix, axis: Axis) -> Any:
         return out
     if len(modes) == t.ndim:
         one = np.ones((1,) * t._core_ndim, out.dtype)  # a variance is real
-        return scale(type(t)([one] * t.order), out)
+        whole: Any = type(t)([one] * t.order)
+        return scale(whole, out)
     if isinstance(t, TTMatrix):
         return TTMatrix._unchecked(tuple(jnp.expand_dims(c, 1 + modes[0]) for c in out.cores))
     return item(out, tuple(None if k in modes else slice(None) for k in range(t.order)))
