@@ -224,7 +224,7 @@ def on_the_host(rng: np.random.Generator) -> tuple[str, Callable[[], Any]]:
     train = [some((ranks[k], n, ranks[k + 1])) for k, n in enumerate(modes)]
     share = float(rng.choice([1e-2, 1e-6, 0.0, -1.0, np.nan, np.inf]))
     calls: list[tuple[str, Callable[[], Any]]] = [
-        ("gram", lambda: _native.gram(a)),
+        ("gram", lambda: _native.gram(a, bool(columns % 2))),
         ("project", lambda: _native.project(some((rows, few)), a)),
         ("pivoted_cholesky", lambda: _native.pivoted_cholesky(g, share)),
         ("gram_round", lambda: _native.gram_round(train, share)),
@@ -239,7 +239,7 @@ def _raw(rng: np.random.Generator) -> None:
     n = [int(rng.choice([0, -1, -(1 << 62), 1 << 31, 1 << 40, (1 << 63) - 1])) for _ in range(3)]
     ints = np.array([1, n[1], 1], np.int64)
     calls: list[Any] = [
-        ("tensorjax_gram", n[0], n[1], x, x),
+        ("tensorjax_wide_gram", n[0], n[1], 1 + n[2] % 2, n[2] % 2, n[2], n[1], x, x),
         ("tensorjax_project", n[0], n[1], n[2], x, x, x),
         ("tensorjax_factor", n[0], x, 0.0, x),
         ("tensorjax_gram_round", min(n[0], 2), ints, ints, ints, 1.0, x),

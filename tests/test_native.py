@@ -402,6 +402,35 @@ def test_passes_over_wide_matrices(rows: int, columns: int) -> None:
 
 
 @built
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
+def test_gram_matrices_of_drawn_matrices(dtype: str) -> None:
+    """Of any strides, wide and tall, summed in double precision."""
+    rng = np.random.default_rng(7)
+    for _ in range(20):
+        rows, columns = int(rng.integers(1, 70)), int(10 ** rng.uniform(0, 3.7))
+        a = rng.normal(size=(2, 2 * rows, 2 * columns))
+        a = (a[0] + 1j * a[1] if dtype[0] == "c" else a[0]).astype(dtype)
+        a = a[:: rng.integers(1, 3), :: rng.integers(1, 3)]
+        a = np.asfortranarray(a) if rng.random() < 0.3 else a
+        wide = a.astype(np.result_type(dtype, np.float64))
+        for right in (False, True):
+            found = _native.gram(a.T if right else a, right)
+            exact = wide.conj() @ wide.T if right else wide @ wide.conj().T
+            assert found.dtype == wide.dtype
+            np.testing.assert_allclose(found, exact, rtol=0, atol=1e-12 * wide.shape[1])
+            np.testing.assert_allclose(found, found.conj().T, rtol=0, atol=0)
+
+
+@built
+def test_gram_matrices_refuse_what_they_cannot_read() -> None:
+    for a in (np.zeros(3), np.zeros((0, 3)), np.zeros((2, 2), int), np.zeros((2, 2), np.float16)):
+        with pytest.raises(ValueError, match="real or complex matrix"):
+            _native.gram(a)
+    assert not _native.is_quick(np.zeros((4, 40_000))[:, ::-1])
+    assert not _native.is_quick(np.zeros((4, 40_000), int))
+
+
+@built
 @pytest.mark.parametrize(("size", "rank"), [(1, 1), (9, 9), (40, 13), (40, 40)])
 def test_factors_of_gram_matrices_have_their_rank(size: int, rank: int) -> None:
     a = np.random.default_rng(size).normal(size=(size, rank))

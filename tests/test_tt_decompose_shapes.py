@@ -220,3 +220,32 @@ def test_small_arrays_of_any_shape_and_scale(dtype):
         for c in t.cores[:-1]:
             u = np.asarray(c).reshape(-1, c.shape[-1])
             assert error(u.conj().T @ u, np.eye(u.shape[1])) <= 50 * eps(x.dtype) * len(u.T)
+
+
+def test_single_precision_is_not_tried_in_vain():
+    """Where even an exact result would not pass the test, double precision comes at once."""
+    rng = np.random.default_rng(5)
+    for _ in range(40):
+        x = rng.normal(size=(6, 7)).astype(np.float32)
+        bonds, share = int(rng.integers(1, 20)), 10.0 ** rng.uniform(-9, -4)
+        tried = []
+
+        def compress(a, asked, tried=tried):
+            tried.append(asked.narrow)
+            return [a]
+
+        _subspaces_on_host.in_single(x, Asked(share=share), bonds, compress)
+        assert len(tried) == 1, (bonds, share)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+def test_eigenvectors_in_single_precision_only_where_their_errors_are_no_rank(dtype):
+    rng = np.random.default_rng(3)
+    a = _drawn.normal(rng, (280, 300), dtype)
+    g = linalg.gram(a) * 1e30
+    for share, single in ((1e-3, True), (1e-6, False)):
+        asked = Asked(share=share, narrow=True, coarse=True)
+        w, v = _subspaces_on_host._eigenbasis(g, a.dtype, asked)
+        assert (v.dtype == a.dtype) == single
+        assert error(w, np.linalg.eigvalsh(g)[::-1]) <= 10 * eps(v.dtype) * norm(w)
+        assert error(g @ v, v * w) <= 50 * eps(v.dtype) * norm(w)

@@ -58,8 +58,8 @@ class _Train(Summable):
     @property
     def ranks(self) -> tuple[int, ...]:
         """TT-ranks (r_0, …, r_d) of a train of either type, with r_0 = r_d = 1."""
-        first = tuple(c.shape[-self._core_ndim] for c in self.cores)
-        return (*first, self.cores[-1].shape[-1])
+        left, cores = -self._core_ndim, self.cores
+        return (*[c.shape[left] for c in cores], cores[-1].shape[-1])
 
     @property
     def order(self) -> int:
@@ -69,8 +69,9 @@ class _Train(Summable):
     @property
     def dtype(self) -> Any:
         """Common dtype of the cores of a TT or TTMatrix, by JAX's promotion rules."""
-        dtypes = {c.dtype for c in self.cores}
-        return dtypes.pop() if len(dtypes) == 1 else jnp.result_type(*dtypes)
+        dtypes = [c.dtype for c in self.cores]
+        # Counted, not gathered in a set: to hash dtypes takes longer than to find them the same.
+        return dtypes[0] if dtypes.count(dtypes[0]) == len(dtypes) else jnp.result_type(*dtypes)
 
     @property
     def size(self) -> int:
@@ -154,7 +155,7 @@ class TT(_Train):
     @property
     def shape(self) -> tuple[int, ...]:
         """Mode sizes (n_1, …, n_d) of a train of type TT."""
-        return tuple(c.shape[-2] for c in self.cores)
+        return (*[c.shape[-2] for c in self.cores],)  # in half the time of a generator
 
     @property
     def ndim(self) -> int:

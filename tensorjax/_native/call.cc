@@ -593,7 +593,7 @@ extern "C" int tensorjax_interface() { return 1000 * XLA_FFI_API_MAJOR + XLA_FFI
 
 // G (rows × rows) = A Aᴴ in double precision, of A on the host: complex if `parts` is 2, in single
 // precision if `single`, with so many numbers from a row, or a column, to the next.
-extern "C" long tensorjax_gram(long rows, long columns, long parts, long single, long down,
+extern "C" long tensorjax_wide_gram(long rows, long columns, long parts, long single, long down,
                                long along, const void* a, double* g) {
   using namespace tensorjax;
   return guarded_call([&]() -> long {

@@ -9,6 +9,7 @@ small beside theirs.
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy.linalg
 
 from tensorjax import _blas_threads, _native
 from tensorjax.linalg import _predicted_times
@@ -55,6 +56,8 @@ _WHOLE = 32
 # Up to this many rows, threads of a BLAS slow an eigenproblem down. Gram matrices of as many rows
 # gain nothing from them below the second number of entries.
 _ONE_THREAD, _MIDDLING = 256, 2**21
+# Rows from which on eigenvectors are computed in single precision, if that will do.
+_HALVED = 257
 
 
 class Subspace(NamedTuple):
@@ -136,11 +139,27 @@ def _leading(a: np.ndarray, asked: Asked, right: bool) -> Subspace:
     with _blas_threads.one_thread(len(g) <= _ONE_THREAD):
         if asked.whole and all_needed(g, asked):
             return Subspace(np.eye(len(g), dtype=g.dtype), None, 0.0, float(np.trace(g).real))
-        w, v = eigh(g)
+        w, v = _eigenbasis(g, a.dtype, asked)
     w = np.maximum(w, 0)
     if _too_coarse(w, asked):
         return _refined(a, w, v, asked, right)
     return _cut(w, v, asked)
+
+
+def _eigenbasis(g: np.ndarray, given: Any, asked: Asked) -> tuple[np.ndarray, np.ndarray]:
+    """Computes a host subspace's eigenvectors, in single precision where that is enough.
+
+    NumPy converts to double precision and back for them; SciPy does not, and large problems take
+    half the time.
+    """
+    total = float(np.trace(g).real)
+    # Eigenvalues have errors of some eps of the largest: the sum of them must not look like rank.
+    blurred = _tail(total, asked) < len(g) * epsilon(given) * total
+    if not asked.coarse or len(g) < _HALVED or blurred or not total > 0:
+        return eigh(g)
+    small = (g / total).astype(given)  # squares may be out of the narrower range
+    w, v = scipy.linalg.eigh(small, driver="evd", check_finite=False)
+    return total * w[::-1].astype(np.float64), v[:, ::-1]
 
 
 def _tail(total: float, asked: Asked) -> float:

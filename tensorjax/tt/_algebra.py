@@ -30,7 +30,8 @@ def _aligned(x: Train, y: Train) -> tuple[Train, Train]:
     _check_alike(x, y)
     known("x", x)
     known("y", y)
-    if all(c.dtype == x.cores[0].dtype for c in (*x.cores, *y.cores)):
+    dtypes = [c.dtype for c in (*x.cores, *y.cores)]
+    if dtypes.count(dtypes[0]) == len(dtypes):
         return x, y
     dtype = jnp.promote_types(x.dtype, y.dtype)
     return x.astype(dtype), y.astype(dtype)
@@ -48,7 +49,8 @@ def _check_alike(x: Any, y: Any) -> None:
 
 
 def _modes(x: TT | TTMatrix) -> tuple[tuple[int, ...], ...]:
-    return tuple(c.shape[-x._core_ndim + 1 : -1] for c in x.cores)
+    first = 1 - x._core_ndim
+    return (*[c.shape[first:-1] for c in x.cores],)
 
 
 def _map(x: Train, f: Callable[[jax.Array], jax.Array]) -> Train:

@@ -51,8 +51,8 @@ def product(x: Any, y: Any, kind: str) -> Any:
 
 def _products_in_range(left: Cores, right: Cores, kind: str) -> Sequence[np.ndarray]:
     """Returns a product's second factor, scaled where host cores might over- or underflow."""
-    low, high = 2.0**-_TAME, 2.0**_TAME
-    if all(low < np.vdot(c, c).real < high for c in (*left, *right)):
+    squares = [np.vdot(c, c).real for c in (*left, *right)]
+    if min(squares) > 2.0**-_TAME and max(squares) < 2.0**_TAME:
         return right
     return factors_in_range(left, right, 1 if kind == "hadamard" else max(c.shape[2] for c in left))
 
@@ -102,10 +102,8 @@ def _overlap(x: TT, y: TT, kind: str) -> tuple[Any, int] | None:
     if not pays(kind, cores, lambda: _work(x, y)):
         return None
     with np.errstate(all="ignore"), _blas_threads.one_thread(True):
-        left, more = _near_one(_on_host(x.cores, dtype))
-        right, exponent = (left, more) if x is y else _near_one(_on_host(y.cores, dtype))
-        value, carried = _swept(left, right)
-    return value, exponent + more + carried
+        left = _on_host(x.cores, dtype)
+        return _swept(left, left if x is y else _on_host(y.cores, dtype))
 
 
 def _work(x: TT, y: TT) -> float:
@@ -117,11 +115,17 @@ def _work(x: TT, y: TT) -> float:
 
 
 def _swept(xs: Cores, ys: Cores) -> tuple[Any, int]:
-    """Computes the inner product of host trains with cores near one, and its exponent."""
+    """Computes the inner product of host trains as mantissa and exponent.
+
+    Cores are brought near one when their turn comes: they are read once, while in the cache.
+    """
     low, high = 2.0**-_TAME, 2.0**_TAME
     e: Any = np.ones((1, 1), ys[0].dtype)
     exponent = 0
-    for a, b in zip(xs, ys, strict=True):
+    for left, right in zip(xs, ys, strict=True):
+        (a,), more = _near_one([left])
+        (b,), shift = ((a,), more) if left is right else _near_one([right])
+        exponent += more + shift
         e = bond_overlap(a, absorb(e, b))
         if not low < np.vdot(e, e).real < high:
             e, shift = linalg.normalized(e)

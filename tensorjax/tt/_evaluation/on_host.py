@@ -31,6 +31,8 @@ _SHARED, _MATRIX = 64, 256
 _LARGE = 2**10  # elements in such a matrix from which XLA's programs, which gather, are slower
 # After so many calls with equal shapes and batch size, a program is compiled for them.
 _HABIT = 10
+# Rows per index from which on slices are laid out one after another before they are gathered.
+_AGAIN = 8
 _NEAR = 4  # powers of two that norms of cores may be off one
 _calls = FirstCalls()
 
@@ -85,15 +87,19 @@ def entries(t: TT, indices: np.ndarray, groups: Sequence[tuple[int, int]]) -> np
 
 
 def _on_host(cores: Sequence[Any], dtype: Any) -> Cores:
-    return [np.asarray(c).astype(dtype, copy=False) for c in cores]
+    hosted = [np.asarray(c) for c in cores]
+    return [c if c.dtype == dtype else c.astype(dtype) for c in hosted]
 
 
 def _near_one(cores: Cores) -> tuple[Cores, int]:
     """Scales cores to evaluate that are far from one by powers of two; returns the exponent too."""
     low, high = 4.0**-_NEAR, 4.0**_NEAR
     out, total = [], 0
-    for core in cores:
-        if not low < np.vdot(core, core).real < high:
+    squares = [np.vdot(core, core).real for core in cores]
+    if low < min(squares) and max(squares) < high:
+        return cores, 0
+    for core, square in zip(cores, squares, strict=True):
+        if not low < square < high:
             e = int(linalg.exponent_of(core))
             core, total = linalg.scaled(core, -e), total + e
         out.append(core)
@@ -116,7 +122,8 @@ def _piece(
             v, e = linalg.normalized(v, 1)
             powers, grown = powers + e[:, 0], 0.0
         v = _times(v, table, row)
-    return linalg.scaled(v[:, 0], powers) if np.any(powers) else v[:, 0]
+    rescaled = powers.any() if isinstance(powers, np.ndarray) else powers
+    return linalg.scaled(v[:, 0], powers) if rescaled else v[:, 0]
 
 
 def _merged(columns: np.ndarray, shape: Sequence[int]) -> np.ndarray:
@@ -138,7 +145,7 @@ def _times(v: np.ndarray, table: np.ndarray, rows: np.ndarray) -> np.ndarray:
         return every[np.arange(count), rows]
     if count >= _SHARED * m and r * s >= _MATRIX:
         return _sorted_times(v, table, rows)
-    if count >= m:
+    if count >= _AGAIN * m:
         matrices = np.ascontiguousarray(table.transpose(1, 0, 2))  # what is gathered lies together
     else:
         matrices = table.transpose(1, 0, 2)

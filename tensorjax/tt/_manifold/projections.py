@@ -33,7 +33,6 @@ from tensorjax.tt._manifold.tangent_vectors import (
 )
 from tensorjax.tt._rounding.rounding import orthogonal_cores, round
 
-
 Retraction = Literal["svd", "projector_splitting"]
 _EVEN = 16  # powers of two that norms of cores may be off one in a sum of trains
 
