@@ -1,14 +1,67 @@
 """tensorjax: tensor networks in JAX, and published systems reimplemented on top of them.
 
-Modules: `contract` (contraction plans), `linalg` (array factorisations), `tt` (tensor trains),
+Packages: `contract` (contraction plans), `linalg` (array factorisations), `tt` (tensor trains),
 `tucker` (Tucker format), `mera` (multiscale entanglement renormalisation), `convert` (between
-them), `sketch` (random projections) and `pde` (time-dependent equations in coordinates that move).
-Imported by their names, for what they need:
-`tensorjax.interop` (tensors of other packages), and with the extra ``nn`` `tensorjax.nn` (Flax
-layers), `tensorjax.optim` (Optax transformations) and `tensorjax.models`.
+them), `sketch` (random projections), `pde` (time-dependent equations in coordinates that move),
+`interop` (tensors of other packages) and `offload` (training beyond memory); with the extra ``nn``
+also `nn` (Flax layers), `optim` (Optax transformations), `parallel` (layouts over devices) and
+`models`. Each is loaded when it is first used. `show_versions` prints what a report of a fault
+needs, `kernel_choices` what serves a call: C++, NumPy or XLA.
 """
 
-from tensorjax import contract, convert, linalg, mera, pde, sketch, tt, tucker
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["contract", "convert", "linalg", "mera", "pde", "sketch", "tt", "tucker"]
+from tensorjax import _extras
+from tensorjax._kernels.report import kernel_choices
+from tensorjax._versions import show_versions
+
+if TYPE_CHECKING:
+    from tensorjax import (
+        contract,
+        convert,
+        interop,
+        linalg,
+        mera,
+        models,  # noqa: F401
+        nn,  # noqa: F401
+        offload,
+        optim,  # noqa: F401
+        parallel,  # noqa: F401
+        pde,
+        sketch,
+        tt,
+        tucker,
+    )
+
+# `from tensorjax import *` works without any extra, and so leaves out the packages that need one.
+__all__ = [
+    "contract",
+    "convert",
+    "interop",
+    "kernel_choices",
+    "linalg",
+    "mera",
+    "offload",
+    "pde",
+    "show_versions",
+    "sketch",
+    "tt",
+    "tucker",
+]
 __version__ = "0.1.0"
+
+_EXTRA = tuple(_extras.NEEDED)
+
+if not TYPE_CHECKING:  # checkers see the imports above, and report names that are none
+
+    def __getattr__(name: str) -> Any:
+        if name in __all__ or name in _EXTRA:
+            return importlib.import_module(f"tensorjax.{name}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Lists the public names, without the packages whose extra is not installed."""
+    there = (name for name in _EXTRA if all(map(_extras.is_there, _extras.NEEDED[name])))
+    return [*__all__, *there, "__version__"]

@@ -20,8 +20,8 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from tensorjax import _native, convert, mera, parallel, sketch, tt, tucker
+from tensorjax._kernels import conditions
 from tensorjax._native.dispatch import on_cpu
-from tensorjax.sketch import _dense_input
 from tests.lowering import (
     PLATFORMS,
     check_portable,
@@ -288,8 +288,8 @@ def test_every_public_function_has_a_case_or_a_reason() -> None:
 @pytest.fixture(autouse=True)
 def many_numbers_or_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled code takes what is small too."""
-    monkeypatch.setattr(_native, "_LARGE", 1)
-    monkeypatch.setattr(_dense_input, "_LARGE", 1)
+    monkeypatch.setattr(conditions, "LARGE_RESULT", 1)
+    monkeypatch.setattr(conditions, "LARGE_INPUT", 1)
 
 
 def lower(name: str, dtype: str) -> None:

@@ -14,6 +14,9 @@ import numpy as np
 import pytest
 
 from tensorjax import _blas_threads, _native, sketch, tt
+from tensorjax._kernels import conditions
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import CPP, HOST, TRACE
 from tensorjax._native import loading
 from tensorjax.sketch import _dense_input
 
@@ -93,7 +96,9 @@ def test_the_error_is_within_five_per_cent_of_the_best(
     shape: tuple[int, ...], rank: int, kept: int, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     t = decaying(3, shape, rank, 0.75)
-    if method == "svd" and not _native.serves(jnp.float64, exact=True, shape=shape, ranks=t.ranks):
+    facts = {"static": True, "exact": True, "shape": shape, "ranks": t.ranks}
+    by_cpp = choose_kernel("tt.round(rank=)", t.cores, TRACE, **facts) is CPP
+    if method == "svd" and not by_cpp:
         pytest.skip("XLA's own: too many columns")
     out = compiled(t, kept, method=method)
     best = by_xla(t, kept, monkeypatch)
@@ -371,8 +376,8 @@ def test_gram_matrices_that_cannot_tell_give_the_train_back() -> None:
     left = tt.distance(tiny, tt.round(tiny, tol=1e-3))
     assert float(left) <= 1e-3 * float(tt.distance(tiny, nothing))
     assert tt.round(nothing, tol=1e-3).ranks == (1,) * 6
-    assert not _native.rounds([c.astype(np.complex128) for c in host(t)])
-    assert not _native.rounds([c.T for c in host(t)])
+    for unfit in ([c.astype(np.complex128) for c in host(t)], [c.T for c in host(t)]):
+        assert choose_kernel("tt.round(tol=), Gram sweep", unfit, HOST) is not CPP
 
 
 @built
@@ -394,7 +399,7 @@ def test_the_threads_of_lapack_come_back() -> None:
 def test_passes_over_wide_matrices(rows: int, columns: int) -> None:
     rng = np.random.default_rng(rows)
     a, u = rng.normal(size=(rows, columns)), rng.normal(size=(rows, min(rows, 5)))
-    assert _native.is_wide(a)
+    assert choose_kernel("linalg.project", (a,), HOST) is CPP
     np.testing.assert_allclose(_native.gram(a), a @ a.T, rtol=0, atol=1e-12 * columns)
     np.testing.assert_allclose(_native.project(u, a), u.T @ a, rtol=0, atol=1e-12 * rows)
     a[rows // 2, columns - 1] = np.nan
@@ -436,7 +441,7 @@ def test_factors_of_gram_matrices_have_their_rank(size: int, rank: int) -> None:
     a = np.random.default_rng(size).normal(size=(size, rank))
     g = a @ a.T
     roundoff = 2 * np.finfo(float).eps * np.trace(g)
-    assert _native.factors(g)
+    assert choose_kernel("tt.round(tol=), Gram factor", (g,), HOST) is CPP
     lower = _native.pivoted_cholesky(g, roundoff)
     assert lower.shape == (size, rank)
     np.testing.assert_allclose(lower @ lower.T, g, rtol=0, atol=10 * roundoff)
@@ -448,11 +453,11 @@ def test_factors_of_gram_matrices_have_their_rank(size: int, rank: int) -> None:
 @built
 def test_passes_take_only_what_they_can() -> None:
     a = np.zeros((4, 40_000))
-    assert _native.is_wide(a)
-    assert not _native.is_wide(a.T)
-    assert not _native.is_wide(a[:, ::2])
-    assert not _native.is_wide(a.astype(np.float32))
-    assert not _native.is_wide(a[:, :100])
+    assert choose_kernel("linalg.project", (a,), HOST) is CPP
+    assert choose_kernel("linalg.project", (a.T,), HOST) is not CPP
+    assert choose_kernel("linalg.project", (a[:, ::2],), HOST) is not CPP
+    assert choose_kernel("linalg.project", (a.astype(np.float32),), HOST) is not CPP
+    assert choose_kernel("linalg.project", (a[:, :100],), HOST) is not CPP
 
 
 def test_it_can_be_turned_off() -> None:
@@ -565,7 +570,7 @@ def test_one_pass_over_rows_is_the_map(
     modes: tuple[tuple[int, ...], ...], rows: int, rank: int, dtype: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(_dense_input, "_LARGE", 1)
+    monkeypatch.setattr(conditions, "LARGE_INPUT", 1)
     p = sketch.ttrp(jax.random.key(0), *modes, rank=rank, dtype=dtype)
     x = jnp.asarray(np.random.default_rng(0).standard_normal((rows, p.in_size)), dtype)
     assert "tensorjax_sketch" in jax.jit(sketch.apply).lower(p, x).as_text()
@@ -579,7 +584,7 @@ def test_one_pass_over_rows_is_the_map(
 @built
 @pytest.mark.usefixtures("alone")
 def test_many_maps_of_the_same_rows_copy_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_dense_input, "_LARGE", 1)
+    monkeypatch.setattr(conditions, "LARGE_INPUT", 1)
     x = jnp.asarray(np.random.default_rng(0).standard_normal((5, 180)))
 
     def image(key: jax.Array, x: jax.Array) -> jax.Array:
@@ -609,7 +614,7 @@ def test_a_system_that_gives_few_threads(tmp_path: Path) -> None:
 @built
 @pytest.mark.usefixtures("alone")
 def test_one_pass_in_batches_not_finite_and_differentiated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_dense_input, "_LARGE", 1)
+    monkeypatch.setattr(conditions, "LARGE_INPUT", 1)
     p = sketch.ttrp(jax.random.key(0), (9, 20), (3, 2), rank=2, dtype="float64")
     x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 3, 180)))
     y = sketch.apply(p, x)
@@ -635,7 +640,7 @@ def test_one_pass_in_batches_not_finite_and_differentiated(monkeypatch: pytest.M
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_entrywise_products_are_those_of_xla(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_native, "_LARGE", 1)
+    monkeypatch.setattr(conditions, "LARGE_RESULT", 1)
     x, y = train(1, (4, 1, 5, 3), 3, dtype), train(2, (4, 1, 5, 3), 5, dtype)
     assert "tensorjax_multiply" in jax.jit(tt.hadamard).lower(x, y).as_text()
     found = tt.hadamard(x, y)
@@ -666,7 +671,8 @@ def test_entrywise_products_of_large_trains() -> None:
     indices = np.random.default_rng(0).integers(0, 6, (50, 5))
     product = tt.evaluate(x, indices) * tt.evaluate(y, indices)
     np.testing.assert_allclose(tt.evaluate(tt.hadamard(x, y), indices), product, rtol=1e-10)
-    assert not _native.multiplies(train(1, (6,) * 5, 2).cores, y.cores)  # small: XLA's
+    small = train(1, (6,) * 5, 2)  # XLA's
+    assert "tensorjax_multiply" not in jax.jit(tt.hadamard).lower(small, y).as_text()
 
 
 @built

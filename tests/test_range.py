@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tensorjax import mera, tt, tucker
-from tensorjax.tt import _products_on_host
+from tensorjax._kernels import conditions
 from tests.oracles import cores, dense, error, norm
 
 SHAPE = (2, 3, 2, 2)
@@ -257,7 +257,7 @@ PRODUCTS = {
 )
 def test_exact_products_of_cores_far_from_one(rng, monkeypatch, name, manner):
     if manner == "program":  # as after many calls
-        monkeypatch.setattr(_products_on_host, "pays", lambda *_: False)
+        monkeypatch.setattr(conditions._counted, "is_first", lambda *_: False)
     f = PRODUCTS[name]
     for dtype, most in ((np.float32, 100), (jnp.complex64, 100), (np.float64, 800)):
         plain, sized, _ = drawn(rng, dtype, most)

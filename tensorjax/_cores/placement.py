@@ -9,6 +9,8 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from tensorjax import _check
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import PROGRAM
 from tensorjax._placement import returned, spec_like
 
 
@@ -16,7 +18,7 @@ def zero_padded(x: Any, widths: list[tuple[int, int]]) -> jax.Array:
     """Pads a core, a JAX array, with zeros before and after each axis, as `jnp.pad`."""
     if not any(map(any, widths)):
         return x
-    if _check.is_traced(x) or (isinstance(x, jax.Array) and len(x.devices()) > 1):
+    if choose_kernel("tt.pad", (x,)) is PROGRAM:
         return jnp.pad(x, widths)
     # On the host, and back: every new shape would compile a program.
     return returned(np.pad(np.asarray(x), widths), x)

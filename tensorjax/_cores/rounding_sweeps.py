@@ -15,6 +15,8 @@ from jax import lax
 
 from tensorjax import _native, linalg
 from tensorjax._cores.unfoldings import Cores, absorb, tall, times_right, wide
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import CPP, HOST
 
 _VECTOR = 8  # float64 elements of the widest SIMD vectors (AVX-512)
 Basis = Callable[[Any], Any]  # matrix (m, f) -> isometry (m, r) onto its leading left subspace
@@ -48,7 +50,7 @@ def right_factors(cores: Cores) -> tuple[list[RightFactor], Any]:
     factors: list[RightFactor] = []
     g: Any = None
     for core in reversed(cores):
-        if factors and _native.factors(g):
+        if factors and _is_pivoted(g):
             g = linalg.gram(wide(times_right(core, factors[-1].matrix)))
         else:  # a factor that is shifted is not passed on: shifts would add up
             weighted = core if g is None else times_right(core, g)
@@ -217,8 +219,10 @@ def gram_round(cores: Cores, share: float) -> Cores:
     Raises:
       InaccurateGram: roundoff in the Gram matrices is not small beside what may be discarded.
     """
-    if _native.rounds(cores) and (found := _native.gram_round(cores, share)):
-        return found
+    if choose_kernel("tt.round(tol=), Gram sweep", cores, HOST) is CPP:
+        found = _native.gram_round(cores, share)
+        if found:
+            return found
     factors, total = right_factors(cores)
     tail = share * total / (len(cores) - 1)
     out: Cores = []
@@ -232,6 +236,11 @@ def gram_round(cores: Cores, share: float) -> Cores:
     if not total - linalg.energy(tall(core)) <= share * total:
         raise InaccurateGram
     return [*out, core]
+
+
+def _is_pivoted(g: Any) -> bool:
+    """Whether C++ factors a rounding sweep's Gram matrix, with pivots: no shift is needed."""
+    return choose_kernel("tt.round(tol=), Gram factor", (g,), HOST) is CPP
 
 
 def gram_basis(matrix: Any, f: RightFactor, tail: float) -> Any:
@@ -267,7 +276,7 @@ def gram_factor(g: Any) -> RightFactor:
     """
     norm = in_reach(float(np.linalg.norm(g)))
     roundoff = 2 * np.finfo(g.real.dtype).eps * np.trace(g).real
-    if _native.factors(g):
+    if _is_pivoted(g):
         return RightFactor(_native.pivoted_cholesky(g, roundoff), norm)
     return RightFactor(_cholesky(g, roundoff), norm)
 

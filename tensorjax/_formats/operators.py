@@ -8,7 +8,9 @@ for −x of an unsigned integer and 1/x in the scalar's own dtype are other numb
 
 import dataclasses
 import functools
+import importlib
 import math
+import sys
 from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
@@ -18,6 +20,7 @@ import numpy as np
 from jax import lax
 
 from tensorjax import _check
+from tensorjax._typing import DType, Scalar
 from tensorjax.linalg._scaling import scaled
 
 
@@ -53,7 +56,7 @@ class Scalable(NoArray):
     """Base class of tensor formats that can be multiplied and divided by scalars."""
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> DType:
         """Common dtype of a format's arrays, which operators promote to, by JAX's rules."""
         raise TypeError("an abstract format holds no arrays")
 
@@ -64,13 +67,13 @@ class Scalable(NoArray):
     def __neg__(self) -> Self:
         return multiplied(self, -1)
 
-    def __mul__(self, other: Any) -> Any:
+    def __mul__(self, other: Scalar) -> Self:
         return multiplied(self, other) if is_scalar(other) else refused(self, other)
 
-    def __rmul__(self, other: Any) -> Any:
+    def __rmul__(self, other: Scalar) -> Self:
         return self.__mul__(other)
 
-    def __truediv__(self, other: Any) -> Any:
+    def __truediv__(self, other: Scalar) -> Self:
         return divided(self, other) if is_scalar(other) else refused(self, other)
 
 
@@ -79,7 +82,7 @@ class Summable(Scalable):
 
     namespace: ClassVar[Any]  # the module of its functions
 
-    def __add__(self, other: Any) -> Any:
+    def __add__(self, other: Self | Scalar) -> Self:
         if is_scalar(other):
             if _is_zero(other):  # as sum() begins with: a constant of zeros would only add to ranks
                 return self._carry(lambda a: a, promoted(self.dtype, other))
@@ -88,21 +91,35 @@ class Summable(Scalable):
             self.namespace.add(self, other) if type(other) is type(self) else refused(self, other)
         )
 
-    def __radd__(self, other: Any) -> Any:
+    def __radd__(self, other: Self | Scalar) -> Self:
         return self.__add__(other)
 
-    def __sub__(self, other: Any) -> Any:
-        if is_scalar(other):
-            if _is_zero(other):
-                return self.__add__(other)
-            other = self._constant(other)  # whose dtype has negative numbers, as uint8 has not
-        return self.__add__(-other) if type(other) is type(self) else refused(self, other)
+    def __sub__(self, other: Self | Scalar) -> Self:
+        term: Any = other
+        if is_scalar(term):
+            if _is_zero(term):
+                return self.__add__(term)
+            term = self._constant(term)  # whose dtype has negative numbers, as uint8 has not
+        return self.__add__(-term) if type(term) is type(self) else refused(self, term)
 
-    def __rsub__(self, other: Any) -> Any:
+    def __rsub__(self, other: Self | Scalar) -> Self:
         return (-self).__add__(other)
 
     def _constant(self, number: Any) -> Self:
         return multiplied(self.namespace.ones_like(self), number)
+
+
+class Namespace:
+    """Descriptor that imports the module of a format's functions at the first use of an operator.
+
+    Submodules load lazily, and a format may come from elsewhere: a pickle, or `mera.to_tt`.
+    """
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return sys.modules.get(self.name) or importlib.import_module(self.name)
 
 
 def refused(x: Scalable, other: Any) -> Any:

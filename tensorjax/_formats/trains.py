@@ -2,21 +2,27 @@
 
 They lie under all formats, for a Tucker tensor may hold a train as its core and a MERA turns into
 one, and peers do not import each other. The functions on trains are those of `tensorjax.tt`, which
-names itself here: a train carries its namespace, as arrays do in the array API standard.
+operators import at their first use: a train carries its namespace, as arrays do in the array API
+standard.
 """
 
 import dataclasses
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, Self
+from types import EllipsisType
+from typing import Any, ClassVar, Self, cast, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._formats.operators import Summable, dtypes_of, floating, rebuilt, shown
+from tensorjax._formats.operators import Namespace, Summable, dtypes_of, floating, rebuilt, shown
 from tensorjax._formats.serialization import serializable
+from tensorjax._typing import DType, DTypeLike, JaxOrHost, Scalar
+
+# Indices of a train that keep a mode of it whatever its order is: an integer may take the last one.
+Whole = slice | EllipsisType | tuple[slice | EllipsisType | None, ...]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
@@ -31,7 +37,7 @@ class _Train(Summable):
     _core_ndim: ClassVar[int]
     _core_axes: ClassVar[str]
     dense_name: ClassVar[str] = "tt.to_dense"
-    picker: ClassVar[Callable[[Any, Any], Any]]  # of indexing
+    namespace = Namespace("tensorjax.tt")
 
     def __init__(self, cores: Iterable[Any]):
         object.__setattr__(self, "cores", _checked_cores(type(self), cores))
@@ -67,7 +73,7 @@ class _Train(Summable):
         return len(self.cores)
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> DType:
         """Common dtype of the cores of a TT or TTMatrix, by JAX's promotion rules."""
         dtypes = [c.dtype for c in self.cores]
         # Counted, not gathered in a set: to hash dtypes takes longer than to find them the same.
@@ -78,7 +84,7 @@ class _Train(Summable):
         """Number of stored entries in all cores of a TT or TTMatrix (batch axes left out)."""
         return sum(math.prod(c.shape[-self._core_ndim :]) for c in self.cores)
 
-    def astype(self, dtype: Any) -> Self:
+    def astype(self, dtype: DTypeLike) -> Self:
         """Returns the train with every core cast to ``dtype``.
 
         Raises:
@@ -95,15 +101,12 @@ class _Train(Summable):
             cores = tuple(c.astype(dtype) for c in self.astype(dtype).cores)
         return self._unchecked((*cores[:-1], f(cores[-1])))
 
-    def __getitem__(self, key: Any) -> Any:
-        return type(self).picker(self, key)
-
-    def __mul__(self, other: Any) -> Any:
+    def __mul__(self, other: Self | Scalar) -> Self:
         if type(other) is type(self):
             return self.namespace.hadamard(self, other)
-        return super().__mul__(other)
+        return super().__mul__(cast(Scalar, other))
 
-    def __pow__(self, exponent: Any) -> Any:
+    def __pow__(self, exponent: int) -> Self:
         if isinstance(exponent, int) and not isinstance(exponent, bool):
             return self.namespace.power(self, exponent)
         return NotImplemented
@@ -170,6 +173,17 @@ class TT(_Train):
     def _shape_repr(self) -> str:
         return f"shape={self.shape}"
 
+    @overload
+    def __getitem__(self, key: Whole) -> "TT": ...
+    @overload
+    def __getitem__(self, key: Any) -> Any: ...
+    def __getitem__(self, key: Any) -> Any:
+        return self.namespace.item(self, key)
+
+    @overload
+    def __matmul__(self, other: "TT") -> jax.Array: ...
+    @overload
+    def __matmul__(self, other: "TTMatrix") -> "TT": ...
     def __matmul__(self, other: Any) -> Any:
         if isinstance(other, TT):
             return self.namespace.inner(self.namespace.conj(self), other)
@@ -200,7 +214,6 @@ class TTMatrix(_Train):
     Source: Oseledets (2011), section 4.3.
     """
 
-    products: ClassVar[tuple[Callable[..., Any], ...]]  # a @ x and x @ a of dense arrays
     _core_ndim: ClassVar[int] = 4
     _core_axes: ClassVar[str] = "(r_left, m, n, r_right)"
 
@@ -232,15 +245,24 @@ class TTMatrix(_Train):
     def _shape_repr(self) -> str:
         return f"row_shape={self.row_shape}, col_shape={self.col_shape}"
 
+    def __getitem__(self, key: Any) -> Any:
+        return self.namespace.matrix_item(self, key)
+
+    @overload
+    def __matmul__(self, other: TT) -> TT: ...
+    @overload
+    def __matmul__(self, other: "TTMatrix") -> "TTMatrix": ...
+    @overload
+    def __matmul__(self, other: JaxOrHost) -> jax.Array: ...
     def __matmul__(self, other: Any) -> Any:
         if isinstance(other, TT):
             return self.namespace.matvec(self, other)
         if isinstance(other, TTMatrix):
             return self.namespace.matmul(self, other)
-        return type(self).products[0](self, other) if _is_array(other) else NotImplemented
+        return self.namespace.dense_product(self, other) if _is_array(other) else NotImplemented
 
-    def __rmatmul__(self, other: Any) -> Any:
-        return type(self).products[1](self, other) if _is_array(other) else NotImplemented
+    def __rmatmul__(self, other: JaxOrHost) -> jax.Array:
+        return self.namespace.dense_before(self, other) if _is_array(other) else NotImplemented
 
 
 def _is_array(x: Any) -> bool:

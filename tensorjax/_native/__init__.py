@@ -7,9 +7,10 @@ compiled code instead, under jit and vmap like any other operation, and so do lo
 A wheel for Linux holds them for several levels of CPUs, and `kernels` says which one serves; from
 source, hatch_build.py compiles them if there is a compiler. Without it, on other machines and for
 other dtypes, XLA's programs serve. So they do on other platforms, in programs made for
-`jax.export` and where XLA would have to split a call over devices: `tensorjax._native.dispatch`
-chooses when a program is lowered. TENSORJAX_NATIVE=0 in the environment turns the sweeps off,
-and TENSORJAX_NATIVE=x86-64-v2, for one, asks for no better level than that.
+`jax.export` and where XLA would have to split a call over devices. The table in
+tensorjax/_kernels/table.py says which calls these kernels serve. TENSORJAX_NATIVE=0 in the
+environment turns the sweeps off, and TENSORJAX_NATIVE=x86-64-v2, for one, asks for no better level
+than that.
 """
 
 import ctypes
@@ -21,38 +22,13 @@ import jax
 import numpy as np
 
 from tensorjax._native.loading import kernels as kernels
-from tensorjax._native.loading import loaded, status
+from tensorjax._native.loading import loaded
+from tensorjax._native.loading import status as status
 
-# Largest number of columns of a basis: LAPACK counts its workspaces in 32 bits.
-_MOST_COLUMNS = 2**14
-# Above this many columns, bases by Householder's reflections, one by one, are slower than LAPACK's.
-_EXACT_COLUMNS = 32
-_WIDEST = 64  # bytes of a vector
-_LARGE = 2**22  # bytes of a result from which on fresh memory is what it costs
 _REAL = (np.float32, np.float64)
 
 
-def is_default() -> bool:
-    """Whether programs, which C++ kernels serve, run on one CPU by default; for reports only."""
-    return jax.default_backend() == "cpu" and jax.device_count() == 1
-
-
-def serves(dtype: Any, *, exact: bool, shape: Sequence[int], ranks: Sequence[int]) -> bool:
-    """Whether the C++ kernel `round_to_ranks` rounds trains of this dtype and these ranks.
-
-    Args:
-      dtype: float32 or float64 can be.
-      exact: as for `round_to_ranks`.
-      shape: (n_1, …, n_d).
-      ranks: (r_0, …, r_d).
-    """
-    if np.dtype(dtype) not in _REAL or len(shape) < 2 or 0 in (*shape, *ranks):
-        return False
-    most = _EXACT_COLUMNS if exact else _MOST_COLUMNS
-    return max(_columns(shape, ranks)) <= most and not status()
-
-
-def _columns(
+def basis_columns(
     shape: Sequence[int], ranks: Sequence[int], widths: Sequence[int] | None = None
 ) -> tuple[int, ...]:
     """Returns how many basis columns bound the C++ kernels' workspaces, at all bonds."""
@@ -105,7 +81,7 @@ def round_to_ranks(
     out = call(
         draw, mix, *matrices, *cores,
         ranks=np.asarray(ranks, np.int64),
-        columns=np.asarray(_columns(shape, old, widths), np.int64),
+        columns=np.asarray(basis_columns(shape, old, widths), np.int64),
     )  # fmt: skip
     return list(out)
 
@@ -142,13 +118,6 @@ def _check_arrays(dtype: Any, arrays: Sequence[Any]) -> None:
         raise ValueError(f"expected arrays of one type, float32 or float64, got {found}")
 
 
-def overlaps(*trains: Sequence[jax.Array]) -> bool:
-    """Whether the C++ kernel `inner` takes trains of these cores, on a CPU."""
-    cores = [c for train in trains for c in train]
-    fits = all(c.dtype == np.float64 and 0 not in c.shape for c in cores)
-    return fits and not status()
-
-
 def inner(
     xs: Sequence[jax.Array], ys: Sequence[jax.Array] | None = None
 ) -> tuple[jax.Array, jax.Array]:
@@ -167,16 +136,6 @@ def inner(
     call = jax.ffi.ffi_call("tensorjax_inner", shapes, vmap_method="broadcast_all")
     m, e = call(*xs, *(ys or ()), order=np.int64(len(xs)))
     return m, 2 * e
-
-
-def multiplies(xs: Sequence[jax.Array], ys: Sequence[jax.Array]) -> bool:
-    """Whether the C++ kernel `multiply` takes these cores, and is quicker than XLA."""
-    dtypes = {c.dtype for c in (*xs, *ys)}
-    size = sum(x.size * y.size // max(1, x.shape[1]) for x, y in zip(xs, ys, strict=True))
-    fits = len(dtypes) == 1 and dtypes <= set(map(np.dtype, _REAL))
-    if not fits or size * xs[0].dtype.itemsize < _LARGE or any(0 in c.shape for c in (*xs, *ys)):
-        return False
-    return not status()
 
 
 def multiply(xs: Sequence[jax.Array], ys: Sequence[jax.Array]) -> list[jax.Array]:
@@ -203,12 +162,6 @@ def product_shapes(xs: Sequence[jax.Array], ys: Sequence[jax.Array]) -> list[jax
     ]
 
 
-def sketches(dtype: Any, modes: int) -> bool:
-    """Whether the C++ kernel `sketch` takes rows of this dtype, so many modes contiguous."""
-    fits = np.dtype(dtype) in _REAL and modes >= _WIDEST // dtype.itemsize
-    return fits and not status()
-
-
 def sketch(x: jax.Array, a: jax.Array, c: jax.Array) -> jax.Array:
     """Computes y_bjk = Σ_nmr x_bnm a_njr c_rmk by a C++ kernel, in one pass over x.
 
@@ -226,11 +179,6 @@ def sketch(x: jax.Array, a: jax.Array, c: jax.Array) -> jax.Array:
     shape = jax.ShapeDtypeStruct((batch, j, k), x.dtype)
     call = jax.ffi.ffi_call("tensorjax_sketch", shape, vmap_method="broadcast_all")
     return call(x, a, c)
-
-
-def looks_up(dtype: Any) -> bool:
-    """Whether the C++ kernel `look_up` takes cores of this dtype, on a CPU."""
-    return np.dtype(dtype) in _REAL and not status()
 
 
 def look_up(
@@ -271,37 +219,8 @@ def _check_lookup(cores: Sequence[Any], gates: Sequence[Any], ids: Any) -> None:
         raise ValueError(f"gates: expected shapes and types {wanted}, got {[*gates]}")
 
 
-# Smaller products are left to NumPy: they fit into caches, and calls take their time too.
-_WIDE = 2**14
 _INVALID, _NO_MEMORY = -1, -2  # what calls return, as in buffers.h
-MOST_ROWS = 512  # of a wide matrix, up to which the C++ passes are quicker than NumPy
 _GRAMS = {np.dtype(t): np.result_type(t, np.float64) for t in "fdFD"}  # types of Gram matrices
-# Smallest matrices, in entries, whose Gram matrices the C++ pass makes in less time than NumPy, and
-# the most rows of these: of wide and of tall matrices in float64, and of other types.
-_LEAST, _FEW_WIDE, _FEW_TALL, _FEW_OTHERS = 2**13, 16, 4, 64
-
-
-def is_wide(a: np.ndarray) -> bool:
-    """Whether the C++ kernels `gram`, `project` take this host matrix, quicker than NumPy."""
-    wide = a.ndim == 2 and a.shape[0] <= MOST_ROWS and a.shape[1] >= _WIDE and a.dtype == np.float64
-    return wide and a.flags.c_contiguous and a.flags.aligned and not status()
-
-
-def is_quick(a: np.ndarray, right: bool = False) -> bool:
-    """Whether the C++ kernel `gram` takes this host matrix, in less time than NumPy.
-
-    A BLAS takes long for a Gram matrix of few rows: it works on more at a time. And it converts
-    single precision, and separates complex numbers, in passes of their own.
-    """
-    if a.ndim != 2 or a.dtype not in _GRAMS or a.size < _LEAST:
-        return False
-    rows, columns = a.shape[::-1] if right else a.shape
-    if a.dtype == np.float64:
-        few = rows <= (_FEW_TALL if right else _FEW_WIDE) and a.size >= 2 * _LEAST
-        most = few or (not right and is_wide(a))
-    else:
-        most = rows <= _FEW_OTHERS and columns >= _LEAST / 8
-    return bool(most) and a.flags.aligned and min(a.strides) >= 0 and not status()
 
 
 def gram(a: np.ndarray, right: bool = False) -> np.ndarray:
@@ -333,11 +252,6 @@ def project(u: np.ndarray, a: np.ndarray) -> np.ndarray:
     return out
 
 
-def factors(g: np.ndarray) -> bool:
-    """Whether the C++ kernel `pivoted_cholesky` takes this host matrix."""
-    return g.dtype == np.float64 and g.ndim == 2 and g.size > 0 and not status()
-
-
 def pivoted_cholesky(g: np.ndarray, roundoff: float) -> np.ndarray:
     """Computes L (n, m), L Lᵀ = G but for entries of ``roundoff``, by a C++ kernel."""
     g = _host("g", g, 2)
@@ -346,12 +260,6 @@ def pivoted_cholesky(g: np.ndarray, roundoff: float) -> np.ndarray:
     lower = np.empty(g.shape)
     rank = _called("tensorjax_factor", len(g), g, float(roundoff), lower)
     return lower[:rank].T
-
-
-def rounds(cores: Sequence[np.ndarray]) -> bool:
-    """Whether the C++ kernel `gram_round` takes these host cores."""
-    fit = all(c.dtype == np.float64 and c.flags.c_contiguous and c.flags.aligned for c in cores)
-    return fit and len(cores) > 1 and all(c.size for c in cores) and not status()
 
 
 def gram_round(cores: Sequence[np.ndarray], share: float) -> list[np.ndarray] | None:

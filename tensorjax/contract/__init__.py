@@ -28,3 +28,7 @@ from tensorjax.contract._costs import Cost
 from tensorjax.contract._planning import Plan, einsum, plan
 
 __all__ = ["Cost", "Plan", "einsum", "plan"]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -14,6 +14,7 @@ from jax.core import Tracer
 
 from tensorjax import _symbolic
 from tensorjax._placement import by_axes, placed_by
+from tensorjax._typing import ArrayLike, DTypeLike, HostArray, PrecisionLike
 from tensorjax.contract import _costs, _execute, _on_host, _options, _paths, _slicing, _steps
 from tensorjax.contract import _einsum as syntax
 from tensorjax.contract._cost_model import Model, Slices
@@ -71,7 +72,7 @@ class Plan:
     real_flops: int
     slices: Mapping[str, int]
     remat: bool
-    precision: Any
+    precision: PrecisionLike
     preferred_element_type: np.dtype | None
     _program: _execute.Program = dataclasses.field(repr=False)
     _call: Callable[..., jax.Array] = dataclasses.field(repr=False)
@@ -93,7 +94,7 @@ class Plan:
             object.__setattr__(self, name, value)
 
     @placed_by(_by_labels)
-    def __call__(self, *arrays: Any) -> jax.Array:
+    def __call__(self, *arrays: ArrayLike) -> jax.Array:
         """Runs the plan on arrays of the planned shapes, which contracts them.
 
         Args:
@@ -109,9 +110,10 @@ class Plan:
         """
         self._check(arrays)
         found = tuple(map(np.shape, arrays))
-        return self._call(*arrays) if found == self.shapes else self._symbolic(found)(*arrays)
+        given: tuple[Any, ...] = arrays
+        return self._call(*given) if found == self.shapes else self._symbolic(found)(*given)
 
-    def on_host(self, *arrays: Any) -> np.ndarray:
+    def on_host(self, *arrays: HostArray) -> np.ndarray:
         """Runs the plan on arrays by NumPy, on the host, without compilation.
 
         Args:
@@ -176,14 +178,14 @@ class Plan:
 def plan(
     expr: Any,
     *operands: Any,
-    dtype: Any = "float32",
+    dtype: DTypeLike = "float32",
     optimize: Any = "auto",
     seconds: float | None = None,
     minimize: str = "flops",
     memory_limit: int | None = None,
     limit_grad: bool = False,
-    precision: Any = None,
-    preferred_element_type: Any = None,
+    precision: PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
     merge_axes: bool = True,
 ) -> Plan:
     """Plans the contraction of a network of arrays.

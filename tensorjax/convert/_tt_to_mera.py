@@ -19,6 +19,7 @@ from tensorjax.convert._disentangle import Options
 from tensorjax.convert._info import CutInfo, LayerInfo, MERAInfo
 from tensorjax.convert._tt_to_tucker import tt_to_tucker
 from tensorjax.mera import MERA, Layer, Wiring
+from tensorjax.mera._to_tt import exact_train
 from tensorjax.tt import TT
 
 Method = Literal["procrustes", "entropy", "identity", "qr"]
@@ -175,7 +176,7 @@ class _Source:
     def error(self, m: MERA) -> float:
         """Computes the MERA's error ‖t − m‖ / ‖t‖ as a conversion of t, by QR of a difference."""
         kind = self.given[0].dtype
-        found = mera.to_tt(jax.tree.map(lambda x: np.asarray(x).astype(kind), m))
+        found = exact_train(jax.tree.map(lambda x: np.asarray(x).astype(kind), m))
         unit = [self.given[0] / self.scale, *self.given[1:]]
         return float(np.ldexp(*difference(unit, [found.cores[0] / self.scale, *found.cores[1:]])))
 

@@ -12,7 +12,10 @@ from tensorjax._cores import mode_truncation
 from tensorjax._cores.overlaps import difference
 from tensorjax._cores.unfoldings import times_mode
 from tensorjax._formats.trains import single
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
+from tensorjax._transfer import on_device
 from tensorjax.convert._info import TuckerInfo
 from tensorjax.tt import TT
 from tensorjax.tucker import Tucker
@@ -63,7 +66,7 @@ def tt_to_tucker(
         wanted = _check.bond_ranks(rank, t.shape, place="mode")
         ranks, bonds = mode_truncation.feasible_ranks(wanted, t.shape, t.ranks)
     _check.finite("t", t)
-    if tol is not None and not _check.is_traced(t, tol):
+    if tol is not None and choose_kernel("convert.tt_to_tucker(tol=)", (t, tol)) is NUMPY:
         out, tails = _dynamic(t, tol)
         if rank is None:
             return out, _info(t, out, tails)
@@ -91,8 +94,9 @@ def _dynamic(t: TT, tol: float) -> tuple[Tucker, np.ndarray]:
     real = jnp.finfo(linalg.factor_dtype(t.dtype)).dtype
     for share in (budget, budget / 100):
         cut = mode_truncation.truncate(cores, share=share)
-        core = TT(jax.device_put([c.astype(t.dtype) for c in cut.cores]))
-        out = Tucker(core, jax.device_put([u.astype(t.dtype) for u in cut.factors]))
+        core = TT._unchecked(tuple(on_device([c.astype(t.dtype) for c in cut.cores])))
+        factors = on_device([u.astype(t.dtype) for u in cut.factors])
+        out = Tucker._unchecked(core, tuple(factors))
         # Where roundoff competes with what may be discarded, the result is measured, and a
         # second attempt leaves all of the tolerance to roundoff.
         if tol >= linalg.VERIFY_BELOW * eps or _holds(out, cores, tol):

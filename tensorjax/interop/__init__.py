@@ -25,3 +25,7 @@ __all__ = [
     "to_quimb",
     "to_tensornetwork",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

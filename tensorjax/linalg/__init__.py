@@ -54,44 +54,25 @@ from tensorjax.linalg._subspaces_on_host import VERIFY_BELOW
 from tensorjax.linalg._svd_eigh import eigh, svd
 from tensorjax.linalg._truncation import SVD, truncated_svd
 
+# What else is imported here is arithmetic for the packages above: their own business.
 __all__ = [
     "METHODS",
-    "OVERSAMPLE",
     "SVD",
-    "VERIFY_BELOW",
     "Basis",
     "Method",
-    "adjoint",
-    "after",
     "choose",
     "eigh",
-    "energy",
-    "epsilon",
-    "exponent_of",
-    "exponents_held",
-    "factor_dtype",
     "gram",
-    "host_energy",
-    "identity_like",
-    "is_host",
     "leading_eigenvectors",
     "left_basis",
-    "matmul",
-    "normalized",
-    "orthonormal_rows",
     "polar",
-    "power_of_two",
-    "project",
     "qr",
-    "random_like",
     "range_finder",
-    "root",
-    "scale_columns",
-    "scaled",
     "square_factor",
-    "squares_fit",
     "svd",
-    "triangle",
     "truncated_svd",
-    "where_positive",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -8,6 +8,9 @@ import numpy as np
 from jax import lax
 
 from tensorjax import _native
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import CPP, HOST
+from tensorjax._typing import AnyArray
 from tensorjax.linalg._arrays import (
     Array,
     adjoint,
@@ -26,7 +29,7 @@ _GRAM_CHUNK = 16_384
 _SMALL, _IN_CACHE, _STRIP = 2**14, 2**16, 256
 
 
-def gram(a: Array) -> Array:
+def gram(a: AnyArray) -> AnyArray:
     """Computes the Gram matrix a @ aᴴ, (…, m, m), in column chunks if ``a`` is short and wide.
 
     NumPy float32 and complex64 data are accumulated, and returned, in double precision, so that
@@ -34,7 +37,7 @@ def gram(a: Array) -> Array:
     """
     n = a.shape[-1]
     if is_host(a):
-        return host_gram(a) if a.ndim == 2 else _wide(a) @ adjoint(_wide(a))
+        return host_gram(a) if a.ndim == 2 else _wide(a) @ adjoint(_wide(a))  # type: ignore[return-value]
     if n < 2 * _GRAM_CHUNK or a.ndim > 2:
         return matmul(a, adjoint(a))
     whole = n // _GRAM_CHUNK
@@ -45,7 +48,7 @@ def gram(a: Array) -> Array:
 
     rest = a[:, whole * _GRAM_CHUNK :]
     total, _ = lax.scan(step, matmul(rest, adjoint(rest)), _GRAM_CHUNK * jnp.arange(whole))
-    return total
+    return total  # type: ignore[return-value]
 
 
 def _wide(a: np.ndarray) -> np.ndarray:
@@ -61,7 +64,7 @@ def host_gram(a: np.ndarray, *, right: bool = False, narrow: bool = False) -> np
       narrow: multiply float32 and complex64 as they are, and only add up in double precision.
     """
     wide = np.result_type(a.dtype, np.float64)
-    if _native.is_quick(a, right):
+    if choose_kernel("linalg.gram", (a,), HOST, right=right) is CPP:
         return _native.gram(a, right)
     if a.dtype == np.float64:
         return a.T @ a if right else a @ a.T
@@ -97,10 +100,11 @@ def host_energy(a: np.ndarray) -> float:
 
 def project(u: Array, a: Array) -> Array:
     """Projects uᴴ a (…, r, n), as a Gram matrix is made, in u's precision; host data in pieces."""
-    if is_host(a) and u.dtype == a.dtype and u.ndim == 2 and _native.is_wide(a):
-        return _native.project(u, a)
-    if not is_host(a) or a.dtype == u.dtype:
+    if not is_host(a):
         return matmul(adjoint(u), a)
+    if a.dtype == u.dtype:
+        native = u.ndim == 2 and choose_kernel("linalg.project", (a,), HOST) is CPP
+        return _native.project(u, a) if native else matmul(adjoint(u), a)
     out = np.empty((u.shape[-1], a.shape[-1]), u.dtype)
     for start in range(0, a.shape[-1], _GRAM_CHUNK):
         piece = slice(start, start + _GRAM_CHUNK)

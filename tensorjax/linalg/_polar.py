@@ -2,12 +2,13 @@
 
 from tensorjax import _check
 from tensorjax._placement import placed
-from tensorjax.linalg._arrays import Array, adjoint, matmul, scale_columns, wide
+from tensorjax._typing import AnyArray
+from tensorjax.linalg._arrays import adjoint, matmul, scale_columns, wide
 from tensorjax.linalg._svd_eigh import svd
 
 
 @placed
-def polar(a: Array) -> tuple[Array, Array]:
+def polar(a: AnyArray) -> tuple[AnyArray, AnyArray]:
     """Computes the polar factors a = u @ p: u with orthonormal columns, p Hermitian ≥ 0.
 
     u is the matrix with orthonormal columns nearest to ``a``, the solution of the orthogonal
@@ -29,7 +30,7 @@ def polar(a: Array) -> tuple[Array, Array]:
       [[ 0. -1.]
        [ 1.  0.]]
     """
-    a = _check.inexact("a", a)
+    a = _check.inexact("a", a)  # type: ignore[assignment]
     u, s, vh = svd(wide(a))
     p = matmul(scale_columns(adjoint(vh), s), vh)
     return matmul(u, vh).astype(a.dtype), p.astype(a.dtype)

@@ -16,10 +16,11 @@ import numpy as np
 from jax import lax
 
 from tensorjax._placement import placed
+from tensorjax._typing import AnyArray
 from tensorjax.linalg._arrays import Array, _floor, adjoint, eye_like, is_host, matmul
 
 
-def qr(a: Array) -> Any:
+def qr(a: AnyArray) -> tuple[AnyArray, AnyArray]:
     """Computes the reduced QR, a = q @ r with q (…, m, k), r (…, k, n), k = min(m, n).
 
     Derivatives are finite for rank-deficient ``a``: directions whose diagonal entry of r vanishes
@@ -31,7 +32,7 @@ def qr(a: Array) -> Any:
       >>> q.shape, r.shape
       ((3, 2), (2, 2))
     """
-    return tuple(np.linalg.qr(a)) if is_host(a) else _qr(a)
+    return tuple(np.linalg.qr(a)) if is_host(a) else _qr(a)  # type: ignore[return-value]
 
 
 @placed

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from tensorjax._typing import AnyArray, ArrayLike, DTypeLike, JaxOrHost
 from tensorjax.linalg._arrays import (
     Array,
     adjoint,
@@ -54,7 +55,7 @@ class Basis(NamedTuple):
     discarded: Array
 
 
-def choose(method: Method, share: float | None, dtype: Any, *, levels: int = 2) -> Method:
+def choose(method: Method, share: float | None, dtype: DTypeLike, *, levels: int = 2) -> Method:
     """Chooses the fastest method for a leading subspace (SVD, Gram, sketch) that is accurate.
 
     Args:
@@ -87,10 +88,10 @@ def choose(method: Method, share: float | None, dtype: Any, *, levels: int = 2) 
 
 
 def left_basis(
-    a: Array,
+    a: JaxOrHost,
     *,
     rank: int | None = None,
-    tail: Array | None = None,
+    tail: ArrayLike | None = None,
     share: float | None = None,
     method: Method = "svd",
     key: jax.Array | None = None,
@@ -187,8 +188,8 @@ def _basis_jvp(rank: Any, method: Method, primals: Any, tangents: Any) -> Any:
 
 
 def square_factor(
-    a: Array, *, rank: int | None = None, share: float | None = None, method: Method = "svd"
-) -> tuple[Array, Array]:
+    a: AnyArray, *, rank: int | None = None, share: float | None = None, method: Method = "svd"
+) -> tuple[AnyArray, AnyArray]:
     """Computes f (…, m, k), f fᴴ = a aᴴ, from all singular subspaces, and squared values.
 
     The columns of f are the left singular vectors times the singular values, so f has all the left
@@ -366,7 +367,9 @@ def _near_floor(energies: Array, rank: int) -> Array:
     return energies[..., rank - 1] < 4 * gram_floor(energies.dtype, 1) * energies[..., 0]
 
 
-def range_finder(a: Array, rank: int, *, power: int = 1, key: jax.Array | None = None) -> Array:
+def range_finder(
+    a: AnyArray, rank: int, *, power: int = 1, key: jax.Array | None = None
+) -> AnyArray:
     """Computes a leading subspace from a random sketch, an orthonormal basis (…, m, rank).
 
     Args:

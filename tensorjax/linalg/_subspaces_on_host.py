@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.linalg
 
-from tensorjax import _blas_threads, _native
+from tensorjax import _blas_threads
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import CPP, HOST
 from tensorjax.linalg import _predicted_times
 from tensorjax.linalg._arrays import adjoint, epsilon
 from tensorjax.linalg._gram import host_energy, host_gram
@@ -125,7 +127,9 @@ def leading(a: np.ndarray, asked: Asked, *, right: bool = False) -> Subspace:
 def alone(a: np.ndarray, right: bool = False) -> bool:
     """Whether a host subspace's BLAS should use one thread: little work, or threaded passes."""
     side = a.shape[1] if right else a.shape[0]
-    few = side <= _ONE_THREAD and (a.size < _MIDDLING or (not right and _native.is_wide(a)))
+    few = side <= _ONE_THREAD and (
+        a.size < _MIDDLING or (not right and choose_kernel("linalg.project", (a,), HOST) is CPP)
+    )
     return few or a.size < THREADS
 
 

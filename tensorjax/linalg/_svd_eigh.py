@@ -10,14 +10,15 @@ import scipy.linalg
 from jax import lax
 
 from tensorjax._placement import placed
-from tensorjax.linalg._arrays import Array, adjoint, eye_like, is_host, masked_reciprocal, matmul
+from tensorjax._typing import AnyArray
+from tensorjax.linalg._arrays import adjoint, eye_like, is_host, masked_reciprocal, matmul
 
 # Larger corrections are not taken: their first order would not hold, and many of them would leave
 # vectors that the steps of `_unitary` do not make orthonormal to roundoff.
 _SMALL_TURN = 0.003
 
 
-def svd(a: Array) -> tuple[Array, Array, Array]:
+def svd(a: AnyArray) -> tuple[AnyArray, AnyArray, AnyArray]:
     """Computes the thin SVD, a = u @ diag(s) @ vh, of k = min(m, n) terms in descending order.
 
     Derivatives are finite at repeated and at zero singular values: where two are equal, the
@@ -36,8 +37,8 @@ def svd(a: Array) -> tuple[Array, Array, Array]:
        [0. 1.]]
     """
     if is_host(a):
-        return _lapack_svd(a)
-    return placed(_svd)(a)
+        return _lapack_svd(a)  # type: ignore[return-value]
+    return placed(_svd)(a)  # type: ignore[return-value]
 
 
 def _lapack_svd(a: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -126,7 +127,7 @@ def refined(
     return u, s, adjoint(v)
 
 
-def eigh(a: Array) -> tuple[Array, Array]:
+def eigh(a: AnyArray) -> tuple[AnyArray, AnyArray]:
     """Computes a Hermitian eigendecomposition a = v @ diag(w) @ vᴴ, eigenvalues descending.
 
     Derivatives are finite at repeated eigenvalues, and GPUs' results are refined, as for `svd`.
@@ -141,7 +142,7 @@ def eigh(a: Array) -> tuple[Array, Array]:
         w, v = np.linalg.eigh(a)
     else:
         w, v = placed(_eigh)(a)
-    return w[..., ::-1], v[..., ::-1]
+    return w[..., ::-1], v[..., ::-1]  # type: ignore[return-value]
 
 
 @jax.custom_jvp

@@ -8,6 +8,7 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._placement import placed
+from tensorjax._typing import JaxOrHost
 from tensorjax.linalg._arrays import (
     Array,
     adjoint,
@@ -49,7 +50,7 @@ class SVD(NamedTuple):
 
 @placed
 def truncated_svd(
-    a: Array,
+    a: JaxOrHost,
     *,
     rank: int | None = None,
     tol: float | None = None,
@@ -106,7 +107,7 @@ def truncated_svd(
                 out = SVD(*_polished(x, out.u, out.vh), out.discarded)
                 break
             out = _truncated_svd(x, out.s.shape[-1] + 1, None, "svd", key)
-    real = a.real.dtype
+    real = a.real.dtype  # type: ignore[union-attr]
     s = scaled(out.s, exponent[..., 0])
     discarded = scaled(scaled(out.discarded, exponent[..., 0, 0]), exponent[..., 0, 0])
     parts = (out.u, a.dtype), (s, real), (out.vh, a.dtype), (discarded, real)

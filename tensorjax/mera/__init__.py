@@ -46,3 +46,7 @@ __all__ = [
     "to_tt",
     "wirings",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

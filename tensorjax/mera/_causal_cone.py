@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from tensorjax import _check, linalg
 from tensorjax._placement import placed
+from tensorjax._typing import ArrayLike
 from tensorjax.contract import einsum
 from tensorjax.mera._inner import norm
 from tensorjax.mera._types import MERA, Layer, single
@@ -19,7 +20,7 @@ _HIGHEST = jax.lax.Precision.HIGHEST
 
 @placed
 def expectation(
-    m: MERA, operator: Any, sites: int | Sequence[int], *, normalized: bool = True
+    m: MERA, operator: ArrayLike, sites: int | Sequence[int], *, normalized: bool = True
 ) -> jax.Array:
     """Computes ⟨m|O|m⟩ / ⟨m|m⟩ of a local operator O on k sites, by the causal cone.
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from tensorjax import _check, linalg
 from tensorjax._placement import placed
+from tensorjax._typing import DTypeLike
 from tensorjax.mera._types import MERA, Layer, Wiring
 
 Boundary = Literal["open", "periodic"]
@@ -78,7 +79,7 @@ def random(
     arity: int | Sequence[int] = 2,
     boundary: Boundary = "open",
     layers: int | None = None,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
 ) -> MERA:
     """Constructs a random MERA of norm one: Haar isometries, disentanglers, normal top tensor.
 

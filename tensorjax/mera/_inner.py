@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import linalg
-from tensorjax._first_calls import is_hosted
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax.contract import einsum
@@ -28,7 +29,7 @@ def norm(m: MERA) -> jax.Array:
       1.0000
     """
     single("m", m)
-    if is_hosted((m.top,), np.dtype(m.top.dtype)):
+    if choose_kernel("mera.norm", (m.top,), dtype=np.dtype(m.top.dtype)) is NUMPY:
         with np.errstate(all="ignore"):
             return on_device([np.asarray(_norm(np.asarray(m.top)))])[0]
     return _norm_of(m.top)

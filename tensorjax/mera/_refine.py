@@ -14,6 +14,7 @@ from tensorjax._formats.trains import TT
 from tensorjax._formats.trains import single as single_train
 from tensorjax._optax import transformation
 from tensorjax._placement import placed
+from tensorjax._typing import Optimizer
 from tensorjax.contract import einsum
 from tensorjax.linalg._riemannian_cg import riemannian_cg
 from tensorjax.mera._inner import _network
@@ -95,7 +96,7 @@ def retract(m: MERA, direction: MERA) -> MERA:
     return MERA._unchecked(moved.layers, m.top + direction.top)
 
 
-def stiefel(inner: Any) -> Any:
+def stiefel(inner: Optimizer) -> Optimizer:
     """Wraps an Optax optimiser so that it moves MERAs along their Stiefel manifolds.
 
     Gradients are projected on the tangent space, ``inner`` makes a step of them, and the step is
@@ -131,7 +132,7 @@ def stiefel(inner: Any) -> Any:
     return transformation(inner.init, update)
 
 
-def conjugate_gradient() -> Any:
+def conjugate_gradient() -> Optimizer:
     """Returns a Riemannian conjugate gradient optimiser to refine MERAs, in Optax's form.
 
     ``update`` needs two extra arguments, as `optax.lbfgs` does: ``value``, the present loss, and
@@ -175,7 +176,7 @@ def refine(
     *,
     steps: int = 100,
     stop: float = 1e-4,
-    optimizer: Any = None,
+    optimizer: Optimizer | None = None,
     progress: Callable[[int, float], None] | None = None,
 ) -> tuple[MERA, RefineInfo]:
     """Refines all tensors of a MERA by optimisation, to approximate a tensor train.

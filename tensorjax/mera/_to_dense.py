@@ -7,7 +7,8 @@ import jax
 import numpy as np
 
 from tensorjax import linalg
-from tensorjax._first_calls import is_hosted, pays
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax.contract import einsum
@@ -30,7 +31,7 @@ def to_dense(m: MERA) -> jax.Array:
     single("m", m)
     # Each tensor is applied to no more entries than there are in the end.
     work = len(jax.tree.leaves(m)) * math.prod(m.shape)
-    if _serves_on_host("to_dense", m, work):
+    if is_numpys("mera.to_dense", m, work):
         return on_device([np.ascontiguousarray(_dense(_on_host(m)))])[0]
     return _to_dense(m)
 
@@ -45,11 +46,11 @@ def _dense(m: MERA) -> Any:
 _to_dense = jax.jit(_dense)
 
 
-def _serves_on_host(kind: str, m: MERA, work: float = 0.0) -> bool:
-    """Whether NumPy serves to contract a MERA: a program would be compiled for each structure."""
-    leaves = jax.tree.leaves(m)
-    structure = kind, tuple([layer.wiring for layer in m.layers])
-    return is_hosted(leaves, np.dtype(m.dtype)) and pays(structure, leaves, lambda: work)
+def is_numpys(operation: str, m: MERA, work: float = 0.0) -> bool:
+    """Whether NumPy contracts a MERA: a program would be compiled for each structure."""
+    structure = operation, tuple([layer.wiring for layer in m.layers])
+    facts = {"dtype": np.dtype(m.dtype), "key": structure, "work": lambda: work}
+    return choose_kernel(operation, jax.tree.leaves(m), **facts) is NUMPY
 
 
 def _on_host(m: MERA) -> MERA:

@@ -9,9 +9,11 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._formats.trains import TT
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
-from tensorjax.mera._to_dense import _einsum, _on_host, _serves_on_host
+from tensorjax.mera._to_dense import _einsum, _on_host, is_numpys
 from tensorjax.mera._types import MERA, Layer, single
 
 
@@ -42,13 +44,13 @@ def to_tt(m: MERA, *, tol: float | None = None, rank: int | Sequence[int] | None
     single("m", m)
     if tol is None and rank is None:
         if all(map(linalg.is_host, jax.tree.leaves(m))):
-            return _cores_of(m)
-        if _serves_on_host("to_tt", m):
-            return TT._unchecked(tuple(on_device(_cores_of(_on_host(m)).cores)))
+            return exact_train(m)
+        if is_numpys("mera.to_tt", m):
+            return TT._unchecked(tuple(on_device(exact_train(_on_host(m)).cores)))
         return _exact(m)
     # Layers are isometric, so the errors of rounding add up at most.
     share = None if tol is None else _share(tol, m)
-    if tol is not None and rank is None and not _check.is_traced(m, tol):
+    if tol is not None and rank is None and choose_kernel("mera.to_tt(tol=)", (m, tol)) is NUMPY:
         m = jax.tree.map(np.asarray, m)  # on the host nothing is compiled when ranks change
     t = _rounded(_top_cores(m.top), share, rank, last=not m.layers)
     for k, layer in reversed(list(enumerate(m.layers))):
@@ -76,14 +78,15 @@ def _rounded(cores: list[Any], tol: float | None, rank: Any, *, last: bool) -> T
     return TT.namespace.round(t, tol=tol, rank=rank, method="svd")
 
 
-def _cores_of(m: MERA) -> TT:
+def exact_train(m: MERA) -> TT:
+    """Returns the exact tensor train of a MERA, checked before, of NumPy or of JAX arrays."""
     cores = _top_cores(m.top)
     for layer in reversed(m.layers):
         cores = _expanded_cores(layer, cores)
     return TT._unchecked(tuple(cores))
 
 
-_exact = jax.jit(_cores_of)
+_exact = jax.jit(exact_train)
 
 
 def _top_cores(top: Any) -> list[Any]:

@@ -13,6 +13,7 @@ from tensorjax import _check, linalg
 from tensorjax._formats.operators import NoArray, Scalable, dtypes_of, floating, rebuilt, shown
 from tensorjax._formats.serialization import serializable
 from tensorjax._placement import placed
+from tensorjax._typing import ArrayLike, DType, DTypeLike
 
 
 class Wiring(NamedTuple):
@@ -186,10 +187,10 @@ class MERA(Scalable):
     top: jax.Array
     dense_name: ClassVar[str] = "mera.to_dense"
 
-    def __init__(self, layers: Iterable[Any], top: Any, *, check: bool = True):
+    def __init__(self, layers: Iterable[Any], top: ArrayLike, *, check: bool = True):
         built = tuple(x if isinstance(x, Layer) else Layer(*x) for x in layers)
-        top = _check.core("top", top)
-        below = built[0].top if built else top.shape
+        array: jax.Array = _check.core("top", top)
+        below = built[0].top if built else array.shape
         for k, layer in enumerate(built[1:], 1):
             if layer.bottom != below:
                 raise ValueError(
@@ -197,10 +198,12 @@ class MERA(Scalable):
                     f"got {layer.bottom}"
                 )
             below = layer.top
-        if top.shape != below or top.ndim == 0:
-            raise ValueError(f"top: expected shape {below} to fit the last layer, got {top.shape}")
+        if array.shape != below or array.ndim == 0:
+            raise ValueError(
+                f"top: expected shape {below} to fit the last layer, got {array.shape}"
+            )
         object.__setattr__(self, "layers", built)
-        object.__setattr__(self, "top", top)
+        object.__setattr__(self, "top", array)
         if check and not _is_abstract(self):
             _check_orthonormal(self)
 
@@ -235,7 +238,7 @@ class MERA(Scalable):
         return "periodic" if any(x.wiring.periodic for x in self.layers) else "open"
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> DType:
         """Dtype that arithmetic between the MERA's tensors gives."""
         return jnp.result_type(*jax.tree.leaves(self))
 
@@ -244,7 +247,7 @@ class MERA(Scalable):
         """Number of stored elements in the MERA's disentanglers, isometries and top tensor."""
         return sum(math.prod(x.shape) for x in jax.tree.leaves(self))
 
-    def astype(self, dtype: Any) -> "MERA":
+    def astype(self, dtype: DTypeLike) -> "MERA":
         """Returns the MERA with every tensor cast to ``dtype``.
 
         Raises:

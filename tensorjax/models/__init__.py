@@ -6,6 +6,13 @@ split over devices). Their layers come from specs of `tensorjax.nn`: `nn.Dense()
 `nn.LowRank(rank)`, `nn.TT(rank=…)` and the others make factorised ones.
 """
 
-from tensorjax.models import code, dlrm, encoder, gpt2
+from tensorjax import _extras
+
+with _extras.needed_by(__name__):
+    from tensorjax.models import code, dlrm, encoder, gpt2
 
 __all__ = ["code", "dlrm", "encoder", "gpt2"]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -4,19 +4,22 @@ Source: J. Devlin et al., arXiv 1810.04805 (masked language model); Z. Feng et a
 arXiv 2002.08155, whose compression Yang et al. report in "CoMERA", arXiv 2405.14377.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from tensorjax import _ids, nn
+from tensorjax._typing import DTypeLike
 from tensorjax.models._id_checks import check_ids
 from tensorjax.models._loss import cross_entropy
 from tensorjax.models._spec import fresh_linear
 from tensorjax.models.encoder import EncoderConfig, Trunk
 
 __all__ = ["CodeModel"]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 class CodeModel(nnx.Module):
@@ -52,8 +55,8 @@ class CodeModel(nnx.Module):
         *,
         linear: nn.Spec = nn.Dense(),  # noqa: B008  (a frozen dataclass)
         embedding: nn.Spec = nn.Dense(),  # noqa: B008
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ) -> None:
         options = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}

@@ -14,10 +14,16 @@ import numpy as np
 from flax import nnx
 
 from tensorjax import nn
+from tensorjax._typing import DTypeLike
 from tensorjax.models._id_checks import check_ids, rows_of
 from tensorjax.models._spec import check_sizes, check_spec, fresh_linear, with_spread
 
 __all__ = ["DLRM", "DLRMConfig"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 # Rows of the 26 tables of the Criteo Kaggle data.
 _CRITEO = (
@@ -135,8 +141,8 @@ class DLRM(nnx.Module):
         *,
         linear: nn.Spec = nn.Dense(),  # noqa: B008  (a frozen dataclass)
         embedding: nn.Spec = nn.Dense(),  # noqa: B008
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ) -> None:
         options = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}

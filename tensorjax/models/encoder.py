@@ -14,6 +14,7 @@ import numpy as np
 from flax import nnx
 
 from tensorjax import nn
+from tensorjax._typing import DTypeLike
 from tensorjax.models._id_checks import check_ids, check_length, rows_of
 from tensorjax.models._loss import cross_entropy
 from tensorjax.models._spec import (
@@ -25,6 +26,11 @@ from tensorjax.models._spec import (
 )
 
 __all__ = ["Encoder", "EncoderConfig", "Trunk"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 _EPSILON = 1e-12  # BERT's, in its layer norms
 _SPREAD = 0.02  # standard deviation of all of BERT's embeddings at first
@@ -161,8 +167,8 @@ class Trunk(nnx.Module):
         *,
         linear: nn.Spec,
         embedding: nn.Spec,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ) -> None:
         options = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
@@ -261,8 +267,8 @@ class Encoder(nnx.Module):
         *,
         linear: nn.Spec = nn.Dense(),  # noqa: B008  (a frozen dataclass)
         embedding: nn.Spec = nn.Dense(),  # noqa: B008
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ) -> None:
         options = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}

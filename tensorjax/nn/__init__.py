@@ -25,19 +25,22 @@ say how to build layers of any size. `TTEmbedding`, `TuckerEmbedding` and `CPEmb
 the ranks in training.
 """
 
-from tensorjax.nn._contraction_plans import Candidate, LayerPlan
-from tensorjax.nn._dense_to_tensorised import Certificate, from_linear, to_linear
-from tensorjax.nn._embeddings.base import Embedding
-from tensorjax.nn._embeddings.embedding import CPEmbedding, TTEmbedding, TuckerEmbedding
-from tensorjax.nn._embeddings.from_dense import from_embedding, to_embedding
-from tensorjax.nn._embeddings.lookup_plan import LookupPlan
-from tensorjax.nn._embeddings.padded import PaddedEmbed
-from tensorjax.nn._general import TensorLinearGeneral
-from tensorjax.nn._linear import CPLinear, TTLinear, TuckerLinear
-from tensorjax.nn._linear_base import TensorLinear
-from tensorjax.nn._mode_factors import factor
-from tensorjax.nn._specs import CP, TT, Dense, LowRank, Spec, Tucker
-from tensorjax.nn._tensorize import summary, tensorize
+from tensorjax import _extras
+
+with _extras.needed_by(__name__):
+    from tensorjax.nn._contraction_plans import Candidate, LayerPlan
+    from tensorjax.nn._dense_to_tensorised import Certificate, from_linear, to_linear
+    from tensorjax.nn._embeddings.base import Embedding
+    from tensorjax.nn._embeddings.embedding import CPEmbedding, TTEmbedding, TuckerEmbedding
+    from tensorjax.nn._embeddings.from_dense import from_embedding, to_embedding
+    from tensorjax.nn._embeddings.lookup_plan import LookupPlan
+    from tensorjax.nn._embeddings.padded import PaddedEmbed
+    from tensorjax.nn._general import TensorLinearGeneral
+    from tensorjax.nn._linear import CPLinear, TTLinear, TuckerLinear
+    from tensorjax.nn._linear_base import TensorLinear
+    from tensorjax.nn._mode_factors import factor
+    from tensorjax.nn._specs import CP, TT, Dense, LowRank, Spec, Tucker
+    from tensorjax.nn._tensorize import summary, tensorize
 
 __all__ = [
     "CP",
@@ -68,3 +71,7 @@ __all__ = [
     "to_embedding",
     "to_linear",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

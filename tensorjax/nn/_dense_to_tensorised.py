@@ -182,7 +182,7 @@ def to_linear(layer: TensorLinear, *, max_bytes: int = MAX_BYTES) -> nnx.Linear:
         use_bias=layer.bias is not None,
         dtype=layer.dtype,
         param_dtype=weight.dtype,
-        precision=layer.precision,
+        precision=layer.precision,  # type: ignore[arg-type]  # flax's alias, which is narrower
         kernel_init=lambda *_: weight,
         rngs=nnx.Rngs(0),
     )

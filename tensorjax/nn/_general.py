@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from tensorjax._placement import like_first, placed_by, sharded
+from tensorjax._typing import ArrayLike, OutSharding
 from tensorjax.nn._linear_base import TensorLinear
 
 
@@ -45,7 +46,7 @@ class TensorLinearGeneral(nnx.Module):
         self.out_features = out_features
         self.axis = axis
 
-    def __call__(self, inputs: Any, out_sharding: Any = None) -> jax.Array:
+    def __call__(self, inputs: ArrayLike, out_sharding: OutSharding = None) -> jax.Array:
         """Applies the tensorised layer to the axes ``axis`` of the input.
 
         Args:

@@ -14,6 +14,7 @@ from flax.nnx.nn import dtypes
 
 from tensorjax import _check, _symbolic, contract
 from tensorjax._placement import like_first, placed_by, sharded
+from tensorjax._typing import ArrayLike, DTypeLike, OutSharding, PrecisionLike
 from tensorjax.nn._contraction_plans import LayerPlan, plan_layer
 from tensorjax.nn._initializers import Init, check_init
 from tensorjax.nn._mode_factors import modes
@@ -52,9 +53,9 @@ class TensorLinear(nnx.Module):
         out_shape: Sequence[int] | None = None,
         order: int | None = None,
         use_bias: bool = True,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
-        precision: Any = None,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
+        precision: PrecisionLike | None = None,
         memory_limit: int | None = None,
         variance: float | None = None,
         init: Init = "normal",
@@ -114,7 +115,7 @@ class TensorLinear(nnx.Module):
     def network(self) -> WeightNetwork:
         """Returns the structure of any linear layer's weight as a tensor network."""
 
-    def plan(self, batch: int | Sequence[int] = 1, *, dtype: Any = None) -> LayerPlan:
+    def plan(self, batch: int | Sequence[int] = 1, *, dtype: DTypeLike | None = None) -> LayerPlan:
         """Plans any tensorised linear layer's contraction for a batch, and estimates its cost.
 
         Args:
@@ -147,7 +148,7 @@ class TensorLinear(nnx.Module):
             self.memory_limit,
         )
 
-    def __call__(self, inputs: Any, out_sharding: Any = None) -> jax.Array:
+    def __call__(self, inputs: ArrayLike, out_sharding: OutSharding = None) -> jax.Array:
         """Applies any tensorised linear layer to the input's last axis: y = x W + bias.
 
         Args:

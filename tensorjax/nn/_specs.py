@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
+from tensorjax._typing import DTypeLike, PrecisionLike
 from tensorjax.nn._dense_to_tensorised import Certificate, Format, from_linear
 from tensorjax.nn._embeddings.embedding import CPEmbedding, TTEmbedding, TuckerEmbedding
 from tensorjax.nn._embeddings.from_dense import from_embedding
@@ -31,8 +32,8 @@ class Spec(abc.ABC):
         out_features: int,
         *,
         use_bias: bool = True,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
     ) -> Any:
         """Builds a linear layer of this specification with fresh parameters.
@@ -62,8 +63,8 @@ class Spec(abc.ABC):
         num_embeddings: int,
         features: int,
         *,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
         padding_idx: int | None = None,
         rngs: nnx.Rngs,
     ) -> Any:
@@ -203,7 +204,7 @@ class _Format(Spec):
     out_shape: tuple[int, ...] | None = dataclasses.field(default=None, kw_only=True)
     order: int | None = dataclasses.field(default=None, kw_only=True)
     init: Init = dataclasses.field(default="normal", kw_only=True)
-    precision: Any = dataclasses.field(default=None, kw_only=True)
+    precision: PrecisionLike = dataclasses.field(default=None, kw_only=True)
     memory_limit: int | None = dataclasses.field(default=None, kw_only=True)
     num_shape: tuple[int, ...] | None = dataclasses.field(default=None, kw_only=True)
     feature_shape: tuple[int, ...] | None = dataclasses.field(default=None, kw_only=True)

@@ -22,7 +22,7 @@ Rules = Mapping[str, Spec | None] | Sequence[tuple[str, Spec | None]]
 
 
 def tensorize(
-    model: Any,
+    model: object,
     rules: Rules,
     *,
     init: Literal["svd", "random"] = "svd",
@@ -106,7 +106,7 @@ def tensorize(
     return copy
 
 
-def summary(model: Any) -> str:
+def summary(model: object) -> str:
     """Formats a table of a tensorised model's layers: shapes, ranks, parameters, compression.
 
     Args:

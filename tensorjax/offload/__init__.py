@@ -110,3 +110,7 @@ __all__ = [
     "to_orbax",
     "to_safetensors",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -33,13 +33,16 @@ Source: Yang et al., "CoMERA: Computing- and Memory-Efficient Training via Rank-
 Optimization" (arXiv 2405.14377).
 """
 
-from tensorjax.optim._adaptive import rank_adaptive
-from tensorjax.optim._canonical_gates import canonical
-from tensorjax.optim._importance_cuts import prune
-from tensorjax.optim._shrink import shrink, shrink_model
-from tensorjax.optim._sizes_and_ranks import ranks, size
-from tensorjax.optim._state import RankAdaptiveState, Status, status
-from tensorjax.optim._tensorised_leaves import labels
+from tensorjax import _extras
+
+with _extras.needed_by(__name__):
+    from tensorjax.optim._adaptive import rank_adaptive
+    from tensorjax.optim._canonical_gates import canonical
+    from tensorjax.optim._importance_cuts import prune
+    from tensorjax.optim._shrink import shrink, shrink_model
+    from tensorjax.optim._sizes_and_ranks import ranks, size
+    from tensorjax.optim._state import RankAdaptiveState, Status, status
+    from tensorjax.optim._tensorised_leaves import labels
 
 __all__ = [
     "RankAdaptiveState",
@@ -54,3 +57,7 @@ __all__ = [
     "size",
     "status",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 
 from tensorjax import _check
+from tensorjax._typing import Optimizer
 from tensorjax.optim._options import Options, Switch, Weight, known
 from tensorjax.optim._prune import Gates
 from tensorjax.optim._size_polynomial import Measure, checked, polynomial, total
@@ -22,7 +23,7 @@ SIZE_WEIGHT, CORE_WEIGHT = 0.3, 3e-4
 
 
 def rank_adaptive(
-    inner: Any,
+    inner: Optimizer,
     *,
     size_weight: Weight = SIZE_WEIGHT,
     core_weight: Weight = CORE_WEIGHT,
@@ -156,13 +157,14 @@ def rank_adaptive(
     checked(measure)
     if measure == "flops":
         _check.integer("rows", rows, low=1)
-    if hasattr(inner, "gradient_transformation"):  # optax.MultiSteps
-        inner = inner.gradient_transformation()
-    if not (hasattr(inner, "init") and hasattr(inner, "update")):
+    found: Any = inner
+    if hasattr(found, "gradient_transformation"):  # optax.MultiSteps
+        found = found.gradient_transformation()
+    if not (hasattr(found, "init") and hasattr(found, "update")):
         raise TypeError(
             f"inner: expected an Optax transformation such as optax.adam(1e-3), got {inner!r}"
         )
-    inner = optax.with_extra_args_support(inner)
+    inner = optax.with_extra_args_support(found)
 
     def init(params: Any) -> RankAdaptiveState:
         # optax.tree_map_params asks with a stand-in that holds no parameters.

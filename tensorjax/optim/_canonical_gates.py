@@ -7,12 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax._placement import returned
+from tensorjax._typing import Tree
 from tensorjax.optim._tensorised_leaves import Layer, check_concrete, flatten, gated
 
 Arrays = list[np.ndarray]
 
 
-def canonical(params: Any) -> Any:
+def canonical(params: Tree) -> Tree:
     """Brings every bond of gated layers to canonical form: its singular vectors' basis (Vidal).
 
     Training leaves the indices of a bond in any basis, so that what a layer does is spread over all

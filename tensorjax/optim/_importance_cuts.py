@@ -10,18 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._typing import PyTree, Tree
 from tensorjax.optim._size_polynomial import Measure, checked, terms
 from tensorjax.optim._tensorised_leaves import check_concrete, flatten, gated
 
 
 def prune(
-    params: Any,
+    params: Tree,
     target: float,
     *,
-    importance: Any = None,
+    importance: PyTree | None = None,
     measure: Measure = "numbers",
     rows: int = 1,
-) -> Any:
+) -> Tree:
     """Sets gates to zero, least importance per size first, until the size is at most the target.
 
     Greedy: of all bonds of all layers, the index of least importance per unit of size that it frees

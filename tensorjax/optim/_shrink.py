@@ -1,28 +1,32 @@
 """Removal of dead gates: smaller parameters and optimiser moments, with the same outputs."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax import _check
+from tensorjax import _check, _extras
+from tensorjax._typing import Optimizer, PyTree, Tree
 from tensorjax.optim._explicit_sharding import take
 from tensorjax.optim._sizes_and_ranks import checked_threshold
 from tensorjax.optim._tensorised_leaves import Layer, Layout, Path, check_concrete, flatten, gated
+
+if TYPE_CHECKING:
+    from flax import nnx
 
 Cut = dict[int, np.ndarray]  # axis: indices kept
 
 
 def shrink(
-    params: Any,
-    opt_state: Any = None,
+    params: Tree,
+    opt_state: PyTree = None,
     *,
     threshold: float = 0.0,
     bucket: int = 1,
     keep_one: bool = True,
-    fresh: Any = None,
-) -> tuple[Any, Any]:
+    fresh: Optimizer | None = None,
+) -> tuple[Tree, Any]:
     """Drops the indices of dead gates from cores, gates and all optimiser moments.
 
     With I_k the live gates of bond k, G_k ← G_k[I_{k−1}, :, I_k] and D_k ← D_k[I_k]; every array of
@@ -216,9 +220,14 @@ def _moment(
 
 
 def shrink_model(
-    model: Any, optimizer: Any = None, *, threshold: float = 0.0, bucket: int = 1,
-    keep_one: bool = True, fresh: bool = False,
-) -> None:  # fmt: skip
+    model: object,
+    optimizer: "nnx.Optimizer[Any] | None" = None,
+    *,
+    threshold: float = 0.0,
+    bucket: int = 1,
+    keep_one: bool = True,
+    fresh: bool = False,
+) -> None:
     """Applies `shrink` in place to a Flax NNX module and its nnx.Optimizer.
 
     Args:
@@ -246,7 +255,8 @@ def shrink_model(
         arrays = checkpointer.restore(path, like)
         nnx.update((model, optimizer), jax.tree.unflatten(structure, arrays))
     """
-    from flax import nnx  # only here: optim itself works on any tree
+    with _extras.needed_by("tensorjax.optim.shrink_model"):
+        from flax import nnx  # only here: optim itself works on any tree
 
     owners: dict[int, str] = {}
     for path, node in nnx.iter_graph(model):

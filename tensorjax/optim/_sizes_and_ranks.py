@@ -3,22 +3,24 @@
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._typing import PyTree
 from tensorjax.optim._size_polynomial import Measure, checked, polynomial, total
 from tensorjax.optim._tensorised_leaves import Layer, Layout, check_concrete, find, flatten
 
 
 def size(
-    params: Any,
+    params: PyTree,
     *,
     measure: Measure = "numbers",
     threshold: float = 0.0,
     rows: int = 1,
     everything: bool = False,
-) -> Any:
+) -> int | jax.Array:
     """Measures the size of a model's tensorised layers at their live ranks.
 
     With ρ the number of gates of a bond above the threshold, a tensor train has Σ_k n_k ρ_{k−1} ρ_k
@@ -112,7 +114,7 @@ def live_ranks(layer: Layer, leaves: list[Any], threshold: float) -> tuple[int, 
     return tuple(int(np.sum(np.asarray(leaves[g]) > threshold)) for g in layer.gates)
 
 
-def ranks(params: Any, *, threshold: float = 0.0) -> dict[str, tuple[int, ...]]:
+def ranks(params: PyTree, *, threshold: float = 0.0) -> dict[str, tuple[int, ...]]:
     """Returns the live ranks of every tensorised layer: its gates above the threshold.
 
     Args:

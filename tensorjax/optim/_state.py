@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._typing import PyTree
 from tensorjax.optim._trial_cuts import UNKNOWN, limit
 
 # A fall of the smoothed loss by less than this share of itself is no progress.
@@ -100,7 +101,7 @@ class Status:
         return f"{text}: {self.status}" + (f"; {self.advice}" if self.advice else "")
 
 
-def status(state: Any, *, patience: int = 200) -> Status:
+def status(state: PyTree, *, patience: int = 200) -> Status:
     """Summarises the progress of a rank-adaptive training from its optimiser state.
 
     Args:

@@ -19,6 +19,8 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from tensorjax._typing import PyTree
+
 Path = tuple[Hashable, ...]
 Bond = tuple[int, int]  # position of a core in its layer, and the axis
 
@@ -225,7 +227,7 @@ def check_concrete(name: str, leaves: Any) -> None:
         )
 
 
-def labels(params: Any) -> Any:
+def labels(params: PyTree) -> Any:
     """Labels every parameter of a tensorised model "core", "gate" or "dense", in the same tree.
 
     Made for `optax.partition`, which takes the function itself; the rates of the paper's released

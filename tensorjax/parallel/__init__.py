@@ -15,13 +15,16 @@ A model is written once, on local blocks, and calls its layout for all communica
     (2, 3, 4)
 """
 
-from tensorjax.parallel._array_placement import shard, shardings, state_shardings
-from tensorjax.parallel._hlo_traffic import Memory, Traffic, memory, traffic
-from tensorjax.parallel._layout import Layout
-from tensorjax.parallel._layout_planner import Candidate, Machine, Plan, plan
-from tensorjax.parallel._mesh import mesh
-from tensorjax.parallel._named_layouts import NAMES, FsdpTp, Megatron, Single, Summa, layout
-from tensorjax.parallel._summa import summa
+from tensorjax import _extras
+
+with _extras.needed_by(__name__):
+    from tensorjax.parallel._array_placement import shard, shardings, state_shardings
+    from tensorjax.parallel._hlo_traffic import Memory, Traffic, memory, traffic
+    from tensorjax.parallel._layout import Layout
+    from tensorjax.parallel._layout_planner import Candidate, Machine, Plan, plan
+    from tensorjax.parallel._mesh import mesh
+    from tensorjax.parallel._named_layouts import NAMES, FsdpTp, Megatron, Single, Summa, layout
+    from tensorjax.parallel._summa import summa
 
 __all__ = [
     "NAMES",
@@ -45,3 +48,7 @@ __all__ = [
     "summa",
     "traffic",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -7,6 +7,8 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from tensorjax._typing import PyTree, Tree
+
 __all__ = ["shard", "shardings", "state_shardings"]
 
 
@@ -14,7 +16,7 @@ def _is_spec(node: Any) -> bool:
     return isinstance(node, PartitionSpec)
 
 
-def shardings(specs: Any, mesh: Mesh) -> Any:
+def shardings(specs: PyTree, mesh: Mesh) -> Any:
     """Converts a tree of `PartitionSpec` to a tree of `NamedSharding` that places arrays.
 
     Args:
@@ -24,7 +26,7 @@ def shardings(specs: Any, mesh: Mesh) -> Any:
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=_is_spec)
 
 
-def shard(tree: Any, specs: Any, mesh: Mesh | None) -> Any:
+def shard(tree: Tree, specs: PyTree, mesh: Mesh | None) -> Tree:
     """Places every array of a tree on a mesh, sharded by its `PartitionSpec`.
 
     Args:
@@ -68,7 +70,7 @@ def shard(tree: Any, specs: Any, mesh: Mesh | None) -> Any:
 
 
 def state_shardings(
-    optimizer: optax.GradientTransformation, params: Any, specs: Any, mesh: Mesh
+    optimizer: optax.GradientTransformation, params: PyTree, specs: PyTree, mesh: Mesh
 ) -> Any:
     """Returns the placement of an optimiser state: moments as parameters, counters whole.
 

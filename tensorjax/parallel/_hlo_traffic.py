@@ -4,7 +4,8 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+
+from jax.stages import Compiled
 
 __all__ = ["Memory", "Traffic", "memory", "traffic"]
 
@@ -79,7 +80,7 @@ class Memory:
         return self.arguments + self.temporary + self.outputs - self.aliases
 
 
-def memory(compiled: Any) -> Memory:
+def memory(compiled: Compiled) -> Memory:
     """Returns a compiled program's memory, in bytes per device, as XLA has laid it out.
 
     The peak that XLA states is not used: on CPU it has been below the temporary bytes alone.
@@ -105,7 +106,7 @@ def memory(compiled: Any) -> Memory:
     )
 
 
-def traffic(compiled: Any) -> Traffic:
+def traffic(compiled: Compiled | str) -> Traffic:
     """Counts the traffic of a compiled program's HLO: bytes that each device sends in one run.
 
     Counted are ring algorithms, with p devices in a group:
@@ -133,7 +134,7 @@ def traffic(compiled: Any) -> Traffic:
       0
     """
     text = compiled if isinstance(compiled, str) else compiled.as_text()
-    entry, computations = _computations(text)
+    entry, computations = _computations(str(text))
     total = _visit(entry, computations, {})
     kinds = sorted(kind for kind in total if total[kind][0])
     return Traffic(

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import _ids, linalg
+from tensorjax._typing import DTypeLike
 from tensorjax.parallel import _collectives as collectives
 from tensorjax.parallel import _tt_linear
 from tensorjax.parallel._sharding_rules import Placing
@@ -77,7 +78,7 @@ class Layout(Placing):
         ids: jax.Array,
         *,
         vocabulary: int | None = None,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
     ) -> jax.Array:
         """Embeds tokens in the layout: looks up rows of the sharded token table.
 
@@ -110,7 +111,9 @@ class Layout(Placing):
         x = collectives.exchange(x, self.stored, 0, -1)
         return self._reduce(x)
 
-    def positions(self, table: jax.Array, length: int, *, dtype: Any = None) -> jax.Array:
+    def positions(
+        self, table: jax.Array, length: int, *, dtype: DTypeLike | None = None
+    ) -> jax.Array:
         """Returns rows 0 … length − 1 of the position table in the layout of x, to be added.
 
         Args:

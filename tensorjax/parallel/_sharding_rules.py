@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
+from tensorjax._typing import PyTree
 from tensorjax.parallel import _collectives as collectives
 from tensorjax.parallel._collectives import Axes
 
@@ -215,7 +216,9 @@ class Placing:
         shape = {} if self.mesh is None else dict(self.mesh.shape)
         return " × ".join(f"{axis}={n}" for axis, n in shape.items()) or "one device"
 
-    def over(self, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Any:
+    def over(
+        self, function: Callable[..., Any], in_specs: PyTree, out_specs: PyTree
+    ) -> Callable[..., Any]:
         """Maps a function of local shards to one of global arrays, by `jax.shard_map`.
 
         Args:

@@ -11,7 +11,9 @@ from tensorjax.parallel import _collectives as collectives
 __all__ = ["summa"]
 
 
-def summa(x: jax.Array, w: jax.Array, mesh: Mesh | None = None, *, overlap: bool = False) -> Any:
+def summa(
+    x: jax.Array, w: jax.Array, mesh: Mesh | None = None, *, overlap: bool = False
+) -> jax.Array:
     """Multiplies Y = X W by SUMMA, with X, W and Y sharded over rows and columns of a mesh.
 
     On each device, with blocks of X, W and Y on ("r", "c"):

@@ -76,3 +76,7 @@ __all__ = [
     "resolution",
     "save",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -18,12 +18,20 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._formats.trains import TT
+from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._generators import normal_component as normal
 from tensorjax.pde._generators import nuclear_norm as nuclear
 from tensorjax.pde._generators.canonical_form import leading, truncated, truncated_ranks
 from tensorjax.pde._generators.generator_inputs import Gauge, Motion, Setting, filtered, visible
+from tensorjax.pde._maps.affine_maps import AffineMap
+from tensorjax.pde._problems.problem import RightSide
 
 __all__ = ["Convex", "Fixed", "Flow", "Generator", "Motion", "MultiLevel", "Prescribed"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 # The guard requires that the normal component at v falls to this share: a motion that gains nothing
 # there follows the coarse levels, and stirs up what lies between them and v.
@@ -67,7 +75,9 @@ class Fixed:
        [0. 0.]]
     """
 
-    def __call__(self, v: TT, right: Any, map: Any, box: Any, tol: float, t: float) -> Motion:
+    def __call__(
+        self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
+    ) -> Motion:
         """Returns the coordinate motion of rest, Σ = 0 and β = 0."""
         return _at_rest(box.dim)
 
@@ -94,7 +104,9 @@ class Prescribed:
 
     motion: Callable[[float], Any]
 
-    def __call__(self, v: TT, right: Any, map: Any, box: Any, tol: float, t: float) -> Motion:
+    def __call__(
+        self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
+    ) -> Motion:
         """Evaluates the coordinate motion given for time t, with its shapes checked."""
         given = self.motion(t)
         sigma, beta = given if isinstance(given, tuple) else (given, np.zeros(box.dim))
@@ -153,7 +165,9 @@ class Convex:
     def __post_init__(self):
         _check_options(self.regularization, self.gauge)
 
-    def __call__(self, v: TT, right: Any, map: Any, box: Any, tol: float, t: float) -> Motion:
+    def __call__(
+        self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
+    ) -> Motion:
         """Computes the coordinate motion that minimises the normal component at v."""
         setting = Setting(v, right, box, tol)
         if setting.trivial:
@@ -226,7 +240,9 @@ class MultiLevel:
         if not (np.isfinite(self.kappa) and self.kappa >= 0):
             raise ValueError(f"kappa: expected a rate >= 0, got {self.kappa!r}")
 
-    def __call__(self, v: TT, right: Any, map: Any, box: Any, tol: float, t: float) -> Motion:
+    def __call__(
+        self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
+    ) -> Motion:
         """Computes the coordinate motion of least normal component at all truncations of v."""
         setting = Setting(v, right, box, tol)
         if setting.trivial:
@@ -318,7 +334,9 @@ class Flow:
         if not (np.isfinite(self.rate) and self.rate > 0):
             raise ValueError(f"rate: expected a rate > 0, got {self.rate!r}")
 
-    def __call__(self, v: TT, right: Any, map: Any, box: Any, tol: float, t: float) -> Motion:
+    def __call__(
+        self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
+    ) -> Motion:
         """Computes the coordinate motion that descends the nuclear norms at v."""
         setting = Setting(v, right, box, tol)
         if setting.trivial:

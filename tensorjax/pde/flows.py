@@ -20,17 +20,20 @@ import dataclasses
 import itertools
 import math
 import types
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from tensorjax import _check
 from tensorjax._cores import products, rounding
+from tensorjax._typing import ArrayLike, Key, Path
 from tensorjax.pde._discretization import variable_coefficients as multipliers
+from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._generators.vector_fields import FieldMotion, field_motion
 from tensorjax.pde._initial_states.smooth_functions import smooth
 from tensorjax.pde._integration import integrate as _integrate
-from tensorjax.pde._integration.checkpoint import checkpointer
+from tensorjax.pde._integration.checkpoint import Checkpoint, checkpointer
 from tensorjax.pde._integration.solution import Result, SaveAt, Solution, State, save_times
 from tensorjax.pde._integration.statuses import Stopped, failed
 from tensorjax.pde._maps.affine_maps import AffineMap
@@ -41,6 +44,11 @@ from tensorjax.pde._stepping.times import check_span, step_count
 from tensorjax.pde.physical import evaluate
 
 __all__ = ["Fields", "FlowMap", "Flowed", "Flown", "integrate"]
+
+
+def __dir__() -> list[str]:
+    return __all__
+
 
 # Fields are moved only if they lower the normal component to this share of that at rest.
 _GAIN = 0.7
@@ -79,7 +87,14 @@ class Flowed(Problem):
     flow: FlowMap
     cross_tol: float
 
-    def __init__(self, problem: Any, flow: FlowMap, *, cross_tol: float = 1e-8, known: Any = None):
+    def __init__(
+        self,
+        problem: Problem,
+        flow: FlowMap,
+        *,
+        cross_tol: float = 1e-8,
+        known: dict[float, Any] | None = None,
+    ):
         if not callable(getattr(problem, "velocity", None)):
             raise ValueError(
                 "problem: expected one with a method velocity(x), such as pde.FokkerPlanck, got "
@@ -96,7 +111,7 @@ class Flowed(Problem):
 
     _known: dict[Any, Any] = dataclasses.field(init=False)
 
-    def right_side(self, map: AffineMap, t: Any) -> RightSide:
+    def right_side(self, map: AffineMap, t: float) -> RightSide:
         """Builds the operators of w in flowing coordinates at t; the map must be the identity.
 
         Linear motions are fields of degree one.
@@ -123,13 +138,13 @@ class Flowed(Problem):
             others.append(multipliers.conduction(self.box, unit, k))
         return RightSide(self.box, None, tuple(others))
 
-    def exact(self, t: float, x: Any) -> np.ndarray | None:
+    def exact(self, t: float, x: ArrayLike) -> np.ndarray | None:
         """Evaluates w in flowing coordinates at points y (m, d), where u is known."""
         back = self.flow.back(t, x)
         u = self.problem.exact(t, back.x)
         return None if u is None else u * np.linalg.det(back.inverse)
 
-    def sample(self, key: Any, t: float, count: int) -> np.ndarray:
+    def sample(self, key: Key, t: float, count: int) -> np.ndarray:
         """Draws points from w in flowing coordinates: those of u, mapped forward."""
         return self.flow.forward(t, self.problem.sample(key, t, count))[0]
 
@@ -177,7 +192,7 @@ class Flown(NamedTuple):
     solution: Solution
     flow: FlowMap
 
-    def values(self, box: Any, x: Any, state: State | None = None) -> np.ndarray:
+    def values(self, box: Box, x: ArrayLike, state: State | None = None) -> np.ndarray:
         """Evaluates u by flowing coordinates at points (m, d), at the end or at a state saved."""
         state = self.solution.final if state is None else state
         y, volume = self.flow.forward(state.t, x)
@@ -185,19 +200,19 @@ class Flown(NamedTuple):
 
 
 def integrate(
-    problem: Any,
+    problem: Problem,
     fields: Fields,
     *,
     t1: float,
     dt: float,
     tol: float = 1e-6,
     t0: float = 0.0,
-    levels: Any = (),
+    levels: Sequence[float] = (),
     regularization: float = 1e-4,
     extrapolate: int = 2,
     cross_tol: float | None = None,
     saveat: SaveAt = SaveAt(t1=True),  # noqa: B008 (an immutable tuple)
-    checkpoint: Any = None,
+    checkpoint: Checkpoint | Path | None = None,
     start: State | None = None,
     **options: Any,
 ) -> Flown:

@@ -13,7 +13,10 @@ from tensorjax._cores import interfaces
 from tensorjax._cores.contraction import einsum
 from tensorjax._cores.unfoldings import absorb, times_mode, times_right
 from tensorjax._formats.trains import TT, single
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import PROGRAM
 from tensorjax._placement import placed
+from tensorjax._typing import ArrayLike, JaxOrHost
 from tensorjax.pde._arguments import floats
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._maps.affine_maps import AffineMap
@@ -27,7 +30,7 @@ _WINDOW = 24.0
 
 
 @placed
-def evaluate(v: TT, map: AffineMap, box: Box, x: Any) -> Any:
+def evaluate(v: TT, map: AffineMap, box: Box, x: ArrayLike) -> JaxOrHost:
     """Evaluates u at physical points: the interpolant of v at Γ x + s, zero outside the box.
 
     Args:
@@ -53,11 +56,11 @@ def evaluate(v: TT, map: AffineMap, box: Box, x: Any) -> Any:
       [0.8825 0.    ]
     """
     _, cores, map = _given(v, map, box)
-    x = x if _check.is_traced(x) else np.asarray(x, np.float64)
-    if x.ndim != 2 or x.shape[1] != box.dim:
-        raise ValueError(f"x: expected points of shape (m, {box.dim}), got {x.shape}")
-    y = map.forward(x)
-    if _check.is_traced(y, *cores):
+    points: Any = x if _check.is_traced(x) else np.asarray(x, np.float64)
+    if points.ndim != 2 or points.shape[1] != box.dim:
+        raise ValueError(f"x: expected points of shape (m, {box.dim}), got {points.shape}")
+    y = map.forward(points)
+    if choose_kernel("pde.evaluate", (y, cores)) is PROGRAM:
         return _contracted(box, cores, [a.interpolate(y[:, k]) for k, a in enumerate(box.axes)])
     out = np.empty(len(y))
     for part in _parts(cores, len(y)):
@@ -67,7 +70,7 @@ def evaluate(v: TT, map: AffineMap, box: Box, x: Any) -> Any:
 
 
 @placed
-def mass(v: TT, map: AffineMap, box: Box) -> Any:
+def mass(v: TT, map: AffineMap, box: Box) -> JaxOrHost:
     """Computes the physical mass ∫ u dx = ∫ v dy / |det Γ|.
 
     Example:
@@ -127,7 +130,7 @@ def moments(v: TT, map: AffineMap, box: Box) -> tuple[Any, Any, Any]:
 
 
 def marginal(
-    v: TT, map: AffineMap, box: Box, axes: Sequence[int], *, points: Any = None
+    v: TT, map: AffineMap, box: Box, axes: Sequence[int], *, points: ArrayLike | None = None
 ) -> tuple[list[np.ndarray], np.ndarray]:
     """Computes a marginal density: u integrated over all physical coordinates but one or two.
 
@@ -277,7 +280,7 @@ def _given(v: TT, map: AffineMap, box: Box) -> tuple[Any, list[Any], AffineMap]:
     return xp, cores, AffineMap(matrix, shift)
 
 
-def _contracted(box: Box, cores: list[Any], rows: list[Any]) -> Any:
+def _contracted(box: Box, cores: list[Any], rows: list[Any]) -> JaxOrHost:
     """Contracts v, for its values, with products of rows (m, n_k) over the grid, for every m."""
     state = None
     for core, row in zip(cores, rows, strict=True):
@@ -303,7 +306,7 @@ def _weighted(xp: Any, cores: list[Any], box: Box, power: int) -> list[Any]:
     return out
 
 
-def _product(xp: Any, matrices: list[Any]) -> Any:
+def _product(xp: Any, matrices: list[Any]) -> JaxOrHost:
     state = matrices[0]
     for m in matrices[1:]:
         state = state @ m

@@ -29,3 +29,7 @@ __all__ = [
     "Sin",
     "Term",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

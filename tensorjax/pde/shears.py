@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._typing import ArrayLike, HostArray
 from tensorjax.pde._discretization.variable_coefficients import flux
 from tensorjax.pde._initial_states.initial_states import Function
 from tensorjax.pde._maps.affine_maps import AffineMap
@@ -87,7 +88,7 @@ class Shears:
         """Evaluates the factor of the shears' monomial m that depends on the coordinate k."""
         return y ** self.powers[m, k]
 
-    def shift(self, coefficients: Any, x: Any) -> np.ndarray:
+    def shift(self, coefficients: ArrayLike, x: HostArray) -> np.ndarray:
         """Evaluates the shear displacement q, (m, d), at points (m, d)."""
         values = np.prod(x[:, None] ** self.powers[None], axis=2) * np.asarray(coefficients)
         out = np.zeros_like(x)
@@ -95,17 +96,17 @@ class Shears:
             out[:, j] = values[:, self.axes == j].sum(1)
         return out
 
-    def forward(self, coefficients: Any, x: Any) -> np.ndarray:
+    def forward(self, coefficients: ArrayLike, x: ArrayLike) -> np.ndarray:
         """Maps points x, (m, d), to sheared points y, (m, d)."""
         x = np.asarray(x, np.float64)
         return x + self.shift(coefficients, x)
 
-    def inverse(self, coefficients: Any, y: Any) -> np.ndarray:
+    def inverse(self, coefficients: ArrayLike, y: ArrayLike) -> np.ndarray:
         """Maps sheared points y, (m, d), back to x, (m, d)."""
         y = np.asarray(y, np.float64)
         return y - self.shift(coefficients, y)
 
-    def push(self, coefficients: Any, x: Any, field: Any) -> np.ndarray:
+    def push(self, coefficients: ArrayLike, x: HostArray, field: HostArray) -> np.ndarray:
         """Pushes a vector field forward by the shear at x: f_J + (f·∇) q, and f_others."""
         out = np.array(field, np.float64)
         for k in set(range(self.dim)) - set(self.moved):
@@ -152,7 +153,7 @@ class Sheared(Problem):
 
     def __init__(
         self,
-        problem: Any,
+        problem: Problem,
         shears: Shears,
         coefficients: Any,
         rates: Any = None,
@@ -191,22 +192,22 @@ class Sheared(Problem):
         """Returns the shear coefficients c at a time."""
         return self.coefficients + (t - self.since) * self.rates
 
-    def inverse(self, t: float, z: Any) -> np.ndarray:
+    def inverse(self, t: float, z: ArrayLike) -> np.ndarray:
         """Maps sheared points, (m, d), to physical ones at a time."""
         return self.shears.inverse(self.at(t), z)
 
-    def velocity(self, t: float, z: Any) -> np.ndarray:
+    def velocity(self, t: float, z: ArrayLike) -> np.ndarray:
         """Evaluates the drift's velocity in sheared coordinates, (m, d)."""
         x = self.inverse(t, z)
         moved = self.shears.push(self.at(t), x, self.problem.velocity(x))
-        return moved + self.shears.shift(self.rates, z)
+        return moved + self.shears.shift(self.rates, np.asarray(z))
 
-    def right_side(self, map: AffineMap, t: Any) -> RightSide:
+    def right_side(self, map: AffineMap, t: float) -> RightSide:
         """Builds Q_y(v) = −∇·(Γ (F + ċ) v) in sheared coordinates."""
         field = Field(lambda z: self.velocity(t, z), self.dim, self.cross_tol)
         pieces = field.pieces(self.box, map)
         return RightSide(self.box, None, tuple(flux(self.box, -a, m) for m, a in pieces))
 
-    def exact(self, t: float, x: Any) -> np.ndarray | None:
+    def exact(self, t: float, x: ArrayLike) -> np.ndarray | None:
         """Evaluates the exact solution at sheared points, (m, d)."""
         return self.problem.exact(t, self.inverse(t, np.asarray(x, np.float64)))

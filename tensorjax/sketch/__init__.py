@@ -48,9 +48,15 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name == "TTRandomProjection":
-        from tensorjax.sketch.estimator import TTRandomProjection
+def __dir__() -> list[str]:
+    return __all__
 
-        return TTRandomProjection
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name == "TTRandomProjection":
+            from tensorjax.sketch.estimator import TTRandomProjection
+
+            return TTRandomProjection
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

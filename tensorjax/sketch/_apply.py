@@ -2,7 +2,7 @@
 
 import functools
 import math
-from typing import Any
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
@@ -11,21 +11,28 @@ from jax.experimental import sparse as jsparse
 
 from tensorjax import _check, tt
 from tensorjax._eager import evaluated_eagerly
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import NUMPY, PROGRAM, ROUNDED, Kernel
 from tensorjax._placement import placed
 from tensorjax.sketch import _apply_on_host, _sparse_input
 from tensorjax.sketch._dense_input import as_dtype, project
 from tensorjax.sketch._dtypes import accumulator, promoted
 from tensorjax.sketch._train_input import project_train
-from tensorjax.sketch._types import Projection, Sparse
+from tensorjax.sketch._types import Dense, Kronecker, Projection, Sparse
 
 _HOST_CHUNK = 2**20  # elements of a NumPy array copied to the device at a time
-_SMALL = 2**16  # elements; smaller JAX arrays have their rows padded on the host
 _LEAST = 16  # rows in the smallest block of them that a program is compiled for
 _LEAST_SPARSE = 256  # the same, of sparse ones
 
 
+@overload
+def apply(p: Kronecker, x: tt.TT) -> tt.TT: ...
+@overload
+def apply(p: Kronecker, x: tt.TTMatrix) -> tt.TTMatrix: ...
+@overload
+def apply(p: Projection, x: Any) -> jax.Array: ...
 @placed
-def apply(p: Any, x: Any) -> Any:
+def apply(p: Projection, x: Any) -> Any:
     """Projects x by a random map: computes f(x), with E‖f(x)‖² = ‖x‖².
 
     Compiled once per combination of shapes; works under jit, vmap and grad (also in ``p``). Large
@@ -100,9 +107,10 @@ def is_folded(p: Projection, shape: tuple[int, ...]) -> bool:
 def _apply_dense(p: Projection, x: Any) -> jax.Array:
     x = _check.inexact("x", x)
     lead = x.shape[: -len(p.in_shape)] if is_folded(p, x.shape) else x.shape[:-1]
-    if _apply_on_host.serves(p, x):
+    chosen = _kernel(p, x)
+    if chosen is NUMPY:
         y, finite = _apply_on_host.project(p, x, lead)
-    elif x.size and not _check.is_traced(p) and (isinstance(x, np.ndarray) or _is_small(x)):
+    elif chosen is ROUNDED:
         y, finite = _project_host(p, np.asarray(x), lead)
     else:
         y, finite = _project(p, jnp.asarray(x), lead)
@@ -111,9 +119,11 @@ def _apply_dense(p: Projection, x: Any) -> jax.Array:
     return y
 
 
-def _is_small(x: jax.Array) -> bool:
-    """Checks whether x is small, uncommitted and on a CPU, so that the host reads it to project."""
-    return x.size <= _SMALL and _check.on_cpu(x) and not x.committed
+def _kernel(p: Projection, x: Any) -> Kernel:
+    """Chooses what applies a map to dense rows: NumPy, or a program, of a rounded size or not."""
+    blas = isinstance(p, Dense | Kronecker) and x.dtype == p.dtype
+    facts = {"dtype": x.dtype, "map": p, "blas_map": blas, "dense": isinstance(p, Dense)}
+    return choose_kernel("sketch.apply", (x,), **facts)
 
 
 @evaluated_eagerly
@@ -223,7 +233,7 @@ def _apply_scipy(p: Projection, x: Any) -> jax.Array:
     lead = x.shape[: -len(p.in_shape)] if folded else x.shape[:-1]
     nonzeros = _sparse_input.from_scipy(x, p.in_shape, folded)
     count = math.prod(lead)
-    if count == 0 or not all(map(_check.on_cpu, jax.tree.leaves(p))):
+    if choose_kernel("sketch.apply(sparse)", (p,), count=count) is PROGRAM:
         return _project_sparse(p, nonzeros, lead)
     # Rows are rounded up as nonzeros are, and cut on the host: each number would be a program.
     rounded = max(_LEAST_SPARSE, 1 << (count - 1).bit_length())

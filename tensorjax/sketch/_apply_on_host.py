@@ -6,33 +6,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from tensorjax import _blas_threads, _check, _placement
+from tensorjax import _blas_threads
 from tensorjax._transfer import on_device
 from tensorjax.sketch import _mode_groups
 from tensorjax.sketch._types import Dense, Kronecker
 
-# Larger inputs go through a compiled program: under a Kronecker map it reads them once, and in
-# single precision XLA multiplies up to four times as fast as a BLAS whose threads wait for cores;
-# in double precision half as fast. Never both ways for one shape: equal calls give equal bits.
-_SMALL = 2**18
 # Below this many elements, BLAS threads cost more than they gain.
 _THREADS = 2**18
-
-
-def serves(p: Any, x: Any) -> bool:
-    """Checks whether NumPy applies the map on the host: all concrete, on a CPU, one dtype, fast."""
-    if not isinstance(p, Dense | Kronecker) or not x.size or x.dtype != p.dtype:
-        return False
-    if x.dtype.kind not in "fc" or x.dtype.itemsize < 4:
-        return False
-    leaves = jax.tree.leaves(p)
-    if _check.is_traced(x, leaves):
-        return False
-    arrays = [a for a in (x, *leaves) if isinstance(a, jax.Array)]
-    alone = _placement._is_alone()
-    if any(a.committed for a in arrays) if alone else not all(map(_check.on_cpu, (x, *leaves))):
-        return False
-    return x.size < _SMALL or (isinstance(p, Dense) and x.dtype == np.float64)
 
 
 def project(p: Any, x: Any, lead: tuple[int, ...]) -> tuple[jax.Array, bool]:

@@ -1,7 +1,6 @@
 """Johnson–Lindenstrauss dimension and worst-case variance of the random projections."""
 
 import math
-from typing import Any
 
 from tensorjax import _check
 from tensorjax.sketch import _fourth_moments
@@ -9,7 +8,7 @@ from tensorjax.sketch._types import Projection
 from tensorjax.sketch._variance import family
 
 
-def variance_bound(p: Any) -> float:
+def variance_bound(p: Projection) -> float:
     """Returns the worst-case variance Var‖f(x)‖²/‖x‖⁴ for the type of map, or a bound on it.
 
     For Δ ≤ 3 it is the value at rank-one x with Gaussian entries, where it is attained: for a

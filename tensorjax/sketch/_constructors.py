@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._typing import DTypeLike, Key
 from tensorjax.sketch import _balanced_factors
 from tensorjax.sketch._types import CPRows, Dense, Kronecker, Sparse, TTRows, law, signs
 
@@ -41,7 +42,7 @@ def _interior(rank: Any, order: int) -> tuple[int, ...]:
 
 
 def ttrp(
-    key: Any,
+    key: Key,
     in_shape: int | Sequence[int],
     out_shape: int | Sequence[int],
     *,
@@ -49,7 +50,7 @@ def ttrp(
     rank: int | Sequence[int] = 1,
     s: float = 3.0,
     order: int | None = None,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
 ) -> Kronecker:
     """Draws a tensor-train random projection.
 
@@ -115,7 +116,11 @@ def _sizes(in_shape: Any, out_shape: Any) -> tuple[tuple[int, ...], int, int]:
 
 
 def gaussian(
-    key: Any, in_shape: int | Sequence[int], out_shape: int | Sequence[int], *, dtype: Any = None
+    key: Key,
+    in_shape: int | Sequence[int],
+    out_shape: int | Sequence[int],
+    *,
+    dtype: DTypeLike | None = None,
 ) -> Dense:
     """Draws a dense Gaussian map: f(x) = M^{-1/2} W x, Var‖f(x)‖² = 2‖x‖⁴/M for every x.
 
@@ -141,12 +146,12 @@ def gaussian(
 
 
 def sparse(
-    key: Any,
+    key: Key,
     in_shape: int | Sequence[int],
     out_shape: int | Sequence[int],
     *,
     s: float | str = 3.0,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
 ) -> Sparse:
     """Draws a sparse (Achlioptas) map: entries ±√(s/M) with probability 1/(2s) each, else 0.
 
@@ -196,7 +201,7 @@ def _bernoulli_signs(key: Any, count: int, probability: float, dtype: Any) -> An
 
 
 def tt_rows(
-    key: Any,
+    key: Key,
     in_shape: int | Sequence[int],
     out_shape: int | Sequence[int],
     *,
@@ -204,7 +209,7 @@ def tt_rows(
     rank: int | Sequence[int] = 1,
     s: float = 3.0,
     order: int | None = None,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
 ) -> TTRows:
     """Draws a map f_TT(R) of M independent rows, each a random tensor train of TT-ranks R.
 
@@ -246,7 +251,7 @@ def _row_shapes(in_shape: Any, out_shape: Any, order: int | None) -> tuple[Any, 
 
 
 def cp_rows(
-    key: Any,
+    key: Key,
     in_shape: int | Sequence[int],
     out_shape: int | Sequence[int],
     *,
@@ -254,7 +259,7 @@ def cp_rows(
     rank: int = 1,
     s: float = 3.0,
     order: int | None = None,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
 ) -> CPRows:
     """Draws a map f_CP(R) of M independent rows, each a sum of R random rank-one tensors.
 
@@ -280,7 +285,7 @@ def cp_rows(
 
 
 def khatri_rao(
-    key: Any,
+    key: Key,
     in_shape: int | Sequence[int],
     out_shape: int | Sequence[int],
     *,
@@ -288,7 +293,7 @@ def khatri_rao(
     averages: int = 1,
     s: float = 3.0,
     order: int | None = None,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
 ) -> CPRows:
     """Draws a Khatri–Rao map (TRP): rows are rank-one tensors of small random matrices.
 

@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import _native
-from tensorjax._native.dispatch import on_cpu
+from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
+from tensorjax._kernels.table import CPP, TRACE
 from tensorjax.contract import einsum
 from tensorjax.sketch import _mode_groups
 from tensorjax.sketch._types import CPRows, Dense, Kronecker, Projection, Sparse, TTRows
 
 HIGHEST = jax.lax.Precision.HIGHEST
 _CHUNK = 2**22  # elements gathered at a time
-_LARGE = 2**18  # elements of the input from which on compiled code is faster than XLA
 
 
 def scaled_cores(p: Kronecker | TTRows) -> list[jax.Array]:
@@ -85,18 +85,17 @@ def _by_groups(p: Kronecker, x: jax.Array) -> jax.Array:
 
 def _one_pass(x: jax.Array, n: Sequence[int], m: Sequence[int], ranks: Sequence[int]) -> int:
     """Returns the mode at which compiled code splits the map to read dense x once; 0 for XLA."""
-    batch, size = x.shape
-    if len(n) < 2 or size != math.prod(n) or batch * size < _LARGE:
-        return 0
-    cut = _mode_groups.choose_cut(n, m, ranks)
-    fits = cut and _native.sketches(x.dtype, math.prod(n[cut:]))
-    return cut if fits else 0
+    whole = len(n) > 1 and x.shape[1] == math.prod(n)
+    cut = _mode_groups.choose_cut(n, m, ranks) if whole else 0
+    row = math.prod(n[cut:])
+    return cut if choose_kernel("sketch.apply", (x,), TRACE, cut=cut, row=row) is CPP else 0
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
 def _either(p: Kronecker, x: jax.Array, cut: int) -> jax.Array:
     results = [jax.ShapeDtypeStruct((x.shape[0], p.out_size), x.dtype)]
-    return on_cpu(_in_one_pass, _all_by_groups, p, x, static=(cut,), results=results)[0]
+    kernels = "sketch.apply", _in_one_pass, _all_by_groups
+    return cpp_or_xla(*kernels, p, x, static=(cut,), results=results)[0]
 
 
 def _in_one_pass(cut: int, p: Kronecker, x: jax.Array) -> jax.Array:

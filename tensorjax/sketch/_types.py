@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, TypeVar, dataclass_transform
+from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ import numpy as np
 from tensorjax import _check
 from tensorjax._formats.operators import shown
 from tensorjax._formats.serialization import serializable
+from tensorjax._typing import DType, DTypeLike
 
 Cls = TypeVar("Cls", bound=type)
 
@@ -118,7 +119,7 @@ class Projection:
         return ()
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> DType:
         """Dtype of the map's stored entries."""
         return jax.tree.leaves(self)[-1].dtype
 
@@ -127,7 +128,7 @@ class Projection:
         """Number of the map's stored random entries (of one map, batch axes left out)."""
         raise TypeError("an abstract map stores nothing")
 
-    def astype(self, dtype: Any) -> Any:
+    def astype(self, dtype: DTypeLike) -> Self:
         """Returns the map with its stored floating-point entries cast to ``dtype``.
 
         Raises:

@@ -12,6 +12,7 @@ import numpy as np
 
 from tensorjax import _check, linalg, tt
 from tensorjax._placement import placed
+from tensorjax._typing import ArrayLike, Shaped
 from tensorjax.contract import einsum
 from tensorjax.sketch import _fourth_moments
 from tensorjax.sketch._apply import is_folded
@@ -57,7 +58,7 @@ def family(p: Projection) -> Family:
 
 
 @placed
-def variance(p: Any, x: Any, *, relative: bool = False) -> jax.Array:
+def variance(p: Projection, x: ArrayLike | Shaped, *, relative: bool = False) -> jax.Array:
     """Computes the exact variance of ‖f(x)‖², over the draw of the map.
 
     Only the type, the shapes and the law of p count, not its entries. With entries of moments

@@ -10,17 +10,19 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.exceptions import DataDimensionalityWarning
-from sklearn.utils import check_array, check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
 
-from tensorjax import tt
+from tensorjax import _extras, tt
 from tensorjax.sketch import _bounds, _sparse_input
 from tensorjax.sketch._apply import apply
 from tensorjax.sketch._constructors import ttrp
 from tensorjax.sketch._train_input import to_tt_matrix
 from tensorjax.sketch._types import Kronecker
+
+with _extras.needed_by("tensorjax.sketch.TTRandomProjection"):
+    from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+    from sklearn.exceptions import DataDimensionalityWarning
+    from sklearn.utils import check_array, check_random_state
+    from sklearn.utils.validation import check_is_fitted, validate_data
 
 _DTYPES = [np.float64, np.float32]
 
@@ -76,7 +78,7 @@ class TTRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         in_shape: Sequence[int] | None = None,
         out_shape: Sequence[int] | None = None,
         order: int | None = None,
-        random_state: Any = None,
+        random_state: int | np.random.RandomState | None = None,
     ):
         self.n_components = n_components
         self.eps = eps

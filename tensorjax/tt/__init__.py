@@ -13,8 +13,6 @@ Example:
   (1, 3, 3, 1)
 """
 
-import sys
-
 from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax.tt._algebra import (
     add,
@@ -198,7 +196,6 @@ __all__ = [
     "zeros_matrix",
 ]
 
-# The operators of trains, and formats that hold trains, find these functions by the type.
-TT.namespace = TTMatrix.namespace = sys.modules[__name__]
-TT.picker, TTMatrix.picker = item, matrix_item
-TTMatrix.products = dense_product, dense_before
+
+def __dir__() -> list[str]:
+    return __all__

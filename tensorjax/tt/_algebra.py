@@ -8,7 +8,7 @@ and grad.
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +17,15 @@ from tensorjax import _check, _native
 from tensorjax._cores.products import hadamard_core
 from tensorjax._formats.operators import multiplied
 from tensorjax._formats.trains import TT, TTMatrix, known, single
-from tensorjax._native.dispatch import on_cpu
+from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
+from tensorjax._kernels.table import CPP, TRACE
 from tensorjax._placement import placed
+from tensorjax._typing import Scalar
 from tensorjax.tt._broadcasting import together
 
 Train = TypeVar("Train", TT, TTMatrix)
+P = ParamSpec("P")
+R = TypeVar("R")
 _HIGHEST = jax.lax.Precision.HIGHEST
 
 
@@ -72,22 +76,36 @@ def unfold(t: TT, row_shape: Sequence[int], col_shape: Sequence[int]) -> TTMatri
     )
 
 
-def as_train(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Extends an algebraic function of tensor trains to TT-matrices, by folding their modes."""
-    first = next(iter(inspect.signature(f).parameters))
+def folded(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Extends a function of checked tensor trains to TT-matrices, by folding their modes."""
+    run: Callable[..., Any] = f
+
+    @functools.wraps(f)
+    def on_folded(x: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(x, TT):
+            return run(x, *args, **kwargs)
+        for a in args:  # folded, modes (2, 3) and (3, 2) are alike, and so is a train of modes 6
+            if isinstance(a, TT | TTMatrix):
+                _check_alike(x, a)
+        out = run(fold(x), *(fold(a) if isinstance(a, TTMatrix) else a for a in args), **kwargs)
+        return unfold(out, x.row_shape, x.col_shape) if isinstance(out, TT) else out
+
+    return on_folded
+
+
+def as_train(f: Callable[P, R]) -> Callable[P, R]:
+    """Extends a public function of tensor trains to TT-matrices, and checks its first argument.
+
+    Signatures stay those written: of TT and TTMatrix, though ``f`` is called with a TT alone.
+    """
+    first, on_folded = next(iter(inspect.signature(f).parameters)), folded(f)
 
     @functools.wraps(f)
     def wrapper(x: Any, *args: Any, **kwargs: Any) -> Any:
         single(first, x)
-        if isinstance(x, TT):
-            return f(x, *args, **kwargs)
-        for a in args:  # folded, modes (2, 3) and (3, 2) are alike, and so is a train of modes 6
-            if isinstance(a, TT | TTMatrix):
-                _check_alike(x, a)
-        out = f(fold(x), *(fold(a) if isinstance(a, TTMatrix) else a for a in args), **kwargs)
-        return unfold(out, x.row_shape, x.col_shape) if isinstance(out, TT) else out
+        return on_folded(x, *args, **kwargs)
 
-    return wrapper
+    return cast(Callable[P, R], wrapper)
 
 
 @placed
@@ -137,7 +155,7 @@ def _block_diagonal(a: jax.Array, b: jax.Array, ndim: int) -> jax.Array:
     return jnp.concatenate([top, low], axis=left)
 
 
-def scale(x: Train, factor: Any) -> Train:
+def scale(x: Train, factor: Scalar) -> Train:
     """Multiplies a tensor train by a scalar (traced or not), in its last core.
 
     Args:
@@ -190,7 +208,8 @@ def real(x: Train) -> Train:
 def imag(x: Train) -> Train:
     """Returns the imaginary part of a train, exact as `real`; zeros of TT-rank one for real x."""
     known("x", x)
-    return _part(x, True) if jnp.issubdtype(x.dtype, jnp.complexfloating) else 0 * ones_like(x)
+    complex_ = jnp.issubdtype(x.dtype, jnp.complexfloating)
+    return _part(x, True) if complex_ else multiplied(ones_like(x), 0)
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -226,7 +245,13 @@ def exact_hadamard(x: Train, y: Train) -> Train:
 def _train_product(x: TT, y: TT) -> TT:
     dtype = jnp.promote_types(x.dtype, y.dtype)
     x, y = x.astype(dtype), y.astype(dtype)  # cores of one train may differ too
-    return (_either_product if _native.multiplies(x.cores, y.cores) else _by_xla)(x, y)
+    pairs = list(zip(x.cores, y.cores, strict=True))
+
+    def work() -> int:  # elements written
+        return sum(a.size * b.size // max(1, a.shape[1]) for a, b in pairs)
+
+    chosen = choose_kernel("tt.hadamard", (*x.cores, *y.cores), TRACE, work=work)
+    return (_either_product if chosen is CPP else _by_xla)(x, y)
 
 
 def _by_xla(x: TT, y: TT) -> TT:
@@ -240,7 +265,8 @@ def _by_sweeps(x: TT, y: TT) -> list[jax.Array]:
 @jax.custom_jvp
 def _either_product(x: TT, y: TT) -> TT:
     results = _native.product_shapes(x.cores, y.cores)
-    return TT._unchecked(tuple(on_cpu(_by_sweeps, _by_xla, x, y, results=results)))
+    kernels = "tt.hadamard", _by_sweeps, _by_xla
+    return TT._unchecked(tuple(cpp_or_xla(*kernels, x, y, results=results)))
 
 
 @_either_product.defjvp

@@ -9,14 +9,16 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._formats.trains import TT, TTMatrix, single
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed, returned
-from tensorjax.tt._evaluation.on_host import is_hosted
+from tensorjax._typing import Shape
 
 Train = TypeVar("Train", TT, TTMatrix)
 
 
 @placed
-def broadcast_to(t: Train, shape: Any) -> Train:
+def broadcast_to(t: Train, shape: Shape | Sequence[Shape]) -> Train:
     """Repeats the modes of size one of a train up to a shape, as `numpy.broadcast_to`; exact.
 
     Args:
@@ -82,7 +84,7 @@ def _repeated(t: Any, modes: Sequence[tuple[int, ...]]) -> Any:
 
 
 def _grown(core: Any, shape: tuple[int, ...]) -> jax.Array:
-    if not is_hosted(core):
+    if choose_kernel("tt.broadcast_to", (core,)) is not NUMPY:
         return jnp.broadcast_to(core, shape)
     # By NumPy, and back: every new shape would compile a program.
     return returned(np.ascontiguousarray(np.broadcast_to(np.asarray(core), shape)), core)

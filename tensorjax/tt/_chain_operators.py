@@ -12,12 +12,17 @@ import numpy as np
 from tensorjax import _check
 from tensorjax._formats.trains import TTMatrix
 from tensorjax._placement import placed
+from tensorjax._typing import ArrayLike, DTypeLike
 from tensorjax.tt._padding import trim
 
 
 @placed
 def chain_operator(
-    order: int, *, site: Any = None, bond: Any = None, dtype: Any = None
+    order: int,
+    *,
+    site: ArrayLike | Sequence[ArrayLike] | None = None,
+    bond: ArrayLike | Sequence[ArrayLike] | None = None,
+    dtype: DTypeLike | None = None,
 ) -> TTMatrix:
     """Builds the chain Hamiltonian Σ_k h_k + Σ_k g_{k,k+1} as a TT-matrix (MPO).
 

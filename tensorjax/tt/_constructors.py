@@ -12,6 +12,7 @@ from tensorjax import _check
 from tensorjax._cores.ranks import rank_bounds
 from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax._placement import placed
+from tensorjax._typing import DTypeLike
 
 Train = TypeVar("Train", TT, TTMatrix)
 
@@ -36,7 +37,7 @@ def _random_cores(
 
 @placed
 def random(
-    key: jax.Array, shape: Sequence[int], rank: int | Sequence[int], dtype: Any = None
+    key: jax.Array, shape: Sequence[int], rank: int | Sequence[int], dtype: DTypeLike | None = None
 ) -> TT:
     """Constructs a random tensor train whose entries have mean 0 and variance 1.
 
@@ -67,7 +68,7 @@ def random_matrix(
     row_shape: Sequence[int],
     col_shape: Sequence[int],
     rank: int | Sequence[int],
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
 ) -> TTMatrix:
     """Constructs a random TT-matrix whose entries have mean 0 and variance 1; see `random`.
 
@@ -109,19 +110,19 @@ def rank_one(vectors: Sequence[Any]) -> TT:
     return TT([v.astype(dtype)[None, :, None] for v in arrays])
 
 
-def ones(shape: Sequence[int], dtype: Any = None) -> TT:
+def ones(shape: Sequence[int], dtype: DTypeLike | None = None) -> TT:
     """Constructs the train whose entries are all one, TT-ranks one."""
     dtype = _check.inexact_dtype(dtype)
     return TT([jnp.ones((1, n, 1), dtype) for n in _check.shape("shape", shape)])
 
 
-def zeros(shape: Sequence[int], dtype: Any = None) -> TT:
+def zeros(shape: Sequence[int], dtype: DTypeLike | None = None) -> TT:
     """Constructs the zero train, TT-ranks one."""
     dtype = _check.inexact_dtype(dtype)
     return TT([jnp.zeros((1, n, 1), dtype) for n in _check.shape("shape", shape)])
 
 
-def identity(shape: Sequence[int], dtype: Any = None) -> TTMatrix:
+def identity(shape: Sequence[int], dtype: DTypeLike | None = None) -> TTMatrix:
     """Constructs the identity of size ∏ n_k as a TT-matrix, TT-ranks one.
 
     Example:

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +10,14 @@ import numpy as np
 
 from tensorjax import _check, _native, linalg
 from tensorjax._cores.overlaps import difference
-from tensorjax._formats.trains import TT
-from tensorjax._native.dispatch import on_cpu
+from tensorjax._formats.trains import TT, TTMatrix
+from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
+from tensorjax._kernels.table import CPP, PROGRAM, TRACE
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax.contract import einsum
 from tensorjax.tt import _products_on_host
-from tensorjax.tt._algebra import _aligned, as_train, conj
+from tensorjax.tt._algebra import Train, _aligned, as_train, conj
 
 _NOT_HELD = (0.0, math.inf)
 _HIGHEST = jax.lax.Precision.HIGHEST
@@ -24,7 +25,7 @@ _HIGHEST = jax.lax.Precision.HIGHEST
 
 @placed
 @as_train
-def inner(x: TT, y: TT) -> jax.Array:
+def inner(x: Train, y: Train) -> jax.Array:
     """Computes the inner product ⟨x, y⟩ = Σ conj(x_i) y_i of two trains, a scalar.
 
     For TT-matrices it is the Frobenius inner product. Intermediate results are kept in range by
@@ -46,7 +47,7 @@ def inner(x: TT, y: TT) -> jax.Array:
     large ones) are NumPy's, with nothing compiled; programs may differ from them by roundoff.
     """
     x, y = _aligned(x, y)
-    value = _products_on_host.inner(x, y)
+    value = _products_on_host.inner(cast(TT, x), cast(TT, y))
     return _inner(x, y) if value is None else value
 
 
@@ -57,7 +58,7 @@ def _inner(x: TT, y: TT) -> jax.Array:
 
 @placed
 @as_train
-def norm(x: TT) -> jax.Array:
+def norm(x: TT | TTMatrix) -> jax.Array:
     """Computes the Frobenius norm ‖x‖ of a train, a real scalar.
 
     By the inner product: accurate to about √eps·(sizes of the terms) if ``x`` is a difference of
@@ -76,10 +77,10 @@ def norm(x: TT) -> jax.Array:
       >>> print(f"{tt.norm(tt.ones((10,) * 30)):.3g}")
       1e+15
     """
-    value = _products_on_host.norm(x)
+    value = _products_on_host.norm(cast(TT, x))
     value = _norm(x) if value is None else value
     if not _check.is_traced(value) and value.ndim == 0 and float(value) in _NOT_HELD:
-        _check_held(x, value.dtype)
+        _check_held(cast(TT, x), value.dtype)
     return value
 
 
@@ -124,9 +125,14 @@ def overlap(x: TT, y: TT, same: bool = False) -> tuple[jax.Array, jax.Array]:
     """Computes Σ x_i y_i of two trains as (mantissa, exponent); ``same``: x is conj(y)."""
     dtype = jnp.promote_types(x.dtype, y.dtype)
     x, y = x.astype(dtype), y.astype(dtype)  # cores of one train may differ too
-    if _native.overlaps(x.cores, y.cores):
+    operation = _operation(same)
+    if choose_kernel(operation, (*x.cores, *y.cores), TRACE) is CPP:
         return _either_overlap(x, y, same)
     return _overlap_by_xla(x, y, same)
+
+
+def _operation(same: bool) -> str:
+    return "tt.norm" if same else "tt.inner"
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
@@ -134,7 +140,8 @@ def _either_overlap(x: TT, y: TT, same: bool) -> tuple[jax.Array, jax.Array]:
     results = jax.ShapeDtypeStruct((), x.dtype), jax.ShapeDtypeStruct((), jnp.int32)
     native, otherwise = (_norm_by_sweeps, _norm_by_xla) if same else (_by_sweeps, _overlap_by_xla)
     operands = (x,) if same else (x, y)
-    mantissa, exponent = on_cpu(native, otherwise, *operands, results=results)
+    kernels = _operation(same), native, otherwise
+    mantissa, exponent = cpp_or_xla(*kernels, *operands, results=results)
     return mantissa, exponent
 
 
@@ -178,7 +185,7 @@ def _overlap_by_xla(x: TT, y: TT, same: bool = False) -> tuple[jax.Array, jax.Ar
 
 @placed
 @as_train
-def distance(x: TT, y: TT) -> jax.Array:
+def distance(x: Train, y: Train) -> jax.Array:
     """Computes the distance ‖x − y‖ of two trains, accurate to a few eps·(‖x‖ + ‖y‖).
 
     The difference is orthogonalised, never squared: ‖x‖² − 2⟨x, y⟩ + ‖y‖² would lose everything
@@ -197,7 +204,7 @@ def distance(x: TT, y: TT) -> jax.Array:
     x, y = _aligned(x, y)
     real = jnp.finfo(x.dtype).dtype
     x, y = (t.astype(linalg.factor_dtype(t.dtype)) for t in (x, y))
-    if _check.is_traced(x, y):
+    if choose_kernel("tt.distance", (x, y)) is PROGRAM:
         return _distance(x.cores, y.cores).astype(real)
     # Concrete trains differ in rank from call to call: on the host nothing is compiled.
     wide = np.result_type(x.dtype, np.float64)

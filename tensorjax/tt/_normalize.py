@@ -17,7 +17,7 @@ Train = TypeVar("Train", TT, TTMatrix)
 
 @placed
 @as_train
-def log_norm(t: TT) -> jax.Array:
+def log_norm(t: TT | TTMatrix) -> jax.Array:
     """Computes ln ‖t‖, the log of a train's Frobenius norm, however large; −∞ for zero.
 
     Right also where `norm` overflows or vanishes, with derivatives: that of a zero train is zero.
@@ -63,7 +63,7 @@ def normalize(t: Train) -> Train:
 
 
 @as_train
-def _normalize(t: TT) -> TT:
+def _normalize(t: Any) -> Any:
     return _normalized(t)
 
 

@@ -11,6 +11,8 @@ from tensorjax import _check
 from tensorjax._cores.placement import zero_padded
 from tensorjax._cores.ranks import cut_ranks
 from tensorjax._formats.trains import TT, TTMatrix, single
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax.tt._constructors import Train
 
@@ -24,10 +26,12 @@ def padded_ranks(
     allow, as `pad` makes it: loops over padded trains keep their shapes. Larger ranks do not count:
     a sum of trains has those too.
     """
-    wanted = _check.bond_ranks(rank, [np.iinfo(np.int64).max] * len(ranks))
     for t in trains:
         sizes = [math.prod(c.shape[1:-1]) for c in t.cores]
-        if t.ranks[1:-1] == tuple(wanted) and cut_ranks(t.ranks, sizes) != t.ranks:
+        if cut_ranks(t.ranks, sizes) == t.ranks:  # it has no padding: most have none
+            continue
+        wanted = _check.bond_ranks(rank, [np.iinfo(np.int64).max] * len(ranks))
+        if t.ranks[1:-1] == tuple(wanted):
             return tuple(wanted)
     return ranks
 
@@ -61,7 +65,12 @@ def pad(t: Train, rank: int | Sequence[int]) -> Train:
             f"rank: expected at least the present ranks {present}, got {wanted}; "
             "use tt.round to lower ranks"
         )
-    ranks = (1, *wanted, 1)
+    return padded_to(t, wanted)
+
+
+def padded_to(t: Train, interior: Sequence[int]) -> Train:
+    """Pads a train of checked arguments with zeros to the given ranks, none below the present."""
+    ranks = (1, *interior, 1)
     cores = []
     for k, c in enumerate(t.cores):
         widths = [(0, 0)] * c.ndim
@@ -73,7 +82,8 @@ def pad(t: Train, rank: int | Sequence[int]) -> Train:
 
 def _alive(t: TT | TTMatrix) -> list[Any]:
     """Finds the bond indices that are not padding: on a path of non-zeros through all cores."""
-    cores = t.cores if _check.is_traced(t) else [np.asarray(c) for c in t.cores]
+    hosted = choose_kernel("tt.effective_ranks", (t,)) is NUMPY
+    cores = [np.asarray(c) for c in t.cores] if hosted else t.cores
     steps: list[Any] = [(c != 0).any(axis=tuple(range(1, c.ndim - 1))) for c in cores]
     from_left, from_right = [], []
     reached: Any = np.ones(1, bool)

@@ -16,8 +16,10 @@ from tensorjax._cores.products import matmul_core, matvec_core
 from tensorjax._cores.ranks import cut_ranks, rank_bounds
 from tensorjax._cores.scaling import balanced
 from tensorjax._formats.trains import TT, TTMatrix, known, single
-from tensorjax._native.dispatch import on_cpu
+from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
+from tensorjax._kernels.table import CPP, TRACE
 from tensorjax._placement import placed
+from tensorjax._typing import Key
 from tensorjax.tt import _products_on_host
 from tensorjax.tt._algebra import (
     _aligned,
@@ -29,7 +31,7 @@ from tensorjax.tt._algebra import (
     unfold,
 )
 from tensorjax.tt._broadcasting import together
-from tensorjax.tt._padding import pad, padded_ranks
+from tensorjax.tt._padding import padded_ranks, padded_to
 from tensorjax.tt._rounding import rounded_sums as fused
 from tensorjax.tt._rounding.rounding import round
 
@@ -49,7 +51,7 @@ def hadamard(
     *,
     tol: float | None = None,
     rank: Rank = None,
-    key: Any = None,
+    key: Key | None = None,
     oversample: int | None = None,
 ) -> Train:
     """Multiplies trains entry by entry; TT-ranks multiply, or are rounded at once.
@@ -96,7 +98,7 @@ def matvec(
     *,
     tol: float | None = None,
     rank: Rank = None,
-    key: Any = None,
+    key: Key | None = None,
     oversample: int | None = None,
 ) -> TT:
     """Multiplies a TT-matrix (rows m_k, columns n_k) by a train of shape n: A x.
@@ -144,7 +146,7 @@ def matmul(
     *,
     tol: float | None = None,
     rank: Rank = None,
-    key: Any = None,
+    key: Key | None = None,
     oversample: int | None = None,
 ) -> TTMatrix:
     """Multiplies TT-matrices, A B; TT-ranks multiply, or are rounded at once.
@@ -182,7 +184,7 @@ def linear_combination(
     tol: float | None = None,
     rank: Rank = None,
     method: Literal["randomized", "gram"] = "randomized",
-    key: Any = None,
+    key: Key | None = None,
     oversample: int | None = None,
 ) -> TT:
     """Sums trains and products of trains with weights; rounded in one pass, if asked.
@@ -331,7 +333,7 @@ def _rounded(
     out = _static(tuple(map(tuple, terms)), tuple(weights), tol, key, ranks, extra)
     shape = padded_ranks(rank, ranks, [t for term in terms for t in term])
     if shape != out.ranks[1:-1]:
-        out = pad(out, shape)
+        out = padded_to(out, shape)
     return TT._unchecked(placed_like(out.cores, given))
 
 
@@ -369,20 +371,22 @@ def _full_ranks(terms: Sequence[Any]) -> tuple[tuple[int, ...], list[int]]:
 def _static(terms: Any, weights: Any, tol: Any, key: Any, ranks: tuple[int, ...], extra: int) -> TT:
     dtype = jnp.result_type(*(t.dtype for term in terms for t in term))
     work = linalg.factor_dtype(dtype)
-    if tol is None and _compiles(terms, work):
+    if _is_cpp(terms, tol, work):
         pair = [t.astype(work) for t in terms[0]]
         cores = _either(*pair, weights[0].astype(work), key, ranks, extra)
         return TT._unchecked(tuple(c.astype(dtype) for c in cores))
     return _by_xla(terms, weights, tol, key, ranks, extra)
 
 
-def _compiles(terms: Any, dtype: Any) -> bool:
-    """Whether the C++ sweeps serve this sum of products: one matrix times a vector."""
-    if len(terms) > 1 or [type(t) for t in terms[0]] != [TTMatrix, TT]:
-        return False
-    a, x = terms[0]
-    shape = [m * n for m, n in zip(a.row_shape, x.shape, strict=True)]
-    return _native.serves(dtype, exact=False, shape=shape, ranks=x.ranks)
+def _is_cpp(terms: Any, tol: Any, dtype: Any) -> bool:
+    """Whether C++ rounds this sum of products in programs for CPUs: one matrix times a vector."""
+    a, x = terms[0][0], terms[0][-1]
+    one = len(terms) == 1 and isinstance(a, TTMatrix)
+    shape = [m * n for m, n in zip(a.row_shape, x.shape, strict=True)] if one else []
+    facts: dict[str, Any] = {"static": tol is None, "one_product": one, "exact": False}
+    like = jax.ShapeDtypeStruct((), dtype)
+    facts |= {"shape": shape, "ranks": x.ranks}
+    return choose_kernel("tt.matvec(rank=)", (like,), TRACE, **facts) is CPP
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(4, 5))
@@ -391,7 +395,8 @@ def _either(
 ) -> list[Any]:
     results = _native.rounded_shapes(a.cores, ranks)
     static, operands = (ranks, extra), (a, x, weight, key)
-    return on_cpu(_by_sweeps, _one_by_xla, *operands, static=static, results=results, alone=False)
+    kernels = "tt.matvec(rank=)", _by_sweeps, _one_by_xla
+    return cpp_or_xla(*kernels, *operands, static=static, results=results)
 
 
 def _by_sweeps(

@@ -4,6 +4,7 @@ XLA takes some tenths of a second to compile them, anew for every combination of
 products of small cores take NumPy no longer than a program of XLA takes to be called.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -17,8 +18,9 @@ from tensorjax._cores.overlaps import bond_overlap
 from tensorjax._cores.products import hadamard_core, matmul_core, matvec_core
 from tensorjax._cores.scaling import factors_in_range
 from tensorjax._cores.unfoldings import Cores, absorb
-from tensorjax._first_calls import is_hosted, pays
 from tensorjax._formats.trains import TT, TTMatrix
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import NUMPY
 from tensorjax._transfer import on_device
 from tensorjax.tt._evaluation.on_host import _near_one, _on_host
 
@@ -36,14 +38,20 @@ def product(x: Any, y: Any, kind: str) -> Any:
 
     Programs do not look at the sizes of cores: those with products out of range stay here.
     """
-    dtype, cores = _common(x, y), (*x.cores, *y.cores)
-    if not is_hosted(cores, dtype):
+    dtype = _common(x, y)
+
+    @functools.cache
+    def factors() -> tuple[Cores, Sequence[np.ndarray], bool]:
+        left, given = _on_host(x.cores, dtype), _on_host(y.cores, dtype)
+        with np.errstate(all="ignore"), _blas_threads.one_thread(True):
+            right = _products_in_range(left, given, kind)
+        return left, right, right is given
+
+    facts = {"key": kind, "work": lambda: _written(x, y, kind), "in_range": lambda: factors()[2]}
+    if choose_kernel(f"tt.{kind}", (*x.cores, *y.cores), dtype=dtype, **facts) is not NUMPY:
         return None
-    left, given = _on_host(x.cores, dtype), _on_host(y.cores, dtype)
+    left, right, _ = factors()
     with np.errstate(all="ignore"), _blas_threads.one_thread(True):
-        right = _products_in_range(left, given, kind)
-        if right is given and not pays(kind, cores, lambda: _written(x, y, kind)):
-            return None
         out = [_PRODUCTS[kind](a, b) for a, b in zip(left, right, strict=True)]
     made = TTMatrix if kind == "matmul" else type(y)
     return made._unchecked(tuple(on_device(out)))
@@ -97,9 +105,8 @@ def _overlap(x: TT, y: TT, kind: str) -> tuple[Any, int] | None:
     """Computes Σ conj(x_i) y_i of host trains as mantissa and exponent, or None to compile it."""
     dtype = _common(x, y)
     cores = x.cores if x is y else (*x.cores, *y.cores)
-    if not is_hosted(cores, dtype):
-        return None
-    if not pays(kind, cores, lambda: _work(x, y)):
+    facts = {"dtype": dtype, "key": kind, "work": lambda: _work(x, y)}
+    if choose_kernel(f"tt.{kind}", cores, **facts) is not NUMPY:
         return None
     with np.errstate(all="ignore"), _blas_threads.one_thread(True):
         left = _on_host(x.cores, dtype)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._typing import ArrayLike
 
 
 class QuanticsGrid(NamedTuple):
@@ -54,21 +55,21 @@ class QuanticsGrid(NamedTuple):
         steps = self.points - 1 if self.endpoint else self.points
         return tuple((b - a) / steps for a, b in zip(self.low, self.high, strict=True))
 
-    def index(self, digits: Any) -> np.ndarray:
+    def index(self, digits: ArrayLike) -> np.ndarray:
         """Converts quantics digits (…, dims·bits) to grid indices; see `quantics_to_index`."""
         return quantics_to_index(
             digits, dims=self.dims, base=self.base, interleaved=self.interleaved
         )
 
-    def digits(self, index: Any) -> np.ndarray:
+    def digits(self, index: ArrayLike) -> np.ndarray:
         """Converts grid indices (…, dims) to quantics digits; see `index_to_quantics`."""
         return index_to_quantics(index, self.bits, base=self.base, interleaved=self.interleaved)
 
-    def coordinates(self, digits: Any) -> np.ndarray:
+    def coordinates(self, digits: ArrayLike) -> np.ndarray:
         """Converts quantics digits (…, dims·bits) to coordinates (…, dims)."""
         return np.asarray(self.low) + self.index(digits) * np.asarray(self.spacing)
 
-    def nearest(self, x: Any) -> np.ndarray:
+    def nearest(self, x: ArrayLike) -> np.ndarray:
         """Returns digits (…, dims·bits) of the quantics grid's points nearest to x."""
         steps = (np.asarray(x, float) - np.asarray(self.low)) / np.asarray(self.spacing)
         return self.digits(np.clip(np.rint(steps), 0, self.points - 1).astype(np.int64))
@@ -132,7 +133,7 @@ def quantics_grid(
 
 
 def index_to_quantics(
-    index: Any, bits: int, *, base: int = 2, interleaved: bool = True
+    index: ArrayLike, bits: int, *, base: int = 2, interleaved: bool = True
 ) -> np.ndarray:
     """Converts grid indices (…, dims) to quantics digits, most significant first.
 
@@ -159,7 +160,7 @@ def index_to_quantics(
 
 
 def quantics_to_index(
-    digits: Any, *, dims: int = 1, base: int = 2, interleaved: bool = True
+    digits: ArrayLike, *, dims: int = 1, base: int = 2, interleaved: bool = True
 ) -> np.ndarray:
     """Converts quantics digits (…, dims·bits), most significant first, to grid indices.
 

@@ -11,12 +11,11 @@ from tensorjax import _check, linalg
 from tensorjax._batch_sizes import rounded_up
 from tensorjax._cores.unfoldings import absorb
 from tensorjax._formats.trains import TT, single
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax.tt._rounding.rounding import orthogonal_cores, orthogonalize
-
-# Most random numbers drawn before the sweep; more are drawn mode by mode in a compiled program.
-_NOISE = 2**23
 
 
 @placed
@@ -51,8 +50,8 @@ def sample(key: jax.Array, t: TT, count: int = 1) -> jax.Array:
     single("t", t, TT)
     _check.integer("count", count, low=1)
     _check.finite("t", t)
-    few = rounded_up(count) * sum(t.shape) <= _NOISE
-    if not few or not _check.on_cpu(t.cores[0], key, t):
+    noise = rounded_up(count) * sum(t.shape)
+    if choose_kernel("tt.sample", (t.cores[0], key, t), noise=noise) is not NUMPY:
         return _sample(key, orthogonalize(t, 0), count)
     return on_device([_on_host(t, _noise(key, t, count))])[0]
 

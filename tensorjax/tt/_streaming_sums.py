@@ -10,8 +10,9 @@ from tensorjax import _check, linalg
 from tensorjax._cores.ranks import feasible_ranks
 from tensorjax._cores.scaling import settled
 from tensorjax._cores.unfoldings import absorb, times_right
-from tensorjax._formats.trains import TT
+from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax._placement import placed
+from tensorjax._typing import DTypeLike, Scalar
 from tensorjax.linalg._scaling import normalized
 from tensorjax.tt._products import factors_of, shape_of, term_of
 from tensorjax.tt._rounding import rounded_sums as fused
@@ -41,7 +42,7 @@ jax.export.register_namedtuple_serialization(Stream, serialized_name="tensorjax.
 
 @placed
 def stream(
-    key: jax.Array, shape: Sequence[int], rank: int | Sequence[int], dtype: Any = None
+    key: jax.Array, shape: Sequence[int], rank: int | Sequence[int], dtype: DTypeLike | None = None
 ) -> Stream:
     """Returns an empty streaming sum, for `stream_add` and `stream_train`.
 
@@ -89,7 +90,9 @@ def stream(
 
 
 @placed
-def stream_add(state: Stream, term: Any, weight: Any = 1.0) -> Stream:
+def stream_add(
+    state: Stream, term: TT | tuple[TT, TT] | tuple[TTMatrix, TT], weight: Scalar = 1.0
+) -> Stream:
     """Adds weight · term to a streaming sum; the order of the terms does not matter.
 
     Args:

@@ -10,8 +10,9 @@ import numpy as np
 from tensorjax import linalg
 from tensorjax._cores.unfoldings import join, merge
 from tensorjax._formats.trains import TT, TTMatrix, single
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import by_axes, placed_by
-from tensorjax.tt._evaluation import on_host
 
 # Exponents of all cores together up to which their products are in the range of single precision.
 _TAME = 100
@@ -41,7 +42,7 @@ def to_dense(t: TT | TTMatrix) -> jax.Array:
 
 def _is_tame(t: TT | TTMatrix) -> bool:
     """Whether concrete cores are so near one that the dense array's products stay in range."""
-    if not on_host.is_hosted(t):
+    if choose_kernel("tt.to_dense", (t,)) is not NUMPY:
         return False
     exponents = [linalg.exponent_of(np.asarray(c)) for c in t.cores]
     # Sums over the bonds make products larger; smaller ones than these bounds are lost anyway.

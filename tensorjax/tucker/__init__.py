@@ -13,13 +13,11 @@ Example:
   True
 """
 
-import sys
-
 from tensorjax.tucker._algebra import add, imag, ones_like, orthogonalize, pad, real, scale
 from tensorjax.tucker._constructors import random
 from tensorjax.tucker._hooi import FitInfo, hooi
 from tensorjax.tucker._hosvd import from_dense
-from tensorjax.tucker._indexing import item
+from tensorjax.tucker._indexing import item as item
 from tensorjax.tucker._inner import distance, evaluate, inner, norm
 from tensorjax.tucker._nonnegative import nonnegative
 from tensorjax.tucker._products import hadamard, mode_product
@@ -53,6 +51,6 @@ __all__ = [
     "to_tt",
 ]
 
-# The operators find these functions by the type, as those of trains do.
-Tucker.namespace = sys.modules[__name__]
-Tucker.picker = item
+
+def __dir__() -> list[str]:
+    return __all__

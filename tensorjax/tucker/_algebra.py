@@ -16,6 +16,7 @@ from tensorjax._cores.placement import zero_padded
 from tensorjax._formats.operators import multiplied
 from tensorjax._formats.trains import TT
 from tensorjax._placement import placed
+from tensorjax._typing import Scalar
 from tensorjax.tucker._to_dense import _with_dense_core
 from tensorjax.tucker._types import (
     Tucker,
@@ -81,7 +82,7 @@ def _padded(core: Any, widths: Sequence[tuple[int, int]]) -> Any:
     return zero_padded(core, list(widths))
 
 
-def scale(t: Tucker, factor: Any) -> Tucker:
+def scale(t: Tucker, factor: Scalar) -> Tucker:
     """Multiplies a Tucker tensor by a scalar, which goes into the core.
 
     Args:

@@ -11,8 +11,11 @@ import numpy as np
 from tensorjax import _blas_threads, _check, linalg
 from tensorjax._cores.scaling import balanced
 from tensorjax._eager import evaluated_eagerly
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
+from tensorjax._typing import ArrayLike
 from tensorjax.linalg import Method, _predicted_times
 from tensorjax.linalg._subspaces_on_host import (
     THREADS,
@@ -38,7 +41,7 @@ _GUESS = 12
 @placed
 @evaluated_eagerly
 def from_dense(
-    x: Any,
+    x: ArrayLike,
     *,
     tol: float | None = None,
     rank: int | Sequence[int] | None = None,
@@ -71,7 +74,7 @@ def from_dense(
     """
     x, dtype, tol = _check.dense_input(x, tol, rank)
     ranks = None if rank is None else feasible_ranks(rank, x.shape)
-    if tol is not None and not _check.is_traced(x, tol):
+    if tol is not None and choose_kernel("tucker.from_dense(tol=)", (x, tol)) is NUMPY:
         t = _dynamic(np.asarray(x), tol, method, key, dtype)
         if ranks is None:
             return t
@@ -79,7 +82,7 @@ def from_dense(
             return pad(t, ranks)
     share = None if tol is None or _check.is_traced(tol) else tol**2 / x.ndim
     assert ranks is not None
-    if method != "randomized" and _check.on_cpu(x, tol):
+    if choose_kernel("tucker.from_dense(rank=)", (x, tol), method=method) is NUMPY:
         return pad(_ranked(x, ranks, share, method, dtype), ranks)
     _check.finite("x", x)
     if method == "auto" and tol is None and x.size > _LARGE:

@@ -15,7 +15,10 @@ from tensorjax._cores.scaling import near_one
 from tensorjax._cores.unfoldings import short, tall, wide
 from tensorjax._formats.trains import TT
 from tensorjax._ids import counted
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import PROGRAM
 from tensorjax._placement import placed, returned
+from tensorjax._typing import ArrayLike
 from tensorjax.tucker._algebra import aligned
 from tensorjax.tucker._types import Tucker, near_one_parts, on_host, one, times
 
@@ -98,7 +101,7 @@ def _measured(f: Any, *tensors: Tucker) -> jax.Array:
     """Evaluates a Tucker norm in single precision or better: by NumPy, on the host, if concrete."""
     dtype = tensors[0].dtype
     real = jnp.finfo(dtype).dtype
-    if _check.is_traced(tensors):
+    if choose_kernel("tucker.norm", tensors) is PROGRAM:
         return f(*(t.astype(linalg.factor_dtype(dtype)) for t in tensors)).astype(real)
     return jax.device_put(np.asarray(f(*map(on_host, tensors))).astype(real))
 
@@ -152,7 +155,7 @@ def _length(core: Any, exponent: Any) -> Any:
 
 
 @placed
-def evaluate(t: Tucker, indices: Any) -> jax.Array:
+def evaluate(t: Tucker, indices: ArrayLike) -> jax.Array:
     """Evaluates entries x[i_1, …, i_d] of a Tucker tensor at a batch of multi-indices.
 
     Args:
@@ -173,7 +176,7 @@ def evaluate(t: Tucker, indices: Any) -> jax.Array:
     """
     one("t", t)
     indices = _check.indices(indices, t.shape)
-    if not indices.size or not _check.on_cpu(indices, t):
+    if choose_kernel("tucker.evaluate", (indices, t)) is PROGRAM:
         return _evaluate(t, indices.reshape(-1, t.order)).reshape(indices.shape[:-1])
     rows = np.asarray(indices).reshape(-1, t.order)
     padded = np.zeros((rounded_up(len(rows)), t.order), rows.dtype)

@@ -14,6 +14,8 @@ from tensorjax._cores.scaling import balanced
 from tensorjax._cores.unfoldings import short
 from tensorjax._eager import evaluated_eagerly
 from tensorjax._formats.trains import TT
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax.tucker._algebra import check_core_rank, pad
 from tensorjax.tucker._hosvd import feasible_ranks, st_hosvd
@@ -78,7 +80,7 @@ def round(
     tol = None if tol is None else _check.tolerance(tol, t.dtype)
     ranks, bonds = _feasible(t, rank, core_rank)
     _check.finite("t", t)
-    if tol is not None and not _check.is_traced(t, tol):
+    if tol is not None and choose_kernel("tucker.round(tol=)", (t, tol)) is NUMPY:
         out = _dynamic(t, tol)
         if rank is None and core_rank is None:
             return out

@@ -12,9 +12,10 @@ import numpy as np
 from tensorjax import _check, linalg
 from tensorjax._cores.scaling import near_one, shared_out
 from tensorjax._cores.unfoldings import times_mode
-from tensorjax._formats.operators import Summable, dtypes_of, floating, rebuilt, shown
+from tensorjax._formats.operators import Namespace, Summable, dtypes_of, floating, rebuilt, shown
 from tensorjax._formats.serialization import serializable
 from tensorjax._formats.trains import TT, single
+from tensorjax._typing import ArrayLike, DType, DTypeLike, JaxOrHost
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
@@ -45,9 +46,9 @@ class Tucker(Summable):
     core: Any
     factors: tuple[jax.Array, ...]
     dense_name: ClassVar[str] = "tucker.to_dense"
-    picker: ClassVar[Callable[[Any, Any], Any]]  # of indexing
+    namespace = Namespace("tensorjax.tucker")
 
-    def __init__(self, core: Any, factors: Iterable[Any]):
+    def __init__(self, core: JaxOrHost | TT, factors: Iterable[ArrayLike]):
         checked = tuple(_check.core(f"factors[{k}]", u) for k, u in enumerate(factors))
         if isinstance(core, jax.Array | np.ndarray | jax.ShapeDtypeStruct):
             core = _check.core("core", core)
@@ -100,7 +101,7 @@ class Tucker(Summable):
         return self.order
 
     def __getitem__(self, key: Any) -> Any:
-        return type(self).picker(self, key)
+        return self.namespace.item(self, key)
 
     def __mul__(self, other: Any) -> Any:
         return (
@@ -110,7 +111,7 @@ class Tucker(Summable):
         )
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> DType:
         """Dtype that arithmetic between the Tucker core and factors gives."""
         dtypes = {leaf.dtype for leaf in jax.tree.leaves(self)}
         return dtypes.pop() if len(dtypes) == 1 else jnp.result_type(*dtypes)
@@ -121,7 +122,7 @@ class Tucker(Summable):
         core = self.core.size if isinstance(self.core, TT) else math.prod(self.ranks)
         return core + sum(math.prod(u.shape[-2:]) for u in self.factors)
 
-    def astype(self, dtype: Any) -> "Tucker":
+    def astype(self, dtype: DTypeLike) -> "Tucker":
         """Returns the Tucker tensor with core and factors cast to ``dtype``.
 
         Raises:

@@ -33,3 +33,7 @@ __all__ = [
     "to_huggingface",
     "write_groups",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

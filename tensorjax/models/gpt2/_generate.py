@@ -11,6 +11,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from tensorjax import _check
+from tensorjax._typing import ArrayLike
 from tensorjax.models.gpt2._attention import attend
 from tensorjax.models.gpt2._model import GPT2
 from tensorjax.parallel import Single
@@ -18,7 +19,7 @@ from tensorjax.parallel import Single
 
 def generate(
     model: GPT2,
-    prompts: Any,
+    prompts: ArrayLike,
     count: int,
     *,
     temperature: float = 0.0,

@@ -15,6 +15,7 @@ import numpy as np
 from flax import nnx
 
 from tensorjax import _check
+from tensorjax._typing import DTypeLike
 from tensorjax.models.gpt2._config import GPT2Config
 from tensorjax.models.gpt2._model import GPT2
 
@@ -62,11 +63,11 @@ _BUFFERS = (".attn.bias", ".attn.masked_bias")
 
 
 def from_huggingface(
-    path: Any,
+    path: Path,
     *,
     dropout: float | None = None,
-    dtype: Any = None,
-    param_dtype: Any = jnp.float32,
+    dtype: DTypeLike | None = None,
+    param_dtype: DTypeLike = jnp.float32,
     attention: str | None = None,
     **changes: Any,
 ) -> GPT2:
@@ -121,7 +122,7 @@ def from_huggingface(
     return nnx.merge(graph, params)
 
 
-def to_huggingface(model: GPT2, path: Any, *, end: int | None = None) -> None:
+def to_huggingface(model: GPT2, path: Path, *, end: int | None = None) -> None:
     """Writes a GPT-2 in Hugging Face's format: ``config.json`` and ``model.safetensors``.
 
     Both are written to a hidden folder beside ``path``, which is renamed to ``path`` when complete.

@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from tensorjax import nn, offload
 from tensorjax._ids import IGNORED
+from tensorjax._typing import ArrayLike, DTypeLike
 from tensorjax.models._spec import check_spec
 from tensorjax.models.gpt2._attention import attend
 from tensorjax.models.gpt2._blocks import EPSILON, SPREAD, Block
@@ -221,7 +222,7 @@ def initial(
     key: jax.Array,
     *,
     linear: nn.Spec = nn.Dense(),  # noqa: B008  (a frozen dataclass)
-    param_dtype: Any = jnp.float32,
+    param_dtype: DTypeLike = jnp.float32,
 ) -> dict[str, Callable[[], Any]]:
     """Returns functions that draw the initial parameters of `layers`, one group at a time.
 
@@ -273,7 +274,9 @@ def _drawn(config: GPT2Config, linear: nn.Spec, param_dtype: Any) -> Callable[[j
     return block
 
 
-def batch(tokens: Any, targets: Any, weights: Any = None) -> dict[str, Any]:
+def batch(
+    tokens: ArrayLike, targets: ArrayLike, weights: ArrayLike | None = None
+) -> dict[str, Any]:
     """Prepares a batch for GPT-2's `layers`, with weights scaled for a weighted mean loss.
 
     Args:

@@ -10,6 +10,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from tensorjax import nn
+from tensorjax._typing import DTypeLike
 from tensorjax.models._id_checks import check_ids
 from tensorjax.models._id_checks import check_length as _check_length
 from tensorjax.models._loss import checked_weights
@@ -96,8 +97,8 @@ class GPT2(nnx.Module):
         config: GPT2Config,
         *,
         linear: nn.Spec = nn.Dense(),  # noqa: B008  (a frozen dataclass)
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
         attention: str | None = None,
         rngs: nnx.Rngs,
     ) -> None:

@@ -10,13 +10,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tensorjax._typing import DTypeLike
 from tensorjax.models.gpt2 import _huggingface as published
 from tensorjax.models.gpt2._config import GPT2Config
 from tensorjax.models.gpt2._layer_list import initial
 
 
 def read_groups(
-    path: Any, *, dropout: float | None = None, param_dtype: Any = jnp.float32, **changes: Any
+    path: Path,
+    *,
+    dropout: float | None = None,
+    param_dtype: DTypeLike = jnp.float32,
+    **changes: Any,
 ) -> tuple[GPT2Config, dict[str, Callable[[], Any]]]:
     """Returns functions that read published GPT-2 weights group by group, as `layers` uses.
 
@@ -63,7 +68,7 @@ def read_groups(
 def write_groups(
     config: GPT2Config,
     groups: Mapping[str, Any] | Iterable[tuple[Any, ...]],
-    path: Any,
+    path: Path,
     *,
     end: int | None = None,
 ) -> None:

@@ -12,8 +12,11 @@ from flax import nnx
 from flax.nnx.nn import dtypes
 from jax.sharding import PartitionSpec
 
-from tensorjax import _check, _native, _symbolic, contract, linalg
+from tensorjax import _check, _symbolic, contract, linalg
+from tensorjax._kernels.choice import choose_kernel, is_cpp_default
+from tensorjax._kernels.table import CPP, TRACE
 from tensorjax._placement import like_first, placed, placed_by, sharded
+from tensorjax._typing import ArrayLike, DTypeLike, OutSharding
 from tensorjax.nn._embeddings import lookup as networks
 from tensorjax.nn._embeddings.compiled_lookup import lookup
 from tensorjax.nn._embeddings.id_checks import OutOfRange, as_integers, policy, resolve
@@ -80,8 +83,8 @@ class Embedding(nnx.Module):
         num_shape: Sequence[int] | None = None,
         feature_shape: Sequence[int] | None = None,
         order: int | None = None,
-        dtype: Any = None,
-        param_dtype: Any = jnp.float32,
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = jnp.float32,
         padding_idx: int | None = None,
         capacity: int | None = None,
         out_of_range: OutOfRange = "error",
@@ -137,7 +140,7 @@ class Embedding(nnx.Module):
     def plan(self, count: int) -> LookupPlan:
         """Plans any embedding's lookup of ``count`` ids on this process's devices, with cost."""
         _check.integer("count", count, low=0)
-        return self._plan(*self._network(), count, _native.is_default())
+        return self._plan(*self._network(), count, is_cpp_default())
 
     def _plan(
         self, operands: list[jax.Array], network: LookupNetwork, count: Any, sweeps: bool = True
@@ -145,20 +148,19 @@ class Embedding(nnx.Module):
         """Plans any embedding's lookup, with compiled CPU code where that is possible."""
         if not _symbolic.is_static(count):
             return symbolic_plan(network, self.features, self.capacity, self.num_embeddings)
-        held = {x.dtype for x in (*operands, *values(self.gates))}
-        compiled = (
-            sweeps
-            and len(held) == 1
-            and self.dtype in (None, *held)
-            and all(x.size for x in operands)
-            and math.prod(self.num_shape) < jnp.iinfo(jnp.int32).max
-            and _native.looks_up(*held)
-        )
+        held = (*operands, *values(self.gates))
+        facts = {
+            "kept_dtype": self.dtype in (None, held[0].dtype),
+            "rows": math.prod(self.num_shape),
+            "train": networks.is_train(network) and network.order > 1,
+            "unlimited": self.capacity is None or self.capacity >= count,
+        }
+        compiled = sweeps and choose_kernel("nn.TTEmbedding", held, TRACE, **facts) is CPP
         return make_plan(
             network, self.features, count, self.capacity, self.num_embeddings, compiled=compiled
         )
 
-    def __call__(self, ids: Any, out_sharding: Any = None) -> jax.Array:
+    def __call__(self, ids: ArrayLike, out_sharding: OutSharding = None) -> jax.Array:
         """Looks up the rows of integer ids, for an embedding of any format.
 
         Args:
@@ -191,7 +193,7 @@ class Embedding(nnx.Module):
         request = self._plan(operands, network, where.size)._request._replace(dtype=self.dtype)
         return sharded(_rows(where, request, operands, values(self.gates)), out_sharding)
 
-    def attend(self, query: Any, out_sharding: Any = None) -> jax.Array:
+    def attend(self, query: ArrayLike, out_sharding: OutSharding = None) -> jax.Array:
         """Returns an embedding's logits query · Eᵀ of all rows, as `flax.nnx.Embed.attend`.
 
         Args:
@@ -255,11 +257,11 @@ class Embedding(nnx.Module):
 
     def bag(
         self,
-        ids: Any,
+        ids: ArrayLike,
         *,
-        segments: Any = None,
+        segments: ArrayLike | None = None,
         num_bags: int | None = None,
-        weights: Any = None,
+        weights: ArrayLike | None = None,
         mode: Mode = "sum",
     ) -> jax.Array:
         """Returns the sum or mean of embedding rows for each bag of ids, with optional weights.

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import _native
-from tensorjax._native.dispatch import on_cpu
+from tensorjax._kernels.choice import cpp_or_xla
 from tensorjax.nn._embeddings.distinct_ids import lookup_by_xla
 from tensorjax.nn._embeddings.lookup_plan import make_plan
 from tensorjax.nn._embeddings.merged_cores import merge
@@ -57,8 +57,8 @@ _rows.defvjp(_forward, _backward)
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _either_rows(request: Request, operands: Any, gates: Any, ids: jax.Array) -> jax.Array:
     results = [jax.ShapeDtypeStruct((len(ids), request.features), operands[0].dtype)]
-    functions = _rows_by_sweeps, _by_xla
-    return on_cpu(*functions, operands, gates, ids, static=(request,), results=results)[0]
+    kernels = "nn.TTEmbedding", _rows_by_sweeps, _by_xla
+    return cpp_or_xla(*kernels, operands, gates, ids, static=(request,), results=results)[0]
 
 
 def _rows_by_sweeps(request: Request, operands: Any, gates: Any, ids: jax.Array) -> jax.Array:
@@ -80,10 +80,9 @@ def _either_gradient(
     leaves, tree = jax.tree.flatten((operands, gates))
     results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
     arguments = operands, gates, ids, cotangent
-    functions = _gradient_by_sweeps, _gradient_by_xla
-    return jax.tree.unflatten(
-        tree, on_cpu(*functions, *arguments, static=(request,), results=results)
-    )
+    kernels = "nn.TTEmbedding", _gradient_by_sweeps, _gradient_by_xla
+    found = cpp_or_xla(*kernels, *arguments, static=(request,), results=results)
+    return jax.tree.unflatten(tree, found)
 
 
 def _gradient_by_sweeps(

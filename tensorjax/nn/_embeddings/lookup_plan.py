@@ -6,7 +6,7 @@ import math
 from itertools import pairwise
 
 from tensorjax._symbolic import PLANNED
-from tensorjax.nn._embeddings.lookup import LookupNetwork, is_train, search
+from tensorjax.nn._embeddings.lookup import LookupNetwork, search
 from tensorjax.nn._embeddings.merged_cores import plan_chain
 from tensorjax.nn._embeddings.rows import Request
 
@@ -81,10 +81,9 @@ def make_plan(
       count: ids.
       capacity: the user's, or None.
       rows: of the matrix, padding apart.
-      compiled: whether `tensorjax._native` takes the arrays, if they are those of a train.
+      compiled: whether C++ makes the rows, of the cores of a train; see `tensorjax._kernels`.
     """
-    unlimited = capacity is None or capacity >= count
-    if compiled and unlimited and is_train(network) and network.order > 1:
+    if compiled:
         distinct = min(count, default_capacity(count), rows)
         plan = _chained(network, features, count, max(1, distinct))
         request = plan._request._replace(capacity=capacity, rows=rows)

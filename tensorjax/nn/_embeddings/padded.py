@@ -2,10 +2,12 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from tensorjax import _check, _ids
+from tensorjax._typing import ArrayLike, OutSharding
 
 
 class PaddedEmbed(nnx.Embed):
@@ -20,7 +22,8 @@ class PaddedEmbed(nnx.Embed):
       **options: those of `flax.nnx.Embed`.
 
     Example:
-      >>> import jax.numpy as jnp
+      >>> import jax
+    import jax.numpy as jnp
       >>> from flax import nnx
       >>> from tensorjax import nn
       >>> layer = nn.Dense().embedding(5, 2, padding_idx=0, rngs=nnx.Rngs(0))
@@ -34,7 +37,7 @@ class PaddedEmbed(nnx.Embed):
             "padding_idx", padding_idx, low=0, high=num_embeddings - 1
         )
 
-    def __call__(self, inputs: Any, out_sharding: Any = None) -> Any:
+    def __call__(self, inputs: ArrayLike, out_sharding: OutSharding = None) -> jax.Array:
         """Looks up embedding rows: zeros for the padding id, NaN for ids out of range."""
         inputs = jnp.asarray(inputs)
         if not jnp.issubdtype(inputs.dtype, jnp.integer):
@@ -45,9 +48,9 @@ class PaddedEmbed(nnx.Embed):
         rows = jnp.where((ids == self.padding_idx)[..., None], 0, rows)
         return _ids.or_nan(rows, valid)
 
-    def attend(self, query: Any, out_sharding: Any = None) -> Any:
+    def attend(self, query: ArrayLike, out_sharding: OutSharding = None) -> jax.Array:
         """Returns the logits of all embedding rows; 0 for the padding id, whose row is zero."""
-        logits = super().attend(query, out_sharding)
+        logits = super().attend(jnp.asarray(query), out_sharding)
         padding = jnp.arange(self.num_embeddings) == self.padding_idx
         lead = (1,) * (logits.ndim - 1)
         return jnp.where(padding.reshape(*lead, -1), jnp.zeros((), logits.dtype), logits)

@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._typing import DTypeLike, Optimizer, PyTree
+from tensorjax.offload._store.backends import Backend
 from tensorjax.offload._store.store import TensorStore
 from tensorjax.offload._training.engine import Engine
 from tensorjax.offload._training.layers import Layer
@@ -50,11 +52,11 @@ class Machine:
 
 def measure(
     path: str | Path,
-    optimizer: Any,
+    optimizer: Optimizer,
     *,
-    dtype: Any = jnp.float32,
+    dtype: DTypeLike = jnp.float32,
     size: int = 128 * MIB,
-    backend: Any = "auto",
+    backend: str | Backend = "auto",
 ) -> Machine:
     """Measures a machine's speeds: its disk, the optimiser on the host, copies to the device.
 
@@ -86,7 +88,7 @@ def measure(
 def layer_seconds(
     layers: Sequence[Layer],
     params: Mapping[str, Any],
-    batch: Any,
+    batch: PyTree,
     engine: Engine,
     *,
     key: jax.Array | None = None,

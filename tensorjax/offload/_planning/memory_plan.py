@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 import jax
 
 from tensorjax import _check
+from tensorjax._typing import DTypeLike, Optimizer, PyTree
 from tensorjax.offload._planning.machine_speed import Machine, layer_seconds
 from tensorjax.offload._planning.placement_search import (
     Choice,
@@ -179,8 +180,8 @@ def _alike(rows: Sequence[Row]) -> list[tuple[str, Row]]:
 def plan(
     layers: Sequence[Layer],
     params: Mapping[str, Any],
-    optimizer: Any,
-    batch: Any,
+    optimizer: Optimizer,
+    batch: PyTree,
     *,
     machine: Machine,
     device_bytes: int,
@@ -188,7 +189,7 @@ def plan(
     microbatches: int = 1,
     staging: int | Literal["auto"] | None = None,
     clip: float | bool | None = None,
-    compute_dtype: Any = None,
+    compute_dtype: DTypeLike | None = None,
     key: jax.Array | None = None,
     activations: Iterable[Activations] = get_args(Activations),
     seconds: Mapping[str, tuple[float, float]] | None = None,

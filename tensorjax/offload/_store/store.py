@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from tensorjax._typing import ArrayLike
 from tensorjax.offload._errors import CapacityError, Notices, StoreError
 from tensorjax.offload._processes import numbered
 from tensorjax.offload._store import arguments
@@ -253,7 +254,7 @@ class TensorStore:
 
     # Moving tensors.
 
-    def write(self, name: str, array: Any, *, deadline: float = math.inf) -> Future[None]:
+    def write(self, name: str, array: ArrayLike, *, deadline: float = math.inf) -> Future[None]:
         """Copies an array into staging and writes it to the slot that is not committed.
 
         Blocks while the staging pool is full, of which the earliest deadline gets what others give

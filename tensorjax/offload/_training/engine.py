@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import linalg
+from tensorjax._typing import Key, PyTree
 from tensorjax.offload._training.array_checks import finite, widened
 from tensorjax.offload._training.layers import Activations, Layer
 from tensorjax.offload._training.microbatches import split_loss
@@ -49,7 +50,7 @@ class Engine:
         self.shardings, self._data = dict(shardings or {}), data
         self._held: dict[Any, _Programs] = {}  # however many a model has
 
-    def batch(self, batch: Any) -> Any:
+    def batch(self, batch: PyTree) -> Any:
         """Places a microbatch on the device, for the layers to compute with."""
         if self._data is None:
             return batch if self.shardings else jax.device_put(batch, self.device)
@@ -65,7 +66,7 @@ class Engine:
         """Device for layers whose groups have no shardings: the default device of JAX."""
         return next(iter(jnp.empty(()).devices()))
 
-    def place(self, group: str, params: Any) -> Any:
+    def place(self, group: str, params: PyTree) -> Any:
         """Copies a layer group's parameters to the device, never as views of host memory."""
         where = self.shardings.get(group, self.device)
         if self.device.platform == "cpu":
@@ -73,7 +74,9 @@ class Engine:
             params = jax.tree.map(lambda x: jnp.array(x, copy=True), params)
         return jax.device_put(params, where)
 
-    def forward(self, layer: Layer, params: Any, x: Any, batch: Any, key: Any) -> tuple[Any, Any]:
+    def forward(
+        self, layer: Layer, params: PyTree, x: PyTree, batch: PyTree, key: Key
+    ) -> tuple[Any, Any]:
         """Computes a layer's result, and what its backward pass needs besides the input."""
         programs = self._of(layer)
         if self.activations == "recompute":
@@ -81,12 +84,20 @@ class Engine:
         y, kept = programs.forward_keeping(params, x, batch, key)
         return y, _moved(kept, "pinned_host") if self.activations == "offload" else kept
 
-    def evaluate(self, layer: Layer, params: Any, x: Any, batch: Any) -> Any:
+    def evaluate(self, layer: Layer, params: PyTree, x: PyTree, batch: PyTree) -> Any:
         """Computes a layer's result without a key; nothing is kept for a backward pass."""
         return self._of(layer).forward(params, x, batch, None)
 
     def backward(
-        self, layer: Layer, params: Any, x: Any, batch: Any, key: Any, kept: Any, dy: Any, sums: Any
+        self,
+        layer: Layer,
+        params: PyTree,
+        x: PyTree,
+        batch: PyTree,
+        key: Key,
+        kept: Any,
+        dy: Any,
+        sums: PyTree,
     ) -> tuple[Any, Any]:
         """Computes a layer's input cotangent, and adds its gradients to ``sums``.
 
@@ -101,7 +112,7 @@ class Engine:
         return programs.backward_kept(params, x, batch, key, kept, dy, sums)
 
     def shares(
-        self, layer: Layer, params: Any, xs: Sequence[Any], batches: Sequence[Any], keys: Any
+        self, layer: Layer, params: PyTree, xs: Sequence[Any], batches: Sequence[Any], keys: Any
     ) -> list[Any]:
         """Returns the last layer's factors that turn the sum of microbatch losses into a mean.
 
@@ -117,7 +128,14 @@ class Engine:
         return [_reciprocal(total)] * len(batches)
 
     def last(
-        self, layer: Layer, params: Any, x: Any, batch: Any, key: Any, share: Any, sums: Any
+        self,
+        layer: Layer,
+        params: PyTree,
+        x: PyTree,
+        batch: PyTree,
+        key: Key,
+        share: Any,
+        sums: PyTree,
     ) -> tuple[Any, Any, Any]:
         """Computes the last layer's loss, input cotangent and gradients, each times ``share``.
 
@@ -125,7 +143,9 @@ class Engine:
         """
         return self._of(layer).last(params, x, batch, key, share, widened(sums))
 
-    def shapes(self, layer: Layer, params: Any, x: Any, batch: Any, key: Any) -> tuple[Any, Any]:
+    def shapes(
+        self, layer: Layer, params: PyTree, x: PyTree, batch: PyTree, key: Key
+    ) -> tuple[Any, Any]:
         """Returns the shapes of a layer's result and of what "keep" keeps; nothing is computed."""
         return jax.eval_shape(self._of(layer).forward_keeping, params, x, batch, key)
 
@@ -137,11 +157,11 @@ class Engine:
         """
         return host_arrays.lends(self.device)
 
-    def add(self, sums: Any, gradient: Any) -> Any:
+    def add(self, sums: PyTree, gradient: PyTree) -> Any:
         """Adds up the gradients of layers that share a group, on the device, in one memory."""
         return _add(sums, gradient)
 
-    def finite(self, gradient: Any) -> Any:
+    def finite(self, gradient: PyTree) -> Any:
         """Whether all entries of a layer's gradient are finite, as a scalar on the device."""
         return finite(gradient)
 
@@ -190,13 +210,17 @@ class _Programs:
             self._weighs[signature] = jax.eval_shape(self.weight, *given) is not None
         return self._weighs[signature]
 
-    def _backward(self, params: Any, x: Any, batch: Any, key: Any, dy: Any, sums: Any) -> Any:
+    def _backward(
+        self, params: PyTree, x: Any, batch: PyTree, key: Any, dy: Any, sums: PyTree
+    ) -> Any:
         _, pull = jax.vjp(lambda p, x: self._apply(p, x, batch, key), params, x)
         gradient, dx = pull(dy)
         return dx, self._added(sums, gradient)
 
-    def _last(self, params: Any, x: Any, batch: Any, key: Any, share: Any, sums: Any) -> Any:
-        def loss_of(params: Any, x: Any) -> jax.Array:
+    def _last(
+        self, params: PyTree, x: Any, batch: PyTree, key: Any, share: Any, sums: PyTree
+    ) -> Any:
+        def loss_of(params: PyTree, x: Any) -> jax.Array:
             return split_loss(self._apply(params, x, batch, key))[0]
 
         loss, pull = jax.vjp(loss_of, params, x)
@@ -204,7 +228,7 @@ class _Programs:
         gradient, dx = pull(share)
         return share * loss, dx, self._added(sums, gradient)
 
-    def _forward_keeping(self, params: Any, x: Any, batch: Any, key: Any) -> Any:
+    def _forward_keeping(self, params: PyTree, x: Any, batch: PyTree, key: Any) -> Any:
         policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
         function = jax.checkpoint(lambda p, x: self._apply(p, x, batch, key), policy=policy)
         y, pull = jax.vjp(function, params, x)
@@ -216,7 +240,7 @@ class _Programs:
         return y, [leaf for leaf, n in zip(leaves, places, strict=True) if n is None]
 
     def _backward_kept(
-        self, params: Any, x: Any, batch: Any, key: Any, kept: Any, dy: Any, sums: Any
+        self, params: PyTree, x: Any, batch: PyTree, key: Any, kept: Any, dy: Any, sums: PyTree
     ) -> Any:
         tree, places = self._pulls[_signature(params, x, batch, key)]
         arguments, new = jax.tree.leaves((params, x, batch, key)), iter(kept)
@@ -243,7 +267,7 @@ def _reciprocal(weight: jax.Array) -> jax.Array:
 
 
 @functools.partial(jax.jit, donate_argnums=(0,))
-def _add(sums: Any, gradient: Any) -> Any:
+def _add(sums: PyTree, gradient: PyTree) -> Any:
     return jax.tree.map(jnp.add, sums, gradient)
 
 

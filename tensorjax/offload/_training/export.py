@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tensorjax import _extras
 from tensorjax.offload._store.store import TensorStore
 from tensorjax.offload._training.commits import FORMAT, in_use
 from tensorjax.offload._training.storage.tensor_packing import Leaf, TensorPacking, unpacked
@@ -51,7 +52,8 @@ def to_safetensors(
         holds no training.
       ModuleNotFoundError: the package safetensors is missing.
     """
-    from safetensors.numpy import save_file
+    with _extras.needed_by("tensorjax.offload.to_safetensors"):
+        from safetensors.numpy import save_file
 
     steps, _ = _progress(source)
     folder = Path(folder)
@@ -99,7 +101,8 @@ def to_orbax(source: Trainer | TensorStore, folder: str | Path) -> Path:
       ValueError: the folder holds something, two tensors would have one name, an array is empty,
         which Orbax does not keep, this is one of several processes, or the store holds no training.
     """
-    import orbax.checkpoint as ocp
+    with _extras.needed_by("tensorjax.offload.to_orbax"):
+        import orbax.checkpoint as ocp
 
     steps, data = _progress(source)
     folder = Path(folder).absolute()

@@ -10,8 +10,10 @@ from typing import Any, Self
 import jax
 import numpy as np
 
+from tensorjax._typing import DTypeLike, Optimizer, PyTree
 from tensorjax.offload._processes import Processes
 from tensorjax.offload._store.disk import metadata
+from tensorjax.offload._store.store import TensorStore
 from tensorjax.offload._training import commits as _commits
 from tensorjax.offload._training import fingerprint
 from tensorjax.offload._training import options as _options
@@ -113,16 +115,16 @@ class Trainer:
         self,
         layers: Sequence[Layer],
         params: trainer_groups.Params,
-        optimizer: Any,
+        optimizer: Optimizer,
         *,
-        store: Any = None,
+        store: TensorStore | None = None,
         in_memory: Collection[str] = (),
         device_bytes: int | None = None,
         gradient_bytes: int | None = None,
         gradient_overflow: Overflow = "store",
         microbatches: int = 1,
         clip: float | None = None,
-        compute_dtype: Any = None,
+        compute_dtype: DTypeLike | None = None,
         schedule: Schedule = "overlap",
         commit_every: int | None = None,
         key: jax.Array | None = None,
@@ -231,7 +233,7 @@ class Trainer:
         """Position in the data, as given to the trainer's last step or found in the commit."""
         return metadata.plain("data", self._progress.data)
 
-    def step(self, batch: Any, *, data: Any = None) -> Step:
+    def step(self, batch: PyTree, *, data: Any = None) -> Step:
         """Trains one step on a batch; its updates go on in the background when this returns.
 
         Args:
@@ -258,7 +260,7 @@ class Trainer:
         with self._alone("step: another thread is in one; a trainer makes one at a time"):
             return self._one_step(batch, data)
 
-    def evaluate(self, batch: Any) -> float:
+    def evaluate(self, batch: PyTree) -> float:
         """Returns the model's loss of a batch by a forward pass alone, which trains nothing.
 
         Layers get no keys, so dropout is off, and parameters come as they do in a step. What was

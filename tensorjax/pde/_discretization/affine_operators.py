@@ -8,6 +8,7 @@ import numpy as np
 from tensorjax import _check
 from tensorjax._cores.contraction import einsum
 from tensorjax._formats.trains import TTMatrix
+from tensorjax._typing import ArrayLike
 from tensorjax.pde._arguments import floats
 from tensorjax.pde._discretization.grid import DD, ONE, YD, Axis, Box, D, Y
 
@@ -27,7 +28,7 @@ class Coefficients(NamedTuple):
     diffusion: Any = None
     constant: Any = 0.0
 
-    def moving(self, sigma: Any, beta: Any = None) -> "Coefficients":
+    def moving(self, sigma: ArrayLike, beta: ArrayLike | None = None) -> "Coefficients":
         """Returns the affine operator's coefficients for moving coordinates: L − (Σ y + β)·∇."""
         zero = np.zeros(np.shape(sigma))
         _, (matrix, sigma, shift, beta) = floats(
@@ -40,7 +41,11 @@ class Coefficients(NamedTuple):
 
 
 def affine_generator(
-    box: Box, matrix: Any, shift: Any, diffusion: Any, constant: Any = 0.0
+    box: Box,
+    matrix: ArrayLike | None,
+    shift: ArrayLike | None,
+    diffusion: ArrayLike | None,
+    constant: ArrayLike = 0.0,
 ) -> TTMatrix:
     """Builds the affine operator L v = (M y + b)·∇v + S:∇∇v + c v as a TT-matrix.
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._typing import ArrayLike
 from tensorjax.pde._arguments import floats
 
 Kind = Literal["fourier", "chebyshev", "finite differences"]
@@ -143,21 +144,21 @@ class Axis:
         rows = rows[2 * self.n // 3 :]
         return _fixed(rows / np.linalg.norm(rows, axis=1, keepdims=True))
 
-    def interpolate(self, y: Any) -> Any:
+    def interpolate(self, y: ArrayLike) -> Any:
         """Returns the matrix (m, n) that interpolates grid values of the axis at y, (m,).
 
         Rows of points outside [low, high] are zero. Fourier: the trigonometric interpolant.
         Chebyshev: the polynomial that vanishes at both ends. Finite differences: polynomials of
         degree ``order`` − 1 through the nearest points.
         """
-        xp, (y,) = floats(y)
-        inside = (y >= self.low) & (y <= self.high)
-        y = xp.clip(y, self.low, self.high)
+        xp, (points,) = floats(y)
+        inside = (points >= self.low) & (points <= self.high)
+        points = xp.clip(points, self.low, self.high)
         rows = {
             "fourier": self._trigonometric,
             "chebyshev": self._barycentric,
             "finite differences": self._local,
-        }[self.kind](xp, y)
+        }[self.kind](xp, points)
         return xp.where(inside[:, None], rows, xp.zeros_like(rows))
 
     def waves(self, kappa: np.ndarray) -> np.ndarray:
@@ -265,18 +266,18 @@ class Box:
             raise ValueError(f"axes: expected one or more pde.Axis, got {self.axes!r}")
 
     @classmethod
-    def fourier(cls, dim: int, n: Any = 64, half_width: Any = 7.0) -> "Box":
+    def fourier(cls, dim: int, n: int | Sequence[int] = 64, half_width: ArrayLike = 7.0) -> "Box":
         """Builds Fourier grids on [−L, L)^d; ``n`` and ``half_width`` one for all axes or d."""
         return cls(_axes("fourier", dim, n, half_width, 4))
 
     @classmethod
-    def chebyshev(cls, dim: int, n: Any = 64, half_width: Any = 7.0) -> "Box":
+    def chebyshev(cls, dim: int, n: int | Sequence[int] = 64, half_width: ArrayLike = 7.0) -> "Box":
         """Builds Chebyshev grids on (−L, L)^d; arguments as for `fourier`."""
         return cls(_axes("chebyshev", dim, n, half_width, 4))
 
     @classmethod
     def finite_differences(
-        cls, dim: int, n: Any = 64, half_width: Any = 7.0, *, order: int = 4
+        cls, dim: int, n: int | Sequence[int] = 64, half_width: ArrayLike = 7.0, *, order: int = 4
     ) -> "Box":
         """Builds central-difference grids of order 2, 4 or 6 on (−L, L)^d."""
         return cls(_axes("finite differences", dim, n, half_width, order))

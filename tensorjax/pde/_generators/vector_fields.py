@@ -1,11 +1,12 @@
 """Nonlinear coordinate motion: least-squares choice of the rates of given vector fields."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from tensorjax._formats.trains import TT
+from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._generators import bond_sums as families
 from tensorjax.pde._generators import normal_component as normal
 from tensorjax.pde._generators.canonical_form import Point, truncated, truncated_ranks
@@ -50,7 +51,7 @@ def field_motion(
     v: TT,
     right: RightSide,
     fields: Basis,
-    box: Any,
+    box: Box,
     tol: float,
     *,
     levels: Sequence[float] = (),

@@ -12,6 +12,7 @@ from tensorjax import _check
 from tensorjax._cores import products, rounding
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
+from tensorjax._typing import HostArray
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._initial_states import concentrated_functions as skeleton
 from tensorjax.pde._initial_states import gaussians as _hermite
@@ -28,7 +29,7 @@ class _Start(abc.ABC):
     """Base class of initial states."""
 
     @abc.abstractmethod
-    def values(self, x: Any) -> np.ndarray:
+    def values(self, x: HostArray) -> np.ndarray:
         """Evaluates the initial state at physical points (m, d)."""
 
     @abc.abstractmethod
@@ -104,7 +105,7 @@ class Gaussian(_Start):
         sign, log = np.linalg.slogdet(2 * np.pi * self.covariance)
         return float(sign * np.exp(-log / 2))
 
-    def values(self, x: Any) -> np.ndarray:
+    def values(self, x: HostArray) -> np.ndarray:
         """Evaluates the Gaussian initial state at physical points (m, d)."""
         z = np.linalg.solve(
             np.linalg.cholesky(self.covariance), (np.asarray(x, np.float64) - self.mean).T
@@ -198,7 +199,7 @@ class Mixture(_Start):
         pairs = zip(self.weights, self.gaussians, strict=True)
         return np.asarray([w * g.mass for w, g in pairs])
 
-    def values(self, x: Any) -> np.ndarray:
+    def values(self, x: HostArray) -> np.ndarray:
         """Evaluates the initial state, a mixture, at physical points (m, d)."""
         pairs = zip(self.weights, self.gaussians, strict=True)
         return np.sum([w * g.values(x) for w, g in pairs], axis=0)
@@ -258,7 +259,7 @@ class Function(_Start):
     near: Gaussian | Mixture | None = None
     seed: int = 0
 
-    def values(self, x: Any) -> np.ndarray:
+    def values(self, x: HostArray) -> np.ndarray:
         """Evaluates the function that is the initial state at physical points (m, d)."""
         return np.asarray(self.f(np.asarray(x, np.float64)))
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._formats.trains import TT
+from tensorjax._typing import Path
 from tensorjax.pde._integration.solution import State
 from tensorjax.pde._maps.affine_maps import AffineMap
 
@@ -28,7 +29,7 @@ class Checkpoint(NamedTuple):
     keep: int = 2
 
 
-def save(folder: Any, state: State) -> pathlib.Path:
+def save(folder: Path, state: State) -> pathlib.Path:
     """Saves a checkpoint, a state with the integrator's memory, as ``folder/step_N``.
 
     N is the number of steps, or, for a state without memory, the next free number.
@@ -63,7 +64,7 @@ def save(folder: Any, state: State) -> pathlib.Path:
     return path
 
 
-def load(folder: Any) -> State:
+def load(folder: Path) -> State:
     """Loads the newest checkpoint that a run or `save` left in a folder.
 
     Args:

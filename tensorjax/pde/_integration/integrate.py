@@ -1,24 +1,29 @@
 """Time integration of PDEs on tensor trains, in moving coordinates."""
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._formats.trains import TT
 from tensorjax._placement import placed
+from tensorjax._typing import Path, Rank
+from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._integration import run as run
-from tensorjax.pde._integration.checkpoint import checkpointer
+from tensorjax.pde._integration.checkpoint import Checkpoint, checkpointer
 from tensorjax.pde._integration.fixed_ranks import integrate_static
 from tensorjax.pde._integration.initial_checks import check_conserving
 from tensorjax.pde._integration.progress import progress_of
 from tensorjax.pde._integration.solution import Result, SaveAt, Solution, State, save_times
 from tensorjax.pde._integration.statuses import Options, Stopped
 from tensorjax.pde._maps.affine_maps import AffineMap, affine
+from tensorjax.pde._problems.problem import Problem, RightSide
 from tensorjax.pde._stepping.projector_splitting import bug, projector_splitting
 from tensorjax.pde._stepping.right_side import Rates, right_side
 from tensorjax.pde._stepping.rounded_sums import Train, relative_norm
-from tensorjax.pde._stepping.step_sizes import PIDController, checked
+from tensorjax.pde._stepping.step_sizes import ConstantStepSize, PIDController, checked
 from tensorjax.pde._stepping.step_truncation import STEPPERS, Method
 from tensorjax.pde._stepping.times import check_span
 from tensorjax.pde.coords import Fixed, Motion, MultiLevel, Prescribed
@@ -32,30 +37,33 @@ METHODS: dict[str, Method] = {
     "projector splitting": Method(projector_splitting, 2, 0, 2),
 }
 
+# A generator is called as (v, right side, map, box, tol, t).
+Generator = Callable[[TT, RightSide, AffineMap, Box, float, float], Motion]
+Coordinates = Literal["adaptive", "fixed"] | Generator | Solution
 Name = Literal["rk4", "rk2", "ab2", "ab3", "bug", "projector splitting", "imex"]
 
 
 @placed
 def integrate(
-    problem: Any,
+    problem: Problem,
     *,
     t1: float,
     t0: float = 0.0,
     dt: float | None = None,
     tol: float = 1e-6,
-    rank: Any = None,
+    rank: Rank | None = None,
     max_rank: int | None = None,
-    coordinates: Any = "adaptive",
+    coordinates: Coordinates = "adaptive",
     method: Name = "rk4",
-    stepsize_controller: Any = None,
+    stepsize_controller: ConstantStepSize | PIDController | None = None,
     saveat: SaveAt = SaveAt(t1=True),  # noqa: B008 (an immutable tuple)
     conserve: Literal["rescale", "project"] | None = None,
     extrapolate: int = 2,
     edge_limit: float = 1e-3,
     resolution_limit: float = 0.05,
     max_steps: int = _STEPS,
-    progress: Any = False,
-    checkpoint: Any = None,
+    progress: bool | Callable[[dict[str, Any]], object] = False,
+    checkpoint: Checkpoint | Path | None = None,
     start: State | None = None,
     map: AffineMap | None = None,
 ) -> Solution:

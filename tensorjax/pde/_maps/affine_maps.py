@@ -2,9 +2,11 @@
 
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._typing import ArrayLike, HostArray
 from tensorjax.pde._arguments import backend, floats
 
 
@@ -16,7 +18,8 @@ class AffineMap(NamedTuple):
       shift: s, (d,).
 
     Example:
-      >>> import numpy as np
+      >>> import jax
+    import numpy as np
       >>> from tensorjax import pde
       >>> quarter = pde.affine(np.array([[0.0, 1.0], [-1.0, 0.0]]), np.array([1.0, 0.0]))
       >>> y = quarter.forward(np.array([[2.0, 3.0]]))
@@ -47,18 +50,18 @@ class AffineMap(NamedTuple):
         """Condition number of the affine map's Γ in the 2-norm."""
         return backend(self.matrix).linalg.cond(self.matrix)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: ArrayLike) -> Any:
         """Maps physical points x, (m, d), by the affine map to moving coordinates y, (m, d)."""
         _, (matrix, shift, x) = floats(self.matrix, self.shift, x)
         return x @ matrix.T + shift[None]
 
-    def inverse(self, y: Any) -> Any:
+    def inverse(self, y: ArrayLike) -> Any:
         """Maps points y, (m, d), back by the affine map to physical points x, (m, d)."""
         xp, (matrix, shift, y) = floats(self.matrix, self.shift, y)
         return xp.linalg.solve(matrix, (y - shift[None]).T).T
 
 
-def affine(matrix: Any, shift: Any = None) -> AffineMap:
+def affine(matrix: ArrayLike, shift: ArrayLike | None = None) -> AffineMap:
     """Builds the affine map y = Γ x + s from checked arguments.
 
     Args:
@@ -73,10 +76,10 @@ def affine(matrix: Any, shift: Any = None) -> AffineMap:
       >>> pde.affine([[2.0, 0.0], [0.0, 1.0]]).cond.item()
       2.0
     """
-    matrix, shift = _given(matrix), None if shift is None else _given(shift)
+    matrix = _given(matrix)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.size == 0:
         raise ValueError(f"matrix: expected shape (d, d), got {matrix.shape}")
-    shift = np.zeros(len(matrix)) if shift is None else shift
+    shift = _given(np.zeros(len(matrix)) if shift is None else shift)
     if shift.shape != matrix.shape[:1]:
         raise ValueError(f"shift: expected shape {matrix.shape[:1]}, got {shift.shape}")
     _check.finite("matrix", matrix)
@@ -91,5 +94,5 @@ def affine(matrix: Any, shift: Any = None) -> AffineMap:
     return AffineMap(matrix, shift)
 
 
-def _given(x: Any) -> Any:
+def _given(x: Any) -> jax.Array | HostArray:
     return x if _check.is_traced(x) else np.asarray(x, np.float64)

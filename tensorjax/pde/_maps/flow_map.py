@@ -11,13 +11,14 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from tensorjax import _check
 from tensorjax._cores import rounding
 from tensorjax._cores.unfoldings import Cores
+from tensorjax._typing import ArrayLike
 
 State = tuple[np.ndarray, ...]
 # Length of a step of the classical method over the largest slope of the field, and the points, in
@@ -229,7 +230,7 @@ class FlowMap:
         starts, pieces = (*self.starts, float(start)), (*self.pieces, piece)
         return FlowMap(self.fields, starts, pieces, self._slopes)
 
-    def forward(self, t: float, x: Any) -> tuple[np.ndarray, np.ndarray]:
+    def forward(self, t: float, x: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """Maps points x (m, d) along the flow to y (m, d) at a time; also det ∂y/∂x (m,)."""
         x = np.array(x, np.float64)
 
@@ -242,7 +243,7 @@ class FlowMap:
             state = self._moved(k, a, b, state, rate)
         return state[0], np.exp(state[1])
 
-    def back(self, t: float, y: Any, *, second: bool = False) -> Back:
+    def back(self, t: float, y: ArrayLike, *, second: bool = False) -> Back:
         """Maps points y (m, d) back along the flow to x, with the derivatives there.
 
         These are ∂x/∂y and, if asked for, ∇ ln det ∂y/∂x.

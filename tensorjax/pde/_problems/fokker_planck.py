@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._typing import ArrayLike, Key
 from tensorjax.pde._arguments import coefficient, generator_of
 from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._discretization.grid import Box
@@ -84,7 +85,7 @@ class FokkerPlanck(Problem):
 
         self._set(drift=self.field.given)
 
-    def right_side(self, map: AffineMap, t: Any) -> RightSide:
+    def right_side(self, map: AffineMap, t: float) -> RightSide:
         """Builds the Fokker–Planck right side −∇·(Γ f v) + (ΓDΓᵀ):∇∇v, affine part apart."""
         parts = self.matrix, self.offset, self.diffusion
         affine = None if all(p is None for p in parts) else affine_part(map, *parts)
@@ -92,11 +93,12 @@ class FokkerPlanck(Problem):
         others = tuple(multipliers.flux(self.box, -a, m) for m, a in pieces)
         return RightSide(self.box, affine, others)
 
-    def velocity(self, x: Any) -> np.ndarray:
+    def velocity(self, x: ArrayLike) -> np.ndarray:
         """Evaluates the Fokker–Planck drift A x + b + f(x) at points (m, d)."""
+        x = np.asarray(x)
         return self.field.values(x) + affine_velocity(x, self.matrix, self.offset)
 
-    def exact(self, t: float, x: Any) -> np.ndarray | None:
+    def exact(self, t: float, x: ArrayLike) -> np.ndarray | None:
         """Evaluates the exact Fokker–Planck solution, or None if both D and f are set.
 
         With D = 0 it follows characteristics, to about 1e-10.
@@ -120,7 +122,7 @@ class FokkerPlanck(Problem):
         """Returns mass, mean, covariance of the Fokker–Planck solution; None unless f is zero."""
         return None if self.field else self._linear().moments(t)
 
-    def sample(self, key: Any, t: float, count: int) -> np.ndarray:
+    def sample(self, key: Key, t: float, count: int) -> np.ndarray:
         """Draws points of the Fokker–Planck solution, if known; see `Problem.sample`.
 
         With D and f there is no exact density: `simulate` gives approximate points.
@@ -132,7 +134,7 @@ class FokkerPlanck(Problem):
         start = self.start.sample(generator_of(key), count)
         return characteristics.solve(self.velocity, start, t)
 
-    def simulate(self, key: Any, t: float, count: int, *, steps: int) -> np.ndarray:
+    def simulate(self, key: Key, t: float, count: int, *, steps: int) -> np.ndarray:
         """Simulates Fokker–Planck paths dx = (A x + b + f(x)) dt + √(2D) dW to t by Heun's method.
 
         Statistics converge with the square of the step (Heun's method, weak order 2 for constant D)

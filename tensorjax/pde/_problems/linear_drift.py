@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from tensorjax._typing import ArrayLike, Key
 from tensorjax.pde._arguments import coefficient, generator_of
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._initial_states.initial_states import Function, Gaussian, Mixture, Start
@@ -30,14 +31,14 @@ class _Linear(Problem):
             offset=coefficient("offset", offset, (box.dim,), optional=True),
         )
 
-    def right_side(self, map: AffineMap, t: Any) -> RightSide:
+    def right_side(self, map: AffineMap, t: float) -> RightSide:
         """Builds the right side Q_y(v) of a problem with linear drift A x + b.
 
         Q_y(v) = −(Γ (A Γ⁻¹ (y − s) + b))·∇v − tr(A) v + (Γ D Γᵀ):∇∇v.
         """
         return RightSide(self.box, affine_part(map, self.matrix, self.offset, self.diffusion))
 
-    def velocity(self, x: Any) -> np.ndarray:
+    def velocity(self, x: ArrayLike) -> np.ndarray:
         """Evaluates the linear drift A x + b at points (m, d)."""
         return affine_velocity(np.asarray(x, np.float64), self.matrix, self.offset)
 
@@ -48,14 +49,14 @@ class _Linear(Problem):
         diffusion = np.zeros((d, d)) if self.diffusion is None else self.diffusion
         return flow(self.matrix, offset, diffusion, t)
 
-    def exact(self, t: float, x: Any) -> np.ndarray | None:
+    def exact(self, t: float, x: ArrayLike) -> np.ndarray | None:
         """Evaluates the exact solution under linear drift; None for a `Function` with diffusion.
 
         Gaussians are moved in closed form; without diffusion any start gives u₀ along
         characteristics times e^(−tr(A) t).
         """
         if isinstance(self.start, Gaussian | Mixture):
-            return self.start.moved(self.flow(t)).values(x)
+            return self.start.moved(self.flow(t)).values(np.asarray(x))
         if self.diffusion is not None:
             return None
         back = self.flow(t).back(np.asarray(x, np.float64))
@@ -67,7 +68,7 @@ class _Linear(Problem):
             return None
         return self.start.moved(self.flow(t)).moments()
 
-    def sample(self, key: Any, t: float, count: int) -> np.ndarray:
+    def sample(self, key: Key, t: float, count: int) -> np.ndarray:
         """Draws points (count, d) from the solution under linear drift; see `Problem.sample`."""
         if isinstance(self.start, Function):
             return super().sample(key, t, count)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax._formats.trains import TT, TTMatrix
+from tensorjax._typing import ArrayLike, Key
 from tensorjax.pde._discretization.affine_operators import Coefficients, affine_generator
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._initial_states.initial_states import Start
@@ -45,7 +46,7 @@ class RightSide:
         """Returns the terms of a problem's Q_y(v), no reaction, for `tt.linear_combination`."""
         return terms_of(self.operators, self.source, v)
 
-    def moving(self, sigma: Any, beta: Any = None) -> "RightSide":
+    def moving(self, sigma: ArrayLike, beta: ArrayLike | None = None) -> "RightSide":
         """Returns a problem's right side Q_y(v) − (Σ y + β)·∇v where ẏ = Σ y + β.
 
         The motion joins the affine part, whose TT-rank stays what it is.
@@ -118,10 +119,10 @@ class Problem(abc.ABC):
         return TT([jnp.asarray(c) for c in self.initial_cores(map, tol)])  # JAX's default dtype
 
     @abc.abstractmethod
-    def right_side(self, map: AffineMap, t: Any) -> RightSide:
+    def right_side(self, map: AffineMap, t: float) -> RightSide:
         """Builds the problem's right side in the coordinates of a map, perhaps traced."""
 
-    def exact(self, t: float, x: Any) -> np.ndarray | None:
+    def exact(self, t: float, x: ArrayLike) -> np.ndarray | None:
         """Evaluates the problem's solution at time t and points (m, d); None if unknown."""
         return None
 
@@ -129,7 +130,7 @@ class Problem(abc.ABC):
         """Returns the problem's mass, mean and covariance at t; None without closed form."""
         return None
 
-    def sample(self, key: Any, t: float, count: int) -> np.ndarray:
+    def sample(self, key: Key, t: float, count: int) -> np.ndarray:
         """Draws points (count, d) from the problem's exact solution at time t, a density.
 
         Args:

@@ -13,6 +13,7 @@ from tensorjax._cores.ranks import cut_ranks
 from tensorjax._cores.scaling import balanced
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
+from tensorjax._typing import ArrayLike, Key
 from tensorjax.pde._arguments import coefficient, floats
 from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._discretization.grid import Box
@@ -119,7 +120,7 @@ class AdvectionDiffusionReaction(Problem):
     _polynomial: tuple[float, ...] = dataclasses.field(init=False)
     _known: Remembered = dataclasses.field(init=False)
 
-    def right_side(self, map: AffineMap, t: Any) -> RightSide:
+    def right_side(self, map: AffineMap, t: float) -> RightSide:
         """Builds the right side Q_y(v) of an advection–diffusion–reaction equation.
 
         Q_y(v) = (Γ f)·∇v + ∇·(Γ σ Γᵀ ∇v) + p v + R(v) + g.
@@ -146,7 +147,7 @@ class AdvectionDiffusionReaction(Problem):
             self._reaction(),
         )
 
-    def exact(self, t: float, x: Any) -> np.ndarray | None:
+    def exact(self, t: float, x: ArrayLike) -> np.ndarray | None:
         """Evaluates the reaction equation's exact solution, closed or by characteristics.
 
         A moved Gaussian where all is linear with constant σ; without σ along characteristics.
@@ -171,7 +172,7 @@ class AdvectionDiffusionReaction(Problem):
         found = self._opposite().moments(t)
         return None if found is None else (found[0] * float(np.exp(growth * t)), *found[1:])
 
-    def sample(self, key: Any, t: float, count: int) -> np.ndarray:
+    def sample(self, key: Key, t: float, count: int) -> np.ndarray:
         """Draws points (count, d) from the reaction equation's exact solution, if known."""
         linear = self._linear_growth() is not None and self.source is None and not self._variable
         return self._opposite().sample(key, t, count) if linear else super().sample(key, t, count)

@@ -9,6 +9,7 @@ import numpy as np
 from tensorjax import _check
 from tensorjax._formats.trains import TT, TTMatrix, known, single
 from tensorjax._placement import placed
+from tensorjax._typing import ArrayLike, DTypeLike
 from tensorjax.tt._algebra import ones_like
 from tensorjax.tt._constructors import _mode_pairs, rank_one
 
@@ -22,7 +23,9 @@ def zeros_like(x: Train) -> Train:
     return 0 * ones_like(x)
 
 
-def ones_matrix(row_shape: Sequence[int], col_shape: Sequence[int], dtype: Any = None) -> TTMatrix:
+def ones_matrix(
+    row_shape: Sequence[int], col_shape: Sequence[int], dtype: DTypeLike | None = None
+) -> TTMatrix:
     """Creates the TT-matrix whose entries are all one, TT-ranks one.
 
     Args:
@@ -41,7 +44,9 @@ def ones_matrix(row_shape: Sequence[int], col_shape: Sequence[int], dtype: Any =
     return _constant_matrix(np.ones, row_shape, col_shape, dtype)
 
 
-def zeros_matrix(row_shape: Sequence[int], col_shape: Sequence[int], dtype: Any = None) -> TTMatrix:
+def zeros_matrix(
+    row_shape: Sequence[int], col_shape: Sequence[int], dtype: DTypeLike | None = None
+) -> TTMatrix:
     """Creates the zero TT-matrix, TT-ranks one; arguments and errors are those of `ones_matrix`.
 
     Example:
@@ -57,7 +62,7 @@ def _constant_matrix(fill: Any, row_shape: Any, col_shape: Any, dtype: Any) -> T
     return TTMatrix([fill((1, m, n, 1), kind) for m, n in _mode_pairs(row_shape, col_shape)])
 
 
-def unit(shape: Sequence[int], index: Sequence[int], dtype: Any = None) -> TT:
+def unit(shape: Sequence[int], index: Sequence[int], dtype: DTypeLike | None = None) -> TT:
     """Creates the one-hot train, one at a multi-index and zero elsewhere; TT-ranks one.
 
     Args:
@@ -80,7 +85,7 @@ def unit(shape: Sequence[int], index: Sequence[int], dtype: Any = None) -> TT:
     return rank_one([np.eye(n, dtype=kind)[i] for n, i in zip(shape, np.asarray(at), strict=True)])
 
 
-def meshgrid(*vectors: Any) -> list[TT]:
+def meshgrid(*vectors: ArrayLike) -> list[TT]:
     """Creates grid coordinates as trains of TT-rank one, as `numpy.meshgrid` with "ij".
 
     Args:

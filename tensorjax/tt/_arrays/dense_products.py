@@ -1,5 +1,6 @@
 """Products of TT-matrices with dense arrays, a @ x and x @ a, with leading axes as in NumPy."""
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -10,8 +11,9 @@ import numpy as np
 
 from tensorjax import _check, contract, linalg
 from tensorjax._cores.scaling import near_one
-from tensorjax._first_calls import is_hosted, pays
 from tensorjax._formats.trains import TTMatrix, single
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 
@@ -83,12 +85,16 @@ def _product(
     dtype = jnp.promote_types(a.dtype, jax.dtypes.canonicalize_dtype(x.dtype))
     if not math.prod(shape):
         return on_device([np.zeros(size, dtype)])[0]
-    if is_hosted(a.cores, dtype) and (linalg.is_host(x) or is_hosted([x], dtype)):
+    middle = [
+        c.shape if not transposed else (*c.shape[:1], *c.shape[2:0:-1], c.shape[3]) for c in a.cores
+    ]
+    plan = functools.cache(lambda: contract.plan(_expression(a.order), shape, *middle))
+    held = a.cores if linalg.is_host(x) else (*a.cores, x)
+    facts = {"key": ("dense product", shape, transposed), "work": lambda: plan().flops}
+    if choose_kernel("tt.TTMatrix @ array", held, dtype=np.dtype(dtype), **facts) is NUMPY:
         host = [np.asarray(x), *map(np.asarray, a.cores)]
         arrays, exponent = _operands(host, shape, dtype, transposed)
-        plan = contract.plan(_expression(a.order), *(c.shape for c in arrays))
-        if pays("dense product", arrays, lambda: plan.flops):
-            return on_device([linalg.scaled(plan.on_host(*arrays), exponent).reshape(size)])[0]
+        return on_device([linalg.scaled(plan().on_host(*arrays), exponent).reshape(size)])[0]
     arrays, exponent = _operands([jnp.asarray(x), *a.cores], shape, dtype, transposed)
     out = contract.einsum(_expression(a.order), *arrays, precision=_HIGHEST)
     return linalg.scaled(out, exponent).reshape(size)

@@ -50,12 +50,12 @@ def map(
     given = _common(trains)
     if isinstance(given[0], TTMatrix):
         out, info = map(f, *(fold(t) for t in given), tol=tol, key=key, **options)
-        return unfold(out, given[0].row_shape, given[0].col_shape), info
+        return unfold(out, given[0].row_shape, given[0].col_shape), info  # type: ignore[return-value]
 
     def values(indices: np.ndarray) -> Any:
         return f(*(np.asarray(evaluate(t, indices)) for t in given))
 
-    return cross(values, given[0].shape, tol=tol, key=key, **options)
+    return cross(values, given[0].shape, tol=tol, key=key, **options)  # type: ignore[return-value]
 
 
 def _common(trains: Sequence[Any]) -> list[Any]:

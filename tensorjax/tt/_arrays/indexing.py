@@ -20,10 +20,11 @@ from tensorjax._formats.index_keys import (
     picked,
 )
 from tensorjax._formats.trains import TT, TTMatrix, single
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax.tt._algebra import fold, unfold
 from tensorjax.tt._evaluation.evaluate import contract_modes, evaluate
-from tensorjax.tt._evaluation.on_host import is_hosted
 
 
 @placed
@@ -50,7 +51,7 @@ def item(t: TT, key: Any) -> Any:
     if all(is_integer(k) for k in keys):
         check_integers(modes, t.shape)
         numbers = [known_key(k) for k in modes]
-        if is_hosted(numbers):
+        if choose_kernel("tt.TT[...]", numbers) is NUMPY:
             return evaluate(t, np.array([operator.index(k) for k in numbers]))
     cores = _at_hand(t, modes)
     picked_cores = [picked(c, k, n) for c, k, n in zip(cores, modes, t.shape, strict=True)]
@@ -116,7 +117,8 @@ def matrix_item(a: TTMatrix, key: Any) -> Any:
 def _at_hand(t: TT | TTMatrix, keys: Sequence[Any]) -> list[Any]:
     """Returns the cores to index, as NumPy arrays where nothing needs to be compiled."""
     moving = [k for k in keys if not isinstance(k, slice)]
-    return [np.asarray(c) for c in t.cores] if is_hosted(t, moving) else list(t.cores)
+    hosted = choose_kernel("tt.TT[...]", (t, moving)) is NUMPY
+    return [np.asarray(c) for c in t.cores] if hosted else list(t.cores)
 
 
 def _without(cores: list[Any], gone: Sequence[int]) -> Any:

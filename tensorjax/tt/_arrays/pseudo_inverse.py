@@ -10,8 +10,9 @@ from tensorjax import _check, linalg
 from tensorjax._cores.scaling import balanced, shared_out
 from tensorjax._cores.unfoldings import tall
 from tensorjax._formats.trains import TT, single
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
-from tensorjax.tt._evaluation.on_host import is_hosted
 from tensorjax.tt._rounding.rounding import orthogonal_cores
 
 
@@ -53,7 +54,7 @@ def pinv(t: TT, split: int, *, tol: float | None = None) -> TT:
     if split == 0:
         raise ValueError("split: expected a bond between two modes, got 0")
     _check.finite("t", t)
-    if is_hosted(t) and not _check.is_traced(tol):
+    if choose_kernel("tt.pinv", (t,), rest=tol) is NUMPY:
         host = TT._unchecked(tuple(np.asarray(c) for c in t.cores))
         cores, exponent = _inverted(host, split, tol)
         cores = balanced(cores, int(exponent), fit=linalg.exponents_held(t.dtype))
@@ -82,6 +83,6 @@ def _inverted(t: TT, split: int, tol: Any) -> tuple[list[Any], Any]:
         u, s, vh, kept = u[:, :rank], s[:rank], vh[:rank], kept[:rank]
     inverse = xp.where(kept, 1 / xp.where(kept, s, 1), 0).astype(matrix.dtype)
     left, right = cores[split - 1], cores[split]
-    cores[split - 1] = linalg.matmul(tall(left), u * inverse).reshape(*left.shape[:2], -1)
+    cores[split - 1] = linalg.matmul(tall(left), u * inverse[None]).reshape(*left.shape[:2], -1)
     cores[split] = vh.reshape(-1, *right.shape[1:])
     return [c.conj() for c in cores], -exponent

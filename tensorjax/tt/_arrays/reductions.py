@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from tensorjax._cores.scaling import shared_out
 from tensorjax._cores.unfoldings import absorb, times_mode, times_right
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._placement import placed
+from tensorjax._typing import ArrayLike
 from tensorjax.contract import einsum
 from tensorjax.tt._algebra import add, conj, fold, ones_like, real, scale, transpose
 from tensorjax.tt._arrays.indexing import item
@@ -27,6 +28,10 @@ _HIGHEST = jax.lax.Precision.HIGHEST
 Axis = int | Sequence[int] | None
 
 
+@overload
+def sum(t: TT | TTMatrix, axis: None = None, *, keepdims: Literal[False] = False) -> jax.Array: ...
+@overload
+def sum(t: TT | TTMatrix, axis: Axis = None, *, keepdims: bool = False) -> Any: ...
 @placed
 def sum(t: TT | TTMatrix, axis: Axis = None, *, keepdims: bool = False) -> Any:
     """Sums all entries of a train, to a scalar, or over some modes, to a TT, as `numpy.sum`.
@@ -56,6 +61,10 @@ def sum(t: TT | TTMatrix, axis: Axis = None, *, keepdims: bool = False) -> Any:
     return contract_modes(t, {k: np.ones(t.shape[k], t.dtype) for k in _modes(axis, t.order)})
 
 
+@overload
+def mean(t: TT | TTMatrix, axis: None = None, *, keepdims: Literal[False] = False) -> jax.Array: ...
+@overload
+def mean(t: TT | TTMatrix, axis: Axis = None, *, keepdims: bool = False) -> Any: ...
 @placed
 def mean(t: TT | TTMatrix, axis: Axis = None, *, keepdims: bool = False) -> Any:
     """Averages all entries of a train, to a scalar, or over some modes, to a TT, as `numpy.mean`.
@@ -83,6 +92,10 @@ def mean(t: TT | TTMatrix, axis: Axis = None, *, keepdims: bool = False) -> Any:
     return contract_modes(t, {k: np.full(t.shape[k], w).astype(t.dtype) for k, w in pairs}) * rest
 
 
+@overload
+def var(t: TT | TTMatrix, axis: None = None, *, keepdims: Literal[False] = False) -> jax.Array: ...
+@overload
+def var(t: TT | TTMatrix, axis: Axis = None, *, keepdims: bool = False) -> Any: ...
 @placed
 def var(t: TT | TTMatrix, axis: Axis = None, *, keepdims: bool = False) -> Any:
     """Computes the variance, mean of |x − mean|², of a train's entries, all or over some modes.
@@ -114,9 +127,7 @@ def var(t: TT | TTMatrix, axis: Axis = None, *, keepdims: bool = False) -> Any:
         powers, rest = _inverse_powers([math.sqrt(n) for n in flat.shape])
         centre = scale(ones_like(flat), mean(flat))
         return (distance(_multiplied(flat, powers), _multiplied(centre, powers)) * rest) ** 2
-    centre: Any = mean(t, modes, keepdims=True)
-    whole: Any = t
-    deviation = add(whole, scale(centre, -1))  # broadcast
+    deviation = add(t, scale(mean(t, modes, keepdims=True), -1))  # broadcast  # type: ignore[arg-type]
     return real(mean(hadamard(conj(deviation), deviation), modes))
 
 
@@ -143,7 +154,7 @@ def cumsum(t: Train, axis: int) -> Train:
 
 
 @placed
-def mode_product(t: TT, matrix: Any, mode: int) -> TT:
+def mode_product(t: TT, matrix: ArrayLike, mode: int) -> TT:
     """Contracts one mode of a train with a matrix, Σ_j matrix[i, j] x[…, j, …]; the ranks stay.
 
     Args:
@@ -311,8 +322,7 @@ def _kept(out: Any, t: TT | TTMatrix, axis: Axis) -> Any:
         return out
     if len(modes) == t.ndim:
         one = np.ones((1,) * t._core_ndim, out.dtype)  # a variance is real
-        whole: Any = type(t)([one] * t.order)
-        return scale(whole, out)
+        return scale(type(t)([one] * t.order), out)  # type: ignore[arg-type]
     if isinstance(t, TTMatrix):
         return TTMatrix._unchecked(tuple(jnp.expand_dims(c, 1 + modes[0]) for c in out.cores))
     return item(out, tuple(None if k in modes else slice(None) for k in range(t.order)))

@@ -14,8 +14,10 @@ from tensorjax._cores.ranks import feasible_ranks
 from tensorjax._cores.scaling import balanced, shared_out
 from tensorjax._cores.unfoldings import absorb, join, tall, times_right
 from tensorjax._formats.trains import TT, TTMatrix, single
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
-from tensorjax.tt._evaluation.on_host import is_hosted
+from tensorjax._typing import Shape
 from tensorjax.tt._rounding.rounding import orthogonal_cores, round
 
 Train = TypeVar("Train", TT, TTMatrix)
@@ -26,7 +28,7 @@ _EXACT = 10
 
 
 @placed
-def reshape(t: Train, shape: Any, tol: float | None = None) -> Train:
+def reshape(t: Train, shape: Shape | Sequence[Shape], tol: float | None = None) -> Train:
     """Reshapes a train, its entries in row-major order, as `numpy.reshape`.
 
     Args:
@@ -62,7 +64,7 @@ def reshape(t: Train, shape: Any, tol: float | None = None) -> Train:
     if given == asked:
         return _train(type(t), t.cores) if tol is None else round(t, tol=tol)
     cores = [c[..., None, :] if isinstance(t, TT) else c for c in t.cores]
-    if not is_hosted(t):
+    if choose_kernel("tt.reshape", (t,)) is not NUMPY:
         done = _restructured(cores, asked, _exact_cut, lambda core, following: (core, following))
         out = _train(type(t), done)
         return out if tol is None else round(out, tol=tol)
@@ -118,7 +120,7 @@ def permute(
         return reverse(t)
     if tol is not None:
         _check.tol_or_rank(tol, rank, t)
-    if is_hosted(t) and rank is None:
+    if rank is None and choose_kernel("tt.permute", (t,)) is NUMPY:
         cores = _permuted_on_host(t, swaps, tol)
     else:
         cores = _permuted(t, swaps, rank, [m * n for m, n in moved])

@@ -14,6 +14,7 @@ from tensorjax._cores.ranks import feasible_ranks
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT, single
 from tensorjax._placement import placed
+from tensorjax._typing import ArrayLike
 from tensorjax.tt._completion import als as als
 from tensorjax.tt._evaluation.evaluate import _evaluate
 from tensorjax.tt._manifold.projections import tangent_inner, tangent_sum
@@ -70,8 +71,8 @@ _ADVICE = {
 
 @placed
 def complete(
-    indices: Any,
-    values: Any,
+    indices: ArrayLike,
+    values: ArrayLike,
     shape: Sequence[int],
     rank: int | Sequence[int],
     *,

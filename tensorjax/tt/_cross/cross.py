@@ -15,6 +15,7 @@ from tensorjax._cores.scaling import balanced
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT, single
 from tensorjax._placement import placed
+from tensorjax._typing import ArrayLike, DTypeLike
 from tensorjax.tt._cross import search as _search
 from tensorjax.tt._cross.held_out_error import Estimate
 from tensorjax.tt._cross.sampled_function import Jit, Oracle
@@ -97,11 +98,11 @@ def cross(
     grid: Sequence[Any] | None = None,
     jit: Jit = "auto",
     x0: TT | None = None,
-    pivots: Any = None,
+    pivots: ArrayLike | None = None,
     held_out: int = 1000,
     max_sweeps: int = 100,
     callback: Callable[[CrossProgress], Any] | None = None,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
 ) -> tuple[TT, CrossInfo]:
     """Approximates a function of multi-indices or grid points by a train, from few evaluations.
 

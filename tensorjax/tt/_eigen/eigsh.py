@@ -15,6 +15,7 @@ from tensorjax import _check, linalg
 from tensorjax._cores.ranks import rank_bounds
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._placement import placed
+from tensorjax._transfer import on_device
 from tensorjax.tt._eigen.levels import Check, Levels, find_levels
 from tensorjax.tt._eigen.single_level import Pair, Search, Status, Sweep, widened
 from tensorjax.tt._inner import _distance
@@ -222,7 +223,8 @@ def _info(levels: Levels, history: list[Sweep], seconds: float) -> EigInfo:
 def _answer(search: Search, pairs: list[Pair]) -> tuple[jax.Array, list[TT]]:
     real = jnp.finfo(search.dtype).dtype
     values = jax.device_put(np.array([p.value for p in pairs]).astype(real))
-    return values, [TT(jax.device_put([c.astype(search.dtype) for c in p.cores])) for p in pairs]
+    cores = (on_device([c.astype(search.dtype) for c in p.cores]) for p in pairs)
+    return values, [TT._unchecked(tuple(c)) for c in cores]
 
 
 # Arguments ---------------------------------------------------------------------------------------

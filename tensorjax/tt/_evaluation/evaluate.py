@@ -14,8 +14,11 @@ from tensorjax._cores.scaling import shared_out
 from tensorjax._cores.unfoldings import absorb, merge, times_right, weighted_sum
 from tensorjax._formats.trains import TT, single
 from tensorjax._ids import counted
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
+from tensorjax._typing import ArrayLike
 from tensorjax.tt._evaluation import on_host
 
 _HIGHEST = jax.lax.Precision.HIGHEST
@@ -26,7 +29,7 @@ _END_TABLE, _TABLE = 2**22, 2**17
 
 
 @placed
-def evaluate(t: TT, indices: Any) -> jax.Array:
+def evaluate(t: TT, indices: ArrayLike) -> jax.Array:
     """Evaluates train entries x[i_1, …, i_d] at a batch of multi-indices.
 
     Args:
@@ -53,12 +56,13 @@ def evaluate(t: TT, indices: Any) -> jax.Array:
     """
     single("t", t, TT)
     indices = _check.indices(indices, t.shape)
-    if on_host.is_hosted(t, indices):
+    facts = {"cores": t.cores, "batch": math.prod(indices.shape[:-1])}
+    key = t.shape, t.ranks, t.dtype, indices.dtype
+    if choose_kernel("tt.evaluate", (t, indices), key=key, **facts) is NUMPY:
         host = np.asarray(indices).reshape(-1, t.order)
-        if on_host.pays(t, host):
-            out = on_host.entries(t, host, _groups(t, len(host)))
-            out = out.astype(t.dtype, copy=False).reshape(indices.shape[:-1])
-            return on_device([out])[0]
+        out = on_host.entries(t, host, _groups(t, len(host)))
+        out = out.astype(t.dtype, copy=False).reshape(indices.shape[:-1])
+        return on_device([out])[0]
     return _evaluate(t, jnp.asarray(indices).reshape(-1, t.order)).reshape(indices.shape[:-1])
 
 
@@ -174,7 +178,7 @@ def contract_modes(t: TT, vectors: Mapping[int, Any]) -> Any:
             )
         kind = jax.dtypes.canonicalize_dtype(v.dtype)
         chosen[k] = v.astype(jnp.promote_types(kind, t.dtype))
-    if on_host.is_hosted(t, chosen):
+    if choose_kernel("tt.contract_modes", (t, chosen)) is NUMPY:
         return on_host.contracted(t, chosen)
     return _contract_modes(t, chosen)
 

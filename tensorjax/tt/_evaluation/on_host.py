@@ -13,14 +13,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
-from tensorjax import _blas_threads, _check, linalg
+from tensorjax import _blas_threads, linalg
 from tensorjax._cores.scaling import balanced
 from tensorjax._cores.unfoldings import Cores, absorb, merge, times_right
-from tensorjax._first_calls import FirstCalls
 from tensorjax._formats.trains import TT
-from tensorjax._placement import _is_alone
 
 # Entries evaluated together, and elements gathered at a time: so that both fit into the caches.
 _ROWS, _GATHER = 2**16, 2**18
@@ -28,39 +25,9 @@ _ROWS, _GATHER = 2**16, 2**18
 _FEW = 4
 # With at least so many rows per index, and elements per matrix, rows are grouped by their index.
 _SHARED, _MATRIX = 64, 256
-_LARGE = 2**10  # elements in such a matrix from which XLA's programs, which gather, are slower
-# After so many calls with equal shapes and batch size, a program is compiled for them.
-_HABIT = 10
 # Rows per index from which on slices are laid out one after another before they are gathered.
 _AGAIN = 8
 _NEAR = 4  # powers of two that norms of cores may be off one
-_calls = FirstCalls()
-
-
-def is_hosted(*arguments: Any) -> bool:
-    """Whether NumPy can evaluate: all arrays are concrete, each in the memory of one CPU."""
-    leaves = jax.tree.leaves(arguments)
-    if _is_alone():
-        return not any(isinstance(x, Tracer) for x in leaves)
-    return all(map(_check.on_cpu, leaves))
-
-
-def pays(t: TT, indices: np.ndarray) -> bool:
-    """Whether NumPy evaluates a batch best: high ranks, or a shape seen only a few times so far.
-
-    A program that is there already is up to four times faster where ranks are low, and takes as
-    long to compile as thousands of calls: the first few calls of one kind are not worth it.
-    """
-    if len(indices) == 0 or _pays_to_sort(t.cores, len(indices)):
-        return True
-    key = t.shape, t.ranks, t.dtype, len(indices), indices.dtype
-    return _calls.is_first(key, lambda: _HABIT)
-
-
-def _pays_to_sort(cores: Sequence[Any], batch: int) -> bool:
-    """Whether grouping entries to evaluate by index is faster than one product per row."""
-    sizes = [c.shape for c in cores]
-    return any(batch >= _SHARED * n and r * s >= _LARGE for r, n, s in sizes)
 
 
 def entries(t: TT, indices: np.ndarray, groups: Sequence[tuple[int, int]]) -> np.ndarray:

@@ -10,8 +10,9 @@ import numpy as np
 from tensorjax import _blas_threads, linalg
 from tensorjax._cores import interfaces
 from tensorjax._cores.scaling import near_one
-from tensorjax._first_calls import is_hosted, pays
 from tensorjax._formats.trains import TT, TTMatrix, single
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 
@@ -53,7 +54,8 @@ def bilinear_form(x: TT, a: TTMatrix, y: TT) -> jax.Array:
     dtype = functools.reduce(jnp.promote_types, (x.dtype, a.dtype, y.dtype))
     parts = [[c.astype(dtype) for c in t.cores] for t in (x, a, y)]
     cores = [c for part in parts for c in part]
-    if is_hosted(cores, np.dtype(dtype)) and pays("bilinear", cores, lambda: _work(x, a, y)):
+    facts = {"dtype": np.dtype(dtype), "key": "bilinear", "work": lambda: _work(x, a, y)}
+    if choose_kernel("tt.bilinear_form", cores, **facts) is NUMPY:
         with np.errstate(all="ignore"), _blas_threads.one_thread(True):
             return on_device([np.asarray(_form(*jax.tree.map(np.asarray, parts)))])[0]
     return _compiled(*parts)

@@ -10,8 +10,9 @@ import numpy as np
 
 from tensorjax import _blas_threads, linalg
 from tensorjax._cores.scaling import near_one
-from tensorjax._first_calls import is_hosted, pays
 from tensorjax._formats.trains import TT, TTMatrix, single
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax.tt._algebra import fold
@@ -53,13 +54,16 @@ def pairwise_inner(
     trains = [*left, *right, *([] if matrix is None else [matrix])]
     dtype = functools.reduce(jnp.promote_types, (t.dtype for t in trains))
     sides = [left] if ys is None else [left, right]
-    if is_hosted([c for t in trains for c in t.cores], np.dtype(dtype)):
+    given = [c for t in trains for c in t.cores]
+    if choose_kernel("tt.pairwise_inner, stacked cores", given, dtype=np.dtype(dtype)) is NUMPY:
         sides, matrix = jax.tree.map(np.asarray, (sides, matrix))  # nothing is compiled to stack
     stacks = [_stacked([_flat(t) for t in side], dtype) for side in sides]
     stacks = [stacks[0], stacks[-1]]
     operator = None if matrix is None else [c.astype(dtype) for c in matrix.cores]
     arrays = [*stacks[0], *stacks[1], *(operator or [])]
-    if linalg.is_host(arrays[0]) and pays("pairwise", arrays, lambda: _work(*stacks)):
+    facts = {"key": "pairwise", "work": lambda: _work(*stacks)}
+    stacked = linalg.is_host(arrays[0])
+    if stacked and choose_kernel("tt.pairwise_inner", arrays, **facts) is NUMPY:
         with np.errstate(all="ignore"), _blas_threads.one_thread(True):
             return on_device([np.asarray(_pairwise(stacks, operator))])[0]
     return _compiled(stacks, operator)

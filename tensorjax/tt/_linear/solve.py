@@ -16,6 +16,7 @@ from tensorjax._cores import scaling
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._placement import placed
+from tensorjax._transfer import on_device
 from tensorjax.tt._linear import amen as amen
 from tensorjax.tt._linear import gmres as gmres
 from tensorjax.tt._linear.local_systems import PRECONDITIONERS, Apply
@@ -157,7 +158,7 @@ def solve(
     if not residual <= tol:
         status, advice = _diagnosis(system, out, tol, cap, method)
     scaled = scaling.scaled_train([c.astype(system.wide) for c in cores], system.exponent)
-    x = TT(jax.device_put([c.astype(dtype) for c in scaled]))
+    x = TT._unchecked(tuple(on_device([c.astype(dtype) for c in scaled])))
     history = tuple(h / (system.size or 1.0) for h in out.history)
     seconds = time.perf_counter() - began
     return x, SolveInfo(
@@ -301,7 +302,7 @@ def _on_cores(function: Any, system: System) -> Callable[[Cores], Cores]:
     """Wraps the solver's preconditioner TT → TT as a function of cores, its results checked."""
 
     def on_cores(x: Cores) -> Cores:
-        train = TT(jax.device_put([c.astype(system.dtype) for c in x]))
+        train = TT._unchecked(tuple(on_device([c.astype(system.dtype) for c in x])))
         out = function(train)
         single("preconditioner(x)", out, TT)
         _check.finite("preconditioner(x)", out)

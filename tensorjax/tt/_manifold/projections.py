@@ -14,9 +14,10 @@ from tensorjax._cores.overlaps import bond_overlap
 from tensorjax._cores.scaling import near_one, settled, shared_out
 from tensorjax._cores.unfoldings import absorb, tall
 from tensorjax._formats.trains import TT, TTMatrix, single
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax.tt._algebra import _aligned, _check_alike, add, as_train, fold, unfold
-from tensorjax.tt._evaluation import on_host
 from tensorjax.tt._manifold.tangent_vectors import (
     NOTHING,
     Arrays,
@@ -233,7 +234,7 @@ def retract(
 
 def _evened(t: TT) -> TT:
     """Rescales cores near one, so that trains whose parts meet in a tangent sum are balanced."""
-    if on_host.is_hosted(t):
+    if choose_kernel("tt.tangent_project", (t,)) is NUMPY:
         with np.errstate(over="ignore"):
             squares = [linalg.host_energy(np.asarray(c)) for c in t.cores]
         if all(4.0**-_EVEN < s < 4.0**_EVEN for s in squares):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._optax import transformation
+from tensorjax._typing import Optimizer, Scalar
 from tensorjax.linalg._riemannian_cg import riemannian_cg as _riemannian_cg
 from tensorjax.tt._algebra import _check_alike, fold, unfold
 from tensorjax.tt._manifold.projections import tangent_inner, tangent_sum
@@ -30,7 +31,7 @@ def value_and_riemannian_grad(f: Callable[..., jax.Array]) -> Callable[..., tupl
     def value_and_grad(x: Any, *args: Any, **kwargs: Any) -> tuple[jax.Array, Any]:
         if isinstance(x, TTMatrix):
             return _of_matrix(f, x, *args, **kwargs)
-        dtype = getattr(x, "dtype", None)
+        dtype: Any = getattr(x, "dtype", None)
         at, last, exponent = frame(point(x))
         share = shared(0, exponent, len(at.left) + 1, last.dtype)
 
@@ -90,7 +91,9 @@ class _Momentum(NamedTuple):
     count: jax.Array
 
 
-def riemannian_descent(learning_rate: Any, *, momentum: float = 0.0) -> Any:
+def riemannian_descent(
+    learning_rate: Scalar | Callable[[Any], Scalar], *, momentum: float = 0.0
+) -> Optimizer:
     """Riemannian gradient descent on trains of fixed TT-ranks, in Optax's form.
 
     ``update(gradient, state, x)`` takes the Riemannian gradient of `riemannian_grad`, and
@@ -135,7 +138,7 @@ def riemannian_descent(learning_rate: Any, *, momentum: float = 0.0) -> Any:
     return transformation(init, update)
 
 
-def riemannian_cg() -> Any:
+def riemannian_cg() -> Optimizer:
     """Riemannian conjugate gradients with a line search at fixed TT-ranks, in Optax's form.
 
     ``update(gradient, state, x, value=…, value_fn=…)`` needs two extra arguments, as `optax.lbfgs`

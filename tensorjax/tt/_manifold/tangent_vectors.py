@@ -29,8 +29,9 @@ from tensorjax._cores.ranks import cut_ranks
 from tensorjax._cores.scaling import near_one, settled
 from tensorjax._cores.unfoldings import absorb, tall
 from tensorjax._formats.trains import TT, single
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed, placed_by, spec_like
-from tensorjax.tt._evaluation import on_host
 from tensorjax.tt._rounding.rounding import orthogonal_cores, round
 
 Arrays = tuple[jax.Array, ...]
@@ -142,7 +143,7 @@ def _share_of(xi: TT) -> Any:
     if xi.order == 1:
         return 0
     first = xi.cores[0]
-    hosted = on_host.is_hosted(first)
+    hosted = choose_kernel("tt.tangent_project", (first,)) is NUMPY
     u = np.asarray(first) if hosted else jax.lax.stop_gradient(first)
     xp: Any = np if hosted else jnp
     u = u[..., first.shape[-1] // 2 :]
@@ -166,7 +167,7 @@ def gauged(at: Frame, deltas: Sequence[jax.Array]) -> Arrays:
 
 def is_tame(*trains: TT) -> bool:
     """Whether host cores are so near one that a tangent vector's products stay in range."""
-    if not on_host.is_hosted(trains):
+    if choose_kernel("tt.tangent_project", trains) is not NUMPY:
         return False
     for t in trains:
         low = high = now = 0.0

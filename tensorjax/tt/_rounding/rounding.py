@@ -27,13 +27,14 @@ from tensorjax._cores.scaling import balanced
 from tensorjax._cores.unfoldings import absorb, tall, times_right, wide
 from tensorjax._eager import evaluated_eagerly
 from tensorjax._formats.trains import TT, TTMatrix, single
-from tensorjax._native.dispatch import on_cpu
+from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
+from tensorjax._kernels.table import CPP, NUMPY, TRACE
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax.linalg import Method
 from tensorjax.linalg._subspaces_on_host import budget
-from tensorjax.tt._algebra import as_train
-from tensorjax.tt._padding import pad, padded_ranks, trim
+from tensorjax.tt._algebra import folded
+from tensorjax.tt._padding import padded_ranks, padded_to, trim
 
 Train = TypeVar("Train", TT, TTMatrix)
 # Cores whose norm is within 2^±_AT_HAND are not rescaled by rounding on the host.
@@ -68,8 +69,8 @@ def orthogonalize(t: Train, center: int) -> Train:
     return _orthogonalize(t, center)
 
 
-@as_train
-def _orthogonalize(t: TT, center: int) -> TT:
+@folded
+def _orthogonalize(t: Any, center: int) -> Any:
     return _orthogonalized(t, center)
 
 
@@ -175,12 +176,12 @@ def round(
     tol = None if tol is None else _check.tolerance(tol, t.dtype)
     if oversample is not None:
         oversample = _check.integer("oversample", oversample, low=0)
+    _check.finite("t", t)
     return _round(t, tol, rank, method, key, oversample)
 
 
-@as_train
-def _round(t: TT, tol: Any, rank: Any, method: Method, key: Any, extra: int | None) -> TT:
-    _check.finite("t", t)
+@folded
+def _round(t: Any, tol: Any, rank: Any, method: Method, key: Any, extra: int | None) -> Any:
     ranks = None
     if rank is not None:
         ranks = feasible_ranks(rank, t.shape, t.ranks[1:-1])
@@ -189,34 +190,27 @@ def _round(t: TT, tol: Any, rank: Any, method: Method, key: Any, extra: int | No
     out = _compressed(t, tol, ranks, method, key, extra)
     if rank is not None and ranks is not None:
         shape = padded_ranks(rank, ranks, [t])
-        out = out if shape == out.ranks[1:-1] else pad(out, shape)
+        out = out if shape == out.ranks[1:-1] else padded_to(out, shape)
     return TT._unchecked(placed_like(out.cores, t.cores))
 
 
 def _compressed(
     t: TT, tol: Any, ranks: tuple[int, ...] | None, method: Method, key: Any, extra: int | None
 ) -> TT:
-    if tol is not None and _on_host(t, tol):
+    if tol is not None and choose_kernel("tt.round(tol=)", (*t.cores, tol)) is NUMPY:
         out = _dynamic(t, tol, method, key)
         if ranks is None:
             return out
         if all(r <= cap for r, cap in zip(out.ranks[1:-1], ranks, strict=True)):
-            return pad(out, ranks)
+            return padded_to(out, ranks)
     if ranks is None:
         bucket = -(-max(t.ranks) // _BUCKET) * _BUCKET
         ranks = tuple(min(bucket, b) for b in rank_bounds(t.shape))
-        padded = pad(t, [max(r, s) for r, s in zip(ranks, t.ranks[1:-1], strict=True)])
+        padded = padded_to(t, [max(r, s) for r, s in zip(ranks, t.ranks[1:-1], strict=True)])
         extra = sweeps.oversampled(ranks, extra)
         return trim(_static(padded, tol, key, ranks, _method(t, tol, ranks, method, extra), extra))
     extra = sweeps.oversampled(ranks, extra)
     return _static(t, tol, key, ranks, _method(t, tol, ranks, method, extra), extra)
-
-
-def _on_host(t: TT, tol: Any) -> bool:
-    """Whether to round on the host: the cores are concrete and in the memory of a CPU."""
-    return not _check.is_traced(t, tol) and all(
-        d.platform == "cpu" for c in t.cores if isinstance(c, jax.Array) for d in c.devices()
-    )
 
 
 def _method(t: TT, tol: Any, ranks: Sequence[int], method: Method, extra: int) -> Method:
@@ -232,9 +226,9 @@ def _method(t: TT, tol: Any, ranks: Sequence[int], method: Method, extra: int) -
 @jax.jit(static_argnums=(3, 4, 5))
 def _static(t: TT, tol: Any, key: Any, ranks: tuple[int, ...], method: Method, extra: int) -> TT:
     dtype = linalg.factor_dtype(t.dtype)
-    exact = method == "svd"
     wide = [c.astype(dtype) for c in t.cores]
-    if tol is None and _native.serves(dtype, exact=exact, shape=t.shape, ranks=t.ranks):
+    facts = {"static": tol is None, "exact": method == "svd", "shape": t.shape, "ranks": t.ranks}
+    if choose_kernel("tt.round(rank=)", wide, TRACE, **facts) is CPP:
         cores = _either_round(wide, key, ranks, method, extra)
     else:
         cores = _by_xla(ranks, method, extra, wide, key, tol)
@@ -297,7 +291,8 @@ def _either_round(
 ) -> list[Any]:
     results = _native.rounded_shapes(cores, ranks)
     static = ranks, method, extra
-    return on_cpu(_by_sweeps, _by_xla, cores, key, static=static, results=results, alone=False)
+    kernels = "tt.round(rank=)", _by_sweeps, _by_xla
+    return cpp_or_xla(*kernels, cores, key, static=static, results=results)
 
 
 def _by_sweeps(

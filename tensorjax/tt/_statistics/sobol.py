@@ -20,8 +20,9 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._cores.scaling import near_one
-from tensorjax._first_calls import is_hosted
 from tensorjax._formats.trains import TT, single
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax.tt._products import hadamard
@@ -229,7 +230,7 @@ def _contracted_all(
     """Contracts the variance components of a train with masks; over the variance if normalised."""
     given = checked_weights(weights, t)
     masks = [*masks, _some(t.order)]
-    if is_hosted(t.cores, t.dtype) and not _check.is_traced(given, masks):
+    if choose_kernel("tt.sobol", t.cores, dtype=t.dtype, rest=(given, masks)) is NUMPY:
         host = jax.tree.map(np.asarray, (t, given, masks))
         with np.errstate(all="ignore"):
             values = _values(host[0], host[1], host[2], normalize)

@@ -8,21 +8,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax import _blas_threads, _check, _native, linalg
+from tensorjax import _blas_threads, _check, linalg
 from tensorjax._cores.ranks import feasible_ranks, rank_bounds
 from tensorjax._cores.scaling import balanced
 from tensorjax._cores.unfoldings import absorb, merge, tall
 from tensorjax._eager import evaluated_eagerly
 from tensorjax._formats.trains import TT, TTMatrix
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.conditions import MOST_ROWS
+from tensorjax._kernels.table import CPP, HOST, NUMPY, SMALL
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
+from tensorjax._typing import ArrayLike
 from tensorjax.linalg import Method, _predicted_times
 from tensorjax.linalg._subspaces_on_host import THREADS, Asked, asked_of, budget, in_single
 from tensorjax.tt._algebra import unfold
 from tensorjax.tt._constructors import _mode_pairs
-from tensorjax.tt._padding import pad
+from tensorjax.tt._padding import padded_to
 from tensorjax.tt._tt_svd.on_host import tt_svd
-from tensorjax.tt._tt_svd.small_arrays import serves, small_tt_svd
+from tensorjax.tt._tt_svd.small_arrays import least_share, small_tt_svd
 
 # Rank expected of unknown data.
 _GUESS = 12
@@ -34,7 +38,7 @@ _LARGE = 2**16
 @placed
 @evaluated_eagerly
 def from_dense(
-    x: Any,
+    x: ArrayLike,
     *,
     tol: float | None = None,
     rank: int | Sequence[int] | None = None,
@@ -78,17 +82,17 @@ def from_dense(
     """
     x, dtype, tol = _check.dense_input(x, tol, rank)
     ranks = None if rank is None else feasible_ranks(rank, x.shape)
-    if tol is not None and not _check.is_traced(x, tol):
+    if tol is not None and choose_kernel("tt.from_dense(tol=)", (x, tol)) is NUMPY:
         train = _dynamic(np.asarray(x), tol, method, key, dtype)
         if ranks is None:
             return train
         if all(r <= cap for r, cap in zip(train.ranks[1:-1], ranks, strict=True)):
-            return pad(train, ranks)
+            return padded_to(train, ranks)
     _check.finite("x", x)
     share = None if tol is None or _check.is_traced(tol) else tol**2 / max(x.ndim - 1, 1)
     assert ranks is not None
-    if method != "randomized" and _check.on_cpu(x, tol):
-        return pad(_ranked(x, ranks, share, method, dtype), ranks)
+    if choose_kernel("tt.from_dense(rank=)", (x, tol), method=method) is NUMPY:
+        return padded_to(_ranked(x, ranks, share, method, dtype), ranks)
     if method == "auto" and tol is None and x.size > _LARGE:
         method = "gram"
     chosen = linalg.choose(method, share, linalg.factor_dtype(dtype))
@@ -148,7 +152,7 @@ def _in_range(
 
     def cores(x: np.ndarray) -> list[Any]:
         with _blas_threads.one_thread(x.size < THREADS):
-            if caps is None and asked.share is not None and serves(x, asked):
+            if caps is None and asked.share is not None and _is_small(x, asked):
                 return small_tt_svd(x, asked.share)
             return in_single(x, asked, x.ndim - 1, compress) if caps is None else compress(x, asked)
 
@@ -162,6 +166,11 @@ def _in_range(
     _check.finite("x", x)  # if it is not, the last core is not either
     small, exponent = linalg.normalized(x)
     return small, exponent, cores(small)
+
+
+def _is_small(x: np.ndarray, asked: Asked) -> bool:
+    facts = {"method": asked.method, "share": asked.share, "floor": lambda: least_share(x.dtype)}
+    return choose_kernel("tt.from_dense(tol=)", (x,), HOST, **facts) is SMALL
 
 
 def _holds(train: TT, x: np.ndarray, exponent: int, tol: float) -> bool:
@@ -214,7 +223,8 @@ def _tt_svd(x: Any, ranks: Sequence[int] | None, share: Any, method: Method, key
     # left subspaces of all unfoldings up to it: the cuts are those of a TT-SVD from the left, but
     # the data are read only to make the factor and to project on the outcome.
     rank = None if ranks is None else min(ranks[lead - 1], *flat.shape)
-    passes = method == "gram" and linalg.is_host(flat) and _native.is_wide(flat)
+    passes = method == "gram" and linalg.is_host(flat)
+    passes = passes and choose_kernel("linalg.project", (flat,), HOST) is CPP
     with _blas_threads.one_thread(passes):  # they have threads of their own, and all else is small
         factor, energies = linalg.square_factor(flat, rank=rank, share=share, method=method)
         factor = factor.reshape(1, *shape[:lead], -1, 1)
@@ -222,7 +232,7 @@ def _tt_svd(x: Any, ranks: Sequence[int] | None, share: Any, method: Method, key
         left = _split(factor, basis, 0, None, tail)[:-1]
         rest = linalg.project(merge(left)[0], flat).reshape(-1, *shape[lead:], 1)
     seen = rest.reshape(rest.shape[0] * rest.shape[1], -1)
-    with _blas_threads.one_thread(passes and len(seen) <= _native.MOST_ROWS):
+    with _blas_threads.one_thread(passes and len(seen) <= MOST_ROWS):
         return left + _split(rest, basis, lead, None, tail)
 
 
@@ -263,7 +273,7 @@ def _leading_modes(shape: Sequence[int], ranks: Sequence[int] | None) -> int:
 @placed
 @evaluated_eagerly
 def matrix_from_dense(
-    w: Any,
+    w: ArrayLike,
     row_shape: Sequence[int],
     col_shape: Sequence[int],
     *,

@@ -17,8 +17,6 @@ from tensorjax.linalg._subspaces import GRAM_NOISE, gram_floor
 from tensorjax.linalg._subspaces_on_host import Asked, Subspace, all_needed, columns_split, leading
 from tensorjax.tt._tt_svd.on_host import _Group, _norm_to_the_right, next_guess
 
-# Larger arrays are left to `on_host.tt_svd`, whose choice of cuts and sketches pays there.
-_SMALL = 2**16
 # Up to so many entries an SVD is faster than a Gram matrix, its eigenvectors, and their
 # reorthogonalisation.
 _TINY = 2**9
@@ -30,16 +28,10 @@ _WHOLE, _SKETCHED = 32, 96
 _GUESS, _AGAIN = 6, 6e4
 
 
-def serves(x: np.ndarray, asked: Asked) -> bool:
-    """Whether an array is small, and Gram matrices resolve the error asked of its TT-SVD."""
-    if x.size >= _SMALL or asked.method == "svd" or asked.share is None:
-        return False
-    return asked.share >= 2 * GRAM_NOISE * _floor(np.result_type(x.dtype, np.float64))
-
-
 @functools.cache
-def _floor(dtype: Any) -> float:
-    return gram_floor(dtype, 1)
+def least_share(dtype: Any) -> float:
+    """Returns the least share of energy to discard that a small TT-SVD's Gram matrices resolve."""
+    return 2 * GRAM_NOISE * gram_floor(np.result_type(dtype, np.float64), 1)
 
 
 def small_tt_svd(x: np.ndarray, share: float) -> list[Any]:

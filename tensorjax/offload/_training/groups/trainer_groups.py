@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tensorjax._typing import DTypeLike, Optimizer
 from tensorjax.offload._training.array_checks import finite
 from tensorjax.offload._training.groups.parameter_group import Group
 from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
@@ -146,9 +147,9 @@ def make_groups(
 
 def tensors(
     params: Params,
-    optimizer: Any,
+    optimizer: Optimizer,
     *,
-    compute_dtype: Any = None,
+    compute_dtype: DTypeLike | None = None,
     gradients: bool = False,
     shardings: Mapping[str, Any] | None = None,
 ) -> dict[str, jax.ShapeDtypeStruct]:

@@ -1,0 +1,58 @@
+"""Choice of the kernel that serves a call, from the table of candidates and their conditions."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from tensorjax._kernels.conditions import Arrays
+from tensorjax._kernels.table import CALL, TABLE, TRACE, Kernel, Stage
+from tensorjax._native.dispatch import on_cpu
+
+
+def choose_kernel(operation: str, arrays: Arrays, stage: Stage = CALL, **facts: Any) -> Kernel:
+    """Chooses the kernel of an operation: the first candidate all of whose conditions hold.
+
+    Args:
+      operation: a row of the table.
+      arrays: those that the conditions look at.
+      stage: at which the choice is made.
+      **facts: what else they look at; functions where it takes time to find out.
+    """
+    for kernel, conditions, _ in TABLE[operation][stage]:
+        for condition in conditions:
+            if not condition.holds(arrays, facts):
+                break
+        else:
+            return kernel
+    raise LookupError(f"{operation}: no candidate without conditions at stage {stage.value}")
+
+
+def is_cpp_default() -> bool:
+    """Whether programs by default are for one CPU device, and may hold C++; for reports only."""
+    return jax.default_backend() == "cpu" and jax.device_count() == 1
+
+
+def cpp_or_xla(
+    operation: str,
+    cpp: Callable[..., Any],
+    xla: Callable[..., Any],
+    *operands: Any,
+    static: tuple[Any, ...] = (),
+    results: Sequence[jax.ShapeDtypeStruct],
+) -> list[Any]:
+    """Puts an operation into a program for which C++ was chosen: as C++ or not is left open.
+
+    When the program is lowered its platform and devices decide; see
+    `tensorjax._native.dispatch.on_cpu`, whose arguments these are.
+
+    Args:
+      operation: a row of the table.
+      cpp: for programs for CPUs, of one device where the table says so.
+      xla: for all other programs.
+      *operands: of both.
+      static: hashable arguments of both that come first.
+      results: shapes and dtypes of the leaves that both return.
+    """
+    alone = TABLE[operation][TRACE][0].one_device
+    return on_cpu(cpp, xla, *operands, static=static, results=results, alone=alone)

@@ -1,0 +1,177 @@
+"""Table of kernels: for every operation the candidates in order, each with its conditions.
+
+A choice is made at up to four *stages* of a call:
+
+- **call**: by the public function, from its arrays: NumPy at once, or a program of JAX;
+- **trace**: while the program is made: XLA's operations alone, or C++ on CPUs beside them;
+- **lowering**: for its platform and devices: C++ only in programs for CPUs that stay in this
+  process, and where ``one_device`` says so for one device (`tensorjax._native.dispatch`);
+- **host**: inside NumPy's algorithms: C++ passes, or NumPy and LAPACK themselves.
+
+The first candidate of a stage all of whose conditions hold serves; the last one has none.
+"""
+
+import enum
+from typing import NamedTuple
+
+from tensorjax._kernels import conditions as c
+from tensorjax._kernels.conditions import Condition
+
+
+class Kernel(enum.StrEnum):
+    """Kind of code that serves a call."""
+
+    NUMPY = "NumPy"  # and LAPACK, on the host; nothing is compiled
+    SMALL = "NumPy, small arrays"
+    ROUNDED = "program, rounded size"  # of the next larger one of few batch sizes
+    PROGRAM = "program"
+    CPP = "C++"
+    XLA = "XLA"
+
+
+class Stage(enum.StrEnum):
+    """Stage of a call at which a kernel is chosen."""
+
+    CALL = "call"
+    TRACE = "trace"
+    HOST = "host"
+
+
+NUMPY, SMALL, ROUNDED, PROGRAM, CPP, XLA = Kernel
+CALL, TRACE, HOST = Stage
+
+
+class Candidate(NamedTuple):
+    """Candidate of an operation at a stage: a kernel and the conditions under which it serves.
+
+    Attributes:
+      kernel: what serves.
+      conditions: all must hold, asked in this order.
+      one_device: whether only programs for one device hold it; see `tensorjax._native.dispatch`.
+    """
+
+    kernel: Kernel
+    conditions: tuple[Condition, ...] = ()
+    one_device: bool = False
+
+
+Row = dict[Stage, tuple[Candidate, ...]]
+
+
+def _call(*conditions: Condition, kernel: Kernel = NUMPY) -> Row:
+    return {CALL: (Candidate(kernel, conditions), Candidate(PROGRAM))}
+
+
+def _trace(*conditions: Condition, one_device: bool) -> Row:
+    cpp = Candidate(CPP, (*conditions, c.built), one_device)
+    return {TRACE: (cpp, Candidate(XLA))}
+
+
+def _host(*conditions: Condition) -> Row:
+    return {HOST: (Candidate(CPP, (*conditions, c.built)), Candidate(NUMPY))}
+
+
+_SMALL_TT_SVD: Row = {
+    HOST: (Candidate(SMALL, (c.small_array, c.gram_resolves)), Candidate(NUMPY)),
+}
+_FIRST_CALLS = (c.lapack_dtype, c.free_on_a_cpu, c.first_calls)
+_PRODUCT = _call(c.lapack_dtype, c.free_on_a_cpu, c.any_of(c.out_of_range, c.first_calls))
+_OVERLAP: Row = _call(*_FIRST_CALLS) | _trace(c.double, c.not_empty, one_device=True)
+_TO_RANKS = _call(c.not_randomized, c.first_on_one_cpu)
+
+TABLE: dict[str, Row] = {
+    # Dense arrays to trains and back.
+    "tt.from_dense(tol=)": _call(c.concrete) | _SMALL_TT_SVD,
+    "tt.from_dense(rank=)": _TO_RANKS,
+    "tt.to_dense": _call(c.on_one_cpu),
+    "tucker.from_dense(tol=)": _call(c.concrete),
+    "tucker.from_dense(rank=)": _TO_RANKS,
+    "linalg.gram": _host(c.short_matrix),
+    "linalg.project": _host(c.wide_matrix),
+    # Rounding.
+    "tt.round(tol=)": _call(c.in_cpu_memory),
+    "tt.round(tol=), Gram sweep": _host(c.double, c.in_one_piece, c.several, c.not_empty),
+    "tt.round(tol=), Gram factor": _host(c.double, c.matrix),
+    "tt.round(rank=)": _trace(c.no_tolerance, c.real, c.columns_fit, one_device=False),
+    "tt.pad": _call(c.on_one_device),
+    "tt.effective_ranks": _call(c.concrete),
+    "tucker.round(tol=)": _call(c.concrete),
+    "convert.tt_to_tucker(tol=)": _call(c.concrete),
+    "mera.to_tt(tol=)": _call(c.concrete),
+    # Products.
+    "tt.hadamard": _PRODUCT | _trace(c.real, c.large_result, c.not_empty, one_device=True),
+    "tt.matvec": _PRODUCT,
+    "tt.matmul": _PRODUCT,
+    "tt.TTMatrix @ array": _call(*_FIRST_CALLS),
+    "tt.pinv": _call(c.on_one_cpu, c.rest_concrete),
+    "tt.matvec(rank=)": _trace(
+        c.no_tolerance, c.one_product, c.real, c.columns_fit, one_device=False
+    ),
+    # Numbers.
+    "tt.inner": _OVERLAP,
+    "tt.norm": _OVERLAP,
+    "tt.bilinear_form": _call(*_FIRST_CALLS),
+    "tt.pairwise_inner": _call(c.first_calls),
+    "tt.pairwise_inner, stacked cores": _call(c.lapack_dtype, c.free_on_a_cpu),
+    "tt.distance": _call(c.concrete),
+    "tucker.norm": _call(c.concrete),
+    "mera.norm": _call(c.lapack_dtype, c.free_on_a_cpu),
+    "tt.evaluate": _call(c.on_one_cpu, c.any_of(c.rows_shared, c.first_evaluations)),
+    "tucker.evaluate": _call(c.data, c.first_on_one_cpu, kernel=ROUNDED),
+    "tt.sobol": _call(c.lapack_dtype, c.free_on_a_cpu, c.rest_concrete),
+    "pde.evaluate": _call(c.concrete),
+    "tt.sample": _call(c.little_noise, c.first_on_one_cpu),
+    # Modes.
+    "tt.contract_modes": _call(c.on_one_cpu),
+    "tt.TT[...]": _call(c.on_one_cpu),
+    "tt.broadcast_to": _call(c.on_one_cpu),
+    "tt.reshape": _call(c.on_one_cpu),
+    "tt.permute": _call(c.on_one_cpu),
+    "tt.tangent_project": _call(c.on_one_cpu),
+    # MERAs, projections, layers.
+    "mera.to_dense": _call(*_FIRST_CALLS),
+    "mera.to_tt": _call(*_FIRST_CALLS),
+    "sketch.apply": {
+        CALL: (
+            Candidate(NUMPY, (c.data, c.blas_map, c.lapack_dtype, c.rows_on_cpu, c.fast_by_blas)),
+            Candidate(ROUNDED, (c.data, c.map_concrete, c.read_by_host)),
+            Candidate(PROGRAM),
+        ),
+    }
+    | _trace(c.split_in_two, c.large_input, c.real, c.whole_vectors, one_device=True),
+    "sketch.apply(sparse)": _call(c.rows, c.on_one_cpu, kernel=ROUNDED),
+    "nn.TTEmbedding": _trace(
+        c.real, c.kept_dtype, c.not_empty, c.ids_fit, c.a_train, c.no_rounds, one_device=True
+    ),
+}
+
+# What the names of kernels leave open, for readers of the table.
+REMARKS: dict[str, str] = {
+    "tt.from_dense(tol=)": "with rank= too, ranks above it are cut as without tol=",
+    "tt.to_dense": "NumPy only reads how large cores are: near one, the program rescales nothing",
+    "tt.round(tol=)": "the program has one bucketed rank, and is trimmed afterwards",
+    "tt.round(tol=), Gram sweep": "where Gram matrices resolve the tolerance; see linalg.choose",
+    "tt.tangent_project": "NumPy only reads how large cores are; so for all of tt.tangent_*",
+    "tt.hadamard": "exact products; with rank= or tol= see tt.linear_combination below",
+    "tt.norm": "and tt.log_norm, tt.normalize in programs",
+    "tt.pad": "and tucker.pad",
+    "tt.pairwise_inner": "asked where NumPy has stacked the cores",
+    "tt.sobol": "and tt.mean_dimension, tt.dimension_distribution",
+    "tucker.norm": "and tucker.distance",
+    "tt.effective_ranks": "and tt.trim",
+}
+# Operations that have nothing to choose.
+FIXED: dict[str, str] = {
+    "tt.cross, tt.solve, tt.eigsh, tt.complete, tt.argmax, tt.map": (
+        "NumPy: every step has other ranks, and a program would be compiled for each; black boxes "
+        "and their own programs apart"
+    ),
+    "tt.linear_combination, tt.hadamard, tt.matmul": (
+        "with tol= alone NumPy, with rank= a program of XLA"
+    ),
+    "convert.tt_to_mera": "NumPy: ranks follow from the data",
+    "pde.integrate": "NumPy for ranks that adapt, one program for ranks that are given",
+    "contract.plan": "a program; NumPy by `Plan.on_host`",
+    "linalg": "NumPy and LAPACK for NumPy arrays, XLA for JAX arrays",
+    "nn, optim, models, offload": "programs of XLA, of which embeddings may hold C++",
+}

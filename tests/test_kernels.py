@@ -1,0 +1,496 @@
+"""Choice of kernels: the table is complete and asked, and all candidates of a row agree."""
+
+import ast
+import contextlib
+import functools
+import runpy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import tensorjax
+from tensorjax import _native, convert, linalg, mera, nn, pde, sketch, tt, tucker
+from tensorjax._kernels import conditions
+from tensorjax._kernels.report import markdown
+from tensorjax._kernels.table import CALL, CPP, FIXED, HOST, REMARKS, TABLE, TRACE
+from tensorjax.mera import _inner as mera_inner
+from tensorjax.mera import _to_dense as mera_to_dense
+from tensorjax.mera import _to_tt as mera_to_tt
+from tensorjax.sketch import _apply, _apply_on_host
+from tensorjax.tt import _inner, _products, _products_on_host, _sample
+from tensorjax.tt._arrays import reshaping
+from tensorjax.tt._evaluation import evaluate, on_host
+from tensorjax.tt._rounding import rounding
+from tensorjax.tt._tt_svd import from_dense
+from tensorjax.tucker import _hosvd
+from tensorjax.tucker import _rounding as tucker_rounding
+
+ROOT = Path(__file__).resolve().parents[1]
+DTYPES = (np.float32, np.float64, np.complex64, np.complex128)
+
+
+# The table.
+
+
+def test_the_last_candidate_of_every_stage_has_no_conditions() -> None:
+    for operation, row in TABLE.items():
+        assert row, operation
+        for candidates in row.values():
+            free = [not c.conditions for c in candidates]
+            assert free == [False] * (len(candidates) - 1) + [True]
+            kernels = [c.kernel for c in candidates]
+            assert len(set(kernels)) == len(kernels)
+    assert REMARKS.keys() <= TABLE.keys()
+
+
+def test_conditions_have_names_of_their_own_and_reasons() -> None:
+    held = {c for row in TABLE.values() for cs in row.values() for k in cs for c in k.conditions}
+    found = {c for c in held if not c.parts} | {p for c in held for p in c.parts}
+    assert len({c.name for c in found}) == len(found)
+    assert all(c.reason for c in found)
+    unused = {c for c in vars(conditions).values() if isinstance(c, conditions.Condition)} - found
+    assert not unused
+
+
+@functools.cache
+def modules() -> list[tuple[str, list[ast.AST]]]:
+    """Paths of all modules, with the nodes of their trees."""
+    paths = sorted((ROOT / "tensorjax").rglob("*.py"))
+    return [
+        (str(p.relative_to(ROOT / "tensorjax")), [*ast.walk(ast.parse(p.read_text("utf-8")))])
+        for p in paths
+    ]
+
+
+def names_of_call(node: ast.Call) -> str:
+    return getattr(node.func, "attr", getattr(node.func, "id", ""))
+
+
+def test_every_row_is_asked_and_nothing_else() -> None:
+    """Operations are named where they are chosen; products by `f"tt.{kind}"`."""
+    named: set[str] = set()
+    for name, nodes in modules():
+        calls = [n for n in nodes if isinstance(n, ast.Call)]
+        asked = [n for n in calls if names_of_call(n) in ("choose_kernel", "cpp_or_xla")]
+        if name.startswith("_kernels") or not asked:
+            continue
+        for call in asked:
+            first = call.args[0]
+            if isinstance(first, ast.Constant):
+                assert first.value in TABLE, (name, first.value)
+            if isinstance(first, ast.JoinedStr):
+                named |= {f"tt.{kind}" for kind in ("hadamard", "matvec", "matmul")}
+        texts = {n.value for n in nodes if isinstance(n, ast.Constant)}
+        named |= {n for n in texts if isinstance(n, str) and n in TABLE}
+    assert named == TABLE.keys()
+
+
+# Modules that look at platforms or at what was built for another purpose than to choose a kernel.
+ELSEWHERE = {
+    "_check.py": "the predicates",
+    "_placement.py": "where results are put",
+    "models/gpt2/_model.py": "how far a loop is unrolled",
+    "models/gpt2/_attention.py": "JAX's own attention lacks a product on CPUs",
+    "linalg/_svd_eigh.py": "results of one platform are refined",
+    "offload/_training/engine.py": "whose memory the optimiser's is",
+}
+
+
+def test_no_other_module_decides() -> None:
+    """By the platform, by what C++ was built, or by counts of calls."""
+    found = set()
+    for name, nodes in modules():
+        if name.split("/")[0] in ("_kernels", "_native"):
+            continue
+        for node in nodes:
+            word = getattr(node, "attr", getattr(node, "id", None))
+            words = {"default_backend", "platform_dependent", "is_first", "FirstCalls", "on_cpu"}
+            status = (
+                word == "status" and getattr(getattr(node, "value", None), "id", "") == "_native"
+            )
+            platform = word == "platform" and getattr(node.value, "id", "") not in ("sys", "os")
+            if word in words or status or platform:
+                found.add(name)
+    assert found == ELSEWHERE.keys()
+
+
+def test_the_table_is_printed() -> None:
+    text = str(tensorjax.kernel_choices())
+    assert all(operation in text for operation in TABLE)
+    rows = tensorjax.kernel_choices("tt.round").rows
+    assert {r.operation for r in rows} == {n for n in TABLE if n.startswith("tt.round(")}
+    assert repr(tensorjax.kernel_choices("tt.inner")).count("else") == 2
+    with pytest.raises(ValueError, match="expected one of"):
+        tensorjax.kernel_choices("tt.rounding")
+    assert all(name in markdown() for name in (*TABLE, *FIXED))
+
+
+def test_the_page_of_kernels_is_up_to_date() -> None:
+    script = runpy.run_path(str(ROOT / "docs" / "kernels.py"))
+    page = script["PAGE"].read_text("utf-8")
+    assert script["written"](page) == page
+
+
+# What serves, observed.
+
+
+def train(rng: np.random.Generator, modes: Any, rank: int, dtype: Any) -> Any:
+    """A train of modes, or a TT-matrix of pairs of modes."""
+    pairs = [m if isinstance(m, tuple) else (m,) for m in modes]
+    ranks = [1, *[rank] * (len(pairs) - 1), 1]
+    cores = []
+    for r, mode, s in zip(ranks, pairs, ranks[1:], strict=False):
+        c = rng.standard_normal((2, r, *mode, s))
+        c = c[0] + 1j * c[1] if np.dtype(dtype).kind == "c" else c[0]
+        cores.append(jnp.asarray((c / np.sqrt(c.size)).astype(dtype)))
+    return (tt.TTMatrix if len(pairs[0]) == 2 else tt.TT)(cores)
+
+
+class Given:
+    """Drawn operands of the operations, of one dtype, made when they are asked for."""
+
+    def __init__(self, seed: int, dtype: Any, **arrays: Any) -> None:
+        self.seed, self.dtype = seed, np.dtype(dtype)
+        self.rng = np.random.default_rng([43, seed])
+        order = int(self.rng.integers(3, 5))
+        self.modes, self.rows = ([int(k) for k in self.rng.integers(2, 5, order)] for _ in "nm")
+        self.indices = self.rng.integers(0, 2, (5, order))
+        self.key = jax.random.key(seed)
+        vars(self).update(arrays)
+
+    @functools.cached_property
+    def x(self) -> tt.TT:
+        return train(self.rng, self.modes, 2, self.dtype)
+
+    @functools.cached_property
+    def y(self) -> tt.TT:
+        return train(self.rng, self.modes, 2, self.dtype)
+
+    @functools.cached_property
+    def twice(self) -> tt.TT:
+        """The train x with ranks twice as large as it needs."""
+        pairs = [np.concatenate([c, c], -1) if k == 0 else np.concatenate([c, 0 * c], -1)
+                 for k, c in enumerate(map(np.asarray, self.x.cores[:-1]))]  # fmt: skip
+        cores = [*pairs, np.asarray(self.x.cores[-1])]
+        cores = [c if k == 0 else np.concatenate([c, c], 0) / 2 for k, c in enumerate(cores)]
+        return tt.TT(cores)
+
+    @functools.cached_property
+    def a(self) -> tt.TTMatrix:
+        return train(self.rng, list(zip(self.rows, self.modes, strict=True)), 2, self.dtype)
+
+    @functools.cached_property
+    def dense(self) -> jax.Array:
+        out = np.ones((1, 1), self.dtype)
+        for c in map(np.asarray, self.x.cores):
+            out = np.tensordot(out, c, 1)
+        return jnp.asarray(out.reshape(self.modes))
+
+    @functools.cached_property
+    def v(self) -> jax.Array:
+        return jnp.asarray(np.ones(self.modes[0], self.dtype))
+
+    @functools.cached_property
+    def u(self) -> tucker.Tucker:
+        return tucker.from_dense(self.dense, rank=2)
+
+    @functools.cached_property
+    def m(self) -> mera.MERA:
+        return mera.random(self.key, (2,) * 5, 2, dtype=self.dtype)
+
+    @functools.cached_property
+    def real(self) -> np.dtype:
+        return np.zeros(0, self.dtype).real.dtype
+
+    @functools.cached_property
+    def data(self) -> jax.Array:
+        return jnp.asarray(self.rng.standard_normal((3, 12)).astype(self.real))
+
+    @functools.cached_property
+    def p(self) -> Any:
+        return sketch.ttrp(self.key, (3, 4), (2, 2), dtype=self.real)
+
+    def arrays(self, call: Callable[["Given"], Any]) -> dict[str, Any]:
+        """The operands that a call names."""
+        return {n: getattr(self, n) for n in call.__code__.co_names if n in OPERANDS}
+
+    def of(self, arrays: dict[str, Any]) -> "Given":
+        """The same operands in other places, or traced."""
+        return Given(self.seed, self.dtype, **arrays)
+
+
+OPERANDS = {"x", "y", "twice", "a", "dense", "v", "u", "m", "data", "p"}
+SINGLE, MESH = {"free", "committed"}, {"free", "committed", "mesh"}
+# Rows of the stage "call": the call, where NumPy's code is, where that of programs is, and places
+# of the operands for which NumPy serves first calls.
+CALLS: dict[str, tuple[Callable[[Given], Any], tuple[Any, str], tuple[Any, str], set[str]]] = {
+    "tt.inner": (
+        lambda g: tt.inner(g.x, g.y), (_products_on_host, "_swept"), (_inner, "_inner"), SINGLE,
+    ),
+    "tt.norm": (lambda g: tt.norm(g.x), (_products_on_host, "_swept"), (_inner, "_norm"), SINGLE),
+    "tt.hadamard": (
+        lambda g: tt.hadamard(g.x, g.y),
+        (_products_on_host._PRODUCTS, "hadamard"), (_products, "exact_hadamard"), SINGLE,
+    ),
+    "tt.matvec": (
+        lambda g: tt.matvec(g.a, g.x),
+        (_products_on_host._PRODUCTS, "matvec"), (_products, "exact_product"), SINGLE,
+    ),
+    "tt.matmul": (
+        lambda g: tt.matmul(tt.transpose(g.a), g.a),
+        (_products_on_host._PRODUCTS, "matmul"), (_products, "exact_product"), SINGLE,
+    ),
+    "tt.evaluate": (
+        lambda g: tt.evaluate(g.x, g.indices),
+        (on_host, "entries"), (evaluate, "_evaluate"), SINGLE,
+    ),
+    "tt.contract_modes": (
+        lambda g: tt.contract_modes(g.x, {0: g.v}),
+        (on_host, "contracted"), (evaluate, "_contract_modes"), SINGLE,
+    ),
+    "tt.round(tol=)": (
+        lambda g: tt.round(g.twice, tol=1e-4, rank=2),
+        (rounding, "_dynamic"), (rounding, "_static"), MESH,
+    ),
+    "tt.from_dense(tol=)": (
+        lambda g: tt.from_dense(g.dense, tol=1e-4, rank=2),
+        (from_dense, "_dynamic"), (from_dense, "_static"), MESH,
+    ),
+    "tt.from_dense(rank=)": (
+        lambda g: tt.from_dense(g.dense, rank=2),
+        (from_dense, "_ranked"), (from_dense, "_static"), SINGLE,
+    ),
+    "tucker.from_dense(tol=)": (
+        lambda g: tucker.from_dense(g.dense, tol=1e-4, rank=5),
+        (_hosvd, "_dynamic"), (_hosvd, "_static"), MESH,
+    ),
+    "tucker.from_dense(rank=)": (
+        lambda g: tucker.from_dense(g.dense, rank=4),
+        (_hosvd, "_ranked"), (_hosvd, "_static"), SINGLE,
+    ),
+    "tucker.round(tol=)": (
+        lambda g: tucker.round(g.u, tol=1e-4, rank=2),
+        (tucker_rounding, "_dynamic"), (tucker_rounding, "_static"), MESH,
+    ),
+    "convert.tt_to_tucker(tol=)": (
+        lambda g: convert.tt_to_tucker(g.x, tol=1e-4, rank=4)[0],
+        (convert._tt_to_tucker, "_dynamic"), (convert._tt_to_tucker, "_static"), MESH,
+    ),
+    "tt.permute": (
+        lambda g: tt.permute(g.x, (1, 0, *range(2, g.x.order)), tol=None),
+        (reshaping, "_permuted_on_host"), (reshaping, "_permuted"), SINGLE,
+    ),
+    "tt.sample": (
+        lambda g: tt.sample(jax.random.key(3), g.x, 4),
+        (_sample, "_on_host"), (_sample, "_sample"), SINGLE,
+    ),
+    "mera.norm": (
+        lambda g: mera.norm(g.m), (mera_inner, "on_device"), (mera_inner, "_norm_of"), SINGLE,
+    ),
+    "mera.to_dense": (
+        lambda g: mera.to_dense(g.m),
+        (mera_to_dense, "_on_host"), (mera_to_dense, "_to_dense"), SINGLE,
+    ),
+    "mera.to_tt": (
+        lambda g: mera.to_tt(g.m), (mera_to_tt, "_on_host"), (mera_to_tt, "_exact"), SINGLE,
+    ),
+    "sketch.apply": (
+        lambda g: sketch.apply(g.p, g.data),
+        (_apply_on_host, "project"), (_apply, "_project"), SINGLE,
+    ),
+}  # fmt: skip
+DEFAULT = ("tt.inner", "tt.evaluate", "tt.hadamard", "tt.from_dense(rank=)", "tt.round(tol=)")
+calls = [name if name in DEFAULT else pytest.param(name, marks=pytest.mark.slow) for name in CALLS]
+
+
+@contextlib.contextmanager
+def observed(monkeypatch: pytest.MonkeyPatch, operation: str) -> Iterator[list[str]]:
+    """Which of NumPy's code and that of programs were called."""
+    seen: list[str] = []
+
+    def wrap(name: str, place: Any, key: str) -> None:
+        is_dict = isinstance(place, dict)
+        real = place[key] if is_dict else getattr(place, key)
+
+        def watched(*args: Any, **options: Any) -> Any:
+            seen.append(name)
+            return real(*args, **options)
+
+        (patch.setitem if is_dict else patch.setattr)(place, key, watched)
+
+    with monkeypatch.context() as patch:
+        wrap("NumPy", *CALLS[operation][1])
+        wrap("program", *CALLS[operation][2])
+        yield seen
+
+
+def places(given: Given, call: Any) -> Iterator[tuple[str, Given]]:
+    device = jax.devices()[0]
+    mesh = jax.sharding.Mesh(np.asarray(jax.devices()[:2]), ("d",))
+    over = jax.NamedSharding(mesh, P())
+    arrays = given.arrays(call)
+    yield "free", given
+    yield "committed", given.of(jax.device_put(arrays, device))
+    yield "mesh", given.of(jax.device_put(arrays, over))
+
+
+@pytest.mark.parametrize("operation", calls)
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_what_serves_is_what_the_table_says(
+    operation: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dtype = DTYPES[(seed + list(CALLS).index(operation)) % 4]
+    call, *_, numpys = CALLS[operation]
+    for place, given in places(Given(seed, dtype), call):
+        conditions.forget_first_calls()
+        with observed(monkeypatch, operation) as seen:
+            call(given)
+        assert seen[:1] == ["NumPy" if place in numpys else "program"], place
+    with observed(monkeypatch, operation) as seen:
+        jax.eval_shape(lambda arrays: call(given.of(arrays)), given.arrays(call))
+    assert seen[:1] == ["program"]
+
+
+@pytest.mark.parametrize("operation", ["tt.inner", "tt.hadamard", "tt.evaluate"])
+def test_first_calls_are_numpys_and_later_ones_programs(
+    operation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conditions.forget_first_calls()
+    given = Given(7, np.float64)
+    with observed(monkeypatch, operation) as seen:
+        for _ in range(12):
+            CALLS[operation][0](given)
+    cores = len(seen[:-2]) // 10  # products are NumPy's core by core
+    assert seen == ["NumPy"] * 10 * cores + ["program"] * 2
+
+
+# All candidates of a row give the same.
+
+
+@contextlib.contextmanager
+def forced(operation: str, stage: Any, kernel: Any) -> Iterator[None]:
+    """A row of the table with one candidate alone, in programs that are made within."""
+    row = TABLE[operation]
+    kept = row[stage]
+    row[stage] = (next(c for c in kept if c.kernel is kernel)._replace(conditions=()),)
+    if stage is not CALL:
+        jax.clear_caches()
+    try:
+        yield
+    finally:
+        row[stage] = kept
+        if stage is not CALL:
+            jax.clear_caches()
+
+
+def jitted(call: Callable[[Given], Any]) -> Callable[[Given], Any]:
+    return lambda g: jax.jit(lambda arrays: call(g.of(arrays)))(g.arrays(call))
+
+
+def as_dense(found: Any) -> list[np.ndarray]:
+    for kind, dense in ((tt.TT, tt.to_dense), (tt.TTMatrix, tt.to_dense),
+                        (tucker.Tucker, tucker.to_dense), (mera.MERA, mera.to_dense)):  # fmt: skip
+        if isinstance(found, kind):
+            return [np.asarray(dense(found))]
+    return [np.asarray(x) for x in jax.tree.leaves(found)]
+
+
+def embedding_rows(g: Given) -> Any:
+    from flax import nnx
+
+    layer = nn.TTEmbedding(12, 12, rank=2, num_shape=(2, 3, 2), feature_shape=(2, 2, 3),
+                           rngs=nnx.Rngs(0), param_dtype=g.real)  # fmt: skip
+    return layer(np.arange(12))
+
+
+def real_train(g: Given) -> tt.TT:
+    return train(np.random.default_rng(5), (3, 4, 2), 2, np.float64)
+
+
+def density(g: Given) -> Any:
+    start = pde.Gaussian(np.zeros(2), np.diag([1.0, 0.25]))
+    box, map = pde.Box.fourier(2, 24, 6.0), pde.AffineMap.identity(2)
+    return pde.evaluate(start.train(box, map, 1e-5), map, box, np.zeros((3, 2)))
+
+
+wide = np.random.default_rng(0).standard_normal((3, 2**14))
+OTHERS: dict[str, Callable[[Given], Any]] = {
+    "tt.to_dense": lambda g: tt.to_dense(g.x),
+    "tt.round(rank=)": lambda g: tt.round(g.twice, rank=2),
+    "tt.round(tol=), Gram sweep": lambda g: tt.round(g.twice, tol=1e-3, method="gram"),
+    "tt.round(tol=), Gram factor": lambda g: tt.linear_combination(
+        [g.x, g.x], tol=1e-3, method="gram"
+    ),
+    "tt.matvec(rank=)": lambda g: tt.matvec(g.a, g.x, rank=4),
+    "tt.bilinear_form": lambda g: tt.bilinear_form(tt.matvec(g.a, g.x), g.a, g.x),
+    "tt.pairwise_inner": lambda g: tt.pairwise_inner([g.x, g.y]),
+    "tt.pairwise_inner, stacked cores": lambda g: tt.pairwise_inner([g.x, g.y]),
+    "tt.TTMatrix @ array": lambda g: g.a @ np.ones(g.a.shape[1], g.dtype),
+    "tt.pinv": lambda g: tt.pinv(g.x, 1),
+    "tt.broadcast_to": lambda g: tt.broadcast_to(tt.ones((1, 3), g.dtype), (4, 3)),
+    "tt.sobol": lambda g: tt.mean_dimension(real_train(g)),
+    "pde.evaluate": density,
+    "tt.pad": lambda g: tt.pad(g.x, 4),
+    "tt.effective_ranks": lambda g: list(tt.effective_ranks(tt.pad(g.x, 4))),
+    "tt.distance": lambda g: tt.distance(g.x, g.y),
+    "tt.TT[...]": lambda g: g.x[0, 1:],
+    "tt.reshape": lambda g: tt.reshape(g.x, (-1, g.x.shape[-1])),
+    "tt.tangent_project": lambda g: tt.tangent_project(g.x, g.y),
+    "tucker.norm": lambda g: tucker.norm(g.u),
+    "tucker.evaluate": lambda g: tucker.evaluate(g.u, g.indices),
+    "mera.to_tt(tol=)": lambda g: mera.to_tt(g.m, rank=4),
+    "sketch.apply(sparse)": lambda g: sketch.apply(g.p, sparse(g)),
+    "nn.TTEmbedding": embedding_rows,
+    "linalg.gram": lambda g: linalg.gram(wide),
+    "linalg.project": lambda g: linalg.project(np.eye(3)[:, :2], wide),
+}
+
+
+def sparse(g: Given) -> Any:
+    import scipy.sparse
+
+    return scipy.sparse.coo_array(np.asarray(g.data))
+
+
+EVERY = {**{name: case[0] for name, case in CALLS.items()}, **OTHERS}
+stages = [(name, stage) for name, row in TABLE.items() for stage in row]
+BY_DEFAULT = {
+    ("tt.inner", CALL), ("tt.inner", TRACE), ("tt.hadamard", TRACE), ("tt.evaluate", CALL),
+    ("tt.round(tol=), Gram sweep", HOST), ("tt.from_dense(tol=)", HOST), ("linalg.gram", HOST),
+    ("tt.contract_modes", CALL), ("tt.round(rank=)", TRACE), ("tt.from_dense(rank=)", CALL),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("operation", "stage"),
+    [s if s in BY_DEFAULT else pytest.param(*s, marks=pytest.mark.slow) for s in stages],
+)
+def test_all_candidates_of_a_row_agree(operation: str, stage: Any) -> None:
+    complexes = stage is CALL and "mera" not in operation and "sketch" not in operation
+    given = Given(11, np.complex128 if complexes else np.float64)
+    call = EVERY[operation]
+    if operation == "sketch.apply" and stage is TRACE:
+        p = sketch.ttrp(jax.random.key(0), (9, 20), (3, 2), dtype=np.float64)
+        x = jnp.asarray(np.random.default_rng(0).standard_normal((4, 180)))
+        call = lambda g: jax.jit(sketch.apply)(p, x)  # noqa: E731
+    elif stage is TRACE and operation != "nn.TTEmbedding":
+        call = jitted(EVERY[operation])
+    found = {}
+    for candidate in TABLE[operation][stage]:
+        if candidate.kernel is CPP and _native.status():
+            pytest.skip(_native.status())
+        conditions.forget_first_calls()
+        with forced(operation, stage, candidate.kernel):
+            found[candidate.kernel] = as_dense(call(given))
+    first, *others = found.values()
+    assert others
+    for other in others:
+        for a, b in zip(first, other, strict=True):
+            assert (a.shape, a.dtype) == (b.shape, b.dtype)
+            np.testing.assert_allclose(a, b, atol=1e-11 * max(np.abs(a).max(), 1e-300), rtol=0)
