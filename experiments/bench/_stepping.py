@@ -106,7 +106,7 @@ def measured(task: Task, values: Callable[[np.ndarray], Any], rank: int) -> Answ
     return {"error": float(error), "rank": rank}
 
 
-def _ours(task: Task, setting: Setting, coordinates: str) -> Way:
+def _ours(task: Task, setting: Setting, coordinates: Any) -> Way:
     problem = process(task.dim, setting.size)
 
     def answer(solution: pde.Solution) -> Answer:

@@ -162,8 +162,10 @@ def _stacked_or(
 
     def product(x: Array, y: Array) -> Array:
         # The larger one, for the other one is copied.
-        swapped = first is None or (second is not None and y.size > x.size)
-        out = second(y, x) if swapped else first(x, y)
+        if first is None or (second is not None and y.size > x.size):
+            out = second(y, x)  # type: ignore[misc]
+        else:
+            out = first(x, y)
         return merged(x, y) if out is None else out
 
     return product

@@ -22,7 +22,7 @@ Train = TypeVar("Train", TT, TTMatrix)
 @placed
 def map(
     f: Callable[..., Any], *trains: Train, tol: float, key: jax.Array, **options: Any
-) -> tuple[Train, CrossInfo]:
+) -> tuple[Any, CrossInfo]:
     """Applies f elementwise to one or more trains, entry by entry, by cross approximation.
 
     Args:

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -34,14 +34,13 @@ from tensorjax.tt._manifold.tangent_vectors import (
 )
 from tensorjax.tt._rounding.rounding import orthogonal_cores, round
 
-Train = TypeVar("Train", TT, TTMatrix)
 Retraction = Literal["svd", "projector_splitting"]
 _EVEN = 16  # powers of two that norms of cores may be off one in a sum of trains
 
 
 @placed
 @as_train
-def tangent_project(x: Train, z: Train) -> Train:
+def tangent_project(x: TT, z: TT) -> TT:
     """Projects z orthogonally on the tangent space of the manifold at x: P_x z.
 
     Args:
@@ -81,7 +80,7 @@ def _tangent_project(x: TT, z: TT, even: bool) -> TT:
 
 
 @placed
-def transport(x: Train, xi: Train) -> Train:
+def transport(x: TT, xi: TT) -> TT:
     """Transports a tangent vector of the manifold to the tangent space at x, by projection.
 
     Args:
@@ -98,7 +97,7 @@ def transport(x: Train, xi: Train) -> Train:
 
 
 @placed
-def tangent_inner(xi: Train, eta: Train) -> jax.Array:
+def tangent_inner(xi: Any, eta: Any) -> jax.Array:
     """Computes ⟨ξ, η⟩ of two tangent vectors at one point, a scalar; ξ is conjugated.
 
     Args:
@@ -127,7 +126,7 @@ def tangent_inner(xi: Train, eta: Train) -> jax.Array:
 
 
 @placed
-def tangent_sum(tangents: Sequence[Train], weights: Sequence[Any] | None = None) -> Train:
+def tangent_sum(tangents: Sequence[Any], weights: Sequence[Any] | None = None) -> Any:
     """Sums tangent vectors at one point, Σ_i w_i ξ_i; ranks stay twice those of the point.
 
     Args:
@@ -143,18 +142,18 @@ def tangent_sum(tangents: Sequence[Train], weights: Sequence[Any] | None = None)
       >>> tt.tangent_sum([xi, xi], [2.0, -1.0]).ranks
       (1, 4, 4, 1)
     """
-    tangents: list[Any] = list(tangents)
+    tangents = list(tangents)
     weights = [1.0] * len(tangents) if weights is None else list(weights)
     if not tangents or len(tangents) != len(weights):
         raise ValueError(
             "tangents: expected one or more, with one weight each, "
             f"got {len(tangents)} and {len(weights)} weights"
         )
-    like = tangents[0]
+    like: Any = tangents[0]
     if isinstance(like, TTMatrix):
         for t in tangents:
             _check_alike(like, t)
-        flat = tangent_sum([fold(t) for t in tangents], weights)
+        flat = tangent_sum([fold(t) for t in tangents if isinstance(t, TTMatrix)], weights)
         return unfold(flat, like.row_shape, like.col_shape)
     terms = [_parts(f"tangents[{i}]", t, tangents[0]) for i, t in enumerate(tangents)]
     powers = [p for *_, p in terms]
@@ -187,8 +186,8 @@ def _parts(name: str, xi: Any, like: TT | None = None) -> tuple[Frame, Arrays, A
 @placed
 @as_train
 def retract(
-    x: Train, xi: Train, rank: int | Sequence[int] | None = None, *, method: Retraction = "svd"
-) -> Train:
+    x: TT, xi: TT, rank: int | Sequence[int] | None = None, *, method: Retraction = "svd"
+) -> TT:
     """Retracts x + ξ to the manifold of fixed TT-ranks: a train of low TT-ranks near it.
 
     Args:

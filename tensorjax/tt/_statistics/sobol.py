@@ -151,7 +151,7 @@ def variance_components(t: TT, *, weights: Weights = None) -> TT:
       >>> import jax.numpy as jnp
       >>> from tensorjax import tt
       >>> x, y = tt.meshgrid(*[jnp.linspace(-1.0, 1.0, 5)] * 2)
-      >>> print(tt.to_dense(tt.variance_components(x + y + x * y)))
+      >>> print(tt.to_dense(tt.variance_components(x + y + x * y)).round(4))
       [[0.   0.5 ]
        [0.5  0.25]]
     """
@@ -233,9 +233,11 @@ def _contracted_all(
     if choose_kernel("tt.sobol", t.cores, dtype=t.dtype, rest=(given, masks)) is NUMPY:
         host = jax.tree.map(np.asarray, (t, given, masks))
         with np.errstate(all="ignore"):
-            return on_device([_values(*host, normalize).reshape(shape)])[0]
-    arrays = [[jnp.asarray(c) for c in m] for m in masks]
-    return _compiled(t, given, arrays, normalize).reshape(shape)
+            values = _values(host[0], host[1], host[2], normalize)
+            return on_device([values.reshape(shape)])[0]
+    return _compiled(t, given, [[jnp.asarray(c) for c in m] for m in masks], normalize).reshape(
+        shape
+    )
 
 
 def _values(t: TT, weights: Any, masks: Any, normalize: bool) -> Any:
