@@ -13,7 +13,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from tensorjax import _extras
-from tensorjax._kernels.report import kernel_choices
 from tensorjax._versions import show_versions
 
 if TYPE_CHECKING:
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
         tt,
         tucker,
     )
+    from tensorjax._kernels.report import kernel_choices
 
 # `from tensorjax import *` works without any extra, and so leaves out the packages that need one.
 __all__ = [
@@ -56,6 +56,8 @@ _EXTRA = tuple(_extras.NEEDED)
 if not TYPE_CHECKING:  # checkers see the imports above, and report names that are none
 
     def __getattr__(name: str) -> Any:
+        if name == "kernel_choices":  # what the table is of takes a second to load
+            return importlib.import_module("tensorjax._kernels.report").kernel_choices
         if name in __all__ or name in _EXTRA:
             return importlib.import_module(f"tensorjax.{name}")
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

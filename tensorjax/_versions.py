@@ -108,16 +108,16 @@ def _devices() -> Rows:
 def _kernels() -> Rows:
     """Reports which level of the C++ kernels serves, which not and why, and io_uring's state."""
     from tensorjax import _native
-    from tensorjax._native.level import level
 
-    mine, reason = level(), _native.status()
-    folder = Path(_native.__file__).parent
-    built = sorted(p.stem.removeprefix("sweeps-") for p in folder.glob("sweeps-*.so"))
-    rows: Rows = []
-    for name in sorted({*built, mine}, reverse=True):
-        state = f"no: {_in_one_line(reason)}; XLA and NumPy serve" if reason else "yes"
-        state = state if name == mine else f"no: this CPU is of another level, {mine}"
-        rows.append((f"trains, {name}", state))
+    level, others, reason = _native.kernels()
+    states = {name: f"no: {_in_one_line(why)}" for name, why in others.items()}
+    if level:
+        states[level] = "yes"
+    elif not states:
+        states["any level"] = f"no: {_in_one_line(reason)}"
+    rows = [(f"trains, {name}", states[name]) for name in sorted(states, reverse=True)]
+    if not level:
+        rows.append(("instead", "XLA and NumPy serve"))
     return [*rows, ("io_uring", _io_uring())]
 
 

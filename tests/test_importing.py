@@ -144,7 +144,7 @@ def test_other_failures_of_an_import_pass_as_they_are() -> None:
 
 
 def test_dir_shows_what_is_public() -> None:
-    assert set(dir(tensorjax)) == {*TOP, "show_versions", "__version__"}
+    assert set(dir(tensorjax)) == {*TOP, "kernel_choices", "show_versions", "__version__"}
     for package in PACKAGES:
         public = module(package).__all__
         assert dir(module(package)) == sorted(public), package
