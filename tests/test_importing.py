@@ -180,7 +180,9 @@ def test_the_report_tells_which_kernels_serve(monkeypatch: pytest.MonkeyPatch) -
     found = rows("Compiled kernels")
     serving = [name for name, said in found.items() if name.startswith("trains") and said == "yes"]
     assert len(serving) == (not _native.status())
-    monkeypatch.setattr(_native, "status", lambda: "sweeps.so was\n not built")
+    why = "sweeps.so was\n not built"
+    found_none = _native.loading.Kernels("", {"x86-64-v2": why}, why)
+    monkeypatch.setattr(_native, "kernels", lambda: found_none)
     found = rows("Compiled kernels")
     assert "yes" not in [said for name, said in found.items() if name.startswith("trains")]
     assert any("sweeps.so was not built" in said for said in found.values())
