@@ -1,5 +1,6 @@
 """Unfoldings of tensor-train cores (r, n, s), NumPy or JAX, and products of them with matrices."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,6 +46,13 @@ def merge(cores: Sequence[Any]) -> Any:
 def times_mode(core: Any, matrix: Any) -> Any:
     """Multiplies a tensor-train core by a matrix along its mode."""
     return matmul(matrix[None], core)
+
+
+def times_axis(x: Any, matrix: Any, axis: int) -> Any:
+    """Multiplies an array of any order, such as a Tucker core, by a matrix along one axis."""
+    rows, columns = x.shape[:axis], x.shape[axis + 1 :]
+    flat = x.reshape(math.prod(rows), x.shape[axis], math.prod(columns))
+    return times_mode(flat, matrix).reshape(*rows, -1, *columns)
 
 
 def weighted_sum(core: Any, weights: Any) -> Any:

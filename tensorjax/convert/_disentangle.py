@@ -29,6 +29,7 @@ import jax
 import numpy as np
 
 from tensorjax import linalg
+from tensorjax._cores.unfoldings import join, tall, times_mode
 from tensorjax.convert._disentangle_closed_form import candidates
 from tensorjax.convert._disentangle_entropy import least_entropy
 from tensorjax.convert._disentangle_procrustes import lowered_tail, normal
@@ -100,7 +101,7 @@ def find(x: np.ndarray, seen: np.ndarray, tail: float, plain: int, options: Opti
 def applied(u: np.ndarray, x: np.ndarray) -> np.ndarray:
     """Applies a disentangler, a unitary u, to the two middle legs of a pair."""
     r, n, k, s = x.shape
-    return linalg.matmul(u, x.reshape(r, n * k, s)).reshape(x.shape)
+    return times_mode(x.reshape(r, n * k, s), u).reshape(x.shape)
 
 
 def _lower_bound(x: np.ndarray, tail: float) -> int:
@@ -130,9 +131,9 @@ def _compressed(x: np.ndarray, k: int) -> np.ndarray:
         return x
     left = x.reshape(r, -1)
     u = np.linalg.eigh(linalg.gram(left))[1][:, : -a - 1 : -1]
-    rest = linalg.project(u, left).reshape(-1, s)
-    v = np.linalg.eigh(linalg.gram(rest.T))[1][:, : -b - 1 : -1].conj()
-    return linalg.matmul(rest, v).reshape(a, n, m, b)
+    rest = linalg.project(u, left).reshape(a, n, m, s)
+    v = np.linalg.eigh(linalg.gram(tall(rest).T))[1][:, : -b - 1 : -1].conj()
+    return join(rest, v)
 
 
 def _beyond(y: np.ndarray, k: int) -> float:

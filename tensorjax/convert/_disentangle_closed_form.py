@@ -16,6 +16,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tensorjax import linalg
+from tensorjax._cores.unfoldings import times_right
 
 
 def candidates(x: np.ndarray, k: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
@@ -45,7 +46,7 @@ def _from_left(x: np.ndarray, k: int, rng: np.random.Generator) -> np.ndarray:
 
     def contraction() -> np.ndarray:
         c = _normal(rng, s, x.dtype)
-        moved = linalg.matmul(basis, c + linalg.adjoint(c)).transpose(1, 0, 2).reshape(m, -1)
+        moved = times_right(basis, c + linalg.adjoint(c)).transpose(1, 0, 2).reshape(m, -1)
         h = linalg.matmul(moved, linalg.adjoint(by_row))
         return (h + linalg.adjoint(h)) / 2
 

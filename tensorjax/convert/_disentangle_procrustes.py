@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorjax import linalg
+from tensorjax._cores.contraction import einsum
 from tensorjax.linalg._stiefel import cayley, skew
 
 # A start that steps did not improve by this share in so many steps is given up.
@@ -76,9 +77,8 @@ def unfolded(y: np.ndarray, n: int) -> np.ndarray:
 
 def pairing(y: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
     """Returns the adjoint of z → z y, which Procrustes steps need: a → Σ a[i, m, j] y[i, p, j]*."""
-    r, m, s = y.shape
-    right = y.conj().transpose(0, 2, 1).reshape(r * s, m)
-    return lambda a: a.reshape(y.shape).transpose(1, 0, 2).reshape(m, r * s) @ right
+    right = np.ascontiguousarray(y.conj().transpose(0, 2, 1))
+    return lambda a: einsum("imj,ijp->mp", a.reshape(y.shape), right)
 
 
 def _first(u: np.ndarray, x: np.ndarray, sketch: np.ndarray, goal: _Goal) -> _State:

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _blas_threads, _check, linalg, mera, tt
+from tensorjax._cores.orthogonalization import left_qr
 from tensorjax._cores.overlaps import difference
-from tensorjax._cores.unfoldings import Cores, absorb, tall, times_right, wide
+from tensorjax._cores.unfoldings import Cores, absorb, join, merge, tall, times_right, wide
 from tensorjax._formats.trains import single
 from tensorjax._placement import placed
 from tensorjax.convert import _disentangle
@@ -332,12 +333,9 @@ class _Pair(NamedTuple):
         """Contracts a pair (r1, n1, n2, r2) of a train to convert, centred, left or right gauge."""
         first, second = self.raw if gauge == "left" else self.core, self.following
         if gauge == "right":
-            q, r = linalg.qr(tall(first))
-            first = q.reshape(*first.shape[:2], -1)
-            second = absorb(r, second)
-            second = linalg.qr(tall(second))[0].reshape(*second.shape[:2], -1)
-        flat = linalg.matmul(tall(first), wide(second))
-        return flat.reshape(*first.shape[:2], *second.shape[1:])
+            first, r = left_qr(first)
+            second = left_qr(absorb(r, second))[0]
+        return join(first, second)
 
 
 def _cut(pair: _Pair, purse: _Budget, options: Options) -> tuple[Any, Any, Any, CutInfo]:
@@ -389,10 +387,7 @@ def _blocked(sites: Cores, wiring: Wiring, purse: _Budget) -> tuple[list[Any], C
     tails: list[float] = []
     carry = None
     for block in reversed(wiring.blocks):
-        x = sites[block[0]]
-        for i in block[1:]:
-            x = linalg.matmul(x.reshape(-1, x.shape[-1]), wide(sites[i]))
-            x = x.reshape(sites[block[0]].shape[0], -1, sites[i].shape[-1])
+        x = merge([sites[i] for i in block])
         x = x if carry is None else times_right(x, carry)
         below = [sites[i].shape[1] for i in block]
         n = x.shape[1]
@@ -424,8 +419,4 @@ def _right_orthogonal(cores: Cores) -> Cores:
 
 
 def _dense(cores: Cores) -> np.ndarray:
-    x = cores[0]
-    for core in cores[1:]:
-        x = linalg.matmul(tall(x), wide(core))
-        x = x.reshape(1, -1, core.shape[-1])
-    return x.reshape([c.shape[1] for c in cores])
+    return merge(cores).reshape([c.shape[1] for c in cores])

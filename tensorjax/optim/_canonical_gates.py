@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tensorjax._cores.unfoldings import join, times_axis
 from tensorjax._placement import returned
 from tensorjax._typing import Tree
 from tensorjax.optim._tensorised_leaves import Layer, check_concrete, flatten, gated
@@ -110,7 +111,7 @@ def _train(layer: Layer, cores: Arrays, gates: Arrays) -> Arrays:
         left, modes, right = parts[k].shape
         u, s, v = np.linalg.svd(parts[k].reshape(-1, right), full_matrices=False)
         parts[k] = u.reshape(left, modes, -1)
-        parts[k + 1] = np.tensordot(s[:, None] * v, parts[k + 1], 1)
+        parts[k + 1] = join(s[:, None] * v, parts[k + 1])
         values.append(s)
     scales = [np.sqrt(np.maximum(s, floor * s[0] if s[0] else 1.0)) for s in values]
     ends = [np.ones(1), *scales, np.ones(1)]
@@ -130,13 +131,13 @@ def _tucker(layer: Layer, parts: Arrays, gates: Arrays) -> Arrays:
     made, live = [], []
     for k, (factor, gate) in enumerate(zip(factors, gates, strict=True)):
         q, r = np.linalg.qr((factor * gate).reshape(-1, gate.size))
-        core = np.moveaxis(np.tensordot(r, core, (1, k)), 0, k)
+        core = times_axis(core, r, k)
         made.append(q)
     for k, (factor, gate) in enumerate(zip(factors, gates, strict=True)):
         u, s, _ = np.linalg.svd(
             np.moveaxis(core, k, 0).reshape(core.shape[k], -1), full_matrices=False
         )
-        core = np.moveaxis(np.tensordot(u.conj().T, core, (1, k)), 0, k)
+        core = times_axis(core, u.conj().T, k)
         full = np.zeros((factor.size // gate.size, gate.size), u.dtype)
         full[:, : u.shape[1]] = made[k] @ u
         made[k] = full.reshape(factor.shape)

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from tensorjax import _blas_threads
+from tensorjax._cores.contraction import einsum
 from tensorjax._transfer import on_device
 from tensorjax.sketch import _mode_groups
 from tensorjax.sketch._types import Dense, Kronecker
@@ -49,7 +50,7 @@ def _merged(cores: list[np.ndarray]) -> np.ndarray:
     out = cores[0]
     for core in cores[1:]:
         (r, i, j, _), (_, k, n, s) = out.shape, core.shape
-        out = np.tensordot(out, core, 1).transpose(0, 1, 3, 2, 4, 5).reshape(r, i * k, j * n, s)
+        out = einsum("rija,akns->rikjns", out, core).reshape(r, i * k, j * n, s)
     return out
 
 
@@ -60,6 +61,7 @@ def _group(y: np.ndarray, core: np.ndarray) -> np.ndarray:
     rest = size // n
     matrix = core.transpose(2, 3, 0, 1).reshape(n * bond, left * m)
     if done == 1:
-        return (y.reshape(-1, n * bond) @ matrix).reshape(batch, rest, left, m)
+        return einsum("bra,alm->brlm", y.reshape(batch, rest, -1), matrix.reshape(-1, left, m))
     rows = y.reshape(batch * rest, n * bond, done)
-    return (matrix.T @ rows).reshape(batch, rest, left, m * done)
+    images = matrix.T @ rows
+    return images.reshape(batch, rest, left, m * done)

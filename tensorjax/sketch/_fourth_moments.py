@@ -22,6 +22,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tensorjax._cores.contraction import einsum
+
 # Which of two labels each of the copies a, b, c, d carries in a mode, per pairing.
 LABELS = ((0, 0, 1, 1), (0, 1, 0, 1), (0, 1, 1, 0), (0, 0, 0, 0))
 # States of the chain: 0 has paired ab|cd in every mode so far; s = 1 … 4 is pairing s − 1, else.
@@ -60,7 +62,7 @@ def mode_weights(out_shape: Sequence[int], rows: int, delta: float) -> list[np.n
     scale = (math.prod(out_shape) / rows) ** 2  # rows left out do not count
     for step in row_digits(out_shape, rows):
         m, s, _ = step.shape
-        same = np.einsum("iab,icd->acbd", step, step).reshape(s * s, s * s)
+        same = einsum("iab,icd->acbd", step, step).reshape(s * s, s * s)
         both = np.kron(step.sum(0), step.sum(0))
         out.append(np.stack([both, same, same, (delta - 3) * same]) * (scale / m**2))
         scale = 1.0

@@ -12,7 +12,7 @@ from tensorjax import _check, linalg
 from tensorjax._batch_sizes import rounded_up
 from tensorjax._cores.overlaps import difference
 from tensorjax._cores.scaling import near_one
-from tensorjax._cores.unfoldings import short, tall, wide
+from tensorjax._cores.unfoldings import absorb, short
 from tensorjax._formats.trains import TT
 from tensorjax._ids import counted
 from tensorjax._kernels.choice import choose_kernel
@@ -207,14 +207,13 @@ def _evaluate(t: Tucker, indices: jax.Array) -> jax.Array:
 
 def _dense_entry(core: jax.Array, rows: list[jax.Array]) -> tuple[jax.Array, Any]:
     for row in rows:
-        core = linalg.matmul(row, core.reshape(row.shape[0], -1))
+        core = absorb(row[None], core.reshape(len(row), -1, 1))[0, :, 0]
     return core[0], 0
 
 
 def _train_entry(core: TT, rows: list[jax.Array]) -> tuple[jax.Array, Any]:
     v, exponent = jnp.ones((1,), rows[0].dtype), 0
     for c, row in zip(core.cores, rows, strict=True):
-        v = linalg.matmul(row, linalg.matmul(v, wide(c)).reshape(tall(c).shape[0] // len(c), -1))
-        v, e = linalg.normalized(v)
+        v, e = linalg.normalized(linalg.matmul(row, absorb(v[None], c)[0]))
         exponent = exponent + e
     return v[0], exponent

@@ -8,7 +8,7 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._cores.scaling import balanced, shared_out
-from tensorjax._cores.unfoldings import tall
+from tensorjax._cores.unfoldings import times_right
 from tensorjax._formats.trains import TT, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
@@ -83,6 +83,6 @@ def _inverted(t: TT, split: int, tol: Any) -> tuple[list[Any], Any]:
         u, s, vh, kept = u[:, :rank], s[:rank], vh[:rank], kept[:rank]
     inverse = xp.where(kept, 1 / xp.where(kept, s, 1), 0).astype(matrix.dtype)
     left, right = cores[split - 1], cores[split]
-    cores[split - 1] = linalg.matmul(tall(left), u * inverse[None]).reshape(*left.shape[:2], -1)
+    cores[split - 1] = times_right(left, u * inverse[None])
     cores[split] = vh.reshape(-1, *right.shape[1:])
     return [c.conj() for c in cores], -exponent

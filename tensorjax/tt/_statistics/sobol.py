@@ -19,7 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
+from tensorjax._cores.contraction import einsum
 from tensorjax._cores.scaling import near_one
+from tensorjax._cores.unfoldings import absorb, times_right
 from tensorjax._formats.trains import TT, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
@@ -168,7 +170,7 @@ def variance_components(t: TT, *, weights: Weights = None) -> TT:
 
 def _kron(a: Any, b: Any) -> jax.Array:
     """Sums a_i ⊗ conj(b_i) over i: (i, r, s) twice to (r r, s s)."""
-    out = jnp.einsum("irs,itu->rtsu", a, jnp.conj(b), precision=jax.lax.Precision.HIGHEST)
+    out = einsum("irs,itu->rtsu", a, jnp.conj(b))
     return out.reshape(out.shape[0] * out.shape[1], -1)
 
 
@@ -210,8 +212,8 @@ def _automaton(order: int, zero: Any, one: Any, first: Any, last: Any) -> list[n
     """Builds a mask from what the digits 0 and 1 do to the states, from ``first`` to ``last``."""
     core = np.stack([np.asarray(zero, float), np.asarray(one, float)], axis=1)
     cores = [core] * order
-    cores[0] = np.tensordot(np.asarray(first, float), cores[0], 1)[None]
-    cores[-1] = np.tensordot(cores[-1], np.asarray(last, float), 1)[..., None]
+    cores[0] = absorb(np.asarray(first, float)[None], cores[0])
+    cores[-1] = times_right(cores[-1], np.asarray(last, float)[:, None])
     return cores
 
 

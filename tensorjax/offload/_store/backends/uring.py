@@ -141,8 +141,9 @@ class _Driver:
     def wake(self) -> None:
         """Wakes the ring's thread if it sleeps; the caller holds the queue's lock."""
         if self._asleep:
-            self._asleep = False
+            # In this order: if a signal's handler raises in between, the next call wakes it again.
             self._ring.wake()
+            self._asleep = False
 
     def run(self) -> None:
         """Serves transfers until the queue is closed and empty."""
