@@ -52,10 +52,30 @@ def test_numpy_in_numpy_out_and_jax_otherwise() -> None:
     np.testing.assert_array_equal(mixed, einsum("ij,jk->ik", x, y))
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_summed_axes_between_others(seed: int) -> None:
+    """A factor whose summed axes lie between free ones, wide or narrow, is not copied wrongly."""
+    rng = np.random.default_rng(seed)
+    sizes = dict(zip("abcdef", rng.integers(1, 8, 6), strict=True))
+    for expression in ("anbc,dn->abcd", "dn,anbc->dbca", "abnc,dban->dnc", "acb,dcf->dafb"):
+        names = {"n": int(rng.integers(1, 8)), **sizes}
+        terms = expression.partition("->")[0].split(",")
+        x, y = (rng.standard_normal([names[c] for c in t]) for t in terms)
+        np.testing.assert_allclose(
+            einsum(expression, x, y), np.einsum(expression, x, y), rtol=1e-12, atol=1e-12
+        )
+
+
 def test_inputs_are_named() -> None:
     with pytest.raises(ValueError, match="expression"):
         numpy_einsum("ij,jk", np.ones((2, 3)), np.ones((3, 4)))
     with pytest.raises(ValueError, match="differ"):
         numpy_einsum("ij,jk->ik", np.ones((2, 3)), np.ones((2, 4)))
+    # Their product is the same, so that matrices would fit.
+    for shape in ((3, 2, 5), (2, 3, 5)):
+        with pytest.raises(ValueError, match="differ"):
+            numpy_einsum("cij,ijb->cb", np.ones((4, *shape[:2])), np.ones((*shape[1::-1], 5)))
+        with pytest.raises(ValueError, match="differ"):
+            numpy_einsum("bij,cijd->bcd", np.ones((4, *shape[:2])), np.ones((2, *shape[1::-1], 5)))
     with pytest.raises(ValueError, match="axes"):
         numpy_einsum("ij,jk,kl->il", np.ones((2, 3)), np.ones((3, 4, 1)), np.ones((4, 2)))

@@ -175,7 +175,7 @@ def test_matrices_that_fold_alike_are_told_apart(rng):
         with pytest.raises(ValueError, match="one shape"):
             f(a, b)
         for pair in ((a, folded), (folded, a)):
-            with pytest.raises(TypeError, match="two TTMatrix|expected a TT"):
+            with pytest.raises(TypeError, match=r"two TTMatrix|expected a TT"):
                 f(*pair)
 
 

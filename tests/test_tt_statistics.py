@@ -125,11 +125,12 @@ def test_pairs_and_bilinear_forms(seed):
     xs = [drawn(rng, rows, dtype, int(r)) for r in rng.integers(1, 4, 3)]
     ys = [drawn(rng, columns, dtype, int(r)) for r in rng.integers(1, 4, 2)]
     x, y = (np.array([dense(t).ravel() for t in side]) for side in (xs, ys))
+    twice = [a, 2 * a]
     with compilations() as compiled:
         form = tt.bilinear_form(xs[0], a, ys[1])
         pairs = tt.pairwise_inner(xs, ys, matrix=a)
         gram = tt.pairwise_inner(xs)
-        matrices = tt.pairwise_inner([a, 2 * a])
+        matrices = tt.pairwise_inner(twice)
     assert compiled == []
     np.testing.assert_allclose(form, x[0].conj() @ dense(a) @ y[1], atol=1e-12)
     np.testing.assert_allclose(pairs, x.conj() @ dense(a) @ y.T, atol=1e-12)

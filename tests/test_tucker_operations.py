@@ -8,6 +8,7 @@ import pytest
 from tensorjax import tt, tucker
 from tests.oracles import cores, dense, error, norm, normal, tucker_dense
 
+KEY = jax.random.key(0)
 LONG = pytest.mark.slow  # compiling takes long
 
 
@@ -52,7 +53,7 @@ def test_indexing(rng):
     for x in pair(rng, shape, (2, 3, 2)):
         for key in keys:
             close(x[key], tucker_dense(x)[key])
-        for key, what in ((4, "index"), ((0, 0, 0, 0), "at most 3"), (slice(2, 2), "picks"),
+        for key, what in ((4, "indices"), ((0, 0, 0, 0), "at most 3"), (slice(2, 2), "picks"),
                           ((0, ..., [1]), "beside")):  # fmt: skip
             with pytest.raises(IndexError, match=what):
                 x[key]
@@ -124,7 +125,11 @@ def test_fits_that_are_not_negative(rng, key):
         (ValueError, "true", lambda x: tucker.hooi(x, rank=1, mask=np.zeros((2, 3), bool))),
         (ValueError, "rank", lambda x: tucker.hooi(x, rank=0)),
         (ValueError, "at least 0", lambda x: tucker.nonnegative(-x, rank=1, key=jax.random.key(0))),
-        (TypeError, "real", lambda x: tucker.nonnegative(1j * x, rank=1, key=jax.random.key(0))),
+        (
+            TypeError,
+            "real",
+            lambda x: tucker.nonnegative(x.astype(complex), rank=1, key=jax.random.key(0)),
+        ),
     ],
 )
 def test_bad_input_is_named(kind, what, call):

@@ -276,8 +276,8 @@ _WIDE = 2**14
 _INVALID, _NO_MEMORY = -1, -2  # what calls return, as in buffers.h
 MOST_ROWS = 512  # of a wide matrix, up to which the C++ passes are quicker than NumPy
 _GRAMS = {np.dtype(t): np.result_type(t, np.float64) for t in "fdFD"}  # types of Gram matrices
-# Smallest Gram matrices that the C++ pass makes in less time than NumPy, in entries of what they are
-# of; and most rows of these, of wide and of tall matrices in float64, and of other types.
+# Smallest matrices, in entries, whose Gram matrices the C++ pass makes in less time than NumPy, and
+# the most rows of these: of wide and of tall matrices in float64, and of other types.
 _LEAST, _FEW_WIDE, _FEW_TALL, _FEW_OTHERS = 2**13, 16, 4, 64
 
 
@@ -310,7 +310,9 @@ def gram(a: np.ndarray, right: bool = False) -> np.ndarray:
     In double precision, whatever the precision of A.
     """
     if a.ndim != 2 or not a.size or a.dtype not in _GRAMS or not a.flags.aligned:
-        raise ValueError(f"a: expected two axes of real or complex numbers, got {a.shape} {a.dtype}")
+        raise ValueError(
+            f"a: expected two axes of real or complex numbers, got {a.shape} {a.dtype}"
+        )
     parts = 2 if a.dtype.kind == "c" else 1
     size = a.dtype.itemsize // parts
     if min(a.strides) < 0 or any(s % size for s in a.strides):

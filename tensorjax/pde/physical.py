@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._cores import interfaces
+from tensorjax._cores.contraction import einsum
+from tensorjax._cores.unfoldings import absorb, times_mode, times_right
 from tensorjax._formats.trains import TT, single
 from tensorjax._placement import placed
 from tensorjax.pde._arguments import floats
@@ -188,7 +191,7 @@ def marginal(
     out = phi.reshape([len(s) for s in steps]) / np.prod(width) / abs(map.det)
     for grid, step, middle, w in zip(grids, steps, center, width, strict=True):
         wave = np.exp(-1j * np.outer(grid - middle, step)) * (abs(grid - middle) <= w / 2)[:, None]
-        out = np.tensordot(out, wave, (0, 1))
+        out = (wave @ out).T  # the axes take turns
     return grids, np.real(out)
 
 
@@ -246,22 +249,18 @@ def quadrature(box: Box) -> list[tuple[np.ndarray, np.ndarray]]:
 def shares_of(xp: Any, cores: Sequence[Any], axes: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
     """Computes edge mass and resolution (`shares`) for arrays of NumPy or of JAX."""
     left, right = xp.ones((1, 1), cores[0].dtype), [xp.ones((1, 1), cores[0].dtype)]
-    for core, (w, _) in zip(reversed(cores), reversed(axes), strict=True):
-        part = xp.tensordot(core, right[-1], (2, 0)) * w[None, :, None]
-        right.append(xp.tensordot(part, core, ((1, 2), (1, 2))))
-    right = right[::-1]
+    weighted = [c * xp.sqrt(w)[None, :, None] for c, (w, _) in zip(cores, axes, strict=True)]
+    for core in weighted[::-1]:
+        right.append(interfaces.right_overlap(right[-1], core, core))
     edges, roughs = [], []
-    for k, (core, (w, fine)) in enumerate(zip(cores, axes, strict=True)):
-        root = xp.sqrt(w)[None, :, None]
-        before = xp.tensordot(left, core, (1, 0)) * root
-        after = xp.tensordot(core, right[k + 1], (2, 0)) * root
-        density = xp.einsum("ant,ant->n", before, after)
+    for core, after, (_, fine) in zip(weighted, right[-2::-1], axes, strict=True):
+        before, after = absorb(left, core), times_right(core, after)
+        density = (before * after).sum((0, 2))
         total = density.sum()
         safe = xp.where(total > 0, total, 1)
-        high = xp.tensordot(before, fine, (1, 1)), xp.tensordot(after, fine, (1, 1))
         edges.append((density[0] + density[1] + density[-2] + density[-1]) / safe)
-        roughs.append((high[0] * high[1]).sum() / safe)
-        left = xp.tensordot(before, core * root, ((0, 1), (0, 1)))
+        roughs.append((times_mode(before, fine) * times_mode(after, fine)).sum() / safe)
+        left = einsum("ans,ant->st", before, core)
     # Sums of squares, but for roundoff; zero has no share anywhere.
     return tuple(xp.sqrt(xp.max(xp.maximum(xp.stack(s), 0))) for s in (edges, roughs))
 
@@ -282,10 +281,8 @@ def _contracted(box: Box, cores: list[Any], rows: list[Any]) -> Any:
     """Contracts v, for its values, with products of rows (m, n_k) over the grid, for every m."""
     state = None
     for core, row in zip(cores, rows, strict=True):
-        r, n, s = core.shape
-        flat = core.transpose(1, 0, 2).reshape(n, r * s)
-        part = (row @ flat).reshape(-1, r, s)
-        state = part[:, 0] if state is None else (state[:, None] @ part)[:, 0]
+        part = einsum("mn,anb->mab", row, core)
+        state = part[:, 0] if state is None else einsum("ma,mab->mb", state, part)
     assert state is not None
     return state[:, 0]
 
@@ -302,7 +299,7 @@ def _weighted(xp: Any, cores: list[Any], box: Box, power: int) -> list[Any]:
     out = []
     for core, axis in zip(cores, box.axes, strict=True):
         w = xp.asarray(axis.weights * axis.points**power).astype(core.dtype)
-        out.append(xp.tensordot(w, core, (0, 1)))
+        out.append(einsum("n,anb->ab", w, core))
     return out
 
 

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._cores.contraction import einsum
 from tensorjax._formats.trains import TTMatrix
 from tensorjax.pde._arguments import floats
 from tensorjax.pde._discretization.grid import DD, ONE, YD, Axis, Box, D, Y
@@ -201,15 +202,10 @@ class _Entries:
             self.array = self.array.at[row, op, column].set(value)
 
 
-def _expanded(states: Any, matrices: Any, multiplier: Any = None) -> Any:
+def _expanded(states: Any, matrices: Any) -> Any:
     """Contracts an affine operator's core with the mode matrices, Σ_o states[a, o, b] B_o."""
     xp = np if isinstance(states, np.ndarray) else jnp
-    matrices = xp.asarray(matrices).astype(states.dtype)
-    if multiplier is None:
-        return xp.tensordot(states, matrices, (1, 0)).transpose(0, 2, 3, 1)
-    core = xp.tensordot(states, matrices, (1, 0))  # (a, b, s, i, j, t)
-    a, b, s, i, j, t = core.shape
-    return core.transpose(0, 2, 3, 4, 1, 5).reshape(a * s, i, j, b * t)
+    return einsum("aob,omn->amnb", states, xp.asarray(matrices).astype(states.dtype))
 
 
 def differentiated(axis: Axis, core: np.ndarray) -> np.ndarray:

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._cores.contraction import einsum
+from tensorjax._cores.unfoldings import Cores, absorb, times_right
 from tensorjax._formats.trains import TTMatrix
 from tensorjax.pde._arguments import backend, floats
 from tensorjax.pde._discretization.affine_operators import Coefficients, affine_states
 from tensorjax.pde._discretization.grid import Box
-
-Cores = list[Any]
 
 
 def sine(box: Box, weights: Any, phase: Any, amplitude: Any = 1.0) -> Cores:
@@ -67,7 +67,7 @@ def _ridge(
         y = xp.asarray(points).astype(w.dtype)
         if low <= k <= high:
             c = core(w[k] * y)
-            c = xp.tensordot(first[None], c, (1, 0)) if k == low else c
+            c = absorb(first[None], c) if k == low else c
             out.append(c[..., last : last + 1] if k == high else c)
         else:
             out.append(xp.ones((1, len(points), 1), w.dtype))
@@ -121,7 +121,7 @@ def conduction(box: Box, tensor: Any, cores: Cores) -> TTMatrix:
     for states, axis, m in zip(automaton, box.axes, cores, strict=True):
         d1 = xp.asarray(axis.d1).astype(m.dtype)
         after = m[:, :, None, :] * d1[None, :, :, None]
-        both = xp.moveaxis(xp.tensordot(d1, after, (1, 1)), 0, 1)
+        both = einsum("mk,aknb->amnb", d1, after)
         before = d1[None, :, :, None] * m[:, None, :, :]
         matrices = xp.stack([_diagonal(m), before, after, both])
         out.append(_merged(states[:, :4], matrices))
@@ -158,13 +158,12 @@ def _diagonal(m: Any) -> Any:
 
 def _merged(states: Any, matrices: Any) -> Any:
     """Contracts a derivative's states[a, o, b] with coefficient matrices; bonds (a s), (b t)."""
-    xp = backend(states, matrices)
-    core = xp.tensordot(states, matrices, (1, 0))
-    a, b, s, i, j, t = core.shape
-    return core.transpose(0, 2, 3, 4, 1, 5).reshape(a * s, i, j, b * t)
+    core = einsum("aob,osmnt->asmnbt", states, matrices)
+    a, s, m, n, b, t = core.shape
+    return core.reshape(a * s, m, n, b * t)
 
 
 def components(cores: Sequence[np.ndarray]) -> list[Cores]:
     """Splits a train of coefficients whose last mode counts components into one for each."""
     *rest, last = cores
-    return [[*rest[:-1], np.tensordot(rest[-1], last[:, i], (2, 0))] for i in range(last.shape[1])]
+    return [[*rest[:-1], times_right(rest[-1], last[:, i])] for i in range(last.shape[1])]

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorjax._cores.unfoldings import Cores, absorb, tall, times_right, wide
+from tensorjax._cores.contraction import einsum
+from tensorjax._cores.unfoldings import Cores, absorb, times_right
 from tensorjax.pde._generators.canonical_form import Point
 
 Link = tuple[np.ndarray, np.ndarray]  # K (t, s, s') and B (t, j, n, j')
@@ -23,7 +24,7 @@ class Family(NamedTuple):
     """Tensor split at every bond into left and right factors, inside and outside a train's bases.
 
     Attributes:
-      seen: left of the bond, (r n, s, j): the modes before p projected on U_{<p}.
+      seen: left of the bond, (r, n, s, j): the modes before p projected on U_{<p}.
       inside: U_pᵀ seen, (r', s, j); (I − U_p U_pᵀ) seen is what `outside` returns.
       new: right of the bond, (s, j, n, l): all but mode p + 1 projected on V_{>p+1}, and that one
         on what is orthogonal to V_{p+1}.
@@ -66,11 +67,11 @@ def _projected(point: Point, state: Point) -> tuple[Cores, Cores]:
     env = np.ones((1, 1))
     for u, c in zip(point.left, state.left, strict=True):
         lefts.append(absorb(env, c))
-        env = tall(u).T @ tall(lefts[-1])
+        env = einsum("ans,ant->st", u, lefts[-1])
     env = np.ones((1, 1))
     for v, c in zip(reversed(point.right), reversed(state.right), strict=True):
         rights.append(times_right(c, env))
-        env = wide(rights[-1]) @ wide(v).T
+        env = einsum("ant,bnt->ab", rights[-1], v)
     return lefts, rights[::-1]
 
 
@@ -111,55 +112,39 @@ def _family(
             part = _append_left(env, link)  # (i, n, s, j)
         else:
             part = _handed_left(env, link[1][0], fresh[0][k])
-        part = part.reshape(-1, part.shape[2] * part.shape[3])
-        env = (tall(u).T @ part).reshape(u.shape[2], -1, link[1].shape[3])
-        part = part.reshape(len(part), *env.shape[1:])
-        seen.append(part if bonds is None else part @ bonds[k])
-        inside.append(env if bonds is None else env @ bonds[k])
+        env = einsum("inr,insj->rsj", u, part)
+        seen.append(part if bonds is None else einsum("insj,jk->insk", part, bonds[k]))
+        inside.append(env if bonds is None else einsum("rsj,jk->rsk", env, bonds[k]))
     new, overlap = [], []
     env = ends[1]
     for k in range(len(point.right) - 1, -1, -1):
-        v = wide(point.right[k])
+        v = point.right[k]
         if fresh is None:
             part = _append_right(right[k], env)  # (s, j, n, l)
         else:
             part = _handed_right(env, right[k][1][0], fresh[1][k])
-        flat = part.reshape(part.shape[0] * part.shape[1], -1)
-        env = flat @ v.T
-        new.append((flat - env @ v).reshape(part.shape))
-        env = env.reshape(*part.shape[:2], -1)
+        env = einsum("sjnl,knl->sjk", part, v)
+        new.append(part - einsum("sjk,knl->sjnl", env, v))
         overlap.append(env)
     return Family(seen, inside, new[::-1], overlap[::-1], list(right))
 
 
 def _append_left(env: np.ndarray, link: Link) -> np.ndarray:
     """Appends the next core to the left parts (i, s, j) of bond-wise sums: (i, n, s', j')."""
-    k, b = link
-    t, j, n, after = b.shape
-    parts = np.tensordot(env, k, (1, 1)).transpose(0, 3, 2, 1)  # (i, s', t, j)
-    i, s = parts.shape[:2]
-    out = parts.reshape(i * s, t * j) @ b.reshape(t * j, n * after)
-    return np.ascontiguousarray(out.reshape(i, s, n, after).swapaxes(1, 2))
+    return np.ascontiguousarray(einsum("isj,tsq,tjnk->inqk", env, *link))
 
 
 def _append_right(link: Link, env: np.ndarray) -> np.ndarray:
     """Contracts a core with the bond-wise right parts (s', j', l): (s, j, n, l)."""
-    k, b = link
-    t, j, n, after = b.shape
-    parts = np.tensordot(k, env, (2, 0)).transpose(0, 2, 1, 3)  # (t, j', s, l)
-    s, bra = parts.shape[2:]
-    flat = b.transpose(1, 2, 0, 3).reshape(j * n, t * after)
-    out = flat @ parts.reshape(t * after, s * bra)
-    return np.ascontiguousarray(out.reshape(j, n, s, bra).transpose(2, 0, 1, 3))
+    return np.ascontiguousarray(einsum("tsq,tjnk,qkl->sjnl", *link, env))
 
 
 def _handed_left(env: np.ndarray, core: np.ndarray, fresh: np.ndarray) -> np.ndarray:
     """Contracts bond-wise left parts where all states are passed on unchanged and two start."""
-    i, s, j = env.shape
+    i, s, _ = env.shape
     _, n, after = core.shape
     out = np.empty((i, n, s + 2, after))
-    old = env.reshape(i * s, j) @ core.reshape(j, n * after)
-    out[:, :, :s] = old.reshape(i, s, n, after).swapaxes(1, 2)
+    out[:, :, :s] = einsum("isj,jnk->insk", env, core)
     out[:, :, s:] = fresh.transpose(1, 2, 0, 3)
     return out
 
@@ -167,20 +152,16 @@ def _handed_left(env: np.ndarray, core: np.ndarray, fresh: np.ndarray) -> np.nda
 def _handed_right(env: np.ndarray, core: np.ndarray, fresh: np.ndarray) -> np.ndarray:
     """Contracts bond-wise right parts where two states start and all others are passed on."""
     s, _, bra = env.shape
-    j, n, after = core.shape
-    out = np.empty((s + 2, j, n, bra))
+    out = np.empty((s + 2, *core.shape[:2], bra))
     out[:2] = fresh
-    out[2:] = (core.reshape(j * n, after) @ env).reshape(s, j, n, bra)
+    out[2:] = einsum("jnk,skl->sjnl", core, env)
     return out
 
 
 def outside(point: Point, family: Family) -> list[np.ndarray]:
-    """Returns bond-wise left parts orthogonal to U_p, (I − U_p U_pᵀ) seen, each (r n, s j)."""
-    out = []
-    for u, seen, inside in zip(point.left, family.seen, family.inside, strict=True):
-        flat = seen.reshape(len(seen), -1)
-        out.append(flat - tall(u) @ inside.reshape(len(inside), -1))
-    return out
+    """Returns bond-wise left parts orthogonal to U_p, (I − U_p U_pᵀ) seen, each (r, n, s, j)."""
+    triples = zip(point.left, family.seen, family.inside, strict=True)
+    return [seen - einsum("inr,rsj->insj", u, inside) for u, seen, inside in triples]
 
 
 def grams(a: Family, b: Family) -> list[np.ndarray]:
@@ -192,8 +173,7 @@ def grams(a: Family, b: Family) -> list[np.ndarray]:
     for x, y, ka, kb in zip(
         reversed(a.new), reversed(b.new), reversed(a.links), reversed(b.links), strict=True
     ):
-        g = x.reshape(x.shape[0] * x.shape[1], -1) @ y.reshape(y.shape[0] * y.shape[1], -1).T
-        g = g.reshape(*x.shape[:2], *y.shape[:2])
+        g = einsum("ajnl,bknl->ajbk", x, y)
         if out:
             g = g + _transfer(ka, kb, out[-1])
         out.append(g)
@@ -203,22 +183,12 @@ def grams(a: Family, b: Family) -> list[np.ndarray]:
 def _transfer(a: Link, b: Link, g: np.ndarray) -> np.ndarray:
     """Transfers a Gram matrix (s, j, s', j') of bond-wise right parts to the bond on the left."""
     (ka, ba), (kb, bb) = a, b
-    (t, ja, n, pa), (u, jb, _, pb) = ba.shape, bb.shape
+    (_, ja, n, pa), (_, jb, _, pb) = ba.shape, bb.shape
     sa, sb = ka.shape[1], kb.shape[1]
     paired = ja * jb * pa * pb * (n + g.shape[0] * g.shape[2])
     if paired <= sa * sb * n * (ja * pa * pb + ja * jb * pb):
         # Pairs of bonds as one: the matrix between them does not know of the states.
-        m = ba.swapaxes(2, 3).reshape(-1, n) @ bb.swapaxes(2, 3).reshape(-1, n).T
-        m = m.reshape(t, ja, pa, u, jb, pb).transpose(0, 3, 1, 4, 2, 5)
-        flat = g.transpose(1, 3, 0, 2).reshape(pa * pb, -1)
-        moved = (m.reshape(-1, pa * pb) @ flat).reshape(t, u, ja * jb, g.shape[0], g.shape[2])
-        moved = (ka[:, None, None] @ moved @ kb.mT[None, :, None]).sum((0, 1))
-        return moved.reshape(ja, jb, sa, sb).transpose(2, 0, 3, 1)
-    out = np.zeros((sa, ja, sb, jb))
-    for k, x in zip(ka, ba, strict=True):
-        for q, y in zip(kb, bb, strict=True):
-            h = np.tensordot(np.tensordot(k, g, (1, 0)), q, (2, 1))  # (sa, pa, pb, sb)
-            h = np.tensordot(x, h, (2, 1))  # (ja, n, sa, pb, sb)
-            h = h.transpose(2, 0, 4, 1, 3).reshape(-1, n * pb)
-            out += (h @ y.reshape(jb, -1).T).reshape(sa, ja, sb, jb)
-    return out
+        moved = einsum("tjnp,uknq,apbq->tujkab", ba, bb, g)
+        return einsum("tsa,urb,tujkab->sjrk", ka, kb, moved)
+    half = einsum("tsa,tjnp,apbq->sjnbq", ka, ba, g)
+    return einsum("sjnbq,urb,uknq->sjrk", half, kb, bb)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tensorjax._cores.contraction import einsum
 from tensorjax.pde._generators.bond_sums import Family
 from tensorjax.pde._generators.canonical_form import Point
 from tensorjax.pde._generators.normal_component import Modes
@@ -48,7 +49,7 @@ def spread(point: Point, modes: Modes, singles: Family, box: Any) -> Spread:
     centers = point.centers
     mean, second, edge, rough = np.zeros(d), np.zeros((d, d)), np.zeros(d), np.zeros(d)
     for k, (c, y, axis) in enumerate(zip(centers, modes.points, box.axes, strict=True)):
-        share = np.einsum("inj,inj->n", c, c) / total
+        share = np.square(c).sum((0, 2)) / total
         mean[k], second[k, k] = share @ y, share @ y**2
         width = _EDGE * (axis.high - axis.low)
         outer = (y <= axis.low + width) | (y >= axis.high - width)
@@ -58,7 +59,7 @@ def spread(point: Point, modes: Modes, singles: Family, box: Any) -> Spread:
         zip(singles.inside, point.bonds, singles.overlap, strict=True)
     ):
         here = inside[:, -1]  # U_pᵀ y_a U_p S_p
-        found = np.einsum("kj,bjl,kl->b", here, overlap[1::2], s) / total
+        found = einsum("kj,bjl,kl->b", here, overlap[1::2], s) / total
         second[a, a + 1 :] = second[a + 1 :, a] = found
     return Spread(mean, second - np.outer(mean, mean), edge, rough)
 
@@ -71,7 +72,7 @@ def drifts(
     for family in parts:
         for k, center in enumerate(point.centers):
             local = _local(point, family, k)
-            share = 2 * np.einsum("inj,inj->n", center, local) / point.scale**2
+            share = 2 * (center * local).sum((0, 2)) / point.scale**2
             y = modes.points[k] - seen.mean[k]
             first[k] += share @ y
             second[k] += share @ (y**2 - seen.covariance[k, k])
@@ -81,13 +82,10 @@ def drifts(
 def _local(point: Point, family: Family, k: int) -> np.ndarray:
     """Projects a tensor of the gauge, given by bond-wise parts, on the bases around core k."""
     if k < point.order - 1:
-        part, right = family.seen[k], family.overlap[k]
-        out = part.reshape(len(part), -1) @ right.reshape(-1, right.shape[2])
-        return out.reshape(-1, point.left[k].shape[1], right.shape[2])
+        return einsum("insj,sjl->inl", family.seen[k], family.overlap[k])
     # (s, j, n, 1): what is orthogonal to V_d and what is not.
-    seen = family.new[-1] + np.tensordot(family.overlap[-1], point.right[-1], (2, 0))
-    left = family.inside[-1]
-    return np.tensordot(left, seen, ((1, 2), (0, 1)))
+    seen = family.new[-1] + einsum("sjl,lnm->sjnm", family.overlap[-1], point.right[-1])
+    return einsum("rsj,sjnm->rnm", family.inside[-1], seen)
 
 
 def standing(
@@ -110,7 +108,7 @@ def standing(
       inwards: whether coordinates may shrink but not stretch: variances may then fall.
     """
     variance = np.maximum(np.diag(seen.covariance), np.finfo(float).tiny)
-    stretch = -(second / 2 + np.einsum("jk,jk->j", sigma, seen.covariance)) / variance
+    stretch = -(second / 2 + np.vecdot(sigma, seen.covariance)) / variance
     if inwards:
         stretch = np.minimum(stretch, 0)
     sigma = sigma + np.diag(strength * stretch)

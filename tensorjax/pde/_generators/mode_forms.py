@@ -95,7 +95,7 @@ def _spanning(rows: np.ndarray) -> tuple[list[int], np.ndarray]:
     rest = np.where(live[:, None], rows / np.where(live, norms, 1)[:, None], 0)
     unit, chosen = rest, []
     while len(chosen) < min(rows.shape):
-        sizes = np.einsum("ij,ij->i", rest, rest)
+        sizes = np.vecdot(rest, rest)
         pivot = int(np.argmax(sizes))
         if sizes[pivot] < 1e-24:
             break

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tensorjax._cores.contraction import einsum
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.pde._generators import bond_sums as families
 from tensorjax.pde._generators.bond_sums import Family, Link
@@ -83,7 +84,7 @@ class Singles(NamedTuple):
 
     Attributes:
       family: v with one operator on one mode.
-      outside: the parts left of every bond orthogonal to U_p, (r n, s j).
+      outside: the parts left of every bond orthogonal to U_p, (r, n, s, j).
     """
 
     family: Family
@@ -103,10 +104,9 @@ def gram(at: Singles, second: bool) -> np.ndarray:
     total = np.zeros((len(kinds), len(kinds), d, d, d, d))
     rights = families.grams(at.family, at.family)
     for p, (x, g) in enumerate(zip(at.outside, rights, strict=True), start=1):
-        s, r, q = x.shape[1] // (2 * p), g.shape[1], d - p
-        lefts = (x.T @ x).reshape(2 * p, s, 2 * p, s).transpose(0, 2, 1, 3)
-        both = lefts.reshape(4 * p * p, -1) @ g.transpose(1, 3, 0, 2).reshape(r * r, -1)
-        both = both.reshape(p, 2, p, 2, q, 2, q, 2)
+        q = d - p
+        lefts = einsum("inaj,inbk->ajbk", x, x)
+        both = einsum("ajbk,cjdk->abcd", lefts, g).reshape(p, 2, p, 2, q, 2, q, 2)
         for i, (a, b) in enumerate(kinds):
             for j, (e, f) in enumerate(kinds):
                 part = both[:, a, :, e, :, b, :, f].transpose(0, 2, 1, 3)
@@ -123,11 +123,8 @@ def load(at: Singles, point: Point, family: Family, second: bool) -> np.ndarray:
     for p, (x, part, g) in enumerate(zip(at.outside, family.seen, rights, strict=True), start=1):
         which, left, right = _across(d, p, second)
         # x is orthogonal to U_p already.
-        lefts = (x.T @ part.reshape(len(part), -1)).reshape(2 * p, -1)
-        i = lefts.shape[1] // (g.shape[2] * g.shape[3])
-        # (a, i, σ j) with (b, i, σ j)
-        both = lefts @ g.reshape(g.shape[0], i * g.shape[2] * g.shape[3]).T
-        out[which] += both[left, right]
+        lefts = einsum("inaj,insk->ajsk", x, part)
+        out[which] += einsum("ajsk,bjsk->ab", lefts, g)[left, right]
     return out
 
 
@@ -136,7 +133,7 @@ def inner(point: Point, a: Family, b: Family) -> float:
     lefts = families.outside(point, a), families.outside(point, b)
     total = 0.0
     for x, y, g in zip(*lefts, families.grams(a, b), strict=True):
-        total += float(np.vdot(x.T @ y, g.reshape(x.shape[1], -1)))
+        total += float(np.vdot(einsum("insj,intk->sjtk", x, y), g))
     return total
 
 

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tensorjax._cores.unfoldings import Cores, tall
+from tensorjax._cores.contraction import einsum
+from tensorjax._cores.unfoldings import Cores
 from tensorjax.pde._generators.bond_sums import Family
 from tensorjax.pde._generators.canonical_form import Point
 from tensorjax.pde._generators.normal_component import Modes
@@ -27,7 +28,7 @@ def gradient(point: Point, modes: Modes, singles: Family, smoothing: float) -> n
     for p, (inside, overlap, w) in enumerate(
         zip(singles.inside, singles.overlap, weights, strict=True), start=1
     ):
-        both = np.einsum("iak,bki,i->ab", inside, overlap, w)
+        both = einsum("iak,bki,i->ab", inside, overlap, w)
         out[:p, :, p:] += both.reshape(p, 2, d - p, 2)
     _one_side(out, point.left, bonds, modes.pair)
     # The other side is the first one of the train read backwards.
@@ -55,22 +56,20 @@ def _one_side(
         derived = pair(k, u)
         crossed = np.concatenate([one[_D::2], one[_Y::2]])
         ops = np.repeat([_Y, _D], len(one) // 2)
-        seen = crossed[:, None] @ derived[ops].transpose(0, 2, 1, 3)
+        seen = einsum("mab,mbns->mans", crossed, derived[ops])
         two = np.concatenate([_passed(u, two), _overlap(u, seen)])
         where += [(a, _D, k, _Y) for a in range(k)] + [(a, _Y, k, _D) for a in range(k)]
-        fresh = _overlap(u, derived.transpose(0, 2, 1, 3))
-        one = np.concatenate([_passed(u, one), fresh])
+        one = np.concatenate([_passed(u, one), _overlap(u, derived)])
         if where:
             a, p, b, q = np.array(where).T
-            out[a, p, b, q] += np.einsum("mij,ji->m", two, s)
+            out[a, p, b, q] += einsum("mij,ji->m", two, s)
 
 
 def _passed(u: np.ndarray, matrices: np.ndarray) -> np.ndarray:
     """Transfers matrices (m, r, r) of the nuclear norms' traces through a core: Uᵀ (M ⊗ 1) U."""
-    return _overlap(u, matrices[:, None] @ u.transpose(1, 0, 2)[None])
+    return einsum("mab,ans,bnt->mst", matrices, u, u)
 
 
 def _overlap(u: np.ndarray, seen: np.ndarray) -> np.ndarray:
-    """Computes overlaps Uᵀ of cores (m, n, r, s) with core u, for the nuclear norms' traces."""
-    flat = seen.transpose(0, 2, 1, 3).reshape(len(seen), len(u) * u.shape[1], seen.shape[3])
-    return tall(u).T @ flat
+    """Computes overlaps Uᵀ of cores (m, r, n, s) with core u, for the nuclear norms' traces."""
+    return einsum("ans,mant->mst", u, seen)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tensorjax._cores import orthogonalization, rounding
-from tensorjax._cores.unfoldings import Cores
+from tensorjax._cores.unfoldings import Cores, absorb
 
 
 class Points(NamedTuple):
@@ -128,7 +128,7 @@ def _rows(a: np.ndarray, tol: float) -> tuple[np.ndarray, np.ndarray]:
     whole = float(np.sum(np.square(a)))
     basis, chosen = np.zeros((most, a.shape[1])), []
     for r in range(most):
-        sizes = np.einsum("ij,ij->i", rest, rest)
+        sizes = np.vecdot(rest, rest)
         if sizes.sum() <= tol**2 * whole:
             break
         j = int(sizes.argmax())
@@ -189,7 +189,7 @@ def from_train(cores: Cores, tol: float) -> Draw:
         power = kinds[np.arange(count) % len(kinds)]
         state, index, logs = np.ones((count, 1)), [], np.zeros((len(kinds), count))
         for core in cores:
-            new = np.tensordot(state, core, (1, 0))  # (m, n, s)
+            new = absorb(state, core)  # (m, n, s)
             share = np.square(new).sum(2)
             share = np.maximum(share / share.sum(1, keepdims=True), 1e-300)
             chances = np.cumsum(share ** power[:, None], axis=1)

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorjax._cores.unfoldings import Cores
+from tensorjax._cores.contraction import einsum
+from tensorjax._cores.unfoldings import Cores, times_mode
 from tensorjax.pde._initial_states.functions_by_values import crossed
 
 # Points of an axis at first, and at most over those of the box; points that are compared.
@@ -59,12 +60,10 @@ def smooth(
         at = Coarse(tuple((a.low + a.high + (a.high - a.low) * nodes) / 2 for a in box.axes))
         cores = _cores(name, f, at, tol)
         rows = [_interpolation(c, p) for c, p in zip(at.points, box.points, strict=True)]
-        fine = [
-            np.tensordot(r, c, (1, 1)).swapaxes(0, 1) for r, c in zip(rows, cores, strict=False)
-        ]
+        fine = [times_mode(c, r) for r, c in zip(rows, cores, strict=False)]
         found = np.ones((_TESTS, 1))
         for c, i in zip(fine, index, strict=True):
-            found = np.einsum("mr,mrs->ms", found, c[:, i].swapaxes(0, 1))
+            found = einsum("ma,amb->mb", found, c[:, i])
         found = found @ cores[-1][..., 0]
         error = np.abs(found - exact).max() / (np.abs(exact).max() or 1.0)
         if error <= tol:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, tt
+from tensorjax._cores import interfaces
 from tensorjax._cores.ranks import cut_ranks
 from tensorjax._formats.trains import TT
 from tensorjax.pde._integration.initial_checks import check_inside
@@ -282,7 +283,7 @@ def _of_norm_one(v: TT) -> tuple[TT | None, float]:
     state = np.ones((1, 1))
     with np.errstate(over="ignore", invalid="ignore"):
         for c in cores:
-            state = np.einsum("ab,ain,bim->nm", state, c, c, optimize=True)
+            state = interfaces.left_overlap(state, c, c)
         size = math.sqrt(abs(float(state[0, 0])))
     if not 0 < size < math.inf:
         return None, size

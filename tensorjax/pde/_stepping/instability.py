@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from tensorjax._cores.contraction import einsum
 from tensorjax.pde._stepping.step_truncation import STABLE
 
 # Stages are combined to e and to dt A e by these weights of v, of the stages and of the result; dt
@@ -73,8 +74,7 @@ def _gram(trains: Sequence[Any]) -> Any:
         cores = [x.cores[k] for x in trains]
         pads = [[(0, m - n) for m, n in zip(room, c.shape, strict=True)] for c in cores]
         stack = jnp.stack([jnp.pad(c, p) for c, p in zip(cores, pads, strict=True)])
-        half = jnp.einsum("abij,ainp->abjnp", state, stack)
-        state = jnp.einsum("abjnp,bjnq->abpq", half, stack)
+        state = einsum("xyab,xanc,ybnd->xycd", state, stack, stack)
         # Squares stay within the range of the dtype.
         top = jnp.abs(state).max()
         state = state / jnp.where((top > 0) & jnp.isfinite(top), top, 1)

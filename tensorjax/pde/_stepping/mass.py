@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorjax._cores.unfoldings import Cores
+from tensorjax._cores.unfoldings import Cores, absorb, times_right
 
 # The constant is faded out as exp(−(x/a)^p), x from −1 to 1 along an axis, a and p as here.
 _WIDTH, _POWER = 0.6, 8
@@ -130,7 +130,7 @@ def _sweep(cores: Cores, at: Quadrature, share: float) -> Iterator[tuple[Any, fl
         q = q.reshape(r, n, -1)
         yield change, mass, q
         mass_left, seen_left = mass_left @ (w @ q), seen_left @ (g @ q)
-        core = np.tensordot(rest, cores[k + 1], (1, 0))
+        core = absorb(rest, cores[k + 1])
 
 
 def _right_orthogonal(cores: Cores) -> Cores:
@@ -139,5 +139,5 @@ def _right_orthogonal(cores: Cores) -> Cores:
     for before in cores[-2::-1]:
         q, r = np.linalg.qr(core.reshape(len(core), -1).T)
         out.append(q.T.reshape(-1, *core.shape[1:]))
-        core = np.tensordot(before, r.T, (2, 0))
+        core = times_right(before, r.T)
     return [core, *out[::-1]]

@@ -22,7 +22,8 @@ import numpy as np
 
 from tensorjax._cores import interfaces as interfaces
 from tensorjax._cores import orthogonalization, products
-from tensorjax._cores.unfoldings import Cores
+from tensorjax._cores.contraction import einsum
+from tensorjax._cores.unfoldings import Cores, absorb, times_right
 from tensorjax.pde._discretization.affine_operators import affine_states, differentiated
 from tensorjax.pde._discretization.grid import Axis
 from tensorjax.pde._stepping.right_side import Rates
@@ -40,19 +41,16 @@ class _Affine:
         self.axis = axis
 
     def left(self, edge: Array, y: Array, x: Array) -> Array:
-        t = np.tensordot(edge, self.state, (1, 0))  # (f, r, p, b)
-        z = np.tensordot(t, differentiated(self.axis, x), ((2, 1), (0, 1)))
-        return np.tensordot(y, z, ((0, 1), (0, 2)))
+        images = differentiated(self.axis, x)
+        return einsum("yax,apb,pxnt,yns->sbt", edge, self.state, images, y)
 
     def right(self, edge: Array, y: Array, x: Array) -> Array:
-        t = np.tensordot(self.state, edge, (2, 1))  # (a, p, g, s)
-        z = np.tensordot(differentiated(self.axis, x), t, ((0, 3), (1, 3)))  # (r, m, a, g)
-        return np.tensordot(y, z, ((1, 2), (1, 3))).swapaxes(1, 2)
+        images = differentiated(self.axis, x)
+        return einsum("sbt,apb,pxnt,yns->yax", edge, self.state, images, y)
 
     def apply(self, left: Array, right: Array, x: Array) -> Array:
-        t = np.tensordot(left, self.state, (1, 0))
-        u = np.tensordot(differentiated(self.axis, x), right, (3, 2))  # (p, r, m, g, b)
-        return np.tensordot(t, u, ((1, 2, 3), (1, 0, 4)))
+        images = differentiated(self.axis, x)
+        return einsum("yax,apb,pxnt,sbt->yns", left, self.state, images, right)
 
 
 class _Dense:
@@ -84,8 +82,7 @@ class _Source:
         return interfaces.right_overlap(edge[:, 0], y, self.core)[:, None]
 
     def apply(self, left: Array, right: Array, x: Array) -> Array:
-        t = np.tensordot(left[:, 0], self.core, (1, 0))
-        return np.tensordot(t, right[:, 0], (2, 1))
+        return einsum("yx,xnt,st->yns", left[:, 0], self.core, right[:, 0])
 
 
 class _Parts:
@@ -126,7 +123,7 @@ class _Parts:
                 if isinstance(row[0], _Source):
                     total = total + a[:, 0] @ b[:, 0].T
                 else:
-                    total = total + np.tensordot(np.tensordot(a, s, (2, 0)), b, ((1, 2), (1, 2)))
+                    total = total + einsum("yax,xt,sat->ys", a, s, b)
             return total
 
         return apply
@@ -200,7 +197,7 @@ def bug(
         u = np.linalg.qr(np.concatenate([old, new.reshape(old.shape)], 1))[0]
         out.append(u.reshape(*core.shape[:2], -1))
         lefts = parts.left(k, lefts, out[-1])
-        core = np.tensordot(u.T @ old, wide[k + 1], (1, 0))
+        core = absorb(u.T @ old, wide[k + 1])
     last = _evolved(parts.on_core(len(v) - 1, lefts, rights[-1]), core, dt)
     return _ended(at, v, [*out, last], dt, trim, estimate)
 
@@ -216,7 +213,7 @@ def projector_splitting(
     for c in others:
         q, r = np.linalg.qr(first.reshape(-1, first.shape[2]))
         left.append(q.reshape(*first.shape[:2], -1))
-        first = np.tensordot(r, c, (1, 0))
+        first = absorb(r, c)
     return _ended(at, v, [*left, first], dt, trim, estimate)
 
 
@@ -231,7 +228,7 @@ def _forth(parts: _Parts, v: Cores, dt: float) -> tuple[Cores, list[list[Array]]
         out.append(q.reshape(*core.shape[:2], -1))
         lefts.append(parts.left(k, lefts[k], out[-1]))
         s = _evolved(parts.on_bond(lefts[k + 1], rights[k]), s, -dt)
-        core = np.tensordot(s, v[k + 1], (1, 0))
+        core = absorb(s, v[k + 1])
     last = _evolved(parts.on_core(len(v) - 1, lefts[-1], rights[-1]), core, dt)
     return [*out, last], lefts
 
@@ -247,5 +244,5 @@ def _back(parts: _Parts, v: Cores, lefts: Sequence[Sequence[Array]], dt: float) 
         out.append(q.T.reshape(-1, *core.shape[1:]))
         rights = parts.right(k, rights, out[-1])
         s = _evolved(parts.on_bond(lefts[k], rights), r.T, -dt)
-        core = np.tensordot(v[k - 1], s, (2, 0))
+        core = times_right(v[k - 1], s)
     return [_evolved(parts.on_core(0, lefts[0], rights), core, dt), *out[::-1]]

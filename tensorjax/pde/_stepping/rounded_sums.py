@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tensorjax._cores.contraction import einsum
 from tensorjax._cores.ranks import cut_ranks
-from tensorjax._cores.unfoldings import Cores
+from tensorjax._cores.unfoldings import Cores, absorb, tall, times_right
 
 Array = Any
 # Oversampling: columns of a sketch beyond the expected rank, and columns that must remain unused.
@@ -43,8 +44,7 @@ class Train:
 
     def flat(self, k: int, w: Array) -> Array:
         """Multiplies a projection (f, r) of a sum's term by core k: (f n, s)."""
-        r, _, s = self.cores[k].shape
-        return (w @ self.cores[k].reshape(r, -1)).reshape(-1, s)
+        return tall(absorb(w, self.cores[k]))
 
 
 class Applied:
@@ -66,19 +66,17 @@ class Applied:
 
     def right(self, k: int, f: Array, omega: Array) -> Array:
         c, image = self.coefficients[k], self.images[k]
-        p, r, _, s = image.shape
-        width = len(f)
-        h = (omega.T @ image).transpose(2, 1, 3, 0).reshape(width, r, s * p)
-        g = np.tensordot(f.reshape(width, s, -1), c, (2, 2)).swapaxes(2, 3)
-        return (h @ g.reshape(width, s * p, -1)).reshape(width, -1)
+        f = f.reshape(len(f), image.shape[3], -1)
+        # The order in which the columns w of the sketch, a batch, do not meet until the end.
+        seen = einsum("nw,prns->prws", omega, image)
+        after = einsum("wsb,apb->wspa", f, c)
+        return einsum("prws,wspa->wra", seen, after).reshape(len(f), -1)
 
     def flat(self, k: int, w: Array) -> Array:
         c, image = self.coefficients[k], self.images[k]
-        p, r, n, s = image.shape
-        f, b = len(w), c.shape[2]
-        u = np.tensordot(w.reshape(f, r, -1), c, (2, 0)).transpose(0, 3, 2, 1)
-        out = u.reshape(f * b, p * r) @ image.reshape(p * r, n * s)
-        return out.reshape(f, b, n, s).transpose(0, 2, 3, 1).reshape(f * n, s * b)
+        w = w.reshape(len(w), image.shape[1], -1)
+        out = einsum("fra,apb,prns->fnsb", w, c, image)
+        return out.reshape(-1, image.shape[3] * c.shape[2])
 
 
 Term = Train | Applied
@@ -234,7 +232,7 @@ def truncated(
         if cap is not None and rank > cap:
             rank, capped = cap, True
         out.append(vh[:rank].reshape(rank, n, s))
-        core = cores[k - 1] @ (u[:, :rank] * sigma[:rank])
+        core = times_right(cores[k - 1], u[:, :rank] * sigma[:rank])
     out.append(core)
     return Rounded(out[::-1], float(np.linalg.norm(core)), capped), seen[::-1]
 

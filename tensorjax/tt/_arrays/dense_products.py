@@ -34,9 +34,9 @@ def dense_product(a: TTMatrix, x: Any) -> jax.Array:
     """
     single("a", a, TTMatrix)
     x = _operand(a, x, 1 if np.ndim(x) == 1 else -2, 1)
-    *lead, last = (*x.shape[:-2], x.shape[-1]) if x.ndim > 1 else (1,)
-    out = _product(a, x, (math.prod(lead), *a.col_shape, last), (*a.row_shape,))
-    return out.reshape(*lead, a.shape[0], last) if x.ndim > 1 else out.reshape(a.shape[0])
+    *lead, last = (*x.shape[:-2], x.shape[-1]) if x.ndim > 1 else (1,)  # a vector is one column
+    size = (*lead, a.shape[0], last) if x.ndim > 1 else (a.shape[0],)
+    return _product(a, x, (math.prod(lead), *a.col_shape, last), size, transposed=False)
 
 
 @placed
@@ -56,8 +56,8 @@ def dense_before(a: TTMatrix, x: Any) -> jax.Array:
     single("a", a, TTMatrix)
     x = _operand(a, x, -1, 0)
     lead = x.shape[:-1]
-    out = _product(a.T, x, (math.prod(lead), *a.row_shape, 1), (*a.col_shape,))
-    return out.reshape(*lead, a.shape[1])
+    size = (*lead, a.shape[1])
+    return _product(a, x, (math.prod(lead), *a.row_shape, 1), size, transposed=True)
 
 
 def _operand(a: TTMatrix, x: Any, axis: int, side: int) -> Any:
@@ -77,23 +77,30 @@ def _operand(a: TTMatrix, x: Any, axis: int, side: int) -> Any:
 
 
 def _product(
-    a: TTMatrix, x: Any, shape: tuple[int, ...], rows: tuple[int, ...]
-) -> jax.Array | np.ndarray:
-    """Contracts the column modes of a TT-matrix with the middle axes of a dense array."""
+    a: TTMatrix, x: Any, shape: tuple[int, ...], size: tuple[int, ...], *, transposed: bool
+) -> jax.Array:
+    """Contracts the columns (rows if transposed) of a TT-matrix with a dense array of a shape."""
     dtype = jnp.promote_types(a.dtype, jax.dtypes.canonicalize_dtype(x.dtype))
-    size = (shape[0], *rows, shape[-1])
     if not math.prod(shape):
-        return jnp.zeros(size, dtype)
-    x = x.astype(dtype).reshape(shape)
-    cores, exponent = near_one([c.astype(dtype) for c in a.cores])
-    expression = _expression(a.order)
-    arrays = [x, *cores]
-    if is_hosted(arrays, dtype):
-        plan = contract.plan(expression, *(c.shape for c in arrays))
+        return on_device([np.zeros(size, dtype)])[0]
+    if is_hosted(a.cores, dtype) and (linalg.is_host(x) or is_hosted([x], dtype)):
+        host = [np.asarray(x), *map(np.asarray, a.cores)]
+        arrays, exponent = _operands(host, shape, dtype, transposed)
+        plan = contract.plan(_expression(a.order), *(c.shape for c in arrays))
         if pays("dense product", arrays, lambda: plan.flops):
-            out = plan.on_host(*map(np.asarray, arrays))
-            return on_device([linalg.scaled(out, int(exponent))])[0]
-    return linalg.scaled(contract.einsum(expression, *arrays, precision=_HIGHEST), exponent)
+            return on_device([linalg.scaled(plan.on_host(*arrays), exponent).reshape(size)])[0]
+    arrays, exponent = _operands([jnp.asarray(x), *a.cores], shape, dtype, transposed)
+    out = contract.einsum(_expression(a.order), *arrays, precision=_HIGHEST)
+    return linalg.scaled(out, exponent).reshape(size)
+
+
+def _operands(
+    arrays: Sequence[Any], shape: tuple[int, ...], dtype: Any, transposed: bool
+) -> tuple[list[Any], Any]:
+    """Returns the dense array in ``shape`` and the cores in ``dtype``, near one by 2^e; and e."""
+    x, *cores = (c.astype(dtype) for c in arrays)
+    cores, exponent = near_one([c.swapaxes(1, 2) for c in cores] if transposed else cores)
+    return [x.reshape(shape), *cores], exponent
 
 
 def _expression(order: int) -> str:

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _blas_threads, linalg
-from tensorjax._cores.placement import zero_padded
 from tensorjax._cores.scaling import near_one
 from tensorjax._first_calls import is_hosted, pays
 from tensorjax._formats.trains import TT, TTMatrix, single
@@ -53,16 +52,21 @@ def pairwise_inner(
     _check_shapes(left[0], right[0], matrix)
     trains = [*left, *right, *([] if matrix is None else [matrix])]
     dtype = functools.reduce(jnp.promote_types, (t.dtype for t in trains))
-    stacks = [_stacked([fold(t) if isinstance(t, TTMatrix) else t for t in side], dtype)
-              for side in ((left, right) if ys is not None else (left,))]  # fmt: skip
+    sides = [left] if ys is None else [left, right]
+    if is_hosted([c for t in trains for c in t.cores], np.dtype(dtype)):
+        sides, matrix = jax.tree.map(np.asarray, (sides, matrix))  # nothing is compiled to stack
+    stacks = [_stacked([_flat(t) for t in side], dtype) for side in sides]
     stacks = [stacks[0], stacks[-1]]
     operator = None if matrix is None else [c.astype(dtype) for c in matrix.cores]
     arrays = [*stacks[0], *stacks[1], *(operator or [])]
-    if is_hosted(arrays, dtype) and pays("pairwise", arrays, lambda: _work(*stacks)):
-        host = jax.tree.map(np.asarray, (stacks, operator))
+    if linalg.is_host(arrays[0]) and pays("pairwise", arrays, lambda: _work(*stacks)):
         with np.errstate(all="ignore"), _blas_threads.one_thread(True):
-            return on_device([np.asarray(_pairwise(*host))])[0]
+            return on_device([np.asarray(_pairwise(stacks, operator))])[0]
     return _compiled(stacks, operator)
+
+
+def _flat(t: Any) -> TT:
+    return fold(t) if isinstance(t, TTMatrix) else t
 
 
 def _checked(name: str, trains: Any) -> list[Any]:
@@ -98,15 +102,12 @@ def _stacked(trains: Sequence[TT], dtype: Any) -> list[Any]:
     ranks = [max(r) for r in zip(*(t.ranks for t in trains), strict=True)]
     out = []
     for k, cores in enumerate(zip(*(t.cores for t in trains), strict=True)):
-        padded = [
-            zero_padded(
-                c.astype(dtype),
-                [(0, ranks[k] - c.shape[0]), (0, 0), (0, ranks[k + 1] - c.shape[2])],
-            )
-            for c in cores
-        ]
-        concrete = is_hosted(padded, np.dtype(dtype))
-        out.append(np.stack([np.asarray(c) for c in padded]) if concrete else jnp.stack(padded))
+        xp = np if linalg.is_host(cores[0]) else jnp
+        padded = []
+        for c in cores:
+            after = ranks[k] - c.shape[0], ranks[k + 1] - c.shape[2]
+            padded.append(xp.pad(c.astype(dtype), [(0, after[0]), (0, 0), (0, after[1])]))
+        out.append(xp.stack(padded))
     return out
 
 
@@ -123,11 +124,17 @@ def _pairwise(stacks: Any, operator: Any) -> Any:
     held = xp.ones((len(xs[0]), len(ys[0]), 1, 1, 1), wide)
     exponent: Any = 0
     for k, (x, y) in enumerate(zip(xs, ys, strict=True)):
-        site = [x, y] if operator is None else [x, y, operator[k]]
-        site, e = near_one([c.astype(wide) for c in site])
-        # Of each pair by itself: one may be zero, or far from the others.
-        held, own = linalg.normalized(_moved(held, *site), (2, 3, 4))
-        exponent = exponent + e + own
+        # Each train, and each pair, by itself: one may be zero, or far from the others.
+        (x, p), (y, q) = (linalg.normalized(c.astype(wide), (1, 2, 3)) for c in (x, y))
+        exponent = exponent + p[..., None] + q[None]  # (x, 1, 1, 1, 1) + (1, y, 1, 1, 1)
+        a = None
+        if operator is not None:
+            (a,), e = near_one([operator[k].astype(wide)])
+            exponent = exponent + e
+        held, own = linalg.normalized(
+            _moved(held, x, y, None if operator is None else a), (2, 3, 4)
+        )
+        exponent = exponent + own
     return linalg.scaled(held, exponent)[:, :, 0, 0, 0].astype(dtype)
 
 

@@ -78,8 +78,7 @@ def sobol(
         mask = list(hadamard(modes, _train(_some(t.order), modes.dtype)).cores)
     else:
         mask = _mask(_chosen(modes, t.order), t.order, kind)
-    part, *variance = _contracted(t, [mask, *[_some(t.order)] * normalize], weights)
-    return part / variance[0] if normalize else part
+    return _contracted(t, mask, weights, normalize)
 
 
 @placed
@@ -105,8 +104,7 @@ def mean_dimension(t: TT, *, weights: Weights = None) -> jax.Array:
     """
     single("t", t, TT)
     count = _automaton(t.order, [[1, 0], [0, 1]], [[1, 1], [0, 1]], [1, 0], [0, 1])
-    part, variance = _contracted(t, [count, _some(t.order)], weights)
-    return part / variance
+    return _contracted(t, count, weights)
 
 
 @placed
@@ -133,8 +131,7 @@ def dimension_distribution(t: TT, *, most: int | None = None, weights: Weights =
     stay, step = np.eye(most + 1), np.eye(most + 1, k=1)
     first = np.eye(most + 1)[0]
     counts = [_automaton(t.order, stay, step, first, last) for last in np.eye(most + 1)[1:]]
-    *parts, variance = _contracted(t, [*counts, _some(t.order)], weights)
-    return jnp.stack(parts) / variance
+    return _contracted_all(t, counts, weights)
 
 
 @placed
@@ -217,48 +214,64 @@ def _automaton(order: int, zero: Any, one: Any, first: Any, last: Any) -> list[n
     return cores
 
 
-def _contracted(t: TT, masks: Sequence[Sequence[Any]], weights: Weights) -> list[jax.Array]:
-    """Contracts the variance components of a train with masks, over a common power of two.
+def _contracted(t: TT, mask: Sequence[Any], weights: Weights, normalize: bool = True) -> jax.Array:
+    """Contracts the variance components of a train with one mask, to a scalar."""
+    return _contracted_all(t, [mask], weights, normalize, ())
 
-    The power is that of the variance, so a mask whose value is far below has full precision too.
-    """
+
+def _contracted_all(
+    t: TT,
+    masks: Sequence[Sequence[Any]],
+    weights: Weights,
+    normalize: bool = True,
+    shape: tuple[int, ...] = (-1,),
+) -> jax.Array:
+    """Contracts the variance components of a train with masks; over the variance if normalised."""
     given = checked_weights(weights, t)
-    arrays = [t.cores, given, masks]
-    if is_hosted(jax.tree.leaves(arrays[0]), t.dtype) and not _check.is_traced(arrays):
-        host = jax.tree.map(np.asarray, (t, given, [list(m) for m in masks]))
-        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-            return on_device([np.asarray(x) for x in _values(*host)])
-    return _compiled(t, given, [[jnp.asarray(c) for c in m] for m in masks])
+    masks = [*masks, _some(t.order)]
+    if is_hosted(t.cores, t.dtype) and not _check.is_traced(given, masks):
+        host = jax.tree.map(np.asarray, (t, given, masks))
+        with np.errstate(all="ignore"):
+            return on_device([_values(*host, normalize).reshape(shape)])[0]
+    return _compiled(t, given, [[jnp.asarray(c) for c in m] for m in masks], normalize).reshape(
+        shape
+    )
 
 
-def _values(t: TT, weights: Any, masks: Any) -> list[Any]:
-    """Computes Σ_α mask[α] V_α for every mask, by one sweep each; NumPy or JAX."""
+def _values(t: TT, weights: Any, masks: Any, normalize: bool) -> Any:
+    """Computes Σ_α mask[α] V_α for every mask but the last, by one sweep each; NumPy or JAX."""
     kind = linalg.factor_dtype(t.dtype)
     cores, exponent = near_one([c.astype(kind) for c in t.cores])
     pairs = averages(TT._unchecked(tuple(cores)), weights)
-    return [_swept(pairs, mask, 2 * exponent, t.dtype) for mask in masks]
+    *parts, (variance, power) = [_swept(pairs, mask, 2 * exponent) for mask in masks]
+    if normalize:  # of trains whose variance no scalar holds too
+        parts = [(m / variance, e - power) for m, e in parts]
+    values = [linalg.scaled(m, e) for m, e in parts]
+    real = jnp.finfo(t.dtype).dtype
+    xp = np if linalg.is_host(cores[0]) else jnp
+    out = xp.stack(values)
+    return out if xp.iscomplexobj(out) else out.astype(real)
 
 
-_compiled = jax.jit(_values)
+_compiled = jax.jit(_values, static_argnums=3)
 
 
-def _swept(pairs: Any, mask: Any, exponent: Any, dtype: Any) -> Any:
+def _swept(pairs: Any, mask: Any, exponent: Any) -> tuple[Any, Any]:
+    """Sweeps matrices (state, r, r) over all cores; returns the sum over 2^e, and e."""
     mean, _ = pairs[0]
     xp = np if linalg.is_host(mean) else jnp
-    complex_mask = any(jnp.issubdtype(c.dtype, jnp.complexfloating) for c in mask)
-    held = xp.ones((1, 1, 1), mean.dtype)  # (state, r, r)
+    is_complex = any(jnp.issubdtype(c.dtype, jnp.complexfloating) for c in mask)
+    dtype = xp.result_type(mean.dtype, np.complex64) if is_complex else mean.dtype
+    held = xp.ones((1, 1, 1), dtype)
     for (mean, spread), core in zip(pairs, mask, strict=True):
-        core = xp.asarray(core).astype(
-            xp.result_type(core.dtype, mean.dtype) if complex_mask else mean.dtype
-        )
-        new = 0
-        for b, factors in enumerate((mean[None], spread)):
-            moved = xp.tensordot(core[:, b], held, ((0,), (0,)))  # (state', r, r)
-            left = xp.matmul(factors.conj().swapaxes(-2, -1)[:, None], moved[None])
-            new = new + xp.matmul(left, factors[:, None]).sum(0)
+        core, new = xp.asarray(core).astype(dtype), 0
+        for b, given in enumerate((mean[None], spread)):
+            factors = given.astype(dtype)
+            moved = linalg.matmul(core[:, b].T, held.reshape(len(held), -1))
+            moved = moved.reshape(1, -1, *held.shape[1:])
+            left = linalg.matmul(linalg.adjoint(factors)[:, None], moved)
+            new = new + linalg.matmul(left, factors[:, None]).sum(0)
         held, e = linalg.normalized(new)
         exponent = exponent + e
-    value = held[0, 0, 0] if complex_mask else held[0, 0, 0].real
-    out = linalg.scaled(value, exponent)
-    kind = dtype if complex_mask else jnp.finfo(dtype).dtype
-    return out if complex_mask else out.astype(kind)
+    value = held[0, 0, 0]
+    return value if is_complex else value.real, exponent

@@ -51,5 +51,5 @@ def averages(t: TT, weights: Sequence[Any]) -> list[tuple[Any, Any]]:
         slices = xp.swapaxes(core, 0, 1)
         w = xp.asarray(w, xp.finfo(core.dtype).dtype)[:, None, None]
         mean = (w.astype(core.dtype) * slices).sum(0)
-        out.append((mean, xp.sqrt(w).astype(core.dtype) * (slices - mean)))
+        out.append((mean, xp.sqrt(w).astype(core.dtype) * (slices - mean[None])))
     return out

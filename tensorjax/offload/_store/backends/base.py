@@ -42,7 +42,7 @@ class Backend(Protocol):
         ...
 
     def allocate(self, size: int) -> None:
-        """Reserves, by any backend, ``size`` bytes of the disk, or raises CapacityError."""
+        """Reserves by any backend the first ``size`` bytes of the disk, or raises CapacityError."""
         ...
 
     def start(self, queue: Queue) -> None:
