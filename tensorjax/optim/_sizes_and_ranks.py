@@ -110,7 +110,7 @@ def checked_threshold(threshold: Any) -> Any:
 
 
 def live_ranks(layer: Layer, leaves: list[Any], threshold: float) -> tuple[int, ...]:
-    """Counts the live ranks of a layer, gates above the threshold; needs check_concrete arrays."""
+    """Counts the live ranks of a layer, gates above the threshold; needs concrete arrays."""
     return tuple(int(np.sum(np.asarray(leaves[g]) > threshold)) for g in layer.gates)
 
 

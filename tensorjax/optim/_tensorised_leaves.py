@@ -19,6 +19,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from tensorjax import _check
 from tensorjax._typing import PyTree
 
 Path = tuple[Hashable, ...]
@@ -185,7 +186,7 @@ def _layer(path: Path, group: dict[str, Any], leaves: list[Any]) -> Layer | None
         _bonds(kind, shapes) if gates else (),
         jnp.shape(leaves[bias[0]])[0] if bias and jnp.ndim(leaves[bias[0]]) == 1 else None,
     )
-    _check(layer, [leaves[p] for p in gates])
+    _check_gates(layer, [leaves[p] for p in gates])
     return layer
 
 
@@ -198,7 +199,7 @@ def _bonds(kind: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[tuple[Bond, 
     return (tuple((k, last[k]) for k in range(len(shapes))),)
 
 
-def _check(layer: Layer, gates: list[Any]) -> None:
+def _check_gates(layer: Layer, gates: list[Any]) -> None:
     if len(gates) != len(layer.bonds):
         raise ValueError(
             f"{layer.name}: expected {len(layer.bonds)} gates, one on every bond of "
