@@ -5,13 +5,13 @@ from typing import Any
 
 import jax
 import numpy as np
+from opt_einsum import get_symbol
 
-from tensorjax import linalg
+from tensorjax._cores.contraction import einsum
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
-from tensorjax.contract import einsum
 from tensorjax.mera._types import MERA, Layer, single
 
 _HIGHEST = jax.lax.Precision.HIGHEST
@@ -87,6 +87,8 @@ def _apply(
 
 def _einsum(*operands: Any) -> Any:
     """`einsum` in either of its forms, to contract MERAs."""
-    if linalg.is_host(operands[isinstance(operands[0], str)]):
-        return np.einsum(*operands, optimize=True)
-    return einsum(*operands, precision=_HIGHEST)
+    if not isinstance(operands[0], str):
+        *pairs, out = operands
+        terms = ["".join(map(get_symbol, labels)) for labels in pairs[1::2]]
+        operands = f"{','.join(terms)}->{''.join(map(get_symbol, out))}", *pairs[::2]
+    return einsum(*operands)

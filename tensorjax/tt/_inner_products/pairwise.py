@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _blas_threads, linalg
+from tensorjax._cores.contraction import einsum
 from tensorjax._cores.scaling import near_one
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._kernels.choice import choose_kernel
@@ -147,12 +148,6 @@ _compiled = jax.jit(_pairwise)
 
 def _moved(held: Any, x: Any, y: Any, a: Any = None) -> Any:
     """Moves what is carried for all pairs over one core of x, A and y, in the order y, A, x."""
-    (count, r, n, s), (others, q, m, u), p = x.shape, y.shape, held.shape[3]
-    out = linalg.matmul(held.reshape(count, others, r * p, q), y.reshape(1, others, q, m * u))
-    if a is not None:
-        out = out.reshape(count, others, r, p, m, u).transpose(0, 1, 2, 5, 3, 4)
-        out = linalg.matmul(out.reshape(-1, p * m), a.swapaxes(1, 2).reshape(p * m, -1))
-        out = out.reshape(count, others, r, u, n, -1).transpose(0, 1, 2, 4, 5, 3)
-    adjoint = linalg.adjoint(x.reshape(count, 1, r * n, s))
-    out = linalg.matmul(adjoint, out.reshape(count, others, r * n, -1))
-    return out.reshape(count, others, s, -1, u)
+    if a is None:
+        return einsum("xyrpq,yqnu,xrns->xyspu", held, y, x.conj())
+    return einsum("xyrpq,yqmu,pnmb,xrns->xysbu", held, y, a, x.conj())

@@ -270,11 +270,8 @@ def _swept(pairs: Any, mask: Any, exponent: Any) -> tuple[Any, Any]:
     for (mean, spread), core in zip(pairs, mask, strict=True):
         core, new = xp.asarray(core).astype(dtype), 0
         for b, given in enumerate((mean[None], spread)):
-            factors = given.astype(dtype)
-            moved = linalg.matmul(core[:, b].T, held.reshape(len(held), -1))
-            moved = moved.reshape(1, -1, *held.shape[1:])
-            left = linalg.matmul(linalg.adjoint(factors)[:, None], moved)
-            new = new + linalg.matmul(left, factors[:, None]).sum(0)
+            f = given.astype(dtype)
+            new = new + einsum("ab,ars,irt,isu->btu", core[:, b], held, f.conj(), f)
         held, e = linalg.normalized(new)
         exponent = exponent + e
     value = held[0, 0, 0]
