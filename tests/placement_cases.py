@@ -92,6 +92,16 @@ TT_CASES: dict[str, Callable[[Put], Any]] = {
     "argmax": lambda put: tt.argmax(put(train()))[0],
     "argmin": lambda put: tt.argmin(put(train()))[0],
     "add": lambda put: tt.add(put(train()), put(train(1))),
+    "bilinear_form": lambda put: tt.bilinear_form(put(train()), put(matrix()), put(train(1))),
+    "broadcast_to": lambda put: tt.broadcast_to(put(tt.sum(train(), 1, keepdims=True)), SHAPE),
+    "dimension_distribution": lambda put: tt.dimension_distribution(put(train())),
+    "mean_dimension": lambda put: tt.mean_dimension(put(train())),
+    "moment": lambda put: tt.moment(put(train()), 3),
+    "pairwise_inner": lambda put: tt.pairwise_inner([put(train()), put(train(1))]),
+    "pinv": lambda put: tt.pinv(put(train()), 1),
+    "power": lambda put: tt.power(put(train()), 2),
+    "sobol": lambda put: tt.sobol(put(train()), 0),
+    "variance_components": lambda put: tt.variance_components(put(train())),
     "chain_operator": lambda put: tt.chain_operator(3, site=put(jnp.eye(2)), dtype=float),
     "complete": lambda put: tt.complete(
         put(jnp.asarray(np.indices((3, 3)).reshape(2, -1).T)), put(jnp.ones(9)), (3, 3), 1,
@@ -198,6 +208,14 @@ TT_CASES: dict[str, Callable[[Put], Any]] = {
 TUCKER_CASES: dict[str, Callable[[Put], Any]] = {
     "Tucker": lambda put: tucker.Tucker(put(tuckers()).core, put(tuckers()).factors),
     "add": lambda put: tucker.add(put(tuckers()), put(tuckers())),
+    "hadamard": lambda put: tucker.hadamard(put(tuckers()), put(tuckers())),
+    "hooi": lambda put: tucker.hooi(put(dense()), rank=2)[0],
+    "mode_product": lambda put: tucker.mode_product(put(tuckers()), put(jnp.ones((2, 3))), 1),
+    "nonnegative": lambda put: tucker.nonnegative(
+        put(jnp.abs(dense())), rank=2, key=put(KEY), max_sweeps=3
+    )[0],
+    "random": lambda put: tucker.random(put(KEY), SHAPE, 2),
+    "to_tt": lambda put: tucker.to_tt(put(tuckers())),
     "distance": lambda put: tucker.distance(put(tuckers()), put(tuckers())),
     "evaluate": lambda put: tucker.evaluate(put(tuckers()), put(jnp.zeros((5, 3), int))),
     "from_dense": lambda put: tucker.from_dense(put(dense()), rank=2),
@@ -361,6 +379,7 @@ _STEP = "array arithmetic of one factorisation, as JAX does it"
 EXEMPT: dict[Any, dict[str, str]] = {
     tt: {
         **dict.fromkeys(("identity", "ones", "quantics_grid", "unit", "zeros"), _NO_ARRAYS),
+        **dict.fromkeys(("ones_matrix", "zeros_matrix"), _NO_ARRAYS),
         **dict.fromkeys(("index_to_quantics", "quantics_to_index"), _NUMPY),
         "riemannian_cg": "as riemannian_descent",
     },

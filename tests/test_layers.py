@@ -221,3 +221,80 @@ def assert_ways_exist(page: str) -> None:
         tree = ast.parse(path.read_text("utf-8"))
         held = {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
         assert set(names.split(", ")) - {"…"} <= held, module
+
+
+# Packages that contract arrays themselves: cores, whole networks, and matrices. In `models` a few
+# einsums are of attention and of features, not of cores.
+ARITHMETIC = ("_cores", "contract", "linalg", "models")
+UNFOLDINGS = {"tall", "wide", "reshape"}
+
+
+def called(node: ast.AST) -> str:
+    """The name of the function or method that a node calls, or nothing."""
+    function = node.func if isinstance(node, ast.Call) else None
+    return getattr(function, "attr", getattr(function, "id", ""))
+
+
+def is_product(node: ast.AST) -> bool:
+    at = isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult)
+    return at or called(node) == "matmul"
+
+
+def is_unfolding(node: ast.AST) -> bool:
+    """Whether an expression is a core merged to a matrix, perhaps transposed or conjugated."""
+    while True:
+        if isinstance(node, ast.Attribute) and node.attr in ("T", "mT"):
+            node = node.value
+        elif isinstance(node, ast.Call) and called(node) in ("conj", "adjoint"):
+            node = node.args[0] if node.args else node.func
+        elif isinstance(node, ast.Attribute) and node.attr == "conj":
+            node = node.value
+        else:
+            return called(node) in UNFOLDINGS
+
+
+def contractions(source: str) -> list[int]:
+    """Lines that contract arrays of more than two axes by hand.
+
+    By `tensordot` or `einsum` of NumPy or JAX, by a matrix product whose factor is an unfolding, or
+    whose result is folded again.
+    """
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        factors = getattr(node, "args", [getattr(node, "left", None), getattr(node, "right", None)])
+        owner = getattr(getattr(getattr(node, "func", None), "value", None), "id", "")
+        if called(node) in ("tensordot", "einsum") and owner in ("np", "jnp", "xp"):
+            found.add(node.lineno)
+        if is_product(node) and any(is_unfolding(f) for f in factors if f is not None):
+            found.add(node.lineno)
+        if called(node) == "reshape" and isinstance(node.func, ast.Attribute):
+            inner = node.func.value
+            while called(inner) in ("reshape", "transpose", "swapaxes"):
+                inner = inner.func.value
+            if is_product(inner):
+                found.add(node.lineno)
+    return sorted(found)
+
+
+@pytest.mark.parametrize("path", modules(), ids=module_name)
+def test_cores_are_contracted_in_one_room(path: Path) -> None:
+    if path.relative_to(ROOT / "tensorjax").parts[0] not in ARITHMETIC:
+        assert contractions(path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("np.tensordot(a, b, 1)", True),
+        ("xp.einsum('ij,jk->ik', a, b)", True),
+        ("tall(core).conj().T @ m", True),
+        ("linalg.matmul(m, core.reshape(3, -1))", True),
+        ("(a @ b).reshape(r, n, s)", True),
+        ("linalg.matmul(a, b).transpose(1, 0).reshape(r, n, s)", True),
+        ("einsum('ij,jk->ik', a, b)", False),
+        ("gamma @ diffusion @ gamma.T", False),
+        ("absorb(matrix, core).reshape(3, -1)", False),
+    ],
+)
+def test_contractions_by_hand_are_found(source: str, found: bool) -> None:
+    assert bool(contractions(source)) is found

@@ -381,7 +381,7 @@ def _static(terms: Any, weights: Any, tol: Any, key: Any, ranks: tuple[int, ...]
 def _is_cpp(terms: Any, tol: Any, dtype: Any) -> bool:
     """Whether C++ rounds this sum of products in programs for CPUs: one matrix times a vector."""
     a, x = terms[0][0], terms[0][-1]
-    one = len(terms) == 1 and isinstance(a, TTMatrix)
+    one = len(terms) == 1 and isinstance(a, TTMatrix) and isinstance(x, TT)
     shape = [m * n for m, n in zip(a.row_shape, x.shape, strict=True)] if one else []
     facts: dict[str, Any] = {"static": tol is None, "one_product": one, "exact": False}
     like = jax.ShapeDtypeStruct((), dtype)

@@ -215,8 +215,8 @@ def _squares(x: Any) -> float:
     flat = np.from_dlpack(x).reshape(-1)
     whole = flat.size // _ROW * _ROW
     rows, rest = flat[:whole].reshape(-1, _ROW), flat[whole:]
-    found = np.vecdot(rows, rows).sum(dtype=np.float64)
-    return float(found + np.vdot(rest, rest))
+    found = np.einsum("ij,ij->i", rows, rows).sum(dtype=np.float64)
+    return float(found + np.einsum("i,i->", rest, rest))
 
 
 def _widened(x: Any) -> Iterator[np.ndarray]:
