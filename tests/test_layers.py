@@ -224,8 +224,8 @@ def assert_ways_exist(page: str) -> None:
 
 
 # Packages that contract arrays themselves: cores, whole networks, and matrices. In `models` a few
-# einsums are of attention and of features, not of cores.
-ARITHMETIC = ("_cores", "contract", "linalg", "models")
+# einsums are of attention and of features, in `offload` of sums of squares: not of cores.
+ARITHMETIC = ("_cores", "contract", "linalg", "models", "offload")
 UNFOLDINGS = {"tall", "wide", "reshape"}
 
 
