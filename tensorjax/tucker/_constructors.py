@@ -10,6 +10,7 @@ from tensorjax import _check
 from tensorjax._cores.ranks import rank_bounds
 from tensorjax._formats.trains import TT
 from tensorjax._placement import placed
+from tensorjax._typing import DTypeLike
 from tensorjax.tucker._types import Tucker
 
 
@@ -18,7 +19,7 @@ def random(
     key: jax.Array,
     shape: Sequence[int],
     rank: int | Sequence[int],
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     *,
     core_rank: int | Sequence[int] | None = None,
 ) -> Tucker:

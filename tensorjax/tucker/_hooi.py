@@ -10,6 +10,7 @@ import numpy as np
 from tensorjax import _check, linalg
 from tensorjax._cores.scaling import balanced
 from tensorjax._placement import placed
+from tensorjax._typing import ArrayLike
 from tensorjax.tucker._hosvd import feasible_ranks, st_hosvd
 from tensorjax.tucker._types import Tucker, times, unfold
 
@@ -31,10 +32,10 @@ class FitInfo(NamedTuple):
 
 @placed
 def hooi(
-    x: Any,
+    x: ArrayLike,
     *,
     rank: int | Sequence[int],
-    mask: Any = None,
+    mask: ArrayLike | None = None,
     tol: float = 1e-6,
     max_sweeps: int = 100,
 ) -> tuple[Tucker, FitInfo]:

@@ -9,17 +9,18 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._placement import placed
+from tensorjax._typing import ArrayLike
 from tensorjax.tucker._hooi import FitInfo, as_tucker, checked_data, relative_error
 from tensorjax.tucker._types import Tucker, times, unfold
 
 
 @placed
 def nonnegative(
-    x: Any,
+    x: ArrayLike,
     *,
     rank: int | Sequence[int],
     key: jax.Array,
-    mask: Any = None,
+    mask: ArrayLike | None = None,
     tol: float = 1e-6,
     max_sweeps: int = 1000,
 ) -> tuple[Tucker, FitInfo]:

@@ -11,6 +11,7 @@ from tensorjax import _check, linalg
 from tensorjax._cores.contraction import einsum
 from tensorjax._formats.trains import TT
 from tensorjax._placement import placed
+from tensorjax._typing import ArrayLike
 from tensorjax.tucker._algebra import aligned
 from tensorjax.tucker._rounding import round
 from tensorjax.tucker._types import Tucker, near_one_parts, one, scaled_back, times
@@ -95,7 +96,7 @@ def _kron_core(a: Any, b: Any) -> jax.Array:
 
 
 @placed
-def mode_product(t: Tucker, matrix: Any, mode: int) -> Tucker:
+def mode_product(t: Tucker, matrix: ArrayLike, mode: int) -> Tucker:
     """Contracts one mode of a Tucker tensor with a matrix, Σ_j matrix[i, j] x[…, j, …].
 
     Args:

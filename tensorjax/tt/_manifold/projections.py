@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
+from tensorjax._typing import Scalar
 from tensorjax.tt._algebra import _aligned, _check_alike, add, as_train, fold, unfold
 from tensorjax.tt._manifold.tangent_vectors import (
     NOTHING,
@@ -34,13 +35,14 @@ from tensorjax.tt._manifold.tangent_vectors import (
 )
 from tensorjax.tt._rounding.rounding import orthogonal_cores, round
 
+Train = TypeVar("Train", TT, TTMatrix)
 Retraction = Literal["svd", "projector_splitting"]
 _EVEN = 16  # powers of two that norms of cores may be off one in a sum of trains
 
 
 @placed
 @as_train
-def tangent_project(x: TT, z: TT) -> TT:
+def tangent_project(x: Train, z: Train) -> Train:
     """Projects z orthogonally on the tangent space of the manifold at x: P_x z.
 
     Args:
@@ -71,7 +73,7 @@ def tangent_project(x: TT, z: TT) -> TT:
     b: Any
     a, b = _aligned(point(x), z.astype(linalg.factor_dtype(z.dtype)))
     _check.finite("z", b)
-    return _tangent_project(a, b, not is_tame(a, b))
+    return cast(Any, _tangent_project(a, b, not is_tame(a, b)))
 
 
 @jax.jit(static_argnums=2)
@@ -80,7 +82,7 @@ def _tangent_project(x: TT, z: TT, even: bool) -> TT:
 
 
 @placed
-def transport(x: TT, xi: TT) -> TT:
+def transport(x: Train, xi: Train) -> Train:
     """Transports a tangent vector of the manifold to the tangent space at x, by projection.
 
     Args:
@@ -97,7 +99,7 @@ def transport(x: TT, xi: TT) -> TT:
 
 
 @placed
-def tangent_inner(xi: Any, eta: Any) -> jax.Array:
+def tangent_inner(xi: Train, eta: Train) -> jax.Array:
     """Computes ⟨ξ, η⟩ of two tangent vectors at one point, a scalar; ξ is conjugated.
 
     Args:
@@ -126,7 +128,7 @@ def tangent_inner(xi: Any, eta: Any) -> jax.Array:
 
 
 @placed
-def tangent_sum(tangents: Sequence[Any], weights: Sequence[Any] | None = None) -> Any:
+def tangent_sum(tangents: Sequence[Train], weights: Sequence[Scalar] | None = None) -> Train:
     """Sums tangent vectors at one point, Σ_i w_i ξ_i; ranks stay twice those of the point.
 
     Args:
@@ -155,7 +157,7 @@ def tangent_sum(tangents: Sequence[Any], weights: Sequence[Any] | None = None) -
             _check_alike(like, t)
         flat = tangent_sum([fold(t) for t in tangents if isinstance(t, TTMatrix)], weights)
         return unfold(flat, like.row_shape, like.col_shape)
-    terms = [_parts(f"tangents[{i}]", t, tangents[0]) for i, t in enumerate(tangents)]
+    terms = [_parts(f"tangents[{i}]", t, cast(Any, like)) for i, t in enumerate(tangents)]
     powers = [p for *_, p in terms]
     whole = max(powers) if all(isinstance(p, int) for p in powers) else _largest(powers)
     total: list[Any] = []
@@ -165,7 +167,7 @@ def tangent_sum(tangents: Sequence[Any], weights: Sequence[Any] | None = None) -
     order = len(total)
     # What was shared stays shared, as evenly as it was.
     share = whole // (order - 1) if order > 1 else 0
-    return tangent(terms[0][0], total, share * (order - 1), share)
+    return cast(Any, tangent(terms[0][0], total, share * (order - 1), share))
 
 
 def _largest(powers: Sequence[Any]) -> Any:
@@ -186,8 +188,8 @@ def _parts(name: str, xi: Any, like: TT | None = None) -> tuple[Frame, Arrays, A
 @placed
 @as_train
 def retract(
-    x: TT, xi: TT, rank: int | Sequence[int] | None = None, *, method: Retraction = "svd"
-) -> TT:
+    x: Train, xi: Train, rank: int | Sequence[int] | None = None, *, method: Retraction = "svd"
+) -> Train:
     """Retracts x + ξ to the manifold of fixed TT-ranks: a train of low TT-ranks near it.
 
     Args:
@@ -222,11 +224,11 @@ def retract(
         raise ValueError(f'method: expected "svd" or "projector_splitting", got {method!r}')
     at: Any
     step: Any
-    at, step = _aligned(point(x), xi)
+    at, step = _aligned(point(x), cast(Any, xi))
     _check.finite("xi", step)
     if method == "svd":
         rank = (at.ranks[1:-1] or 1) if rank is None else rank
-        return round(add(_evened(at), _evened(step)), rank=rank, method="svd")
+        return cast(Any, round(add(_evened(at), _evened(step)), rank=rank, method="svd"))
     if rank is not None:
         bounds = [max(r, 1) for r in at.ranks[1:-1]]
         wanted = _check.bond_ranks(rank, [2**62] * len(bounds))
