@@ -23,4 +23,5 @@ def einsum(expression: str, *operands: Any) -> Any:
     """
     if set(map(type, operands)) == _NUMPY:
         return numpy_einsum(expression, *operands)
-    return contract.einsum(expression, *operands, precision=lax.Precision.HIGHEST)
+    # Axes are not merged to matrices, which would end the sharding of a mode over devices.
+    return contract.einsum(expression, *operands, precision=lax.Precision.HIGHEST, merge_axes=False)
