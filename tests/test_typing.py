@@ -59,7 +59,7 @@ def test_wrong_scripts_do_not_pass_pyright(tmp_path: Path) -> None:
         "tt.ones((2, 3)) + 'a'": "Operator",
         "tt.ones((2, 3)) @ 3": "Operator",
         "tt.round(tt.ones((2, 3)), tolerance=1e-3)": "tolerance",
-        "tt.norm(3)": "norm",
+        "tt.norm(3)": "TTMatrix",
         "tt.nrom(tt.ones((2, 3)))": "nrom",
         "tensorjax.nothing": "nothing",
         "tt.solve(tt.ones((2,)), tt.ones((2,)), tol=1e-3)": "TTMatrix",

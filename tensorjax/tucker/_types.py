@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from tensorjax._cores.unfoldings import times_mode
 from tensorjax._formats.operators import Namespace, Summable, dtypes_of, floating, rebuilt, shown
 from tensorjax._formats.serialization import serializable
 from tensorjax._formats.trains import TT, single
-from tensorjax._typing import ArrayLike, DType, DTypeLike, JaxOrHost
+from tensorjax._typing import ArrayLike, DType, DTypeLike, JaxOrHost, Scalar
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
@@ -103,12 +103,10 @@ class Tucker(Summable):
     def __getitem__(self, key: Any) -> Any:
         return self.namespace.item(self, key)
 
-    def __mul__(self, other: Any) -> Any:
-        return (
-            self.namespace.hadamard(self, other)
-            if type(other) is Tucker
-            else super().__mul__(other)
-        )
+    def __mul__(self, other: "Tucker | Scalar") -> Self:
+        if isinstance(other, Tucker):
+            return self.namespace.hadamard(self, other)
+        return super().__mul__(other)
 
     @property
     def dtype(self) -> DType:
