@@ -23,7 +23,7 @@ class PaddedEmbed(nnx.Embed):
 
     Example:
       >>> import jax
-    import jax.numpy as jnp
+      >>> import jax.numpy as jnp
       >>> from flax import nnx
       >>> from tensorjax import nn
       >>> layer = nn.Dense().embedding(5, 2, padding_idx=0, rngs=nnx.Rngs(0))

@@ -19,7 +19,7 @@ class AffineMap(NamedTuple):
 
     Example:
       >>> import jax
-    import numpy as np
+      >>> import numpy as np
       >>> from tensorjax import pde
       >>> quarter = pde.affine(np.array([[0.0, 1.0], [-1.0, 0.0]]), np.array([1.0, 0.0]))
       >>> y = quarter.forward(np.array([[2.0, 3.0]]))
