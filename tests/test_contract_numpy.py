@@ -79,3 +79,19 @@ def test_inputs_are_named() -> None:
             numpy_einsum("bij,cijd->bcd", np.ones((4, *shape[:2])), np.ones((2, *shape[1::-1], 5)))
     with pytest.raises(ValueError, match="axes"):
         numpy_einsum("ij,jk,kl->il", np.ones((2, 3)), np.ones((3, 4, 1)), np.ones((4, 2)))
+
+
+@pytest.mark.parametrize("expression", ["ai,ai->ai", "ai,bi->abi", "ai,bi->ab", "ai,ai,b->aib"])
+def test_an_axis_of_one_is_not_repeated(expression: str) -> None:
+    shapes = {"a": 3, "b": 2, "i": 4}
+    terms = expression.partition("->")[0].split(",")
+    arrays = [np.ones([shapes[c] for c in t]) for t in terms]
+    arrays[1] = arrays[1][..., :1]
+    with pytest.raises(ValueError, match="differ"):
+        numpy_einsum(expression, *arrays)
+
+
+def test_scalars_of_numpy_stay_numpys() -> None:
+    found = einsum("i,->i", np.arange(3.0), np.float64(2))
+    assert type(found) is np.ndarray
+    np.testing.assert_array_equal(found, [0, 2, 4])

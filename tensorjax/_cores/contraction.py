@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import numpy as np
 from jax import lax
 
@@ -23,5 +24,7 @@ def einsum(expression: str, *operands: Any) -> Any:
     """
     if set(map(type, operands)) == _NUMPY:
         return numpy_einsum(expression, *operands)
+    if not any(isinstance(x, jax.Array) for x in operands):  # scalars of NumPy, or subclasses
+        return numpy_einsum(expression, *map(np.asarray, operands))
     # Axes are not merged to matrices, which would end the sharding of a mode over devices.
     return contract.einsum(expression, *operands, precision=lax.Precision.HIGHEST, merge_axes=False)

@@ -242,8 +242,13 @@ def _outer(a: Labels, b: Labels, output: Labels) -> Callable[[Array, Array], Arr
     """Returns the product of two arrays without summed axes: entries of one times the other's."""
     orders = [_transposition(t, "".join(c for c in output if c in t)) for t in (a, b)]
     masks = [tuple(slice(None) if c in t else None for c in output) for t in (a, b)]
+    shared = [(a.index(c), b.index(c)) for c in a if c in b]
 
     def product(x: Array, y: Array) -> Array:
+        if any(x.shape[i] != y.shape[j] for i, j in shared):  # NumPy would repeat an axis of one
+            raise ValueError(
+                f"{a},{b}->{output}: sizes of shared axes differ: {x.shape}, {y.shape}"
+            )
         x, y = (
             v if order is None else v.transpose(order)
             for v, order in zip((x, y), orders, strict=True)

@@ -82,8 +82,7 @@ def _product(
     a: TTMatrix, x: Any, shape: tuple[int, ...], size: tuple[int, ...], *, transposed: bool
 ) -> jax.Array:
     """Contracts the columns (rows if transposed) of a TT-matrix with a dense array of a shape."""
-    with jax.numpy_dtype_promotion("standard"):  # it is meant
-        dtype = jnp.promote_types(a.dtype, jax.dtypes.canonicalize_dtype(x.dtype))
+    dtype = jnp.promote_types(a.dtype, jax.dtypes.canonicalize_dtype(x.dtype))
     if not math.prod(shape):
         return on_device([np.zeros(size, dtype)])[0]
     middle = [
