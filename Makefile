@@ -1,6 +1,8 @@
 # From a fresh clone, with nothing but Python 3.11 and make:
 #   make reproduce   install into .venv, run the quick experiments, say where the report is
 #   make test        the same, then the tests
+#   make docs        build the site into docs/_build/html; warnings are errors
+#   make bench       time the tensor core beside other libraries (extra `bench`)
 # Another interpreter or folder: make test PYTHON=python3.12 VENV=/somewhere RESULTS=/elsewhere
 # One experiment at a time, for less memory or clean timings: make reproduce JOBS=1
 
@@ -9,7 +11,7 @@ VENV ?= .venv
 RESULTS ?= results
 JOBS ?= 2
 
-.PHONY: install reproduce test
+.PHONY: install reproduce test docs bench
 
 install: $(VENV)/installed
 
@@ -21,7 +23,7 @@ COMPILED = hatch_build.py $(wildcard tensorjax/_native/*.cc tensorjax/_native/*.
 $(VENV)/installed: pyproject.toml constraints.txt $(COMPILED)
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
-		-c constraints.txt -e ".[nn,experiments,network,offload,dev]"
+		-c constraints.txt -e ".[nn,experiments,network,offload,docs,dev]"
 	touch $@
 
 reproduce: install
@@ -30,3 +32,12 @@ reproduce: install
 
 test: reproduce
 	$(VENV)/bin/python -m pytest -n 2 --dist worksteal
+
+docs: install
+	$(VENV)/bin/python -m sphinx --fail-on-warning --keep-going --jobs auto -q docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
+bench: install
+	$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e ".[bench]"
+	$(VENV)/bin/python -m experiments run bench/core --results $(RESULTS)
+	$(VENV)/bin/python -m experiments report --results $(RESULTS)

@@ -1,0 +1,36 @@
+"""Settings of the site, `make docs`."""
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE / "_ext")]
+
+project = "tensorjax"
+author = "the tensorjax developers"
+copyright = author
+extensions = ["myst_parser", "sphinx_copybutton", "sphinx_design", "api", "drawn", "pages"]
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_fence_as_directive = ["mermaid"]
+myst_heading_anchors = 3
+exclude_patterns = ["_build", "_ext"]
+html_theme = "pydata_sphinx_theme"
+html_title = "tensorjax"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_math_renderer = "mathml"
+html_show_sourcelink = False
+html_copy_source = False
+html_theme_options = {
+    "show_toc_level": 2,
+    "navigation_with_keys": False,
+    "footer_start": ["copyright"],
+    "footer_end": [],
+    "header_links_before_dropdown": 8,
+}
+python_maximum_signature_line_length = 80
+python_use_unqualified_type_names = True
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+nitpicky = False
+toc_object_entries_show_parents = "hide"
