@@ -95,7 +95,7 @@ class Qualified(ast.NodeTransformer):
                 self.visit_arg(arg)
         return node
 
-    def visit_Name(self, node: ast.Name) -> ast.expr:  # noqa: N802
+    def visit_Name(self, node: ast.Name) -> ast.expr:
         """Looks a name up in the module; names imported for checkers only, among all entries."""
         found = homes().get(id(self.known.get(node.id)))
         if found is None and node.id not in self.known:

@@ -16,7 +16,7 @@ def first_sentence(text: str | None) -> str:
 
 
 def escaped(text: str, link: Link) -> str:
-    """Text in which only code is markup; `link` gives the target of a name in backquotes, if any."""
+    """Text in which only code is markup; `link` gives the target of a name in backquotes."""
     parts = SPAN.split(text)
     for k, part in enumerate(parts):
         if k % 2 == 0:

@@ -1,4 +1,4 @@
-"""Draws Mermaid flowcharts as SVG and formulas as MathML: the site needs no script and no network."""
+"""Draws Mermaid flowcharts as SVG and formulas as MathML, without scripts or network."""
 
 import re
 from html import escape
@@ -37,34 +37,38 @@ def placed(depth: dict[str, int], arrows: list[tuple[str, str]]) -> dict[str, fl
     return place
 
 
+def arrow(start: tuple[float, float], end: tuple[float, float]) -> str:
+    """Curve from the lower edge of a node to the upper edge of one below it."""
+    (x0, y0), (x1, y1) = start, end
+    top, bottom = y0 + HEIGHT / 2, y1 - HEIGHT / 2
+    middle = (top + bottom) / 2
+    curve = f"{x0:.0f},{middle:.0f} {x1:.0f},{middle:.0f} {x1:.0f},{bottom:.0f}"
+    return f'<path d="M{x0:.0f},{top:.0f} C{curve}"/>'
+
+
+def box(center: tuple[float, float], label: str) -> str:
+    """Node with its label."""
+    x, y = center
+    corner = f'x="{x - WIDTH / 2:.0f}" y="{y - HEIGHT / 2:.0f}" rx="5"'
+    rectangle = f'<rect {corner} width="{WIDTH}" height="{HEIGHT}"/>'
+    return f'{rectangle}<text x="{x:.0f}" y="{y + 5:.0f}">{escape(label)}</text>'
+
+
 def svg(text: str) -> str:
     """A picture of a flowchart with nodes `a["label"]` and arrows `a --> b`."""
     labels = dict(re.findall(r'^\s*(\w+)\["(.+?)"\]$', text, re.MULTILINE))
     arrows = re.findall(r"^\s*(\w+) --> (\w+)$", text, re.MULTILINE)
     depth = layers(list(labels), arrows)
     place = placed(depth, arrows)
-    x = {n: place[n] * (WIDTH + GAP_X) for n in labels}
-    y = {n: depth[n] * (HEIGHT + GAP_Y) + HEIGHT for n in labels}
-    width = max(x.values()) + WIDTH
-    lines = [
-        f'<svg class="flowchart" role="img" aria-label="Layers of packages" '
-        f'viewBox="0 0 {width:.0f} {max(y.values()) + HEIGHT:.0f}" '
-        f'style="max-width: {width:.0f}px">'
-    ]
-    for a, b in arrows:
-        top, bottom = y[a] + HEIGHT / 2, y[b] - HEIGHT / 2
-        middle = (top + bottom) / 2
-        lines.append(
-            f'<path d="M{x[a]:.0f},{top:.0f} C{x[a]:.0f},{middle:.0f} {x[b]:.0f},{middle:.0f} '
-            f'{x[b]:.0f},{bottom:.0f}"/>'
-        )
-    for n, label in labels.items():
-        lines.append(
-            f'<rect x="{x[n] - WIDTH / 2:.0f}" y="{y[n] - HEIGHT / 2:.0f}" rx="5" '
-            f'width="{WIDTH}" height="{HEIGHT}"/>'
-            f'<text x="{x[n]:.0f}" y="{y[n] + 5:.0f}">{escape(label)}</text>'
-        )
-    return "\n".join([*lines, "</svg>"])
+    at = {n: (place[n] * (WIDTH + GAP_X), depth[n] * (HEIGHT + GAP_Y) + HEIGHT) for n in labels}
+    width = max(x for x, _ in at.values()) + WIDTH
+    height = max(y for _, y in at.values()) + HEIGHT
+    head = (
+        f'<svg class="flowchart" role="img" aria-label="Flowchart of imports" '
+        f'viewBox="0 0 {width:.0f} {height:.0f}" style="max-width: {width:.0f}px">'
+    )
+    lines = [arrow(at[a], at[b]) for a, b in arrows] + [box(at[n], labels[n]) for n in labels]
+    return "\n".join([head, *lines, "</svg>"])
 
 
 def table(text: str) -> list[str]:

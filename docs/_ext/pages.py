@@ -89,9 +89,11 @@ def write(app: Sphinx | None = None) -> None:
     shutil.rmtree(OUT, ignore_errors=True)
     for source, page in sources().items():
         page.parent.mkdir(parents=True, exist_ok=True)
-        is_notebook = source.suffix == ".ipynb"
-        made = notebook(source, page) if is_notebook else relinked(source.read_text("utf-8"), source, page)
-        page.write_text(made, "utf-8")
+        if source.suffix == ".ipynb":
+            text = notebook(source, page)
+        else:
+            text = relinked(source.read_text("utf-8"), source, page)
+        page.write_text(text, "utf-8")
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
