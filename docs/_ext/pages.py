@@ -9,8 +9,10 @@ import os
 import re
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from sphinx.application import Sphinx
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "docs" / "generated"
@@ -84,7 +86,7 @@ def output(cell: dict, page: Path, number: int) -> str:
     return f"```text\n{text.rstrip()}\n```" if text.strip() else ""
 
 
-def write(app: Sphinx | None = None) -> None:
+def write(app: "Sphinx | None" = None) -> None:
     """Writes all pages, those that have not changed excepted."""
     shutil.rmtree(OUT, ignore_errors=True)
     for source, page in sources().items():
@@ -96,7 +98,7 @@ def write(app: Sphinx | None = None) -> None:
         page.write_text(text, "utf-8")
 
 
-def setup(app: Sphinx) -> dict[str, bool]:
+def setup(app: "Sphinx") -> dict[str, bool]:
     """Writes the pages at the beginning of a build."""
     app.connect("builder-inited", write)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,160 @@
+"""Pages of the site: public names, README, links between pages, and what they are made from.
+
+Sphinx is not needed here; `make docs` builds the site with warnings as errors.
+"""
+
+import importlib
+import re
+import runpy
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.public_surface import PACKAGES as SURFACE
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(
+    p for p in DOCS.rglob("*.md") if not {"_build", "generated"} & set(p.relative_to(DOCS).parts)
+)
+HABITS = ("CONTRIBUTING.md", "CODE_OF_CONDUCT.md", "SECURITY.md", "CITATION.cff")
+
+
+def loaded(name: str) -> dict[str, Any]:
+    """Names of a module of the site's extension, loaded from its file."""
+    return runpy.run_path(str(DOCS / "_ext" / f"{name}.py"))
+
+
+NAMES = loaded("public_names")
+
+
+def test_every_public_package_is_documented() -> None:
+    assert set(NAMES["PACKAGES"]) == {"", *SURFACE}
+
+
+def test_every_public_name_is_in_one_table_of_the_api() -> None:
+    found = Counter((package, name) for package, name, _ in NAMES["listed"](DOCS / "api"))
+    public = {
+        (NAMES["full"](package), name)
+        for package in NAMES["PACKAGES"]
+        for name in importlib.import_module(NAMES["full"](package)).__all__
+    }
+    assert sorted(public - found.keys()) == [], "add these to a page in docs/api"
+    assert sorted(found.keys() - public) == [], "these are no public names"
+    assert [entry for entry, count in found.items() if count > 1] == []
+
+
+def test_the_api_index_has_all_pages() -> None:
+    index = (DOCS / "api" / "index.md").read_text("utf-8")
+    for page in (DOCS / "api").glob("*.md"):
+        assert page.name == "index.md" or f"({page.name})" in index, page.name
+        assert page.name == "index.md" or f"\n{page.stem}\n" in index, page.name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(DOCS)))
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    """Sphinx checks those too; here a wrong one is seen without it."""
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text("utf-8")):
+        if "://" in target:
+            continue
+        path = (page.parent / target).resolve()
+        if "generated" in path.parts:  # made from a file of the repository
+            sources = {
+                "experiments": ROOT / "experiments" / path.stem / "README.md",
+                "notebooks": ROOT / "notebooks" / f"{path.stem}.ipynb",
+            }
+            path = sources.get(path.parent.name, ROOT / "CHANGELOG.md")
+        assert path.exists(), target
+
+
+def test_every_experiment_with_results_has_a_page_of_the_gallery_or_a_table() -> None:
+    gallery = (DOCS / "gallery.md").read_text("utf-8")
+    shown = re.findall(r":img-top: (\S+)", gallery)
+    assert all((DOCS / image).exists() for image in shown)
+    drawn = {p.parent.name for p in (ROOT / "experiments").glob("*/*.png")}
+    assert {Path(image).parent.name for image in shown} == drawn
+
+
+def test_the_readme_is_short_and_works_on_a_package_index() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    assert len(text.split()) <= 700
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert links
+    assert all(link.startswith("https://") for link in links), "relative links break on an index"
+    for file in re.findall(r"`([A-Z]+\.(?:md|cff))`", text):
+        assert (ROOT / file).exists(), file
+
+
+def test_examples_of_the_readme_are_short() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+    assert len(blocks) == 7  # trains, and the six systems
+    assert all(len(block.strip().splitlines()) <= 12 for block in blocks)
+
+
+def test_the_six_systems_have_a_page_with_claims_and_basis() -> None:
+    pages = [p for p in (DOCS / "methods").glob("*.md") if p.name != "index.md"]
+    assert len(pages) == 6
+    for page in pages:
+        text = page.read_text("utf-8")
+        assert "**Basis.**" in text, page.name
+        assert [h for h in ("## Equations", "## Claims", "## Departures") if h not in text] == []
+        assert "python -m experiments run" in text, page.name
+
+
+@pytest.mark.parametrize("file", HABITS)
+def test_habits_are_written_down(file: str) -> None:
+    assert len((ROOT / file).read_text("utf-8").split()) > 20
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    project = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    citation = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert project is not None
+    assert citation is not None
+    assert project[1] == citation[1]
+
+
+def test_docstrings_become_markdown() -> None:
+    convert = loaded("docstrings")["markdown"]
+    text = """Adds a*b_c to x<y.
+
+    Prose with ``code`` and `known`, and $5.
+
+    Args:
+      x: first, an array
+        of two lines.
+      *rest: others.
+
+    Raises:
+      ValueError: none, or {x}.
+
+    Example:
+      >>> 1 + 1
+      2
+
+    Source: someone (2011).
+    """
+    found = convert(text, {"known": "tensorjax.known"}.get)
+    assert "Adds a\\*b\\_c to x\\<y." in found
+    assert "`` code `` and {py:obj}`known <tensorjax.known>`, and \\$5." in found
+    assert "- `x`: first, an array\n  of two lines.\n- `*rest`: others." in found
+    assert "**Raises**\n\n- `ValueError`: none, or \\{x\\}." in found
+    assert "```pycon\n>>> 1 + 1\n2\n```" in found
+    assert found.endswith("**Source.** someone (2011).")
+
+
+def test_links_of_copied_pages_lead_to_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(DOCS / "_ext"))
+    sys.modules.pop("pages", None)
+    pages = importlib.import_module("pages")
+    source = ROOT / "experiments" / "bench" / "README.md"
+    page = pages.sources()[source]
+    text = "[a](../pde/README.md) [b](_peers.py) [c](https://x.org) [d](#e) [`f`](device)"
+    assert pages.relinked(text, source, page) == (
+        "[a](pde.md) b (`_peers.py`) [c](https://x.org) [d](#e) `f`"
+    )
