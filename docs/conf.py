@@ -21,16 +21,22 @@ html_css_files = ["site.css"]
 html_math_renderer = "mathml"
 html_show_sourcelink = False
 html_copy_source = False
+# Pages without a section of their own have no navigation at the left.
+html_sidebars = dict.fromkeys(
+    "index quickstart install coming_from gallery faq contributing benchmarks".split()
+    + "architecture kernels offload_threads generated/changelog genindex search".split(),
+    [],
+)
 html_theme_options = {
     "show_toc_level": 2,
     "navigation_with_keys": False,
     "footer_start": ["copyright"],
     "footer_end": [],
-    "header_links_before_dropdown": 8,
+    "header_links_before_dropdown": 6,
 }
 python_maximum_signature_line_length = 80
 python_use_unqualified_type_names = True
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
-nitpicky = False
+smartquotes = False  # values of arguments are quoted
 toc_object_entries_show_parents = "hide"
