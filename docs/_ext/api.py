@@ -211,7 +211,11 @@ class Public(SphinxDirective):
         """Parses the Markdown that the names give."""
         package = self.arguments[0].removeprefix("tensorjax").lstrip(".")
         names = " ".join(self.content).split()
-        table = ["| name | what it is or does |", "|---|---|", *(row(package, name) for name in names)]
+        table = [
+            "| name | what it is or does |",
+            "|---|---|",
+            *(row(package, name) for name in names),
+        ]
         entries = [text for name in names if (text := entry(package, name))]
         text = "\n".join(table) + "\n\n" + "\n\n".join(entries)
         holder = nodes.container()

@@ -1,0 +1,79 @@
+"""Looks at the built site in headless Chromium: console errors, pages wider than the window.
+
+Run `python docs/look.py` after `make docs`, with `chromium`, `google-chrome` or
+`chromium-headless-shell` on the path, or its path in CHROMIUM. Every page is laid out at the width
+of a desktop and of a phone. The exit status is the number of pages with a fault.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+SITE = Path(__file__).resolve().parent / "_build" / "html"
+WIDTHS = (1280, 390)
+BROWSERS = ("chromium", "chromium-headless-shell", "google-chrome", "chromium-browser")
+# A page that shows all others in a frame, one after the other, and writes down what it finds.
+PROBE = """<!doctype html><body><pre id="found"></pre><script>
+const pages = %s, widths = %s, found = [];
+const frame = document.body.appendChild(document.createElement("iframe"));
+frame.style.height = "900px";
+function note(page, fault) { found.push([page, fault]); }
+async function shown(page, width) {
+  frame.style.width = width + "px";
+  await new Promise(done => { frame.onload = done; frame.src = page; });
+  const inside = frame.contentDocument;
+  await new Promise(done => setTimeout(done, 20));
+  const wide = inside.documentElement.scrollWidth;
+  if (wide > width) note(page, `${wide} pixels wide in a window of ${width}`);
+  for (const image of inside.images)
+    if (image.complete && !image.naturalWidth) note(page, `no image ${image.getAttribute("src")}`);
+}
+(async () => {
+  for (const page of pages) for (const width of widths) await shown(page, width);
+  document.getElementById("found").textContent = JSON.stringify(found);
+  document.title = "done";
+})();
+</script></body>"""
+
+
+def browser() -> str:
+    """Path of the browser."""
+    named = [os.environ.get("CHROMIUM"), *map(shutil.which, BROWSERS)]
+    found = next((path for path in named if path), None)
+    if found is None:
+        sys.exit(f"no browser: install one of {', '.join(BROWSERS)}, or set CHROMIUM")
+    return found
+
+
+def look(site: Path) -> list[tuple[str, str]]:
+    """Page and fault of every fault found."""
+    pages = sorted(p.as_uri() for p in site.rglob("*.html") if "_static" not in p.parts)
+    with tempfile.TemporaryDirectory() as folder:
+        probe = Path(folder) / "probe.html"
+        probe.write_text(PROBE % (json.dumps(pages), json.dumps(WIDTHS)), "utf-8")
+        options = ["--no-sandbox", "--headless", "--disable-gpu", "--disable-web-security"]
+        options += ["--allow-file-access-from-files", "--enable-logging=stderr", "--dump-dom"]
+        options += [f"--user-data-dir={folder}/profile", "--virtual-time-budget=600000"]
+        command = [browser(), *options, "--window-size=1400,1000", probe.as_uri()]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    found = re.search(r'<pre id="found">(.+?)</pre>', run.stdout, re.DOTALL)
+    if found is None:
+        sys.exit(f"the browser did not finish: {run.stderr[-2000:]}")
+    faults = [tuple(fault) for fault in json.loads(found[1].replace("&amp;", "&"))]
+    errors = re.findall(
+        r'CONSOLE[:(]\d+\)?\] "(.*?(?:Error|Failed).*?)", source: (\S+)', run.stderr
+    )
+    return [*faults, *((source, text) for text, source in errors)]
+
+
+if __name__ == "__main__":
+    faults = look(SITE)
+    for page, fault in faults:
+        print(f"{page.rpartition('/html/')[2]}: {fault}")
+    print(f"{len(faults)} faults")
+    sys.exit(min(len({page for page, _ in faults}), 100))
