@@ -22,11 +22,7 @@ html_math_renderer = "mathml"
 html_show_sourcelink = False
 html_copy_source = False
 # Pages without a section of their own have no navigation at the left.
-html_sidebars = dict.fromkeys(
-    "index quickstart install coming_from gallery faq contributing benchmarks".split()
-    + "architecture kernels offload_threads generated/changelog genindex search".split(),
-    [],
-)
+html_sidebars: dict[str, list[str]] = {"*": [], "generated/changelog": []}
 html_theme_options = {
     "show_toc_level": 2,
     "navigation_with_keys": False,
