@@ -18,6 +18,7 @@ html_theme = "pydata_sphinx_theme"
 html_title = "tensorjax"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_search_scorer = str(HERE / "search.js")
 html_math_renderer = "mathml"
 html_show_sourcelink = False
 html_copy_source = False
