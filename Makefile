@@ -1,7 +1,7 @@
 # From a fresh clone, with nothing but Python 3.11 and make:
 #   make reproduce   install into .venv, run the quick experiments, say where the report is
 #   make test        the same, then the tests
-#   make docs        build the site into docs/_build/html; warnings are errors
+#   make docs        build the site into docs/_build/html (SITE=); warnings are errors
 #   make bench       time the tensor core beside other libraries (extra `bench`)
 # Another interpreter or folder: make test PYTHON=python3.12 VENV=/somewhere RESULTS=/elsewhere
 # One experiment at a time, for less memory or clean timings: make reproduce JOBS=1
@@ -10,6 +10,7 @@ PYTHON ?= python3.11
 VENV ?= .venv
 RESULTS ?= results
 JOBS ?= 2
+SITE ?= docs/_build/html
 
 .PHONY: install reproduce test docs bench
 
@@ -34,8 +35,8 @@ test: reproduce
 	$(VENV)/bin/python -m pytest -n 2 --dist worksteal
 
 docs: install
-	$(VENV)/bin/python -m sphinx --fail-on-warning --keep-going --jobs auto -q docs docs/_build/html
-	@echo "docs/_build/html/index.html"
+	$(VENV)/bin/python -m sphinx --fail-on-warning --keep-going --jobs auto -q docs $(SITE)
+	@echo "$(SITE)/index.html"
 
 bench: install
 	$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e ".[bench]"

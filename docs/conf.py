@@ -13,6 +13,8 @@ extensions = ["myst_parser", "sphinx_copybutton", "sphinx_design", "api", "drawn
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_fence_as_directive = ["mermaid"]
 myst_heading_anchors = 3
+# Docstrings and notebooks may skip a level of headings, and show output that is no Python.
+suppress_warnings = ["myst.header", "misc.highlighting_failure"]
 exclude_patterns = ["_build", "_ext"]
 html_theme = "pydata_sphinx_theme"
 html_title = "tensorjax"

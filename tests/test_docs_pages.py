@@ -4,6 +4,7 @@ Sphinx is not needed here; `make docs` builds the site with warnings as errors.
 """
 
 import importlib
+import json
 import re
 import runpy
 import sys
@@ -146,15 +147,45 @@ def test_docstrings_become_markdown() -> None:
     assert found.endswith("**Source.** someone (2011).")
 
 
-def test_links_of_copied_pages_lead_to_pages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def pages(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module that copies pages."""
     monkeypatch.syspath_prepend(str(DOCS / "_ext"))
+    yield importlib.import_module("pages")
     sys.modules.pop("pages", None)
-    pages = importlib.import_module("pages")
+
+
+def test_links_of_copied_pages_lead_to_pages(pages: Any) -> None:
     source = ROOT / "experiments" / "bench" / "README.md"
     page = pages.sources()[source]
-    text = "[a](../pde/README.md) [b](_peers.py) [c](https://x.org) [d](#e) [`f`](device)"
-    assert pages.relinked(text, source, page) == (
-        "[a](pde.md) b (`_peers.py`) [c](https://x.org) [d](#e) `f`"
+    text = (
+        "[a](../pde/README.md) [b](_peers.py) [c](https://x.org) [d](#e) [`f`](device) ![g](no.png)"
     )
+    assert pages.relinked(text, source, page) == (
+        "[a](pde.md) b (`_peers.py`) [c](https://x.org) [d](#e) `f` g"
+    )
+
+
+@pytest.mark.parametrize("first", ["# Title\n\nText.", "Text.", "```python\n# no title\n```"])
+def test_notebooks_become_pages_with_a_title(
+    pages: Any, first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    outputs = [
+        {"output_type": "stream", "text": ["1\n", "2\n"]},
+        {"output_type": "display_data", "data": {"image/png": "aGk=", "text/plain": "<Figure>"}},
+    ]
+    cells = [
+        {"cell_type": "markdown", "source": [first]},
+        {"cell_type": "code", "source": ["print(1)"], "outputs": outputs},
+        {"cell_type": "code", "source": []},
+    ]
+    source = tmp_path / "some_book.ipynb"
+    source.write_text(json.dumps({"cells": cells}), "utf-8")
+    found = pages.notebook(source, tmp_path / "page.md")
+    assert found.startswith("# Title\n" if first.startswith("# T") else "# some book\n")
+    assert found.count("# Title") <= 1
+    assert "```python\nprint(1)\n```\n\n```text\n1\n2\n```\n\n![" in found
+    (picture,) = tmp_path.glob("page-*.png")
+    assert picture.read_bytes() == b"hi"
+    assert f"]({picture.name})" in found

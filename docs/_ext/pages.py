@@ -44,6 +44,8 @@ def relinked(text: str, source: Path, page: Path) -> str:
         if "://" in target or not path:
             return match[0]
         file = (source.parent / path).resolve()
+        if image and not file.exists():
+            return label
         if image:
             copy = page.parent / f"{source.parent.name}-{file.name}"
             shutil.copyfile(file, copy)
@@ -61,21 +63,24 @@ def relinked(text: str, source: Path, page: Path) -> str:
 def notebook(source: Path, page: Path) -> str:
     """A notebook as Markdown: cells, and the outputs that it holds."""
     name = source.relative_to(ROOT)
-    parts = []
-    for k, cell in enumerate(json.loads(source.read_text("utf-8"))["cells"]):
+    title, parts = "", []
+    for cell in json.loads(source.read_text("utf-8"))["cells"]:
         text = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
-            parts.append(relinked(text, source, page))
+            if not title and text.startswith("# "):
+                title, _, text = text.partition("\n")
+            parts.append(relinked(text.strip(), source, page))
         elif cell["cell_type"] == "code" and text:
             parts.append(f"```python\n{text}\n```")
-            parts += [shown for o in cell["outputs"] if (shown := output(o, page, k))]
+            for k, shown in enumerate(cell.get("outputs", [])):
+                parts.append(output(shown, page, f"{len(parts)}-{k}"))
     run = f"This page shows the notebook `{name}`, which the tests execute:\n"
     run += f"`jupyter lab {name}` opens it."
-    head, _, rest = "\n\n".join(parts).partition("\n")
-    return f"{head}\n\n:::{{note}}\n{run}\n:::\n{rest}\n"
+    title = title or f"# {source.stem.replace('_', ' ')}"
+    return "\n\n".join([title, f":::{{note}}\n{run}\n:::", *filter(None, parts)]) + "\n"
 
 
-def output(cell: dict, page: Path, number: int) -> str:
+def output(cell: dict, page: Path, number: str) -> str:
     """Output of a cell as Markdown: its picture, or its text."""
     data = cell.get("data", {})
     if "image/png" in data:
