@@ -69,12 +69,23 @@ class DLRMConfig:
 
     @classmethod
     def criteo(cls) -> "DLRMConfig":
-        """Returns the DLRM's sizes for Criteo Kaggle data: 26 tables, 540 million parameters."""
+        """Returns the DLRM's sizes for Criteo Kaggle data: 26 tables, 540 million parameters.
+
+        Returns:
+          `DLRMConfig` of 13 dense features and 26 tables.
+        """
         return cls(dense=13, tables=_CRITEO)
 
     @classmethod
     def tiny(cls, **changes: Any) -> "DLRMConfig":
-        """Returns a small DLRM configuration for tests: three tables and narrow MLPs."""
+        """Returns a small DLRM configuration for tests: three tables and narrow MLPs.
+
+        Args:
+          **changes: fields of the configuration that replace these.
+
+        Returns:
+          `DLRMConfig` of 4 dense features and tables of 5, 60 and 3000 rows.
+        """
         sizes = {"dense": 4, "tables": (5, 60, 3000), "features": 8, "bottom": (16,), "top": (32,)}
         return cls(**{**sizes, "table_from": 50, "linear_from": 256, **changes})
 
@@ -173,6 +184,12 @@ class DLRM(nnx.Module):
           dense: floats (batch, dense).
           categories: integers (batch, number of tables), column k in [0, tables[k]). Others are a
             ValueError; where ids are traced, as under `jax.jit`, the logit of their row is NaN.
+
+        Returns:
+          (batch,), one unnormalised logit for each row.
+
+        Raises:
+          ValueError: shapes that do not fit, or categories out of range.
         """
         dense, shape = jnp.asarray(dense), np.shape(categories)
         batch = dense.shape[0] if dense.ndim else 0

@@ -82,7 +82,14 @@ class EncoderConfig:
 
     @classmethod
     def tiny(cls, **changes: Any) -> "EncoderConfig":
-        """Returns a small encoder configuration for tests: two blocks of width 32."""
+        """Returns a small encoder configuration for tests: two blocks of width 32.
+
+        Args:
+          **changes: fields of the configuration that replace these.
+
+        Returns:
+          `EncoderConfig` of 128 tokens, sequences of up to 16, without dropout.
+        """
         sizes = {"vocabulary": 128, "features": 32, "layers": 2, "heads": 4, "hidden": 64}
         return cls(**{**sizes, "length": 16, "dropout": 0.0, **changes})
 
@@ -207,6 +214,12 @@ class Trunk(nnx.Module):
           mask: booleans, or integers as tokenizers give them, true where a token may be attended
             to; by default where it is not the padding. Positions that are masked do not change the
             others; their own vectors have no meaning.
+
+        Returns:
+          (batch, length, features).
+
+        Raises:
+          ValueError: ids out of range, shapes that differ, or sequences that are too long or empty.
         """
         tokens = check_ids("tokens", tokens, self.config.vocabulary, 2)
         length = check_length(tokens, self.config.length)
@@ -283,7 +296,16 @@ class Encoder(nnx.Module):
         segments: jax.Array | None = None,
         mask: jax.Array | None = None,
     ) -> jax.Array:
-        """Returns the encoder's class logits (batch, classes); arguments are `Trunk`'s."""
+        """Returns the class logits (batch, classes) of texts, from the pooled first token.
+
+        Args:
+          tokens: integers (batch, length) in [0, vocabulary), as for `Trunk`.
+          segments: integers (batch, length) in [0, segments), or None for all zero.
+          mask: booleans (batch, length), true where a token may be attended to; None masks padding.
+
+        Returns:
+          (batch, classes), unnormalised.
+        """
         first = self.trunk(tokens, segments, mask)[:, 0]
         return self.head(self.dropout(jnp.tanh(self.pooler(first))))
 
@@ -303,6 +325,9 @@ class Encoder(nnx.Module):
           labels: integers (batch,): −100 counts for none, others outside [0, classes) are a
             ValueError, or NaN where they are traced.
           weights: (batch,), of each label; all ones if None.
+
+        Returns:
+          Two scalars: Σ w·(−log p) and Σ w; their quotient is the mean loss.
         """
         labels = check_ids("labels", labels, self.head.out_features, 1, ignored=True)
         return cross_entropy(self(tokens, segments, mask), labels, weights)

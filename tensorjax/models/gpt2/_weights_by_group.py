@@ -49,6 +49,9 @@ def read_groups(
       ...     norm = params["norm"]()
       >>> sorted(params)[:2], sorted(norm), norm["scale"].shape == (config.features,)
       (['block000', 'block001'], ['bias', 'scale'], True)
+
+    Source: the format in which Hugging Face's transformers saves its GPT2LMHeadModel; the groups
+    are ours.
     """
     config, arrays = published.opened(path, dropout, changes)
     arrays.check_head()
@@ -98,6 +101,9 @@ def write_groups(
       ...     again = gpt2.from_huggingface(folder)
       >>> bool((again.tokens[...] == model.tokens[...]).all())
       True
+
+    Source: the format in which Hugging Face's transformers saves its GPT2LMHeadModel; the groups
+    are ours.
     """
     pairs: Any = groups.items() if isinstance(groups, Mapping) else groups
     end, where = published.checked_end(config, end), {}

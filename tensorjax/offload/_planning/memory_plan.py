@@ -98,6 +98,9 @@ class Plan:
         Args:
           path: a folder.
           options: as for `TensorStore`.
+
+        Returns:
+          An open `TensorStore`.
         """
         return TensorStore(path, **{"capacity": self.capacity, "staging": self.staging, **options})
 
@@ -111,6 +114,9 @@ class Plan:
 
         Args:
           store: what `store` opened, or None, where nothing has to be on disk.
+
+        Returns:
+          A dictionary of keyword arguments.
 
         Raises:
           ValueError: no store, though something has to be on disk.
@@ -224,11 +230,12 @@ def plan(
       seconds: of the forward and the backward pass of each layer with recomputation, for one
         microbatch; measured here if None.
 
+    Returns:
+      `Plan`, of which `Plan.options` makes a `Trainer`; print it for the table.
+
     Raises:
       ValueError: budgets that are too small for any way, with what is needed.
       TypeError: budgets that are no integers; another machine than a `Machine`.
-
-    Source: ours. The bound is that of `Times`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -247,6 +254,8 @@ def plan(
       ...     device_bytes=1 << 23, host_bytes=2 << 20, seconds=dict.fromkeys("abc", (1e-3, 2e-3)))
       >>> plan.in_memory, plan.needs_store, plan.capacity
       (('c',), True, 3178496)
+
+    Source: ours. The bound is that of `Times`.
     """
     layers = check_layers(layers, params)
     if not isinstance(machine, Machine):

@@ -36,6 +36,9 @@ class Lease:
         """Read-only array of the leased tensor, a view of the staging memory.
 
         It is aligned to 4096 bytes; one that is smaller than this, to 64.
+
+        Raises:
+            ValueError: if the lease was released.
         """
         if self._array is None:
             raise ValueError(f"{self.name}: the lease was released; read the tensor again")

@@ -177,7 +177,17 @@ class TensorStore:
         return self._index.commit
 
     def spec(self, name: str) -> jax.ShapeDtypeStruct:
-        """Returns the shape and dtype of a tensor."""
+        """Returns the shape and dtype of a tensor.
+
+        Args:
+            name: Of a reserved tensor.
+
+        Returns:
+            `jax.ShapeDtypeStruct`.
+
+        Raises:
+            KeyError: if no such tensor is reserved.
+        """
         place = self._tensor(name).place
         return jax.ShapeDtypeStruct(place.shape, place.dtype)
 
@@ -281,6 +291,13 @@ class TensorStore:
         """Writes several tensors as `write` does; neighbours in the file move together.
 
         One future for all: much cheaper than one each when the tensors are small.
+
+        Args:
+            arrays: NumPy or JAX arrays, by name, of the reserved shapes and dtypes.
+            deadline: When they are needed, in any unit; the earliest goes first.
+
+        Returns:
+            One future, done when all are in the file.
         """
         self._check_open()
         todo = [(tensor := self._tensor(name), flat(tensor.place, array))
@@ -307,6 +324,13 @@ class TensorStore:
     def read_many(self, names: Iterable[str], *, deadline: float = math.inf) -> Future[Leases]:
         """Starts reading several tensors together; neighbours in the file move together.
 
+        Args:
+            names: Of tensors that were written.
+            deadline: When they are needed, in any unit; the earliest goes first.
+
+        Returns:
+            A future of `Leases`, which has a lease for each name.
+
         Raises:
             CapacityError: if they do not fit the staging pool together.
             StoreError: if one was never written.
@@ -316,7 +340,12 @@ class TensorStore:
         return self._transport.reader.read(tensors, arguments.deadline(deadline))
 
     def hasten(self, names: Iterable[str], *, deadline: float) -> None:
-        """Moves pending reads of tensors to an earlier deadline."""
+        """Moves pending reads of tensors to an earlier deadline.
+
+        Args:
+            names: Of reserved tensors.
+            deadline: The new one, in the unit of the reads; a later one changes nothing.
+        """
         self._check_open()
         tensors, due = [self._tensor(name) for name in names], arguments.deadline(deadline)
         queue = self._transport.queue
@@ -326,7 +355,11 @@ class TensorStore:
                     queue.hasten(request, due)
 
     def hasten_writes(self, *, deadline: float) -> None:
-        """Moves all pending writes to an earlier deadline."""
+        """Moves all pending writes to an earlier deadline.
+
+        Args:
+            deadline: The new one, in the unit of the writes; a later one changes nothing.
+        """
         self._check_open()
         self._transport.queue.hasten_writes(arguments.deadline(deadline))
 

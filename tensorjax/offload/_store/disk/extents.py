@@ -159,6 +159,8 @@ def capacity(tensors: Mapping[str, Any]) -> int:
         >>> scales = [jax.ShapeDtypeStruct((16,), np.float32) for _ in range(64)]  # 64 bytes each
         >>> offload.capacity({f"scale {i}": scale for i, scale in enumerate(scales)})
         8192
+
+    Source: ours.
     """
     placed = place({name: checked(name, like) for name, like in tensors.items()}, 0)
     return max((p.stop for p in placed if p.nbytes), default=1)

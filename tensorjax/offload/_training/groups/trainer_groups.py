@@ -173,6 +173,8 @@ def tensors(
       >>> from tensorjax import offload
       >>> list(offload.tensors({"a": {"kernel": jnp.zeros((256, 256))}}, optax.sgd(0.1)))
       ['a/params/kernel']
+
+    Source: ours.
     """
     whole = shapes(params)
     shards = Shards(whole, shardings or {})
