@@ -35,6 +35,8 @@ def show_versions() -> None:
       System:
           python: 3...
       Compiled kernels:...
+
+    Source: ours.
     """
     for title, rows in report().items():
         print(f"{title}:")

@@ -169,6 +169,8 @@ def to_linear(layer: TensorLinear, *, max_bytes: int = MAX_BYTES) -> nnx.Linear:
       >>> from tensorjax import nn
       >>> nn.to_linear(nn.CPLinear(64, 96, rank=4, rngs=nnx.Rngs(0))).kernel.shape
       (64, 96)
+
+    Source: ours.
     """
     if not isinstance(layer, TensorLinear):
         raise TypeError(

@@ -203,6 +203,9 @@ class TensorLinear(nnx.Module):
         Args:
           max_bytes: the largest array that may be made.
 
+        Returns:
+          (N, M), N inputs and M outputs, of the dtype of the parameters.
+
         Raises:
           ValueError: W needs more than ``max_bytes``.
         """

@@ -37,6 +37,8 @@ def factor(n: int, order: int | None = None) -> tuple[int, ...]:
       ((12, 8, 8), (16, 16, 12), (14, 14, 13, 12))
       >>> nn.factor(97), nn.factor(1), nn.factor(12)
       ((14, 7), (1,), (12,))
+
+    Source: ours.
     """
     n = _check.integer("n", n, low=1)
     if order is None:

@@ -68,6 +68,8 @@ def tensorize(
       ['TTLinear', 'Linear']
       >>> small.layers[0].certificate.ranks
       (8, 8, 8)
+
+    Source: ours.
     """
     if not _is_module(model):
         raise TypeError(
@@ -115,6 +117,17 @@ def summary(model: object) -> str:
     Returns:
       One line per layer, shared ones once: path, class, features, modes, ranks, parameters as a
       dense layer, parameters now, and their ratio; the last line is the whole model.
+
+    Example:
+      >>> from flax import nnx
+      >>> from tensorjax import nn
+      >>> layer = nn.TT(rank=4).linear(64, 96, rngs=nnx.Rngs(0))
+      >>> print(nn.summary(nnx.List([layer])))
+      path  layer     features  modes       ranks  dense  numbers  ratio
+      0     TTLinear  64 → 96   8·8 | 8·12  4 4 4  6,240      444   14.1
+      all                                          6,240      444   14.1
+
+    Source: ours.
     """
     rows, saved = [], 0
     for layer, paths in _places(model).values():

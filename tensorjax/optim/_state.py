@@ -124,6 +124,8 @@ def status(state: PyTree, *, patience: int = 200) -> Status:
       >>> params = {"cores": [jnp.ones((1, 4, 3)), jnp.ones((3, 5, 1))], "gates": [jnp.ones(3)]}
       >>> print(optim.status(optim.rank_adaptive(optax.sgd(0.1)).init(params)))
       early stage, 0 updates: loss nan, size 27: running
+
+    Source: ours.
     """
     found = _states(state)
     if len(found) != 1:

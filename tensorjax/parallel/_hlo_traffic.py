@@ -88,12 +88,20 @@ def memory(compiled: Compiled) -> Memory:
     Args:
       compiled: from ``jax.jit(f).lower(…).compile()``.
 
+    Returns:
+      `Memory`, in bytes of one device.
+
+    Raises:
+      ValueError: the backend does not report its memory.
+
     Example:
       >>> import jax
       >>> import jax.numpy as jnp
       >>> from tensorjax import parallel
       >>> parallel.memory(jax.jit(lambda x: x + 1).lower(jnp.ones(8)).compile()).arguments
       32
+
+    Source: ours; the sizes are those that XLA states.
     """
     found = compiled.memory_analysis()
     if found is None:
@@ -122,6 +130,9 @@ def traffic(compiled: Compiled | str) -> Traffic:
     Args:
       compiled: from ``jax.jit(f).lower(…).compile()``, or its HLO as text.
 
+    Returns:
+      `Traffic`, in bytes that one device sends.
+
     Raises:
       ValueError: a loop with collectives in it whose number of rounds is not in the HLO, or a
         collective whose groups of devices are not.
@@ -132,6 +143,9 @@ def traffic(compiled: Compiled | str) -> Traffic:
       >>> from tensorjax import parallel
       >>> parallel.traffic(jax.jit(lambda x: x + 1).lower(jnp.ones(8)).compile()).total
       0
+
+    Source: ours; the ring all-reduce is that of Patarasuk, Yuan, "Bandwidth optimal all-reduce
+    algorithms for clusters of workstations", J. Parallel Distrib. Comput. 69 (2009).
     """
     text = compiled if isinstance(compiled, str) else compiled.as_text()
     entry, computations = _computations(str(text))

@@ -123,6 +123,9 @@ class Layout(Placing):
 
         Returns:
           (1, length, embed), as x lies between linear layers.
+
+        Raises:
+          ValueError: a length outside [1, rows of the table].
         """
         if not 0 < length <= table.shape[0]:
             raise ValueError(
@@ -314,7 +317,15 @@ class Layout(Placing):
         return loss, count
 
     def gather(self, logits: jax.Array, vocabulary: int) -> jax.Array:
-        """Gathers the layout's logits over the vocabulary, for this device's batch, unpadded."""
+        """Gathers the layout's logits over the vocabulary, for this device's batch, unpadded.
+
+        Args:
+          logits: (batch, length, vocab), as `logits` returns them.
+          vocabulary: true number of words; columns from there on are left out.
+
+        Returns:
+          (batch, length, vocabulary): this device's block of the batch.
+        """
         return collectives.gather(logits, self.wide, -1, same=True)[..., :vocabulary]
 
     def _stored(self, w: jax.Array, dim: int, dtype: Any = None) -> jax.Array:

@@ -225,6 +225,8 @@ def plan(
       ('fsdp+tp', (4, 1))
       >>> found["1d"].refusal.partition(";")[0]
       "heads: expected a multiple of 4 for layout '1d' on a mesh of r=1 × c=4, got 25"
+
+    Source: ours; the layouts are those of the papers named in `Megatron`, `FsdpTp` and `Summa`.
     """
     devices = _check.integer("devices", devices, low=1)
     batch = _check.integer("batch", batch, low=1)

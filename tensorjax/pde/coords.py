@@ -78,7 +78,19 @@ class Fixed:
     def __call__(
         self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
     ) -> Motion:
-        """Returns the coordinate motion of rest, Σ = 0 and β = 0."""
+        """Returns the coordinate motion of rest, Σ = 0 and β = 0.
+
+        Args:
+          v: not used, as most here: all generators take the same arguments.
+          right: not used.
+          map: not used.
+          box: of the coordinates y.
+          tol: not used.
+          t: not used.
+
+        Returns:
+          `Motion` of zeros.
+        """
         return _at_rest(box.dim)
 
 
@@ -107,7 +119,22 @@ class Prescribed:
     def __call__(
         self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
     ) -> Motion:
-        """Evaluates the coordinate motion given for time t, with its shapes checked."""
+        """Evaluates the coordinate motion given for time t, with its shapes checked.
+
+        Args:
+          v: not used.
+          right: not used.
+          map: not used.
+          box: of the coordinates y.
+          tol: not used.
+          t: time.
+
+        Returns:
+          `Motion`.
+
+        Raises:
+          ValueError: Σ or β of another shape, NaN or Inf.
+        """
         given = self.motion(t)
         sigma, beta = given if isinstance(given, tuple) else (given, np.zeros(box.dim))
         sigma, beta = np.asarray(sigma, np.float64), np.asarray(beta, np.float64)
@@ -168,7 +195,22 @@ class Convex:
     def __call__(
         self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
     ) -> Motion:
-        """Computes the coordinate motion that minimises the normal component at v."""
+        """Computes the coordinate motion that minimises the normal component at v.
+
+        Args:
+          v: train of the state on the grid of the box.
+          right: `RightSide` in the present coordinates.
+          map: not used; the right side knows it.
+          box: of the coordinates y.
+          tol: relative tolerance of the integration.
+          t: not used.
+
+        Returns:
+          `Motion`, with its cost and that of rest.
+
+        Raises:
+          ValueError: NaN or Inf in the state.
+        """
         setting = Setting(v, right, box, tol)
         if setting.trivial:
             return _at_rest(box.dim)
@@ -243,7 +285,22 @@ class MultiLevel:
     def __call__(
         self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
     ) -> Motion:
-        """Computes the coordinate motion of least normal component at all truncations of v."""
+        """Computes the coordinate motion of least normal component at all truncations of v.
+
+        Args:
+          v: train of the state on the grid of the box.
+          right: `RightSide` in the present coordinates.
+          map: not used; the right side knows it.
+          box: of the coordinates y.
+          tol: relative tolerance of the integration.
+          t: not used.
+
+        Returns:
+          `Motion`, with its cost and that of rest.
+
+        Raises:
+          ValueError: NaN or Inf in the state.
+        """
         setting = Setting(v, right, box, tol)
         if setting.trivial:
             return _at_rest(box.dim)
@@ -337,7 +394,22 @@ class Flow:
     def __call__(
         self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
     ) -> Motion:
-        """Computes the coordinate motion that descends the nuclear norms at v."""
+        """Computes the coordinate motion that descends the nuclear norms at v.
+
+        Args:
+          v: train of the state on the grid of the box.
+          right: `RightSide` in the present coordinates.
+          map: not used; the right side knows it.
+          box: of the coordinates y.
+          tol: relative tolerance of the integration.
+          t: not used.
+
+        Returns:
+          `Motion`, with its cost and that of rest.
+
+        Raises:
+          ValueError: NaN or Inf in the state.
+        """
         setting = Setting(v, right, box, tol)
         if setting.trivial:
             return _at_rest(box.dim)

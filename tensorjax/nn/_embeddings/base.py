@@ -138,7 +138,14 @@ class Embedding(nnx.Module):
         return sum(int(x.size) for x in jax.tree.leaves(nnx.state(self, nnx.Param)))
 
     def plan(self, count: int) -> LookupPlan:
-        """Plans any embedding's lookup of ``count`` ids on this process's devices, with cost."""
+        """Plans any embedding's lookup of ``count`` ids on this process's devices, with cost.
+
+        Args:
+          count: how many ids a call looks up, repeated ones included.
+
+        Returns:
+          `LookupPlan`; print it for the order of the products.
+        """
         _check.integer("count", count, low=0)
         return self._plan(*self._network(), count, is_cpp_default())
 
@@ -244,6 +251,9 @@ class Embedding(nnx.Module):
 
         Args:
           max_bytes: the largest array that may be made, the padding of the modes included.
+
+        Returns:
+          (num_embeddings, features), of the parameters' dtype; the row of a padding id is zero.
 
         Raises:
           ValueError: the table needs more than ``max_bytes``.

@@ -234,8 +234,9 @@ def plan(
       `Plan`, of which `Plan.options` makes a `Trainer`; print it for the table.
 
     Raises:
-      ValueError: budgets that are too small for any way, with what is needed.
-      TypeError: budgets that are no integers; another machine than a `Machine`.
+      ValueError: budgets that are no integers or too small for any way, with what is needed; times
+        of layers that are missing in ``seconds``.
+      TypeError: another machine than a `Machine`.
 
     Example:
       >>> import jax.numpy as jnp

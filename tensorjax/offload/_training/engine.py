@@ -170,7 +170,7 @@ class Engine:
           xs, batches, keys: of each microbatch.
 
         Returns:
-          One factor for each microbatch: 1 / count, or 1 / Σ weights where losses come with weights.
+          One factor for each microbatch: 1 / count, or 1 / Σ weights if losses come with weights.
         """
         programs = self._of(layer)
         if not programs.weighs(params, xs[0], batches[0], keys[0]):

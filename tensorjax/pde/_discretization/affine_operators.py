@@ -29,7 +29,15 @@ class Coefficients(NamedTuple):
     constant: Any = 0.0
 
     def moving(self, sigma: ArrayLike, beta: ArrayLike | None = None) -> "Coefficients":
-        """Returns the affine operator's coefficients for moving coordinates: L − (Σ y + β)·∇."""
+        """Returns the affine operator's coefficients for moving coordinates: L − (Σ y + β)·∇.
+
+        Args:
+          sigma: Σ, (d, d).
+          beta: β, (d,), or None for zero.
+
+        Returns:
+          `Coefficients`, new ones.
+        """
         zero = np.zeros(np.shape(sigma))
         _, (matrix, sigma, shift, beta) = floats(
             zero if self.matrix is None else self.matrix,

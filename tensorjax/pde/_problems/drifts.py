@@ -26,18 +26,48 @@ class Term(abc.ABC):
 
     @abc.abstractmethod
     def values(self, x: np.ndarray) -> np.ndarray:
-        """Evaluates the drift term at physical points (m, d)."""
+        """Evaluates the drift term at physical points (m, d).
+
+        Args:
+          x: (m, d).
+
+        Returns:
+          (m,).
+        """
 
     @abc.abstractmethod
     def gradient(self, x: np.ndarray) -> np.ndarray:
-        """Evaluates the drift term's gradient (m, d) at physical points (m, d)."""
+        """Evaluates the drift term's gradient (m, d) at physical points (m, d).
+
+        Args:
+          x: (m, d).
+
+        Returns:
+          (m, d).
+        """
 
     @abc.abstractmethod
     def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
-        """Returns the cores of the drift term on the points of the box, at x = map.inverse(y)."""
+        """Returns the cores of the drift term on the points of the box, at x = map.inverse(y).
+
+        Args:
+          box: of the coordinates y.
+          map: `AffineMap` y = Γ x + s.
+          tol: relative error, for terms that are approximated.
+
+        Returns:
+          d arrays (r_{k−1}, n_k, r_k).
+        """
 
     def check(self, dim: int) -> None:
-        """Raises ValueError if the drift term is not a function of ``dim`` coordinates."""
+        """Checks that the drift term is a function of ``dim`` coordinates.
+
+        Args:
+          dim: d.
+
+        Raises:
+          ValueError: weights of another shape, coordinates out of range, NaN or Inf.
+        """
         _check.finite(f"{type(self).__name__}.amplitude", self.amplitude)
 
     amplitude: Any
@@ -195,7 +225,14 @@ class Separable(Term):
         return self.amplitude * np.prod(parts, axis=0)
 
     def gradient(self, x: np.ndarray) -> np.ndarray:
-        """Evaluates the separable term's gradient by central differences of sixth order."""
+        """Evaluates the separable term's gradient by central differences of sixth order.
+
+        Args:
+          x: (m, d).
+
+        Returns:
+          (m, d).
+        """
         out = np.zeros_like(x)
         for i in self.functions:
             out[:, i] = partial_derivative(self.values, x, i)
