@@ -44,6 +44,14 @@ class DLRMConfig:
       top: hidden widths of the MLP of the interactions; one logit follows.
       table_from: tables with fewer rows stay dense.
       linear_from: linear layers with a smaller in_features × out_features stay dense.
+
+    Raises:
+      ValueError: a size that is no positive integer, or no tables.
+
+    Example:
+      >>> from tensorjax.models.dlrm import DLRMConfig
+      >>> len(DLRMConfig.criteo().tables), sum(DLRMConfig.criteo().tables)
+      (26, 33762577)
     """
 
     dense: int

@@ -58,6 +58,15 @@ class EncoderConfig:
         parameters; a masked language model then finds its neighbours without a long plateau.
       norm_first: layer norms before attention and MLP ("pre-LN", with one more at the end) instead
         of after the residual sums, as BERT has them. The embeddings have their norm in both.
+
+    Raises:
+      ValueError: a size that is no positive integer, heads that do not divide the features, a rate
+        outside [0, 1).
+
+    Example:
+      >>> from tensorjax.models.encoder import EncoderConfig
+      >>> EncoderConfig(classes=2).layers, EncoderConfig.tiny().features
+      (6, 32)
     """
 
     vocabulary: int = 30522
@@ -166,6 +175,21 @@ class Trunk(nnx.Module):
       dtype: of the computation; that of the parameters if None.
       param_dtype: of the parameters.
       rngs: streams "params" and "dropout".
+
+    Raises:
+      TypeError: a spec that is none.
+      ValueError: sizes or shapes that do not fit, by name.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from tensorjax import nn
+      >>> from tensorjax.models.encoder import EncoderConfig, Trunk
+      >>> trunk = Trunk(EncoderConfig.tiny(), linear=nn.TT(4), embedding=nn.TT(4), rngs=nnx.Rngs(0))
+      >>> trunk(jnp.array([[2, 7, 11]])).shape
+      (1, 3, 32)
+
+    Source: Devlin et al., arXiv 1810.04805.
     """
 
     def __init__(

@@ -77,6 +77,13 @@ class Status:
         size has made progress, or every smaller size that was tried brought the loss near chance
         and was undone; or "collapsed", the loss is near chance, where training began.
       advice: what to do, or "".
+
+    Example:
+      >>> import jax.numpy as jnp, optax
+      >>> from tensorjax import optim
+      >>> params = {"cores": [jnp.ones((1, 4, 3)), jnp.ones((3, 5, 1))], "gates": [jnp.ones(3)]}
+      >>> optim.status(optim.rank_adaptive(optax.sgd(0.1)).init(params)).stage
+      'early'
     """
 
     stage: Literal["early", "late"]

@@ -42,6 +42,11 @@ class Traffic:
     Attributes:
       bytes: of each kind of collective ("all-gather", …) that there is.
       counts: how often each kind runs.
+
+    Example:
+      >>> from tensorjax import parallel
+      >>> parallel.Traffic({"all-gather": 512.0}, {"all-gather": 2}).total
+      512.0
     """
 
     bytes: Mapping[str, float]
@@ -67,6 +72,11 @@ class Memory:
       temporary: of all that lives between inputs and outputs.
       outputs: of its results.
       aliases: of results that take the place of inputs (donated buffers).
+
+    Example:
+      >>> from tensorjax import parallel
+      >>> parallel.Memory(arguments=64, temporary=32, outputs=64, aliases=64).total
+      96
     """
 
     arguments: int

@@ -24,6 +24,14 @@ class Machine:
       flops: multiplications and additions per second that the products of a step reach.
       bandwidth: β⁻¹, bytes per second that a device sends around a ring.
       latency: α, seconds per message.
+
+    Raises:
+      ValueError: a rate that is not positive, or a negative latency.
+
+    Example:
+      >>> from tensorjax import parallel
+      >>> parallel.Machine(flops=4e14, bandwidth=1e11, latency=1e-5).bandwidth
+      100000000000.0
     """
 
     flops: float = 200e12

@@ -35,6 +35,14 @@ class Machine:
       read, write: bytes per second from and to the disk, both going on at once.
       place: bytes per second between host and device.
       update: parameters per second that the optimiser updates in the memory of the host.
+
+    Raises:
+      ValueError: a speed that is not positive.
+
+    Example:
+      >>> from tensorjax import offload
+      >>> offload.Machine(read=2e9, write=1e9, place=2e10, update=1e9).write
+      1000000000.0
     """
 
     read: float

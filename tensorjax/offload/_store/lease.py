@@ -22,6 +22,16 @@ class Lease:
 
     Attributes:
         name: Of the tensor.
+
+    Example:
+        >>> import tempfile, numpy as np, jax
+        >>> from tensorjax import offload
+        >>> with offload.TensorStore(tempfile.mkdtemp(), 1 << 20, backend="memory") as store:
+        ...     store.reserve({"w": jax.ShapeDtypeStruct((2,), np.float32)})
+        ...     store.write("w", np.ones(2, np.float32)).result()
+        ...     with store.read("w").result() as lease:
+        ...         print(lease.array)
+        [1. 1.]
     """
 
     __slots__ = ("_array", "_buffer", "_queue", "name")
@@ -73,7 +83,18 @@ class Lease:
 
 
 class Leases(Mapping[str, Lease]):
-    """Leases of several tensors that were read together, by name."""
+    """Leases of several tensors that were read together, by name.
+
+    Example:
+        >>> import tempfile, numpy as np, jax
+        >>> from tensorjax import offload
+        >>> with offload.TensorStore(tempfile.mkdtemp(), 1 << 20, backend="memory") as store:
+        ...     store.reserve({"w": jax.ShapeDtypeStruct((2,), np.float32)})
+        ...     store.write("w", np.ones(2, np.float32)).result()
+        ...     with store.read_many(["w"]).result() as leases:
+        ...         print({name: float(lease.array.sum()) for name, lease in leases.items()})
+        {'w': 2.0}
+    """
 
     def __init__(self, leases: dict[str, Lease]):
         self._leases = leases

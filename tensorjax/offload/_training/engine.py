@@ -32,6 +32,17 @@ class Engine:
       data: sharding of every array of a microbatch, or None. Each of several processes gives whole
         batches, the same ones, and places what its devices need of them.
 
+    Raises:
+      ValueError: unknown ``activations``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tensorjax import offload
+      >>> engine = offload.Engine(activations="keep")
+      >>> double = offload.Layer(name="double", apply=lambda params, x, batch, key: 2 * x)
+      >>> engine.evaluate(double, ({},), jnp.ones(2), None).tolist()
+      [2.0, 2.0]
+
     Source: T. Chen et al., "Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174.
     """
 

@@ -32,6 +32,11 @@ class Span:
       name: of the layer or group, and what was done.
       start, stop: in seconds, of `time.perf_counter`.
       step: training step that it belongs to, counted from 0: one less than `Step.number`.
+
+    Example:
+      >>> from tensorjax import offload
+      >>> offload.Span("read", "block000", 0.5, 0.75, 0).seconds
+      0.25
     """
 
     track: str

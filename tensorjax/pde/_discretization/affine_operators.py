@@ -21,6 +21,14 @@ class Coefficients(NamedTuple):
       shift: b, (d,), or None.
       diffusion: S, (d, d), of which only the symmetric part counts, or None.
       constant: c.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import pde
+      >>> still = pde.Coefficients(matrix=-np.eye(2), diffusion=0.1 * np.eye(2))
+      >>> print(still.moving(np.eye(2)).matrix)
+      [[-2. -0.]
+       [-0. -2.]]
     """
 
     matrix: Any = None

@@ -263,6 +263,9 @@ class Box:
     Attributes:
       axes: d of `Axis`.
 
+    Raises:
+      ValueError: no axes, or other objects than `Axis`.
+
     Example:
       >>> from tensorjax import pde
       >>> box = pde.Box.fourier(3, n=32, half_width=5.0)

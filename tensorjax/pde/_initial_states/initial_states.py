@@ -232,6 +232,9 @@ class Mixture(_Start):
       weights: w, as many as Gaussians.
       gaussians: of one dimension.
 
+    Raises:
+      ValueError: no Gaussians, another number of weights, dimensions that differ, NaN or Inf.
+
     Example:
       >>> import numpy as np
       >>> from tensorjax import pde

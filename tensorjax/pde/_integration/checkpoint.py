@@ -22,6 +22,11 @@ class Checkpoint(NamedTuple):
         hold states only if the run starts from the newest of them: others are of another run.
       every: accepted steps between two saved states; one is saved at the end anyway.
       keep: number of this run's states that are kept.
+
+    Example:
+      >>> from tensorjax import pde
+      >>> pde.Checkpoint("runs/first").keep        # for pde.integrate(..., checkpoint=...)
+      2
     """
 
     folder: Any

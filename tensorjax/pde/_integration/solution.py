@@ -52,6 +52,11 @@ class State(NamedTuple):
       t: the time.
       memory: what the integrator needs to go on as if it had not been interrupted (arrays by name,
         the cores in double precision among them); None for a fresh start.
+
+    Example:
+      >>> from tensorjax import pde, tt
+      >>> pde.State(tt.ones((8, 8)), pde.AffineMap.identity(2), 0.5).memory is None
+      True
     """
 
     v: TT

@@ -22,7 +22,14 @@ _STENCIL = ((1, 3 / 4), (2, -3 / 20), (3, 1 / 60))
 
 
 class Term(abc.ABC):
-    """Scalar function of x whose values on a grid of y are known as a tensor train."""
+    """Scalar function of x whose values on a grid of y are known as a tensor train.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import pde
+      >>> print(pde.Sin([1.0, 0.0]).gradient(np.zeros((1, 2))))
+      [[1. 0.]]
+    """
 
     @abc.abstractmethod
     def values(self, x: np.ndarray) -> np.ndarray:

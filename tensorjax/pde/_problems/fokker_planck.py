@@ -36,6 +36,8 @@ class FokkerPlanck(Problem):
       matrix: A, (d, d), or None for zero.
       offset: b, (d,), or None for zero.
       cross_tol: relative error of cross approximations of the drift.
+      start: the initial state, u(0): a `Gaussian`, `Mixture` or `Function`.
+      box: `Box` of the coordinates y.
 
     Raises:
       ValueError: wrong shapes, NaN or Inf, negative diffusion.

@@ -130,6 +130,8 @@ class OrnsteinUhlenbeck(_Linear):
       matrix: A, (d, d), possibly traced.
       diffusion: D, (d, d), symmetric and positive semidefinite, or None for zero.
       offset: b, (d,), or None for zero.
+      start: the initial state, u(0): a `Gaussian`, `Mixture` or `Function`.
+      box: `Box` of the coordinates y.
 
     Raises:
       ValueError: wrong shapes, NaN or Inf, negative diffusion.
@@ -155,6 +157,11 @@ class Liouville(_Linear):
     Attributes:
       matrix: A, (d, d), possibly traced.
       offset: b, (d,), or None for zero.
+      start: the initial state, u(0): a `Gaussian`, `Mixture` or `Function`.
+      box: `Box` of the coordinates y.
+
+    Raises:
+      ValueError: wrong shapes, NaN or Inf.
 
     Example:
       >>> import numpy as np

@@ -27,6 +27,13 @@ class RightSide:
       others: other linear operators, to be summed with it.
       source: a train that is added, or None.
       reaction: (v, tol) ↦ R(v) at a relative error, nonlinear, or None.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import pde
+      >>> decay = pde.RightSide(pde.Box.fourier(2, n=16), pde.Coefficients(constant=-1.0))
+      >>> decay.operators[0].ranks
+      (1, 2, 1)
     """
 
     box: Box

@@ -52,6 +52,8 @@ class AdvectionDiffusionReaction(Problem):
       potential: p, a term, a sequence of them, or None.
       source: g, constant in time, as an initial state is given; or None.
       tol: relative error of the source and of cross approximations of f.
+      start: the initial state, u(0): a `Gaussian`, `Mixture` or `Function`.
+      box: `Box` of the coordinates y.
 
     Raises:
       ValueError: wrong shapes, NaN or Inf, negative conductivity.

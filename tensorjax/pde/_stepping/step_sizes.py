@@ -5,7 +5,13 @@ from typing import NamedTuple
 
 
 class ConstantStepSize(NamedTuple):
-    """Constant step size ``dt``; the last step before a time to save at may be shorter."""
+    """Constant step size ``dt``; the last step before a time to save at may be shorter.
+
+    Example:
+      >>> from tensorjax import pde
+      >>> pde.ConstantStepSize()                   # for pde.integrate(..., dt=0.1)
+      ConstantStepSize()
+    """
 
 
 class PIDController(NamedTuple):
