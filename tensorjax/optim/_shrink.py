@@ -27,7 +27,7 @@ def shrink(
     keep_one: bool = True,
     fresh: Optimizer | None = None,
 ) -> tuple[Tree, Any]:
-    """Drops the indices of dead gates from cores, gates and all optimiser moments.
+    """Removes the indices of dead (zero) gates from cores, gates and optimiser moments.
 
     With I_k the live gates of bond k, G_k ← G_k[I_{k−1}, :, I_k] and D_k ← D_k[I_k]; every array of
     the optimiser's state that has the shape of a parameter, and its path at the end of its own, is

@@ -203,7 +203,7 @@ def _risen(watch: Any, values: dict[str, float], loss: float) -> bool:
 
 
 def _refused(watch: Any) -> tuple[bool, str] | None:
-    """Returns, by the state, whether cuts have ended, and a message on the last undone; or None."""
+    """Tells from the state whether rank cuts have ended, and how the last was undone; or None."""
     if not _number("refused", watch.refused):
         return None
     count, size, loss, most = (

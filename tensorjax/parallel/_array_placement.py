@@ -89,7 +89,7 @@ def shard(tree: Tree, specs: PyTree, mesh: Mesh | None) -> Tree:
 def state_shardings(
     optimizer: optax.GradientTransformation, params: PyTree, specs: PyTree, mesh: Mesh
 ) -> Any:
-    """Returns the placement of an optimiser state: moments as parameters, counters whole.
+    """Returns shardings of an optimiser state: moments like their parameters, counters replicated.
 
     Args:
       optimizer: from Optax.

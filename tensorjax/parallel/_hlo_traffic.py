@@ -125,7 +125,7 @@ def memory(compiled: Compiled) -> Memory:
 
 
 def traffic(compiled: Compiled | str) -> Traffic:
-    """Counts the traffic of a compiled program's HLO: bytes that each device sends in one run.
+    """Counts the bytes that each device sends in one run of a compiled program, from its HLO.
 
     Counted are ring algorithms, with p devices in a group:
 

@@ -153,7 +153,7 @@ def Summa(
 
 
 def layout(name: str, mesh: Mesh | None = None, **options: Any) -> Layout:
-    """Returns a parallel layout by its name.
+    """Builds a parallel layout by its name, such as "2d", "1d+sequence" or "fsdp+tp".
 
     Args:
       name: "single"; "1d" and "1d+sequence" (`Megatron`); "fsdp+tp" (`FsdpTp`); "summa" (`Summa`),

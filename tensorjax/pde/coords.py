@@ -65,7 +65,7 @@ def _at_rest(d: int) -> Motion:
 
 @dataclasses.dataclass(frozen=True)
 class Fixed:
-    """Generator of coordinates at rest.
+    """Coordinate generator that keeps the coordinates at rest.
 
     Example:
       >>> from tensorjax import pde, tt
@@ -96,7 +96,7 @@ class Fixed:
 
 @dataclasses.dataclass(frozen=True)
 class Prescribed:
-    """Generator of a motion given as a function of time.
+    """Coordinate generator that follows a motion given as a function of time.
 
     Args:
       motion: t ↦ Σ, (d, d), or t ↦ (Σ, β).
@@ -150,7 +150,7 @@ class Prescribed:
 
 @dataclasses.dataclass(frozen=True)
 class Convex:
-    """Generator that minimises the normal component of the right side at v (convex problem).
+    """Coordinate generator that minimises the normal component of the right side at v.
 
     Minimises ‖N(Q − Σ_jk Σ_jk y_k ∂_j v)‖² over Σ of zero diagonal, N = 1 − P the projection on
     what is normal to the tangent space: the paper's convex problem, by its normal equations. The
@@ -220,7 +220,7 @@ class Convex:
 
 @dataclasses.dataclass(frozen=True)
 class MultiLevel:
-    """Generator that minimises the normal component at several truncations of v at once.
+    """Coordinate generator that minimises the normal component at several truncations of v at once.
 
     Minimises Σ_i δ_i⁻² ‖N_i(Q + κ v − Σ_jk Σ_jk y_k ∂_j v)‖² over Σ of zero diagonal, N_i the
     projection on what is normal to the tangent space at v rounded at δ_i‖v‖. At a tight tolerance
@@ -347,7 +347,7 @@ class MultiLevel:
 
 @dataclasses.dataclass(frozen=True)
 class Flow:
-    """Generator by steepest descent of the nuclear norms of the unfoldings of v.
+    """Coordinate generator by steepest descent of the nuclear norms of the unfoldings of v.
 
     Σ = rate · g/‖v‖, where Σ_p ‖v_(p)‖_* falls at the rate Σ·g under v_t = −Σ_jk Σ_jk y_k ∂_j v,
     but that every singular value σ counts as √(σ² + ε²): about a kink the flow would chatter. The

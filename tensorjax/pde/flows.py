@@ -205,7 +205,7 @@ def _pairs(d: int) -> list[tuple[int, int]]:
 
 
 class Flown(NamedTuple):
-    """Result of `integrate`: the solution of the density w, and the flow map.
+    """Result of `flows.integrate`: the solution of the density w, and the flow map.
 
     Attributes:
       solution: as of `pde.integrate`, of the density w; "cost" and "cost_without" are those of

@@ -227,7 +227,7 @@ def marginal(
 
 
 def edge_mass(v: TT, box: Box) -> float:
-    """Computes the edge mass: the largest share of ‖v‖ on the two points at either end of an axis.
+    """Computes the share of ‖v‖ on the outer two points at either end of an axis, the largest one.
 
     v has to vanish there: what is not small against the accuracy asked for has left the box, or is
     about to. One sweep in either direction, O(d n r³) operations.
@@ -256,7 +256,7 @@ def edge_mass(v: TT, box: Box) -> float:
 
 
 def resolution(v: TT, box: Box) -> float:
-    """Computes the solution's largest share of ‖v‖ in the highest third of an axis' modes.
+    """Computes the share of ‖v‖ in the highest third of an axis' modes, the largest of all axes.
 
     It is near √⅓ for noise and next to nothing for what the points resolve; of a Gaussian as narrow
     as they can hold with a relative error ε it is about ε^(4/9).

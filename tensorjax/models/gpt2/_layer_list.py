@@ -167,7 +167,7 @@ def engine(
 
 
 def groups(model: GPT2) -> dict[str, Any]:
-    """Returns a GPT-2's parameters by group of `layers`, as host arrays.
+    """Extracts a GPT-2's parameters as host arrays, in the groups of `layers`.
 
     Args:
       model: a GPT-2.
@@ -198,7 +198,7 @@ def groups(model: GPT2) -> dict[str, Any]:
 
 
 def load_groups(model: GPT2, params: Mapping[str, Any]) -> None:
-    """Loads parameters of `layers` by group, as `groups` returns them, into a GPT-2.
+    """Loads parameters in the groups of `layers`, as `groups` returns them, into a GPT-2.
 
     Args:
       model: a GPT-2 of the same sizes; it is changed.
@@ -316,7 +316,7 @@ def _drawn(config: GPT2Config, linear: nn.Spec, param_dtype: Any) -> Callable[[j
 def batch(
     tokens: ArrayLike, targets: ArrayLike, weights: ArrayLike | None = None
 ) -> dict[str, Any]:
-    """Prepares a batch for GPT-2's `layers`, with weights scaled for a weighted mean loss.
+    """Prepares a training batch for GPT-2's `layers`, with weights scaled to a mean of one.
 
     Args:
       tokens: integers (batch, length).

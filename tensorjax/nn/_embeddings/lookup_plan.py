@@ -16,7 +16,7 @@ _FEW = 256
 
 @dataclasses.dataclass(frozen=True)
 class LookupPlan:
-    """Plan of an embedding lookup for a number of ids, with its cost.
+    """Plan of an embedding lookup for a number of ids: tables to make, and operation counts.
 
     Attributes:
       count: ids of the call.

@@ -66,7 +66,7 @@ def measure(
     size: int = 128 * MIB,
     backend: str | Backend = "auto",
 ) -> Machine:
-    """Measures a machine's speeds: its disk, the optimiser on the host, copies to the device.
+    """Measures a machine's speeds: disk, optimiser on the host, transfers to the device.
 
     Takes a few seconds, and twice ``size`` on the disk, which is freed again.
 
@@ -116,7 +116,7 @@ def layer_seconds(
     key: jax.Array | None = None,
     repeats: int = 3,
 ) -> dict[str, tuple[float, float]]:
-    """Measures on this machine the seconds of each layer's forward and backward pass.
+    """Measures the seconds of each layer's forward and backward pass on this machine.
 
     Layers of one function, one kind of parameters and one kind of input are measured once. Two
     layers are on the device at a time.

@@ -200,7 +200,7 @@ def plan(
     activations: Iterable[Activations] = get_args(Activations),
     seconds: Mapping[str, tuple[float, float]] | None = None,
 ) -> Plan:
-    """Plans which groups live in host memory or on disk, from sizes, machine speeds, layer times.
+    """Plans which parameter groups live in host memory or on disk, and predicts the step time.
 
     The device holds the activations, the gradients of two layers (those of one are taken to the
     host while the next is computed), those that an accelerator adds up by itself, and as many

@@ -177,7 +177,7 @@ class TensorStore:
         return self._index.commit
 
     def spec(self, name: str) -> jax.ShapeDtypeStruct:
-        """Returns the shape and dtype of a tensor.
+        """Returns the shape and dtype of a reserved tensor.
 
         Args:
             name: Of a reserved tensor.
@@ -192,7 +192,7 @@ class TensorStore:
         return jax.ShapeDtypeStruct(place.shape, place.dtype)
 
     def reserve(self, tensors: Mapping[str, Any]) -> None:
-        """Reserves two slots for each tensor, with blocks on the disk from now on.
+        """Reserves disk space for tensors in the data file, two slots for each.
 
         Tensors that are reserved together lie side by side, small ones in the same blocks; those
         that will be written together should be. One call for all is much the cheapest: each takes
@@ -221,7 +221,7 @@ class TensorStore:
                 self._reserve(extents.place(specs, self._index.end))
 
     def forget(self) -> None:
-        """Gives up all reservations, of which none may have been written.
+        """Cancels all reservations; none of the tensors may have been written.
 
         Raises:
             StoreError: if one has.
@@ -305,7 +305,7 @@ class TensorStore:
         return self._transport.writer.write(todo, arguments.deadline(deadline))
 
     def read(self, name: str, *, deadline: float = math.inf) -> Future[Lease]:
-        """Starts reading what was written last, committed or not.
+        """Starts reading the newest state of a tensor, committed or not.
 
         Does not block: a read waits in the queue for its staging memory. So a lock that callbacks
         take may be held. Leases that are not released keep later reads waiting. A tensor that

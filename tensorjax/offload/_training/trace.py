@@ -23,7 +23,7 @@ _BACKWARD = "#1f3864"
 
 @dataclass(frozen=True)
 class Span:
-    """Time span of one activity.
+    """Time span in a `Trace`: one activity with its track, name, start and end.
 
     Attributes:
       track: one of "compute", "wait" (compute has nothing to work on), "place" (to the device),
@@ -73,7 +73,7 @@ class Trace:
 
     @contextlib.contextmanager
     def span(self, track: str, name: str, step: int) -> Iterator[None]:
-        """Records in the trace how long a block of code takes, as a context.
+        """Records how long a block of code takes as a span of the trace; a context manager.
 
         Args:
           track: one of the tracks of `Span`.
@@ -90,7 +90,7 @@ class Trace:
             self.add(track, name, start, time.perf_counter(), step)
 
     def add(self, track: str, name: str, start: float, stop: float, step: int) -> None:
-        """Records a span in the trace whose times are known.
+        """Records a span with known start and end in the trace.
 
         Args:
           track: one of the tracks of `Span`.

@@ -35,7 +35,7 @@ class Checkpoint(NamedTuple):
 
 
 def save(folder: Path, state: State) -> pathlib.Path:
-    """Saves a checkpoint, a state with the integrator's memory, as ``folder/step_N``.
+    """Saves a state, with the integrator's memory, as a checkpoint ``folder/step_N``.
 
     N is the number of steps, or, for a state without memory, the next free number.
 

@@ -30,7 +30,7 @@ _ROUNDED = 1e-13
 
 @dataclasses.dataclass(frozen=True)
 class Fields:
-    """Vector fields g_m = 1/ω Π_k sin(ω y_k)^p_mk e_{j(m)} of total degree 1 … ``degree``.
+    """Basis of vector fields g_m = 1/ω Π_k sin(ω y_k)^p_mk e_{j(m)}, up to a total degree.
 
     A train with such an operator has the TT-ranks that it had. Fields that depend on y_j alone move
     nothing out of a tangent space and are left out. Those of degree one are nearly linear motions

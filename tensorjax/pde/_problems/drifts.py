@@ -22,7 +22,7 @@ _STENCIL = ((1, 3 / 4), (2, -3 / 20), (3, 1 / 60))
 
 
 class Term(abc.ABC):
-    """Scalar function of x whose values on a grid of y are known as a tensor train.
+    """Base class of drift terms: scalar functions of x with a known tensor train on grids of y.
 
     Example:
       >>> import numpy as np

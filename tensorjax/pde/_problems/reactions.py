@@ -37,7 +37,9 @@ _PROBES, _TRUNCATION, _SKETCH = 48, 0.7, 0.35
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
 class AdvectionDiffusionReaction(Problem):
-    """Problem u_t = f·∇u + ∇·(σ∇u) + p u + R(u) + g, f(x) = A x + b + terms.
+    """Advection–diffusion–reaction equation u_t = f·∇u + ∇·(σ∇u) + p u + R(u) + g.
+
+    The advection is f(x) = A x + b + terms.
 
     Attributes:
       velocity: f less its affine part: d entries as in `FokkerPlanck`, a function of points, or

@@ -141,7 +141,7 @@ def _has_name(dtype: np.dtype) -> bool:
 
 
 def capacity(tensors: Mapping[str, Any]) -> int:
-    """Returns the bytes a `TensorStore` takes on disk for tensors: two slots, in blocks of 4096.
+    """Computes the disk bytes that a `TensorStore` takes for tensors: two slots, 4096-byte blocks.
 
     Those below 4096 bytes share blocks, in which each begins at a multiple of 64.
 

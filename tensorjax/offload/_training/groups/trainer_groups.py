@@ -153,7 +153,7 @@ def tensors(
     gradients: bool = False,
     shardings: Mapping[str, Any] | None = None,
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns shapes and dtypes of all tensors that a `Trainer` keeps of its groups in a store.
+    """Lists the tensors that a `Trainer` keeps of its groups in a store, with shapes and dtypes.
 
     Arrays below 64 KiB of a group are joined in tensors of at least 4096 bytes.
 
