@@ -137,7 +137,7 @@ class DLRM(nnx.Module):
       rngs: stream "params".
 
     Raises:
-      TypeError: a spec that is none.
+      TypeError: a spec that is no layer specification of `tensorjax.nn`.
       ValueError: sizes or shapes that do not fit, by name.
 
     Example:

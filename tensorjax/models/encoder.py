@@ -177,7 +177,7 @@ class Trunk(nnx.Module):
       rngs: streams "params" and "dropout".
 
     Raises:
-      TypeError: a spec that is none.
+      TypeError: a spec that is no layer specification of `tensorjax.nn`.
       ValueError: sizes or shapes that do not fit, by name.
 
     Example:
@@ -279,7 +279,7 @@ class Encoder(nnx.Module):
       embedding, dtype, param_dtype, rngs: as for `Trunk`.
 
     Raises:
-      TypeError: a spec that is none.
+      TypeError: a spec that is no layer specification of `tensorjax.nn`.
       ValueError: sizes or shapes that do not fit, by name.
 
     Example:

@@ -53,7 +53,8 @@ def tensorize(
       The copy.
 
     Raises:
-      TypeError: a model or spec that is none, or parameters that are shapes alone, with "svd".
+      TypeError: an argument that is no NNX module or no spec; with "svd", parameters that are shapes
+        alone.
       ValueError: a rule that matches nothing, a parameter tied to another layer, no ``rngs`` for
         "random", and all that the specs and the conversions raise, with the path of the layer.
 

@@ -24,7 +24,7 @@ def size(
     """Measures the size of a model's tensorised layers at their live ranks.
 
     With ρ the number of gates of a bond above the threshold, a tensor train has Σ_k n_k ρ_{k−1} ρ_k
-    numbers (n_k the product of row and column mode for a TT-matrix), a Tucker layer
+    parameters (n_k the product of row and column mode for a TT-matrix), a Tucker layer
     Π_k ρ_k + Σ_k n_k ρ_k, a CP layer Σ_k n_k ρ. A layer with an empty bond has none.
 
     Args:

@@ -75,7 +75,7 @@ class Step:
         )
 
     def pressures(self) -> tuple[Any, Any]:
-        """Returns the weights of loss and size surrogate in the objective; None stands for 1 and 0."""
+        """Returns the weights of loss and size surrogate in the objective; None for 1 and 0."""
         options, state = self.options, self.state
         count = state.count - 1  # schedules see the number of updates before this one
         early = None if is_zero(options.size_weight) else at(options.size_weight, count)

@@ -185,7 +185,7 @@ class Layout(Placing):
             as those of `tensorjax.nn`, whose parameters are the same on all devices. A tensor train
             whose leading modes split is applied by its modes where features are split: a device
             contracts its blocks of the first mode of the input and of the output, and only T × rank
-            numbers are added up between. First modes are split because a block of features is a
+            elements are added up between. First modes are split because a block of features is a
             block of them; of those that `tensorjax.nn` chooses, the input's first is its largest,
             the output's first its smallest. Both have to be multiples of the number of blocks, and
             the output's of so many times the product of ``fold`` but its last size. Any other layer

@@ -219,9 +219,9 @@ def plan(
 
     Raises:
       TypeError: a configuration without these fields.
-      ValueError: sizes that are none, unknown layouts, meshes of another number of devices, a
-        length that the configuration has no positions for; by name. A layout whose blocks would
-        not be equal is not an error: the table says why it is refused.
+      ValueError: sizes that are no positive integers, unknown layouts, meshes of another number of
+        devices, a length that the configuration has no positions for; by name. A layout whose
+        blocks would not be equal is not an error: the table says why it is refused.
 
     Example:
       >>> import types

@@ -34,8 +34,8 @@ def evaluate(v: TT, map: AffineMap, box: Box, x: ArrayLike) -> JaxOrHost:
     """Evaluates u at physical points: the interpolant of v at Γ x + s, zero outside the box.
 
     Args:
-      v: values on the grid of the box.
-      map: y = Γ x + s.
+      v: train of values on the grid of the box.
+      map: `AffineMap` y = Γ x + s.
       box: of the coordinates y.
       x: points (m, d).
 
@@ -165,8 +165,8 @@ def marginal(
     would give other frequencies' values there.
 
     Args:
-      v: values on the grid of the box; a density.
-      map: y = Γ x + s.
+      v: train of values on the grid of the box; a density.
+      map: `AffineMap` y = Γ x + s.
       box: of the coordinates y.
       axes: one or two physical coordinates, in order.
       points: for each of them an array of points or a number of equidistant ones, also one for
@@ -237,7 +237,7 @@ def edge_mass(v: TT, box: Box) -> float:
       box: of the coordinates y.
 
     Returns:
-      A number in [0, 1]; 0 for v = 0.
+      A float; 0 for v = 0.
 
     Raises:
       ValueError: shapes that do not match, NaN or Inf.
@@ -266,7 +266,7 @@ def resolution(v: TT, box: Box) -> float:
       box: of the coordinates y.
 
     Returns:
-      A number in [0, 1]; 0 for v = 0.
+      A float; 0 for v = 0.
 
     Raises:
       ValueError: shapes that do not match, NaN or Inf.

@@ -37,7 +37,7 @@ def generate(
     all of them have to call this, with the same arguments.
 
     Args:
-      model: whose parameters are concrete.
+      model: `GPT2`, its parameters concrete.
       prompts: integers (batch, length), or a sequence of sequences of integers, of any lengths of
         at least one.
       count: how many tokens to draw; with the longest prompt at most ``config.length``.

@@ -78,9 +78,9 @@ def from_huggingface(
         ``model.safetensors.index.json`` names. Names may have the prefix ``transformer.``.
       dropout: rate; None takes ``resid_pdrop`` of the file. There is one rate here, and none of the
         attention weights: ``embd_pdrop`` and ``attn_pdrop`` of the file are not kept.
-      dtype: as for `GPT2`.
+      dtype: of the computation; that of the parameters if None.
       param_dtype: of the parameters, whatever the files hold.
-      attention: as for `GPT2`.
+      attention: "xla", "cudnn" or None, as for `GPT2`.
       **changes: of `GPT2Config`, such as ``remat="full"``. The sizes are those of the files.
 
     Returns:

@@ -34,9 +34,9 @@ def layers(
     is the sum of both. The computation is in the dtype of the parameters that a layer is given.
 
     Args:
-      config: sizes.
-      linear: spec of the linear layers, as for `GPT2`.
-      attention: implementation of attention, as for `GPT2`.
+      config: `GPT2Config`, the sizes.
+      linear: specification of the linear layers, such as `nn.Dense()` or `nn.TT(rank=30)`.
+      attention: "xla", "cudnn" or None, as for `GPT2`.
       layout: of `tensorjax.parallel`, over which every layer is split; its parameters and batches
         are then where `engine` puts them. None where nothing is split.
 
@@ -133,9 +133,9 @@ def engine(
     """Returns an `offload.Engine` that places a GPT-2's layers and batches on a layout's mesh.
 
     Args:
-      config: sizes, as for `layers`.
+      config: `GPT2Config`, the sizes, as for `layers`.
       layout: the same as of the layers.
-      linear: spec of the linear layers, as for `layers`.
+      linear: specification of the linear layers, such as `nn.Dense()` or `nn.TT(rank=30)`.
       activations: "recompute", "keep" or "offload", as for `offload.Engine`.
 
     Returns:
@@ -170,7 +170,7 @@ def groups(model: GPT2) -> dict[str, Any]:
     """Extracts a GPT-2's parameters as host arrays, in the groups of `layers`.
 
     Args:
-      model: a GPT-2.
+      model: `GPT2`, its parameters concrete.
 
     Returns:
       "tokens", "positions", "block000" and so on, "norm": nested dictionaries of NumPy arrays.
@@ -254,9 +254,9 @@ def initial(
     of `GPT2`, the draws are not.
 
     Args:
-      config: sizes.
+      config: `GPT2Config`, the sizes.
       key: of `jax.random`.
-      linear: spec of the linear layers.
+      linear: specification of the linear layers, such as `nn.Dense()` or `nn.TT(rank=30)`.
       param_dtype: of the parameters.
 
     Returns:

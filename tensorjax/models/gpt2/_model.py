@@ -72,7 +72,7 @@ class GPT2(nnx.Module):
       norm: the last layer norm.
 
     Raises:
-      TypeError: a spec that is none.
+      TypeError: a spec that is no layer specification of `tensorjax.nn`.
       ValueError: shapes or ids that do not fit, by name.
 
     Example:

@@ -28,15 +28,18 @@ def read_groups(
     With them `offload.Trainer` can fine-tune a model that is never in memory as a whole.
 
     Args:
-      path, dropout, param_dtype, **changes: as for `from_huggingface`.
+      path: a folder in Hugging Face's format, as for `from_huggingface`.
+      dropout: rate; None takes that of the files.
+      param_dtype: of the parameters, whatever the files hold.
+      **changes: of `GPT2Config`, such as ``remat="full"``. The sizes are those of the files.
 
     Returns:
       The configuration, and for each group a function without arguments that reads what `groups`
       would return.
 
     Raises:
-      FileNotFoundError, ValueError, ModuleNotFoundError: as `from_huggingface`; what is wrong with
-        the numbers is found when they are read.
+      FileNotFoundError, ValueError, ModuleNotFoundError: as `from_huggingface`; arrays that are not
+        finite are found when they are read.
 
     Example:
       >>> import tempfile
@@ -80,11 +83,11 @@ def write_groups(
     All are written to a hidden folder beside ``path``, which is renamed to ``path`` when complete.
 
     Args:
-      config: of the model.
-      groups: parameters by group, or pairs of these such as `offload.Trainer.groups` gives by
-        turns, of which only one is in memory at a time; states that come with them are left out.
+      config: `GPT2Config` of the model.
+      groups: parameters by group, or pairs (name, parameters), such as `offload.Trainer.groups`
+        yields, of which only one is in memory at a time; states that come with them are left out.
       path: a folder that does not exist yet, or is empty.
-      end: as for `to_huggingface`.
+      end: id of the token between two texts, as for `to_huggingface`.
 
     Raises:
       FileExistsError: something lies there.

@@ -72,10 +72,10 @@ def measure(
 
     Args:
       path: folder on the disk to measure; made if absent.
-      optimizer: as for `Trainer`.
+      optimizer: an Optax transformation.
       dtype: of the parameters that it updates.
-      size: bytes that are moved each way.
-      backend: of the `TensorStore`.
+      size: bytes that are moved each way, at least 4096.
+      backend: of the `TensorStore`: a name of `backends()`, or an object.
 
     Returns:
       `Machine`, which `plan` takes.
@@ -122,7 +122,7 @@ def layer_seconds(
     layers are on the device at a time.
 
     Args:
-      layers: as for `Trainer`.
+      layers: sequence of `Layer`, as for `Trainer`.
       params: parameters by group, or functions that return them, as for `Trainer`.
       batch: one microbatch, a pytree of arrays.
       engine: `Engine` that computes.

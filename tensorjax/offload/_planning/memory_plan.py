@@ -210,9 +210,9 @@ def plan(
     even distances, so that the disk is busy in the whole of both passes.
 
     Args:
-      layers: as for `Trainer`.
-      params: as for `Trainer`.
-      optimizer: as for `Trainer`.
+      layers: sequence of `Layer`, as for `Trainer`.
+      params: parameters by group, or functions that return them, as for `Trainer`.
+      optimizer: an Optax transformation, as for `Trainer`.
       batch: ONE MICROBATCH, not a whole batch: arrays, not shapes, where ``seconds`` is None.
       machine: speeds, as `measure` finds them.
       device_bytes: memory of the device, for everything.

@@ -203,7 +203,7 @@ class TensorStore:
             tensors: Anything with ``shape`` and ``dtype``, by name.
 
         Raises:
-            CapacityError: if the capacity, the disk or the staging is too small, with the numbers.
+            CapacityError: if the capacity, the disk or the staging memory is too small; with sizes.
             ValueError: if a tensor is reserved already with another shape or dtype.
         """
         tensors = arguments.named("tensors", tensors)

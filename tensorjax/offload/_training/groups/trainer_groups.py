@@ -158,14 +158,16 @@ def tensors(
     Arrays below 64 KiB of a group are joined in tensors of at least 4096 bytes.
 
     Args:
-      params: as for `Trainer`.
-      optimizer: as for `Trainer`.
-      compute_dtype: as for `Trainer`.
+      params: parameters by group, or functions that return them, as for `Trainer`.
+      optimizer: an Optax transformation, as for `Trainer`.
+      compute_dtype: of the parameters on the device; None is their own.
       gradients: whether gradients may have to wait in the store.
-      shardings: as for `Engine`; they matter in one of several processes, which keeps its part.
+      shardings: of the parameters of each group, as for `Engine`; they matter in one of several
+        processes, which keeps its part.
 
     Returns:
-      A mapping that `TensorStore.reserve` and `offload.capacity` take.
+      A mapping from names to `jax.ShapeDtypeStruct`, which `TensorStore.reserve` and
+      `offload.capacity` take.
 
     Example:
       >>> import jax.numpy as jnp
