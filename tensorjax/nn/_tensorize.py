@@ -50,11 +50,10 @@ def tensorize(
       rngs: for "random".
 
     Returns:
-      The copy.
+      The copy, of the class of ``model``; a tensorised layer where the model itself is replaced.
 
     Raises:
-      TypeError: an argument that is no NNX module or no spec; with "svd", parameters that are shapes
-        alone.
+      TypeError: an argument that is no NNX module or no spec; with "svd", parameters without values.
       ValueError: a rule that matches nothing, a parameter tied to another layer, no ``rngs`` for
         "random", and all that the specs and the conversions raise, with the path of the layer.
 
@@ -116,8 +115,9 @@ def summary(model: object) -> str:
       model: any NNX module.
 
     Returns:
-      One line per layer, shared ones once: path, class, features, modes, ranks, parameters as a
-      dense layer, parameters now, and their ratio; the last line is the whole model.
+      A text: one line per layer, shared ones once, with path, class, features, modes, ranks, the
+      parameters of a dense layer, the parameters now, and their ratio; the last line is the whole
+      model.
 
     Example:
       >>> from flax import nnx

@@ -101,8 +101,7 @@ def affine(matrix: ArrayLike, shift: ArrayLike | None = None) -> AffineMap:
       2.0
 
     Source: Dektor, Venturi, "Coordinate-adaptive integration of PDEs on tensor manifolds" (arXiv
-    2307.05914) has
-    such coordinates, without a shift.
+    2307.05914), for y = Γ x; the shift is ours.
     """
     matrix = _given(matrix)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.size == 0:
