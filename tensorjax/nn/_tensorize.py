@@ -53,7 +53,7 @@ def tensorize(
       The copy, of the class of ``model``; a tensorised layer where the model itself is replaced.
 
     Raises:
-      TypeError: an argument that is no NNX module or no spec; with "svd", parameters without values.
+      TypeError: an argument that is no NNX module or no spec; with "svd", abstract parameters.
       ValueError: a rule that matches nothing, a parameter tied to another layer, no ``rngs`` for
         "random", and all that the specs and the conversions raise, with the path of the layer.
 

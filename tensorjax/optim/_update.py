@@ -96,7 +96,7 @@ class Step:
         return jnp.where(state.late, on_loss, 1.0), jnp.where(state.late, on_size, before)
 
     def slopes(self, on_size: jax.Array) -> list[jax.Array]:
-        """Returns the update's on_size · ∂Ŝ/∂|D| for every gate, zero for dead gates."""
+        """Returns the gradient of the weighted size surrogate in the gates; 0 for dead gates."""
         norms = self.gates.per_bond(jnp.abs(self.flat))
         each = on_size / self.state.scale * jax.grad(self.polynomial)(norms)
         return self.gates.split(jnp.where(self.live, each[self.gates.bonds], 0.0))

@@ -346,7 +346,7 @@ class Layout(Placing):
         return collectives.gather(collectives.vary(w, self.batch), self.stored, dim)
 
     def _whole(self, v: jax.Array, dtype: Any = None) -> jax.Array:
-        """Gathers a vector over the features, in the layout that x has on this device."""
+        """Gathers a sharded vector over the features to match this device's block of x."""
 
         def place(v: jax.Array) -> jax.Array:
             v = self._joined_blocks(v, -1)
