@@ -47,6 +47,8 @@ def layers(
       TypeError: ``linear`` is no spec of `tensorjax.nn`.
 
     Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
       >>> import optax
       >>> from tensorjax import offload
       >>> from tensorjax.models import gpt2

@@ -69,6 +69,7 @@ class TensorStore:
 
     Example:
         >>> import tempfile, numpy as np, jax
+        >>> from tensorjax.offload import TensorStore
         >>> folder = tempfile.mkdtemp()
         >>> with TensorStore(folder, 1 << 20, backend="threads") as store:
         ...     store.reserve({"w": jax.ShapeDtypeStruct((2, 3), np.float32)})
