@@ -189,3 +189,48 @@ def test_notebooks_become_pages_with_a_title(
     (picture,) = tmp_path.glob("page-*.png")
     assert picture.read_bytes() == b"hi"
     assert f"]({picture.name})" in found
+
+
+NUMBER = re.compile(r"(?<![\w.])(\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+]?\d+)?)(?![\d⁰¹²³⁴⁵⁶⁷⁸⁹⁻])")
+DERIVED = {"41"}  # planted networks: the seeds of the table's rows together
+
+
+def unsupported(text: str, sources: list[Path]) -> list[str]:
+    """Numbers of a text to which no number of the sources rounds; code and links are left out."""
+    known = {float(n.replace(",", "")) for p in sources for n in NUMBER.findall(p.read_text())}
+    found = []
+    for number in NUMBER.findall(re.sub(r"`[^`]*`|\[[^\]]*\]\([^)]*\)", "", text)):
+        value = float(number.replace(",", ""))
+        if "e" in number:
+            fits = any(abs(n - value) <= 0.05 * value for n in known)
+        else:
+            fits = any(round(n, len(number.partition(".")[2])) == value for n in known)
+        if not fits and number not in DERIVED:
+            found.append(number)
+    return found
+
+
+def part(page: Path, begin: str, end: str) -> str:
+    text = page.read_text("utf-8")
+    return text[text.index(begin) : text.index(end)]
+
+
+@pytest.mark.parametrize("name", ["ttrp", "meracle", "pde", "comera", "tp2d", "offload"])
+def test_numbers_of_the_claims_are_those_of_the_results(name: str) -> None:
+    results = [ROOT / "experiments" / folder / "README.md" for folder in (name, "bench")]
+    page = DOCS / "methods" / f"{name}.md"
+    assert unsupported(part(page, "## Claims", "## Departures"), results) == []
+
+
+def test_numbers_of_the_summaries_are_those_of_the_results() -> None:
+    bench = ROOT / "experiments" / "bench" / "README.md"
+    assert unsupported(part(DOCS / "benchmarks.md", "## Speed", "## Features"), [bench]) == []
+    results = sorted((ROOT / "experiments").glob("*/README.md"))
+    assert unsupported(part(ROOT / "README.md", "## Papers", "## Limits"), results) == []
+
+
+def test_a_number_without_a_result_is_found(tmp_path: Path) -> None:
+    results = tmp_path / "results.md"
+    results.write_text("| 1.648 | 240,000 | 3.4e-06 |", "utf-8")
+    text = "1.65 and 240,000 at 3.5e-6, not 1.66; `7.77`, [8.8](x), 10⁴, 4.8e-6"
+    assert unsupported(text, [results]) == ["1.66", "4.8e-6"]
