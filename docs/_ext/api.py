@@ -11,6 +11,7 @@ import ast
 import functools
 import importlib
 import inspect
+import re
 import textwrap
 from collections.abc import Iterator
 from types import ModuleType
@@ -165,13 +166,31 @@ def members(kind: type) -> Iterator[tuple[str, str, Any]]:
             yield "py:method", name, value
 
 
+def elsewhere(title: str) -> str:
+    """Line that names the entries whose examples show an object that has none of its own."""
+    value = objects()[title]
+    package, _, name = title.rpartition(".")
+    if not is_documented(value) or ">>>" in (value.__doc__ or ""):
+        return ""
+    word = re.compile(rf"\b{name}\b")
+    shown = []
+    for other, candidate in objects().items():
+        near = other != title and other.startswith(f"{package}.") and is_documented(candidate)
+        text = (candidate.__doc__ or "") if near else ""
+        if near and inspect.isfunction(inspect.unwrap(candidate)):
+            text += arguments(candidate)
+        if ">>>" in text and word.search(text) and home(other) == other:
+            shown.append(f"{{py:obj}}`{other.removeprefix('tensorjax.')} <{other}>`")
+    return f"**Examples** with it: {', '.join(shown[:4])}." if shown else ""
+
+
 def entry(package: str, name: str) -> str:
     """Markdown of the entry of a public name; empty where another package has it."""
     value, title = objects()[f"{full(package)}.{name}"], f"{full(package)}.{name}"
     if isinstance(value, ModuleType) or home(title) != title:
         return ""
     link = linker(package)
-    text = markdown(value.__doc__ or "", link)
+    text = "\n\n".join(filter(None, [markdown(value.__doc__ or "", link), elsewhere(title)]))
     if inspect.isclass(value):
         methods = []
         for kind, method, function in members(value):
