@@ -147,6 +147,29 @@ def test_docstrings_become_markdown() -> None:
     assert found.endswith("**Source.** someone (2011).")
 
 
+@pytest.mark.parametrize("indent", ["  ", "    "])
+def test_docstrings_of_packages_become_markdown(indent: str) -> None:
+    convert = loaded("docstrings")["markdown"]
+    lines = [
+        "Does it:",
+        "",
+        ">>> f(a_b)",
+        "1",
+        "",
+        "Then `x`.",
+        "",
+        "Example: two steps:",
+        ">>> g()",
+    ]
+    lines = [indent + x if x.startswith((">>>", "1")) else x for x in lines]
+    lines += ["", "Words:", f"{indent}group: some", f"{indent}  more.", f"{indent}lease: x_y."]
+    found = convert("First.\n\n" + "\n".join(lines), {}.get)
+    assert "Does it:\n\n```pycon\n>>> f(a_b)\n1\n```\n\nThen `` x ``." in found
+    assert "two steps:\n\n```pycon\n>>> g()\n```" in found
+    assert found.endswith("**Words**\n\n- `group`: some\n  more.\n- `lease`: x\\_y.")
+    assert convert("", {}.get) == ""
+
+
 @pytest.fixture
 def pages(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The module that copies pages."""

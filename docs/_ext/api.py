@@ -4,6 +4,8 @@
     round orthogonalize trim
     :::
 
+Directive `package`: the docstring of a package, but for its first sentence.
+
 An object that several packages export has one entry, in the first of `public_names.PACKAGES`.
 """
 
@@ -243,7 +245,24 @@ class Public(SphinxDirective):
         return holder.children
 
 
+class Package(SphinxDirective):
+    """Docstring of a package, but for its first sentence."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        """Parses the docstring."""
+        module = importlib.import_module(self.arguments[0])
+        package = self.arguments[0].removeprefix("tensorjax").lstrip(".")
+        rest = inspect.cleandoc(module.__doc__ or "").partition("\n\n")[2]
+        lines = markdown(rest, linker(package)).splitlines()
+        holder = nodes.container()
+        self.state.nested_parse(StringList(lines, f"<package {package}>"), 0, holder)
+        return holder.children
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Registers the directive."""
+    """Registers the directives."""
     app.add_directive("public", Public)
+    app.add_directive("package", Package)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -30,12 +30,17 @@ def escaped(text: str, link: Link) -> str:
 
 
 def sections(text: str) -> list[tuple[str, list[str]]]:
-    """Parts of a docstring: name ("" for prose) and lines without the indentation."""
+    """Parts of a docstring: name ("" for prose) and lines without the indentation.
+
+    A line that ends with a colon, with indented lines below it, names a part.
+    """
+    lines = inspect.cleandoc(text).splitlines() or [""]
     found: list[tuple[str, list[str]]] = [("", [])]
-    for line in inspect.cleandoc(text).splitlines():
-        if line.rstrip(":") in SECTIONS and line.endswith(":"):
+    for line, below in zip(lines, [*lines[1:], ""], strict=True):
+        flush = bool(line) and not line[0].isspace()
+        if flush and line.endswith(":") and below.startswith("  "):
             found.append((line[:-1], []))
-        elif line and not line[0].isspace() and found[-1][0]:
+        elif flush and found[-1][0]:
             found.append(("", [line]))
         else:
             found[-1][1].append(line)
@@ -61,6 +66,35 @@ def bullet(item: str, link: Link) -> str:
     return head + body.replace("\n", "\n  ")
 
 
+def prose(body: str, link: Link) -> str:
+    """Paragraphs, with the examples that stand between them as code."""
+    parts: list[tuple[bool, list[str]]] = [(False, [])]
+    for line in body.splitlines():
+        code, lines = parts[-1]
+        indented = bool(lines) and lines[0][0:1].isspace()
+        if not code and line.lstrip().startswith(">>>"):
+            parts.append((True, []))
+        elif code and (not line.strip() or (indented and not line[0].isspace())):
+            parts.append((False, []))
+        parts[-1][1].append(line)
+    out = []
+    for code, lines in parts:
+        text = inspect.cleandoc("\n" + "\n".join(lines)) if code else "\n".join(lines).strip("\n")
+        if text:
+            out.append(f"```pycon\n{text}\n```" if code else escaped(text, link))
+    return re.sub(r"^Source: ", "**Source.** ", "\n\n".join(out), flags=re.MULTILINE)
+
+
+def block(name: str, body: str, link: Link) -> str:
+    """A named part that is none of Google's: an example, a list of words, or text as it stands."""
+    if ">>>" in body:
+        return f"{escaped(name, link)}:\n\n{prose(body, link)}"
+    entries = items(body.splitlines())
+    if all(ITEM.match(entry) for entry in entries):
+        return "\n".join([f"**{name}**", "", *(bullet(entry, link) for entry in entries)])
+    return f"{escaped(name, link)}:\n\n```text\n{body}\n```"
+
+
 def markdown(text: str, link: Link) -> str:
     """A docstring as Markdown: sections as lists, examples as code."""
     out: list[str] = []
@@ -68,13 +102,12 @@ def markdown(text: str, link: Link) -> str:
         body = "\n".join(lines).strip("\n")
         if not body:
             continue
-        if name.startswith("Example"):
-            out.append(f"```pycon\n{body}\n```")
+        if name in ("", "Example", "Examples"):
+            out.append(prose(body, link))
         elif name in ("Returns", "Yields"):
             out.append(f"**{name}.** {escaped(body, link)}")
-        elif name:
+        elif name in SECTIONS:
             out.append("\n".join([f"**{name}**", "", *(bullet(i, link) for i in items(lines))]))
         else:
-            prose = escaped(body, link)
-            out.append(re.sub(r"^Source: ", "**Source.** ", prose, flags=re.MULTILINE))
+            out.append(block(name, body, link))
     return "\n\n".join(out)
