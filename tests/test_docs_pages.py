@@ -111,8 +111,12 @@ def test_habits_are_written_down(file: str) -> None:
 
 
 def test_the_version_is_the_same_everywhere() -> None:
-    project = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    citation = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    project = re.search(
+        r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text("utf-8"), re.MULTILINE
+    )
+    citation = re.search(
+        r"^version: (.+)$", (ROOT / "CITATION.cff").read_text("utf-8"), re.MULTILINE
+    )
     assert project is not None
     assert citation is not None
     assert project[1] == citation[1]
@@ -220,7 +224,9 @@ DERIVED = {"41"}  # planted networks: the seeds of the table's rows together
 
 def unsupported(text: str, sources: list[Path]) -> list[str]:
     """Numbers of a text to which no number of the sources rounds; code and links are left out."""
-    known = {float(n.replace(",", "")) for p in sources for n in NUMBER.findall(p.read_text())}
+    known = {
+        float(n.replace(",", "")) for p in sources for n in NUMBER.findall(p.read_text("utf-8"))
+    }
     found = []
     for number in NUMBER.findall(re.sub(r"`[^`]*`|\[[^\]]*\]\([^)]*\)", "", text)):
         value = float(number.replace(",", ""))

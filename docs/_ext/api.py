@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
+import docstrings
 from docstrings import first_sentence, markdown
 from docutils import nodes
 from docutils.statemachine import StringList
@@ -70,6 +71,8 @@ def linker(package: str) -> Any:
     def link(code: str) -> str | None:
         code = code.removesuffix("()")
         for name in (code, f"tensorjax.{code}", f"{full(package)}.{code}"):
+            if name in map(full, PACKAGES):
+                return f"module-{name}"
             value = objects().get(name)
             if value is not None and not isinstance(value, ModuleType):
                 return home(name)
@@ -222,6 +225,15 @@ def row(package: str, name: str) -> str:
     return f"| {first} | {text} |"
 
 
+def files(value: Any) -> Iterator[str]:
+    """Yields the files that an entry depends on: its source, and these modules."""
+    yield from (__file__, docstrings.__file__)
+    try:
+        yield inspect.getsourcefile(inspect.unwrap(value)) or __file__
+    except TypeError:  # a constant
+        return
+
+
 class Public(SphinxDirective):
     """Table and entries of public names of a package."""
 
@@ -232,6 +244,9 @@ class Public(SphinxDirective):
         """Parses the Markdown that the names give."""
         package = self.arguments[0].removeprefix("tensorjax").lstrip(".")
         names = " ".join(self.content).split()
+        for name in names:
+            for file in files(objects()[f"{full(package)}.{name}"]):
+                self.env.note_dependency(file)
         table = [
             "| name | what it is or does |",
             "|---|---|",
@@ -253,6 +268,8 @@ class Package(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         """Parses the docstring."""
         module = importlib.import_module(self.arguments[0])
+        for file in files(module):
+            self.env.note_dependency(file)
         package = self.arguments[0].removeprefix("tensorjax").lstrip(".")
         rest = inspect.cleandoc(module.__doc__ or "").partition("\n\n")[2]
         lines = markdown(rest, linker(package)).splitlines()

@@ -25,7 +25,8 @@ def escaped(text: str, link: Link) -> str:
             continue
         code = part.strip("`")
         target = link(code) if not part.startswith("``") else None
-        parts[k] = f"{{py:obj}}`{code} <{target}>`" if target else f"`` {code} ``"
+        role = "ref" if (target or "").startswith("module-") else "py:obj"
+        parts[k] = f"{{{role}}}`{code} <{target}>`" if target else f"`` {code} ``"
     return "".join(parts)
 
 
