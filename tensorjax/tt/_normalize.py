@@ -25,10 +25,15 @@ def log_norm(t: TT | TTMatrix) -> jax.Array:
     Args:
       t: TT or TTMatrix.
 
+    Returns:
+      Real scalar, of the precision of ``t``.
+
     Example:
       >>> from tensorjax import tt
       >>> print(f"{tt.log_norm(tt.ones((100,) * 200)):.3f}")
       460.517
+
+    Source: ours.
     """
     return _log_norm(t)
 
@@ -58,6 +63,8 @@ def normalize(t: Train) -> Train:
       >>> from tensorjax import tt
       >>> print(f"{tt.norm(tt.normalize(tt.ones((100,) * 200))):.4f}")
       1.0000
+
+    Source: ours.
     """
     return _normalize(t)
 

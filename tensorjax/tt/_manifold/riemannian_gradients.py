@@ -26,7 +26,25 @@ from tensorjax.tt._manifold.tangent_vectors import (
 
 
 def value_and_riemannian_grad(f: Callable[..., jax.Array]) -> Callable[..., tuple[jax.Array, TT]]:
-    """Returns a function that computes f and its Riemannian gradient."""
+    """Returns a function that computes f and its Riemannian gradient.
+
+    Args:
+      f: takes a TT or a TTMatrix first and returns a real scalar; written with JAX, for trains of
+        any ranks.
+
+    Returns:
+      A function of the same arguments that returns f(x) and what `riemannian_grad` gives there.
+
+    Example:
+      >>> import jax
+      >>> from tensorjax import tt
+      >>> x = tt.random(jax.random.key(0), (4, 5, 6), 2)
+      >>> value, gradient = tt.value_and_riemannian_grad(lambda t: tt.inner(t, t) / 2)(x)
+      >>> gradient.ranks, bool(abs(2 * value / tt.norm(x) ** 2 - 1) < 1e-4)
+      ((1, 4, 4, 1), True)
+
+    Source: Novikov, Rakhuba, Oseledets (2022), see `riemannian_grad`.
+    """
 
     def value_and_grad(x: Any, *args: Any, **kwargs: Any) -> tuple[jax.Array, Any]:
         if isinstance(x, TTMatrix):
@@ -103,6 +121,13 @@ def riemannian_descent(
       learning_rate: a number, or a schedule: a function of the number of steps made.
       momentum: in [0, 1): share of the last step's direction that is kept, transported.
 
+    Returns:
+      optax.GradientTransformationExtraArgs, or a pair of the same functions where Optax is not
+      installed.
+
+    Raises:
+      ValueError: ``momentum`` outside [0, 1).
+
     Example:
       >>> import jax, optax
       >>> from tensorjax import tt
@@ -144,6 +169,10 @@ def riemannian_cg() -> Optimizer:
     ``update(gradient, state, x, value=…, value_fn=…)`` needs two extra arguments, as `optax.lbfgs`
     does: the present loss, and the loss as a function of the train. The gradient is that of
     `riemannian_grad`; ``optax.apply_updates(x, updates)`` is the retracted step.
+
+    Returns:
+      optax.GradientTransformationExtraArgs, or a pair of the same functions where Optax is not
+      installed.
 
     Example:
       >>> import jax, optax
