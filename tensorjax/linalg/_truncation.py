@@ -77,8 +77,12 @@ def truncated_svd(
 
     Example:
       >>> import jax.numpy as jnp
-      >>> truncated_svd(jnp.diag(jnp.array([3.0, 1.0, 1e-4])), tol=1e-3).s
+      >>> from tensorjax import linalg
+      >>> linalg.truncated_svd(jnp.diag(jnp.array([3.0, 1.0, 1e-4])), tol=1e-3).s
       Array([3., 1.], dtype=float32)
+
+    Source: C. Eckart, G. Young, "The approximation of one matrix by another of lower rank",
+    Psychometrika 1 (1936); the subspace is that of `left_basis`.
     """
     a = _check.inexact("a", a)
     if a.ndim < 2:

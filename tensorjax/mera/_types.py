@@ -250,6 +250,12 @@ class MERA(Scalable):
     def astype(self, dtype: DTypeLike) -> "MERA":
         """Returns the MERA with every tensor cast to ``dtype``.
 
+        Args:
+          dtype: floating or complex.
+
+        Returns:
+          MERA of the same structure.
+
         Raises:
           TypeError: complex tensors and a real dtype; an integer dtype.
         """

@@ -287,9 +287,8 @@ def ones_like(x: Train) -> Train:
       TypeError: ``x`` is no train.
 
     Example:
-      >>> import jax
       >>> from tensorjax import tt
-      >>> tt.ones_like(tt.random(jax.random.key(0), (4, 5), 3))
+      >>> tt.ones_like(tt.unit((4, 5), (1, 2)))
       TT(shape=(4, 5), ranks=(1, 1, 1), dtype=float32)
 
     Source: ours.

@@ -30,9 +30,8 @@ def zeros_like(x: Train) -> Train:
       TypeError: ``x`` is no train.
 
     Example:
-      >>> import jax
       >>> from tensorjax import tt
-      >>> tt.zeros_like(tt.random(jax.random.key(0), (4, 5), 3))
+      >>> tt.zeros_like(tt.unit((4, 5), (1, 2)))
       TT(shape=(4, 5), ranks=(1, 1, 1), dtype=float32)
 
     Source: ours.
