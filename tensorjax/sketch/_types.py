@@ -131,6 +131,12 @@ class Projection:
     def astype(self, dtype: DTypeLike) -> Self:
         """Returns the map with its stored floating-point entries cast to ``dtype``.
 
+        Args:
+          dtype: floating or complex.
+
+        Returns:
+          Map of the same type and shapes.
+
         Raises:
           TypeError: an integer dtype; entries of a map are floating-point.
         """
