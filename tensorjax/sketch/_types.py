@@ -213,7 +213,11 @@ class Kronecker(Projection):
 
 @_map_type("matrix")
 class Dense(Projection):
-    """Dense random map f(x) = M^{-1/2} W x, with a stored matrix W (M, N) of iid entries."""
+    """Dense random map f(x) = M^{-1/2} W x, with a stored matrix W of iid entries.
+
+    Attributes:
+      matrix: W, of shape (M, N).
+    """
 
     _array_ndim: ClassVar[int] = 2
     matrix: jax.Array
