@@ -116,7 +116,7 @@ def fields(kind: Any, own: list[type]) -> set[str]:
     if not dataclasses.is_dataclass(kind):
         return set(getattr(kind, "_fields", ()))
     declared = {name for k in own for name in vars(k).get("__annotations__", {})}
-    return {f.name for f in dataclasses.fields(kind)} & declared
+    return {f.name for f in dataclasses.fields(kind) if f.init} & declared
 
 
 def parsed(text: str) -> dict[str, str]:

@@ -48,6 +48,15 @@ class Basis(NamedTuple):
       u: (…, m, r) orthonormal columns (zero where ``tail`` discarded them).
       energies: (…, r) squared singular values, descending (zero likewise).
       discarded: (…,) energy ‖a − u uᴴ a‖_F².
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import linalg
+      >>> u, energies, discarded = linalg.left_basis(np.diag([3.0, 1.0]), rank=1)
+      >>> print(energies, discarded)
+      [9.] 1.0
+
+    Source: ours.
     """
 
     u: Array

@@ -40,6 +40,15 @@ class SVD(NamedTuple):
       s: (…, r) singular values in descending order.
       vh: (…, r, n) orthonormal rows (zero likewise).
       discarded: (…,) energy ‖a − u s vh‖_F²; infinite or zero where that is out of range.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import linalg
+      >>> u, s, vh, discarded = linalg.truncated_svd(np.diag([3.0, 1.0]), rank=1)
+      >>> print(s, discarded)
+      [3.] 1.0
+
+    Source: ours.
     """
 
     u: Array

@@ -25,6 +25,14 @@ class QuanticsGrid(NamedTuple):
       interleaved: whether digits of one significance stand together, (x_0, y_0, x_1, y_1, …); else
         dimensions follow each other, (x_0, x_1, …, y_0, y_1, …).
       endpoint: whether ``high`` is a point of the grid.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> grid = tt.quantics_grid(0.0, 1.0, bits=3)
+      >>> grid.shape, grid.points, grid.spacing, grid.coordinates([1, 0, 0])
+      ((2, 2, 2), 8, (0.125,), array([0.5]))
+
+    Source: Khoromskij (2011), see `quantics_grid`.
     """
 
     low: tuple[float, ...]

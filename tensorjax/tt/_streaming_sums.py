@@ -29,6 +29,15 @@ class Stream(NamedTuple):
       mixes: the random orthogonal matrix of each.
       cores: Ψ_k (l_{k−1}, n_k, r_k): both sketches around mode k.
       bonds: Ω_k (l_k, r_k): both sketches at bond k.
+
+    Example:
+      >>> import jax
+      >>> from tensorjax import tt
+      >>> s = tt.stream(jax.random.key(0), (4, 5, 6), 4)
+      >>> [c.shape[1] for c in s.cores], [b.shape[1] for b in s.bonds]
+      ([4, 5, 6], [4, 4])
+
+    Source: Kressner, Vandereycken, Voorhaar (2023), see `stream`.
     """
 
     draws: tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]

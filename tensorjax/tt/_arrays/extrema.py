@@ -29,6 +29,13 @@ class ExtremumInfo(NamedTuple):
       status: "certified", no entry is beyond the value found, but for roundoff; or "searched", none
         was found, and ``bound`` says how far beyond it one could be.
       bound: a number that no entry is beyond: at least the largest, or at most the smallest one.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> tt.argmax(tt.unit((4, 5, 6), (1, 2, 3)))[2]
+      ExtremumInfo(status='certified', bound=1.0)
+
+    Source: ours.
     """
 
     status: Literal["certified", "searched"]
