@@ -28,6 +28,9 @@ def log_norm(t: TT | TTMatrix) -> jax.Array:
     Returns:
       Real scalar, of the precision of ``t``.
 
+    Raises:
+      TypeError: ``t`` is no train. ValueError: it is a batch of them.
+
     Example:
       >>> from tensorjax import tt
       >>> print(f"{tt.log_norm(tt.ones((100,) * 200)):.3f}")
@@ -58,6 +61,9 @@ def normalize(t: Train) -> Train:
 
     Returns:
       Train of the kind, shape, TT-ranks and dtype of ``t``.
+
+    Raises:
+      TypeError: ``t`` is no train. ValueError: it is a batch of them.
 
     Example:
       >>> from tensorjax import tt

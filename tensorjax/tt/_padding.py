@@ -112,6 +112,9 @@ def effective_ranks(t: TT | TTMatrix) -> tuple[Any, ...]:
     Returns:
       (1, r_1, …, r_{d−1}, 1): Python ints, or traced integers under jit.
 
+    Raises:
+      TypeError: ``t`` is no train. ValueError: it is a batch of them.
+
     Example:
       >>> from tensorjax import tt
       >>> tt.effective_ranks(tt.pad(tt.ones((2, 3)), 4))

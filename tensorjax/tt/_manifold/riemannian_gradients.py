@@ -112,7 +112,7 @@ class _Momentum(NamedTuple):
 def riemannian_descent(
     learning_rate: Scalar | Callable[[Any], Scalar], *, momentum: float = 0.0
 ) -> Optimizer:
-    """Riemannian gradient descent on trains of fixed TT-ranks, in Optax's form.
+    """Returns a Riemannian gradient descent optimiser of trains of fixed TT-ranks, in Optax's form.
 
     ``update(gradient, state, x)`` takes the Riemannian gradient of `riemannian_grad`, and
     ``optax.apply_updates(x, updates)`` is the retracted step: a train of the ranks of ``x``.
@@ -163,7 +163,7 @@ def riemannian_descent(
 
 
 def riemannian_cg() -> Optimizer:
-    """Riemannian conjugate gradients with a line search at fixed TT-ranks, in Optax's form.
+    """Returns a Riemannian conjugate gradient optimiser of trains of fixed TT-ranks, for Optax.
 
     ``update(gradient, state, x, value=…, value_fn=…)`` needs two extra arguments, as `optax.lbfgs`
     does: the present loss, and the loss as a function of the train. The gradient is that of
