@@ -296,19 +296,25 @@ def matrix_from_dense(
       w: (∏ m_k, ∏ n_k), floating or complex.
       row_shape: (m_1, …, m_d).
       col_shape: (n_1, …, n_d), as many.
-      tol, rank, method, key: as for `from_dense`.
+      tol: relative error in the Frobenius norm; alone it picks the ranks, outside jit.
+      rank: one int for all bonds or one per interior bond; static, so it works under jit.
+      method: "auto", "svd", "gram" or "randomized", as for `from_dense`.
+      key: for "randomized"; a fixed draw if None.
 
     Returns:
       TTMatrix with cores (r_{k−1}, m_k, n_k, r_k).
 
     Raises:
       ValueError: ``w`` is not of shape (∏ m_k, ∏ n_k), and all that `from_dense` raises.
+      TypeError: integer data, or ``tol`` alone under a JAX transformation.
 
     Example:
       >>> import jax.numpy as jnp
       >>> from tensorjax import tt
       >>> tt.matrix_from_dense(jnp.eye(6), (2, 3), (2, 3), tol=1e-5).ranks
       (1, 1, 1)
+
+    Source: Oseledets (2011), section 4.3, for the folding; algorithm 1 as in `from_dense`.
     """
     pairs = _mode_pairs(row_shape, col_shape)
     rows, cols = zip(*pairs, strict=True)
