@@ -48,6 +48,8 @@ WIDE, MOST_ROWS = 2**14, 512
 LEAST_GRAM, FEW_WIDE, FEW_TALL, FEW_OTHERS = 2**13, 16, 4, 64
 # Elements below which a TT-SVD is one Gram matrix a bond, without a choice of methods and cuts.
 SMALL_ARRAY = 2**16
+# The same in C++, which has no overhead of calls, and no random sketches.
+MODEST_ARRAY = 2**20
 # Random numbers drawn before a sampling sweep at most: 64 MiB in double precision.
 MOST_NOISE = 2**23
 
@@ -251,6 +253,14 @@ def _small_array(arrays: Arrays, facts: Facts) -> bool:
     return arrays[0].size < SMALL_ARRAY
 
 
+def _modest_array(arrays: Arrays, facts: Facts) -> bool:
+    return arrays[0].size < MODEST_ARRAY
+
+
+def _several_modes(arrays: Arrays, facts: Facts) -> bool:
+    return arrays[0].ndim > 1
+
+
 def _gram_resolves(arrays: Arrays, facts: Facts) -> bool:
     share = facts["share"]
     return facts["method"] != "svd" and share is not None and share >= facts["floor"]()
@@ -348,6 +358,13 @@ small_array = Condition(
     "calls of NumPy are what small arrays cost: no choice of methods, no attempt that may fail",
     _CORE + "shapes",
 )
+modest_array = Condition(
+    f"fewer than {_power(MODEST_ARRAY)} elements",
+    _modest_array,
+    "C++ has one method, a Gram matrix for several bonds; larger arrays gain by random sketches",
+    _CORE + "shapes",
+)
+several_modes = Condition("two modes or more", _several_modes, "one mode has no bond")
 gram_resolves = Condition(
     "tol alone, above the roundoff of Gram matrices",
     _gram_resolves,

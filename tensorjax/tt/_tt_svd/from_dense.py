@@ -15,8 +15,8 @@ from tensorjax._cores.unfoldings import absorb, merge, tall
 from tensorjax._eager import evaluated_eagerly
 from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax._kernels.choice import choose_kernel
-from tensorjax._kernels.conditions import MOST_ROWS
-from tensorjax._kernels.table import CPP, HOST, NUMPY, SMALL
+from tensorjax._kernels.conditions import MOST_ROWS, SMALL_ARRAY
+from tensorjax._kernels.table import CPP, HOST, NUMPY, Kernel
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax._typing import ArrayLike
@@ -26,7 +26,7 @@ from tensorjax.tt._algebra import unfold
 from tensorjax.tt._constructors import _mode_pairs
 from tensorjax.tt._padding import padded_to
 from tensorjax.tt._tt_svd.on_host import tt_svd
-from tensorjax.tt._tt_svd.small_arrays import least_share, small_tt_svd
+from tensorjax.tt._tt_svd.small_arrays import compiled_tt_svd, least_share, small_tt_svd
 
 # Rank expected of unknown data.
 _GUESS = 12
@@ -156,8 +156,12 @@ def _in_range(
 
     def cores(x: np.ndarray) -> list[Any]:
         with _blas_threads.one_thread(x.size < THREADS):
-            if caps is None and asked.share is not None and _is_small(x, asked):
-                return small_tt_svd(x, asked.share)
+            if caps is None and asked.share is not None:
+                kernel = _kernel(x, asked)
+                if kernel is CPP and (found := compiled_tt_svd(x, asked.share)):
+                    return found
+                if kernel is not NUMPY and x.size < SMALL_ARRAY:
+                    return small_tt_svd(x, asked.share)
             return in_single(x, asked, x.ndim - 1, compress) if caps is None else compress(x, asked)
 
     try:
@@ -172,9 +176,9 @@ def _in_range(
     return small, exponent, cores(small)
 
 
-def _is_small(x: np.ndarray, asked: Asked) -> bool:
+def _kernel(x: np.ndarray, asked: Asked) -> Kernel:
     facts = {"method": asked.method, "share": asked.share, "floor": lambda: least_share(x.dtype)}
-    return choose_kernel("tt.from_dense(tol=)", (x,), HOST, **facts) is SMALL
+    return choose_kernel("tt.from_dense(tol=)", (x,), HOST, **facts)
 
 
 def _holds(train: TT, x: np.ndarray, exponent: int, tol: float) -> bool:
@@ -292,19 +296,25 @@ def matrix_from_dense(
       w: (∏ m_k, ∏ n_k), floating or complex.
       row_shape: (m_1, …, m_d).
       col_shape: (n_1, …, n_d), as many.
-      tol, rank, method, key: as for `from_dense`.
+      tol: relative error in the Frobenius norm; alone it picks the ranks, outside jit.
+      rank: one int for all bonds or one per interior bond; static, so it works under jit.
+      method: "auto", "svd", "gram" or "randomized", as for `from_dense`.
+      key: for "randomized"; a fixed draw if None.
 
     Returns:
       TTMatrix with cores (r_{k−1}, m_k, n_k, r_k).
 
     Raises:
       ValueError: ``w`` is not of shape (∏ m_k, ∏ n_k), and all that `from_dense` raises.
+      TypeError: integer data, or ``tol`` alone under a JAX transformation.
 
     Example:
       >>> import jax.numpy as jnp
       >>> from tensorjax import tt
       >>> tt.matrix_from_dense(jnp.eye(6), (2, 3), (2, 3), tol=1e-5).ranks
       (1, 1, 1)
+
+    Source: Oseledets (2011), section 4.3, for the folding; algorithm 1 as in `from_dense`.
     """
     pairs = _mode_pairs(row_shape, col_shape)
     rows, cols = zip(*pairs, strict=True)
