@@ -4,7 +4,7 @@ import inspect
 import re
 from collections.abc import Callable
 
-SECTIONS = ("Args", "Attributes", "Returns", "Yields", "Raises", "Example", "Examples")
+SECTIONS = ("Args", "Attributes", "Returns", "Yields", "Raises", "Warns", "Example", "Examples")
 SPAN = re.compile(r"(``.+?``|`[^`\n]+?`)", re.DOTALL)
 ITEM = re.compile(r"(\*{0,2}\w[\w.]*(?:, \*{0,2}\w[\w.]*)*)(?: \([^)]*\))?: (?=\S)")
 Link = Callable[[str], str | None]
