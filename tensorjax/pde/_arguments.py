@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._cores.unfoldings import Cores
 
 
 def backend(*values: Any) -> Any:
@@ -33,6 +34,11 @@ def _argument(v: Any) -> Any:
     if _check.is_traced(v) or np.ndim(v):
         return jnp.asarray(v)
     return jnp.asarray(np.reshape(np.asarray(v), 1))[0]
+
+
+def hosted_cores(t: Any) -> Cores:
+    """Converts a train's or a TT-matrix's cores to float64 NumPy arrays."""
+    return [np.asarray(c, np.float64) for c in t.cores]
 
 
 def generator_of(key: Any) -> np.random.Generator:

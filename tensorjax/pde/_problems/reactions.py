@@ -14,7 +14,7 @@ from tensorjax._cores.scaling import balanced
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax._typing import ArrayLike, KeyOrGenerator
-from tensorjax.pde._arguments import coefficient, floats
+from tensorjax.pde._arguments import coefficient, floats, hosted_cores
 from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._initial_states.functions_by_values import entrywise
@@ -242,8 +242,8 @@ class AdvectionDiffusionReaction(Problem):
 
     def _by_products(self, v: TT, tol: float) -> TT:
         """Computes the reaction polynomial Σ_{k ≥ 2} c_k vᵏ."""
-        cores = [np.asarray(c).astype(np.float64) for c in v.cores]
-        return TT._unchecked(tuple(polynomial(cores, self._polynomial, tol))).astype(v.dtype)
+        cores = polynomial(hosted_cores(v), self._polynomial, tol)
+        return TT._unchecked(tuple(cores)).astype(v.dtype)
 
     def _by_entries(self, v: TT, tol: float) -> TT:
         f = self._function

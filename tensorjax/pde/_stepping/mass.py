@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorjax._cores.unfoldings import Cores, absorb, times_right
+from tensorjax._cores.orthogonalization import left_qr, right_orthogonal
+from tensorjax._cores.overlaps import bond_overlap
+from tensorjax._cores.unfoldings import Cores, absorb, times_right, weighted_sum
 
 # The constant is faded out as exp(−(x/a)^p), x from −1 to 1 along an axis, a and p as here.
 _WIDTH, _POWER = 0.6, 8
@@ -45,7 +47,7 @@ def mass_of(cores: Cores, weights: Sequence[Any]) -> float:
     """Computes the mass ∫ v dy by the quadrature weights of every axis."""
     left = np.ones(1)
     for c, w in zip(cores, weights, strict=True):
-        left = left @ (w @ c)
+        left = left @ weighted_sum(c, w)
     return float(left[0])
 
 
@@ -98,7 +100,7 @@ def corrected(cores: Cores, at: Quadrature, target: float) -> Corrected | None:
     out = [c for _, _, c in others]
     lacks = target - mass_of([*out, core], at.weights)
     out.append(core + (lacks / mass * change if mass > 0 else 0.0))
-    return Corrected(_right_orthogonal(out), abs(share) * size**0.5)
+    return Corrected(right_orthogonal(out, scale=False)[0], abs(share) * size**0.5)
 
 
 def _sweep(cores: Cores, at: Quadrature, share: float) -> Iterator[tuple[Any, float, Any]]:
@@ -109,35 +111,21 @@ def _sweep(cores: Cores, at: Quadrature, share: float) -> Iterator[tuple[Any, fl
     rights = [(np.ones(1), np.ones(1))]
     for c, w, g in zip(cores[:0:-1], at.weights[:0:-1], at.faded[:0:-1], strict=True):
         mass, seen = rights[-1]
-        rights.append(((w @ c) @ mass, (g @ c) @ seen))
+        rights.append((weighted_sum(c, w) @ mass, weighted_sum(c, g) @ seen))
     mass_left, seen_left = np.ones(1), np.ones(1)
     core = cores[0]
     for k, (w, g) in enumerate(zip(at.weights, at.faded, strict=True)):
         mass_right, seen_right = rights[len(cores) - 1 - k]
-        r, n, s = core.shape
         change = seen_left[:, None, None] * g[:, None] * seen_right
-        flat = change.reshape(r * n, s)
         if k < len(cores) - 1:
-            u = np.linalg.qr(core.reshape(r * n, s))[0]
-            flat = flat - u @ (u.T @ flat)
-            change = flat.reshape(r, n, s)
-        mass = float(mass_left @ (w @ change) @ mass_right)
+            u, _ = left_qr(core)
+            change = change - times_right(u, bond_overlap(u, change))
+        mass = float(mass_left @ weighted_sum(change, w) @ mass_right)
         core = core + share * change
         if k == len(cores) - 1:
             yield change, mass, core
             return
-        q, rest = np.linalg.qr(core.reshape(r * n, s))
-        q = q.reshape(r, n, -1)
+        q, rest = left_qr(core)
         yield change, mass, q
-        mass_left, seen_left = mass_left @ (w @ q), seen_left @ (g @ q)
+        mass_left, seen_left = mass_left @ weighted_sum(q, w), seen_left @ weighted_sum(q, g)
         core = absorb(rest, cores[k + 1])
-
-
-def _right_orthogonal(cores: Cores) -> Cores:
-    out: Cores = []
-    core = cores[-1]
-    for before in cores[-2::-1]:
-        q, r = np.linalg.qr(core.reshape(len(core), -1).T)
-        out.append(q.T.reshape(-1, *core.shape[1:]))
-        core = times_right(before, r.T)
-    return [core, *out[::-1]]
