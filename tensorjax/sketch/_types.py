@@ -116,7 +116,7 @@ class Projection:
     @property
     def ranks(self) -> tuple[int, ...]:
         """Interior TT-ranks of the map or of its rows; empty if they have none."""
-        return ()
+        return tuple(c.shape[-1] for c in getattr(self, "cores", ())[:-1])
 
     @property
     def dtype(self) -> DType:
@@ -126,7 +126,7 @@ class Projection:
     @property
     def size(self) -> int:
         """Number of the map's stored random entries (of one map, batch axes left out)."""
-        raise TypeError("an abstract map stores nothing")
+        return sum(math.prod(a.shape[-self._array_ndim :]) for a in jax.tree.leaves(self))
 
     def astype(self, dtype: DTypeLike) -> Self:
         """Returns the map with its stored floating-point entries cast to ``dtype``.
@@ -194,16 +194,6 @@ class Kronecker(Projection):
         """Modes (m_1, …, m_d) of the Kronecker map's output."""
         return tuple(c.shape[-3] for c in self.cores)
 
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Interior TT-ranks (r_1, …, r_{d-1}) of the Kronecker map."""
-        return tuple(c.shape[-1] for c in self.cores[:-1])
-
-    @property
-    def size(self) -> int:
-        """Number of entries stored in the Kronecker map, Σ r_{k-1} m_k n_k r_k."""
-        return sum(math.prod(c.shape[-4:]) for c in self.cores)
-
 
 @_map_type("matrix")
 class Dense(Projection):
@@ -211,11 +201,6 @@ class Dense(Projection):
 
     _array_ndim: ClassVar[int] = 2
     matrix: jax.Array
-
-    @property
-    def size(self) -> int:
-        """Number of entries stored in the dense map, M N."""
-        return math.prod(self.matrix.shape[-2:])
 
 
 @_map_type("index", "sign")
@@ -251,16 +236,6 @@ class TTRows(Projection):
     _array_ndim: ClassVar[int] = 4
     cores: tuple[jax.Array, ...]
 
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Interior TT-ranks (r_1, …, r_{d-1}) of a row of the map."""
-        return tuple(c.shape[-1] for c in self.cores[:-1])
-
-    @property
-    def size(self) -> int:
-        """Number of entries stored in the map of TT rows, M Σ r_{k-1} n_k r_k."""
-        return sum(math.prod(c.shape[-4:]) for c in self.cores)
-
 
 @_map_type("factors")
 class CPRows(Projection):
@@ -277,8 +252,3 @@ class CPRows(Projection):
     def terms(self) -> int:
         """Number T of rank-one terms in a row of the map."""
         return self.factors[0].shape[-2]
-
-    @property
-    def size(self) -> int:
-        """Number of entries stored in the map of CP rows, M T Σ n_k."""
-        return sum(math.prod(a.shape[-3:]) for a in self.factors)
