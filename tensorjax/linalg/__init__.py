@@ -72,7 +72,4 @@ __all__ = [
     "svd",
     "truncated_svd",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy  # for `dir`: the public names alone

@@ -46,7 +46,4 @@ __all__ = [
     "to_tt",
     "wirings",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy  # for `dir`: the public names alone

@@ -71,7 +71,4 @@ __all__ = [
     "to_embedding",
     "to_linear",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy  # for `dir`: the public names alone

@@ -44,10 +44,7 @@ from tensorjax.pde._stepping.times import check_span, step_count
 from tensorjax.pde.physical import evaluate
 
 __all__ = ["Fields", "FlowMap", "Flowed", "Flown", "integrate"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy  # for `dir`: the public names alone
 
 
 # Fields are moved only if they lower the normal component to this share of that at rest.

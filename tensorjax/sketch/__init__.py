@@ -46,10 +46,7 @@ __all__ = [
     "variance",
     "variance_bound",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy  # for `dir`: the public names alone
 
 
 if not TYPE_CHECKING:

@@ -195,7 +195,4 @@ __all__ = [
     "zeros_like",
     "zeros_matrix",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy  # for `dir`: the public names alone

@@ -50,7 +50,4 @@ __all__ = [
     "to_dense",
     "to_tt",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy  # for `dir`: the public names alone
