@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import tensorjax
 from tensorjax import _native, convert, linalg, mera, nn, pde, sketch, tt, tucker
+from tensorjax._cores import dense_decompositions
 from tensorjax._kernels import conditions
 from tensorjax._kernels.report import markdown
 from tensorjax._kernels.table import CALL, CPP, FIXED, HOST, REMARKS, TABLE, TRACE
@@ -264,19 +265,19 @@ CALLS: dict[str, tuple[Callable[[Given], Any], tuple[Any, str], tuple[Any, str],
     ),
     "tt.from_dense(tol=)": (
         lambda g: tt.from_dense(g.dense, tol=1e-4, rank=2),
-        (from_dense, "_dynamic"), (from_dense, "_static"), MESH,
+        (dense_decompositions, "to_tolerance"), (from_dense, "_static"), MESH,
     ),
     "tt.from_dense(rank=)": (
         lambda g: tt.from_dense(g.dense, rank=2),
-        (from_dense, "_ranked"), (from_dense, "_static"), SINGLE,
+        (dense_decompositions, "to_ranks"), (from_dense, "_static"), SINGLE,
     ),
     "tucker.from_dense(tol=)": (
         lambda g: tucker.from_dense(g.dense, tol=1e-4, rank=5),
-        (_hosvd, "_dynamic"), (_hosvd, "_static"), MESH,
+        (dense_decompositions, "to_tolerance"), (_hosvd, "_static"), MESH,
     ),
     "tucker.from_dense(rank=)": (
         lambda g: tucker.from_dense(g.dense, rank=4),
-        (_hosvd, "_ranked"), (_hosvd, "_static"), SINGLE,
+        (dense_decompositions, "to_ranks"), (_hosvd, "_static"), SINGLE,
     ),
     "tucker.round(tol=)": (
         lambda g: tucker.round(g.u, tol=1e-4, rank=2),

@@ -9,7 +9,7 @@ import pytest
 
 from experiments.bench import _drawn, _plain
 from tensorjax import linalg, tt, tucker
-from tensorjax.linalg import _predicted_times, _subspaces_on_host
+from tensorjax.linalg import _host_precision, _predicted_times, _subspaces_on_host
 from tensorjax.linalg._subspaces_on_host import Asked, leading
 from tensorjax.tt._tt_svd import on_host
 from tests.oracles import compilations, dense, eps, error, norm
@@ -234,7 +234,7 @@ def test_single_precision_is_not_tried_in_vain():
             tried.append(asked.narrow)
             return [a]
 
-        _subspaces_on_host.in_single(x, Asked(share=share), bonds, compress)
+        _host_precision.in_single(x, Asked(share=share), bonds, compress)
         assert len(tried) == 1, (bonds, share)
 
 

@@ -33,7 +33,7 @@ from tensorjax._kernels.table import CPP, NUMPY, TRACE
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax.linalg import Method
-from tensorjax.linalg._subspaces_on_host import budget
+from tensorjax.linalg._host_precision import budget
 from tensorjax.tt._algebra import folded
 from tensorjax.tt._padding import padded_ranks, padded_to, trim
 
