@@ -37,11 +37,6 @@ from tensorjax.tt._rounding.rounding import round
 
 Train = TypeVar("Train", TT, TTMatrix)
 Rank = int | Sequence[int] | None
-# Columns of the independent sketch that estimates the error made with a tolerance.
-_PROBES = 48
-# Parts of a tolerance: of the truncation by singular values, and of what the sketches may miss, by
-# an estimate that may be off by a factor of two.
-_TRUNCATION, _SKETCH = 0.7, 0.35
 
 
 @placed
@@ -445,19 +440,11 @@ def _dynamic(terms: Sequence[Any], weights: Sequence[Any], tol: float, key: Any,
     hosted = [tuple(jax.tree.map(np.asarray, t) for t in term) for term in terms]
     factors = [factors_of(term, wide) for term in hosted]
     weights = [np.asarray(w).astype(wide) for w in weights]
-    full, modes = _full_ranks(terms)
     keys = (None, None) if key is None else jax.random.split(key)
     probe = jax.random.key(1) if keys[1] is None else keys[1]
-    width = max(max(t.ranks) for term in terms for t in term) + linalg.OVERSAMPLE
-    while True:
-        widths = cut_ranks((1, *(min(width, f) for f in full), 1), modes)[1:-1]
-        cores = balanced(*fused.projected(factors, weights, widths, keys[0]))
-        exact = widths == full
-        if exact or fused.missed(factors, weights, cores, _PROBES, probe) <= _SKETCH * tol:
-            break
-        width *= 2
+    cores, exact = fused.within(factors, weights, tol, keys[0], probe)
     found = TT._unchecked(tuple(jax.device_put(cores)))
-    if len(modes) > 1:
-        part = tol if exact else max(_TRUNCATION * tol, 10 * linalg.epsilon(wide))
+    if len(cores) > 1:
+        part = tol if exact else max(fused.TRUNCATION * tol, 10 * linalg.epsilon(wide))
         found = round(found, tol=part)
     return found.astype(dtype)

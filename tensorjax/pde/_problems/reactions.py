@@ -7,10 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from tensorjax import _check, linalg
+from tensorjax import _check
 from tensorjax._cores import products, rounding
-from tensorjax._cores.ranks import cut_ranks
-from tensorjax._cores.scaling import balanced
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax._typing import ArrayLike, KeyOrGenerator
@@ -30,9 +28,6 @@ from tensorjax.tt._rounding import rounded_sums as fused
 
 # Number of random points of the box at which the sign of variable conductivities is checked.
 _LOOKS = 1000
-# Columns of the sketch that measures the error of a product; and shares of the tolerance, as in
-# `tt.linear_combination`: for the truncation by singular values, and for the error of sketches.
-_PROBES, _TRUNCATION, _SKETCH = 48, 0.7, 0.35
 
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
@@ -288,17 +283,8 @@ def polynomial(cores: Cores, coefficients: Sequence[float], tol: float) -> Cores
 
 def _products(pairs: Sequence[tuple[Cores, Cores]], weights: list[float], tol: float) -> Cores:
     """Computes and rounds a reaction's Σ w x∘y without the products, whose ranks multiply."""
-    terms = [list(zip(x, y, strict=True)) for x, y in pairs]
-    modes = [c.shape[1] for c in pairs[0][0]]
-    if len(modes) == 1:
+    if len(pairs[0][0]) == 1:
         return [sum(w * x[0] * y[0] for w, (x, y) in zip(weights, pairs, strict=True))]
-    bonds = [[len(x) * len(y) for x, y in term] for term in terms]
-    full = cut_ranks((*map(sum, zip(*bonds, strict=True)), 1), modes)[1:-1]
-    width = max(len(c) for pair in pairs for x in pair for c in x) + linalg.OVERSAMPLE
-    while True:
-        widths = cut_ranks((1, *(min(width, f) for f in full), 1), modes)[1:-1]
-        cores = balanced(*fused.projected(terms, weights, widths, None))
-        missed = fused.missed(terms, weights, cores, _PROBES, jax.random.key(1))
-        if widths == full or missed <= _SKETCH * tol:
-            return rounding.rounded(cores, _TRUNCATION * tol)
-        width *= 2
+    terms = [list(zip(x, y, strict=True)) for x, y in pairs]
+    cores, _ = fused.within(terms, weights, tol, None, jax.random.key(1))
+    return rounding.rounded(cores, fused.TRUNCATION * tol)
