@@ -20,13 +20,13 @@ from tensorjax._cores import dense_decompositions
 from tensorjax._kernels import conditions
 from tensorjax._kernels.report import markdown
 from tensorjax._kernels.table import CALL, CPP, FIXED, HOST, REMARKS, TABLE, TRACE
-from tensorjax.mera import _inner as mera_inner
+from tensorjax.mera import _overlap_network as mera_inner
 from tensorjax.mera import _to_dense as mera_to_dense
 from tensorjax.mera import _to_tt as mera_to_tt
 from tensorjax.sketch import _apply, _apply_on_host
-from tensorjax.tt import _inner, _products, _products_on_host, _sample
+from tensorjax.tt import _born_sampling, _norms, _products, _products_on_host
 from tensorjax.tt._arrays import reshaping
-from tensorjax.tt._evaluation import evaluate, on_host
+from tensorjax.tt._evaluation import evaluate, numpy_entries
 from tensorjax.tt._rounding import rounding
 from tensorjax.tt._tt_svd import from_dense
 from tensorjax.tucker import _hosvd
@@ -236,9 +236,9 @@ SINGLE, MESH = {"free", "committed"}, {"free", "committed", "mesh"}
 # of the operands for which NumPy serves first calls.
 CALLS: dict[str, tuple[Callable[[Given], Any], tuple[Any, str], tuple[Any, str], set[str]]] = {
     "tt.inner": (
-        lambda g: tt.inner(g.x, g.y), (_products_on_host, "_swept"), (_inner, "_inner"), SINGLE,
+        lambda g: tt.inner(g.x, g.y), (_products_on_host, "_swept"), (_norms, "_inner"), SINGLE,
     ),
-    "tt.norm": (lambda g: tt.norm(g.x), (_products_on_host, "_swept"), (_inner, "_norm"), SINGLE),
+    "tt.norm": (lambda g: tt.norm(g.x), (_products_on_host, "_swept"), (_norms, "_norm"), SINGLE),
     "tt.hadamard": (
         lambda g: tt.hadamard(g.x, g.y),
         (_products_on_host._PRODUCTS, "hadamard"), (_products, "exact_hadamard"), SINGLE,
@@ -253,11 +253,11 @@ CALLS: dict[str, tuple[Callable[[Given], Any], tuple[Any, str], tuple[Any, str],
     ),
     "tt.evaluate": (
         lambda g: tt.evaluate(g.x, g.indices),
-        (on_host, "entries"), (evaluate, "_evaluate"), SINGLE,
+        (numpy_entries, "entries"), (evaluate, "_evaluate"), SINGLE,
     ),
     "tt.contract_modes": (
         lambda g: tt.contract_modes(g.x, {0: g.v}),
-        (on_host, "contracted"), (evaluate, "_contract_modes"), SINGLE,
+        (numpy_entries, "contracted"), (evaluate, "_contract_modes"), SINGLE,
     ),
     "tt.round(tol=)": (
         lambda g: tt.round(g.twice, tol=1e-4, rank=2),
@@ -293,7 +293,7 @@ CALLS: dict[str, tuple[Callable[[Given], Any], tuple[Any, str], tuple[Any, str],
     ),
     "tt.sample": (
         lambda g: tt.sample(jax.random.key(3), g.x, 4),
-        (_sample, "_on_host"), (_sample, "_sample"), SINGLE,
+        (_born_sampling, "_on_host"), (_born_sampling, "_sample"), SINGLE,
     ),
     "mera.norm": (
         lambda g: mera.norm(g.m), (mera_inner, "on_device"), (mera_inner, "_norm_of"), SINGLE,

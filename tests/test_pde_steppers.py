@@ -15,7 +15,7 @@ from tensorjax.pde._discretization.affine_operators import (
     differentiated,
 )
 from tensorjax.pde._maps.coordinate_path import Moment, Path, jumps, told
-from tensorjax.pde._stepping.rounded_sums import Applied, Train, relative_norm, rounded
+from tensorjax.pde._stepping.sketched_sums import Applied, Train, relative_norm, rounded
 from tensorjax.pde.coords import Prescribed
 
 T1 = 0.5

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._cores import products, rounding
+from tensorjax._cores import products, rounding_methods
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax._typing import HostArray
@@ -118,7 +118,7 @@ class Gaussian(_Start):
         points = [p - c for p, c in zip(box.points, center, strict=True)]
         cores = _hermite.gaussian(points, self._precision(map), _PART * tol)
         cores[0] = cores[0] * (self.mass * self._density)
-        return rounding.rounded(cores, (1 - _PART) * tol)
+        return rounding_methods.rounded(cores, (1 - _PART) * tol)
 
     def ranks(self, tol: float, map: AffineMap | None = None) -> tuple[int, ...]:
         """Returns TT-ranks of the Gaussian start, in closed form, for relative error ``tol``."""
@@ -207,7 +207,7 @@ class Mixture(_Start):
     def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
         """Computes cores of the mixture start on the box, at x = map.inverse(y), on the host."""
         parts = [g.cores(box, map, _PART * tol) for g in self.gaussians]
-        return rounding.rounded(products.combined(parts, self.weights), (1 - _PART) * tol)
+        return rounding_methods.rounded(products.combined(parts, self.weights), (1 - _PART) * tol)
 
     def moved(self, flow: Flow) -> "Mixture":
         """Returns the mixture as an initial state after a linear flow with noise."""

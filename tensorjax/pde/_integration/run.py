@@ -30,7 +30,7 @@ from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._maps.coordinate_path import Moment, Path, jumps, told
 from tensorjax.pde._stepping.mass import corrected, mass_of, quadrature
 from tensorjax.pde._stepping.right_side import Clock, right_side, train
-from tensorjax.pde._stepping.rounded_sums import Runaway, Train, rounded
+from tensorjax.pde._stepping.sketched_sums import Runaway, Train, rounded
 from tensorjax.pde._stepping.step_sizes import ConstantStepSize, PIDController
 from tensorjax.pde._stepping.step_truncation import Step, Trim
 from tensorjax.pde._stepping.times import reaches

@@ -52,7 +52,7 @@ def mass_of(cores: Cores, weights: Sequence[Any]) -> float:
 
 
 def mass_of_term(term: Any, weights: Sequence[Any]) -> float:
-    """Computes the mass of a term of a sum (`tensorjax.pde._stepping.rounded_sums`)."""
+    """Computes the mass of a term of a sum (`tensorjax.pde._stepping.sketched_sums`)."""
     f = np.ones((1, 1))
     for k in range(len(weights) - 1, -1, -1):
         f = term.right(k, f, weights[k][:, None])

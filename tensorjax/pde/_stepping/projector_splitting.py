@@ -28,7 +28,7 @@ from tensorjax._cores.unfoldings import Cores, absorb, times_right
 from tensorjax.pde._discretization.affine_operators import affine_states, differentiated
 from tensorjax.pde._discretization.grid import Axis
 from tensorjax.pde._stepping.right_side import Rates
-from tensorjax.pde._stepping.rounded_sums import Train, nothing, relative_norm, truncated
+from tensorjax.pde._stepping.sketched_sums import Train, nothing, relative_norm, truncated
 from tensorjax.pde._stepping.step_truncation import STAGE, Step, Trim
 
 Array = Any

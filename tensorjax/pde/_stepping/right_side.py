@@ -20,7 +20,7 @@ from tensorjax.pde._discretization.affine_operators import (
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._maps.coordinate_path import Path
-from tensorjax.pde._stepping.rounded_sums import Applied, Term, Train
+from tensorjax.pde._stepping.sketched_sums import Applied, Term, Train
 
 # Negative eigenvalues of the diffusion below this share of the largest are roundoff of the map.
 _NEGATIVE = 1e-6

@@ -20,7 +20,7 @@ from tensorjax.tt._algebra import add, conj, fold, ones_like, real, scale, trans
 from tensorjax.tt._arrays.indexing import item
 from tensorjax.tt._arrays.reshaping import permute
 from tensorjax.tt._evaluation.evaluate import contract_modes
-from tensorjax.tt._inner import distance
+from tensorjax.tt._norms import distance
 from tensorjax.tt._products import hadamard, matmul
 
 Train = TypeVar("Train", TT, TTMatrix)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._cores.rounding import svd_round
+from tensorjax._cores.rounding_methods import svd_round
 from tensorjax._cores.scaling import balanced
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT, single

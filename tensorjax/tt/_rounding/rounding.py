@@ -23,7 +23,7 @@ from tensorjax._cores.orthogonalization import left_qr, right_lq
 from tensorjax._cores.overlaps import agree
 from tensorjax._cores.placement import placed_like
 from tensorjax._cores.ranks import feasible_ranks, rank_bounds
-from tensorjax._cores.rounding import compressed, svd_round
+from tensorjax._cores.rounding_methods import compressed, svd_round
 from tensorjax._cores.scaling import balanced
 from tensorjax._cores.unfoldings import absorb, times_right, wide
 from tensorjax._eager import evaluated_eagerly

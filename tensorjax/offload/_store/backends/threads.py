@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorjax import _check
-from tensorjax.offload._store.backends.base import FileBackend
+from tensorjax.offload._store.backends.protocol import FileBackend
 from tensorjax.offload._store.disk.files import DiskFile, MemoryFile, Say
 from tensorjax.offload._store.transfers.queue import Queue
 
