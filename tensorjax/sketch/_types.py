@@ -252,3 +252,14 @@ class CPRows(Projection):
     def terms(self) -> int:
         """Number T of rank-one terms in a row of the map."""
         return self.factors[0].shape[-2]
+
+
+def promoted(a: Any, b: Any) -> Any:
+    """Returns the dtype in which a map applies to x: JAX's standard promotion, in any mode."""
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.promote_types(jax.dtypes.canonicalize_dtype(a), jax.dtypes.canonicalize_dtype(b))
+
+
+def accumulator(dtype: Any) -> Any:
+    """Returns the dtype in which a map is applied: single precision at least."""
+    return promoted(dtype, jnp.float32)
