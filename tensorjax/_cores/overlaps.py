@@ -25,6 +25,7 @@ def difference(xs: Any, ys: Any) -> tuple[Any, Any]:
         small = [normalized(a), normalized(b)]
         # r holds both trains' left parts side by side: r = [left | right].
         pair = [tall(absorb(m, c)) for m, (c, _) in zip((left, right), small, strict=True)]
+        # A triangle of both, not their Gram matrices: nothing is squared, and nothing cancels.
         r = short(xp.concatenate(pair, axis=-1))
         left, p = normalized(r[:, : a.shape[-1]])
         right, q = normalized(r[:, a.shape[-1] :])

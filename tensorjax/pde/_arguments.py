@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -45,11 +44,7 @@ def generator_of(key: Any) -> np.random.Generator:
     """Returns a NumPy generator to sample a problem: as given, or from a `jax.random` key."""
     if isinstance(key, np.random.Generator):
         return key
-    if not isinstance(key, jax.Array) or _check.is_traced(key):
-        raise TypeError(
-            f"key: expected jax.random.key(seed) or a NumPy generator, got {type(key).__name__}"
-        )
-    return np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
+    return _check.host_generator(key, "; a NumPy generator will do too")
 
 
 def coefficient(name: str, value: Any, shape: tuple[int, ...], *, optional: bool = False) -> Any:

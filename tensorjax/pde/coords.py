@@ -16,13 +16,19 @@ from typing import Any, get_args
 
 import numpy as np
 
-from tensorjax import _check
 from tensorjax._formats.trains import TT
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._generators import normal_component as normal
 from tensorjax.pde._generators import nuclear_norm as nuclear
 from tensorjax.pde._generators.canonical_form import leading, truncated, truncated_ranks
-from tensorjax.pde._generators.generator_inputs import Gauge, Motion, Setting, filtered, visible
+from tensorjax.pde._generators.generator_inputs import (
+    Gauge,
+    Motion,
+    Setting,
+    filtered,
+    rates_of_motion,
+    visible,
+)
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._problems.problem import RightSide
 
@@ -107,15 +113,7 @@ class Prescribed:
         """Evaluates the coordinate motion given for time t, with its shapes checked."""
         given = self.motion(t)
         sigma, beta = given if isinstance(given, tuple) else (given, np.zeros(box.dim))
-        sigma, beta = np.asarray(sigma, np.float64), np.asarray(beta, np.float64)
-        for name, value, shape in (
-            ("sigma", sigma, (box.dim, box.dim)),
-            ("beta", beta, (box.dim,)),
-        ):
-            if value.shape != shape:
-                raise ValueError(f"motion: expected {name} of shape {shape}, got {value.shape}")
-            _check.finite(f"motion: {name}", value)
-        return Motion(sigma, beta)
+        return Motion(*rates_of_motion("motion", sigma, beta, box.dim))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -104,6 +104,7 @@ def _spanning(rows: np.ndarray) -> tuple[list[int], np.ndarray]:
         rest = rest - np.outer(rest @ q, q)
     if not chosen:
         return [], np.zeros((len(rows), 0))
+    # Least squares on rows of norm one: what the elimination knows of them has lost digits by then.
     found = np.linalg.lstsq(unit[chosen].T, unit.T, rcond=None)[0].T
     found[np.abs(found) < 1e-13] = 0
     return chosen, found * norms[:, None] / norms[chosen]

@@ -132,6 +132,8 @@ def _rows(a: np.ndarray, tol: float) -> tuple[np.ndarray, np.ndarray]:
         if sizes.sum() <= tol**2 * whole:
             break
         j = int(sizes.argmax())
+        # Orthogonalised a second time, for cancellation leaves the residual its roundoff over its
+        # size; twice is enough (Kahan, in Parlett, "The Symmetric Eigenvalue Problem", 6.9).
         q = rest[j] - basis[:r].T @ (basis[:r] @ rest[j])
         basis[r] = q / np.linalg.norm(q)
         rest -= np.outer(rest @ basis[r], basis[r])

@@ -44,9 +44,9 @@ def drawn(
     return _found(name, of_index, box.shape, tol, draw, seed)
 
 
-def entrywise(name: str, f: Callable[[Any], Any], v: TT, tol: float) -> Cores:
+def entrywise(f: Callable[[Any], Any], v: TT, tol: float) -> Cores:
     """Approximates f(v), entry by entry, by its values where v² is drawn; f(0) is split off."""
-    cores = hosted_cores(v)
+    cores, name = hosted_cores(v), "reaction"
     rest = float(_finite(name, f(np.zeros(1)))[0])
 
     def of_values(values: np.ndarray) -> np.ndarray:

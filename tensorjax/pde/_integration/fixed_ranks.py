@@ -272,7 +272,8 @@ def _fastest(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any
         if next_v is None:  # there is something faster by far
             tried = 8 * max(fastest, tried)
             continue
-        # What grows so fast in a step has about this rate, though its stages may not show it.
+        # What grows so fast in a step has about this rate, though its stages may not show it: of a
+        # large dt λ the method makes (dt λ)^order / order!, the last term of its polynomial.
         rate = (math.factorial(order) * size ** (1 / _PROBED)) ** (1 / order) / more
         v, tried = next_v, max(fastest, rate, tried / 2)
     return fastest

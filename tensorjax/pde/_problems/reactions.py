@@ -243,7 +243,7 @@ class AdvectionDiffusionReaction(Problem):
     def _by_entries(self, v: TT, tol: float) -> TT:
         f = self._function
         assert f is not None
-        return TT._unchecked(tuple(entrywise("reaction", f, v, tol))).astype(v.dtype)
+        return TT._unchecked(tuple(entrywise(f, v, tol))).astype(v.dtype)
 
 
 def _conductivity(given: Any, box: Box) -> tuple[Any, list[tuple[Term, Any]]]:

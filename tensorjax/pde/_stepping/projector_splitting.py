@@ -226,6 +226,7 @@ def _forth(parts: _Parts, v: Cores, dt: float) -> tuple[Cores, list[list[Array]]
         q, s = left_qr(core)
         out.append(q)
         lefts.append(parts.left(k, lefts[k], out[-1]))
+        # Back in time: the projection on a bond has a minus sign in that on the tangent space.
         s = _evolved(parts.on_bond(lefts[k + 1], rights[k]), s, -dt)
         core = absorb(s, v[k + 1])
     last = _evolved(parts.on_core(len(v) - 1, lefts[-1], rights[-1]), core, dt)
