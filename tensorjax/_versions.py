@@ -24,7 +24,7 @@ Rows = list[tuple[str, str]]
 
 
 def show_versions() -> None:
-    """Prints versions, devices, and which compiled kernels serve here; else why they do not.
+    """Prints versions, devices and compiled kernels, with the reason where a kernel is not used.
 
     Optional packages are not imported for it; JAX starts its backends. What it prints may go into
     a report as it is, but holds the path of the interpreter and the name of the system.
@@ -35,6 +35,8 @@ def show_versions() -> None:
       System:
           python: 3...
       Compiled kernels:...
+
+    Source: ours.
     """
     for title, rows in report().items():
         print(f"{title}:")

@@ -2,9 +2,11 @@
 
 import contextlib
 import gc
+import linecache
 import os
 import select
 import signal
+import sys
 import threading
 import time
 import warnings
@@ -23,7 +25,9 @@ pytest.importorskip("xxhash", reason="the store has an extra of its own")
 from tensorjax import offload
 from tensorjax.offload import TensorStore
 from tensorjax.offload._store import io_lifecycle
+from tensorjax.offload._store import writer as _writer
 from tensorjax.offload._store.transfers import queue as _queue
+from tensorjax.offload._store.transfers import requests as _requests
 
 MIB, PAGE = 1 << 20, 4096
 BACKENDS = [name for name in ("threads", "io_uring") if name in offload.backends()]
@@ -248,6 +252,59 @@ def test_a_write_cut_off_at_its_end_holds_up_nobody(
         store.commit()
         with store.read("x").result(30) as lease:
             np.testing.assert_array_equal(lease.array, np.full(8, 5.0))
+
+
+def test_a_write_may_be_cut_off_at_every_line(
+    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the queue's and the writer's, also where its transfers end before the call goes on."""
+    sealing = _queue.Queue.seal
+
+    def seal(queue: Any, request: Any) -> None:
+        while request.left:
+            time.sleep(0.0005)
+        sealing(queue, request)
+
+    monkeypatch.setattr(_queue.Queue, "seal", seal)
+    files = {_queue.__file__, _writer.__file__, _requests.__file__}
+
+    def cut_off(line: int) -> bool:
+        """Writes, cut off at this line; whether it has so many."""
+        left = line
+
+        def trace(frame: Any, event: str, value: Any) -> Any:
+            nonlocal left
+            if frame.f_code.co_filename not in files:
+                return None
+            here = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+            if event == "line" and not here.startswith("with "):  # no signal is seen as it ends
+                left -= 1
+                if left == 0:
+                    sys.settrace(None)
+                    raise KeyboardInterrupt
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            store.write("x", np.full(8, 4.0))
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(before)
+        return False
+
+    with filled(tmp_path, backend) as store:
+        line = 1
+        while cut_off(line):
+            store.write("x", np.full(8, float(line))).result(30)
+            with store.read("x").result(30) as lease:
+                np.testing.assert_array_equal(lease.array, np.full(8, float(line)))
+            line += 1
+        assert line > 80
+        store.commit()
+        assert not store._transport.queue.writing.used
+        assert not store._transport.queue._pending
 
 
 def test_a_lease_may_be_released_again_where_that_was_cut_off(

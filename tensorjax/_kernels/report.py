@@ -74,13 +74,14 @@ def kernel_choices(operation: str | None = None) -> KernelChoices:
     hold serves. Programs made for `jax.export` and for other platforms never hold C++.
 
     Args:
-      operation: show this one alone; names may leave out the argument in brackets.
+      operation: name of one operation, such as "tt.round(rank=)", where the argument in brackets
+        may be left out; None returns all of them.
 
     Returns:
-      `KernelChoices`, which prints as text.
+      `KernelChoices`, with one row for each candidate; it prints as text.
 
     Raises:
-      ValueError: no such operation.
+      ValueError: there is no such operation.
 
     Example:
       >>> import tensorjax
@@ -88,6 +89,8 @@ def kernel_choices(operation: str | None = None) -> KernelChoices:
       ...     print(row.stage, row.kernel, row.conditions)
       call NumPy ('concrete, each on one CPU device',)
       call program ()
+
+    Source: ours.
     """
     names = [n for n in TABLE if operation in (None, n, n.partition("(")[0])]
     if not names:

@@ -73,6 +73,12 @@ class CodeModel(nnx.Module):
             output layer is the most expensive, so ask for the masked positions alone. Those outside
             [0, length) are a ValueError; where they are traced, their logits are NaN.
           mask: as in `Trunk`.
+
+        Returns:
+          (batch, count, vocabulary), unnormalised.
+
+        Raises:
+          ValueError: ids, positions or shapes that do not fit, by name.
         """
         x = self.trunk(tokens, mask=mask)
         if positions is not None:
@@ -103,6 +109,12 @@ class CodeModel(nnx.Module):
           targets: integers (batch, count), the true tokens: −100 counts for none, others outside
             [0, vocabulary) are a ValueError, or NaN where they are traced.
           weights: (batch, count), of each target; all ones if None.
+
+        Returns:
+          Two scalars: Σ w·(−log p) and Σ w; their quotient is the mean loss.
+
+        Raises:
+          ValueError: ids, positions or shapes that do not fit, by name.
         """
         targets = check_ids("targets", targets, self.trunk.config.vocabulary, 2, ignored=True)
         return cross_entropy(self(tokens, positions, mask), targets, weights)

@@ -41,6 +41,14 @@ class DLRMConfig:
       top: hidden widths of the MLP of the interactions; one logit follows.
       table_from: tables with fewer rows stay dense.
       linear_from: linear layers with a smaller in_features × out_features stay dense.
+
+    Raises:
+      ValueError: a size that is no positive integer, or no tables.
+
+    Example:
+      >>> from tensorjax.models.dlrm import DLRMConfig
+      >>> len(DLRMConfig.criteo().tables), sum(DLRMConfig.criteo().tables)
+      (26, 33762577)
     """
 
     dense: int
@@ -66,12 +74,23 @@ class DLRMConfig:
 
     @classmethod
     def criteo(cls) -> "DLRMConfig":
-        """Returns the DLRM's sizes for Criteo Kaggle data: 26 tables, 540 million parameters."""
+        """Returns the DLRM's sizes for Criteo Kaggle data: 26 tables, 540 million parameters.
+
+        Returns:
+          `DLRMConfig` of 13 dense features and 26 tables.
+        """
         return cls(dense=13, tables=_CRITEO)
 
     @classmethod
     def tiny(cls, **changes: Any) -> "DLRMConfig":
-        """Returns a small DLRM configuration for tests: three tables and narrow MLPs."""
+        """Returns a small DLRM configuration for tests: three tables and narrow MLPs.
+
+        Args:
+          **changes: fields of the configuration that replace these.
+
+        Returns:
+          `DLRMConfig` of 4 dense features and tables of 5, 60 and 3000 rows.
+        """
         sizes = {"dense": 4, "tables": (5, 60, 3000), "features": 8, "bottom": (16,), "top": (32,)}
         return cls(**{**sizes, "table_from": 50, "linear_from": 256, **changes})
 
@@ -115,7 +134,7 @@ class DLRM(nnx.Module):
       rngs: stream "params".
 
     Raises:
-      TypeError: a spec that is none.
+      TypeError: a spec that is no layer specification of `tensorjax.nn`.
       ValueError: sizes or shapes that do not fit, by name.
 
     Example:
@@ -170,6 +189,12 @@ class DLRM(nnx.Module):
           dense: floats (batch, dense).
           categories: integers (batch, number of tables), column k in [0, tables[k]). Others are a
             ValueError; where ids are traced, as under `jax.jit`, the logit of their row is NaN.
+
+        Returns:
+          (batch,), one unnormalised logit for each row.
+
+        Raises:
+          ValueError: shapes that do not fit, or categories out of range.
         """
         dense, shape = jnp.asarray(dense), np.shape(categories)
         batch = dense.shape[0] if dense.ndim else 0

@@ -55,6 +55,15 @@ class EncoderConfig:
         parameters; a masked language model then finds its neighbours without a long plateau.
       norm_first: layer norms before attention and MLP ("pre-LN", with one more at the end) instead
         of after the residual sums, as BERT has them. The embeddings have their norm in both.
+
+    Raises:
+      ValueError: a size that is no positive integer, heads that do not divide the features, a rate
+        outside [0, 1).
+
+    Example:
+      >>> from tensorjax.models.encoder import EncoderConfig
+      >>> EncoderConfig(classes=2).layers, EncoderConfig.tiny().features
+      (6, 32)
     """
 
     vocabulary: int = 30522
@@ -79,7 +88,14 @@ class EncoderConfig:
 
     @classmethod
     def tiny(cls, **changes: Any) -> "EncoderConfig":
-        """Returns a small encoder configuration for tests: two blocks of width 32."""
+        """Returns a small encoder configuration for tests: two blocks of width 32.
+
+        Args:
+          **changes: fields of the configuration that replace these.
+
+        Returns:
+          `EncoderConfig` of 128 tokens, sequences of up to 16, without dropout.
+        """
         sizes = {"vocabulary": 128, "features": 32, "layers": 2, "heads": 4, "hidden": 64}
         return cls(**{**sizes, "length": 16, "dropout": 0.0, **changes})
 
@@ -156,6 +172,21 @@ class Trunk(nnx.Module):
       dtype: of the computation; that of the parameters if None.
       param_dtype: of the parameters.
       rngs: streams "params" and "dropout".
+
+    Raises:
+      TypeError: a spec that is no layer specification of `tensorjax.nn`.
+      ValueError: sizes or shapes that do not fit, by name.
+
+    Example:
+      >>> from flax import nnx
+      >>> from tensorjax import nn
+      >>> from tensorjax.models.encoder import EncoderConfig, Trunk
+      >>> config = EncoderConfig.tiny()
+      >>> trunk = Trunk(config, linear=nn.Dense(), embedding=nn.Dense(), rngs=nnx.Rngs(0))
+      >>> len(trunk.blocks)                 # trunk(tokens) is (batch, length, features)
+      2
+
+    Source: Devlin et al., arXiv 1810.04805.
     """
 
     def __init__(
@@ -204,6 +235,12 @@ class Trunk(nnx.Module):
           mask: booleans, or integers as tokenizers give them, true where a token may be attended
             to; by default where it is not the padding. Positions that are masked do not change the
             others; their own vectors have no meaning.
+
+        Returns:
+          (batch, length, features).
+
+        Raises:
+          ValueError: ids out of range, shapes that differ, or sequences that are too long or empty.
         """
         tokens = check_ids("tokens", tokens, self.config.vocabulary, 2)
         length = check_length(tokens, self.config.length)
@@ -239,7 +276,7 @@ class Encoder(nnx.Module):
       embedding, dtype, param_dtype, rngs: as for `Trunk`.
 
     Raises:
-      TypeError: a spec that is none.
+      TypeError: a spec that is no layer specification of `tensorjax.nn`.
       ValueError: sizes or shapes that do not fit, by name.
 
     Example:
@@ -280,7 +317,16 @@ class Encoder(nnx.Module):
         segments: jax.Array | None = None,
         mask: jax.Array | None = None,
     ) -> jax.Array:
-        """Returns the encoder's class logits (batch, classes); arguments are `Trunk`'s."""
+        """Returns the class logits (batch, classes) of texts, from the pooled first token.
+
+        Args:
+          tokens: integers (batch, length) in [0, vocabulary), as for `Trunk`.
+          segments: integers (batch, length) in [0, segments), or None for all zero.
+          mask: booleans (batch, length), true where a token may be attended to; None masks padding.
+
+        Returns:
+          (batch, classes), unnormalised.
+        """
         first = self.trunk(tokens, segments, mask)[:, 0]
         return self.head(self.dropout(jnp.tanh(self.pooler(first))))
 
@@ -300,6 +346,9 @@ class Encoder(nnx.Module):
           labels: integers (batch,): −100 counts for none, others outside [0, classes) are a
             ValueError, or NaN where they are traced.
           weights: (batch,), of each label; all ones if None.
+
+        Returns:
+          Two scalars: Σ w·(−log p) and Σ w; their quotient is the mean loss.
         """
         labels = check_ids("labels", labels, self.head.out_features, 1, ignored=True)
         return cross_entropy(self(tokens, segments, mask), labels, weights)

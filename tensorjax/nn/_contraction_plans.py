@@ -64,6 +64,14 @@ class LayerPlan:
       candidates: all ways compared, the cheapest first. The model is operations + 4 × bytes: a
         machine that makes four operations while it moves a byte, and does not do both at once.
       contraction: the plan of the contraction, without gates and bias.
+
+    Example:
+      >>> from flax import nnx
+      >>> from tensorjax import nn
+      >>> layer = nn.TTLinear(64, 96, rank=4, rngs=nnx.Rngs(0))
+      >>> plan = layer.plan(32)
+      >>> plan.batch, plan.kind in ("halves", "chain", "path", "dense")
+      (32, True)
     """
 
     kind: str

@@ -111,7 +111,8 @@ def from_linear(
       >>> layer.ranks, certificate.error < 1e-4, certificate.numbers
       ((3, 3, 3), True, 309)
 
-    Source: Oseledets (2011) for the TT-SVD and its quasi-optimality.
+    Source: Oseledets (2011) for the TT-SVD and its quasi-optimality; N. Vannieuwenhoven, R.
+    Vandebril, K. Meerbergen, SIAM J. Sci. Comput. 34 (2012), for the ST-HOSVD.
     """
     sides = ("in_features", "out_features")
     kernel = dense_matrix(layer, (nnx.Linear,), "kernel", sides, tol, rank, max_bytes)
@@ -154,7 +155,7 @@ def to_linear(layer: TensorLinear, *, max_bytes: int = MAX_BYTES) -> nnx.Linear:
     """Converts a tensorised linear layer to a dense one with the same outputs.
 
     Args:
-      layer: of any format.
+      layer: `TTLinear`, `TuckerLinear` or `CPLinear`.
       max_bytes: the largest array that may be made.
 
     Returns:
@@ -169,6 +170,8 @@ def to_linear(layer: TensorLinear, *, max_bytes: int = MAX_BYTES) -> nnx.Linear:
       >>> from tensorjax import nn
       >>> nn.to_linear(nn.CPLinear(64, 96, rank=4, rngs=nnx.Rngs(0))).kernel.shape
       (64, 96)
+
+    Source: ours.
     """
     if not isinstance(layer, TensorLinear):
         raise TypeError(

@@ -29,6 +29,22 @@ certificates: weakref.WeakKeyDictionary[nnx.Module, Any] = weakref.WeakKeyDictio
 class TensorLinear(nnx.Module):
     """Abstract base class of tensorised linear layers, y = x W + bias; use one of its subclasses.
 
+    Args:
+      in_features: N.
+      out_features: M.
+      rank: ranks, one int or one per bond or mode, as for the subclass.
+      in_shape: factors of N; None chooses.
+      out_shape: factors of M; None chooses.
+      order: number of factors of each, where they are chosen.
+      use_bias: whether there is a bias.
+      dtype: of the computation; None infers it from input and parameters.
+      param_dtype: of the parameters.
+      precision: of the products, as in `jax.lax.dot_general`.
+      memory_limit: bytes that forward + backward of the contraction may have alive, or None.
+      variance: of the entries of the fresh weight; 1 / (N + M) if None.
+      init: "normal" or, for some formats, "orthogonal", as for `TTLinear`.
+      rngs: the stream "params" is drawn from.
+
     Attributes:
       in_features: N.
       out_features: M.
@@ -41,6 +57,10 @@ class TensorLinear(nnx.Module):
       memory_limit: bytes that forward + backward of the contraction may have alive, or None.
       certificate: what `tensorjax.nn.from_linear` measured, None for layers made otherwise, and for
         copies of a layer.
+
+    Raises:
+      TypeError: a dtype that does not fit.
+      ValueError: sizes, factors, ranks or options that do not fit, by name.
     """
 
     def __init__(
@@ -202,6 +222,9 @@ class TensorLinear(nnx.Module):
 
         Args:
           max_bytes: the largest array that may be made.
+
+        Returns:
+          (N, M), N inputs and M outputs, of the dtype of the parameters.
 
         Raises:
           ValueError: W needs more than ``max_bytes``.

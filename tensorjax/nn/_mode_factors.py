@@ -15,7 +15,7 @@ _MODE = 16
 
 
 def factor(n: int, order: int | None = None) -> tuple[int, ...]:
-    """Returns near-equal factors of n as modes, or of the next larger integer that has such.
+    """Factorises n into near-equal modes, or the next larger integer that has such factors.
 
     Of all products of ``order`` factors whose largest is at most 3 times their smallest, the
     smallest that is at least n; of the ways to write it, the one of the least sum. So 768 stays as
@@ -37,6 +37,8 @@ def factor(n: int, order: int | None = None) -> tuple[int, ...]:
       ((12, 8, 8), (16, 16, 12), (14, 14, 13, 12))
       >>> nn.factor(97), nn.factor(1), nn.factor(12)
       ((14, 7), (1,), (12,))
+
+    Source: ours.
     """
     n = _check.integer("n", n, low=1)
     if order is None:

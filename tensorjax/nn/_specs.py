@@ -45,6 +45,12 @@ class Spec(abc.ABC):
           dtype: of the computation; None infers it from input and parameters.
           param_dtype: of the parameters.
           rngs: the stream "params" is drawn from.
+
+        Returns:
+          A layer of Flax or of `tensorjax.nn`, such as `flax.nnx.Linear` or `TTLinear`.
+
+        Raises:
+          ValueError: the specification has no rank, or sizes that do not fit.
         """
         kind, options = self._linear(in_features, out_features)
         self._need_rank(options)
@@ -77,6 +83,12 @@ class Spec(abc.ABC):
           param_dtype: of the parameters.
           padding_idx: an id whose row is zero and has no gradient, or None.
           rngs: the stream "params" is drawn from.
+
+        Returns:
+          A layer of Flax or of `tensorjax.nn`, such as `flax.nnx.Embed` or `TTEmbedding`.
+
+        Raises:
+          ValueError: the specification has no rank, or sizes that do not fit.
         """
         kind, options = self._embedding(num_embeddings, features)
         self._need_rank(options)
@@ -96,6 +108,9 @@ class Spec(abc.ABC):
         Args:
           layer: `flax.nnx.Linear`.
           tol: relative error; with a rank in the spec, the rank is at most that.
+
+        Returns:
+          (`TTLinear` or `TuckerLinear`, `Certificate`).
 
         Raises:
           ValueError: a format that no dense layer can be turned into, and all that
@@ -120,6 +135,9 @@ class Spec(abc.ABC):
         Args:
           layer: `flax.nnx.Embed`.
           tol: relative error; with a rank in the spec, the rank is at most that.
+
+        Returns:
+          (`TTEmbedding`, `Certificate`).
 
         Raises:
           ValueError: a format that no dense embedding can be turned into, and all that

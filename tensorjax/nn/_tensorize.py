@@ -50,10 +50,10 @@ def tensorize(
       rngs: for "random".
 
     Returns:
-      The copy.
+      The copy, of the class of ``model``; a tensorised layer where the model itself is replaced.
 
     Raises:
-      TypeError: a model or spec that is none, or parameters that are shapes alone, with "svd".
+      TypeError: an argument that is no NNX module or no spec; with "svd", abstract parameters.
       ValueError: a rule that matches nothing, a parameter tied to another layer, no ``rngs`` for
         "random", and all that the specs and the conversions raise, with the path of the layer.
 
@@ -68,6 +68,8 @@ def tensorize(
       ['TTLinear', 'Linear']
       >>> small.layers[0].certificate.ranks
       (8, 8, 8)
+
+    Source: ours.
     """
     if not _is_module(model):
         raise TypeError(
@@ -113,8 +115,20 @@ def summary(model: object) -> str:
       model: any NNX module.
 
     Returns:
-      One line per layer, shared ones once: path, class, features, modes, ranks, parameters as a
-      dense layer, parameters now, and their ratio; the last line is the whole model.
+      A text: one line per layer, shared ones once, with path, class, features, modes, ranks, the
+      parameters of a dense layer, the parameters now, and their ratio; the last line is the whole
+      model.
+
+    Example:
+      >>> from flax import nnx
+      >>> from tensorjax import nn
+      >>> layer = nn.TT(rank=4).linear(64, 96, rngs=nnx.Rngs(0))
+      >>> print(nn.summary(nnx.List([layer])))
+      path  layer     features  modes       ranks  dense  numbers  ratio
+      0     TTLinear  64 → 96   8·8 | 8·12  4 4 4  6,240      444   14.1
+      all                                          6,240      444   14.1
+
+    Source: ours.
     """
     rows, saved = [], 0
     for layer, paths in _places(model).values():

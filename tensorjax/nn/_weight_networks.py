@@ -108,7 +108,7 @@ def absorbing(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def _as_given(out: list[jax.Array], arguments: Any) -> list[Any]:
-    """Returns shardings for a weight's gated arrays: those of the arrays before."""
+    """Returns shardings that keep a weight's arrays, gates absorbed, placed as before."""
     given = [x for x in jax.tree.leaves(arguments) if isinstance(x, jax.Array)]
     return [spec_like(x, next(y for y in given if y.shape == x.shape)) for x in out]
 

@@ -43,7 +43,7 @@ def rank_adaptive(
     mix: Weight = 0.1,
     loss_decay: float = 0.99,
 ) -> optax.GradientTransformationExtraArgs:
-    """Wraps an Optax optimiser so that it minimises loss and size, and so finds the ranks.
+    """Wraps an Optax optimiser to minimise loss and model size together, which finds the ranks.
 
     With gates D on the bonds of tensorised layers, ρ_k the number of gates of bond k above the
     threshold τ, and S the size of the layers at these ranks (`size`), a polynomial such as

@@ -16,7 +16,7 @@ Arrays = list[np.ndarray]
 
 
 def canonical(params: Tree) -> Tree:
-    """Brings every bond of gated layers to canonical form: its singular vectors' basis (Vidal).
+    """Transforms gated layers to canonical form: each bond in the basis of its singular vectors.
 
     Training leaves the indices of a bond in any basis, so that what a layer does is spread over all
     of them and none can be spared. Here the gates D_k are first multiplied into the cores; a train

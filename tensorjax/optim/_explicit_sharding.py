@@ -15,7 +15,7 @@ def widest(*arrays: Any) -> Any:
 
 
 def like(x: jax.Array, model: Any) -> jax.Array:
-    """Reshards x, such as gates to prune, as a model array, on meshes with explicit sharding."""
+    """Reshards x, such as gates to prune, like another array, on meshes with explicit sharding."""
     sharding = jax.typeof(model).sharding
     return jax.sharding.reshard(x, sharding) if _explicit(sharding) else x
 

@@ -23,7 +23,7 @@ def prune(
     measure: Measure = "numbers",
     rows: int = 1,
 ) -> Tree:
-    """Sets gates to zero, least importance per size first, until the size is at most the target.
+    """Prunes gates, least importance per size first, until the model size is at most a target.
 
     Greedy: of all bonds of all layers, the index of least importance per unit of size that it frees
     is removed first, then the next one, with sizes updated. One index of every bond stays. `shrink`

@@ -27,7 +27,7 @@ def shrink(
     keep_one: bool = True,
     fresh: Optimizer | None = None,
 ) -> tuple[Tree, Any]:
-    """Drops the indices of dead gates from cores, gates and all optimiser moments.
+    """Removes the indices of dead (zero) gates from cores, gates and optimiser moments.
 
     With I_k the live gates of bond k, G_k ← G_k[I_{k−1}, :, I_k] and D_k ← D_k[I_k]; every array of
     the optimiser's state that has the shape of a parameter, and its path at the end of its own, is
@@ -230,17 +230,6 @@ def shrink_model(
 ) -> None:
     """Applies `shrink` in place to a Flax NNX module and its nnx.Optimizer.
 
-    Args:
-      model: nnx.Module with tensorised layers.
-      optimizer: nnx.Optimizer of it, or None.
-      threshold: as of `shrink`.
-      bucket: as of `shrink`.
-      keep_one: as of `shrink`.
-      fresh: whether moments that cannot be cut are started anew.
-
-    Raises:
-      ValueError: as `shrink`, and where two layers share their gates.
-
     Functions under `nnx.jit` compile once more, for the new shapes.
 
     Checkpoints: a model and an optimiser made anew have the containers, the checkpoint has the
@@ -254,6 +243,30 @@ def shrink_model(
         structure = jax.tree.structure(nnx.state((model, optimizer)))
         arrays = checkpointer.restore(path, like)
         nnx.update((model, optimizer), jax.tree.unflatten(structure, arrays))
+
+    Args:
+      model: nnx.Module with tensorised layers.
+      optimizer: nnx.Optimizer of it, or None.
+      threshold: as of `shrink`.
+      bucket: as of `shrink`.
+      keep_one: as of `shrink`.
+      fresh: whether moments that cannot be cut are started anew.
+
+    Raises:
+      ValueError: as `shrink`, and where two layers share their gates.
+      TypeError: traced arrays.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from tensorjax import nn, optim
+      >>> layer = nn.TTLinear(8, 8, rank=3, order=1, rngs=nnx.Rngs(0))
+      >>> layer.gates[0][...] = jnp.array([1.0, 0.0, 0.5])
+      >>> optim.shrink_model(layer)
+      >>> layer.ranks
+      (2,)
+
+    Source: as `shrink`.
     """
     with _extras.needed_by("tensorjax.optim.shrink_model"):
         from flax import nnx  # only here: optim itself works on any tree

@@ -77,6 +77,13 @@ class Status:
         size has made progress, or every smaller size that was tried brought the loss near chance
         and was undone; or "collapsed", the loss is near chance, where training began.
       advice: what to do, or "".
+
+    Example:
+      >>> import jax.numpy as jnp, optax
+      >>> from tensorjax import optim
+      >>> params = {"cores": [jnp.ones((1, 4, 3)), jnp.ones((3, 5, 1))], "gates": [jnp.ones(3)]}
+      >>> optim.status(optim.rank_adaptive(optax.sgd(0.1)).init(params)).stage
+      'early'
     """
 
     stage: Literal["early", "late"]
@@ -124,6 +131,8 @@ def status(state: PyTree, *, patience: int = 200) -> Status:
       >>> params = {"cores": [jnp.ones((1, 4, 3)), jnp.ones((3, 5, 1))], "gates": [jnp.ones(3)]}
       >>> print(optim.status(optim.rank_adaptive(optax.sgd(0.1)).init(params)))
       early stage, 0 updates: loss nan, size 27: running
+
+    Source: ours.
     """
     found = _states(state)
     if len(found) != 1:
@@ -194,7 +203,7 @@ def _risen(watch: Any, values: dict[str, float], loss: float) -> bool:
 
 
 def _refused(watch: Any) -> tuple[bool, str] | None:
-    """Returns, by the state, whether cuts have ended, and a message on the last undone; or None."""
+    """Tells from the state whether rank cuts have ended, and how the last was undone; or None."""
     if not _number("refused", watch.refused):
         return None
     count, size, loss, most = (

@@ -229,7 +229,7 @@ def check_concrete(name: str, leaves: Any) -> None:
 
 
 def labels(params: PyTree) -> Any:
-    """Labels every parameter of a tensorised model "core", "gate" or "dense", in the same tree.
+    """Labels every parameter of a tensorised model "core", "gate" or "dense".
 
     Made for `optax.partition`, which takes the function itself; the rates of the paper's released
     program would be::
@@ -247,12 +247,18 @@ def labels(params: PyTree) -> Any:
     Args:
       params: any tree of parameters, or of gradients.
 
+    Returns:
+      The same tree, with a string in place of every array.
+
     Example:
       >>> import jax.numpy as jnp
       >>> from tensorjax import optim
       >>> cores = [jnp.ones((1, 4, 3)), jnp.ones((3, 5, 1))]
       >>> optim.labels({"cores": cores, "gates": [jnp.ones(3)], "bias": jnp.zeros(5)})
       {'bias': 'dense', 'cores': ['core', 'core'], 'gates': ['gate']}
+
+    Source: ours; the three learning rates are those of the released program of Yang et al.,
+    "CoMERA" (arXiv 2405.14377).
     """
     layout = find(params)
     named = dict.fromkeys(range(len(layout.paths)), "dense")

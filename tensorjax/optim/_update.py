@@ -75,7 +75,7 @@ class Step:
         )
 
     def pressures(self) -> tuple[Any, Any]:
-        """Returns the update's weights of loss and size surrogate; None stands for 1 and for 0."""
+        """Returns the weights of loss and size surrogate in the objective; None for 1 and 0."""
         options, state = self.options, self.state
         count = state.count - 1  # schedules see the number of updates before this one
         early = None if is_zero(options.size_weight) else at(options.size_weight, count)
@@ -96,7 +96,7 @@ class Step:
         return jnp.where(state.late, on_loss, 1.0), jnp.where(state.late, on_size, before)
 
     def slopes(self, on_size: jax.Array) -> list[jax.Array]:
-        """Returns the update's on_size · ∂Ŝ/∂|D| for every gate, zero for dead gates."""
+        """Returns the gradient of the weighted size surrogate in the gates; 0 for dead gates."""
         norms = self.gates.per_bond(jnp.abs(self.flat))
         each = on_size / self.state.scale * jax.grad(self.polynomial)(norms)
         return self.gates.split(jnp.where(self.live, each[self.gates.bonds], 0.0))

@@ -20,8 +20,20 @@ def shardings(specs: PyTree, mesh: Mesh) -> Any:
     """Converts a tree of `PartitionSpec` to a tree of `NamedSharding` that places arrays.
 
     Args:
-      specs: as `Layout.spec` makes them.
+      specs: tree of `PartitionSpec`, as `Layout.spec` makes them.
       mesh: of the layout.
+
+    Returns:
+      The same tree, with a `jax.sharding.NamedSharding` for each.
+
+    Example:
+      >>> from tensorjax import parallel
+      >>> layout = parallel.layout("2d", parallel.mesh(1, 1))
+      >>> found = parallel.shardings({"w": layout.spec(("embed", "mlp"))}, layout.mesh)
+      >>> tuple(found["w"].spec)
+      ('r', 'c')
+
+    Source: ours.
     """
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=_is_spec)
 
@@ -35,6 +47,9 @@ def shard(tree: Tree, specs: PyTree, mesh: Mesh | None) -> Tree:
       specs: the same tree of `PartitionSpec`.
       mesh: of the layout; None returns the tree as it is.
 
+    Returns:
+      The same tree of JAX arrays, placed on the mesh.
+
     Raises:
       ValueError: an array that does not split into equal blocks, or whose spec is missing.
 
@@ -46,6 +61,8 @@ def shard(tree: Tree, specs: PyTree, mesh: Mesh | None) -> Tree:
       >>> w = parallel.shard({"w": np.ones((4, 8))}, specs, layout.mesh)
       >>> tuple(w["w"].sharding.spec)
       ('r', 'c')
+
+    Source: ours.
     """
     if mesh is None:
         return tree
@@ -72,7 +89,7 @@ def shard(tree: Tree, specs: PyTree, mesh: Mesh | None) -> Tree:
 def state_shardings(
     optimizer: optax.GradientTransformation, params: PyTree, specs: PyTree, mesh: Mesh
 ) -> Any:
-    """Returns the placement of an optimiser state: moments as parameters, counters whole.
+    """Returns shardings of an optimiser state: moments like their parameters, counters replicated.
 
     Args:
       optimizer: from Optax.
@@ -95,6 +112,8 @@ def state_shardings(
       >>> state = jax.jit(adam.init, out_shardings=where)(params)
       >>> tuple(state[0].mu["w"].sharding.spec)
       ('r', 'c')
+
+    Source: ours.
     """
     state = jax.eval_shape(optimizer.init, params)
     placed = shardings(specs, mesh)

@@ -123,6 +123,9 @@ class Layout(Placing):
 
         Returns:
           (1, length, embed), as x lies between linear layers.
+
+        Raises:
+          ValueError: a length outside [1, rows of the table].
         """
         if not 0 < length <= table.shape[0]:
             raise ValueError(
@@ -182,7 +185,7 @@ class Layout(Placing):
             as those of `tensorjax.nn`, whose parameters are the same on all devices. A tensor train
             whose leading modes split is applied by its modes where features are split: a device
             contracts its blocks of the first mode of the input and of the output, and only T × rank
-            numbers are added up between. First modes are split because a block of features is a
+            elements are added up between. First modes are split because a block of features is a
             block of them; of those that `tensorjax.nn` chooses, the input's first is its largest,
             the output's first its smallest. Both have to be multiples of the number of blocks, and
             the output's of so many times the product of ``fold`` but its last size. Any other layer
@@ -314,7 +317,15 @@ class Layout(Placing):
         return loss, count
 
     def gather(self, logits: jax.Array, vocabulary: int) -> jax.Array:
-        """Gathers the layout's logits over the vocabulary, for this device's batch, unpadded."""
+        """Gathers the layout's logits over the vocabulary, for this device's batch, unpadded.
+
+        Args:
+          logits: (batch, length, vocab), as `logits` returns them.
+          vocabulary: true number of words; columns from there on are left out.
+
+        Returns:
+          (batch, length, vocabulary): this device's block of the batch.
+        """
         return collectives.gather(logits, self.wide, -1, same=True)[..., :vocabulary]
 
     def _stored(self, w: jax.Array, dim: int, dtype: Any = None) -> jax.Array:
@@ -335,7 +346,7 @@ class Layout(Placing):
         return collectives.gather(collectives.vary(w, self.batch), self.stored, dim)
 
     def _whole(self, v: jax.Array, dtype: Any = None) -> jax.Array:
-        """Gathers a vector over the features, in the layout that x has on this device."""
+        """Gathers a sharded vector over the features to match this device's block of x."""
 
         def place(v: jax.Array) -> jax.Array:
             v = self._joined_blocks(v, -1)

@@ -24,6 +24,14 @@ class Machine:
       flops: multiplications and additions per second that the products of a step reach.
       bandwidth: β⁻¹, bytes per second that a device sends around a ring.
       latency: α, seconds per message.
+
+    Raises:
+      ValueError: a rate that is not positive, or a negative latency.
+
+    Example:
+      >>> from tensorjax import parallel
+      >>> parallel.Machine(flops=4e14, bandwidth=1e11, latency=1e-5).bandwidth
+      100000000000.0
     """
 
     flops: float = 200e12
@@ -211,9 +219,9 @@ def plan(
 
     Raises:
       TypeError: a configuration without these fields.
-      ValueError: sizes that are none, unknown layouts, meshes of another number of devices, a
-        length that the configuration has no positions for; by name. A layout whose blocks would
-        not be equal is not an error: the table says why it is refused.
+      ValueError: sizes that are no positive integers, unknown layouts, meshes of another number of
+        devices, a length that the configuration has no positions for; by name. A layout whose
+        blocks would not be equal is not an error: the table says why it is refused.
 
     Example:
       >>> import types
@@ -225,6 +233,8 @@ def plan(
       ('fsdp+tp', (4, 1))
       >>> found["1d"].refusal.partition(";")[0]
       "heads: expected a multiple of 4 for layout '1d' on a mesh of r=1 × c=4, got 25"
+
+    Source: ours; the layouts are those of the papers named in `Megatron`, `FsdpTp` and `Summa`.
     """
     devices = _check.integer("devices", devices, low=1)
     batch = _check.integer("batch", batch, low=1)

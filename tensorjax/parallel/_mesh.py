@@ -26,7 +26,7 @@ def mesh(rows: int, columns: int, *, depth: int = 1, devices: Sequence[Any] | No
         order that follows the wires between them where JAX knows them.
 
     Returns:
-      The mesh.
+      `jax.sharding.Mesh` of shape (rows, columns), or (depth, rows, columns).
 
     Raises:
       ValueError: a size below one, or more devices asked for than there are.
@@ -35,6 +35,8 @@ def mesh(rows: int, columns: int, *, depth: int = 1, devices: Sequence[Any] | No
       >>> from tensorjax import parallel
       >>> dict(parallel.mesh(1, 1).shape)
       {'r': 1, 'c': 1}
+
+    Source: ours.
     """
     named = {"d": depth, "r": rows, "c": columns}
     for name, size in zip(("depth", "rows", "columns"), named.values(), strict=True):

@@ -26,7 +26,18 @@ _OPTIONS = {
 
 
 def Single() -> Layout:
-    """Returns the layout "single" of one device, without splits or communication."""
+    """Returns the layout "single" of one device, without splits or communication.
+
+    Returns:
+      `Layout` without a mesh.
+
+    Example:
+      >>> from tensorjax import parallel
+      >>> parallel.Single().local("heads", 12)
+      12
+
+    Source: ours.
+    """
     return Layout("single")
 
 
@@ -38,7 +49,23 @@ def Megatron(
     Args:
       mesh: its axes are used as one.
       sequence: split x along its length where it would be the same on all devices.
-      rules: replace single ones of this layout, see `Layout`.
+      rules: mapping from names of axes to axes of the mesh, which replaces single rules of this
+        layout, see `Layout`.
+
+    Returns:
+      `Layout` named "1d", or "1d+sequence".
+
+    Raises:
+      ValueError: rules that contradict each other or name axes that the mesh has not.
+
+    Example:
+      >>> from tensorjax import parallel
+      >>> layout = parallel.Megatron(parallel.mesh(1, 1), sequence=True)
+      >>> layout.name, layout.x_spec()[1]
+      ('1d+sequence', ('r', 'c'))
+
+    Source: M. Shoeybi et al., "Megatron-LM", arXiv 1909.08053; V. Korthikanti et al., "Reducing
+    Activation Recomputation in Large Transformer Models", arXiv 2205.05198, for ``sequence``.
     """
     line = tuple(mesh.axis_names)
     default = {**_wide(line), "length": line if sequence else None}
@@ -52,7 +79,23 @@ def FsdpTp(mesh: Mesh, *, rules: Mapping[str, Rule] | None = None) -> Layout:
 
     Args:
       mesh: with axes "r", "c", or "d", "r", "c".
-      rules: replace single ones of this layout, see `Layout`.
+      rules: mapping from names of axes to axes of the mesh, which replaces single rules of this
+        layout, see `Layout`.
+
+    Returns:
+      `Layout` named "fsdp+tp".
+
+    Raises:
+      ValueError: a mesh without axes "r" and "c", or rules that contradict each other.
+
+    Example:
+      >>> from tensorjax import parallel
+      >>> layout = parallel.FsdpTp(parallel.mesh(1, 1))
+      >>> tuple(layout.spec(("mlp", "embed")))
+      ('c', 'r')
+
+    Source: Y. Zhao et al., "PyTorch FSDP", arXiv 2304.11277, for weights in pieces; Shoeybi et al.,
+    arXiv 1909.08053, for the columns.
     """
     rows = _rows(mesh)
     default = {"batch": rows, "embed": rows, **_wide(("c",))}
@@ -83,7 +126,24 @@ def Summa(
       replicate: on a mesh with "d": every layer of it holds the weights (2.5D as published), and
         gradients are added over "d". False stores them in pieces over "d" too, as fsdp does.
       overlap: pass blocks around a ring and multiply each as it arrives.
-      rules: replace single ones of this layout, see `Layout`.
+      rules: mapping from names of axes to axes of the mesh, which replaces single rules of this
+        layout, see `Layout`.
+
+    Returns:
+      `Layout` named "summa", or "2d" with "scatter", or "2.5d" on a mesh with "d".
+
+    Raises:
+      ValueError: a mesh without axes "r" and "c", unknown ``rows``, or rules that contradict each
+        other.
+
+    Example:
+      >>> from tensorjax import parallel
+      >>> layout = parallel.Summa(parallel.mesh(1, 1))
+      >>> layout.name, tuple(layout.x_spec())
+      ('summa', ('r', None, 'c'))
+
+    Source: van de Geijn, Watts, "SUMMA" (1997); Xu, You, arXiv 2104.05343, for transformers; B.
+    Wang et al., "Tesseract", arXiv 2105.14500, for 2.5D. Ours: "scatter".
     """
     batch = _rows(mesh)
     name = ("summa" if rows == "gather" else "2d") if "d" not in mesh.axis_names else "2.5d"
@@ -93,13 +153,16 @@ def Summa(
 
 
 def layout(name: str, mesh: Mesh | None = None, **options: Any) -> Layout:
-    """Returns a parallel layout by its name.
+    """Builds a parallel layout by its name, such as "2d", "1d+sequence" or "fsdp+tp".
 
     Args:
       name: "single"; "1d" and "1d+sequence" (`Megatron`); "fsdp+tp" (`FsdpTp`); "summa" (`Summa`),
         "2d" (`Summa` with rows="scatter"), "2.5d" (`Summa` on a mesh with an axis "d").
       mesh: of the devices; None for "single".
       **options: of the layout.
+
+    Returns:
+      `Layout`.
 
     Raises:
       ValueError: an unknown name, an option that the layout has not, or a mesh that does not suit
@@ -109,6 +172,8 @@ def layout(name: str, mesh: Mesh | None = None, **options: Any) -> Layout:
       >>> from tensorjax import parallel
       >>> tuple(parallel.layout("summa", parallel.mesh(1, 1)).spec(("embed", "mlp")))
       ('r', 'c')
+
+    Source: ours; the papers are named in `Megatron`, `FsdpTp` and `Summa`.
     """
     if name not in NAMES:
         raise ValueError(f"layout: expected one of {', '.join(NAMES)}, got {name!r}")

@@ -115,7 +115,14 @@ class Placing:
         return 1 if self.mesh is None else self.mesh.size
 
     def ways(self, axes: Axes) -> int:
-        """Returns the number of blocks that a rule splits an array into, along mesh axes."""
+        """Returns the number of blocks that a rule splits an array into, along mesh axes.
+
+        Args:
+          axes: names of axes of the mesh.
+
+        Returns:
+          The product of their sizes; 1 without a mesh.
+        """
         return 1 if self.mesh is None else math.prod(self.mesh.shape[axis] for axis in axes)
 
     # Sharding of parameters and data.
@@ -127,6 +134,9 @@ class Placing:
           axes: one name per axis of the array: "embed", "mlp", "heads", "vocab", "position",
             "layer", "qkv", or None for an axis without a meaning. Weights are ("embed", …, "mlp")
             for `column`, ("mlp", "embed") for `row`, ("vocab", "embed") for `embed`.
+
+        Returns:
+          `jax.sharding.PartitionSpec`, with one entry per axis.
 
         Raises:
           ValueError: an unknown name.
@@ -153,6 +163,9 @@ class Placing:
         Args:
           axes: "batch", "length", "vocab", "heads", "mlp" or any other name, which is not split;
             ("batch", "length") by default. The length of data is never split.
+
+        Returns:
+          `jax.sharding.PartitionSpec`, with one entry per axis.
         """
         names = axes or ("batch", "length")
         split = ("batch", *_WIDE)
@@ -168,6 +181,9 @@ class Placing:
         Args:
           axis: "vocab", "heads", "mlp", "embed", "batch", "length" or "position".
           size: number of words, of heads (not of their features), …
+
+        Returns:
+          The size itself, or for "vocab" the next multiple of the number of blocks.
 
         Raises:
           ValueError: an axis, other than "vocab", that does not split into equal blocks.
@@ -200,6 +216,9 @@ class Placing:
           axis: as for `padded`.
           size: global one.
 
+        Returns:
+          Entries along the axis on each device.
+
         Raises:
           ValueError: an axis, other than "vocab", that does not split into equal blocks.
         """
@@ -226,6 +245,9 @@ class Placing:
           in_specs: of its arguments, `jax.sharding.PartitionSpec` in a tree for each.
           out_specs: of its results.
 
+        Returns:
+          A function of global arrays with the same arguments, for `jax.jit` and `jax.grad`.
+
         Raises:
           ValueError: when called, data or x (by `data_spec`, `x_spec`) whose batch does not split.
         """
@@ -250,6 +272,13 @@ class Placing:
 
         Devices that hold the same block get the same key, those with other blocks get others. So
         the draw depends on the mesh.
+
+        Args:
+          key: of `jax.random`, the same on all devices.
+          like: x, whose shards say which devices have to differ.
+
+        Returns:
+          A key, of this device.
         """
         varying = collectives.varying(like)
         axes = () if self.mesh is None else tuple(a for a in self.mesh.axis_names if a in varying)

@@ -68,7 +68,7 @@ def _at_rest(d: int) -> Motion:
 
 @dataclasses.dataclass(frozen=True)
 class Fixed:
-    """Generator of coordinates at rest.
+    """Coordinate generator that keeps the coordinates at rest.
 
     Example:
       >>> from tensorjax import pde, tt
@@ -81,13 +81,25 @@ class Fixed:
     def __call__(
         self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
     ) -> Motion:
-        """Returns the coordinate motion of rest, Σ = 0 and β = 0."""
+        """Returns the coordinate motion of rest, Σ = 0 and β = 0.
+
+        Args:
+          v: not used, as most here: all generators take the same arguments.
+          right: not used.
+          map: not used.
+          box: of the coordinates y.
+          tol: not used.
+          t: not used.
+
+        Returns:
+          `Motion` of zeros.
+        """
         return _at_rest(box.dim)
 
 
 @dataclasses.dataclass(frozen=True)
 class Prescribed:
-    """Generator of a motion given as a function of time.
+    """Coordinate generator that follows a motion given as a function of time.
 
     Args:
       motion: t ↦ Σ, (d, d), or t ↦ (Σ, β).
@@ -110,7 +122,22 @@ class Prescribed:
     def __call__(
         self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
     ) -> Motion:
-        """Evaluates the coordinate motion given for time t, with its shapes checked."""
+        """Evaluates the coordinate motion given for time t, with its shapes checked.
+
+        Args:
+          v: not used.
+          right: not used.
+          map: not used.
+          box: of the coordinates y.
+          tol: not used.
+          t: time.
+
+        Returns:
+          `Motion`.
+
+        Raises:
+          ValueError: Σ or β of another shape, NaN or Inf.
+        """
         given = self.motion(t)
         sigma, beta = given if isinstance(given, tuple) else (given, np.zeros(box.dim))
         return Motion(*rates_of_motion("motion", sigma, beta, box.dim))
@@ -118,7 +145,7 @@ class Prescribed:
 
 @dataclasses.dataclass(frozen=True)
 class Convex:
-    """Generator that minimises the normal component of the right side at v (convex problem).
+    """Coordinate generator that minimises the normal component of the right side at v.
 
     Minimises ‖N(Q − Σ_jk Σ_jk y_k ∂_j v)‖² over Σ of zero diagonal, N = 1 − P the projection on
     what is normal to the tangent space: the paper's convex problem, by its normal equations. The
@@ -163,7 +190,22 @@ class Convex:
     def __call__(
         self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
     ) -> Motion:
-        """Computes the coordinate motion that minimises the normal component at v."""
+        """Computes the coordinate motion that minimises the normal component at v.
+
+        Args:
+          v: train of the state on the grid of the box.
+          right: `RightSide` in the present coordinates.
+          map: not used; the right side knows it.
+          box: of the coordinates y.
+          tol: relative tolerance of the integration.
+          t: not used.
+
+        Returns:
+          `Motion`, with its cost and that of rest.
+
+        Raises:
+          ValueError: NaN or Inf in the state.
+        """
         setting = Setting(v, right, box, tol)
         if setting.trivial:
             return _at_rest(box.dim)
@@ -173,7 +215,7 @@ class Convex:
 
 @dataclasses.dataclass(frozen=True)
 class MultiLevel:
-    """Generator that minimises the normal component at several truncations of v at once.
+    """Coordinate generator that minimises the normal component at several truncations of v at once.
 
     Minimises Σ_i δ_i⁻² ‖N_i(Q + κ v − Σ_jk Σ_jk y_k ∂_j v)‖² over Σ of zero diagonal, N_i the
     projection on what is normal to the tangent space at v rounded at δ_i‖v‖. At a tight tolerance
@@ -238,7 +280,22 @@ class MultiLevel:
     def __call__(
         self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
     ) -> Motion:
-        """Computes the coordinate motion of least normal component at all truncations of v."""
+        """Computes the coordinate motion of least normal component at all truncations of v.
+
+        Args:
+          v: train of the state on the grid of the box.
+          right: `RightSide` in the present coordinates.
+          map: not used; the right side knows it.
+          box: of the coordinates y.
+          tol: relative tolerance of the integration.
+          t: not used.
+
+        Returns:
+          `Motion`, with its cost and that of rest.
+
+        Raises:
+          ValueError: NaN or Inf in the state.
+        """
         setting = Setting(v, right, box, tol)
         if setting.trivial:
             return _at_rest(box.dim)
@@ -285,7 +342,7 @@ class MultiLevel:
 
 @dataclasses.dataclass(frozen=True)
 class Flow:
-    """Generator by steepest descent of the nuclear norms of the unfoldings of v.
+    """Coordinate generator by steepest descent of the nuclear norms of the unfoldings of v.
 
     Σ = rate · g/‖v‖, where Σ_p ‖v_(p)‖_* falls at the rate Σ·g under v_t = −Σ_jk Σ_jk y_k ∂_j v,
     but that every singular value σ counts as √(σ² + ε²): about a kink the flow would chatter. The
@@ -332,7 +389,22 @@ class Flow:
     def __call__(
         self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
     ) -> Motion:
-        """Computes the coordinate motion that descends the nuclear norms at v."""
+        """Computes the coordinate motion that descends the nuclear norms at v.
+
+        Args:
+          v: train of the state on the grid of the box.
+          right: `RightSide` in the present coordinates.
+          map: not used; the right side knows it.
+          box: of the coordinates y.
+          tol: relative tolerance of the integration.
+          t: not used.
+
+        Returns:
+          `Motion`, with its cost and that of rest.
+
+        Raises:
+          ValueError: NaN or Inf in the state.
+        """
         setting = Setting(v, right, box, tol)
         if setting.trivial:
             return _at_rest(box.dim)

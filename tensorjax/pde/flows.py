@@ -113,6 +113,13 @@ class Flowed(Problem):
 
         Linear motions are fields of degree one.
 
+        Args:
+          map: `AffineMap`, the identity.
+          t: time.
+
+        Returns:
+          `RightSide`, with one operator for each component of the drift and entry of the diffusion.
+
         Raises:
           ValueError: another map than the identity.
         """
@@ -136,13 +143,30 @@ class Flowed(Problem):
         return RightSide(self.box, None, tuple(others))
 
     def exact(self, t: float, x: ArrayLike) -> np.ndarray | None:
-        """Evaluates w in flowing coordinates at points y (m, d), where u is known."""
+        """Evaluates w in flowing coordinates at points y (m, d), where u is known.
+
+        Args:
+          t: time.
+          x: points y, (m, d).
+
+        Returns:
+          (m,), or None where the solution u is not known.
+        """
         back = self.flow.back(t, x)
         u = self.problem.exact(t, back.x)
         return None if u is None else u * np.linalg.det(back.inverse)
 
     def sample(self, key: Key, t: float, count: int) -> np.ndarray:
-        """Draws points from w in flowing coordinates: those of u, mapped forward."""
+        """Draws points from w in flowing coordinates: those of u, mapped forward.
+
+        Args:
+          key: `jax.random.key`, or a NumPy generator.
+          t: time.
+          count: number of points.
+
+        Returns:
+          Points y, (count, d).
+        """
         return self.flow.forward(t, self.problem.sample(key, t, count))[0]
 
     def _coefficients(self, t: float) -> list[Any]:
@@ -178,7 +202,7 @@ def _pairs(d: int) -> list[tuple[int, int]]:
 
 
 class Flown(NamedTuple):
-    """Result of `integrate`: the solution of the density w, and the flow map.
+    """Result of `flows.integrate`: the solution of the density w, and the flow map.
 
     Attributes:
       solution: as of `pde.integrate`, of the density w; "cost" and "cost_without" are those of
@@ -190,7 +214,16 @@ class Flown(NamedTuple):
     flow: FlowMap
 
     def values(self, box: Box, x: ArrayLike, state: State | None = None) -> np.ndarray:
-        """Evaluates u by flowing coordinates at points (m, d), at the end or at a state saved."""
+        """Evaluates u by flowing coordinates at points (m, d), at the end or at a state saved.
+
+        Args:
+          box: of the coordinates y.
+          x: physical points, (m, d).
+          state: of ``solution.ys``; the last one if None.
+
+        Returns:
+          (m,).
+        """
         state = self.solution.final if state is None else state
         y, volume = self.flow.forward(state.t, x)
         return np.asarray(evaluate(state.v, state.map, box, y)) * volume
@@ -256,6 +289,9 @@ def integrate(
       >>> still = pde.integrate(problem, t1=0.1, dt=0.02, tol=1e-3)
       >>> int(still.stats["rank"][-1])
       2
+
+    Source: ours. The abstract of arXiv 2307.05914 speaks of diffeomorphisms; the flow map, its
+    operators and the basis `Fields` are not from there.
     """
     t0 = t0 if start is None else float(start.t)
     _checked(fields, t0, t1, dt, options)

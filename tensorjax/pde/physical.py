@@ -36,8 +36,8 @@ def evaluate(v: TT, map: AffineMap, box: Box, x: ArrayLike) -> JaxOrHost:
     """Evaluates u at physical points: the interpolant of v at Γ x + s, zero outside the box.
 
     Args:
-      v: values on the grid of the box.
-      map: y = Γ x + s.
+      v: train of values on the grid of the box.
+      map: `AffineMap` y = Γ x + s.
       box: of the coordinates y.
       x: points (m, d).
 
@@ -45,7 +45,7 @@ def evaluate(v: TT, map: AffineMap, box: Box, x: ArrayLike) -> JaxOrHost:
       (m,), a NumPy array, or one of JAX if anything is traced.
 
     Raises:
-      ValueError: shapes that do not match.
+      ValueError: shapes that do not match, NaN or Inf.
 
     Example:
       >>> import numpy as np
@@ -56,6 +56,8 @@ def evaluate(v: TT, map: AffineMap, box: Box, x: ArrayLike) -> JaxOrHost:
       >>> x = np.array([[0.3, -0.4], [30.0, 0.0]])
       >>> print(np.round(pde.evaluate(v, map, box, x), 4))
       [0.8825 0.    ]
+
+    Source: L. N. Trefethen, "Spectral Methods in MATLAB" (SIAM, 2000), for the interpolants.
     """
     _, cores, map = _given(v, map, box)
     points: Any = x if _check.is_traced(x) else np.asarray(x, np.float64)
@@ -71,6 +73,17 @@ def evaluate(v: TT, map: AffineMap, box: Box, x: ArrayLike) -> JaxOrHost:
 def mass(v: TT, map: AffineMap, box: Box) -> JaxOrHost:
     """Computes the physical mass ∫ u dx = ∫ v dy / |det Γ|.
 
+    Args:
+      v: train of values on the grid of the box.
+      map: `AffineMap` y = Γ x + s.
+      box: of the coordinates y.
+
+    Returns:
+      A scalar of NumPy, or of JAX if anything is traced.
+
+    Raises:
+      ValueError: shapes that do not match, NaN or Inf.
+
     Example:
       >>> import numpy as np
       >>> from tensorjax import pde
@@ -78,6 +91,8 @@ def mass(v: TT, map: AffineMap, box: Box) -> JaxOrHost:
       >>> v = pde.Gaussian(np.zeros(2), 0.5 * np.eye(2)).train(box, map, 1e-5)
       >>> round(float(pde.mass(v, map, box)), 5)
       1.0
+
+    Source: ours; the quadrature is that of the grid, see `Axis`.
     """
     xp, cores, map = _given(v, map, box)
     return functools.reduce(xp.matmul, _weighted(xp, cores, box, 0))[0, 0] / xp.abs(map.det)
@@ -89,8 +104,16 @@ def moments(v: TT, map: AffineMap, box: Box) -> tuple[Any, Any, Any]:
 
     One sweep through the train for each axis: O(d² r²) operations after O(d n r²).
 
+    Args:
+      v: train of values on the grid of the box.
+      map: `AffineMap` y = Γ x + s.
+      box: of the coordinates y.
+
+    Returns:
+      (mass, mean (d,), covariance (d, d)), of NumPy, or of JAX if anything is traced.
+
     Raises:
-      ValueError: the mass is zero.
+      ValueError: the mass is zero, shapes do not match, NaN or Inf.
 
     Example:
       >>> import numpy as np
@@ -100,6 +123,8 @@ def moments(v: TT, map: AffineMap, box: Box) -> tuple[Any, Any, Any]:
       >>> _, mean, covariance = pde.moments(start.train(box, map, 1e-5), map, box)
       >>> bool(np.allclose(mean, [0.5, 0.0], atol=1e-5))
       True
+
+    Source: ours.
     """
     xp, cores, map = _given(v, map, box)
     zero, one, two = (_weighted(xp, cores, box, power) for power in range(3))
@@ -138,8 +163,8 @@ def marginal(
     would give other frequencies' values there.
 
     Args:
-      v: values on the grid of the box; a density.
-      map: y = Γ x + s.
+      v: train of values on the grid of the box; a density.
+      map: `AffineMap` y = Γ x + s.
       box: of the coordinates y.
       axes: one or two physical coordinates, in order.
       points: for each of them an array of points or a number of equidistant ones, also one for
@@ -151,6 +176,7 @@ def marginal(
 
     Raises:
       ValueError: other numbers of axes, no such axis, or a density without positive variances.
+      TypeError: v or the map is traced.
 
     Example:
       >>> import numpy as np
@@ -161,6 +187,8 @@ def marginal(
       >>> _, density = pde.marginal(v, map, box, axes=(0,), points=[np.array([0.0])])
       >>> bool(abs(density[0] - 1 / np.sqrt(2 * np.pi)) < 1e-5)
       True
+
+    Source: ours.
     """
     _, cores, map = _given(v, map, box)
     if _check.is_traced(cores, map):
@@ -198,10 +226,20 @@ def marginal(
 
 
 def edge_mass(v: TT, box: Box) -> float:
-    """Computes the edge mass: the largest share of ‖v‖ on the two points at either end of an axis.
+    """Computes the share of ‖v‖ on the outer two points at either end of an axis, the largest one.
 
     v has to vanish there: what is not small against the accuracy asked for has left the box, or is
     about to. One sweep in either direction, O(d n r³) operations.
+
+    Args:
+      v: train of values on the grid of the box.
+      box: of the coordinates y.
+
+    Returns:
+      A float; 0 for v = 0.
+
+    Raises:
+      ValueError: shapes that do not match, NaN or Inf.
 
     Example:
       >>> import numpy as np
@@ -210,15 +248,27 @@ def edge_mass(v: TT, box: Box) -> float:
       >>> v = pde.Gaussian(np.zeros(2), np.eye(2)).train(box, pde.AffineMap.identity(2), 1e-5)
       >>> pde.edge_mass(v, box) < 1e-4
       True
+
+    Source: ours.
     """
     return shares(v, box)[0]
 
 
 def resolution(v: TT, box: Box) -> float:
-    """Computes the solution's largest share of ‖v‖ in the highest third of an axis' modes.
+    """Computes the share of ‖v‖ in the highest third of an axis' modes, the largest of all axes.
 
     It is near √⅓ for noise and next to nothing for what the points resolve; of a Gaussian as narrow
     as they can hold with a relative error ε it is about ε^(4/9).
+
+    Args:
+      v: train of values on the grid of the box.
+      box: of the coordinates y.
+
+    Returns:
+      A float; 0 for v = 0.
+
+    Raises:
+      ValueError: shapes that do not match, NaN or Inf.
 
     Example:
       >>> import numpy as np
@@ -229,6 +279,8 @@ def resolution(v: TT, box: Box) -> float:
       ...     print(f"{pde.resolution(start.train(box, still, 1e-5), box):.1g}")
       0.1
       0.002
+
+    Source: ours.
     """
     return shares(v, box)[1]
 

@@ -85,11 +85,28 @@ class Shears:
         return np.array(out)
 
     def factor(self, m: int, k: int, y: np.ndarray) -> np.ndarray:
-        """Evaluates the factor of the shears' monomial m that depends on the coordinate k."""
+        """Evaluates the factor of the shears' monomial m that depends on the coordinate k.
+
+        Args:
+          m: number of the monomial.
+          k: coordinate.
+          y: values of that coordinate, (n,).
+
+        Returns:
+          (n,).
+        """
         return y ** self.powers[m, k]
 
     def shift(self, coefficients: ArrayLike, x: HostArray) -> np.ndarray:
-        """Evaluates the shear displacement q, (m, d), at points (m, d)."""
+        """Evaluates the shear displacement q, (m, d), at points (m, d).
+
+        Args:
+          coefficients: c, (M,).
+          x: points (m, d).
+
+        Returns:
+          (m, d), zero along the axes that do not move.
+        """
         values = np.prod(x[:, None] ** self.powers[None], axis=2) * np.asarray(coefficients)
         out = np.zeros_like(x)
         for j in self.moved:
@@ -97,17 +114,42 @@ class Shears:
         return out
 
     def forward(self, coefficients: ArrayLike, x: ArrayLike) -> np.ndarray:
-        """Maps points x, (m, d), to sheared points y, (m, d)."""
+        """Maps points x, (m, d), to sheared points y, (m, d).
+
+        Args:
+          coefficients: c, (M,).
+          x: points (m, d).
+
+        Returns:
+          (m, d).
+        """
         x = np.asarray(x, np.float64)
         return x + self.shift(coefficients, x)
 
     def inverse(self, coefficients: ArrayLike, y: ArrayLike) -> np.ndarray:
-        """Maps sheared points y, (m, d), back to x, (m, d)."""
+        """Maps sheared points y, (m, d), back to x, (m, d).
+
+        Args:
+          coefficients: c, (M,).
+          y: points (m, d).
+
+        Returns:
+          (m, d).
+        """
         y = np.asarray(y, np.float64)
         return y - self.shift(coefficients, y)
 
     def push(self, coefficients: ArrayLike, x: HostArray, field: HostArray) -> np.ndarray:
-        """Pushes a vector field forward by the shear at x: f_J + (f·∇) q, and f_others."""
+        """Pushes a vector field forward by the shear at x: f_J + (f·∇) q, and f_others.
+
+        Args:
+          coefficients: c, (M,).
+          x: points (m, d).
+          field: f at these points, (m, d).
+
+        Returns:
+          (m, d).
+        """
         out = np.array(field, np.float64)
         for k in set(range(self.dim)) - set(self.moved):
             lower = self.powers - np.eye(self.dim, dtype=int)[k]
@@ -189,25 +231,64 @@ class Sheared(Problem):
         return self.problem.start.values(self.inverse(self.since, z))
 
     def at(self, t: float) -> np.ndarray:
-        """Returns the shear coefficients c at a time."""
+        """Returns the shear coefficients c at a time.
+
+        Args:
+          t: time.
+
+        Returns:
+          (M,).
+        """
         return self.coefficients + (t - self.since) * self.rates
 
     def inverse(self, t: float, z: ArrayLike) -> np.ndarray:
-        """Maps sheared points, (m, d), to physical ones at a time."""
+        """Maps sheared points, (m, d), to physical ones at a time.
+
+        Args:
+          t: time.
+          z: sheared points (m, d).
+
+        Returns:
+          (m, d).
+        """
         return self.shears.inverse(self.at(t), z)
 
     def velocity(self, t: float, z: ArrayLike) -> np.ndarray:
-        """Evaluates the drift's velocity in sheared coordinates, (m, d)."""
+        """Evaluates the drift's velocity in sheared coordinates, (m, d).
+
+        Args:
+          t: time.
+          z: sheared points (m, d).
+
+        Returns:
+          (m, d).
+        """
         x = self.inverse(t, z)
         moved = self.shears.push(self.at(t), x, self.problem.velocity(x))
         return moved + self.shears.shift(self.rates, np.asarray(z))
 
     def right_side(self, map: AffineMap, t: float) -> RightSide:
-        """Builds Q_y(v) = −∇·(Γ (F + ċ) v) in sheared coordinates."""
+        """Builds Q_y(v) = −∇·(Γ (F + ċ) v) in sheared coordinates.
+
+        Args:
+          map: `AffineMap` y = Γ z + s of the sheared coordinates.
+          t: time.
+
+        Returns:
+          `RightSide`.
+        """
         field = Field(lambda z: self.velocity(t, z), self.dim, self.cross_tol)
         pieces = field.pieces(self.box, map)
         return RightSide(self.box, None, tuple(flux(self.box, -a, m) for m, a in pieces))
 
     def exact(self, t: float, x: ArrayLike) -> np.ndarray | None:
-        """Evaluates the exact solution at sheared points, (m, d)."""
+        """Evaluates the exact solution at sheared points, (m, d).
+
+        Args:
+          t: time.
+          x: sheared points (m, d).
+
+        Returns:
+          (m,), or None where the solution is not known.
+        """
         return self.problem.exact(t, self.inverse(t, np.asarray(x, np.float64)))

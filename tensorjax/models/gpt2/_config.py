@@ -59,27 +59,62 @@ class GPT2Config:
 
     @classmethod
     def small(cls, **changes: Any) -> "GPT2Config":
-        """Returns the configuration of the published GPT-2 with 124 million parameters."""
+        """Returns the configuration of the published GPT-2 with 124 million parameters.
+
+        Args:
+          **changes: fields of the configuration that replace these.
+
+        Returns:
+          `GPT2Config` of 12 layers, 12 heads, width 768.
+        """
         return cls(**changes)
 
     @classmethod
     def medium(cls, **changes: Any) -> "GPT2Config":
-        """Returns the configuration of the published GPT-2 with 355 million parameters."""
+        """Returns the configuration of the published GPT-2 with 355 million parameters.
+
+        Args:
+          **changes: fields of the configuration that replace these.
+
+        Returns:
+          `GPT2Config` of 24 layers, 16 heads, width 1024.
+        """
         return cls(**{"layers": 24, "heads": 16, "features": 1024, **changes})
 
     @classmethod
     def large(cls, **changes: Any) -> "GPT2Config":
-        """Returns the configuration of the published GPT-2 with 774 million parameters."""
+        """Returns the configuration of the published GPT-2 with 774 million parameters.
+
+        Args:
+          **changes: fields of the configuration that replace these.
+
+        Returns:
+          `GPT2Config` of 36 layers, 20 heads, width 1280.
+        """
         return cls(**{"layers": 36, "heads": 20, "features": 1280, **changes})
 
     @classmethod
     def xl(cls, **changes: Any) -> "GPT2Config":
-        """Returns the configuration of the published 1558-million-parameter GPT-2, of 25 heads."""
+        """Returns the configuration of the published 1558-million-parameter GPT-2, of 25 heads.
+
+        Args:
+          **changes: fields of the configuration that replace these.
+
+        Returns:
+          `GPT2Config` of 48 layers, 25 heads, width 1600.
+        """
         return cls(**{"layers": 48, "heads": 25, "features": 1600, **changes})
 
     @classmethod
     def tiny(cls, **changes: Any) -> "GPT2Config":
-        """Returns a small GPT-2 configuration for tests: two blocks of width 32, no dropout."""
+        """Returns a small GPT-2 configuration for tests: two blocks of width 32, no dropout.
+
+        Args:
+          **changes: fields of the configuration that replace these.
+
+        Returns:
+          `GPT2Config` of 120 tokens, sequences of up to 16 and 4 heads.
+        """
         sizes = {"vocabulary": 120, "length": 16, "layers": 2, "heads": 4, "features": 32}
         return cls(**{**sizes, "dropout": 0.0, "unroll": 1, **changes})
 
@@ -109,6 +144,9 @@ class GPT2Config:
 
         Args:
           length: of the sequence that the token is in; the longest if None.
+
+        Returns:
+          FLOPs per token, an int.
 
         Source: Chowdhery et al., "PaLM", arXiv 2204.02311, appendix B: 6 N + 12 L H Q T, where N
         here leaves out what is only looked up or added.

@@ -37,7 +37,7 @@ def generate(
     all of them have to call this, with the same arguments.
 
     Args:
-      model: whose parameters are concrete.
+      model: `GPT2`, its parameters concrete.
       prompts: integers (batch, length), or a sequence of sequences of integers, of any lengths of
         at least one.
       count: how many tokens to draw; with the longest prompt at most ``config.length``.
@@ -50,7 +50,7 @@ def generate(
 
     Raises:
       ValueError: prompts, counts or options that do not fit, by name; a draw without a key.
-      TypeError: the function is called inside `jax.jit`.
+      TypeError: a prompt is a text, or the function is called inside `jax.jit`.
       FloatingPointError: the model's logits are not finite.
 
     Example:
@@ -59,6 +59,9 @@ def generate(
       >>> model = GPT2(GPT2Config.tiny(), rngs=nnx.Rngs(0))
       >>> generate(model, [[5, 7, 2], [1]], 4).shape
       (2, 4)
+
+    Source: A. Fan, M. Lewis, Y. Dauphin, "Hierarchical Neural Story Generation", arXiv 1805.04833,
+    for drawing from the ``top_k`` most likely tokens, as Radford et al. (2019) do.
     """
     config = model.config
     rows = _rows(prompts, config.vocabulary)

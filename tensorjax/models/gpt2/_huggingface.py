@@ -78,10 +78,13 @@ def from_huggingface(
         ``model.safetensors.index.json`` names. Names may have the prefix ``transformer.``.
       dropout: rate; None takes ``resid_pdrop`` of the file. There is one rate here, and none of the
         attention weights: ``embd_pdrop`` and ``attn_pdrop`` of the file are not kept.
-      dtype: as for `GPT2`.
+      dtype: of the computation; that of the parameters if None.
       param_dtype: of the parameters, whatever the files hold.
-      attention: as for `GPT2`.
+      attention: "xla", "cudnn" or None, as for `GPT2`.
       **changes: of `GPT2Config`, such as ``remat="full"``. The sizes are those of the files.
+
+    Returns:
+      A dense `GPT2` with the weights of the files, in ``param_dtype``, on the default device.
 
     Raises:
       FileNotFoundError: a file is missing.
@@ -101,6 +104,8 @@ def from_huggingface(
       >>> tokens = jnp.array([[1, 2, 3]])
       >>> bool((again(tokens) == model(tokens)).all())
       True
+
+    Source: the format in which Hugging Face's transformers saves its GPT2LMHeadModel.
     """
     config, arrays = opened(path, dropout, changes)
     model = nnx.eval_shape(
@@ -138,6 +143,18 @@ def to_huggingface(model: GPT2, path: Path, *, end: int | None = None) -> None:
       ValueError: the layers are tensorised, for which there is no published form; an ``end``
         outside the vocabulary.
       ModuleNotFoundError: safetensors is not installed.
+
+    Example:
+      >>> import json, pathlib, tempfile
+      >>> from flax import nnx
+      >>> from tensorjax.models import gpt2
+      >>> model = gpt2.GPT2(gpt2.GPT2Config.tiny(), rngs=nnx.Rngs(0))
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     gpt2.to_huggingface(model, folder)
+      ...     json.loads(pathlib.Path(folder, "config.json").read_text())["n_embd"]
+      32
+
+    Source: the format in which Hugging Face's transformers saves its GPT2LMHeadModel.
     """
     config = model.config
     end = checked_end(config, end)

@@ -72,7 +72,7 @@ class GPT2(nnx.Module):
       norm: the last layer norm.
 
     Raises:
-      TypeError: a spec that is none.
+      TypeError: a spec that is no layer specification of `tensorjax.nn`.
       ValueError: shapes or ids that do not fit, by name.
 
     Example:
@@ -137,6 +137,12 @@ class GPT2(nnx.Module):
             inside `jax.shard_map`; the logits are then those of that device's block of the batch.
             None where nothing is split.
           key: of `jax.random`, for dropout; None computes without.
+
+        Returns:
+          (batch, length, vocabulary), or that device's block of it.
+
+        Raises:
+          ValueError: ids out of range, or sequences longer than ``config.length`` or empty.
         """
         layout = Single() if layout is None else layout
         logits = layout.logits(self.hidden(tokens, layout=layout, key=key), self.tokens[...])
@@ -165,6 +171,12 @@ class GPT2(nnx.Module):
             out of range are as for ``tokens``.
           weights: (batch, length), of each target; all ones if None.
           layout, key: as for a call.
+
+        Returns:
+          Two scalars: Σ w·(−log p) and Σ w.
+
+        Raises:
+          ValueError: ids out of range, shapes that differ, or sequences that are too long or empty.
         """
         layout = Single() if layout is None else layout
         tokens = check_ids("tokens", tokens, self.config.vocabulary, 2)
@@ -185,6 +197,12 @@ class GPT2(nnx.Module):
 
         Args:
           tokens, layout, key: as for a call.
+
+        Returns:
+          (batch, length, features), of the type ``dtype`` of the model.
+
+        Raises:
+          ValueError: ids out of range, or sequences longer than ``config.length`` or empty.
         """
         layout, config = Single() if layout is None else layout, self.config
         tokens = check_ids("tokens", tokens, config.vocabulary, 2)

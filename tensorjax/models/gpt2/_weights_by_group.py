@@ -23,20 +23,23 @@ def read_groups(
     param_dtype: DTypeLike = jnp.float32,
     **changes: Any,
 ) -> tuple[GPT2Config, dict[str, Callable[[], Any]]]:
-    """Returns functions that read published GPT-2 weights group by group, as `layers` uses.
+    """Opens published GPT-2 weights, to be read one group of `layers` at a time.
 
     With them `offload.Trainer` can fine-tune a model that is never in memory as a whole.
 
     Args:
-      path, dropout, param_dtype, **changes: as for `from_huggingface`.
+      path: a folder in Hugging Face's format, as for `from_huggingface`.
+      dropout: rate; None takes that of the files.
+      param_dtype: of the parameters, whatever the files hold.
+      **changes: of `GPT2Config`, such as ``remat="full"``. The sizes are those of the files.
 
     Returns:
       The configuration, and for each group a function without arguments that reads what `groups`
       would return.
 
     Raises:
-      FileNotFoundError, ValueError, ModuleNotFoundError: as `from_huggingface`; what is wrong with
-        the numbers is found when they are read.
+      FileNotFoundError, ValueError, ModuleNotFoundError: as `from_huggingface`; arrays that are not
+        finite are found when they are read.
 
     Example:
       >>> import tempfile
@@ -49,6 +52,9 @@ def read_groups(
       ...     norm = params["norm"]()
       >>> sorted(params)[:2], sorted(norm), norm["scale"].shape == (config.features,)
       (['block000', 'block001'], ['bias', 'scale'], True)
+
+    Source: the format in which Hugging Face's transformers saves its GPT2LMHeadModel; the groups
+    are ours.
     """
     config, arrays = published.opened(path, dropout, changes)
     arrays.check_head()
@@ -77,11 +83,11 @@ def write_groups(
     All are written to a hidden folder beside ``path``, which is renamed to ``path`` when complete.
 
     Args:
-      config: of the model.
-      groups: parameters by group, or pairs of these such as `offload.Trainer.groups` gives by
-        turns, of which only one is in memory at a time; states that come with them are left out.
+      config: `GPT2Config` of the model.
+      groups: parameters by group, or pairs (name, parameters), such as `offload.Trainer.groups`
+        yields, of which only one is in memory at a time; states that come with them are left out.
       path: a folder that does not exist yet, or is empty.
-      end: as for `to_huggingface`.
+      end: id of the token between two texts, as for `to_huggingface`.
 
     Raises:
       FileExistsError: something lies there.
@@ -98,6 +104,9 @@ def write_groups(
       ...     again = gpt2.from_huggingface(folder)
       >>> bool((again.tokens[...] == model.tokens[...]).all())
       True
+
+    Source: the format in which Hugging Face's transformers saves its GPT2LMHeadModel; the groups
+    are ours.
     """
     pairs: Any = groups.items() if isinstance(groups, Mapping) else groups
     end, where = published.checked_end(config, end), {}

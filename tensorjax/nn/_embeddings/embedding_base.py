@@ -70,7 +70,31 @@ def _real(name: str, dtype: Any) -> np.dtype:
 
 
 class Embedding(nnx.Module):
-    """Base class of compressed embeddings; use `TTEmbedding`, `TuckerEmbedding`, `CPEmbedding`."""
+    """Base class of compressed embeddings; use `TTEmbedding`, `TuckerEmbedding`, `CPEmbedding`.
+
+    A table E (num_embeddings, features) is held as factors with gates; rows are made when ids are
+    looked up.
+
+    Args:
+      num_embeddings: rows; ids are in [0, num_embeddings).
+      features: columns.
+      rank: ranks, one int or one per bond or mode, as for the subclass.
+      num_shape: factors of the rows; None chooses.
+      feature_shape: factors of the columns; None chooses.
+      order: number of factors, where they are chosen.
+      dtype: of the rows; None is that of the parameters.
+      param_dtype: of the parameters.
+      padding_idx: an id whose row is zero and has no gradient, or None.
+      capacity: distinct ids that rows are made for at a time; None chooses.
+      out_of_range: policy for ids outside the table, as for `TTEmbedding`.
+      variance: of the entries of the fresh table.
+      init: "normal" or, for some formats, "orthogonal", as for `TTEmbedding`.
+      rngs: the stream "params" is drawn from.
+
+    Raises:
+      TypeError: a dtype that is not real and floating.
+      ValueError: sizes, factors, ranks or options that do not fit, by name.
+    """
 
     gates: nnx.List
 
@@ -138,7 +162,14 @@ class Embedding(nnx.Module):
         return sum(int(x.size) for x in jax.tree.leaves(nnx.state(self, nnx.Param)))
 
     def plan(self, count: int) -> LookupPlan:
-        """Plans any embedding's lookup of ``count`` ids on this process's devices, with cost."""
+        """Plans any embedding's lookup of ``count`` ids on this process's devices, with cost.
+
+        Args:
+          count: how many ids a call looks up, repeated ones included.
+
+        Returns:
+          `LookupPlan`; print it for the order of the products.
+        """
         _check.integer("count", count, low=0)
         return self._plan(*self._network(), count, is_cpp_default())
 
@@ -244,6 +275,9 @@ class Embedding(nnx.Module):
 
         Args:
           max_bytes: the largest array that may be made, the padding of the modes included.
+
+        Returns:
+          (num_embeddings, features), of the parameters' dtype; the row of a padding id is zero.
 
         Raises:
           ValueError: the table needs more than ``max_bytes``.

@@ -121,6 +121,8 @@ def to_embedding(layer: Embedding, *, max_bytes: int = MAX_BYTES) -> nnx.Embed:
       >>> from tensorjax import nn
       >>> nn.to_embedding(nn.CPEmbedding(90, 32, rank=4, rngs=nnx.Rngs(0))).embedding.shape
       (90, 32)
+
+    Source: ours.
     """
     if not isinstance(layer, Embedding):
         raise TypeError(

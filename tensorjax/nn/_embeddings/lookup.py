@@ -119,7 +119,7 @@ def tucker(shapes: Sequence[tuple[int, ...]]) -> LookupNetwork:
 
 
 def _as_given(out: list[jax.Array], arguments: Any) -> list[Any]:
-    """Returns shardings for an embedding lookup's gated arrays: those of the arrays before."""
+    """Returns shardings that keep an embedding's arrays, gates absorbed, placed as before."""
     arrays = arguments[0][1]
     return [spec_like(x, given) for x, given in zip(out, arrays, strict=True)]
 

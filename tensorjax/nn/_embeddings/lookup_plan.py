@@ -16,7 +16,7 @@ _FEW = 256
 
 @dataclasses.dataclass(frozen=True)
 class LookupPlan:
-    """Plan of an embedding lookup for a number of ids, with its cost.
+    """Plan of an embedding lookup for a number of ids: tables to make, and operation counts.
 
     Attributes:
       count: ids of the call.
@@ -32,6 +32,12 @@ class LookupPlan:
         distinct ids as ``capacity`` is by default, of fewer than 256 too.
       grad_flops: the same for forward + backward, with respect to all parameters. Where ids are
         looked up distinct, the backward pass makes the rows' products once more.
+
+    Example:
+      >>> from flax import nnx
+      >>> from tensorjax import nn
+      >>> nn.TTEmbedding(90, 32, rank=3, order=2, rngs=nnx.Rngs(0)).plan(8).count
+      8
     """
 
     count: int

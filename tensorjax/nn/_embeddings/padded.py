@@ -38,7 +38,15 @@ class PaddedEmbed(nnx.Embed):
         )
 
     def __call__(self, inputs: ArrayLike, out_sharding: OutSharding = None) -> jax.Array:
-        """Looks up embedding rows: zeros for the padding id, NaN for ids out of range."""
+        """Looks up embedding rows: zeros for the padding id, NaN for ids out of range.
+
+        Args:
+          inputs: integers (…).
+          out_sharding: of the rows, as for `flax.nnx.Embed`.
+
+        Returns:
+          (…, features).
+        """
         inputs = jnp.asarray(inputs)
         if not jnp.issubdtype(inputs.dtype, jnp.integer):
             return super().__call__(inputs, out_sharding)  # Flax says what is wrong
@@ -49,7 +57,15 @@ class PaddedEmbed(nnx.Embed):
         return _ids.or_nan(rows, valid)
 
     def attend(self, query: ArrayLike, out_sharding: OutSharding = None) -> jax.Array:
-        """Returns the logits of all embedding rows; 0 for the padding id, whose row is zero."""
+        """Returns the logits of all embedding rows; 0 for the padding id, whose row is zero.
+
+        Args:
+          query: (…, features).
+          out_sharding: of the logits, as for `flax.nnx.Embed`.
+
+        Returns:
+          (…, num_embeddings).
+        """
         logits = super().attend(jnp.asarray(query), out_sharding)
         padding = jnp.arange(self.num_embeddings) == self.padding_idx
         lead = (1,) * (logits.ndim - 1)

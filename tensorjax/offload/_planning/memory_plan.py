@@ -98,6 +98,9 @@ class Plan:
         Args:
           path: a folder.
           options: as for `TensorStore`.
+
+        Returns:
+          An open `TensorStore`.
         """
         return TensorStore(path, **{"capacity": self.capacity, "staging": self.staging, **options})
 
@@ -111,6 +114,9 @@ class Plan:
 
         Args:
           store: what `store` opened, or None, where nothing has to be on disk.
+
+        Returns:
+          A dictionary of keyword arguments.
 
         Raises:
           ValueError: no store, though something has to be on disk.
@@ -194,7 +200,7 @@ def plan(
     activations: Iterable[Activations] = get_args(Activations),
     seconds: Mapping[str, tuple[float, float]] | None = None,
 ) -> Plan:
-    """Plans which groups live in host memory or on disk, from sizes, machine speeds, layer times.
+    """Plans which parameter groups live in host memory or on disk, and predicts the step time.
 
     The device holds the activations, the gradients of two layers (those of one are taken to the
     host while the next is computed), those that an accelerator adds up by itself, and as many
@@ -204,9 +210,9 @@ def plan(
     even distances, so that the disk is busy in the whole of both passes.
 
     Args:
-      layers: as for `Trainer`.
-      params: as for `Trainer`.
-      optimizer: as for `Trainer`.
+      layers: sequence of `Layer`, as for `Trainer`.
+      params: parameters by group, or functions that return them, as for `Trainer`.
+      optimizer: an Optax transformation, as for `Trainer`.
       batch: ONE MICROBATCH, not a whole batch: arrays, not shapes, where ``seconds`` is None.
       machine: speeds, as `measure` finds them.
       device_bytes: memory of the device, for everything.
@@ -224,11 +230,13 @@ def plan(
       seconds: of the forward and the backward pass of each layer with recomputation, for one
         microbatch; measured here if None.
 
-    Raises:
-      ValueError: budgets that are too small for any way, with what is needed.
-      TypeError: budgets that are no integers; another machine than a `Machine`.
+    Returns:
+      `Plan`, of which `Plan.options` makes a `Trainer`; print it for the table.
 
-    Source: ours. The bound is that of `Times`.
+    Raises:
+      ValueError: budgets that are no integers or too small for any way, with what is needed; times
+        of layers that are missing in ``seconds``.
+      TypeError: another machine than a `Machine`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -247,6 +255,8 @@ def plan(
       ...     device_bytes=1 << 23, host_bytes=2 << 20, seconds=dict.fromkeys("abc", (1e-3, 2e-3)))
       >>> plan.in_memory, plan.needs_store, plan.capacity
       (('c',), True, 3178496)
+
+    Source: ours. The bound is that of `Times`.
     """
     layers = check_layers(layers, params)
     if not isinstance(machine, Machine):

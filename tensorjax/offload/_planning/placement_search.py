@@ -153,7 +153,7 @@ def _spread(order: list[str], away: int) -> list[str]:
 
 
 def _choice(work: Work, weights: int, memory: list[str], room: int, refusal: str) -> Choice:
-    """Evaluates a candidate placement, whose waiting gradients get the memory left."""
+    """Evaluates a candidate placement: step time and memory; waiting gradients get what is left."""
     groups, every = work.groups, work.gradients()
     held = sum(_lives(groups[name]) for name in memory)
     host, left = work.on_host + _arriving(work) + held, room - held

@@ -14,6 +14,9 @@ class Times:
       update: T_o, the optimiser of all parameters.
       first: ℓ₀, reading and updating what the first layer needs.
       layer: f + b, forward and backward pass of one layer.
+
+    Raises:
+      ValueError: a time that is negative, NaN or infinite.
     """
 
     compute: float

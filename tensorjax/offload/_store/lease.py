@@ -22,6 +22,16 @@ class Lease:
 
     Attributes:
         name: Of the tensor.
+
+    Example:
+        >>> import tempfile, numpy as np, jax
+        >>> from tensorjax import offload
+        >>> with offload.TensorStore(tempfile.mkdtemp(), 1 << 20, backend="memory") as store:
+        ...     store.reserve({"w": jax.ShapeDtypeStruct((2,), np.float32)})
+        ...     store.write("w", np.ones(2, np.float32)).result()
+        ...     with store.read("w").result() as lease:
+        ...         print(lease.array)
+        [1. 1.]
     """
 
     __slots__ = ("_array", "_buffer", "_queue", "name")
@@ -36,6 +46,9 @@ class Lease:
         """Read-only array of the leased tensor, a view of the staging memory.
 
         It is aligned to 4096 bytes; one that is smaller than this, to 64.
+
+        Raises:
+            ValueError: if the lease was released.
         """
         if self._array is None:
             raise ValueError(f"{self.name}: the lease was released; read the tensor again")
@@ -70,7 +83,18 @@ class Lease:
 
 
 class Leases(Mapping[str, Lease]):
-    """Leases of several tensors that were read together, by name."""
+    """Leases of several tensors that were read together, by name.
+
+    Example:
+        >>> import tempfile, numpy as np, jax
+        >>> from tensorjax import offload
+        >>> with offload.TensorStore(tempfile.mkdtemp(), 1 << 20, backend="memory") as store:
+        ...     store.reserve({"w": jax.ShapeDtypeStruct((2,), np.float32)})
+        ...     store.write("w", np.ones(2, np.float32)).result()
+        ...     with store.read_many(["w"]).result() as leases:
+        ...         print({name: float(lease.array.sum()) for name, lease in leases.items()})
+        {'w': 2.0}
+    """
 
     def __init__(self, leases: dict[str, Lease]):
         self._leases = leases

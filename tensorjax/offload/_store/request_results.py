@@ -42,7 +42,7 @@ class Countdown:
 
 
 def item_of(several: Future[Any], name: str) -> Future[Any]:
-    """Returns the future of one item of what a future of several tensors by name will give."""
+    """Returns the future of one tensor, derived from a joint future of several tensors by name."""
     single: Future[Any] = Future()
     single.set_running_or_notify_cancel()
 

@@ -33,7 +33,17 @@ class Traffic:
     waiting: tuple[int, ...] = (0,) * BUCKETS
 
     def quantile(self, q: float) -> float:
-        """Returns a latency quantile of the statistics in seconds, to a factor of two."""
+        """Returns a latency quantile of the statistics in seconds, to a factor of two.
+
+        Args:
+            q: Fraction of the transfers, in [0, 1]; 0.5 gives the median.
+
+        Returns:
+            Seconds: an upper bound, a power of two of microseconds; 0 without transfers.
+
+        Raises:
+            ValueError: if q is outside [0, 1].
+        """
         if not 0 <= q <= 1:
             raise ValueError(f"q: expected a fraction in [0, 1], got {q!r}")
         seen, total = 0, sum(self.latency)

@@ -69,6 +69,7 @@ class TensorStore:
 
     Example:
         >>> import tempfile, numpy as np, jax
+        >>> from tensorjax.offload import TensorStore
         >>> folder = tempfile.mkdtemp()
         >>> with TensorStore(folder, 1 << 20, backend="threads") as store:
         ...     store.reserve({"w": jax.ShapeDtypeStruct((2, 3), np.float32)})
@@ -177,12 +178,22 @@ class TensorStore:
         return self._index.commit
 
     def spec(self, name: str) -> jax.ShapeDtypeStruct:
-        """Returns the shape and dtype of a tensor."""
+        """Returns the shape and dtype of a reserved tensor.
+
+        Args:
+            name: Of a reserved tensor.
+
+        Returns:
+            `jax.ShapeDtypeStruct`.
+
+        Raises:
+            KeyError: if no such tensor is reserved.
+        """
         place = self._tensor(name).place
         return jax.ShapeDtypeStruct(place.shape, place.dtype)
 
     def reserve(self, tensors: Mapping[str, Any]) -> None:
-        """Reserves two slots for each tensor, with blocks on the disk from now on.
+        """Reserves disk space for tensors in the data file, two slots for each.
 
         Tensors that are reserved together lie side by side, small ones in the same blocks; those
         that will be written together should be. One call for all is much the cheapest: each takes
@@ -193,7 +204,7 @@ class TensorStore:
             tensors: Anything with ``shape`` and ``dtype``, by name.
 
         Raises:
-            CapacityError: if the capacity, the disk or the staging is too small, with the numbers.
+            CapacityError: if the capacity, the disk or the staging memory is too small; with sizes.
             ValueError: if a tensor is reserved already with another shape or dtype.
         """
         tensors = arguments.named("tensors", tensors)
@@ -211,7 +222,7 @@ class TensorStore:
                 self._reserve(extents.place(specs, self._index.end))
 
     def forget(self) -> None:
-        """Gives up all reservations, of which none may have been written.
+        """Cancels all reservations; none of the tensors may have been written.
 
         Raises:
             StoreError: if one has.
@@ -281,6 +292,13 @@ class TensorStore:
         """Writes several tensors as `write` does; neighbours in the file move together.
 
         One future for all: much cheaper than one each when the tensors are small.
+
+        Args:
+            arrays: NumPy or JAX arrays, by name, of the reserved shapes and dtypes.
+            deadline: When they are needed, in any unit; the earliest goes first.
+
+        Returns:
+            One future, done when all are in the file.
         """
         self._check_open()
         todo = [(tensor := self._tensor(name), flat(tensor.place, array))
@@ -288,7 +306,7 @@ class TensorStore:
         return self._transport.writer.write(todo, arguments.deadline(deadline))
 
     def read(self, name: str, *, deadline: float = math.inf) -> Future[Lease]:
-        """Starts reading what was written last, committed or not.
+        """Starts reading the newest state of a tensor, committed or not.
 
         Does not block: a read waits in the queue for its staging memory. So a lock that callbacks
         take may be held. Leases that are not released keep later reads waiting. A tensor that
@@ -307,6 +325,13 @@ class TensorStore:
     def read_many(self, names: Iterable[str], *, deadline: float = math.inf) -> Future[Leases]:
         """Starts reading several tensors together; neighbours in the file move together.
 
+        Args:
+            names: Of tensors that were written.
+            deadline: When they are needed, in any unit; the earliest goes first.
+
+        Returns:
+            A future of `Leases`, which has a lease for each name.
+
         Raises:
             CapacityError: if they do not fit the staging pool together.
             StoreError: if one was never written.
@@ -316,7 +341,12 @@ class TensorStore:
         return self._transport.reader.read(tensors, arguments.deadline(deadline))
 
     def hasten(self, names: Iterable[str], *, deadline: float) -> None:
-        """Moves pending reads of tensors to an earlier deadline."""
+        """Moves pending reads of tensors to an earlier deadline.
+
+        Args:
+            names: Of reserved tensors.
+            deadline: The new one, in the unit of the reads; a later one changes nothing.
+        """
         self._check_open()
         tensors, due = [self._tensor(name) for name in names], arguments.deadline(deadline)
         queue = self._transport.queue
@@ -326,7 +356,11 @@ class TensorStore:
                     queue.hasten(request, due)
 
     def hasten_writes(self, *, deadline: float) -> None:
-        """Moves all pending writes to an earlier deadline."""
+        """Moves all pending writes to an earlier deadline.
+
+        Args:
+            deadline: The new one, in the unit of the writes; a later one changes nothing.
+        """
         self._check_open()
         self._transport.queue.hasten_writes(arguments.deadline(deadline))
 

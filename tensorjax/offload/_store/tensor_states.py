@@ -28,7 +28,7 @@ class Content(Entry):
     names: tuple[str, ...] = ()
 
     def failed(self, name: str) -> bool:
-        """Whether the state of a tensor was to be written in this content, and was not."""
+        """Checks whether the write of a tensor to this content failed."""
         return self.error is not None and (self.memory is None or name in self.names)
 
 

@@ -32,6 +32,17 @@ class Engine:
       data: sharding of every array of a microbatch, or None. Each of several processes gives whole
         batches, the same ones, and places what its devices need of them.
 
+    Raises:
+      ValueError: unknown ``activations``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tensorjax import offload
+      >>> engine = offload.Engine(activations="keep")
+      >>> double = offload.Layer(name="double", apply=lambda params, x, batch, key: 2 * x)
+      >>> engine.evaluate(double, ({},), jnp.ones(2), None).tolist()
+      [2.0, 2.0]
+
     Source: T. Chen et al., "Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174.
     """
 
@@ -51,7 +62,14 @@ class Engine:
         self._held: dict[Any, _Programs] = {}  # however many a model has
 
     def batch(self, batch: PyTree) -> Any:
-        """Places a microbatch on the device, for the layers to compute with."""
+        """Places a microbatch on the device, for the layers to compute with.
+
+        Args:
+          batch: pytree of arrays, one microbatch.
+
+        Returns:
+          The same pytree of JAX arrays, on the sharding ``data`` if there is one.
+        """
         if self._data is None:
             return batch if self.shardings else jax.device_put(batch, self.device)
         if self._data.is_fully_addressable:
@@ -67,7 +85,15 @@ class Engine:
         return next(iter(jnp.empty(()).devices()))
 
     def place(self, group: str, params: PyTree) -> Any:
-        """Copies a layer group's parameters to the device, never as views of host memory."""
+        """Copies a layer group's parameters to the device, never as views of host memory.
+
+        Args:
+          group: name of the group, by which its shardings are found.
+          params: pytree of arrays on the host.
+
+        Returns:
+          The same pytree of JAX arrays.
+        """
         where = self.shardings.get(group, self.device)
         if self.device.platform == "cpu":
             # Not device_put(may_alias=False), which on a CPU aliases aligned memory all the same.
@@ -77,7 +103,18 @@ class Engine:
     def forward(
         self, layer: Layer, params: PyTree, x: PyTree, batch: PyTree, key: Key | None
     ) -> tuple[Any, Any]:
-        """Computes a layer's result, and what its backward pass needs besides the input."""
+        """Computes a layer's result, and what its backward pass needs besides the input.
+
+        Args:
+          layer: layer to compute.
+          params: parameters of the groups it uses, on the device, as a tuple.
+          x: its input; None for the first layer.
+          batch: a microbatch on the device.
+          key: of `jax.random`, for layers that draw; None computes without.
+
+        Returns:
+          (result, what is kept); the second is None with "recompute".
+        """
         programs = self._of(layer)
         if self.activations == "recompute":
             return programs.forward(params, x, batch, key), None
@@ -85,7 +122,17 @@ class Engine:
         return y, _moved(kept, "pinned_host") if self.activations == "offload" else kept
 
     def evaluate(self, layer: Layer, params: PyTree, x: PyTree, batch: PyTree) -> Any:
-        """Computes a layer's result without a key; nothing is kept for a backward pass."""
+        """Computes a layer's result without a key; nothing is kept for a backward pass.
+
+        Args:
+          layer: layer to compute.
+          params: parameters of the groups it uses, on the device, as a tuple.
+          x: its input; None for the first layer.
+          batch: a microbatch on the device.
+
+        Returns:
+          The result, a pytree of arrays.
+        """
         return self._of(layer).forward(params, x, batch, None)
 
     def backward(
@@ -103,6 +150,19 @@ class Engine:
 
         The first has the dtypes of the parameters, sums are in single precision at least. They are
         handed over: updates write to their memory, so nothing else may use them.
+
+        Args:
+          layer: layer to compute.
+          params: parameters of the groups it uses, on the device, as a tuple.
+          x: its input; None for the first layer.
+          batch: a microbatch on the device.
+          key: of `jax.random`, for layers that draw; None computes without.
+          kept: what `forward` kept.
+          dy: cotangent of the result.
+          sums: gradients of the microbatches before, like ``params``; None at the first one.
+
+        Returns:
+          (cotangent of the input, sums with the gradients of this microbatch).
         """
         programs, sums = self._of(layer), widened(sums)
         if kept is None:
@@ -119,6 +179,9 @@ class Engine:
         Args:
           layer, params: the last one.
           xs, batches, keys: of each microbatch.
+
+        Returns:
+          One factor for each microbatch: 1 / count, or 1 / Σ weights if losses come with weights.
         """
         programs = self._of(layer)
         if not programs.weighs(params, xs[0], batches[0], keys[0]):
@@ -140,13 +203,36 @@ class Engine:
         """Computes the last layer's loss, input cotangent and gradients, each times ``share``.
 
         Gradients are added to ``sums``.
+
+        Args:
+          layer: layer to compute.
+          params: parameters of the groups it uses, on the device, as a tuple.
+          x: its input; None for the first layer.
+          batch: a microbatch on the device.
+          key: of `jax.random`, for layers that draw; None computes without.
+          share: factor of this microbatch, from `shares`.
+          sums: gradients of the microbatches before, like ``params``; None at the first one.
+
+        Returns:
+          (loss, cotangent of the input, sums with the gradients of this microbatch).
         """
         return self._of(layer).last(params, x, batch, key, share, widened(sums))
 
     def shapes(
         self, layer: Layer, params: PyTree, x: PyTree, batch: PyTree, key: Key | None
     ) -> tuple[Any, Any]:
-        """Returns the shapes of a layer's result and of what "keep" keeps; nothing is computed."""
+        """Returns the shapes of a layer's result and of what "keep" keeps; nothing is computed.
+
+        Args:
+          layer: layer to compute.
+          params: parameters of the groups it uses, on the device, as a tuple.
+          x: its input; None for the first layer.
+          batch: a microbatch on the device.
+          key: of `jax.random`, for layers that draw; None computes without.
+
+        Returns:
+          Two pytrees of `jax.ShapeDtypeStruct`.
+        """
         return jax.eval_shape(self._of(layer).forward_keeping, params, x, batch, key)
 
     @property
@@ -158,19 +244,48 @@ class Engine:
         return host_arrays.lends(self.device)
 
     def add(self, sums: PyTree, gradient: PyTree) -> Any:
-        """Adds up the gradients of layers that share a group, on the device, in one memory."""
+        """Adds up the gradients of layers that share a group, on the device, in one memory.
+
+        Args:
+          sums: gradients so far; their memory is reused.
+          gradient: a pytree like it.
+
+        Returns:
+          The sum, a pytree of arrays.
+        """
         return _add(sums, gradient)
 
     def finite(self, gradient: PyTree) -> Any:
-        """Whether all entries of a layer's gradient are finite, as a scalar on the device."""
+        """Checks that all entries of a layer's gradient are finite, as a scalar on the device.
+
+        Args:
+          gradient: pytree of arrays.
+
+        Returns:
+          A boolean scalar, which may still be computed.
+        """
         return finite(gradient)
 
     def fetch(self, arrays: Any) -> Any:
-        """Starts the transfer of a layer's arrays to the host; they may still be computed."""
+        """Starts the transfer of a layer's arrays to the host; they may still be computed.
+
+        Args:
+          arrays: pytree of arrays on the device.
+
+        Returns:
+          A pytree that the host reads once the transfers are done.
+        """
         return host_arrays.begin(arrays)
 
     def wait(self, value: Any) -> Any:
-        """Waits until a layer's result has been computed, and returns it."""
+        """Waits until a layer's result has been computed, and returns it.
+
+        Args:
+          value: pytree of arrays.
+
+        Returns:
+          The same pytree.
+        """
         return jax.block_until_ready(value)
 
     def _of(self, layer: Layer) -> "_Programs":

@@ -51,6 +51,20 @@ def to_safetensors(
       ValueError: this is one of several processes, two tensors would have one name, or the store
         holds no training.
       ModuleNotFoundError: the package safetensors is missing.
+
+    Example:
+      >>> import tempfile
+      >>> import jax.numpy as jnp
+      >>> import optax
+      >>> from tensorjax import offload
+      >>> layers = [offload.Layer(name="a", apply=lambda p, x, b, key: jnp.mean((b @ p[0]) ** 2))]
+      >>> trainer = offload.Trainer(layers, {"a": jnp.ones((4, 2))}, optax.sgd(0.1))
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     [path.name for path in offload.to_safetensors(trainer, folder)]
+      ['a.safetensors', 'model.safetensors.index.json']
+      >>> trainer.close()
+
+    Source: the format of Hugging Face's safetensors, and its index of files for models in parts.
     """
     with _extras.needed_by("tensorjax.offload.to_safetensors"):
         from safetensors.numpy import save_file
@@ -100,6 +114,20 @@ def to_orbax(source: Trainer | TensorStore, folder: str | Path) -> Path:
       ModuleNotFoundError: the package orbax-checkpoint is missing.
       ValueError: the folder holds something, two tensors would have one name, an array is empty,
         which Orbax does not keep, this is one of several processes, or the store holds no training.
+
+    Example:
+      >>> import tempfile
+      >>> import jax.numpy as jnp
+      >>> import optax
+      >>> from tensorjax import offload
+      >>> layers = [offload.Layer(name="a", apply=lambda p, x, b, key: jnp.mean((b @ p[0]) ** 2))]
+      >>> trainer = offload.Trainer(layers, {"a": jnp.ones((4, 2))}, optax.sgd(0.1))
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     sorted(path.name for path in offload.to_orbax(trainer, folder).iterdir())
+      ['a', 'trainer.json']
+      >>> trainer.close()
+
+    Source: ours; the format is that of Orbax.
     """
     with _extras.needed_by("tensorjax.offload.to_orbax"):
         import orbax.checkpoint as ocp

@@ -25,6 +25,10 @@ class Layer:
       uses: names of groups of parameters; ``(name,)`` if empty. Two layers may use one group, as
         the embedding and the logits of GPT-2 do.
 
+    Raises:
+      TypeError: ``uses`` is a string.
+      ValueError: ``uses`` names a group twice.
+
     Example:
       >>> import jax.numpy as jnp
       >>> from tensorjax import offload

@@ -23,7 +23,7 @@ _BACKWARD = "#1f3864"
 
 @dataclass(frozen=True)
 class Span:
-    """Time span of one activity.
+    """Time span in a `Trace`: one activity with its track, name, start and end.
 
     Attributes:
       track: one of "compute", "wait" (compute has nothing to work on), "place" (to the device),
@@ -32,6 +32,11 @@ class Span:
       name: of the layer or group, and what was done.
       start, stop: in seconds, of `time.perf_counter`.
       step: training step that it belongs to, counted from 0: one less than `Step.number`.
+
+    Example:
+      >>> from tensorjax import offload
+      >>> offload.Span("read", "block000", 0.5, 0.75, 0).seconds
+      0.25
     """
 
     track: str
@@ -68,7 +73,16 @@ class Trace:
 
     @contextlib.contextmanager
     def span(self, track: str, name: str, step: int) -> Iterator[None]:
-        """Records in the trace how long a block of code takes, as a context."""
+        """Records how long a block of code takes as a span of the trace; a context manager.
+
+        Args:
+          track: one of the tracks of `Span`.
+          name: of the layer or group, and the activity.
+          step: training step, counted from 0.
+
+        Returns:
+          A context manager.
+        """
         start = time.perf_counter()
         try:
             yield
@@ -76,20 +90,44 @@ class Trace:
             self.add(track, name, start, time.perf_counter(), step)
 
     def add(self, track: str, name: str, start: float, stop: float, step: int) -> None:
-        """Records a span in the trace whose times are known."""
+        """Records a span with known start and end in the trace.
+
+        Args:
+          track: one of the tracks of `Span`.
+          name: of the layer or group, and the activity.
+          start: of the span, in seconds of `time.perf_counter`.
+          stop: its end, likewise.
+          step: training step, counted from 0.
+        """
         with self._lock:
             self._spans.append(Span(track, name, start, stop, step))
             if len(self._spans) > self._capacity:
                 del self._spans[: max(1, self._capacity // 4)]
 
     def spans(self, track: str | None = None, *, first: int = 0) -> list[Span]:
-        """Returns the trace's spans of one track, or of all, from step ``first`` on."""
+        """Returns the trace's spans of one track, or of all, from step ``first`` on.
+
+        Args:
+          track: which one; None for all.
+          first: least step.
+
+        Returns:
+          The spans, in the order they ended in.
+        """
         with self._lock:
             held = list(self._spans)
         return [s for s in held if track in (None, s.track) and s.step >= first]
 
     def seconds(self, track: str, *, first: int = 0) -> dict[int, float]:
-        """Returns the seconds that a track was busy, by step; overlapping spans count once."""
+        """Returns the seconds that a track was busy, by step; overlapping spans count once.
+
+        Args:
+          track: which one.
+          first: least step.
+
+        Returns:
+          A dictionary from step to seconds.
+        """
         found: dict[int, float] = {}
         for step in sorted({s.step for s in self.spans(track, first=first)}):
             mine = [s for s in self.spans(track, first=step) if s.step == step]
@@ -97,7 +135,11 @@ class Trace:
         return found
 
     def save(self, path: str | Path) -> None:
-        """Writes the trace in Chrome's JSON form, which ui.perfetto.dev opens."""
+        """Writes the trace in Chrome's JSON form, which ui.perfetto.dev opens.
+
+        Args:
+          path: of the JSON file, which is overwritten.
+        """
         spans = self.spans()
         origin = min((s.start for s in spans), default=0.0)
         events: list[dict[str, Any]] = []
@@ -123,6 +165,9 @@ class Trace:
 
         Args:
           steps: which; the last two that were computed if None.
+
+        Returns:
+          A `matplotlib.figure.Figure`, which is not shown.
 
         Raises:
           ValueError: there are no spans of these steps.

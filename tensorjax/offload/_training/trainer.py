@@ -46,7 +46,7 @@ class Trainer:
     Several processes (`jax.distributed`) train one model together, over a mesh of the devices of
     all: each makes the same trainer and the same calls. A process keeps, updates and commits only
     what its own devices hold (`Engine` has the shardings), in a store with files of its own; all
-    commit together. So THE OPTIMISER SEES A PART of every array: what is computed number by number
+    commit together. So THE OPTIMISER SEES A PART of every array: what is computed entry by entry
     (SGD, Adam, decay) is as ever, but one that looks across an array (Adafactor, Muon, LAMB,
     clipping by the norm of an array) takes the part for the whole, AND GIVES OTHER RESULTS.
 
@@ -82,7 +82,7 @@ class Trainer:
         parameters that lack the update of the step before it, and all gradients are kept for a
         step. To compare with: "after_backward" updates between a backward pass and the next forward
         pass; "pipelined" moreover reads no state before, as DeepSpeed does; "sequential" moreover
-        reads, updates and writes by turns.
+        reads, updates and writes one after the other.
       commit_every: steps between commits of the store; None commits only when told to. A commit
         takes place during the next step, once its loss is known to be finite; so the last step
         before `close` needs a `commit` of its own.
@@ -106,8 +106,8 @@ class Trainer:
 
     Example: see `tensorjax.offload`.
 
-    Source: the schedule after HiTrain, DOI 10.7544/issn1000-1239.202550478 (of which only the
-    abstract was at hand); layers before microbatches after GreedySnake; the baseline after
+    Source: the schedule after HiTrain, DOI 10.7544/issn1000-1239.202550478 (of which we know
+    only the abstract); layers before microbatches after GreedySnake; the baseline after
     ZeRO-Infinity, arXiv 2104.07857.
     """
 

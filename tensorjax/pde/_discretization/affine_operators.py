@@ -21,6 +21,14 @@ class Coefficients(NamedTuple):
       shift: b, (d,), or None.
       diffusion: S, (d, d), of which only the symmetric part counts, or None.
       constant: c.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import pde
+      >>> still = pde.Coefficients(matrix=-np.eye(2), diffusion=0.1 * np.eye(2))
+      >>> print(still.moving(np.eye(2)).matrix)
+      [[-2. -0.]
+       [-0. -2.]]
     """
 
     matrix: Any = None
@@ -29,7 +37,15 @@ class Coefficients(NamedTuple):
     constant: Any = 0.0
 
     def moving(self, sigma: ArrayLike, beta: ArrayLike | None = None) -> "Coefficients":
-        """Returns the affine operator's coefficients for moving coordinates: L − (Σ y + β)·∇."""
+        """Returns the affine operator's coefficients for moving coordinates: L − (Σ y + β)·∇.
+
+        Args:
+          sigma: Σ, (d, d).
+          beta: β, (d,), or None for zero.
+
+        Returns:
+          `Coefficients`, new ones.
+        """
         zero = np.zeros(np.shape(sigma))
         _, (matrix, sigma, shift, beta) = floats(
             zero if self.matrix is None else self.matrix,

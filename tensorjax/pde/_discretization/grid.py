@@ -150,6 +150,12 @@ class Axis:
         Rows of points outside [low, high] are zero. Fourier: the trigonometric interpolant.
         Chebyshev: the polynomial that vanishes at both ends. Finite differences: polynomials of
         degree ``order`` − 1 through the nearest points.
+
+        Args:
+          y: points (m,).
+
+        Returns:
+          (m, n), of NumPy, or of JAX if y is traced.
         """
         xp, (points,) = floats(y)
         inside = (points >= self.low) & (points <= self.high)
@@ -166,6 +172,12 @@ class Axis:
 
         Chebyshev: that of the interpolant, exactly, for its own quadrature would see the product
         with the wave on too few points. Else by the quadrature, good up to π over the widest gap.
+
+        Args:
+          kappa: wave numbers κ, (m,).
+
+        Returns:
+          (m, n), complex.
         """
         if self.kind != "chebyshev":
             return np.exp(1j * np.outer(kappa, self.points)) * self.weights
@@ -255,6 +267,9 @@ class Box:
     Attributes:
       axes: d of `Axis`.
 
+    Raises:
+      ValueError: no axes, or other objects than `Axis`.
+
     Example:
       >>> from tensorjax import pde
       >>> box = pde.Box.fourier(3, n=32, half_width=5.0)
@@ -271,19 +286,47 @@ class Box:
 
     @classmethod
     def fourier(cls, dim: int, n: int | Sequence[int] = 64, half_width: ArrayLike = 7.0) -> "Box":
-        """Builds Fourier grids on [−L, L)^d; ``n`` and ``half_width`` one for all axes or d."""
+        """Builds Fourier grids on [−L, L)^d.
+
+        Args:
+          dim: number of axes d.
+          n: grid points per axis, one int for all axes or d of them.
+          half_width: L, one for all axes or d of them.
+
+        Returns:
+          `Box`.
+        """
         return cls(_axes("fourier", dim, n, half_width, 4))
 
     @classmethod
     def chebyshev(cls, dim: int, n: int | Sequence[int] = 64, half_width: ArrayLike = 7.0) -> "Box":
-        """Builds Chebyshev grids on (−L, L)^d; arguments as for `fourier`."""
+        """Builds Chebyshev grids on (−L, L)^d.
+
+        Args:
+          dim: number of axes d.
+          n: grid points per axis, one int for all axes or d of them.
+          half_width: L, one for all axes or d of them.
+
+        Returns:
+          `Box`.
+        """
         return cls(_axes("chebyshev", dim, n, half_width, 4))
 
     @classmethod
     def finite_differences(
         cls, dim: int, n: int | Sequence[int] = 64, half_width: ArrayLike = 7.0, *, order: int = 4
     ) -> "Box":
-        """Builds central-difference grids of order 2, 4 or 6 on (−L, L)^d."""
+        """Builds central-difference grids of order 2, 4 or 6 on (−L, L)^d.
+
+        Args:
+          dim: number of axes d.
+          n: grid points per axis, one int for all axes or d of them.
+          half_width: L, one for all axes or d of them.
+          order: of the differences.
+
+        Returns:
+          `Box`.
+        """
         return cls(_axes("finite differences", dim, n, half_width, order))
 
     @property

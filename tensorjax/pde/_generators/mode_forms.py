@@ -31,13 +31,13 @@ class Modes(NamedTuple):
         return np.stack([self.d1[k] @ core, self.points[k][:, None] * core])
 
     def weighted(self, cores: Cores) -> Cores:
-        """Multiplies a train of values, mode by mode, by roots of the weights: L²-weighted."""
+        """Converts a train of values to L²-weighted coordinates, by roots of the weights."""
         if self.root is None:
             return cores
         return [w[:, None] * c for w, c in zip(self.root, cores, strict=True)]
 
     def values(self, cores: Cores) -> Cores:
-        """Divides a train by the roots of the L² weights, mode by mode; inverse of `weighted`."""
+        """Converts a train from L²-weighted coordinates back to values; inverse of `weighted`."""
         if self.root is None:
             return cores
         return [c / w[:, None] for w, c in zip(self.root, cores, strict=True)]

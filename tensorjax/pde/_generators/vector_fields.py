@@ -73,6 +73,9 @@ def field_motion(
       levels: δ_i, relative; those above ``tol`` are taken.
       regularization: λ ≥ 0; eigenvalues w are divided by through w/(w² + (λ w_max)²).
 
+    Returns:
+      `FieldMotion`: the rates ċ (M,), and the normal component with and without them.
+
     Raises:
       ValueError: shapes that do not match, NaN or Inf.
 

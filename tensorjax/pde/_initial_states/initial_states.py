@@ -30,14 +30,39 @@ class _Start(abc.ABC):
 
     @abc.abstractmethod
     def values(self, x: HostArray) -> np.ndarray:
-        """Evaluates the initial state at physical points (m, d)."""
+        """Evaluates the initial state at physical points (m, d).
+
+        Args:
+          x: (m, d).
+
+        Returns:
+          (m,).
+        """
 
     @abc.abstractmethod
     def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
-        """Computes cores of the initial state on the box, at x = map.inverse(y), on the host."""
+        """Computes cores of the initial state on the box, at x = map.inverse(y), on the host.
+
+        Args:
+          box: of the coordinates y.
+          map: `AffineMap` y = Γ x + s.
+          tol: relative error in the norm of the values on the grid.
+
+        Returns:
+          d arrays (r_{k−1}, n_k, r_k).
+        """
 
     def train(self, box: Box, map: AffineMap, tol: float) -> TT:
-        """Builds the train of the initial state on the box, at relative error ``tol``."""
+        """Builds the train of the initial state on the box, at relative error ``tol``.
+
+        Args:
+          box: of the coordinates y.
+          map: `AffineMap` y = Γ x + s.
+          tol: relative error in the norm of the values on the grid.
+
+        Returns:
+          `TT` of the shape of the box, in JAX's default dtype.
+        """
         return TT([jnp.asarray(c) for c in self.cores(box, map, tol)])  # JAX's default dtype
 
 
@@ -106,14 +131,30 @@ class Gaussian(_Start):
         return float(sign * np.exp(-log / 2))
 
     def values(self, x: HostArray) -> np.ndarray:
-        """Evaluates the Gaussian initial state at physical points (m, d)."""
+        """Evaluates the Gaussian initial state at physical points (m, d).
+
+        Args:
+          x: (m, d).
+
+        Returns:
+          (m,).
+        """
         z = np.linalg.solve(
             np.linalg.cholesky(self.covariance), (np.asarray(x, np.float64) - self.mean).T
         )
         return self.mass * self._density * np.exp(-0.5 * np.square(z).sum(0))
 
     def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
-        """Computes cores of the Gaussian start on the box, at x = map.inverse(y), on the host."""
+        """Computes cores of the Gaussian start on the box, at x = map.inverse(y), on the host.
+
+        Args:
+          box: of the coordinates y.
+          map: `AffineMap` y = Γ x + s.
+          tol: relative error in the norm of the values on the grid.
+
+        Returns:
+          d arrays (r_{k−1}, n_k, r_k).
+        """
         center = map.forward(self.mean[None])[0]
         points = [p - c for p, c in zip(box.points, center, strict=True)]
         cores = _hermite.gaussian(points, self._precision(map), _PART * tol)
@@ -121,29 +162,60 @@ class Gaussian(_Start):
         return rounding_methods.rounded(cores, (1 - _PART) * tol)
 
     def ranks(self, tol: float, map: AffineMap | None = None) -> tuple[int, ...]:
-        """Returns TT-ranks of the Gaussian start, in closed form, for relative error ``tol``."""
+        """Returns TT-ranks of the Gaussian start, in closed form, for relative error ``tol``.
+
+        Args:
+          tol: relative error in the norm of the values on a grid.
+          map: `AffineMap` of the coordinates; the identity if None.
+
+        Returns:
+          (1, r_1, …, r_{d−1}, 1).
+        """
         map = AffineMap.identity(self.dim) if map is None else map
         return _hermite.ranks(self._precision(map), tol)
 
     def whitening(self) -> AffineMap:
-        """Returns the map y = C^(−1/2) (x − m): TT-ranks of the Gaussian start are one."""
+        """Returns the map y = C^(−1/2) (x − m): TT-ranks of the Gaussian start are one.
+
+        Returns:
+          `AffineMap`.
+        """
         values, vectors = np.linalg.eigh(self.covariance)
         matrix = vectors / np.sqrt(values) @ vectors.T
         return AffineMap(matrix, -matrix @ self.mean)
 
     def moved(self, flow: Flow) -> "Gaussian":
-        """Returns the Gaussian initial state after a linear flow with noise."""
+        """Returns the Gaussian initial state after a linear flow with noise.
+
+        Args:
+          flow: (F, g, Q) of x ↦ F x + g plus normal noise of covariance Q.
+
+        Returns:
+          `Gaussian`, of the same mass.
+        """
         f, g, q = flow
         new = Gaussian(f @ self.mean + g, f @ self.covariance @ f.T + q)
         return dataclasses.replace(new, amplitude=self.mass * new._density)
 
     def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """Draws points (count, d) of the Gaussian initial state's probability density."""
+        """Draws points (count, d) of the Gaussian initial state's probability density.
+
+        Args:
+          rng: NumPy generator.
+          count: number of points.
+
+        Returns:
+          (count, d).
+        """
         z = rng.standard_normal((count, self.dim))
         return self.mean + z @ np.linalg.cholesky(self.covariance).T
 
     def moments(self) -> tuple[float, np.ndarray, np.ndarray]:
-        """Returns mass, mean and covariance of the Gaussian initial state."""
+        """Returns mass, mean and covariance of the Gaussian initial state.
+
+        Returns:
+          (mass, mean (d,), covariance (d, d)).
+        """
         return self.mass, self.mean, self.covariance
 
     def _precision(self, map: AffineMap) -> np.ndarray:
@@ -159,6 +231,9 @@ class Mixture(_Start):
     Attributes:
       weights: w, as many as Gaussians.
       gaussians: of one dimension.
+
+    Raises:
+      ValueError: no Gaussians, another number of weights, dimensions that differ, NaN or Inf.
 
     Example:
       >>> import numpy as np
@@ -200,21 +275,51 @@ class Mixture(_Start):
         return np.asarray([w * g.mass for w, g in pairs])
 
     def values(self, x: HostArray) -> np.ndarray:
-        """Evaluates the initial state, a mixture, at physical points (m, d)."""
+        """Evaluates the initial state, a mixture, at physical points (m, d).
+
+        Args:
+          x: (m, d).
+
+        Returns:
+          (m,).
+        """
         pairs = zip(self.weights, self.gaussians, strict=True)
         return np.sum([w * g.values(x) for w, g in pairs], axis=0)
 
     def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
-        """Computes cores of the mixture start on the box, at x = map.inverse(y), on the host."""
+        """Computes cores of the mixture start on the box, at x = map.inverse(y), on the host.
+
+        Args:
+          box: of the coordinates y.
+          map: `AffineMap` y = Γ x + s.
+          tol: relative error in the norm of the values on the grid.
+
+        Returns:
+          d arrays (r_{k−1}, n_k, r_k).
+        """
         parts = [g.cores(box, map, _PART * tol) for g in self.gaussians]
         return rounding_methods.rounded(products.combined(parts, self.weights), (1 - _PART) * tol)
 
     def moved(self, flow: Flow) -> "Mixture":
-        """Returns the mixture as an initial state after a linear flow with noise."""
+        """Returns the mixture as an initial state after a linear flow with noise.
+
+        Args:
+          flow: (F, g, Q) of x ↦ F x + g plus normal noise of covariance Q.
+
+        Returns:
+          `Mixture`, of the same mass.
+        """
         return Mixture(self.weights, [g.moved(flow) for g in self.gaussians])
 
     def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
         """Draws points (count, d) of the initial state, a mixture, as a density.
+
+        Args:
+          rng: NumPy generator.
+          count: number of points.
+
+        Returns:
+          (count, d).
 
         Raises:
           ValueError: a part of negative weight.
@@ -227,7 +332,11 @@ class Mixture(_Start):
         return rng.permutation(np.concatenate(parts))
 
     def moments(self) -> tuple[float, np.ndarray, np.ndarray]:
-        """Returns mass, mean and covariance of the initial state, a mixture."""
+        """Returns mass, mean and covariance of the initial state, a mixture.
+
+        Returns:
+          (mass, mean (d,), covariance (d, d)).
+        """
         share = self._masses / self.mass
         means = np.stack([g.mean for g in self.gaussians])
         mean = share @ means
@@ -260,11 +369,27 @@ class Function(_Start):
     seed: int = 0
 
     def values(self, x: HostArray) -> np.ndarray:
-        """Evaluates the function that is the initial state at physical points (m, d)."""
+        """Evaluates the function that is the initial state at physical points (m, d).
+
+        Args:
+          x: (m, d).
+
+        Returns:
+          (m,).
+        """
         return np.asarray(self.f(np.asarray(x, np.float64)))
 
     def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
-        """Approximates the initial state on the box, at x = map.inverse(y), on the host."""
+        """Approximates the initial state on the box, at x = map.inverse(y), on the host.
+
+        Args:
+          box: of the coordinates y.
+          map: `AffineMap` y = Γ x + s.
+          tol: relative error in the norm of the values on the grid.
+
+        Returns:
+          d arrays (r_{k−1}, n_k, r_k).
+        """
 
         def values(y: np.ndarray) -> np.ndarray:
             return self.values(map.inverse(y))

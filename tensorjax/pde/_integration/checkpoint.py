@@ -22,6 +22,11 @@ class Checkpoint(NamedTuple):
         hold states only if the run starts from the newest of them: others are of another run.
       every: accepted steps between two saved states; one is saved at the end anyway.
       keep: number of this run's states that are kept.
+
+    Example:
+      >>> from tensorjax import pde
+      >>> pde.Checkpoint("runs/first").keep        # for pde.integrate(..., checkpoint=...)
+      2
     """
 
     folder: Any
@@ -30,7 +35,7 @@ class Checkpoint(NamedTuple):
 
 
 def save(folder: Path, state: State) -> pathlib.Path:
-    """Saves a checkpoint, a state with the integrator's memory, as ``folder/step_N``.
+    """Saves a state, with the integrator's memory, as a checkpoint ``folder/step_N``.
 
     N is the number of steps, or, for a state without memory, the next free number.
 
@@ -43,6 +48,16 @@ def save(folder: Path, state: State) -> pathlib.Path:
 
     Raises:
       ImportError: orbax is not installed.
+
+    Example:
+      >>> import tempfile
+      >>> from tensorjax import pde, tt
+      >>> state = pde.State(tt.ones((8, 8)), pde.AffineMap.identity(2), 0.5)
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     pde.save(folder, state).name
+      'step_0'
+
+    Source: ours; the format is that of Orbax.
     """
     tree: dict[str, Any] = {
         "map": {"matrix": np.asarray(state.map.matrix), "shift": np.asarray(state.map.shift)},
@@ -74,7 +89,19 @@ def load(folder: Path) -> State:
       `State`, for ``integrate(…, start=…)``.
 
     Raises:
-      ImportError: orbax is not installed. FileNotFoundError: there is no state.
+      ImportError: orbax is not installed.
+      FileNotFoundError: there is no state.
+
+    Example:
+      >>> import tempfile
+      >>> from tensorjax import pde, tt
+      >>> state = pde.State(tt.ones((8, 8)), pde.AffineMap.identity(2), 0.5)
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     path = pde.save(folder, state)
+      ...     pde.load(folder).t
+      0.5
+
+    Source: ours; the format is that of Orbax.
     """
     folder = pathlib.Path(folder).absolute()
     found = [folder] if folder.name.startswith("step_") else _saved(folder)

@@ -19,7 +19,7 @@ from tensorjax.pde._stepping.times import snapped
 
 
 class SaveAt(NamedTuple):
-    """Options for when to save the state.
+    """Save times of an integration: its start, its end, given times, or every so many steps.
 
     Attributes:
       t0: at the beginning.
@@ -43,7 +43,7 @@ class SaveAt(NamedTuple):
 
 
 class State(NamedTuple):
-    """Solution at one time: u(x, t) = v(Γ x + s).
+    """State of an integration at one time: the train v and the map of u(x, t) = v(Γ x + s).
 
     Attributes:
       v: TT on the y-grid, of JAX's default dtype: float32 unless x64 is enabled, whatever the
@@ -52,6 +52,11 @@ class State(NamedTuple):
       t: the time.
       memory: what the integrator needs to go on as if it had not been interrupted (arrays by name,
         the cores in double precision among them); None for a fresh start.
+
+    Example:
+      >>> from tensorjax import pde, tt
+      >>> pde.State(tt.ones((8, 8)), pde.AffineMap.identity(2), 0.5).memory is None
+      True
     """
 
     v: TT

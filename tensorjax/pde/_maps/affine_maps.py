@@ -32,7 +32,14 @@ class AffineMap(NamedTuple):
 
     @classmethod
     def identity(cls, dim: int) -> "AffineMap":
-        """Returns the identity in ``dim`` dimensions as an affine map."""
+        """Returns the identity in ``dim`` dimensions as an affine map.
+
+        Args:
+          dim: d.
+
+        Returns:
+          `AffineMap` with Γ = 1 and s = 0.
+        """
         return cls(np.eye(dim), np.zeros(dim))
 
     @property
@@ -51,12 +58,26 @@ class AffineMap(NamedTuple):
         return backend(self.matrix).linalg.cond(self.matrix)
 
     def forward(self, x: ArrayLike) -> Any:
-        """Maps physical points x, (m, d), by the affine map to moving coordinates y, (m, d)."""
+        """Maps physical points x, (m, d), by the affine map to moving coordinates y, (m, d).
+
+        Args:
+          x: (m, d).
+
+        Returns:
+          (m, d), of NumPy, or of JAX if anything is traced.
+        """
         _, (matrix, shift, x) = floats(self.matrix, self.shift, x)
         return x @ matrix.T + shift[None]
 
     def inverse(self, y: ArrayLike) -> Any:
-        """Maps points y, (m, d), back by the affine map to physical points x, (m, d)."""
+        """Maps points y, (m, d), back by the affine map to physical points x, (m, d).
+
+        Args:
+          y: (m, d).
+
+        Returns:
+          (m, d), of NumPy, or of JAX if anything is traced.
+        """
         xp, (matrix, shift, y) = floats(self.matrix, self.shift, y)
         return xp.linalg.solve(matrix, (y - shift[None]).T).T
 
@@ -68,6 +89,9 @@ def affine(matrix: ArrayLike, shift: ArrayLike | None = None) -> AffineMap:
       matrix: Γ, (d, d), real.
       shift: s, (d,); zero if None.
 
+    Returns:
+      `AffineMap` of NumPy arrays in double precision, or of the arguments where they are traced.
+
     Raises:
       ValueError: wrong shapes, NaN or Inf, or a matrix that is singular in double precision.
 
@@ -75,6 +99,9 @@ def affine(matrix: ArrayLike, shift: ArrayLike | None = None) -> AffineMap:
       >>> from tensorjax import pde
       >>> pde.affine([[2.0, 0.0], [0.0, 1.0]]).cond.item()
       2.0
+
+    Source: Dektor, Venturi, "Coordinate-adaptive integration of PDEs on tensor manifolds" (arXiv
+    2307.05914), for y = Γ x; the shift is ours.
     """
     matrix = _given(matrix)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.size == 0:

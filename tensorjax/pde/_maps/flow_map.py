@@ -30,7 +30,7 @@ _ROUNDED = 1e-13
 
 @dataclasses.dataclass(frozen=True)
 class Fields:
-    """Vector fields g_m = 1/ω Π_k sin(ω y_k)^p_mk e_{j(m)} of total degree 1 … ``degree``.
+    """Basis of vector fields g_m = 1/ω Π_k sin(ω y_k)^p_mk e_{j(m)}, up to a total degree.
 
     A train with such an operator has the TT-ranks that it had. Fields that depend on y_j alone move
     nothing out of a tangent space and are left out. Those of degree one are nearly linear motions
@@ -107,7 +107,16 @@ class Fields:
         return np.array([j for _, j in self._pairs])
 
     def factor(self, m: int, k: int, y: np.ndarray) -> np.ndarray:
-        """Evaluates the factor of the flow's field m that depends on the coordinate k."""
+        """Evaluates the factor of the flow's field m that depends on the coordinate k.
+
+        Args:
+          m: number of the field.
+          k: coordinate.
+          y: values of that coordinate, (n,).
+
+        Returns:
+          (n,).
+        """
         powers, axis = self._pairs[m]
         scale = 1 / self._wave if k == axis else 1.0
         return scale * self._powers(y)[0][:, powers[k]]
@@ -133,7 +142,14 @@ class Fields:
         return out
 
     def spread(self, rates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Expands a flow map's Σ_m c_m g_m: exponents (U, d) of monomials, coefficients (U, d)."""
+        """Expands a flow map's Σ_m c_m g_m: exponents (U, d) of monomials, coefficients (U, d).
+
+        Args:
+          rates: c, (M,).
+
+        Returns:
+          (exponents, coefficients), of U distinct monomials.
+        """
         out = np.zeros((len(self._monomials), self.dim))
         out[self._places, self.axes] = rates / self._wave
         return np.array(self._monomials), out
@@ -141,7 +157,16 @@ class Fields:
     def values(
         self, rates: np.ndarray, y: np.ndarray, *, second: bool = False
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Evaluates the flow's Σ_m c_m g_m (m, d), its Jacobian, and ∇ div if asked for."""
+        """Evaluates the flow's Σ_m c_m g_m (m, d), its Jacobian, and ∇ div if asked for.
+
+        Args:
+          rates: c, (M,).
+          y: points (m, d).
+          second: whether ∇ div is asked for.
+
+        Returns:
+          (values (m, d), Jacobians (m, d, d), ∇ div (m, d) or None).
+        """
         monomials, c = self.spread(rates)
         tables = [
             [t[:, p] for t in self._powers(y[:, k], 2 if second else 1)]
@@ -160,7 +185,15 @@ class Fields:
         return product() @ c, slopes, np.stack([np.asarray(r) for r in rise], axis=1)
 
     def trains(self, rates: np.ndarray, points: Sequence[np.ndarray]) -> list[Cores]:
-        """Builds the flow's vector field Σ_m c_m g_m on a grid, a train for each component."""
+        """Builds the flow's vector field Σ_m c_m g_m on a grid, a train for each component.
+
+        Args:
+          rates: c, (M,).
+          points: d arrays (n_k,), of the grid.
+
+        Returns:
+          d lists of cores (r_{k−1}, n_k, r_k).
+        """
         monomials, c = self.spread(rates)
         tables = [self._powers(y)[0][:, p] for y, p in zip(points, monomials.T, strict=True)]
         diagonal = np.eye(len(monomials))
@@ -188,7 +221,14 @@ class Back(NamedTuple):
     rise: np.ndarray | None
 
     def push(self, field: np.ndarray) -> np.ndarray:
-        """Pushes a vector field (m, d) forward by the flow map from x to y: ∂y/∂x f."""
+        """Pushes a vector field (m, d) forward by the flow map from x to y: ∂y/∂x f.
+
+        Args:
+          field: (m, d), at the points x.
+
+        Returns:
+          (m, d), at the points y.
+        """
         return np.linalg.solve(self.inverse, field[..., None])[..., 0]
 
 
@@ -221,17 +261,40 @@ class FlowMap:
     _slopes: dict[tuple[int, float], float] = dataclasses.field(default_factory=dict, repr=False)
 
     def rates(self, t: float) -> np.ndarray:
-        """Returns the flow map's coefficients c at a time, (M,)."""
+        """Returns the flow map's coefficients c at a time, (M,).
+
+        Args:
+          t: time.
+
+        Returns:
+          (M,).
+        """
         k = max(int(np.searchsorted(self.starts, t, "right")) - 1, 0)
         return _polynomial(self.pieces[k], t - self.starts[k])
 
     def extended(self, start: float, piece: np.ndarray) -> "FlowMap":
-        """Returns the flow map with another piece from time ``start`` on."""
+        """Returns the flow map with another piece from time ``start`` on.
+
+        Args:
+          start: time at which it begins.
+          piece: coefficients (degree + 1, M), by powers of the time since then.
+
+        Returns:
+          `FlowMap`, a new one.
+        """
         starts, pieces = (*self.starts, float(start)), (*self.pieces, piece)
         return FlowMap(self.fields, starts, pieces, self._slopes)
 
     def forward(self, t: float, x: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-        """Maps points x (m, d) along the flow to y (m, d) at a time; also det ∂y/∂x (m,)."""
+        """Maps points x (m, d) along the flow to y (m, d) at a time; also det ∂y/∂x (m,).
+
+        Args:
+          t: time.
+          x: points (m, d).
+
+        Returns:
+          (y (m, d), det ∂y/∂x (m,)).
+        """
         x = np.array(x, np.float64)
 
         def rate(c: np.ndarray, y: np.ndarray, log: np.ndarray) -> State:
@@ -247,6 +310,14 @@ class FlowMap:
         """Maps points y (m, d) back along the flow to x, with the derivatives there.
 
         These are ∂x/∂y and, if asked for, ∇ ln det ∂y/∂x.
+
+        Args:
+          t: time.
+          y: points (m, d).
+          second: whether ∇ ln det ∂y/∂x is asked for.
+
+        Returns:
+          `Back`.
         """
         y = np.array(y, np.float64)
 

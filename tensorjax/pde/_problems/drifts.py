@@ -23,22 +23,59 @@ _STENCIL = ((1, 3 / 4), (2, -3 / 20), (3, 1 / 60))
 
 
 class Term(abc.ABC):
-    """Scalar function of x whose values on a grid of y are known as a tensor train."""
+    """Base class of drift terms: scalar functions of x with a known tensor train on grids of y.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import pde
+      >>> print(pde.Sin([1.0, 0.0]).gradient(np.zeros((1, 2))))
+      [[1. 0.]]
+    """
 
     @abc.abstractmethod
     def values(self, x: np.ndarray) -> np.ndarray:
-        """Evaluates the drift term at physical points (m, d)."""
+        """Evaluates the drift term at physical points (m, d).
+
+        Args:
+          x: (m, d).
+
+        Returns:
+          (m,).
+        """
 
     @abc.abstractmethod
     def gradient(self, x: np.ndarray) -> np.ndarray:
-        """Evaluates the drift term's gradient (m, d) at physical points (m, d)."""
+        """Evaluates the drift term's gradient (m, d) at physical points (m, d).
+
+        Args:
+          x: (m, d).
+
+        Returns:
+          (m, d).
+        """
 
     @abc.abstractmethod
     def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
-        """Returns the cores of the drift term on the points of the box, at x = map.inverse(y)."""
+        """Returns the cores of the drift term on the points of the box, at x = map.inverse(y).
+
+        Args:
+          box: of the coordinates y.
+          map: `AffineMap` y = Γ x + s.
+          tol: relative error, for terms that are approximated.
+
+        Returns:
+          d arrays (r_{k−1}, n_k, r_k).
+        """
 
     def check(self, dim: int) -> None:
-        """Raises ValueError if the drift term is not a function of ``dim`` coordinates."""
+        """Checks that the drift term is a function of ``dim`` coordinates.
+
+        Args:
+          dim: d.
+
+        Raises:
+          ValueError: weights of another shape, coordinates out of range, NaN or Inf.
+        """
         _check.finite(f"{type(self).__name__}.amplitude", self.amplitude)
 
     amplitude: Any
@@ -196,7 +233,14 @@ class Separable(Term):
         return self.amplitude * np.prod(parts, axis=0)
 
     def gradient(self, x: np.ndarray) -> np.ndarray:
-        """Evaluates the separable term's gradient by central differences of sixth order."""
+        """Evaluates the separable term's gradient by central differences of sixth order.
+
+        Args:
+          x: (m, d).
+
+        Returns:
+          (m, d).
+        """
         out = np.zeros_like(x)
         for i in self.functions:
             out[:, i] = partial_derivative(self.values, x, i)

@@ -36,6 +36,8 @@ class FokkerPlanck(Problem):
       matrix: A, (d, d), or None for zero.
       offset: b, (d,), or None for zero.
       cross_tol: relative error of cross approximations of the drift.
+      start: the initial state, u(0): a `Gaussian`, `Mixture` or `Function`.
+      box: `Box` of the coordinates y.
 
     Raises:
       ValueError: wrong shapes, NaN or Inf, negative diffusion.
@@ -86,7 +88,15 @@ class FokkerPlanck(Problem):
         self._set(drift=self.field.given)
 
     def right_side(self, map: AffineMap, t: float) -> RightSide:
-        """Builds the Fokker–Planck right side −∇·(Γ f v) + (ΓDΓᵀ):∇∇v, affine part apart."""
+        """Builds the Fokker–Planck right side −∇·(Γ f v) + (ΓDΓᵀ):∇∇v, affine part apart.
+
+        Args:
+          map: `AffineMap` y = Γ x + s.
+          t: time; the operators do not depend on it.
+
+        Returns:
+          `RightSide`.
+        """
         parts = self.matrix, self.offset, self.diffusion
         affine = None if all(p is None for p in parts) else affine_part(map, *parts)
         pieces = self.field.pieces(self.box, map)
@@ -94,7 +104,14 @@ class FokkerPlanck(Problem):
         return RightSide(self.box, affine, others)
 
     def velocity(self, x: ArrayLike) -> np.ndarray:
-        """Evaluates the Fokker–Planck drift A x + b + f(x) at points (m, d)."""
+        """Evaluates the Fokker–Planck drift A x + b + f(x) at points (m, d).
+
+        Args:
+          x: points (m, d).
+
+        Returns:
+          (m, d).
+        """
         x = np.asarray(x)
         return self.field.values(x) + affine_velocity(x, self.matrix, self.offset)
 
@@ -102,6 +119,13 @@ class FokkerPlanck(Problem):
         """Evaluates the exact Fokker–Planck solution, or None if both D and f are set.
 
         With D = 0 it follows characteristics, to about 1e-10.
+
+        Args:
+          t: time.
+          x: points (m, d).
+
+        Returns:
+          Values (m,), or None.
         """
         if not self.field:
             return self._linear().exact(t, x)
@@ -119,13 +143,31 @@ class FokkerPlanck(Problem):
         return self.start.values(state[:, :-1]) * np.exp(state[:, -1])
 
     def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
-        """Returns mass, mean, covariance of the Fokker–Planck solution; None unless f is zero."""
+        """Returns mass, mean, covariance of the Fokker–Planck solution; None unless f is zero.
+
+        Args:
+          t: time.
+
+        Returns:
+          (mass, mean (d,), covariance (d, d)), or None.
+        """
         return None if self.field else self._linear().moments(t)
 
     def sample(self, key: KeyOrGenerator, t: float, count: int) -> np.ndarray:
         """Draws points of the Fokker–Planck solution, if known; see `Problem.sample`.
 
         With D and f there is no exact density: `simulate` gives approximate points.
+
+        Args:
+          key: `jax.random.key`, or a NumPy generator.
+          t: time.
+          count: number of points.
+
+        Returns:
+          Points (count, d).
+
+        Raises:
+          ValueError: no exact density is known.
         """
         if not self.field:
             return self._linear().sample(key, t, count)

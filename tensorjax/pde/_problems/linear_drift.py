@@ -35,15 +35,36 @@ class _Linear(Problem):
         """Builds the right side Q_y(v) of a problem with linear drift A x + b.
 
         Q_y(v) = −(Γ (A Γ⁻¹ (y − s) + b))·∇v − tr(A) v + (Γ D Γᵀ):∇∇v.
+
+        Args:
+          map: `AffineMap` y = Γ x + s.
+          t: time; the operators do not depend on it.
+
+        Returns:
+          `RightSide`.
         """
         return RightSide(self.box, affine_part(map, self.matrix, self.offset, self.diffusion))
 
     def velocity(self, x: ArrayLike) -> np.ndarray:
-        """Evaluates the linear drift A x + b at points (m, d)."""
+        """Evaluates the linear drift A x + b at points (m, d).
+
+        Args:
+          x: points (m, d).
+
+        Returns:
+          (m, d).
+        """
         return affine_velocity(np.asarray(x, np.float64), self.matrix, self.offset)
 
     def flow(self, t: float) -> Flow:
-        """Computes the flow of points under linear drift over a time t: linear, with noise."""
+        """Computes the flow of points under linear drift over a time t: linear, with noise.
+
+        Args:
+          t: duration.
+
+        Returns:
+          (F, g, Q) of x(t) = F x(0) + g plus normal noise of covariance Q.
+        """
         d = self.dim
         offset = np.zeros(d) if self.offset is None else self.offset
         diffusion = np.zeros((d, d)) if self.diffusion is None else self.diffusion
@@ -54,6 +75,13 @@ class _Linear(Problem):
 
         Gaussians are moved in closed form; without diffusion any start gives u₀ along
         characteristics times e^(−tr(A) t).
+
+        Args:
+          t: time.
+          x: points (m, d).
+
+        Returns:
+          Values (m,), or None.
         """
         if isinstance(self.start, Gaussian | Mixture):
             return self.start.moved(self.flow(t)).values(np.asarray(x))
@@ -63,13 +91,32 @@ class _Linear(Problem):
         return self.start.values(back) * np.exp(-np.trace(np.asarray(self.matrix)) * t)
 
     def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
-        """Returns mass, mean and covariance under linear drift at t, of Gaussians and mixtures."""
+        """Returns mass, mean and covariance under linear drift at t, of Gaussians and mixtures.
+
+        Args:
+          t: time.
+
+        Returns:
+          (mass, mean (d,), covariance (d, d)), or None.
+        """
         if isinstance(self.start, Function):
             return None
         return self.start.moved(self.flow(t)).moments()
 
     def sample(self, key: KeyOrGenerator, t: float, count: int) -> np.ndarray:
-        """Draws points (count, d) from the solution under linear drift; see `Problem.sample`."""
+        """Draws points (count, d) from the solution under linear drift; see `Problem.sample`.
+
+        Args:
+          key: `jax.random.key`, or a NumPy generator.
+          t: time.
+          count: number of points.
+
+        Returns:
+          Points (count, d).
+
+        Raises:
+          ValueError: no exact density is known.
+        """
         if isinstance(self.start, Function):
             return super().sample(key, t, count)
         return self.start.moved(self.flow(t)).sample(generator_of(key), count)
@@ -83,6 +130,8 @@ class OrnsteinUhlenbeck(_Linear):
       matrix: A, (d, d), possibly traced.
       diffusion: D, (d, d), symmetric and positive semidefinite, or None for zero.
       offset: b, (d,), or None for zero.
+      start: the initial state, u(0): a `Gaussian`, `Mixture` or `Function`.
+      box: `Box` of the coordinates y.
 
     Raises:
       ValueError: wrong shapes, NaN or Inf, negative diffusion.
@@ -108,6 +157,11 @@ class Liouville(_Linear):
     Attributes:
       matrix: A, (d, d), possibly traced.
       offset: b, (d,), or None for zero.
+      start: the initial state, u(0): a `Gaussian`, `Mixture` or `Function`.
+      box: `Box` of the coordinates y.
+
+    Raises:
+      ValueError: wrong shapes, NaN or Inf.
 
     Example:
       >>> import numpy as np

@@ -27,6 +27,13 @@ class RightSide:
       others: other linear operators, to be summed with it.
       source: a train that is added, or None.
       reaction: (v, tol) ↦ R(v) at a relative error, nonlinear, or None.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import pde
+      >>> decay = pde.RightSide(pde.Box.fourier(2, n=16), pde.Coefficients(constant=-1.0))
+      >>> decay.operators[0].ranks
+      (1, 2, 1)
     """
 
     box: Box
@@ -43,13 +50,27 @@ class RightSide:
         return (affine_generator(self.box, *self.affine), *self.others)
 
     def terms(self, v: TT) -> list[Any]:
-        """Returns the terms of a problem's Q_y(v), no reaction, for `tt.linear_combination`."""
+        """Returns the terms of a problem's Q_y(v), no reaction, for `tt.linear_combination`.
+
+        Args:
+          v: train on the grid of the box.
+
+        Returns:
+          Pairs (operator, v) and, if there is one, the source.
+        """
         return terms_of(self.operators, self.source, v)
 
     def moving(self, sigma: ArrayLike, beta: ArrayLike | None = None) -> "RightSide":
         """Returns a problem's right side Q_y(v) − (Σ y + β)·∇v where ẏ = Σ y + β.
 
         The motion joins the affine part, whose TT-rank stays what it is.
+
+        Args:
+          sigma: Σ, (d, d).
+          beta: β, (d,), or None for zero.
+
+        Returns:
+          `RightSide`, a new one.
         """
         affine = Coefficients() if self.affine is None else self.affine
         return dataclasses.replace(self, affine=affine.moving(sigma, beta))
@@ -109,25 +130,70 @@ class Problem(abc.ABC):
         return self.box.dim
 
     def initial_cores(self, map: AffineMap, tol: float) -> list[np.ndarray]:
-        """Computes the cores of the problem's initial state, in double precision on the host."""
+        """Computes the cores of the problem's initial state, in double precision on the host.
+
+        Args:
+          map: `AffineMap` y = Γ x + s.
+          tol: relative error in the norm of the values on the grid.
+
+        Returns:
+          d arrays (r_{k−1}, n_k, r_k).
+
+        Raises:
+          ValueError: a map of another number of coordinates.
+        """
         if map.dim != self.dim:
             raise ValueError(f"map: expected {self.dim} coordinates, got {map.dim}")
         return self.start.cores(self.box, map, tol)
 
     def initial(self, map: AffineMap, tol: float) -> TT:
-        """Builds the problem's u(0) on the grid of y, x = map.inverse(y), to error ``tol``."""
+        """Builds the problem's u(0) on the grid of y, x = map.inverse(y), to error ``tol``.
+
+        Args:
+          map: `AffineMap` y = Γ x + s.
+          tol: relative error in the norm of the values on the grid.
+
+        Returns:
+          `TT` of JAX arrays of the shape of the box, in JAX's default dtype.
+
+        Raises:
+          ValueError: a map of another number of coordinates.
+        """
         return TT([jnp.asarray(c) for c in self.initial_cores(map, tol)])  # JAX's default dtype
 
     @abc.abstractmethod
     def right_side(self, map: AffineMap, t: float) -> RightSide:
-        """Builds the problem's right side in the coordinates of a map, perhaps traced."""
+        """Builds the problem's right side in the coordinates of a map, perhaps traced.
+
+        Args:
+          map: `AffineMap` y = Γ x + s.
+          t: time.
+
+        Returns:
+          `RightSide`.
+        """
 
     def exact(self, t: float, x: ArrayLike) -> np.ndarray | None:
-        """Evaluates the problem's solution at time t and points (m, d); None if unknown."""
+        """Evaluates the problem's solution at time t and points (m, d); None if unknown.
+
+        Args:
+          t: time.
+          x: points (m, d).
+
+        Returns:
+          Values (m,), or None.
+        """
         return None
 
     def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
-        """Returns the problem's mass, mean and covariance at t; None without closed form."""
+        """Returns the problem's mass, mean and covariance at t; None without closed form.
+
+        Args:
+          t: time.
+
+        Returns:
+          (mass, mean (d,), covariance (d, d)), or None.
+        """
         return None
 
     def sample(self, key: KeyOrGenerator, t: float, count: int) -> np.ndarray:
@@ -137,6 +203,9 @@ class Problem(abc.ABC):
           key: `jax.random.key`, or a NumPy generator.
           t: time.
           count: number of points.
+
+        Returns:
+          Points (count, d).
 
         Raises:
           ValueError: no exact density is known.

@@ -32,7 +32,9 @@ _LOOKS = 1000
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
 class AdvectionDiffusionReaction(Problem):
-    """Problem u_t = f·∇u + ∇·(σ∇u) + p u + R(u) + g, f(x) = A x + b + terms.
+    """Advection–diffusion–reaction equation u_t = f·∇u + ∇·(σ∇u) + p u + R(u) + g.
+
+    The advection is f(x) = A x + b + terms.
 
     Attributes:
       velocity: f less its affine part: d entries as in `FokkerPlanck`, a function of points, or
@@ -47,6 +49,8 @@ class AdvectionDiffusionReaction(Problem):
       potential: p, a term, a sequence of them, or None.
       source: g, constant in time, as an initial state is given; or None.
       tol: relative error of the source and of cross approximations of f.
+      start: the initial state, u(0): a `Gaussian`, `Mixture` or `Function`.
+      box: `Box` of the coordinates y.
 
     Raises:
       ValueError: wrong shapes, NaN or Inf, negative conductivity.
@@ -119,6 +123,13 @@ class AdvectionDiffusionReaction(Problem):
         """Builds the right side Q_y(v) of an advection–diffusion–reaction equation.
 
         Q_y(v) = (Γ f)·∇v + ∇·(Γ σ Γᵀ ∇v) + p v + R(v) + g.
+
+        Args:
+          map: `AffineMap` y = Γ x + s.
+          t: time; the operators do not depend on it.
+
+        Returns:
+          `RightSide`.
         """
         growth = self._coefficient(1)
         matrix, offset = (None if p is None else -p for p in (self.matrix, self.offset))
@@ -148,6 +159,13 @@ class AdvectionDiffusionReaction(Problem):
         A moved Gaussian where all is linear with constant σ; without σ along characteristics.
 
         With a source, or other terms beside σ: None.
+
+        Args:
+          t: time.
+          x: points (m, d).
+
+        Returns:
+          Values (m,), or None.
         """
         if self.source is not None or self._variable:
             return None
@@ -160,7 +178,14 @@ class AdvectionDiffusionReaction(Problem):
         return None if u is None else np.exp(growth * t) * u
 
     def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
-        """Returns a reaction equation's mass, mean, covariance; R linear, σ constant."""
+        """Returns a reaction equation's mass, mean, covariance; R linear, σ constant.
+
+        Args:
+          t: time.
+
+        Returns:
+          (mass, mean (d,), covariance (d, d)), or None.
+        """
         growth = self._linear_growth()
         if growth is None or self.source is not None or self._variable:
             return None
@@ -168,7 +193,19 @@ class AdvectionDiffusionReaction(Problem):
         return None if found is None else (found[0] * float(np.exp(growth * t)), *found[1:])
 
     def sample(self, key: KeyOrGenerator, t: float, count: int) -> np.ndarray:
-        """Draws points (count, d) from the reaction equation's exact solution, if known."""
+        """Draws points (count, d) from the reaction equation's exact solution, if known.
+
+        Args:
+          key: `jax.random.key`, or a NumPy generator.
+          t: time.
+          count: number of points.
+
+        Returns:
+          Points (count, d).
+
+        Raises:
+          ValueError: no exact density is known.
+        """
         linear = self._linear_growth() is not None and self.source is None and not self._variable
         return self._opposite().sample(key, t, count) if linear else super().sample(key, t, count)
 

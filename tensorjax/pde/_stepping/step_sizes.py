@@ -5,7 +5,13 @@ from typing import NamedTuple
 
 
 class ConstantStepSize(NamedTuple):
-    """Constant step size ``dt``; the last step before a time to save at may be shorter."""
+    """Constant step size ``dt``; the last step before a time to save at may be shorter.
+
+    Example:
+      >>> from tensorjax import pde
+      >>> pde.ConstantStepSize()                   # for pde.integrate(..., dt=0.1)
+      ConstantStepSize()
+    """
 
 
 class PIDController(NamedTuple):
@@ -61,6 +67,9 @@ class PIDController(NamedTuple):
           norm: ‖v‖.
           previous: scaled errors of the last accepted steps, the newest first.
           k: order of the estimate plus one.
+
+        Returns:
+          (accepted, factor); the factor is at most 1 for a step that was rejected.
         """
         if not math.isfinite(error):
             return False, self.factormin
@@ -74,7 +83,15 @@ class PIDController(NamedTuple):
         return accepted, min(max(factor, self.factormin), high)
 
     def scaled(self, error: float, norm: float) -> float:
-        """Returns a step's error divided by what the step-size controller allows."""
+        """Returns a step's error divided by what the step-size controller allows.
+
+        Args:
+          error: estimated, over the norm.
+          norm: ‖v‖.
+
+        Returns:
+          A number; the step is accepted up to 1.
+        """
         allowed = self.rtol + (self.atol / norm if norm > 0 else math.inf if self.atol else 0.0)
         return max(error / allowed, 1e-10)
 

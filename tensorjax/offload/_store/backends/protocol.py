@@ -34,7 +34,13 @@ class Backend(Protocol):
         ...
 
     def open(self, path: Path, capacity: int, say: Say) -> None:
-        """Opens the data file, and creates it if it is missing."""
+        """Opens the data file, and creates it if it is missing.
+
+        Args:
+            path: Of the data file.
+            capacity: Most bytes that the file may get.
+            say: Told of fallbacks, as text.
+        """
         ...
 
     def size(self) -> int:
@@ -42,11 +48,22 @@ class Backend(Protocol):
         ...
 
     def allocate(self, size: int) -> None:
-        """Reserves by any backend the first ``size`` bytes of the disk, or raises CapacityError."""
+        """Reserves the first ``size`` bytes of the data file on the disk.
+
+        Args:
+            size: Bytes from the start of the file.
+
+        Raises:
+            CapacityError: if the disk has no room for them.
+        """
         ...
 
     def start(self, queue: Queue) -> None:
-        """Starts serving a queue of transfers."""
+        """Starts serving a queue of transfers.
+
+        Args:
+            queue: Of the store, from which transfers are taken until it is closed.
+        """
         ...
 
     def stop(self) -> None:

@@ -24,7 +24,7 @@ _COMPLETION = np.dtype(
 
 
 class _Calls:
-    """C functions of io_uring.c, typed."""
+    """Typed bindings of the C functions in io_uring.c."""
 
     def __init__(self, library: ctypes.CDLL):
         def typed(name: str, result: Any, *arguments: Any, kind: Any = ctypes.CFUNCTYPE) -> Any:

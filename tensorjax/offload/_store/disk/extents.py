@@ -141,7 +141,7 @@ def _has_name(dtype: np.dtype) -> bool:
 
 
 def capacity(tensors: Mapping[str, Any]) -> int:
-    """Returns the bytes a `TensorStore` takes on disk for tensors: two slots, in blocks of 4096.
+    """Computes the disk bytes that a `TensorStore` takes for tensors: two slots, 4096-byte blocks.
 
     Those below 4096 bytes share blocks, in which each begins at a multiple of 64.
 
@@ -159,6 +159,8 @@ def capacity(tensors: Mapping[str, Any]) -> int:
         >>> scales = [jax.ShapeDtypeStruct((16,), np.float32) for _ in range(64)]  # 64 bytes each
         >>> offload.capacity({f"scale {i}": scale for i, scale in enumerate(scales)})
         8192
+
+    Source: ours.
     """
     placed = place({name: checked(name, like) for name, like in tensors.items()}, 0)
     return max((p.stop for p in placed if p.nbytes), default=1)

@@ -69,7 +69,7 @@ class Queue:
             for other in request.enter():
                 other.followers.append(request)
                 request.leaders.append(other)
-                request.waits += 1
+                request.count_waits()
                 self.hasten(other, request.deadline)
                 if request.write and not other.write and other.batch is not None:
                     self._overflow(other.batch)
@@ -92,25 +92,24 @@ class Queue:
 
     def cut(self, requests: Collection[Request], error: BaseException) -> None:
         """Ends requests whose caller was interrupted, as Ctrl-C may do in the middle of a call."""
-        complete = []
         with self.lock:
             queued = {id(op) for *_, op in self._heap}
             self._wanting = [op for op in self._wanting if op.request not in requests]
             for request in requests:
-                if request.complete or (request.sealed and request.write):
-                    mine = request.complete and request.by == threading.get_ident()
-                    if mine and request in self._pending:  # it was to be finished by this call
-                        complete.append(request)
-                    continue
-                request.cut(queued, error)
-                if self._completed(request):
-                    complete.append(request)
+                if not (request.complete or (request.sealed and request.write)):
+                    request.cut(queued, error)
+                self._completed(request)
             self._count_again()
             self._serve()
             self._admit()
             self._ready.notify_all()
+            self._idle.ring()
             if self.wake:
                 self.wake()
+            # Those that the call was to finish too: its writes, and what waited for them.
+            me = threading.get_ident()
+            concerned = dict.fromkeys([*requests, *self._pending])
+            complete = [r for r in concerned if r.complete and r.by == me]
         for request in complete:
             self.finish(request)
 
@@ -123,7 +122,8 @@ class Queue:
         """
         for request in batch.requests:
             request.batch, request.sealed, request.left = batch, True, len(request.ops)
-            request.waits += 1  # for memory
+            request.memory = False
+            request.count_waits()
         if beside:
             self._attach_beside(batch)
             return
@@ -276,7 +276,10 @@ class Queue:
             self.finish(request)
 
     def finish(self, request: Request) -> None:
-        """Resolves a complete request and unblocks its followers; called without the lock."""
+        """Resolves a complete request and unblocks its followers; called without the lock.
+
+        Where a signal cuts it off, it may be called again: nothing is left half-done for ever.
+        """
         todo, cut = [request], None
         while todo:
             request = todo.pop()
@@ -292,11 +295,12 @@ class Queue:
             with self.lock:
                 request.leave()
                 request.forget()
-                followers, request.followers, request.leaders = request.followers, [], []
-                for follower in followers:
-                    self._unblock(follower)
+                request.leaders = []
+                for follower in request.followers:
+                    self._unblock(follower, request)
                     if self._completed(follower):  # its transfers were never made
                         todo.append(follower)
+                request.followers = []
                 self._pending.pop(request, None)
                 self._idle.ring()
         if cut is not None:
@@ -342,12 +346,17 @@ class Queue:
         if self.wake:
             self.wake()
 
-    def _unblock(self, request: Request) -> None:
-        request.waits -= 1
+    def _unblock(self, request: Request, leader: Request | None = None) -> None:
+        """Ends the wait of a request for an earlier one, or for its memory; once for each."""
+        if leader is None:
+            request.memory = True
+        elif leader in request.leaders:
+            request.leaders.remove(leader)
+        request.count_waits()
         if not request.waits:
-            held, request.held = request.held, []
-            for op in held:
+            for op in request.held:  # an operation that is offered twice is started once
                 self._offer(op)
+            request.held = []
 
     def _completed(self, request: Request) -> bool:
         if request.sealed and not request.left and not request.waits and not request.complete:

@@ -61,6 +61,8 @@ class Request:
         ops: Its transfers; of writes they come one by one.
         leaders: Those it had to wait for.
         followers: Those that wait for it.
+        memory: Whether it has memory; of writes always, as theirs comes before their transfers.
+        waits: How many requests it waits for, and its memory.
         check: Called with each transfer that went well, outside the lock, in the thread that
             moved it: raises where what was read is not what was written.
         by: The thread that completed it, and has to finish it.
@@ -68,8 +70,8 @@ class Request:
     """
 
     __slots__ = ("batch", "by", "check", "complete", "deadline", "error", "followers", "held",
-                 "leaders", "left", "names", "ops", "resolve", "run", "sealed", "slots", "waits",
-                 "write")  # fmt: skip
+                 "leaders", "left", "memory", "names", "ops", "resolve", "run", "sealed", "slots",
+                 "waits", "write")  # fmt: skip
 
     def __init__(
         self,
@@ -92,6 +94,7 @@ class Request:
         self.batch: ReadBatch | None = None
         self.waits = self.left = 0
         self.sealed = self.complete = False
+        self.memory = True
         self.by = 0
         self.error: BaseException | None = None
 
@@ -110,6 +113,10 @@ class Request:
             else:
                 slot.readers.append(self)
         return [*before.values()]
+
+    def count_waits(self) -> None:
+        """Counts what a request still waits for."""
+        self.waits = len(self.leaders) + (not self.memory)
 
     def leave(self) -> None:
         """Takes a request that has ended from its slots."""
@@ -135,7 +142,7 @@ class Request:
         """
         self.error = self.error or error
         if self.batch is not None:  # which needs no memory, and waits for no one
-            self.held, self.waits = [], 0
+            self.held, self.leaders, self.memory, self.waits = [], [], True, 0
             self.batch.admitted = True
         held = {id(op) for op in self.held}
         for op in self.ops:

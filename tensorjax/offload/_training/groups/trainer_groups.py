@@ -153,19 +153,21 @@ def tensors(
     gradients: bool = False,
     shardings: Mapping[str, Any] | None = None,
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns shapes and dtypes of all tensors that a `Trainer` keeps of its groups in a store.
+    """Lists the tensors that a `Trainer` keeps of its groups in a store, with shapes and dtypes.
 
     Arrays below 64 KiB of a group are joined in tensors of at least 4096 bytes.
 
     Args:
-      params: as for `Trainer`.
-      optimizer: as for `Trainer`.
-      compute_dtype: as for `Trainer`.
+      params: parameters by group, or functions that return them, as for `Trainer`.
+      optimizer: an Optax transformation, as for `Trainer`.
+      compute_dtype: of the parameters on the device; None is their own.
       gradients: whether gradients may have to wait in the store.
-      shardings: as for `Engine`; they matter in one of several processes, which keeps its part.
+      shardings: of the parameters of each group, as for `Engine`; they matter in one of several
+        processes, which keeps its part.
 
     Returns:
-      A mapping that `TensorStore.reserve` and `offload.capacity` take.
+      A mapping from names to `jax.ShapeDtypeStruct`, which `TensorStore.reserve` and
+      `offload.capacity` take.
 
     Example:
       >>> import jax.numpy as jnp
@@ -173,6 +175,8 @@ def tensors(
       >>> from tensorjax import offload
       >>> list(offload.tensors({"a": {"kernel": jnp.zeros((256, 256))}}, optax.sgd(0.1)))
       ['a/params/kernel']
+
+    Source: ours.
     """
     whole = shapes(params)
     shards = Shards(whole, shardings or {})
