@@ -140,7 +140,7 @@ class Prescribed:
         """
         given = self.motion(t)
         sigma, beta = given if isinstance(given, tuple) else (given, np.zeros(box.dim))
-        return Motion(*rates_of_motion("motion", sigma, beta, box.dim))
+        return Motion(*rates_of_motion("motion: expected", sigma, beta, box.dim))
 
 
 @dataclasses.dataclass(frozen=True)

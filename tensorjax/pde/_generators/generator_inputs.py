@@ -51,16 +51,16 @@ def checked_motion(motion: Any, d: int) -> tuple[Any, Any]:
             "coordinates: expected a generator that returns pde.Motion(sigma (d, d), beta (d,)), "
             f"got {type(motion).__name__}"
         )
-    return rates_of_motion("coordinates", motion.sigma, motion.beta, d)
+    return rates_of_motion("coordinates: expected a motion with", motion.sigma, motion.beta, d)
 
 
-def rates_of_motion(name: str, sigma: Any, beta: Any, d: int) -> tuple[np.ndarray, np.ndarray]:
-    """Checks Σ and β of a coordinate motion; returns them in double precision."""
+def rates_of_motion(expected: str, sigma: Any, beta: Any, d: int) -> tuple[np.ndarray, np.ndarray]:
+    """Checks Σ and β of a coordinate motion; ``expected`` begins what errors say."""
     sigma, beta = np.asarray(sigma, np.float64), np.asarray(beta, np.float64)
     for part, value, shape in (("sigma", sigma, (d, d)), ("beta", beta, (d,))):
         if value.shape != shape:
-            raise ValueError(f"{name}: expected {part} of shape {shape}, got {value.shape}")
-        _check.finite(f"{name}: {part}", value)
+            raise ValueError(f"{expected} {part} of shape {shape}, got {value.shape}")
+        _check.finite(f"{expected.partition(':')[0]}: {part}", value)
     return sigma, beta
 
 
