@@ -51,8 +51,8 @@ def overlap(x: Cores, y: Cores) -> Any:
 
 def distance(x: Cores, y: Cores) -> float:
     """Computes ‖x − y‖ of two trains, of host cores in range, to a few eps, by QR."""
-    # As `difference`, but for the scaling, which takes small cores two thirds of the time: residuals
-    # of solvers, whose cores are in range, are measured in every step.
+    # As `difference`, without its scaling, which would take two thirds of the time for small cores:
+    # residuals of solvers are measured in every step.
     f = np.ones((2, 1), x[0].dtype)
     for p, q in zip(reversed(x), reversed(y), strict=True):
         parts = [times_right(p, f[: p.shape[-1]]), times_right(q, f[p.shape[-1] :])]

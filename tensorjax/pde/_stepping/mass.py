@@ -15,7 +15,7 @@ import numpy as np
 
 from tensorjax._cores.orthogonalization import left_qr, right_orthogonal
 from tensorjax._cores.overlaps import bond_overlap
-from tensorjax._cores.unfoldings import Cores, absorb, times_right, weighted_sum
+from tensorjax._cores.unfoldings import Cores, absorb, times_right
 
 # The constant is faded out as exp(−(x/a)^p), x from −1 to 1 along an axis, a and p as here.
 _WIDTH, _POWER = 0.6, 8
@@ -47,7 +47,7 @@ def mass_of(cores: Cores, weights: Sequence[Any]) -> float:
     """Computes the mass ∫ v dy by the quadrature weights of every axis."""
     left = np.ones(1)
     for c, w in zip(cores, weights, strict=True):
-        left = left @ weighted_sum(c, w)
+        left = left @ (w @ c)
     return float(left[0])
 
 
@@ -111,7 +111,7 @@ def _sweep(cores: Cores, at: Quadrature, share: float) -> Iterator[tuple[Any, fl
     rights = [(np.ones(1), np.ones(1))]
     for c, w, g in zip(cores[:0:-1], at.weights[:0:-1], at.faded[:0:-1], strict=True):
         mass, seen = rights[-1]
-        rights.append((weighted_sum(c, w) @ mass, weighted_sum(c, g) @ seen))
+        rights.append(((w @ c) @ mass, (g @ c) @ seen))
     mass_left, seen_left = np.ones(1), np.ones(1)
     core = cores[0]
     for k, (w, g) in enumerate(zip(at.weights, at.faded, strict=True)):
@@ -120,12 +120,12 @@ def _sweep(cores: Cores, at: Quadrature, share: float) -> Iterator[tuple[Any, fl
         if k < len(cores) - 1:
             u, _ = left_qr(core)
             change = change - times_right(u, bond_overlap(u, change))
-        mass = float(mass_left @ weighted_sum(change, w) @ mass_right)
+        mass = float(mass_left @ (w @ change) @ mass_right)
         core = core + share * change
         if k == len(cores) - 1:
             yield change, mass, core
             return
         q, rest = left_qr(core)
         yield change, mass, q
-        mass_left, seen_left = mass_left @ weighted_sum(q, w), seen_left @ weighted_sum(q, g)
+        mass_left, seen_left = mass_left @ (w @ q), seen_left @ (g @ q)
         core = absorb(rest, cores[k + 1])
