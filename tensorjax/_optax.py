@@ -10,6 +10,14 @@ class Transformation(NamedTuple):
     Attributes:
       init: ``init(params) -> state``.
       update: ``update(gradients, state, params, **extra) -> (updates, state)``.
+
+    Example:
+      >>> from tensorjax import mera
+      >>> halve = mera.Transformation(lambda p: (), lambda g, state, p=None: (g / 2, state))
+      >>> halve.update(3.0, halve.init(1.0))
+      (1.5, ())
+
+    Source: the form of Optax's GradientTransformation.
     """
 
     init: Callable[..., Any]

@@ -228,6 +228,7 @@ def on_the_host(rng: np.random.Generator) -> tuple[str, Callable[[], Any]]:
         ("project", lambda: _native.project(some((rows, few)), a)),
         ("pivoted_cholesky", lambda: _native.pivoted_cholesky(g, share)),
         ("gram_round", lambda: _native.gram_round(train, share)),
+        ("tt_svd", lambda: _native.tt_svd(some(modes), share, 4e-15)),
         ("raw", lambda: _raw(rng)),
     ]
     return calls[rng.integers(len(calls))]
@@ -243,6 +244,7 @@ def _raw(rng: np.random.Generator) -> None:
         ("tensorjax_project", n[0], n[1], n[2], x, x, x),
         ("tensorjax_factor", n[0], x, 0.0, x),
         ("tensorjax_gram_round", min(n[0], 2), ints, ints, ints, 1.0, x),
+        ("tensorjax_tt_svd", min(n[0], 1), ints, 0, x, 1.0, 0.0, ints, x),
     ]
     _native._called(*calls[rng.integers(len(calls))])
 

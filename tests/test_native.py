@@ -1,6 +1,7 @@
 """What is compiled from C++, held beside XLA and NumPy for the same work."""
 
 import ctypes
+import math
 import os
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.bench import _drawn, _plain
 from tensorjax import _blas_threads, _native, sketch, tt
 from tensorjax._kernels import conditions
 from tensorjax._kernels.choice import choose_kernel
@@ -451,6 +453,41 @@ def test_factors_of_gram_matrices_have_their_rank(size: int, rank: int) -> None:
 
 
 @built
+@pytest.mark.parametrize("seed", range(3))
+def test_small_arrays_become_the_trains_of_an_svd(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for case in _drawn.draw(rng, 16, 2e4):
+        x, tol = case.array(), max(case.tol, 1e-6)
+        if np.iscomplexobj(x):
+            x = np.asfortranarray(x.real + x.imag)
+        for a in (x, np.zeros_like(x)):
+            cores = _native.tt_svd(a, tol**2 / (a.ndim - 1), 4e-15)
+            if cores is None:  # a side is too long
+                lefts = [math.prod(a.shape[:k]) for k in range(1, a.ndim)]
+                assert max(min(n, a.size // n) for n in lefts) >= 96, case
+                continue
+            exact = _plain.svd_tt_svd(a.astype(np.float64), tol)
+            assert np.linalg.norm(_drawn.dense(cores) - a.reshape(-1)) <= tol * np.linalg.norm(a), (
+                case
+            )
+            assert sum(c.size for c in cores) <= 1.05 * sum(c.size for c in exact) + 20, case
+            for c in cores[:-1]:
+                u = c.astype(np.float64).reshape(-1, c.shape[-1])
+                gap = np.linalg.norm(u.T @ u - np.eye(u.shape[1]))
+                assert gap <= 50 * np.finfo(x.dtype).eps * len(u.T), case
+            assert {c.dtype for c in cores} == {a.dtype}
+
+
+def test_small_arrays_that_are_not_finite_or_not_arrays_of_two_modes() -> None:
+    x = np.ones((3, 4, 5))
+    x[1, 2, 3] = np.nan
+    assert _native.tt_svd(x, 1e-6, 4e-15) is None
+    assert _native.tt_svd(np.random.default_rng(0).normal(size=(200, 200)), 1e-6, 4e-15) is None
+    for bad in (np.ones(3), np.ones((0, 2)), np.ones((2, 2), int), np.ones((2, 2), complex)):
+        with pytest.raises(ValueError, match="expected two real modes or more"):
+            _native.tt_svd(bad, 1e-6, 4e-15)
+
+
 def test_passes_take_only_what_they_can() -> None:
     a = np.zeros((4, 40_000))
     assert choose_kernel("linalg.project", (a,), HOST) is CPP

@@ -87,6 +87,12 @@ class _Train(Summable):
     def astype(self, dtype: DTypeLike) -> Self:
         """Returns the train with every core cast to ``dtype``.
 
+        Args:
+          dtype: floating or complex.
+
+        Returns:
+          Train of the same kind, shape and TT-ranks.
+
         Raises:
           TypeError: complex cores and a real dtype, see `tensorjax.tt.real`; an integer dtype.
         """

@@ -48,6 +48,8 @@ WIDE, MOST_ROWS = 2**14, 512
 LEAST_GRAM, FEW_WIDE, FEW_TALL, FEW_OTHERS = 2**13, 16, 4, 64
 # Elements below which a TT-SVD is one Gram matrix a bond, without a choice of methods and cuts.
 SMALL_ARRAY = 2**16
+# The same in C++, which has no overhead of calls, and no random sketches.
+MODEST_ARRAY = 2**20
 # Random numbers drawn before a sampling sweep at most: 64 MiB in double precision.
 MOST_NOISE = 2**23
 
@@ -282,6 +284,20 @@ def several(arrays: Arrays, facts: Facts) -> bool:
 )
 def small_array(arrays: Arrays, facts: Facts) -> bool:
     return arrays[0].size < SMALL_ARRAY
+
+
+@_condition(
+    f"fewer than {_power(MODEST_ARRAY)} elements",
+    "C++ has one method, a Gram matrix for several bonds; larger arrays gain by random sketches",
+    _CORE + "shapes",
+)
+def modest_array(arrays: Arrays, facts: Facts) -> bool:
+    return arrays[0].size < MODEST_ARRAY
+
+
+@_condition("two modes or more", "one mode has no bond")
+def several_modes(arrays: Arrays, facts: Facts) -> bool:
+    return arrays[0].ndim > 1
 
 
 @_condition(

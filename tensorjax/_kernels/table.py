@@ -72,7 +72,13 @@ def _host(*conditions: Condition) -> Row:
 
 
 _SMALL_TT_SVD: Row = {
-    HOST: (Candidate(SMALL, (c.small_array, c.gram_resolves)), Candidate(NUMPY)),
+    HOST: (
+        Candidate(
+            CPP, (c.modest_array, c.real, c.not_empty, c.several_modes, c.gram_resolves, c.built)
+        ),
+        Candidate(SMALL, (c.small_array, c.gram_resolves)),
+        Candidate(NUMPY),
+    ),
 }
 _FIRST_CALLS = (c.lapack_dtype, c.free_on_a_cpu, c.first_calls)
 _PRODUCT = _call(c.lapack_dtype, c.free_on_a_cpu, c.any_of(c.out_of_range, c.first_calls))

@@ -3,7 +3,7 @@
 XLA compiles a program for every shape, and its small products, factorisations and eigenproblems
 reach a tenth of what a core can do. `round_to_ranks`, `inner`, `multiply` and `sketch` call
 compiled code instead, under jit and vmap like any other operation, and so do lookups in
-`tensorjax.nn`; `gram_round` and the passes serve the host.
+`tensorjax.nn`; `gram_round`, `tt_svd` and the passes serve the host.
 A wheel for Linux holds them for several levels of CPUs, and `kernels` says which one serves; from
 source, hatch_build.py compiles them if there is a compiler. Without it, on other machines and for
 other dtypes, XLA's programs serve. So they do on other platforms, in programs made for
@@ -14,6 +14,7 @@ than that.
 """
 
 import ctypes
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -276,6 +277,42 @@ def gram_round(cores: Sequence[np.ndarray], share: float) -> list[np.ndarray] | 
     shapes = list(zip(ranks[:-1], modes, ranks[1:], strict=True))
     ends = np.cumsum([math.prod(s) for s in shapes])
     return [a.reshape(s) for a, s in zip(np.split(out[: ends[-1]], ends[:-1]), shapes, strict=True)]
+
+
+def tt_svd(x: np.ndarray, share: float, noise: float) -> list[np.ndarray] | None:
+    """Computes the TT-SVD cores of a small dense array by a C++ kernel, or None.
+
+    Args:
+      x: (n_1, …, n_d), d ≥ 2, float32 or float64; so are the cores. Computed in float64.
+      share: of the energy that every bond may discard.
+      noise: of a Gram matrix, as a share of the energy.
+    """
+    if x.ndim < 2 or not x.size or x.dtype not in _REAL:
+        raise ValueError(f"x: expected two real modes or more, got {x.shape}, {x.dtype}")
+    x = np.require(x, requirements=["C", "A"])
+    modes, ranks = np.array(x.shape, np.int64), np.empty(x.ndim + 1, np.int64)
+    out = np.empty(_most_entries(x.shape), x.dtype)
+    single = int(x.dtype == np.float32)
+    arguments = x.ndim, modes, single, x, float(share), float(noise), ranks, out
+    if not _called("tensorjax_tt_svd", *arguments):
+        return None
+    cores, at, found = [], 0, ranks.tolist()
+    for left, n, right in zip(found[:-1], x.shape, found[1:], strict=True):
+        size = left * n * right
+        cores.append(out[at : at + size].reshape(left, n, right))
+        at += size
+    return cores
+
+
+@functools.lru_cache(maxsize=4096)
+def _most_entries(shape: tuple[int, ...]) -> int:
+    """Returns how many entries the cores of a TT-SVD have at most."""
+    size, left, most, total = math.prod(shape), 1, 1, 0
+    for n in shape:
+        left *= n
+        before, most = most, min(left, size // left)
+        total += before * n * most
+    return total
 
 
 def _called(name: str, *arguments: int | float | np.ndarray) -> int:

@@ -13,6 +13,7 @@
 #include "passes.h"
 #include "rounding.h"
 #include "sketches.h"
+#include "tt_svd.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
@@ -586,6 +587,28 @@ extern "C" long tensorjax_gram_round(long d, const int64_t* modes, int64_t* rank
     std::copy(rounding.ranks().begin(), rounding.ranks().end(), ranks);
     rounding.put(out);
     return 1;
+  });
+}
+
+// TT-SVD of a dense real array of modes n: `ranks` (d + 1) and the cores, one after another, in the
+// array's precision. 0 where the array is not for this kernel.
+extern "C" long tensorjax_tt_svd(long d, const int64_t* modes, long single, const void* x,
+                                 double share, double noise, int64_t* ranks, void* out) {
+  using namespace tensorjax;
+  return guarded_call([&]() -> long {
+    need(lapack.syevd && d >= 2 && modes && x && ranks && out, "LAPACK and an array are needed");
+    const std::vector<long> n(modes, modes + d);
+    long size = 1;
+    for (const long m : n) {
+      need(m > 0, "modes that are not empty are needed");
+      size = product_of({size, m});
+    }
+    if (!(share >= 0)) return 0;
+    const Alone without_others(lapack);
+    Crew crew(threads_for(16.0 * size));
+    SmallTTSVD svd(n, share, noise, lapack);
+    return single ? svd.run(*crew, static_cast<const float*>(x), ranks, static_cast<float*>(out))
+                  : svd.run(*crew, static_cast<const double*>(x), ranks, static_cast<double*>(out));
   });
 }
 

@@ -123,7 +123,7 @@ def _tried(path: Path) -> tuple[Any, str]:
         library = ctypes.CDLL(str(path))
         if library.tensorjax_interface() > _interface():
             return None, f"{path.name} was built for a newer jaxlib; install tensorjax again"
-        _ = library.tensorjax_wide_gram  # a library of before lacks it: not to be called
+        _ = library.tensorjax_tt_svd  # a library of before lacks it: not to be called
         library.tensorjax_lapack(*map(_lapack, ("dsyevd", "dgesdd")), *blas_threads())
         # All are looked for before one is registered: a name can be given only once.
         handlers = {name: jax.ffi.pycapsule(getattr(library, name)) for name in CALLS}

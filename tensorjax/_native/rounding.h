@@ -27,6 +27,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "householder.h"
 #include "lapack.h"
 #include "products.h"
 #include "team.h"
@@ -297,7 +298,7 @@ class Rounding {
       const long rows = s_.rows(k), r = right(k), ld = padded(r);
       s_.c[k + 1] = std::min(basis(k), rows);  // the one on the left may have lost columns
       if (rows == basis(k)) whole(k, a);
-      else if (s_.exact()) reflect(k, a);
+      else if (s_.exact()) reflected(k, a);
       else orthonormalise(team, k, a);
       const long c = basis(k);
       int e;
@@ -321,46 +322,12 @@ class Rounding {
     std::copy(a, a + basis(k) * padded(right(k)), p_);
   }
 
-  // Householder's: A = Q R. The vectors lie in the columns of `v`, each contiguous.
-  void reflect(long k, const double* a) {
+  // By reflections: the basis of an exact sweep.
+  void reflected(long k, const double* a) {
     const long rows = s_.rows(k), c = basis(k), ld = padded(right(k)), wide = padded(c);
-    double *left = y_, *v = own_[0].image, *q = q_[k], *tau = diagonal_;
-    std::copy(a, a + rows * ld, left);
-    for (long j = 0; j < c; j++) {
-      double *x = v + j * rows, below = 0;
-      for (long i = j; i < rows; i++) x[i] = left[i * ld + j];
-      for (long i = j + 1; i < rows; i++) below += x[i] * x[i];
-      tau[j] = 0;
-      if (!(below > 0)) continue;
-      const double head = x[j], beta = -std::copysign(std::sqrt(head * head + below), head);
-      tau[j] = (beta - head) / beta;
-      for (long i = j + 1; i < rows; i++) x[i] *= 1 / (head - beta);
-      x[j] = 1;
-      mirror(x, tau[j], j, rows, left, ld, j, ld);
-    }
-    for (long i = 0; i < c; i++)
-      for (long j = 0; j < ld; j++) p_[i * ld + j] = j < i ? 0 : left[i * ld + j];
-    std::fill(q, q + rows * wide, 0.0);
-    for (long i = 0; i < c; i++) q[i * wide + i] = 1;
-    for (long j = c - 1; j >= 0; j--) mirror(v + j * rows, tau[j], j, rows, q, wide, j, wide);
+    std::copy(a, a + rows * ld, y_);
+    householder(rows, c, right(k), y_, ld, q_[k], wide, p_, ld, own_[0].image);
     unit(w_[k], c, ld_);
-  }
-
-  // B -= tau x (xᵀ B), rows from `first` on, and the vectors with columns from … to − 1.
-  static void mirror(const double* x, double tau, long first, long rows, double* b, long ldb,
-                     long from, long to) {
-    for (long l = from / kLanes * kLanes; l < to; l += kLanes) {
-      Vector dots[4] = {};
-      long i = first;
-      for (; i + 4 <= rows; i += 4)
-        for (int z = 0; z < 4; z++) dots[z] += x[i + z] * load(b + (i + z) * ldb + l);
-      for (; i < rows; i++) dots[0] += x[i] * load(b + i * ldb + l);
-      const Vector by = tau * ((dots[0] + dots[1]) + (dots[2] + dots[3]));
-      for (i = first; i < rows; i++) {
-        double* at = b + i * ldb + l;
-        store(at, load(at) - x[i] * by);
-      }
-    }
   }
 
   // Shifted Cholesky QR twice, as linalg's `orthonormal_rows`: Q W spans A F.

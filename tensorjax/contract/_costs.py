@@ -24,9 +24,16 @@ class Cost(NamedTuple):
     """Cost of a program: operations, bytes moved, peak bytes.
 
     Attributes:
-        flops: multiplications and additions of the element type (one complex multiply-add is 2).
-        bytes: bytes read and written by all steps.
-        peak_bytes: largest number of bytes alive at one time, operands and results included.
+      flops: multiplications and additions of the element type (one complex multiply-add is 2).
+      bytes: bytes read and written by all steps.
+      peak_bytes: largest number of bytes alive at one time, operands and results included.
+
+    Example:
+      >>> from tensorjax import contract
+      >>> contract.plan("ij,jk->ik", (2, 3), (3, 4)).grad.flops
+      144
+
+    Source: ours.
     """
 
     flops: int

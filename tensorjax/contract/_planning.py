@@ -42,29 +42,38 @@ def _by_labels(out: Any, arguments: Any) -> list[Any]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
-    """Planned contraction: a callable for arrays of the planned shapes, with its _costs.
+    """Planned contraction: a callable for arrays of the planned shapes, with its costs.
 
     Arrays of another dtype than planned are accepted; the costs are those of the planned
     one. Plans are compared and hashed by identity.
 
     Attributes:
-        expr: the expression, with ellipses expanded and the output explicit.
-        shapes: shapes of the operands.
-        shape: shape of the result.
-        dtype: dtype of the result.
-        path: order of the products as opt_einsum writes it.
-        flops: operations of one call.
-        bytes: bytes that all steps of one call read and write.
-        peak_bytes: largest number of bytes alive at a time, operands and result included.
-        grad: the same three for forward + backward, with respect to every operand of
-            floating or complex dtype.
-        residual_bytes: bytes that the forward pass leaves to the backward one, beside the
-            operands and the result.
-        real_flops: `flops` in operations on real numbers; larger for complex dtypes only.
-        slices: number of slices of each sliced index; empty unless `memory_limit` asked for it.
-        remat: whether a backward pass recomputes intermediates instead of keeping them.
-        precision: precision of the products.
-        preferred_element_type: type in which products are summed and returned, or None.
+      expr: the expression, with ellipses expanded and the output explicit.
+      shapes: shapes of the operands.
+      shape: shape of the result.
+      dtype: dtype of the result.
+      path: order of the products as opt_einsum writes it.
+      flops: operations of one call.
+      bytes: bytes that all steps of one call read and write.
+      peak_bytes: largest number of bytes alive at a time, operands and result included.
+      grad: the same three for forward + backward, with respect to every operand of
+        floating or complex dtype.
+      residual_bytes: bytes that the forward pass leaves to the backward one, beside the
+        operands and the result.
+      real_flops: `flops` in operations on real numbers; larger for complex dtypes only.
+      slices: number of slices of each sliced index; empty unless `memory_limit` asked for it.
+      remat: whether a backward pass recomputes intermediates instead of keeping them.
+      precision: precision of the products.
+      preferred_element_type: type in which products are summed and returned, or None.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tensorjax import contract
+      >>> p = contract.plan("ij,jk->ik", (2, 3), (3, 4))
+      >>> p.flops, p(jnp.ones((2, 3)), jnp.ones((3, 4))).shape
+      (48, (2, 4))
+
+    Source: ours; see `plan`.
     """
 
     expr: str
@@ -106,15 +115,15 @@ class Plan:
         """Runs the plan on arrays of the planned shapes, which contracts them.
 
         Args:
-            *arrays: one array per operand, of the planned shapes. Sizes that are symbolic
-                (`jax.export.symbolic_shape`) go with a plan for 1024 in their place.
+          *arrays: one array per operand, of the planned shapes. Sizes that are symbolic
+            (`jax.export.symbolic_shape`) go with a plan for 1024 in their place.
 
         Returns:
-            The result, of shape `shape`.
+          The result, of shape `shape`.
 
         Raises:
-            ValueError: if the number of arrays or a shape is not the planned one.
-            TypeError: if an operand is not an array.
+          ValueError: if the number of arrays or a shape is not the planned one.
+          TypeError: if an operand is not an array.
         """
         self._check(arrays)
         found = tuple(map(np.shape, arrays))
@@ -125,18 +134,21 @@ class Plan:
         """Runs the plan on arrays by NumPy, on the host, without compilation.
 
         Args:
-            *arrays: as of a call, concrete.
+          *arrays: as of a call, concrete.
 
         Returns:
-            NumPy array of shape `shape` and the dtype that a call returns.
+          NumPy array of shape `shape` and the dtype that a call returns.
 
         Raises:
-            ValueError: if the number of arrays or a shape is not the planned one.
-            TypeError: if an operand is not an array, or is traced.
+          ValueError: if the number of arrays or a shape is not the planned one.
+          TypeError: if an operand is not an array, or is traced.
 
         Example:
-            >>> plan("ij,jk->ik", (2, 3), (3, 2)).on_host(np.ones((2, 3)), np.ones((3, 2))).sum()
-            np.float32(12.0)
+          >>> import numpy as np
+          >>> from tensorjax import contract
+          >>> p = contract.plan("ij,jk->ik", (2, 3), (3, 2))
+          >>> p.on_host(np.ones((2, 3)), np.ones((3, 2))).sum()
+          np.float32(12.0)
         """
         for i, x in enumerate(arrays):
             if isinstance(x, Tracer):
@@ -176,7 +188,11 @@ class Plan:
         return dataclasses.replace(self._program, model=model)
 
     def table(self) -> str:
-        """Formats the plan as a text table, one product a line, with operations and bytes."""
+        """Formats the plan as a text table, one product a line, with operations and bytes.
+
+        Returns:
+          Text of several lines, the costs of forward and forward + backward at its end.
+        """
         return _table(self)
 
     def __str__(self) -> str:
@@ -201,47 +217,53 @@ def plan(
     Plans are cached: the same expression, shapes, dtypes and options give the same object.
 
     Args:
-        expr: subscripts as in `numpy.einsum`, for example ``"ij,jk->ik"``: explicit or implicit
-            output, ``...``, repeated labels (diagonals), labels in any number of operands, and
-            any letter or non-ASCII symbol (`opt_einsum.get_symbol`) as a label. NumPy's
-            interleaved form ``plan(x, [0, 1], y, [1, 2], [0, 2])`` is understood too.
-        *operands: for each operand an array, a tracer, a `jax.ShapeDtypeStruct` or a tuple of
-            ints, its shape. Axes of size 1 stretch as in NumPy.
-        dtype: dtype of operands that are given by a shape alone.
-        optimize: ``"auto"`` (the cheapest of several searches), a strategy of opt_einsum
-            such as ``"optimal"``, ``"greedy"`` or ``"dp"``, ``"cotengra"``, an explicit path
-            (a list of tuples of positions, as opt_einsum and NumPy write it), or a callable as
-            opt_einsum takes.
-        seconds: time that ``"auto"`` may take, about. It is counted in steps of the search, so
-            that all processes of a program find the same order. None is one second, or, for a
-            large network whose greedy order takes longer than that to run at 10 Gflop/s, as long
-            as it takes, up to 30. Searches over fewer than twelve operands run to their end.
-        minimize: what ``"auto"`` minimises: ``"flops"``, ``"bytes"`` or ``"peak"``.
-        memory_limit: bytes that `Plan.peak_bytes` may not exceed. Indices are cut into slices
-            until it holds, and intermediates are recomputed in the backward pass where keeping
-            them would exceed it.
-        limit_grad: whether `memory_limit` holds for forward + backward
-            (`Plan.grad.peak_bytes`) as well.
-        precision: as in `jax.lax.dot_general`.
-        preferred_element_type: type in which products are summed and returned, intermediates
-            included; None is the common type of the operands.
-        merge_axes: whether factors are reshaped into matrices before they are multiplied, which
-            saves copies. Set it to False for arrays that are sharded along an inner axis, say
-            the sequence axis of (batch, sequence, features): merging would gather them. Axes
-            sharded in JAX's explicit mode are never merged. The costs are those of merged axes.
+      expr: subscripts as in `numpy.einsum`, for example ``"ij,jk->ik"``: explicit or implicit
+        output, ``...``, repeated labels (diagonals), labels in any number of operands, and
+        any letter or non-ASCII symbol (`opt_einsum.get_symbol`) as a label. NumPy's
+        interleaved form ``plan(x, [0, 1], y, [1, 2], [0, 2])`` is understood too.
+      *operands: for each operand an array, a tracer, a `jax.ShapeDtypeStruct` or a tuple of
+        ints, its shape. Axes of size 1 stretch as in NumPy.
+      dtype: dtype of operands that are given by a shape alone.
+      optimize: ``"auto"`` (the cheapest of several searches), a strategy of opt_einsum
+        such as ``"optimal"``, ``"greedy"`` or ``"dp"``, ``"cotengra"``, an explicit path
+        (a list of tuples of positions, as opt_einsum and NumPy write it), or a callable as
+        opt_einsum takes.
+      seconds: time that ``"auto"`` may take, about. It is counted in steps of the search, so
+        that all processes of a program find the same order. None is one second, or, for a
+        large network whose greedy order takes longer than that to run at 10 Gflop/s, as long
+        as it takes, up to 30. Searches over fewer than twelve operands run to their end.
+      minimize: what ``"auto"`` minimises: ``"flops"``, ``"bytes"`` or ``"peak"``.
+      memory_limit: bytes that `Plan.peak_bytes` may not exceed; None for no limit. Indices are cut
+        into slices until it holds, and intermediates are recomputed in the backward pass where
+        keeping them would exceed it.
+      limit_grad: whether `memory_limit` holds for forward + backward
+        (`Plan.grad.peak_bytes`) as well.
+      precision: as in `jax.lax.dot_general`.
+      preferred_element_type: type in which products are summed and returned, intermediates
+        included; None is the common type of the operands.
+      merge_axes: whether factors are reshaped into matrices before they are multiplied, which
+        saves copies. Set it to False for arrays that are sharded along an inner axis, say
+        the sequence axis of (batch, sequence, features): merging would gather them. Axes
+        sharded in JAX's explicit mode are never merged. The costs are those of merged axes.
 
     Returns:
-        The plan.
+      `Plan`, a callable for arrays of these shapes.
 
     Raises:
-        ValueError: if the expression, shapes or options do not fit, or `memory_limit` cannot be
-            reached.
-        TypeError: if an argument has the wrong type.
+      ValueError: if the expression, shapes or options do not fit, or `memory_limit` cannot be
+        reached.
+      TypeError: if an argument has the wrong type.
 
     Example:
-        >>> p = plan("ab,bc,cd->ad", (64, 64), (64, 64), (64, 64), memory_limit=80_000)
-        >>> p.peak_bytes <= 80_000, len(p.slices)
-        (True, 1)
+      >>> from tensorjax import contract
+      >>> p = contract.plan("ab,bc,cd->ad", (64, 64), (64, 64), (64, 64), memory_limit=80_000)
+      >>> p.peak_bytes <= 80_000, len(p.slices)
+      (True, 1)
+
+    Source: D. Smith, J. Gray, "opt_einsum", J. Open Source Softw. 3 (2018), for the strategies
+    named after it; J. Gray, S. Kourtis, "Hyper-optimized tensor network contraction", Quantum 5,
+    410 (2021), for re-ordered subtrees and slices. Ours: the costs of forward + backward, and the
+    limit on them.
     """
     if not isinstance(expr, str):
         expr, operands = syntax.interleaved((expr, *operands))
@@ -272,20 +294,24 @@ def einsum(expr: Any, *arrays: Any, **options: Any) -> jax.Array:
     Symbolic sizes (`jax.export.symbolic_shape`) are planned as 1024.
 
     Args:
-        expr: subscripts as in `plan`.
-        *arrays: the operands.
-        **options: keyword options of `plan`.
+      expr: subscripts as in `plan`.
+      *arrays: the operands.
+      **options: keyword options of `plan`.
 
     Returns:
-        The result.
+      The result, a JAX array.
 
     Raises:
-        ValueError, TypeError: as `plan`.
+      ValueError: if the expression, shapes or options do not fit.
+      TypeError: if an argument has the wrong type.
 
     Example:
-        >>> import jax.numpy as jnp
-        >>> einsum("ij,j->i", jnp.ones((2, 3)), jnp.ones(3)).tolist()
-        [3.0, 3.0]
+      >>> import jax.numpy as jnp
+      >>> from tensorjax import contract
+      >>> contract.einsum("ij,j->i", jnp.ones((2, 3)), jnp.ones(3)).tolist()
+      [3.0, 3.0]
+
+    Source: the expressions are NumPy's; the order of products is that of `plan`.
     """
     if not isinstance(expr, str):
         expr, arrays = syntax.interleaved((expr, *arrays))

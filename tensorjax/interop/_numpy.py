@@ -22,10 +22,15 @@ def to_numpy(x: Format) -> Any:
       array or a list of cores. MERA: {"layers": [{"disentanglers": [...], "isometries": [...],
       "cuts": [...]}, ...], "top": array}.
 
+    Raises:
+      TypeError: no tensor of these formats, or traced arrays. ValueError: a batch of tensors.
+
     Example:
       >>> from tensorjax import interop, tt
       >>> print(interop.to_numpy(tt.ones((2,)))[0].ravel())
       [1. 1.]
+
+    Source: ours.
     """
     single(x)
     if isinstance(x, TT | TTMatrix):
@@ -52,6 +57,9 @@ def from_numpy(data: Any) -> Format:
       data: a list of cores (r, n, s) or (r, m, n, s); a pair (core, factors); or a dictionary with
         "layers" and "top".
 
+    Returns:
+      TT, TTMatrix, Tucker or MERA.
+
     Raises:
       TypeError: another structure, or integers. ValueError: shapes that do not fit.
 
@@ -60,6 +68,8 @@ def from_numpy(data: Any) -> Format:
       >>> from tensorjax import interop
       >>> interop.from_numpy([np.ones((1, 2, 3), np.float32), np.ones((3, 4, 1), np.float32)])
       TT(shape=(2, 4), ranks=(1, 3, 1), dtype=float32)
+
+    Source: ours.
     """
     if isinstance(data, dict) and set(data) == {"layers", "top"}:
         for k, x in enumerate(data["layers"]):

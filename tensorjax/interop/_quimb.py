@@ -18,8 +18,19 @@ def to_quimb(x: TT | TTMatrix) -> Any:
     Args:
       x: one train, with concrete arrays. Rows of a TTMatrix become quimb's upper ("k") indices.
 
+    Returns:
+      quimb.tensor.MatrixProductState or MatrixProductOperator, of NumPy arrays.
+
     Raises:
-      TypeError: another format. ModuleNotFoundError: quimb is not installed.
+      TypeError: another format, or traced arrays. ValueError: a batch of trains.
+      ModuleNotFoundError: quimb is not installed.
+
+    Example:
+      >>> from tensorjax import interop, tt
+      >>> interop.to_quimb(tt.ones((2, 3, 4))).bond_sizes()
+      [1, 1]
+
+    Source: ours; the layout is that of quimb's documentation.
     """
     single(x)
     if not isinstance(x, TT | TTMatrix):
@@ -48,11 +59,21 @@ def from_quimb(x: Any) -> TT | TTMatrix:
       x: with open boundary; bonds may be missing (rank one) or several. Its ``exponent``, the
         prefactor that `equalize_norms_` takes out of the tensors, goes back into the cores.
 
+    Returns:
+      TT, or TTMatrix with quimb's upper ("k") indices as rows.
+
     Raises:
       TypeError: another object; arrays that NumPy cannot read, such as PyTorch's with gradients.
       ValueError: a ring; tensors beside those of the sites, as gates that are not contracted;
         bonds between sites that are no neighbours.
       ModuleNotFoundError: quimb is not installed.
+
+    Example:
+      >>> from tensorjax import interop, tt
+      >>> interop.from_quimb(interop.to_quimb(tt.ones((2, 3))))
+      TT(shape=(2, 3), ranks=(1, 1, 1), dtype=float32)
+
+    Source: ours.
     """
     qtn = optional("quimb.tensor", "quimb")
     if isinstance(x, qtn.MatrixProductState):

@@ -37,6 +37,8 @@ def to_tensornetwork(x: Format, backend: str = "jax") -> tuple[list[Any], list[A
       >>> nodes, edges = interop.to_tensornetwork(tt.ones((2, 3, 4)))
       >>> tensornetwork.contractors.auto(nodes, output_edge_order=edges).tensor.shape
       (2, 3, 4)
+
+    Source: ours.
     """
     single(x)
     tn = optional("tensornetwork", '"tensorjax[network]"')
@@ -122,6 +124,9 @@ def from_tensornetwork(nodes: Sequence[Any]) -> Format:
         or any open chain, in order, each node with one dangling edge (TT) or two (TTMatrix, row
         first) and edges to its neighbours, of which several become one bond.
 
+    Returns:
+      TT, TTMatrix, Tucker or MERA, by the names of the nodes.
+
     Raises:
       ValueError: the nodes are no such network.
       TypeError: no nodes, or a set of them, which has no order; tensors that NumPy cannot read.
@@ -131,6 +136,8 @@ def from_tensornetwork(nodes: Sequence[Any]) -> Format:
       >>> from tensorjax import interop, tt
       >>> interop.from_tensornetwork(interop.to_tensornetwork(tt.ones((2, 3)))[0])
       TT(shape=(2, 3), ranks=(1, 1, 1), dtype=float32)
+
+    Source: ours.
     """
     tn = optional("tensornetwork", '"tensorjax[network]"')
     _check_nodes(nodes, tn)

@@ -34,6 +34,21 @@ def gram(a: AnyArray) -> AnyArray:
 
     NumPy float32 and complex64 data are accumulated, and returned, in double precision, so that
     the √eps floor of the Gram matrix lies below anything a float32 tolerance can ask.
+
+    Args:
+      a: (…, m, n), floating or complex, of NumPy or JAX.
+
+    Returns:
+      (…, m, m) Hermitian, of the kind of ``a``.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import linalg
+      >>> print(linalg.gram(np.ones((2, 3), np.float32)))
+      [[3. 3.]
+       [3. 3.]]
+
+    Source: ours.
     """
     n = a.shape[-1]
     if is_host(a):

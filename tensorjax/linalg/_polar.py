@@ -18,17 +18,20 @@ def polar(a: AnyArray) -> tuple[AnyArray, AnyArray]:
       a: (…, m, n), floating or complex; half precision is factored in single.
 
     Returns:
-      (u, p), in the dtype of ``a``.
+      (u (…, m, n), p (…, n, n)), in the dtype of ``a``.
 
     Raises:
       TypeError: ``a`` has an integer dtype.
 
     Example:
       >>> import jax.numpy as jnp
-      >>> u, p = polar(jnp.array([[0.0, -2.0], [2.0, 0.0]]))
+      >>> from tensorjax import linalg
+      >>> u, p = linalg.polar(jnp.array([[0.0, -2.0], [2.0, 0.0]]))
       >>> print(jnp.round(u, 6) + 0.0)
       [[ 0. -1.]
        [ 1.  0.]]
+
+    Source: N. Higham, "Functions of Matrices" (SIAM, 2008), chapter 8; by the SVD.
     """
     a = _check.inexact("a", a)  # type: ignore[assignment]
     u, s, vh = svd(wide(a))

@@ -26,11 +26,20 @@ def qr(a: AnyArray) -> tuple[AnyArray, AnyArray]:
     Derivatives are finite for rank-deficient ``a``: directions whose diagonal entry of r vanishes
     get none. Wide matrices are differentiable too.
 
+    Args:
+      a: (…, m, n), floating or complex; a NumPy array is factored by LAPACK, a JAX array by XLA.
+
+    Returns:
+      (q, r), arrays of the kind of ``a``.
+
     Example:
       >>> import jax.numpy as jnp
-      >>> q, r = qr(jnp.ones((3, 2)))
+      >>> from tensorjax import linalg
+      >>> q, r = linalg.qr(jnp.ones((3, 2)))
       >>> q.shape, r.shape
       ((3, 2), (2, 2))
+
+    Source: LAPACK or XLA; the derivative where pivots vanish is ours.
     """
     return tuple(np.linalg.qr(a)) if is_host(a) else _qr(a)  # type: ignore[return-value]
 

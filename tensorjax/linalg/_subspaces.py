@@ -48,6 +48,15 @@ class Basis(NamedTuple):
       u: (…, m, r) orthonormal columns (zero where ``tail`` discarded them).
       energies: (…, r) squared singular values, descending (zero likewise).
       discarded: (…,) energy ‖a − u uᴴ a‖_F².
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import linalg
+      >>> u, energies, discarded = linalg.left_basis(np.diag([3.0, 1.0]), rank=1)
+      >>> print(energies, discarded)
+      [9.] 1.0
+
+    Source: ours.
     """
 
     u: Array
@@ -74,9 +83,11 @@ def choose(method: Method, share: float | None, dtype: DTypeLike, *, levels: int
       ValueError: ``method`` is unknown.
 
     Example:
-      >>> import numpy as np
-      >>> choose("auto", 1e-6**2, np.float64), choose("auto", 1e-13**2, np.float64)
-      ('gram', 'svd')
+      >>> from tensorjax import linalg
+      >>> [linalg.choose("auto", tol**2, "float64") for tol in (1e-6, 1e-13)]
+      ['gram', 'svd']
+
+    Source: ours; the floors are roundoff of the Gram matrix, measured.
     """
     if method not in METHODS:
         raise ValueError(f"method: expected one of {METHODS}, got {method!r}")
@@ -114,6 +125,16 @@ def left_basis(
 
     Raises:
       ValueError: without a rank, unless ``a`` is a NumPy array and tail or share is given.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import linalg
+      >>> basis = linalg.left_basis(np.diag([3.0, 1.0, 1e-4]), share=1e-6)
+      >>> print(basis.u.shape, basis.energies.round(3), f"{basis.discarded:.0e}")
+      (3, 2) [9. 1.] 1e-08
+
+    Source: Halko, Martinsson, Tropp, SIAM Rev. 53 (2011), algorithm 4.4 ("randomized"). Ours: the
+    second Gram matrix for the weak directions ("gram"), and the derivative of the whole subspace.
     """
     if rank is None and ((tail is None and share is None) or not is_host(a)):
         raise ValueError("rank: expected a static rank (a tail alone cuts NumPy arrays only)")
@@ -200,6 +221,19 @@ def square_factor(
       rank: how many singular values must be accurate beside the largest; all if None.
       share: the share of ‖a‖_F² below which they need not be accurate.
       method: "svd" or "gram" ("randomized" is taken as "gram").
+
+    Returns:
+      (f, squared singular values (…, k), descending), k = min(m, n).
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import linalg
+      >>> a = np.arange(12.0).reshape(2, 6)
+      >>> f, energies = linalg.square_factor(a)
+      >>> f.shape, bool(np.allclose(f @ f.T, a @ a.T))
+      ((2, 2), True)
+
+    Source: ours.
     """
     method = "gram" if method == "randomized" else method
     if is_host(a):
@@ -354,8 +388,22 @@ def _cut(
 def leading_eigenvectors(g: jax.Array, rank: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Computes a Gram matrix's leading subspace: ``rank`` eigenvectors and eigenvalues.
 
-    The third value says whether the cut lies so deep in the spectrum, below √eps, that `left_basis`
-    would see more than this does.
+    Args:
+      g: (m, m) JAX array, Hermitian and positive semidefinite.
+      rank: number of eigenvectors; static.
+
+    Returns:
+      (v (m, rank), w (rank,) descending and at least 0, flag): the flag, a Boolean array (), says
+      whether the cut lies so deep in the spectrum, below √eps, that `left_basis` would see more.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tensorjax import linalg
+      >>> v, w, deep = linalg.leading_eigenvectors(jnp.diag(jnp.array([1.0, 4.0, 2.0])), 2)
+      >>> print(v.shape, w, deep)
+      (3, 2) [4. 2.] False
+
+    Source: ours.
     """
     w, v = eigh(g)
     w = jnp.maximum(w, 0)
@@ -377,6 +425,17 @@ def range_finder(
       rank: number of columns, oversampling included; at most min(m, n).
       power: subspace iterations, each a product with aᴴ and one with a.
       key: for the draw; a fixed one if None.
+
+    Returns:
+      (…, m, rank) orthonormal columns, in the dtype of ``a``.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import linalg
+      >>> a = np.outer(np.arange(6.0), np.ones(4))
+      >>> q = linalg.range_finder(a, 2)
+      >>> bool(np.allclose(q @ (q.T @ a), a))
+      True
 
     Source: Halko, Martinsson, Tropp, SIAM Rev. 53 (2011), algorithm 4.4. Entries are uniform here.
     """

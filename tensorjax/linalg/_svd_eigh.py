@@ -29,12 +29,22 @@ def svd(a: AnyArray) -> tuple[AnyArray, AnyArray, AnyArray]:
     On NVIDIA's GPUs XLA takes Jacobi's method, whose vectors are orthonormal to some hundred eps
     only; one step of refinement brings them to the accuracy of LAPACK's.
 
+    Args:
+      a: (…, m, n), floating or complex; a NumPy array is factored by LAPACK, a JAX array by XLA.
+
+    Returns:
+      (u (…, m, k), s (…, k), vh (…, k, n)), s real; arrays of the kind of ``a``.
+
     Example:
       >>> import jax, jax.numpy as jnp
-      >>> loss = lambda a: jnp.sum(jnp.prod(svd(a)[1]))
+      >>> from tensorjax import linalg
+      >>> loss = lambda a: jnp.sum(jnp.prod(linalg.svd(a)[1]))
       >>> print(jax.grad(loss)(jnp.eye(2)))
       [[1. 0.]
        [0. 1.]]
+
+    Source: LAPACK or XLA; derivatives and refinement are ours, the latter akin to T. Ogita,
+    K. Aishima, J. Comput. Appl. Math. 382, 113085 (2021).
     """
     if is_host(a):
         return _lapack_svd(a)  # type: ignore[return-value]
@@ -132,11 +142,20 @@ def eigh(a: AnyArray) -> tuple[AnyArray, AnyArray]:
 
     Derivatives are finite at repeated eigenvalues, and GPUs' results are refined, as for `svd`.
 
+    Args:
+      a: (…, m, m), Hermitian, floating or complex, of NumPy or JAX. One triangle is read.
+
+    Returns:
+      (w (…, m) real, v (…, m, m)); arrays of the kind of ``a``.
+
     Example:
       >>> import jax.numpy as jnp
-      >>> w, v = eigh(jnp.diag(jnp.array([1.0, 3.0])))
+      >>> from tensorjax import linalg
+      >>> w, v = linalg.eigh(jnp.diag(jnp.array([1.0, 3.0])))
       >>> print(w)
       [3. 1.]
+
+    Source: LAPACK or XLA; derivatives and refinement are ours, as for `svd`.
     """
     if is_host(a):
         w, v = np.linalg.eigh(a)

@@ -40,6 +40,15 @@ class SVD(NamedTuple):
       s: (…, r) singular values in descending order.
       vh: (…, r, n) orthonormal rows (zero likewise).
       discarded: (…,) energy ‖a − u s vh‖_F²; infinite or zero where that is out of range.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import linalg
+      >>> u, s, vh, discarded = linalg.truncated_svd(np.diag([3.0, 1.0]), rank=1)
+      >>> print(s, discarded)
+      [3.] 1.0
+
+    Source: ours.
     """
 
     u: Array
@@ -77,8 +86,12 @@ def truncated_svd(
 
     Example:
       >>> import jax.numpy as jnp
-      >>> truncated_svd(jnp.diag(jnp.array([3.0, 1.0, 1e-4])), tol=1e-3).s
+      >>> from tensorjax import linalg
+      >>> linalg.truncated_svd(jnp.diag(jnp.array([3.0, 1.0, 1e-4])), tol=1e-3).s
       Array([3., 1.], dtype=float32)
+
+    Source: C. Eckart, G. Young, "The approximation of one matrix by another of lower rank",
+    Psychometrika 1 (1936); the subspace is that of `left_basis`.
     """
     a = _check.inexact("a", a)
     if a.ndim < 2:

@@ -3,9 +3,9 @@
 Example:
   >>> import jax, jax.numpy as jnp
   >>> from tensorjax import mera
-  >>> m = mera.random(jax.random.key(0), (2,) * 256, rank=3, arity=2)
+  >>> m = mera.random(jax.random.key(0), (2,) * 64, rank=2, arity=2)
   >>> z = jnp.diag(jnp.array([1.0, -1.0]))
-  >>> mera.expectation(m, jnp.kron(z, z), (127, 128)).shape   # cost logarithmic in the length
+  >>> mera.expectation(m, jnp.kron(z, z), (31, 32)).shape   # cost logarithmic in the length
   ()
 """
 

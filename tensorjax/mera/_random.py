@@ -27,12 +27,27 @@ def wirings(
 
     Blocks have ``arity`` sites; what a division leaves over forms a shorter last block. A single
     left-over site is passed through by an isometry of arity one; on a ring it joins the last block.
-    Arguments as for `random`.
+
+    Args:
+      length: number of sites N at the bottom.
+      arity: sites per block, one int for all layers or one per layer, from the bottom up.
+      boundary: "open" or "periodic" (a disentangler between the last site and the first).
+      layers: how many; by default until no more sites are left than ``arity``.
+
+    Returns:
+      List of a `Wiring` per layer.
+
+    Raises:
+      ValueError: another boundary, arities below two or above the number of sites, or another
+        number of layers than of arities.
 
     Example:
       >>> from tensorjax import mera
       >>> [w.arities for w in mera.wirings(7)]
       [(2, 2, 2, 1), (2, 2)]
+
+    Source: Vidal (2007), see `MERA`, for arity two; K. Batselier, A. Cichocki, N. Wong, arXiv
+    1912.09775, for others. Lengths that do not divide and rings are ours.
     """
     if boundary not in ("open", "periodic"):
         raise ValueError(f"boundary: expected 'open' or 'periodic', got {boundary!r}")
@@ -106,6 +121,9 @@ def random(
       >>> from tensorjax import mera
       >>> mera.random(jax.random.key(0), (4,) * 12, 2, layers=2).size
       1536
+
+    Source: F. Mezzadri, "How to generate random matrices from the classical compact groups",
+    Notices AMS 54 (2007), for the isometries; the normal top tensor is ours.
     """
     sizes = _check.shape("shape", shape)
     dtype = _check.inexact_dtype(dtype)

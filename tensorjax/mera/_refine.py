@@ -31,6 +31,13 @@ class RefineInfo:
       errors: relative errors ‖target − m‖ / ‖target‖ with the best top tensor, before the first
         step and after each. The MERA returned has the least of them.
       converged: whether the last step lowered the error by less than ``stop`` of itself.
+
+    Example:
+      >>> from tensorjax import mera
+      >>> print(mera.RefineInfo(errors=(0.5, 0.2, 0.1), converged=True))
+      error 0.5 -> 0.1 in 2 steps, converged
+
+    Source: ours.
     """
 
     errors: tuple[float, ...]
@@ -74,6 +81,21 @@ def _by_matrix(f: Callable[..., jax.Array], *trees: MERA) -> MERA:
 def tangent(m: MERA, direction: MERA) -> MERA:
     """Projects a refinement's direction on the isometries' tangent space: d − x (xᴴ d + dᴴ x)/2.
 
+    Args:
+      m: MERA, the point.
+      direction: MERA of the same structure, whose layers need not be isometric; a gradient.
+
+    Returns:
+      MERA of projected isometries and disentanglers, with the top tensor of ``direction``.
+
+    Example:
+      >>> import jax
+      >>> from tensorjax import mera
+      >>> m = mera.random(jax.random.key(0), (2,) * 4, 2)
+      >>> xi = mera.tangent(m, m)  # m points out of the manifold: nothing but the top is left
+      >>> bool(abs(xi.layers[0].isometries[0]).max() < 1e-5)
+      True
+
     Source: A. Edelman, T. Arias, S. Smith, "The geometry of algorithms with orthogonality
     constraints", SIAM J. Matrix Anal. Appl. 20 (1998), eq. (2.4), in the embedded metric.
     """
@@ -88,6 +110,21 @@ def tangent(m: MERA, direction: MERA) -> MERA:
 @placed
 def retract(m: MERA, direction: MERA) -> MERA:
     """Retracts a refined MERA, m + direction, to isometries by polar factors; tops are added.
+
+    Args:
+      m: MERA, the point.
+      direction: MERA of the same structure, as `tangent` makes it.
+
+    Returns:
+      MERA with orthonormal columns.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from tensorjax import mera
+      >>> m = mera.random(jax.random.key(0), (2,) * 4, 2)
+      >>> w = mera.retract(m, m).layers[0].isometries[0]  # 2 m, brought back to m
+      >>> bool(jnp.allclose(w, m.layers[0].isometries[0], atol=1e-5))
+      True
 
     Source: P.-A. Absil, R. Mahony, R. Sepulchre, "Optimization Algorithms on Matrix Manifolds"
     (2008), example 4.1.3.
@@ -106,6 +143,10 @@ def stiefel(inner: Optimizer) -> Optimizer:
     Args:
       inner: any optax.GradientTransformation, such as ``optax.adam(1e-2)``.
 
+    Returns:
+      optax.GradientTransformationExtraArgs, or a pair of the same functions where Optax is not
+      installed.
+
     Example:
       >>> import jax, optax
       >>> from tensorjax import mera
@@ -117,6 +158,8 @@ def stiefel(inner: Optimizer) -> Optimizer:
 
     Gradients are directions of steepest ascent: of complex MERAs, the conjugate of `jax.grad`.
     Moments that ``inner`` keeps are not transported; they are projected with the step.
+
+    Source: ours; projection and retraction are those of `tangent` and `retract`.
     """
     # Plain transformations take nothing but gradients, state and parameters.
     kinds = {p.kind for p in inspect.signature(inner.update).parameters.values()}
@@ -136,7 +179,24 @@ def conjugate_gradient() -> Optimizer:
     """Returns a Riemannian conjugate gradient optimiser to refine MERAs, in Optax's form.
 
     ``update`` needs two extra arguments, as `optax.lbfgs` does: ``value``, the present loss, and
-    ``value_fn``, the loss as a function of the MERA.
+    ``value_fn``, the loss as a function of the MERA. Gradients are directions of steepest ascent:
+    of complex MERAs, the conjugate of `jax.grad`.
+
+    Returns:
+      optax.GradientTransformationExtraArgs, or a pair of the same functions where Optax is not
+      installed.
+
+    Example:
+      >>> import jax, optax
+      >>> from tensorjax import mera
+      >>> m = mera.random(jax.random.key(0), (2,) * 4, 2)
+      >>> loss = lambda m: m.layers[0].isometries[0][0, 0, 0]
+      >>> optimizer = mera.conjugate_gradient()
+      >>> value, gradient = jax.value_and_grad(loss)(m)
+      >>> state, extra = optimizer.init(m), {"value": value, "value_fn": loss}
+      >>> updates, state = optimizer.update(gradient, state, m, **extra)
+      >>> bool(loss(optax.apply_updates(m, updates)) < value)
+      True
 
     Source: Absil, Mahony, Sepulchre (2008), algorithm 13, with the Polak–Ribière rule, transport by
     projection, and steps found by one parabola and then halving (Armijo).
@@ -212,6 +272,10 @@ def refine(
       True
 
     Errors below √eps cannot be told from zero in the infidelity. The minimum is a local one.
+
+    Source: ours; Riemannian optimisation of isometric networks as in M. Hauru, M. Van Damme,
+    J. Haegeman, "Riemannian optimization of isometric tensor networks", SciPost Phys. 10, 040
+    (2021), here towards a tensor train.
     """
     single("m", m)
     single_train("target", target, TT)

@@ -29,6 +29,9 @@ def sample(
     Returns:
       (count, N) integers.
 
+    Raises:
+      TypeError: ``m`` is no MERA. ValueError: count below 1, or impossible ranks.
+
     Example:
       >>> import jax
       >>> from tensorjax import mera

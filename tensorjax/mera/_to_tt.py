@@ -40,6 +40,8 @@ def to_tt(m: MERA, *, tol: float | None = None, rank: int | Sequence[int] | None
       >>> from tensorjax import mera
       >>> mera.to_tt(mera.random(jax.random.key(0), (2,) * 6, 2)).ranks
       (1, 2, 4, 4, 4, 2, 1)
+
+    Source: ours; the layers act on a train as gates do, and it is rounded after each.
     """
     single("m", m)
     if tol is None and rank is None:

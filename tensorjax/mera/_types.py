@@ -23,6 +23,14 @@ class Wiring(NamedTuple):
       arities: sites in each block, that is, bottom legs of each isometry.
       cuts: disentangler j acts across cut ``cuts[j]``: on the last site of that block and the first
         of the next. The cut of the last block closes the ring.
+
+    Example:
+      >>> from tensorjax import mera
+      >>> wiring = mera.Wiring(arities=(2, 3), cuts=(0,))
+      >>> wiring.length, wiring.pairs, wiring.periodic
+      (5, ((1, 2),), False)
+
+    Source: ours.
     """
 
     arities: tuple[int, ...]
@@ -72,6 +80,14 @@ class Layer(NoArray):
 
     Raises:
       ValueError: shapes do not fit each other, or a site is touched twice.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tensorjax import mera
+      >>> mera.Layer([jnp.eye(4).reshape(2, 2, 2, 2)], [jnp.eye(4).reshape(2, 2, 4)] * 2)
+      Layer((2, 2, 2, 2) -> (4, 4), 1 disentanglers)
+
+    Source: Vidal (2007), see `MERA`.
     """
 
     disentanglers: tuple[jax.Array, ...]
@@ -177,8 +193,8 @@ class MERA(Scalable):
     Example:
       >>> import jax
       >>> from tensorjax import mera
-      >>> mera.random(jax.random.key(0), (2,) * 8, 3)
-      MERA(shape=(2, 2, 2, 2, 2, 2, 2, 2), layers=2, top=(3, 3), open, dtype=float32)
+      >>> mera.random(jax.random.key(0), (2,) * 8, 2)
+      MERA(shape=(2, 2, 2, 2, 2, 2, 2, 2), layers=2, top=(2, 2), open, dtype=float32)
 
     Source: G. Vidal, "Entanglement renormalization", Phys. Rev. Lett. 99, 220405 (2007).
     """
@@ -249,6 +265,12 @@ class MERA(Scalable):
 
     def astype(self, dtype: DTypeLike) -> "MERA":
         """Returns the MERA with every tensor cast to ``dtype``.
+
+        Args:
+          dtype: floating or complex.
+
+        Returns:
+          MERA of the same structure.
 
         Raises:
           TypeError: complex tensors and a real dtype; an integer dtype.

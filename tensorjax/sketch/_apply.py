@@ -71,6 +71,10 @@ def apply(p: Projection, x: Any) -> Any:
       True
       >>> sketch.apply(sketch.ttrp(jax.random.key(0), 784, 24), jax.numpy.ones((5, 784))).shape
       (5, 24)
+
+    Source: Feng, Tang, He, Zhou, Liao, "Tensor Train Random Projection", arXiv 2010.10797, for
+    `ttrp` maps: one product per mode, or per core of a train. For the others see their
+    constructors.
     """
     if not isinstance(p, Projection):
         raise TypeError(

@@ -14,14 +14,23 @@ def variance_bound(p: Projection) -> float:
     For Δ ≤ 3 it is the value at rank-one x with Gaussian entries, where it is attained: for a
     Kronecker map ∏ (1 + 2/m_k) − 1. For Δ > 3 it is attained at x with one nonzero entry.
 
+    Args:
+      p: a map, see `apply`.
+
+    Returns:
+      Python float.
+
+    Raises:
+      TypeError: ``p`` is no map.
+
     Example:
       >>> import jax
       >>> from tensorjax import sketch
       >>> key = jax.random.key(0)
       >>> sketch.variance_bound(sketch.ttrp(key, (4,) * 10, (2,) * 10))
       1023.0
-      >>> sketch.variance_bound(sketch.gaussian(key, 2**10, 2**10))
-      0.001953125
+      >>> sketch.variance_bound(sketch.gaussian(key, 64, 64))
+      0.03125
 
     Source: derived here from the moments in `variance`: each pairing is at most ‖x‖⁴.
     """

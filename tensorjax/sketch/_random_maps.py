@@ -130,14 +130,21 @@ def gaussian(
       out_shape: M, or modes whose product it is.
       dtype: floating-point type, by default JAX's.
 
+    Returns:
+      A `Dense` map.
+
     Raises:
       ValueError: the matrix would have 2³⁰ entries or more.
+      TypeError: ``key`` is not a key or ``dtype`` not floating-point.
 
     Example:
       >>> import jax
       >>> from tensorjax import sketch
       >>> sketch.gaussian(jax.random.key(0), 10_000, 24).size
       240000
+
+    Source: W. Johnson, J. Lindenstrauss, "Extensions of Lipschitz mappings into a Hilbert space",
+    Contemp. Math. 26 (1984), for the property; the variance is derived here, see `variance`.
     """
     dtype, kind = _float_dtype(dtype), law("gaussian")
     n, size, m = _sizes(in_shape, out_shape)
@@ -159,11 +166,18 @@ def sparse(
     size they exceed with probability below 10⁻¹⁵ (any beyond it would be lost).
 
     Args:
-      key, in_shape, out_shape, dtype: as for `gaussian`.
+      key: `jax.random.key`.
+      in_shape: N, or modes (n_1, …, n_d), which a tensor-train input then must have.
+      out_shape: M, or modes whose product it is.
       s: 3 for Achlioptas' map, "sqrt" for the very sparse one, s = √N; or any number ≥ 1.
+      dtype: floating-point type of the signs, by default JAX's.
+
+    Returns:
+      A `Sparse` map.
 
     Raises:
       ValueError: ``s`` < 1, or a matrix of 2³⁰ entries or more (places are int32).
+      TypeError: ``key`` is not a key or ``dtype`` not floating-point.
 
     Example:
       >>> import jax
@@ -219,8 +233,19 @@ def tt_rows(
       key: `jax.random.key`.
       in_shape: (n_1, …, n_d), or N to have it factored (and padded by zeros if need be).
       out_shape: M, or modes whose product it is.
+      distribution: of the entries: "gaussian", "rademacher" or "sparse".
       rank: R, or one rank per interior bond.
-      distribution, s, order, dtype: as for `ttrp`.
+      s: for "sparse", one entry in s is nonzero.
+      order: count d of modes, when ``in_shape`` is an int; by default as few as keep them under
+        4096, at least two.
+      dtype: floating-point type of the cores; JAX's default float if None.
+
+    Returns:
+      A `TTRows` map.
+
+    Raises:
+      ValueError: sizes or ranks below one, or an unknown distribution.
+      TypeError: ``key`` is not a key or ``dtype`` not floating-point.
 
     Example:
       >>> import jax
@@ -266,8 +291,22 @@ def cp_rows(
     Var‖f(x)‖² = (3^d/R + 2 − 3/R)‖x‖⁴/M for rank-one x and Gaussian factors, and at most that.
 
     Args:
+      key: `jax.random.key`.
+      in_shape: (n_1, …, n_d), or N to have it factored (and padded by zeros if need be).
+      out_shape: M, or modes whose product it is.
+      distribution: of the entries: "gaussian", "rademacher" or "sparse".
       rank: the count R of terms.
-      key, in_shape, out_shape, distribution, s, order, dtype: as for `tt_rows`.
+      s: for "sparse", one entry in s is nonzero.
+      order: count d of modes, when ``in_shape`` is an int; by default as few as keep them under
+        4096, at least two.
+      dtype: floating-point type of the factors; JAX's default float if None.
+
+    Returns:
+      A `CPRows` map.
+
+    Raises:
+      ValueError: sizes or ranks below one, or an unknown distribution.
+      TypeError: ``key`` is not a key or ``dtype`` not floating-point.
 
     Example:
       >>> import jax
@@ -275,7 +314,7 @@ def cp_rows(
       >>> sketch.cp_rows(jax.random.key(0), (4, 5, 6), 7, rank=2).size
       210
 
-    Source: Rakhshan and Rabusseau (2020), the map f_CP(R).
+    Source: Rakhshan and Rabusseau (2020), see `tt_rows`: the map f_CP(R).
     """
     kind, dtype = law(distribution, s), _float_dtype(dtype)
     n, in_size, m = _row_shapes(in_shape, out_shape, order)
@@ -301,8 +340,22 @@ def khatri_rao(
     ``averages`` = T adds T independent copies over √T (TRP_T), which is `cp_rows` with R = T.
 
     Args:
+      key: `jax.random.key`.
+      in_shape: (n_1, …, n_d), or N to have it factored (and padded by zeros if need be).
+      out_shape: M, or modes whose product it is.
+      distribution: of the entries: "gaussian", "rademacher" or "sparse".
       averages: the count T of copies.
-      key, in_shape, out_shape, distribution, s, order, dtype: as for `tt_rows`.
+      s: for "sparse", one entry in s is nonzero.
+      order: count d of modes, when ``in_shape`` is an int; by default as few as keep them under
+        4096, at least two.
+      dtype: floating-point type of the factors; JAX's default float if None.
+
+    Returns:
+      A `CPRows` map.
+
+    Raises:
+      ValueError: sizes or ``averages`` below one, or an unknown distribution.
+      TypeError: ``key`` is not a key or ``dtype`` not floating-point.
 
     Example:
       >>> import jax

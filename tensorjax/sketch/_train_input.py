@@ -21,11 +21,22 @@ def to_tt_matrix(p: Kronecker) -> tt.TTMatrix:
 
     If fewer than ∏ m_k rows are in use the others are zero, which doubles the interior ranks.
 
+    Args:
+      p: `Kronecker` map, as `ttrp` draws it.
+
+    Returns:
+      TTMatrix of row modes ``p.out_shape`` and column modes ``p.in_shape``.
+
+    Raises:
+      TypeError: ``p`` is another map, or none.
+
     Example:
       >>> import jax
       >>> from tensorjax import sketch
       >>> sketch.to_tt_matrix(sketch.ttrp(jax.random.key(0), (25, 25, 16), (4, 3, 2))).shape
       (24, 10000)
+
+    Source: Feng et al., arXiv 2010.10797, see `ttrp`; the mask of unused rows is ours.
     """
     if not isinstance(p, Kronecker):
         raise TypeError(f"p: expected a map from sketch.ttrp, got {type(p).__name__}")

@@ -100,6 +100,15 @@ class Projection:
       in_size: N. It may be less than ∏ n_k: the input is then padded by zeros at its end.
       out_size: M. It may be less than ∏ m_k: the first M entries are then the output.
       law: the distribution of the stored entries.
+
+    Example:
+      >>> import jax
+      >>> from tensorjax import sketch
+      >>> p = sketch.gaussian(jax.random.key(0), (8, 8), 64)
+      >>> isinstance(p, sketch.Projection), p.in_shape, p.in_size, p.out_size
+      (True, (8, 8), 64, 64)
+
+    Source: ours.
     """
 
     _array_ndim: ClassVar[int]
@@ -130,6 +139,12 @@ class Projection:
 
     def astype(self, dtype: DTypeLike) -> Self:
         """Returns the map with its stored floating-point entries cast to ``dtype``.
+
+        Args:
+          dtype: floating or complex.
+
+        Returns:
+          Map of the same type and shapes.
 
         Raises:
           TypeError: an integer dtype; entries of a map are floating-point.
@@ -184,6 +199,14 @@ class Kronecker(Projection):
 
     Attributes:
       cores: ``cores[k]`` has shape (r_{k-1}, m_k, n_k, r_k).
+
+    Example:
+      >>> import jax
+      >>> from tensorjax import sketch
+      >>> sketch.ttrp(jax.random.key(0), (25, 25, 16), (4, 3, 2))
+      Kronecker(25·25·16 → 4·3·2, rademacher)
+
+    Source: Feng, Tang, He, Zhou, Liao, arXiv 2010.10797, see `ttrp`.
     """
 
     _array_ndim: ClassVar[int] = 4
@@ -197,7 +220,19 @@ class Kronecker(Projection):
 
 @_map_type("matrix")
 class Dense(Projection):
-    """Dense random map f(x) = M^{-1/2} W x, with a stored matrix W (M, N) of iid entries."""
+    """Dense random map f(x) = M^{-1/2} W x, with a stored matrix W of iid entries.
+
+    Attributes:
+      matrix: W, of shape (M, N).
+
+    Example:
+      >>> import jax
+      >>> from tensorjax import sketch
+      >>> sketch.gaussian(jax.random.key(0), (8, 8), 64)
+      Dense(8·8 → 64, gaussian)
+
+    Source: Johnson and Lindenstrauss (1984), see `gaussian`.
+    """
 
     _array_ndim: ClassVar[int] = 2
     matrix: jax.Array
@@ -210,6 +245,14 @@ class Sparse(Projection):
     Attributes:
       index: (capacity,) int32, ascending places i N + j in S; M N where nothing is stored.
       sign: (capacity,) ±1; 0 where nothing is stored.
+
+    Example:
+      >>> import jax
+      >>> from tensorjax import sketch
+      >>> sketch.sparse(jax.random.key(0), 10_000, 24, s="sqrt")
+      Sparse(10000 → 24, sparse)
+
+    Source: Achlioptas (2003), see `sparse`.
     """
 
     _array_ndim: ClassVar[int] = 1
@@ -231,6 +274,14 @@ class TTRows(Projection):
 
     Attributes:
       cores: ``cores[k]`` has shape (M, r_{k-1}, n_k, r_k).
+
+    Example:
+      >>> import jax
+      >>> from tensorjax import sketch
+      >>> sketch.tt_rows(jax.random.key(0), (4, 5, 6), 7, rank=2)
+      TTRows(4·5·6 → 7, gaussian, ranks (2, 2))
+
+    Source: Rakhshan and Rabusseau (2020), see `tt_rows`.
     """
 
     _array_ndim: ClassVar[int] = 4
@@ -243,6 +294,14 @@ class CPRows(Projection):
 
     Attributes:
       factors: ``factors[k]`` has shape (M, T, n_k).
+
+    Example:
+      >>> import jax
+      >>> from tensorjax import sketch
+      >>> sketch.cp_rows(jax.random.key(0), (4, 5, 6), 7, rank=2).terms
+      2
+
+    Source: Rakhshan and Rabusseau (2020), see `tt_rows`.
     """
 
     _array_ndim: ClassVar[int] = 3

@@ -97,6 +97,9 @@ class TTRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
           X: array or scipy.sparse matrix (n_samples, n_features).
           y: ignored.
 
+        Returns:
+          The estimator itself.
+
         Raises:
           ValueError: a parameter is out of range, or "auto" needs more components than there are
             features although a dense map would not. If a dense map would too, no random
@@ -182,10 +185,16 @@ class TTRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         )
 
     def transform(self, X: Any) -> np.ndarray:
-        """Transforms X, dense or sparse (n_samples, n_features): projects its rows.
+        """Projects the rows of X, dense or sparse.
+
+        Args:
+          X: array or scipy.sparse matrix (n_samples, n_features_in_).
 
         Returns:
           Array (n_samples, n_components_) of the dtype of X.
+
+        Raises:
+          ValueError: another number of columns, NaN or Inf.
         """
         check_is_fitted(self)
         X = validate_data(
@@ -212,6 +221,9 @@ class TTRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
 
         Returns:
           Array (n_samples, n_features_in_) of the dtype of X.
+
+        Raises:
+          ValueError: another number of columns, NaN or Inf.
         """
         check_is_fitted(self)
         X = check_array(X, accept_sparse=["csr", "csc"], dtype=_DTYPES)  # type: ignore[arg-type]

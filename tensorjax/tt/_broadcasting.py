@@ -36,6 +36,8 @@ def broadcast_to(t: Train, shape: Shape | Sequence[Shape]) -> Train:
       >>> from tensorjax import tt
       >>> tt.broadcast_to(tt.ones((2, 1)), (2, 5)).shape
       (2, 5)
+
+    Source: ours; the rule is NumPy's.
     """
     single("t", t)
     given = _modes(t)

@@ -58,6 +58,8 @@ def random(
       >>> from tensorjax import tt
       >>> tt.random(jax.random.key(0), (4, 5, 6), 3)
       TT(shape=(4, 5, 6), ranks=(1, 3, 3, 1), dtype=float32)
+
+    Source: ours.
     """
     return TT(_random_cores(key, [(n,) for n in _check.shape("shape", shape)], rank, dtype))
 
@@ -72,11 +74,27 @@ def random_matrix(
 ) -> TTMatrix:
     """Constructs a random TT-matrix whose entries have mean 0 and variance 1; see `random`.
 
+    Args:
+      key: `jax.random.key`.
+      row_shape: row mode sizes (m_1, …, m_d).
+      col_shape: as many column mode sizes.
+      rank: one int for all bonds (cut where a bond cannot need as much), or d−1 of them.
+      dtype: floating or complex; JAX's default float if None.
+
+    Returns:
+      TTMatrix with independent normal cores of variance 1/r_k.
+
+    Raises:
+      ValueError: other numbers of row than of column modes, sizes or ranks below 1, wrong number of
+        ranks. TypeError: integer dtypes.
+
     Example:
       >>> import jax
       >>> from tensorjax import tt
       >>> tt.random_matrix(jax.random.key(0), (2, 3), (4, 5), 2).shape
       (6, 20)
+
+    Source: ours.
     """
     return TTMatrix(_random_cores(key, _mode_pairs(row_shape, col_shape), rank, dtype))
 
@@ -95,12 +113,23 @@ def _mode_pairs(row_shape: Sequence[int], col_shape: Sequence[int]) -> list[tupl
 def rank_one(vectors: Sequence[Any]) -> TT:
     """Constructs the outer product of vectors v_1 ∘ … ∘ v_d as a tensor train, TT-ranks one.
 
+    Args:
+      vectors: d arrays (n_k,), floating or complex.
+
+    Returns:
+      TT of shape (n_1, …, n_d), in the dtype that they promote to.
+
+    Raises:
+      ValueError: no vectors, or an array that is none. TypeError: integers.
+
     Example:
       >>> import jax.numpy as jnp
       >>> from tensorjax import tt
       >>> print(tt.to_dense(tt.rank_one([jnp.array([1.0, 2.0]), jnp.array([3.0, 4.0])])))
       [[3. 4.]
        [6. 8.]]
+
+    Source: ours.
     """
     arrays = [jnp.asarray(_check.inexact(f"vectors[{k}]", v)) for k, v in enumerate(vectors)]
     for k, v in enumerate(arrays):
@@ -111,13 +140,49 @@ def rank_one(vectors: Sequence[Any]) -> TT:
 
 
 def ones(shape: Sequence[int], dtype: DTypeLike | None = None) -> TT:
-    """Constructs the train whose entries are all one, TT-ranks one."""
+    """Constructs the train whose entries are all one, TT-ranks one.
+
+    Args:
+      shape: mode sizes (n_1, …, n_d).
+      dtype: floating or complex; JAX's default float if None.
+
+    Returns:
+      TT of TT-ranks one.
+
+    Raises:
+      ValueError: an empty shape, or sizes below one. TypeError: integer dtypes.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> tt.ones((2, 3))
+      TT(shape=(2, 3), ranks=(1, 1, 1), dtype=float32)
+
+    Source: ours.
+    """
     dtype = _check.inexact_dtype(dtype)
     return TT([jnp.ones((1, n, 1), dtype) for n in _check.shape("shape", shape)])
 
 
 def zeros(shape: Sequence[int], dtype: DTypeLike | None = None) -> TT:
-    """Constructs the zero train, TT-ranks one."""
+    """Constructs the zero train, TT-ranks one.
+
+    Args:
+      shape: mode sizes (n_1, …, n_d).
+      dtype: floating or complex; JAX's default float if None.
+
+    Returns:
+      TT of TT-ranks one.
+
+    Raises:
+      ValueError: an empty shape, or sizes below one. TypeError: integer dtypes.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> print(tt.to_dense(tt.zeros((3,))))
+      [0. 0. 0.]
+
+    Source: ours.
+    """
     dtype = _check.inexact_dtype(dtype)
     return TT([jnp.zeros((1, n, 1), dtype) for n in _check.shape("shape", shape)])
 
@@ -125,10 +190,22 @@ def zeros(shape: Sequence[int], dtype: DTypeLike | None = None) -> TT:
 def identity(shape: Sequence[int], dtype: DTypeLike | None = None) -> TTMatrix:
     """Constructs the identity of size ∏ n_k as a TT-matrix, TT-ranks one.
 
+    Args:
+      shape: row and column mode sizes (n_1, …, n_d).
+      dtype: floating or complex; JAX's default float if None.
+
+    Returns:
+      TTMatrix of TT-ranks one.
+
+    Raises:
+      ValueError: an empty shape, or sizes below one. TypeError: integer dtypes.
+
     Example:
       >>> from tensorjax import tt
       >>> tt.identity((2, 3)).shape
       (6, 6)
+
+    Source: ours; the identity is the Kronecker product of those of the modes.
     """
     dtype = _check.inexact_dtype(dtype)
     return TTMatrix(

@@ -25,10 +25,18 @@ def log_norm(t: TT | TTMatrix) -> jax.Array:
     Args:
       t: TT or TTMatrix.
 
+    Returns:
+      Real scalar, of the precision of ``t``.
+
+    Raises:
+      TypeError: ``t`` is no train. ValueError: it is a batch of them.
+
     Example:
       >>> from tensorjax import tt
-      >>> print(f"{tt.log_norm(tt.ones((100,) * 200)):.3f}")
-      460.517
+      >>> print(f"{tt.log_norm(tt.ones((10_000,) * 20)):.3f}")  # of a norm of 1e40
+      92.103
+
+    Source: ours.
     """
     return _log_norm(t)
 
@@ -54,10 +62,15 @@ def normalize(t: Train) -> Train:
     Returns:
       Train of the kind, shape, TT-ranks and dtype of ``t``.
 
+    Raises:
+      TypeError: ``t`` is no train. ValueError: it is a batch of them.
+
     Example:
       >>> from tensorjax import tt
-      >>> print(f"{tt.norm(tt.normalize(tt.ones((100,) * 200))):.4f}")
+      >>> print(f"{tt.norm(tt.normalize(tt.ones((10_000,) * 20))):.4f}")
       1.0000
+
+    Source: ours.
     """
     return _normalize(t)
 

@@ -49,6 +49,9 @@ def pad(t: Train, rank: int | Sequence[int]) -> Train:
       t: TT or TTMatrix.
       rank: one int for all interior bonds, or one per bond; not below the present ranks.
 
+    Returns:
+      Train of the kind, shape and dtype of ``t``, and of exactly these TT-ranks.
+
     Raises:
       ValueError: a rank is below the present one.
 
@@ -56,6 +59,8 @@ def pad(t: Train, rank: int | Sequence[int]) -> Train:
       >>> from tensorjax import tt
       >>> tt.pad(tt.ones((2, 3, 4)), 5).ranks
       (1, 5, 5, 1)
+
+    Source: ours.
     """
     single("t", t)
     present = t.ranks[1:-1]
@@ -101,13 +106,21 @@ def _alive(t: TT | TTMatrix) -> list[Any]:
 def effective_ranks(t: TT | TTMatrix) -> tuple[Any, ...]:
     """Returns the TT-ranks that remain when zero-padding is dropped; see `trim`.
 
+    Args:
+      t: TT or TTMatrix.
+
     Returns:
       (1, r_1, …, r_{d−1}, 1): Python ints, or traced integers under jit.
+
+    Raises:
+      TypeError: ``t`` is no train. ValueError: it is a batch of them.
 
     Example:
       >>> from tensorjax import tt
       >>> tt.effective_ranks(tt.pad(tt.ones((2, 3)), 4))
       (1, 1, 1)
+
+    Source: ours.
     """
     single("t", t)
     counts = [a.sum() for a in _alive(t)]
@@ -118,6 +131,12 @@ def effective_ranks(t: TT | TTMatrix) -> tuple[Any, ...]:
 def trim(t: Train) -> Train:
     """Trims zero-padded bond indices of a train; outside jit only, for shapes change.
 
+    Args:
+      t: TT or TTMatrix, as `pad` or rounding with both ``tol`` and ``rank`` make them.
+
+    Returns:
+      Train of the same entries, whose TT-ranks are those of `effective_ranks`.
+
     Raises:
       TypeError: under a JAX transformation.
 
@@ -125,6 +144,8 @@ def trim(t: Train) -> Train:
       >>> from tensorjax import tt
       >>> tt.trim(tt.pad(tt.ones((2, 3)), 4)).ranks
       (1, 1, 1)
+
+    Source: ours; a bond index stays if a path of non-zero entries through all cores meets it.
     """
     single("t", t)
     if _check.is_traced(t):

@@ -52,6 +52,13 @@ def hadamard(
       key: of the random sketches; a fixed draw if None.
       oversample: columns of the sketches above ``rank``; see `round`.
 
+    Returns:
+      Train of the kind and shape of both, in the promoted dtype: of TT-ranks r_k s_k, or as asked.
+
+    Raises:
+      TypeError: not two trains of one kind, or ``tol`` alone under a JAX transformation.
+      ValueError: shapes differ; with ``tol`` or ``rank`` also impossible ones, NaN or Inf.
+
     Example:
       >>> from tensorjax import tt
       >>> two = tt.scale(tt.ones((2, 3)), 2.0)
@@ -147,10 +154,18 @@ def matmul(
       key: of the random sketches; a fixed draw if None.
       oversample: columns of the sketches above ``rank``; see `round`.
 
+    Returns:
+      TTMatrix of ``row_shape`` that of ``a`` and ``col_shape`` that of ``b``.
+
+    Raises:
+      TypeError: wrong kinds. ValueError: the shapes do not match.
+
     Example:
       >>> from tensorjax import tt
       >>> tt.matmul(tt.identity((2, 3)), tt.identity((2, 3))).shape
       (6, 6)
+
+    Source: Oseledets (2011), section 4.3; for the rounding, see `linear_combination`.
     """
     if not isinstance(a, TTMatrix) or not isinstance(b, TTMatrix):
         raise TypeError(f"expected two TTMatrix, got {type(a).__name__}, {type(b).__name__}")

@@ -25,6 +25,14 @@ class QuanticsGrid(NamedTuple):
       interleaved: whether digits of one significance stand together, (x_0, y_0, x_1, y_1, …); else
         dimensions follow each other, (x_0, x_1, …, y_0, y_1, …).
       endpoint: whether ``high`` is a point of the grid.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> grid = tt.quantics_grid(0.0, 1.0, bits=3)
+      >>> grid.shape, grid.points, grid.spacing, grid.coordinates([1, 0, 0])
+      ((2, 2, 2), 8, (0.125,), array([0.5]))
+
+    Source: Khoromskij (2011), see `quantics_grid`.
     """
 
     low: tuple[float, ...]
@@ -56,21 +64,49 @@ class QuanticsGrid(NamedTuple):
         return tuple((b - a) / steps for a, b in zip(self.low, self.high, strict=True))
 
     def index(self, digits: ArrayLike) -> np.ndarray:
-        """Converts quantics digits (…, dims·bits) to grid indices; see `quantics_to_index`."""
+        """Converts quantics digits to grid indices; see `quantics_to_index`.
+
+        Args:
+          digits: integers (…, dims·bits), each in [0, base).
+
+        Returns:
+          NumPy integers (…, dims).
+        """
         return quantics_to_index(
             digits, dims=self.dims, base=self.base, interleaved=self.interleaved
         )
 
     def digits(self, index: ArrayLike) -> np.ndarray:
-        """Converts grid indices (…, dims) to quantics digits; see `index_to_quantics`."""
+        """Converts grid indices to quantics digits; see `index_to_quantics`.
+
+        Args:
+          index: integers (…, dims), each in [0, base^bits).
+
+        Returns:
+          NumPy integers (…, dims·bits).
+        """
         return index_to_quantics(index, self.bits, base=self.base, interleaved=self.interleaved)
 
     def coordinates(self, digits: ArrayLike) -> np.ndarray:
-        """Converts quantics digits (…, dims·bits) to coordinates (…, dims)."""
+        """Converts quantics digits to coordinates of the grid's points.
+
+        Args:
+          digits: integers (…, dims·bits), each in [0, base).
+
+        Returns:
+          NumPy float64 coordinates (…, dims).
+        """
         return np.asarray(self.low) + self.index(digits) * np.asarray(self.spacing)
 
     def nearest(self, x: ArrayLike) -> np.ndarray:
-        """Returns digits (…, dims·bits) of the quantics grid's points nearest to x."""
+        """Finds the points of the quantics grid nearest to given coordinates.
+
+        Args:
+          x: coordinates (…, dims); those outside of the grid are moved to its ends.
+
+        Returns:
+          NumPy integers (…, dims·bits), the digits of the points.
+        """
         steps = (np.asarray(x, float) - np.asarray(self.low)) / np.asarray(self.spacing)
         return self.digits(np.clip(np.rint(steps), 0, self.points - 1).astype(np.int64))
 
@@ -137,8 +173,18 @@ def index_to_quantics(
 ) -> np.ndarray:
     """Converts grid indices (…, dims) to quantics digits, most significant first.
 
+    Args:
+      index: integers (…, dims), each in [0, base^bits).
+      bits: digits a dimension.
+      base: of the digits.
+      interleaved: whether digits of one significance stand together, (x_0, y_0, x_1, y_1, …); else
+        dimensions follow each other.
+
+    Returns:
+      NumPy integers (…, dims·bits).
+
     Raises:
-      ValueError: an index outside [0, base^bits).
+      ValueError: an index outside [0, base^bits), or one that is no integer array.
 
     Example:
       >>> from tensorjax import tt
@@ -146,6 +192,8 @@ def index_to_quantics(
       [[1 0 1 0 0 1]]
       >>> print(tt.index_to_quantics([[6, 1]], bits=3, interleaved=False))
       [[1 1 0 0 0 1]]
+
+    Source: Khoromskij (2011), see `quantics_grid`.
     """
     index = _integers("index", index)
     bits = _check.integer("bits", bits, low=1)
@@ -164,6 +212,15 @@ def quantics_to_index(
 ) -> np.ndarray:
     """Converts quantics digits (…, dims·bits), most significant first, to grid indices.
 
+    Args:
+      digits: integers (…, dims·bits), each in [0, base).
+      dims: dimensions of the grid.
+      base: of the digits.
+      interleaved: whether digits of one significance stand together; see `index_to_quantics`.
+
+    Returns:
+      NumPy integers (…, dims).
+
     Raises:
       ValueError: a last axis that ``dims`` does not divide, or digits outside [0, base).
 
@@ -171,6 +228,8 @@ def quantics_to_index(
       >>> from tensorjax import tt
       >>> print(tt.quantics_to_index([[1, 0, 1, 0, 0, 1]], dims=2))
       [[6 1]]
+
+    Source: Khoromskij (2011), see `quantics_grid`.
     """
     digits = _integers("digits", digits)
     dims = _check.integer("dims", dims, low=1)

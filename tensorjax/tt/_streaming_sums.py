@@ -29,6 +29,15 @@ class Stream(NamedTuple):
       mixes: the random orthogonal matrix of each.
       cores: Ψ_k (l_{k−1}, n_k, r_k): both sketches around mode k.
       bonds: Ω_k (l_k, r_k): both sketches at bond k.
+
+    Example:
+      >>> import jax
+      >>> from tensorjax import tt
+      >>> s = tt.stream(jax.random.key(0), (4, 5, 6), 4)
+      >>> [c.shape[1] for c in s.cores], [b.shape[1] for b in s.bonds]
+      ([4, 5, 6], [4, 4])
+
+    Source: Kressner, Vandereycken, Voorhaar (2023), see `stream`.
     """
 
     draws: tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]
@@ -52,6 +61,12 @@ def stream(
       rank: TT-ranks of the sum to be taken, one int (cut where a bond cannot need as much) or one
         per interior bond; a few more than it needs, for accuracy.
       dtype: floating or complex; JAX's default float if None.
+
+    Returns:
+      `Stream`, an empty sum.
+
+    Raises:
+      ValueError: an empty shape, sizes or ranks below 1, wrong number of ranks.
 
     Example:
       >>> import jax
@@ -101,9 +116,21 @@ def stream_add(
         `linear_combination`, products are not materialised.
       weight: scalar.
 
+    Returns:
+      `Stream` of the same shapes.
+
     Raises:
       TypeError: a term of another kind, or a complex one in a real stream.
       ValueError: another shape, NaN or Inf.
+
+    Example:
+      >>> import jax
+      >>> from tensorjax import tt
+      >>> s = tt.stream_add(tt.stream(jax.random.key(0), (4, 5, 6), 4), tt.ones((4, 5, 6)), 2.0)
+      >>> print(f"{tt.stream_train(s)[0, 0, 0]:.3f}")
+      2.000
+
+    Source: Kressner, Vandereycken, Voorhaar (2023), see `stream`.
     """
     trains = term_of("term", term)
     shape = tuple(c.shape[1] for c in state.cores)
@@ -158,6 +185,21 @@ def stream_train(state: Stream) -> TT:
 
     Exact up to roundoff if the sum has at most those ranks, else a few times the best error;
     `round` removes ranks that were not needed.
+
+    Args:
+      state: Stream.
+
+    Returns:
+      TT of the shape, ranks and dtype that `stream` was given.
+
+    Example:
+      >>> import jax
+      >>> from tensorjax import tt
+      >>> s = tt.stream_add(tt.stream(jax.random.key(0), (4, 5, 6), 4), tt.ones((4, 5, 6)))
+      >>> tt.stream_train(s).ranks
+      (1, 4, 4, 1)
+
+    Source: Kressner, Vandereycken, Voorhaar (2023), see `stream`; pseudo-inverses by SVD.
     """
     cores = [state.cores[0]]
     for bond, core in zip(state.bonds, state.cores[1:], strict=True):

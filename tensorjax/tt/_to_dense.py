@@ -30,11 +30,22 @@ def _by_modes(out: Any, arguments: Any) -> list[Any]:
 def to_dense(t: TT | TTMatrix) -> jax.Array:
     """Returns a train's dense array: (n_1, …, n_d) of a TT, (∏ m_k, ∏ n_k) of a TTMatrix.
 
+    Args:
+      t: TT or TTMatrix.
+
+    Returns:
+      Array in the dtype of ``t``.
+
+    Raises:
+      TypeError: ``t`` is no train. ValueError: it is a batch of them.
+
     Example:
       >>> from tensorjax import tt
       >>> print(tt.to_dense(tt.identity((2,))))
       [[1. 0.]
        [0. 1.]]
+
+    Source: Oseledets (2011), eq. (1.3). Ours: cores are multiplied from both ends, kept in range.
     """
     single("t", t)
     return _to_dense(t, not _is_tame(t))

@@ -50,17 +50,23 @@ def add(x: Tucker, y: Tucker) -> Tucker:
 
     Args:
       x: Tucker.
-      y: Tucker of the same shape.
+      y: Tucker of the same shape. If one core is dense, so is the other made.
+
+    Returns:
+      Tucker of multilinear ranks s_k + t_k, in the promoted dtype.
 
     Raises:
       TypeError: an argument is no Tucker.
       ValueError: the shapes differ.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> t = Tucker(jnp.ones((1, 1)), [jnp.ones((2, 1)), jnp.ones((3, 1))])
-      >>> add(t, t).ranks
-      (2, 2)
+      >>> import jax
+      >>> from tensorjax import tucker
+      >>> t = tucker.random(jax.random.key(0), (4, 5), 2)
+      >>> tucker.add(t, t).ranks
+      (4, 4)
+
+    Source: ours; the direct sum of the cores.
     """
     return _add(*aligned(x, y))
 
@@ -89,15 +95,20 @@ def scale(t: Tucker, factor: Scalar) -> Tucker:
       t: Tucker.
       factor: a number of Python, NumPy or JAX; the dtype is that which an array would have.
 
+    Returns:
+      Tucker of the shape, ranks and kind of core of ``t``.
+
     Raises:
       TypeError: no Tucker, or no number. ValueError: an array with axes.
 
     Example:
       >>> import jax.numpy as jnp
       >>> from tensorjax import tucker
-      >>> t = Tucker(jnp.ones((1,)), [jnp.ones((2, 1))])
-      >>> print(tucker.to_dense(scale(t, 3.0)))
+      >>> t = tucker.Tucker(jnp.ones((1,)), [jnp.ones((2, 1))])
+      >>> print(tucker.to_dense(tucker.scale(t, 3.0)))
       [3. 3.]
+
+    Source: ours.
     """
     kind("t", t)
     return multiplied(t, factor)
@@ -116,19 +127,43 @@ def real(t: Tucker) -> Tucker:
     Returns:
       Tucker of real dtype, ``t`` itself if it is real.
 
+    Raises:
+      TypeError: ``t`` is no Tucker.
+
     Example:
       >>> import jax.numpy as jnp
       >>> from tensorjax import tucker
-      >>> t = Tucker(jnp.ones((1, 1)), [jnp.ones((2, 1)), jnp.ones((3, 1))])
-      >>> print(real((2 + 1j) * t).ranks, tucker.to_dense(imag((2 + 1j) * t))[0, 0])
-      (2, 2) 1.0
+      >>> t = tucker.Tucker(jnp.ones((1, 1)), [jnp.ones((2, 1)), jnp.ones((3, 1))])
+      >>> print(tucker.real((2 + 1j) * t).ranks, tucker.to_dense(tucker.real((2 + 1j) * t))[0, 0])
+      (2, 2) 2.0
+
+    Source: ours.
     """
     kind("t", t)
     return _part(t, False) if jnp.issubdtype(t.dtype, jnp.complexfloating) else t
 
 
 def imag(t: Tucker) -> Tucker:
-    """Returns the imaginary part of a Tucker tensor, exact as `real`; zeros where ``t`` is real."""
+    """Returns the imaginary part of a Tucker tensor, exact as `real`; zeros where ``t`` is real.
+
+    Args:
+      t: Tucker.
+
+    Returns:
+      Tucker of real dtype: of ranks 2 s_k, or one if ``t`` is real.
+
+    Raises:
+      TypeError: ``t`` is no Tucker.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tensorjax import tucker
+      >>> t = tucker.Tucker(jnp.ones((1, 1)), [jnp.ones((2, 1)), jnp.ones((3, 1))])
+      >>> print(tucker.to_dense(tucker.imag((2 + 1j) * t))[0, 0])
+      1.0
+
+    Source: ours; see `real`.
+    """
     kind("t", t)
     return _part(t, True) if jnp.issubdtype(t.dtype, jnp.complexfloating) else 0 * ones_like(t)
 
@@ -155,7 +190,25 @@ def _part(t: Tucker, imaginary: bool) -> Tucker:
 
 @placed
 def ones_like(t: Tucker) -> Tucker:
-    """Returns the Tucker tensor of ones, of rank one, with shape, dtype and kind of core of t."""
+    """Returns the Tucker tensor of ones, of rank one, with shape, dtype and kind of core of t.
+
+    Args:
+      t: Tucker.
+
+    Returns:
+      Tucker of multilinear ranks one.
+
+    Raises:
+      TypeError: ``t`` is no Tucker.
+
+    Example:
+      >>> import jax
+      >>> from tensorjax import tucker
+      >>> tucker.ones_like(tucker.random(jax.random.key(0), (4, 5), 2))
+      Tucker(shape=(4, 5), ranks=(1, 1), core=dense, dtype=float32)
+
+    Source: ours.
+    """
     kind("t", t)
     ones = t.core.namespace.ones if isinstance(t.core, TT) else jnp.ones
     core = ones((1,) * t.order, t.dtype)
@@ -173,14 +226,19 @@ def pad(
       rank: one int for all modes, or one per mode; not below the present ranks.
       core_rank: for a train core, its TT-ranks likewise; None keeps them.
 
+    Returns:
+      Tucker of the same entries and of exactly these ranks.
+
     Raises:
       ValueError: a rank is below the present one, or ``core_rank`` is given for a dense core.
 
     Example:
-      >>> import jax.numpy as jnp
-      >>> t = Tucker(jnp.ones((1, 1)), [jnp.ones((2, 1)), jnp.ones((3, 1))])
-      >>> pad(t, 2).ranks
-      (2, 2)
+      >>> import jax
+      >>> from tensorjax import tucker
+      >>> tucker.pad(tucker.random(jax.random.key(0), (4, 5), 2), 3).ranks
+      (3, 3)
+
+    Source: ours.
     """
     one("t", t)
     check_core_rank(t, core_rank)
@@ -213,14 +271,23 @@ def orthogonalize(t: Tucker) -> Tucker:
 
     Where a dense core cannot hold the norm in the dtype, all arrays share it by powers of two.
 
+    Args:
+      t: Tucker.
+
     Returns:
       Tucker whose multilinear ranks are those of ``t``, or n_k where they were larger.
 
+    Raises:
+      TypeError: ``t`` is no Tucker.
+
     Example:
       >>> import jax.numpy as jnp
-      >>> t = orthogonalize(Tucker(jnp.ones((1, 1)), [jnp.ones((4, 1)), jnp.ones((9, 1))]))
-      >>> print(f"{abs(t.core[0, 0]):.4f}")
+      >>> from tensorjax import tucker
+      >>> t = tucker.Tucker(jnp.ones((1, 1)), [jnp.ones((4, 1)), jnp.ones((9, 1))])
+      >>> print(f"{abs(tucker.orthogonalize(t).core[0, 0]):.4f}")
       6.0000
+
+    Source: ours; QR factorisations of the factors.
     """
     one("t", t)
     return _orthogonalize(t)

@@ -44,6 +44,8 @@ def random(
       >>> from tensorjax import tucker
       >>> tucker.random(jax.random.key(0), (4, 5, 6), 3)
       Tucker(shape=(4, 5, 6), ranks=(3, 3, 3), core=dense, dtype=float32)
+
+    Source: ours.
     """
     shape = _check.shape("shape", shape)
     ranks = _check.bond_ranks(rank, shape, place="mode")

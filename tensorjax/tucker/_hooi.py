@@ -23,6 +23,15 @@ class FitInfo(NamedTuple):
         sweeps did not suffice: raise ``max_sweeps``.
       error: ‖x − result‖ / ‖x‖ over the entries that the mask keeps.
       sweeps: over all modes.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tensorjax import tucker
+      >>> t, info = tucker.hooi(jnp.ones((3, 4)), rank=1)
+      >>> info.status, info.error < 1e-6
+      ('converged', True)
+
+    Source: ours.
     """
 
     status: Literal["converged", "max_sweeps"]

@@ -43,8 +43,13 @@ def from_dense(
     """Decomposes a dense array by the sequentially truncated higher-order SVD (ST-HOSVD).
 
     Args:
-      x, tol, method, key: as for `tensorjax.tt.from_dense`.
+      x: (n_1, …, n_d), d ≥ 1, floating or complex.
+      tol: ‖x − result‖_F ≤ tol·‖x‖_F, guaranteed, for tol ≥ 10 eps. Alone it picks the ranks,
+        outside jit. With ``rank``, shapes are those of ``rank`` and what ``tol`` discards is zero.
       rank: one int for all modes (cut at n_k) or one per mode. Static: jit, vmap, grad work.
+      method: "auto", "svd", "gram" or "randomized" for the truncated SVDs; see
+        `tensorjax.linalg.choose`.
+      key: for "randomized"; a fixed draw if None.
 
     Returns:
       Tucker with a dense core and orthonormal factors; a norm that the core cannot hold in the
@@ -52,11 +57,13 @@ def from_dense(
       mode.
 
     Raises:
-      TypeError, ValueError: as of `tensorjax.tt.from_dense`.
+      TypeError: integer data, or ``tol`` alone under a JAX transformation.
+      ValueError: neither tol nor rank, tol < 10 eps, impossible ranks, NaN or Inf.
 
     Example:
       >>> import jax.numpy as jnp
-      >>> from_dense(jnp.ones((3, 4, 5)), rank=2).ranks
+      >>> from tensorjax import tucker
+      >>> tucker.from_dense(jnp.ones((3, 4, 5)), rank=2).ranks
       (2, 2, 2)
 
     Source: N. Vannieuwenhoven, R. Vandebril, K. Meerbergen, "A new truncation strategy for the

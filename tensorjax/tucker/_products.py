@@ -44,8 +44,8 @@ def hadamard(
     Example:
       >>> import jax.numpy as jnp
       >>> from tensorjax import tucker
-      >>> t = Tucker(2 * jnp.ones((1, 1)), [jnp.ones((2, 1)), jnp.ones((3, 1))])
-      >>> print(tucker.to_dense(t * t)[0])
+      >>> t = tucker.Tucker(2 * jnp.ones((1, 1)), [jnp.ones((2, 1)), jnp.ones((3, 1))])
+      >>> print(tucker.to_dense(tucker.hadamard(t, t))[0])
       [4. 4. 4.]
 
     Source: N. Lee, A. Cichocki, "Fundamental tensor operations for large-scale data analysis using
@@ -111,8 +111,9 @@ def mode_product(t: Tucker, matrix: ArrayLike, mode: int) -> Tucker:
 
     Example:
       >>> import jax.numpy as jnp
-      >>> t = Tucker(jnp.ones((1, 1)), [jnp.ones((2, 1)), jnp.ones((3, 1))])
-      >>> mode_product(t, jnp.ones((5, 3)), 1).shape
+      >>> from tensorjax import tucker
+      >>> t = tucker.Tucker(jnp.ones((1, 1)), [jnp.ones((2, 1)), jnp.ones((3, 1))])
+      >>> tucker.mode_product(t, jnp.ones((5, 3)), 1).shape
       (2, 5)
 
     Source: T. Kolda, B. Bader, "Tensor decompositions and applications", SIAM Rev. 51 (2009),

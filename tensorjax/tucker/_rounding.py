@@ -65,8 +65,9 @@ def round(
 
     Example:
       >>> import jax.numpy as jnp
-      >>> t = Tucker(jnp.ones((1, 1)), [jnp.ones((4, 1)), jnp.ones((9, 1))])
-      >>> round(t + t, tol=1e-5).ranks
+      >>> from tensorjax import tucker
+      >>> t = tucker.Tucker(jnp.ones((1, 1)), [jnp.ones((4, 1)), jnp.ones((9, 1))])
+      >>> tucker.round(t + t, tol=1e-5).ranks
       (1, 1)
 
     Source: Vannieuwenhoven, Vandebril, Meerbergen (2012), algorithm 1, on the core; for a train

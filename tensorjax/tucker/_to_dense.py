@@ -25,11 +25,22 @@ def _with_dense_core(t: Tucker) -> Tucker:
 def to_dense(t: Tucker) -> jax.Array:
     """Contracts a Tucker tensor to a dense array of shape (n_1, …, n_d).
 
+    Args:
+      t: Tucker.
+
+    Returns:
+      Array in the dtype of ``t``.
+
+    Raises:
+      TypeError: ``t`` is no Tucker. ValueError: it is a batch of them.
+
     Example:
       >>> import jax.numpy as jnp
-      >>> print(to_dense(Tucker(jnp.ones((1, 1)), [jnp.ones((2, 1)), jnp.ones((2, 1))])))
-      [[1. 1.]
-       [1. 1.]]
+      >>> from tensorjax import tucker
+      >>> print(tucker.to_dense(tucker.Tucker(jnp.ones((1,)), [jnp.ones((2, 1))])))
+      [1. 1.]
+
+    Source: ours; the definition, in the order of products that `tensorjax.contract` plans.
     """
     one("t", t)
     return _to_dense(t)

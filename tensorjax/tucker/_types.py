@@ -123,6 +123,12 @@ class Tucker(Summable):
     def astype(self, dtype: DTypeLike) -> "Tucker":
         """Returns the Tucker tensor with core and factors cast to ``dtype``.
 
+        Args:
+          dtype: floating or complex.
+
+        Returns:
+          Tucker of the same shape and ranks.
+
         Raises:
           TypeError: complex arrays and a real dtype, see `tensorjax.tucker.real`; an integer dtype.
         """

@@ -18,7 +18,24 @@ Train = TypeVar("Train", TT, TTMatrix)
 
 @placed
 def zeros_like(x: Train) -> Train:
-    """Creates the zero train, TT-ranks one, of the kind, shape and dtype of ``x``, as in NumPy."""
+    """Creates the zero train, TT-ranks one, of the kind, shape and dtype of ``x``, as in NumPy.
+
+    Args:
+      x: TT or TTMatrix, or a batch of them.
+
+    Returns:
+      Train of TT-ranks one.
+
+    Raises:
+      TypeError: ``x`` is no train.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> tt.zeros_like(tt.unit((4, 5), (1, 2)))
+      TT(shape=(4, 5), ranks=(1, 1, 1), dtype=float32)
+
+    Source: ours.
+    """
     known("x", x)
     return 0 * ones_like(x)
 
@@ -33,6 +50,9 @@ def ones_matrix(
       col_shape: as many column mode sizes.
       dtype: floating or complex; JAX's default float if None.
 
+    Returns:
+      TTMatrix of TT-ranks one.
+
     Raises:
       ValueError: other numbers of modes, or sizes below one. TypeError: integer dtypes.
 
@@ -40,6 +60,8 @@ def ones_matrix(
       >>> from tensorjax import tt
       >>> tt.ones_matrix((2, 3), (4, 1)).shape
       (6, 4)
+
+    Source: ours.
     """
     return _constant_matrix(np.ones, row_shape, col_shape, dtype)
 
@@ -47,12 +69,25 @@ def ones_matrix(
 def zeros_matrix(
     row_shape: Sequence[int], col_shape: Sequence[int], dtype: DTypeLike | None = None
 ) -> TTMatrix:
-    """Creates the zero TT-matrix, TT-ranks one; arguments and errors are those of `ones_matrix`.
+    """Creates the zero TT-matrix, TT-ranks one.
+
+    Args:
+      row_shape: row mode sizes (m_1, …, m_d).
+      col_shape: as many column mode sizes.
+      dtype: floating or complex; JAX's default float if None.
+
+    Returns:
+      TTMatrix of TT-ranks one.
+
+    Raises:
+      ValueError: other numbers of modes, or sizes below one. TypeError: integer dtypes.
 
     Example:
       >>> from tensorjax import tt
       >>> print(tt.norm(tt.zeros_matrix((2, 3), (4, 1))))
       0.0
+
+    Source: ours.
     """
     return _constant_matrix(np.zeros, row_shape, col_shape, dtype)
 
@@ -66,18 +101,24 @@ def unit(shape: Sequence[int], index: Sequence[int], dtype: DTypeLike | None = N
     """Creates the one-hot train, one at a multi-index and zero elsewhere; TT-ranks one.
 
     Args:
-      shape: mode sizes.
+      shape: mode sizes (n_1, …, n_d).
       index: one integer per mode, negative ones count from the end.
-      dtype: float32, or float64 where JAX has 64-bit types, if None.
+      dtype: floating or complex; JAX's default float if None.
+
+    Returns:
+      TT of TT-ranks one.
 
     Raises:
       ValueError: an index out of range, or too many or few.
+      TypeError: indices that are no integers, or an integer dtype.
 
     Example:
       >>> from tensorjax import tt
       >>> print(tt.to_dense(tt.unit((2, 3), (1, -1))))
       [[0. 0. 0.]
        [0. 0. 1.]]
+
+    Source: ours.
     """
     shape = _check.shape("shape", shape)
     at = _check.indices(np.asarray(index), shape)
@@ -94,6 +135,9 @@ def meshgrid(*vectors: ArrayLike) -> list[TT]:
     Returns:
       d trains of shape (n_1, …, n_d); the k-th has the entries vectors[k][i_k].
 
+    Raises:
+      ValueError: no vectors, or an array that is none. TypeError: integers.
+
     Example:
       >>> import jax.numpy as jnp
       >>> from tensorjax import tt
@@ -101,6 +145,8 @@ def meshgrid(*vectors: ArrayLike) -> list[TT]:
       >>> print(tt.to_dense(x + y))
       [[0. 1. 2.]
        [1. 2. 3.]]
+
+    Source: ours.
     """
     if not vectors:
         raise ValueError("vectors: expected one or more vectors, got none")
@@ -120,10 +166,18 @@ def pad_modes(t: TT, widths: Sequence[tuple[int, int]]) -> TT:
       t: TT.
       widths: (before, after) per mode.
 
+    Returns:
+      TT of the TT-ranks of ``t``, whose k-th mode has size before + n_k + after.
+
+    Raises:
+      ValueError: another number of pairs than modes, or negative widths.
+
     Example:
       >>> from tensorjax import tt
       >>> print(tt.to_dense(tt.pad_modes(tt.ones((2,)), [(1, 0)])))
       [0. 1. 1.]
+
+    Source: ours.
     """
     single("t", t, TT)
     if len(widths) != t.order:

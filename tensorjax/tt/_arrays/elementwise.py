@@ -46,6 +46,8 @@ def map(
       >>> root, info = tt.map(np.sqrt, x, tol=1e-5, key=jax.random.key(0))
       >>> info.status, bool(abs(root[4, 4, 4] - 8**0.5) < 1e-4)
       ('converged', True)
+
+    Source: ours; the entries of the trains are what `cross` asks for, whose sources it names.
     """
     given = _common(trains)
     if isinstance(given[0], TTMatrix):
@@ -106,6 +108,8 @@ def divide(
       >>> one, info = tt.divide(x, x, tol=1e-5, key=jax.random.key(0))
       >>> info.status, one.ranks
       ('converged', (1, 1, 1, 1))
+
+    Source: ours; the quotients are what `cross` asks for, whose sources it names.
     """
 
     def quotient(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -29,6 +29,13 @@ class ExtremumInfo(NamedTuple):
       status: "certified", no entry is beyond the value found, but for roundoff; or "searched", none
         was found, and ``bound`` says how far beyond it one could be.
       bound: a number that no entry is beyond: at least the largest, or at most the smallest one.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> tt.argmax(tt.unit((4, 5, 6), (1, 2, 3)))[2]
+      ExtremumInfo(status='certified', bound=1.0)
+
+    Source: ours.
     """
 
     status: Literal["certified", "searched"]
@@ -75,13 +82,24 @@ def argmin(
 ) -> tuple[jax.Array, tuple[Any, ...], ExtremumInfo]:
     """Finds the smallest entry of a real train: value, multi-index and certificate.
 
-    As `argmax`, whose arguments, results and errors it has; ``bound`` is a lower one.
+    Args:
+      t: TT or TTMatrix of real dtype, outside of transformations.
+      candidates: partial multi-indices kept per mode; more find more, and certify more.
+
+    Returns:
+      (value, index, `ExtremumInfo`) as of `argmax`; no entry is below ``bound``.
+
+    Raises:
+      TypeError: a complex train, or a traced one. ValueError: NaN or Inf, or no candidates.
 
     Example:
       >>> from tensorjax import tt
       >>> value, index, info = tt.argmin(tt.unit((4, 5, 6), (1, 2, 3)) * -2.0 + 1)
       >>> print(value, index, info.status)
       -1.0 (1, 2, 3) certified
+
+    Source: A. Chertkov et al., "Optimization of functions given in the tensor train format", arXiv
+    2209.14808, with the departures named in `argmax`, here for −t.
     """
     return _extremum(t, candidates, -1.0)
 

@@ -52,6 +52,8 @@ def sum(t: TT | TTMatrix, axis: Axis = None, *, keepdims: bool = False) -> Any:
       >>> t = tt.ones((2, 3, 4))
       >>> print(tt.sum(t), tt.sum(t, axis=1).shape)
       24.0 (2, 4)
+
+    Source: Oseledets (2011), section 4.2: a contraction with vectors of ones.
     """
     single("t", t)
     if keepdims:
@@ -74,10 +76,18 @@ def mean(t: TT | TTMatrix, axis: Axis = None, *, keepdims: bool = False) -> Any:
       axis: modes to average over; None for all.
       keepdims: whether these modes stay, of size one, and with them the kind of ``t``.
 
+    Returns:
+      TT of the modes that remain, or a scalar, in the dtype of ``t``.
+
+    Raises:
+      ValueError: a mode out of range, or given twice.
+
     Example:
       >>> from tensorjax import tt
       >>> print(tt.mean(tt.ones((10,) * 40)))
       1.0
+
+    Source: ours; a contraction with vectors of equal powers of two, whose product is exact.
     """
     single("t", t)
     if keepdims:
@@ -111,11 +121,16 @@ def var(t: TT | TTMatrix, axis: Axis = None, *, keepdims: bool = False) -> Any:
       A real scalar, accurate to roundoff of the deviation, not of the mean; or a TT of ranks
       (r + r')², r' those of the mean, which `round` brings down.
 
+    Raises:
+      ValueError: a mode out of range, or given twice.
+
     Example:
       >>> import jax.numpy as jnp
       >>> from tensorjax import tt
       >>> print(f"{tt.var(tt.rank_one([jnp.array([1.0, 3.0]), jnp.ones(5)])):.3f}")
       1.000
+
+    Source: ours; over all modes it is a squared `distance` from the mean, in which nothing cancels.
     """
     single("t", t)
     if keepdims:
@@ -139,10 +154,18 @@ def cumsum(t: Train, axis: int) -> Train:
       t: TT; or TTMatrix, down its rows or along its columns: the TT-ranks double then.
       axis: the mode; of a TTMatrix 0, the rows, or 1, the columns.
 
+    Returns:
+      Train of the kind and shape of ``t``; the TT-ranks of a TT stay.
+
+    Raises:
+      ValueError: a mode out of range.
+
     Example:
       >>> from tensorjax import tt
       >>> print(tt.to_dense(tt.cumsum(tt.ones((4,)), 0)))
       [1. 2. 3. 4.]
+
+    Source: ours; TT-matrices are multiplied by the triangle of ones, of TT-rank 2.
     """
     single("t", t)
     k = _mode(axis, t.ndim)
@@ -161,6 +184,9 @@ def mode_product(t: TT, matrix: ArrayLike, mode: int) -> TT:
       t: TT.
       matrix: (m, n_k), which makes the mode of size n_k one of size m.
       mode: k; negative ones count from the end.
+
+    Returns:
+      TT of the TT-ranks of ``t``, whose mode ``mode`` has size m, in the promoted dtype.
 
     Raises:
       ValueError: the matrix has another number of columns.
@@ -202,6 +228,8 @@ def tensordot(x: TT, y: TT, axes: int | tuple[Any, Any] = 2) -> Any:
       >>> from tensorjax import tt
       >>> tt.tensordot(tt.ones((2, 3, 4)), tt.ones((3, 4, 5)), 2).shape
       (2, 5)
+
+    Source: ours; of neighbouring modes as in Oseledets (2011), section 4.2, after `permute`.
     """
     single("x", x, TT)
     single("y", y, TT)
@@ -218,6 +246,12 @@ def tensordot(x: TT, y: TT, axes: int | tuple[Any, Any] = 2) -> Any:
 def trace(a: TTMatrix) -> jax.Array:
     """Computes the trace of a square TT-matrix, a scalar.
 
+    Args:
+      a: TTMatrix with equal row and column modes.
+
+    Returns:
+      Scalar in the dtype of ``a``.
+
     Raises:
       ValueError: row and column modes differ.
 
@@ -225,6 +259,8 @@ def trace(a: TTMatrix) -> jax.Array:
       >>> from tensorjax import tt
       >>> print(tt.trace(tt.identity((2, 3))))
       6.0
+
+    Source: ours; the sum of `diagonal`.
     """
     return sum(diagonal(a))
 
@@ -233,6 +269,12 @@ def trace(a: TTMatrix) -> jax.Array:
 def diagonal(a: TTMatrix) -> TT:
     """Returns the diagonal of a square TT-matrix, as a TT of its row modes, as in NumPy.
 
+    Args:
+      a: TTMatrix with equal row and column modes n_k.
+
+    Returns:
+      TT of shape (n_1, …, n_d) and of the TT-ranks of ``a``.
+
     Raises:
       ValueError: row and column modes differ.
 
@@ -240,6 +282,8 @@ def diagonal(a: TTMatrix) -> TT:
       >>> from tensorjax import tt
       >>> tt.diagonal(tt.identity((2, 3))).shape
       (2, 3)
+
+    Source: ours; the diagonals of the cores.
     """
     single("a", a, TTMatrix)
     if a.row_shape != a.col_shape:
@@ -253,11 +297,22 @@ def diagonal(a: TTMatrix) -> TT:
 def diagonal_matrix(t: TT) -> TTMatrix:
     """Returns the diagonal TT-matrix with the entries of a train, as `numpy.diag`; the ranks stay.
 
+    Args:
+      t: TT of shape (n_1, …, n_d).
+
+    Returns:
+      TTMatrix with row and column modes n_k and the TT-ranks of ``t``.
+
+    Raises:
+      TypeError: ``t`` is no TT.
+
     Example:
       >>> from tensorjax import tt
       >>> print(tt.to_dense(tt.diagonal_matrix(tt.ones((2,)))))
       [[1. 0.]
        [0. 1.]]
+
+    Source: ours.
     """
     single("t", t, TT)
     eyes = [jnp.eye(n, dtype=t.dtype) for n in t.shape]

@@ -161,10 +161,18 @@ def reverse(t: Train) -> Train:
     Args:
       t: TT or TTMatrix.
 
+    Returns:
+      Train of the kind of ``t``, with its modes and TT-ranks in reverse order.
+
+    Raises:
+      TypeError: ``t`` is no train.
+
     Example:
       >>> from tensorjax import tt
       >>> tt.reverse(tt.ones((2, 3, 4))).shape
       (4, 3, 2)
+
+    Source: ours.
     """
     single("t", t)
     return type(t)._unchecked(tuple(jnp.swapaxes(c, 0, -1) for c in t.cores[::-1]))

@@ -48,6 +48,16 @@ class CompleteInfo(NamedTuple):
       history: (ranks, error, held-out error) after every iteration.
       seconds: taken.
       advice: what to try where the status is not "reached"; empty otherwise.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import tt
+      >>> indices = np.indices((4, 5)).reshape(2, -1).T
+      >>> x, info = tt.complete(indices, np.ones(20, np.float32), (4, 5), 1)
+      >>> info.status, info.ranks
+      ('reached', (1, 1, 1))
+
+    Source: ours.
     """
 
     status: str

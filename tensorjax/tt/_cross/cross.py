@@ -70,6 +70,16 @@ class CrossInfo:
       seconds: time taken.
       programs: programs compiled for a JAX function, one for each batch size of few.
       advice: what to do next, in words; empty if converged, unless f is zero everywhere.
+
+    Example:
+      >>> import jax
+      >>> from tensorjax import tt
+      >>> f = lambda i: 1.0 * i.sum(axis=1)
+      >>> t, info = tt.cross(f, (4, 4, 4), tol=1e-4, key=jax.random.key(0))
+      >>> info.status, info.evaluations <= 64, info.advice
+      ('converged', True, '')
+
+    Source: ours.
     """
 
     status: Status

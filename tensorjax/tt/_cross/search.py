@@ -54,6 +54,17 @@ class CrossProgress(NamedTuple):
       evaluations: multi-indices evaluated so far.
       ranks: TT-ranks so far, before rounding.
       seconds: since the start.
+
+    Example:
+      >>> import jax
+      >>> from tensorjax import tt
+      >>> seen = []
+      >>> f = lambda i: 1.0 * i.sum(axis=1)
+      >>> _ = tt.cross(f, (10,) * 4, tol=1e-4, key=jax.random.key(0), callback=seen.append)
+      >>> seen[0].sweep, seen[0].evaluations < 10**4
+      (1, True)
+
+    Source: ours.
     """
 
     sweep: int

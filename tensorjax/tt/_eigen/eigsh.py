@@ -62,6 +62,14 @@ class EigInfo:
       ranks: TT-ranks of each train.
       history: a `Sweep` after every sweep.
       seconds: time taken.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> values, states, info = tt.eigsh(tt.identity((2, 3)), k=2, tol=1e-4)
+      >>> info.status, info.check, len(info.ranks)
+      ('converged', 'exhaustive', 2)
+
+    Source: ours.
     """
 
     status: Status

@@ -53,6 +53,8 @@ def evaluate(t: TT, indices: ArrayLike) -> jax.Array:
     multiplied out as far as a table of no more rows than the batch holds them. Memory stays
     bounded, for very long batches are done in pieces. Concrete arrays on a CPU are served by NumPy,
     and nothing is compiled until the same shapes and batch size have come ten times.
+
+    Source: Oseledets (2011), eq. (1.3). Ours: the tables.
     """
     single("t", t, TT)
     indices = _check.indices(indices, t.shape)
@@ -165,6 +167,9 @@ def contract_modes(t: TT, vectors: Mapping[int, Any]) -> Any:
       >>> from tensorjax import tt
       >>> tt.contract_modes(tt.ones((2, 3, 4)), {1: jnp.ones(3)}).shape
       (2, 4)
+
+    Source: Oseledets (2011), section 4.2 (multidimensional contraction). Ours: intermediate results
+    are kept in range by exact powers of two.
     """
     single("t", t, TT)
     chosen: dict[int, Any] = {}

@@ -53,6 +53,14 @@ class SolveInfo:
       seconds: wall-clock time.
       history: the relative residual that each sweep (AMEn) or step (GMRES) saw, an estimate.
       advice: what to try next; empty if converged.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> x, info = tt.solve(tt.identity((4, 5)) * 2.0, tt.ones((4, 5)), tol=1e-5)
+      >>> info.status, info.ranks, info.residual <= 1e-5
+      ('converged', (1, 1, 1), True)
+
+    Source: ours.
     """
 
     status: Literal["converged", "stalled", "singular", "max_sweeps"]

@@ -86,11 +86,21 @@ def transport(x: Train, xi: Train) -> Train:
     """Transports a tangent vector of the manifold to the tangent space at x, by projection.
 
     Args:
-      x: TT, the point to move to.
-      xi: TT, a tangent vector at a point of the same shape.
+      x: TT or TTMatrix, the point to move to.
+      xi: of the same kind and shape, a tangent vector at another point.
 
     Returns:
-      TT of twice the ranks of ``x``.
+      Train of twice the ranks of ``x``.
+
+    Raises:
+      TypeError: not two trains of one kind. ValueError: as of `tangent_project`.
+
+    Example:
+      >>> import jax
+      >>> from tensorjax import tt
+      >>> x, y, z = (tt.random(k, (4, 5, 6), 2) for k in jax.random.split(jax.random.key(0), 3))
+      >>> tt.transport(y, tt.tangent_project(x, z)).ranks
+      (1, 4, 4, 1)
 
     Source: P.-A. Absil, R. Mahony, R. Sepulchre, "Optimization Algorithms on Matrix Manifolds"
     (2008), section 8.1.3.
@@ -106,6 +116,12 @@ def tangent_inner(xi: Train, eta: Train) -> jax.Array:
       xi: train that `tangent_project`, `tangent_sum` or `riemannian_grad` returned.
       eta: one at the same point. It is not checked that the points agree.
 
+    Returns:
+      Scalar in the dtype of the trains.
+
+    Raises:
+      TypeError: no trains of one kind. ValueError: ranks that are none of two tangent vectors.
+
     Example:
       >>> import jax
       >>> from tensorjax import tt
@@ -115,6 +131,8 @@ def tangent_inner(xi: Train, eta: Train) -> jax.Array:
       True
 
     O(d n r²) operations, where `inner` of the trains takes O(d n r³).
+
+    Source: Steinlechner (2016), see `retract`: in this gauge it is the sum over the variations.
     """
     a: Any = xi
     b: Any = eta
@@ -136,6 +154,12 @@ def tangent_sum(tangents: Sequence[Train], weights: Sequence[Scalar] | None = No
         returned, all at one point, which is not checked.
       weights: as many scalars, traced or not; ones if None.
 
+    Returns:
+      Tangent vector at the same point, a train of the kind, shape and ranks of the others.
+
+    Raises:
+      ValueError: no tangent vectors, other ranks, or another number of weights.
+
     Example:
       >>> import jax
       >>> from tensorjax import tt
@@ -143,6 +167,8 @@ def tangent_sum(tangents: Sequence[Train], weights: Sequence[Scalar] | None = No
       >>> xi = tt.tangent_project(x, z)
       >>> tt.tangent_sum([xi, xi], [2.0, -1.0]).ranks
       (1, 4, 4, 1)
+
+    Source: Steinlechner (2016), see `retract`: the variations of tangent vectors are added.
     """
     tangents = list(tangents)
     weights = [1.0] * len(tangents) if weights is None else list(weights)

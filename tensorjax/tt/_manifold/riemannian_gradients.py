@@ -26,7 +26,25 @@ from tensorjax.tt._manifold.tangent_vectors import (
 
 
 def value_and_riemannian_grad(f: Callable[..., jax.Array]) -> Callable[..., tuple[jax.Array, TT]]:
-    """Returns a function that computes f and its Riemannian gradient."""
+    """Returns a function that computes f and its Riemannian gradient.
+
+    Args:
+      f: takes a TT or a TTMatrix first and returns a real scalar; written with JAX, for trains of
+        any ranks.
+
+    Returns:
+      A function of the same arguments that returns f(x) and what `riemannian_grad` gives there.
+
+    Example:
+      >>> import jax
+      >>> from tensorjax import tt
+      >>> x = tt.random(jax.random.key(0), (4, 5, 6), 2)
+      >>> value, gradient = tt.value_and_riemannian_grad(lambda t: tt.inner(t, t) / 2)(x)
+      >>> gradient.ranks, bool(abs(2 * value / tt.norm(x) ** 2 - 1) < 1e-4)
+      ((1, 4, 4, 1), True)
+
+    Source: Novikov, Rakhuba, Oseledets (2022), see `riemannian_grad`.
+    """
 
     def value_and_grad(x: Any, *args: Any, **kwargs: Any) -> tuple[jax.Array, Any]:
         if isinstance(x, TTMatrix):
@@ -94,7 +112,7 @@ class _Momentum(NamedTuple):
 def riemannian_descent(
     learning_rate: Scalar | Callable[[Any], Scalar], *, momentum: float = 0.0
 ) -> Optimizer:
-    """Riemannian gradient descent on trains of fixed TT-ranks, in Optax's form.
+    """Returns a Riemannian gradient descent optimiser of trains of fixed TT-ranks, in Optax's form.
 
     ``update(gradient, state, x)`` takes the Riemannian gradient of `riemannian_grad`, and
     ``optax.apply_updates(x, updates)`` is the retracted step: a train of the ranks of ``x``.
@@ -103,16 +121,22 @@ def riemannian_descent(
       learning_rate: a number, or a schedule: a function of the number of steps made.
       momentum: in [0, 1): share of the last step's direction that is kept, transported.
 
+    Returns:
+      optax.GradientTransformationExtraArgs, or a pair of the same functions where Optax is not
+      installed.
+
+    Raises:
+      ValueError: ``momentum`` outside [0, 1).
+
     Example:
       >>> import jax, optax
       >>> from tensorjax import tt
-      >>> x, goal = (tt.random(k, (4, 5, 6), 2) for k in jax.random.split(jax.random.key(0)))
+      >>> x, goal = (tt.random(k, (4, 5), 2) for k in jax.random.split(jax.random.key(0)))
+      >>> loss = lambda t: tt.inner(t, t) / 2 - tt.inner(goal, t)
       >>> optimizer = tt.riemannian_descent(0.5)
       >>> state = optimizer.init(x)
-      >>> gradient = tt.riemannian_grad(lambda t: tt.distance(t, goal) ** 2 / 2)(x)
-      >>> updates, state = optimizer.update(gradient, state, x)
-      >>> y = optax.apply_updates(x, updates)
-      >>> bool(tt.distance(y, goal) < tt.distance(x, goal))
+      >>> updates, state = optimizer.update(tt.riemannian_grad(loss)(x), state, x)
+      >>> bool(loss(optax.apply_updates(x, updates)) < loss(x))
       True
 
     Source: Absil, Mahony, Sepulchre (2008), section 4.1; retraction by SVD. Nothing that acts on
@@ -139,18 +163,21 @@ def riemannian_descent(
 
 
 def riemannian_cg() -> Optimizer:
-    """Riemannian conjugate gradients with a line search at fixed TT-ranks, in Optax's form.
+    """Returns a Riemannian conjugate gradient optimiser of trains of fixed TT-ranks, for Optax.
 
     ``update(gradient, state, x, value=…, value_fn=…)`` needs two extra arguments, as `optax.lbfgs`
     does: the present loss, and the loss as a function of the train. The gradient is that of
     `riemannian_grad`; ``optax.apply_updates(x, updates)`` is the retracted step.
 
+    Returns:
+      optax.GradientTransformationExtraArgs, or a pair of the same functions where Optax is not
+      installed.
+
     Example:
       >>> import jax, optax
       >>> from tensorjax import tt
-      >>> x, goal = (tt.random(k, (4, 5, 6), 2) for k in jax.random.split(jax.random.key(0)))
-      >>> def loss(t):
-      ...     return tt.distance(t, goal) ** 2 / 2
+      >>> x, goal = (tt.random(k, (4, 5), 2) for k in jax.random.split(jax.random.key(0)))
+      >>> loss = lambda t: tt.inner(t, t) / 2 - tt.inner(goal, t)
       >>> optimizer = tt.riemannian_cg()
       >>> state = optimizer.init(x)
       >>> value, gradient = tt.value_and_riemannian_grad(loss)(x)

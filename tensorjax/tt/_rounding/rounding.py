@@ -56,6 +56,9 @@ def orthogonalize(t: Train, center: int) -> Train:
     Returns:
       Train whose ranks are those of ``t``, or smaller where a bond could not need as much.
 
+    Raises:
+      TypeError: ``t`` is no train. ValueError: ``center`` is out of range.
+
     Example:
       >>> import jax
       >>> from tensorjax import tt

@@ -52,6 +52,8 @@ def moment(
       >>> x, y = tt.meshgrid(jnp.array([-1.0, 1.0]), jnp.array([0.0, 3.0]))
       >>> print(tt.moment(x + y, 2), tt.to_dense(tt.moment(x + y, 2, axis=0, central=True)))
       5.5 [1. 1.]
+
+    Source: ours; the powers are those of `power`.
     """
     single("t", t, TT)
     power = _check.integer("power", power, low=1)

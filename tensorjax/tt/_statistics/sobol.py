@@ -71,6 +71,10 @@ def sobol(
       ['0.727', '0.182', '0.000']
       >>> f"{tt.sobol(f, 2, kind='total'):.3f}", f"{tt.sobol(f, (0, 2), kind='component'):.3f}"
       ('0.091', '0.091')
+
+    Source: I. Sobol, "Sensitivity estimates for nonlinear mathematical models" (1993);
+    R. Ballester-Ripoll, E. Paredes, R. Pajarola, "Sobol tensor trains for global sensitivity
+    analysis", Reliab. Eng. Syst. Saf. 183 (2019).
     """
     single("t", t, TT)
     if isinstance(modes, TT):
@@ -94,6 +98,9 @@ def mean_dimension(t: TT, *, weights: Weights = None) -> jax.Array:
 
     Returns:
       Real scalar, the sum of all total Sobol indices; NaN for a train of no variance.
+
+    Raises:
+      ValueError: weights of another shape, negative ones, or a sum of zero.
 
     Example:
       >>> import jax.numpy as jnp
@@ -122,12 +129,18 @@ def dimension_distribution(t: TT, *, most: int | None = None, weights: Weights =
     Returns:
       (most,) shares Σ_{|α| = k} V_α / Σ_α V_α, k = 1 … most.
 
+    Raises:
+      ValueError: ``most`` out of range, weights of another shape, negative, or of sum zero.
+
     Example:
       >>> import jax.numpy as jnp
       >>> from tensorjax import tt
       >>> x, y = tt.meshgrid(*[jnp.linspace(-1.0, 1.0, 5)] * 2)
       >>> print(tt.dimension_distribution(x + 2 * y))
       [1. 0.]
+
+    Source: A. Owen, "The dimension distribution and quadrature test functions", Stat. Sinica 13
+    (2003); the masks as in Ballester-Ripoll, Paredes, Pajarola (2019), see `sobol`.
     """
     single("t", t, TT)
     most = t.order if most is None else _check.integer("most", most, low=1, high=t.order)
@@ -149,6 +162,9 @@ def variance_components(t: TT, *, weights: Weights = None) -> TT:
       TT of shape (2, …, 2), real, of TT-ranks at most 2 r_k² (2·2 r_k² of complex trains); `round`
       brings them down. The sum of its entries is the variance.
 
+    Raises:
+      ValueError: weights of another shape, negative ones, or a sum of zero.
+
     Example:
       >>> import jax.numpy as jnp
       >>> from tensorjax import tt
@@ -156,6 +172,8 @@ def variance_components(t: TT, *, weights: Weights = None) -> TT:
       >>> print(tt.to_dense(tt.variance_components(x + y + x * y)).round(4))
       [[0.   0.5 ]
        [0.5  0.25]]
+
+    Source: Ballester-Ripoll, Paredes, Pajarola (2019), see `sobol`.
     """
     single("t", t, TT)
     pairs = averages(t, checked_weights(weights, t))

@@ -14,8 +14,8 @@ from tensorjax._cores.unfoldings import absorb, merge, tall
 from tensorjax._eager import evaluated_eagerly
 from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax._kernels.choice import choose_kernel
-from tensorjax._kernels.conditions import MOST_ROWS
-from tensorjax._kernels.table import CPP, HOST, SMALL
+from tensorjax._kernels.conditions import MOST_ROWS, SMALL_ARRAY
+from tensorjax._kernels.table import CPP, HOST, NUMPY
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike
 from tensorjax.linalg import Method, _predicted_times
@@ -24,7 +24,7 @@ from tensorjax.tt._algebra import unfold
 from tensorjax.tt._constructors import _mode_pairs
 from tensorjax.tt._padding import padded_to
 from tensorjax.tt._tt_svd.numpy_tt_svd import tt_svd
-from tensorjax.tt._tt_svd.small_arrays import least_share, small_tt_svd
+from tensorjax.tt._tt_svd.small_arrays import compiled_tt_svd, least_share, small_tt_svd
 
 # Rank expected of unknown data.
 _GUESS = 12
@@ -90,9 +90,16 @@ def _static(x: jax.Array, tol: Any, key: Any, ranks: tuple[int, ...], method: Me
     return TT._unchecked(tuple(c.astype(dtype) for c in cores))
 
 
-def _is_small(x: np.ndarray, asked: Asked) -> bool:
+def _at_once(x: np.ndarray, asked: Asked) -> list[Any] | None:
+    """Decomposes a small array by one C++ call, or by one Gram matrix a bond; else None."""
+    if asked.share is None:
+        return None
     facts = {"method": asked.method, "share": asked.share, "floor": lambda: least_share(x.dtype)}
-    return choose_kernel("tt.from_dense(tol=)", (x,), HOST, **facts) is SMALL
+    kernel = choose_kernel("tt.from_dense(tol=)", (x,), HOST, **facts)
+    if kernel is CPP and (found := compiled_tt_svd(x, asked.share)):
+        return found
+    small = kernel is not NUMPY and x.size < SMALL_ARRAY
+    return small_tt_svd(x, asked.share) if small else None
 
 
 def _holds(train: TT, x: np.ndarray, exponent: int, tol: float) -> bool:
@@ -132,7 +139,7 @@ _TT_SVD = Decomposition(
     cuts=lambda order: max(order - 1, 1),
     arrays=lambda order: order,
     compress=tt_svd,
-    at_once=lambda x, asked: small_tt_svd(x, asked.share) if _is_small(x, asked) else None,
+    at_once=_at_once,
     wrap=lambda parts: TT._unchecked(tuple(parts)),
     pad=padded_to,
     ranks=lambda t: t.ranks[1:-1],
@@ -228,19 +235,25 @@ def matrix_from_dense(
       w: (∏ m_k, ∏ n_k), floating or complex.
       row_shape: (m_1, …, m_d).
       col_shape: (n_1, …, n_d), as many.
-      tol, rank, method, key: as for `from_dense`.
+      tol: relative error in the Frobenius norm; alone it picks the ranks, outside jit.
+      rank: one int for all bonds or one per interior bond; static, so it works under jit.
+      method: "auto", "svd", "gram" or "randomized", as for `from_dense`.
+      key: for "randomized"; a fixed draw if None.
 
     Returns:
       TTMatrix with cores (r_{k−1}, m_k, n_k, r_k).
 
     Raises:
       ValueError: ``w`` is not of shape (∏ m_k, ∏ n_k), and all that `from_dense` raises.
+      TypeError: integer data, or ``tol`` alone under a JAX transformation.
 
     Example:
       >>> import jax.numpy as jnp
       >>> from tensorjax import tt
       >>> tt.matrix_from_dense(jnp.eye(6), (2, 3), (2, 3), tol=1e-5).ranks
       (1, 1, 1)
+
+    Source: Oseledets (2011), section 4.3, for the folding; algorithm 1 as in `from_dense`.
     """
     pairs = _mode_pairs(row_shape, col_shape)
     rows, cols = zip(*pairs, strict=True)

@@ -1,8 +1,9 @@
-"""TT-SVD of small host arrays by Gram matrices, where NumPy's call overhead dominates.
+"""TT-SVD of small host arrays by Gram matrices, in C++ or where NumPy's call overhead dominates.
 
 One Gram matrix and its eigenvectors a bond, in double precision, from whichever end has the shorter
 side: no choice between methods, no attempt that may fail. `on_host.tt_svd` has all of these, and
-the same results otherwise.
+the same results otherwise. Of real arrays in C++, where one Gram matrix serves several bonds:
+tensorjax/_native/tt_svd.h.
 """
 
 import functools
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tensorjax import _native
 from tensorjax.linalg import _predicted_times
 from tensorjax.linalg._arrays import adjoint
 from tensorjax.linalg._gram import host_gram
@@ -32,6 +34,16 @@ _GUESS, _AGAIN = 6, 6e4
 def least_share(dtype: Any) -> float:
     """Returns the least share of energy to discard that a small TT-SVD's Gram matrices resolve."""
     return 2 * GRAM_NOISE * gram_floor(np.result_type(dtype, np.float64), 1)
+
+
+def compiled_tt_svd(x: np.ndarray, share: float) -> list[np.ndarray] | None:
+    """Computes the TT-SVD cores of a small real array in C++, or None where a side is too long.
+
+    Args:
+      x: (n_1, …, n_d), float32 or float64; so are the cores. Computed in double precision.
+      share: of the energy that every bond may discard.
+    """
+    return _native.tt_svd(x, share, GRAM_NOISE * gram_floor(np.float64, 1))
 
 
 def small_tt_svd(x: np.ndarray, share: float) -> list[Any]:
