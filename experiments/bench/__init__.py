@@ -68,6 +68,7 @@ EXPERIMENTS = (
         "60 s",
         ("flax", "optax", "torch", "torchTT"),
         module="experiments.bench.device.main",
+        by_name_only=True,
         extra="nn",
     ),
 )
