@@ -67,7 +67,7 @@ def run_named(
     ``run NAME --help`` shows the options of that experiment.
 
     Args:
-        name: An experiment of ``list``, or ``all``.
+        name: An experiment of ``list``, or ``all`` but ``bench/device``, which is for accelerators.
         quick: Use the small configuration that takes seconds to a minute.
         jobs: With ``all``, how many run at a time; benchmarks run alone, unless quick.
         results: Folder to write results to.
@@ -82,7 +82,7 @@ def run_named(
 
 def run_all(options: list[str], jobs: int) -> int:
     """Runs every experiment in its own process: flags, caches and memory stay its own."""
-    found = discover().values()
+    found = [e for e in discover().values() if not e.by_name_only]
     quick = "--quick" in options  # whose times are not worth comparing
     together = [e.name for e in found if jobs > 1 and (quick or not e.alone)]
     apart = [e.name for e in found if e.name not in together]

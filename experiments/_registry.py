@@ -23,6 +23,7 @@ class Experiment:
         packages: Distributions whose versions are recorded besides the usual ones.
         alone: Whether it compares times, so that ``run all`` runs nothing else beside it, unless
             quick.
+        by_name_only: Whether ``run all`` leaves it out: it is for a machine that few have.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Experiment:
     extra: str = "experiments"
     packages: tuple[str, ...] = ()
     alone: bool = False
+    by_name_only: bool = False
 
 
 class UnknownExperimentError(LookupError):

@@ -187,6 +187,24 @@ def bond_ranks(
     return tuple(min(r, b) for r, b in zip(ranks, bounds, strict=True))
 
 
+def host_generator(key: Any, advice: str = "") -> np.random.Generator:
+    """Checks a random key argument that is used on the host; returns a NumPy generator from it."""
+    if not isinstance(key, jax.Array) or is_traced(key):
+        got = type(key).__name__
+        raise TypeError(f"key: expected a concrete jax.random.key(seed), got {got}{advice}")
+    return np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
+
+
+def mode_matrix(matrix: Any, mode: Any, shape: Sequence[int], dtype: Any) -> tuple[int, Any, Any]:
+    """Checks a matrix (m, n_k) and the mode k that it is to act on; returns k, it, common dtype."""
+    k = integer("mode", mode, low=-len(shape), high=len(shape) - 1) % len(shape)
+    w = inexact("matrix", matrix)
+    if w.ndim != 2 or w.shape[1] != shape[k] or not w.shape[0]:
+        raise ValueError(f"matrix: expected shape (m, {shape[k]}), got {w.shape}")
+    dtype = jnp.promote_types(dtype, jax.dtypes.canonicalize_dtype(w.dtype))
+    return k, jnp.asarray(w, dtype), dtype
+
+
 def indices(value: Any, shape: Sequence[int]) -> jax.Array | np.ndarray:
     """Checks multi-indices (…, d) into an array of ``shape``: an integer array, or raises.
 

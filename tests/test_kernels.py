@@ -16,16 +16,17 @@ from jax.sharding import PartitionSpec as P
 
 import tensorjax
 from tensorjax import _native, convert, linalg, mera, nn, pde, sketch, tt, tucker
+from tensorjax._cores import dense_decompositions
 from tensorjax._kernels import conditions
 from tensorjax._kernels.report import markdown
 from tensorjax._kernels.table import CALL, CPP, FIXED, HOST, REMARKS, TABLE, TRACE
-from tensorjax.mera import _inner as mera_inner
+from tensorjax.mera import _overlap_network as mera_inner
 from tensorjax.mera import _to_dense as mera_to_dense
 from tensorjax.mera import _to_tt as mera_to_tt
 from tensorjax.sketch import _apply, _apply_on_host
-from tensorjax.tt import _inner, _products, _products_on_host, _sample
+from tensorjax.tt import _born_sampling, _norms, _products, _products_on_host
 from tensorjax.tt._arrays import reshaping
-from tensorjax.tt._evaluation import evaluate, on_host
+from tensorjax.tt._evaluation import evaluate, numpy_entries
 from tensorjax.tt._rounding import rounding
 from tensorjax.tt._tt_svd import from_dense
 from tensorjax.tucker import _hosvd
@@ -235,9 +236,9 @@ SINGLE, MESH = {"free", "committed"}, {"free", "committed", "mesh"}
 # of the operands for which NumPy serves first calls.
 CALLS: dict[str, tuple[Callable[[Given], Any], tuple[Any, str], tuple[Any, str], set[str]]] = {
     "tt.inner": (
-        lambda g: tt.inner(g.x, g.y), (_products_on_host, "_swept"), (_inner, "_inner"), SINGLE,
+        lambda g: tt.inner(g.x, g.y), (_products_on_host, "_swept"), (_norms, "_inner"), SINGLE,
     ),
-    "tt.norm": (lambda g: tt.norm(g.x), (_products_on_host, "_swept"), (_inner, "_norm"), SINGLE),
+    "tt.norm": (lambda g: tt.norm(g.x), (_products_on_host, "_swept"), (_norms, "_norm"), SINGLE),
     "tt.hadamard": (
         lambda g: tt.hadamard(g.x, g.y),
         (_products_on_host._PRODUCTS, "hadamard"), (_products, "exact_hadamard"), SINGLE,
@@ -252,11 +253,11 @@ CALLS: dict[str, tuple[Callable[[Given], Any], tuple[Any, str], tuple[Any, str],
     ),
     "tt.evaluate": (
         lambda g: tt.evaluate(g.x, g.indices),
-        (on_host, "entries"), (evaluate, "_evaluate"), SINGLE,
+        (numpy_entries, "entries"), (evaluate, "_evaluate"), SINGLE,
     ),
     "tt.contract_modes": (
         lambda g: tt.contract_modes(g.x, {0: g.v}),
-        (on_host, "contracted"), (evaluate, "_contract_modes"), SINGLE,
+        (numpy_entries, "contracted"), (evaluate, "_contract_modes"), SINGLE,
     ),
     "tt.round(tol=)": (
         lambda g: tt.round(g.twice, tol=1e-4, rank=2),
@@ -264,19 +265,19 @@ CALLS: dict[str, tuple[Callable[[Given], Any], tuple[Any, str], tuple[Any, str],
     ),
     "tt.from_dense(tol=)": (
         lambda g: tt.from_dense(g.dense, tol=1e-4, rank=2),
-        (from_dense, "_dynamic"), (from_dense, "_static"), MESH,
+        (dense_decompositions, "to_tolerance"), (from_dense, "_static"), MESH,
     ),
     "tt.from_dense(rank=)": (
         lambda g: tt.from_dense(g.dense, rank=2),
-        (from_dense, "_ranked"), (from_dense, "_static"), SINGLE,
+        (dense_decompositions, "to_ranks"), (from_dense, "_static"), SINGLE,
     ),
     "tucker.from_dense(tol=)": (
         lambda g: tucker.from_dense(g.dense, tol=1e-4, rank=5),
-        (_hosvd, "_dynamic"), (_hosvd, "_static"), MESH,
+        (dense_decompositions, "to_tolerance"), (_hosvd, "_static"), MESH,
     ),
     "tucker.from_dense(rank=)": (
         lambda g: tucker.from_dense(g.dense, rank=4),
-        (_hosvd, "_ranked"), (_hosvd, "_static"), SINGLE,
+        (dense_decompositions, "to_ranks"), (_hosvd, "_static"), SINGLE,
     ),
     "tucker.round(tol=)": (
         lambda g: tucker.round(g.u, tol=1e-4, rank=2),
@@ -292,7 +293,7 @@ CALLS: dict[str, tuple[Callable[[Given], Any], tuple[Any, str], tuple[Any, str],
     ),
     "tt.sample": (
         lambda g: tt.sample(jax.random.key(3), g.x, 4),
-        (_sample, "_on_host"), (_sample, "_sample"), SINGLE,
+        (_born_sampling, "_on_host"), (_born_sampling, "_sample"), SINGLE,
     ),
     "mera.norm": (
         lambda g: mera.norm(g.m), (mera_inner, "on_device"), (mera_inner, "_norm_of"), SINGLE,

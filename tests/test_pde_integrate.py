@@ -10,7 +10,7 @@ import pytest
 from tensorjax import pde, tt
 from tensorjax.pde._stepping import step_truncation
 from tensorjax.pde._stepping.mass import corrected, mass_of, quadrature
-from tensorjax.pde._stepping.rounded_sums import Train, rounded
+from tensorjax.pde._stepping.sketched_sums import Train, rounded
 
 NOTHING = tt.TT([np.full((1, 24, 1), np.nan)] * 2)
 TURN = np.array([[0.0, 1.0], [-1.0, 0.0]])

@@ -8,14 +8,14 @@ import pytest
 
 from tensorjax import pde, tt
 from tensorjax._cores import products
+from tensorjax.pde._arguments import hosted_cores
 from tensorjax.pde._discretization.affine_operators import (
     affine_generator,
     affine_states,
     differentiated,
 )
 from tensorjax.pde._maps.coordinate_path import Moment, Path, jumps, told
-from tensorjax.pde._stepping.right_side import hosted_cores
-from tensorjax.pde._stepping.rounded_sums import Applied, Train, relative_norm, rounded
+from tensorjax.pde._stepping.sketched_sums import Applied, Train, relative_norm, rounded
 from tensorjax.pde.coords import Prescribed
 
 T1 = 0.5

@@ -9,9 +9,9 @@ import pytest
 
 from experiments.bench import _drawn, _plain
 from tensorjax import linalg, tt, tucker
-from tensorjax.linalg import _predicted_times, _subspaces_on_host
+from tensorjax.linalg import _host_precision, _predicted_times, _subspaces_on_host
 from tensorjax.linalg._subspaces_on_host import Asked, leading
-from tensorjax.tt._tt_svd import on_host
+from tensorjax.tt._tt_svd import numpy_tt_svd
 from tests.oracles import compilations, dense, eps, error, norm
 
 
@@ -62,8 +62,8 @@ def forecast(shape, guess: int) -> tuple[float, float]:
             left, right = (left, rank) if cut.right else (rank, right)
         return spent
 
-    first = on_host._Cut(1, False)
-    chosen = walk(lambda a, modes, b: on_host._next_cut(a, modes, b, guess))
+    first = numpy_tt_svd._Cut(1, False)
+    chosen = walk(lambda a, modes, b: numpy_tt_svd._next_cut(a, modes, b, guess))
     return chosen, walk(lambda *_: first)
 
 
@@ -234,7 +234,7 @@ def test_single_precision_is_not_tried_in_vain():
             tried.append(asked.narrow)
             return [a]
 
-        _subspaces_on_host.in_single(x, Asked(share=share), bonds, compress)
+        _host_precision.in_single(x, Asked(share=share), bonds, compress)
         assert len(tried) == 1, (bonds, share)
 
 

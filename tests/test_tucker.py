@@ -232,7 +232,7 @@ def test_entries_are_those_of_the_dense_array(rng, kind, monkeypatch):
     expected = tucker_dense(t)[tuple(np.moveaxis(index, -1, 0))]
     assert error(tucker.evaluate(t, index), expected) <= 1e-13 * norm(expected)
     assert tucker.evaluate(t, np.zeros((0, 3), int)).shape == (0,)
-    monkeypatch.setattr("tensorjax.tucker._inner._PIECE", 20)  # a few entries at a time
+    monkeypatch.setattr("tensorjax.tucker._norms_and_entries._PIECE", 20)  # a few entries at a time
     assert error(tucker.evaluate(t, index[1:]), expected[1:]) <= 1e-13 * norm(expected)
 
 

@@ -1,75 +1,74 @@
 """The toolkit beside its peers: the same work, in one process, with fair clocks."""
 
+from typing import Any
+
 from experiments import Experiment
 
 _PEERS = ("quimb", "teneva", "tensorly", "threadpoolctl", "tntorch", "torch", "torchTT")
 
+
+def _bench(name: str, summary: str, quick: str, packages: tuple[str, ...], **more: Any) -> Any:
+    """A benchmark: our own measurement beside public libraries, unless ``paper`` says more."""
+    options = {
+        "module": f"experiments.bench.{name}",
+        "paper": "none: our own measurement beside public libraries",
+        "alone": True,
+        **more,
+    }
+    return Experiment(
+        name=f"bench/{name}", summary=summary, quick=quick, packages=packages, **options
+    )
+
+
 EXPERIMENTS = (
-    Experiment(
-        name="bench/core",
-        module="experiments.bench.core",
-        paper="none: our own measurement beside public libraries",
-        summary="TT-SVD, rounding, arithmetic and projections: time, compilations, error, ranks",
-        quick="40 s",
-        packages=(*_PEERS, "scikit-learn", "ttax"),
-        alone=True,
+    _bench(
+        "core",
+        "TT-SVD, rounding, arithmetic and projections: time, compilations, error, ranks",
+        "40 s",
+        (*_PEERS, "scikit-learn", "ttax"),
     ),
-    Experiment(
-        name="bench/solvers",
-        module="experiments.bench.solvers",
-        paper="none: our own measurement beside public libraries",
-        summary="cross approximation, linear systems, spin chains, completion, fused products",
-        quick="30 s",
-        packages=_PEERS,
-        alone=True,
+    _bench(
+        "solvers",
+        "cross approximation, linear systems, spin chains, completion, fused products",
+        "30 s",
+        _PEERS,
     ),
-    Experiment(
-        name="bench/pde",
-        module="experiments.bench.pde",
-        paper="none: our own measurement beside public libraries",
-        summary="Fokker–Planck equations in fixed coordinates at equal errors; ten dimensions",
-        quick="10 s",
-        packages=("fpcross", "seemps", "teneva", "threadpoolctl"),
-        alone=True,
+    _bench(
+        "pde",
+        "Fokker–Planck equations in fixed coordinates at equal errors; ten dimensions",
+        "10 s",
+        ("fpcross", "seemps", "teneva", "threadpoolctl"),
     ),
-    Experiment(
-        name="bench/layers",
-        module="experiments.bench.layers",
+    _bench(
+        "layers",
+        "tensorised linear layers and embeddings beside dense ones and tensorly-torch",
+        "30 s",
+        ("flax", "tensorly-torch", "torch"),
         paper="Yang et al., CoMERA, arXiv 2405.14377: shapes, ranks and formula",
-        summary="tensorised linear layers and embeddings beside dense ones and tensorly-torch",
-        quick="30 s",
         extra="nn",
-        packages=("flax", "tensorly-torch", "torch"),
-        alone=True,
     ),
-    Experiment(
-        name="bench/store",
-        module="experiments.bench.store",
-        paper="none: our own measurement beside public libraries",
-        summary="the tensor store beside files, safetensors, tensorstore, orbax and fio",
-        quick="10 s",
+    _bench(
+        "store",
+        "the tensor store beside files, safetensors, tensorstore, orbax and fio",
+        "10 s",
+        ("orbax-checkpoint", "safetensors", "tensorstore", "xxhash"),
         extra="offload",
-        packages=("orbax-checkpoint", "safetensors", "tensorstore", "xxhash"),
-        alone=True,
     ),
-    Experiment(
-        name="bench/gpt2",
-        module="experiments.bench.gpt2",
+    _bench(
+        "gpt2",
+        "one training step of GPT-2 on one device, the same weights written three ways",
+        "15 s",
+        ("flax", "optax"),
         paper="none: our own measurement beside plain Flax and nanoGPT's formulation",
-        summary="one training step of GPT-2 on one device, the same weights written three ways",
-        quick="15 s",
         extra="nn",
-        packages=("flax", "optax"),
-        alone=True,
     ),
-    Experiment(
-        name="bench/device",
+    _bench(
+        "device",
+        "all that an accelerator can show within minutes, what is least known first",
+        "60 s",
+        ("flax", "optax", "torch", "torchTT"),
         module="experiments.bench.device.main",
-        paper="none: our own measurement beside public libraries",
-        summary="all that an accelerator can show within minutes, what is least known first",
-        quick="60 s",
+        by_name_only=True,
         extra="nn",
-        packages=("flax", "optax", "torch", "torchTT"),
-        alone=True,
     ),
 )

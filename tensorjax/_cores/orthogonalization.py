@@ -46,7 +46,7 @@ def right_orthogonal(x: Cores, *, scale: bool = True) -> tuple[Cores, int]:
     for k in range(len(x) - 1, -1, -1):
         size = np.abs(out[k]).max() if scale else 0
         if size > 0:
-            e = int(np.frexp(size)[1])
+            e = int(np.frexp(size)[1])  # a power of two: scaling by it rounds nothing
             out[k], exponent = out[k] * 2.0**-e, exponent + e
         if k:
             left, out[k] = right_lq(out[k])

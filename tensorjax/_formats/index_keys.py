@@ -27,6 +27,17 @@ def expanded(key: Any, order: int, what: str) -> list[Any]:
     return [*keys[:at], *[WHOLE] * (order - given), *keys[at + 1 :]]
 
 
+def read(key: Any, shape: Sequence[int]) -> tuple[list[Any], list[Any] | None]:
+    """Checks an index key; returns one entry per mode and new mode, and the integers if all are."""
+    given = tuple(map(array_of, key if isinstance(key, tuple) else (key,)))
+    keys = expanded(given, len(shape), "modes")
+    check_vectors(given)
+    if not all(is_integer(k) for k in keys):
+        return keys, None
+    check_integers(keys, shape)
+    return keys, [known_key(k) for k in keys]
+
+
 def array_of(k: Any) -> Any:
     """Converts a sequence among the keys to an array, as NumPy does, to index with it."""
     return np.array(k, None if len(k) else int) if isinstance(k, list | tuple | range) else k

@@ -80,6 +80,13 @@ class Condition(NamedTuple):
     parts: tuple["Condition", ...] = ()
 
 
+def _condition(
+    name: str, reason: str, source: str = ""
+) -> Callable[[Callable[[Arrays, Facts], bool]], Condition]:
+    """Returns a decorator that makes a condition of its predicate."""
+    return lambda holds: Condition(name, holds, reason, source)
+
+
 def any_of(*conditions: Condition) -> Condition:
     """Returns the condition that one of several holds; they are asked in this order."""
 
@@ -92,34 +99,55 @@ def any_of(*conditions: Condition) -> Condition:
 # Where arrays are, and whether they have values.
 
 
-def _concrete(arrays: Arrays, facts: Facts) -> bool:
+@_condition("concrete", "a tracer has no values that NumPy could read")
+def concrete(arrays: Arrays, facts: Facts) -> bool:
     return not any(isinstance(x, Tracer) for x in jax.tree.leaves(arrays))
 
 
-def _on_one_device(arrays: Arrays, facts: Facts) -> bool:
-    return _concrete(arrays, facts) and all(
+@_condition(
+    "concrete, on one device",
+    "NumPy takes no program for every new shape; what lies on a mesh stays there",
+)
+def on_one_device(arrays: Arrays, facts: Facts) -> bool:
+    return concrete.holds(arrays, facts) and all(
         len(x.devices()) == 1 for x in arrays if isinstance(x, jax.Array)
     )
 
 
-def _in_cpu_memory(arrays: Arrays, facts: Facts) -> bool:
-    return _concrete(arrays, facts) and all(
+@_condition(
+    "concrete, in the memory of CPUs",
+    "NumPy reads them where they are; on an accelerator one program per bucket of ranks serves",
+)
+def in_cpu_memory(arrays: Arrays, facts: Facts) -> bool:
+    return concrete.holds(arrays, facts) and all(
         d.platform == "cpu" for c in arrays if isinstance(c, jax.Array) for d in c.devices()
     )
 
 
-def _on_one_cpu(arrays: Arrays, facts: Facts) -> bool:
+@_condition(
+    "concrete, each on one CPU device",
+    "NumPy reads them in place; what lies on a mesh or an accelerator stays there",
+)
+def on_one_cpu(arrays: Arrays, facts: Facts) -> bool:
     leaves = jax.tree.leaves(arrays)
     if _placement._is_alone():
         return not any(isinstance(x, Tracer) for x in leaves)
     return all(map(_check.on_cpu, leaves))
 
 
-def _first_on_one_cpu(arrays: Arrays, facts: Facts) -> bool:
+@_condition(
+    "concrete, the data on one CPU device",
+    "NumPy reads them in place; what lies on a mesh or an accelerator stays there",
+)
+def first_on_one_cpu(arrays: Arrays, facts: Facts) -> bool:
     return _check.on_cpu(*arrays)
 
 
-def _free_on_a_cpu(arrays: Arrays, facts: Facts) -> bool:
+@_condition(
+    "concrete JAX arrays on one CPU device, not committed to the only one",
+    "NumPy reads them in place, and its results are put where JAX puts new arrays",
+)
+def free_on_a_cpu(arrays: Arrays, facts: Facts) -> bool:
     if not _placement._is_alone():
         return all(isinstance(c, jax.Array) and _check.on_cpu(c) for c in arrays)
     try:  # where there is one device, results are put nowhere afterwards
@@ -128,57 +156,25 @@ def _free_on_a_cpu(arrays: Arrays, facts: Facts) -> bool:
         return False  # traced, or abstract
 
 
-concrete = Condition("concrete", _concrete, "a tracer has no values that NumPy could read")
-on_one_device = Condition(
-    "concrete, on one device",
-    _on_one_device,
-    "NumPy takes no program for every new shape; what lies on a mesh stays there",
-)
-in_cpu_memory = Condition(
-    "concrete, in the memory of CPUs",
-    _in_cpu_memory,
-    "NumPy reads them where they are; on an accelerator one program per bucket of ranks serves",
-)
-on_one_cpu = Condition(
-    "concrete, each on one CPU device",
-    _on_one_cpu,
-    "NumPy reads them in place; what lies on a mesh or an accelerator stays there",
-)
-first_on_one_cpu = Condition(
-    "concrete, the data on one CPU device",
-    _first_on_one_cpu,
-    "NumPy reads them in place; what lies on a mesh or an accelerator stays there",
-)
-free_on_a_cpu = Condition(
-    "concrete JAX arrays on one CPU device, not committed to the only one",
-    _free_on_a_cpu,
-    "NumPy reads them in place, and its results are put where JAX puts new arrays",
-)
-
 # Dtypes.
 
 
-def _lapack_dtype(arrays: Arrays, facts: Facts) -> bool:
+@_condition("single or double precision", "NumPy has no fast products of half precision")
+def lapack_dtype(arrays: Arrays, facts: Facts) -> bool:
     dtype = facts["dtype"]
     return dtype.kind in "fc" and dtype.itemsize >= 4
 
 
-def _real(arrays: Arrays, facts: Facts) -> bool:
+@_condition("all float32, or all float64", "C++ is written for real numbers, of one type a call")
+def real(arrays: Arrays, facts: Facts) -> bool:
     dtypes = {np.dtype(c.dtype) for c in arrays}
     return len(dtypes) == 1 and dtypes <= {np.dtype(np.float32), np.dtype(np.float64)}
 
 
-def _double(arrays: Arrays, facts: Facts) -> bool:
+@_condition("all float64", "C++ is written for this type")
+def double(arrays: Arrays, facts: Facts) -> bool:
     return all(c.dtype == np.float64 for c in arrays)
 
-
-lapack_dtype = Condition(
-    "single or double precision", _lapack_dtype, "NumPy has no fast products of half precision"
-)
-real = Condition(
-    "all float32, or all float64", _real, "C++ is written for real numbers, of one type a call"
-)
-double = Condition("all float64", _double, "C++ is written for this type")
 
 # Sizes, and what else the caller knows.
 
@@ -190,15 +186,22 @@ def _fact(name: str) -> Callable[[Arrays, Facts], bool]:
     return holds
 
 
-def _not_empty(arrays: Arrays, facts: Facts) -> bool:
+@_condition("no axis of size 0", "C++ and LAPACK take no empty arrays")
+def not_empty(arrays: Arrays, facts: Facts) -> bool:
     return all(0 not in c.shape for c in arrays)
 
 
-def _not_randomized(arrays: Arrays, facts: Facts) -> bool:
+@_condition('method is not "randomized"', "its sketch is XLA's, drawn by jax.random")
+def not_randomized(arrays: Arrays, facts: Facts) -> bool:
     return facts["method"] != "randomized"
 
 
-def _columns_fit(arrays: Arrays, facts: Facts) -> bool:
+@_condition(
+    f"bases of at most {_power(MOST_COLUMNS)} columns ({MOST_EXACT_COLUMNS} by QR, not sketched)",
+    "LAPACK counts its workspaces in 32 bits; longer Householder sweeps are LAPACK's better part",
+    _CORE + "rounding",
+)
+def columns_fit(arrays: Arrays, facts: Facts) -> bool:
     shape, ranks = facts["shape"], facts["ranks"]
     if len(shape) < 2 or 0 in (*shape, *ranks):
         return False
@@ -206,71 +209,119 @@ def _columns_fit(arrays: Arrays, facts: Facts) -> bool:
     return max(_native.basis_columns(shape, ranks)) <= most
 
 
-def _large_result(arrays: Arrays, facts: Facts) -> bool:
+@_condition(
+    f"a result of {_power(LARGE_RESULT)} bytes or more",
+    "C++ writes to huge pages; of smaller results XLA's program is as fast",
+    _CORE + "arithmetic",
+)
+def large_result(arrays: Arrays, facts: Facts) -> bool:
     return facts["work"]() * arrays[0].dtype.itemsize >= LARGE_RESULT
 
 
-def _large_input(arrays: Arrays, facts: Facts) -> bool:
+@_condition(
+    f"{_power(LARGE_INPUT)} elements or more",
+    "of smaller inputs XLA's products are as fast",
+    _CORE + "projection",
+)
+def large_input(arrays: Arrays, facts: Facts) -> bool:
     return arrays[0].size >= LARGE_INPUT
 
 
-def _whole_vectors(arrays: Arrays, facts: Facts) -> bool:
+@_condition(f"rows of {VECTOR} bytes or more", "C++ fills whole vector registers")
+def whole_vectors(arrays: Arrays, facts: Facts) -> bool:
     return facts["row"] * arrays[0].dtype.itemsize >= VECTOR
 
 
-def _wide_matrix(arrays: Arrays, facts: Facts) -> bool:
+@_condition(
+    f"float64 rows, at most {MOST_ROWS}, of {_power(WIDE)} elements or more, contiguous",
+    "C++ passes over the data once, with its own threads; smaller ones fit into NumPy's caches",
+    _CORE + "svd",
+)
+def wide_matrix(arrays: Arrays, facts: Facts) -> bool:
     a = arrays[0]
     wide = a.ndim == 2 and a.shape[0] <= MOST_ROWS and a.shape[1] >= WIDE
     return wide and a.dtype == np.float64 and a.flags.c_contiguous and a.flags.aligned
 
 
-def _short_matrix(arrays: Arrays, facts: Facts) -> bool:
+@_condition(
+    f"{_power(LEAST_GRAM)} elements or more, of few rows ({FEW_WIDE}, or {FEW_TALL} columns, of "
+    f"float64; {FEW_OTHERS} of other types), or of float64 and wide as for linalg.project",
+    "a BLAS is slow for few rows, and converts single precision and complex numbers in passes",
+    _CORE + "svd",
+)
+def short_matrix(arrays: Arrays, facts: Facts) -> bool:
     a, right = arrays[0], facts.get("right", False)
     if a.ndim != 2 or a.dtype not in _native._GRAMS or a.size < LEAST_GRAM:
         return False
     rows, columns = a.shape[::-1] if right else a.shape
     if a.dtype == np.float64:
         few = rows <= (FEW_TALL if right else FEW_WIDE) and a.size >= 2 * LEAST_GRAM
-        most = few or (not right and _wide_matrix(arrays, facts))
+        most = few or (not right and wide_matrix.holds(arrays, facts))
     else:
         most = rows <= FEW_OTHERS and columns >= LEAST_GRAM / 8
     return bool(most) and a.flags.aligned and min(a.strides) >= 0
 
 
-def _matrix(arrays: Arrays, facts: Facts) -> bool:
+@_condition("a matrix that is not empty", "C++ factors one matrix")
+def matrix(arrays: Arrays, facts: Facts) -> bool:
     return arrays[0].ndim == 2 and arrays[0].size > 0
 
 
-def _in_one_piece(arrays: Arrays, facts: Facts) -> bool:
+@_condition("contiguous, aligned", "C++ reads plain memory")
+def in_one_piece(arrays: Arrays, facts: Facts) -> bool:
     return all(c.flags.c_contiguous and c.flags.aligned for c in arrays)
 
 
-def _several(arrays: Arrays, facts: Facts) -> bool:
+@_condition("two cores or more", "one core has no bond")
+def several(arrays: Arrays, facts: Facts) -> bool:
     return len(arrays) > 1
 
 
-def _small_array(arrays: Arrays, facts: Facts) -> bool:
+@_condition(
+    f"fewer than {_power(SMALL_ARRAY)} elements",
+    "calls of NumPy are what small arrays cost: no choice of methods, no attempt that may fail",
+    _CORE + "shapes",
+)
+def small_array(arrays: Arrays, facts: Facts) -> bool:
     return arrays[0].size < SMALL_ARRAY
 
 
-def _modest_array(arrays: Arrays, facts: Facts) -> bool:
+@_condition(
+    f"fewer than {_power(MODEST_ARRAY)} elements",
+    "C++ has one method, a Gram matrix for several bonds; larger arrays gain by random sketches",
+    _CORE + "shapes",
+)
+def modest_array(arrays: Arrays, facts: Facts) -> bool:
     return arrays[0].size < MODEST_ARRAY
 
 
-def _several_modes(arrays: Arrays, facts: Facts) -> bool:
+@_condition("two modes or more", "one mode has no bond")
+def several_modes(arrays: Arrays, facts: Facts) -> bool:
     return arrays[0].ndim > 1
 
 
-def _gram_resolves(arrays: Arrays, facts: Facts) -> bool:
+@_condition(
+    "tol alone, above the roundoff of Gram matrices",
+    "what a Gram matrix cannot see must not be discarded",
+)
+def gram_resolves(arrays: Arrays, facts: Facts) -> bool:
     share = facts["share"]
     return facts["method"] != "svd" and share is not None and share >= facts["floor"]()
 
 
-def _little_noise(arrays: Arrays, facts: Facts) -> bool:
+@_condition(
+    f"at most {_power(MOST_NOISE)} random numbers",
+    "they are drawn before the sweep; a program draws them mode by mode",
+)
+def little_noise(arrays: Arrays, facts: Facts) -> bool:
     return facts["noise"] <= MOST_NOISE
 
 
-def _rows_on_cpu(arrays: Arrays, facts: Facts) -> bool:
+@_condition(
+    "concrete rows and map on one CPU device, not committed to the only one",
+    "NumPy reads them in place, and its results are put where JAX puts new arrays",
+)
+def rows_on_cpu(arrays: Arrays, facts: Facts) -> bool:
     x, leaves = arrays[0], jax.tree.leaves(facts["map"])
     if _check.is_traced(x, leaves):
         return False
@@ -279,43 +330,37 @@ def _rows_on_cpu(arrays: Arrays, facts: Facts) -> bool:
     return all(map(_check.on_cpu, (x, *leaves)))
 
 
-def _fast_by_blas(arrays: Arrays, facts: Facts) -> bool:
+@_condition(
+    f"fewer than {_power(FEW_ROWS)} elements, or float64 under a gaussian map",
+    "larger inputs are read once by a program; in single precision XLA multiplies faster",
+    _CORE + "projection",
+)
+def fast_by_blas(arrays: Arrays, facts: Facts) -> bool:
     x = arrays[0]
     return x.size < FEW_ROWS or (facts["dense"] and x.dtype == np.float64)
 
 
-def _read_by_host(arrays: Arrays, facts: Facts) -> bool:
+@_condition(
+    f"rows of NumPy, or at most {_power(SMALL_BATCH)} elements on one CPU device, not committed",
+    "the host rounds the number of rows up, so that few programs are compiled",
+)
+def read_by_host(arrays: Arrays, facts: Facts) -> bool:
     x = arrays[0]
     if isinstance(x, np.ndarray):
         return True
     return x.size <= SMALL_BATCH and _check.on_cpu(x) and not x.committed
 
 
-def _ids_fit(arrays: Arrays, facts: Facts) -> bool:
+@_condition("fewer rows than int32 counts", "C++ counts ids in 32 bits")
+def ids_fit(arrays: Arrays, facts: Facts) -> bool:
     return facts["rows"] < np.iinfo(np.int32).max
 
 
 no_tolerance = Condition(
     "rank= alone", _fact("static"), "C++ cuts to ranks; what a tolerance discards depends on data"
 )
-not_empty = Condition("no axis of size 0", _not_empty, "C++ and LAPACK take no empty arrays")
-not_randomized = Condition(
-    'method is not "randomized"', _not_randomized, "its sketch is XLA's, drawn by jax.random"
-)
-columns_fit = Condition(
-    f"bases of at most {_power(MOST_COLUMNS)} columns ({MOST_EXACT_COLUMNS} by QR, not sketched)",
-    _columns_fit,
-    "LAPACK counts its workspaces in 32 bits; longer Householder sweeps are LAPACK's better part",
-    _CORE + "rounding",
-)
 one_product = Condition(
     "one matrix times one train", _fact("one_product"), "C++ makes no sums and no other products"
-)
-large_result = Condition(
-    f"a result of {_power(LARGE_RESULT)} bytes or more",
-    _large_result,
-    "C++ writes to huge pages; of smaller results XLA's program is as fast",
-    _CORE + "arithmetic",
 )
 out_of_range = Condition(
     "products of cores leave the range of the dtype",
@@ -327,72 +372,8 @@ split_in_two = Condition(
     _fact("cut"),
     "C++ applies both halves of a map in one pass",
 )
-large_input = Condition(
-    f"{_power(LARGE_INPUT)} elements or more",
-    _large_input,
-    "of smaller inputs XLA's products are as fast",
-    _CORE + "projection",
-)
-whole_vectors = Condition(
-    f"rows of {VECTOR} bytes or more", _whole_vectors, "C++ fills whole vector registers"
-)
-wide_matrix = Condition(
-    f"float64 rows, at most {MOST_ROWS}, of {_power(WIDE)} elements or more, contiguous",
-    _wide_matrix,
-    "C++ passes over the data once, with its own threads; smaller ones fit into NumPy's caches",
-    _CORE + "svd",
-)
-short_matrix = Condition(
-    f"{_power(LEAST_GRAM)} elements or more, of few rows ({FEW_WIDE}, or {FEW_TALL} columns, of "
-    f"float64; {FEW_OTHERS} of other types), or of float64 and wide as for linalg.project",
-    _short_matrix,
-    "a BLAS is slow for few rows, and converts single precision and complex numbers in passes",
-    _CORE + "svd",
-)
-matrix = Condition("a matrix that is not empty", _matrix, "C++ factors one matrix")
-in_one_piece = Condition("contiguous, aligned", _in_one_piece, "C++ reads plain memory")
-several = Condition("two cores or more", _several, "one core has no bond")
-small_array = Condition(
-    f"fewer than {_power(SMALL_ARRAY)} elements",
-    _small_array,
-    "calls of NumPy are what small arrays cost: no choice of methods, no attempt that may fail",
-    _CORE + "shapes",
-)
-modest_array = Condition(
-    f"fewer than {_power(MODEST_ARRAY)} elements",
-    _modest_array,
-    "C++ has one method, a Gram matrix for several bonds; larger arrays gain by random sketches",
-    _CORE + "shapes",
-)
-several_modes = Condition("two modes or more", _several_modes, "one mode has no bond")
-gram_resolves = Condition(
-    "tol alone, above the roundoff of Gram matrices",
-    _gram_resolves,
-    "what a Gram matrix cannot see must not be discarded",
-)
-little_noise = Condition(
-    f"at most {_power(MOST_NOISE)} random numbers",
-    _little_noise,
-    "they are drawn before the sweep; a program draws them mode by mode",
-)
 blas_map = Condition(
     "a gaussian or TTRP map, of the dtype of the rows", _fact("blas_map"), "others are programs"
-)
-rows_on_cpu = Condition(
-    "concrete rows and map on one CPU device, not committed to the only one",
-    _rows_on_cpu,
-    "NumPy reads them in place, and its results are put where JAX puts new arrays",
-)
-fast_by_blas = Condition(
-    f"fewer than {_power(FEW_ROWS)} elements, or float64 under a gaussian map",
-    _fast_by_blas,
-    "larger inputs are read once by a program; in single precision XLA multiplies faster",
-    _CORE + "projection",
-)
-read_by_host = Condition(
-    f"rows of NumPy, or at most {_power(SMALL_BATCH)} elements on one CPU device, not committed",
-    _read_by_host,
-    "the host rounds the number of rows up, so that few programs are compiled",
 )
 map_concrete = Condition(
     "a concrete map", lambda arrays, facts: not _check.is_traced(facts["map"]), "as for rows"
@@ -407,7 +388,6 @@ data = Condition("not empty", lambda arrays, facts: bool(arrays[0].size), "nothi
 kept_dtype = Condition(
     "results in the dtype of the parameters", _fact("kept_dtype"), "C++ converts nothing"
 )
-ids_fit = Condition("fewer rows than int32 counts", _ids_fit, "C++ counts ids in 32 bits")
 a_train = Condition(
     "a train of two cores or more", _fact("train"), "C++ multiplies slices of a chain"
 )
@@ -425,7 +405,14 @@ built = Condition(
 _counted, _evaluated = FirstCalls(), FirstCalls()
 
 
-def _first_calls(arrays: Arrays, facts: Facts) -> bool:
+@_condition(
+    "one of the first calls with these shapes ("
+    + ", ".join(f"{n} up to {_power(most)}" for most, n in CALLS.items())
+    + " operations)",
+    "a program takes tenths of a second to compile, and NumPy no longer than its call",
+    _SOLVERS,
+)
+def first_calls(arrays: Arrays, facts: Facts) -> bool:
     def allowed() -> int:
         done = facts["work"]()
         return next((n for most, n in CALLS.items() if done <= most), 0)
@@ -433,11 +420,21 @@ def _first_calls(arrays: Arrays, facts: Facts) -> bool:
     return _counted.is_first((facts["key"], *[c.shape for c in arrays], arrays[0].dtype), allowed)
 
 
-def _first_evaluations(arrays: Arrays, facts: Facts) -> bool:
+@_condition(
+    f"one of the first {CALLS_OF_EVALUATE} calls with these shapes",
+    "a program of some dozens of cores takes seconds to compile",
+    _CORE + "arithmetic",
+)
+def first_evaluations(arrays: Arrays, facts: Facts) -> bool:
     return _evaluated.is_first((facts["batch"], facts["key"]), lambda: CALLS_OF_EVALUATE)
 
 
-def _rows_shared(arrays: Arrays, facts: Facts) -> bool:
+@_condition(
+    f"{ROWS_PER_INDEX} entries or more per index of a matrix of {_power(MATRIX)} elements or more",
+    "entries of one index share a product of NumPy, while a program gathers a matrix for each",
+    _CORE + "arithmetic",
+)
+def rows_shared(arrays: Arrays, facts: Facts) -> bool:
     batch = facts["batch"]
     sizes = (c.shape for c in facts["cores"])
     return not batch or any(batch >= ROWS_PER_INDEX * n and r * s >= MATRIX for r, n, s in sizes)
@@ -447,25 +444,3 @@ def forget_first_calls() -> None:
     """Forgets the counts of calls: the next ones of every shape are first calls again."""
     _counted.clear()
     _evaluated.clear()
-
-
-first_calls = Condition(
-    "one of the first calls with these shapes ("
-    + ", ".join(f"{n} up to {_power(most)}" for most, n in CALLS.items())
-    + " operations)",
-    _first_calls,
-    "a program takes tenths of a second to compile, and NumPy no longer than its call",
-    _SOLVERS,
-)
-first_evaluations = Condition(
-    f"one of the first {CALLS_OF_EVALUATE} calls with these shapes",
-    _first_evaluations,
-    "a program of some dozens of cores takes seconds to compile",
-    _CORE + "arithmetic",
-)
-rows_shared = Condition(
-    f"{ROWS_PER_INDEX} entries or more per index of a matrix of {_power(MATRIX)} elements or more",
-    _rows_shared,
-    "entries of one index share a product of NumPy, while a program gathers a matrix for each",
-    _CORE + "arithmetic",
-)

@@ -28,7 +28,4 @@ from tensorjax.contract._costs import Cost
 from tensorjax.contract._planning import Plan, einsum, plan
 
 __all__ = ["Cost", "Plan", "einsum", "plan"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy  # for `dir`: the public names alone

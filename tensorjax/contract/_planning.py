@@ -15,7 +15,15 @@ from jax.core import Tracer
 from tensorjax import _symbolic
 from tensorjax._placement import by_axes, placed_by
 from tensorjax._typing import ArrayLike, DTypeLike, HostArray, PrecisionLike
-from tensorjax.contract import _costs, _execute, _on_host, _options, _paths, _slicing, _steps
+from tensorjax.contract import (
+    _argument_checks,
+    _costs,
+    _execute,
+    _on_host,
+    _paths,
+    _slicing,
+    _steps,
+)
 from tensorjax.contract import _einsum as syntax
 from tensorjax.contract._cost_model import Model, Slices
 from tensorjax.contract._costs import Cost
@@ -159,7 +167,7 @@ class Plan:
                 "pass one array per operand"
             )
         for i, (x, shape) in enumerate(zip(arrays, self.shapes, strict=True)):
-            if not _options.is_array(x):
+            if not _argument_checks.is_array(x):
                 raise TypeError(
                     f"operand {i}: expected an array, got {type(x).__name__}; "
                     "shapes are for contract.plan, convert data by jnp.asarray"
@@ -259,7 +267,7 @@ def plan(
     """
     if not isinstance(expr, str):
         expr, operands = syntax.interleaved((expr, *operands))
-    described = tuple(_options.describe(i, x, dtype) for i, x in enumerate(operands))
+    described = tuple(_argument_checks.describe(i, x, dtype) for i, x in enumerate(operands))
     network = syntax.parse(expr, tuple(shape for shape, _, _ in described))
     # The promotion is meant, so it has to pass under JAX's strict promotion as well.
     with jax.numpy_dtype_promotion("standard"):
@@ -271,11 +279,11 @@ def plan(
         common,
         _paths.check_strategy(optimize),
         _paths.check_seconds(seconds),
-        _options.check_minimize(minimize),
-        _options.check_limit(memory_limit, limit_grad),
+        _argument_checks.check_minimize(minimize),
+        _argument_checks.check_limit(memory_limit, limit_grad),
         bool(limit_grad),
-        _options.check_precision(precision),
-        _options.check_preferred(preferred_element_type, common),
+        _argument_checks.check_precision(precision),
+        _argument_checks.check_preferred(preferred_element_type, common),
         bool(merge_axes),
     )
 

@@ -16,7 +16,4 @@ from tensorjax.convert._tt_to_mera import tt_to_mera
 from tensorjax.convert._tt_to_tucker import tt_to_tucker
 
 __all__ = ["CutInfo", "LayerInfo", "MERAInfo", "TuckerInfo", "tt_to_mera", "tt_to_tucker"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy  # for `dir`: the public names alone

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _blas_threads, _check, linalg, mera, tt
-from tensorjax._cores.orthogonalization import left_qr
+from tensorjax._cores.orthogonalization import left_qr, right_lq, right_orthogonal
 from tensorjax._cores.overlaps import difference
-from tensorjax._cores.unfoldings import Cores, absorb, join, merge, tall, times_right, wide
+from tensorjax._cores.unfoldings import Cores, absorb, join, merge, times_right
 from tensorjax._formats.trains import single
 from tensorjax._placement import placed
 from tensorjax.convert import _disentangle
@@ -156,7 +156,7 @@ class _Source:
         self.t, self.tol, self.dtype = t, tol, t.dtype
         kind = np.result_type(linalg.factor_dtype(t.dtype), np.float64)
         self.given = [np.asarray(c).astype(kind, copy=False) for c in t.cores]
-        self.cores = _right_orthogonal(self.given)
+        self.cores, _ = right_orthogonal(self.given, scale=False)
         self.scale = float(np.abs(self.cores[0]).max()) or 1.0
         self.cores[0] = self.cores[0] / self.scale
         norm = float(np.linalg.norm(self.cores[0])) or 1.0
@@ -313,8 +313,8 @@ def _disentangled(
     core = cores[0]
     for i, following in enumerate(cores[1:]):
         if i not in pairs:
-            q, r = linalg.qr(tall(core))
-            out.append(q.reshape(*core.shape[:2], -1))
+            q, r = left_qr(core)
+            out.append(q)
             core = absorb(r, following)
             continue
         pair = _Pair(core, cores[i], following)
@@ -400,22 +400,9 @@ def _blocked(sites: Cores, wiring: Wiring, purse: _Budget) -> tuple[list[Any], C
         tails.append(discarded)
         x = linalg.matmul(linalg.adjoint(u)[None], x)
         if block[0] > 0:
-            q, carry = linalg.qr(linalg.adjoint(wide(x)))
-            x, carry = linalg.adjoint(q).reshape(-1, *x.shape[1:]), linalg.adjoint(carry)
+            carry, x = right_lq(x)
         coarse.append(x)
     return ws[::-1], coarse[::-1], tails[::-1]
-
-
-def _right_orthogonal(cores: Cores) -> Cores:
-    out: Cores = []
-    carry = None
-    for core in reversed(cores[1:]):
-        core = core if carry is None else times_right(core, carry)
-        q, r = linalg.qr(linalg.adjoint(wide(core)))
-        out.append(linalg.adjoint(q).reshape(-1, *core.shape[1:]))
-        carry = linalg.adjoint(r)
-    out.append(cores[0] if carry is None else times_right(cores[0], carry))
-    return out[::-1]
 
 
 def _dense(cores: Cores) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 
 from tensorjax import _check, linalg, tucker
 from tensorjax._cores import mode_truncation
-from tensorjax._cores.overlaps import difference
+from tensorjax._cores.overlaps import agree
 from tensorjax._cores.unfoldings import times_mode
 from tensorjax._formats.trains import single
 from tensorjax._kernels.choice import choose_kernel
@@ -109,10 +109,7 @@ def _holds(out: Tucker, cores: list[np.ndarray], tol: float) -> bool:
     wide = cores[0].dtype
     pairs = zip(out.core.cores, out.factors, strict=True)
     found = [times_mode(np.asarray(c).astype(wide), np.asarray(u).astype(wide)) for c, u in pairs]
-    nothing = [np.zeros((1, c.shape[1], 1), wide) for c in cores]
-    error, e = difference(cores, found)
-    norm, exponent = difference(cores, nothing)
-    return bool(np.ldexp(error, e - exponent) <= tol * norm)
+    return agree(found, cores, tol)
 
 
 @jax.jit(static_argnums=2)

@@ -25,7 +25,4 @@ __all__ = [
     "to_quimb",
     "to_tensornetwork",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy  # for `dir`: the public names alone

@@ -28,6 +28,7 @@ from tensorjax.linalg._arrays import (
     where_positive,
 )
 from tensorjax.linalg._gram import gram, host_energy, orthonormal_rows, project
+from tensorjax.linalg._host_precision import VERIFY_BELOW
 from tensorjax.linalg._polar import polar
 from tensorjax.linalg._qr import after, qr, triangle
 from tensorjax.linalg._scaling import (
@@ -50,7 +51,6 @@ from tensorjax.linalg._subspaces import (
     range_finder,
     square_factor,
 )
-from tensorjax.linalg._subspaces_on_host import VERIFY_BELOW
 from tensorjax.linalg._svd_eigh import eigh, svd
 from tensorjax.linalg._truncation import SVD, truncated_svd
 
@@ -72,7 +72,4 @@ __all__ = [
     "svd",
     "truncated_svd",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy  # for `dir`: the public names alone

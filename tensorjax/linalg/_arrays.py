@@ -9,6 +9,7 @@ import numpy as np
 from jax import lax
 
 Array = Any  # a JAX or NumPy array; NumPy in, NumPy out
+_HOST = (np.ndarray, np.generic)  # a union would be made anew in every call
 
 
 def factor_dtype(dtype: Any) -> Any:
@@ -24,7 +25,7 @@ def epsilon(dtype: Any) -> float:
 
 def is_host(a: Array) -> bool:
     """Whether ``a`` is a NumPy array, to be factorised by LAPACK on the host."""
-    return isinstance(a, np.ndarray | np.generic)
+    return isinstance(a, _HOST)
 
 
 def namespace(a: Array) -> Any:

@@ -18,6 +18,7 @@ from tensorjax.linalg._arrays import (
     scale_columns,
     wide,
 )
+from tensorjax.linalg._host_precision import VERIFY_BELOW
 from tensorjax.linalg._scaling import (
     energy,
     normalized,
@@ -28,7 +29,6 @@ from tensorjax.linalg._subspaces import (
     choose,
     left_basis,
 )
-from tensorjax.linalg._subspaces_on_host import VERIFY_BELOW
 from tensorjax.linalg._svd_eigh import svd
 
 

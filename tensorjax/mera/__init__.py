@@ -11,8 +11,8 @@ Example:
 
 from tensorjax._optax import Transformation
 from tensorjax.mera._causal_cone import expectation
-from tensorjax.mera._constructors import random, wirings
-from tensorjax.mera._inner import inner, norm
+from tensorjax.mera._overlap_network import inner, norm
+from tensorjax.mera._random import random, wirings
 from tensorjax.mera._refine import (
     RefineInfo,
     conjugate_gradient,
@@ -21,7 +21,7 @@ from tensorjax.mera._refine import (
     stiefel,
     tangent,
 )
-from tensorjax.mera._sample import sample
+from tensorjax.mera._sampled_configurations import sample
 from tensorjax.mera._to_dense import to_dense
 from tensorjax.mera._to_tt import to_tt
 from tensorjax.mera._types import MERA, Layer, Wiring
@@ -46,7 +46,4 @@ __all__ = [
     "to_tt",
     "wirings",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy  # for `dir`: the public names alone

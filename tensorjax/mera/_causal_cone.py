@@ -12,7 +12,7 @@ from tensorjax import _check, linalg
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike
 from tensorjax.contract import einsum
-from tensorjax.mera._inner import norm
+from tensorjax.mera._overlap_network import norm
 from tensorjax.mera._types import MERA, Layer, single
 
 _HIGHEST = jax.lax.Precision.HIGHEST

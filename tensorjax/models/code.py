@@ -16,10 +16,7 @@ from tensorjax.models._spec import fresh_linear
 from tensorjax.models.encoder import EncoderConfig, Trunk
 
 __all__ = ["CodeModel"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy  # for `dir`: the public names alone
 
 
 class CodeModel(nnx.Module):

@@ -19,10 +19,7 @@ from tensorjax.models._id_checks import check_ids, rows_of
 from tensorjax.models._spec import check_sizes, check_spec, fresh_linear, with_spread
 
 __all__ = ["DLRM", "DLRMConfig"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy  # for `dir`: the public names alone
 
 
 # Rows of the 26 tables of the Criteo Kaggle data.

@@ -26,10 +26,7 @@ from tensorjax.models._spec import (
 )
 
 __all__ = ["Encoder", "EncoderConfig", "Trunk"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy  # for `dir`: the public names alone
 
 
 _EPSILON = 1e-12  # BERT's, in its layer norms

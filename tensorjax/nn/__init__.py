@@ -30,8 +30,8 @@ from tensorjax import _extras
 with _extras.needed_by(__name__):
     from tensorjax.nn._contraction_plans import Candidate, LayerPlan
     from tensorjax.nn._dense_to_tensorised import Certificate, from_linear, to_linear
-    from tensorjax.nn._embeddings.base import Embedding
     from tensorjax.nn._embeddings.embedding import CPEmbedding, TTEmbedding, TuckerEmbedding
+    from tensorjax.nn._embeddings.embedding_base import Embedding
     from tensorjax.nn._embeddings.from_dense import from_embedding, to_embedding
     from tensorjax.nn._embeddings.lookup_plan import LookupPlan
     from tensorjax.nn._embeddings.padded import PaddedEmbed
@@ -71,7 +71,4 @@ __all__ = [
     "to_embedding",
     "to_linear",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy  # for `dir`: the public names alone

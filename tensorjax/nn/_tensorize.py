@@ -9,7 +9,7 @@ import jax
 from flax import nnx
 
 from tensorjax.nn._dense_checks import check_plain
-from tensorjax.nn._embeddings.base import Embedding
+from tensorjax.nn._embeddings.embedding_base import Embedding
 from tensorjax.nn._embeddings.padded import PaddedEmbed
 from tensorjax.nn._general import TensorLinearGeneral, flat
 from tensorjax.nn._linear_base import TensorLinear

@@ -110,7 +110,4 @@ __all__ = [
     "to_orbax",
     "to_safetensors",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy  # for `dir`: the public names alone

@@ -57,7 +57,4 @@ __all__ = [
     "size",
     "status",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy  # for `dir`: the public names alone

@@ -9,8 +9,8 @@ import optax
 
 from tensorjax import _check
 from tensorjax._typing import Optimizer
-from tensorjax.optim._options import Options, Switch, Weight, known
 from tensorjax.optim._prune import Gates
+from tensorjax.optim._rank_adaptive_options import Options, Switch, Weight, known
 from tensorjax.optim._size_polynomial import Measure, checked, polynomial, total
 from tensorjax.optim._state import UNKNOWN, RankAdaptiveState
 from tensorjax.optim._tensorised_leaves import Layout, gated

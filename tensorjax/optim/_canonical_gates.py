@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax._cores.unfoldings import join, times_axis
+from tensorjax._cores.orthogonalization import right_orthogonal
+from tensorjax._cores.unfoldings import join, tall, times_axis
 from tensorjax._placement import returned
 from tensorjax._typing import Tree
 from tensorjax.optim._tensorised_leaves import Layer, check_concrete, flatten, gated
@@ -101,15 +102,11 @@ def _train(layer: Layer, cores: Arrays, gates: Arrays) -> Arrays:
     parts = [core.reshape(core.shape[0], -1, core.shape[-1]) for core in cores]
     for k, gate in enumerate(gates):
         parts[k] = parts[k] * gate
-    for k in range(len(parts) - 1, 0, -1):  # rows orthonormal, from the right
-        rows = parts[k].reshape(parts[k].shape[0], -1)
-        q, r = np.linalg.qr(rows.T)
-        parts[k] = q.T.reshape(-1, *parts[k].shape[1:])
-        parts[k - 1] = parts[k - 1] @ r.T
+    parts, _ = right_orthogonal(parts, scale=False)
     values: Arrays = []
     for k in range(len(parts) - 1):  # columns orthonormal, from the left
-        left, modes, right = parts[k].shape
-        u, s, v = np.linalg.svd(parts[k].reshape(-1, right), full_matrices=False)
+        left, modes, _ = parts[k].shape
+        u, s, v = np.linalg.svd(tall(parts[k]), full_matrices=False)
         parts[k] = u.reshape(left, modes, -1)
         parts[k + 1] = join(s[:, None] * v, parts[k + 1])
         values.append(s)

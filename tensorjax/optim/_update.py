@@ -9,8 +9,8 @@ import numpy as np
 import optax
 
 from tensorjax.optim._explicit_sharding import like, widest
-from tensorjax.optim._options import Options, at, is_zero
 from tensorjax.optim._prune import Gates, doomed
+from tensorjax.optim._rank_adaptive_options import Options, at, is_zero
 from tensorjax.optim._size_polynomial import Polynomial, polynomial
 from tensorjax.optim._state import PROGRESS, RankAdaptiveState, unknown
 from tensorjax.optim._tensorised_leaves import Layout, gated

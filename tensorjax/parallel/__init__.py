@@ -48,7 +48,4 @@ __all__ = [
     "summa",
     "traffic",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy  # for `dir`: the public names alone

@@ -76,7 +76,4 @@ __all__ = [
     "resolution",
     "save",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy  # for `dir`: the public names alone

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._cores.unfoldings import Cores
 
 
 def backend(*values: Any) -> Any:
@@ -35,15 +35,16 @@ def _argument(v: Any) -> Any:
     return jnp.asarray(np.reshape(np.asarray(v), 1))[0]
 
 
+def hosted_cores(t: Any) -> Cores:
+    """Converts a train's or a TT-matrix's cores to float64 NumPy arrays."""
+    return [np.asarray(c, np.float64) for c in t.cores]
+
+
 def generator_of(key: Any) -> np.random.Generator:
     """Returns a NumPy generator to sample a problem: as given, or from a `jax.random` key."""
     if isinstance(key, np.random.Generator):
         return key
-    if not isinstance(key, jax.Array) or _check.is_traced(key):
-        raise TypeError(
-            f"key: expected jax.random.key(seed) or a NumPy generator, got {type(key).__name__}"
-        )
-    return np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
+    return _check.host_generator(key, "; a NumPy generator will do too")
 
 
 def coefficient(name: str, value: Any, shape: tuple[int, ...], *, optional: bool = False) -> Any:

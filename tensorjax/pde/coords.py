@@ -16,21 +16,24 @@ from typing import Any, get_args
 
 import numpy as np
 
-from tensorjax import _check
 from tensorjax._formats.trains import TT
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._generators import normal_component as normal
 from tensorjax.pde._generators import nuclear_norm as nuclear
 from tensorjax.pde._generators.canonical_form import leading, truncated, truncated_ranks
-from tensorjax.pde._generators.generator_inputs import Gauge, Motion, Setting, filtered, visible
+from tensorjax.pde._generators.generator_inputs import (
+    Gauge,
+    Motion,
+    Setting,
+    filtered,
+    rates_of_motion,
+    visible,
+)
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._problems.problem import RightSide
 
 __all__ = ["Convex", "Fixed", "Flow", "Generator", "Motion", "MultiLevel", "Prescribed"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy  # for `dir`: the public names alone
 
 
 # The guard requires that the normal component at v falls to this share: a motion that gains nothing
@@ -137,15 +140,7 @@ class Prescribed:
         """
         given = self.motion(t)
         sigma, beta = given if isinstance(given, tuple) else (given, np.zeros(box.dim))
-        sigma, beta = np.asarray(sigma, np.float64), np.asarray(beta, np.float64)
-        for name, value, shape in (
-            ("sigma", sigma, (box.dim, box.dim)),
-            ("beta", beta, (box.dim,)),
-        ):
-            if value.shape != shape:
-                raise ValueError(f"motion: expected {name} of shape {shape}, got {value.shape}")
-            _check.finite(f"motion: {name}", value)
-        return Motion(sigma, beta)
+        return Motion(*rates_of_motion("motion: expected", sigma, beta, box.dim))
 
 
 @dataclasses.dataclass(frozen=True)

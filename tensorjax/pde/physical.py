@@ -3,7 +3,8 @@
 u(x) = v(Γ x + s), with v the interpolant of its values on the grid, and zero outside the box.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ import numpy as np
 from tensorjax import _check
 from tensorjax._cores import interfaces
 from tensorjax._cores.contraction import einsum
-from tensorjax._cores.unfoldings import absorb, times_mode, times_right
+from tensorjax._cores.overlaps import bond_overlap
+from tensorjax._cores.unfoldings import absorb, times_mode, times_right, weighted_sum
 from tensorjax._formats.trains import TT, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import PROGRAM
@@ -63,12 +65,8 @@ def evaluate(v: TT, map: AffineMap, box: Box, x: ArrayLike) -> JaxOrHost:
         raise ValueError(f"x: expected points of shape (m, {box.dim}), got {points.shape}")
     y = map.forward(points)
     if choose_kernel("pde.evaluate", (y, cores)) is PROGRAM:
-        return _contracted(box, cores, [a.interpolate(y[:, k]) for k, a in enumerate(box.axes)])
-    out = np.empty(len(y))
-    for part in _parts(cores, len(y)):
-        rows = [a.interpolate(y[part, k]) for k, a in enumerate(box.axes)]
-        out[part] = _contracted(box, cores, rows)
-    return out
+        return _contracted(cores, [a.interpolate(y[:, k]) for k, a in enumerate(box.axes)])
+    return _by_parts(cores, y, [a.interpolate for a in box.axes], float)
 
 
 @placed
@@ -97,7 +95,7 @@ def mass(v: TT, map: AffineMap, box: Box) -> JaxOrHost:
     Source: ours; the quadrature is that of the grid, see `Axis`.
     """
     xp, cores, map = _given(v, map, box)
-    return _product(xp, _weighted(xp, cores, box, 0)) / xp.abs(map.det)
+    return functools.reduce(xp.matmul, _weighted(xp, cores, box, 0))[0, 0] / xp.abs(map.det)
 
 
 @placed
@@ -215,7 +213,8 @@ def marginal(
     kappa = mesh @ back
     half = (np.abs(kappa) < limit).all(1) & (np.arange(len(mesh)) >= len(mesh) // 2)
     phi = np.zeros(len(mesh), complex)
-    phi[half] = _characteristic(cores, box, kappa[half]) * np.exp(
+    # The integrals ∫ exp(i κ·y) v dy.
+    phi[half] = _by_parts(cores, kappa[half], [a.waves for a in box.axes], complex) * np.exp(
         -1j * (kappa[half] @ map.shift + mesh[half] @ center)
     )
     phi[: len(phi) // 2] = phi[: len(phi) // 2 : -1].conj()  # φ(−ω) is the conjugate of φ(ω)
@@ -315,7 +314,7 @@ def shares_of(xp: Any, cores: Sequence[Any], axes: Sequence[tuple[Any, Any]]) ->
         safe = xp.where(total > 0, total, 1)
         edges.append((density[0] + density[1] + density[-2] + density[-1]) / safe)
         roughs.append((times_mode(before, fine) * times_mode(after, fine)).sum() / safe)
-        left = einsum("ans,ant->st", before, core)
+        left = bond_overlap(before, core)
     # Sums of squares, but for roundoff; zero has no share anywhere.
     return tuple(xp.sqrt(xp.max(xp.maximum(xp.stack(s), 0))) for s in (edges, roughs))
 
@@ -332,7 +331,7 @@ def _given(v: TT, map: AffineMap, box: Box) -> tuple[Any, list[Any], AffineMap]:
     return xp, cores, AffineMap(matrix, shift)
 
 
-def _contracted(box: Box, cores: list[Any], rows: list[Any]) -> JaxOrHost:
+def _contracted(cores: list[Any], rows: list[Any]) -> JaxOrHost:
     """Contracts v, for its values, with products of rows (m, n_k) over the grid, for every m."""
     state = None
     for core, row in zip(cores, rows, strict=True):
@@ -342,11 +341,18 @@ def _contracted(box: Box, cores: list[Any], rows: list[Any]) -> JaxOrHost:
     return state[:, 0]
 
 
-def _parts(cores: list[Any], count: int) -> list[slice]:
-    """Splits the physical points, at which to evaluate, into slices of bounded memory."""
-    size = max(max(c.shape[1], c.shape[0] * c.shape[2]) for c in cores)
-    step = max(1, _CHUNK // size)
-    return [slice(i, min(i + step, count)) for i in range(0, count, step)]
+def _by_parts(
+    cores: list[Any], points: np.ndarray, rows_of: list[Callable[[Any], Any]], dtype: Any
+) -> np.ndarray:
+    """Contracts v with the rows of every axis at points (m, d), so many of them at a time."""
+    # The memory that a part takes is bounded: one row, and one matrix between bonds, per point.
+    step = max(1, _CHUNK // max(max(c.shape[1], c.shape[0] * c.shape[2]) for c in cores))
+    out = np.empty(len(points), dtype)
+    for i in range(0, len(points), step):
+        columns = points[i : i + step].T
+        rows = [f(y) for f, y in zip(rows_of, columns, strict=True)]
+        out[i : i + step] = _contracted(cores, rows)
+    return out
 
 
 def _weighted(xp: Any, cores: list[Any], box: Box, power: int) -> list[Any]:
@@ -354,23 +360,7 @@ def _weighted(xp: Any, cores: list[Any], box: Box, power: int) -> list[Any]:
     out = []
     for core, axis in zip(cores, box.axes, strict=True):
         w = xp.asarray(axis.weights * axis.points**power).astype(core.dtype)
-        out.append(einsum("n,anb->ab", w, core))
-    return out
-
-
-def _product(xp: Any, matrices: list[Any]) -> JaxOrHost:
-    state = matrices[0]
-    for m in matrices[1:]:
-        state = state @ m
-    return state[0, 0]
-
-
-def _characteristic(cores: list[Any], box: Box, kappa: np.ndarray) -> np.ndarray:
-    """Computes ∫ exp(i κ·y) v dy for every κ, (m, d), from which marginals follow."""
-    out = np.empty(len(kappa), complex)
-    for part in _parts(cores, len(kappa)):
-        rows = [a.waves(kappa[part, k]) for k, a in enumerate(box.axes)]
-        out[part] = _contracted(box, cores, rows)
+        out.append(weighted_sum(core, w))
     return out
 
 

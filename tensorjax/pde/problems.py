@@ -29,7 +29,4 @@ __all__ = [
     "Sin",
     "Term",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy  # for `dir`: the public names alone

@@ -10,6 +10,7 @@ from tensorjax import _blas_threads
 from tensorjax._cores.contraction import einsum
 from tensorjax._transfer import on_device
 from tensorjax.sketch import _mode_groups
+from tensorjax.sketch._dense_input import merge
 from tensorjax.sketch._types import Dense, Kronecker
 
 # Below this many elements, BLAS threads cost more than they gain.
@@ -39,19 +40,10 @@ def _kronecker(p: Kronecker, x: np.ndarray) -> np.ndarray:
     cores = [np.asarray(c) for c in p.cores]
     y = x.reshape(batch, -1, 1, 1)  # (batch, modes not yet done, bond, modes done)
     for s, e in reversed(list(zip(plan.cuts, plan.cuts[1:], strict=False))):
-        core = _merged(cores[s:e])[:, :, : y.shape[1]]
+        core = merge(cores[s:e], einsum)[:, :, : y.shape[1]]
         y = _group(y, core)
     y = y.reshape(batch, -1)[:, : p.out_size]
     return y * x.dtype.type(1 / math.sqrt(p.out_size * math.prod(ranks)))
-
-
-def _merged(cores: list[np.ndarray]) -> np.ndarray:
-    """Multiplies neighbouring cores (r, m, n, s) of a random map into one, on the host."""
-    out = cores[0]
-    for core in cores[1:]:
-        (r, i, j, _), (_, k, n, s) = out.shape, core.shape
-        out = einsum("rija,akns->rikjns", out, core).reshape(r, i * k, j * n, s)
-    return out
 
 
 def _group(y: np.ndarray, core: np.ndarray) -> np.ndarray:

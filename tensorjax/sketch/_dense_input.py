@@ -16,6 +16,7 @@ from tensorjax.sketch import _mode_groups
 from tensorjax.sketch._types import CPRows, Dense, Kronecker, Projection, Sparse, TTRows
 
 HIGHEST = jax.lax.Precision.HIGHEST
+_EINSUM = functools.partial(einsum, precision=HIGHEST)
 _CHUNK = 2**22  # elements gathered at a time
 
 
@@ -54,11 +55,11 @@ def _padded(x: jax.Array, size: int) -> jax.Array:
     return jnp.pad(x, ((0, 0), (0, size - x.shape[1])))
 
 
-def merge(cores: list[jax.Array]) -> jax.Array:
+def merge(cores: list[Any], einsum: Callable[..., Any] = _EINSUM) -> Any:
     """Multiplies neighbouring cores (r, m, n, r') of a random map into one, for dense input."""
     out = cores[0]
     for core in cores[1:]:
-        out = einsum("aijb,bklc->aikjlc", out, core, precision=HIGHEST)
+        out = einsum("aijb,bklc->aikjlc", out, core)
         r, i, k, j, n, s = out.shape
         out = out.reshape(r, i * k, j * n, s)
     return out

@@ -125,7 +125,7 @@ class Projection:
     @property
     def ranks(self) -> tuple[int, ...]:
         """Interior TT-ranks of the map or of its rows; empty if they have none."""
-        return ()
+        return tuple(c.shape[-1] for c in getattr(self, "cores", ())[:-1])
 
     @property
     def dtype(self) -> DType:
@@ -135,7 +135,7 @@ class Projection:
     @property
     def size(self) -> int:
         """Number of the map's stored random entries (of one map, batch axes left out)."""
-        raise TypeError("an abstract map stores nothing")
+        return sum(math.prod(a.shape[-self._array_ndim :]) for a in jax.tree.leaves(self))
 
     def astype(self, dtype: DTypeLike) -> Self:
         """Returns the map with its stored floating-point entries cast to ``dtype``.
@@ -217,16 +217,6 @@ class Kronecker(Projection):
         """Modes (m_1, …, m_d) of the Kronecker map's output."""
         return tuple(c.shape[-3] for c in self.cores)
 
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Interior TT-ranks (r_1, …, r_{d-1}) of the Kronecker map."""
-        return tuple(c.shape[-1] for c in self.cores[:-1])
-
-    @property
-    def size(self) -> int:
-        """Number of entries stored in the Kronecker map, Σ r_{k-1} m_k n_k r_k."""
-        return sum(math.prod(c.shape[-4:]) for c in self.cores)
-
 
 @_map_type("matrix")
 class Dense(Projection):
@@ -246,11 +236,6 @@ class Dense(Projection):
 
     _array_ndim: ClassVar[int] = 2
     matrix: jax.Array
-
-    @property
-    def size(self) -> int:
-        """Number of entries stored in the dense map, M N."""
-        return math.prod(self.matrix.shape[-2:])
 
 
 @_map_type("index", "sign")
@@ -302,16 +287,6 @@ class TTRows(Projection):
     _array_ndim: ClassVar[int] = 4
     cores: tuple[jax.Array, ...]
 
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Interior TT-ranks (r_1, …, r_{d-1}) of a row of the map."""
-        return tuple(c.shape[-1] for c in self.cores[:-1])
-
-    @property
-    def size(self) -> int:
-        """Number of entries stored in the map of TT rows, M Σ r_{k-1} n_k r_k."""
-        return sum(math.prod(c.shape[-4:]) for c in self.cores)
-
 
 @_map_type("factors")
 class CPRows(Projection):
@@ -337,7 +312,13 @@ class CPRows(Projection):
         """Number T of rank-one terms in a row of the map."""
         return self.factors[0].shape[-2]
 
-    @property
-    def size(self) -> int:
-        """Number of entries stored in the map of CP rows, M T Σ n_k."""
-        return sum(math.prod(a.shape[-3:]) for a in self.factors)
+
+def promoted(a: Any, b: Any) -> Any:
+    """Returns the dtype in which a map applies to x: JAX's standard promotion, in any mode."""
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.promote_types(jax.dtypes.canonicalize_dtype(a), jax.dtypes.canonicalize_dtype(b))
+
+
+def accumulator(dtype: Any) -> Any:
+    """Returns the dtype in which a map is applied: single precision at least."""
+    return promoted(dtype, jnp.float32)

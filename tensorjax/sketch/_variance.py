@@ -17,8 +17,16 @@ from tensorjax.contract import einsum
 from tensorjax.sketch import _fourth_moments
 from tensorjax.sketch._apply import is_folded
 from tensorjax.sketch._dense_input import HIGHEST
-from tensorjax.sketch._dtypes import accumulator, promoted
-from tensorjax.sketch._types import CPRows, Dense, Kronecker, Projection, Sparse, TTRows
+from tensorjax.sketch._types import (
+    CPRows,
+    Dense,
+    Kronecker,
+    Projection,
+    Sparse,
+    TTRows,
+    accumulator,
+    promoted,
+)
 
 _MOST_PATTERNS_MODES = 5  # 187 patterns; 715 for six modes
 _MOST_STATE = 2**27  # most elements of the sweep's state

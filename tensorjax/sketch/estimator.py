@@ -14,7 +14,7 @@ import numpy as np
 from tensorjax import _extras, tt
 from tensorjax.sketch import _bounds, _sparse_input
 from tensorjax.sketch._apply import apply
-from tensorjax.sketch._constructors import ttrp
+from tensorjax.sketch._random_maps import ttrp
 from tensorjax.sketch._train_input import to_tt_matrix
 from tensorjax.sketch._types import Kronecker
 

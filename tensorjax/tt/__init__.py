@@ -50,6 +50,7 @@ from tensorjax.tt._arrays.reductions import (
     var,
 )
 from tensorjax.tt._arrays.reshaping import permute, reshape, reverse
+from tensorjax.tt._born_sampling import sample
 from tensorjax.tt._broadcasting import broadcast_to
 from tensorjax.tt._chain_operators import chain_operator
 from tensorjax.tt._completion.completion import CompleteInfo, complete
@@ -57,7 +58,6 @@ from tensorjax.tt._constructors import identity, ones, random, random_matrix, ra
 from tensorjax.tt._cross.cross import CrossInfo, CrossProgress, cross
 from tensorjax.tt._eigen.eigsh import EigInfo, eigsh
 from tensorjax.tt._evaluation.evaluate import contract_modes, evaluate
-from tensorjax.tt._inner import distance, inner, norm
 from tensorjax.tt._inner_products.bilinear import bilinear_form
 from tensorjax.tt._inner_products.pairwise import pairwise_inner
 from tensorjax.tt._linear.solve import SolveInfo, solve
@@ -75,6 +75,7 @@ from tensorjax.tt._manifold.riemannian_gradients import (
     value_and_riemannian_grad,
 )
 from tensorjax.tt._normalize import log_norm, normalize
+from tensorjax.tt._norms import distance, inner, norm
 from tensorjax.tt._padding import effective_ranks, pad, trim
 from tensorjax.tt._products import hadamard, linear_combination, matmul, matvec
 from tensorjax.tt._quantics import (
@@ -84,7 +85,6 @@ from tensorjax.tt._quantics import (
     quantics_to_index,
 )
 from tensorjax.tt._rounding.rounding import orthogonalize, round
-from tensorjax.tt._sample import sample
 from tensorjax.tt._statistics.moments import moment
 from tensorjax.tt._statistics.sobol import (
     dimension_distribution,
@@ -195,7 +195,4 @@ __all__ = [
     "zeros_like",
     "zeros_matrix",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy  # for `dir`: the public names alone

@@ -88,7 +88,10 @@ def folded(f: Callable[..., Any]) -> Callable[..., Any]:
             if isinstance(a, TT | TTMatrix):
                 _check_alike(x, a)
         out = run(fold(x), *(fold(a) if isinstance(a, TTMatrix) else a for a in args), **kwargs)
-        return unfold(out, x.row_shape, x.col_shape) if isinstance(out, TT) else out
+        sides = x.row_shape, x.col_shape
+        if isinstance(out, tuple):
+            return tuple(unfold(t, *sides) for t in out)
+        return unfold(out, *sides) if isinstance(out, TT) else out
 
     return on_folded
 

@@ -1,23 +1,12 @@
 """Products and sums of trains: exact, or rounded without materialising the exact result."""
 
-import functools
-import math
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 
-from tensorjax import _check, _native, linalg
-from tensorjax._cores import rounding_sweeps as sweeps
-from tensorjax._cores.placement import placed_like
 from tensorjax._cores.products import matmul_core, matvec_core
-from tensorjax._cores.ranks import cut_ranks, rank_bounds
-from tensorjax._cores.scaling import balanced
 from tensorjax._formats.trains import TT, TTMatrix, known, single
-from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
-from tensorjax._kernels.table import CPP, TRACE
 from tensorjax._placement import placed
 from tensorjax._typing import Key
 from tensorjax.tt import _products_on_host
@@ -31,17 +20,16 @@ from tensorjax.tt._algebra import (
     unfold,
 )
 from tensorjax.tt._broadcasting import together
-from tensorjax.tt._padding import padded_ranks, padded_to
-from tensorjax.tt._rounding import rounded_sums as fused
 from tensorjax.tt._rounding.rounding import round
+from tensorjax.tt._rounding.sums_of_products import (
+    Rank,
+    rounded,
+    rounded_by_grams,
+    shape_of,
+    term_of,
+)
 
 Train = TypeVar("Train", TT, TTMatrix)
-Rank = int | Sequence[int] | None
-# Columns of the independent sketch that estimates the error made with a tolerance.
-_PROBES = 48
-# Parts of a tolerance: of the truncation by singular values, and of what the sketches may miss, by
-# an estimate that may be off by a factor of two.
-_TRUNCATION, _SKETCH = 0.7, 0.35
 
 
 @placed
@@ -93,9 +81,9 @@ def hadamard(
     if tol is None and rank is None:
         return _products_on_host.product(x, y, "hadamard") or exact_hadamard(x, y)
     if isinstance(x, TTMatrix) and isinstance(y, TTMatrix):
-        out = _rounded([(fold(x), fold(y))], [1.0], tol, rank, key, oversample)
+        out = rounded([(fold(x), fold(y))], [1.0], tol, rank, key, oversample)
         return unfold(out, x.row_shape, x.col_shape)
-    return _rounded([(x, y)], [1.0], tol, rank, key, oversample)
+    return rounded([(x, y)], [1.0], tol, rank, key, oversample)
 
 
 @placed
@@ -143,7 +131,7 @@ def matvec(
         raise ValueError(f"x: expected shape {a.col_shape} (the columns of a), got {x.shape}")
     if tol is None and rank is None:
         return _products_on_host.product(a, x, "matvec") or exact_product(a, x, matvec_core, TT)
-    return _rounded([(a, x)], [1.0], tol, rank, key, oversample)
+    return rounded([(a, x)], [1.0], tol, rank, key, oversample)
 
 
 @placed
@@ -188,7 +176,7 @@ def matmul(
     if tol is None and rank is None:
         out = _products_on_host.product(a, b, "matmul")
         return out or exact_product(a, b, matmul_core, TTMatrix)
-    return unfold(_rounded([(a, b)], [1.0], tol, rank, key, oversample), a.row_shape, b.col_shape)
+    return unfold(rounded([(a, b)], [1.0], tol, rank, key, oversample), a.row_shape, b.col_shape)
 
 
 @placed
@@ -266,9 +254,10 @@ def linear_combination(
     if method == "gram":
         if tol is None or rank is not None:
             raise ValueError('method: "gram" finds the ranks; expected tol= alone with it')
-        return _rounded_by_grams(pairs, weights, tol)
+        found = rounded_by_grams(pairs, weights, tol)
+        return round(_formed(pairs, weights, dtype), tol=tol) if found is None else found
     if tol is not None or rank is not None:
-        return _rounded(pairs, weights, tol, rank, key, oversample)
+        return rounded(pairs, weights, tol, rank, key, oversample)
     return _formed(pairs, weights, dtype)
 
 
@@ -283,196 +272,5 @@ def _formed(pairs: Sequence[Any], weights: Sequence[Any], dtype: Any) -> TT:
     return total
 
 
-def term_of(name: str, term: Any) -> tuple[Any, ...]:
-    """Checks a term of a sum of products and returns it as a tuple of trains."""
-    factors = tuple(term) if isinstance(term, tuple | list) else (term,)
-    kinds = [type(t) for t in factors]
-    if kinds not in ([TT], [TT, TT], [TTMatrix, TT]):
-        raise TypeError(
-            f"{name}: expected a TT, or a pair (TT, TT) or (TTMatrix, TT), "
-            f"got {', '.join(k.__name__ for k in kinds)}"
-        )
-    for t in factors:
-        single(name, t)
-    inner = factors[0].col_shape if kinds[0] is TTMatrix else factors[0].shape
-    if inner != factors[-1].shape:
-        raise ValueError(
-            f"{name}: expected a second factor of shape {inner}, got {factors[-1].shape}"
-        )
-    return factors
-
-
-def shape_of(term: tuple[Any, ...]) -> tuple[int, ...]:
-    return term[0].row_shape if isinstance(term[0], TTMatrix) else term[0].shape
-
-
 def _product(first: Any, second: TT) -> TT:
     return hadamard(first, second) if isinstance(first, TT) else matvec(first, second)
-
-
-def factors_of(term: tuple[Any, ...], dtype: Any) -> list[tuple[Any, ...]]:
-    """Returns the cores of a product's factors, by modes; a vector after a matrix as column."""
-    out = []
-    for cores in zip(*(t.cores for t in term), strict=True):
-        cores = [c.astype(dtype) for c in cores]
-        if len(cores) == 2 and cores[0].ndim > cores[1].ndim:
-            cores[1] = cores[1][:, :, None, :]
-        out.append(tuple(cores))
-    return out
-
-
-def _rounded(
-    terms: Sequence[Any],
-    weights: Sequence[Any],
-    tol: Any,
-    rank: Rank,
-    key: Any,
-    oversample: int | None,
-) -> TT:
-    if oversample is not None:
-        oversample = _check.integer("oversample", oversample, low=0)
-    _check.tol_or_rank(tol, rank, *terms, *weights)
-    for i, term in enumerate(terms):
-        _check.finite(f"terms[{i}]" if len(terms) > 1 else "x, y", term)
-    dtype = jnp.result_type(*(t.dtype for term in terms for t in term))
-    tol = None if tol is None else _check.tolerance(tol, dtype)
-    given = terms[0][-1].cores
-    if rank is None:
-        out = _dynamic(terms, weights, tol, key, dtype)
-        return TT._unchecked(placed_like(out.cores, given))
-    full, modes = _full_ranks(terms)
-    wanted = _check.bond_ranks(rank, rank_bounds(modes))
-    ranks = cut_ranks((1, *map(min, wanted, full), 1), modes)[1:-1]
-    weights = [jnp.asarray(w).astype(dtype) for w in weights]
-    extra = sweeps.oversampled(ranks, oversample)
-    out = _static(tuple(map(tuple, terms)), tuple(weights), tol, key, ranks, extra)
-    shape = padded_ranks(rank, ranks, [t for term in terms for t in term])
-    if shape != out.ranks[1:-1]:
-        out = padded_to(out, shape)
-    return TT._unchecked(placed_like(out.cores, given))
-
-
-def _rounded_by_grams(terms: Sequence[Any], weights: Sequence[Any], tol: Any) -> TT:
-    _check.tol_or_rank(tol, None, *terms, *weights)
-    _check.finite("terms", terms)
-    dtype = jnp.result_type(*(t.dtype for term in terms for t in term))
-    tol = _check.tolerance(tol, dtype)
-    wide = np.result_type(linalg.factor_dtype(dtype), np.float64)
-    factors = [factors_of(jax.tree.map(np.asarray, term), wide) for term in terms]
-    scaled = [np.asarray(w).astype(wide) for w in weights]
-    # Part of the tolerance pays for rounding the cores to a narrower dtype.
-    share = max(tol**2 - len(factors[0]) * (linalg.epsilon(dtype) / 2) ** 2, tol**2 / 4)
-    if len(factors[0]) > 1:
-        try:
-            cores = balanced(*fused.by_grams(factors, scaled, share))
-            found = TT._unchecked(tuple(jax.device_put([c.astype(dtype) for c in cores])))
-            return TT._unchecked(placed_like(found.cores, terms[0][-1].cores))
-        except sweeps.InaccurateGram:
-            pass
-    return round(_formed(terms, weights, dtype), tol=tol)
-
-
-def _full_ranks(terms: Sequence[Any]) -> tuple[tuple[int, ...], list[int]]:
-    """Returns ranks that the sum of the products cannot exceed, and its modes."""
-    first, *second = terms[0]
-    columns = [n for t in second if isinstance(t, TTMatrix) for n in t.col_shape]
-    modes = [m * n for m, n in zip(shape_of(terms[0]), columns or [1] * first.order, strict=True)]
-    bonds = [[math.prod(r) for r in zip(*(t.ranks for t in term), strict=True)] for term in terms]
-    total = [sum(r) for r in zip(*bonds, strict=True)]
-    return cut_ranks((1, *total[1:-1], 1), modes)[1:-1], modes
-
-
-@jax.jit(static_argnums=(4, 5))
-def _static(terms: Any, weights: Any, tol: Any, key: Any, ranks: tuple[int, ...], extra: int) -> TT:
-    dtype = jnp.result_type(*(t.dtype for term in terms for t in term))
-    work = linalg.factor_dtype(dtype)
-    if _is_cpp(terms, tol, work):
-        pair = [t.astype(work) for t in terms[0]]
-        cores = _either(*pair, weights[0].astype(work), key, ranks, extra)
-        return TT._unchecked(tuple(c.astype(dtype) for c in cores))
-    return _by_xla(terms, weights, tol, key, ranks, extra)
-
-
-def _is_cpp(terms: Any, tol: Any, dtype: Any) -> bool:
-    """Whether C++ rounds this sum of products in programs for CPUs: one matrix times a vector."""
-    a, x = terms[0][0], terms[0][-1]
-    one = len(terms) == 1 and isinstance(a, TTMatrix) and isinstance(x, TT)
-    shape = [m * n for m, n in zip(a.row_shape, x.shape, strict=True)] if one else []
-    facts: dict[str, Any] = {"static": tol is None, "one_product": one, "exact": False}
-    like = jax.ShapeDtypeStruct((), dtype)
-    facts |= {"shape": shape, "ranks": x.ranks}
-    return choose_kernel("tt.matvec(rank=)", (like,), TRACE, **facts) is CPP
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(4, 5))
-def _either(
-    a: TTMatrix, x: TT, weight: Any, key: Any, ranks: tuple[int, ...], extra: int
-) -> list[Any]:
-    results = _native.rounded_shapes(a.cores, ranks)
-    static, operands = (ranks, extra), (a, x, weight, key)
-    kernels = "tt.matvec(rank=)", _by_sweeps, _one_by_xla
-    return cpp_or_xla(*kernels, *operands, static=static, results=results)
-
-
-def _by_sweeps(
-    ranks: tuple[int, ...], extra: int, a: TTMatrix, x: TT, weight: Any, key: Any
-) -> list[Any]:
-    draw, mix = sweeps.random_train(list(a.cores), max(ranks) + extra, key)
-    *first, last = _native.round_to_ranks(x.cores, draw, mix, ranks, a.cores)
-    return [*first, weight * last]
-
-
-def _one_by_xla(
-    ranks: tuple[int, ...], extra: int, a: TTMatrix, x: TT, weight: Any, key: Any
-) -> list[Any]:
-    return list(_by_xla([(a, x)], [weight], None, key, ranks, extra).cores)
-
-
-@_either.defjvp
-def _either_jvp(ranks: tuple[int, ...], extra: int, primals: Any, tangents: Any) -> Any:
-    """Differentiates XLA's sweeps for a product; C++ ones use the same random train."""
-    *arrays, key = primals
-    differentiable = functools.partial(_one_by_xla, ranks, extra, key=key)
-    return jax.jvp(differentiable, tuple(arrays), tuple(tangents[:-1]))
-
-
-def _by_xla(terms: Any, weights: Any, tol: Any, key: Any, ranks: tuple[int, ...], extra: int) -> TT:
-    dtype = jnp.result_type(*(t.dtype for term in terms for t in term))
-    work = linalg.factor_dtype(dtype)
-    factors = [factors_of(term, work) for term in terms]
-    full, modes = _full_ranks(terms)
-    widths = cut_ranks(
-        (1, *(min(r + extra, f) for r, f in zip(ranks, full, strict=True)), 1), modes
-    )
-    weights = [w.astype(work) for w in weights]
-    cores, exponent = fused.projected(factors, weights, widths[1:-1], key)
-    if tol is not None and len(modes) > 1:
-        cores = round(TT._unchecked(tuple(cores)), rank=ranks, tol=tol, method="svd").cores
-    elif len(modes) > 1 and widths[1:-1] != ranks:
-        cores = sweeps.truncate_back(cores, [None] * len(ranks), ranks)
-    cores = sweeps.scaled_back(list(cores), exponent + jnp.zeros((), jnp.int32))
-    return TT._unchecked(tuple(c.astype(dtype) for c in cores))
-
-
-def _dynamic(terms: Sequence[Any], weights: Sequence[Any], tol: float, key: Any, dtype: Any) -> TT:
-    """Rounds a sum of products to a tolerance on the host: sketches widen until they suffice."""
-    wide = np.result_type(linalg.factor_dtype(dtype), np.float64)
-    hosted = [tuple(jax.tree.map(np.asarray, t) for t in term) for term in terms]
-    factors = [factors_of(term, wide) for term in hosted]
-    weights = [np.asarray(w).astype(wide) for w in weights]
-    full, modes = _full_ranks(terms)
-    keys = (None, None) if key is None else jax.random.split(key)
-    probe = jax.random.key(1) if keys[1] is None else keys[1]
-    width = max(max(t.ranks) for term in terms for t in term) + linalg.OVERSAMPLE
-    while True:
-        widths = cut_ranks((1, *(min(width, f) for f in full), 1), modes)[1:-1]
-        cores = balanced(*fused.projected(factors, weights, widths, keys[0]))
-        exact = widths == full
-        if exact or fused.missed(factors, weights, cores, _PROBES, probe) <= _SKETCH * tol:
-            break
-        width *= 2
-    found = TT._unchecked(tuple(jax.device_put(cores)))
-    if len(modes) > 1:
-        part = tol if exact else max(_TRUNCATION * tol, 10 * linalg.epsilon(wide))
-        found = round(found, tol=part)
-    return found.astype(dtype)

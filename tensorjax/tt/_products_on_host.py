@@ -22,7 +22,7 @@ from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._transfer import on_device
-from tensorjax.tt._evaluation.on_host import _near_one, _on_host
+from tensorjax.tt._evaluation.numpy_entries import _near_one, _on_host
 
 # The matrix carried from core to core is rescaled once its squared norm leaves 2^±_TAME.
 _TAME = 60

@@ -18,8 +18,8 @@ from tensorjax.tucker._constructors import random
 from tensorjax.tucker._hooi import FitInfo, hooi
 from tensorjax.tucker._hosvd import from_dense
 from tensorjax.tucker._indexing import item as item
-from tensorjax.tucker._inner import distance, evaluate, inner, norm
 from tensorjax.tucker._nonnegative import nonnegative
+from tensorjax.tucker._norms_and_entries import distance, evaluate, inner, norm
 from tensorjax.tucker._products import hadamard, mode_product
 from tensorjax.tucker._rounding import round
 from tensorjax.tucker._to_dense import to_dense
@@ -50,7 +50,4 @@ __all__ = [
     "to_dense",
     "to_tt",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy  # for `dir`: the public names alone

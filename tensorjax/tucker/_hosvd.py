@@ -8,23 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax import _blas_threads, _check, linalg
-from tensorjax._cores.scaling import balanced
+from tensorjax import _check, linalg
+from tensorjax._cores.dense_decompositions import Decomposition, decomposed
 from tensorjax._eager import evaluated_eagerly
 from tensorjax._kernels.choice import choose_kernel
-from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
-from tensorjax._transfer import on_device
 from tensorjax._typing import ArrayLike
 from tensorjax.linalg import Method, _predicted_times
 from tensorjax.linalg._subspaces_on_host import (
-    THREADS,
     Asked,
     Subspace,
-    asked_of,
-    budget,
     columns_split,
-    in_single,
     leading,
     times,
 )
@@ -32,8 +26,6 @@ from tensorjax.tucker._algebra import pad
 from tensorjax.tucker._types import Tucker, unfold
 from tensorjax.tucker._types import times as multiplied
 
-# Given ranks but no tolerance, arrays up to this size get an SVD, larger ones Gram matrices.
-_LARGE = 2**16
 # Assumed rank in the cost forecast, where nothing is known of the data.
 _GUESS = 12
 
@@ -80,28 +72,8 @@ def from_dense(
     modes are compressed from the first to the last or back, whichever is forecast to be faster.
     """
     array, dtype, tol = _check.dense_input(x, tol, rank)
-    return _decomposed(array, dtype, tol, rank, method, key)
-
-
-def _decomposed(x: Any, dtype: Any, tol: Any, rank: Any, method: Method, key: Any) -> Tucker:
-    ranks = None if rank is None else feasible_ranks(rank, x.shape)
-    if tol is not None and choose_kernel("tucker.from_dense(tol=)", (x, tol)) is NUMPY:
-        t = _dynamic(np.asarray(x), tol, method, key, dtype)
-        if ranks is None:
-            return t
-        if all(r <= cap for r, cap in zip(t.ranks, ranks, strict=True)):
-            return pad(t, ranks)
-    share = None if tol is None or _check.is_traced(tol) else tol**2 / x.ndim
-    assert ranks is not None
-    if choose_kernel("tucker.from_dense(rank=)", (x, tol), method=method) is NUMPY:
-        return pad(_ranked(x, ranks, share, method, dtype), ranks)
-    _check.finite("x", x)
-    if method == "auto" and tol is None and x.size > _LARGE:
-        method = "gram"  # as in tt.from_dense: an exact SVD would take many times longer
-    chosen = linalg.choose(method, share, linalg.factor_dtype(dtype))
-    if tol is not None and share is None:
-        chosen = "svd"  # a traced tolerance may be anything
-    return _static(jnp.asarray(x), tol, key, ranks, chosen)
+    ranks = None if rank is None else feasible_ranks(rank, array.shape)
+    return decomposed(_ST_HOSVD, array, dtype, tol, ranks, method, key)
 
 
 def feasible_ranks(rank: int | Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
@@ -120,60 +92,6 @@ def _static(x: jax.Array, tol: Any, key: Any, ranks: tuple[int, ...], method: Me
     core, factors = st_hosvd(x, ranks, share, method, key)
     core = linalg.scaled(core, exponent).astype(dtype)
     return Tucker._unchecked(core, tuple(u.astype(dtype) for u in factors))
-
-
-def _dynamic(x: np.ndarray, tol: float, method: Method, key: Any, dtype: Any) -> Tucker:
-    """Computes an ST-HOSVD to a tolerance on the host: LAPACK in double precision."""
-    if x.dtype.kind not in "fc" or x.dtype.itemsize < 4:
-        x = x.astype(np.float32)
-    share, doubtful = budget(tol, x.ndim + 1, x.dtype, dtype)
-    at_hand, exponent, parts = _in_range(x, asked_of(method, share / x.ndim, x.dtype))
-    *factors, core = balanced(parts, exponent, fit=linalg.exponents_held(dtype))
-    core, *factors = on_device([a.astype(dtype) for a in (core, *factors)])
-    out = Tucker._unchecked(core, tuple(factors))
-    wide = np.result_type(x.dtype, np.float64)
-    if doubtful and not _holds(out, at_hand.astype(wide), exponent, tol):
-        return Tucker(jnp.asarray(x, dtype), [jnp.eye(n, dtype=dtype) for n in x.shape])
-    return out
-
-
-def _ranked(
-    x: Any, ranks: tuple[int, ...], share: float | None, method: Method, dtype: Any
-) -> Tucker:
-    """Computes an ST-HOSVD to given ranks on the host, without compilation."""
-    host = np.asarray(x)
-    if host.dtype.kind not in "fc" or host.dtype.itemsize < 4:
-        host = host.astype(np.float32)
-    method = "svd" if method == "auto" and share is None and x.size <= _LARGE else method
-    _, exponent, parts = _in_range(host, asked_of(method, share, host.dtype), ranks)
-    *factors, core = balanced(parts, exponent, fit=linalg.exponents_held(dtype))
-    place = x.sharding if isinstance(x, jax.Array) and x.committed else None
-    core, *factors = on_device([a.astype(dtype) for a in (core, *factors)], place)
-    return Tucker._unchecked(core, tuple(factors))
-
-
-def _in_range(
-    x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None
-) -> tuple[np.ndarray, int, list[Any]]:
-    """Runs an ST-HOSVD of x, over a power of two if needed; returns x, exponent, factors, core."""
-
-    def compress(x: np.ndarray, asked: Asked) -> list[Any]:
-        return host_hosvd(x, asked, caps)
-
-    def parts(x: np.ndarray) -> list[Any]:
-        with _blas_threads.one_thread(x.size < THREADS):
-            return in_single(x, asked, x.ndim, compress) if caps is None else compress(x, asked)
-
-    try:
-        with np.errstate(invalid="ignore", over="ignore"):
-            found = parts(x)
-        if linalg.squares_fit(found[-1]):
-            return x, 0, found
-    except (np.linalg.LinAlgError, ValueError):
-        pass
-    _check.finite("x", x)  # if it is not, the core is not either
-    small, exponent = linalg.normalized(x)
-    return small, exponent, parts(small)
 
 
 def host_hosvd(x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None) -> list[Any]:
@@ -243,10 +161,29 @@ def _seconds(shape: Sequence[int]) -> float:
 
 def _holds(t: Tucker, x: np.ndarray, exponent: int, tol: float) -> bool:
     """Checks that the ST-HOSVD ``t`` approximates x · 2^exponent to the tolerance."""
+    x = x.astype(np.result_type(x.dtype, np.float64))
     leaves = [linalg.normalized(np.asarray(leaf).astype(x.dtype)) for leaf in jax.tree.leaves(t)]
     core, *factors = (leaf for leaf, _ in leaves)
     core = linalg.scaled(core, sum(e for _, e in leaves) - exponent)
     return bool(np.linalg.norm(multiplied(core, factors) - x) <= tol * np.linalg.norm(x))
+
+
+_ST_HOSVD = Decomposition(
+    kernel=lambda x, tol: choose_kernel("tucker.from_dense(tol=)", (x, tol)),
+    kernel_to_ranks=lambda x, tol, method: choose_kernel(
+        "tucker.from_dense(rank=)", (x, tol), method=method
+    ),
+    cuts=lambda order: order,
+    arrays=lambda order: order + 1,
+    compress=host_hosvd,
+    at_once=lambda x, asked: None,
+    wrap=lambda parts: Tucker._unchecked(parts[-1], tuple(parts[:-1])),
+    pad=pad,
+    ranks=lambda t: t.ranks,
+    holds=_holds,
+    lossless=lambda x: Tucker(jnp.asarray(x), [jnp.eye(n, dtype=x.dtype) for n in x.shape]),
+    program=lambda *given: _static(*given),
+)
 
 
 def st_hosvd(

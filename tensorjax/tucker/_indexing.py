@@ -8,18 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._formats.index_keys import (
-    array_of,
-    check_integers,
-    check_vectors,
-    expanded,
-    is_integer,
-    known_key,
-    picked,
-)
+from tensorjax._formats.index_keys import is_integer, picked, read
 from tensorjax._formats.trains import TT
 from tensorjax._placement import placed
-from tensorjax.tucker._inner import evaluate
+from tensorjax.tucker._norms_and_entries import evaluate
 from tensorjax.tucker._types import Tucker, near_one_parts, one, scaled_back, times
 
 
@@ -40,27 +32,19 @@ def item(t: Tucker, key: Any) -> Any:
         Integers known only under a transformation give NaN where they are out of range.
     """
     one("t", t)
-    given = tuple(map(array_of, key if isinstance(key, tuple) else (key,)))
-    keys = expanded(given, t.order, "modes")
-    check_vectors(given)
-    modes = [k for k in keys if k is not None]
-    if all(is_integer(k) for k in keys):
-        check_integers(modes, t.shape)
-        numbers = [known_key(k) for k in modes]
+    keys, numbers = read(key, t.shape)
+    if numbers is not None:
         if not _check.is_traced(numbers):
             return evaluate(t, np.array([operator.index(k) for k in numbers]))
         return evaluate(t, jnp.stack([jnp.asarray(k) for k in numbers]))
+    modes = [k for k in keys if k is not None]
     factors = []
     for u, k, n in zip(t.factors, modes, t.shape, strict=True):
         factors.append(jnp.asarray(picked(jnp.asarray(u)[None], k, n)[0]))
     gone = [k for k, at in enumerate(modes) if is_integer(at)]
-    places = [n for n, k in enumerate([k for k in keys if not _drops(k)]) if k is None]
-    core, kept = _without(t.core, factors, gone)
-    return _with_new(core, kept, places)
-
-
-def _drops(k: Any) -> bool:
-    return k is not None and is_integer(k)
+    kept = [k for k in keys if k is None or not is_integer(k)]
+    places = [n for n, k in enumerate(kept) if k is None]
+    return _with_new(*_without(t.core, factors, gone), places)
 
 
 def _without(core: Any, factors: list[jax.Array], gone: list[int]) -> tuple[Any, list[jax.Array]]:

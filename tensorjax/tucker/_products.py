@@ -1,6 +1,5 @@
 """Products of Tucker tensors: entry by entry, and of one mode with a matrix."""
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -121,11 +120,7 @@ def mode_product(t: Tucker, matrix: ArrayLike, mode: int) -> Tucker:
     section 2.5.
     """
     one("t", t)
-    k = _check.integer("mode", mode, low=-t.order, high=t.order - 1) % t.order
-    w = _check.inexact("matrix", matrix)
-    if w.ndim != 2 or w.shape[1] != t.shape[k] or not w.shape[0]:
-        raise ValueError(f"matrix: expected shape (m, {t.shape[k]}), got {w.shape}")
-    dtype = functools.reduce(jnp.promote_types, [t.dtype, jax.dtypes.canonicalize_dtype(w.dtype)])
+    k, w, dtype = _check.mode_matrix(matrix, mode, t.shape, t.dtype)
     t = t.astype(dtype)
-    factor = linalg.matmul(jnp.asarray(w, dtype), jnp.asarray(t.factors[k]))
+    factor = linalg.matmul(w, jnp.asarray(t.factors[k]))
     return Tucker._unchecked(t.core, (*t.factors[:k], factor, *t.factors[k + 1 :]))

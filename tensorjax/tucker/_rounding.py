@@ -19,7 +19,7 @@ from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax.tucker._algebra import check_core_rank, pad
 from tensorjax.tucker._hosvd import feasible_ranks, st_hosvd
-from tensorjax.tucker._inner import _distance, _norm
+from tensorjax.tucker._norms_and_entries import _distance, _norm
 from tensorjax.tucker._types import (
     Tucker,
     near_one_parts,

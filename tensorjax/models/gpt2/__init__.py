@@ -33,7 +33,4 @@ __all__ = [
     "to_huggingface",
     "write_groups",
 ]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy  # for `dir`: the public names alone

@@ -28,23 +28,23 @@ class Norm(nnx.Module):
         return layout.norm(x, self.scale[...], self.bias[...], EPSILON)
 
 
-class Column(nnx.Module):
-    """Dense linear layer that widens the features: kernel (features, …, wide)."""
+class _Linear(nnx.Module):
+    """Parameters of a dense linear layer: kernel of some shape, bias of all but its first axis."""
 
     def __init__(self, shape: tuple[int, ...], spread: float, param_dtype: Any, rngs: nnx.Rngs):
         self.kernel = nnx.Param(_normal(rngs, shape, spread, param_dtype))
         self.bias = nnx.Param(jnp.zeros(shape[1:], param_dtype))
 
+
+class Column(_Linear):
+    """Dense linear layer that widens the features: kernel (features, …, wide)."""
+
     def __call__(self, x: jax.Array, layout: Layout) -> jax.Array:
         return layout.column(x, self.kernel[...], self.bias[...])
 
 
-class Row(nnx.Module):
+class Row(_Linear):
     """Dense linear layer back to the features: kernel (wide, features)."""
-
-    def __init__(self, shape: tuple[int, int], spread: float, param_dtype: Any, rngs: nnx.Rngs):
-        self.kernel = nnx.Param(_normal(rngs, shape, spread, param_dtype))
-        self.bias = nnx.Param(jnp.zeros(shape[1:], param_dtype))
 
     def __call__(self, x: jax.Array, layout: Layout) -> jax.Array:
         return layout.row(x, self.kernel[...], self.bias[...])

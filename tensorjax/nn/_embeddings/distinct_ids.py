@@ -8,7 +8,7 @@ are as few as those of the forward pass, which it recomputes instead of storing 
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -89,6 +89,21 @@ def _part(request: Request, found: _Distinct, k: Any) -> jax.Array:
     return jax.lax.dynamic_slice_in_dim(found.ids, k * capacity, capacity)
 
 
+def _over_parts(
+    request: Request,
+    found: _Distinct,
+    begin: Callable[[Any], Any],
+    go_on: Callable[[Any, Any], Any],
+) -> Any:
+    """Computes ``begin`` of the first part of the distinct ids, and ``go_on`` of each other one."""
+    first = jnp.zeros((), found.ids.dtype)
+    return jax.lax.while_loop(
+        lambda state: state[0] * request.count < found.count,
+        lambda state: (state[0] + 1, go_on(*state)),
+        (first + 1, begin(first)),
+    )[1]
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _distinct_rows(request: Request, tables: _Tables, ids: jax.Array) -> jax.Array:
     return _forward(request, tables, ids)[0]
@@ -103,15 +118,10 @@ def _forward(request: Request, tables: _Tables, ids: jax.Array) -> Any:
         inside = jnp.clip(found.slots - k * capacity, 0, capacity - 1)
         return rows.at[inside].get(mode="promise_in_bounds")
 
-    def fill(state: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:
-        k, out = state
-        return k + 1, jnp.where((found.slots // capacity == k)[:, None], rows_at(k), out)
+    def fill(k: Any, out: jax.Array) -> jax.Array:
+        return jnp.where((found.slots // capacity == k)[:, None], rows_at(k), out)
 
-    def unfinished(state: tuple[Any, jax.Array]) -> jax.Array:
-        return state[0] * capacity < found.count
-
-    first = jnp.zeros((), ids.dtype)
-    _, out = jax.lax.while_loop(unfinished, fill, (first + 1, rows_at(first)))
+    out = _over_parts(request, found, rows_at, fill)
     like = jnp.broadcast_to(ids[:, None], out.shape).astype(out.dtype)
     out, _ = shard_alike(out, like)
     return out, (tables, found)
@@ -131,16 +141,10 @@ def _backward(request: Request, kept: Any, cotangent: jax.Array) -> Any:
         _, pull = jax.vjp(lambda t: marked_rows(request, t, part), tables)
         return pull(summed.astype(cotangent.dtype))[0]
 
-    def add(state: tuple[Any, Any]) -> tuple[Any, Any]:
-        k, total = state
-        return k + 1, jax.tree.map(jnp.add, total, gradient(k))
+    def add(k: Any, total: Any) -> Any:
+        return jax.tree.map(jnp.add, total, gradient(k))
 
-    def unfinished(state: tuple[Any, Any]) -> jax.Array:
-        return state[0] * capacity < found.count
-
-    first = jnp.zeros((), found.ids.dtype)
-    _, total = jax.lax.while_loop(unfinished, add, (first + 1, gradient(first)))
-    return total, None
+    return _over_parts(request, found, gradient, add), None
 
 
 _distinct_rows.defvjp(_forward, _backward)

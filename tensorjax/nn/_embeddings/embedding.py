@@ -8,7 +8,7 @@ from flax import nnx
 
 from tensorjax.nn import _initializers
 from tensorjax.nn._embeddings import lookup as networks
-from tensorjax.nn._embeddings.base import Embedding
+from tensorjax.nn._embeddings.embedding_base import Embedding
 from tensorjax.nn._embeddings.lookup import LookupNetwork
 from tensorjax.nn._initializers import Init
 from tensorjax.nn._mode_factors import bounded, train_ranks

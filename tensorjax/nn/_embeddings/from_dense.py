@@ -16,8 +16,8 @@ from tensorjax.nn._dense_to_tensorised import (
     folded,
     parameters,
 )
-from tensorjax.nn._embeddings.base import Embedding
 from tensorjax.nn._embeddings.embedding import TTEmbedding
+from tensorjax.nn._embeddings.embedding_base import Embedding
 from tensorjax.nn._embeddings.padded import PaddedEmbed
 from tensorjax.nn._parameters import MAX_BYTES, gate_dtype, settle
 

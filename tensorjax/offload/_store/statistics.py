@@ -141,11 +141,5 @@ class Counter:
 
     def frozen(self) -> Traffic:
         """Returns the transfer statistics so far."""
-        return Traffic(
-            bytes=self.bytes,
-            transfers=self.transfers,
-            tensors=self.tensors,
-            failures=self.failures,
-            latency=tuple(self.latency),
-            waiting=tuple(self.waiting),
-        )
+        counts = {**vars(self), "latency": tuple(self.latency), "waiting": tuple(self.waiting)}
+        return Traffic(**counts)

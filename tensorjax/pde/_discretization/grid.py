@@ -196,6 +196,8 @@ class Axis:
         half = np.pi * (turns - xp.round(turns))
         at = xp.abs(half) < 1e-14
         safe = xp.where(at, xp.ones_like(half), half)
+        # The periodic sinc: of an even number of points the highest mode is a cosine alone, and its
+        # kernel has a tangent (Trefethen, chapter 3).
         ratio = xp.tan(safe) if self.n % 2 == 0 else xp.sin(safe)
         return xp.where(at, xp.ones_like(half), xp.sin(self.n * safe) / (self.n * ratio))
 
@@ -205,6 +207,8 @@ class Axis:
     def _lagrange(self, xp: Any, y: Any) -> Any:
         """Evaluates the Lagrange polynomials of a Chebyshev grid with its end points at y."""
         ends = np.concatenate([[self.low], self.points, [self.high]])
+        # Barycentric weights of Chebyshev points of the second kind: signs alternate, and the ends
+        # count half (Berrut, Trefethen, SIAM Rev. 46 (2004), section 5). The quotient is stable.
         weights = (-1.0) ** np.arange(self.n + 2)
         weights[[0, -1]] /= 2
         gap = y[:, None] - xp.asarray(ends, y.dtype)[None]

@@ -8,6 +8,7 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._cores.contraction import einsum
+from tensorjax._cores.products import hadamard_core
 from tensorjax._cores.unfoldings import Cores, absorb, times_right
 from tensorjax._formats.trains import TTMatrix
 from tensorjax.pde._arguments import backend, floats
@@ -84,11 +85,7 @@ def _active(w: Any) -> tuple[int, int]:
 
 def times(a: Cores, b: Cores) -> Cores:
     """Multiplies two coefficients, as trains, entry by entry; TT-ranks multiply."""
-    out = []
-    for p, q in zip(a, b, strict=True):
-        c = p[:, None, :, :, None] * q[None, :, :, None, :]
-        out.append(c.reshape(p.shape[0] * q.shape[0], p.shape[1], -1))
-    return out
+    return [hadamard_core(p, q) for p, q in zip(a, b, strict=True)]
 
 
 def multiplication(cores: Cores) -> TTMatrix:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorjax._cores.contraction import einsum
+from tensorjax._cores.overlaps import bond_overlap
 from tensorjax._cores.unfoldings import Cores, absorb, times_right
 from tensorjax.pde._generators.canonical_form import Point
 
@@ -67,7 +68,7 @@ def _projected(point: Point, state: Point) -> tuple[Cores, Cores]:
     env = np.ones((1, 1))
     for u, c in zip(point.left, state.left, strict=True):
         lefts.append(absorb(env, c))
-        env = einsum("ans,ant->st", u, lefts[-1])
+        env = bond_overlap(u, lefts[-1])
     env = np.ones((1, 1))
     for v, c in zip(reversed(point.right), reversed(state.right), strict=True):
         rights.append(times_right(c, env))
@@ -109,7 +110,7 @@ def _family(
     env = ends[0]
     for k, (u, link) in enumerate(zip(point.left, left, strict=True)):
         if fresh is None:
-            part = _append_left(env, link)  # (i, n, s, j)
+            part = np.ascontiguousarray(einsum("isj,tsq,tjnk->inqk", env, *link))
         else:
             part = _handed_left(env, link[1][0], fresh[0][k])
         env = einsum("inr,insj->rsj", u, part)
@@ -120,23 +121,13 @@ def _family(
     for k in range(len(point.right) - 1, -1, -1):
         v = point.right[k]
         if fresh is None:
-            part = _append_right(right[k], env)  # (s, j, n, l)
+            part = np.ascontiguousarray(einsum("tsq,tjnk,qkl->sjnl", *right[k], env))
         else:
             part = _handed_right(env, right[k][1][0], fresh[1][k])
         env = einsum("sjnl,knl->sjk", part, v)
         new.append(part - einsum("sjk,knl->sjnl", env, v))
         overlap.append(env)
     return Family(seen, inside, new[::-1], overlap[::-1], list(right))
-
-
-def _append_left(env: np.ndarray, link: Link) -> np.ndarray:
-    """Appends the next core to the left parts (i, s, j) of bond-wise sums: (i, n, s', j')."""
-    return np.ascontiguousarray(einsum("isj,tsq,tjnk->inqk", env, *link))
-
-
-def _append_right(link: Link, env: np.ndarray) -> np.ndarray:
-    """Contracts a core with the bond-wise right parts (s', j', l): (s, j, n, l)."""
-    return np.ascontiguousarray(einsum("tsq,tjnk,qkl->sjnl", *link, env))
 
 
 def _handed_left(env: np.ndarray, core: np.ndarray, fresh: np.ndarray) -> np.ndarray:

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._cores.orthogonalization import left_qr, right_lq, right_orthogonal
 from tensorjax._cores.ranks import cut_ranks
-from tensorjax._cores.unfoldings import Cores, absorb, tall, times_right, wide
+from tensorjax._cores.unfoldings import Cores, absorb, tall, times_right
 
 # Singular values below this share of the largest are roundoff, and would span noise.
 _ROUNDOFF = 1e-14
@@ -78,11 +79,7 @@ def canonical(cores: Cores) -> Point:
     Source: G. Vidal, "Efficient classical simulation of slightly entangled quantum computations",
     Phys. Rev. Lett. 91 (2003); the two sweeps are those of Oseledets (2011), algorithm 2.
     """
-    right = list(cores)
-    for k in range(len(right) - 1, 0, -1):
-        q, r = np.linalg.qr(wide(right[k]).T)
-        right[k] = q.T.reshape(-1, *right[k].shape[1:])
-        right[k - 1] = times_right(right[k - 1], r.T)
+    right, _ = right_orthogonal(cores, scale=False)
     scale = float(np.linalg.norm(right[0]))
     left, bonds, spectra, turned = [], [], [], []
     center = right[0]
@@ -139,15 +136,13 @@ def truncated(point: Point, ranks: tuple[int, ...]) -> Point:
     blocks = leading(point, ranks)
     left, after, from_left = [], [], np.ones((1, 1))
     for u in blocks.left:
-        q, from_left = np.linalg.qr(tall(absorb(from_left, u)))
-        left.append(q.reshape(-1, u.shape[1], q.shape[1]))
+        q, from_left = left_qr(absorb(from_left, u))
+        left.append(q)
         after.append(from_left)
     right, before, from_right = [], [], np.ones((1, 1))
     for v in reversed(blocks.right):
-        turned = times_right(v, from_right)
-        q, r = np.linalg.qr(wide(turned).T)
-        from_right = r.T
-        right.append(q.T.reshape(-1, *turned.shape[1:]))
+        from_right, q = right_lq(times_right(v, from_right))
+        right.append(q)
         before.append(from_right)
     bonds = [a * s @ b for a, s, b in zip(after, blocks.spectra, before[::-1], strict=True)]
     return blocks._replace(left=left, right=right[::-1], bonds=bonds)

@@ -51,13 +51,16 @@ def checked_motion(motion: Any, d: int) -> tuple[Any, Any]:
             "coordinates: expected a generator that returns pde.Motion(sigma (d, d), beta (d,)), "
             f"got {type(motion).__name__}"
         )
-    sigma, beta = np.asarray(motion.sigma, float), np.asarray(motion.beta, float)
-    if sigma.shape != (d, d) or beta.shape != (d,):
-        raise ValueError(
-            f"coordinates: expected a motion with sigma of shape {(d, d)} and beta of shape "
-            f"{(d,)}, got {sigma.shape} and {beta.shape}"
-        )
-    _check.finite("coordinates: the motion", (sigma, beta))
+    return rates_of_motion("coordinates: expected a motion with", motion.sigma, motion.beta, d)
+
+
+def rates_of_motion(expected: str, sigma: Any, beta: Any, d: int) -> tuple[np.ndarray, np.ndarray]:
+    """Checks Σ and β of a coordinate motion; ``expected`` begins what errors say."""
+    sigma, beta = np.asarray(sigma, np.float64), np.asarray(beta, np.float64)
+    for part, value, shape in (("sigma", sigma, (d, d)), ("beta", beta, (d,))):
+        if value.shape != shape:
+            raise ValueError(f"{expected} {part} of shape {shape}, got {value.shape}")
+        _check.finite(f"{expected.partition(':')[0]}: {part}", value)
     return sigma, beta
 
 

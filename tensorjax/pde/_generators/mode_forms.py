@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorjax._cores.unfoldings import Cores
+from tensorjax.pde._arguments import hosted_cores
 from tensorjax.pde._generators.bond_sums import Link
 
 # Rows at which the blocks of an operator's core are compared.
@@ -59,8 +60,7 @@ def modes_of(box: Any) -> Modes:
 
 def links_of(operator: Any, modes: Modes) -> list[Link]:
     """Factors every core of a TT-matrix as Σ_t K_t ⊗ O_t with few mode matrices O_t."""
-    cores = [np.asarray(c, np.float64) for c in operator.cores]
-    pairs = [_factored(c) for c in cores]
+    pairs = [_factored(c) for c in hosted_cores(operator)]
     return [(k, modes.matrices(i, o)) for i, (k, o) in enumerate(pairs)]
 
 
@@ -104,6 +104,7 @@ def _spanning(rows: np.ndarray) -> tuple[list[int], np.ndarray]:
         rest = rest - np.outer(rest @ q, q)
     if not chosen:
         return [], np.zeros((len(rows), 0))
+    # Least squares on rows of norm one: what the elimination knows of them has lost digits by then.
     found = np.linalg.lstsq(unit[chosen].T, unit.T, rcond=None)[0].T
     found[np.abs(found) < 1e-13] = 0
     return chosen, found * norms[:, None] / norms[chosen]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tensorjax._cores import orthogonalization, rounding
+from tensorjax._cores import orthogonalization, rounding_methods
 from tensorjax._cores.unfoldings import Cores, absorb
 
 
@@ -72,7 +72,7 @@ def skeleton(
     count, share = _FIRST, _SHARE
     while least > tol and count <= _MOST:
         cores, short = _interpolated(table, shape, draw(rng, count), share * tol)
-        cores = rounding.rounded(cores, tol / 2)
+        cores = rounding_methods.rounded(cores, tol / 2)
         found = math.sqrt(weight @ (entries(cores, index) - exact) ** 2 / whole)
         if found < least:
             best, least = cores, found
@@ -132,6 +132,8 @@ def _rows(a: np.ndarray, tol: float) -> tuple[np.ndarray, np.ndarray]:
         if sizes.sum() <= tol**2 * whole:
             break
         j = int(sizes.argmax())
+        # Orthogonalised a second time, for cancellation leaves the residual its roundoff over its
+        # size; twice is enough (Kahan, in Parlett, "The Symmetric Eigenvalue Problem", 6.9).
         q = rest[j] - basis[:r].T @ (basis[:r] @ rest[j])
         basis[r] = q / np.linalg.norm(q)
         rest -= np.outer(rest @ basis[r], basis[r])

@@ -10,6 +10,7 @@ from tensorjax import _check, tt
 from tensorjax._cores import products
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
+from tensorjax.pde._arguments import hosted_cores
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._initial_states import concentrated_functions as skeleton
 from tensorjax.pde._initial_states.concentrated_functions import Draw
@@ -28,7 +29,7 @@ def crossed(name: str, f: Callable[[Any], Any], box: Box, tol: float, seed: int 
             f"{info.error:.1g} for tol = {tol:.1g} ({info.status}); {info.advice}; for a narrow "
             "function give near=, a density that is large where it is"
         )
-    return [np.asarray(c).astype(np.float64) for c in train.cores]
+    return hosted_cores(train)
 
 
 def drawn(
@@ -43,9 +44,9 @@ def drawn(
     return _found(name, of_index, box.shape, tol, draw, seed)
 
 
-def entrywise(name: str, f: Callable[[Any], Any], v: TT, tol: float) -> Cores:
+def entrywise(f: Callable[[Any], Any], v: TT, tol: float) -> Cores:
     """Approximates f(v), entry by entry, by its values where v² is drawn; f(0) is split off."""
-    cores = [np.asarray(c).astype(np.float64) for c in v.cores]
+    cores, name = hosted_cores(v), "reaction"
     rest = float(_finite(name, f(np.zeros(1)))[0])
 
     def of_values(values: np.ndarray) -> np.ndarray:

@@ -44,6 +44,7 @@ def bonds(precision: np.ndarray) -> list[Bond]:
         right = np.linalg.cholesky(precision[p:, p:])
         k = np.linalg.solve(left, np.linalg.solve(right, precision[p:, :p]).T)
         _, c, wt = np.linalg.svd(k)
+        # As a product, for 1 − c² would cancel where c is near one: strongly correlated sides.
         root = np.sqrt(np.maximum((1 - c) * (1 + c), 0))
         squeeze = np.concatenate([np.sqrt(root), np.ones(d - p - len(root))])
         out.append(Bond(squeeze[:, None] * (wt @ right.T), c / (1 + root)))

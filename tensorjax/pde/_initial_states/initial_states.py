@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._cores import products, rounding
+from tensorjax._cores import products, rounding_methods
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax._typing import HostArray
@@ -159,7 +159,7 @@ class Gaussian(_Start):
         points = [p - c for p, c in zip(box.points, center, strict=True)]
         cores = _hermite.gaussian(points, self._precision(map), _PART * tol)
         cores[0] = cores[0] * (self.mass * self._density)
-        return rounding.rounded(cores, (1 - _PART) * tol)
+        return rounding_methods.rounded(cores, (1 - _PART) * tol)
 
     def ranks(self, tol: float, map: AffineMap | None = None) -> tuple[int, ...]:
         """Returns TT-ranks of the Gaussian start, in closed form, for relative error ``tol``.
@@ -298,7 +298,7 @@ class Mixture(_Start):
           d arrays (r_{k−1}, n_k, r_k).
         """
         parts = [g.cores(box, map, _PART * tol) for g in self.gaussians]
-        return rounding.rounded(products.combined(parts, self.weights), (1 - _PART) * tol)
+        return rounding_methods.rounded(products.combined(parts, self.weights), (1 - _PART) * tol)
 
     def moved(self, flow: Flow) -> "Mixture":
         """Returns the mixture as an initial state after a linear flow with noise.

@@ -16,8 +16,8 @@ from tensorjax._cores.contraction import einsum
 from tensorjax._cores.unfoldings import Cores, times_mode
 from tensorjax.pde._initial_states.functions_by_values import crossed
 
-# Points of an axis at first, and at most over those of the box; points that are compared.
-_FIRST, _TESTS = 16, 128
+# Points of the fine grid that are compared.
+_TESTS = 128
 # Whole grids up to this size are evaluated at once.
 _WHOLE = 1 << 14
 
@@ -34,7 +34,7 @@ class Coarse(NamedTuple):
 
 
 def smooth(
-    name: str, f: Callable[[np.ndarray], np.ndarray], box: Any, tol: float, first: int = _FIRST
+    name: str, f: Callable[[np.ndarray], np.ndarray], box: Any, tol: float, first: int
 ) -> tuple[Cores, int]:
     """Approximates a smooth function (m, d) ↦ (m, c) on a box by a train, components last.
 
@@ -97,6 +97,7 @@ def _cores(name: str, f: Any, at: Coarse, tol: float) -> Cores:
 def _interpolation(nodes: np.ndarray, points: np.ndarray) -> np.ndarray:
     """Returns the interpolation matrix from the coarse Gauss–Chebyshev nodes to other points."""
     j = np.arange(len(nodes))
+    # Barycentric weights of Chebyshev points of the first kind (Berrut, Trefethen 2004, section 5).
     weights = (-1.0) ** j * np.sin(np.pi * (2 * j + 1) / (2 * len(nodes)))
     gap = points[:, None] - nodes
     at = gap == 0

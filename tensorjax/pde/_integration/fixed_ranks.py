@@ -17,6 +17,7 @@ from tensorjax import _check, tt
 from tensorjax._cores import interfaces
 from tensorjax._cores.ranks import cut_ranks
 from tensorjax._formats.trains import TT
+from tensorjax.pde._arguments import hosted_cores
 from tensorjax.pde._integration.initial_checks import check_inside
 from tensorjax.pde._integration.solution import STATUSES, Result, Solution, State
 from tensorjax.pde._integration.statuses import Options, unbounded_by
@@ -271,7 +272,8 @@ def _fastest(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any
         if next_v is None:  # there is something faster by far
             tried = 8 * max(fastest, tried)
             continue
-        # What grows so fast in a step has about this rate, though its stages may not show it.
+        # What grows so fast in a step has about this rate, though its stages may not show it: of a
+        # large dt λ the method makes (dt λ)^order / order!, the last term of its polynomial.
         rate = (math.factorial(order) * size ** (1 / _PROBED)) ** (1 / order) / more
         v, tried = next_v, max(fastest, rate, tried / 2)
     return fastest
@@ -279,7 +281,7 @@ def _fastest(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any
 
 def _of_norm_one(v: TT) -> tuple[TT | None, float]:
     """Normalises v of a fixed-rank run on the host; norm too. None if zero or not finite."""
-    cores = [np.asarray(c, np.float64) for c in v.cores]
+    cores = hosted_cores(v)
     state = np.ones((1, 1))
     with np.errstate(over="ignore", invalid="ignore"):
         for c in cores:

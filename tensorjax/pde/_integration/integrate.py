@@ -22,7 +22,7 @@ from tensorjax.pde._maps.affine_maps import AffineMap, affine
 from tensorjax.pde._problems.problem import Problem, RightSide
 from tensorjax.pde._stepping.projector_splitting import bug, projector_splitting
 from tensorjax.pde._stepping.right_side import Rates, right_side
-from tensorjax.pde._stepping.rounded_sums import Train, relative_norm
+from tensorjax.pde._stepping.sketched_sums import Train, relative_norm
 from tensorjax.pde._stepping.step_sizes import ConstantStepSize, PIDController, checked
 from tensorjax.pde._stepping.step_truncation import STEPPERS, Method
 from tensorjax.pde._stepping.times import check_span
@@ -149,8 +149,13 @@ def integrate(
     """
     if rank is not None and stepsize_controller is None and dt is None:
         raise ValueError("dt: expected a time step with rank=, got None")
-    controller = checked(_controller(stepsize_controller, dt, tol), dt)
-    _check_arguments(problem, method, tol, conserve, extrapolate, edge_limit, resolution_limit)
+    if stepsize_controller is None and dt is None:
+        stepsize_controller = PIDController(rtol=tol)
+    controller = checked(stepsize_controller, dt)
+    _check_arguments(problem, method, tol, conserve, extrapolate)
+    for name, limit in (("edge_limit", edge_limit), ("resolution_limit", resolution_limit)):
+        if not limit > 0:
+            raise ValueError(f"{name}: expected a positive share, got {limit!r}")
     options = Options(
         problem, _generator(coordinates), METHODS[method], method, controller, float(tol),
         None if max_rank is None else _check.integer("max_rank", max_rank, low=1), conserve,
@@ -212,15 +217,8 @@ def _loop(work: run.Run, t1: float, saveat: SaveAt, progress: Any, save: Any) ->
 def _generator(coordinates: Any) -> Any:
     if isinstance(coordinates, Solution):
         return Replay(coordinates)
-    if isinstance(coordinates, str):
-        if coordinates not in ("adaptive", "fixed"):
-            raise ValueError(
-                'coordinates: expected "adaptive", "fixed" or a generator such as '
-                f"pde.MultiLevel(), got {coordinates!r}"
-            )
-        if coordinates == "fixed":
-            return None
-        return MultiLevel()
+    if isinstance(coordinates, str) and coordinates in ("adaptive", "fixed"):
+        return MultiLevel() if coordinates == "adaptive" else None
     if not callable(coordinates) or isinstance(coordinates, type):
         raise ValueError(
             'coordinates: expected "adaptive", "fixed" or a callable generator such as '
@@ -266,18 +264,8 @@ def _check_static(
         raise ValueError("rank: expected no conserve, max_rank or checkpoint with it")
 
 
-def _controller(controller: Any, dt: float | None, tol: float) -> Any:
-    return PIDController(rtol=tol) if controller is None and dt is None else controller
-
-
 def _check_arguments(
-    problem: Any,
-    method: str,
-    tol: float,
-    conserve: Any,
-    extrapolate: int,
-    edge_limit: float,
-    resolution_limit: float,
+    problem: Any, method: str, tol: float, conserve: Any, extrapolate: int
 ) -> None:
     if not hasattr(problem, "right_side"):
         raise ValueError(f"problem: expected a pde.problems.Problem, got {type(problem).__name__}")
@@ -289,10 +277,6 @@ def _check_arguments(
     if not tol < 1:
         raise ValueError(f"tol: expected a relative error below 1, got {tol!r}")
     _check.integer("extrapolate", extrapolate, low=0, high=2)
-    if not edge_limit > 0:
-        raise ValueError(f"edge_limit: expected a positive share, got {edge_limit!r}")
-    if not resolution_limit > 0:
-        raise ValueError(f"resolution_limit: expected a positive share, got {resolution_limit!r}")
 
 
 def _checked_start(

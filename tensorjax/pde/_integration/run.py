@@ -11,6 +11,7 @@ import numpy as np
 from tensorjax import _check
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
+from tensorjax.pde._arguments import hosted_cores
 from tensorjax.pde._generators.generator_inputs import checked_motion
 from tensorjax.pde._integration.initial_checks import check_inside
 from tensorjax.pde._integration.memory import Memory
@@ -28,8 +29,8 @@ from tensorjax.pde._integration.statuses import (
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._maps.coordinate_path import Moment, Path, jumps, told
 from tensorjax.pde._stepping.mass import corrected, mass_of, quadrature
-from tensorjax.pde._stepping.right_side import Clock, hosted_cores, right_side, train
-from tensorjax.pde._stepping.rounded_sums import Runaway, Train, rounded
+from tensorjax.pde._stepping.right_side import Clock, right_side, train
+from tensorjax.pde._stepping.sketched_sums import Runaway, Train, rounded
 from tensorjax.pde._stepping.step_sizes import ConstantStepSize, PIDController
 from tensorjax.pde._stepping.step_truncation import Step, Trim
 from tensorjax.pde._stepping.times import reaches

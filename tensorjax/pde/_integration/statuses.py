@@ -9,7 +9,7 @@ from tensorjax._cores.unfoldings import Cores
 from tensorjax.pde._integration.solution import Result
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._stepping.right_side import Clock, Rates
-from tensorjax.pde._stepping.rounded_sums import Train, relative_norm, rounded
+from tensorjax.pde._stepping.sketched_sums import Train, relative_norm, rounded
 from tensorjax.pde._stepping.step_sizes import ConstantStepSize, PIDController
 from tensorjax.pde._stepping.step_truncation import SAFE, STABLE, Method, Step
 

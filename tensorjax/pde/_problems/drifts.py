@@ -17,7 +17,8 @@ from tensorjax.pde._problems.values_by_map import Remembered
 
 Cores = list[Any]
 
-# Central differences of order 6: offsets and weights.
+# Central differences of order 6: step, where truncation h⁶ meets roundoff eps/h; offsets, weights.
+_STEP = 2e-3
 _STENCIL = ((1, 3 / 4), (2, -3 / 20), (3, 1 / 60))
 
 
@@ -402,11 +403,9 @@ def _ratio(term: Term, other: Term) -> float | None:
     return None
 
 
-def partial_derivative(
-    f: Callable[[np.ndarray], np.ndarray], x: np.ndarray, k: int, h: float = 2e-3
-) -> np.ndarray:
+def partial_derivative(f: Callable[[np.ndarray], np.ndarray], x: np.ndarray, k: int) -> np.ndarray:
     """Computes ∂_k of a term of a drift at points (m, d), by central differences of order 6."""
     step = np.zeros(x.shape[1])
-    step[k] = h
-    parts = [w / h * (f(x + i * step) - f(x - i * step)) for i, w in _STENCIL]
+    step[k] = _STEP
+    parts = [w / _STEP * (f(x + i * step) - f(x - i * step)) for i, w in _STENCIL]
     return np.sum(parts, axis=0)

@@ -7,14 +7,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from tensorjax import _check, linalg
-from tensorjax._cores import products, rounding
-from tensorjax._cores.ranks import cut_ranks
-from tensorjax._cores.scaling import balanced
+from tensorjax import _check
+from tensorjax._cores import products, rounding_methods
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax._typing import ArrayLike, KeyOrGenerator
-from tensorjax.pde._arguments import coefficient, floats
+from tensorjax.pde._arguments import coefficient, floats, hosted_cores
 from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._initial_states.functions_by_values import entrywise
@@ -30,9 +28,6 @@ from tensorjax.tt._rounding import rounded_sums as fused
 
 # Number of random points of the box at which the sign of variable conductivities is checked.
 _LOOKS = 1000
-# Columns of the sketch that measures the error of a product; and shares of the tolerance, as in
-# `tt.linear_combination`: for the truncation by singular values, and for the error of sketches.
-_PROBES, _TRUNCATION, _SKETCH = 48, 0.7, 0.35
 
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
@@ -279,13 +274,13 @@ class AdvectionDiffusionReaction(Problem):
 
     def _by_products(self, v: TT, tol: float) -> TT:
         """Computes the reaction polynomial Σ_{k ≥ 2} c_k vᵏ."""
-        cores = [np.asarray(c).astype(np.float64) for c in v.cores]
-        return TT._unchecked(tuple(polynomial(cores, self._polynomial, tol))).astype(v.dtype)
+        cores = polynomial(hosted_cores(v), self._polynomial, tol)
+        return TT._unchecked(tuple(cores)).astype(v.dtype)
 
     def _by_entries(self, v: TT, tol: float) -> TT:
         f = self._function
         assert f is not None
-        return TT._unchecked(tuple(entrywise("reaction", f, v, tol))).astype(v.dtype)
+        return TT._unchecked(tuple(entrywise(f, v, tol))).astype(v.dtype)
 
 
 def _conductivity(given: Any, box: Box) -> tuple[Any, list[tuple[Term, Any]]]:
@@ -325,17 +320,8 @@ def polynomial(cores: Cores, coefficients: Sequence[float], tol: float) -> Cores
 
 def _products(pairs: Sequence[tuple[Cores, Cores]], weights: list[float], tol: float) -> Cores:
     """Computes and rounds a reaction's Σ w x∘y without the products, whose ranks multiply."""
-    terms = [list(zip(x, y, strict=True)) for x, y in pairs]
-    modes = [c.shape[1] for c in pairs[0][0]]
-    if len(modes) == 1:
+    if len(pairs[0][0]) == 1:
         return [sum(w * x[0] * y[0] for w, (x, y) in zip(weights, pairs, strict=True))]
-    bonds = [[len(x) * len(y) for x, y in term] for term in terms]
-    full = cut_ranks((*map(sum, zip(*bonds, strict=True)), 1), modes)[1:-1]
-    width = max(len(c) for pair in pairs for x in pair for c in x) + linalg.OVERSAMPLE
-    while True:
-        widths = cut_ranks((1, *(min(width, f) for f in full), 1), modes)[1:-1]
-        cores = balanced(*fused.projected(terms, weights, widths, None))
-        missed = fused.missed(terms, weights, cores, _PROBES, jax.random.key(1))
-        if widths == full or missed <= _SKETCH * tol:
-            return rounding.rounded(cores, _TRUNCATION * tol)
-        width *= 2
+    terms = [list(zip(x, y, strict=True)) for x, y in pairs]
+    cores, _ = fused.within(terms, weights, tol, None, jax.random.key(1))
+    return rounding_methods.rounded(cores, fused.TRUNCATION * tol)

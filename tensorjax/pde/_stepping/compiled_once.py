@@ -31,6 +31,7 @@ class Program:
         # Integers are indices and masks: as arguments they would make gathers out of slices.
         self._inside = {i: np.asarray(c) for i, c in enumerate(closed.consts) if not _is_float(c)}
         inside = tuple((i, *_bytes(c)) for i, c in self._inside.items())
+        # The text of a program says all but its constants and the functions that it calls by name.
         self._key = str(closed.jaxpr), self._tree, inside, tuple(_unprinted(closed.jaxpr))
 
     def __call__(self, constants: Sequence[Any], *args: Any) -> Any:

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tensorjax._cores.orthogonalization import left_qr, right_orthogonal
+from tensorjax._cores.overlaps import bond_overlap
 from tensorjax._cores.unfoldings import Cores, absorb, times_right
 
 # The constant is faded out as exp(−(x/a)^p), x from −1 to 1 along an axis, a and p as here.
@@ -50,7 +52,7 @@ def mass_of(cores: Cores, weights: Sequence[Any]) -> float:
 
 
 def mass_of_term(term: Any, weights: Sequence[Any]) -> float:
-    """Computes the mass of a term of a sum (`tensorjax.pde._stepping.rounded_sums`)."""
+    """Computes the mass of a term of a sum (`tensorjax.pde._stepping.sketched_sums`)."""
     f = np.ones((1, 1))
     for k in range(len(weights) - 1, -1, -1):
         f = term.right(k, f, weights[k][:, None])
@@ -98,7 +100,7 @@ def corrected(cores: Cores, at: Quadrature, target: float) -> Corrected | None:
     out = [c for _, _, c in others]
     lacks = target - mass_of([*out, core], at.weights)
     out.append(core + (lacks / mass * change if mass > 0 else 0.0))
-    return Corrected(_right_orthogonal(out), abs(share) * size**0.5)
+    return Corrected(right_orthogonal(out, scale=False)[0], abs(share) * size**0.5)
 
 
 def _sweep(cores: Cores, at: Quadrature, share: float) -> Iterator[tuple[Any, float, Any]]:
@@ -114,30 +116,16 @@ def _sweep(cores: Cores, at: Quadrature, share: float) -> Iterator[tuple[Any, fl
     core = cores[0]
     for k, (w, g) in enumerate(zip(at.weights, at.faded, strict=True)):
         mass_right, seen_right = rights[len(cores) - 1 - k]
-        r, n, s = core.shape
         change = seen_left[:, None, None] * g[:, None] * seen_right
-        flat = change.reshape(r * n, s)
         if k < len(cores) - 1:
-            u = np.linalg.qr(core.reshape(r * n, s))[0]
-            flat = flat - u @ (u.T @ flat)
-            change = flat.reshape(r, n, s)
+            u, _ = left_qr(core)
+            change = change - times_right(u, bond_overlap(u, change))
         mass = float(mass_left @ (w @ change) @ mass_right)
         core = core + share * change
         if k == len(cores) - 1:
             yield change, mass, core
             return
-        q, rest = np.linalg.qr(core.reshape(r * n, s))
-        q = q.reshape(r, n, -1)
+        q, rest = left_qr(core)
         yield change, mass, q
         mass_left, seen_left = mass_left @ (w @ q), seen_left @ (g @ q)
         core = absorb(rest, cores[k + 1])
-
-
-def _right_orthogonal(cores: Cores) -> Cores:
-    out: Cores = []
-    core = cores[-1]
-    for before in cores[-2::-1]:
-        q, r = np.linalg.qr(core.reshape(len(core), -1).T)
-        out.append(q.T.reshape(-1, *core.shape[1:]))
-        core = times_right(before, r.T)
-    return [core, *out[::-1]]

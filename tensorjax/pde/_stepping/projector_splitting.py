@@ -20,14 +20,15 @@ from typing import Any
 
 import numpy as np
 
-from tensorjax._cores import interfaces as interfaces
-from tensorjax._cores import orthogonalization, products
+from tensorjax._cores import interfaces, products
 from tensorjax._cores.contraction import einsum
+from tensorjax._cores.orthogonalization import left_qr, right_lq, right_orthogonal
+from tensorjax._cores.overlaps import bond_overlap
 from tensorjax._cores.unfoldings import Cores, absorb, times_right
 from tensorjax.pde._discretization.affine_operators import affine_states, differentiated
 from tensorjax.pde._discretization.grid import Axis
 from tensorjax.pde._stepping.right_side import Rates
-from tensorjax.pde._stepping.rounded_sums import Train, nothing, relative_norm, truncated
+from tensorjax.pde._stepping.sketched_sums import Train, nothing, relative_norm, truncated
 from tensorjax.pde._stepping.step_truncation import STAGE, Step, Trim
 
 Array = Any
@@ -40,17 +41,17 @@ class _Affine:
         self.state = state
         self.axis = axis
 
+    def _contracted(self, expression: str, edge: Array, x: Array, other: Array) -> Array:
+        return einsum(expression, edge, self.state, differentiated(self.axis, x), other)
+
     def left(self, edge: Array, y: Array, x: Array) -> Array:
-        images = differentiated(self.axis, x)
-        return einsum("yax,apb,pxnt,yns->sbt", edge, self.state, images, y)
+        return self._contracted("yax,apb,pxnt,yns->sbt", edge, x, y)
 
     def right(self, edge: Array, y: Array, x: Array) -> Array:
-        images = differentiated(self.axis, x)
-        return einsum("sbt,apb,pxnt,yns->yax", edge, self.state, images, y)
+        return self._contracted("sbt,apb,pxnt,yns->yax", edge, x, y)
 
     def apply(self, left: Array, right: Array, x: Array) -> Array:
-        images = differentiated(self.axis, x)
-        return einsum("yax,apb,pxnt,sbt->yns", left, self.state, images, right)
+        return self._contracted("yax,apb,pxnt,sbt->yns", left, x, right)
 
 
 class _Dense:
@@ -144,7 +145,7 @@ def _widened(rates: Rates, v: Cores, dt: float, trim: Trim, share: float) -> Cor
     scale = float(np.linalg.norm(v[0])) / dt
     slope = trim("slope", terms, [1.0] * len(terms), share=share, scale=scale).cores
     both = products.combined([v, [0 * slope[0], *slope[1:]]], [1.0, 1.0])
-    return orthogonalization.right_orthogonal(both, scale=False)[0]
+    return right_orthogonal(both, scale=False)[0]
 
 
 def _begun(
@@ -193,11 +194,9 @@ def bug(
     core = wide[0]
     for k in range(len(v) - 1):
         new = _evolved(parts.on_core(k, lefts, rights[k]), core, dt)
-        old = core.reshape(-1, core.shape[2])
-        u = np.linalg.qr(np.concatenate([old, new.reshape(old.shape)], 1))[0]
-        out.append(u.reshape(*core.shape[:2], -1))
+        out.append(left_qr(np.concatenate([core, new], 2))[0])
         lefts = parts.left(k, lefts, out[-1])
-        core = absorb(u.T @ old, wide[k + 1])
+        core = absorb(bond_overlap(out[-1], core), wide[k + 1])
     last = _evolved(parts.on_core(len(v) - 1, lefts, rights[-1]), core, dt)
     return _ended(at, v, [*out, last], dt, trim, estimate)
 
@@ -211,8 +210,8 @@ def projector_splitting(
     first, *others = _back(parts, cores, lefts, dt / 2)
     left: Cores = []
     for c in others:
-        q, r = np.linalg.qr(first.reshape(-1, first.shape[2]))
-        left.append(q.reshape(*first.shape[:2], -1))
+        q, r = left_qr(first)
+        left.append(q)
         first = absorb(r, c)
     return _ended(at, v, [*left, first], dt, trim, estimate)
 
@@ -224,9 +223,10 @@ def _forth(parts: _Parts, v: Cores, dt: float) -> tuple[Cores, list[list[Array]]
     core = v[0]
     for k in range(len(v) - 1):
         core = _evolved(parts.on_core(k, lefts[k], rights[k]), core, dt)
-        q, s = np.linalg.qr(core.reshape(-1, core.shape[2]))
-        out.append(q.reshape(*core.shape[:2], -1))
+        q, s = left_qr(core)
+        out.append(q)
         lefts.append(parts.left(k, lefts[k], out[-1]))
+        # Back in time: the projection on a bond has a minus sign in that on the tangent space.
         s = _evolved(parts.on_bond(lefts[k + 1], rights[k]), s, -dt)
         core = absorb(s, v[k + 1])
     last = _evolved(parts.on_core(len(v) - 1, lefts[-1], rights[-1]), core, dt)
@@ -240,9 +240,9 @@ def _back(parts: _Parts, v: Cores, lefts: Sequence[Sequence[Array]], dt: float) 
     core = v[-1]
     for k in range(len(v) - 1, 0, -1):
         core = _evolved(parts.on_core(k, lefts[k], rights), core, dt)
-        q, r = np.linalg.qr(core.reshape(len(core), -1).T)
-        out.append(q.T.reshape(-1, *core.shape[1:]))
-        rights = parts.right(k, rights, out[-1])
-        s = _evolved(parts.on_bond(lefts[k], rights), r.T, -dt)
+        r, q = right_lq(core)
+        out.append(q)
+        rights = parts.right(k, rights, q)
+        s = _evolved(parts.on_bond(lefts[k], rights), r, -dt)
         core = times_right(v[k - 1], s)
     return [_evolved(parts.on_core(0, lefts[0], rights), core, dt), *out[::-1]]

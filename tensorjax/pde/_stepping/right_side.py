@@ -11,6 +11,7 @@ from tensorjax import _check, linalg
 from tensorjax._cores import products
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
+from tensorjax.pde._arguments import hosted_cores
 from tensorjax.pde._discretization.affine_operators import (
     Coefficients,
     affine_states,
@@ -19,15 +20,10 @@ from tensorjax.pde._discretization.affine_operators import (
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._maps.coordinate_path import Path
-from tensorjax.pde._stepping.rounded_sums import Applied, Term, Train
+from tensorjax.pde._stepping.sketched_sums import Applied, Term, Train
 
 # Negative eigenvalues of the diffusion below this share of the largest are roundoff of the map.
 _NEGATIVE = 1e-6
-
-
-def hosted_cores(t: Any) -> Cores:
-    """Converts a train's cores to float64 NumPy arrays for the right side."""
-    return [np.asarray(c, np.float64) for c in t.cores]
 
 
 def train(cores: Sequence[Any]) -> TT:

@@ -19,7 +19,7 @@ from tensorjax._cores.unfoldings import Cores
 from tensorjax.pde._discretization.affine_operators import affine_generator
 from tensorjax.pde._stepping import mass as masses
 from tensorjax.pde._stepping.right_side import Rates, train
-from tensorjax.pde._stepping.rounded_sums import (
+from tensorjax.pde._stepping.sketched_sums import (
     Rounded,
     Term,
     Train,

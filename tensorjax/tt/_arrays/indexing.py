@@ -9,16 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._formats.index_keys import (
-    WHOLE,
-    array_of,
-    check_integers,
-    check_vectors,
-    expanded,
-    is_integer,
-    known_key,
-    picked,
-)
+from tensorjax._formats.index_keys import WHOLE, expanded, is_integer, known_key, picked, read
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
@@ -44,15 +35,10 @@ def item(t: TT, key: Any) -> Any:
         Integers known only under a transformation give NaN where they are out of range.
     """
     single("t", t, TT)
-    given = tuple(map(array_of, key if isinstance(key, tuple) else (key,)))
-    keys = expanded(given, t.order, "modes")
-    check_vectors(given)
+    keys, numbers = read(key, t.shape)
+    if numbers is not None and choose_kernel("tt.TT[...]", numbers) is NUMPY:
+        return evaluate(t, np.array([operator.index(k) for k in numbers]))
     modes = [k for k in keys if k is not None]
-    if all(is_integer(k) for k in keys):
-        check_integers(modes, t.shape)
-        numbers = [known_key(k) for k in modes]
-        if choose_kernel("tt.TT[...]", numbers) is NUMPY:
-            return evaluate(t, np.array([operator.index(k) for k in numbers]))
     cores = _at_hand(t, modes)
     picked_cores = [picked(c, k, n) for c, k, n in zip(cores, modes, t.shape, strict=True)]
     out, gone, new = iter(picked_cores), [], []

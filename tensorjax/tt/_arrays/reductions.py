@@ -20,7 +20,7 @@ from tensorjax.tt._algebra import add, conj, fold, ones_like, real, scale, trans
 from tensorjax.tt._arrays.indexing import item
 from tensorjax.tt._arrays.reshaping import permute
 from tensorjax.tt._evaluation.evaluate import contract_modes
-from tensorjax.tt._inner import distance
+from tensorjax.tt._norms import distance
 from tensorjax.tt._products import hadamard, matmul
 
 Train = TypeVar("Train", TT, TTMatrix)
@@ -201,13 +201,9 @@ def mode_product(t: TT, matrix: ArrayLike, mode: int) -> TT:
     section 2.5.
     """
     single("t", t, TT)
-    k, w = _mode(mode, t.order), _check.inexact("matrix", matrix)
-    if w.ndim != 2 or w.shape[1] != t.shape[k] or not w.shape[0]:
-        raise ValueError(f"matrix: expected shape (m, {t.shape[k]}), got {w.shape}")
-    dtype = jnp.promote_types(t.dtype, jax.dtypes.canonicalize_dtype(w.dtype))
+    k, w, dtype = _check.mode_matrix(matrix, mode, t.shape, t.dtype)
     t = t.astype(dtype)
-    core = times_mode(t.cores[k], jnp.asarray(w, dtype))
-    return _replaced(t, k, core)
+    return _replaced(t, k, times_mode(t.cores[k], w))
 
 
 @placed

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._cores.orthogonalization import right_lq
+from tensorjax._cores.orthogonalization import left_qr, right_lq
 from tensorjax._cores.ranks import feasible_ranks
 from tensorjax._cores.scaling import balanced, shared_out
-from tensorjax._cores.unfoldings import absorb, join, tall, times_right
+from tensorjax._cores.unfoldings import absorb, join, times_right
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
@@ -276,8 +276,8 @@ def _split(core: Any, pair: Pair, cut: Callable[..., Any]) -> tuple[Any, Any]:
 
 def _handed_on(core: Any, following: Any) -> tuple[Any, Any]:
     """Orthogonalises a core of a reshape by QR, and moves its norm into the following one."""
-    q, r = linalg.qr(tall(core))
-    return q.reshape(*core.shape[:3], -1), absorb(r, following)
+    q, r = left_qr(core)
+    return q, absorb(r, following)
 
 
 def _exact_cut(matrix: Any) -> tuple[Any, Any]:
@@ -355,8 +355,7 @@ def _swapped(
     for k in swaps:
         center = center if centred else k
         while center < k:
-            q, r = linalg.qr(tall(cores[center]))
-            cores[center] = q.reshape(*cores[center].shape[:2], -1)
+            cores[center], r = left_qr(cores[center])
             center += 1
             cores[center] = absorb(r, cores[center])
         while center > k + 1:

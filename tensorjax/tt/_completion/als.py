@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tensorjax import linalg
-from tensorjax._cores.unfoldings import Cores, absorb, tall, times_right, wide
+from tensorjax._cores.orthogonalization import left_qr, right_lq, right_orthogonal
+from tensorjax._cores.unfoldings import Cores, absorb, times_right
 
 
 class Samples(NamedTuple):
@@ -59,7 +60,7 @@ def sweeps(cores: Cores, seen: Samples, ridge: float) -> Iterator[Cores]:
     weight = ridge * len(seen.values)
     for core in cores:
         weight = weight / core.shape[1]
-    cores = _right_orthogonal(cores)
+    cores, _ = right_orthogonal(cores, scale=False)
     ones = np.ones((len(seen.values), 1), cores[0].dtype)
     lefts, rights = [ones] * order, [ones] * order
     for k in range(order - 1, 0, -1):
@@ -68,26 +69,15 @@ def sweeps(cores: Cores, seen: Samples, ridge: float) -> Iterator[Cores]:
         for k in range(order):
             cores[k] = _solved(lefts[k], rights[k], seen, k, weight)
             if k < order - 1:
-                q, r = linalg.qr(tall(cores[k]))
-                cores[k] = q.reshape(*cores[k].shape[:2], -1)
+                cores[k], r = left_qr(cores[k])
                 cores[k + 1] = absorb(r, cores[k + 1])
                 lefts[k + 1] = _through(lefts[k], cores[k].transpose(1, 0, 2), seen.rows[k])
         for k in range(order - 1, 0, -1):
             cores[k] = _solved(lefts[k], rights[k], seen, k, weight)
-            q, r = linalg.qr(linalg.adjoint(wide(cores[k])))
-            cores[k] = linalg.adjoint(q).reshape(-1, *cores[k].shape[1:])
-            cores[k - 1] = times_right(cores[k - 1], linalg.adjoint(r))
+            left, cores[k] = right_lq(cores[k])
+            cores[k - 1] = times_right(cores[k - 1], left)
             rights[k - 1] = _through(rights[k], cores[k].transpose(1, 2, 0), seen.rows[k])
         yield list(cores)
-
-
-def _right_orthogonal(cores: Cores) -> Cores:
-    cores = list(cores)
-    for k in range(len(cores) - 1, 0, -1):
-        q, r = linalg.qr(linalg.adjoint(wide(cores[k])))
-        cores[k] = linalg.adjoint(q).reshape(-1, *cores[k].shape[1:])
-        cores[k - 1] = times_right(cores[k - 1], linalg.adjoint(r))
-    return cores
 
 
 def _through(vectors: np.ndarray, slices: np.ndarray, rows: list[np.ndarray]) -> np.ndarray:

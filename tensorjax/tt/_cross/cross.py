@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._cores.rounding import svd_round
+from tensorjax._cores.rounding_methods import svd_round
 from tensorjax._cores.scaling import balanced
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT, single
@@ -173,7 +173,7 @@ def cross(
     """
     sizes = _check.shape("shape", shape)
     options = _options(sizes, tol, max_rank, held_out, max_sweeps, max_evaluations, callback)
-    rng = _generator(key)
+    rng = _check.host_generator(key, "; tt.cross calls f from the host and cannot be traced")
     coordinates = None if grid is None else _grid(grid, sizes)
     if jit not in (True, False, "auto"):
         raise ValueError(f'jit: expected True, False or "auto", got {jit!r}')
@@ -256,15 +256,6 @@ def _options(
         most_random=_search.AT_LEAST if budget is None else min(_search.AT_LEAST, budget),
         callback=callback,
     )
-
-
-def _generator(key: Any) -> np.random.Generator:
-    if not isinstance(key, jax.Array) or _check.is_traced(key):
-        raise TypeError(
-            f"key: expected a concrete jax.random.key(seed), got {type(key).__name__}; "
-            "tt.cross calls f from the host and cannot be traced"
-        )
-    return np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
 
 
 def _grid(grid: Sequence[Any], sizes: tuple[int, ...]) -> np.ndarray:

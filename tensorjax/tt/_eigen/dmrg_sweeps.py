@@ -225,22 +225,20 @@ def _centre_shadows(chain: Chain) -> Array | None:
     return shadows(chain, ends, slice(0, 1))
 
 
+def _overlaps(chain: Chain) -> Array:
+    """Computes the inner products of a DMRG state with the found states; a zero without any."""
+    rows = _centre_shadows(chain)
+    return np.zeros(1) if rows is None else rows.conj() @ chain.cores[0].ravel()
+
+
 def overlap(chain: Chain) -> float:
     """Returns the largest overlap |⟨found|state⟩| of a DMRG state with the found states."""
-    rows = _centre_shadows(chain)
-    if rows is None:
-        return 0.0
-    return float(np.abs(rows.conj() @ chain.cores[0].ravel()).max())
+    return float(np.abs(_overlaps(chain)).max())
 
 
 def share_found(chain: Chain) -> float:
     """Returns Σ |⟨found|state⟩|² of a DMRG state: one if it is in the span of the found ones."""
-    rows = _centre_shadows(chain)
-    return (
-        0.0
-        if rows is None
-        else float(linalg.energy((rows.conj() @ chain.cores[0].ravel())[:, None]))
-    )
+    return float(linalg.energy(_overlaps(chain)[:, None]))
 
 
 def residual(chain: Chain, value: float) -> float:

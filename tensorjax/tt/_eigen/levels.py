@@ -12,7 +12,7 @@ import numpy as np
 
 from tensorjax import linalg
 from tensorjax._cores.ranks import rank_bounds
-from tensorjax._cores.rounding import svd_round
+from tensorjax._cores.rounding_methods import svd_round
 from tensorjax._cores.unfoldings import Cores, merge
 from tensorjax.tt._eigen import block_dmrg as block
 from tensorjax.tt._eigen import dmrg_sweeps as dmrg

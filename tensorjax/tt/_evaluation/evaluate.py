@@ -19,7 +19,7 @@ from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax._typing import ArrayLike
-from tensorjax.tt._evaluation import on_host
+from tensorjax.tt._evaluation import numpy_entries
 
 _HIGHEST = jax.lax.Precision.HIGHEST
 # Elements gathered at a time by `evaluate`: 256 MiB of float64.
@@ -62,7 +62,7 @@ def evaluate(t: TT, indices: ArrayLike) -> jax.Array:
     key = t.shape, t.ranks, t.dtype, indices.dtype
     if choose_kernel("tt.evaluate", (t, indices), key=key, **facts) is NUMPY:
         host = np.asarray(indices).reshape(-1, t.order)
-        out = on_host.entries(t, host, _groups(t, len(host)))
+        out = numpy_entries.entries(t, host, _groups(t, len(host)))
         out = out.astype(t.dtype, copy=False).reshape(indices.shape[:-1])
         return on_device([out])[0]
     return _evaluate(t, jnp.asarray(indices).reshape(-1, t.order)).reshape(indices.shape[:-1])
@@ -184,7 +184,7 @@ def contract_modes(t: TT, vectors: Mapping[int, Any]) -> Any:
         kind = jax.dtypes.canonicalize_dtype(v.dtype)
         chosen[k] = v.astype(jnp.promote_types(kind, t.dtype))
     if choose_kernel("tt.contract_modes", (t, chosen)) is NUMPY:
-        return on_host.contracted(t, chosen)
+        return numpy_entries.contracted(t, chosen)
     return _contract_modes(t, chosen)
 
 

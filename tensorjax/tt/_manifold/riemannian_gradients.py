@@ -10,7 +10,7 @@ from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._optax import transformation
 from tensorjax._typing import Optimizer, Scalar
 from tensorjax.linalg._riemannian_cg import riemannian_cg as _riemannian_cg
-from tensorjax.tt._algebra import _check_alike, fold, unfold
+from tensorjax.tt._algebra import fold, folded, unfold
 from tensorjax.tt._manifold.projections import tangent_inner, tangent_sum
 from tensorjax.tt._manifold.tangent_vectors import (
     Arrays,
@@ -70,10 +70,10 @@ def _of_matrix(f: Callable[..., jax.Array], x: TTMatrix, *args: Any, **kwargs: A
     single("x", x)
     shape = x.row_shape, x.col_shape
 
-    def folded(t: TT, *args: Any, **kwargs: Any) -> jax.Array:
+    def on_train(t: TT, *args: Any, **kwargs: Any) -> jax.Array:
         return f(unfold(t, *shape), *args, **kwargs)
 
-    value, gradient = value_and_riemannian_grad(folded)(fold(x), *args, **kwargs)
+    value, gradient = value_and_riemannian_grad(on_train)(fold(x), *args, **kwargs)
     return value, unfold(gradient, *shape)
 
 
@@ -196,38 +196,21 @@ def riemannian_cg() -> Optimizer:
     return _riemannian_cg(_no_tangent, _tangents, inner, tangent_sum, _moved)
 
 
-def _by_folding(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Extends a function of a point and tangent vectors to TT-matrices, folded to trains."""
-
-    def wrapper(x: Any, *args: Any) -> Any:
-        if not isinstance(x, TTMatrix):
-            return f(x, *args)
-        for a in args:
-            if isinstance(a, TT | TTMatrix):
-                _check_alike(x, a)
-        out = f(fold(x), *(fold(a) if isinstance(a, TTMatrix) else a for a in args))
-        trains = out if isinstance(out, tuple) else (out,)
-        made = tuple(unfold(t, x.row_shape, x.col_shape) for t in trains)
-        return made if isinstance(out, tuple) else made[0]
-
-    return wrapper
-
-
-@_by_folding
+@folded
 def _no_tangent(x: TT) -> TT:
     at, last, _ = frame(point(x))
     deltas = [jnp.zeros_like(c) for c in (*at.left, last)]
     return tangent(at, deltas)
 
 
-@_by_folding
+@folded
 def _tangents(x: TT, gradient: TT, *vectors: TT) -> tuple[TT, ...]:
     """Returns the gradient at x, checked, and vectors projected on the tangent space there."""
     at = split(_checked(gradient, x))[0]
     return gradient, *(project(at, v) for v in vectors)
 
 
-@_by_folding
+@folded
 def _moved(x: TT, direction: TT, step: Any) -> TT:
     return moved(x, direction, step)
 

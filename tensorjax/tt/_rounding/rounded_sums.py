@@ -14,6 +14,7 @@ products, and the random train of `tensorjax._cores.rounding_sweeps.sketches`.
 """
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,8 +25,15 @@ from tensorjax import linalg
 from tensorjax._cores import rounding_sweeps as sweeps
 from tensorjax._cores import scaling as balance
 from tensorjax._cores.contraction import einsum
+from tensorjax._cores.ranks import cut_ranks
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.linalg._arrays import namespace
+
+# Columns of the independent sketch that estimates the error made with a tolerance.
+_PROBES = 48
+# Parts of a tolerance: of the truncation by singular values, and of what the sketches may miss, by
+# an estimate that may be off by a factor of two.
+TRUNCATION, _SKETCH = 0.7, 0.35
 
 Array = Any
 Factors = tuple[Array, ...]  # a core (r, n, s); two of them; or two cores (r, m, n, s) of matrices
@@ -157,6 +165,26 @@ def projected(
     powers = [p + e for p, e in zip(powers, exponents[-1], strict=True)]
     last, exponent = _total([m.reshape(*m.shape[:2], 1) for m in images], powers)
     return [*out, last], exponent
+
+
+def within(
+    terms: Sequence[Term], weights: Sequence[Any], tol: float, key: Any, probe: Any
+) -> tuple[Cores, bool]:
+    """Projects a sum of host terms on sketches, widened until they miss a third of ``tol`` or less.
+
+    ``key`` is of their random train, ``probe`` of the one that measures. What is left of the
+    tolerance, `TRUNCATION`, is for a truncation; all of it if nothing is missed, as is told too.
+    """
+    modes = modes_of(terms[0])
+    bonds = [[math.prod(len(c) for c in factors) for factors in term] for term in terms]
+    full = cut_ranks((1, *map(sum, list(zip(*bonds, strict=True))[1:]), 1), modes)[1:-1]
+    width = max(len(c) for term in terms for factors in term for c in factors) + linalg.OVERSAMPLE
+    while True:
+        widths = cut_ranks((1, *(min(width, f) for f in full), 1), modes)[1:-1]
+        cores = balance.balanced(*projected(terms, weights, widths, key))
+        if widths == full or missed(terms, weights, cores, _PROBES, probe) <= _SKETCH * tol:
+            return cores, widths == full
+        width *= 2
 
 
 def _total(arrays: Sequence[Array], exponents: Sequence[Any]) -> tuple[Array, Any]:

@@ -19,12 +19,13 @@ import numpy as np
 
 from tensorjax import _blas_threads, _check, _native, linalg
 from tensorjax._cores import rounding_sweeps as sweeps
-from tensorjax._cores.overlaps import difference
+from tensorjax._cores.orthogonalization import left_qr, right_lq
+from tensorjax._cores.overlaps import agree
 from tensorjax._cores.placement import placed_like
 from tensorjax._cores.ranks import feasible_ranks, rank_bounds
-from tensorjax._cores.rounding import compressed, svd_round
+from tensorjax._cores.rounding_methods import compressed, svd_round
 from tensorjax._cores.scaling import balanced
-from tensorjax._cores.unfoldings import absorb, tall, times_right, wide
+from tensorjax._cores.unfoldings import absorb, times_right, wide
 from tensorjax._eager import evaluated_eagerly
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
@@ -32,7 +33,7 @@ from tensorjax._kernels.table import CPP, NUMPY, TRACE
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax.linalg import Method
-from tensorjax.linalg._subspaces_on_host import budget
+from tensorjax.linalg._host_precision import budget
 from tensorjax.tt._algebra import folded
 from tensorjax.tt._padding import padded_ranks, padded_to, trim
 
@@ -99,17 +100,15 @@ def orthogonal_cores(t: TT, center: int) -> tuple[list[jax.Array], Any]:
     dtype = linalg.factor_dtype(t.dtype)
     cores, exponent = [c.astype(dtype) for c in t.cores], 0
     for k in range(center):
-        q, r = linalg.qr(tall(cores[k]))
-        cores[k] = q.reshape(*cores[k].shape[:2], -1)
+        cores[k], r = left_qr(cores[k])
         r, e = linalg.normalized(r)
         cores[k + 1], exponent = absorb(r, cores[k + 1]), exponent + e
     if 0 < center < t.order - 1:
         cores[-1] = linalg.after(cores[-1], cores[center])
     for k in range(t.order - 1, center, -1):
-        q, r = linalg.qr(linalg.adjoint(wide(cores[k])))
-        cores[k] = linalg.adjoint(q).reshape(-1, *cores[k].shape[1:])
-        r, e = linalg.normalized(r)
-        cores[k - 1], exponent = times_right(cores[k - 1], linalg.adjoint(r)), exponent + e
+        left, cores[k] = right_lq(cores[k])
+        left, e = linalg.normalized(left)
+        cores[k - 1], exponent = times_right(cores[k - 1], left), exponent + e
     cores[center], e = linalg.normalized(cores[center])
     return cores, exponent + e
 
@@ -260,7 +259,7 @@ def _dynamic(t: TT, tol: float, method: Method, key: Any) -> TT:
         out = TT._unchecked(tuple(on_device(cores)))
         # Where roundoff competes with what may be discarded, the result is measured, and a
         # second attempt leaves all of the tolerance to roundoff.
-        if not doubtful or _holds(cores, given, tol):
+        if not doubtful or agree(cores, given, tol):
             return out
     return trim(t)  # exact: roundoff alone is larger than what may be discarded
 
@@ -277,15 +276,6 @@ def _at_hand(cores: list[Any]) -> tuple[list[Any], int]:
         0 if low < s < high else linalg.exponent_of(c) for s, c in zip(squares, cores, strict=True)
     ]
     return [linalg.scaled(c, -e) for c, e in zip(cores, exponents, strict=True)], sum(exponents)
-
-
-def _holds(found: list[Any], given: list[Any], tol: float) -> bool:
-    # The norm is the distance from zero: on the host, where nothing is compiled.
-    wide = given[0].dtype
-    nothing = [np.zeros((1, c.shape[1], 1), wide) for c in given]
-    error, e = difference(given, [c.astype(wide) for c in found])
-    norm, exponent = difference(given, nothing)
-    return bool(np.ldexp(error, e - exponent) <= tol * norm)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3, 4))

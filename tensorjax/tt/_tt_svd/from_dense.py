@@ -5,34 +5,29 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _blas_threads, _check, linalg
+from tensorjax._cores.dense_decompositions import Decomposition, decomposed
 from tensorjax._cores.ranks import feasible_ranks, rank_bounds
-from tensorjax._cores.scaling import balanced
 from tensorjax._cores.unfoldings import absorb, merge, tall
 from tensorjax._eager import evaluated_eagerly
 from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.conditions import MOST_ROWS, SMALL_ARRAY
-from tensorjax._kernels.table import CPP, HOST, NUMPY, Kernel
+from tensorjax._kernels.table import CPP, HOST, NUMPY
 from tensorjax._placement import placed
-from tensorjax._transfer import on_device
 from tensorjax._typing import ArrayLike
 from tensorjax.linalg import Method, _predicted_times
-from tensorjax.linalg._subspaces_on_host import THREADS, Asked, asked_of, budget, in_single
+from tensorjax.linalg._subspaces_on_host import Asked
 from tensorjax.tt._algebra import unfold
 from tensorjax.tt._constructors import _mode_pairs
 from tensorjax.tt._padding import padded_to
-from tensorjax.tt._tt_svd.on_host import tt_svd
+from tensorjax.tt._tt_svd.numpy_tt_svd import tt_svd
 from tensorjax.tt._tt_svd.small_arrays import compiled_tt_svd, least_share, small_tt_svd
 
 # Rank expected of unknown data.
 _GUESS = 12
-# By rank alone no error is asked: full accuracy below this size, Gram matrices (error floor
-# eps^0.75 of the norm) above it, where an exact SVD takes many times longer.
-_LARGE = 2**16
 
 
 @placed
@@ -81,28 +76,8 @@ def from_dense(
     LAPACK, with nothing compiled, whether ``tol`` or ``rank`` is given.
     """
     array, dtype, tol = _check.dense_input(x, tol, rank)
-    return _decomposed(array, dtype, tol, rank, method, key)
-
-
-def _decomposed(x: Any, dtype: Any, tol: Any, rank: Any, method: Method, key: Any) -> TT:
-    ranks = None if rank is None else feasible_ranks(rank, x.shape)
-    if tol is not None and choose_kernel("tt.from_dense(tol=)", (x, tol)) is NUMPY:
-        train = _dynamic(np.asarray(x), tol, method, key, dtype)
-        if ranks is None:
-            return train
-        if all(r <= cap for r, cap in zip(train.ranks[1:-1], ranks, strict=True)):
-            return padded_to(train, ranks)
-    _check.finite("x", x)
-    share = None if tol is None or _check.is_traced(tol) else tol**2 / max(x.ndim - 1, 1)
-    assert ranks is not None
-    if choose_kernel("tt.from_dense(rank=)", (x, tol), method=method) is NUMPY:
-        return padded_to(_ranked(x, ranks, share, method, dtype), ranks)
-    if method == "auto" and tol is None and x.size > _LARGE:
-        method = "gram"
-    chosen = linalg.choose(method, share, linalg.factor_dtype(dtype))
-    if tol is not None and share is None:
-        chosen = "svd"  # a traced tolerance may be anything
-    return _static(jnp.asarray(x), tol, key, ranks, chosen)
+    ranks = None if rank is None else feasible_ranks(rank, array.shape)
+    return decomposed(_TT_SVD, array, dtype, tol, ranks, method, key)
 
 
 @jax.jit(static_argnums=(3, 4))
@@ -115,70 +90,16 @@ def _static(x: jax.Array, tol: Any, key: Any, ranks: tuple[int, ...], method: Me
     return TT._unchecked(tuple(c.astype(dtype) for c in cores))
 
 
-def _ranked(x: Any, ranks: tuple[int, ...], share: float | None, method: Method, dtype: Any) -> TT:
-    """Decomposes a dense array to given ranks on the host, by NumPy; nothing is compiled."""
-    host = np.asarray(x)
-    if host.dtype.kind not in "fc" or host.dtype.itemsize < 4:
-        host = host.astype(np.float32)
-    method = "svd" if method == "auto" and share is None and x.size <= _LARGE else method
-    _, exponent, cores = _in_range(host, asked_of(method, share, host.dtype), ranks)
-    cores = balanced(cores, exponent, fit=linalg.exponents_held(dtype))
-    place = x.sharding if isinstance(x, jax.Array) and x.committed else None
-    return TT._unchecked(tuple(on_device([c.astype(dtype) for c in cores], place)))
-
-
-def _dynamic(x: np.ndarray, tol: float, method: Method, key: Any, dtype: Any) -> TT:
-    """Decomposes a dense array to a tolerance on the host, by LAPACK: exact ranks."""
-    if x.dtype.kind not in "fc" or x.dtype.itemsize < 4:  # half precision, which LAPACK lacks
-        x = x.astype(np.float32)
-    bonds = max(x.ndim - 1, 1)
-    share, doubtful = budget(tol, x.ndim, x.dtype, dtype)
-    share /= bonds
-    at_hand, exponent, cores = _in_range(x, asked_of(method, share, x.dtype))
-    cores = balanced(cores, exponent, fit=linalg.exponents_held(dtype))
-    train = TT._unchecked(tuple(on_device([c.astype(dtype) for c in cores])))
-    if doubtful and not _holds(train, at_hand, exponent, tol):
-        return _lossless(x.astype(dtype))
-    return train
-
-
-def _in_range(
-    x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None
-) -> tuple[np.ndarray, int, list[Any]]:
-    """Runs the TT-SVD, on a dense x over a power of two if its squares over- or underflow.
-
-    Returns the array (scaled or not), the exponent, and the cores. Whether squares fit is seen in
-    the last core, which has the norm: no pass over the data is spent.
-    """
-
-    def compress(x: np.ndarray, asked: Asked) -> list[Any]:
-        return tt_svd(x, asked, caps)
-
-    def cores(x: np.ndarray) -> list[Any]:
-        with _blas_threads.one_thread(x.size < THREADS):
-            if caps is None and asked.share is not None:
-                kernel = _kernel(x, asked)
-                if kernel is CPP and (found := compiled_tt_svd(x, asked.share)):
-                    return found
-                if kernel is not NUMPY and x.size < SMALL_ARRAY:
-                    return small_tt_svd(x, asked.share)
-            return in_single(x, asked, x.ndim - 1, compress) if caps is None else compress(x, asked)
-
-    try:
-        with np.errstate(invalid="ignore", over="ignore"):
-            found = cores(x)
-        if linalg.squares_fit(found[-1]):
-            return x, 0, found
-    except (np.linalg.LinAlgError, ValueError):
-        pass
-    _check.finite("x", x)  # if it is not, the last core is not either
-    small, exponent = linalg.normalized(x)
-    return small, exponent, cores(small)
-
-
-def _kernel(x: np.ndarray, asked: Asked) -> Kernel:
+def _at_once(x: np.ndarray, asked: Asked) -> list[Any] | None:
+    """Decomposes a small array by one C++ call, or by one Gram matrix a bond; else None."""
+    if asked.share is None:
+        return None
     facts = {"method": asked.method, "share": asked.share, "floor": lambda: least_share(x.dtype)}
-    return choose_kernel("tt.from_dense(tol=)", (x,), HOST, **facts)
+    kernel = choose_kernel("tt.from_dense(tol=)", (x,), HOST, **facts)
+    if kernel is CPP and (found := compiled_tt_svd(x, asked.share)):
+        return found
+    small = kernel is not NUMPY and x.size < SMALL_ARRAY
+    return small_tt_svd(x, asked.share) if small else None
 
 
 def _holds(train: TT, x: np.ndarray, exponent: int, tol: float) -> bool:
@@ -208,6 +129,24 @@ def _lossless(x: np.ndarray) -> TT:
     if middle is None:  # order one, or trailing modes of size one: the last core takes the data
         cores[-1] = x.reshape(ranks[-2], x.shape[-1], 1)
     return TT(jax.device_put(cores))
+
+
+_TT_SVD = Decomposition(
+    kernel=lambda x, tol: choose_kernel("tt.from_dense(tol=)", (x, tol)),
+    kernel_to_ranks=lambda x, tol, method: choose_kernel(
+        "tt.from_dense(rank=)", (x, tol), method=method
+    ),
+    cuts=lambda order: max(order - 1, 1),
+    arrays=lambda order: order,
+    compress=tt_svd,
+    at_once=_at_once,
+    wrap=lambda parts: TT._unchecked(tuple(parts)),
+    pad=padded_to,
+    ranks=lambda t: t.ranks[1:-1],
+    holds=_holds,
+    lossless=_lossless,
+    program=lambda *given: _static(*given),
+)
 
 
 def _energy(x: Any) -> Any:

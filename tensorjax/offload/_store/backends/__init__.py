@@ -1,7 +1,7 @@
 """I/O backends, which move bytes between file and staging memory: protocol, kinds and choice."""
 
-from tensorjax.offload._store.backends.base import Backend
 from tensorjax.offload._store.backends.choose import available, choose
+from tensorjax.offload._store.backends.protocol import Backend
 from tensorjax.offload._store.backends.threads import ThreadBackend
 
 __all__ = ["Backend", "ThreadBackend", "available", "choose"]

@@ -7,7 +7,7 @@ from typing import Any
 from tensorjax.offload._errors import Notices
 from tensorjax.offload._store.backends import plugins, ring, uring
 from tensorjax.offload._store.backends import threads as _threads
-from tensorjax.offload._store.backends.base import Backend
+from tensorjax.offload._store.backends.protocol import Backend
 
 _BUILT_IN: dict[str, Callable[..., Backend]] = {
     "threads": _threads.threads,

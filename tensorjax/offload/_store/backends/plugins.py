@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorjax.offload._errors import CorruptError
-from tensorjax.offload._store.backends.base import Backend
+from tensorjax.offload._store.backends.protocol import Backend
 from tensorjax.offload._store.backends.threads import ThreadBackend
 from tensorjax.offload._store.disk.files import DiskFile, Say
 

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from tensorjax import _check
+from tensorjax.offload._store.backends.protocol import FileBackend
 from tensorjax.offload._store.disk.files import DiskFile, MemoryFile, Say
 from tensorjax.offload._store.transfers.queue import Queue
 
 MIB = 1 << 20
 
 
-class ThreadBackend:
+class ThreadBackend(FileBackend):
     """Backend of a pool of threads, each of which does one transfer at a time.
 
     Python's global lock is free during a transfer, a checksum and a large copy.
@@ -36,24 +37,10 @@ class ThreadBackend:
         self.name, self.block, self.volatile = name, block, volatile
         self._make, self._workers = file, _check.integer("workers", workers, low=1)
         self._threads: list[threading.Thread] = []
-        self.file: Any = None
-
-    @property
-    def direct(self) -> bool:
-        """Whether transfers bypass the page cache."""
-        return bool(getattr(self.file, "direct", False))
 
     def open(self, path: Path, capacity: int, say: Say) -> None:
         """Opens or creates the file."""
         self.file = self._make(path, capacity, say)
-
-    def size(self) -> int:
-        """Returns the size of the file in bytes."""
-        return self.file.size()
-
-    def allocate(self, size: int) -> None:
-        """Reserves the first ``size`` bytes on the disk."""
-        self.file.allocate(size)
 
     def start(self, queue: Queue) -> None:
         """Starts the worker threads."""
@@ -72,14 +59,6 @@ class ThreadBackend:
             if thread is not threading.current_thread():  # a store that was dropped there
                 thread.join()
         self._threads = []
-
-    def sync(self) -> None:
-        """Waits until everything written is on the disk."""
-        self.file.sync()
-
-    def close(self) -> None:
-        """Closes the file."""
-        self.file.close()
 
 
 def _serve(file: Any, queue: Queue) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from tensorjax import _check
 from tensorjax.offload._errors import StoreError
+from tensorjax.offload._store.backends.protocol import FileBackend
 from tensorjax.offload._store.backends.ring import Ring
 from tensorjax.offload._store.disk.files import DiskFile, Say
 from tensorjax.offload._store.transfers.queue import Queue
@@ -21,7 +22,7 @@ MIB = 1 << 20
 _BUFFER = 1 << 30  # the most that one registered buffer may have
 
 
-class UringBackend:
+class UringBackend(FileBackend):
     """Backend of one thread that keeps many transfers in flight by io_uring.
 
     Args:
@@ -56,32 +57,19 @@ class UringBackend:
     def _make(self) -> Any:
         return Ring(2 * self._depth, **self._flags)
 
-    @property
-    def direct(self) -> bool:
-        """Whether transfers bypass the page cache."""
-        return self._file.direct
-
     def open(self, path: Path, capacity: int, say: Say) -> None:
         """Opens or creates the file."""
-        self._file, self._say = DiskFile(path, direct=True, say=say), say
+        self.file, self._say = DiskFile(path, direct=True, say=say), say
         for flag in [name for name, wanted in self._flags.items() if wanted]:
             if why := _answer(path.parent, {flag: True}):
                 say(f"io_uring: {flag} does not work here ({why}); going on without it")
                 self._flags[flag] = False
 
-    def size(self) -> int:
-        """Returns the size of the file in bytes."""
-        return self._file.size()
-
-    def allocate(self, size: int) -> None:
-        """Reserves the first ``size`` bytes on the disk."""
-        self._file.allocate(size)
-
     def start(self, queue: Queue) -> None:
         """Sets up the ring and starts its thread."""
         ring = self._make()
         starts = _registered(ring, queue, self._say) if self._fixed else {}
-        driver = _Driver(ring, queue, self._file, self._depth, starts, polls=self._flags["iopoll"],
+        driver = _Driver(ring, queue, self.file, self._depth, starts, polls=self._flags["iopoll"],
                          say=self._say)  # fmt: skip
         queue.wake = driver.wake
         self._thread = threading.Thread(target=driver.run, name="tensorjax-store-ring", daemon=True)
@@ -92,14 +80,6 @@ class UringBackend:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         self._thread = None
-
-    def sync(self) -> None:
-        """Waits until everything written is on the disk."""
-        self._file.sync()
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
 
 
 def _registered(ring: Any, queue: Queue, say: Say) -> dict[Pool, int]:

@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -33,49 +33,35 @@ _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "gluste
 
 @dataclass(frozen=True)
 class Paths:
-    """Paths of the files of one process."""
+    """Paths of the files of one process.
+
+    Attributes:
+        folder: Of the store.
+        process: Number of the process and count of processes.
+        data: The data file, which holds the tensors.
+        index: The index, which describes the committed state.
+        copy: Its second copy, which stands in if a bit of the first one flips.
+        before: The index of the commit before.
+        prepared: The next index, in a commit of several processes that is not complete.
+        names: The list of tensor names, for messages when the index is lost.
+        lock: The lock file, held by the process that has the store open.
+    """
 
     folder: Path
     process: tuple[int, int]
+    data: Path = field(init=False)
+    index: Path = field(init=False)
+    copy: Path = field(init=False)
+    before: Path = field(init=False)
+    prepared: Path = field(init=False)
+    names: Path = field(init=False)
+    lock: Path = field(init=False)
 
-    def _file(self, what: str) -> Path:
+    def __post_init__(self) -> None:
         number, count = self.process
-        return self.folder / f"{what}-{number:05d}-of-{count:05d}"
-
-    @property
-    def data(self) -> Path:
-        """Path of the data file in the store's folder, which holds the tensors."""
-        return self._file("data")
-
-    @property
-    def index(self) -> Path:
-        """Path of the index in the store's folder, which describes the committed state."""
-        return self._file("index")
-
-    @property
-    def copy(self) -> Path:
-        """Path of the second copy of the index, which stands in if a bit of the first one flips."""
-        return self._file("copy")
-
-    @property
-    def before(self) -> Path:
-        """Path of the index of the commit before, in the store's folder."""
-        return self._file("before")
-
-    @property
-    def prepared(self) -> Path:
-        """Path of the next index, in a commit of several processes that is not complete."""
-        return self._file("prepared")
-
-    @property
-    def names(self) -> Path:
-        """Path of the list of tensor names, for messages when the folder's index is lost."""
-        return self._file("names")
-
-    @property
-    def lock(self) -> Path:
-        """Path of the folder's lock file, held by the process that has the store open."""
-        return self._file("lock")
+        for what in [f.name for f in fields(self) if not f.init]:
+            path = self.folder / f"{what}-{number:05d}-of-{count:05d}"
+            object.__setattr__(self, what, path)
 
 
 @dataclass(frozen=True)

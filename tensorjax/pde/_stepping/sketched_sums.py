@@ -221,6 +221,7 @@ def truncated(
     norm = float(np.linalg.norm(cores[-1]))
     if not np.isfinite(norm):
         return Rounded(cores, norm, False), [0] * (len(cores) - 1)
+    # Projections of different bonds are orthogonal: squared errors add, with an equal share each.
     tail = (tol * (norm if scale is None else scale)) ** 2 / max(len(cores) - 1, 1)
     core = cores[-1]
     for k in range(len(cores) - 1, 0, -1):
@@ -241,6 +242,8 @@ def _svd(a: Array) -> tuple[Array, Array, Array]:
     """Computes the SVD of a wide matrix for rounding a sum, by way of its triangular factor."""
     if a.shape[1] <= a.shape[0]:
         return np.linalg.svd(a, full_matrices=False)
+    # QR first: an SVD of the small triangle in place of one of the wide matrix, many times the work
+    # (T. Chan, ACM Trans. Math. Softw. 8 (1982)).
     q, r = np.linalg.qr(a.T)
     u, s, vh = np.linalg.svd(r.T)
     return u, s, vh @ q.T

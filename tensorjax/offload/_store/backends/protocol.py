@@ -1,7 +1,7 @@
 """Protocol of the I/O backends of a store."""
 
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from tensorjax.offload._store.disk.files import Say
 from tensorjax.offload._store.transfers.queue import Queue
@@ -77,3 +77,34 @@ class Backend(Protocol):
     def close(self) -> None:
         """Closes the file; `stop` was called before."""
         ...
+
+
+class FileBackend:
+    """Part of a backend that one file serves: its size, its blocks on the disk, syncs.
+
+    Attributes:
+        file: Of `tensorjax.offload._store.disk.files`, once it is open.
+    """
+
+    file: Any = None
+
+    @property
+    def direct(self) -> bool:
+        """Whether transfers bypass the page cache."""
+        return bool(getattr(self.file, "direct", False))
+
+    def size(self) -> int:
+        """Returns the size of the file in bytes."""
+        return self.file.size()
+
+    def allocate(self, size: int) -> None:
+        """Reserves the first ``size`` bytes on the disk."""
+        self.file.allocate(size)
+
+    def sync(self) -> None:
+        """Waits until everything written is on the disk."""
+        self.file.sync()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self.file.close()
