@@ -4,6 +4,8 @@ Static faults (shapes, dtypes, ranks) raise at trace time. The contents of an ar
 looked at only when it is concrete, so these checks cost nothing under `jax.jit`.
 """
 
+import functools
+import logging
 import math
 import numbers
 from collections.abc import Sequence
@@ -14,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+_LOG = logging.getLogger("tensorjax")
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -272,4 +275,15 @@ def dense_input(x: Any, tol: Any, rank: Any) -> tuple[Any, Any, Any]:
         shape("x.shape", x.shape)
     tol_or_rank(tol, rank, x)
     dtype = jax.dtypes.canonicalize_dtype(x.dtype)
+    if np.dtype(dtype).itemsize < np.dtype(x.dtype).itemsize:
+        _say_narrowed()
     return x, dtype, None if tol is None else tolerance(tol, dtype)
+
+
+@functools.cache
+def _say_narrowed() -> None:
+    """Logs once that double precision is lost: JAX does so without a word."""
+    _LOG.warning(
+        "data of 64 bits become trains of 32: JAX has 64-bit types disabled; "
+        "jax.config.update('jax_enable_x64', True) before the first call keeps them (said once)"
+    )

@@ -191,6 +191,7 @@ CASES: dict[str, tuple[Case, str]] = {
     "tt.random": (lambda key: tt.random(key, (2, 3), 2), "| key"),
     "tt.random_matrix": (lambda key: tt.random_matrix(key, (2, 3), (3, 2), 2), "| key"),
     "tt.rank_one": (lambda v: tt.rank_one([v, v]), "v"),
+    "tt.rank_one_matrix": (lambda w: tt.rank_one_matrix({1: w}, order=3), "w"),
     "tt.retract": (lambda x: tt.retract(x, tt.tangent_project(x, x)), "x"),
     "tt.riemannian_grad": (tt.riemannian_grad(tt.norm), "| x"),
     "tt.round": (lambda x: tt.round(x + x, rank=3), "wide"),

@@ -416,3 +416,31 @@ def test_wrong_kinds_and_traces_are_named():
         tt.eigsh(tt.ones((2, 2)), tol=1e-6)
     with pytest.raises(TypeError, match="ranks depend on the data"):
         jax.jit(lambda a: tt.eigsh(a, tol=1e-6)[0])(ising(3))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_search_may_end_by_its_energy(seed):
+    rng = np.random.default_rng(seed)
+    order, energy_tol = int(rng.integers(7, 11)), 10.0 ** rng.uniform(-8, -5)
+    fields = [h * Z for h in rng.uniform(-1, 1, order)]
+    a = tt.chain_operator(order, site=fields, bond=HEISENBERG)
+    exact = np.linalg.eigvalsh(dense(a))[:2]
+    for k in (1, 2):
+        values, states, info = tt.eigsh(a, k=k, tol=1e-12, energy_tol=energy_tol)
+        whole = tt.eigsh(a, k=k, tol=1e-12)[2]
+        assert set(info.statuses) <= {"energy", "converged"}
+        assert np.abs(np.asarray(values) - exact[:k]).max() <= 10 * energy_tol * np.abs(exact).max()
+        assert sum(info.sweeps) < sum(whole.sweeps)
+        if info.status == "energy":
+            assert "energy_tol" in info.advice
+            assert (info.residual > info.bound).any()
+        h = dense(a)
+        for x, value, residual in zip(states, values, info.residual, strict=True):
+            v = dense(x).ravel()
+            assert abs(norm(h @ v - float(value) * v) - residual) <= 1e-9
+
+
+@pytest.mark.parametrize("bad", [0.0, -1e-3, math.nan, math.inf, "1e-3", 1j])
+def test_energy_tolerances_that_are_none(bad):
+    with pytest.raises(ValueError, match="energy_tol: expected a positive number"):
+        tt.eigsh(ising(4), tol=1e-6, energy_tol=bad)

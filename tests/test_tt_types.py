@@ -1,6 +1,7 @@
 """The types: what they check, what they are to JAX and Python, and their operators."""
 
 import copy
+import functools
 import operator
 import pickle
 
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tensorjax import convert, tt, tucker
+from tensorjax import _check, convert, tt, tucker
 from tests.oracles import DTYPES, cores, dense, eps, error, norm, normal, wide
 
 SHAPE, ROWS, COLS = (2, 3, 2), (2, 1, 3), (2, 3, 2)
@@ -349,3 +350,51 @@ def test_numpy_trains_of_64_bits_are_refused_where_jax_has_32(rng):
             with pytest.raises(TypeError, match="jax_enable_x64"):
                 call(x)
         assert tt.norm(x.astype(np.float32)).dtype == np.float32
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_products_of_matrices_are_kronecker_products(seed):
+    rng = np.random.default_rng(seed)
+    sizes = [(int(m), int(n)) for m, n in rng.integers(1, 4, (rng.integers(1, 5), 2))]
+    given = [rng.normal(size=s) + 1j * rng.normal(size=s) for s in sizes]
+    a = tt.rank_one_matrix(given)
+    assert (a.row_shape, a.col_shape) == tuple(zip(*sizes, strict=True))
+    assert set(a.ranks) == {1}
+    assert error(dense(a), functools.reduce(np.kron, given)) <= 1e-14
+    order, n = int(rng.integers(4, 7)), int(rng.integers(1, 4))
+    some = {int(k): rng.normal(size=(n, n)) for k in rng.choice(order, 2, replace=False)}
+    whole = [some.get(k, np.eye(n)) for k in range(order)]
+    assert error(dense(tt.rank_one_matrix(some, order)), functools.reduce(np.kron, whole)) <= 1e-13
+    assert tt.rank_one_matrix(some).order == max(some) + 1
+
+
+@pytest.mark.parametrize(
+    ("error_type", "message", "call"),
+    [
+        (ValueError, "at least", lambda: tt.rank_one_matrix([])),
+        (ValueError, "expected shape", lambda: tt.rank_one_matrix([np.ones(3)])),
+        (ValueError, "order: expected 1", lambda: tt.rank_one_matrix([np.eye(2)], 3)),
+        (ValueError, "sites of matrices", lambda: tt.rank_one_matrix({-1: np.eye(2)})),
+        (ValueError, "order", lambda: tt.rank_one_matrix({3: np.eye(2)}, order=3)),
+        (ValueError, "give a sequence", lambda: tt.rank_one_matrix({}, order=3)),
+        (ValueError, "give a sequence", lambda: tt.rank_one_matrix({1: np.ones((2, 3))})),
+        (
+            ValueError, "give a sequence",
+            lambda: tt.rank_one_matrix({0: np.eye(2), 2: np.eye(3)}),
+        ),
+        (TypeError, "matrices", lambda: tt.rank_one_matrix({1: np.eye(2, dtype=int)})),
+    ],
+)  # fmt: skip
+def test_products_of_matrices_that_do_not_fit(error_type, message, call):
+    with pytest.raises(error_type, match=message):
+        call()
+
+
+def test_data_of_64_bits_that_become_32_are_told_of_once(caplog):
+    _check._say_narrowed.cache_clear()
+    x = np.random.default_rng(0).normal(size=(3, 4))
+    with jax.enable_x64(False):
+        for call in (tt.from_dense, tucker.from_dense):
+            assert call(x, tol=1e-3).dtype == np.float32
+    assert [r.levelname for r in caplog.records if "jax_enable_x64" in r.message] == ["WARNING"]
+    assert tt.from_dense(x, tol=1e-3).dtype == np.float64

@@ -54,7 +54,15 @@ from tensorjax.tt._born_sampling import sample
 from tensorjax.tt._broadcasting import broadcast_to
 from tensorjax.tt._chain_operators import chain_operator
 from tensorjax.tt._completion.completion import CompleteInfo, complete
-from tensorjax.tt._constructors import identity, ones, random, random_matrix, rank_one, zeros
+from tensorjax.tt._constructors import (
+    identity,
+    ones,
+    random,
+    random_matrix,
+    rank_one,
+    rank_one_matrix,
+    zeros,
+)
 from tensorjax.tt._cross.cross import CrossInfo, CrossProgress, cross
 from tensorjax.tt._eigen.eigsh import EigInfo, eigsh
 from tensorjax.tt._evaluation.evaluate import contract_modes, evaluate
@@ -162,6 +170,7 @@ __all__ = [
     "random",
     "random_matrix",
     "rank_one",
+    "rank_one_matrix",
     "real",
     "reshape",
     "retract",

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import numbers
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -21,8 +22,10 @@ from tensorjax.tt._eigen.single_level import Pair, Search, Status, Sweep, widene
 from tensorjax.tt._norms import _distance
 
 # Worst last: the status of a search for several pairs is the worst of theirs.
-_ORDER = ("converged", "max_rank", "stalled", "max_sweeps")
+_ORDER = ("converged", "energy", "max_rank", "stalled", "max_sweeps")
 _ADVICE = {
+    "energy": "the eigenvalue stayed within energy_tol over two sweeps, the residual is above tol: "
+    "lower energy_tol, or leave it out, for better states",
     "incomplete": "these are eigenpairs, but there may be lower ones that were missed: ask "
     "for some pairs more than you need, or try another key",
     "max_rank": "the ranks allow no better state: raise max_rank (with sites=1 and x0, give x0 "
@@ -45,7 +48,8 @@ class EigInfo:
     """Report of an eigenvalue search: statuses, residuals, ranks, sweeps, advice.
 
     Attributes:
-      status: "converged", or the worst among the pairs: "max_rank" (the ranks were the limit),
+      status: "converged", or the worst among the pairs: "energy" (``energy_tol`` ended the search
+        before the residual was small), "max_rank" (the ranks were the limit),
         "stalled" (the residual stopped falling), "max_sweeps" (the budget ran out). "incomplete"
         where all pairs converged, but lower levels may have been missed (``check`` is "unsure").
       statuses: of each pair.
@@ -112,6 +116,7 @@ def eigsh(
     *,
     k: int = 1,
     tol: float,
+    energy_tol: float | None = None,
     x0: TT | Sequence[TT] | None = None,
     max_rank: int | None = 256,
     sites: Literal[1, 2] = 2,
@@ -141,6 +146,10 @@ def eigsh(
         Where roundoff, 10 √d eps ‖A‖₂, forbids as much, it stands in for the right side. The
         eigenvalue itself is then off by no more than that, and as a rule by its square over the
         gap.
+      energy_tol: ends the search of a pair, with status "energy", once two sweeps in a row have
+        changed its value by at most energy_tol · max(|λ_1|, …, |λ_j|), though the residual is above
+        ``tol`` still. Values converge as squares of residuals, so that this takes a fraction of the
+        time where no accurate states are wanted; it bounds a change, not an error. None: not used.
       x0: start of the first pair, or a sequence of up to k; random where there is none.
       max_rank: of the trains; None for no limit.
       sites: 2 finds the ranks. 1 is cheaper where modes are large: it keeps the ranks of x0, or
@@ -154,12 +163,13 @@ def eigsh(
     Returns:
       (k,) real eigenvalues in ascending order; a list of k TTs, of norm one and orthogonal to each
       other (to roundoff as a rule, to about ``tol`` always); and `EigInfo` with measured residuals,
-      status and advice. Where the status is not "converged", they are the best so far.
+      status and advice. Where the status is not "converged" or "energy", they are the best so
+      far.
 
     Raises:
       TypeError: ``A`` or ``x0`` of the wrong kind, or traced: the ranks depend on the data.
       ValueError: A is not square or not Hermitian, NaN or Inf, x0 zero or of another shape, k
-        larger than the space, tol below 10 eps, options out of range.
+        larger than the space, tol below 10 eps, energy_tol not positive, options out of range.
 
     Example:
       >>> import numpy as np
@@ -198,6 +208,7 @@ def eigsh(
         operator=[widened(c, dtype) for c in A.cores],
         dtype=dtype,
         tol=_check.tolerance(tol, dtype),
+        energy_tol=_energy_tol(energy_tol),
         limit=_limit(A, max_rank),
         sites=_check.integer("sites", sites, low=1, high=2),
         expand=None if expand is None else _check.integer("expand", expand, low=0),
@@ -275,6 +286,12 @@ def _starts(a: TTMatrix, x0: Any, k: Any) -> list[TT]:
         if any(not np.any(np.asarray(c)) for c in t.cores):
             raise ValueError("x0: expected a train other than zero; tt.random makes one")
     return starts
+
+
+def _energy_tol(value: Any) -> float | None:
+    if value is not None and not (isinstance(value, numbers.Real) and 0 < value < math.inf):
+        raise ValueError(f"energy_tol: expected a positive number or None, got {value!r}")
+    return None if value is None else float(value)
 
 
 def _limit(a: TTMatrix, max_rank: int | None) -> int:

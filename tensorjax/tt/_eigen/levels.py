@@ -41,6 +41,8 @@ _BLOCK_SWEEPS, _BLOCK_STEPS, _CROSS_STEPS = 4, 2, 4
 _IDLE = 2
 # Levels closer than this share of ‖A‖₂ are taken as equal: that is roundoff of the deflation.
 _SLACK = 1e-12
+# Statuses of pairs that are as accurate as was asked.
+_DONE = ("converged", "energy")
 # Tolerance at which a state of the complement is told to be above the highest pair.
 _ROUGH = 1e-4
 # Spaces up to this size are checked as vectors, by Lanczos: so many steps, so many restarts. That
@@ -107,7 +109,7 @@ class _Finder:
         idle, enough = 0, _IDLE
         for _ in range(2 * self.k + 6):
             self.pairs.sort(key=lambda p: p.value)
-            if any(p.status != "converged" for p in self.pairs):
+            if any(p.status not in _DONE for p in self.pairs):
                 return "unchecked"  # their statuses say what is missing
             lower, check = self._lower()
             if lower is not None:
@@ -174,7 +176,8 @@ class _Finder:
 
     def _lower(self) -> tuple[Pair | None, Check]:
         """Searches for a level below the highest one; returns it, or None, and the check made."""
-        slack = max(*(p.bound for p in self.pairs), _SLACK * self._shift, 0.0)
+        least = [max(p.bound, p.residual if p.status == "energy" else 0.0) for p in self.pairs]
+        slack = max(*least, _SLACK * self._shift, 0.0)
         highest = self.pairs[-1].value - slack
         most = _VECTORS_OF_ONE if self.k == 1 else _VECTORS
         if math.prod(self.search.shape) <= most:  # a start is then proof that there is a lower one
@@ -197,7 +200,7 @@ class _Finder:
             if pair.value - pair.residual >= highest:
                 return None, otherwise
             start = pair.cores
-        if pair.status != "converged":
+        if pair.status not in _DONE:
             return None, "unsure"
         return (pair, "searched") if pair.value < highest else (None, otherwise)
 

@@ -12,7 +12,7 @@ from tensorjax._cores.unfoldings import Cores
 from tensorjax.tt._eigen import dmrg_sweeps as dmrg
 from tensorjax.tt._eigen.local_problems import Rule
 
-Status = Literal["converged", "incomplete", "max_rank", "stalled", "max_sweeps"]
+Status = Literal["converged", "energy", "incomplete", "max_rank", "stalled", "max_sweeps"]
 # Rank of the random start; what is kept may double from sweep to sweep.
 _START = 8
 # Steps of Lanczos per local problem, doubled up to the second number where sweeps gain little: the
@@ -21,6 +21,8 @@ _STEPS, _MOST_STEPS = 4, 64
 # In the first sweeps with two sites, so many directions are added to every bond, and more steps of
 # Lanczos taken, so that the search sees its way out of local minima.
 _EARLY, _ESCAPE, _ESCAPE_STEPS = 4, 4, 8
+# Sweeps, one there and one back, over which the eigenvalue must stay as it is to end the search.
+_CALM = 2
 # A state with a larger overlap with a found one does not count as another state.
 _APART = 1e-3
 
@@ -63,6 +65,7 @@ class Search(NamedTuple):
     operator: Cores
     dtype: Any
     tol: float
+    energy_tol: float | None
     limit: int
     sites: int
     expand: int | None
@@ -169,6 +172,7 @@ class Course:
         self.gradient = self.previous = self.least = self.best = self.value = math.inf
         self.spread, self.rank = spread, 1
         self.finishing = False
+        self.calm = 0  # sweeps in a row that left the eigenvalue within ``energy_tol``
         self.status: Status | None = None
 
     def begin(self, chain: dmrg.Chain) -> None:
@@ -218,6 +222,10 @@ class Course:
     def note(self, rule: Rule, seen: dmrg.Pass) -> None:
         """Records the report of a DMRG sweep, and decides whether the search goes on."""
         settled = abs(self.value - seen.value) <= self.asked
+        energy_tol = self.search.energy_tol or 0.0
+        calm = abs(self.value - seen.value) <= energy_tol * max(self.scale, abs(seen.value))
+        growing = seen.capped and rule.cap < self.search.limit  # larger ranks may lower it
+        self.calm = self.calm + 1 if calm and not growing else 0
         self.sweeps += 1
         if seen.gradient > 0.5 * self.previous and not seen.capped:
             self.steps = min(2 * self.steps, _MOST_STEPS)
@@ -240,6 +248,8 @@ class Course:
         if self.value - self.gradient >= self.above and self.sweeps >= _EARLY:
             self.status = "stalled"
         self.finishing = self.waited >= patience
+        if energy_tol and self.calm >= _CALM and self.sweeps >= _EARLY and self.status is None:
+            self.status = "energy"
         if self.status is None and self.sweeps == self.search.max_sweeps:
             self.status = "max_sweeps"
 
