@@ -4,11 +4,13 @@ Static faults (shapes, dtypes, ranks) raise at trace time. The contents of an ar
 looked at only when it is concrete, so these checks cost nothing under `jax.jit`.
 """
 
+import contextlib
+import contextvars
 import functools
 import logging
 import math
 import numbers
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -17,6 +19,7 @@ import numpy as np
 from jax.core import Tracer
 
 _LOG = logging.getLogger("tensorjax")
+_OURS: contextvars.ContextVar[bool] = contextvars.ContextVar("tensorjax_double", default=False)
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -275,9 +278,19 @@ def dense_input(x: Any, tol: Any, rank: Any) -> tuple[Any, Any, Any]:
         shape("x.shape", x.shape)
     tol_or_rank(tol, rank, x)
     dtype = jax.dtypes.canonicalize_dtype(x.dtype)
-    if np.dtype(dtype).itemsize < np.dtype(x.dtype).itemsize:
+    if np.dtype(dtype).itemsize < np.dtype(x.dtype).itemsize and not _OURS.get():
         _say_narrowed()
     return x, dtype, None if tol is None else tolerance(tol, dtype)
+
+
+@contextlib.contextmanager
+def double_of_ours() -> Iterator[None]:
+    """Says nothing of double precision that a decomposition loses: no data of the user's had it."""
+    before = _OURS.set(True)
+    try:
+        yield
+    finally:
+        _OURS.reset(before)
 
 
 @functools.cache

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
-from tensorjax import _check, convert, tt, tucker
+from tensorjax import _check, convert, nn, tt, tucker
 from tests.oracles import DTYPES, cores, dense, eps, error, norm, normal, wide
 
 SHAPE, ROWS, COLS = (2, 3, 2), (2, 1, 3), (2, 3, 2)
@@ -394,6 +395,9 @@ def test_data_of_64_bits_that_become_32_are_told_of_once(caplog):
     _check._say_narrowed.cache_clear()
     x = np.random.default_rng(0).normal(size=(3, 4))
     with jax.enable_x64(False):
+        nn.tensorize(nnx.Linear(4, 6, rngs=nnx.Rngs(0)), {"": nn.TT(rank=2)})
+        tt.cross(lambda i: 1.0 + i.sum(1), (2, 3), tol=1e-4, key=jax.random.key(0))
+        assert not caplog.records  # nothing that had 64 bits was given
         for call in (tt.from_dense, tucker.from_dense):
             assert call(x, tol=1e-3).dtype == np.float32
     assert [r.levelname for r in caplog.records if "jax_enable_x64" in r.message] == ["WARNING"]

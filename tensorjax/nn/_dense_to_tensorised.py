@@ -313,6 +313,7 @@ def folded(
     return np.pad(matrix, padding).reshape(*rows, *columns)
 
 
+@_check.double_of_ours()
 def _truncated(x: np.ndarray, tol: float | None, rank: Any) -> list[np.ndarray]:
     """Returns left-orthonormal TT cores for a dense layer, truncated by tolerance or ranks."""
     caps = None if rank is None else train_ranks(rank, x.shape)
@@ -324,6 +325,7 @@ def _truncated(x: np.ndarray, tol: float | None, rank: Any) -> list[np.ndarray]:
     return [np.asarray(c).astype(x.dtype) for c in tt.from_dense(x, rank=caps, method="svd").cores]
 
 
+@_check.double_of_ours()
 def _truncated_modes(x: np.ndarray, tol: float | None, rank: Any) -> tuple[Any, list[Any]]:
     """Returns ST-HOSVD core and factors for a dense layer, by tolerance, ranks, or both."""
     caps = None if rank is None else bounded(rank, x.shape, "mode")

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from tensorjax import _check
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.tt._cross.greedy_pivots import Sets, climbed
 from tensorjax.tt._cross.held_out_error import TELLING, UNKNOWN, Estimate, HeldOut
@@ -194,7 +195,9 @@ class Search:
         self.cores = self._finish(self._constant_cores(0.0))
         if values.any():
             tol = max(self._options.tol / 2, _EXACT)
-            self.cores = self._finish([np.asarray(c) for c in from_dense(values, tol=tol).cores])
+            with _check.double_of_ours():
+                cores = from_dense(values, tol=tol).cores
+            self.cores = self._finish([np.asarray(c) for c in cores])
         self.estimate = self.held.estimate(self.cores)
         return "converged"
 
