@@ -289,7 +289,7 @@ def _starts(a: TTMatrix, x0: Any, k: Any) -> list[TT]:
 
 
 def _energy_tol(value: Any) -> float | None:
-    if value is not None and not (isinstance(value, numbers.Real) and 0 < value < math.inf):
+    if value is not None and not (isinstance(value, numbers.Real) and 0 < float(value) < math.inf):
         raise ValueError(f"energy_tol: expected a positive number or None, got {value!r}")
     return None if value is None else float(value)
 
