@@ -39,18 +39,23 @@ with _extras.needed_by(__name__):
     from tensorjax.nn._linear import CPLinear, TTLinear, TuckerLinear
     from tensorjax.nn._linear_base import TensorLinear
     from tensorjax.nn._mode_factors import factor
+    from tensorjax.nn._models.adapters import Adapted, Frozen, adapt, merge_adapters
+    from tensorjax.nn._models.detensorize import certificates, detensorize
+    from tensorjax.nn._models.summary import summary
+    from tensorjax.nn._models.tensorize import tensorize
     from tensorjax.nn._specs import CP, TT, Dense, LowRank, Spec, Tucker
-    from tensorjax.nn._tensorize import summary, tensorize
 
 __all__ = [
     "CP",
     "TT",
+    "Adapted",
     "CPEmbedding",
     "CPLinear",
     "Candidate",
     "Certificate",
     "Dense",
     "Embedding",
+    "Frozen",
     "LayerPlan",
     "LookupPlan",
     "LowRank",
@@ -63,9 +68,13 @@ __all__ = [
     "Tucker",
     "TuckerEmbedding",
     "TuckerLinear",
+    "adapt",
+    "certificates",
+    "detensorize",
     "factor",
     "from_embedding",
     "from_linear",
+    "merge_adapters",
     "summary",
     "tensorize",
     "to_embedding",

@@ -1,0 +1,90 @@
+"""Replacement of the dense layers of a Flax NNX model by tensorised ones, by path patterns."""
+
+from typing import Any, Literal
+
+from flax import nnx
+
+from tensorjax.nn._models.replacement import Ranks, replacement
+from tensorjax.nn._models.rules import Rules, matched, rules_with
+from tensorjax.nn._models.tied_layers import tie, ties
+from tensorjax.nn._models.traversal import is_module, swap
+
+
+def tensorize(
+    model: object,
+    rules: Rules,
+    *,
+    init: Literal["svd", "random"] = "svd",
+    tol: float | None = None,
+    stacked: Ranks = "own",
+    rngs: nnx.Rngs | None = None,
+) -> Any:
+    """Copies a model, with the dense layers that match the rules replaced by tensorised ones.
+
+    Every `flax.nnx.Linear`, `flax.nnx.LinearGeneral` (of which `flax.nnx.MultiHeadAttention` is
+    made) and `flax.nnx.Embed` is held against the rules, by its path in the model, such as
+    "encoder/layers/0/mlp/up"; the first rule that matches decides. A layer that several places
+    share stays shared, and matches by any of its paths. Biases, dtypes and precision are kept. A
+    LinearGeneral becomes a `TensorLinearGeneral`, which holds the tensorised layer. Other modules
+    stay as they are, subclasses of these among them, and a LinearGeneral with batch axes: `summary`
+    lists them.
+
+    Args:
+      model: any NNX module; it is not changed.
+      rules: patterns and specs, in order. A pattern is a glob over the whole path, as in
+        `fnmatch.fnmatchcase`: "*" stands for anything, slashes included, "?" for one character,
+        "[ab]" for one of some. The spec None, like `Dense`, leaves a layer as it is.
+      init: "svd" converts the weights by `tensorjax.nn.from_linear` and `from_embedding`, and the
+        layers keep the certificates; "random" draws new ones.
+      tol: for "svd", the relative error of every weight; with ranks in the specs, at most those.
+      rngs: for "random".
+
+    Returns:
+      The copy, of the class of ``model``; a tensorised layer where the model itself is replaced.
+
+    Raises:
+      TypeError: an argument that is no NNX module or no spec; with "svd", abstract parameters.
+      ValueError: a rule that matches nothing, a parameter tied to another layer, no ``rngs`` for
+        "random", and all that the specs and the conversions raise, with the path of the layer.
+
+    Example:
+      >>> from flax import nnx
+      >>> from tensorjax import nn
+      >>> rngs = nnx.Rngs(0)
+      >>> model = nnx.Sequential(nnx.Linear(64, 96, rngs=rngs), nnx.Linear(96, 8, rngs=rngs))
+      >>> rules = {"layers/1": None, "*": nn.TT(rank=8)}
+      >>> small = nn.tensorize(model, rules)
+      >>> [type(layer).__name__ for layer in small.layers]
+      ['TTLinear', 'Linear']
+      >>> small.layers[0].certificate.ranks
+      (8, 8, 8)
+
+    Source: ours.
+    """
+    if not is_module(model):
+        raise TypeError(
+            f"model: expected an NNX module, got {type(model).__name__}; tensorise the modules in "
+            "it one by one, or hold them in one, such as nnx.List or nnx.Dict"
+        )
+    pairs = rules_with(rules, None)
+    if init not in ("svd", "random"):
+        raise ValueError(f'init: expected "svd" or "random", got {init!r}')
+    if init == "random" and rngs is None:
+        raise ValueError("rngs: expected nnx.Rngs to draw new weights from, got None")
+    if init == "random" and tol is not None:
+        raise ValueError('tol: expected None with init="random"; tolerances are for init="svd"')
+    copy = nnx.clone(model)
+    made: dict[int, Any] = {}
+    found = matched(copy, pairs)
+    tied = ties(copy, found)
+    for layer, paths, spec in found:
+        try:
+            made[id(layer)] = replacement(layer, spec, init, tol, stacked, rngs)
+        except (TypeError, ValueError) as error:
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(f"{paths[0] or 'the model itself'}: {error}") from error
+    tie(made, tied)
+    if id(copy) in made:
+        return made[id(copy)]
+    swap(copy, made)
+    return copy
