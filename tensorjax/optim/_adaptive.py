@@ -12,6 +12,7 @@ from tensorjax._typing import Optimizer
 from tensorjax.optim._prune import Gates
 from tensorjax.optim._rank_adaptive_options import Options, Switch, Weight, known
 from tensorjax.optim._size_polynomial import Measure, checked, polynomial, total
+from tensorjax.optim._stacked_layers import by_single_layers
 from tensorjax.optim._state import UNKNOWN, RankAdaptiveState
 from tensorjax.optim._tensorised_leaves import Layout, gated
 from tensorjax.optim._trial_cuts import fresh
@@ -210,7 +211,7 @@ def rank_adaptive(
         moves, size, learnt = step.finish(moves, gradients)
         return moves, step.record(size, **learnt)._replace(inner=inner_state)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return by_single_layers(optax.GradientTransformationExtraArgs(init, update))
 
 
 def _fresh(full: float, options: Options, inner: Any, saved: Any, gates: int) -> RankAdaptiveState:

@@ -20,7 +20,6 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import _check
-from tensorjax._typing import PyTree
 
 Path = tuple[Hashable, ...]
 Bond = tuple[int, int]  # position of a core in its layer, and the axis
@@ -123,7 +122,7 @@ def find(params: Any) -> Layout:
     paths, leaves, _ = flatten(params)
     groups: dict[Path, dict[str, Any]] = {}
     for position, path in enumerate(paths):
-        for name, place in _parts(path):
+        for name, place in parts(path):
             groups.setdefault(path[: len(path) - place], {}).setdefault(name, {})[
                 path[-1] if place == 2 else 0
             ] = position
@@ -149,7 +148,7 @@ def gated(params: Any) -> Layout:
     return layout
 
 
-def _parts(path: Path) -> Iterator[tuple[str, int]]:
+def parts(path: Path) -> Iterator[tuple[str, int]]:
     """Yields (name, number of keys) of the parts of a tensorised layer, by which a path may end."""
     # Only with an integer key below, as of a list: a module may have one of these names too.
     if len(path) > 1 and path[-2] in ("cores", "factors", "gates") and isinstance(path[-1], int):
@@ -214,8 +213,8 @@ def _check_gates(layer: Layer, gates: list[Any]) -> None:
             raise ValueError(
                 f"{where}: expected one number for every index of its bond, got shape "
                 f"{jnp.shape(gate)} beside arrays of shapes "
-                f"{', '.join(str(layer.shapes[c]) for c, _ in bonds)}; of stacked layers, vmap the "
-                "optimiser over the first axis"
+                f"{', '.join(str(layer.shapes[c]) for c, _ in bonds)}; of stacked layers "
+                "all arrays have the same leading axes, else vmap the optimiser over them"
             )
 
 
@@ -226,42 +225,3 @@ def check_concrete(name: str, leaves: Any) -> None:
             f"{name}: how many gates live depends on the data, which jit, vmap and grad cannot "
             "trace; call it between steps, outside the transformation"
         )
-
-
-def labels(params: PyTree) -> Any:
-    """Labels every parameter of a tensorised model "core", "gate" or "dense".
-
-    Made for `optax.partition`, which takes the function itself; the rates of the paper's released
-    program would be::
-
-        inner = optax.partition(
-            {
-                "core": optax.adamw(1e-4, weight_decay=0.0),
-                "gate": optax.adamw(1e-3, weight_decay=0.0),
-                "dense": optax.adamw(5e-5, weight_decay=0.0),
-            },
-            optim.labels,
-        )
-        optimizer = optim.rank_adaptive(inner, switch=1000, size_fraction=0.5)
-
-    Args:
-      params: any tree of parameters, or of gradients.
-
-    Returns:
-      The same tree, with a string in place of every array.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from tensorjax import optim
-      >>> cores = [jnp.ones((1, 4, 3)), jnp.ones((3, 5, 1))]
-      >>> optim.labels({"cores": cores, "gates": [jnp.ones(3)], "bias": jnp.zeros(5)})
-      {'bias': 'dense', 'cores': ['core', 'core'], 'gates': ['gate']}
-
-    Source: ours; the three learning rates are those of the released program of Yang et al.,
-    "CoMERA" (arXiv 2405.14377).
-    """
-    layout = find(params)
-    named = dict.fromkeys(range(len(layout.paths)), "dense")
-    for layer in layout.layers:
-        named |= dict.fromkeys(layer.cores, "core") | dict.fromkeys(layer.gates, "gate")
-    return jax.tree.unflatten(jax.tree.structure(params), list(named.values()))
