@@ -41,6 +41,7 @@ with _extras.needed_by(__name__):
     from tensorjax.nn._mode_factors import factor
     from tensorjax.nn._models.adapters import Adapted, Frozen, adapt, merge_adapters
     from tensorjax.nn._models.detensorize import certificates, detensorize
+    from tensorjax.nn._models.spec_choice import Choice, choose
     from tensorjax.nn._models.summary import summary
     from tensorjax.nn._models.tensorize import tensorize
     from tensorjax.nn._specs import CP, TT, Dense, LowRank, Spec, Tucker
@@ -53,6 +54,7 @@ __all__ = [
     "CPLinear",
     "Candidate",
     "Certificate",
+    "Choice",
     "Dense",
     "Embedding",
     "Frozen",
@@ -70,6 +72,7 @@ __all__ = [
     "TuckerLinear",
     "adapt",
     "certificates",
+    "choose",
     "detensorize",
     "factor",
     "from_embedding",

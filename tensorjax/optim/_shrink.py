@@ -295,18 +295,22 @@ def shrink_model(
     with _extras.needed_by("tensorjax.optim.shrink_model"):
         from flax import nnx  # only here: optim itself works on any tree
 
-    owners: dict[int, str] = {}
+    owners: dict[int, tuple[str, set[int]]] = {}
     for path, node in nnx.iter_graph(model):
         if not isinstance(node, nnx.Module):
             continue
         name = "/".join(map(str, path)) or "(top)"
-        for gate in jax.tree.leaves(
-            getattr(node, "gates", ()), is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)
-        ):
-            if owners.setdefault(id(gate), name) != name:
+        held = [
+            jax.tree.leaves(getattr(node, part, ()), is_leaf=lambda x: isinstance(x, nnx.Variable))
+            for part in ("gates", "cores", "core", "factors")
+        ]
+        every = {id(leaf) for leaves in held for leaf in leaves}
+        for gate in held[0]:
+            owner, parts = owners.setdefault(id(gate), (name, every))
+            if parts != every:  # tied layers share all of them
                 raise ValueError(
-                    f"model: expected gates of their own in every layer, got those of "
-                    f"{owners[id(gate)]} in {name} too; share whole layers"
+                    f"model: expected gates of their own in every layer, got those of {owner} in "
+                    f"{name} too; share all cores and gates, or whole layers"
                 )
     state = nnx.state(model, nnx.Param if optimizer is None else optimizer.wrt)
     moments = None if optimizer is None else optimizer.opt_state

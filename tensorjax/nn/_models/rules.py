@@ -32,6 +32,11 @@ def rules_with(rules: Any, rank: int | None) -> list[tuple[str, Spec | None]]:
     return [(pattern, _with_rank(spec, rank)) for pattern, spec in pairs]
 
 
+def pattern(path: str) -> str:
+    """Returns the pattern that matches a path alone, as rules have it."""
+    return path.replace("[", "[[]").replace("*", "[*]").replace("?", "[?]")
+
+
 def _with_rank(spec: Spec | None, rank: int | None) -> Spec | None:
     if rank is None or spec is None or getattr(spec, "rank", rank) is not None:
         return spec

@@ -48,9 +48,7 @@ def summary(model: object) -> str:
             rows.append((paths[0], type(layer).__name__, "as it is", "", "", *_counts(now, now)))
     total = numbers(model)
     rows.append(("all", "", "", "", "", *_counts(total + saved, total)))
-    return _table(
-        ("path", "layer", "features", "modes", "ranks", "dense", "numbers", "ratio"), rows
-    )
+    return table(("path", "layer", "features", "modes", "ranks", "dense", "numbers", "ratio"), rows)
 
 
 def _sizes(layer: Any) -> tuple[tuple[int, int], int]:
@@ -76,7 +74,7 @@ def _counts(dense: int, now: int) -> tuple[str, str, str]:
     return f"{dense:,}", f"{now:,}", f"{dense / now:.3g}" if now else ""
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     """Formats the summary of a model as text columns; the last three are right-aligned."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     lines = []

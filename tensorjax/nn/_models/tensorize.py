@@ -1,21 +1,26 @@
 """Replacement of the dense layers of a Flax NNX model by tensorised ones, by path patterns."""
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from flax import nnx
 
 from tensorjax.nn._models.replacement import Ranks, replacement
 from tensorjax.nn._models.rules import Rules, matched, rules_with
+from tensorjax.nn._models.spec_choice import Init, choose
 from tensorjax.nn._models.tied_layers import tie, ties
 from tensorjax.nn._models.traversal import is_module, swap
+from tensorjax.nn._specs import TT
 
 
 def tensorize(
     model: object,
-    rules: Rules,
+    rules: Rules | Literal["auto"] | None = None,
     *,
-    init: Literal["svd", "random"] = "svd",
+    init: Init = "svd",
     tol: float | None = None,
+    rank: int | None = None,
+    size: int | None = None,
+    ratio: float | None = None,
     stacked: Ranks = "own",
     rngs: nnx.Rngs | None = None,
 ) -> Any:
@@ -66,13 +71,16 @@ def tensorize(
             f"model: expected an NNX module, got {type(model).__name__}; tensorise the modules in "
             "it one by one, or hold them in one, such as nnx.List or nnx.Dict"
         )
-    pairs = rules_with(rules, None)
     if init not in ("svd", "random"):
         raise ValueError(f'init: expected "svd" or "random", got {init!r}')
+    if stacked not in get_args(Ranks):
+        raise ValueError(f"stacked: expected one of {get_args(Ranks)}, got {stacked!r}")
     if init == "random" and rngs is None:
         raise ValueError("rngs: expected nnx.Rngs to draw new weights from, got None")
     if init == "random" and tol is not None:
         raise ValueError('tol: expected None with init="random"; tolerances are for init="svd"')
+    targets = {"rank": rank, "size": size, "ratio": ratio}
+    pairs = _pairs(model, rules, targets, tol, init)
     copy = nnx.clone(model)
     made: dict[int, Any] = {}
     found = matched(copy, pairs)
@@ -88,3 +96,28 @@ def tensorize(
         return made[id(copy)]
     swap(copy, made)
     return copy
+
+
+def _pairs(
+    model: Any, rules: Any, targets: dict[str, Any], tol: float | None, init: Init
+) -> list[tuple[str, Any]]:
+    """Returns the rules with all ranks: those given, one for all, or chosen by size or error."""
+    given = {name: value for name, value in targets.items() if value is not None}
+    if len(given) > 1 or (tol is not None and "rank" not in given and given):
+        named = " and ".join([*given, *(["tol"] if tol is not None else [])])
+        raise ValueError(f"rank: expected one of rank=, size=, ratio= and tol=, got {named}")
+    rank = given.pop("rank", None)
+    wanted = given or ({} if tol is None else {"tol": tol})
+    if rules is None and (rank is not None or wanted):
+        rules = {"*": TT()} if rank is not None else "auto"
+    if rules == "auto":
+        if rank is not None:
+            raise ValueError(
+                'rank: expected None with rules="auto", which chooses the ranks; give size=, ratio= '
+                "or tol="
+            )
+        if not wanted:
+            raise ValueError('rules: expected size=, ratio= or tol= with "auto", got none')
+        return [*choose(model, "auto", init=init, **wanted).items()]
+    pairs = rules_with(rules, rank)
+    return [*choose(model, pairs, init=init, **given).items()] if given else pairs
