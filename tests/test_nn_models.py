@@ -65,7 +65,7 @@ def test_a_model_goes_to_trains_and_back(dtype: Any):
     assert jax.tree.structure(nnx.state(dense)) == jax.tree.structure(nnx.state(model))
     assert nnx.graphdef(dense.blocks) == nnx.graphdef(model.blocks)
     errors = nn.certificates(dense)
-    assert set(errors) == set(nn.certificates(small)) - {"attention/query/layer"} or errors
+    assert {path.removesuffix("/layer") for path in nn.certificates(small)} == set(errors)
     assert all(0 <= certificate.error <= eps for certificate in errors.values())
     exact = np.asarray(small.blocks.cores[0][...][0])  # a copy is the layer that it was
     assert exact.shape == small.blocks.cores[0].shape[1:]
@@ -141,7 +141,12 @@ def test_tied_layers_need_one_spec():
 
 
 @pytest.mark.parametrize(
-    "rules", [None, {"*": nn.LowRank()}, {"heads/*": nn.Tucker(), "blocks": nn.CP(3)}]
+    "rules",
+    [
+        None,
+        pytest.param({"*": nn.LowRank()}, marks=pytest.mark.slow),
+        {"heads/*": nn.Tucker(), "blocks": nn.CP(3)},
+    ],
 )
 def test_adapters_start_at_zero_train_alone_and_merge(rules: Any):
     model = Model(nnx.Rngs(0))
@@ -153,7 +158,7 @@ def test_adapters_start_at_zero_train_alone_and_merge(rules: Any):
     def loss(model: Any) -> jax.Array:
         return sum(((y - 1) ** 2).mean() for y in model(IDS))
 
-    optimizer = nnx.Optimizer(adapted, optax.adam(0.03), wrt=nnx.Param)
+    optimizer = nnx.Optimizer(adapted, optax.sgd(0.05), wrt=nnx.Param)
 
     @nnx.jit
     def step(model: Any, optimizer: Any) -> jax.Array:
@@ -163,7 +168,9 @@ def test_adapters_start_at_zero_train_alone_and_merge(rules: Any):
 
     losses = [float(step(adapted, optimizer)) for _ in range(8)]
     assert losses[-1] < losses[0]
-    paths = {"/".join(map(str, path)) for path, _ in nnx.state(adapted, nnx.Param).flat_state()}
+    paths = {
+        "/".join(map(str, path)) for path, _ in nnx.to_flat_state(nnx.state(adapted, nnx.Param))
+    }
     assert all("/delta/" in path for path in paths)
     frozen = jax.tree.leaves(nnx.state(adapted, nn.Frozen))
     assert len(frozen) == len(before)
@@ -179,10 +186,11 @@ def test_adapters_start_at_zero_train_alone_and_merge(rules: Any):
 def test_ranks_of_adapters_are_found_as_of_layers():
     model = nnx.Sequential(nnx.Linear(8, 8, rngs=nnx.Rngs(0)))
     adapted = nn.adapt(model, 4)
-    optimizer = nnx.Optimizer(adapted, optim.rank_adaptive(optax.adam(0.1)), wrt=nnx.Param)
+    optimizer = nnx.Optimizer(adapted, optax.sgd(0.1, momentum=0.9), wrt=nnx.Param)
     x = jnp.ones((2, 8), jnp.float32)
     value, grads = nnx.value_and_grad(lambda model: (model(x) ** 2).mean())(adapted)
-    optimizer.update(adapted, grads, value=value)
+    assert value > 0
+    optimizer.update(adapted, grads)
     adapted.layers[0].delta.gates[0].set_value(jnp.array([1.0, 0, 0, 0.5], jnp.float32))
     y = adapted(x)
     optim.shrink_model(adapted, optimizer)

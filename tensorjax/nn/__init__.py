@@ -29,6 +29,9 @@ from tensorjax import _extras
 
 with _extras.needed_by(__name__):
     from tensorjax.nn._contraction_plans import Candidate, LayerPlan
+    from tensorjax.nn._convolutions.convolution_base import ConvPlan, TensorConv
+    from tensorjax.nn._convolutions.convolutions import CPConv, LowRankConv, TTConv, TuckerConv
+    from tensorjax.nn._convolutions.from_dense import from_conv, to_conv
     from tensorjax.nn._dense_to_tensorised import Certificate, from_linear, to_linear
     from tensorjax.nn._embeddings.embedding import CPEmbedding, TTEmbedding, TuckerEmbedding
     from tensorjax.nn._embeddings.embedding_base import Embedding
@@ -50,24 +53,30 @@ __all__ = [
     "CP",
     "TT",
     "Adapted",
+    "CPConv",
     "CPEmbedding",
     "CPLinear",
     "Candidate",
     "Certificate",
     "Choice",
+    "ConvPlan",
     "Dense",
     "Embedding",
     "Frozen",
     "LayerPlan",
     "LookupPlan",
     "LowRank",
+    "LowRankConv",
     "PaddedEmbed",
     "Spec",
+    "TTConv",
     "TTEmbedding",
     "TTLinear",
+    "TensorConv",
     "TensorLinear",
     "TensorLinearGeneral",
     "Tucker",
+    "TuckerConv",
     "TuckerEmbedding",
     "TuckerLinear",
     "adapt",
@@ -75,11 +84,13 @@ __all__ = [
     "choose",
     "detensorize",
     "factor",
+    "from_conv",
     "from_embedding",
     "from_linear",
     "merge_adapters",
     "summary",
     "tensorize",
+    "to_conv",
     "to_embedding",
     "to_linear",
 ]

@@ -34,7 +34,7 @@ class Frozen(nnx.Variable):
       >>> import jax.numpy as jnp
       >>> from flax import nnx
       >>> from tensorjax import nn
-      >>> len(nnx.state(nnx.List([nn.Frozen(jnp.ones(3))]), nnx.Param).flat_state())
+      >>> len(nnx.state(nnx.List([nn.Frozen(jnp.ones(3))]), nnx.Param))
       0
     """
 
@@ -138,7 +138,7 @@ def adapt(
         weight could not keep.
 
     Example:
-      >>> import jax.numpy as jnp
+      >>> import jax, jax.numpy as jnp
       >>> from flax import nnx
       >>> from tensorjax import nn
       >>> model = nnx.Sequential(nnx.Linear(64, 96, rngs=nnx.Rngs(0)))
@@ -146,7 +146,7 @@ def adapt(
       >>> x = jnp.ones((2, 64))
       >>> bool((adapted(x) == model(x)).all())
       True
-      >>> sum(p.size for p in nnx.state(adapted, nnx.Param).flat_state().leaves)  # 4 (64 + 96 + 1)
+      >>> sum(p.size for p in jax.tree.leaves(nnx.state(adapted, nnx.Param)))  # 4 (64 + 96 + 1)
       644
 
     Source: Hu et al., "LoRA" (ICLR 2022, arXiv 2106.09685); Yang, Zhou, Wong, Zhang, "LoRETTA:

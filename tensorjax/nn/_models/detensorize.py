@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from tensorjax.nn._convolutions.convolution_base import TensorConv
+from tensorjax.nn._convolutions.from_dense import dense_conv
 from tensorjax.nn._dense_to_tensorised import Certificate
 from tensorjax.nn._embeddings.embedding_base import Embedding
 from tensorjax.nn._embeddings.padded import PaddedEmbed
@@ -18,7 +20,7 @@ from tensorjax.nn._models.stacked_layers import each
 from tensorjax.nn._models.traversal import is_module, places, swap
 from tensorjax.nn._parameters import MAX_BYTES, settle
 
-_TENSORISED = (TensorLinear, TensorLinearGeneral, Embedding)
+_TENSORISED = (TensorLinear, TensorLinearGeneral, Embedding, TensorConv)
 
 
 def detensorize(model: object, *, max_bytes: int = MAX_BYTES) -> Any:
@@ -147,6 +149,8 @@ def _like(layer: Any, inner: Any, weight: jax.Array) -> Any:
         return kind(
             layer.num_embeddings, layer.features, embedding_init=lambda *_: weight, **options
         )
+    if isinstance(layer, TensorConv):
+        return dense_conv(layer, weight)
     options |= {"precision": inner.precision, "kernel_init": lambda *_: weight}
     options |= {"use_bias": inner.bias is not None}
     if isinstance(layer, TensorLinearGeneral):

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from flax import nnx
 
+from tensorjax.nn._convolutions.convolution_base import TensorConv
 from tensorjax.nn._dense_to_tensorised import Certificate
 from tensorjax.nn._embeddings import lookup as networks
 from tensorjax.nn._embeddings.embedding_base import Embedding
@@ -32,6 +33,12 @@ def exact_weight(layer: Any, max_bytes: int) -> np.ndarray:
         terms, order = lookup.terms, lookup.order
         out = [*range(order), *(networks.column(k) for k in range(order))]
         sides, kept = (layer.num_shape, layer.feature_shape), (layer.num_embeddings, layer.features)
+    elif isinstance(layer, TensorConv):
+        arrays, network = layer.arrays(), layer.network()
+        check_bytes(network.elements, np.float64, max_bytes)
+        weight = _contracted(arrays, network.terms, list(range(len(network.modes))))
+        shape = (layer.in_features, *layer.kernel_size, layer.out_features)
+        return np.moveaxis(weight.reshape(shape), 0, -2)
     else:
         arrays, network = layer.arrays(), layer.network()
         terms, out = network.terms, list(range(len(network.modes)))

@@ -1,7 +1,7 @@
 """Replacement of one dense layer, single or stacked, by the layer that a spec describes."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import jax
 from flax import nnx
@@ -41,12 +41,15 @@ def replacement(
 
 def _single(layer: Any, spec: Spec, init: str, tol: float | None, rngs: Any) -> Any:
     """Builds the replacement of a dense layer that is not stacked."""
-    linear = isinstance(layer, nnx.Linear)
+    linear, conv = isinstance(layer, nnx.Linear), isinstance(layer, nnx.Conv)
     if init == "svd":
-        convert = spec.from_linear if linear else spec.from_embedding
+        convert: Any = spec.from_linear if linear else spec.from_embedding
+        convert = spec.from_conv if conv else convert
         new, _ = convert(layer, tol=tol)
         return new
     check_plain(layer)
+    if conv:
+        return _with_bias(_fresh_conv(layer, spec, rngs), layer)
     if not linear:
         return spec.embedding(
             layer.num_embeddings,
@@ -64,6 +67,25 @@ def _single(layer: Any, spec: Spec, init: str, tol: float | None, rngs: Any) -> 
         param_dtype=layer.kernel.dtype,
         rngs=rngs,
     )
+    return _with_bias(new, layer)
+
+
+def _fresh_conv(layer: nnx.Conv, spec: Spec, rngs: Any) -> Any:
+    names = ("padding", "input_dilation", "kernel_dilation", "dtype")
+    return spec.conv(
+        layer.in_features,
+        layer.out_features,
+        layer.kernel_size,
+        cast(Any, layer.strides),
+        use_bias=layer.bias is not None,
+        param_dtype=layer.kernel.dtype,
+        rngs=rngs,
+        **{name: getattr(layer, name) for name in names},
+    )
+
+
+def _with_bias(new: Any, layer: Any) -> Any:
+    """Hands bias and precision of a dense layer to the fresh one in its place."""
     # Only shapes: then there is no bias to keep.
     if layer.bias is not None and not isinstance(layer.bias.get_value(), jax.ShapeDtypeStruct):
         new.bias = layer.bias.copy()

@@ -12,7 +12,7 @@ from tensorjax.nn._models.traversal import places
 from tensorjax.nn._specs import Dense, Spec
 
 # What rules may replace; other subclasses do more than their layer.
-_DENSE = (nnx.Linear, nnx.LinearGeneral, nnx.Embed, PaddedEmbed)
+_DENSE = (nnx.Linear, nnx.LinearGeneral, nnx.Conv, nnx.Embed, PaddedEmbed)
 
 Rules = Mapping[str, Spec | None] | Sequence[tuple[str, Spec | None]]
 
@@ -68,8 +68,12 @@ def matched(model: Any, pairs: Sequence[tuple[str, Any]]) -> list[tuple[Any, lis
 
 
 def replaceable(module: Any) -> bool:
-    """Checks whether `tensorize` may replace a module: plain, dense, without batch axes."""
-    return type(module) in _DENSE and not getattr(module, "batch_axis", ())
+    """Checks whether `tensorize` may replace a module: plain, dense, one group without a mask."""
+    if type(module) not in _DENSE or getattr(module, "batch_axis", ()):
+        return False
+    return not isinstance(module, nnx.Conv) or (
+        module.feature_group_count == 1 and module.mask is None
+    )
 
 
 def _is_rule(pair: Any) -> bool:

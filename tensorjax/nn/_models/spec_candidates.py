@@ -3,8 +3,8 @@
 Errors come from the singular values of the unfoldings: a truncation to ranks r_k has a relative
 error of at most (Σ_k tail_k(r_k))^{1/2}, where tail_k(r) is the share of the energy of unfolding k
 beyond its r largest singular values (Oseledets, 2011, theorem 2.2; for Tucker: De Lathauwer, De
-Moor, Vandewalle, 2000). Fresh layers have no spectra: there the energy of the k-th singular value is
-taken to fall as 1 / k.
+Moor, Vandewalle, 2000). Fresh layers have no spectra: there the energy of the k-th singular value
+is taken to fall as 1 / k.
 """
 
 import math

@@ -115,12 +115,13 @@ def choose(
         spec without a rank.
 
     Example:
+      >>> import jax
       >>> from flax import nnx
       >>> from tensorjax import nn
       >>> rngs = nnx.Rngs(0)
       >>> model = nnx.Sequential(nnx.Linear(64, 96, rngs=rngs), nnx.Linear(96, 8, rngs=rngs))
       >>> choice = nn.choose(model, ratio=4)
-      >>> choice.size <= sum(p.size for p in nnx.state(model).flat_state().leaves) // 4
+      >>> choice.size <= sum(p.size for p in jax.tree.leaves(nnx.state(model))) // 4
       True
 
     Source: ours; error bounds of Oseledets, "Tensor-train decomposition" (SIAM J. Sci. Comput. 33,
@@ -135,7 +136,8 @@ def choose(
     automatic = isinstance(rules, str)
     if automatic and rules != "auto":
         raise ValueError(
-            f'rules: expected patterns and specs, such as {{"*": nn.TT()}}, or "auto", got {rules!r}'
+            'rules: expected patterns and specs, such as {"*": nn.TT()}, or "auto", got '
+            f"{rules!r}"
         )
     pairs = [("*", _AUTO)] if automatic else rules_with(rules, None)
     every = matched(model, pairs)
@@ -255,8 +257,9 @@ def _allocated(lists: Mapping[int, _Options], rest: int, most: int) -> dict[int,
     left = most - rest - sum(options.found[0].numbers for options in lists.values())
     if left < 0:
         raise ValueError(
-            f"size: expected at least {most - left:,} parameters, of which {rest:,} are outside the "
-            f"layers chosen for, got {most:,}; tensorise more of the model, or allow a larger size"
+            f"size: expected at least {most - left:,} parameters, of which {rest:,} are "
+            f"outside the layers chosen for, got {most:,}; tensorise more of the model, or allow "
+            "a larger size"
         )
     steps = [
         (-options.copies * slope(a, b), key, k + 1, b.numbers - a.numbers)

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 from flax import nnx
 
+from tensorjax.nn._convolutions.convolution_base import TensorConv
 from tensorjax.nn._embeddings.embedding_base import Embedding
 from tensorjax.nn._linear_base import TensorLinear
 from tensorjax.nn._models.stacked_layers import lead
@@ -36,7 +37,7 @@ def summary(model: object) -> str:
     """
     rows, saved = [], 0
     for layer, paths in places(model).values():
-        if isinstance(layer, TensorLinear | Embedding | nnx.Linear | nnx.Embed):
+        if isinstance(layer, TensorLinear | TensorConv | Embedding | nnx.Linear | nnx.Embed):
             sizes, bias = _sizes(layer)
             dense, now = (math.prod(sizes) + bias) * math.prod(lead(layer)), numbers(layer)
             saved += dense - now
@@ -55,13 +56,19 @@ def _sizes(layer: Any) -> tuple[tuple[int, int], int]:
     """Returns a layer's rows and columns as a matrix and its bias length, for the summary."""
     if isinstance(layer, Embedding | nnx.Embed):
         return (layer.num_embeddings, layer.features), 0
-    return (layer.in_features, layer.out_features), 0 if layer.bias is None else layer.out_features
+    window = math.prod(layer.kernel_size) if isinstance(layer, TensorConv) else 1
+    return (
+        window * layer.in_features,
+        layer.out_features,
+    ), 0 if layer.bias is None else layer.out_features
 
 
 def _folds(layer: Any) -> tuple[str, str]:
     """Returns modes and ranks of a model's layer for the summary; empty for a dense one."""
     if isinstance(layer, TensorLinear):
         sides = (layer.in_shape, layer.out_shape)
+    elif isinstance(layer, TensorConv):
+        sides = (layer.modes[:-1], layer.modes[-1:])
     elif isinstance(layer, Embedding):
         sides = (layer.num_shape, layer.feature_shape)
     else:

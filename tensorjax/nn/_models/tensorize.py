@@ -113,8 +113,8 @@ def _pairs(
     if rules == "auto":
         if rank is not None:
             raise ValueError(
-                'rank: expected None with rules="auto", which chooses the ranks; give size=, ratio= '
-                "or tol="
+                'rank: expected None with rules="auto", which chooses the ranks; give size=, '
+                "ratio= or tol="
             )
         if not wanted:
             raise ValueError('rules: expected size=, ratio= or tol= with "auto", got none')
