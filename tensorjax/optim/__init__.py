@@ -39,10 +39,10 @@ with _extras.needed_by(__name__):
     from tensorjax.optim._adaptive import rank_adaptive
     from tensorjax.optim._canonical_gates import canonical
     from tensorjax.optim._importance_cuts import prune
-    from tensorjax.optim._labels import labels
     from tensorjax.optim._shrink import shrink, shrink_model
     from tensorjax.optim._sizes_and_ranks import ranks, size
     from tensorjax.optim._state import RankAdaptiveState, Status, status
+    from tensorjax.optim._tensorised_leaves import labels
 
 __all__ = [
     "RankAdaptiveState",

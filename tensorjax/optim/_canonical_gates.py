@@ -10,8 +10,7 @@ from tensorjax._cores.orthogonalization import right_orthogonal
 from tensorjax._cores.unfoldings import join, tall, times_axis
 from tensorjax._placement import returned
 from tensorjax._typing import Tree
-from tensorjax.optim._stacked_layers import Stacks
-from tensorjax.optim._tensorised_leaves import Layer, check_concrete, flatten, gated
+from tensorjax.optim._tensorised_leaves import Layer, Stacks, check_concrete, flatten, gated
 
 Arrays = list[np.ndarray]
 

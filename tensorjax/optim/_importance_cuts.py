@@ -12,8 +12,7 @@ import numpy as np
 from tensorjax import _check
 from tensorjax._typing import PyTree, Tree
 from tensorjax.optim._size_polynomial import Measure, checked, terms
-from tensorjax.optim._stacked_layers import Stacks
-from tensorjax.optim._tensorised_leaves import check_concrete, flatten, gated
+from tensorjax.optim._tensorised_leaves import Stacks, check_concrete, flatten, gated
 
 
 def prune(

@@ -10,8 +10,15 @@ from tensorjax import _check, _extras
 from tensorjax._typing import Optimizer, PyTree, Tree
 from tensorjax.optim._explicit_sharding import take
 from tensorjax.optim._sizes_and_ranks import checked_threshold
-from tensorjax.optim._stacked_layers import Stacks
-from tensorjax.optim._tensorised_leaves import Layer, Layout, Path, check_concrete, flatten, gated
+from tensorjax.optim._tensorised_leaves import (
+    Layer,
+    Layout,
+    Path,
+    Stacks,
+    check_concrete,
+    flatten,
+    gated,
+)
 
 if TYPE_CHECKING:
     from flax import nnx

@@ -10,8 +10,7 @@ import numpy as np
 from tensorjax import _check
 from tensorjax._typing import PyTree
 from tensorjax.optim._size_polynomial import Measure, checked, polynomial, total
-from tensorjax.optim._stacked_layers import Stacks
-from tensorjax.optim._tensorised_leaves import Layer, Layout, check_concrete, find, flatten
+from tensorjax.optim._tensorised_leaves import Layer, Layout, Stacks, check_concrete, find, flatten
 
 
 def size(

@@ -1,5 +1,6 @@
 """Conversion of dense convolutions to tensorised ones, with measured errors, and back."""
 
+import string
 from collections.abc import Sequence
 from typing import Any, Literal, cast
 
@@ -8,6 +9,7 @@ import numpy as np
 from flax import nnx
 
 from tensorjax import _check
+from tensorjax.contract._numpy_einsum import numpy_einsum
 from tensorjax.nn._convolutions.convolution_base import TensorConv
 from tensorjax.nn._convolutions.convolutions import CPConv, LowRankConv, TTConv, TuckerConv
 from tensorjax.nn._dense_checks import check_plain, concrete
@@ -207,24 +209,24 @@ def _alternating(x: np.ndarray, terms: int) -> list[np.ndarray]:
     size, before = float(np.linalg.norm(x)), np.inf
     if not size:
         return [*factors[:-1], np.zeros_like(factors[-1])]
-    axes = list(range(order))
+    letters = string.ascii_lowercase
     for _ in range(_SWEEPS):
         for k in range(order):
-            others = [j for j in axes if j != k]
+            others = [j for j in range(order) if j != k]
             gram = np.ones((terms, terms), x.dtype)
-            operands: list[Any] = [x, axes]
             for j in others:
                 gram = gram * (factors[j].T @ factors[j].conj())
-                operands += [factors[j].conj(), [j, order]]
-            right = np.einsum(*operands, [k, order], optimize="greedy")
+            terms_of = ",".join([letters[:order], *(letters[j] + "z" for j in others)])
+            conjugates = (factors[j].conj() for j in others)
+            right = numpy_einsum(f"{terms_of}->{letters[k]}z", x, *conjugates)
             # Slightly damped: terms that grow against each other are a known end of these sweeps.
             damped = gram + 1e-10 * np.trace(gram).real / terms * np.eye(terms)
             factors[k] = np.linalg.solve(damped.T, right.T).T
             scale = np.linalg.norm(factors[k], axis=0)
             if k < order - 1:
                 factors[k] = factors[k] / np.where(scale > 0, scale, 1)
-        fit = np.einsum(right, [0, 1], factors[-1].conj(), [0, 1], []).real
-        norm = np.einsum("ij,ij->", gram, factors[-1].T @ factors[-1].conj()).real
+        fit = np.vdot(factors[-1], right).real
+        norm = (gram * (factors[-1].T @ factors[-1].conj())).sum().real
         error = max(size**2 - 2 * fit + norm, 0.0) ** 0.5 / size
         if before - error < _STALLED:
             break

@@ -5,8 +5,10 @@ from typing import Any
 
 import jax
 import numpy as np
+import opt_einsum
 from flax import nnx
 
+from tensorjax.contract._numpy_einsum import numpy_einsum
 from tensorjax.nn._convolutions.convolution_base import TensorConv
 from tensorjax.nn._dense_to_tensorised import Certificate
 from tensorjax.nn._embeddings import lookup as networks
@@ -59,14 +61,10 @@ def double(x: Any) -> np.ndarray:
 
 
 def _contracted(arrays: Any, terms: Any, out: list[int]) -> np.ndarray:
-    """Contracts host arrays of a layer's network; labels are renumbered, since NumPy has 52."""
-    labels = sorted({label for term in terms for label in term})
-    number = {label: k for k, label in enumerate(labels)}
-    operands: list[Any] = []
-    for array, term in zip(arrays, terms, strict=True):
-        operands += [array, [number[label] for label in term]]
+    """Contracts host arrays of a layer's network in the order of its labels."""
+    text = ["".join(opt_einsum.get_symbol(label) for label in term) for term in (*terms, out)]
     # Copied: of one operand alone NumPy returns a view.
-    return np.array(np.einsum(*operands, [number[label] for label in out], optimize="greedy"))
+    return np.array(numpy_einsum(f"{','.join(text[:-1])}->{text[-1]}", *map(np.asarray, arrays)))
 
 
 def certify_export(new: Any, made: Any, exact: np.ndarray, given: Any) -> None:

@@ -27,21 +27,31 @@ def tensorize(
     """Copies a model, with the dense layers that match the rules replaced by tensorised ones.
 
     Every `flax.nnx.Linear`, `flax.nnx.LinearGeneral` (of which `flax.nnx.MultiHeadAttention` is
-    made) and `flax.nnx.Embed` is held against the rules, by its path in the model, such as
-    "encoder/layers/0/mlp/up"; the first rule that matches decides. A layer that several places
-    share stays shared, and matches by any of its paths. Biases, dtypes and precision are kept. A
-    LinearGeneral becomes a `TensorLinearGeneral`, which holds the tensorised layer. Other modules
-    stay as they are, subclasses of these among them, and a LinearGeneral with batch axes: `summary`
-    lists them.
+    made), `flax.nnx.Conv` and `flax.nnx.Embed` is held against the rules, by its path in the model,
+    such as "encoder/layers/0/mlp/up"; the first rule that matches decides. A layer that several
+    places share stays shared, and matches by any of its paths; layers tied by one kernel share the
+    parameters of the new one, if all get one spec. Layers stacked by `flax.nnx.vmap` (parameters
+    with leading axes) are converted one by one and stacked. Biases, dtypes and precision are kept.
+    A LinearGeneral becomes a `TensorLinearGeneral`, which holds the tensorised layer. Other modules
+    stay as they are, subclasses of these among them, a LinearGeneral with batch axes, and a Conv
+    with groups or a mask: `summary` lists them. `detensorize` is the way back.
 
     Args:
       model: any NNX module; it is not changed.
       rules: patterns and specs, in order. A pattern is a glob over the whole path, as in
         `fnmatch.fnmatchcase`: "*" stands for anything, slashes included, "?" for one character,
-        "[ab]" for one of some. The spec None, like `Dense`, leaves a layer as it is.
-      init: "svd" converts the weights by `tensorjax.nn.from_linear` and `from_embedding`, and the
-        layers keep the certificates; "random" draws new ones.
+        "[ab]" for one of some. The spec None, like `Dense`, leaves a layer as it is. "auto" chooses
+        format, shapes and ranks of every layer by `choose`, for ``size``, ``ratio`` or ``tol``.
+        None is "auto", or with ``rank`` tensor trains for all layers.
+      init: "svd" converts the weights by `tensorjax.nn.from_linear`, `from_conv` and
+        `from_embedding`, and the layers keep the certificates; "random" draws new ones.
       tol: for "svd", the relative error of every weight; with ranks in the specs, at most those.
+      rank: of the specs that have none.
+      size: parameters of the whole new model, at most; `choose` gives ranks to the specs that have
+        none.
+      ratio: the same as the share that the model is to shrink by.
+      stacked: ranks of stacked layers for ``tol``: "own", of every layer its own, the others padded
+        with zeros, gates included; or "shared", the largest for all.
       rngs: for "random".
 
     Returns:
@@ -49,8 +59,10 @@ def tensorize(
 
     Raises:
       TypeError: an argument that is no NNX module or no spec; with "svd", abstract parameters.
-      ValueError: a rule that matches nothing, a parameter tied to another layer, no ``rngs`` for
-        "random", and all that the specs and the conversions raise, with the path of the layer.
+      ValueError: a rule that matches nothing, a parameter tied to a layer that does not get the
+        same spec, parameters that are not stacked over the same first axes, no ``rngs`` for
+        "random", more than one of rank, size, ratio and tol, a size that is too small, and all that
+        the specs and the conversions raise, with the path of the layer.
 
     Example:
       >>> from flax import nnx
