@@ -30,7 +30,7 @@ def memory(plan: offload.Plan, *, ax: Axes | None = None) -> Axes:
       >>> from tensorjax import offload, plot
       >>> def loss(params, x, batch, key):
       ...     return ((batch @ params[0]["w"]) ** 2).mean()
-      >>> layers = [offload.Layer("only", loss)]
+      >>> layers = [offload.Layer(name="only", apply=loss)]
       >>> params = {"only": {"w": jax.ShapeDtypeStruct((256, 256), "float32")}}
       >>> plan = offload.plan(
       ...     layers, params, optax.adam(1e-3), jax.ShapeDtypeStruct((8, 256), "float32"),

@@ -49,7 +49,7 @@ def network(
       >>> from tensorjax import mera, plot
       >>> m = mera.random(jax.random.key(0), (2,) * 8, 2)
       >>> plot.network(m, sites=(3,)).get_title()
-      'MERA, 120 entries'
+      'MERA, 116 entries'
 
     Source: diagrams as R. Penrose (1971) introduced them; the cone of Vidal (2007), see
     `mera.causal_cone`.
