@@ -187,6 +187,7 @@ CASES: dict[str, tuple[Case, str]] = {
     "tt.ones": (lambda v: tt.scale(tt.ones((2, 3), dtype=v.dtype), v[0]), "v"),
     "tt.ones_like": (lambda x: tt.add(x, tt.ones_like(x)), "x"),
     "tt.orthogonalize": (lambda x: tt.orthogonalize(x, 1), "x"),
+    "tt.singular_values": (tt.singular_values, "x"),
     "tt.pad": (lambda x: tt.pad(x, 3), "x"),
     "tt.random": (lambda key: tt.random(key, (2, 3), 2), "| key"),
     "tt.random_matrix": (lambda key: tt.random_matrix(key, (2, 3), (3, 2), 2), "| key"),

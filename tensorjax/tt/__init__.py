@@ -93,6 +93,7 @@ from tensorjax.tt._quantics import (
     quantics_to_index,
 )
 from tensorjax.tt._rounding.rounding import orthogonalize, round
+from tensorjax.tt._rounding.singular_values import singular_values
 from tensorjax.tt._statistics.moments import moment
 from tensorjax.tt._statistics.sobol import (
     dimension_distribution,
@@ -181,6 +182,7 @@ __all__ = [
     "round",
     "sample",
     "scale",
+    "singular_values",
     "sobol",
     "solve",
     "stream",
