@@ -86,12 +86,6 @@ from tensorjax.tt._normalize import log_norm, normalize
 from tensorjax.tt._norms import distance, inner, norm
 from tensorjax.tt._padding import effective_ranks, pad, trim
 from tensorjax.tt._products import hadamard, linear_combination, matmul, matvec
-from tensorjax.tt._quantics import (
-    QuanticsGrid,
-    index_to_quantics,
-    quantics_grid,
-    quantics_to_index,
-)
 from tensorjax.tt._rounding.rounding import orthogonalize, round
 from tensorjax.tt._statistics.moments import moment
 from tensorjax.tt._statistics.sobol import (
@@ -103,6 +97,12 @@ from tensorjax.tt._statistics.sobol import (
 from tensorjax.tt._streaming_sums import Stream, stream, stream_add, stream_train
 from tensorjax.tt._to_dense import to_dense
 from tensorjax.tt._tt_svd.from_dense import from_dense, matrix_from_dense
+from tensorjax.tt.quantics.grids import (
+    QuanticsGrid,
+    index_to_quantics,
+    quantics_grid,
+    quantics_to_index,
+)
 
 __all__ = [
     "TT",
