@@ -14,6 +14,7 @@ Example:
 """
 
 from tensorjax._formats.trains import TT, TTMatrix
+from tensorjax.tt import quantics
 from tensorjax.tt._algebra import (
     add,
     concatenate,
@@ -86,6 +87,7 @@ from tensorjax.tt._normalize import log_norm, normalize
 from tensorjax.tt._norms import distance, inner, norm
 from tensorjax.tt._padding import effective_ranks, pad, trim
 from tensorjax.tt._products import hadamard, linear_combination, matmul, matvec
+from tensorjax.tt._quadrature.integrate import IntegrateInfo, integrate
 from tensorjax.tt._rounding.rounding import orthogonalize, round
 from tensorjax.tt._statistics.moments import moment
 from tensorjax.tt._statistics.sobol import (
@@ -111,6 +113,7 @@ __all__ = [
     "CrossProgress",
     "EigInfo",
     "ExtremumInfo",
+    "IntegrateInfo",
     "QuanticsGrid",
     "SolveInfo",
     "Stream",
@@ -141,6 +144,7 @@ __all__ = [
     "imag",
     "index_to_quantics",
     "inner",
+    "integrate",
     "kron",
     "linear_combination",
     "log_norm",
@@ -165,6 +169,7 @@ __all__ = [
     "permute",
     "pinv",
     "power",
+    "quantics",
     "quantics_grid",
     "quantics_to_index",
     "random",

@@ -9,6 +9,7 @@ Example:
 
 from tensorjax.tt.quantics.indicators import box, delta, step
 from tensorjax.tt.quantics.operators import derivative, inverse_laplacian, laplacian, shift
+from tensorjax.tt.quantics.quadrature import weights
 from tensorjax.tt.quantics.trains import constant, cosine, exponential, polynomial, sine
 from tensorjax.tt.quantics.transforms import circulant, fourier, toeplitz
 
@@ -28,5 +29,6 @@ __all__ = [
     "sine",
     "step",
     "toeplitz",
+    "weights",
 ]
 __dir__ = __all__.copy  # for `dir`: the public names alone
