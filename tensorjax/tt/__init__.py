@@ -89,6 +89,7 @@ from tensorjax.tt._padding import effective_ranks, pad, trim
 from tensorjax.tt._products import hadamard, linear_combination, matmul, matvec
 from tensorjax.tt._quadrature.integrate import IntegrateInfo, integrate
 from tensorjax.tt._rounding.rounding import orthogonalize, round
+from tensorjax.tt._statistics.densities import conditional, log_density, marginal
 from tensorjax.tt._statistics.moments import moment
 from tensorjax.tt._statistics.sobol import (
     dimension_distribution,
@@ -126,6 +127,7 @@ __all__ = [
     "chain_operator",
     "complete",
     "concatenate",
+    "conditional",
     "conj",
     "contract_modes",
     "cross",
@@ -147,8 +149,10 @@ __all__ = [
     "integrate",
     "kron",
     "linear_combination",
+    "log_density",
     "log_norm",
     "map",
+    "marginal",
     "matmul",
     "matrix_from_dense",
     "matvec",

@@ -40,6 +40,7 @@ _FIRST = {"gauss-kronrod": 15, "gauss-legendre": 16, "trapezoidal": 2**20}
 _MOST = 255
 _CHECKED = 500  # points at which the train is compared with f, at nodes and between them
 _UNRESOLVED = 0.1  # relative error between the nodes from which on the series is not believed
+_ROUNDOFF = 1e-12  # relative to f, for which no refinement helps
 _TRIES = 12
 _LEAST = 20  # evaluations worth a try
 
@@ -95,6 +96,7 @@ class _Try(NamedTuple):
     """One cross approximation and the integral that it gives."""
 
     value: Any
+    size: float
     by_dimension: np.ndarray
     unresolved: float
     cross_error: float
@@ -261,6 +263,7 @@ def _tried(
     unresolved = _between(problem, cores, rng, check) * volume
     found = _Try(
         value=value,
+        size=size,
         by_dimension=nodes.rule_errors(cores),
         unresolved=unresolved,
         cross_error=error + (missed if jumps else 0.0),
@@ -330,6 +333,7 @@ def _info(found: _Try, wanted: float, evaluations: int, seconds: float) -> Integ
         if status == "converged":
             rule = found.quadrature_error >= found.cross_error
             status = "quadrature" if rule else "jumps" if found.jumps else "precision"
+            status = "precision" if found.error <= _ROUNDOFF * found.size else status
     return IntegrateInfo(
         status=status,
         error=found.error,
