@@ -166,6 +166,7 @@ TT_CASES: dict[str, Callable[[Put], Any]] = {
     "normalize": lambda put: tt.normalize(put(train())),
     "ones_like": lambda put: tt.ones_like(put(train())),
     "orthogonalize": lambda put: tt.orthogonalize(put(train()), 1),
+    "singular_values": lambda put: tt.singular_values(put(train())),
     "pad_modes": lambda put: tt.pad_modes(put(train()), [(0, 0), (1, 0), (0, 0)]),
     "permute": lambda put: tt.permute(put(train()), (2, 0, 1)),
     "permute to rank": lambda put: tt.permute(put(train()), (2, 0, 1), rank=2),
@@ -417,6 +418,7 @@ EXEMPT: dict[Any, dict[str, str]] = {
     mera: {
         "conjugate_gradient": "an optimiser: `refine` runs it",
         "stiefel": "an optimiser: `refine` runs it",
+        "causal_cone": _NO_ARRAYS,
         "wirings": _NO_ARRAYS,
     },
     convert: {},

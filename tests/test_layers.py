@@ -21,7 +21,7 @@ LAYERS = (
     ("tt", "tucker", "mera"),
     ("convert", "sketch", "interop"),
     ("nn", "optim", "pde", "parallel", "offload"),
-    ("models",),
+    ("models", "plot"),
 )
 HEIGHT = {name: height for height, layer in enumerate(LAYERS) for name in layer}
 HEAVY = {"chex", "flax", "matplotlib", "optax", "sklearn", "tensornetwork", "torch"}

@@ -122,6 +122,8 @@ def _complex(t: Any) -> Any:
     return t.astype(jnp.complex64 if t.dtype == jnp.float32 else jnp.complex128)
 
 
+GRID = tt.quantics_grid([0.0, 0.0], [1.0, 1.0], 3)
+LINE = tt.quantics_grid(0.0, 1.0, 4)
 CASES: dict[str, tuple[Case, str]] = {
     # name: the call, and the operands it takes; those after "|" get no gradient
     "tt.add": (tt.add, "x x"),
@@ -195,6 +197,7 @@ CASES: dict[str, tuple[Case, str]] = {
     "tt.ones": (lambda v: tt.scale(tt.ones((2, 3), dtype=v.dtype), v[0]), "v"),
     "tt.ones_like": (lambda x: tt.add(x, tt.ones_like(x)), "x"),
     "tt.orthogonalize": (lambda x: tt.orthogonalize(x, 1), "x"),
+    "tt.singular_values": (tt.singular_values, "x"),
     "tt.pad": (lambda x: tt.pad(x, 3), "x"),
     "tt.random": (lambda key: tt.random(key, (2, 3), 2), "| key"),
     "tt.random_matrix": (lambda key: tt.random_matrix(key, (2, 3), (3, 2), 2), "| key"),
@@ -234,6 +237,30 @@ CASES: dict[str, tuple[Case, str]] = {
     "tt.transpose": (tt.transpose, "a"),
     "tt.value_and_riemannian_grad": (tt.value_and_riemannian_grad(tt.norm), "| x"),
     "tt.zeros": (lambda x: tt.add(x, tt.zeros(x.shape, dtype=x.dtype)), "x"),
+    **{
+        f"quantics.{name}": (lambda v, build=build: tt.scale(build(v.dtype), v[0]), "v")
+        for name, build in {
+            "box": lambda dtype: tt.quantics.box(GRID, 0.2, 0.7, dtype=dtype),
+            "delta": lambda dtype: tt.quantics.delta(GRID, 0.5, dtype=dtype),
+            "derivative": lambda dtype: tt.quantics.derivative(GRID, 1, dtype=dtype),
+            "inverse_laplacian": lambda dtype: tt.quantics.inverse_laplacian(LINE, dtype=dtype),
+            "laplacian": lambda dtype: tt.quantics.laplacian(GRID, dtype=dtype),
+            "shift": lambda dtype: tt.quantics.shift(GRID, 3, dtype=dtype),
+            "step": lambda dtype: tt.quantics.step(GRID, 0.3, dtype=dtype),
+            "weights": lambda dtype: tt.quantics.weights(GRID, dtype=dtype),
+        }.items()
+    },
+    "quantics.circulant": (tt.quantics.circulant, "x"),
+    "quantics.constant": (lambda v: tt.quantics.constant(GRID, v[0]), "v"),
+    "quantics.cosine": (lambda v: tt.quantics.cosine(GRID, v[:2], v[2]), "v"),
+    "quantics.exponential": (lambda v: tt.quantics.exponential(GRID, v[:2]), "v"),
+    "quantics.fourier": (
+        lambda v: v[0] * tt.norm(tt.quantics.fourier(GRID, tol=0.1)).astype(v.dtype),
+        "v",
+    ),
+    "quantics.polynomial": (lambda v: tt.quantics.polynomial(GRID, v[:, None] * v[:2]), "v"),
+    "quantics.sine": (lambda v: tt.quantics.sine(GRID, v[:2], v[2]), "v"),
+    "quantics.toeplitz": (lambda x: tt.quantics.toeplitz(tt.permute(x, (1, 0, 2))), "x"),
     "tucker.add": (tucker.add, "t u"),
     "tucker.hadamard": (tucker.hadamard, "t t"),
     "tucker.mode_product": (

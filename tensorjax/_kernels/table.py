@@ -99,6 +99,7 @@ TABLE: dict[str, Row] = {
     "tt.round(tol=), Gram sweep": _host(c.double, c.in_one_piece, c.several, c.not_empty),
     "tt.round(tol=), Gram factor": _host(c.double, c.matrix),
     "tt.round(rank=)": _trace(c.no_tolerance, c.real, c.columns_fit, one_device=False),
+    "tt.singular_values": _call(c.in_cpu_memory),
     "tt.pad": _call(c.on_one_device),
     "tt.effective_ranks": _call(c.concrete),
     "tucker.round(tol=)": _call(c.concrete),

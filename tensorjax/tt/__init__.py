@@ -89,6 +89,7 @@ from tensorjax.tt._padding import effective_ranks, pad, trim
 from tensorjax.tt._products import hadamard, linear_combination, matmul, matvec
 from tensorjax.tt._quadrature.integrate import IntegrateInfo, integrate
 from tensorjax.tt._rounding.rounding import orthogonalize, round
+from tensorjax.tt._rounding.singular_values import singular_values
 from tensorjax.tt._statistics.densities import conditional, log_density, marginal
 from tensorjax.tt._statistics.moments import moment
 from tensorjax.tt._statistics.sobol import (
@@ -190,6 +191,7 @@ __all__ = [
     "round",
     "sample",
     "scale",
+    "singular_values",
     "sobol",
     "solve",
     "stream",
