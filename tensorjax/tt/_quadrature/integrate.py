@@ -14,6 +14,7 @@ from tensorjax._formats.trains import TT
 from tensorjax._typing import HostArray, Key
 from tensorjax.tt._cross.cross import CrossInfo, cross
 from tensorjax.tt._evaluation.evaluate import evaluate
+from tensorjax.tt._quadrature.domain import checked_atol, checked_domain, checked_points
 from tensorjax.tt._quadrature.node_sets import (
     NodeSet,
     gauss_nodes,
@@ -35,8 +36,7 @@ _ADVICE: dict[str, str] = {
     "jumps": "f has few values, so what random points missed would be wrong by as much as f is "
     "large: ask for less accuracy, or split the domain where f jumps",
 }
-# Points of the first try, and most points to which a rule is refined.
-_FIRST = {"gauss-kronrod": 15, "gauss-legendre": 16, "trapezoidal": 2**20}
+# Most points to which a rule is refined.
 _MOST = 255
 _CHECKED = 500  # points at which the train is compared with f, at nodes and between them
 _UNRESOLVED = 0.1  # relative error between the nodes from which on the series is not believed
@@ -174,9 +174,9 @@ def integrate(
     Ours: the errors, and that tolerances and nodes follow them.
     """
     started = time.perf_counter()
-    ends = _domain(domain)
-    goal = _Goal(_check.tolerance(tol, np.float64), _check_atol(atol))
-    counts, adapted = _points(points, rule, len(ends))
+    ends = checked_domain(domain)
+    goal = _Goal(_check.tolerance(tol, np.float64), checked_atol(atol))
+    counts, adapted = checked_points(points, rule, len(ends))
     key = jax.random.key(0) if key is None else key
     budget = (
         None
@@ -352,51 +352,3 @@ def _nodes(rule: str, ends: list[tuple[float, float]], counts: tuple[int, ...]) 
     if rule == "trapezoidal":
         return trapezoidal_nodes(ends, [n.bit_length() - 1 for n in counts])
     return gauss_nodes(ends, rule, counts)
-
-
-def _domain(domain: Any) -> list[tuple[float, float]]:
-    """Checks the domain of an integral; returns its pairs."""
-    if _check.is_traced(domain):
-        raise TypeError("domain: expected numbers, got traced ones; integrate outside of jit")
-    try:
-        pairs = np.asarray(domain, float)
-    except (TypeError, ValueError):
-        pairs = np.zeros(0)
-    pairs = pairs[None] if pairs.shape == (2,) else pairs
-    if pairs.ndim != 2 or pairs.shape[1] != 2 or not len(pairs):
-        raise ValueError(f"domain: expected pairs (low, high), one a dimension, got {domain!r}")
-    if np.isnan(pairs).any() or (pairs[:, 0] >= pairs[:, 1]).any():
-        raise ValueError(
-            f"domain: expected low < high in every dimension, got {domain!r}; for reversed ends "
-            "change the sign of the integral"
-        )
-    if np.isinf(pairs).any():
-        raise ValueError(
-            f"domain: expected finite ends, got {domain!r}; cut the domain where f is negligible, "
-            "or substitute x = u/(1 - u**2), dx = (1 + u**2)/(1 - u**2)**2 du with u in (-1, 1)"
-        )
-    return [(a, b) for a, b in pairs.tolist()]
-
-
-def _check_atol(atol: float) -> float:
-    if not 0 <= float(atol) < math.inf:
-        raise ValueError(f"atol: expected a finite number of at least 0, got {atol!r}")
-    return float(atol)
-
-
-def _points(points: Any, rule: str, dims: int) -> tuple[tuple[int, ...], bool]:
-    """Checks the points of a rule; returns them, one number a dimension, and if they may grow."""
-    if rule not in _FIRST:
-        raise ValueError(f"rule: expected one of {tuple(_FIRST)}, got {rule!r}")
-    if points is None:
-        return (_FIRST[rule],) * dims, rule != "trapezoidal"
-    given = [points] * dims if np.ndim(points) == 0 else list(points)
-    if len(given) != dims:
-        raise ValueError(f"points: expected one number or {dims}, got {points!r}")
-    counts = tuple(_check.integer("points", n, low=2) for n in given)
-    for n in counts:
-        if rule == "gauss-kronrod" and (n < 3 or n % 2 == 0):
-            raise ValueError(f"points: expected odd numbers of at least 3 for Kronrod, got {n}")
-        if rule == "trapezoidal" and (n < 4 or n & (n - 1) or n > 2**53):
-            raise ValueError(f"points: expected powers of 2 from 4 to 2**53, got {n}")
-    return counts, False

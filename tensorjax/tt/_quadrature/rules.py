@@ -31,7 +31,8 @@ class Rule(NamedTuple):
         The coefficients of its Legendre series decay by some factor from degree to degree, at
         least: those above the rule's degree are extrapolated from the last half of the known ones.
         """
-        c = np.abs(self.series @ values.reshape(len(values), -1)).max(axis=1)
+        columns = values[:, None] if values.ndim == 1 else values
+        c = np.abs(self.series @ columns).max(axis=1)
         largest, n = c.max(), len(c)
         if not largest:
             return 0.0

@@ -46,7 +46,6 @@ def marginal(t: TT, modes: int | Sequence[int], *, squared: bool = False) -> TT:
 
     Example:
       >>> import jax.numpy as jnp
-    import numpy as np
       >>> from tensorjax import tt
       >>> t = tt.rank_one([jnp.array([1.0, 3.0]), jnp.array([2.0, 2.0])])
       >>> print(tt.to_dense(tt.marginal(t, 0)))
@@ -84,7 +83,6 @@ def conditional(t: TT, given: Mapping[int, int], *, squared: bool = False) -> TT
 
     Example:
       >>> import jax.numpy as jnp
-    import numpy as np
       >>> from tensorjax import tt
       >>> t = tt.from_dense(jnp.array([[1.0, 3.0], [2.0, 0.0]]), rank=2)
       >>> print(tt.to_dense(tt.conditional(t, {0: 0})))
@@ -125,7 +123,6 @@ def log_density(t: TT, indices: ArrayLike, *, squared: bool = False) -> jax.Arra
 
     Example:
       >>> import jax.numpy as jnp
-    import numpy as np
       >>> from tensorjax import tt
       >>> t = tt.rank_one([jnp.array([1.0, 3.0])] * 1000)
       >>> print(f"{tt.log_density(t, [0] * 1000):.1f}")

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax import _check
+from tensorjax import _check, linalg
 from tensorjax._cores.contraction import einsum
 from tensorjax._cores.unfoldings import absorb, join, merge, times_right
 from tensorjax._formats.trains import TT, TTMatrix
@@ -155,7 +155,7 @@ def parameter(name: str, value: Any, dtype: Any = None) -> tuple[Any, Any]:
 
 def like(constants: Any, x: Any) -> Any:
     """Casts constants of a grid to what a train's parameters are: NumPy's, or JAX's in a dtype."""
-    return constants if isinstance(x, np.ndarray) else jnp.asarray(constants, x.dtype)
+    return constants.astype(x.dtype) if linalg.is_host(x) else jnp.asarray(constants, x.dtype)
 
 
 def built(kind: type[Any], grid: QuanticsGrid, cores: Sequence[Any], dtype: Any = None) -> Any:

@@ -87,8 +87,8 @@ def box(
 
     Source: ours: digits are compared from the most significant one on.
     """
-    ends = [_ends(name, checked_grid(grid), x) for name, x in (("low", low), ("high", high))]
-    return _boxed(grid, *ends, dtype)
+    checked_grid(grid)
+    return _boxed(grid, _ends("low", grid, low), _ends("high", grid, high), dtype)
 
 
 def _boxed(grid: QuanticsGrid, low: Sequence[float], high: Sequence[float], dtype: Any) -> TT:

@@ -11,9 +11,17 @@ from tensorjax import _check
 from tensorjax._cores.contraction import einsum
 from tensorjax._cores.rounding_methods import rounded
 from tensorjax._formats.trains import TT, TTMatrix, single
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._typing import DTypeLike
-from tensorjax.tt.quantics.digit_trains import checked_grid, digits_of, matrix, over_dimensions
+from tensorjax.tt.quantics.digit_trains import (
+    checked_grid,
+    digits_of,
+    like,
+    matrix,
+    over_dimensions,
+)
 from tensorjax.tt.quantics.grids import QuanticsGrid
 
 
@@ -40,9 +48,9 @@ def circulant(t: TT) -> TTMatrix:
     Source: Kazeev, Khoromskij and Tyrtyshnikov (2013), see `shift`, Theorem 3.3.
     """
     single("t", t, TT)
-    cores = [_with_carries(c) for c in t.cores]
+    cores = [_with_carries(c) for c in _near(t)]
     # A carry out of the first digit is dropped: indices are modulo N. None comes into the last.
-    return _closed(cores, jnp.ones((1, 2), t.dtype))
+    return _closed(cores, like(np.ones((1, 2)), cores[0]))
 
 
 @placed
@@ -76,11 +84,17 @@ def toeplitz(t: TT) -> TTMatrix:
     single("t", t, TT)
     if t.order < 2 or t.shape[0] != 2:
         raise ValueError(f"t: expected shape (2, n_1, …), got {t.shape}")
-    cores = [_with_carries(c) for c in t.cores[1:]]
+    first, *others = _near(t)
+    cores = [_with_carries(c) for c in others]
     # Row and column have no digit before: the offset's first digit is minus the carry, mod 2.
-    first = t.cores[0][0]
-    cores[0] = einsum("cr,rcmns->mns", first, cores[0].reshape(-1, 2, *cores[0].shape[1:]))[None]
+    cores[0] = einsum("cr,rcmns->mns", first[0], cores[0].reshape(-1, 2, *cores[0].shape[1:]))[None]
     return _closed(cores, None)
+
+
+def _near(t: TT) -> list[Any]:
+    """Cores in NumPy where they lie on one CPU: no program is compiled for every shape."""
+    on_host = choose_kernel("tt.quantics.toeplitz", (t,)) is NUMPY
+    return [np.asarray(c) if on_host else c.astype(t.dtype) for c in t.cores]
 
 
 def _with_carries(core: Any) -> Any:
@@ -92,7 +106,7 @@ def _with_carries(core: Any) -> Any:
             for into in (0, 1):
                 out, i = divmod(j + offset + into, n)
                 add[out, i, j, offset, into] = 1
-    both = einsum("rks,cijkd->rcijsd", core, jnp.asarray(add, core.dtype))
+    both = einsum("rks,cijkd->rcijsd", core, like(add, core))
     (r, c, _, _, s, d) = both.shape
     return both.reshape(r * c, n, n, s * d)
 
