@@ -115,6 +115,7 @@ TT_CASES: dict[str, Callable[[Put], Any]] = {
     "cross": lambda put: tt.cross(
         lambda i: np.ones(len(i)), (4, 4, 4), tol=1e-3, key=put(KEY)
     )[0],
+    "conditional": lambda put: tt.conditional(put(train()), {1: 0}, squared=True),
     "cumsum": lambda put: tt.cumsum(put(train()), 1),
     "diagonal": lambda put: tt.diagonal(put(matrix())),
     "diagonal_matrix": lambda put: tt.diagonal_matrix(put(train())),
@@ -157,6 +158,10 @@ TT_CASES: dict[str, Callable[[Put], Any]] = {
     "matvec to tol": lambda put: tt.matvec(put(matrix()), put(train()), tol=1e-8),
     "matvec to rank": lambda put: tt.matvec(put(matrix()), put(train()), rank=4),
     "norm": lambda put: tt.norm(put(train())),
+    "log_density": lambda put: tt.log_density(
+        put(train()), put(jnp.zeros((5, 3), int)), squared=True
+    ),
+    "marginal": lambda put: tt.marginal(put(train()), 1, squared=True),
     "log_norm": lambda put: tt.log_norm(put(train())),
     "normalize": lambda put: tt.normalize(put(train())),
     "ones_like": lambda put: tt.ones_like(put(train())),
@@ -185,6 +190,9 @@ TT_CASES: dict[str, Callable[[Put], Any]] = {
     "round to both": lambda put: tt.round(put(train()), rank=2, tol=1e-8),
     "round a matrix": lambda put: tt.round(put(matrix()), tol=1e-8),
     "sample": lambda put: tt.sample(put(KEY), put(tt.ones(SHAPE, float)), 3),
+    "sample of entries": lambda put: tt.sample(
+        put(KEY), put(tt.ones(SHAPE, float)), 3, squared=False
+    ),
     "scale": lambda put: tt.scale(put(train()), 2.0),
     "scale operators": lambda put: (put(train()) + 1.0) / 3 - put(train(1)) * 2,
     "solve": lambda put: tt.solve(put(definite()), put(tt.ones((2, 2, 2), float)), tol=1e-6)[0],
@@ -205,6 +213,17 @@ TT_CASES: dict[str, Callable[[Put], Any]] = {
         put(tangents()[1]), put(tt.riemannian_descent(0.1).init(tangents()[0])),
         put(tangents()[0]),
     ),
+}  # fmt: skip
+
+GRID = tt.quantics_grid([0.0, 1.0], [1.0, 2.0], 2)
+QUANTICS_CASES: dict[str, Callable[[Put], Any]] = {
+    "circulant": lambda put: tt.quantics.circulant(put(train())),
+    "constant": lambda put: tt.quantics.constant(GRID, put(jnp.ones(()))),
+    "cosine": lambda put: tt.quantics.cosine(GRID, put(jnp.ones(2))),
+    "exponential": lambda put: tt.quantics.exponential(GRID, put(jnp.ones(2))),
+    "polynomial": lambda put: tt.quantics.polynomial(GRID, put(jnp.ones((2, 3)))),
+    "sine": lambda put: tt.quantics.sine(GRID, put(jnp.ones(2)), put(jnp.ones(()))),
+    "toeplitz": lambda put: tt.quantics.toeplitz(put(train(0, 2, (2, 4, 3)))),
 }  # fmt: skip
 
 TUCKER_CASES: dict[str, Callable[[Put], Any]] = {
@@ -388,6 +407,7 @@ PDE_CASES: dict[str, Callable[[Put], Any]] = {
 
 CASES = {
     tt: TT_CASES,
+    tt.quantics: QUANTICS_CASES,
     tucker: TUCKER_CASES,
     mera: MERA_CASES,
     convert: CONVERT_CASES,
@@ -406,8 +426,16 @@ EXEMPT: dict[Any, dict[str, str]] = {
         **dict.fromkeys(("identity", "ones", "quantics_grid", "unit", "zeros"), _NO_ARRAYS),
         **dict.fromkeys(("ones_matrix", "zeros_matrix"), _NO_ARRAYS),
         **dict.fromkeys(("index_to_quantics", "quantics_to_index"), _NUMPY),
+        "integrate": _NUMPY,
         "riemannian_cg": "as riemannian_descent",
     },
+    tt.quantics: dict.fromkeys(
+        (
+            "box", "delta", "derivative", "fourier", "inverse_laplacian", "laplacian", "shift",
+            "step", "weights",
+        ),
+        _NO_ARRAYS,
+    ),
     tucker: {},
     mera: {
         "conjugate_gradient": "an optimiser: `refine` runs it",

@@ -128,6 +128,9 @@ TABLE: dict[str, Row] = {
     "tt.sobol": _call(c.lapack_dtype, c.free_on_a_cpu, c.rest_concrete),
     "pde.evaluate": _call(c.concrete),
     "tt.sample": _call(c.little_noise, c.first_on_one_cpu),
+    "tt.sample(squared=False)": _call(c.first_on_one_cpu),
+    "tt.log_density": _call(c.on_one_cpu),
+    "tt.quantics.toeplitz": _call(c.on_one_cpu),
     # Modes.
     "tt.contract_modes": _call(c.on_one_cpu),
     "tt.TT[...]": _call(c.on_one_cpu),
@@ -163,6 +166,8 @@ REMARKS: dict[str, str] = {
     "tt.norm": "and tt.log_norm, tt.normalize in programs",
     "tt.pad": "and tucker.pad",
     "tt.pairwise_inner": "asked where NumPy has stacked the cores",
+    "tt.log_density": "and tt.marginal, tt.conditional",
+    "tt.quantics.toeplitz": "and tt.quantics.circulant",
     "tt.sobol": "and tt.mean_dimension, tt.dimension_distribution",
     "tucker.norm": "and tucker.distance",
     "tt.effective_ranks": "and tt.trim",
