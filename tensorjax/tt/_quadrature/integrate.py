@@ -205,7 +205,8 @@ def integrate(
         else:
             break
     assert best is not None
-    return best.value, _info(best, goal(best.value), used, time.perf_counter() - started)
+    value = best.value.item() if best.value.ndim == 0 else best.value
+    return value, _info(best, goal(best.value), used, time.perf_counter() - started)
 
 
 class _Goal(NamedTuple):
