@@ -331,6 +331,28 @@ NN_CASES: dict[str, Callable[[Put], Any]] = {
         )(put(jnp.arange(4)))
         for name in ("TTEmbedding", "TuckerEmbedding", "CPEmbedding")
     },
+    **{
+        name: lambda put, name=name: placed_layer(
+            getattr(nn, name)(4, 8, (3,), rank=2, rngs=nnx.Rngs(0)), put
+        )(put(jnp.ones((4, 6, 4), jnp.float32)))
+        for name in ("TTConv", "TuckerConv", "CPConv", "LowRankConv")
+    },
+    "Adapted": lambda put: placed_layer(nn.adapt(linear(), 2), put)(
+        put(jnp.ones((4, 8), jnp.float32))
+    ),
+    "adapt": lambda put: arrays(nn.adapt(placed_layer(linear(), put), 2)),
+    "merge_adapters": lambda put: arrays(
+        nn.merge_adapters(placed_layer(nn.adapt(linear(), 2), put))
+    ),
+    "detensorize": lambda put: arrays(nn.detensorize(placed_layer(
+        nn.TTLinear(8, 6, rank=2, rngs=nnx.Rngs(0)), put
+    ))),
+    "from_conv": lambda put: arrays(nn.from_conv(
+        placed_layer(nnx.Conv(4, 8, (3,), rngs=nnx.Rngs(0)), put), rank=2
+    )[0]),
+    "to_conv": lambda put: arrays(nn.to_conv(placed_layer(
+        nn.TTConv(4, 8, (3,), rank=2, rngs=nnx.Rngs(0)), put
+    ))),
     "from_embedding": lambda put: arrays(
         nn.from_embedding(placed_layer(embed(), put), tol=0.1)[0]
     ),
@@ -451,8 +473,10 @@ EXEMPT: dict[Any, dict[str, str]] = {
     nn: {
         "factor": _NO_ARRAYS,
         "summary": "returns text",
+        "choose": "returns specs",
+        "certificates": _NUMPY,
         **dict.fromkeys(("CP", "TT", "Dense", "LowRank", "Spec", "Tucker"), _NO_ARRAYS),
-        **dict.fromkeys(("Embedding", "TensorLinear"), "base class"),
+        **dict.fromkeys(("Embedding", "TensorConv", "TensorLinear"), "base class"),
         **dict.fromkeys(("PaddedEmbed", "TensorLinearGeneral"), "made by `tensorize`"),
     },
     optim: {
