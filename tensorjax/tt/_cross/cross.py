@@ -111,6 +111,7 @@ def cross(
     pivots: ArrayLike | None = None,
     held_out: int = 1000,
     max_sweeps: int = 100,
+    search: float = 0.05,
     callback: Callable[[CrossProgress], Any] | None = None,
     dtype: DTypeLike | None = None,
 ) -> tuple[TT, CrossInfo]:
@@ -172,7 +173,7 @@ def cross(
     fitted; a part of the tolerance is left for rounding the result.
     """
     sizes = _check.shape("shape", shape)
-    options = _options(sizes, tol, max_rank, held_out, max_sweeps, max_evaluations, callback)
+    options = _options(sizes, tol, max_rank, held_out, max_sweeps, max_evaluations, search, callback)
     rng = _check.host_generator(key, "; tt.cross calls f from the host and cannot be traced")
     coordinates = None if grid is None else _grid(grid, sizes)
     if jit not in (True, False, "auto"):
@@ -182,18 +183,18 @@ def cross(
     )
     final = _Dtype(oracle, dtype)
     starts = _start(x0, sizes), _pivots(pivots, sizes)
-    search = Search(oracle, options, rng, *starts, final.finish)
+    searched = Search(oracle, options, rng, *starts, final.finish)
     final.check(options.tol)
-    status = search.run()
+    status = searched.run()
     final.check_range(at_end=True)
-    cores, estimate = _rounded(search, options.tol, max_rank, final.finish)
-    doubt = _doubt(status, search, elsewhere=x0 is None and pivots is None)
+    cores, estimate = _rounded(searched, options.tol, max_rank, final.finish)
+    doubt = _doubt(status, searched, elsewhere=x0 is None and pivots is None)
     if status == "converged" and estimate.bound > options.tol:
         status = "max_rank"
     if status != "zero":
         estimate = Estimate(estimate.error, max(estimate.std, doubt))
     train = TT._unchecked(tuple(jax.device_put(final.result(cores))))
-    return train, _info(status, estimate, search, oracle, train)
+    return train, _info(status, estimate, searched, oracle, train)
 
 
 def _doubt(status: Status, search: Search, *, elsewhere: bool) -> float:
@@ -231,6 +232,7 @@ def _options(
     held_out: Any,
     max_sweeps: Any,
     budget: Any,
+    search: Any,
     callback: Any,
 ) -> _search.Options:
     if _check.is_traced(tol):
@@ -253,6 +255,7 @@ def _options(
         held_out=held_out,
         asked=asked,
         budget=math.inf if budget is None else budget,
+        search=search,
         most_random=_search.AT_LEAST if budget is None else min(_search.AT_LEAST, budget),
         callback=callback,
     )
