@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from tensorjax._formats.trains import TT, single
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike, DTypeLike
 from tensorjax.tt._cross import search as _search
+from tensorjax.tt._cross.function_calls import Executor
 from tensorjax.tt._cross.held_out_error import Estimate
 from tensorjax.tt._cross.sampled_function import Jit, Oracle
 from tensorjax.tt._cross.search import CrossProgress, Search, Status
@@ -33,6 +34,7 @@ _ADVICE: dict[str, str] = {
     "unseen": "random entries meet too little of what was found for its error to be known: another "
     "part of f as small would have escaped; if there is none, or to look elsewhere too, give "
     "pivots=, multi-indices where f is large, or x0=",
+    "failed": "f raised an error, see message: mend f, and start again from x0=, the train returned",
     "zero": "every entry seen is zero: if f is not, give pivots=, multi-indices where f is large, "
     "or an x0= that is large where f is",
 }
@@ -70,6 +72,9 @@ class CrossInfo:
       seconds: time taken.
       programs: programs compiled for a JAX function, one for each batch size of few.
       advice: what to do next, in words; empty if converged, unless f is zero everywhere.
+      searched: entries at which errors were sought beside the fit, random and others.
+      message: the status, the error and what was searched, in one sentence. A part of f at fewer
+        entries than it says can escape any search, "converged" or not.
 
     Example:
       >>> import jax
@@ -93,6 +98,8 @@ class CrossInfo:
     seconds: float
     programs: int
     advice: str
+    searched: int = 0
+    message: str = ""
 
 
 @placed
@@ -114,6 +121,9 @@ def cross(
     search: float = 0.05,
     callback: Callable[[CrossProgress], Any] | None = None,
     dtype: DTypeLike | None = None,
+    cache: int = 1 << 23,
+    executor: Executor | None = None,
+    on_error: Literal["raise", "return"] = "raise",
 ) -> tuple[TT, CrossInfo]:
     """Approximates a function of multi-indices or grid points by a train, from few evaluations.
 
@@ -176,10 +186,16 @@ def cross(
     options = _options(sizes, tol, max_rank, held_out, max_sweeps, max_evaluations, search, callback)
     rng = _check.host_generator(key, "; tt.cross calls f from the host and cannot be traced")
     coordinates = None if grid is None else _grid(grid, sizes)
-    if jit not in (True, False, "auto"):
-        raise ValueError(f'jit: expected True, False or "auto", got {jit!r}')
     oracle = Oracle(
-        f, sizes, grid=coordinates, vectorized=vectorized, jit=jit, budget=max_evaluations
+        f,
+        sizes,
+        grid=coordinates,
+        vectorized=vectorized,
+        jit=jit,
+        budget=max_evaluations,
+        cache=_check.integer("cache", cache, low=0),
+        executor=executor,
+        end_on_error=_calls(jit, executor, on_error),
     )
     final = _Dtype(oracle, dtype)
     starts = _start(x0, sizes), _pivots(pivots, sizes)
@@ -195,6 +211,26 @@ def cross(
         estimate = Estimate(estimate.error, max(estimate.std, doubt))
     train = TT._unchecked(tuple(jax.device_put(final.result(cores))))
     return train, _info(status, estimate, searched, oracle, train)
+
+
+def _calls(jit: Any, executor: Any, on_error: Any) -> bool:
+    """Checks how `cross` is to call f; returns whether an error of f ends the search."""
+    if jit not in (True, False, "auto"):
+        raise ValueError(f'jit: expected True, False or "auto", got {jit!r}')
+    if on_error not in ("raise", "return"):
+        raise ValueError(f'on_error: expected "raise" or "return", got {on_error!r}')
+    if executor is not None and not (hasattr(executor, "submit") or hasattr(executor, "map")):
+        raise TypeError(f"executor: expected one with map or submit, got {type(executor).__name__}")
+    if executor is not None and jit is True:
+        raise ValueError("executor: its workers call f as it is; pass jit=False, or no executor")
+    return on_error == "return"
+
+
+def _share(search: Any) -> float:
+    """Checks the share of evaluations that `cross` spends on global search."""
+    if not isinstance(search, int | float | np.number) or not 0 <= search < 1:
+        raise ValueError(f"search: expected a share of the evaluations in [0, 1), got {search!r}")
+    return float(search)
 
 
 def _doubt(status: Status, search: Search, *, elsewhere: bool) -> float:
@@ -222,6 +258,25 @@ def _info(
         seconds=search.seconds,
         programs=len(oracle.programs),
         advice=_ALL_ZERO if search.held.all and oracle.largest == 0 else _ADVICE[status],
+        searched=search.held.uniform + search.globally.spent,
+        message=_message(status, estimate, search),
+    )
+
+
+def _message(status: Status, estimate: Estimate, search: Search) -> str:
+    """Says in words how a cross ended, and where f was looked at beside the entries fitted."""
+    held, globally = search.held, search.globally
+    said = search.failure or (
+        f"{status}: error {estimate.error:.1e} with standard error {estimate.std:.1e}, "
+        f"{search.tol:.1e} asked"
+    )
+    if held.all:
+        return f"{said}; all {held.size} entries were read"
+    part = 3 / max(1, held.uniform)
+    return (
+        f"{said}; searched: {held.uniform} random entries of {held.size:.3g}, "
+        f"{globally.spent} others and {globally.climbs} ascents of the error; what f does at less "
+        f"than {part:.1e} of all entries may have escaped"
     )
 
 
@@ -255,7 +310,7 @@ def _options(
         held_out=held_out,
         asked=asked,
         budget=math.inf if budget is None else budget,
-        search=search,
+        search=_share(search),
         most_random=_search.AT_LEAST if budget is None else min(_search.AT_LEAST, budget),
         callback=callback,
     )

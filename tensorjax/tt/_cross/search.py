@@ -14,11 +14,24 @@ from tensorjax.tt._cross.global_search import GlobalSearch, climbed
 from tensorjax.tt._cross.greedy_pivots import Sets
 from tensorjax.tt._cross.held_out_error import TELLING, UNKNOWN, Estimate, HeldOut
 from tensorjax.tt._cross.maxvol import right_sets
-from tensorjax.tt._cross.sampled_function import BudgetExhausted, Oracle, Rescaled
+from tensorjax.tt._cross.sampled_function import (
+    BudgetExhausted,
+    FunctionFailed,
+    Oracle,
+    Rescaled,
+)
 from tensorjax.tt._tt_svd.from_dense import from_dense
 
 Status = Literal[
-    "converged", "max_rank", "budget", "max_sweeps", "stalled", "stopped", "unseen", "zero"
+    "converged",
+    "max_rank",
+    "budget",
+    "max_sweeps",
+    "stalled",
+    "stopped",
+    "unseen",
+    "zero",
+    "failed",
 ]
 # Every sweep lowers the threshold, below which residuals are left, by a factor in this range.
 _STEEPEST, _FLATTEST = 0.1, 0.5
@@ -115,6 +128,7 @@ class Search:
       cores: of the best train so far.
       estimate: its error.
       sweeps: done.
+      failure: the error of f that ended the search, and where; empty if none did.
     """
 
     def __init__(
@@ -127,6 +141,7 @@ class Search:
         finish: Callable[[Cores], Cores],
     ):
         self.sweeps = 0
+        self.failure = ""
         self._began = time.perf_counter()
         self._oracle, self._options, self._rng = oracle, options, rng
         self.held = HeldOut(oracle, options.held_out, rng)
@@ -152,17 +167,23 @@ class Search:
         return time.perf_counter() - self._began
 
     def run(self) -> Status:
+        rescaled = False
         while True:
             try:
+                if rescaled:
+                    self.held.reread()
                 status = self._run()
                 if status not in ("converged", "zero"):
                     self._settle()
                 return status
             except Rescaled:  # values so large that the others are nothing: from the beginning
-                self.held.reread()
+                rescaled = True
                 self._sets, self.estimate, self._mark = None, UNKNOWN, (math.inf, 0)
             except BudgetExhausted:
-                return self._out_of_budget()
+                return self._ended("budget")
+            except FunctionFailed as error:
+                self.failure = str(error)
+                return self._ended("failed")
 
     def _settle(self) -> None:
         """Measures the error of a search that did not converge, at entries never used as pivots."""
@@ -227,7 +248,8 @@ class Search:
         self.cores, self.estimate = self._finish(self._constant_cores(0.0)), UNKNOWN
         return "zero"
 
-    def _out_of_budget(self) -> Status:
+    def _ended(self, status: Status) -> Status:
+        """Keeps the best train of a search that can call f no more."""
         if self._oracle.largest == 0:
             return self._nothing()
         if self._sets is not None:
@@ -235,7 +257,7 @@ class Search:
         cores, estimate = self._constant()
         if not self.cores or estimate.bound < self.estimate.bound:
             self.cores, self.estimate = cores, estimate
-        return "budget"
+        return status
 
     def _constant_cores(self, value: Any) -> Cores:
         """Returns the cores of a constant for the search: one value, or one for each component."""
