@@ -60,7 +60,7 @@ _ALONE, _LARGE = 10, 0.1
 _READ, _MOST_READ = 4, 1 << 17
 # So many times at most a train that met the tolerance may be found wrong at other entries before the
 # search counts as one that makes no progress.
-_SURPRISES = 8
+_SURPRISES = 4
 # Times that entries near the index sets are looked at if f jumps.
 _ROUNDS = 3
 # Random entries that global search looks at before it climbs from the worst of them.
@@ -364,8 +364,13 @@ class Search:
             if self._told(sets, estimate):
                 return "stopped"
             self._found = 0
-            if estimate.bound <= options.tol and (status := self._verdict(sets, level)):
-                return status
+            if estimate.bound <= options.tol:
+                before = self._oracle.evaluations
+                if status := self._verdict(sets, level):
+                    return status
+                if self._oracle.evaluations > before and self._surprises < _SURPRISES:
+                    self._surprises += 1  # f is another one than it seemed: patience anew
+                    self._mark = (math.inf, self._oracle.evaluations)
             added += self._found
             # Errors that are larger by far than all that was left alone lie where no block shows.
             hidden = self.held.worst > _HIDDEN * max(level, self._threshold)
@@ -480,9 +485,6 @@ class Search:
         if worst.size:
             self._found = self._offer(sets, points[worst], values[worst], self._threshold)
             self.estimate = UNKNOWN
-            if self._surprises < _SURPRISES:  # f is another one than it seemed: patience anew
-                self._mark = (math.inf, self._oracle.evaluations)
-            self._surprises += 1
         return worst.size > 0
 
     def _met(self, sets: Sets) -> Status | None:
