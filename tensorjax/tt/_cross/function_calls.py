@@ -1,4 +1,4 @@
-"""Calls of the function that `cross` approximates: its own copy of the points, executors, errors."""
+"""Calls of the function that `cross` approximates: copies of the points, executors, errors."""
 
 import math
 import os

@@ -8,8 +8,6 @@ Fernández et al., "Learning tensor networks with tensor cross interpolation", S
 (2025), section 4.3.5.
 """
 
-import math
-
 import numpy as np
 
 from tensorjax._cores.unfoldings import Cores

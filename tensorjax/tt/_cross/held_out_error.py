@@ -27,8 +27,8 @@ _SAME_NORM = 2.0
 _MISSED = 3.0
 # Most entries drawn from a train.
 _DRAWN = 500
-# If f has at most _FEW_VALUES distinct values, it jumps: the train is then wrong at few entries, but
-# by much.
+# If f has at most _FEW_VALUES distinct values, it jumps: the train is then wrong at few entries,
+# but by much.
 _FEW_VALUES = 10
 # Error that such a function may have at entries not evaluated, for its error to count as known.
 _JUMPED = 0.1

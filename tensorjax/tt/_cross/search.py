@@ -46,20 +46,20 @@ _EXACT = 10 * float(np.finfo(np.float64).eps)
 _LIKE_ZERO = 0.01
 # Most entries near pivots, or near large entries of the train, that become pivots at once.
 _NEAR_OFFERED = 16
-# Local maxima that tell whether the train has found all of f: so many at least, each with this share
-# of the largest entry or more.
+# Local maxima that tell whether the train has found all of f: so many at least, each with this
+# share of the largest entry or more.
 _LEAST_TOPS, _TOP = 3, 0.1
 # Residuals of this part of the tolerance, relative to the root mean square of f, need no pivot; one
 # that is roundoff makes the interpolation useless.
 _NEEDLESS = 1e-3
-# Errors so many times the tolerance, and this large beside the root mean square of f, at few entries
-# while all others are below the tolerance, tell of a function that jumps.
+# Errors so many times the tolerance, and this large beside the root mean square of f, at few
+# entries while all others are below the tolerance, tell of a function that jumps.
 _ALONE, _LARGE = 10, 0.1
 # A tensor with so many times the entries that are known is read as a whole if f jumps, and has no
 # more than the second number.
 _READ, _MOST_READ = 4, 1 << 17
-# So many times at most a train that met the tolerance may be found wrong at other entries before the
-# search counts as one that makes no progress.
+# So many times at most a train that met the tolerance may be found wrong at other entries before
+# the search counts as one that makes no progress.
 _SURPRISES = 4
 # Times that entries near the index sets are looked at if f jumps.
 _ROUNDS = 3
@@ -409,9 +409,7 @@ class Search:
             return "converged"
         given = self._x0 is not None or self._pivots is not None
         for _ in range(_ROUNDS if self._rare or held.jumps else 1):
-            near = self.globally.near(
-                cores, sets.left, sets.right, rare=self._rare or held.jumps
-            )
+            near = self.globally.near(cores, sets.left, sets.right, rare=self._rare or held.jumps)
             if self._found_wrong(sets, cores, near):
                 return None
         if self._wrong_elsewhere(sets, cores):
@@ -423,10 +421,7 @@ class Search:
             # If all climbs end at entries as large as those found, the train has found all of f.
             high = np.abs(self._oracle.points(tops)).max(axis=1) >= _TOP * self._oracle.largest
             seen = high.size >= _LEAST_TOPS and bool(high.all())
-        if not given and (held.jumps or not seen):
-            status = self._met(sets)
-        else:
-            status = "converged"
+        status = self._met(sets) if not given and (held.jumps or not seen) else "converged"
         return "unseen" if status and self._rare else status
 
     def _unbiased(self, sets: Sets) -> bool:
@@ -455,7 +450,7 @@ class Search:
         return self._holds(sets)
 
     def _wrong_elsewhere(self, sets: Sets, cores: Cores) -> bool:
-        """Searches random entries, and climbs from the worst, as far as the share of search goes."""
+        """Searches random entries, and climbs from the worst, within the share of global search."""
         search = self.globally
         while (credit := search.credit) >= 2 * search.a_climb:
             before = self._oracle.evaluations
