@@ -10,7 +10,7 @@ Fernández et al., "Learning tensor networks with tensor cross interpolation", S
 
 import numpy as np
 
-from tensorjax._cores.unfoldings import Cores
+from tensorjax._cores.unfoldings import Cores, absorb
 from tensorjax.tt._cross.held_out_error import HeldOut, Sampler
 from tensorjax.tt._cross.sampled_function import Oracle
 
@@ -160,13 +160,15 @@ def climbed_errors(oracle: Oracle, cores: Cores, points: np.ndarray, sweeps: int
     for _ in range(sweeps):
         right = [np.ones((len(points), 1))]
         for k in range(d - 1, 0, -1):
-            right.append(np.einsum("apb,pb->pa", cores[k][:, points[:, k]], right[-1]))
+            slices = cores[k].transpose(1, 0, 2)[points[:, k]]
+            right.append(np.matmul(slices, right[-1][:, :, None])[:, :, 0])
         left = np.ones((len(points), 1))
         for k, core in enumerate(cores):
-            fitted = np.einsum("pa,anb,pb->pn", left, core, right[d - 1 - k], optimize=True)
+            rows = absorb(left, core)  # (entries, n, r)
+            fitted = (rows * right[d - 1 - k][:, None]).sum(axis=2)
             error = np.abs(_fibres(oracle, points, k) - fitted)
             points[:, k] = error.argmax(axis=1)
-            left = np.einsum("pa,apb->pb", left, core[:, points[:, k]])
+            left = rows[np.arange(len(points)), points[:, k]]
         size = error.max(axis=1)
         if not (size > best).any():
             break
