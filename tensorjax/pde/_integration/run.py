@@ -112,7 +112,7 @@ class Run:
         while True:
             dt, lands = self._length(target)
             path = Path(self.map, self.t, dt, told(self.memory.moments, self.options.degree))
-            at, trim = Clock(self.options.problem, path, right), self._trim()
+            at, trim = Clock(self.options.problem, path, right), self._trim(right)
             adaptive = isinstance(self.options.controller, PIDController)
             step, stop = self._tried(at, dt, trim, adaptive)
             if stop is not None and not (adaptive and stop.result in CURABLE):
@@ -134,8 +134,10 @@ class Run:
             self._note(costs, dt, step, time.perf_counter() - began, compiled.count)
         return stop
 
-    def _trim(self) -> Trim:
+    def _trim(self, right: Any) -> Trim:
         """Creates the `Trim` that rounds the sums of the run's next step."""
+        # A source or a reaction may let what is small in one step grow by right.
+        clears = right.source is None and right.reaction is None
         return Trim(
             self.options.tol,
             self.options.max_rank,
@@ -143,6 +145,7 @@ class Run:
             self.options.problem.box,
             self.memory.lost,
             exact=self.options.conserve is not None,
+            clears=clears,
         )
 
     def _attempt(
