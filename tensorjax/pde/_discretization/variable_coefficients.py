@@ -98,7 +98,9 @@ def flux(box: Box, direction: Any, cores: Cores) -> TTMatrix:
 
     What it gives sums to zero over a Fourier grid, as a divergence should.
     """
-    return _directed(box, direction, cores, lambda _, d1, m: d1[None, :, :, None] * m[:, None, :, :])
+    return _directed(
+        box, direction, cores, lambda _, d1, m: d1[None, :, :, None] * m[:, None, :, :]
+    )
 
 
 def transport(box: Box, direction: Any, cores: Cores) -> TTMatrix:
@@ -128,7 +130,9 @@ def _split(axis: Axis, d1: Any, m: Any) -> Any:
 
 def advection(box: Box, direction: Any, cores: Cores) -> TTMatrix:
     """Builds the operator v ↦ m a·∇v, m a variable coefficient of rank r, of TT-rank 2 r."""
-    return _directed(box, direction, cores, lambda _, d1, m: d1[None, :, :, None] * m[:, :, None, :])
+    return _directed(
+        box, direction, cores, lambda _, d1, m: d1[None, :, :, None] * m[:, :, None, :]
+    )
 
 
 def conduction(box: Box, tensor: Any, cores: Cores) -> TTMatrix:

@@ -29,10 +29,11 @@ from tensorjax.pde._integration.statuses import (
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._maps.coordinate_path import Moment, Path, jumps, told
 from tensorjax.pde._stepping.mass import corrected, mass_of, quadrature
+from tensorjax.pde._stepping.outskirts import window
 from tensorjax.pde._stepping.right_side import Clock, right_side, train
 from tensorjax.pde._stepping.sketched_sums import Runaway, Train, rounded
 from tensorjax.pde._stepping.step_sizes import ConstantStepSize, PIDController
-from tensorjax.pde._stepping.step_truncation import Step, Trim
+from tensorjax.pde._stepping.step_truncation import CLEARED, Step, Trim
 from tensorjax.pde._stepping.times import reaches
 from tensorjax.pde.physical import shares
 
@@ -109,10 +110,15 @@ class Run:
         costs = self._look(right)
         if jumps(self.memory.moments, self.options.degree):
             self.memory.slopes = []
+        # A source or a reaction may let what is small in one step grow by right.
+        clears = right.source is None and right.reaction is None
+        seen = None
+        if clears:
+            seen = window(self.memory.v, self.options.problem.box, CLEARED * self.options.tol)
         while True:
             dt, lands = self._length(target)
             path = Path(self.map, self.t, dt, told(self.memory.moments, self.options.degree))
-            at, trim = Clock(self.options.problem, path, right), self._trim(right)
+            at, trim = Clock(self.options.problem, path, right, seen), self._trim(clears)
             adaptive = isinstance(self.options.controller, PIDController)
             step, stop = self._tried(at, dt, trim, adaptive)
             if stop is not None and not (adaptive and stop.result in CURABLE):
@@ -134,10 +140,8 @@ class Run:
             self._note(costs, dt, step, time.perf_counter() - began, compiled.count)
         return stop
 
-    def _trim(self, right: Any) -> Trim:
+    def _trim(self, clears: bool) -> Trim:
         """Creates the `Trim` that rounds the sums of the run's next step."""
-        # A source or a reaction may let what is small in one step grow by right.
-        clears = right.source is None and right.reaction is None
         return Trim(
             self.options.tol,
             self.options.max_rank,

@@ -7,6 +7,9 @@ spectral derivatives and of extrapolated motions would come back as mass at the 
 zero where a whole slab holds less than rounding may take is an error of that size, leaves ranks as
 they are, and lets nothing outside grow from step to step.
 
+Chebyshev axes are left alone: their points crowd at the ends, and their derivatives have neither
+seam nor growing modes.
+
 Source: ours.
 """
 
@@ -15,41 +18,68 @@ import numpy as np
 from tensorjax._cores.orthogonalization import right_orthogonal
 from tensorjax._cores.overlaps import bond_overlap
 from tensorjax._cores.unfoldings import Cores, absorb
+from tensorjax.pde._discretization.grid import Box
+
+# Points over which v fades to zero: within a step it moves by one or two. Many more would have the
+# step limited by the drift further out.
+_FADE = 5
 
 
-def cleared(cores: Cores, allowed: float) -> Cores:
+def cleared(cores: Cores, box: Box, allowed: float) -> Cores:
     """Sets a train to zero on the outer slabs of all axes that hold ``allowed`` of its norm or less.
 
     Args:
       cores: right-orthogonal but for the first; so is the result.
-      allowed: norm that may be lost, over that of the train.
+      box: of the grid.
+      allowed: norm that may be lost at either end of an axis, over that of the train.
     """
-    total = float(np.vdot(cores[0], cores[0]))
-    if not (np.isfinite(total) and total > 0):
-        return cores
-    limit = allowed**2 * total / (2 * len(cores))  # of either end of every axis
-    out, changed, left = [], False, np.ones((1, 1))
-    for core in cores:
-        moved = absorb(left, core)
-        density = np.einsum("inj,inj->n", moved, core)
-        first, last = inner(density, limit)
-        if first > 0 or last < len(density):
-            changed = changed or bool(density[:first].any() or density[last:].any())
-            core = core.copy()
-            core[:, :first] = 0
-            core[:, last:] = 0
-        out.append(core)
-        left = bond_overlap(moved, cores[len(out) - 1])
+    out, changed = [], False
+    for core, (first, last) in zip(cores, _inner(cores, box, allowed), strict=True):
+        n = core.shape[1]
+        changed = changed or bool(core[:, :first].any() or core[:, last:].any())
+        full = (first, last) == (0, n)
+        out.append(core if full else core * faded(n, first, last)[:, None])
     return right_orthogonal(out, scale=False)[0] if changed else cores
 
 
-def inner(density: np.ndarray, limit: float) -> tuple[int, int]:
-    """Returns the range [first, last) of an axis outside which either end holds ``limit`` or less.
+def window(cores: Cores, box: Box, allowed: float) -> list[np.ndarray] | None:
+    """Returns masks (n,) of the axes, 1 where a step may change v; None if that is everywhere.
+
+    Within a step v moves by a few points at most, and beyond them there is nothing to be changed.
 
     Args:
-      density: squared norm at every point, (n,).
-      limit: largest sum at either end.
+      cores: right-orthogonal but for the first.
+      box: of the grid.
+      allowed: as in `cleared`.
     """
-    first = int((np.cumsum(density) <= limit).sum())
-    last = len(density) - int((np.cumsum(density[::-1]) <= limit).sum())
-    return first, max(last, first)
+    out = [faded(c.shape[1], *r) for c, r in zip(cores, _inner(cores, box, allowed), strict=True)]
+    return None if all(m.min() == 1 for m in out) else out
+
+
+def _inner(cores: Cores, box: Box, allowed: float) -> list[tuple[int, int]]:
+    """Returns the range [first, last) of every axis beyond whose ends v is small; all of a zero."""
+    whole = [(0, c.shape[1]) for c in cores]
+    total = float(np.vdot(cores[0], cores[0]))
+    if not (np.isfinite(total) and total > 0):
+        return whole
+    limit = allowed**2 * total
+    out, left = [], np.ones((1, 1))
+    for core, axis in zip(cores, box.axes, strict=True):
+        moved = absorb(left, core)
+        density = np.einsum("inj,inj->n", moved, core)
+        first = int((np.cumsum(density) <= limit).sum())
+        last = len(density) - int((np.cumsum(density[::-1]) <= limit).sum())
+        out.append((0, axis.n) if axis.kind == "chebyshev" else (first, max(first, last)))
+        left = bond_overlap(moved, core)
+    return out
+
+
+def faded(n: int, first: int, last: int) -> np.ndarray:
+    """Returns a mask (n,), 1 on [first, last) of an axis, that falls to zero over some points.
+
+    A jump there would be a wave of the highest modes, and spectral derivatives spread those.
+    """
+    k = np.arange(n)
+    beyond = np.maximum(np.maximum(first - k, k - last + 1), 0)
+    wave = np.square(np.cos(np.pi / 2 * beyond / _FADE))
+    return np.where(beyond < _FADE, wave, 0.0)

@@ -37,7 +37,7 @@ STAGE = 0.25
 # all of it is restored in every step.
 _LOST = 5
 # Norm that clearing the outskirts may take from v in a step, in units of the tolerance.
-_CLEARED = 0.1
+CLEARED = 0.5
 # A sum whose rank exceeds 2 times the largest of the last step plus 12 is treated as unstable.
 _JUMP, _LEAP = 2, 12
 # AMEn: passes over the train, and directions of the residual that a pass adds to each bond.
@@ -115,6 +115,7 @@ class Trim:
         self.guesses = guesses
         self.lost = lost
         self._most = 0.0 if exact else _LOST * tol
+        self._box = box
         self._quadrature = masses.quadrature(box)
         self._lost: list[tuple[Cores, float]] = []
         known = [r for ranks in guesses.values() for r in ranks]
@@ -153,7 +154,7 @@ class Trim:
     def mass(self, term: Term) -> float:
         """Computes the mass of a step's term, including what a stage lost by rounding."""
         lost = [m for c, m in self._lost if isinstance(term, Train) and term.cores is c]
-        return sum(lost, masses.mass_of_term(term, self._quadrature.weights))
+        return sum(lost, masses.mass_of_term(term.whole, self._quadrature.weights))
 
     def kept(self, out: Rounded, mass: float) -> Rounded:
         """Corrects the mass of the rounded step result if rounding lost more than allowed.
@@ -161,7 +162,7 @@ class Trim:
         It is right-orthogonal but for its first core, and stays so. Its outskirts are cleared.
         """
         if self.clears:
-            cores = cleared(out.cores, _CLEARED * self.tol)
+            cores = cleared(out.cores, self._box, CLEARED * self.tol)
             out = out._replace(cores=cores, norm=float(np.linalg.norm(cores[0])))
         left = masses.mass_of(out.cores, self._quadrature.weights)
         if not (np.isfinite(left) and np.isfinite(mass) and mass != 0):
