@@ -232,8 +232,5 @@ def _expanded(states: Any, matrices: Any) -> Any:
 def differentiated(axis: Axis, core: np.ndarray) -> np.ndarray:
     """Applies the operators 1, ∂, y, y∂ and ∂² to the mode of a core, (5, r, n, s)."""
     first = np.matmul(axis.d1, core)
-    moved = axis.points[:, None] * core
-    scaled = axis.points[:, None] * first
-    if axis.kind == "fourier":  # see `Axis.scaling`
-        scaled = (scaled + np.matmul(axis.d1, moved) - core) / 2
-    return np.stack([core, first, moved, scaled, np.matmul(axis.d2, core)])
+    y = axis.points[:, None]
+    return np.stack([core, first, y * core, y * first, np.matmul(axis.d2, core)])

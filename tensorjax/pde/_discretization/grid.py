@@ -123,20 +123,8 @@ class Axis:
     @functools.cached_property
     def basis(self) -> np.ndarray:
         """Matrices 1, ∂, y, y ∂ and ∂² on the grid points of the axis, stacked, (5, n, n)."""
-        one, y = np.eye(self.n), np.diag(self.points)
-        return _fixed(np.stack([one, self.d1, y, self.scaling, self.d2]))
-
-    @functools.cached_property
-    def scaling(self) -> np.ndarray:
-        """Matrix of y ∂ on the grid points of the axis, (n, n).
-
-        Fourier: (y ∂ + ∂ y − 1)/2, the same for functions that vanish at the ends. Of the jump of y
-        from one end to the other y ∂ alone makes modes that grow at a rate near n.
-        """
-        plain = self.points[:, None] * self.d1
-        if self.kind != "fourier":
-            return _fixed(plain)
-        return _fixed((plain + self.d1 * self.points - np.eye(self.n)) / 2)
+        y = np.diag(self.points)
+        return _fixed(np.stack([np.eye(self.n), self.d1, y, y @ self.d1, self.d2]))
 
     @functools.cached_property
     def slope(self) -> np.ndarray:

@@ -325,5 +325,6 @@ class Run:
         out: dict[str, Any] = {n: np.array([r[n] for r in self.rows]) for n in names}
         bonds = len(self.memory.v) - 1
         out["ranks"] = np.array([r["ranks"] for r in self.rows], int).reshape(len(self.rows), bonds)
+        out["fallback"] = np.zeros(len(self.rows), bool)
         out["rejected"] = self.rejected
         return out

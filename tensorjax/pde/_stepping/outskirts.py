@@ -26,7 +26,7 @@ _FADE = 5
 
 
 def cleared(cores: Cores, box: Box, allowed: float) -> Cores:
-    """Sets a train to zero on the outer slabs of all axes that hold ``allowed`` of its norm or less.
+    """Sets a train to zero on outer slabs of the axes that hold ``allowed`` of its norm or less.
 
     Args:
       cores: right-orthogonal but for the first; so is the result.
