@@ -179,3 +179,25 @@ def test_black_box_drifts_are_compiled_for_few_sizes():
         for turn in (0.1, 0.2, 0.3):
             drift.right_side(pde.affine([[1.0, turn], [0.0, 1.0]]), 0.0)
     assert compiled.count < 30
+
+
+def test_coefficients_of_a_wrong_kind_are_told_from_the_start():
+    start, box = pde.Gaussian(np.zeros(2), 0.3 * E), pde.Box.fourier(2, 24, 5.0)
+
+    def run(drift: Any, diffusion: Any = 0.1) -> Any:
+        return pde.integrate(pde.FokkerPlanck(drift, diffusion, start, box), t1=0.1)
+
+    for drift, message in (
+        (lambda t, x: x, "does not take points alone"),
+        (lambda: 0.0, "does not take points alone"),
+        (lambda x: np.array([x[1], -x[0]]), "a function of one point"),
+        (lambda x: x[:, 0], "a function of one point"),
+        (lambda x: 1.0, "a function of one point"),
+    ):
+        with pytest.raises(ValueError, match=f"drift: expected.*{message}"):
+            run(drift)
+    with pytest.raises(ValueError, match="diffusion: expected a number or a constant matrix"):
+        run(None, lambda x: x)
+    for width in ((0.0, 3.0), -1.0, (float("nan"), 1.0)):
+        with pytest.raises(ValueError, match="half_width: expected L > 0"):
+            pde.Box.fourier(2, 32, width)

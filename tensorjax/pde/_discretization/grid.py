@@ -369,6 +369,11 @@ class Box:
 def _axes(kind: Kind, dim: int, n: Any, half_width: Any, order: int) -> tuple[Axis, ...]:
     dim = _check.integer("dim", dim, low=1)
     sizes, widths = (_one_each(*a, dim) for a in (("n", n), ("half_width", half_width)))
+    if not all(float(w) > 0 for w in widths):
+        raise ValueError(
+            f"half_width: expected L > 0 for (-L, L) on every axis, got {half_width!r}; "
+            "for other intervals take pde.Box([pde.Axis(kind, n, low, high), ...])"
+        )
     return tuple(
         Axis(kind, m, -float(w), float(w), order) for m, w in zip(sizes, widths, strict=True)
     )

@@ -36,7 +36,8 @@ class InFewSizes:
             x = np.concatenate([x, np.repeat(x[-1:], full - count, 0)])
         out = self._f(x)
         self._compiles = isinstance(out, jax.Array)
-        return np.asarray(out, np.float64)[:count] if self._compiles else np.asarray(out, float)
+        values = np.asarray(out, np.float64)
+        return values[:count] if self._compiles and values.ndim else values
 
 
 class Remembered:

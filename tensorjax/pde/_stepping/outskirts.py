@@ -13,6 +13,8 @@ seam nor growing modes.
 Source: ours.
 """
 
+import functools
+
 import numpy as np
 
 from tensorjax._cores.orthogonalization import right_orthogonal
@@ -52,8 +54,10 @@ def window(cores: Cores, box: Box, allowed: float) -> list[np.ndarray] | None:
       box: of the grid.
       allowed: as in `cleared`.
     """
-    out = [faded(c.shape[1], *r) for c, r in zip(cores, _inner(cores, box, allowed), strict=True)]
-    return None if all(m.min() == 1 for m in out) else out
+    sizes, ranges = box.shape, _inner(cores, box, allowed)
+    if all(r == (0, n) for n, r in zip(sizes, ranges, strict=True)):
+        return None
+    return [faded(n, *r) for n, r in zip(sizes, ranges, strict=True)]
 
 
 def _inner(cores: Cores, box: Box, allowed: float) -> list[tuple[int, int]]:
@@ -66,7 +70,7 @@ def _inner(cores: Cores, box: Box, allowed: float) -> list[tuple[int, int]]:
     out, left = [], np.ones((1, 1))
     for core, axis in zip(cores, box.axes, strict=True):
         moved = absorb(left, core)
-        density = np.einsum("inj,inj->n", moved, core)
+        density = (moved * core).sum((0, 2))
         first = int((np.cumsum(density) <= limit).sum())
         last = len(density) - int((np.cumsum(density[::-1]) <= limit).sum())
         out.append((0, axis.n) if axis.kind == "chebyshev" else (first, max(first, last)))
@@ -74,6 +78,7 @@ def _inner(cores: Cores, box: Box, allowed: float) -> list[tuple[int, int]]:
     return out
 
 
+@functools.lru_cache(maxsize=1024)
 def faded(n: int, first: int, last: int) -> np.ndarray:
     """Returns a mask (n,), 1 on [first, last) of an axis, that falls to zero over some points.
 
@@ -82,4 +87,6 @@ def faded(n: int, first: int, last: int) -> np.ndarray:
     k = np.arange(n)
     beyond = np.maximum(np.maximum(first - k, k - last + 1), 0)
     wave = np.square(np.cos(np.pi / 2 * beyond / _FADE))
-    return np.where(beyond < _FADE, wave, 0.0)
+    out = np.where(beyond < _FADE, wave, 0.0)
+    out.flags.writeable = False  # callers share it
+    return out
