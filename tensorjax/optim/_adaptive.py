@@ -13,7 +13,7 @@ from tensorjax.optim._prune import Gates
 from tensorjax.optim._rank_adaptive_options import Options, Switch, Weight, known
 from tensorjax.optim._size_polynomial import Measure, checked, polynomial, total
 from tensorjax.optim._state import UNKNOWN, RankAdaptiveState
-from tensorjax.optim._tensorised_leaves import Layout, gated
+from tensorjax.optim._tensorised_leaves import Layout, Stacks, gated
 from tensorjax.optim._trial_cuts import fresh
 from tensorjax.optim._update import Step
 
@@ -210,7 +210,7 @@ def rank_adaptive(
         moves, size, learnt = step.finish(moves, gradients)
         return moves, step.record(size, **learnt)._replace(inner=inner_state)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return _by_single_layers(optax.GradientTransformationExtraArgs(init, update))
 
 
 def _fresh(full: float, options: Options, inner: Any, saved: Any, gates: int) -> RankAdaptiveState:
@@ -316,3 +316,25 @@ def _loss(extra: dict[str, Any]) -> Any:
             f"of shape {jnp.shape(value)}; take the mean first"
         )
     return value
+
+
+def _by_single_layers(
+    optimizer: optax.GradientTransformationExtraArgs,
+) -> optax.GradientTransformationExtraArgs:
+    """Wraps an optimiser to see stacked layers as single ones; its state is of the single layers.
+
+    Parameters without stacked layers are handed on as they are.
+    """
+
+    def init(params: Any) -> Any:
+        return optimizer.init(Stacks.of(params).split(params))
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        if params is None or isinstance(params, optax.LookaheadParams):
+            return optimizer.update(updates, state, params, **extra)  # which says what is wrong
+        stacks = Stacks.of(params)
+        split = stacks.split(updates), state, stacks.split(params)
+        moves, state = optimizer.update(*split, **extra)
+        return stacks.join(moves), state
+
+    return optax.GradientTransformationExtraArgs(init, update)
