@@ -2,7 +2,6 @@
 
 import abc
 import dataclasses
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._initial_states.functions_by_values import crossed
 from tensorjax.pde._maps.affine_maps import AffineMap
-from tensorjax.pde._problems.values_by_map import InFewSizes, Remembered
+from tensorjax.pde._problems.values_by_map import Remembered, checked_field
 
 Cores = list[Any]
 
@@ -303,7 +302,7 @@ class Field:
         if not (given is None or callable(given) or isinstance(given, Term)):
             given = tuple(given)
         self.dim, self.tol, self.name, self.given = dim, tol, name, given
-        self.function = self._checked(given) if callable(given) else None
+        self.function = checked_field(given, name, dim) if callable(given) else None
         self.directed: list[tuple[Term, np.ndarray]] = []
         if given is not None and not callable(given):
             if isinstance(given, Term):
@@ -317,31 +316,6 @@ class Field:
                 for term in terms_of(f"{name}[{k}]", entry, dim):
                     self._add(term, np.eye(dim)[k])
         self._known = Remembered(name)
-
-    def _checked(self, given: Callable[..., Any]) -> Callable[[np.ndarray], np.ndarray]:
-        """Returns a drift function that checks its values for their shape and its call for time."""
-        expected = f"{self.name}: expected a function that maps points (m, {self.dim}) to values"
-        try:
-            inspect.signature(given).bind(None)
-        except TypeError:
-            raise ValueError(
-                f"{expected} of this shape, got one that does not take points alone; drifts do not "
-                "depend on time here: give a problem of your own a right_side(map, t)"
-            ) from None
-        except ValueError:  # built-in functions may have no signature
-            pass
-        values = InFewSizes(given)
-
-        def checked(x: np.ndarray) -> np.ndarray:
-            out = values(x)
-            if out.shape != x.shape:
-                raise ValueError(
-                    f"{expected} of this shape, got {out.shape} for {x.shape}; a function of one "
-                    "point becomes one of many by jax.vmap or np.apply_along_axis(f, 1, x)"
-                )
-            return out
-
-        return checked
 
     def __bool__(self) -> bool:
         return self.function is not None or bool(self.directed)

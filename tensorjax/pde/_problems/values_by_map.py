@@ -1,5 +1,6 @@
 """Values of fields and sources: remembered for the last maps, asked for in batches of few sizes."""
 
+import inspect
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -38,6 +39,32 @@ class InFewSizes:
         self._compiles = isinstance(out, jax.Array)
         values = np.asarray(out, np.float64)
         return values[:count] if self._compiles and values.ndim else values
+
+
+def checked_field(given: Callable[..., Any], name: str, dim: int) -> Callable[[np.ndarray], Any]:
+    """Returns a vector field that checks its values for their shape, and its call for a time."""
+    expected = f"{name}: expected a function that maps points (m, {dim}) to values"
+    try:
+        inspect.signature(given).bind(None)
+    except TypeError:
+        raise ValueError(
+            f"{expected} of this shape, got one that does not take points alone; drifts do not "
+            "depend on time here: give a problem of your own a right_side(map, t)"
+        ) from None
+    except ValueError:  # built-in functions may have no signature
+        pass
+    values = InFewSizes(given)
+
+    def checked(x: np.ndarray) -> np.ndarray:
+        out = values(x)
+        if out.shape != x.shape:
+            raise ValueError(
+                f"{expected} of this shape, got {out.shape} for {x.shape}; a function of one "
+                "point becomes one of many by jax.vmap or np.apply_along_axis(f, 1, x)"
+            )
+        return out
+
+    return checked
 
 
 class Remembered:
