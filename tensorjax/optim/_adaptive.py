@@ -1,5 +1,6 @@
 """Rank-adaptive training (CoMERA): an Optax wrapper that minimises loss and model size."""
 
+import inspect
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from tensorjax.optim._prune import Gates
 from tensorjax.optim._rank_adaptive_options import Options, Switch, Weight, known
 from tensorjax.optim._size_polynomial import Measure, checked, polynomial, total
 from tensorjax.optim._state import UNKNOWN, RankAdaptiveState
+from tensorjax.optim._target_cuts import sizes_of_all
 from tensorjax.optim._tensorised_leaves import Layout, gated
 from tensorjax.optim._trial_cuts import fresh
 from tensorjax.optim._update import Step
@@ -42,6 +44,10 @@ def rank_adaptive(
     late_threshold: Weight | None = None,
     mix: Weight = 0.1,
     loss_decay: float = 0.99,
+    compress_to: float | None = None,
+    size: float | None = None,
+    by: int | None = None,
+    chance: float | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Wraps an Optax optimiser to minimise loss and model size together, which finds the ranks.
 
@@ -155,6 +161,8 @@ def rank_adaptive(
     options = Options(**{k: v for k, v in locals().items() if k != "inner"})
     options.check()
     checked(measure)
+    if compress_to is not None or size is not None or by is not None:
+        options = options.towards_target(_DEFAULTS)
     if measure == "flops":
         _check.integer("rows", rows, low=1)
     found: Any = inner
@@ -169,7 +177,7 @@ def rank_adaptive(
     def init(params: Any) -> RankAdaptiveState:
         # optax.tree_map_params asks with a stand-in that holds no parameters.
         if type(params).__name__ == "_ParamsPlaceholder":
-            return _fresh(1.0, options, inner.init(params), params, 0)
+            return _fresh(1.0, options, inner.init(params), params, params, 0)
         layout = _trainable(params, keep_one)
         full = total(layout, [layer.ranks for layer in layout.layers], measure, rows)
         leaves = jax.tree.leaves(params)
@@ -178,18 +186,27 @@ def rank_adaptive(
         gates = Gates.of(layout)
         flat = gates.join([leaves[k] for k in layout.gates])
         form = polynomial(layout, measure, rows)
-        size = form.of_living(gates.per_bond(flat > threshold))
-        saved = jax.tree.unflatten(
-            jax.tree.structure(params),
-            [jnp.zeros_like(x) if k in layout.gates else None for k, x in enumerate(leaves)],
+        live = form.of_living(gates.per_bond(flat > options.threshold))
+        like = [jnp.zeros_like(x) if k in layout.gates else None for k, x in enumerate(leaves)]
+        structure = jax.tree.structure(params)
+        saved = jax.tree.unflatten(structure, like)
+        worth = jax.tree.unflatten(
+            structure,
+            [None if x is None or by is None else x.astype(jnp.float32) for x in like],
         )
-        state = _fresh(float(full), options, inner.init(params), saved, flat.size)
+        state = _fresh(float(full), options, inner.init(params), saved, worth, flat.size)
+        if by is not None:
+            target = _target(layout, leaves, options)
+            state = state._replace(size_target=jnp.asarray(target).astype(jnp.float32))
         _check_proximal(state.inner, proximal)
         if keep_one:
             ones = np.minimum(gates.lengths, 1).astype(np.float32)
             state = state._replace(least=form.of_living(jnp.array(ones)))
         parts = sum(len(layer.cores) + len(layer.gates) for layer in layout.layers)
-        return state._replace(size=size, rests=jnp.ones((parts,), bool))
+        smallest = jnp.min(flat, where=flat != 0, initial=jnp.inf).astype(jnp.float32)
+        return state._replace(
+            size=live, full=live + 0, smallest=smallest, rests=jnp.ones((parts,), bool)
+        )
 
     def update(
         updates: Any, state: Any, params: Any = None, **extra: Any
@@ -208,12 +225,15 @@ def rank_adaptive(
         gradients = step.gradients()
         moves, inner_state = descend(gradients)
         moves, size, learnt = step.finish(moves, gradients)
+        moves, inner_state, learnt = step.turned(moves, inner_state, size, learnt)
         return moves, step.record(size, **learnt)._replace(inner=inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _fresh(full: float, options: Options, inner: Any, saved: Any, gates: int) -> RankAdaptiveState:
+def _fresh(
+    full: float, options: Options, inner: Any, saved: Any, worth: Any, gates: int
+) -> RankAdaptiveState:
     # Every field an array of its own: buffers that are shared cannot be donated.
     def number(x: Any) -> jax.Array:
         return jnp.array(UNKNOWN if x is None else x).astype(jnp.float32)
@@ -235,9 +255,36 @@ def _fresh(full: float, options: Options, inner: Any, saved: Any, gates: int) ->
         stalled=count(),
         skipped=count(),
         rests=jnp.ones((0,), bool),
-        watch=fresh(saved, gates),
+        watch=fresh(saved, gates, options.chance),
+        worth=worth,
+        full=number(full),
+        smallest=number(1.0),
+        by=jnp.array(options.by or 0, jnp.int32),
         inner=inner,
     )
+
+
+def _target(layout: Layout, leaves: list[Any], options: Options) -> Any:
+    """Returns the size that the tensorised layers may keep, checked against that of rank one."""
+    ones = [(1,) * len(layer.gates) for layer in layout.layers]
+    least = total(layout, ones, options.measure, options.rows)
+    if options.size is not None:
+        if known(options.size) and options.size < least:
+            raise ValueError(
+                f"size: expected at least {least}, that of all ranks one, got {options.size!r}"
+            )
+        return options.size
+    dense, outside = sizes_of_all(layout, leaves)
+    left = (dense + outside) / options.compress_to - outside  # type: ignore[operator]
+    need = least + sum(len(layer.gates) for layer in layout.layers)
+    if known(options.compress_to) and left < need:
+        raise ValueError(
+            f"compress_to: expected at most {(dense + outside) / (outside + need):.4g}, where all "
+            f"ranks are one, got {options.compress_to!r}: of {dense + outside} parameters of the "
+            f"dense model, {outside} are outside the tensorised layers and stay; tensorise more of "
+            "the model, or give size, of the tensorised layers alone"
+        )
+    return left
 
 
 def _check_lookahead(params: Any) -> None:
@@ -316,3 +363,12 @@ def _loss(extra: dict[str, Any]) -> Any:
             f"of shape {jnp.shape(value)}; take the mean first"
         )
     return value
+
+
+_DEFAULTS = Options(
+    **{
+        name: parameter.default
+        for name, parameter in inspect.signature(rank_adaptive).parameters.items()
+        if name != "inner"
+    }
+)

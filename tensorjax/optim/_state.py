@@ -57,6 +57,10 @@ class RankAdaptiveState(NamedTuple):
     skipped: Any
     rests: Any
     watch: Any
+    worth: Any
+    full: Any
+    smallest: Any
+    by: Any
     inner: Any
 
 
@@ -246,7 +250,7 @@ def _states(tree: Any) -> list[RankAdaptiveState]:
 
 
 def _number(name: str, value: Any) -> float:
-    if name in ("inner", "rests", "watch", "saved"):
+    if name in ("inner", "rests", "watch", "worth", "saved"):
         return 0.0
     (leaf,) = jax.tree.leaves(value)  # a flax variable is a tree of one leaf
     if _check.is_traced(leaf):

@@ -8,11 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from tensorjax.optim._basis_change import changed, moments_of
 from tensorjax.optim._explicit_sharding import like, widest
 from tensorjax.optim._prune import Gates, doomed
 from tensorjax.optim._rank_adaptive_options import Options, at, is_zero
 from tensorjax.optim._size_polynomial import Polynomial, polynomial
 from tensorjax.optim._state import PROGRESS, RankAdaptiveState, unknown
+from tensorjax.optim._target_cuts import least_important
 from tensorjax.optim._tensorised_leaves import Layout, gated
 from tensorjax.optim._trial_cuts import Verdict, Watch, judged
 from tensorjax.optim._trial_cuts import seen as seen_by
@@ -67,9 +69,11 @@ class Step:
             kept = dict(zip(sorted(places), jax.tree.leaves(watch.saved), strict=True))
             saved = gates.join([kept[k] for k in places])
             counts = jnp.sum(saved != 0).astype(jnp.float32)
-            watch, verdict = judged(watch, following.mass, size, counts)
+            watch, verdict = judged(watch, following.mass, size, counts, flat.size)
             trial = (verdict, saved)
         following = following._replace(watch=watch)
+        if options.schedule is not None:
+            following = following._replace(worth=_worth(gates, layout, state.worth, flat * pulls))
         return cls(
             options, layout, gates, form, updates, leaves, flat, flat != 0, began, following, trial
         )
@@ -77,6 +81,8 @@ class Step:
     def pressures(self) -> tuple[Any, Any]:
         """Returns the weights of loss and size surrogate in the objective; None for 1 and 0."""
         options, state = self.options, self.state
+        if options.schedule is not None:
+            return None, None
         count = state.count - 1  # schedules see the number of updates before this one
         early = None if is_zero(options.size_weight) else at(options.size_weight, count)
         if options.switch is None:
@@ -146,16 +152,7 @@ class Step:
         new = self._moved(leaves, still)
         flat = self.gates.join(new)
         limit = _threshold(self.options, flat)
-        target, deadly = None, limit
-        if self.options.switch is not None:
-            target = jnp.where(self.state.late, self.state.size_target, -jnp.inf)
-        if self.options.switch is not None and self.options.late_threshold is not None:
-            late = at(self.options.late_threshold, self.state.count - 1).astype(flat.dtype)
-            deadly = jnp.where(self.state.late, jnp.maximum(late, limit), limit)
-        dead = ~self.live | doomed(
-            self.gates, self.polynomial, flat, self.live, deadly,
-            keep_one=self.options.keep_one, target=target, frozen=frozen, most=self._most(),
-        )  # fmt: skip
+        dead = ~self.live | self._doomed(flat, limit, frozen)
         dead, back, waiting, watch = self._tried(dead)
         held = ~dead & ~frozen & (flat <= limit)
         split = self.gates.split
@@ -175,8 +172,92 @@ class Step:
         stay = self.gates.per_bond(~dead & frozen)
         least = self.polynomial.of_living(jnp.where(stay > 0, stay, lengths.astype(np.float32)))
         least = jnp.where(jnp.all(rests), self.state.least, least)
-        learnt = {"least": least, "rests": rests, "watch": watch}
+        smallest = jnp.min(jnp.where(dead, jnp.inf, self.gates.join(new)), initial=1e30)
+        learnt = {
+            "least": least, "rests": rests, "watch": watch,
+            "smallest": smallest.astype(jnp.float32),
+        }  # fmt: skip
         return jax.tree.unflatten(structure, leaves), size, learnt
+
+    def _doomed(self, flat: jax.Array, limit: jax.Array, frozen: jax.Array) -> jax.Array:
+        """Marks the gates to prune in this update: at or below τ, or by importance to a target."""
+        options, state = self.options, self.state
+        most = self._most()
+        if options.schedule is not None and most is not None:
+            due = options.schedule.cuts(state.count) & state.late
+            return least_important(
+                self.gates, self.polynomial, self._joined(state.worth), self.live, frozen,
+                budget=options.schedule.budget(state.count, state.full, state.size_target),
+                gate_size=float(options.compress_to is not None), most=jnp.where(due, most, 0.0),
+            )  # fmt: skip
+        target, deadly = None, limit
+        if options.switch is not None:
+            target = jnp.where(state.late, state.size_target, -jnp.inf)
+        if options.switch is not None and options.late_threshold is not None:
+            late = at(options.late_threshold, state.count - 1).astype(flat.dtype)
+            deadly = jnp.where(state.late, jnp.maximum(late, limit), limit)
+        return doomed(
+            self.gates, self.polynomial, flat, self.live, deadly,
+            keep_one=options.keep_one, target=target, frozen=frozen, most=most,
+        )  # fmt: skip
+
+    def _joined(self, tree: Any) -> jax.Array:
+        """Joins a state's tree of gates into one vector, for pruning."""
+        kept = dict(zip(sorted(self.layout.gates), jax.tree.leaves(tree), strict=True))
+        return self.gates.join([kept[k] for k in self.layout.gates])
+
+    def turned(
+        self, moves: Any, inner: Any, size: jax.Array, learnt: dict[str, Any]
+    ) -> tuple[Any, Any, dict[str, Any]]:
+        """Brings bonds into the basis of their singular vectors, where an update is due for it.
+
+        Args:
+          moves: of the update.
+          inner: state of the inner transformation.
+          size: after the update.
+          learnt: as of `finish`.
+
+        Returns:
+          (moves, the state, learnt), where importance begins anew.
+        """
+        schedule, state = self.options.schedule, self.state
+        if schedule is None:
+            return moves, inner, learnt
+        ranks = jnp.concatenate([learnt["rests"], jnp.zeros((1,), bool)])
+        stays, start = [], 0
+        for layer in self.layout.layers:
+            parts = len(layer.cores) + len(layer.gates)
+            stays.append(jnp.any(ranks[start : start + parts]))
+            start += parts
+        due = schedule.turns(state.count) & (size > state.size_target)
+        due &= learnt["watch"].tried < 0  # not while a cut may still be undone
+        leaves, structure = jax.tree.flatten(moves)
+        members = sorted(k for layer in self.layout.layers for k in (*layer.cores, *layer.gates))
+        moving = moments_of(self.layout, self.leaves, inner)
+        arrays, inner_structure = jax.tree.flatten(inner)
+
+        def change(given: tuple[list[Any], list[Any]]) -> tuple[list[Any], list[Any]]:
+            steps, moments = given
+            full = list(self.leaves)
+            for k, step in zip(members, steps, strict=True):
+                full[k] = _plus(self.leaves[k], step)
+            new, moments = changed(self.layout, full, moving, moments, stays)
+            out = []
+            for k, step in zip(members, steps, strict=True):
+                x, value = _same(self.leaves[k], new.get(k, full[k]))
+                made = (value - x).astype(step.dtype)
+                out.append(like(made, step))
+            return out, moments
+
+        given = [leaves[k] for k in members], [jnp.asarray(arrays[n]) for n, *_ in moving]
+        steps, moments = jax.lax.cond(due, change, lambda same: same, given)
+        for k, step in zip(members, steps, strict=True):
+            leaves[k] = step
+        for (n, *_), moment in zip(moving, moments, strict=True):
+            arrays[n] = moment
+        worth = jax.tree.map(lambda x: jnp.where(due, jnp.zeros_like(x), x), state.worth)
+        moves = jax.tree.unflatten(structure, leaves)
+        return moves, jax.tree.unflatten(inner_structure, arrays), learnt | {"worth": worth}
 
     def _most(self) -> jax.Array | None:
         """Returns how many gates the update may set to zero; all in the early stage."""
@@ -270,9 +351,7 @@ class Step:
         frozen = rests & ~(jnp.all(rests) & ~active & self.state.late)
         return dict(zip(parts, frozen, strict=True)), rests
 
-    def record(
-        self, size: jax.Array, least: jax.Array, rests: jax.Array, watch: Any
-    ) -> RankAdaptiveState:
+    def record(self, size: jax.Array, **learnt: Any) -> RankAdaptiveState:
         """Returns the state after the update: its size, and the count of steps without progress."""
         state, loss = self.state, _average(self.state)
         best = jnp.where(self.began, loss, state.best)
@@ -280,12 +359,23 @@ class Step:
         moved = better | (size < state.size) | self.began | ~state.late
         return state._replace(
             size=size,
-            least=least,
-            rests=rests,
-            watch=watch,
             best=jnp.where(better, loss, best),
             stalled=jnp.where(moved, 0, state.stalled + 1).astype(jnp.int32),
+            **learnt,
         )
+
+
+def _worth(gates: Gates, layout: Layout, old: Any, effects: jax.Array) -> Any:
+    """Adds this update's squared first-order effects of the gates to their importance."""
+    fine = jnp.isfinite(effects).all()
+    new = gates.split(jnp.where(fine, effects * effects, 0.0))
+    parts = dict(zip(layout.gates, new, strict=True))
+    leaves, structure = jax.tree.flatten(old)
+    out = [
+        x + like(parts[k].astype(x.dtype), x)
+        for k, x in zip(sorted(layout.gates), leaves, strict=True)
+    ]
+    return jax.tree.unflatten(structure, out)
 
 
 def _is_any(x: jax.Array) -> jax.Array:
