@@ -16,6 +16,7 @@ from tensorjax.optim._size_polynomial import Measure, checked, polynomial, total
 from tensorjax.optim._state import UNKNOWN, RankAdaptiveState
 from tensorjax.optim._target_cuts import sizes_of_all
 from tensorjax.optim._tensorised_leaves import Layout, gated
+from tensorjax.optim._target_update import towards_target
 from tensorjax.optim._trial_cuts import fresh
 from tensorjax.optim._update import Step
 
@@ -197,7 +198,10 @@ def rank_adaptive(
         state = _fresh(float(full), options, inner.init(params), saved, worth, flat.size)
         if by is not None:
             target = _target(layout, leaves, options)
-            state = state._replace(size_target=jnp.asarray(target).astype(jnp.float32))
+            ranks = sum(jnp.sum(leaves[k] != 0) for k in layout.gates)
+            whole = live + (ranks if compress_to is not None else 0)
+            target = jnp.asarray(target).astype(jnp.float32)
+            state = state._replace(size_target=target, met=whole <= target)
         _check_proximal(state.inner, proximal)
         if keep_one:
             ones = np.minimum(gates.lengths, 1).astype(np.float32)
@@ -213,19 +217,20 @@ def rank_adaptive(
     ) -> tuple[Any, RankAdaptiveState]:
         _check_lookahead(params)
         value = _loss(extra)
-        step = Step.of(options, updates, params, state, value)
 
         def descend(gradients: Any) -> tuple[Any, Any]:
             with jax.numpy_dtype_promotion("standard"):  # Optax mixes dtypes, and means to
                 return inner.update(gradients, state.inner, params, **extra)
 
+        if options.schedule is not None:
+            return towards_target(options, updates, params, state, value, descend)
+        step = Step.of(options, updates, params, state, value)
         if options.passive:
             moves, inner_state = descend(updates)
             return moves, step.state._replace(inner=inner_state)
         gradients = step.gradients()
         moves, inner_state = descend(gradients)
         moves, size, learnt = step.finish(moves, gradients)
-        moves, inner_state, learnt = step.turned(moves, inner_state, size, learnt)
         return moves, step.record(size, **learnt)._replace(inner=inner_state)
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -260,6 +265,8 @@ def _fresh(
         full=number(full),
         smallest=number(1.0),
         by=jnp.array(options.by or 0, jnp.int32),
+        tick=jnp.array(-1, jnp.int32),
+        met=jnp.zeros((), bool),
         inner=inner,
     )
 

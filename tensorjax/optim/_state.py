@@ -61,6 +61,8 @@ class RankAdaptiveState(NamedTuple):
     full: Any
     smallest: Any
     by: Any
+    tick: Any
+    met: Any
     inner: Any
 
 

@@ -1,4 +1,4 @@
-"""Cuts of ranks down to a given size by a given update, least important indices first, under jit."""
+"""Cuts of ranks to a given size by a given update, least important indices first, under jit."""
 
 import dataclasses
 from typing import Any
@@ -32,23 +32,21 @@ class Schedule:
         return self.by // START
 
     @property
-    def every(self) -> int:
-        """Updates from one cut to the next."""
-        return max(2, (self.by - self.start) // CUTS)
+    def half(self) -> int:
+        """Updates from a change of basis to a cut, and from a cut to a change of basis."""
+        return max(1, (self.by - self.start) // (2 * CUTS))
 
     def budget(self, count: jax.Array, full: jax.Array, target: jax.Array) -> jax.Array:
         """Returns the size that the layers may have after this update."""
         share = (count - self.start).astype(jnp.float32) / max(self.by - self.start, 1)
         return target + jnp.maximum(full - target, 0.0) * (1 - jnp.clip(share, 0, 1)) ** POWER
 
-    def cuts(self, count: jax.Array) -> jax.Array:
-        """Tells whether ranks are cut in this update; after `by` too, for what was undone."""
-        return (count >= self.start) & ((self.by - count) % self.every == 0)
+    def tick(self, count: jax.Array) -> jax.Array:
+        """Numbers what is due: even, a change of basis; odd, a cut. One falls on ``by``.
 
-    def turns(self, count: jax.Array) -> jax.Array:
-        """Tells whether bonds change basis in this update, half-way before a cut."""
-        ahead = (self.by - count) % self.every == self.every // 2
-        return (count >= self.start - self.every) & ahead
+        They go on after ``by``, for what was undone.
+        """
+        return ((count - self.by) // self.half + 2 * CUTS + 1).astype(jnp.int32)
 
 
 def least_important(

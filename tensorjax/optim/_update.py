@@ -8,13 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from tensorjax.optim._basis_change import changed, moments_of
 from tensorjax.optim._explicit_sharding import like, widest
 from tensorjax.optim._prune import Gates, doomed
 from tensorjax.optim._rank_adaptive_options import Options, at, is_zero
 from tensorjax.optim._size_polynomial import Polynomial, polynomial
 from tensorjax.optim._state import PROGRESS, RankAdaptiveState, unknown
-from tensorjax.optim._target_cuts import least_important
 from tensorjax.optim._tensorised_leaves import Layout, gated
 from tensorjax.optim._trial_cuts import Verdict, Watch, judged
 from tensorjax.optim._trial_cuts import seen as seen_by
@@ -40,18 +38,7 @@ class Step:
     def of(
         cls, options: Options, updates: Any, params: Any, state: RankAdaptiveState, value: Any
     ) -> "Step":
-        if params is None:
-            raise ValueError(
-                "params: expected the parameters, got none; call update(gradients, state, params, "
-                "value=loss)"
-            )
-        layout, leaves = gated(params), jax.tree.leaves(params)
-        shapes = [jnp.shape(x) for x in jax.tree.leaves(updates)]
-        if shapes != [jnp.shape(x) for x in leaves]:
-            raise ValueError(
-                "updates: expected gradients of the same structure and shapes as the parameters; "
-                "after a shrink both, and the state, have to be new"
-            )
+        layout, leaves = seen_layout(updates, params)
         gates = Gates.of(layout)
         form = polynomial(layout, options.measure, options.rows)
         flat = gates.join([leaves[k] for k in layout.gates])
@@ -72,8 +59,6 @@ class Step:
             watch, verdict = judged(watch, following.mass, size, counts, flat.size)
             trial = (verdict, saved)
         following = following._replace(watch=watch)
-        if options.schedule is not None:
-            following = following._replace(worth=_worth(gates, layout, state.worth, flat * pulls))
         return cls(
             options, layout, gates, form, updates, leaves, flat, flat != 0, began, following, trial
         )
@@ -180,16 +165,8 @@ class Step:
         return jax.tree.unflatten(structure, leaves), size, learnt
 
     def _doomed(self, flat: jax.Array, limit: jax.Array, frozen: jax.Array) -> jax.Array:
-        """Marks the gates to prune in this update: at or below τ, or by importance to a target."""
-        options, state = self.options, self.state
-        most = self._most()
-        if options.schedule is not None and most is not None:
-            due = options.schedule.cuts(state.count) & state.late
-            return least_important(
-                self.gates, self.polynomial, self._joined(state.worth), self.live, frozen,
-                budget=options.schedule.budget(state.count, state.full, state.size_target),
-                gate_size=float(options.compress_to is not None), most=jnp.where(due, most, 0.0),
-            )  # fmt: skip
+        """Marks the gates to prune in this update."""
+        options, state, most = self.options, self.state, self._most()
         target, deadly = None, limit
         if options.switch is not None:
             target = jnp.where(state.late, state.size_target, -jnp.inf)
@@ -201,63 +178,10 @@ class Step:
             keep_one=options.keep_one, target=target, frozen=frozen, most=most,
         )  # fmt: skip
 
-    def _joined(self, tree: Any) -> jax.Array:
+    def joined(self, tree: Any) -> jax.Array:
         """Joins a state's tree of gates into one vector, for pruning."""
         kept = dict(zip(sorted(self.layout.gates), jax.tree.leaves(tree), strict=True))
         return self.gates.join([kept[k] for k in self.layout.gates])
-
-    def turned(
-        self, moves: Any, inner: Any, size: jax.Array, learnt: dict[str, Any]
-    ) -> tuple[Any, Any, dict[str, Any]]:
-        """Brings bonds into the basis of their singular vectors, where an update is due for it.
-
-        Args:
-          moves: of the update.
-          inner: state of the inner transformation.
-          size: after the update.
-          learnt: as of `finish`.
-
-        Returns:
-          (moves, the state, learnt), where importance begins anew.
-        """
-        schedule, state = self.options.schedule, self.state
-        if schedule is None:
-            return moves, inner, learnt
-        ranks = jnp.concatenate([learnt["rests"], jnp.zeros((1,), bool)])
-        stays, start = [], 0
-        for layer in self.layout.layers:
-            parts = len(layer.cores) + len(layer.gates)
-            stays.append(jnp.any(ranks[start : start + parts]))
-            start += parts
-        due = schedule.turns(state.count) & (size > state.size_target)
-        due &= learnt["watch"].tried < 0  # not while a cut may still be undone
-        leaves, structure = jax.tree.flatten(moves)
-        members = sorted(k for layer in self.layout.layers for k in (*layer.cores, *layer.gates))
-        moving = moments_of(self.layout, self.leaves, inner)
-        arrays, inner_structure = jax.tree.flatten(inner)
-
-        def change(given: tuple[list[Any], list[Any]]) -> tuple[list[Any], list[Any]]:
-            steps, moments = given
-            full = list(self.leaves)
-            for k, step in zip(members, steps, strict=True):
-                full[k] = _plus(self.leaves[k], step)
-            new, moments = changed(self.layout, full, moving, moments, stays)
-            out = []
-            for k, step in zip(members, steps, strict=True):
-                x, value = _same(self.leaves[k], new.get(k, full[k]))
-                made = (value - x).astype(step.dtype)
-                out.append(like(made, step))
-            return out, moments
-
-        given = [leaves[k] for k in members], [jnp.asarray(arrays[n]) for n, *_ in moving]
-        steps, moments = jax.lax.cond(due, change, lambda same: same, given)
-        for k, step in zip(members, steps, strict=True):
-            leaves[k] = step
-        for (n, *_), moment in zip(moving, moments, strict=True):
-            arrays[n] = moment
-        worth = jax.tree.map(lambda x: jnp.where(due, jnp.zeros_like(x), x), state.worth)
-        moves = jax.tree.unflatten(structure, leaves)
-        return moves, jax.tree.unflatten(inner_structure, arrays), learnt | {"worth": worth}
 
     def _most(self) -> jax.Array | None:
         """Returns how many gates the update may set to zero; all in the early stage."""
@@ -365,17 +289,21 @@ class Step:
         )
 
 
-def _worth(gates: Gates, layout: Layout, old: Any, effects: jax.Array) -> Any:
-    """Adds this update's squared first-order effects of the gates to their importance."""
-    fine = jnp.isfinite(effects).all()
-    new = gates.split(jnp.where(fine, effects * effects, 0.0))
-    parts = dict(zip(layout.gates, new, strict=True))
-    leaves, structure = jax.tree.flatten(old)
-    out = [
-        x + like(parts[k].astype(x.dtype), x)
-        for k, x in zip(sorted(layout.gates), leaves, strict=True)
-    ]
-    return jax.tree.unflatten(structure, out)
+def seen_layout(updates: Any, params: Any) -> tuple[Layout, list[Any]]:
+    """Returns layout and leaves of the parameters of an update, checked against its gradients."""
+    if params is None:
+        raise ValueError(
+            "params: expected the parameters, got none; call update(gradients, state, params, "
+            "value=loss)"
+        )
+    layout, leaves = gated(params), jax.tree.leaves(params)
+    shapes = [jnp.shape(x) for x in jax.tree.leaves(updates)]
+    if shapes != [jnp.shape(x) for x in leaves]:
+        raise ValueError(
+            "updates: expected gradients of the same structure and shapes as the parameters; "
+            "after a shrink both, and the state, have to be new"
+        )
+    return layout, leaves
 
 
 def _is_any(x: jax.Array) -> jax.Array:
