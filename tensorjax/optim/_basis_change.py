@@ -89,11 +89,11 @@ def _train_sides(
     parts = [core.reshape(core.shape[0], -1, core.shape[-1]) for core in cores]
     lefts: list[jax.Array] = []
     for part, gate in zip(parts, gates, strict=False):
-        scaled = part * gate
+        scaled = part * gate[None, None, :]
         lefts.append(order.triangle(tall(absorb(lefts[-1], scaled) if lefts else scaled)))
     rights: list[jax.Array] = []
     for k in range(len(parts) - 1, 0, -1):
-        scaled = parts[k] if k == len(gates) else parts[k] * gates[k]
+        scaled = parts[k] if k == len(gates) else parts[k] * gates[k][None, None, :]
         scaled = times_right(scaled, rights[-1]) if rights else scaled
         rights.append(adjoint(order.triangle(adjoint(wide(scaled)))))
     return list(zip(lefts, rights[::-1], strict=True))
@@ -104,7 +104,9 @@ def _tucker_sides(
 ) -> list[tuple[jax.Array, jax.Array]]:
     """Returns (ρ_L, ρ_R) of every bond of a Tucker layer, its factor on the left."""
     core, *factors = cores
-    lefts = [order.triangle(tall(f * gate)) for f, gate in zip(factors, gates, strict=True)]
+    lefts = [
+        order.triangle(tall(f) * gate[None, :]) for f, gate in zip(factors, gates, strict=True)
+    ]
     found = []
     for k, left in enumerate(lefts):
         rest = core
@@ -126,13 +128,13 @@ def _change(
     fits = jnp.isfinite(s).all() & (jnp.min(jnp.where(kept, s, jnp.inf)) > floor)
     scale = jnp.where(kept, 1 / jnp.sqrt(jnp.where(kept & fits, s, 1.0)), 0.0).astype(gate.dtype)
     stay = jnp.diag(alive).astype(gate.dtype)
-    x = jnp.where(fits, matmul(right, adjoint(v)) * scale, stay)  # (old, new)
+    x = jnp.where(fits, matmul(right, adjoint(v)) * scale[None, :], stay)  # (old, new)
     inverse = jnp.where(fits, scale[:, None] * matmul(adjoint(u), left), stay)
     # ρ_L has the gate in it already, and X⁻¹ belongs to L D X: the gate goes to the left.
     gate_inverse = jnp.where(alive, 1 / jnp.where(alive, gate, 1.0), 0.0)
     return Change(
         {
-            ends[0]: ((gate[:, None] * x).T, inverse * gate_inverse),
+            ends[0]: ((gate[:, None] * x).T, inverse * gate_inverse[None, :]),
             ends[1]: (inverse, x.T),
         },
         jnp.where(fits, kept, alive),
