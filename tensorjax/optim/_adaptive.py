@@ -198,8 +198,8 @@ def rank_adaptive(
         state = _fresh(float(full), options, inner.init(params), saved, worth, flat.size)
         if by is not None:
             target = _target(layout, leaves, options)
-            ranks = sum(jnp.sum(leaves[k] != 0) for k in layout.gates)
-            whole = live + (ranks if compress_to is not None else 0)
+            ranks = jnp.sum(flat != 0).astype(jnp.float32)
+            whole = live + ranks if compress_to is not None else live
             target = jnp.asarray(target).astype(jnp.float32)
             state = state._replace(size_target=target, met=whole <= target)
         _check_proximal(state.inner, proximal)

@@ -104,7 +104,8 @@ class Options:
         for name in _PAPER:
             value, usual = getattr(self, name), getattr(defaults, name)
             # Traced numbers, as of optax.inject_hyperparams, cannot be told from the defaults.
-            if (known(value) or value is None or callable(value)) and value != usual:
+            plain = isinstance(value, bool) or known(value) or value is None or callable(value)
+            if plain and value != usual:
                 raise ValueError(
                     f"{name}: expected the default with compress_to or size, where nothing presses "
                     f"on the gates, got {value!r}; it belongs to the paper's two stages"

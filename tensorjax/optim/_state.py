@@ -177,9 +177,7 @@ def status(state: PyTree, *, patience: int = 200) -> Status:
     )
 
 
-def _late(
-    values: dict[str, float], watch: Any, loss: float, patience: int
-) -> tuple[Verdict, str]:
+def _late(values: dict[str, float], watch: Any, loss: float, patience: int) -> tuple[Verdict, str]:
     """Returns status and advice, from the state, for the paper's late stage."""
     fits = values["size"] <= values["size_target"]
     learnt = loss <= values["loss_target"]

@@ -84,12 +84,16 @@ def towards_target(
     pulls = jax.tree.leaves(updates)
     effects = {k: jnp.asarray(leaves[k]) * pulls[k] for k in layout.gates}
 
-    def excess() -> jax.Array:
+    def first() -> tuple[jax.Array, jax.Array]:
         sums = [jnp.sum(effects[k].astype(jnp.float32)) for k in layout.gates]
-        return jnp.maximum(jnp.max(jnp.stack(sums)), 0.0) / 2
+        ones = [jnp.all((leaves[k] == 0) | (leaves[k] == 1)) for k in layout.gates]
+        return jnp.max(jnp.stack(sums)) / 2, jnp.all(jnp.stack(ones))
 
-    above = jax.lax.cond(state.watch.sure, lambda: jnp.zeros((), jnp.float32), excess)
-    watch = _watched(options, state, value, above, finite, following.late)
+    def later() -> tuple[jax.Array, jax.Array]:
+        return jnp.zeros((), jnp.float32), jnp.zeros((), bool)
+
+    above, ones = jax.lax.cond(state.watch.sure, later, first)
+    watch = _watched(options, state, value, above, ones, finite, following.late)
     following = following._replace(watch=watch, worth=_worth(layout, state.worth, effects))
     for k in layout.gates:
         pulls[k] = jnp.where(like(leaves[k] != 0, pulls[k]), pulls[k], jnp.zeros_like(pulls[k]))

@@ -17,6 +17,10 @@ QUICK = 0.8  # decay of a moving average that follows a training within a few st
 # A gain by less than this share of the loss says nothing of chance: the training may have begun
 # with a trained model.
 LEAST_GAIN = 0.5
+# Scaling the outputs of an untrained model up costs this share of its loss, halved, at least and at
+# most: they have nothing to do with the targets. Near the fit of a trained one it costs or gains
+# more than the whole loss, or gains.
+UNTRAINED = 0.1, 1.2
 GROWTH = 0.5  # of the gain, by which one undone cut may raise the estimate of chance
 TRIAL = 8  # most losses averaged before a verdict, as those of minibatches are noisy
 
@@ -118,19 +122,21 @@ def limit(watch: Any) -> Any:
 
 
 def seen(
-    watch: Watch, loss: jax.Array, excess: jax.Array, finite: jax.Array, decay: jax.Array,
-    late: jax.Array,
+    watch: Watch, loss: jax.Array, excess: jax.Array, ones: jax.Array, finite: jax.Array,
+    decay: jax.Array, late: jax.Array,
 ) -> Watch:  # fmt: skip
     """Updates the record of the cut on trial with one more loss.
 
     The first loss is above chance if the first outputs are large. These are independent of the
     targets, so that with outputs scaled by s the loss is L(s) ≈ L(0) + s² c, and chance L(0) ≈ L(1)
-    − L'(1)/2. L'(1) is the sum of gate × gradient over a bond.
+    − L'(1)/2. L'(1) is the sum of gate × gradient over a bond. Where L'(1) does not fit that, or is
+    zero though gates have moved, the model was trained before: then chance is not known.
 
     Args:
       watch: before.
       loss: of this step.
-      excess: L'(1)/2, the largest of all bonds; at least 0.
+      excess: L'(1)/2, the largest of all bonds.
+      ones: whether all gates are still one, as at the start of a training.
       finite: whether the loss is.
       decay: of the average of the noise.
       late: whether the late stage has begun.
@@ -140,9 +146,14 @@ def seen(
     quick = jnp.where(first, loss, QUICK * watch.quick + (1 - QUICK) * loss)
     quick = jnp.where(finite, quick, watch.quick)
     low = jnp.where(first | ((quick < watch.low) & ~tries), quick, watch.low)
+    share = jnp.abs(loss) * jnp.array(UNTRAINED, jnp.float32)
+    untrained = (excess >= share[0]) & (excess <= share[1])
+    untrained |= ones & (jnp.abs(excess) < share[0])  # as of small outputs
+    began = jnp.where(untrained, loss, UNKNOWN)
+    excess = jnp.maximum(excess, 0.0)
     chance = jnp.where(jnp.isfinite(excess), loss - excess, loss)
     return watch._replace(
-        first=jnp.where(first & finite & ~watch.given, loss, watch.first),
+        first=jnp.where(first & finite & ~watch.given, began, watch.first),
         start=jnp.where(finite & ~watch.sure, chance, watch.start),
         sure=watch.sure | (finite & ((excess <= EXCESS * jnp.abs(loss)) | late)),
         quick=quick,

@@ -49,8 +49,9 @@ class Step:
         places = layout.gates
         pulls = gates.join([jax.tree.leaves(updates)[k] for k in places])
         # The early stage watches too: chance is known from its first losses.
-        excess = jnp.max(gates.per_bond(flat * pulls), initial=0.0) / 2
-        watch = _watched(options, state, value, excess, finite, following.late)
+        excess = jnp.max(gates.per_bond(flat * pulls), initial=-jnp.inf) / 2
+        ones = jnp.all((flat == 0) | (flat == 1))
+        watch = _watched(options, state, value, excess, ones, finite, following.late)
         trial = None
         if options.switch is not None:
             kept = dict(zip(sorted(places), jax.tree.leaves(watch.saved), strict=True))
@@ -336,10 +337,16 @@ def _observed(
 
 
 def _watched(
-    options: Options, state: RankAdaptiveState, value: Any, excess: Any, finite: Any, late: Any
+    options: Options,
+    state: RankAdaptiveState,
+    value: Any,
+    excess: Any,
+    ones: Any,
+    finite: Any,
+    late: Any,
 ) -> Watch:
     loss, decay = (jnp.asarray(x).astype(jnp.float32) for x in (value, options.loss_decay))
-    return seen_by(state.watch, loss, excess, finite, decay, late)
+    return seen_by(state.watch, loss, excess, ones, finite, decay, late)
 
 
 def _staged(
