@@ -216,7 +216,7 @@ def test_a_trained_model_is_cut_whatever_its_first_loss(seed: int, paper: bool) 
             "size_weight": 0.0, "switch": 100, "size_fraction": 0.4,
             "late_threshold": lambda n: jnp.where(n < 120, 0.01, (n - 110.0) / 50),
         }  # fmt: skip
-    (after, state), values = trained(
+    (_, state), values = trained(
         optim.rank_adaptive(optax.adam(0.01), **options), loss, params, 500
     )
     found = optim.status(state)
@@ -244,7 +244,7 @@ def test_compression_counts_all_parameters() -> None:
     (after, state), _ = trained(optimizer, lambda p, k: jnp.mean(full(p["a"]) ** 2), params, 45)
     assert optim.size(after, everything=True) <= dense / 5
     assert optim.size(after) == float(state.size) >= 0.6 * (dense / 5 - 16)
-    with pytest.raises(ValueError, match="compress_to: expected at most .* tensorise more"):
+    with pytest.raises(ValueError, match=r"compress_to: expected at most .* tensorise more"):
         optim.rank_adaptive(optax.adam(0.01), compress_to=100, by=40).init(params)
     with pytest.raises(ValueError, match="size: expected at least 21"):
         optim.rank_adaptive(optax.adam(0.01), size=20, by=40).init(params)

@@ -15,8 +15,8 @@ from tensorjax.optim._rank_adaptive_options import Options, Switch, Weight, know
 from tensorjax.optim._size_polynomial import Measure, checked, polynomial, total
 from tensorjax.optim._state import UNKNOWN, RankAdaptiveState
 from tensorjax.optim._target_cuts import sizes_of_all
-from tensorjax.optim._tensorised_leaves import Layout, gated
 from tensorjax.optim._target_update import towards_target
+from tensorjax.optim._tensorised_leaves import Layout, gated
 from tensorjax.optim._trial_cuts import fresh
 from tensorjax.optim._update import Step
 
@@ -52,9 +52,17 @@ def rank_adaptive(
 ) -> optax.GradientTransformationExtraArgs:
     """Wraps an Optax optimiser to minimise loss and model size together, which finds the ranks.
 
-    With gates D on the bonds of tensorised layers, ρ_k the number of gates of bond k above the
-    threshold τ, and S the size of the layers at these ranks (`size`), a polynomial such as
-    Σ_k n_k ρ_{k−1} ρ_k, the surrogate Ŝ is the same polynomial of ‖D_k‖₁. The gradient handed to
+    **To a target size**: ``rank_adaptive(inner, compress_to=10, by=800)`` cuts a model that begins
+    with larger ranks down to ten times fewer parameters than dense by update 800. Nothing else is
+    to be chosen: gates are multiplied into the cores, bonds go into the basis of their singular
+    vectors (`canonical`, here within jit), optimiser moments go along, and the indices that the
+    loss would miss least for the parameters they take (`prune`; by squared gradients that are there
+    anyhow) are set to zero, a few at a time. Let about a third of the updates follow ``by``, and
+    begin at about twice the size that is to stay.
+
+    **The paper's two stages**, without these options: with gates D on the bonds of tensorised
+    layers, ρ_k the number of gates of bond k above the threshold τ, and S the size of the layers at
+    these ranks (`size`), a polynomial such as Σ_k n_k ρ_{k−1} ρ_k, the surrogate Ŝ is the same polynomial of ‖D_k‖₁. The gradient handed to
     ``inner`` is that of
 
     - early stage:  L + γ Ŝ + β Σ ‖G‖²
@@ -102,6 +110,14 @@ def rank_adaptive(
         they are to the loss: ``lambda n: jnp.where(n < deadline, 0.01, 1e6)``, or gradually.
       mix: ρ.
       loss_decay: of the moving average of the loss, which is bias-corrected.
+      compress_to: how many times fewer parameters than the dense model the whole model is to have,
+        gates, biases and dense layers counted; dense layers have the sizes of the modes.
+      size: in place of ``compress_to``, the size that the tensorised layers are to have, in units
+        of the measure, as `size` counts it.
+      by: update by which that is met; needed with either of the two.
+      chance: the loss of a model that has learnt nothing, such as log(classes); None estimates it
+        from the first loss, if the first gradients look like those of an untrained model. Give it
+        where training begins with a trained or converted model.
 
     All weights, ``late_threshold`` and ``proximal`` may be schedules: functions of the number of
     updates so far.
@@ -130,11 +146,23 @@ def rank_adaptive(
       >>> float(state.count), float(state.size)
       (1.0, 27.0)
 
-    A cut of the late stage, which is any step of it in which gates die, is on trial until the next
-    losses show whether the model still works. Chance is near the first loss of the training. Where
-    half of what was gained since is lost, the gates come back as they were, and half as many
-    may die in the next cut; where not one may, or the loss is near chance for another reason, size
-    is not pressed on. `status` says so.
+    A run to a target size, and what came of it:
+      >>> optimizer = optim.rank_adaptive(optax.sgd(1e-2), size=18, by=4)
+      >>> state = optimizer.init(params)
+      >>> gradients = optax.tree.ones_like(params)
+      >>> for _ in range(4):
+      ...     updates, state = optimizer.update(gradients, state, params, value=jnp.array(0.3))
+      ...     params = optax.apply_updates(params, updates)
+      >>> optim.size(params), optim.status(state).status
+      (18, 'converged')
+
+    A cut of the late stage, or to a target, which is any step of it in which gates die, is on trial
+    until the next losses show whether the model still works. Chance is near the first loss of a
+    training that begins from nothing. Where half of what was gained since is lost, the gates come
+    back as they were, and half as many may die in the next cut (twice as many again after one that
+    is kept); where not one may, or the loss is near chance for another reason, size is not pressed
+    on. Where training begins with a trained model, chance is known by ``chance`` alone, and without
+    it no cut is undone. `status` says what happened, and which option to change.
 
     It goes outermost: around `optax.chain`, `optax.partition`, `optax.masked`, since what is done
     to its updates afterwards would undo the zeros; only `optax.lookahead` has to be around it.
@@ -157,7 +185,9 @@ def rank_adaptive(
     until S ≤ S₀, so that the end is within one index of a bond of it (with ``keep_one=False``,
     within one layer, where a bond becomes empty). Their threshold may grow (``late_threshold``). S
     counts the column modes of TT-matrices, which the released program leaves out, and its surrogate
-    is Ŝ, where the program has the mean of the live gates.
+    is Ŝ, where the program has the mean of the live gates. Training to a target size is ours; its
+    schedule is that of Zhu and Gupta (arXiv 1710.01878). Layers of CP have no other basis, and are
+    cut as they are; a dead index does not come back, but for cuts that are undone.
     """
     options = Options(**{k: v for k, v in locals().items() if k != "inner"})
     options.check()

@@ -38,8 +38,8 @@ Descend = Callable[[Any], tuple[Any, Any]]
 class TargetStep(Step):
     """Update that may cut ranks to a target size; see `Step`."""
 
-    schedule: Schedule = Schedule(1)
-    tick: Any = 0
+    schedule: Schedule
+    tick: Any
 
     def _doomed(self, flat: jax.Array, limit: jax.Array, frozen: jax.Array) -> jax.Array:
         state, most = self.state, self._most()
