@@ -5,6 +5,7 @@ until that is done. Imports and docstrings are read, nothing is executed.
 """
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ def component(name: str) -> str:
     return HELPERS if top.startswith("_") and top not in ("_cores", "_formats") else top
 
 
+@functools.cache
 def modules() -> dict[str, ast.Module]:
     """Every module of the package by name, parsed."""
     paths = sorted((ROOT / PACKAGE).rglob("*.py"))

@@ -5,8 +5,9 @@ Packages: `contract` (contraction plans), `linalg` (array factorisations), `tt` 
 them), `sketch` (random projections), `pde` (time-dependent equations in coordinates that move),
 `interop` (tensors of other packages) and `offload` (training beyond memory); with the extra ``nn``
 also `nn` (Flax layers), `optim` (Optax transformations), `parallel` (layouts over devices) and
-`models`. Each is loaded when it is first used. `show_versions` prints what a report of a fault
-needs, `kernel_choices` what serves a call: C++, NumPy or XLA.
+`models`, with the extra ``plot`` also `plot` (drawings). Each is loaded when it is first used.
+`show_versions` prints what a report of a fault needs, `kernel_choices` what serves a call: C++,
+NumPy or XLA.
 """
 
 import importlib
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         optim,  # noqa: F401
         parallel,  # noqa: F401
         pde,
+        plot,  # noqa: F401
         sketch,
         tt,
         tucker,

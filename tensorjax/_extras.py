@@ -12,7 +12,7 @@ EXTRAS = {
     "safetensors": "nn",
     "xxhash": "offload",
     "sklearn": "experiments",
-    "matplotlib": "experiments",
+    "matplotlib": "plot",
     "tensornetwork": "network",
     "cotengra": "network",
 }
@@ -22,6 +22,7 @@ NEEDED = {
     "nn": ("flax", "optax"),  # Flax itself imports Optax
     "optim": ("optax",),
     "parallel": ("optax",),
+    "plot": ("matplotlib",),
 }
 
 

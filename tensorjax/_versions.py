@@ -18,7 +18,7 @@ _OPTIONAL = {
     "tensornetwork": "network",
     "cotengra": "network",
     "scikit-learn": "experiments",
-    "matplotlib": "experiments",
+    "matplotlib": "plot",
 }
 Rows = list[tuple[str, str]]
 

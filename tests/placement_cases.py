@@ -115,6 +115,7 @@ TT_CASES: dict[str, Callable[[Put], Any]] = {
     "cross": lambda put: tt.cross(
         lambda i: np.ones(len(i)), (4, 4, 4), tol=1e-3, key=put(KEY)
     )[0],
+    "conditional": lambda put: tt.conditional(put(train()), {1: 0}, squared=True),
     "cumsum": lambda put: tt.cumsum(put(train()), 1),
     "diagonal": lambda put: tt.diagonal(put(matrix())),
     "diagonal_matrix": lambda put: tt.diagonal_matrix(put(train())),
@@ -157,10 +158,15 @@ TT_CASES: dict[str, Callable[[Put], Any]] = {
     "matvec to tol": lambda put: tt.matvec(put(matrix()), put(train()), tol=1e-8),
     "matvec to rank": lambda put: tt.matvec(put(matrix()), put(train()), rank=4),
     "norm": lambda put: tt.norm(put(train())),
+    "log_density": lambda put: tt.log_density(
+        put(train()), put(jnp.zeros((5, 3), int)), squared=True
+    ),
+    "marginal": lambda put: tt.marginal(put(train()), 1, squared=True),
     "log_norm": lambda put: tt.log_norm(put(train())),
     "normalize": lambda put: tt.normalize(put(train())),
     "ones_like": lambda put: tt.ones_like(put(train())),
     "orthogonalize": lambda put: tt.orthogonalize(put(train()), 1),
+    "singular_values": lambda put: tt.singular_values(put(train())),
     "pad_modes": lambda put: tt.pad_modes(put(train()), [(0, 0), (1, 0), (0, 0)]),
     "permute": lambda put: tt.permute(put(train()), (2, 0, 1)),
     "permute to rank": lambda put: tt.permute(put(train()), (2, 0, 1), rank=2),
@@ -184,6 +190,9 @@ TT_CASES: dict[str, Callable[[Put], Any]] = {
     "round to both": lambda put: tt.round(put(train()), rank=2, tol=1e-8),
     "round a matrix": lambda put: tt.round(put(matrix()), tol=1e-8),
     "sample": lambda put: tt.sample(put(KEY), put(tt.ones(SHAPE, float)), 3),
+    "sample of entries": lambda put: tt.sample(
+        put(KEY), put(tt.ones(SHAPE, float)), 3, squared=False
+    ),
     "scale": lambda put: tt.scale(put(train()), 2.0),
     "scale operators": lambda put: (put(train()) + 1.0) / 3 - put(train(1)) * 2,
     "solve": lambda put: tt.solve(put(definite()), put(tt.ones((2, 2, 2), float)), tol=1e-6)[0],
@@ -204,6 +213,17 @@ TT_CASES: dict[str, Callable[[Put], Any]] = {
         put(tangents()[1]), put(tt.riemannian_descent(0.1).init(tangents()[0])),
         put(tangents()[0]),
     ),
+}  # fmt: skip
+
+GRID = tt.quantics_grid([0.0, 1.0], [1.0, 2.0], 2)
+QUANTICS_CASES: dict[str, Callable[[Put], Any]] = {
+    "circulant": lambda put: tt.quantics.circulant(put(train())),
+    "constant": lambda put: tt.quantics.constant(GRID, put(jnp.ones(()))),
+    "cosine": lambda put: tt.quantics.cosine(GRID, put(jnp.ones(2))),
+    "exponential": lambda put: tt.quantics.exponential(GRID, put(jnp.ones(2))),
+    "polynomial": lambda put: tt.quantics.polynomial(GRID, put(jnp.ones((2, 3)))),
+    "sine": lambda put: tt.quantics.sine(GRID, put(jnp.ones(2)), put(jnp.ones(()))),
+    "toeplitz": lambda put: tt.quantics.toeplitz(put(train(0, 2, (2, 4, 3)))),
 }  # fmt: skip
 
 TUCKER_CASES: dict[str, Callable[[Put], Any]] = {
@@ -311,6 +331,28 @@ NN_CASES: dict[str, Callable[[Put], Any]] = {
         )(put(jnp.arange(4)))
         for name in ("TTEmbedding", "TuckerEmbedding", "CPEmbedding")
     },
+    **{
+        name: lambda put, name=name: placed_layer(
+            getattr(nn, name)(4, 8, (3,), rank=2, rngs=nnx.Rngs(0)), put
+        )(put(jnp.ones((4, 6, 4), jnp.float32)))
+        for name in ("TTConv", "TuckerConv", "CPConv", "LowRankConv")
+    },
+    "Adapted": lambda put: placed_layer(nn.adapt(linear(), 2), put)(
+        put(jnp.ones((4, 8), jnp.float32))
+    ),
+    "adapt": lambda put: arrays(nn.adapt(placed_layer(linear(), put), 2)),
+    "merge_adapters": lambda put: arrays(
+        nn.merge_adapters(placed_layer(nn.adapt(linear(), 2), put))
+    ),
+    "detensorize": lambda put: arrays(nn.detensorize(placed_layer(
+        nn.TTLinear(8, 6, rank=2, rngs=nnx.Rngs(0)), put
+    ))),
+    "from_conv": lambda put: arrays(nn.from_conv(
+        placed_layer(nnx.Conv(4, 8, (3,), rngs=nnx.Rngs(0)), put), rank=2
+    )[0]),
+    "to_conv": lambda put: arrays(nn.to_conv(placed_layer(
+        nn.TTConv(4, 8, (3,), rank=2, rngs=nnx.Rngs(0)), put
+    ))),
     "from_embedding": lambda put: arrays(
         nn.from_embedding(placed_layer(embed(), put), tol=0.1)[0]
     ),
@@ -365,6 +407,7 @@ PDE_CASES: dict[str, Callable[[Put], Any]] = {
 
 CASES = {
     tt: TT_CASES,
+    tt.quantics: QUANTICS_CASES,
     tucker: TUCKER_CASES,
     mera: MERA_CASES,
     convert: CONVERT_CASES,
@@ -383,12 +426,21 @@ EXEMPT: dict[Any, dict[str, str]] = {
         **dict.fromkeys(("identity", "ones", "quantics_grid", "unit", "zeros"), _NO_ARRAYS),
         **dict.fromkeys(("ones_matrix", "zeros_matrix"), _NO_ARRAYS),
         **dict.fromkeys(("index_to_quantics", "quantics_to_index"), _NUMPY),
+        "integrate": _NUMPY,
         "riemannian_cg": "as riemannian_descent",
     },
+    tt.quantics: dict.fromkeys(
+        (
+            "box", "delta", "derivative", "fourier", "inverse_laplacian", "laplacian", "shift",
+            "step", "weights",
+        ),
+        _NO_ARRAYS,
+    ),
     tucker: {},
     mera: {
         "conjugate_gradient": "an optimiser: `refine` runs it",
         "stiefel": "an optimiser: `refine` runs it",
+        "causal_cone": _NO_ARRAYS,
         "wirings": _NO_ARRAYS,
     },
     convert: {},
@@ -421,8 +473,10 @@ EXEMPT: dict[Any, dict[str, str]] = {
     nn: {
         "factor": _NO_ARRAYS,
         "summary": "returns text",
+        "choose": "returns specs",
+        "certificates": _NUMPY,
         **dict.fromkeys(("CP", "TT", "Dense", "LowRank", "Spec", "Tucker"), _NO_ARRAYS),
-        **dict.fromkeys(("Embedding", "TensorLinear"), "base class"),
+        **dict.fromkeys(("Embedding", "TensorConv", "TensorLinear"), "base class"),
         **dict.fromkeys(("PaddedEmbed", "TensorLinearGeneral"), "made by `tensorize`"),
     },
     optim: {

@@ -17,7 +17,7 @@ from tests.public_surface import PACKAGES, module
 
 ROOT = Path(__file__).resolve().parents[1]
 TOP = ("contract", "convert", "interop", "linalg", "mera", "models", "nn", "offload", "optim",
-       "parallel", "pde", "sketch", "tt", "tucker")  # fmt: skip
+       "parallel", "pde", "plot", "sketch", "tt", "tucker")  # fmt: skip
 
 # Stands for an environment without some packages: a finder before all others refuses them.
 WITHOUT = """
@@ -76,7 +76,17 @@ assert (t @ t).shape == () and t.T.shape == t.shape[::-1]
     run(code.format(make=f"import pickle; t = pickle.loads({saved!r})"))
 
 
-MISSING = ("flax", "optax", "orbax", "safetensors", "xxhash", "sklearn", "tensornetwork", "quimb")
+MISSING = (
+    "flax",
+    "optax",
+    "orbax",
+    "safetensors",
+    "xxhash",
+    "sklearn",
+    "tensornetwork",
+    "quimb",
+    "matplotlib",
+)
 
 
 def test_what_needs_an_extra_names_it() -> None:
@@ -91,7 +101,8 @@ for name in {names!r}:
             attempt()
         except ModuleNotFoundError as error:
             assert f"tensorjax.{{name}} needs " in str(error), error
-            assert "pip install 'tensorjax[nn]'" in str(error), error
+            extra = "plot" if name == "plot" else "nn"
+            assert f"pip install 'tensorjax[{{extra}}]'" in str(error), error
             assert error.name in {missing!r}, error.name
         else:
             raise AssertionError(name)

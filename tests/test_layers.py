@@ -21,7 +21,7 @@ LAYERS = (
     ("tt", "tucker", "mera"),
     ("convert", "sketch", "interop"),
     ("nn", "optim", "pde", "parallel", "offload"),
-    ("models",),
+    ("models", "plot"),
 )
 HEIGHT = {name: height for height, layer in enumerate(LAYERS) for name in layer}
 HEAVY = {"chex", "flax", "matplotlib", "optax", "sklearn", "tensornetwork", "torch"}
@@ -204,16 +204,16 @@ def test_the_architecture_page_is_up_to_date() -> None:
     layers = runpy.run_path(str(ROOT / "docs" / "layers.py"))
     page = layers["PAGE"].read_text("utf-8")
     assert layers["written"](page) == page
-    assert_ways_exist(page)
+    assert_call_paths_exist(page)
     # Paths that the hand-written parts name exist.
     named = set(re.findall(r"[\w/]+/\w+\.py", page.partition("## What is where")[0]))
     roots = (ROOT, ROOT / "tensorjax", *(ROOT / "tensorjax").rglob("*/"))
     assert not [name for name in named if not any((root / name).exists() for root in roots)]
 
 
-def assert_ways_exist(page: str) -> None:
-    """All modules and functions that the ways of calls show are there."""
-    lines = re.findall(r"^(?:door|choice|work|wrap| ) +([\w/]+): (.+)$", page, flags=re.M)
+def assert_call_paths_exist(page: str) -> None:
+    """All modules and functions that the call paths show are there."""
+    lines = re.findall(r"^(?:checks|choice|work|result| ) +([\w/]+): (.+)$", page, flags=re.M)
     assert len(lines) > 50
     for module, names in lines:
         path = ROOT / "tensorjax" / f"{module}.py"

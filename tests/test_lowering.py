@@ -32,7 +32,7 @@ from tests.lowering import (
 )
 
 ROOT = Path(__file__).resolve().parents[1]
-MODULES = (tt, tucker, mera, sketch, convert, parallel)
+MODULES = (tt, tt.quantics, tucker, mera, sketch, convert, parallel)
 DYNAMIC = "its ranks follow from numbers: it runs outside jit, which it says when traced"
 HOST = "computes on the host with Python's and NumPy's numbers, no program"
 OPTIMISER = "Optax's: its steps are retract, transport and tangent_project, or their like here"
@@ -51,6 +51,7 @@ NOT_LOWERED = {
     "tt.trim": DYNAMIC,
     "tt.chain_operator": HOST,
     "tt.index_to_quantics": HOST,
+    "tt.integrate": "calls a function from the host, as tt.cross",
     "tt.quantics_grid": HOST,
     "tt.quantics_to_index": HOST,
     "tt.riemannian_cg": OPTIMISER,
@@ -121,6 +122,8 @@ def _complex(t: Any) -> Any:
     return t.astype(jnp.complex64 if t.dtype == jnp.float32 else jnp.complex128)
 
 
+GRID = tt.quantics_grid([0.0, 0.0], [1.0, 1.0], 3)
+LINE = tt.quantics_grid(0.0, 1.0, 4)
 CASES: dict[str, tuple[Case, str]] = {
     # name: the call, and the operands it takes; those after "|" get no gradient
     "tt.add": (tt.add, "x x"),
@@ -141,6 +144,7 @@ CASES: dict[str, tuple[Case, str]] = {
     "tt.real": (lambda x: tt.real(_complex(x) * 1j + _complex(x)), "x"),
     "tt.imag": (lambda x: tt.imag(_complex(x) * 1j + _complex(x)), "x"),
     "tt.contract_modes": (lambda x, v: tt.contract_modes(x, {0: v, 2: v}), "x v"),
+    "tt.conditional": (lambda x: tt.conditional(x, {1: 0}, squared=True), "x"),
     "tt.cumsum": (lambda x: tt.cumsum(x, 1), "x"),
     "tt.diagonal": (tt.diagonal, "a"),
     "tt.diagonal_matrix": (tt.diagonal_matrix, "x"),
@@ -161,6 +165,12 @@ CASES: dict[str, tuple[Case, str]] = {
     "tt.matmul": (tt.matmul, "a a"),
     "tt.mean": (lambda x: tt.mean(x, 1), "x"),
     "tt.meshgrid": (lambda v: tt.meshgrid(v, v), "v"),
+    "tt.log_density": (lambda x: tt.log_density(x, np.array([[0, 1, -1]]), squared=True), "x"),
+    "tt.log_density of entries": (
+        lambda x: tt.log_density(tt.real(_complex(x)), np.array([[0, 1, 2]])),
+        "x",
+    ),
+    "tt.marginal": (lambda x: tt.marginal(x, 1, squared=True), "x"),
     "tt.mode_product": (lambda x, v: tt.mode_product(x, v[None], 0), "x v"),
     "tt.pad_modes": (lambda x: tt.pad_modes(x, [(1, 0)] * 3), "x"),
     "tt.permute": (lambda x: tt.permute(x, (2, 0, 1)), "x"),
@@ -187,6 +197,7 @@ CASES: dict[str, tuple[Case, str]] = {
     "tt.ones": (lambda v: tt.scale(tt.ones((2, 3), dtype=v.dtype), v[0]), "v"),
     "tt.ones_like": (lambda x: tt.add(x, tt.ones_like(x)), "x"),
     "tt.orthogonalize": (lambda x: tt.orthogonalize(x, 1), "x"),
+    "tt.singular_values": (tt.singular_values, "x"),
     "tt.pad": (lambda x: tt.pad(x, 3), "x"),
     "tt.random": (lambda key: tt.random(key, (2, 3), 2), "| key"),
     "tt.random_matrix": (lambda key: tt.random_matrix(key, (2, 3), (3, 2), 2), "| key"),
@@ -204,6 +215,10 @@ CASES: dict[str, tuple[Case, str]] = {
         "v wide",
     ),
     "tt.sample": (lambda key, x: tt.sample(key, x, 3), "| key x"),
+    "tt.sample of entries": (
+        lambda key, x: tt.sample(key, tt.real(_complex(x)), 3, squared=False),
+        "| key x",
+    ),
     "tt.scale": (lambda x, v: tt.scale(x, v[0]), "x v"),
     "tt.stream": (lambda key: tt.stream(key, (3, 2, 3), 2), "| key"),
     "tt.stream_add": (tt.stream_add, "s x"),
@@ -222,6 +237,30 @@ CASES: dict[str, tuple[Case, str]] = {
     "tt.transpose": (tt.transpose, "a"),
     "tt.value_and_riemannian_grad": (tt.value_and_riemannian_grad(tt.norm), "| x"),
     "tt.zeros": (lambda x: tt.add(x, tt.zeros(x.shape, dtype=x.dtype)), "x"),
+    **{
+        f"quantics.{name}": (lambda v, build=build: tt.scale(build(v.dtype), v[0]), "v")
+        for name, build in {
+            "box": lambda dtype: tt.quantics.box(GRID, 0.2, 0.7, dtype=dtype),
+            "delta": lambda dtype: tt.quantics.delta(GRID, 0.5, dtype=dtype),
+            "derivative": lambda dtype: tt.quantics.derivative(GRID, 1, dtype=dtype),
+            "inverse_laplacian": lambda dtype: tt.quantics.inverse_laplacian(LINE, dtype=dtype),
+            "laplacian": lambda dtype: tt.quantics.laplacian(GRID, dtype=dtype),
+            "shift": lambda dtype: tt.quantics.shift(GRID, 3, dtype=dtype),
+            "step": lambda dtype: tt.quantics.step(GRID, 0.3, dtype=dtype),
+            "weights": lambda dtype: tt.quantics.weights(GRID, dtype=dtype),
+        }.items()
+    },
+    "quantics.circulant": (tt.quantics.circulant, "x"),
+    "quantics.constant": (lambda v: tt.quantics.constant(GRID, v[0]), "v"),
+    "quantics.cosine": (lambda v: tt.quantics.cosine(GRID, v[:2], v[2]), "v"),
+    "quantics.exponential": (lambda v: tt.quantics.exponential(GRID, v[:2]), "v"),
+    "quantics.fourier": (
+        lambda v: v[0] * tt.norm(tt.quantics.fourier(GRID, tol=0.1)).astype(v.dtype),
+        "v",
+    ),
+    "quantics.polynomial": (lambda v: tt.quantics.polynomial(GRID, v[:, None] * v[:2]), "v"),
+    "quantics.sine": (lambda v: tt.quantics.sine(GRID, v[:2], v[2]), "v"),
+    "quantics.toeplitz": (lambda x: tt.quantics.toeplitz(tt.permute(x, (1, 0, 2))), "x"),
     "tucker.add": (tucker.add, "t u"),
     "tucker.hadamard": (tucker.hadamard, "t t"),
     "tucker.mode_product": (

@@ -363,3 +363,30 @@ def test_expectation_shares_programs_between_sites() -> None:
         for s in first:
             mera.expectation(m, 2 * o, (s + 1, s))
     assert len(compiled) <= 3
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_causal_cone_is_what_expectation_values_depend_on(seed: int) -> None:
+    """Tensors outside it may be replaced by others, those inside may not."""
+    boundary = ("open", "periodic")[seed % 2]
+    m, other = (
+        mera.random(jax.random.key(k), (2,) * 12, 2, dtype=float, boundary=boundary)
+        for k in (seed, seed + 9)
+    )
+    z, site = jnp.diag(jnp.array([1.0, -1.0])), int(np.random.default_rng(seed).integers(12))
+    cone = mera.causal_cone(m, site)
+
+    def with_others(inside: bool) -> mera.MERA:
+        layers = []
+        for mine, its, here in zip(m.layers, other.layers, cone, strict=True):
+            parts = []
+            for name in ("disentanglers", "isometries"):
+                pairs = enumerate(zip(getattr(mine, name), getattr(its, name), strict=True))
+                kept = getattr(here, name)
+                parts.append([b if (j in kept) is inside else a for j, (a, b) in pairs])
+            layers.append(mera.Layer(*parts, wiring=mine.wiring))
+        return mera.MERA(layers, m.top)
+
+    value = mera.expectation(m, z, site)
+    np.testing.assert_allclose(mera.expectation(with_others(False), z, site), value, atol=1e-12)
+    assert abs(mera.expectation(with_others(True), z, site) - value) > 1e-3

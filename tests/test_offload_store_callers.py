@@ -11,6 +11,7 @@ import threading
 import time
 import warnings
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,11 +26,14 @@ pytest.importorskip("xxhash", reason="the store has an extra of its own")
 from tensorjax import offload
 from tensorjax.offload import TensorStore
 from tensorjax.offload._store import io_lifecycle
+from tensorjax.offload._store import reader as _reader
 from tensorjax.offload._store import writer as _writer
 from tensorjax.offload._store.transfers import queue as _queue
 from tensorjax.offload._store.transfers import requests as _requests
+from tensorjax.offload._store.transfers import staging
 
 MIB, PAGE = 1 << 20, 4096
+CUT = {m.__file__ for m in (_queue, _requests, _reader, _writer, staging)}
 BACKENDS = [name for name in ("threads", "io_uring") if name in offload.backends()]
 
 
@@ -199,33 +203,6 @@ def test_interrupts_at_any_moment_lose_no_memory(tmp_path: Path, backend: str) -
         assert not store._transport.queue.writing.used
 
 
-def test_a_read_cut_off_as_it_gets_memory_gives_it_back_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Cut(list[Any]):
-        def append(self, x: Any) -> None:
-            super().append(x)
-            raise KeyboardInterrupt
-
-    def read(queue: Any, batch: Any) -> None:
-        batch.buffers = Cut()
-        real(queue, batch)
-
-    with filled(tmp_path) as store:
-        real = _queue.Queue.read
-        monkeypatch.setattr(_queue.Queue, "read", read)
-        with pytest.raises(KeyboardInterrupt):
-            store.read("x")
-        monkeypatch.undo()
-        gc.collect()
-        pool = store._transport.queue.reading
-        with store._transport.queue.lock:
-            assert pool.used == 0
-            assert pool.take(pool.size) == 0
-            pool.give(0, pool.size)
-        store.read("x").result(30).release()
-
-
 def test_a_write_cut_off_at_its_end_holds_up_nobody(
     tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,6 +231,37 @@ def test_a_write_cut_off_at_its_end_holds_up_nobody(
             np.testing.assert_array_equal(lease.array, np.full(8, 5.0))
 
 
+def cut_off(line: int, call: Callable[[], Any]) -> bool:
+    """Calls, and raises at this line of the queue, the requests, the reader or the writer.
+
+    Returns whether the call has so many lines.
+    """
+    left = line
+
+    def trace(frame: Any, event: str, value: Any) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename not in CUT:
+            return None
+        here = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+        # No signal is seen where a lock is just taken or given back.
+        if event == "line" and not here.startswith(("with ", "try:")):
+            left -= 1
+            if left == 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
 def test_a_write_may_be_cut_off_at_every_line(
     tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,37 +274,9 @@ def test_a_write_may_be_cut_off_at_every_line(
         sealing(queue, request)
 
     monkeypatch.setattr(_queue.Queue, "seal", seal)
-    files = {_queue.__file__, _writer.__file__, _requests.__file__}
-
-    def cut_off(line: int) -> bool:
-        """Writes, cut off at this line; whether it has so many."""
-        left = line
-
-        def trace(frame: Any, event: str, value: Any) -> Any:
-            nonlocal left
-            if frame.f_code.co_filename not in files:
-                return None
-            here = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
-            if event == "line" and not here.startswith("with "):  # no signal is seen as it ends
-                left -= 1
-                if left == 0:
-                    sys.settrace(None)
-                    raise KeyboardInterrupt
-            return trace
-
-        before = sys.gettrace()
-        sys.settrace(trace)
-        try:
-            store.write("x", np.full(8, 4.0))
-        except KeyboardInterrupt:
-            return True
-        finally:
-            sys.settrace(before)
-        return False
-
     with filled(tmp_path, backend) as store:
         line = 1
-        while cut_off(line):
+        while cut_off(line, lambda: store.write("x", np.full(8, 4.0))):
             store.write("x", np.full(8, float(line))).result(30)
             with store.read("x").result(30) as lease:
                 np.testing.assert_array_equal(lease.array, np.full(8, float(line)))
@@ -305,6 +285,44 @@ def test_a_write_may_be_cut_off_at_every_line(
         store.commit()
         assert not store._transport.queue.writing.used
         assert not store._transport.queue._pending
+
+
+@pytest.mark.filterwarnings("ignore:x. a lease was dropped:ResourceWarning")
+def test_a_read_may_be_cut_off_at_every_line(tmp_path: Path, backend: str) -> None:
+    with filled(tmp_path, backend) as store:
+        line = 1
+        while cut_off(line, lambda: store.read("x").result(30).release()):
+            gc.collect()
+            with store.read("x").result(30) as lease:
+                np.testing.assert_array_equal(lease.array, np.ones(8))
+            store.write("x", np.ones(8)).result(30)
+            line += 1
+        assert line > 40
+        gc.collect()
+        store.read("x").result(30).release()
+        assert not store._transport.queue.reading.used
+        assert not store._transport.queue._pending
+
+
+def test_a_release_may_be_cut_off_at_every_line(tmp_path: Path, backend: str) -> None:
+    """Also while it gives its memory to reads that wait."""
+    size, names = 24 * PAGE, ["a", "b", "c"]
+    with made(tmp_path, backend, block=8 * PAGE, staging=32 * PAGE) as store:
+        arrays = {name: np.full(size, k, np.uint8) for k, name in enumerate(names)}
+        store.reserve(arrays)
+        store.write_many(arrays).result(30)
+        more, line = True, 1
+        while more:
+            first = store.read("a").result(30)  # all the memory there is
+            waiting = [store.read(name) for name in names[1:]]
+            more = cut_off(line, first.release)
+            first.release()
+            for k, future in enumerate(waiting, 1):
+                with future.result(10) as lease:
+                    assert (lease.array == k).all()
+            line += 1
+        assert line > 20
+        assert not store._transport.queue.reading.used
 
 
 def test_a_lease_may_be_released_again_where_that_was_cut_off(

@@ -218,7 +218,7 @@ def test_a_write_cut_off_while_it_looks_at_the_neighbours_changes_nothing(
     def cut(*_: Any) -> None:
         raise Cut
 
-    for place in ("enter", "_attach_beside", "_attach", "until"):
+    for place in ("enter", "_attach_beside", "_begin", "until"):
         with committed(folder / place) as store:
             with monkeypatch.context() as patch:
                 patch.setattr(queue.Queue, place, cut)

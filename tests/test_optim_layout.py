@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from tensorjax import optim
@@ -139,6 +140,56 @@ def test_layers_that_do_not_fit_are_named():
     with pytest.raises(TypeError, match="gates/0: expected real floating"):
         optim.size(TRAIN | {"gates": [jnp.ones(3, int), ones(2)]})
     with pytest.raises(ValueError, match="vmap the optimiser"):
-        optim.ranks(jax.tree.map(lambda x: np.stack([x, x]), CP))
+        optim.ranks(CP | {"gates": [np.stack([g, g]) for g in CP["gates"]]})
     with pytest.raises(ValueError, match="measure: expected one of"):
         optim.size(TRAIN, measure="seconds")  # type: ignore
+
+
+# Stacked layers ----------------------------------------------------------------------------------
+
+
+def stacked(tree: Any, copies: int = 3) -> Any:
+    return jax.tree.map(lambda x: np.stack([x] * copies), tree)
+
+
+def test_stacked_layers_count_as_single_ones():
+    tree = {"blocks": stacked(TRAIN), "cp": stacked(stacked(CP, 2)), "one": TRAIN, "bias": ones(3)}
+    each = optim.ranks(TRAIN)["(top)"]
+    found = optim.ranks(tree)
+    assert [found[f"blocks/{k}"] for k in range(3)] == [each] * 3
+    assert found["one"] == each
+    assert len([name for name in found if name.startswith("cp/")]) == 6
+    assert optim.size(tree) == 4 * optim.size(TRAIN) + 6 * optim.size(CP)
+    assert set(jax.tree.leaves(optim.labels(tree)["blocks"])) == {"core", "gate"}
+
+
+def test_stacked_layers_train_as_single_ones_do():
+    """Drawn gates and gradients: the same moves, sizes and shrunk arrays, layer by layer."""
+    rng = np.random.default_rng(0)
+    single = [jax.tree.map(lambda x: rng.random(x.shape).astype("f"), TRAIN) for _ in range(3)]
+    slopes = [jax.tree.map(lambda x: rng.normal(size=x.shape).astype("f"), TRAIN) for _ in single]
+    optimizer = optim.rank_adaptive(optax.adam(0.1), threshold=0.3, size_weight=1.0)
+
+    def trained(params: Any, gradients: Any) -> Any:
+        state = optimizer.init(params)
+        for _ in range(4):
+            moves, state = optimizer.update(gradients, state, params, value=1.0)
+            params = optax.apply_updates(params, moves)
+        return params, state
+
+    def stack(trees: Any) -> Any:
+        return {"blocks": jax.tree.map(lambda *x: np.stack(x), *trees), "rest": ones(2)}
+
+    whole, state = trained(stack(single), stack(slopes))
+    numbered = {str(k): tree for k, tree in enumerate(single)} | {"rest": ones(2)}
+    alone, _ = trained(numbered, dict(zip("012", slopes, strict=True)) | {"rest": ones(2)})
+    for k in range(3):
+        one = jax.tree.map(lambda x, k=k: x[k], whole["blocks"])
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), one, alone[str(k)])
+    assert optim.size(whole) == optim.size(alone) < optim.size(stack(single))
+    small, cut = optim.shrink(whole, state)
+    most = np.max([optim.ranks(whole)[f"blocks/{k}"] for k in range(3)], axis=0)
+    assert [g.shape for g in small["blocks"]["gates"]] == [(3, n) for n in most]
+    assert optim.ranks(small) == optim.ranks(whole)
+    slopes = jax.tree.map(np.ones_like, small)
+    assert optimizer.update(slopes, cut, small, value=1.0)[0]["rest"].shape == (2,)

@@ -10,7 +10,7 @@ Example:
 """
 
 from tensorjax._optax import Transformation
-from tensorjax.mera._causal_cone import expectation
+from tensorjax.mera._causal_cone import ConeLayer, causal_cone, expectation
 from tensorjax.mera._overlap_network import inner, norm
 from tensorjax.mera._random import random, wirings
 from tensorjax.mera._refine import (
@@ -28,10 +28,12 @@ from tensorjax.mera._types import MERA, Layer, Wiring
 
 __all__ = [
     "MERA",
+    "ConeLayer",
     "Layer",
     "RefineInfo",
     "Transformation",
     "Wiring",
+    "causal_cone",
     "conjugate_gradient",
     "expectation",
     "inner",

@@ -3,7 +3,7 @@
 import math
 import numbers
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +13,64 @@ from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike
 from tensorjax.contract import einsum
 from tensorjax.mera._overlap_network import norm
-from tensorjax.mera._types import MERA, Layer, single
+from tensorjax.mera._types import MERA, Layer, Wiring, single
 
 _HIGHEST = jax.lax.Precision.HIGHEST
+
+
+class ConeLayer(NamedTuple):
+    """Tensors of one MERA layer in the causal cone of some sites, by their places in the layer.
+
+    Attributes:
+      disentanglers: of `Layer.disentanglers`.
+      isometries: of `Layer.isometries`, which are the sites of the layer above.
+    """
+
+    disentanglers: tuple[int, ...]
+    isometries: tuple[int, ...]
+
+
+def causal_cone(m: MERA, sites: int | Sequence[int]) -> list[ConeLayer]:
+    """Finds the causal cone of sites of a MERA: the tensors on which their reduced state depends.
+
+    All other tensors cancel with their conjugates in expectation values of these sites. Of a binary
+    MERA the cone of neighbours holds a few tensors of each layer, whatever its length.
+
+    Args:
+      m: MERA; values are not read.
+      sites: one or several, different; negative ones count from the end.
+
+    Returns:
+      A `ConeLayer` for every layer, from the bottom up; the top tensor is always in the cone.
+
+    Raises:
+      ValueError: sites out of range or given twice. TypeError: ``m`` is no MERA.
+
+    Example:
+      >>> import jax
+      >>> from tensorjax import mera
+      >>> m = mera.random(jax.random.key(0), (2,) * 8, 2)
+      >>> mera.causal_cone(m, 3)[0]
+      ConeLayer(disentanglers=(1,), isometries=(1, 2))
+
+    Source: G. Vidal, "Class of quantum many-body states that can be efficiently simulated", Phys.
+    Rev. Lett. 101, 110501 (2008).
+    """
+    single("m", m)
+    found, at = [], tuple(sorted(_checked_sites(m, sites)))
+    for layer in m.layers:
+        found.append(_cone(layer.wiring, at))
+        at = found[-1].isometries
+    return found
+
+
+def _cone(wiring: Wiring, sites: Sequence[int]) -> ConeLayer:
+    """Finds what of a layer the state of the sites below it depends on."""
+    pairs = wiring.pairs
+    involved = tuple(j for j, pair in enumerate(pairs) if set(pair) & set(sites))
+    touched = {*sites, *(s for j in involved for s in pairs[j])}
+    blocks = tuple(b for b, block in enumerate(wiring.blocks) if touched & set(block))
+    return ConeLayer(involved, blocks)
 
 
 @placed
@@ -108,11 +163,9 @@ def _ascended(
     layer: Layer, o: jax.Array, sites: tuple[int, ...]
 ) -> tuple[jax.Array, tuple[int, ...]]:
     """Ascends the causal cone: maps an operator on ``sites`` above a layer, and its sites."""
-    pairs = zip(layer.wiring.pairs, layer.disentanglers, strict=True)
-    involved = [(pair, u) for pair, u in pairs if set(pair) & set(sites)]
-    touched = {*sites, *(s for pair, _ in involved for s in pair)}
-    blocks = [b for b, block in enumerate(layer.wiring.blocks) if touched & set(block)]
-    below = sorted(touched | {s for b in blocks for s in layer.wiring.blocks[b]})
+    cone = _cone(layer.wiring, sites)
+    involved = [(layer.wiring.pairs[j], layer.disentanglers[j]) for j in cone.disentanglers]
+    below = sorted(s for b in cone.isometries for s in layer.wiring.blocks[b])
     # Labels: legs outside the operator have one label for bra and ket, and so are contracted.
     ket = {s: k for k, s in enumerate(below)}
     fresh = len(below)
@@ -125,7 +178,7 @@ def _ascended(
             side[i], side[j] = fresh, fresh + 1
             fresh += 2
     above: list[tuple[int, int]] = []
-    for b in blocks:
+    for b in cone.isometries:
         w, block = layer.isometries[b], layer.wiring.blocks[b]
         above.append((fresh, fresh + 1))
         terms.append((w, (*(bra[s] for s in block), fresh), True))
@@ -133,7 +186,7 @@ def _ascended(
         fresh += 2
     result = [*(a for a, _ in above), *(a for _, a in above)]
     arrays, labels, conjugated = zip(*terms, strict=True)
-    return _contracted(arrays, labels, conjugated, tuple(result)), tuple(blocks)
+    return _contracted(arrays, labels, conjugated, tuple(result)), cone.isometries
 
 
 @jax.jit(static_argnums=(1, 2, 3))

@@ -29,6 +29,9 @@ from tensorjax import _extras
 
 with _extras.needed_by(__name__):
     from tensorjax.nn._contraction_plans import Candidate, LayerPlan
+    from tensorjax.nn._convolutions.convolution_base import ConvPlan, TensorConv
+    from tensorjax.nn._convolutions.convolutions import CPConv, LowRankConv, TTConv, TuckerConv
+    from tensorjax.nn._convolutions.from_dense import from_conv, to_conv
     from tensorjax.nn._dense_to_tensorised import Certificate, from_linear, to_linear
     from tensorjax.nn._embeddings.embedding import CPEmbedding, TTEmbedding, TuckerEmbedding
     from tensorjax.nn._embeddings.embedding_base import Embedding
@@ -39,35 +42,55 @@ with _extras.needed_by(__name__):
     from tensorjax.nn._linear import CPLinear, TTLinear, TuckerLinear
     from tensorjax.nn._linear_base import TensorLinear
     from tensorjax.nn._mode_factors import factor
+    from tensorjax.nn._models.adapters import Adapted, Frozen, adapt, merge_adapters
+    from tensorjax.nn._models.detensorize import certificates, detensorize
+    from tensorjax.nn._models.spec_choice import Choice, choose
+    from tensorjax.nn._models.summary import summary
+    from tensorjax.nn._models.tensorize import tensorize
     from tensorjax.nn._specs import CP, TT, Dense, LowRank, Spec, Tucker
-    from tensorjax.nn._tensorize import summary, tensorize
 
 __all__ = [
     "CP",
     "TT",
+    "Adapted",
+    "CPConv",
     "CPEmbedding",
     "CPLinear",
     "Candidate",
     "Certificate",
+    "Choice",
+    "ConvPlan",
     "Dense",
     "Embedding",
+    "Frozen",
     "LayerPlan",
     "LookupPlan",
     "LowRank",
+    "LowRankConv",
     "PaddedEmbed",
     "Spec",
+    "TTConv",
     "TTEmbedding",
     "TTLinear",
+    "TensorConv",
     "TensorLinear",
     "TensorLinearGeneral",
     "Tucker",
+    "TuckerConv",
     "TuckerEmbedding",
     "TuckerLinear",
+    "adapt",
+    "certificates",
+    "choose",
+    "detensorize",
     "factor",
+    "from_conv",
     "from_embedding",
     "from_linear",
+    "merge_adapters",
     "summary",
     "tensorize",
+    "to_conv",
     "to_embedding",
     "to_linear",
 ]

@@ -12,7 +12,7 @@ from tensorjax import _check
 def check_plain(layer: Any) -> None:
     """Raises ValueError for options of a dense layer that a tensorised one cannot keep."""
     general = isinstance(layer, nnx.LinearGeneral)
-    weight = layer.kernel if isinstance(layer, nnx.Linear | nnx.LinearGeneral) else layer.embedding
+    weight = layer.embedding if isinstance(layer, nnx.Embed) else layer.kernel
     if type(weight) is not nnx.Param:
         raise ValueError(
             f"layer: expected its weight to be an nnx.Param, got {type(weight).__name__}, which "
@@ -23,6 +23,9 @@ def check_plain(layer: Any) -> None:
         "dot_general_cls": None,
         "promote_dtype": dtypes.promote_dtype,
         "preferred_element_type": None,
+        "conv_general_dilated": jax.lax.conv_general_dilated,
+        "feature_group_count": 1,
+        "mask": None,
     }
     for name, default in defaults.items():
         given = getattr(layer, name, default)

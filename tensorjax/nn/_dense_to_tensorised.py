@@ -139,7 +139,7 @@ def from_linear(
         cores, weights = compressed(x, dtype, tol, rank, gates)
         new.cores = parameters(cores, dtype)
     else:
-        core, factors = _truncated_modes(x, tol, rank)
+        core, factors = truncated_modes(x, tol, rank)
         new.core = nnx.Param(jnp.asarray(core, dtype))
         new.factors = parameters(factors, dtype)
         weights = [np.ones(u.shape[1]) for u in factors]
@@ -326,7 +326,7 @@ def _truncated(x: np.ndarray, tol: float | None, rank: Any) -> list[np.ndarray]:
 
 
 @_check.double_of_ours()
-def _truncated_modes(x: np.ndarray, tol: float | None, rank: Any) -> tuple[Any, list[Any]]:
+def truncated_modes(x: np.ndarray, tol: float | None, rank: Any) -> tuple[Any, list[Any]]:
     """Returns ST-HOSVD core and factors for a dense layer, by tolerance, ranks, or both."""
     caps = None if rank is None else bounded(rank, x.shape, "mode")
     found = None if tol is None else tucker.from_dense(x, tol=tol)
@@ -356,13 +356,16 @@ def certify(
     size = float(np.linalg.norm(given))
     error = float(np.linalg.norm(np.asarray(made).astype(given.dtype) - given))
     error = error / size if size else 0.0
-    cuts = len(modes) if isinstance(new, TuckerLinear) else max(len(modes) - 1, 1)
+    tucker_format, terms = hasattr(new, "core"), not hasattr(new, "cores")
+    cuts = len(modes) if tucker_format else max(len(modes) - 1, 1)
     # Rounding is no error of truncation, and what stands in the padding is free.
     certain = error - 16 * len(modes) * float(jnp.finfo(made.dtype).eps)
     certificates[new] = Certificate(
         error=error,
         bound=tol if tol is not None and error <= tol else None,
-        least=0.0 if math.prod(modes) > given.size else max(certain, 0.0) / math.sqrt(cuts),
+        least=0.0
+        if math.prod(modes) > given.size or (terms and not tucker_format)
+        else max(certain, 0.0) / math.sqrt(cuts),
         ranks=new.ranks,
         numbers_before=sum(
             math.prod(p.shape) for p in jax.tree.leaves(nnx.state(layer, nnx.Param))

@@ -79,7 +79,11 @@ def _applied(x: jax.Array, layer: Any, count: int) -> jax.Array:
 
 
 def flat(layer: nnx.LinearGeneral) -> nnx.Linear:
-    """Converts a `LinearGeneral` to a `Linear` with its axes folded; parameters may be shapes."""
+    """Converts a `LinearGeneral` to a `Linear` with its axes folded; parameters may be shapes.
+
+    Leading axes of stacked layers are kept.
+    """
+    axes = len(layer.in_features) + len(layer.out_features)
 
     def folded(value: Any, shape: tuple[int, ...]) -> Any:
         if isinstance(value, jax.ShapeDtypeStruct):
@@ -87,6 +91,7 @@ def flat(layer: nnx.LinearGeneral) -> nnx.Linear:
         return value.reshape(shape)
 
     kernel, bias = layer.kernel, layer.bias
+    lead = kernel.shape[:-axes]
     sides = (math.prod(layer.in_features), math.prod(layer.out_features))
     made = nnx.eval_shape(
         lambda: nnx.Linear(
@@ -98,7 +103,7 @@ def flat(layer: nnx.LinearGeneral) -> nnx.Linear:
             rngs=nnx.Rngs(0),
         )
     )
-    made.kernel = cast(nnx.Param, kernel.replace(folded(kernel.get_value(), sides)))
+    made.kernel = cast(nnx.Param, kernel.replace(folded(kernel.get_value(), (*lead, *sides))))
     if bias is not None:
-        made.bias = cast(nnx.Param, bias.replace(folded(bias.get_value(), sides[1:])))
+        made.bias = cast(nnx.Param, bias.replace(folded(bias.get_value(), (*lead, sides[1]))))
     return made

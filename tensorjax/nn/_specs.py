@@ -8,6 +8,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from tensorjax._typing import DTypeLike, PrecisionLike
+from tensorjax.nn._convolutions.convolution_base import TensorConv
+from tensorjax.nn._convolutions.convolutions import CPConv, LowRankConv, TTConv, TuckerConv
+from tensorjax.nn._convolutions.from_dense import ConvFormat, from_conv
 from tensorjax.nn._dense_to_tensorised import Certificate, Format, from_linear
 from tensorjax.nn._embeddings.embedding import CPEmbedding, TTEmbedding, TuckerEmbedding
 from tensorjax.nn._embeddings.from_dense import from_embedding
@@ -152,6 +155,60 @@ class Spec(abc.ABC):
         options.pop("init")
         return from_embedding(layer, tol=tol, **options)
 
+    def conv(
+        self,
+        in_features: int,
+        out_features: int,
+        kernel_size: int | tuple[int, ...],
+        strides: int | tuple[int, ...] = 1,
+        *,
+        rngs: nnx.Rngs,
+        **options: Any,
+    ) -> Any:
+        """Builds a convolution of this specification with fresh parameters.
+
+        Args:
+          in_features: channels of the input.
+          out_features: channels of the output.
+          kernel_size: of the spatial axes.
+          strides: of the windows.
+          rngs: the stream "params" is drawn from.
+          **options: others of `TensorConv`, such as ``padding`` and ``use_bias``.
+
+        Returns:
+          A layer of Flax or of `tensorjax.nn`, such as `flax.nnx.Conv` or `TuckerConv`.
+
+        Raises:
+          ValueError: the specification has no rank, or sizes that do not fit.
+        """
+        kind, own = self._conv()
+        self._need_rank(own)
+        own |= {name: value for name, value in options.items() if value is not None}
+        return kind(in_features, out_features, kernel_size, strides, rngs=rngs, **own)
+
+    def from_conv(
+        self, layer: nnx.Conv, *, tol: float | None = None
+    ) -> tuple[TensorConv, Certificate]:
+        """Converts a dense convolution to this specification's format, by `nn.from_conv`.
+
+        Args:
+          layer: `flax.nnx.Conv`.
+          tol: relative error; with a rank in the spec, the rank is at most that.
+
+        Returns:
+          (layer of the format, `Certificate`).
+
+        Raises:
+          ValueError: all that `tensorjax.nn.from_conv` raises.
+        """
+        kind, own = self._conv()
+        formats: dict[Any, ConvFormat] = {
+            TTConv: "tt", TuckerConv: "tucker", CPConv: "cp", LowRankConv: "low rank",
+        }  # fmt: skip
+        if kind not in formats:
+            raise ValueError(f"spec: expected a tensor format to convert to, got {self}")
+        return from_conv(layer, tol=tol, rank=own["rank"], format=formats[kind])
+
     def _need_rank(self, options: dict[str, Any]) -> None:
         if "rank" in options and options["rank"] is None:
             raise ValueError(
@@ -166,6 +223,10 @@ class Spec(abc.ABC):
     @abc.abstractmethod
     def _embedding(self, num_embeddings: int, features: int) -> tuple[Any, dict[str, Any]]:
         """Returns the specification's class of embeddings, and its keyword options."""
+
+    @abc.abstractmethod
+    def _conv(self) -> tuple[Any, dict[str, Any]]:
+        """Returns the specification's class of convolutions, and its keyword options."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,6 +245,9 @@ class Dense(Spec):
 
     def _embedding(self, num_embeddings: int, features: int) -> tuple[Any, dict[str, Any]]:
         return nnx.Embed, {}
+
+    def _conv(self) -> tuple[Any, dict[str, Any]]:
+        return nnx.Conv, {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,6 +275,9 @@ class LowRank(Spec):
     def _embedding(self, num_embeddings: int, features: int) -> tuple[Any, dict[str, Any]]:
         shapes = {"num_shape": (num_embeddings, 1), "feature_shape": (1, features)}
         return TTEmbedding, {"rank": self.rank, "init": self.init, **shapes}
+
+    def _conv(self) -> tuple[Any, dict[str, Any]]:
+        return LowRankConv, {"rank": self.rank, "init": self.init}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,9 +307,13 @@ class _Format(Spec):
         options = self._options("num_shape", "feature_shape", "capacity", "out_of_range")
         return self._layers()[1], options
 
+    def _conv(self) -> tuple[Any, dict[str, Any]]:
+        names = ("rank", "init", "precision")
+        return self._layers()[2], {name: getattr(self, name) for name in names}
+
     @abc.abstractmethod
-    def _layers(self) -> tuple[Any, Any]:
-        """Returns the specification's classes of linear layers and of embeddings."""
+    def _layers(self) -> tuple[Any, Any, Any]:
+        """Returns the specification's classes of linear layers, embeddings and convolutions."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -266,8 +337,8 @@ class TT(_Format):
       (8, 8, 8)
     """
 
-    def _layers(self) -> tuple[Any, Any]:
-        return TTLinear, TTEmbedding
+    def _layers(self) -> tuple[Any, Any, Any]:
+        return TTLinear, TTEmbedding, TTConv
 
 
 @dataclasses.dataclass(frozen=True)
@@ -286,8 +357,8 @@ class Tucker(_Format):
       (3, 3, 3, 3)
     """
 
-    def _layers(self) -> tuple[Any, Any]:
-        return TuckerLinear, TuckerEmbedding
+    def _layers(self) -> tuple[Any, Any, Any]:
+        return TuckerLinear, TuckerEmbedding, TuckerConv
 
 
 @dataclasses.dataclass(frozen=True)
@@ -306,5 +377,5 @@ class CP(_Format):
       (10,)
     """
 
-    def _layers(self) -> tuple[Any, Any]:
-        return CPLinear, CPEmbedding
+    def _layers(self) -> tuple[Any, Any, Any]:
+        return CPLinear, CPEmbedding, CPConv

@@ -16,7 +16,7 @@ from tensorjax.optim._size_polynomial import Measure, checked, polynomial, total
 from tensorjax.optim._state import UNKNOWN, RankAdaptiveState
 from tensorjax.optim._target_cuts import sizes_of_all
 from tensorjax.optim._target_update import towards_target
-from tensorjax.optim._tensorised_leaves import Layout, gated
+from tensorjax.optim._tensorised_leaves import Layout, Stacks, gated
 from tensorjax.optim._trial_cuts import fresh
 from tensorjax.optim._update import Step
 
@@ -62,8 +62,8 @@ def rank_adaptive(
 
     **The paper's two stages**, without these options: with gates D on the bonds of tensorised
     layers, ρ_k the number of gates of bond k above the threshold τ, and S the size of the layers at
-    these ranks (`size`), a polynomial such as Σ_k n_k ρ_{k−1} ρ_k, the surrogate Ŝ is the same polynomial of ‖D_k‖₁. The gradient handed to
-    ``inner`` is that of
+    these ranks (`size`), a polynomial such as Σ_k n_k ρ_{k−1} ρ_k, the surrogate Ŝ is the same
+    polynomial of ‖D_k‖₁. The gradient handed to ``inner`` is that of
 
     - early stage:  L + γ Ŝ + β Σ ‖G‖²
     - late stage:   max{w₁ (L − L₀), w₂ (S − S₀)} + ρ (L + Ŝ) + β Σ ‖G‖²
@@ -263,7 +263,7 @@ def rank_adaptive(
         moves, size, learnt = step.finish(moves, gradients)
         return moves, step.record(size, **learnt)._replace(inner=inner_state)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return _by_single_layers(optax.GradientTransformationExtraArgs(init, update))
 
 
 def _fresh(
@@ -400,6 +400,28 @@ def _loss(extra: dict[str, Any]) -> Any:
             f"of shape {jnp.shape(value)}; take the mean first"
         )
     return value
+
+
+def _by_single_layers(
+    optimizer: optax.GradientTransformationExtraArgs,
+) -> optax.GradientTransformationExtraArgs:
+    """Wraps an optimiser to see stacked layers as single ones; its state is of the single layers.
+
+    Parameters without stacked layers are handed on as they are.
+    """
+
+    def init(params: Any) -> Any:
+        return optimizer.init(Stacks.of(params).split(params))
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        if params is None or isinstance(params, optax.LookaheadParams):
+            return optimizer.update(updates, state, params, **extra)  # which says what is wrong
+        stacks = Stacks.of(params)
+        split = stacks.split(updates), state, stacks.split(params)
+        moves, state = optimizer.update(*split, **extra)
+        return stacks.join(moves), state
+
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 _DEFAULTS = Options(

@@ -10,7 +10,7 @@ from tensorjax._cores.orthogonalization import right_orthogonal
 from tensorjax._cores.unfoldings import join, tall, times_axis
 from tensorjax._placement import returned
 from tensorjax._typing import Tree
-from tensorjax.optim._tensorised_leaves import Layer, check_concrete, flatten, gated
+from tensorjax.optim._tensorised_leaves import Layer, Stacks, check_concrete, flatten, gated
 
 Arrays = list[np.ndarray]
 
@@ -57,6 +57,8 @@ def canonical(params: Tree) -> Tree:
     (PRL 91, 147902, 2003), eq. 6; De Lathauwer, De Moor, Vandewalle, "A multilinear singular value
     decomposition" (SIAM J. Matrix Anal. Appl. 21, 2000). That Λ goes to both sides is ours.
     """
+    stacks = Stacks.of(params)
+    params = stacks.split(params)
     layout = gated(params)
     _, leaves, structure = flatten(params)
     check_concrete("canonical", leaves)
@@ -74,7 +76,7 @@ def canonical(params: Tree) -> Tree:
         for place, new in zip(at, make(layer, wide[: len(layer.cores)], wide[len(layer.cores) :]),
                               strict=True):  # fmt: skip
             leaves[place] = _like(new, leaves[place], layer)
-    return jax.tree.unflatten(structure, leaves)
+    return stacks.join(jax.tree.unflatten(structure, leaves))
 
 
 def _wide(leaf: Any, layer: Layer) -> np.ndarray:

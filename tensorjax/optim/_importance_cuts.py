@@ -12,7 +12,7 @@ import numpy as np
 from tensorjax import _check
 from tensorjax._typing import PyTree, Tree
 from tensorjax.optim._size_polynomial import Measure, checked, terms
-from tensorjax.optim._tensorised_leaves import check_concrete, flatten, gated
+from tensorjax.optim._tensorised_leaves import Stacks, check_concrete, flatten, gated
 
 
 def prune(
@@ -70,6 +70,8 @@ def prune(
     check_concrete("prune", (target,))
     if isinstance(target, bool) or not isinstance(target, numbers.Real) or not target >= 0:
         raise ValueError(f"target: expected a number that is not negative, got {target!r}")
+    stacks = Stacks.of(params)
+    params, importance = stacks.split(params), stacks.split(importance, "importance")
     layout = gated(params)
     _, leaves, structure = flatten(params)
     gates = {g: leaves[g] for g in layout.gates}
@@ -121,7 +123,7 @@ def prune(
             mask = np.zeros(np.shape(leaves[g]), bool)
             mask[indices] = True
             leaves[g] = jnp.where(mask, leaves[g], jnp.zeros((), jnp.result_type(leaves[g])))
-    return jax.tree.unflatten(structure, leaves)
+    return stacks.join(jax.tree.unflatten(structure, leaves))
 
 
 def _worth(params: Any, gates: dict[int, Any], importance: Any) -> dict[int, np.ndarray]:

@@ -10,7 +10,15 @@ from tensorjax import _check, _extras
 from tensorjax._typing import Optimizer, PyTree, Tree
 from tensorjax.optim._explicit_sharding import take
 from tensorjax.optim._sizes_and_ranks import checked_threshold
-from tensorjax.optim._tensorised_leaves import Layer, Layout, Path, check_concrete, flatten, gated
+from tensorjax.optim._tensorised_leaves import (
+    Layer,
+    Layout,
+    Path,
+    Stacks,
+    check_concrete,
+    flatten,
+    gated,
+)
 
 if TYPE_CHECKING:
     from flax import nnx
@@ -86,27 +94,39 @@ def shrink(
     """
     _check.integer("bucket", bucket, low=1)
     threshold = checked_threshold(threshold)
+    stacks = Stacks.of(params)
+    params = stacks.split(params)
     layout = gated(params)
     paths, leaves, structure = flatten(params)
     check_concrete("shrink", (leaves, opt_state))
-    cuts = _cuts(layout, leaves, threshold, bucket, keep_one)
+    cuts = _cuts(layout, leaves, threshold, bucket, keep_one, stacks.siblings(layout))
     small = [_cut(leaf, cuts.get(k, {})) for k, leaf in enumerate(leaves)]
     params = jax.tree.unflatten(structure, small)
     if opt_state is None:
-        return params, None
+        return stacks.join(params), None
     known = {path: (leaves[k], _lossy(leaves[k], cuts.get(k, {}))) for k, path in enumerate(paths)}
     # Traced, so that targets are not held against the smaller size.
     new = None if fresh is None else jax.jit(fresh.init)(params)
-    return params, _shrink_state(opt_state, known, new)
+    return stacks.join(params), _shrink_state(opt_state, known, new)
 
 
 def _cuts(
-    layout: Layout, leaves: list[Any], threshold: float, bucket: int, keep_one: bool
+    layout: Layout,
+    leaves: list[Any],
+    threshold: float,
+    bucket: int,
+    keep_one: bool,
+    siblings: list[list[int]],
 ) -> dict[int, Cut]:
     """Returns the live indices that a shrink keeps, per axis, of every leaf of gated layers."""
     cuts: dict[int, Cut] = {}
-    for layer in layout.layers:
-        kept = _kept(layer, leaves, threshold, bucket, keep_one)
+    found = [_kept(layer, leaves, threshold, bucket, keep_one) for layer in layout.layers]
+    for copies in siblings:
+        for number, kept in enumerate(
+            _evened([found[k] for k in copies], layout.layers[copies[0]])
+        ):
+            found[copies[number]] = kept
+    for layer, kept in zip(layout.layers, found, strict=True):
         for gate, bonds, indices in zip(layer.gates, layer.bonds, kept, strict=True):
             cuts[gate] = {0: indices}
             for core, axis in bonds:
@@ -136,6 +156,17 @@ def _kept(
         # The live ones, then the first of the dead, in their old order.
         kept.append(np.sort(np.argsort(~mask, kind="stable")[:count]))
     return kept
+
+
+def _evened(copies: list[list[np.ndarray]], layer: Layer) -> list[list[np.ndarray]]:
+    """Fills the kept indices of a stacked layer's copies with dead ones, to one rank per bond."""
+    most = [max(map(len, kept)) for kept in zip(*copies, strict=True)]
+    out = []
+    for copy in copies:
+        pairs = zip(copy, most, layer.ranks, strict=True)
+        spare = [(kept, n, np.setdiff1d(np.arange(full), kept)) for kept, n, full in pairs]
+        out.append([np.sort(np.r_[kept, dead[: n - len(kept)]]) for kept, n, dead in spare])
+    return out
 
 
 def _lossy(x: Any, cut: Cut) -> Cut:
@@ -271,18 +302,22 @@ def shrink_model(
     with _extras.needed_by("tensorjax.optim.shrink_model"):
         from flax import nnx  # only here: optim itself works on any tree
 
-    owners: dict[int, str] = {}
+    owners: dict[int, tuple[str, set[int]]] = {}
     for path, node in nnx.iter_graph(model):
         if not isinstance(node, nnx.Module):
             continue
         name = "/".join(map(str, path)) or "(top)"
-        for gate in jax.tree.leaves(
-            getattr(node, "gates", ()), is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)
-        ):
-            if owners.setdefault(id(gate), name) != name:
+        held = [
+            jax.tree.leaves(getattr(node, part, ()), is_leaf=lambda x: isinstance(x, nnx.Variable))
+            for part in ("gates", "cores", "core", "factors")
+        ]
+        every = {id(leaf) for leaves in held for leaf in leaves}
+        for gate in held[0]:
+            owner, parts = owners.setdefault(id(gate), (name, every))
+            if parts != every:  # tied layers share all of them
                 raise ValueError(
-                    f"model: expected gates of their own in every layer, got those of "
-                    f"{owners[id(gate)]} in {name} too; share whole layers"
+                    f"model: expected gates of their own in every layer, got those of {owner} in "
+                    f"{name} too; share all cores and gates, or whole layers"
                 )
     state = nnx.state(model, nnx.Param if optimizer is None else optimizer.wrt)
     moments = None if optimizer is None else optimizer.opt_state

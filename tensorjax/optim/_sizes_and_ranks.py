@@ -10,7 +10,7 @@ import numpy as np
 from tensorjax import _check
 from tensorjax._typing import PyTree
 from tensorjax.optim._size_polynomial import Measure, checked, polynomial, total
-from tensorjax.optim._tensorised_leaves import Layer, Layout, check_concrete, find, flatten
+from tensorjax.optim._tensorised_leaves import Layer, Layout, Stacks, check_concrete, find, flatten
 
 
 def size(
@@ -65,6 +65,7 @@ def size(
             'everything: expected measure "numbers" or "bytes", got "flops": what dense parameters '
             "are used for is not known"
         )
+    params = Stacks.of(params).split(params)
     layout = find(params)
     _, leaves, _ = flatten(params)
     other = _rest(layout, leaves, measure) if everything else 0
@@ -140,6 +141,7 @@ def ranks(params: PyTree, *, threshold: float = 0.0) -> dict[str, tuple[int, ...
 
     Source: Yang et al., "CoMERA" (arXiv 2405.14377), where ρ_k counts the gates of bond k above τ.
     """
+    params = Stacks.of(params).split(params)
     layout = find(params)
     _, leaves, _ = flatten(params)
     check_concrete("ranks", [leaves[k] for k in layout.gates])

@@ -9,11 +9,14 @@ A layer is known by the names of siblings in one mapping:
 - CP: ``factors`` (n_k, R) or (m_k, n_k, R), and ``gates``, one vector for all of them.
 
 Cores, factors and gates are lists, or mappings with the keys 0, 1, …; anything else by these names
-is dense, but for vectors called gates that stand alone: those are an error.
+is dense, but for vectors called gates that stand alone: those are an error. A layer whose gates
+have leading axes is a stack, as of `flax.nnx.vmap` or the GPT-2 of `tensorjax.models`: `Stacks`
+splits it to single layers, each with its own ranks, and stacks it again.
 """
 
 import dataclasses
-from collections.abc import Hashable, Iterator
+import math
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Literal
 
 import jax
@@ -123,7 +126,7 @@ def find(params: Any) -> Layout:
     paths, leaves, _ = flatten(params)
     groups: dict[Path, dict[str, Any]] = {}
     for position, path in enumerate(paths):
-        for name, place in _parts(path):
+        for name, place in parts(path):
             groups.setdefault(path[: len(path) - place], {}).setdefault(name, {})[
                 path[-1] if place == 2 else 0
             ] = position
@@ -149,7 +152,7 @@ def gated(params: Any) -> Layout:
     return layout
 
 
-def _parts(path: Path) -> Iterator[tuple[str, int]]:
+def parts(path: Path) -> Iterator[tuple[str, int]]:
     """Yields (name, number of keys) of the parts of a tensorised layer, by which a path may end."""
     # Only with an integer key below, as of a list: a module may have one of these names too.
     if len(path) > 1 and path[-2] in ("cores", "factors", "gates") and isinstance(path[-1], int):
@@ -214,8 +217,8 @@ def _check_gates(layer: Layer, gates: list[Any]) -> None:
             raise ValueError(
                 f"{where}: expected one number for every index of its bond, got shape "
                 f"{jnp.shape(gate)} beside arrays of shapes "
-                f"{', '.join(str(layer.shapes[c]) for c, _ in bonds)}; of stacked layers, vmap the "
-                "optimiser over the first axis"
+                f"{', '.join(str(layer.shapes[c]) for c, _ in bonds)}; of stacked layers "
+                "all arrays have the same leading axes, else vmap the optimiser over them"
             )
 
 
@@ -260,8 +263,136 @@ def labels(params: PyTree) -> Any:
     Source: ours; the three learning rates are those of the released program of Yang et al.,
     "CoMERA" (arXiv 2405.14377).
     """
-    layout = find(params)
+    stacks = Stacks.of(params)
+    single = stacks.split(params)
+    layout = find(single)
     named = dict.fromkeys(range(len(layout.paths)), "dense")
     for layer in layout.layers:
         named |= dict.fromkeys(layer.cores, "core") | dict.fromkeys(layer.gates, "gate")
-    return jax.tree.unflatten(jax.tree.structure(params), list(named.values()))
+    return stacks.join(jax.tree.unflatten(jax.tree.structure(single), list(named.values())))
+
+
+@dataclasses.dataclass(frozen=True)
+class Stacks:
+    """Stacked tensorised layers of a parameter tree.
+
+    Attributes:
+      structure: of the tree.
+      paths: of its leaves.
+      axes: for each leaf, how many leading axes it is stacked over.
+      shapes: of the leaves.
+    """
+
+    structure: Any
+    paths: tuple[Path, ...]
+    axes: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, params: Any) -> "Stacks":
+        """Finds the stacked layers of a parameter tree: those whose gates have leading axes."""
+        paths, leaves, structure = flatten(params)
+        shapes = tuple(tuple(jnp.shape(leaf)) for leaf in leaves)
+        groups: dict[Path, dict[str, list[int]]] = {}
+        for position, path in enumerate(paths):
+            for name, count in parts(path):
+                group = groups.setdefault(path[: len(path) - count], {})
+                group.setdefault(name, []).append(position)
+        axes = [0] * len(paths)
+        for group in groups.values():
+            count = _leading(group, shapes)
+            for position in (p for places in group.values() for p in places):
+                axes[position] = count
+        return cls(structure, paths, tuple(axes), shapes)
+
+    def split(self, tree: Any, name: str = "updates") -> Any:
+        """Returns the tree of single layers: nested dicts, with a copy's number below its layer.
+
+        A tree without stacked layers is returned as it is. ``name`` is for errors.
+
+        Raises:
+          ValueError: a tree of another structure or other shapes than the parameters.
+        """
+        if not any(self.axes) or tree is None:
+            return tree
+        leaves = jax.tree.leaves(tree)
+        if [tuple(jnp.shape(x)) for x in leaves] != [*self.shapes]:
+            raise ValueError(
+                f"{name}: expected the same structure and shapes as the parameters; after a shrink "
+                "they, and the state, have to be new"
+            )
+        out: dict[str, Any] = {}
+        for path, count, leaf in zip(self.paths, self.axes, leaves, strict=True):
+            if not count:
+                _put(out, path, leaf)
+                continue
+            each = jnp.reshape(leaf, (-1, *jnp.shape(leaf)[count:]))
+            for copy, place in enumerate(_copies(path, len(each))):
+                _put(out, place, each[copy])
+        return out
+
+    def join(self, tree: Any) -> Any:
+        """Stacks the tree of single layers again, in the containers of the parameters."""
+        if not any(self.axes):
+            return tree
+        paths, leaves, _ = flatten(tree)
+        found = dict(zip(paths, leaves, strict=True))
+        out = []
+        for path, count, shape in zip(self.paths, self.axes, self.shapes, strict=True):
+            lead = shape[:count]
+            if not count:
+                out.append(found[_key(path)])
+                continue
+            each = [found[_key(place)] for place in _copies(path, math.prod(lead))]
+            if isinstance(each[0], str):  # a label
+                out.append(each[0])
+                continue
+            out.append(jnp.stack(each).reshape(*lead, *jnp.shape(each[0])))
+        return jax.tree.unflatten(self.structure, out)
+
+    def siblings(self, layout: Layout) -> list[list[int]]:
+        """Returns, for every stacked layer, the positions of its copies among the split layers."""
+        tops = {
+            _key(path[: len(path) - next(n for _, n in parts(path))])
+            for path, count in zip(self.paths, self.axes, strict=True)
+            if count
+        }
+        found: dict[Path, list[int]] = {}
+        for position, layer in enumerate(layout.layers):
+            if layer.path[:-1] in tops:
+                found.setdefault(layer.path[:-1], []).append(position)
+        return [*found.values()]
+
+
+def _leading(group: dict[str, list[int]], shapes: Sequence[tuple[int, ...]]) -> int:
+    """Counts the leading axes over which a layer's parts are stacked; 0 for what is no stack."""
+    gates = [shapes[p] for p in group.get("gates", ())]
+    cores = [shapes[p] for name in ("cores", "core", "factors") for p in group.get(name, ())]
+    counts = {len(shape) - 1 for shape in gates}
+    if not gates or not cores or len(counts) != 1:
+        return 0
+    (count,) = counts
+    lead = gates[0][:count]
+    every = [*gates, *cores, *(shapes[p] for p in group.get("bias", ()))]
+    return count if all(shape[:count] == lead for shape in every) else 0
+
+
+def _copies(path: Path, count: int) -> list[Path]:
+    """Returns the paths of a stacked leaf's copies: the number stands above the part's name."""
+    at = len(path) - next(n for _, n in parts(path))
+    return [(*path[:at], copy, *path[at:]) for copy in range(count)]
+
+
+def _put(out: dict[str, Any], path: Path, leaf: Any) -> None:
+    for key in path[:-1]:
+        out = out.setdefault(str(key), {})
+    out[str(path[-1])] = leaf
+
+
+def _key(path: Path) -> Path:
+    """Returns a path as `flatten` has it of nested dicts with strings for keys."""
+
+    def token(key: Hashable) -> Hashable:
+        return int(key) if isinstance(key, str) and key.isdecimal() else key
+
+    return tuple(token(str(key)) for key in path)

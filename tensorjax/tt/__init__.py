@@ -14,6 +14,7 @@ Example:
 """
 
 from tensorjax._formats.trains import TT, TTMatrix
+from tensorjax.tt import quantics
 from tensorjax.tt._algebra import (
     add,
     concatenate,
@@ -86,13 +87,10 @@ from tensorjax.tt._normalize import log_norm, normalize
 from tensorjax.tt._norms import distance, inner, norm
 from tensorjax.tt._padding import effective_ranks, pad, trim
 from tensorjax.tt._products import hadamard, linear_combination, matmul, matvec
-from tensorjax.tt._quantics import (
-    QuanticsGrid,
-    index_to_quantics,
-    quantics_grid,
-    quantics_to_index,
-)
+from tensorjax.tt._quadrature.integrate import IntegrateInfo, integrate
 from tensorjax.tt._rounding.rounding import orthogonalize, round
+from tensorjax.tt._rounding.singular_values import singular_values
+from tensorjax.tt._statistics.densities import conditional, log_density, marginal
 from tensorjax.tt._statistics.moments import moment
 from tensorjax.tt._statistics.sobol import (
     dimension_distribution,
@@ -103,6 +101,12 @@ from tensorjax.tt._statistics.sobol import (
 from tensorjax.tt._streaming_sums import Stream, stream, stream_add, stream_train
 from tensorjax.tt._to_dense import to_dense
 from tensorjax.tt._tt_svd.from_dense import from_dense, matrix_from_dense
+from tensorjax.tt.quantics.grids import (
+    QuanticsGrid,
+    index_to_quantics,
+    quantics_grid,
+    quantics_to_index,
+)
 
 __all__ = [
     "TT",
@@ -111,6 +115,7 @@ __all__ = [
     "CrossProgress",
     "EigInfo",
     "ExtremumInfo",
+    "IntegrateInfo",
     "QuanticsGrid",
     "SolveInfo",
     "Stream",
@@ -123,6 +128,7 @@ __all__ = [
     "chain_operator",
     "complete",
     "concatenate",
+    "conditional",
     "conj",
     "contract_modes",
     "cross",
@@ -141,10 +147,13 @@ __all__ = [
     "imag",
     "index_to_quantics",
     "inner",
+    "integrate",
     "kron",
     "linear_combination",
+    "log_density",
     "log_norm",
     "map",
+    "marginal",
     "matmul",
     "matrix_from_dense",
     "matvec",
@@ -165,6 +174,7 @@ __all__ = [
     "permute",
     "pinv",
     "power",
+    "quantics",
     "quantics_grid",
     "quantics_to_index",
     "random",
@@ -181,6 +191,7 @@ __all__ = [
     "round",
     "sample",
     "scale",
+    "singular_values",
     "sobol",
     "solve",
     "stream",

@@ -1,4 +1,4 @@
-"""Perfect sampling of multi-indices from the squared entries of a train (Born rule)."""
+"""Perfect sampling of multi-indices from the entries of a train, or their squares (Born rule)."""
 
 import functools
 from typing import Any
@@ -16,25 +16,31 @@ from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax.tt._rounding.rounding import orthogonal_cores, orthogonalize
+from tensorjax.tt._statistics.density_sampling import is_real, mass_is_positive, sample_entries
 
 
 @placed
-def sample(key: jax.Array, t: TT, count: int = 1) -> jax.Array:
-    """Samples multi-indices i of a train with probability |t_i|² / ‖t‖², independently.
+def sample(key: jax.Array, t: TT, count: int = 1, *, squared: bool = True) -> jax.Array:
+    """Samples multi-indices i of a train with probability |t_i|² / ‖t‖², or t_i / Σ t.
 
     Perfect sampling: one mode after the other from its exact conditional distribution, which a
-    right-orthogonal train gives at O(n r²) operations.
+    right-orthogonal train, or one summed from the right, gives at O(n r²) operations.
 
     Args:
       key: `jax.random.key`.
       t: TT of order d.
       count: how many; static.
+      squared: False for probabilities t_i / Σ t of a real, non-negative train. Conditional
+        probabilities below zero, as rounding or `tensorjax.tt.cross` may leave, count as zero; how
+        likely a sample was under t itself says `tensorjax.tt.log_density`.
 
     Returns:
-      (count, d) integers. All zero for a train that is zero.
+      (count, d) integers. All zero for a train that is zero, with ``squared``. Without, −1 from the
+      first mode on in which no index has a positive probability.
 
     Raises:
-      ValueError: count below 1, NaN or Inf.
+      ValueError: count below 1, NaN or Inf; without ``squared``, outside jit, entries whose sum is
+        not positive. TypeError: a complex train without ``squared``.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -45,11 +51,18 @@ def sample(key: jax.Array, t: TT, count: int = 1) -> jax.Array:
        [1 0]]
 
     Source: A. Ferris, G. Vidal, "Perfect sampling with unitary tensor networks", Phys. Rev. B 85,
-    165146 (2012), section III.
+    165146 (2012), section III; without ``squared`` S. Dolgov et al., "Approximation and sampling of
+    multivariate probability distributions in the tensor train decomposition", Stat. Comput. 30
+    (2020), Algorithm 1.
     """
     single("t", t, TT)
     _check.integer("count", count, low=1)
     _check.finite("t", t)
+    if not squared:
+        is_real(t)
+        drawn, sign = sample_entries(key, t, count)
+        mass_is_positive(t, sign)
+        return drawn
     noise = rounded_up(count) * sum(t.shape)
     if choose_kernel("tt.sample", (t.cores[0], key, t), noise=noise) is not NUMPY:
         return _sample(key, orthogonalize(t, 0), count)

@@ -7,14 +7,15 @@ deadline too: a write waits for it in the caller's thread, before its transfers 
 is queued without it and gets it here. So a queue of any length needs only a small pool.
 """
 
+import contextlib
 import heapq
 import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
 from queue import Empty, SimpleQueue
-from typing import Any
 
 from tensorjax.offload._errors import StoreError
 from tensorjax.offload._store.interruptible_wait import InterruptibleCondition
@@ -57,7 +58,9 @@ class Queue:
         self._heap: list[tuple[float, int, Op]] = []
         self._waiting: list[tuple[float, int, ReadBatch]] = []
         self._numbers = itertools.count()
-        self._closed = self._watched = False
+        self._dropped: deque[tuple[Buffer, str] | None] = deque()  # orphans to release
+        self._watcher: threading.Thread | None = None
+        self._closed = self._torn = False
 
     # Called by the store.
 
@@ -102,6 +105,7 @@ class Queue:
             self._count_again()
             self._serve()
             self._admit()
+            self._keep_watch()
             self._ready.notify_all()
             self._idle.ring()
             if self.wake:
@@ -130,9 +134,7 @@ class Queue:
         deadline = min(request.deadline for request in batch.requests)
         heapq.heappush(self._waiting, (deadline, next(self._numbers), batch))
         self._admit()
-        if self._waiting and not self._watched:
-            self._watched = True
-            threading.Thread(target=self._watch, name="tensorjax-store-watch", daemon=True).start()
+        self._keep_watch()
 
     def stage(self, op: Op) -> None:
         """Waits for staging memory for a transfer of a registered write."""
@@ -162,7 +164,8 @@ class Queue:
                 self._release(buffer, name)
                 self._admit()
             except BaseException:  # raised by a signal's handler
-                self._count_again()
+                self._torn = True
+                self._admit()
                 raise
 
     def hasten_writes(self, deadline: float) -> None:
@@ -198,7 +201,7 @@ class Queue:
         with self.lock:
             self.reading = pool
             # Reads that wait get it from the watching thread, which no Ctrl-C can cut off half-way.
-            if self._watched:
+            if self._watcher is not None:
                 self.orphans.put(None)
             if self.wake:
                 self.wake()
@@ -381,31 +384,65 @@ class Queue:
             todo += request.leaders
 
     def _admit(self) -> None:
-        while (orphan := self._orphan(wait=False)) is not None:
-            self._release(*orphan)
-        while self._waiting:
-            batch = self._waiting[0][-1]
-            if not batch.admitted:
-                sizes = [request.run.size for request in batch.requests]
-                starts = self.reading.take_all(sizes)
-                if starts is None:
-                    return
-                pool = self.reading
-                memory = [pool.memory[a : a + n] for a, n in zip(starts, sizes, strict=True)]
-                self._attach(batch, pool, starts, memory)
-                self._count()
+        """Gives memory to reads that wait for some; goes on where a call before was cut off."""
+        if self._torn:
+            self._count_again()
+        self._torn = True
+        self._take_back()
+        while self._waiting and self._admitted(self._waiting[0][-1]):
             heapq.heappop(self._waiting)
+        self._torn = False
+
+    def _admitted(self, batch: ReadBatch) -> bool:
+        if batch.admitted:
+            return True
+        pool = self.reading
+        todo = [r for r in batch.requests if not (self._has_memory(r) or r.complete)]
+        sizes = [request.run.size for request in todo]
+        starts = pool.take_all(sizes)
+        if starts is None:
+            return False
+        for request, start, size in zip(todo, starts, sizes, strict=True):
+            self._buffers.add(request.attach(pool, start, pool.memory[start : start + size]))
+        self._begin(batch)
+        self._count()
+        return True
+
+    def _has_memory(self, read: Request) -> bool:
+        buffer = read.buffer
+        return buffer is not None and (buffer.pool is None or buffer in self._buffers)
+
+    def _take_back(self) -> None:
+        """Releases leases that were dropped."""
+        if not self.orphans.empty():
+            with contextlib.suppress(Empty):  # in one call of C: none is lost between two queues
+                self._dropped.extend(iter(self.orphans.get_nowait, self))
+        while self._dropped:
+            if (orphan := self._dropped[0]) is not None:
+                self._release(*orphan)
+            self._dropped.popleft()
+
+    def _keep_watch(self) -> None:
+        """Starts the watching thread where reads wait; one that never started does not count."""
+        watcher = self._watcher
+        if self._waiting and (watcher is None or watcher.ident is None):
+            self._watcher = threading.Thread(
+                target=self._watch, name="tensorjax-store-watch", daemon=True
+            )
+            self._watcher.start()
 
     def _watch(self) -> None:
         """Thread: reclaims dropped leases while reads wait for memory, and warns after a minute."""
         since, told = time.monotonic(), False
         while True:
-            orphan = self._orphan(wait=True)
+            orphan = None
+            with contextlib.suppress(Empty):
+                orphan = self.orphans.get(timeout=_TICK)
             with self.lock:
-                if orphan is not None:
-                    self._release(*orphan)
+                self._dropped.append(orphan)
+                self._take_back()
                 if not self._waiting or self._closed:
-                    self._watched = False
+                    self._watcher = None
                     return
                 self._admit()
                 if self.depth or self._heap:
@@ -418,13 +455,6 @@ class Queue:
                     "release leases, or open the store with a larger staging",
                     _PATIENCE, held, size,
                 )  # fmt: skip
-
-    def _orphan(self, *, wait: bool) -> tuple[Buffer, str] | None:
-        """Returns the buffer and name of a dropped lease, or None; with or without the lock."""
-        try:
-            return self.orphans.get(wait, _TICK)
-        except Empty:
-            return None
 
     def _overflow(self, batch: ReadBatch) -> None:
         """Gives reads that a write waits for memory beside the staging pool, against a deadlock."""
@@ -440,21 +470,18 @@ class Queue:
             self._attach_beside(batch)
 
     def _attach_beside(self, batch: ReadBatch) -> None:
-        memory = [Pool(request.run.size).memory for request in batch.requests]
-        self._attach(batch, None, [0] * len(memory), memory)
+        for request in batch.requests:
+            if not self._has_memory(request):
+                request.attach(None, 0, Pool(request.run.size).memory)
+        self._begin(batch)
 
-    def _attach(
-        self, batch: ReadBatch, pool: Pool | None, starts: Sequence[int], memory: Sequence[Any]
-    ) -> None:
-        batch.admitted = True
-        for request, start, part in zip(batch.requests, starts, memory, strict=True):
-            buffer = request.attach(pool, start, part)
-            batch.buffers.append(buffer)
-            if pool is not None:
-                self._buffers.add(buffer)
+    def _begin(self, batch: ReadBatch) -> None:
+        """Queues the transfers of reads that have memory; may be cut off, and called again."""
+        for request in batch.requests:
             for op in request.ops:
-                self._offer(op)
+                self._offer(op)  # what is offered twice is started once
             self._unblock(request)
+        batch.admitted = True
 
     def _release(self, buffer: Buffer, name: str) -> None:
         buffer.held.discard(name)

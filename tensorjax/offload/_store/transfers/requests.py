@@ -61,6 +61,7 @@ class Request:
         ops: Its transfers; of writes they come one by one.
         leaders: Those it had to wait for.
         followers: Those that wait for it.
+        buffer: Staging memory of a read, once it has some.
         memory: Whether it has memory; of writes always, as theirs comes before their transfers.
         waits: How many requests it waits for, and its memory.
         check: Called with each transfer that went well, outside the lock, in the thread that
@@ -69,9 +70,9 @@ class Request:
         resolve: Called once, outside the lock, when all is done or has failed.
     """
 
-    __slots__ = ("batch", "by", "check", "complete", "deadline", "error", "followers", "held",
-                 "leaders", "left", "memory", "names", "ops", "resolve", "run", "sealed", "slots",
-                 "waits", "write")  # fmt: skip
+    __slots__ = ("batch", "buffer", "by", "check", "complete", "deadline", "error", "followers",
+                 "held", "leaders", "left", "memory", "names", "ops", "resolve", "run", "sealed",
+                 "slots", "waits", "write")  # fmt: skip
 
     def __init__(
         self,
@@ -92,6 +93,7 @@ class Request:
         self.followers: list[Request] = []
         self.leaders: list[Request] = []
         self.batch: ReadBatch | None = None
+        self.buffer: Buffer | None = None
         self.waits = self.left = 0
         self.sealed = self.complete = False
         self.memory = True
@@ -131,7 +133,8 @@ class Request:
         for op in self.ops:
             op.memory = memory[op.position : op.position + op.size]
             op.pool, op.place = pool, op.position + start if pool is not None else -1
-        return Buffer(pool, start, self.run.size, memory, {*self.names})
+        self.buffer = Buffer(pool, start, self.run.size, memory, {*self.names})
+        return self.buffer
 
     def cut(self, queued: Container[int], error: BaseException) -> None:
         """Ends a request whose caller was interrupted, but for transfers that are queued or begun.
@@ -178,8 +181,12 @@ class Buffer:
 class ReadBatch:
     """Batch of reads that get their staging memory together or not at all."""
 
-    __slots__ = ("admitted", "buffers", "requests")
+    __slots__ = ("admitted", "requests")
 
     def __init__(self, requests: Sequence[Request]):
         self.requests, self.admitted = requests, False
-        self.buffers: list[Buffer] = []
+
+    @property
+    def buffers(self) -> list[Buffer]:
+        """Staging memory of all requests that have some."""
+        return [request.buffer for request in self.requests if request.buffer is not None]

@@ -1,0 +1,53 @@
+"""Draws the pictures of the page on `tensorjax.plot`, with what that page documents.
+
+Run `python docs/drawings.py` from the root of the repository (extras plot and nn).
+"""
+
+from pathlib import Path
+
+import jax
+import matplotlib
+import numpy as np
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
+from tensorjax import mera, pde, plot, tt, tucker
+
+FOLDER = Path(__file__).parent / "_static"
+
+
+def networks() -> Figure:
+    """Draws one network of every format, and a causal cone."""
+    keys = jax.random.split(jax.random.key(0), 4)
+    figure, axes = plt.subplots(2, 2, figsize=(9, 6), layout="constrained")
+    train = tt.random(keys[0], (4,) * 6, (4, 6, 8, 6, 4))
+    plot.network(train, ax=axes[0, 0])
+    plot.network(tt.random_matrix(keys[1], (2,) * 6, (3,) * 6, 5), ax=axes[0, 1])
+    plot.network(tucker.random(keys[2], (8, 9, 7), (3, 4, 2)), ax=axes[1, 0])
+    plot.network(mera.random(keys[3], (2,) * 16, 3), sites=(6, 7), ax=axes[1, 1])
+    return figure
+
+
+def densities() -> Figure:
+    """Draws a density that is rotated and sheared, its coordinates, and its rank over time."""
+    box = pde.Box.fourier(2, 64, 7.0)
+    start = pde.Gaussian(np.array([1.5, 0.0]), np.diag([1.0, 0.2]))
+    problem = pde.Liouville(np.array([[0.0, 1.0], [-1.0, 0.0]]), start, box)
+    solution = pde.integrate(problem, t1=0.8, tol=1e-5)
+    figure, axes = plt.subplots(1, 3, figsize=(10, 3.2), layout="constrained")
+    plot.marginal(solution.final, box, ax=axes[0])
+    plot.coordinates(solution.final.map, box, ax=axes[1])
+    plot.history(solution, "rank", ax=axes[2])
+    return figure
+
+
+def main() -> None:
+    """Writes the pictures beside the site's style sheet."""
+    for draw in (networks, densities):
+        draw().savefig(FOLDER / f"{draw.__name__}.png", dpi=110)
+
+
+if __name__ == "__main__":
+    main()

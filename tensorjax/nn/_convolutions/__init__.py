@@ -1,0 +1,1 @@
+"""Convolutions whose kernel is in TT, Tucker or CP format, and their conversion."""

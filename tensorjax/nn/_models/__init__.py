@@ -1,0 +1,1 @@
+"""Whole models: replacement of their layers, the way back, adapters, sizes, and a summary."""

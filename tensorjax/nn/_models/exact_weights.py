@@ -1,0 +1,93 @@
+"""Dense weights of tensorised layers in double precision on the host, for exports and errors."""
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+import opt_einsum
+from flax import nnx
+
+from tensorjax.contract._numpy_einsum import numpy_einsum
+from tensorjax.nn._convolutions.convolution_base import TensorConv
+from tensorjax.nn._dense_to_tensorised import Certificate
+from tensorjax.nn._embeddings import lookup as networks
+from tensorjax.nn._embeddings.embedding_base import Embedding
+from tensorjax.nn._general import TensorLinearGeneral
+from tensorjax.nn._linear_base import certificates
+from tensorjax.nn._parameters import check_bytes, values
+
+
+def exact_weight(layer: Any, max_bytes: int) -> np.ndarray:
+    """Contracts a tensorised layer that is not stacked to its weight, in double precision.
+
+    Raises:
+      ValueError: the weight needs more than ``max_bytes``.
+    """
+    if isinstance(layer, TensorLinearGeneral):
+        weight = exact_weight(layer.layer, max_bytes)
+        return weight.reshape(*layer.in_features, *layer.out_features)
+    graph, state = nnx.split(layer)
+    layer = nnx.merge(graph, jax.tree.map(double, state))
+    if isinstance(layer, Embedding):
+        arrays, lookup = layer._network()
+        arrays = networks.gated(lookup, arrays, values(layer.gates))
+        terms, order = lookup.terms, lookup.order
+        out = [*range(order), *(networks.column(k) for k in range(order))]
+        sides, kept = (layer.num_shape, layer.feature_shape), (layer.num_embeddings, layer.features)
+    elif isinstance(layer, TensorConv):
+        arrays, network = layer.arrays(), layer.network()
+        check_bytes(network.elements, np.float64, max_bytes)
+        weight = _contracted(arrays, network.terms, list(range(len(network.modes))))
+        shape = (layer.in_features, *layer.kernel_size, layer.out_features)
+        return np.moveaxis(weight.reshape(shape), 0, -2)
+    else:
+        arrays, network = layer.arrays(), layer.network()
+        terms, out = network.terms, list(range(len(network.modes)))
+        sides = (network.in_shape, network.out_shape)
+        kept = (layer.in_features, layer.out_features)
+    shape = (math.prod(sides[0]), math.prod(sides[1]))
+    check_bytes(math.prod(shape), np.float64, max_bytes)
+    weight = _contracted(arrays, terms, out).reshape(shape)[: kept[0], : kept[1]]
+    if getattr(layer, "padding_idx", None) is not None:
+        weight[layer.padding_idx] = 0
+    return weight
+
+
+def double(x: Any) -> np.ndarray:
+    """Copies a layer's parameter to the host in double precision."""
+    host = np.asarray(x)
+    return host.astype(np.complex128 if host.dtype.kind == "c" else np.float64)
+
+
+def _contracted(arrays: Any, terms: Any, out: list[int]) -> np.ndarray:
+    """Contracts host arrays of a layer's network in the order of its labels."""
+    text = ["".join(opt_einsum.get_symbol(label) for label in term) for term in (*terms, out)]
+    # Copied: of one operand alone NumPy returns a view.
+    return np.array(numpy_einsum(f"{','.join(text[:-1])}->{text[-1]}", *map(np.asarray, arrays)))
+
+
+def certify_export(new: Any, made: Any, exact: np.ndarray, given: Any) -> None:
+    """Stores the certificate of a dense layer: the error of rounding its weight to its dtype.
+
+    Args:
+      new: the dense layer.
+      made: its weight, as stored.
+      exact: the weight in double precision.
+      given: the layer that it was made from.
+    """
+    size = float(np.linalg.norm(exact))
+    error = float(np.linalg.norm(double(made) - exact))
+
+    def numbers(layer: Any) -> int:
+        leaves = jax.tree.leaves(nnx.state(layer, nnx.Param))
+        return sum(math.prod(leaf.shape) for leaf in leaves)
+
+    certificates[new] = Certificate(
+        error=error / size if size else 0.0,
+        bound=None,
+        least=0.0,
+        ranks=(),
+        numbers_before=numbers(given),
+        numbers=numbers(new),
+    )

@@ -1,0 +1,94 @@
+"""Replacement of one dense layer, single or stacked, by the layer that a spec describes."""
+
+import dataclasses
+from typing import Any, Literal, cast
+
+import jax
+from flax import nnx
+
+from tensorjax.nn._dense_checks import check_plain
+from tensorjax.nn._general import TensorLinearGeneral, flat
+from tensorjax.nn._models.stacked_layers import copies, lead, stacked
+from tensorjax.nn._specs import Spec
+
+Ranks = Literal["own", "shared"]
+
+
+def replacement(
+    layer: Any, spec: Spec, init: str, tol: float | None, ranks: Ranks, rngs: Any
+) -> Any:
+    """Builds the replacement of a model's dense layer: converted by SVD, or freshly drawn.
+
+    Args:
+      layer: dense, perhaps stacked.
+      spec: of the new layer.
+      init: "svd" or "random".
+      tol: relative error of every single weight, or None.
+      ranks: of stacked layers, as for `tensorjax.nn.tensorize`.
+      rngs: for "random".
+    """
+    if isinstance(layer, nnx.LinearGeneral):
+        check_plain(layer)
+        new = replacement(flat(layer), spec, init, tol, ranks, rngs)
+        return TensorLinearGeneral(new, layer.in_features, layer.out_features, layer.axis)
+    made = [_single(one, spec, init, tol, rngs) for one in copies(layer)]
+    if ranks == "shared" and len({one.ranks for one in made}) > 1:
+        most = tuple(map(max, zip(*(one.ranks for one in made), strict=True)))
+        spec = dataclasses.replace(spec, rank=most if len(most) > 1 else most[0])
+        made = [_single(one, spec, init, None, rngs) for one in copies(layer)]
+    return stacked(made, lead(layer))
+
+
+def _single(layer: Any, spec: Spec, init: str, tol: float | None, rngs: Any) -> Any:
+    """Builds the replacement of a dense layer that is not stacked."""
+    linear, conv = isinstance(layer, nnx.Linear), isinstance(layer, nnx.Conv)
+    if init == "svd":
+        convert: Any = spec.from_linear if linear else spec.from_embedding
+        convert = spec.from_conv if conv else convert
+        new, _ = convert(layer, tol=tol)
+        return new
+    check_plain(layer)
+    if conv:
+        return _with_bias(_fresh_conv(layer, spec, rngs), layer)
+    if not linear:
+        return spec.embedding(
+            layer.num_embeddings,
+            layer.features,
+            dtype=layer.dtype,
+            param_dtype=layer.embedding.dtype,
+            padding_idx=getattr(layer, "padding_idx", None),
+            rngs=rngs,
+        )
+    new = spec.linear(
+        layer.in_features,
+        layer.out_features,
+        use_bias=layer.bias is not None,
+        dtype=layer.dtype,
+        param_dtype=layer.kernel.dtype,
+        rngs=rngs,
+    )
+    return _with_bias(new, layer)
+
+
+def _fresh_conv(layer: nnx.Conv, spec: Spec, rngs: Any) -> Any:
+    names = ("padding", "input_dilation", "kernel_dilation", "dtype")
+    return spec.conv(
+        layer.in_features,
+        layer.out_features,
+        layer.kernel_size,
+        cast(Any, layer.strides),
+        use_bias=layer.bias is not None,
+        param_dtype=layer.kernel.dtype,
+        rngs=rngs,
+        **{name: getattr(layer, name) for name in names},
+    )
+
+
+def _with_bias(new: Any, layer: Any) -> Any:
+    """Hands bias and precision of a dense layer to the fresh one in its place."""
+    # Only shapes: then there is no bias to keep.
+    if layer.bias is not None and not isinstance(layer.bias.get_value(), jax.ShapeDtypeStruct):
+        new.bias = layer.bias.copy()
+    if new.precision is None:
+        new.precision = layer.precision
+    return new

@@ -1,0 +1,251 @@
+"""Candidate specs of one layer: formats, factor shapes and ranks, with parameters and errors.
+
+Errors come from the singular values of the unfoldings: a truncation to ranks r_k has a relative
+error of at most (Σ_k tail_k(r_k))^{1/2}, where tail_k(r) is the share of the energy of unfolding k
+beyond its r largest singular values (Oseledets, 2011, theorem 2.2; for Tucker: De Lathauwer, De
+Moor, Vandewalle, 2000). Fresh layers have no spectra: there the energy of the k-th singular value
+is taken to fall as 1 / k.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from flax import nnx
+
+from tensorjax import _check
+from tensorjax.nn._dense_checks import concrete
+from tensorjax.nn._embeddings.embedding_base import fold
+from tensorjax.nn._mode_factors import factor, modes
+from tensorjax.nn._models.exact_weights import double
+from tensorjax.nn._models.stacked_layers import copies
+from tensorjax.nn._specs import TT, LowRank, Spec, Tucker
+
+Modes = tuple[int, ...]
+# Squared truncation errors of a bond that candidates are made for: 60 steps from 0.9 to 1e-12.
+_ERRORS = np.geomspace(0.9, 1e-12, 60)
+# Unfoldings with a smaller side above this are not decomposed: it would take minutes.
+_LARGEST = 2048
+# Padding of a mode product beyond this share makes a fold not worth it.
+_PADDING = 1.1
+# Modes below this compress nothing.
+_SMALLEST = 4
+
+
+class Candidate(NamedTuple):
+    """Spec for one layer, with its size and error.
+
+    Attributes:
+      spec: with shapes and ranks; None leaves the layer dense.
+      numbers: parameters of the weight, gates included and bias not.
+      error: squared relative error, a bound.
+    """
+
+    spec: Spec | None
+    numbers: int
+    error: float
+
+
+def candidates(layer: Any, spec: Spec | None, known: bool) -> list[Candidate]:
+    """Lists the specs for a dense layer that are best for their size, smallest first.
+
+    Args:
+      layer: `flax.nnx.Linear` or `flax.nnx.Embed`, perhaps stacked.
+      spec: whose format and shapes are kept; None allows all, and to stay dense.
+      known: whether the weights are given; else nothing is read of them but shapes.
+    """
+    singles = copies(layer)
+    name = "embedding" if isinstance(layer, nnx.Embed) else "kernel"
+    shape = getattr(singles[0], name).shape
+    weights = [double(concrete(getattr(one, name))) for one in singles] if known else []
+    _check.finite(f"layer.{name}", weights)
+    tails = _Tails(weights, shape)
+    found = [Candidate(None, math.prod(shape), 0.0)] if spec is None else []
+    if spec is None or isinstance(spec, LowRank):
+        found += _low_rank(tails, shape, spec)
+    embedding = isinstance(layer, nnx.Embed)
+    for rows, columns in _folds(shape, spec, embedding):
+        if spec is None or isinstance(spec, TT):
+            found += _trains(tails, rows, columns, spec, embedding)
+        if not embedding and (
+            isinstance(spec, Tucker) or (spec is None and len(rows + columns) <= 4)
+        ):
+            found += _tuckers(tails, rows, columns, spec)
+    count = len(singles)
+    return _hull([c._replace(numbers=c.numbers * count) for c in found])
+
+
+class _Tails:
+    """Energy beyond the r largest singular values of unfoldings of a layer's weight, by fold."""
+
+    def __init__(self, weights: Sequence[np.ndarray], shape: tuple[int, int]):
+        self.weights = [w / np.linalg.norm(w) for w in weights if w.any()]
+        self.shape = shape
+        self.found: dict[Any, np.ndarray] = {}
+
+    def of(self, sides: tuple[int, int], key: Any, unfold: Callable[..., Any], size: Modes) -> Any:
+        """Returns tail(0), tail(1), … of an unfolding with the given rows and columns.
+
+        Args:
+          sides: rows and columns of the weight, padded.
+          key: by which the unfolding is known.
+          unfold: makes it of the padded weight.
+          size: its rows and columns.
+        """
+        if key not in self.found:
+            n = min(size)
+            if self.weights:
+                energy = np.mean([_energy(unfold(self._padded(w, sides))) for w in self.weights], 0)
+            else:
+                energy = 1 / np.arange(1, n + 1)
+            energy = np.maximum(energy, 0) / energy.sum()
+            self.found[key] = np.append(np.cumsum(energy[::-1])[::-1], 0.0)
+        return self.found[key]
+
+    def _padded(self, weight: np.ndarray, sides: tuple[int, int]) -> np.ndarray:
+        return np.pad(weight, [(0, n - m) for n, m in zip(sides, weight.shape, strict=True)])
+
+
+def _energy(matrix: np.ndarray) -> np.ndarray:
+    """Returns the squared singular values of a matrix, the largest first, by its Gram matrix."""
+    if matrix.shape[0] > matrix.shape[1]:
+        matrix = matrix.T
+    return np.maximum(np.linalg.eigvalsh(matrix @ matrix.conj().T)[::-1], 0)
+
+
+def _low_rank(tails: _Tails, shape: tuple[int, int], spec: Any) -> Iterator[Candidate]:
+    n, m = shape
+    tail = tails.of(shape, ("cut", 1, n, m), lambda w: w, shape)
+    for rank in range(1, len(tail)):
+        made = LowRank(rank, **({} if spec is None else {"init": spec.init}))
+        yield Candidate(made, rank * (n + m + 1), float(tail[rank]))
+
+
+def _folds(shape: tuple[int, int], spec: Any, embedding: bool) -> list[tuple[Modes, Modes]]:
+    """Lists the folds of a layer's rows and columns to try: those of its spec, or all good ones."""
+    n, m = shape
+    if isinstance(spec, LowRank):
+        return []
+    if embedding:
+        if spec is not None and (spec.num_shape or spec.feature_shape or spec.order):
+            return [fold(n, m, spec.num_shape, spec.feature_shape, spec.order)]
+        pairs = [fold(n, m, None, None, order) for order in (2, 3, 4)]
+        return [p for p in pairs if _fits(p[0], n) and _fits(p[1], m)]
+    given = spec is not None and (spec.in_shape or spec.out_shape or spec.order)
+    # As layers do where they choose: the largest modes at both ends.
+    usual = (
+        modes(n, spec and spec.in_shape, spec and spec.order, "in_shape"),
+        modes(m, spec and spec.out_shape, spec and spec.order, "out_shape"),
+    )
+    usual = (usual[0], usual[1] if spec is not None and spec.out_shape else usual[1][::-1])
+    if given:
+        return [usual]
+    orders = [(p, q) for p in (1, 2, 3) for q in (1, 2, 3)]
+    found = [(factor(n, p), factor(m, q)[::-1]) for p, q in orders]
+    good = [f for f in found if _fits(f[0], n) and _fits(f[1], m) and len(f[0] + f[1]) > 2]
+    return list(dict.fromkeys([usual, *good]))
+
+
+def _fits(sizes: Modes, n: int) -> bool:
+    return math.prod(sizes) <= _PADDING * n and (len(sizes) == 1 or min(sizes) >= _SMALLEST)
+
+
+def _trains(
+    tails: _Tails, rows: Modes, columns: Modes, spec: Any, embedding: bool
+) -> Iterator[Candidate]:
+    """Yields trains of one fold, their ranks chosen by one threshold for all bonds."""
+    sides = (math.prod(rows), math.prod(columns))
+    if embedding:
+        order = len(rows)
+        axes = [axis for k in range(order) for axis in (k, order + k)]
+        sizes = tuple(m * n for m, n in zip(rows, columns, strict=True))
+    else:
+        axes, sizes = list(range(len(rows + columns))), rows + columns
+    bonds = []
+    for k in range(1, len(sizes)):
+        left, right = math.prod(sizes[:k]), math.prod(sizes[k:])
+        if min(left, right) > _LARGEST:
+            return
+        whole = embedding and (rows, columns, k)  # of linear layers the cut alone matters
+        key = ("cut", *(whole or (left,)), *sides) if whole or left != sides[0] else (
+            "cut", 1, *sides
+        )  # fmt: skip
+        bonds.append(
+            tails.of(
+                sides,
+                key,
+                lambda w, left=left: w.reshape(*rows, *columns).transpose(axes).reshape(left, -1),
+                (left, right),
+            )
+        )
+    options = {} if spec is None else _kept(spec)
+    names = ("num_shape", "feature_shape") if embedding else ("in_shape", "out_shape")
+    for error in _ERRORS:
+        ranks = _ranks(bonds, error, sizes)
+        made = TT(ranks or 1, **options | dict(zip(names, (rows, columns), strict=True)))
+        full = (1, *ranks, 1)
+        numbers = sum(full[k] * n * full[k + 1] for k, n in enumerate(sizes)) + sum(ranks)
+        lost = sum(float(tail[r]) for tail, r in zip(bonds, ranks, strict=True))
+        yield Candidate(made, numbers, min(lost, 1.0))
+
+
+def _ranks(bonds: Sequence[np.ndarray], error: float, sizes: Modes) -> Modes:
+    """Returns the ranks that leave at most ``error`` on every bond, such as a train can have."""
+    ranks = [max(1, int(np.argmax(tail <= error))) for tail in bonds]
+    for k in range(len(ranks)):
+        ranks[k] = min(ranks[k], (ranks[k - 1] if k else 1) * sizes[k])
+    for k in reversed(range(len(ranks))):
+        after = ranks[k + 1] if k + 1 < len(ranks) else 1
+        ranks[k] = min(ranks[k], after * sizes[k + 1])
+    return tuple(ranks)
+
+
+def _tuckers(tails: _Tails, rows: Modes, columns: Modes, spec: Any) -> Iterator[Candidate]:
+    sides, sizes = (math.prod(rows), math.prod(columns)), rows + columns
+    if max(sizes) > _LARGEST:
+        return
+    each = [
+        tails.of(
+            sides,
+            ("mode", k, rows, columns),
+            lambda w, k=k, n=n: np.moveaxis(w.reshape(sizes), k, 0).reshape(n, -1),
+            (n, math.prod(sizes) // n),
+        )
+        for k, n in enumerate(sizes)
+    ]
+    options = {} if spec is None else _kept(spec)
+    for error in _ERRORS:
+        ranks = tuple(max(1, int(np.argmax(tail <= error))) for tail in each)
+        numbers = math.prod(ranks) + sum((n + 1) * r for n, r in zip(sizes, ranks, strict=True))
+        lost = sum(float(tail[r]) for tail, r in zip(each, ranks, strict=True))
+        made = Tucker(ranks, **options | {"in_shape": rows, "out_shape": columns})
+        yield Candidate(made, numbers, min(lost, 1.0))
+
+
+def _kept(spec: Any) -> dict[str, Any]:
+    """Returns the options of a spec that are not its ranks or shapes."""
+    return {
+        name: value
+        for name, value in vars(spec).items()
+        if name not in ("rank", "order", "in_shape", "out_shape", "num_shape", "feature_shape")
+    }
+
+
+def _hull(found: Sequence[Candidate]) -> list[Candidate]:
+    """Selects the lower convex hull of error over size, the smallest candidate first."""
+    hull: list[Candidate] = []
+    for new in sorted(found, key=lambda c: (c.numbers, c.error)):
+        if hull and new.error >= hull[-1].error:
+            continue
+        while len(hull) > 1 and slope(hull[-2], new) >= slope(hull[-2], hull[-1]):
+            hull.pop()
+        if hull and hull[-1].numbers == new.numbers:
+            hull.pop()
+        hull.append(new)
+    return hull
+
+
+def slope(a: Candidate, b: Candidate) -> float:
+    """Returns the fall of the squared error per parameter from one candidate to a larger one."""
+    return (a.error - b.error) / max(b.numbers - a.numbers, 1)

@@ -1,0 +1,97 @@
+"""Summary table of a tensorised model: layers, modes, ranks, parameters, compression."""
+
+import math
+from typing import Any
+
+import jax
+from flax import nnx
+
+from tensorjax.nn._convolutions.convolution_base import TensorConv
+from tensorjax.nn._embeddings.embedding_base import Embedding
+from tensorjax.nn._linear_base import TensorLinear
+from tensorjax.nn._models.stacked_layers import lead
+from tensorjax.nn._models.traversal import places
+
+
+def summary(model: object) -> str:
+    """Formats a table of a tensorised model's layers: shapes, ranks, parameters, compression.
+
+    Args:
+      model: any NNX module.
+
+    Returns:
+      A text: one line per layer, shared ones once, with path, class, features, modes, ranks, the
+      parameters of a dense layer, the parameters now, and their ratio; the last line is the whole
+      model.
+
+    Example:
+      >>> from flax import nnx
+      >>> from tensorjax import nn
+      >>> layer = nn.TT(rank=4).linear(64, 96, rngs=nnx.Rngs(0))
+      >>> print(nn.summary(nnx.List([layer])))
+      path  layer     features  modes       ranks  dense  numbers  ratio
+      0     TTLinear  64 → 96   8·8 | 8·12  4 4 4  6,240      444   14.1
+      all                                          6,240      444   14.1
+
+    Source: ours.
+    """
+    rows, saved = [], 0
+    for layer, paths in places(model).values():
+        if isinstance(layer, TensorLinear | TensorConv | Embedding | nnx.Linear | nnx.Embed):
+            sizes, bias = _sizes(layer)
+            dense, now = (math.prod(sizes) + bias) * math.prod(lead(layer)), numbers(layer)
+            saved += dense - now
+            name, features = type(layer).__name__, f"{sizes[0]} → {sizes[1]}"
+            rows.append((paths[0], name, features, *_folds(layer), *_counts(dense, now)))
+        elif isinstance(getattr(layer, "kernel", None), nnx.Variable):
+            own = [v for v in vars(layer).values() if isinstance(v, nnx.Param)]
+            now = sum(math.prod(v.shape) for v in own)
+            rows.append((paths[0], type(layer).__name__, "as it is", "", "", *_counts(now, now)))
+    total = numbers(model)
+    rows.append(("all", "", "", "", "", *_counts(total + saved, total)))
+    return table(("path", "layer", "features", "modes", "ranks", "dense", "numbers", "ratio"), rows)
+
+
+def _sizes(layer: Any) -> tuple[tuple[int, int], int]:
+    """Returns a layer's rows and columns as a matrix and its bias length, for the summary."""
+    if isinstance(layer, Embedding | nnx.Embed):
+        return (layer.num_embeddings, layer.features), 0
+    window = math.prod(layer.kernel_size) if isinstance(layer, TensorConv) else 1
+    return (
+        window * layer.in_features,
+        layer.out_features,
+    ), 0 if layer.bias is None else layer.out_features
+
+
+def _folds(layer: Any) -> tuple[str, str]:
+    """Returns modes and ranks of a model's layer for the summary; empty for a dense one."""
+    if isinstance(layer, TensorLinear):
+        sides = (layer.in_shape, layer.out_shape)
+    elif isinstance(layer, TensorConv):
+        sides = (layer.modes[:-1], layer.modes[-1:])
+    elif isinstance(layer, Embedding):
+        sides = (layer.num_shape, layer.feature_shape)
+    else:
+        return "", ""
+    modes = " | ".join("·".join(map(str, side)) for side in sides)
+    return modes, " ".join(map(str, layer.ranks))
+
+
+def _counts(dense: int, now: int) -> tuple[str, str, str]:
+    return f"{dense:,}", f"{now:,}", f"{dense / now:.3g}" if now else ""
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """Formats the summary of a model as text columns; the last three are right-aligned."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = []
+    for row in (head, *rows):
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        cells[-3:] = [cell.strip().rjust(len(cell)) for cell in cells[-3:]]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def numbers(model: Any) -> int:
+    """Counts the parameters of a model, as in the summary of a tensorised one."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))

@@ -1,0 +1,33 @@
+"""Drawings of networks, ranks, spectra, densities, coordinates, memory and shards (matplotlib).
+
+Every function draws into ``ax``, or into new axes without it, and returns the axes, so that titles,
+limits and files stay the caller's: ``plot.network(t).figure.savefig("train.svg")``.
+
+Example:
+  >>> import matplotlib
+  >>> matplotlib.use("Agg")
+  >>> from tensorjax import plot, tt
+  >>> ax = plot.network(tt.ones((2, 3, 4)))
+  >>> ax.get_title()
+  'TT, 9 entries'
+"""
+
+from tensorjax import _extras
+
+with _extras.needed_by("tensorjax.plot"):
+    from tensorjax.plot._densities import coordinates, history, marginal
+    from tensorjax.plot._memory import memory, shards
+    from tensorjax.plot._networks import network
+    from tensorjax.plot._spectra import ranks, singular_values
+
+__all__ = [
+    "coordinates",
+    "history",
+    "marginal",
+    "memory",
+    "network",
+    "ranks",
+    "shards",
+    "singular_values",
+]
+__dir__ = __all__.copy  # for `dir`: the public names alone

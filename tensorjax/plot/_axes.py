@@ -1,0 +1,33 @@
+"""Axes to draw into, and colours shared by all drawings."""
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+
+from tensorjax import _check
+
+# Colour-blind safe (Okabe and Ito): blue, orange, green, vermilion, purple, sky.
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9")
+INK, PALE = "#333333", "#dfe6ea"
+
+
+def axes_of(ax: Axes | None, width: float = 6.4, height: float = 3.6) -> Axes:
+    """Returns the axes to draw into: those given, or new ones of this size in inches.
+
+    Raises:
+      TypeError: ``ax`` is something else, such as a figure or an array of axes.
+    """
+    if ax is None:
+        return plt.subplots(figsize=(width, height), layout="constrained")[1]
+    if not isinstance(ax, Axes):
+        raise TypeError(f"ax: expected matplotlib's Axes or None, got {type(ax).__name__}")
+    return ax
+
+
+def concrete(name: str, x: object) -> None:
+    """Checks that what is to be drawn holds values.
+
+    Raises:
+      TypeError: it is traced.
+    """
+    if _check.is_traced(x):
+        raise TypeError(f"{name}: expected concrete arrays; draw outside jit, vmap and grad")

@@ -1,0 +1,1 @@
+"""Integrals of functions by cross approximation at the nodes of quadrature rules."""

@@ -1,0 +1,354 @@
+"""Integrals of functions of many variables by cross approximation on the nodes of a rule."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+
+from tensorjax import _check
+from tensorjax._formats.trains import TT
+from tensorjax._typing import HostArray, Key
+from tensorjax.tt._cross.cross import CrossInfo, cross
+from tensorjax.tt._evaluation.evaluate import evaluate
+from tensorjax.tt._quadrature.domain import checked_atol, checked_domain, checked_points
+from tensorjax.tt._quadrature.node_sets import (
+    NodeSet,
+    gauss_nodes,
+    trapezoidal_nodes,
+    weighted_sum,
+)
+
+QuadratureRule = Literal["gauss-kronrod", "gauss-legendre", "trapezoidal"]
+IntegrateStatus = Literal[
+    "converged", "quadrature", "precision", "jumps", "max_rank", "budget", "max_sweeps", "stalled",
+    "stopped", "zero", "unseen",
+]  # fmt: skip
+_ADVICE: dict[str, str] = {
+    "converged": "",
+    "quadrature": "the rule has too few points for f: raise points=, split the domain where f or a "
+    'derivative jumps, or take rule="trapezoidal" with points=2**30',
+    "precision": "the integral is so small beside f that roundoff hides it: give atol=, an "
+    "absolute error to reach, or ask for less accuracy",
+    "jumps": "f has few values, so what random points missed would be wrong by as much as f is "
+    "large: ask for less accuracy, or split the domain where f jumps",
+}
+# Most points to which a rule is refined.
+_MOST = 255
+_CHECKED = 500  # points at which the train is compared with f, at nodes and between them
+_UNRESOLVED = 0.1  # relative error between the nodes from which on the series is not believed
+_ROUNDOFF = 1e-12  # relative to f, for which no refinement helps
+_TRIES = 12
+_LEAST = 20  # evaluations worth a try
+
+
+@dataclasses.dataclass(frozen=True)
+class IntegrateInfo:
+    """Report of an integral by cross approximation: status, error and its parts, evaluations.
+
+    Attributes:
+      status: "converged"; "quadrature": the rule's own error is above the tolerance; "precision":
+        the integral is too small beside f for roundoff; "jumps": f has few values, and random
+        points tell no more about its integral; or the status of `tensorjax.tt.cross` that kept
+        the train from its accuracy.
+      error: estimated absolute error, the sum of the two below; of the largest component if f has
+        several. inf where the cross approximation cannot know its error.
+      quadrature_error: estimated one dimension at a time: for Gauss rules from the decay of the
+        Legendre series of the integral over all others, and from f at random points between the
+        nodes if that differs from the polynomial through them by a tenth; for trapezoidal ones from
+        the rule on half of the points. Structure between nodes that no random point meets escapes.
+      cross_error: from f at points drawn with the weights, to which the train was not fitted: mean
+        of the difference and two of its standard errors.
+      evaluations: points at which f was evaluated, all tries together.
+      points: of the rule, one number a dimension.
+      ranks: TT-ranks of the train of f.
+      cross: `CrossInfo` of the last cross approximation.
+      seconds: time taken.
+      advice: what to do next, in words; empty if converged.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import tt
+      >>> f = lambda x: np.exp(-x.sum(axis=1))
+      >>> value, info = tt.integrate(f, [(0, 1)] * 5, tol=1e-4)
+      >>> info.status, info.error <= 1e-4 * value, info.points
+      ('converged', True, (15, 15, 15, 15, 15))
+
+    Source: ours.
+    """
+
+    status: IntegrateStatus
+    error: float
+    quadrature_error: float
+    cross_error: float
+    evaluations: int
+    points: tuple[int, ...]
+    ranks: tuple[int, ...]
+    cross: CrossInfo
+    seconds: float
+    advice: str
+
+
+class _Try(NamedTuple):
+    """One cross approximation and the integral that it gives."""
+
+    value: Any
+    size: float
+    by_dimension: np.ndarray
+    unresolved: float
+    cross_error: float
+    jumps: bool
+    info: CrossInfo
+    points: tuple[int, ...]
+    train: TT
+
+    @property
+    def quadrature_error(self) -> float:
+        return max(float(self.by_dimension.sum()), self.unresolved)
+
+    @property
+    def error(self) -> float:
+        return self.quadrature_error + self.cross_error
+
+
+def integrate(
+    f: Callable[[Any], Any],
+    domain: Sequence[Any],
+    *,
+    tol: float,
+    atol: float = 0.0,
+    key: Key | None = None,
+    rule: QuadratureRule = "gauss-kronrod",
+    points: int | Sequence[int] | None = None,
+    max_rank: int | None = None,
+    max_evaluations: int | None = None,
+    vectorized: bool = True,
+    jit: bool | Literal["auto"] = "auto",
+) -> tuple[float | complex | HostArray, IntegrateInfo]:
+    """Integrates a function over a box by cross approximation at the nodes of a product rule.
+
+    The values of f at all nodes are a tensor, of which `tensorjax.tt.cross` makes a train from few
+    evaluations; the integral is its inner product with the weights. Tolerances of the cross
+    approximation and numbers of nodes follow the measured errors.
+
+    Args:
+      f: maps points (batch, d) to values (batch,), or to (batch, m) for m integrals at once; real
+        or complex, of NumPy or JAX.
+      domain: d pairs (low, high), finite; or one pair, of one dimension.
+      tol: relative error of the integral (of the largest one of several).
+      atol: absolute error that suffices, for integrals that may be zero.
+      key: `jax.random.key` of the cross approximation; of seed 0 if None.
+      rule: "gauss-kronrod" or "gauss-legendre", for smooth functions; "trapezoidal" on a quantics
+        grid, for functions that vary on many scales.
+      points: nodes a dimension, one number or one a dimension: odd ones of at least 3 for
+        "gauss-kronrod", powers of 2 from 4 to 2^53 for "trapezoidal". If None, as many as the
+        measured error asks for, up to 255 (2^20 for "trapezoidal").
+      max_rank: of the train; no limit if None.
+      max_evaluations: of f, at least 20; no limit if None.
+      vectorized: False if f takes one point (d,).
+      jit: whether to compile f; see `tensorjax.tt.cross`.
+
+    Returns:
+      The integral, a number or NumPy array (m,), and an `IntegrateInfo` with status and error.
+
+    Raises:
+      ValueError: a domain that is infinite, empty or reversed, numbers of points that the rule does
+        not have, NaN or Inf in values of f, a tolerance below 10 eps of their dtype.
+      TypeError: a call under a JAX transformation.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import tt
+      >>> f = lambda x: 2.0**5 / (1 + 2 * x.sum(axis=1))
+      >>> value, info = tt.integrate(f, [(0, 1)] * 5, tol=1e-5)
+      >>> exact = -65205 * np.log(3) - 6250 * np.log(5) + 24010 * np.log(7) + 14641 * np.log(11)
+      >>> info.status, bool(abs(value - exact / 24) < 1e-4)
+      ('converged', True)
+
+    Source: S. Dolgov, D. Savostyanov, "Parallel cross interpolation for high-precision calculation
+    of high-dimensional integrals", Comput. Phys. Commun. 246 (2020); Y. Núñez Fernández et al.,
+    "Learning Feynman diagrams with tensor trains", Phys. Rev. X 12, 041018 (2022).
+    Ours: the errors, and that tolerances and nodes follow them.
+    """
+    started = time.perf_counter()
+    ends = checked_domain(domain)
+    goal = _Goal(_check.tolerance(tol, np.float64), checked_atol(atol))
+    counts, adapted = checked_points(points, rule, len(ends))
+    key = jax.random.key(0) if key is None else key
+    budget = (
+        None
+        if max_evaluations is None
+        else _check.integer("max_evaluations", max_evaluations, low=20)
+    )
+    options = {"key": key, "max_rank": max_rank, "vectorized": vectorized, "jit": jit}
+    used, fit_tol, best, before = 0, goal.tol, None, None
+    for _ in range(_TRIES):
+        left = None if budget is None else budget - used
+        problem = _Problem(f, ends, _nodes(rule, ends, counts), counts, vectorized)
+        found, spent = _tried(problem, fit_tol, left, before, options)
+        used += spent
+        if best is None or found.points != best.points or found.error <= best.error:
+            best = found
+        wanted = goal(found.value)
+        spent_all = budget is not None and budget - used < _LEAST
+        if found.error <= wanted or found.info.status != "converged" or found.jumps or spent_all:
+            break
+        finer = _refined(counts, found, wanted, rule) if adapted else counts
+        lower = _fit_tolerance(fit_tol, found, wanted)
+        if finer != counts:
+            counts, before = finer, None
+        elif lower is not None:
+            fit_tol, before = lower, found.train
+        else:
+            break
+    assert best is not None
+    return best.value, _info(best, goal(best.value), used, time.perf_counter() - started)
+
+
+class _Goal(NamedTuple):
+    """Absolute error that an integral is to have, by its value."""
+
+    tol: float
+    atol: float
+
+    def __call__(self, value: Any) -> float:
+        return max(self.tol * float(np.max(np.abs(value))), self.atol)
+
+
+class _Problem(NamedTuple):
+    """A function and the nodes at which it is integrated."""
+
+    f: Callable[[Any], Any]
+    ends: list[tuple[float, float]]
+    nodes: NodeSet
+    counts: tuple[int, ...]
+    vectorized: bool
+
+    def of_index(self, index: Any) -> Any:
+        """Value of f at a batch of multi-indices, or at one."""
+        if self.vectorized:
+            return self.f(self.nodes.points(index))
+        return self.f(self.nodes.points(index[None])[0])
+
+    def values(self, points: np.ndarray) -> np.ndarray:
+        found = self.f(points) if self.vectorized else [self.f(x) for x in points]
+        return np.asarray(found)
+
+
+def _tried(
+    problem: _Problem, tol: float, budget: int | None, x0: TT | None, options: dict[str, Any]
+) -> tuple[_Try, int]:
+    """Runs the cross approximation once; returns the integral and the evaluations."""
+    nodes = problem.nodes
+    check = _CHECKED if budget is None else min(_CHECKED, budget // 6)
+    checks = check * (1 if nodes.interpolated is None else 2)
+    limit = None if budget is None else budget - checks
+    t, info = cross(problem.of_index, nodes.shape, tol=tol, max_evaluations=limit, x0=x0, **options)
+    cores = [np.asarray(c, np.result_type(c.dtype, np.float64)) for c in t.cores]
+    value = weighted_sum(nodes.weights, cores)
+    volume = math.prod(b - a for a, b in problem.ends)
+    rng = _check.host_generator(jax.random.fold_in(options["key"], 1))
+    drawn = nodes.draw(rng, check)
+    true = problem.values(nodes.points(drawn))
+    error = volume * _mean_error(true - _fitted(t, drawn, true))
+    size = volume * float(np.max(np.sqrt(np.mean(np.abs(true) ** 2, axis=0))))
+    # The share of f's norm that random entries may have missed; infinite where that is not known.
+    missed = info.error_std**2 * size if math.isfinite(info.error_std) else math.inf
+    jumps = missed > error and info.error_std > 2 * max(tol, info.error)
+    if not math.isfinite(info.error + info.error_std):
+        error, jumps = math.inf, False
+    unresolved = _between(problem, cores, rng, check) * volume
+    found = _Try(
+        value=value,
+        size=size,
+        by_dimension=nodes.rule_errors(cores),
+        unresolved=unresolved,
+        cross_error=error + (missed if jumps else 0.0),
+        jumps=jumps,
+        info=info,
+        points=problem.counts,
+        train=t,
+    )
+    return found, info.evaluations + checks
+
+
+def _between(problem: _Problem, cores: Any, rng: np.random.Generator, count: int) -> float:
+    """Error of the mean of the polynomial through the nodes if it is far from f between them."""
+    if problem.nodes.interpolated is None:
+        return 0.0
+    shares = rng.random((count, len(problem.ends)))
+    low, high = np.array(problem.ends).T
+    true = problem.values(low + (high - low) * shares)
+    off = true - problem.nodes.interpolated(cores, shares)
+    far = np.abs(off).max() > _UNRESOLVED * np.sqrt(np.mean(np.abs(true) ** 2))
+    return _mean_error(off) if far else 0.0
+
+
+def _mean_error(off: np.ndarray) -> float:
+    """Mean of differences and two of its standard errors; the largest of all components."""
+    spread = 2 * off.std(axis=0) / math.sqrt(max(len(off) - 1, 1))
+    return float(np.max(np.abs(off.mean(axis=0)) + spread))
+
+
+def _fitted(t: TT, drawn: np.ndarray, true: np.ndarray) -> np.ndarray:
+    """Entries of a train at multi-indices, all components of f at each."""
+    if true.ndim == 1:
+        return np.asarray(evaluate(t, drawn))
+    count = true.shape[1]
+    last = np.tile(np.arange(count), len(drawn))[:, None]
+    index = np.concatenate([np.repeat(drawn, count, axis=0), last], axis=1)
+    return np.asarray(evaluate(t, index)).reshape(-1, count)
+
+
+def _refined(counts: tuple[int, ...], found: _Try, wanted: float, rule: str) -> tuple[int, ...]:
+    """Doubles the nodes in the dimensions whose rule is not accurate enough."""
+    share = wanted / (2 * len(counts))
+    errors = found.by_dimension
+    if found.unresolved > wanted / 2 and not (errors > share).any():
+        errors = np.full(len(counts), math.inf)  # which dimension it is, is not known
+    finer = [2 * n + (rule == "gauss-kronrod") for n in counts]
+    return tuple(
+        m if error > share and m <= _MOST else n
+        for n, m, error in zip(counts, finer, errors, strict=True)
+    )
+
+
+def _fit_tolerance(tol: float, found: _Try, wanted: float) -> float | None:
+    """Returns a smaller tolerance of the cross approximation, or None if that would not help."""
+    if found.cross_error <= wanted / 2:
+        return None  # the rule is at fault
+    least = 20 * float(np.finfo(np.asarray(found.train.cores[0]).dtype).eps)
+    if tol <= least:
+        return None
+    return max(least, tol * min(0.1, wanted / (4 * found.cross_error)))
+
+
+def _info(found: _Try, wanted: float, evaluations: int, seconds: float) -> IntegrateInfo:
+    status: Any = "converged"
+    if found.error > wanted:
+        status = found.info.status
+        if status == "converged":
+            rule = found.quadrature_error >= found.cross_error
+            status = "quadrature" if rule else "jumps" if found.jumps else "precision"
+            status = "precision" if found.error <= _ROUNDOFF * found.size else status
+    return IntegrateInfo(
+        status=status,
+        error=found.error,
+        quadrature_error=found.quadrature_error,
+        cross_error=found.cross_error,
+        evaluations=evaluations,
+        points=found.points,
+        ranks=found.info.ranks,
+        cross=found.info,
+        seconds=seconds,
+        advice=_ADVICE.get(status, found.info.advice),
+    )
+
+
+def _nodes(rule: str, ends: list[tuple[float, float]], counts: tuple[int, ...]) -> NodeSet:
+    if rule == "trapezoidal":
+        return trapezoidal_nodes(ends, [n.bit_length() - 1 for n in counts])
+    return gauss_nodes(ends, rule, counts)

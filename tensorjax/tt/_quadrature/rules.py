@@ -1,0 +1,87 @@
+"""Nodes and weights of Gauss–Legendre and Gauss–Kronrod rules, and errors by Legendre series."""
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+from numpy.polynomial import legendre
+
+# Coefficients below this part of the largest one are roundoff.
+_ROUNDOFF = 1e-15
+
+
+class Rule(NamedTuple):
+    """Quadrature rule on [−1, 1].
+
+    Attributes:
+      nodes: (n,) ascending.
+      weights: (n,), positive.
+      series: (n, n) from values at the nodes to coefficients of Legendre polynomials.
+      degree: of polynomials for which it is exact.
+    """
+
+    nodes: np.ndarray
+    weights: np.ndarray
+    series: np.ndarray
+    degree: int
+
+    def error(self, values: np.ndarray) -> float:
+        """Estimates the rule's error for a function from its values at the nodes, (n,) or (n, m).
+
+        The coefficients of its Legendre series decay by some factor from degree to degree, at
+        least: those above the rule's degree are extrapolated from the last half of the known ones.
+        """
+        columns = values[:, None] if values.ndim == 1 else values
+        c = np.abs(self.series @ columns).max(axis=1)
+        largest, n = c.max(), len(c)
+        if not largest:
+            return 0.0
+        tail = np.maximum.accumulate(c[::-1])[::-1]  # largest coefficient from a degree on
+        late = max(tail[max(n - 2, 0)], _ROUNDOFF * largest)
+        middle = max(tail[n // 2], late)
+        if late <= 10 * _ROUNDOFF * largest:
+            return float(late)
+        decay = min((late / middle) ** (1 / max(n - 2 - n // 2, 1)), 0.99)
+        # At most twice the last one: slow series alternate, and their rules do not sum them up.
+        return float(2 * late * min(1.0, decay ** (self.degree + 3 - n) / (1 - decay)))
+
+    def interpolation(self, x: np.ndarray) -> np.ndarray:
+        """Matrix (m, n) from values at the nodes to those of their polynomial at x (m,)."""
+        return legendre.legvander(x, len(self.nodes) - 1) @ self.series
+
+
+def _rule(nodes: np.ndarray, degree: int) -> Rule:
+    series = np.linalg.inv(legendre.legvander(nodes, len(nodes) - 1))
+    return Rule(nodes, 2 * series[0], series, degree)
+
+
+@functools.cache
+def gauss_legendre(points: int) -> Rule:
+    """Gauss–Legendre rule."""
+    return _rule(legendre.leggauss(points)[0], 2 * points - 1)
+
+
+@functools.cache
+def gauss_kronrod(points: int) -> Rule:
+    """Gauss–Kronrod rule of 2 n + 1 points, which contain those of the Gauss rule of n points.
+
+    The nodes added are the zeros of Stieltjes' polynomial E of degree n + 1, which with P_n is
+    orthogonal to all polynomials of degree n. Its Legendre coefficients solve linear equations.
+    """
+    n = points // 2
+    gauss = legendre.leggauss(n)[0]
+    fine, w = legendre.leggauss((3 * n) // 2 + 3)  # exact for all products below
+    p = legendre.legvander(fine, n + 1)
+    products = p[:, : n + 1].T @ ((w * p[:, n])[:, None] * p)
+    odd = np.arange(n + 2) % 2 == (n + 1) % 2  # E is even or odd
+    unknown = np.flatnonzero(odd[: n + 1])
+    c = np.zeros(n + 2)
+    c[n + 1] = 1
+    c[unknown] = np.linalg.lstsq(products[:, unknown], -products[:, n + 1], rcond=None)[0]
+    added = np.sort(legendre.legroots(c).real)
+    slope = legendre.legder(c)
+    for _ in range(2):  # Newton steps: eigenvalues have lost a few digits
+        added = added - legendre.legval(added, c) / legendre.legval(added, slope)
+    nodes = np.empty(2 * n + 1)
+    nodes[::2], nodes[1::2] = added, gauss
+    return _rule((nodes - nodes[::-1]) / 2, 3 * n + 1)

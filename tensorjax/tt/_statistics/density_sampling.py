@@ -1,0 +1,98 @@
+"""Samples of multi-indices from the entries of a non-negative train, by inverse transform."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import _check, linalg
+from tensorjax._cores.contraction import einsum
+from tensorjax._formats.trains import TT
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import NUMPY
+from tensorjax._transfer import on_device
+
+
+def mass_is_positive(t: TT, total: Any) -> None:
+    """Checks, where it is concrete, that a train's entries have a positive sum."""
+    if not _check.is_traced(total) and not total > 0:
+        raise ValueError(
+            f"t: expected a density, entries with a positive sum, got one of sign {float(total)}; "
+            "for |t|² pass squared=True"
+        )
+
+
+def is_real(t: TT) -> None:
+    """Checks that a train that is to be a density is real."""
+    if jnp.issubdtype(t.dtype, jnp.complexfloating):
+        raise TypeError(
+            f"t: expected a real train as a density, got {t.dtype}; take tt.real(t), or pass "
+            "squared=True for |t|²"
+        )
+
+
+def sums_to_the_right(t: TT) -> tuple[list[Any], list[Any], Any]:
+    """Sums the modes of a train from the right, in NumPy if its cores are: vectors at its bonds.
+
+    Returns:
+      Vectors (r_k,) for k = 1 … d, scaled to be near one; the factors, one a core, by which they
+      were divided, whose product is the sum of all entries but for its sign; and that.
+    """
+    xp = np if linalg.is_host(t.cores[0]) else jnp
+    real = linalg.factor_dtype(t.dtype)
+    held, out, factors = xp.ones(1, real), [], []
+    for core in reversed(t.cores):
+        out.append(held)
+        held = einsum("rns,s->r", core.astype(real), held)
+        size = xp.max(xp.abs(held))
+        factors.append(xp.where(size > 0, size, 1).astype(real))
+        held = held / factors[-1]
+    return out[::-1], factors[::-1], xp.sign(held[0])
+
+
+def sample_entries(key: jax.Array, t: TT, count: int) -> tuple[Any, Any]:
+    """Draws multi-indices with probability t_i / Σ t; returns them and the sign of the sum."""
+    if choose_kernel("tt.sample(squared=False)", (t.cores[0], key, t)) is not NUMPY:
+        return _sample_compiled(key, t, count)
+    real = linalg.factor_dtype(t.dtype)
+    noise = np.asarray(jax.random.uniform(key, (t.order, count), real))
+    host = TT._unchecked(tuple(map(np.asarray, t.cores)))
+    drawn, sign = _transformed(host, noise)
+    return on_device([drawn.astype(jax.dtypes.canonicalize_dtype(int))])[0], sign
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _sample_compiled(key: jax.Array, t: TT, count: int) -> tuple[jax.Array, jax.Array]:
+    noise = jax.random.uniform(key, (t.order, count), linalg.factor_dtype(t.dtype))
+    drawn, sign = _transformed(t, noise)
+    return drawn.astype(jax.dtypes.canonicalize_dtype(int)), sign
+
+
+def _transformed(t: TT, noise: Any) -> tuple[Any, Any]:
+    """Samples of a density from uniform variates (d, count): cumulative sums are inverted.
+
+    One mode after the other by its conditional weights, of which negative ones count as zero. Where
+    none is positive, −1 stands for this mode and those after it.
+    """
+    xp = np if linalg.is_host(t.cores[0]) else jnp
+    real = linalg.factor_dtype(t.dtype)
+    rights, _, sign = sums_to_the_right(t)
+    left = xp.ones((noise.shape[1], 1), real)
+    alive = xp.ones(noise.shape[1], bool)
+    drawn = []
+    for core, right, u in zip(t.cores, rights, noise, strict=True):
+        rows = einsum("br,rns->bns", left, core.astype(real))
+        weights = einsum("bns,s->bn", rows, right)
+        sums = xp.cumsum(xp.where(weights > 0, weights, 0), axis=1)
+        total = sums[:, -1]
+        alive = alive & (total > 0) & xp.isfinite(total)
+        # The last index of positive weight, where roundoff puts the variate at the very end.
+        last = xp.argmax(sums == total[:, None], axis=1)
+        index = xp.minimum(xp.sum(sums <= (u * total)[:, None], axis=1), last)
+        left = xp.take_along_axis(rows, index[:, None, None], axis=1)[:, 0]
+        size = xp.max(xp.abs(left), axis=1, keepdims=True)
+        left = left / xp.where(size > 0, size, 1).astype(real)
+        drawn.append(xp.where(alive, index, -1))
+    return xp.stack(drawn, axis=1), sign

@@ -1,0 +1,174 @@
+"""Trains over the digits of quantics grids: from automata, and products over dimensions."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import _check, linalg
+from tensorjax._cores.contraction import einsum
+from tensorjax._cores.unfoldings import absorb, join, merge, times_right
+from tensorjax._formats.trains import TT, TTMatrix
+from tensorjax.tt.quantics.grids import QuanticsGrid, fused_counts, places
+
+# What a state of an automaton leads to at a digit: blocks (b,) of a train, (b, b) of a TT-matrix.
+Step = Mapping[tuple[Any, Any], Any]
+
+
+def digits_of(grid: QuanticsGrid) -> tuple[int, ...]:
+    """Returns the number of digits of each dimension of a quantics grid."""
+    return grid.bits if isinstance(grid.bits, tuple) else (grid.bits,) * grid.dims
+
+
+def sizes_of(grid: QuanticsGrid) -> tuple[int, ...]:
+    """Returns the number of points of each dimension of a quantics grid."""
+    return tuple(grid.base**n for n in digits_of(grid))
+
+
+def grid_places(grid: QuanticsGrid) -> list[tuple[int, int]]:
+    """Returns dimension and level of all digits of a quantics grid, in their order."""
+    return places(digits_of(grid), grid.interleaved)
+
+
+def checked_grid(grid: Any) -> QuanticsGrid:
+    """Checks a quantics grid argument."""
+    if not isinstance(grid, QuanticsGrid):
+        raise TypeError(f"grid: expected a tt.quantics_grid, got {type(grid).__name__}")
+    return grid
+
+
+def automaton(steps: Sequence[Step], start: Mapping[Any, Any], end: Mapping[Any, Any]) -> list[Any]:
+    """Builds the cores of a train over digits from an automaton that reads them left to right.
+
+    A bond's indices are the states that some start reaches and that reach some end, so ranks count
+    states that matter.
+
+    Args:
+      steps: for each digit, blocks by pairs of states (before, after).
+      start: weights of the states before the first digit.
+      end: weights of the states after the last one.
+
+    Returns:
+      Host cores; of rank one and zero if no start reaches an end.
+    """
+    modes = np.shape(next(iter(steps[0].values())))
+    reached = [[s for s in start if start[s] != 0]]
+    for step in steps:
+        now = {b for (a, b), x in step.items() if a in reached[-1] and np.any(x)}
+        reached.append(sorted(now, key=str))
+    reached[-1] = [s for s in reached[-1] if end.get(s, 0) != 0]
+    for k in range(len(steps) - 1, -1, -1):
+        leads = {a for (a, b), x in steps[k].items() if b in reached[k + 1] and np.any(x)}
+        reached[k] = [s for s in reached[k] if s in leads]
+    if not all(reached):
+        return [np.zeros((1, *modes, 1)) for _ in steps]
+    nothing = np.zeros(modes)
+    cores = []
+    for step, before, after in zip(steps, reached[:-1], reached[1:], strict=True):
+        rows = [np.stack([step.get((a, b), nothing) for b in after], -1) for a in before]
+        cores.append(np.stack(rows).reshape(len(before), -1, len(after)))
+    cores[0] = absorb(np.array([[start[s] for s in reached[0]]]), cores[0])
+    cores[-1] = times_right(cores[-1], np.array([[end[s]] for s in reached[-1]]))
+    return [c.reshape(c.shape[0], *modes, c.shape[-1]) for c in cores]
+
+
+def over_dimensions(grid: QuanticsGrid, factors: Sequence[Sequence[Any] | None]) -> list[Any]:
+    """Multiplies trains over the digits of single dimensions to one over all digits of a grid.
+
+    Args:
+      grid: whose order of digits counts.
+      factors: for every dimension the cores over its digits, of a train or of a TT-matrix, or None
+        for ones or the identity. Right ends may be open: the last bond has all of them then.
+
+    Returns:
+      Cores, one a digit. A bond's rank is the product of those of the factors.
+    """
+    axes = next(f[0].ndim for f in factors if f is not None) - 2
+    plain = np.ones(grid.base) if axes == 1 else np.eye(grid.base)
+    open_ranks = [1] * grid.dims
+    cores = []
+    for dim, level in grid_places(grid):
+        factor = factors[dim]
+        core = plain[None, ..., None] if factor is None else factor[level]
+        cores.append(_beside(open_ranks, dim, core))
+        open_ranks[dim] = core.shape[-1]
+    return cores
+
+
+def _beside(ranks: Sequence[int], dim: int, core: Any) -> Any:
+    """Lets a core of one dimension pass the bonds of the others: identities beside it."""
+    above, below = int(np.prod(ranks[:dim])), int(np.prod(ranks[dim + 1 :]))
+    if above == below == 1:
+        return core
+    xp = np if isinstance(core, np.ndarray) else jnp
+    a, b = xp.eye(above, dtype=core.dtype), xp.eye(below, dtype=core.dtype)
+    modes = "mn"[: core.ndim - 2]
+    out = einsum(f"ax,r{modes}s,by->arb{modes}xsy", a, core, b)
+    (r, *n, s) = core.shape
+    return out.reshape(above * r * below, *n, above * s * below)
+
+
+def fused(grid: QuanticsGrid, cores: Sequence[Any]) -> list[Any]:
+    """Merges the cores over single digits to those over the modes of a grid, if it is fused."""
+    if not grid.fused:
+        return list(cores)
+    out, at = [], 0
+    for count in fused_counts(digits_of(grid)):
+        group = list(cores[at : at + count])
+        out.append(merge(group) if group[0].ndim == 3 else _merged_matrices(group))
+        at += count
+    return out
+
+
+def _merged_matrices(cores: Sequence[Any]) -> Any:
+    out = cores[0]
+    for core in cores[1:]:
+        (r, m, n, _), (_, k, j, s) = out.shape, core.shape
+        out = join(out, core).transpose(0, 1, 3, 2, 4, 5).reshape(r, m * k, n * j, s)
+    return out
+
+
+def parameter(name: str, value: Any, dtype: Any = None) -> tuple[Any, Any]:
+    """Checks the numbers that a train is made of; returns them, and the dtype of the train.
+
+    Concrete ones are NumPy's in double precision, with which cores are computed on the host.
+    """
+    if _check.is_traced(value):
+        x = jnp.asarray(value)
+        x = x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(_check.inexact_dtype(None))
+        kind = x.dtype
+    else:
+        x = np.asarray(value)
+        typed = hasattr(value, "dtype") and jnp.issubdtype(x.dtype, jnp.inexact)
+        kind = x.dtype if typed else np.result_type(x.dtype, np.float64)
+        kind = jax.dtypes.canonicalize_dtype(kind)
+        complex_ = jnp.issubdtype(x.dtype, jnp.complexfloating)
+        x = x.astype(np.complex128 if complex_ else np.float64)
+        _check.finite(name, x)
+    found = kind if dtype is None else _check.inexact_dtype(dtype)
+    if jnp.iscomplexobj(x) and not jnp.issubdtype(found, jnp.complexfloating):
+        raise TypeError(f"dtype: expected a complex one for complex {name}, got {found}")
+    return (x, found) if isinstance(x, np.ndarray) else (x.astype(found), found)
+
+
+def like(constants: Any, x: Any) -> Any:
+    """Casts constants of a grid to what a train's parameters are: NumPy's, or JAX's in a dtype."""
+    return constants.astype(x.dtype) if linalg.is_host(x) else jnp.asarray(constants, x.dtype)
+
+
+def built(kind: type[Any], grid: QuanticsGrid, cores: Sequence[Any], dtype: Any = None) -> Any:
+    """Makes a train of cores over digits: modes of the grid, JAX's arrays, one dtype."""
+    dtype = _check.inexact_dtype(dtype)
+    return kind._unchecked(tuple(jnp.asarray(c, dtype) for c in fused(grid, cores)))
+
+
+def train(grid: QuanticsGrid, cores: Sequence[Any], dtype: Any = None) -> TT:
+    """Makes a TT on a quantics grid from cores over its digits."""
+    return built(TT, grid, cores, dtype)
+
+
+def matrix(grid: QuanticsGrid, cores: Sequence[Any], dtype: Any = None) -> TTMatrix:
+    """Makes a TT-matrix on a quantics grid from cores over its digits."""
+    return built(TTMatrix, grid, cores, dtype)

@@ -1,0 +1,142 @@
+"""Choice of format, shapes and ranks for a model, by size and by error."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from tensorjax import nn
+
+
+def numbers(model: Any) -> int:
+    return sum(p.size for p in jax.tree.leaves(nnx.state(model, nnx.Param)))
+
+
+def decaying(n: int, m: int, share: float, seed: int = 0) -> nnx.Linear:
+    """A dense layer whose singular values fall by a factor."""
+    rng, k = np.random.default_rng(seed), min(n, m)
+    u, v = (np.linalg.qr(rng.standard_normal((side, k)))[0] for side in (n, m))
+    layer = nnx.Linear(n, m, rngs=nnx.Rngs(0))
+    layer.kernel.set_value(jnp.asarray((u * share ** np.arange(k)) @ v.T, jnp.float32))
+    return layer
+
+
+def model(seed: int = 0) -> nnx.Sequential:
+    rngs = nnx.Rngs(seed)
+    train = nn.to_linear(nn.TTLinear(48, 60, rank=4, order=2, rngs=rngs))
+    blocks = nnx.vmap(lambda key: nnx.Linear(60, 60, rngs=nnx.Rngs(key)))(
+        jax.random.split(jax.random.key(seed), 2)
+    )
+    attention = nnx.MultiHeadAttention(2, 48, decode=False, rngs=rngs)
+    embed = nnx.Embed(200, 48, rngs=rngs)
+    return nnx.Sequential(
+        embed, attention, decaying(48, 48, 0.7), train, blocks, nnx.Linear(60, 5, rngs=rngs)
+    )
+
+
+@pytest.mark.parametrize("init", ["svd", pytest.param("random", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ratio", [1.5, 5.0, pytest.param(12.0, marks=pytest.mark.slow)])
+def test_a_model_gets_the_size_that_is_asked_for(ratio: float, init: Any):
+    dense = model()
+    rngs = nnx.Rngs(1) if init == "random" else None
+    small = nn.tensorize(dense, ratio=ratio, init=init, rngs=rngs)
+    choice = nn.choose(dense, ratio=ratio, init=init)
+    assert numbers(small) <= choice.size <= numbers(dense) / ratio
+    # What is known by spectra may come out smaller; ranks are steps.
+    assert choice.size >= 0.85 * numbers(dense) / ratio
+    if init == "svd":
+        for path, certificate in nn.certificates(small).items():
+            assert certificate.error <= choice.errors[path.removesuffix("/layer")] + 1e-5
+    assert nn.summary(small)
+
+
+def test_formats_follow_the_spectra():
+    chosen = nn.choose(model(), tol=1e-3)
+    kinds = {path: type(spec).__name__ for path, spec in chosen.items()}
+    assert kinds["layers/2"] == "LowRank"
+    assert kinds["layers/3"] == "TT"
+    assert kinds["layers/0"] == kinds["layers/4"] == "NoneType"  # nothing to gain: dense
+    small = nn.tensorize(model(), "auto", tol=1e-3)
+    for certificate in nn.certificates(small).values():
+        assert certificate.error <= 1e-3 == certificate.bound
+    text = str(chosen)
+    assert "layers/3" in text
+    assert text.splitlines()[-1].split() == ["all", f"{chosen.size:,}"]
+
+
+def test_the_best_layers_get_the_parameters():
+    """At one size the sum of squared errors is below that of equal ranks."""
+    dense = nnx.Sequential(decaying(40, 40, 0.5), decaying(40, 40, 0.95, 1))
+    equal = nn.tensorize(dense, {"*": nn.LowRank(10)})
+    chosen = nn.tensorize(dense, {"*": nn.LowRank()}, size=numbers(equal))
+    assert numbers(chosen) <= numbers(equal)
+
+    def lost(model: Any) -> float:
+        return sum(c.error**2 for c in nn.certificates(model).values())
+
+    assert lost(chosen) < 0.8 * lost(equal)
+
+
+def test_rules_fix_formats_shapes_and_ranks():
+    dense = model()
+    rules = {
+        "layers/0": nn.TT(rank=2, order=2),
+        "layers/2": nn.TT(in_shape=(6, 8), out_shape=(8, 6)),
+        "layers/3": nn.Tucker(order=2),
+        "layers/4": nn.LowRank(),
+        "*": None,
+    }
+    choice = nn.choose(dense, rules, size=numbers(dense) // 2)
+    small = nn.tensorize(dense, choice)
+    assert numbers(small) <= choice.size <= numbers(dense) // 2
+    assert small.layers[0].ranks == (2,)
+    assert small.layers[2].in_shape == (6, 8)
+    assert isinstance(small.layers[3], nn.TuckerLinear)
+    assert isinstance(small.layers[5], nnx.Linear)
+    same = nn.tensorize(dense, rules, size=numbers(dense) // 2)
+    assert nnx.graphdef(same) == nnx.graphdef(small)
+    tied = nnx.Sequential(decaying(40, 40, 0.9), nnx.Linear(40, 40, rngs=nnx.Rngs(0)))
+    tied.layers[1].kernel = tied.layers[0].kernel
+    pair = nn.tensorize(tied, ratio=3)
+    assert pair.layers[0].cores[0] is pair.layers[1].cores[0]
+    assert numbers(tied) / 4 < numbers(pair) <= numbers(tied) / 3
+
+
+def test_one_rank_for_all():
+    small = nn.tensorize(model(), rank=3)
+    assert small.layers[3].ranks == (3, 3, 3)
+    small = nn.tensorize(model(), {"layers/3": nn.Tucker(order=1), "*": nn.LowRank(2)}, rank=3)
+    assert small.layers[3].ranks == (3, 3)
+    assert small.layers[2].ranks == (2,)
+
+
+def test_bad_targets_are_named():
+    dense = model()
+    with pytest.raises(ValueError, match="size: expected at least"):
+        nn.tensorize(dense, size=100)
+    for wrong in (-1, 0, float("nan"), "3", True):
+        with pytest.raises(ValueError, match="ratio: expected a positive number"):
+            nn.tensorize(dense, ratio=wrong)  # type: ignore
+    with pytest.raises(ValueError, match="expected one of rank=, size=, ratio= and tol=, got size"):
+        nn.tensorize(dense, size=1000, ratio=3)
+    with pytest.raises(ValueError, match="got ratio and tol"):
+        nn.tensorize(dense, ratio=3, tol=0.1)
+    with pytest.raises(ValueError, match='rank: expected None with rules="auto"'):
+        nn.tensorize(dense, "auto", rank=3)
+    with pytest.raises(ValueError, match='expected size=, ratio= or tol= with "auto"'):
+        nn.tensorize(dense, "auto")
+    with pytest.raises(ValueError, match="layers/2: expected a spec with its rank"):
+        nn.tensorize(dense, {"layers/2": nn.CP()}, ratio=1.5)
+    with pytest.raises(ValueError, match="size: expected one of size="):
+        nn.choose(dense)
+    with pytest.raises(ValueError, match='or "auto", got'):
+        nn.choose(dense, "all", ratio=2)  # type: ignore
+    with pytest.raises(TypeError, match="expected an NNX module"):
+        nn.choose([dense], ratio=2)
+    abstract = nnx.eval_shape(lambda: nnx.Sequential(nnx.Linear(40, 40, rngs=nnx.Rngs(0))))
+    with pytest.raises(TypeError, match="layers/0: layer: expected concrete parameters"):
+        nn.choose(abstract, ratio=2)
+    assert nn.choose(abstract, ratio=2, init="random").size <= 820

@@ -1,0 +1,156 @@
+"""Integrals by cross approximation: values, measured errors, statuses, wrong arguments."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tensorjax import tt
+from tensorjax.tt._quadrature.rules import gauss_kronrod, gauss_legendre
+
+
+@pytest.mark.parametrize("points", [3, 4, 7, 15, 21, 63, 127])
+def test_rules_are_exact_to_their_degree(points):
+    for rule in (
+        (gauss_legendre(points), gauss_kronrod(points)) if points % 2 else (gauss_legendre(points),)
+    ):
+        moments = rule.weights @ np.polynomial.legendre.legvander(rule.nodes, rule.degree)
+        assert np.abs(moments - 2 * np.eye(1, rule.degree + 1)).max() < 1e-13
+        assert (rule.weights > 0).all()
+        assert (np.diff(rule.nodes) > 0).all()
+
+
+def plane_wave(rng, d):
+    w, s = rng.normal(size=d), float(rng.normal())
+    exact = np.exp(1j * s) * np.prod([(np.exp(1j * k) - 1) / (1j * k) for k in w])
+    return lambda x: np.exp(1j * (x @ w + s)), [(0, 1)] * d, exact
+
+
+def gaussian(rng, d):
+    a, c = rng.uniform(1, 30, d), rng.uniform(0.2, 0.8, d)
+    root = np.sqrt(a)
+    terms = [math.erf(r * (1 - m)) + math.erf(r * m) for r, m in zip(root, c, strict=True)]
+    exact = np.prod(np.sqrt(np.pi) / 2 / root * np.array(terms))
+    return lambda x: np.exp(-((x - c) ** 2) @ a), [(0, 1)] * d, exact
+
+
+def rational(rng, d):
+    """Genz's corner peak, by its closed form: an alternating sum over the corners."""
+    a = rng.uniform(0.1, 0.6, d)
+    corners = np.stack(np.meshgrid(*[[0, 1]] * d, indexing="ij"), -1).reshape(-1, d)
+    signs = (-1.0) ** corners.sum(1)
+    exact = (signs / (1 + corners @ a)).sum() / (math.factorial(d) * np.prod(a))
+    return lambda x: (1 + x @ a) ** (-d - 1.0), [(0, 1)] * d, exact
+
+
+@pytest.mark.parametrize("family", [plane_wave, gaussian, rational])
+@pytest.mark.parametrize("rule", ["gauss-kronrod", "gauss-legendre", "trapezoidal"])
+def test_drawn_integrals_have_the_error_that_is_measured(family, rule):
+    rng = np.random.default_rng(len(rule))
+    for d in (1, 2, 4) if rule != "trapezoidal" else (1, 2):
+        f, domain, exact = family(rng, d)
+        points = 2**24 if rule == "trapezoidal" else None
+        value, info = tt.integrate(f, domain, tol=1e-7, rule=rule, points=points)
+        assert info.status == "converged", info
+        assert abs(value - exact) <= 3e-7 * abs(exact)
+        assert abs(value - exact) <= 3 * info.error + 1e-13 * abs(exact)
+
+
+def test_shifted_domains_and_several_components():
+    def f(x):
+        return np.stack([x[:, 0] ** 2 * x[:, 1], np.exp(x[:, 2]), np.zeros(len(x))], axis=1)
+
+    value, info = tt.integrate(f, [(-1, 2), (0, 2), (1, 3)], tol=1e-9)
+    assert info.status == "converged"
+    assert np.allclose(value, [3 * 2 * 2, 3 * 2 * (np.e**3 - np.e), 0], rtol=1e-9)
+    single, _ = tt.integrate(lambda x: x[0] * 2.0, (0, 3), tol=1e-9, vectorized=False)
+    assert single == pytest.approx(9)
+    traced, info = tt.integrate(lambda x: jnp.exp(-x.sum(1)), [(0, 1)] * 3, tol=1e-9)
+    assert traced == pytest.approx((1 - np.exp(-1)) ** 3)
+
+
+def test_two_to_the_sixty_points():
+    def f(x):
+        return np.cos(40 * x[:, 0] + 3 * x[:, 1]) * np.exp(-x[:, 1])
+
+    exact = ((np.exp(40j) - 1) / 40j * (np.exp(3j - 1) - 1) / (3j - 1)).real
+    value, info = tt.integrate(f, [(0, 1)] * 2, tol=1e-7, rule="trapezoidal", points=2**30)
+    assert info.status == "converged"
+    assert info.points == (2**30, 2**30)
+    assert abs(value - exact) < 1e-7 * abs(exact)
+    assert info.evaluations < 10_000
+
+
+@pytest.mark.slow
+def test_ten_dimensions_as_published():
+    """−5.49604152 of 21 nodes a dimension, as of xfac and TensorCrossInterpolation.jl."""
+
+    def f(x):
+        return 1000 * np.cos(10 * (x**2).sum(1)) * np.exp(-(x.sum(1) ** 4) / 1000)
+
+    value, _ = tt.integrate(f, [(-1, 1)] * 10, tol=1e-9, rule="gauss-legendre", points=21)
+    assert abs(value + 5.4960415218) < 1e-8
+
+
+def test_what_cannot_be_known_is_said():
+    jump, info = tt.integrate(
+        lambda x: 1.0 * (x[:, 0] > 0.3), [(0, 1)] * 2, tol=1e-8, rule="trapezoidal", points=2**30
+    )
+    assert info.status == "jumps"
+    assert abs(jump - 0.7) <= info.error
+    _, info = tt.integrate(lambda x: 1.0 * (x[:, 0] > 0.3), [(0, 1)] * 2, tol=1e-8)
+    assert info.status == "quadrature"
+    assert info.advice
+    _, info = tt.integrate(lambda x: 0 * x[:, 0], [(-1, 1)] * 6, tol=1e-8)
+    assert info.status == "zero"
+    assert info.error == math.inf
+    _, info = tt.integrate(lambda x: x.sum(1), [(-1, 1)] * 3, tol=1e-8)
+    assert info.status == "precision"
+    _, info = tt.integrate(lambda x: np.sin(x.sum(1)), [(-1, 1)] * 3, tol=1e-8, atol=1e-9)
+    assert info.status == "converged"
+    # A fixed rule with too few points: structure between the nodes.
+    _, info = tt.integrate(lambda x: np.cos(90 * x[:, 0]) ** 2, [(0, 1)] * 2, tol=1e-6, points=15)
+    assert info.status == "quadrature"
+
+
+def test_budgets_are_kept():
+    calls = []
+
+    def f(x):
+        calls.append(len(x))
+        return np.cos(5 * (x**2).sum(1))
+
+    _, info = tt.integrate(f, [(-1, 1)] * 6, tol=1e-9, max_evaluations=3000)
+    assert info.status == "budget"
+    assert sum(calls) <= 3000
+
+
+@pytest.mark.parametrize(
+    ("message", "domain", "options"),
+    [
+        ("finite ends", [(0, math.inf)], {}),
+        ("low < high", [(1, 0)], {}),
+        ("low < high", [(0, 0)], {}),
+        ("low < high", [(0, math.nan)], {}),
+        ("pairs", [0, 1, 2], {}),
+        ("pairs", [], {}),
+        ("pairs", "abc", {}),
+        ("tol", [(0, 1)], {"tol": 0.0}),
+        ("atol", [(0, 1)], {"atol": -1.0}),
+        ("rule", [(0, 1)], {"rule": "simpson"}),
+        ("odd", [(0, 1)], {"points": 4}),
+        ("powers of 2", [(0, 1)], {"points": 9, "rule": "trapezoidal"}),
+        ("one number or 1", [(0, 1)], {"points": [9, 9]}),
+        ("max_evaluations", [(0, 1)], {"max_evaluations": 3}),
+    ],
+)
+def test_wrong_arguments_are_named(message, domain, options):
+    with pytest.raises(ValueError, match=message):
+        tt.integrate(lambda x: x[:, 0], domain, **{"tol": 1e-3, **options})
+
+
+def test_traced_domains_are_refused():
+    with pytest.raises(TypeError, match="traced"):
+        jax.jit(lambda a: tt.integrate(lambda x: x[:, 0], [(0, a)], tol=1e-3)[0])(1.0)
