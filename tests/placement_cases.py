@@ -480,6 +480,7 @@ EXEMPT: dict[Any, dict[str, str]] = {
     optim: {
         **dict.fromkeys(("labels", "ranks", "size", "status"), _NUMPY),
         "shrink_model": "`shrink` in place",
+        **dict.fromkeys(("load", "save"), "files"),
     },
     pde: {
         **dict.fromkeys(("affine", "affine_generator", "field_motion"), "maps, of NumPy arrays"),
