@@ -44,7 +44,7 @@ def drawn(seed: int) -> tuple[dict[str, Any], jax.Array]:
 
 
 @pytest.mark.parametrize(
-    "seed", [pytest.param(s, marks=pytest.mark.slow if s > 5 else ()) for s in range(18)]
+    "seed", [pytest.param(s, marks=pytest.mark.slow if s > 3 else ()) for s in range(18)]
 )
 def test_outputs_are_those_of_the_dense_convolution(seed: int):
     options, x = drawn(seed)

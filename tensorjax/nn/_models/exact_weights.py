@@ -62,7 +62,10 @@ def double(x: Any) -> np.ndarray:
 
 def _contracted(arrays: Any, terms: Any, out: list[int]) -> np.ndarray:
     """Contracts host arrays of a layer's network in the order of its labels."""
-    text = ["".join(opt_einsum.get_symbol(label) for label in term) for term in (*terms, out)]
+    # Renumbered: those of embeddings are large, and NumPy takes ASCII letters alone.
+    labels = sorted({label for term in terms for label in term})
+    letter = {label: opt_einsum.get_symbol(k) for k, label in enumerate(labels)}
+    text = ["".join(letter[label] for label in term) for term in (*terms, out)]
     # Copied: of one operand alone NumPy returns a view.
     return np.array(numpy_einsum(f"{','.join(text[:-1])}->{text[-1]}", *map(np.asarray, arrays)))
 
