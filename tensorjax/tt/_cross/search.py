@@ -49,9 +49,10 @@ _NEAR_OFFERED = 16
 # Local maxima that tell whether the train has found all of f: so many at least, each with this
 # share of the largest entry or more.
 _LEAST_TOPS, _TOP = 3, 0.1
-# Residuals of this part of the tolerance, relative to the root mean square of f, need no pivot; one
-# that is roundoff makes the interpolation useless.
-_NEEDLESS = 1e-3
+# Residuals of these parts of the tolerance, relative to the root mean square of f, need no pivot;
+# one that is roundoff makes the interpolation useless. The second, if the error is at few entries alone:
+# where it is large, smaller pivots do not lead.
+_NEEDLESS = (1e-6, 1e-3)
 # Errors so many times the tolerance, and this large beside the root mean square of f, at few
 # entries while all others are below the tolerance, tell of a function that jumps.
 _ALONE, _LARGE = 10, 0.1
@@ -330,7 +331,8 @@ class Search:
 
     def _least(self) -> float:
         """Returns the residual below which no pivot of the search serves the tolerance asked."""
-        return max(self._floor(), _NEEDLESS * self._options.tol * self.held.rms)
+        part = _NEEDLESS[self.held.rest <= self._options.tol]
+        return max(self._floor(), part * self._options.tol * self.held.rms)
 
     def _measure(self, sets: Sets, *, follow: bool = True) -> Estimate:
         """Estimates the error of the search's present train; keeps it if it is the best."""
