@@ -19,4 +19,12 @@ EXPERIMENTS = (
         quick="60 s",
         packages=("optax",),
     ),
+    Experiment(
+        name="comera/compress",
+        module="experiments.comera.compress",
+        paper="Yang et al., NeurIPS 2024, arXiv 2405.14377",
+        summary="images: rank_adaptive(compress_to=) beside one rank and low rank, equal sizes",
+        quick="60 s",
+        packages=("flax", "optax", "scikit-learn"),
+    ),
 )

@@ -38,6 +38,7 @@ from tensorjax import _extras
 with _extras.needed_by(__name__):
     from tensorjax.optim._adaptive import rank_adaptive
     from tensorjax.optim._canonical_gates import canonical
+    from tensorjax.optim._checkpoints import load, save
     from tensorjax.optim._importance_cuts import prune
     from tensorjax.optim._shrink import shrink, shrink_model
     from tensorjax.optim._sizes_and_ranks import ranks, size
@@ -49,9 +50,11 @@ __all__ = [
     "Status",
     "canonical",
     "labels",
+    "load",
     "prune",
     "rank_adaptive",
     "ranks",
+    "save",
     "shrink",
     "shrink_model",
     "size",

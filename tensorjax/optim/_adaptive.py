@@ -1,5 +1,6 @@
 """Rank-adaptive training (CoMERA): an Optax wrapper that minimises loss and model size."""
 
+import inspect
 from typing import Any
 
 import jax
@@ -13,6 +14,8 @@ from tensorjax.optim._prune import Gates
 from tensorjax.optim._rank_adaptive_options import Options, Switch, Weight, known
 from tensorjax.optim._size_polynomial import Measure, checked, polynomial, total
 from tensorjax.optim._state import UNKNOWN, RankAdaptiveState
+from tensorjax.optim._target_cuts import sizes_of_all
+from tensorjax.optim._target_update import towards_target
 from tensorjax.optim._tensorised_leaves import Layout, Stacks, gated
 from tensorjax.optim._trial_cuts import fresh
 from tensorjax.optim._update import Step
@@ -42,13 +45,25 @@ def rank_adaptive(
     late_threshold: Weight | None = None,
     mix: Weight = 0.1,
     loss_decay: float = 0.99,
+    compress_to: float | None = None,
+    size: float | None = None,
+    by: int | None = None,
+    chance: float | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Wraps an Optax optimiser to minimise loss and model size together, which finds the ranks.
 
-    With gates D on the bonds of tensorised layers, ρ_k the number of gates of bond k above the
-    threshold τ, and S the size of the layers at these ranks (`size`), a polynomial such as
-    Σ_k n_k ρ_{k−1} ρ_k, the surrogate Ŝ is the same polynomial of ‖D_k‖₁. The gradient handed to
-    ``inner`` is that of
+    **To a target size**: ``rank_adaptive(inner, compress_to=10, by=800)`` cuts a model that begins
+    with larger ranks down to ten times fewer parameters than dense by update 800. Nothing else is
+    to be chosen: gates are multiplied into the cores, bonds go into the basis of their singular
+    vectors (`canonical`, here within jit), optimiser moments go along, and the indices that the
+    loss would miss least for the parameters they take (`prune`; by squared gradients that are there
+    anyhow) are set to zero, a few at a time. Let about a third of the updates follow ``by``, and
+    begin at about twice the size that is to stay.
+
+    **The paper's two stages**, without these options: with gates D on the bonds of tensorised
+    layers, ρ_k the number of gates of bond k above the threshold τ, and S the size of the layers at
+    these ranks (`size`), a polynomial such as Σ_k n_k ρ_{k−1} ρ_k, the surrogate Ŝ is the same
+    polynomial of ‖D_k‖₁. The gradient handed to ``inner`` is that of
 
     - early stage:  L + γ Ŝ + β Σ ‖G‖²
     - late stage:   max{w₁ (L − L₀), w₂ (S − S₀)} + ρ (L + Ŝ) + β Σ ‖G‖²
@@ -95,6 +110,14 @@ def rank_adaptive(
         they are to the loss: ``lambda n: jnp.where(n < deadline, 0.01, 1e6)``, or gradually.
       mix: ρ.
       loss_decay: of the moving average of the loss, which is bias-corrected.
+      compress_to: how many times fewer parameters than the dense model the whole model is to have,
+        gates, biases and dense layers counted; dense layers have the sizes of the modes.
+      size: in place of ``compress_to``, the size that the tensorised layers are to have, in units
+        of the measure, as `size` counts it.
+      by: update by which that is met; needed with either of the two.
+      chance: the loss of a model that has learnt nothing, such as log(classes); None estimates it
+        from the first loss, if the first gradients look like those of an untrained model. Give it
+        where training begins with a trained or converted model.
 
     All weights, ``late_threshold`` and ``proximal`` may be schedules: functions of the number of
     updates so far.
@@ -123,11 +146,23 @@ def rank_adaptive(
       >>> float(state.count), float(state.size)
       (1.0, 27.0)
 
-    A cut of the late stage, which is any step of it in which gates die, is on trial until the next
-    losses show whether the model still works. Chance is near the first loss of the training. Where
-    half of what was gained since is lost, the gates come back as they were, and half as many
-    may die in the next cut; where not one may, or the loss is near chance for another reason, size
-    is not pressed on. `status` says so.
+    A run to a target size, and what came of it:
+      >>> optimizer = optim.rank_adaptive(optax.sgd(1e-2), size=18, by=4)
+      >>> state = optimizer.init(params)
+      >>> gradients = optax.tree.ones_like(params)
+      >>> for _ in range(4):
+      ...     updates, state = optimizer.update(gradients, state, params, value=jnp.array(0.3))
+      ...     params = optax.apply_updates(params, updates)
+      >>> optim.size(params), optim.status(state).status
+      (18, 'converged')
+
+    A cut of the late stage, or to a target, which is any step of it in which gates die, is on trial
+    until the next losses show whether the model still works. Chance is near the first loss of a
+    training that begins from nothing. Where half of what was gained since is lost, the gates come
+    back as they were, and half as many may die in the next cut (twice as many again after one that
+    is kept); where not one may, or the loss is near chance for another reason, size is not pressed
+    on. Where training begins with a trained model, chance is known by ``chance`` alone, and without
+    it no cut is undone. `status` says what happened, and which option to change.
 
     It goes outermost: around `optax.chain`, `optax.partition`, `optax.masked`, since what is done
     to its updates afterwards would undo the zeros; only `optax.lookahead` has to be around it.
@@ -150,11 +185,15 @@ def rank_adaptive(
     until S ≤ S₀, so that the end is within one index of a bond of it (with ``keep_one=False``,
     within one layer, where a bond becomes empty). Their threshold may grow (``late_threshold``). S
     counts the column modes of TT-matrices, which the released program leaves out, and its surrogate
-    is Ŝ, where the program has the mean of the live gates.
+    is Ŝ, where the program has the mean of the live gates. Training to a target size is ours; its
+    schedule is that of Zhu and Gupta (arXiv 1710.01878). Layers of CP have no other basis, and are
+    cut as they are; a dead index does not come back, but for cuts that are undone.
     """
     options = Options(**{k: v for k, v in locals().items() if k != "inner"})
     options.check()
     checked(measure)
+    if compress_to is not None or size is not None or by is not None:
+        options = options.towards_target(_DEFAULTS)
     if measure == "flops":
         _check.integer("rows", rows, low=1)
     found: Any = inner
@@ -169,7 +208,7 @@ def rank_adaptive(
     def init(params: Any) -> RankAdaptiveState:
         # optax.tree_map_params asks with a stand-in that holds no parameters.
         if type(params).__name__ == "_ParamsPlaceholder":
-            return _fresh(1.0, options, inner.init(params), params, 0)
+            return _fresh(1.0, options, inner.init(params), params, params, 0)
         layout = _trainable(params, keep_one)
         full = total(layout, [layer.ranks for layer in layout.layers], measure, rows)
         leaves = jax.tree.leaves(params)
@@ -178,30 +217,44 @@ def rank_adaptive(
         gates = Gates.of(layout)
         flat = gates.join([leaves[k] for k in layout.gates])
         form = polynomial(layout, measure, rows)
-        size = form.of_living(gates.per_bond(flat > threshold))
-        saved = jax.tree.unflatten(
-            jax.tree.structure(params),
-            [jnp.zeros_like(x) if k in layout.gates else None for k, x in enumerate(leaves)],
+        live = form.of_living(gates.per_bond(flat > options.threshold))
+        like = [jnp.zeros_like(x) if k in layout.gates else None for k, x in enumerate(leaves)]
+        structure = jax.tree.structure(params)
+        saved = jax.tree.unflatten(structure, like)
+        worth = jax.tree.unflatten(
+            structure,
+            [None if x is None or by is None else x.astype(jnp.float32) for x in like],
         )
-        state = _fresh(float(full), options, inner.init(params), saved, flat.size)
+        state = _fresh(float(full), options, inner.init(params), saved, worth, flat.size)
+        if by is not None:
+            target = _target(layout, leaves, options)
+            ranks = jnp.sum(flat != 0).astype(jnp.float32)
+            whole = live + ranks if compress_to is not None else live
+            target = jnp.asarray(target).astype(jnp.float32)
+            state = state._replace(size_target=target, met=whole <= target)
         _check_proximal(state.inner, proximal)
         if keep_one:
             ones = np.minimum(gates.lengths, 1).astype(np.float32)
             state = state._replace(least=form.of_living(jnp.array(ones)))
         parts = sum(len(layer.cores) + len(layer.gates) for layer in layout.layers)
-        return state._replace(size=size, rests=jnp.ones((parts,), bool))
+        smallest = jnp.min(flat, where=flat != 0, initial=jnp.inf).astype(jnp.float32)
+        return state._replace(
+            size=live, full=live + 0, smallest=smallest, rests=jnp.ones((parts,), bool)
+        )
 
     def update(
         updates: Any, state: Any, params: Any = None, **extra: Any
     ) -> tuple[Any, RankAdaptiveState]:
         _check_lookahead(params)
         value = _loss(extra)
-        step = Step.of(options, updates, params, state, value)
 
         def descend(gradients: Any) -> tuple[Any, Any]:
             with jax.numpy_dtype_promotion("standard"):  # Optax mixes dtypes, and means to
                 return inner.update(gradients, state.inner, params, **extra)
 
+        if options.schedule is not None:
+            return towards_target(options, updates, params, state, value, descend)
+        step = Step.of(options, updates, params, state, value)
         if options.passive:
             moves, inner_state = descend(updates)
             return moves, step.state._replace(inner=inner_state)
@@ -213,7 +266,9 @@ def rank_adaptive(
     return _by_single_layers(optax.GradientTransformationExtraArgs(init, update))
 
 
-def _fresh(full: float, options: Options, inner: Any, saved: Any, gates: int) -> RankAdaptiveState:
+def _fresh(
+    full: float, options: Options, inner: Any, saved: Any, worth: Any, gates: int
+) -> RankAdaptiveState:
     # Every field an array of its own: buffers that are shared cannot be donated.
     def number(x: Any) -> jax.Array:
         return jnp.array(UNKNOWN if x is None else x).astype(jnp.float32)
@@ -235,9 +290,38 @@ def _fresh(full: float, options: Options, inner: Any, saved: Any, gates: int) ->
         stalled=count(),
         skipped=count(),
         rests=jnp.ones((0,), bool),
-        watch=fresh(saved, gates),
+        watch=fresh(saved, gates, options.chance),
+        worth=worth,
+        full=number(full),
+        smallest=number(1.0),
+        by=jnp.array(options.by or 0, jnp.int32),
+        tick=jnp.array(-1, jnp.int32),
+        met=jnp.zeros((), bool),
         inner=inner,
     )
+
+
+def _target(layout: Layout, leaves: list[Any], options: Options) -> Any:
+    """Returns the size that the tensorised layers may keep, checked against that of rank one."""
+    ones = [(1,) * len(layer.gates) for layer in layout.layers]
+    least = total(layout, ones, options.measure, options.rows)
+    if options.size is not None:
+        if known(options.size) and options.size < least:
+            raise ValueError(
+                f"size: expected at least {least}, that of all ranks one, got {options.size!r}"
+            )
+        return options.size
+    dense, outside = sizes_of_all(layout, leaves)
+    left = (dense + outside) / options.compress_to - outside  # type: ignore[operator]
+    need = least + sum(len(layer.gates) for layer in layout.layers)
+    if known(options.compress_to) and left < need:
+        raise ValueError(
+            f"compress_to: expected at most {(dense + outside) / (outside + need):.4g}, where all "
+            f"ranks are one, got {options.compress_to!r}: of {dense + outside} parameters of the "
+            f"dense model, {outside} are outside the tensorised layers and stay; tensorise more of "
+            "the model, or give size, of the tensorised layers alone"
+        )
+    return left
 
 
 def _check_lookahead(params: Any) -> None:
@@ -338,3 +422,12 @@ def _by_single_layers(
         return stacks.join(moves), state
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+_DEFAULTS = Options(
+    **{
+        name: parameter.default
+        for name, parameter in inspect.signature(rank_adaptive).parameters.items()
+        if name != "inner"
+    }
+)

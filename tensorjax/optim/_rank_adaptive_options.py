@@ -9,16 +9,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from tensorjax import _check
 from tensorjax.optim._size_polynomial import Measure
+from tensorjax.optim._target_cuts import Schedule
 
 Weight = float | jax.Array | Callable[[Any], Any]
 Switch = int | Callable[[Any, Any, Any], Any] | None
-_NUMBERS = ("threshold", "size_scale", "loss_target", "size_target", "size_fraction", "loss_decay")
+_NUMBERS = ("threshold", "size_scale", "loss_target", "size_target", "size_fraction", "loss_decay",
+            "compress_to", "size", "chance")  # fmt: skip
 _WEIGHTS = ("size_weight", "core_weight", "loss_weight", "late_size_weight", "late_threshold",
             "mix", "proximal")  # fmt: skip
 _FUNCTIONS = (*_WEIGHTS, "switch")
 _OPTIONAL = ("size_scale", "loss_target", "size_target", "size_fraction", "late_threshold",
-             "proximal", "switch")  # fmt: skip
+             "proximal", "switch", "compress_to", "size", "chance")  # fmt: skip
+_PAPER = (*_WEIGHTS, "threshold", "size_scale", "keep_one", "switch", "loss_target", "size_target",
+          "size_fraction")  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,6 +47,15 @@ class Options:
     late_threshold: Weight | None
     mix: Weight
     loss_decay: float
+    compress_to: float | None = None
+    size: float | None = None
+    by: int | None = None
+    chance: float | None = None
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """Updates at which ranks are cut to a target; None in the paper's two stages."""
+        return None if self.by is None else Schedule(self.by)
 
     @property
     def presses(self) -> bool:
@@ -54,7 +68,51 @@ class Options:
     @property
     def passive(self) -> bool:
         """Whether by its options the optimiser does nothing beyond the inner optimiser."""
+        if self.schedule is not None:
+            return False
         return not self.presses and is_zero(self.core_weight) and self.late_threshold is None
+
+    def towards_target(self, defaults: "Options") -> "Options":
+        """Returns the options of a run to a target size, in which the paper's have no part.
+
+        Raises:
+          ValueError: options of the paper's stages that are not as by default; options of the
+            target that are missing, out of range, or both given.
+        """
+        both = self.compress_to is not None and self.size is not None
+        if both or (self.compress_to is None and self.size is None):
+            raise ValueError(
+                "compress_to, size: expected one of them with by, the update by which the size is "
+                f"met, got {'both' if both else 'none'}"
+            )
+        if self.by is None:
+            raise ValueError(
+                "by: expected the update by which the size is met, got None; two thirds of the "
+                "training leave the rest for what is left to adapt"
+            )
+        _check.integer("by", self.by, low=1)
+        if known(self.compress_to) and not 1 <= self.compress_to < math.inf:  # type: ignore[operator]
+            raise ValueError(
+                "compress_to: expected a number >= 1, how many times fewer parameters than dense, "
+                f"got {self.compress_to!r}"
+            )
+        if self.compress_to is not None and self.measure != "numbers":
+            raise ValueError(
+                'compress_to: expected measure "numbers", as it counts parameters, got '
+                f"{self.measure!r}; give size in that measure"
+            )
+        for name in _PAPER:
+            value, usual = getattr(self, name), getattr(defaults, name)
+            # Traced numbers, as of optax.inject_hyperparams, cannot be told from the defaults.
+            plain = isinstance(value, bool) or known(value) or value is None or callable(value)
+            if plain and value != usual:
+                raise ValueError(
+                    f"{name}: expected the default with compress_to or size, where nothing presses "
+                    f"on the gates, got {value!r}; it belongs to the paper's two stages"
+                )
+        return dataclasses.replace(
+            self, size_weight=0.0, core_weight=0.0, threshold=0.0, switch=Schedule(self.by).start
+        )
 
     def check(self) -> None:
         """Raises ValueError for options that are invalid or contradict each other."""
@@ -66,13 +124,15 @@ class Options:
             if not fits or (known(value) and math.isnan(value)):  # type: ignore[arg-type]
                 or_function = " or a function" if name in _FUNCTIONS else ""
                 raise ValueError(f"{name}: expected a number{or_function}, got {value!r}")
-        if known(self.loss_target) and not math.isfinite(self.loss_target):  # type: ignore[arg-type]
-            raise ValueError(f"loss_target: expected a finite number, got {self.loss_target!r}")
+        for name in ("loss_target", "chance"):
+            value = getattr(self, name)
+            if known(value) and not math.isfinite(value):
+                raise ValueError(f"{name}: expected a finite number, got {value!r}")
         for name in ("threshold", *_WEIGHTS):
             value = getattr(self, name)
             if known(value) and not 0 <= value < math.inf:
                 raise ValueError(f"{name}: expected a number >= 0 or a schedule, got {value!r}")
-        for name in ("size_scale", "size_target"):
+        for name in ("size_scale", "size_target", "size"):
             value = getattr(self, name)
             if known(value) and not 0 < value < math.inf:
                 raise ValueError(f"{name}: expected a positive number, got {value!r}")

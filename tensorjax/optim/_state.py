@@ -10,6 +10,8 @@ from tensorjax import _check
 from tensorjax._typing import PyTree
 from tensorjax.optim._trial_cuts import UNKNOWN, limit
 
+Verdict = Literal["running", "converged", "infeasible", "collapsed"]
+
 # A fall of the smoothed loss by less than this share of itself is no progress.
 PROGRESS = 1e-2
 
@@ -57,6 +59,12 @@ class RankAdaptiveState(NamedTuple):
     skipped: Any
     rests: Any
     watch: Any
+    worth: Any
+    full: Any
+    smallest: Any
+    by: Any
+    tick: Any
+    met: Any
     inner: Any
 
 
@@ -65,7 +73,7 @@ class Status:
     """Progress summary of a rank-adaptive training, with advice.
 
     Attributes:
-      stage: "early" or "late".
+      stage: "early" or "late"; of a run to a target size, "late" from its first cuts on.
       count: updates so far.
       size: of the tensorised layers, in the units of the measure.
       loss: moving average, without bias; NaN before the first finite loss.
@@ -93,7 +101,7 @@ class Status:
     size_target: float
     loss_target: float
     skipped: int
-    status: Literal["running", "converged", "infeasible", "collapsed"]
+    status: Verdict
     advice: str
 
     def __str__(self) -> str:
@@ -147,32 +155,13 @@ def status(state: PyTree, *, patience: int = 200) -> Status:
         for name in ("size_target", "loss_target")
     )
     late, size = bool(values["late"]), values["size"]
-    verdict, advice = "running", ""
-    if late:
-        fits = size <= values["size_target"]
-        learnt = loss <= values["loss_target"]
-        refused = _refused(found[0].watch)
-        if _collapsed(found[0].watch, values, loss):
-            verdict = "collapsed"
-            advice = (
-                f"the loss {_number('last', found[0].watch.last):.4g} (average {loss:.4g}) is near "
-                f"that of the beginning, from a best of {values['best']:.4g}: go back to a "
-                "checkpoint, and allow a larger size, or lower late_size_weight and late_threshold"
-            )
-        elif fits and learnt:
-            verdict = "converged"
-        elif refused:
-            final, advice = refused
-            verdict = "infeasible" if final else "running"
-        elif size_target < values["least"] or values["stalled"] >= patience:
-            verdict, advice = "infeasible", _advice(values, loss, fits, learnt)
-        elif fits and _risen(found[0].watch, values, loss):
-            # Where training began with a trained model, chance is not known: no cut was undone.
-            advice = (
-                f"the size target is met at a loss of {loss:.4g}, above {loss_target:.4g} and "
-                f"{values['best']:.4g}, the best of this stage: if it does not fall again, go back "
-                "to a checkpoint, and allow a larger size"
-            )
+    watch = found[0].watch
+    if values["by"]:
+        verdict, advice = _towards(values, watch, loss, patience)
+    elif late:
+        verdict, advice = _late(values, watch, loss, patience)
+    else:
+        verdict, advice = "running", _unpruned(values, patience)
     if values["skipped"] and not advice:
         advice = "look for the steps whose loss is NaN or Inf"
     return Status(
@@ -185,6 +174,95 @@ def status(state: PyTree, *, patience: int = 200) -> Status:
         int(values["skipped"]),
         verdict,
         advice,
+    )
+
+
+def _late(values: dict[str, float], watch: Any, loss: float, patience: int) -> tuple[Verdict, str]:
+    """Returns status and advice, from the state, for the paper's late stage."""
+    fits = values["size"] <= values["size_target"]
+    learnt = loss <= values["loss_target"]
+    refused = _refused(watch)
+    if _collapsed(watch, values, loss):
+        return "collapsed", _collapse(values, watch, loss, "lower late_size_weight and "
+                                      "late_threshold")  # fmt: skip
+    if fits and learnt:
+        return "converged", ""
+    if refused:
+        final, advice = refused
+        return ("infeasible" if final else "running"), advice
+    if values["size_target"] < values["least"] or values["stalled"] >= patience:
+        return "infeasible", _advice(values, loss, fits, learnt)
+    if fits and _risen(watch, values, loss):
+        # Where training began with a trained model, chance is not known: no cut was undone.
+        return "running", _high(values, loss)
+    return "running", ""
+
+
+def _towards(
+    values: dict[str, float], watch: Any, loss: float, patience: int
+) -> tuple[Verdict, str]:
+    """Returns status and advice, from the state, for a run to a target size."""
+    refused = _refused(watch)
+    size, target, by, count = (values[k] for k in ("size", "size_target", "by", "count"))
+    if _collapsed(watch, values, loss):
+        return "collapsed", _collapse(values, watch, loss, "give more updates (by)")
+    if values["full"] <= target and values["met"]:
+        return "converged", (
+            f"nothing to prune: the layers began at size {values['full']:.6g}, within the target "
+            f"{target:.6g}; begin with larger ranks, which leaves a choice, or compress more"
+        )
+    if values["met"]:
+        if _risen(watch, values, loss):
+            return "running", _high(values, loss)
+        return ("converged" if count >= by else "running"), ""
+    if values["least"] > target:
+        return "infeasible", (
+            f"the size target {target:.6g} is below {values['least']:.6g}, the size of all ranks "
+            "one, of frozen layers as they are: let more layers train, or compress less "
+            "(compress_to, size)"
+        )
+    if refused and (refused[0] or count >= by):
+        late = values["count"] >= by + patience
+        return ("infeasible" if refused[0] or late else "running"), (
+            f"{refused[1]}, less compression (compress_to, size) or more updates (by); if training "
+            "began with a trained model, give the loss of an untrained one as chance"
+        )
+    if count > by + patience:
+        return "infeasible", (
+            f"at size {size:.6g} after update {by:.6g}, above {target:.6g}: no update has moved "
+            "the gates and cores of a layer that may be cut; look at the learning rate, and at "
+            "what the inner optimiser freezes"
+        )
+    return "running", ""
+
+
+def _unpruned(values: dict[str, float], patience: int) -> str:
+    """Returns why the early stage has pruned nothing, once that is worth saying; else ""."""
+    if values["size"] < values["full"] or values["count"] < patience:
+        return ""
+    return (
+        f"nothing was pruned: the smallest gate is {values['smallest']:.3g}, and gates die at "
+        "threshold; give compress_to and by, which reach a size with any inner optimiser, or raise "
+        "size_weight, or the learning rate of the gates (optax.partition with optim.labels)"
+    )
+
+
+def _collapse(values: dict[str, float], watch: Any, loss: float, less: str) -> str:
+    begun = "" if _number("given", watch.given) else (
+        "; if training began with a trained model, that is not chance: pass chance="
+    )  # fmt: skip
+    return (
+        f"the loss {_number('last', watch.last):.4g} (average {loss:.4g}) is near that of the "
+        f"beginning, from a best of {values['best']:.4g}: go back to a checkpoint, and allow a "
+        f"larger size, or {less}{begun}"
+    )
+
+
+def _high(values: dict[str, float], loss: float) -> str:
+    return (
+        f"the size target is met at a loss of {loss:.4g}, above {values['loss_target']:.4g} and "
+        f"{values['best']:.4g}, the best of this stage: if it does not fall again, go back "
+        "to a checkpoint, and allow a larger size"
     )
 
 
@@ -246,7 +324,7 @@ def _states(tree: Any) -> list[RankAdaptiveState]:
 
 
 def _number(name: str, value: Any) -> float:
-    if name in ("inner", "rests", "watch", "saved"):
+    if name in ("inner", "rests", "watch", "worth", "saved"):
         return 0.0
     (leaf,) = jax.tree.leaves(value)  # a flax variable is a tree of one leaf
     if _check.is_traced(leaf):

@@ -16,7 +16,12 @@ EXCESS = 0.2
 QUICK = 0.8  # decay of a moving average that follows a training within a few steps
 # A gain by less than this share of the loss says nothing of chance: the training may have begun
 # with a trained model.
-LEAST_GAIN = 0.2
+LEAST_GAIN = 0.5
+# Scaling the outputs of an untrained model up costs this share of its loss, halved, at least and at
+# most: they have nothing to do with the targets. Near the fit of a trained one it costs or gains
+# more than the whole loss, or gains.
+UNTRAINED = 0.1, 1.2
+GROWTH = 0.5  # of the gain, by which one undone cut may raise the estimate of chance
 TRIAL = 8  # most losses averaged before a verdict, as those of minibatches are noisy
 
 
@@ -28,6 +33,7 @@ class Watch(NamedTuple):
       start: chance, the loss of a model that has learnt nothing, as estimated from the first
         losses and gradients; −1e30 before.
       sure: whether that estimate is final.
+      given: whether chance is no estimate, but an option.
       quick: short moving average of the loss.
       low: the least it has been.
       last: the last loss.
@@ -44,6 +50,7 @@ class Watch(NamedTuple):
     first: Any
     start: Any
     sure: Any
+    given: Any
     quick: Any
     low: Any
     last: Any
@@ -66,8 +73,14 @@ class Verdict(NamedTuple):
     presses: jax.Array
 
 
-def fresh(saved: Any, gates: int) -> Watch:
-    """Returns an empty record of cuts; every field is its own array, so that all can be donated."""
+def fresh(saved: Any, gates: int, chance: Any = None) -> Watch:
+    """Returns an empty record of cuts; every field is its own array, so that all can be donated.
+
+    Args:
+      saved: tree like the parameters, of zeros at the gates.
+      gates: how many there are.
+      chance: the loss of a model that has learnt nothing, if it is known.
+    """
 
     def number(x: float) -> jax.Array:
         return jnp.array(x, jnp.float32)
@@ -75,10 +88,14 @@ def fresh(saved: Any, gates: int) -> Watch:
     def unknown() -> jax.Array:
         return number(UNKNOWN)
 
+    def given() -> jax.Array:
+        return unknown() if chance is None else jnp.array(chance).astype(jnp.float32)
+
     return Watch(
-        first=unknown(),
-        start=unknown(),
-        sure=jnp.zeros((), bool),
+        first=given(),
+        start=given(),
+        sure=jnp.array(chance is not None),
+        given=jnp.array(chance is not None),
         quick=unknown(),
         low=unknown(),
         last=unknown(),
@@ -98,37 +115,45 @@ def limit(watch: Any) -> Any:
     least = LEAST_GAIN * jnp.abs(watch.low)
     # An estimate below what was learnt is none, as with gradients that are scaled.
     chance = jnp.where(watch.start - watch.low > least, watch.start, watch.first)
+    chance = jnp.where(watch.given, watch.first, chance)
     gain = chance - watch.low
-    known = (watch.first > UNKNOWN / 10) & (gain > least)
+    known = (watch.first > UNKNOWN / 10) & jnp.where(watch.given, gain > 0, gain > least)
     return jnp.where(known, watch.low + GIVEN_BACK * gain, 1e30)
 
 
 def seen(
-    watch: Watch, loss: jax.Array, excess: jax.Array, finite: jax.Array, decay: jax.Array,
-    late: jax.Array,
+    watch: Watch, loss: jax.Array, excess: jax.Array, ones: jax.Array, finite: jax.Array,
+    decay: jax.Array, late: jax.Array,
 ) -> Watch:  # fmt: skip
     """Updates the record of the cut on trial with one more loss.
 
     The first loss is above chance if the first outputs are large. These are independent of the
     targets, so that with outputs scaled by s the loss is L(s) ≈ L(0) + s² c, and chance L(0) ≈ L(1)
-    − L'(1)/2. L'(1) is the sum of gate × gradient over a bond.
+    − L'(1)/2. L'(1) is the sum of gate × gradient over a bond. Where L'(1) does not fit that, or is
+    zero though gates have moved, the model was trained before: then chance is not known.
 
     Args:
       watch: before.
       loss: of this step.
-      excess: L'(1)/2, the largest of all bonds; at least 0.
+      excess: L'(1)/2, the largest of all bonds.
+      ones: whether all gates are still one, as at the start of a training.
       finite: whether the loss is.
       decay: of the average of the noise.
       late: whether the late stage has begun.
     """
-    first, tries = watch.first <= UNKNOWN / 10, finite & (watch.tried >= 0)
+    first, tries = watch.quick <= UNKNOWN / 10, finite & (watch.tried >= 0)
     change = jnp.where(first, 0.0, loss - watch.last)
     quick = jnp.where(first, loss, QUICK * watch.quick + (1 - QUICK) * loss)
     quick = jnp.where(finite, quick, watch.quick)
     low = jnp.where(first | ((quick < watch.low) & ~tries), quick, watch.low)
+    share = jnp.abs(loss) * jnp.array(UNTRAINED, jnp.float32)
+    untrained = (excess >= share[0]) & (excess <= share[1])
+    untrained |= ones & (jnp.abs(excess) < share[0])  # as of small outputs
+    began = jnp.where(untrained, loss, UNKNOWN)
+    excess = jnp.maximum(excess, 0.0)
     chance = jnp.where(jnp.isfinite(excess), loss - excess, loss)
     return watch._replace(
-        first=jnp.where(first & finite, loss, watch.first),
+        first=jnp.where(first & finite & ~watch.given, began, watch.first),
         start=jnp.where(finite & ~watch.sure, chance, watch.start),
         sure=watch.sure | (finite & ((excess <= EXCESS * jnp.abs(loss)) | late)),
         quick=quick,
@@ -140,7 +165,9 @@ def seen(
     )
 
 
-def judged(watch: Watch, mass: Any, size: Any, count: jax.Array) -> tuple[Watch, Verdict]:
+def judged(
+    watch: Watch, mass: Any, size: Any, count: jax.Array, gates: int
+) -> tuple[Watch, Verdict]:
     """Decides whether the cut on trial is undone, kept, or watched for more steps.
 
     Args:
@@ -148,6 +175,7 @@ def judged(watch: Watch, mass: Any, size: Any, count: jax.Array) -> tuple[Watch,
       mass: weight of the moving averages.
       size: of the layers, with the cut.
       count: gates on trial.
+      gates: all there are.
     """
     top = limit(watch)
     trial, number = watch.tried > 0, jnp.maximum(watch.tried, 1).astype(jnp.float32)
@@ -156,7 +184,11 @@ def judged(watch: Watch, mass: Any, size: Any, count: jax.Array) -> tuple[Watch,
     last = watch.tried >= TRIAL
     undo = trial & (jnp.where(last, mean, mean - margin) > top)
     waits = (watch.tried == 0) | (trial & ~undo & ~last & (mean + margin > top))
-    most = jnp.where(undo, jnp.floor(count / 2), watch.most)
+    # After a cut that was kept, twice as many again, as in a line search.
+    kept = trial & ~undo & ~waits
+    twice = jnp.minimum(2 * watch.most, float(max(gates, 1)))
+    most = jnp.where(undo, jnp.floor(count / 2), jnp.where(kept, twice, watch.most))
+    watch = _corrected(watch, undo & ~watch.given, mean - margin)
     watch = watch._replace(
         tried=jnp.where(waits, watch.tried, -1),
         most=most,
@@ -169,3 +201,18 @@ def judged(watch: Watch, mass: Any, size: Any, count: jax.Array) -> tuple[Watch,
     noise = 2 * jnp.sqrt(watch.noise / jnp.maximum(mass, 1e-6))
     presses = (most >= 1) & (watch.last - noise <= top)
     return watch, Verdict(undo, waits, jnp.where(fine, most, 0.0), presses)
+
+
+def _corrected(watch: Watch, undone: jax.Array, loss: jax.Array) -> Watch:
+    """Raises the estimate of chance where a cut on trial led far above it.
+
+    No smaller rank is much worse than chance: the first loss was then that of a model which had
+    been trained before. By a half of the gain at most, since outputs can also grow by a cut.
+    """
+    chance = jnp.maximum(watch.first, watch.start)
+    gain = chance - watch.low
+    higher = jnp.minimum(loss, chance + GROWTH * gain)
+    wrong = undone & (loss > chance + GIVEN_BACK * gain)
+    return watch._replace(
+        first=jnp.where(wrong, higher, watch.first), start=jnp.where(wrong, higher, watch.start)
+    )

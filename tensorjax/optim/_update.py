@@ -38,18 +38,7 @@ class Step:
     def of(
         cls, options: Options, updates: Any, params: Any, state: RankAdaptiveState, value: Any
     ) -> "Step":
-        if params is None:
-            raise ValueError(
-                "params: expected the parameters, got none; call update(gradients, state, params, "
-                "value=loss)"
-            )
-        layout, leaves = gated(params), jax.tree.leaves(params)
-        shapes = [jnp.shape(x) for x in jax.tree.leaves(updates)]
-        if shapes != [jnp.shape(x) for x in leaves]:
-            raise ValueError(
-                "updates: expected gradients of the same structure and shapes as the parameters; "
-                "after a shrink both, and the state, have to be new"
-            )
+        layout, leaves = seen_layout(updates, params)
         gates = Gates.of(layout)
         form = polynomial(layout, options.measure, options.rows)
         flat = gates.join([leaves[k] for k in layout.gates])
@@ -60,14 +49,15 @@ class Step:
         places = layout.gates
         pulls = gates.join([jax.tree.leaves(updates)[k] for k in places])
         # The early stage watches too: chance is known from its first losses.
-        excess = jnp.max(gates.per_bond(flat * pulls), initial=0.0) / 2
-        watch = _watched(options, state, value, excess, finite, following.late)
+        excess = jnp.max(gates.per_bond(flat * pulls), initial=-jnp.inf) / 2
+        ones = jnp.all((flat == 0) | (flat == 1))
+        watch = _watched(options, state, value, excess, ones, finite, following.late)
         trial = None
         if options.switch is not None:
             kept = dict(zip(sorted(places), jax.tree.leaves(watch.saved), strict=True))
             saved = gates.join([kept[k] for k in places])
             counts = jnp.sum(saved != 0).astype(jnp.float32)
-            watch, verdict = judged(watch, following.mass, size, counts)
+            watch, verdict = judged(watch, following.mass, size, counts, flat.size)
             trial = (verdict, saved)
         following = following._replace(watch=watch)
         return cls(
@@ -77,6 +67,8 @@ class Step:
     def pressures(self) -> tuple[Any, Any]:
         """Returns the weights of loss and size surrogate in the objective; None for 1 and 0."""
         options, state = self.options, self.state
+        if options.schedule is not None:
+            return None, None
         count = state.count - 1  # schedules see the number of updates before this one
         early = None if is_zero(options.size_weight) else at(options.size_weight, count)
         if options.switch is None:
@@ -146,16 +138,7 @@ class Step:
         new = self._moved(leaves, still)
         flat = self.gates.join(new)
         limit = _threshold(self.options, flat)
-        target, deadly = None, limit
-        if self.options.switch is not None:
-            target = jnp.where(self.state.late, self.state.size_target, -jnp.inf)
-        if self.options.switch is not None and self.options.late_threshold is not None:
-            late = at(self.options.late_threshold, self.state.count - 1).astype(flat.dtype)
-            deadly = jnp.where(self.state.late, jnp.maximum(late, limit), limit)
-        dead = ~self.live | doomed(
-            self.gates, self.polynomial, flat, self.live, deadly,
-            keep_one=self.options.keep_one, target=target, frozen=frozen, most=self._most(),
-        )  # fmt: skip
+        dead = ~self.live | self._doomed(flat, limit, frozen)
         dead, back, waiting, watch = self._tried(dead)
         held = ~dead & ~frozen & (flat <= limit)
         split = self.gates.split
@@ -175,8 +158,31 @@ class Step:
         stay = self.gates.per_bond(~dead & frozen)
         least = self.polynomial.of_living(jnp.where(stay > 0, stay, lengths.astype(np.float32)))
         least = jnp.where(jnp.all(rests), self.state.least, least)
-        learnt = {"least": least, "rests": rests, "watch": watch}
+        smallest = jnp.min(jnp.where(dead, jnp.inf, self.gates.join(new)), initial=1e30)
+        learnt = {
+            "least": least, "rests": rests, "watch": watch,
+            "smallest": smallest.astype(jnp.float32),
+        }  # fmt: skip
         return jax.tree.unflatten(structure, leaves), size, learnt
+
+    def _doomed(self, flat: jax.Array, limit: jax.Array, frozen: jax.Array) -> jax.Array:
+        """Marks the gates to prune in this update."""
+        options, state, most = self.options, self.state, self._most()
+        target, deadly = None, limit
+        if options.switch is not None:
+            target = jnp.where(state.late, state.size_target, -jnp.inf)
+        if options.switch is not None and options.late_threshold is not None:
+            late = at(options.late_threshold, state.count - 1).astype(flat.dtype)
+            deadly = jnp.where(state.late, jnp.maximum(late, limit), limit)
+        return doomed(
+            self.gates, self.polynomial, flat, self.live, deadly,
+            keep_one=options.keep_one, target=target, frozen=frozen, most=most,
+        )  # fmt: skip
+
+    def joined(self, tree: Any) -> jax.Array:
+        """Joins a state's tree of gates into one vector, for pruning."""
+        kept = dict(zip(sorted(self.layout.gates), jax.tree.leaves(tree), strict=True))
+        return self.gates.join([kept[k] for k in self.layout.gates])
 
     def _most(self) -> jax.Array | None:
         """Returns how many gates the update may set to zero; all in the early stage."""
@@ -270,9 +276,7 @@ class Step:
         frozen = rests & ~(jnp.all(rests) & ~active & self.state.late)
         return dict(zip(parts, frozen, strict=True)), rests
 
-    def record(
-        self, size: jax.Array, least: jax.Array, rests: jax.Array, watch: Any
-    ) -> RankAdaptiveState:
+    def record(self, size: jax.Array, **learnt: Any) -> RankAdaptiveState:
         """Returns the state after the update: its size, and the count of steps without progress."""
         state, loss = self.state, _average(self.state)
         best = jnp.where(self.began, loss, state.best)
@@ -280,12 +284,27 @@ class Step:
         moved = better | (size < state.size) | self.began | ~state.late
         return state._replace(
             size=size,
-            least=least,
-            rests=rests,
-            watch=watch,
             best=jnp.where(better, loss, best),
             stalled=jnp.where(moved, 0, state.stalled + 1).astype(jnp.int32),
+            **learnt,
         )
+
+
+def seen_layout(updates: Any, params: Any) -> tuple[Layout, list[Any]]:
+    """Returns layout and leaves of the parameters of an update, checked against its gradients."""
+    if params is None:
+        raise ValueError(
+            "params: expected the parameters, got none; call update(gradients, state, params, "
+            "value=loss)"
+        )
+    layout, leaves = gated(params), jax.tree.leaves(params)
+    shapes = [jnp.shape(x) for x in jax.tree.leaves(updates)]
+    if shapes != [jnp.shape(x) for x in leaves]:
+        raise ValueError(
+            "updates: expected gradients of the same structure and shapes as the parameters; "
+            "after a shrink both, and the state, have to be new"
+        )
+    return layout, leaves
 
 
 def _is_any(x: jax.Array) -> jax.Array:
@@ -318,10 +337,16 @@ def _observed(
 
 
 def _watched(
-    options: Options, state: RankAdaptiveState, value: Any, excess: Any, finite: Any, late: Any
+    options: Options,
+    state: RankAdaptiveState,
+    value: Any,
+    excess: Any,
+    ones: Any,
+    finite: Any,
+    late: Any,
 ) -> Watch:
     loss, decay = (jnp.asarray(x).astype(jnp.float32) for x in (value, options.loss_decay))
-    return seen_by(state.watch, loss, excess, finite, decay, late)
+    return seen_by(state.watch, loss, excess, ones, finite, decay, late)
 
 
 def _staged(

@@ -1,0 +1,164 @@
+"""Checkpoints of models and optimiser states whose shapes have changed by a shrink, by Orbax."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from tensorjax import _extras
+from tensorjax._typing import PyTree
+from tensorjax.optim._tensorised_leaves import check_concrete, flatten
+
+
+def save(path: str | os.PathLike[str], *trees: PyTree) -> None:
+    """Saves models, parameters and optimiser states to a folder, whatever their shapes.
+
+    Arrays are saved in the order of their leaves, with their names. `load` gives them back to
+    containers of the same kind, made as at the start of the training: shapes come from the
+    checkpoint, so a `shrink` in between does not matter.
+
+    Args:
+      path: folder to make; one that exists is overwritten.
+      trees: what is saved, such as ``(params, opt_state)`` or an nnx.Module and its
+        nnx.Optimizer. Flax objects are saved together, so that what they share is saved once.
+
+    Raises:
+      TypeError: traced arrays.
+      ValueError: arrays without elements, which Orbax does not take: those of whole layers that
+        ``shrink(…, keep_one=False)`` has removed.
+
+    Example:
+      >>> import tempfile, jax.numpy as jnp, optax
+      >>> from tensorjax import optim
+      >>> gates = [jnp.array([1.0, 0.0, 0.2])]
+      >>> params = {"cores": [jnp.ones((1, 4, 3)), jnp.ones((3, 5, 1))], "gates": gates}
+      >>> small, state = optim.shrink(params, optax.adam(1e-3).init(params))
+      >>> path = tempfile.mkdtemp()
+      >>> optim.save(path, small, state)
+      >>> found, state = optim.load(path, params, optax.adam(1e-3).init(params))
+      >>> found["cores"][0].shape, state[0].mu["cores"][1].shape
+      ((1, 4, 2), (2, 5, 1))
+
+    Source: ours, over `orbax.checkpoint`.
+    """
+    arrays, names, _ = _flat(trees)
+    check_concrete("save", arrays)
+    empty = [name for name, x in zip(names, arrays, strict=True) if np.size(x) == 0]
+    if empty:
+        raise ValueError(
+            f"trees: expected arrays with elements, got none at {empty[0]}; take layers that "
+            "shrink(keep_one=False) has removed out of the model"
+        )
+    keyed = {_key(n, name): x for n, (name, x) in enumerate(zip(names, arrays, strict=True))}
+    with _checkpointer() as checkpointer:
+        checkpointer.save(Path(path).absolute(), keyed, force=True)
+
+
+def load(path: str | os.PathLike[str], *trees: PyTree) -> Any:
+    """Loads what `save` has saved: its arrays, with their shapes, in containers that are given.
+
+    Args:
+      path: folder of the checkpoint.
+      trees: as many as were saved, made as at the start of the training; of their arrays only the
+        number and the names matter, and shardings where the shape is the same. Flax objects are
+        changed in place.
+
+    Returns:
+      The trees with the arrays of the checkpoint, as a tuple; one tree alone as it is.
+
+    Raises:
+      ValueError: other arrays in the checkpoint, by number or name, than in the trees.
+      FileNotFoundError: no checkpoint at the path.
+
+    Example:
+      >>> import tempfile
+      >>> from flax import nnx
+      >>> import optax
+      >>> from tensorjax import nn, optim
+      >>> def fresh():
+      ...     model = nn.TTLinear(8, 8, rank=3, order=1, rngs=nnx.Rngs(0))
+      ...     return model, nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+      >>> model, optimizer = fresh()
+      >>> model.gates[0][...] = model.gates[0][...].at[1].set(0.0)
+      >>> optim.shrink_model(model, optimizer)
+      >>> path = tempfile.mkdtemp()
+      >>> optim.save(path, model, optimizer)
+      >>> model, optimizer = optim.load(path, *fresh())
+      >>> model.ranks
+      (2,)
+
+    Source: ours, over `orbax.checkpoint`.
+    """
+    arrays, names, rebuilt = _flat(trees)
+    place = Path(path).absolute()
+    if not place.exists():
+        raise FileNotFoundError(f"path: expected a checkpoint of optim.save, got none at {place}")
+    wanted = [_key(n, name) for n, name in enumerate(names)]
+    with _checkpointer() as checkpointer:
+        saved = checkpointer.metadata(place).item_metadata.tree
+        odd = sorted(set(wanted) ^ set(saved))
+        if odd:
+            where = "checkpoint" if odd[0] in saved else "trees"
+            raise ValueError(
+                f"trees: expected those that were saved, {len(saved)} arrays, got {len(wanted)}; "
+                f"{odd[0]} is in the {where} alone: make model and optimiser as for the training"
+            )
+        like = {key: _like(saved[key], x) for key, x in zip(wanted, arrays, strict=True)}
+        found = checkpointer.restore(place, like)
+    return rebuilt([found[key] for key in wanted])
+
+
+def _like(saved: Any, old: Any) -> jax.ShapeDtypeStruct:
+    same = tuple(saved.shape) == np.shape(old) and isinstance(old, jax.Array)
+    return jax.ShapeDtypeStruct(saved.shape, saved.dtype, sharding=old.sharding if same else None)
+
+
+def _key(number: int, name: str) -> str:
+    return f"{number:06d}:{name}"
+
+
+def _checkpointer() -> Any:
+    with _extras.needed_by("tensorjax.optim.save"):
+        import orbax.checkpoint
+    return orbax.checkpoint.StandardCheckpointer()
+
+
+def _flat(trees: tuple[Any, ...]) -> tuple[list[Any], list[str], Any]:
+    """Returns arrays and names of a checkpoint's trees, and what puts arrays into the trees."""
+    if not trees:
+        raise ValueError("trees: expected at least one model, tree or state, got none")
+    objects = [n for n, tree in enumerate(trees) if _is_flax(tree)]
+    plain = [n for n in range(len(trees)) if n not in objects]
+    whole: Any = [trees[n] for n in plain]
+    if objects:
+        from flax import nnx
+
+        whole = [nnx.state(tuple(trees[n] for n in objects)), whole]
+    paths, leaves, structure = flatten(whole)
+    keys = [isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+            for x in leaves]  # fmt: skip
+    arrays = [jax.random.key_data(x) if key else x for x, key in zip(leaves, keys, strict=True)]
+
+    def rebuilt(found: list[Any]) -> Any:
+        new = [
+            jax.random.wrap_key_data(x, impl=jax.random.key_impl(old)) if key else x
+            for x, old, key in zip(found, leaves, keys, strict=True)
+        ]
+        back = jax.tree.unflatten(structure, new)
+        out = list(trees)
+        if objects:
+            nnx.update(tuple(trees[n] for n in objects), back[0])
+            back = back[1]
+        for n, tree in zip(plain, back, strict=True):
+            out[n] = tree
+        return out[0] if len(out) == 1 else tuple(out)
+
+    return arrays, ["/".join(map(str, path)) for path in paths], rebuilt
+
+
+def _is_flax(tree: Any) -> bool:
+    """Whether a tree to save is a Flax NNX object, found out without importing Flax."""
+    return any(kind.__module__.startswith("flax.nnx") and kind.__name__ in ("Module", "Pytree")
+               for kind in type(tree).__mro__)  # fmt: skip

@@ -1,0 +1,253 @@
+"""One update of the rank-adaptive optimiser that cuts ranks down to a target size.
+
+Nothing presses on the gates: most updates are those of the inner optimiser, with dead indices held
+at zero. Only those that cut, change a basis or judge a cut do more, under one `jax.lax.cond`.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from tensorjax.optim._basis_change import changed, moments_of
+from tensorjax.optim._explicit_sharding import like
+from tensorjax.optim._prune import Gates
+from tensorjax.optim._rank_adaptive_options import Options
+from tensorjax.optim._size_polynomial import polynomial
+from tensorjax.optim._state import RankAdaptiveState, unknown
+from tensorjax.optim._target_cuts import Schedule, least_important
+from tensorjax.optim._tensorised_leaves import Layout
+from tensorjax.optim._trial_cuts import judged
+from tensorjax.optim._update import (
+    Step,
+    _gate_move,
+    _observed,
+    _plus,
+    _same,
+    _staged,
+    _watched,
+    seen_layout,
+)
+
+Descend = Callable[[Any], tuple[Any, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class TargetStep(Step):
+    """Update that may cut ranks to a target size; see `Step`."""
+
+    schedule: Schedule
+    tick: Any
+
+    def _doomed(self, flat: jax.Array, limit: jax.Array, frozen: jax.Array) -> jax.Array:
+        state, most = self.state, self._most()
+        cuts = (self.tick > state.tick) & (self.tick % 2 == 1)
+        active = ~jnp.all(frozen)  # between the steps of optax.MultiSteps nothing is known of that
+        return least_important(
+            self.gates, self.polynomial, self.joined(state.worth), self.live, frozen,
+            budget=self.schedule.budget(state.count, state.full, state.size_target),
+            gate_size=self.gate_size, most=jnp.where(cuts & active, most, 0.0),
+        )  # fmt: skip
+
+    @property
+    def gate_size(self) -> float:
+        """What a live gate adds to the size: `compress_to` counts all parameters."""
+        return float(self.options.compress_to is not None)
+
+
+def towards_target(
+    options: Options,
+    updates: Any,
+    params: Any,
+    state: RankAdaptiveState,
+    value: Any,
+    descend: Descend,
+) -> tuple[Any, RankAdaptiveState]:
+    """Returns moves and state of one update towards the target size.
+
+    Args:
+      options: with a schedule.
+      updates: gradients.
+      params: parameters.
+      state: before.
+      value: the loss.
+      descend: from gradients to moves and state of the inner transformation.
+    """
+    layout, leaves = seen_layout(updates, params)
+    schedule = options.schedule
+    assert schedule is not None
+    seen, finite = _observed(options, state, value)
+    following = _staged(options, seen, finite, state.size)
+    began = following.late & unknown(state.best)
+    pulls = jax.tree.leaves(updates)
+    effects = {k: jnp.asarray(leaves[k]) * pulls[k] for k in layout.gates}
+
+    def first() -> tuple[jax.Array, jax.Array]:
+        sums = [jnp.sum(effects[k].astype(jnp.float32)) for k in layout.gates]
+        ones = [jnp.all((leaves[k] == 0) | (leaves[k] == 1)) for k in layout.gates]
+        return jnp.max(jnp.stack(sums)) / 2, jnp.all(jnp.stack(ones))
+
+    def later() -> tuple[jax.Array, jax.Array]:
+        return jnp.zeros((), jnp.float32), jnp.zeros((), bool)
+
+    above, ones = jax.lax.cond(state.watch.sure, later, first)
+    watch = _watched(options, state, value, above, ones, finite, following.late)
+    following = following._replace(watch=watch, worth=_worth(layout, state.worth, effects))
+    for k in layout.gates:
+        pulls[k] = jnp.where(like(leaves[k] != 0, pulls[k]), pulls[k], jnp.zeros_like(pulls[k]))
+    gradients = jax.tree.unflatten(jax.tree.structure(updates), pulls)
+    moves, inner = descend(gradients)
+    tick = schedule.tick(following.count)
+    due = following.late & ~state.met & (tick > state.tick) | (watch.tried >= 0)
+    moves, inner, size, learnt = _cut_if(
+        due, options, layout, leaves, following, began, tick, moves, gradients, inner
+    )
+    step = Step(options, layout, None, None, updates, leaves, None, None, began, following, None)  # type: ignore[arg-type]
+    return moves, step.record(size, **learnt)._replace(inner=inner)
+
+
+def _cut_if(
+    due: jax.Array, options: Options, layout: Layout, leaves: list[Any],
+    state: RankAdaptiveState, began: jax.Array, tick: jax.Array, moves: Any, gradients: Any,
+    inner: Any,
+) -> tuple[Any, Any, jax.Array, dict[str, Any]]:  # fmt: skip
+    """Cuts, changes bases and judges, where an update is due for it; else holds what is dead."""
+    members = sorted(k for layer in layout.layers for k in (*layer.cores, *layer.gates))
+    steps, structure = jax.tree.flatten(moves)
+    arrays, inner_structure = jax.tree.flatten(inner)
+    moving = moments_of(layout, leaves, inner)
+    names = ("watch", "worth", "least", "rests", "smallest", "met", "tick")
+
+    def heavy(given: Any) -> Any:
+        own, moments = given
+        full = list(steps)
+        for k, move in zip(members, own, strict=True):
+            full[k] = move
+        step = _step(options, layout, leaves, state, began, tick)
+        done, size, learnt = step.finish(jax.tree.unflatten(structure, full), gradients)
+        full, learnt, moments = _turned(step, done, learnt, moving, moments, size)
+        own = [like(full[k].astype(old.dtype), old) for k, old in zip(members, own, strict=True)]
+        return own, moments, size, {name: learnt[name] for name in names}
+
+    def light(given: Any) -> Any:
+        own, moments = given
+        held = _held(layout, leaves, dict(zip(members, own, strict=True)))
+        kept = [held[k].astype(old.dtype) for k, old in zip(members, own, strict=True)]
+        return kept, moments, state.size, {name: getattr(state, name) for name in names}
+
+    given = [jnp.asarray(steps[k]) for k in members], [jnp.asarray(arrays[n]) for n, *_ in moving]
+    own, moments, size, learnt = jax.lax.cond(due, heavy, light, given)
+    for k, move in zip(members, own, strict=True):
+        steps[k] = move
+    for (n, *_), moment in zip(moving, moments, strict=True):
+        arrays[n] = moment
+    moves = jax.tree.unflatten(structure, steps)
+    return moves, jax.tree.unflatten(inner_structure, arrays), size, learnt
+
+
+def _step(
+    options: Options, layout: Layout, leaves: list[Any], state: RankAdaptiveState,
+    began: jax.Array, tick: jax.Array,
+) -> TargetStep:  # fmt: skip
+    gates = Gates.of(layout)
+    flat = gates.join([leaves[k] for k in layout.gates])
+    kept = dict(zip(sorted(layout.gates), jax.tree.leaves(state.watch.saved), strict=True))
+    saved = gates.join([kept[k] for k in layout.gates])
+    counts = jnp.sum(saved != 0).astype(jnp.float32)
+    watch, verdict = judged(state.watch, state.mass, state.size, counts, flat.size)
+    form = polynomial(layout, options.measure, options.rows)
+    assert options.schedule is not None
+    return TargetStep(
+        options, layout, gates, form, None, leaves, flat, flat != 0, began,
+        state._replace(watch=watch), (verdict, saved), options.schedule, tick,
+    )  # fmt: skip
+
+
+def _turned(
+    step: TargetStep, moves: Any, learnt: dict[str, Any], moving: Any, moments: Any, size: jax.Array
+) -> tuple[list[Any], dict[str, Any], Any]:
+    """Brings bonds into the basis of their singular vectors, where an update is due for it.
+
+    Args:
+      step: of the update.
+      moves: of parameters, after a cut.
+      learnt: as of `Step.finish`.
+      moving: arrays of the optimiser's state that go along, as `moments_of` lists them.
+      moments: these arrays.
+      size: after the update.
+
+    Returns:
+      (moves, what the state is to know, moments).
+    """
+    layout, state = step.layout, step.state
+    steps = jax.tree.leaves(moves)
+    stays, start = [], 0
+    for layer in layout.layers:
+        parts = len(layer.cores) + len(layer.gates)
+        stays.append(jnp.any(learnt["rests"][start : start + parts]))
+        start += parts
+    pending = learnt["watch"].tried >= 0  # while a cut may be undone the basis stays
+    due = (step.tick > state.tick) & (step.tick % 2 == 0) & ~pending
+    members = sorted(k for layer in layout.layers for k in (*layer.cores, *layer.gates))
+
+    def change(given: Any) -> Any:
+        own, moments = given
+        full = list(step.leaves)
+        for k, move in zip(members, own, strict=True):
+            full[k] = _plus(step.leaves[k], move)
+        new, moments = changed(layout, full, moving, moments, stays)
+        out = []
+        for k, move in zip(members, own, strict=True):
+            x, value = _same(step.leaves[k], new.get(k, full[k]))
+            out.append(like((value - x).astype(move.dtype), move))
+        return out, moments
+
+    own = [steps[k] for k in members]
+    own, moments = jax.lax.cond(due, change, lambda same: same, (own, moments))
+    for k, move in zip(members, own, strict=True):
+        steps[k] = move
+    # Importance is that of a basis; and what nothing has moved yet is not known to be free.
+    worth = jax.tree.map(lambda x: jnp.where(due, jnp.zeros_like(x), x), state.worth)
+    known = ~jnp.all(learnt["rests"])
+    ranks = step.gates.per_bond(step.gates.join(
+        [_plus(step.leaves[k], steps[k]) for k in layout.gates]) != 0)  # fmt: skip
+    met = (size + step.gate_size * jnp.sum(ranks) <= state.size_target) & (
+        learnt["watch"].tried < 0
+    )
+    tick = jnp.where(known, jnp.maximum(step.tick, state.tick), state.tick)
+    return steps, learnt | {"worth": worth, "met": met, "tick": tick}, moments
+
+
+def _worth(layout: Layout, old: Any, effects: dict[int, jax.Array]) -> Any:
+    """Adds this update's squared first-order effects of the gates to their importance."""
+    leaves, structure = jax.tree.flatten(old)
+    out = []
+    for k, x in zip(sorted(layout.gates), leaves, strict=True):
+        effect = like(effects[k].astype(x.dtype), x)
+        out.append(x + jnp.where(jnp.isfinite(effect), effect * effect, 0.0))
+    return jax.tree.unflatten(structure, out)
+
+
+def _held(layout: Layout, leaves: list[Any], moves: dict[int, Any]) -> dict[int, jax.Array]:
+    """Returns moves by which dead indices become zero, and no live gate does.
+
+    Entries that the inner optimiser leaves as they are, as where it holds them fixed, stay.
+    """
+    out = dict(moves)
+    for layer in layout.layers:
+        for k, bonds in zip(layer.gates, layer.bonds, strict=True):
+            gate = jnp.asarray(leaves[k])
+            dead = gate == 0
+            low = ~dead & (_plus(gate, moves[k]) <= 0)
+            held = _gate_move(gate, moves[k], dead, low, jnp.zeros((), gate.dtype), None)
+            out[k] = jnp.where(moves[k] == 0, moves[k], held.astype(moves[k].dtype))
+            for core, axis in bonds:
+                place = layer.cores[core]
+                shape = [1] * len(layer.shapes[core])
+                shape[axis] = dead.size
+                x, move = _same(leaves[place], out[place])
+                gone = like(jnp.broadcast_to(dead.reshape(shape), x.shape), x)
+                out[place] = jnp.where(gone & (move != 0), -x, move)
+    return out

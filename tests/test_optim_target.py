@@ -1,0 +1,294 @@
+"""`optim.rank_adaptive` to a target size: cuts, changes of basis, moments, status, checkpoints."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from optax import contrib
+
+from tensorjax import optim
+from tensorjax.optim import _basis_change
+from tensorjax.optim._tensorised_leaves import gated
+
+SHAPES = [(1, 4, 5), (5, 6, 7), (7, 5, 4), (4, 6, 1)]
+
+
+def drawn(rng: np.random.Generator, shapes: Any, dtype: Any = np.float32) -> dict[str, Any]:
+    cores = [0.5 * rng.standard_normal(s) for s in shapes]
+    if np.issubdtype(dtype, np.complexfloating):
+        cores = [c + 0.5j * rng.standard_normal(c.shape) for c in cores]
+    gates = [rng.uniform(0.5, 1.5, s[-1]) for s in shapes[:-1]]
+    real = np.zeros(0, dtype).real.dtype
+    return {"cores": [jnp.asarray(c, dtype) for c in cores],
+            "gates": [jnp.asarray(g, real) for g in gates]}  # fmt: skip
+
+
+def full(layer: dict[str, Any]) -> jax.Array:
+    out = layer["cores"][0]
+    for gate, core in zip(layer["gates"], layer["cores"][1:], strict=True):
+        core = gate.astype(core.dtype).reshape(-1, *(1,) * (core.ndim - 1)) * core
+        out = jnp.tensordot(out, core, 1)
+    return out[0, ..., 0]
+
+
+def problem(seed: int, noise: float = 0.0) -> Any:
+    """A train to be fitted whose singular values fall, and parameters to begin with."""
+    rng = np.random.default_rng(seed)
+    target = drawn(rng, SHAPES)
+    for k, gate in enumerate(target["gates"]):
+        target["gates"][k] = jnp.asarray(0.5 ** np.arange(gate.size), gate.dtype)
+    goal = full(target)
+    goal = goal / jnp.sqrt(jnp.mean(goal**2))
+
+    def loss(params: Any, key: Any) -> jax.Array:
+        value = jnp.mean((full(params["a"]) - goal) ** 2)
+        return value * (1 + noise * jax.random.normal(key))
+
+    start = drawn(rng, SHAPES)
+    start["gates"] = [jnp.ones_like(g) for g in start["gates"]]
+    return loss, {"a": start, "bias": jnp.zeros(3)}
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def scanned(optimizer: Any, loss: Any, params: Any, state: Any, keys: Any) -> Any:
+    def step(carry: Any, key: Any) -> Any:
+        params, state = carry
+        value, gradients = jax.value_and_grad(loss)(params, key)
+        updates, state = optimizer.update(gradients, state, params, value=value)
+        return (optax.apply_updates(params, updates), state), value
+
+    return jax.lax.scan(step, (params, state), keys)
+
+
+def trained(optimizer: Any, loss: Any, params: Any, steps: int, state: Any = None) -> Any:
+    state = jax.jit(optimizer.init)(params) if state is None else state
+    with jax.numpy_dtype_promotion("standard"):
+        return scanned(optimizer, loss, params, state, jax.random.split(jax.random.key(0), steps))
+
+
+INNER = {
+    "adamw": lambda: optax.adamw(0.01),
+    "sgd": lambda: optax.sgd(0.3),
+    "momentum": lambda: optax.sgd(0.02, momentum=0.9),
+    "lion": lambda: optax.lion(0.003),
+    "rmsprop": lambda: optax.rmsprop(0.003),
+    "adafactor": lambda: optax.adafactor(0.01),
+    "lamb": lambda: optax.lamb(0.01),
+    "adagrad": lambda: optax.adagrad(0.1),
+    "muon": lambda: contrib.muon(0.01),
+    "schedule_free": lambda: contrib.schedule_free_adamw(0.02),
+    "novograd": lambda: optax.novograd(0.01),
+    "accumulated": lambda: optax.MultiSteps(optax.adam(0.01), 3).gradient_transformation(),
+    "partition": lambda: optax.partition(
+        {"core": optax.adam(0.01), "gate": optax.lion(0.003), "dense": optax.adam(0.01)},
+        optim.labels,
+    ),
+}
+
+
+def test_a_change_of_basis_keeps_what_a_layer_does_and_moves_its_moments(rng) -> None:
+    for dtype, shapes in [(np.float64, SHAPES), (np.complex128, SHAPES),
+                          (np.float64, [(1, 2, 3, 4), (4, 3, 2, 5), (5, 3, 2, 1)])]:  # fmt: skip
+        layer = drawn(rng, shapes, dtype)
+        gone = int(rng.integers(layer["gates"][0].size))
+        layer["gates"][0] = layer["gates"][0].at[gone].set(0.0)
+        layer["cores"][0] = layer["cores"][0].at[..., gone].set(0.0)
+        layer["cores"][1] = layer["cores"][1].at[gone].set(0.0)
+        goal = full(drawn(rng, shapes, dtype))
+
+        def loss(params: Any, goal: Any = goal) -> jax.Array:
+            return jnp.sum(jnp.abs(full(params) - goal) ** 2)
+
+        layout, leaves = gated(layer), jax.tree.leaves(layer)
+        gradient = jax.grad(loss)(layer)
+        state = optax.trace(0.9).init(layer)._replace(trace=gradient)
+        moving = _basis_change.moments_of(layout, leaves, state)
+        new, moments = jax.jit(
+            lambda leaves, moments, layout=layout, moving=moving: _basis_change.changed(
+                layout, leaves, moving, moments, [jnp.array(False)]
+            )
+        )(leaves, [jax.tree.leaves(state)[n] for n, *_ in moving])
+        after = jax.tree.unflatten(jax.tree.structure(layer), [new[k] for k in range(len(leaves))])
+        np.testing.assert_allclose(full(after), full(layer), atol=1e-10)
+        rank = layer["gates"][0].size
+        np.testing.assert_array_equal(after["gates"][0], np.arange(rank) < rank - 1)
+        wanted = optim.canonical(layer)
+        for a, b in zip(after["cores"], wanted["cores"], strict=True):
+            np.testing.assert_allclose(np.linalg.norm(a), np.linalg.norm(b), rtol=1e-3)
+        # A momentum is an average of gradients: it is now that of the new parameters.
+        there = jax.tree.leaves(jax.grad(loss)(after))
+        for (_, k, _), moment in zip(moving, moments, strict=True):
+            if k in layout.layers[0].cores:
+                np.testing.assert_allclose(moment, there[k], atol=1e-7 * np.abs(there[k]).max())
+
+
+def test_tucker_and_shut_layers_keep_what_they_do(rng) -> None:
+    tucker = {
+        "core": jnp.asarray(rng.standard_normal((2, 3, 5))),
+        "factors": [jnp.asarray(rng.standard_normal(s)) for s in ((5, 2), (2, 3, 3), (4, 3, 5))],
+        "gates": [jnp.asarray(rng.uniform(0.5, 2, n)) for n in (2, 3, 5)],
+    }
+
+    def whole(x: Any) -> jax.Array:
+        parts = [
+            f.reshape(-1, g.size) * g[None] for f, g in zip(x["factors"], x["gates"], strict=True)
+        ]
+        return jnp.einsum("abc,ia,jb,kc->ijk", x["core"], *parts)
+
+    layout, leaves = gated(tucker), jax.tree.leaves(tucker)
+    new, _ = _basis_change.changed(layout, leaves, [], [], [jnp.array(False)])
+    after = jax.tree.unflatten(jax.tree.structure(tucker), [new[k] for k in range(len(leaves))])
+    np.testing.assert_allclose(whole(after), whole(tucker), atol=1e-10)
+    # A side that is zero, as that of adapters at their start, has no singular vectors: it stays.
+    adapter = drawn(rng, [(1, 6, 3), (3, 6, 1)], np.float64)
+    adapter["cores"][1] = jnp.zeros_like(adapter["cores"][1])
+    layout, leaves = gated(adapter), jax.tree.leaves(adapter)
+    new, _ = _basis_change.changed(layout, leaves, [], [], [jnp.array(False)])
+    np.testing.assert_allclose(new[0], adapter["cores"][0] * adapter["gates"][0][None, None])
+    np.testing.assert_array_equal(new[2], 1)
+
+
+@pytest.mark.parametrize(
+    "name", [n if n == "adamw" else pytest.param(n, marks=pytest.mark.slow) for n in INNER]
+)
+def test_every_inner_optimiser_meets_the_size_by_its_update(name: str) -> None:
+    loss, params = problem(3)
+    target = 0.4 * optim.size(params)
+    with jax.numpy_dtype_promotion("standard"):
+        optimizer = optim.rank_adaptive(INNER[name](), size=target, by=200)
+        (after, state), values = trained(optimizer, loss, params, 300)
+    assert optim.size(after) == float(state.size) <= target
+    assert optim.status(state).status == "converged"
+    assert float(values[-1]) < 0.3 * float(values[0])
+    assert all(float(g.min()) >= 0 for g in after["a"]["gates"])
+    small, moments = optim.shrink(after, state) if name != "adafactor" else optim.shrink(
+        after, state, fresh=optimizer)  # fmt: skip
+    np.testing.assert_allclose(full(small["a"]), full(after["a"]), atol=1e-6)
+    assert optim.size(small) == optim.size(after)
+    # Training goes on from the smaller arrays.
+    (again, _), _ = trained(optimizer, loss, small, 2, moments)
+    assert optim.size(again) == optim.size(small)
+
+
+def test_what_the_inner_optimiser_freezes_stays_bit_for_bit(rng) -> None:
+    loss, params = problem(4)
+    frozen = drawn(rng, SHAPES)
+    params = {**params, "b": frozen}
+    labels = {"a": "free", "b": "frozen", "bias": "free"}
+    inner = optax.partition(
+        {"free": optax.adam(0.01), "frozen": optax.set_to_zero()},
+        jax.tree.map(lambda label, tree: jax.tree.map(lambda _: label, tree), labels, params,
+                     is_leaf=lambda x: isinstance(x, str)),
+    )  # fmt: skip
+    target = optim.size({"b": frozen}) + 0.4 * optim.size({"a": params["a"]})
+    optimizer = optim.rank_adaptive(inner, size=target, by=100)
+
+    def both(p: Any, key: Any) -> jax.Array:
+        return loss(p, key) + jnp.mean(full(p["b"]) * full(p["a"]))
+
+    (after, state), _ = trained(optimizer, both, params, 120)
+    jax.tree.map(np.testing.assert_array_equal, after["b"], frozen)
+    assert optim.size(after) <= target
+    low = optim.rank_adaptive(inner, size=optim.size({"b": frozen}), by=20)
+    _, state = trained(low, both, params, 30)[0]
+    found = optim.status(state)
+    assert found.status == "infeasible"
+    assert "let more layers train" in found.advice
+
+
+@pytest.mark.parametrize(
+    ("seed", "paper"),
+    [(5, True), *(pytest.param(s, p, marks=pytest.mark.slow) for s in (5, 6, 7)
+                  for p in (True, False) if (s, p) != (5, True))],
+)  # fmt: skip
+def test_a_trained_model_is_cut_whatever_its_first_loss(seed: int, paper: bool) -> None:
+    loss, params = problem(seed)
+    (params, _), before = trained(
+        optax.with_extra_args_support(optax.adam(0.01)), loss, params, 150
+    )
+    options: Any = {"size": 0.3 * optim.size(params), "by": 200}
+    if paper:
+        options = {
+            "size_weight": 0.0, "switch": 100, "size_fraction": 0.4,
+            "late_threshold": lambda n: jnp.where(n < 120, 0.01, (n - 110.0) / 50),
+        }  # fmt: skip
+    (_, state), values = trained(
+        optim.rank_adaptive(optax.adam(0.01), **options), loss, params, 500
+    )
+    found = optim.status(state)
+    assert found.size <= found.size_target
+    assert int(state.watch.refused) == 0
+    assert float(values[-1]) < 0.5 * float(before[0])
+
+
+def test_chance_may_be_given() -> None:
+    loss, params = problem(8)
+    optimizer = optim.rank_adaptive(optax.sgd(0.0), size=100, by=50, chance=1.0)
+    state = optimizer.init(params)
+    assert float(state.watch.start) == 1.0
+    (_, state), _ = trained(optimizer, lambda p, k: 0.1 + 0 * loss(p, k), params, 5, state)
+    assert (float(state.watch.first), float(state.watch.start)) == (1.0, 1.0)
+    with pytest.raises(ValueError, match="chance: expected a finite number"):
+        optim.rank_adaptive(optax.sgd(0.1), chance=np.inf)
+
+
+def test_compression_counts_all_parameters() -> None:
+    rng = np.random.default_rng(0)
+    params = {"a": drawn(rng, SHAPES), "bias": jnp.zeros(7), "w": jnp.ones((3, 3))}
+    dense = 4 * 6 * 5 * 6 + 7 + 9
+    optimizer = optim.rank_adaptive(optax.adam(0.01), compress_to=5, by=40)
+    (after, state), _ = trained(optimizer, lambda p, k: jnp.mean(full(p["a"]) ** 2), params, 45)
+    assert optim.size(after, everything=True) <= dense / 5
+    assert optim.size(after) == float(state.size) >= 0.6 * (dense / 5 - 16)
+    with pytest.raises(ValueError, match=r"compress_to: expected at most .* tensorise more"):
+        optim.rank_adaptive(optax.adam(0.01), compress_to=100, by=40).init(params)
+    with pytest.raises(ValueError, match="size: expected at least 21"):
+        optim.rank_adaptive(optax.adam(0.01), size=20, by=40).init(params)
+
+
+def test_status_says_why_nothing_was_pruned() -> None:
+    loss, params = problem(2)
+    optimizer = optim.rank_adaptive(optax.adam(1e-3), size=10**6, by=5)
+    assert "nothing to prune" in optim.status(optimizer.init(params)).advice
+    early = optim.rank_adaptive(optax.sgd(1e-6))
+    (_, state), _ = trained(early, loss, params, 10)
+    assert optim.status(state).advice == ""
+    found = optim.status(state, patience=10)
+    assert "nothing was pruned: the smallest gate is 1" in found.advice
+    assert "compress_to" in found.advice
+
+
+def test_options_that_do_not_go_together_are_named() -> None:
+    for options, match in [
+        ({"compress_to": 10}, "by: expected the update"),
+        ({"by": 10}, "expected one of them with by.* got none"),
+        ({"compress_to": 10, "size": 3, "by": 10}, "got both"),
+        ({"compress_to": 0.5, "by": 10}, "compress_to: expected a number >= 1"),
+        ({"compress_to": 2, "by": 0}, "by: expected an integer"),
+        ({"compress_to": 2, "by": 10, "measure": "bytes"}, "give size in that measure"),
+        ({"size": -1.0, "by": 10}, "size: expected a positive number"),
+        ({"size": 9, "by": 10, "size_weight": 1.0}, "size_weight: expected the default"),
+        ({"size": 9, "by": 10, "keep_one": False}, "keep_one: expected the default"),
+        ({"size": 9, "by": 10, "switch": 3, "size_fraction": 0.5}, "expected the default"),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            optim.rank_adaptive(optax.sgd(0.1), **options)
+
+
+def test_checkpoints_do_not_mind_shapes(tmp_path) -> None:
+    _, params = problem(1)
+    params["a"]["gates"][1] = params["a"]["gates"][1].at[2:5].set(0.0)
+    optimizer = optax.chain(optax.clip(1.0), optax.adam(0.01))
+    small, state = optim.shrink(params, optimizer.init(params))
+    optim.save(tmp_path / "x", small, state, {"key": jax.random.key(3)})
+    found = optim.load(tmp_path / "x", params, optimizer.init(params), {"key": jax.random.key(0)})
+    jax.tree.map(np.testing.assert_array_equal, found[:2], (small, state))
+    assert found[2]["key"] == jax.random.key(3)
+    with pytest.raises(ValueError, match="trees: expected those that were saved"):
+        optim.load(tmp_path / "x", params)
+    with pytest.raises(FileNotFoundError, match="path: expected a checkpoint"):
+        optim.load(tmp_path / "y", params)
