@@ -110,7 +110,7 @@ class Run:
         costs = self._look(right)
         if jumps(self.memory.moments, self.options.degree):
             self.memory.slopes = []
-        # An affine drift contracts alike everywhere, and tails stay as small as they are: only other
+        # An affine drift contracts alike everywhere, and tails stay small as they are: only other
         # drifts amplify. Sources, reactions and potentials let small tails grow by right.
         feeds = right.source is not None or right.reaction is not None
         feeds = feeds or bool(getattr(self.options.problem, "potential", ()))
