@@ -110,8 +110,11 @@ class Run:
         costs = self._look(right)
         if jumps(self.memory.moments, self.options.degree):
             self.memory.slopes = []
-        # A source or a reaction may let what is small in one step grow by right.
-        clears = right.source is None and right.reaction is None
+        # An affine drift contracts alike everywhere, and tails stay small as they are: only other
+        # drifts amplify. Sources, reactions and potentials let small tails grow by right.
+        feeds = right.source is not None or right.reaction is not None
+        feeds = feeds or bool(getattr(self.options.problem, "potential", ()))
+        clears = bool(right.others) and not feeds
         seen = None
         if clears:
             seen = window(self.memory.v, self.options.problem.box, CLEARED * self.options.tol)
