@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _extras
@@ -137,7 +138,7 @@ def _flat(trees: tuple[Any, ...]) -> tuple[list[Any], list[str], Any]:
 
         whole = [nnx.state(tuple(trees[n] for n in objects)), whole]
     paths, leaves, structure = flatten(whole)
-    keys = [isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    keys = [isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
             for x in leaves]  # fmt: skip
     arrays = [jax.random.key_data(x) if key else x for x, key in zip(leaves, keys, strict=True)]
 

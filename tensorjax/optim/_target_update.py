@@ -43,6 +43,7 @@ class TargetStep(Step):
 
     def _doomed(self, flat: jax.Array, limit: jax.Array, frozen: jax.Array) -> jax.Array:
         state, most = self.state, self._most()
+        assert most is not None  # there is a late stage
         cuts = (self.tick > state.tick) & (self.tick % 2 == 1)
         active = ~jnp.all(frozen)  # between the steps of optax.MultiSteps nothing is known of that
         return least_important(
