@@ -57,7 +57,7 @@ def save(path: str | os.PathLike[str], *trees: PyTree) -> None:
         checkpointer.save(Path(path).absolute(), keyed, force=True)
 
 
-def load(path: str | os.PathLike[str], *trees: PyTree) -> Any:
+def load(path: str | os.PathLike[str], *trees: PyTree) -> PyTree:
     """Loads what `save` has saved: its arrays, with their shapes, in containers that are given.
 
     Args:
