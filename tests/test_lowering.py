@@ -258,7 +258,7 @@ CASES: dict[str, tuple[Case, str]] = {
         lambda v: v[0] * tt.norm(tt.quantics.fourier(GRID, tol=0.1)).astype(v.dtype),
         "v",
     ),
-    "quantics.polynomial": (lambda v: tt.quantics.polynomial(GRID, v[:, None] * v[:2]), "v"),
+    "quantics.polynomial": (lambda v: tt.quantics.polynomial(GRID, v[:, None] * v[None, :2]), "v"),
     "quantics.sine": (lambda v: tt.quantics.sine(GRID, v[:2], v[2]), "v"),
     "quantics.toeplitz": (lambda x: tt.quantics.toeplitz(tt.permute(x, (1, 0, 2))), "x"),
     "tucker.add": (tucker.add, "t u"),

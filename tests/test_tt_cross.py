@@ -1,7 +1,11 @@
 """Cross approximation against the functions themselves, and quantics grids against arithmetic."""
 
+import concurrent.futures
 import itertools
 import math
+import re
+from decimal import Decimal
+from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
@@ -579,6 +583,222 @@ def test_a_narrow_function_is_measured_where_it_is(key):
     assert error(tt.evaluate(t, index), f(index)) <= 3e-6 * norm(f(index))
 
 
+# Global search, and what is said of it ------------------------------------------------------------
+
+
+def two_peaks(rng):
+    """A broad peak, and one that few random entries meet."""
+    x = np.linspace(0, 1, 64)
+    center, top = rng.uniform(0.2, 0.8, (2, 4))
+    height, sharp = rng.uniform(2, 6), rng.uniform(900, 2000)
+
+    def f(i):
+        far, near = (((x[i] - c) ** 2).sum(axis=1) for c in (center, top))
+        return np.exp(-20 * far) + height * np.exp(-sharp * near)
+
+    return f, np.round(63 * top).astype(int)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_share_for_global_search_finds_a_narrow_peak(seed):
+    f, top = two_peaks(np.random.default_rng([47, seed]))
+    key = jax.random.key(seed)
+    _, none = tt.cross(f, (64,) * 4, tol=1e-6, key=key, search=0)
+    t, info = tt.cross(f, (64,) * 4, tol=1e-6, key=key, search=0.9)
+    assert info.status == "converged"
+    assert float(tt.evaluate(t, top)) == pytest.approx(f(top[None])[0], rel=1e-6)
+    assert info.searched > 5 * none.searched
+    assert "random entries" in none.message
+    assert "may have escaped" in none.message
+
+
+def drawn_steps(rng):
+    """Boxes on a plane of digits, on a smooth background or none."""
+    number = int(rng.integers(1, 4))
+    low = rng.uniform(0, 0.8, (number, 2))
+    high = low + 10 ** rng.uniform(-1, -0.2, (number, 2))
+    height, smooth = rng.uniform(0.3, 2, number), int(rng.integers(2))
+    grid = tt.quantics_grid([0.0] * 2, [1.0] * 2, 10, interleaved=bool(rng.integers(2)))
+
+    def f(i):
+        x = grid.coordinates(i)
+        boxes = ((x[:, None] >= low) & (x[:, None] < high)).all(axis=2) @ height
+        return boxes + smooth * 0.5 * np.cos(3 * x.sum(axis=1))
+
+    return grid.shape, f
+
+
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in range(1, 8))]
+)
+def test_functions_that_jump_are_not_certified_wrongly(seed):
+    """Boxes of 1 % of the plane or more, which random entries meet; edges are seen by few."""
+    shape, f = drawn_steps(np.random.default_rng([48, seed]))
+    t, info = tt.cross(f, shape, tol=1e-6, key=jax.random.key(seed))
+    index = np.indices(shape).reshape(len(shape), -1).T
+    exact = f(index)
+    wrong = error(tt.evaluate(t, index), exact) / norm(exact)
+    assert wrong <= 0.1
+    if info.status == "converged":
+        assert wrong <= 1e-5
+    else:
+        assert info.error_std > 0
+
+
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in range(1, 6))]
+)
+def test_no_pivot_is_roundoff(seed):
+    """Where a train is exact nearly everywhere, what is left there must not become pivots."""
+    rng = np.random.default_rng([49, seed])
+    centers, widths = rng.uniform(-9, 9, (3, 2)), 10 ** rng.uniform(-1, 1, 3)
+    grid = tt.quantics_grid([-12.0] * 2, [12.0] * 2, 10, base=2)
+
+    def f(i):
+        far = ((grid.coordinates(i)[:, None] - centers) ** 2).sum(axis=2)
+        return np.exp(-widths * far).sum(axis=1)
+
+    t, info = tt.cross(f, grid.shape, tol=1e-8, key=jax.random.key(seed))
+    points = np.concatenate([c + rng.standard_normal((2000, 2)) for c in centers])
+    index = grid.nearest(np.clip(points, -12, 11.9))
+    assert info.status == "converged"
+    assert error(tt.evaluate(t, index), f(index)) <= 5e-8 * norm(f(index))
+
+
+def test_a_tensor_of_jumps_is_read_where_that_is_affordable(key):
+    x = np.linspace(0, 1, 12)
+    t, info = tt.cross(lambda i: (x[i].sum(axis=1) > 1.9) * 1.0, (12,) * 4, tol=1e-3, key=key)
+    index = np.indices((12,) * 4).reshape(4, -1).T
+    assert info.status == "converged"
+    assert "all 20736 entries were read" in info.message
+    assert error(tt.evaluate(t, index), (x[index].sum(axis=1) > 1.9) * 1.0) <= 1e-6
+
+
+def test_points_of_a_grid_are_pivots(key):
+    x = np.linspace(-3, 3, 40)
+
+    def f(y):
+        return np.exp(-40 * ((y - 1.3) ** 2).sum(axis=1))
+
+    t, info = tt.cross(f, (40,) * 8, grid=[x] * 8, tol=1e-6, key=key, pivots=[[1.3] * 8])
+    near = [int(np.abs(x - 1.3).argmin())] * 8
+    assert float(tt.evaluate(t, near)) == pytest.approx(float(f(x[[near]])[0]))
+    assert info.status == "converged"
+
+
+# How the function is called -----------------------------------------------------------------------
+
+
+def same(a, b):
+    return all(
+        (np.asarray(x) == np.asarray(y)).all() for x, y in zip(a.cores, b.cores, strict=True)
+    )
+
+
+@pytest.mark.parametrize("cache", [0, 1, 37, 1000])
+def test_a_small_cache_costs_evaluations_and_changes_nothing_else(key, cache):
+    t, whole = tt.cross(fractions, (8,) * 5, tol=1e-8, key=key)
+    u, info = tt.cross(fractions, (8,) * 5, tol=1e-8, key=key, cache=cache)
+    assert same(t, u)
+    assert info.evaluations >= whole.evaluations
+    _, few = tt.cross(fractions, (8,) * 5, tol=1e-8, key=key, cache=cache, max_evaluations=900)
+    assert few.status == "budget"
+    assert few.evaluations <= 900
+
+
+class OnlyMap:
+    def map(self, f, parts):
+        return map(f, parts)
+
+
+@pytest.mark.parametrize("vectorized", [True, False])
+def test_executors_evaluate_in_parallel(key, vectorized):
+    f = fractions if vectorized else lambda i: 1 / (1.0 + i.sum())
+    t, _ = tt.cross(f, (6,) * 4, tol=1e-8, key=key, vectorized=vectorized)
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        for executor in (pool, OnlyMap()):
+            u, info = tt.cross(
+                f, (6,) * 4, tol=1e-8, key=key, executor=executor, vectorized=vectorized
+            )
+            assert same(t, u)
+            assert info.programs == 0
+
+
+def test_functions_that_change_their_argument_or_give_out_one_array(key):
+    t, _ = tt.cross(fractions, (6,) * 4, tol=1e-8, key=key)
+    kept = np.zeros(10_000)
+
+    def changes(i):
+        values = fractions(i)
+        i[:] = 0
+        return values
+
+    def reuses(i):
+        kept[: len(i)] = fractions(i)
+        return kept[: len(i)]
+
+    for f in (changes, reuses):
+        assert same(t, tt.cross(f, (6,) * 4, tol=1e-8, key=key)[0])
+
+
+@pytest.mark.parametrize("number", [Fraction, Decimal, complex, np.float64])
+def test_objects_that_are_numbers_are_converted(key, number):
+    def f(i):
+        return np.array([number(1) / number(1 + int(s)) for s in i.sum(axis=1)] + [None])[:-1]
+
+    t, _ = tt.cross(fractions, (6,) * 4, tol=1e-8, key=key)
+    u, _ = tt.cross(f, (6,) * 4, tol=1e-8, key=key)
+    assert u.dtype == (np.complex128 if number is complex else np.float64)
+    assert error(dense(u), dense(t)) <= 2e-8 * norm(dense(t))
+
+
+@pytest.mark.parametrize("grid", [None, [np.arange(6) / 2] * 4])
+@pytest.mark.parametrize("vectorized", [True, False])
+def test_the_entry_where_a_function_raises_is_named(key, vectorized, grid):
+    def f(x):
+        i = np.atleast_2d(x * (1 if grid is None else 2))
+        if ((i[:, 0] == 5) & (i[:, 2] == 1)).any():
+            raise KeyError("no license")
+        return fractions(i) if vectorized else fractions(i)[0]
+
+    options = {"tol": 1e-8, "key": key, "vectorized": vectorized, "grid": grid}
+    with pytest.raises(KeyError) as caught:
+        tt.cross(f, (6,) * 4, **options)
+    note = "".join(caught.value.__notes__)
+    assert re.search(r"multi-index \(5, \d, 1, \d\)", note)
+    assert ("coordinates (2.5" in note) == (grid is not None)
+
+
+def test_the_best_train_is_returned_after_an_error_if_asked_for(key):
+    calls = []
+
+    def f(i):
+        calls.append(len(i))
+        if sum(calls) > 2500:
+            raise RuntimeError("no license")
+        return oscillatory(i / 10)
+
+    t, info = tt.cross(f, (8,) * 6, tol=1e-9, key=key, on_error="return")
+    assert info.status == "failed"
+    assert "no license" in info.message
+    assert len(info.advice) > 0
+    assert info.evaluations <= 2500
+    assert true_error(t, lambda i: oscillatory(i / 10), (8,) * 6) <= 1.2
+
+
+def test_a_jitted_function_is_compiled_at_most_eight_times(key):
+    traced = []
+
+    @jax.jit
+    def f(i):
+        traced.append(i.shape)
+        return 1 / (1 + jnp.sum(i, axis=1).astype(float))
+
+    _, info = tt.cross(f, (9,) * 7, tol=1e-7, key=key)
+    assert info.status == "converged"
+    assert len(set(traced)) <= 8
+
+
 # Rows of large volume ----------------------------------------------------------------------------
 
 
@@ -745,6 +965,16 @@ def call(f=fractions, shape=SHAPE, **options):
         (ValueError, r"f: .*range of float32", call(lambda i: 1e200 * fractions(i),
                                                     dtype=jnp.float32, tol=1e-4)),
         (ValueError, r"f: .*range of float64", call(lambda i: 1e-310 * fractions(i))),
+        (ValueError, "search: .*got 1", call(search=1)),
+        (ValueError, "search: .*got -0.1", call(search=-0.1)),
+        (ValueError, "cache: .*got -1", call(cache=-1)),
+        (ValueError, "on_error: .*'stop'", call(on_error="stop")),
+        (TypeError, "executor: .*got int", call(executor=3)),
+        (ValueError, "executor: .*jit", call(executor=OnlyMap(), jit=True)),
+        (ValueError, "f: .*numbers.*object", call(lambda i: np.array(["a", *i[1:, 0]], object))),
+        (ValueError, "f: .*numbers.*<U", call(lambda i: fractions(i).astype(str))),
+        (ValueError, "f: .*numbers.*timedelta", call(lambda i: i.sum(axis=1).astype("m8[s]"))),
+        (ValueError, "pivots: .*NaN", call(grid=[np.arange(4.0)] * 5, pivots=[[np.nan] * 5])),
         (ValueError, "jit: .*'yes'", call(jit="yes")),
         (ValueError, "grid: .*one array", call(grid=[np.arange(4.0)] * 4)),
         (ValueError, "grid: .*one array", call(grid=[np.arange(3.0)] * 5)),

@@ -110,6 +110,12 @@ def test_what_cannot_be_known_is_said():
     assert info.status == "precision"
     _, info = tt.integrate(lambda x: np.sin(x.sum(1)), [(-1, 1)] * 3, tol=1e-8, atol=1e-9)
     assert info.status == "converged"
+    one, info = tt.integrate(lambda x: np.ones(len(x)), [(0, 1)] * 3, tol=1e-9)
+    assert (info.status, round(one, 12)) == ("converged", 1.0)
+    # Noise below the function, at scales that no rule resolves.
+    exact, f = (1 - np.exp(-1)) ** 3, lambda x: np.exp(-x.sum(1)) + 1e-3 * np.sin(1e5 * x.sum(1))
+    value, info = tt.integrate(f, [(0, 1)] * 3, tol=1e-6)
+    assert abs(value - exact) <= info.error or info.status != "converged"
     # A fixed rule with too few points: structure between the nodes.
     _, info = tt.integrate(lambda x: np.cos(90 * x[:, 0]) ** 2, [(0, 1)] * 2, tol=1e-6, points=15)
     assert info.status == "quadrature"

@@ -113,9 +113,9 @@ def _dense(layer: Any, max_bytes: int, weights: dict[Any, Any]) -> Any:
     """Returns the dense layer of a tensorised or adapted one; ``weights``: those made before."""
     if isinstance(layer, Adapted):
         return merged(layer, max_bytes, weights)
-    new = each(layer, lambda one: _export(one, max_bytes))
+    new: Any = each(layer, lambda one: _export(one, max_bytes))
     inner = layer.layer if isinstance(layer, TensorLinearGeneral) else layer
-    name = "embedding" if isinstance(new, nnx.Embed) else "kernel"
+    name = "embedding" if hasattr(new, "embedding") else "kernel"
     bias = getattr(inner, "bias", None)
     found = [v for _, v in nnx.iter_graph(inner) if isinstance(v, nnx.Variable)]
     parts = tuple(id(v) for v in found if v is not bias)
@@ -130,7 +130,7 @@ def _dense(layer: Any, max_bytes: int, weights: dict[Any, Any]) -> Any:
 def _export(layer: Any, max_bytes: int) -> Any:
     """Builds the dense layer of a tensorised one that is not stacked, without its bias."""
     exact = exact_weight(layer, max_bytes)
-    inner = layer.layer if isinstance(layer, TensorLinearGeneral) else layer
+    inner: Any = layer.layer if isinstance(layer, TensorLinearGeneral) else layer
     some = jax.tree.leaves(nnx.state([inner.cores if hasattr(inner, "cores") else inner.factors]))
     weight = jnp.asarray(exact, some[0].dtype)
     new = _like(layer, inner, weight)

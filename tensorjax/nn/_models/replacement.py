@@ -33,8 +33,9 @@ def replacement(
         return TensorLinearGeneral(new, layer.in_features, layer.out_features, layer.axis)
     made = [_single(one, spec, init, tol, rngs) for one in copies(layer)]
     if ranks == "shared" and len({one.ranks for one in made}) > 1:
-        most = tuple(map(max, zip(*(one.ranks for one in made), strict=True)))
-        spec = dataclasses.replace(spec, rank=most if len(most) > 1 else most[0])
+        most: Any = [max(r) for r in zip(*(one.ranks for one in made), strict=True)]
+        shared: dict[str, Any] = {"rank": tuple(most) if len(most) > 1 else most[0]}
+        spec = dataclasses.replace(spec, **shared)
         made = [_single(one, spec, init, None, rngs) for one in copies(layer)]
     return stacked(made, lead(layer))
 

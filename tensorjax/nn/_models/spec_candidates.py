@@ -179,11 +179,12 @@ def _trains(
                 (left, right),
             )
         )
-    options = {} if spec is None else _kept(spec)
+    options: dict[str, Any] = {} if spec is None else _kept(spec)
     names = ("num_shape", "feature_shape") if embedding else ("in_shape", "out_shape")
     for error in _ERRORS:
         ranks = _ranks(bonds, error, sizes)
-        made = TT(ranks or 1, **options | dict(zip(names, (rows, columns), strict=True)))
+        shapes: dict[str, Any] = dict(zip(names, (rows, columns), strict=True))
+        made = TT(ranks or 1, **options | shapes)
         full = (1, *ranks, 1)
         numbers = sum(full[k] * n * full[k + 1] for k, n in enumerate(sizes)) + sum(ranks)
         lost = sum(float(tail[r]) for tail, r in zip(bonds, ranks, strict=True))
@@ -214,12 +215,12 @@ def _tuckers(tails: _Tails, rows: Modes, columns: Modes, spec: Any) -> Iterator[
         )
         for k, n in enumerate(sizes)
     ]
-    options = {} if spec is None else _kept(spec)
+    options: dict[str, Any] = {} if spec is None else _kept(spec)
     for error in _ERRORS:
         ranks = tuple(max(1, int(np.argmax(tail <= error))) for tail in each)
         numbers = math.prod(ranks) + sum((n + 1) * r for n, r in zip(sizes, ranks, strict=True))
         lost = sum(float(tail[r]) for tail, r in zip(each, ranks, strict=True))
-        made = Tucker(ranks, **options | {"in_shape": rows, "out_shape": columns})
+        made = Tucker(ranks, **options, in_shape=rows, out_shape=columns)
         yield Candidate(made, numbers, min(lost, 1.0))
 
 

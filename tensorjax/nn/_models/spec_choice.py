@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import math
-import numbers as numbers_abc
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -238,10 +237,11 @@ def _grown(layer: Any, spec: Spec) -> int:
 
 def _most(now: int, size: Any, ratio: Any) -> int:
     """Returns the size that a model may have, after checks of the targets."""
-    given, name = (size, "size") if ratio is None else (ratio, "ratio")
+    given: Any = size if ratio is None else ratio
+    name = "size" if ratio is None else "ratio"
     if (
         isinstance(given, bool)
-        or not isinstance(given, numbers_abc.Real)
+        or not isinstance(given, int | float | np.integer | np.floating)
         or not 0 < given < math.inf
     ):
         raise ValueError(f"{name}: expected a positive number, got {given!r}")

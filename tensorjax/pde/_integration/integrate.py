@@ -1,5 +1,6 @@
 """Time integration of PDEs on tensor trains, in moving coordinates."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, Literal
@@ -17,7 +18,7 @@ from tensorjax.pde._integration.fixed_ranks import integrate_static
 from tensorjax.pde._integration.initial_checks import check_conserving
 from tensorjax.pde._integration.progress import progress_of
 from tensorjax.pde._integration.solution import Result, SaveAt, Solution, State, save_times
-from tensorjax.pde._integration.statuses import Options, Stopped
+from tensorjax.pde._integration.statuses import ENDANGERED, Options, Stopped
 from tensorjax.pde._maps.affine_maps import AffineMap, affine
 from tensorjax.pde._problems.problem import Problem, RightSide
 from tensorjax.pde._stepping.projector_splitting import bug, projector_splitting
@@ -94,7 +95,9 @@ def integrate(
         run goes on to its end, or to NaN; ``stats["status"]`` says what went wrong, also under jit,
         vmap and grad, where an unstable run ends as NaN.
       max_rank: largest TT-rank; the run stops where ``tol`` needs a higher one.
-      coordinates: "adaptive" (`MultiLevel`), "fixed", a generator: a callable (v, right side, map,
+      coordinates: "adaptive" (`MultiLevel`; where the run stops in moving coordinates it is made
+        again in fixed ones, if that goes further: ``message`` says so, and ``stats["fallback"]`` is
+        true; not with a checkpoint), "fixed", a generator: a callable (v, right side, map,
         box, tol, t) ↦ `Motion`; or an earlier `Solution`, to move as its coordinates did.
       method: "rk4", "rk2", "ab2", "ab3": step-truncation. "bug": rank-adaptive basis update and
         Galerkin. "projector splitting": of rank-adaptive bases, too; both of order 2. "imex":
@@ -169,17 +172,48 @@ def integrate(
         if progress or max_steps != _STEPS:
             raise ValueError("rank: expected no progress or max_steps with it")
         return integrate_static(options, rank, t0, float(t1), float(dt or 0), start, at)
+
+    def attempt(options: Options) -> Solution:
+        work = _begun(options, start, at, t0, float(t1), dt)
+        line = progress_of(progress, t0, t1)
+        return _loop(work, float(t1), saveat, line, checkpointer(checkpoint, start))
+
+    solution = attempt(options)
+    moved = isinstance(coordinates, str) and np.any(solution.stats["sigma"])
+    # A checkpoint holds states of the run as it was: two runs in one folder would be a riddle.
+    if not moved or checkpoint is not None or solution.result not in ENDANGERED:
+        return solution
+    return _better(solution, attempt(options._replace(generator=None)))
+
+
+def _begun(
+    options: Options, start: State | None, at: AffineMap, t0: float, t1: float, dt: float | None
+) -> run.Run:
+    """Begins an integration's run, with its first step and conservation checked."""
     work = run.begin(options, start, at, t0, math.nan if dt is None else float(dt))
-    if conserve is not None:
-        right = right_side(problem, work.map, work.t)
-        check_conserving(problem, right, work.memory.v, float(t1) - work.t)
+    if options.conserve is not None:
+        right = right_side(options.problem, work.map, work.t)
+        check_conserving(options.problem, right, work.memory.v, t1 - work.t)
     if not math.isfinite(work.memory.dt):
         work.memory.dt = _first_step(work, t1 - t0)
-    elif dt is not None and not isinstance(controller, PIDController):
+    elif dt is not None and not isinstance(options.controller, PIDController):
         work.memory.dt = float(dt)
-    return _loop(
-        work, float(t1), saveat, progress_of(progress, t0, t1), checkpointer(checkpoint, start)
-    )
+    return work
+
+
+def _better(moving: Solution, fixed: Solution) -> Solution:
+    """Selects, of an integration in moving coordinates that stopped and one in fixed, the longer.
+
+    Where the motion itself brought the end, the choice of coordinates must not cost the result.
+    """
+    if fixed.result is not Result.successful and not fixed.final.t > moving.final.t:
+        return moving
+    stats = {**fixed.stats, "fallback": np.ones(len(fixed.stats["t"]), bool)}
+    assert moving.result is not None
+    note = f"in fixed coordinates, for in moving ones the run stopped ({moving.result.value}: "
+    text = f"{note}{moving.message})"
+    message = "; ".join(filter(None, (fixed.message, text)))
+    return dataclasses.replace(fixed, stats=stats, _message=message)
 
 
 def _loop(work: run.Run, t1: float, saveat: SaveAt, progress: Any, save: Any) -> Solution:

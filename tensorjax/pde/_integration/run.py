@@ -29,10 +29,11 @@ from tensorjax.pde._integration.statuses import (
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._maps.coordinate_path import Moment, Path, jumps, told
 from tensorjax.pde._stepping.mass import corrected, mass_of, quadrature
+from tensorjax.pde._stepping.outskirts import window
 from tensorjax.pde._stepping.right_side import Clock, right_side, train
 from tensorjax.pde._stepping.sketched_sums import Runaway, Train, rounded
 from tensorjax.pde._stepping.step_sizes import ConstantStepSize, PIDController
-from tensorjax.pde._stepping.step_truncation import Step, Trim
+from tensorjax.pde._stepping.step_truncation import CLEARED, Step, Trim
 from tensorjax.pde._stepping.times import reaches
 from tensorjax.pde.physical import shares
 
@@ -109,10 +110,15 @@ class Run:
         costs = self._look(right)
         if jumps(self.memory.moments, self.options.degree):
             self.memory.slopes = []
+        # A source or a reaction may let what is small in one step grow by right.
+        clears = right.source is None and right.reaction is None
+        seen = None
+        if clears:
+            seen = window(self.memory.v, self.options.problem.box, CLEARED * self.options.tol)
         while True:
             dt, lands = self._length(target)
             path = Path(self.map, self.t, dt, told(self.memory.moments, self.options.degree))
-            at, trim = Clock(self.options.problem, path, right), self._trim()
+            at, trim = Clock(self.options.problem, path, right, seen), self._trim(clears)
             adaptive = isinstance(self.options.controller, PIDController)
             step, stop = self._tried(at, dt, trim, adaptive)
             if stop is not None and not (adaptive and stop.result in CURABLE):
@@ -134,7 +140,7 @@ class Run:
             self._note(costs, dt, step, time.perf_counter() - began, compiled.count)
         return stop
 
-    def _trim(self) -> Trim:
+    def _trim(self, clears: bool) -> Trim:
         """Creates the `Trim` that rounds the sums of the run's next step."""
         return Trim(
             self.options.tol,
@@ -143,6 +149,7 @@ class Run:
             self.options.problem.box,
             self.memory.lost,
             exact=self.options.conserve is not None,
+            clears=clears,
         )
 
     def _attempt(
@@ -318,5 +325,6 @@ class Run:
         out: dict[str, Any] = {n: np.array([r[n] for r in self.rows]) for n in names}
         bonds = len(self.memory.v) - 1
         out["ranks"] = np.array([r["ranks"] for r in self.rows], int).reshape(len(self.rows), bonds)
+        out["fallback"] = np.zeros(len(self.rows), bool)
         out["rejected"] = self.rejected
         return out

@@ -121,7 +121,8 @@ class Solution:
         (norm of the component of the right side normal to the tangent space, with coordinates at
         rest and as they moved; NaN without a generator), "cond" (of Γ), "mass", "edge_mass",
         "resolution", "norm" (of v), "error" (estimated local error over ‖v‖; NaN without), "sigma"
-        and "beta" (Σ and β at the beginning of the step), "seconds", "compilations". With ``rank``:
+        and "beta" (Σ and β at the beginning of the step), "seconds", "compilations", "fallback"
+        (whether coordinates are fixed because moving ones stopped the run). With ``rank``:
         "t", "dt", "rank", "ranks", "cond", "norm" and "finite" (whether v has neither NaN nor Inf),
         and two numbers: "status" (the place of the result among successful, edge_mass, unresolved,
         cfl, not_finite) and "stable_dt" (the step that the rates admit where this one was unstable,
@@ -158,7 +159,10 @@ class Solution:
 
     @property
     def message(self) -> str:
-        """Explanation, in the solution, of a failure, with advice; empty if successful."""
+        """Explanation, in the solution, of a failure, with advice; empty if successful.
+
+        But for a fall back on fixed coordinates, which it tells.
+        """
         if self._result is not None:
             return self._message
         result = self.result

@@ -26,6 +26,16 @@ _ROUGH = 5
 _NEAR = 0.25
 # Failures that a smaller step may cure.
 CURABLE = (Result.cfl, Result.not_finite, Result.solver, Result.failed)
+# Failures that the motion of coordinates may have brought about.
+ENDANGERED = (
+    *CURABLE,
+    Result.dtmin,
+    Result.edge_mass,
+    Result.unresolved,
+    Result.singular_map,
+    Result.max_rank,
+    Result.mass,
+)
 
 
 class Options(NamedTuple):
@@ -113,8 +123,8 @@ def unbounded(
     return Stopped(
         Result.edge_mass,
         f"at t = {t:g} a share {edge:.2g} of the norm of v lies at the edge of the box "
-        f"(edge_limit = {options.edge_limit:g}): take a larger box, or coordinates that "
-        "follow the solution",
+        f"(edge_limit = {options.edge_limit:g}): take a larger box with as many more "
+        "points, or coordinates that follow the solution",
     )
 
 

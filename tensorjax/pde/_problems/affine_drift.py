@@ -40,6 +40,11 @@ def diffusion_matrix(name: str, value: Any, dim: int) -> Any:
     """Checks that a problem's diffusion is symmetric positive semidefinite; expands a scalar."""
     if value is None:
         return None
+    if callable(value):
+        raise ValueError(
+            f"{name}: expected a number or a constant matrix ({dim}, {dim}), got a function; for "
+            "one that depends on x see pde.AdvectionDiffusionReaction(conductivity=)"
+        )
     if np.ndim(value) == 0:
         value = value * np.eye(dim)
     value = coefficient(name, value, (dim, dim))

@@ -100,7 +100,7 @@ class FokkerPlanck(Problem):
         parts = self.matrix, self.offset, self.diffusion
         affine = None if all(p is None for p in parts) else affine_part(map, *parts)
         pieces = self.field.pieces(self.box, map)
-        others = tuple(multipliers.flux(self.box, -a, m) for m, a in pieces)
+        others = tuple(multipliers.transport(self.box, -a, m) for m, a in pieces)
         return RightSide(self.box, affine, others)
 
     def velocity(self, x: ArrayLike) -> np.ndarray:

@@ -23,7 +23,7 @@ from tensorjax.pde._problems.affine_drift import affine_part, affine_velocity, d
 from tensorjax.pde._problems.drifts import Field, Term, terms_of
 from tensorjax.pde._problems.linear_drift import OrnsteinUhlenbeck
 from tensorjax.pde._problems.problem import Problem, RightSide
-from tensorjax.pde._problems.values_by_map import Remembered
+from tensorjax.pde._problems.values_by_map import InFewSizes, Remembered
 from tensorjax.tt._rounding import rounded_sums as fused
 
 # Number of random points of the box at which the sign of variable conductivities is checked.
@@ -110,7 +110,11 @@ class AdvectionDiffusionReaction(Problem):
             (reaction, ()) if callable(reaction) else (None, () if reaction is None else reaction)
         )
         _check.finite("reaction", np.asarray(polynomial, np.float64))
-        self._set(reaction=reaction, _function=function, _polynomial=tuple(map(float, polynomial)))
+        self._set(
+            reaction=reaction,
+            _function=function and InFewSizes(function),
+            _polynomial=tuple(map(float, polynomial)),
+        )
 
     tol: float
     _constant: Any = dataclasses.field(init=False)  # part of the conductivity

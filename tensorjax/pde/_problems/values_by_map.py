@@ -1,12 +1,70 @@
-"""Values of vector fields and sources remembered for the last coordinate maps."""
+"""Values of fields and sources: remembered for the last maps, asked for in batches of few sizes."""
 
+import inspect
 from collections.abc import Callable, Hashable
 from typing import Any
 
+import jax
 import numpy as np
 
 from tensorjax import _check
 from tensorjax.pde._maps.affine_maps import AffineMap
+
+# Smallest batch: less than this costs as much.
+_SMALLEST = 256
+
+
+class InFewSizes:
+    """Function of points, called with batches of few sizes where JAX evaluates it.
+
+    JAX compiles every operation anew for every size of a batch, and cross approximation asks for
+    batches of a hundred sizes in every map. They are filled up, by the last point, to powers of
+    two. Functions that return NumPy arrays get the batches as they are.
+
+    Args:
+      f: (m, …) ↦ (m, …), row by row.
+    """
+
+    def __init__(self, f: Callable[[Any], Any]):
+        self._f = f
+        self._compiles = False
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """Returns f(x) as a NumPy array in double precision."""
+        count = len(x)
+        if self._compiles and count:
+            full = max(_SMALLEST, 1 << (count - 1).bit_length())
+            x = np.concatenate([x, np.repeat(x[-1:], full - count, 0)])
+        out = self._f(x)
+        self._compiles = isinstance(out, jax.Array)
+        values = np.asarray(out, np.float64)
+        return values[:count] if self._compiles and values.ndim else values
+
+
+def checked_field(given: Callable[..., Any], name: str, dim: int) -> Callable[[np.ndarray], Any]:
+    """Returns a vector field that checks its values for their shape, and its call for a time."""
+    expected = f"{name}: expected a function that maps points (m, {dim}) to values"
+    try:
+        inspect.signature(given).bind(None)
+    except TypeError:
+        raise ValueError(
+            f"{expected} of this shape, got one that does not take points alone; drifts do not "
+            "depend on time here: give a problem of your own a right_side(map, t)"
+        ) from None
+    except ValueError:  # built-in functions may have no signature
+        pass
+    values = InFewSizes(given)
+
+    def checked(x: np.ndarray) -> np.ndarray:
+        out = values(x)
+        if out.shape != x.shape:
+            raise ValueError(
+                f"{expected} of this shape, got {out.shape} for {x.shape}; a function of one "
+                "point becomes one of many by jax.vmap or np.apply_along_axis(f, 1, x)"
+            )
+        return out
+
+    return checked
 
 
 class Remembered:

@@ -55,10 +55,15 @@ class Rates:
       box: of the y-grid.
       right: the `RightSide` of a problem at these coordinates.
       sigma: Σ, (d, d), and ``beta``, β, (d,), of the motion ẏ = Σ y + β; None at rest.
+      window: masks (n,) of all axes, where the rates are; None for everywhere. See
+        `tensorjax.pde._stepping.outskirts`.
     """
 
-    def __init__(self, box: Box, right: Any, sigma: Any = None, beta: Any = None):
+    def __init__(
+        self, box: Box, right: Any, sigma: Any = None, beta: Any = None, window: Any = None
+    ):
         self.box = box
+        self.window = window
         self.right = right
         affine = right.affine
         if sigma is not None and (np.any(sigma) or np.any(beta)):
@@ -68,6 +73,16 @@ class Rates:
         self._states = None if affine is None else affine_states(box, affine)
         self._dense = [hosted_cores(o) for o in right.others]
         self._source = None if right.source is None else Train(hosted_cores(right.source))
+
+    def _seen(self, term: Any) -> Any:
+        """Restricts a term to the rates' window; its mass stays that of the whole."""
+        if self.window is None:
+            return term
+        if isinstance(term, Applied):
+            pairs = zip(self.window, term.images, strict=True)
+            return Applied(term.coefficients, [m[:, None] * c for m, c in pairs], whole=term)
+        pairs = zip(self.window, term.cores, strict=True)
+        return Train([m[:, None] * c for m, c in pairs], whole=term)
 
     @property
     def linear(self) -> bool:
@@ -79,8 +94,8 @@ class Rates:
         out: list[Term] = []
         if self._states is not None:
             images = [differentiated(a, c) for a, c in zip(self.box.axes, cores, strict=True)]
-            out.append(Applied(self._states, images))
-        out.extend(Train(products.matvec(o, cores)) for o in self._dense)
+            out.append(self._seen(Applied(self._states, images)))
+        out.extend(self._seen(Train(products.matvec(o, cores))) for o in self._dense)
         if self._source is not None:
             out.append(self._source)
         if not self.linear:
@@ -107,12 +122,12 @@ class Rates:
         right = dataclasses.replace(
             self.right, affine=self.affine, source=train(source), reaction=None
         )
-        return Rates(self.box, right)
+        return Rates(self.box, right, window=self.window)
 
     def without_sources(self) -> "Rates":
         """Returns the right side of the linear operators alone, with the motion."""
         right = dataclasses.replace(self.right, affine=self.affine, source=None, reaction=None)
-        return Rates(self.box, right)
+        return Rates(self.box, right, window=self.window)
 
     def split(self) -> tuple["Rates", "Rates"]:
         """Splits the right side into stiff S:∇∇v with constant S, and the rest (for IMEX)."""
@@ -126,7 +141,7 @@ class Rates:
         right = self.right
         slow = dataclasses.replace(right, affine=affine._replace(diffusion=None))
         only = dataclasses.replace(right, affine=stiff, others=(), source=None, reaction=None)
-        return Rates(self.box, only), Rates(self.box, slow)
+        return Rates(self.box, only, window=self.window), Rates(self.box, slow, window=self.window)
 
 
 def _check_diffusion(affine: Any) -> None:
@@ -149,10 +164,12 @@ class Clock:
       problem: whose right side it is.
       path: the motion of the coordinates over the step.
       right: the right side at its start, where it is there already.
+      window: of the rates, see `Rates`.
     """
 
-    def __init__(self, problem: Any, path: Path, right: Any = None):
+    def __init__(self, problem: Any, path: Path, right: Any = None, window: Any = None):
         self.problem = problem
+        self.window = window
         self.path = path
         self._first = right
         self._built: dict[float, Rates] = {}
@@ -164,5 +181,5 @@ class Clock:
             right = self._first if share == 0 else None
             if right is None:
                 right = right_side(self.problem, self.path.map(share), self.path.time(share))
-            self._built[share] = Rates(self.problem.box, right, sigma, beta)
+            self._built[share] = Rates(self.problem.box, right, sigma, beta, self.window)
         return self._built[share]

@@ -31,10 +31,14 @@ _PROBES = 24
 
 
 class Train:
-    """Train as a term of a sum. Bonds are flat: sketches (w, r), projections (f, r)."""
+    """Train as a term of a sum. Bonds are flat: sketches (w, r), projections (f, r).
 
-    def __init__(self, cores: Cores):
+    ``whole`` is the term of which it is the part in a window, for its mass; itself if None.
+    """
+
+    def __init__(self, cores: Cores, whole: "Term | None" = None):
         self.cores = cores
+        self.whole = whole or self
         self.ranks = self.inner = [c.shape[0] for c in cores]
         self.modes = [c.shape[1] for c in cores]
 
@@ -53,11 +57,18 @@ class Applied:
     Args:
       coefficients: C of every mode, (a, P, b).
       images: O_p times the core, of every mode: (P, r, n, s).
+      whole: as of `Train`.
 
     A flat bond is a pair (rank of the train, rank of the operator).
     """
 
-    def __init__(self, coefficients: Sequence[Array], images: Sequence[Array]):
+    def __init__(
+        self,
+        coefficients: Sequence[Array],
+        images: Sequence[Array],
+        whole: "Term | None" = None,
+    ):
+        self.whole = whole or self
         self.coefficients = coefficients
         self.images = images
         self.ranks = [i.shape[1] * c.shape[0] for i, c in zip(images, coefficients, strict=True)]

@@ -18,6 +18,7 @@ from tensorjax._cores import scaling
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.pde._discretization.affine_operators import affine_generator
 from tensorjax.pde._stepping import mass as masses
+from tensorjax.pde._stepping.outskirts import cleared
 from tensorjax.pde._stepping.right_side import Rates, train
 from tensorjax.pde._stepping.sketched_sums import (
     Rounded,
@@ -35,6 +36,8 @@ STAGE = 0.25
 # Mass that rounding may lose before it is restored, in units of the tolerance; with `conserve=`,
 # all of it is restored in every step.
 _LOST = 5
+# Norm that clearing the outskirts may take from v in a step, in units of the tolerance.
+CLEARED = 0.5
 # A sum whose rank exceeds 2 times the largest of the last step plus 12 is treated as unstable.
 _JUMP, _LEAP = 2, 12
 # AMEn: passes over the train, and directions of the residual that a pass adds to each bond.
@@ -86,6 +89,8 @@ class Trim:
       box: of the grid.
       lost: mass that v has lost by rounding, relative; updated.
       exact: whether all of it is put back at once.
+      clears: whether v is zero where a step leaves less of it, see
+        `tensorjax.pde._stepping.outskirts`.
 
     Attributes:
       limit: of the ranks of all sums, well above those of the last step; None where there was none.
@@ -102,12 +107,15 @@ class Trim:
         box: Any,
         lost: float = 0.0,
         exact: bool = False,
+        clears: bool = True,
     ):
         self.tol = tol
+        self.clears = clears
         self.cap = cap
         self.guesses = guesses
         self.lost = lost
         self._most = 0.0 if exact else _LOST * tol
+        self._box = box
         self._quadrature = masses.quadrature(box)
         self._lost: list[tuple[Cores, float]] = []
         known = [r for ranks in guesses.values() for r in ranks]
@@ -146,13 +154,16 @@ class Trim:
     def mass(self, term: Term) -> float:
         """Computes the mass of a step's term, including what a stage lost by rounding."""
         lost = [m for c, m in self._lost if isinstance(term, Train) and term.cores is c]
-        return sum(lost, masses.mass_of_term(term, self._quadrature.weights))
+        return sum(lost, masses.mass_of_term(term.whole, self._quadrature.weights))
 
     def kept(self, out: Rounded, mass: float) -> Rounded:
         """Corrects the mass of the rounded step result if rounding lost more than allowed.
 
-        It is right-orthogonal but for its first core, and stays so.
+        It is right-orthogonal but for its first core, and stays so. Its outskirts are cleared.
         """
+        if self.clears:
+            cores = cleared(out.cores, self._box, CLEARED * self.tol)
+            out = out._replace(cores=cores, norm=float(np.linalg.norm(cores[0])))
         left = masses.mass_of(out.cores, self._quadrature.weights)
         if not (np.isfinite(left) and np.isfinite(mass) and mass != 0):
             return out

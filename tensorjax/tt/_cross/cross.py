@@ -1,9 +1,8 @@
 """Cross approximation: a tensor train from few entries of a black-box function."""
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -17,82 +16,18 @@ from tensorjax._formats.trains import TT, single
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike, DTypeLike
 from tensorjax.tt._cross import search as _search
+from tensorjax.tt._cross.function_calls import Executor
 from tensorjax.tt._cross.held_out_error import Estimate
+from tensorjax.tt._cross.report import CrossInfo, reported
 from tensorjax.tt._cross.sampled_function import Jit, Oracle
 from tensorjax.tt._cross.search import CrossProgress, Search, Status
 
-_ADVICE: dict[str, str] = {
-    "converged": "",
-    "max_rank": "max_rank is too small for tol: raise it, or ask for less accuracy",
-    "budget": "max_evaluations is too small for tol: raise it, start from x0=, or ask for less",
-    "max_sweeps": "ranks were still growing: raise max_sweeps",
-    "stalled": "no entry was found whose fit would lower the error: f may be noisy at the level "
-    "of the error, or vary too fast for low ranks; ask for less accuracy, reorder or refine the "
-    "modes (see tt.quantics_grid), or start from x0=",
-    "stopped": "the callback returned True",
-    "unseen": "random entries meet too little of what was found for its error to be known: another "
-    "part of f as small would have escaped; if there is none, or to look elsewhere too, give "
-    "pivots=, multi-indices where f is large, or x0=",
-    "zero": "every entry seen is zero: if f is not, give pivots=, multi-indices where f is large, "
-    "or an x0= that is large where f is",
-}
-_ALL_ZERO = "f is zero: all entries were read"
 # _PARTS: shares of the squared error left below the goal that rounding may use, tried in turn.
 # _SLACK: factor by which rounding may raise the error of a train that misses the tolerance anyway.
 _PARTS = (0.25, 0.01)
 _SLACK = 1.05
 # Most held-out entries of a small tensor: one in _FEW of all entries, or _FEW if that is more.
 _FEW = 100
-
-
-@dataclasses.dataclass(frozen=True)
-class CrossInfo:
-    """Report of a cross approximation: status, error estimate, evaluations, ranks, advice.
-
-    Attributes:
-      status: "converged"; or "max_rank", "budget", "max_sweeps", "stalled", "stopped" (by the
-        callback): the best train found is returned, with its error. "zero": every entry seen is
-        zero, and the error is not known (inf). "unseen": the train fits f wherever it is large and
-        wherever f was looked at, but that is so small a part of all entries that random ones would
-        not have met another one like it; ``error_std`` is inf.
-      error: estimated ‖f − t‖ / ‖f‖, from ``held_out`` entries that t was not fitted to: random
-        ones, and entries drawn from |t|² where few random ones are large.
-      error_std: standard error of that estimate; 0 only if all entries of the tensor were read;
-        inf if the held-out entries show less than ``tol`` while the search, which did not converge,
-        met others that are wrong.
-        If f has few values, or one at most entries, it is what random entries may have missed:
-        such a function jumps, and what is wrong is wrong by as much as f is large.
-      held_out: number of those entries.
-      evaluations: multi-indices at which f was evaluated: all different, held-out ones included.
-      cache_hits: entries that were asked for again and taken from memory.
-      sweeps: half-sweeps over the bonds.
-      ranks: TT-ranks of the result.
-      seconds: time taken.
-      programs: programs compiled for a JAX function, one for each batch size of few.
-      advice: what to do next, in words; empty if converged, unless f is zero everywhere.
-
-    Example:
-      >>> import jax
-      >>> from tensorjax import tt
-      >>> f = lambda i: 1.0 * i.sum(axis=1)
-      >>> t, info = tt.cross(f, (4, 4, 4), tol=1e-4, key=jax.random.key(0))
-      >>> info.status, info.evaluations <= 64, info.advice
-      ('converged', True, '')
-
-    Source: ours.
-    """
-
-    status: Status
-    error: float
-    error_std: float
-    held_out: int
-    evaluations: int
-    cache_hits: int
-    sweeps: int
-    ranks: tuple[int, ...]
-    seconds: float
-    programs: int
-    advice: str
 
 
 @placed
@@ -111,8 +46,12 @@ def cross(
     pivots: ArrayLike | None = None,
     held_out: int = 1000,
     max_sweeps: int = 100,
+    search: float = 0.05,
     callback: Callable[[CrossProgress], Any] | None = None,
     dtype: DTypeLike | None = None,
+    cache: int = 1 << 23,
+    executor: Executor | None = None,
+    on_error: Literal["raise", "return"] = "raise",
 ) -> tuple[TT, CrossInfo]:
     """Approximates a function of multi-indices or grid points by a train, from few evaluations.
 
@@ -134,23 +73,34 @@ def cross(
       jit: whether to compile f. "auto" compiles functions that return JAX arrays and can be traced.
         Batches are then padded (by copies) to one of seven sizes, so few programs are compiled.
       x0: a train near f, of the same shape, for a warm start: its index sets are tried first.
-      pivots: multi-indices (m, d) where f is large, for functions that are large at few entries:
-        the search starts from them. With x0 or pivots, other parts of f as small are taken not to
-        exist.
+      pivots: multi-indices (m, d) where f is large, or with ``grid`` points there, for functions
+        that are large at few entries: the search starts from them. With x0 or pivots, other parts
+        of f as small are taken not to exist.
       held_out: number of random entries that measure the error (fewer for a small budget or
         tensor). Errors confined to a smaller part of all entries than about 3/held_out may escape.
         Where the norm of f is, up to 20 000 are looked at; a tensor that has no more entries is
         read as a whole if the search fails or few of them are large.
       max_sweeps: half-sweeps over the bonds.
+      search: share of all evaluations, in [0, 1), for a global search of errors that sweeps miss:
+        random entries, held-out ones among them, and ascents of the error from the worst. With
+        0.9 it takes nine times what the fit takes, which finds peaks as narrow.
       callback: gets a `CrossProgress` after each; the search stops when it returns True.
       dtype: of the result; that of f's values, as JAX has it, if None.
+      cache: values of f kept at most, about 150 bytes each. When it is full, it is emptied, and f
+        may be evaluated again where it was before; entries that are fitted are kept apart.
+      executor: workers that evaluate f: anything with ``submit`` or ``map`` as executors of
+        `concurrent.futures` have them. f is called on parts of a batch, or at one point after the
+        other (``vectorized=False``), and not compiled; processes need one that can be pickled.
+      on_error: "return" ends the search if f raises an error: the best train so far is returned,
+        with status "failed". An error of the very first batch is raised in any case.
 
     Returns:
       The train, and a `CrossInfo` with status, error and its uncertainty, evaluations and advice.
 
     Raises:
       ValueError: f returns NaN or Inf (the multi-indices are named) or a wrong shape; tol below
-        10 eps; shapes of grid or x0 that do not fit.
+        10 eps; shapes of grid or x0 that do not fit. An error that f raises passes through, with
+        a note that names the multi-index.
       TypeError: a key that is not one of `jax.random`, or a call under a JAX transformation.
 
     Example:
@@ -169,31 +119,60 @@ def cross(
     Comput. Phys. Commun. 246 (2020). Departures: a bond gets as many pivots in one visit as lie
     above a threshold that falls from sweep to sweep, so that ranks grow evenly; the wrong held-out
     entries become pivots where blocks show no residual; the error comes from entries that are not
-    fitted; a part of the tolerance is left for rounding the result.
+    fitted; a part of the tolerance is left for rounding the result; residuals far below the
+    tolerance are no pivots; the global search has a share of the evaluations.
     """
     sizes = _check.shape("shape", shape)
-    options = _options(sizes, tol, max_rank, held_out, max_sweeps, max_evaluations, callback)
+    options = _options(
+        sizes, tol, max_rank, held_out, max_sweeps, max_evaluations, search, callback
+    )
     rng = _check.host_generator(key, "; tt.cross calls f from the host and cannot be traced")
     coordinates = None if grid is None else _grid(grid, sizes)
-    if jit not in (True, False, "auto"):
-        raise ValueError(f'jit: expected True, False or "auto", got {jit!r}')
     oracle = Oracle(
-        f, sizes, grid=coordinates, vectorized=vectorized, jit=jit, budget=max_evaluations
+        f,
+        sizes,
+        grid=coordinates,
+        vectorized=vectorized,
+        jit=jit,
+        budget=max_evaluations,
+        cache=_check.integer("cache", cache, low=0),
+        executor=executor,
+        end_on_error=_calls(jit, executor, on_error),
     )
     final = _Dtype(oracle, dtype)
-    starts = _start(x0, sizes), _pivots(pivots, sizes)
-    search = Search(oracle, options, rng, *starts, final.finish)
+    starts = _start(x0, sizes), _pivots(pivots, sizes, grid)
+    searched = Search(oracle, options, rng, *starts, final.finish)
     final.check(options.tol)
-    status = search.run()
+    status = searched.run()
     final.check_range(at_end=True)
-    cores, estimate = _rounded(search, options.tol, max_rank, final.finish)
-    doubt = _doubt(status, search, elsewhere=x0 is None and pivots is None)
+    cores, estimate = _rounded(searched, options.tol, max_rank, final.finish)
+    doubt = _doubt(status, searched, elsewhere=x0 is None and pivots is None)
     if status == "converged" and estimate.bound > options.tol:
         status = "max_rank"
     if status != "zero":
         estimate = Estimate(estimate.error, max(estimate.std, doubt))
     train = TT._unchecked(tuple(jax.device_put(final.result(cores))))
-    return train, _info(status, estimate, search, oracle, train)
+    return train, reported(status, estimate, searched, oracle, train)
+
+
+def _calls(jit: Any, executor: Any, on_error: Any) -> bool:
+    """Checks how `cross` is to call f; returns whether an error of f ends the search."""
+    if jit not in (True, False, "auto"):
+        raise ValueError(f'jit: expected True, False or "auto", got {jit!r}')
+    if on_error not in ("raise", "return"):
+        raise ValueError(f'on_error: expected "raise" or "return", got {on_error!r}')
+    if executor is not None and not (hasattr(executor, "submit") or hasattr(executor, "map")):
+        raise TypeError(f"executor: expected one with map or submit, got {type(executor).__name__}")
+    if executor is not None and jit is True:
+        raise ValueError("executor: its workers call f as it is; pass jit=False, or no executor")
+    return on_error == "return"
+
+
+def _share(search: Any) -> float:
+    """Checks the share of evaluations that `cross` spends on global search."""
+    if not isinstance(search, int | float | np.number) or not 0 <= search < 1:
+        raise ValueError(f"search: expected a share of the evaluations in [0, 1), got {search!r}")
+    return float(search)
 
 
 def _doubt(status: Status, search: Search, *, elsewhere: bool) -> float:
@@ -206,24 +185,6 @@ def _doubt(status: Status, search: Search, *, elsewhere: bool) -> float:
     return search.held.unseen(elsewhere=elsewhere)
 
 
-def _info(
-    status: Status, estimate: Estimate, search: Search, oracle: Oracle, train: TT
-) -> CrossInfo:
-    return CrossInfo(
-        status=status,
-        error=estimate.error,
-        error_std=estimate.std,
-        held_out=len(search.held.index),
-        evaluations=oracle.evaluations,
-        cache_hits=oracle.hits,
-        sweeps=search.sweeps,
-        ranks=train.ranks,
-        seconds=search.seconds,
-        programs=len(oracle.programs),
-        advice=_ALL_ZERO if search.held.all and oracle.largest == 0 else _ADVICE[status],
-    )
-
-
 def _options(
     sizes: tuple[int, ...],
     tol: Any,
@@ -231,6 +192,7 @@ def _options(
     held_out: Any,
     max_sweeps: Any,
     budget: Any,
+    search: Any,
     callback: Any,
 ) -> _search.Options:
     if _check.is_traced(tol):
@@ -253,6 +215,7 @@ def _options(
         held_out=held_out,
         asked=asked,
         budget=math.inf if budget is None else budget,
+        search=_share(search),
         most_random=_search.AT_LEAST if budget is None else min(_search.AT_LEAST, budget),
         callback=callback,
     )
@@ -284,11 +247,15 @@ def _start(x0: TT | None, sizes: tuple[int, ...]) -> Cores | None:
     return [np.asarray(c).astype(wide) for c in x0.cores]
 
 
-def _pivots(value: Any, sizes: tuple[int, ...]) -> np.ndarray | None:
+def _pivots(value: Any, sizes: tuple[int, ...], grid: Any) -> np.ndarray | None:
     """Checks the pivots given to `cross` and returns them as rows of non-negative multi-indices."""
     if value is None:
         return None
     rows = np.asarray(value)
+    if grid is not None and rows.dtype.kind == "f" and rows.shape[1:] == (len(sizes),):
+        _check.finite("pivots", rows)
+        nearest = [np.abs(np.subtract.outer(x, g)) for x, g in zip(rows.T, grid, strict=True)]
+        rows = np.stack([distance.argmin(axis=1) for distance in nearest], axis=1)
     if (
         rows.dtype.kind not in "iu"
         or rows.ndim != 2

@@ -245,22 +245,6 @@ def _fibres_through(oracle: Oracle, point: np.ndarray) -> list[np.ndarray]:
     return [values[a:b].reshape(1, -1, 1) for a, b in itertools.pairwise(cuts)]
 
 
-def climbed(oracle: Oracle, point: np.ndarray) -> np.ndarray:
-    """Climbs to a pivot, a local maximum of |f|: the largest on all fibres through it, by modes."""
-    best = -1.0
-    point = point.copy()
-    while True:
-        for k, n in enumerate(oracle.shape):
-            index = np.tile(point, (n, 1))
-            index[:, k] = np.arange(n)
-            sizes = np.abs(oracle.pairs(oracle.part(index[:, :1], 0), oracle.part(index[:, 1:], 1)))
-            point[k] = int(sizes.argmax())
-            size = float(sizes.max())
-        if not size > best:
-            return point
-        best = size
-
-
 class _Block:
     """Block (unfolding) of a bond, its interpolation a @ b, and the crosses added to that.
 

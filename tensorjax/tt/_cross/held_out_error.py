@@ -27,9 +27,9 @@ _SAME_NORM = 2.0
 _MISSED = 3.0
 # Most entries drawn from a train.
 _DRAWN = 500
-# If f has at most _FEW_VALUES distinct values, _JUMPS times as many are drawn: the train is then
-# wrong at few entries, but by much.
-_JUMPS, _FEW_VALUES = 5, 10
+# If f has at most _FEW_VALUES distinct values, it jumps: the train is then wrong at few entries,
+# but by much.
+_FEW_VALUES = 10
 # Error that such a function may have at entries not evaluated, for its error to count as known.
 _JUMPED = 0.1
 # Drawing from a train makes arrays (entries, n, r); the most elements of one.
@@ -67,19 +67,20 @@ class HeldOut:
       all: whether they are all entries of the tensor.
       telling: number of entries that carry the norm of f, (Σ w |f|²)² / Σ (w |f|²)².
       worst: the largest error when the train was last looked at.
+      rest: the error then without the TELLING entries that had most of it.
     """
 
     def __init__(self, oracle: Oracle, count: int, rng: np.random.Generator):
         self._oracle, self._rng = oracle, rng
         self._shape = oracle.shape
         self.size = math.prod(self._shape)
-        self._source: _Source | None = None
+        self._source: Sampler | None = None
         self._weights: np.ndarray | None = None
         self.all = self.size <= count
         self.index = self._every() if self.all else self._draw(count)
         self.values = oracle.start(self.index)
         self.uniform = len(self.index)
-        self.telling = self.worst = 0.0
+        self.telling = self.worst = self.rest = 0.0
         self._weigh()
 
     def _draw(self, count: int) -> np.ndarray:
@@ -143,7 +144,7 @@ class HeldOut:
 
     def mix(self, cores: Cores) -> bool:
         """Draws held-out entries from the train, half as many as random ones, for earlier draws."""
-        source = _Source(cores)
+        source = Sampler(cores)
         asked = min(1 + self.uniform // 2, _DRAWN)
         count = int(min(asked, self._oracle.left // 4))
         if count < min(TELLING, asked):
@@ -213,6 +214,13 @@ class HeldOut:
         return largest * float(terms.sum() ** 2 / (terms @ right)) if largest > 0 else 0.0
 
     @property
+    def rms(self) -> float:
+        """Root mean square of f over all entries of the tensor, as held-out ones show it."""
+        terms, _, largest = self._terms()
+        top = math.sqrt(float(_squares(self.values).max()))
+        return top * math.sqrt(largest * float(terms.sum()))
+
+    @property
     def missing(self) -> float:
         """Number of held-out entries still needed to meet another part of f that is as small."""
         share, most = self.share, _MISSED / _JUMPED**2 if self.jumps else _MISSED
@@ -225,7 +233,7 @@ class HeldOut:
         seen = float(np.sum(w * right))
         if seen <= 0:
             return False
-        train = 2 * _Source(cores).log_norm - math.log(self.size)
+        train = 2 * Sampler(cores).log_norm - math.log(self.size)
         return abs(train - math.log(seen)) <= math.log(_SAME_NORM)
 
     def places(self, point: np.ndarray) -> np.ndarray:
@@ -238,40 +246,16 @@ class HeldOut:
         self.worst = math.sqrt(wrong.max())
         return wrong
 
-    def near(self, cores: Cores, left: list[np.ndarray], right: list[np.ndarray]) -> np.ndarray:
-        """Returns entries (m, d) to seek errors at, near index sets or drawn from the train.
-
-        Random entries, and drawn ones, that begin with a member of a left set or end with one of a
-        right set: the sets hold the rare indices on which f depends in some way of its own, as
-        those along the edge of a set whose indicator it is. And drawn entries as they are, or but
-        for one index.
-
-        Args:
-          cores: of the train.
-          left: left[k] (r, k) multi-indices, before mode k.
-          right: right[k] (r, d − k).
-        """
-        d, modes = np.arange(len(self._shape)), len(self._shape)
-        drawn = _Source(cores).draw(_DRAWN * (_JUMPS if self.jumps else 1), self._rng)[:, :modes]
-        count = len(drawn)
-        random = self._draw(count)
-        kind, mode = self._rng.integers(0, [6, modes], (count, 2)).T
-        out = np.where((kind % 2 == 0)[:, None], random, drawn)
-        for p in np.flatnonzero(kind < 2):
-            k = mode[p]
-            out[p, :k] = left[k][self._rng.integers(len(left[k]))]
-        for p in np.flatnonzero((kind == 2) | (kind == 3)):
-            k = mode[p] + 1
-            out[p, k:] = right[k][self._rng.integers(len(right[k])), : modes - k]
-        one = (kind == 4)[:, None]
-        return np.where(one, np.where(d == mode[:, None], random, drawn), out)
-
     def not_zero(self, count: int) -> np.ndarray:
         """Returns at most ``count`` held-out entries where f is not zero, with their component."""
         at = np.flatnonzero(self.values[: self.uniform].any(axis=1))
         at = self._rng.permutation(at)[:count]
         component = np.abs(self.values[at]).argmax(axis=1)
         return np.column_stack([self.index[at], component])[:, : len(self._oracle.shape)]
+
+    def worst_first(self, cores: Cores) -> np.ndarray:
+        """Returns the held-out entries (m, d), those where the train is most wrong first."""
+        return self.index[np.argsort(-self.errors(cores), kind="stable")]
 
     def wrong(self, cores: Cores, index: np.ndarray, values: np.ndarray) -> np.ndarray:
         """Returns a train's errors at entries (m, d) of known values, held out or not."""
@@ -301,6 +285,8 @@ class HeldOut:
             nothing = Estimate(0.0, 0.0 if self.all else math.inf)
             return UNKNOWN if wrong.any() else nothing
         ratio = float(wrong.mean()) / scale
+        few = max(1, TELLING * len(wrong) // len(self.values))
+        self.rest = math.sqrt(float(np.sort(wrong)[:-few].sum()) / len(wrong) / scale)
         if self.all:
             return Estimate(math.sqrt(ratio), 0.0)
         if ratio == 0:
@@ -334,7 +320,7 @@ def _times_rows(v: np.ndarray, core: np.ndarray, i: np.ndarray) -> np.ndarray:
     return out
 
 
-class _Source:
+class Sampler:
     """Sampler of multi-indices with probability |t|² / ‖t‖², for a train t.
 
     Attributes:

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, NoReturn
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import linalg
+from tensorjax.tt._cross.function_calls import Calls, Executor, joined, numbers
 
 Jit = bool | Literal["auto"]
 # Batches of compiled functions are padded to one of these sizes, and cut at the last.
@@ -27,6 +27,10 @@ class BudgetExhausted(Exception):
 
 class Rescaled(Exception):
     """Raised when a value is too large for the scale of the earlier ones, which are rescaled."""
+
+
+class FunctionFailed(Exception):
+    """Raised in place of an error of the function, with its message, if the search is to end."""
 
 
 class Part(NamedTuple):
@@ -50,11 +54,12 @@ class Oracle:
     Coordinates, if there are any, are the rows of ``grid`` (d, longest mode).
 
     A vector-valued function makes a last mode of its components: all components of a multi-index
-    are found by one evaluation. No multi-index is evaluated twice.
+    are found by one evaluation. No multi-index is evaluated twice, as long as ``cache`` values hold
+    all of them; when it is full, it is emptied.
 
     Attributes:
       shape: mode sizes, of the components too once ``start`` is done.
-      evaluations: multi-indices handed to the function, all different.
+      evaluations: multi-indices handed to the function, all different unless the cache was emptied.
       hits: entries asked for again and found in the memory.
       dtype: of the function's values.
       largest: |value| seen so far.
@@ -72,6 +77,9 @@ class Oracle:
         vectorized: bool,
         jit: Jit,
         budget: int | None,
+        cache: int | None = None,
+        executor: Executor | None = None,
+        end_on_error: bool = False,
     ):
         self.shape = shape
         self.evaluations = 0
@@ -82,6 +90,9 @@ class Oracle:
         self.peak = np.zeros(len(shape), np.int64)
         self.exponent = 0
         self._f, self._grid, self._vectorized, self._jit = f, grid, vectorized, jit
+        self._eager = Calls(f, vectorized, executor)
+        self._end_on_error = end_on_error
+        self._cache = math.inf if cache is None else cache
         self._budget = math.inf if budget is None else budget
         self._modes = len(shape)
         self._components: tuple[int, ...] | None = None
@@ -108,8 +119,7 @@ class Oracle:
 
     def points(self, index: np.ndarray) -> np.ndarray:
         """Samples the function at multi-indices: all components, (m, 1) or (m, components)."""
-        rows = self._find(self.part(index, 0).keys, lambda p: index[p])
-        return self._values[rows]  # only now: finding may have moved them
+        return self._find(self.part(index, 0).keys, lambda p: index[p])
 
     def part(self, index: np.ndarray, first: int) -> Part:
         """Returns indices (m, k) of the modes from ``first`` on as a `Part` of sampled entries."""
@@ -121,8 +131,8 @@ class Oracle:
         def take(p: np.ndarray) -> np.ndarray:
             return np.concatenate([left.index[p], right.index[p]], axis=1)
 
-        rows = self._find(left.keys + right.keys, take)
-        return self._picked(rows, (right if right.index.shape[1] else left).index[:, -1])
+        values = self._find(left.keys + right.keys, take)
+        return self._picked(values, (right if right.index.shape[1] else left).index[:, -1])
 
     def block(self, left: Part, right: Part) -> np.ndarray:
         """Samples the function on the matrix of entries ``left[a]``, ``right[b]``, all a and b."""
@@ -132,61 +142,74 @@ class Oracle:
         def take(p: np.ndarray) -> np.ndarray:
             return np.concatenate([left.index[p // b], right.index[p % b]], axis=1)
 
-        rows = self._find(keys.ravel(), take).reshape(keys.shape)
-        if right.index.shape[1]:
-            return self._picked(rows, right.index[:, -1])
-        return self._picked(rows, left.index[:, -1:])
+        values = self._find(keys.ravel(), take)
+        last = right.index[:, -1] if right.index.shape[1] else left.index[:, -1:]
+        component = np.broadcast_to(last, keys.shape).ravel()
+        return self._picked(values, component).reshape(keys.shape)
 
-    def _picked(self, rows: np.ndarray, component: np.ndarray) -> np.ndarray:
-        return self._values[rows, component if self._components else 0]
+    def _picked(self, values: np.ndarray, component: np.ndarray) -> np.ndarray:
+        return values[np.arange(len(values)), component] if self._components else values[:, 0]
 
     def _find(self, keys: np.ndarray, take: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        """Returns the sampled entries' places in the cache; samples those that are missing.
+        """Returns the sampled entries' values, all components; samples those not in the cache.
 
         Args:
           keys: (m,) of the multi-indices.
           take: gives the multi-indices themselves at some of these places.
         """
         wanted = keys.tolist()
-        known = self._rows
-        rows = np.fromiter(map(known.get, wanted, itertools.repeat(-1)), np.int64, len(wanted))
+        rows = np.fromiter(map(self._rows.get, wanted, itertools.repeat(-1)), np.int64, len(wanted))
         missing = np.flatnonzero(rows < 0)
         self.hits += len(wanted) - missing.size
         if not missing.size:
-            return rows
-        first = self.evaluations
+            return self._values[rows]
         new = wanted if missing.size == len(wanted) else [wanted[p] for p in missing.tolist()]
-        found = np.arange(first, first + len(new))
-        once = missing
+        once, place = missing, np.arange(missing.size)
         if len(set(new)) < len(new):  # some come more than once
-            places = {key: row for row, key in enumerate(dict.fromkeys(new), start=first)}
-            found = np.array([places[key] for key in new])
-            once = missing[np.unique(found, return_index=True)[1]]
-        if first + once.size > self._budget:
+            places = {key: row for row, key in enumerate(dict.fromkeys(new))}
+            place = np.array([places[key] for key in new])
+            once, new = missing[np.unique(place, return_index=True)[1]], list(places)
+        if once.size > self.left:
             raise BudgetExhausted
         index = take(once)[:, : self._modes]
         values, shift = self._call(index)
-        self._store(values, index)
-        known.update(zip(new, found.tolist(), strict=True))
-        rows[missing] = found
+        self._count(values, index)
+        if missing.size == len(wanted):
+            out = values[place]
+        else:
+            out = np.empty((len(wanted), values.shape[1]), np.result_type(self._values, values))
+            known = np.flatnonzero(rows >= 0)
+            out[known], out[missing] = self._values[rows[known]], values[place]
+        self._keep(new, values)
         if shift:
             raise Rescaled
-        return rows
+        return out
 
-    def _store(self, values: np.ndarray, index: np.ndarray) -> None:
-        total = self.evaluations + len(values)
+    def _keep(self, keys: list[int], values: np.ndarray) -> None:
+        """Caches sampled values; empties the cache before it would hold more than it may."""
+        first = len(self._rows)
+        if first + len(keys) > self._cache:
+            self._rows, self._values, first = {}, self._values[:0], 0
+            if len(keys) > self._cache:
+                return
+        total = first + len(keys)
         if total > len(self._values) or self._values.dtype != values.dtype:
             kind = np.result_type(self._values, values)
-            grown = np.empty((max(2 * total, 1024), values.shape[1]), kind)
-            grown[: self.evaluations] = self._values[: self.evaluations]
+            room = max(int(min(2 * total, self._cache)), 1024)
+            grown = np.empty((room, values.shape[1]), kind)
+            grown[:first] = self._values[:first]
             self._values = grown
-        self._values[self.evaluations : total] = values
+        self._values[first:total] = values
+        self._rows.update(zip(keys, range(first, total), strict=True))
+
+    def _count(self, values: np.ndarray, index: np.ndarray) -> None:
+        """Counts new samples, and takes note of the largest."""
+        self.evaluations += len(values)
         sizes = np.abs(values)
         if (largest := float(sizes.max())) > self.largest:
             row, component = divmod(int(sizes.argmax()), values.shape[1])
             self.largest = largest
             self.peak = np.append(index[row], component) if self._components else index[row].copy()
-        self.evaluations = total
 
     # Calling -------------------------------------------------------------------------------------
 
@@ -196,7 +219,8 @@ class Oracle:
         if self._grid is not None:
             points = self._grid[np.arange(self._modes), index]
         size = _BUCKETS[-1]
-        pieces = [self._piece(points[p : p + size]) for p in range(0, len(points), size)]
+        cuts = [slice(p, p + size) for p in range(0, len(points), size)]
+        pieces = [self._piece(points[cut], index[cut]) for cut in cuts]
         values = np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
         if not np.isfinite(values).all():
             self._complain(values, index, points)
@@ -210,12 +234,14 @@ class Oracle:
             self.largest = 0.0  # the new ones are larger by far
         return linalg.scaled(values, -self.exponent), shift > 0
 
-    def _piece(self, points: np.ndarray) -> np.ndarray:
+    def _piece(self, points: np.ndarray, index: np.ndarray) -> np.ndarray:
         """Samples the function at one batch: (m, 1) or (m, components), double precision."""
-        out = self._raw(points)
-        values = np.asarray(out)
-        if values.dtype.kind not in "biufc":
-            values = _widened(values)
+        try:
+            out = self._raw(points)
+        except Exception as error:
+            self._name(error, points, index)
+            raise
+        values = numbers(np.asarray(out))
         kinds = "(batch,) or (batch, components)"
         if values.ndim not in (1, 2) or len(values) != len(points) or 0 in values.shape:
             raise ValueError(
@@ -235,7 +261,8 @@ class Oracle:
             kind = np.dtype(np.float64 if kind.kind == "f" else np.complex128)
         self.dtype = kind if self.dtype is None else np.result_type(self.dtype, kind)
         with np.errstate(over="ignore"):  # of longer numbers: Inf is refused as it is elsewhere
-            wide = values.astype(np.result_type(kind, np.float64), copy=False)
+            # A copy: the function may give out the same array again, with other values.
+            wide = values.astype(np.result_type(kind, np.float64))
         return wide.reshape(len(points), -1)
 
     def _raw(self, points: np.ndarray) -> Any:
@@ -264,10 +291,7 @@ class Oracle:
         if self._vectorized or len(points) == 1:
             return head
         rest = self._raw(points[1:]) if self._is_jax else self._eager(points[1:])
-        return _joined([*np.asarray(head), *np.asarray(rest)])
-
-    def _eager(self, points: np.ndarray) -> Any:
-        return self._f(points) if self._vectorized else _joined([self._f(p) for p in points])
+        return joined([*np.asarray(head), *np.asarray(rest)], np.stack)
 
     def _jitted(self) -> Any:
         # JAX keeps what it compiled with the function: the next search finds it.
@@ -278,6 +302,21 @@ class Oracle:
         padding = np.broadcast_to(points[-1:], (size - len(points), points.shape[1]))
         out = np.asarray(f(np.concatenate([points, padding])))
         return out[: len(points)] if out.shape[:1] == (size,) else out
+
+    def _name(self, error: Exception, points: np.ndarray, index: np.ndarray) -> None:
+        """Adds to an error of the sampled function the multi-index where it was raised."""
+        if isinstance(error, _NOT_TRACEABLE):
+            return
+        at = self._eager.culprit(points)
+        if at is None:
+            where = f"for a batch of {len(index)} multi-indices"
+        else:
+            where = f"at multi-index {tuple(index[at].tolist())}"
+            if self._grid is not None:
+                where += f" (coordinates {tuple(points[at].tolist())})"
+        error.add_note(f"f: raised {where}, after {self.evaluations} evaluations of tt.cross")
+        if self._end_on_error and self.evaluations:
+            raise FunctionFailed(f"f raised {error!r} {where}") from error
 
     def _complain(self, values: np.ndarray, index: np.ndarray, points: np.ndarray) -> NoReturn:
         bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
@@ -297,20 +336,5 @@ def _mapped(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return jax.vmap(f)
 
 
-def _joined(values: list[Any]) -> Any:
-    shapes = {np.shape(v) for v in values}
-    if len(shapes) > 1:
-        raise ValueError(f"f: expected values of one shape, got {sorted(shapes)}")
-    return (jnp if isinstance(values[0], jax.Array) else np).stack(values)
-
-
 def _bucket(count: int) -> int:
     return next(size for size in _BUCKETS if size >= count)
-
-
-def _widened(values: np.ndarray) -> np.ndarray:
-    """Casts samples of a function in half precisions that NumPy does not know to float32."""
-    try:
-        return values.astype(np.float32)
-    except (TypeError, ValueError):
-        raise ValueError(f"f: expected numbers, got an array of dtype {values.dtype}") from None

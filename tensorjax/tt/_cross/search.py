@@ -10,14 +10,28 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._cores.unfoldings import Cores
-from tensorjax.tt._cross.greedy_pivots import Sets, climbed
+from tensorjax.tt._cross.global_search import GlobalSearch, climbed
+from tensorjax.tt._cross.greedy_pivots import Sets
 from tensorjax.tt._cross.held_out_error import TELLING, UNKNOWN, Estimate, HeldOut
 from tensorjax.tt._cross.maxvol import right_sets
-from tensorjax.tt._cross.sampled_function import BudgetExhausted, Oracle, Rescaled
+from tensorjax.tt._cross.sampled_function import (
+    BudgetExhausted,
+    FunctionFailed,
+    Oracle,
+    Rescaled,
+)
 from tensorjax.tt._tt_svd.from_dense import from_dense
 
 Status = Literal[
-    "converged", "max_rank", "budget", "max_sweeps", "stalled", "stopped", "unseen", "zero"
+    "converged",
+    "max_rank",
+    "budget",
+    "max_sweeps",
+    "stalled",
+    "stopped",
+    "unseen",
+    "zero",
+    "failed",
 ]
 # Every sweep lowers the threshold, below which residuals are left, by a factor in this range.
 _STEEPEST, _FLATTEST = 0.1, 0.5
@@ -32,9 +46,25 @@ _EXACT = 10 * float(np.finfo(np.float64).eps)
 _LIKE_ZERO = 0.01
 # Most entries near pivots, or near large entries of the train, that become pivots at once.
 _NEAR_OFFERED = 16
-# Most and least random entries to climb from; and the share of the largest entry that a local
-# maximum needs to count as part of what the train has found.
-_CLIMBS, _LEAST_CLIMBS, _TOP = 10, 3, 0.1
+# Local maxima that tell whether the train has found all of f: so many at least, each with this
+# share of the largest entry or more.
+_LEAST_TOPS, _TOP = 3, 0.1
+# Residuals of this part of the tolerance, relative to the root mean square of f, need no pivot; one
+# that is roundoff makes the interpolation useless.
+_NEEDLESS = 1e-3
+# Errors so many times the tolerance, and this large beside the root mean square of f, at few
+# entries while all others are below the tolerance, tell of a function that jumps.
+_ALONE, _LARGE = 10, 0.1
+# A tensor with so many times the entries that are known is read as a whole if f jumps, and has no
+# more than the second number.
+_READ, _MOST_READ = 4, 1 << 17
+# So many times at most a train that met the tolerance may be found wrong at other entries before
+# the search counts as one that makes no progress.
+_SURPRISES = 4
+# Times that entries near the index sets are looked at if f jumps.
+_ROUNDS = 3
+# Random entries that global search looks at before it climbs from the worst of them.
+_BATCH = 20_000
 # Most held-out entries that become pivots at once: those with errors above _HIDDEN times the
 # residuals of all blocks.
 _OFFERED, _HIDDEN = 4, 10.0
@@ -87,6 +117,7 @@ class Options:
     asked: int
     budget: float
     most_random: int
+    search: float
     callback: Callable[[CrossProgress], Any] | None
 
 
@@ -97,6 +128,7 @@ class Search:
       cores: of the best train so far.
       estimate: its error.
       sweeps: done.
+      failure: the error of f that ended the search, and where; empty if none did.
     """
 
     def __init__(
@@ -109,9 +141,11 @@ class Search:
         finish: Callable[[Cores], Cores],
     ):
         self.sweeps = 0
+        self.failure = ""
         self._began = time.perf_counter()
         self._oracle, self._options, self._rng = oracle, options, rng
         self.held = HeldOut(oracle, options.held_out, rng)
+        self.globally = GlobalSearch(oracle, self.held, rng, options.search, options.most_random)
         self._finish = finish  # cores as they will be returned: cast to their dtype
         self._x0, self._pivots = x0, pivots
         self._sets: Sets | None = None
@@ -119,6 +153,8 @@ class Search:
         self._mark = (math.inf, 0)
         self._biased = False  # whether pivots were made of held-out entries
         self._found = 0  # pivots that the last verdict gave
+        self._surprises = 0  # times that a train below the tolerance was found wrong elsewhere
+        self._rare = False  # whether errors were last at few entries alone
         self.cores: Cores = []
         self.estimate = UNKNOWN
 
@@ -131,17 +167,23 @@ class Search:
         return time.perf_counter() - self._began
 
     def run(self) -> Status:
+        rescaled = False
         while True:
             try:
+                if rescaled:
+                    self.held.reread()
                 status = self._run()
                 if status not in ("converged", "zero"):
                     self._settle()
                 return status
             except Rescaled:  # values so large that the others are nothing: from the beginning
-                self.held.reread()
+                rescaled = True
                 self._sets, self.estimate, self._mark = None, UNKNOWN, (math.inf, 0)
             except BudgetExhausted:
-                return self._out_of_budget()
+                return self._ended("budget")
+            except FunctionFailed as error:
+                self.failure = str(error)
+                return self._ended("failed")
 
     def _settle(self) -> None:
         """Measures the error of a search that did not converge, at entries never used as pivots."""
@@ -164,7 +206,8 @@ class Search:
             return self._run()
         self._measure(self._sets)
         status = self._sweep_on(self._sets)
-        return self._whole() if status in ("stalled", "unseen") and self._small else status
+        known = self._small or self.held.all
+        return self._whole() if status in ("stalled", "unseen") and known else status
 
     def _look(self) -> None:
         """Starts the search at given pivots; while f is zero, at more and more random entries."""
@@ -205,7 +248,8 @@ class Search:
         self.cores, self.estimate = self._finish(self._constant_cores(0.0)), UNKNOWN
         return "zero"
 
-    def _out_of_budget(self) -> Status:
+    def _ended(self, status: Status) -> Status:
+        """Keeps the best train of a search that can call f no more."""
         if self._oracle.largest == 0:
             return self._nothing()
         if self._sets is not None:
@@ -213,7 +257,7 @@ class Search:
         cores, estimate = self._constant()
         if not self.cores or estimate.bound < self.estimate.bound:
             self.cores, self.estimate = cores, estimate
-        return "budget"
+        return status
 
     def _constant_cores(self, value: Any) -> Cores:
         """Returns the cores of a constant for the search: one value, or one for each component."""
@@ -284,12 +328,20 @@ class Search:
         arithmetic = 16 * float(np.finfo(np.float64).eps)
         return max(values, arithmetic) * self._oracle.largest
 
+    def _least(self) -> float:
+        """Returns the residual below which no pivot of the search serves the tolerance asked."""
+        return max(self._floor(), _NEEDLESS * self._options.tol * self.held.rms)
+
     def _measure(self, sets: Sets, *, follow: bool = True) -> Estimate:
         """Estimates the error of the search's present train; keeps it if it is the best."""
         cores = self._finish(sets.cores())
         if follow and self.held.follow(cores):
             self.estimate = UNKNOWN  # it was measured at other entries
         estimate = self.held.glance(cores, self._options.tol)
+        if estimate.error > _ALONE * self._options.tol:
+            held = self.held  # a train that knows f nearly everywhere, and not at all elsewhere
+            jumped = held.plain and held.worst > _LARGE * held.rms
+            self._rare = jumped and held.rest <= self._options.tol
         if estimate.bound <= self.estimate.bound:
             self.cores, self.estimate = cores, estimate
         if estimate.bound < _PROGRESS * self._mark[0]:
@@ -312,8 +364,13 @@ class Search:
             if self._told(sets, estimate):
                 return "stopped"
             self._found = 0
-            if estimate.bound <= options.tol and (status := self._verdict(sets, level)):
-                return status
+            if estimate.bound <= options.tol:
+                before = self._oracle.evaluations
+                if status := self._verdict(sets, level):
+                    return status
+                if self._oracle.evaluations > before and self._surprises < _SURPRISES:
+                    self._surprises += 1  # f is another one than it seemed: patience anew
+                    self._mark = (math.inf, self._oracle.evaluations)
             added += self._found
             # Errors that are larger by far than all that was left alone lie where no block shows.
             hidden = self.held.worst > _HIDDEN * max(level, self._threshold)
@@ -342,24 +399,30 @@ class Search:
             return "converged"
         cores = self._finish(sets.cores())
         seen = held.plain and held.agree(cores)
-        if seen and self.estimate.error > _LIKE_ZERO * tol:
-            return "converged"
+        if seen and self.estimate.error > _LIKE_ZERO * tol and not self._rare:
+            return None if self._wrong_elsewhere(sets, cores) else "converged"
         # Either f is large at few entries, or the train seems to be exact: then f may also be
         # one that jumps, and wrong at few entries only.
         if not self._more(sets):
             return None
         if held.all:
             return "converged"
-        if self._found_wrong(sets, cores, held.near(cores, sets.left, sets.right)):
+        given = self._x0 is not None or self._pivots is not None
+        for _ in range(_ROUNDS if self._rare or held.jumps else 1):
+            near = self.globally.near(cores, sets.left, sets.right, rare=self._rare or held.jumps)
+            if self._found_wrong(sets, cores, near):
+                return None
+        if self._wrong_elsewhere(sets, cores):
             return None
-        if seen or self._x0 is not None or self._pivots is not None:
-            return "converged"
-        tops = self._tops()
-        if self._found_wrong(sets, cores, tops):
-            return None
-        # If all climbs end at entries as large as those found, the train has found what there is.
-        high = np.abs(self._oracle.points(tops)).max(axis=1) >= _TOP * self._oracle.largest
-        return "converged" if high.size >= _LEAST_CLIMBS and high.all() else self._met(sets)
+        if not (seen or given):
+            tops = self.globally.tops()
+            if self._found_wrong(sets, cores, tops):
+                return None
+            # If all climbs end at entries as large as those found, the train has found all of f.
+            high = np.abs(self._oracle.points(tops)).max(axis=1) >= _TOP * self._oracle.largest
+            seen = high.size >= _LEAST_TOPS and bool(high.all())
+        status = self._met(sets) if not given and (held.jumps or not seen) else "converged"
+        return "unseen" if status and self._rare else status
 
     def _unbiased(self, sets: Sets) -> bool:
         """Whether the search's error stays below tolerance at entirely new held-out entries.
@@ -374,9 +437,11 @@ class Search:
         """Whether the search's error stays below tolerance at more held-out entries."""
         held = self.held
         more = min(self._options.asked - held.uniform, self._oracle.left)
-        if held.size <= max(
-            self._oracle.evaluations, min(self._options.asked, self._options.budget)
-        ):
+        known = self._oracle.evaluations
+        readable = max(known, self._options.asked)
+        if self._rare or held.jumps:
+            readable = max(readable, min(_READ * known, _MOST_READ))
+        if held.size <= min(readable, known + self._oracle.left):
             held.read_all()
         elif more >= 1:
             held.extend(int(more))
@@ -384,28 +449,38 @@ class Search:
             held.mix(self._finish(sets.cores()))
         return self._holds(sets)
 
+    def _wrong_elsewhere(self, sets: Sets, cores: Cores) -> bool:
+        """Searches random entries, and climbs from the worst, within the share of global search."""
+        search = self.globally
+        while (credit := search.credit) >= 2 * search.a_climb:
+            before = self._oracle.evaluations
+            random = search.random(min(credit // 2, _BATCH))
+            if self._found_wrong(sets, cores, random):
+                return True
+            starts = np.concatenate([random, self.held.index])
+            wrong = self.held.wrong(cores, starts, self._oracle.points(starts))
+            starts = starts[np.argsort(-wrong, kind="stable")]
+            if self._found_wrong(sets, cores, search.worst_tops(cores, starts, credit // 2)):
+                return True
+            if 2 * (self._oracle.evaluations - before) < len(random):
+                break  # most entries are known: there is little left to look at
+        return False
+
     def _found_wrong(self, sets: Sets, cores: Cores, points: np.ndarray) -> bool:
         """Searches the entries (m, d) for errors of the train; adds wrong ones as pivots."""
         points = points[: int(min(len(points), self._oracle.left))]
         if not len(points):
             return False
+        before = self._oracle.evaluations
         values = self._oracle.points(points)
+        self.globally.spent += self._oracle.evaluations - before
         wrong = self.held.wrong(cores, points, values)
         worst = np.argsort(-wrong, kind="stable")[:_NEAR_OFFERED]
         worst = worst[wrong[worst] > _AGREES * self._options.tol * self._oracle.largest]
         if worst.size:
             self._found = self._offer(sets, points[worst], values[worst], self._threshold)
-            self.estimate, self._mark = UNKNOWN, (math.inf, self._oracle.evaluations)
+            self.estimate = UNKNOWN
         return worst.size > 0
-
-    def _tops(self) -> np.ndarray:
-        """Searches for local maxima (m, d) of |f|, by mode-wise ascent from random entries."""
-        oracle, modes = self._oracle, self.held.index.shape[1]
-        climb = 2 * sum(oracle.shape)  # at least
-        count = np.clip(self._options.most_random // climb, _LEAST_CLIMBS, _CLIMBS)
-        starts = self.held.not_zero(int(min(count, oracle.left // (4 * climb))))
-        tops = [climbed(oracle, p)[:modes] for p in starts]
-        return np.array(tops, np.int64).reshape(len(tops), modes)
 
     def _met(self, sets: Sets) -> Status | None:
         """Adds held-out entries until the search would meet another part of f as small as this."""
@@ -449,7 +524,7 @@ class Search:
         spent = self._oracle.evaluations - self._mark[1]
         if spent > _PATIENCE * self._mark[1] + AT_LEAST:
             return True
-        return idle >= 3 and (self._threshold <= self._floor() or idle >= 20)
+        return idle >= 3 and (self._threshold <= self._least() or idle >= 20)
 
     def _lower(self, level: float, added: float, estimate: Estimate) -> None:
         """Lowers the search's residual threshold: steeply after few pivots, gently near the end."""
@@ -459,4 +534,4 @@ class Search:
             base = min(base, max(level, self.held.worst / _HIDDEN))
         steep = _STEEPEST**2 if added < _FEW_PIVOTS else _STEEPEST
         lowered = base * min(max(steep, need), _FLATTEST)
-        self._threshold = max(lowered, self._floor())
+        self._threshold = max(lowered, self._least())

@@ -40,6 +40,7 @@ _ADVICE: dict[str, str] = {
 _MOST = 255
 _CHECKED = 500  # points at which the train is compared with f, at nodes and between them
 _UNRESOLVED = 0.1  # relative error between the nodes from which on the series is not believed
+_EPS = 4 * float(np.finfo(float).eps)
 _ROUNDOFF = 1e-12  # relative to f, for which no refinement helps
 _TRIES = 12
 _LEAST = 20  # evaluations worth a try
@@ -205,7 +206,8 @@ def integrate(
         else:
             break
     assert best is not None
-    return best.value, _info(best, goal(best.value), used, time.perf_counter() - started)
+    value = best.value.item() if best.value.ndim == 0 else best.value
+    return value, _info(best, goal(best.value), used, time.perf_counter() - started)
 
 
 class _Goal(NamedTuple):
@@ -234,8 +236,16 @@ class _Problem(NamedTuple):
         return self.f(self.nodes.points(index[None])[0])
 
     def values(self, points: np.ndarray) -> np.ndarray:
+        """Values of f at points, checked to be finite."""
         found = self.f(points) if self.vectorized else [self.f(x) for x in points]
-        return np.asarray(found)
+        values = np.asarray(found)
+        bad = ~np.isfinite(values.reshape(len(points), -1)).all(axis=1)
+        if bad.any():
+            raise ValueError(
+                f"f: expected finite values, got NaN or Inf at {int(bad.sum())} of {len(points)} "
+                f"points, first {tuple(points[bad.argmax()].tolist())}"
+            )
+        return values
 
 
 def _tried(
@@ -253,11 +263,12 @@ def _tried(
     rng = _check.host_generator(jax.random.fold_in(options["key"], 1))
     drawn = nodes.draw(rng, check)
     true = problem.values(nodes.points(drawn))
-    error = volume * _mean_error(true - _fitted(t, drawn, true))
     size = volume * float(np.max(np.sqrt(np.mean(np.abs(true) ** 2, axis=0))))
+    error = volume * _mean_error(true - _fitted(t, drawn, true)) + _EPS * size
     # The share of f's norm that random entries may have missed; infinite where that is not known.
     missed = info.error_std**2 * size if math.isfinite(info.error_std) else math.inf
-    jumps = missed > error and info.error_std > 2 * max(tol, info.error)
+    several = bool(np.any(true != true[:1]))
+    jumps = several and missed > error and info.error_std > 2 * max(tol, info.error)
     if not math.isfinite(info.error + info.error_std):
         error, jumps = math.inf, False
     unresolved = _between(problem, cores, rng, check) * volume

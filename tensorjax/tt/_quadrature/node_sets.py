@@ -129,4 +129,4 @@ def weighted_sum(weights: Sequence[np.ndarray], cores: Sequence[np.ndarray]) -> 
         held = einsum("ab,anc,bnd->cd", held, w, c)
     if len(cores) > len(weights):
         return einsum("ab,bmd->m", held, cores[-1])
-    return held[0, 0]
+    return np.asarray(held[0, 0])

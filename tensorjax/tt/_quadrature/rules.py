@@ -37,13 +37,14 @@ class Rule(NamedTuple):
         if not largest:
             return 0.0
         tail = np.maximum.accumulate(c[::-1])[::-1]  # largest coefficient from a degree on
-        late = max(tail[max(n - 2, 0)], _ROUNDOFF * largest)
-        middle = max(tail[n // 2], late)
+        # Two envelopes, not two coefficients: those of noise are small now and then by chance.
+        middle, end = n // 2, (3 * n) // 4
+        late = max(tail[end], _ROUNDOFF * largest)
         if late <= 10 * _ROUNDOFF * largest:
             return float(late)
-        decay = min((late / middle) ** (1 / max(n - 2 - n // 2, 1)), 0.99)
+        decay = min((late / tail[middle]) ** (1 / max(end - middle, 1)), 0.99)
         # At most twice the last one: slow series alternate, and their rules do not sum them up.
-        return float(2 * late * min(1.0, decay ** (self.degree + 3 - n) / (1 - decay)))
+        return float(2 * late * min(1.0, decay ** (self.degree + 1 - end) / (1 - decay)))
 
     def interpolation(self, x: np.ndarray) -> np.ndarray:
         """Matrix (m, n) from values at the nodes to those of their polynomial at x (m,)."""

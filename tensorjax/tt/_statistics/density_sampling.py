@@ -76,7 +76,7 @@ def _transformed(t: TT, noise: Any) -> tuple[Any, Any]:
     One mode after the other by its conditional weights, of which negative ones count as zero. Where
     none is positive, −1 stands for this mode and those after it.
     """
-    xp = np if linalg.is_host(t.cores[0]) else jnp
+    xp: Any = np if linalg.is_host(t.cores[0]) else jnp
     real = linalg.factor_dtype(t.dtype)
     rights, _, sign = sums_to_the_right(t)
     left = xp.ones((noise.shape[1], 1), real)

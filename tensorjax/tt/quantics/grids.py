@@ -5,6 +5,7 @@ the most significant first. Smooth functions then have small TT-ranks, and 2^30 
 cores.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -245,14 +246,19 @@ def index_to_quantics(
     each = _bits(bits, index.shape[-1], base)
     _check_order(interleaved, fused)
     sizes = [base**n for n in each]
-    if index.size and (index.min() < 0 or (index >= np.array(sizes)).any()):
+    if index.size and (index.min() < 0 or _above(index, sizes)):
         limits = sizes[0] if len(set(sizes)) == 1 else tuple(sizes)
         raise ValueError(
             f"index: expected values in [0, {limits}), got {index.min()} to {index.max()}"
         )
-    where = places(each, interleaved)
-    powers = np.array([base ** (each[dim] - 1 - level) for dim, level in where], np.int64)
-    digits = index[..., [dim for dim, _ in where]] // powers % base
+    if each.count(each[0]) == len(each):  # no copies of the indices
+        digits = index[..., None] // _powers(base, each[0]) % base  # (…, dims, bits)
+        digits = digits.swapaxes(-1, -2) if interleaved else digits
+        digits = digits.reshape(*index.shape[:-1], -1)
+    else:
+        where = places(each, interleaved)
+        powers = np.array([base ** (each[dim] - 1 - level) for dim, level in where], np.int64)
+        digits = index[..., [dim for dim, _ in where]] // powers % base
     if not fused:
         return digits
     counts = fused_counts(each)
@@ -304,8 +310,8 @@ def quantics_to_index(
         raise ValueError(
             f"digits: expected values in [0, {base}), got {digits.min()} to {digits.max()}"
         )
-    powers = [np.array([base**k for k in range(n - 1, -1, -1)], np.int64) for n in each]
-    if len(set(each)) > 1:
+    if each.count(each[0]) < len(each):
+        powers = [_powers(base, n) for n in each]
         held = [dim for dim, _ in places(each, interleaved)]
         columns = [np.flatnonzero(np.array(held) == dim) for dim in range(dims)]
         return np.stack([digits[..., c] @ p for c, p in zip(columns, powers, strict=True)], -1)
@@ -313,7 +319,12 @@ def quantics_to_index(
         split = digits.reshape(*digits.shape[:-1], each[0], dims).swapaxes(-1, -2)
     else:
         split = digits.reshape(*digits.shape[:-1], dims, each[0])
-    return split @ powers[0]
+    return split @ _powers(base, each[0])
+
+
+@functools.cache
+def _powers(base: int, bits: int) -> np.ndarray:
+    return np.array([base**k for k in range(bits - 1, -1, -1)], np.int64)
 
 
 def places(bits: Sequence[int], interleaved: bool) -> list[tuple[int, int]]:
@@ -333,13 +344,26 @@ def fused_counts(bits: Sequence[int]) -> list[int]:
     return [sum(level < n for n in bits) for level in range(max(bits))]
 
 
+def _above(index: np.ndarray, sizes: Sequence[int]) -> bool:
+    if sizes.count(sizes[0]) == len(sizes):
+        return bool(index.max() >= sizes[0])
+    return bool((index >= np.array(sizes)).any())
+
+
 def _each(value: int | tuple[int, ...], dims: int) -> tuple[int, ...]:
     return value if isinstance(value, tuple) else (value,) * dims
 
 
 def _bits(bits: Any, dims: int, base: int) -> tuple[int, ...]:
     """Checks the digits of a quantics grid, one number or one a dimension."""
-    given = list(bits) if np.ndim(bits) else [bits] * dims
+    if type(bits) is int or type(bits) is tuple:
+        return _known_bits(bits, dims, base)
+    return _known_bits(tuple(bits) if np.ndim(bits) else bits, dims, base)
+
+
+@functools.lru_cache(typed=True)
+def _known_bits(bits: Any, dims: int, base: int) -> tuple[int, ...]:
+    given = bits if isinstance(bits, tuple) else [bits] * dims
     if len(given) != dims:
         raise ValueError(f"bits: expected one number or {dims}, one a dimension, got {bits!r}")
     each = tuple(_check.integer("bits", n, low=1) for n in given)

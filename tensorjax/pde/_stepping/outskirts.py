@@ -1,0 +1,92 @@
+"""Clearing of the outer slabs of a box in which a train holds less than the tolerance.
+
+The drift is fastest far out, where the solution is not: what contracts there multiplies whatever
+small errors lie in its way, and on a periodic grid a drift jumps from one end of an axis to the
+other, so that differences across that seam grow at rates of the grid. Errors of rounding, of
+spectral derivatives and of extrapolated motions would come back as mass at the edge. Setting v to
+zero where a whole slab holds less than rounding may take is an error of that size, leaves ranks as
+they are, and lets nothing outside grow from step to step.
+
+Chebyshev axes are left alone: their points crowd at the ends, and their derivatives have neither
+seam nor growing modes.
+
+Source: ours.
+"""
+
+import functools
+
+import numpy as np
+
+from tensorjax._cores.orthogonalization import right_orthogonal
+from tensorjax._cores.overlaps import bond_overlap
+from tensorjax._cores.unfoldings import Cores, absorb
+from tensorjax.pde._discretization.grid import Box
+
+# Points over which v fades to zero: within a step it moves by one or two. Many more would have the
+# step limited by the drift further out.
+_FADE = 5
+
+
+def cleared(cores: Cores, box: Box, allowed: float) -> Cores:
+    """Sets a train to zero on outer slabs of the axes that hold ``allowed`` of its norm or less.
+
+    Args:
+      cores: right-orthogonal but for the first; so is the result.
+      box: of the grid.
+      allowed: norm that may be lost at either end of an axis, over that of the train.
+    """
+    out, changed = [], False
+    for core, (first, last) in zip(cores, _inner(cores, box, allowed), strict=True):
+        n = core.shape[1]
+        changed = changed or bool(core[:, :first].any() or core[:, last:].any())
+        full = (first, last) == (0, n)
+        out.append(core if full else core * faded(n, first, last)[:, None])
+    return right_orthogonal(out, scale=False)[0] if changed else cores
+
+
+def window(cores: Cores, box: Box, allowed: float) -> list[np.ndarray] | None:
+    """Returns masks (n,) of the axes, 1 where a step may change v; None if that is everywhere.
+
+    Within a step v moves by a few points at most, and beyond them there is nothing to be changed.
+
+    Args:
+      cores: right-orthogonal but for the first.
+      box: of the grid.
+      allowed: as in `cleared`.
+    """
+    sizes, ranges = box.shape, _inner(cores, box, allowed)
+    if all(r == (0, n) for n, r in zip(sizes, ranges, strict=True)):
+        return None
+    return [faded(n, *r) for n, r in zip(sizes, ranges, strict=True)]
+
+
+def _inner(cores: Cores, box: Box, allowed: float) -> list[tuple[int, int]]:
+    """Returns the range [first, last) of every axis beyond whose ends v is small; all of a zero."""
+    whole = [(0, c.shape[1]) for c in cores]
+    total = float(np.vdot(cores[0], cores[0]))
+    if not (np.isfinite(total) and total > 0):
+        return whole
+    limit = allowed**2 * total
+    out, left = [], np.ones((1, 1))
+    for core, axis in zip(cores, box.axes, strict=True):
+        moved = absorb(left, core)
+        density = (moved * core).sum((0, 2))
+        first = int((np.cumsum(density) <= limit).sum())
+        last = len(density) - int((np.cumsum(density[::-1]) <= limit).sum())
+        out.append((0, axis.n) if axis.kind == "chebyshev" else (first, max(first, last)))
+        left = bond_overlap(moved, core)
+    return out
+
+
+@functools.lru_cache(maxsize=1024)
+def faded(n: int, first: int, last: int) -> np.ndarray:
+    """Returns a mask (n,), 1 on [first, last) of an axis, that falls to zero over some points.
+
+    A jump there would be a wave of the highest modes, and spectral derivatives spread those.
+    """
+    k = np.arange(n)
+    beyond = np.maximum(np.maximum(first - k, k - last + 1), 0)
+    wave = np.square(np.cos(np.pi / 2 * beyond / _FADE))
+    out = np.where(beyond < _FADE, wave, 0.0)
+    out.flags.writeable = False  # callers share it
+    return out

@@ -1,0 +1,129 @@
+"""Calls of the function that `cross` approximates: copies of the points, executors, errors."""
+
+import math
+import os
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+# A batch is cut into so many parts for each worker of an executor, so that slow ones do not delay.
+_PARTS = 4
+
+
+class Executor(Protocol):
+    """Pool of workers for functions that take long: its ``map``, or its ``submit``, is used.
+
+    Executors of `concurrent.futures`, pools of `multiprocessing`, a Dask client or its
+    ``get_executor()``, and pools of Ray have one or both.
+
+    Example:
+      >>> from concurrent.futures import ThreadPoolExecutor
+      >>> with ThreadPoolExecutor(2) as pool:
+      ...     print(list(pool.map(abs, [-1, 2])))
+      [1, 2]
+
+    Source: `concurrent.futures.Executor` of Python, whose interface it is.
+    """
+
+    def map(self, function: Callable[[Any], Any], values: Iterable[Any], /) -> Iterable[Any]: ...
+
+
+class Calls:
+    """Function of batches of points, from one of batches or one of single points.
+
+    It gets points of its own, so that one that changes its argument changes nothing else.
+    """
+
+    def __init__(self, f: Callable[[Any], Any], vectorized: bool, executor: Executor | None):
+        self._f, self._executor = f, executor
+        self._batch = f if vectorized else OneByOne(f)
+
+    def __call__(self, points: np.ndarray) -> Any:
+        if self._executor is None:
+            return self._batch(points.copy())
+        workers = getattr(self._executor, "_max_workers", None) or os.cpu_count() or 1
+        size = math.ceil(len(points) / min(len(points), _PARTS * workers))
+        parts = [points[p : p + size].copy() for p in range(0, len(points), size)]
+        values = [np.asarray(v) for v in self._mapped(parts)]
+        for part, value in zip(parts, values, strict=True):
+            if value.shape[:1] != (len(part),):
+                return value  # of a wrong shape, which is told of as in any batch
+        return joined(values, np.concatenate)
+
+    def _mapped(self, parts: list[np.ndarray]) -> list[Any]:
+        executor: Any = self._executor
+        if hasattr(executor, "submit"):
+            return [future.result() for future in [executor.submit(self._batch, p) for p in parts]]
+        return list(executor.map(self._batch, parts))
+
+    def culprit(self, points: np.ndarray) -> int | None:
+        """Finds a point (its position) where the function raises, by halving the batch.
+
+        Returns:
+          None if it raises at no single point, or at the first and the last: then the batch itself
+          is what it cannot take.
+        """
+        low, high = 0, len(points)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._raises(points[low:middle]) else (middle, high)
+        everywhere = len(points) > 1 and self._raises(points[:1]) and self._raises(points[-1:])
+        return low if not everywhere and self._raises(points[low : low + 1]) else None
+
+    def _raises(self, points: np.ndarray) -> bool:
+        try:
+            self._batch(points.copy())
+        except Exception:  # whatever it is, the first one is passed on
+            return True
+        return False
+
+
+class OneByOne:
+    """Function of a batch that calls a function at one point after the other; can be pickled."""
+
+    def __init__(self, f: Callable[[Any], Any]):
+        self._f = f
+
+    def __call__(self, points: np.ndarray) -> Any:
+        return joined([self._f(p) for p in points], np.stack)
+
+
+def joined(values: list[Any], join: Callable[[list[Any]], Any]) -> Any:
+    """Joins the values of a function at several points or batches, NumPy's or JAX's.
+
+    Example:
+      >>> import numpy as np
+      >>> print(joined([1.0, 2.0], np.stack))
+      [1. 2.]
+    """
+    shapes = {np.shape(v)[1:] if join is np.concatenate else np.shape(v) for v in values}
+    if len(shapes) > 1:
+        raise ValueError(f"f: expected values of one shape, got {sorted(shapes)}")
+    return jnp.stack(values) if isinstance(values[0], jax.Array) else join(values)
+
+
+def numbers(values: np.ndarray) -> np.ndarray:
+    """Returns values of a function as NumPy's own numbers: half precisions, objects; or refuses.
+
+    Example:
+      >>> from fractions import Fraction
+      >>> import numpy as np
+      >>> print(numbers(np.array([Fraction(1, 4), 2], object)))
+      [0.25 2.  ]
+    """
+    kind = values.dtype
+    if kind.kind in "biufc":
+        return values
+    if jnp.issubdtype(kind, jnp.floating):  # bfloat16 and shorter ones
+        return values.astype(np.float32)
+    texts = (str, bytes, type(None))
+    if kind.kind == "O" and not any(isinstance(v, texts) for v in values.ravel().tolist()):
+        for wide in (np.float64, np.complex128):
+            try:
+                return values.astype(wide)
+            except (TypeError, ValueError, OverflowError):
+                continue
+    raise ValueError(f"f: expected numbers, got an array of dtype {kind}")

@@ -1,0 +1,185 @@
+"""Global search of `cross`: entries all over the tensor where errors may be that no block shows.
+
+Sweeps look into the blocks of the index sets, held-out entries at random ones of the whole tensor.
+What both miss lies at few entries. Three ways lead there: entries near the index sets, which follow
+edges; mode-wise ascent of |f|, to peaks; and mode-wise ascent of the error |f − t| from the entries
+that are worst so far, the global pivots of A. Dolgov, D. Savostyanov (2020) and of Y. Núñez
+Fernández et al., "Learning tensor networks with tensor cross interpolation", SciPost Phys. 18
+(2025), section 4.3.5.
+"""
+
+import numpy as np
+
+from tensorjax._cores.unfoldings import Cores, absorb
+from tensorjax.tt._cross.held_out_error import HeldOut, Sampler
+from tensorjax.tt._cross.sampled_function import Oracle
+
+# Entries near the index sets: _NEAR, or _A_ROW for each row of a block, up to _MOST_NEAR, if errors
+# may be at few entries.
+_NEAR, _A_ROW, _MOST_NEAR = 500, 64, 5000
+# Most and least entries to climb from at once.
+_CLIMBS, _LEAST_CLIMBS = 10, 3
+# Most sweeps of one ascent of the error over all modes; an ascent may stop at any entry.
+_ASCENTS = 4
+
+
+class GlobalSearch:
+    """Entries to seek errors at, within a share of all evaluations.
+
+    Attributes:
+      spent: evaluations that the search took, held-out entries not counted.
+      climbs: ascents made.
+    """
+
+    def __init__(
+        self, oracle: Oracle, held: HeldOut, rng: np.random.Generator, share: float, most: int
+    ):
+        self._oracle, self._held, self._rng = oracle, held, rng
+        self._share, self._most = share, most
+        self.spent = self.climbs = 0
+
+    @property
+    def credit(self) -> int:
+        """Evaluations that global search may still take: random held-out entries are a part of it.
+
+        Its part of all evaluations, with those it takes itself, is then the share asked for.
+        """
+        looked = self.spent + self._held.uniform
+        more = (self._share * self._oracle.evaluations - looked) / (1 - self._share)
+        return int(max(0.0, min(more, self._oracle.left)))
+
+    @property
+    def a_climb(self) -> int:
+        """Evaluations of one ascent, at least: a sweep forward and one that finds nothing more."""
+        return 2 * sum(self._oracle.shape)
+
+    def random(self, count: int) -> np.ndarray:
+        """Draws entries (count, d) to search at, uniformly from the whole tensor."""
+        shape = self._oracle.shape[: self._held.index.shape[1]]
+        return self._rng.integers(0, shape, (count, len(shape)))
+
+    def near(
+        self, cores: Cores, left: list[np.ndarray], right: list[np.ndarray], *, rare: bool
+    ) -> np.ndarray:
+        """Returns entries (m, d) to seek errors at, near index sets or drawn from the train.
+
+        Random entries, and drawn ones, that begin with a member of a left set or end with one of a
+        right set: the sets hold the rare indices on which f depends in some way of its own, as
+        those along the edge of a set whose indicator it is. And drawn entries as they are, or but
+        for one index.
+
+        Args:
+          cores: of the train.
+          left: left[k] (r, k) multi-indices, before mode k.
+          right: right[k] (r, d − k).
+          rare: whether errors may be at so few entries that many must be looked at.
+        """
+        modes, count = self._held.index.shape[1], _NEAR
+        if rare:
+            rows = sum(len(x) * n for x, n in zip(left, self._oracle.shape, strict=False))
+            count = int(np.clip(_A_ROW * rows, _NEAR, _MOST_NEAR))
+        drawn = Sampler(cores).draw(count, self._rng)[:, :modes]
+        count = len(drawn)
+        random = self.random(count)
+        kind, mode = self._rng.integers(0, [6, modes], (count, 2)).T
+        out = np.where((kind % 2 == 0)[:, None], random, drawn)
+        for k in range(modes):
+            before = np.flatnonzero((kind < 2) & (mode == k))
+            out[before, :k] = left[k][self._rng.integers(0, len(left[k]), len(before))]
+            after = np.flatnonzero(((kind == 2) | (kind == 3)) & (mode == k))
+            ends = right[k + 1][:, : modes - k - 1]
+            out[after, k + 1 :] = ends[self._rng.integers(0, len(ends), len(after))]
+        one = (kind == 4)[:, None]
+        only = np.arange(modes) == mode[:, None]
+        return np.where(one, np.where(only, random, drawn), out)
+
+    def tops(self) -> np.ndarray:
+        """Searches for local maxima (m, d) of |f|, by mode-wise ascent from random entries."""
+        oracle, modes = self._oracle, self._held.index.shape[1]
+        count = np.clip(self._most // self.a_climb, _LEAST_CLIMBS, _CLIMBS)
+        starts = self._held.not_zero(int(min(count, oracle.left // (4 * self.a_climb))))
+        tops = [climbed(oracle, p)[:modes] for p in starts]
+        return np.array(tops, np.int64).reshape(len(tops), modes)
+
+    def worst_tops(self, cores: Cores, points: np.ndarray, count: int) -> np.ndarray:
+        """Climbs from entries (m, d) of large error to local maxima (m', d) of |f − t|, by modes.
+
+        Args:
+          cores: of the train t.
+          points: to start from, the most promising first.
+          count: evaluations to take at most, about.
+        """
+        modes = points.shape[1]
+        points = points[: min(_CLIMBS, count // self.a_climb)]
+        if not len(points):
+            return points
+        before = self._oracle.evaluations
+        self.climbs += len(points)
+        if len(self._oracle.shape) > modes:  # the component that is wrong is found on the way
+            points = np.column_stack([points, np.zeros(len(points), np.int64)])
+        sweeps = max(1, min(_ASCENTS, count // (len(points) * (self.a_climb // 2))))
+        tops = climbed_errors(self._oracle, cores, points, sweeps)[:, :modes]
+        self.spent += self._oracle.evaluations - before
+        return tops
+
+
+def climbed(oracle: Oracle, point: np.ndarray) -> np.ndarray:
+    """Climbs to a pivot, a local maximum of |f|: the largest on all fibres through it, by modes."""
+    best = -1.0
+    point = point.copy()
+    while True:
+        for k, n in enumerate(oracle.shape):
+            index = np.tile(point, (n, 1))
+            index[:, k] = np.arange(n)
+            sizes = np.abs(oracle.pairs(oracle.part(index[:, :1], 0), oracle.part(index[:, 1:], 1)))
+            point[k] = int(sizes.argmax())
+            size = float(sizes.max())
+        if not size > best:
+            return point
+        best = size
+
+
+def climbed_errors(oracle: Oracle, cores: Cores, points: np.ndarray, sweeps: int) -> np.ndarray:
+    """Climbs from entries (m, d) to larger errors of a train, along one mode after the other.
+
+    All entries climb at once. Vectors of the train left and right of a mode are kept, so that its
+    fibres cost r² each.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax.tt._cross.sampled_function import Oracle
+      >>> f = lambda i: 1.0 * (i.sum(axis=1))
+      >>> oracle = Oracle(f, (3, 4), grid=None, vectorized=True, jit=False, budget=None)
+      >>> _ = oracle.start(np.array([[0, 0]]))
+      >>> zero = [np.zeros((1, 3, 1)), np.zeros((1, 4, 1))]
+      >>> print(climbed_errors(oracle, zero, np.array([[1, 1]]), 2))
+      [[2 3]]
+    """
+    points, d = points.copy(), points.shape[1]
+    best = np.full(len(points), -1.0)
+    for _ in range(sweeps):
+        right = [np.ones((len(points), 1))]
+        for k in range(d - 1, 0, -1):
+            slices = cores[k].transpose(1, 0, 2)[points[:, k]]
+            right.append(np.matmul(slices, right[-1][:, :, None])[:, :, 0])
+        left = np.ones((len(points), 1))
+        for k, core in enumerate(cores):
+            rows = absorb(left, core)  # (entries, n, r)
+            fitted = (rows * right[d - 1 - k][:, None]).sum(axis=2)
+            error = np.abs(_fibres(oracle, points, k) - fitted)
+            points[:, k] = error.argmax(axis=1)
+            left = rows[np.arange(len(points)), points[:, k]]
+        size = error.max(axis=1)
+        if not (size > best).any():
+            break
+        best = np.maximum(best, size)
+    return points
+
+
+def _fibres(oracle: Oracle, points: np.ndarray, k: int) -> np.ndarray:
+    """Evaluates the fibres of mode k through entries (m, d): (m, n_k)."""
+    n = oracle.shape[k]
+    index = np.repeat(points, n, axis=0)
+    index[:, k] = np.tile(np.arange(n), len(points))
+    values = oracle.pairs(oracle.part(index[:, :1], 0), oracle.part(index[:, 1:], 1))
+    return values.reshape(len(points), n)
