@@ -11,7 +11,7 @@ import pytest
 from optax import contrib
 
 from tensorjax import optim
-from tensorjax.optim import _basis_change
+from tensorjax.optim._target import basis_change as _basis_change
 from tensorjax.optim._tensorised_leaves import gated
 
 SHAPES = [(1, 4, 5), (5, 6, 7), (7, 5, 4), (4, 6, 1)]

@@ -98,7 +98,7 @@ def images(config: Config) -> Images:
     if config.data is None:
         from sklearn.datasets import load_digits
 
-        found = load_digits()
+        found: Any = load_digits()
         order = np.random.default_rng(0).permutation(len(found.data))
         x, y = found.data[order], found.target[order].astype(np.int32)
         parts = Images(x[:1200] / 16, y[:1200], x[1200:] / 16, y[1200:])
@@ -202,7 +202,7 @@ def run(config: Config, run: Run) -> None:
         jax.numpy_rank_promotion("allow"),
     ):
         data = images(config)
-        cells = [
+        cells: list[tuple[Method, float]] = [
             (method, fewer)
             for fewer in (1.0, *config.fewer)
             for method in config.methods

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _extras
@@ -56,7 +57,7 @@ def save(path: str | os.PathLike[str], *trees: PyTree) -> None:
         checkpointer.save(Path(path).absolute(), keyed, force=True)
 
 
-def load(path: str | os.PathLike[str], *trees: PyTree) -> Any:
+def load(path: str | os.PathLike[str], *trees: PyTree) -> PyTree:
     """Loads what `save` has saved: its arrays, with their shapes, in containers that are given.
 
     Args:
@@ -137,7 +138,7 @@ def _flat(trees: tuple[Any, ...]) -> tuple[list[Any], list[str], Any]:
 
         whole = [nnx.state(tuple(trees[n] for n in objects)), whole]
     paths, leaves, structure = flatten(whole)
-    keys = [isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    keys = [isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
             for x in leaves]  # fmt: skip
     arrays = [jax.random.key_data(x) if key else x for x, key in zip(leaves, keys, strict=True)]
 

@@ -1,6 +1,5 @@
 """Cuts of ranks to a given size by a given update, least important indices first, under jit."""
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -9,44 +8,6 @@ import jax.numpy as jnp
 from tensorjax.optim._prune import Gates
 from tensorjax.optim._size_polynomial import Polynomial
 from tensorjax.optim._tensorised_leaves import Layout
-
-# Chosen on a model of scikit-learn's digits, seeds 0 to 2; on no other model.
-CUTS = 20  # about so many cuts: more leave too few gradients between two to tell indices apart
-START = 10  # the first cut comes at this share of `by`, 1/START
-POWER = 3  # the excess of size falls as (1 − share of the time)^POWER: Zhu and Gupta, 1710.01878
-
-
-@dataclasses.dataclass(frozen=True)
-class Schedule:
-    """Updates at which ranks are cut, and the size that each may leave.
-
-    Attributes:
-      by: update at which the target is met.
-    """
-
-    by: int
-
-    @property
-    def start(self) -> int:
-        """Update before which no rank is cut."""
-        return self.by // START
-
-    @property
-    def half(self) -> int:
-        """Updates from a change of basis to a cut, and from a cut to a change of basis."""
-        return max(1, (self.by - self.start) // (2 * CUTS))
-
-    def budget(self, count: jax.Array, full: jax.Array, target: jax.Array) -> jax.Array:
-        """Returns the size that the layers may have after this update."""
-        share = (count - self.start).astype(jnp.float32) / max(self.by - self.start, 1)
-        return target + jnp.maximum(full - target, 0.0) * (1 - jnp.clip(share, 0, 1)) ** POWER
-
-    def tick(self, count: jax.Array) -> jax.Array:
-        """Numbers what is due: even, a change of basis; odd, a cut. One falls on ``by``.
-
-        They go on after ``by``, for what was undone.
-        """
-        return ((count - self.by) // self.half + 2 * CUTS + 1).astype(jnp.int32)
 
 
 def least_important(

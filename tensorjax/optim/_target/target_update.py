@@ -11,13 +11,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tensorjax.optim._basis_change import changed, moments_of
 from tensorjax.optim._explicit_sharding import like
 from tensorjax.optim._prune import Gates
-from tensorjax.optim._rank_adaptive_options import Options
+from tensorjax.optim._rank_adaptive_options import Options, Schedule
 from tensorjax.optim._size_polynomial import polynomial
 from tensorjax.optim._state import RankAdaptiveState, unknown
-from tensorjax.optim._target_cuts import Schedule, least_important
+from tensorjax.optim._target.basis_change import changed, moments_of
+from tensorjax.optim._target.target_cuts import least_important
 from tensorjax.optim._tensorised_leaves import Layout
 from tensorjax.optim._trial_cuts import judged
 from tensorjax.optim._update import (
@@ -43,6 +43,7 @@ class TargetStep(Step):
 
     def _doomed(self, flat: jax.Array, limit: jax.Array, frozen: jax.Array) -> jax.Array:
         state, most = self.state, self._most()
+        assert most is not None  # there is a late stage
         cuts = (self.tick > state.tick) & (self.tick % 2 == 1)
         active = ~jnp.all(frozen)  # between the steps of optax.MultiSteps nothing is known of that
         return least_important(
