@@ -59,6 +59,7 @@ NOT_LOWERED = {
     "mera.conjugate_gradient": OPTIMISER,
     "mera.stiefel": OPTIMISER,
     "mera.refine": "a loop on the host, which reads the loss of every step",
+    "mera.causal_cone": HOST,
     "mera.wirings": HOST,
     "sketch.johnson_lindenstrauss_min_dim": HOST,
     "sketch.variance_bound": HOST,
