@@ -50,8 +50,8 @@ _NEAR_OFFERED = 16
 # share of the largest entry or more.
 _LEAST_TOPS, _TOP = 3, 0.1
 # Residuals of these parts of the tolerance, relative to the root mean square of f, need no pivot;
-# one that is roundoff makes the interpolation useless. The second, if the error is at few entries alone:
-# where it is large, smaller pivots do not lead.
+# one that is roundoff makes the interpolation useless. The second, if the error is at few entries
+# alone: where it is large, smaller pivots do not lead.
 _NEEDLESS = (1e-6, 1e-3)
 # Errors so many times the tolerance, and this large beside the root mean square of f, at few
 # entries while all others are below the tolerance, tell of a function that jumps.
