@@ -44,6 +44,7 @@ _EPS = 4 * float(np.finfo(float).eps)
 _ROUNDOFF = 1e-12  # relative to f, for which no refinement helps
 _TRIES = 12
 _LEAST = 20  # evaluations worth a try
+_LEVELS, _MET = 8, 5  # values of a function that jumps, each met so often at the checked points
 
 
 @dataclasses.dataclass(frozen=True)
@@ -265,12 +266,15 @@ def _tried(
     true = problem.values(nodes.points(drawn))
     size = volume * float(np.max(np.sqrt(np.mean(np.abs(true) ** 2, axis=0))))
     error = volume * _mean_error(true - _fitted(t, drawn, true)) + _EPS * size
-    # The share of f's norm that random entries may have missed; infinite where that is not known.
-    missed = info.error_std**2 * size if math.isfinite(info.error_std) else math.inf
-    several = bool(np.any(true != true[:1]))
-    jumps = several and missed > error and info.error_std > 2 * max(tol, info.error)
-    if not math.isfinite(info.error + info.error_std):
-        error, jumps = math.inf, False
+    known = math.isfinite(info.error + info.error_std)
+    if known:  # the share of f's norm that random entries may have missed
+        missed = info.error_std**2 * size
+        several = bool(np.any(true != true[:1]))
+        jumps = several and missed > error and info.error_std > 2 * max(tol, info.error)
+    else:
+        missed, jumps = volume * _between_levels(true), True
+        if not math.isfinite(missed):
+            error, jumps = math.inf, False
     unresolved = _between(problem, cores, rng, check) * volume
     found = _Try(
         value=value,
@@ -284,6 +288,17 @@ def _tried(
         train=t,
     )
     return found, info.evaluations + checks
+
+
+def _between_levels(values: np.ndarray) -> float:
+    """Error of a mean, at 95 %, where f takes few values, all of them often; else infinite.
+
+    Then n random points miss a part of 3/n of the domain, wrong by the distance of the values.
+    """
+    levels, counts = np.unique(values, axis=0, return_counts=True)
+    if not 1 < len(levels) <= _LEVELS or counts.min() < _MET:
+        return math.inf
+    return 3 / len(values) * float(np.max(np.abs(levels - levels[:1])))
 
 
 def _between(problem: _Problem, cores: Any, rng: np.random.Generator, count: int) -> float:
@@ -341,7 +356,7 @@ def _info(found: _Try, wanted: float, evaluations: int, seconds: float) -> Integ
     status: Any = "converged"
     if found.error > wanted:
         status = found.info.status
-        if status == "converged":
+        if status == "converged" or (status == "unseen" and found.jumps):
             rule = found.quadrature_error >= found.cross_error
             status = "quadrature" if rule else "jumps" if found.jumps else "precision"
             status = "precision" if found.error <= _ROUNDOFF * found.size else status
