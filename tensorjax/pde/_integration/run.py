@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tensorjax import _check
+from tensorjax import _blas_threads, _check
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax.pde._arguments import hosted_cores
@@ -41,6 +41,9 @@ from tensorjax.pde.physical import shares
 _CHANGED = 1e-3
 # Maps of a higher condition number count as singular.
 _COND = 1e10
+# Entries of the largest core up to which one thread of BLAS is as fast as several, which on busy
+# cores wait for each other most of the time (ten times slower steps were seen).
+_ONE_THREAD = 2**15
 
 
 def begin(options: Options, start: State | None, map: AffineMap, t0: float, dt: float) -> "Run":
@@ -97,7 +100,8 @@ class Run:
         not lose the state.
         """
         try:
-            with Compilations() as compiled:
+            few = max(core.size for core in self.memory.v) <= _ONE_THREAD
+            with Compilations() as compiled, _blas_threads.one_thread(few):
                 return self._advance(target, compiled)
         except (ValueError, ArithmeticError) as error:
             if not self.rows:

@@ -66,7 +66,7 @@ def gauss_nodes(domain: Sequence[tuple[float, float]], name: str, counts: Sequen
     def interpolated(cores: Sequence[np.ndarray], shares: np.ndarray) -> np.ndarray:
         held = np.ones((len(shares), 1))
         for r, core, x in zip(rules, cores, shares.T, strict=False):
-            held = einsum("ba,anc,bn->bc", held, core, r.interpolation(2 * x - 1))
+            held = einsum("ba,ans,bn->bs", held, core, r.interpolation(2 * x - 1))
         if len(cores) > len(rules):
             return einsum("ba,amc->bm", held, cores[-1])
         return held[:, 0]
@@ -126,7 +126,7 @@ def weighted_sum(weights: Sequence[np.ndarray], cores: Sequence[np.ndarray]) -> 
     """Sums a train's entries with weights that are a train; one mode more of it remains."""
     held = np.ones((1, 1))
     for w, c in zip(weights, cores, strict=False):
-        held = einsum("ab,anc,bnd->cd", held, w, c)
+        held = einsum("ab,ans,bnd->sd", held, w, c)
     if len(cores) > len(weights):
         return einsum("ab,bmd->m", held, cores[-1])
     return np.asarray(held[0, 0])
