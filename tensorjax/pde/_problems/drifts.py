@@ -13,7 +13,7 @@ from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._initial_states.functions_by_values import crossed
 from tensorjax.pde._maps.affine_maps import AffineMap
-from tensorjax.pde._problems.values_by_map import Remembered, checked_field
+from tensorjax.pde._problems.values_by_map import CheckedField, Remembered
 
 Cores = list[Any]
 
@@ -302,7 +302,7 @@ class Field:
         if not (given is None or callable(given) or isinstance(given, Term)):
             given = tuple(given)
         self.dim, self.tol, self.name, self.given = dim, tol, name, given
-        self.function = checked_field(given, name, dim) if callable(given) else None
+        self.function = CheckedField(given, name, dim) if callable(given) else None
         self.directed: list[tuple[Term, np.ndarray]] = []
         if given is not None and not callable(given):
             if isinstance(given, Term):

@@ -41,30 +41,40 @@ class InFewSizes:
         return values[:count] if self._compiles and values.ndim else values
 
 
-def checked_field(given: Callable[..., Any], name: str, dim: int) -> Callable[[np.ndarray], Any]:
-    """Returns a vector field that checks its values for their shape, and its call for a time."""
-    expected = f"{name}: expected a function that maps points (m, {dim}) to values"
-    try:
-        inspect.signature(given).bind(None)
-    except TypeError:
-        raise ValueError(
-            f"{expected} of this shape, got one that does not take points alone; drifts do not "
-            "depend on time here: give a problem of your own a right_side(map, t)"
-        ) from None
-    except ValueError:  # built-in functions may have no signature
-        pass
-    values = InFewSizes(given)
+class CheckedField(InFewSizes):
+    """Vector field given as a function, which checks its call for a time, and the shape of values.
 
-    def checked(x: np.ndarray) -> np.ndarray:
-        out = values(x)
+    Args:
+      f: (m, dim) ↦ (m, dim).
+      name: of the argument.
+      dim: d.
+
+    Raises:
+      ValueError: ``f`` takes more than points.
+    """
+
+    def __init__(self, f: Callable[..., Any], name: str, dim: int):
+        super().__init__(f)
+        self._expected = f"{name}: expected a function that maps points (m, {dim}) to values"
+        try:
+            inspect.signature(f).bind(None)
+        except TypeError:
+            raise ValueError(
+                f"{self._expected} of this shape, got one that does not take points alone; drifts "
+                "do not depend on time here: give a problem of your own a right_side(map, t)"
+            ) from None
+        except ValueError:  # built-in functions may have no signature
+            pass
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """Returns f(x), of the shape of x, as a NumPy array in double precision."""
+        out = super().__call__(x)
         if out.shape != x.shape:
             raise ValueError(
-                f"{expected} of this shape, got {out.shape} for {x.shape}; a function of one "
+                f"{self._expected} of this shape, got {out.shape} for {x.shape}; a function of one "
                 "point becomes one of many by jax.vmap or np.apply_along_axis(f, 1, x)"
             )
         return out
-
-    return checked
 
 
 class Remembered:
