@@ -441,6 +441,14 @@ OTHERS: dict[str, Callable[[Given], Any]] = {
     "tt.broadcast_to": lambda g: tt.broadcast_to(tt.ones((1, 3), g.dtype), (4, 3)),
     "tt.sobol": lambda g: tt.mean_dimension(real_train(g)),
     "pde.evaluate": density,
+    "tt.singular_values": lambda g: tt.singular_values(g.x),
+    "tt.sample(squared=False)": lambda g: tt.sample(
+        jax.random.key(3), real_train(g) * real_train(g), 4, squared=False
+    ),
+    "tt.log_density": lambda g: tt.log_density(g.x, g.indices, squared=True),
+    "tt.quantics.toeplitz": lambda g: tt.quantics.toeplitz(
+        tt.random(jax.random.key(2), (2,) * 4, 2, g.dtype)
+    ),
     "tt.pad": lambda g: tt.pad(g.x, 4),
     "tt.effective_ranks": lambda g: list(tt.effective_ranks(tt.pad(g.x, 4))),
     "tt.distance": lambda g: tt.distance(g.x, g.y),
@@ -470,6 +478,10 @@ BY_DEFAULT = {
     ("tt.round(tol=), Gram sweep", HOST), ("tt.from_dense(tol=)", HOST), ("linalg.gram", HOST),
     ("tt.contract_modes", CALL), ("tt.round(rank=)", TRACE), ("tt.from_dense(rank=)", CALL),
 }  # fmt: skip
+
+
+def test_every_row_has_a_call() -> None:
+    assert set(TABLE) - set(EVERY) == set()
 
 
 @pytest.mark.parametrize(
