@@ -11,7 +11,7 @@ from tensorjax._cores.unfoldings import Cores, absorb, tall
 from tensorjax._formats.trains import TT
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
-from tensorjax._placement import placed, returned
+from tensorjax._placement import placed, replicated
 from tensorjax.linalg._arrays import factor_dtype
 from tensorjax.tt._algebra import Train, folded, single
 from tensorjax.tt._rounding.rounding import orthogonal_cores
@@ -59,7 +59,8 @@ def _singular_values(t: Any) -> Any:
     found = _spectra(*right_orthogonal([np.asarray(c).astype(wide) for c in t.cores]))
     real = np.finfo(t.dtype).dtype
     with np.errstate(over="ignore"):  # inf, as documented
-        return [returned(s.astype(real), c) for s, c in zip(found, t.cores, strict=False)]
+        place = replicated(t.cores[0])
+        return [jax.device_put(s.astype(real), place) for s in found]
 
 
 @jax.jit
