@@ -75,13 +75,10 @@ INNER = {
     "sgd": lambda: optax.sgd(0.3),
     "momentum": lambda: optax.sgd(0.02, momentum=0.9),
     "lion": lambda: optax.lion(0.003),
-    "rmsprop": lambda: optax.rmsprop(0.003),
     "adafactor": lambda: optax.adafactor(0.01),
     "lamb": lambda: optax.lamb(0.01),
-    "adagrad": lambda: optax.adagrad(0.1),
     "muon": lambda: contrib.muon(0.01),
     "schedule_free": lambda: contrib.schedule_free_adamw(0.02),
-    "novograd": lambda: optax.novograd(0.01),
     "accumulated": lambda: optax.MultiSteps(optax.adam(0.01), 3).gradient_transformation(),
     "partition": lambda: optax.partition(
         {"core": optax.adam(0.01), "gate": optax.lion(0.003), "dense": optax.adam(0.01)},
@@ -202,7 +199,7 @@ def test_what_the_inner_optimiser_freezes_stays_bit_for_bit(rng) -> None:
 
 @pytest.mark.parametrize(
     ("seed", "paper"),
-    [(5, True), *(pytest.param(s, p, marks=pytest.mark.slow) for s in (5, 6, 7)
+    [(5, True), *(pytest.param(s, p, marks=pytest.mark.slow) for s in (5, 6)
                   for p in (True, False) if (s, p) != (5, True))],
 )  # fmt: skip
 def test_a_trained_model_is_cut_whatever_its_first_loss(seed: int, paper: bool) -> None:
