@@ -628,8 +628,16 @@ def drawn_steps(rng):
     return grid.shape, f
 
 
+_STALLS = "pivots near roundoff: the search stalls at an error of a third, and says so"
+
+
 @pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in range(1, 8))]
+    "seed",
+    [
+        0,
+        pytest.param(1, marks=[pytest.mark.slow, pytest.mark.xfail(reason=_STALLS)]),
+        *(pytest.param(s, marks=pytest.mark.slow) for s in range(2, 8)),
+    ],
 )
 def test_functions_that_jump_are_not_certified_wrongly(seed):
     """Boxes of 1 % of the plane or more, which random entries meet; edges are seen by few."""
@@ -638,11 +646,11 @@ def test_functions_that_jump_are_not_certified_wrongly(seed):
     index = np.indices(shape).reshape(len(shape), -1).T
     exact = f(index)
     wrong = error(tt.evaluate(t, index), exact) / norm(exact)
+    assert wrong <= 0.1
     if info.status == "converged":
         assert wrong <= 1e-5
-    else:  # seed 1 stalls at an error of a third, and says so
+    else:
         assert info.error_std > 0
-        assert wrong <= max(0.1, 3 * info.error)
 
 
 @pytest.mark.parametrize(

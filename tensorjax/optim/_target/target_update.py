@@ -54,7 +54,7 @@ class TargetStep(Step):
 
     @property
     def gate_size(self) -> float:
-        """What a live gate adds to the size: `compress_to` counts all parameters."""
+        """Size of one live gate: 1 where `compress_to` counts all parameters, else 0."""
         return float(self.options.compress_to is not None)
 
 
