@@ -402,8 +402,27 @@ PDE_CASES: dict[str, Callable[[Put], Any]] = {
     "moments": lambda put: pde.moments(put(density()), pde.affine(np.eye(2)), BOX),
 }  # fmt: skip
 
+
+def patched(put: Put) -> Any:
+    trains = [put(train(0, 2, (4, 3))), put(train(0, 1, (3,)))]
+    return tt.patches.PatchedTT((2, 4, 3), [(0,), (1, 2)], trains)
+
+
+PATCHES_CASES: dict[str, Callable[[Put], Any]] = {
+    "PatchedTT": patched,
+    "add": lambda put: tt.patches.add(patched(put), patched(put)),
+    "evaluate": lambda put: tt.patches.evaluate(patched(put), np.zeros((5, 3), int)),
+    "inner": lambda put: tt.patches.inner(patched(put), patched(put)),
+    "norm": lambda put: tt.patches.norm(patched(put)),
+    "ones_like": lambda put: tt.patches.ones_like(patched(put)),
+    "sum": lambda put: tt.patches.sum(patched(put)),
+    "to_dense": lambda put: tt.patches.to_dense(patched(put)),
+    "to_tt": lambda put: tt.patches.to_tt(patched(put), tol=1e-3),
+}
+
 CASES = {
     tt: TT_CASES,
+    tt.patches: PATCHES_CASES,
     tt.quantics: QUANTICS_CASES,
     tucker: TUCKER_CASES,
     mera: MERA_CASES,
@@ -426,6 +445,7 @@ EXEMPT: dict[Any, dict[str, str]] = {
         "integrate": _NUMPY,
         "riemannian_cg": "as riemannian_descent",
     },
+    tt.patches: {"cross": "the trains are those of tt.cross"},
     tt.quantics: dict.fromkeys(
         (
             "box", "delta", "derivative", "fourier", "inverse_laplacian", "laplacian", "shift",

@@ -102,6 +102,7 @@ def formats() -> dict[str, Any]:
     train = tt.random(key, (3, 4, 2), 2)
     return {
         "TT": train,
+        "PatchedTT": tt.patches.PatchedTT((2, *train.shape), [(1,)], [train]),
         "TTMatrix": tt.random_matrix(key, (2, 3), (3, 2), 2),
         "Tucker": convert.tt_to_tucker(train, tol=1e-5)[0],
         "MERA": mera.random(key, (2,) * 6, 2),

@@ -32,7 +32,7 @@ from tests.lowering import (
 )
 
 ROOT = Path(__file__).resolve().parents[1]
-MODULES = (tt, tt.quantics, tucker, mera, sketch, convert, parallel)
+MODULES = (tt, tt.patches, tt.quantics, tucker, mera, sketch, convert, parallel)
 DYNAMIC = "its ranks follow from numbers: it runs outside jit, which it says when traced"
 HOST = "computes on the host with Python's and NumPy's numbers, no program"
 OPTIMISER = "Optax's: its steps are retract, transport and tangent_project, or their like here"
@@ -54,6 +54,7 @@ NOT_LOWERED = {
     "tt.integrate": "calls a function from the host, as tt.cross",
     "tt.quantics_grid": HOST,
     "tt.quantics_to_index": HOST,
+    "patches.cross": DYNAMIC,
     "tt.riemannian_cg": OPTIMISER,
     "tt.riemannian_descent": OPTIMISER,
     "mera.conjugate_gradient": OPTIMISER,
@@ -121,6 +122,10 @@ LAYOUTS = [name for name in parallel.NAMES if name != "2.5d"]
 
 def _complex(t: Any) -> Any:
     return t.astype(jnp.complex64 if t.dtype == jnp.float32 else jnp.complex128)
+
+
+def patched(x: tt.TT) -> tt.patches.PatchedTT:
+    return tt.patches.PatchedTT((2, *x.shape), [(0,), (1, 0)], [x, x[0]])
 
 
 GRID = tt.quantics_grid([0.0, 0.0], [1.0, 1.0], 3)
@@ -251,6 +256,14 @@ CASES: dict[str, tuple[Case, str]] = {
             "weights": lambda dtype: tt.quantics.weights(GRID, dtype=dtype),
         }.items()
     },
+    "patches.add": (lambda x, y: tt.patches.add(patched(x), patched(y)), "x x"),
+    "patches.evaluate": (lambda x: tt.patches.evaluate(patched(x), np.zeros((2, 4), int)), "x"),
+    "patches.inner": (lambda x, y: tt.patches.inner(patched(x), patched(y)), "x x"),
+    "patches.norm": (lambda x: tt.patches.norm(patched(x)), "x"),
+    "patches.ones_like": (lambda x: x.cores[0][0, 0, 0] * tt.patches.ones_like(patched(x)), "x"),
+    "patches.sum": (lambda x: tt.patches.sum(patched(x)), "x"),
+    "patches.to_dense": (lambda x: tt.patches.to_dense(patched(x)), "x"),
+    "patches.to_tt": (lambda x: tt.patches.to_tt(patched(x)), "x"),
     "quantics.circulant": (tt.quantics.circulant, "x"),
     "quantics.constant": (lambda v: tt.quantics.constant(GRID, v[0]), "v"),
     "quantics.cosine": (lambda v: tt.quantics.cosine(GRID, v[:2], v[2]), "v"),

@@ -14,7 +14,7 @@ Example:
 """
 
 from tensorjax._formats.trains import TT, TTMatrix
-from tensorjax.tt import quantics
+from tensorjax.tt import patches, quantics
 from tensorjax.tt._algebra import (
     add,
     concatenate,
@@ -171,6 +171,7 @@ __all__ = [
     "pad",
     "pad_modes",
     "pairwise_inner",
+    "patches",
     "permute",
     "pinv",
     "power",

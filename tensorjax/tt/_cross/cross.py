@@ -127,7 +127,7 @@ def cross(
         sizes, tol, max_rank, held_out, max_sweeps, max_evaluations, search, callback
     )
     rng = _check.host_generator(key, "; tt.cross calls f from the host and cannot be traced")
-    coordinates = None if grid is None else _grid(grid, sizes)
+    coordinates = None if grid is None else checked_grid(grid, sizes)
     oracle = Oracle(
         f,
         sizes,
@@ -140,7 +140,7 @@ def cross(
         end_on_error=_calls(jit, executor, on_error),
     )
     final = _Dtype(oracle, dtype)
-    starts = _start(x0, sizes), _pivots(pivots, sizes, grid)
+    starts = _start(x0, sizes), checked_pivots(pivots, sizes, grid)
     searched = Search(oracle, options, rng, *starts, final.finish)
     final.check(options.tol)
     status = searched.run()
@@ -221,7 +221,7 @@ def _options(
     )
 
 
-def _grid(grid: Sequence[Any], sizes: tuple[int, ...]) -> np.ndarray:
+def checked_grid(grid: Sequence[Any], sizes: tuple[int, ...]) -> np.ndarray:
     """Checks the grid of a cross; returns coordinates as the zero-padded rows of one array."""
     arrays = [np.asarray(g) for g in grid]
     shapes = [g.shape for g in arrays]
@@ -247,7 +247,7 @@ def _start(x0: TT | None, sizes: tuple[int, ...]) -> Cores | None:
     return [np.asarray(c).astype(wide) for c in x0.cores]
 
 
-def _pivots(value: Any, sizes: tuple[int, ...], grid: Any) -> np.ndarray | None:
+def checked_pivots(value: Any, sizes: tuple[int, ...], grid: Any) -> np.ndarray | None:
     """Checks the pivots given to `cross` and returns them as rows of non-negative multi-indices."""
     if value is None:
         return None
