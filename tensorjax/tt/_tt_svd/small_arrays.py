@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from tensorjax import _native
+from tensorjax._cores.unfoldings import absorb, merge, tall
 from tensorjax.linalg import _predicted_times
 from tensorjax.linalg._arrays import adjoint
 from tensorjax.linalg._gram import host_gram
@@ -129,21 +130,20 @@ def _split_joined(
     """Splits modes off by one Gram matrix, as above: those of inner bonds are partial traces."""
     after = math.prod(modes)
     a = core.reshape(left * after, -1)
-    w, product, cut = host_gram(a), np.ones((1, 1)), False
+    w, cut = host_gram(a), False
     cores: list[Any] = []
     for n in modes:
         m, after = left * n, after // n
         blocks = w.reshape(m, after, m, after)
-        u = _of_gram(w if after == 1 else np.trace(blocks, axis1=1, axis2=3), asked).basis
+        u = _of_gram(np.trace(blocks, axis1=1, axis2=3), asked).basis
         rank = u.shape[1]
         if rank < m and after > 1:
-            half = (adjoint(u) @ w.reshape(m, -1)).reshape(rank * after, m, after)
-            w = (u.T @ half).reshape(rank * after, rank * after)
-        product = u if not cores else (product @ u.reshape(left, -1)).reshape(-1, rank)
+            w = u.T @ absorb(adjoint(u), blocks)
         cores.append(u.reshape(left, n, rank))
         cut = cut or rank < m
         asked, left = _after(asked, rank, m), rank
-    return cores, adjoint(product) @ a if cut else a, asked
+    basis = tall(merge(cores))
+    return cores, adjoint(basis) @ a if cut else a, asked
 
 
 @functools.lru_cache(maxsize=4096)
