@@ -429,6 +429,22 @@ def test_gram_matrices_of_drawn_matrices(dtype: str) -> None:
 
 
 @built
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
+def test_gram_matrices_of_few_rows_over_several_strips(dtype: str) -> None:
+    """The length of a strip depends on the number of rows; here every strip ends at its end."""
+    rng = np.random.default_rng(11)
+    for rows in range(1, 21):
+        columns = int(rng.integers(4000, 6000))
+        a = rng.normal(size=(2, rows, columns))
+        a = (a[0] + 1j * a[1] if dtype[0] == "c" else a[0]).astype(dtype)
+        wide = a.astype(np.result_type(dtype, np.float64))
+        for right in (False, True):
+            found = _native.gram(a.T if right else a, right)
+            exact = wide.conj() @ wide.T if right else wide @ wide.conj().T
+            np.testing.assert_allclose(found, exact, rtol=0, atol=1e-8, err_msg=f"{rows}")
+
+
+@built
 def test_gram_matrices_refuse_what_they_cannot_read() -> None:
     for a in (np.zeros(3), np.zeros((0, 3)), np.zeros((2, 2), int), np.zeros((2, 2), np.float16)):
         with pytest.raises(ValueError, match="real or complex matrix"):

@@ -45,6 +45,40 @@ def test_drawn_tucker_tensors_keep_the_error_too(seed):
             assert t.core.size <= 1.3 * largest.size + 20, case
 
 
+@pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
+def test_complex_arrays_of_many_small_modes_share_gram_matrices(dtype):
+    """Several bonds from one Gram matrix, of low and of full ranks, of small and modest size."""
+    rng = np.random.default_rng(17)
+    for _ in range(12):
+        order = int(rng.integers(4, 17))
+        shape = tuple(int(n) for n in rng.integers(2, 2 + 24 // order, order))
+        rank = int(rng.integers(1, 40))
+        x = _drawn.dense(_drawn.train(rng, shape, rank, dtype)).reshape(shape)
+        tol = 10.0 ** rng.uniform(-4 if dtype == np.complex64 else -7, -1)
+        t = tt.from_dense(x, tol=tol)
+        assert error(dense(t), x) <= tol * norm(x), (shape, rank, tol)
+        exact = _plain.svd_tt_svd(x.astype(np.complex128), tol)
+        assert sum(c.size for c in t.cores) <= 1.1 * sum(c.size for c in exact) + 50, (shape, rank)
+        for c in t.cores[:-1]:
+            u = np.asarray(c).reshape(-1, c.shape[-1])
+            assert error(u.conj().T @ u, np.eye(u.shape[1])) <= 50 * eps(x.dtype) * len(u.T)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex64, np.complex128])
+def test_cores_from_the_right_are_orthonormal_however_fast_energies_fall(dtype):
+    """A first-order correction serves where it is exact to roundoff, another way elsewhere."""
+    rng = np.random.default_rng(23)
+    for fall in (1.0, 1e-2, 1e-4, 1e-6):
+        rows, columns = int(rng.integers(300, 400)), int(rng.integers(100, 200))
+        u = np.linalg.qr(_drawn.normal(rng, (rows, columns), dtype))[0]
+        v = np.linalg.qr(_drawn.normal(rng, (columns, columns), dtype))[0]
+        x = ((u * fall ** np.linspace(0, 1, columns)) @ v).astype(dtype)
+        asked = Asked(tail=1e-10 * float(norm(x)) ** 2)
+        q, r = _subspaces_on_host.columns_split(x, leading(x, asked, right=True), x.dtype)
+        assert error(q.conj().T @ q, np.eye(q.shape[1])) <= 50 * eps(dtype) * columns, fall
+        assert error(q @ r, x) <= (1e-5 + 50 * eps(dtype)) * norm(x), fall
+
+
 def forecast(shape, guess: int) -> tuple[float, float]:
     """Work of the cuts that are chosen, and of those from left to right, at a constant rank."""
 

@@ -76,7 +76,7 @@ _SMALL_TT_SVD: Row = {
         Candidate(
             CPP, (c.modest_array, c.real, c.not_empty, c.several_modes, c.gram_resolves, c.built)
         ),
-        Candidate(SMALL, (c.small_array, c.gram_resolves)),
+        Candidate(SMALL, (c.any_of(c.small_array, c.modest_complex_array), c.gram_resolves)),
         Candidate(NUMPY),
     ),
 }

@@ -59,7 +59,8 @@ inline void pack(const Matrix<T>& m, long from, long depth, double* out, long ld
 template <class T>
 inline void wide_gram(Team& team, const Matrix<T>& m, double* g) {
   const long rows = m.rows * m.parts, side = (rows + kSide - 1) / kSide * kSide;
-  const long strip = std::max(kStrip, std::min(kLongStrip, kPacked / side / kLanes * kLanes));
+  // Whole rows of `padded` columns: a strip whose length is not padded would end in the next row.
+  const long strip = std::max(kStrip, std::min(kLongStrip, kPacked / side / kPad * kPad));
   const long count = (m.columns + strip - 1) / strip, pieces = std::min(count, 16L);
   std::vector<double> sums(pieces * side * side, 0.0);
   team.run(pieces, [&](long piece, int) {

@@ -34,7 +34,8 @@ class SmallTTSVD {
     const long d = static_cast<long>(n_.size());
     long rest = 1, left = 1;
     for (const long n : n_) rest *= n;
-    a_.assign(x, x + rest);
+    start(x, rest);
+    most_ = rest < kLarge ? kMostOfSmall : kMost;
     ranks[0] = ranks[d] = 1;
     for (long k = 0; k + 1 < d; left = ranks[k]) {
       const long rows = left * n_[k], columns = rest / n_[k];
@@ -47,13 +48,26 @@ class SmallTTSVD {
       }
       for (long j = first; j < k; j++) rest /= n_[j];
     }
-    std::copy(a_.begin(), a_.begin() + left * n_[d - 1], out);
+    std::copy(at_, at_ + left * n_[d - 1], out);
     return true;
   }
 
  private:
+  // A is the data themselves until something is cut: small arrays cost as much to copy.
+  void start(const double* x, long) { at_ = x; }
+  void start(const float* x, long size) {
+    a_.assign(x, x + size);
+    at_ = a_.data();
+  }
+  // B takes the place of A.
+  void replaced() {
+    std::swap(a_, b_);
+    at_ = a_.data();
+  }
+
   static constexpr long kJoined = 32;  // rows of joined modes: their Gram matrix costs one pass
-  static constexpr long kMost = 96;    // longer sides are for random sketches
+  // Longer sides are for random sketches, which arrays of fewer entries than kLarge gain nothing by.
+  static constexpr long kMost = 96, kMostOfSmall = 160, kLarge = 1L << 17;
   static constexpr long kWhole = 24;   // sides from here on are first tested for their full rank
   // Squared sines of the angle to the columns before: above kUpright one pass is exact enough, above
   // kSafe two.
@@ -73,10 +87,10 @@ class SmallTTSVD {
   template <class T>
   bool split_wide(Team& team, long first, long last, long left, long rows, long columns,
                   int64_t* ranks, T** out) {
-    if (rows >= kMost) return false;
+    if (rows >= most_) return false;
     Numbers w(rows * rows), p(left * left, 0.0), g;
     for (long i = 0; i < left; i++) p[i * left + i] = 1;
-    wide_gram(team, Matrix<double>{a_.data(), rows, columns, 1, columns, 1}, w.data());
+    wide_gram(team, Matrix<double>{at_, rows, columns, 1, columns, 1}, w.data());
     bool cut = false;
     long r = left, done = left, after = rows / left;
     for (long k = first; k < last; k++) {
@@ -94,27 +108,28 @@ class SmallTTSVD {
     }
     if (!cut) return true;
     b_.resize(r * columns);
-    wide_project(team, rows, columns, r, p.data(), a_.data(), b_.data());
-    std::swap(a_, b_);
+    wide_project(team, rows, columns, r, p.data(), at_, b_.data());
+    replaced();
     return true;
   }
 
   // A (rows × columns) = Q B, of the Gram matrix of the columns.
   template <class T>
   bool split_tall(Team& team, long k, long rows, long columns, int64_t* ranks, T** out) {
-    if (columns >= kMost) return false;
+    if (columns >= most_) return false;
     Numbers g(columns * columns);
-    wide_gram(team, Matrix<double>{a_.data(), columns, rows, 1, 1, columns}, g.data());
+    wide_gram(team, Matrix<double>{at_, columns, rows, 1, 1, columns}, g.data());
+    const Numbers known = g;
     long t = 0;
     if (!basis(columns, &g, &t)) return false;
     const long ld = padded(t);
     Numbers y(rows * ld), v(columns * ld, 0.0), r(t * ld);
     for (long i = 0; i < columns; i++) std::copy(&u_[i * t], &u_[i * t] + t, &v[i * ld]);
     if (t < columns)
-      times(rows, ld, columns, a_.data(), columns, 1, v.data(), ld, y.data(), ld, panel_.data());
+      times(rows, ld, columns, at_, columns, 1, v.data(), ld, y.data(), ld, panel_.data());
     else
-      for (long i = 0; i < rows; i++) put(&a_[i * columns], columns, &y[i * ld]);
-    orthonormalise(rows, t, &y, &r);
+      for (long i = 0; i < rows; i++) put(at_ + i * columns, columns, &y[i * ld]);
+    orthonormalise(rows, t, &y, &r, t < columns ? nullptr : known.data());
     for (long i = 0; i < rows; i++) *out = put(&y[i * ld], t, *out);
     if (t < columns) {  // B = R Vᵀ
       b_.resize(t * columns);
@@ -126,7 +141,7 @@ class SmallTTSVD {
       b_.resize(t * columns);
       for (long i = 0; i < t; i++) put(&r[i * ld], columns, &b_[i * columns]);
     }
-    std::swap(a_, b_);
+    replaced();
     ranks[k + 1] = t;
     return true;
   }
@@ -134,14 +149,17 @@ class SmallTTSVD {
   // Y (rows × t) = Q R; Q takes the place of Y. By Cholesky's factorisation of the Gram matrix of
   // columns of length one, twice unless they are nearly orthogonal; by reflections where roundoff
   // would take too much of it. See `orthonormalized` of tensorjax/linalg/_subspaces_on_host.py.
-  void orthonormalise(long rows, long t, Numbers* y, Numbers* r) {
+  // known: YᵀY (t × t), if the caller has it.
+  void orthonormalise(long rows, long t, Numbers* y, Numbers* r, const double* known) {
     const long ld = padded(t);
     Numbers q(rows * ld), g(t * ld), inverse(t * ld), none(t, 0.0), pivots(t), sizes(ld, 0.0);
-    for (long i = 0; i < rows; i++)
-      for (long j = 0; j < ld; j++) sizes[j] += (*y)[i * ld + j] * (*y)[i * ld + j];
-    for (double& size : sizes) size = std::sqrt(size);
     for (int pass = 0; pass < 2; pass++) {
-      gram(rows, t, y->data(), ld, g.data(), ld, panel_.data());
+      if (pass == 0 && known)
+        for (long i = 0; i < t; i++) std::copy(known + i * t, known + (i + 1) * t, &g[i * ld]);
+      else
+        gram(rows, t, y->data(), ld, g.data(), ld, panel_.data());
+      if (pass == 0)
+        for (long j = 0; j < t; j++) sizes[j] = std::sqrt(g[j * ld + j]);
       if (pass == 0)
         for (long i = 0; i < t; i++)
           for (long j = i; j < t; j++) g[i * ld + j] /= sizes[i] * sizes[j];
@@ -281,8 +299,10 @@ class SmallTTSVD {
   const std::vector<long>& n_;
   const double share_, noise_;
   const Lapack& lapack_;
+  long most_ = kMost;
   double tail_ = -1;
   bool whole_ = true;
+  const double* at_ = nullptr;  // A
   Numbers a_, b_, u_, panel_ = Numbers(3 * kLanes * kDepth);
 };
 

@@ -405,7 +405,14 @@ def _scaled_columns(a: Any, energies: Any, dtype: Any) -> tuple[Any, Any]:
     # The columns are orthogonal but for roundoff over s².
     if epsilon(a.dtype) * energies[0] < 10 * epsilon(dtype) * energies[-1]:
         return u, np.diag(s.astype(a.dtype))
-    lower = np.linalg.cholesky(host_gram(u, right=True))
+    g = host_gram(u, right=True)
+    # Of I + E, for small E, the Cholesky factor is I + the upper half of E, but for squares of E.
+    half = np.triu(g - np.eye(len(g)))
+    half.reshape(-1)[:: len(g) + 1] /= 2
+    if host_energy(half) < epsilon(dtype) / 4:
+        q = u - u @ half.astype(a.dtype)
+        return q, ((half + np.eye(len(g))) * s).astype(a.dtype)
+    lower = np.linalg.cholesky(g)
     q = u @ adjoint(np.linalg.inv(lower)).astype(a.dtype)
     return q, (adjoint(lower) * s).astype(a.dtype)
 

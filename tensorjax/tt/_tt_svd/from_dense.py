@@ -98,8 +98,9 @@ def _at_once(x: np.ndarray, asked: Asked) -> list[Any] | None:
     kernel = choose_kernel("tt.from_dense(tol=)", (x,), HOST, **facts)
     if kernel is CPP and (found := compiled_tt_svd(x, asked.share)):
         return found
-    small = kernel is not NUMPY and x.size < SMALL_ARRAY
-    return small_tt_svd(x, asked.share) if small else None
+    if kernel is NUMPY or (kernel is CPP and x.size >= SMALL_ARRAY):
+        return None
+    return small_tt_svd(x, asked.share, whole=x.size < SMALL_ARRAY)
 
 
 def _holds(train: TT, x: np.ndarray, exponent: int, tol: float) -> bool:

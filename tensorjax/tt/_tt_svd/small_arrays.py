@@ -7,11 +7,14 @@ tensorjax/_native/tt_svd.h.
 """
 
 import functools
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from tensorjax import _native
+from tensorjax._cores.unfoldings import absorb, merge, tall
 from tensorjax.linalg import _predicted_times
 from tensorjax.linalg._arrays import adjoint
 from tensorjax.linalg._gram import host_gram
@@ -25,6 +28,8 @@ _TINY = 2**9
 # From _WHOLE rows on it pays to test first whether the full rank is needed. From _SKETCHED rows on
 # a random sketch may be cheaper.
 _WHOLE, _SKETCHED = 32, 96
+# Rows of joined modes at most: their Gram matrix costs one pass over the data.
+_JOINED = 16
 # Expected rank of bonds not yet cut; and nanoseconds of the additional orthogonalisation of a core
 # that was split off on the right.
 _GUESS, _AGAIN = 6, 6e4
@@ -46,12 +51,14 @@ def compiled_tt_svd(x: np.ndarray, share: float) -> list[np.ndarray] | None:
     return _native.tt_svd(x, share, GRAM_NOISE * gram_floor(np.float64, 1))
 
 
-def small_tt_svd(x: np.ndarray, share: float) -> list[Any]:
+def small_tt_svd(x: np.ndarray, share: float, whole: bool = True) -> list[Any] | None:
     """Computes the TT-SVD cores of a small array, in double precision, by Gram matrices.
 
     Args:
       x: (n_1, …, n_d).
       share: of the energy that every bond may discard.
+      whole: whether to go on where the first cut needs the full rank; else the result is None.
+        Larger arrays of full rank are better cut in the middle first.
     """
     core: Any = np.ascontiguousarray(x, np.result_type(x.dtype, np.float64))
     asked = Asked(tail=share * float(np.vdot(core, core).real), whole=True)
@@ -59,6 +66,8 @@ def small_tt_svd(x: np.ndarray, share: float) -> list[Any]:
     lefts: list[Any] = []
     rights: list[_Group] = []
     while last - first > 1:
+        if not whole and asked.whole and last - first < x.ndim:
+            return None
         m, n, size = left * shape[first], shape[last - 1] * right, core.size
         if _from_the_right(m, n, size, shape[first + 1]):
             a = core.reshape(-1, n)
@@ -69,19 +78,9 @@ def small_tt_svd(x: np.ndarray, share: float) -> list[Any]:
             core = a if found.energies is None else a @ found.basis
             asked = _after(asked, right, n)
             continue
-        a = core.reshape(m, -1)
-        if m <= a.shape[1]:
-            found = _subspace(a, asked, False)
-            u, core = found.basis, a
-            if found.energies is not None:
-                core = adjoint(u) @ a
-        elif size <= _TINY:
-            u, core = _by_svd(a, asked.tail)
-        else:
-            u, core = columns_split(a, _subspace(a, asked, True), core.dtype)
-        lefts.append(u.reshape(left, shape[first], -1))
-        first, left = first + 1, u.shape[1]
-        asked = _after(asked, left, min(m, size // m))
+        cores, core, asked = _split_on_the_left(core, left, shape[first:last], asked)
+        lefts += cores
+        first, left = first + len(cores), cores[-1].shape[2]
     return lefts + _norm_to_the_right(core.reshape(left, shape[first], right), rights, Asked())
 
 
@@ -92,6 +91,59 @@ def _after(asked: Asked, rank: int, side: int) -> Asked:
     """
     whole = asked.whole and rank == side
     return asked._replace(guess=next_guess(rank, side), whole=whole)
+
+
+@functools.lru_cache(maxsize=4096)
+def _joined(left: int, modes: tuple[int, ...], size: int) -> int:
+    """Returns how many modes on the left a small TT-SVD cuts by one Gram matrix of few rows."""
+    rows, count = left * modes[0], 1
+    for n in modes[1:-1]:
+        if rows * n > _JOINED or (rows * n) ** 2 > size:
+            break
+        rows, count = rows * n, count + 1
+    return count
+
+
+def _split_on_the_left(
+    core: Any, left: int, modes: tuple[int, ...], asked: Asked
+) -> tuple[list[Any], Any, Asked]:
+    """Splits one mode or more off a small array; returns cores, what is left, and new options."""
+    m, size = left * modes[0], core.size
+    a = core.reshape(m, -1)
+    if m <= a.shape[1]:
+        joined = _joined(left, modes, size)
+        if joined > 1:
+            return _split_joined(core, left, modes[:joined], asked)
+        found = _subspace(a, asked, False)
+        u, core = found.basis, a if found.energies is None else adjoint(found.basis) @ a
+    elif size <= _TINY:
+        u, core = _by_svd(a, asked.tail)
+    else:
+        u, core = columns_split(a, _subspace(a, asked, True), core.dtype)
+    rank = u.shape[1]
+    return [u.reshape(left, modes[0], rank)], core, _after(asked, rank, min(m, size // m))
+
+
+def _split_joined(
+    core: Any, left: int, modes: Sequence[int], asked: Asked
+) -> tuple[list[Any], Any, Asked]:
+    """Splits modes off by one Gram matrix, as above: those of inner bonds are partial traces."""
+    after = math.prod(modes)
+    a = core.reshape(left * after, -1)
+    w, cut = host_gram(a), False
+    cores: list[Any] = []
+    for n in modes:
+        m, after = left * n, after // n
+        blocks = w.reshape(m, after, m, after)
+        u = _of_gram(np.trace(blocks, axis1=1, axis2=3), asked).basis
+        rank = u.shape[1]
+        if rank < m and after > 1:
+            w = u.T @ absorb(adjoint(u), blocks)
+        cores.append(u.reshape(left, n, rank))
+        cut = cut or rank < m
+        asked, left = _after(asked, rank, m), rank
+    basis = tall(merge(cores))
+    return cores, adjoint(basis) @ a if cut else a, asked
 
 
 @functools.lru_cache(maxsize=4096)
@@ -114,7 +166,12 @@ def _subspace(a: np.ndarray, asked: Asked, right: bool) -> Subspace:
     side = a.shape[right]
     if side >= _SKETCHED:
         return leading(a, asked, right=right)
-    g = host_gram(a, right=right)
+    return _of_gram(host_gram(a, right=right), asked)
+
+
+def _of_gram(g: np.ndarray, asked: Asked) -> Subspace:
+    """Returns the subspace of a small Gram matrix's leading eigenvectors; the identity if all."""
+    side = len(g)
     if asked.whole and side >= _WHOLE and all_needed(g, asked):
         return Subspace(np.eye(side, dtype=g.dtype), None, 0.0, 0.0)
     w, v = np.linalg.eigh(g)
