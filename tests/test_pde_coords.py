@@ -5,12 +5,15 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.linalg
+import scipy.sparse
 
 from tensorjax import pde, tt
 from tensorjax.pde._generators import canonical_form as canonical_form
 from tensorjax.pde._generators import gauge as gauge
 from tensorjax.pde._generators import mode_forms as modes
 from tensorjax.pde._generators import normal_component as normal
+from tensorjax.pde._generators import spectra as spectra
 from tensorjax.pde._generators.generator_inputs import Setting
 
 BOXES = {
@@ -591,3 +594,63 @@ def test_feedback_turns_a_misaligned_gaussian_upright():
     assert ranks[-1] <= 4
     _, _, ranks = plane.run(pde.MultiLevel(), 1.0, 40, 1e-6)
     assert ranks[-1] >= 14
+
+
+@pytest.mark.parametrize("d", [3, 4])
+def test_sparse_forms_are_those_of_all_entries(d: int, monkeypatch: Any):
+    """Drawn states of high rank and of rank one: no motion depends on how entries are kept."""
+    for seed in range(3):
+        case = Case(d, "fourier", seed)
+        low = tt.round(case.v, rank=1)
+        for v in (case.v, low):
+            found = {}
+            for name, least, most in (("dense", 99, 0.1), ("full", 2, 0.0), ("sparse", 2, 1e9)):
+                monkeypatch.setattr(normal, "_SPARSE", least)
+                monkeypatch.setattr(normal, "_FULL", most)
+                setting = Setting(v, case.right, case.box, 1e-6)
+                form = setting.form(setting.point, 1e-6, measure=True)
+                motion = pde.MultiLevel(guard=False)(v, case.right, None, case.box, 1e-6, 0.0)
+                gram = form.gram if name == "dense" else form.gram.toarray()
+                found[name] = gram, form.load, motion.sigma, motion.cost
+            for name in ("full", "sparse"):
+                for a, b in zip(found[name], found["dense"], strict=True):
+                    assert close(a, b, 1e-7)
+
+
+def test_blocks_have_the_spectrum_of_the_whole(rng: Any):
+    """Drawn block matrices, permuted: solutions and restrictions by blocks and in one piece."""
+    for _ in range(5):
+        sizes = rng.integers(1, 5, 6)
+        parts = [rng.normal(size=(n, n)) for n in sizes]
+        whole = scipy.linalg.block_diag(
+            *(a @ np.diag(10.0 ** -np.arange(len(a))) @ a.T for a in parts)
+        )
+        order = rng.permutation(len(whole))
+        whole = whole[np.ix_(order, order)]
+        load = whole @ rng.normal(size=len(whole))
+        by_blocks = spectra.spectrum(scipy.sparse.csr_array(whole))
+        assert max(b.index.shape[1] for b in by_blocks.blocks) == max(sizes)
+        one = spectra.spectrum(whole)
+        assert np.isclose(by_blocks.largest, one.largest)
+        for floor in (0.0, 1e-3):
+            assert close(*(spectra.filtered(s, load, floor) for s in (by_blocks, one)), 1e-7)
+        small, kept = spectra.visible(scipy.sparse.csr_array(whole), load, 1e-2)
+        expected, other = spectra.visible(whole, load, 1e-2)
+        assert close(small.toarray(), expected, 1e-9)
+        assert close(kept, other, 1e-9)
+
+
+def test_pairs_of_axes_decouple_at_rank_one(rng: Any):
+    """The generator's cost in many dimensions: no block of the normal equations grows with d."""
+    d = 16
+    matrix = rng.normal(size=(d, d)) / d
+    start = pde.Gaussian(np.zeros(d), np.diag(rng.uniform(0.3, 1.0, d)))
+    box = pde.Box.fourier(d, 24, 6.0)
+    problem = pde.OrnsteinUhlenbeck(matrix - np.eye(d), 0.1 * np.eye(d), start, box)
+    at = pde.AffineMap.identity(d)
+    v, right = problem.initial(at, 1e-4), problem.right_side(at, 0.0)
+    setting = Setting(v, right, box, 1e-4)
+    form = setting.form(setting.point, 1e-4, measure=True)
+    assert max(b.index.shape[1] for b in spectra.spectrum(form.gram).blocks) <= 2
+    motion = pde.MultiLevel()(v, right, at, box, 1e-4, 0.0)
+    assert motion.cost < 1e-4 * motion.cost_without  # 24 points an axis

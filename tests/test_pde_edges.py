@@ -10,6 +10,7 @@ import scipy.linalg
 from tensorjax import pde
 from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._integration import integrate as integration
+from tensorjax.pde._integration.motion_gate import Gate
 from tensorjax.pde._integration.progress import Compilations
 from tensorjax.pde._problems.values_by_map import InFewSizes
 from tensorjax.pde._stepping.outskirts import cleared, window
@@ -155,6 +156,49 @@ def test_adaptive_coordinates_are_never_worse_than_fixed_ones(monkeypatch: Any):
         assert found.stats["fallback"].all()
         for a, b in zip(found.final.v.cores, fixed.final.v.cores, strict=True):
             assert np.array_equal(a, b)
+
+
+def test_pauses_grow_where_motion_does_not_pay_and_end_near_the_edge():
+    gate, asked = Gate(), []
+    for step in range(200):
+        if gate.asks((0.0, 0.0), 1e-4):
+            asked.append(step)
+            gate = gate.judged(guarded=True)
+        else:
+            gate = gate.waited()
+    gaps = np.diff(asked)
+    assert gaps[0] == 2
+    assert (np.diff(gaps) >= 0).all()
+    assert gaps.max() <= 33
+    assert gate.asks((1e-3, 0.0), 1e-4)
+    assert not gate._replace(wait=3).asks((1e-3, 2e-3), 1e-4)  # waves, no edge
+    assert gate.gain is not None
+    moving = gate.judged(guarded=False)
+    assert moving.gain is None
+    for _ in range(40):
+        moving = moving.judged(guarded=False)
+    assert moving.judged(guarded=True).pause == 1
+    assert gate.judged(guarded=False).judged(guarded=True).pause == 32
+
+
+@pytest.mark.parametrize("name", ["van der Pol", "Duffing", "limit cycle"])
+def test_motion_that_does_not_pay_costs_no_steps(name: str, rng: Any):
+    """Drawn cubic drifts: as many steps and ranks as in fixed coordinates, few questions."""
+    a, diffusion = rng.uniform(0.3, 1.0), rng.uniform(0.05, 0.2)
+    problem = cubic(name, a, diffusion, rng.uniform(-0.5, 0.5, 2), pde.Box.fourier(2, 48, 4.0))
+    options: dict[str, Any] = {"t1": 0.4, "tol": 1e-3}
+    fixed = pde.integrate(problem, coordinates="fixed", **options)
+    found = pde.integrate(problem, saveat=pde.SaveAt(steps=1, t1=True), **options)
+    assert found.result == fixed.result == pde.Result.successful
+    assert len(found.stats["t"]) <= 1.5 * len(fixed.stats["t"]) + 2
+    assert found.stats["rank"].max() <= fixed.stats["rank"].max() + 2
+    still = ~found.stats["asked"]
+    assert not found.stats["sigma"][still].any()
+    assert np.isnan(found.stats["cost"][still]).all()
+    middle = found.ys[len(found.ys) // 2]
+    again = pde.integrate(problem, start=middle, **options)
+    for one, two in zip(again.final.v.cores, found.final.v.cores, strict=True):
+        assert np.array_equal(one, two)
 
 
 def test_black_box_drifts_are_compiled_for_few_sizes():

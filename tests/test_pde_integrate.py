@@ -545,9 +545,9 @@ def test_runs_end_early_by_callback_or_by_their_number_of_steps(capsys: Any):
     [
         ({"dt": None, "stepsize_controller": pde.ConstantStepSize()}, "dt: expected a time step"),
         ({"dt": -0.1}, "dt: expected a positive"),
-        ({"t1": 0.0}, "t1: expected a time after 0"),
+        ({"t1": -0.1}, "t1: expected a time at 0 or after it"),
         ({"tol": 0.0}, "tol: expected a positive"),
-        ({"t1": None}, "t1: expected a time after 0"),
+        ({"t1": None}, "t1: expected a time at 0 or after it"),
         ({"map": np.eye(2)}, "map: expected a pde.AffineMap"),
         ({"coordinates": pde.MultiLevel}, "an object, not a class"),
         ({"saveat": pde.SaveAt(steps=-3)}, "saveat: expected steps >= 0"),

@@ -663,6 +663,22 @@ START, BOX = pde.Gaussian(np.zeros(2), np.eye(2)), pde.Box.fourier(2, 16)
         ),
         (lambda: pde.OrnsteinUhlenbeck(np.eye(2), ROTATION, START, BOX), "diffusion: expected"),
         (lambda: pde.FokkerPlanck([None], 0.1, START, BOX), "drift: expected 2 components, got 1"),
+        (lambda: pde.FokkerPlanck(3.0, 0.1, START, BOX), "drift: expected 2 components, or a"),
+        (lambda: pde.FokkerPlanck("sin", 0.1, START, BOX), "drift: expected 2 components, or a"),
+        (
+            lambda: pde.FokkerPlanck([lambda x: x, None], 0.1, START, BOX),
+            "got a function; give one",
+        ),
+        (lambda: pde.FokkerPlanck(None, "one", START, BOX), "diffusion: expected a number or"),
+        (
+            lambda: pde.FokkerPlanck(lambda x: 1j * x, 0.1, START, BOX).right_side(
+                pde.AffineMap.identity(2), 0.0
+            ),
+            "drift: expected real values, got complex",
+        ),
+        (lambda: pde.Box.fourier(2, 32, [(0.0, 3.0)] * 2), "half_width: expected numbers"),
+        (lambda: pde.Box.chebyshev(2, 32, None), "half_width: expected one number or 2"),
+        (lambda: pde.Box.fourier(2, 32, "3"), "half_width: expected one number or 2"),
         (lambda: pde.FokkerPlanck(pde.Sin([1.0, 0.0]), None, START, BOX), "got Sin alone"),
         (lambda: pde.FokkerPlanck([pde.Sin([1.0]), None], 0.1, START, BOX), "Sin.weights"),
         (

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -74,8 +75,40 @@ def test_runs_take_no_step_of_roundoff(method: Any, controlled: bool, rng: Any):
         assert solution.stats["dt"].min() > 1e-3 * dt
         np.testing.assert_allclose(solution.ts, ts, rtol=0, atol=1e-12)
         assert len(solution.ys) == count
-        with pytest.raises(ValueError, match="t1: expected a time after"):
-            pde.integrate(problem, t1=max(ends), dt=dt, start=solution.final, coordinates="fixed")
+        still = pde.integrate(
+            problem, t1=max(ends), dt=dt, start=solution.final, coordinates="fixed"
+        )
+        assert still.result == pde.Result.successful
+        assert still.final.t == solution.final.t
+        assert not still.stats["t"].size
+        with pytest.raises(ValueError, match="t1: expected a time at"):
+            pde.integrate(problem, t1=begin, dt=dt, start=solution.final, coordinates="fixed")
+
+
+@pytest.mark.parametrize("rank", [None, 3])
+def test_a_run_of_no_length_returns_its_start(rank: int | None, rng: Any):
+    problem = resting()
+    options: dict[str, Any] = {"dt": 0.1, "coordinates": "fixed", "rank": rank}
+    for _ in range(2):
+        begin = float(rng.uniform(-1, 1))
+        map = pde.affine(np.eye(2) + rng.normal(0, 0.1, (2, 2)))
+        still = pde.integrate(problem, t0=begin, t1=begin, map=map, **options)
+        assert still.result == pde.Result.successful
+        assert still.ts.tolist() == [begin]
+        x = problem.sample(rng, 0.0, 50)
+        found = pde.evaluate(still.final.v, still.final.map, problem.box, x)
+        np.testing.assert_allclose(found, problem.exact(0.0, x), atol=1e-3)
+        assert len(still.stats["rank"]) == len(still.stats["dt"]) == 0
+    if rank is None:
+        both = pde.integrate(problem, t1=0.0, saveat=pde.SaveAt(t0=True, ts=(0.0,)), **options)
+        assert len(both.ys) >= 1
+    else:
+        traced = jax.jit(
+            lambda v: pde.integrate(
+                problem, t1=0.0, start=pde.State(v, pde.AffineMap.identity(2), 0.0), **options
+            ).final.v.cores[0]
+        )(problem.initial(pde.AffineMap.identity(2), 1e-3))
+        assert np.isfinite(traced).all()
 
 
 def test_flows_take_no_step_of_roundoff():

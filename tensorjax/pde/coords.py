@@ -25,10 +25,9 @@ from tensorjax.pde._generators.generator_inputs import (
     Gauge,
     Motion,
     Setting,
-    filtered,
     rates_of_motion,
-    visible,
 )
+from tensorjax.pde._generators.spectra import filtered, spectrum, visible
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._problems.problem import RightSide
 
@@ -57,8 +56,8 @@ Generator = Callable[..., Motion]
 
 def _convex(form: normal.Form, regularization: float) -> np.ndarray:
     """Computes the generator's coordinate motion Σ that minimises a quadratic form."""
-    w, z = np.linalg.eigh(form.gram)
-    sigma = filtered(w, z, form.load, regularization * max(w[-1], 0.0))
+    found = spectrum(form.gram)
+    sigma = filtered(found, form.load, regularization * max(found.largest, 0.0))
     return normal.from_off_diagonal(sigma, round((1 + (1 + 4 * len(sigma)) ** 0.5) / 2))
 
 
@@ -268,6 +267,8 @@ class MultiLevel:
     kappa: float = 0.0
     guard: bool = True
     gauge: Gauge = "edge"
+    # Share of the normal component that a motion may leave, where a run asks for more than _GAIN.
+    _gain: float | None = dataclasses.field(default=None, repr=False, compare=False)
 
     def __post_init__(self):
         _check_options(self.regularization, self.gauge)
@@ -307,7 +308,7 @@ class MultiLevel:
         if finest.cost(alone) < _LITTLE * rest:
             return self._told(setting, finest, alone, {tol: setting.point.ranks})
         sigma, levels = self._minimiser(setting, finest)
-        if finest.cost(sigma) <= _GAIN * rest:
+        if finest.cost(sigma) <= (_GAIN if self._gain is None else self._gain) * rest:
             return self._told(setting, finest, sigma, levels)
         return self._told(setting, finest, 0 * sigma, levels)._replace(guarded=True)
 
@@ -323,7 +324,8 @@ class MultiLevel:
         tol, point = setting.tol, setting.point
         coarse = sorted((x for x in self.levels if x > tol), reverse=True)
         levels = {x: truncated_ranks(point, x) for x in coarse} | {tol: point.ranks}
-        gram, load = 0.0, 0.0
+        gram: Any = 0.0
+        load: Any = 0.0
         for ranks in dict.fromkeys(levels.values()):
             group = [x for x, r in levels.items() if r == ranks]
             form, weight = finest, sum(x**-2.0 for x in group)
@@ -335,8 +337,7 @@ class MultiLevel:
             gram, load = gram + weight * seen_gram, load + weight * seen_load
         scale = point.scale**2
         size = setting.mean_square() / (max(levels) ** 2 * scale)
-        w, z = np.linalg.eigh(np.asarray(gram) / scale)
-        flat = filtered(w, z, np.asarray(load) / scale, self.regularization * size)
+        flat = filtered(spectrum(gram / scale), load / scale, self.regularization * size)
         return normal.from_off_diagonal(flat, setting.box.dim), levels
 
 

@@ -40,7 +40,7 @@ from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._maps.coordinate_path import Moment, told
 from tensorjax.pde._maps.flow_map import Fields, FlowMap
 from tensorjax.pde._problems.problem import Problem, RightSide
-from tensorjax.pde._stepping.times import check_span, step_count
+from tensorjax.pde._stepping.times import checked_end, step_count
 from tensorjax.pde.physical import evaluate
 
 __all__ = ["Fields", "FlowMap", "Flowed", "Flown", "integrate"]
@@ -454,7 +454,8 @@ class _Walk:
 def _checked(fields: Any, t0: float, t1: float, dt: float, options: dict[str, Any]) -> None:
     if not isinstance(fields, Fields):
         raise ValueError(f"fields: expected pde.Fields, got {type(fields).__name__}")
-    check_span(t0, t1)
+    if checked_end(t0, t1) == t0:
+        raise ValueError(f"t1: expected a time after {t0:g}, got {t1!r}")
     if not (math.isfinite(dt) and dt > 0):
         raise ValueError(f"dt: expected a positive time step, got {dt!r}")
     refused = {"coordinates", "rank", "map", "stepsize_controller"}

@@ -380,9 +380,16 @@ def _axes(kind: Kind, dim: int, n: Any, half_width: Any, order: int) -> tuple[Ax
 
 
 def _one_each(name: str, value: Any, dim: int) -> Sequence[Any]:
-    values = [value] * dim if isinstance(value, numbers.Real) else list(value)
+    values = [value] * dim if isinstance(value, numbers.Real) else value
+    if isinstance(values, str) or not np.iterable(values):
+        raise ValueError(f"{name}: expected one number or {dim} of them, got {value!r}")
+    values = list(values)
     if len(values) != dim:
         raise ValueError(f"{name}: expected one number or {dim} of them, got {len(values)}")
+    if any(isinstance(v, str) or np.ndim(v) for v in values):
+        raise ValueError(
+            f"{name}: expected numbers, one for all axes or {dim} of them, got {value!r}"
+        )
     return values
 
 

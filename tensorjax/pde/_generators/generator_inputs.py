@@ -64,21 +64,6 @@ def rates_of_motion(expected: str, sigma: Any, beta: Any, d: int) -> tuple[np.nd
     return sigma, beta
 
 
-def filtered(w: np.ndarray, z: np.ndarray, load: np.ndarray, floor: float) -> np.ndarray:
-    """Solves a generator's normal equations by regularised pseudoinverse, roundoff dropped."""
-    w = np.where(w > len(w) * np.finfo(float).eps * max(w[-1], 0.0), w, 0)
-    bottom = w**2 + floor**2
-    return z @ (np.where(bottom > 0, w / np.where(bottom > 0, bottom, 1), 0) * (z.T @ load))
-
-
-def visible(gram: np.ndarray, load: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
-    """Restricts a generator's normal equations to eigenvalues above a share of the largest."""
-    w, z = np.linalg.eigh(gram)
-    keep = w > share * max(w[-1], 0.0)
-    w, z = w[keep], z[:, keep]
-    return (z * w) @ z.T, z @ (z.T @ load)
-
-
 class Setting:
     """Data shared by all truncation levels of one generator call."""
 

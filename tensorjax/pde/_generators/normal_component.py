@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy.sparse
 
 from tensorjax._cores.contraction import einsum
 from tensorjax._cores.unfoldings import Cores
@@ -35,6 +36,10 @@ from tensorjax.pde._generators.mode_forms import Modes
 
 # Positions of ∂ and y in `Modes.pair`.
 _D, _Y = 0, 1
+# Axes from which on the Gram matrix is sparse.
+_SPARSE = 8
+# Share of its entries up to which a sparse Gram matrix is cheaper than a dense one.
+_FULL = 0.1
 # Operators on the lower and on the higher one of two modes.
 _KINDS = ((_D, _Y), (_Y, _D), (_D, _D))
 
@@ -97,16 +102,65 @@ def singles(point: Point, state: Point, modes: Modes) -> Singles:
     return Singles(family, families.outside(point, family))
 
 
-def gram(at: Singles, second: bool) -> np.ndarray:
-    """Computes the Gram matrix ⟨N m, N m'⟩ of normal parts of all `motions`, (count, count)."""
-    d = len(at.outside) + 1
+def gram(at: Singles, second: bool) -> Any:
+    """Computes the Gram matrix ⟨N m, N m'⟩ of normal parts of all `motions`, (count, count).
+
+    From some size on it is sparse: what is below the roundoff of the largest entry is left out.
+    """
+    rights = families.grams(at.family, at.family)
+    lefts = [einsum("inaj,inbk->ajbk", x, x) for x in at.outside]
+    if len(lefts) + 1 < _SPARSE:
+        return _dense_gram(lefts, rights, second)
+    found = _sparse_gram(lefts, rights, second)
+    dense = found is None
+    return scipy.sparse.csr_array(_dense_gram(lefts, rights, second)) if dense else found
+
+
+def _sparse_gram(lefts: list[np.ndarray], rights: list[np.ndarray], second: bool) -> Any:
+    """Builds the Gram matrix without entries at roundoff; None where too few of them are."""
+    d = len(lefts) + 1
+    sides = [(_entries(x), _entries(g)) for x, g in zip(lefts, rights, strict=True)]
+    sizes = [tuple(np.linalg.norm(x, axis=1) for x in s) for s in sides]
+    least = np.finfo(float).eps / 4 * max(float(x.max() * g.max()) for x, g in sizes)
+    kept = [
+        (np.nonzero(x * g.max() > least)[0], np.nonzero(g * x.max() > least)[0]) for x, g in sizes
+    ]
+    count = len(motions(d, second).low)
+    if sum(len(left) * len(right) for left, right in kept) > _FULL * count**2:
+        return None
+    parts = []
+    for p, ((x, g), (left, right)) in enumerate(zip(sides, kept, strict=True), start=1):
+        place = _places(d, p, second)
+        (a, b), (c, e) = np.divmod(left, 2 * p), np.divmod(right, 2 * (d - p))
+        row, column = place[a[:, None], c], place[b[:, None], e]
+        seen = (row >= 0) & (column >= 0)
+        parts.append(((x[left] @ g[right].T)[seen], row[seen], column[seen]))
+    entries, row, column = (np.concatenate(x) for x in zip(*parts, strict=True))
+    return scipy.sparse.csr_array((entries, (row, column)), shape=(count, count))
+
+
+def _entries(gram: np.ndarray) -> np.ndarray:
+    """Reorders a Gram matrix (a, j, b, k) of one side of a bond to a row for every a, b."""
+    a, j, b, k = gram.shape
+    return gram.transpose(0, 2, 1, 3).reshape(a * b, j * k)
+
+
+def _places(d: int, p: int, second: bool) -> np.ndarray:
+    """Returns the motion that has given states left and right of bond p, or -1 where none has."""
+    which, left, right = _across(d, p, second)
+    out = np.full((2 * p, 2 * (d - p)), -1)
+    out[left, right] = which
+    return out
+
+
+def _dense_gram(lefts: list[np.ndarray], rights: list[np.ndarray], second: bool) -> np.ndarray:
+    """Builds the Gram matrix from all entries."""
+    d = len(lefts) + 1
     kinds = _KINDS if second else _KINDS[:2]
     total = np.zeros((len(kinds), len(kinds), d, d, d, d))
-    rights = families.grams(at.family, at.family)
-    for p, (x, g) in enumerate(zip(at.outside, rights, strict=True), start=1):
+    for p, (x, g) in enumerate(zip(lefts, rights, strict=True), start=1):
         q = d - p
-        lefts = einsum("inaj,inbk->ajbk", x, x)
-        both = einsum("ajbk,cjdk->abcd", lefts, g).reshape(p, 2, p, 2, q, 2, q, 2)
+        both = einsum("ajbk,cjdk->abcd", x, g).reshape(p, 2, p, 2, q, 2, q, 2)
         for i, (a, b) in enumerate(kinds):
             for j, (e, f) in enumerate(kinds):
                 part = both[:, a, :, e, :, b, :, f].transpose(0, 2, 1, 3)
@@ -149,7 +203,7 @@ class Form(NamedTuple):
     """Quadratic form of the normal component at one point, with the parts it was made of.
 
     Attributes:
-      whole: ⟨N m, N m'⟩ of all `motions`, (count, count).
+      whole: ⟨N m, N m'⟩ of all `motions`, (count, count), dense or sparse.
       known: what the affine part of Q is in terms of them, (count,).
       rest: ⟨N m, NZ⟩ with the sum Z of all else in Q, (count,).
       energy: ‖NZ‖², or None if it was not asked for.
@@ -158,7 +212,7 @@ class Form(NamedTuple):
       others: those whose sum is Z.
     """
 
-    whole: np.ndarray
+    whole: Any
     known: np.ndarray
     rest: np.ndarray
     energy: float | None
@@ -167,7 +221,7 @@ class Form(NamedTuple):
     others: list[Family]
 
     @property
-    def gram(self) -> np.ndarray:
+    def gram(self) -> Any:
         """Gram matrix ⟨N b_p, N b_q⟩ of normal components of b_jk = y_k ∂_j v, row by row."""
         return self.whole[: len(self.load), : len(self.load)]
 
@@ -180,7 +234,7 @@ class Form(NamedTuple):
             raise ValueError("energy: expected a form that was made with measure=True")
         left = self.known.copy()
         left[: len(self.load)] -= off_diagonal(sigma)
-        total = left @ self.whole @ left + 2 * left @ self.rest + self.energy
+        total = left @ (self.whole @ left) + 2 * left @ self.rest + self.energy
         return float(np.sqrt(max(total, 0.0)))
 
 
@@ -225,10 +279,10 @@ def form(
     whole = gram(at, second)
     count = motions(point.order, second).moving
     others = other_families(point, terms, tol)
-    rest = np.zeros(len(whole))
+    rest = np.zeros(whole.shape[0])
     for family in others:
         rest = rest + load(at, point, family, second)
-    known = _coefficients(terms.affine, count, len(whole))
+    known = _coefficients(terms.affine, count, len(rest))
     total = whole[:count] @ known + rest[:count]
     if feedback is not None:
         total = total + load(at, point, families.another(point, feedback), second)[:count]

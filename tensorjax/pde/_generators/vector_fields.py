@@ -10,7 +10,8 @@ from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._generators import bond_sums as families
 from tensorjax.pde._generators import normal_component as normal
 from tensorjax.pde._generators.canonical_form import Point, truncated, truncated_ranks
-from tensorjax.pde._generators.generator_inputs import Setting, filtered
+from tensorjax.pde._generators.generator_inputs import Setting
+from tensorjax.pde._generators.spectra import filtered, spectrum
 from tensorjax.pde._problems.problem import RightSide
 
 
@@ -112,8 +113,8 @@ def field_motion(
         gram, load = gram + weight * parts[0], load + weight * parts[1]
         finest = parts
     assert finest is not None  # the tolerance itself comes last
-    w, z = np.linalg.eigh(np.asarray(gram))
-    rates = filtered(w, z, np.asarray(load), regularization * max(w[-1], 0.0))
+    found = spectrum(np.asarray(gram))
+    rates = filtered(found, np.asarray(load), regularization * max(found.largest, 0.0))
     last, r, energy = finest
     left = energy - 2 * rates @ r + rates @ last @ rates
     costs = (float(np.sqrt(max(c, 0.0))) / setting.point.scale for c in (left, energy))

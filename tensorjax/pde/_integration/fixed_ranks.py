@@ -104,6 +104,8 @@ def integrate_static(
             f"method: expected one of {tuple(_TABLEAUX)} with rank=, got {options.name!r}; the "
             "others choose their ranks by the data: give tol alone"
         )
+    if t1 == t0:
+        return _unmoved(_initial(options, start, map, rank), map, t0)
     count = step_count(t0, t1, dt)
     dt = (t1 - t0) / count
     maps, motions, end = _coordinates(options, map, t0, dt, count)
@@ -153,6 +155,15 @@ def integrate_static(
         "stable_dt": stable_dt,
     }
     return Solution(np.array([ended]), [State(v, at, float(ended))], stats, None)
+
+
+def _unmoved(v: TT, map: AffineMap, t: float) -> Solution:
+    """Returns the solution at fixed ranks of no step: the start."""
+    names = ("t", "dt", "norm", "finite", "cond", "rank")
+    stats: dict[str, Any] = {name: np.zeros(0) for name in names}
+    stats |= {"ranks": np.zeros((0, v.order - 1), int), "stable_dt": np.inf}
+    stats["status"] = jnp.zeros((), jnp.int32)
+    return Solution(np.array([t]), [State(v, map, t)], stats, None)
 
 
 def _rates(problem: Any, map: AffineMap, row: Sequence[Any]) -> tuple[Program, Any]:

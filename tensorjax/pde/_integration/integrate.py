@@ -26,7 +26,7 @@ from tensorjax.pde._stepping.right_side import Rates, right_side
 from tensorjax.pde._stepping.sketched_sums import Train, relative_norm
 from tensorjax.pde._stepping.step_sizes import ConstantStepSize, PIDController, checked
 from tensorjax.pde._stepping.step_truncation import STEPPERS, Method
-from tensorjax.pde._stepping.times import check_span
+from tensorjax.pde._stepping.times import checked_end
 from tensorjax.pde.coords import Fixed, Motion, MultiLevel, Prescribed
 
 # Default of max_steps; with rank= any other value is refused.
@@ -78,7 +78,7 @@ def integrate(
 
     Args:
       problem: a `Problem`.
-      t1: time at the end, later than t0.
+      t1: time at the end; where it is t0, up to roundoff, the start is returned.
       t0: time at the start (that of ``start``, if there is one).
       dt: time step; the first one if a controller chooses. None lets `PIDController` choose that
         too.
@@ -95,7 +95,9 @@ def integrate(
         run goes on to its end, or to NaN; ``stats["status"]`` says what went wrong, also under jit,
         vmap and grad, where an unstable run ends as NaN.
       max_rank: largest TT-rank; the run stops where ``tol`` needs a higher one.
-      coordinates: "adaptive" (`MultiLevel`; where the run stops in moving coordinates it is made
+      coordinates: "adaptive" (`MultiLevel`, where its motion leaves a tenth of the normal component
+        or less at first; where it does not, it is asked after pauses only, see "asked" in `stats`;
+        where the run stops in moving coordinates it is made
         again in fixed ones, if that goes further: ``message`` says so, and ``stats["fallback"]`` is
         true; not with a checkpoint), "fixed", a generator: a callable (v, right side, map,
         box, tol, t) ↦ `Motion`; or an earlier `Solution`, to move as its coordinates did.
@@ -122,7 +124,8 @@ def integrate(
       checkpoint: a folder, or `Checkpoint`: states are saved there by orbax. One that holds states
         is refused unless the run starts from the newest of them.
       start: a `State` to start from, with its time and map. From one that a run saved after a
-        step of full length, the new run continues bit for bit as the old one would have.
+        step of full length, the new run continues bit for bit as that run does. A run that does not
+        save there takes other times by roundoff, and agrees with both to roundoff.
       map: initial coordinates; the identity if None.
 
     Returns:
@@ -159,24 +162,26 @@ def integrate(
     for name, limit in (("edge_limit", edge_limit), ("resolution_limit", resolution_limit)):
         if not limit > 0:
             raise ValueError(f"{name}: expected a positive share, got {limit!r}")
+    generator = _generator(coordinates)
     options = Options(
-        problem, _generator(coordinates), METHODS[method], method, controller, float(tol),
+        problem, generator, METHODS[method], method, controller, float(tol),
         None if max_rank is None else _check.integer("max_rank", max_rank, low=1), conserve,
         extrapolate, float(edge_limit), float(resolution_limit),
         _check.integer("max_steps", max_steps, low=1),
+        isinstance(coordinates, str) and hasattr(generator, "_gain"),
     )  # fmt: skip
     at, t0, start = _checked_start(problem, start, map, t0)
-    check_span(t0, t1)
+    t1 = checked_end(t0, t1)
     if rank is not None:
         _check_static(options, coordinates, saveat, max_rank, checkpoint)
         if progress or max_steps != _STEPS:
             raise ValueError("rank: expected no progress or max_steps with it")
-        return integrate_static(options, rank, t0, float(t1), float(dt or 0), start, at)
+        return integrate_static(options, rank, t0, t1, float(dt or 0), start, at)
 
     def attempt(options: Options) -> Solution:
-        work = _begun(options, start, at, t0, float(t1), dt)
+        work = _begun(options, start, at, t0, t1, dt)
         line = progress_of(progress, t0, t1)
-        return _loop(work, float(t1), saveat, line, checkpointer(checkpoint, start))
+        return _loop(work, t1, saveat, line, checkpointer(checkpoint, start))
 
     solution = attempt(options)
     moved = isinstance(coordinates, str) and np.any(solution.stats["sigma"])

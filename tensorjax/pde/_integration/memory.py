@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tensorjax._cores.unfoldings import Cores
+from tensorjax.pde._integration.motion_gate import Gate
 from tensorjax.pde._maps.coordinate_path import Moment
 
 
@@ -24,6 +25,7 @@ class Memory:
       steps: accepted so far.
       mass: ∫ u dx at the start.
       lost: mass that v has lost by rounding, relative.
+      gate: when the generator is asked, see `tensorjax.pde._integration.motion_gate`.
     """
 
     v: Cores
@@ -35,6 +37,7 @@ class Memory:
     steps: int
     mass: float
     lost: float = 0.0
+    gate: Gate = dataclasses.field(default_factory=Gate)
 
     def saved(self) -> dict[str, Any]:
         """Returns the integrator's memory as arrays by name."""
@@ -43,6 +46,7 @@ class Memory:
             "steps": np.asarray(self.steps),
             "mass": np.asarray(self.mass),
             "lost": np.asarray(self.lost),
+            "gate": np.asarray(self.gate),
         }
         _put(out, "v", self.v)
         for i, m in enumerate(self.moments):
@@ -76,6 +80,7 @@ class Memory:
             int(saved["steps"]),
             float(saved["mass"]),
             float(saved.get("lost", 0.0)),
+            Gate(*(int(n) for n in saved.get("gate", Gate()))),
         )
 
 

@@ -87,6 +87,7 @@ class Run:
         self.memory = memory
         self.rows: list[dict[str, Any]] = []
         self.rejected = 0
+        self._seen: dict[str, float] = {}
 
     def state(self) -> State:
         """Returns the current state of the run, to be saved."""
@@ -192,23 +193,38 @@ class Run:
 
     def _look(self, right: Any) -> tuple[float, float]:
         """Asks the run's generator for Σ and β at the state; returns its costs (rest, motion)."""
-        generator = self.options.generator
+        options, d = self.options, self.options.problem.dim
+        generator, gate = options.generator, self.memory.gate
+        costs, self._asked = (math.nan, math.nan), generator is not None
+        sigma, beta = self._motion = np.zeros((d, d)), np.zeros(d)
         if generator is None:
-            d = self.options.problem.dim
-            self._motion = np.zeros((d, d)), np.zeros(d)
             self.memory.moments = []
-            return math.nan, math.nan
-        options = self.options
-        motion = generator(
-            train(self.memory.v), right, self.map, options.problem.box, options.tol, self.t
-        )
-        sigma, beta = checked_motion(motion, options.problem.dim)
+            return costs
+        if options.gated:
+            self._asked = gate.asks(self._shares(), options.tol)
+            generator = dataclasses.replace(generator, _gain=gate.gain)
+        if self._asked:
+            motion = generator(
+                train(self.memory.v), right, self.map, options.problem.box, options.tol, self.t
+            )
+            sigma, beta = checked_motion(motion, d)
+            costs = float(motion.cost_without), float(motion.cost)
+            if options.gated:
+                self.memory.gate = gate.judged(motion.guarded)
+        else:
+            self.memory.gate = gate.waited()
         moment = Moment(self.t, sigma, beta)
         self._motion = moment.sigma, moment.beta
         # A step that failed has left its own moment, at this very time.
         past = [m for m in self.memory.moments if m.t < self.t]
         self.memory.moments = [*past, moment][-(options.degree + 2) :]
-        return float(motion.cost_without), float(motion.cost)
+        return costs
+
+    def _shares(self) -> tuple[float, float]:
+        """Returns the run's shares of the norm at the edge and in the highest modes."""
+        if self._seen:
+            return self._seen["edge_mass"], self._seen["resolution"]
+        return shares(train(self.memory.v), self.options.problem.box)
 
     def _length(self, target: float) -> tuple[float, bool]:
         """Returns the length of the run's next step, and whether it ends at the target."""
@@ -317,6 +333,7 @@ class Run:
             "ranks": ranks,
             "cost_without": costs[0],
             "cost": costs[1],
+            "asked": self._asked,
             **self._seen,
             "norm": float(np.linalg.norm(self.memory.v[0])),
             "error": step.error,
@@ -327,7 +344,7 @@ class Run:
 
     def stats(self) -> dict[str, Any]:
         """Returns the statistics of all steps of the run as arrays."""
-        names = ("t", "dt", "rank", "cost_without", "cost", "cond", "mass", "edge_mass")
+        names = ("t", "dt", "rank", "cost_without", "cost", "asked", "cond", "mass", "edge_mass")
         names = (*names, "resolution", "norm", "error", "seconds", "compilations", "sigma", "beta")
         out: dict[str, Any] = {n: np.array([r[n] for r in self.rows]) for n in names}
         bonds = len(self.memory.v) - 1

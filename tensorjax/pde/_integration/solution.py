@@ -119,10 +119,11 @@ class Solution:
       stats: arrays of one entry for each accepted step, but for "rejected", a count. "t" (at the
         end of the step), "dt", "rank" (largest), "ranks" (steps, d − 1), "cost_without" and "cost"
         (norm of the component of the right side normal to the tangent space, with coordinates at
-        rest and as they moved; NaN without a generator), "cond" (of Γ), "mass", "edge_mass",
-        "resolution", "norm" (of v), "error" (estimated local error over ‖v‖; NaN without), "sigma"
-        and "beta" (Σ and β at the beginning of the step), "seconds", "compilations", "fallback"
-        (whether coordinates are fixed because moving ones stopped the run). With ``rank``:
+        rest and as they moved; NaN where no generator was asked), "asked" (whether one was), "cond"
+        (of Γ), "mass", "edge_mass", "resolution", "norm" (of v), "error" (estimated local error
+        over ‖v‖; NaN without), "sigma" and "beta" (Σ and β at the beginning of the step),
+        "seconds", "compilations", "fallback" (whether coordinates are fixed because moving ones
+        stopped the run). With ``rank``:
         "t", "dt", "rank", "ranks", "cond", "norm" and "finite" (whether v has neither NaN nor Inf),
         and two numbers: "status" (the place of the result among successful, edge_mass, unresolved,
         cfl, not_finite) and "stable_dt" (the step that the rates admit where this one was unstable,

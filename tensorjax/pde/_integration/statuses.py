@@ -53,6 +53,7 @@ class Options(NamedTuple):
     edge_limit: float
     resolution_limit: float
     max_steps: int
+    gated: bool
 
 
 class Stopped(NamedTuple):

@@ -45,6 +45,10 @@ def diffusion_matrix(name: str, value: Any, dim: int) -> Any:
             f"{name}: expected a number or a constant matrix ({dim}, {dim}), got a function; for "
             "one that depends on x see pde.AdvectionDiffusionReaction(conductivity=)"
         )
+    if isinstance(value, str):
+        raise ValueError(
+            f"{name}: expected a number or a constant matrix ({dim}, {dim}), got {value!r}"
+        )
     if np.ndim(value) == 0:
         value = value * np.eye(dim)
     value = coefficient(name, value, (dim, dim))

@@ -300,6 +300,11 @@ class Field:
     def __init__(self, given: Any, dim: int, tol: float, name: str = "drift"):
         given = given.given if isinstance(given, Field) else given
         if not (given is None or callable(given) or isinstance(given, Term)):
+            if isinstance(given, str) or not np.iterable(given):
+                raise ValueError(
+                    f"{name}: expected {dim} components, or a function that maps points (m, {dim}) "
+                    f"to values of this shape, got {given!r}"
+                )
             given = tuple(given)
         self.dim, self.tol, self.name, self.given = dim, tol, name, given
         self.function = CheckedField(given, name, dim) if callable(given) else None
@@ -378,7 +383,14 @@ class Field:
 
 def terms_of(name: str, entry: Any, dim: int) -> list[Term]:
     """Converts one entry of a drift field to a list of checked terms."""
-    found = [] if entry is None else [entry] if isinstance(entry, Term) else list(entry)
+    if callable(entry):
+        raise ValueError(
+            f"{name}: expected terms (pde.Sin, pde.Power, pde.Product, pde.Separable), got a "
+            f"function; give one function of all components, that maps points (m, {dim}) to values "
+            "of this shape"
+        )
+    single = entry if isinstance(entry, list | tuple) else [entry]
+    found = [] if entry is None else list(single)
     for term in found:
         if not isinstance(term, Term):
             raise TypeError(

@@ -25,6 +25,8 @@ class InFewSizes:
       f: (m, …) ↦ (m, …), row by row.
     """
 
+    _called = "function"
+
     def __init__(self, f: Callable[[Any], Any]):
         self._f = f
         self._compiles = False
@@ -37,6 +39,10 @@ class InFewSizes:
             x = np.concatenate([x, np.repeat(x[-1:], full - count, 0)])
         out = self._f(x)
         self._compiles = isinstance(out, jax.Array)
+        if np.iscomplexobj(out):
+            raise ValueError(
+                f"{self._called}: expected real values, got complex ones; take the real part"
+            )
         values = np.asarray(out, np.float64)
         return values[:count] if self._compiles and values.ndim else values
 
@@ -55,6 +61,7 @@ class CheckedField(InFewSizes):
 
     def __init__(self, f: Callable[..., Any], name: str, dim: int):
         super().__init__(f)
+        self._called = name
         self._expected = f"{name}: expected a function that maps points (m, {dim}) to values"
         try:
             inspect.signature(f).bind(None)

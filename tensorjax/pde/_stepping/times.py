@@ -45,8 +45,13 @@ def snapped(times: list[float], t0: float, t1: float) -> list[float]:
     return out
 
 
-def check_span(t0: float, t1: Any) -> None:
-    """Raises ValueError unless the time t1 is later than t0 by more than roundoff."""
+def checked_end(t0: float, t1: Any) -> float:
+    """Checks that the time t1 is not before t0; returns t0 itself where only roundoff parts them.
+
+    Raises:
+      ValueError: an earlier time, or one that is not finite.
+    """
     end = math.nan if t1 is None else float(t1)
-    if not (math.isfinite(t0) and math.isfinite(end) and end - t0 > roundoff(t0, end)):
-        raise ValueError(f"t1: expected a time after {t0:g}, got {t1!r}")
+    if not (math.isfinite(t0) and math.isfinite(end) and end - t0 >= -roundoff(t0, end)):
+        raise ValueError(f"t1: expected a time at {t0:g} or after it, got {t1!r}")
+    return t0 if end - t0 <= roundoff(t0, end) else end

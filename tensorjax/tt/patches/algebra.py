@@ -68,7 +68,7 @@ def _evaluate_everywhere(p: PatchedTT, rows: Any) -> jax.Array:
 
 
 def _evaluate_each(p: PatchedTT, rows: np.ndarray) -> jax.Array:
-    out = np.zeros(len(rows), p.dtype)
+    parts: list[tuple[np.ndarray, Any]] = []
     groups: dict[int, dict[Prefix, np.ndarray]] = {}  # by length, the rows that a prefix leads to
     for prefix, train in zip(p.prefixes, p.trains, strict=True):
         k = len(prefix)
@@ -76,7 +76,15 @@ def _evaluate_each(p: PatchedTT, rows: np.ndarray) -> jax.Array:
             groups[k] = _groups(rows[:, :k])
         here = groups[k].get(prefix)
         if here is not None:
-            out[here] += np.asarray(entries_of(train, rows[here, k:]))
+            parts.append((here, entries_of(train, rows[here, k:])))
+    if _check.is_traced([entries for _, entries in parts]):
+        traced = jnp.zeros(len(rows), p.dtype)
+        for here, entries in parts:
+            traced = traced.at[here].add(entries.astype(p.dtype))
+        return traced
+    out = np.zeros(len(rows), p.dtype)
+    for here, entries in parts:
+        out[here] += np.asarray(entries)
     return jnp.asarray(out)
 
 

@@ -93,7 +93,7 @@ def joined(
     Args:
       parts: from the index to the train.
       shape: mode sizes of the whole tensor, the mode of the index among them.
-      tol: relative error, exact if None.
+      tol: relative error, or 10 eps if that is more; exact if None.
       more: trains over all modes of the result, which are added.
 
     Example:
@@ -105,6 +105,8 @@ def joined(
     size = shape[len(shape) - order - 1]
     lifted = [kron(unit((size,), (i,), t.dtype), t) for i, t in parts.items()]
     terms = [*more, *lifted]
+    if tol is not None:
+        tol = max(tol, 10 * float(jnp.finfo(lifted[0].dtype).eps))
     return linear_combination(terms, tol=tol)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
@@ -137,7 +138,7 @@ def cross(
       >>> from tensorjax import tt
       >>> grid = tt.quantics_grid([-4.0] * 2, [4.0] * 2, bits=12, base=2, fused=True)
       >>> def f(i):  # a ridge along a circle, which no few separable terms can hold
-      ...     return np.exp(-1e3 * (np.hypot(*grid.coordinates(i).T) - 2) ** 2)
+      ...     return 1 / (1 + 300 * (np.hypot(*grid.coordinates(i).T) - 2) ** 2)
       >>> p, info = tt.patches.cross(f, grid.shape, tol=1e-3, key=jax.random.key(0), max_rank=20)
       >>> info.status, info.largest_rank <= 20, info.patches > 4
       ('converged', True, True)
@@ -165,7 +166,7 @@ def cross(
     _check.host_generator(key, "; tt.patches.cross calls f from the host and cannot be traced")
     search = _Splitting(
         oracle,
-        tol=_FIT * _check.tolerance(tol, np.float64),
+        tol=_check.tolerance(tol, np.float64),
         max_rank=_check.integer("max_rank", max_rank, low=1),
         max_patches=_check.integer("max_patches", max_patches, low=1),
         key=key,
@@ -173,7 +174,7 @@ def cross(
         dtype=dtype,
     )
     status = search.run()
-    rounded = search.merge((1 - _FIT) * tol)
+    rounded = search.merge((1 - _FIT) * float(tol))
     return search.result(), search.report(status, rounded, start)
 
 
@@ -205,6 +206,8 @@ class _Splitting:
     def run(self) -> Status:
         """Fits and splits until every patch fits or a limit is met."""
         self._oracle.start(np.zeros((1, len(self._modes)), np.int64))
+        _check.tolerance(self.tol, self._kind)
+        self.tol = max(_FIT * self.tol, 10 * float(jnp.finfo(self._kind).eps))
         whole = self._fit(())
         if whole is None:
             return self._give_up("budget")
@@ -220,6 +223,11 @@ class _Splitting:
             self._place(prefix, found)
         seen = all(math.isfinite(leaf.std) for leaf in self.leaves.values())
         return "converged" if seen else "unseen"
+
+    @property
+    def _kind(self) -> Any:
+        """Dtype of the result, known once f was called."""
+        return self._dtype or jax.dtypes.canonicalize_dtype(self._oracle.dtype)
 
     def _place(self, prefix: Prefix, found: _Leaf) -> None:
         """Keeps a patch that fits, and splits one that does not."""
@@ -304,9 +312,8 @@ class _Splitting:
         values = self._part(prefix)(index)
         if not values.any():
             return _Leaf(None, 0.0, 0.0, 0.0, True)
-        kind = self._dtype or jax.dtypes.canonicalize_dtype(self._oracle.dtype)
-        dense = values.reshape(*rest, *values.shape[1:]).astype(kind)
-        train = from_dense(dense, tol=max(self.tol, 20 * float(np.finfo(dense.dtype).eps)))
+        dense = values.reshape(*rest, *values.shape[1:]).astype(self._kind)
+        train = from_dense(dense, tol=self.tol)
         size = float(norm(train))
         return _Leaf(train, size, self.tol * size, 0.0, True)
 
@@ -322,6 +329,8 @@ class _Splitting:
             except Rescaled:  # values of another scale: they are all at hand now
                 values = oracle.points(rows)
             values = linalg.scaled(values, oracle.exponent)
+            # What the dtype cannot hold is zero: a patch may have nothing larger.
+            values = np.where(np.abs(values) < jnp.finfo(self._kind).tiny, 0, values)
             return values if len(oracle.shape) > len(self._modes) else values[:, 0]
 
         return part
@@ -364,8 +373,7 @@ class _Splitting:
         kept = [(prefix, train) for prefix, train in found if train is not None]
         shape = self._oracle.shape
         if not kept:
-            kind = self._dtype or jax.dtypes.canonicalize_dtype(self._oracle.dtype)
-            kept = [((), zeros(shape, kind))]
+            kept = [((), zeros(shape, self._kind))]
         return PatchedTT(shape, [p for p, _ in kept], [t for _, t in kept])
 
     def report(self, status: Status, rounded: float, start: float) -> PatchesInfo:

@@ -1,0 +1,67 @@
+"""When a run asks its coordinate generator: coordinates move only where that pays.
+
+Motion has a price: the generator itself, transport that couples all axes, right sides of higher
+rank in turned coordinates, and a jump of the rates wherever it starts or stops. It pays where it
+takes most of the normal component away, by which ranks rise. So motion starts only where it gains
+much, goes on as long as the generator finds any, and where it does not pay the generator is asked
+again after a pause, twice as long each time.
+
+All this follows from the state alone, not from times that were measured: runs are reproducible.
+
+Source: ours.
+"""
+
+from typing import NamedTuple
+
+# Coordinates at rest start to move where what remains of the normal component is this share of what
+# it is at rest, or less.
+_START = 0.1
+# Norm of v near an edge of the box, over the tolerance, at which the generator is asked in any
+# case: its gauge keeps v inside.
+_NEAR = 1e-2
+# Longest pause between two questions, in steps.
+_PAUSE = 32
+# After so many moving steps in a row the next pause is short again.
+_STEADY = 16
+
+
+class Gate(NamedTuple):
+    """Whether coordinates move, and when the generator is asked next.
+
+    Attributes:
+      wait: steps without a question, from the next one on.
+      pause: length of the last pause, in steps.
+      moving: moving steps in a row, up to the last one.
+    """
+
+    wait: int = 0
+    pause: int = 0
+    moving: int = 0
+
+    @property
+    def gain(self) -> float | None:
+        """Share of the normal component that a motion may leave; None for the generator's own."""
+        return None if self.moving else _START
+
+    def asks(self, shares: tuple[float, float], tol: float) -> bool:
+        """Whether the generator is asked at the next step.
+
+        Args:
+          shares: of the norm of v at the edge of the box, and in the highest modes.
+          tol: of the run.
+        """
+        edge, rough = shares
+        # Unresolved waves fill the box, and no motion of it helps.
+        return self.wait == 0 or edge**2 > rough**2 + (_NEAR * tol) ** 2
+
+    def waited(self) -> "Gate":
+        """Returns the gate after a step at which the generator is not asked."""
+        return self._replace(wait=max(self.wait - 1, 0))
+
+    def judged(self, guarded: bool) -> "Gate":
+        """Returns the gate after the generator's answer, ``guarded`` if that is rest."""
+        if guarded:
+            pause = min(max(2 * self.pause, 1), _PAUSE)
+            return Gate(wait=pause, pause=pause)
+        moving = min(self.moving + 1, _STEADY)
+        return Gate(pause=0 if moving == _STEADY else self.pause, moving=moving)
