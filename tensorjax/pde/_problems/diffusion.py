@@ -181,7 +181,7 @@ def _parsed(given: Any, d: int) -> tuple[Any, list[tuple[Term, np.ndarray]]]:
         return given, []
     pairs = [tuple(g) if isinstance(g, Sequence) else (g,) for g in given]
     if all(len(p) == 2 and np.ndim(p[1]) == 2 and isinstance(p[0], Term) for p in pairs):
-        terms = [(term, diffusion_matrix("diffusion", m, d)) for term, m in pairs]
+        terms = [(p[0], diffusion_matrix("diffusion", p[-1], d)) for p in pairs]
         constant = None
     else:
         constant, terms = _entries(pairs, d)

@@ -114,7 +114,8 @@ class Remembered:
         if _check.is_traced(map, t):
             raise TypeError(
                 f"{self._name}: expected a concrete map and time, got traced ones: this is brought "
-                "into a train by cross approximation, outside jit, vmap and grad; there use Sin or Power"
+                "into a train by cross approximation, outside jit, vmap and grad; there use Sin or "
+                "Power"
             )
         key = np.asarray(map.matrix).tobytes(), np.asarray(map.shift).tobytes(), box, tol, t
         if key not in self._known:
