@@ -33,7 +33,7 @@ def relative(found, exact):
 def test_of_an_ornstein_uhlenbeck_process_is_gaussian(rng, d):
     matrix = 0.2 * rng.standard_normal((d, d)) - np.eye(d)
     spread = rng.standard_normal((d, d))
-    diffusion, center = 0.4 * np.eye(d) + 0.1 * spread @ spread.T / d, rng.uniform(-0.3, 0.3, d)
+    diffusion, center = 0.3 * np.eye(d) + 0.05 * spread @ spread.T / d, rng.uniform(-0.3, 0.3, d)
     covariance = linalg.solve_continuous_lyapunov(matrix, -2 * diffusion)
     box = pde.Box.fourier(d, 56 if d < 3 else 40, 5.0)
     start = pde.Gaussian(np.zeros(d), 0.5 * np.eye(d))

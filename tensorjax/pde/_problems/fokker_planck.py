@@ -263,7 +263,7 @@ class FokkerPlanck(Problem):
         """Makes a step of the Euler–Maruyama method for paths of variable diffusion."""
         if not np.isfinite(x).all():
             return x
-        kick = np.einsum("mij,mj->mi", _root(self.noise.values(x, t)), normal)
+        kick = (_root(self.noise.values(x, t)) @ normal[:, :, None])[:, :, 0]
         drift = self.velocity(x, t) + self.noise.spurious(x, t)
         return x + h * drift + np.sqrt(2 * h) * kick
 
