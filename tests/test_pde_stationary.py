@@ -35,16 +35,16 @@ def test_of_an_ornstein_uhlenbeck_process_is_gaussian(rng, d):
     spread = rng.standard_normal((d, d))
     diffusion, center = 0.3 * np.eye(d) + 0.05 * spread @ spread.T / d, rng.uniform(-0.3, 0.3, d)
     covariance = linalg.solve_continuous_lyapunov(matrix, -2 * diffusion)
-    box = pde.Box.fourier(d, 56 if d < 3 else 40, 5.0)
+    box = pde.Box.fourier(d, 56 if d < 3 else 32, 5.0)
     start = pde.Gaussian(np.zeros(d), 0.5 * np.eye(d))
     problem = pde.OrnsteinUhlenbeck(matrix, diffusion, start, box, offset=-matrix @ center)
-    found = pde.stationary(problem, tol=1e-6)
+    found = pde.stationary(problem, tol=1e-6 if d < 3 else 1e-4)
     assert found.result == pde.Result.successful, found.message
     x, p = values(problem, found)
     exact = stats.multivariate_normal(center, covariance).pdf(x)
-    assert relative(p, exact) < (1e-5 if d < 3 else 1e-4)
-    assert abs(float(pde.mass(found.final.v, found.final.map, box)) - 1) < 1e-5
-    assert found.residual < 1e-5
+    assert relative(p, exact) < (1e-5 if d < 3 else 1e-3)
+    assert abs(float(pde.mass(found.final.v, found.final.map, box)) - 1) < 1e-4
+    assert found.residual < (1e-5 if d < 3 else 1e-3)
 
 
 @pytest.mark.parametrize("mapped", [False, True])
