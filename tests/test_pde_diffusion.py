@@ -115,7 +115,8 @@ def along(axis, problem, solution):
 
 
 @pytest.mark.parametrize("draw", [0, *[pytest.param(k, marks=pytest.mark.slow) for k in (1, 2)]])
-def test_geometric_brownian_motion_has_its_lognormal_density(rng, draw):
+def test_geometric_brownian_motion_has_its_lognormal_density(draw):
+    rng = np.random.default_rng(draw)
     rate, sigma, m, s = rng.uniform([-0.2, 0.1, 0.3, 0.1], [0.3, 0.3, 0.5, 0.2])
     axis = pde.Axis("fourier", 128, 0.0, 7.0)
 
@@ -139,7 +140,8 @@ def test_geometric_brownian_motion_has_its_lognormal_density(rng, draw):
 
 @pytest.mark.parametrize("interpretation", ["ito", "stratonovich"])
 @pytest.mark.parametrize("draw", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_square_root_process_has_its_density(rng, draw, interpretation):
+def test_square_root_process_has_its_density(draw, interpretation):
+    rng = np.random.default_rng(draw)
     # Cox–Ingersoll–Ross dx = κ (θ − x) dt + σ √x dW: a noncentral χ² density.
     pull, mean, sigma, x0 = rng.uniform([0.5, 0.8, 0.25, 0.8], [2.0, 1.4, 0.45, 1.2])
     axis = pde.Axis("fourier", 96, 0.0, 4.0)

@@ -74,7 +74,8 @@ def test_of_a_double_well_is_boltzmann(rng, mapped):
 
 
 @pytest.mark.parametrize("draw", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_of_kramers_is_boltzmann_in_the_energy(rng, draw):
+def test_of_kramers_is_boltzmann_in_the_energy(draw):
+    rng = np.random.default_rng(draw)
     temperature, friction = rng.uniform([0.45, 0.8], [0.6, 1.5])
     box = pde.Box.fourier(2, 48, 4.0)
     force = pde.Power(E[0], exponent=3, amplitude=-1.0)
