@@ -232,16 +232,19 @@ def test_coefficients_of_a_wrong_kind_are_told_from_the_start():
         return pde.integrate(pde.FokkerPlanck(drift, diffusion, start, box), t1=0.1)
 
     for drift, message in (
-        (lambda t, x: x, "does not take points alone"),
-        (lambda: 0.0, "does not take points alone"),
+        (lambda t, x: x[:, 0], "a function of one point"),
+        (lambda: 0.0, "one that takes neither"),
+        (lambda s, t, x: x, "one that takes neither"),
         (lambda x: np.array([x[1], -x[0]]), "a function of one point"),
         (lambda x: x[:, 0], "a function of one point"),
         (lambda x: 1.0, "a function of one point"),
     ):
         with pytest.raises(ValueError, match=f"drift: expected.*{message}"):
             run(drift)
-    with pytest.raises(ValueError, match="diffusion: expected a number or a constant matrix"):
+    with pytest.raises(ValueError, match="diffusion: expected a positive semidefinite matrix"):
         run(None, lambda x: x)
+    with pytest.raises(ValueError, match="diffusion: expected a number or a constant matrix"):
+        pde.OrnsteinUhlenbeck(E, lambda x: x, start, box)
     for width in ((0.0, 3.0), -1.0, (float("nan"), 1.0)):
         with pytest.raises(ValueError, match="half_width: expected L > 0"):
             pde.Box.fourier(2, 32, width)

@@ -11,6 +11,7 @@ from tensorjax.pde._initial_states.initial_states import Function, Gaussian, Mix
 from tensorjax.pde._integration.checkpoint import Checkpoint, load, save
 from tensorjax.pde._integration.integrate import integrate
 from tensorjax.pde._integration.solution import Result, SaveAt, Solution, State
+from tensorjax.pde._long_times.stationary import Stationary, stationary
 from tensorjax.pde._maps.affine_maps import AffineMap, affine
 from tensorjax.pde._problems.drifts import Power, Product, Separable, Sin
 from tensorjax.pde._problems.fokker_planck import FokkerPlanck
@@ -60,6 +61,7 @@ __all__ = [
     "Sin",
     "Solution",
     "State",
+    "Stationary",
     "affine",
     "affine_generator",
     "coords",
@@ -75,5 +77,6 @@ __all__ = [
     "problems",
     "resolution",
     "save",
+    "stationary",
 ]
 __dir__ = __all__.copy  # for `dir`: the public names alone

@@ -97,6 +97,12 @@ class Flowed(Problem):
                 "problem: expected one with a method velocity(x), such as pde.FokkerPlanck, got "
                 f"{type(problem).__name__}"
             )
+        noise = getattr(problem, "noise", None)
+        if getattr(noise, "variable", False) or getattr(problem, "timed", False):
+            raise ValueError(
+                "problem: expected one of constant diffusion and a drift that does not depend on "
+                "time; give pde.integrate the others"
+            )
         if flow.fields.dim != problem.dim:
             raise ValueError(f"flow: expected {problem.dim} coordinates, got {flow.fields.dim}")
         self._set(problem=problem, flow=flow, cross_tol=cross_tol)

@@ -205,6 +205,8 @@ class Sheared(Problem):
     ):
         if getattr(problem, "diffusion", None) is not None:
             raise ValueError("problem: expected one without diffusion; shears do not carry it")
+        if getattr(problem, "timed", False):
+            raise ValueError("problem: expected a drift that does not depend on time")
         count = (len(shears.axes),)
         given = {"coefficients": coefficients, "rates": np.zeros(count) if rates is None else rates}
         for name, value in given.items():

@@ -13,7 +13,7 @@ from tensorjax._cores.unfoldings import Cores, absorb, times_right
 from tensorjax._formats.trains import TTMatrix
 from tensorjax.pde._arguments import backend, floats
 from tensorjax.pde._discretization.affine_operators import Coefficients, affine_states
-from tensorjax.pde._discretization.grid import Axis, Box
+from tensorjax.pde._discretization.grid import DD, ONE, Axis, Box, D
 
 
 def sine(box: Box, weights: Any, phase: Any, amplitude: Any = 1.0) -> Cores:
@@ -152,6 +152,39 @@ def conduction(box: Box, tensor: Any, cores: Cores) -> TTMatrix:
         matrices = xp.stack([_diagonal(m), before, after, both])
         out.append(_merged(states[:, :4], matrices))
     return TTMatrix._unchecked(tuple(out))
+
+
+def second(box: Box, tensor: Any, cores: Cores) -> TTMatrix:
+    """Builds v ↦ Σ S_ij ∂_i ∂_j (m v), m variable of rank r, S symmetric.
+
+    Its rank is r where S has one entry only, else (min(p, d − p) + 2) r at the bond after p axes.
+    What it gives sums to zero over a Fourier grid.
+    """
+    xp, (tensor, *cores) = floats(tensor, *cores)
+    pairs = [] if xp is not np else list(zip(*np.nonzero(np.triu(tensor)), strict=True))
+    if len(pairs) == 1:
+        return TTMatrix._unchecked(tuple(_derived(box, tensor, pairs[0], cores)))
+    automaton = affine_states(box, Coefficients(diffusion=tensor))
+    out = []
+    for states, axis, m in zip(automaton, box.axes, cores, strict=True):
+        d1, d2 = (xp.asarray(d).astype(m.dtype)[None, :, :, None] for d in (axis.d1, axis.d2))
+        matrices = xp.stack([_diagonal(m), *(d * m[:, None, :, :] for d in (d1, d2))])
+        out.append(_merged(states[:, [ONE, D, DD]], matrices))
+    return TTMatrix._unchecked(tuple(out))
+
+
+def _derived(box: Box, tensor: Any, pair: tuple[int, int], cores: Cores) -> list[Any]:
+    """Builds the cores of v ↦ (S_ij + S_ji) ∂_i ∂_j (m v), or S_ii ∂_i² (m v), for one pair."""
+    i, j = pair
+    out = []
+    for k, (axis, m) in enumerate(zip(box.axes, cores, strict=True)):
+        if k not in pair:
+            out.append(_diagonal(m))
+            continue
+        d = axis.d2 if i == j else axis.d1
+        out.append(d[None, :, :, None] * m[:, None, :, :])
+    weight = tensor[i, j] if i == j else tensor[i, j] + tensor[j, i]
+    return [weight * out[0], *out[1:]]
 
 
 def _directed(

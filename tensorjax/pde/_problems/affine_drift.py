@@ -43,7 +43,7 @@ def diffusion_matrix(name: str, value: Any, dim: int) -> Any:
     if callable(value):
         raise ValueError(
             f"{name}: expected a number or a constant matrix ({dim}, {dim}), got a function; for "
-            "one that depends on x see pde.AdvectionDiffusionReaction(conductivity=)"
+            "one that depends on x see pde.FokkerPlanck and pde.AdvectionDiffusionReaction"
         )
     if isinstance(value, str):
         raise ValueError(

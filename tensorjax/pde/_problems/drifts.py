@@ -334,10 +334,15 @@ class Field:
                 return
         self.directed.append((term, direction))
 
-    def values(self, x: np.ndarray) -> np.ndarray:
-        """Evaluates the drift, (m, d), at physical points (m, d)."""
+    @property
+    def timed(self) -> bool:
+        """Whether the drift depends on time."""
+        return self.function is not None and self.function.timed
+
+    def values(self, x: np.ndarray, t: float = 0.0) -> np.ndarray:
+        """Evaluates the drift, (m, d), at physical points (m, d) and a time."""
         if self.function is not None:
-            return np.asarray(self.function(x), np.float64)
+            return np.asarray(self.function(x, t), np.float64)
         out = np.zeros_like(x)
         for term, direction in self.directed:
             out = out + term.values(x)[:, None] * direction
@@ -356,27 +361,28 @@ class Field:
             out = out + term.gradient(x) @ direction
         return out
 
-    def pieces(self, box: Box, map: AffineMap) -> list[tuple[Cores, Any]]:
+    def pieces(self, box: Box, map: AffineMap, t: float = 0.0) -> list[tuple[Cores, Any]]:
         """Decomposes the drift Γ f on the grid of y as Σ m a; pairs (cores of m, vector a)."""
         if self.function is not None:
-            return self._crossed(self.function, box, map)
+            return self._crossed(self.function, box, map, t)
         out = []
         for term, direction in self.directed:
             _, (gamma, a) = floats(map.matrix, direction)
             out.append((term.cores(box, map, self.tol), gamma @ a))
         return out
 
-    def _crossed(self, f: Any, box: Box, map: AffineMap) -> list[tuple[Cores, Any]]:
+    def _crossed(self, f: Any, box: Box, map: AffineMap, t: float) -> list[tuple[Cores, Any]]:
         """Approximates all components of a drift function by one cross approximation."""
 
         def moved(y: np.ndarray) -> np.ndarray:
-            return np.asarray(f(map.inverse(y)), np.float64) @ np.asarray(map.matrix).T
+            return np.asarray(f(map.inverse(y), t), np.float64) @ np.asarray(map.matrix).T
 
         found = self._known.get(
             map,
             box,
             self.tol,
             lambda: multipliers.components(crossed(self.name, moved, box, self.tol)),
+            t if self.timed else None,
         )
         return [(m, np.eye(self.dim)[i]) for i, m in enumerate(found)]
 

@@ -1,6 +1,7 @@
 """Fokker–Planck and Liouville equations with nonlinear drift."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._initial_states.initial_states import Function, Start
 from tensorjax.pde._maps import characteristics
 from tensorjax.pde._maps.affine_maps import AffineMap
-from tensorjax.pde._problems.affine_drift import affine_part, affine_velocity, diffusion_matrix
+from tensorjax.pde._problems.affine_drift import affine_part, affine_velocity
+from tensorjax.pde._problems.diffusion import Diffusion, Interpretation
 from tensorjax.pde._problems.drifts import Field
 from tensorjax.pde._problems.linear_drift import OrnsteinUhlenbeck
 from tensorjax.pde._problems.problem import Problem, RightSide
@@ -21,26 +23,36 @@ from tensorjax.pde._problems.problem import Problem, RightSide
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
 class FokkerPlanck(Problem):
-    """Fokker–Planck equation u_t = −∇·((A x + b + f(x)) u) + D:∇∇u; Liouville if D = 0.
+    """Fokker–Planck equation u_t = −∇·((A x + b + f(x)) u) + ∂_i∂_j (D_ij u); Liouville if D = 0.
 
-    The linear part of the drift, the diffusion and the motion of the coordinates are one operator,
+    It is that of the stochastic differential equation dx = (A x + b + f(x)) dt + √(2D) dW. The
+    linear part of the drift, constant diffusion and the motion of the coordinates are one operator,
     of the TT-rank of `affine_generator`; every other term a of the drift is one more, v ↦ −a·∇(m v)
-    of TT-rank twice that of its multiplier m.
+    of TT-rank twice that of its multiplier m, and so is every term of a D that varies.
 
     Attributes:
       drift: f, d entries, each a term (`Sin`, `Power`, `Product`, `Separable`), a sequence of terms
-        that are summed, or None; or a function that maps points (m, d) to (m, d), brought into a
-        train by cross approximation in every new map.
+        that are summed, or None; or a function f(x) or f(t, x) that maps points (m, d) to (m, d),
+        brought into a train by cross approximation in every new map and, with t, at every time.
       diffusion: D, (d, d), symmetric and positive semidefinite, a number for a multiple of 1, or
-        None for zero.
+        None for zero. Where it varies (multiplicative noise): a `Term`, for a multiple of 1;
+        d entries of the diagonal, or d rows of d entries, each a term, a number or None; pairs
+        (term, matrix), which are summed; or a function D(x) or D(t, x) of points (m, d), with
+        values (m, d), the diagonal, or (m, d, d), by cross approximation as the drift. It has to
+        be positive semidefinite all over the box; where that is so for a part of space only (√x),
+        coordinates have to be fixed.
       matrix: A, (d, d), or None for zero.
       offset: b, (d,), or None for zero.
-      cross_tol: relative error of cross approximations of the drift.
+      interpretation: sense of √(2D(x)) dW: "ito"; "stratonovich", which adds ½ ∂_j D_ij to the
+        drift (each term of D a noise of its own, whose directions do not depend on x); or
+        "klimontovich" (Hänggi–Klimontovich, isothermal), which adds ∂_j D_ij: ∇·(D∇u).
+      cross_tol: relative error of cross approximations of the drift and the diffusion.
       start: the initial state, u(0): a `Gaussian`, `Mixture` or `Function`.
       box: `Box` of the coordinates y.
 
     Raises:
-      ValueError: wrong shapes, NaN or Inf, negative diffusion.
+      ValueError: wrong shapes, NaN or Inf, negative diffusion, an interpretation that D does not
+        determine.
 
     Example:
       >>> import numpy as np
@@ -52,14 +64,35 @@ class FokkerPlanck(Problem):
       [ True]
       >>> [a.ranks for a in problem.right_side(pde.AffineMap.identity(2), 0.0).operators]
       [(1, 1, 1), (1, 1, 1)]
+
+      Geometric Brownian motion dx = μ x dt + σ x dW, away from zero.
+
+      >>> axis = pde.Axis("fourier", 96, 0.0, 4.0)
+      >>> price = pde.FokkerPlanck(
+      ...     None,
+      ...     [pde.Power([1.0], exponent=2, amplitude=0.2**2 / 2)],
+      ...     pde.Gaussian([1.5], [[0.02]]),
+      ...     pde.Box([axis]),
+      ...     matrix=[[0.1]],
+      ... )
+      >>> solution = pde.integrate(price, t1=0.1, tol=1e-5, coordinates="fixed")
+      >>> _, mean, _ = pde.moments(solution.final.v, solution.final.map, price.box)
+      >>> bool(abs(mean[0] - 1.5 * np.exp(0.1 * 0.1)) < 1e-4)
+      True
+
+    Source: for the interpretations: C. Gardiner, "Stochastic Methods" (Springer, 2009), chapter 4;
+      Y. Klimontovich, "Ito, Stratonovich and kinetic forms of stochastic equations", Physica A 163
+      (1990).
     """
 
     drift: Any
     matrix: Any
     diffusion: Any
     offset: Any
+    interpretation: Interpretation
     cross_tol: float
     field: Field = dataclasses.field(init=False)
+    noise: Diffusion = dataclasses.field(init=False)
 
     def __init__(
         self,
@@ -70,16 +103,17 @@ class FokkerPlanck(Problem):
         *,
         matrix: Any = None,
         offset: Any = None,
+        interpretation: Interpretation = "ito",
         cross_tol: float = 1e-8,
     ):
         super().__init__(start, box)
         d = box.dim
-        diffusion = diffusion_matrix("diffusion", diffusion, d)
-        if not (diffusion is None or _check.is_traced(diffusion) or np.any(diffusion)):
-            diffusion = None
+        noise = Diffusion(diffusion, box, cross_tol, interpretation)
         self._set(
             matrix=coefficient("matrix", matrix, (d, d), optional=True),
-            diffusion=diffusion,
+            diffusion=diffusion if noise.variable else noise.constant,
+            noise=noise,
+            interpretation=interpretation,
             offset=coefficient("offset", offset, (d,), optional=True),
             cross_tol=cross_tol,
             field=Field(drift, d, cross_tol),
@@ -88,37 +122,38 @@ class FokkerPlanck(Problem):
         self._set(drift=self.field.given)
 
     def right_side(self, map: AffineMap, t: float) -> RightSide:
-        """Builds the Fokker–Planck right side −∇·(Γ f v) + (ΓDΓᵀ):∇∇v, affine part apart.
+        """Builds the Fokker–Planck right side −∇·(Γ f v) + ∇∇:(ΓDΓᵀ v), affine part apart.
 
         Args:
           map: `AffineMap` y = Γ x + s.
-          t: time; the operators do not depend on it.
+          t: time, of which drift and diffusion may be functions.
 
         Returns:
           `RightSide`.
         """
-        parts = self.matrix, self.offset, self.diffusion
+        parts = self.matrix, self.offset, self.noise.constant
         affine = None if all(p is None for p in parts) else affine_part(map, *parts)
-        pieces = self.field.pieces(self.box, map)
-        others = tuple(multipliers.transport(self.box, -a, m) for m, a in pieces)
-        return RightSide(self.box, affine, others)
+        pieces = self.field.pieces(self.box, map, t)
+        drift = tuple(multipliers.transport(self.box, -a, m) for m, a in pieces)
+        return RightSide(self.box, affine, drift + self.noise.operators(self.box, map, t))
 
-    def velocity(self, x: ArrayLike) -> np.ndarray:
-        """Evaluates the Fokker–Planck drift A x + b + f(x) at points (m, d).
+    def velocity(self, x: ArrayLike, t: float = 0.0) -> np.ndarray:
+        """Evaluates the Fokker–Planck drift A x + b + f(t, x), as given, at points (m, d).
 
         Args:
           x: points (m, d).
+          t: time.
 
         Returns:
           (m, d).
         """
         x = np.asarray(x)
-        return self.field.values(x) + affine_velocity(x, self.matrix, self.offset)
+        return self.field.values(x, t) + affine_velocity(x, self.matrix, self.offset)
 
     def exact(self, t: float, x: ArrayLike) -> np.ndarray | None:
-        """Evaluates the exact Fokker–Planck solution, or None if both D and f are set.
+        """Evaluates the exact Fokker–Planck solution; None if D varies, or f does while D is set.
 
-        With D = 0 it follows characteristics, to about 1e-10.
+        None with a drift of t, too. With D = 0 it follows characteristics, to about 1e-10.
 
         Args:
           t: time.
@@ -127,9 +162,9 @@ class FokkerPlanck(Problem):
         Returns:
           Values (m,), or None.
         """
-        if not self.field:
+        if self._affine:
             return self._linear().exact(t, x)
-        if self.diffusion is not None:
+        if self.diffusion is not None or self.field.timed:
             return None
         x = np.asarray(x, np.float64)
         trace = 0.0 if self.matrix is None else np.trace(np.asarray(self.matrix))
@@ -143,7 +178,7 @@ class FokkerPlanck(Problem):
         return self.start.values(state[:, :-1]) * np.exp(state[:, -1])
 
     def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
-        """Returns mass, mean, covariance of the Fokker–Planck solution; None unless f is zero.
+        """Returns mass, mean, covariance of the Fokker–Planck solution; None if f or D varies.
 
         Args:
           t: time.
@@ -151,7 +186,7 @@ class FokkerPlanck(Problem):
         Returns:
           (mass, mean (d,), covariance (d, d)), or None.
         """
-        return None if self.field else self._linear().moments(t)
+        return self._linear().moments(t) if self._affine else None
 
     def sample(self, key: KeyOrGenerator, t: float, count: int) -> np.ndarray:
         """Draws points of the Fokker–Planck solution, if known; see `Problem.sample`.
@@ -169,18 +204,18 @@ class FokkerPlanck(Problem):
         Raises:
           ValueError: no exact density is known.
         """
-        if not self.field:
+        if self._affine:
             return self._linear().sample(key, t, count)
-        if self.diffusion is not None or isinstance(self.start, Function):
+        if self.diffusion is not None or self.field.timed or isinstance(self.start, Function):
             return super().sample(key, t, count)
         start = self.start.sample(generator_of(key), count)
         return characteristics.solve(self.velocity, start, t)
 
     def simulate(self, key: KeyOrGenerator, t: float, count: int, *, steps: int) -> np.ndarray:
-        """Simulates Fokker–Planck paths dx = (A x + b + f(x)) dt + √(2D) dW to t by Heun's method.
+        """Simulates Fokker–Planck paths dx = (A x + b + f) dt + √(2D) dW to t, in small steps.
 
-        Statistics converge with the square of the step (Heun's method, weak order 2 for constant D)
-        and with 1/√count.
+        Statistics converge with 1/√count and, for constant D, with the square of the step (Heun's
+        method, weak order 2); else with the step (Euler–Maruyama of the Itô equation, order 1).
 
         Args:
           key: `jax.random.key`, or a NumPy generator.
@@ -201,22 +236,54 @@ class FokkerPlanck(Problem):
             raise ValueError("start: expected a Gaussian or a mixture to sample from")
         rng, h = generator_of(key), t / _check.integer("steps", steps, low=1)
         x = self.start.sample(rng, count)
-        noise = np.zeros((self.dim,) * 2)
-        if self.diffusion is not None:
-            values, vectors = np.linalg.eigh(np.asarray(self.diffusion))
-            noise = vectors * np.sqrt(2 * h * np.maximum(values, 0))
+        step = self._euler if self.noise.variable else self._heun()
         with np.errstate(over="ignore", invalid="ignore"):  # reported below
-            for _ in range(steps):
-                kick = rng.standard_normal(x.shape) @ noise.T
-                rate = self.velocity(x)
-                x = x + h / 2 * (rate + self.velocity(x + h * rate + kick)) + kick
+            for k in range(steps):
+                x = step(x, k * h, h, rng.standard_normal(x.shape))
         if not np.isfinite(x).all():
             raise ValueError(
                 "drift: expected paths that stay finite, got NaN or Inf; take more steps"
             )
         return x
 
+    def _heun(self) -> Callable[[np.ndarray, float, float, np.ndarray], np.ndarray]:
+        """Returns a step of Heun's method for paths of constant diffusion."""
+        root = np.zeros((self.dim,) * 2)
+        if self.diffusion is not None:
+            root = _root(np.asarray(self.diffusion))
+
+        def step(x: np.ndarray, t: float, h: float, normal: np.ndarray) -> np.ndarray:
+            kick = np.sqrt(2 * h) * normal @ root.T
+            rate = self.velocity(x, t)
+            return x + h / 2 * (rate + self.velocity(x + h * rate + kick, t + h)) + kick
+
+        return step
+
+    def _euler(self, x: np.ndarray, t: float, h: float, normal: np.ndarray) -> np.ndarray:
+        """Makes a step of the Euler–Maruyama method for paths of variable diffusion."""
+        if not np.isfinite(x).all():
+            return x
+        kick = (_root(self.noise.values(x, t)) @ normal[:, :, None])[:, :, 0]
+        drift = self.velocity(x, t) + self.noise.spurious(x, t)
+        return x + h * drift + np.sqrt(2 * h) * kick
+
+    @property
+    def timed(self) -> bool:
+        """Whether drift or diffusion of the Fokker–Planck equation depends on time."""
+        return self.field.timed or self.noise.timed
+
+    @property
+    def _affine(self) -> bool:
+        """Whether the drift is affine and the diffusion constant."""
+        return not (self.field or self.noise.variable)
+
     def _linear(self) -> OrnsteinUhlenbeck:
         """Returns the linear Fokker–Planck problem without f."""
         matrix = np.zeros((self.dim,) * 2) if self.matrix is None else self.matrix
         return OrnsteinUhlenbeck(matrix, self.diffusion, self.start, self.box, offset=self.offset)
+
+
+def _root(diffusion: np.ndarray) -> np.ndarray:
+    """Computes B with B Bᵀ = D for diffusion matrices (…, d, d)."""
+    values, vectors = np.linalg.eigh(diffusion)
+    return vectors * np.sqrt(np.maximum(values, 0))[..., None, :]

@@ -140,7 +140,7 @@ class AdvectionDiffusionReaction(Problem):
         affine = affine_part(map, matrix, offset, self._constant)._replace(constant=growth)
         given = self.matrix, self.offset, self._constant, growth or None
         others = [
-            multipliers.advection(self.box, a, m) for m, a in self.velocity.pieces(self.box, map)
+            multipliers.advection(self.box, a, m) for m, a in self.velocity.pieces(self.box, map, t)
         ]
         for term, tensor in self._variable:
             _, (gamma, s) = floats(map.matrix, tensor)
@@ -171,7 +171,7 @@ class AdvectionDiffusionReaction(Problem):
         Returns:
           Values (m,), or None.
         """
-        if self.source is not None or self._variable:
+        if self.source is not None or self._variable or self.velocity.timed:
             return None
         if self._constant is None:
             return self._characteristic(t, np.asarray(x, np.float64))

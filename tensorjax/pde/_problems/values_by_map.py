@@ -22,22 +22,23 @@ class InFewSizes:
     two. Functions that return NumPy arrays get the batches as they are.
 
     Args:
-      f: (m, …) ↦ (m, …), row by row.
+      f: (m, …) ↦ (m, …), row by row; or a function of time and such points.
+      timed: whether it is a function of time, too.
     """
 
     _called = "function"
 
-    def __init__(self, f: Callable[[Any], Any]):
-        self._f = f
+    def __init__(self, f: Callable[..., Any], timed: bool = False):
+        self._f, self.timed = f, timed
         self._compiles = False
 
-    def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Returns f(x) as a NumPy array in double precision."""
+    def __call__(self, x: np.ndarray, t: float = 0.0) -> np.ndarray:
+        """Returns f(x), or f(t, x), as a NumPy array in double precision."""
         count = len(x)
         if self._compiles and count:
             full = max(_SMALLEST, 1 << (count - 1).bit_length())
             x = np.concatenate([x, np.repeat(x[-1:], full - count, 0)])
-        out = self._f(x)
+        out = self._f(t, x) if self.timed else self._f(x)
         self._compiles = isinstance(out, jax.Array)
         if np.iscomplexobj(out):
             raise ValueError(
@@ -47,8 +48,30 @@ class InFewSizes:
         return values[:count] if self._compiles and values.ndim else values
 
 
+def takes_time(f: Callable[..., Any], name: str) -> bool:
+    """Whether a field is a function of time and points, f(t, x), and not of points alone.
+
+    Raises:
+      ValueError: it is neither.
+    """
+    try:
+        signature = inspect.signature(f)
+    except ValueError:  # built-in functions may have no signature
+        return False
+    for arguments in ((None,), (None, None)):
+        try:
+            signature.bind(*arguments)
+        except TypeError:
+            continue
+        return len(arguments) == 2
+    raise ValueError(
+        f"{name}: expected a function that maps points (m, d) to values, f(x), or a time and "
+        f"points, f(t, x); got one that takes neither, {name}{signature}"
+    )
+
+
 class CheckedField(InFewSizes):
-    """Vector field given as a function, which checks its call for a time, and the shape of values.
+    """Vector field given as a function of points, or of time and points; checks its values' shape.
 
     Args:
       f: (m, dim) ↦ (m, dim).
@@ -56,26 +79,17 @@ class CheckedField(InFewSizes):
       dim: d.
 
     Raises:
-      ValueError: ``f`` takes more than points.
+      ValueError: ``f`` takes other arguments.
     """
 
     def __init__(self, f: Callable[..., Any], name: str, dim: int):
-        super().__init__(f)
+        super().__init__(f, takes_time(f, name))
         self._called = name
         self._expected = f"{name}: expected a function that maps points (m, {dim}) to values"
-        try:
-            inspect.signature(f).bind(None)
-        except TypeError:
-            raise ValueError(
-                f"{self._expected} of this shape, got one that does not take points alone; drifts "
-                "do not depend on time here: give a problem of your own a right_side(map, t)"
-            ) from None
-        except ValueError:  # built-in functions may have no signature
-            pass
 
-    def __call__(self, x: np.ndarray) -> np.ndarray:
+    def __call__(self, x: np.ndarray, t: float = 0.0) -> np.ndarray:
         """Returns f(x), of the shape of x, as a NumPy array in double precision."""
-        out = super().__call__(x)
+        out = super().__call__(x, t)
         if out.shape != x.shape:
             raise ValueError(
                 f"{self._expected} of this shape, got {out.shape} for {x.shape}; a function of one "
@@ -95,14 +109,22 @@ class Remembered:
         self._name, self._count = name, count
         self._known: dict[Any, Any] = {}
 
-    def get(self, map: AffineMap, box: Hashable, tol: float, make: Callable[[], Any]) -> Any:
-        """Returns the cached result for an affine map, box and tolerance, or makes it."""
-        if _check.is_traced(map):
+    def get(
+        self,
+        map: AffineMap,
+        box: Hashable,
+        tol: float,
+        make: Callable[[], Any],
+        t: float | None = None,
+    ) -> Any:
+        """Returns the cached result for an affine map, box, tolerance and time, or makes it."""
+        if _check.is_traced(map, t):
             raise TypeError(
-                f"{self._name}: expected a concrete map, got a traced one: this is brought into a "
-                "train by cross approximation, outside jit, vmap and grad; there use Sin or Power"
+                f"{self._name}: expected a concrete map and time, got traced ones: this is brought "
+                "into a train by cross approximation, outside jit, vmap and grad; there use Sin or "
+                "Power"
             )
-        key = np.asarray(map.matrix).tobytes(), np.asarray(map.shift).tobytes(), box, tol
+        key = np.asarray(map.matrix).tobytes(), np.asarray(map.shift).tobytes(), box, tol, t
         if key not in self._known:
             while len(self._known) >= self._count:
                 self._known.pop(next(iter(self._known)))

@@ -1,0 +1,1 @@
+"""Long times of linear equations: stationary densities without steps in time."""

@@ -1,0 +1,251 @@
+"""Stationary densities of Fokker–Planck equations by AMEn, without steps in time."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from tensorjax import _check
+from tensorjax._cores import overlaps, products, rounding_methods, scaling
+from tensorjax._cores.contraction import einsum
+from tensorjax._cores.unfoldings import Cores
+from tensorjax._formats.trains import TT, TTMatrix
+from tensorjax.pde._arguments import hosted_cores
+from tensorjax.pde._discretization import variable_coefficients
+from tensorjax.pde._discretization.affine_operators import Coefficients, affine_generator
+from tensorjax.pde._discretization.grid import Box
+from tensorjax.pde._integration.solution import Result, State
+from tensorjax.pde._integration.statuses import unbounded_by
+from tensorjax.pde._maps.affine_maps import AffineMap
+from tensorjax.pde._problems.problem import Problem
+from tensorjax.pde._stepping.mass import mass_of
+from tensorjax.pde.physical import shares
+from tensorjax.tt._linear import solve as solver
+from tensorjax.tt._linear.system import System
+
+# The operator is a sum of many terms, rounded to this relative error before it is solved with.
+_EXACT = 1e-13
+# AMEn: directions added to a bond, sweeps.
+_ENRICHMENT, _SWEEPS = 6, 40
+# Solves, at most, and by how much each is more accurate than the one before: what it changes is the
+# error of that.
+_SOLVES, _SHARE = 4, 0.1
+
+
+class Stationary(NamedTuple):
+    """Stationary density of an equation, with its residual and a status.
+
+    Attributes:
+      final: `State` of the density, of mass one, at t = ∞; ``final.v`` and ``final.map`` as those
+        of a `Solution`.
+      result: `Result.successful`; `Result.edge_mass` where there is no density in the box that
+        vanishes at its edge (none that can be normalised, or the box is too small);
+        `Result.unresolved` where its points are too coarse; `Result.max_rank`; `Result.solver`
+        where the linear systems are not solved to ``tol``.
+      message: explanation of a failure, with advice; else empty.
+      residual: ‖L p‖/‖p‖, a rate: 1/residual is a time over which p hardly changes.
+      change: what the last solve has changed of p, relative to its norm.
+      edge_mass: see `tensorjax.pde.edge_mass`.
+      resolution: see `tensorjax.pde.resolution`.
+    """
+
+    final: State
+    result: Result
+    message: str
+    residual: float
+    change: float
+    edge_mass: float
+    resolution: float
+
+
+def stationary(
+    problem: Problem,
+    *,
+    tol: float = 1e-6,
+    map: AffineMap | None = None,
+    max_rank: int | None = None,
+    edge_limit: float = 1e-3,
+    resolution_limit: float = 1e-3,
+) -> Stationary:
+    """Computes the stationary density of a linear equation: L p = 0 with ∫ p dx = 1.
+
+    Solves (L − c w ∫) p = −c w, w the start of the problem as a density and c the rate at which
+    it changes, by AMEn. The integral makes the system regular, and where L conserves mass p is the
+    stationary density whatever w is. It is then solved anew, more accurately, with p in place of w,
+    until p stays: on grids that conserve mass nearly, that is inverse iteration. Ranks are those of
+    p in coordinates at rest: a correlated density of high rank in more than three dimensions takes
+    minutes and more.
+
+    Args:
+      problem: linear, not a function of time, without source: a `FokkerPlanck`,
+        `OrnsteinUhlenbeck` or one of your own.
+      tol: error of p relative to its norm, by what the last solve has changed; that of the grid
+        and the box comes on top: about three times the shares at the edge and in the highest modes.
+      map: coordinates of p, at rest; the identity if None.
+      max_rank: of p.
+      edge_limit: largest `edge_mass` of a success.
+      resolution_limit: largest `resolution` of a success.
+
+    Returns:
+      `Stationary`.
+
+    Raises:
+      ValueError: an argument out of range, an equation that is not linear or depends on time, a
+        start without mass.
+
+    Example:
+      The Boltzmann density exp(−V/T) of a double well, V = (x² − 1)²/4 and T = 0.1.
+
+      >>> import numpy as np
+      >>> from tensorjax import pde
+      >>> box = pde.Box.fourier(1, 128, 3.0)
+      >>> start = pde.Gaussian(np.zeros(1), np.eye(1))
+      >>> force = [pde.Power([1.0], exponent=3, amplitude=-1.0)]
+      >>> well = pde.FokkerPlanck([force], 0.1, start, box, matrix=np.eye(1))
+      >>> found = pde.stationary(well)
+      >>> found.result.value
+      'successful'
+      >>> x = np.array([[0.0], [1.0]])
+      >>> low, high = pde.evaluate(found.final.v, found.final.map, box, x)
+      >>> bool(abs(low / high - np.exp(-2.5)) < 1e-4)
+      True
+
+    Source: S. Dolgov, B. Khoromskij, I. Oseledets, "Fast solution of parabolic problems in the
+    tensor train/quantized tensor train format with initial application to the Fokker–Planck
+    equation", SIAM J. Sci. Comput. 34 (2012), for trains of such densities. Ours: the bordered
+    system.
+    """
+    if not isinstance(problem, Problem):
+        raise ValueError(f"problem: expected a pde.Problem, got {type(problem).__name__}")
+    tol = _check.tolerance(tol, np.float64)
+    cap = None if max_rank is None else _check.integer("max_rank", max_rank, low=1)
+    at = AffineMap.identity(problem.dim) if map is None else map
+    at = AffineMap(np.asarray(at.matrix, np.float64), np.asarray(at.shift, np.float64))
+    operator, weights = _operator(problem, at), problem.box.weights
+    p = problem.initial_cores(at, tol)
+    mass = mass_of(p, weights)
+    if not (math.isfinite(mass) and mass > 0):
+        raise ValueError(f"start: expected a density, of positive mass, got {mass:.3g}")
+    p = [p[0] / mass, *p[1:]]
+    rate = _speed(operator, p) or overlaps.norm(_flat(operator))
+    change, residual = math.inf, math.inf
+    for k in range(_SOLVES):
+        before, accuracy = p, max(_SHARE**k * tol, _EXACT)
+        p, residual = _solved(operator, p, weights, rate, accuracy, cap)
+        mass = mass_of(p, weights)
+        if not (math.isfinite(mass) and mass > 0):
+            p = before
+            break
+        p = [p[0] / mass, *p[1:]]
+        change = overlaps.distance(p, before) / overlaps.norm(p)
+        if change <= tol or residual > accuracy:
+            break
+    volume = abs(float(at.det))
+    v = TT._unchecked(tuple(jax.device_put([p[0] * volume, *p[1:]])))
+    edge, rough = shares(v, problem.box)
+    capped = cap is not None and max(len(c) for c in p) >= cap and change > tol
+    outside = unbounded_by(edge, rough, edge_limit, resolution_limit)
+    result, message = _judged(change <= tol, residual, capped, outside, (edge, rough))
+    return Stationary(
+        State(v, at, math.inf), result, message, _speed(operator, p), change, edge, rough
+    )
+
+
+def _judged(
+    steady: bool, residual: float, capped: bool, outside: Any, seen: tuple[float, float]
+) -> tuple[Result, str]:
+    """Returns the status of a stationary density, with advice."""
+    edge, rough = seen
+    if capped:
+        return Result.max_rank, "the density asks for ranks above max_rank: raise it, or tol"
+    if outside[1]:
+        return Result.unresolved, (
+            f"a share {rough:.2g} of the norm of the density lies in the highest third of the "
+            f"modes of an axis, and {edge:.2g} at the edge of the box: take more points or a "
+            "smaller box, if there is a density that is smooth"
+        )
+    if outside[0]:
+        return Result.edge_mass, (
+            f"a share {edge:.2g} of the norm of the density lies at the edge of the box: take a "
+            "larger box, if there is a density that vanishes far out (a drift that does not "
+            "confine has none)"
+        )
+    if not steady:
+        return Result.solver, (
+            f"the linear systems are solved to {residual:.2g} only, or their solution does not "
+            "stay: take a larger tol, a smaller box or one of fewer points, or another start"
+        )
+    return Result.successful, ""
+
+
+def _operator(problem: Problem, map: AffineMap) -> Cores:
+    """Builds the cores of L in the coordinates of a map, all terms in one."""
+    right = problem.right_side(map, 0.0)
+    if right.source is not None or right.reaction is not None or getattr(problem, "timed", False):
+        raise ValueError(
+            "problem: expected a linear equation without source, of coefficients that do not "
+            "depend on time, got another one; integrate it until its state stays"
+        )
+    operators = [*_split(problem.box, right.affine), *right.others]
+    terms = [_flat(hosted_cores(o)) for o in operators]
+    if not terms:
+        raise ValueError("problem: expected an equation with a drift or a diffusion, got neither")
+    return _square(rounding_methods.rounded(products.combined(terms, [1.0] * len(terms)), _EXACT))
+
+
+def _split(box: Box, affine: Coefficients | None) -> list[TTMatrix]:
+    """Builds (M y + b)·∇v + S:∇∇v + c v with the transport in split form.
+
+    On Fourier axes M y jumps from one end to the other. In time that matters little; AMEn projects
+    on few directions, and those that grow at the jump would be among them.
+    """
+    if affine is None:
+        return []
+    d = box.dim
+    matrix = np.zeros((d, d)) if affine.matrix is None else np.asarray(affine.matrix)
+    shift = np.zeros(d) if affine.shift is None else np.asarray(affine.shift)
+    constant = float(affine.constant) - float(np.trace(matrix))
+    out = [affine_generator(box, None, None, affine.diffusion, constant)]
+    for i in range(d):
+        if np.any(matrix[i]) or shift[i]:
+            cores = variable_coefficients.power(box, matrix[i], shift[i], 1)
+            out.append(variable_coefficients.transport(box, np.eye(d)[i], cores))
+    return out
+
+
+def _flat(cores: Cores) -> Cores:
+    return [c.reshape(len(c), -1, c.shape[-1]) for c in cores]
+
+
+def _square(cores: Cores) -> Cores:
+    return [c.reshape(len(c), n, n, -1) for c in cores for n in [math.isqrt(c.shape[1])]]
+
+
+def _border(p: Cores, weights: Any) -> Cores:
+    """Builds the operator v ↦ p ∫ v, as a train of flattened cores."""
+    return [
+        einsum("anb,m->anmb", c, w).reshape(len(c), -1, c.shape[-1])
+        for c, w in zip(p, weights, strict=True)
+    ]
+
+
+def _speed(operator: Cores, v: Cores) -> float:
+    """Computes ‖L v‖/‖v‖, which is zero for a stationary density."""
+    return overlaps.norm(products.matvec(operator, v)) / overlaps.norm(v)
+
+
+def _solved(
+    operator: Cores, w: Cores, weights: Any, rate: float, tol: float, cap: int | None
+) -> tuple[Cores, float]:
+    """Solves (L − c w ∫) p = −c w for a stationary p by AMEn; relative residual, too."""
+    bordered = _square(products.combined([_flat(operator), _border(w, weights)], [1.0, -rate]))
+    load, guess = (TT._unchecked(tuple(c)) for c in ([-rate * w[0], *w[1:]], w))
+    double = np.dtype(np.float64)
+    system = System(TTMatrix._unchecked(tuple(bordered)), load, guess, double, _ENRICHMENT)
+    search = solver._amen("auto", "auto", cap, _SWEEPS, _ENRICHMENT, None)
+    with np.errstate(over="ignore", invalid="ignore"):
+        out = solver._at_once(system, tol, True, cap)
+        out = out or search(system, tol * system.size, lambda *_: None)
+    residual = system.residual(out.x) / (system.size or 1.0)
+    return scaling.scaled_train(out.x, system.exponent), residual
