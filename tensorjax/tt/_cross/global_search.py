@@ -12,11 +12,19 @@ import numpy as np
 
 from tensorjax._cores.unfoldings import Cores, absorb
 from tensorjax.tt._cross.held_out_error import HeldOut, Sampler
+from tensorjax.tt._cross.jumps import edges
 from tensorjax.tt._cross.sampled_function import Oracle
 
 # Entries near the index sets: _NEAR, or _A_ROW for each row of a block, up to _MOST_NEAR, if errors
 # may be at few entries.
 _NEAR, _A_ROW, _MOST_NEAR = 500, 64, 5000
+# Lines on which jumps of the train are looked for: many, if it seems to jump. If not, one in
+# _EDGES evaluations at the jumps found, or _LEAST_EDGES.
+_LINES, _FEW_LINES = 1000, 100
+_EDGES, _LEAST_EDGES = 50, 20
+# Corners to look at for each row of a block, beside the first and the last, where f seems to jump,
+# and the most of all.
+_CORNERS, _MOST_CORNERS = 6, 5000
 # Most and least entries to climb from at once.
 _CLIMBS, _LEAST_CLIMBS = 10, 3
 # Most sweeps of one ascent of the error over all modes; an ascent may stop at any entry.
@@ -93,6 +101,69 @@ class GlobalSearch:
         only = np.arange(modes) == mode[:, None]
         return np.where(one, np.where(only, random, drawn), out)
 
+    def edges(
+        self, cores: Cores, left: list[np.ndarray], right: list[np.ndarray], *, many: bool
+    ) -> np.ndarray:
+        """Returns entries (m, d) to seek errors at, on both sides of the train's jumps.
+
+        Args:
+          cores: of the train.
+          left: left[k] (r, k) multi-indices, before mode k.
+          right: right[k] (r, d − k).
+          many: whether to look for many jumps; a few show whether there are any.
+        """
+        count = _LINES if many else _FEW_LINES
+        starts = self.random(count)
+        modes = starts.shape[1]
+        place = self._rng.integers(0, modes + 1, count // 2)
+        for k in range(modes + 1):
+            here = np.flatnonzero(place == k)
+            for part, known in ((slice(k), left[k]), (slice(k, modes), right[k][:, : modes - k])):
+                starts[here, part] = known[self._rng.integers(0, len(known), len(here))]
+        out = np.unique(edges(cores, starts, np.array(self._oracle.shape[:modes]), self._rng), axis=0)
+        known = self._oracle.known(out)
+        new = self._rng.permutation(np.flatnonzero(~known))
+        if not many:
+            new = new[: max(_LEAST_EDGES, self._oracle.evaluations // _EDGES)]
+        return out[np.append(np.flatnonzero(known), new)]
+
+    def corners(self, left: list[np.ndarray], *, many: bool) -> np.ndarray:
+        """Returns entries (m, d) to seek jumps at: a row of a block, then first or last indices.
+
+        The entries that begin with one row are a box, on digits of a grid a small one, and those
+        that go on with first or last indices are its corners. If f jumps inside the box, corners
+        have values on both sides, however near to one side the jump is. Digits of coordinates may
+        be interleaved or in sequence: where many corners are looked at, words of one to three
+        first or last indices are repeated, and may change to their opposites at one place.
+
+        Args:
+          left: left[k] (r, k) multi-indices, before mode k.
+          many: whether to look at several corners of each box; if not, two for each multi-index of
+            the left sets.
+        """
+        sizes, modes = np.array(self._oracle.shape), self._held.index.shape[1]
+        parts = [np.empty((0, modes), np.int64)]
+        for k in range(1, modes):
+            r, n = len(left[k - 1]), sizes[k - 1]
+            rows = np.column_stack([np.repeat(left[k - 1], n, axis=0), np.tile(np.arange(n), r)])
+            for words in range(2 + many * _CORNERS):
+                ends = self._ends(r * n, k, modes) if words > 1 else np.full((r * n, modes - k), words)
+                parts.append(np.column_stack([rows, ends * (sizes[k:modes] - 1)]))
+        out = np.unique(np.concatenate(parts), axis=0)
+        known = self._oracle.known(out)
+        most = _MOST_CORNERS if many else 2 * sum(map(len, left[:modes]))
+        new = np.flatnonzero(~known)
+        return out[np.append(np.flatnonzero(known), self._rng.permutation(new)[:most])]
+
+    def _ends(self, count: int, first: int, modes: int) -> np.ndarray:
+        """Draws words of zeros and ones, for corners at modes from ``first`` on: (count, rest)."""
+        words = self._rng.integers(0, 2, (count, 3))
+        period = self._rng.integers(1, 4, count)[:, None]
+        place = np.arange(first, modes)
+        switch = self._rng.integers(first, 2 * modes - first, count)[:, None]
+        ends = np.take_along_axis(words, place % period, axis=1)
+        return np.where(place >= switch, 1 - ends, ends)
+
     def tops(self) -> np.ndarray:
         """Searches for local maxima (m, d) of |f|, by mode-wise ascent from random entries."""
         oracle, modes = self._oracle, self._held.index.shape[1]
@@ -147,7 +218,8 @@ def climbed_errors(oracle: Oracle, cores: Cores, points: np.ndarray, sweeps: int
 
     Example:
       >>> import numpy as np
-      >>> from tensorjax.tt._cross.sampled_function import Oracle
+      >>> from tensorjax.tt._cross.jumps import edges
+from tensorjax.tt._cross.sampled_function import Oracle
       >>> f = lambda i: 1.0 * (i.sum(axis=1))
       >>> oracle = Oracle(f, (3, 4), grid=None, vectorized=True, jit=False, budget=None)
       >>> _ = oracle.start(np.array([[0, 0]]))

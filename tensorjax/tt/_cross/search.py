@@ -37,6 +37,9 @@ Status = Literal[
 _STEEPEST, _FLATTEST = 0.1, 0.5
 # After a sweep with fewer pivots per bond than this, it may fall by _STEEPEST².
 _FEW_PIVOTS = 1.5
+# Pivots are no smaller than this part of the largest residual or error that was just seen: smaller
+# ones make the interpolation ill-conditioned, and do not lead to what is large.
+_LEVEL = 1e-3
 # The search has stalled if the error did not fall by the factor _PROGRESS while _PATIENCE times as
 # many evaluations were made as until then, plus AT_LEAST.
 _PROGRESS, _PATIENCE, AT_LEAST = 0.7, 5, 20_000
@@ -56,6 +59,8 @@ _NEEDLESS = (1e-6, 1e-3)
 # Errors so many times the tolerance, and this large beside the root mean square of f, at few
 # entries while all others are below the tolerance, tell of a function that jumps.
 _ALONE, _LARGE = 10, 0.1
+# Errors are at few entries if without these they are this part of themselves, or less.
+_ELSEWHERE = 0.1
 # A tensor with so many times the entries that are known is read as a whole if f jumps, and has no
 # more than the second number.
 _READ, _MOST_READ = 4, 1 << 17
@@ -155,6 +160,7 @@ class Search:
         self._biased = False  # whether pivots were made of held-out entries
         self._found = 0  # pivots that the last verdict gave
         self._surprises = 0  # times that a train below the tolerance was found wrong elsewhere
+        self._edgy = False  # whether errors were ever large at few entries, as where f jumps
         self._rare = False  # whether errors were last at few entries alone
         self.cores: Cores = []
         self.estimate = UNKNOWN
@@ -344,6 +350,7 @@ class Search:
             held = self.held  # a train that knows f nearly everywhere, and not at all elsewhere
             jumped = held.plain and held.worst > _LARGE * held.rms
             self._rare = jumped and held.rest <= self._options.tol
+            self._edgy = self._edgy or (jumped and held.rest <= _ELSEWHERE * estimate.error)
         if estimate.bound <= self.estimate.bound:
             self.cores, self.estimate = cores, estimate
         if estimate.bound < _PROGRESS * self._mark[0]:
@@ -401,6 +408,8 @@ class Search:
             return "converged"
         cores = self._finish(sets.cores())
         seen = held.plain and held.agree(cores)
+        if self._corners_wrong(sets, cores):
+            return None
         if seen and self.estimate.error > _LIKE_ZERO * tol and not self._rare:
             return None if self._wrong_elsewhere(sets, cores) else "converged"
         # Either f is large at few entries, or the train seems to be exact: then f may also be
@@ -450,6 +459,20 @@ class Search:
         if not held.plain or not held.agree(self._finish(sets.cores())):
             held.mix(self._finish(sets.cores()))
         return self._holds(sets)
+
+    @property
+    def _jumps(self) -> bool:
+        """Whether f seems to jump: by its values, or by errors that were large at few entries."""
+        return self._edgy or self.held.jumps
+
+    def _corners_wrong(self, sets: Sets, cores: Cores) -> bool:
+        """Searches the corners of boxes for errors of the train; adds wrong ones as pivots."""
+        many = self._jumps
+        edges = self.globally.edges(cores, sets.left, sets.right, many=many)
+        corners = self.globally.corners(sets.left, many=many)
+        wrong = self._found_wrong(sets, cores, edges) or self._found_wrong(sets, cores, corners)
+        self._edgy = self._edgy or wrong
+        return wrong
 
     def _wrong_elsewhere(self, sets: Sets, cores: Cores) -> bool:
         """Searches random entries, and climbs from the worst, within the share of global search."""
@@ -536,4 +559,7 @@ class Search:
             base = min(base, max(level, self.held.worst / _HIDDEN))
         steep = _STEEPEST**2 if added < _FEW_PIVOTS else _STEEPEST
         lowered = base * min(max(steep, need), _FLATTEST)
-        self._threshold = max(lowered, self._least())
+        least = self._least()
+        if added:
+            least = max(least, _LEVEL * max(level, self.held.worst))
+        self._threshold = max(lowered, least)
