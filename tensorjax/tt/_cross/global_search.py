@@ -15,13 +15,12 @@ from tensorjax.tt._cross.held_out_error import HeldOut, Sampler
 from tensorjax.tt._cross.jumps import edges
 from tensorjax.tt._cross.sampled_function import Oracle
 
-# Entries near the index sets: _NEAR, or _A_ROW for each row of a block, up to _MOST_NEAR, if errors
-# may be at few entries.
-_NEAR, _A_ROW, _MOST_NEAR = 500, 64, 5000
+# Entries near the index sets.
+_NEAR = 500
 # Lines on which jumps of the train are looked for: many, if it seems to jump. If not, one in
 # _EDGES evaluations at the jumps found, or _LEAST_EDGES.
 _LINES, _FEW_LINES = 1000, 100
-_EDGES, _LEAST_EDGES = 50, 20
+_EDGES, _LEAST_EDGES = 30, 20
 # Corners to look at for each row of a block, beside the first and the last, where f seems to jump,
 # and the most of all.
 _CORNERS, _MOST_CORNERS = 6, 5000
@@ -67,7 +66,7 @@ class GlobalSearch:
         return self._rng.integers(0, shape, (count, len(shape)))
 
     def near(
-        self, cores: Cores, left: list[np.ndarray], right: list[np.ndarray], *, rare: bool
+        self, cores: Cores, left: list[np.ndarray], right: list[np.ndarray]
     ) -> np.ndarray:
         """Returns entries (m, d) to seek errors at, near index sets or drawn from the train.
 
@@ -80,12 +79,8 @@ class GlobalSearch:
           cores: of the train.
           left: left[k] (r, k) multi-indices, before mode k.
           right: right[k] (r, d − k).
-          rare: whether errors may be at so few entries that many must be looked at.
         """
         modes, count = self._held.index.shape[1], _NEAR
-        if rare:
-            rows = sum(len(x) * n for x, n in zip(left, self._oracle.shape, strict=False))
-            count = int(np.clip(_A_ROW * rows, _NEAR, _MOST_NEAR))
         drawn = Sampler(cores).draw(count, self._rng)[:, :modes]
         count = len(drawn)
         random = self.random(count)
@@ -102,7 +97,13 @@ class GlobalSearch:
         return np.where(one, np.where(only, random, drawn), out)
 
     def edges(
-        self, cores: Cores, left: list[np.ndarray], right: list[np.ndarray], *, many: bool
+        self,
+        cores: Cores,
+        left: list[np.ndarray],
+        right: list[np.ndarray],
+        least: float,
+        *,
+        many: bool,
     ) -> np.ndarray:
         """Returns entries (m, d) to seek errors at, on both sides of the train's jumps.
 
@@ -110,9 +111,10 @@ class GlobalSearch:
           cores: of the train.
           left: left[k] (r, k) multi-indices, before mode k.
           right: right[k] (r, d − k).
+          least: jumps up to here are left alone.
           many: whether to look for many jumps; a few show whether there are any.
         """
-        count = _LINES if many else _FEW_LINES
+        count = _LINES if many else max(_FEW_LINES, _LINES // max(self._oracle.shape))
         starts = self.random(count)
         modes = starts.shape[1]
         place = self._rng.integers(0, modes + 1, count // 2)
@@ -120,9 +122,12 @@ class GlobalSearch:
             here = np.flatnonzero(place == k)
             for part, known in ((slice(k), left[k]), (slice(k, modes), right[k][:, : modes - k])):
                 starts[here, part] = known[self._rng.integers(0, len(known), len(here))]
-        out = np.unique(edges(cores, starts, np.array(self._oracle.shape[:modes]), self._rng), axis=0)
+        sizes = np.array(self._oracle.shape[:modes])
+        found = edges(cores, starts, sizes, least, self._rng)
+        out, met = np.unique(found, axis=0, return_counts=True)
         known = self._oracle.known(out)
-        new = self._rng.permutation(np.flatnonzero(~known))
+        new = np.flatnonzero(~known)
+        new = new[np.argsort(self._rng.random(len(new)) - met[new])]  # most lines meet true edges
         if not many:
             new = new[: max(_LEAST_EDGES, self._oracle.evaluations // _EDGES)]
         return out[np.append(np.flatnonzero(known), new)]

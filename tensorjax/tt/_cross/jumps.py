@@ -19,11 +19,11 @@ from tensorjax.tt._cross.held_out_error import entries
 
 # A pair of neighbours is an edge if the train differs there by this part of what it differs by
 # between the ends where the bisection began.
-_EDGE = 0.25
+_EDGE = 0.1
 
 
 def edges(
-    cores: Cores, starts: np.ndarray, sizes: np.ndarray, rng: np.random.Generator
+    cores: Cores, starts: np.ndarray, sizes: np.ndarray, least: float, rng: np.random.Generator
 ) -> np.ndarray:
     """Returns entries (2 m', d) on both sides of the train's jumps on lines through entries.
 
@@ -31,6 +31,7 @@ def edges(
       cores: of the train.
       starts: (m, d) entries, one line through each.
       sizes: (d,) mode sizes.
+      least: jumps up to here are left alone.
       rng: of the lines, and of the parts where bisection goes on.
 
     Returns:
@@ -40,7 +41,7 @@ def edges(
       >>> import numpy as np
       >>> rng = np.random.default_rng(0)
       >>> step = np.repeat([0.0, 1.0], [37, 27]).reshape(1, 64, 1)
-      >>> print(edges([step], np.array([[50]]), np.array([64]), rng).ravel())
+      >>> print(edges([step], np.array([[50]]), np.array([64]), 0.0, rng).ravel())
       [36 37]
     """
     line = _lines(starts.shape, rng)
@@ -51,7 +52,7 @@ def edges(
     low, high = np.where(back, first, starts), np.where(back, starts, last)
     at_low, at_high = np.where(back, at[0], at[1]), np.where(back, at[1], at[2])
     whole = _distance(at_low, at_high)
-    going = np.flatnonzero(whole > 0)
+    going = np.flatnonzero((whole > least) & (low != high).any(axis=1))
     while going.size:
         left, right = _middle(low[going], high[going], line[going], sizes)
         between = entries(cores, left), entries(cores, right)
@@ -64,7 +65,7 @@ def edges(
         high[going[after]] = np.where((part == 1)[:, None], right, left)[after]
         at_high[going[after]] = np.where((part == 1)[:, None], *between[::-1])[after]
         going = going[(part != 1) & (low[going] != high[going]).any(axis=1)]
-    jumps = np.flatnonzero(_distance(at_low, at_high) > _EDGE * whole)
+    jumps = np.flatnonzero(_distance(at_low, at_high) > np.maximum(_EDGE * whole, least))
     return np.concatenate([low[jumps], high[jumps]])
 
 

@@ -419,9 +419,11 @@ class Search:
         if held.all:
             return "converged"
         given = self._x0 is not None or self._pivots is not None
-        for _ in range(_ROUNDS if self._rare or held.jumps else 1):
-            near = self.globally.near(cores, sets.left, sets.right, rare=self._rare or held.jumps)
+        for _ in range(_ROUNDS if self._jumps else 1):
+            near = self.globally.near(cores, sets.left, sets.right)
             if self._found_wrong(sets, cores, near):
+                return None
+            if self._jumps and self._corners_wrong(sets, cores):
                 return None
         if self._wrong_elsewhere(sets, cores):
             return None
@@ -468,7 +470,8 @@ class Search:
     def _corners_wrong(self, sets: Sets, cores: Cores) -> bool:
         """Searches the corners of boxes for errors of the train; adds wrong ones as pivots."""
         many = self._jumps
-        edges = self.globally.edges(cores, sets.left, sets.right, many=many)
+        least = _AGREES * self._options.tol * self._oracle.largest
+        edges = self.globally.edges(cores, sets.left, sets.right, least, many=many)
         corners = self.globally.corners(sets.left, many=many)
         wrong = self._found_wrong(sets, cores, edges) or self._found_wrong(sets, cores, corners)
         self._edgy = self._edgy or wrong
