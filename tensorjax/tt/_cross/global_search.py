@@ -17,13 +17,14 @@ from tensorjax.tt._cross.sampled_function import Oracle
 
 # Entries near the index sets.
 _NEAR = 500
-# Lines on which jumps of the train are looked for: many, if it seems to jump. If not, one in
-# _EDGES evaluations at the jumps found, or _LEAST_EDGES.
+# Lines on which jumps of the train are looked for: _LINES if it seems to jump, else fewer if modes
+# are long, _FEW_LINES at least; then one in _EDGES evaluations is at the jumps found, or
+# _LEAST_EDGES.
 _LINES, _FEW_LINES = 1000, 100
 _EDGES, _LEAST_EDGES = 30, 20
 # Corners to look at for each row of a block, beside the first and the last, where f seems to jump,
-# and the most of all.
-_CORNERS, _MOST_CORNERS = 6, 5000
+# and the most of all: to evaluate, and to choose from.
+_CORNERS, _MOST_CORNERS, _MOST_LOOKED = 6, 5000, 20_000
 # Most and least entries to climb from at once.
 _CLIMBS, _LEAST_CLIMBS = 10, 3
 # Most sweeps of one ascent of the error over all modes; an ascent may stop at any entry.
@@ -65,9 +66,7 @@ class GlobalSearch:
         shape = self._oracle.shape[: self._held.index.shape[1]]
         return self._rng.integers(0, shape, (count, len(shape)))
 
-    def near(
-        self, cores: Cores, left: list[np.ndarray], right: list[np.ndarray]
-    ) -> np.ndarray:
+    def near(self, cores: Cores, left: list[np.ndarray], right: list[np.ndarray]) -> np.ndarray:
         """Returns entries (m, d) to seek errors at, near index sets or drawn from the train.
 
         Random entries, and drawn ones, that begin with a member of a left set or end with one of a
@@ -124,6 +123,9 @@ class GlobalSearch:
                 starts[here, part] = known[self._rng.integers(0, len(known), len(here))]
         sizes = np.array(self._oracle.shape[:modes])
         found = edges(cores, starts, sizes, least, self._rng)
+        if many:  # where edges end or meet: lines through entries at edges
+            again = self._rng.permutation(found)[:count]
+            found = np.concatenate([found, edges(cores, again, sizes, least, self._rng)])
         out, met = np.unique(found, axis=0, return_counts=True)
         known = self._oracle.known(out)
         new = np.flatnonzero(~known)
@@ -147,18 +149,22 @@ class GlobalSearch:
             the left sets.
         """
         sizes, modes = np.array(self._oracle.shape), self._held.index.shape[1]
+        words = 2 + many * _CORNERS
+        most_rows = max(1, _MOST_LOOKED // (words * modes))
         parts = [np.empty((0, modes), np.int64)]
         for k in range(1, modes):
-            r, n = len(left[k - 1]), sizes[k - 1]
-            rows = np.column_stack([np.repeat(left[k - 1], n, axis=0), np.tile(np.arange(n), r)])
-            for words in range(2 + many * _CORNERS):
-                ends = self._ends(r * n, k, modes) if words > 1 else np.full((r * n, modes - k), words)
+            number = self._rng.permutation(len(left[k - 1]) * sizes[k - 1])[:most_rows]
+            parent, index = np.divmod(number, sizes[k - 1])
+            rows = np.column_stack([left[k - 1][parent], index])
+            for word in range(words):
+                same = np.full((len(rows), modes - k), word)
+                ends = same if word < 2 else self._ends(len(rows), k, modes)
                 parts.append(np.column_stack([rows, ends * (sizes[k:modes] - 1)]))
         out = np.unique(np.concatenate(parts), axis=0)
-        known = self._oracle.known(out)
         most = _MOST_CORNERS if many else 2 * sum(map(len, left[:modes]))
-        new = np.flatnonzero(~known)
-        return out[np.append(np.flatnonzero(known), self._rng.permutation(new)[:most])]
+        known = self._oracle.known(out)
+        new = self._rng.permutation(np.flatnonzero(~known))[:most]
+        return out[np.append(np.flatnonzero(known), new)]
 
     def _ends(self, count: int, first: int, modes: int) -> np.ndarray:
         """Draws words of zeros and ones, for corners at modes from ``first`` on: (count, rest)."""
@@ -223,8 +229,7 @@ def climbed_errors(oracle: Oracle, cores: Cores, points: np.ndarray, sweeps: int
 
     Example:
       >>> import numpy as np
-      >>> from tensorjax.tt._cross.jumps import edges
-from tensorjax.tt._cross.sampled_function import Oracle
+      >>> from tensorjax.tt._cross.sampled_function import Oracle
       >>> f = lambda i: 1.0 * (i.sum(axis=1))
       >>> oracle = Oracle(f, (3, 4), grid=None, vectorized=True, jit=False, budget=None)
       >>> _ = oracle.start(np.array([[0, 0]]))

@@ -4,8 +4,9 @@ import dataclasses
 
 from tensorjax._formats.trains import TT
 from tensorjax.tt._cross.held_out_error import Estimate
+from tensorjax.tt._cross.progress import Status
 from tensorjax.tt._cross.sampled_function import Oracle
-from tensorjax.tt._cross.search import Search, Status
+from tensorjax.tt._cross.search import Search
 
 _ADVICE: dict[str, str] = {
     "converged": "",
