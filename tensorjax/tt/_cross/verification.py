@@ -27,6 +27,9 @@ _BATCH = 20_000
 # New entries contradict the estimate if one has an error above so many times the tolerance,
 # relative to the largest value.
 _AGREES = 100
+# An error of this part of the largest value tells of a jump, smaller ones of a smooth function's
+# corners.
+_JUMP = 0.01
 
 
 class Verification:
@@ -39,6 +42,8 @@ class Verification:
     def __init__(self, fit: Approximation, search: GlobalSearch):
         self._fit, self._search = fit, search
         self.found = 0
+        self._worst = 0.0  # largest error at the entries that were looked at last
+        self._surprised = False  # whether a train that met the tolerance was wrong at edges
 
     @property
     def _least(self) -> float:
@@ -72,9 +77,12 @@ class Verification:
         cores = fit.current()
         seen = held.plain and held.agree(cores)
         if self._wrong_at_edges(cores):
+            self._surprised = self._surprised or self._worst > _JUMP * fit.oracle.largest
             return None
         if seen and fit.estimate.error > _LIKE_ZERO * fit.options.tol and not fit.rare:
-            return None if self._wrong_elsewhere(cores) else "converged"
+            if self._wrong_elsewhere(cores):
+                return None
+            return "unseen" if self._surprised else "converged"
         # Either f is large at few entries, or the train seems to be exact: then f may also be
         # one that jumps, and wrong at few entries only.
         if not self._more():
@@ -91,7 +99,7 @@ class Verification:
             high = np.abs(fit.oracle.points(tops)).max(axis=1) >= _TOP * fit.oracle.largest
             seen = high.size >= _LEAST_TOPS and bool(high.all())
         status = self._met() if not fit.given and (held.jumps or not seen) else "converged"
-        return "unseen" if status and fit.rare else status
+        return "unseen" if status and (fit.rare or self._surprised) else status
 
     def _unbiased(self) -> bool:
         """Whether the search's error stays below tolerance at entirely new held-out entries.
@@ -125,7 +133,7 @@ class Verification:
         edges = self._search.edges(cores, sets.left, sets.right, self._least, many=many)
         wrong = self._found_wrong(cores, edges)
         wrong = wrong or self._found_wrong(cores, self._search.corners(sets.left, many=many))
-        fit.edgy = fit.edgy or wrong
+        fit.edgy = fit.edgy or (wrong and self._worst > _JUMP * fit.oracle.largest)
         return wrong
 
     def _wrong_nearby(self, cores: Cores) -> bool:
@@ -135,6 +143,7 @@ class Verification:
             if self._found_wrong(cores, self._search.near(cores, sets.left, sets.right)):
                 return True
             if self._many and self._wrong_at_edges(cores):
+                self._surprised = self._surprised or self._worst > _JUMP * self._fit.oracle.largest
                 return True
         return False
 
@@ -165,6 +174,7 @@ class Verification:
         values = oracle.points(points)
         self._search.spent += oracle.evaluations - before
         wrong = fit.held.wrong(cores, points, values)
+        self._worst = float(wrong.max())
         worst = np.argsort(-wrong, kind="stable")[:_OFFERED]
         worst = worst[wrong[worst] > self._least]
         if worst.size:
