@@ -15,12 +15,12 @@ from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT, single
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike, DTypeLike
-from tensorjax.tt._cross import search as _search
 from tensorjax.tt._cross.function_calls import Executor
 from tensorjax.tt._cross.held_out_error import Estimate
+from tensorjax.tt._cross.progress import CrossProgress, Options, Status
 from tensorjax.tt._cross.report import CrossInfo, reported
 from tensorjax.tt._cross.sampled_function import Jit, Oracle
-from tensorjax.tt._cross.search import CrossProgress, Search, Status
+from tensorjax.tt._cross.search import AT_LEAST, Search
 
 # _PARTS: shares of the squared error left below the goal that rounding may use, tried in turn.
 # _SLACK: factor by which rounding may raise the error of a train that misses the tolerance anyway.
@@ -178,7 +178,7 @@ def _share(search: Any) -> float:
 def _doubt(status: Status, search: Search, *, elsewhere: bool) -> float:
     """Returns the part of a cross's standard error that held-out entries cannot show."""
     contradicted = status in ("stalled", "max_rank", "max_sweeps") and (
-        not search.held.all and search.estimate.bound <= search.tol
+        not search.held.all and search.fit.estimate.bound <= search.tol
     )
     if status == "unseen" or contradicted:
         return math.inf
@@ -194,7 +194,7 @@ def _options(
     budget: Any,
     search: Any,
     callback: Any,
-) -> _search.Options:
+) -> Options:
     if _check.is_traced(tol):
         raise TypeError("tol: expected a number; tt.cross chooses ranks and cannot be traced")
     asked = _check.integer("held_out", held_out, low=2)
@@ -208,7 +208,7 @@ def _options(
         # Rounding the interpolation of a slightly higher rank is better than interpolating.
         cap = _check.integer("max_rank", max_rank, low=1)
         cap += 1 + cap // 4
-    return _search.Options(
+    return Options(
         tol=_check.tolerance(tol, np.float64),
         max_rank=int(cap),
         max_sweeps=_check.integer("max_sweeps", max_sweeps, low=1),
@@ -216,7 +216,7 @@ def _options(
         asked=asked,
         budget=math.inf if budget is None else budget,
         search=_share(search),
-        most_random=_search.AT_LEAST if budget is None else min(_search.AT_LEAST, budget),
+        most_random=AT_LEAST if budget is None else min(AT_LEAST, budget),
         callback=callback,
     )
 
@@ -334,15 +334,15 @@ def _rounded(
     search: Search, tol: float, max_rank: int | None, finish: Callable[[Cores], Cores]
 ) -> tuple[Cores, Estimate]:
     """Rounds the train that `cross` found to ``tol`` and ``max_rank``; returns its error too."""
-    estimate = search.estimate
+    estimate = search.fit.estimate
     if search.sweeps and estimate.bound > tol:  # it may come from a part of the held-out entries
-        estimate = search.held.estimate(search.cores)
-    best, bound = (search.cores, estimate), estimate.bound
-    if len(search.cores) == 1 or not math.isfinite(bound):
+        estimate = search.held.estimate(search.fit.cores)
+    best, bound = (search.fit.cores, estimate), estimate.bound
+    if len(search.fit.cores) == 1 or not math.isfinite(bound):
         return best
     goal = tol if bound <= tol else _SLACK * bound
     for part in _PARTS:
-        cores = finish(balanced(*svd_round(search.cores, None, part * (goal**2 - bound**2))))
+        cores = finish(balanced(*svd_round(search.fit.cores, None, part * (goal**2 - bound**2))))
         estimate = search.held.estimate(cores)
         if estimate.bound <= goal:
             best = cores, estimate

@@ -12,11 +12,19 @@ import numpy as np
 
 from tensorjax._cores.unfoldings import Cores, absorb
 from tensorjax.tt._cross.held_out_error import HeldOut, Sampler
+from tensorjax.tt._cross.jumps import edges
 from tensorjax.tt._cross.sampled_function import Oracle
 
-# Entries near the index sets: _NEAR, or _A_ROW for each row of a block, up to _MOST_NEAR, if errors
-# may be at few entries.
-_NEAR, _A_ROW, _MOST_NEAR = 500, 64, 5000
+# Entries near the index sets.
+_NEAR = 500
+# Lines on which jumps of the train are looked for: _LINES if it seems to jump, else fewer if modes
+# are long, _FEW_LINES at least; then one in _EDGES evaluations is at the jumps found, or
+# _LEAST_EDGES.
+_LINES, _FEW_LINES = 1000, 100
+_EDGES, _LEAST_EDGES = 30, 20
+# Corners to look at for each row of a block, beside the first and the last, where f seems to jump,
+# and the most of all: to evaluate, and to choose from.
+_CORNERS, _MOST_CORNERS, _MOST_LOOKED = 6, 5000, 20_000
 # Most and least entries to climb from at once.
 _CLIMBS, _LEAST_CLIMBS = 10, 3
 # Most sweeps of one ascent of the error over all modes; an ascent may stop at any entry.
@@ -58,9 +66,7 @@ class GlobalSearch:
         shape = self._oracle.shape[: self._held.index.shape[1]]
         return self._rng.integers(0, shape, (count, len(shape)))
 
-    def near(
-        self, cores: Cores, left: list[np.ndarray], right: list[np.ndarray], *, rare: bool
-    ) -> np.ndarray:
+    def near(self, cores: Cores, left: list[np.ndarray], right: list[np.ndarray]) -> np.ndarray:
         """Returns entries (m, d) to seek errors at, near index sets or drawn from the train.
 
         Random entries, and drawn ones, that begin with a member of a left set or end with one of a
@@ -72,12 +78,8 @@ class GlobalSearch:
           cores: of the train.
           left: left[k] (r, k) multi-indices, before mode k.
           right: right[k] (r, d − k).
-          rare: whether errors may be at so few entries that many must be looked at.
         """
         modes, count = self._held.index.shape[1], _NEAR
-        if rare:
-            rows = sum(len(x) * n for x, n in zip(left, self._oracle.shape, strict=False))
-            count = int(np.clip(_A_ROW * rows, _NEAR, _MOST_NEAR))
         drawn = Sampler(cores).draw(count, self._rng)[:, :modes]
         count = len(drawn)
         random = self.random(count)
@@ -92,6 +94,86 @@ class GlobalSearch:
         one = (kind == 4)[:, None]
         only = np.arange(modes) == mode[:, None]
         return np.where(one, np.where(only, random, drawn), out)
+
+    def edges(
+        self,
+        cores: Cores,
+        left: list[np.ndarray],
+        right: list[np.ndarray],
+        least: float,
+        *,
+        many: bool,
+    ) -> np.ndarray:
+        """Returns entries (m, d) to seek errors at, on both sides of the train's jumps.
+
+        Args:
+          cores: of the train.
+          left: left[k] (r, k) multi-indices, before mode k.
+          right: right[k] (r, d − k).
+          least: jumps up to here are left alone.
+          many: whether to look for many jumps; a few show whether there are any.
+        """
+        count = _LINES if many else max(_FEW_LINES, _LINES // max(self._oracle.shape))
+        starts = self.random(count)
+        modes = starts.shape[1]
+        place = self._rng.integers(0, modes + 1, count // 2)
+        for k in range(modes + 1):
+            here = np.flatnonzero(place == k)
+            for part, known in ((slice(k), left[k]), (slice(k, modes), right[k][:, : modes - k])):
+                starts[here, part] = known[self._rng.integers(0, len(known), len(here))]
+        sizes = np.array(self._oracle.shape[:modes])
+        found = edges(cores, starts, sizes, least, self._rng)
+        if many:  # where edges end or meet: lines through entries at edges
+            again = self._rng.permutation(found)[:count]
+            found = np.concatenate([found, edges(cores, again, sizes, least, self._rng)])
+        out, met = np.unique(found, axis=0, return_counts=True)
+        known = self._oracle.known(out)
+        new = np.flatnonzero(~known)
+        new = new[np.argsort(self._rng.random(len(new)) - met[new])]  # most lines meet true edges
+        if not many:
+            new = new[: max(_LEAST_EDGES, self._oracle.evaluations // _EDGES)]
+        return out[np.append(np.flatnonzero(known), new)]
+
+    def corners(self, left: list[np.ndarray], *, many: bool) -> np.ndarray:
+        """Returns entries (m, d) to seek jumps at: a row of a block, then first or last indices.
+
+        The entries that begin with one row are a box, on digits of a grid a small one, and those
+        that go on with first or last indices are its corners. If f jumps inside the box, corners
+        have values on both sides, however near to one side the jump is. Digits of coordinates may
+        be interleaved or in sequence: where many corners are looked at, words of one to three
+        first or last indices are repeated, and may change to their opposites at one place.
+
+        Args:
+          left: left[k] (r, k) multi-indices, before mode k.
+          many: whether to look at several corners of each box; if not, two for each multi-index of
+            the left sets.
+        """
+        sizes, modes = np.array(self._oracle.shape), self._held.index.shape[1]
+        words = 2 + many * _CORNERS
+        most_rows = max(1, _MOST_LOOKED // (words * modes))
+        parts = [np.empty((0, modes), np.int64)]
+        for k in range(1, modes):
+            number = self._rng.permutation(len(left[k - 1]) * sizes[k - 1])[:most_rows]
+            parent, index = np.divmod(number, sizes[k - 1])
+            rows = np.column_stack([left[k - 1][parent], index])
+            for word in range(words):
+                same = np.full((len(rows), modes - k), word)
+                ends = same if word < 2 else self._ends(len(rows), k, modes)
+                parts.append(np.column_stack([rows, ends * (sizes[k:modes] - 1)]))
+        out = np.unique(np.concatenate(parts), axis=0)
+        most = _MOST_CORNERS if many else 2 * sum(map(len, left[:modes]))
+        known = self._oracle.known(out)
+        new = self._rng.permutation(np.flatnonzero(~known))[:most]
+        return out[np.append(np.flatnonzero(known), new)]
+
+    def _ends(self, count: int, first: int, modes: int) -> np.ndarray:
+        """Draws words of zeros and ones, for corners at modes from ``first`` on: (count, rest)."""
+        words = self._rng.integers(0, 2, (count, 3))
+        period = self._rng.integers(1, 4, count)[:, None]
+        place = np.arange(first, modes)
+        switch = self._rng.integers(first, 2 * modes - first, count)[:, None]
+        ends = np.take_along_axis(words, place % period, axis=1)
+        return np.where(place >= switch, 1 - ends, ends)
 
     def tops(self) -> np.ndarray:
         """Searches for local maxima (m, d) of |f|, by mode-wise ascent from random entries."""

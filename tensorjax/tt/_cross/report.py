@@ -4,8 +4,9 @@ import dataclasses
 
 from tensorjax._formats.trains import TT
 from tensorjax.tt._cross.held_out_error import Estimate
+from tensorjax.tt._cross.progress import Status
 from tensorjax.tt._cross.sampled_function import Oracle
-from tensorjax.tt._cross.search import Search, Status
+from tensorjax.tt._cross.search import Search
 
 _ADVICE: dict[str, str] = {
     "converged": "",
@@ -36,7 +37,8 @@ class CrossInfo:
         "zero": every entry seen is zero, and the error is not known (inf). "unseen": the train fits
         f wherever it is large and wherever f was looked at, but that is so small a part of all
         entries that random ones would not have met another one like it; or its last errors were
-        large and at few entries, as where f jumps, and others like them may be left.
+        large and at few entries, as where f jumps, or a train within ``tol`` was found wrong at
+        edges, and others like these may be left.
         ``error_std`` is inf.
       error: estimated ‖f − t‖ / ‖f‖, from ``held_out`` entries that t was not fitted to: random
         ones, and entries drawn from |t|² where few random ones are large.

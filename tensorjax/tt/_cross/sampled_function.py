@@ -121,6 +121,11 @@ class Oracle:
         """Samples the function at multi-indices: all components, (m, 1) or (m, components)."""
         return self._find(self.part(index, 0).keys, lambda p: index[p])
 
+    def known(self, index: np.ndarray) -> np.ndarray:
+        """Returns whether the function was sampled at multi-indices (m, d), as the cache knows."""
+        keys = self.part(index, 0).keys.tolist()
+        return np.fromiter((key in self._rows for key in keys), bool, len(keys))
+
     def part(self, index: np.ndarray, first: int) -> Part:
         """Returns indices (m, k) of the modes from ``first`` on as a `Part` of sampled entries."""
         return Part(index, np.dot(index, self._strides[first : first + index.shape[1]]))

@@ -1,0 +1,271 @@
+"""Approximation of `cross` under way: its index sets, its train, and the error measured so far."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tensorjax import _check
+from tensorjax._cores.unfoldings import Cores
+from tensorjax.tt._cross.global_search import climbed
+from tensorjax.tt._cross.greedy_pivots import Sets
+from tensorjax.tt._cross.held_out_error import TELLING, UNKNOWN, Estimate, HeldOut
+from tensorjax.tt._cross.maxvol import right_sets
+from tensorjax.tt._cross.progress import Options, Status
+from tensorjax.tt._cross.sampled_function import Oracle
+from tensorjax.tt._tt_svd.from_dense import from_dense
+
+# The least tolerance of a TT-SVD.
+_EXACT = 10 * float(np.finfo(np.float64).eps)
+# Residuals of these parts of the tolerance, relative to the root mean square of f, need no pivot;
+# one that is roundoff makes the interpolation useless. The second, if the error is at few entries
+# alone: where it is large, smaller pivots do not lead.
+_NEEDLESS = (1e-6, 1e-3)
+# Errors so many times the tolerance, and this large beside the root mean square of f, at few
+# entries while all others are below the tolerance, tell of a function that jumps.
+_ALONE, _LARGE = 10, 0.1
+# Errors are at few entries if without these they are this part of themselves, or less.
+_ELSEWHERE = 0.1
+# Most moves of the first pivot along its fibres, each to an entry larger by at least this factor.
+_MOVES, _MOVE_GAIN = 4, 2.0
+# The first threshold, beside the largest entry; and the factor by which an error must fall to count
+# as progress.
+_FIRST, PROGRESS = 0.1, 0.7
+
+
+class Approximation:
+    """Cross approximation under way, with the best train so far and its estimated error.
+
+    Attributes:
+      oracle: f.
+      options: of the search.
+      held: held-out entries.
+      finish: turns cores into those that will be returned: cast to their dtype.
+      cores: of the best train so far.
+      estimate: its error.
+      threshold: residuals up to here are left alone.
+      mark: the last error that was progress, and the evaluations then.
+      biased: whether pivots were made of held-out entries.
+      rare: whether errors were last at few entries alone.
+      edgy: whether large errors were ever at few entries, as where f jumps.
+    """
+
+    def __init__(
+        self,
+        oracle: Oracle,
+        options: Options,
+        rng: np.random.Generator,
+        x0: Cores | None,
+        pivots: np.ndarray | None,
+        finish: Callable[[Cores], Cores],
+    ):
+        self.oracle, self.options, self.finish = oracle, options, finish
+        self.held = HeldOut(oracle, options.held_out, rng)
+        self._x0, self._pivots = x0, pivots
+        self._sets: Sets | None = None
+        self.threshold = 0.0
+        self.mark = (math.inf, 0)
+        self.biased = self.rare = self.edgy = False
+        self.cores: Cores = []
+        self.estimate = UNKNOWN
+
+    @property
+    def sets(self) -> Sets:
+        """Index sets of the approximation, from which its train is built."""
+        if self._sets is None:
+            raise RuntimeError("no index sets before the start")
+        return self._sets
+
+    @property
+    def warm(self) -> bool:
+        """Whether a train was given to start from that may lead to where f is not zero."""
+        return self._x0 is not None
+
+    @property
+    def given(self) -> bool:
+        """Whether a train or pivots were given to start from."""
+        return self._x0 is not None or self._pivots is not None
+
+    @property
+    def jumps(self) -> bool:
+        """Whether f seems to jump: by its values, or by errors that were large at few entries."""
+        return self.edgy or self.held.jumps
+
+    def current(self) -> Cores:
+        """Returns the cores of the present train."""
+        return self.finish(self.sets.cores())
+
+    # Start ---------------------------------------------------------------------------------------
+
+    def rescale(self) -> None:
+        """Forgets what was found, after a change of the scale of f's values."""
+        self._sets, self.estimate, self.mark = None, UNKNOWN, (math.inf, 0)
+
+    def look(self) -> None:
+        """Starts the search at given pivots; while f is zero, at more and more random entries."""
+        if self._pivots is not None:
+            self.oracle.points(self._pivots)
+        most = self.options.most_random
+        if self.small or self._x0 is not None:
+            return
+        while self.oracle.largest == 0 and self.held.uniform < most:
+            self.held.extend(min(self.held.uniform, most - self.held.uniform))
+
+    def start(self) -> bool:
+        """Starts with index sets of rank one at a large entry, with pivots of x0 or given ones.
+
+        Returns:
+          Whether that led anywhere: it does not if x0 or the pivots are where f is zero.
+        """
+        oracle = self.oracle
+        offers = [] if self._x0 is None else right_sets(self._x0)
+        point = self._larger(oracle.peak, offers)
+        self.held.replace(self.held.places(oracle.peak))
+        if self.held.telling < self.held.enough:  # few entries lead there: one step is not enough
+            point = climbed(oracle, point)
+        sets = Sets(oracle, point)
+        for _ in range(_MOVES):
+            moved = Sets(oracle, sets.largest())
+            if moved.size < _MOVE_GAIN * sets.size:
+                break
+            sets = moved
+        self.threshold = _FIRST * sets.size
+        if sets.size == 0:
+            self._x0 = None
+            return False
+        self._sets = sets
+        least = 1e3 * self._floor()
+        for k, right in enumerate(offers, start=1):
+            sets.offer(k, right, least, self.options.max_rank - len(sets.left[k]))
+        if self._pivots is not None:
+            self.offer(self._pivots, oracle.points(self._pivots), least)
+        return True
+
+    def _larger(self, point: np.ndarray, offers: list[np.ndarray]) -> np.ndarray:
+        """Returns a search's start, or a larger entry on fibres of mode 0 through x0's set."""
+        if not offers:
+            return point
+        oracle = self.oracle
+        first = np.append(np.arange(oracle.shape[0]), point[0])[:, None]
+        others = np.concatenate([offers[0], point[None, 1:]])
+        seen = np.abs(oracle.block(oracle.part(first, 0), oracle.part(others, 1)))
+        i, j = divmod(int(seen.argmax()), seen.shape[1])
+        return np.concatenate([first[i], others[j]])
+
+    def offer(self, points: np.ndarray, values: np.ndarray, threshold: float | None = None) -> int:
+        """Adds entries (m, d), all components, as pivots; returns the number of those added."""
+        sets, threshold = self.sets, self.threshold if threshold is None else threshold
+        if len(self.oracle.shape) > points.shape[1]:
+            component = np.abs(values).argmax(axis=1)
+            points = np.concatenate([points, component[:, None]], axis=1)
+        added = 0
+        for k in range(1, points.shape[1]):
+            limit = self.options.max_rank - len(sets.left[k])
+            added += sets.offer(k, points[:, k:], threshold, limit)
+        return added
+
+    # Error ---------------------------------------------------------------------------------------
+
+    def _floor(self) -> float:
+        """Returns the level of roundoff in the values of f, as the search of pivots needs it."""
+        values = float(np.finfo(self.oracle.dtype).eps)
+        arithmetic = 16 * float(np.finfo(np.float64).eps)
+        return max(values, arithmetic) * self.oracle.largest
+
+    def least(self) -> float:
+        """Returns the residual below which no pivot of the search serves the tolerance asked."""
+        part = _NEEDLESS[self.held.rest <= self.options.tol]
+        return max(self._floor(), part * self.options.tol * self.held.rms)
+
+    def measure(self, *, follow: bool = True) -> Estimate:
+        """Estimates the error of the present train; keeps it if it is the best."""
+        cores = self.current()
+        if follow and self.held.follow(cores):
+            self.estimate = UNKNOWN  # it was measured at other entries
+        estimate = self.held.glance(cores, self.options.tol)
+        if estimate.error > _ALONE * self.options.tol:
+            held = self.held  # a train that knows f nearly everywhere, and not at all elsewhere
+            jumped = held.plain and held.worst > _LARGE * held.rms
+            self.rare = jumped and held.rest <= self.options.tol
+            self.edgy = self.edgy or (jumped and held.rest <= _ELSEWHERE * estimate.error)
+        if estimate.bound <= self.estimate.bound:
+            self.cores, self.estimate = cores, estimate
+        if estimate.bound < PROGRESS * self.mark[0]:
+            self.mark = (estimate.bound, self.oracle.evaluations)
+        return estimate
+
+    def holds(self) -> bool:
+        """Whether the error is below tolerance at changed held-out entries."""
+        self.estimate = UNKNOWN
+        return self.measure().bound <= self.options.tol
+
+    def settle(self) -> None:
+        """Measures the error of a search that did not converge, at entries never used as pivots."""
+        if self.biased:
+            self.biased = False
+            self.held.renew()
+        if not self.held.all and not self.held.agree(self.cores):
+            self.held.mix(self.cores)
+        self.estimate = self.held.estimate(self.cores)
+
+    # Without a search -----------------------------------------------------------------------------
+
+    @property
+    def one_read(self) -> bool:
+        """Whether one read ends the search: all entries are held out, or there is one mode."""
+        return self.held.all or self.held.index.shape[1] == 1
+
+    @property
+    def small(self) -> bool:
+        """Whether reading all entries costs no more than a search that finds nothing."""
+        most = self.options.budget if self.one_read else self.options.most_random
+        return self.held.size <= most
+
+    def whole(self) -> Status:
+        """Reads all entries in place of a search and factors them by TT-SVD."""
+        self.held.read_all()
+        values = self.held.values.reshape(self.oracle.shape)
+        # A part of the tolerance is left for the dtype of the result, and for rounding.
+        self.cores = self.finish(self._constant_cores(0.0))
+        if values.any():
+            tol = max(self.options.tol / 2, _EXACT)
+            with _check.double_of_ours():
+                cores = from_dense(values, tol=tol).cores
+            self.cores = self.finish([np.asarray(c) for c in cores])
+        self.estimate = self.held.estimate(self.cores)
+        return "converged"
+
+    def zero(self) -> Status:
+        """Ends a search that met zeros alone, with a zero train."""
+        self.cores, self.estimate = self.finish(self._constant_cores(0.0)), UNKNOWN
+        return "zero"
+
+    def ended(self, status: Status) -> Status:
+        """Keeps the best train of a search that can call f no more."""
+        if self.oracle.largest == 0:
+            return self.zero()
+        if self._sets is not None:
+            self.measure(follow=False)
+        cores, estimate = self._constant()
+        if not self.cores or estimate.bound < self.estimate.bound:
+            self.cores, self.estimate = cores, estimate
+        return status
+
+    def _constant_cores(self, value: Any) -> Cores:
+        """Returns the cores of a constant for the search: one value, or one for each component."""
+        ones = [np.ones((1, n, 1)) for n in self.oracle.shape]
+        has_components = len(ones) > self.held.index.shape[1]
+        last = ones[-1] * (np.reshape(value, (1, -1, 1)) if has_components else value)
+        return [*ones[:-1], last]
+
+    def _constant(self) -> tuple[Cores, Estimate]:
+        """Returns the constant train of the mean, for a search that ends before any cross."""
+        mean, count = self.held.values[: self.held.uniform].mean(axis=0), self.held.uniform
+        cores = self.finish(self._constant_cores(mean))
+        estimate = self.held.estimate(cores)
+        if not self.held.all and count > 1:  # each entry against the mean of the others
+            estimate = Estimate(*(x * count / (count - 1) for x in estimate))
+        if estimate.bound < 1 and (self.held.all or count >= TELLING):
+            return cores, estimate
+        return self.finish(self._constant_cores(0.0 * mean)), Estimate(1.0, 0.0)

@@ -1,0 +1,197 @@
+"""Verification of a train of `cross` that met the tolerance: is it wrong where nobody looked?"""
+
+import math
+
+import numpy as np
+
+from tensorjax._cores.unfoldings import Cores
+from tensorjax.tt._cross.approximation import Approximation
+from tensorjax.tt._cross.global_search import GlobalSearch
+from tensorjax.tt._cross.held_out_error import UNKNOWN
+from tensorjax.tt._cross.progress import Status
+
+# A train this much more accurate than asked for seems to be exact.
+_LIKE_ZERO = 0.01
+# Most wrong entries that become pivots at once.
+_OFFERED = 16
+# Local maxima that tell whether the train has found all of f: so many at least, each with this
+# share of the largest entry or more.
+_LEAST_TOPS, _TOP = 3, 0.1
+# A tensor with so many times the entries that are known is read as a whole if f jumps, and has no
+# more than the second number.
+_READ, _MOST_READ = 4, 1 << 17
+# Times that entries near the index sets and at edges are looked at if f jumps.
+_ROUNDS = 3
+# Random entries that global search looks at before it climbs from the worst of them.
+_BATCH = 20_000
+# New entries contradict the estimate if one has an error above so many times the tolerance,
+# relative to the largest value.
+_AGREES = 100
+# An error of this part of the largest value tells of a jump, smaller ones of a smooth function's
+# corners.
+_JUMP = 0.01
+
+
+class Verification:
+    """Search for large errors of a train that met the tolerance; wrong entries become pivots.
+
+    Attributes:
+      found: pivots that the last verdict gave.
+    """
+
+    def __init__(self, fit: Approximation, search: GlobalSearch):
+        self._fit, self._search = fit, search
+        self.found = 0
+        self._worst = 0.0  # largest error at the entries that were looked at last
+        self._surprised = False  # whether a train that met the tolerance was wrong at edges
+
+    @property
+    def _least(self) -> float:
+        """Least error of an entry that contradicts the estimate."""
+        return _AGREES * self._fit.options.tol * self._fit.oracle.largest
+
+    @property
+    def _many(self) -> bool:
+        """Whether to look at many entries where f may jump: if it seems to, and search is asked."""
+        return self._fit.jumps and self._fit.options.search > 0
+
+    def verdict(self, level: float) -> Status | None:
+        """Searches for large errors that may escape the held-out entries, as far as it can.
+
+        Args:
+          level: the largest residual that the last sweep met.
+
+        Returns:
+          "converged"; None if the search should go on; "unseen" if no random entries that could be
+          paid for would meet another part of f as small as the one that was found.
+        """
+        fit, held = self._fit, self._fit.held
+        if level > self._least:
+            if self._many:  # where one edge is wrong, others are
+                self._wrong_at_edges(fit.current())
+            return None  # seen by the fresh random entries of this sweep
+        if fit.biased and not self._unbiased():
+            return None
+        if held.all:
+            return "converged"
+        cores = fit.current()
+        seen = held.plain and held.agree(cores)
+        if self._wrong_at_edges(cores):
+            self._surprised = self._surprised or self._worst > _JUMP * fit.oracle.largest
+            return None
+        if seen and fit.estimate.error > _LIKE_ZERO * fit.options.tol and not fit.rare:
+            if self._wrong_elsewhere(cores):
+                return None
+            return "unseen" if self._surprised else "converged"
+        # Either f is large at few entries, or the train seems to be exact: then f may also be
+        # one that jumps, and wrong at few entries only.
+        if not self._more():
+            return None
+        if held.all:
+            return "converged"
+        if self._wrong_nearby(cores) or self._wrong_elsewhere(cores):
+            return None
+        if not (seen or fit.given):
+            tops = self._search.tops()
+            if self._found_wrong(cores, tops):
+                return None
+            # If all climbs end at entries as large as those found, the train has found all of f.
+            high = np.abs(fit.oracle.points(tops)).max(axis=1) >= _TOP * fit.oracle.largest
+            seen = high.size >= _LEAST_TOPS and bool(high.all())
+        status = self._met() if not fit.given and (held.jumps or not seen) else "converged"
+        return "unseen" if status and (fit.rare or self._surprised) else status
+
+    def _unbiased(self) -> bool:
+        """Whether the search's error stays below tolerance at entirely new held-out entries.
+
+        Wrong ones were taken out, and those that are left are right more often than others.
+        """
+        self._fit.biased = False
+        self._fit.held.renew()
+        return self._fit.holds()
+
+    def _more(self) -> bool:
+        """Whether the search's error stays below tolerance at more held-out entries."""
+        held = self._fit.held
+        more = min(self._fit.options.asked - held.uniform, self._fit.oracle.left)
+        known = self._fit.oracle.evaluations
+        readable = max(known, self._fit.options.asked)
+        if self._fit.rare or held.jumps:
+            readable = max(readable, min(_READ * known, _MOST_READ))
+        if held.size <= min(readable, known + self._fit.oracle.left):
+            held.read_all()
+        elif more >= 1:
+            held.extend(int(more))
+        if not held.plain or not held.agree(self._fit.current()):
+            held.mix(self._fit.current())
+        return self._fit.holds()
+
+    def _wrong_at_edges(self, cores: Cores) -> bool:
+        """Searches both sides of the train's jumps, and corners of boxes, for errors."""
+        fit, sets = self._fit, self._fit.sets
+        many = self._many
+        edges = self._search.edges(cores, sets.left, sets.right, self._least, many=many)
+        wrong = self._found_wrong(cores, edges)
+        wrong = wrong or self._found_wrong(cores, self._search.corners(sets.left, many=many))
+        fit.edgy = fit.edgy or (wrong and self._worst > _JUMP * fit.oracle.largest)
+        return wrong
+
+    def _wrong_nearby(self, cores: Cores) -> bool:
+        """Searches entries near the index sets for errors; edges too, several times, if f jumps."""
+        sets = self._fit.sets
+        for _ in range(_ROUNDS if self._many else 1):
+            if self._found_wrong(cores, self._search.near(cores, sets.left, sets.right)):
+                return True
+            if self._many and self._wrong_at_edges(cores):
+                self._surprised = self._surprised or self._worst > _JUMP * self._fit.oracle.largest
+                return True
+        return False
+
+    def _wrong_elsewhere(self, cores: Cores) -> bool:
+        """Searches random entries, and climbs from the worst, within the share of global search."""
+        search, oracle, held = self._search, self._fit.oracle, self._fit.held
+        while (credit := search.credit) >= 2 * search.a_climb:
+            before = oracle.evaluations
+            random = search.random(min(credit // 2, _BATCH))
+            if self._found_wrong(cores, random):
+                return True
+            starts = np.concatenate([random, held.index])
+            wrong = held.wrong(cores, starts, oracle.points(starts))
+            starts = starts[np.argsort(-wrong, kind="stable")]
+            if self._found_wrong(cores, search.worst_tops(cores, starts, credit // 2)):
+                return True
+            if 2 * (oracle.evaluations - before) < len(random):
+                break  # most entries are known: there is little left to look at
+        return False
+
+    def _found_wrong(self, cores: Cores, points: np.ndarray) -> bool:
+        """Searches the entries (m, d) for errors of the train; adds wrong ones as pivots."""
+        fit, oracle = self._fit, self._fit.oracle
+        points = points[: int(min(len(points), oracle.left))]
+        if not len(points):
+            return False
+        before = oracle.evaluations
+        values = oracle.points(points)
+        self._search.spent += oracle.evaluations - before
+        wrong = fit.held.wrong(cores, points, values)
+        self._worst = float(wrong.max())
+        worst = np.argsort(-wrong, kind="stable")[:_OFFERED]
+        worst = worst[wrong[worst] > self._least]
+        if worst.size:
+            self.found = fit.offer(points[worst], values[worst])
+            fit.estimate = UNKNOWN
+        return worst.size > 0
+
+    def _met(self) -> Status | None:
+        """Adds held-out entries until the search would meet another part of f as small as this."""
+        held = self._fit.held
+        while held.missing > 0:
+            more = min(
+                held.missing, self._fit.options.most_random - held.uniform, self._fit.oracle.left
+            )
+            if more < 1:
+                return "unseen"
+            held.extend(math.ceil(more))
+            if not self._fit.holds():
+                return None
+        return "converged"
