@@ -18,7 +18,7 @@ from tensorjax.optim._target.target_cuts import sizes_of_all
 from tensorjax.optim._target.target_update import towards_target
 from tensorjax.optim._tensorised_leaves import Layout, Stacks, gated
 from tensorjax.optim._trial_cuts import fresh
-from tensorjax.optim._update import Step
+from tensorjax.optim._update import Step, recorded
 
 # Weights γ and β of the planted-rank experiment, where γ grows from zero:
 # python -m experiments run comera/planted.
@@ -260,8 +260,8 @@ def rank_adaptive(
             return moves, step.state._replace(inner=inner_state)
         gradients = step.gradients()
         moves, inner_state = descend(gradients)
-        moves, size, learnt = step.finish(moves, gradients)
-        return moves, step.record(size, **learnt)._replace(inner=inner_state)
+        moves, decision = step.finish(moves, gradients)
+        return moves, recorded(step.state, step.began, decision)._replace(inner=inner_state)
 
     return _by_single_layers(optax.GradientTransformationExtraArgs(init, update))
 
