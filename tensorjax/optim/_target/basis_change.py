@@ -320,7 +320,8 @@ def _each_changed(
 
     def body(last: jax.Array, given: Any) -> tuple[jax.Array, Any]:
         order = _Sequence((last,))
-        out = _layer_changed(layer, held, *given, order)
+        values, rests = given
+        out = _layer_changed(layer, held, values, rests, order)
         return after(zero, *order.done), out
 
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *arrays)
