@@ -289,33 +289,3 @@ def test_checkpoints_do_not_mind_shapes(tmp_path) -> None:
         optim.load(tmp_path / "x", params)
     with pytest.raises(FileNotFoundError, match="path: expected a checkpoint"):
         optim.load(tmp_path / "y", params)
-
-
-def test_layers_that_are_alike_change_their_bases_in_one_loop(rng) -> None:
-    shapes = [*([(1, 4, 3), (3, 5, 1)],) * int(rng.integers(2, 4)), [(1, 3, 2), (2, 4, 1)]]
-    layers = {str(n): drawn(rng, s, np.float64) for n, s in enumerate(shapes)}
-    stays = [jnp.array(bool(n == 1)) for n in range(len(shapes))]
-
-    def alone(layers: Any, stays: Any) -> Any:
-        layout, leaves = gated(layers), jax.tree.leaves(layers)
-        state = optax.adam(0.1).init(layers)
-        state = (state[0]._replace(mu=layers, nu=jax.tree.map(jnp.square, layers)), state[1])
-        moving = _basis_change.moments_of(layout, leaves, state)
-        moments = [jax.tree.leaves(state)[n] for n, *_ in moving]
-        new, moved = _basis_change.changed(layout, leaves, moving, moments, stays)
-        found: dict[int, list[jax.Array]] = {k: [x] for k, x in new.items()}
-        for (_, k, _), x in zip(moving, moved, strict=True):
-            found[k].append(x)
-        return jax.tree.unflatten(jax.tree.structure(layers), [found[k] for k in sorted(found)])
-
-    together = jax.jit(alone)(layers, stays)
-    single = jax.jit(alone)
-    for n, (name, layer) in enumerate(layers.items()):
-        one = single({"0": layer}, stays[n : n + 1])["0"]
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-9), together[name], one)
-    # One copy of the change in the program for each shape, however many layers there are.
-    text = jax.jit(alone).lower(layers, stays).as_text()
-    less = {k: layers[k] for k in ("0", str(len(shapes) - 1))}
-    small = jax.jit(alone).lower(less, [stays[0], stays[-1]]).as_text()
-    assert text.count("lapack") == small.count("lapack") > 0
-    assert text.count("call @svd") == small.count("call @svd") > 0

@@ -18,7 +18,7 @@ from tensorjax.optim._target.target_cuts import sizes_of_all
 from tensorjax.optim._target.target_update import towards_target
 from tensorjax.optim._tensorised_leaves import Layout, Stacks, gated
 from tensorjax.optim._trial_cuts import fresh
-from tensorjax.optim._update import Step, recorded
+from tensorjax.optim._update import Step
 
 # Weights γ and β of the planted-rank experiment, where γ grows from zero:
 # python -m experiments run comera/planted.
@@ -222,8 +222,8 @@ def rank_adaptive(
             return moves, step.state._replace(inner=inner_state)
         gradients = step.gradients()
         moves, inner_state = descend(gradients)
-        moves, decision = step.finish(moves, gradients)
-        return moves, recorded(step.state, step.began, decision)._replace(inner=inner_state)
+        moves, size, learnt = step.finish(moves, gradients)
+        return moves, step.record(size, **learnt)._replace(inner=inner_state)
 
     return _by_single_layers(optax.GradientTransformationExtraArgs(init, update))
 

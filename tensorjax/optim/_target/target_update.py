@@ -19,20 +19,16 @@ from tensorjax.optim._state import RankAdaptiveState, unknown
 from tensorjax.optim._target.basis_change import changed, moments_of
 from tensorjax.optim._target.target_cuts import least_important
 from tensorjax.optim._tensorised_leaves import Layout
+from tensorjax.optim._trial_cuts import judged
 from tensorjax.optim._update import (
-    Decision,
     Step,
-    applied,
-    joined,
-    observed,
-    on_trial,
-    parts_of,
-    plus,
-    recorded,
-    same_dtype,
+    _gate_move,
+    _observed,
+    _plus,
+    _same,
+    _staged,
+    _watched,
     seen_layout,
-    staged,
-    watched,
 )
 
 Descend = Callable[[Any], tuple[Any, Any]]
@@ -49,10 +45,9 @@ class TargetStep(Step):
         state, most = self.state, self._most()
         assert most is not None  # there is a late stage
         cuts = (self.tick > state.tick) & (self.tick % 2 == 1)
-        worth = joined(self.layout, self.gates, state.worth)
         active = ~jnp.all(frozen)  # between the steps of optax.MultiSteps nothing is known of that
         return least_important(
-            self.gates, self.polynomial, worth, self.live, frozen,
+            self.gates, self.polynomial, self.joined(state.worth), self.live, frozen,
             budget=self.schedule.budget(state.count, state.full, state.size_target),
             gate_size=self.gate_size, most=jnp.where(cuts & active, most, 0.0),
         )  # fmt: skip
@@ -61,20 +56,6 @@ class TargetStep(Step):
     def gate_size(self) -> float:
         """Size of one live gate: 1 where `compress_to` counts all parameters, else 0."""
         return float(self.options.compress_to is not None)
-
-    def turns(self, decision: Decision) -> jax.Array:
-        """Whether bases change after a decision; while a cut may be undone they stay."""
-        even = (self.tick > self.state.tick) & (self.tick % 2 == 0)
-        return even & (decision.watch.tried < 0)
-
-    def progress(self, decision: Decision) -> tuple[jax.Array, jax.Array]:
-        """Returns (whether the target is met after a decision, the tick that was reached)."""
-        whole = decision.size + self.gate_size * jnp.sum(~decision.dead)
-        met = (whole <= self.state.size_target) & (decision.watch.tried < 0)
-        # What nothing has moved yet is not known to be free: the tick is then to come again.
-        known = ~jnp.all(decision.rests)
-        tick = jnp.where(known, jnp.maximum(self.tick, self.state.tick), self.state.tick)
-        return met, tick
 
 
 def towards_target(
@@ -98,127 +79,176 @@ def towards_target(
     layout, leaves = seen_layout(updates, params)
     schedule = options.schedule
     assert schedule is not None
-    seen, finite = observed(options, state, value)
-    state = staged(options, seen, finite, state.size)
-    began = state.late & unknown(state.best)
-    pulls, structure = jax.tree.flatten(updates)
-    watch = watched(options, layout, leaves, pulls, state, value, finite, state.late)
-    state = state._replace(watch=watch, worth=_worth(layout, state.worth, leaves, pulls))
-    moves, inner = descend(jax.tree.unflatten(structure, _of_living(layout, leaves, pulls)))
-    tick = schedule.tick(state.count)
-    due = state.late & ~state.met & (tick > state.tick) | (watch.tried >= 0)
-    steps = jax.tree.leaves(moves)
-    decision, turns, met, tick = _decided(
-        due, options, layout, leaves, state, began, tick, steps, pulls
-    )
-    new = [plus(leaves[k], steps[k]) for k in layout.gates]
-    zero = jnp.zeros((), Gates.of(layout).join(new).dtype)
-    steps = applied(layout, leaves, steps, new, zero, decision, decided=due)
-    steps, inner, worth = _turned(turns, layout, leaves, decision, steps, inner, state.worth)
-    state = recorded(state, began, decision)._replace(worth=worth, met=met, tick=tick, inner=inner)
-    return jax.tree.unflatten(structure, steps), state
+    seen, finite = _observed(options, state, value)
+    following = _staged(options, seen, finite, state.size)
+    began = following.late & unknown(state.best)
+    pulls = jax.tree.leaves(updates)
+    effects = {k: jnp.asarray(leaves[k]) * pulls[k] for k in layout.gates}
 
+    def first() -> tuple[jax.Array, jax.Array]:
+        sums = [jnp.sum(effects[k].astype(jnp.float32)) for k in layout.gates]
+        ones = [jnp.all((leaves[k] == 0) | (leaves[k] == 1)) for k in layout.gates]
+        return jnp.max(jnp.stack(sums)) / 2, jnp.all(jnp.stack(ones))
 
-def _decided(
-    due: jax.Array, options: Options, layout: Layout, leaves: list[Any],
-    state: RankAdaptiveState, began: jax.Array, tick: jax.Array, moves: list[Any],
-    pulls: list[Any],
-) -> tuple[Decision, jax.Array, jax.Array, jax.Array]:  # fmt: skip
-    """Decides what dies where an update is due for it; else what is dead stays so.
+    def later() -> tuple[jax.Array, jax.Array]:
+        return jnp.zeros((), jnp.float32), jnp.zeros((), bool)
 
-    The decision alone is under the condition, and not the arrays that it is applied to: XLA would
-    else repeat the sums of the decision in the kernel of every array, which takes long to compile.
-
-    Returns:
-      (decision, whether bases change, whether the target is met, the tick that was reached).
-    """
-    gates = Gates.of(layout)
-
-    def decide() -> tuple[Decision, jax.Array, jax.Array, jax.Array]:
-        flat = gates.join([leaves[k] for k in layout.gates])
-        trial, judged = on_trial(layout, gates, state, state.size)
-        form = polynomial(layout, options.measure, options.rows)
-        assert options.schedule is not None
-        step = TargetStep(
-            options, layout, gates, form, None, leaves, flat, flat != 0, began, judged, trial,
-            options.schedule, tick,
-        )  # fmt: skip
-        _, decision = step.decide(moves, _of_living(layout, leaves, pulls))
-        return decision, step.turns(decision), *step.progress(decision)
-
-    def keep() -> tuple[Decision, jax.Array, jax.Array, jax.Array]:
-        flat = gates.join([leaves[k] for k in layout.gates])
-        still = jnp.zeros((len(parts_of(layout)),), bool)
-        decision = Decision(
-            flat == 0, jnp.zeros_like(flat), jnp.zeros_like(flat, bool), still, state.rests,
-            state.watch, state.size, state.least, state.smallest,
-        )  # fmt: skip
-        return decision, jnp.zeros((), bool), state.met, state.tick
-
-    return jax.lax.cond(due, decide, keep)
-
-
-def _of_living(layout: Layout, leaves: list[Any], pulls: list[Any]) -> list[Any]:
-    """Returns the gradients, zero at dead gates."""
-    out = list(pulls)
+    above, ones = jax.lax.cond(state.watch.sure, later, first)
+    watch = _watched(options, state, value, above, ones, finite, following.late)
+    following = following._replace(watch=watch, worth=_worth(layout, state.worth, effects))
     for k in layout.gates:
-        out[k] = jnp.where(like(leaves[k] != 0, pulls[k]), pulls[k], jnp.zeros_like(pulls[k]))
-    return out
+        pulls[k] = jnp.where(like(leaves[k] != 0, pulls[k]), pulls[k], jnp.zeros_like(pulls[k]))
+    gradients = jax.tree.unflatten(jax.tree.structure(updates), pulls)
+    moves, inner = descend(gradients)
+    tick = schedule.tick(following.count)
+    due = following.late & ~state.met & (tick > state.tick) | (watch.tried >= 0)
+    moves, inner, size, learnt = _cut_if(
+        due, options, layout, leaves, following, began, tick, moves, gradients, inner
+    )
+    step = Step(options, layout, None, None, updates, leaves, None, None, began, following, None)  # type: ignore[arg-type]
+    return moves, step.record(size, **learnt)._replace(inner=inner)
+
+
+def _cut_if(
+    due: jax.Array, options: Options, layout: Layout, leaves: list[Any],
+    state: RankAdaptiveState, began: jax.Array, tick: jax.Array, moves: Any, gradients: Any,
+    inner: Any,
+) -> tuple[Any, Any, jax.Array, dict[str, Any]]:  # fmt: skip
+    """Cuts, changes bases and judges, where an update is due for it; else holds what is dead."""
+    members = sorted(k for layer in layout.layers for k in (*layer.cores, *layer.gates))
+    steps, structure = jax.tree.flatten(moves)
+    arrays, inner_structure = jax.tree.flatten(inner)
+    moving = moments_of(layout, leaves, inner)
+    names = ("watch", "worth", "least", "rests", "smallest", "met", "tick")
+
+    def heavy(given: Any) -> Any:
+        own, moments = given
+        full = list(steps)
+        for k, move in zip(members, own, strict=True):
+            full[k] = move
+        step = _step(options, layout, leaves, state, began, tick)
+        done, size, learnt = step.finish(jax.tree.unflatten(structure, full), gradients)
+        full, learnt, moments = _turned(step, done, learnt, moving, moments, size)
+        own = [like(full[k].astype(old.dtype), old) for k, old in zip(members, own, strict=True)]
+        return own, moments, size, {name: learnt[name] for name in names}
+
+    def light(given: Any) -> Any:
+        own, moments = given
+        held = _held(layout, leaves, dict(zip(members, own, strict=True)))
+        kept = [held[k].astype(old.dtype) for k, old in zip(members, own, strict=True)]
+        return kept, moments, state.size, {name: getattr(state, name) for name in names}
+
+    given = [jnp.asarray(steps[k]) for k in members], [jnp.asarray(arrays[n]) for n, *_ in moving]
+    own, moments, size, learnt = jax.lax.cond(due, heavy, light, given)
+    for k, move in zip(members, own, strict=True):
+        steps[k] = move
+    for (n, *_), moment in zip(moving, moments, strict=True):
+        arrays[n] = moment
+    moves = jax.tree.unflatten(structure, steps)
+    return moves, jax.tree.unflatten(inner_structure, arrays), size, learnt
+
+
+def _step(
+    options: Options, layout: Layout, leaves: list[Any], state: RankAdaptiveState,
+    began: jax.Array, tick: jax.Array,
+) -> TargetStep:  # fmt: skip
+    gates = Gates.of(layout)
+    flat = gates.join([leaves[k] for k in layout.gates])
+    kept = dict(zip(sorted(layout.gates), jax.tree.leaves(state.watch.saved), strict=True))
+    saved = gates.join([kept[k] for k in layout.gates])
+    counts = jnp.sum(saved != 0).astype(jnp.float32)
+    watch, verdict = judged(state.watch, state.mass, state.size, counts, flat.size)
+    form = polynomial(layout, options.measure, options.rows)
+    assert options.schedule is not None
+    return TargetStep(
+        options, layout, gates, form, None, leaves, flat, flat != 0, began,
+        state._replace(watch=watch), (verdict, saved), options.schedule, tick,
+    )  # fmt: skip
 
 
 def _turned(
-    turns: jax.Array, layout: Layout, leaves: list[Any], decision: Decision, moves: list[Any],
-    inner: Any, worth: Any,
-) -> tuple[list[Any], Any, Any]:  # fmt: skip
+    step: TargetStep, moves: Any, learnt: dict[str, Any], moving: Any, moments: Any, size: jax.Array
+) -> tuple[list[Any], dict[str, Any], Any]:
     """Brings bonds into the basis of their singular vectors, where an update is due for it.
 
     Args:
-      turns: whether it is.
-      layout: of the parameters.
-      leaves: the parameters.
-      decision: of the update.
+      step: of the update.
       moves: of parameters, after a cut.
-      inner: state of the inner transformation; moments go along, as `moments_of` lists them.
-      worth: importance of the gates, which is that of a basis and begins anew.
+      learnt: as of `Step.finish`.
+      moving: arrays of the optimiser's state that go along, as `moments_of` lists them.
+      moments: these arrays.
+      size: after the update.
 
     Returns:
-      (moves, inner, worth).
+      (moves, what the state is to know, moments).
     """
-    members, place = sorted(parts_of(layout)), parts_of(layout)
-    arrays, structure = jax.tree.flatten(inner)
-    moving = moments_of(layout, leaves, inner)
-    stays = [
-        jnp.any(decision.rests[place[layer.cores[0]] :][: len(layer.cores) + len(layer.gates)])
-        for layer in layout.layers
-    ]
+    layout, state = step.layout, step.state
+    steps = jax.tree.leaves(moves)
+    stays, start = [], 0
+    for layer in layout.layers:
+        parts = len(layer.cores) + len(layer.gates)
+        stays.append(jnp.any(learnt["rests"][start : start + parts]))
+        start += parts
+    pending = learnt["watch"].tried >= 0  # while a cut may be undone the basis stays
+    due = (step.tick > state.tick) & (step.tick % 2 == 0) & ~pending
+    members = sorted(k for layer in layout.layers for k in (*layer.cores, *layer.gates))
 
     def change(given: Any) -> Any:
-        own, moments, worth = given
-        full = list(leaves)
+        own, moments = given
+        full = list(step.leaves)
         for k, move in zip(members, own, strict=True):
-            full[k] = plus(leaves[k], move)
+            full[k] = _plus(step.leaves[k], move)
         new, moments = changed(layout, full, moving, moments, stays)
         out = []
         for k, move in zip(members, own, strict=True):
-            x, value = same_dtype(leaves[k], new.get(k, full[k]))
+            x, value = _same(step.leaves[k], new.get(k, full[k]))
             out.append(like((value - x).astype(move.dtype), move))
-        return out, moments, jax.tree.map(jnp.zeros_like, worth)
+        return out, moments
 
-    given = [moves[k] for k in members], [jnp.asarray(arrays[n]) for n, *_ in moving], worth
-    own, moments, worth = jax.lax.cond(turns, change, lambda same: same, given)
-    out = list(moves)
+    own = [steps[k] for k in members]
+    own, moments = jax.lax.cond(due, change, lambda same: same, (own, moments))
     for k, move in zip(members, own, strict=True):
-        out[k] = move
-    for (n, *_), moment in zip(moving, moments, strict=True):
-        arrays[n] = moment
-    return out, jax.tree.unflatten(structure, arrays), worth
+        steps[k] = move
+    # Importance is that of a basis; and what nothing has moved yet is not known to be free.
+    worth = jax.tree.map(lambda x: jnp.where(due, jnp.zeros_like(x), x), state.worth)
+    known = ~jnp.all(learnt["rests"])
+    ranks = step.gates.per_bond(step.gates.join(
+        [_plus(step.leaves[k], steps[k]) for k in layout.gates]) != 0)  # fmt: skip
+    met = (size + step.gate_size * jnp.sum(ranks) <= state.size_target) & (
+        learnt["watch"].tried < 0
+    )
+    tick = jnp.where(known, jnp.maximum(step.tick, state.tick), state.tick)
+    return steps, learnt | {"worth": worth, "met": met, "tick": tick}, moments
 
 
-def _worth(layout: Layout, old: Any, leaves: list[Any], pulls: list[Any]) -> Any:
+def _worth(layout: Layout, old: Any, effects: dict[int, jax.Array]) -> Any:
     """Adds this update's squared first-order effects of the gates to their importance."""
-    values, structure = jax.tree.flatten(old)
+    leaves, structure = jax.tree.flatten(old)
     out = []
-    for k, x in zip(sorted(layout.gates), values, strict=True):
-        effect = like((jnp.asarray(leaves[k]) * pulls[k]).astype(x.dtype), x)
+    for k, x in zip(sorted(layout.gates), leaves, strict=True):
+        effect = like(effects[k].astype(x.dtype), x)
         out.append(x + jnp.where(jnp.isfinite(effect), effect * effect, 0.0))
     return jax.tree.unflatten(structure, out)
+
+
+def _held(layout: Layout, leaves: list[Any], moves: dict[int, Any]) -> dict[int, jax.Array]:
+    """Returns moves by which dead indices become zero, and no live gate does.
+
+    Entries that the inner optimiser leaves as they are, as where it holds them fixed, stay.
+    """
+    out = dict(moves)
+    for layer in layout.layers:
+        for k, bonds in zip(layer.gates, layer.bonds, strict=True):
+            gate = jnp.asarray(leaves[k])
+            dead = gate == 0
+            low = ~dead & (_plus(gate, moves[k]) <= 0)
+            held = _gate_move(gate, moves[k], dead, low, jnp.zeros((), gate.dtype), None)
+            out[k] = jnp.where(moves[k] == 0, moves[k], held.astype(moves[k].dtype))
+            for core, axis in bonds:
+                place = layer.cores[core]
+                shape = [1] * len(layer.shapes[core])
+                shape[axis] = dead.size
+                x, move = _same(leaves[place], out[place])
+                gone = like(jnp.broadcast_to(dead.reshape(shape), x.shape), x)
+                out[place] = jnp.where(gone & (move != 0), -x, move)
+    return out
