@@ -333,6 +333,13 @@ def test_the_summary_lists_layers_and_counts(model: Model):
     assert "16 → 24" in up
 
 
+def test_one_spec_alone_is_for_all_layers(model: Model):
+    for spec in (nn.TT(3), nn.LowRank(2)):
+        alone, mapped = (nn.tensorize(model, rules) for rules in (spec, {"*": spec}))
+        assert kinds(alone) == kinds(mapped) != kinds(model)
+        jax.tree.map(np.testing.assert_array_equal, nnx.state(alone), nnx.state(mapped))
+
+
 def test_bad_rules_are_named(model: Model):
     with pytest.raises(ValueError, match=r"'encoder/\*' matches none of: .*layers/0/up"):
         nn.tensorize(model, {"encoder/*": nn.TT(3)})

@@ -196,51 +196,13 @@ def rank_adaptive(
         options = options.towards_target(_DEFAULTS)
     if measure == "flops":
         _check.integer("rows", rows, low=1)
-    found: Any = inner
-    if hasattr(found, "gradient_transformation"):  # optax.MultiSteps
-        found = found.gradient_transformation()
-    if not (hasattr(found, "init") and hasattr(found, "update")):
-        raise TypeError(
-            f"inner: expected an Optax transformation such as optax.adam(1e-3), got {inner!r}"
-        )
-    inner = optax.with_extra_args_support(found)
+    inner = _checked_inner(inner)
 
     def init(params: Any) -> RankAdaptiveState:
         # optax.tree_map_params asks with a stand-in that holds no parameters.
         if type(params).__name__ == "_ParamsPlaceholder":
             return _fresh(1.0, options, inner.init(params), params, params, 0)
-        layout = _trainable(params, keep_one)
-        full = total(layout, [layer.ranks for layer in layout.layers], measure, rows)
-        leaves = jax.tree.leaves(params)
-        if not _check.is_traced(leaves):
-            _check_reachable(layout, full, options)
-        gates = Gates.of(layout)
-        flat = gates.join([leaves[k] for k in layout.gates])
-        form = polynomial(layout, measure, rows)
-        live = form.of_living(gates.per_bond(flat > options.threshold))
-        like = [jnp.zeros_like(x) if k in layout.gates else None for k, x in enumerate(leaves)]
-        structure = jax.tree.structure(params)
-        saved = jax.tree.unflatten(structure, like)
-        worth = jax.tree.unflatten(
-            structure,
-            [None if x is None or by is None else x.astype(jnp.float32) for x in like],
-        )
-        state = _fresh(float(full), options, inner.init(params), saved, worth, flat.size)
-        if by is not None:
-            target = _target(layout, leaves, options)
-            ranks = jnp.sum(flat != 0).astype(jnp.float32)
-            whole = live + ranks if compress_to is not None else live
-            target = jnp.asarray(target).astype(jnp.float32)
-            state = state._replace(size_target=target, met=whole <= target)
-        _check_proximal(state.inner, proximal)
-        if keep_one:
-            ones = np.minimum(gates.lengths, 1).astype(np.float32)
-            state = state._replace(least=form.of_living(jnp.array(ones)))
-        parts = sum(len(layer.cores) + len(layer.gates) for layer in layout.layers)
-        smallest = jnp.min(flat, where=flat != 0, initial=jnp.inf).astype(jnp.float32)
-        return state._replace(
-            size=live, full=live + 0, smallest=smallest, rests=jnp.ones((parts,), bool)
-        )
+        return _initial(options, inner, params)
 
     def update(
         updates: Any, state: Any, params: Any = None, **extra: Any
@@ -264,6 +226,55 @@ def rank_adaptive(
         return moves, step.record(size, **learnt)._replace(inner=inner_state)
 
     return _by_single_layers(optax.GradientTransformationExtraArgs(init, update))
+
+
+def _checked_inner(inner: Any) -> optax.GradientTransformationExtraArgs:
+    """Returns the inner optimiser as one that takes extra arguments; TypeError for no optimiser."""
+    found = inner
+    if hasattr(found, "gradient_transformation"):  # optax.MultiSteps
+        found = found.gradient_transformation()
+    if not (hasattr(found, "init") and hasattr(found, "update")):
+        raise TypeError(
+            f"inner: expected an Optax transformation such as optax.adam(1e-3), got {inner!r}"
+        )
+    return optax.with_extra_args_support(found)
+
+
+def _initial(
+    options: Options, inner: optax.GradientTransformationExtraArgs, params: Any
+) -> RankAdaptiveState:
+    """Builds the state of a training that begins with these parameters."""
+    measure, rows, by = options.measure, options.rows, options.by
+    layout = _trainable(params, options.keep_one)
+    full = total(layout, [layer.ranks for layer in layout.layers], measure, rows)
+    leaves, structure = jax.tree.flatten(params)
+    if not _check.is_traced(leaves):
+        _check_reachable(layout, full, options)
+    gates = Gates.of(layout)
+    flat = gates.join([leaves[k] for k in layout.gates])
+    form = polynomial(layout, measure, rows)
+    live = form.of_living(gates.per_bond(flat > options.threshold))
+    like = [jnp.zeros_like(x) if k in layout.gates else None for k, x in enumerate(leaves)]
+    saved = jax.tree.unflatten(structure, like)
+    worth = [None if x is None or by is None else x.astype(jnp.float32) for x in like]
+    state = _fresh(
+        float(full), options, inner.init(params), saved, jax.tree.unflatten(structure, worth),
+        flat.size,
+    )  # fmt: skip
+    if by is not None:
+        ranks = jnp.sum(flat != 0).astype(jnp.float32)
+        whole = live + ranks if options.compress_to is not None else live
+        target = jnp.asarray(_target(layout, leaves, options)).astype(jnp.float32)
+        state = state._replace(size_target=target, met=whole <= target)
+    _check_proximal(state.inner, options.proximal)
+    if options.keep_one:
+        ones = np.minimum(gates.lengths, 1).astype(np.float32)
+        state = state._replace(least=form.of_living(jnp.array(ones)))
+    parts = sum(len(layer.cores) + len(layer.gates) for layer in layout.layers)
+    smallest = jnp.min(flat, where=flat != 0, initial=jnp.inf).astype(jnp.float32)
+    return state._replace(
+        size=live, full=live + 0, smallest=smallest, rests=jnp.ones((parts,), bool)
+    )
 
 
 def _fresh(

@@ -14,11 +14,14 @@ from tensorjax.nn._specs import Dense, Spec
 # What rules may replace; other subclasses do more than their layer.
 _DENSE = (nnx.Linear, nnx.LinearGeneral, nnx.Conv, nnx.Embed, PaddedEmbed)
 
-Rules = Mapping[str, Spec | None] | Sequence[tuple[str, Spec | None]]
+# A spec alone is that of all layers.
+Rules = Spec | Mapping[str, Spec | None] | Sequence[tuple[str, Spec | None]]
 
 
 def rules_with(rules: Any, rank: int | None) -> list[tuple[str, Spec | None]]:
     """Checks rules, and returns their pairs, with ``rank`` in the specs that have none."""
+    if isinstance(rules, Spec):
+        rules = {"*": rules}
     pairs = list(rules.items()) if isinstance(rules, Mapping) else rules
     if not isinstance(pairs, list | tuple) or not pairs or not all(map(_is_rule, pairs)):
         raise ValueError(

@@ -40,8 +40,9 @@ def tensorize(
       model: any NNX module; it is not changed.
       rules: patterns and specs, in order. A pattern is a glob over the whole path, as in
         `fnmatch.fnmatchcase`: "*" stands for anything, slashes included, "?" for one character,
-        "[ab]" for one of some. The spec None, like `Dense`, leaves a layer as it is. "auto" chooses
-        format, shapes and ranks of every layer by `choose`, for ``size``, ``ratio`` or ``tol``.
+        "[ab]" for one of some. The spec None, like `Dense`, leaves a layer as it is. One spec alone
+        is for all layers. "auto" chooses format, shapes and ranks of every layer by `choose`, for
+        ``size``, ``ratio`` or ``tol``.
         None is "auto", or with ``rank`` tensor trains for all layers.
       init: "svd" converts the weights by `tensorjax.nn.from_linear`, `from_conv` and
         `from_embedding`, and the layers keep the certificates; "random" draws new ones.
