@@ -101,6 +101,8 @@ class HeldOut:
 
     def extend(self, count: int) -> None:
         """Adds uniformly random entries of the whole tensor to the held-out ones."""
+        if self.all:  # an entry held out twice would count twice
+            return
         index = self._draw(count)
         values, u = self._oracle.points(index), self.uniform
         self.index = np.concatenate([self.index[:u], index, self.index[u:]])
@@ -144,6 +146,8 @@ class HeldOut:
 
     def mix(self, cores: Cores) -> bool:
         """Draws held-out entries from the train, half as many as random ones, for earlier draws."""
+        if self.all:
+            return False
         source = Sampler(cores)
         asked = min(1 + self.uniform // 2, _DRAWN)
         count = int(min(asked, self._oracle.left // 4))

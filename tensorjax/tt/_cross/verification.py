@@ -185,7 +185,7 @@ class Verification:
     def _met(self) -> Status | None:
         """Adds held-out entries until the search would meet another part of f as small as this."""
         held = self._fit.held
-        while held.missing > 0:
+        while held.missing > 0 and not held.all:
             more = min(
                 held.missing, self._fit.options.most_random - held.uniform, self._fit.oracle.left
             )
