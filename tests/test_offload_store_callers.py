@@ -587,9 +587,42 @@ def test_a_call_that_is_cut_off_leaves_the_store_usable(
                 with store.read(name).result(30) as lease:
                     assert lease.array[0] == value
             store.commit({"step": 2})
-            if store._transport.queue.reading.used:  # by what the call that was cut off had
-                gc.collect()
+            # What the call that was cut off had read before is released as its read ends.
+            end = time.monotonic() + 30
+            while store._transport.queue.reading.used and time.monotonic() < end:
+                time.sleep(0.001)
             assert not store._transport.queue.reading.used
+
+
+def test_what_was_read_before_a_call_was_cut_off_is_released(
+    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Cut(BaseException):
+        pass
+
+    unblock, cut = _queue.Queue._unblock, _queue.Queue.cut
+    end = time.monotonic() + 30
+
+    def unblocked(self: Any, request: Any) -> None:
+        unblock(self, request)
+        if threading.current_thread() is threading.main_thread():
+            raise Cut
+
+    def late(self: Any, requests: Any, error: BaseException) -> None:
+        while not all(request.complete for request in requests):
+            assert time.monotonic() < end
+            time.sleep(0.001)
+        cut(self, requests, error)
+
+    with filled(tmp_path, backend) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(_queue.Queue, "_unblock", unblocked)
+            patch.setattr(_queue.Queue, "cut", late)
+            with pytest.raises(Cut):
+                store.read("y")
+        while store._transport.queue.reading.used:
+            assert time.monotonic() < end
+            time.sleep(0.001)
             assert not store._transport.queue.writing.used
 
 

@@ -33,7 +33,7 @@ class Reader:
 
         A caller may hold a lock that the callback of a future takes.
         """
-        queue, batch = self.queue, ReadBatch([])
+        queue, batch, countdown = self.queue, ReadBatch([]), None
         try:
             with queue.lock:
                 check_there(tensors)
@@ -52,6 +52,8 @@ class Reader:
                     queue.enter(batch.requests)
                     queue.read(batch)
         except BaseException as error:
+            if countdown is not None:  # it may have been read before, and nobody gets its leases
+                countdown.future.add_done_callback(_released)
             queue.cut(batch.requests, error)
             raise
         return countdown.future
@@ -222,6 +224,12 @@ def _kept(tensor: Tensor, content: Content, queue: Queue) -> Lease:
     memory.flags.writeable = False
     array = view(memory, tensor.part.start, tensor.place)
     return Lease(tensor.place, array, None, queue)
+
+
+def _released(read: Future[Leases]) -> None:
+    """Releases what was read by a call that was cut off."""
+    if read.exception() is None:
+        read.result().release()
 
 
 def _verify(
