@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._cores import overlaps, products, rounding_methods, scaling
+from tensorjax._cores import overlaps, products, rounding_methods
 from tensorjax._cores.contraction import einsum
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT, TTMatrix
@@ -20,9 +20,8 @@ from tensorjax.pde._integration.statuses import unbounded_by
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._problems.problem import Problem
 from tensorjax.pde._stepping.mass import mass_of
+from tensorjax.pde._stepping.step_truncation import solved_by_amen
 from tensorjax.pde.physical import shares
-from tensorjax.tt._linear import solve as solver
-from tensorjax.tt._linear.system import System
 
 # The operator is a sum of many terms, rounded to this relative error before it is solved with.
 _EXACT = 1e-13
@@ -240,12 +239,7 @@ def _solved(
 ) -> tuple[Cores, float]:
     """Solves (L − c w ∫) p = −c w for a stationary p by AMEn; relative residual, too."""
     bordered = _square(products.combined([_flat(operator), _border(w, weights)], [1.0, -rate]))
-    load, guess = (TT._unchecked(tuple(c)) for c in ([-rate * w[0], *w[1:]], w))
-    double = np.dtype(np.float64)
-    system = System(TTMatrix._unchecked(tuple(bordered)), load, guess, double, _ENRICHMENT)
-    search = solver._amen("auto", "auto", cap, _SWEEPS, _ENRICHMENT, None)
-    with np.errstate(over="ignore", invalid="ignore"):
-        out = solver._at_once(system, tol, True, cap)
-        out = out or search(system, tol * system.size, lambda *_: None)
-    residual = system.residual(out.x) / (system.size or 1.0)
-    return scaling.scaled_train(out.x, system.exponent), residual
+    return solved_by_amen(
+        TTMatrix._unchecked(tuple(bordered)), [-rate * w[0], *w[1:]], w, tol,
+        cap=cap, enrichment=_ENRICHMENT, sweeps=_SWEEPS,
+    )  # fmt: skip

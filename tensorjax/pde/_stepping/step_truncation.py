@@ -311,7 +311,7 @@ def imex(
     implicit = affine_generator(
         stiff.box, None, None, -dt / 2 * np.asarray(diffusion.diffusion), 1.0
     )
-    found, residual = _solved(implicit, load, v, _SOLVED * trim.tol)
+    found, residual = solved_by_amen(implicit, load, v, _SOLVED * trim.tol)
     out = rounded([Train(found)], [1.0], trim.tol, cap=trim.cap)
     # Diffusion leaves mass as it is, and so the system has that of its right side.
     out = trim.kept(out, trim.mass(Train(load)))
@@ -325,12 +325,21 @@ def imex(
     return Step(out, error, None if slope is None else (t, slope), note)
 
 
-def _solved(operator: Any, load: Cores, guess: Cores, tol: float) -> tuple[Cores, float]:
-    """Solves an IMEX step's implicit system by AMEn in double precision; relative residual too."""
-    system = System(operator, train(load), train(guess), np.dtype(np.float64), _ENRICHMENT)
-    search = solver._amen("auto", "auto", None, _SWEEPS, _ENRICHMENT, None)
+def solved_by_amen(
+    operator: Any,
+    load: Cores,
+    guess: Cores,
+    tol: float,
+    *,
+    cap: int | None = None,
+    enrichment: int = _ENRICHMENT,
+    sweeps: int = _SWEEPS,
+) -> tuple[Cores, float]:
+    """Solves a linear system of an equation by AMEn in double precision; relative residual too."""
+    system = System(operator, train(load), train(guess), np.dtype(np.float64), enrichment)
+    search = solver._amen("auto", "auto", cap, sweeps, enrichment, None)
     with np.errstate(over="ignore", invalid="ignore"):
-        out = solver._at_once(system, tol, True, None)
+        out = solver._at_once(system, tol, True, cap)
         out = out or search(system, tol * system.size, lambda *_: None)
     residual = system.residual(out.x) / (system.size or 1.0)
     return scaling.scaled_train(out.x, system.exponent), residual
