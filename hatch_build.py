@@ -48,14 +48,18 @@ def build_uring(root: Path, target: Path | None = None) -> Built:
     if "linux" not in system:
         return None, f"{system or machine} has no io_uring"
     library = (target or (root / URING).parent) / "libio_uring.so"
-    return _compiled(library, _compiler("CC", "cc"), ["-O2", *_lean(system), str(root / URING)])
+    flags = ["-O2", *_lean(system), _sources(root, URING), str(root / URING)]
+    return _compiled(library, _compiler("CC", "cc"), flags)
 
 
 def build_copies(root: Path, target: Path | None = None) -> Built:
     """Compiles the copies past the caches, by Python's stable ABI; as `build_uring`."""
     library = (target or (root / COPIES).parent) / f"{COPIES.stem}.abi3.so"
     _, system = _machine("CC", "cc")
-    flags = ["-O2", *_lean(system), f"-I{sysconfig.get_path('include')}", str(root / COPIES)]
+    flags = [
+        "-O2", *_lean(system), f"-I{sysconfig.get_path('include')}", _sources(root, COPIES),
+        str(root / COPIES),
+    ]  # fmt: skip
     if sys.platform == "darwin":
         flags.append("-Wl,-undefined,dynamic_lookup")  # Python's names are found when it is loaded
     return _compiled(library, _compiler("CC", "cc"), flags)
@@ -84,11 +88,18 @@ def build_sweeps(root: Path, target: Path | None = None, level: str | None = Non
     _, system = _machine("CXX", "c++")
     if "linux" in system:
         flags += [*_lean(system), *_self_contained(root, compiler)]
-    return _compiled(library, compiler, [*flags, str(root / SWEEPS), "-lpthread"])
+    flags += [_sources(root, SWEEPS), str(root / SWEEPS), "-lpthread"]
+    return _compiled(library, compiler, flags)
 
 
 def _lean(system: str) -> list[str]:
     return ["-s"] if "linux" in system else []
+
+
+def _sources(root: Path, source: Path) -> str:
+    """Returns the flag that puts the digest of the sources into a library: it tells its age."""
+    tools = runpy.run_path(str(root / "tensorjax" / "_shared_libraries.py"))
+    return f'-DTENSORJAX_SOURCES="{tools["source_digest"]((root / source).parent)}"'
 
 
 def _self_contained(root: Path, compiler: list[str]) -> list[str]:

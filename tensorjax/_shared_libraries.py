@@ -2,7 +2,37 @@
 
 import ctypes
 import functools
+import hashlib
 from pathlib import Path
+
+
+def source_digest(folder: Path) -> str:
+    """Returns a digest of the C and C++ sources in a folder; empty where there are none.
+
+    The build puts it into the library, which lies beside its sources only where it was built.
+    """
+    digest, found = hashlib.sha256(), False
+    for path in sorted(folder.iterdir()):
+        if path.suffix in (".c", ".cc", ".h", ".map"):
+            digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+            found = True
+    return digest.hexdigest() if found else ""
+
+
+def stale(path: Path, built_from: str) -> str:
+    """Returns the reason if a library was built from other sources than those beside it, or "".
+
+    Args:
+        path: Of the library.
+        built_from: The `source_digest` that the library holds.
+    """
+    present = source_digest(path.parent)
+    if not present or built_from == present:
+        return ""
+    return (
+        f"{path.name} was built from other sources than those beside it; build it again with "
+        "`pip install -e .` or `python hatch_build.py`"
+    )
 
 
 @functools.cache
@@ -15,6 +45,18 @@ def load(path: Path) -> tuple[ctypes.CDLL | None, str]:
     if not path.exists():
         return None, f"{path.name} is not part of this installation"
     try:
-        return ctypes.CDLL(str(path)), ""
+        library = ctypes.CDLL(str(path))
     except OSError as error:  # built for another system, or cut
         return None, f"{path.name}: {error}"
+    why = stale(path, held_digest(library))
+    return (None, why) if why else (library, "")
+
+
+def held_digest(library: ctypes.CDLL) -> str:
+    """Returns the digest of the sources that a library was built from; empty if it holds none."""
+    try:
+        call = library.tensorjax_sources
+    except AttributeError:
+        return ""
+    call.restype = ctypes.c_char_p
+    return call().decode()

@@ -1,14 +1,18 @@
 """Levels of CPUs: the best one that serves is loaded, else a lower one, else the reason is said."""
 
+import ctypes
 import logging
 import random
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from tensorjax import _native
+from tensorjax import _native, _shared_libraries
 from tensorjax._native import level, loading
 from tensorjax.offload._store.backends import ring
+from tensorjax.offload._store.disk import checksums
 
 ALL = frozenset().union(*level._NEEDED.values())
 
@@ -135,3 +139,45 @@ def test_what_is_no_library_of_kernels_is_a_reason(kind: str, tmp_path: Path) ->
     library, why = loading._tried(path)
     assert library is None
     assert path.name in why
+
+
+def built_here() -> list[tuple[Path, str]]:
+    """The libraries of this installation, each with the digest that it holds."""
+    found = [Path(ring.__file__).with_name("libio_uring.so")]
+    found += [loading._path(_native.kernels().level)] if not _native.status() else []
+    held = [(p, _shared_libraries.held_digest(ctypes.CDLL(str(p)))) for p in found if p.exists()]
+    copies = checksums._copies_c
+    return held + ([(Path(copies.__file__), copies.sources)] if copies is not None else [])
+
+
+@pytest.mark.parametrize("change", ["none", "edited", "removed", "added"])
+def test_a_library_of_other_sources_than_those_beside_it_is_a_reason(
+    change: str, tmp_path: Path, rng: np.random.Generator
+) -> None:
+    """What was compiled before a change of its sources serves no more; without sources it does."""
+    for library, digest in built_here():
+        folder = tmp_path / library.name
+        folder.mkdir()
+        shutil.copy(library, folder)
+        copy = folder / library.name
+        assert digest
+        assert _shared_libraries.stale(copy, digest) == ""  # as in a wheel
+        sources = [p for p in library.parent.iterdir() if p.suffix in (".c", ".cc", ".h", ".map")]
+        for source in sources:
+            shutil.copy(source, folder)
+        one = folder / sources[rng.integers(len(sources))].name
+        if change == "edited":
+            one.write_bytes(one.read_bytes() + b"\n")
+        elif change == "removed" and len(sources) > 1:
+            one.unlink()
+        elif change != "none":
+            (folder / "another.h").touch()
+        why = _shared_libraries.stale(copy, digest)
+        assert bool(why) == (change != "none")
+        if why:
+            assert library.name in why
+            assert "pip install" in why
+            if copy.suffixes == [".so"] and "uring" in copy.name:
+                assert _shared_libraries.load(copy) == (None, why)
+            elif copy.name.startswith("sweeps"):
+                assert loading._tried(copy) == (None, why)

@@ -612,6 +612,12 @@ extern "C" long tensorjax_tt_svd(long d, const int64_t* modes, long single, cons
   });
 }
 
+// Digest of the sources that this library is built from, as the build gives it.
+#ifndef TENSORJAX_SOURCES
+#define TENSORJAX_SOURCES ""
+#endif
+extern "C" const char* tensorjax_sources() { return TENSORJAX_SOURCES; }
+
 extern "C" int tensorjax_interface() { return 1000 * XLA_FFI_API_MAJOR + XLA_FFI_API_MINOR; }
 
 // G (rows × rows) = A Aᴴ in double precision, of A on the host: complex if `parts` is 2, in single

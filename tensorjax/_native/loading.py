@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 
 from tensorjax import _blas_threads as _blas
+from tensorjax import _shared_libraries
 from tensorjax._native import level as _level
 
 CALLS = (
@@ -121,9 +122,10 @@ def _tried(path: Path) -> tuple[Any, str]:
     """Loads a library and registers its handlers; returns it, or the reason for failure."""
     try:
         library = ctypes.CDLL(str(path))
+        if why := _shared_libraries.stale(path, _shared_libraries.held_digest(library)):
+            return None, why
         if library.tensorjax_interface() > _interface():
             return None, f"{path.name} was built for a newer jaxlib; install tensorjax again"
-        _ = library.tensorjax_tt_svd  # a library of before lacks it: not to be called
         library.tensorjax_lapack(*map(_lapack, ("dsyevd", "dgesdd")), *blas_threads())
         # All are looked for before one is registered: a name can be given only once.
         handlers = {name: jax.ffi.pycapsule(getattr(library, name)) for name in CALLS}

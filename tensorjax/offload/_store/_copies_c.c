@@ -109,7 +109,17 @@ static PyMethodDef methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+/* Digest of the sources that this module is built from, as the build gives it. */
+#ifndef TENSORJAX_SOURCES
+#define TENSORJAX_SOURCES ""
+#endif
+static int add_sources(PyObject *self)
+{
+    return PyModule_AddStringConstant(self, "sources", TENSORJAX_SOURCES);
+}
+
 static PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, add_sources},
     {0, NULL},
 };
 

@@ -281,3 +281,12 @@ int tensorjax_ring_wait(struct ring *ring, int block, struct completion *found, 
     __atomic_store_n(ring->landed_head, at, __ATOMIC_RELEASE);
     return count;
 }
+
+/* Digest of the sources that this library is built from, as the build gives it. */
+#ifndef TENSORJAX_SOURCES
+#define TENSORJAX_SOURCES ""
+#endif
+const char *tensorjax_sources(void)
+{
+    return TENSORJAX_SOURCES;
+}

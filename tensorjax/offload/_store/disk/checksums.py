@@ -1,9 +1,12 @@
 """Checksums of blocks: xxh3, 64 bits, from the library xxhash (the extra ``offload``)."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from tensorjax import _shared_libraries
 
 try:
     import xxhash
@@ -14,7 +17,9 @@ try:
 except ImportError as error:  # no compiler on installation, or a Python without the stable ABI
     _copies_c, _why = None, str(error)
 else:
-    _why = ""
+    _why = _shared_libraries.stale(Path(_copies_c.__file__), getattr(_copies_c, "sources", ""))
+    if _why:
+        _copies_c = None
 
 
 def copies_status() -> str:
