@@ -1,8 +1,9 @@
 """Tucker decomposition to given ranks by alternating least squares (HOOI), of masked data too."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -15,7 +16,8 @@ from tensorjax.tucker._hosvd import feasible_ranks, st_hosvd
 from tensorjax.tucker._types import Tucker, times, unfold
 
 
-class FitInfo(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class FitInfo:
     """Report of an alternating fit of a Tucker tensor: status, error and sweeps.
 
     Attributes:

@@ -1,7 +1,8 @@
 """Stationary densities of Fokker–Planck equations by AMEn, without steps in time."""
 
+import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -32,7 +33,8 @@ _ENRICHMENT, _SWEEPS = 6, 40
 _SOLVES, _SHARE = 4, 0.1
 
 
-class Stationary(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Stationary:
     """Stationary density of an equation, with its residual and a status.
 
     Attributes:

@@ -1,5 +1,6 @@
 """Largest and smallest entries of a train, by a beam search that bounds all others."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -22,7 +23,8 @@ _STARTS = 8
 _SLACK = 1e-12
 
 
-class ExtremumInfo(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class ExtremumInfo:
     """Certificate of an extremum: whether the entry is proven extreme, and a bound.
 
     Attributes:

@@ -1,5 +1,6 @@
 """Tensor completion: trains from samples, by ALS or Riemannian conjugate gradients."""
 
+import dataclasses
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +35,8 @@ _STUCK = 0.5
 _PATIENCE, _SLOW = 40, 3
 
 
-class CompleteInfo(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class CompleteInfo:
     """Report of a completion: status, errors on fitted and held-out samples, ranks, advice.
 
     Attributes:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 Status = Literal[
     "converged",
@@ -17,7 +17,8 @@ Status = Literal[
 ]
 
 
-class CrossProgress(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class CrossProgress:
     """Progress report that `cross` passes to its callback after every sweep.
 
     Attributes:
