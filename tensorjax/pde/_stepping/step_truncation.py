@@ -28,7 +28,7 @@ from tensorjax.pde._stepping.sketched_sums import (
     relative_norm,
     rounded,
 )
-from tensorjax.tt._linear import solve as solver
+from tensorjax.tt._linear.solve import amen_search, solution
 from tensorjax.tt._linear.system import System
 
 # Errors of stages, and of slopes that are kept, in units of the tolerance of the step.
@@ -337,10 +337,8 @@ def solved_by_amen(
 ) -> tuple[Cores, float]:
     """Solves a linear system of an equation by AMEn in double precision; relative residual too."""
     system = System(operator, train(load), train(guess), np.dtype(np.float64), enrichment)
-    search = solver._amen("auto", "auto", cap, sweeps, enrichment, None)
-    with np.errstate(over="ignore", invalid="ignore"):
-        out = solver._at_once(system, tol, True, cap)
-        out = out or search(system, tol * system.size, lambda *_: None)
+    search = amen_search("auto", "auto", cap, sweeps, enrichment, None)
+    out = solution(system, search, tol, cap, True, lambda *_: None)
     residual = system.residual(out.x) / (system.size or 1.0)
     return scaling.scaled_train(out.x, system.exponent), residual
 

@@ -15,6 +15,7 @@ from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT, single
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike, DTypeLike
+from tensorjax.tt._cross.approximation import Approximation
 from tensorjax.tt._cross.function_calls import Executor
 from tensorjax.tt._cross.held_out_error import Estimate
 from tensorjax.tt._cross.progress import CrossProgress, Options, Status
@@ -141,7 +142,7 @@ def cross(
     )
     final = _Dtype(oracle, dtype)
     starts = _start(x0, sizes), checked_pivots(pivots, sizes, grid)
-    searched = Search(oracle, options, rng, *starts, final.finish)
+    searched = Search(Approximation(oracle, options, rng, *starts, final.finish), rng)
     final.check(options.tol)
     status = searched.run()
     final.check_range(at_end=True)

@@ -2,20 +2,17 @@
 
 import math
 import time
-from collections.abc import Callable
 
 import numpy as np
 
-from tensorjax._cores.unfoldings import Cores
 from tensorjax.tt._cross.approximation import Approximation
 from tensorjax.tt._cross.global_search import GlobalSearch
 from tensorjax.tt._cross.greedy_pivots import Sets
 from tensorjax.tt._cross.held_out_error import Estimate
-from tensorjax.tt._cross.progress import CrossProgress, Options, Status
+from tensorjax.tt._cross.progress import CrossProgress, Status
 from tensorjax.tt._cross.sampled_function import (
     BudgetExhausted,
     FunctionFailed,
-    Oracle,
     Rescaled,
 )
 from tensorjax.tt._cross.verification import Verification
@@ -48,22 +45,15 @@ class Search:
       failure: the error of f that ended the search, and where; empty if none did.
     """
 
-    def __init__(
-        self,
-        oracle: Oracle,
-        options: Options,
-        rng: np.random.Generator,
-        x0: Cores | None,
-        pivots: np.ndarray | None,
-        finish: Callable[[Cores], Cores],
-    ):
+    def __init__(self, fit: Approximation, rng: np.random.Generator):
         self.sweeps = 0
         self.failure = ""
         self._began = time.perf_counter()
-        self._oracle, self._options, self._rng = oracle, options, rng
-        self.fit = Approximation(oracle, options, rng, x0, pivots, finish)
-        self.held = self.fit.held
-        self.globally = GlobalSearch(oracle, self.held, rng, options.search, options.most_random)
+        self._oracle, self._options, self._rng = fit.oracle, fit.options, rng
+        self.fit, self.held = fit, fit.held
+        self.globally = GlobalSearch(
+            fit.oracle, fit.held, rng, fit.options.search, fit.options.most_random
+        )
         self._verification = Verification(self.fit, self.globally)
         self._surprises = 0  # times that a train below the tolerance was found wrong elsewhere
 

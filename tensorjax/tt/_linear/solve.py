@@ -149,7 +149,7 @@ def solve(
     if method == "amen":
         _check.integer("enrichment", enrichment, low=1)
         sweeps = _check.integer("max_sweeps", 50 if max_sweeps is None else max_sweeps, low=1)
-        search = _amen(local, preconditioner, cap, sweeps, enrichment, key)
+        search = amen_search(local, preconditioner, cap, sweeps, enrichment, key)
     elif method == "gmres":
         _check.integer("restart", restart, low=1)
         sweeps = _check.integer("max_sweeps", 10 if max_sweeps is None else max_sweeps, low=1)
@@ -157,9 +157,7 @@ def solve(
     else:
         raise ValueError(f"method: expected 'amen' or 'gmres', got {method!r}")
     system = System(A, b, x0, dtype, enrichment)
-    with np.errstate(over="ignore", invalid="ignore"):  # of local systems gone wrong
-        out = _at_once(system, tol, x0 is not None, cap)
-        out = out or search(system, tol * system.size, _relative(callback, system.size))
+    out = solution(system, search, tol, cap, x0 is not None, _relative(callback, system.size))
     cores = [c.astype(dtype) for c in out.x]
     residual = system.residual([c.astype(system.wide) for c in cores]) / (system.size or 1.0)
     status, advice = "converged", ""
@@ -197,6 +195,24 @@ def _check_system(A: Any, b: Any, x0: Any) -> None:
         _check.finite(name, t)
 
 
+def solution(
+    system: System, search: Search, tol: float, cap: int | None, guessed: bool, report: Report
+) -> Outcome:
+    """Solves a system by a search, unless b = 0 or the guess suffices.
+
+    Args:
+      system: with b and the guess.
+      search: as of `amen_search`.
+      tol: relative to ‖b‖.
+      cap: largest rank of a guess that is returned as it is; None for no limit.
+      guessed: whether the guess is one, not only a start.
+      report: called after every sweep, with the residual, not relative.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):  # of local systems gone wrong
+        out = _at_once(system, tol, guessed, cap)
+        return out or search(system, tol * system.size, report)
+
+
 def _at_once(system: System, tol: float, guessed: bool, cap: int | None) -> Outcome | None:
     """Returns the solution of A x = b without a search, if b = 0 or the first guess suffices."""
     if system.size == 0:
@@ -214,9 +230,19 @@ def _relative(callback: Report | None, size: float) -> Report:
     return lambda sweep, residual, ranks: callback(sweep, residual / size, ranks)
 
 
-def _amen(
+def amen_search(
     local: str, preconditioner: Any, cap: int | None, sweeps: int, rank: int, key: Any
 ) -> Search:
+    """Returns the search of `solve` by AMEn, with the arguments that `solve` describes.
+
+    Args:
+      local: how local systems are solved.
+      preconditioner: of local systems.
+      cap: largest rank; None for no limit.
+      sweeps: at most.
+      rank: of the train that follows the residual.
+      key: for this train; None for a fixed one.
+    """
     limits = {"auto": (_DIRECT, _RESCUED), "direct": (_LARGEST, 0), "iterative": (0, 0)}
     if local not in limits:
         raise ValueError(f"local: expected one of {tuple(limits)}, got {local!r}")
