@@ -84,15 +84,17 @@ def run_all(options: list[str], jobs: int) -> int:
     """Runs every experiment in its own process: flags, caches and memory stay its own."""
     found = [e for e in discover().values() if not e.by_name_only]
     quick = "--quick" in options  # whose times are not worth comparing
-    together = [e.name for e in found if jobs > 1 and (quick or not e.alone)]
-    apart = [e.name for e in found if e.name not in together]
+    together = [e for e in found if jobs > 1 and (quick or not e.alone)]
+    apart = [e.name for e in found if e not in together]
     failed = []
     pool = ThreadPoolExecutor(jobs)
-    done = [(name, pool.submit(run_quietly, name, options)) for name in together]
+    # The longest begin first, so that none is left running alone at the end.
+    queue = sorted(together, key=lambda e: e.quick_seconds, reverse=True)
+    ended = {e.name: pool.submit(run_quietly, e.name, options) for e in queue}
     try:
-        for name, ended in done:
+        for name in (e.name for e in together):
             console.rule(Text(name))
-            status, said = ended.result()
+            status, said = ended[name].result()
             print(said, end="", flush=True)
             failed += [name] if status else []
     finally:
@@ -216,11 +218,11 @@ def main(arguments: list[str]) -> int:
 
 
 def hurried(arguments: list[str]) -> bool:
-    """Whether these arguments make one quick run that compares no times."""
+    """Whether these arguments make one quick run, whose times are not worth comparing."""
     match arguments:
         case ["run", name, *options] if "--quick" in options:
             experiment = discover().get(name)
-            return experiment is not None and not experiment.alone
+            return experiment is not None and not experiment.by_name_only
     return False
 
 

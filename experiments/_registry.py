@@ -18,7 +18,7 @@ class Experiment:
         module: Full name of the module that holds ``Config`` and ``run``.
         paper: Citation of the source, with its arXiv number where it has one.
         summary: What is reproduced: the table, the figure, the claim.
-        quick: Approximate duration of a quick run on two CPU cores, such as ``"20 s"``.
+        quick: Approximate duration of a quick run on two CPU cores, as ``"20 s"``.
         extra: The extra of ``pyproject.toml`` that brings the packages it needs.
         packages: Distributions whose versions are recorded besides the usual ones.
         alone: Whether it compares times, so that ``run all`` runs nothing else beside it, unless
@@ -35,6 +35,15 @@ class Experiment:
     packages: tuple[str, ...] = ()
     alone: bool = False
     by_name_only: bool = False
+
+    @property
+    def quick_seconds(self) -> float:
+        """The number that `quick` says; it orders the queue of `run all`.
+
+        >>> Experiment(name="a", module="", paper="", summary="", quick="20 s").quick_seconds
+        20.0
+        """
+        return float(self.quick.removesuffix(" s"))
 
 
 class UnknownExperimentError(LookupError):

@@ -5,10 +5,12 @@ import json
 import math
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -98,8 +100,9 @@ def here(planted: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(experiments, "__path__", [str(planted / "experiments")])
     monkeypatch.chdir(planted)
     yield planted
-    for name in [name for name in sys.modules if name.startswith("experiments.tiny")]:
-        del sys.modules[name]
+    for name in list(sys.modules):
+        if name.startswith(("experiments.tiny", "experiments.rival")):
+            del sys.modules[name]
 
 
 def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -267,13 +270,43 @@ def test_run_all_goes_on_after_a_failure(planted: Path, more: tuple[str, ...]) -
     assert only_run(planted)["quick"] is ("--quick" in more)
 
 
-def test_quick_runs_that_compare_no_times_are_hurried(here: Path) -> None:
+def test_the_longest_experiments_begin_first_and_are_shown_by_name(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "experiments" / "rival").mkdir()
+    (here / "experiments" / "rival" / "__init__.py").write_text(RIVAL)
+    description = DESCRIPTION.replace('quick="1 s", extra', 'quick="10 s", extra')
+    (here / "experiments" / "tiny" / "__init__.py").write_text(
+        description.replace('numbers", quick="1 s"', 'numbers", quick="9 s"')
+    )
+    begun: list[str] = []
+
+    def run_quietly(name: str, options: list[str]) -> tuple[int, str]:
+        begun.append(name)
+        return 0, f"said by {name};"
+
+    monkeypatch.setattr("experiments.__main__.run_quietly", run_quietly)
+    one_by_one = ThreadPoolExecutor(1)
+    monkeypatch.setattr("experiments.__main__.ThreadPoolExecutor", lambda jobs: one_by_one)
+    assert main(["run", "all", "--quick", "--jobs", "2"]) == 0
+    assert begun == ["tiny/needy", "tiny", "rival"]  # 10, 9 and 1 s
+    shown = re.findall("said by (.*?);", capsys.readouterr().out)
+    assert shown == ["rival", "tiny", "tiny/needy"]
+
+
+def test_quick_runs_are_hurried(here: Path) -> None:
     assert hurried(["run", "tiny", "--results", "x", "--quick"])
     assert not hurried(["run", "tiny"])
     assert not hurried(["run", "nothing-like-it", "--quick"])
     assert not hurried(["run", "all", "--quick"])  # each run hurries in a process of its own
     (here / "experiments" / "rival").mkdir()
     (here / "experiments" / "rival" / "__init__.py").write_text(RIVAL)
+    assert hurried(["run", "rival", "--quick"])  # times of quick runs are not worth comparing
+    assert not hurried(["run", "rival"])
+    machine = RIVAL.replace("alone=True", "alone=True, by_name_only=True")
+    (here / "experiments" / "rival" / "__init__.py").write_text(machine)
+    for name in [name for name in sys.modules if name.startswith("experiments.rival")]:
+        del sys.modules[name]
     assert not hurried(["run", "rival", "--quick"])
 
 
@@ -287,14 +320,20 @@ def test_a_hurried_process_compiles_hastily_unless_told_otherwise(given: str) ->
         import jax, jax.numpy as jnp
         jax.jit(jnp.sin)(1.0).block_until_ready()
         assert compiler_options(False) is None
-        assert compiler_options(True) == {"xla_backend_optimization_level": 1}
+        options = compiler_options(True)
+        assert options["xla_backend_optimization_level"] == 0
+        jax.jit(jnp.cos, compiler_options=options)(1.0).block_until_ready()
+        for name, value in options.items():
+            print(f"--{name}={str(value).lower()}")
         print(os.environ["XLA_FLAGS"])
     """
     done = subprocess.run(
         [sys.executable, "-c", code], check=True, text=True, capture_output=True,
         cwd=Path(__file__).parents[1], env={**os.environ, "XLA_FLAGS": given},
     )  # fmt: skip
-    assert done.stdout.split() == ["--xla_backend_optimization_level=1", *given.split()]
+    options, flags = done.stdout.splitlines()[:-1], done.stdout.splitlines()[-1].split()
+    assert "--xla_backend_optimization_level=0" in options
+    assert flags == [*options, *given.split()]  # of two settings of a flag, the last one counts
 
 
 def test_at_least_one_runs_at_a_time(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -313,7 +352,7 @@ def test_every_experiment_of_the_toolkit_has_a_source() -> None:
     for experiment in _registry.discover().values():
         assert experiment.paper
         assert experiment.summary
-        assert experiment.quick
+        assert experiment.quick_seconds > 0
         assert importlib.util.find_spec(experiment.module)
 
 
