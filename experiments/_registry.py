@@ -18,7 +18,9 @@ class Experiment:
         module: Full name of the module that holds ``Config`` and ``run``.
         paper: Citation of the source, with its arXiv number where it has one.
         summary: What is reproduced: the table, the figure, the claim.
-        quick: Approximate duration of a quick run on two CPU cores, as ``"20 s"``.
+        claim: What the paper says that the run is compared with; empty for a benchmark.
+        basis: What of the paper was read, such as ``"abstract"``; "recalled" is unverified.
+        quick: Approximate duration of a quick run on two CPU cores, such as ``"20 s"``.
         extra: The extra of ``pyproject.toml`` that brings the packages it needs.
         packages: Distributions whose versions are recorded besides the usual ones.
         alone: Whether it compares times, so that ``run all`` runs nothing else beside it, unless
@@ -31,6 +33,8 @@ class Experiment:
     paper: str
     summary: str
     quick: str
+    claim: str = ""
+    basis: str = ""
     extra: str = "experiments"
     packages: tuple[str, ...] = ()
     alone: bool = False

@@ -47,6 +47,7 @@ class Run:
         self.metrics: dict[str, Any] = {}
         self.tables: list[dict[str, Any]] = []
         self.figures: list[dict[str, str]] = []
+        self.outcome: dict[str, Any] | None = None
         self.discarded = ""
 
     def discard(self, reason: str) -> None:
@@ -60,6 +61,17 @@ class Run:
         if name in self.metrics:
             raise ValueError(f"metric '{name}' is already recorded; give this one its own name")
         self.metrics[name] = plain(value)
+
+    def compare(self, ours: str, holds: bool | None = None) -> None:
+        """Records what was found beside the claim of the paper, once.
+
+        Args:
+            ours: What was found, in a few words with its figures.
+            holds: Whether the claim holds here; None where the run cannot tell.
+        """
+        if self.outcome is not None:
+            raise ValueError(f"the outcome is already recorded: {self.outcome['ours']!r}")
+        self.outcome = {"ours": ours, "holds": plain(holds)}
 
     def table(
         self,
@@ -148,6 +160,7 @@ def record(
             "seconds": round(time.perf_counter() - clock, 3),
             "config": plain(config),
             "metrics": run.metrics,
+            "outcome": run.outcome,
             "tables": run.tables,
             "figures": run.figures,
             "versions": _provenance.versions(experiment.packages),

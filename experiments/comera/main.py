@@ -48,13 +48,24 @@ def run(config: Config, run: Run) -> None:
         if found:
             run.table("steps", steps, caption=STEPS.format(speed.ROUNDS))
             run.figure("comera", figure.overview(found), caption=CAPTION)
+            run.compare(*_outcome(run, list(found)))
         if "planted" in config.tasks:
             _planted(config, run)
 
 
+def _outcome(run: Run, tasks: list[str]) -> tuple[str, bool | None]:
+    """Points lost on every task by the best model of at most a tenth of the dense size."""
+    below = {task: run.metrics.get(f"{task}_points_below_dense") for task in tasks}
+    known = {task: points for task, points in below.items() if points is not None}
+    if not known:
+        return "no model ten times smaller beside a dense one", None
+    said = ", ".join(f"{task} {-points:+.2f} points" for task, points in known.items())
+    return f"ten times smaller and more: {said}", max(known.values()) <= 1
+
+
 def _planted(config: Config, run: Run) -> None:
     """Ranks of planted trains, found again."""
-    wanted = (OURS,) if config.scale == "tiny" else planted.METHODS
+    wanted = (planted.OURS,) if config.scale == "tiny" else planted.METHODS
     settings = planted.Config(seeds=config.planted)
     work = run.progress(wanted, f"planted ranks, {config.planted} seeds")
     found = {method: planted.measure(settings, method) for method in work}
@@ -65,7 +76,7 @@ def _planted(config: Config, run: Run) -> None:
         rows,
         caption=PLANTED.format(problem.ranks, problem.start, problem.numbers(problem.ranks)),
     )
-    ours = found[OURS]
+    ours = found[planted.OURS]
     good = sum(row["ratio"] <= 1.5 and row["error"] <= 0.01 for row in ours)
     run.metric("planted_found", good)
     run.metric("planted_seeds", len(ours))
@@ -90,7 +101,6 @@ def _record(run: Run, task: Task, options: Options, results: list[dict[str, Any]
     run.console.print(f"{task.name}: {len(results)} results of {len(NAMES)} methods")
 
 
-OURS = "surrogate, β"  # of the methods of `planted`, the one that is judged
 PLANTED = (
     "Planted TT-ranks {}, started from {}, {} numbers: sizes found over it (median and largest), "
     "seeds within 1.5 × and error 1 %, seeds with exactly the planted ranks, largest relative "

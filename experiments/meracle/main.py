@@ -73,6 +73,13 @@ def run(config: Config, run: Run) -> None:
         )
         control.measure(run, trains=config.trains, seed=config.seed)
     run.figure("meracle", figure.overview(stored, picture, found), caption=CAPTION)
+    within = sum(one["error"] <= config.planted_tol for one in found)
+    smaller = [one["found"] / one["TT"] for one in found]
+    run.compare(
+        f"{within} of {len(found)} planted MERAs within the tolerance, "
+        f"{min(smaller):.2g} to {max(smaller):.2g} of their trains' sizes",
+        within == len(found),
+    )
 
 
 CAPTION = (

@@ -8,6 +8,8 @@ EXPERIMENTS = (
         module="experiments.pde.main",
         paper="Dektor, Venturi, arXiv 2307.05914",
         summary="Liouville and Fokker-Planck equations: ranks in fixed and in moving coordinates",
+        claim="moving coordinates lower ranks (judged: never higher at the end, lower somewhere)",
+        basis="abstract, introduction",
         quick="80 s",
         packages=("matplotlib", "threadpoolctl"),
     ),

@@ -138,6 +138,27 @@ def _run(config: Config, run: Run) -> None:
     _metrics(run, found)
     run.figure("ranks", figure.ranks(found), caption=RANKS)
     run.figure("frames", figure.frames(found), caption=FRAMES)
+    run.compare(*_outcome(found))
+
+
+def _outcome(found: list[Found]) -> tuple[str, bool | None]:
+    """Of each problem that ended in fixed and in our coordinates: the ranks at the end."""
+    pairs: dict[tuple[str, float], dict[str, int]] = {}
+    for r in found:
+        kind = "ours" if r.coordinates.startswith("ours") else r.coordinates
+        if kind in ("ours", "fixed") and bool(r.solution.result):
+            name = (r.case.name, r.case.tol)
+            pairs.setdefault(name, {})[kind] = int(r.solution.stats["rank"][-1])
+    both = [(ranks["fixed"], ranks["ours"]) for ranks in pairs.values() if len(ranks) == 2]
+    if not both:
+        return "no problem ended in both coordinates", None
+    lower, higher = sum(b < a for a, b in both), sum(b > a for a, b in both)
+    fixed, ours = max(both, key=lambda ranks: ranks[0] / ranks[1])
+    said = (
+        f"rank at the end lower on {lower} and higher on {higher} of {len(both)} problems, "
+        f"at best {ours} for {fixed}"
+    )
+    return said, lower > 0 and not higher
 
 
 def _solved(config: Config, run: Run, group: list[Case], name: str) -> Iterator[Found]:

@@ -8,6 +8,8 @@ EXPERIMENTS = (
         module="experiments.spins.main",
         paper="Pfeuty, Ann. Phys. 57 (1970) 79; Evenbly, Vidal, arXiv 0707.1454",
         summary="ground state of the critical Ising chain: energy, ⟨σz⟩, correlations, TT and MERA",
+        claim="the exact energy of the critical chain (judged: to 1e-6 of it)",
+        basis="papers recalled",
         quick="80 s",
         packages=("matplotlib",),
     ),

@@ -96,6 +96,8 @@ def run(config: Config, run: Run) -> None:
     meras = [row for row in rows if row["TT, same error"] is not None]
     run.metric("mera_pays", any(row["numbers"] < row["TT, same error"] for row in meras))
     run.figure("spins", figure.overview(rows, distances, truth, measured), caption=CAPTION)
+    error = abs(value / truth.energy - 1)
+    run.compare(f"relative error {error:.1e}, {config.order} sites", bool(error <= 1e-6))
 
 
 def _ground_state(config: Config) -> tuple[tt.TT, float, tt.EigInfo]:

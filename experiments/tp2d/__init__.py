@@ -8,6 +8,9 @@ EXPERIMENTS = (
         module="experiments.tp2d.main",
         paper="Zhu, Dong, CAAI Trans. Intelligent Systems 20(5), 2025",
         summary="GPT-2 split over devices: memory, bytes sent, equality, modelled scaling",
+        claim="2D tensor parallelism is 1.84 × as fast as 1D on 4 GPUs "
+        "(judged: as fast, in the model)",
+        basis="abstract",
         quick="60 s",
         extra="nn",
         packages=("flax", "optax"),

@@ -126,9 +126,11 @@ def run(config: Config, run: Run) -> None:
             caption="A tiny GPT-2 on four devices against one: relative errors, float32",
         )
         run.metric("largest error of a gradient", max(row["gradient"] for row in equal))
+    scaled = list(scaling(config))
+    run.compare(*outcome(scaled))
     run.table(
         "scaling",
-        list(scaling(config)),
+        scaled,
         key=["devices", "layout"],
         paper=PAPER,
         source="paper, recalled",
@@ -141,6 +143,16 @@ def run(config: Config, run: Run) -> None:
     timed = list(times(config, run))
     if timed:
         run.table("times", timed, key=["step", "devices", "layout"], caption="Seconds per step")
+
+
+def outcome(scaled: list[dict[str, Any]]) -> tuple[str, bool | None]:
+    """Returns the modelled speed of the paper's layout over 1D on four devices, and if it holds."""
+    (published,) = PAPER
+    for row in scaled:
+        if (row["devices"], row["layout"]) == (4, published["layout"]) and row["speed / 1D"]:
+            said = f"{row['speed / 1D']:.3g} × 1D on 4 devices, in the α–β model"
+            return said, bool(row["speed / 1D"] >= published["speed / 1D"])
+    return "not modelled on 4 devices", None
 
 
 def simulate(count: int) -> None:

@@ -8,6 +8,9 @@ EXPERIMENTS = (
         module="experiments.ttrp.main",
         paper="Feng, Tang, He, Zhou, Liao, arXiv 2010.10797",
         summary="pairwise distances, images, storage and time, structured inputs",
+        claim="variance of distances near a Gaussian map's "
+        "(judged: at most twice), from less storage",
+        basis="paper; settings recalled",
         quick="40 s",
         packages=("scikit-learn", "matplotlib"),
     ),

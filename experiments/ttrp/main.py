@@ -8,9 +8,11 @@ Source: Feng, Tang, He, Zhou, Liao, "Tensor Train Random Projection", arXiv 2010
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from experiments import Run
 from experiments.ttrp import data, distances, figure, images, scaling, structured
+from experiments.ttrp.methods import GAUSSIAN, TTRP
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,20 @@ def run(config: Config, run: Run) -> None:
     )
     panels = figure.overview(measured, projected, dense, trains, sampled, data=pictures.name)
     run.figure("ttrp", panels, caption=CAPTION)
+    run.compare(*outcome(measured))
+
+
+def outcome(measured: list[dict[str, Any]]) -> tuple[str, bool]:
+    """Returns what was found at the largest N and M, and whether the claim holds there."""
+    n, m = max((row["N"], row["M"]) for row in measured)
+    by_name = {row["method"]: row for row in measured if (row["N"], row["M"]) == (n, m)}
+    ours, dense = by_name[TTRP.name], by_name[GAUSSIAN.name]
+    said = (
+        f"N = {n:,}, M = {m}: variance {ours['variance']:.2g} from {ours['storage']:,} entries; "
+        f"of a Gaussian map {dense['variance']:.2g} from {dense['storage']:,}"
+    )
+    near = ours["variance"] <= 2 * dense["variance"]
+    return said, bool(near and ours["storage"] < dense["storage"])
 
 
 CAPTION = (
