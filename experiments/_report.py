@@ -105,7 +105,9 @@ def fill(page: Markdown | Html, latest: Sequence[Entry], results: Path) -> None:
     page.cards([card(*entry) for entry in latest])
     for experiment, run in latest:
         page.heading(2, experiment.name)
-        page.paragraph(f"{experiment.summary}. Source: {experiment.paper}.")
+        page.paragraph(
+            f"{experiment.summary[:1].upper()}{experiment.summary[1:]}. Source: {experiment.paper}."
+        )
         folder = results / experiment.name / run["run"]
         for figure in run["figures"]:
             page.figure(folder / figure["file"], figure["caption"] or figure["file"])
@@ -122,7 +124,7 @@ def made(runs: Iterable[dict[str, Any]]) -> Iterator[str]:
     found = list(runs)
     days = sorted({run["started"][:10] for run in found})
     yield f"Runs of {' to '.join(days[:1] + days[1:][-1:])}"
-    for what, of in (("Device", device), ("JAX", jax), ("Commit", commit)):
+    for what, of in (("Device", machine), ("JAX", jax), ("Commit", commit)):
         yield f"{what}: {', or '.join(sorted({of(run) for run in found}))}"
 
 
@@ -162,6 +164,14 @@ def facts(run: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def device(run: dict[str, Any]) -> str:
     """Returns the device of a run in words."""
     return ", ".join(f"{name} {value}" for name, value in run["device"].items() if value)
+
+
+def machine(run: dict[str, Any]) -> str:
+    """Returns the device of a run by name and number alone."""
+    found = run["device"]
+    if found.get("platform") == "cpu":
+        return f"{found.get('cpu') or 'CPU'}, {found.get('cores')} cores"
+    return f"{found.get('count')} × {found.get('kind')}"
 
 
 def jax(run: dict[str, Any]) -> str:

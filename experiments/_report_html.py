@@ -15,6 +15,7 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto
 .cards li { list-style: none; border: 1px solid var(--line); border-radius: .5rem; padding: 1rem; }
 .cards h3, .cards p { margin: 0 0 .4rem; } .cards b { font-weight: 600; }
 code { font-size: .85em; background: var(--soft); padding: .1em .3em; border-radius: .3em; }
+.cards code { display: block; overflow-x: auto; white-space: nowrap; }
 .verdict { font-weight: 600; } .holds { color: #16803c; } .fails { color: #c2410c; }
 details { margin: .75rem 0; } summary { cursor: pointer; }
 .wide { overflow-x: auto; }
