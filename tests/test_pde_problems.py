@@ -60,6 +60,15 @@ def test_ranks_of_gaussians_have_a_closed_form(rng, tol):
             assert rank == int((tails(s) > tol * norm(x)).sum())
 
 
+def test_functions_start_at_the_default_tolerance_in_single_precision(rng):
+    box, m = pde.Box.fourier(2, 32, 5.0), rng.uniform(-0.5, 0.5, 2)
+    start = pde.Function(lambda x: np.exp(-np.square(x - m).sum(1)))
+    with jax.enable_x64(False):
+        cores = start.cores(box, pde.AffineMap.identity(2), 1e-6)
+    exact = start.values(mesh(box)).reshape(box.shape)
+    assert relative(np.einsum("aib,bjc->ij", *cores), exact) < 1e-5
+
+
 def test_singular_values_at_a_bond_are_those_of_mehler():
     # exp(−½ (a² + 2c ab + b²)): σ_k ∝ qᵏ.
     c = 0.6

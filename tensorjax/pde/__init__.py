@@ -6,6 +6,7 @@ Coordinates y = Γ x + s follow the solution, so that its TT-ranks stay low.
 from tensorjax.pde import coords, flows, problems
 from tensorjax.pde._discretization.affine_operators import Coefficients, affine_generator
 from tensorjax.pde._discretization.grid import Axis, Box
+from tensorjax.pde._generators.rank_reduction import RankReduction, rank_reducing_map
 from tensorjax.pde._generators.vector_fields import FieldMotion, field_motion
 from tensorjax.pde._initial_states.initial_states import Function, Gaussian, Mixture
 from tensorjax.pde._integration.checkpoint import Checkpoint, load, save
@@ -52,6 +53,7 @@ __all__ = [
     "Prescribed",
     "Problem",
     "Product",
+    "RankReduction",
     "Result",
     "RightSide",
     "SaveAt",
@@ -75,6 +77,7 @@ __all__ = [
     "mass",
     "moments",
     "problems",
+    "rank_reducing_map",
     "resolution",
     "save",
     "stationary",

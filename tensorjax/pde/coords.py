@@ -373,8 +373,8 @@ class Flow:
     Source: Dektor, Venturi, "Tensor rank reduction via coordinate flows" (arXiv 2207.11955), of
     which we know the abstract: it looks for one linear map that lowers the ranks of a given
     function, by Riemannian gradient descent.
-    Ours: they move at the same time as the equation, at a given rate, by the gradient over the
-    entries off the diagonal.
+    That is `rank_reducing_map`. Ours: they move at the same time as the equation, at a given rate,
+    by the gradient over the entries off the diagonal.
     """
 
     _: dataclasses.KW_ONLY

@@ -14,6 +14,11 @@ from tensorjax.pde._generators.normal_component import Modes
 _D, _Y = 0, 1
 
 
+def cost(point: Point, smoothing: float) -> float:
+    """Computes the smoothed nuclear norms, √(σ² + ε²) − ε over all singular values and bonds."""
+    return float(sum((np.hypot(s, smoothing) - smoothing).sum() for s in point.spectra))
+
+
 def gradient(point: Point, modes: Modes, singles: Family, smoothing: float) -> np.ndarray:
     """Computes the gradient in Σ of the smoothed nuclear norms of all unfoldings, (d, d).
 

@@ -22,7 +22,8 @@ def crossed(name: str, f: Callable[[Any], Any], box: Box, tol: float, seed: int 
         values = _finite(name, f(box.points[0][:, None]))
         flat = values.reshape(len(values), -1)
         return [flat[None], *([np.eye(flat.shape[1])[:, :, None]] if values.ndim > 1 else [])]
-    tol = max(tol, 10 * float(np.finfo(jax.dtypes.canonicalize_dtype(float)).eps))
+    # Cross approximation takes half of it for its search, which has to be 10 eps or more.
+    tol = max(tol, 20 * float(np.finfo(jax.dtypes.canonicalize_dtype(float)).eps))
     key = jax.random.key(seed)
     train, info = tt.cross(f, box.shape, tol=tol, key=key, grid=box.points, jit=False)
     # A field that is zero wherever it was looked at may well be zero; a density may not.
