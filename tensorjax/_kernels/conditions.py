@@ -50,8 +50,6 @@ LEAST_GRAM, FEW_WIDE, FEW_TALL, FEW_OTHERS = 2**13, 16, 4, 64
 SMALL_ARRAY = 2**16
 # The same in C++, which has no overhead of calls, and no random sketches.
 MODEST_ARRAY = 2**20
-# Complex ones, which NumPy serves, gain by fewer calls up to a smaller size.
-MODEST_COMPLEX = 2**18
 # Random numbers drawn before a sampling sweep at most: 64 MiB in double precision.
 MOST_NOISE = 2**23
 
@@ -171,6 +169,11 @@ def lapack_dtype(arrays: Arrays, facts: Facts) -> bool:
 def real(arrays: Arrays, facts: Facts) -> bool:
     dtypes = {np.dtype(c.dtype) for c in arrays}
     return len(dtypes) == 1 and dtypes <= {np.dtype(np.float32), np.dtype(np.float64)}
+
+
+@_condition("single or double precision, real or complex", "C++ is written for these types")
+def of_gram(arrays: Arrays, facts: Facts) -> bool:
+    return arrays[0].dtype in _native._GRAMS
 
 
 @_condition("all float64", "C++ is written for this type")
@@ -295,15 +298,6 @@ def small_array(arrays: Arrays, facts: Facts) -> bool:
 )
 def modest_array(arrays: Arrays, facts: Facts) -> bool:
     return arrays[0].size < MODEST_ARRAY
-
-
-@_condition(
-    f"complex, fewer than {_power(MODEST_COMPLEX)} elements",
-    "no C++ serves them, and one Gram matrix for several bonds takes fewer calls of NumPy",
-    _CORE + "shapes",
-)
-def modest_complex_array(arrays: Arrays, facts: Facts) -> bool:
-    return arrays[0].dtype.kind == "c" and arrays[0].size < MODEST_COMPLEX
 
 
 @_condition("two modes or more", "one mode has no bond")

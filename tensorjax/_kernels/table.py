@@ -74,9 +74,9 @@ def _host(*conditions: Condition) -> Row:
 _SMALL_TT_SVD: Row = {
     HOST: (
         Candidate(
-            CPP, (c.modest_array, c.real, c.not_empty, c.several_modes, c.gram_resolves, c.built)
+            CPP, (c.modest_array, c.of_gram, c.not_empty, c.several_modes, c.gram_resolves, c.built)
         ),
-        Candidate(SMALL, (c.any_of(c.small_array, c.modest_complex_array), c.gram_resolves)),
+        Candidate(SMALL, (c.small_array, c.gram_resolves)),
         Candidate(NUMPY),
     ),
 }

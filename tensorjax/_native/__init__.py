@@ -283,17 +283,21 @@ def tt_svd(x: np.ndarray, share: float, noise: float) -> list[np.ndarray] | None
     """Computes the TT-SVD cores of a small dense array by a C++ kernel, or None.
 
     Args:
-      x: (n_1, …, n_d), d ≥ 2, float32 or float64; so are the cores. Computed in float64.
+      x: (n_1, …, n_d), d ≥ 2, real or complex, of single or double precision; so are the cores.
+        Computed in double precision.
       share: of the energy that every bond may discard.
       noise: of a Gram matrix, as a share of the energy.
     """
-    if x.ndim < 2 or not x.size or x.dtype not in _REAL:
-        raise ValueError(f"x: expected two real modes or more, got {x.shape}, {x.dtype}")
+    if x.ndim < 2 or not x.size or x.dtype not in _GRAMS:
+        raise ValueError(
+            f"x: expected two modes or more of real or complex numbers, got {x.shape}, {x.dtype}"
+        )
     x = np.require(x, requirements=["C", "A"])
     modes, ranks = np.array(x.shape, np.int64), np.empty(x.ndim + 1, np.int64)
     out = np.empty(_most_entries(x.shape), x.dtype)
-    single = int(x.dtype == np.float32)
-    arguments = x.ndim, modes, single, x, float(share), float(noise), ranks, out
+    parts = 2 if x.dtype.kind == "c" else 1
+    single = int(x.dtype.itemsize // parts == 4)
+    arguments = x.ndim, modes, parts, single, x, float(share), float(noise), ranks, out
     if not _called("tensorjax_tt_svd", *arguments):
         return None
     cores, at, found = [], 0, ranks.tolist()

@@ -123,8 +123,9 @@ def _tried(path: Path) -> tuple[Any, str]:
         library = ctypes.CDLL(str(path))
         if library.tensorjax_interface() > _interface():
             return None, f"{path.name} was built for a newer jaxlib; install tensorjax again"
-        _ = library.tensorjax_tt_svd  # a library of before lacks it: not to be called
-        library.tensorjax_lapack(*map(_lapack, ("dsyevd", "dgesdd")), *blas_threads())
+        # A library of before has no call of this name, which took other routines.
+        routines = ("dsyevd", "zheevd", "dgesdd")
+        library.tensorjax_set_lapack(*map(_lapack, routines), *blas_threads())
         # All are looked for before one is registered: a name can be given only once.
         handlers = {name: jax.ffi.pycapsule(getattr(library, name)) for name in CALLS}
         for name, handler in handlers.items():
