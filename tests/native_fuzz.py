@@ -229,9 +229,15 @@ def on_the_host(rng: np.random.Generator) -> tuple[str, Callable[[], Any]]:
         ("pivoted_cholesky", lambda: _native.pivoted_cholesky(g, share)),
         ("gram_round", lambda: _native.gram_round(train, share)),
         ("tt_svd", lambda: _native.tt_svd(some(modes), share, 4e-15)),
+        ("complex tt_svd", lambda: _native.tt_svd(_complex(some(modes), rng), share, 4e-15)),
         ("raw", lambda: _raw(rng)),
     ]
     return calls[rng.integers(len(calls))]
+
+
+def _complex(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The same with an imaginary part, in single or double precision."""
+    return (x + 1j * rng.permutation(x)).astype(rng.choice([np.complex64, np.complex128]))
 
 
 def _raw(rng: np.random.Generator) -> None:
@@ -244,7 +250,8 @@ def _raw(rng: np.random.Generator) -> None:
         ("tensorjax_project", n[0], n[1], n[2], x, x, x),
         ("tensorjax_factor", n[0], x, 0.0, x),
         ("tensorjax_gram_round", min(n[0], 2), ints, ints, ints, 1.0, x),
-        ("tensorjax_tt_svd", min(n[0], 1), ints, 0, x, 1.0, 0.0, ints, x),
+        ("tensorjax_tt_svd", min(n[0], 1), ints, 1 + n[2] % 2, 0, x, 1.0, 0.0, ints, x),
+        ("tensorjax_tt_svd", 2, np.ones(2, np.int64), n[0] % 7 - 9, 0, x, 1.0, 0.0, ints, x),
     ]
     _native._called(*calls[rng.integers(len(calls))])
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -469,38 +470,69 @@ def test_factors_of_gram_matrices_have_their_rank(size: int, rank: int) -> None:
 
 
 @built
-@pytest.mark.parametrize("seed", range(3))
-def test_small_arrays_become_the_trains_of_an_svd(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    for case in _drawn.draw(rng, 16, 2e4):
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex64, np.complex128])
+@pytest.mark.parametrize("seed", range(2))
+def test_small_arrays_become_the_trains_of_an_svd(seed: int, dtype: Any) -> None:
+    rng = np.random.default_rng([seed, np.dtype(dtype).num])
+    served = 0
+    for case in _drawn.draw(rng, 12, 2e4):
         x, tol = case.array(), max(case.tol, 1e-6)
-        if np.iscomplexobj(x):
-            x = np.asfortranarray(x.real + x.imag)
+        if np.issubdtype(dtype, np.complexfloating):
+            # Real data too, and those that one phase makes real.
+            x = (x if rng.random() < 0.5 else x.real) * np.exp(1j * rng.choice([0, 0.7]))
+        else:
+            x = x.real + x.imag
+        x = np.asfortranarray(x.astype(dtype))
         for a in (x, np.zeros_like(x)):
             cores = _native.tt_svd(a, tol**2 / (a.ndim - 1), 4e-15)
             if cores is None:  # a side is too long
                 lefts = [math.prod(a.shape[:k]) for k in range(1, a.ndim)]
                 assert max(min(n, a.size // n) for n in lefts) >= 96, case
                 continue
-            exact = _plain.svd_tt_svd(a.astype(np.float64), tol)
+            served += 1
+            exact = _plain.svd_tt_svd(a.astype(np.result_type(dtype, np.float64)), tol)
             assert np.linalg.norm(_drawn.dense(cores) - a.reshape(-1)) <= tol * np.linalg.norm(a), (
                 case
             )
             assert sum(c.size for c in cores) <= 1.05 * sum(c.size for c in exact) + 20, case
             for c in cores[:-1]:
-                u = c.astype(np.float64).reshape(-1, c.shape[-1])
-                gap = np.linalg.norm(u.T @ u - np.eye(u.shape[1]))
-                assert gap <= 50 * np.finfo(x.dtype).eps * len(u.T), case
+                u = c.astype(np.result_type(dtype, np.float64)).reshape(-1, c.shape[-1])
+                gap = np.linalg.norm(u.conj().T @ u - np.eye(u.shape[1]))
+                assert gap <= 50 * np.finfo(dtype).eps * len(u.T), case
             assert {c.dtype for c in cores} == {a.dtype}
+    assert served > 12
 
 
-def test_small_arrays_that_are_not_finite_or_not_arrays_of_two_modes() -> None:
-    x = np.ones((3, 4, 5))
+@built
+@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+def test_tall_unfoldings_of_falling_energies_have_orthonormal_cores(dtype: Any) -> None:
+    """Cholesky's factorisation serves while energies are alike, reflections where they fall."""
+    rng = np.random.default_rng(7)
+    for fall in (1.0, 1e-2, 1e-4, 1e-6):
+        m, n, p = 12, int(rng.integers(20, 30)), int(rng.integers(5, 12))
+        left, right = _drawn.normal(rng, (m * n, p), dtype), _drawn.normal(rng, (p, p), dtype)
+        a = ((left * fall ** np.linspace(0, 1, p)) @ right).astype(dtype)
+        for tol in (1e-3, 1e-7):
+            cores = _native.tt_svd(a.reshape(m, n, p), tol**2 / 2, 4e-15)
+            assert cores is not None
+            error = np.linalg.norm(_drawn.dense(cores) - a.reshape(-1))
+            assert error <= tol * np.linalg.norm(a), (fall, tol)
+            for c in cores[:-1]:
+                u = c.reshape(-1, c.shape[-1])
+                gap = np.linalg.norm(u.conj().T @ u - np.eye(u.shape[1]))
+                assert gap <= 50 * np.finfo(float).eps * len(u.T), (fall, tol)
+
+
+@built
+@pytest.mark.parametrize("dtype", [np.float64, np.complex64])
+def test_small_arrays_that_are_not_finite_or_not_arrays_of_two_modes(dtype: Any) -> None:
+    x = np.ones((3, 4, 5), dtype)
     x[1, 2, 3] = np.nan
     assert _native.tt_svd(x, 1e-6, 4e-15) is None
-    assert _native.tt_svd(np.random.default_rng(0).normal(size=(200, 200)), 1e-6, 4e-15) is None
-    for bad in (np.ones(3), np.ones((0, 2)), np.ones((2, 2), int), np.ones((2, 2), complex)):
-        with pytest.raises(ValueError, match="expected two real modes or more"):
+    full = np.random.default_rng(0).normal(size=(200, 200)).astype(dtype)
+    assert _native.tt_svd(full, 1e-6, 4e-15) is None
+    for bad in (np.ones(3, dtype), np.ones((0, 2), dtype), np.ones((2, 2), int)):
+        with pytest.raises(ValueError, match="two modes or more of real or complex numbers"):
             _native.tt_svd(bad, 1e-6, 4e-15)
 
 
