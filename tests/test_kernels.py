@@ -460,6 +460,7 @@ OTHERS: dict[str, Callable[[Given], Any]] = {
     "mera.to_tt(tol=)": lambda g: mera.to_tt(g.m, rank=4),
     "sketch.apply(sparse)": lambda g: sketch.apply(g.p, sparse(g)),
     "nn.TTEmbedding": embedding_rows,
+    "tt.evaluate, entries": lambda g: tt.evaluate(g.x, g.indices),
     "linalg.gram": lambda g: linalg.gram(wide),
     "linalg.project": lambda g: linalg.project(np.eye(3)[:, :2], wide),
 }

@@ -536,6 +536,68 @@ def test_small_arrays_that_are_not_finite_or_not_arrays_of_two_modes(dtype: Any)
             _native.tt_svd(bad, 1e-6, 4e-15)
 
 
+@built
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex64, np.complex128])
+def test_entries_of_drawn_trains_are_in_range(dtype: Any) -> None:
+    """Cores of any sizes whose products are in range, and those whose entries are not."""
+    rng = np.random.default_rng(np.dtype(dtype).num)
+    most = 30 if np.finfo(dtype).bits == 32 else 280
+    for _ in range(12):
+        order, far = int(rng.integers(1, 12)), most * rng.random()
+        modes = rng.integers(1, 7, order).tolist()
+        ranks = [1, *rng.integers(1, 30, order - 1).tolist(), 1]
+        plain = [
+            _drawn.normal(rng, (r, n, s), dtype)
+            for r, n, s in zip(ranks[:-1], modes, ranks[1:], strict=True)
+        ]
+        powers = np.round(far * rng.uniform(-1, 1, order))
+        powers = np.round(powers - powers.mean())
+        powers[-1] -= powers.sum()
+        if abs(powers).max() > most:
+            continue
+        cores = [(c * dtype(10.0**p)).astype(dtype) for c, p in zip(plain, powers, strict=True)]
+        if rng.random() < 0.3:
+            cores = [np.asfortranarray(c) for c in cores]
+        ids = np.stack([rng.integers(-n, n, 40) for n in modes], -1)
+        exact = _plain.evaluate([c.astype(np.complex128) for c in plain], ids)
+        found = _native.entries(cores, ids)
+        assert found.dtype == dtype
+        np.testing.assert_allclose(
+            found, exact, atol=(200 + 20 * most) * np.finfo(dtype).eps * abs(exact).max()
+        )
+        beyond = _native.entries(
+            [c * dtype(10.0 ** (most // 2)) for c in plain * 3], ids[:, [*range(order)] * 3]
+        )
+        assert order < 3 or not np.isfinite(beyond).any()
+        below = [c * dtype(10.0 ** -(most // 2)) for c in plain * 3]
+        assert order < 3 or not _native.entries(below, ids[:, [*range(order)] * 3]).any()
+
+
+@built
+def test_entries_of_a_train_that_holds_nan_inf_or_zeros() -> None:
+    core = np.array([[[1.0], [np.nan], [np.inf], [0.0], [-np.inf]]])
+    ids = np.array([[0, 0], [1, 0], [2, 0], [3, 3], [0, 4]])
+    np.testing.assert_array_equal(_native.entries([core] * 2, ids), [1, np.nan, np.inf, 0, -np.inf])
+
+
+@built
+def test_entries_are_refused_out_of_range() -> None:
+    cores = [np.ones((1, 3, 2)), np.ones((2, 4, 1))]
+    for bad in (
+        [[3, 0]],
+        [[0, -5]],
+        [[0, 0], [0, 4]],
+        [[0]],
+        np.zeros((0, 2), int),
+        [[0, 1 << 40]],
+    ):
+        with pytest.raises(ValueError, match="expected"):
+            _native.entries(cores, np.array(bad))
+    for bad in (cores[::-1], cores[:1], [cores[0], cores[1].astype(np.float32)]):
+        with pytest.raises(ValueError, match="expected a train of one type"):
+            _native.entries(bad, np.zeros((1, len(bad)), int))
+
+
 def test_passes_take_only_what_they_can() -> None:
     a = np.zeros((4, 40_000))
     assert choose_kernel("linalg.project", (a,), HOST) is CPP

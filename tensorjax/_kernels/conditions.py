@@ -27,6 +27,9 @@ CALLS_OF_EVALUATE = 10
 # With at least so many entries per index, of matrices of so many elements, NumPy multiplies all
 # rows of an index at once, and is faster than a program, which gathers a matrix for each.
 ROWS_PER_INDEX, MATRIX = 64, 2**10
+# Multiplications of entries of a train up to which C++ makes them one by one: where a table of
+# several cores, or a product for all entries of an index, does not pay.
+FEW_OPERATIONS = 2**19
 # Elements of a batch of dense rows up to which NumPy is the faster one for maps of any kind.
 FEW_ROWS = 2**18
 # Elements of a JAX array up to which the host reads it, to round the number of rows up.
@@ -432,6 +435,18 @@ def first_calls(arrays: Arrays, facts: Facts) -> bool:
 )
 def first_evaluations(arrays: Arrays, facts: Facts) -> bool:
     return _evaluated.is_first((facts["batch"], facts["key"]), lambda: CALLS_OF_EVALUATE)
+
+
+@_condition(
+    f"at most {_power(FEW_OPERATIONS)} multiplications, with C++",
+    "C++ makes few entries in less time than a program of many arguments takes to be called",
+    _CORE + "shapes",
+)
+def few_operations(arrays: Arrays, facts: Facts) -> bool:
+    if _native.status() or not facts["batch"]:
+        return False
+    sizes = sum(c.shape[0] * c.shape[2] for c in facts["cores"])
+    return facts["batch"] * sizes <= FEW_OPERATIONS
 
 
 @_condition(

@@ -8,6 +8,7 @@
 
 #include "buffers.h"
 #include "entrywise.h"
+#include "evaluation.h"
 #include "grams.h"
 #include "lookups.h"
 #include "passes.h"
@@ -620,6 +621,39 @@ extern "C" long tensorjax_tt_svd(long d, const int64_t* modes, long parts, long 
       return SmallTTSVD<1>(n, share, noise, lapack).run(*crew, typed, ranks, to);
     };
     return single ? run(static_cast<const float*>(x)) : run(static_cast<const double*>(x));
+  });
+}
+
+// Entries of a train on the host at `count` multi-indices, each in [−n_k, n_k): complex if `parts`
+// is 2, in single precision if `single`.
+extern "C" long tensorjax_entries(long d, const int64_t* modes, const int64_t* ranks,
+                                  const void* const* cores, long parts, long single, long count,
+                                  const int64_t* ids, void* out) {
+  using namespace tensorjax;
+  return guarded_call([&]() -> long {
+    need(d >= 1 && modes && ranks && cores, "one core at least is needed");
+    need(count > 0 && ids && out, "multi-indices and room for their entries are needed");
+    need(parts == 1 || parts == 2, "one or two parts are needed");
+    need(ranks[0] == 1 && ranks[d] == 1, "outer bonds of 1 are needed");
+    for (long k = 0; k < d; k++) {
+      need(modes[k] > 0 && ranks[k + 1] > 0 && cores[k], "an empty core");
+      product_of({ranks[k], modes[k], ranks[k + 1], parts});
+    }
+    product_of({count, d});
+    const std::vector<long> n(modes, modes + d), r(ranks, ranks + d + 1);
+    const auto run = [&](auto entries, auto* to) {
+      for (long x = 0; x < count; x++)
+        need(entries.at(ids + x * d, to + x * parts), "indices in range are needed");
+    };
+    const auto of = [&](auto* to) {
+      using T = std::remove_pointer_t<decltype(to)>;
+      const T* const* typed = reinterpret_cast<const T* const*>(cores);
+      if (parts == 2) run(Entries<2, T>(n, r, typed), to);
+      else run(Entries<1, T>(n, r, typed), to);
+    };
+    if (single) of(static_cast<float*>(out));
+    else of(static_cast<double*>(out));
+    return 1;
   });
 }
 

@@ -123,7 +123,8 @@ def _tried(path: Path) -> tuple[Any, str]:
         library = ctypes.CDLL(str(path))
         if library.tensorjax_interface() > _interface():
             return None, f"{path.name} was built for a newer jaxlib; install tensorjax again"
-        # A library of before has no call of this name, which took other routines.
+        # A library of before lacks these calls: not to be called.
+        _ = library.tensorjax_entries
         routines = ("dsyevd", "zheevd", "dgesdd")
         library.tensorjax_set_lapack(*map(_lapack, routines), *blas_threads())
         # All are looked for before one is registered: a name can be given only once.
