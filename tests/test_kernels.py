@@ -367,6 +367,7 @@ def test_first_calls_are_numpys_and_later_ones_programs(
     operation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     conditions.forget_first_calls()
+    monkeypatch.setattr(conditions, "FEW_OPERATIONS", 0)  # entries that C++ always serves
     given = Given(7, np.float64)
     with observed(monkeypatch, operation) as seen:
         for _ in range(12):

@@ -64,7 +64,7 @@ def evaluate(t: TT, indices: ArrayLike) -> jax.Array:
     key = shape, t.ranks, t.dtype, indices.dtype
     if choose_kernel("tt.evaluate", (t, indices), key=key, **facts) is NUMPY:
         host = np.asarray(indices).reshape(-1, len(shape))
-        out = numpy_entries.entries(t, host, lambda: _groups(t, len(host)))
+        out = numpy_entries.entries(t, host, _groups(t, len(host)))
         out = out.astype(t.dtype, copy=False).reshape(indices.shape[:-1])
         return on_device([out])[0]
     return _evaluate(t, jnp.asarray(indices).reshape(-1, t.order)).reshape(indices.shape[:-1])

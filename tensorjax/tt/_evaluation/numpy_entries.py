@@ -7,7 +7,7 @@ a matrix product, while XLA gathers a matrix for each.
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -32,12 +32,10 @@ _AGAIN = 8
 _NEAR = 4  # powers of two that norms of cores may be off one
 
 
-def entries(
-    t: TT, indices: np.ndarray, chosen: Callable[[], Sequence[tuple[int, int]]]
-) -> np.ndarray:
+def entries(t: TT, indices: np.ndarray, groups: Sequence[tuple[int, int]]) -> np.ndarray:
     """Evaluates entries at multi-indices (batch, d) on the host: few by C++, else by tables.
 
-    A table holds the product of a group of neighbouring cores, as `chosen` tells.
+    A table holds the product of one of the groups of neighbouring cores.
 
     In the dtype of the train, or float32 for half precision. Vectors are kept in range by exact
     powers of two, so only the entries themselves can overflow.
@@ -52,7 +50,7 @@ def entries(
         np.errstate(over="ignore", under="ignore", invalid="ignore"),
         _blas_threads.one_thread(True),
     ):
-        shape, groups = [c.shape[1] for c in cores], chosen()
+        shape = [c.shape[1] for c in cores]
         small, exponent = _near_one(cores)
         tables = [merge(small[a:b]) for a, b in groups]
         out = [
