@@ -377,8 +377,8 @@ def _called(name: str, *arguments: int | float | np.ndarray) -> int:
 def _call(name: str, kinds: tuple[type, ...]) -> Any:
     """Returns a C++ call that takes arguments of these types, arrays by their addresses."""
     one = {int: ctypes.c_long, float: ctypes.c_double, np.ndarray: ctypes.c_void_p}
-    function = ctypes.CFUNCTYPE(ctypes.c_long, *(one[kind] for kind in kinds))
-    return function(ctypes.cast(getattr(loaded()[0], name), ctypes.c_void_p).value)
+    function: Any = ctypes.CFUNCTYPE(ctypes.c_long, *(one[kind] for kind in kinds))
+    return function((name, loaded()[0]))
 
 
 def _host(name: str, a: Any, ndim: int) -> np.ndarray:
