@@ -22,6 +22,8 @@ from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import CPP, HOST, TRACE
 from tensorjax._native import loading
 from tensorjax.sketch import _dense_input
+from tensorjax.tt._eigen import block_dmrg, dmrg_sweeps
+from tensorjax.tt._linear import amen
 
 # The first thread is made, and the system refuses all others.
 FEW_THREADS = """
@@ -866,3 +868,34 @@ def test_cores_of_several_dtypes_are_promoted(seed: int) -> None:
         for out in (tt.round(x, rank=top), tt.round(x + x, rank=top) * 0.5, tt.round(x, tol=1e-9)):
             assert out.dtype == jnp.float64
             np.testing.assert_allclose(tt.to_dense(out), dense, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("module", "call"),
+    [
+        (amen, lambda n: tt.solve(tt.identity((n,) * 3), tt.ones((n,) * 3), tol=1e-6)),
+        (dmrg_sweeps, lambda n: tt.eigsh(tt.identity((n,) * 3), tol=1e-4, max_sweeps=1)),
+        (block_dmrg, lambda n: tt.eigsh(tt.identity((n,) * 3), k=2, tol=1e-4, max_sweeps=1)),
+    ],
+)
+def test_sweeps_over_small_cores_have_one_thread_of_the_blas(
+    module: Any, call: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = _blas_threads._numpy()
+    if found is None:
+        pytest.skip("the threads of this BLAS cannot be told")
+    get, put = found
+    before, seen, real = get(), [], module._swept
+    monkeypatch.setattr(module, "_swept", lambda *a: seen.append(get()) or real(*a))
+    put(2)
+    try:
+        call(5)
+        assert seen
+        assert set(seen) == {1}
+        assert get() == 2
+        monkeypatch.setattr(_blas_threads, "_SMALL_CORE", 5)
+        seen.clear()
+        call(5)
+        assert set(seen) == {2}
+    finally:
+        put(before)
