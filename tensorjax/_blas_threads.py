@@ -4,8 +4,12 @@ import ctypes
 import functools
 import importlib
 import threading
+from collections.abc import Sequence
 from typing import Any
 
+# Threads gain nothing in sweeps over cores with fewer entries than this: of matrices of some dozens
+# of rows, one is done before the others are awake, and they go on spinning.
+_SMALL_CORE = 2**14
 _guard = threading.Lock()
 _inside = [0, 1]  # how many are in `one_thread`, and the threads there were before the first
 
@@ -32,6 +36,11 @@ def controls(module: str) -> tuple[Any, Any] | None:
 @functools.cache
 def _numpy() -> tuple[Any, Any] | None:
     return controls("numpy.linalg._umath_linalg")
+
+
+def slow_down(cores: Sequence[Any]) -> bool:
+    """Whether threads of a BLAS slow down a sweep that solves local problems of these cores."""
+    return max(c.size for c in cores) < _SMALL_CORE
 
 
 class one_thread:  # named as what it does; a generator takes several times longer

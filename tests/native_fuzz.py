@@ -229,9 +229,27 @@ def on_the_host(rng: np.random.Generator) -> tuple[str, Callable[[], Any]]:
         ("pivoted_cholesky", lambda: _native.pivoted_cholesky(g, share)),
         ("gram_round", lambda: _native.gram_round(train, share)),
         ("tt_svd", lambda: _native.tt_svd(some(modes), share, 4e-15)),
+        ("complex tt_svd", lambda: _native.tt_svd(_complex(some(modes), rng), share, 4e-15)),
+        ("entries", lambda: _native.entries(train, some_indices(modes, rng))),
         ("raw", lambda: _raw(rng)),
     ]
     return calls[rng.integers(len(calls))]
+
+
+def some_indices(modes: list[int], rng: np.random.Generator) -> np.ndarray:
+    """Multi-indices of a train, some of them out of range, or for a train of another order."""
+    few = int(rng.integers(0, 9))
+    out = np.stack([rng.integers(-n, n, few) for n in modes], -1)
+    if rng.random() < 0.3 and out.size:
+        out.flat[rng.integers(out.size)] = rng.choice([6, -7, 1 << 40, -(1 << 63)])
+    if rng.random() < 0.2:
+        out = (out[:, :-1], out[::2], out.astype(np.int8), out.T)[rng.integers(4)]
+    return out
+
+
+def _complex(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The same with an imaginary part, in single or double precision."""
+    return (x + 1j * rng.permutation(x)).astype(rng.choice([np.complex64, np.complex128]))
 
 
 def _raw(rng: np.random.Generator) -> None:
@@ -244,7 +262,9 @@ def _raw(rng: np.random.Generator) -> None:
         ("tensorjax_project", n[0], n[1], n[2], x, x, x),
         ("tensorjax_factor", n[0], x, 0.0, x),
         ("tensorjax_gram_round", min(n[0], 2), ints, ints, ints, 1.0, x),
-        ("tensorjax_tt_svd", min(n[0], 1), ints, 0, x, 1.0, 0.0, ints, x),
+        ("tensorjax_entries", min(n[0], 1), ints, ints, ints, 1, 0, n[1], ints, x),
+        ("tensorjax_tt_svd", min(n[0], 1), ints, 1 + n[2] % 2, 0, x, 1.0, 0.0, ints, x),
+        ("tensorjax_tt_svd", 2, np.ones(2, np.int64), n[0] % 7 - 9, 0, x, 1.0, 0.0, ints, x),
     ]
     _native._called(*calls[rng.integers(len(calls))])
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,8 @@ from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import CPP, HOST, TRACE
 from tensorjax._native import loading
 from tensorjax.sketch import _dense_input
+from tensorjax.tt._eigen import block_dmrg, dmrg_sweeps
+from tensorjax.tt._linear import amen
 
 # The first thread is made, and the system refuses all others.
 FEW_THREADS = """
@@ -469,39 +472,132 @@ def test_factors_of_gram_matrices_have_their_rank(size: int, rank: int) -> None:
 
 
 @built
-@pytest.mark.parametrize("seed", range(3))
-def test_small_arrays_become_the_trains_of_an_svd(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    for case in _drawn.draw(rng, 16, 2e4):
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex64, np.complex128])
+@pytest.mark.parametrize("seed", range(2))
+def test_small_arrays_become_the_trains_of_an_svd(seed: int, dtype: Any) -> None:
+    rng = np.random.default_rng([seed, np.dtype(dtype).num])
+    served = 0
+    for case in _drawn.draw(rng, 12, 2e4):
         x, tol = case.array(), max(case.tol, 1e-6)
-        if np.iscomplexobj(x):
-            x = np.asfortranarray(x.real + x.imag)
+        if np.issubdtype(dtype, np.complexfloating):
+            # Real data too, and those that one phase makes real.
+            x = (x if rng.random() < 0.5 else x.real) * np.exp(1j * rng.choice([0, 0.7]))
+        else:
+            x = x.real + x.imag
+        x = np.asfortranarray(x.astype(dtype))
         for a in (x, np.zeros_like(x)):
             cores = _native.tt_svd(a, tol**2 / (a.ndim - 1), 4e-15)
             if cores is None:  # a side is too long
                 lefts = [math.prod(a.shape[:k]) for k in range(1, a.ndim)]
                 assert max(min(n, a.size // n) for n in lefts) >= 96, case
                 continue
-            exact = _plain.svd_tt_svd(a.astype(np.float64), tol)
+            served += 1
+            exact = _plain.svd_tt_svd(a.astype(np.result_type(dtype, np.float64)), tol)
             assert np.linalg.norm(_drawn.dense(cores) - a.reshape(-1)) <= tol * np.linalg.norm(a), (
                 case
             )
             assert sum(c.size for c in cores) <= 1.05 * sum(c.size for c in exact) + 20, case
             for c in cores[:-1]:
-                u = c.astype(np.float64).reshape(-1, c.shape[-1])
-                gap = np.linalg.norm(u.T @ u - np.eye(u.shape[1]))
-                assert gap <= 50 * np.finfo(x.dtype).eps * len(u.T), case
+                u = c.astype(np.result_type(dtype, np.float64)).reshape(-1, c.shape[-1])
+                gap = np.linalg.norm(u.conj().T @ u - np.eye(u.shape[1]))
+                assert gap <= 50 * np.finfo(dtype).eps * len(u.T), case
             assert {c.dtype for c in cores} == {a.dtype}
+    assert served > 12
 
 
-def test_small_arrays_that_are_not_finite_or_not_arrays_of_two_modes() -> None:
-    x = np.ones((3, 4, 5))
+@built
+@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+def test_tall_unfoldings_of_falling_energies_have_orthonormal_cores(dtype: Any) -> None:
+    """Cholesky's factorisation serves while energies are alike, reflections where they fall."""
+    rng = np.random.default_rng(7)
+    for fall in (1.0, 1e-2, 1e-4, 1e-6):
+        m, n, p = 12, int(rng.integers(20, 30)), int(rng.integers(5, 12))
+        left, right = _drawn.normal(rng, (m * n, p), dtype), _drawn.normal(rng, (p, p), dtype)
+        a = ((left * fall ** np.linspace(0, 1, p)) @ right).astype(dtype)
+        for tol in (1e-3, 1e-7):
+            cores = _native.tt_svd(a.reshape(m, n, p), tol**2 / 2, 4e-15)
+            assert cores is not None
+            error = np.linalg.norm(_drawn.dense(cores) - a.reshape(-1))
+            assert error <= tol * np.linalg.norm(a), (fall, tol)
+            for c in cores[:-1]:
+                u = c.reshape(-1, c.shape[-1])
+                gap = np.linalg.norm(u.conj().T @ u - np.eye(u.shape[1]))
+                assert gap <= 50 * np.finfo(float).eps * len(u.T), (fall, tol)
+
+
+@built
+@pytest.mark.parametrize("dtype", [np.float64, np.complex64])
+def test_small_arrays_that_are_not_finite_or_not_arrays_of_two_modes(dtype: Any) -> None:
+    x = np.ones((3, 4, 5), dtype)
     x[1, 2, 3] = np.nan
     assert _native.tt_svd(x, 1e-6, 4e-15) is None
-    assert _native.tt_svd(np.random.default_rng(0).normal(size=(200, 200)), 1e-6, 4e-15) is None
-    for bad in (np.ones(3), np.ones((0, 2)), np.ones((2, 2), int), np.ones((2, 2), complex)):
-        with pytest.raises(ValueError, match="expected two real modes or more"):
+    full = np.random.default_rng(0).normal(size=(200, 200)).astype(dtype)
+    assert _native.tt_svd(full, 1e-6, 4e-15) is None
+    for bad in (np.ones(3, dtype), np.ones((0, 2), dtype), np.ones((2, 2), int)):
+        with pytest.raises(ValueError, match="two modes or more of real or complex numbers"):
             _native.tt_svd(bad, 1e-6, 4e-15)
+
+
+@built
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex64, np.complex128])
+def test_entries_of_drawn_trains_are_in_range(dtype: Any) -> None:
+    """Cores of any sizes whose products are in range, and those whose entries are not."""
+    rng = np.random.default_rng(np.dtype(dtype).num)
+    most = 30 if np.finfo(dtype).bits == 32 else 280
+    for _ in range(12):
+        order, far = int(rng.integers(1, 12)), most * rng.random()
+        modes = rng.integers(1, 7, order).tolist()
+        ranks = [1, *rng.integers(1, 30, order - 1).tolist(), 1]
+        plain = [
+            _drawn.normal(rng, (r, n, s), dtype)
+            for r, n, s in zip(ranks[:-1], modes, ranks[1:], strict=True)
+        ]
+        powers = np.round(far * rng.uniform(-1, 1, order))
+        powers = np.round(powers - powers.mean())
+        powers[-1] -= powers.sum()
+        if abs(powers).max() > most:
+            continue
+        cores = [(c * dtype(10.0**p)).astype(dtype) for c, p in zip(plain, powers, strict=True)]
+        if rng.random() < 0.3:
+            cores = [np.asfortranarray(c) for c in cores]
+        ids = np.stack([rng.integers(-n, n, 40) for n in modes], -1)
+        exact = _plain.evaluate([c.astype(np.complex128) for c in plain], ids)
+        found = _native.entries(cores, ids)
+        assert found.dtype == dtype
+        np.testing.assert_allclose(
+            found, exact, atol=(200 + 20 * most) * np.finfo(dtype).eps * abs(exact).max()
+        )
+        beyond = _native.entries(
+            [c * dtype(10.0 ** (most // 2)) for c in plain * 3], ids[:, [*range(order)] * 3]
+        )
+        assert order < 3 or not np.isfinite(beyond).any()
+        below = [c * dtype(10.0 ** -(most // 2)) for c in plain * 3]
+        assert order < 3 or not _native.entries(below, ids[:, [*range(order)] * 3]).any()
+
+
+@built
+def test_entries_of_a_train_that_holds_nan_inf_or_zeros() -> None:
+    core = np.array([[[1.0], [np.nan], [np.inf], [0.0], [-np.inf]]])
+    ids = np.array([[0, 0], [1, 0], [2, 0], [3, 3], [0, 4]])
+    np.testing.assert_array_equal(_native.entries([core] * 2, ids), [1, np.nan, np.inf, 0, -np.inf])
+
+
+@built
+def test_entries_are_refused_out_of_range() -> None:
+    cores = [np.ones((1, 3, 2)), np.ones((2, 4, 1))]
+    for bad in (
+        [[3, 0]],
+        [[0, -5]],
+        [[0, 0], [0, 4]],
+        [[0]],
+        np.zeros((0, 2), int),
+        [[0, 1 << 40]],
+    ):
+        with pytest.raises(ValueError, match="expected"):
+            _native.entries(cores, np.array(bad))
+    for bad in (cores[::-1], cores[:1], [cores[0], cores[1].astype(np.float32)]):
+        with pytest.raises(ValueError, match="expected a train of one type"):
+            _native.entries(bad, np.zeros((1, len(bad)), int))
 
 
 def test_passes_take_only_what_they_can() -> None:
@@ -772,3 +868,34 @@ def test_cores_of_several_dtypes_are_promoted(seed: int) -> None:
         for out in (tt.round(x, rank=top), tt.round(x + x, rank=top) * 0.5, tt.round(x, tol=1e-9)):
             assert out.dtype == jnp.float64
             np.testing.assert_allclose(tt.to_dense(out), dense, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("module", "call"),
+    [
+        (amen, lambda n: tt.solve(tt.identity((n,) * 3), tt.ones((n,) * 3), tol=1e-6)),
+        (dmrg_sweeps, lambda n: tt.eigsh(tt.identity((n,) * 3), tol=1e-4, max_sweeps=1)),
+        (block_dmrg, lambda n: tt.eigsh(tt.identity((n,) * 3), k=2, tol=1e-4, max_sweeps=1)),
+    ],
+)
+def test_sweeps_over_small_cores_have_one_thread_of_the_blas(
+    module: Any, call: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = _blas_threads._numpy()
+    if found is None:
+        pytest.skip("the threads of this BLAS cannot be told")
+    get, put = found
+    before, seen, real = get(), [], module._swept
+    monkeypatch.setattr(module, "_swept", lambda *a: seen.append(get()) or real(*a))
+    put(2)
+    try:
+        call(5)
+        assert seen
+        assert set(seen) == {1}
+        assert get() == 2
+        monkeypatch.setattr(_blas_threads, "_SMALL_CORE", 5)
+        seen.clear()
+        call(5)
+        assert set(seen) == {2}
+    finally:
+        put(before)

@@ -27,6 +27,9 @@ CALLS_OF_EVALUATE = 10
 # With at least so many entries per index, of matrices of so many elements, NumPy multiplies all
 # rows of an index at once, and is faster than a program, which gathers a matrix for each.
 ROWS_PER_INDEX, MATRIX = 64, 2**10
+# Multiplications of entries of a train up to which C++ makes them one by one: where a table of
+# several cores, or a product for all entries of an index, does not pay.
+FEW_OPERATIONS = 2**19
 # Elements of a batch of dense rows up to which NumPy is the faster one for maps of any kind.
 FEW_ROWS = 2**18
 # Elements of a JAX array up to which the host reads it, to round the number of rows up.
@@ -50,8 +53,6 @@ LEAST_GRAM, FEW_WIDE, FEW_TALL, FEW_OTHERS = 2**13, 16, 4, 64
 SMALL_ARRAY = 2**16
 # The same in C++, which has no overhead of calls, and no random sketches.
 MODEST_ARRAY = 2**20
-# Complex ones, which NumPy serves, gain by fewer calls up to a smaller size.
-MODEST_COMPLEX = 2**18
 # Random numbers drawn before a sampling sweep at most: 64 MiB in double precision.
 MOST_NOISE = 2**23
 
@@ -171,6 +172,11 @@ def lapack_dtype(arrays: Arrays, facts: Facts) -> bool:
 def real(arrays: Arrays, facts: Facts) -> bool:
     dtypes = {np.dtype(c.dtype) for c in arrays}
     return len(dtypes) == 1 and dtypes <= {np.dtype(np.float32), np.dtype(np.float64)}
+
+
+@_condition("single or double precision, real or complex", "C++ is written for these types")
+def of_gram(arrays: Arrays, facts: Facts) -> bool:
+    return arrays[0].dtype in _native._GRAMS
 
 
 @_condition("all float64", "C++ is written for this type")
@@ -295,15 +301,6 @@ def small_array(arrays: Arrays, facts: Facts) -> bool:
 )
 def modest_array(arrays: Arrays, facts: Facts) -> bool:
     return arrays[0].size < MODEST_ARRAY
-
-
-@_condition(
-    f"complex, fewer than {_power(MODEST_COMPLEX)} elements",
-    "no C++ serves them, and one Gram matrix for several bonds takes fewer calls of NumPy",
-    _CORE + "shapes",
-)
-def modest_complex_array(arrays: Arrays, facts: Facts) -> bool:
-    return arrays[0].dtype.kind == "c" and arrays[0].size < MODEST_COMPLEX
 
 
 @_condition("two modes or more", "one mode has no bond")
@@ -438,6 +435,18 @@ def first_calls(arrays: Arrays, facts: Facts) -> bool:
 )
 def first_evaluations(arrays: Arrays, facts: Facts) -> bool:
     return _evaluated.is_first((facts["batch"], facts["key"]), lambda: CALLS_OF_EVALUATE)
+
+
+@_condition(
+    f"at most {_power(FEW_OPERATIONS)} multiplications, with C++",
+    "C++ makes few entries in less time than a program of many arguments takes to be called",
+    _CORE + "shapes",
+)
+def few_operations(arrays: Arrays, facts: Facts) -> bool:
+    if _native.status() or not facts["batch"]:
+        return False
+    sizes = sum(c.shape[0] * c.shape[2] for c in facts["cores"])
+    return facts["batch"] * sizes <= FEW_OPERATIONS
 
 
 @_condition(

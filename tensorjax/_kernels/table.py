@@ -74,9 +74,9 @@ def _host(*conditions: Condition) -> Row:
 _SMALL_TT_SVD: Row = {
     HOST: (
         Candidate(
-            CPP, (c.modest_array, c.real, c.not_empty, c.several_modes, c.gram_resolves, c.built)
+            CPP, (c.modest_array, c.of_gram, c.not_empty, c.several_modes, c.gram_resolves, c.built)
         ),
-        Candidate(SMALL, (c.any_of(c.small_array, c.modest_complex_array), c.gram_resolves)),
+        Candidate(SMALL, (c.small_array, c.gram_resolves)),
         Candidate(NUMPY),
     ),
 }
@@ -123,7 +123,10 @@ TABLE: dict[str, Row] = {
     "tt.distance": _call(c.concrete),
     "tucker.norm": _call(c.concrete),
     "mera.norm": _call(c.lapack_dtype, c.free_on_a_cpu),
-    "tt.evaluate": _call(c.on_one_cpu, c.any_of(c.rows_shared, c.first_evaluations)),
+    "tt.evaluate": _call(
+        c.on_one_cpu, c.any_of(c.few_operations, c.rows_shared, c.first_evaluations)
+    ),
+    "tt.evaluate, entries": _host(c.few_operations, c.of_gram, c.not_empty),
     "tucker.evaluate": _call(c.data, c.first_on_one_cpu, kernel=ROUNDED),
     "tt.sobol": _call(c.lapack_dtype, c.free_on_a_cpu, c.rest_concrete),
     "pde.evaluate": _call(c.concrete),

@@ -3,7 +3,7 @@
 XLA compiles a program for every shape, and its small products, factorisations and eigenproblems
 reach a tenth of what a core can do. `round_to_ranks`, `inner`, `multiply` and `sketch` call
 compiled code instead, under jit and vmap like any other operation, and so do lookups in
-`tensorjax.nn`; `gram_round`, `tt_svd` and the passes serve the host.
+`tensorjax.nn`; `gram_round`, `tt_svd`, `entries` and the passes serve the host.
 A wheel for Linux holds them for several levels of CPUs, and `kernels` says which one serves; from
 source, hatch_build.py compiles them if there is a compiler. Without it, on other machines and for
 other dtypes, XLA's programs serve. So they do on other platforms, in programs made for
@@ -15,6 +15,7 @@ than that.
 
 import ctypes
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -220,6 +221,7 @@ def _check_lookup(cores: Sequence[Any], gates: Sequence[Any], ids: Any) -> None:
         raise ValueError(f"gates: expected shapes and types {wanted}, got {[*gates]}")
 
 
+_JOINED = 2**13  # elements of arrays that are copied together, to pass their addresses
 _INVALID, _NO_MEMORY = -1, -2  # what calls return, as in buffers.h
 _GRAMS = {np.dtype(t): np.result_type(t, np.float64) for t in "fdFD"}  # types of Gram matrices
 
@@ -283,17 +285,21 @@ def tt_svd(x: np.ndarray, share: float, noise: float) -> list[np.ndarray] | None
     """Computes the TT-SVD cores of a small dense array by a C++ kernel, or None.
 
     Args:
-      x: (n_1, …, n_d), d ≥ 2, float32 or float64; so are the cores. Computed in float64.
+      x: (n_1, …, n_d), d ≥ 2, real or complex, of single or double precision; so are the cores.
+        Computed in double precision.
       share: of the energy that every bond may discard.
       noise: of a Gram matrix, as a share of the energy.
     """
-    if x.ndim < 2 or not x.size or x.dtype not in _REAL:
-        raise ValueError(f"x: expected two real modes or more, got {x.shape}, {x.dtype}")
+    if x.ndim < 2 or not x.size or x.dtype not in _GRAMS:
+        raise ValueError(
+            f"x: expected two modes or more of real or complex numbers, got {x.shape}, {x.dtype}"
+        )
     x = np.require(x, requirements=["C", "A"])
     modes, ranks = np.array(x.shape, np.int64), np.empty(x.ndim + 1, np.int64)
     out = np.empty(_most_entries(x.shape), x.dtype)
-    single = int(x.dtype == np.float32)
-    arguments = x.ndim, modes, single, x, float(share), float(noise), ranks, out
+    parts = 2 if x.dtype.kind == "c" else 1
+    single = int(x.dtype.itemsize // parts == 4)
+    arguments = x.ndim, modes, parts, single, x, float(share), float(noise), ranks, out
     if not _called("tensorjax_tt_svd", *arguments):
         return None
     cores, at, found = [], 0, ranks.tolist()
@@ -302,6 +308,48 @@ def tt_svd(x: np.ndarray, share: float, noise: float) -> list[np.ndarray] | None
         cores.append(out[at : at + size].reshape(left, n, right))
         at += size
     return cores
+
+
+def entries(cores: Sequence[np.ndarray], indices: np.ndarray) -> np.ndarray:
+    """Evaluates a train of host arrays at multi-indices (batch, d), in range, by a C++ kernel.
+
+    Args:
+      cores: (r_{k−1}, n_k, r_k) each, of one real or complex type of single or double precision;
+        computed in double precision.
+      indices: integers, each in [−n_k, n_k).
+    """
+    dtype, order = cores[0].dtype, len(cores)
+    shapes = [c.shape for c in cores]
+    bonds = [1, *(s[-1] for s in shapes)]
+    fit = all(len(s) == 3 and s[0] == b and 0 not in s for s, b in zip(shapes, bonds, strict=False))
+    if not fit or bonds[-1] != 1 or dtype not in _GRAMS or any(c.dtype != dtype for c in cores):
+        raise ValueError(f"cores: expected a train of one type, got {shapes} of {dtype}")
+    if indices.ndim != 2 or indices.shape[1] != order or not indices.size:
+        raise ValueError(f"indices: expected (batch, {order}), got {indices.shape}")
+    pointers, kept = _addresses(cores)
+    ids = np.require(indices, np.int64, ["C", "A"])
+    sizes = np.array([s[1] for s in shapes], np.int64), np.array(bonds, np.int64)
+    parts = 2 if dtype.kind == "c" else 1
+    out = np.empty(len(ids), dtype)
+    single = int(dtype.itemsize // parts == 4)
+    _called("tensorjax_entries", order, *sizes, pointers, parts, single, len(ids), ids, out)
+    del kept  # until here: the pointers are to it
+    return out
+
+
+def _addresses(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, Any]:
+    """Returns the addresses of contiguous data of arrays of one type, and what holds the data.
+
+    NumPy takes longer to tell an address than to copy a small array: small ones are joined.
+    """
+    sizes = [a.size for a in arrays]
+    if sum(sizes) <= _JOINED:
+        joined = np.concatenate(arrays, axis=None)
+        starts = itertools.accumulate(sizes[:-1], initial=0)
+        first, step = joined.ctypes.data, joined.itemsize
+        return np.array([first + step * start for start in starts], np.uintp), joined
+    held = [np.require(a, requirements=["C", "A"]) for a in arrays]
+    return np.array([a.ctypes.data for a in held], np.uintp), held
 
 
 @functools.lru_cache(maxsize=4096)
@@ -316,14 +364,21 @@ def _most_entries(shape: tuple[int, ...]) -> int:
 
 
 def _called(name: str, *arguments: int | float | np.ndarray) -> int:
-    call = getattr(loaded()[0], name)
-    call.restype = ctypes.c_long
-    found = call(*map(_c, arguments))
+    call = _call(name, tuple(map(type, arguments)))
+    found = call(*(x.ctypes.data if isinstance(x, np.ndarray) else x for x in arguments))
     if found == _NO_MEMORY:
         raise MemoryError(name)
     if found == _INVALID:
         raise ValueError(f"{name}: expected sizes that fit, of arrays that are not empty")
     return found
+
+
+@functools.cache
+def _call(name: str, kinds: tuple[type, ...]) -> Any:
+    """Returns a C++ call that takes arguments of these types, arrays by their addresses."""
+    one = {int: ctypes.c_long, float: ctypes.c_double, np.ndarray: ctypes.c_void_p}
+    function: Any = ctypes.CFUNCTYPE(ctypes.c_long, *(one[kind] for kind in kinds))
+    return function((name, loaded()[0]))
 
 
 def _host(name: str, a: Any, ndim: int) -> np.ndarray:
@@ -332,9 +387,3 @@ def _host(name: str, a: Any, ndim: int) -> np.ndarray:
     if a.ndim != ndim or not a.size or not np.can_cast(a.dtype, np.float64):
         raise ValueError(f"{name}: expected {ndim} axes of real numbers, got {a.shape}, {a.dtype}")
     return np.require(a, np.float64, ["C", "A"])
-
-
-def _c(x: int | float | np.ndarray) -> Any:
-    if isinstance(x, np.ndarray):
-        return ctypes.c_void_p(x.ctypes.data)
-    return ctypes.c_double(x) if isinstance(x, float) else ctypes.c_long(x)

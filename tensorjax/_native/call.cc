@@ -8,6 +8,7 @@
 
 #include "buffers.h"
 #include "entrywise.h"
+#include "evaluation.h"
 #include "grams.h"
 #include "lookups.h"
 #include "passes.h"
@@ -527,9 +528,11 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(tensorjax_round, tensorjax::Round,
                                   .Attr<ffi::Span<const int64_t>>("ranks")
                                   .Attr<ffi::Span<const int64_t>>("columns"));
 
-extern "C" void tensorjax_lapack(void* syevd, void* gesdd, void* threads, void* set_threads) {
+extern "C" void tensorjax_set_lapack(void* syevd, void* heevd, void* gesdd, void* threads,
+                                 void* set_threads) {
   using tensorjax::lapack;
   lapack.syevd = reinterpret_cast<decltype(lapack.syevd)>(syevd);
+  lapack.heevd = reinterpret_cast<decltype(lapack.heevd)>(heevd);
   lapack.gesdd = reinterpret_cast<decltype(lapack.gesdd)>(gesdd);
   lapack.threads = reinterpret_cast<decltype(lapack.threads)>(threads);
   lapack.set_threads = reinterpret_cast<decltype(lapack.set_threads)>(set_threads);
@@ -590,25 +593,67 @@ extern "C" long tensorjax_gram_round(long d, const int64_t* modes, int64_t* rank
   });
 }
 
-// TT-SVD of a dense real array of modes n: `ranks` (d + 1) and the cores, one after another, in the
-// array's precision. 0 where the array is not for this kernel.
-extern "C" long tensorjax_tt_svd(long d, const int64_t* modes, long single, const void* x,
-                                 double share, double noise, int64_t* ranks, void* out) {
+// TT-SVD of a dense array of modes n, complex if `parts` is 2, in single precision if `single`:
+// `ranks` (d + 1) and the cores, one after another, in the array's type. 0 where the array is not
+// for this kernel.
+extern "C" long tensorjax_tt_svd(long d, const int64_t* modes, long parts, long single,
+                                 const void* x, double share, double noise, int64_t* ranks,
+                                 void* out) {
   using namespace tensorjax;
   return guarded_call([&]() -> long {
-    need(lapack.syevd && d >= 2 && modes && x && ranks && out, "LAPACK and an array are needed");
+    need(lapack.syevd && lapack.heevd && d >= 2 && modes && x && ranks && out,
+         "LAPACK and an array are needed");
+    need(parts == 1 || parts == 2, "one or two parts are needed");
     const std::vector<long> n(modes, modes + d);
     long size = 1;
     for (const long m : n) {
       need(m > 0, "modes that are not empty are needed");
-      size = product_of({size, m});
+      size = product_of({size, m, parts}) / parts;
     }
     if (!(share >= 0)) return 0;
     const Alone without_others(lapack);
-    Crew crew(threads_for(16.0 * size));
-    SmallTTSVD svd(n, share, noise, lapack);
-    return single ? svd.run(*crew, static_cast<const float*>(x), ranks, static_cast<float*>(out))
-                  : svd.run(*crew, static_cast<const double*>(x), ranks, static_cast<double*>(out));
+    Crew crew(threads_for(16.0 * size * parts * parts));
+    const auto run = [&](auto* typed) {
+      using T = std::remove_const_t<std::remove_pointer_t<decltype(typed)>>;
+      T* const to = static_cast<T*>(out);
+      if (parts == 2)
+        return SmallTTSVD<2>(n, share, noise, lapack).run(*crew, typed, ranks, to);
+      return SmallTTSVD<1>(n, share, noise, lapack).run(*crew, typed, ranks, to);
+    };
+    return single ? run(static_cast<const float*>(x)) : run(static_cast<const double*>(x));
+  });
+}
+
+// Entries of a train on the host at `count` multi-indices, each in [−n_k, n_k): complex if `parts`
+// is 2, in single precision if `single`.
+extern "C" long tensorjax_entries(long d, const int64_t* modes, const int64_t* ranks,
+                                  const void* const* cores, long parts, long single, long count,
+                                  const int64_t* ids, void* out) {
+  using namespace tensorjax;
+  return guarded_call([&]() -> long {
+    need(d >= 1 && modes && ranks && cores, "one core at least is needed");
+    need(count > 0 && ids && out, "multi-indices and room for their entries are needed");
+    need(parts == 1 || parts == 2, "one or two parts are needed");
+    need(ranks[0] == 1 && ranks[d] == 1, "outer bonds of 1 are needed");
+    for (long k = 0; k < d; k++) {
+      need(modes[k] > 0 && ranks[k + 1] > 0 && cores[k], "an empty core");
+      product_of({ranks[k], modes[k], ranks[k + 1], parts});
+    }
+    product_of({count, d});
+    const std::vector<long> n(modes, modes + d), r(ranks, ranks + d + 1);
+    const auto run = [&](auto entries, auto* to) {
+      for (long x = 0; x < count; x++)
+        need(entries.at(ids + x * d, to + x * parts), "indices in range are needed");
+    };
+    const auto of = [&](auto* to) {
+      using T = std::remove_pointer_t<decltype(to)>;
+      const T* const* typed = reinterpret_cast<const T* const*>(cores);
+      if (parts == 2) run(Entries<2, T>(n, r, typed), to);
+      else run(Entries<1, T>(n, r, typed), to);
+    };
+    if (single) of(static_cast<float*>(out));
+    else of(static_cast<double*>(out));
+    return 1;
   });
 }
 

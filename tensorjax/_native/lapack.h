@@ -9,6 +9,9 @@ struct Lapack {
   void (*syevd)(char*, char*, int*, double*, int*, double*, double*, int*, int*, int*, int*);
   void (*gesdd)(char*, int*, int*, double*, int*, double*, double*, int*, double*, int*, double*,
                 int*, int*, int*);
+  // Of Hermitian matrices: real and imaginary parts by turns.
+  void (*heevd)(char*, char*, int*, double*, int*, double*, double*, int*, double*, int*, int*,
+                int*, int*);
   int (*threads)();  // of its BLAS; null where they cannot be told
   void (*set_threads)(int);
 };

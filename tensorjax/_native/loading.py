@@ -126,7 +126,8 @@ def _tried(path: Path) -> tuple[Any, str]:
             return None, why
         if library.tensorjax_interface() > _interface():
             return None, f"{path.name} was built for a newer jaxlib; install tensorjax again"
-        library.tensorjax_lapack(*map(_lapack, ("dsyevd", "dgesdd")), *blas_threads())
+        routines = ("dsyevd", "zheevd", "dgesdd")
+        library.tensorjax_set_lapack(*map(_lapack, routines), *blas_threads())
         # All are looked for before one is registered: a name can be given only once.
         handlers = {name: jax.ffi.pycapsule(getattr(library, name)) for name in CALLS}
         for name, handler in handlers.items():

@@ -30,6 +30,7 @@ struct Matrix {
   const T* a;
   long rows, columns, parts;  // of an entry: a number, or real and imaginary part
   long down, along;           // how many numbers from a row, or a column, to the next
+  long imaginary = 1;         // and from a real part to the imaginary one
 };
 
 // Copies columns from `from` on, `depth` of them, into rows of double precision: those of real
@@ -37,8 +38,9 @@ struct Matrix {
 // that what is read, and what is written, comes in pieces.
 template <class T>
 inline void pack(const Matrix<T>& m, long from, long depth, double* out, long ld) {
-  for (long x = 0; x < depth; x += m.along == m.parts ? depth : kLanes) {
-    const long some = m.along == m.parts ? depth : std::min(kLanes, depth - x);
+  const bool whole = m.along == (m.imaginary == 1 ? m.parts : 1);  // rows in one piece
+  for (long x = 0; x < depth; x += whole ? depth : kLanes) {
+    const long some = whole ? depth : std::min(kLanes, depth - x);
     for (long r = 0; r < m.rows; r++) {
       const T* row = m.a + r * m.down + (from + x) * m.along;
       double* to = out + r * ld + x;
@@ -48,7 +50,7 @@ inline void pack(const Matrix<T>& m, long from, long depth, double* out, long ld
         double* imaginary = to + m.rows * ld;
         for (long c = 0; c < some; c++) {
           to[c] = row[c * m.along];
-          imaginary[c] = row[c * m.along + 1];
+          imaginary[c] = row[c * m.along + m.imaginary];
         }
       }
     }

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tensorjax import linalg
+from tensorjax import _blas_threads, linalg
 from tensorjax._cores import interfaces as interfaces
 from tensorjax._cores.unfoldings import Cores, join
 from tensorjax.tt._eigen import dmrg_sweeps as dmrg
@@ -69,6 +69,11 @@ def sweep(block: Block, rule: Rule) -> Block:
     As `dmrg.sweep`, but every local problem is solved for as many vectors as there are states, and
     bases are cut by the sum of the states' energies.
     """
+    with _blas_threads.one_thread(_blas_threads.slow_down(block.chain.cores)):
+        return _swept(block, rule)
+
+
+def _swept(block: Block, rule: Rule) -> Block:
     chain, values = block.chain, block.values
     cores, thetas = list(chain.cores), block.centres
     lefts = [interfaces.edge(cores[0])]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tensorjax import linalg
+from tensorjax import _blas_threads, linalg
 from tensorjax._cores import interfaces as interfaces
 from tensorjax._cores.orthogonalization import right_lq
 from tensorjax._cores.overlaps import bond_overlap
@@ -108,6 +108,11 @@ def shadows(chain: Chain, left: Sequence[Array], window: slice) -> Array | None:
 
 def sweep(chain: Chain, rule: Rule, rng: np.random.Generator) -> tuple[Chain, Pass]:
     """Sweeps DMRG once from left to right; returns the chain mirrored, ready for the sweep back."""
+    with _blas_threads.one_thread(_blas_threads.slow_down(chain.cores)):
+        return _swept(chain, rule, rng)
+
+
+def _swept(chain: Chain, rule: Rule, rng: np.random.Generator) -> tuple[Chain, Pass]:
     cores, operator = list(chain.cores), chain.operator
     lefts = [interfaces.edge(cores[0])]
     overlaps = [[interfaces.edge(cores[0], operator=False)] for _ in chain.found]

@@ -51,17 +51,19 @@ def evaluate(t: TT, indices: ArrayLike) -> jax.Array:
 
     O(r²) operations an entry and core at most: for long batches, neighbouring cores are first
     multiplied out as far as a table of no more rows than the batch holds them. Memory stays
-    bounded, for very long batches are done in pieces. Concrete arrays on a CPU are served by NumPy,
-    and nothing is compiled until the same shapes and batch size have come ten times.
+    bounded, for very long batches are done in pieces. Concrete arrays on a CPU are served by
+    compiled code where few operations are needed, by NumPy else, and nothing is compiled until the
+    same shapes and batch size have come ten times.
 
     Source: Oseledets (2011), eq. (1.3). Ours: the tables.
     """
     single("t", t, TT)
-    indices = _check.indices(indices, t.shape)
+    shape = t.shape
+    indices = _check.indices(indices, shape)
     facts = {"cores": t.cores, "batch": math.prod(indices.shape[:-1])}
-    key = t.shape, t.ranks, t.dtype, indices.dtype
+    key = shape, t.ranks, t.dtype, indices.dtype
     if choose_kernel("tt.evaluate", (t, indices), key=key, **facts) is NUMPY:
-        host = np.asarray(indices).reshape(-1, t.order)
+        host = np.asarray(indices).reshape(-1, len(shape))
         out = numpy_entries.entries(t, host, _groups(t, len(host)))
         out = out.astype(t.dtype, copy=False).reshape(indices.shape[:-1])
         return on_device([out])[0]

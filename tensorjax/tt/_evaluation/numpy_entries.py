@@ -14,10 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax import _blas_threads, linalg
+from tensorjax import _blas_threads, _native, linalg
 from tensorjax._cores.scaling import balanced
 from tensorjax._cores.unfoldings import Cores, absorb, merge, times_right
 from tensorjax._formats.trains import TT
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import CPP, HOST
 
 # Entries evaluated together, and elements gathered at a time: so that both fit into the caches.
 _ROWS, _GATHER = 2**16, 2**18
@@ -31,19 +33,24 @@ _NEAR = 4  # powers of two that norms of cores may be off one
 
 
 def entries(t: TT, indices: np.ndarray, groups: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Evaluates entries at multi-indices (batch, d) on the host, by tables of groups of cores.
+    """Evaluates entries at multi-indices (batch, d) on the host: few by C++, else by tables.
+
+    A table holds the product of one of the groups of neighbouring cores.
 
     In the dtype of the train, or float32 for half precision. Vectors are kept in range by exact
     powers of two, so only the entries themselves can overflow.
     """
     cores = _on_host(t.cores, linalg.factor_dtype(t.dtype))
-    shape = [c.shape[1] for c in cores]
     if len(indices) == 0:
         return np.zeros(0, cores[0].dtype)
+    facts = {"cores": cores, "batch": len(indices)}
+    if choose_kernel("tt.evaluate, entries", cores, HOST, **facts) is CPP:
+        return _native.entries(cores, indices)
     with (
         np.errstate(over="ignore", under="ignore", invalid="ignore"),
         _blas_threads.one_thread(True),
     ):
+        shape = [c.shape[1] for c in cores]
         small, exponent = _near_one(cores)
         tables = [merge(small[a:b]) for a, b in groups]
         out = [

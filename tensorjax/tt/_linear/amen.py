@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorjax import linalg
+from tensorjax import _blas_threads, linalg
 from tensorjax._cores.contraction import einsum
 from tensorjax._cores.interfaces import apply_one, edge, left, left_overlap, right, right_overlap
 from tensorjax._cores.orthogonalization import left_qr
@@ -111,6 +111,11 @@ def sweep(s: State, tol: float, options: Options, *, enrich: bool) -> Pass:
 
     ``tol`` is per site.
     """
+    with _blas_threads.one_thread(_blas_threads.slow_down(s.x)):
+        return _swept(s, tol, options, enrich)
+
+
+def _swept(s: State, tol: float, options: Options, enrich: bool) -> Pass:
     seen, d = Pass(), len(s.x)
     a = s.a[0]
     for k in range(d):
