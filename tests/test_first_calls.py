@@ -198,3 +198,24 @@ def test_norms_and_distances_of_nan_are_nan():
         (tt.distance, train, train),
     ):
         assert np.isnan([float(f(*given)), float(jax.jit(f)(*given))]).all(), f.__name__
+
+
+def test_random_formats_of_many_shapes_share_programs_and_are_those_of_traced_keys():
+    rng = np.random.default_rng(9400)
+    shapes = [tuple(int(n) for n in rng.integers(1, 6, rng.integers(5, 9))) for _ in range(12)]
+    key, rank = jax.random.key(7), int(rng.integers(2, 5))
+    calls = {
+        "trains": lambda k, s: tt.random(k, s, rank, np.float32),
+        "Tucker": lambda k, s: tucker.random(k, s, 2, np.float64),
+        "maps": lambda k, s: sketch.ttrp(k, s, 3, rank=2, dtype=np.float32),
+    }
+    for call in calls.values():
+        with compilations() as compiled:
+            found = [call(key, shape) for shape in shapes]
+        assert len(compiled) <= 6  # lengths and numbers of vectors: few powers of four
+        traced = jax.jit(lambda k, call=call: call(k, shapes[-1]))(key)
+        for f, e in zip(*map(jax.tree.leaves, (found[-1], traced)), strict=True):
+            close(f, e)
+    inside = jax.jit(lambda: tt.random(key, shapes[0], rank, np.float32))()  # a concrete key
+    for f, e in zip(inside.cores, tt.random(key, shapes[0], rank, np.float32).cores, strict=True):
+        close(f, e)

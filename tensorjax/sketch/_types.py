@@ -16,8 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._draws import on_host
 from tensorjax._formats.operators import shown
 from tensorjax._formats.serialization import serializable
+from tensorjax._transfer import on_device
 from tensorjax._typing import DType, DTypeLike
 
 Cls = TypeVar("Cls", bound=type)
@@ -43,7 +45,14 @@ class Law:
 
         Signs depend neither on the dtype nor on JAX's 64-bit mode.
         """
+        drawn = on_host(self, key, shapes, dtype)
+        if drawn is not None:
+            return tuple(on_device(drawn))
         return _draw(self, key, tuple(shapes), jnp.dtype(dtype))
+
+    def __call__(self, key: Any, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+        """Draws one array."""
+        return _draw_one(self, key, shape, dtype)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2, 3))

@@ -10,6 +10,7 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._cores.ranks import rank_bounds
+from tensorjax._draws import scaled_normals
 from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax._placement import placed
 from tensorjax._typing import DTypeLike
@@ -27,12 +28,8 @@ def _random_cores(
     bounds = rank_bounds(sizes) if uniform else [np.iinfo(np.int64).max] * (len(sizes) - 1)
     ranks = (1, *_check.bond_ranks(rank, bounds), 1)
     dtype = _check.inexact_dtype(dtype)
-    keys = jax.random.split(key, len(modes))
-    return tuple(
-        jax.random.normal(k, (ranks[i], *mode, ranks[i + 1]), dtype)
-        * jnp.asarray(ranks[i + 1] ** -0.5, dtype)
-        for i, (k, mode) in enumerate(zip(keys, modes, strict=True))
-    )
+    shapes = [(ranks[k], *mode, ranks[k + 1]) for k, mode in enumerate(modes)]
+    return tuple(scaled_normals(key, shapes, [r**-0.5 for r in ranks[1:]], dtype))
 
 
 @placed

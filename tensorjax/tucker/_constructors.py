@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from tensorjax import _check
 from tensorjax._cores.ranks import rank_bounds
+from tensorjax._draws import scaled_normals
 from tensorjax._formats.trains import TT
 from tensorjax._placement import placed
 from tensorjax._typing import DTypeLike
@@ -50,22 +50,21 @@ def random(
     shape = _check.shape("shape", shape)
     ranks = _check.bond_ranks(rank, shape, place="mode")
     kind = _check.inexact_dtype(dtype)
-    first, *keys = jax.random.split(key, len(shape) + 1)
-    factors = [
-        jax.random.normal(k, (n, s), kind) * jnp.asarray(s**-0.5, kind)
-        for k, n, s in zip(keys, shape, ranks, strict=True)
-    ]
-    return Tucker._unchecked(_core(first, ranks, core_rank, kind), tuple(factors))
+    pairs = list(zip(shape, ranks, strict=True))
+    # The core has the first key of the split; one that is a train is drawn with the keys of it.
+    core, *factors = scaled_normals(
+        key,
+        [tuple(ranks) if core_rank is None else (), *pairs],
+        [1.0, *(s**-0.5 for s in ranks)],
+        kind,
+    )
+    if core_rank is not None:
+        first = jax.random.split(key, len(pairs) + 1)[0]
+        return Tucker._unchecked(_train(first, ranks, core_rank, kind), tuple(factors))
+    return Tucker._unchecked(core, tuple(factors))
 
 
-def _core(key: jax.Array, ranks: Sequence[int], core_rank: Any, dtype: Any) -> Any:
-    if core_rank is None:
-        return jax.random.normal(key, tuple(ranks), dtype)
+def _train(key: jax.Array, ranks: Sequence[int], core_rank: Any, dtype: Any) -> TT:
     bonds = (1, *_check.bond_ranks(core_rank, rank_bounds(ranks), name="core_rank"), 1)
-    keys = jax.random.split(key, len(ranks))
-    cores = [
-        jax.random.normal(k, (bonds[i], s, bonds[i + 1]), dtype)
-        * jnp.asarray(bonds[i + 1] ** -0.5, dtype)
-        for i, (k, s) in enumerate(zip(keys, ranks, strict=True))
-    ]
-    return TT._unchecked(tuple(cores))
+    shapes = [(bonds[k], s, bonds[k + 1]) for k, s in enumerate(ranks)]
+    return TT._unchecked(tuple(scaled_normals(key, shapes, [r**-0.5 for r in bonds[1:]], dtype)))
