@@ -217,13 +217,14 @@ def main(arguments: list[str]) -> int:
         return fail("interrupted; no result is written", INTERRUPTED)
 
 
-def hurried(arguments: list[str]) -> bool:
-    """Whether these arguments make one quick run, whose times are not worth comparing."""
+def hurried(arguments: list[str]) -> Experiment | None:
+    """The experiment, if these arguments make one quick run whose programs may be slower."""
     match arguments:
         case ["run", name, *options] if "--quick" in options:
             experiment = discover().get(name)
-            return experiment is not None and not experiment.by_name_only
-    return False
+            if experiment is not None and (experiment.compiles or not experiment.alone):
+                return experiment
+    return None
 
 
 def fail(message: str, status: int) -> int:
@@ -233,6 +234,6 @@ def fail(message: str, status: int) -> int:
 
 
 if __name__ == "__main__":
-    if hurried(sys.argv[1:]):
-        hasten()
+    if (experiment := hurried(sys.argv[1:])) is not None:
+        hasten(unoptimised=experiment.compiles)
     sys.exit(main(sys.argv[1:]))

@@ -26,6 +26,7 @@ class Experiment:
         alone: Whether it compares times, so that ``run all`` runs nothing else beside it, unless
             quick.
         by_name_only: Whether ``run all`` leaves it out: it is for a machine that few have.
+        compiles: Whether compiling takes most of a quick run, so that programs are not optimised.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Experiment:
     packages: tuple[str, ...] = ()
     alone: bool = False
     by_name_only: bool = False
+    compiles: bool = False
 
     @property
     def quick_seconds(self) -> float:

@@ -302,45 +302,48 @@ def test_the_longest_experiments_begin_first_and_are_shown_by_name(
     assert shown == ["rival", "tiny", "tiny/needy"]
 
 
-def test_quick_runs_are_hurried(here: Path) -> None:
-    assert hurried(["run", "tiny", "--results", "x", "--quick"])
+def test_quick_runs_that_compile_or_compare_no_times_are_hurried(here: Path) -> None:
+    assert (found := hurried(["run", "tiny", "--results", "x", "--quick"]))
+    assert not found.compiles
     assert not hurried(["run", "tiny"])
     assert not hurried(["run", "nothing-like-it", "--quick"])
     assert not hurried(["run", "all", "--quick"])  # each run hurries in a process of its own
-    (here / "experiments" / "rival").mkdir()
-    (here / "experiments" / "rival" / "__init__.py").write_text(RIVAL)
-    assert hurried(["run", "rival", "--quick"])  # times of quick runs are not worth comparing
-    assert not hurried(["run", "rival"])
-    machine = RIVAL.replace("alone=True", "alone=True, by_name_only=True")
-    (here / "experiments" / "rival" / "__init__.py").write_text(machine)
-    for name in [name for name in sys.modules if name.startswith("experiments.rival")]:
-        del sys.modules[name]
+    rival = here / "experiments" / "rival" / "__init__.py"
+    rival.parent.mkdir()
+    rival.write_text(RIVAL)
     assert not hurried(["run", "rival", "--quick"])
+    rival.write_text(RIVAL.replace("alone=True", "alone=True, compiles=True"))
+    del sys.modules["experiments.rival"]
+    assert (found := hurried(["run", "rival", "--quick"]))
+    assert found.compiles
+    assert not hurried(["run", "rival"])
 
 
-@pytest.mark.parametrize("given", ["", "--xla_backend_optimization_level=2"])
-def test_a_hurried_process_compiles_hastily_unless_told_otherwise(given: str) -> None:
-    code = """if True:
+@pytest.mark.parametrize(
+    ("given", "unoptimised"), [("", True), ("--xla_backend_optimization_level=2", False)]
+)
+def test_a_hurried_process_compiles_hastily_unless_told_otherwise(
+    given: str, unoptimised: bool
+) -> None:
+    code = f"""if True:
         import os, sys
         from experiments._compiling import compiler_options, hasten
         assert "jax" not in sys.modules
-        hasten()
+        hasten(unoptimised={unoptimised})
         import jax, jax.numpy as jnp
+        assert compiler_options(False, unoptimised={unoptimised}) is None
+        options = compiler_options(True, unoptimised={unoptimised})
         jax.jit(jnp.sin)(1.0).block_until_ready()
-        assert compiler_options(False) is None
-        options = compiler_options(True)
-        assert options["xla_backend_optimization_level"] == 0
         jax.jit(jnp.cos, compiler_options=options)(1.0).block_until_ready()
-        for name, value in options.items():
-            print(f"--{name}={str(value).lower()}")
+        print(*(f"--{{name}}={{str(value).lower()}}" for name, value in options.items()))
         print(os.environ["XLA_FLAGS"])
     """
     done = subprocess.run(
         [sys.executable, "-c", code], check=True, text=True, capture_output=True,
         cwd=Path(__file__).parents[1], env={**os.environ, "XLA_FLAGS": given},
     )  # fmt: skip
-    options, flags = done.stdout.splitlines()[:-1], done.stdout.splitlines()[-1].split()
-    assert "--xla_backend_optimization_level=0" in options
+    options, flags = (line.split() for line in done.stdout.splitlines())
+    assert options[0] == f"--xla_backend_optimization_level={0 if unoptimised else 1}"
     assert flags == [*options, *given.split()]  # of two settings of a flag, the last one counts
 
 

@@ -24,14 +24,16 @@ EXPERIMENTS = (
     _bench(
         "core",
         "TT-SVD, rounding, arithmetic and projections: time, compilations, error, ranks",
-        "40 s",
+        "70 s",
         (*_PEERS, "scikit-learn", "ttax"),
+        compiles=True,
     ),
     _bench(
         "solvers",
         "cross approximation, linear systems, spin chains, completion, fused products",
-        "30 s",
+        "40 s",
         _PEERS,
+        compiles=True,
     ),
     _bench(
         "pde",
@@ -42,10 +44,11 @@ EXPERIMENTS = (
     _bench(
         "layers",
         "tensorised linear layers and embeddings beside dense ones and tensorly-torch",
-        "30 s",
+        "50 s",
         ("flax", "tensorly-torch", "torch"),
         paper="Yang et al., CoMERA, arXiv 2405.14377: shapes, ranks and formula",
         extra="nn",
+        compiles=True,
     ),
     _bench(
         "store",
@@ -57,7 +60,7 @@ EXPERIMENTS = (
     _bench(
         "gpt2",
         "one training step of GPT-2 on one device, the same weights written three ways",
-        "15 s",
+        "35 s",
         ("flax", "optax"),
         paper="none: our own measurement beside plain Flax and nanoGPT's formulation",
         extra="nn",

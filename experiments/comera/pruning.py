@@ -80,5 +80,5 @@ def squared_gradients(programs: Programs, params: Any, rest: Any, seed: int) -> 
         )  # fmt: skip
         return jax.lax.scan(add, zero, given)[0]
 
-    compiled = jax.jit(means, compiler_options=compiler_options(programs.hasty))
+    compiled = jax.jit(means, compiler_options=compiler_options(programs.hasty, unoptimised=True))
     return compiled(params, rest, data, (keys, jnp.asarray(rows)))

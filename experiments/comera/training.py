@@ -81,7 +81,7 @@ class Programs:
         if shapes not in self.compiled:
             start = time.perf_counter()
             lowered = jax.jit(self._chunk, donate_argnums=0).lower(*arguments)
-            program = lowered.compile(compiler_options(self.hasty))
+            program = lowered.compile(compiler_options(self.hasty, unoptimised=True))
             self.compiled[shapes], seconds = program, time.perf_counter() - start
         state, losses = self.compiled[shapes](*arguments)
         return state, losses, seconds
@@ -130,7 +130,7 @@ class Programs:
                 lambda params, rest, batch: self.task.outputs(
                     nnx.merge(self.eval_graph, params, rest), batch
                 ),
-                compiler_options=compiler_options(self.hasty),
+                compiler_options=compiler_options(self.hasty, unoptimised=True),
             )
         return self.forward(params, rest, batch)
 

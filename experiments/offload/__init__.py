@@ -11,7 +11,7 @@ EXPERIMENTS = (
         claim="1.49 × the speed of an unnamed scheme for training from disk "
         "(judged: over updates after the backward pass)",
         basis="abstract",
-        quick="50 s",
+        quick="85 s",
         extra="nn,offload",
         packages=("flax", "optax", "xxhash"),
         alone=True,
@@ -21,7 +21,7 @@ EXPERIMENTS = (
         module="experiments.offload.budgets",
         paper="HiTrain, J. Computer Research and Development, 10.7544/issn1000-1239.202550478",
         summary="GPT-2 under budgets of device and host, as the plan says; for a GPU",
-        quick="30 s",
+        quick="50 s",
         extra="nn,offload",
         packages=("flax", "optax", "xxhash"),
         alone=True,
