@@ -69,7 +69,7 @@ def _padded(n: int, least: int) -> int:
 
 
 def _is_plain(key: Any) -> bool:
-    """Whether a key is a concrete one of partitionable Threefry, on a CPU and no mesh."""
+    """Whether a key is a concrete one of partitionable Threefry, on the default CPU and no mesh."""
     config: Any = jax.config  # whose options have no types
     if not isinstance(key, jax.Array) or isinstance(key, Tracer):
         return False
@@ -78,7 +78,7 @@ def _is_plain(key: Any) -> bool:
     return (
         bool(config.jax_threefry_partitionable)
         and str(jax.random.key_impl(key)) == "threefry2x32"
-        and len(key.sharding.device_set) == 1
+        and not key.committed  # else results go where the key is
         and _default_device().platform == "cpu"
         and jax.sharding.get_abstract_mesh().empty
     )

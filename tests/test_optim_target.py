@@ -1,6 +1,7 @@
 """`optim.rank_adaptive` to a target size: cuts, changes of basis, moments, status, checkpoints."""
 
 import functools
+import itertools
 from typing import Any
 
 import jax
@@ -11,6 +12,8 @@ import pytest
 from optax import contrib
 
 from tensorjax import optim
+from tensorjax.optim._prune import Gates
+from tensorjax.optim._size_polynomial import polynomial
 from tensorjax.optim._target import basis_change as _basis_change
 from tensorjax.optim._tensorised_leaves import gated
 
@@ -289,3 +292,47 @@ def test_checkpoints_do_not_mind_shapes(tmp_path) -> None:
         optim.load(tmp_path / "x", params)
     with pytest.raises(FileNotFoundError, match="path: expected a checkpoint"):
         optim.load(tmp_path / "y", params)
+
+
+def test_sums_over_bonds_and_slopes_of_the_size_are_those_of_single_bonds(rng) -> None:
+    layers = {}
+    for n in range(int(rng.integers(2, 5))):
+        ranks = (1, *rng.integers(1, 6, int(rng.integers(1, 4))), 1)
+        layers[str(n)] = {"cores": [np.ones((a, 3, b), "f") for a, b in itertools.pairwise(ranks)],
+                          "gates": [rng.random(r).astype("f") for r in ranks[1:-1]]}  # fmt: skip
+    layout, leaves = gated(layers), jax.tree.leaves(layers)
+    gates = Gates.of(layout)
+    single = [np.where(rng.random(leaves[k].shape) < 0.3, 0, leaves[k]) for k in layout.gates]
+    forms = [polynomial(layout, measure, 3) for measure in ("numbers", "flops")]
+
+    @jax.jit
+    def found(flat: jax.Array) -> Any:
+        sums = gates.per_bond(flat)
+        return sums, gates.largest(flat, flat != 0), [
+            (form.slopes(sums), jax.grad(form)(sums)) for form in forms
+        ]  # fmt: skip
+
+    sums, largest, slopes = found(np.concatenate(single))
+    np.testing.assert_allclose(sums, [g.sum() for g in single], rtol=1e-6)
+    top = [(np.arange(g.size) == g.argmax()) & (g > 0) for g in single]
+    np.testing.assert_array_equal(largest, np.concatenate(top))
+    for slope, wanted in slopes:
+        np.testing.assert_allclose(slope, wanted, rtol=1e-5)
+
+
+def test_the_program_of_a_decision_does_not_grow_with_the_gates(rng) -> None:
+    def operations(rank: int) -> list[str]:
+        params = drawn(rng, [(1, 4, rank), (rank, 5, rank), (rank, 4, 1)])
+        optimizer = optim.rank_adaptive(optax.sgd(0.1), switch=1, size_fraction=0.5)
+        state = jax.eval_shape(optimizer.init, params)
+
+        def update(params: Any, state: Any) -> Any:
+            return optimizer.update(params, state, params, value=jnp.float32(1))
+
+        text = jax.jit(update).trace(params, state).lower().as_text()
+        return [word for word in text.split() if word.startswith(("stablehlo.", '"stablehlo.'))]
+
+    small, large = operations(3), operations(int(rng.integers(100, 200)))
+    assert len(small) == len(large)
+    # On CPUs a sum by scattering is a loop of one step per gate: only the order of a cut needs it.
+    assert sum("scatter" in word for word in large) <= 1

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax.optim._explicit_sharding import _whole, widest
-from tensorjax.optim._size_polynomial import Polynomial
+from tensorjax.optim._size_polynomial import Polynomial, picked
 from tensorjax.optim._tensorised_leaves import Layout
 
 
@@ -55,20 +55,28 @@ class Gates:
 
     def per_bond(self, flat: jax.Array) -> jax.Array:
         """Sums a joined vector of gates bond by bond, for pruning, in single precision."""
-        sums = jnp.zeros((len(self.lengths),), jnp.float32)
-        return sums.at[self.bonds].add(flat.astype(jnp.float32))
+        return jnp.sum(self._rows(flat.astype(jnp.float32), 0), 1)
 
     def largest(self, flat: jax.Array, live: jax.Array) -> jax.Array:
         """Marks, for pruning, the largest live gate of every bond, the first of equal ones."""
-        count = len(self.lengths)
-        shown = jnp.where(live, flat, -jnp.inf)
-        peak = jnp.full((count,), -jnp.inf, flat.dtype).at[self.bonds].max(shown)
-        order = jnp.arange(flat.size)
-        at_peak = live & (shown == peak[self.bonds])
-        first = (
-            jnp.full((count,), flat.size).at[self.bonds].min(jnp.where(at_peak, order, flat.size))
-        )
-        return order == first[self.bonds]
+        if not self.bonds.size:
+            return live
+        rows = self._rows(jnp.where(live, flat, -jnp.inf), -jnp.inf)
+        starts = np.cumsum((0, *self.lengths))[:-1]
+        first = jnp.asarray(starts, jnp.int32) + jnp.argmax(rows, 1).astype(jnp.int32)
+        order = jnp.arange(flat.size, dtype=jnp.int32)
+        return live & (order == picked(first, self.bonds))
+
+    def _rows(self, flat: jax.Array, fill: float) -> jax.Array:
+        """Returns a joined vector of gates, for pruning, as one padded row for every bond.
+
+        A sum by scattering would be a loop of one step per gate on CPUs.
+        """
+        starts = np.cumsum((0, *self.lengths))[:-1, None]
+        columns = np.arange(max(self.lengths, default=0))[None]
+        inside = columns < np.array(self.lengths, int)[:, None]
+        filled = jnp.concatenate([flat, jnp.full((1,), fill, flat.dtype)])
+        return picked(filled, np.where(inside, starts + columns, flat.size))
 
 
 def doomed(
@@ -118,10 +126,14 @@ def doomed(
 
 def _least(enough: Any, high: jax.Array, size: int) -> jax.Array:
     """Finds by bisection the least count of gates to prune that is enough; ``high`` if none is."""
-    low = jnp.zeros_like(high)
-    for _ in range(math.ceil(math.log2(size + 1))):
+
+    def halved(_: Any, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        low, high = ends
         middle = (low + high) // 2
         found = enough(middle)
         high = jnp.where(found, middle, high)
-        low = jnp.where(found, low, jnp.minimum(middle + 1, high))
-    return high
+        return jnp.where(found, low, jnp.minimum(middle + 1, high)), high
+
+    # A loop, so that the program holds one copy of the test.
+    rounds = math.ceil(math.log2(size + 1))
+    return jax.lax.fori_loop(0, rounds, halved, (jnp.zeros_like(high), high))[1]

@@ -121,21 +121,47 @@ class Polynomial:
 
     def __call__(self, ranks: jax.Array) -> jax.Array:
         """Evaluates the size polynomial at real-valued ranks of shape (gates,)."""
-        full = jnp.concatenate([ranks, jnp.ones((1,), ranks.dtype)])
-        products = jnp.prod(full[self.factors], axis=1)
+        products = jnp.prod(self._values(ranks), axis=1)
         return jnp.sum(self.coefficients.astype(ranks.dtype) * products)
+
+    def slopes(self, ranks: jax.Array) -> jax.Array:
+        """Evaluates the derivative of the size polynomial in every rank, of shape (gates,)."""
+        values = self._values(ranks)
+        # Products of the factors before and behind each one: the polynomial is linear in it.
+        before = [self.coefficients.astype(ranks.dtype)]
+        behind = [jnp.ones_like(before[0])]
+        degree = values.shape[1]
+        for k in range(degree - 1):
+            before.append(before[-1] * values[:, k])
+            behind.append(behind[-1] * values[:, degree - 1 - k])
+        parts = [a * b for a, b in zip(before, behind[::-1], strict=True)]
+        every = jnp.concatenate([*parts[:degree], jnp.zeros((1,), ranks.dtype)])
+        places: list[list[int]] = [[] for _ in range(ranks.size)]
+        for place, gate in enumerate(self.factors.T.ravel()):
+            if gate < ranks.size:
+                places[gate].append(place)
+        return jnp.sum(picked(every, _padded(places, every.size - 1)), 1)
+
+    def _values(self, ranks: jax.Array) -> jax.Array:
+        full = jnp.concatenate([ranks, jnp.ones((1,), ranks.dtype)])
+        return picked(full, self.factors)
 
     def of_living(self, ranks: jax.Array) -> jax.Array:
         """Evaluates the size polynomial; a layer with any rank of zero counts as zero."""
         alive = self.living(ranks).astype(ranks.dtype)
-        full = jnp.concatenate([ranks, jnp.ones((1,), ranks.dtype)])
-        products = jnp.prod(full[self.factors], axis=1) * alive[self.owners]
+        products = jnp.prod(self._values(ranks), axis=1) * picked(alive, self.owners)
         return jnp.sum(self.coefficients.astype(ranks.dtype) * products)
 
     def living(self, ranks: jax.Array) -> jax.Array:
         """Marks the layers that count in the size polynomial: those without a rank of zero."""
         full = jnp.concatenate([ranks, jnp.ones((1,), ranks.dtype)])
-        return jnp.all(full[self.members] > 0, axis=1)
+        return jnp.all(picked(full, self.members) > 0, axis=1)
+
+
+def picked(x: jax.Array, places: np.ndarray) -> jax.Array:
+    """Takes entries of a vector of ranks or gates at constant places, which are not checked."""
+    found = x.at[jnp.asarray(places, jnp.int32)]
+    return found.get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 
 def polynomial(layout: Layout, measure: Measure, rows: int = 1) -> Polynomial:
@@ -158,7 +184,7 @@ def polynomial(layout: Layout, measure: Measure, rows: int = 1) -> Polynomial:
     )
 
 
-def _padded(lists: Sequence[tuple[int, ...]], fill: int) -> np.ndarray:
+def _padded(lists: Sequence[Sequence[int]], fill: int) -> np.ndarray:
     columns = list(itertools.zip_longest(*lists, fillvalue=fill))
     return np.array(columns, int).reshape(-1, len(lists)).T
 

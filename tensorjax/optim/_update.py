@@ -11,7 +11,7 @@ import optax
 from tensorjax.optim._explicit_sharding import like, widest
 from tensorjax.optim._prune import Gates, doomed
 from tensorjax.optim._rank_adaptive_options import Options, at, is_zero
-from tensorjax.optim._size_polynomial import Polynomial, polynomial
+from tensorjax.optim._size_polynomial import Polynomial, picked, polynomial
 from tensorjax.optim._state import PROGRESS, RankAdaptiveState, unknown
 from tensorjax.optim._tensorised_leaves import Layout, gated
 from tensorjax.optim._trial_cuts import Verdict, Watch, judged
@@ -90,8 +90,8 @@ class Step:
     def slopes(self, on_size: jax.Array) -> list[jax.Array]:
         """Returns the gradient of the weighted size surrogate in the gates; 0 for dead gates."""
         norms = self.gates.per_bond(jnp.abs(self.flat))
-        each = on_size / self.state.scale * jax.grad(self.polynomial)(norms)
-        return self.gates.split(jnp.where(self.live, each[self.gates.bonds], 0.0))
+        each = on_size / self.state.scale * self.polynomial.slopes(norms)
+        return self.gates.split(jnp.where(self.live, picked(each, self.gates.bonds), 0.0))
 
     def gradients(self) -> Any:
         """Returns the update's gradients of the whole objective, zero at dead gates."""
@@ -138,8 +138,7 @@ class Step:
         new = self._moved(leaves, still)
         flat = self.gates.join(new)
         limit = _threshold(self.options, flat)
-        dead = ~self.live | self._doomed(flat, limit, frozen)
-        dead, back, waiting, watch = self._tried(dead)
+        dead, back, waiting, watch = self._decided(flat, limit, frozen)
         held = ~dead & ~frozen & (flat <= limit)
         split = self.gates.split
         for k, gone, hold, gate in zip(places, split(dead), split(held), new, strict=True):
@@ -165,17 +164,64 @@ class Step:
         }  # fmt: skip
         return jax.tree.unflatten(structure, leaves), size, learnt
 
+    def _decided(
+        self, flat: jax.Array, limit: jax.Array, frozen: jax.Array
+    ) -> tuple[jax.Array, Any, Any, Any]:
+        """Decides what dies in this update, where a gate may die or a cut is on trial.
+
+        What a branch returns is held in memory. Else XLA would compute all of the decision once
+        more in the update of every core and gate, which takes most of the compilation.
+
+        Args:
+          flat: new gates, joined.
+          limit: the threshold.
+          frozen: which of them are frozen.
+
+        Returns:
+          What `_tried` does.
+        """
+
+        def decided() -> Any:
+            dead = ~self.live | self._doomed(flat, limit, frozen)
+            return self._tried(dead)
+
+        def unchanged() -> Any:
+            if self.trial is None:
+                return ~self.live, None, None, self.state.watch
+            back = jnp.zeros_like(self.trial[1])
+            return ~self.live, back, back != 0, self.state.watch
+
+        if not self.options.keep_one:  # layers that have become empty die without a low gate
+            return decided()
+        return jax.lax.cond(self._may_change(flat, limit, frozen), decided, unchanged)
+
+    def _may_change(self, flat: jax.Array, limit: jax.Array, frozen: jax.Array) -> jax.Array:
+        """Checks whether a gate may die in this update, or a cut is on trial."""
+        low = jnp.any(self.live & ~frozen & (flat <= self._deadly(limit)))
+        return low if self.trial is None else low | self._tries()
+
+    def _tries(self) -> jax.Array:
+        """Checks whether a cut is on trial in this update, or was until now."""
+        assert self.trial is not None
+        (undo, waits, *_), saved = self.trial
+        return undo | waits | jnp.any(saved != 0)
+
+    def _deadly(self, limit: jax.Array) -> jax.Array:
+        """Returns the threshold at or below which gates may die in this update."""
+        options, state = self.options, self.state
+        if options.switch is None or options.late_threshold is None:
+            return limit
+        late = at(options.late_threshold, state.count - 1).astype(limit.dtype)
+        return jnp.where(state.late, jnp.maximum(late, limit), limit)
+
     def _doomed(self, flat: jax.Array, limit: jax.Array, frozen: jax.Array) -> jax.Array:
         """Marks the gates to prune in this update."""
         options, state, most = self.options, self.state, self._most()
-        target, deadly = None, limit
+        target = None
         if options.switch is not None:
             target = jnp.where(state.late, state.size_target, -jnp.inf)
-        if options.switch is not None and options.late_threshold is not None:
-            late = at(options.late_threshold, state.count - 1).astype(flat.dtype)
-            deadly = jnp.where(state.late, jnp.maximum(late, limit), limit)
         return doomed(
-            self.gates, self.polynomial, flat, self.live, deadly,
+            self.gates, self.polynomial, flat, self.live, self._deadly(limit),
             keep_one=options.keep_one, target=target, frozen=frozen, most=most,
         )  # fmt: skip
 

@@ -35,7 +35,6 @@ def least_important(
       gate_size: that a live gate adds to the size.
       most: how many may die.
     """
-    slope_of = jax.grad(polynomial)
 
     def candidates(alive: jax.Array) -> tuple[jax.Array, jax.Array]:
         ranks = gates.per_bond(alive)
@@ -51,7 +50,7 @@ def least_important(
         alive, count = carry
         ranks, may = candidates(alive)
         # The size is linear in every rank: its slope is what one index less frees.
-        freed = slope_of(ranks) + gate_size
+        freed = polynomial.slopes(ranks) + gate_size
         score = jnp.where(may, worth / jnp.maximum(freed, 1e-9)[gates.bonds], jnp.inf)
         return alive & (jnp.arange(alive.size) != jnp.argmin(score)), count + 1
 

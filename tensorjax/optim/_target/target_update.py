@@ -44,13 +44,19 @@ class TargetStep(Step):
     def _doomed(self, flat: jax.Array, limit: jax.Array, frozen: jax.Array) -> jax.Array:
         state, most = self.state, self._most()
         assert most is not None  # there is a late stage
-        cuts = (self.tick > state.tick) & (self.tick % 2 == 1)
         active = ~jnp.all(frozen)  # between the steps of optax.MultiSteps nothing is known of that
         return least_important(
             self.gates, self.polynomial, self.joined(state.worth), self.live, frozen,
             budget=self.schedule.budget(state.count, state.full, state.size_target),
-            gate_size=self.gate_size, most=jnp.where(cuts & active, most, 0.0),
+            gate_size=self.gate_size, most=jnp.where(self._cuts() & active, most, 0.0),
         )  # fmt: skip
+
+    def _may_change(self, flat: jax.Array, limit: jax.Array, frozen: jax.Array) -> jax.Array:
+        return self._cuts() | self._tries()
+
+    def _cuts(self) -> jax.Array:
+        """Checks whether a cut is due in this update."""
+        return (self.tick > self.state.tick) & (self.tick % 2 == 1)
 
     @property
     def gate_size(self) -> float:
