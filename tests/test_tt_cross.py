@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tensorjax import tt
-from tensorjax.tt._cross import jumps, maxvol
+from tensorjax.tt._cross import held_out_error, jumps, maxvol
 from tests.oracles import DTYPES, compilations, cores, dense, eps, error, norm
 
 
@@ -1058,3 +1058,19 @@ def test_an_error_of_the_function_passes_through(key):
 def test_under_jit_there_is_a_clear_error(key):
     with pytest.raises(TypeError, match="traced"):
         jax.jit(lambda k: tt.cross(fractions, (3, 3), tol=1e-6, key=k)[0])(key)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_held_out_entries_are_those_of_the_train(seed):
+    """However many they are: few by a product per core, many by merged cores; with components."""
+    rng = np.random.default_rng([9, seed])
+    shape = tuple(rng.integers(1, 5, int(rng.integers(2, 7))))
+    ranks = [1, *rng.integers(1, 6, len(shape) - 1), 1]
+    cores = [rng.standard_normal(s) for s in zip(ranks, shape, ranks[1:], strict=False)]
+    full = dense(tt.TT(cores))
+    for number in (1, 50, 5000):
+        index = np.column_stack([rng.integers(0, n, number) for n in shape])
+        found = held_out_error.entries(cores, index)
+        np.testing.assert_allclose(found[:, 0], full[tuple(index.T)], rtol=1e-9, atol=1e-12)
+        found = held_out_error.entries(cores, index[:, :-1])
+        np.testing.assert_allclose(found, full[tuple(index[:, :-1].T)], rtol=1e-9, atol=1e-12)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorjax._cores import orthogonalization
-from tensorjax._cores.unfoldings import Cores, absorb
+from tensorjax._cores.unfoldings import Cores, absorb, merge
 from tensorjax.tt._cross.sampled_function import Oracle
 
 # One in _GLANCE held-out entries is evaluated first; the others only if the error is at most _FAR
@@ -36,6 +36,8 @@ _JUMPED = 0.1
 _DRAWING = 1 << 23
 # A product by groups costs about as much as gathering matrices of so many elements.
 _GATHERED = 1 << 14
+# Modes up to this size are made by merging cores: rows are grouped by their index, one at a time.
+_MERGED = 16
 _EPS = float(np.finfo(np.float64).eps)
 
 
@@ -306,10 +308,26 @@ def _squares(x: Any) -> Any:
 
 def entries(cores: Cores, index: np.ndarray) -> np.ndarray:
     """Evaluates a train at held-out multi-indices: all components, (m, 1) or (m, components)."""
-    v = cores[0][0, index[:, 0]]
-    for core, i in zip(cores[1:], index.T[1:], strict=False):
+    modes = index.shape[1]
+    (first, *rest), (leading, *others) = _merged(cores[:modes], index)
+    v = first[0, leading]
+    for core, i in zip(rest, others, strict=True):
         v = _times_rows(v, core, i)
-    return v @ cores[-1][:, :, 0] if len(cores) > index.shape[1] else v
+    return v @ cores[-1][:, :, 0] if len(cores) > modes else v
+
+
+def _merged(cores: Cores, index: np.ndarray) -> tuple[Cores, list[np.ndarray]]:
+    """Merges neighbouring cores where many entries share the product; their indices with them."""
+    out, at = [cores[0]], [index[:, 0]]
+    for core, i in zip(cores[1:], index.T[1:], strict=True):
+        (left, n, bond), (_, m, right) = out[-1].shape, core.shape
+        saved = len(index) * (left * bond + bond * right - left * right)
+        if n * m <= _MERGED and 2 * n * m * left * bond * right < saved:
+            out[-1], at[-1] = merge([out[-1], core]), at[-1] * m + i
+        else:
+            out.append(core)
+            at.append(i)
+    return out, at
 
 
 def _times_rows(v: np.ndarray, core: np.ndarray, i: np.ndarray) -> np.ndarray:
