@@ -320,18 +320,30 @@ def _merged(cores: Cores, index: np.ndarray) -> tuple[Cores, list[np.ndarray]]:
     """Merges neighbouring cores where many entries share the product; their indices with them."""
     out, at = [cores[0]], [index[:, 0]]
     for core, i in zip(cores[1:], index.T[1:], strict=True):
-        (left, n, bond), (_, m, right) = out[-1].shape, core.shape
-        saved = len(index) * (left * bond + bond * right - left * right)
-        if n * m <= _MERGED and 2 * n * m * left * bond * right < saved:
-            out[-1], at[-1] = merge([out[-1], core]), at[-1] * m + i
+        if _shared(out[-1], core, len(index)):
+            out[-1], at[-1] = merge([out[-1], core]), at[-1] * core.shape[1] + i
         else:
             out.append(core)
             at.append(i)
+    while len(out) > 1 and out[-1].shape[2] == 1 and _shared(out[-2], out[-1], len(index)):
+        core, i = out.pop(), at.pop()
+        out[-1], at[-1] = merge([out[-1], core]), at[-1] * core.shape[1] + i
     return out, at
+
+
+def _shared(a: np.ndarray, b: np.ndarray, entries: int) -> bool:
+    """Whether to merge two cores of a train before so many held-out entries are evaluated."""
+    (left, n, bond), (_, m, right) = a.shape, b.shape
+    saved = entries * (left * bond + bond * right - left * right)
+    # The first and the last core are tables, of which rows are picked.
+    small = n * m <= _MERGED or left == 1 or right == 1
+    return small and 2 * n * m * left * bond * right < saved
 
 
 def _times_rows(v: np.ndarray, core: np.ndarray, i: np.ndarray) -> np.ndarray:
     """Computes v[m] @ core[:, i[m]] at held-out entries m: one by one, or by groups of equal i."""
+    if core.shape[2] == 1:
+        return np.einsum("mr,rm->m", v, core[:, i, 0])[:, None]
     slices = np.ascontiguousarray(core.transpose(1, 0, 2))
     if len(v) * slices[0].size < _GATHERED * len(slices):
         return np.matmul(v[:, None], slices[i])[:, 0]
