@@ -59,12 +59,17 @@ ON_MESHES = {
 }  # fmt: skip
 # Under jit: by tolerance ranks depend on data, and some functions take concrete arrays alone.
 MESHED = [
-    pytest.param(name, case, id=name, marks=() if name in ON_MESHES else pytest.mark.slow)
-    for name, case in ALL.items()
+    pytest.param(name, modes, id="-".join((name, *modes)), marks=marks)
+    for name in ALL
+    # The stricter mode by default: what it takes Auto takes.
+    for modes, marks in (
+        [(("Explicit",), ()), (("Auto",), pytest.mark.slow)]
+        if name in ON_MESHES
+        else [(("Explicit", "Auto"), pytest.mark.slow)]
+    )
     # Products of arrays by themselves are left to JAX, which asks for `out_sharding`.
     if name not in ("linalg.gram", "linalg.matmul")
 ]
-# The stricter mode by default: what it takes Auto takes.
 MODES = (pytest.param("Auto", marks=pytest.mark.slow), "Explicit")
 
 
@@ -72,18 +77,23 @@ MODES = (pytest.param("Auto", marks=pytest.mark.slow), "Explicit")
 IN_CONTEXT = ("optim.", "tt.riemannian", "tt.value_and")
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("name", "case"), MESHED)
-def test_values_on_meshes(name: str, case: Any, mode: str):
-    mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType[mode],) * 2)
-    rng = np.random.default_rng(0)
+@pytest.mark.parametrize(("name", "modes"), MESHED)
+def test_values_on_meshes(name: str, modes: tuple[str, ...]):
     given: list[Any] = []
 
     def put(tree: Any) -> Any:
-        given.append(jax.tree.map(lambda x: jax.device_put(x, drawn(rng, mesh, x)), tree))
+        given.append(tree)
         return tree
 
-    expected = case(put)
+    expected = ALL[name](put)
+    for mode in modes:
+        check_on_a_mesh(name, given, expected, mode)
+
+
+def check_on_a_mesh(name: str, arguments: list[Any], expected: Any, mode: str):
+    case, rng = ALL[name], np.random.default_rng(0)
+    mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType[mode],) * 2)
+    given = jax.tree.map(lambda x: jax.device_put(x, drawn(rng, mesh, x)), arguments)
     with jax.set_mesh(mesh) if name.startswith(IN_CONTEXT) else contextlib.nullcontext():
         found = case(replay(given))
     assert_same(found, expected)
