@@ -18,8 +18,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # optimise them, and loops are emitted as LLVM's code at once, not by way of MLIR.
 # XLA's own passes stay, and with them operations, buffers and collectives as they are counted.
 # The gate compiles doctests so too; benchmarks and notebooks are compiled as ever. With
-# TENSORJAX_TESTS_MLIR=1 tests go by way of MLIR, as programs of users do: slow ones of the core, and
-# all with the newest JAX, which knows no other way and refuses the flag.
+# TENSORJAX_TESTS_MLIR=1 tests go by way of MLIR, as programs of users do: slow ones of the core,
+# and all with the newest JAX, which knows no other way and refuses the flag.
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "")
     + " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
