@@ -17,18 +17,14 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # of the tests goes into compiling small programs that run once or twice: LLVM is asked not to
 # optimise them, and loops are emitted as LLVM's code at once, not by way of MLIR.
 # XLA's own passes stay, and with them operations, buffers and collectives as they are counted.
-# The gate compiles doctests so too; benchmarks and notebooks are compiled as ever. With
-# TENSORJAX_TESTS_MLIR=1 tests go by way of MLIR, as programs of users do: slow ones of the core,
-# and all with the newest JAX, which knows no other way and refuses the flag.
+# The gate compiles doctests so too; benchmarks and notebooks are compiled as ever. The newest JAX
+# knows no other way than MLIR and refuses the flag: with it the tests go that way.
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "")
     + " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
     + " --xla_cpu_parallel_codegen_split_count=1"
     + " --xla_cpu_use_fusion_emitters=false"
-    * (
-        "TENSORJAX_TESTS_MLIR" not in os.environ
-        and tuple(map(int, metadata.version("jaxlib").split(".")[:2])) < (0, 11)
-    )
+    * (tuple(map(int, metadata.version("jaxlib").split(".")[:2])) < (0, 11))
 )
 
 import jax
