@@ -9,8 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import _check, linalg
+from tensorjax._draws import on_host
 from tensorjax._placement import placed
+from tensorjax._transfer import on_device
 from tensorjax._typing import DTypeLike
+from tensorjax.linalg._arrays import namespace
 from tensorjax.mera._types import MERA, Layer, Wiring
 
 Boundary = Literal["open", "periodic"]
@@ -144,23 +147,32 @@ def random(
 def _random_layer(
     key: jax.Array, wiring: Wiring, sizes: Sequence[int], rank: int, dtype: Any
 ) -> Layer:
-    keys = iter(jax.random.split(key, len(wiring.cuts) + len(wiring.arities)))
-    us = []
-    for i, j in wiring.pairs:
-        m, n = sizes[i], sizes[j]
-        us.append(_haar(next(keys), m * n, m * n, dtype).reshape(m, n, m, n))
-    ws = []
-    for block in wiring.blocks:
-        below = [sizes[i] for i in block]
-        top = min(rank, math.prod(below))
-        ws.append(_haar(next(keys), math.prod(below), top, dtype).reshape(*below, top))
+    pairs = [(sizes[i], sizes[j]) for i, j in wiring.pairs]
+    blocks = [tuple(sizes[i] for i in block) for block in wiring.blocks]
+    shapes = [(m * n, m * n) for m, n in pairs]
+    shapes += [(math.prod(block), min(rank, math.prod(block))) for block in blocks]
+    found = iter(_isometries(key, shapes, dtype))
+    us = [next(found).reshape(m, n, m, n) for m, n in pairs]
+    ws = [next(found).reshape(*block, -1) for block in blocks]
     return Layer._unchecked(tuple(us), tuple(ws), wiring)
 
 
-def _haar(key: jax.Array, rows: int, columns: int, dtype: Any) -> jax.Array:
-    q, r = linalg.qr(jax.random.normal(key, (rows, columns), linalg.factor_dtype(dtype)))
-    diagonal = jnp.diagonal(r)
-    size = jnp.abs(diagonal)
+def _isometries(key: jax.Array, shapes: Sequence[tuple[int, int]], dtype: Any) -> list[jax.Array]:
+    """Draws random isometries, on CPUs by one program for all shapes and by LAPACK."""
+    normal, wide = jax.random.normal, linalg.factor_dtype(dtype)
+    drawn = on_host(normal, key, shapes, wide)
+    if drawn is not None:
+        return on_device([_haar(x, dtype) for x in drawn])
+    keys = jax.random.split(key, len(shapes))
+    return [_haar(normal(k, s, wide), dtype) for k, s in zip(keys, shapes, strict=True)]
+
+
+def _haar(x: Any, dtype: Any) -> Any:
+    """Returns the isometry of Haar measure that a normal matrix has as its basis."""
+    xp = namespace(x)
+    q, r = linalg.qr(x)
+    diagonal = xp.diagonal(r)
+    size = xp.abs(diagonal)
     # QR fixes the phases of r's diagonal; Haar measure needs them divided out (Mezzadri 2007).
-    phase = jnp.where(size > 0, diagonal / jnp.where(size > 0, size, 1).astype(r.dtype), 1)
+    phase = xp.where(size > 0, diagonal / xp.where(size > 0, size, 1).astype(r.dtype), 1)
     return linalg.scale_columns(q, phase).astype(dtype)

@@ -343,7 +343,7 @@ def _shared(a: np.ndarray, b: np.ndarray, entries: int) -> bool:
 def _times_rows(v: np.ndarray, core: np.ndarray, i: np.ndarray) -> np.ndarray:
     """Computes v[m] @ core[:, i[m]] at held-out entries m: one by one, or by groups of equal i."""
     if core.shape[2] == 1:
-        return np.einsum("mr,rm->m", v, core[:, i, 0])[:, None]
+        return (v * core[:, i, 0].T).sum(axis=1, keepdims=True)
     slices = np.ascontiguousarray(core.transpose(1, 0, 2))
     if len(v) * slices[0].size < _GATHERED * len(slices):
         return np.matmul(v[:, None], slices[i])[:, 0]
