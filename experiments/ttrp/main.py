@@ -137,10 +137,12 @@ def run(config: Config, run: Run) -> None:
     run.compare(*outcome(measured))
 
 
-def outcome(measured: list[dict[str, Any]]) -> tuple[str, bool]:
+def outcome(measured: list[dict[str, Any]]) -> tuple[str, bool | None]:
     """Returns what was found at the largest N and M, and whether the claim holds there."""
     n, m = max((row["N"], row["M"]) for row in measured)
     by_name = {row["method"]: row for row in measured if (row["N"], row["M"]) == (n, m)}
+    if not {TTRP.name, GAUSSIAN.name} <= by_name.keys():
+        return "not measured beside a Gaussian map", None
     ours, dense = by_name[TTRP.name], by_name[GAUSSIAN.name]
     said = (
         f"N = {n:,}, M = {m}: variance {ours['variance']:.2g} from {ours['storage']:,} entries; "
