@@ -6,26 +6,16 @@ Doctests do not pass through here: they run as a user would, in JAX's default mo
 import gc
 import os
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
+
+from tests.compiling import flags
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "Agg")
 # Idle threads of BLAS spin: those of one worker would hold the cores that the other one needs.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-# Read once, when JAX first asks for its devices: before anything else imports it. Most of the time
-# of the tests goes into compiling small programs that run once or twice: LLVM is asked not to
-# optimise them, and loops are emitted as LLVM's code at once, not by way of MLIR.
-# XLA's own passes stay, and with them operations, buffers and collectives as they are counted.
-# The gate compiles doctests so too; benchmarks and notebooks are compiled as ever. The newest JAX
-# knows no other way than MLIR and refuses the flag: with it the tests go that way.
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "")
-    + " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
-    + " --xla_cpu_parallel_codegen_split_count=1"
-    + " --xla_cpu_use_fusion_emitters=false"
-    * (tuple(map(int, metadata.version("jaxlib").split(".")[:2])) < (0, 11))
-)
+# Read once, when JAX first asks for its devices: before anything else imports it.
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags(devices=8)}"
 
 import jax
 import numpy as np

@@ -22,6 +22,7 @@ from rich.console import Console
 from experiments import Run
 from experiments.__main__ import main
 from experiments.gpt2.processes import Processes, _number
+from tests.compiling import flags
 
 ROOT = Path(__file__).resolve().parents[1]
 LOST_AFTER = 10
@@ -38,7 +39,7 @@ def command(tmp_path):
         (folder / "a.py").write_text(text)
     return ["run", "gpt2", "--quick", "--text", str(tmp_path / "texts"), "--vocabulary", "300",
             "--held-out", "0.2", "--layers", "1", "--features", "16", "--length", "16", "--batch",
-            "4", "--steps", "60", "--evaluations", "30", "--checkpoint-seconds", "0",
+            "4", "--steps", "24", "--evaluations", "12", "--checkpoint-seconds", "0",
             "--sample-tokens", "4", "--results", str(tmp_path / "results")]  # fmt: skip
 
 
@@ -58,8 +59,8 @@ def programs(tmp_path_factory):
 
 def start(command, options, output, **variables):
     """A process with two simulated devices at most, and what it says in a file."""
-    environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT),
-                   **ENVIRONMENT}  # fmt: skip
+    environment = {**os.environ, "XLA_FLAGS": flags(), "JAX_PLATFORMS": "cpu",
+                   "PYTHONPATH": str(ROOT), **ENVIRONMENT}  # fmt: skip
     with output.open("w") as file:
         return subprocess.Popen(
             [sys.executable, "-m", "experiments", *command, "--lost-after", str(LOST_AFTER),

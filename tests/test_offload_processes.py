@@ -16,6 +16,7 @@ pytest.importorskip("xxhash", reason="the store has an extra of its own")
 
 from tensorjax import offload
 from tests import offload_shards_process as program
+from tests.compiling import flags
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -35,8 +36,7 @@ def start(
         port = free.getsockname()[1]
     environment = {
         **os.environ,
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={each} "
-        "--xla_backend_optimization_level=0",
+        "XLA_FLAGS": flags(devices=each),
         "JAX_PLATFORMS": "cpu",
         "JAX_ENABLE_X64": "1",  # as here: keys draw other numbers without
         "PYTHONPATH": str(ROOT),

@@ -13,6 +13,7 @@ import pytest
 
 from tensorjax import parallel
 from tests import tiny_decoder as tiny
+from tests.compiling import flags
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -21,7 +22,7 @@ def start(index: int, port: int, processes: int, layout: str) -> subprocess.Pope
     """A process with one simulated device."""
     environment = {
         **os.environ,
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
+        "XLA_FLAGS": flags(devices=1),
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": str(ROOT),
     }

@@ -1,0 +1,20 @@
+"""How XLA compiles the programs of the tests, in this process and in those that tests start.
+
+Most of the time of the tests goes into compiling small programs that run once or twice: LLVM is
+asked not to optimise them, and loops are emitted as LLVM's code at once, not by way of MLIR. XLA's
+own passes stay, and with them operations, buffers and collectives as they are counted. The gate
+compiles doctests so too; benchmarks and notebooks are compiled as ever. The newest JAX knows no
+other way than MLIR and refuses that flag: with it the tests go that way.
+"""
+
+from importlib import metadata
+
+
+def flags(devices: int | None = None) -> str:
+    """``XLA_FLAGS`` for so many simulated CPU devices, or as many as the process asks for."""
+    found = ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
+    if tuple(map(int, metadata.version("jaxlib").split(".")[:2])) < (0, 11):
+        found.append("--xla_cpu_use_fusion_emitters=false")
+    if devices is not None:
+        found.append(f"--xla_force_host_platform_device_count={devices}")
+    return " ".join(found)
