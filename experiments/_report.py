@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments._registry import Experiment, discover
-from experiments._report_html import Html
+from experiments._report_html import MEASUREMENT, Html
 from experiments._results import read_csv, read_runs, short, write_atomically
 
 Entry = tuple[Experiment, dict[str, Any]]
@@ -21,7 +21,7 @@ class Card(NamedTuple):
         claim: Of the paper, or what is measured.
         ours: What the run found.
         basis: What of the paper was read, and the paper.
-        verdict: Whether the claim holds.
+        verdict: Whether the claim holds; "measurement" where nothing is claimed.
         command: That makes this run again.
     """
 
@@ -102,7 +102,8 @@ def fill(page: Markdown | Html, latest: Sequence[Entry], results: Path) -> None:
     """Writes where the runs were made, a card for each, then each of them in full."""
     page.heading(1, "tensorjax: results")
     page.paragraph(". ".join(made(run for _, run in latest)) + ".")
-    page.cards([card(*entry) for entry in latest])
+    papers_first = sorted(latest, key=lambda entry: not entry[0].claim)
+    page.cards([card(*entry) for entry in papers_first])
     for experiment, run in latest:
         page.heading(2, experiment.name)
         page.paragraph(
@@ -138,7 +139,7 @@ def card(experiment: Experiment, run: dict[str, Any]) -> Card:
         experiment.claim or experiment.summary,
         outcome["ours"] or "see its tables",
         basis,
-        verdict(outcome["holds"], run["quick"]),
+        verdict(outcome["holds"], run["quick"]) if experiment.claim else MEASUREMENT,
         f"python -m experiments run {experiment.name}{quick}",
     )
 

@@ -15,7 +15,7 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto
 .cards li { list-style: none; border: 1px solid var(--line); border-radius: .5rem; padding: 1rem; }
 .cards h3, .cards p { margin: 0 0 .4rem; } .cards b { font-weight: 600; }
 code { font-size: .85em; background: var(--soft); padding: .1em .3em; border-radius: .3em; }
-.cards code { display: block; overflow-x: auto; white-space: nowrap; }
+.cards code { display: block; overflow-wrap: normal; word-break: keep-all; hyphens: none; }
 .verdict { font-weight: 600; } .holds { color: #16803c; } .fails { color: #c2410c; }
 details { margin: .75rem 0; } summary { cursor: pointer; }
 .wide { overflow-x: auto; }
@@ -47,7 +47,7 @@ for (const button of document.querySelectorAll("th button")) button.onclick = ()
 """
 
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|nan|[-+]?inf", re.IGNORECASE)
-_LABELS = {"claim": "Claim", "ours": "Ours", "basis": "Basis"}
+MEASUREMENT = "measurement"  # the verdict where nothing is claimed
 
 
 class Html:
@@ -107,7 +107,8 @@ class Html:
 def _card(card: "tuple[str, ...]") -> str:
     name, claim, ours, basis, verdict, command = map(html.escape, card)
     kind = {"holds": "holds", "does": "fails"}.get(verdict.split()[0], "")
-    said = dict(zip(_LABELS.values(), (claim, ours, basis), strict=True))
+    what = "Measures" if verdict == MEASUREMENT else "Claim"
+    said = {what: claim, "Ours": ours, "Basis": basis}
     lines = "".join(f"<p><b>{label}</b>: {text}</p>" for label, text in said.items())
     return (
         f'<li><h3><a href="#{_anchor(card[0])}">{name}</a></h3>'
