@@ -17,6 +17,8 @@ An experiment is a folder of this package. Its ``__init__.py`` only describes it
             module="experiments.ttrp.distances",
             paper="Feng et al., arXiv 2010.10797",
             summary="mean and variance of pairwise-distance ratios (Table 1)",
+            claim="the mean ratio is near one (judged: within 5 %)",
+            basis="abstract",
             quick="20 s",
         ),
     )
@@ -37,7 +39,9 @@ The module it names holds the options and the work::
         run.table("ratios", rows, key=["method"], paper=[{"method": "Gaussian", "mean": 0.989}])
         run.figure("variance", plot(rows))
         run.metric("mean", rows[0]["mean"])
+        run.compare(f"mean {rows[0]['mean']:.3f}", abs(rows[0]["mean"] - 1) <= 0.05)
 
+``claim`` and what `Run.compare` records beside it head the report; a benchmark has neither.
 Every field of ``Config`` becomes a command-line option, with its docstring as the help and
 the value of ``Config()``, or of ``Config.quick()`` under ``--quick``, as the default. A
 folder may hold several experiments, named ``folder/part``: one entry of ``EXPERIMENTS`` each.

@@ -445,3 +445,28 @@ def test_the_report_is_fit_for_a_desktop_and_a_phone(here: Path) -> None:
     assert main(["run", "tiny", "--quick"]) == 0
     assert main(["report"]) == 0
     assert look["look"](here / "results") == []
+
+
+@pytest.mark.parametrize(("ours", "holds"), [(1.0, False), (1.9, True), (None, None)])
+def test_outcomes_are_judged_by_their_rows(ours: float | None, holds: bool | None) -> None:
+    """As the claims say: better, worse, and not measured."""
+    pytest.importorskip("flax", reason="the models have an extra of their own")
+    from experiments.comera import compress
+    from experiments.offload import main as offload
+    from experiments.tp2d import main as tp2d
+    from experiments.ttrp import main as ttrp
+    from experiments.ttrp.methods import GAUSSIAN, TTRP
+
+    row = {"devices": 4, "layout": "summa", "speed / 1D": ours}
+    assert tp2d.outcome([row, row | {"devices": 16, "speed / 1D": 9.0}])[1] is holds
+    row = {"way": offload.OURS, "speed": ours, "over DeepSpeed": 1.0, "device": "here"}
+    assert offload.outcome([row, row | {"way": "another", "speed": 9.0}])[1] is holds
+    scores = [] if ours is None else [{"method": "compress_to", "accuracy": ours, "fewer": 10.0}]
+    scores += [{"method": "one rank", "accuracy": 1.5, "fewer": 10.0}]
+    assert compress.outcome(scores)[1] is holds
+    common = {"N": 100, "M": 8}
+    maps = [common | {"method": GAUSSIAN.name, "variance": 1.0, "storage": 800}]
+    if ours is not None:
+        maps.append(common | {"method": TTRP.name, "variance": 3 - ours, "storage": 20})
+    found = ttrp.outcome(maps)[1]
+    assert found is (None if ours is None else 3 - ours <= 2)

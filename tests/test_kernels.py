@@ -95,9 +95,9 @@ def test_every_row_is_asked_and_nothing_else() -> None:
 # Modules that look at platforms or at what was built for another purpose than to choose a kernel.
 ELSEWHERE = {
     "_check.py": "the predicates",
-    "_draws.py": "how far random arrays are padded, which changes none",
     "_versions.py": "a report",
     "_placement.py": "where results are put",
+    "_formats/random_arrays.py": "how far random arrays are padded, which changes none",
     "models/gpt2/_model.py": "how far a loop is unrolled",
     "models/gpt2/_attention.py": "JAX's own attention lacks a product on CPUs",
     "linalg/_svd_eigh.py": "results of one platform are refined",

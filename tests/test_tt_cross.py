@@ -1074,3 +1074,17 @@ def test_held_out_entries_are_those_of_the_train(seed):
         np.testing.assert_allclose(found[:, 0], full[tuple(index.T)], rtol=1e-9, atol=1e-12)
         found = held_out_error.entries(cores, index[:, :-1])
         np.testing.assert_allclose(found, full[tuple(index[:, :-1].T)], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_many_held_out_entries_take_few_products(seed, monkeypatch):
+    """Of binary digits by far fewer than one per core: the first and the last ones are tables."""
+    rng = np.random.default_rng([10, seed])
+    order, rank, number = int(rng.integers(12, 20)), int(rng.integers(20, 60)), 4000
+    ranks = [1, *(min(rank, 2**k, 2 ** (order - k)) for k in range(1, order)), 1]
+    cores = [rng.standard_normal((a, 2, b)) for a, b in itertools.pairwise(ranks)]
+    products = []
+    plain = held_out_error._times_rows
+    monkeypatch.setattr(held_out_error, "_times_rows", lambda *a: products.append(0) or plain(*a))
+    held_out_error.entries(cores, rng.integers(0, 2, (number, order)))
+    assert len(products) <= order // 4

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import _check, linalg
-from tensorjax._draws import on_host
+from tensorjax._formats.random_arrays import on_host
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax._typing import DTypeLike

@@ -7,7 +7,7 @@ import jax
 
 from tensorjax import _check
 from tensorjax._cores.ranks import rank_bounds
-from tensorjax._draws import scaled_normals
+from tensorjax._formats.random_arrays import scaled_normals
 from tensorjax._formats.trains import TT
 from tensorjax._placement import placed
 from tensorjax._typing import DTypeLike

@@ -76,7 +76,7 @@ def _is_plain(key: Any) -> bool:
     if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.ndim:
         return False
     return (
-        bool(config.jax_threefry_partitionable)
+        getattr(config, "jax_threefry_partitionable", True)  # the only way where no option is left
         and str(jax.random.key_impl(key)) == "threefry2x32"
         and not key.committed  # else results go where the key is
         and _default_device().platform == "cpu"
