@@ -10,7 +10,7 @@ import functools
 import logging
 import math
 import numbers
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -116,11 +116,23 @@ def available(name: str, dtype: Any) -> None:
     )
 
 
+def dtype_of(name: str, value: Any) -> np.dtype:
+    """Checks an argument that names a dtype; returns it, or raises TypeError."""
+    try:
+        # Sequences would make structured dtypes, and of an array JAX would take its own.
+        refused = (list, tuple, dict, np.ndarray, jax.Array)
+        if value is not None and not isinstance(value, refused):
+            return jnp.dtype(value)
+    except (TypeError, ValueError):
+        pass
+    raise TypeError(f"{name}: expected a dtype such as jnp.float32, got {short(value)}") from None
+
+
 def inexact_dtype(dtype: Any) -> Any:
     """Checks a dtype argument: floating or complex, enabled in JAX; the default for None."""
-    if dtype in (None, float, complex):  # JAX's default ones
+    if dtype is None or dtype is float or dtype is complex:  # JAX's default ones
         return jnp.result_type(float if dtype is None else dtype)
-    out = jnp.dtype(dtype)
+    out = dtype_of("dtype", dtype)
     if not jnp.issubdtype(out, jnp.inexact):
         raise TypeError(f"dtype: expected a floating-point or complex dtype, got {out}")
     available("dtype", out)
@@ -148,10 +160,128 @@ def _all_finite(x: np.ndarray) -> bool:
 
 def shape(name: str, value: Any) -> tuple[int, ...]:
     """Checks a shape argument: a non-empty tuple of positive ints, or raises ValueError."""
-    dims = (value,) if isinstance(value, numbers.Integral) else tuple(value)
+    single = isinstance(value, numbers.Integral)
+    dims = (value,) if single else tuple(several(name, value, "mode sizes"))
     if not dims or any(not isinstance(n, numbers.Integral) or n < 1 for n in dims):
         raise ValueError(f"{name}: expected one or more positive mode sizes, got {value!r}")
     return tuple(int(n) for n in dims)
+
+
+def short(value: Any) -> str:
+    """Describes an argument in a message: as Python writes it, or by its type where that is long.
+
+    Arrays are described by their type, dtype and shape.
+    """
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return f"a {type(value).__name__} {value.dtype}{list(value.shape)}"
+    text = repr(value)
+    return text if len(text) <= 60 else f"a {type(value).__name__}"
+
+
+def function(name: str, value: Any) -> Any:
+    """Checks an argument that is called; returns it, or raises TypeError."""
+    if not callable(value):
+        raise TypeError(f"{name}: expected a function, got {short(value)}")
+    return value
+
+
+def mapping(name: str, value: Any, of: str) -> Mapping[Any, Any]:
+    """Checks a dict argument, which ``of`` describes; returns it, or raises TypeError."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name}: expected a dict of {of}, got {short(value)}")
+    return value
+
+
+def several(name: str, value: Any, of: str) -> list[Any]:
+    """Checks a sequence argument, whose items ``of`` describes; a list of them, or TypeError."""
+    if not isinstance(value, str | bytes | Mapping):
+        try:
+            return list(value)
+        except TypeError:
+            pass
+    raise TypeError(f"{name}: expected a sequence of {of}, got {short(value)}")
+
+
+def choice(name: str, value: Any, known: Iterable[Any]) -> Any:
+    """Checks an argument that names a choice; returns it, or raises ValueError with those known."""
+    options = tuple(known)
+    # Not by `in`, which asks arrays whether they are equal to it.
+    if not any(value is o or (isinstance(value, str) and value == o) for o in options):
+        raise ValueError(f"{name}: expected one of {options}, got {short(value)}")
+    return value
+
+
+def flag(name: str, value: Any) -> bool:
+    """Checks an argument that is True or False, or raises TypeError."""
+    if not isinstance(value, bool | np.bool_ | int):
+        raise TypeError(f"{name}: expected True or False, got {short(value)}")
+    return bool(value)
+
+
+def number(
+    name: str,
+    value: Any,
+    *,
+    low: float = -math.inf,
+    high: float = math.inf,
+    open: bool = False,
+    finite: bool = True,
+) -> float:
+    """Checks a real scalar argument in [low, high), or (low, high) if ``open``; a float, or raises.
+
+    TypeError for what is no number, ValueError for one outside, NaN, and infinity if ``finite``.
+    """
+    try:
+        if isinstance(value, str | bytes) or np.ndim(value) or is_traced(value):
+            raise TypeError
+        out = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name}: expected a number, got {short(value)}") from None
+    above = low < out if open else low <= out
+    if not above or not (out < high or (out == high and not finite)):
+        bounds = f"{'(' if open or low == -math.inf else '['}{low:g}, {high:g})"
+        raise ValueError(f"{name}: expected a number in {bounds}, got {value!r}")
+    return out
+
+
+def points(name: str, value: Any) -> np.ndarray:
+    """Checks concrete points, an array of real numbers; returns it in float64, or TypeError."""
+    try:
+        if np.asarray(value).dtype.kind in "biuf":
+            return np.asarray(value, np.float64)
+    except (TypeError, ValueError):
+        pass
+    raise TypeError(f"{name}: expected an array of real numbers, got {short(value)}")
+
+
+def scalar(name: str, value: Any) -> None:
+    """Checks a scalar argument, real or complex, traced or not, or raises TypeError."""
+    kinds = numbers.Number | np.generic | np.ndarray | jax.Array
+    if not isinstance(value, kinds) or np.ndim(value) or not _is_number(value):
+        raise TypeError(f"{name}: expected a number, got {short(value)}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Number) or jnp.issubdtype(value.dtype, jnp.number)
+
+
+def key(value: Any, name: str = "key") -> Any:
+    """Checks a random key argument, traced ones too; returns it, or raises TypeError."""
+    dtype = getattr(value, "dtype", None)
+    typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    legacy = dtype == np.uint32 and np.shape(value)[-1:] == (2,)  # of jax.random.PRNGKey
+    if not typed and not legacy:
+        raise TypeError(f"{name}: expected a jax.random.key(seed), got {short(value)}")
+    return value
+
+
+def seed(value: Any, name: str = "key") -> Any:
+    """Checks a concrete random key, or None for 0; returns a seed of NumPy's generators."""
+    if value is None:
+        return 0
+    if is_traced(key(value, name)):
+        raise TypeError(f"{name}: expected a concrete jax.random.key(seed), got a traced one")
+    return np.asarray(jax.random.key_data(value)).ravel()
 
 
 def integer(name: str, value: Any, *, low: int, high: int | None = None) -> int:
@@ -195,10 +325,10 @@ def bond_ranks(
 
 def host_generator(key: Any, advice: str = "") -> np.random.Generator:
     """Checks a random key argument that is used on the host; returns a NumPy generator from it."""
-    if not isinstance(key, jax.Array) or is_traced(key):
+    if key is None or is_traced(key):
         got = type(key).__name__
         raise TypeError(f"key: expected a concrete jax.random.key(seed), got {got}{advice}")
-    return np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
+    return np.random.default_rng(seed(key))
 
 
 def mode_matrix(matrix: Any, mode: Any, shape: Sequence[int], dtype: Any) -> tuple[int, Any, Any]:
@@ -239,7 +369,7 @@ def tolerance(tol: Any, dtype: Any) -> Any:
     if is_traced(tol):
         return tol
     eps = float(jnp.finfo(dtype).eps)
-    value = float(tol)
+    value = number("tol", tol)
     if not math.isfinite(value) or value <= 0:
         raise ValueError(f"tol: expected a positive relative error, got {tol!r}")
     if value < 10 * eps:

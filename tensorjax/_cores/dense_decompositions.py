@@ -60,6 +60,7 @@ def decomposed(
     how: Decomposition, x: Any, dtype: Any, tol: Any, ranks: Ranks | None, method: Method, key: Any
 ) -> Any:
     """Decomposes a checked dense array to a tolerance, to ranks, or to both, by the best kernel."""
+    _check.choice("method", method, linalg.METHODS)
     if tol is not None and how.kernel(x, tol) is NUMPY:
         found = to_tolerance(how, np.asarray(x), tol, method, dtype)
         if ranks is None:

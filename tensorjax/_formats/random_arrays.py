@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from tensorjax import _check
 from tensorjax._placement import _default_device
 from tensorjax._transfer import on_device
 
@@ -21,7 +22,7 @@ def scaled_normals(
     key: Any, shapes: Sequence[tuple[int, ...]], scales: Sequence[float], dtype: Any
 ) -> list[jax.Array]:
     """Draws normal arrays of the given standard deviations, each with its key of a split."""
-    drawn = on_host(jax.random.normal, key, shapes, dtype)
+    drawn = on_host(jax.random.normal, _check.key(key), shapes, dtype)
     if drawn is not None:
         return on_device([x * np.asarray(s, dtype) for x, s in zip(drawn, scales, strict=True)])
     keys = jax.random.split(key, len(shapes))

@@ -277,7 +277,10 @@ def _is_array(x: Any) -> bool:
 
 
 def _checked_cores(cls: type[_Train], cores: Iterable[Any]) -> tuple[jax.Array, ...]:
-    out = tuple(_check.core(f"cores[{k}]", c) for k, c in enumerate(cores))
+    out = tuple(
+        _check.core(f"cores[{k}]", c)
+        for k, c in enumerate(_check.several("cores", cores, "arrays"))
+    )
     ndim = cls._core_ndim
     if not out:
         raise ValueError("cores: expected at least one core, got none")

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from tensorjax import linalg
+from tensorjax import _check, linalg
 from tensorjax._cores.unfoldings import join, tall, times_mode
 from tensorjax.convert._disentangle_closed_form import candidates
 from tensorjax.convert._disentangle_entropy import least_entropy
@@ -58,7 +58,7 @@ class Options(NamedTuple):
 
     def generator(self, *numbers: int) -> np.random.Generator:
         """Returns the random generator of a disentangler search, seeded by key, layer, cut."""
-        data = (0, 0) if self.key is None else np.asarray(jax.random.key_data(self.key)).ravel()
+        data = (0, 0) if self.key is None else _check.seed(self.key)
         return np.random.default_rng([*map(int, data), self.layer, self.cut, *numbers])
 
 

@@ -120,8 +120,10 @@ def tt_to_mera(
     _check.tol_or_rank(tol, None, t)
     tol = _check.tolerance(tol, t.dtype)
     for name, value, known in (("disentangle", disentangle, METHODS), ("gauge", gauge, GAUGES)):
-        if value not in known:
-            raise ValueError(f"{name}: expected one of {known}, got {value!r}")
+        _check.choice(name, value, known)
+    _check.flag("fallback", fallback)
+    if progress is not None:
+        _check.function("progress", progress)
     _check.integer("restarts", restarts, low=0)
     _check.integer("iterations", iterations, low=1)
     _check.finite("t", t)

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from tensorjax import _check
+
 Array = Any  # a JAX or NumPy array; NumPy in, NumPy out
 _HOST = (np.ndarray, np.generic)  # a union would be made anew in every call
 
@@ -70,11 +72,10 @@ def random_like(key: jax.Array | None, shape: tuple[int, ...], like: Array) -> A
     the draw is a constant of the program, fixed once and for all.
     """
     if key is None or is_host(like):
-        seed = 0 if key is None else np.asarray(jax.random.key_data(key)).ravel()
-        draw = np.random.default_rng(seed).uniform(-1, 1, shape).astype(like.dtype)
+        draw = np.random.default_rng(_check.seed(key)).uniform(-1, 1, shape).astype(like.dtype)
         return draw if is_host(like) else jnp.asarray(draw)
     real = jnp.finfo(like.dtype).dtype
-    draw = jax.random.uniform(key, shape, real, -1, 1).astype(like.dtype)
+    draw = jax.random.uniform(_check.key(key), shape, real, -1, 1).astype(like.dtype)
     return lax.optimization_barrier(draw)  # or XLA draws it again in every fused consumer
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from tensorjax import _check
 from tensorjax._typing import AnyArray, ArrayLike, DTypeLike, JaxOrHost
 from tensorjax.linalg._arrays import (
     Array,
@@ -89,8 +90,7 @@ def choose(method: Method, share: float | None, dtype: DTypeLike, *, levels: int
 
     Source: ours; the floors are roundoff of the Gram matrix, measured.
     """
-    if method not in METHODS:
-        raise ValueError(f"method: expected one of {METHODS}, got {method!r}")
+    _check.choice("method", method, METHODS)
     if share is None:
         return "svd" if method == "auto" else method
     if share < 2 * GRAM_NOISE * gram_floor(dtype, levels):

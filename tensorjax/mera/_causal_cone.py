@@ -117,14 +117,15 @@ def expectation(
     for layer in m.layers:
         o, at = _ascended(layer, o, at)
     value = _expectation(MERA._unchecked((), m.top.astype(dtype)), o, at)
-    if normalized:
+    if _check.flag("normalized", normalized):
         return value
     size = norm(m).astype(dtype)
     return value * size * size  # not the square: it may overflow where the value does not
 
 
 def _checked_sites(m: MERA, sites: int | Sequence[int]) -> list[int]:
-    listed = [sites] if isinstance(sites, numbers.Integral) else list(sites)  # type: ignore[arg-type]
+    single = isinstance(sites, numbers.Integral)
+    listed: list[Any] = [sites] if single else _check.several("sites", sites, "sites")
     n = m.order
     chosen = [_check.integer("sites", s, low=-n, high=n - 1) % n for s in listed]
     if not chosen or len(set(chosen)) < len(chosen):

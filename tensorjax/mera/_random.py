@@ -52,8 +52,7 @@ def wirings(
     Source: Vidal (2007), see `MERA`, for arity two; K. Batselier, A. Cichocki, N. Wong, arXiv
     1912.09775, for others. Lengths that do not divide and rings are ours.
     """
-    if boundary not in ("open", "periodic"):
-        raise ValueError(f"boundary: expected 'open' or 'periodic', got {boundary!r}")
+    _check.choice("boundary", boundary, ("open", "periodic"))
     several = isinstance(arity, Sequence)
     given = list(arity) if isinstance(arity, Sequence) else [arity]
     for k in given:
@@ -131,7 +130,9 @@ def random(
     sizes = _check.shape("shape", shape)
     dtype = _check.inexact_dtype(dtype)
     plan = wirings(len(sizes), arity, boundary=boundary, layers=layers)
-    ranks = [rank] * len(plan) if isinstance(rank, numbers.Integral) else list(rank)  # type: ignore[arg-type]
+    single = isinstance(rank, numbers.Integral)
+    ranks: list[Any] = [rank] * len(plan) if single else _check.several("rank", rank, "ints")
+    _check.key(key)
     if len(ranks) != len(plan):
         raise ValueError(f"rank: expected one int or {len(plan)}, one per layer, got {len(ranks)}")
     built = []

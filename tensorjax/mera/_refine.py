@@ -55,6 +55,8 @@ class RefineInfo:
 
 def _by_matrix(f: Callable[..., jax.Array], *trees: MERA) -> MERA:
     """Maps f over a MERA's isometries as matrices, to refine them; keeps the last top tensor."""
+    for m in trees:
+        single("m", m)
     _check.held("m", trees)
 
     def each(split: int, *tensors: jax.Array) -> jax.Array:

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from tensorjax import _check, linalg
+from tensorjax._cores.ranks import rank_bounds
 from tensorjax._formats.trains import TT
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
@@ -44,6 +45,8 @@ def to_tt(m: MERA, *, tol: float | None = None, rank: int | Sequence[int] | None
     Source: ours; the layers act on a train as gates do, and it is rounded after each.
     """
     single("m", m)
+    if rank is not None and not isinstance(rank, numbers.Integral):
+        _check.bond_ranks(rank, rank_bounds(m.shape))
     if tol is None and rank is None:
         if all(map(linalg.is_host, jax.tree.leaves(m))):
             return exact_train(m)

@@ -118,8 +118,13 @@ class Layer(NoArray):
                 raise ValueError(
                     f"isometries[{k}]: expected shape (bottom₁, …, bottom_k, top), got {w.shape}"
                 )
+        if wiring is not None and not isinstance(wiring, Wiring):
+            raise TypeError(f"wiring: expected a Wiring, got {_check.short(wiring)}")
         cuts = wiring.cuts if wiring is not None else range(len(us)) if cuts is None else cuts
-        wiring = Wiring(tuple(w.ndim - 1 for w in ws), tuple(int(c) for c in cuts))
+        wiring = Wiring(
+            tuple(w.ndim - 1 for w in ws),
+            tuple(_check.integer("cuts", c, low=0) for c in _check.several("cuts", cuts, "sites")),
+        )
         _check_wiring(wiring, len(us))
         object.__setattr__(self, "disentanglers", us)
         object.__setattr__(self, "isometries", ws)
@@ -204,7 +209,11 @@ class MERA(Scalable):
     dense_name: ClassVar[str] = "mera.to_dense"
 
     def __init__(self, layers: Iterable[Any], top: ArrayLike, *, check: bool = True):
-        built = tuple(x if isinstance(x, Layer) else Layer(*x) for x in layers)
+        given = _check.several("layers", layers, "Layers")
+        built = tuple(
+            x if isinstance(x, Layer) else Layer(*_check.several(f"layers[{k}]", x, "arrays"))
+            for k, x in enumerate(given)
+        )
         array: jax.Array = _check.core("top", top)
         below = built[0].top if built else array.shape
         for k, layer in enumerate(built[1:], 1):
@@ -220,7 +229,7 @@ class MERA(Scalable):
             )
         object.__setattr__(self, "layers", built)
         object.__setattr__(self, "top", array)
-        if check and not _is_abstract(self):
+        if _check.flag("check", check) and not _is_abstract(self):
             _check_orthonormal(self)
 
     @classmethod
@@ -321,7 +330,9 @@ serializable(MERA)
 
 
 def _arrays(name: str, values: Iterable[Any]) -> tuple[jax.Array, ...]:
-    return tuple(_check.core(f"{name}[{k}]", v) for k, v in enumerate(values))
+    return tuple(
+        _check.core(f"{name}[{k}]", v) for k, v in enumerate(_check.several(name, values, "arrays"))
+    )
 
 
 def _check_wiring(wiring: Wiring, count: int) -> None:

@@ -116,8 +116,7 @@ def from_linear(
     """
     sides = ("in_features", "out_features")
     kernel = dense_matrix(layer, (nnx.Linear,), "kernel", sides, tol, rank, max_bytes)
-    if format not in ("tt", "tucker"):
-        raise ValueError(f'format: expected "tt" or "tucker", got {format!r}')
+    _check.choice("format", format, ("tt", "tucker"))
     check_gates(gates)
     dtype = layer.kernel.dtype
     new = (TTLinear if format == "tt" else TuckerLinear)(
@@ -299,8 +298,7 @@ def dense_matrix(
 
 def check_gates(gates: str) -> None:
     """Raises ValueError if ``gates`` is no option for conversions of dense layers."""
-    if gates not in get_args(Gates):
-        raise ValueError(f'gates: expected "singular values" or "ones", got {gates!r}')
+    _check.choice("gates", gates, get_args(Gates))
 
 
 def folded(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from tensorjax import linalg
+from tensorjax import _check, linalg
 from tensorjax._placement import replicated
 
 # Default limit of a dense weight, in bytes: 4 GiB.
@@ -56,6 +56,7 @@ def settle(layer: nnx.Module, given: nnx.Param) -> None:
 
 def check_bytes(elements: int, dtype: Any, most: int) -> None:
     """Checks the size limit of a dense weight, ``most`` bytes; raises ValueError beyond it."""
+    _check.number("max_bytes", most, low=0, finite=False)
     needed = elements * np.dtype(jnp.dtype(dtype)).itemsize
     if needed > most:
         raise ValueError(

@@ -94,6 +94,10 @@ def shrink(
     """
     _check.integer("bucket", bucket, low=1)
     threshold = checked_threshold(threshold)
+    _check.flag("keep_one", keep_one)
+    if fresh is not None and not callable(getattr(fresh, "init", None)):
+        got = _check.short(fresh)
+        raise TypeError(f"fresh: expected an Optax transformation, got {got}")
     stacks = Stacks.of(params)
     params = stacks.split(params)
     layout = gated(params)

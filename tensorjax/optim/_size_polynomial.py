@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tensorjax import _check
 from tensorjax.optim._tensorised_leaves import Layer, Layout
 
 Measure = Literal["numbers", "bytes", "flops"]
@@ -22,11 +23,7 @@ Term = tuple[int, tuple[int, ...]]  # coefficient, and the gates whose ranks mul
 
 def checked(measure: str) -> Measure:
     """Checks the option ``measure`` of the size: "numbers", "bytes" or "flops"."""
-    if measure not in get_args(Measure):
-        raise ValueError(
-            f"measure: expected one of {', '.join(get_args(Measure))}, got {measure!r}"
-        )
-    return measure  # type: ignore[return-value]
+    return _check.choice("measure", measure, get_args(Measure))
 
 
 def terms(layer: Layer, measure: Measure, rows: int) -> Iterator[Term]:

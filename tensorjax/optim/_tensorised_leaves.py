@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tensorjax import _check
 from tensorjax._typing import PyTree
@@ -292,7 +293,7 @@ class Stacks:
     def of(cls, params: Any) -> "Stacks":
         """Finds the stacked layers of a parameter tree: those whose gates have leading axes."""
         paths, leaves, structure = flatten(params)
-        shapes = tuple(tuple(jnp.shape(leaf)) for leaf in leaves)
+        shapes = tuple(tuple(np.shape(leaf)) for leaf in leaves)
         groups: dict[Path, dict[str, list[int]]] = {}
         for position, path in enumerate(paths):
             for name, count in parts(path):

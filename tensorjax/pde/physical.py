@@ -60,7 +60,7 @@ def evaluate(v: TT, map: AffineMap, box: Box, x: ArrayLike) -> JaxOrHost:
     Source: L. N. Trefethen, "Spectral Methods in MATLAB" (SIAM, 2000), for the interpolants.
     """
     _, cores, map = _given(v, map, box)
-    points: Any = x if _check.is_traced(x) else np.asarray(x, np.float64)
+    points: Any = x if _check.is_traced(x) else _check.points("x", x)
     if points.ndim != 2 or points.shape[1] != box.dim:
         raise ValueError(f"x: expected points of shape (m, {box.dim}), got {points.shape}")
     y = map.forward(points)
@@ -322,6 +322,10 @@ def shares_of(xp: Any, cores: Sequence[Any], axes: Sequence[tuple[Any, Any]]) ->
 def _given(v: TT, map: AffineMap, box: Box) -> tuple[Any, list[Any], AffineMap]:
     """Checks v, map and box for a physical quantity; one dtype, on the host unless traced."""
     single("v", v, TT, host=False)
+    if not isinstance(box, Box):
+        raise TypeError(f"box: expected a Box, got {_check.short(box)}")
+    if not isinstance(map, AffineMap):
+        raise TypeError(f"map: expected an AffineMap, got {_check.short(map)}")
     if v.shape != box.shape:
         raise ValueError(f"v: expected shape {box.shape}, that of the box, got {v.shape}")
     if map.dim != box.dim:

@@ -19,7 +19,7 @@ _MOST_ENTRIES = 2**30 - 2  # of a matrix that is stored whole, or indexed by int
 
 def _float_dtype(dtype: Any) -> Any:
     """Checks the dtype of a map to construct; None is JAX's default floating-point type."""
-    out = jnp.result_type(float) if dtype is None else jnp.dtype(dtype)
+    out = jnp.result_type(float) if dtype is None else _check.dtype_of("dtype", dtype)
     if not jnp.issubdtype(out, jnp.floating):
         raise TypeError(f"dtype: expected a floating-point dtype, got {out}")
     _check.available("dtype", out)
@@ -190,7 +190,7 @@ def sparse(
     """
     dtype = _float_dtype(dtype)
     n, size, m = _sizes(in_shape, out_shape)
-    kind = law("sparse", math.sqrt(size) if s == "sqrt" else s)  # type: ignore[arg-type]
+    kind = law("sparse", math.sqrt(size) if isinstance(s, str) and s == "sqrt" else s)  # type: ignore[arg-type]
     index, sign = _bernoulli_signs(_key(key), size * m, 1 / kind.fourth_moment, dtype)
     return Sparse(n, size, m, kind, index, sign)
 

@@ -88,16 +88,13 @@ def signs(key: Any, shape: Sequence[int], dtype: Any) -> jax.Array:
 def law(distribution: str, s: float = 3.0) -> Law:
     """Returns the entry law of a given name; ``s`` is the sparsity of the type "sparse"."""
     moments = {"rademacher": 1.0, "gaussian": 3.0, "sparse": sparsity(s)}
-    if distribution not in moments:
-        raise ValueError(f"distribution: expected one of {sorted(moments)}, got {distribution!r}")
+    _check.choice("distribution", distribution, moments)
     return Law(distribution, moments[distribution])
 
 
 def sparsity(s: Any) -> float:
     """Checks the inverse density s ≥ 1 of a sparse random map's type."""
-    if isinstance(s, str) or not math.isfinite(s) or s < 1:
-        raise ValueError(f"s: expected a finite number >= 1 (one entry in s is not 0), got {s!r}")
-    return float(s)
+    return _check.number("s (one entry in s is not 0)", s, low=1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

@@ -106,6 +106,7 @@ def variance(p: Projection, x: ArrayLike | Shaped, *, relative: bool = False) ->
     """
     if not isinstance(p, Projection):
         raise TypeError(f"p: expected a random map, as from sketch.ttrp, got {type(p).__name__}")
+    relative = _check.flag("relative", relative)
     if isinstance(x, tt.TT):
         if x.cores[0].ndim != 3 or x.shape != p.in_shape:
             raise ValueError(f"x: expected one TT of shape {p.in_shape}, got {x!r}")

@@ -431,6 +431,7 @@ def concatenate(trains: Sequence[Train], axis: int = 0) -> Train:
 
     Source: ours; a sum of trains padded by zeros, Oseledets (2011), section 4.1.
     """
+    trains = _check.several("trains", trains, "trains")
     if not trains or any(type(t) is not type(trains[0]) for t in trains):
         raise TypeError("trains: expected one or more trains of one kind")
     for k, t in enumerate(trains):

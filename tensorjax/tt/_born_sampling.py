@@ -58,7 +58,8 @@ def sample(key: jax.Array, t: TT, count: int = 1, *, squared: bool = True) -> ja
     single("t", t, TT)
     _check.integer("count", count, low=1)
     _check.finite("t", t)
-    if not squared:
+    _check.key(key)
+    if not _check.flag("squared", squared):
         is_real(t)
         drawn, sign = sample_entries(key, t, count)
         mass_is_positive(t, sign)

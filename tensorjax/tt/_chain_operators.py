@@ -67,7 +67,7 @@ def chain_operator(
     sites = sites or [np.zeros((n, n)) for n in sizes]
     bonds = bonds or [np.zeros((m * n,) * 2) for m, n in itertools.pairwise(sizes)]
     pairs = [_products(g, sizes[k], sizes[k + 1]) for k, g in enumerate(bonds)]
-    kind = np.result_type(*sites, *bonds) if dtype is None else jnp.dtype(dtype)
+    kind = np.result_type(*sites, *bonds) if dtype is None else _check.dtype_of("dtype", dtype)
     if not jnp.issubdtype(kind, jnp.inexact):
         raise TypeError(f"dtype: expected a floating-point or complex dtype, got {kind}")
     if any(np.iscomplexobj(x) for x in (*sites, *bonds)) and kind.kind != "c":

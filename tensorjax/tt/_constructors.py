@@ -128,7 +128,8 @@ def rank_one(vectors: Sequence[Any]) -> TT:
 
     Source: ours.
     """
-    arrays = [jnp.asarray(_check.inexact(f"vectors[{k}]", v)) for k, v in enumerate(vectors)]
+    given = _check.several("vectors", vectors, "vectors, one a mode")
+    arrays = [jnp.asarray(_check.inexact(f"vectors[{k}]", v)) for k, v in enumerate(given)]
     for k, v in enumerate(arrays):
         if v.ndim != 1:
             raise ValueError(f"vectors[{k}]: expected shape (n,), got {v.shape}")
@@ -169,11 +170,12 @@ def rank_one_matrix(
 
     Source: ours.
     """
-    found = matrices
     if isinstance(matrices, Mapping):
         found = _with_identities(matrices, order)
-    elif order is not None and order != len(matrices):
-        raise ValueError(f"order: expected {len(matrices)}, one for each matrix, got {order}")
+    else:
+        found = _check.several("matrices", matrices, "matrices, one a mode")
+        if order is not None and _check.integer("order", order, low=1) != len(found):
+            raise ValueError(f"order: expected {len(found)}, one for each matrix, got {order}")
     arrays = [jnp.asarray(_check.inexact(f"matrices[{k}]", a)) for k, a in enumerate(found)]
     for k, a in enumerate(arrays):
         if a.ndim != 2:

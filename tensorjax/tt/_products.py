@@ -5,6 +5,7 @@ from typing import Any, Literal, TypeVar
 
 import jax.numpy as jnp
 
+from tensorjax import _check
 from tensorjax._cores.products import matmul_core, matvec_core
 from tensorjax._formats.trains import TT, TTMatrix, known, single
 from tensorjax._placement import placed
@@ -235,8 +236,10 @@ def linear_combination(
     train rounding using Gram SVD" (2022) ("gram"). Ours: products, the random train (that of
     `round`), the truncation at the end, and the tolerance.
     """
-    pairs = [term_of(f"terms[{i}]", term) for i, term in enumerate(terms)]
-    weights = [1.0] * len(pairs) if weights is None else list(weights)
+    given = _check.several("terms", terms, "trains, or pairs of them")
+    pairs = [term_of(f"terms[{i}]", term) for i, term in enumerate(given)]
+    ones = [1.0] * len(pairs)
+    weights = ones if weights is None else _check.several("weights", weights, "numbers")
     if not pairs or len(weights) != len(pairs):
         raise ValueError(
             "terms: expected one or more, with one weight each, "
@@ -249,8 +252,7 @@ def linear_combination(
     if any(map(jnp.iscomplexobj, weights)) and not jnp.issubdtype(dtype, jnp.complexfloating):
         dtype = jnp.complex64 if jnp.finfo(dtype).bits <= 32 else jnp.complex128
     pairs = [tuple(t.astype(dtype) for t in term) for term in pairs]
-    if method not in ("randomized", "gram"):
-        raise ValueError(f'method: expected "randomized" or "gram", got {method!r}')
+    _check.choice("method", method, ("randomized", "gram"))
     if method == "gram":
         if tol is None or rank is not None:
             raise ValueError('method: "gram" finds the ranks; expected tol= alone with it')

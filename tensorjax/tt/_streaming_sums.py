@@ -85,7 +85,8 @@ def stream(
     """
     shape = _check.shape("shape", shape)
     ranks = feasible_ranks(rank, shape)
-    dtype = jax.dtypes.canonicalize_dtype(float if dtype is None else dtype)
+    dtype = _check.inexact_dtype(dtype)
+    _check.key(key)
     lefts = [2 * r + linalg.OVERSAMPLE for r in ranks]
     draws, mixes = [], []
     for k, widths in zip(jax.random.split(key), (lefts, ranks), strict=True):
@@ -133,7 +134,7 @@ def stream_add(
     Source: Kressner, Vandereycken, Voorhaar (2023), see `stream`.
     """
     trains = term_of("term", term)
-    shape = tuple(c.shape[1] for c in state.cores)
+    shape = tuple(c.shape[1] for c in _known(state).cores)
     if shape_of(trains) != shape:
         raise ValueError(f"term: expected shape {shape}, got {shape_of(trains)}")
     _check.finite("term", trains)
@@ -142,7 +143,14 @@ def stream_add(
         jnp.issubdtype(t.dtype, jnp.complexfloating) for t in trains
     ):
         raise TypeError(f"term: expected a real one for a stream of {dtype}, got a complex one")
+    _check.scalar("weight", weight)
     return _put(state, trains, jnp.asarray(weight).astype(dtype))
+
+
+def _known(state: Any) -> Stream:
+    if not isinstance(state, Stream):
+        raise TypeError(f"state: expected a Stream, got {_check.short(state)}")
+    return state
 
 
 @jax.jit
@@ -179,7 +187,6 @@ def _put(state: Stream, trains: Any, weight: jax.Array) -> Stream:
 
 
 @placed
-@jax.jit
 def stream_train(state: Stream) -> TT:
     """Recovers the streaming sum of all added terms, as a TT of the stream's ranks.
 
@@ -192,6 +199,9 @@ def stream_train(state: Stream) -> TT:
     Returns:
       TT of the shape, ranks and dtype that `stream` was given.
 
+    Raises:
+      TypeError: what is no Stream.
+
     Example:
       >>> import jax
       >>> from tensorjax import tt
@@ -201,6 +211,11 @@ def stream_train(state: Stream) -> TT:
 
     Source: Kressner, Vandereycken, Voorhaar (2023), see `stream`; pseudo-inverses by SVD.
     """
+    return _recovered(_known(state))
+
+
+@jax.jit
+def _recovered(state: Stream) -> TT:
     cores = [state.cores[0]]
     for bond, core in zip(state.bonds, state.cores[1:], strict=True):
         u, s, vh = linalg.svd(bond)

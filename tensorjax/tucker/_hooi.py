@@ -84,6 +84,7 @@ def hooi(
     """
     host, kept = checked_data(x, mask)
     _check.integer("max_sweeps", max_sweeps, low=1)
+    _check.number("tol", tol, low=0)
     ranks = feasible_ranks(rank, host.shape)
     small, exponent = linalg.normalized(host)
     filled = small if kept is None else np.where(kept, small, small[kept].mean())

@@ -59,9 +59,10 @@ def nonnegative(
     if (host < 0).any():
         raise ValueError(f"x: expected entries of at least 0, got {host.min():.3g}")
     _check.integer("max_sweeps", max_sweeps, low=1)
+    _check.number("tol", tol, low=0)
     ranks = _check.bond_ranks(rank, host.shape, place="mode")
     small, exponent = linalg.normalized(host)
-    seeds = np.asarray(jax.random.bits(key, (4,), np.uint32))
+    seeds = np.asarray(jax.random.bits(_check.key(key), (4,), np.uint32))
     rng = np.random.default_rng(seeds)
     factors = [rng.random((n, s)) + 0.1 for n, s in zip(host.shape, ranks, strict=True)]
     core = rng.random(ranks) + 0.1

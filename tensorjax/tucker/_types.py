@@ -49,7 +49,10 @@ class Tucker(Summable):
     namespace = Namespace("tensorjax.tucker")
 
     def __init__(self, core: JaxOrHost | TT, factors: Iterable[ArrayLike]):
-        checked = tuple(_check.core(f"factors[{k}]", u) for k, u in enumerate(factors))
+        checked = tuple(
+            _check.core(f"factors[{k}]", u)
+            for k, u in enumerate(_check.several("factors", factors, "matrices"))
+        )
         if isinstance(core, jax.Array | np.ndarray | jax.ShapeDtypeStruct):
             core = _check.core("core", core)
         elif isinstance(core, TT):

@@ -101,8 +101,7 @@ class TensorConv(nnx.Module):
     ):
         self.in_features = _check.integer("in_features", in_features, low=1)
         self.out_features = _check.integer("out_features", out_features, low=1)
-        sizes = (kernel_size,) if isinstance(kernel_size, int) else tuple(kernel_size)
-        self.kernel_size = _check.shape("kernel_size", sizes)
+        sizes = self.kernel_size = _check.shape("kernel_size", kernel_size)
         self.strides = self._per_axis("strides", strides)
         self.padding = _frozen(padding)
         canonicalize_padding(self.padding, len(sizes))  # which names a wrong one

@@ -156,7 +156,7 @@ def adapt(
     """
     if not is_module(model):
         raise TypeError(f"model: expected an NNX module, got {type(model).__name__}")
-    _check.finite("scale", jnp.asarray(scale))
+    scale = _check.number("scale", scale)
     pairs = rules_with({"*": TT()} if rules is None else rules, rank)
     rngs = nnx.Rngs(0) if rngs is None else rngs
     copy = cast(Any, nnx.clone(model))
@@ -171,7 +171,7 @@ def adapt(
             raise ValueError(f"{paths[0] or 'the model itself'}: {error}") from error
     tie(updates, tied)
     rewrite_variables(copy, _frozen)
-    made = {id(x): Adapted(x, updates[id(x)], float(scale)) for x, _, _ in found}
+    made = {id(x): Adapted(x, updates[id(x)], scale) for x, _, _ in found}
     if id(copy) in made:
         return made[id(copy)]
     swap(copy, made)

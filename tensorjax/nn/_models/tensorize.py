@@ -4,6 +4,7 @@ from typing import Any, Literal, get_args
 
 from flax import nnx
 
+from tensorjax import _check
 from tensorjax.nn._models.replacement import Ranks, replacement
 from tensorjax.nn._models.rules import Rules, matched, rules_with
 from tensorjax.nn._models.spec_choice import Init, choose
@@ -84,10 +85,8 @@ def tensorize(
             f"model: expected an NNX module, got {type(model).__name__}; tensorise the modules in "
             "it one by one, or hold them in one, such as nnx.List or nnx.Dict"
         )
-    if init not in ("svd", "random"):
-        raise ValueError(f'init: expected "svd" or "random", got {init!r}')
-    if stacked not in get_args(Ranks):
-        raise ValueError(f"stacked: expected one of {get_args(Ranks)}, got {stacked!r}")
+    _check.choice("init", init, ("svd", "random"))
+    _check.choice("stacked", stacked, get_args(Ranks))
     if init == "random" and rngs is None:
         raise ValueError("rngs: expected nnx.Rngs to draw new weights from, got None")
     if init == "random" and tol is not None:
@@ -123,7 +122,7 @@ def _pairs(
     wanted = given or ({} if tol is None else {"tol": tol})
     if rules is None and (rank is not None or wanted):
         rules = {"*": TT()} if rank is not None else "auto"
-    if rules == "auto":
+    if isinstance(rules, str) and rules == "auto":
         if rank is not None:
             raise ValueError(
                 'rank: expected None with rules="auto", which chooses the ranks; give size=, '

@@ -1,5 +1,6 @@
 """Checkpoints: states saved to a folder by orbax, and restored bit for bit."""
 
+import os
 import pathlib
 import shutil
 from typing import Any, NamedTuple
@@ -203,6 +204,9 @@ def checkpointer(checkpoint: Any, start: State | None) -> _Saver | _Nothing:
     if checkpoint is None:
         return _Nothing()
     if not isinstance(checkpoint, Checkpoint):
+        if not isinstance(checkpoint, str | os.PathLike):
+            got = _check.short(checkpoint)
+            raise TypeError(f"checkpoint: expected a folder or a Checkpoint, got {got}")
         checkpoint = Checkpoint(checkpoint)
     _check.integer("checkpoint.every", checkpoint.every, low=1)
     _check.integer("checkpoint.keep", checkpoint.keep, low=1)

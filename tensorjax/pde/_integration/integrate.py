@@ -160,8 +160,7 @@ def integrate(
     controller = checked(stepsize_controller, dt)
     _check_arguments(problem, method, tol, conserve, extrapolate)
     for name, limit in (("edge_limit", edge_limit), ("resolution_limit", resolution_limit)):
-        if not limit > 0:
-            raise ValueError(f"{name}: expected a positive share, got {limit!r}")
+        _check.number(name, limit, low=0, open=True, finite=False)
     generator = _generator(coordinates)
     options = Options(
         problem, generator, METHODS[method], method, controller, float(tol),

@@ -3,6 +3,8 @@
 import math
 from typing import NamedTuple
 
+from tensorjax import _check
+
 
 class ConstantStepSize(NamedTuple):
     """Constant step size ``dt``; the last step before a time to save at may be shorter.
@@ -113,8 +115,8 @@ def checked(controller: object, dt: float | None) -> ConstantStepSize | PIDContr
             "dt: expected a time step, got None; give one, or let "
             "stepsize_controller=pde.PIDController(rtol=…) choose"
         )
-    if dt is not None and not (math.isfinite(dt) and dt > 0):
-        raise ValueError(f"dt: expected a positive time step, got {dt!r}")
+    if dt is not None:
+        _check.number("dt", dt, low=0, open=True)
     if isinstance(controller, PIDController):
         c = controller
         good = c.rtol >= 0 and c.atol >= 0 and c.rtol + c.atol > 0

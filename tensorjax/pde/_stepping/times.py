@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from tensorjax import _check
+
 # A remainder below this share of a step is not worth one: the last step is so much longer.
 # Thousands of steps, each rounded, miss their end by less; no method notices a step longer by it.
 _HAIR = 1e-6
@@ -51,7 +53,7 @@ def checked_end(t0: float, t1: Any) -> float:
     Raises:
       ValueError: an earlier time, or one that is not finite.
     """
-    end = math.nan if t1 is None else float(t1)
+    end = math.nan if t1 is None else _check.number("t1", t1, finite=False)
     if not (math.isfinite(t0) and math.isfinite(end) and end - t0 >= -roundoff(t0, end)):
         raise ValueError(f"t1: expected a time at {t0:g} or after it, got {t1!r}")
     return t0 if end - t0 <= roundoff(t0, end) else end

@@ -180,6 +180,7 @@ def pad_modes(t: TT, widths: Sequence[tuple[int, int]]) -> TT:
     Source: ours.
     """
     single("t", t, TT)
+    widths = _check.several("widths", widths, "pairs (before, after)")
     if len(widths) != t.order:
         raise ValueError(f"widths: expected {t.order} pairs (before, after), got {len(widths)}")
     if any(np.ndim(pair) != 1 for pair in widths):

@@ -49,6 +49,7 @@ def map(
 
     Source: ours; the entries of the trains are what `cross` asks for, whose sources it names.
     """
+    _check.function("f", f)
     given = _common(trains)
     if isinstance(given[0], TTMatrix):
         out, info = map(f, *(fold(t) for t in given), tol=tol, key=key, **options)

@@ -75,6 +75,8 @@ def _inverted(t: TT, split: int, tol: Any) -> tuple[list[Any], Any]:
     xp = np if linalg.is_host(matrix) else jnp
     # The bond has no more entries than the core left of it: an SVD of the two together.
     u, s, vh = linalg.svd(matrix)
+    if tol is not None and not _check.is_traced(tol):
+        tol = _check.number("tol", tol, low=0)
     if tol is None:
         tol = max(matrix.shape) * linalg.epsilon(matrix.dtype)
     kept = s > tol * s[0]

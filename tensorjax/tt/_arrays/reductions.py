@@ -56,7 +56,7 @@ def sum(t: TT | TTMatrix, axis: Axis = None, *, keepdims: bool = False) -> Any:
     Source: Oseledets (2011), section 4.2: a contraction with vectors of ones.
     """
     single("t", t)
-    if keepdims:
+    if _check.flag("keepdims", keepdims):
         return _kept(sum(t, axis), t, axis)
     if isinstance(t, TTMatrix):
         return _matrix_sum(t, axis)
@@ -90,7 +90,7 @@ def mean(t: TT | TTMatrix, axis: Axis = None, *, keepdims: bool = False) -> Any:
     Source: ours; a contraction with vectors of equal powers of two, whose product is exact.
     """
     single("t", t)
-    if keepdims:
+    if _check.flag("keepdims", keepdims):
         return _kept(mean(t, axis), t, axis)
     if isinstance(t, TTMatrix):
         sides = _modes(axis, 2)
@@ -133,7 +133,7 @@ def var(t: TT | TTMatrix, axis: Axis = None, *, keepdims: bool = False) -> Any:
     Source: ours; over all modes it is a squared `distance` from the mean, in which nothing cancels.
     """
     single("t", t)
-    if keepdims:
+    if _check.flag("keepdims", keepdims):
         return _kept(var(t, axis), t, axis)
     modes = _modes(axis, t.ndim)
     if len(modes) == t.ndim:
@@ -324,7 +324,8 @@ def _modes(axis: Axis, order: int) -> list[int]:
     """Returns the modes to reduce, from an axis argument, in ascending order."""
     if axis is None:
         return list(range(order))
-    given = [axis] if isinstance(axis, int | np.integer) else list(axis)
+    single = isinstance(axis, int | np.integer)
+    given = [axis] if single else _check.several("axis", axis, "modes")
     modes = sorted(_mode(k, order) for k in given)
     if len(set(modes)) < len(modes):
         raise ValueError(f"axis: expected modes given once, got {axis}")
@@ -399,7 +400,10 @@ def _summed(x: TT, y: TT, axes: Any) -> tuple[list[int], list[int]]:
         count = _check.integer("axes", axes, low=0, high=min(x.order, y.order))
         left, right = list(range(x.order - count, x.order)), list(range(count))
     else:
-        given = [[a] if isinstance(a, int | np.integer) else list(a) for a in axes]
+        given = [
+            [a] if isinstance(a, int | np.integer) else _check.several("axes", a, "modes")
+            for a in _check.several("axes", axes, "two lists of modes, or their number")
+        ]
         if len(given) != 2 or len(given[0]) != len(given[1]):
             raise ValueError(f"axes: expected two lists of as many modes, got {axes}")
         left, right = ([_mode(k, t.order) for k in a] for a, t in zip(given, (x, y), strict=True))

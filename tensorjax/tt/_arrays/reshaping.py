@@ -200,7 +200,10 @@ def _asked(t: TT | TTMatrix, shape: Any) -> list[Pair]:
 
 def _filled(name: str, shape: Any, given: Sequence[int]) -> tuple[int, ...]:
     """Returns the new shape of a reshape, with −1 replaced by the size that is missing."""
-    asked = [shape] if isinstance(shape, int | np.integer) else list(shape)
+    single = isinstance(shape, int | np.integer)
+    asked = [shape] if single else _check.several(name, shape, "mode sizes")
+    if not all(isinstance(n, int | np.integer) for n in asked):
+        raise TypeError(f"{name}: expected integers, got {_check.short(shape)}")
     total = math.prod(given)
     if asked.count(-1) == 1:
         rest = math.prod(n for n in asked if n != -1)
@@ -332,7 +335,8 @@ def _train(kind: Any, cores: Sequence[Any]) -> Any:
 
 
 def _checked_axes(axes: Sequence[int], order: int) -> list[int]:
-    found = [_check.integer("axes", k, low=-order, high=order - 1) % order for k in axes]
+    given = _check.several("axes", axes, "modes")
+    found = [_check.integer("axes", k, low=-order, high=order - 1) % order for k in given]
     if sorted(found) != list(range(order)):
         raise ValueError(f"axes: expected a permutation of 0 … {order - 1}, got {tuple(axes)}")
     return found

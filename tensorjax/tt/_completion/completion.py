@@ -152,14 +152,14 @@ def complete(
     """
     start = time.perf_counter()
     data = _Data(indices, values, shape, held_out, key)
-    if method not in ("als", "riemannian"):
-        raise ValueError(f'method: expected "als" or "riemannian", got {method!r}')
+    _check.choice("method", method, ("als", "riemannian"))
     _check.integer("max_iterations", max_iterations, low=1)
     _check.integer("restarts", restarts, low=1)
     for name, value in (("tol", tol), ("stop", stop), ("ridge", ridge)):
-        if not 0 <= value < float("inf"):
-            raise ValueError(f"{name}: expected a number >= 0, got {value!r}")
-    if adapt and (x0 is not None or not len(data.unseen.values)):
+        _check.number(name, value, low=0)
+    if callback is not None:
+        _check.function("callback", callback)
+    if _check.flag("adapt", adapt) and (x0 is not None or not len(data.unseen.values)):
         raise ValueError("adapt: expected samples held out to choose ranks by, and no x0")
     ranks = feasible_ranks(rank, data.shape)
     work = _Work(data, method, ridge, tol, stop, callback)
@@ -203,12 +203,10 @@ class _Data:
                 f"values: expected one for each row of indices {where.shape}, got {given.shape}"
             )
         _check.finite("values", given)
-        if not 0 <= held_out < 1:
-            raise ValueError(f"held_out: expected a share in [0, 1), got {held_out!r}")
+        _check.number("held_out", held_out, low=0, high=1)
         self.dtype = given.dtype
         given = given.astype(np.result_type(linalg.factor_dtype(self.dtype), np.float64))
-        seed = 0 if key is None else np.asarray(jax.random.key_data(key)).ravel()
-        self.rng = np.random.default_rng(seed)
+        self.rng = np.random.default_rng(_check.seed(key))
         order = self.rng.permutation(len(given))
         cut = int(held_out * len(given))
         fit, rest = order[cut:], order[:cut]

@@ -158,10 +158,8 @@ def cross(
 
 def _calls(jit: Any, executor: Any, on_error: Any) -> bool:
     """Checks how `cross` is to call f; returns whether an error of f ends the search."""
-    if jit not in (True, False, "auto"):
-        raise ValueError(f'jit: expected True, False or "auto", got {jit!r}')
-    if on_error not in ("raise", "return"):
-        raise ValueError(f'on_error: expected "raise" or "return", got {on_error!r}')
+    _check.choice("jit", jit, (True, False, "auto"))
+    _check.choice("on_error", on_error, ("raise", "return"))
     if executor is not None and not (hasattr(executor, "submit") or hasattr(executor, "map")):
         raise TypeError(f"executor: expected one with map or submit, got {type(executor).__name__}")
     if executor is not None and jit is True:
@@ -224,7 +222,7 @@ def _options(
 
 def checked_grid(grid: Sequence[Any], sizes: tuple[int, ...]) -> np.ndarray:
     """Checks the grid of a cross; returns coordinates as the zero-padded rows of one array."""
-    arrays = [np.asarray(g) for g in grid]
+    arrays = [np.asarray(g) for g in _check.several("grid", grid, "arrays, one a mode")]
     shapes = [g.shape for g in arrays]
     if shapes != [(n,) for n in sizes]:
         raise ValueError(
@@ -282,9 +280,7 @@ class _Dtype:
 
     def __init__(self, oracle: Oracle, dtype: Any):
         self._oracle = oracle
-        self._asked = None if dtype is None else jax.dtypes.canonicalize_dtype(dtype)
-        if self._asked is not None and not jnp.issubdtype(self._asked, jnp.inexact):
-            raise TypeError(f"dtype: expected a floating-point or complex dtype, got {dtype}")
+        self._asked = None if dtype is None else _check.inexact_dtype(dtype)
 
     @property
     def value(self) -> Any:

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tensorjax import _check
+
 # A batch is cut into so many parts for each worker of an executor, so that slow ones do not delay.
 _PARTS = 4
 
@@ -38,8 +40,8 @@ class Calls:
     """
 
     def __init__(self, f: Callable[[Any], Any], vectorized: bool, executor: Executor | None):
-        self._f, self._executor = f, executor
-        self._batch = f if vectorized else OneByOne(f)
+        self._f, self._executor = _check.function("f", f), executor
+        self._batch = f if _check.flag("vectorized", vectorized) else OneByOne(f)
 
     def __call__(self, points: np.ndarray) -> Any:
         if self._executor is None:

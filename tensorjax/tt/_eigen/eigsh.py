@@ -196,7 +196,9 @@ def eigsh(
     _check_operator(A, tol)
     starts = _starts(A, x0, k)
     dtype = functools.reduce(np.promote_types, (t.dtype for t in starts), A.dtype)
-    seed = 0 if key is None else np.asarray(jax.random.key_data(key)).ravel()
+    seed = _check.seed(key)
+    if callback is not None:
+        _check.function("callback", callback)
     history: list[Sweep] = []
 
     def report(sweep: Sweep) -> None:

@@ -175,7 +175,7 @@ def contract_modes(t: TT, vectors: Mapping[int, Any]) -> Any:
     """
     single("t", t, TT)
     chosen: dict[int, Any] = {}
-    for mode, vector in vectors.items():
+    for mode, vector in _check.mapping("vectors", vectors, "a vector for each mode").items():
         k = _check.integer("mode", mode, low=-t.order, high=t.order - 1) % t.order
         v = _check.inexact(f"vectors[{mode}]", vector)
         if k in chosen or v.shape != (t.shape[k],):

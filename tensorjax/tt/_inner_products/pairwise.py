@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax import _blas_threads, linalg
+from tensorjax import _blas_threads, _check, linalg
 from tensorjax._cores.contraction import einsum
 from tensorjax._cores.scaling import near_one
 from tensorjax._formats.trains import TT, TTMatrix, single
@@ -77,11 +77,11 @@ def _flat(t: Any) -> TT:
 def _checked(name: str, trains: Any) -> list[Any]:
     if isinstance(trains, TT | TTMatrix):
         raise TypeError(f"{name}: expected a list of trains, got one {type(trains).__name__}")
-    found = list(trains)
+    found = _check.several(name, trains, "trains")
     if not found:
         raise ValueError(f"{name}: expected one or more trains, got none")
     for k, t in enumerate(found):
-        single(f"{name}[{k}]", t, type(found[0]))
+        single(f"{name}[{k}]", t, *(kind for kind in (TT, TTMatrix) if isinstance(found[0], kind)))
         if _sizes(t) != _sizes(found[0]):
             raise ValueError(f"{name}[{k}]: expected shape {_sizes(found[0])}, got {_sizes(t)}")
     return found

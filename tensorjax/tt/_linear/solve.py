@@ -146,6 +146,7 @@ def solve(
     dtype = functools.reduce(jnp.promote_types, [t.dtype for t in (A, b, x0) if t is not None])
     tol = _check.tolerance(tol, dtype)
     cap = None if max_rank is None else _check.integer("max_rank", max_rank, low=1)
+    _check.choice("method", method, ("amen", "gmres"))
     if method == "amen":
         _check.integer("enrichment", enrichment, low=1)
         sweeps = _check.integer("max_sweeps", 50 if max_sweeps is None else max_sweeps, low=1)
@@ -227,6 +228,7 @@ def _at_once(system: System, tol: float, guessed: bool, cap: int | None) -> Outc
 def _relative(callback: Report | None, size: float) -> Report:
     if callback is None:
         return lambda *_: None
+    _check.function("callback", callback)
     return lambda sweep, residual, ranks: callback(sweep, residual / size, ranks)
 
 
@@ -244,8 +246,7 @@ def amen_search(
       key: for this train; None for a fixed one.
     """
     limits = {"auto": (_DIRECT, _RESCUED), "direct": (_LARGEST, 0), "iterative": (0, 0)}
-    if local not in limits:
-        raise ValueError(f"local: expected one of {tuple(limits)}, got {local!r}")
+    _check.choice("local", local, limits)
     options = amen.Options(
         cap or math.inf, *limits[local], _local_preconditioners(preconditioner), sweeps
     )
@@ -282,6 +283,10 @@ def _local_preconditioners(
     choice = "none" if choice is None else choice
     if callable(choice):
         return (((lambda local: _checked(choice(*local), local.shape)), _STEPS),)
+    if not isinstance(choice, str):
+        raise TypeError(
+            f"preconditioner: expected a name or a function, got {_check.short(choice)}"
+        )
     if choice == "auto":
         return (PRECONDITIONERS["kronecker"], _TRIAL), (PRECONDITIONERS["block"], _STEPS)
     if choice not in PRECONDITIONERS:

@@ -170,8 +170,11 @@ def tangent_sum(tangents: Sequence[Train], weights: Sequence[Scalar] | None = No
 
     Source: Steinlechner (2016), see `retract`: the variations of tangent vectors are added.
     """
-    tangents = list(tangents)
-    weights = [1.0] * len(tangents) if weights is None else list(weights)
+    tangents = _check.several("tangents", tangents, "tangent vectors")
+    ones = [1.0] * len(tangents)
+    weights = ones if weights is None else _check.several("weights", weights, "numbers")
+    for k, w in enumerate(weights):
+        _check.scalar(f"weights[{k}]", w)
     if not tangents or len(tangents) != len(weights):
         raise ValueError(
             "tangents: expected one or more, with one weight each, "
@@ -182,7 +185,7 @@ def tangent_sum(tangents: Sequence[Train], weights: Sequence[Scalar] | None = No
         for t in tangents:
             _check_alike(like, t)
         flat = tangent_sum([fold(t) for t in tangents if isinstance(t, TTMatrix)], weights)
-        return unfold(flat, like.row_shape, like.col_shape)
+        return cast(Any, unfold(flat, like.row_shape, like.col_shape))
     terms = [_parts(f"tangents[{i}]", t, cast(Any, like)) for i, t in enumerate(tangents)]
     powers = [p for *_, p in terms]
     whole = max(powers) if all(isinstance(p, int) for p in powers) else _largest(powers)
@@ -246,8 +249,7 @@ def retract(
     4 ("projector_splitting").
     """
     single("xi", xi, TT)
-    if method not in ("svd", "projector_splitting"):
-        raise ValueError(f'method: expected "svd" or "projector_splitting", got {method!r}')
+    _check.choice("method", method, ("svd", "projector_splitting"))
     at: Any
     step: Any
     at, step = _aligned(point(x), cast(Any, xi))

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from tensorjax import _check
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._optax import transformation
 from tensorjax._typing import Optimizer, Scalar
@@ -143,8 +144,7 @@ def riemannian_descent(
     leaves one by one, such as clipping, may stand before it in a chain: a tangent vector is scaled
     by `tangent_sum`.
     """
-    if not 0 <= momentum < 1:
-        raise ValueError(f"momentum: expected a number in [0, 1), got {momentum!r}")
+    _check.number("momentum", momentum, low=0, high=1)
 
     def init(x: Any) -> _Momentum:
         return _Momentum(_no_tangent(x), jnp.zeros((), jnp.int32))

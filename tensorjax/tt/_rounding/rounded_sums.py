@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tensorjax import linalg
+from tensorjax import _check, linalg
 from tensorjax._cores import rounding_sweeps as sweeps
 from tensorjax._cores import scaling as balance
 from tensorjax._cores.contraction import einsum
@@ -110,7 +110,7 @@ def sketches(
     """
     like = terms[0][0][0]
     sizes = modes_of(terms[0])
-    keys = (None, None) if key is None else jax.random.split(key)
+    keys = (None, None) if key is None else jax.random.split(_check.key(key))
     draw = linalg.random_like(keys[0], (sum(sizes), width), like)
     mix = linalg.qr(linalg.random_like(keys[1], (width, width), like))[0]
     ends = np.cumsum(sizes)

@@ -185,6 +185,8 @@ def round(
 @folded
 def _round(t: Any, tol: Any, rank: Any, method: Method, key: Any, extra: int | None) -> Any:
     ranks = None
+    if key is not None:
+        _check.key(key)
     if rank is not None:
         ranks = feasible_ranks(rank, t.shape, t.ranks[1:-1])
     if t.order == 1:

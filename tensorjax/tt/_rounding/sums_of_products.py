@@ -75,6 +75,8 @@ def rounded(
     dtype = jnp.result_type(*(t.dtype for term in terms for t in term))
     tol = None if tol is None else _check.tolerance(tol, dtype)
     given = terms[0][-1].cores
+    if key is not None:
+        _check.key(key)
     if rank is None:
         out = _dynamic(terms, weights, tol, key, dtype)
         return TT._unchecked(placed_like(out.cores, given))

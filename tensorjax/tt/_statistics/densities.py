@@ -92,7 +92,7 @@ def conditional(t: TT, given: Mapping[int, int], *, squared: bool = False) -> TT
     """
     single("t", t, TT)
     indices: list[Any] = [slice(None)] * t.order
-    for mode, index in given.items():
+    for mode, index in _check.mapping("given", given, "an index for each mode").items():
         k = _check.integer("modes of given", mode, low=-t.order, high=t.order - 1) % t.order
         n = t.shape[k]
         if indices[k] != slice(None):
@@ -131,7 +131,7 @@ def log_density(t: TT, indices: ArrayLike, *, squared: bool = False) -> jax.Arra
     Source: ours.
     """
     single("t", t, TT)
-    if not squared:
+    if not _check.flag("squared", squared):
         is_real(t)
     index = _check.indices(indices, t.shape)
     if choose_kernel("tt.log_density", (t, index)) is not NUMPY:
@@ -174,7 +174,7 @@ def _log_entries(t: TT, index: Any) -> tuple[Any, Any]:
 
 def _density(t: TT, squared: bool) -> TT:
     single("t", t, TT)
-    if squared:
+    if _check.flag("squared", squared):
         return real(hadamard(conj(t), t))
     is_real(t)
     return t

@@ -61,6 +61,6 @@ def moment(
     given = checked_weights(weights, t)
     vectors = {k: jnp.asarray(given[k], jnp.finfo(t.dtype).dtype) for k in modes}
     vectors = {k: v.astype(t.dtype) for k, v in vectors.items()}
-    if central:
+    if _check.flag("central", central):
         t = add(t, scale(_kept(contract_modes(t, vectors), t, axis), -1))
     return contract_modes(powered(t, power, tol=tol, rank=rank) if power > 1 else t, vectors)

@@ -193,7 +193,8 @@ def _kron(a: Any, b: Any) -> jax.Array:
 
 
 def _chosen(modes: Any, order: int) -> list[int]:
-    given = [modes] if isinstance(modes, int | np.integer) else list(modes)
+    single = isinstance(modes, int | np.integer)
+    given = [modes] if single else _check.several("modes", modes, "modes")
     found = [_check.integer("modes", k, low=-order, high=order - 1) % order for k in given]
     if not found or len(set(found)) < len(found):
         raise ValueError(f"modes: expected one or more modes, each once, got {modes}")
@@ -202,8 +203,7 @@ def _chosen(modes: Any, order: int) -> list[int]:
 
 def _mask(modes: Sequence[int], order: int, kind: str) -> list[np.ndarray]:
     """Builds the mask of a kind of Sobol index as an automaton: cores (state, 0 or 1, state)."""
-    if kind not in ("closed", "total", "component"):
-        raise ValueError(f'kind: expected "closed", "total" or "component", got {kind!r}')
+    _check.choice("kind", kind, ("closed", "total", "component"))
     some, cores = _some(order), []
     for k, core in enumerate(some):
         core = core.copy()
@@ -266,7 +266,7 @@ def _values(t: TT, weights: Any, masks: Any, normalize: bool) -> Any:
     cores, exponent = near_one([c.astype(kind) for c in t.cores])
     pairs = averages(TT._unchecked(tuple(cores)), weights)
     *parts, (variance, power) = [_swept(pairs, mask, 2 * exponent) for mask in masks]
-    if normalize:  # of trains whose variance no scalar holds too
+    if _check.flag("normalize", normalize):  # of trains whose variance no scalar holds too
         parts = [(m / variance, e - power) for m, e in parts]
     values = [linalg.scaled(m, e) for m, e in parts]
     real = jnp.finfo(t.dtype).dtype

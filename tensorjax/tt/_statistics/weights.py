@@ -20,7 +20,7 @@ def checked_weights(weights: Sequence[Any] | None, t: TT) -> list[Any]:
     real = jnp.finfo(linalg.factor_dtype(t.dtype)).dtype
     if weights is None:
         return [np.full(n, 1 / n, real) for n in t.shape]
-    given = list(weights)
+    given = _check.several("weights", weights, "vectors, one a mode")
     if len(given) != t.order:
         raise ValueError(f"weights: expected {t.order} vectors, one a mode, got {len(given)}")
     return [_probabilities(k, w, t.shape[k], real) for k, w in enumerate(given)]

@@ -56,7 +56,11 @@ class PatchedTT(Summable):
         self, shape: Sequence[int], prefixes: Sequence[Sequence[int]], trains: Sequence[TT]
     ):
         sizes = _check.shape("shape", shape)
-        leads = tuple(tuple(prefix) for prefix in prefixes)
+        leads = tuple(
+            tuple(_check.several("prefixes", prefix, "digits"))
+            for prefix in _check.several("prefixes", prefixes, "sequences of digits")
+        )
+        trains = _check.several("trains", trains, "trains")
         if not leads or len(leads) != len(trains):
             raise ValueError(
                 "prefixes: expected one or more, with one train each, "

@@ -141,6 +141,8 @@ def parameter(name: str, value: Any, dtype: Any = None) -> tuple[Any, Any]:
         kind = x.dtype
     else:
         x = np.asarray(value)
+        if x.dtype.kind not in "biufc" and not jnp.issubdtype(x.dtype, jnp.inexact):
+            raise TypeError(f"{name}: expected numbers, got {_check.short(value)}")
         typed = hasattr(value, "dtype") and jnp.issubdtype(x.dtype, jnp.inexact)
         kind = x.dtype if typed else np.result_type(x.dtype, np.float64)
         kind = jax.dtypes.canonicalize_dtype(kind)

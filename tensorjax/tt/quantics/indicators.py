@@ -178,10 +178,7 @@ def delta(grid: QuanticsGrid, x: float | Sequence[float], *, dtype: DTypeLike | 
 def _number(name: str, value: Any) -> float:
     if _check.is_traced(value):
         raise TypeError(f"{name}: expected a concrete number, got a traced one: ranks hang on it")
-    number = float(value)
-    if math.isnan(number):
-        raise ValueError(f"{name}: expected a number, got NaN")
-    return number
+    return _check.number(name, value, finite=False)
 
 
 def _ends(name: str, grid: QuanticsGrid, value: Any) -> list[float]:

@@ -1,0 +1,115 @@
+"""Arguments of the wrong kind: every public function names what it expected, from its own checks.
+
+The cases of `tests/placement_cases.py` are called, and again with each argument, and each option
+that they leave out, replaced by something else. That may serve (None often does); where it does
+not, the error is raised by a check of the library that names an argument: none comes out of an
+operation that met what it cannot use.
+"""
+
+import inspect
+import linecache
+import random
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tensorjax import _check, linalg, tt
+from tests.placement_cases import CASES
+
+# Primitives of arrays, which raise what NumPy and JAX do.
+PACKAGES = [package for package in CASES if package is not linalg]
+WRONG = (
+    None, "x", 3.7, -1, [], {}, (), np.nan, True, [None], object(),
+    np.ones(3), jnp.ones((2, 2, 2)),
+)  # fmt: skip
+LONG = {"refine"}  # hundreds of steps with the options that a case leaves out
+
+
+def test_arguments_of_wrong_kinds_are_named_by_drawn_functions_on_trains(monkeypatch):
+    _check_package(tt, monkeypatch, functions=6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
+def test_arguments_of_wrong_kinds_are_named(package, monkeypatch):
+    _check_package(package, monkeypatch)
+
+
+def _check_package(package: Any, monkeypatch: Any, functions: int | None = None) -> None:
+    draw = random.Random(f"{package.__name__} {functions}")
+    titles = sorted(CASES[package])
+    found = [
+        problem
+        for title in (titles if functions is None else draw.sample(titles, functions))
+        for call, argument in _replaceable(package, title, monkeypatch)
+        for problem in _problems(call, argument, draw.sample(WRONG, 2))
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_raw_errors_are_found():
+    def careless(values: Any) -> int:
+        return len(values)
+
+    call = (careless, ([1],), {})
+    assert _problems(call, 0, [3])
+    assert not _problems(call, 0, [[]])
+
+
+Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
+
+def _replaceable(package: Any, title: str, monkeypatch: Any) -> Iterator[tuple[Call, int | str]]:
+    """Yields the call of a function that its case makes, once for each of its arguments."""
+    name = title.split()[0]
+    function = getattr(package, name, None)  # None: the case is of an operator or an indexing
+    if name in LONG or not callable(function):
+        return
+    calls: list[Call] = []
+
+    def recorded(*args: Any, **options: Any) -> Any:
+        calls.append((function, args, options))
+        return function(*args, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(package, name, recorded)
+        CASES[package][title](lambda tree: tree)
+    for call in calls[-1:]:
+        yield from ((call, argument) for argument in _arguments(*call))
+
+
+def _arguments(function: Any, args: tuple[Any, ...], options: dict[str, Any]) -> list[int | str]:
+    """Lists the positions and names of the arguments that a call gives, or could give."""
+    parameters = list(inspect.signature(function).parameters.values())[len(args) :]
+    named = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return [*range(len(args)), *dict.fromkeys([*options, *named])]
+
+
+def _problems(call: Call, argument: int | str, values: Any) -> list[str]:
+    function, args, options = call
+    found = []
+    for value in values:
+        changed = list(args)
+        given = dict(options)
+        (given if isinstance(argument, str) else changed)[argument] = value  # type: ignore[index]
+        try:
+            function(*changed, **given)
+        except Exception as error:
+            if not _is_checked(error):
+                what = f"{type(error).__name__}: {str(error)[:120]}"
+                found.append(
+                    f"{function.__name__}, argument {argument!r} = {_check.short(value)}: {what}"
+                )
+    return found
+
+
+def _is_checked(error: Exception) -> bool:
+    """Whether an error was raised by a statement of the library, as an error of its arguments."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    lines = [linecache.getline(last.filename, (last.lineno or 0) - k) for k in range(3)]
+    ours = "tensorjax" in last.filename and any("raise" in line for line in lines)
+    return ours and isinstance(error, TypeError | ValueError | LookupError | ArithmeticError)
