@@ -239,8 +239,10 @@ def number(
         raise TypeError(f"{name}: expected a number, got {short(value)}") from None
     above = low < out if open else low <= out
     if not above or not (out < high or (out == high and not finite)):
-        bounds = f"{'(' if open or low == -math.inf else '['}{low:g}, {high:g})"
-        raise ValueError(f"{name}: expected a number in {bounds}, got {value!r}")
+        bounds = f" in {'(' if open or low == -math.inf else '['}{low:g}, {high:g})"
+        kind = "a positive number" if (low, high, open) == (0, math.inf, True) else "a number"
+        within = bounds if kind == "a number" and (low, high) != (-math.inf, math.inf) else ""
+        raise ValueError(f"{name}: expected {kind}{within}, got {value!r}")
     return out
 
 

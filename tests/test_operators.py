@@ -320,3 +320,35 @@ def test_a_plan_survives_a_pickle():
     assert copy.deepcopy(plan) is plan
     assert other.path == plan.path
     assert (other(jnp.ones((2, 3)), jnp.ones((3, 5))) == 3).all()
+
+
+@pytest.mark.parametrize("kind", ["TT", "TTMatrix"])
+@pytest.mark.parametrize(
+    ("operation", "function"),
+    [
+        (lambda x: x / x, "tt.divide"),
+        (lambda x: 1 / x, "tt.map"),
+        (lambda x: np.float32(2) / x, "tt.map"),
+        (lambda x: x**0.5, "tt.map"),
+        (abs, "tt.map"),
+    ],
+)
+def test_operators_without_an_exact_result_name_the_function_for_it(kind, operation, function):
+    x = tt.ones((2, 3)) if kind == "TT" else tt.identity((2, 3))
+    with pytest.raises(TypeError, match=function):
+        operation(x)
+
+
+def test_attributes_that_are_functions_are_named():
+    trains = [tt.ones((2, 3)), tt.identity((2, 3))]
+    for name in ("sum", "mean", "norm", "round", "reshape", "to_dense"):
+        for x in trains:
+            assert not hasattr(x, name)
+            with pytest.raises(AttributeError, match=rf"tt\.{name}\(…\)"):
+                getattr(x, name)
+    with pytest.raises(AttributeError, match=r"tucker\.norm\(…\)"):
+        _ = tucker.from_dense(jnp.ones((2, 3)), rank=1).norm
+    for name in ("cors", "_sum", "__len__"):
+        with pytest.raises(AttributeError, match="has no attribute") as error:
+            getattr(trains[0], name)
+        assert "…" not in str(error.value)

@@ -567,7 +567,7 @@ def test_bad_input_is_named():
         ({"switch": math.nan, "size_fraction": 0.5}, "switch: expected a number or a function"),
         ({"loss_decay": 1.0}, "loss_decay"),
         ({"size_scale": 0.0}, "size_scale: expected a positive number"),
-        ({"measure": "seconds"}, "measure: expected one of numbers, bytes, flops"),
+        ({"measure": "seconds"}, "measure: expected one of .*'bytes', 'flops'"),
         ({"rows": 0, "measure": "flops"}, "rows: expected an integer"),
     ]:
         with pytest.raises(ValueError, match=match):

@@ -107,7 +107,7 @@ def test_bad_input_is_named():
         tt.complete(indices, np.where(values > 0, values, np.nan), SHAPE, 2)
     with pytest.raises(ValueError, match="method: expected"):
         tt.complete(indices, values, SHAPE, 2, method="svt")  # type: ignore
-    with pytest.raises(ValueError, match="held_out: expected a share"):
+    with pytest.raises(ValueError, match="held_out: expected a number in"):
         tt.complete(indices, values, SHAPE, 2, held_out=1.5)
     with pytest.raises(ValueError, match="adapt: expected samples held out"):
         tt.complete(indices, values, SHAPE, 2, held_out=0.0, adapt=True)

@@ -1029,7 +1029,7 @@ def call(f=fractions, shape=SHAPE, **options):
         (ValueError, "grid: .*NaN", call(grid=[np.full(4, np.nan)] * 5)),
         (ValueError, "dtype: .*complex", call(lambda i: 1j * fractions(i), dtype=float)),
         (TypeError, "dtype: .*int", call(dtype=int)),
-        (TypeError, "key: .*int", call(key=0)),
+        (TypeError, "key: .*got 0", call(key=0)),
         (TypeError, "x0: .*ndarray", call(x0=np.ones(SHAPE))),
         (ValueError, "x0: .*shape", call(x0=tt.ones((4, 4)))),
         (ValueError, "low, high", lambda: tt.quantics_grid(1, 0, 4)),

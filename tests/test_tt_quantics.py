@@ -261,7 +261,7 @@ WRONG = [
     (ValueError, "rates: expected one number or 2", lambda: q.exponential(PLANE, np.ones(3))),
     (TypeError, "complex rates", lambda: q.exponential(GRID, 1j, dtype=np.float64)),
     (ValueError, "dim", lambda: q.step(GRID, 0.5, 1)),
-    (ValueError, "at: .*NaN", lambda: q.step(GRID, np.nan)),
+    (ValueError, "at: .*nan", lambda: q.step(GRID, np.nan)),
     (ValueError, "x: expected a point", lambda: q.delta(GRID, 1.5)),
     (ValueError, "low: expected one number or 1", lambda: q.box(GRID, [0, 0], 1)),
     (ValueError, "boundary", lambda: q.shift(GRID, 1, boundary="neumann")),

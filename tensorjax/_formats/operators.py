@@ -12,7 +12,7 @@ import importlib
 import math
 import sys
 from collections.abc import Callable
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -76,6 +76,11 @@ class Scalable(NoArray):
     def __truediv__(self, other: Scalar) -> Self:
         return divided(self, other) if is_scalar(other) else refused(self, other)
 
+    if not TYPE_CHECKING:  # a checker would take every name for one of Any
+
+        def __getattr__(self, name):
+            raise AttributeError(_unknown(type(self), name), name=name, obj=self)
+
 
 class Summable(Scalable):
     """Base class of formats that also support + and − with tensors of their kind and scalars."""
@@ -120,6 +125,24 @@ class Namespace:
 
     def __get__(self, instance: Any, owner: type) -> Any:
         return sys.modules.get(self.name) or importlib.import_module(self.name)
+
+
+def not_exact(x: Any, what: str, function: str) -> TypeError:
+    """Returns the error of an operator whose result a format holds up to a tolerance only."""
+    package = x.dense_name.rpartition(".")[0]
+    return TypeError(
+        f"{what} of a {type(x).__name__} has no exact ranks; for one at a tolerance call "
+        f"{package}.{function}"
+    )
+
+
+def _unknown(kind: type[NoArray], name: str) -> str:
+    """Returns the message of an unknown attribute: with the function of that name, if it exists."""
+    message = f"{kind.__name__!r} object has no attribute {name!r}"
+    module, package = getattr(kind, "namespace", None), kind.dense_name.rpartition(".")[0]
+    if name.startswith("_") or module is None or name not in getattr(module, "__all__", ()):
+        return message
+    return f"{message}; its functions stand outside of it: {package}.{name}(…)"
 
 
 def refused(x: Scalable, other: Any) -> Any:

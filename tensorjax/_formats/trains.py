@@ -17,7 +17,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._formats.operators import Namespace, Summable, dtypes_of, floating, rebuilt, shown
+from tensorjax._formats.operators import (
+    Namespace,
+    Summable,
+    dtypes_of,
+    floating,
+    is_scalar,
+    not_exact,
+    rebuilt,
+    shown,
+)
 from tensorjax._formats.serialization import serializable
 from tensorjax._typing import DType, DTypeLike, JaxOrHost, Scalar
 
@@ -115,7 +124,24 @@ class _Train(Summable):
     def __pow__(self, exponent: int) -> Self:
         if isinstance(exponent, int) and not isinstance(exponent, bool):
             return self.namespace.power(self, exponent)
+        if isinstance(exponent, float):
+            raise not_exact(
+                self, "a fractional power", "map(lambda x: x**p, t, tol=, key=)"
+            )
         return NotImplemented
+
+    def __truediv__(self, other: Scalar) -> Self:
+        if isinstance(other, TT | TTMatrix):
+            raise not_exact(self, "a quotient", "divide(x, y, tol=, key=)")
+        return super().__truediv__(other)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        if is_scalar(other):
+            raise not_exact(self, "a reciprocal", "map(lambda x: 1 / x, t, tol=, key=)")
+        return NotImplemented
+
+    def __abs__(self) -> Any:
+        raise not_exact(self, "an absolute value", "map(numpy.abs, t, tol=, key=)")
 
     @shown
     def __repr__(self) -> str:

@@ -94,7 +94,7 @@ def law(distribution: str, s: float = 3.0) -> Law:
 
 def sparsity(s: Any) -> float:
     """Checks the inverse density s ≥ 1 of a sparse random map's type."""
-    return _check.number("s (one entry in s is not 0)", s, low=1)
+    return _check.number("s", s, low=1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
