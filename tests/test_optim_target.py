@@ -244,6 +244,14 @@ def test_compression_counts_all_parameters() -> None:
     (after, state), _ = trained(optimizer, lambda p, k: jnp.mean(full(p["a"]) ** 2), params, 45)
     assert optim.size(after, everything=True) <= dense / 5
     assert optim.size(after) == float(state.size) >= 0.6 * (dense / 5 - 16)
+    # The loss of the first cut, and one three times as high beside noise of the same size.
+    target = float(jnp.maximum(state.loss_target, 1e-3))
+    far = {"first": 1e3 * target, "given": True, "low": target}  # from chance
+    noisy = state.watch._replace(noise=state.mass * target**2, **far)
+    for factor, said in ((1, False), (3, True)):
+        seen = state._replace(loss=factor * target * state.mass, loss_target=target, watch=noisy)
+        found = optim.status(seen)
+        assert (found.status, "allow a larger size" in found.advice) == ("converged", said)
     with pytest.raises(ValueError, match=r"compress_to: expected at most .* tensorise more"):
         optim.rank_adaptive(optax.adam(0.01), compress_to=100, by=40).init(params)
     with pytest.raises(ValueError, match="size: expected at least 21"):

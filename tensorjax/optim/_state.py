@@ -86,10 +86,12 @@ class Status:
       size_target: S₀; NaN where it is not known yet.
       loss_target: L₀; likewise.
       skipped: losses that were NaN or Inf, and were left out.
-      status: "running"; "converged", both targets are met; "infeasible", they are not, and
-        either the size of all ranks one is above S₀, or for ``patience`` updates neither loss nor
-        size has made progress, or every smaller size that was tried brought the loss near chance
-        and was undone; or "collapsed", the loss is near chance, where training began.
+      status: "running"; "converged", both targets are met, or of a run to a target size this one
+        (``advice`` says where the loss has stayed far above that of the first cut); "infeasible",
+        they are not, and either the size of all ranks one is above S₀, or for ``patience`` updates
+        neither loss nor size has made progress, or every smaller size that was tried brought the
+        loss near chance and was undone; or "collapsed", the loss is near chance, where training
+        began.
       advice: what to do, or "".
 
     Example:
@@ -220,7 +222,8 @@ def _towards(
     if values["met"]:
         if _risen(watch, values, loss):
             return "running", _high(values, loss)
-        return ("converged" if count >= by else "running"), ""
+        worse = count >= by and _lost(watch, values, loss)
+        return ("converged" if count >= by else "running"), _high(values, loss) if worse else ""
     if values["least"] > target:
         return "infeasible", (
             f"the size target {target:.6g} is below {values['least']:.6g}, the size of all ranks "
@@ -284,6 +287,15 @@ def _risen(watch: Any, values: dict[str, float], loss: float) -> bool:
     """Whether the state's average loss exceeds target and best of the stage by more than noise."""
     noise = 4 * (_number("noise", watch.noise) / max(values["mass"], 1e-6)) ** 0.5
     return loss > max(values["loss_target"], values["best"]) + noise
+
+
+def _lost(watch: Any, values: dict[str, float], loss: float) -> bool:
+    """Whether cuts have cost half as much again as the loss at the first one, beyond noise.
+
+    The noise is that of averages over some hundred updates, a tenth of that of single losses.
+    """
+    noise = 0.4 * (_number("noise", watch.noise) / max(values["mass"], 1e-6)) ** 0.5
+    return loss > 1.5 * values["loss_target"] + noise
 
 
 def _refused(watch: Any) -> tuple[bool, str] | None:
