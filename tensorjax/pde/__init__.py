@@ -16,7 +16,11 @@ from tensorjax.pde._long_times.stationary import Stationary, stationary
 from tensorjax.pde._maps.affine_maps import AffineMap, affine
 from tensorjax.pde._problems.drifts import Power, Product, Separable, Sin
 from tensorjax.pde._problems.fokker_planck import FokkerPlanck
+from tensorjax.pde._problems.half_line_processes import CIR, GeometricBrownianMotion, Heston
 from tensorjax.pde._problems.linear_drift import Liouville, OrnsteinUhlenbeck
+from tensorjax.pde._problems.oscillators import VanDerPol
+from tensorjax.pde._problems.populations import LotkaVolterra
+from tensorjax.pde._problems.potentials import DoubleWell, Duffing, Kramers
 from tensorjax.pde._problems.problem import Problem, RightSide
 from tensorjax.pde._problems.reactions import AdvectionDiffusionReaction
 from tensorjax.pde._stepping.step_sizes import ConstantStepSize, PIDController
@@ -26,6 +30,7 @@ from tensorjax.pde.physical import edge_mass, evaluate, marginal, mass, moments,
 from tensorjax.pde.shears import Sheared, Shears
 
 __all__ = [
+    "CIR",
     "AdvectionDiffusionReaction",
     "AffineMap",
     "Axis",
@@ -34,6 +39,8 @@ __all__ = [
     "Coefficients",
     "ConstantStepSize",
     "Convex",
+    "DoubleWell",
+    "Duffing",
     "FieldMotion",
     "Fields",
     "Fixed",
@@ -43,7 +50,11 @@ __all__ = [
     "FokkerPlanck",
     "Function",
     "Gaussian",
+    "GeometricBrownianMotion",
+    "Heston",
+    "Kramers",
     "Liouville",
+    "LotkaVolterra",
     "Mixture",
     "Motion",
     "MultiLevel",
@@ -64,6 +75,7 @@ __all__ = [
     "Solution",
     "State",
     "Stationary",
+    "VanDerPol",
     "affine",
     "affine_generator",
     "coords",
