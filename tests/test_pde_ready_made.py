@@ -155,16 +155,16 @@ def test_axes_of_half_lines_differentiate_and_integrate(axis: pde.Axis):
     y = axis.points
 
     def density(x: np.ndarray) -> np.ndarray:
-        return x**2.6 * np.exp(-1.7 * x)
+        return x**3.6 * np.exp(-1.7 * x)
 
     u, v = density(y), axis.factor * density(y)
-    slope, rate = 2.6 / y - 1.7, 2.6 / y**2
+    slope, rate = 3.6 / y - 1.7, 3.6 / y**2
     scale = np.abs(v).max()
     for matrix, exact in ((axis.d1, slope * u), (axis.d2, (slope**2 - rate) * u)):
         assert np.abs(matrix @ v - axis.factor * exact).max() < 1e-4 * scale
     _, d, multiply, moved, _ = axis.basis
     assert np.abs(moved @ v - multiply @ (d @ v)).max() < 1e-4 * scale
-    assert abs(axis.weights @ v / (special.gamma(3.6) / 1.7**3.6) - 1) < 1e-5
+    assert abs(axis.weights @ v / (special.gamma(4.6) / 1.7**4.6) - 1) < 1e-5
     grid = np.linspace(0.2, 6.0, 50)
     assert np.abs(axis.interpolate(grid) @ v - density(grid)).max() < 1e-5
     assert not axis.interpolate(np.array([-1.0, 50.0])).any()
