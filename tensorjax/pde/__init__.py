@@ -12,6 +12,7 @@ from tensorjax.pde._initial_states.initial_states import Function, Gaussian, Mix
 from tensorjax.pde._integration.checkpoint import Checkpoint, load, save
 from tensorjax.pde._integration.integrate import integrate
 from tensorjax.pde._integration.solution import Result, SaveAt, Solution, State
+from tensorjax.pde._long_times.first_passage import Passage, committor, first_passage
 from tensorjax.pde._long_times.stationary import Stationary, stationary
 from tensorjax.pde._maps.affine_maps import AffineMap, affine
 from tensorjax.pde._problems.drifts import Power, Product, Separable, Sin
@@ -60,6 +61,7 @@ __all__ = [
     "MultiLevel",
     "OrnsteinUhlenbeck",
     "PIDController",
+    "Passage",
     "Power",
     "Prescribed",
     "Problem",
@@ -78,10 +80,12 @@ __all__ = [
     "VanDerPol",
     "affine",
     "affine_generator",
+    "committor",
     "coords",
     "edge_mass",
     "evaluate",
     "field_motion",
+    "first_passage",
     "flows",
     "integrate",
     "load",

@@ -178,6 +178,17 @@ def second(box: Box, tensor: Any, cores: Cores) -> TTMatrix:
     return TTMatrix._unchecked(tuple(out))
 
 
+def bent(box: Box, pair: tuple[int, int], weight: float, cores: Cores) -> TTMatrix:
+    """Builds the operator v ↦ (S_ij + S_ji) m ∂_i ∂_j v, or S_ii m ∂_i² v, of a coefficient m."""
+    i, j = pair
+    out = []
+    for k, (axis, m) in enumerate(zip(box.axes, cores, strict=True)):
+        d = axis.d2 if i == j else axis.d1
+        out.append(d[None, :, :, None] * m[:, :, None, :] if k in pair else _diagonal(m))
+    weight = weight if i == j else 2 * weight
+    return TTMatrix._unchecked((weight * out[0], *out[1:]))
+
+
 def _twice(axis: Axis, m: Any) -> Any:
     """Builds ∂² m; on Laguerre axes as ∂ (m ∂ + m'), for m = y maps their functions to such."""
     xp = backend(m)

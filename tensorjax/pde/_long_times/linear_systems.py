@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from tensorjax._cores import rounding_methods
+from tensorjax._cores import products, rounding_methods
 from tensorjax._cores.contraction import einsum
 from tensorjax._cores.unfoldings import Cores, times_right
 from tensorjax._formats.trains import TTMatrix
@@ -16,6 +16,28 @@ _GUESS = 1e-2
 _ENRICHMENT, _SWEEPS = 6, 40
 # Unknowns of a system that is solved densely where AMEn stalls, within about a second.
 _DENSE = 3000
+# An operator is a sum of many terms, rounded to this relative error before it is solved with.
+_EXACT = 1e-13
+
+
+def flat(cores: Cores) -> Cores:
+    """Returns an operator's cores with rows and columns in one mode."""
+    return [c.reshape(len(c), -1, c.shape[-1]) for c in cores]
+
+
+def square(cores: Cores) -> Cores:
+    """Returns an operator's cores with rows and columns apart again."""
+    return [c.reshape(len(c), n, n, -1) for c in cores for n in [math.isqrt(c.shape[1])]]
+
+
+def summed(terms: list[Cores], weights: list[float]) -> Cores:
+    """Adds trains of an equation at rest, and rounds the sum to roundoff."""
+    return rounding_methods.rounded(products.combined(terms, weights), _EXACT)
+
+
+def merged(operators: list[Cores]) -> Cores:
+    """Adds the operators of an equation at rest, and rounds the sum to roundoff."""
+    return square(summed([flat(o) for o in operators], [1.0] * len(operators)))
 
 
 def solved(

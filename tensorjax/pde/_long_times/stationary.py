@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._cores import overlaps, products, rounding_methods
+from tensorjax._cores import overlaps, products
 from tensorjax._cores.contraction import einsum
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT, TTMatrix
@@ -25,7 +25,7 @@ from tensorjax.pde._problems.problem import Problem
 from tensorjax.pde._stepping.mass import mass_of
 from tensorjax.pde.physical import shares
 
-# The operator is a sum of many terms, rounded to this relative error before it is solved with.
+# Solves are asked for this relative residual at least.
 _EXACT = 1e-13
 # Residuals that roundoff leaves.
 _ROUNDOFF = 1e-9
@@ -131,7 +131,7 @@ def stationary(
     if not (math.isfinite(mass) and mass > 0):
         raise ValueError(f"start: expected a density, of positive mass, got {mass:.3g}")
     p = [p[0] / mass, *p[1:]]
-    rate = _speed(operator, p) or overlaps.norm(_flat(operator))
+    rate = _speed(operator, p) or overlaps.norm(linear_systems.flat(operator))
     change, residual, accuracy = math.inf, math.inf, 0.0
     for k in range(_SOLVES):
         before, accuracy = p, max(_SHARE**k * tol, _EXACT)
@@ -193,10 +193,9 @@ def _operator(problem: Problem, map: AffineMap) -> Cores:
             "depend on time, got another one; integrate it until its state stays"
         )
     operators = [*_split(problem.box, right.affine), *right.others]
-    terms = [_flat(hosted_cores(o)) for o in operators]
-    if not terms:
+    if not operators:
         raise ValueError("problem: expected an equation with a drift or a diffusion, got neither")
-    return _square(rounding_methods.rounded(products.combined(terms, [1.0] * len(terms)), _EXACT))
+    return linear_systems.merged([hosted_cores(o) for o in operators])
 
 
 def _split(box: Box, affine: Coefficients | None) -> list[TTMatrix]:
@@ -219,14 +218,6 @@ def _split(box: Box, affine: Coefficients | None) -> list[TTMatrix]:
     return out
 
 
-def _flat(cores: Cores) -> Cores:
-    return [c.reshape(len(c), -1, c.shape[-1]) for c in cores]
-
-
-def _square(cores: Cores) -> Cores:
-    return [c.reshape(len(c), n, n, -1) for c in cores for n in [math.isqrt(c.shape[1])]]
-
-
 def _border(p: Cores, weights: Any) -> Cores:
     """Builds the operator v ↦ p ∫ v, as a train of flattened cores."""
     return [
@@ -244,5 +235,7 @@ def _solved(
     operator: Cores, w: Cores, weights: Any, rate: float, tol: float, cap: int | None
 ) -> tuple[Cores, float]:
     """Solves (L − c w ∫) p = −c w for a stationary p by AMEn; relative residual, too."""
-    bordered = _square(products.combined([_flat(operator), _border(w, weights)], [1.0, -rate]))
+    bordered = linear_systems.square(
+        products.combined([linear_systems.flat(operator), _border(w, weights)], [1.0, -rate])
+    )
     return linear_systems.solved(bordered, [-rate * w[0], *w[1:]], w, tol, cap)
