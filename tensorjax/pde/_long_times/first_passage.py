@@ -256,7 +256,7 @@ def _checked(problem: Any, domain: Any, walls: Any) -> Box:
         raise ValueError("walls: expected an absorbing one, got none: paths never arrive")
     low, high = ([getattr(a, end) for a in grid.axes] for end in ("low", "high"))
     x = np.random.default_rng(0).uniform(low, high, (_LOOKS, grid.dim))
-    size = np.einsum("mii->mi", _noise(problem, x))
+    size = np.diagonal(_noise(problem, x), axis1=1, axis2=2)
     if not (size[:, wet] > _DEGENERATE * max(size.max(), 1e-300)).all():
         raise ValueError(
             "walls: expected noise along every axis with an absorbing wall, got none in a part of "
