@@ -17,17 +17,9 @@ import numpy as np
 from tensorjax import _check
 from tensorjax._typing import ArrayLike
 from tensorjax.pde._arguments import floats
-from tensorjax.pde._discretization import half_lines
+from tensorjax.pde._discretization import differentiation, half_lines
 
 Kind = Literal["fourier", "chebyshev", "finite differences", "log", "laguerre"]
-# Central differences at offsets 1, 2, …: odd for the first derivative, even for the second, whose
-# entry at offset 0 comes first.
-_FIRST = {2: (1 / 2,), 4: (2 / 3, -1 / 12), 6: (3 / 4, -3 / 20, 1 / 60)}
-_SECOND = {
-    2: (-2.0, 1.0),
-    4: (-5 / 2, 4 / 3, -1 / 12),
-    6: (-49 / 18, 3 / 2, -3 / 20, 1 / 90),
-}
 # Points of a local derivative: of order 12, to 1e-8 at 12 points to a wave.
 _NEAREST = 13
 # Positions in `Axis.basis`.
@@ -82,7 +74,7 @@ class Axis:
     def __post_init__(self):
         if self.kind not in get_args(Kind):
             raise ValueError(f"kind: expected one of {get_args(Kind)}, got {self.kind!r}")
-        if self.order not in _FIRST:
+        if self.order not in differentiation.FIRST:
             raise ValueError(f"order: expected 2, 4 or 6, got {self.order!r}")
         _check.integer("n", self.n, low=self.order + 1)
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
@@ -147,7 +139,7 @@ class Axis:
         if self.kind == "fourier":
             return _fixed(np.full(self.n, self.length / self.n))
         if self.kind == "chebyshev":
-            return _fixed(self.length / 2 * _clenshaw_curtis(self.n + 1))
+            return _fixed(self.length / 2 * differentiation.clenshaw_curtis(self.n + 1))
         if self.kind == "log":
             return self.logarithm.weights
         if self.kind == "laguerre":
@@ -158,7 +150,7 @@ class Axis:
     def d1(self) -> np.ndarray:
         """First-derivative matrix on the collocation points of the axis, (n, n)."""
         if self.kind == "fourier":
-            return _fixed(_fourier_first(self.n) * (2 * np.pi / self.length))
+            return _fixed(differentiation.fourier_first(self.n) * (2 * np.pi / self.length))
         if self.kind == "chebyshev":
             return _fixed(self._projected[0])
         if self.kind == "log":
@@ -167,13 +159,15 @@ class Axis:
             bare = half_lines.derivative(self.n, self.power) / self._scale
             return _fixed(bare * np.divide.outer(self.factor, self.factor))
         h = self.length / (self.n + 1)
-        return _fixed(_banded(self.n, (0.0, *_FIRST[self.order]), -1) / h)
+        return _fixed(
+            differentiation.banded(self.n, (0.0, *differentiation.FIRST[self.order]), -1) / h
+        )
 
     @functools.cached_property
     def d2(self) -> np.ndarray:
         """Second-derivative matrix on the collocation points of the axis, (n, n)."""
         if self.kind == "fourier":
-            return _fixed(_fourier_second(self.n) * (2 * np.pi / self.length) ** 2)
+            return _fixed(differentiation.fourier_second(self.n) * (2 * np.pi / self.length) ** 2)
         if self.kind == "chebyshev":
             return _fixed(self._projected[1])
         if self.kind == "log":
@@ -182,7 +176,7 @@ class Axis:
         if self.kind == "laguerre":
             return _fixed(self.d1 @ self.d1)
         h = self.length / (self.n + 1)
-        return _fixed(_banded(self.n, _SECOND[self.order], 1) / h**2)
+        return _fixed(differentiation.banded(self.n, differentiation.SECOND[self.order], 1) / h**2)
 
     @functools.cached_property
     def basis(self) -> np.ndarray:
@@ -203,7 +197,7 @@ class Axis:
         for i, x in enumerate(self.points):
             first = min(max(i - count // 2, 0), self.n - count)
             near = slice(first, first + count)
-            out[i, near] = _slope_weights(self.points[near] - x)
+            out[i, near] = differentiation.slope_weights(self.points[near] - x)
         return _fixed(out)
 
     @functools.cached_property
@@ -486,51 +480,3 @@ def _fixed(x: np.ndarray) -> np.ndarray:
     """Makes a cached array of a grid axis read-only, since callers share it."""
     x.flags.writeable = False
     return x
-
-
-def _circulant(column: np.ndarray) -> np.ndarray:
-    n = len(column)
-    return column[np.subtract.outer(np.arange(n), np.arange(n)) % n]
-
-
-def _fourier_first(n: int) -> np.ndarray:
-    """Returns the first-derivative matrix of a Fourier grid of n 2π-periodic points.
-
-    The derivative of the highest mode of an even n is zero.
-    """
-    j = np.arange(1, n)
-    half = np.pi * j / n
-    column = (-1.0) ** j / 2 / (np.tan(half) if n % 2 == 0 else np.sin(half))
-    return _circulant(np.concatenate([[0.0], column]))
-
-
-def _fourier_second(n: int) -> np.ndarray:
-    j = np.arange(1, n)
-    half = np.pi * j / n
-    even = n % 2 == 0
-    column = -((-1.0) ** j) / (2 * np.sin(half) ** 2) * (1 if even else np.cos(half))
-    corner = -(n**2) / 12 - 1 / 6 if even else -(n**2 - 1) / 12
-    return _circulant(np.concatenate([[corner], column]))
-
-
-def _banded(n: int, stencil: Sequence[float], parity: int) -> np.ndarray:
-    """Builds a finite-difference matrix: stencil[k] at offset k, parity times that at −k."""
-    out = stencil[0] * np.eye(n)
-    for k, c in enumerate(stencil[1:], start=1):
-        out = out + c * (np.eye(n, k=k) + parity * np.eye(n, k=-k))
-    return out
-
-
-def _slope_weights(offsets: np.ndarray) -> np.ndarray:
-    """Returns the weights of values at ``offsets`` of a grid in their polynomial's slope at 0."""
-    size = np.abs(offsets).max()
-    powers = np.vander(offsets / size, increasing=True).T
-    return np.linalg.solve(powers, np.eye(len(offsets))[1]) / size
-
-
-def _clenshaw_curtis(intervals: int) -> np.ndarray:
-    """Returns the Clenshaw–Curtis weights of a Chebyshev grid's interior points on [−1, 1]."""
-    angles = np.pi * np.arange(1, intervals) / intervals
-    k = np.arange(1, intervals // 2 + 1)
-    factor = np.where(2 * k == intervals, 1.0, 2.0) / (4 * k**2 - 1)
-    return 2 / intervals * (1 - np.cos(2 * np.outer(angles, k)) @ factor)

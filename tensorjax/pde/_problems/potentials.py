@@ -213,7 +213,7 @@ class Duffing(ReadyMade):
       >>> import numpy as np
       >>> from tensorjax import pde
       >>> problem = pde.Duffing(damping=1.0, intensity=0.3)
-      >>> solution = pde.integrate(problem, t1=1.0, tol=1e-4)
+      >>> solution = pde.integrate(problem, t1=0.2, tol=1e-3, coordinates="fixed")
       >>> solution.result.value
       'successful'
 
