@@ -57,6 +57,7 @@ def problems(rng: np.random.Generator) -> list[pde.Problem]:
             drift, 0.3, start, box, reaction=(0.0, 1.0, -1.0), potential=wells, source=start
         ),
         pde.AdvectionDiffusionReaction(None, 0.2, start, box, matrix=matrix),
+        pde.Kramers(friction=0.7, start=start, box=box),
         pde.Flowed(plain, flow_map(2)),
         pde.Sheared(plain, pde.Shears(2, (0,), degree=2), np.array([0.1, 0.2])),
     ]

@@ -12,11 +12,16 @@ from tensorjax.pde._initial_states.initial_states import Function, Gaussian, Mix
 from tensorjax.pde._integration.checkpoint import Checkpoint, load, save
 from tensorjax.pde._integration.integrate import integrate
 from tensorjax.pde._integration.solution import Result, SaveAt, Solution, State
+from tensorjax.pde._long_times.first_passage import Passage, committor, first_passage
 from tensorjax.pde._long_times.stationary import Stationary, stationary
 from tensorjax.pde._maps.affine_maps import AffineMap, affine
 from tensorjax.pde._problems.drifts import Power, Product, Separable, Sin
 from tensorjax.pde._problems.fokker_planck import FokkerPlanck
+from tensorjax.pde._problems.half_line_processes import CIR, GeometricBrownianMotion, Heston
 from tensorjax.pde._problems.linear_drift import Liouville, OrnsteinUhlenbeck
+from tensorjax.pde._problems.oscillators import VanDerPol
+from tensorjax.pde._problems.populations import LotkaVolterra
+from tensorjax.pde._problems.potentials import DoubleWell, Duffing, Kramers
 from tensorjax.pde._problems.problem import Problem, RightSide
 from tensorjax.pde._problems.reactions import AdvectionDiffusionReaction
 from tensorjax.pde._stepping.step_sizes import ConstantStepSize, PIDController
@@ -26,6 +31,7 @@ from tensorjax.pde.physical import edge_mass, evaluate, marginal, mass, moments,
 from tensorjax.pde.shears import Sheared, Shears
 
 __all__ = [
+    "CIR",
     "AdvectionDiffusionReaction",
     "AffineMap",
     "Axis",
@@ -34,6 +40,8 @@ __all__ = [
     "Coefficients",
     "ConstantStepSize",
     "Convex",
+    "DoubleWell",
+    "Duffing",
     "FieldMotion",
     "Fields",
     "Fixed",
@@ -43,12 +51,17 @@ __all__ = [
     "FokkerPlanck",
     "Function",
     "Gaussian",
+    "GeometricBrownianMotion",
+    "Heston",
+    "Kramers",
     "Liouville",
+    "LotkaVolterra",
     "Mixture",
     "Motion",
     "MultiLevel",
     "OrnsteinUhlenbeck",
     "PIDController",
+    "Passage",
     "Power",
     "Prescribed",
     "Problem",
@@ -64,12 +77,15 @@ __all__ = [
     "Solution",
     "State",
     "Stationary",
+    "VanDerPol",
     "affine",
     "affine_generator",
+    "committor",
     "coords",
     "edge_mass",
     "evaluate",
     "field_motion",
+    "first_passage",
     "flows",
     "integrate",
     "load",

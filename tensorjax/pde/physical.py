@@ -204,6 +204,8 @@ def marginal(
         raise ValueError(f"v: expected a density of positive variances, got {spread}")
     center, width = _window(map, box, axes, mean, np.sqrt(spread))
     grids = _points(points, mean[list(axes)], np.sqrt(spread))
+    if not box.movable:
+        return grids, _at_rest(cores, box, axes, grids)
     limit = _limits(box)
     back = np.linalg.inv(map.matrix)[list(axes)]  # rows: x_a in terms of y
     reach = _reach(back, limit)
@@ -229,7 +231,8 @@ def edge_mass(v: TT, box: Box) -> float:
     """Computes the share of ‖v‖ on the outer two points at either end of an axis, the largest one.
 
     v has to vanish there: what is not small against the accuracy asked for has left the box, or is
-    about to. One sweep in either direction, O(d n r³) operations.
+    about to. The end at which a "laguerre" axis begins does not count. One sweep in either
+    direction, O(d n r³) operations.
 
     Args:
       v: train of values on the grid of the box.
@@ -292,27 +295,27 @@ def shares(v: TT, box: Box) -> tuple[float, float]:
     return float(edge), float(rough)
 
 
-def quadrature(box: Box) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Returns weights and highest modes of every axis for edge mass and resolution.
+def quadrature(box: Box) -> list[tuple[np.ndarray, ...]]:
+    """Returns weights, highest modes and ends of every axis for edge mass and resolution.
 
     `shares_of` takes them in this form.
     """
-    return [(a.weights, a.fine) for a in box.axes]
+    return [(a.weights, a.fine, a.ends) for a in box.axes]
 
 
-def shares_of(xp: Any, cores: Sequence[Any], axes: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
+def shares_of(xp: Any, cores: Sequence[Any], axes: Sequence[tuple[Any, ...]]) -> tuple[Any, Any]:
     """Computes edge mass and resolution (`shares`) for arrays of NumPy or of JAX."""
     left, right = xp.ones((1, 1), cores[0].dtype), [xp.ones((1, 1), cores[0].dtype)]
-    weighted = [c * xp.sqrt(w)[None, :, None] for c, (w, _) in zip(cores, axes, strict=True)]
+    weighted = [c * xp.sqrt(w)[None, :, None] for c, (w, *_) in zip(cores, axes, strict=True)]
     for core in weighted[::-1]:
         right.append(interfaces.right_overlap(right[-1], core, core))
     edges, roughs = [], []
-    for core, after, (_, fine) in zip(weighted, right[-2::-1], axes, strict=True):
+    for core, after, (_, fine, ends) in zip(weighted, right[-2::-1], axes, strict=True):
         before, after = absorb(left, core), times_right(core, after)
         density = (before * after).sum((0, 2))
         total = density.sum()
         safe = xp.where(total > 0, total, 1)
-        edges.append((density[0] + density[1] + density[-2] + density[-1]) / safe)
+        edges.append((density * ends).sum() / safe)
         roughs.append((times_mode(before, fine) * times_mode(after, fine)).sum() / safe)
         left = bond_overlap(before, core)
     # Sums of squares, but for roundoff; zero has no share anywhere.
@@ -385,6 +388,21 @@ def _window(
 def _limits(box: Box) -> np.ndarray:
     """Returns the highest frequency, for marginals, that each grid axis resolves, not aliased."""
     return np.asarray([np.pi / np.diff(p).max() for p in box.points])
+
+
+def _at_rest(
+    cores: list[Any], box: Box, axes: tuple[int, ...], grids: list[np.ndarray]
+) -> np.ndarray:
+    """Computes a marginal where coordinates do not move: sums over the other axes."""
+    mesh = np.stack([g.ravel() for g in np.meshgrid(*grids, indexing="ij")], 1)
+    points, rows = np.zeros((len(mesh), box.dim)), []
+    for k, axis in enumerate(box.axes):
+        if k in axes:
+            points[:, k] = mesh[:, axes.index(k)]
+            rows.append(axis.interpolate)
+        else:
+            rows.append(lambda y, w=axis.weights: np.broadcast_to(w, (len(y), len(w))))
+    return _by_parts(cores, points, rows, float).reshape([len(g) for g in grids])
 
 
 def _reach(back: np.ndarray, limit: np.ndarray) -> np.ndarray:

@@ -1,7 +1,9 @@
 """PDE problems: an equation, an initial state and a box, with exact solutions where known.
 
 Linear drift: `Liouville`, `OrnsteinUhlenbeck`. Any drift: `FokkerPlanck`. Not in divergence form,
-with reactions and variable conductivity: `AdvectionDiffusionReaction`. Drifts are sums of `Sin`,
+with reactions and variable conductivity: `AdvectionDiffusionReaction`. Ready-made, with boxes and
+initial states: `Kramers`, `Duffing`, `DoubleWell`, `VanDerPol`, `LotkaVolterra`,
+`GeometricBrownianMotion`, `CIR`, `Heston`. Drifts are sums of `Sin`,
 `Power`, `Product` and `Separable`, or any function. Initial states: `Gaussian`, `Mixture`,
 `Function`.
 """
@@ -9,16 +11,27 @@ with reactions and variable conductivity: `AdvectionDiffusionReaction`. Drifts a
 from tensorjax.pde._initial_states.initial_states import Function, Gaussian, Mixture
 from tensorjax.pde._problems.drifts import Power, Product, Separable, Sin, Term
 from tensorjax.pde._problems.fokker_planck import FokkerPlanck
+from tensorjax.pde._problems.half_line_processes import CIR, GeometricBrownianMotion, Heston
 from tensorjax.pde._problems.linear_drift import Liouville, OrnsteinUhlenbeck
+from tensorjax.pde._problems.oscillators import VanDerPol
+from tensorjax.pde._problems.populations import LotkaVolterra
+from tensorjax.pde._problems.potentials import DoubleWell, Duffing, Kramers
 from tensorjax.pde._problems.problem import Problem, RightSide
 from tensorjax.pde._problems.reactions import AdvectionDiffusionReaction
 
 __all__ = [
+    "CIR",
     "AdvectionDiffusionReaction",
+    "DoubleWell",
+    "Duffing",
     "FokkerPlanck",
     "Function",
     "Gaussian",
+    "GeometricBrownianMotion",
+    "Heston",
+    "Kramers",
     "Liouville",
+    "LotkaVolterra",
     "Mixture",
     "OrnsteinUhlenbeck",
     "Power",
@@ -28,5 +41,6 @@ __all__ = [
     "Separable",
     "Sin",
     "Term",
+    "VanDerPol",
 ]
 __dir__ = __all__.copy  # for `dir`: the public names alone

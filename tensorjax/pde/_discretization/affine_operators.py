@@ -233,4 +233,5 @@ def differentiated(axis: Axis, core: np.ndarray) -> np.ndarray:
     """Applies the operators 1, ∂, y, y∂ and ∂² to the mode of a core, (5, r, n, s)."""
     first = np.matmul(axis.d1, core)
     y = axis.points[:, None]
-    return np.stack([core, first, y * core, y * first, np.matmul(axis.d2, core)])
+    moved = y * first if axis.movable else np.matmul(axis.d1, y * core) - core
+    return np.stack([core, first, y * core, moved, np.matmul(axis.d2, core)])

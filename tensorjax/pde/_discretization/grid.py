@@ -1,7 +1,8 @@
 """Collocation grids on boxes: Fourier, Chebyshev or finite differences along every axis.
 
-All of them hold functions that vanish at the edge of the box: a linear map of coordinates moves
-the box, and no boundary condition of a physical domain would survive that.
+They hold functions that vanish at the edge of the box: a linear map of coordinates moves the box,
+and no boundary condition of a physical domain would survive that. Axes of half-lines, "log" and
+"laguerre", stay where they are.
 """
 
 import dataclasses
@@ -16,16 +17,9 @@ import numpy as np
 from tensorjax import _check
 from tensorjax._typing import ArrayLike
 from tensorjax.pde._arguments import floats
+from tensorjax.pde._discretization import differentiation, half_lines
 
-Kind = Literal["fourier", "chebyshev", "finite differences"]
-# Central differences at offsets 1, 2, …: odd for the first derivative, even for the second, whose
-# entry at offset 0 comes first.
-_FIRST = {2: (1 / 2,), 4: (2 / 3, -1 / 12), 6: (3 / 4, -3 / 20, 1 / 60)}
-_SECOND = {
-    2: (-2.0, 1.0),
-    4: (-5 / 2, 4 / 3, -1 / 12),
-    6: (-49 / 18, 3 / 2, -3 / 20, 1 / 90),
-}
+Kind = Literal["fourier", "chebyshev", "finite differences", "log", "laguerre"]
 # Points of a local derivative: of order 12, to 1e-8 at 12 points to a wave.
 _NEAREST = 13
 # Positions in `Axis.basis`.
@@ -40,14 +34,22 @@ class Axis:
       kind: "fourier": points low + (high − low) k/n, periodic, spectrally accurate. "chebyshev":
         the interior Gauss–Lobatto points, for functions that vanish at both ends, spectrally
         accurate. "finite differences": low + (high − low)(k + 1)/(n + 1), central differences, the
-        function taken as zero from the ends on.
+        function taken as zero from the ends on. "log": points low·(high/low)^(k/n) of a half-line,
+        Fourier in log y, for densities u that vanish at both ends (growth, prices); values are
+        those of y u, the density of log y. "laguerre":
+        functions (y − low)^power exp(−(y − low)/2β) times polynomials, with the last of n points
+        at ``high``, spectrally accurate: densities of noise that vanishes at ``low`` with its
+        distance, as √(y − low) dW, of which ``power`` is the exponent there; values are those of u
+        times `factor`. Coordinates stay at rest on the last two.
       n: number of points.
       low: left end.
       high: right end.
       order: of finite differences, 2, 4 or 6; and of their interpolation.
+      power: exponent of "laguerre" axes, 0 or larger.
 
     Raises:
-      ValueError: an unknown kind or order, too few points, an empty interval.
+      ValueError: an unknown kind or order, too few points, an empty interval, an interval of "log"
+        that is not positive, more than 160 points of "laguerre", a negative power.
 
     Example:
       >>> import numpy as np
@@ -67,15 +69,37 @@ class Axis:
     low: float
     high: float
     order: int = 4
+    power: float = 0.0
 
     def __post_init__(self):
         if self.kind not in get_args(Kind):
             raise ValueError(f"kind: expected one of {get_args(Kind)}, got {self.kind!r}")
-        if self.order not in _FIRST:
+        if self.order not in differentiation.FIRST:
             raise ValueError(f"order: expected 2, 4 or 6, got {self.order!r}")
         _check.integer("n", self.n, low=self.order + 1)
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
             raise ValueError(f"low, high: expected finite low < high, got {self.low}, {self.high}")
+        if self.kind == "log" and not self.low > 0:
+            raise ValueError(f"low: expected a positive end of a log axis, got {self.low}")
+        if self.kind == "laguerre":
+            _check.integer("n", self.n, low=2, high=half_lines.LARGEST)
+        if not (math.isfinite(self.power) and self.power >= 0):
+            raise ValueError(f"power: expected a finite exponent >= 0, got {self.power}")
+
+    @property
+    def movable(self) -> bool:
+        """Whether coordinates along the axis may move: not on half-lines."""
+        return self.kind not in ("log", "laguerre")
+
+    @functools.cached_property
+    def logarithm(self) -> "Axis":
+        """Fourier axis of log y, of a "log" axis."""
+        return Axis("fourier", self.n, math.log(self.low), math.log(self.high))
+
+    @functools.cached_property
+    def _scale(self) -> float:
+        """Length unit β of a Laguerre axis."""
+        return self.length / float(half_lines.zeros(self.n, 2 * self.power)[-1])
 
     @property
     def length(self) -> float:
@@ -89,7 +113,25 @@ class Axis:
             return _fixed(self.low + self.length * np.arange(self.n) / self.n)
         if self.kind == "chebyshev":
             return _fixed(self.low + self.length * (1 - np.cos(self._angles[1:-1])) / 2)
+        if self.kind == "log":
+            return _fixed(np.exp(self.logarithm.points))
+        if self.kind == "laguerre":
+            return _fixed(self.low + self._scale * half_lines.zeros(self.n, 2 * self.power))
         return _fixed(self.low + self.length * np.arange(1, self.n + 1) / (self.n + 1))
+
+    @functools.cached_property
+    def factor(self) -> np.ndarray:
+        """Factor (n,) of u in the values on the axis: 1 but for half-lines.
+
+        What is rounded off far out, where points are wide apart, counts in moments.
+        """
+        if self.kind == "log":
+            return self.points
+        if self.kind == "laguerre":
+            s = half_lines.zeros(self.n, 2 * self.power)
+            size = self._scale * half_lines.weights(self.n, self.power)
+            return _fixed(np.sqrt(size) * (1 + s / (self.power + 1)) ** 2)
+        return _fixed(np.ones(self.n))
 
     @functools.cached_property
     def weights(self) -> np.ndarray:
@@ -97,34 +139,52 @@ class Axis:
         if self.kind == "fourier":
             return _fixed(np.full(self.n, self.length / self.n))
         if self.kind == "chebyshev":
-            return _fixed(self.length / 2 * _clenshaw_curtis(self.n + 1))
+            return _fixed(self.length / 2 * differentiation.clenshaw_curtis(self.n + 1))
+        if self.kind == "log":
+            return self.logarithm.weights
+        if self.kind == "laguerre":
+            return _fixed(self._scale * half_lines.weights(self.n, self.power) / self.factor)
         return _fixed(np.full(self.n, self.length / (self.n + 1)))
 
     @functools.cached_property
     def d1(self) -> np.ndarray:
         """First-derivative matrix on the collocation points of the axis, (n, n)."""
         if self.kind == "fourier":
-            return _fixed(_fourier_first(self.n) * (2 * np.pi / self.length))
+            return _fixed(differentiation.fourier_first(self.n) * (2 * np.pi / self.length))
         if self.kind == "chebyshev":
             return _fixed(self._projected[0])
+        if self.kind == "log":
+            return _fixed(self.logarithm.d1 / self.points)
+        if self.kind == "laguerre":
+            bare = half_lines.derivative(self.n, self.power) / self._scale
+            return _fixed(bare * np.divide.outer(self.factor, self.factor))
         h = self.length / (self.n + 1)
-        return _fixed(_banded(self.n, (0.0, *_FIRST[self.order]), -1) / h)
+        return _fixed(
+            differentiation.banded(self.n, (0.0, *differentiation.FIRST[self.order]), -1) / h
+        )
 
     @functools.cached_property
     def d2(self) -> np.ndarray:
         """Second-derivative matrix on the collocation points of the axis, (n, n)."""
         if self.kind == "fourier":
-            return _fixed(_fourier_second(self.n) * (2 * np.pi / self.length) ** 2)
+            return _fixed(differentiation.fourier_second(self.n) * (2 * np.pi / self.length) ** 2)
         if self.kind == "chebyshev":
             return _fixed(self._projected[1])
+        if self.kind == "log":
+            # y u'' = (∂² + ∂)(u / y) by derivatives in log y: (y² u)'' has no growing modes.
+            return _fixed((self.logarithm.d2 + self.logarithm.d1) / self.points**2)
+        if self.kind == "laguerre":
+            return _fixed(self.d1 @ self.d1)
         h = self.length / (self.n + 1)
-        return _fixed(_banded(self.n, _SECOND[self.order], 1) / h**2)
+        return _fixed(differentiation.banded(self.n, differentiation.SECOND[self.order], 1) / h**2)
 
     @functools.cached_property
     def basis(self) -> np.ndarray:
         """Matrices 1, ∂, y, y ∂ and ∂² on the grid points of the axis, stacked, (5, n, n)."""
-        y = np.diag(self.points)
-        return _fixed(np.stack([np.eye(self.n), self.d1, y, y @ self.d1, self.d2]))
+        y, one = np.diag(self.points), np.eye(self.n)
+        # On half-lines in the form of a divergence: y ∂ has growing modes.
+        moved = y @ self.d1 if self.movable else self.d1 @ y - one
+        return _fixed(np.stack([one, self.d1, y, moved, self.d2]))
 
     @functools.cached_property
     def slope(self) -> np.ndarray:
@@ -137,7 +197,7 @@ class Axis:
         for i, x in enumerate(self.points):
             first = min(max(i - count // 2, 0), self.n - count)
             near = slice(first, first + count)
-            out[i, near] = _slope_weights(self.points[near] - x)
+            out[i, near] = differentiation.slope_weights(self.points[near] - x)
         return _fixed(out)
 
     @functools.cached_property
@@ -147,7 +207,7 @@ class Axis:
         Orthonormal rows, for v times the root of the weights.
         """
         k = np.arange(self.n)
-        if self.kind == "fourier":  # 1, cos, sin, cos, …
+        if self.kind in ("fourier", "log"):  # 1, cos, sin, cos, …
             wave = np.outer((k + 1) // 2, 2 * np.pi * k / self.n)
             rows = np.where(k[:, None] % 2 == 0, np.sin(wave), np.cos(wave))
             rows[0] = 1
@@ -155,17 +215,28 @@ class Axis:
             t = self._angles[1:-1]
             rows = np.sin(t) ** 2 * np.cos(np.outer(k, t)) * np.sqrt(self.weights)
             rows = np.linalg.qr(rows.T)[0].T
+        elif self.kind == "laguerre":
+            at = half_lines.modes(np, half_lines.zeros(self.n, 2 * self.power), self.n, self.power)
+            rows = np.linalg.qr((at * self.factor * np.sqrt(self.weights)).T)[0].T
         else:
             rows = np.sin(np.outer(k + 1, np.pi * (k + 1) / (self.n + 1)))
         rows = rows[2 * self.n // 3 :]
         return _fixed(rows / np.linalg.norm(rows, axis=1, keepdims=True))
+
+    @functools.cached_property
+    def ends(self) -> np.ndarray:
+        """Indicator (n,) of the outer two points at either end at which functions vanish."""
+        out = np.zeros(self.n)
+        out[-2:] = 1
+        out[: 0 if self.kind == "laguerre" else 2] = 1
+        return _fixed(out)
 
     def interpolate(self, y: ArrayLike) -> Any:
         """Returns the matrix (m, n) that interpolates grid values of the axis at y, (m,).
 
         Rows of points outside [low, high] are zero. Fourier: the trigonometric interpolant.
         Chebyshev: the polynomial that vanishes at both ends. Finite differences: polynomials of
-        degree ``order`` − 1 through the nearest points.
+        degree ``order`` − 1 through the nearest points. Half-lines: the functions of the axis.
 
         Args:
           y: points (m,).
@@ -180,6 +251,8 @@ class Axis:
             "fourier": self._trigonometric,
             "chebyshev": self._barycentric,
             "finite differences": self._local,
+            "log": lambda xp, y: self.logarithm._trigonometric(xp, xp.log(y)) / y[:, None],
+            "laguerre": self._laguerre,
         }[self.kind](xp, points)
         return xp.where(inside[:, None], rows, xp.zeros_like(rows))
 
@@ -206,6 +279,11 @@ class Axis:
         x, w = np.polynomial.legendre.leggauss(2 * self.n)
         y = self.low + self.length * (x + 1) / 2
         return y, (self.length / 2 * w)[:, None] * self._barycentric(np, y)
+
+    def _laguerre(self, xp: Any, y: Any) -> Any:
+        at = half_lines.modes(xp, (y - self.low) / self._scale, self.n, self.power)
+        rows = half_lines.transform(self.n, self.power) / self.factor
+        return at.T @ xp.asarray(rows, y.dtype)
 
     def _trigonometric(self, xp: Any, y: Any) -> Any:
         turns = (y[:, None] - xp.asarray(self.points, y.dtype)[None]) / self.length
@@ -361,6 +439,11 @@ class Box:
         return [a.points for a in self.axes]
 
     @property
+    def movable(self) -> bool:
+        """Whether coordinates on the grid may move: no axis is one of a half-line."""
+        return all(a.movable for a in self.axes)
+
+    @property
     def weights(self) -> list[np.ndarray]:
         """Quadrature weights of every axis of the grid."""
         return [a.weights for a in self.axes]
@@ -397,51 +480,3 @@ def _fixed(x: np.ndarray) -> np.ndarray:
     """Makes a cached array of a grid axis read-only, since callers share it."""
     x.flags.writeable = False
     return x
-
-
-def _circulant(column: np.ndarray) -> np.ndarray:
-    n = len(column)
-    return column[np.subtract.outer(np.arange(n), np.arange(n)) % n]
-
-
-def _fourier_first(n: int) -> np.ndarray:
-    """Returns the first-derivative matrix of a Fourier grid of n 2π-periodic points.
-
-    The derivative of the highest mode of an even n is zero.
-    """
-    j = np.arange(1, n)
-    half = np.pi * j / n
-    column = (-1.0) ** j / 2 / (np.tan(half) if n % 2 == 0 else np.sin(half))
-    return _circulant(np.concatenate([[0.0], column]))
-
-
-def _fourier_second(n: int) -> np.ndarray:
-    j = np.arange(1, n)
-    half = np.pi * j / n
-    even = n % 2 == 0
-    column = -((-1.0) ** j) / (2 * np.sin(half) ** 2) * (1 if even else np.cos(half))
-    corner = -(n**2) / 12 - 1 / 6 if even else -(n**2 - 1) / 12
-    return _circulant(np.concatenate([[corner], column]))
-
-
-def _banded(n: int, stencil: Sequence[float], parity: int) -> np.ndarray:
-    """Builds a finite-difference matrix: stencil[k] at offset k, parity times that at −k."""
-    out = stencil[0] * np.eye(n)
-    for k, c in enumerate(stencil[1:], start=1):
-        out = out + c * (np.eye(n, k=k) + parity * np.eye(n, k=-k))
-    return out
-
-
-def _slope_weights(offsets: np.ndarray) -> np.ndarray:
-    """Returns the weights of values at ``offsets`` of a grid in their polynomial's slope at 0."""
-    size = np.abs(offsets).max()
-    powers = np.vander(offsets / size, increasing=True).T
-    return np.linalg.solve(powers, np.eye(len(offsets))[1]) / size
-
-
-def _clenshaw_curtis(intervals: int) -> np.ndarray:
-    """Returns the Clenshaw–Curtis weights of a Chebyshev grid's interior points on [−1, 1]."""
-    angles = np.pi * np.arange(1, intervals) / intervals
-    k = np.arange(1, intervals // 2 + 1)
-    factor = np.where(2 * k == intervals, 1.0, 2.0) / (4 * k**2 - 1)
-    return 2 / intervals * (1 - np.cos(2 * np.outer(angles, k)) @ factor)

@@ -106,8 +106,9 @@ def flux(box: Box, direction: Any, cores: Cores) -> TTMatrix:
 def transport(box: Box, direction: Any, cores: Cores) -> TTMatrix:
     """Builds the operator v ↦ a·∇(m v) that does not feel the seam of a Fourier grid, of rank 2 r.
 
-    On Fourier axes it is (∂ m + m ∂ + m')/2, less the mean over the axis, for other axes `flux`:
-    the same for functions that vanish at the ends, and what it gives sums to zero as well. m jumps
+    On Fourier axes it is (∂ m + m ∂ + m')/2, less the mean over the axis, on log axes the same in
+    log y, for other axes `flux`: the same for functions that vanish at the ends, and what it gives
+    sums to zero as well. m jumps
     from one end of a periodic axis to the other, and of the jump ∂ m alone makes modes that grow
     at rates of the grid; energies of the split form change at the rate m'/2, as they should.
 
@@ -118,10 +119,14 @@ def transport(box: Box, direction: Any, cores: Cores) -> TTMatrix:
 
 
 def _split(axis: Axis, d1: Any, m: Any) -> Any:
+    xp = backend(m)
+    if axis.kind == "log":  # y ∂ (m u) = ∂_log((m/y) y u)
+        inner = axis.logarithm
+        y = xp.asarray(axis.points).astype(m.dtype)
+        return _split(inner, xp.asarray(inner.d1).astype(m.dtype), m / y[:, None])
     whole = d1[None, :, :, None] * m[:, None, :, :]
     if axis.kind != "fourier":
         return whole
-    xp = backend(m)
     other = d1[None, :, :, None] * m[:, :, None, :]
     slope = einsum("ij,ajb->aib", xp.asarray(axis.slope).astype(m.dtype), m)
     out = (whole + other + _diagonal(slope)) / 2
@@ -167,10 +172,31 @@ def second(box: Box, tensor: Any, cores: Cores) -> TTMatrix:
     automaton = affine_states(box, Coefficients(diffusion=tensor))
     out = []
     for states, axis, m in zip(automaton, box.axes, cores, strict=True):
-        d1, d2 = (xp.asarray(d).astype(m.dtype)[None, :, :, None] for d in (axis.d1, axis.d2))
-        matrices = xp.stack([_diagonal(m), *(d * m[:, None, :, :] for d in (d1, d2))])
+        first = xp.asarray(axis.d1).astype(m.dtype)[None, :, :, None] * m[:, None, :, :]
+        matrices = xp.stack([_diagonal(m), first, _twice(axis, m)])
         out.append(_merged(states[:, [ONE, D, DD]], matrices))
     return TTMatrix._unchecked(tuple(out))
+
+
+def bent(box: Box, pair: tuple[int, int], weight: float, cores: Cores) -> TTMatrix:
+    """Builds the operator v ↦ (S_ij + S_ji) m ∂_i ∂_j v, or S_ii m ∂_i² v, of a coefficient m."""
+    i, j = pair
+    out = []
+    for k, (axis, m) in enumerate(zip(box.axes, cores, strict=True)):
+        d = axis.d2 if i == j else axis.d1
+        out.append(d[None, :, :, None] * m[:, :, None, :] if k in pair else _diagonal(m))
+    weight = weight if i == j else 2 * weight
+    return TTMatrix._unchecked((weight * out[0], *out[1:]))
+
+
+def _twice(axis: Axis, m: Any) -> Any:
+    """Builds ∂² m; on Laguerre axes as ∂ (m ∂ + m'), for m = y maps their functions to such."""
+    xp = backend(m)
+    if axis.kind != "laguerre":
+        return xp.asarray(axis.d2).astype(m.dtype)[None, :, :, None] * m[:, None, :, :]
+    d1, slope = (xp.asarray(d).astype(m.dtype) for d in (axis.d1, axis.slope))
+    inner = m[:, :, None, :] * d1[None, :, :, None] + _diagonal(einsum("ij,ajb->aib", slope, m))
+    return einsum("mk,aknb->amnb", d1, inner)
 
 
 def _derived(box: Box, tensor: Any, pair: tuple[int, int], cores: Cores) -> list[Any]:
@@ -181,8 +207,8 @@ def _derived(box: Box, tensor: Any, pair: tuple[int, int], cores: Cores) -> list
         if k not in pair:
             out.append(_diagonal(m))
             continue
-        d = axis.d2 if i == j else axis.d1
-        out.append(d[None, :, :, None] * m[:, None, :, :])
+        first = axis.d1[None, :, :, None] * m[:, None, :, :]
+        out.append(_twice(axis, m) if i == j else first)
     weight = tensor[i, j] if i == j else tensor[i, j] + tensor[j, i]
     return [weight * out[0], *out[1:]]
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
+from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._stepping.mass import mass_of, mass_of_term
 from tensorjax.pde._stepping.right_side import Rates
@@ -70,4 +71,13 @@ def check_conserving(problem: Any, right: Any, cores: Cores, span: float) -> Non
         raise ValueError(
             "conserve: expected an equation that conserves the integral of u, such as "
             f"pde.FokkerPlanck, and one that is not zero, got {why}; take conserve=None"
+        )
+
+
+def check_at_rest(box: Box, map: AffineMap) -> None:
+    """Raises ValueError if a map moves a box with axes of half-lines."""
+    if not (box.movable or map.still):
+        raise ValueError(
+            'map: expected the identity, for the box has axes of half-lines ("log", "laguerre"), '
+            "where coordinates stay at rest"
         )

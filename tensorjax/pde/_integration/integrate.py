@@ -15,7 +15,7 @@ from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._integration import run as run
 from tensorjax.pde._integration.checkpoint import Checkpoint, checkpointer
 from tensorjax.pde._integration.fixed_ranks import integrate_static
-from tensorjax.pde._integration.initial_checks import check_conserving
+from tensorjax.pde._integration.initial_checks import check_at_rest, check_conserving
 from tensorjax.pde._integration.progress import progress_of
 from tensorjax.pde._integration.solution import Result, SaveAt, Solution, State, save_times
 from tensorjax.pde._integration.statuses import ENDANGERED, Options, Stopped
@@ -95,7 +95,8 @@ def integrate(
         run goes on to its end, or to NaN; ``stats["status"]`` says what went wrong, also under jit,
         vmap and grad, where an unstable run ends as NaN.
       max_rank: largest TT-rank; the run stops where ``tol`` needs a higher one.
-      coordinates: "adaptive" (`MultiLevel`, where its motion leaves a tenth of the normal component
+      coordinates: "adaptive" ("fixed" where the box has axes of half-lines, `Axis`, which cannot
+        move; else `MultiLevel`, where its motion leaves a tenth of the normal component
         or less at first; where it does not, it is asked after pauses only, see "asked" in `stats`;
         where the run stops in moving coordinates it is made
         again in fixed ones, if that goes further: ``message`` says so, and ``stats["fallback"]`` is
@@ -162,6 +163,8 @@ def integrate(
     for name, limit in (("edge_limit", edge_limit), ("resolution_limit", resolution_limit)):
         _check.number(name, limit, low=0, open=True, finite=False)
     generator = _generator(coordinates)
+    if not problem.box.movable:
+        generator = _at_rest(generator, coordinates)
     options = Options(
         problem, generator, METHODS[method], method, controller, float(tol),
         None if max_rank is None else _check.integer("max_rank", max_rank, low=1), conserve,
@@ -265,6 +268,18 @@ def _generator(coordinates: Any) -> Any:
     return coordinates
 
 
+def _at_rest(generator: Any, coordinates: Any) -> Any:
+    """Returns the generator of a box that cannot move: none for "adaptive"."""
+    if isinstance(coordinates, str):
+        return None
+    if isinstance(generator, Fixed):
+        return generator
+    raise ValueError(
+        'coordinates: expected "adaptive" or "fixed", for the box has axes of half-lines ("log", '
+        f'"laguerre"), where coordinates stay at rest, got {coordinates!r}'
+    )
+
+
 class Replay:
     """Generator that repeats the coordinate motion of an earlier run, linear between its steps."""
 
@@ -328,12 +343,14 @@ def _checked_start(
         )
     if start is None:
         at = AffineMap.identity(problem.dim) if map is None else affine(map.matrix, map.shift)
+        check_at_rest(problem.box, at)
         return at, float(t0), None
     if not isinstance(start, State):
         raise ValueError(f"start: expected a pde.State, got {type(start).__name__}")
     if start.v.shape != problem.box.shape:
         raise ValueError(f"start: expected v of shape {problem.box.shape}, got {start.v.shape}")
     at = affine(start.map.matrix, start.map.shift)
+    check_at_rest(problem.box, at)
     return at, float(start.t), start._replace(map=at, t=float(start.t))
 
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._cores import overlaps, products, rounding_methods
+from tensorjax._cores import overlaps, products
 from tensorjax._cores.contraction import einsum
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT, TTMatrix
@@ -16,18 +16,19 @@ from tensorjax.pde._arguments import hosted_cores
 from tensorjax.pde._discretization import variable_coefficients
 from tensorjax.pde._discretization.affine_operators import Coefficients, affine_generator
 from tensorjax.pde._discretization.grid import Box
+from tensorjax.pde._integration.initial_checks import check_at_rest
 from tensorjax.pde._integration.solution import Result, State
 from tensorjax.pde._integration.statuses import unbounded_by
+from tensorjax.pde._long_times import linear_systems
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._problems.problem import Problem
 from tensorjax.pde._stepping.mass import mass_of
-from tensorjax.pde._stepping.step_truncation import solved_by_amen
 from tensorjax.pde.physical import shares
 
-# The operator is a sum of many terms, rounded to this relative error before it is solved with.
+# Solves are asked for this relative residual at least.
 _EXACT = 1e-13
-# AMEn: directions added to a bond, sweeps.
-_ENRICHMENT, _SWEEPS = 6, 40
+# Residuals that roundoff leaves.
+_ROUNDOFF = 1e-9
 # Solves, at most, and by how much each is more accurate than the one before: what it changes is the
 # error of that.
 _SOLVES, _SHARE = 4, 0.1
@@ -123,14 +124,15 @@ def stationary(
     cap = None if max_rank is None else _check.integer("max_rank", max_rank, low=1)
     at = AffineMap.identity(problem.dim) if map is None else map
     at = AffineMap(np.asarray(at.matrix, np.float64), np.asarray(at.shift, np.float64))
+    check_at_rest(problem.box, at)
     operator, weights = _operator(problem, at), problem.box.weights
     p = problem.initial_cores(at, tol)
     mass = mass_of(p, weights)
     if not (math.isfinite(mass) and mass > 0):
         raise ValueError(f"start: expected a density, of positive mass, got {mass:.3g}")
     p = [p[0] / mass, *p[1:]]
-    rate = _speed(operator, p) or overlaps.norm(_flat(operator))
-    change, residual = math.inf, math.inf
+    rate = _speed(operator, p) or overlaps.norm(linear_systems.flat(operator))
+    change, residual, accuracy = math.inf, math.inf, 0.0
     for k in range(_SOLVES):
         before, accuracy = p, max(_SHARE**k * tol, _EXACT)
         p, residual = _solved(operator, p, weights, rate, accuracy, cap)
@@ -142,12 +144,14 @@ def stationary(
         change = overlaps.distance(p, before) / overlaps.norm(p)
         if change <= tol or residual > accuracy:
             break
+    # A solve that stalls returns its guess: that nothing has changed then says nothing.
+    steady = change <= tol and residual <= max(accuracy, _ROUNDOFF)
     volume = abs(float(at.det))
     v = TT._unchecked(tuple(jax.device_put([p[0] * volume, *p[1:]])))
     edge, rough = shares(v, problem.box)
     capped = cap is not None and max(len(c) for c in p) >= cap and change > tol
     outside = unbounded_by(edge, rough, edge_limit, resolution_limit)
-    result, message = _judged(change <= tol, residual, capped, outside, (edge, rough))
+    result, message = _judged(steady, residual, capped, outside, (edge, rough))
     return Stationary(
         State(v, at, math.inf), result, message, _speed(operator, p), change, edge, rough
     )
@@ -189,10 +193,9 @@ def _operator(problem: Problem, map: AffineMap) -> Cores:
             "depend on time, got another one; integrate it until its state stays"
         )
     operators = [*_split(problem.box, right.affine), *right.others]
-    terms = [_flat(hosted_cores(o)) for o in operators]
-    if not terms:
+    if not operators:
         raise ValueError("problem: expected an equation with a drift or a diffusion, got neither")
-    return _square(rounding_methods.rounded(products.combined(terms, [1.0] * len(terms)), _EXACT))
+    return linear_systems.merged([hosted_cores(o) for o in operators])
 
 
 def _split(box: Box, affine: Coefficients | None) -> list[TTMatrix]:
@@ -215,14 +218,6 @@ def _split(box: Box, affine: Coefficients | None) -> list[TTMatrix]:
     return out
 
 
-def _flat(cores: Cores) -> Cores:
-    return [c.reshape(len(c), -1, c.shape[-1]) for c in cores]
-
-
-def _square(cores: Cores) -> Cores:
-    return [c.reshape(len(c), n, n, -1) for c in cores for n in [math.isqrt(c.shape[1])]]
-
-
 def _border(p: Cores, weights: Any) -> Cores:
     """Builds the operator v ↦ p ∫ v, as a train of flattened cores."""
     return [
@@ -240,8 +235,7 @@ def _solved(
     operator: Cores, w: Cores, weights: Any, rate: float, tol: float, cap: int | None
 ) -> tuple[Cores, float]:
     """Solves (L − c w ∫) p = −c w for a stationary p by AMEn; relative residual, too."""
-    bordered = _square(products.combined([_flat(operator), _border(w, weights)], [1.0, -rate]))
-    return solved_by_amen(
-        TTMatrix._unchecked(tuple(bordered)), [-rate * w[0], *w[1:]], w, tol,
-        cap=cap, enrichment=_ENRICHMENT, sweeps=_SWEEPS,
-    )  # fmt: skip
+    bordered = linear_systems.square(
+        products.combined([linear_systems.flat(operator), _border(w, weights)], [1.0, -rate])
+    )
+    return linear_systems.solved(bordered, [-rate * w[0], *w[1:]], w, tol, cap)

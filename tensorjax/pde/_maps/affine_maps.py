@@ -43,6 +43,11 @@ class AffineMap(NamedTuple):
         return cls(np.eye(dim), np.zeros(dim))
 
     @property
+    def still(self) -> bool:
+        """Whether the affine map is the identity, to the last bit."""
+        return np.array_equal(self.matrix, np.eye(self.dim)) and not np.any(self.shift)
+
+    @property
     def dim(self) -> int:
         """Number of coordinates d of the affine map."""
         return self.matrix.shape[-1]

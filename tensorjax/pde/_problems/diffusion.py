@@ -103,7 +103,7 @@ class Diffusion:
         is taken.
         """
         out = []
-        for cores, matrix in self._pieces(box, map, t):
+        for cores, matrix in self.pieces(box, map, t):
             _, (gamma, s) = floats(map.matrix, matrix)
             tensor = gamma @ s @ gamma.T
             if self.share < 1:
@@ -112,7 +112,7 @@ class Diffusion:
                 out.append(multipliers.conduction(box, self.share * tensor, cores))
         return tuple(out)
 
-    def _pieces(self, box: Box, map: AffineMap, t: float) -> list[tuple[Cores, np.ndarray]]:
+    def pieces(self, box: Box, map: AffineMap, t: float) -> list[tuple[Cores, np.ndarray]]:
         if self.function is None:
             return [(term.cores(box, map, self.tol), matrix) for term, matrix in self.terms]
         entries = _units(self.dim, self._diagonal)

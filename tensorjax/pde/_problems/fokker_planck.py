@@ -232,10 +232,11 @@ class FokkerPlanck(Problem):
         Source: P. Kloeden, E. Platen, "Numerical Solution of Stochastic Differential Equations"
         (Springer, 1992), section 15.1.
         """
-        if isinstance(self.start, Function):
+        draw = getattr(self.start, "sample", None)
+        if draw is None:
             raise ValueError("start: expected a Gaussian or a mixture to sample from")
         rng, h = generator_of(key), t / _check.integer("steps", steps, low=1)
-        x = self.start.sample(rng, count)
+        x = draw(rng, count)
         step = self._euler if self.noise.variable else self._heun()
         with np.errstate(over="ignore", invalid="ignore"):  # reported below
             for k in range(steps):

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+from scipy import linalg
 
 from tensorjax._typing import ArrayLike, KeyOrGenerator
 from tensorjax.pde._arguments import coefficient, generator_of
@@ -148,6 +149,25 @@ class OrnsteinUhlenbeck(_Linear):
 
     def __init__(self, matrix: Any, diffusion: Any, start: Start, box: Box, *, offset: Any = None):
         super().__init__(matrix, diffusion, start, box, offset)
+
+    def stationary_density(self, x: ArrayLike) -> np.ndarray | None:
+        """Evaluates the Ornstein–Uhlenbeck process's stationary density; None if it has none.
+
+        Args:
+          x: points (m, d).
+
+        Returns:
+          Values (m,), or None where a mode does not decay, or no noise reaches it.
+        """
+        a = np.asarray(self.matrix, np.float64)
+        if self.diffusion is None or np.linalg.eigvals(a).real.max() >= 0:
+            return None
+        covariance = linalg.solve_continuous_lyapunov(a, -2 * np.asarray(self.diffusion))
+        low, high = np.linalg.eigvalsh(covariance)[[0, -1]]
+        if low <= 1e-14 * high:
+            return None
+        offset = np.zeros(self.dim) if self.offset is None else np.asarray(self.offset)
+        return Gaussian(-np.linalg.solve(a, offset), covariance).values(np.asarray(x))
 
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)

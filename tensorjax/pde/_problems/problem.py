@@ -144,7 +144,9 @@ class Problem(abc.ABC):
         """
         if map.dim != self.dim:
             raise ValueError(f"map: expected {self.dim} coordinates, got {map.dim}")
-        return self.start.cores(self.box, map, tol)
+        cores = self.start.cores(self.box, map, tol)
+        pairs = zip(cores, self.box.axes, strict=True)
+        return [c if a.movable else c * np.reshape(a.factor, (-1, 1)) for c, a in pairs]
 
     def initial(self, map: AffineMap, tol: float) -> TT:
         """Builds the problem's u(0) on the grid of y, x = map.inverse(y), to error ``tol``.
@@ -193,6 +195,17 @@ class Problem(abc.ABC):
 
         Returns:
           (mass, mean (d,), covariance (d, d)), or None.
+        """
+        return None
+
+    def stationary_density(self, x: ArrayLike) -> np.ndarray | None:
+        """Evaluates the problem's stationary density, of mass one, at points; None if unknown.
+
+        Args:
+          x: points (m, d).
+
+        Returns:
+          Values (m,), or None.
         """
         return None
 

@@ -8,7 +8,7 @@ zero where a whole slab holds less than rounding may take is an error of that si
 they are, and lets nothing outside grow from step to step.
 
 Chebyshev axes are left alone: their points crowd at the ends, and their derivatives have neither
-seam nor growing modes.
+seam nor growing modes. Of Laguerre axes only the far end is cleared, where the weights are large.
 
 Source: ours.
 """
@@ -73,6 +73,7 @@ def _inner(cores: Cores, box: Box, allowed: float) -> list[tuple[int, int]]:
         density = (moved * core).sum((0, 2))
         first = int((np.cumsum(density) <= limit).sum())
         last = len(density) - int((np.cumsum(density[::-1]) <= limit).sum())
+        first = 0 if axis.kind == "laguerre" else first
         out.append((0, axis.n) if axis.kind == "chebyshev" else (first, max(first, last)))
         left = bond_overlap(moved, core)
     return out

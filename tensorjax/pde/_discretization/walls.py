@@ -1,0 +1,101 @@
+"""Grids of backward equations: Chebyshev axes with absorbing or reflecting walls, periodic ones."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from tensorjax.pde._discretization.grid import Axis, Box
+
+Wall = Literal["absorbing", "reflecting"]
+
+
+@dataclasses.dataclass(frozen=True)
+class WalledAxis(Axis):
+    """Axis whose functions are zero, or of zero slope, at its ends: collocation at inner points.
+
+    Derivatives are those of the polynomial through the inner points and the ends, whose values
+    follow from the conditions there. They are accurate for functions that do not vanish at the
+    ends, which those of `Axis` are not, and have growing modes, which does not matter at rest.
+
+    Attributes:
+      walls: at ``low`` and ``high``; without meaning on Fourier axes.
+    """
+
+    walls: tuple[Wall, Wall] = ("absorbing", "absorbing")
+
+    @functools.cached_property
+    def extended(self) -> np.ndarray:
+        """Matrix (n + 2, n) from values at the inner points of the axis to those with both ends."""
+        out = np.zeros((self.n + 2, self.n))
+        out[1:-1] = np.eye(self.n)
+        slopes = [
+            end for end, wall in zip((0, -1), self.walls, strict=True) if wall == "reflecting"
+        ]
+        if slopes:
+            rows = self._chebyshev[slopes]
+            out[slopes] = -np.linalg.solve(rows[:, slopes], rows[:, 1:-1])
+        return out
+
+    @functools.cached_property
+    def d1(self) -> np.ndarray:
+        """First-derivative matrix at the inner points of a walled axis, (n, n)."""
+        if self.kind == "fourier":
+            return super().d1
+        return (self._chebyshev @ self.extended)[1:-1]
+
+    @functools.cached_property
+    def d2(self) -> np.ndarray:
+        """Second-derivative matrix at the inner points of a walled axis, (n, n)."""
+        if self.kind == "fourier":
+            return super().d2
+        return (self._chebyshev @ (self._chebyshev @ self.extended))[1:-1]
+
+    @functools.cached_property
+    def fine(self) -> np.ndarray:
+        """Highest third of the Chebyshev coefficients, of values times the root of the weights."""
+        if self.kind == "fourier":
+            return super().fine
+        modes = np.polynomial.chebyshev.chebvander(-np.cos(self._angles), self.n + 1)
+        top = np.linalg.inv(modes)[2 * (self.n + 2) // 3 :] @ self.extended
+        return top * np.sqrt(self.length / 2 / self.weights)
+
+    def interpolate(self, y: Any) -> np.ndarray:
+        """Returns the matrix (m, n) that interpolates grid values of a walled axis at y, (m,)."""
+        if self.kind == "fourier":
+            return super().interpolate(y)
+        y = np.asarray(y, np.float64)
+        inside = (y >= self.low) & (y <= self.high)
+        rows = self._lagrange(np, np.clip(y, self.low, self.high)) @ self.extended
+        return np.where(inside[:, None], rows, 0.0)
+
+
+def walled(box: Box, walls: Sequence[Any] | None) -> Box:
+    """Builds the grid of a backward equation from a box of Chebyshev and Fourier axes.
+
+    Args:
+      box: of the domain.
+      walls: of each axis a wall for both ends, or a pair; absorbing if None.
+
+    Raises:
+      ValueError: axes of another kind, another number of walls, or unknown ones.
+    """
+    given = ["absorbing"] * box.dim if walls is None else list(walls)
+    if isinstance(walls, str) or len(given) != box.dim:
+        raise ValueError(f"walls: expected {box.dim} of them, one per axis, got {walls!r}")
+    axes = []
+    for axis, wall in zip(box.axes, given, strict=True):
+        pair: Any = (wall, wall) if isinstance(wall, str) else tuple(wall)
+        if len(pair) != 2 or not all(w in get_args(Wall) for w in pair):
+            raise ValueError(
+                f'walls: expected "absorbing" or "reflecting" for each axis, or pairs, got {wall!r}'
+            )
+        if axis.kind not in ("chebyshev", "fourier"):
+            raise ValueError(
+                'domain: expected axes of kind "chebyshev", with walls at their ends, or '
+                f'"fourier", which are periodic, got {axis.kind!r}'
+            )
+        axes.append(WalledAxis(axis.kind, axis.n, axis.low, axis.high, axis.order, walls=pair))
+    return Box(tuple(axes))

@@ -1,0 +1,198 @@
+"""Initial states with densities of one coordinate each, and lognormal ones, in closed form."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from scipy import special
+
+from tensorjax._cores import rounding_methods
+from tensorjax._cores.unfoldings import Cores
+from tensorjax._typing import HostArray
+from tensorjax.pde._discretization.grid import Box
+from tensorjax.pde._initial_states import gaussians
+from tensorjax.pde._initial_states.initial_states import Function, Gaussian
+from tensorjax.pde._maps.affine_maps import AffineMap
+
+
+class Marginal(Protocol):
+    """Density of one coordinate, with its moments and samples."""
+
+    @property
+    def moments(self) -> tuple[float, float]:
+        """Mean and variance."""
+        ...
+
+    def values(self, x: np.ndarray) -> np.ndarray:
+        """Evaluates the density at points (m,)."""
+        ...
+
+    def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        """Draws points (count,)."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Normal:
+    """Normal density of one coordinate."""
+
+    mean: float
+    variance: float
+
+    @property
+    def moments(self) -> tuple[float, float]:
+        """Mean and variance of the normal density."""
+        return self.mean, self.variance
+
+    def values(self, x: np.ndarray) -> np.ndarray:
+        """Evaluates the normal density at points (m,)."""
+        square = np.square(x - self.mean) / self.variance
+        return np.exp(-square / 2) / np.sqrt(2 * np.pi * self.variance)
+
+    def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        """Draws points (count,) of the normal density."""
+        return rng.normal(self.mean, np.sqrt(self.variance), count)
+
+
+@dataclasses.dataclass(frozen=True)
+class SquareRootTransition:
+    """Transition density of dx = κ (θ − x) dt + σ √x dW from a point over a time (``age``).
+
+    A noncentral χ² density of 4κθ/σ² degrees of freedom; at age ∞ a gamma density.
+
+    Source: J. Cox, J. Ingersoll, S. Ross, "A theory of the term structure of interest rates",
+    Econometrica 53 (1985), equation 18.
+    """
+
+    rate: float
+    level: float
+    volatility: float
+    x0: float
+    age: float
+
+    @property
+    def _scaled(self) -> tuple[float, float, float]:
+        """Scale c, and half of the noncentrality and of the degrees of freedom."""
+        spread = self.volatility**2 * -np.expm1(-self.rate * self.age)
+        c = 2 * self.rate / spread
+        half = 2 * self.rate * self.level / self.volatility**2
+        return c, c * self.x0 * np.exp(-self.rate * self.age), half
+
+    @property
+    def moments(self) -> tuple[float, float]:
+        """Mean and variance of the square-root process."""
+        fall = np.exp(-self.rate * self.age)
+        noise = self.volatility**2 / self.rate
+        variance = self.x0 * noise * (fall - fall**2) + self.level * noise / 2 * (1 - fall) ** 2
+        return self.level + (self.x0 - self.level) * fall, variance
+
+    def values(self, x: np.ndarray) -> np.ndarray:
+        """Evaluates the square-root process's density at points (m,); zero for x < 0."""
+        c, u, half = self._scaled
+        v = c * np.maximum(x, 1e-300)
+        if u < 1e-12:  # gamma density
+            out = np.exp((half - 1) * np.log(v) - v - special.gammaln(half))
+        else:
+            bessel = special.ive(half - 1, 2 * np.sqrt(u * v))
+            root = np.square(np.sqrt(v) - np.sqrt(u))
+            out = np.exp(-root + (half - 1) / 2 * np.log(v / u)) * bessel
+        return np.where(x >= 0, c * out, 0.0)
+
+    def later(self, t: float) -> "SquareRootTransition":
+        """Returns the square-root process's density a time later."""
+        return dataclasses.replace(self, age=self.age + t)
+
+    def same(self, other: "SquareRootTransition") -> bool:
+        """Whether another transition is one of the same square-root process."""
+        pairs = ((p.rate, p.level, p.volatility) for p in (self, other))
+        return next(pairs) == next(pairs)
+
+    def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        """Draws points (count,) of the square-root process."""
+        c, u, half = self._scaled
+        return rng.noncentral_chisquare(2 * half, 2 * u, count) / (2 * c)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, init=False)
+class Independent(Function):
+    """Initial state that is a product of known densities, one per coordinate: TT-rank 1."""
+
+    parts: Sequence[Marginal] = ()
+
+    def __init__(self, parts: Sequence[Marginal]):
+        super().__init__(self.values)
+        object.__setattr__(self, "parts", tuple(parts))
+
+    mass = 1.0
+
+    @property
+    def dim(self) -> int:
+        """Number of coordinates of the product of densities."""
+        return len(self.parts)
+
+    def values(self, x: HostArray) -> np.ndarray:
+        """Evaluates the product of densities at physical points (m, d)."""
+        columns = np.asarray(x, np.float64).T
+        return np.prod([p.values(c) for p, c in zip(self.parts, columns, strict=True)], axis=0)
+
+    def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
+        """Computes cores of the product of densities on the box, at x = map.inverse(y)."""
+        if not map.still:
+            return super().cores(box, map, tol)
+        pairs = zip(self.parts, box.points, strict=True)
+        return [np.asarray(part.values(x))[None, :, None] for part, x in pairs]
+
+    def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        """Draws points (count, d) of the product of densities."""
+        return np.stack([p.sample(rng, count) for p in self.parts], 1)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, init=False)
+class Lognormal(Function):
+    """Lognormal initial state: log x is normal of a mean (d,) and a covariance (d, d)."""
+
+    mean: Any = None
+    covariance: Any = None
+
+    def __init__(self, mean: Any, covariance: Any):
+        super().__init__(self.values)
+        object.__setattr__(self, "mean", np.asarray(mean, np.float64))
+        object.__setattr__(self, "covariance", np.asarray(covariance, np.float64))
+
+    mass = 1.0
+
+    @property
+    def dim(self) -> int:
+        """Number of coordinates of the lognormal density."""
+        return len(self.mean)
+
+    @property
+    def _normal(self) -> Gaussian:
+        return Gaussian(self.mean, self.covariance)
+
+    def values(self, x: HostArray) -> np.ndarray:
+        """Evaluates the lognormal density at physical points (m, d); zero unless all x > 0."""
+        x = np.asarray(x, np.float64)
+        inside = np.asarray((x > 0).all(1))
+        safe = np.where(inside[:, None], x, 1.0)
+        return np.where(inside, self._normal.values(np.log(safe)) / safe.prod(1), 0.0)
+
+    def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
+        """Computes cores of the lognormal density on the box, at x = map.inverse(y)."""
+        if not map.still or any(a.low <= 0 for a in box.axes):
+            return super().cores(box, map, tol)
+        points = [np.log(p) - m for p, m in zip(box.points, self.mean, strict=True)]
+        cores = gaussians.gaussian(points, np.linalg.inv(self.covariance), tol / 10)
+        cores = [c / p[None, :, None] for c, p in zip(cores, box.points, strict=True)]
+        cores[0] = cores[0] * self._normal._density
+        return rounding_methods.rounded(cores, tol / 2)
+
+    def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        """Draws points (count, d) of the lognormal density."""
+        return np.exp(self._normal.sample(rng, count))
+
+    def moments(self) -> tuple[float, np.ndarray, np.ndarray]:
+        """Returns mass, mean and covariance of the lognormal density."""
+        mean = np.exp(self.mean + np.diag(self.covariance) / 2)
+        return 1.0, mean, np.outer(mean, mean) * np.expm1(self.covariance)

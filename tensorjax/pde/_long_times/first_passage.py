@@ -1,0 +1,321 @@
+"""Mean first-passage times and committors: backward Kolmogorov equations at rest, by AMEn."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from tensorjax import _check
+from tensorjax._cores.contraction import einsum
+from tensorjax._cores.unfoldings import Cores
+from tensorjax._formats.trains import TT
+from tensorjax._typing import ArrayLike
+from tensorjax.pde._arguments import hosted_cores
+from tensorjax.pde._discretization import variable_coefficients as multipliers
+from tensorjax.pde._discretization.grid import Box
+from tensorjax.pde._discretization.walls import Wall, WalledAxis, walled
+from tensorjax.pde._integration.solution import Result
+from tensorjax.pde._long_times import linear_systems
+from tensorjax.pde._maps.affine_maps import AffineMap
+from tensorjax.pde._problems.fokker_planck import FokkerPlanck
+from tensorjax.pde._problems.linear_drift import OrnsteinUhlenbeck
+from tensorjax.pde._problems.problem import Problem
+from tensorjax.pde.physical import shares
+
+# The residual is this share of ``tol``: equations of Chebyshev grids amplify it.
+_RESIDUAL = 1e-3
+# Points at which the diffusion is checked, and its least share in what is largest.
+_LOOKS, _DEGENERATE = 200, 1e-12
+# Largest share of the solution in the highest modes of an axis, over ``tol``, and at least.
+_ROUGH, _LEAST = 10.0, 1e-3
+
+Walls = Sequence[Wall | tuple[Wall, Wall]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Passage:
+    """Function of the start of a path: mean first-passage time or committor, with a status.
+
+    Attributes:
+      v: train of values on the grid of ``domain``, at its inner points; of a committor less the
+        function that is linear between its walls.
+      domain: `Box` with the walls in it.
+      target: of a committor the axis between the two walls, else None.
+      result: `Result.successful`; `Result.unresolved` where the points are too coarse;
+        `Result.max_rank`; `Result.solver` where the linear system is not solved to ``tol``.
+      message: explanation of a failure, with advice; else empty.
+      residual: of the linear system, relative.
+    """
+
+    v: TT
+    domain: Box
+    target: int | None
+    result: Result
+    message: str
+    residual: float
+
+    def __call__(self, x: ArrayLike) -> np.ndarray:
+        """Evaluates the mean first-passage time or committor at starts x (m, d) in the domain.
+
+        Args:
+          x: points (m, d).
+
+        Returns:
+          Values (m,); NaN outside the domain.
+
+        Raises:
+          ValueError: points of another dimension.
+        """
+        points = np.asarray(x, np.float64)
+        if points.ndim != 2 or points.shape[1] != self.domain.dim:
+            raise ValueError(
+                f"x: expected points of shape (m, {self.domain.dim}), got {points.shape}"
+            )
+        state, inside = np.ones((len(points), 1)), np.ones(len(points), bool)
+        cores = hosted_cores(self.v)
+        for k, (core, axis) in enumerate(zip(cores, self.domain.axes, strict=True)):
+            y = points[:, k]
+            if axis.kind == "fourier":
+                y = axis.low + np.mod(y - axis.low, axis.length)
+            inside &= (y >= axis.low) & (y <= axis.high)
+            state = einsum("ma,mn,anb->mb", state, axis.interpolate(y), core)
+        out = state[:, 0]
+        if self.target is not None:
+            axis = self.domain.axes[self.target]
+            out = out + (points[:, self.target] - axis.low) / axis.length
+        return np.where(inside, out, np.nan)
+
+
+def first_passage(
+    problem: Problem,
+    domain: Box,
+    *,
+    walls: Walls | None = None,
+    tol: float = 1e-6,
+    max_rank: int | None = None,
+) -> Passage:
+    """Computes the mean time at which paths first meet an absorbing wall, by where they start.
+
+    Solves the backward Kolmogorov equation a·∇τ + D:∇∇τ = −1 with τ = 0 at absorbing and zero slope
+    at reflecting walls, by collocation on Chebyshev points, and AMEn.
+
+    Args:
+      problem: `FokkerPlanck` or `OrnsteinUhlenbeck`, of drift and diffusion that do not depend on
+        time; its start and box do not matter.
+      domain: `Box` of "chebyshev" axes, whose ends are walls, and "fourier" axes, periodic.
+      walls: for each axis "absorbing" or "reflecting", or a pair, for its low and high end; all
+        absorbing if None. Axes without a wall in truth have reflecting ones far out.
+      tol: relative error of the linear system, about that of τ; that of the grid comes on top.
+      max_rank: of τ.
+
+    Returns:
+      `Passage`: a function of points (m, d), with a status.
+
+    Raises:
+      ValueError: another problem or domain, no absorbing wall, noise that does not reach one.
+
+    Example:
+      Brownian motion in (−1, 2): τ = (x + 1)(2 − x)/2D.
+
+      >>> import numpy as np
+      >>> from tensorjax import pde
+      >>> start = pde.Gaussian([0.0], [[0.1]])
+      >>> motion = pde.FokkerPlanck(None, 0.5, start, pde.Box.fourier(1))
+      >>> domain = pde.Box([pde.Axis("chebyshev", 16, -1.0, 2.0)])
+      >>> time = pde.first_passage(motion, domain)
+      >>> print(np.round(time([[0.0], [1.0]]), 6))
+      [2. 2.]
+
+    Source: C. Gardiner, "Stochastic Methods" (Springer, 2009), section 6.6.
+    """
+    tol, cap = _options(tol, max_rank)
+    grid = _checked(problem, domain, walls)
+    load = [np.ones((1, n, 1)) for n in grid.shape]
+    operator = _backward(problem, grid)
+    return _solved(grid, operator, [-load[0], *load[1:]], None, tol, cap)
+
+
+def committor(
+    problem: Problem,
+    domain: Box,
+    axis: int = 0,
+    *,
+    walls: Walls | None = None,
+    tol: float = 1e-6,
+    max_rank: int | None = None,
+) -> Passage:
+    """Computes the probability that paths leave a domain at the high end of an axis, not the low.
+
+    Solves a·∇q + D:∇∇q = 0 with q = 0 at the low end of the axis and 1 at the high end; the other
+    axes have reflecting walls, or are periodic.
+
+    Args:
+      problem: as in `first_passage`.
+      domain: `Box` of "chebyshev" axes, and "fourier" axes, periodic.
+      axis: whose ends are the two absorbing walls.
+      walls: as in `first_passage`; if None all but those of the axis reflect.
+      tol: relative error of the linear system.
+      max_rank: of q.
+
+    Returns:
+      `Passage`: a function of points (m, d), with a status.
+
+    Raises:
+      ValueError: another problem or domain, walls that do not allow it, noise that does not reach
+        them.
+
+    Example:
+      Brownian motion with drift: q = (1 − exp(−v x/D))/(1 − exp(−v/D)) in (0, 1).
+
+      >>> import numpy as np
+      >>> from tensorjax import pde
+      >>> start = pde.Gaussian([0.5], [[0.1]])
+      >>> motion = pde.FokkerPlanck(None, 0.5, start, pde.Box.fourier(1), offset=[1.0])
+      >>> domain = pde.Box([pde.Axis("chebyshev", 24, 0.0, 1.0)])
+      >>> q = pde.committor(motion, domain)
+      >>> bool(abs(q([[0.5]])[0] - (1 - np.exp(-1)) / (1 - np.exp(-2))) < 1e-8)
+      True
+
+    Source: W. E, E. Vanden-Eijnden, "Towards a theory of transition paths", J. Stat. Phys. 123
+    (2006).
+    """
+    tol, cap = _options(tol, max_rank)
+    k = _check.integer("axis", axis, low=0, high=domain.dim - 1)
+    if walls is None:
+        walls = ["absorbing" if i == k else "reflecting" for i in range(domain.dim)]
+    grid = _checked(problem, domain, walls)
+    for i, a in enumerate(grid.axes):
+        assert isinstance(a, WalledAxis)
+        kind = "absorbing" if i == k else "reflecting"
+        fits = a.kind == "fourier" if i != k else False
+        if not (fits or (a.kind == "chebyshev" and set(a.walls) == {kind})):
+            raise ValueError(
+                "walls: expected absorbing walls at both ends of the axis of a committor, and "
+                "reflecting ones or none at the others: where they meet others it would jump"
+            )
+    operator = _backward(problem, grid)
+    load = _drift_along(problem, grid, k)
+    return _solved(grid, operator, load, k, tol, cap)
+
+
+def _options(tol: float, max_rank: int | None) -> tuple[float, int | None]:
+    cap = None if max_rank is None else _check.integer("max_rank", max_rank, low=1)
+    return _check.tolerance(tol, np.float64), cap
+
+
+def _solved(
+    grid: Box, operator: Cores, load: Cores, target: int | None, tol: float, cap: int | None
+) -> Passage:
+    guess = [np.ones((1, n, 1)) for n in grid.shape]
+    aim = max(_RESIDUAL * tol, 1e-12)
+    cores, residual = linear_systems.solved(operator, load, guess, aim, cap)
+    v = TT._unchecked(tuple(jax.device_put(cores)))
+    rough = shares(v, grid)[1]
+    result, message = Result.successful, ""
+    if not residual <= 30 * aim and cap is not None and max(len(c) for c in cores) >= cap:
+        result, message = Result.max_rank, "the solution asks for ranks above max_rank: raise it"
+    elif not residual <= max(30 * aim, tol / 10):
+        result = Result.solver
+        message = (
+            f"the linear system is solved to {residual:.2g} only: take a larger tol, fewer points "
+            "or a smaller domain"
+        )
+    elif rough > max(_ROUGH * tol, _LEAST):
+        result = Result.unresolved
+        message = (
+            f"a share {rough:.2g} of the solution lies in the highest third of the modes of an "
+            "axis: take more points, or a smaller domain"
+        )
+    return Passage(v, grid, target, result, message, residual)
+
+
+def _checked(problem: Any, domain: Any, walls: Any) -> Box:
+    """Returns the grid of a backward equation, after checks of what is asked for."""
+    if not isinstance(problem, FokkerPlanck | OrnsteinUhlenbeck):
+        raise ValueError(
+            "problem: expected a pde.FokkerPlanck or pde.OrnsteinUhlenbeck, got "
+            f"{type(problem).__name__}"
+        )
+    if getattr(problem, "timed", False):
+        raise ValueError("problem: expected a drift and a diffusion that do not depend on time")
+    if not isinstance(domain, Box) or domain.dim != problem.dim:
+        raise ValueError(f"domain: expected a pde.Box of {problem.dim} axes, got {domain!r}")
+    if isinstance(problem, FokkerPlanck) and problem.noise.share and problem.noise.variable:
+        raise ValueError(
+            "problem: expected the Itô equation, got another interpretation of noise that varies: "
+            "give its drift in the sense of Itô"
+        )
+    grid = walled(domain, walls)
+    wet = [
+        a.kind == "chebyshev" and "absorbing" in a.walls
+        for a in grid.axes if isinstance(a, WalledAxis)
+    ]  # fmt: skip
+    if not any(wet):
+        raise ValueError("walls: expected an absorbing one, got none: paths never arrive")
+    low, high = ([getattr(a, end) for a in grid.axes] for end in ("low", "high"))
+    x = np.random.default_rng(0).uniform(low, high, (_LOOKS, grid.dim))
+    size = np.diagonal(_noise(problem, x), axis1=1, axis2=2)
+    if not (size[:, wet] > _DEGENERATE * max(size.max(), 1e-300)).all():
+        raise ValueError(
+            "walls: expected noise along every axis with an absorbing wall, got none in a part of "
+            "the domain: without it paths arrive on one side of the wall only, and the other has "
+            "no condition"
+        )
+    return grid
+
+
+def _noise(problem: Any, x: np.ndarray) -> np.ndarray:
+    if isinstance(problem, FokkerPlanck):
+        return problem.noise.values(x)
+    d = problem.dim
+    constant = np.zeros((d, d)) if problem.diffusion is None else np.asarray(problem.diffusion)
+    return np.broadcast_to(constant, (len(x), d, d))
+
+
+def _drift(problem: Any, grid: Box) -> list[tuple[Cores, np.ndarray]]:
+    """Decomposes the drift as Σ m a; pairs (cores of m, vector a)."""
+    d, out = grid.dim, []
+    matrix = np.zeros((d, d)) if problem.matrix is None else np.asarray(problem.matrix)
+    offset = np.zeros(d) if problem.offset is None else np.asarray(problem.offset)
+    for i in range(d):
+        if np.any(matrix[i]) or offset[i]:
+            out.append((multipliers.power(grid, matrix[i], offset[i], 1), np.eye(d)[i]))
+    if isinstance(problem, FokkerPlanck):
+        out += problem.field.pieces(grid, AffineMap.identity(d))
+    return out
+
+
+def _diffusion(problem: Any, grid: Box) -> list[tuple[Cores, np.ndarray]]:
+    """Decomposes the diffusion as Σ m S; pairs (cores of m, matrix S)."""
+    one = [np.ones((1, n, 1)) for n in grid.shape]
+    if not isinstance(problem, FokkerPlanck):
+        return [] if problem.diffusion is None else [(one, np.asarray(problem.diffusion))]
+    constant, out = problem.noise.constant, []
+    if constant is not None:
+        out.append((one, np.asarray(constant)))
+    if problem.noise.variable:
+        out += problem.noise.pieces(grid, AffineMap.identity(grid.dim), 0.0)
+    return out
+
+
+def _backward(problem: Any, grid: Box) -> Cores:
+    """Builds the cores of v ↦ a·∇v + D:∇∇v, all terms in one."""
+    terms = [multipliers.advection(grid, a, m) for m, a in _drift(problem, grid)]
+    for m, tensor in _diffusion(problem, grid):
+        for i, j in zip(*np.nonzero(np.triu(tensor)), strict=True):
+            terms.append(multipliers.bent(grid, (int(i), int(j)), float(tensor[i, j]), m))
+    return linear_systems.merged([hosted_cores(t) for t in terms])
+
+
+def _drift_along(problem: Any, grid: Box, axis: int) -> Cores:
+    """Builds −a·∇ℓ of the function ℓ that goes from 0 to 1 along an axis."""
+    parts, weights = [], []
+    for m, a in _drift(problem, grid):
+        if a[axis]:
+            parts.append(m)
+            weights.append(-a[axis] / grid.axes[axis].length)
+    if not parts:
+        return [np.zeros((1, n, 1)) for n in grid.shape]
+    return linear_systems.summed(parts, weights)

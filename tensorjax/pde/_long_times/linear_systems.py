@@ -1,0 +1,92 @@
+"""Linear systems of equations at rest: AMEn; where that stalls, elimination of small ones."""
+
+import math
+
+import numpy as np
+
+from tensorjax._cores import products, rounding_methods
+from tensorjax._cores.contraction import einsum
+from tensorjax._cores.unfoldings import Cores, times_right
+from tensorjax._formats.trains import TTMatrix
+from tensorjax.pde._stepping.step_truncation import solved_by_amen
+
+# Error of the guess that AMEn begins with.
+_GUESS = 1e-2
+# AMEn: directions added to a bond, sweeps.
+_ENRICHMENT, _SWEEPS = 6, 40
+# Unknowns of a system that is solved densely where AMEn stalls, within about a second.
+_DENSE = 3000
+# An operator is a sum of many terms, rounded to this relative error before it is solved with.
+_EXACT = 1e-13
+
+
+def flat(cores: Cores) -> Cores:
+    """Returns an operator's cores with rows and columns in one mode."""
+    return [c.reshape(len(c), -1, c.shape[-1]) for c in cores]
+
+
+def square(cores: Cores) -> Cores:
+    """Returns an operator's cores with rows and columns apart again."""
+    return [c.reshape(len(c), n, n, -1) for c in cores for n in [math.isqrt(c.shape[1])]]
+
+
+def summed(terms: list[Cores], weights: list[float]) -> Cores:
+    """Adds trains of an equation at rest, and rounds the sum to roundoff."""
+    return rounding_methods.rounded(products.combined(terms, weights), _EXACT)
+
+
+def merged(operators: list[Cores]) -> Cores:
+    """Adds the operators of an equation at rest, and rounds the sum to roundoff."""
+    return square(summed([flat(o) for o in operators], [1.0] * len(operators)))
+
+
+def solved(
+    operator: Cores, load: Cores, guess: Cores, tol: float, cap: int | None = None
+) -> tuple[Cores, float]:
+    """Solves a linear system of an equation at rest to a relative residual; returns that, too.
+
+    Args:
+      operator: cores (r, n, n, s).
+      load: right side.
+      guess: of the solution.
+      tol: relative residual.
+      cap: largest rank.
+    """
+    system = TTMatrix._unchecked(tuple(operator))
+    found, residual = guess, math.inf
+    # From a guess of high rank AMEn adds few directions and may stall; from a poor one, too.
+    for first in (rounding_methods.rounded(guess, _GUESS), guess):
+        x, size = solved_by_amen(
+            system, load, first, tol, cap=cap, enrichment=_ENRICHMENT, sweeps=_SWEEPS
+        )
+        if size < residual:
+            found, residual = x, size
+        if residual <= tol:
+            return found, residual
+        sizes = [c.shape[1] for c in operator]
+        if cap is None and len(sizes) <= 2 and math.prod(sizes) <= _DENSE:
+            return _eliminated(operator, load, tol)
+    return found, residual
+
+
+def _eliminated(operator: Cores, load: Cores, tol: float) -> tuple[Cores, float]:
+    """Solves a small linear system of an equation at rest, of one or two modes, by elimination."""
+    n, right = [c.shape[1] for c in operator], outer(load)
+    matrix = operator[0][0, :, :, 0]
+    if len(n) == 2:
+        matrix = einsum("ijb,bkl->ikjl", operator[0][0], operator[1][..., 0])
+    matrix = matrix.reshape((right.size,) * 2)
+    x = np.linalg.solve(matrix, right.ravel())
+    residual = float(np.linalg.norm(matrix @ x - right.ravel()) / np.linalg.norm(right))
+    if len(n) == 1:
+        return [x[None, :, None]], residual
+    return rounding_methods.rounded(
+        [x.reshape(1, *n), np.eye(n[1])[:, :, None]], tol / 10
+    ), residual
+
+
+def outer(cores: Cores) -> np.ndarray:
+    """Returns the values of a train of one or two modes."""
+    if len(cores) == 1:
+        return cores[0][0, :, 0]
+    return times_right(cores[0], cores[1][..., 0])[0]

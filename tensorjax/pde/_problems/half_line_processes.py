@@ -1,0 +1,493 @@
+"""Processes on half-lines: geometric Brownian motion, square-root and Heston processes."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from scipy import linalg
+
+from tensorjax._typing import ArrayLike, KeyOrGenerator
+from tensorjax.pde._arguments import coefficient, generator_of
+from tensorjax.pde._discretization.grid import Axis, Box
+from tensorjax.pde._discretization.half_lines import zeros
+from tensorjax.pde._initial_states.initial_states import Gaussian, Start
+from tensorjax.pde._initial_states.known_densities import (
+    Independent,
+    Lognormal,
+    Normal,
+    SquareRootTransition,
+)
+from tensorjax.pde._problems.drifts import Power, Product
+from tensorjax.pde._problems.ready_made import ReadyMade, finite, positive
+
+# Half width of an axis over the largest standard deviation there, at 1e-7 of the top, and points
+# per standard deviation of the start.
+_HALF, _POINTS, _LEAST = 5.7, 2.5, 32
+# Points of a Laguerre axis.
+_LAGUERRE = 64
+# Age of a start, over the horizon.
+_AGE = 0.25
+
+
+@dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
+class GeometricBrownianMotion(ReadyMade):
+    """Geometric Brownian motion dx_i = μ_i x_i dt + σ_i x_i dW_i (Itô), in one or more dimensions.
+
+    The density is lognormal. Without ``start`` it is that of paths which left ``x0`` a time ``age``
+    ago; without ``box`` the axes are logarithmic, hold the density up to a time ``horizon``, and do
+    not move.
+
+    Attributes:
+      rate: μ, one number or (d,).
+      volatility: σ, one number or (d,).
+      x0: point that the paths have left, one number or (d,), positive.
+      correlation: of the dW_i, (d, d); the identity if None.
+      age: of the start; a quarter of the horizon if None.
+      horizon: time that the box is made for.
+      start: the initial state, u(0).
+      box: `Box` of the coordinates y.
+
+    Raises:
+      ValueError: parameters out of range, or whose shapes differ; a start without a box.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import pde
+      >>> price = pde.GeometricBrownianMotion(rate=0.1, volatility=0.3)
+      >>> solution = pde.integrate(price, t1=1.0)
+      >>> x = np.array([[0.8], [1.0], [1.5]])
+      >>> u = pde.evaluate(solution.final.v, solution.final.map, price.box, x)
+      >>> bool(np.abs(u - price.exact(1.0, x)).max() < 1e-4)
+      True
+
+    Source: F. Black, M. Scholes, "The pricing of options and corporate liabilities", J. Polit.
+    Econ. 81 (1973).
+    """
+
+    rate: Any
+    volatility: Any
+    x0: Any
+    correlation: Any
+    age: float
+    horizon: float
+
+    def __init__(
+        self,
+        rate: ArrayLike = 0.05,
+        volatility: ArrayLike = 0.2,
+        x0: ArrayLike = 1.0,
+        *,
+        correlation: ArrayLike | None = None,
+        age: float | None = None,
+        horizon: float = 1.0,
+        start: Start | None = None,
+        box: Box | None = None,
+    ):
+        rates, sigma, point, ties = _shaped(rate, volatility, x0, correlation)
+        age = _AGE * horizon if age is None else age
+        positive(age=age, horizon=horizon)
+        growth, spread = rates - sigma**2 / 2, sigma[:, None] * ties * sigma
+        first = np.log(point) + growth * age
+        if box is None:
+            check_own(start)
+            wide = sigma * np.sqrt(age + horizon)
+            last = first + growth * horizon
+            ends = np.minimum(first, last), np.maximum(first, last), sigma * np.sqrt(age), wide
+            box = Box(tuple(log_axis(*each) for each in zip(*ends, strict=True)))
+        start = Lognormal(first, spread * age) if start is None else start
+        noise = proportional(spread / 2)
+        super().__init__(None, noise, start, box, matrix=np.diag(rates))
+        self._set(
+            rate=rate, volatility=volatility, x0=x0, correlation=correlation, age=age,
+            horizon=horizon,
+        )  # fmt: skip
+
+    def _moved(self, t: float) -> Lognormal | None:
+        """Returns the lognormal density at a time, of a start that is one."""
+        if not isinstance(self.start, Lognormal):
+            return None
+        rates, sigma, _, ties = _shaped(self.rate, self.volatility, self.x0, self.correlation)
+        spread = sigma[:, None] * ties * sigma
+        mean = self.start.mean + (rates - sigma**2 / 2) * t
+        return Lognormal(mean, self.start.covariance + spread * t)
+
+    def exact(self, t: float, x: ArrayLike) -> np.ndarray | None:
+        """Evaluates the lognormal density of geometric Brownian motion; None for another start.
+
+        Args:
+          t: time.
+          x: points (m, d).
+
+        Returns:
+          Values (m,), or None.
+        """
+        found = self._moved(t)
+        return None if found is None else found.values(np.asarray(x, np.float64))
+
+    def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
+        """Returns mass, mean and covariance of geometric Brownian motion; None for another start.
+
+        Args:
+          t: time.
+
+        Returns:
+          (mass, mean (d,), covariance (d, d)), or None.
+        """
+        found = self._moved(t)
+        return None if found is None else found.moments()
+
+    def sample(self, key: KeyOrGenerator, t: float, count: int) -> np.ndarray:
+        """Draws points of geometric Brownian motion at time t; see `Problem.sample`.
+
+        Args:
+          key: `jax.random.key`, or a NumPy generator.
+          t: time.
+          count: number of points.
+
+        Returns:
+          Points (count, d).
+
+        Raises:
+          ValueError: a start that is not lognormal.
+        """
+        found = self._moved(t)
+        if found is None:
+            return super().sample(key, t, count)
+        return found.sample(generator_of(key), count)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
+class CIR(ReadyMade):
+    """Square-root process (Cox, Ingersoll, Ross): dx = κ (θ − x) dt + σ √x dW (Itô).
+
+    Its density is a noncentral χ² one, x^(2κθ/σ² − 1) near zero: 2κθ ≥ σ² (Feller) is required,
+    for otherwise it has no bound there. Without ``start`` it is that of paths which left ``x0`` a
+    time ``age`` ago; without ``box`` the axis is one of Laguerre functions, and does not move.
+
+    Attributes:
+      rate: κ.
+      level: θ.
+      volatility: σ.
+      x0: point that the paths have left; θ if None.
+      age: of the start; 1/2κ if None.
+      start: the initial state, u(0).
+      box: `Box` of the coordinates y.
+
+    Raises:
+      ValueError: parameters out of range; a start without a box.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import pde
+      >>> rate = pde.CIR(rate=2.0, level=0.04, volatility=0.3)
+      >>> solution = pde.integrate(rate, t1=1.0)
+      >>> x = np.array([[0.01], [0.04]])
+      >>> u = pde.evaluate(solution.final.v, solution.final.map, rate.box, x)
+      >>> exact = rate.exact(1.0, x)
+      >>> bool(np.abs(u / exact - 1).max() < 1e-4)
+      True
+
+    Source: J. Cox, J. Ingersoll, S. Ross, "A theory of the term structure of interest rates",
+    Econometrica 53 (1985).
+    """
+
+    rate: float
+    level: float
+    volatility: float
+    x0: float
+    age: float
+
+    def __init__(
+        self,
+        rate: float = 1.0,
+        level: float = 1.0,
+        volatility: float = 0.5,
+        *,
+        x0: float | None = None,
+        age: float | None = None,
+        start: Start | None = None,
+        box: Box | None = None,
+    ):
+        positive(rate=rate, level=level, volatility=volatility)
+        x0, age = level if x0 is None else x0, 0.5 / rate if age is None else age
+        positive(x0=x0, age=age)
+        own = SquareRootTransition(rate, level, volatility, x0, age)
+        if box is None:
+            check_own(start)
+            box = Box((laguerre_axis(own),))
+        super().__init__(
+            None, [Power([1.0], amplitude=volatility**2 / 2)],
+            Independent([own]) if start is None else start, box,
+            matrix=[[-rate]], offset=[rate * level],
+        )  # fmt: skip
+        self._set(rate=rate, level=level, volatility=volatility, x0=x0, age=age)
+
+    def _moved(self, t: float) -> SquareRootTransition | None:
+        """Returns the density at a time, of a start that is a transition of the same process."""
+        part = self.start.parts[0] if isinstance(self.start, Independent) else None
+        own = SquareRootTransition(self.rate, self.level, self.volatility, 0.0, 0.0)
+        return part.later(t) if isinstance(part, SquareRootTransition) and part.same(own) else None
+
+    def exact(self, t: float, x: ArrayLike) -> np.ndarray | None:
+        """Evaluates the exact density of the square-root process; None for another start.
+
+        Args:
+          t: time.
+          x: points (m, 1).
+
+        Returns:
+          Values (m,), or None.
+        """
+        found = self._moved(t)
+        return None if found is None else found.values(np.asarray(x, np.float64)[:, 0])
+
+    def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
+        """Returns mass, mean and covariance of the square-root process; None for another start.
+
+        Args:
+          t: time.
+
+        Returns:
+          (mass, mean (1,), covariance (1, 1)), or None.
+        """
+        found = self._moved(t)
+        if found is None:
+            return None
+        mean, variance = found.moments
+        return 1.0, np.array([mean]), np.array([[variance]])
+
+    def sample(self, key: KeyOrGenerator, t: float, count: int) -> np.ndarray:
+        """Draws points of the square-root process at time t; see `Problem.sample`.
+
+        Args:
+          key: `jax.random.key`, or a NumPy generator.
+          t: time.
+          count: number of points.
+
+        Returns:
+          Points (count, 1).
+
+        Raises:
+          ValueError: a start whose density is not known later.
+        """
+        found = self._moved(t)
+        if found is None:
+            return super().sample(key, t, count)
+        return found.sample(generator_of(key), count)[:, None]
+
+    def stationary_density(self, x: ArrayLike) -> np.ndarray:
+        """Evaluates the gamma density that is stationary for the square-root process.
+
+        Args:
+          x: points (m, 1).
+
+        Returns:
+          Values (m,).
+        """
+        last = SquareRootTransition(self.rate, self.level, self.volatility, 0.0, np.inf)
+        return last.values(np.asarray(x, np.float64)[:, 0])
+
+
+@dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
+class Heston(ReadyMade):
+    """Heston model in (s, v), s = log S: ds = (μ − v/2) dt + √v dW₁, dv = κ (θ − v) dt + σ √v dW₂.
+
+    dW₁ dW₂ = ρ dt. Mean and covariance are known in closed form (`moments`), and the density of v
+    is that of `CIR`; 2κθ ≥ σ² is required. Without ``start`` s is normal of mean 0 and variance
+    θ·age, and v what paths from ``v0`` are distributed like after a time ``age``. Without ``box``
+    that holds the density up to a time ``horizon``; coordinates do not move.
+
+    Attributes:
+      rate: κ.
+      level: θ.
+      volatility: σ, of the variance v.
+      correlation: ρ, within (−1, 1).
+      drift_rate: μ.
+      v0: variance that the paths have left; θ if None.
+      age: of the start; a quarter of 1/κ if None.
+      horizon: time that the box is made for.
+      start: the initial state, u(0).
+      box: `Box` of the coordinates y.
+
+    Raises:
+      ValueError: parameters out of range; a start without a box.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import pde
+      >>> model = pde.Heston()
+      >>> solution = pde.integrate(model, t1=0.2, tol=1e-4)
+      >>> _, mean, _ = pde.moments(solution.final.v, solution.final.map, model.box)
+      >>> bool(np.allclose(mean, model.moments(0.2)[1], atol=1e-4))
+      True
+
+    Source: S. Heston, "A closed-form solution for options with stochastic volatility", Rev. Financ.
+    Stud. 6 (1993).
+    """
+
+    rate: float
+    level: float
+    volatility: float
+    correlation: float
+    drift_rate: float
+    v0: float
+    age: float
+    horizon: float
+
+    def __init__(
+        self,
+        rate: float = 2.0,
+        level: float = 0.04,
+        volatility: float = 0.3,
+        correlation: float = -0.7,
+        *,
+        drift_rate: float = 0.0,
+        v0: float | None = None,
+        age: float | None = None,
+        horizon: float = 1.0,
+        start: Start | None = None,
+        box: Box | None = None,
+    ):
+        positive(rate=rate, level=level, volatility=volatility, horizon=horizon)
+        finite(correlation=correlation, drift_rate=drift_rate)
+        if not abs(correlation) < 1:
+            raise ValueError(f"correlation: expected a number within (-1, 1), got {correlation!r}")
+        v0, age = level if v0 is None else v0, _AGE / rate if age is None else age
+        positive(v0=v0, age=age)
+        variance = SquareRootTransition(rate, level, volatility, v0, age)
+        own = start is None
+        start = Independent([Normal(0.0, level * age), variance]) if start is None else start
+        tensor = np.array(
+            [[1.0, correlation * volatility], [correlation * volatility, volatility**2]]
+        )
+        self._set(
+            rate=rate, level=level, volatility=volatility, correlation=correlation,
+            drift_rate=drift_rate, v0=v0, age=age, horizon=horizon, start=start,
+        )  # fmt: skip
+        if box is None:
+            check_own(None if own else start)
+            box = Box((self._axis(np.sqrt(level * age)), laguerre_axis(variance)))
+        super().__init__(
+            None, [(Power([0.0, 1.0], amplitude=0.5), tensor)], start, box,
+            matrix=[[0.0, -0.5], [0.0, -rate]], offset=[drift_rate, rate * level],
+        )  # fmt: skip
+
+    def _axis(self, narrow: float) -> Axis:
+        """Builds a Fourier axis that holds log S up to the horizon, heavy tails included."""
+        ends = []
+        for t in np.linspace(0, self.horizon, 9):
+            found = self.moments(t)
+            assert found is not None
+            _, mean, covariance = found
+            top = covariance[1, 1] ** 0.5 / mean[1]  # deviations of the variance widen the tails
+            half = _HALF * np.sqrt(covariance[0, 0] * (1 + top))
+            ends += [mean[0] - half, mean[0] + half]
+        return even_axis(min(ends), max(ends), narrow)
+
+    def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
+        """Returns mass, mean and covariance of (s, v) in the Heston model.
+
+        Moments up to order two obey a linear equation. None for a start of another kind.
+
+        Args:
+          t: time.
+
+        Returns:
+          (mass, mean (2,), covariance (2, 2)), or None.
+        """
+        if isinstance(self.start, Independent):
+            (s, v), (a, b) = zip(*(p.moments for p in self.start.parts), strict=True)
+            first = np.array([1.0, s, v, s * s + a, s * v, v * v + b])
+        elif isinstance(self.start, Gaussian):
+            (s, v), c = self.start.mean, self.start.covariance
+            first = self.start.mass * np.array(
+                [1.0, s, v, s * s + c[0, 0], s * v + c[0, 1], v * v + c[1, 1]]
+            )
+        else:
+            return None
+        k, drive, sigma = self.rate, self.rate * self.level, self.volatility
+        mu, tie = self.drift_rate, self.correlation * self.volatility
+        flow = np.zeros((6, 6))  # of 1, s, v, s², s v, v²
+        flow[1, [0, 2]] = mu, -0.5
+        flow[2, [0, 2]] = drive, -k
+        flow[3, [1, 4, 2]] = 2 * mu, -1.0, 1.0
+        flow[4, [2, 5, 1, 4]] = mu + tie, -0.5, drive, -k
+        flow[5, [2, 5]] = 2 * drive + sigma**2, -2 * k
+        mass, s, v, ss, sv, vv = linalg.expm(flow * t) @ first
+        mean = np.array([s, v]) / mass
+        second = np.array([[ss, sv], [sv, vv]]) / mass
+        return float(mass), mean, second - np.outer(mean, mean)
+
+
+def _shaped(
+    rate: Any, volatility: Any, x0: Any, correlation: Any
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the parameters of a geometric Brownian motion with one entry per dimension."""
+    given = {"rate": rate, "volatility": volatility, "x0": x0}
+    sizes = [len(np.asarray(v)) for v in given.values() if np.ndim(v) == 1]
+    d = max(sizes, default=1) if correlation is None else len(np.atleast_2d(correlation))
+    out = []
+    for name, value in given.items():
+        whole = np.full(d, float(np.asarray(value))) if np.ndim(value) == 0 else value
+        out.append(coefficient(name, whole, (d,)))
+    ties = coefficient("correlation", np.eye(d) if correlation is None else correlation, (d, d))
+    if not ((out[1] > 0).all() and (out[2] > 0).all()):
+        raise ValueError("volatility, x0: expected positive numbers, got others")
+    low = np.linalg.eigvalsh(ties)[0] if np.allclose(ties, ties.T) else -1.0
+    if not (low > 0 and np.allclose(np.diag(ties), 1)):
+        raise ValueError(
+            "correlation: expected a symmetric positive definite matrix with ones on its diagonal"
+        )
+    return out[0], out[1], out[2], ties
+
+
+def proportional(tensor: np.ndarray) -> list[list[Any]]:
+    """Returns the entries x_i x_j S_ij of a diffusion matrix as terms."""
+    d = len(tensor)
+    e = np.eye(d)
+    rows: list[list[Any]] = [[None] * d for _ in range(d)]
+    for i in range(d):
+        for j in range(i, d):
+            if tensor[i, j]:
+                term = Product([Power(e[i]), Power(e[j])], amplitude=float(tensor[i, j]))
+                rows[i][j] = rows[j][i] = term
+    return rows
+
+
+def check_own(start: Any) -> None:
+    """Raises ValueError for a start of the caller's without a box."""
+    if start is not None:
+        raise ValueError("box: expected a pde.Box with a start of your own, got None")
+
+
+def log_axis(low: float, high: float, narrow: float, wide: float) -> Axis:
+    """Builds a logarithmic axis for densities whose log x has means in [low, high].
+
+    Args:
+      low: smallest mean of log x.
+      high: largest mean of log x.
+      narrow: smallest standard deviation of log x.
+      wide: largest standard deviation of log x.
+    """
+    # x² times the density, for the covariance, has its top 2 wide² further out.
+    flat = even_axis(low - _HALF * wide, high + _HALF * wide + 2 * wide**2, narrow)
+    return Axis("log", flat.n, float(np.exp(flat.low)), float(np.exp(flat.high)))
+
+
+def even_axis(low: float, high: float, narrow: float) -> Axis:
+    """Builds a Fourier axis with points for densities of a standard deviation or more."""
+    n = max(_LEAST, int(np.ceil(_POINTS * (high - low) / narrow)))
+    return Axis("fourier", n + n % 2, float(low), float(high))
+
+
+def laguerre_axis(process: SquareRootTransition) -> Axis:
+    """Builds an axis whose functions are those of a square-root process near zero and far out."""
+    power = 2 * process.rate * process.level / process.volatility**2 - 1
+    if power < 0:
+        raise ValueError(
+            "rate, level, volatility: expected 2 rate level >= volatility² (Feller), for otherwise "
+            f"the density has no bound at zero; got {power + 1:.3g} volatility²"
+        )
+    last = float(zeros(_LAGUERRE, 2 * power)[-1])
+    scale = process.volatility**2 / (2 * process.rate)  # of the stationary density
+    return Axis("laguerre", _LAGUERRE, 0.0, scale * last, power=power)

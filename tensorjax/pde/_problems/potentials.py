@@ -1,0 +1,380 @@
+"""Particles in polynomial potentials: Kramers, Duffing oscillator, overdamped double wells."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.polynomial import Polynomial
+
+from tensorjax import _check
+from tensorjax._typing import ArrayLike
+from tensorjax.pde._discretization.grid import Box
+from tensorjax.pde._initial_states.initial_states import Gaussian, Start
+from tensorjax.pde._problems.drifts import Power
+from tensorjax.pde._problems.ready_made import ReadyMade, finite, fourier_box, narrowest, positive
+
+# Energy above the lowest, over the temperature, that a box holds, and standard deviations of a
+# start: exp(−18) is 1.5e-8.
+_HELD, _REACH = 18.0, 4.5
+# Points per width of a density.
+_POINTS = 2.0
+# Energy up to which the curvature of a potential counts for the width of densities.
+_THERMAL = 6.0
+# Points of quadratures over a potential.
+_FINE = 4001
+
+
+def held(well: "Potential", start: Any, friction: float, mass: float, time: float) -> Box:
+    """Builds a box of (q, p) for energies that a particle in a potential has, and its paths."""
+    momentum, top = mass * well.temperature, well.bottom + _HELD * well.temperature
+    width = np.array([well.width, np.sqrt(momentum)])
+    if isinstance(start, Gaussian):
+
+        def velocity(x: np.ndarray) -> np.ndarray:
+            return np.stack([x[:, 1] / mass, -well.slope(x[:, 0]) - friction * x[:, 1]], 1)
+
+        noise = np.array([0.0, friction * momentum])
+        width = np.minimum(width, narrowest(velocity, noise, start, time))
+        turn = np.linspace(0, 2 * np.pi, 64)
+        ring = np.stack([np.cos(turn), np.sin(turn)], 1) @ np.linalg.cholesky(start.covariance).T
+        x = start.mean + _REACH * ring
+        top = max(top, float((well.v(x[:, 0]) + x[:, 1] ** 2 / (2 * mass)).max()))
+    low, high = well.extent(top)
+    reach = float(np.sqrt(2 * mass * (top - well.bottom)))
+    return fourier_box([low, -reach], [high, reach], width, _POINTS)
+
+
+class Potential:
+    """Polynomial potential V of one coordinate that confines a particle.
+
+    Args:
+      coefficients: of V, from the constant on.
+      temperature: T.
+
+    Raises:
+      ValueError: V does not grow on both sides.
+    """
+
+    def __init__(self, coefficients: Sequence[float], temperature: float):
+        c = np.asarray(coefficients, np.float64)
+        _check.finite("potential", c)
+        c = np.trim_zeros(c, "b") if c.ndim == 1 else c
+        if c.ndim != 1 or len(c) < 3 or len(c) % 2 == 0 or c[-1] <= 0:
+            raise ValueError(
+                "potential: expected coefficients (c_0, c_1, …) of a polynomial of even degree and "
+                f"positive leading coefficient, which confines the particle, got {coefficients!r}"
+            )
+        self.v, self.temperature = Polynomial(c), temperature
+        self.slope = self.v.deriv()
+        stops = self.slope.roots()
+        stops = np.sort(stops[np.abs(stops.imag) < 1e-9 * (1 + np.abs(stops))].real)
+        self.bottom = float(self.v(stops).min())
+        self.low, self.high = self.extent(_HELD * temperature + self.bottom)
+        curved = self.v.deriv(2)(stops)
+        wells = stops[curved > 1e-9 * (1 + np.abs(curved).max())]
+        q = np.linspace(self.low, self.high, _FINE)
+        weight = np.exp(-(self.v(q) - self.bottom) / temperature)
+        self.partition = float(np.trapezoid(weight, q))
+        mean = float(np.trapezoid(q * weight, q)) / self.partition
+        self.variance = float(np.trapezoid((q - mean) ** 2 * weight, q)) / self.partition
+        self.well = float(wells[0]) if len(wells) else mean
+        curvature = float(self.v.deriv(2)(self.well))
+        # Variance in the well: harmonic, but well within the next barrier.
+        gap = np.min(np.abs(stops - self.well), where=stops != self.well, initial=np.inf)
+        harmonic = temperature / curvature if curvature > 0 else np.inf
+        self.local = float(min(harmonic, self.variance, (gap / 3) ** 2))
+        warm = self.v(q) - self.bottom < _THERMAL * temperature
+        steepest = np.abs(self.v.deriv(2)(q[warm])).max()
+        self.width = float(np.sqrt(min(temperature / max(steepest, 1e-300), self.variance)))
+
+    def extent(self, energy: float) -> tuple[float, float]:
+        """Returns the interval outside which V is above an energy."""
+        ends = (self.v - energy).roots()
+        ends = ends[np.abs(ends.imag) < 1e-7 * (1 + np.abs(ends))].real
+        return float(ends.min()), float(ends.max())
+
+    def density(self, q: np.ndarray) -> np.ndarray:
+        """Evaluates the Boltzmann density exp(−V/T)/Z of the potential."""
+        return np.exp(-(self.v(q) - self.bottom) / self.temperature) / self.partition
+
+    def force(self, dim: int, axis: int) -> tuple[float, float, list[Power]]:
+        """Returns −V'(x_axis) as a constant, a slope and terms of higher degree."""
+        c = -self.slope.coef
+        e = np.eye(dim)[axis]
+        high = [Power(e, exponent=k, amplitude=float(a)) for k, a in enumerate(c) if k > 1 and a]
+        return float(c[0]), float(c[1]) if len(c) > 1 else 0.0, high
+
+
+@dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
+class Kramers(ReadyMade):
+    """Kramers equation of a Langevin particle: dq = p/m dt, dp = (−V'(q) − γ p) dt + √(2γmT) dW.
+
+    Coordinates (q, p). Without ``start`` it is near the bottom of the leftmost well, with momenta
+    in equilibrium: what is seen is its escape. Without ``box`` that holds energies to 18 T above
+    the lowest, and those of ``start``.
+
+    Attributes:
+      potential: coefficients c of V(q) = Σ c_k q^k, of even degree; (q² − 1)²/4 by default.
+      friction: γ.
+      temperature: T.
+      mass: m.
+      horizon: time to which the width of densities is estimated for the points of the box.
+      start: the initial state, u(0).
+      box: `Box` of the coordinates y.
+
+    Raises:
+      ValueError: parameters that are not positive, or a potential that does not confine.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import pde
+      >>> problem = pde.Kramers(temperature=0.5)
+      >>> found = pde.stationary(problem)
+      >>> x = np.array([[0.0, 0.0], [1.0, 0.5]])
+      >>> p = pde.evaluate(found.final.v, found.final.map, problem.box, x)
+      >>> bool(np.abs(p - problem.stationary_density(x)).max() < 1e-5)
+      True
+
+    Source: H. A. Kramers, "Brownian motion in a field of force and the diffusion model of chemical
+    reactions", Physica 7 (1940); H. Risken, "The Fokker–Planck Equation" (Springer, 1989),
+    chapter 10.
+    """
+
+    potential: Sequence[float]
+    friction: float
+    temperature: float
+    mass: float
+    horizon: float
+
+    def __init__(
+        self,
+        potential: Sequence[float] = (0.25, 0.0, -0.5, 0.0, 0.25),
+        friction: float = 1.0,
+        temperature: float = 0.25,
+        *,
+        mass: float = 1.0,
+        horizon: float = 10.0,
+        start: Start | None = None,
+        box: Box | None = None,
+    ):
+        positive(friction=friction, temperature=temperature, mass=mass, horizon=horizon)
+        well = Potential(potential, temperature)
+        momentum = mass * temperature
+        if start is None:
+            start = Gaussian([well.well, 0.0], np.diag([well.local, momentum]))
+        constant, slope, terms = well.force(2, 0)
+        if box is None:
+            box = held(well, start, friction, mass, horizon)
+        super().__init__(
+            [None, terms], np.diag([0.0, friction * momentum]), start, box,
+            matrix=[[0.0, 1 / mass], [slope, -friction]], offset=[0.0, constant],
+        )  # fmt: skip
+        self._set(
+            potential=tuple(float(c) for c in potential), friction=friction, mass=mass,
+            temperature=temperature, horizon=horizon,
+        )  # fmt: skip
+
+    def stationary_density(self, x: ArrayLike) -> np.ndarray:
+        """Evaluates the Boltzmann density exp(−(p²/2m + V(q))/T)/Z of the particle.
+
+        Args:
+          x: points (m, 2) of (q, p).
+
+        Returns:
+          Values (m,).
+        """
+        x = np.asarray(x, np.float64)
+        momentum = self.mass * self.temperature
+        kinetic = np.exp(-(x[:, 1] ** 2) / (2 * momentum)) / np.sqrt(2 * np.pi * momentum)
+        return Potential(self.potential, self.temperature).density(x[:, 0]) * kinetic
+
+
+@dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
+class Duffing(ReadyMade):
+    """Duffing oscillator with noise: dx = v dt, dv = (−δ v − α x − β x³) dt + √(2D) dW.
+
+    Coordinates (x, v); it is not driven. Without ``start`` it is at rest near the origin, in the
+    middle between the wells where α < 0. The box as in `Kramers`.
+
+    Attributes:
+      damping: δ.
+      stiffness: α.
+      cubic: β > 0, or 0 with α > 0.
+      intensity: D.
+      horizon: time to which the width of densities is estimated for the points of the box.
+      start: the initial state, u(0).
+      box: `Box` of the coordinates y.
+
+    Raises:
+      ValueError: parameters out of range.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import pde
+      >>> problem = pde.Duffing(damping=1.0, intensity=0.3)
+      >>> solution = pde.integrate(problem, t1=0.2, tol=1e-3, coordinates="fixed")
+      >>> solution.result.value
+      'successful'
+
+    Source: T. K. Caughey, "Nonlinear theory of random vibrations", Adv. Appl. Mech. 11 (1971), for
+    the stationary density.
+    """
+
+    damping: float
+    stiffness: float
+    cubic: float
+    intensity: float
+    horizon: float
+
+    def __init__(
+        self,
+        damping: float = 0.5,
+        stiffness: float = -1.0,
+        cubic: float = 1.0,
+        intensity: float = 0.1,
+        *,
+        horizon: float = 10.0,
+        start: Start | None = None,
+        box: Box | None = None,
+    ):
+        positive(damping=damping, intensity=intensity, horizon=horizon)
+        finite(stiffness=stiffness, cubic=cubic)
+        well = Potential((0.0, 0.0, stiffness / 2, 0.0, cubic / 4), intensity / damping)
+        if start is None:
+            start = Gaussian([0.0, 0.0], np.diag([well.local, well.temperature]) / 2)
+        if box is None:
+            box = held(well, start, damping, 1.0, horizon)
+        super().__init__(
+            [None, well.force(2, 0)[2]], np.diag([0.0, intensity]), start, box,
+            matrix=[[0.0, 1.0], [-stiffness, -damping]],
+        )  # fmt: skip
+        self._set(
+            damping=damping, stiffness=stiffness, cubic=cubic, intensity=intensity, horizon=horizon
+        )  # fmt: skip
+
+    def stationary_density(self, x: ArrayLike) -> np.ndarray:
+        """Evaluates the stationary density exp(−(v²/2 + αx²/2 + βx⁴/4) δ/D)/Z of the oscillator.
+
+        Args:
+          x: points (m, 2) of (x, v).
+
+        Returns:
+          Values (m,).
+        """
+        x = np.asarray(x, np.float64)
+        t = self.intensity / self.damping
+        kinetic = np.exp(-(x[:, 1] ** 2) / (2 * t)) / np.sqrt(2 * np.pi * t)
+        well = Potential((0.0, 0.0, self.stiffness / 2, 0.0, self.cubic / 4), t)
+        return well.density(x[:, 0]) * kinetic
+
+
+@dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
+class DoubleWell(ReadyMade):
+    """Overdamped chain of double wells, dx = −∇V dt + √(2T) dW, in ``dim`` dimensions.
+
+    V = Σ h (x_i²/m² − 1)² + ½ k Σ (x_{i+1} − x_i)²: barriers h between minima ±m, springs k
+    between neighbours (the φ⁴ chain). Without ``start`` all x_i are near −m; without ``box`` that
+    holds the stationary density.
+
+    Attributes:
+      barrier: h.
+      minimum: m.
+      temperature: T.
+      coupling: k ≥ 0.
+      start: the initial state, u(0).
+      box: `Box` of the coordinates y.
+
+    Raises:
+      ValueError: parameters out of range.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import pde
+      >>> chain = pde.DoubleWell(dim=2, coupling=0.5)
+      >>> found = pde.stationary(chain)
+      >>> x = np.array([[0.0, 0.0], [1.0, 0.5]])
+      >>> p = pde.evaluate(found.final.v, found.final.map, chain.box, x)
+      >>> bool(np.abs(p - chain.stationary_density(x)).max() < 1e-5)
+      True
+
+    Source: H. Risken, "The Fokker–Planck Equation" (Springer, 1989), section 5.10.
+    """
+
+    barrier: float
+    minimum: float
+    temperature: float
+    coupling: float
+
+    def __init__(
+        self,
+        barrier: float = 1.0,
+        minimum: float = 1.0,
+        temperature: float = 0.4,
+        *,
+        dim: int | None = None,
+        coupling: float = 0.0,
+        start: Start | None = None,
+        box: Box | None = None,
+    ):
+        positive(barrier=barrier, minimum=minimum, temperature=temperature)
+        finite(coupling=coupling)
+        if coupling < 0:
+            raise ValueError(f"coupling: expected a number >= 0, got {coupling!r}")
+        if dim is None:
+            dim = 1 if box is None else box.dim
+        d = _check.integer("dim", dim, low=1)
+        well = Potential(_quartic(barrier, minimum), temperature)
+        springs = coupling * _laplacian(d)
+        if start is None:
+            stiff = temperature / well.local * np.eye(d) + springs
+            start = Gaussian(np.full(d, -minimum), temperature * np.linalg.inv(stiff))
+        if box is None:
+            narrow = 1 / np.sqrt(well.width**-2 + 2 * coupling / temperature)
+            widths = np.minimum(narrow, _narrow(start, d))
+            box = fourier_box(np.full(d, well.low), np.full(d, well.high), widths, _POINTS)
+        _, slope, _ = well.force(d, 0)
+        super().__init__(
+            [well.force(d, i)[2] for i in range(d)], temperature * np.eye(d), start, box,
+            matrix=slope * np.eye(d) - springs,
+        )  # fmt: skip
+        self._set(barrier=barrier, minimum=minimum, temperature=temperature, coupling=coupling)
+
+    def stationary_density(self, x: ArrayLike) -> np.ndarray:
+        """Evaluates the Boltzmann density exp(−V/T)/Z of the double wells.
+
+        Z is a product of transfer operators between neighbours.
+
+        Args:
+          x: points (m, d).
+
+        Returns:
+          Values (m,).
+        """
+        x, t = np.asarray(x, np.float64), self.temperature
+        well = Potential(_quartic(self.barrier, self.minimum), t)
+        q = np.linspace(well.low, well.high, 801)
+        step = well.density(q) * (q[1] - q[0])
+        total = np.ones(len(q))
+        bond = np.exp(-self.coupling / (2 * t) * np.subtract.outer(q, q) ** 2)
+        for _ in range(self.dim - 1):
+            total = bond @ (step * total)
+        springs = np.square(np.diff(x, axis=1)).sum(1) * self.coupling / (2 * t)
+        return np.prod(well.density(x), axis=1) * np.exp(-springs) / (step @ total)
+
+
+def _quartic(barrier: float, minimum: float) -> tuple[float, ...]:
+    return barrier, 0.0, -2 * barrier / minimum**2, 0.0, barrier / minimum**4
+
+
+def _laplacian(d: int) -> np.ndarray:
+    """Returns the second-difference matrix of a chain of ``d`` sites with free ends."""
+    steps = np.diff(np.eye(d), axis=0)
+    return steps.T @ steps
+
+
+def _narrow(start: Any, dim: int) -> np.ndarray:
+    """Returns the conditional standard deviations of a Gaussian start; Inf of others."""
+    if not isinstance(start, Gaussian):
+        return np.full(dim, np.inf)
+    return 1 / np.sqrt(np.diag(np.linalg.inv(start.covariance)))

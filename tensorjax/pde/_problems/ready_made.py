@@ -1,0 +1,137 @@
+"""Base of ready-made Fokker–Planck problems, and boxes that hold what their paths visit."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tensorjax.pde._discretization.grid import Axis, Box
+from tensorjax.pde._initial_states.initial_states import Gaussian
+from tensorjax.pde._problems.fokker_planck import FokkerPlanck
+
+# Paths that are simulated for a box, their steps in one time of the fastest rate, and in all, and
+# by how many times the distance from the outermost path to the 1 % quantile the box is larger.
+_PATHS, _STEPS, _LONGEST, _BEYOND = 1000, 10, 2000, 1.5
+# Points per axis, at least and at most.
+_LEAST, _MOST = 24, 256
+
+Velocity = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
+class ReadyMade(FokkerPlanck):
+    """Fokker–Planck equation whose drift and diffusion follow from a few parameters."""
+
+    drift: Any = dataclasses.field(init=False)
+    matrix: Any = dataclasses.field(init=False)
+    diffusion: Any = dataclasses.field(init=False)
+    offset: Any = dataclasses.field(init=False)
+    interpretation: Any = dataclasses.field(init=False)
+    cross_tol: float = dataclasses.field(init=False)
+
+
+def finite(**values: float) -> None:
+    """Raises ValueError for parameters that are not finite numbers."""
+    for name, value in values.items():
+        if not (np.ndim(value) == 0 and np.isfinite(value)):
+            raise ValueError(f"{name}: expected a finite number, got {value!r}")
+
+
+def positive(**values: float) -> None:
+    """Raises ValueError for parameters that are not positive finite numbers."""
+    finite(**values)
+    for name, value in values.items():
+        if not value > 0:
+            raise ValueError(f"{name}: expected a positive number, got {value!r}")
+
+
+def visited(
+    velocity: Velocity, diffusion: np.ndarray, start: Gaussian, time: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Computes where paths dx = v dt + √(2D) dW go within a time: (low, high), (d,) each.
+
+    Args:
+      velocity: drift of points (m, d).
+      diffusion: D, the diagonal (d,).
+      start: of the paths.
+      time: to which they are followed.
+    """
+    rng = np.random.default_rng(0)
+    x = start.sample(rng, _PATHS)
+    low, high = _reached(x)
+    t = 0.0
+    while t < time:
+        far = x[np.abs(x - x.mean(0)).argmax(0)]
+        rate = max(float(np.linalg.norm(_jacobian(velocity, p), 2)) for p in far)
+        h = min(max(1 / (_STEPS * max(rate, 1 / time)), time / _LONGEST), time - t)
+        kick = np.sqrt(2 * diffusion * h) * rng.standard_normal(x.shape)
+        first = velocity(x)
+        with np.errstate(over="ignore", invalid="ignore"):
+            x = x + h / 2 * (first + velocity(x + h * first + kick)) + kick
+        if not np.isfinite(x).all():
+            raise ValueError(
+                "parameters: expected paths that stay finite, got Inf; give a box of your own"
+            )
+        ends = _reached(x)
+        low, high = np.minimum(low, ends[0]), np.maximum(high, ends[1])
+        t += h
+    return low, high
+
+
+def narrowest(
+    velocity: Velocity, diffusion: np.ndarray, start: Gaussian, time: float
+) -> np.ndarray:
+    """Computes how narrow a density gets along its mean path, to first order in the noise.
+
+    Args:
+      velocity: drift of points (m, d).
+      diffusion: D, the diagonal (d,).
+      start: of the density.
+      time: to which it is followed.
+
+    Returns:
+      The smallest standard deviation of every coordinate at given others, (d,).
+    """
+    x, covariance = start.mean[None], start.covariance
+    width, t = _conditional(covariance), 0.0
+    while t < time:
+        slope = _jacobian(velocity, x[0])
+        rate = max(float(np.linalg.norm(slope, 2)), 1 / time)
+        h = min(max(1 / (_STEPS * rate), time / _LONGEST), time - t)
+        moved = np.eye(len(slope)) + h * slope + h**2 / 2 * slope @ slope
+        covariance = moved @ covariance @ moved.T + 2 * h * np.diag(diffusion)
+        first = velocity(x)
+        x = x + h / 2 * (first + velocity(x + h * first))
+        if not (np.isfinite(covariance).all() and np.linalg.cond(covariance) < 1e12):
+            break
+        width = np.minimum(width, _conditional(covariance))
+        t += h
+    return width
+
+
+def _reached(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    outer = np.quantile(x, [0.0, 0.01, 0.99, 1.0], axis=0)
+    return outer[0] - _BEYOND * (outer[1] - outer[0]), outer[3] + _BEYOND * (outer[3] - outer[2])
+
+
+def _conditional(covariance: np.ndarray) -> np.ndarray:
+    return 1 / np.sqrt(np.diag(np.linalg.inv(covariance)))
+
+
+def _jacobian(velocity: Velocity, x: np.ndarray) -> np.ndarray:
+    step = 1e-5 * np.eye(len(x))
+    return ((velocity(x + step) - velocity(x - step)) / 2e-5).T
+
+
+def fourier_box(low: Any, high: Any, width: Any, points: float) -> Box:
+    """Builds Fourier axes with so many points per width of a density, (d,).
+
+    Their numbers are odd: of an even one ∂ of the highest mode is zero, and along a coordinate
+    without noise an operator may have it for a second stationary density.
+    """
+    axes = []
+    for a, b, w in zip(low, high, width, strict=True):
+        n = int(np.clip(np.ceil(points * (b - a) / w), _LEAST, _MOST))
+        axes.append(Axis("fourier", n + 1 - n % 2, float(a), float(b)))
+    return Box(tuple(axes))

@@ -1,0 +1,162 @@
+"""Mean first-passage times and committors against closed forms, quadrature and series."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import integrate, special
+
+from tensorjax import pde
+
+
+def chebyshev(*axes: tuple[int, float, float]) -> pde.Box:
+    return pde.Box(tuple(pde.Axis("chebyshev", n, low, high) for n, low, high in axes))
+
+
+def planck(d: int, drift: Any, diffusion: Any, **options: Any) -> pde.FokkerPlanck:
+    start = pde.Gaussian(np.zeros(d), 0.1 * np.eye(d))
+    return pde.FokkerPlanck(drift, diffusion, start, pde.Box.fourier(d), **options)
+
+
+def scale_function(drift: Any, diffusion: Any, low: float, x: float) -> float:
+    """Returns ∫ exp(−∫ a/D) from a wall to x, of which committors are quotients."""
+
+    def inner(y: float) -> float:
+        return np.exp(-integrate.quad(lambda z: drift(z) / diffusion(z), low, y)[0])
+
+    return integrate.quad(inner, low, x)[0]
+
+
+def test_brownian_motion_with_drift_leaves_an_interval(rng: np.random.Generator):
+    v, noise, low, high = rng.uniform([0.3, 0.2, -2.0, 0.5], [1.5, 1.0, -0.5, 2.0])
+    motion = planck(1, None, noise, offset=[v])
+    found = pde.first_passage(motion, chebyshev((40, low, high)))
+    assert found.result == pde.Result.successful, found.message
+    x = rng.uniform(low, high, 20)
+    share = np.expm1(-v * (x - low) / noise) / np.expm1(-v * (high - low) / noise)
+    exact = ((high - low) * share - (x - low)) / v
+    np.testing.assert_allclose(found(x[:, None]), exact, atol=1e-6)
+    q = pde.committor(motion, chebyshev((40, low, high)))
+    np.testing.assert_allclose(q(x[:, None]), share, atol=1e-6)
+    assert np.isnan(found([[high + 0.1]])).all()
+    assert abs(found([[low], [high]])).max() < 1e-12
+
+
+def test_an_ornstein_uhlenbeck_process_reaches_a_level(rng: np.random.Generator):
+    rate, noise, level = rng.uniform([0.5, 0.3, 0.3], [1.5, 0.8, 1.2])
+    start = pde.Gaussian([0.0], [[0.1]])
+    process = pde.OrnsteinUhlenbeck([[-rate]], [[noise]], start, pde.Box.fourier(1))
+    domain = chebyshev((48, -6 * np.sqrt(noise / rate), level))
+    found = pde.first_passage(process, domain, walls=[("reflecting", "absorbing")])
+    assert found.result == pde.Result.successful, found.message
+    root = np.sqrt(rate / (2 * noise))
+
+    def inner(y: float) -> float:
+        return np.sqrt(np.pi) / rate * root * special.erfcx(-root * y)
+
+    for x in (-0.5, 0.0):
+        exact = integrate.quad(inner, x, level)[0]
+        assert abs(found([[x]])[0] / exact - 1) < 1e-5
+
+
+@pytest.mark.parametrize(("d", "n"), [(2, 24), (3, 18)])
+def test_brownian_motion_leaves_boxes(rng: np.random.Generator, d: int, n: int):
+    sides, noise = rng.uniform(0.7, 1.5, d), rng.uniform(0.3, 1.0)
+    found = pde.first_passage(planck(d, None, noise), chebyshev(*((n, 0.0, s) for s in sides)))
+    assert found.result == pde.Result.successful, found.message
+    x = rng.uniform(0.2, 0.8, (5, d)) * sides
+    odd = np.arange(1, 80, 2)
+    waves = np.stack(np.meshgrid(*[odd] * d, indexing="ij"), -1).reshape(-1, d)
+    rates = noise * np.square(np.pi * waves / sides).sum(1)
+    modes = np.prod(4 / (np.pi * waves) * np.sin(np.pi * waves * (x / sides)[:, None]), axis=2)
+    np.testing.assert_allclose(found(x), modes @ (1 / rates), rtol=2e-4)
+
+
+def test_committors_of_drawn_wells_and_noise_are_quadratures(rng: np.random.Generator):
+    barrier, temperature = rng.uniform([0.5, 0.2], [1.0, 0.5])
+    well = pde.DoubleWell(barrier, 1.0, temperature)
+    rate = pde.CIR(1.2, 0.8, 0.6)
+    cases = [
+        (well, -1.0, 1.0, lambda x: -4 * barrier * x * (x * x - 1), lambda x: temperature),
+        (rate, 0.3, 1.5, lambda x: 1.2 * (0.8 - x), lambda x: 0.18 * x),
+    ]
+    for problem, low, high, drift, diffusion in cases:
+        found = pde.committor(problem, chebyshev((40, low, high)))
+        assert found.result == pde.Result.successful, found.message
+        x = low + np.array([0.3, 0.6]) * (high - low)
+        parts = [scale_function(drift, diffusion, low, y) for y in (*x, high)]
+        np.testing.assert_allclose(found(x[:, None]), np.array(parts[:2]) / parts[2], atol=1e-6)
+
+
+def test_axes_beside_change_a_committor_only_where_they_are_coupled(rng: np.random.Generator):
+    temperature = rng.uniform(0.3, 0.5)
+    domain = chebyshev((28, -1.0, 1.0), (24, -2.0, 2.0))
+    alone = pde.committor(pde.DoubleWell(0.5, 1.0, temperature), chebyshev((28, -1.0, 1.0)))
+    free = pde.committor(pde.DoubleWell(0.5, 1.0, temperature, dim=2), domain)
+    x = rng.uniform(-0.9, 0.9, (10, 2))
+    np.testing.assert_allclose(free(x), alone(x[:, :1]), atol=1e-6)
+    tied = pde.committor(pde.DoubleWell(0.5, 1.0, temperature, dim=2, coupling=0.4), domain)
+    assert tied.result == pde.Result.successful, tied.message
+    np.testing.assert_allclose(tied(x) + tied(-x), 1, atol=1e-6)  # by symmetry
+    assert (tied([[0.0, 0.8]]) > tied([[0.0, -0.8]]) + 0.01).all()
+
+
+def test_periodic_axes_and_correlated_noise(rng: np.random.Generator):
+    # Noise along the wall, correlated with that across, does not matter; nor does a drift there.
+    tie = rng.uniform(-0.3, 0.3)
+    problem = planck(2, None, [[0.5, tie], [tie, 0.6]], offset=[0.4, 1.0])
+    circle = pde.Axis("fourier", 15, 0.0, 2.0)
+    domain = pde.Box((pde.Axis("chebyshev", 24, 0.0, 1.0), circle))
+    found = pde.first_passage(problem, domain)
+    assert found.result == pde.Result.successful, found.message
+    plain = pde.first_passage(planck(1, None, 0.5, offset=[0.4]), chebyshev((24, 0.0, 1.0)))
+    x = rng.uniform([0.0, -3.0], [1.0, 5.0], (10, 2))
+    np.testing.assert_allclose(found(x), plain(x[:, :1]), atol=1e-6)
+
+
+def test_what_is_not_resolved_says_so():
+    steep = planck(1, None, 1e-4, offset=[1.0])
+    found = pde.first_passage(steep, chebyshev((16, 0.0, 1.0)))
+    assert found.result == pde.Result.unresolved
+    assert "more points" in found.message
+    boxed = pde.first_passage(planck(2, None, 0.5), chebyshev((20, 0, 1), (20, 0, 1)), max_rank=1)
+    assert boxed.result == pde.Result.max_rank
+
+
+@pytest.mark.parametrize(
+    ("problem", "domain", "options", "message"),
+    [
+        (planck(1, None, 0.5), pde.Box.fourier(1), {}, "walls: expected an absorbing one"),
+        (planck(1, None, 0.5), pde.Box.finite_differences(1), {}, "domain: expected axes of kind"),
+        (planck(1, None, 0.5), pde.Box.chebyshev(2), {}, "domain: expected a pde.Box of 1 axes"),
+        (planck(1, None, 0.5), pde.Box.chebyshev(1), {"walls": ["open"]}, "walls: expected"),
+        (planck(1, None, 0.5), pde.Box.chebyshev(1), {"walls": "absorbing"}, "walls: expected 1"),
+        (pde.Kramers(), pde.Box.chebyshev(2), {}, "walls: expected noise along every axis"),
+        (planck(1, lambda t, x: -t * x, 0.5), pde.Box.chebyshev(1), {}, "do not depend on time"),
+        (
+            planck(
+                1,
+                None,
+                [pde.Power([1.0], 9.0, 2)],
+                interpretation="stratonovich",
+            ),
+            pde.Box.chebyshev(1),
+            {},
+            "expected the Itô equation",
+        ),
+    ],
+)
+def test_bad_first_passages_are_refused(problem: Any, domain: Any, options: Any, message: str):
+    with pytest.raises(ValueError, match=message):
+        pde.first_passage(problem, domain, **options)
+
+
+def test_bad_committors_are_refused():
+    for walls in (["absorbing", "absorbing"], ["reflecting", "absorbing"]):
+        with pytest.raises(ValueError, match="walls: expected absorbing walls at both ends"):
+            pde.committor(planck(2, None, 0.5), pde.Box.chebyshev(2), walls=walls)
+    with pytest.raises(ValueError, match=r"problem: expected a pde\.FokkerPlanck"):
+        pde.committor(planck(1, None, 0.5).start, pde.Box.chebyshev(1))  # type: ignore
+    found = pde.committor(planck(1, None, 0.5), pde.Box.chebyshev(1, 16, 1.0))
+    with pytest.raises(ValueError, match="x: expected points of shape"):
+        found(np.zeros(3))
