@@ -74,7 +74,7 @@ class Step:
         if options.switch is None:
             return None, early
         before = jnp.zeros((), jnp.float32) if early is None else early
-        # Under a condition for what `_decided` says: the gradients of all leaves have these weights.
+        # Under a condition for what `_decided` says: all gradients have these weights.
         return jax.lax.cond(
             state.late, self._late_pressures, lambda: (jnp.ones((), jnp.float32), before)
         )
