@@ -344,3 +344,47 @@ def test_the_program_of_a_decision_does_not_grow_with_the_gates(rng) -> None:
     assert len(small) == len(large)
     # On CPUs a sum by scattering is a loop of one step per gate: only the order of a cut needs it.
     assert sum("scatter" in word for word in large) <= 1
+
+
+def test_layers_that_are_alike_change_their_bases_in_one_loop(rng) -> None:
+    shapes = [*([(1, 4, 3), (3, 5, 1)],) * int(rng.integers(2, 4)), [(1, 3, 2), (2, 4, 1)]]
+    layers = {str(n): drawn(rng, s, np.float64) for n, s in enumerate(shapes)}
+    stays = [jnp.array(bool(n == 1)) for n in range(len(shapes))]
+
+    def alone(layers: Any, stays: Any) -> Any:
+        layout, leaves = gated(layers), jax.tree.leaves(layers)
+        state = optax.adam(0.1).init(layers)
+        state = (state[0]._replace(mu=layers, nu=jax.tree.map(jnp.square, layers)), state[1])
+        moving = _basis_change.moments_of(layout, leaves, state)
+        moments = [jax.tree.leaves(state)[n] for n, *_ in moving]
+        new, moved = _basis_change.changed(layout, leaves, moving, moments, stays)
+        found: dict[int, list[jax.Array]] = {k: [x] for k, x in new.items()}
+        for (_, k, _), x in zip(moving, moved, strict=True):
+            found[k].append(x)
+        return jax.tree.unflatten(jax.tree.structure(layers), [found[k] for k in sorted(found)])
+
+    together = jax.jit(alone)(layers, stays)
+    single = jax.jit(alone)
+    for n, (name, layer) in enumerate(layers.items()):
+        one = single({"0": layer}, stays[n : n + 1])["0"]
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-9), together[name], one)
+    # One copy of the change in the program for each shape, however many layers there are.
+    text = jax.jit(alone).lower(layers, stays).as_text()
+    less = {k: layers[k] for k in ("0", str(len(shapes) - 1))}
+    small = jax.jit(alone).lower(less, [stays[0], stays[-1]]).as_text()
+    assert text.count("lapack") == small.count("lapack") > 0
+    assert text.count("call @svd") == small.count("call @svd") > 0
+
+
+def test_the_program_of_an_update_grows_with_the_layers_and_not_with_their_square() -> None:
+    optimizer = optim.rank_adaptive(optax.sgd(0.1), switch=9, size_fraction=0.5)
+
+    def instructions(count: int) -> int:
+        layer = drawn(np.random.default_rng(0), [(1, 4, 3), (3, 5, 1)])
+        params = dict.fromkeys(map(str, range(count)), layer)
+        state = jax.eval_shape(optimizer.init, params)
+        update = jax.jit(lambda p, s: optimizer.update(p, s, p, value=jnp.float32(1.0)))
+        return update.lower(params, state).compile().as_text().count(" = ")
+
+    few, more, most = map(instructions, (1, 4, 7))
+    assert most - more < 1.15 * (more - few)

@@ -73,6 +73,16 @@ class Step:
         early = None if is_zero(options.size_weight) else at(options.size_weight, count)
         if options.switch is None:
             return None, early
+        before = jnp.zeros((), jnp.float32) if early is None else early
+        # Under a condition for what `_decided` says: all gradients have these weights.
+        return jax.lax.cond(
+            state.late, self._late_pressures, lambda: (jnp.ones((), jnp.float32), before)
+        )
+
+    def _late_pressures(self) -> tuple[jax.Array, jax.Array]:
+        """Returns the weights of loss and size surrogate in the gradient of a late update."""
+        options, state = self.options, self.state
+        count = state.count - 1
         excess = (state.size - state.size_target) / state.scale
         short = at(options.loss_weight, count) * (_average(state) - state.loss_target)
         # Where every bond has rank one, pressing on would not end.
@@ -83,9 +93,7 @@ class Step:
         worse = fits | (short > at(options.late_size_weight, count) * excess)
         on_loss = jnp.where(worse, at(options.loss_weight, count) + mix, mix)
         on_size = jnp.where(worse, mix, at(options.late_size_weight, count) + mix)
-        on_size = jnp.where(fits, 0.0, on_size)
-        before = jnp.zeros((), jnp.float32) if early is None else early
-        return jnp.where(state.late, on_loss, 1.0), jnp.where(state.late, on_size, before)
+        return on_loss, jnp.where(fits, 0.0, on_size)
 
     def slopes(self, on_size: jax.Array) -> list[jax.Array]:
         """Returns the gradient of the weighted size surrogate in the gates; 0 for dead gates."""
@@ -315,11 +323,22 @@ class Step:
         some steps.
         """
         parts = [k for layer in self.layout.layers for k in (*layer.cores, *layer.gates)]
-        active = jnp.any(jnp.stack([_is_any(x) for x in moves]))
-        moved, driven = (jnp.stack([_is_any(x[k]) for k in parts]) for x in (moves, gradients))
-        still = ~moved & (driven | self.state.rests)
-        rests = jnp.where(active, still, self.state.rests)
-        frozen = rests & ~(jnp.all(rests) & ~active & self.state.late)
+        rests, own = self.state.rests, set(parts)
+        flags = jnp.stack([_is_any(moves[k]) for k in parts])
+        others = [_is_any(x) for k, x in enumerate(moves) if k not in own]
+
+        def seen(moved: jax.Array) -> tuple[jax.Array, jax.Array]:
+            driven = jnp.stack([_is_any(gradients[k]) for k in parts])
+            still = ~moved & (driven | rests)
+            return still, still
+
+        def unseen(_: jax.Array) -> tuple[jax.Array, jax.Array]:
+            return rests & ~(jnp.all(rests) & self.state.late), rests
+
+        # Under a condition for what `_decided` says: flags of all leaves would else be computed
+        # once more in the update of each.
+        active = jnp.any(jnp.stack([jnp.any(flags), *others]))
+        frozen, rests = jax.lax.cond(active, seen, unseen, flags)
         return dict(zip(parts, frozen, strict=True)), rests
 
     def record(self, size: jax.Array, **learnt: Any) -> RankAdaptiveState:

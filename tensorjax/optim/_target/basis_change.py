@@ -12,17 +12,18 @@ as for entries that are independent.
 """
 
 import dataclasses
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tensorjax import linalg
 from tensorjax._cores.unfoldings import absorb, tall, times_axis, times_right, wide
 from tensorjax.linalg._arrays import adjoint, epsilon, matmul
 from tensorjax.linalg._qr import after, triangle
-from tensorjax.optim._explicit_sharding import _whole, widest
+from tensorjax.optim._explicit_sharding import _whole, like, widest
 from tensorjax.optim._tensorised_leaves import Bond, Layer, Layout, Path, flatten
 
 # Fields of Optax' states that hold parameters, not gradients: of schedule-free optimisers, DoG and
@@ -47,8 +48,8 @@ class Change:
 class _Sequence:
     """Factorisations one after the other: side by side, batches of them can stop XLA on a CPU."""
 
-    def __init__(self) -> None:
-        self.done: tuple[jax.Array, ...] = ()
+    def __init__(self, done: tuple[jax.Array, ...] = ()) -> None:
+        self.done = done
 
     def triangle(self, a: jax.Array) -> jax.Array:
         """Returns r of the QR of a, square by rows of zeros, so that rᴴ r = aᴴ a."""
@@ -63,14 +64,14 @@ class _Sequence:
         return found  # type: ignore[return-value]
 
 
-def changes(layer: Layer, leaves: Sequence[Any], order: _Sequence) -> list[Change]:
-    """Computes the new basis of every bond of a layer; none for CP, which has no other basis."""
-    if layer.kind == "cp" or not layer.gates:
-        return []
+def changes(
+    layer: Layer, cores: list[jax.Array], gates: list[jax.Array], order: _Sequence
+) -> list[Change]:
+    """Computes the new basis of every bond of a train or a Tucker layer."""
     with jax.default_matmul_precision("highest"):
-        dtype = widest(jnp.float32, *(leaves[k] for k in layer.cores))
-        cores = [_whole(jnp.asarray(leaves[k])).astype(dtype) for k in layer.cores]
-        gates = [_whole(jnp.asarray(leaves[k])).astype(dtype) for k in layer.gates]
+        dtype = widest(jnp.float32, *cores)
+        cores = [core.astype(dtype) for core in cores]
+        gates = [gate.astype(dtype) for gate in gates]
         sides = _train_sides if layer.kind == "tt" else _tucker_sides
         found = []
         for bonds, gate, (left, right) in zip(
@@ -141,35 +142,49 @@ def _change(
     )
 
 
-def moved(
-    layer: Layer, found: list[Change], core: int, value: jax.Array, *, kind: str
+def _moved(
+    layer: Layer, found: list[Change], core: int, values: jax.Array, kinds: list[str]
 ) -> jax.Array:
-    """Returns an array like a core in the new basis; kind: "parameter", "gradient" or "square"."""
-    out = _whole(value)
+    """Returns a core, and arrays of the optimiser's state like it, in the new basis.
+
+    All go in one batch of products, as each product is a kernel to compile.
+
+    Args:
+      layer: the layer.
+      found: its changes.
+      core: position in the layer.
+      values: (arrays, …), the arrays.
+      kinds: what they are, as `_kind` says.
+    """
+    nothing_negative = jnp.all(values.real >= 0, axis=range(1, values.ndim))
+    squares = np.array([k == "square" for k in kinds]) | (
+        nothing_negative & np.array([k == "unknown" for k in kinds])
+    )
+    parameters = np.array([k == "parameter" for k in kinds])
     for change in found:
-        for (position, axis), matrices in change.moves.items():
+        for (position, axis), (of_parameters, of_gradients) in change.moves.items():
             if position == core:
-                matrix = matrices[kind != "parameter"]
-                matrix = jnp.abs(matrix) ** 2 if kind == "square" else matrix
-                dtype = widest(matrix, out)
-                out = times_axis(out.astype(dtype), matrix.astype(dtype), axis)
-    return out
+                squared = (jnp.abs(of_gradients) ** 2).astype(of_gradients.dtype)
+                matrices = jnp.where(squares[:, None, None], squared[None], of_gradients[None])
+                matrices = jnp.where(parameters[:, None, None], of_parameters[None], matrices)
+                dtype = widest(matrices, values)
+                values = jax.vmap(times_axis, (0, 0, None))(
+                    values.astype(dtype), matrices.astype(dtype), axis
+                )
+    return values
 
 
-def parameters_moved(
-    layout: Layout, found: list[list[Change]], leaves: list[Any]
-) -> dict[int, jax.Array]:
-    """Returns cores and gates in the new basis by position among the leaves; gates are 0 or 1."""
-    out = {}
-    for layer, each in zip(layout.layers, found, strict=True):
-        if not each:
-            continue
-        for core, k in enumerate(layer.cores):
-            new = moved(layer, each, core, jnp.asarray(leaves[k]), kind="parameter")
-            out[k] = new.astype(jnp.result_type(leaves[k]))
-        for k, change in zip(layer.gates, each, strict=True):
-            out[k] = change.live.astype(jnp.result_type(leaves[k]))
-    return out
+def _kind(value: jax.Array, parameter: jax.Array, held: bool) -> str:
+    """Tells what an array of the optimiser's state holds: "parameter", "gradient" or "square".
+
+    Those which are real beside complex parameters are squares. Of the others those are taken for
+    squares, whatever their name, which have no negative entry: "unknown" before the data is seen.
+    """
+    if held:
+        return "parameter"
+    if jnp.iscomplexobj(value):
+        return "gradient"
+    return "square" if jnp.iscomplexobj(parameter) else "unknown"
 
 
 def moments_of(layout: Layout, leaves: list[Any], state: Any) -> list[tuple[int, int, bool]]:
@@ -201,43 +216,18 @@ def _owner(path: Path, known: dict[Path, int]) -> int | None:
     return None
 
 
-def moment_moved(
-    layout: Layout, found: list[list[Change]], position: int, value: jax.Array, *, held: bool
-) -> jax.Array:
-    """Returns one array of the optimiser's state in the new basis.
-
-    An array without a negative entry is taken for second moments, whatever its name.
+def _gates_moved(change: Change, values: jax.Array, held: list[bool]) -> jax.Array:
+    """Returns a gate, now in the cores, and its moments: their mean, where they are not negative.
 
     Args:
-      layout: of the parameters.
-      found: changes of all layers.
-      position: of its parameter among the leaves.
-      value: the array.
-      held: whether it holds parameters.
+      change: of its bond.
+      values: (arrays, indices).
+      held: which of them hold parameters, and become what the gate is.
     """
-    for layer, each in zip(layout.layers, found, strict=True):
-        if each and position in layer.gates:
-            return _gate_moment(each[layer.gates.index(position)], value, held)
-        if each and position in layer.cores:
-            core = layer.cores.index(position)
-            new = [
-                moved(layer, each, core, value, kind=kind)
-                for kind in (("parameter",) if held else ("gradient", "square"))
-            ]
-            if len(new) == 1 or jnp.iscomplexobj(value):
-                return new[0].astype(value.dtype)
-            squares = jnp.all(value >= 0) | jnp.iscomplexobj(new[0])
-            return jnp.where(squares, new[1], new[0].real).astype(value.dtype)
-    return value
-
-
-def _gate_moment(change: Change, value: jax.Array, held: bool) -> jax.Array:
-    """Returns a moment of a gate that was brought into the cores: its mean, if not negative."""
-    if held:
-        return change.live.astype(value.dtype)
-    live = change.live
-    mean = jnp.sum(value) / jnp.maximum(jnp.sum(live), 1).astype(value.dtype)
-    return jnp.where(live & jnp.all(value >= 0), mean, jnp.zeros_like(value))
+    live = change.live.astype(values.dtype)
+    mean = jnp.sum(values, 1, keepdims=True) / jnp.maximum(jnp.sum(live), 1)
+    mean = jnp.where(jnp.all(values >= 0, 1, keepdims=True), mean, jnp.zeros_like(mean))
+    return live[None] * jnp.where(np.array(held)[:, None], jnp.ones_like(mean), mean)
 
 
 def changed(
@@ -249,6 +239,8 @@ def changed(
 ) -> tuple[dict[int, jax.Array], list[jax.Array]]:
     """Brings all layers into the basis of their singular vectors, and their moments along.
 
+    Layers of the same shapes are one loop, so that the program holds one copy of the change.
+
     Args:
       layout: of the parameters.
       leaves: the parameters.
@@ -259,19 +251,104 @@ def changed(
     Returns:
       (new cores and gates by position, new moments).
     """
-    order = _Sequence()
-    found = [changes(layer, leaves, order) for layer in layout.layers]
-    rests = {
-        k: stay
-        for layer, stay in zip(layout.layers, stays, strict=True)
-        for k in (*layer.cores, *layer.gates)
-    }
-    new = {
-        k: jnp.where(rests[k], leaves[k], value)
-        for k, value in parameters_moved(layout, found, leaves).items()
-    }
-    out = []
-    for (_, k, held), value in zip(moving, moments, strict=True):
-        made = moment_moved(layout, found, k, value, held=held)
-        out.append(jnp.where(rests[k], value, made))
+    new: dict[int, jax.Array] = {}
+    out = list(moments)
+    done: tuple[jax.Array, ...] = ()
+    for numbers, held in _alike(layout, leaves, moving, moments):
+        parts = [_parts(layout.layers[n]) for n in numbers]
+        owned = [[[m for m, (_, k, _) in enumerate(moving) if k == p] for p in each]
+                 for each in parts]  # fmt: skip
+        arrays = [
+            [[_whole(jnp.asarray(leaves[p])), *(_whole(moments[m]) for m in ms)]
+             for p, ms in zip(each, of_each, strict=True)]
+            for each, of_each in zip(parts, owned, strict=True)
+        ]  # fmt: skip
+        found, done = _each_changed(
+            layout.layers[numbers[0]], held, arrays, [stays[n] for n in numbers], done
+        )
+        for each, of_each, values in zip(parts, owned, found, strict=True):
+            for p, ms, (value, *moved) in zip(each, of_each, values, strict=True):
+                new[p] = like(value, leaves[p])
+                for m, moment in zip(ms, moved, strict=True):
+                    out[m] = like(moment, moments[m])
     return new, out
+
+
+def _parts(layer: Layer) -> tuple[int, ...]:
+    return (*layer.cores, *layer.gates)
+
+
+def _alike(
+    layout: Layout, leaves: list[Any], moving: list[tuple[int, int, bool]], moments: list[Any]
+) -> list[tuple[list[int], list[list[bool]]]]:
+    """Groups the layers that have another basis by kind, shapes and dtypes, moments included.
+
+    Returns:
+      (positions of the layers, whether the moments of each part hold parameters) of each group.
+    """
+    groups: dict[Any, tuple[list[int], list[list[bool]]]] = {}
+    for number, layer in enumerate(layout.layers):
+        if layer.kind == "cp" or not layer.gates:
+            continue
+        parts, held, dtypes = _parts(layer), [], []
+        for p in parts:
+            own = [(m, h) for m, (_, k, h) in enumerate(moving) if k == p]
+            held.append([h for _, h in own])
+            dtypes.append([jnp.result_type(x) for x in (leaves[p], *(moments[m] for m, _ in own))])
+        key = (layer.kind, layer.shapes, layer.ranks, repr(held), repr(dtypes))
+        groups.setdefault(key, ([], held))[0].append(number)
+    return [*groups.values()]
+
+
+def _each_changed(
+    layer: Layer, held: list[list[bool]], arrays: list[Any], stays: list[jax.Array],
+    done: tuple[jax.Array, ...],
+) -> tuple[list[Any], tuple[jax.Array, ...]]:  # fmt: skip
+    """Changes the bases of layers that are like one another, one after the other.
+
+    Args:
+      layer: one of them.
+      held: for each part, whether its moments hold parameters.
+      arrays: for each layer and part, the parameter and its moments.
+      stays: of each layer, whether it stays as it is.
+      done: arrays to wait for.
+    """
+    if len(arrays) == 1:
+        order = _Sequence(done)
+        return [_layer_changed(layer, held, arrays[0], stays[0], order)], order.done
+    zero = jnp.zeros((1,), jnp.float32)
+
+    def body(last: jax.Array, given: Any) -> tuple[jax.Array, Any]:
+        order = _Sequence((last,))
+        values, rests = given
+        out = _layer_changed(layer, held, values, rests, order)
+        return after(zero, *order.done), out
+
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *arrays)
+    last, found = jax.lax.scan(body, after(zero, *done), (stacked, jnp.stack(stays)))
+    return [jax.tree.map(lambda x, n=n: x[n], found) for n in range(len(arrays))], (last,)
+
+
+def _layer_changed(
+    layer: Layer, held: list[list[bool]], arrays: list[list[jax.Array]], stays: jax.Array,
+    order: _Sequence,
+) -> list[list[jax.Array]]:  # fmt: skip
+    """Returns parameters and moments of one layer in the new basis; gates are 0 or 1."""
+    count = len(layer.cores)
+    found = changes(layer, [x[0] for x in arrays[:count]], [x[0] for x in arrays[count:]], order)
+    out = []
+    for part, (values, of_values) in enumerate(zip(arrays, held, strict=True)):
+        dtype, own = widest(*values), [True, *of_values]
+        old = jnp.stack([value.astype(dtype) for value in values])
+        if part < count:
+            kinds = [_kind(x, values[0], h) for x, h in zip(values, own, strict=True)]
+            new = _moved(layer, found, part, old, kinds)
+        else:
+            new = _gates_moved(found[part - count], old, own)
+        new = jnp.where(stays, old.astype(new.dtype), new)
+        out.append([_cast(x, value.dtype) for x, value in zip(new, values, strict=True)])
+    return out
+
+
+def _cast(x: jax.Array, dtype: Any) -> jax.Array:
+    return (x if jnp.issubdtype(dtype, jnp.complexfloating) else x.real).astype(dtype)
