@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tensorjax import mera, tt, tucker
+from tensorjax import convert, mera, tt, tucker
 from tensorjax._kernels import conditions
 from tests.oracles import cores, dense, error, norm
 
@@ -333,6 +333,20 @@ def test_tucker_tensors_of_arrays_of_opposite_sizes(rng, name, train):
     plain, sized = tucker_pair(rng, train, 60)
     for f in (TUCKER[name], jax.jit(TUCKER[name])):
         assert near(f(sized), f(plain), np.float32)
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(np.float32, 60), (np.float64, 530)])
+def test_conversion_to_a_mera_of_cores_of_opposite_sizes(rng, dtype, most):
+    given = [np.asarray(c, dtype) for c in cores(rng, (2,) * 4, 2, np.float64)]
+    powers = drawn_powers(rng, 4, most)
+    sized = [times_power(c, p).astype(dtype) for c, p in zip(given, powers, strict=True)]
+    found, wanted = (
+        convert.tt_to_mera(tt.TT([jnp.asarray(c) for c in train]), tol=1e-3, restarts=0)
+        for train in (sized, given)
+    )
+    assert found[0].size == wanted[0].size
+    assert found[1].error == pytest.approx(wanted[1].error, rel=1e-3, abs=1e-6)
+    assert near(mera.to_dense(found[0]), mera.to_dense(wanted[0]), np.float32)
 
 
 def test_overlaps_of_meras_of_opposite_sizes():
