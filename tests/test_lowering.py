@@ -513,10 +513,7 @@ SYMBOLIC: dict[str, tuple[Case, str, str]] = {
             lambda z, key, draw=draw: sketch.apply(draw(key), z), "key", sizes
         )
         for name, draw, sizes in (
-            ("tt_rows", lambda key: sketch.tt_rows(key, (3, 6), 4), "b, 18"),
-            ("cp_rows", lambda key: sketch.cp_rows(key, (3, 6), 4), "b, 3, 6"),
-            ("khatri_rao", lambda key: sketch.khatri_rao(key, (3, 6), 4), "b, 2, 18"),
-            ("gaussian", lambda key: sketch.gaussian(key, 18, 4), "b, 18"),
+            ("tt_rows", lambda key: sketch.tt_rows(key, (3, 6), 4), "b, 2, 18"),
             ("sparse", lambda _: SPARSE, "b, 18"),
         )
     },
