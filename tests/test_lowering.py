@@ -498,3 +498,47 @@ def test_nothing_need_be_set_in_the_environment() -> None:
         env={**plain, "JAX_PLATFORMS": "cpu"},
     )  # fmt: skip
     assert done.stdout.split() == ["[]"] * 3
+
+
+NUMBERS = "b, 3"
+SYMBOLIC: dict[str, tuple[Case, str, str]] = {
+    # name: the call, the operands it takes, and the sizes of what it is called with
+    "tt.evaluate": (lambda i, x: tt.evaluate(x, i), "x", NUMBERS),
+    "tt.log_density": (lambda i, x: tt.log_density(x, i, squared=True), "x", NUMBERS),
+    "tucker.evaluate": (lambda i, t: tucker.evaluate(t, i), "t", NUMBERS),
+    "tucker.evaluate, dense core": (lambda i, u: tucker.evaluate(u, i), "u", "b, 2, 3"),
+    "sketch.apply": (lambda z, p: sketch.apply(p, z), "p", "b, 256"),
+    **{
+        f"sketch.apply of {name}": (
+            lambda z, key, draw=draw: sketch.apply(draw(key), z), "key", sizes
+        )
+        for name, draw, sizes in (
+            ("tt_rows", lambda key: sketch.tt_rows(key, (3, 6), 4), "b, 2, 18"),
+            ("sparse", lambda _: SPARSE, "b, 18"),
+        )
+    },
+}  # fmt: skip
+SPARSE = sketch.sparse(jax.random.key(1), 18, 4)
+QUICK = ("sketch.apply", "sketch.apply of sparse")
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in SYMBOLIC]
+)
+def test_numbers_of_rows_and_of_entries_may_be_symbolic(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.undo()  # limits as they are
+    call, needs, sizes = SYMBOLIC[name]
+    operands = [given(jnp.dtype("float32"))[n] for n in needs.split()]
+    shape = jax.export.symbolic_shape(sizes)
+    whole = "evaluate" in name or "density" in name
+    like = jax.ShapeDtypeStruct(shape, jnp.int32 if whole else jnp.float32)
+    exported = exported_for(call, like, *operands, platform=["cpu", *PLATFORMS])
+    rng = np.random.default_rng(len(name))
+    size = (int(rng.integers(3, 2000)), *shape[1:])
+    drawn = rng.integers(-2, 2, size) if whole else rng.normal(size=size)
+    drawn = drawn.astype(like.dtype)
+    wanted = np.asarray(call(drawn, *operands))
+    found = exported.call(drawn, *operands)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())

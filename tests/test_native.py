@@ -340,6 +340,26 @@ def test_gradients_of_products(monkeypatch: pytest.MonkeyPatch) -> None:
         np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-7)
 
 
+@built
+@pytest.mark.slow
+def test_gradients_of_products_in_batches() -> None:
+    """By operands that the batch shares, and by such that differ."""
+    a, x = pair(34, (2, 2, 2), (2, 2, 2), 2, 2)
+
+    def one(s: jax.Array, a: tt.TTMatrix, x: tt.TT) -> jax.Array:
+        return tt.norm(tt.matvec(a * s, x, rank=1))
+
+    every = [0.5, 2.0]
+    found = jax.grad(lambda *of: jax.vmap(one, (0, None, None))(*of).sum(), (0, 1, 2))(
+        jnp.array(every), a, x
+    )
+    slope = jax.jit(jax.grad(one, (0, 1, 2)))
+    by, by_a, by_x = zip(*(slope(jnp.asarray(s), a, x) for s in every), strict=True)
+    wanted = jnp.stack(by), *(jax.tree.map(jnp.add, *both) for both in (by_a, by_x))
+    for g, w in zip(*map(jax.tree.leaves, (found, wanted)), strict=True):
+        np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-5)
+
+
 def host(t: tt.TT) -> list[np.ndarray]:
     return [np.asarray(c) for c in t.cores]
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tensorjax import mera, tt, tucker
+from tensorjax import convert, mera, tt, tucker
 from tensorjax._kernels import conditions
 from tests.oracles import cores, dense, error, norm
 
@@ -333,6 +333,21 @@ def test_tucker_tensors_of_arrays_of_opposite_sizes(rng, name, train):
     plain, sized = tucker_pair(rng, train, 60)
     for f in (TUCKER[name], jax.jit(TUCKER[name])):
         assert near(f(sized), f(plain), np.float32)
+
+
+@pytest.mark.parametrize("rising", [True, False])
+def test_conversion_to_a_mera_of_cores_of_opposite_sizes(rng, rising):
+    given = cores(rng, (2,) * 4, 2, np.float64)
+    # Products of two neighbours leave the range of double precision.
+    powers = sorted(drawn_powers(rng, 4, 1000), reverse=not rising)
+    sized = [times_power(c, p) for c, p in zip(given, powers, strict=True)]
+    found, wanted = (
+        convert.tt_to_mera(tt.TT([jnp.asarray(c) for c in train]), tol=1e-3, restarts=0)
+        for train in (sized, given)
+    )
+    assert found[0].size == wanted[0].size
+    assert found[1].error == pytest.approx(wanted[1].error, rel=1e-3, abs=1e-6)
+    assert near(mera.to_dense(found[0]), mera.to_dense(wanted[0]), np.float32)
 
 
 def test_overlaps_of_meras_of_opposite_sizes():

@@ -154,7 +154,9 @@ def random_round(cores: Cores, key: Any, ranks: Sequence[int], extra: int) -> tu
     return truncate_back([*wider, core], weights, ranks), exponent
 
 
-def truncate_back(cores: Cores, weights: Sequence[Any], ranks: Sequence[int]) -> Cores:
+def truncate_back(
+    cores: Cores, weights: Sequence[Any], ranks: Sequence[int], *, exact: bool = False
+) -> Cores:
     """Sweeps back in rounding: truncates a left-orthogonal train from right to left.
 
     Args:
@@ -162,7 +164,11 @@ def truncate_back(cores: Cores, weights: Sequence[Any], ranks: Sequence[int]) ->
       weights: d−1 small matrices that make the columns of the cores orthonormal; None where they
         are.
       ranks: d−1.
+      exact: by SVD alone, without a conditional. Derivative rules need it: of a conditional that
+        `jax.vmap` batches inside a rule JAX has no transpose.
     """
+    if exact:
+        return _truncated_back(cores, weights, ranks, _svd_cut)[0]
     out, too_deep = _truncated_back(cores, weights, ranks, _gram_cut)
 
     def careful(cores: Cores) -> Cores:

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from tensorjax import _check, _native, _placement
+from tensorjax import _check, _native, _placement, _symbolic
 from tensorjax._kernels.first_calls import FirstCalls
 
 Arrays = Sequence[Any]
@@ -232,7 +232,7 @@ def large_result(arrays: Arrays, facts: Facts) -> bool:
     _CORE + "projection",
 )
 def large_input(arrays: Arrays, facts: Facts) -> bool:
-    return arrays[0].size >= LARGE_INPUT
+    return _symbolic.planned(arrays[0].size) >= LARGE_INPUT
 
 
 @_condition(f"rows of {VECTOR} bytes or more", "C++ fills whole vector registers")
@@ -356,7 +356,7 @@ def read_by_host(arrays: Arrays, facts: Facts) -> bool:
     x = arrays[0]
     if isinstance(x, np.ndarray):
         return True
-    return x.size <= SMALL_BATCH and _check.on_cpu(x) and not x.committed
+    return _check.on_cpu(x) and x.size <= SMALL_BATCH and not x.committed
 
 
 @_condition("fewer rows than int32 counts", "C++ counts ids in 32 bits")

@@ -12,6 +12,7 @@ import numpy as np
 from tensorjax import _blas_threads, _check, linalg, mera, tt
 from tensorjax._cores.orthogonalization import left_qr, right_lq, right_orthogonal
 from tensorjax._cores.overlaps import difference
+from tensorjax._cores.scaling import balanced
 from tensorjax._cores.unfoldings import Cores, absorb, join, merge, times_right
 from tensorjax._formats.trains import single
 from tensorjax._placement import placed
@@ -157,7 +158,9 @@ class _Source:
     def __init__(self, t: TT, tol: float):
         self.t, self.tol, self.dtype = t, tol, t.dtype
         kind = np.result_type(linalg.factor_dtype(t.dtype), np.float64)
-        self.given = [np.asarray(c).astype(kind, copy=False) for c in t.cores]
+        given = [np.asarray(c).astype(kind, copy=False) for c in t.cores]
+        # Evened out, for products of cores of opposite sizes would leave the range on the way.
+        self.given = balanced(given, fit=(0, 0))
         self.cores, _ = right_orthogonal(self.given, scale=False)
         self.scale = float(np.abs(self.cores[0]).max()) or 1.0
         self.cores[0] = self.cores[0] / self.scale

@@ -14,6 +14,7 @@ from tensorjax._eager import evaluated_eagerly
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY, PROGRAM, ROUNDED, Kernel
 from tensorjax._placement import placed
+from tensorjax._symbolic import is_static
 from tensorjax.sketch import _apply_on_host, _sparse_input
 from tensorjax.sketch._dense_input import as_dtype, project
 from tensorjax.sketch._train_input import project_train
@@ -186,7 +187,7 @@ def _project(p: Any, x: jax.Array, lead: tuple[int, ...]) -> tuple[jax.Array, ja
     dtype = promoted(p.dtype, x.dtype)
     wide = accumulator(dtype)
     batch = math.prod(lead)
-    if batch == 0:
+    if is_static(batch) and batch == 0:
         return jnp.zeros((*lead, p.out_size), dtype), jnp.asarray(True)
     x = x.reshape(batch, -1).astype(wide)
     y = project(as_dtype(p, wide), x)

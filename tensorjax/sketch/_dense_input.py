@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from tensorjax import _native
 from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
 from tensorjax._kernels.table import CPP, TRACE
+from tensorjax._symbolic import is_static, planned
 from tensorjax.contract import einsum
 from tensorjax.sketch import _mode_groups
 from tensorjax.sketch._types import CPRows, Dense, Kronecker, Projection, Sparse, TTRows
@@ -73,7 +74,7 @@ def _kronecker(p: Kronecker, x: jax.Array) -> jax.Array:
 def _by_groups(p: Kronecker, x: jax.Array) -> jax.Array:
     batch, size = x.shape
     n, m, ranks = p.in_shape, p.out_shape, (1, *p.ranks, 1)
-    plan = _mode_groups.choose(batch, size, n, m, ranks)
+    plan = _mode_groups.choose(planned(batch), size, n, m, ranks)
     if plan.pads_input:
         x = _padded(x, math.prod(n))
     cores = scaled_cores(p)
@@ -111,9 +112,9 @@ def _by_halves(function: Callable[..., jax.Array], cut: int, p: Kronecker, x: An
     """Projects dense rows by a function of the rows and of both merged halves of the map."""
     cores = scaled_cores(p)
     left, right = merge(cores[:cut]), merge(cores[cut:])
-    rows = x.reshape(len(x), left.shape[2], right.shape[2])
+    rows = x.reshape(x.shape[0], left.shape[2], right.shape[2])
     y = function(rows, jnp.swapaxes(left[0], 0, 1), jnp.swapaxes(right[..., 0], 1, 2))
-    return y.reshape(len(x), -1)[:, : p.out_size]
+    return y.reshape(x.shape[0], -1)[:, : p.out_size]
 
 
 @jax.custom_batching.custom_vmap
@@ -160,7 +161,7 @@ def _group(y: jax.Array, core: jax.Array) -> jax.Array:
 def _independent_rows(p: TTRows | CPRows, x: jax.Array) -> jax.Array:
     batch, n = x.shape[0], p.in_shape
     widths = (p.terms,) * (len(n) - 1) if isinstance(p, CPRows) else p.ranks
-    s = _mode_groups.split_rows(batch, n, p.out_size, widths)
+    s = _mode_groups.split_rows(planned(batch), n, p.out_size, widths)
     if s == 0:
         return _times_transpose(x, row_matrix(p)[:, : x.shape[1]])
     left, right = halves(p, s)
@@ -207,18 +208,21 @@ def _row_block(p: TTRows | CPRows, start: int, stop: int) -> jax.Array:
 def _sparse(p: Sparse, x: jax.Array) -> jax.Array:
     scale = math.sqrt(p.law.fourth_moment / p.out_size)
     m, size = p.out_size, p.in_size
-    gather = 50 * x.shape[0] * p.sign.shape[0]  # a random access costs what ~50 reads in order do
-    fill = _mode_groups.product_cost(x.shape[0], size, m) + 2 * size * m
+    rows = planned(x.shape[0])
+    gather = 50 * rows * p.sign.shape[0]  # a random access costs what ~50 reads in order do
+    fill = _mode_groups.product_cost(rows, size, m) + 2 * size * m
     if fill < gather:
         w = jnp.zeros(m * size, x.dtype).at[p.index].set(p.sign, mode="drop")
         return _times_transpose(x, w.reshape(m, size)) * scale
-    row, column = p.index // size, p.index % size
+    target, column = p.index // size, p.index % size
 
     def one(row_of_x: jax.Array) -> jax.Array:
-        return jax.ops.segment_sum(row_of_x[column] * p.sign, row, m)
+        return jax.ops.segment_sum(row_of_x[column] * p.sign, target, m)
 
+    if not is_static(x.shape[0]):
+        return jax.vmap(one)(x) * scale
     rows_at_once = max(1, _CHUNK // p.sign.shape[0])
-    return jax.lax.map(one, x, batch_size=min(rows_at_once, x.shape[0])) * scale
+    return jax.lax.map(one, x, batch_size=min(rows_at_once, rows)) * scale
 
 
 def as_dtype(p: Any, dtype: Any) -> Any:

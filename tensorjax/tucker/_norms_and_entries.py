@@ -18,6 +18,7 @@ from tensorjax._ids import counted
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import PROGRAM
 from tensorjax._placement import placed, returned
+from tensorjax._symbolic import is_static
 from tensorjax._typing import ArrayLike
 from tensorjax.tucker._algebra import aligned
 from tensorjax.tucker._types import Tucker, near_one_parts, on_host, one, times
@@ -230,7 +231,7 @@ def _evaluate(t: Tucker, indices: jax.Array) -> jax.Array:
 
     cores = t.core.cores if train else [t.core]
     piece = max(1, _PIECE // max(math.prod(c.shape[1:]) for c in cores))
-    if indices.shape[0] <= piece:
+    if not is_static(indices.shape[0]) or indices.shape[0] <= piece:  # symbolic sizes: in one piece
         return jax.vmap(row)(indices)
     return jax.lax.map(row, indices, batch_size=piece)
 

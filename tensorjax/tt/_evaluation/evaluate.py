@@ -17,6 +17,7 @@ from tensorjax._ids import counted
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
+from tensorjax._symbolic import is_static, planned
 from tensorjax._transfer import on_device
 from tensorjax._typing import ArrayLike
 from tensorjax.tt._evaluation import numpy_entries
@@ -98,7 +99,7 @@ def _evaluate(t: TT, indices: jax.Array) -> jax.Array:
 
     widest = max(table.shape[1] * table.shape[2] for table in tables)
     piece = max(1, _GATHER_LIMIT // widest)
-    if indices.shape[0] <= piece:
+    if not is_static(indices.shape[0]) or indices.shape[0] <= piece:  # symbolic sizes: in one piece
         out = jax.vmap(entry)(tuple(rows))
     else:
         out = jax.lax.map(entry, tuple(rows), batch_size=piece)
@@ -108,9 +109,10 @@ def _evaluate(t: TT, indices: jax.Array) -> jax.Array:
 def _groups(t: TT, batch: int) -> Sequence[tuple[int, int]]:
     """Chooses which neighbouring cores to multiply into tables, to evaluate a batch of that size.
 
-    Long ones at both ends, where products are vectors; small tables between, for the cache.
+    Long ones at both ends, where products are vectors; small tables between, for the cache. A
+    symbolic size (`jax.export.symbolic_shape`) is planned as 1024.
     """
-    return _grouped(t.shape, t.ranks, batch)
+    return _grouped(t.shape, t.ranks, planned(batch))
 
 
 @functools.lru_cache(maxsize=1024)

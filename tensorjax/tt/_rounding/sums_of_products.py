@@ -164,20 +164,34 @@ def _by_sweeps(
 
 
 def _one_by_xla(
-    ranks: tuple[int, ...], extra: int, a: TTMatrix, x: TT, weight: Any, key: Any
+    ranks: tuple[int, ...],
+    extra: int,
+    a: TTMatrix,
+    x: TT,
+    weight: Any,
+    key: Any,
+    exact: bool = False,
 ) -> list[Any]:
-    return list(_by_xla([(a, x)], [weight], None, key, ranks, extra).cores)
+    return list(_by_xla([(a, x)], [weight], None, key, ranks, extra, exact).cores)
 
 
 @_either.defjvp
 def _either_jvp(ranks: tuple[int, ...], extra: int, primals: Any, tangents: Any) -> Any:
     """Differentiates XLA's sweeps for a product; C++ ones use the same random train."""
     *arrays, key = primals
-    differentiable = functools.partial(_one_by_xla, ranks, extra, key=key)
+    differentiable = functools.partial(_one_by_xla, ranks, extra, key=key, exact=True)
     return jax.jvp(differentiable, tuple(arrays), tuple(tangents[:-1]))
 
 
-def _by_xla(terms: Any, weights: Any, tol: Any, key: Any, ranks: tuple[int, ...], extra: int) -> TT:
+def _by_xla(
+    terms: Any,
+    weights: Any,
+    tol: Any,
+    key: Any,
+    ranks: tuple[int, ...],
+    extra: int,
+    exact: bool = False,
+) -> TT:
     dtype = jnp.result_type(*(t.dtype for term in terms for t in term))
     work = linalg.factor_dtype(dtype)
     factors = [factors_of(term, work) for term in terms]
@@ -190,7 +204,7 @@ def _by_xla(terms: Any, weights: Any, tol: Any, key: Any, ranks: tuple[int, ...]
     if tol is not None and len(modes) > 1:
         cores = round(TT._unchecked(tuple(cores)), rank=ranks, tol=tol, method="svd").cores
     elif len(modes) > 1 and widths[1:-1] != ranks:
-        cores = sweeps.truncate_back(cores, [None] * len(ranks), ranks)
+        cores = sweeps.truncate_back(cores, [None] * len(ranks), ranks, exact=exact)
     cores = sweeps.scaled_back(list(cores), exponent + jnp.zeros((), jnp.int32))
     return TT._unchecked(tuple(c.astype(dtype) for c in cores))
 

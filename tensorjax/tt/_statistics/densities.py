@@ -160,8 +160,8 @@ def _log_entries(t: TT, index: Any) -> tuple[Any, Any]:
     xp = np if linalg.is_host(t.cores[0]) else jnp
     dtype = linalg.factor_dtype(t.dtype)
     flat = index.reshape(-1, t.order)
-    rows = xp.ones((len(flat), 1), dtype)
-    log = xp.zeros(len(flat), xp.finfo(dtype).dtype)
+    rows = xp.ones((flat.shape[0], 1), dtype)
+    log = xp.zeros(flat.shape[0], xp.finfo(dtype).dtype)
     for core, at in zip(t.cores, flat.T, strict=True):
         at = xp.where(at < 0, at + core.shape[1], at)
         rows = einsum("br,rbs->bs", rows, xp.take(core.astype(dtype), at, axis=1))
