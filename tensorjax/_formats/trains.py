@@ -125,9 +125,7 @@ class _Train(Summable):
         if isinstance(exponent, int) and not isinstance(exponent, bool):
             return self.namespace.power(self, exponent)
         if isinstance(exponent, float):
-            raise not_exact(
-                self, "a fractional power", "map(lambda x: x**p, t, tol=, key=)"
-            )
+            raise not_exact(self, "a fractional power", "map(lambda x: x**p, t, tol=, key=)")
         return NotImplemented
 
     def __truediv__(self, other: Scalar) -> Self:
