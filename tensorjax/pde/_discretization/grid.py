@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from tensorjax import _check
+from tensorjax import _chebyshev, _check
 from tensorjax._typing import ArrayLike
 from tensorjax.pde._arguments import floats
 
@@ -88,7 +88,7 @@ class Axis:
         if self.kind == "fourier":
             return _fixed(self.low + self.length * np.arange(self.n) / self.n)
         if self.kind == "chebyshev":
-            return _fixed(self.low + self.length * (1 - np.cos(self._angles[1:-1])) / 2)
+            return _fixed(self.low + self.length * (1 + _chebyshev.extrema(self.n + 2)[1:-1]) / 2)
         return _fixed(self.low + self.length * np.arange(1, self.n + 1) / (self.n + 1))
 
     @functools.cached_property
@@ -97,7 +97,7 @@ class Axis:
         if self.kind == "fourier":
             return _fixed(np.full(self.n, self.length / self.n))
         if self.kind == "chebyshev":
-            return _fixed(self.length / 2 * _clenshaw_curtis(self.n + 1))
+            return _fixed(self.length / 2 * _chebyshev.clenshaw_curtis(self.n + 2))
         return _fixed(np.full(self.n, self.length / (self.n + 1)))
 
     @functools.cached_property
@@ -223,15 +223,7 @@ class Axis:
     def _lagrange(self, xp: Any, y: Any) -> Any:
         """Evaluates the Lagrange polynomials of a Chebyshev grid with its end points at y."""
         ends = np.concatenate([[self.low], self.points, [self.high]])
-        # Barycentric weights of Chebyshev points of the second kind: signs alternate, and the ends
-        # count half (Berrut, Trefethen, SIAM Rev. 46 (2004), section 5). The quotient is stable.
-        weights = (-1.0) ** np.arange(self.n + 2)
-        weights[[0, -1]] /= 2
-        gap = y[:, None] - xp.asarray(ends, y.dtype)[None]
-        at = gap == 0
-        part = xp.asarray(weights, y.dtype)[None] / xp.where(at, xp.ones_like(gap), gap)
-        part = xp.where(at.any(axis=1)[:, None], at.astype(y.dtype), part)
-        return part / part.sum(axis=1)[:, None]
+        return _chebyshev.lagrange(xp, ends, _chebyshev.extremum_weights(self.n + 2), y)
 
     def _local(self, xp: Any, y: Any) -> Any:
         place = (y - self.low) / (self.length / (self.n + 1)) - 1
@@ -250,25 +242,13 @@ class Axis:
         return np.pi * np.arange(self.n + 2) / (self.n + 1)
 
     @functools.cached_property
-    def _chebyshev(self) -> np.ndarray:
-        """First-derivative matrix of a Chebyshev grid, Gauss–Lobatto points with both ends."""
-        t = self._angles
-        half = np.add.outer(t, t) / 2, np.subtract.outer(t, t) / 2
-        gap = self.length * np.sin(half[0]) * np.sin(half[1])  # x_i − x_j without cancellation
-        np.fill_diagonal(gap, 1)
-        w = (-1.0) ** np.arange(len(t))
-        w[[0, -1]] /= 2
-        out = w[None] / w[:, None] / gap
-        np.fill_diagonal(out, 0)
-        return out - np.diag(out.sum(1))
-
-    @functools.cached_property
     def _projected(self) -> tuple[np.ndarray, np.ndarray]:
         """First and second derivative on a Chebyshev grid without ends, by Galerkin."""
         x, w = np.polynomial.legendre.leggauss(self.n + 2)
         half = self.length / 2
         at = self._lagrange(np, self.low + half * (x + 1))
-        value, slope = at[:, 1:-1], at @ self._chebyshev[:, 1:-1]
+        value = at[:, 1:-1]
+        slope = at @ _chebyshev.differentiation(self.n + 2)[:, 1:-1] / half
         weighted = (half * w)[:, None] * value
         mass, first = weighted.T @ value, weighted.T @ slope
         first = (first - first.T) / 2  # skew but for roundoff
@@ -437,11 +417,3 @@ def _slope_weights(offsets: np.ndarray) -> np.ndarray:
     size = np.abs(offsets).max()
     powers = np.vander(offsets / size, increasing=True).T
     return np.linalg.solve(powers, np.eye(len(offsets))[1]) / size
-
-
-def _clenshaw_curtis(intervals: int) -> np.ndarray:
-    """Returns the Clenshaw–Curtis weights of a Chebyshev grid's interior points on [−1, 1]."""
-    angles = np.pi * np.arange(1, intervals) / intervals
-    k = np.arange(1, intervals // 2 + 1)
-    factor = np.where(2 * k == intervals, 1.0, 2.0) / (4 * k**2 - 1)
-    return 2 / intervals * (1 - np.cos(2 * np.outer(angles, k)) @ factor)
