@@ -12,20 +12,25 @@ Example:
 """
 
 from tensorjax.tt.functions.algebra import add, compose, multiply, ones_like, round
+from tensorjax.tt.functions.bspline import BSpline
 from tensorjax.tt.functions.calculus import derivative, inner, integrate, norm
 from tensorjax.tt.functions.chebyshev import Chebyshev
 from tensorjax.tt.functions.evaluation import evaluate, gradient
+from tensorjax.tt.functions.fitting import FitInfo, fit
 from tensorjax.tt.functions.function_train import FunctionTrain
 from tensorjax.tt.functions.interpolation import InterpolateInfo, interpolate
 
 __all__ = [
+    "BSpline",
     "Chebyshev",
+    "FitInfo",
     "FunctionTrain",
     "InterpolateInfo",
     "add",
     "compose",
     "derivative",
     "evaluate",
+    "fit",
     "gradient",
     "inner",
     "integrate",

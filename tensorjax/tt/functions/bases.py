@@ -19,8 +19,15 @@ class Basis(abc.ABC):
     All matrices are NumPy's, in double precision.
     """
 
-    low: float
-    high: float
+    @property
+    @abc.abstractmethod
+    def low(self) -> float:
+        """Left end of the interval of the basis."""
+
+    @property
+    @abc.abstractmethod
+    def high(self) -> float:
+        """Right end of the interval of the basis."""
 
     @property
     @abc.abstractmethod

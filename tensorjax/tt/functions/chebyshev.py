@@ -134,7 +134,8 @@ def _polynomials(t: jax.Array, count: int) -> jax.Array:
     is that of the series, for arccos has none at the ends.
     """
     angle = jnp.arccos(jnp.clip(t, -1, 1))  # roundoff may lead outside
-    return jnp.cos(angle[..., None] * jnp.arange(count, dtype=t.dtype))
+    degrees = jnp.arange(count, dtype=t.dtype).reshape((1,) * t.ndim + (count,))
+    return jnp.cos(angle[..., None] * degrees)
 
 
 @_polynomials.defjvp

@@ -13,6 +13,7 @@ from tensorjax._formats.serialization import serializable
 from tensorjax._formats.trains import TT, single
 from tensorjax._typing import ArrayLike, DType, Scalar
 from tensorjax.tt.functions.bases import Basis
+from tensorjax.tt.functions.bspline import BSpline
 from tensorjax.tt.functions.chebyshev import Chebyshev
 
 
@@ -163,7 +164,7 @@ def checked_variable(f: FunctionTrain, variable: Any) -> int:
     return _check.integer("variable", variable, low=-f.ndim, high=f.ndim - 1) % f.ndim
 
 
-_KINDS: dict[str, Any] = {"Chebyshev": Chebyshev}
+_KINDS: dict[str, Any] = {"BSpline": BSpline, "Chebyshev": Chebyshev}
 
 jax.tree_util.register_pytree_with_keys(
     FunctionTrain,
