@@ -2,13 +2,13 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tensorjax._typing import ArrayLike
 from tensorjax.tt.functions.bases import Basis, checked_interval, degree_of, fixed
 
 
@@ -44,7 +44,7 @@ class BSpline(Basis):
     knots: tuple[float, ...]
     degree: int = 3
 
-    def __init__(self, knots: Sequence[float], degree: int = 3):
+    def __init__(self, knots: ArrayLike, degree: int = 3):
         p = degree_of(degree, 0)
         try:
             values = np.asarray(knots, np.float64)

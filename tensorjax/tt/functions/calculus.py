@@ -10,7 +10,7 @@ from tensorjax._placement import placed
 from tensorjax.tt import _norms
 from tensorjax.tt._arrays.reductions import mode_product
 from tensorjax.tt._evaluation.evaluate import contract_modes
-from tensorjax.tt.functions.common_bases import on_common_bases, real_matrix, times_modes
+from tensorjax.tt.functions.common_bases import in_dtype, on_common_bases, times_modes
 from tensorjax.tt.functions.function_train import FunctionTrain, checked, checked_variable
 
 
@@ -49,7 +49,7 @@ def integrate(
         raise ValueError(f"variables: expected different ones, got {variables!r}")
     if not chosen:
         return f
-    vectors = {k: real_matrix(f.bases[k].integrals, f.dtype) for k in chosen}
+    vectors = {k: in_dtype(f.bases[k].integrals, f.dtype) for k in chosen}
     rest = contract_modes(f.coefficients, vectors)
     if len(chosen) == f.ndim:
         return rest
@@ -89,7 +89,7 @@ def derivative(f: FunctionTrain, variable: int, order: int = 1) -> FunctionTrain
     bases, train = list(f.bases), f.coefficients
     for _ in range(_check.integer("order", order, low=1)):
         bases[k], matrix = bases[k].derivative()
-        train = mode_product(train, real_matrix(matrix, f.dtype), k)
+        train = mode_product(train, in_dtype(matrix, f.dtype), k)
     return FunctionTrain._unchecked(tuple(bases), train)
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from tensorjax._formats.trains import TT
@@ -12,15 +11,15 @@ from tensorjax.tt.functions.bases import Basis, same_interval
 from tensorjax.tt.functions.function_train import FunctionTrain, checked
 
 
-def real_matrix(matrix: np.ndarray, dtype: Any) -> np.ndarray:
-    """Casts a matrix or vector of a basis to the precision of a train's coefficients."""
-    return matrix.astype(jnp.finfo(dtype).dtype)
+def in_dtype(matrix: np.ndarray, dtype: Any) -> np.ndarray:
+    """Casts a matrix or vector of a basis to the dtype of a train's coefficients."""
+    return matrix.astype(dtype)
 
 
 def times_modes(t: TT, matrices: Mapping[int, np.ndarray]) -> TT:
     """Multiplies modes of a train of coefficients by matrices of their bases."""
     for k, matrix in matrices.items():
-        t = mode_product(t, real_matrix(matrix, t.dtype), k)
+        t = mode_product(t, in_dtype(matrix, t.dtype), k)
     return t
 
 

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorjax._cores.contraction import einsum
 from tensorjax._cores.orthogonalization import left_qr, right_orthogonal
 from tensorjax._cores.unfoldings import Cores, absorb
 from tensorjax.tt.functions.bases import Basis
@@ -149,11 +148,3 @@ def without_tails(
         if keep < basis.size:
             out_bases[k], out_cores[k] = of_degree(basis, keep - 1), cores[k][:, :keep]
     return out_bases, out_cores
-
-
-def host_values(bases: Sequence[Basis], cores: Cores, x: np.ndarray) -> np.ndarray:
-    """Evaluates a functional train of host cores at points (batch, d)."""
-    held = np.ones((len(x), 1))
-    for k, (basis, core) in enumerate(zip(bases, cores, strict=True)):
-        held = einsum("ba,bn,ans->bs", held, basis.values(x[:, k]), core)
-    return held[:, 0]

@@ -1,6 +1,7 @@
 """Values and gradients of functional trains at points."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -9,8 +10,11 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._cores.contraction import einsum
+from tensorjax._cores.unfoldings import Cores
 from tensorjax._placement import placed
+from tensorjax._transfer import on_device
 from tensorjax._typing import ArrayLike
+from tensorjax.tt.functions.bases import Basis
 from tensorjax.tt.functions.function_train import FunctionTrain, checked
 
 # Elements that one piece of a long batch may take in a product with a core.
@@ -44,13 +48,17 @@ def evaluate(f: FunctionTrain, x: ArrayLike) -> jax.Array:
       True
 
     O(d n r²) operations a point. Intermediate results are kept in range by powers of two, and long
-    batches are done in pieces.
+    batches are done in pieces. Concrete arguments on a CPU are served by NumPy.
 
     Source: Gorodetsky et al. (2019), section 2. Ours: the scaling.
     """
     checked(f)
     points = checked_points(f, x)
     flat = points.reshape(-1, f.ndim)
+    if _check.on_cpu(flat, f):  # by NumPy: nothing is compiled for every new number of points
+        cores = [np.asarray(c) for c in f.coefficients.cores]
+        out = host_values(f.bases, cores, np.asarray(flat)).reshape(points.shape[:-1])
+        return on_device([out.astype(_dtype(f, jnp.asarray(flat[:0]).dtype), copy=False)])[0]
     return _evaluate(f, jnp.asarray(flat)).reshape(points.shape[:-1])
 
 
@@ -118,10 +126,11 @@ def _gradient(f: FunctionTrain, x: jax.Array) -> jax.Array:
         def part(x: jax.Array, take: Any) -> jax.Array:
             return jnp.sum(take(_values(f, x)))
 
-        real = jax.grad(part)(x, jnp.real)
-        if not jnp.issubdtype(f.dtype, jnp.complexfloating):
-            return real
-        return jax.lax.complex(real, jax.grad(part)(x, jnp.imag))
+        out = jax.grad(part)(x, jnp.real)
+        if jnp.issubdtype(f.dtype, jnp.complexfloating):
+            out = jax.lax.complex(out, jax.grad(part)(x, jnp.imag))
+        outside = jnp.isnan(_values(f, x))
+        return jnp.where(outside[:, None], jnp.asarray(jnp.nan, out.dtype), out)
 
     return in_pieces(f, x, piece)
 
@@ -139,7 +148,7 @@ def in_pieces(f: FunctionTrain, x: jax.Array, function: Any) -> jax.Array:
 
 
 def _values(f: FunctionTrain, x: jax.Array) -> jax.Array:
-    dtype = jnp.promote_types(f.dtype, x.dtype)
+    dtype = _dtype(f, x.dtype)
     x = x.astype(jnp.finfo(dtype).dtype)
     held, exponent = jnp.ones((x.shape[0], 1), dtype), jnp.zeros((x.shape[0], 1), jnp.int32)
     for k, (basis, core) in enumerate(zip(f.bases, f.coefficients.cores, strict=True)):
@@ -148,3 +157,30 @@ def _values(f: FunctionTrain, x: jax.Array) -> jax.Array:
         held, more = linalg.normalized(held, -1)
         exponent = exponent + more
     return linalg.scaled(held[:, 0], exponent[:, 0])
+
+
+def _dtype(f: FunctionTrain, of_points: Any) -> Any:
+    """Dtype of values: the wider precision of coefficients and points, complex if they are."""
+    real = jnp.finfo(f.dtype).dtype
+    if jnp.finfo(of_points).bits > jnp.finfo(real).bits:
+        real = of_points
+    if not jnp.issubdtype(f.dtype, jnp.complexfloating):
+        return real
+    return np.dtype(np.complex128 if jnp.finfo(real).bits == 64 else np.complex64)
+
+
+def host_values(bases: Sequence[Basis], cores: Cores, x: np.ndarray) -> np.ndarray:
+    """Evaluates a functional train of host cores at points (batch, d), in double precision."""
+    wide = [c.astype(linalg.factor_dtype(c.dtype)) for c in cores]
+    wide = [c.astype(np.result_type(c.dtype, np.float64)) for c in wide]
+    piece = max(1, _PIECE // max(c.size // min(c.shape[0], c.shape[2]) for c in wide))
+    out = []
+    for first in range(0, max(1, len(x)), piece):
+        rows = x[first : first + piece]
+        held, exponent = np.ones((len(rows), 1)), np.zeros((len(rows), 1), int)
+        for k, (basis, core) in enumerate(zip(bases, wide, strict=True)):
+            held = einsum("ba,bn,ans->bs", held, basis.values(rows[:, k]), core)
+            held, more = linalg.normalized(held, -1)
+            exponent = exponent + more
+        out.append(linalg.scaled(held, exponent)[:, 0])
+    return np.concatenate(out)

@@ -21,12 +21,12 @@ from tensorjax.tt.functions.common_bases import times_modes
 from tensorjax.tt.functions.degree_choice import (
     Values,
     first_bases,
-    host_values,
     of_degree,
     slice_norms,
     uniform,
     without_tails,
 )
+from tensorjax.tt.functions.evaluation import host_values
 from tensorjax.tt.functions.function_train import FunctionTrain
 
 InterpolateStatus = Literal[
@@ -295,8 +295,7 @@ class _Work:
 
     def measured(self, bases: list[Basis], cores: Cores) -> tuple[float, float, float]:
         """Measures the error at the random points: relative, its deviation, and the largest."""
-        wide = [c.astype(np.result_type(c.dtype, np.float64)) for c in cores]
-        difference = np.abs(host_values(bases, wide, self.tests) - self.true)
+        difference = np.abs(host_values(bases, cores, self.tests) - self.true)
         top, scale = np.abs(self.true).max(), (difference**2).mean()
         if not scale:
             return 0.0, 0.0, 0.0

@@ -122,7 +122,7 @@ def _design(left: np.ndarray, at: np.ndarray, right: np.ndarray) -> np.ndarray:
 def _positive_solve(matrix: np.ndarray, right_side: np.ndarray, shift: float) -> np.ndarray:
     """Solves a regularised positive semidefinite system."""
     # Roundoff must not make a direction that no sample sees look determined.
-    floor = 4 * np.finfo(matrix.real.dtype).eps * float(matrix.real.trace())
+    floor = 4 * np.finfo(np.float64).eps * float(np.real(np.trace(matrix)))
     matrix[np.diag_indices(len(matrix))] += max(shift, floor) or 1.0
     return np.linalg.solve(matrix, right_side[:, None])[:, 0]
 
