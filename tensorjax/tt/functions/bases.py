@@ -3,14 +3,14 @@
 import abc
 import functools
 import math
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._typing import JaxOrHost
+from tensorjax._typing import AnyArray
 
 
 class Basis(abc.ABC):
@@ -95,7 +95,7 @@ class Basis(abc.ABC):
         """Matrix R (n, n), upper triangular, with Rᵀ R the Gram matrix: ‖f‖ in L² is ‖R c‖."""
         return fixed(np.linalg.cholesky(self.gram).T)
 
-    def values(self, x: JaxOrHost) -> Any:
+    def values(self, x: AnyArray) -> AnyArray:
         """Evaluates all functions of the basis at points of one variable.
 
         Args:
@@ -107,13 +107,14 @@ class Basis(abc.ABC):
         if isinstance(x, np.ndarray):
             inside = (x >= self.low) & (x <= self.high)
             out = self._on_host(np.clip(x.astype(np.float64), self.low, self.high))
-            return np.where(inside[..., None], out, np.nan)
+            return cast(AnyArray, np.where(inside[..., None], out, np.nan))
         # In the precision of the points: the ends rounded to it are inside.
         low, high = (jnp.asarray(end, x.dtype) for end in (self.low, self.high))
         inside = (x >= low) & (x <= high)
         # Not clipped, for clipping halves derivatives at the ends.
         out = self._on_device(jnp.where(inside, x, low))
-        return jnp.where(inside[..., None], out, jnp.asarray(jnp.nan, out.dtype))
+        found = jnp.where(inside[..., None], out, jnp.asarray(jnp.nan, out.dtype))
+        return cast(AnyArray, found)
 
 
 def checked_interval(low: Any, high: Any) -> tuple[float, float]:

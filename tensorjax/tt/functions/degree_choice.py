@@ -81,7 +81,8 @@ def first_bases(
         count += sum(v.size for v in found)
         level = _NEGLIGIBLE * tol * (squares / count) ** 0.5
         for k, basis, v in zip(list(open_), grids, found, strict=True):
-            tail = _tail(v.reshape(lines, size) @ basis.from_values.T)
+            rows = v.reshape(lines, size)
+            tail = _tail(rows @ basis.from_values.T)
             degree = int(np.sum(tail > level)) - 1
             if degree < 3 * size // 4 or size > most:
                 if degree >= 3 * size // 4:

@@ -103,7 +103,7 @@ def _solved(
         design = _design(left, at, right)
         gram = matmul(design, adjoint(design))
         weights = _positive_solve(gram, values, ridge * count)
-        return matmul(adjoint(design), weights[:, None]).reshape(shape)
+        return einsum("bm,b->m", design.conj(), weights).reshape(shape)
     dtype = np.result_type(left, values)
     normal, aim = np.zeros((size, size), dtype), np.zeros((size, 1), dtype)
     for first in range(0, count, piece):
