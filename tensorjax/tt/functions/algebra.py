@@ -40,8 +40,8 @@ def add(f: FunctionTrain, g: FunctionTrain) -> FunctionTrain:
       ...     tt.functions.FunctionTrain([tt.functions.Chebyshev(n)], tt.ones((n + 1,)))
       ...     for n in (1, 2)
       ... )
-      >>> (f + g).bases, float((f + g)([1.0]))
-      ((Chebyshev(degree=2, low=-1.0, high=1.0),), 5.0)
+      >>> (f + g).bases, f"{(f + g)([1.0]):.3f}"
+      ((Chebyshev(degree=2, low=-1.0, high=1.0),), '5.000')
 
     Source: Oseledets (2011), section 4.1, in bases common to both.
     """
@@ -65,8 +65,8 @@ def ones_like(f: FunctionTrain) -> FunctionTrain:
     Example:
       >>> from tensorjax import tt
       >>> f = tt.functions.FunctionTrain([tt.functions.Chebyshev(2)] * 2, tt.ones((3, 3)))
-      >>> float(tt.functions.ones_like(f)([0.3, 0.7]))
-      1.0
+      >>> print(f"{tt.functions.ones_like(f)([0.3, 0.7]):.4f}")
+      1.0000
 
     Source: ours.
     """
@@ -100,8 +100,8 @@ def multiply(
       >>> import jax.numpy as jnp
       >>> from tensorjax import tt
       >>> f = tt.functions.FunctionTrain([tt.functions.Chebyshev(1)], tt.TT([jnp.ones((1, 2, 1))]))
-      >>> (f * f).bases[0].degree, float((f * f)([0.5]))   # (1 + x)²
-      (2, 2.25)
+      >>> (f * f).bases[0].degree, f"{(f * f)([0.5]):.4f}"   # (1 + x)²
+      (2, '2.2500')
 
     Source: ours: products of values at points that determine the product in its basis.
     """

@@ -35,8 +35,8 @@ def integrate(
       >>> from tensorjax import tt
       >>> bases = [tt.functions.Chebyshev(1, 0.0, 1.0)] * 2   # 1, 2x − 1
       >>> f = tt.functions.FunctionTrain(bases, tt.rank_one([jnp.ones(2)] * 2))   # 4 x y
-      >>> print(tt.functions.integrate(f), tt.functions.integrate(f, 0)([0.5]))
-      1.0 1.0
+      >>> print(f"{tt.functions.integrate(f):.3f} {tt.functions.integrate(f, 0)([0.5]):.3f}")
+      1.000 1.000
 
     Source: Gorodetsky et al. (2019), section 2; Clenshaw–Curtis' integrals of polynomials.
     """
@@ -78,8 +78,8 @@ def derivative(f: FunctionTrain, variable: int, order: int = 1) -> FunctionTrain
       >>> from tensorjax import tt
       >>> bases = [tt.functions.Chebyshev(1)] * 2   # 1, x
       >>> f = tt.functions.FunctionTrain(bases, tt.rank_one([jnp.array([0.0, 1.0])] * 2))   # x y
-      >>> print(tt.functions.derivative(f, 1)([0.25, 0.5]))
-      0.25
+      >>> print(f"{tt.functions.derivative(f, 1)([0.25, 0.5]):.4f}")
+      0.2500
 
     Source: the recurrences of J. Mason, D. Handscomb, "Chebyshev Polynomials" (2003), section
     2.4.5, and of C. de Boor, "A Practical Guide to Splines" (1978), chapter X.

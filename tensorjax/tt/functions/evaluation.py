@@ -82,7 +82,7 @@ def gradient(f: FunctionTrain, x: ArrayLike) -> jax.Array:
       >>> from tensorjax import tt
       >>> bases = [tt.functions.Chebyshev(1)] * 2   # 1, x
       >>> f = tt.functions.FunctionTrain(bases, tt.rank_one([jnp.array([0.0, 1.0])] * 2))   # x y
-      >>> print(tt.functions.gradient(f, [0.25, 0.5]))
+      >>> print(tt.functions.gradient(f, [0.25, 0.5]).round(4))
       [0.5  0.25]
 
     Source: ours; reverse-mode derivatives, which take about three evaluations for all variables.

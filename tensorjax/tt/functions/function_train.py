@@ -41,8 +41,8 @@ class FunctionTrain(Summable):
       >>> f = tt.functions.FunctionTrain(bases, tt.rank_one([jnp.ones(2)] * 2))   # x y
       >>> f
       FunctionTrain([0, 2] × [0, 2], sizes=(2, 2), ranks=(1, 1, 1), dtype=float32)
-      >>> float(f([1.5, 2.0])), float((f * f + 1.0)([1.5, 2.0]))
-      (3.0, 10.0)
+      >>> print(f"{f([1.5, 2.0]):.3f} {(f * f + 1.0)([1.5, 2.0]):.3f}")
+      3.000 10.000
 
     Source: A. Gorodetsky, S. Karaman, Y. Marzouk, "A continuous analogue of the tensor-train
     decomposition", Comput. Methods Appl. Mech. Engrg. 347 (2019); D. Bigoni, A. Engsig-Karup,
