@@ -420,8 +420,30 @@ PATCHES_CASES: dict[str, Callable[[Put], Any]] = {
     "to_tt": lambda put: tt.patches.to_tt(patched(put), tol=1e-3),
 }
 
+
+def functional(put: Put, seed: int = 0) -> Any:
+    bases = [tt.functions.Chebyshev(n - 1, 0.0, 2.0) for n in SHAPE]
+    return tt.functions.FunctionTrain(bases, put(train(seed)))
+
+
+FUNCTIONS_CASES: dict[str, Callable[[Put], Any]] = {
+    "FunctionTrain": functional,
+    "add": lambda put: tt.functions.add(functional(put), functional(put, 1)),
+    "derivative": lambda put: tt.functions.derivative(functional(put), 0),
+    "evaluate": lambda put: tt.functions.evaluate(functional(put), put(jnp.ones((4, 3)))),
+    "gradient": lambda put: tt.functions.gradient(functional(put), put(jnp.ones((4, 3)))),
+    "inner": lambda put: tt.functions.inner(functional(put), functional(put, 1)),
+    "integrate": lambda put: tt.functions.integrate(functional(put)),
+    "integrate some": lambda put: tt.functions.integrate(functional(put), 1),
+    "multiply": lambda put: tt.functions.multiply(functional(put), functional(put, 1)),
+    "norm": lambda put: tt.functions.norm(functional(put)),
+    "ones_like": lambda put: tt.functions.ones_like(functional(put)),
+    "round": lambda put: tt.functions.round(functional(put), rank=1),
+}
+
 CASES = {
     tt: TT_CASES,
+    tt.functions: FUNCTIONS_CASES,
     tt.patches: PATCHES_CASES,
     tt.quantics: QUANTICS_CASES,
     tucker: TUCKER_CASES,
@@ -445,6 +467,9 @@ EXEMPT: dict[Any, dict[str, str]] = {
         "integrate": _NUMPY,
         "riemannian_cg": "as riemannian_descent",
     },
+    tt.functions: dict.fromkeys(
+        ("compose", "fit", "interpolate"), "functions and samples on the host"
+    ),
     tt.patches: {"cross": "the trains are those of tt.cross"},
     tt.quantics: dict.fromkeys(
         (

@@ -103,6 +103,10 @@ def formats() -> dict[str, Any]:
     train = tt.random(key, (3, 4, 2), 2)
     return {
         "TT": train,
+        "FunctionTrain": tt.functions.FunctionTrain(
+            [tt.functions.BSpline([0, 1], 2), *(tt.functions.Chebyshev(n - 1) for n in (4, 2))],
+            train,
+        ),
         "PatchedTT": tt.patches.PatchedTT((2, *train.shape), [(1,)], [train]),
         "TTMatrix": tt.random_matrix(key, (2, 3), (3, 2), 2),
         "Tucker": convert.tt_to_tucker(train, tol=1e-5)[0],

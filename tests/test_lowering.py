@@ -32,7 +32,7 @@ from tests.lowering import (
 )
 
 ROOT = Path(__file__).resolve().parents[1]
-MODULES = (tt, tt.patches, tt.quantics, tucker, mera, sketch, convert, parallel)
+MODULES = (tt, tt.functions, tt.patches, tt.quantics, tucker, mera, sketch, convert, parallel)
 DYNAMIC = "its ranks follow from numbers: it runs outside jit, which it says when traced"
 HOST = "computes on the host with Python's and NumPy's numbers, no program"
 OPTIMISER = "Optax's: its steps are retract, transport and tangent_project, or their like here"
@@ -54,6 +54,9 @@ NOT_LOWERED = {
     "tt.integrate": "calls a function from the host, as tt.cross",
     "tt.quantics_grid": HOST,
     "tt.quantics_to_index": HOST,
+    "functions.compose": DYNAMIC,
+    "functions.fit": DYNAMIC,
+    "functions.interpolate": DYNAMIC,
     "patches.cross": DYNAMIC,
     "tt.riemannian_cg": OPTIMISER,
     "tt.riemannian_descent": OPTIMISER,
@@ -126,6 +129,16 @@ def _complex(t: Any) -> Any:
 
 def patched(x: tt.TT) -> tt.patches.PatchedTT:
     return tt.patches.PatchedTT((2, *x.shape), [(0,), (1, 0)], [x, x[0]])
+
+
+def functional(x: tt.TT) -> tt.functions.FunctionTrain:
+    first, *others = (tt.functions.Chebyshev(n - 1, 0.0, 2.0) for n in x.shape)
+    spline = tt.functions.BSpline([0.0, 1.0, 2.0], first.degree - 1)
+    return tt.functions.FunctionTrain([spline, *others], x)
+
+
+def at_points(function: Case) -> Case:
+    return lambda x: function(functional(x), jnp.full((2, x.ndim), 0.5, x.dtype).real)
 
 
 GRID = tt.quantics_grid([0.0, 0.0], [1.0, 1.0], 3)
@@ -256,6 +269,19 @@ CASES: dict[str, tuple[Case, str]] = {
             "weights": lambda dtype: tt.quantics.weights(GRID, dtype=dtype),
         }.items()
     },
+    "functions.add": (lambda x, y: functional(x) + functional(y), "x x"),
+    "functions.derivative": (lambda x: tt.functions.derivative(functional(x), 0), "x"),
+    "functions.evaluate": (at_points(tt.functions.evaluate), "x"),
+    "functions.gradient": (at_points(tt.functions.gradient), "x"),
+    "functions.inner": (lambda x, y: tt.functions.inner(functional(x), functional(y)), "x x"),
+    "functions.integrate": (lambda x: tt.functions.integrate(functional(x)), "x"),
+    "functions.multiply": (lambda x, y: functional(x) * functional(y), "x x"),
+    "functions.norm": (lambda x: tt.functions.norm(functional(x)), "x"),
+    "functions.ones_like": (
+        lambda x: x.cores[0][0, 0, 0] * tt.functions.ones_like(functional(x)),
+        "x",
+    ),
+    "functions.round": (lambda x: tt.functions.round(functional(x), rank=1), "x"),
     "patches.add": (lambda x, y: tt.patches.add(patched(x), patched(y)), "x x"),
     "patches.evaluate": (lambda x: tt.patches.evaluate(patched(x), np.zeros((2, 4), int)), "x"),
     "patches.inner": (lambda x, y: tt.patches.inner(patched(x), patched(y)), "x x"),

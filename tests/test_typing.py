@@ -205,6 +205,9 @@ ANY = {
         "options, handed on to `tt.cross`": "divide(options) map(options)",
         "named, or a function of the system": "solve(preconditioner)",
     },
+    "tt.functions": {
+        "options, handed on to `tt.cross`": "compose(options) interpolate(options)",
+    },
 }  # fmt: skip
 
 

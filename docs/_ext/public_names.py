@@ -6,9 +6,10 @@ from pathlib import Path
 
 # Packages in the order in which an object that several of them export is documented.
 PACKAGES = (
-    "", "tt", "tt.patches", "tt.quantics", "tucker", "mera", "convert", "interop", "contract",
-    "linalg", "sketch", "pde", "pde.problems", "pde.coords", "pde.flows", "plot", "nn", "optim",
-    "parallel", "offload", "models", "models.gpt2", "models.code", "models.encoder", "models.dlrm",
+    "", "tt", "tt.functions", "tt.patches", "tt.quantics", "tucker", "mera", "convert", "interop",
+    "contract", "linalg", "sketch", "pde", "pde.problems", "pde.coords", "pde.flows", "plot", "nn",
+    "optim", "parallel", "offload", "models", "models.gpt2", "models.code", "models.encoder",
+    "models.dlrm",
 )  # fmt: skip
 BLOCK = re.compile(r"^:::\{public\} (\S+)\n(.*?)^:::$", re.MULTILINE | re.DOTALL)
 

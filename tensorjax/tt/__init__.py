@@ -14,7 +14,7 @@ Example:
 """
 
 from tensorjax._formats.trains import TT, TTMatrix
-from tensorjax.tt import patches, quantics
+from tensorjax.tt import functions, patches, quantics
 from tensorjax.tt._algebra import (
     add,
     concatenate,
@@ -142,6 +142,7 @@ __all__ = [
     "eigsh",
     "evaluate",
     "from_dense",
+    "functions",
     "hadamard",
     "identity",
     "imag",

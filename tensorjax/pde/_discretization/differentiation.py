@@ -1,4 +1,4 @@
-"""Differentiation matrices and quadrature of Fourier, finite-difference and Chebyshev grids."""
+"""Differentiation matrices of Fourier and finite-difference grids."""
 
 from collections.abc import Sequence
 
@@ -54,11 +54,3 @@ def slope_weights(offsets: np.ndarray) -> np.ndarray:
     size = np.abs(offsets).max()
     powers = np.vander(offsets / size, increasing=True).T
     return np.linalg.solve(powers, np.eye(len(offsets))[1]) / size
-
-
-def clenshaw_curtis(intervals: int) -> np.ndarray:
-    """Returns the Clenshaw–Curtis weights of a Chebyshev grid's interior points on [−1, 1]."""
-    angles = np.pi * np.arange(1, intervals) / intervals
-    k = np.arange(1, intervals // 2 + 1)
-    factor = np.where(2 * k == intervals, 1.0, 2.0) / (4 * k**2 - 1)
-    return 2 / intervals * (1 - np.cos(2 * np.outer(angles, k)) @ factor)

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from tensorjax import _check
+from tensorjax import _chebyshev, _check
 from tensorjax._typing import ArrayLike
 from tensorjax.pde._arguments import floats
 from tensorjax.pde._discretization import differentiation, half_lines
@@ -112,7 +112,7 @@ class Axis:
         if self.kind == "fourier":
             return _fixed(self.low + self.length * np.arange(self.n) / self.n)
         if self.kind == "chebyshev":
-            return _fixed(self.low + self.length * (1 - np.cos(self._angles[1:-1])) / 2)
+            return _fixed(self.low + self.length * (1 + _chebyshev.extrema(self.n + 2)[1:-1]) / 2)
         if self.kind == "log":
             return _fixed(np.exp(self.logarithm.points))
         if self.kind == "laguerre":
@@ -139,7 +139,7 @@ class Axis:
         if self.kind == "fourier":
             return _fixed(np.full(self.n, self.length / self.n))
         if self.kind == "chebyshev":
-            return _fixed(self.length / 2 * differentiation.clenshaw_curtis(self.n + 1))
+            return _fixed(self.length / 2 * _chebyshev.clenshaw_curtis(self.n + 2))
         if self.kind == "log":
             return self.logarithm.weights
         if self.kind == "laguerre":
@@ -301,15 +301,7 @@ class Axis:
     def _lagrange(self, xp: Any, y: Any) -> Any:
         """Evaluates the Lagrange polynomials of a Chebyshev grid with its end points at y."""
         ends = np.concatenate([[self.low], self.points, [self.high]])
-        # Barycentric weights of Chebyshev points of the second kind: signs alternate, and the ends
-        # count half (Berrut, Trefethen, SIAM Rev. 46 (2004), section 5). The quotient is stable.
-        weights = (-1.0) ** np.arange(self.n + 2)
-        weights[[0, -1]] /= 2
-        gap = y[:, None] - xp.asarray(ends, y.dtype)[None]
-        at = gap == 0
-        part = xp.asarray(weights, y.dtype)[None] / xp.where(at, xp.ones_like(gap), gap)
-        part = xp.where(at.any(axis=1)[:, None], at.astype(y.dtype), part)
-        return part / part.sum(axis=1)[:, None]
+        return _chebyshev.lagrange(xp, ends, _chebyshev.extremum_weights(self.n + 2), y)
 
     def _local(self, xp: Any, y: Any) -> Any:
         place = (y - self.low) / (self.length / (self.n + 1)) - 1
@@ -328,17 +320,9 @@ class Axis:
         return np.pi * np.arange(self.n + 2) / (self.n + 1)
 
     @functools.cached_property
-    def _chebyshev(self) -> np.ndarray:
-        """First-derivative matrix of a Chebyshev grid, Gauss–Lobatto points with both ends."""
-        t = self._angles
-        half = np.add.outer(t, t) / 2, np.subtract.outer(t, t) / 2
-        gap = self.length * np.sin(half[0]) * np.sin(half[1])  # x_i − x_j without cancellation
-        np.fill_diagonal(gap, 1)
-        w = (-1.0) ** np.arange(len(t))
-        w[[0, -1]] /= 2
-        out = w[None] / w[:, None] / gap
-        np.fill_diagonal(out, 0)
-        return out - np.diag(out.sum(1))
+    def _slopes(self) -> np.ndarray:
+        """First-derivative matrix of a Chebyshev grid with both ends."""
+        return _chebyshev.differentiation(self.n + 2) * (2 / self.length)
 
     @functools.cached_property
     def _projected(self) -> tuple[np.ndarray, np.ndarray]:
@@ -346,7 +330,8 @@ class Axis:
         x, w = np.polynomial.legendre.leggauss(self.n + 2)
         half = self.length / 2
         at = self._lagrange(np, self.low + half * (x + 1))
-        value, slope = at[:, 1:-1], at @ self._chebyshev[:, 1:-1]
+        value = at[:, 1:-1]
+        slope = at @ self._slopes[:, 1:-1]
         weighted = (half * w)[:, None] * value
         mass, first = weighted.T @ value, weighted.T @ slope
         first = (first - first.T) / 2  # skew but for roundoff

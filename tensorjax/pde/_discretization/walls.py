@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from tensorjax import _chebyshev
 from tensorjax.pde._discretization.grid import Axis, Box
 
 Wall = Literal["absorbing", "reflecting"]
@@ -35,7 +36,7 @@ class WalledAxis(Axis):
             end for end, wall in zip((0, -1), self.walls, strict=True) if wall == "reflecting"
         ]
         if slopes:
-            rows = self._chebyshev[slopes]
+            rows = self._slopes[slopes]
             out[slopes] = -np.linalg.solve(rows[:, slopes], rows[:, 1:-1])
         return out
 
@@ -44,21 +45,21 @@ class WalledAxis(Axis):
         """First-derivative matrix at the inner points of a walled axis, (n, n)."""
         if self.kind == "fourier":
             return super().d1
-        return (self._chebyshev @ self.extended)[1:-1]
+        return (self._slopes @ self.extended)[1:-1]
 
     @functools.cached_property
     def d2(self) -> np.ndarray:
         """Second-derivative matrix at the inner points of a walled axis, (n, n)."""
         if self.kind == "fourier":
             return super().d2
-        return (self._chebyshev @ (self._chebyshev @ self.extended))[1:-1]
+        return (self._slopes @ (self._slopes @ self.extended))[1:-1]
 
     @functools.cached_property
     def fine(self) -> np.ndarray:
         """Highest third of the Chebyshev coefficients, of values times the root of the weights."""
         if self.kind == "fourier":
             return super().fine
-        modes = np.polynomial.chebyshev.chebvander(-np.cos(self._angles), self.n + 1)
+        modes = np.polynomial.chebyshev.chebvander(_chebyshev.extrema(self.n + 2), self.n + 1)
         top = np.linalg.inv(modes)[2 * (self.n + 2) // 3 :] @ self.extended
         return top * np.sqrt(self.length / 2 / self.weights)
 

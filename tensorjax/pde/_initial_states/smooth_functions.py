@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tensorjax import _chebyshev
 from tensorjax._cores.contraction import einsum
 from tensorjax._cores.unfoldings import Cores, times_mode
 from tensorjax.pde._initial_states.functions_by_values import crossed
@@ -56,10 +57,12 @@ def smooth(
     exact = np.asarray(f(np.stack([p[i] for p, i in zip(box.points, index, strict=True)], 1)))
     count, most = first, 2 * max(box.shape)
     while True:
-        nodes = np.cos(np.pi * (2 * np.arange(count)[::-1] + 1) / (2 * count))
+        nodes = _chebyshev.roots(count)
         at = Coarse(tuple((a.low + a.high + (a.high - a.low) * nodes) / 2 for a in box.axes))
         cores = _cores(name, f, at, tol)
-        rows = [_interpolation(c, p) for c, p in zip(at.points, box.points, strict=True)]
+        weights = _chebyshev.root_weights(count)
+        pairs = zip(at.points, box.points, strict=True)
+        rows = [_chebyshev.lagrange(np, c, weights, p) for c, p in pairs]
         fine = [times_mode(c, r) for r, c in zip(rows, cores, strict=False)]
         found = np.ones((_TESTS, 1))
         for c, i in zip(fine, index, strict=True):
@@ -92,15 +95,3 @@ def _cores(name: str, f: Any, at: Coarse, tol: float) -> Cores:
         out.append(u[:, :keep].reshape(rank, n, keep))
         rest, rank = s[:keep, None] * w[:keep], keep
     return [*out, rest[..., None]]
-
-
-def _interpolation(nodes: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """Returns the interpolation matrix from the coarse Gauss–Chebyshev nodes to other points."""
-    j = np.arange(len(nodes))
-    # Barycentric weights of Chebyshev points of the first kind (Berrut, Trefethen 2004, section 5).
-    weights = (-1.0) ** j * np.sin(np.pi * (2 * j + 1) / (2 * len(nodes)))
-    gap = points[:, None] - nodes
-    at = gap == 0
-    part = weights / np.where(at, 1.0, gap)
-    part = np.where(at.any(1, keepdims=True), at, part)
-    return part / part.sum(1, keepdims=True)

@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax import _check
+from tensorjax import _chebyshev, _check
 from tensorjax._cores.contraction import einsum
 from tensorjax._cores.rounding_methods import rounded
 from tensorjax._formats.trains import TT, TTMatrix, single
@@ -23,6 +23,9 @@ from tensorjax.tt.quantics.digit_trains import (
     over_dimensions,
 )
 from tensorjax.tt.quantics.grids import QuanticsGrid
+
+# Chebyshev nodes between which a Fourier transform interpolates.
+_NODES = 32
 
 
 @placed
@@ -197,7 +200,12 @@ def _fourier_cores(base: int, bits: int, tol: float) -> tuple[np.ndarray, ...]:
     After some digits of k, the least significant first, all that the rest depends on is the
     fraction y = 0.k k … in [0, 1), and smoothly so: Chebyshev interpolation in y at a few nodes.
     """
-    nodes, at = _chebyshev(32)
+    nodes = (1 + _chebyshev.roots(_NODES)) / 2
+    lagrange = _chebyshev.series(_NODES)
+
+    def at(y: np.ndarray) -> np.ndarray:
+        return _chebyshev.polynomials(2 * y - 1, _NODES) @ lagrange
+
     cores = []
     for _ in range(bits):
         k = np.arange(base)
@@ -209,17 +217,3 @@ def _fourier_cores(base: int, bits: int, tol: float) -> tuple[np.ndarray, ...]:
     cores[-1] = einsum("rkjs,s->rkj", cores[-1], ones)[..., None]
     flat = rounded([c.reshape(c.shape[0], -1, c.shape[-1]) for c in cores], tol / 2)
     return tuple(c.reshape(c.shape[0], base, base, c.shape[-1]) for c in flat)
-
-
-def _chebyshev(count: int) -> tuple[np.ndarray, Any]:
-    """Chebyshev nodes on [0, 1], and the function that evaluates all Lagrange polynomials."""
-    k = np.arange(count)
-    angles = np.pi * (2 * k + 1) / (2 * count)
-    nodes = (1 + np.cos(angles)) / 2
-    degrees = np.cos(np.outer(angles, k)) * np.where(k == 0, 1, 2) / count
-
-    def at(y: np.ndarray) -> np.ndarray:
-        values = np.cos(np.arccos(np.clip(2 * y - 1, -1, 1))[..., None] * k)
-        return values @ degrees.T
-
-    return nodes, at

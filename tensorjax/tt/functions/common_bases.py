@@ -1,0 +1,47 @@
+"""Matrices applied to the coefficients of functional trains, and bases common to two of them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tensorjax._formats.trains import TT
+from tensorjax.tt._arrays.reductions import mode_product
+from tensorjax.tt.functions.bases import Basis, same_interval
+from tensorjax.tt.functions.function_train import FunctionTrain, checked
+
+
+def in_dtype(matrix: np.ndarray, dtype: Any) -> np.ndarray:
+    """Casts a matrix or vector of a basis to the dtype of a train's coefficients."""
+    return matrix.astype(dtype)
+
+
+def times_modes(t: TT, matrices: Mapping[int, np.ndarray]) -> TT:
+    """Multiplies modes of a train of coefficients by matrices of their bases."""
+    for k, matrix in matrices.items():
+        t = mode_product(t, in_dtype(matrix, t.dtype), k)
+    return t
+
+
+def on_common_bases(f: FunctionTrain, g: FunctionTrain) -> tuple[tuple[Basis, ...], TT, TT]:
+    """Brings two functional trains on one box into common bases, exactly."""
+    check_boxes(f, g)
+    bases: list[Basis] = []
+    of_f: dict[int, np.ndarray] = {}
+    of_g: dict[int, np.ndarray] = {}
+    for k, (a, b) in enumerate(zip(f.bases, g.bases, strict=True)):
+        basis, of_a, of_b = a.common(b)
+        bases.append(basis)
+        if basis != a:
+            of_f[k] = of_a
+        if basis != b:
+            of_g[k] = of_b
+    return tuple(bases), times_modes(f.coefficients, of_f), times_modes(g.coefficients, of_g)
+
+
+def check_boxes(f: FunctionTrain, g: FunctionTrain) -> None:
+    """Checks that two functional trains have bases of one kind on one box."""
+    if checked(f).ndim != checked(g, "g").ndim:
+        raise ValueError(f"g: expected a function of {f.ndim} variables, got {g.ndim}")
+    for k, (a, b) in enumerate(zip(f.bases, g.bases, strict=True)):
+        same_interval(a, b, k)

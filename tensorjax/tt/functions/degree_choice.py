@@ -1,0 +1,151 @@
+"""Choice of Chebyshev degrees: from values along lines, and from the coefficients of a train."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tensorjax._cores.orthogonalization import left_qr, right_orthogonal
+from tensorjax._cores.unfoldings import Cores, absorb
+from tensorjax.tt.functions.bases import Basis
+
+# Points on a line at first; doubled until the coefficients of the last quarter are negligible.
+_FIRST = 16
+# Lines along each variable, through random points.
+_LINES = 5
+# Coefficients below this part of the tolerance are left out.
+_NEGLIGIBLE = 0.1
+# Coefficients within this factor of the last ones are no better than those, as of noise.
+_PLATEAU = 3.0
+
+
+class Values(NamedTuple):
+    """Function of points on the host, with the number of points that it was asked for.
+
+    Attributes:
+      function: of points (batch, d), checked.
+      most: points that it may be asked for; inf if as many as wanted.
+      spent: list of one number, those asked for.
+    """
+
+    function: Callable[[np.ndarray], np.ndarray]
+    most: float
+    spent: list[int]
+
+    @property
+    def left(self) -> float:
+        """Points that the function may still be asked for."""
+        return self.most - self.spent[0]
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """Evaluates the function, and counts."""
+        self.spent[0] += len(x)
+        return self.function(x)
+
+
+def first_bases(
+    values: Values,
+    bases: Sequence[Basis],
+    free: Sequence[int],
+    tol: float,
+    most: int,
+    rng: np.random.Generator,
+) -> list[Basis]:
+    """Chooses Chebyshev degrees by the coefficients of f along a few lines for each variable.
+
+    Args:
+      values: of the function.
+      bases: one a variable.
+      free: variables whose Chebyshev degree is to be chosen.
+      tol: relative error wanted of the function.
+      most: largest degree.
+      rng: generator of the lines.
+
+    Returns:
+      Bases. Where the largest degree is not enough, or f is noisy, of a degree from which on
+      coefficients fall no more.
+    """
+    out = list(bases)
+    open_ = list(free)
+    size, squares, count = min(_FIRST, most + 1), 0.0, 0
+    while open_:
+        lines = int(min(_LINES, values.left / 4 / (size * len(open_))))
+        if lines < 1:
+            for k in open_:  # too few evaluations to look further
+                out[k] = of_degree(bases[k], min(size // 2, most))
+            break
+        grids = [of_degree(bases[k], size - 1) for k in open_]
+        points = [_along(bases, k, g.nodes, lines, rng) for k, g in zip(open_, grids, strict=True)]
+        found = np.split(values(np.concatenate(points)), len(open_))
+        squares += sum(float(np.sum(np.abs(v) ** 2)) for v in found)
+        count += sum(v.size for v in found)
+        level = _NEGLIGIBLE * tol * (squares / count) ** 0.5
+        for k, basis, v in zip(list(open_), grids, found, strict=True):
+            rows = v.reshape(lines, size)
+            tail = _tail(rows @ basis.from_values.T)
+            degree = int(np.sum(tail > level)) - 1
+            if degree < 3 * size // 4 or size > most:
+                if degree >= 3 * size // 4:
+                    degree = int(np.sum(tail > _PLATEAU * tail[-max(1, size // 8)]))
+                out[k] = of_degree(bases[k], min(max(degree, 0), most))
+                open_.remove(k)
+        size = min(2 * size, most + 1)
+    return out
+
+
+def of_degree(basis: Any, degree: int) -> Any:
+    """Chebyshev basis of another degree."""
+    return basis.of_degree(degree)
+
+
+def _along(
+    bases: Sequence[Basis], k: int, nodes: np.ndarray, lines: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Points (lines n, d) on lines along variable k through random points."""
+    x = uniform(bases, lines, rng)
+    x = np.repeat(x, len(nodes), axis=0)
+    x[:, k] = np.tile(nodes, lines)
+    return x
+
+
+def uniform(bases: Sequence[Basis], count: int, rng: np.random.Generator) -> np.ndarray:
+    """Draws points uniformly from the box of some bases, (count, d)."""
+    low = np.array([b.low for b in bases])
+    high = np.array([b.high for b in bases])
+    return low + (high - low) * rng.random((count, len(bases)))
+
+
+def _tail(coefficients: np.ndarray) -> np.ndarray:
+    """Largest coefficient from each degree on, over all lines."""
+    largest = np.abs(coefficients).max(axis=0)
+    return np.maximum.accumulate(largest[::-1])[::-1]
+
+
+def slice_norms(cores: Cores) -> list[np.ndarray]:
+    """Norms of the slices of a train of coefficients, for each mode and each index of it."""
+    cores, exponent = right_orthogonal(list(cores))
+    norms = []
+    for k in range(len(cores)):
+        norms.append(np.ldexp(np.sqrt((np.abs(cores[k]) ** 2).sum(axis=(0, 2))), exponent))
+        if k < len(cores) - 1:
+            cores[k], r = left_qr(cores[k])
+            cores[k + 1] = absorb(r, cores[k + 1])
+    return norms
+
+
+def without_tails(
+    bases: Sequence[Basis],
+    free: Sequence[int],
+    cores: Cores,
+    norms: Sequence[np.ndarray],
+    allowed: float,
+) -> tuple[list[Basis], Cores]:
+    """Leaves out the highest degrees of free variables, with an error below a part of the norm."""
+    out_bases, out_cores = list(bases), list(cores)
+    for k in free:
+        basis, size = bases[k], norms[k]
+        rest = np.sqrt(np.cumsum(size[::-1] ** 2)[::-1])  # norm of all slices from each on
+        keep = max(1, int(np.sum(rest > allowed * np.linalg.norm(size))))
+        if keep < basis.size:
+            out_bases[k], out_cores[k] = of_degree(basis, keep - 1), cores[k][:, :keep]
+    return out_bases, out_cores

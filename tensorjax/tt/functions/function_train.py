@@ -1,0 +1,179 @@
+"""Functional trains: functions of several variables as a train of coefficients over bases."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+
+from tensorjax import _check
+from tensorjax._formats.operators import Namespace, Summable, dtypes_of, rebuilt, shown
+from tensorjax._formats.serialization import serializable
+from tensorjax._formats.trains import TT, single
+from tensorjax._typing import ArrayLike, DType, Scalar
+from tensorjax.tt.functions.bases import Basis
+from tensorjax.tt.functions.bspline import BSpline
+from tensorjax.tt.functions.chebyshev import Chebyshev
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
+class FunctionTrain(Summable):
+    """Function on a box: f(x) = Σ_i c[i_1, …, i_d] φ_{i_1}(x_1) ⋯ φ_{i_d}(x_d), c a train.
+
+    A pytree: the bases are static, the cores of c are its arrays.
+
+    Attributes:
+      bases: one basis a variable, which also gives its interval.
+      coefficients: TT of shape (n_1, …, n_d), n_k the size of basis k; real or complex.
+
+    Raises:
+      ValueError: coefficients of another shape than the bases ask for.
+      TypeError: a basis or a train of another type.
+
+    Operators: ``f(x)`` evaluates; ``+``, ``-`` and ``*`` between functions on one box, and with
+    scalars; ``/`` by scalars. Bases of different degrees are brought to a common one, exactly.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tensorjax import tt
+      >>> bases = [tt.functions.Chebyshev(1, 0.0, 2.0)] * 2   # 1, x − 1
+      >>> f = tt.functions.FunctionTrain(bases, tt.rank_one([jnp.ones(2)] * 2))   # x y
+      >>> f
+      FunctionTrain([0, 2] × [0, 2], sizes=(2, 2), ranks=(1, 1, 1), dtype=float32)
+      >>> print(f"{f([1.5, 2.0]):.3f} {(f * f + 1.0)([1.5, 2.0]):.3f}")
+      3.000 10.000
+
+    Source: A. Gorodetsky, S. Karaman, Y. Marzouk, "A continuous analogue of the tensor-train
+    decomposition", Comput. Methods Appl. Mech. Engrg. 347 (2019); D. Bigoni, A. Engsig-Karup,
+    Y. Marzouk, "Spectral tensor-train decomposition", SIAM J. Sci. Comput. 38 (2016).
+    """
+
+    bases: tuple[Basis, ...]
+    coefficients: TT
+    dense_name: ClassVar[str] = "tt.to_dense(f.coefficients)"
+    namespace = Namespace("tensorjax.tt.functions")
+
+    def __init__(self, bases: Sequence[Basis], coefficients: TT):
+        given = checked_bases(bases)
+        single("coefficients", coefficients, TT)
+        sizes = tuple(b.size for b in given)
+        if coefficients.shape != sizes:
+            raise ValueError(
+                f"coefficients: expected shape {sizes}, the sizes of the bases, "
+                f"got {coefficients.shape}"
+            )
+        self._set(given, coefficients)
+
+    def _set(self, bases: Any, coefficients: Any) -> None:
+        object.__setattr__(self, "bases", bases)
+        object.__setattr__(self, "coefficients", coefficients)
+
+    @classmethod
+    def _unchecked(cls, bases: Any, coefficients: Any) -> Self:
+        """Builds a functional train without validating it, for pytree leaves of any kind."""
+        self = object.__new__(cls)
+        self._set(bases, coefficients)
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuilt, (type(self), (self.bases, self.coefficients), dtypes_of(self))
+
+    @property
+    def ndim(self) -> int:
+        """Number d of variables of a functional train."""
+        return len(self.bases)
+
+    @property
+    def domain(self) -> tuple[tuple[float, float], ...]:
+        """Intervals (low, high) of all variables: the box on which the function is given."""
+        return tuple((b.low, b.high) for b in self.bases)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """TT-ranks (r_0, …, r_d) of the coefficients of a functional train."""
+        return self.coefficients.ranks
+
+    @property
+    def dtype(self) -> DType:
+        """Dtype of the coefficients of a functional train."""
+        return self.coefficients.dtype
+
+    @property
+    def size(self) -> int:
+        """Number of stored entries in the cores of a functional train."""
+        return self.coefficients.size
+
+    def _carry(self, f: Callable[[Any], Any], dtype: Any) -> Self:
+        return self._unchecked(self.bases, self.coefficients._carry(f, dtype))
+
+    def __call__(self, x: ArrayLike) -> jax.Array:
+        """Evaluates the function at points, as `tensorjax.tt.functions.evaluate`.
+
+        Args:
+          x: real points (…, d).
+
+        Returns:
+          (…,) values.
+        """
+        return self.namespace.evaluate(self, x)
+
+    def __mul__(self, other: Self | Scalar) -> Self:
+        if isinstance(other, FunctionTrain):
+            return self.namespace.multiply(self, other)
+        return super().__mul__(other)
+
+    @shown
+    def __repr__(self) -> str:
+        box = " × ".join(f"[{b.low:g}, {b.high:g}]" for b in self.bases)
+        if len(box) > 60:
+            box = f"{self.ndim} variables"
+        return (
+            f"FunctionTrain({box}, sizes={tuple(b.size for b in self.bases)}, "
+            f"ranks={self.ranks}, dtype={jnp.dtype(self.dtype).name})"
+        )
+
+
+def checked_bases(bases: Any) -> tuple[Basis, ...]:
+    """Checks the bases of a functional train, one a variable."""
+    given = tuple(bases) if isinstance(bases, list | tuple) else (bases,)
+    for k, b in enumerate(given):
+        if not isinstance(b, Basis):
+            raise TypeError(
+                f"bases[{k}]: expected a basis such as tt.functions.Chebyshev(8, low, high), "
+                f"got {type(b).__name__}"
+            )
+    if not given:
+        raise ValueError("bases: expected one a variable, got none")
+    return given
+
+
+def checked(f: Any, name: str = "f") -> FunctionTrain:
+    """Checks that an argument is one functional train, not a batch."""
+    if not isinstance(f, FunctionTrain):
+        raise TypeError(
+            f"{name}: expected a FunctionTrain, got {type(f).__name__}; "
+            "make one with tt.functions.interpolate or tt.functions.fit"
+        )
+    single(f"{name}.coefficients", f.coefficients, TT)
+    return f
+
+
+def checked_variable(f: FunctionTrain, variable: Any) -> int:
+    """Checks the number of a variable of a functional train; negative ones count from the end."""
+    return _check.integer("variable", variable, low=-f.ndim, high=f.ndim - 1) % f.ndim
+
+
+_KINDS: dict[str, Any] = {"BSpline": BSpline, "Chebyshev": Chebyshev}
+
+jax.tree_util.register_pytree_with_keys(
+    FunctionTrain,
+    lambda f: (((jax.tree_util.GetAttrKey("coefficients"), f.coefficients),), f.bases),
+    lambda bases, children: FunctionTrain._unchecked(bases, *children),
+    lambda f: ((f.coefficients,), f.bases),
+)
+serializable(
+    FunctionTrain,
+    encode=lambda bases: [[type(b).__name__, *dataclasses.astuple(b)] for b in bases],
+    decode=lambda saved: tuple(_KINDS[name](*fields) for name, *fields in saved),
+)

@@ -1,0 +1,344 @@
+"""Interpolation of functions of several variables by cross approximation of their values."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+
+from tensorjax import _check
+from tensorjax._cores.unfoldings import Cores, times_mode
+from tensorjax._formats.trains import TT
+from tensorjax._typing import Key
+from tensorjax.tt._cross.cross import CrossInfo, cross
+from tensorjax.tt._cross.function_calls import Calls, numbers
+from tensorjax.tt.functions.bases import Basis
+from tensorjax.tt.functions.chebyshev import Chebyshev
+from tensorjax.tt.functions.common_bases import times_modes
+from tensorjax.tt.functions.degree_choice import (
+    Values,
+    first_bases,
+    of_degree,
+    slice_norms,
+    uniform,
+    without_tails,
+)
+from tensorjax.tt.functions.evaluation import host_values
+from tensorjax.tt.functions.function_train import FunctionTrain
+
+InterpolateStatus = Literal[
+    "converged", "basis", "max_rank", "budget", "max_sweeps", "stalled", "stopped", "unseen",
+    "failed", "zero",
+]  # fmt: skip
+_BASIS = (
+    "the bases do not resolve f: raise max_degree or give larger bases, split the domain where f "
+    "or a derivative jumps, take tt.functions.BSpline there, or ask for less accuracy"
+)
+# Points of the box at which the error is measured.
+_TESTED = 1000
+# Part of the tolerance that is asked of the cross approximation, and that left-out degrees may use.
+_CROSS, _TRIM = 1 / 3, 0.02
+# Last coefficients above this part of the tolerance ask for a higher degree.
+_TAIL = 0.03
+# Two rounds in a row that lower the error by no more than this are the last ones.
+_ROUNDS, _LOWER = 12, 0.9
+# Statuses of a cross approximation that no other degree or tolerance changes.
+_ENDED = ("budget", "stopped", "failed", "zero")
+
+
+@dataclasses.dataclass(frozen=True)
+class InterpolateInfo:
+    """Report of an interpolation by a functional train: status, errors off the grid, evaluations.
+
+    Attributes:
+      status: "converged": the measured error is below the tolerance by two standard errors;
+        "basis": f is not resolved by the bases given, or by the largest degree; or the status of
+        `tensorjax.tt.cross` that kept the train from its accuracy, or, as "unseen" and "zero", made
+        the error unknown.
+      error: root mean square of the difference over that of f, at random points of the box to
+        which the train was not fitted.
+      error_std: standard error of that estimate; inf where the cross approximation cannot know.
+      max_error: largest difference over the largest |f| at these points.
+      evaluations: points at which f was evaluated, all tries and tests together.
+      bases: of the result, one a variable.
+      ranks: TT-ranks of the result.
+      cross: `CrossInfo` of the last cross approximation.
+      seconds: time taken.
+      advice: what to do next, in words; empty if converged.
+
+    Example:
+      >>> import numpy as np
+      >>> from tensorjax import tt
+      >>> f, info = tt.functions.interpolate(lambda x: np.abs(x[:, 0]), [(-1, 1)], tol=1e-5)
+      >>> info.status, info.advice.split(":")[0]
+      ('basis', 'the bases do not resolve f')
+
+    Source: ours.
+    """
+
+    status: InterpolateStatus
+    error: float
+    error_std: float
+    max_error: float
+    evaluations: int
+    bases: tuple[Basis, ...]
+    ranks: tuple[int, ...]
+    cross: CrossInfo
+    seconds: float
+    advice: str
+
+
+def interpolate(
+    f: Callable[[Any], Any],
+    domain: Sequence[Any],
+    *,
+    tol: float,
+    key: Key | None = None,
+    max_degree: int = 256,
+    max_rank: int | None = None,
+    max_evaluations: int | None = None,
+    vectorized: bool = True,
+    **options: Any,
+) -> tuple[FunctionTrain, InterpolateInfo]:
+    """Interpolates a function of d variables on a box by a functional train, from few evaluations.
+
+    The values at a grid of nodes are a tensor, of which `tensorjax.tt.cross` makes a train, and the
+    modes of which are then brought from values to coefficients. Chebyshev degrees are chosen for
+    each variable by the coefficients along a few lines, and raised while the error at random points
+    asks for it.
+
+    Args:
+      f: maps points (batch, d) to values (batch,); real or complex, of NumPy or JAX.
+      domain: for each variable a pair (low, high), for Chebyshev polynomials of a degree that is
+        chosen, or a basis, which is kept as it is.
+      tol: relative error, of the root mean square over the box.
+      key: `jax.random.key`; of seed 0 if None.
+      max_degree: largest Chebyshev degree.
+      max_rank: of the result; no limit if None.
+      max_evaluations: of f, at least 20; no limit if None.
+      vectorized: False if f takes one point (d,).
+      options: others of `tensorjax.tt.cross`, as ``pivots`` (points where f is large), ``search``,
+        ``jit``, ``executor`` and ``dtype``.
+
+    Returns:
+      The `FunctionTrain`, and an `InterpolateInfo` with status and measured error.
+
+    Raises:
+      ValueError: intervals that are infinite, empty or reversed; NaN, Inf or wrong shapes of values
+        of f; a tolerance below 10 eps of their dtype.
+      TypeError: a call under a JAX transformation.
+
+    Example:
+      >>> import jax, numpy as np
+      >>> from tensorjax import tt
+      >>> f, info = tt.functions.interpolate(
+      ...     lambda x: 1 / (1 + (x**2).sum(axis=1)), [(-1, 1)] * 4, tol=1e-4
+      ... )
+      >>> info.status, info.error <= 1e-4, bool(abs(f([0.0, 0.0, 1.0, 1.0]) - 1 / 3) < 1e-3)
+      ('converged', True, True)
+
+    Source: Gorodetsky, Karaman, Marzouk (2019); Bigoni, Engsig-Karup, Marzouk (2016); B. Hashemi,
+    L. N. Trefethen, "Chebfun in three dimensions", SIAM J. Sci. Comput. 39 (2017), the degrees from
+    lines. Ours: the measured error, which degrees and tolerances follow.
+    """
+    started = time.perf_counter()
+    tol = _check.tolerance(tol, np.float64)
+    key = jax.random.key(0) if key is None else key
+    rng = _check.host_generator(key, "; interpolation calls f from the host and cannot be traced")
+    bases, free = checked_domain(domain)
+    most = _check.integer("max_degree", max_degree, low=1)
+    budget = (
+        math.inf
+        if max_evaluations is None
+        else _check.integer("max_evaluations", max_evaluations, low=20)
+    )
+    values = Values(_Checked(f, len(bases), vectorized, options.get("executor")), budget, [0])
+    count = int(min(_TESTED, budget // 5))
+    tests = uniform(bases, count, rng)
+    options = {"key": key, "max_rank": max_rank, "vectorized": vectorized, **options}
+    work = _Work(f, values, tests, values(tests), tol, free, most, options)
+    found = work.run(first_bases(values, bases, free, tol, most, rng))
+    train = TT._unchecked(tuple(jax.device_put(found.cast)))
+    out = FunctionTrain._unchecked(tuple(found.bases), train)
+    return out, _info(found, tol, out, values.spent[0], time.perf_counter() - started)
+
+
+def checked_domain(domain: Any) -> tuple[list[Basis], list[int]]:
+    """Checks a domain: pairs or bases, one a variable; returns bases, and which came as pairs."""
+    if _check.is_traced(domain):
+        raise TypeError("domain: expected numbers, got traced ones; call this outside of jit")
+    entries = list(domain) if np.iterable(domain) else [domain]
+    if len(entries) == 2 and all(isinstance(e, int | float) for e in entries):
+        entries = [entries]
+    bases: list[Basis] = []
+    free: list[int] = []
+    for k, entry in enumerate(entries):
+        if not isinstance(entry, Basis):
+            if np.shape(entry) != (2,):
+                raise ValueError(
+                    f"domain: expected a pair (low, high) or a basis of variable {k}, got {entry!r}"
+                )
+            free.append(k)
+            entry = Chebyshev(0, *entry)
+        bases.append(entry)
+    if not bases:
+        raise ValueError("domain: expected a pair (low, high) or a basis a variable, got none")
+    return bases, free
+
+
+class _Checked:
+    """Function of points on the host whose values are checked: numbers, finite, (batch,)."""
+
+    def __init__(self, f: Callable[[Any], Any], dims: int, vectorized: bool, executor: Any):
+        self._calls, self._dims = Calls(f, vectorized, executor), dims
+
+    def __call__(self, points: np.ndarray) -> np.ndarray:
+        values = numbers(np.asarray(self._calls(points)))
+        if values.shape != (len(points),):
+            raise ValueError(
+                f"f: expected values of shape ({len(points)},) for points {points.shape}, got "
+                f"{values.shape}; interpolate components one by one"
+            )
+        bad = ~np.isfinite(values)
+        if bad.any():
+            raise ValueError(
+                f"f: expected finite values, got NaN or Inf at {int(bad.sum())} of {len(points)} "
+                f"points, first {tuple(points[bad.argmax()].tolist())}"
+            )
+        return values.astype(np.result_type(values.dtype, np.float64), copy=False)
+
+
+class _Fit(NamedTuple):
+    """Functional train of one cross approximation, and its error at random points."""
+
+    bases: list[Basis]
+    cores: Cores
+    cast: Cores
+    tails: list[float]
+    error: float
+    std: float
+    largest: float
+    info: CrossInfo
+
+    @property
+    def bound(self) -> float:
+        return self.error + 2 * self.std
+
+
+@dataclasses.dataclass
+class _Work:
+    """Running interpolation: the function, where it is tested, and its options."""
+
+    f: Callable[[Any], Any]
+    values: Values
+    tests: np.ndarray
+    true: np.ndarray
+    tol: float
+    free: list[int]
+    most: int
+    options: dict[str, Any]
+
+    def run(self, bases: list[Basis]) -> _Fit:
+        """Raises degrees, or asks more of the cross approximation, until the error is reached."""
+        wanted, best, before, idle = _CROSS * self.tol, None, None, 0
+        for _ in range(_ROUNDS):
+            found = self.fit(bases, wanted, before)
+            idle = idle + 1 if best is not None and found.bound > _LOWER * best.bound else 0
+            best = found if best is None or found.bound < best.bound else best
+            if (
+                found.bound <= self.tol
+                or found.info.status in _ENDED
+                or self.values.left < 20
+                or idle == 2
+            ):
+                break
+            grown = self.grown(bases, found)
+            if grown is not None:
+                bases, before = grown, found
+            elif _cross_error(found.info) > _CROSS * self.tol and wanted > self.tol / 100:
+                break  # it cannot reach what it was asked for
+            elif wanted / 4 >= 10 * float(np.finfo(found.cast[0].dtype).eps):
+                wanted, before = wanted / 4, found
+            else:
+                break
+        assert best is not None
+        return best
+
+    def fit(self, bases: list[Basis], tol: float, before: _Fit | None) -> _Fit:
+        """Interpolates in given bases."""
+        options = dict(self.options)
+        if before is not None:
+            nodes = {
+                k: b.values(n.nodes)
+                for k, (b, n) in enumerate(zip(before.bases, bases, strict=True))
+            }
+            options["x0"] = times_modes(TT(before.cast), nodes)
+        if math.isfinite(self.values.left):
+            options["max_evaluations"] = int(max(self.values.left, 1))
+        shape = tuple(b.size for b in bases)
+        t, info = cross(self.f, shape, tol=tol, grid=[b.nodes for b in bases], **options)
+        self.values.spent[0] += info.evaluations
+        wide = np.result_type(t.dtype, np.float64)
+        cores = [
+            times_mode(np.asarray(c).astype(wide), b.from_values)
+            for c, b in zip(t.cores, bases, strict=True)
+        ]
+        norms = slice_norms(cores)
+        tails = [float(_end(n) / (np.linalg.norm(n) or 1.0)) for n in norms]
+        allowed = _TRIM * self.tol / len(bases) ** 0.5
+        small, cores = without_tails(bases, self.free, cores, norms, allowed)
+        cast = [c.astype(t.dtype) for c in cores]
+        return _Fit(small, cores, cast, tails, *self.measured(small, cast), info)
+
+    def measured(self, bases: list[Basis], cores: Cores) -> tuple[float, float, float]:
+        """Measures the error at the random points: relative, its deviation, and the largest."""
+        difference = np.abs(host_values(bases, cores, self.tests) - self.true)
+        top, scale = np.abs(self.true).max(), (difference**2).mean()
+        if not scale:
+            return 0.0, 0.0, 0.0
+        if not top:
+            return math.inf, math.inf, math.inf
+        parts = difference**2, np.abs(self.true) ** 2
+        spread = [float(p.std() / p.mean()) / len(p) ** 0.5 for p in parts]
+        error = float(np.sqrt(scale / parts[1].mean()))
+        return error, error * math.hypot(*spread) / 2, float(difference.max() / top)
+
+    def grown(self, bases: list[Basis], found: _Fit) -> list[Basis] | None:
+        """Raises the degrees of the variables that are not resolved; None if there are none."""
+        below = [k for k in self.free if bases[k].size <= self.most]
+        long = [k for k in below if found.tails[k] > _TAIL * self.tol]
+        if not long and _cross_error(found.info) <= self.tol / 2:
+            long = below  # what is wrong lies between the nodes
+        if not long:
+            return None
+        out = list(bases)
+        for k in long:
+            out[k] = of_degree(bases[k], min(self.most, 3 * bases[k].size // 2 + 2))
+        return out
+
+
+def _end(norms: np.ndarray) -> float:
+    """Norm of the last coefficients of a variable: two at least, for functions may be even."""
+    return float(np.linalg.norm(norms[-max(2, len(norms) // 8) :]))
+
+
+def _cross_error(info: CrossInfo) -> float:
+    return info.error + 2 * info.error_std
+
+
+def _info(
+    found: _Fit, tol: float, out: FunctionTrain, spent: int, seconds: float
+) -> InterpolateInfo:
+    status: Any = "converged" if found.bound <= tol else "basis"
+    unknown = found.info.status in ("unseen", "zero", "failed", "stopped")
+    if unknown or (status == "basis" and found.info.status != "converged"):
+        status = found.info.status
+    advice = {"converged": "", "basis": _BASIS}.get(status, found.info.advice)
+    std = found.std if status != "unseen" and status != "zero" else math.inf
+    return InterpolateInfo(
+        status, found.error, std, found.largest, spent, out.bases, out.ranks, found.info,
+        seconds, advice,
+    )  # fmt: skip

@@ -1,0 +1,351 @@
+"""Functional trains against NumPy, SciPy and closed forms, with drawn functions."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import interpolate as scipy_interpolate
+
+from tensorjax import tt
+
+functions = tt.functions
+# One dtype by default: every other one compiles the same programs again.
+DTYPES = [float, *(pytest.param(t, marks=pytest.mark.slow) for t in (np.float32, complex))]
+SEEDS = [0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 2))]
+
+
+def spline(rng: np.random.Generator, degree: int, most: int = 5) -> tt.functions.BSpline:
+    """Splines on [−1, 2] with random knots, some of them repeated up to jumps."""
+    inside = np.sort(rng.uniform(-1, 2, rng.integers(0, most)))
+    inside = np.repeat(inside, rng.integers(1, degree + 2, len(inside)))
+    return functions.BSpline([-1.0, *inside, 2.0], degree)
+
+
+def smooth_spline(rng: np.random.Generator, degree: int) -> tt.functions.BSpline:
+    return functions.BSpline([-1.0, *np.sort(rng.uniform(-1, 2, 3)), 2.0], degree)
+
+
+def drawn(seed: int, dtype: Any = float, rank: int = 3) -> tt.functions.FunctionTrain:
+    rng = np.random.default_rng(seed)
+    bases = [
+        functions.Chebyshev(int(rng.integers(1, 6)), -1.0, 2.0),
+        smooth_spline(rng, int(rng.integers(1, 4))),
+        functions.Chebyshev(int(rng.integers(0, 4)), 3.0, 3.5),
+    ]
+    shape = tuple(b.size for b in bases)
+    return functions.FunctionTrain(bases, tt.random(jax.random.key(seed), shape, rank, dtype))
+
+
+def points(f: tt.functions.FunctionTrain, count: int, seed: int = 0) -> np.ndarray:
+    low, high = np.array(f.domain).T
+    inside = low + (high - low) * np.random.default_rng(seed).random((count, f.ndim))
+    inside[:2] = low, high
+    return inside
+
+
+def by_hand(f: tt.functions.FunctionTrain, x: np.ndarray) -> np.ndarray:
+    """Values from the dense coefficients, with the polynomials of NumPy and splines of SciPy."""
+    held = np.broadcast_to(np.asarray(tt.to_dense(f.coefficients)), (len(x), *f.coefficients.shape))
+    for k, b in enumerate(f.bases):
+        if isinstance(b, functions.Chebyshev):
+            t = 2 * (x[:, k] - b.low) / b.length - 1
+            rows = np.polynomial.chebyshev.chebvander(t, b.degree)
+        else:
+            make = scipy_interpolate.BSpline.design_matrix
+            rows = make(x[:, k], b.clamped, b.degree).toarray()
+        held = (rows[(..., *[None] * (held.ndim - 2))] * held).sum(axis=1)
+    return held
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_splines_are_those_of_scipy(seed: int):
+    rng = np.random.default_rng(seed)
+    for degree in range(5):
+        b = spline(rng, degree)
+        c = rng.standard_normal(b.size)
+        f = scipy_interpolate.BSpline(b.clamped, c, degree)
+        x = np.sort(np.concatenate([rng.uniform(-1, 2, 20), b.knots, b.nodes]))
+        np.testing.assert_allclose(b.values(x) @ c, f(x), atol=1e-12)
+        if degree == (seed + 2) % 5:
+            np.testing.assert_allclose(np.asarray(b.values(jnp.asarray(x))) @ c, f(x), atol=1e-12)
+        np.testing.assert_allclose(b.from_values @ f(b.nodes), c, atol=1e-10)
+        np.testing.assert_allclose(b.integrals @ c, f.integrate(-1, 2), atol=1e-12)
+        np.testing.assert_allclose(b.values(x) @ b.constant, 1, atol=1e-12)
+        b = smooth_spline(rng, degree + 1)
+        c = rng.standard_normal(b.size)
+        of, matrix = b.derivative()
+        x = rng.uniform(-1, 2, 20)
+        expected = scipy_interpolate.BSpline(b.clamped, c, degree + 1).derivative()(x)
+        np.testing.assert_allclose(of.values(x) @ matrix @ c, expected, atol=1e-10)
+        other = spline(rng, int(rng.integers(0, 3)))
+        e = rng.standard_normal(other.size)
+        one, two = b.values(x) @ c, other.values(x) @ e
+        both, at, back = b.product(other)
+        values = back @ ((b.values(at) @ c) * (other.values(at) @ e))
+        np.testing.assert_allclose(both.values(x) @ values, one * two, atol=1e-10)
+        both, left, right = b.common(other)
+        np.testing.assert_allclose(both.values(x) @ (left @ c), one, atol=1e-10)
+        np.testing.assert_allclose(both.values(x) @ (right @ e), two, atol=1e-10)
+
+
+@pytest.mark.parametrize("degree", [0, 1, 2, 7, 40])
+def test_chebyshev_is_that_of_numpy(degree: int, rng: np.random.Generator):
+    b = functions.Chebyshev(degree, -2.0, 5.0)
+    f = np.polynomial.Chebyshev(rng.standard_normal(degree + 1), [-2, 5])
+    x = np.array([-2.0, 5.0, *rng.uniform(-2, 5, 20)])
+    np.testing.assert_allclose(b.values(x) @ f.coef, f(x), atol=1e-11)
+    np.testing.assert_allclose(b.from_values @ f(b.nodes), f.coef, atol=1e-11)
+    whole = f.integ()(5.0) - f.integ()(-2.0)
+    np.testing.assert_allclose(b.integrals @ f.coef, whole, atol=1e-10)
+    square = (f * f).integ()
+    np.testing.assert_allclose(f.coef @ b.gram @ f.coef, square(5.0) - square(-2.0), rtol=1e-10)
+    of, matrix = b.derivative()
+    np.testing.assert_allclose(of.values(x) @ matrix @ f.coef, f.deriv()(x), atol=1e-8)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_operations_are_those_of_the_function(seed: int, dtype: Any):
+    f, g = drawn(seed, dtype), drawn(seed + 10, dtype, rank=2)
+    g = functions.FunctionTrain(  # other degrees on the same box
+        [functions.Chebyshev(7, -1.0, 2.0), f.bases[1], functions.Chebyshev(1, 3.0, 3.5)],
+        tt.random(jax.random.key(seed), (8, f.bases[1].size, 2), 2, dtype),
+    )
+    x = points(f, 9, seed)
+    u, v = by_hand(f, x), by_hand(g, x)
+    x = x.astype(np.float32) if dtype == np.float32 else x
+    tol = 1e-3 if dtype == np.float32 else 1e-10
+    scale = 1 + np.abs(u).max() + np.abs(v).max()
+
+    def same(found: Any, expected: Any) -> None:
+        np.testing.assert_allclose(found, expected, atol=tol * scale**2)
+
+    assert f(x).dtype == f.dtype == np.dtype(dtype)
+    same(f(x), u)
+    same(f(x.reshape(3, 3, 3)), u.reshape(3, 3))
+    same(jax.jit(jax.vmap(f))(jnp.asarray(x)), u)
+    same((f + g)(x), u + v)
+    same((2 * f - 1.5)(x), 2 * u - 1.5)
+    same((f * g)(x), u * v)
+    same(functions.round(f + f, tol=1e-5)(x), 2 * u)
+    assert max(functions.round(f + f, tol=1e-5).ranks) <= max(f.ranks)
+    for k, line in enumerate(np.asarray(functions.gradient(f, x)).T):
+        same(functions.derivative(f, k)(x), line)
+
+
+@pytest.mark.parametrize("dtype", [float, pytest.param(complex, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_integrals_are_those_of_a_quadrature(seed: int, dtype: Any):
+    f, g = drawn(seed, dtype), drawn(seed, dtype, rank=1)
+    nodes, weights = np.polynomial.legendre.leggauss(8)
+    axes = []
+    for b in f.bases:  # by pieces, on each of which a spline is a polynomial
+        cuts = np.unique(getattr(b, "knots", (b.low, b.high)))
+        half = np.diff(cuts)[:, None] / 2
+        middle = (cuts[1:] + cuts[:-1])[:, None] / 2
+        axes.append(((middle + half * nodes).ravel(), (half * weights).ravel()))
+    x = np.stack(np.meshgrid(*(a for a, _ in axes), indexing="ij"), -1).reshape(-1, 3)
+    w = np.einsum("i,j,k->ijk", *(b for _, b in axes)).ravel()
+    u, v = by_hand(f, x), by_hand(g, x)
+    np.testing.assert_allclose(functions.integrate(f), w @ u, atol=1e-10)
+    np.testing.assert_allclose(functions.inner(f, g), w @ (u.conj() * v), atol=1e-9)
+    np.testing.assert_allclose(functions.norm(f) ** 2, w @ np.abs(u) ** 2, rtol=1e-10)
+    rest: Any = functions.integrate(f, [0, -1])
+    assert rest.bases == f.bases[1:2]
+    np.testing.assert_allclose(functions.integrate(rest), w @ u, atol=1e-10)
+    # Rounding is best in L², to a factor: no coefficient of the rest is larger than what it cuts.
+    cut = functions.round(f, rank=1)
+    lost = functions.norm(f - cut) / functions.norm(f)
+    half = functions.round(f, tol=float(lost) * 1.01)
+    assert functions.norm(f - half) <= 1.02 * lost * functions.norm(f)
+
+
+def drawn_function(seed: int) -> tuple[Callable[[np.ndarray], np.ndarray], list[tuple]]:
+    """Smooth functions of Genz's families on boxes, real or complex."""
+    rng = np.random.default_rng(seed)
+    d = int(rng.integers(2, 5))
+    low = rng.uniform(-2, 1, d)
+    high = low + rng.uniform(0.3, 3, d)
+    c, w = 2 * rng.random(d), low + (high - low) * rng.random(d)
+    kinds = [
+        lambda x: np.exp(-((c * (x - w)) ** 2).sum(axis=1)),
+        lambda x: np.cos(3 + (x * c).sum(axis=1)),
+        lambda x: 1 / (1 + ((x - low) * c).sum(axis=1)),
+        lambda x: np.exp(1j * (x * c).sum(axis=1)) / (3 + np.sin(x[:, 0])),
+    ]
+    return kinds[seed % len(kinds)], list(zip(low.tolist(), high.tolist(), strict=True))
+
+
+@pytest.mark.parametrize(
+    "seed", [0, 3, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 2, 4, 5))]
+)
+def test_interpolation_says_its_error(seed: int):
+    function, domain = drawn_function(seed)
+    tol = 10.0 ** -(4 + 2 * (seed % 3))
+    spent: list[int] = []
+
+    def counted(x: np.ndarray) -> np.ndarray:
+        spent.append(len(x))
+        return function(x)
+
+    f, info = functions.interpolate(counted, domain, tol=tol, key=jax.random.key(seed))
+    assert info.status == "converged"
+    assert info.advice == ""
+    x = points(f, 500, seed + 1)
+    true = function(x)
+    error = np.sqrt(np.mean(np.abs(f(x) - true) ** 2) / np.mean(np.abs(true) ** 2))
+    assert error <= 3 * tol
+    assert info.evaluations >= sum(spent)
+    assert info.bases == f.bases
+    assert all(b.degree < 60 for b in f.bases)
+
+
+def test_interpolation_that_cannot_converge_says_why():
+    w = np.array([0.3, 0.6])
+    kink = lambda x: np.exp(-np.abs(x - w).sum(axis=1))  # noqa: E731
+    unit = [(0.0, 1.0)] * 2
+    _, info = functions.interpolate(kink, unit, tol=1e-8, max_degree=30)
+    assert info.status == "basis"
+    assert info.error > 1e-8
+    assert "BSpline" in info.advice
+    knots = [functions.BSpline(np.sort([*np.linspace(0, 1, 9), *[c] * 3])) for c in w]
+    f, info = functions.interpolate(kink, knots, tol=1e-4)
+    assert info.status == "converged"
+    assert f.bases == tuple(knots)
+    _, info = functions.interpolate(kink, unit, tol=1e-8, max_evaluations=100)
+    assert info.status != "converged"
+    assert info.evaluations <= 100
+    zero, info = functions.interpolate(lambda x: 0 * x[:, 0], unit, tol=1e-8)
+    assert info.error == 0
+    assert not np.any(zero(points(zero, 3)))
+
+
+def test_composition():
+    f, _ = functions.interpolate(lambda x: x.sum(axis=1), [(0, 1)] * 3, tol=1e-10)
+    g = functions.FunctionTrain(f.bases, 0.5 * f.coefficients)
+    h, info = functions.compose(lambda u, v: np.exp(-u) * v, f, g, tol=1e-8)
+    x = points(f, 20)
+    assert info.status == "converged"
+    np.testing.assert_allclose(h(x), np.exp(-x.sum(1)) * x.sum(1) / 2, atol=1e-7)
+
+
+def test_points_outside_of_the_box():
+    f = drawn(0)
+    x = points(f, 4)
+    x[1, 1] = 2.5
+    with pytest.raises(ValueError, match="1 outside, first"):
+        f(x)
+    found = np.asarray(jax.jit(f)(jnp.asarray(x)))
+    assert np.isnan(found[1])
+    assert np.isfinite(found[[0, 2, 3]]).all()
+    assert np.isnan(jax.jit(functions.gradient)(f, jnp.asarray(x))[1]).all()
+
+
+def test_long_batches_and_many_variables_stay_in_range(monkeypatch: pytest.MonkeyPatch):
+    tiny = functions.FunctionTrain(
+        [functions.Chebyshev(1)] * 20, 1e300 * tt.rank_one([1e-24 * np.ones(2)] * 20)
+    )
+    for evaluate in (tiny, jax.jit(tiny)):
+        found = evaluate(jnp.ones(20))
+        np.testing.assert_allclose(found, 2.0**20 * 1e-180, rtol=1e-10)
+    monkeypatch.setattr("tensorjax.tt.functions.evaluation._PIECE", 100)
+    f = drawn(4)
+    x = points(f, 57)
+    for evaluate in (f, jax.jit(f)):
+        np.testing.assert_allclose(evaluate(jnp.asarray(x)), by_hand(f, x), atol=1e-10)
+
+
+def test_errors_name_what_is_wrong():
+    f = drawn(0)
+    sizes = f.coefficients.shape
+    with pytest.raises(ValueError, match="coefficients: expected shape"):
+        functions.FunctionTrain(f.bases[:2], f.coefficients)
+    with pytest.raises(TypeError, match=r"bases\[0\]"):
+        functions.FunctionTrain([3], tt.ones(sizes[:1]))  # type: ignore[list-item]
+    with pytest.raises(ValueError, match=r"x: expected shape"):
+        f(np.ones(2))
+    with pytest.raises(TypeError, match="real points"):
+        f(np.ones(3, complex))
+    other = functions.FunctionTrain(
+        [functions.Chebyshev(n - 1, -1.0, 3.0) for n in sizes], f.coefficients
+    )
+    with pytest.raises(ValueError, match="variable 0: expected bases of one kind"):
+        f + other
+    with pytest.raises(ValueError, match="low < high"):
+        functions.Chebyshev(2, 1.0, 1.0)
+    for knots in ([0.0], [1.0, 0.0], [0.0, 0.0, 1.0], [0.0, np.nan, 1.0], [0, *[0.5] * 5, 1]):
+        with pytest.raises(ValueError, match=r"knots|low"):
+            functions.BSpline(knots)
+    for bad in (lambda x: x, lambda x: x[:, 0] * np.nan):
+        with pytest.raises(ValueError, match="f: expected"):
+            functions.interpolate(bad, [(0, 1)] * 2, tol=1e-3)
+    with pytest.raises(ValueError, match="variable 1"):
+        functions.interpolate(lambda x: x[:, 0], [(0, 1), 3], tol=1e-3)
+
+
+def test_copies_and_exported_programs():
+    f = drawn(1, complex)
+    x = points(f, 5)
+    for g in (copy.deepcopy(f), pickle.loads(pickle.dumps(f))):
+        assert g.bases == f.bases
+        np.testing.assert_array_equal(g(x), f(x))
+    program = jax.export.export(jax.jit(lambda f: 2 * f))(f)
+    again = jax.export.deserialize(bytearray(program.serialize()))
+    twice = again.call(f)
+    assert twice.bases == f.bases
+    np.testing.assert_allclose(twice(x), 2 * f(x))
+
+
+def sampled(seed: int, noise: float = 0.0) -> tuple[Any, np.ndarray, np.ndarray]:
+    """A drawn function of TT-rank two at most beyond its first order, and samples of it."""
+    rng = np.random.default_rng(seed)
+    c = rng.uniform(0.5, 2, 4)
+
+    def f(x: np.ndarray) -> np.ndarray:
+        return np.sin(c[0] * x[:, 0]) * np.exp(-c[1] * x[:, 1]) + c[2] * x[:, 2] ** 2 + x[:, 3] * 0
+
+    x = rng.random((200, 4))
+    y = f(x)
+    return f, x, 5 + y + noise * y.std() * rng.standard_normal(len(y))
+
+
+SLOW_FITS = [pytest.param(s, n, marks=pytest.mark.slow) for s, n in ((0, 0.0), (2, 0.0), (3, 0.1))]
+
+
+@pytest.mark.parametrize(("seed", "noise"), [(1, 0.1), *SLOW_FITS])
+def test_fit_to_samples(seed: int, noise: float):
+    true, x, y = sampled(seed, noise)
+    bases = [functions.Chebyshev(5, 0.0, 1.0)] * 3 + [functions.BSpline.uniform(0.0, 1.0, 3)]
+    f, info = functions.fit(x, y, bases, rank=3, tol=3e-3, max_sweeps=6)
+    new = np.random.default_rng(seed + 10).random((500, 4))
+    error = np.sqrt(np.mean((f(new) - 5 - true(new)) ** 2)) / np.std(true(new))
+    assert error < max(0.01, 0.7 * noise)
+    assert info.held_out_error < info.first_order_error
+    assert info.status != "few"
+    assert max(info.ranks) <= 4
+    assert info.held_out_error == pytest.approx(min(e for *_, e in info.history))
+
+
+def test_fits_of_what_samples_do_not_determine(rng: np.random.Generator):
+    x = rng.random((60, 3))
+    bases = [functions.Chebyshev(3, 0.0, 1.0)] * 3
+    _, info = functions.fit(x, rng.standard_normal(60), bases, rank=2, max_sweeps=3)
+    assert info.status == "few"
+    assert "samples" in info.advice
+    constant, info = functions.fit(x, np.full(60, 2.5), bases)
+    np.testing.assert_allclose(constant(x[:4]), 2.5)
+    line, info = functions.fit(x[:, :1], 1j * x[:, 0] + 3, [functions.Chebyshev(2, 0.0, 1.0)])
+    np.testing.assert_allclose(line(x[:4, :1]), 1j * x[:4, 0] + 3, atol=1e-6)
+    for faulty, message in (
+        ((x[:, :2], x[:, 0]), "shapes"),
+        ((2 * x, x[:, 0]), "variable"),
+        ((x, np.full(60, np.nan)), "values"),
+        ((x[:3], x[:3, 0]), "four"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            functions.fit(*faulty, bases)
