@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
-from tensorjax import _check
+from tensorjax import _blas_threads, _check
 from tensorjax._cores.ranks import feasible_ranks
 from tensorjax._cores.rounding_methods import svd_round
 from tensorjax._cores.scaling import balanced
@@ -48,7 +48,8 @@ _MOST = 12
 _WORTH = 0.003
 # Sweeps of a trial; sweeps in a row that may raise the held-out error.
 _TRIAL, _PATIENCE = 5, 3
-# Up to so many samples, every one is held out once; of more, one part of them.
+# Up to so many samples, every one is held out once; of more, one part of them. Of so few, products
+# gain nothing by several threads.
 _FEW = 2000
 # Size of the random entries that pad cores, relative to the largest entry.
 _SPARK = 1e-2
@@ -164,17 +165,17 @@ def fit(
     bases, free = checked_domain(domain)
     data = _Data(points, values, bases, held_out, key)
     for name, value in (("tol", tol), ("ridge", 0.0 if ridge is None else ridge)):
-        if not 0 <= float(value) < math.inf:
-            raise ValueError(f"{name}: expected a number >= 0, got {value!r}")
+        _check.number(name, value, low=0)
     _check.integer("max_sweeps", max_sweeps, low=1)
     works = []
-    for degree in _DEGREES if free else (0,):
-        tried = [of_degree(b, degree) if k in free else b for k, b in enumerate(bases)]
-        ranks = feasible_ranks(_MOST if rank is None else rank, [b.size for b in tried])
-        works.append(_Work(data, tried, ranks, tol, ridge, max_sweeps))
-        works[-1].start()
-    best = min(works, key=lambda w: w.best.unseen)
-    best.grow()
+    with _blas_threads.one_thread(len(data.values) <= _FEW):
+        for degree in _DEGREES if free else (0,):
+            tried = [of_degree(b, degree) if k in free else b for k, b in enumerate(bases)]
+            ranks = feasible_ranks(_MOST if rank is None else rank, [b.size for b in tried])
+            works.append(_Work(data, tried, ranks, tol, ridge, max_sweeps))
+            works[-1].start()
+        best = min(works, key=lambda w: w.best.unseen)
+        best.grow()
     return best.result(time.perf_counter() - start)
 
 
@@ -182,15 +183,13 @@ class _Data:
     """Checked samples, their mean subtracted and over their deviation; fitted and held-out ones."""
 
     def __init__(self, points: Any, values: Any, bases: list[Basis], share: float, key: Any):
-        x, y = np.asarray(points), np.asarray(_check.inexact("values", values))
-        if x.dtype.kind not in "biuf":
-            raise TypeError(f"points: expected real numbers, got dtype {x.dtype}")
+        x, y = _check.points("points", points), np.asarray(_check.inexact("values", values))
         if x.ndim != 2 or x.shape[1] != len(bases) or y.shape != x.shape[:1]:
             raise ValueError(
                 f"points, values: expected shapes (N, {len(bases)}) and (N,), "
                 f"got {x.shape} and {y.shape}"
             )
-        _check.finite("points", x.astype(float))
+        _check.finite("points", x)
         _check.finite("values", y)
         for k, b in enumerate(bases):
             outside = (x[:, k] < b.low) | (x[:, k] > b.high)
@@ -199,18 +198,17 @@ class _Data:
                     f"points: expected variable {k} in [{b.low:g}, {b.high:g}], "
                     f"got {x[outside.argmax(), k]}"
                 )
-        if not 0 < share <= 0.5:
+        if not 0 < _check.number("held_out", share, low=0) <= 0.5:
             raise ValueError(f"held_out: expected a share in (0, 1/2], got {share!r}")
         if len(y) < 4:
             raise ValueError(f"values: expected four or more samples, got {len(y)}")
-        seed = 0 if key is None else np.asarray(jax.random.key_data(key)).ravel()
-        self.rng = np.random.default_rng(seed)
+        self.rng = np.random.default_rng(_check.seed(key))
         order = self.rng.permutation(len(y))
         self.dtype = y.dtype
         wide = y.astype(np.result_type(y.dtype, np.float64))
         self.mean = wide.mean()
         self.scale = float(np.sqrt(np.mean(np.abs(wide - self.mean) ** 2))) or 1.0
-        self.x = x.astype(float)
+        self.x = x
         self.y = (wide - self.mean) / self.scale
         parts = np.array_split(order, max(2, min(round(1 / share), len(y))))
         self.held = parts if len(y) <= _FEW else parts[:1]
