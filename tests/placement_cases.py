@@ -473,8 +473,8 @@ EXEMPT: dict[Any, dict[str, str]] = {
     tt.patches: {"cross": "the trains are those of tt.cross"},
     tt.quantics: dict.fromkeys(
         (
-            "box", "delta", "derivative", "fourier", "inverse_laplacian", "laplacian", "shift",
-            "step", "weights",
+            "affine", "box", "delta", "derivative", "fourier", "inverse_laplacian", "laplacian",
+            "shift", "step", "weights",
         ),
         _NO_ARRAYS,
     ),

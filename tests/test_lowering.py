@@ -259,6 +259,7 @@ CASES: dict[str, tuple[Case, str]] = {
     **{
         f"quantics.{name}": (lambda v, build=build: tt.scale(build(v.dtype), v[0]), "v")
         for name, build in {
+            "affine": lambda dtype: tt.quantics.affine(LINE, 3, dtype=dtype),
             "box": lambda dtype: tt.quantics.box(GRID, 0.2, 0.7, dtype=dtype),
             "delta": lambda dtype: tt.quantics.delta(GRID, 0.5, dtype=dtype),
             "derivative": lambda dtype: tt.quantics.derivative(GRID, 1, dtype=dtype),

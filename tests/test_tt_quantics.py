@@ -125,6 +125,31 @@ def test_indicators_on_drawn_grids():
         assert close(q.weights(grid), np.prod(h * np.where(ends, 0.5, 1), -1))
 
 
+def test_affine_maps_of_drawn_grids():
+    rng = np.random.default_rng(8)
+    for _ in range(25):
+        dims, base = int(rng.integers(1, 4)), int(rng.integers(2, 4))
+        bits = int(rng.integers(1, 5 - dims))
+        a = rng.integers(-3, 4, (dims, dims))
+        b = rng.integers(-2 * base**bits, 2 * base**bits, dims)
+        ends, order = ([0.0] * dims, [1.0] * dims), rng.choice(["interleaved", "fused"])
+        grid = tt.quantics_grid(*ends, bits, base=base, **{str(order): True})
+        index = grid.index(np.stack(np.indices(grid.shape), -1)).reshape(-1, dims)
+        places, image = (
+            dict(zip(map(tuple, index), range(len(index)), strict=True)),
+            index @ a.T + b,
+        )
+        for boundary in ("periodic", "dirichlet"):
+            wrapped = image % base**bits if boundary == "periodic" else image
+            hits = [(k, places[tuple(i)]) for k, i in enumerate(wrapped) if tuple(i) in places]
+            expected = np.zeros((len(index),) * 2)
+            expected[tuple(np.array(hits, int).reshape(-1, 2).T)] = 1
+            found = tt.to_dense(q.affine(grid, a, b, boundary=boundary))
+            assert (np.asarray(found) == expected).all()
+    for factor in (2, 5, -3):
+        assert max(q.affine(tt.quantics_grid(0.0, 1.0, 40), factor).ranks) <= abs(factor) + 1
+
+
 def test_shifts_and_differences_on_drawn_grids():
     rng = np.random.default_rng(3)
     boundaries = ("periodic", "dirichlet", "neumann")
@@ -243,7 +268,8 @@ def test_dtypes_of_what_is_made():
     assert q.sine(grid, 2).dtype == np.float64
 
 
-GRID, PLANE = tt.quantics_grid(0.0, 1.0, 3), tt.quantics_grid([0, 0], [1, 1], 2)
+GRID, LONG = tt.quantics_grid(0.0, 1.0, 30)
+PLANE = tt.quantics_grid(0.0, 1.0, 3), tt.quantics_grid([0, 0], [1, 1], 2)
 WRONG = [
     (ValueError, "bits: expected one number or 2", lambda: tt.quantics_grid([0, 0], [1, 1], [3])),
     (
@@ -266,6 +292,10 @@ WRONG = [
     (ValueError, "low: expected one number or 1", lambda: q.box(GRID, [0, 0], 1)),
     (ValueError, "boundary", lambda: q.shift(GRID, 1, boundary="neumann")),
     (ValueError, "boundary", lambda: q.laplacian(GRID, boundary="robin")),
+    (ValueError, "boundary", lambda: q.affine(GRID, 1, boundary="neumann")),
+    (ValueError, "linear: expected shape \\(2, 2", lambda: q.affine(PLANE, 3)),
+    (TypeError, "linear: expected integers", lambda: q.affine(GRID, 0.5)),
+    (ValueError, "ranks explode", lambda: q.affine(LONG, 10**5)),
     (ValueError, "scheme", lambda: q.derivative(GRID, scheme="upwind")),
     (ValueError, "given once", lambda: q.laplacian(PLANE, [0, -2])),
     (ValueError, "tt.solve", lambda: q.inverse_laplacian(PLANE)),

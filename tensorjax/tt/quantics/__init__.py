@@ -7,6 +7,7 @@ Example:
   (1, 2, 2, 2)
 """
 
+from tensorjax.tt.quantics.affine_maps import affine
 from tensorjax.tt.quantics.indicators import box, delta, step
 from tensorjax.tt.quantics.operators import derivative, inverse_laplacian, laplacian, shift
 from tensorjax.tt.quantics.quadrature import weights
@@ -14,6 +15,7 @@ from tensorjax.tt.quantics.trains import constant, cosine, exponential, polynomi
 from tensorjax.tt.quantics.transforms import circulant, fourier, toeplitz
 
 __all__ = [
+    "affine",
     "box",
     "circulant",
     "constant",
