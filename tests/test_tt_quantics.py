@@ -268,8 +268,8 @@ def test_dtypes_of_what_is_made():
     assert q.sine(grid, 2).dtype == np.float64
 
 
-GRID, LONG = tt.quantics_grid(0.0, 1.0, 30)
-PLANE = tt.quantics_grid(0.0, 1.0, 3), tt.quantics_grid([0, 0], [1, 1], 2)
+LONG = tt.quantics_grid(0.0, 1.0, 30)
+GRID, PLANE = tt.quantics_grid(0.0, 1.0, 3), tt.quantics_grid([0, 0], [1, 1], 2)
 WRONG = [
     (ValueError, "bits: expected one number or 2", lambda: tt.quantics_grid([0, 0], [1, 1], [3])),
     (
