@@ -43,9 +43,29 @@ def densities() -> Figure:
     return figure
 
 
+def patched() -> Figure:
+    """Draws a narrow ring beside a peak, and the patches of its approximation."""
+    grid = tt.quantics_grid([-1.0, -1.0], [1.0, 1.0], bits=12, fused=True)
+
+    def ring(digits: np.ndarray) -> np.ndarray:
+        x, y = grid.coordinates(digits).T
+        r = np.hypot(x - 0.3, y + 0.2)
+        return np.exp(-((r - 0.4) ** 2) / 2e-4) + np.exp(-((x + 0.6) ** 2 + (y - 0.6) ** 2) / 1e-2)
+
+    p, _ = tt.patches.cross(ring, grid.shape, tol=1e-4, max_rank=12, key=jax.random.key(0))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
+    axis = np.linspace(-1, 1, 400, endpoint=False)
+    points = np.stack(np.meshgrid(axis, axis, indexing="ij"), -1)
+    values = tt.patches.evaluate(p, grid.nearest(points))
+    left.contourf(axis, axis, np.asarray(values).T, np.linspace(-0.1, 1.1, 13))
+    left.set(xlabel="$x_1$", ylabel="$x_2$", title="Function, 4096 x 4096 points", aspect="equal")
+    plot.patches(p, grid, ax=right).set(title="Patches", aspect="equal")
+    return figure
+
+
 def main() -> None:
     """Writes the pictures beside the site's style sheet."""
-    for draw in (networks, densities):
+    for draw in (networks, densities, patched):
         draw().savefig(FOLDER / f"{draw.__name__}.png", dpi=110)
 
 

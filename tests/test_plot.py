@@ -78,6 +78,34 @@ def test_ranks_are_drawn_beside_their_bounds() -> None:
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["x", "ones"]
 
 
+@pytest.mark.parametrize("dims", [1, 2])
+def test_patches_cover_their_points(dims: int) -> None:
+    grid = tt.quantics_grid([-1.0] * dims, [3.0] * dims, 3, fused=dims == 2)
+    n = grid.shape[0]
+    deep = [tt.random(KEY, (n,), 1), tt.random(KEY, (n, n), 2)]
+    prefixes = [(0, k) for k in range(n)] + [(k,) for k in range(1, n)]
+    trains = [deep[0]] * n + [deep[1]] * (n - 1)
+    ax = plot.patches(
+        tt.patches.PatchedTT(grid.shape, prefixes, trains), grid, points=[[0.0] * dims]
+    )
+    (drawn,) = ax.collections
+    assert drawn.get_array().tolist() == [1] * n + [2] * (n - 1)
+    boxes = [path.get_extents() for path in drawn.get_paths()]
+    sizes_ = [4.0 / 4, 4.0 / 4] if dims == 2 else [1.0, 1.0]
+    assert np.allclose([boxes[0].width, boxes[0].height], sizes_)
+    assert np.isclose(sum(b.width * (b.height if dims == 2 else 1) for b in boxes), 4.0**dims)
+
+
+def test_patches_of_other_grids_are_named() -> None:
+    p = tt.patches.PatchedTT((2, 2), [()], [tt.ones((2, 2))])
+    with pytest.raises(ValueError, match=r"p: expected shape \(2, 2, 2\)"):
+        plot.patches(p, tt.quantics_grid(0.0, 1.0, 3))
+    with pytest.raises(ValueError, match="interleaved or fused"):
+        plot.patches(p, tt.quantics_grid([0.0, 0.0], [1.0, 1.0], 1, interleaved=False))
+    with pytest.raises(TypeError, match="grid: expected"):
+        plot.patches(p, 3)  # type: ignore[arg-type]
+
+
 def test_singular_values_are_over_the_norm() -> None:
     ax = plot.singular_values(1e30 * tt.ones((4, 4, 4)))
     assert [line.get_ydata().tolist() for line in ax.lines] == [[pytest.approx(1.0)]] * 2
