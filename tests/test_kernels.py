@@ -426,6 +426,12 @@ def density(g: Given) -> Any:
     return pde.evaluate(start.train(box, map, 1e-5), map, box, np.zeros((3, 2)))
 
 
+def function(g: Given) -> Any:
+    bases = [tt.functions.Chebyshev(n - 1, 0.0, 1.0) for n in g.x.shape]
+    points = np.asarray(g.indices, np.empty(0, g.dtype).real.dtype) / 2
+    return tt.functions.evaluate(tt.functions.FunctionTrain(bases, g.x), points)
+
+
 wide = np.random.default_rng(0).standard_normal((3, 2**14))
 OTHERS: dict[str, Callable[[Given], Any]] = {
     "tt.to_dense": lambda g: tt.to_dense(g.x),
@@ -443,6 +449,7 @@ OTHERS: dict[str, Callable[[Given], Any]] = {
     "tt.broadcast_to": lambda g: tt.broadcast_to(tt.ones((1, 3), g.dtype), (4, 3)),
     "tt.sobol": lambda g: tt.mean_dimension(real_train(g)),
     "pde.evaluate": density,
+    "tt.functions.evaluate": function,
     "tt.singular_values": lambda g: tt.singular_values(g.x),
     "tt.sample(squared=False)": lambda g: tt.sample(
         jax.random.key(3), real_train(g) * real_train(g), 4, squared=False

@@ -130,6 +130,7 @@ TABLE: dict[str, Row] = {
     "tucker.evaluate": _call(c.data, c.first_on_one_cpu, kernel=ROUNDED),
     "tt.sobol": _call(c.lapack_dtype, c.free_on_a_cpu, c.rest_concrete),
     "pde.evaluate": _call(c.concrete),
+    "tt.functions.evaluate": _call(c.first_on_one_cpu),
     "tt.sample": _call(c.little_noise, c.first_on_one_cpu),
     "tt.sample(squared=False)": _call(c.first_on_one_cpu),
     "tt.log_density": _call(c.on_one_cpu),

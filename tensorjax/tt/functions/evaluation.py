@@ -11,6 +11,8 @@ import numpy as np
 from tensorjax import _check, linalg
 from tensorjax._cores.contraction import einsum
 from tensorjax._cores.unfoldings import Cores
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax._typing import ArrayLike
@@ -55,7 +57,7 @@ def evaluate(f: FunctionTrain, x: ArrayLike) -> jax.Array:
     checked(f)
     points = checked_points(f, x)
     flat = points.reshape(-1, f.ndim)
-    if _check.on_cpu(flat, f):  # by NumPy: nothing is compiled for every new number of points
+    if choose_kernel("tt.functions.evaluate", (flat, f)) is NUMPY:
         cores = [np.asarray(c) for c in f.coefficients.cores]
         out = host_values(f.bases, cores, np.asarray(flat)).reshape(points.shape[:-1])
         return on_device([out.astype(_dtype(f, jnp.asarray(flat[:0]).dtype), copy=False)])[0]

@@ -168,7 +168,7 @@ def fit(
         _check.number(name, value, low=0)
     _check.integer("max_sweeps", max_sweeps, low=1)
     works = []
-    with _blas_threads.one_thread(len(data.values) <= _FEW):
+    with _blas_threads.one_thread(len(data.y) <= _FEW):
         for degree in _DEGREES if free else (0,):
             tried = [of_degree(b, degree) if k in free else b for k, b in enumerate(bases)]
             ranks = feasible_ranks(_MOST if rank is None else rank, [b.size for b in tried])
