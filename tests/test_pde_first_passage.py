@@ -160,3 +160,28 @@ def test_bad_committors_are_refused():
     found = pde.committor(planck(1, None, 0.5), pde.Box.chebyshev(1, 16, 1.0))
     with pytest.raises(ValueError, match="x: expected points of shape"):
         found(np.zeros(3))
+
+
+def test_times_over_drawn_barriers_are_right_or_said_not_to_be() -> None:
+    rng = np.random.default_rng(12)
+    right = wrong = 0
+    for _ in range(40):
+        height, temperature = rng.uniform(0.5, 2.5), rng.uniform(0.08, 0.6)
+        n, low = int(rng.integers(12, 65)), -rng.uniform(1.6, 3.0)
+        domain = chebyshev((n, low, 1.0))
+        well = pde.DoubleWell(height, 1.0, temperature)
+        found = pde.first_passage(well, domain, walls=[("reflecting", "absorbing")])
+        x = np.linspace(low, 1.0, 100_001)
+        potential = height * (x**2 - 1) ** 2 / temperature
+        weights = np.cumsum(np.exp(-potential)) * (x[1] - x[0])
+        slopes = np.where(x > -1, np.exp(potential) * weights, 0)
+        exact = slopes.sum() * (x[1] - x[0]) / temperature
+        off = abs(found([[-1.0]])[0] / exact - 1)
+        if found.result == pde.Result.successful:
+            assert off < 1e-3, (height, temperature, n, low)
+            right += 1
+        else:
+            assert found.message
+            wrong += off > 1e-3
+    assert right > 5
+    assert wrong > 5
