@@ -349,3 +349,26 @@ def test_fits_of_what_samples_do_not_determine(rng: np.random.Generator):
     ):
         with pytest.raises(ValueError, match=message):
             functions.fit(*faulty, bases)
+
+
+def test_tolerances_of_a_precision_count_as_the_user_gives_them() -> None:
+    def single(x: np.ndarray) -> np.ndarray:
+        return np.exp(-x.sum(axis=1)).astype(np.float32)
+
+    eps = float(np.finfo(np.float32).eps)
+    for times in (11, 15, 25):
+        _, info = functions.interpolate(single, [(0, 1)] * 3, tol=times * eps)
+        assert info.status == "converged"
+    with pytest.raises(ValueError, match=f"10 eps = 1.2e-06 of float32, got {9 * eps:.2g}"):
+        functions.interpolate(single, [(0, 1)] * 3, tol=9 * eps)
+
+
+def test_what_random_points_do_not_meet_is_said_to_be_missed() -> None:
+    rng = np.random.default_rng(4)
+    for d in (5, 7):
+        at = rng.uniform(0.2, 0.8, d)
+        _, info = functions.interpolate(
+            lambda x, at=at: np.exp(-400 * ((x - at) ** 2).sum(axis=1)), [(0, 1)] * d, tol=1e-4
+        )
+        assert info.status != "converged"
+        assert "smaller box" in info.advice

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
-from tensorjax import _check
+from tensorjax import _check, linalg
 from tensorjax._cores.unfoldings import Cores, times_mode
 from tensorjax._formats.trains import TT
 from tensorjax._typing import Key
@@ -33,6 +33,11 @@ InterpolateStatus = Literal[
     "converged", "basis", "max_rank", "budget", "max_sweeps", "stalled", "stopped", "unseen",
     "failed", "zero",
 ]  # fmt: skip
+_HARDLY = 0.9
+_MISSED = (
+    "next to nothing of f was found: random points do not meet what is concentrated in a small "
+    "part of the box; give a smaller box about it, and zero elsewhere"
+)
 _BASIS = (
     "the bases do not resolve f: raise max_degree or give larger bases, split the domain where f "
     "or a derivative jumps, take tt.functions.BSpline there, or ask for less accuracy"
@@ -155,11 +160,15 @@ def interpolate(
         if max_evaluations is None
         else _check.integer("max_evaluations", max_evaluations, low=20)
     )
-    values = Values(_Checked(f, len(bases), vectorized, options.get("executor")), budget, [0])
+    checked = _Checked(f, len(bases), vectorized, options.get("executor"))
+    values = Values(checked, budget, [0])
     count = int(min(_TESTED, budget // 5))
     tests = uniform(bases, count, rng)
     options = {"key": key, "max_rank": max_rank, "vectorized": vectorized, **options}
-    work = _Work(f, values, tests, values(tests), tol, free, most, options)
+    true = values(tests)
+    tol = _check.tolerance(tol, checked.dtype)
+    least = 10 * linalg.epsilon(checked.dtype)
+    work = _Work(f, values, tests, true, tol, least, free, most, options)
     found = work.run(first_bases(values, bases, free, tol, most, rng))
     train = TT._unchecked(tuple(jax.device_put(found.cast)))
     out = FunctionTrain._unchecked(tuple(found.bases), train)
@@ -194,6 +203,7 @@ class _Checked:
 
     def __init__(self, f: Callable[[Any], Any], dims: int, vectorized: bool, executor: Any):
         self._calls, self._dims = Calls(f, vectorized, executor), dims
+        self.dtype: Any = None  # of trains of these values, once there are some
 
     def __call__(self, points: np.ndarray) -> np.ndarray:
         values = numbers(np.asarray(self._calls(points)))
@@ -208,6 +218,7 @@ class _Checked:
                 f"f: expected finite values, got NaN or Inf at {int(bad.sum())} of {len(points)} "
                 f"points, first {tuple(points[bad.argmax()].tolist())}"
             )
+        self.dtype = jax.dtypes.canonicalize_dtype(np.result_type(values.dtype, np.float32))
         return values.astype(np.result_type(values.dtype, np.float64), copy=False)
 
 
@@ -237,6 +248,7 @@ class _Work:
     tests: np.ndarray
     true: np.ndarray
     tol: float
+    least: float  # tolerance of a cross approximation
     free: list[int]
     most: int
     options: dict[str, Any]
@@ -279,7 +291,9 @@ class _Work:
         if math.isfinite(self.values.left):
             options["max_evaluations"] = int(max(self.values.left, 1))
         shape = tuple(b.size for b in bases)
-        t, info = cross(self.f, shape, tol=tol, grid=[b.nodes for b in bases], **options)
+        t, info = cross(
+            self.f, shape, tol=max(tol, self.least), grid=[b.nodes for b in bases], **options
+        )
         self.values.spent[0] += info.evaluations
         wide = np.result_type(t.dtype, np.float64)
         cores = [
@@ -336,7 +350,9 @@ def _info(
     unknown = found.info.status in ("unseen", "zero", "failed", "stopped")
     if unknown or (status == "basis" and found.info.status != "converged"):
         status = found.info.status
-    advice = {"converged": "", "basis": _BASIS}.get(status, found.info.advice)
+    # An error of one says that next to nothing of f is in the train.
+    basis = _MISSED if found.error > _HARDLY else _BASIS
+    advice = {"converged": "", "basis": basis}.get(status, found.info.advice)
     std = found.std if status != "unseen" and status != "zero" else math.inf
     return InterpolateInfo(
         status, found.error, std, found.largest, spent, out.bases, out.ranks, found.info,
