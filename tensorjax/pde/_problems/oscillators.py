@@ -16,7 +16,7 @@ from tensorjax.pde._problems.ready_made import (
 )
 
 # Points per width of the density across its flow.
-_POINTS = 1.4
+_POINTS = 2.2
 
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
