@@ -35,7 +35,8 @@ def test_arguments_of_wrong_kinds_are_named_by_drawn_functions_on_trains(monkeyp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
-def test_arguments_of_wrong_kinds_are_named(package, monkeypatch):
+def test_arguments_of_wrong_kinds_are_named(package, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)  # "x" for a path is a path: what is saved there goes with the test
     _check_package(package, monkeypatch)
 
 
