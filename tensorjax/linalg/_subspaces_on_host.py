@@ -117,7 +117,7 @@ def leading(a: np.ndarray, asked: Asked, *, right: bool = False) -> Subspace:
 
 
 def alone(a: np.ndarray, right: bool = False) -> bool:
-    """Whether a host subspace's BLAS should use one thread: little work, or threaded passes."""
+    """Whether BLAS should use one thread for a subspace: small work, or split by native code."""
     side = a.shape[1] if right else a.shape[0]
     few = side <= _ONE_THREAD and (
         a.size < _MIDDLING or (not right and choose_kernel("linalg.project", (a,), HOST) is CPP)
@@ -281,7 +281,7 @@ def _columns(a: np.ndarray, asked: Asked, right: bool) -> int:
 
 
 def sketched(a: np.ndarray, asked: Asked, right: bool, columns: int) -> Subspace | None:
-    """Computes a host subspace from a random sketch, with at most one iteration, or None.
+    """Computes a leading subspace on the host by a random sketch; None if not accurate enough.
 
     Source: Halko, Martinsson, Tropp, SIAM Rev. 53 (2011), algorithm 4.4. Departures, ours: the
     sketch sees some of the columns only, which costs no pass; what it misses is measured.

@@ -1,12 +1,14 @@
 """Checks that a dense Flax layer can be replaced by a tensorised one."""
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 import jax
 from flax import nnx
 from flax.nnx.nn import dtypes
 
 from tensorjax import _check
+
+Gates = Literal["singular values", "ones"]
 
 
 def check_plain(layer: Any) -> None:
@@ -46,3 +48,8 @@ def concrete(parameter: Any) -> jax.Array:
             "layer: expected concrete parameters; convert the layer outside jit, vmap and grad"
         )
     return value
+
+
+def check_gates(gates: str) -> None:
+    """Raises ValueError if ``gates`` is no option for conversions of dense layers."""
+    _check.choice("gates", gates, get_args(Gates))

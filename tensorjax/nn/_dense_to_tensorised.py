@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -11,14 +11,13 @@ import numpy as np
 from flax import nnx
 
 from tensorjax import _check, tt, tucker
-from tensorjax.nn._dense_checks import check_plain, concrete
+from tensorjax.nn._dense_checks import Gates, check_gates, check_plain, concrete
 from tensorjax.nn._linear import TTLinear, TuckerLinear
 from tensorjax.nn._linear_base import TensorLinear, certificates
 from tensorjax.nn._mode_factors import bounded, train_ranks
 from tensorjax.nn._parameters import MAX_BYTES, check_bytes, gate_dtype, settle
 
 Format = Literal["tt", "tucker"]
-Gates = Literal["singular values", "ones"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -294,11 +293,6 @@ def dense_matrix(
     _check.finite(f"layer.{name}", matrix)
     host = np.asarray(matrix)
     return host.astype(np.complex128 if host.dtype.kind == "c" else np.float64)
-
-
-def check_gates(gates: str) -> None:
-    """Raises ValueError if ``gates`` is no option for conversions of dense layers."""
-    _check.choice("gates", gates, get_args(Gates))
 
 
 def folded(

@@ -17,8 +17,15 @@ from tensorjax._placement import placed
 from tensorjax._symbolic import is_static
 from tensorjax.sketch import _apply_on_host, _sparse_input
 from tensorjax.sketch._dense_input import as_dtype, project
+from tensorjax.sketch._random_maps import (
+    Dense,
+    Kronecker,
+    Projection,
+    Sparse,
+    accumulator,
+    promoted,
+)
 from tensorjax.sketch._train_input import project_train
-from tensorjax.sketch._types import Dense, Kronecker, Projection, Sparse, accumulator, promoted
 
 _HOST_CHUNK = 2**20  # elements of a NumPy array copied to the device at a time
 _LEAST = 16  # rows in the smallest block of them that a program is compiled for

@@ -14,7 +14,7 @@ from tensorjax._kernels.table import CPP, TRACE
 from tensorjax._symbolic import is_static, planned
 from tensorjax.contract import einsum
 from tensorjax.sketch import _mode_groups
-from tensorjax.sketch._types import CPRows, Dense, Kronecker, Projection, Sparse, TTRows
+from tensorjax.sketch._random_maps import CPRows, Dense, Kronecker, Projection, Sparse, TTRows
 
 HIGHEST = jax.lax.Precision.HIGHEST
 _EINSUM = functools.partial(einsum, precision=HIGHEST)

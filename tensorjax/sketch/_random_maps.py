@@ -1,371 +1,330 @@
-"""Constructors of random projections: TT, Gaussian, sparse, Khatri–Rao, TT rows, CP rows."""
+"""Types of random maps (random projections): Kronecker (TT), dense, sparse, TT rows, CP rows.
 
+Every type is a frozen pytree of arrays, holding entries of mean 0 and variance 1; the scale that
+makes E‖f(x)‖² = ‖x‖² is applied with the map. Static fields are hashable, so a map passes through
+jit, vmap and grad, and a batch of maps is `jax.vmap` of a constructor over keys.
+"""
+
+import dataclasses
 import functools
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._typing import DTypeLike, Key
-from tensorjax.sketch import _balanced_factors
-from tensorjax.sketch._types import CPRows, Dense, Kronecker, Sparse, TTRows, law, signs
+from tensorjax._formats.operators import shown
+from tensorjax._formats.random_arrays import on_host
+from tensorjax._formats.serialization import serializable
+from tensorjax._transfer import on_device
+from tensorjax._typing import DType, DTypeLike
 
-_MOST_ENTRIES = 2**30 - 2  # of a matrix that is stored whole, or indexed by int32
-
-
-def _float_dtype(dtype: Any) -> Any:
-    """Checks the dtype of a map to construct; None is JAX's default floating-point type."""
-    out = jnp.result_type(float) if dtype is None else _check.dtype_of("dtype", dtype)
-    if not jnp.issubdtype(out, jnp.floating):
-        raise TypeError(f"dtype: expected a floating-point dtype, got {out}")
-    _check.available("dtype", out)
-    return out
+Cls = TypeVar("Cls", bound=type)
 
 
-def _key(key: Any) -> Any:
-    """Checks that ``key``, from which a projection is drawn, is a JAX random key."""
-    is_key = isinstance(key, jax.Array) and (
-        jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.dtype == jnp.uint32
-    )
-    if not is_key:
-        raise TypeError(f"key: expected a key from jax.random.key(seed), got {type(key).__name__}")
-    return key
+@dataclasses.dataclass(frozen=True)
+class Law:
+    """Distribution of map entries, with mean 0, variance 1, no skew and fourth moment Δ.
+
+    Attributes:
+      name: "rademacher" (±1, Δ = 1), "gaussian" (Δ = 3) or "sparse" (±√s with probability 1/(2s)
+        each, else 0; Δ = s).
+      fourth_moment: Δ.
+    """
+
+    name: str
+    fourth_moment: float
+
+    def draw(
+        self, key: Any, shapes: Sequence[tuple[int, ...]], dtype: Any
+    ) -> tuple[jax.Array, ...]:
+        """Draws arrays of independent entries of this type of law, one for each shape.
+
+        Signs depend neither on the dtype nor on JAX's 64-bit mode.
+        """
+        drawn = on_host(self, key, shapes, dtype)
+        if drawn is not None:
+            return tuple(on_device(drawn))
+        return _draw(self, key, tuple(shapes), jnp.dtype(dtype))
+
+    def __call__(self, key: Any, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+        """Draws one array."""
+        return _draw_one(self, key, shape, dtype)
 
 
-def _interior(rank: Any, order: int) -> tuple[int, ...]:
-    """Expands ``rank`` to the d − 1 bonds of a map to construct, without an upper bound."""
-    return _check.bond_ranks(rank, (2**62,) * (order - 1))
+@functools.partial(jax.jit, static_argnums=(0, 2, 3))
+def _draw(law: Law, key: Any, shapes: tuple[tuple[int, ...], ...], dtype: Any) -> Any:
+    keys = jax.random.split(key, len(shapes))
+    out: dict[int, jax.Array] = {}
+    for shape in dict.fromkeys(shapes):  # one program for all cores of one shape
+        places = [k for k, other in enumerate(shapes) if other == shape]
+        drawn = jax.vmap(lambda key, n=shape: _draw_one(law, key, n, dtype))(keys[np.array(places)])
+        out.update(zip(places, drawn, strict=True))
+    return tuple(out[k] for k in range(len(shapes)))
 
 
-def ttrp(
-    key: Key,
-    in_shape: int | Sequence[int],
-    out_shape: int | Sequence[int],
-    *,
-    distribution: str = "rademacher",
-    rank: int | Sequence[int] = 1,
-    s: float = 3.0,
-    order: int | None = None,
-    dtype: DTypeLike | None = None,
-) -> Kronecker:
-    """Draws a tensor-train random projection.
+def _draw_one(law: Law, key: Any, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    if law.name == "rademacher":
+        return signs(key, shape, dtype)
+    wide = jnp.float64 if dtype == jnp.float64 else jnp.float32
+    if law.name == "gaussian":
+        # A half-precision draw has too few bits for its tails: its variance is not one.
+        return jax.random.normal(key, shape, wide).astype(dtype)
+    s = law.fourth_moment
+    u = jax.random.uniform(key, shape, jnp.float32)
+    kept = jnp.where(u < 0.5 / s, -math.sqrt(s), math.sqrt(s))
+    return jnp.where(u < 1 / s, kept, 0.0).astype(dtype)
 
-    f(x) = M^{-1/2} (R_1 ⊗ … ⊗ R_d) x with independent entries of mean 0, variance 1 in R_k
-    (m_k × n_k). With TT-ranks r the map is a TT-matrix of such cores over (M r_1 ⋯ r_{d−1})^{1/2}.
-    Always E‖f(x)‖² = ‖x‖². For structured x the variance is larger than that of a dense Gaussian
-    map, by `variance_bound`: prefer few modes, and m_k large and equal. TT-ranks lower it.
 
-    Args:
-      key: `jax.random.key`; the same key gives the same map.
-      in_shape: (n_1, …, n_d), or N to have it factored; a prime N is padded by zeros.
-      out_shape: (m_1, …, m_d), or M to have it factored. Where M has no balanced factors more
-        rows are drawn and the first M used, with the scale of M rows; the mean stays exact, for
-        every row has the same law.
-      distribution: of the entries: "rademacher" (least variance), "gaussian" or "sparse".
-      rank: TT-rank of the map: one int, or one per interior bond.
-      s: for "sparse", one entry in s is nonzero.
-      order: count d of modes, when both shapes are ints; by default as few as keep the modes of
-        the input under 4096, at least two.
-      dtype: floating-point type of the cores; by default JAX's (float32, or float64 in its 64-bit
-        mode).
+def signs(key: Any, shape: Sequence[int], dtype: Any) -> jax.Array:
+    """Draws independent signs ±1, the entries of sign-type maps."""
+    bits = jax.random.bits(key, tuple(shape), jnp.uint8)
+    return 1 - 2 * (bits & 1).astype(dtype)
 
-    Returns:
-      A `Kronecker` map.
 
-    Raises:
-      ValueError: sizes are not positive or contradict each other; unknown distribution.
-      TypeError: ``key`` is not a key or ``dtype`` not floating-point.
+def law(distribution: str, s: float = 3.0) -> Law:
+    """Returns the entry law of a given name; ``s`` is the sparsity of the type "sparse"."""
+    moments = {"rademacher": 1.0, "gaussian": 3.0, "sparse": sparsity(s)}
+    _check.choice("distribution", distribution, moments)
+    return Law(distribution, moments[distribution])
+
+
+def sparsity(s: Any) -> float:
+    """Checks the inverse density s ≥ 1 of a sparse random map's type."""
+    return _check.number("s", s, low=1)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Projection:
+    """Abstract base class of the random maps f: R^N → R^M.
+
+    Attributes:
+      in_shape: the modes (n_1, …, n_d) that an input is folded to.
+      in_size: N. It may be less than ∏ n_k: the input is then padded by zeros at its end.
+      out_size: M. It may be less than ∏ m_k: the first M entries are then the output.
+      law: the distribution of the stored entries.
 
     Example:
       >>> import jax
       >>> from tensorjax import sketch
-      >>> p = sketch.ttrp(jax.random.key(0), (25, 25, 16), (4, 3, 2))
-      >>> p
+      >>> p = sketch.gaussian(jax.random.key(0), (8, 8), 64)
+      >>> isinstance(p, sketch.Projection), p.in_shape, p.in_size, p.out_size
+      (True, (8, 8), 64, 64)
+
+    Source: ours.
+    """
+
+    _array_ndim: ClassVar[int]
+    in_shape: tuple[int, ...]
+    in_size: int
+    out_size: int
+    law: Law
+
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        """Modes of the map's output: (M,) if its rows have no product structure."""
+        return (self.out_size,)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Interior TT-ranks of the map or of its rows; empty if they have none."""
+        return tuple(c.shape[-1] for c in getattr(self, "cores", ())[:-1])
+
+    @property
+    def dtype(self) -> DType:
+        """Dtype of the map's stored entries."""
+        return jax.tree.leaves(self)[-1].dtype
+
+    @property
+    def size(self) -> int:
+        """Number of the map's stored random entries (of one map, batch axes left out)."""
+        return sum(math.prod(a.shape[-self._array_ndim :]) for a in jax.tree.leaves(self))
+
+    def astype(self, dtype: DTypeLike) -> Self:
+        """Returns the map with its stored floating-point entries cast to ``dtype``.
+
+        Args:
+          dtype: floating or complex.
+
+        Returns:
+          Map of the same type and shapes.
+
+        Raises:
+          TypeError: an integer dtype; entries of a map are floating-point.
+        """
+        if not jnp.issubdtype(dtype, jnp.inexact):
+            raise TypeError(
+                f"dtype: expected a floating-point or complex dtype, got {jnp.dtype(dtype)}"
+            )
+
+        def cast(a: Any) -> Any:
+            return a.astype(dtype) if jnp.issubdtype(a.dtype, jnp.inexact) else a
+
+        return jax.tree.map(cast, self)
+
+    @shown
+    def __repr__(self) -> str:
+        modes = f"{_times(self.in_shape)} → {_times(self.out_shape)}"
+        ranks = f", ranks {self.ranks}" if any(r > 1 for r in self.ranks) else ""
+        return f"{type(self).__name__}({modes}, {self.law.name}{ranks})"
+
+
+def _times(shape: Sequence[int]) -> str:
+    return "·".join(map(str, shape))
+
+
+def _encoded(aux: Any) -> list[Any]:
+    return [dataclasses.astuple(x) if isinstance(x, Law) else x for x in aux]
+
+
+def _decoded(saved: list[Any]) -> tuple[Any, ...]:
+    in_shape, in_size, out_size, kind = saved
+    return tuple(in_shape), in_size, out_size, Law(*kind)
+
+
+@dataclass_transform(frozen_default=True)
+def _map_type(*arrays: str) -> Callable[[Cls], Cls]:
+    """Makes a type of maps a frozen dataclass and a pytree with the named fields as children."""
+
+    def wrap(cls: Cls) -> Cls:
+        cls = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+        static = [f.name for f in dataclasses.fields(cls) if f.name not in arrays]  # type: ignore
+        jax.tree_util.register_dataclass(cls, data_fields=list(arrays), meta_fields=static)
+        serializable(cls, _encoded, _decoded)
+        return cls
+
+    return wrap
+
+
+@_map_type("cores")
+class Kronecker(Projection):
+    """Tensor-train random map f(x) = (M ∏ r_k)^{-1/2} A x; a Kronecker product at rank one.
+
+    Attributes:
+      cores: ``cores[k]`` has shape (r_{k-1}, m_k, n_k, r_k).
+
+    Example:
+      >>> import jax
+      >>> from tensorjax import sketch
+      >>> sketch.ttrp(jax.random.key(0), (25, 25, 16), (4, 3, 2))
       Kronecker(25·25·16 → 4·3·2, rademacher)
-      >>> p.size
-      207
-      >>> sketch.ttrp(jax.random.key(0), 784, 24).out_shape
-      (6, 4)
 
-    Source: Feng, Tang, He, Zhou, Liao, "Tensor Train Random Projection", arXiv 2010.10797,
-    definition of TTRP and its Rademacher optimum. The ranks' scale, the padding and the choice of
-    factors are ours.
+    Source: Feng, Tang, He, Zhou, Liao, arXiv 2010.10797, see `ttrp`.
     """
-    kind, dtype = law(distribution, s), _float_dtype(dtype)
-    least = min((_check.integer("rank", r, low=1) for r in np.ravel(rank).tolist()), default=1)
-    n, m, in_size, out_size = _balanced_factors.shapes(in_shape, out_shape, order=order, rank=least)
-    r = (1, *_interior(rank, len(n)), 1)
-    cores = kind.draw(_key(key), list(zip(r[:-1], m, n, r[1:], strict=True)), dtype)
-    return Kronecker(n, in_size, out_size, kind, cores)
+
+    _array_ndim: ClassVar[int] = 4
+    cores: tuple[jax.Array, ...]
+
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        """Modes (m_1, …, m_d) of the Kronecker map's output."""
+        return tuple(c.shape[-3] for c in self.cores)
 
 
-def _sizes(in_shape: Any, out_shape: Any) -> tuple[tuple[int, ...], int, int]:
-    """Returns the input modes, N and M of a map to construct that has no product structure."""
-    n = _check.shape("in_shape", in_shape)
-    size, m = math.prod(n), math.prod(_check.shape("out_shape", out_shape))
-    if size * m > _MOST_ENTRIES:
-        raise ValueError(
-            "in_shape, out_shape: expected fewer than 2^30 entries in a matrix without product "
-            f"structure, got {m} × {size}; use sketch.ttrp, khatri_rao, tt_rows or cp_rows"
-        )
-    return n, size, m
+@_map_type("matrix")
+class Dense(Projection):
+    """Dense random map f(x) = M^{-1/2} W x, with a stored matrix W of iid entries.
 
-
-def gaussian(
-    key: Key,
-    in_shape: int | Sequence[int],
-    out_shape: int | Sequence[int],
-    *,
-    dtype: DTypeLike | None = None,
-) -> Dense:
-    """Draws a dense Gaussian map: f(x) = M^{-1/2} W x, Var‖f(x)‖² = 2‖x‖⁴/M for every x.
-
-    Args:
-      key: `jax.random.key`.
-      in_shape: N, or modes (n_1, …, n_d), which a tensor-train input then must have.
-      out_shape: M, or modes whose product it is.
-      dtype: floating-point type, by default JAX's.
-
-    Returns:
-      A `Dense` map.
-
-    Raises:
-      ValueError: the matrix would have 2³⁰ entries or more.
-      TypeError: ``key`` is not a key or ``dtype`` not floating-point.
+    Attributes:
+      matrix: W, of shape (M, N).
 
     Example:
       >>> import jax
       >>> from tensorjax import sketch
-      >>> sketch.gaussian(jax.random.key(0), 10_000, 24).size
-      240000
+      >>> sketch.gaussian(jax.random.key(0), (8, 8), 64)
+      Dense(8·8 → 64, gaussian)
 
-    Source: W. Johnson, J. Lindenstrauss, "Extensions of Lipschitz mappings into a Hilbert space",
-    Contemp. Math. 26 (1984), for the property; the variance is derived here, see `variance`.
+    Source: Johnson and Lindenstrauss (1984), see `gaussian`.
     """
-    dtype, kind = _float_dtype(dtype), law("gaussian")
-    n, size, m = _sizes(in_shape, out_shape)
-    (matrix,) = kind.draw(_key(key), [(m, size)], dtype)
-    return Dense(n, size, m, kind, matrix)
+
+    _array_ndim: ClassVar[int] = 2
+    matrix: jax.Array
 
 
-def sparse(
-    key: Key,
-    in_shape: int | Sequence[int],
-    out_shape: int | Sequence[int],
-    *,
-    s: float | str = 3.0,
-    dtype: DTypeLike | None = None,
-) -> Sparse:
-    """Draws a sparse (Achlioptas) map: entries ±√(s/M) with probability 1/(2s) each, else 0.
+@_map_type("index", "sign")
+class Sparse(Projection):
+    """Sparse random map f(x) = (s/M)^{1/2} S x, with entries ±1 at about M N / s places.
 
-    Var‖f(x)‖² = (2‖x‖₂⁴ + (s − 3)‖x‖₄⁴)/M. Only the nonzeros are stored, in a buffer whose static
-    size they exceed with probability below 10⁻¹⁵ (any beyond it would be lost).
-
-    Args:
-      key: `jax.random.key`.
-      in_shape: N, or modes (n_1, …, n_d), which a tensor-train input then must have.
-      out_shape: M, or modes whose product it is.
-      s: 3 for Achlioptas' map, "sqrt" for the very sparse one, s = √N; or any number ≥ 1.
-      dtype: floating-point type of the signs, by default JAX's.
-
-    Returns:
-      A `Sparse` map.
-
-    Raises:
-      ValueError: ``s`` < 1, or a matrix of 2³⁰ entries or more (places are int32).
-      TypeError: ``key`` is not a key or ``dtype`` not floating-point.
+    Attributes:
+      index: (capacity,) int32, ascending places i N + j in S; M N where nothing is stored.
+      sign: (capacity,) ±1; 0 where nothing is stored.
 
     Example:
       >>> import jax
       >>> from tensorjax import sketch
-      >>> 2200 < sketch.sparse(jax.random.key(0), 10_000, 24, s="sqrt").size < 2600
-      True
+      >>> sketch.sparse(jax.random.key(0), 10_000, 24, s="sqrt")
+      Sparse(10000 → 24, sparse)
 
-    Source: D. Achlioptas, J. Comput. Syst. Sci. 66 (2003), theorem 1.1; P. Li, T. Hastie,
-    K. Church, "Very sparse random projections", KDD 2006, section 2.
+    Source: Achlioptas (2003), see `sparse`.
     """
-    dtype = _float_dtype(dtype)
-    n, size, m = _sizes(in_shape, out_shape)
-    kind = law("sparse", math.sqrt(size) if isinstance(s, str) and s == "sqrt" else s)  # type: ignore[arg-type]
-    index, sign = _bernoulli_signs(_key(key), size * m, 1 / kind.fourth_moment, dtype)
-    return Sparse(n, size, m, kind, index, sign)
+
+    _array_ndim: ClassVar[int] = 1
+    index: jax.Array
+    sign: jax.Array
+
+    @property
+    def size(self) -> int:
+        """Number of nonzeros of the sparse map; under a transformation, the capacity kept."""
+        if _check.is_traced(self.sign):
+            return self.sign.shape[-1]
+        batch = math.prod(self.sign.shape[:-1])
+        return round(int(jnp.count_nonzero(self.sign)) / batch)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2, 3))
-def _bernoulli_signs(key: Any, count: int, probability: float, dtype: Any) -> Any:
-    """Draws a sparse map's nonzeros among ``count`` places, ascending, with random signs.
+@_map_type("cores")
+class TTRows(Projection):
+    """Random map of M independent rows, row i the train (M ∏ r_k)^{-1/2} C_1[i] ⋯ C_d[i].
 
-    Gaps between successes are independent and geometric, so their number need not be drawn first.
-    Places left over are ``count``, and their signs 0.
-    """
-    mean = count * probability
-    capacity = min(count, math.ceil(mean + 8 * math.sqrt(mean * (1 - probability))) + 16)
-    for_gaps, for_signs = jax.random.split(key)
-    u = 1 - jax.random.uniform(for_gaps, (capacity,), jnp.float32)  # in (0, 1]
-    denominator = math.log1p(-probability) if probability < 1 else -math.inf
-    gaps = jnp.minimum(jnp.floor(jnp.log(u) / denominator), count).astype(jnp.int32)
-    # The sum saturates at count + 1: the last gaps run past the end, and int32 must not wrap.
-    places = jax.lax.associative_scan(lambda a, b: jnp.minimum(a + b, count + 1), gaps + 1) - 1
-    sign = jnp.where(places < count, signs(for_signs, (capacity,), dtype), 0)
-    return places, sign.astype(dtype)
-
-
-def tt_rows(
-    key: Key,
-    in_shape: int | Sequence[int],
-    out_shape: int | Sequence[int],
-    *,
-    distribution: str = "gaussian",
-    rank: int | Sequence[int] = 1,
-    s: float = 3.0,
-    order: int | None = None,
-    dtype: DTypeLike | None = None,
-) -> TTRows:
-    """Draws a map f_TT(R) of M independent rows, each a random tensor train of TT-ranks R.
-
-    Var‖f(x)‖² ≤ (3(1 + 2/R)^{d−1} − 1)‖x‖⁴/M for Gaussian cores, an equality for rank-one x.
-
-    Args:
-      key: `jax.random.key`.
-      in_shape: (n_1, …, n_d), or N to have it factored (and padded by zeros if need be).
-      out_shape: M, or modes whose product it is.
-      distribution: of the entries: "gaussian", "rademacher" or "sparse".
-      rank: R, or one rank per interior bond.
-      s: for "sparse", one entry in s is nonzero.
-      order: count d of modes, when ``in_shape`` is an int; by default as few as keep them under
-        4096, at least two.
-      dtype: floating-point type of the cores; JAX's default float if None.
-
-    Returns:
-      A `TTRows` map.
-
-    Raises:
-      ValueError: sizes or ranks below one, or an unknown distribution.
-      TypeError: ``key`` is not a key or ``dtype`` not floating-point.
+    Attributes:
+      cores: ``cores[k]`` has shape (M, r_{k-1}, n_k, r_k).
 
     Example:
       >>> import jax
       >>> from tensorjax import sketch
-      >>> sketch.tt_rows(jax.random.key(0), (4, 5, 6), 7, rank=2).ranks
-      (2, 2)
+      >>> sketch.tt_rows(jax.random.key(0), (4, 5, 6), 7, rank=2)
+      TTRows(4·5·6 → 7, gaussian, ranks (2, 2))
 
-    Source: B. Rakhshan, G. Rabusseau, "Tensorized random projections", AISTATS 2020: the map
-    f_TT(R), with boundary cores of variance R^{-1/2} and interior ones of R^{-1}.
+    Source: Rakhshan and Rabusseau (2020), see `tt_rows`.
     """
-    kind, dtype = law(distribution, s), _float_dtype(dtype)
-    n, in_size, m = _row_shapes(in_shape, out_shape, order)
-    r = (1, *_interior(rank, len(n)), 1)
-    shapes = [(m, left, size, right) for left, size, right in zip(r[:-1], n, r[1:], strict=True)]
-    cores = kind.draw(_key(key), shapes, dtype)
-    return TTRows(n, in_size, m, kind, cores)
+
+    _array_ndim: ClassVar[int] = 4
+    cores: tuple[jax.Array, ...]
 
 
-def _row_shapes(in_shape: Any, out_shape: Any, order: int | None) -> tuple[Any, int, int]:
-    m = math.prod(_check.shape("out_shape", out_shape))
-    d = 1 if order is None and not hasattr(in_shape, "__index__") else order
-    if hasattr(in_shape, "__index__"):
-        n, _, in_size, _ = _balanced_factors.shapes(in_shape, 1, order=d)
-        return n, in_size, m
-    n = _check.shape("in_shape", in_shape)
-    _balanced_factors.shapes(n, (1,) * len(n), order=order)  # its check of the order
-    return n, math.prod(n), m
+@_map_type("factors")
+class CPRows(Projection):
+    """Random map of M independent CP rows, (M T)^{-1/2} Σ_t a_1[i, t] ⊗ … ⊗ a_d[i, t].
 
-
-def cp_rows(
-    key: Key,
-    in_shape: int | Sequence[int],
-    out_shape: int | Sequence[int],
-    *,
-    distribution: str = "gaussian",
-    rank: int = 1,
-    s: float = 3.0,
-    order: int | None = None,
-    dtype: DTypeLike | None = None,
-) -> CPRows:
-    """Draws a map f_CP(R) of M independent rows, each a sum of R random rank-one tensors.
-
-    Var‖f(x)‖² = (3^d/R + 2 − 3/R)‖x‖⁴/M for rank-one x and Gaussian factors, and at most that.
-
-    Args:
-      key: `jax.random.key`.
-      in_shape: (n_1, …, n_d), or N to have it factored (and padded by zeros if need be).
-      out_shape: M, or modes whose product it is.
-      distribution: of the entries: "gaussian", "rademacher" or "sparse".
-      rank: the count R of terms.
-      s: for "sparse", one entry in s is nonzero.
-      order: count d of modes, when ``in_shape`` is an int; by default as few as keep them under
-        4096, at least two.
-      dtype: floating-point type of the factors; JAX's default float if None.
-
-    Returns:
-      A `CPRows` map.
-
-    Raises:
-      ValueError: sizes or ranks below one, or an unknown distribution.
-      TypeError: ``key`` is not a key or ``dtype`` not floating-point.
+    Attributes:
+      factors: ``factors[k]`` has shape (M, T, n_k).
 
     Example:
       >>> import jax
       >>> from tensorjax import sketch
-      >>> sketch.cp_rows(jax.random.key(0), (4, 5, 6), 7, rank=2).size
-      210
+      >>> sketch.cp_rows(jax.random.key(0), (4, 5, 6), 7, rank=2).terms
+      2
 
-    Source: Rakhshan and Rabusseau (2020), see `tt_rows`: the map f_CP(R).
+    Source: Rakhshan and Rabusseau (2020), see `tt_rows`.
     """
-    kind, dtype = law(distribution, s), _float_dtype(dtype)
-    n, in_size, m = _row_shapes(in_shape, out_shape, order)
-    t = _check.integer("rank", rank, low=1)
-    factors = kind.draw(_key(key), [(m, t, size) for size in n], dtype)
-    return CPRows(n, in_size, m, kind, factors)
+
+    _array_ndim: ClassVar[int] = 3
+    factors: tuple[jax.Array, ...]
+
+    @property
+    def terms(self) -> int:
+        """Number T of rank-one terms in a row of the map."""
+        return self.factors[0].shape[-2]
 
 
-def khatri_rao(
-    key: Key,
-    in_shape: int | Sequence[int],
-    out_shape: int | Sequence[int],
-    *,
-    distribution: str = "gaussian",
-    averages: int = 1,
-    s: float = 3.0,
-    order: int | None = None,
-    dtype: DTypeLike | None = None,
-) -> CPRows:
-    """Draws a Khatri–Rao map (TRP): rows are rank-one tensors of small random matrices.
+def promoted(a: Any, b: Any) -> Any:
+    """Returns the dtype in which a map applies to x: JAX's standard promotion, in any mode."""
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.promote_types(jax.dtypes.canonicalize_dtype(a), jax.dtypes.canonicalize_dtype(b))
 
-    f(x) = M^{-1/2} (A_1 ⊙ … ⊙ A_d)ᵀ x, A_k (n_k × M): row i is the rank-one tensor of columns i.
-    ``averages`` = T adds T independent copies over √T (TRP_T), which is `cp_rows` with R = T.
 
-    Args:
-      key: `jax.random.key`.
-      in_shape: (n_1, …, n_d), or N to have it factored (and padded by zeros if need be).
-      out_shape: M, or modes whose product it is.
-      distribution: of the entries: "gaussian", "rademacher" or "sparse".
-      averages: the count T of copies.
-      s: for "sparse", one entry in s is nonzero.
-      order: count d of modes, when ``in_shape`` is an int; by default as few as keep them under
-        4096, at least two.
-      dtype: floating-point type of the factors; JAX's default float if None.
-
-    Returns:
-      A `CPRows` map.
-
-    Raises:
-      ValueError: sizes or ``averages`` below one, or an unknown distribution.
-      TypeError: ``key`` is not a key or ``dtype`` not floating-point.
-
-    Example:
-      >>> import jax
-      >>> from tensorjax import sketch
-      >>> sketch.khatri_rao(jax.random.key(0), (25, 25, 16), 24).size
-      1584
-
-    Source: Y. Sun, Y. Guo, J. Tropp, M. Udell, "Tensor random projection for low memory dimension
-    reduction", arXiv 2105.00105: the maps TRP and TRP_T.
-    """
-    terms = _check.integer("averages", averages, low=1)
-    options = {"distribution": distribution, "s": s, "order": order, "dtype": dtype}
-    return cp_rows(key, in_shape, out_shape, rank=terms, **options)
+def accumulator(dtype: Any) -> Any:
+    """Returns the dtype in which a map is applied: single precision at least."""
+    return promoted(dtype, jnp.float32)

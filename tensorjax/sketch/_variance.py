@@ -17,7 +17,7 @@ from tensorjax.contract import einsum
 from tensorjax.sketch import _fourth_moments
 from tensorjax.sketch._apply import is_folded
 from tensorjax.sketch._dense_input import HIGHEST
-from tensorjax.sketch._types import (
+from tensorjax.sketch._random_maps import (
     CPRows,
     Dense,
     Kronecker,

@@ -14,9 +14,9 @@ import numpy as np
 from tensorjax import _extras, tt
 from tensorjax.sketch import _bounds, _sparse_input
 from tensorjax.sketch._apply import apply
-from tensorjax.sketch._random_maps import ttrp
+from tensorjax.sketch._constructors import ttrp
+from tensorjax.sketch._random_maps import Kronecker
 from tensorjax.sketch._train_input import to_tt_matrix
-from tensorjax.sketch._types import Kronecker
 
 with _extras.needed_by("tensorjax.sketch.TTRandomProjection"):
     from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin

@@ -12,12 +12,10 @@ from tensorjax import _check
 from tensorjax.contract._numpy_einsum import numpy_einsum
 from tensorjax.nn._convolutions.convolution_base import TensorConv
 from tensorjax.nn._convolutions.convolutions import CPConv, LowRankConv, TTConv, TuckerConv
-from tensorjax.nn._dense_checks import check_plain, concrete
+from tensorjax.nn._dense_checks import Gates, check_gates, check_plain, concrete
 from tensorjax.nn._dense_to_tensorised import (
     Certificate,
-    Gates,
     certify,
-    check_gates,
     compressed,
     parameters,
     truncated_modes,

@@ -6,11 +6,10 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
+from tensorjax.nn._dense_checks import Gates, check_gates
 from tensorjax.nn._dense_to_tensorised import (
     Certificate,
-    Gates,
     certify,
-    check_gates,
     compressed,
     dense_matrix,
     folded,

@@ -154,7 +154,7 @@ def _fits(sizes: Modes, n: int) -> bool:
 def _trains(
     tails: _Tails, rows: Modes, columns: Modes, spec: Any, embedding: bool
 ) -> Iterator[Candidate]:
-    """Yields trains of one fold, their ranks chosen by one threshold for all bonds."""
+    """Yields candidate trains of a matrix folded in one way: one per threshold."""
     sides = (math.prod(rows), math.prod(columns))
     if embedding:
         order = len(rows)

@@ -46,7 +46,7 @@ class Change:
 
 
 class _Sequence:
-    """Factorisations one after the other: side by side, batches of them can stop XLA on a CPU."""
+    """Runs factorisations one after the other: at the same time they can block XLA on a CPU."""
 
     def __init__(self, done: tuple[jax.Array, ...] = ()) -> None:
         self.done = done

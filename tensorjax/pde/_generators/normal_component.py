@@ -45,7 +45,7 @@ _KINDS = ((_D, _Y), (_Y, _D), (_D, _D))
 
 
 class Motions(NamedTuple):
-    """Index of the tensors y_k ∂_j v and ∂_a ∂_b v: two modes and the operators on them.
+    """Table of the tensors y_k ∂_j v and ∂_a ∂_b v of a state v: the modes and operators of each.
 
     Attributes:
       low: a of each.

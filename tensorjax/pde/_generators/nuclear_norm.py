@@ -71,7 +71,7 @@ def _one_side(
 
 
 def _passed(u: np.ndarray, matrices: np.ndarray) -> np.ndarray:
-    """Transfers matrices (m, r, r) of the nuclear norms' traces through a core: Uᵀ (M ⊗ 1) U."""
+    """Carries a batch of matrices M (m, r, r) over to a core's other bond: Uᵀ (M ⊗ 1) U."""
     return einsum("mab,ans,bnt->mst", matrices, u, u)
 
 

@@ -36,7 +36,7 @@ _OFFERED, _HIDDEN = 4, 10.0
 
 
 class Search:
-    """Search for a cross approximation: sweeps, and when they end.
+    """State of a cross approximation under way, which runs its sweeps and decides when they end.
 
     Attributes:
       fit: the approximation.

@@ -223,7 +223,7 @@ class _Finder:
 
 
 def _vector(cores: Cores) -> np.ndarray:
-    """Returns all entries of a level's train as a vector."""
+    """Returns all entries of an eigenvector's train as a vector."""
     return merge(cores).ravel()
 
 

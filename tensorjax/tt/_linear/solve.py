@@ -2,9 +2,7 @@
 
 import dataclasses
 import functools
-import math
 import time
-from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -13,30 +11,13 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._cores import scaling
-from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax.tt._linear import amen as amen
 from tensorjax.tt._linear import gmres as gmres
-from tensorjax.tt._linear.local_systems import PRECONDITIONERS, Apply
+from tensorjax.tt._linear.searches import NEAR, NULL, Search, amen_search, capped, gmres_search
 from tensorjax.tt._linear.system import Outcome, Report, System
-
-Search = Callable[[System, float, Report], Outcome]
-# Local systems of up to so many unknowns are solved by elimination, which is faster there.
-_DIRECT = 200
-# Up to so many unknowns, elimination is the fallback where the iteration fails.
-_RESCUED = 1500
-# Local GMRES: steps in a cycle, and cycles; few for "kronecker", which works at once or not at all.
-_STEPS, _TRIAL = (40, 3), (20, 1)
-# Most unknowns eliminated with local="direct": larger matrices would not fit into memory.
-_LARGEST = 12000
-# Operators of higher TT-ranks are not squared for the normal equations: too expensive.
-_SQUARABLE = 12
-# A residual r with ‖Aᴴ r‖ below this share of ‖r‖ σ (see `System.weakness`) is in the null space.
-_NULL = 1e-5
-# A residual below so many times the roundoff level cannot be lowered further.
-_NEAR = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,7 +135,7 @@ def solve(
     elif method == "gmres":
         _check.integer("restart", restart, low=1)
         sweeps = _check.integer("max_sweeps", 10 if max_sweeps is None else max_sweeps, low=1)
-        search = _gmres(preconditioner, cap, sweeps, restart)
+        search = gmres_search(preconditioner, cap, sweeps, restart)
     else:
         raise ValueError(f"method: expected 'amen' or 'gmres', got {method!r}")
     system = System(A, b, x0, dtype, enrichment)
@@ -232,128 +213,6 @@ def _relative(callback: Report | None, size: float) -> Report:
     return lambda sweep, residual, ranks: callback(sweep, residual / size, ranks)
 
 
-def amen_search(
-    local: str, preconditioner: Any, cap: int | None, sweeps: int, rank: int, key: Any
-) -> Search:
-    """Returns the search of `solve` by AMEn, with the arguments that `solve` describes.
-
-    Args:
-      local: how local systems are solved.
-      preconditioner: of local systems.
-      cap: largest rank; None for no limit.
-      sweeps: at most.
-      rank: of the train that follows the residual.
-      key: for this train; None for a fixed one.
-    """
-    limits = {"auto": (_DIRECT, _RESCUED), "direct": (_LARGEST, 0), "iterative": (0, 0)}
-    _check.choice("local", local, limits)
-    options = amen.Options(
-        cap or math.inf, *limits[local], _local_preconditioners(preconditioner), sweeps
-    )
-
-    def search(system: System, tol: float, report: Report) -> Outcome:
-        z = system.random(key, rank)
-        out = amen.run(system, z, tol, options, report, system.residual, tol)
-        rest = sweeps - out.sweeps
-        if out.status in ("converged", "max_sweeps") or rest < 1 or _final(system, out, cap):
-            return out
-        # Galerkin projections of A may be singular where A is not; those of Aᴴ A are not.
-        normal = system.normal(out.x)
-        again = amen.run(
-            normal,
-            z,
-            tol * normal.size / system.size,
-            options._replace(max_sweeps=rest),
-            lambda sweep, *seen: report(out.sweeps + sweep, *seen),
-            system.residual,
-            tol,
-        )
-        return again._replace(
-            sweeps=out.sweeps + again.sweeps,
-            iterations=out.iterations + again.iterations,
-            history=out.history + again.history,
-        )
-
-    return search
-
-
-def _local_preconditioners(
-    choice: Any,
-) -> tuple[tuple[amen.Preconditioner, tuple[int, int]], ...]:
-    choice = "none" if choice is None else choice
-    if callable(choice):
-        return (((lambda local: _checked(choice(*local), local.shape)), _STEPS),)
-    if not isinstance(choice, str):
-        raise TypeError(
-            f"preconditioner: expected a name or a function, got {_check.short(choice)}"
-        )
-    if choice == "auto":
-        return (PRECONDITIONERS["kronecker"], _TRIAL), (PRECONDITIONERS["block"], _STEPS)
-    if choice not in PRECONDITIONERS:
-        names = ("auto", *PRECONDITIONERS)
-        raise ValueError(f"preconditioner: expected one of {names} or a function, got {choice!r}")
-    return ((PRECONDITIONERS[choice], _STEPS),)
-
-
-def _checked(apply: Any, shape: tuple[int, int, int]) -> Apply:
-    def checked(v: Any) -> Any:
-        out = np.asarray(apply(v))
-        if out.shape != shape:
-            raise ValueError(
-                f"preconditioner: expected it to return arrays of shape {shape}, got {out.shape}"
-            )
-        return out
-
-    return checked
-
-
-def _final(system: System, out: Outcome, cap: int | None) -> bool:
-    """Whether it is of no use, or too expensive, to solve the normal equations of A x = b."""
-    return (
-        _capped(out, cap)
-        or max(map(len, system.a)) > _SQUARABLE
-        or out.residual < _NEAR * system.roundoff(out.x)
-        or system.weakness(out.x) < _NULL
-    )
-
-
-def _capped(out: Outcome, cap: int | None) -> bool:
-    return cap is not None and max(map(len, out.x)) >= cap
-
-
-def _gmres(preconditioner: Any, cap: int | None, sweeps: int, restart: int) -> Search:
-    plain = not callable(preconditioner)
-    if plain and preconditioner not in ("auto", "none", None):
-        raise ValueError(
-            "preconditioner: expected a function TT -> TT, 'auto' or 'none' with method='gmres', "
-            f"got {preconditioner!r}"
-        )
-    options = gmres.Options(cap, restart, sweeps)
-
-    def search(system: System, tol: float, report: Report) -> Outcome:
-        function = (lambda x: x) if plain else _on_cores(preconditioner, system)
-        return gmres.run(system, tol, function, options, report)
-
-    return search
-
-
-def _on_cores(function: Any, system: System) -> Callable[[Cores], Cores]:
-    """Wraps the solver's preconditioner TT → TT as a function of cores, its results checked."""
-
-    def on_cores(x: Cores) -> Cores:
-        train = TT._unchecked(tuple(on_device([c.astype(system.dtype) for c in x])))
-        out = function(train)
-        single("preconditioner(x)", out, TT)
-        _check.finite("preconditioner(x)", out)
-        if out.shape != train.shape:
-            raise ValueError(
-                f"preconditioner: expected a train of shape {train.shape}, got {out.shape}"
-            )
-        return system.cores(out)
-
-    return on_cores
-
-
 def _diagnosis(
     system: System, out: Outcome, tol: float, cap: int | None, method: str
 ) -> tuple[Any, str]:
@@ -362,15 +221,15 @@ def _diagnosis(
         return "stalled", f"x does not fit into {system.dtype}: cast A and b to a wider dtype"
     if out.status == "max_sweeps":
         return out.status, "raise max_sweeps, or pass x as x0"
-    if system.weakness(out.x) < _NULL:
+    if system.weakness(out.x) < NULL:
         return "singular", (
             "A is singular or nearly so and b is outside its range: remove the null space, "
             "or solve (A + shift) x = b with a small multiple of tt.identity for the shift"
         )
-    if _capped(out, cap):
+    if capped(out, cap):
         return "stalled", "the ranks have reached max_rank: raise it, or ask for less"
     floor = system.roundoff(out.x) / system.size
-    if out.residual / system.size < _NEAR * floor:
+    if out.residual / system.size < NEAR * floor:
         return "stalled", f"roundoff alone leaves a residual of about {floor:.1g}: ask for less"
     if method == "gmres":
         return "stalled", "pass a better preconditioner, raise restart, or use method='amen'"

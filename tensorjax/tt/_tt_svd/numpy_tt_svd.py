@@ -277,7 +277,7 @@ def _probed(x: np.ndarray, asked: Asked, caps: Sequence[int] | None) -> int | No
 
 
 def _next_cut(left: int, modes: tuple[int, ...], right: int, guess: int) -> _Cut:
-    """Chooses the next cut of the host TT-SVD: the cheapest; the first mode of small arrays."""
+    """Chooses the bond that the host TT-SVD splits next: the cheapest, or a small array's first."""
     small = left * math.prod(modes) * right < _PLAIN
     return _Cut(1, False) if small else _cheapest(left, modes, right, guess)
 
