@@ -1,4 +1,4 @@
-"""Arguments of maps and problems: arrays of one dtype, coefficients, random generators."""
+"""Conversion of the arguments of coordinate maps and PDE problems: arrays, random generators."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ from tensorjax._cores.unfoldings import Cores
 
 
 def backend(*values: Any) -> Any:
-    """Returns `jax.numpy` if a map's or another value is traced, else NumPy."""
+    """Returns `jax.numpy` if one of the values is traced by JAX, else NumPy."""
     return jnp if _check.is_traced(*values) else np
 
 
 def floats(*values: Any) -> tuple[Any, list[Any]]:
-    """Returns `backend` and an affine map's values as arrays of one dtype, float64 on the host."""
+    """Converts values to arrays of one dtype (float64 unless traced); also returns NumPy or JAX."""
     xp = backend(*values)
     if xp is np:
         return np, [np.asarray(v, np.float64) for v in values]
@@ -25,7 +25,7 @@ def floats(*values: Any) -> tuple[Any, list[Any]]:
 
 
 def _argument(v: Any) -> Any:
-    """Converts a map's value to an array that tracing keeps as a constant beside the program.
+    """Converts a number or array so that JAX's tracing keeps it as a constant of the program.
 
     So problems that differ in an amplitude share what is compiled: see
     `tensorjax.pde._stepping.compiled_once`.
@@ -41,14 +41,14 @@ def hosted_cores(t: Any) -> Cores:
 
 
 def generator_of(key: Any) -> np.random.Generator:
-    """Returns a NumPy generator to sample a problem: as given, or from a `jax.random` key."""
+    """Returns a NumPy random generator: the given one, or one seeded by a `jax.random` key."""
     if isinstance(key, np.random.Generator):
         return key
     return _check.host_generator(key, "; a NumPy generator will do too")
 
 
 def coefficient(name: str, value: Any, shape: tuple[int, ...], *, optional: bool = False) -> Any:
-    """Checks a problem's coefficient for its shape; returns a float64 array unless traced.
+    """Raises ValueError for a wrong shape of a PDE coefficient; else converts it to float64.
 
     An optional one may be None.
     """

@@ -1,4 +1,4 @@
-"""Coordinate generators: they choose how coordinates move, so that TT-ranks stay low.
+"""Coordinate generators: choose the motion of the coordinates, so that TT-ranks stay low.
 
 A generator is called as ``generator(v, right, map, box, tol, t)`` with the state v on the y-grid, a
 train; the `RightSide` Q at the present coordinates; the `AffineMap` y = Γ x + s; the `Box`; the
@@ -55,7 +55,7 @@ Generator = Callable[..., Motion]
 
 
 def _convex(form: normal.Form, regularization: float) -> np.ndarray:
-    """Computes the generator's coordinate motion Σ that minimises a quadratic form."""
+    """Computes the matrix Σ that minimises the quadratic form of the normal component."""
     found = spectrum(form.gram)
     sigma = filtered(found, form.load, regularization * max(found.largest, 0.0))
     return normal.from_off_diagonal(sigma, round((1 + (1 + 4 * len(sigma)) ** 0.5) / 2))
@@ -80,7 +80,7 @@ class Fixed:
     def __call__(
         self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
     ) -> Motion:
-        """Returns the coordinate motion of rest, Σ = 0 and β = 0.
+        """Returns the coordinate motion Σ = 0, β = 0.
 
         Args:
           v: not used, as most here: all generators take the same arguments.
@@ -121,7 +121,7 @@ class Prescribed:
     def __call__(
         self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
     ) -> Motion:
-        """Evaluates the coordinate motion given for time t, with its shapes checked.
+        """Returns the prescribed coordinate motion at time t.
 
         Args:
           v: not used.
@@ -144,7 +144,7 @@ class Prescribed:
 
 @dataclasses.dataclass(frozen=True)
 class Convex:
-    """Coordinate generator that minimises the normal component of the right side at v.
+    """Coordinate generator that minimises the normal component of the right side.
 
     Minimises ‖N(Q − Σ_jk Σ_jk y_k ∂_j v)‖² over Σ of zero diagonal, N = 1 − P the projection on
     what is normal to the tangent space: the paper's convex problem, by its normal equations. The
@@ -189,7 +189,7 @@ class Convex:
     def __call__(
         self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
     ) -> Motion:
-        """Computes the coordinate motion that minimises the normal component at v.
+        """Computes the coordinate motion of least normal component at the state v.
 
         Args:
           v: train of the state on the grid of the box.
@@ -214,7 +214,7 @@ class Convex:
 
 @dataclasses.dataclass(frozen=True)
 class MultiLevel:
-    """Coordinate generator that minimises the normal component at several truncations of v at once.
+    """Coordinate generator that minimises the normal component at several truncations of v.
 
     Minimises Σ_i δ_i⁻² ‖N_i(Q + κ v − Σ_jk Σ_jk y_k ∂_j v)‖² over Σ of zero diagonal, N_i the
     projection on what is normal to the tangent space at v rounded at δ_i‖v‖. At a tight tolerance
@@ -320,7 +320,7 @@ class MultiLevel:
         return found._replace(levels=tuple(levels), ranks=tuple(max(r, default=1) for r in ranks))
 
     def _minimiser(self, setting: Setting, finest: Any) -> tuple[np.ndarray, dict[float, Any]]:
-        """Computes the coordinate motion Σ that minimises at all levels, with their ranks."""
+        """Computes the matrix Σ that minimises at all truncation levels, and their ranks."""
         tol, point = setting.tol, setting.point
         coarse = sorted((x for x in self.levels if x > tol), reverse=True)
         levels = {x: truncated_ranks(point, x) for x in coarse} | {tol: point.ranks}
@@ -343,7 +343,7 @@ class MultiLevel:
 
 @dataclasses.dataclass(frozen=True)
 class Flow:
-    """Coordinate generator by steepest descent of the nuclear norms of the unfoldings of v.
+    """Coordinate generator by steepest descent of the nuclear norms of the unfoldings.
 
     Σ = rate · g/‖v‖, where Σ_p ‖v_(p)‖_* falls at the rate Σ·g under v_t = −Σ_jk Σ_jk y_k ∂_j v,
     but that every singular value σ counts as √(σ² + ε²): about a kink the flow would chatter. The
@@ -390,7 +390,7 @@ class Flow:
     def __call__(
         self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
     ) -> Motion:
-        """Computes the coordinate motion that descends the nuclear norms at v.
+        """Computes the coordinate motion that lowers the nuclear norms of the unfoldings of v.
 
         Args:
           v: train of the state on the grid of the box.

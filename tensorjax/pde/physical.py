@@ -33,7 +33,7 @@ _WINDOW = 24.0
 
 @placed
 def evaluate(v: TT, map: AffineMap, box: Box, x: ArrayLike) -> JaxOrHost:
-    """Evaluates u at physical points: the interpolant of v at Γ x + s, zero outside the box.
+    """Evaluates u(x) = v(Γ x + s) at physical points by interpolation; zero outside the box.
 
     Args:
       v: train of values on the grid of the box.
@@ -228,7 +228,7 @@ def marginal(
 
 
 def edge_mass(v: TT, box: Box) -> float:
-    """Computes the share of ‖v‖ on the outer two points at either end of an axis, the largest one.
+    """Computes the largest share of ‖v‖ on the outer two points at either end of an axis.
 
     v has to vanish there: what is not small against the accuracy asked for has left the box, or is
     about to. The end at which a "laguerre" axis begins does not count. One sweep in either
@@ -258,7 +258,7 @@ def edge_mass(v: TT, box: Box) -> float:
 
 
 def resolution(v: TT, box: Box) -> float:
-    """Computes the share of ‖v‖ in the highest third of an axis' modes, the largest of all axes.
+    """Computes the largest share of ‖v‖ in the highest third of the modes of an axis.
 
     It is near √⅓ for noise and next to nothing for what the points resolve; of a Gaussian as narrow
     as they can hold with a relative error ε it is about ε^(4/9).
@@ -289,14 +289,14 @@ def resolution(v: TT, box: Box) -> float:
 
 
 def shares(v: TT, box: Box) -> tuple[float, float]:
-    """Computes `edge_mass` and `resolution` by one sweep in either direction."""
+    """Computes both `edge_mass` and `resolution` of a train."""
     _, cores, _ = _given(v, AffineMap.identity(box.dim), box)
     edge, rough = shares_of(np, cores, quadrature(box))
     return float(edge), float(rough)
 
 
 def quadrature(box: Box) -> list[tuple[np.ndarray, ...]]:
-    """Returns weights, highest modes and ends of every axis for edge mass and resolution.
+    """Returns weights, highest modes and end points of every axis, for `shares_of`.
 
     `shares_of` takes them in this form.
     """
@@ -304,7 +304,7 @@ def quadrature(box: Box) -> list[tuple[np.ndarray, ...]]:
 
 
 def shares_of(xp: Any, cores: Sequence[Any], axes: Sequence[tuple[Any, ...]]) -> tuple[Any, Any]:
-    """Computes edge mass and resolution (`shares`) for arrays of NumPy or of JAX."""
+    """Computes edge mass and resolution of a train, in NumPy or in JAX."""
     left, right = xp.ones((1, 1), cores[0].dtype), [xp.ones((1, 1), cores[0].dtype)]
     weighted = [c * xp.sqrt(w)[None, :, None] for c, (w, *_) in zip(cores, axes, strict=True)]
     for core in weighted[::-1]:
@@ -323,7 +323,7 @@ def shares_of(xp: Any, cores: Sequence[Any], axes: Sequence[tuple[Any, ...]]) ->
 
 
 def _given(v: TT, map: AffineMap, box: Box) -> tuple[Any, list[Any], AffineMap]:
-    """Checks v, map and box for a physical quantity; one dtype, on the host unless traced."""
+    """Checks v, map and box; returns NumPy or JAX, the cores and the map in one dtype."""
     single("v", v, TT, host=False)
     if not isinstance(box, Box):
         raise TypeError(f"box: expected a Box, got {_check.short(box)}")
@@ -339,7 +339,7 @@ def _given(v: TT, map: AffineMap, box: Box) -> tuple[Any, list[Any], AffineMap]:
 
 
 def _contracted(cores: list[Any], rows: list[Any]) -> JaxOrHost:
-    """Contracts v, for its values, with products of rows (m, n_k) over the grid, for every m."""
+    """Evaluates a train at m points from rows (m, n_k) of interpolation weights per axis."""
     state = None
     for core, row in zip(cores, rows, strict=True):
         part = einsum("mn,anb->mab", row, core)
@@ -351,7 +351,7 @@ def _contracted(cores: list[Any], rows: list[Any]) -> JaxOrHost:
 def _by_parts(
     cores: list[Any], points: np.ndarray, rows_of: list[Callable[[Any], Any]], dtype: Any
 ) -> np.ndarray:
-    """Contracts v with the rows of every axis at points (m, d), so many of them at a time."""
+    """Evaluates a train at points (m, d) from rows of every axis, in chunks of points."""
     # The memory that a part takes is bounded: one row, and one matrix between bonds, per point.
     step = max(1, _CHUNK // max(max(c.shape[1], c.shape[0] * c.shape[2]) for c in cores))
     out = np.empty(len(points), dtype)
@@ -363,7 +363,7 @@ def _by_parts(
 
 
 def _weighted(xp: Any, cores: list[Any], box: Box, power: int) -> list[Any]:
-    """Computes the matrices Σ_j w_j y_j^power G_k[:, j, :] of mass and moments."""
+    """Computes the matrices Σ_j w_j y_j^power G_k[:, j, :] of all cores, for moments."""
     out = []
     for core, axis in zip(cores, box.axes, strict=True):
         w = xp.asarray(axis.weights * axis.points**power).astype(core.dtype)
@@ -374,7 +374,7 @@ def _weighted(xp: Any, cores: list[Any], box: Box, power: int) -> list[Any]:
 def _window(
     map: AffineMap, box: Box, axes: Sequence[int], mean: np.ndarray, spread: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns centre and width on each axis, for marginals, of an interval with the solution."""
+    """Returns centre and width of an interval that holds the marginal density on each axis."""
     back = np.linalg.inv(map.matrix)[list(axes)]
     middle = np.asarray([(a.low + a.high) / 2 for a in box.axes])
     image = back @ (middle - map.shift), np.abs(back) @ [a.length for a in box.axes]
@@ -386,14 +386,14 @@ def _window(
 
 
 def _limits(box: Box) -> np.ndarray:
-    """Returns the highest frequency, for marginals, that each grid axis resolves, not aliased."""
+    """Returns the highest frequency that the grid of each axis resolves without aliasing."""
     return np.asarray([np.pi / np.diff(p).max() for p in box.points])
 
 
 def _at_rest(
     cores: list[Any], box: Box, axes: tuple[int, ...], grids: list[np.ndarray]
 ) -> np.ndarray:
-    """Computes a marginal where coordinates do not move: sums over the other axes."""
+    """Computes a marginal density for a map that is the identity, by sums over other axes."""
     mesh = np.stack([g.ravel() for g in np.meshgrid(*grids, indexing="ij")], 1)
     points, rows = np.zeros((len(mesh), box.dim)), []
     for k, axis in enumerate(box.axes):
@@ -406,7 +406,7 @@ def _at_rest(
 
 
 def _reach(back: np.ndarray, limit: np.ndarray) -> np.ndarray:
-    """Computes a marginal's largest |ω_a| per axis a, subject to |ω·back_k| ≤ limit_k for all k."""
+    """Computes the largest frequency |ω_a| on each axis with |ω·back_k| ≤ limit_k for all k."""
     if len(back) == 1:
         return np.min(limit / np.maximum(np.abs(back), 1e-300), axis=1)
     first, second = np.triu_indices(back.shape[1], 1)

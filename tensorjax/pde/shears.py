@@ -29,7 +29,7 @@ from tensorjax.pde._problems.problem import Problem, RightSide
 
 @dataclasses.dataclass(frozen=True)
 class Shears:
-    """Shear maps y_J = x_J + Σ_m c_m p_m(x_others) e_{j(m)}, p_m monomials up to ``degree``.
+    """Shear maps: coordinates J are shifted by polynomials of the other coordinates.
 
     Args:
       dim: d.
@@ -67,12 +67,12 @@ class Shears:
 
     @property
     def powers(self) -> np.ndarray:
-        """Exponents of every monomial of the shears, (M, d)."""
+        """Exponents of every monomial of the shear map, (M, d)."""
         return np.repeat(self._monomials, len(self.moved), axis=0)
 
     @property
     def axes(self) -> np.ndarray:
-        """Axis j(m) that each monomial shears, (M,)."""
+        """Axis that each monomial of the shear map shifts, (M,)."""
         return np.tile(self.moved, len(self._monomials))
 
     @property
@@ -85,7 +85,7 @@ class Shears:
         return np.array(out)
 
     def factor(self, m: int, k: int, y: np.ndarray) -> np.ndarray:
-        """Evaluates the factor of the shears' monomial m that depends on the coordinate k.
+        """Evaluates the factor of monomial m that depends on coordinate k.
 
         Args:
           m: number of the monomial.
@@ -98,7 +98,7 @@ class Shears:
         return y ** self.powers[m, k]
 
     def shift(self, coefficients: ArrayLike, x: HostArray) -> np.ndarray:
-        """Evaluates the shear displacement q, (m, d), at points (m, d).
+        """Evaluates the displacement of points (m, d) by the shear map.
 
         Args:
           coefficients: c, (M,).
@@ -114,7 +114,7 @@ class Shears:
         return out
 
     def forward(self, coefficients: ArrayLike, x: ArrayLike) -> np.ndarray:
-        """Maps points x, (m, d), to sheared points y, (m, d).
+        """Maps points x, (m, d), to sheared points y.
 
         Args:
           coefficients: c, (M,).
@@ -127,7 +127,7 @@ class Shears:
         return x + self.shift(coefficients, x)
 
     def inverse(self, coefficients: ArrayLike, y: ArrayLike) -> np.ndarray:
-        """Maps sheared points y, (m, d), back to x, (m, d).
+        """Maps sheared points y, (m, d), back to points x.
 
         Args:
           coefficients: c, (M,).
@@ -140,7 +140,7 @@ class Shears:
         return y - self.shift(coefficients, y)
 
     def push(self, coefficients: ArrayLike, x: HostArray, field: HostArray) -> np.ndarray:
-        """Pushes a vector field forward by the shear at x: f_J + (f·∇) q, and f_others.
+        """Pushes vectors at points x forward by the Jacobian of the shear map.
 
         Args:
           coefficients: c, (M,).
@@ -162,7 +162,7 @@ class Shears:
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
 class Sheared(Problem):
-    """Liouville problem without diffusion in sheared coordinates, which may move.
+    """Liouville problem (no diffusion) in sheared coordinates, which may move in time.
 
     v_t = −∇·((F + Σ_m ċ_m p_m e_{j(m)}) v), F the image of the drift under the shear with the
     coefficients c + (t − t₀) ċ, brought into a train by cross approximation. It is a problem like
@@ -229,11 +229,11 @@ class Sheared(Problem):
     cross_tol: float
 
     def _begin(self, z: Any) -> np.ndarray:
-        """Evaluates the initial state at sheared coordinates."""
+        """Evaluates the initial state at points in sheared coordinates."""
         return self.problem.start.values(self.inverse(self.since, z))
 
     def at(self, t: float) -> np.ndarray:
-        """Returns the shear coefficients c at a time.
+        """Returns the coefficients of the shear map at time t.
 
         Args:
           t: time.
@@ -244,7 +244,7 @@ class Sheared(Problem):
         return self.coefficients + (t - self.since) * self.rates
 
     def inverse(self, t: float, z: ArrayLike) -> np.ndarray:
-        """Maps sheared points, (m, d), to physical ones at a time.
+        """Maps sheared points (m, d) to physical points at time t.
 
         Args:
           t: time.
@@ -256,7 +256,7 @@ class Sheared(Problem):
         return self.shears.inverse(self.at(t), z)
 
     def velocity(self, t: float, z: ArrayLike) -> np.ndarray:
-        """Evaluates the drift's velocity in sheared coordinates, (m, d).
+        """Evaluates the drift in sheared coordinates at points (m, d).
 
         Args:
           t: time.
@@ -270,7 +270,7 @@ class Sheared(Problem):
         return moved + self.shears.shift(self.rates, np.asarray(z))
 
     def right_side(self, map: AffineMap, t: float) -> RightSide:
-        """Builds Q_y(v) = −∇·(Γ (F + ċ) v) in sheared coordinates.
+        """Builds the right side of the equation in sheared coordinates and a map on top.
 
         Args:
           map: `AffineMap` y = Γ z + s of the sheared coordinates.
@@ -284,7 +284,7 @@ class Sheared(Problem):
         return RightSide(self.box, None, tuple(flux(self.box, -a, m) for m, a in pieces))
 
     def exact(self, t: float, x: ArrayLike) -> np.ndarray | None:
-        """Evaluates the exact solution at sheared points, (m, d).
+        """Evaluates the exact solution at sheared points (m, d); None if unknown.
 
         Args:
           t: time.

@@ -1,4 +1,4 @@
-"""Affine differential operators (M y + b)·∇ + S:∇∇ + c as TT-matrices of low rank."""
+"""Differential operators with affine coefficients, (M y + b)·∇ + S:∇∇ + c, as TT-matrices."""
 
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from tensorjax.pde._discretization.grid import DD, ONE, YD, Axis, Box, D, Y
 
 
 class Coefficients(NamedTuple):
-    """Coefficients of L v = (M y + b)·∇v + S:∇∇v + c v, in the coordinates y of a box.
+    """Coefficients M, b, S, c of the differential operator L v = (M y + b)·∇v + S:∇∇v + c v.
 
     Attributes:
       matrix: M, (d, d), or None for zero.
@@ -37,7 +37,7 @@ class Coefficients(NamedTuple):
     constant: Any = 0.0
 
     def moving(self, sigma: ArrayLike, beta: ArrayLike | None = None) -> "Coefficients":
-        """Returns the affine operator's coefficients for moving coordinates: L − (Σ y + β)·∇.
+        """Returns the coefficients of L − (Σ y + β)·∇, for coordinates that move with Σ y + β.
 
         Args:
           sigma: Σ, (d, d).
@@ -63,7 +63,7 @@ def affine_generator(
     diffusion: ArrayLike | None,
     constant: ArrayLike = 0.0,
 ) -> TTMatrix:
-    """Builds the affine operator L v = (M y + b)·∇v + S:∇∇v + c v as a TT-matrix.
+    """Builds the differential operator L v = (M y + b)·∇v + S:∇∇v + c v as a TT-matrix.
 
     A finite automaton runs along the axes. Up to the middle its states are "no factor yet", one for
     every ∂_i and every y_i met, and "done"; from the middle on one for every ∂_j and y_j still to
@@ -100,7 +100,7 @@ def affine_generator(
 
 
 def affine_states(box: Box, given: Coefficients) -> list[Any]:
-    """Builds the affine operator's cores as coefficients of 1, ∂, y, y∂, ∂²: (r, 5, s).
+    """Builds cores (r, 5, s) of an affine differential operator: coefficients of 1, ∂, y, y∂, ∂².
 
     The same automaton as in `affine_generator`, without the matrices: what is `differentiated`
     needs no more.
@@ -125,7 +125,7 @@ def affine_states(box: Box, given: Coefficients) -> list[Any]:
 
 
 class _Cut:
-    """States of the automaton behind `affine_generator`, at the bond after p of d axes.
+    """Numbering of the states of `affine_generator`'s automaton at the bond after p of d axes.
 
     They are "nothing yet", the ∂_i, the y_i, and "done".
     """
@@ -147,7 +147,7 @@ class _Cut:
 def _states(
     k: int, d: int, kinds: tuple[bool, bool], m: Any, b: Any, s: Any, c: Any, xp: Any
 ) -> Any:
-    """Builds one core (r, 5, s) of an affine operator from the states of its automaton."""
+    """Builds the k-th core (r, 5, s) of an affine differential operator from its automaton."""
     before, after = _Cut(k, d, kinds), _Cut(k + 1, d, kinds)
     core = _Entries(xp, (before.size, 5, after.size), m.dtype)
     core.put(0, ONE, 0, 1.0)
@@ -167,7 +167,7 @@ def _states(
 
 
 def _begin(core: "_Entries", k: int, after: _Cut, kinds: Any, m: Any, s: Any) -> None:
-    """Sets the entries, in an affine operator's core, of axis pairs (k, j) that start at k."""
+    """Fills in the entries of an affine operator's core k for terms of axes (k, j), j > k."""
     if after.left:
         core.put(0, D, after.d(k), 1.0)
         if kinds[0]:
@@ -181,7 +181,7 @@ def _begin(core: "_Entries", k: int, after: _Cut, kinds: Any, m: Any, s: Any) ->
 
 
 def _go_on(core: "_Entries", before: _Cut, after: _Cut, kinds: Any, m: Any, s: Any) -> None:
-    """Sets the entries, in an affine operator's core, of pairs that neither start nor end here."""
+    """Fills in the entries of an affine operator's core that pass terms of other axes through."""
     if before.left != after.left:
         i, j = before.nodes[:, None], after.nodes[None]
         core.put(before.d(i), ONE, after.d(j), 2 * s[i, j])
@@ -196,7 +196,7 @@ def _go_on(core: "_Entries", before: _Cut, after: _Cut, kinds: Any, m: Any, s: A
 
 
 def _finish(core: "_Entries", k: int, before: _Cut, kinds: Any, m: Any, s: Any) -> None:
-    """Sets the entries, in an affine operator's core, of axis pairs (i, k) that end at k."""
+    """Fills in the entries of an affine operator's core k for terms of axes (i, k), i < k."""
     if not before.left:
         core.put(before.d(k), D, -1, 1.0)
         if kinds[0]:
@@ -210,7 +210,7 @@ def _finish(core: "_Entries", k: int, before: _Cut, kinds: Any, m: Any, s: Any) 
 
 
 class _Entries:
-    """Array, of NumPy or of JAX, that is filled by indexed assignment."""
+    """Array of zeros, of NumPy or JAX, whose entries are set by index."""
 
     def __init__(self, xp: Any, shape: tuple[int, ...], dtype: Any):
         self._xp = xp
@@ -224,13 +224,13 @@ class _Entries:
 
 
 def _expanded(states: Any, matrices: Any) -> Any:
-    """Contracts an affine operator's core with the mode matrices, Σ_o states[a, o, b] B_o."""
+    """Contracts coefficients (r, 5, s) with the matrices of 1, ∂, y, y∂, ∂²: a TT-matrix core."""
     xp = np if isinstance(states, np.ndarray) else jnp
     return einsum("aob,omn->amnb", states, xp.asarray(matrices).astype(states.dtype))
 
 
 def differentiated(axis: Axis, core: np.ndarray) -> np.ndarray:
-    """Applies the operators 1, ∂, y, y∂ and ∂² to the mode of a core, (5, r, n, s)."""
+    """Applies the operators 1, ∂, y, y∂ and ∂² to the mode of a core (r, n, s): (5, r, n, s)."""
     first = np.matmul(axis.d1, core)
     y = axis.points[:, None]
     moved = y * first if axis.movable else np.matmul(axis.d1, y * core) - core

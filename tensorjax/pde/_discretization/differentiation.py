@@ -15,7 +15,7 @@ SECOND = {
 
 
 def circulant(column: np.ndarray) -> np.ndarray:
-    """Returns the circulant matrix of a first column, a periodic grid's differentiation matrix."""
+    """Builds the circulant matrix with the given first column."""
     n = len(column)
     return column[np.subtract.outer(np.arange(n), np.arange(n)) % n]
 
@@ -42,7 +42,7 @@ def fourier_second(n: int) -> np.ndarray:
 
 
 def banded(n: int, stencil: Sequence[float], parity: int) -> np.ndarray:
-    """Builds a finite-difference matrix: stencil[k] at offset k, parity times that at −k."""
+    """Builds a finite-difference matrix with entry stencil[k] at offset k, ±stencil[k] at −k."""
     out = stencil[0] * np.eye(n)
     for k, c in enumerate(stencil[1:], start=1):
         out = out + c * (np.eye(n, k=k) + parity * np.eye(n, k=-k))
@@ -50,7 +50,7 @@ def banded(n: int, stencil: Sequence[float], parity: int) -> np.ndarray:
 
 
 def slope_weights(offsets: np.ndarray) -> np.ndarray:
-    """Returns the weights of values at ``offsets`` of a grid in their polynomial's slope at 0."""
+    """Computes finite-difference weights of the first derivative at 0 from points ``offsets``."""
     size = np.abs(offsets).max()
     powers = np.vander(offsets / size, increasing=True).T
     return np.linalg.solve(powers, np.eye(len(offsets))[1]) / size

@@ -1,4 +1,4 @@
-"""Collocation grids on boxes: Fourier, Chebyshev or finite differences along every axis.
+"""Collocation grids on boxes: Fourier, Chebyshev, finite differences or half-lines on each axis.
 
 They hold functions that vanish at the edge of the box: a linear map of coordinates moves the box,
 and no boundary condition of a physical domain would survive that. Axes of half-lines, "log" and
@@ -88,27 +88,27 @@ class Axis:
 
     @property
     def movable(self) -> bool:
-        """Whether coordinates along the axis may move: not on half-lines."""
+        """Whether coordinates along the axis may move: true except on half-line axes."""
         return self.kind not in ("log", "laguerre")
 
     @functools.cached_property
     def logarithm(self) -> "Axis":
-        """Fourier axis of log y, of a "log" axis."""
+        """Fourier grid in log y that underlies an axis of kind "log"."""
         return Axis("fourier", self.n, math.log(self.low), math.log(self.high))
 
     @functools.cached_property
     def _scale(self) -> float:
-        """Length unit β of a Laguerre axis."""
+        """Length scale β of a Laguerre axis, whose functions decay as exp(−y/2β)."""
         return self.length / float(half_lines.zeros(self.n, 2 * self.power)[-1])
 
     @property
     def length(self) -> float:
-        """Length high − low of the interval that the axis of the grid covers."""
+        """Length high − low of the interval that the axis covers."""
         return self.high - self.low
 
     @functools.cached_property
     def points(self) -> np.ndarray:
-        """Collocation points of the axis, (n,), ascending."""
+        """Collocation points of the axis, an ascending array (n,)."""
         if self.kind == "fourier":
             return _fixed(self.low + self.length * np.arange(self.n) / self.n)
         if self.kind == "chebyshev":
@@ -121,7 +121,7 @@ class Axis:
 
     @functools.cached_property
     def factor(self) -> np.ndarray:
-        """Factor (n,) of u in the values on the axis: 1 but for half-lines.
+        """Factors (n,) by which u is multiplied in the stored values; 1 except on half-lines.
 
         What is rounded off far out, where points are wide apart, counts in moments.
         """
@@ -135,7 +135,7 @@ class Axis:
 
     @functools.cached_property
     def weights(self) -> np.ndarray:
-        """Quadrature weights of the grid points, (n,): ∫ v dy is weights · values."""
+        """Quadrature weights (n,) of the grid points: ∫ v dy ≈ weights · values."""
         if self.kind == "fourier":
             return _fixed(np.full(self.n, self.length / self.n))
         if self.kind == "chebyshev":
@@ -180,7 +180,7 @@ class Axis:
 
     @functools.cached_property
     def basis(self) -> np.ndarray:
-        """Matrices 1, ∂, y, y ∂ and ∂² on the grid points of the axis, stacked, (5, n, n)."""
+        """Matrices of the operators 1, ∂, y, y ∂ and ∂² on the axis, stacked, (5, n, n)."""
         y, one = np.diag(self.points), np.eye(self.n)
         # On half-lines in the form of a divergence: y ∂ has growing modes.
         moved = y @ self.d1 if self.movable else self.d1 @ y - one
@@ -188,7 +188,7 @@ class Axis:
 
     @functools.cached_property
     def slope(self) -> np.ndarray:
-        """Local first-derivative matrix (n, n) for coefficients that do not vanish at the ends.
+        """Finite-difference matrix (n, n) of ∂ for functions that do not vanish at the ends.
 
         Polynomials through the nearest points, 13 of them where there are as many.
         """
@@ -202,7 +202,7 @@ class Axis:
 
     @functools.cached_property
     def fine(self) -> np.ndarray:
-        """Projection (m, n) on the highest third of the modes, which the grid hardly resolves.
+        """Projection (m, n) of weighted grid values on the highest third of the axis's modes.
 
         Orthonormal rows, for v times the root of the weights.
         """
@@ -225,14 +225,14 @@ class Axis:
 
     @functools.cached_property
     def ends(self) -> np.ndarray:
-        """Indicator (n,) of the outer two points at either end at which functions vanish."""
+        """Indicator (n,) of the two outermost points at each end where functions vanish."""
         out = np.zeros(self.n)
         out[-2:] = 1
         out[: 0 if self.kind == "laguerre" else 2] = 1
         return _fixed(out)
 
     def interpolate(self, y: ArrayLike) -> Any:
-        """Returns the matrix (m, n) that interpolates grid values of the axis at y, (m,).
+        """Returns the matrix (m, n) that interpolates values on the axis at points y, (m,).
 
         Rows of points outside [low, high] are zero. Fourier: the trigonometric interpolant.
         Chebyshev: the polynomial that vanishes at both ends. Finite differences: polynomials of
@@ -257,7 +257,7 @@ class Axis:
         return xp.where(inside[:, None], rows, xp.zeros_like(rows))
 
     def waves(self, kappa: np.ndarray) -> np.ndarray:
-        """Returns the matrix (m, n) that computes ∫ exp(i κ y) v dy from grid values for every κ.
+        """Returns the matrix (m, n) that maps grid values of v to ∫ exp(i κ y) v dy for every κ.
 
         Chebyshev: that of the interpolant, exactly, for its own quadrature would see the product
         with the wave on too few points. Else by the quadrature, good up to π over the widest gap.
@@ -275,7 +275,7 @@ class Axis:
 
     @functools.cached_property
     def _refined(self) -> tuple[np.ndarray, np.ndarray]:
-        """Gauss–Legendre points, and weighted interpolation from the grid to them, (2n, n)."""
+        """Gauss–Legendre points (2n,), and the weighted interpolation matrix (2n, n) to them."""
         x, w = np.polynomial.legendre.leggauss(2 * self.n)
         y = self.low + self.length * (x + 1) / 2
         return y, (self.length / 2 * w)[:, None] * self._barycentric(np, y)
@@ -299,7 +299,7 @@ class Axis:
         return self._lagrange(xp, y)[:, 1:-1]
 
     def _lagrange(self, xp: Any, y: Any) -> Any:
-        """Evaluates the Lagrange polynomials of a Chebyshev grid with its end points at y."""
+        """Evaluates the Lagrange polynomials of the Chebyshev points and both ends at points y."""
         ends = np.concatenate([[self.low], self.points, [self.high]])
         return _chebyshev.lagrange(xp, ends, _chebyshev.extremum_weights(self.n + 2), y)
 
@@ -321,12 +321,12 @@ class Axis:
 
     @functools.cached_property
     def _slopes(self) -> np.ndarray:
-        """First-derivative matrix of a Chebyshev grid with both ends."""
+        """First-derivative matrix (n + 2, n + 2) of a Chebyshev grid that includes both ends."""
         return _chebyshev.differentiation(self.n + 2) * (2 / self.length)
 
     @functools.cached_property
     def _projected(self) -> tuple[np.ndarray, np.ndarray]:
-        """First and second derivative on a Chebyshev grid without ends, by Galerkin."""
+        """First- and second-derivative matrices of a Chebyshev axis by Galerkin projection."""
         x, w = np.polynomial.legendre.leggauss(self.n + 2)
         half = self.length / 2
         at = self._lagrange(np, self.low + half * (x + 1))
@@ -420,17 +420,17 @@ class Box:
 
     @property
     def points(self) -> list[np.ndarray]:
-        """Collocation points of every axis of the grid."""
+        """Collocation points of every axis of the grid, a list of arrays."""
         return [a.points for a in self.axes]
 
     @property
     def movable(self) -> bool:
-        """Whether coordinates on the grid may move: no axis is one of a half-line."""
+        """Whether coordinates on the grid may move: true unless an axis is a half-line."""
         return all(a.movable for a in self.axes)
 
     @property
     def weights(self) -> list[np.ndarray]:
-        """Quadrature weights of every axis of the grid."""
+        """Quadrature weights of every axis of the grid, a list of arrays."""
         return [a.weights for a in self.axes]
 
 
@@ -462,6 +462,6 @@ def _one_each(name: str, value: Any, dim: int) -> Sequence[Any]:
 
 
 def _fixed(x: np.ndarray) -> np.ndarray:
-    """Makes a cached array of a grid axis read-only, since callers share it."""
+    """Marks an array that a grid axis caches as read-only, and returns it."""
     x.flags.writeable = False
     return x

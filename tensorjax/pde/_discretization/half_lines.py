@@ -1,4 +1,4 @@
-"""Spectral grids on half-lines: Laguerre functions with a power law at the end.
+"""Spectral grids on half-lines, for functions x^a exp(−x/2) times polynomials (Laguerre).
 
 Functions x^a exp(−x/2) p(x), p a polynomial of degree below n, with values at the zeros x_i of the
 generalised Laguerre polynomial of degree n and parameter 2a. They suit densities p ∼ x^a of noise
@@ -22,14 +22,14 @@ LARGEST = 160
 
 @functools.lru_cache(maxsize=64)
 def zeros(n: int, parameter: float) -> np.ndarray:
-    """Returns the zeros of a generalised Laguerre polynomial, ascending, read-only."""
+    """Computes the zeros of a generalised Laguerre polynomial, a read-only ascending array (n,)."""
     out = special.roots_genlaguerre(n, parameter)[0]
     out.flags.writeable = False
     return out
 
 
 def modes(xp: Any, x: Any, n: int, power: float) -> Any:
-    """Evaluates the n orthonormal Laguerre functions x^a exp(−x/2) p_k(x), (n, m), at x > 0."""
+    """Evaluates n orthonormal Laguerre functions x^a exp(−x/2) p_k(x) at points x > 0: (n, m)."""
     b = 2 * power
     safe = xp.maximum(x, 1e-300)
     out = [xp.exp(power * xp.log(safe) - x / 2 - math.lgamma(b + 1) / 2)]
@@ -42,20 +42,20 @@ def modes(xp: Any, x: Any, n: int, power: float) -> Any:
 
 
 def transform(n: int, power: float) -> np.ndarray:
-    """Returns the matrix (n, n) from values at the points to coefficients of the modes."""
+    """Returns the matrix (n, n) from values at grid points to Laguerre coefficients."""
     at = modes(np, zeros(n, 2 * power), n, power)
     return at / np.square(at).sum(0)
 
 
 def weights(n: int, power: float) -> np.ndarray:
-    """Returns weights (n,) with which values at the points give ∫ u dx, exactly."""
+    """Returns quadrature weights (n,) of a Laguerre grid, exact for its functions."""
     r = zeros(n, power)
     inner = 2 / np.square(modes(np, r, n, power / 2)).sum(0)  # of x^a exp(−x/2) times polynomials
     return inner @ modes(np, 2 * r, n, power).T @ transform(n, power)
 
 
 def derivative(n: int, power: float) -> np.ndarray:
-    """Returns the matrix (n, n) of d/dx at the points, of the functions of the axis."""
+    """Returns the first-derivative matrix (n, n) of a Laguerre grid."""
     x = zeros(n, 2 * power)
     gap = x[:, None] - x[None]
     np.fill_diagonal(gap, 1)

@@ -1,4 +1,4 @@
-"""Ridge functions of w·y as trains, and variable-coefficient derivatives as TT-matrices."""
+"""Variable coefficients, functions of w·y, as trains, and their derivative operators."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -61,7 +61,7 @@ def _ridge(
     core: Callable[[Any], Any],
     last: int,
 ) -> Cores:
-    """Builds a coefficient's cores, function of w·y, from a start vector and a core per w_k y_k."""
+    """Builds the train of a function of w·y from a start vector and a core for every axis."""
     low, high = active
     out = []
     for k, points in enumerate(box.points):
@@ -76,7 +76,7 @@ def _ridge(
 
 
 def _active(w: Any) -> tuple[int, int]:
-    """Returns the first and last axis on which a coefficient of w·y depends; all if w is traced."""
+    """Returns the first and the last axis whose weight w_k is not zero; all axes if traced."""
     if _check.is_traced(w):
         return 0, len(w) - 1
     places = np.flatnonzero(np.asarray(w))
@@ -84,17 +84,17 @@ def _active(w: Any) -> tuple[int, int]:
 
 
 def times(a: Cores, b: Cores) -> Cores:
-    """Multiplies two coefficients, as trains, entry by entry; TT-ranks multiply."""
+    """Multiplies two trains entry by entry (Hadamard product); their TT-ranks multiply."""
     return [hadamard_core(p, q) for p, q in zip(a, b, strict=True)]
 
 
 def multiplication(cores: Cores) -> TTMatrix:
-    """Builds the operator v ↦ m v that multiplies by a variable coefficient m, from its cores."""
+    """Builds the operator v ↦ m v, multiplication by a variable coefficient m, as a TT-matrix."""
     return TTMatrix._unchecked(tuple(_diagonal(c) for c in cores))
 
 
 def flux(box: Box, direction: Any, cores: Cores) -> TTMatrix:
-    """Builds the operator v ↦ a·∇(m v), m a variable coefficient of rank r, of TT-rank 2 r.
+    """Builds the TT-matrix of v ↦ a·∇(m v) for a variable coefficient m, of twice its TT-ranks.
 
     What it gives sums to zero over a Fourier grid, as a divergence should.
     """
@@ -104,7 +104,7 @@ def flux(box: Box, direction: Any, cores: Cores) -> TTMatrix:
 
 
 def transport(box: Box, direction: Any, cores: Cores) -> TTMatrix:
-    """Builds the operator v ↦ a·∇(m v) that does not feel the seam of a Fourier grid, of rank 2 r.
+    """Builds the TT-matrix of v ↦ a·∇(m v) in a form that is stable on periodic axes.
 
     On Fourier axes it is (∂ m + m ∂ + m')/2, less the mean over the axis, on log axes the same in
     log y, for other axes `flux`: the same for functions that vanish at the ends, and what it gives
@@ -134,14 +134,14 @@ def _split(axis: Axis, d1: Any, m: Any) -> Any:
 
 
 def advection(box: Box, direction: Any, cores: Cores) -> TTMatrix:
-    """Builds the operator v ↦ m a·∇v, m a variable coefficient of rank r, of TT-rank 2 r."""
+    """Builds the TT-matrix of v ↦ m a·∇v for a variable coefficient m, of twice its TT-ranks."""
     return _directed(
         box, direction, cores, lambda _, d1, m: d1[None, :, :, None] * m[:, :, None, :]
     )
 
 
 def conduction(box: Box, tensor: Any, cores: Cores) -> TTMatrix:
-    """Builds v ↦ Σ S_ij ∂_i (m ∂_j v), m variable, S symmetric; rank (2 min(p, d − p) + 2) r.
+    """Builds the TT-matrix of v ↦ Σ S_ij ∂_i (m ∂_j v) for a variable coefficient m.
 
     The automaton of `affine_generator`, with ∂_i before m in place of ∂_i and ∂_j after m in place
     of y_j.
@@ -160,7 +160,7 @@ def conduction(box: Box, tensor: Any, cores: Cores) -> TTMatrix:
 
 
 def second(box: Box, tensor: Any, cores: Cores) -> TTMatrix:
-    """Builds v ↦ Σ S_ij ∂_i ∂_j (m v), m variable of rank r, S symmetric.
+    """Builds the TT-matrix of v ↦ Σ S_ij ∂_i ∂_j (m v) for a variable coefficient m.
 
     Its rank is r where S has one entry only, else (min(p, d − p) + 2) r at the bond after p axes.
     What it gives sums to zero over a Fourier grid.
@@ -179,7 +179,7 @@ def second(box: Box, tensor: Any, cores: Cores) -> TTMatrix:
 
 
 def bent(box: Box, pair: tuple[int, int], weight: float, cores: Cores) -> TTMatrix:
-    """Builds the operator v ↦ (S_ij + S_ji) m ∂_i ∂_j v, or S_ii m ∂_i² v, of a coefficient m."""
+    """Builds the TT-matrix of v ↦ m Σ S_ij ∂_i ∂_j v for one pair of axes and a coefficient m."""
     i, j = pair
     out = []
     for k, (axis, m) in enumerate(zip(box.axes, cores, strict=True)):
@@ -190,7 +190,7 @@ def bent(box: Box, pair: tuple[int, int], weight: float, cores: Cores) -> TTMatr
 
 
 def _twice(axis: Axis, m: Any) -> Any:
-    """Builds ∂² m; on Laguerre axes as ∂ (m ∂ + m'), for m = y maps their functions to such."""
+    """Builds the core of v ↦ ∂² (m v) from a core of m; as ∂ (m ∂ v + m' v) on Laguerre axes."""
     xp = backend(m)
     if axis.kind != "laguerre":
         return xp.asarray(axis.d2).astype(m.dtype)[None, :, :, None] * m[:, None, :, :]
@@ -200,7 +200,7 @@ def _twice(axis: Axis, m: Any) -> Any:
 
 
 def _derived(box: Box, tensor: Any, pair: tuple[int, int], cores: Cores) -> list[Any]:
-    """Builds the cores of v ↦ (S_ij + S_ji) ∂_i ∂_j (m v), or S_ii ∂_i² (m v), for one pair."""
+    """Builds the cores of v ↦ Σ S_ij ∂_i ∂_j (m v) for one pair of axes."""
     i, j = pair
     out = []
     for k, (axis, m) in enumerate(zip(box.axes, cores, strict=True)):
@@ -216,7 +216,7 @@ def _derived(box: Box, tensor: Any, pair: tuple[int, int], cores: Cores) -> list
 def _directed(
     box: Box, direction: Any, cores: Cores, derived: Callable[[Axis, Any, Any], Any]
 ) -> TTMatrix:
-    """Builds Σ_k a_k times the operator with coefficient m and the k-th core differentiated."""
+    """Builds the TT-matrix Σ_k a_k M_k, where M_k has a derivative in its k-th core only."""
     low, high = _active(direction)
     xp, (a, *cores) = floats(direction, *cores)
     out = []
@@ -236,19 +236,19 @@ def _directed(
 
 
 def _diagonal(m: Any) -> Any:
-    """Builds diag(m) of a coefficient's core for every pair of bond indices: (s, n, n, t)."""
+    """Builds diag(m) from a coefficient's core m (s, n, t): a TT-matrix core (s, n, n, t)."""
     xp = backend(m)
     return xp.eye(m.shape[1], dtype=m.dtype)[None, :, :, None] * m[:, :, None, :]
 
 
 def _merged(states: Any, matrices: Any) -> Any:
-    """Contracts a derivative's states[a, o, b] with coefficient matrices; bonds (a s), (b t)."""
+    """Multiplies a derivative operator's states with coefficient cores to a TT-matrix core."""
     core = einsum("aob,osmnt->asmnbt", states, matrices)
     a, s, m, n, b, t = core.shape
     return core.reshape(a * s, m, n, b * t)
 
 
 def components(cores: Sequence[np.ndarray]) -> list[Cores]:
-    """Splits a train of coefficients whose last mode counts components into one for each."""
+    """Splits a train whose last mode numbers components into one train per component."""
     *rest, last = cores
     return [[*rest[:-1], times_right(rest[-1], last[:, i])] for i in range(last.shape[1])]

@@ -1,4 +1,4 @@
-"""Grids of backward equations: Chebyshev axes with absorbing or reflecting walls, periodic ones."""
+"""Grids with walls for backward Kolmogorov equations: absorbing, reflecting or periodic axes."""
 
 import dataclasses
 import functools
@@ -15,7 +15,7 @@ Wall = Literal["absorbing", "reflecting"]
 
 @dataclasses.dataclass(frozen=True)
 class WalledAxis(Axis):
-    """Axis whose functions are zero, or of zero slope, at its ends: collocation at inner points.
+    """Grid axis with absorbing or reflecting walls: functions vanish, or are flat, at its ends.
 
     Derivatives are those of the polynomial through the inner points and the ends, whose values
     follow from the conditions there. They are accurate for functions that do not vanish at the
@@ -29,7 +29,7 @@ class WalledAxis(Axis):
 
     @functools.cached_property
     def extended(self) -> np.ndarray:
-        """Matrix (n + 2, n) from values at the inner points of the axis to those with both ends."""
+        """Matrix (n + 2, n) that extends values at the inner points by those at both walls."""
         out = np.zeros((self.n + 2, self.n))
         out[1:-1] = np.eye(self.n)
         slopes = [
@@ -56,7 +56,7 @@ class WalledAxis(Axis):
 
     @functools.cached_property
     def fine(self) -> np.ndarray:
-        """Highest third of the Chebyshev coefficients, of values times the root of the weights."""
+        """Matrix from weighted grid values to the highest third of the Chebyshev coefficients."""
         if self.kind == "fourier":
             return super().fine
         modes = np.polynomial.chebyshev.chebvander(_chebyshev.extrema(self.n + 2), self.n + 1)
@@ -74,7 +74,7 @@ class WalledAxis(Axis):
 
 
 def walled(box: Box, walls: Sequence[Any] | None) -> Box:
-    """Builds the grid of a backward equation from a box of Chebyshev and Fourier axes.
+    """Adds absorbing or reflecting walls to a box of Chebyshev and Fourier axes.
 
     Args:
       box: of the domain.

@@ -1,1 +1,1 @@
-"""Generators of coordinate motion: forms of the right side's normal component."""
+"""Generators of coordinate motion: choice of coordinates in which TT-ranks stay low."""

@@ -1,4 +1,4 @@
-"""Bond-wise splitting of y_k ∂_j v, A v and other tensors into tangent and normal parts.
+"""Tensors such as y_k ∂_j v and A v, split at every bond into tangent and normal parts.
 
 A *family* is a set of such sums that differ in what they do to one side: the y_k ∂_j v for all j
 and k, an operator applied to v, or another train. Its cores are Σ_t K_t ⊗ B_t, with small matrices
@@ -22,7 +22,7 @@ _ENDS = np.ones((1, 1, 1)), np.ones((1, 1, 1))
 
 
 class Family(NamedTuple):
-    """Tensor split at every bond into left and right factors, inside and outside a train's bases.
+    """Tensor split at every bond into left and right factors, tangent to a train and normal to it.
 
     Attributes:
       seen: left of the bond, (r, n, s, j): the modes before p projected on U_{<p}.
@@ -41,7 +41,7 @@ class Family(NamedTuple):
 
 
 def singles(point: Point, state: Point, modes: Any) -> Family:
-    """Computes the bond-wise parts of ∂ and y applied to every single mode of a state.
+    """Splits the tensors ∂_k v and y_k v of all modes k at every bond (a `Family`).
 
     Left of bond p they are the modes 1 … p, right of it the modes p + 1 … d.
     """
@@ -63,7 +63,7 @@ def singles(point: Point, state: Point, modes: Any) -> Family:
 
 
 def _projected(point: Point, state: Point) -> tuple[Cores, Cores]:
-    """Projects the cores of a state on the bases left and right of a point's bonds."""
+    """Projects a train on the left and right orthogonal bases of another train at every bond."""
     lefts, rights = [], []
     env = np.ones((1, 1))
     for u, c in zip(point.left, state.left, strict=True):
@@ -77,20 +77,20 @@ def _projected(point: Point, state: Point) -> tuple[Cores, Cores]:
 
 
 def applied(point: Point, links: Sequence[Link]) -> Family:
-    """Computes the bond-wise parts of a TT-matrix Σ_t K_t ⊗ O_t, O (t, n, n), applied to v."""
+    """Splits A v, for a TT-matrix A with cores Σ_t K_t ⊗ O_t, at every bond (a `Family`)."""
     left = [(k, o[:, None] @ u[None]) for (k, o), u in zip(links, point.left, strict=False)]
     right = [(k, o[:, None] @ v[None]) for (k, o), v in zip(links[1:], point.right, strict=True)]
     return _family(point, left, right, _ENDS, point.bonds)
 
 
 def another(point: Point, cores: Cores) -> Family:
-    """Computes the bond-wise parts of an arbitrary train at a point."""
+    """Splits an arbitrary train at every bond along the bases of a given one (a `Family`)."""
     links = [(_ENDS[0], c[None]) for c in cores]
     return _family(point, links[:-1], links[1:], _ENDS)
 
 
 def _steps(rows: int, columns: int, offset: int) -> np.ndarray:
-    """Returns the matrix K that passes on the states of a bond-wise sum, (1, rows, columns)."""
+    """Returns a shifted identity matrix (1, rows, columns) that links the states of two bonds."""
     return np.eye(rows, columns, offset)[None]
 
 
@@ -102,7 +102,7 @@ def _family(
     bonds: Sequence[np.ndarray] | None = None,
     fresh: tuple[Cores, Cores] | None = None,
 ) -> Family:
-    """Computes bond-wise parts by one sweep from the left and one from the right.
+    """Splits a tensor at every bond by one sweep from the left and one from the right.
 
     ``bonds`` go between left and right, ``fresh`` are states that start.
     """
@@ -131,7 +131,7 @@ def _family(
 
 
 def _handed_left(env: np.ndarray, core: np.ndarray, fresh: np.ndarray) -> np.ndarray:
-    """Contracts bond-wise left parts where all states are passed on unchanged and two start."""
+    """Contracts one core in the left sweep of `singles`: old states pass on, two begin."""
     i, s, _ = env.shape
     _, n, after = core.shape
     out = np.empty((i, n, s + 2, after))
@@ -141,7 +141,7 @@ def _handed_left(env: np.ndarray, core: np.ndarray, fresh: np.ndarray) -> np.nda
 
 
 def _handed_right(env: np.ndarray, core: np.ndarray, fresh: np.ndarray) -> np.ndarray:
-    """Contracts bond-wise right parts where two states start and all others are passed on."""
+    """Contracts one core in the right sweep of `singles`: old states pass on, two begin."""
     s, _, bra = env.shape
     out = np.empty((s + 2, *core.shape[:2], bra))
     out[:2] = fresh
@@ -150,13 +150,13 @@ def _handed_right(env: np.ndarray, core: np.ndarray, fresh: np.ndarray) -> np.nd
 
 
 def outside(point: Point, family: Family) -> list[np.ndarray]:
-    """Returns bond-wise left parts orthogonal to U_p, (I − U_p U_pᵀ) seen, each (r, n, s, j)."""
+    """Returns the left factors at every bond, less their projection on the train's left bases."""
     triples = zip(point.left, family.seen, family.inside, strict=True)
     return [seen - einsum("inr,rsj->insj", u, inside) for u, seen, inside in triples]
 
 
 def grams(a: Family, b: Family) -> list[np.ndarray]:
-    """Computes Gram matrices of bond-wise right parts orthogonal to V_{>p}, at every bond.
+    """Computes Gram matrices of the normal right factors of two tensors at every bond.
 
     They are sums of products of orthogonal parts, and so as accurate as those.
     """
@@ -172,7 +172,7 @@ def grams(a: Family, b: Family) -> list[np.ndarray]:
 
 
 def _transfer(a: Link, b: Link, g: np.ndarray) -> np.ndarray:
-    """Transfers a Gram matrix (s, j, s', j') of bond-wise right parts to the bond on the left."""
+    """Moves a Gram matrix (s, j, s', j') of right factors over one core to the bond on its left."""
     (ka, ba), (kb, bb) = a, b
     (_, ja, n, pa), (_, jb, _, pb) = ba.shape, bb.shape
     sa, sb = ka.shape[1], kb.shape[1]

@@ -1,4 +1,4 @@
-"""Canonical form of a tensor train on the host: orthogonal bases and singular values of all bonds.
+"""Canonical form of tensor trains: orthogonal bases and singular values at every bond.
 
 At every bond v = U_{≤p} S_p V_{>p}, with U left-orthogonal and V right-orthogonal cores. They span
 the tangent space of the manifold of the ranks of v; see
@@ -19,7 +19,7 @@ _ROUNDOFF = 1e-14
 
 
 class Point(NamedTuple):
-    """Canonical form of a train: v = U_1 … U_p S_p V_{p+1} … V_d for every bond p.
+    """Canonical form of a train, v = U_1 … U_p S_p V_{p+1} … V_d at every bond p.
 
     Attributes:
       left: U_1 … U_{d−1}.
@@ -39,17 +39,17 @@ class Point(NamedTuple):
 
     @property
     def order(self) -> int:
-        """Number of modes d of the train in canonical form."""
+        """Number of modes d of the train."""
         return len(self.left) + 1
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """TT-ranks of the interior bonds in canonical form."""
+        """TT-ranks of the interior bonds."""
         return tuple(len(s) for s in self.bonds)
 
     @property
     def centers(self) -> Cores:
-        """Orthogonality centres C_k of the canonical form, v = U_{<k} C_k V_{>k}."""
+        """Cores C_k of the mixed canonical forms v = U_{<k} C_k V_{>k}, for all k."""
         if not self.left:
             return [self.whole]
         firsts = [times_right(u, s) for u, s in zip(self.left, self.bonds, strict=True)]
@@ -57,12 +57,12 @@ class Point(NamedTuple):
 
     @property
     def cores(self) -> Cores:
-        """Cores of the train in canonical form, left-orthogonal but for the last."""
+        """Cores of the train, all but the last left-orthogonal."""
         return [*self.left, self.centers[-1]]
 
 
 def host_cores(name: str, train: Any) -> Cores:
-    """Converts a train's cores for the canonical form: NumPy float64, checked finite and real."""
+    """Converts the cores of a train to float64 NumPy arrays; raises for complex, NaN or Inf."""
     cores = [np.asarray(c) for c in train.cores]
     if any(np.iscomplexobj(c) for c in cores):
         raise TypeError(f"{name}: expected real cores, got complex ones; take the real part")
@@ -71,7 +71,7 @@ def host_cores(name: str, train: Any) -> Cores:
 
 
 def canonical(cores: Cores) -> Point:
-    """Computes the canonical form of a train; singular values at roundoff are dropped.
+    """Computes the canonical form of a train; drops singular values at roundoff.
 
     Returns:
       Point; of a train that is zero, its ``scale`` is zero and the rest one of rank one.
@@ -98,7 +98,7 @@ def canonical(cores: Cores) -> Point:
 
 
 def truncated_ranks(point: Point, tol: float) -> tuple[int, ...]:
-    """Returns a canonical form's ranks for relative error ``tol``, shared equally among bonds."""
+    """Returns the TT-ranks to which a canonical form is truncated for relative error ``tol``."""
     if not point.left:
         return ()
     share = (tol * point.scale) ** 2 / len(point.bonds)
@@ -111,7 +111,7 @@ def truncated_ranks(point: Point, tol: float) -> tuple[int, ...]:
 
 
 def leading(point: Point, ranks: tuple[int, ...]) -> Point:
-    """Truncates a canonical form to its cores' leading blocks.
+    """Truncates a canonical form to smaller ranks by slicing its arrays; not orthogonal then.
 
     This is cheaper than `truncated`, but the result is not orthogonal.
     """
@@ -126,7 +126,7 @@ def leading(point: Point, ranks: tuple[int, ...]) -> Point:
 
 
 def truncated(point: Point, ranks: tuple[int, ...]) -> Point:
-    """Truncates a canonical form to every bond's leading singular vectors, bases orthogonal.
+    """Truncates a canonical form to smaller ranks and orthogonalises it again.
 
     The projections on leading left singular vectors commute with each other, and so what goes is no
     more than what a truncation bond by bond would leave out.

@@ -1,4 +1,4 @@
-"""Gauge of the moving coordinates: shifts and stretches that keep v inside its box.
+"""Gauge of moving coordinates: shifts and stretches that keep the solution v inside its box.
 
 With the density v²/‖v‖² on the box, w = Σ y + β and v_t = Q − w·∇v, the mean of any f moves by
 E[w·∇f] + 2⟨(f − E f) v, Q⟩/‖v‖². The gauge chooses β and the diagonal of Σ so that means and
@@ -20,7 +20,7 @@ _EDGE = 0.05
 
 
 class Spread(NamedTuple):
-    """Moments of the density v²/‖v‖² on the box, and its norm near the edge.
+    """Mean and covariance of the density v²/‖v‖², and the norm of v near the edge of the box.
 
     Attributes:
       mean: (d,).
@@ -36,7 +36,7 @@ class Spread(NamedTuple):
 
     @property
     def near(self) -> np.ndarray:
-        """Norm of v near the box edge on each axis, (d,), less unresolved waves, for the gauge.
+        """Norm (d,) of v near the ends of each axis, less that of unresolved waves.
 
         Such waves fill an axis. They have more of their norm in the highest modes than at the edge.
         """
@@ -44,7 +44,7 @@ class Spread(NamedTuple):
 
 
 def spread(point: Point, modes: Modes, singles: Family, box: Any) -> Spread:
-    """Computes moments and edge norms of v for the gauge; ``singles`` has ∂ and y on one mode."""
+    """Computes the moments of v² and the norm of v near the edge of the box."""
     d, total = point.order, point.scale**2
     centers = point.centers
     mean, second, edge, rough = np.zeros(d), np.zeros((d, d)), np.zeros(d), np.zeros(d)
@@ -67,7 +67,7 @@ def spread(point: Point, modes: Modes, singles: Family, box: Any) -> Spread:
 def drifts(
     point: Point, modes: Modes, parts: Sequence[Family], seen: Spread
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Computes the rates, (d,), at which Q changes mean and variance of v², for the gauge."""
+    """Computes the rates (d,) at which the right side changes means and variances of v²."""
     first, second = np.zeros(point.order), np.zeros(point.order)
     for family in parts:
         for k, center in enumerate(point.centers):
@@ -80,7 +80,7 @@ def drifts(
 
 
 def _local(point: Point, family: Family, k: int) -> np.ndarray:
-    """Projects a tensor of the gauge, given by bond-wise parts, on the bases around core k."""
+    """Projects a tensor on the train's bases left and right of core k: an array (r, n, s)."""
     if k < point.order - 1:
         return einsum("insj,sjl->inl", family.seen[k], family.overlap[k])
     # (s, j, n, 1): what is orthogonal to V_d and what is not.
@@ -97,7 +97,7 @@ def standing(
     *,
     inwards: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Chooses the gauge, diagonal of Σ and β, that holds means and variances of density v².
+    """Chooses shift β and stretch diag Σ that hold means and variances of v² constant.
 
     Args:
       sigma: Σ, (d, d), of zero diagonal.
@@ -116,7 +116,7 @@ def standing(
 
 
 def strength(edge: np.ndarray, low: float, high: float) -> np.ndarray:
-    """Returns the gauge strength: 0 at ``low`` edge norm or less, 1 at ``high``, smooth between."""
+    """Returns the strength of the gauge, which rises smoothly from 0 to 1 with the edge norm."""
     x = np.log(np.maximum(edge, np.finfo(float).tiny) / low) / np.log(high / low)
     x = np.clip(x, 0, 1)
     return x * x * (3 - 2 * x)

@@ -1,4 +1,4 @@
-"""Shared setup of coordinate generators: a state, its right side, and their quadratic forms."""
+"""Inputs shared by the coordinate generators: the state, its right side, quadratic forms."""
 
 from typing import Any, Literal, NamedTuple
 
@@ -20,7 +20,7 @@ _ONSET, _FULL = 1e-4, 1e-2
 
 
 class Motion(NamedTuple):
-    """Coordinate motion ẏ = Σ y + β at fixed x, with its cost.
+    """Coordinate motion ẏ = Σ y + β that a generator chose, with its cost.
 
     Attributes:
       sigma: Σ, (d, d).
@@ -45,7 +45,7 @@ class Motion(NamedTuple):
 
 
 def checked_motion(motion: Any, d: int) -> tuple[Any, Any]:
-    """Checks the coordinate motion that a generator returned; returns Σ and β."""
+    """Returns Σ and β of a generator's result; raises ValueError if they are not valid."""
     if not isinstance(motion, Motion):
         raise ValueError(
             "coordinates: expected a generator that returns pde.Motion(sigma (d, d), beta (d,)), "
@@ -55,7 +55,7 @@ def checked_motion(motion: Any, d: int) -> tuple[Any, Any]:
 
 
 def rates_of_motion(expected: str, sigma: Any, beta: Any, d: int) -> tuple[np.ndarray, np.ndarray]:
-    """Checks Σ and β of a coordinate motion; ``expected`` begins what errors say."""
+    """Converts Σ and β to arrays; raises ValueError for wrong shapes, NaN or Inf."""
     sigma, beta = np.asarray(sigma, np.float64), np.asarray(beta, np.float64)
     for part, value, shape in (("sigma", sigma, (d, d)), ("beta", beta, (d,))):
         if value.shape != shape:
@@ -65,7 +65,7 @@ def rates_of_motion(expected: str, sigma: Any, beta: Any, d: int) -> tuple[np.nd
 
 
 class Setting:
-    """Data shared by all truncation levels of one generator call."""
+    """Canonical form of v and its right side, shared by all truncation levels of a generator."""
 
     def __init__(self, v: TT, right: Any, box: Any, tol: float):
         if tuple(v.shape) != tuple(box.shape):
@@ -99,7 +99,7 @@ class Setting:
         kappa: float = 0.0,
         measure: bool = False,
     ) -> normal_component.Form:
-        """Computes the generator's quadratic form at a point, of v or of a ``state`` near it."""
+        """Computes the quadratic form of the normal component at v, or at a truncation of it."""
         state = self.point if state is None else state
         feedback = None
         if kappa > 0:
@@ -110,7 +110,7 @@ class Setting:
         )
 
     def affine_part(self, point: Point) -> list[families.Family]:
-        """Computes a generator's input from the affine part of Q, by bonds; [] if it has none."""
+        """Splits the affine part of the right side at every bond; [] if there is none."""
         if self.terms.affine is None:
             return []
         states = affine_states(self.box, self.terms.affine)
@@ -121,11 +121,11 @@ class Setting:
         return [families.applied(point, links)]
 
     def right_side(self, point: Point, tol: float) -> list[families.Family]:
-        """Computes a generator's input from the right side Q at a point, by bonds, to be summed."""
+        """Splits all terms of the right side at every bond (a list of `Family`)."""
         return [*normal_component.other_families(point, self.terms, tol), *self.affine_part(point)]
 
     def mean_square(self) -> float:
-        """Estimates a generator's mean of ‖y_k ∂_j v‖² over j ≠ k, as if v had rank one."""
+        """Estimates the mean of ‖y_k ∂_j v‖² over all j ≠ k, as if v had rank one."""
         pairs = [self.modes.pair(k, c) for k, c in enumerate(self.point.centers)]
         first, y = (
             np.array([np.vdot(p[i], p[i]) / self.point.scale for p in pairs]) for i in (0, 1)
@@ -134,7 +134,7 @@ class Setting:
         return float((first.sum() * y.sum() - first @ y) / (d * d - d))
 
     def motion(self, form: normal_component.Form, sigma: np.ndarray, gauge: Gauge) -> Motion:
-        """Completes the generator's Σ of zero diagonal to a motion with its cost and the gauge."""
+        """Adds gauge and cost to the matrix Σ that a generator chose: a `Motion`."""
         seen = gauges.spread(self.point, self.modes, form.family, self.box)
         scale = self.point.scale
         costs = form.cost(sigma) / scale, form.cost(0 * sigma) / scale

@@ -1,4 +1,4 @@
-"""L²-weighted coordinates of a box, and TT-matrices factored into few matrices per mode."""
+"""Grid values weighted for the L² norm, and TT-matrix cores factored into few mode matrices."""
 
 import functools
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ _ROWS = 12
 
 
 class Modes(NamedTuple):
-    """Axes of a box, in coordinates in which the Euclidean norm is the L² norm.
+    """Grid points and derivatives of a box in which the Euclidean norm is the L² norm.
 
     Attributes:
       points: y of every axis.
@@ -27,29 +27,29 @@ class Modes(NamedTuple):
     root: list[np.ndarray] | None
 
     def pair(self, k: int, core: np.ndarray) -> np.ndarray:
-        """Applies ∂ and y, in L²-weighted form, to the mode of core k, (2, r, n, s)."""
+        """Applies ∂ and y to the mode of core k of a train, (2, r, n, s)."""
         return np.stack([self.d1[k] @ core, self.points[k][:, None] * core])
 
     def weighted(self, cores: Cores) -> Cores:
-        """Converts a train of values to L²-weighted coordinates, by roots of the weights."""
+        """Multiplies a train's values by the roots of the quadrature weights."""
         if self.root is None:
             return cores
         return [w[:, None] * c for w, c in zip(self.root, cores, strict=True)]
 
     def values(self, cores: Cores) -> Cores:
-        """Converts a train from L²-weighted coordinates back to values; inverse of `weighted`."""
+        """Divides a train by the roots of the quadrature weights; inverse of `weighted`."""
         if self.root is None:
             return cores
         return [c / w[:, None] for w, c in zip(self.root, cores, strict=True)]
 
     def matrices(self, k: int, o: np.ndarray) -> np.ndarray:
-        """Converts matrices on values of mode k to matrices on L²-weighted values."""
+        """Converts operators on values of mode k to operators on L²-weighted values."""
         return o if self.root is None else self.root[k][:, None] * o / self.root[k]
 
 
 @functools.lru_cache(maxsize=32)
 def modes_of(box: Any) -> Modes:
-    """Builds the L²-weighted modes of a `Box`."""
+    """Builds the L²-weighted grid points and derivatives of a `Box`."""
     points = [np.asarray(a.points) for a in box.axes]
     d1 = [np.asarray(a.d1) for a in box.axes]
     root = [np.sqrt(a.weights / np.mean(a.weights)) for a in box.axes]
@@ -59,7 +59,7 @@ def modes_of(box: Any) -> Modes:
 
 
 def links_of(operator: Any, modes: Modes) -> list[Link]:
-    """Factors every core of a TT-matrix as Σ_t K_t ⊗ O_t with few mode matrices O_t."""
+    """Factors every core of a TT-matrix as Σ_t K_t ⊗ O_t, with few mode matrices O_t."""
     pairs = [_factored(c) for c in hosted_cores(operator)]
     return [(k, modes.matrices(i, o)) for i, (k, o) in enumerate(pairs)]
 
@@ -89,7 +89,7 @@ def _factored(core: np.ndarray) -> Link:
 
 
 def _spanning(rows: np.ndarray) -> tuple[list[int], np.ndarray]:
-    """Selects mode matrices, as rows, that span all, by pivoted elimination; with coefficients."""
+    """Selects rows of a matrix that span all others; returns them and the coefficients."""
     norms = np.linalg.norm(rows, axis=1)
     live = norms > 0
     rest = np.where(live[:, None], rows / np.where(live, norms, 1)[:, None], 0)

@@ -1,4 +1,4 @@
-"""Quadratic form of the normal component of the right side, in the motion of coordinates.
+"""Quadratic form that the coordinate generators minimise: the right side's normal component.
 
 At a train v with the tangent space T of its TT-manifold, N = 1 − P_T, the coordinate motion
 ẏ = Σ y adds −Σ_jk Σ_jk b_jk, b_jk = y_k ∂_j v, to the right side Q, and
@@ -45,7 +45,7 @@ _KINDS = ((_D, _Y), (_Y, _D), (_D, _D))
 
 
 class Motions(NamedTuple):
-    """Table of the tensors y_k ∂_j v and ∂_a ∂_b v of a state v: the modes and operators of each.
+    """Table of the tensors y_k ∂_j v and ∂_a ∂_b v: two modes and their operators for each.
 
     Attributes:
       low: a of each.
@@ -62,7 +62,7 @@ class Motions(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def motions(d: int, second: bool) -> Motions:
-    """Lists the motions y_k ∂_j v of d modes, for normal components; with ∂_a ∂_b v or without."""
+    """Lists the tensors y_k ∂_j v for all j ≠ k of d modes, on request also all ∂_a ∂_b v."""
     j, k = np.nonzero(~np.eye(d, dtype=bool))
     kind = np.where(j < k, 0, 1)
     low, high = np.minimum(j, k), np.maximum(j, k)
@@ -75,7 +75,7 @@ def motions(d: int, second: bool) -> Motions:
 
 @functools.lru_cache(maxsize=512)
 def _across(d: int, p: int, second: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the motions on both sides of bond p, for normal components, and state indices."""
+    """Returns the tensors of `motions` with a mode on each side of bond p, and their states."""
     m = motions(d, second)
     which = np.nonzero((m.low < p) & (m.high >= p))[0]
     ops = np.array(_KINDS)[m.kind[which]]
@@ -85,7 +85,7 @@ def _across(d: int, p: int, second: bool) -> tuple[np.ndarray, np.ndarray, np.nd
 
 
 class Singles(NamedTuple):
-    """Tensors with ∂ or y on one mode, with their parts orthogonal to the left bases.
+    """Tensors ∂_k v and y_k v split at every bond, and their parts normal to the left bases.
 
     Attributes:
       family: v with one operator on one mode.
@@ -97,13 +97,13 @@ class Singles(NamedTuple):
 
 
 def singles(point: Point, state: Point, modes: Modes) -> Singles:
-    """Computes tensors with ∂ or y on one mode, and what enters their normal components."""
+    """Splits the tensors ∂_k v and y_k v at every bond; also their normal left factors."""
     family = families.singles(point, state, modes)
     return Singles(family, families.outside(point, family))
 
 
 def gram(at: Singles, second: bool) -> Any:
-    """Computes the Gram matrix ⟨N m, N m'⟩ of normal parts of all `motions`, (count, count).
+    """Computes the Gram matrix of the normal components of all tensors of `motions`.
 
     From some size on it is sparse: what is below the roundoff of the largest entry is left out.
     """
@@ -117,7 +117,7 @@ def gram(at: Singles, second: bool) -> Any:
 
 
 def _sparse_gram(lefts: list[np.ndarray], rights: list[np.ndarray], second: bool) -> Any:
-    """Builds the Gram matrix without entries at roundoff; None where too few of them are."""
+    """Builds the Gram matrix without entries at roundoff; None if more than a tenth are left."""
     d = len(lefts) + 1
     sides = [(_entries(x), _entries(g)) for x, g in zip(lefts, rights, strict=True)]
     sizes = [tuple(np.linalg.norm(x, axis=1) for x in s) for s in sides]
@@ -140,13 +140,13 @@ def _sparse_gram(lefts: list[np.ndarray], rights: list[np.ndarray], second: bool
 
 
 def _entries(gram: np.ndarray) -> np.ndarray:
-    """Reorders a Gram matrix (a, j, b, k) of one side of a bond to a row for every a, b."""
+    """Reshapes a Gram matrix (a, j, b, k) to (a b, j k)."""
     a, j, b, k = gram.shape
     return gram.transpose(0, 2, 1, 3).reshape(a * b, j * k)
 
 
 def _places(d: int, p: int, second: bool) -> np.ndarray:
-    """Returns the motion that has given states left and right of bond p, or -1 where none has."""
+    """Returns a table of positions in `motions` by left and right state at bond p; −1 if none."""
     which, left, right = _across(d, p, second)
     out = np.full((2 * p, 2 * (d - p)), -1)
     out[left, right] = which
@@ -154,7 +154,7 @@ def _places(d: int, p: int, second: bool) -> np.ndarray:
 
 
 def _dense_gram(lefts: list[np.ndarray], rights: list[np.ndarray], second: bool) -> np.ndarray:
-    """Builds the Gram matrix from all entries."""
+    """Builds the Gram matrix of all tensors of `motions` as a dense array."""
     d = len(lefts) + 1
     kinds = _KINDS if second else _KINDS[:2]
     total = np.zeros((len(kinds), len(kinds), d, d, d, d))
@@ -170,7 +170,7 @@ def _dense_gram(lefts: list[np.ndarray], rights: list[np.ndarray], second: bool)
 
 
 def load(at: Singles, point: Point, family: Family, second: bool) -> np.ndarray:
-    """Computes ⟨N m, N Z⟩ of normal components, of all `motions` and of Z in bond-wise parts."""
+    """Computes inner products of the normal components of all `motions` with that of a tensor."""
     d = point.order
     out = np.zeros(len(motions(d, second).low))
     rights = families.grams(at.family, family)
@@ -183,7 +183,7 @@ def load(at: Singles, point: Point, family: Family, second: bool) -> np.ndarray:
 
 
 def inner(point: Point, a: Family, b: Family) -> float:
-    """Computes the inner product ⟨N Z_a, N Z_b⟩ of the normal components of two tensors."""
+    """Computes the inner product of the normal components of two tensors."""
     lefts = families.outside(point, a), families.outside(point, b)
     total = 0.0
     for x, y, g in zip(*lefts, families.grams(a, b), strict=True):
@@ -192,7 +192,7 @@ def inner(point: Point, a: Family, b: Family) -> float:
 
 
 def energy(point: Point, parts: Sequence[Family]) -> float:
-    """Computes ‖N Σ Z‖², the squared norm of the normal component of a sum."""
+    """Computes the squared norm of the normal component of a sum of tensors."""
     out = 0.0
     for i, a in enumerate(parts):
         out += inner(point, a, a) + 2 * sum(inner(point, a, b) for b in parts[:i])
@@ -200,7 +200,7 @@ def energy(point: Point, parts: Sequence[Family]) -> float:
 
 
 class Form(NamedTuple):
-    """Quadratic form of the normal component at one point, with the parts it was made of.
+    """Quadratic form of the normal component as a function of Σ, with the parts it is made of.
 
     Attributes:
       whole: ⟨N m, N m'⟩ of all `motions`, (count, count), dense or sparse.
@@ -222,11 +222,11 @@ class Form(NamedTuple):
 
     @property
     def gram(self) -> Any:
-        """Gram matrix ⟨N b_p, N b_q⟩ of normal components of b_jk = y_k ∂_j v, row by row."""
+        """Gram matrix of the normal components of all y_k ∂_j v, j ≠ k, row by row."""
         return self.whole[: len(self.load), : len(self.load)]
 
     def cost(self, sigma: np.ndarray) -> float:
-        """Computes the normal component's norm, ‖N(Q − Σ_jk Σ_jk b_jk)‖.
+        """Computes the norm of the right side's normal component for coordinates moving with Σ.
 
         Affine parts cancel before they are squared.
         """
@@ -239,7 +239,7 @@ class Form(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """Right side in the form that the quadratic forms take: operators, source, reaction.
+    """Right side of an equation as its operators, source and reaction, for the quadratic form.
 
     Attributes:
       affine: coefficients with ``matrix`` and ``diffusion``, or None.
@@ -264,7 +264,7 @@ def form(
     feedback: Cores | None = None,
     measure: bool = False,
 ) -> Form:
-    """Computes the quadratic form of the normal component at a point of the TT manifold.
+    """Computes the quadratic form of the normal component at a point of the TT-manifold.
 
     Args:
       point: of d ≥ 2 modes.
@@ -291,7 +291,7 @@ def form(
 
 
 def other_families(point: Point, terms: Terms, tol: float) -> list[Family]:
-    """Computes what Q but its affine part adds to the normal component, by bonds, at a point."""
+    """Splits the right side without its affine part at every bond (a list of `Family`)."""
     others = [families.applied(point, o) for o in terms.operators]
     if terms.source is not None:
         others.append(families.another(point, terms.source))
@@ -301,7 +301,7 @@ def other_families(point: Point, terms: Terms, tol: float) -> list[Family]:
 
 
 def _coefficients(affine: Any, moving: int, count: int) -> np.ndarray:
-    """Returns the coefficients of Q's affine part in all `motions` of the normal component."""
+    """Returns the coefficients of the right side's affine part in the tensors of `motions`."""
     out = np.zeros(count)
     if affine is None:
         return out
@@ -316,12 +316,12 @@ def _coefficients(affine: Any, moving: int, count: int) -> np.ndarray:
 
 
 def off_diagonal(matrix: np.ndarray) -> np.ndarray:
-    """Returns the variables of the normal component's form: Σ off its diagonal, row by row."""
+    """Returns the off-diagonal entries of a matrix as a vector, row by row."""
     return matrix[~np.eye(len(matrix), dtype=bool)]
 
 
 def from_off_diagonal(values: np.ndarray, d: int) -> np.ndarray:
-    """Builds Σ (d, d) of zero diagonal from the variables of the normal component's form."""
+    """Builds a matrix (d, d) of zero diagonal from its off-diagonal entries."""
     out = np.zeros((d, d))
     out[~np.eye(d, dtype=bool)] = values
     return out

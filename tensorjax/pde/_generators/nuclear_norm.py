@@ -1,4 +1,4 @@
-"""Gradient of the nuclear norms of a train's unfoldings under coordinate motion."""
+"""Nuclear norms of a train's unfoldings, and their gradient in the coordinate motion Σ."""
 
 from collections.abc import Callable
 
@@ -15,12 +15,12 @@ _D, _Y = 0, 1
 
 
 def cost(point: Point, smoothing: float) -> float:
-    """Computes the smoothed nuclear norms, √(σ² + ε²) − ε over all singular values and bonds."""
+    """Computes the sum of √(σ² + ε²) − ε over all singular values σ of a train's unfoldings."""
     return float(sum((np.hypot(s, smoothing) - smoothing).sum() for s in point.spectra))
 
 
 def gradient(point: Point, modes: Modes, singles: Family, smoothing: float) -> np.ndarray:
-    """Computes the gradient in Σ of the smoothed nuclear norms of all unfoldings, (d, d).
+    """Computes the gradient (d, d) of the smoothed nuclear norms in the coordinate motion Σ.
 
     With W = σ/√(σ² + ε²), U_{≤p} W_p V_{>p} is the derivative of Σ_i √(σ_i² + ε²) over the singular
     values of the unfolding at bond p, the nuclear norm for ε = 0; under v_t = −Σ_jk Σ_jk y_k ∂_j v
@@ -54,7 +54,7 @@ def gradient(point: Point, modes: Modes, singles: Family, smoothing: float) -> n
 def _one_side(
     out: np.ndarray, cores: Cores, bonds: list[np.ndarray], pair: Callable[..., np.ndarray]
 ) -> None:
-    """Adds traces of operator pairs left of every bond to the gradient of nuclear norms."""
+    """Adds the terms of operator pairs on the left of each bond to the nuclear norms' gradient."""
     one, two = np.zeros((0, 1, 1)), np.zeros((0, 1, 1))
     where: list[tuple[int, int, int, int]] = []
     for k, (u, s) in enumerate(zip(cores, bonds, strict=True)):
@@ -71,10 +71,10 @@ def _one_side(
 
 
 def _passed(u: np.ndarray, matrices: np.ndarray) -> np.ndarray:
-    """Carries a batch of matrices M (m, r, r) over to a core's other bond: Uᵀ (M ⊗ 1) U."""
+    """Contracts matrices M (m, r, r) with a core U on both sides: Uᵀ (M ⊗ 1) U."""
     return einsum("mab,ans,bnt->mst", matrices, u, u)
 
 
 def _overlap(u: np.ndarray, seen: np.ndarray) -> np.ndarray:
-    """Computes overlaps Uᵀ of cores (m, r, n, s) with core u, for the nuclear norms' traces."""
+    """Contracts cores (m, r, n, s) with a core (r, n, t) over the left bond and the mode."""
     return einsum("ans,mant->mst", u, seen)

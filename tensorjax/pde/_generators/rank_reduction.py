@@ -1,4 +1,4 @@
-"""Rank-reducing linear maps of given functions, by Riemannian gradient descent."""
+"""Search for linear maps of coordinates in which a function has low TT-ranks."""
 
 import dataclasses
 from collections.abc import Callable
@@ -74,7 +74,7 @@ def rank_reducing_map(
     smoothing: float = 1e-2,
     max_steps: int = 50,
 ) -> tuple[AffineMap, TT, RankReduction]:
-    """Finds a linear map y = Γ x + s, det Γ = 1, with which a given function has low TT-ranks.
+    """Finds a linear map y = Γ x + s, det Γ = 1, in which a given function has low TT-ranks.
 
     Riemannian gradient descent on the matrices of determinant one, from the identity: with
     Γ ← exp(h g) Γ, where g is the gradient of the smoothed nuclear norms of all unfoldings, the
@@ -142,7 +142,7 @@ def rank_reducing_map(
 
 
 class _Seen(NamedTuple):
-    """Function in the coordinates of one map: canonical form, ranks, cost, shares."""
+    """Function in the coordinates of one map: canonical form, ranks, cost, norm at the edge."""
 
     map: AffineMap
     point: Point
@@ -154,7 +154,7 @@ class _Seen(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class _Search:
-    """Approximations of one function in the coordinates of several maps."""
+    """Evaluator of one function's train, ranks and cost in the coordinates of given maps."""
 
     box: Box
     tol: float
@@ -166,7 +166,7 @@ class _Search:
 
     @property
     def least(self) -> float:
-        """Cost of a singular value at the tolerance."""
+        """Cost of one singular value that equals the tolerance."""
         return float(np.hypot(self.tol, self.smoothing) - self.smoothing)
 
     @property
@@ -174,7 +174,7 @@ class _Search:
         return mode_forms.modes_of(self.box)
 
     def look(self, cores: Cores, map: AffineMap) -> _Seen:
-        """Computes ranks, cost and shares of a train, the function in the coordinates of a map."""
+        """Computes ranks, cost and edge norms of a train that holds the function in a map."""
         self.count += 1
         _check.finite("v", cores)
         point = canonical(self.modes.weighted(cores))
@@ -184,7 +184,7 @@ class _Search:
         return _Seen(map, point, ranks, cost, *shares(TT._unchecked(tuple(cores)), self.box))
 
     def locate(self, start: Any, first: _Seen) -> None:
-        """Notes where the function lies, by the density v²: there it is sampled in every map."""
+        """Stores the mean of v², and a Gaussian around it from which later samples are drawn."""
         spread = gauge.spread(first.point, self.modes, self.family(first), self.box)
         if isinstance(start, Function) and start.near is None:
             gaps = [a.length / a.n for a in self.box.axes]
@@ -194,13 +194,13 @@ class _Search:
         self.start, self.first, self.center = start, first, spread.mean
 
     def moved(self, map: AffineMap, sigma: np.ndarray) -> AffineMap:
-        """Returns exp(Σ) Γ for the matrix Γ of a map, about the mean of v²."""
+        """Returns a map with the matrix exp(Σ) Γ that keeps the mean of v² in place."""
         zero = np.zeros_like(sigma)
         matrix = characteristics.flow(sigma, zero[0], zero, 1.0).matrix @ map.matrix
         return AffineMap(matrix, self.center - matrix @ self.center)
 
     def trial(self, map: AffineMap) -> _Seen | None:
-        """Returns the function in the coordinates of a map; None where it does not fit there."""
+        """Computes train and cost of the function in a map; None if it does not fit the box."""
         try:
             cores = self.start.cores(self.box, map, _PART * self.tol)
         except ValueError:  # no train of low rank
@@ -212,7 +212,7 @@ class _Search:
         return seen if inside and resolved else None
 
     def slope(self, at: _Seen) -> np.ndarray:
-        """Computes the gradient of the cost in Σ, of zero diagonal, at a map."""
+        """Computes the gradient of the cost at a map, a matrix (d, d) of zero diagonal."""
         point, width = at.point, self.smoothing * at.point.scale
         return nuclear.gradient(point, self.modes, self.family(at), width) / point.scale
 
@@ -220,14 +220,14 @@ class _Search:
         return bond_sums.singles(at.point, at.point, self.modes)
 
     def train(self, seen: _Seen) -> TT:
-        """Builds the train of the ranks that were counted, in JAX's default dtype."""
+        """Builds the train of the function in a map, truncated to the ranks that were found."""
         point = seen.point
         cores = truncated(point, seen.ranks).cores if point.left else point.centers
         return TT([jnp.asarray(c) for c in self.modes.values(cores)])
 
 
 def _descent(search: _Search, at: _Seen, max_steps: int) -> tuple[Any, list[_Seen]]:
-    """Descends from a map; returns how it ended, and all maps on the way."""
+    """Runs the gradient descent over maps; returns its status and all maps on the way."""
     path, step, before = [at], 1.0, None
     for _ in range(max_steps):
         slope = search.slope(at)
@@ -254,7 +254,7 @@ def _descent(search: _Search, at: _Seen, max_steps: int) -> tuple[Any, list[_See
 
 
 def _given(v: Any, box: Box, tol: float) -> tuple[Start, Cores]:
-    """Returns the function as an initial state, and its train in the coordinates x."""
+    """Converts the argument ``v`` to an initial state, and computes its cores."""
     at = AffineMap.identity(box.dim)
     if isinstance(v, TT):
         if v.shape != box.shape:
@@ -274,7 +274,7 @@ def _given(v: Any, box: Box, tol: float) -> tuple[Start, Cores]:
 
 
 def _message(status: str, reduced: bool, before: Any, ranks: Any) -> str:
-    """Returns the report of a search in words."""
+    """Formats the result of the search for a map as a sentence."""
     ended = {
         "converged": "the descent has converged",
         "stalled": "the descent ended where no step lowers the cost inside the box",

@@ -1,4 +1,4 @@
-"""Spectra of the generators' normal equations, block by block where these decouple.
+"""Block-wise eigendecomposition and regularised solution of the generators' normal equations.
 
 In d dimensions the normal equations have d² − d unknowns, and an eigendecomposition of all of them
 takes d⁶ operations. Where v has low ranks most of their entries are zero: at rank one the motions
@@ -13,7 +13,7 @@ import scipy.sparse
 
 
 class Block(NamedTuple):
-    """Blocks of one size of a symmetric matrix, with their eigendecompositions.
+    """Diagonal blocks of equal size of a symmetric matrix, with their eigendecompositions.
 
     Attributes:
       index: rows of each, (blocks, size).
@@ -26,23 +26,23 @@ class Block(NamedTuple):
     vectors: np.ndarray
 
     def coordinates(self, x: np.ndarray) -> np.ndarray:
-        """Returns the coefficients of x in the eigenvectors, (blocks, size)."""
+        """Computes the coefficients of a vector in the blocks' eigenvectors, (blocks, size)."""
         return (self.vectors.swapaxes(1, 2) @ x[self.index][:, :, None])[:, :, 0]
 
 
 class Spectrum(NamedTuple):
-    """Eigendecomposition of a symmetric positive semidefinite matrix by its blocks."""
+    """Eigendecomposition of a symmetric positive semidefinite matrix, block by block."""
 
     blocks: list[Block]
     size: int
 
     @property
     def largest(self) -> float:
-        """Largest eigenvalue; zero if none is positive."""
+        """Largest eigenvalue of the matrix; zero if none is positive."""
         return max((float(b.values.max()) for b in self.blocks), default=0.0)
 
     def combined(self, coefficients: list[np.ndarray]) -> np.ndarray:
-        """Returns the vector of given coefficients in the eigenvectors of every block."""
+        """Computes the vector that has given coefficients in the eigenvectors."""
         out = np.zeros(self.size)
         for b, c in zip(self.blocks, coefficients, strict=True):
             out[b.index] = (b.vectors @ c[:, :, None])[:, :, 0]
@@ -77,7 +77,7 @@ def spectrum(matrix: Any) -> Spectrum:
 
 
 def filtered(found: Spectrum, load: np.ndarray, floor: float) -> np.ndarray:
-    """Solves a generator's normal equations by regularised pseudoinverse, roundoff dropped."""
+    """Solves normal equations by the regularised pseudoinverse w/(w² + floor²)."""
     least = found.size * np.finfo(float).eps * max(found.largest, 0.0)
     parts = []
     for b in found.blocks:
@@ -89,7 +89,7 @@ def filtered(found: Spectrum, load: np.ndarray, floor: float) -> np.ndarray:
 
 
 def visible(matrix: Any, load: np.ndarray, share: float) -> tuple[Any, np.ndarray]:
-    """Restricts a generator's normal equations to eigenvalues above a share of the largest."""
+    """Removes eigenvalues below a share of the largest from normal equations (matrix, load)."""
     found = spectrum(matrix)
     least = share * max(found.largest, 0.0)
     kept = found.combined([b.coordinates(load) * (b.values > least) for b in found.blocks])

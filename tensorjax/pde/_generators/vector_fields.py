@@ -1,4 +1,4 @@
-"""Nonlinear coordinate motion: least-squares choice of the rates of given vector fields."""
+"""Nonlinear coordinate motion: choice of the rates of given vector fields by least squares."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -34,7 +34,7 @@ class Basis(Protocol):
 
 
 class FieldMotion(NamedTuple):
-    """Optimal rates ċ of the fields, with the normal component left with and without them.
+    """Optimal rates of the vector fields, with the normal component before and after.
 
     Attributes:
       rates: ċ, (M,).
@@ -124,7 +124,7 @@ def field_motion(
 def _form(
     setting: Setting, fields: Basis, point: Point, tol: float
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Computes Gram matrix, load and energy of the least squares for vector fields' rates."""
+    """Computes the normal equations (Gram matrix, load, energy) for the rates of vector fields."""
     q = setting.right_side(point, tol)
     parts = [_part(setting, point, fields, m) for m in range(len(fields.axes))]
     gram = np.zeros((len(parts),) * 2)
@@ -136,7 +136,7 @@ def _form(
 
 
 def _part(setting: Setting, point: Point, fields: Basis, m: int) -> families.Family:
-    """Computes ∇·(g_m v) for a vector field g_m, as bond-wise parts."""
+    """Splits ∇·(g_m v), for one vector field g_m, at every bond (a `Family`)."""
     links = []
     for k, y in enumerate(setting.modes.points):
         o = np.diag(fields.factor(m, k, y))

@@ -15,7 +15,7 @@ from tensorjax._cores.unfoldings import Cores, absorb
 
 
 class Points(NamedTuple):
-    """Sample points from a mixture of densities, each about |f|^(2p) for a power p.
+    """Sample points drawn from a mixture of densities ∝ |f|^(2p), with p and density of each.
 
     Attributes:
       index: multi-indices (m, d).
@@ -46,7 +46,7 @@ def skeleton(
     rng: np.random.Generator,
     table: Table | None = None,
 ) -> tuple[Cores, float]:
-    """Approximates a concentrated f by a train from sampled points; cores, held-out error.
+    """Approximates a function f with a narrow peak by a train, from points drawn where f is large.
 
     Axis after axis, rows (α, i) of the unfolding, at the columns that points drawn beyond it make,
     are interpolated from a few of them, chosen by pivoted orthogonalisation: an interpolative
@@ -83,7 +83,7 @@ def skeleton(
 def _interpolated(
     table: Table, shape: Sequence[int], points: Points, tol: float
 ) -> tuple[Cores, bool]:
-    """Builds a concentrated function's cores by interpolative decomposition; flags few samples."""
+    """Builds a train by interpolative decompositions; also whether samples were too few."""
     part = tol / max(len(shape) - 1, 1) ** 0.5
     left, cores, short = np.zeros((1, 0), int), [], False
     for k, n in enumerate(shape[:-1]):
@@ -99,7 +99,7 @@ def _interpolated(
 
 
 def _weighted(columns: np.ndarray, power: np.ndarray) -> np.ndarray:
-    """Weights a concentrated function's columns by norm^(−p), so that all powers count equally."""
+    """Scales sample columns by norm^(−p), so that the columns of all powers p count equally."""
     size = np.linalg.norm(columns, axis=0)
     columns, power, size = columns[:, size > 0], power[size > 0], size[size > 0]
     for p in np.unique(power):
@@ -122,7 +122,7 @@ def _table(f: Callable[[np.ndarray], np.ndarray]) -> Table:
 
 
 def _rows(a: np.ndarray, tol: float) -> tuple[np.ndarray, np.ndarray]:
-    """Selects rows of a concentrated function's samples ``a``; X with a ≈ X a[rows] to ``tol``."""
+    """Selects rows of a matrix ``a``, and computes X with a ≈ X a[rows] to relative ``tol``."""
     rest = a.copy()
     most = min(a.shape)
     whole = float(np.sum(np.square(a)))
@@ -146,12 +146,12 @@ def _rows(a: np.ndarray, tol: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def entries(cores: Cores, index: np.ndarray) -> np.ndarray:
-    """Evaluates entries of a concentrated function's train at multi-indices (m, d)."""
+    """Evaluates entries of a train at multi-indices (m, d)."""
     return _state(cores, index)[:, 0]
 
 
 def table_of(cores: Cores) -> Table:
-    """Returns an evaluator of a concentrated function's train at all left and right index pairs."""
+    """Returns a function that evaluates a train at all pairs of left and right multi-indices."""
     mirrored = [c.transpose(2, 1, 0) for c in reversed(cores)]
 
     def table(left: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -162,7 +162,7 @@ def table_of(cores: Cores) -> Table:
 
 
 def _state(cores: Cores, index: np.ndarray) -> np.ndarray:
-    """Multiplies a concentrated function's first cores at multi-indices (m, k): (m, r)."""
+    """Multiplies the first k cores of a train at multi-indices (m, k): an array (m, r)."""
     state = cores[0][0, index[:, 0]]
     for core, i in zip(cores[1:], index.T[1:], strict=True):
         state = np.matmul(state[:, None], np.ascontiguousarray(core.transpose(1, 0, 2))[i])[:, 0]
@@ -170,7 +170,7 @@ def _state(cores: Cores, index: np.ndarray) -> np.ndarray:
 
 
 def powers(tol: float, dim: int) -> tuple[float, ...]:
-    """Returns powers of |f|² as densities to sample a concentrated f from, wide enough for ``tol``.
+    """Returns the powers p of |f|^(2p) from which sample points of f are drawn, for ``tol``.
 
     Their densities reach to where a Gaussian is ``tol`` of its peak.
     """
@@ -180,7 +180,7 @@ def powers(tol: float, dim: int) -> tuple[float, ...]:
 
 
 def from_train(cores: Cores, tol: float) -> Draw:
-    """Returns a sampler of points where a train is concentrated, from |v|^(2p).
+    """Returns a function that draws multi-indices with densities ∝ |v|^(2p) of a train v.
 
     It is exact for p = 1; else the density is taken axis by axis.
     """

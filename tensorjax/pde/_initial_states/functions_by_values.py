@@ -1,4 +1,4 @@
-"""Trains of functions given by their values: cross approximation, or sampled where large."""
+"""Approximation of functions on a box by trains, from their values at selected points."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +17,7 @@ from tensorjax.pde._initial_states.concentrated_functions import Draw
 
 
 def crossed(name: str, f: Callable[[Any], Any], box: Box, tol: float, seed: int = 0) -> Cores:
-    """Approximates a function by values on a box, by cross approximation; components allowed."""
+    """Approximates a function on a box by a train, by cross approximation of its values."""
     if len(box.shape) == 1:  # all values are asked for, and have no ranks
         values = _finite(name, f(box.points[0][:, None]))
         flat = values.reshape(len(values), -1)
@@ -40,7 +40,7 @@ def crossed(name: str, f: Callable[[Any], Any], box: Box, tol: float, seed: int 
 def drawn(
     name: str, f: Callable[[Any], Any], box: Box, tol: float, draw: Draw, seed: int = 0
 ) -> Cores:
-    """Approximates a function by its values on a box at points drawn where it is large."""
+    """Approximates a function on a box by a train, from points drawn where it is large."""
 
     def of_index(index: np.ndarray) -> np.ndarray:
         points = zip(box.points, index.T, strict=True)
@@ -50,7 +50,7 @@ def drawn(
 
 
 def entrywise(f: Callable[[Any], Any], v: TT, tol: float) -> Cores:
-    """Approximates f(v), entry by entry, by its values where v² is drawn; f(0) is split off."""
+    """Approximates f(v), applied to every entry of a train v, by a train from drawn entries."""
     cores, name = hosted_cores(v), "reaction"
     rest = float(_finite(name, f(np.zeros(1)))[0])
 

@@ -24,7 +24,7 @@ _DEGREE = 600
 
 
 class Bond(NamedTuple):
-    """Canonical coordinates of a Gaussian at a bond, and the decay of its singular values.
+    """Canonical coordinates of a Gaussian at one bond, and the decay of its singular values.
 
     Attributes:
       scale: T, (q, q): the coordinates right of the bond are ζ = T z.
@@ -36,7 +36,7 @@ class Bond(NamedTuple):
 
 
 def bonds(precision: np.ndarray) -> list[Bond]:
-    """Computes the bonds after 0, 1, …, d axes of a Gaussian exp(−½ zᵀ P z)."""
+    """Computes canonical coordinates of a Gaussian exp(−½ zᵀ P z) at the bonds 0, …, d."""
     d = len(precision)
     out = [Bond(np.linalg.cholesky(precision).T, np.zeros(0))]
     for p in range(1, d):
@@ -52,7 +52,7 @@ def bonds(precision: np.ndarray) -> list[Bond]:
 
 
 def excitations(decay: np.ndarray, tol: float) -> np.ndarray:
-    """Selects a Gaussian's fewest Hermite indices whose omitted weights stay below ``tol``.
+    """Selects the fewest Hermite multi-indices at a bond whose omission costs less than ``tol``.
 
     That is relative to all in the root-sum-square. Sorted by degree; with k, the set holds every
     multi-index below k.
@@ -87,13 +87,13 @@ def _too_many(tol: float) -> str:
 
 
 def ranks(precision: np.ndarray, tol: float) -> tuple[int, ...]:
-    """Returns TT-ranks for all unfoldings of a Gaussian exp(−½ zᵀ P z) to relative ``tol``."""
+    """Computes the TT-ranks of a Gaussian exp(−½ zᵀ P z) at relative error ``tol``."""
     inner = [len(excitations(b.decay, tol)) for b in bonds(precision)[1:-1]]
     return (1, *inner, 1)
 
 
 def gaussian(points: Sequence[np.ndarray], precision: np.ndarray, tol: float) -> Cores:
-    """Builds the cores of a Gaussian exp(−½ zᵀ P z) on points z_k, to relative error ``tol``."""
+    """Builds the TT-cores of a Gaussian exp(−½ zᵀ P z) on grid points z_k, at error ``tol``."""
     d = len(points)
     share = tol / max(d - 1, 1) ** 0.5
     chain = bonds(precision)
@@ -109,7 +109,7 @@ def gaussian(points: Sequence[np.ndarray], precision: np.ndarray, tol: float) ->
 def _integrals(
     scale: np.ndarray, after: np.ndarray, rows: np.ndarray, columns: np.ndarray, z: np.ndarray
 ) -> np.ndarray:
-    """Computes a Gaussian's core ∫ ψ_α(τ z + B η) ψ_β(η) dη, (α, β, n), by Hermite functions ψ.
+    """Computes a TT-core of a Gaussian, integrals of products of Hermite functions, (α, β, n).
 
     With ψ_α the products of orthonormal Hermite functions of degrees α. Their generating function
     is Σ t^α ψ_α / √α! = π^(−1/4) exp(−x²/2 + √2 t x − t²/2) in one dimension; so that of the
@@ -150,7 +150,7 @@ def _integrals(
 
 
 def _below(index: np.ndarray) -> np.ndarray:
-    """Returns the positions of k − e_i among a Gaussian's Hermite indices, (r, m); −1 if none."""
+    """Returns, for every multi-index k and axis i, the position of k − e_i; −1 if none."""
     place = {tuple(k): p for p, k in enumerate(index.tolist())}
     out = np.full(index.shape, -1)
     for p, k in enumerate(index.tolist()):

@@ -26,7 +26,7 @@ _PART = 0.3
 
 
 class _Start(abc.ABC):
-    """Base class of initial states."""
+    """Base class of the initial states of a PDE: values at points, and TT-cores on a grid."""
 
     @abc.abstractmethod
     def values(self, x: HostArray) -> np.ndarray:
@@ -41,7 +41,7 @@ class _Start(abc.ABC):
 
     @abc.abstractmethod
     def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
-        """Computes cores of the initial state on the box, at x = map.inverse(y), on the host.
+        """Computes TT-cores of the initial state on the grid y of a box, where y = map(x).
 
         Args:
           box: of the coordinates y.
@@ -68,7 +68,7 @@ class _Start(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Gaussian(_Start):
-    """Gaussian initial state a exp(−½ (x − m)ᵀ C⁻¹ (x − m)).
+    """Gaussian initial state a exp(−½ (x − m)ᵀ C⁻¹ (x − m)) of a PDE.
 
     Attributes:
       mean: m, (d,).
@@ -145,7 +145,7 @@ class Gaussian(_Start):
         return self.mass * self._density * np.exp(-0.5 * np.square(z).sum(0))
 
     def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
-        """Computes cores of the Gaussian start on the box, at x = map.inverse(y), on the host.
+        """Computes TT-cores of the Gaussian on the grid y of a box, where y = map(x).
 
         Args:
           box: of the coordinates y.
@@ -162,7 +162,7 @@ class Gaussian(_Start):
         return rounding_methods.rounded(cores, (1 - _PART) * tol)
 
     def ranks(self, tol: float, map: AffineMap | None = None) -> tuple[int, ...]:
-        """Returns TT-ranks of the Gaussian start, in closed form, for relative error ``tol``.
+        """Computes the TT-ranks of the Gaussian at relative error ``tol``, in closed form.
 
         Args:
           tol: relative error in the norm of the values on a grid.
@@ -175,7 +175,7 @@ class Gaussian(_Start):
         return _hermite.ranks(self._precision(map), tol)
 
     def whitening(self) -> AffineMap:
-        """Returns the map y = C^(−1/2) (x − m): TT-ranks of the Gaussian start are one.
+        """Returns the map y = C^(−1/2) (x − m), in which the Gaussian has TT-ranks one.
 
         Returns:
           `AffineMap`.
@@ -185,7 +185,7 @@ class Gaussian(_Start):
         return AffineMap(matrix, -matrix @ self.mean)
 
     def moved(self, flow: Flow) -> "Gaussian":
-        """Returns the Gaussian initial state after a linear flow with noise.
+        """Returns the Gaussian after points move to F x + g plus normal noise.
 
         Args:
           flow: (F, g, Q) of x ↦ F x + g plus normal noise of covariance Q.
@@ -198,7 +198,7 @@ class Gaussian(_Start):
         return dataclasses.replace(new, amplitude=self.mass * new._density)
 
     def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """Draws points (count, d) of the Gaussian initial state's probability density.
+        """Draws random points (count, d) from the Gaussian's probability density.
 
         Args:
           rng: NumPy generator.
@@ -226,7 +226,7 @@ class Gaussian(_Start):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Mixture(_Start):
-    """Mixture Σ w_i g_i of Gaussians g_i as an initial state.
+    """Initial state of a PDE that is a weighted sum Σ w_i g_i of Gaussians g_i.
 
     Attributes:
       weights: w, as many as Gaussians.
@@ -261,12 +261,12 @@ class Mixture(_Start):
 
     @property
     def dim(self) -> int:
-        """Number of coordinates d of the initial state, a mixture."""
+        """Number of coordinates d of the Gaussian mixture."""
         return self.gaussians[0].dim
 
     @property
     def mass(self) -> float:
-        """Integral of the initial state, a mixture, over all space."""
+        """Integral of the Gaussian mixture over all space."""
         return float(self._masses.sum())
 
     @property
@@ -275,7 +275,7 @@ class Mixture(_Start):
         return np.asarray([w * g.mass for w, g in pairs])
 
     def values(self, x: HostArray) -> np.ndarray:
-        """Evaluates the initial state, a mixture, at physical points (m, d).
+        """Evaluates the Gaussian mixture at physical points (m, d).
 
         Args:
           x: (m, d).
@@ -287,7 +287,7 @@ class Mixture(_Start):
         return np.sum([w * g.values(x) for w, g in pairs], axis=0)
 
     def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
-        """Computes cores of the mixture start on the box, at x = map.inverse(y), on the host.
+        """Computes TT-cores of the Gaussian mixture on the grid y of a box, where y = map(x).
 
         Args:
           box: of the coordinates y.
@@ -301,7 +301,7 @@ class Mixture(_Start):
         return rounding_methods.rounded(products.combined(parts, self.weights), (1 - _PART) * tol)
 
     def moved(self, flow: Flow) -> "Mixture":
-        """Returns the mixture as an initial state after a linear flow with noise.
+        """Returns the Gaussian mixture after points move to F x + g plus normal noise.
 
         Args:
           flow: (F, g, Q) of x ↦ F x + g plus normal noise of covariance Q.
@@ -312,7 +312,7 @@ class Mixture(_Start):
         return Mixture(self.weights, [g.moved(flow) for g in self.gaussians])
 
     def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """Draws points (count, d) of the initial state, a mixture, as a density.
+        """Draws random points (count, d) from the Gaussian mixture as a probability density.
 
         Args:
           rng: NumPy generator.
@@ -332,7 +332,7 @@ class Mixture(_Start):
         return rng.permutation(np.concatenate(parts))
 
     def moments(self) -> tuple[float, np.ndarray, np.ndarray]:
-        """Returns mass, mean and covariance of the initial state, a mixture.
+        """Returns mass, mean and covariance of the Gaussian mixture.
 
         Returns:
           (mass, mean (d,), covariance (d, d)).
@@ -346,7 +346,7 @@ class Mixture(_Start):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Function(_Start):
-    """Initial state given by any function, approximated by a train from sampled values.
+    """Initial state of a PDE given by any function of points, approximated by a train.
 
     Attributes:
       f: maps points (m, d) to values (m,).
@@ -369,7 +369,7 @@ class Function(_Start):
     seed: int = 0
 
     def values(self, x: HostArray) -> np.ndarray:
-        """Evaluates the function that is the initial state at physical points (m, d).
+        """Evaluates the initial state's function at physical points (m, d).
 
         Args:
           x: (m, d).
@@ -380,7 +380,7 @@ class Function(_Start):
         return np.asarray(self.f(np.asarray(x, np.float64)))
 
     def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
-        """Approximates the initial state on the box, at x = map.inverse(y), on the host.
+        """Approximates the function on the grid y of a box, where y = map(x), by TT-cores.
 
         Args:
           box: of the coordinates y.
@@ -400,7 +400,7 @@ class Function(_Start):
 
 
 def _near(start: Gaussian | Mixture, map: AffineMap, box: Box, tol: float) -> Draw:
-    """Returns a sampler of box points for an initial state near a mixture of Gaussians."""
+    """Returns a function that draws grid points of a box from Gaussians near an initial state."""
     given = start if isinstance(start, Mixture) else Mixture([1.0], [start])
     masses = np.abs(given._masses).tolist()
     kinds = skeleton.powers(tol, box.dim)

@@ -1,4 +1,4 @@
-"""Initial states with densities of one coordinate each, and lognormal ones, in closed form."""
+"""Initial states with closed-form densities: products of one-dimensional ones, and lognormal."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ from tensorjax.pde._maps.affine_maps import AffineMap
 
 
 class Marginal(Protocol):
-    """Density of one coordinate, with its moments and samples."""
+    """Interface of a probability density of one coordinate, with its moments and samples."""
 
     @property
     def moments(self) -> tuple[float, float]:
-        """Mean and variance."""
+        """Mean and variance of the density."""
         ...
 
     def values(self, x: np.ndarray) -> np.ndarray:
@@ -29,13 +29,13 @@ class Marginal(Protocol):
         ...
 
     def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """Draws points (count,)."""
+        """Draws random points (count,) from the density."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class Normal:
-    """Normal density of one coordinate."""
+    """Normal probability density of one coordinate."""
 
     mean: float
     variance: float
@@ -51,13 +51,13 @@ class Normal:
         return np.exp(-square / 2) / np.sqrt(2 * np.pi * self.variance)
 
     def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """Draws points (count,) of the normal density."""
+        """Draws random points (count,) from the normal density."""
         return rng.normal(self.mean, np.sqrt(self.variance), count)
 
 
 @dataclasses.dataclass(frozen=True)
 class SquareRootTransition:
-    """Transition density of dx = κ (θ − x) dt + σ √x dW from a point over a time (``age``).
+    """Transition density of the square-root process dx = κ (θ − x) dt + σ √x dW after a time.
 
     A noncentral χ² density of 4κθ/σ² degrees of freedom; at age ∞ a gamma density.
 
@@ -73,7 +73,7 @@ class SquareRootTransition:
 
     @property
     def _scaled(self) -> tuple[float, float, float]:
-        """Scale c, and half of the noncentrality and of the degrees of freedom."""
+        """Parameters of the noncentral χ² law: scale, half of noncentrality and degrees."""
         spread = self.volatility**2 * -np.expm1(-self.rate * self.age)
         c = 2 * self.rate / spread
         half = 2 * self.rate * self.level / self.volatility**2
@@ -81,14 +81,14 @@ class SquareRootTransition:
 
     @property
     def moments(self) -> tuple[float, float]:
-        """Mean and variance of the square-root process."""
+        """Mean and variance of the square-root process at time ``age``."""
         fall = np.exp(-self.rate * self.age)
         noise = self.volatility**2 / self.rate
         variance = self.x0 * noise * (fall - fall**2) + self.level * noise / 2 * (1 - fall) ** 2
         return self.level + (self.x0 - self.level) * fall, variance
 
     def values(self, x: np.ndarray) -> np.ndarray:
-        """Evaluates the square-root process's density at points (m,); zero for x < 0."""
+        """Evaluates the transition density at points (m,); zero for x < 0."""
         c, u, half = self._scaled
         v = c * np.maximum(x, 1e-300)
         if u < 1e-12:  # gamma density
@@ -100,23 +100,23 @@ class SquareRootTransition:
         return np.where(x >= 0, c * out, 0.0)
 
     def later(self, t: float) -> "SquareRootTransition":
-        """Returns the square-root process's density a time later."""
+        """Returns the transition density after a further time t."""
         return dataclasses.replace(self, age=self.age + t)
 
     def same(self, other: "SquareRootTransition") -> bool:
-        """Whether another transition is one of the same square-root process."""
+        """Whether another transition density has the same process parameters κ, θ and σ."""
         pairs = ((p.rate, p.level, p.volatility) for p in (self, other))
         return next(pairs) == next(pairs)
 
     def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """Draws points (count,) of the square-root process."""
+        """Draws random points (count,) from the transition density."""
         c, u, half = self._scaled
         return rng.noncentral_chisquare(2 * half, 2 * u, count) / (2 * c)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False)
 class Independent(Function):
-    """Initial state that is a product of known densities, one per coordinate: TT-rank 1."""
+    """Initial state that is a product of one-dimensional densities, of TT-rank 1."""
 
     parts: Sequence[Marginal] = ()
 
@@ -137,20 +137,20 @@ class Independent(Function):
         return np.prod([p.values(c) for p, c in zip(self.parts, columns, strict=True)], axis=0)
 
     def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
-        """Computes cores of the product of densities on the box, at x = map.inverse(y)."""
+        """Computes TT-cores of the product of densities on the grid y of a box, y = map(x)."""
         if not map.still:
             return super().cores(box, map, tol)
         pairs = zip(self.parts, box.points, strict=True)
         return [np.asarray(part.values(x))[None, :, None] for part, x in pairs]
 
     def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """Draws points (count, d) of the product of densities."""
+        """Draws random points (count, d) from the product of densities."""
         return np.stack([p.sample(rng, count) for p in self.parts], 1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False)
 class Lognormal(Function):
-    """Lognormal initial state: log x is normal of a mean (d,) and a covariance (d, d)."""
+    """Lognormal initial state: log x has a normal density with given mean and covariance."""
 
     mean: Any = None
     covariance: Any = None
@@ -179,7 +179,7 @@ class Lognormal(Function):
         return np.where(inside, self._normal.values(np.log(safe)) / safe.prod(1), 0.0)
 
     def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
-        """Computes cores of the lognormal density on the box, at x = map.inverse(y)."""
+        """Computes TT-cores of the lognormal density on the grid y of a box, y = map(x)."""
         if not map.still or any(a.low <= 0 for a in box.axes):
             return super().cores(box, map, tol)
         points = [np.log(p) - m for p, m in zip(box.points, self.mean, strict=True)]
@@ -189,7 +189,7 @@ class Lognormal(Function):
         return rounding_methods.rounded(cores, tol / 2)
 
     def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """Draws points (count, d) of the lognormal density."""
+        """Draws random points (count, d) from the lognormal density."""
         return np.exp(self._normal.sample(rng, count))
 
     def moments(self) -> tuple[float, np.ndarray, np.ndarray]:

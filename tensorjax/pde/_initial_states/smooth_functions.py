@@ -24,7 +24,7 @@ _WHOLE = 1 << 14
 
 
 class Coarse(NamedTuple):
-    """Grid of Gauss–Chebyshev points in a box."""
+    """Coarse grid of Gauss–Chebyshev points in a box."""
 
     points: tuple[np.ndarray, ...]
 
@@ -37,7 +37,7 @@ class Coarse(NamedTuple):
 def smooth(
     name: str, f: Callable[[np.ndarray], np.ndarray], box: Any, tol: float, first: int
 ) -> tuple[Cores, int]:
-    """Approximates a smooth function (m, d) ↦ (m, c) on a box by a train, components last.
+    """Approximates a smooth vector-valued function on a box by a train, from a coarse grid.
 
     Args:
       name: of the function, in errors.

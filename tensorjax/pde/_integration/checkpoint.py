@@ -16,7 +16,7 @@ from tensorjax.pde._maps.affine_maps import AffineMap
 
 
 class Checkpoint(NamedTuple):
-    """Checkpoint options of a run: folder, interval in steps, number of states kept.
+    """Options of checkpoints during an integration: folder, interval, number of states kept.
 
     Attributes:
       folder: a directory; created if missing. The newest state is in the last ``step_N``. It may
@@ -36,7 +36,7 @@ class Checkpoint(NamedTuple):
 
 
 def save(folder: Path, state: State) -> pathlib.Path:
-    """Saves a state, with the integrator's memory, as a checkpoint ``folder/step_N``.
+    """Saves a state of an integration as a checkpoint ``folder/step_N``.
 
     N is the number of steps, or, for a state without memory, the next free number.
 
@@ -81,7 +81,7 @@ def save(folder: Path, state: State) -> pathlib.Path:
 
 
 def load(folder: Path) -> State:
-    """Loads the newest checkpoint that a run or `save` left in a folder.
+    """Loads the newest checkpoint of an integration from a folder.
 
     Args:
       folder: the directory given to `integrate`, or one ``step_N`` in it.
@@ -137,7 +137,7 @@ def _orbax() -> Any:
 
 
 class _Saver:
-    """Checkpoint writer of a run.
+    """Writer of an integration's checkpoints, which removes old ones.
 
     Raises:
       ValueError: the folder holds states of another run.
@@ -156,12 +156,12 @@ class _Saver:
             )
 
     def after(self, work: Any) -> None:
-        """Saves a checkpoint of the state if due; to be called after every step."""
+        """Saves a checkpoint if one is due; the integration calls it after every step."""
         if work.memory.steps % self._options.every == 0:
             self._save(work)
 
     def close(self, work: Any) -> None:
-        """Saves a checkpoint of the last state if not yet saved; to be called at the end."""
+        """Saves the last state unless already saved; the integration calls it at its end."""
         if work.memory.steps != self._last:
             self._save(work)
 
@@ -182,7 +182,7 @@ class _Nothing:
 
 
 def _same(a: State, b: State) -> bool:
-    """Whether two states of checkpoints, memories included, are equal to the last bit."""
+    """Whether two saved states of an integration are bitwise equal."""
     if (a.memory is None) != (b.memory is None) or float(a.t) != float(b.t):
         return False
     first, second = (
@@ -200,7 +200,7 @@ def _same(a: State, b: State) -> bool:
 
 
 def checkpointer(checkpoint: Any, start: State | None) -> _Saver | _Nothing:
-    """Returns the checkpoint writer of a run, or one that does nothing for None."""
+    """Returns the checkpoint writer of an integration; for None one that does nothing."""
     if checkpoint is None:
         return _Nothing()
     if not isinstance(checkpoint, Checkpoint):

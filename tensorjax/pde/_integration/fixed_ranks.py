@@ -48,7 +48,7 @@ _PART = 256
 
 
 class _Scheme(NamedTuple):
-    """Static, hashable parameters of the compiled loop."""
+    """Static arguments of the compiled time loop: right side, method and TT-ranks."""
 
     rates: Program
     method: str
@@ -56,7 +56,7 @@ class _Scheme(NamedTuple):
 
 
 class _Inputs(NamedTuple):
-    """Arguments of the compiled loop that are the same for all steps."""
+    """Array arguments of the compiled time loop that are the same for all steps."""
 
     constants: Any
     dt: Any
@@ -65,7 +65,7 @@ class _Inputs(NamedTuple):
 
 
 class _Carry(NamedTuple):
-    """Loop state of the compiled integration.
+    """Loop state of the compiled time loop: the train v, its norm, status and fastest rate.
 
     Attributes:
       v: the newest.
@@ -94,7 +94,7 @@ def integrate_static(
     start: State | None,
     map: AffineMap,
 ) -> Solution:
-    """Integrates at fixed TT-ranks, steps of one length, as `integrate` with ``rank``.
+    """Integrates a PDE at fixed TT-ranks with constant steps; `integrate` with ``rank`` calls it.
 
     Coordinates move as prescribed: their motion is no variable of the program, and no derivative
     passes through it. None is lost, for u does not depend on it.
@@ -158,7 +158,7 @@ def integrate_static(
 
 
 def _unmoved(v: TT, map: AffineMap, t: float) -> Solution:
-    """Returns the solution at fixed ranks of no step: the start."""
+    """Returns the solution of an integration over zero time: the initial state."""
     names = ("t", "dt", "norm", "finite", "cond", "rank")
     stats: dict[str, Any] = {name: np.zeros(0) for name in names}
     stats |= {"ranks": np.zeros((0, v.order - 1), int), "stable_dt": np.inf}
@@ -167,7 +167,7 @@ def _unmoved(v: TT, map: AffineMap, t: float) -> Solution:
 
 
 def _rates(problem: Any, map: AffineMap, row: Sequence[Any]) -> tuple[Program, Any]:
-    """Traces operators and source for the fixed-rank loop, by time, map and motion."""
+    """Traces the right side's operators and source as functions of time, map and motion."""
 
     def rates(t: Any, *place: Any) -> Any:
         right = problem.right_side(AffineMap(*place[:2]) if place else map, t)
@@ -184,7 +184,7 @@ def _rates(problem: Any, map: AffineMap, row: Sequence[Any]) -> tuple[Program, A
 
 @jax.jit(static_argnums=0)
 def _whole(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Any) -> tuple[_Carry, Any, Any]:
-    """Makes all steps at fixed ranks in one scan; at the end v is NaN if the run was unstable."""
+    """Makes all steps of a fixed-rank integration in one scan; returns NaN if unstable."""
     carry, (norms, finite) = jax.lax.scan(
         lambda c, row: _followed(scheme, inputs, c, 0, row), carry, rows
     )
@@ -195,7 +195,7 @@ def _whole(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Any) -> tuple[
 
 
 def _placed(inputs: _Inputs, carry: _Carry) -> tuple[_Inputs, _Carry]:
-    """Moves the fixed-rank loop's inputs to the device of v, so that it is not compiled twice."""
+    """Moves the compiled loop's arguments to the device of v, to avoid a second compilation."""
     assert carry.good is not None
     at = carry.good.cores[0].sharding
     one = isinstance(at, jax.sharding.SingleDeviceSharding)
@@ -205,7 +205,7 @@ def _placed(inputs: _Inputs, carry: _Carry) -> tuple[_Inputs, _Carry]:
 def _in_parts(
     scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any]
 ) -> tuple[_Carry, Any, Any]:
-    """Makes all steps at fixed ranks by calls of one program; stops after NaN or Inf."""
+    """Makes the steps of a fixed-rank integration in blocks of 256; stops after NaN or Inf."""
     count = len(rows[0])
     norms, finite = np.full(count, np.nan, carry.norm.dtype), np.zeros(count, bool)
     for first in range(0, count, _PART):
@@ -224,7 +224,7 @@ def _in_parts(
 def _part(
     scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Any, first: Any, count: Any
 ) -> tuple[_Carry, Any, Any]:
-    """Makes the first ``count`` fixed-rank steps of a table; returns norms and finiteness."""
+    """Makes the first ``count`` steps of a block; returns loop state, norms and finiteness."""
 
     def goes_on(state: Any) -> Any:
         k, carry, _, _ = state
@@ -241,7 +241,7 @@ def _part(
 
 
 def _judged(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any]) -> _Carry:
-    """Re-examines a fixed-rank run that looked unstable, with the fastest rate that is found.
+    """Corrects the status of a fixed-rank run that looked unstable by its true fastest rate.
 
     Where the method admits that rate, what looked unstable is what rounding to the ranks leaves of
     a state that the grid does not resolve.
@@ -255,7 +255,7 @@ def _judged(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any]
 
 
 def _fastest(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any]) -> float:
-    """Estimates the fastest rate, times dt, of an unstable fixed-rank run by power iteration.
+    """Estimates the fastest rate, times dt, of an unstable run by power iteration.
 
     The steps of a run show rates from below, for what is fastest grew in few of them. Steps of a
     larger dt, from the last state and with its norm taken out, are a power iteration: they are
@@ -291,7 +291,7 @@ def _fastest(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any
 
 
 def _of_norm_one(v: TT) -> tuple[TT | None, float]:
-    """Normalises v of a fixed-rank run on the host; norm too. None if zero or not finite."""
+    """Scales a train to norm one; returns it with the norm, or None if zero or not finite."""
     cores = hosted_cores(v)
     state = np.ones((1, 1))
     with np.errstate(over="ignore", invalid="ignore"):
@@ -307,7 +307,7 @@ def _of_norm_one(v: TT) -> tuple[TT | None, float]:
 def _followed(
     scheme: _Scheme, inputs: _Inputs, carry: _Carry, k: Any, row: Any
 ) -> tuple[_Carry, tuple[Any, Any]]:
-    """Makes fixed-rank step k with its norm, and its status where it is to be examined."""
+    """Makes step k of the fixed-rank loop and updates norm, status and last good state."""
     look, *row = row
     trains, change = _step(scheme, inputs, carry.v, row)
     new = trains[-1]
@@ -333,7 +333,7 @@ def _followed(
 def _watched(
     scheme: _Scheme, inputs: _Inputs, trains: Sequence[TT], change: Any, norm: Any
 ) -> tuple[Any, Any]:
-    """Returns the status of a fixed-rank step, except NaN, and dt times its rate if unstable."""
+    """Returns the status of a fixed-rank step, and dt times its fastest rate if unstable."""
     found = rate(scheme.method, trains, change)
     cores = tt.scale(trains[-1], 1 / jnp.where(norm > 0, norm, 1)).cores
     outside, coarse = unbounded_by(*shares_of(jnp, cores, inputs.axes), *inputs.limits)
@@ -364,7 +364,7 @@ def _initial(
 def _coordinates(
     options: Options, at: AffineMap, t0: float, dt: float, count: int
 ) -> tuple[Any, Any, AffineMap]:
-    """Tabulates map and motion at start, middle, end of each fixed-rank step; also the last map."""
+    """Computes map and motion at start, middle and end of each step, and the last map."""
     d, generator = options.problem.dim, options.generator
     maps, motions = [], []
     past: list[Moment] = []
@@ -388,7 +388,7 @@ def _stacked(rows: Sequence[Sequence[Any]]) -> tuple[Any, Any]:
 
 
 def _step(scheme: _Scheme, inputs: _Inputs, v: TT, row: Any) -> tuple[list[TT], list[Any]]:
-    """Makes one step at fixed ranks; returns v, stages and result, and the source's change."""
+    """Makes one Runge–Kutta step at fixed ranks; returns the stages and the source's change."""
     stages, weights, (share, factor) = _TABLEAUX[scheme.method]
     t, *place = row
     dt, sources = inputs.dt, []

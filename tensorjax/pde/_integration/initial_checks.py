@@ -1,4 +1,4 @@
-"""Checks before the first step: the box holds the initial state, the equation conserves mass."""
+"""Checks before the first time step: box, resolution, conservation of mass, half-lines."""
 
 import dataclasses
 from typing import Any
@@ -52,7 +52,7 @@ def check_inside(
 
 
 def check_conserving(problem: Any, right: Any, cores: Cores, span: float) -> None:
-    """Raises ValueError, before the first step, if ∫ u dx changes over a time ``span``."""
+    """Raises ValueError if the equation does not conserve ∫ u dx over a time ``span``."""
     affine = right.affine
     growth = 0.0
     if affine is not None:
@@ -75,7 +75,7 @@ def check_conserving(problem: Any, right: Any, cores: Cores, span: float) -> Non
 
 
 def check_at_rest(box: Box, map: AffineMap) -> None:
-    """Raises ValueError if a map moves a box with axes of half-lines."""
+    """Raises ValueError if a map is not the identity on a box with half-line axes."""
     if not (box.movable or map.still):
         raise ValueError(
             'map: expected the identity, for the box has axes of half-lines ("log", "laguerre"), '

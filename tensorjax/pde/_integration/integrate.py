@@ -68,7 +68,7 @@ def integrate(
     start: State | None = None,
     map: AffineMap | None = None,
 ) -> Solution:
-    """Integrates u_t = G(u) in time with u(x, t) = v(Γ(t) x + s(t), t), v a low-rank train.
+    """Integrates a PDE u_t = G(u) in time as a low-rank train v in moving coordinates.
 
     v follows v_t = Q_y(v) − (Σ y + β)·∇v, where Γ̇ = Σ Γ and ṡ = Σ s + β. Any Σ(t) and β(t) give
     the same u; good ones keep the ranks of v low. A generator chooses them at every step, a
@@ -196,7 +196,7 @@ def integrate(
 def _begun(
     options: Options, start: State | None, at: AffineMap, t0: float, t1: float, dt: float | None
 ) -> run.Run:
-    """Begins an integration's run, with its first step and conservation checked."""
+    """Creates the `Run` of an integration, with its first step size and conservation checked."""
     work = run.begin(options, start, at, t0, math.nan if dt is None else float(dt))
     if options.conserve is not None:
         right = right_side(options.problem, work.map, work.t)
@@ -209,7 +209,7 @@ def _begun(
 
 
 def _better(moving: Solution, fixed: Solution) -> Solution:
-    """Selects, of an integration in moving coordinates that stopped and one in fixed, the longer.
+    """Selects the solution that ran longer: in moving coordinates, or repeated in fixed ones.
 
     Where the motion itself brought the end, the choice of coordinates must not cost the result.
     """
@@ -269,7 +269,7 @@ def _generator(coordinates: Any) -> Any:
 
 
 def _at_rest(generator: Any, coordinates: Any) -> Any:
-    """Returns the generator of a box that cannot move: none for "adaptive"."""
+    """Returns the generator for a box with half-line axes, where coordinates may not move."""
     if isinstance(coordinates, str):
         return None
     if isinstance(generator, Fixed):
@@ -281,7 +281,7 @@ def _at_rest(generator: Any, coordinates: Any) -> Any:
 
 
 class Replay:
-    """Generator that repeats the coordinate motion of an earlier run, linear between its steps."""
+    """Generator that repeats the coordinate motion of an earlier solution, linear in time."""
 
     def __init__(self, solution: Solution):
         stats = solution.stats
@@ -293,7 +293,7 @@ class Replay:
         self._values = np.concatenate([stats["sigma"], stats["beta"][:, :, None]], 2)
 
     def __call__(self, v: Any, right: Any, map: Any, box: Any, tol: float, t: float) -> Motion:
-        """Returns Σ and β of the replayed integration at a time; outside it, those at its ends."""
+        """Returns the earlier motion (Σ, β) at time t, interpolated between its steps."""
         k = int(np.clip(np.searchsorted(self._times, t, "right") - 1, 0, len(self._times) - 1))
         near = min(k + 1, len(self._times) - 1)
         span = self._times[near] - self._times[k]
@@ -335,7 +335,7 @@ def _check_arguments(
 def _checked_start(
     problem: Any, start: Any, map: AffineMap | None, t0: float
 ) -> tuple[AffineMap, float, State | None]:
-    """Returns the integration's initial map and time, and state if given, all checked."""
+    """Returns initial map, time and state of an integration; raises ValueError if not valid."""
     if not (map is None or isinstance(map, AffineMap)):
         raise ValueError(
             f"map: expected a pde.AffineMap, got {type(map).__name__}; make one by "
@@ -355,7 +355,7 @@ def _checked_start(
 
 
 def _first_step(work: run.Run, span: float) -> float:
-    """Estimates the integration's first step: 1/100 of the time in which Q changes v."""
+    """Estimates the first step size: 1/100 of the time in which the right side changes v."""
     options = work.options
     right = right_side(options.problem, work.map, work.t)
     terms = Rates(options.problem.box, right).terms(work.memory.v, 0.1)

@@ -1,4 +1,4 @@
-"""Integrator memory between steps, saved with a state so that a restart is exact."""
+"""Internal data of the integrator between steps, saved with a state for an exact restart."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from tensorjax.pde._maps.coordinate_path import Moment
 
 @dataclasses.dataclass
 class Memory:
-    """State of the integrator that the next step depends on.
+    """Internal data of the integrator on which the next step depends.
 
     Attributes:
       v: the cores, in double precision.
@@ -40,7 +40,7 @@ class Memory:
     gate: Gate = dataclasses.field(default_factory=Gate)
 
     def saved(self) -> dict[str, Any]:
-        """Returns the integrator's memory as arrays by name."""
+        """Converts the integrator's memory to a dict of arrays, for a checkpoint."""
         out: dict[str, Any] = {
             "dt": np.asarray(self.dt),
             "steps": np.asarray(self.steps),
@@ -62,7 +62,7 @@ class Memory:
 
     @classmethod
     def restored(cls, saved: dict[str, Any]) -> "Memory":
-        """Rebuilds the integrator's memory from what `saved` returned."""
+        """Rebuilds the integrator's memory from the dict of arrays that `saved` made."""
         moments = [Moment(float(t), s, b) for t, s, b in _each(saved, "moment")]
         slopes = [(float(t), list(cores)) for t, *cores in _each(saved, "slope")]
         guesses = {

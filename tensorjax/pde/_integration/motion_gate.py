@@ -1,4 +1,4 @@
-"""When a run asks its coordinate generator: coordinates move only where that pays.
+"""Decision when a run calls its coordinate generator: only where moving coordinates pay.
 
 Motion has a price: the generator itself, transport that couples all axes, right sides of higher
 rank in turned coordinates, and a jump of the rates wherever it starts or stops. It pays where it
@@ -26,7 +26,7 @@ _STEADY = 16
 
 
 class Gate(NamedTuple):
-    """Whether coordinates move, and when the generator is asked next.
+    """Schedule of the calls of the coordinate generator: pauses, and moving steps so far.
 
     Attributes:
       wait: steps without a question, from the next one on.
@@ -40,11 +40,11 @@ class Gate(NamedTuple):
 
     @property
     def gain(self) -> float | None:
-        """Share of the normal component that a motion may leave; None for the generator's own."""
+        """Largest share of the normal component that a worthwhile motion may leave, or None."""
         return None if self.moving else _START
 
     def asks(self, shares: tuple[float, float], tol: float) -> bool:
-        """Whether the generator is asked at the next step.
+        """Whether the coordinate generator is called at the next step.
 
         Args:
           shares: of the norm of v at the edge of the box, and in the highest modes.
@@ -55,11 +55,11 @@ class Gate(NamedTuple):
         return self.wait == 0 or edge**2 > rough**2 + (_NEAR * tol) ** 2
 
     def waited(self) -> "Gate":
-        """Returns the gate after a step at which the generator is not asked."""
+        """Returns the schedule after a step without a call of the generator."""
         return self._replace(wait=max(self.wait - 1, 0))
 
     def judged(self, guarded: bool) -> "Gate":
-        """Returns the gate after the generator's answer, ``guarded`` if that is rest."""
+        """Returns the schedule after a call of the generator; a longer pause if ``guarded``."""
         if guarded:
             pause = min(max(2 * self.pause, 1), _PAUSE)
             return Gate(wait=pause, pause=pause)

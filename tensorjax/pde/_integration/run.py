@@ -47,7 +47,7 @@ _ONE_THREAD = 2**15
 
 
 def begin(options: Options, start: State | None, map: AffineMap, t0: float, dt: float) -> "Run":
-    """Starts a run at the initial state, or resumes one that was saved."""
+    """Creates the `Run` of an integration from an initial state or from a saved one."""
     weights = options.problem.box.weights
     if start is not None and _remembers(start):
         assert start.memory is not None
@@ -66,7 +66,7 @@ def begin(options: Options, start: State | None, map: AffineMap, t0: float, dt: 
 
 
 def _remembers(start: State) -> bool:
-    """Whether the saved memory, from which a run resumes, belongs to the state's v."""
+    """Whether a saved state holds the integrator's memory that belongs to its train v."""
     if start.memory is None:
         return False
     kept = Memory.restored(start.memory).v
@@ -78,7 +78,7 @@ def _remembers(start: State) -> bool:
 
 
 class Run:
-    """State of a time integration, advanced step by step."""
+    """Time integration in progress: current state and memory, advanced step by step."""
 
     def __init__(self, options: Options, map: AffineMap, t: float, memory: Memory):
         self.options = options
@@ -90,12 +90,12 @@ class Run:
         self._seen: dict[str, float] = {}
 
     def state(self) -> State:
-        """Returns the current state of the run, to be saved."""
+        """Returns the current train, map, time and memory as a `State`."""
         v = TT._unchecked(tuple(jax.device_put(self.memory.v)))
         return State(v, self.map, self.t, self.memory.saved())
 
     def advance(self, target: float) -> Stopped | None:
-        """Makes one accepted step of the run towards a time; the reason if it stops.
+        """Makes one accepted time step towards ``target``; returns the reason if it fails.
 
         Errors of the first step are raised, for they are those of the arguments; later ones must
         not lose the state.
@@ -149,7 +149,7 @@ class Run:
         return stop
 
     def _trim(self, clears: bool) -> Trim:
-        """Creates the `Trim` that rounds the sums of the run's next step."""
+        """Creates the `Trim` that rounds the sums of the next step."""
         return Trim(
             self.options.tol,
             self.options.max_rank,
@@ -163,7 +163,7 @@ class Run:
     def _attempt(
         self, at: Clock, dt: float, trim: Trim, adaptive: bool
     ) -> tuple[Step | None, Stopped | None]:
-        """Computes a step of the run, and the fault found in it, if any."""
+        """Computes one time step; returns it with the failure found in it, or None."""
 
         def step() -> Step:
             v, slopes = self.memory.v, self.memory.slopes
@@ -183,7 +183,7 @@ class Run:
     def _tried(
         self, at: Clock, dt: float, trim: Trim, adaptive: bool
     ) -> tuple[Step | None, Stopped | None]:
-        """Computes a step of the run; turns errors that a smaller step may cure into a fault."""
+        """Computes one time step as `_attempt`, with errors that a smaller step may cure caught."""
         if not (adaptive and self.rows):
             return self._attempt(at, dt, trim, adaptive)
         try:
@@ -192,7 +192,7 @@ class Run:
             return None, failed(error, self.map, self.t)
 
     def _look(self, right: Any) -> tuple[float, float]:
-        """Asks the run's generator for Σ and β at the state; returns its costs (rest, motion)."""
+        """Calls the coordinate generator for Σ and β; returns its costs at rest and in motion."""
         options, d = self.options, self.options.problem.dim
         generator, gate = options.generator, self.memory.gate
         costs, self._asked = (math.nan, math.nan), generator is not None
@@ -221,13 +221,13 @@ class Run:
         return costs
 
     def _shares(self) -> tuple[float, float]:
-        """Returns the run's shares of the norm at the edge and in the highest modes."""
+        """Returns the shares of ‖v‖ at the edge of the box and in the highest modes."""
         if self._seen:
             return self._seen["edge_mass"], self._seen["resolution"]
         return shares(train(self.memory.v), self.options.problem.box)
 
     def _length(self, target: float) -> tuple[float, bool]:
-        """Returns the length of the run's next step, and whether it ends at the target."""
+        """Returns the length of the next time step, and whether it ends at ``target``."""
         left, dt = target - self.t, self.memory.dt
         if reaches(dt, self.t, target):
             return left, True
@@ -238,7 +238,7 @@ class Run:
     def _judged(
         self, step: Step | None, dt: float, stop: Stopped | None
     ) -> tuple[bool, Stopped | None]:
-        """Asks the run's controller whether to accept the step, and sets the next size."""
+        """Accepts or rejects a step by the step-size controller, and sets the next step size."""
         controller = self.options.controller
         if isinstance(controller, ConstantStepSize):
             return True, None
@@ -267,7 +267,7 @@ class Run:
         return accepted, None
 
     def _keep(self, step: Step, at: Clock, t: float, trim: Trim) -> Stopped | None:
-        """Makes a step the current state of the run, unless a check fails."""
+        """Makes an accepted step the current state, unless map, edge or mass checks fail."""
         options, weights = self.options, self.options.problem.box.weights
         map = at.path.map(1.0)
         cond = float(np.linalg.cond(map.matrix)) if np.isfinite(map.matrix).all() else math.inf
@@ -304,7 +304,7 @@ class Run:
         return None
 
     def _conserved(self, cores: Cores, map: AffineMap, t: float) -> tuple[Cores, Stopped | None]:
-        """Corrects v in the run to the mass of the start."""
+        """Corrects the cores of v to the initial mass; returns a failure if it changed too much."""
         options, at = self.options, quadrature(self.options.problem.box)
         target = self.memory.mass * abs(float(map.det))
         mass = mass_of(cores, at.weights)
@@ -343,7 +343,7 @@ class Run:
         self.rows.append(row)
 
     def stats(self) -> dict[str, Any]:
-        """Returns the statistics of all steps of the run as arrays."""
+        """Returns the statistics of all accepted steps as a dict of arrays."""
         names = ("t", "dt", "rank", "cost_without", "cost", "asked", "cond", "mass", "edge_mass")
         names = (*names, "resolution", "norm", "error", "seconds", "compilations", "sigma", "beta")
         out: dict[str, Any] = {n: np.array([r[n] for r in self.rows]) for n in names}

@@ -19,7 +19,7 @@ from tensorjax.pde._stepping.times import snapped
 
 
 class SaveAt(NamedTuple):
-    """Save times of an integration: its start, its end, given times, or every so many steps.
+    """Choice of the times at which an integration saves its state.
 
     Attributes:
       t0: at the beginning.
@@ -43,7 +43,7 @@ class SaveAt(NamedTuple):
 
 
 class State(NamedTuple):
-    """State of an integration at one time: the train v and the map of u(x, t) = v(Γ x + s).
+    """State of an integration at one time: train v and map with u(x, t) = v(Γ x + s).
 
     Attributes:
       v: TT on the y-grid, of JAX's default dtype: float32 unless x64 is enabled, whatever the
@@ -66,7 +66,7 @@ class State(NamedTuple):
 
 
 class Result(enum.StrEnum):
-    """Outcome of an integration: `Result.successful`, or what stopped it."""
+    """Outcome of an integration: `Result.successful`, or the reason why it stopped."""
 
     successful = "successful"
     cfl = "time step too large"
@@ -111,7 +111,7 @@ _ADVICE = {
 )
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Solution:
-    """Saved states and statistics of an integration; a pytree.
+    """Result of an integration: saved states and statistics of its steps; a pytree.
 
     Attributes:
       ts: the times of ``ys``, (m,).
@@ -148,7 +148,7 @@ class Solution:
 
     @property
     def result(self) -> Result:
-        """Outcome of the run that the solution comes from; for a batch, the worst one.
+        """Outcome of the integration; for a batch of runs, the worst one.
 
         With ``rank`` it is read from ``stats["status"]``: also from what jit and vmap return. While
         that is traced it is `Result.unknown`.
@@ -160,7 +160,7 @@ class Solution:
 
     @property
     def message(self) -> str:
-        """Explanation, in the solution, of a failure, with advice; empty if successful.
+        """Explanation of a failure of the integration, with advice; empty if successful.
 
         But for a fall back on fixed coordinates, which it tells.
         """
@@ -179,7 +179,7 @@ class Solution:
 
     @property
     def final(self) -> State:
-        """Last state saved in the solution."""
+        """Last saved state of the integration."""
         return self.ys[-1]
 
     @shown
@@ -191,7 +191,7 @@ class Solution:
 
 
 def save_times(saveat: Any, t0: float, t1: float) -> list[float]:
-    """Checks the save times of a solution; returns them ascending, snapped to t0 and t1.
+    """Returns the save times of an integration in ascending order; ValueError if not valid.
 
     Raises:
       ValueError: times that are not ascending or lie outside [t0, t1], negative steps.

@@ -1,4 +1,4 @@
-"""Failure diagnosis of a run: instability, box or resolution exceeded, rank cap, and advice."""
+"""Diagnosis of failed integrations: instability, box, resolution, rank cap, with advice."""
 
 import math
 from typing import Any, NamedTuple
@@ -39,7 +39,7 @@ ENDANGERED = (
 
 
 class Options(NamedTuple):
-    """Options that stay the same over a run; see `integrate`."""
+    """Options of an integration that stay the same over a run; see `integrate`."""
 
     problem: Any
     generator: Any
@@ -57,14 +57,14 @@ class Options(NamedTuple):
 
 
 class Stopped(NamedTuple):
-    """Reason why a run ends early, with a message."""
+    """Reason why an integration ends early: its result and a message."""
 
     result: Result
     message: str
 
 
 def failed(error: Exception, map: AffineMap, t: float) -> Stopped:
-    """Builds the status of a run that an error of the right side or the generator stops."""
+    """Returns the stop status for an error that the right side or the generator raised."""
     text = f"at t = {t:g} the right side or the generator failed ({error})"
     if isinstance(error, ArithmeticError | np.linalg.LinAlgError) or "NaN" in str(error):
         return Stopped(Result.not_finite, f"{text}: try a smaller dt")
@@ -77,7 +77,7 @@ def failed(error: Exception, map: AffineMap, t: float) -> Stopped:
 
 
 def fault(options: Options, before: Cores, step: Step, at: Clock) -> Stopped | None:
-    """Diagnoses a step before it is accepted; returns the status that stops the run, or None."""
+    """Checks a step before it is accepted; returns the status that stops the run, or None."""
     t = at.path.t
     if step.note:
         return Stopped(Result.solver, f"at t = {t:g}: {step.note}")
@@ -105,7 +105,7 @@ def fault(options: Options, before: Cores, step: Step, at: Clock) -> Stopped | N
 def unbounded(
     options: Options, cores: Cores, at: Clock, edge: float, rough: float
 ) -> Stopped | None:
-    """Returns the stop status if v reaches the edge of the box or its grid is too coarse."""
+    """Returns a stop status if v reaches the edge of the box or exceeds its resolution."""
     outside, coarse = unbounded_by(edge, rough, options.edge_limit, options.resolution_limit)
     if not outside:
         return None
@@ -130,7 +130,7 @@ def unbounded(
 
 
 def unbounded_by(edge: Any, rough: Any, edge_limit: Any, resolution_limit: Any) -> tuple[Any, Any]:
-    """Whether box or resolution fails, and whether it is the latter, for a status; arrays too."""
+    """Returns whether box or resolution is exceeded, and whether it is the resolution."""
     outside = (edge > edge_limit) | (rough > resolution_limit)
     # What is not resolved also fills the box; what is cut off at its edge is a little rough.
     coarse = (rough > resolution_limit) | (rough > _ROUGH * edge)
@@ -140,7 +140,7 @@ def unbounded_by(edge: Any, rough: Any, edge_limit: Any, resolution_limit: Any) 
 def too_fast(
     options: Options, cores: Cores, at: Clock, share: float, near: float = 1.0
 ) -> Stopped | None:
-    """Returns the stop status if the right side's fastest rate makes the step unstable.
+    """Returns a stop status if the step is unstable for the right side's fastest rate.
 
     Args:
       options: of the run.
@@ -169,7 +169,7 @@ def fastest(
     stable: tuple[float, float],
     near: float = 1.0,
 ) -> float | None:
-    """Estimates the fastest rate on v for the stop status; None if the step is stable for it.
+    """Estimates the right side's fastest rate at v; None if the step is stable for it.
 
     Instability grows out of the small parts of v: those below ``share`` are asked apart. Only
     linear operators have rates; a source has none, and what a reaction does the norms tell.
@@ -204,6 +204,6 @@ def fastest(
 
 
 def _rate(rates: Rates, cores: Cores) -> float:
-    """Estimates ‖right side at v‖ / ‖v‖, to diagnose a failed run."""
+    """Estimates the rate ‖Q(v)‖ / ‖v‖ of a right side Q at a train v."""
     terms = rates.terms(cores, 0.1)
     return relative_norm(terms, [1.0] * len(terms), Train(cores)) if terms else 0.0

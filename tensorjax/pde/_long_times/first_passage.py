@@ -38,7 +38,7 @@ Walls = Sequence[Wall | tuple[Wall, Wall]]
 
 @dataclasses.dataclass(frozen=True)
 class Passage:
-    """Function of the start of a path: mean first-passage time or committor, with a status.
+    """Mean first-passage time or committor as a function of the starting point, with a status.
 
     Attributes:
       v: train of values on the grid of ``domain``, at its inner points; of a committor less the
@@ -62,7 +62,7 @@ class Passage:
     error: float
 
     def __call__(self, x: ArrayLike) -> np.ndarray:
-        """Evaluates the mean first-passage time or committor at starts x (m, d) in the domain.
+        """Evaluates the mean first-passage time or committor at starting points x, (m, d).
 
         Args:
           x: points (m, d).
@@ -101,7 +101,7 @@ def first_passage(
     tol: float = 1e-6,
     max_rank: int | None = None,
 ) -> Passage:
-    """Computes the mean time at which paths first meet an absorbing wall, by where they start.
+    """Computes the mean time until paths first hit an absorbing wall, for every starting point.
 
     Solves the backward Kolmogorov equation a·∇τ + D:∇∇τ = −1 with τ = 0 at absorbing and zero slope
     at reflecting walls, by collocation on Chebyshev points, and AMEn.
@@ -156,7 +156,7 @@ def committor(
     tol: float = 1e-6,
     max_rank: int | None = None,
 ) -> Passage:
-    """Computes the probability that paths leave a domain at the high end of an axis, not the low.
+    """Computes the probability that paths hit one absorbing wall of an axis before the other.
 
     Solves a·∇q + D:∇∇q = 0 with q = 0 at the low end of the axis and 1 at the high end; the other
     axes have reflecting walls, or are periodic.
@@ -238,7 +238,7 @@ def _solved(
 
 
 def _compared(solution: Callable[[Box], Passage], domain: Box, tol: float) -> Passage:
-    """Solves on a grid and on a finer one; returns the latter, with the change as its error.
+    """Solves on two grids; returns the finer solution with the difference as its error.
 
     A residual says nothing of the error where times grow with the exponential of a barrier.
     """
@@ -266,7 +266,7 @@ def _compared(solution: Callable[[Box], Passage], domain: Box, tol: float) -> Pa
 
 
 def _checked(problem: Any, domain: Any, walls: Any) -> Box:
-    """Returns the grid of a backward equation, after checks of what is asked for."""
+    """Checks problem, domain and walls of a backward equation; returns its grid."""
     if not isinstance(problem, FokkerPlanck | OrnsteinUhlenbeck):
         raise ValueError(
             "problem: expected a pde.FokkerPlanck or pde.OrnsteinUhlenbeck, got "
@@ -309,7 +309,7 @@ def _noise(problem: Any, x: np.ndarray) -> np.ndarray:
 
 
 def _drift(problem: Any, grid: Box) -> list[tuple[Cores, np.ndarray]]:
-    """Decomposes the drift as Σ m a; pairs (cores of m, vector a)."""
+    """Decomposes a drift as Σ m(x) a; returns pairs (cores of m, vector a)."""
     d, out = grid.dim, []
     matrix = np.zeros((d, d)) if problem.matrix is None else np.asarray(problem.matrix)
     offset = np.zeros(d) if problem.offset is None else np.asarray(problem.offset)
@@ -322,7 +322,7 @@ def _drift(problem: Any, grid: Box) -> list[tuple[Cores, np.ndarray]]:
 
 
 def _diffusion(problem: Any, grid: Box) -> list[tuple[Cores, np.ndarray]]:
-    """Decomposes the diffusion as Σ m S; pairs (cores of m, matrix S)."""
+    """Decomposes a diffusion as Σ m(x) S; returns pairs (cores of m, matrix S)."""
     one = [np.ones((1, n, 1)) for n in grid.shape]
     if not isinstance(problem, FokkerPlanck):
         return [] if problem.diffusion is None else [(one, np.asarray(problem.diffusion))]
@@ -335,7 +335,7 @@ def _diffusion(problem: Any, grid: Box) -> list[tuple[Cores, np.ndarray]]:
 
 
 def _backward(problem: Any, grid: Box) -> Cores:
-    """Builds the cores of v ↦ a·∇v + D:∇∇v, all terms in one."""
+    """Builds the cores of the backward Kolmogorov operator v ↦ a·∇v + D:∇∇v."""
     terms = [multipliers.advection(grid, a, m) for m, a in _drift(problem, grid)]
     for m, tensor in _diffusion(problem, grid):
         for i, j in zip(*np.nonzero(np.triu(tensor)), strict=True):
@@ -344,7 +344,7 @@ def _backward(problem: Any, grid: Box) -> Cores:
 
 
 def _drift_along(problem: Any, grid: Box, axis: int) -> Cores:
-    """Builds −a·∇ℓ of the function ℓ that goes from 0 to 1 along an axis."""
+    """Builds the cores of −a·∇ℓ, where ℓ rises linearly from 0 to 1 along an axis."""
     parts, weights = [], []
     for m, a in _drift(problem, grid):
         if a[axis]:

@@ -1,4 +1,4 @@
-"""Linear systems of equations at rest: AMEn; where that stalls, elimination of small ones."""
+"""Linear systems in tensor-train format, by AMEn or, for small ones, by elimination."""
 
 import math
 
@@ -21,29 +21,29 @@ _EXACT = 1e-13
 
 
 def flat(cores: Cores) -> Cores:
-    """Returns an operator's cores with rows and columns in one mode."""
+    """Merges row and column mode in every core of a TT-matrix."""
     return [c.reshape(len(c), -1, c.shape[-1]) for c in cores]
 
 
 def square(cores: Cores) -> Cores:
-    """Returns an operator's cores with rows and columns apart again."""
+    """Splits the merged mode of TT-matrix cores into rows and columns; inverse of `flat`."""
     return [c.reshape(len(c), n, n, -1) for c in cores for n in [math.isqrt(c.shape[1])]]
 
 
 def summed(terms: list[Cores], weights: list[float]) -> Cores:
-    """Adds trains of an equation at rest, and rounds the sum to roundoff."""
+    """Adds weighted trains and rounds the sum to roundoff."""
     return rounding_methods.rounded(products.combined(terms, weights), _EXACT)
 
 
 def merged(operators: list[Cores]) -> Cores:
-    """Adds the operators of an equation at rest, and rounds the sum to roundoff."""
+    """Adds TT-matrices and rounds the sum to roundoff."""
     return square(summed([flat(o) for o in operators], [1.0] * len(operators)))
 
 
 def solved(
     operator: Cores, load: Cores, guess: Cores, tol: float, cap: int | None = None
 ) -> tuple[Cores, float]:
-    """Solves a linear system of an equation at rest to a relative residual; returns that, too.
+    """Solves a linear system in tensor-train format; returns solution and relative residual.
 
     Args:
       operator: cores (r, n, n, s).
@@ -70,7 +70,7 @@ def solved(
 
 
 def _eliminated(operator: Cores, load: Cores, tol: float) -> tuple[Cores, float]:
-    """Solves a small linear system of an equation at rest, of one or two modes, by elimination."""
+    """Solves a linear system of one or two modes densely; returns train and residual."""
     n, right = [c.shape[1] for c in operator], outer(load)
     matrix = operator[0][0, :, :, 0]
     if len(n) == 2:
@@ -86,7 +86,7 @@ def _eliminated(operator: Cores, load: Cores, tol: float) -> tuple[Cores, float]
 
 
 def outer(cores: Cores) -> np.ndarray:
-    """Returns the values of a train of one or two modes."""
+    """Expands a train of one or two modes to a dense array."""
     if len(cores) == 1:
         return cores[0][0, :, 0]
     return times_right(cores[0], cores[1][..., 0])[0]

@@ -36,7 +36,7 @@ _SOLVES, _SHARE = 4, 0.1
 
 @dataclasses.dataclass(frozen=True)
 class Stationary:
-    """Stationary density of an equation, with its residual and a status.
+    """Stationary density of a linear equation, with its residual and a status.
 
     Attributes:
       final: `State` of the density, of mass one, at t = ∞; ``final.v`` and ``final.map`` as those
@@ -160,7 +160,7 @@ def stationary(
 def _judged(
     steady: bool, residual: float, capped: bool, outside: Any, seen: tuple[float, float]
 ) -> tuple[Result, str]:
-    """Returns the status of a stationary density, with advice."""
+    """Returns the status of a stationary density, and a message with advice."""
     edge, rough = seen
     if capped:
         return Result.max_rank, "the density asks for ranks above max_rank: raise it, or tol"
@@ -185,7 +185,7 @@ def _judged(
 
 
 def _operator(problem: Problem, map: AffineMap) -> Cores:
-    """Builds the cores of L in the coordinates of a map, all terms in one."""
+    """Builds the cores of the operator L of an equation in the coordinates of a map."""
     right = problem.right_side(map, 0.0)
     if right.source is not None or right.reaction is not None or getattr(problem, "timed", False):
         raise ValueError(
@@ -199,7 +199,7 @@ def _operator(problem: Problem, map: AffineMap) -> Cores:
 
 
 def _split(box: Box, affine: Coefficients | None) -> list[TTMatrix]:
-    """Builds (M y + b)·∇v + S:∇∇v + c v with the transport in split form.
+    """Builds the affine operator (M y + b)·∇ + S:∇∇ + c with its transport in split form.
 
     On Fourier axes M y jumps from one end to the other. In time that matters little; AMEn projects
     on few directions, and those that grow at the jump would be among them.
@@ -219,7 +219,7 @@ def _split(box: Box, affine: Coefficients | None) -> list[TTMatrix]:
 
 
 def _border(p: Cores, weights: Any) -> Cores:
-    """Builds the operator v ↦ p ∫ v, as a train of flattened cores."""
+    """Builds the TT-matrix cores of v ↦ p ∫ v, rows and columns merged."""
     return [
         einsum("anb,m->anmb", c, w).reshape(len(c), -1, c.shape[-1])
         for c, w in zip(p, weights, strict=True)
@@ -227,14 +227,14 @@ def _border(p: Cores, weights: Any) -> Cores:
 
 
 def _speed(operator: Cores, v: Cores) -> float:
-    """Computes ‖L v‖/‖v‖, which is zero for a stationary density."""
+    """Computes ‖L v‖/‖v‖, the rate at which a density v changes."""
     return overlaps.norm(products.matvec(operator, v)) / overlaps.norm(v)
 
 
 def _solved(
     operator: Cores, w: Cores, weights: Any, rate: float, tol: float, cap: int | None
 ) -> tuple[Cores, float]:
-    """Solves (L − c w ∫) p = −c w for a stationary p by AMEn; relative residual, too."""
+    """Solves (L − c w ∫) p = −c w for a stationary density p; returns p and the residual."""
     bordered = linear_systems.square(
         products.combined([linear_systems.flat(operator), _border(w, weights)], [1.0, -rate])
     )

@@ -11,7 +11,7 @@ from tensorjax.pde._arguments import backend, floats
 
 
 class AffineMap(NamedTuple):
-    """Affine map y = Γ x + s, a pytree; `affine` makes a checked one.
+    """Affine map y = Γ x + s of coordinates, a pytree; `affine` builds a checked one.
 
     Attributes:
       matrix: Γ, (d, d), invertible.
@@ -32,7 +32,7 @@ class AffineMap(NamedTuple):
 
     @classmethod
     def identity(cls, dim: int) -> "AffineMap":
-        """Returns the identity in ``dim`` dimensions as an affine map.
+        """Returns the identity map in ``dim`` dimensions.
 
         Args:
           dim: d.
@@ -44,26 +44,26 @@ class AffineMap(NamedTuple):
 
     @property
     def still(self) -> bool:
-        """Whether the affine map is the identity, to the last bit."""
+        """Whether the map is exactly the identity."""
         return np.array_equal(self.matrix, np.eye(self.dim)) and not np.any(self.shift)
 
     @property
     def dim(self) -> int:
-        """Number of coordinates d of the affine map."""
+        """Number of coordinates d of the map."""
         return self.matrix.shape[-1]
 
     @property
     def det(self) -> Any:
-        """Determinant of the affine map's Γ: ratio of volumes in y and in x, with a sign."""
+        """Determinant of the matrix Γ of the affine map y = Γ x + s."""
         return backend(self.matrix).linalg.det(self.matrix)
 
     @property
     def cond(self) -> Any:
-        """Condition number of the affine map's Γ in the 2-norm."""
+        """Condition number in the 2-norm of the matrix Γ of the affine map y = Γ x + s."""
         return backend(self.matrix).linalg.cond(self.matrix)
 
     def forward(self, x: ArrayLike) -> Any:
-        """Maps physical points x, (m, d), by the affine map to moving coordinates y, (m, d).
+        """Maps physical points x to moving coordinates y = Γ x + s, (m, d).
 
         Args:
           x: (m, d).
@@ -75,7 +75,7 @@ class AffineMap(NamedTuple):
         return x @ matrix.T + shift[None]
 
     def inverse(self, y: ArrayLike) -> Any:
-        """Maps points y, (m, d), back by the affine map to physical points x, (m, d).
+        """Maps moving coordinates y to physical points x = Γ⁻¹ (y − s), (m, d).
 
         Args:
           y: (m, d).

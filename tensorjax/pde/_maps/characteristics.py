@@ -1,4 +1,4 @@
-"""Characteristics: ODE solver for the paths of points, and exact flows of linear SDEs."""
+"""Paths of points along a vector field (characteristics), and exact flows of linear SDEs."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ _TERMS = 16
 
 
 def solve(f: Callable[[np.ndarray], np.ndarray], y: Any, t: float, tol: float = 1e-11) -> Any:
-    """Solves for characteristics ẏ = f(y) up to t by extrapolated midpoint, halved to converge.
+    """Solves the ODE ẏ = f(y) from many starting points up to time t, to a tolerance.
 
     Args:
       f: maps (m, k) to (m, k).
@@ -76,12 +76,12 @@ class Flow(NamedTuple):
     noise: np.ndarray
 
     def back(self, x: np.ndarray) -> np.ndarray:
-        """Returns the starting points x(0), (m, d), of the paths to x(t), ignoring the noise."""
+        """Returns starting points x(0), (m, d), that the linear SDE without noise takes to x(t)."""
         return np.linalg.solve(self.matrix, (x - self.shift).T).T
 
 
 def flow(matrix: Any, shift: Any, diffusion: Any, t: float) -> Flow:
-    """Computes the flow of a linear SDE, dx = (A x + b) dt + √(2D) dW, over t, by doubling.
+    """Computes F, g, Q of the solution of a linear SDE dx = (A x + b) dt + √(2D) dW at time t.
 
     F = exp(A t), g = ∫ exp(A s) b ds, Q = ∫ exp(A s) 2D exp(Aᵀ s) ds from 0 to t: A may be singular
     or unstable. A negative t is for D = 0 only.

@@ -1,4 +1,4 @@
-"""Coordinate motion within one step: Σ extrapolated from past steps, Γ̇ = Σ Γ solved exactly.
+"""Coordinate motion within one time step: Σ and β as polynomials in time, and the map.
 
 Any smooth Σ(t) is consistent, for it changes the ranks and not the solution; but the Σ that moves
 Γ and the Σ in the transport term must be the same function of time, or the order of the integrator
@@ -19,7 +19,7 @@ _MISS = 0.1
 
 
 class Moment(NamedTuple):
-    """Motion Σ (d, d) and β (d,) that a generator returned at one time."""
+    """Coordinate motion Σ (d, d) and β (d,) that a generator returned at one time t."""
 
     t: float
     sigma: Any
@@ -27,7 +27,7 @@ class Moment(NamedTuple):
 
 
 class Path:
-    """Coordinate motion over a step [t, t + dt]; times are given as fractions of dt.
+    """Affine map of moving coordinates as a function of time within a step [t, t + dt].
 
     Args:
       at: the map y = Γ x + s at t.
@@ -45,25 +45,25 @@ class Path:
         self._series = self._solved() if past else []
 
     def time(self, share: float) -> float:
-        """Returns the time t + share·dt on the coordinate path."""
+        """Returns the time t + share·dt."""
         return self.t + share * self.dt
 
     def motion(self, share: float) -> tuple[Any, Any]:
-        """Returns the path's coordinate motion (Σ, β) at a time; (None, None) at rest."""
+        """Returns the coordinate motion (Σ, β) at time t + share·dt; (None, None) at rest."""
         if not self._motion:
             return None, None
         total = _horner(self._motion, share) / self.dt
         return total[:, :-1], total[:, -1]
 
     def map(self, share: float) -> AffineMap:
-        """Returns the affine map on the coordinate path at a time."""
+        """Returns the affine map at time t + share·dt."""
         if not self._series or share == 0:
             return self._start
         total = _horner(self._series, share)
         return AffineMap(total[:, :-1], total[:, -1])
 
     def _solved(self) -> list[Any]:
-        """Computes the path's power series of [Γ s]: k G_k = Σ_j Σ_j G_{k−1−j} + [0 β_{k−1}]."""
+        """Computes the power series in time of [Γ s], which solves Γ̇ = Σ Γ, ṡ = Σ s + β."""
         out = [np.column_stack([self._start.matrix, self._start.shift]).astype(float)]
         size = np.linalg.norm(out[0])
         for k in range(1, _TERMS):
@@ -80,7 +80,7 @@ class Path:
 
 
 def told(moments: Sequence[Moment], degree: int) -> Sequence[Moment]:
-    """Selects the newest coordinate motions through which a polynomial extrapolates reliably.
+    """Selects the newest motions that a polynomial in time extrapolates reliably.
 
     A generator that jumps from step to step must not be extrapolated: a parabola through values
     that differ by a jump changes within one step by several times as much, which leaves the
@@ -99,7 +99,7 @@ def told(moments: Sequence[Moment], degree: int) -> Sequence[Moment]:
 
 
 def jumps(moments: Sequence[Moment], degree: int) -> bool:
-    """Whether no polynomial through earlier coordinate motions predicts the newest one.
+    """Whether the newest coordinate motion jumps: no polynomial predicts it from earlier ones.
 
     Slopes from before a jump are those of another motion: a multistep method that went on with them
     would be of order one there.
@@ -108,7 +108,7 @@ def jumps(moments: Sequence[Moment], degree: int) -> bool:
 
 
 def _telling(moments: Sequence[Moment], degree: int) -> tuple[list[int], int]:
-    """Returns how many past coordinate motions predict the newest one well, and counts tried."""
+    """Returns by how many past motions the newest is predicted well, and how many were tried."""
     *past, new = moments
     misses = []
     for count in range(1, min(degree + 1, len(past)) + 1):
@@ -127,7 +127,7 @@ def _joined(moment: Moment) -> np.ndarray:
 
 
 def _polynomial(t: float, dt: float, past: Sequence[Moment]) -> list[Any]:
-    """Fits a path, a polynomial in the share, to dt·[Σ β] of the moments; its coefficients."""
+    """Fits a polynomial in time to motions dt·[Σ β]; returns its coefficients."""
     values = np.stack([dt * _joined(m) for m in past])
     nodes = np.array([(m.t - t) / dt for m in past])
     powers = np.vander(nodes, increasing=True)

@@ -1,4 +1,4 @@
-"""Diffeomorphisms as flows of vector fields, with inverses, Jacobians and volume factors.
+"""Nonlinear maps of coordinates that are flows of vector fields, and their derivatives.
 
 With a field g(y, t) = Σ_m c_m(t) g_m(y), y(t) = Φ_t(x) follows ẏ = g(y, t) from y(0) = x. Every
 Φ_t is a diffeomorphism for as long as the flow exists: for ever where g is bounded, as that of
@@ -30,7 +30,7 @@ _ROUNDED = 1e-13
 
 @dataclasses.dataclass(frozen=True)
 class Fields:
-    """Basis of vector fields g_m = 1/ω Π_k sin(ω y_k)^p_mk e_{j(m)}, up to a total degree.
+    """Basis of vector fields g_m, products of powers of sines, up to a total degree.
 
     A train with such an operator has the TT-ranks that it had. Fields that depend on y_j alone move
     nothing out of a tangent space and are left out. Those of degree one are nearly linear motions
@@ -94,12 +94,12 @@ class Fields:
 
     @property
     def powers(self) -> np.ndarray:
-        """Exponents p of every vector field that makes the flow, (M, d)."""
+        """Exponents of the sines in every vector field of the basis, (M, d)."""
         return np.array([p for p, _ in self._pairs])
 
     @property
     def axes(self) -> np.ndarray:
-        """Axis j(m) along which each vector field of the flow points, (M,)."""
+        """Axis along which each vector field of the basis points, (M,)."""
         return self._axes
 
     @functools.cached_property
@@ -107,7 +107,7 @@ class Fields:
         return np.array([j for _, j in self._pairs])
 
     def factor(self, m: int, k: int, y: np.ndarray) -> np.ndarray:
-        """Evaluates the factor of the flow's field m that depends on the coordinate k.
+        """Evaluates the factor of vector field m that depends on coordinate k.
 
         Args:
           m: number of the field.
@@ -126,7 +126,7 @@ class Fields:
         return np.pi / (2 * self.reach)
 
     def _powers(self, y: np.ndarray, derivatives: int = 0) -> list[np.ndarray]:
-        """Evaluates sin(ω y)^p of the flow's fields, p = 0 … degree, with two derivatives."""
+        """Evaluates sin(ω y)^p for p = 0 … degree, with up to two derivatives."""
         w = self._wave
         s, p = np.sin(w * y)[:, None], np.arange(self.degree + 1)
         powers = np.ones((len(y), self.degree + 1))
@@ -142,7 +142,7 @@ class Fields:
         return out
 
     def spread(self, rates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Expands a flow map's Σ_m c_m g_m: exponents (U, d) of monomials, coefficients (U, d).
+        """Expands the vector field Σ_m c_m g_m into monomials: exponents and coefficients (U, d).
 
         Args:
           rates: c, (M,).
@@ -157,7 +157,7 @@ class Fields:
     def values(
         self, rates: np.ndarray, y: np.ndarray, *, second: bool = False
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Evaluates the flow's Σ_m c_m g_m (m, d), its Jacobian, and ∇ div if asked for.
+        """Evaluates the vector field Σ_m c_m g_m and its Jacobian at points (m, d).
 
         Args:
           rates: c, (M,).
@@ -185,7 +185,7 @@ class Fields:
         return product() @ c, slopes, np.stack([np.asarray(r) for r in rise], axis=1)
 
     def trains(self, rates: np.ndarray, points: Sequence[np.ndarray]) -> list[Cores]:
-        """Builds the flow's vector field Σ_m c_m g_m on a grid, a train for each component.
+        """Builds the vector field Σ_m c_m g_m on a grid as one train per component.
 
         Args:
           rates: c, (M,).
@@ -208,7 +208,7 @@ class Fields:
 
 
 class Back(NamedTuple):
-    """Preimages x of points y = Φ_t(x), with inverse Jacobians and log-volume gradients.
+    """Points x that a flow map takes to y, with inverse Jacobians and log-volume gradients.
 
     Attributes:
       x: (m, d).
@@ -221,7 +221,7 @@ class Back(NamedTuple):
     rise: np.ndarray | None
 
     def push(self, field: np.ndarray) -> np.ndarray:
-        """Pushes a vector field (m, d) forward by the flow map from x to y: ∂y/∂x f.
+        """Pushes vectors (m, d) at points x forward to y: multiplies by the Jacobian ∂y/∂x.
 
         Args:
           field: (m, d), at the points x.
@@ -234,7 +234,7 @@ class Back(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FlowMap:
-    """Time-dependent map y = Φ_t(x): the flow of Σ_m c_m(t) g_m, c_m piecewise polynomial.
+    """Time-dependent map y = Φ_t(x): the flow of a vector field Σ_m c_m(t) g_m.
 
     Attributes:
       fields: g_m.
@@ -261,7 +261,7 @@ class FlowMap:
     _slopes: dict[tuple[int, float], float] = dataclasses.field(default_factory=dict, repr=False)
 
     def rates(self, t: float) -> np.ndarray:
-        """Returns the flow map's coefficients c at a time, (M,).
+        """Returns the coefficients c(t), (M,), of the vector field that generates the map.
 
         Args:
           t: time.
@@ -273,7 +273,7 @@ class FlowMap:
         return _polynomial(self.pieces[k], t - self.starts[k])
 
     def extended(self, start: float, piece: np.ndarray) -> "FlowMap":
-        """Returns the flow map with another piece from time ``start`` on.
+        """Returns the flow map with a further piece of coefficients from time ``start`` on.
 
         Args:
           start: time at which it begins.
@@ -286,7 +286,7 @@ class FlowMap:
         return FlowMap(self.fields, starts, pieces, self._slopes)
 
     def forward(self, t: float, x: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-        """Maps points x (m, d) along the flow to y (m, d) at a time; also det ∂y/∂x (m,).
+        """Maps points x to y = Φ_t(x); returns y (m, d) and the volume factor det ∂y/∂x (m,).
 
         Args:
           t: time.
@@ -307,7 +307,7 @@ class FlowMap:
         return state[0], np.exp(state[1])
 
     def back(self, t: float, y: ArrayLike, *, second: bool = False) -> Back:
-        """Maps points y (m, d) back along the flow to x, with the derivatives there.
+        """Maps points y back to x with Φ_t(x) = y, with the derivatives of the inverse.
 
         These are ∂x/∂y and, if asked for, ∇ ln det ∂y/∂x.
 
@@ -335,13 +335,13 @@ class FlowMap:
         return Back(x, inverse, rise[0] if rise else None)
 
     def _spans(self, t: float) -> list[tuple[int, float, float]]:
-        """Returns the flow map's pieces up to a time that move anything, as (index, from, to)."""
+        """Lists the nonzero pieces of the flow map up to time t, as (index, from, to)."""
         ends = (*self.starts[1:], math.inf)
         spans = [(k, a, min(b, t)) for k, (a, b) in enumerate(zip(self.starts, ends, strict=True))]
         return [(k, a, b) for k, a, b in spans if a < b and np.any(self.pieces[k])]
 
     def _moved(self, k: int, a: float, b: float, state: State, rate: Callable[..., State]) -> State:
-        """Integrates through a piece of the flow map by the classical Runge–Kutta method."""
+        """Integrates points through one piece of the flow map by the Runge–Kutta method."""
         count = max(1, math.ceil(abs(b - a) * self._slope(k, max(a, b)) / _STEP))
         h, start = (b - a) / count, self.starts[k]
 
@@ -359,7 +359,7 @@ class FlowMap:
         return state
 
     def _slope(self, k: int, end: float) -> float:
-        """Estimates the largest slope of a flow map's field in the inner half of its reach."""
+        """Estimates the largest Jacobian norm of a piece's vector field, for the step length."""
         key = k, end
         if key not in self._slopes:
             reach, d = self.fields.reach, self.fields.dim

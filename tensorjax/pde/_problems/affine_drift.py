@@ -11,7 +11,7 @@ from tensorjax.pde._maps.affine_maps import AffineMap
 
 
 def affine_part(map: AffineMap, matrix: Any, offset: Any, diffusion: Any) -> Coefficients:
-    """Computes a problem's affine coefficients in y, of −∇·((A x + b) u) + D:∇∇u."""
+    """Computes the operator −∇·((A x + b) u) + D:∇∇u in moving coordinates y, as `Coefficients`."""
     zero = np.zeros((map.dim, map.dim))
     xp, (gamma, s, a, b, diff) = floats(
         map.matrix,
@@ -31,13 +31,13 @@ def affine_part(map: AffineMap, matrix: Any, offset: Any, diffusion: Any) -> Coe
 
 
 def affine_velocity(x: np.ndarray, matrix: Any, offset: Any) -> np.ndarray:
-    """Evaluates a problem's affine drift A x + b at points (m, d); None stands for zero."""
+    """Evaluates the affine drift A x + b at points (m, d); None stands for zero."""
     out = np.zeros_like(x) if matrix is None else x @ np.asarray(matrix).T
     return out if offset is None else out + np.asarray(offset)
 
 
 def diffusion_matrix(name: str, value: Any, dim: int) -> Any:
-    """Checks that a problem's diffusion is symmetric positive semidefinite; expands a scalar."""
+    """Converts a diffusion to a matrix; ValueError unless symmetric positive semidefinite."""
     if value is None:
         return None
     if callable(value):

@@ -24,7 +24,7 @@ _LOOKS = 1000
 
 
 class Diffusion:
-    """Diffusion matrix D(x) or D(t, x), of whose terms a right side is built.
+    """Diffusion matrix D(t, x) of a Fokker–Planck equation: constant, sum of terms or function.
 
     Args:
       given: None, a number or a constant matrix; a `Term`, for a multiple of the identity; a
@@ -59,12 +59,12 @@ class Diffusion:
 
     @property
     def variable(self) -> bool:
-        """Whether the diffusion depends on x or t."""
+        """Whether the diffusion matrix depends on x or t."""
         return self.function is not None or bool(self.terms)
 
     @property
     def timed(self) -> bool:
-        """Whether the diffusion depends on time."""
+        """Whether the diffusion matrix depends on time."""
         return self.function is not None and self.function.timed
 
     def values(self, x: np.ndarray, t: float = 0.0) -> np.ndarray:
@@ -85,7 +85,7 @@ class Diffusion:
         return out if self.constant is None else out + self.constant
 
     def spurious(self, x: np.ndarray, t: float = 0.0) -> np.ndarray:
-        """Evaluates what the interpretation adds to the drift of the Itô equation, (m, d)."""
+        """Evaluates the noise-induced drift (m, d) of the Stratonovich or Klimontovich reading."""
         out = np.zeros_like(x)
         if not (self.share and self.variable):
             return out
@@ -97,7 +97,7 @@ class Diffusion:
         return out
 
     def operators(self, box: Box, map: AffineMap, t: float) -> tuple[TTMatrix, ...]:
-        """Builds the operators of ∂_i∂_j (D_ij v) in y, for the part of D that is not constant.
+        """Builds the TT-matrices of ∇∇:(D v) in coordinates y for the variable part of D.
 
         The share of ∂_i D_ij in the drift is that of ∂_i (D_ij ∂_j v), so that no derivative of D
         is taken.
@@ -132,7 +132,7 @@ class Diffusion:
         return [(m, unit) for m, (_, _, unit) in zip(found, entries, strict=True) if np.any(m[0])]
 
     def _check(self, box: Box, interpretation: str) -> None:
-        """Checks the diffusion's symmetry and sign at random points of the box."""
+        """Raises ValueError if D is not symmetric positive semidefinite at random points."""
         low, high = ([getattr(a, end) for a in box.axes] for end in ("low", "high"))
         found = self.values(np.random.default_rng(0).uniform(low, high, (_LOOKS, self.dim)))
         size = np.abs(found).max()
@@ -163,7 +163,7 @@ def _check_sign(values: np.ndarray, where: str) -> None:
 
 
 def _units(d: int, diagonal: bool) -> list[tuple[int, int, np.ndarray]]:
-    """Returns the entries (i, j, matrix) of a symmetric matrix that are to be known."""
+    """Lists the independent entries (i, j) of a symmetric matrix with their unit matrices."""
     out = []
     for i in range(d):
         for j in range(i, i + 1 if diagonal else d):
@@ -174,7 +174,7 @@ def _units(d: int, diagonal: bool) -> list[tuple[int, int, np.ndarray]]:
 
 
 def _parsed(given: Any, d: int) -> tuple[Any, list[tuple[Term, np.ndarray]]]:
-    """Splits a diffusion into a constant, and terms with matrices."""
+    """Splits a diffusion given by the user into a constant and pairs (term, matrix)."""
     if isinstance(given, Term):
         given = [(given, np.eye(d))]
     if not _has_terms(given):
@@ -191,7 +191,7 @@ def _parsed(given: Any, d: int) -> tuple[Any, list[tuple[Term, np.ndarray]]]:
 
 
 def _entries(rows: list[tuple[Any, ...]], d: int) -> tuple[Any, list[tuple[Term, np.ndarray]]]:
-    """Returns the constant and the terms of a diffusion given by its diagonal or its rows."""
+    """Converts a diffusion given by diagonal or rows to a constant and pairs (term, matrix)."""
     size = {len(r) for r in rows}
     if len(rows) != d or size not in ({1}, {d}):
         raise ValueError(

@@ -23,7 +23,7 @@ _STENCIL = ((1, 3 / 4), (2, -3 / 20), (3, 1 / 60))
 
 
 class Term(abc.ABC):
-    """Base class of drift terms: scalar functions of x with a known tensor train on grids of y.
+    """Base class of drift terms: scalar functions of x that are known as trains on grids.
 
     Example:
       >>> import numpy as np
@@ -56,7 +56,7 @@ class Term(abc.ABC):
 
     @abc.abstractmethod
     def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
-        """Returns the cores of the drift term on the points of the box, at x = map.inverse(y).
+        """Computes TT-cores of the drift term on the grid y of a box, where y = map(x).
 
         Args:
           box: of the coordinates y.
@@ -68,7 +68,7 @@ class Term(abc.ABC):
         """
 
     def check(self, dim: int) -> None:
-        """Checks that the drift term is a function of ``dim`` coordinates.
+        """Raises ValueError unless the drift term is a function of ``dim`` coordinates.
 
         Args:
           dim: d.
@@ -83,7 +83,7 @@ class Term(abc.ABC):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Sin(Term):
-    """Sine term a sin(w·x + φ): TT-rank 2 in any affine coordinates.
+    """Drift term a sin(w·x + φ): TT-rank 2 in any affine coordinates.
 
     Attributes:
       weights: w, (d,).
@@ -120,7 +120,7 @@ class Sin(Term):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Power(Term):
-    """Power term a (w·x + c)^m: TT-rank m + 1 in any affine coordinates.
+    """Drift term a (w·x + c)^m: TT-rank m + 1 in any affine coordinates.
 
     Attributes:
       weights: w, (d,).
@@ -160,7 +160,7 @@ class Power(Term):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Product(Term):
-    """Product a Π f_i of terms; their TT-ranks multiply.
+    """Drift term a Π f_i, a product of terms f_i; their TT-ranks multiply.
 
     Attributes:
       factors: one or more terms.
@@ -205,7 +205,7 @@ class Product(Term):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Separable(Term):
-    """Separable term a Π g_i(x_i), with any function g_i of one coordinate each.
+    """Drift term a Π g_i(x_i), with any function g_i of one coordinate each.
 
     TT-rank 1 where every such x_i depends on one y only; else a cross approximation, at a relative
     error, outside jit.
@@ -233,7 +233,7 @@ class Separable(Term):
         return self.amplitude * np.prod(parts, axis=0)
 
     def gradient(self, x: np.ndarray) -> np.ndarray:
-        """Evaluates the separable term's gradient by central differences of sixth order.
+        """Evaluates the gradient of the separable term by central differences of sixth order.
 
         Args:
           x: (m, d).
@@ -251,7 +251,7 @@ class Separable(Term):
         return [cores[0] * self.amplitude, *cores[1:]]
 
     def _plain(self, box: Box, map: AffineMap, tol: float) -> Cores:
-        """Returns the cores of the separable drift term without its amplitude."""
+        """Computes TT-cores of the separable term without its amplitude."""
         back = np.linalg.inv(map.matrix)
         used = {i: np.flatnonzero(back[i]) for i in self.functions}
         if any(len(k) > 1 for k in used.values()):
@@ -274,7 +274,7 @@ class Separable(Term):
 
 
 def _turned(map: AffineMap, weights: Any, offset: Any) -> tuple[Any, Any]:
-    """Returns weights and offset of a drift term's w·x + c as a function of y."""
+    """Converts weights and offset of w·x + c to those of the same function of y = map(x)."""
     xp, (matrix, shift, w, c) = floats(map.matrix, map.shift, weights, offset)
     w = xp.linalg.solve(matrix.T, w)
     return w, c - w @ shift
@@ -287,7 +287,7 @@ def _check_weights(name: str, weights: Any, dim: int) -> None:
 
 
 class Field:
-    """Vector field on x: d sums of terms, or any function.
+    """Drift vector field of a PDE: a sum of terms per component, or any function of points.
 
     Args:
       given: d entries, each a `Term`, a sequence of them or None for zero; or a callable that maps
@@ -326,7 +326,7 @@ class Field:
         return self.function is not None or bool(self.directed)
 
     def _add(self, term: Term, direction: np.ndarray) -> None:
-        """Adds a term to the drift in a direction, merged with a proportional one already there."""
+        """Adds a term with a direction to the field; merges it with a proportional term."""
         for i, (other, before) in enumerate(self.directed):
             ratio = _ratio(term, other)
             if ratio is not None:
@@ -336,11 +336,11 @@ class Field:
 
     @property
     def timed(self) -> bool:
-        """Whether the drift depends on time."""
+        """Whether the drift field depends on time."""
         return self.function is not None and self.function.timed
 
     def values(self, x: np.ndarray, t: float = 0.0) -> np.ndarray:
-        """Evaluates the drift, (m, d), at physical points (m, d) and a time."""
+        """Evaluates the drift field at physical points (m, d) and time t."""
         if self.function is not None:
             return np.asarray(self.function(x, t), np.float64)
         out = np.zeros_like(x)
@@ -349,7 +349,7 @@ class Field:
         return out
 
     def divergence(self, x: np.ndarray) -> np.ndarray:
-        """Evaluates the drift's divergence, (m,), at physical points (m, d)."""
+        """Evaluates the divergence of the drift field at physical points (m, d)."""
         if self.function is not None:
             parts = [
                 partial_derivative(lambda p, k=k: self.values(p)[:, k], x, k)
@@ -362,7 +362,7 @@ class Field:
         return out
 
     def pieces(self, box: Box, map: AffineMap, t: float = 0.0) -> list[tuple[Cores, Any]]:
-        """Decomposes the drift Γ f on the grid of y as Σ m a; pairs (cores of m, vector a)."""
+        """Decomposes the drift in coordinates y as Σ m(y) a; pairs (cores of m, vector a)."""
         if self.function is not None:
             return self._crossed(self.function, box, map, t)
         out = []
@@ -372,7 +372,7 @@ class Field:
         return out
 
     def _crossed(self, f: Any, box: Box, map: AffineMap, t: float) -> list[tuple[Cores, Any]]:
-        """Approximates all components of a drift function by one cross approximation."""
+        """Approximates all components of a drift function by a single cross approximation."""
 
         def moved(y: np.ndarray) -> np.ndarray:
             return np.asarray(f(map.inverse(y), t), np.float64) @ np.asarray(map.matrix).T
@@ -388,7 +388,7 @@ class Field:
 
 
 def terms_of(name: str, entry: Any, dim: int) -> list[Term]:
-    """Converts one entry of a drift field to a list of checked terms."""
+    """Converts one component of a drift to a list of terms; raises if it is anything else."""
     if callable(entry):
         raise ValueError(
             f"{name}: expected terms (pde.Sin, pde.Power, pde.Product, pde.Separable), got a "
@@ -408,7 +408,7 @@ def terms_of(name: str, entry: Any, dim: int) -> list[Term]:
 
 
 def _ratio(term: Term, other: Term) -> float | None:
-    """Returns c if drift term = c · other, for sines of equal or opposite arguments; else None."""
+    """Returns c such that term = c · other, for proportional sine terms; else None."""
     if not (isinstance(term, Sin) and isinstance(other, Sin)):
         return None
     numbers = [term.weights, term.phase, term.amplitude, other.weights, other.phase]
@@ -422,7 +422,7 @@ def _ratio(term: Term, other: Term) -> float | None:
 
 
 def partial_derivative(f: Callable[[np.ndarray], np.ndarray], x: np.ndarray, k: int) -> np.ndarray:
-    """Computes ∂_k of a term of a drift at points (m, d), by central differences of order 6."""
+    """Computes the derivative ∂_k f at points (m, d) by central differences of order 6."""
     step = np.zeros(x.shape[1])
     step[k] = _STEP
     parts = [w / _STEP * (f(x + i * step) - f(x - i * step)) for i, w in _STENCIL]

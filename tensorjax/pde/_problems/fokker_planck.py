@@ -122,7 +122,7 @@ class FokkerPlanck(Problem):
         self._set(drift=self.field.given)
 
     def right_side(self, map: AffineMap, t: float) -> RightSide:
-        """Builds the Fokker–Planck right side −∇·(Γ f v) + ∇∇:(ΓDΓᵀ v), affine part apart.
+        """Builds the right side of the Fokker–Planck equation in the coordinates of a map.
 
         Args:
           map: `AffineMap` y = Γ x + s.
@@ -138,7 +138,7 @@ class FokkerPlanck(Problem):
         return RightSide(self.box, affine, drift + self.noise.operators(self.box, map, t))
 
     def velocity(self, x: ArrayLike, t: float = 0.0) -> np.ndarray:
-        """Evaluates the Fokker–Planck drift A x + b + f(t, x), as given, at points (m, d).
+        """Evaluates the drift A x + b + f(t, x) at points (m, d), as it was given.
 
         Args:
           x: points (m, d).
@@ -151,7 +151,7 @@ class FokkerPlanck(Problem):
         return self.field.values(x, t) + affine_velocity(x, self.matrix, self.offset)
 
     def exact(self, t: float, x: ArrayLike) -> np.ndarray | None:
-        """Evaluates the exact Fokker–Planck solution; None if D varies, or f does while D is set.
+        """Evaluates the exact density where it is known (affine drift, or no diffusion); else None.
 
         None with a drift of t, too. With D = 0 it follows characteristics, to about 1e-10.
 
@@ -178,7 +178,7 @@ class FokkerPlanck(Problem):
         return self.start.values(state[:, :-1]) * np.exp(state[:, -1])
 
     def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
-        """Returns mass, mean, covariance of the Fokker–Planck solution; None if f or D varies.
+        """Returns mass, mean and covariance for affine drift and constant diffusion; else None.
 
         Args:
           t: time.
@@ -189,7 +189,7 @@ class FokkerPlanck(Problem):
         return self._linear().moments(t) if self._affine else None
 
     def sample(self, key: KeyOrGenerator, t: float, count: int) -> np.ndarray:
-        """Draws points of the Fokker–Planck solution, if known; see `Problem.sample`.
+        """Draws points (count, d) from the exact density at time t, where it is known.
 
         With D and f there is no exact density: `simulate` gives approximate points.
 
@@ -212,7 +212,7 @@ class FokkerPlanck(Problem):
         return characteristics.solve(self.velocity, start, t)
 
     def simulate(self, key: KeyOrGenerator, t: float, count: int, *, steps: int) -> np.ndarray:
-        """Simulates Fokker–Planck paths dx = (A x + b + f) dt + √(2D) dW to t, in small steps.
+        """Simulates paths of the equation's SDE up to time t; returns their end points.
 
         Statistics converge with 1/√count and, for constant D, with the square of the step (Heun's
         method, weak order 2); else with the step (Euler–Maruyama of the Itô equation, order 1).
@@ -248,7 +248,7 @@ class FokkerPlanck(Problem):
         return x
 
     def _heun(self) -> Callable[[np.ndarray, float, float, np.ndarray], np.ndarray]:
-        """Returns a step of Heun's method for paths of constant diffusion."""
+        """Returns a function that makes one step of Heun's method for constant diffusion."""
         root = np.zeros((self.dim,) * 2)
         if self.diffusion is not None:
             root = _root(np.asarray(self.diffusion))
@@ -261,7 +261,7 @@ class FokkerPlanck(Problem):
         return step
 
     def _euler(self, x: np.ndarray, t: float, h: float, normal: np.ndarray) -> np.ndarray:
-        """Makes a step of the Euler–Maruyama method for paths of variable diffusion."""
+        """Makes one Euler–Maruyama step of the paths, for variable diffusion."""
         if not np.isfinite(x).all():
             return x
         kick = (_root(self.noise.values(x, t)) @ normal[:, :, None])[:, :, 0]
@@ -270,7 +270,7 @@ class FokkerPlanck(Problem):
 
     @property
     def timed(self) -> bool:
-        """Whether drift or diffusion of the Fokker–Planck equation depends on time."""
+        """Whether drift or diffusion depends on time."""
         return self.field.timed or self.noise.timed
 
     @property
@@ -279,12 +279,12 @@ class FokkerPlanck(Problem):
         return not (self.field or self.noise.variable)
 
     def _linear(self) -> OrnsteinUhlenbeck:
-        """Returns the linear Fokker–Planck problem without f."""
+        """Returns the Ornstein–Uhlenbeck problem of the same affine drift and diffusion."""
         matrix = np.zeros((self.dim,) * 2) if self.matrix is None else self.matrix
         return OrnsteinUhlenbeck(matrix, self.diffusion, self.start, self.box, offset=self.offset)
 
 
 def _root(diffusion: np.ndarray) -> np.ndarray:
-    """Computes B with B Bᵀ = D for diffusion matrices (…, d, d)."""
+    """Computes the matrix square roots B, B Bᵀ = D, of diffusion matrices (…, d, d)."""
     values, vectors = np.linalg.eigh(diffusion)
     return vectors * np.sqrt(np.maximum(values, 0))[..., None, :]

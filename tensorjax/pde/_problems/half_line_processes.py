@@ -103,7 +103,7 @@ class GeometricBrownianMotion(ReadyMade):
         )  # fmt: skip
 
     def _moved(self, t: float) -> Lognormal | None:
-        """Returns the lognormal density at a time, of a start that is one."""
+        """Returns the lognormal density at time t; None for a start that is not lognormal."""
         if not isinstance(self.start, Lognormal):
             return None
         rates, sigma, _, ties = _shaped(self.rate, self.volatility, self.x0, self.correlation)
@@ -223,7 +223,7 @@ class CIR(ReadyMade):
         self._set(rate=rate, level=level, volatility=volatility, x0=x0, age=age)
 
     def _moved(self, t: float) -> SquareRootTransition | None:
-        """Returns the density at a time, of a start that is a transition of the same process."""
+        """Returns the transition density at time t; None for a start of another kind."""
         part = self.start.parts[0] if isinstance(self.start, Independent) else None
         own = SquareRootTransition(self.rate, self.level, self.volatility, 0.0, 0.0)
         return part.later(t) if isinstance(part, SquareRootTransition) and part.same(own) else None
@@ -276,7 +276,7 @@ class CIR(ReadyMade):
         return found.sample(generator_of(key), count)[:, None]
 
     def stationary_density(self, x: ArrayLike) -> np.ndarray:
-        """Evaluates the gamma density that is stationary for the square-root process.
+        """Evaluates the stationary density of the square-root process, a gamma density.
 
         Args:
           x: points (m, 1).
@@ -373,7 +373,7 @@ class Heston(ReadyMade):
         )  # fmt: skip
 
     def _axis(self, narrow: float) -> Axis:
-        """Builds a Fourier axis that holds log S up to the horizon, heavy tails included."""
+        """Builds the Fourier axis of log S, wide enough for its heavy tails up to the horizon."""
         ends = []
         for t in np.linspace(0, self.horizon, 9):
             found = self.moments(t)
@@ -422,7 +422,7 @@ class Heston(ReadyMade):
 def _shaped(
     rate: Any, volatility: Any, x0: Any, correlation: Any
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the parameters of a geometric Brownian motion with one entry per dimension."""
+    """Expands the parameters of a geometric Brownian motion to arrays; ValueError if not valid."""
     given = {"rate": rate, "volatility": volatility, "x0": x0}
     sizes = [len(np.asarray(v)) for v in given.values() if np.ndim(v) == 1]
     d = max(sizes, default=1) if correlation is None else len(np.atleast_2d(correlation))
@@ -442,7 +442,7 @@ def _shaped(
 
 
 def proportional(tensor: np.ndarray) -> list[list[Any]]:
-    """Returns the entries x_i x_j S_ij of a diffusion matrix as terms."""
+    """Returns the diffusion matrix with entries S_ij x_i x_j as rows of drift terms."""
     d = len(tensor)
     e = np.eye(d)
     rows: list[list[Any]] = [[None] * d for _ in range(d)]
@@ -455,7 +455,7 @@ def proportional(tensor: np.ndarray) -> list[list[Any]]:
 
 
 def check_own(start: Any) -> None:
-    """Raises ValueError for a start of the caller's without a box."""
+    """Raises ValueError if the user gives an initial state without a box."""
     if start is not None:
         raise ValueError("box: expected a pde.Box with a start of your own, got None")
 
@@ -475,13 +475,13 @@ def log_axis(low: float, high: float, narrow: float, wide: float) -> Axis:
 
 
 def even_axis(low: float, high: float, narrow: float) -> Axis:
-    """Builds a Fourier axis with points for densities of a standard deviation or more."""
+    """Builds a Fourier axis that resolves densities of standard deviation ``narrow``."""
     n = max(_LEAST, int(np.ceil(_POINTS * (high - low) / narrow)))
     return Axis("fourier", n + n % 2, float(low), float(high))
 
 
 def laguerre_axis(process: SquareRootTransition) -> Axis:
-    """Builds an axis whose functions are those of a square-root process near zero and far out."""
+    """Builds the Laguerre axis that suits densities of a given square-root process."""
     power = 2 * process.rate * process.level / process.volatility**2 - 1
     if power < 0:
         raise ValueError(

@@ -18,7 +18,7 @@ from tensorjax.pde._problems.problem import Problem, RightSide
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
 class _Linear(Problem):
-    """Problem with linear drift A x + b and constant diffusion D."""
+    """Base class of problems with linear drift A x + b and constant diffusion D."""
 
     matrix: Any
     diffusion: Any
@@ -33,7 +33,7 @@ class _Linear(Problem):
         )
 
     def right_side(self, map: AffineMap, t: float) -> RightSide:
-        """Builds the right side Q_y(v) of a problem with linear drift A x + b.
+        """Builds the right side of the equation in the coordinates of a map.
 
         Q_y(v) = −(Γ (A Γ⁻¹ (y − s) + b))·∇v − tr(A) v + (Γ D Γᵀ):∇∇v.
 
@@ -58,7 +58,7 @@ class _Linear(Problem):
         return affine_velocity(np.asarray(x, np.float64), self.matrix, self.offset)
 
     def flow(self, t: float) -> Flow:
-        """Computes the flow of points under linear drift over a time t: linear, with noise.
+        """Computes F, g, Q of the exact solution x(t) = F x(0) + g + noise of covariance Q.
 
         Args:
           t: duration.
@@ -72,7 +72,7 @@ class _Linear(Problem):
         return flow(self.matrix, offset, diffusion, t)
 
     def exact(self, t: float, x: ArrayLike) -> np.ndarray | None:
-        """Evaluates the exact solution under linear drift; None for a `Function` with diffusion.
+        """Evaluates the exact solution at points (m, d); None for a `Function` with diffusion.
 
         Gaussians are moved in closed form; without diffusion any start gives u₀ along
         characteristics times e^(−tr(A) t).
@@ -92,7 +92,7 @@ class _Linear(Problem):
         return self.start.values(back) * np.exp(-np.trace(np.asarray(self.matrix)) * t)
 
     def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
-        """Returns mass, mean and covariance under linear drift at t, of Gaussians and mixtures.
+        """Returns mass, mean and covariance at time t of a Gaussian or mixture start; else None.
 
         Args:
           t: time.
@@ -105,7 +105,7 @@ class _Linear(Problem):
         return self.start.moved(self.flow(t)).moments()
 
     def sample(self, key: KeyOrGenerator, t: float, count: int) -> np.ndarray:
-        """Draws points (count, d) from the solution under linear drift; see `Problem.sample`.
+        """Draws points (count, d) from the exact density at time t.
 
         Args:
           key: `jax.random.key`, or a NumPy generator.
@@ -151,7 +151,7 @@ class OrnsteinUhlenbeck(_Linear):
         super().__init__(matrix, diffusion, start, box, offset)
 
     def stationary_density(self, x: ArrayLike) -> np.ndarray | None:
-        """Evaluates the Ornstein–Uhlenbeck process's stationary density; None if it has none.
+        """Evaluates the stationary Gaussian density at points (m, d); None if there is none.
 
         Args:
           x: points (m, d).

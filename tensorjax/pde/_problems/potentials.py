@@ -26,7 +26,7 @@ _FINE = 4001
 
 
 def held(well: "Potential", start: Any, friction: float, mass: float, time: float) -> Box:
-    """Builds a box of (q, p) for energies that a particle in a potential has, and its paths."""
+    """Builds a box of (position, momentum) that a particle in a potential does not leave."""
     momentum, top = mass * well.temperature, well.bottom + _HELD * well.temperature
     width = np.array([well.width, np.sqrt(momentum)])
     if isinstance(start, Gaussian):
@@ -46,7 +46,7 @@ def held(well: "Potential", start: Any, friction: float, mass: float, time: floa
 
 
 class Potential:
-    """Polynomial potential V of one coordinate that confines a particle.
+    """Polynomial potential V(q) that confines a particle at temperature T.
 
     Args:
       coefficients: of V, from the constant on.
@@ -89,7 +89,7 @@ class Potential:
         self.width = float(np.sqrt(min(temperature / max(steepest, 1e-300), self.variance)))
 
     def extent(self, energy: float) -> tuple[float, float]:
-        """Returns the interval outside which V is above an energy."""
+        """Returns the interval outside which the potential is above ``energy``."""
         ends = (self.v - energy).roots()
         ends = ends[np.abs(ends.imag) < 1e-7 * (1 + np.abs(ends))].real
         return float(ends.min()), float(ends.max())
@@ -99,7 +99,7 @@ class Potential:
         return np.exp(-(self.v(q) - self.bottom) / self.temperature) / self.partition
 
     def force(self, dim: int, axis: int) -> tuple[float, float, list[Power]]:
-        """Returns −V'(x_axis) as a constant, a slope and terms of higher degree."""
+        """Returns the force −V'(x_axis) as a constant, a slope and terms of higher degree."""
         c = -self.slope.coef
         e = np.eye(dim)[axis]
         high = [Power(e, exponent=k, amplitude=float(a)) for k, a in enumerate(c) if k > 1 and a]
@@ -374,7 +374,7 @@ def _laplacian(d: int) -> np.ndarray:
 
 
 def _narrow(start: Any, dim: int) -> np.ndarray:
-    """Returns the conditional standard deviations of a Gaussian start; Inf of others."""
+    """Returns the conditional standard deviations of a Gaussian start; Inf for other starts."""
     if not isinstance(start, Gaussian):
         return np.full(dim, np.inf)
     return 1 / np.sqrt(np.diag(np.linalg.inv(start.covariance)))

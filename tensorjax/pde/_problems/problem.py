@@ -19,7 +19,7 @@ from tensorjax.pde._maps.affine_maps import AffineMap
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RightSide:
-    """Right side Q_y(v) of an equation in given coordinates, without their own motion.
+    """Right side Q_y(v) of an equation in coordinates y: operators, source and reaction.
 
     Attributes:
       box: of the grid.
@@ -44,13 +44,13 @@ class RightSide:
 
     @functools.cached_property
     def operators(self) -> tuple[TTMatrix, ...]:
-        """All linear operators of the problem's right side, to be summed."""
+        """All linear operators of the right side, a tuple of TT-matrices to be summed."""
         if self.affine is None:
             return self.others
         return (affine_generator(self.box, *self.affine), *self.others)
 
     def terms(self, v: TT) -> list[Any]:
-        """Returns the terms of a problem's Q_y(v), no reaction, for `tt.linear_combination`.
+        """Lists the linear terms and the source at v, for `tt.linear_combination`.
 
         Args:
           v: train on the grid of the box.
@@ -61,7 +61,7 @@ class RightSide:
         return terms_of(self.operators, self.source, v)
 
     def moving(self, sigma: ArrayLike, beta: ArrayLike | None = None) -> "RightSide":
-        """Returns a problem's right side Q_y(v) − (Σ y + β)·∇v where ẏ = Σ y + β.
+        """Returns the right side Q_y(v) − (Σ y + β)·∇v in coordinates that move as ẏ = Σ y + β.
 
         The motion joins the affine part, whose TT-rank stays what it is.
 
@@ -77,7 +77,7 @@ class RightSide:
 
 
 def terms_of(operators: Sequence[TTMatrix], source: TT | None, v: TT) -> list[Any]:
-    """Builds a problem's list of operators applied to v, and a source, in the dtype of v.
+    """Returns pairs (operator, v), and the source if there is one, in the dtype of v.
 
     They have the dtype of v, for operators are in double precision whatever JAX's default is.
     """
@@ -87,7 +87,7 @@ def terms_of(operators: Sequence[TTMatrix], source: TT | None, v: TT) -> list[An
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Problem(abc.ABC):
-    """Initial-value problem u_t = G(u), u(0) given, for functions that vanish far out.
+    """Initial-value problem u_t = G(u) with an initial state and a box; base class.
 
     A problem of one's own has a `right_side`; with `exact`, errors can be seen. Those here are
     dataclasses of what they are built from, so that `dataclasses.replace` makes a new one of some
@@ -130,7 +130,7 @@ class Problem(abc.ABC):
         return self.box.dim
 
     def initial_cores(self, map: AffineMap, tol: float) -> list[np.ndarray]:
-        """Computes the cores of the problem's initial state, in double precision on the host.
+        """Computes the cores of the initial state in double precision on the host.
 
         Args:
           map: `AffineMap` y = Γ x + s.
@@ -149,7 +149,7 @@ class Problem(abc.ABC):
         return [c if a.movable else c * np.reshape(a.factor, (-1, 1)) for c, a in pairs]
 
     def initial(self, map: AffineMap, tol: float) -> TT:
-        """Builds the problem's u(0) on the grid of y, x = map.inverse(y), to error ``tol``.
+        """Builds the train of the initial state in coordinates y, to relative error ``tol``.
 
         Args:
           map: `AffineMap` y = Γ x + s.
@@ -165,7 +165,7 @@ class Problem(abc.ABC):
 
     @abc.abstractmethod
     def right_side(self, map: AffineMap, t: float) -> RightSide:
-        """Builds the problem's right side in the coordinates of a map, perhaps traced.
+        """Builds the right side of the equation in the coordinates of a map.
 
         Args:
           map: `AffineMap` y = Γ x + s.
@@ -176,7 +176,7 @@ class Problem(abc.ABC):
         """
 
     def exact(self, t: float, x: ArrayLike) -> np.ndarray | None:
-        """Evaluates the problem's solution at time t and points (m, d); None if unknown.
+        """Evaluates the exact solution at time t and points (m, d); None if unknown.
 
         Args:
           t: time.
@@ -188,7 +188,7 @@ class Problem(abc.ABC):
         return None
 
     def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
-        """Returns the problem's mass, mean and covariance at t; None without closed form.
+        """Returns mass, mean and covariance of the exact solution at t; None if unknown.
 
         Args:
           t: time.
@@ -199,7 +199,7 @@ class Problem(abc.ABC):
         return None
 
     def stationary_density(self, x: ArrayLike) -> np.ndarray | None:
-        """Evaluates the problem's stationary density, of mass one, at points; None if unknown.
+        """Evaluates the stationary density, of mass one, at points; None if unknown.
 
         Args:
           x: points (m, d).
@@ -210,7 +210,7 @@ class Problem(abc.ABC):
         return None
 
     def sample(self, key: KeyOrGenerator, t: float, count: int) -> np.ndarray:
-        """Draws points (count, d) from the problem's exact solution at time t, a density.
+        """Draws points (count, d) from the exact solution at time t, if it is a known density.
 
         Args:
           key: `jax.random.key`, or a NumPy generator.

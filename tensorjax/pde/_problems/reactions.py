@@ -124,7 +124,7 @@ class AdvectionDiffusionReaction(Problem):
     _known: Remembered = dataclasses.field(init=False)
 
     def right_side(self, map: AffineMap, t: float) -> RightSide:
-        """Builds the right side Q_y(v) of an advection–diffusion–reaction equation.
+        """Builds the right side of the equation in the coordinates of a map.
 
         Q_y(v) = (Γ f)·∇v + ∇·(Γ σ Γᵀ ∇v) + p v + R(v) + g.
 
@@ -158,7 +158,7 @@ class AdvectionDiffusionReaction(Problem):
         )
 
     def exact(self, t: float, x: ArrayLike) -> np.ndarray | None:
-        """Evaluates the reaction equation's exact solution, closed or by characteristics.
+        """Evaluates the exact solution at time t and points (m, d); None if unknown.
 
         A moved Gaussian where all is linear with constant σ; without σ along characteristics.
 
@@ -182,7 +182,7 @@ class AdvectionDiffusionReaction(Problem):
         return None if u is None else np.exp(growth * t) * u
 
     def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
-        """Returns a reaction equation's mass, mean, covariance; R linear, σ constant.
+        """Returns mass, mean and covariance for linear R and constant σ; else None.
 
         Args:
           t: time.
@@ -197,7 +197,7 @@ class AdvectionDiffusionReaction(Problem):
         return None if found is None else (found[0] * float(np.exp(growth * t)), *found[1:])
 
     def sample(self, key: KeyOrGenerator, t: float, count: int) -> np.ndarray:
-        """Draws points (count, d) from the reaction equation's exact solution, if known.
+        """Draws points (count, d) from the exact solution, where it is known.
 
         Args:
           key: `jax.random.key`, or a NumPy generator.
@@ -217,7 +217,7 @@ class AdvectionDiffusionReaction(Problem):
         return self._polynomial[k] if len(self._polynomial) > k else 0.0
 
     def _linear_growth(self) -> float | None:
-        """Returns the reaction's growth rate c₁ − tr A if f is affine and R linear."""
+        """Returns the growth rate of the mass for affine f and linear R; else None."""
         if self.velocity or self.potential or self._function:
             return None
         if any(c for k, c in enumerate(self._polynomial) if k != 1):
@@ -226,7 +226,7 @@ class AdvectionDiffusionReaction(Problem):
         return self._coefficient(1) - trace
 
     def _opposite(self) -> OrnsteinUhlenbeck:
-        """Returns the reaction equation's Fokker–Planck problem, with drift −f.
+        """Returns the Fokker–Planck problem of drift −f in which growth is left out.
 
         f·∇u = −∇·(−f u) − (∇·f) u.
         """
@@ -244,7 +244,7 @@ class AdvectionDiffusionReaction(Problem):
         return np.polynomial.polynomial.polyval(u, self._polynomial or (0.0,))
 
     def _characteristic(self, t: float, x: np.ndarray) -> np.ndarray:
-        """Solves the reaction equation on characteristics: ẋ = −f(x), u̇ = p u + R(u)."""
+        """Evaluates the exact solution without diffusion, along characteristics."""
         origin = characteristics.solve(self._velocity, x, t)
 
         def forward(state: np.ndarray) -> np.ndarray:
@@ -256,7 +256,7 @@ class AdvectionDiffusionReaction(Problem):
         return characteristics.solve(forward, start, t)[:, -1]
 
     def _source(self, map: AffineMap) -> TT | None:
-        """Builds the source g plus the reaction's constant c₀ as a train."""
+        """Builds the train of the source g plus the constant term of the reaction R."""
         constant, source = self._coefficient(0), self.source
         ones = [np.ones((1, n, 1)) for n in self.box.shape]
         if source is None:
@@ -271,13 +271,13 @@ class AdvectionDiffusionReaction(Problem):
         return self._known.get(map, self.box, self.tol, summed)
 
     def _reaction(self) -> Callable[[TT, float], TT] | None:
-        """Returns the nonlinear part of the reaction R, a function of trains, or None."""
+        """Returns the nonlinear part of the reaction R as a function of trains, or None."""
         if self._function is not None:
             return self._by_entries
         return self._by_products if any(self._polynomial[2:]) else None
 
     def _by_products(self, v: TT, tol: float) -> TT:
-        """Computes the reaction polynomial Σ_{k ≥ 2} c_k vᵏ."""
+        """Computes the terms Σ_{k ≥ 2} c_k vᵏ of a polynomial reaction as a train."""
         cores = polynomial(hosted_cores(v), self._polynomial, tol)
         return TT._unchecked(tuple(cores)).astype(v.dtype)
 
@@ -288,7 +288,7 @@ class AdvectionDiffusionReaction(Problem):
 
 
 def _conductivity(given: Any, box: Box) -> tuple[Any, list[tuple[Term, Any]]]:
-    """Splits a reaction equation's σ into a constant and terms with matrices; checks signs."""
+    """Splits σ into a constant and pairs (term, matrix); ValueError if it is negative."""
     d = box.dim
     if isinstance(given, Term):
         given = [(given, np.eye(d))]
@@ -310,7 +310,7 @@ def _conductivity(given: Any, box: Box) -> tuple[Any, list[tuple[Term, Any]]]:
 
 
 def polynomial(cores: Cores, coefficients: Sequence[float], tol: float) -> Cores:
-    """Computes the reaction's Σ_{k ≥ 2} c_k vᵏ, each product to relative error of about ``tol``."""
+    """Computes Σ_{k ≥ 2} c_k vᵏ of a train v, each product to relative error ``tol``."""
     last = max(k for k, c in enumerate(coefficients) if c)
     pairs, weights, power = [], [], cores
     for k in range(2, last + 1):
@@ -323,7 +323,7 @@ def polynomial(cores: Cores, coefficients: Sequence[float], tol: float) -> Cores
 
 
 def _products(pairs: Sequence[tuple[Cores, Cores]], weights: list[float], tol: float) -> Cores:
-    """Computes and rounds a reaction's Σ w x∘y without the products, whose ranks multiply."""
+    """Computes a rounded sum Σ w x∘y of entrywise products of trains."""
     if len(pairs[0][0]) == 1:
         return [sum(w * x[0] * y[0] for w, (x, y) in zip(weights, pairs, strict=True))]
     terms = [list(zip(x, y, strict=True)) for x, y in pairs]

@@ -21,7 +21,7 @@ Velocity = Callable[[np.ndarray], np.ndarray]
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
 class ReadyMade(FokkerPlanck):
-    """Fokker–Planck equation whose drift and diffusion follow from a few parameters."""
+    """Base class of Fokker–Planck equations defined by a few physical parameters."""
 
     drift: Any = dataclasses.field(init=False)
     matrix: Any = dataclasses.field(init=False)
@@ -32,14 +32,14 @@ class ReadyMade(FokkerPlanck):
 
 
 def finite(**values: float) -> None:
-    """Raises ValueError for parameters that are not finite numbers."""
+    """Raises ValueError for arguments that are not finite numbers."""
     for name, value in values.items():
         if not (np.ndim(value) == 0 and np.isfinite(value)):
             raise ValueError(f"{name}: expected a finite number, got {value!r}")
 
 
 def positive(**values: float) -> None:
-    """Raises ValueError for parameters that are not positive finite numbers."""
+    """Raises ValueError for arguments that are not positive finite numbers."""
     finite(**values)
     for name, value in values.items():
         if not value > 0:
@@ -49,7 +49,7 @@ def positive(**values: float) -> None:
 def visited(
     velocity: Velocity, diffusion: np.ndarray, start: Gaussian, time: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Computes where paths dx = v dt + √(2D) dW go within a time: (low, high), (d,) each.
+    """Estimates the box (low, high) that paths of an SDE visit, by simulating some.
 
     Args:
       velocity: drift of points (m, d).
@@ -82,7 +82,7 @@ def visited(
 def narrowest(
     velocity: Velocity, diffusion: np.ndarray, start: Gaussian, time: float
 ) -> np.ndarray:
-    """Computes how narrow a density gets along its mean path, to first order in the noise.
+    """Estimates the smallest standard deviations (d,) of a density along its mean path.
 
     Args:
       velocity: drift of points (m, d).
@@ -125,7 +125,7 @@ def _jacobian(velocity: Velocity, x: np.ndarray) -> np.ndarray:
 
 
 def fourier_box(low: Any, high: Any, width: Any, points: float) -> Box:
-    """Builds Fourier axes with so many points per width of a density, (d,).
+    """Builds a Fourier box with ``points`` grid points per standard deviation ``width``.
 
     Their numbers are odd: of an even one ∂ of the highest mode is zero, and along a coordinate
     without noise an operator may have it for a second stationary density.

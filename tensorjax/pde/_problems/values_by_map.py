@@ -1,4 +1,4 @@
-"""Values of fields and sources: remembered for the last maps, asked for in batches of few sizes."""
+"""Wrappers of user functions of points: few batch sizes, checked shapes, cached results."""
 
 import inspect
 from collections.abc import Callable, Hashable
@@ -15,7 +15,7 @@ _SMALLEST = 256
 
 
 class InFewSizes:
-    """Function of points, called with batches of few sizes where JAX evaluates it.
+    """Wrapper of a function of points that pads batches to powers of two, to spare compilations.
 
     JAX compiles every operation anew for every size of a batch, and cross approximation asks for
     batches of a hundred sizes in every map. They are filled up, by the last point, to powers of
@@ -33,7 +33,7 @@ class InFewSizes:
         self._compiles = False
 
     def __call__(self, x: np.ndarray, t: float = 0.0) -> np.ndarray:
-        """Returns f(x), or f(t, x), as a NumPy array in double precision."""
+        """Evaluates f(x), or f(t, x), as a NumPy array in double precision."""
         count = len(x)
         if self._compiles and count:
             full = max(_SMALLEST, 1 << (count - 1).bit_length())
@@ -49,7 +49,7 @@ class InFewSizes:
 
 
 def takes_time(f: Callable[..., Any], name: str) -> bool:
-    """Whether a field is a function of time and points, f(t, x), and not of points alone.
+    """Whether a function takes time and points, f(t, x), and not points alone, f(x).
 
     Raises:
       ValueError: it is neither.
@@ -71,7 +71,7 @@ def takes_time(f: Callable[..., Any], name: str) -> bool:
 
 
 class CheckedField(InFewSizes):
-    """Vector field given as a function of points, or of time and points; checks its values' shape.
+    """Wrapper of a vector field f(x) or f(t, x) that checks the shape of its values.
 
     Args:
       f: (m, dim) ↦ (m, dim).
@@ -88,7 +88,7 @@ class CheckedField(InFewSizes):
         self._expected = f"{name}: expected a function that maps points (m, {dim}) to values"
 
     def __call__(self, x: np.ndarray, t: float = 0.0) -> np.ndarray:
-        """Returns f(x), of the shape of x, as a NumPy array in double precision."""
+        """Evaluates the vector field at points x, as a NumPy array of their shape."""
         out = super().__call__(x, t)
         if out.shape != x.shape:
             raise ValueError(
@@ -99,7 +99,7 @@ class CheckedField(InFewSizes):
 
 
 class Remembered:
-    """Cache of results for the last few maps.
+    """Cache of results that depend on an affine map, a box, a tolerance and a time.
 
     Results depend on the map, the box and the tolerance alone, so that a run and its continuation
     get equal ones. A map at rest is requested again and again.
@@ -117,7 +117,7 @@ class Remembered:
         make: Callable[[], Any],
         t: float | None = None,
     ) -> Any:
-        """Returns the cached result for an affine map, box, tolerance and time, or makes it."""
+        """Returns the cached result for a map, box, tolerance and time; computes it if missing."""
         if _check.is_traced(map, t):
             raise TypeError(
                 f"{self._name}: expected a concrete map and time, got traced ones: this is brought "

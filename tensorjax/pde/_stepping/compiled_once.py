@@ -1,4 +1,4 @@
-"""Compile-once functions: closed-over constants become arguments of one compiled program.
+"""Functions compiled once for all values of the constants that they close over.
 
 `jax.jit` compiles anew for every function object, and constants are part of what it compiles. A
 right side is a new function at every call, with the coefficients of its problem inside. Tracing it
@@ -18,7 +18,7 @@ from tensorjax import _check
 
 
 class Program:
-    """Traced function without its floating-point constants, hashable by its operations.
+    """Traced function whose floating-point constants are arguments; equal if operations are.
 
     Args:
       closed: as traced.
@@ -35,7 +35,7 @@ class Program:
         self._key = str(closed.jaxpr), self._tree, inside, tuple(_unprinted(closed.jaxpr))
 
     def __call__(self, constants: Sequence[Any], *args: Any) -> Any:
-        """Evaluates the compiled-once function at these arguments, with these constants."""
+        """Evaluates the function with the given constants and arguments."""
         given = iter(constants)
         consts = [
             self._inside[i] if i in self._inside else next(given)
@@ -52,7 +52,7 @@ class Program:
 
 
 def separated(f: Callable[..., Any], *args: Any) -> tuple[Program, list[Any]]:
-    """Traces a function to be compiled once: its program, and the constants it closed over."""
+    """Traces a function; returns its `Program` and the constants that it closed over."""
 
     def fresh(*xs: Any) -> Any:  # tracing is remembered by the function object
         return f(*xs)
@@ -72,7 +72,7 @@ def _bytes(c: Any) -> tuple[str, tuple[int, ...], bytes]:
 
 
 def _unprinted(jaxpr: Any) -> Iterator[Any]:
-    """Yields what tells compiled-once programs apart beyond text: inner constants, functions."""
+    """Yields constants and functions inside a traced program that its text does not show."""
     for eqn in jaxpr.eqns:
         for value in jax.tree.leaves(eqn.params):
             if isinstance(value, jex.ClosedJaxpr):

@@ -26,7 +26,7 @@ _SHARE = {"rk4": 0.05, "rk2": 0.5}
 
 
 class Rate(NamedTuple):
-    """Estimate of the fastest rate in a step, times dt, and whether it makes the step unstable.
+    """Estimate of the fastest rate in a time step, times dt, and whether the step is unstable.
 
     Attributes:
       value: of the operator, times dt, from below.
@@ -38,7 +38,7 @@ class Rate(NamedTuple):
 
 
 def rate(method: str, trains: Sequence[Any], change: Sequence[Any] = ()) -> Rate:
-    """Estimates the operator's fastest rate from the stages of a step, to see instability.
+    """Estimates the fastest rate of the operator from the stages of a Runge–Kutta step.
 
     Args:
       method: "rk4" or "rk2".
@@ -57,7 +57,7 @@ def rate(method: str, trains: Sequence[Any], change: Sequence[Any] = ()) -> Rate
 
 
 def _size(gram: Any, weights: Sequence[Any]) -> Any:
-    """Computes ‖Σ w x‖ of a step's stages from a Gram matrix, for the stability check.
+    """Computes the norm ‖Σ w x‖ of a sum of trains from their Gram matrix.
 
     It is exact to √eps of its terms, which suffices here.
     """
@@ -66,7 +66,7 @@ def _size(gram: Any, weights: Sequence[Any]) -> Any:
 
 
 def _gram(trains: Sequence[Any]) -> Any:
-    """Computes all inner products of a step's stages, up to one scale, in a single sweep."""
+    """Computes the Gram matrix of several trains, up to a scale, in one sweep over the modes."""
     widths = [max(r) for r in zip(*(x.ranks for x in trains), strict=True)]
     state = jnp.ones((len(trains),) * 2 + (1, 1), trains[0].dtype)
     for k in range(trains[0].order):

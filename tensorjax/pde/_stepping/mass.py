@@ -22,7 +22,7 @@ _WIDTH, _POWER = 0.6, 8
 
 
 class Quadrature(NamedTuple):
-    """Quadrature weights for masses of trains, and those of the correction.
+    """Quadrature weights of a box for the mass of trains and for its correction.
 
     Attributes:
       weights: of every axis, (n_k,).
@@ -35,7 +35,7 @@ class Quadrature(NamedTuple):
 
 @functools.lru_cache(maxsize=32)
 def quadrature(box: Any) -> Quadrature:
-    """Builds the quadrature of a `Box` for the mass of trains."""
+    """Builds the quadrature weights of a `Box` for the mass of trains."""
     faded = []
     for a in box.axes:
         x = (2 * a.points - a.low - a.high) / (a.high - a.low)
@@ -44,7 +44,7 @@ def quadrature(box: Any) -> Quadrature:
 
 
 def mass_of(cores: Cores, weights: Sequence[Any]) -> float:
-    """Computes the mass ∫ v dy by the quadrature weights of every axis."""
+    """Computes the mass ∫ v dy of a train by quadrature on the grid."""
     left = np.ones(1)
     for c, w in zip(cores, weights, strict=True):
         left = left @ (w @ c)
@@ -52,7 +52,7 @@ def mass_of(cores: Cores, weights: Sequence[Any]) -> float:
 
 
 def mass_of_term(term: Any, weights: Sequence[Any]) -> float:
-    """Computes the mass of a term of a sum (`tensorjax.pde._stepping.sketched_sums`)."""
+    """Computes the mass ∫ t dy of one term t of a sum of trains (`Train` or `Applied`)."""
     f = np.ones((1, 1))
     for k in range(len(weights) - 1, -1, -1):
         f = term.right(k, f, weights[k][:, None])
@@ -60,7 +60,7 @@ def mass_of_term(term: Any, weights: Sequence[Any]) -> float:
 
 
 class Corrected(NamedTuple):
-    """Train with corrected mass, and the norm of the correction.
+    """Train whose mass was corrected, with the norm of the correction.
 
     Attributes:
       cores: right-orthogonal but for the first.
@@ -72,7 +72,7 @@ class Corrected(NamedTuple):
 
 
 def corrected(cores: Cores, at: Quadrature, target: float) -> Corrected | None:
-    """Corrects the mass ∫ v dy to ``target`` without raising ranks; None if impossible.
+    """Corrects a train to a given mass ∫ v dy at the same TT-ranks; None if impossible.
 
     With h the faded constant and P the projection on the tangent space at v, the sum of
     P_k = L_{k−1} (1 − L_k) R_k over the cores k, a P h is added core by core, each P_k taken at
@@ -104,7 +104,7 @@ def corrected(cores: Cores, at: Quadrature, target: float) -> Corrected | None:
 
 
 def _sweep(cores: Cores, at: Quadrature, share: float) -> Iterator[tuple[Any, float, Any]]:
-    """Yields each core's change P_k h in the mass correction, its mass, and the new core.
+    """Yields, core by core, the change that corrects the mass, its mass, and the new core.
 
     All cores but the last come out left-orthogonal.
     """

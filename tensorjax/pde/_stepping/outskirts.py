@@ -1,4 +1,4 @@
-"""Clearing of the outer slabs of a box in which a train holds less than the tolerance.
+"""Removal of a train's tails: outer slabs of the box in which it holds almost nothing.
 
 The drift is fastest far out, where the solution is not: what contracts there multiplies whatever
 small errors lie in its way, and on a periodic grid a drift jumps from one end of an axis to the
@@ -28,7 +28,7 @@ _FADE = 5
 
 
 def cleared(cores: Cores, box: Box, allowed: float) -> Cores:
-    """Sets a train to zero on outer slabs of the axes that hold ``allowed`` of its norm or less.
+    """Sets a train to zero in the outer parts of the box that hold almost none of its norm.
 
     Args:
       cores: right-orthogonal but for the first; so is the result.
@@ -45,7 +45,7 @@ def cleared(cores: Cores, box: Box, allowed: float) -> Cores:
 
 
 def window(cores: Cores, box: Box, allowed: float) -> list[np.ndarray] | None:
-    """Returns masks (n,) of the axes, 1 where a step may change v; None if that is everywhere.
+    """Returns masks (n,) of the axes that are 1 where the train is not negligible, or None.
 
     Within a step v moves by a few points at most, and beyond them there is nothing to be changed.
 
@@ -61,7 +61,7 @@ def window(cores: Cores, box: Box, allowed: float) -> list[np.ndarray] | None:
 
 
 def _inner(cores: Cores, box: Box, allowed: float) -> list[tuple[int, int]]:
-    """Returns the range [first, last) of every axis beyond whose ends v is small; all of a zero."""
+    """Returns for every axis the index range [first, last) outside which v is negligible."""
     whole = [(0, c.shape[1]) for c in cores]
     total = float(np.vdot(cores[0], cores[0]))
     if not (np.isfinite(total) and total > 0):
@@ -81,7 +81,7 @@ def _inner(cores: Cores, box: Box, allowed: float) -> list[tuple[int, int]]:
 
 @functools.lru_cache(maxsize=1024)
 def faded(n: int, first: int, last: int) -> np.ndarray:
-    """Returns a mask (n,), 1 on [first, last) of an axis, that falls to zero over some points.
+    """Returns a mask (n,) that is 1 on [first, last) and falls smoothly to zero outside.
 
     A jump there would be a wave of the highest modes, and spectral derivatives spread those.
     """

@@ -35,7 +35,7 @@ Array = Any
 
 
 class _Affine:
-    """One site of an affine operator. Interfaces (bra, operator, ket), cores (r, n, s)."""
+    """One mode of an affine operator, with its contractions with a train's environments."""
 
     def __init__(self, state: Array, axis: Axis):
         self.state = state
@@ -55,7 +55,7 @@ class _Affine:
 
 
 class _Dense:
-    """One site of a TT-matrix, with its left, right and local contractions."""
+    """One mode of a TT-matrix, with its contractions with a train's environments."""
 
     def __init__(self, core: Array):
         self.core = core
@@ -71,7 +71,7 @@ class _Dense:
 
 
 class _Source:
-    """One site of a source train; its ket bonds are those of the source."""
+    """One mode of a source train, with its contractions with a train's environments."""
 
     def __init__(self, core: Array):
         self.core = core
@@ -87,7 +87,7 @@ class _Source:
 
 
 class _Parts:
-    """Right side, site by site, as a list of parts to be summed."""
+    """Operators and source of a right side, mode by mode, with their environments."""
 
     def __init__(self, rates: Rates):
         self.order = rates.box.dim
@@ -111,12 +111,12 @@ class _Parts:
         return [row[k].right(e, y, y) for row, e in zip(self.rows, edges, strict=True)]
 
     def on_core(self, k: int, lefts: Sequence[Array], rights: Sequence[Array]) -> Any:
-        """Returns the right side of the splitting's equation of core k between interfaces."""
+        """Returns the right side of the ODE of core k, given its left and right environments."""
         parts = list(zip(self.rows, lefts, rights, strict=True))
         return lambda x: sum(row[k].apply(a, b, x) for row, a, b in parts)
 
     def on_bond(self, lefts: Sequence[Array], rights: Sequence[Array]) -> Any:
-        """Returns the right side of the splitting's equation of the matrix on a bond."""
+        """Returns the right side of the ODE of the matrix on a bond, given its environments."""
 
         def apply(s: Array) -> Array:
             total = np.zeros_like(s)
@@ -131,7 +131,7 @@ class _Parts:
 
 
 def _evolved(f: Callable[[Array], Any], x: Array, dt: float) -> Array:
-    """Makes one Runge–Kutta step of ẋ = f(x), a splitting or BUG step's core or bond equation."""
+    """Makes one step of the classical Runge–Kutta method for ẋ = f(x), x an array."""
     k1 = f(x)
     k2 = f(x + dt / 2 * k1)
     k3 = f(x + dt / 2 * k2)
@@ -140,7 +140,7 @@ def _evolved(f: Callable[[Array], Any], x: Array, dt: float) -> Array:
 
 
 def _widened(rates: Rates, v: Cores, dt: float, trim: Trim, share: float) -> Cores:
-    """Widens v's bases, before a splitting or BUG step, by those of the slope, with weight zero."""
+    """Enlarges the bases of a train by those of its slope, at unchanged value."""
     terms = rates.terms(v, trim.tol) or [nothing(v)]
     scale = float(np.linalg.norm(v[0])) / dt
     slope = trim("slope", terms, [1.0] * len(terms), share=share, scale=scale).cores
@@ -151,7 +151,7 @@ def _widened(rates: Rates, v: Cores, dt: float, trim: Trim, share: float) -> Cor
 def _begun(
     at: Callable[[float], Rates], v: Cores, dt: float, trim: Trim, estimate: bool
 ) -> tuple[_Parts, Cores]:
-    """Begins a splitting or BUG step: right side at its middle, reaction frozen; widened v."""
+    """Prepares a splitting or BUG step: right side at its middle, and v with larger bases."""
     rates = at(0.5)
     if not rates.linear:
         terms = rates.terms(v, STAGE * trim.tol)
@@ -163,7 +163,7 @@ def _begun(
 
 
 def _rights(parts: _Parts, v: Cores) -> list[list[Array]]:
-    """Computes the splitting's interfaces (environments) right of core k, for all k."""
+    """Computes the right environments of all cores of a train."""
     out = [parts.edges()]
     for k in range(len(v) - 1, 0, -1):
         out.append(parts.right(k, out[-1], v[k]))
@@ -173,7 +173,7 @@ def _rights(parts: _Parts, v: Cores) -> list[list[Array]]:
 def _ended(
     at: Callable[[float], Rates], v: Cores, new: Cores, dt: float, trim: Trim, estimate: bool
 ) -> Step:
-    """Ends a splitting or BUG step: truncates, estimates the error by the trapezoidal defect."""
+    """Truncates the result of a splitting or BUG step and estimates its error."""
     out = trim.kept(truncated(new, trim.tol, trim.cap)[0], trim.mass(Train(new)))
     if not (estimate and np.isfinite(out.norm)):
         return Step(out)
@@ -186,7 +186,7 @@ def _ended(
 def bug(
     at: Callable[[float], Rates], v: Cores, dt: float, trim: Trim, estimate: bool, past: Any = ()
 ) -> Step:
-    """Makes one step of the rank-adaptive basis-update and Galerkin (BUG) integrator."""
+    """Makes one time step of the rank-adaptive basis-update and Galerkin (BUG) integrator."""
     parts, wide = _begun(at, v, dt, trim, estimate)
     rights = _rights(parts, wide)
     lefts = parts.edges()
@@ -204,7 +204,7 @@ def bug(
 def projector_splitting(
     at: Callable[[float], Rates], v: Cores, dt: float, trim: Trim, estimate: bool, past: Any = ()
 ) -> Step:
-    """Makes one symmetric step of the projector-splitting integrator, of order 2."""
+    """Makes one time step of the symmetric projector-splitting integrator, of order 2."""
     parts, wide = _begun(at, v, dt, trim, estimate)
     cores, lefts = _forth(parts, wide, dt / 2)
     first, *others = _back(parts, cores, lefts, dt / 2)
@@ -217,7 +217,7 @@ def projector_splitting(
 
 
 def _forth(parts: _Parts, v: Cores, dt: float) -> tuple[Cores, list[list[Array]]]:
-    """Sweeps the splitting from the first core to the last; also the interfaces on the left."""
+    """Sweeps the projector splitting from first core to last; returns left environments too."""
     rights, lefts = _rights(parts, v), [parts.edges()]
     out: Cores = []
     core = v[0]
@@ -234,7 +234,7 @@ def _forth(parts: _Parts, v: Cores, dt: float) -> tuple[Cores, list[list[Array]]
 
 
 def _back(parts: _Parts, v: Cores, lefts: Sequence[Sequence[Array]], dt: float) -> Cores:
-    """Sweeps the splitting from the last core, which holds the norm, to the first."""
+    """Sweeps the projector splitting from the last core to the first."""
     rights = parts.edges()
     out: Cores = []
     core = v[-1]

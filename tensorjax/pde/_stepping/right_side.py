@@ -27,12 +27,12 @@ _NEGATIVE = 1e-6
 
 
 def train(cores: Sequence[Any]) -> TT:
-    """Wraps NumPy cores as a train for the right side, without a transfer to a device."""
+    """Wraps NumPy cores as a `TT` without copying them to a device."""
     return TT._unchecked(tuple(cores))
 
 
 def right_side(problem: Any, map: AffineMap, t: float) -> Any:
-    """Builds the right side of a problem, with a reaction that takes trains of NumPy cores.
+    """Builds the right side of a problem, with a reaction that accepts NumPy cores.
 
     It is evaluated as JAX evaluates functions of trains, in its precision.
     """
@@ -49,7 +49,7 @@ def right_side(problem: Any, map: AffineMap, t: float) -> Any:
 
 
 class Rates:
-    """Right side of the equation at one time, in coordinates that move.
+    """Right side Q_y(v) − (Σ y + β)·∇v of an equation at one time, in NumPy arrays.
 
     Args:
       box: of the y-grid.
@@ -75,7 +75,7 @@ class Rates:
         self._source = None if right.source is None else Train(hosted_cores(right.source))
 
     def _seen(self, term: Any) -> Any:
-        """Restricts a term to the rates' window; its mass stays that of the whole."""
+        """Multiplies a term of the right side by the masks of the window, if there is one."""
         if self.window is None:
             return term
         if isinstance(term, Applied):
@@ -86,11 +86,11 @@ class Rates:
 
     @property
     def linear(self) -> bool:
-        """Whether the right side has no nonlinear part."""
+        """Whether the right side has no nonlinear reaction."""
         return self.right.reaction is None
 
     def terms(self, cores: Cores, tol: float) -> list[Term]:
-        """Returns terms whose sum is the right side at v; a reaction to the error ``tol``."""
+        """Returns the terms whose sum is the right side at a train v."""
         out: list[Term] = []
         if self._states is not None:
             images = [differentiated(a, c) for a, c in zip(self.box.axes, cores, strict=True)]
@@ -104,16 +104,16 @@ class Rates:
 
     @property
     def others(self) -> list[Cores]:
-        """Linear operators of the right side beside the affine one, as cores (r, n, n, s)."""
+        """Operators of the right side other than the affine one, as cores (r, n, n, s)."""
         return self._dense
 
     @property
     def source(self) -> Cores | None:
-        """Cores of the right side's source, or None."""
+        """Cores of the right side's source term, or None."""
         return None if self._source is None else self._source.cores
 
     def frozen(self, cores: Cores, tol: float) -> "Rates":
-        """Returns the right side with its reaction frozen at a state, as a source."""
+        """Returns the right side with its reaction replaced by its value at a given train."""
         if self.linear:
             return self
         source = hosted_cores(self.right.reaction(train(cores), tol))
@@ -125,12 +125,12 @@ class Rates:
         return Rates(self.box, right, window=self.window)
 
     def without_sources(self) -> "Rates":
-        """Returns the right side of the linear operators alone, with the motion."""
+        """Returns the right side with its linear operators only."""
         right = dataclasses.replace(self.right, affine=self.affine, source=None, reaction=None)
         return Rates(self.box, right, window=self.window)
 
     def split(self) -> tuple["Rates", "Rates"]:
-        """Splits the right side into stiff S:∇∇v with constant S, and the rest (for IMEX)."""
+        """Splits the right side into constant diffusion and the rest, for IMEX steps."""
         affine = Coefficients() if self.affine is None else self.affine
         if affine.diffusion is None:
             raise ValueError(
@@ -158,7 +158,7 @@ def _check_diffusion(affine: Any) -> None:
 
 
 class Clock:
-    """Cache of the rates at the times within one step, each built once.
+    """Cache of the right side at the times within one step, each built once.
 
     Args:
       problem: whose right side it is.
@@ -175,7 +175,7 @@ class Clock:
         self._built: dict[float, Rates] = {}
 
     def __call__(self, share: float) -> Rates:
-        """Returns the right side, as `Rates`, at t + share·dt."""
+        """Returns the right side at time t + share·dt, as `Rates`."""
         if share not in self._built:
             sigma, beta = self.path.motion(share)
             right = self._first if share == 0 else None

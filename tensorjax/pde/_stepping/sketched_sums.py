@@ -31,7 +31,7 @@ _PROBES = 24
 
 
 class Train:
-    """Train as a term of a sum. Bonds are flat: sketches (w, r), projections (f, r).
+    """Train as one term of a sum that is rounded by random sketches.
 
     ``whole`` is the term of which it is the part in a window, for its mass; itself if None.
     """
@@ -43,16 +43,16 @@ class Train:
         self.modes = [c.shape[1] for c in cores]
 
     def right(self, k: int, f: Array, omega: Array) -> Array:
-        """Computes the sketch (w, r) of a sum's term at a bond from the next one; ω is (n, w)."""
+        """Computes the sketch (w, r) of the train's cores from k on, from that of k + 1 on."""
         return ((self.cores[k] @ f.T) * omega).sum(1).T
 
     def flat(self, k: int, w: Array) -> Array:
-        """Multiplies a projection (f, r) of a sum's term by core k: (f n, s)."""
+        """Multiplies a matrix (f, r) with core k of the train; returns (f n, s)."""
         return tall(absorb(w, self.cores[k]))
 
 
 class Applied:
-    """Operator with cores Σ_p C[:, p, :] ⊗ O_p applied to a train, as a term of a sum.
+    """Operator applied to a train, as one term of a sum that is rounded by random sketches.
 
     Args:
       coefficients: C of every mode, (a, P, b).
@@ -94,7 +94,7 @@ Term = Train | Applied
 
 
 class Rounded(NamedTuple):
-    """Rounded sum: cores, norm, and whether the rank cap was reached.
+    """Rounded sum of trains: cores, norm, and whether the rank cap was reached.
 
     Attributes:
       cores: right-orthogonal but for the first.
@@ -108,12 +108,12 @@ class Rounded(NamedTuple):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """TT-ranks of the interior bonds of the rounded sum."""
+        """TT-ranks of the rounded sum's interior bonds."""
         return tuple(len(c) for c in self.cores[1:])
 
 
 class Runaway(ArithmeticError):
-    """Error that a sum needs ranks beyond its limit; ``cores`` approximate the sum."""
+    """Error raised if the rounding of a sum needs ranks above its limit."""
 
     def __init__(self, cores: Cores):
         super().__init__(f"ranks {[len(c) for c in cores[1:]]} exceed the limit")
@@ -130,7 +130,7 @@ def rounded(
     scale: float | None = None,
     limit: int | None = None,
 ) -> Rounded:
-    """Rounds a sum Σ w_i t_i to the error ``tol``, relative to its norm or to ``scale``.
+    """Rounds a sum of trains Σ w_i t_i to relative error ``tol`` by random sketches.
 
     Args:
       terms: of the same modes.
@@ -172,7 +172,7 @@ def rounded(
 
 
 def projected(terms: Sequence[Term], weights: Sequence[float], widths: Sequence[int]) -> Cores:
-    """Projects a sum on the range of its sketches: left-orthogonal cores but for the last."""
+    """Compresses a sum of trains to given ranks by random sketches, without truncation."""
     sketched, _ = sketches(terms, max(widths))
     ws = [np.full((1, 1), float(w)) for w in weights]
     out: Cores = []
@@ -193,7 +193,7 @@ def projected(terms: Sequence[Term], weights: Sequence[float], widths: Sequence[
 
 
 def sketches(terms: Sequence[Term], width: int) -> tuple[list[list[Array]], list[Array]]:
-    """Computes right sketches (w, r) of a sum's bonds 0 … d−2, one per term; ω of mode 0.
+    """Computes the right random sketches (w, r) of every term of a sum at every bond.
 
     All terms share one scale at every bond: their sum is what counts.
     """
@@ -212,7 +212,7 @@ def sketches(terms: Sequence[Term], width: int) -> tuple[list[list[Array]], list
 
 @functools.lru_cache(maxsize=64)
 def _draw(modes: tuple[int, ...], width: int) -> tuple[list[Array], Array]:
-    """Draws the random train that sketches a sum, cores H diag(ω_i), the same at every call."""
+    """Draws the random train that sketches sums, the same one at every call."""
     rng = np.random.default_rng(width)
     draw = [rng.uniform(-1, 1, (n, width)) for n in modes]
     return draw, np.linalg.qr(rng.uniform(-1, 1, (width, width)))[0]
@@ -221,7 +221,7 @@ def _draw(modes: tuple[int, ...], width: int) -> tuple[list[Array], Array]:
 def truncated(
     cores: Cores, tol: float, cap: int | None = None, scale: float | None = None
 ) -> tuple[Rounded, list[int]]:
-    """Truncates a sum, left-orthogonal but for its last core, by its singular values.
+    """Truncates a left-orthogonal train by its singular values, from the last core to the first.
 
     Returns:
       The result, and how many singular values of each bond exceed a fifth of the threshold.
@@ -250,7 +250,7 @@ def truncated(
 
 
 def _svd(a: Array) -> tuple[Array, Array, Array]:
-    """Computes the SVD of a wide matrix for rounding a sum, by way of its triangular factor."""
+    """Computes the SVD of a wide matrix by a QR factorisation of its transpose."""
     if a.shape[1] <= a.shape[0]:
         return np.linalg.svd(a, full_matrices=False)
     # QR first: an SVD of the small triangle in place of one of the wide matrix, many times the work
@@ -261,7 +261,7 @@ def _svd(a: Array) -> tuple[Array, Array, Array]:
 
 
 def relative_norm(terms: Sequence[Term], weights: Sequence[float], beside: Train) -> float:
-    """Estimates a sum's norm, ‖Σ w_i t_i‖ / ‖beside‖, by one sketch, to fifteen per cent."""
+    """Estimates ‖Σ w_i t_i‖ / ‖beside‖ of trains from one random sketch, to about 15 %."""
     every = [*terms, beside]
     if len(beside.modes) == 1:
         parts = [t.flat(0, np.ones((1, 1))) for t in every]
@@ -274,5 +274,5 @@ def relative_norm(terms: Sequence[Term], weights: Sequence[float], beside: Train
 
 
 def nothing(cores: Cores) -> Train:
-    """Returns the sum of no terms: the zero train of the same modes."""
+    """Returns the zero train with the modes of the given cores, as a term of a sum."""
     return Train([np.zeros((1, c.shape[1], 1)) for c in cores])

@@ -7,7 +7,7 @@ from tensorjax import _check
 
 
 class ConstantStepSize(NamedTuple):
-    """Constant step size ``dt``; the last step before a time to save at may be shorter.
+    """Step-size controller that keeps the given step ``dt``.
 
     Example:
       >>> from tensorjax import pde
@@ -62,7 +62,7 @@ class PIDController(NamedTuple):
     def judge(
         self, error: float, norm: float, previous: tuple[float, ...], k: int
     ) -> tuple[bool, float]:
-        """Decides whether a step is accepted, and the factor for the next step size.
+        """Decides whether a step is accepted; returns that and the factor of the next size.
 
         Args:
           error: estimated, over the norm.
@@ -85,7 +85,7 @@ class PIDController(NamedTuple):
         return accepted, min(max(factor, self.factormin), high)
 
     def scaled(self, error: float, norm: float) -> float:
-        """Returns a step's error divided by what the step-size controller allows.
+        """Returns the estimated error of a step divided by the allowed one.
 
         Args:
           error: estimated, over the norm.
@@ -99,7 +99,7 @@ class PIDController(NamedTuple):
 
 
 def checked(controller: object, dt: float | None) -> ConstantStepSize | PIDController:
-    """Returns the step-size controller (constant for None), with its options and ``dt`` checked.
+    """Returns the step-size controller; raises ValueError if it or ``dt`` is not valid.
 
     Raises:
       ValueError: a step that is missing or not positive, an option out of range.

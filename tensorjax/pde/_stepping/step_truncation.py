@@ -60,7 +60,7 @@ STABLE = {
 
 
 class Step(NamedTuple):
-    """Result of one step: the new v, its error estimate, the slope kept.
+    """Result of one time step: the new train v, its error estimate, and a slope to keep.
 
     Attributes:
       v: rounded, right-orthogonal but for the first core.
@@ -76,7 +76,7 @@ class Step(NamedTuple):
 
 
 class Trim:
-    """Rounding of the sums in one step, with rank guesses and mass correction.
+    """Rounding of the sums within one time step, with rank guesses and mass correction.
 
     Rounding keeps ∫ v dy: what it has taken from v since the run began stays below 5 ``tol`` of the
     whole, for what is beyond is put back by `tensorjax.pde._stepping.mass.corrected`, unless that
@@ -131,7 +131,7 @@ class Trim:
         share: float = STAGE,
         scale: float | None = None,
     ) -> Rounded:
-        """Rounds a sum in a step at ``share`` of the tolerance; relative to ``scale`` if given."""
+        """Rounds a sum of trains to ``share`` of the step's tolerance."""
         final = name == "v"
         tol = self.tol if final else share * self.tol
         out = rounded(
@@ -153,12 +153,12 @@ class Trim:
         return out
 
     def mass(self, term: Term) -> float:
-        """Computes the mass of a step's term, including what a stage lost by rounding."""
+        """Computes the mass of a term, with what the rounding of its stage has lost."""
         lost = [m for c, m in self._lost if isinstance(term, Train) and term.cores is c]
         return sum(lost, masses.mass_of_term(term.whole, self._quadrature.weights))
 
     def kept(self, out: Rounded, mass: float) -> Rounded:
-        """Corrects the mass of the rounded step result if rounding lost more than allowed.
+        """Corrects the mass of a step's result if rounding lost more than is allowed.
 
         It is right-orthogonal but for its first core, and stays so. Its outskirts are cleared.
         """
@@ -177,7 +177,7 @@ class Trim:
         return found
 
     def _corrected(self, out: Rounded, mass: float, allowed: float) -> Rounded:
-        """Corrects a truncated step's train to a mass; leaves it if the change is too large."""
+        """Corrects a train to a given mass, unless that takes too large a change."""
         found = None
         if np.isfinite(out.norm) and np.isfinite(mass):
             found = masses.corrected(out.cores, self._quadrature, mass)
@@ -192,7 +192,7 @@ Stepper = Callable[[Callable[[float], Rates], Cores, float, Trim, bool, Sequence
 def _plus(
     trim: Trim, name: str, trains: Sequence[Cores], weights: Sequence[float], rate: Any, by: float
 ) -> Rounded:
-    """Rounds a stage of a step-truncation method, Σ w t + by · (sum of the terms of a rate)."""
+    """Rounds a Runge–Kutta stage Σ w t + by · (sum of the terms of the right side)."""
     terms = [*map(Train, trains), *rate]
     return trim(name, terms, [*weights, *[by] * len(rate)])
 
@@ -200,7 +200,7 @@ def _plus(
 def rk4(
     at: Callable[[float], Rates], v: Cores, dt: float, trim: Trim, estimate: bool, past: Any = ()
 ) -> Step:
-    """Makes one step, with truncation, of the classical Runge–Kutta method of order 4.
+    """Makes one time step of the classical Runge–Kutta method of order 4, with rounding.
 
     The estimate: with k_5, the slope at the new value, in place of k_4 the same weights give order
     3, so that dt/6 ‖k_4 − k_5‖ is of order dt⁴.
@@ -225,7 +225,7 @@ def rk4(
 def rk2(
     at: Callable[[float], Rates], v: Cores, dt: float, trim: Trim, estimate: bool, past: Any = ()
 ) -> Step:
-    """Makes one step-truncation step of Heun's method, order 2; estimate: distance to Euler's."""
+    """Makes one time step of Heun's method of order 2, with rounding and an error estimate."""
     tol = STAGE * trim.tol
     first = at(0.0).terms(v, tol)
     s2 = _plus(trim, "s2", [v], [1.0], first, dt).cores
@@ -238,7 +238,7 @@ def rk2(
 
 
 def adams_bashforth(order: int) -> Stepper:
-    """Returns a variable-step Adams–Bashforth method, truncated, of order 2 or 3, begun by `rk4`.
+    """Returns the step function of the Adams–Bashforth method of order 2 or 3, with rounding.
 
     The slopes are rounded and kept. The estimate is the distance from the method of one order less.
     """
@@ -274,7 +274,7 @@ def adams_bashforth(order: int) -> Stepper:
 
 
 def adams_weights(t: float, dt: float, times: Sequence[float]) -> np.ndarray:
-    """Computes an Adams–Bashforth step's weights of past slopes over [t, t + dt], over dt."""
+    """Computes the Adams–Bashforth weights of past slopes for a step [t, t + dt], over dt."""
     nodes = (np.asarray(times) - t) / dt
     powers = np.vander(nodes, increasing=True).T
     return np.linalg.solve(powers, 1 / np.arange(1, len(nodes) + 1))
@@ -288,7 +288,7 @@ def imex(
     estimate: bool,
     past: Sequence[Any] = (),
 ) -> Step:
-    """Makes a truncated IMEX step: Crank–Nicolson on S:∇∇v, Adams–Bashforth of order 2 on the rest.
+    """Makes one IMEX time step: Crank–Nicolson for diffusion, Adams–Bashforth for the rest.
 
     (1 − dt/2 D(t + dt)) v⁺ = v + dt/2 D(t) v + dt·(explicit part): the order is 2, steps may vary,
     and the first is of order 1 in the explicit part. The estimate is what the second slope of
@@ -336,7 +336,7 @@ def solved_by_amen(
     enrichment: int = _ENRICHMENT,
     sweeps: int = _SWEEPS,
 ) -> tuple[Cores, float]:
-    """Solves a linear system of an equation by AMEn in double precision; relative residual too."""
+    """Solves a linear system by AMEn in double precision; returns x and its residual."""
     system = System(operator, train(load), train(guess), np.dtype(np.float64), enrichment)
     search = amen_search("auto", "auto", cap, sweeps, enrichment, None)
     out = solution(system, search, tol, cap, True, lambda *_: None)
@@ -346,7 +346,7 @@ def solved_by_amen(
 
 # Name, function, order of the method, slopes of past steps that it needs, order of the estimate.
 class Method(NamedTuple):
-    """Integration method: step function, order, number of past slopes, order of the estimate."""
+    """Time-stepping method: step function, order, past slopes needed, order of the estimate."""
 
     step: Stepper
     order: int

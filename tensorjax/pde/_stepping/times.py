@@ -20,17 +20,17 @@ _UNITS = 8
 
 
 def roundoff(*times: float) -> float:
-    """Returns the difference below which times of this size count as equal."""
+    """Returns the difference up to which times of this size count as equal."""
     return _UNITS * float(np.spacing(max(map(abs, times))))
 
 
 def reaches(dt: float, begin: float, end: float) -> bool:
-    """Whether a step of ``dt`` reaches the time ``end``, up to roundoff."""
+    """Whether a time step ``dt`` from ``begin`` reaches ``end``, up to roundoff."""
     return (end - begin) / dt <= 1 + _hair(dt, begin, end)
 
 
 def step_count(begin: float, end: float, dt: float) -> int:
-    """Returns the count of equal steps of about ``dt`` or less between two times; at least one."""
+    """Returns the number of equal time steps of at most about ``dt`` between two times."""
     return max(1, math.ceil((end - begin) / dt - _hair(dt, begin, end)))
 
 
@@ -39,7 +39,7 @@ def _hair(dt: float, *times: float) -> float:
 
 
 def snapped(times: list[float], t0: float, t1: float) -> list[float]:
-    """Sets ascending times equal that differ from t0, t1 or each other by roundoff only."""
+    """Replaces times that equal t0, t1 or the preceding time up to roundoff by those."""
     out: list[float] = []
     for t in times:
         near = [s for s in (t0, t1, *out[-1:]) if abs(t - s) <= roundoff(t0, t1)]
@@ -48,7 +48,7 @@ def snapped(times: list[float], t0: float, t1: float) -> list[float]:
 
 
 def checked_end(t0: float, t1: Any) -> float:
-    """Checks that the time t1 is not before t0; returns t0 itself where only roundoff parts them.
+    """Returns the end time t1, or t0 if they differ by roundoff; ValueError if it is earlier.
 
     Raises:
       ValueError: an earlier time, or one that is not finite.
