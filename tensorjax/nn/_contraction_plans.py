@@ -1,4 +1,4 @@
-"""Contraction planning of a tensorised layer: forward and backward cost for a batch size.
+"""Planning of a tensorised layer's contraction y = x W: forward and backward cost per batch.
 
 Every way to compute y = x W without changing the result is a tree of pairwise products over x and
 the arrays of W. Its reverse-mode derivative walks the same tree backwards and makes two products of
@@ -47,7 +47,7 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LayerPlan:
-    """Chosen contraction of y = x W for one batch size, its cost, and the other candidates.
+    """Chosen contraction order of y = x W for one batch size, with its cost and the alternatives.
 
     Attributes:
       kind: "halves": W = A B, with A from all arrays of the input's modes and B from those of the
@@ -85,7 +85,7 @@ class LayerPlan:
     contraction: contract.Plan = dataclasses.field(repr=False)
 
     def table(self) -> str:
-        """Formats a layer's contraction plan as a table: the choice and all candidates' costs."""
+        """Formats the plan of a layer as a table of all candidate contraction orders and costs."""
         rows: list[tuple[str, ...]] = [
             ("kind", "forward flops", "fwd+bwd flops", "bytes", "peak", "cost", "path")
         ]
@@ -114,7 +114,7 @@ def plan_layer(
     precision: Any,
     memory_limit: int | None,
 ) -> LayerPlan:
-    """Plans a layer's contraction y = x W for ``batch`` rows; results are cached.
+    """Chooses the cheapest contraction order of a layer's y = x W for ``batch`` rows; cached.
 
     Raises:
       ValueError: no candidate keeps ``memory_limit``, which holds for forward + backward.
@@ -195,7 +195,7 @@ def _cost(plan: contract.Plan) -> float:
 
 
 def _einsum(network: WeightNetwork, batch: int) -> tuple[str, tuple[tuple[int, ...], ...]]:
-    """Returns the einsum expression x, arrays → y of a layer, and its operands' shapes."""
+    """Returns the einsum expression of y = x W with W as a tensor network, and operand shapes."""
     order = len(network.modes)
     row = opt_einsum.get_symbol(1 + max(max(term) for term in network.terms))
 
@@ -208,7 +208,7 @@ def _einsum(network: WeightNetwork, batch: int) -> tuple[str, tuple[tuple[int, .
 
 
 def _trees(network: WeightNetwork) -> dict[str, Tree]:
-    """Returns the candidate contraction orders "halves", "chain" and "dense"; x is operand 0."""
+    """Returns the contraction orders "halves", "chain" and "dense" of y = x W as trees."""
     count = len(network.terms)
     left, right = (fold([k + 1 for k in half]) for half in network.halves)
     return {
@@ -219,7 +219,7 @@ def _trees(network: WeightNetwork) -> dict[str, Tree]:
 
 
 def _forms_weight(network: WeightNetwork, plan: contract.Plan) -> bool:
-    """Checks whether a contraction plan materialises W, or a product as large, without x."""
+    """Whether a contraction order of y = x W forms W, or a product as large, on the way."""
     inputs, _ = plan.expr.split("->")
     terms = [frozenset(term) for term in inputs.split(",")]
     sizes: dict[str, int] = {}

@@ -12,7 +12,7 @@ Gates = Literal["singular values", "ones"]
 
 
 def check_plain(layer: Any) -> None:
-    """Raises ValueError for options of a dense layer that a tensorised one cannot keep."""
+    """Raises ValueError if a dense layer has options that a tensorised layer cannot keep."""
     general = isinstance(layer, nnx.LinearGeneral)
     weight = layer.embedding if isinstance(layer, nnx.Embed) else layer.kernel
     if type(weight) is not nnx.Param:
@@ -39,7 +39,7 @@ def check_plain(layer: Any) -> None:
 
 
 def concrete(parameter: Any) -> jax.Array:
-    """Returns a dense layer's parameter to be converted; TypeError for shapes and tracers."""
+    """Returns the array of a dense layer's parameter; TypeError if it is a shape or traced."""
     value = parameter.get_value()
     if isinstance(value, jax.ShapeDtypeStruct):
         raise TypeError('layer: expected concrete parameters, got shapes; use init="random"')
@@ -51,5 +51,5 @@ def concrete(parameter: Any) -> jax.Array:
 
 
 def check_gates(gates: str) -> None:
-    """Raises ValueError if ``gates`` is no option for conversions of dense layers."""
+    """Raises ValueError unless ``gates`` is "singular values" or "ones"."""
     _check.choice("gates", gates, get_args(Gates))

@@ -22,7 +22,7 @@ Format = Literal["tt", "tucker"]
 
 @dataclasses.dataclass(frozen=True)
 class Certificate:
-    """Error and compression measured when a dense weight was converted to a tensor format.
+    """Error and compression of a tensorised layer, measured at its conversion from a dense one.
 
     Attributes:
       error: ‖W − W'‖ / ‖W‖ (Frobenius), measured with the parameters as they are stored.
@@ -43,7 +43,7 @@ class Certificate:
 
     @property
     def compression(self) -> float:
-        """Compression ratio of a conversion: parameters of the dense layer over the new one's."""
+        """Parameters of the dense layer divided by those of the tensorised layer."""
         return self.numbers_before / self.numbers
 
     def __str__(self) -> str:
@@ -195,7 +195,7 @@ def to_linear(layer: TensorLinear, *, max_bytes: int = MAX_BYTES) -> nnx.Linear:
 def compressed(
     x: np.ndarray, dtype: Any, tol: float | None, rank: Any, gates: Gates
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Compresses a dense layer's folded matrix by TT-SVD into a train's cores and gates.
+    """Compresses a matrix, folded to a tensor, by TT-SVD; returns cores and gates for a layer.
 
     Args:
       x: in double precision.
@@ -218,7 +218,7 @@ def compressed(
 
 
 def _idle(modes: Sequence[int], ranks: Sequence[int]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Returns a train for a zero dense matrix that can still be trained: its last core is zero."""
+    """Returns cores and gates of a zero train that can be trained: only the last core is zero."""
     rng, full = np.random.default_rng(0), (1, *ranks, 1)
     shapes = [(full[k], n, full[k + 1]) for k, n in enumerate(modes)]
     cores = [rng.standard_normal(s) / math.sqrt(s[0] * s[1]) for s in shapes[:-1]]
@@ -228,7 +228,7 @@ def _idle(modes: Sequence[int], ranks: Sequence[int]) -> tuple[list[np.ndarray],
 def canonical(
     cores: Sequence[np.ndarray], cutoff: float
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Moves the singular values of a converted layer's left-orthonormal train into gates.
+    """Moves the singular values of a left-orthonormal train into gates; returns cores and gates.
 
     Args:
       cores: d ≥ 2 arrays (r_{k−1}, n_k, r_k), left-orthonormal up to rounding.
@@ -253,7 +253,7 @@ def canonical(
 
 
 def _balanced(cores: list[np.ndarray]) -> list[np.ndarray]:
-    """Rescales a converted layer's cores to equal norms; the tensor train stays the same."""
+    """Rescales the cores of a train to equal norms, without changing the tensor."""
     norms = [float(np.linalg.norm(c)) for c in cores]
     mean = math.exp(sum(map(math.log, norms)) / len(norms))
     return [c * (mean / norm) for c, norm in zip(cores, norms, strict=True)]
@@ -262,7 +262,7 @@ def _balanced(cores: list[np.ndarray]) -> list[np.ndarray]:
 def _shared(
     cores: list[np.ndarray], gates: list[np.ndarray]
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Splits a converted layer's gates into the neighbouring cores; returns gates of ones."""
+    """Multiplies the roots of all gates into the neighbouring cores; the gates become ones."""
     roots = [np.ones(1), *map(np.sqrt, gates), np.ones(1)]
     cores = [roots[k][:, None, None] * c * roots[k + 1] for k, c in enumerate(cores)]
     return cores, [np.ones_like(g) for g in gates]
@@ -271,7 +271,7 @@ def _shared(
 def dense_matrix(
     layer: Any, kinds: Any, name: str, sides: Sequence[str], tol: Any, rank: Any, max_bytes: int
 ) -> np.ndarray:
-    """Returns a dense layer's matrix to be converted, in double precision, after checks.
+    """Returns the weight matrix of a dense layer in double precision; checks the layer.
 
     ``kinds`` are types that the layer may have, Flax's own first; ``name`` and ``sides`` are its
     attributes with the matrix and with the numbers of rows and columns.
@@ -298,7 +298,7 @@ def dense_matrix(
 def folded(
     matrix: np.ndarray, rows: Sequence[int], columns: Sequence[int], max_bytes: int
 ) -> np.ndarray:
-    """Folds a dense layer's matrix, padded with zeros, to modes of its rows and of its columns."""
+    """Reshapes a matrix, padded with zeros, to a tensor of row modes and column modes."""
     sides = math.prod(rows), math.prod(columns)
     check_bytes(math.prod(sides), np.float64, max_bytes)
     padding = [(0, side - n) for side, n in zip(sides, matrix.shape, strict=True)]
@@ -307,7 +307,7 @@ def folded(
 
 @_check.double_of_ours()
 def _truncated(x: np.ndarray, tol: float | None, rank: Any) -> list[np.ndarray]:
-    """Returns left-orthonormal TT cores for a dense layer, truncated by tolerance or ranks."""
+    """Computes left-orthonormal TT-cores of a tensor, truncated by tolerance or ranks."""
     caps = None if rank is None else train_ranks(rank, x.shape)
     if tol is not None:
         train = tt.from_dense(x, tol=tol)
@@ -319,7 +319,7 @@ def _truncated(x: np.ndarray, tol: float | None, rank: Any) -> list[np.ndarray]:
 
 @_check.double_of_ours()
 def truncated_modes(x: np.ndarray, tol: float | None, rank: Any) -> tuple[Any, list[Any]]:
-    """Returns ST-HOSVD core and factors for a dense layer, by tolerance, ranks, or both."""
+    """Computes core and factors of a tensor by ST-HOSVD, by tolerance, ranks or both."""
     caps = None if rank is None else bounded(rank, x.shape, "mode")
     found = None if tol is None else tucker.from_dense(x, tol=tol)
     if found is not None and caps is not None and any(map(int.__gt__, found.ranks, caps)):
@@ -335,7 +335,7 @@ def parameters(arrays: Sequence[np.ndarray], dtype: Any) -> nnx.List:
 def certify(
     new: Any, made: Any, layer: Any, given: np.ndarray, tol: float | None, modes: Sequence[int]
 ) -> Certificate:
-    """Measures the error of a converted layer, and stores the certificate for that layer.
+    """Measures the error of a layer converted from a dense one; stores it as its `Certificate`.
 
     Args:
       new: the layer.

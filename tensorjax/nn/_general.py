@@ -13,7 +13,7 @@ from tensorjax.nn._linear_base import TensorLinear
 
 
 class TensorLinearGeneral(nnx.Module):
-    """Tensorised linear layer over several axes, called like `flax.nnx.LinearGeneral`.
+    """Tensorised linear layer over several axes, in place of `flax.nnx.LinearGeneral`.
 
     `tensorize` puts it in the place of such layers, of which `flax.nnx.MultiHeadAttention` is made:
     the axes that are contracted are folded into one, and the outputs unfolded.
@@ -47,7 +47,7 @@ class TensorLinearGeneral(nnx.Module):
         self.axis = axis
 
     def __call__(self, inputs: ArrayLike, out_sharding: OutSharding = None) -> jax.Array:
-        """Applies the tensorised layer to the axes ``axis`` of the input.
+        """Applies the layer to the input's axes ``axis``; these come out last.
 
         Args:
           inputs: with axes of the sizes ``in_features`` at ``axis``; all others are batch axes.
@@ -74,12 +74,12 @@ class TensorLinearGeneral(nnx.Module):
 
 @placed_by(like_first)
 def _applied(x: jax.Array, layer: Any, count: int) -> jax.Array:
-    """Applies a linear layer to the last ``count`` axes, folded into one."""
+    """Applies a linear layer to the last ``count`` axes of x, flattened to one."""
     return layer(x.reshape(*x.shape[:-count], math.prod(x.shape[-count:])))
 
 
 def flat(layer: nnx.LinearGeneral) -> nnx.Linear:
-    """Converts a `LinearGeneral` to a `Linear` with its axes folded; parameters may be shapes.
+    """Converts a `LinearGeneral` to a `Linear` layer with flattened axes.
 
     Leading axes of stacked layers are kept.
     """

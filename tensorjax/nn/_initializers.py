@@ -17,7 +17,7 @@ _Shape = tuple[int, ...]
 
 
 def check_init(init: Any) -> Init:
-    """Checks the option ``init`` for random weights: "normal" or "orthogonal"."""
+    """Raises ValueError unless ``init`` is "normal" or "orthogonal"; returns it."""
     if init not in get_args(Init):
         raise ValueError(f"init: expected one of {get_args(Init)}, got {init!r}")
     return init
@@ -31,7 +31,7 @@ def train(
     variance: float,
     dtype: Any,
 ) -> list[nnx.Param]:
-    """Draws initial cores (r, …, s) of a tensor train whose entries have the given variance.
+    """Draws initial TT-cores of a layer whose weight's entries have the given variance.
 
     "orthogonal": isometries left of bond ``split``, adjoint isometries right of it, so that all
     singular values of the unfolding at that bond are one. Where ranks grow faster than modes admit,
@@ -55,7 +55,7 @@ def tucker(
     variance: float,
     dtype: Any,
 ) -> list[nnx.Param]:
-    """Draws an initial Tucker core (s_1, …, s_d) and factors (…, s_k) of the given variance.
+    """Draws initial Tucker core and factors of a layer whose weight has the given variance.
 
     "orthogonal": factors are isometries, and the core is one or its adjoint, where its first
     ``split`` axes are rows and the others columns.
@@ -73,7 +73,7 @@ def tucker(
 def canonical(
     init: Init, rngs: nnx.Rngs, shapes: Sequence[Sequence[int]], variance: float, dtype: Any
 ) -> list[nnx.Param]:
-    """Draws initial factors (…, R) of a CP tensor whose entries have the given variance.
+    """Draws initial CP factors of a layer whose weight's entries have the given variance.
 
     Raises:
       ValueError: ``init`` is "orthogonal".
@@ -89,7 +89,7 @@ def canonical(
 def normals(
     rngs: nnx.Rngs, shapes: Sequence[Sequence[int]], variance: float, terms: int, dtype: Any
 ) -> list[nnx.Param]:
-    """Draws initial normal arrays, so that sums of ``terms`` products have the given variance."""
+    """Draws normal arrays such that sums of ``terms`` products of them have the given variance."""
     scale = (variance / terms) ** (0.5 / len(shapes))
     return _params(rngs, shapes, None, scale, dtype)
 
@@ -144,7 +144,7 @@ def _drawn(
 
 
 def _orthonormal(parts: Sequence[jax.Array], folds: Sequence[_Fold]) -> list[jax.Array]:
-    """Orthonormalises normal draws to Haar isometries, rescaled where a shape admits none."""
+    """Orthonormalises normal random arrays to Haar-distributed isometries."""
     out: list[jax.Array] = []
     for part, (rows, columns, tall) in zip(parts, folds, strict=True):
         matrix = part.reshape(rows, columns)

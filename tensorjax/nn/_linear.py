@@ -15,7 +15,7 @@ from tensorjax.nn._weight_networks import WeightNetwork
 
 
 class TTLinear(TensorLinear):
-    """Linear layer whose weight is a tensor train with a gate on every bond.
+    """Linear layer whose weight is a tensor train with gates on its bonds.
 
     y = x W + bias, with W (N × M) folded into modes, those of the input first:
 
@@ -92,16 +92,16 @@ class TTLinear(TensorLinear):
         return tuple(core.shape[-3] for core in self.cores[1:])
 
     def network(self) -> WeightNetwork:
-        """Returns the structure of a TT linear layer's weight as a tensor network."""
+        """Returns the tensor-network structure of the weight of a TT linear layer."""
         return _weight_networks.train(self.modes, len(self.in_shape), self.ranks)
 
     def arrays(self) -> list[jax.Array]:
-        """Returns the cores of a TT linear layer with the gates absorbed."""
+        """Returns the cores of a TT linear layer's weight, multiplied by its gates."""
         return _weight_networks.gated_train(*(values(part) for part in (self.cores, self.gates)))
 
 
 class TuckerLinear(TensorLinear):
-    """Linear layer whose weight is in Tucker format with a gate on every bond.
+    """Linear layer whose weight is in Tucker format with gates on its bonds.
 
     y = x W + bias, with W (N × M) folded into modes as for `TTLinear`:
 
@@ -151,17 +151,17 @@ class TuckerLinear(TensorLinear):
         return tuple(self.core.shape[-len(self.modes) :])
 
     def network(self) -> WeightNetwork:
-        """Returns the structure of a Tucker linear layer's weight as a tensor network."""
+        """Returns the tensor-network structure of the weight of a Tucker linear layer."""
         return _weight_networks.tucker(self.modes, len(self.in_shape), self.ranks)
 
     def arrays(self) -> list[jax.Array]:
-        """Returns a Tucker linear layer's factors and core, with the gates absorbed."""
+        """Returns factors and core of a Tucker linear layer's weight, multiplied by its gates."""
         factors, gates = values(self.factors), values(self.gates)
         return _weight_networks.gated_tucker(self.core[...], factors, gates, len(self.in_shape))
 
 
 class CPLinear(TensorLinear):
-    """Linear layer whose weight is in CP format: a sum of R products of vectors, with a gate.
+    """Linear layer whose weight is in CP format: a gated sum of R products of vectors.
 
     y = x W + bias, with W (N × M) folded into modes as for `TTLinear`:
 
@@ -205,13 +205,13 @@ class CPLinear(TensorLinear):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """CP-rank of the linear layer's weight as a tuple, (R,): the number of terms."""
+        """CP-rank R of the linear layer's weight, the number of terms, as a tuple (R,)."""
         return (self.factors[0].shape[-1],)
 
     def network(self) -> WeightNetwork:
-        """Returns the structure of a CP linear layer's weight as a tensor network."""
+        """Returns the tensor-network structure of the weight of a CP linear layer."""
         return _weight_networks.canonical(self.modes, len(self.in_shape), self.ranks[0])
 
     def arrays(self) -> list[jax.Array]:
-        """Returns the factors of a CP linear layer with the gate absorbed."""
+        """Returns the factors of a CP linear layer's weight, multiplied by its gate."""
         return _weight_networks.gated_canonical(values(self.factors), self.gates[0][...])

@@ -27,7 +27,7 @@ certificates: weakref.WeakKeyDictionary[nnx.Module, Any] = weakref.WeakKeyDictio
 
 
 class TensorLinear(nnx.Module):
-    """Abstract base class of tensorised linear layers, y = x W + bias; use one of its subclasses.
+    """Abstract base class of the tensorised linear layers y = x W + bias.
 
     Args:
       in_features: N.
@@ -105,38 +105,38 @@ class TensorLinear(nnx.Module):
 
     @abc.abstractmethod
     def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
-        """Initialises a linear layer of any format, for weights of the given variance."""
+        """Draws the initial arrays of the weight, whose entries have the given variance."""
 
     @property
     def certificate(self) -> Any:
-        """Error certificate of a linear layer, in any format, from a dense one; else None."""
+        """Error certificate of a linear layer that was converted from a dense one; else None."""
         return certificates.get(self)
 
     @property
     def modes(self) -> tuple[int, ...]:
-        """Mode sizes of any tensorised linear layer's weight: the input's, then the output's."""
+        """Mode sizes of the linear layer's weight: first the input's, then the output's."""
         return (*self.in_shape, *self.out_shape)
 
     @property
     @abc.abstractmethod
     def ranks(self) -> tuple[int, ...]:
-        """Ranks of the bonds of any tensorised linear layer, from its parameters' shapes."""
+        """Ranks of the bonds of the linear layer's weight, read from its parameters' shapes."""
 
     @property
     def numbers(self) -> int:
-        """Number of parameters of any tensorised linear layer, gates and bias included."""
+        """Number of the linear layer's parameters, gates and bias included."""
         return sum(math.prod(p.shape) for p in jax.tree.leaves(nnx.state(self, nnx.Param)))
 
     @abc.abstractmethod
     def arrays(self) -> list[jax.Array]:
-        """Returns the arrays of a linear layer of any format, with the gates absorbed."""
+        """Returns the arrays of the linear layer's weight, multiplied by its gates."""
 
     @abc.abstractmethod
     def network(self) -> WeightNetwork:
-        """Returns the structure of any linear layer's weight as a tensor network."""
+        """Returns the tensor-network structure of the linear layer's weight."""
 
     def plan(self, batch: int | Sequence[int] = 1, *, dtype: DTypeLike | None = None) -> LayerPlan:
-        """Plans any tensorised linear layer's contraction for a batch, and estimates its cost.
+        """Plans the contraction of the linear layer for a batch size; estimates its cost.
 
         Args:
           batch: rows of the input: one number, or all leading axes.
@@ -169,7 +169,7 @@ class TensorLinear(nnx.Module):
         )
 
     def __call__(self, inputs: ArrayLike, out_sharding: OutSharding = None) -> jax.Array:
-        """Applies any tensorised linear layer to the input's last axis: y = x W + bias.
+        """Applies the linear layer to the last axis of the input: y = x W + bias.
 
         Args:
           inputs: (…, N), any leading axes. They are contracted as one batch, which `plan` is made
@@ -205,7 +205,7 @@ class TensorLinear(nnx.Module):
         return sharded(y, out_sharding)
 
     def _contracted(self, x: jax.Array, arrays: list[jax.Array]) -> jax.Array:
-        """Multiplies rows (b, N) by any linear layer's weight, contracted as planned."""
+        """Multiplies rows (b, N) by the layer's weight in the planned contraction order."""
         rows = math.prod(x.shape[:-1])
         x = x.reshape(rows, self.in_features)
         padding = math.prod(self.in_shape) - self.in_features
@@ -218,7 +218,7 @@ class TensorLinear(nnx.Module):
         return y.reshape(rows, math.prod(self.out_shape))[:, : self.out_features]
 
     def weight(self, *, max_bytes: int = MAX_BYTES) -> jax.Array:
-        """Returns the weight W of any tensorised linear layer as a dense matrix (N, M).
+        """Returns the weight W of the linear layer as a dense matrix (N, M).
 
         Args:
           max_bytes: the largest array that may be made.
@@ -243,7 +243,7 @@ class TensorLinear(nnx.Module):
 
 @placed_by(like_first)
 def _applied(x: jax.Array, contracted: Any, arrays: Any, bias: jax.Array | None) -> jax.Array:
-    """Multiplies (…, N) by any linear layer's weight and adds the bias; returns (…, M)."""
+    """Multiplies inputs (…, N) by a linear layer's weight and adds the bias: (…, M)."""
     lead = x.shape[:-1]
     y = contracted(x, arrays)
     return _biased(y.reshape(*lead, y.shape[-1]), bias)

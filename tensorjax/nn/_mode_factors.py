@@ -1,4 +1,4 @@
-"""Factorisation of feature counts into modes, and bounds of the ranks these modes admit."""
+"""Factorisation of feature counts into mode sizes, and bounds of the ranks for these modes."""
 
 import functools
 import math
@@ -15,7 +15,7 @@ _MODE = 16
 
 
 def factor(n: int, order: int | None = None) -> tuple[int, ...]:
-    """Factorises n into near-equal modes, or the next larger integer that has such factors.
+    """Factorises n into near-equal mode sizes, or the next larger integer that has such factors.
 
     Of all products of ``order`` factors whose largest is at most 3 times their smallest, the
     smallest that is at least n; of the ways to write it, the one of the least sum. So 768 stays as
@@ -77,7 +77,7 @@ def _factor(n: int, order: int) -> tuple[int, ...]:
 def modes(
     features: int, shape: Sequence[int] | None, order: int | None, name: str
 ) -> tuple[int, ...]:
-    """Returns the modes of a feature count: factors given, after checks, or those of `factor`.
+    """Returns the mode sizes of a feature count: the given factors, checked, or those of `factor`.
 
     Args:
       features: how many there are.
@@ -105,7 +105,7 @@ def modes(
 
 
 def train_ranks(rank: int | Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
-    """Returns the interior TT-ranks that the modes admit; an int is cut to their bounds."""
+    """Returns interior TT-ranks for given mode sizes; one int for all is cut to the bounds."""
     bounds = [
         min(math.prod(sizes[:k]), math.prod(sizes[k:])) for k in range(1, len(sizes))
     ]  # fmt: skip
@@ -113,7 +113,7 @@ def train_ranks(rank: int | Sequence[int], sizes: Sequence[int]) -> tuple[int, .
 
 
 def bounded(rank: Any, bounds: Sequence[int], place: str) -> tuple[int, ...]:
-    """Returns one rank per mode or bond: an int is cut to the bounds, a sequence checked.
+    """Returns one rank per mode or bond; an int is cut to the bounds, a sequence is checked.
 
     Raises:
       ValueError: no positive integers, not one per place, or an explicit rank above its bound.

@@ -16,7 +16,7 @@ MAX_BYTES = 2**32
 
 
 def checked_dtype(name: str, dtype: Any) -> np.dtype:
-    """Checks that the dtype of a layer's parameters is real or complex floating-point."""
+    """Returns a layer's parameter dtype; TypeError unless it is real or complex floating."""
     try:
         found = jnp.dtype(dtype)
     except TypeError:
@@ -27,18 +27,18 @@ def checked_dtype(name: str, dtype: Any) -> np.dtype:
 
 
 def check_rngs(rngs: Any) -> None:
-    """Checks that ``rngs`` for parameters are a `flax.nnx.Rngs`; else raises TypeError."""
+    """Raises TypeError unless ``rngs`` is a `flax.nnx.Rngs`."""
     if not isinstance(rngs, nnx.Rngs):
         raise TypeError(f"rngs: expected flax.nnx.Rngs, got {rngs!r}; pass rngs=nnx.Rngs(0)")
 
 
 def gate_dtype(param_dtype: Any) -> Any:
-    """Returns the dtype of gate parameters: at least single, for small steps near 1."""
+    """Returns the dtype of a layer's gates: single precision or the parameters' if wider."""
     return linalg.factor_dtype(param_dtype)
 
 
 def ones(sizes: Sequence[int], dtype: Any) -> nnx.List:
-    """Makes gate parameters of ones, a vector for each size, in the gate dtype."""
+    """Builds gate parameters, vectors of ones of the given lengths."""
     return nnx.List([nnx.Param(jnp.ones((n,), gate_dtype(dtype))) for n in sizes])
 
 
@@ -48,14 +48,14 @@ def values(parameters: Any) -> list[jax.Array]:
 
 
 def settle(layer: nnx.Module, given: nnx.Param) -> None:
-    """Replicates a new layer's parameters on the devices of the parameter it was made from."""
+    """Copies a new layer's parameters to the devices of the parameter it was made from."""
     where = replicated(given.get_value())
     if where is not None:
         nnx.update(layer, jax.device_put(nnx.state(layer), where))
 
 
 def check_bytes(elements: int, dtype: Any, most: int) -> None:
-    """Checks the size limit of a dense weight, ``most`` bytes; raises ValueError beyond it."""
+    """Raises ValueError if a dense weight would need more than ``most`` bytes."""
     _check.number("max_bytes", most, low=0, finite=False)
     needed = elements * np.dtype(jnp.dtype(dtype)).itemsize
     if needed > most:

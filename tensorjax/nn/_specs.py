@@ -218,15 +218,15 @@ class Spec(abc.ABC):
 
     @abc.abstractmethod
     def _linear(self, in_features: int, out_features: int) -> tuple[Any, dict[str, Any]]:
-        """Returns the specification's class of linear layers, and its keyword options."""
+        """Returns the class of linear layers that the specification builds, and its options."""
 
     @abc.abstractmethod
     def _embedding(self, num_embeddings: int, features: int) -> tuple[Any, dict[str, Any]]:
-        """Returns the specification's class of embeddings, and its keyword options."""
+        """Returns the class of embeddings that the specification builds, and its options."""
 
     @abc.abstractmethod
     def _conv(self) -> tuple[Any, dict[str, Any]]:
-        """Returns the specification's class of convolutions, and its keyword options."""
+        """Returns the class of convolutions that the specification builds, and its options."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,7 +252,7 @@ class Dense(Spec):
 
 @dataclasses.dataclass(frozen=True)
 class LowRank(Spec):
-    """Specification of low-rank matrices W = U D V: trains of two cores with a gate.
+    """Specification of layers with low-rank weights W = U D V, with a gate D.
 
     Attributes:
       rank: of the weight; cut at the smaller number of features.
@@ -282,7 +282,7 @@ class LowRank(Spec):
 
 @dataclasses.dataclass(frozen=True)
 class _Format(Spec):
-    """Base class of the tensor-format specifications, with the options that `TT` describes."""
+    """Base class of the specifications `TT`, `Tucker` and `CP`, with their common options."""
 
     rank: int | tuple[int, ...] | None = None
     in_shape: tuple[int, ...] | None = dataclasses.field(default=None, kw_only=True)
@@ -313,7 +313,7 @@ class _Format(Spec):
 
     @abc.abstractmethod
     def _layers(self) -> tuple[Any, Any, Any]:
-        """Returns the specification's classes of linear layers, embeddings and convolutions."""
+        """Returns the classes of linear layers, embeddings and convolutions of the format."""
 
 
 @dataclasses.dataclass(frozen=True)

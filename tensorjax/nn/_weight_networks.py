@@ -17,7 +17,7 @@ Tree = Any  # of positions of operands: an int, or a pair of trees
 
 
 class WeightNetwork(NamedTuple):
-    """Structure of a weight W (n_1 … n_p × m_1 … m_q) as a tensor network. Hashable.
+    """Structure of a layer's weight as a tensor network: axes and shapes. Hashable.
 
     Attributes:
       modes: n_1, …, n_p, m_1, …, m_q.
@@ -53,7 +53,7 @@ class WeightNetwork(NamedTuple):
 
 
 def train(modes: Sequence[int], split: int, ranks: Sequence[int]) -> WeightNetwork:
-    """Describes a weight as a train, W[i_1 … i_d] = G_1[i_1] D_1 G_2[i_2] D_2 … G_d[i_d]."""
+    """Builds the network structure of a TT weight, W[i_1 … i_d] = G_1[i_1] D_1 … G_d[i_d]."""
     order = len(modes)
     full = (1, *ranks, 1)
     shapes = tuple((full[k], n, full[k + 1]) for k, n in enumerate(modes))
@@ -69,7 +69,7 @@ def train(modes: Sequence[int], split: int, ranks: Sequence[int]) -> WeightNetwo
 
 
 def tucker(modes: Sequence[int], split: int, ranks: Sequence[int]) -> WeightNetwork:
-    """Describes a Tucker weight, W[i_1 … i_d] = Σ C[a_1 … a_d] Π_k D_k[a_k] U_k[i_k, a_k].
+    """Builds the network structure of a Tucker weight Σ C[a_1 … a_d] Π_k D_k[a_k] U_k[i_k, a_k].
 
     The arrays come in the order in which one after the other can be multiplied to the input: the
     factors of the input, the core, the factors of the output.
@@ -89,7 +89,7 @@ def tucker(modes: Sequence[int], split: int, ranks: Sequence[int]) -> WeightNetw
 
 
 def canonical(modes: Sequence[int], split: int, rank: int) -> WeightNetwork:
-    """Describes a CP weight as a network, W[i_1 … i_d] = Σ_a D[a] Π_k U_k[i_k, a]."""
+    """Builds the network structure of a CP weight W[i_1 … i_d] = Σ_a D[a] Π_k U_k[i_k, a]."""
     order = len(modes)
     return WeightNetwork(
         modes=tuple(modes),
@@ -102,13 +102,13 @@ def canonical(modes: Sequence[int], split: int, rank: int) -> WeightNetwork:
 
 
 def absorbing(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Chooses, for every gate of a TT weight, the smaller of its two neighbouring cores."""
+    """Returns, for every gate of a TT weight, the smaller of its two neighbouring cores."""
     sizes = [math.prod(shape) for shape in shapes]
     return tuple(k if sizes[k] <= sizes[k + 1] else k + 1 for k in range(len(sizes) - 1))
 
 
 def _as_given(out: list[jax.Array], arguments: Any) -> list[Any]:
-    """Returns shardings that keep a weight's arrays, gates absorbed, placed as before."""
+    """Returns shardings that keep a weight's arrays placed as before their gates were absorbed."""
     given = [x for x in jax.tree.leaves(arguments) if isinstance(x, jax.Array)]
     return [spec_like(x, next(y for y in given if y.shape == x.shape)) for x in out]
 
@@ -127,7 +127,7 @@ def gated_train(cores: Sequence[jax.Array], gates: Sequence[jax.Array]) -> list[
 def gated_tucker(
     core: jax.Array, factors: Sequence[jax.Array], gates: Sequence[jax.Array], split: int
 ) -> list[jax.Array]:
-    """Multiplies a Tucker weight's gates into its factors; returns arrays as `tucker`."""
+    """Multiplies the gates of a Tucker weight into its factors; returns all its arrays."""
     out = [u * g.astype(u.dtype)[None, :] for u, g in zip(factors, gates, strict=True)]
     return [*out[:split], core, *out[split:]]
 
@@ -142,7 +142,7 @@ def gated_canonical(factors: Sequence[jax.Array], gate: jax.Array) -> list[jax.A
 
 
 def fold(positions: Sequence[int]) -> Tree:
-    """Builds the tree that multiplies a weight network's operands from left to right."""
+    """Builds the contraction tree that multiplies operands from left to right."""
     tree: Tree = positions[0]
     for position in positions[1:]:
         tree = (tree, position)
@@ -150,7 +150,7 @@ def fold(positions: Sequence[int]) -> Tree:
 
 
 def path(tree: Tree, count: int) -> tuple[tuple[int, int], ...]:
-    """Converts a weight network's tree of pairs to an opt_einsum path, with products appended.
+    """Converts a contraction tree to an opt_einsum path.
 
     Example:
       >>> path(((0, 1), (2, 3)), 4)
@@ -174,7 +174,7 @@ def path(tree: Tree, count: int) -> tuple[tuple[int, int], ...]:
 
 
 def leaves(steps: Sequence[Sequence[int]], count: int) -> list[frozenset[int]]:
-    """Lists the operands in every product of a weight network's opt_einsum path."""
+    """Lists the operands in each intermediate product of an opt_einsum path."""
     nodes = [frozenset({k}) for k in range(count)]
     found = []
     for step in steps:

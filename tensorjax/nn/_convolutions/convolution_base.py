@@ -1,4 +1,4 @@
-"""Base class of the tensorised convolutions: options, plan, one axis at a time, dense kernel."""
+"""Base class of the tensorised convolutions: options, plan, application, dense kernel."""
 
 import abc
 import dataclasses
@@ -26,7 +26,7 @@ Padding = str | int | Sequence[int | tuple[int, int]]
 
 @dataclasses.dataclass(frozen=True)
 class ConvPlan:
-    """Plan of a tensorised convolution for one input shape, with operation counts.
+    """Plan of a tensorised convolution: in small steps or by the dense kernel, with FLOP counts.
 
     Attributes:
       kind: "sequence": one small convolution after the other, and no dense kernel is made;
@@ -50,7 +50,7 @@ class ConvPlan:
 
 
 class TensorConv(nnx.Module):
-    """Abstract base class of tensorised convolutions, as `flax.nnx.Conv`; use a subclass.
+    """Abstract base class of the tensorised convolutions, counterparts of `flax.nnx.Conv`.
 
     Args:
       in_features: C, channels of the input.
@@ -130,46 +130,46 @@ class TensorConv(nnx.Module):
 
     @abc.abstractmethod
     def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
-        """Initialises a convolution of any format, for kernels of the given variance."""
+        """Draws the initial arrays of the kernel, whose entries have the given variance."""
 
     @property
     def certificate(self) -> Any:
-        """Error certificate of a convolution, in any format, from a dense one; else None."""
+        """Error certificate of a convolution that was converted from a dense one; else None."""
         return certificates.get(self)
 
     @property
     def modes(self) -> tuple[int, ...]:
-        """Mode sizes of any tensorised convolution's kernel: C, k_1, …, k_s, O."""
+        """Mode sizes of the convolution's kernel: C, k_1, …, k_s, O."""
         return (self.in_features, *self.kernel_size, self.out_features)
 
     @property
     @abc.abstractmethod
     def ranks(self) -> tuple[int, ...]:
-        """Ranks of the bonds of any tensorised convolution, from its parameters' shapes."""
+        """Ranks of the bonds of the convolution's kernel, read from its parameters' shapes."""
 
     @property
     def numbers(self) -> int:
-        """Number of parameters of any tensorised convolution, gates and bias included."""
+        """Number of the convolution's parameters, gates and bias included."""
         return sum(math.prod(p.shape) for p in jax.tree.leaves(nnx.state(self, nnx.Param)))
 
     @abc.abstractmethod
     def arrays(self) -> list[jax.Array]:
-        """Returns the arrays of any convolution's kernel with the gates absorbed."""
+        """Returns the arrays of the convolution's kernel, multiplied by its gates."""
 
     @abc.abstractmethod
     def network(self) -> WeightNetwork:
-        """Returns the structure of any convolution's kernel as a tensor network."""
+        """Returns the tensor-network structure of the convolution's kernel."""
 
     @abc.abstractmethod
     def _steps(self, arrays: list[Any]) -> list[tuple[tuple[int, ...], Any]]:
-        """Returns the small convolutions of a sequence: the axes they go over, and the kernels.
+        """Lists the small convolutions that replace the dense one: their axes and kernels.
 
         A kernel is (C', O') where it goes over no axis, else (k of every axis or 1, C', O'), or
         (…, 1, O') where each channel is convolved by itself.
         """
 
     def plan(self, shape: Sequence[int]) -> ConvPlan:
-        """Plans any tensorised convolution for an input shape, by the number of operations.
+        """Decides, for an input shape, whether small steps or the dense kernel cost less.
 
         Args:
           shape: of the input, (batch axes, spatial axes, C).
@@ -196,7 +196,7 @@ class TensorConv(nnx.Module):
         return ConvPlan(kind, min(sequence, dense), sequence, dense)
 
     def __call__(self, inputs: ArrayLike, out_sharding: OutSharding = None) -> jax.Array:
-        """Applies any tensorised convolution, as `flax.nnx.Conv` does.
+        """Applies the convolution to inputs (batch axes, spatial axes, C), as `flax.nnx.Conv`.
 
         Args:
           inputs: (batch axes, spatial axes, C); any number of batch axes.
@@ -220,7 +220,7 @@ class TensorConv(nnx.Module):
         return sharded(_applied(x, self._convolved, arrays, bias), out_sharding)
 
     def _convolved(self, x: jax.Array, arrays: list[jax.Array]) -> jax.Array:
-        """Convolves (batch, …, C) as planned, by the arrays of the kernel."""
+        """Applies the convolution, without bias, in the steps that the plan chose."""
         count = len(self.kernel_size)
         if any(not a.size for a in arrays):  # a bond of rank zero: the bias alone
             arrays = [jnp.zeros([max(n, 1) for n in a.shape], a.dtype) for a in arrays]
@@ -238,7 +238,7 @@ class TensorConv(nnx.Module):
         return x
 
     def _padded(self, x: jax.Array) -> tuple[jax.Array, Any]:
-        """Pads the input where the padding is not one of zeros that XLA makes, as Flax does."""
+        """Pads the input for circular, reflecting and causal padding, as Flax does."""
         count = len(self.kernel_size)
         padding = canonicalize_padding(self.padding, count)
         spans = [
@@ -259,7 +259,7 @@ class TensorConv(nnx.Module):
     def _step(
         self, x: jax.Array, axes: tuple[int, ...], kernel: jax.Array, padding: Any
     ) -> jax.Array:
-        """Convolves over some of the spatial axes; strides, padding and dilation go with those."""
+        """Convolves over some spatial axes only, with their strides, padding and dilation."""
         count = len(self.kernel_size)
 
         def there(values: Sequence[Any], other: Any) -> list[Any]:
@@ -279,7 +279,7 @@ class TensorConv(nnx.Module):
         )
 
     def weight(self, *, max_bytes: int = MAX_BYTES) -> jax.Array:
-        """Returns the kernel of any tensorised convolution as a dense array (k_1, …, k_s, C, O).
+        """Returns the convolution's kernel as a dense array (k_1, …, k_s, C, O).
 
         Args:
           max_bytes: the largest array that may be made.
@@ -299,7 +299,7 @@ class TensorConv(nnx.Module):
         return self._dense(wide).astype(arrays[0].dtype)
 
     def _dense(self, arrays: Sequence[jax.Array]) -> jax.Array:
-        """Contracts a convolution's arrays to its dense kernel, channels last."""
+        """Contracts the arrays of a convolution to its dense kernel (k_1, …, k_s, C, O)."""
         network = self.network()
         operands: list[Any] = []
         for a, term in zip(arrays, network.terms, strict=True):
@@ -311,7 +311,7 @@ class TensorConv(nnx.Module):
 
 
 def _frozen(padding: Any) -> Any:
-    """Returns padding with tuples for lists, since options of a module are hashed."""
+    """Converts a convolution's padding from lists to tuples, so that it can be hashed."""
     if isinstance(padding, str | int):
         return padding
     return tuple(p if isinstance(p, int) else tuple(p) for p in padding)

@@ -18,7 +18,7 @@ Steps = list[tuple[tuple[int, ...], Any]]
 
 
 class TTConv(TensorConv):
-    """Convolution whose kernel is a tensor train with a gate on every bond, one axis at a time.
+    """Convolution whose kernel is a tensor train with gates on its bonds, applied axis by axis.
 
     K[i_1 … i_s, c, o] = G_0[c] D_0 G_1[i_1] D_1 … G_s[i_s] D_s G_{s+1}[o]: channels to r_0 by a
     pointwise product, a convolution over each spatial axis alone, and a pointwise product to the
@@ -68,11 +68,11 @@ class TTConv(TensorConv):
         return tuple(core.shape[-3] for core in self.cores[1:])
 
     def network(self) -> WeightNetwork:
-        """Returns the structure of a TT convolution's kernel as a tensor network."""
+        """Returns the tensor-network structure of the kernel of a TT convolution."""
         return _weight_networks.train(self.modes, 1, self.ranks)
 
     def arrays(self) -> list[jax.Array]:
-        """Returns the cores of a TT convolution with the gates absorbed."""
+        """Returns the cores of a TT convolution's kernel, multiplied by its gates."""
         return _weight_networks.gated_train(values(self.cores), values(self.gates))
 
     def _steps(self, arrays: list[Any]) -> Steps:
@@ -87,7 +87,7 @@ class TTConv(TensorConv):
 
 
 class LowRankConv(TTConv):
-    """Convolution whose kernel, as a matrix (C Π k, O), has low rank: to r channels, then to O.
+    """Convolution whose kernel, as a matrix (C k_1 ⋯ k_s, O), is a product of rank r.
 
     It is a `TTConv` of two cores, with the spatial axes and the input's channels in the first.
 
@@ -117,7 +117,7 @@ class LowRankConv(TTConv):
 
     @property
     def modes(self) -> tuple[int, ...]:
-        """Sides of the low-rank convolution's kernel as a matrix: C Π k, O."""
+        """Sizes (C k_1 ⋯ k_s, O) of the low-rank convolution's kernel as a matrix."""
         return (self.in_features * math.prod(self.kernel_size), self.out_features)
 
     def _steps(self, arrays: list[Any]) -> Steps:
@@ -129,7 +129,7 @@ class LowRankConv(TTConv):
 
 
 class TuckerConv(TensorConv):
-    """Convolution whose kernel is in Tucker format with a gate on every bond.
+    """Convolution whose kernel is in Tucker format with gates on its bonds.
 
     K[i_1 … i_s, c, o] = Σ G[a, b_1 … b_s, z] U[c, a] Π_k V_k[i_k, b_k] W[o, z] (gates left out): a
     pointwise product from C to a few channels, one convolution with all spatial axes between them,
@@ -178,11 +178,11 @@ class TuckerConv(TensorConv):
         return tuple(self.core.shape[-len(self.modes) :])
 
     def network(self) -> WeightNetwork:
-        """Returns the structure of a Tucker convolution's kernel as a tensor network."""
+        """Returns the tensor-network structure of the kernel of a Tucker convolution."""
         return _weight_networks.tucker(self.modes, 1, self.ranks)
 
     def arrays(self) -> list[jax.Array]:
-        """Returns a Tucker convolution's factors and core, with the gates absorbed."""
+        """Returns factors and core of a Tucker convolution's kernel, multiplied by its gates."""
         factors, gates = values(self.factors), values(self.gates)
         return _weight_networks.gated_tucker(self.core[...], factors, gates, 1)
 
@@ -204,7 +204,7 @@ class TuckerConv(TensorConv):
 
 
 class CPConv(TensorConv):
-    """Convolution whose kernel is in CP format: a sum of R products of vectors, with a gate.
+    """Convolution whose kernel is in CP format: a gated sum of R products of vectors.
 
     K[i_1 … i_s, c, o] = Σ_a D[a] U[c, a] Π_k V_k[i_k, a] W[o, a]: a pointwise product from C to R
     channels, a convolution of each channel by itself over one axis after the other, and a pointwise
@@ -247,15 +247,15 @@ class CPConv(TensorConv):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """CP-rank of the convolution's kernel as a tuple, (R,): the number of terms."""
+        """CP-rank R of the convolution's kernel, the number of terms, as a tuple (R,)."""
         return (self.factors[0].shape[-1],)
 
     def network(self) -> WeightNetwork:
-        """Returns the structure of a CP convolution's kernel as a tensor network."""
+        """Returns the tensor-network structure of the kernel of a CP convolution."""
         return _weight_networks.canonical(self.modes, 1, self.ranks[0])
 
     def arrays(self) -> list[jax.Array]:
-        """Returns the factors of a CP convolution with the gate absorbed."""
+        """Returns the factors of a CP convolution's kernel, multiplied by its gate."""
         return _weight_networks.gated_canonical(values(self.factors), self.gates[0][...])
 
     def _steps(self, arrays: list[Any]) -> Steps:

@@ -145,7 +145,7 @@ def to_conv(layer: TensorConv, *, max_bytes: int = MAX_BYTES) -> nnx.Conv:
 
 
 def dense_conv(layer: TensorConv, kernel: Any) -> nnx.Conv:
-    """Builds `flax.nnx.Conv` with the options of a tensorised convolution, and a kernel."""
+    """Builds a `flax.nnx.Conv` with the options of a tensorised convolution and a given kernel."""
     return nnx.Conv(
         layer.in_features,
         layer.out_features,
@@ -160,7 +160,7 @@ def dense_conv(layer: TensorConv, kernel: Any) -> nnx.Conv:
 
 
 def _checked_kernel(layer: Any, tol: Any, rank: Any, format: Any, max_bytes: int) -> np.ndarray:
-    """Returns the kernel (C, k_1, …, k_s, O) of a dense convolution in double precision."""
+    """Returns the kernel of a dense convolution in double precision, channels first; checks it."""
     if type(layer) is not nnx.Conv:
         raise TypeError(f"layer: expected a flax.nnx.Conv, got {type(layer).__name__}")
     if format not in _CLASSES:
@@ -192,7 +192,7 @@ def _terms(rank: Any, modes: Sequence[int]) -> int:
 
 
 def _alternating(x: np.ndarray, terms: int) -> list[np.ndarray]:
-    """Fits a sum of products of vectors to a tensor, by alternating least squares.
+    """Fits the factors of a CP tensor to a dense one by alternating least squares.
 
     It starts with the leading singular vectors of every unfolding, filled up by normal ones.
     """

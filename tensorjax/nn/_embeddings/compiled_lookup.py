@@ -1,4 +1,4 @@
-"""Embedding lookup and its gradient: by compiled code on a CPU, by XLA on other platforms.
+"""Embedding lookup and its gradient: by compiled C++ code on a CPU, by XLA elsewhere.
 
 Both take the arrays of the layer, since each plans its own products of them. The backward pass
 merges the cores again; in one program with the forward pass, XLA removes the duplicate product.
@@ -22,14 +22,14 @@ _Arrays = Sequence[jax.Array]
 
 
 def lookup(request: Request, operands: _Arrays, gates: _Arrays, ids: jax.Array) -> jax.Array:
-    """Looks up embedding rows for ids (n,) in [0, size + 1], by compiled code if planned."""
+    """Looks up embedding rows (n, features) for ids (n,), by C++ or XLA as the request says."""
     if request.cuts:
         return _rows(request, operands, gates, ids)
     return lookup_by_xla(request, operands, gates, ids)
 
 
 def _by_xla(request: Request, operands: _Arrays, gates: _Arrays, ids: jax.Array) -> jax.Array:
-    """Looks up embedding rows by XLA, with the plan for platforms without compiled code."""
+    """Looks up embedding rows by XLA, planned anew for platforms without the C++ code."""
     plan = make_plan(request.network, request.features, len(ids), request.capacity, request.rows)
     return lookup_by_xla(plan._request._replace(dtype=request.dtype), operands, gates, ids)
 

@@ -1,4 +1,4 @@
-"""Embedding lookup that makes each distinct id's row once, with static shapes under jit.
+"""Embedding lookup that computes the row of every distinct id only once, under jit too.
 
 Ids are sorted and numbered; rows are made for as many distinct ids as the *capacity* says and
 copied to where they are wanted. Where there are more distinct ids, a loop makes the rows of the
@@ -23,7 +23,7 @@ try:
 except ImportError:  # JAX 0.11.2 dropped this hint: same results, computed on every device
 
     def shard_alike(x: Any, y: Any) -> tuple[Any, Any]:
-        """Returns both arrays of a distinct-id lookup unchanged, where JAX has no `shard_alike`."""
+        """Returns both arrays unchanged; replacement for JAX versions without `shard_alike`."""
         return x, y
 
 
@@ -33,14 +33,14 @@ _Tables = Sequence[jax.Array]
 def lookup_by_xla(
     request: Request, operands: Sequence[jax.Array], gates: Sequence[jax.Array], ids: jax.Array
 ) -> jax.Array:
-    """Looks up rows (n, features) by XLA, each distinct id's row made once if planned."""
+    """Looks up embedding rows (n, features) by XLA, once per distinct id if so planned."""
     if not request.distinct:
         return make_rows(request, operands, gates, ids)
     return _distinct_rows(request, tables_of(request, operands, gates), ids)
 
 
 class _Distinct(NamedTuple):
-    """Distinct ids in ascending order, and the slot of every id among them.
+    """Distinct ids of an embedding lookup, ascending, and the position of every id among them.
 
     Attributes:
       ids: (a multiple of the capacity,), filled up with ids of rows that are zero.
@@ -71,7 +71,7 @@ def _distinct(request: Request, ids: jax.Array) -> _Distinct:
 
 
 def _sorted(ids: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
-    """Sorts ids below ``most`` to find the distinct ones; returns their positions too."""
+    """Sorts embedding ids below ``most``; returns them and their original positions."""
     (count,) = ids.shape
     position = jnp.arange(count, dtype=ids.dtype)
     if not is_static(count) or most * count > jnp.iinfo(ids.dtype).max:
@@ -84,7 +84,7 @@ def _sorted(ids: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _part(request: Request, found: _Distinct, k: Any) -> jax.Array:
-    """Returns the k-th slice of the distinct ids, of the length of the capacity."""
+    """Returns the k-th block of the distinct ids of an embedding lookup."""
     capacity = request.count
     return jax.lax.dynamic_slice_in_dim(found.ids, k * capacity, capacity)
 
@@ -95,7 +95,7 @@ def _over_parts(
     begin: Callable[[Any], Any],
     go_on: Callable[[Any, Any], Any],
 ) -> Any:
-    """Computes ``begin`` of the first part of the distinct ids, and ``go_on`` of each other one."""
+    """Loops over the blocks of distinct ids: ``begin`` for the first, ``go_on`` for others."""
     first = jnp.zeros((), found.ids.dtype)
     return jax.lax.while_loop(
         lambda state: state[0] * request.count < found.count,

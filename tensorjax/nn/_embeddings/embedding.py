@@ -16,7 +16,7 @@ from tensorjax.nn._parameters import ones, values
 
 
 class TTEmbedding(Embedding):
-    """Embedding whose table is a TT-matrix with a gate on every bond.
+    """Embedding whose table is a TT-matrix with gates on its bonds.
 
     With rows i = (i_1 … i_D) and columns j = (j_1 … j_D), both folded into modes,
 
@@ -116,7 +116,7 @@ class TTEmbedding(Embedding):
 
 
 class TuckerEmbedding(Embedding):
-    """Embedding whose table is in Tucker format with a gate on every bond.
+    """Embedding whose table is in Tucker format with gates on its bonds.
 
     With rows and columns folded into modes as those of `TTEmbedding`,
 
@@ -172,7 +172,7 @@ class TuckerEmbedding(Embedding):
 
 
 class CPEmbedding(Embedding):
-    """Embedding whose table is in CP format, a sum of products of vectors, with a gate.
+    """Embedding whose table is in CP format, a gated sum of products of vectors.
 
     With rows and columns folded into modes as those of `TTEmbedding`,
 
@@ -217,7 +217,7 @@ class CPEmbedding(Embedding):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """CP-rank of the embedding's table as a tuple, (R,): the number of terms."""
+        """CP-rank R of the embedding's table, the number of terms, as a tuple (R,)."""
         return (self.gates[0].shape[-1],)
 
     def _network(self) -> tuple[list[jax.Array], LookupNetwork]:

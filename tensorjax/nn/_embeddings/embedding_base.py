@@ -38,7 +38,7 @@ def fold(
     feature_shape: Sequence[int] | None,
     order: int | None,
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the row and column factors of an embedding's table: those given, or chosen.
+    """Returns the factors of an embedding table's row and column counts: given ones, or chosen.
 
     Args:
       num_embeddings: rows.
@@ -135,34 +135,34 @@ class Embedding(nnx.Module):
 
     @abc.abstractmethod
     def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
-        """Initialises an embedding of any format, for table entries of the given variance."""
+        """Draws the initial arrays of the table, whose entries have the given variance."""
 
     @abc.abstractmethod
     def _network(self) -> tuple[list[jax.Array], LookupNetwork]:
-        """Returns any embedding's arrays without gates, and their tensor-network structure."""
+        """Returns the arrays of the embedding's table without gates, and their structure."""
 
     def _gated(self) -> tuple[list[jax.Array], LookupNetwork]:
-        """Returns any embedding's arrays with gates absorbed, and their network structure."""
+        """Returns the arrays of the embedding's table, multiplied by gates, and their structure."""
         arrays, network = self._network()
         return networks.gated(network, arrays, values(self.gates)), network
 
     @property
     @abc.abstractmethod
     def ranks(self) -> tuple[int, ...]:
-        """Ranks of the bonds with a gate, for an embedding of any format."""
+        """Ranks of those bonds of the embedding's table that have a gate."""
 
     @property
     def certificate(self) -> Any:
-        """Error certificate of an embedding, in any format, from a dense one; else None."""
+        """Error certificate of an embedding that was converted from a dense one; else None."""
         return certificates.get(self)
 
     @property
     def numbers(self) -> int:
-        """Number of parameters of an embedding of any format, gates included."""
+        """Number of the embedding's parameters, gates included."""
         return sum(int(x.size) for x in jax.tree.leaves(nnx.state(self, nnx.Param)))
 
     def plan(self, count: int) -> LookupPlan:
-        """Plans any embedding's lookup of ``count`` ids on this process's devices, with cost.
+        """Plans the lookup of ``count`` ids in the embedding, with operation counts.
 
         Args:
           count: how many ids a call looks up, repeated ones included.
@@ -176,7 +176,7 @@ class Embedding(nnx.Module):
     def _plan(
         self, operands: list[jax.Array], network: LookupNetwork, count: Any, sweeps: bool = True
     ) -> LookupPlan:
-        """Plans any embedding's lookup, with compiled CPU code where that is possible."""
+        """Plans the lookup of ids in the embedding, by compiled CPU code where possible."""
         if not _symbolic.is_static(count):
             return symbolic_plan(network, self.features, self.capacity, self.num_embeddings)
         held = (*operands, *values(self.gates))
@@ -192,7 +192,7 @@ class Embedding(nnx.Module):
         )
 
     def __call__(self, ids: ArrayLike, out_sharding: OutSharding = None) -> jax.Array:
-        """Looks up the rows of integer ids, for an embedding of any format.
+        """Looks up the rows of integer ids in the embedding's table.
 
         Args:
           ids: (…), integers of any type. A number of them that `jax.export` leaves open is planned
@@ -225,7 +225,7 @@ class Embedding(nnx.Module):
         return sharded(_rows(where, request, operands, values(self.gates)), out_sharding)
 
     def attend(self, query: ArrayLike, out_sharding: OutSharding = None) -> jax.Array:
-        """Returns an embedding's logits query · Eᵀ of all rows, as `flax.nnx.Embed.attend`.
+        """Computes the logits query · Eᵀ for all rows of the table E, as `flax.nnx.Embed.attend`.
 
         Args:
           query: (…, features).
@@ -271,7 +271,7 @@ class Embedding(nnx.Module):
         return logits.reshape(*lead, self.num_embeddings)
 
     def table(self, *, max_bytes: int = MAX_BYTES) -> jax.Array:
-        """Returns the dense table (num_embeddings, features) of an embedding of any format.
+        """Returns the embedding's table as a dense array (num_embeddings, features).
 
         Args:
           max_bytes: the largest array that may be made, the padding of the modes included.
@@ -298,7 +298,7 @@ class Embedding(nnx.Module):
         weights: ArrayLike | None = None,
         mode: Mode = "sum",
     ) -> jax.Array:
-        """Returns the sum or mean of embedding rows for each bag of ids, with optional weights.
+        """Computes the sum or mean of the embedding rows of each bag of ids, perhaps weighted.
 
         Args:
           ids: (…, length): each last axis is a bag, filled up with the padding id. Or (n,) with

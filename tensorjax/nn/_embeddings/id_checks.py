@@ -13,7 +13,7 @@ OutOfRange = Literal["error", "clip", "zero"]
 
 
 def policy(value: Any) -> OutOfRange:
-    """Checks the option for embedding ids out of range: "error", "clip" or "zero"."""
+    """Raises ValueError unless ``out_of_range`` is "error", "clip" or "zero"; returns it."""
     if value not in get_args(OutOfRange):
         raise ValueError(f"out_of_range: expected one of {get_args(OutOfRange)}, got {value!r}")
     return value
@@ -22,7 +22,7 @@ def policy(value: Any) -> OutOfRange:
 def resolve(
     ids: Any, *, rows: int, size: int, padding_idx: int | None, out_of_range: OutOfRange
 ) -> jax.Array:
-    """Maps embedding ids to rows; padding ids and ids out of range get sentinel values.
+    """Converts embedding ids to row numbers; padding and invalid ids get numbers beyond the rows.
 
     Args:
       ids: integers of any shape: an array, a number, or nested lists.

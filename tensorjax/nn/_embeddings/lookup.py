@@ -1,4 +1,4 @@
-"""Cheapest contraction order for rows of a TT, Tucker or CP matrix, and the gather itself.
+"""Embedding lookup in a TT, Tucker or CP matrix: its cheapest contraction order, and rows.
 
 The matrix has rows i = (i_1 … i_D) and columns j = (j_1 … j_D), both folded into modes, and is a
 network of arrays: the cores of a TT-matrix, the factors of a CP or Tucker tensor. A row is that
@@ -31,7 +31,7 @@ _MOVE = 32
 
 
 class LookupNetwork(NamedTuple):
-    """Structure of a compressed matrix, rows and columns folded, as a tensor network. Hashable.
+    """Structure of an embedding's table as a tensor network of row and column modes. Hashable.
 
     Attributes:
       terms: for each array the labels of its axes: row mode k is k, and the axes that stay are
@@ -46,23 +46,23 @@ class LookupNetwork(NamedTuple):
 
     @property
     def order(self) -> int:
-        """Number D of row modes, into which an embedding lookup splits ids."""
+        """Number of the row modes of an embedding's table."""
         return len({axis for term in self.terms for axis in term if axis < _ROWS})
 
     @property
     def sizes(self) -> dict[int, int]:
-        """Size of each axis in the embedding lookup's network, by its label."""
+        """Sizes of all axes of an embedding's tensor network, by their labels."""
         pairs = zip(self.terms, self.shapes, strict=True)
         return {a: n for term, shape in pairs for a, n in zip(term, shape, strict=True)}
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """Sizes of the row modes in the embedding lookup's network."""
+        """Sizes of the row modes of an embedding's table."""
         return tuple(self.sizes[k] for k in range(self.order))
 
     @property
     def columns(self) -> tuple[int, ...]:
-        """Sizes of the column modes in the embedding lookup's network."""
+        """Sizes of the column modes of an embedding's table."""
         return tuple(self.sizes[column(k)] for k in range(self.order))
 
 
@@ -73,17 +73,17 @@ _IDS = _ROWS
 
 
 def bond(k: int) -> int:
-    """Returns the label of the bond to the left of mode k in an embedding lookup's network."""
+    """Returns the label of the bond left of mode k in an embedding's tensor network."""
     return _ROWS + 1 + 2 * k
 
 
 def column(k: int) -> int:
-    """Returns the label of column mode k in an embedding lookup's network."""
+    """Returns the label of column mode k in an embedding's tensor network."""
     return _ROWS + 2 + 2 * k
 
 
 def train(shapes: Sequence[tuple[int, ...]]) -> LookupNetwork:
-    """Describes a TT-matrix for lookups, E[i, j] = G_1[i_1, j_1] … G_D[i_D, j_D].
+    """Builds the network structure of a TT-matrix E[i, j] = G_1[i_1, j_1] … G_D[i_D, j_D].
 
     The shapes are of the cores (r, m, n, s).
     """
@@ -93,12 +93,12 @@ def train(shapes: Sequence[tuple[int, ...]]) -> LookupNetwork:
 
 
 def is_train(network: LookupNetwork) -> bool:
-    """Checks whether an embedding lookup's network is what `train` makes of its shapes."""
+    """Whether an embedding's tensor network is that of a TT-matrix."""
     return all(len(s) == 4 for s in network.shapes) and network == train(network.shapes)
 
 
 def canonical(shapes: Sequence[tuple[int, ...]]) -> LookupNetwork:
-    """Describes a CP matrix for row lookups, E[i, j] = Σ_a Π_k U_k[i_k, j_k, a].
+    """Builds the network structure of a CP matrix E[i, j] = Σ_a Π_k U_k[i_k, j_k, a].
 
     The shapes are of the factors, of three axes.
     """
@@ -108,7 +108,7 @@ def canonical(shapes: Sequence[tuple[int, ...]]) -> LookupNetwork:
 
 
 def tucker(shapes: Sequence[tuple[int, ...]]) -> LookupNetwork:
-    """Describes a Tucker matrix for lookups, Σ_a C[a_1 … a_D] Π_k U_k[i_k, j_k, a_k].
+    """Builds the network structure of a Tucker matrix Σ_a C[a_1 … a_D] Π_k U_k[i_k, j_k, a_k].
 
     The shapes are of the core, and then of the factors.
     """
@@ -119,7 +119,7 @@ def tucker(shapes: Sequence[tuple[int, ...]]) -> LookupNetwork:
 
 
 def _as_given(out: list[jax.Array], arguments: Any) -> list[Any]:
-    """Returns shardings that keep an embedding's arrays, gates absorbed, placed as before."""
+    """Returns shardings that keep an embedding's arrays, multiplied by gates, placed as before."""
     arrays = arguments[0][1]
     return [spec_like(x, given) for x, given in zip(out, arrays, strict=True)]
 
@@ -131,7 +131,7 @@ def gated(
     gates: Sequence[jax.Array],
     spared: Sequence[int] = (),
 ) -> list[jax.Array]:
-    """Multiplies gates into an embedding lookup's arrays, except those in ``spared``."""
+    """Multiplies the gates of an embedding into its arrays, except for the gates in ``spared``."""
     out = list(arrays)
     for number, ((k, axis), gate) in enumerate(zip(network.gates, gates, strict=True)):
         if number not in spared:
@@ -140,13 +140,13 @@ def gated(
 
 
 def scaled(array: jax.Array, axes: Sequence[int], axis: int, gate: jax.Array) -> jax.Array:
-    """Multiplies an array of an embedding lookup by a gate along the given label's axis."""
+    """Multiplies an array by a gate along the axis with the given label."""
     shape = [gate.shape[0] if a == axis else 1 for a in axes]
     return array * gate.astype(array.dtype).reshape(shape)
 
 
 def spared_gates(tree: "Tree", network: LookupNetwork, count: int) -> tuple[int, ...]:
-    """Selects a lookup's gates that are cheaper to multiply into slices than whole arrays."""
+    """Selects the gates that are multiplied into looked-up slices more cheaply than into arrays."""
     rows = {
         node.operands[0]: math.prod(network.sizes[k] for k in node.modes)
         for node in tree.root.tables()
@@ -156,7 +156,7 @@ def spared_gates(tree: "Tree", network: LookupNetwork, count: int) -> tuple[int,
 
 
 def in_place(tree: "Tree", network: LookupNetwork, count: int) -> tuple[int, ...]:
-    """Selects arrays to look up rows in along the mode's own axis, without a transpose.
+    """Selects the arrays from which slices are looked up without a transpose.
 
     As tables, the whole arrays and their gradients would be transposed.
     """
@@ -173,7 +173,7 @@ def in_place(tree: "Tree", network: LookupNetwork, count: int) -> tuple[int, ...
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """Node of a contraction tree: a partial product of the arrays of a network.
+    """Node of an embedding lookup's contraction tree: a partial product of its arrays.
 
     Attributes:
       operands: the arrays that it holds.
@@ -190,7 +190,7 @@ class Node:
     table: bool
 
     def tables(self) -> "Iterator[Node]":
-        """Yields the largest subtrees of a lookup that are gathered tables, left to right."""
+        """Yields the largest subtrees of a lookup's tree that are precomputed tables."""
         if self.table:
             yield self
         else:
@@ -200,7 +200,7 @@ class Node:
 
 @dataclasses.dataclass(frozen=True)
 class Tree:
-    """Cheapest contraction tree for a lookup of a number of ids, with its operation counts.
+    """Cheapest contraction tree of an embedding lookup, with its operation counts.
 
     Attributes:
       root: the whole product.
@@ -215,14 +215,14 @@ class Tree:
 
 @functools.lru_cache(maxsize=4096)
 def search(network: LookupNetwork, count: int) -> Tree:
-    """Finds the cheapest lookup of ``count`` ids, as a contraction tree or by the dense matrix."""
+    """Finds the cheapest contraction tree for the lookup of ``count`` ids in an embedding."""
     found = _Search(network, count)
     root = found.node(found.full, is_table=found.by_id(found.full)[1] is None)
     return Tree(root, found.flops(root), sum(map(found.flops, root.tables())))
 
 
 class _Search:
-    """Dynamic programming over connected sets of arrays, encoded as bit masks."""
+    """Dynamic programming for the cheapest contraction tree of an embedding lookup."""
 
     def __init__(self, network: LookupNetwork, count: int):
         self.network, self.count, self.sizes = network, count, network.sizes
@@ -239,7 +239,7 @@ class _Search:
         self.splits = functools.cache(self._splits)
 
     def _axes(self, mask: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Returns the row modes and the other open axes of a lookup's partial product."""
+        """Returns the row modes and the open axes of a partial product of the arrays ``mask``."""
         modes, others = [], []
         for axis, held in self.holders.items():
             if not held & mask:
@@ -251,7 +251,7 @@ class _Search:
         return tuple(sorted(modes)), tuple(sorted(others))
 
     def _splits(self, mask: int) -> tuple[tuple[int, int], ...]:
-        """Lists the ways to contract a set of a lookup's arrays from two connected sets.
+        """Lists the pairs of connected sets of arrays into which the set ``mask`` splits.
 
         Pairs that share no axis are left out: their outer product is never the cheapest.
         """
@@ -283,21 +283,21 @@ class _Search:
             reached = wider
 
     def size(self, mask: int) -> int:
-        """Counts the elements of a lookup's partial product for each row-index combination."""
+        """Counts the elements of a partial product for one combination of row indices."""
         return math.prod(self.sizes[a] for a in self.axes(mask)[1])
 
     def rows(self, mask: int) -> int:
-        """Counts the row-index combinations of a lookup's partial product."""
+        """Counts the combinations of row indices of a partial product."""
         return math.prod(self.sizes[k] for k in self.axes(mask)[0])
 
     def product(self, left: int, right: int, rows: int) -> int:
-        """Counts the operations that multiply two partial products in a lookup."""
+        """Counts the operations that multiply two partial products, for ``rows`` rows."""
         union = {*self.axes(left)[1], *self.axes(right)[1]}
         summed = union.difference(self.axes(left | right)[1])
         return rows * math.prod(self.sizes[a] for a in union) * (2 if summed else 1)
 
     def _table(self, mask: int) -> tuple[int, tuple[int, int] | None]:
-        """Returns a lookup's least cost of a partial product as a table, and its parts, if any."""
+        """Returns the least cost of a partial product for all row indices, and its two parts."""
         if not mask & (mask - 1):
             return 0, None
         rows = self.rows(mask)
@@ -308,7 +308,7 @@ class _Search:
         return made + _MOVE * rows * self.size(mask), parts
 
     def _by_id(self, mask: int) -> tuple[int, tuple[int, int] | None]:
-        """Returns a lookup's least cost of a partial product, id by id, and its parts, if any."""
+        """Returns the least cost of a partial product for the looked-up ids, and its two parts."""
         gathered = self.count * self.size(mask) if self.axes(mask)[0] else 0
         best, parts = self.table(mask)[0] + _MOVE * gathered, None
         if mask & (mask - 1):
@@ -321,7 +321,7 @@ class _Search:
         return best, parts
 
     def node(self, mask: int, *, is_table: bool) -> Node:
-        """Builds the cheapest lookup tree of some arrays, as a table or id by id."""
+        """Builds the cheapest contraction tree of the arrays ``mask``."""
         pair = self.table(mask)[1] if is_table else self.by_id(mask)[1]
         parts: tuple[Node, ...] = ()
         if pair is not None:
@@ -330,7 +330,7 @@ class _Search:
         return Node(operands, *self.axes(mask), parts, is_table)
 
     def flops(self, node: Node) -> int:
-        """Counts the operations of a lookup's contraction tree."""
+        """Counts the operations of a contraction tree of an embedding lookup."""
         if not node.parts:
             return 0
         rows = math.prod(self.sizes[k] for k in node.modes) if node.table else self.count
@@ -341,7 +341,7 @@ class _Search:
 def make_tables(
     tree: Tree, network: LookupNetwork, operands: Sequence[jax.Array], kept: Sequence[int] = ()
 ) -> list[jax.Array]:
-    """Makes the tables that a lookup gathers from: (row values, …), or (…) without row modes.
+    """Computes the tables from which an embedding lookup gathers its rows.
 
     Args:
       tree: of `search`.
@@ -380,7 +380,7 @@ def rows_of(
     spared: Mapping[int, jax.Array] | None = None,
     kept: Sequence[int] = (),
 ) -> jax.Array:
-    """Looks up the rows of ids, gathered and multiplied: (number of ids, number of columns).
+    """Computes the embedding rows of ids from tables: gathers slices and multiplies them.
 
     Args:
       tree: of `search`.
@@ -429,7 +429,7 @@ def rows_of(
 
 
 def _places(rows: Sequence[int], ids: jax.Array) -> list[jax.Array]:
-    """Splits ids to look up into indices of the row modes, the first changing slowest."""
+    """Splits embedding ids into indices of the row modes, the first changing slowest."""
     places = []
     for n in reversed(rows):
         size = jnp.asarray(n, ids.dtype)
@@ -439,7 +439,7 @@ def _places(rows: Sequence[int], ids: jax.Array) -> list[jax.Array]:
 
 
 def dense(network: LookupNetwork, operands: Sequence[Any]) -> jax.Array:
-    """Contracts the network of a lookup to the whole dense matrix (rows, columns)."""
+    """Contracts an embedding's tensor network to its dense table (rows, columns)."""
     interleaved: list[Any] = []
     for array, term in zip(operands, network.terms, strict=True):
         interleaved += [array, [*term]]

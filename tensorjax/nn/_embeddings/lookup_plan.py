@@ -16,7 +16,7 @@ _FEW = 256
 
 @dataclasses.dataclass(frozen=True)
 class LookupPlan:
-    """Plan of an embedding lookup for a number of ids: tables to make, and operation counts.
+    """Plan of an embedding lookup for a number of ids, with its operation counts.
 
     Attributes:
       count: ids of the call.
@@ -61,7 +61,7 @@ class LookupPlan:
 
 
 def default_capacity(count: int) -> int:
-    """Estimates how many of ``count`` ids to look up are distinct, for frequencies as of words.
+    """Estimates how many of ``count`` ids are distinct, for word-like frequencies (Zipf).
 
     Distinct words grow like a power of the length of a text (Heaps' law). Twice its 3/4th power is
     enough for ids of a Zipf distribution; too small a capacity costs time, but all rows are
@@ -79,7 +79,7 @@ def make_plan(
     rows: int,
     compiled: bool = False,
 ) -> LookupPlan:
-    """Plans an embedding lookup: which tables to make, and whether for distinct ids only.
+    """Plans an embedding lookup: its contraction tree, and whether once per distinct id.
 
     Args:
       network: of the layer.
@@ -122,7 +122,7 @@ def make_plan(
 def symbolic_plan(
     network: LookupNetwork, features: int, capacity: int | None, rows: int
 ) -> LookupPlan:
-    """Plans an embedding lookup of unknown length (from `jax.export`) as one of 1024 ids.
+    """Plans an embedding lookup of a symbolic number of ids (`jax.export`), as for 1024.
 
     Every id gets its row, or, with a capacity given, distinct ids in rounds of that size: no
     default capacity suits an unknown number of ids. Compiled code takes no arrays of unknown size.
@@ -134,7 +134,7 @@ def symbolic_plan(
 
 
 def _chained(network: LookupNetwork, features: int, count: int, distinct: int) -> LookupPlan:
-    """Plans an embedding lookup of ``distinct`` distinct ids by compiled code."""
+    """Plans an embedding lookup by compiled code for a number of distinct ids."""
     chain = plan_chain(network.shapes, distinct)
     tables = tuple(
         (tuple(range(j, k)), m, r * n * s)

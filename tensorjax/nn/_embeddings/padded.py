@@ -57,7 +57,7 @@ class PaddedEmbed(nnx.Embed):
         return _ids.or_nan(rows, valid)
 
     def attend(self, query: ArrayLike, out_sharding: OutSharding = None) -> jax.Array:
-        """Returns the logits of all embedding rows; 0 for the padding id, whose row is zero.
+        """Computes the logits for all embedding rows; the padding id's is 0.
 
         Args:
           query: (…, features).

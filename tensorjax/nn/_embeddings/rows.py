@@ -1,4 +1,4 @@
-"""Embedding rows by XLA for every id, repeated ids included, gathered from partial products."""
+"""Embedding rows by XLA for all ids, gathered from tables of partial products."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ _Arrays = Sequence[jax.Array]
 
 
 class Request(NamedTuple):
-    """Static description of an embedding lookup: all but the arrays. Hashable.
+    """Static description of an embedding lookup, without the arrays. Hashable.
 
     Attributes:
       network: of the layer's arrays, or of merged cores.
@@ -50,17 +50,17 @@ class Request(NamedTuple):
 
     @property
     def tree(self) -> Tree:
-        """Cheapest tree of partial products for embedding rows made by XLA."""
+        """Cheapest contraction tree for the embedding rows."""
         return search(self.network, self.count)
 
     @property
     def size(self) -> int:
-        """Number of embedding rows with padding; this id is a zero row, the next a NaN row."""
+        """Number of embedding rows with padding; this id means a zero row, the next a NaN row."""
         return math.prod(self.network.rows)
 
 
 def make_rows(request: Request, operands: _Arrays, gates: _Arrays, ids: jax.Array) -> jax.Array:
-    """Makes embedding rows (n, features) by XLA, one for each of the ids (n,) in [0, size + 1]."""
+    """Computes embedding rows (n, features) by XLA, one for each of the ids (n,)."""
     tree, network = request.tree, request.network
     count = planned(ids.shape[0])
     spared = spared_gates(tree, network, count)
@@ -76,7 +76,7 @@ def tables_of(
     spared: Sequence[int] = (),
     kept: Sequence[int] = (),
 ) -> list[jax.Array]:
-    """Makes the tables embedding rows are gathered from, with all gates but ``spared``."""
+    """Computes the tables that embedding rows are gathered from, multiplied by gates."""
     arrays = gated(request.network, operands, gates, spared)
     arrays = [x.astype(request.dtype or x.dtype) for x in arrays]
     return make_tables(request.tree, request.network, arrays, kept)
@@ -89,7 +89,7 @@ def marked_rows(
     spared: Mapping[int, jax.Array] | None = None,
     kept: Sequence[int] = (),
 ) -> jax.Array:
-    """Gathers embedding rows; sentinel ids get zero or NaN rows without gradients.
+    """Gathers embedding rows from tables; zero or NaN rows for padding and invalid ids.
 
     The mask also keeps NaN and Inf of the sentinel rows' cotangents out of row 0.
     """

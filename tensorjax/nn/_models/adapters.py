@@ -1,4 +1,4 @@
-"""Adapters: low-rank or tensor-train updates beside frozen dense weights, trained and merged."""
+"""Adapters (LoRA): trainable low-rank or tensor-train updates beside frozen dense weights."""
 
 from typing import Any, cast
 
@@ -22,7 +22,7 @@ from tensorjax.nn._specs import TT, Spec
 
 
 class Frozen(nnx.Variable):
-    """Variable of a parameter that training keeps fixed: no `flax.nnx.Param`, so no filter for it.
+    """Variable that takes the place of an `nnx.Param` which training must not change.
 
     `adapt` makes it of every parameter of a model that is no adapter, and `merge_adapters` makes a
     parameter of it again.
@@ -40,7 +40,7 @@ class Frozen(nnx.Variable):
 
 
 class Adapted(nnx.Module):
-    """Dense layer with a trainable update beside its frozen weight: y = base(x) + scale · delta(x).
+    """Dense layer with frozen weight and a trainable update: y = base(x) + scale · delta(x).
 
     Args:
       base: `flax.nnx.Linear`, `flax.nnx.LinearGeneral` or `flax.nnx.Embed`.
@@ -66,7 +66,7 @@ class Adapted(nnx.Module):
         self.scale = scale
 
     def __call__(self, inputs: ArrayLike, out_sharding: OutSharding = None) -> jax.Array:
-        """Applies an adapted layer: the dense one, plus the update.
+        """Applies the dense layer and adds the scaled update.
 
         Args:
           inputs: as for the dense layer.
@@ -80,7 +80,7 @@ class Adapted(nnx.Module):
         return self._added(dense, cast(Any, self.delta)(inputs, out_sharding))
 
     def attend(self, query: ArrayLike, out_sharding: OutSharding = None) -> jax.Array:
-        """Returns an adapted embedding's logits of all rows, as `flax.nnx.Embed.attend`.
+        """Computes the logits for all rows of an adapted embedding, as `flax.nnx.Embed.attend`.
 
         Args:
           query: (…, features).
@@ -105,7 +105,7 @@ def adapt(
     scale: float = 1.0,
     rngs: nnx.Rngs | None = None,
 ) -> Any:
-    """Copies a model, its weights frozen, with a trainable low-rank or tensor-train update on each.
+    """Copies a model, freezes its weights and adds a trainable low-rank update to each layer.
 
     Every dense layer that the rules match becomes an `Adapted` one, y = x W + bias + scale · x ΔW,
     with ΔW a tensor train (LoRETTA), or W = U D V by `LowRank` (LoRA, with a gate on its bond).
@@ -179,7 +179,7 @@ def adapt(
 
 
 def merge_adapters(model: object, *, max_bytes: int = MAX_BYTES) -> Any:
-    """Copies an adapted model, with every update added to its dense weight, as before `adapt`.
+    """Copies an adapted model and adds every update to its dense weight.
 
     Sums are made in double precision on the host and rounded once to the dtype of the weight.
     `Frozen` variables become parameters again.
@@ -219,7 +219,7 @@ def merge_adapters(model: object, *, max_bytes: int = MAX_BYTES) -> Any:
 
 
 def merged(layer: Adapted, max_bytes: int, weights: dict[Any, Any]) -> Any:
-    """Adds the update of an adapted layer, perhaps a stack, to the dense weight.
+    """Returns the dense layer of an adapted one, with the update added to its weight.
 
     Args:
       layer: adapted.
@@ -243,7 +243,7 @@ def merged(layer: Adapted, max_bytes: int, weights: dict[Any, Any]) -> Any:
 
 
 def _update(layer: Any, spec: Spec, rngs: nnx.Rngs) -> Any:
-    """Draws the update of a dense layer, perhaps a stack: its last core is zero."""
+    """Draws the trainable update for a dense layer, zero at first: its last core is zero."""
     if isinstance(layer, nnx.LinearGeneral):
         new = _update(flat(layer), spec, rngs)
         return TensorLinearGeneral(new, layer.in_features, layer.out_features, layer.axis)
@@ -267,7 +267,7 @@ def _single(layer: Any, spec: Spec, rngs: nnx.Rngs) -> Any:
 
 
 def _frozen(variable: nnx.Variable) -> nnx.Variable:
-    """Returns the frozen variable in place of a parameter; others stay as they are."""
+    """Returns a `Frozen` variable in place of a parameter; other variables stay as they are."""
     if not isinstance(variable, nnx.Param):
         return variable
     metadata = variable.get_metadata()
@@ -283,6 +283,6 @@ def _thawed(variable: nnx.Variable) -> nnx.Variable:
 
 
 def unfrozen(model: Any) -> Any:
-    """Makes parameters of the frozen variables of a model again, in place."""
+    """Turns the `Frozen` variables of a model into parameters again, in place."""
     rewrite_variables(model, _thawed)
     return model

@@ -24,7 +24,7 @@ _TENSORISED = (TensorLinear, TensorLinearGeneral, Embedding, TensorConv)
 
 
 def detensorize(model: object, *, max_bytes: int = MAX_BYTES) -> Any:
-    """Copies a model, with tensorised layers replaced by dense ones: the inverse of `tensorize`.
+    """Copies a model and replaces its tensorised layers by dense ones; inverse of `tensorize`.
 
     The copy computes what the model computes, up to rounding: weights are contracted in double
     precision on the host and rounded once to the dtype of the parameters. That error is measured
@@ -82,7 +82,7 @@ def detensorize(model: object, *, max_bytes: int = MAX_BYTES) -> Any:
 
 
 def certificates(model: object) -> dict[str, Certificate]:
-    """Returns the measured errors of a model's converted layers, by path.
+    """Returns the error certificates of a model's converted layers, by their paths.
 
     After `tensorize` they are the errors of the truncations, after `detensorize` those of rounding
     the dense weights to their dtype. They are of the moment of
@@ -110,7 +110,7 @@ def certificates(model: object) -> dict[str, Certificate]:
 
 
 def _dense(layer: Any, max_bytes: int, weights: dict[Any, Any]) -> Any:
-    """Returns the dense layer of a tensorised or adapted one; ``weights``: those made before."""
+    """Converts a tensorised or adapted layer to a dense one; tied weights are made only once."""
     if isinstance(layer, Adapted):
         return merged(layer, max_bytes, weights)
     new: Any = each(layer, lambda one: _export(one, max_bytes))
@@ -128,7 +128,7 @@ def _dense(layer: Any, max_bytes: int, weights: dict[Any, Any]) -> Any:
 
 
 def _export(layer: Any, max_bytes: int) -> Any:
-    """Builds the dense layer of a tensorised one that is not stacked, without its bias."""
+    """Converts a tensorised layer that is not stacked to a dense one, without its bias."""
     exact = exact_weight(layer, max_bytes)
     inner: Any = layer.layer if isinstance(layer, TensorLinearGeneral) else layer
     some = jax.tree.leaves(nnx.state([inner.cores if hasattr(inner, "cores") else inner.factors]))
@@ -140,7 +140,7 @@ def _export(layer: Any, max_bytes: int) -> Any:
 
 
 def _like(layer: Any, inner: Any, weight: jax.Array) -> Any:
-    """Makes Flax' dense layer for a weight, with the sizes and dtypes of a tensorised layer."""
+    """Builds the dense Flax layer of a given weight, with a tensorised layer's sizes and dtypes."""
     options = {"dtype": inner.dtype, "param_dtype": weight.dtype, "rngs": nnx.Rngs(0)}
     if isinstance(layer, Embedding):
         padded = layer.padding_idx is not None

@@ -19,7 +19,7 @@ from tensorjax.nn._parameters import check_bytes, values
 
 
 def exact_weight(layer: Any, max_bytes: int) -> np.ndarray:
-    """Contracts a tensorised layer that is not stacked to its weight, in double precision.
+    """Contracts a tensorised layer to its dense weight, in double precision on the host.
 
     Raises:
       ValueError: the weight needs more than ``max_bytes``.
@@ -55,13 +55,13 @@ def exact_weight(layer: Any, max_bytes: int) -> np.ndarray:
 
 
 def double(x: Any) -> np.ndarray:
-    """Copies a layer's parameter to the host in double precision."""
+    """Copies an array to the host in double precision."""
     host = np.asarray(x)
     return host.astype(np.complex128 if host.dtype.kind == "c" else np.float64)
 
 
 def _contracted(arrays: Any, terms: Any, out: list[int]) -> np.ndarray:
-    """Contracts host arrays of a layer's network in the order of its labels."""
+    """Contracts a tensor network of NumPy arrays to one array with the axes ``out``."""
     # Renumbered: those of embeddings are large, and NumPy takes ASCII letters alone.
     labels = sorted({label for term in terms for label in term})
     letter = {label: opt_einsum.get_symbol(k) for k, label in enumerate(labels)}
@@ -71,7 +71,7 @@ def _contracted(arrays: Any, terms: Any, out: list[int]) -> np.ndarray:
 
 
 def certify_export(new: Any, made: Any, exact: np.ndarray, given: Any) -> None:
-    """Stores the certificate of a dense layer: the error of rounding its weight to its dtype.
+    """Stores the certificate of an exported dense layer: the error of rounding its weight.
 
     Args:
       new: the dense layer.

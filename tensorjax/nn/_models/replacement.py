@@ -17,7 +17,7 @@ Ranks = Literal["own", "shared"]
 def replacement(
     layer: Any, spec: Spec, init: str, tol: float | None, ranks: Ranks, rngs: Any
 ) -> Any:
-    """Builds the replacement of a model's dense layer: converted by SVD, or freshly drawn.
+    """Builds the tensorised layer that replaces a dense one: by SVD, or with random weights.
 
     Args:
       layer: dense, perhaps stacked.
@@ -41,7 +41,7 @@ def replacement(
 
 
 def _single(layer: Any, spec: Spec, init: str, tol: float | None, rngs: Any) -> Any:
-    """Builds the replacement of a dense layer that is not stacked."""
+    """Builds the tensorised layer that replaces a single dense layer (no stack)."""
     linear, conv = isinstance(layer, nnx.Linear), isinstance(layer, nnx.Conv)
     if init == "svd":
         convert: Any = spec.from_linear if linear else spec.from_embedding
@@ -86,7 +86,7 @@ def _fresh_conv(layer: nnx.Conv, spec: Spec, rngs: Any) -> Any:
 
 
 def _with_bias(new: Any, layer: Any) -> Any:
-    """Hands bias and precision of a dense layer to the fresh one in its place."""
+    """Copies bias and precision of a dense layer to the layer that replaces it."""
     # Only shapes: then there is no bias to keep.
     if layer.bias is not None and not isinstance(layer.bias.get_value(), jax.ShapeDtypeStruct):
         new.bias = layer.bias.copy()

@@ -1,4 +1,4 @@
-"""Rules of tensorisation: patterns of paths, and the specs of the layers that they match."""
+"""Rules of `tensorize`: path patterns, and the layer specifications for what they match."""
 
 import dataclasses
 import fnmatch
@@ -19,7 +19,7 @@ Rules = Spec | Mapping[str, Spec | None] | Sequence[tuple[str, Spec | None]]
 
 
 def rules_with(rules: Any, rank: int | None) -> list[tuple[str, Spec | None]]:
-    """Checks rules, and returns their pairs, with ``rank`` in the specs that have none."""
+    """Returns the rules as pairs (pattern, spec), checked, with ``rank`` where a spec has none."""
     if isinstance(rules, Spec):
         rules = {"*": rules}
     pairs = list(rules.items()) if isinstance(rules, Mapping) else rules
@@ -36,7 +36,7 @@ def rules_with(rules: Any, rank: int | None) -> list[tuple[str, Spec | None]]:
 
 
 def pattern(path: str) -> str:
-    """Returns the pattern that matches a path alone, as rules have it."""
+    """Returns the glob pattern that matches exactly one path, special characters escaped."""
     return path.replace("[", "[[]").replace("*", "[*]").replace("?", "[?]")
 
 
@@ -47,7 +47,7 @@ def _with_rank(spec: Spec | None, rank: int | None) -> Spec | None:
 
 
 def matched(model: Any, pairs: Sequence[tuple[str, Any]]) -> list[tuple[Any, list[str], Spec]]:
-    """Returns the model's layers to replace, their paths, and their first rules' specs."""
+    """Lists the layers of a model that rules match, with their paths and specs."""
     found, used = [], set()
     candidates = [p for p in places(model).values() if replaceable(p[0])]
     for layer, paths in candidates:
@@ -71,7 +71,7 @@ def matched(model: Any, pairs: Sequence[tuple[str, Any]]) -> list[tuple[Any, lis
 
 
 def replaceable(module: Any) -> bool:
-    """Checks whether `tensorize` may replace a module: plain, dense, one group without a mask."""
+    """Whether `tensorize` may replace a module: a plain dense layer without groups or mask."""
     if type(module) not in _DENSE or getattr(module, "batch_axis", ()):
         return False
     return not isinstance(module, nnx.Conv) or (

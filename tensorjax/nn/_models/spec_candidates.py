@@ -34,7 +34,7 @@ _SMALLEST = 4
 
 
 class Candidate(NamedTuple):
-    """Spec for one layer, with its size and error.
+    """Candidate specification of one layer, with its parameter count and error bound.
 
     Attributes:
       spec: with shapes and ranks; None leaves the layer dense.
@@ -48,7 +48,7 @@ class Candidate(NamedTuple):
 
 
 def candidates(layer: Any, spec: Spec | None, known: bool) -> list[Candidate]:
-    """Lists the specs for a dense layer that are best for their size, smallest first.
+    """Lists the specifications of a dense layer with the least error for their size.
 
     Args:
       layer: `flax.nnx.Linear` or `flax.nnx.Embed`, perhaps stacked.
@@ -77,7 +77,7 @@ def candidates(layer: Any, spec: Spec | None, known: bool) -> list[Candidate]:
 
 
 class _Tails:
-    """Energy beyond the r largest singular values of unfoldings of a layer's weight, by fold."""
+    """Truncation errors of the unfoldings of a layer's weight as functions of the rank; cached."""
 
     def __init__(self, weights: Sequence[np.ndarray], shape: tuple[int, int]):
         self.weights = [w / np.linalg.norm(w) for w in weights if w.any()]
@@ -85,7 +85,7 @@ class _Tails:
         self.found: dict[Any, np.ndarray] = {}
 
     def of(self, sides: tuple[int, int], key: Any, unfold: Callable[..., Any], size: Modes) -> Any:
-        """Returns tail(0), tail(1), … of an unfolding with the given rows and columns.
+        """Returns the squared truncation errors of one unfolding at the ranks 0, 1, 2, ….
 
         Args:
           sides: rows and columns of the weight, padded.
@@ -108,7 +108,7 @@ class _Tails:
 
 
 def _energy(matrix: np.ndarray) -> np.ndarray:
-    """Returns the squared singular values of a matrix, the largest first, by its Gram matrix."""
+    """Computes the squared singular values of a matrix, the largest first."""
     if matrix.shape[0] > matrix.shape[1]:
         matrix = matrix.T
     return np.maximum(np.linalg.eigvalsh(matrix @ matrix.conj().T)[::-1], 0)
@@ -123,7 +123,7 @@ def _low_rank(tails: _Tails, shape: tuple[int, int], spec: Any) -> Iterator[Cand
 
 
 def _folds(shape: tuple[int, int], spec: Any, embedding: bool) -> list[tuple[Modes, Modes]]:
-    """Lists the folds of a layer's rows and columns to try: those of its spec, or all good ones."""
+    """Lists the factorisations of a layer's rows and columns into modes that are to be tried."""
     n, m = shape
     if isinstance(spec, LowRank):
         return []
@@ -154,7 +154,7 @@ def _fits(sizes: Modes, n: int) -> bool:
 def _trains(
     tails: _Tails, rows: Modes, columns: Modes, spec: Any, embedding: bool
 ) -> Iterator[Candidate]:
-    """Yields candidate trains of a matrix folded in one way: one per threshold."""
+    """Yields tensor-train candidates for one factorisation into modes: one per error threshold."""
     sides = (math.prod(rows), math.prod(columns))
     if embedding:
         order = len(rows)
@@ -192,7 +192,7 @@ def _trains(
 
 
 def _ranks(bonds: Sequence[np.ndarray], error: float, sizes: Modes) -> Modes:
-    """Returns the ranks that leave at most ``error`` on every bond, such as a train can have."""
+    """Returns the least TT-ranks that leave a squared error of at most ``error`` at every bond."""
     ranks = [max(1, int(np.argmax(tail <= error))) for tail in bonds]
     for k in range(len(ranks)):
         ranks[k] = min(ranks[k], (ranks[k - 1] if k else 1) * sizes[k])
@@ -225,7 +225,7 @@ def _tuckers(tails: _Tails, rows: Modes, columns: Modes, spec: Any) -> Iterator[
 
 
 def _kept(spec: Any) -> dict[str, Any]:
-    """Returns the options of a spec that are not its ranks or shapes."""
+    """Returns the options of a specification other than ranks and shapes, as a dict."""
     return {
         name: value
         for name, value in vars(spec).items()
@@ -234,7 +234,7 @@ def _kept(spec: Any) -> dict[str, Any]:
 
 
 def _hull(found: Sequence[Candidate]) -> list[Candidate]:
-    """Selects the lower convex hull of error over size, the smallest candidate first."""
+    """Selects the candidates on the lower convex hull of error over size, by ascending size."""
     hull: list[Candidate] = []
     for new in sorted(found, key=lambda c: (c.numbers, c.error)):
         if hull and new.error >= hull[-1].error:
@@ -248,5 +248,5 @@ def _hull(found: Sequence[Candidate]) -> list[Candidate]:
 
 
 def slope(a: Candidate, b: Candidate) -> float:
-    """Returns the fall of the squared error per parameter from one candidate to a larger one."""
+    """Returns the decrease of squared error per added parameter between two candidates."""
     return (a.error - b.error) / max(b.numbers - a.numbers, 1)

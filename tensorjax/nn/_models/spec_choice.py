@@ -1,4 +1,4 @@
-"""Choice of format, factor shapes and ranks for every layer of a model, by size or by error."""
+"""Choice of format, mode shapes and ranks for every layer of a model, by size or by error."""
 
 import dataclasses
 import itertools
@@ -25,7 +25,7 @@ Init = Literal["svd", "random"]
 
 @dataclasses.dataclass(frozen=True)
 class Choice(Mapping[str, Spec | None]):
-    """Specs chosen for the layers of a model: rules for `tensorize`, and a table of them.
+    """Specifications chosen for a model's layers: rules for `tensorize`, with a table of them.
 
     Attributes:
       specs: the spec of each layer by its path, as a pattern; None stays dense.
@@ -86,7 +86,7 @@ def choose(
     tol: float | None = None,
     init: Init = "svd",
 ) -> Choice:
-    """Chooses format, factor shapes and ranks of every layer, for a size of the model or an error.
+    """Chooses format, mode shapes and ranks of a model's layers for a total size or an error.
 
     For each layer all formats (low rank, trains and Tucker over the good factorisations of its
     features, and to stay dense) are compared by the singular values of the unfoldings of its
@@ -176,20 +176,20 @@ _AUTO = TT()
 
 @dataclasses.dataclass(frozen=True)
 class _Options:
-    """Candidates of one layer, the parameters of its dense weight, and the layers stacked in it."""
+    """Candidate specifications of one layer, with its dense size and its number of copies."""
 
     found: list[Candidate]
     weight: int
     copies: int
 
     def cheapest(self, tol: float) -> int:
-        """Returns the position of the smallest candidate within ``tol``; of the last where none."""
+        """Returns the position of the smallest candidate with error up to ``tol``, or the last."""
         fits = (k for k, c in enumerate(self.found) if math.sqrt(c.error) <= tol)
         return next(fits, len(self.found) - 1)
 
 
 def _is_open(layer: Any, spec: Any) -> bool:
-    """Checks whether a layer's ranks are to be chosen; those of convolutions are not."""
+    """Whether the ranks of a layer have to be chosen, as its specification gives none."""
     if isinstance(layer, nnx.Conv) and spec is _AUTO:
         return False
     return getattr(spec, "rank", None) is None
@@ -201,7 +201,7 @@ def _weight(layer: Any) -> int:
 
 
 def _leaders(model: Any, found: Found) -> dict[int, list[int]]:
-    """Maps the first layer of every set tied by their weight to all layers of that set."""
+    """Maps the first layer of every set with a shared weight to all layers of the set."""
     groups = {id(layer): [id(layer)] for layer, _, _ in found}
     for name, layers in ties(model, found):
         if name != "bias":
@@ -230,13 +230,13 @@ def _listed(layer: Any, path: str, spec: Spec, init: str) -> _Options:
 
 
 def _grown(layer: Any, spec: Spec) -> int:
-    """Counts the parameters that a layer gains by a spec with ranks; most often it loses some."""
+    """Counts the parameters that a layer gains (or loses, if negative) by a specification."""
     new = nnx.eval_shape(lambda: replacement(layer, spec, "random", None, "own", nnx.Rngs(0)))
     return numbers(new) - numbers(layer)
 
 
 def _most(now: int, size: Any, ratio: Any) -> int:
-    """Returns the size that a model may have, after checks of the targets."""
+    """Returns the largest size that the model may have; ValueError if the target is not valid."""
     given: Any = size if ratio is None else ratio
     name = "size" if ratio is None else "ratio"
     if (
@@ -249,7 +249,7 @@ def _most(now: int, size: Any, ratio: Any) -> int:
 
 
 def _allocated(lists: Mapping[int, _Options], rest: int, most: int) -> dict[int, int]:
-    """Gives parameters step by step to the layer whose error they lower most; returns positions.
+    """Chooses candidates greedily by error decrease per parameter; returns their positions.
 
     On convex hulls the steps of every layer come in descending order of their slopes.
     """

@@ -16,7 +16,7 @@ Shape = tuple[int, ...]
 
 
 def lead(layer: Any) -> Shape:
-    """Returns the leading axes that a layer's parameters have more than a single layer's."""
+    """Returns the leading axes over which a stacked layer's parameters are stacked."""
     if isinstance(layer, TensorLinearGeneral):
         return lead(layer.layer)
     if isinstance(layer, nnx.Linear):
@@ -58,14 +58,14 @@ def copies(layer: Any) -> list[Any]:
 
 
 def _part(x: Any, axes: int, k: int) -> Any:
-    """Selects copy ``k`` of a stacked parameter, or its shape."""
+    """Selects copy ``k`` of a stacked parameter; of a shape, returns that of a single copy."""
     if isinstance(x, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(x.shape[axes:], x.dtype)
     return x.reshape(-1, *x.shape[axes:])[k]
 
 
 def stacked(layers: Sequence[Any], axes: Shape) -> Any:
-    """Stacks layers of one format over new leading axes; ranks that differ are padded.
+    """Stacks layers of one format over new leading axes; pads ranks that differ with zeros.
 
     The padding is zeros, gates included: indices that are dead, as those that `optim` prunes, so
     that every copy keeps the ranks that it had.
@@ -81,7 +81,7 @@ def stacked(layers: Sequence[Any], axes: Shape) -> Any:
 
 
 def _padded(arrays: Sequence[jax.Array], axes: Shape) -> jax.Array:
-    """Stacks one parameter of several layers, padded with zeros to the largest of their shapes."""
+    """Stacks one parameter of several layers, padded with zeros to the largest shape."""
     shape = [max(sizes) for sizes in zip(*(x.shape for x in arrays), strict=True)]
     wide = [
         jnp.pad(x, [(0, n - m) for n, m in zip(shape, x.shape, strict=True)])
@@ -93,7 +93,7 @@ def _padded(arrays: Sequence[jax.Array], axes: Shape) -> jax.Array:
 
 
 def _size(layer: Any) -> float:
-    """Returns the Frobenius norm of a single layer's weight, for the error of a stack of them."""
+    """Computes the Frobenius norm of a layer's weight."""
     if isinstance(layer, nnx.Embed):
         weight = layer.embedding[...]
     elif hasattr(layer, "kernel") and isinstance(layer.kernel, nnx.Variable):
@@ -104,7 +104,7 @@ def _size(layer: Any) -> float:
 
 
 def _together(new: Any, measured: Sequence[Certificate], sizes: Sequence[float]) -> Certificate:
-    """Returns the certificate of a stack: the errors of all its layers' weights as one array."""
+    """Combines the certificates of stacked layers to one, as of one large weight."""
     total = math.hypot(*sizes)
 
     def mean(errors: Sequence[float]) -> float:
@@ -123,5 +123,5 @@ def _together(new: Any, measured: Sequence[Certificate], sizes: Sequence[float])
 
 
 def each(layer: Any, change: Callable[[Any], Any]) -> Any:
-    """Applies a change to every single layer of a stacked one, and stacks what it returns."""
+    """Applies a function to every single layer of a stacked one and stacks the results."""
     return stacked([change(one) for one in copies(layer)], lead(layer))

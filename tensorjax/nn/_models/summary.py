@@ -53,7 +53,7 @@ def summary(model: object) -> str:
 
 
 def _sizes(layer: Any) -> tuple[tuple[int, int], int]:
-    """Returns a layer's rows and columns as a matrix and its bias length, for the summary."""
+    """Returns rows and columns of a layer's weight as a matrix, and the length of its bias."""
     if isinstance(layer, Embedding | nnx.Embed):
         return (layer.num_embeddings, layer.features), 0
     window = math.prod(layer.kernel_size) if isinstance(layer, TensorConv) else 1
@@ -64,7 +64,7 @@ def _sizes(layer: Any) -> tuple[tuple[int, int], int]:
 
 
 def _folds(layer: Any) -> tuple[str, str]:
-    """Returns modes and ranks of a model's layer for the summary; empty for a dense one."""
+    """Formats mode sizes and ranks of a layer as text; empty for a dense layer."""
     if isinstance(layer, TensorLinear):
         sides = (layer.in_shape, layer.out_shape)
     elif isinstance(layer, TensorConv):
@@ -82,7 +82,7 @@ def _counts(dense: int, now: int) -> tuple[str, str, str]:
 
 
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """Formats the summary of a model as text columns; the last three are right-aligned."""
+    """Formats rows of text as aligned columns; the last three are right-aligned."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     lines = []
     for row in (head, *rows):
@@ -93,5 +93,5 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 def numbers(model: Any) -> int:
-    """Counts the parameters of a model, as in the summary of a tensorised one."""
+    """Counts the parameters of a model."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))

@@ -25,7 +25,7 @@ def tensorize(
     stacked: Ranks = "own",
     rngs: nnx.Rngs | None = None,
 ) -> Any:
-    """Copies a model, with the dense layers that match the rules replaced by tensorised ones.
+    """Copies a model and replaces the dense layers that match the rules by tensorised ones.
 
     Every `flax.nnx.Linear`, `flax.nnx.LinearGeneral` (of which `flax.nnx.MultiHeadAttention` is
     made), `flax.nnx.Conv` and `flax.nnx.Embed` is held against the rules, by its path in the model,
@@ -113,7 +113,7 @@ def tensorize(
 def _pairs(
     model: Any, rules: Any, targets: dict[str, Any], tol: float | None, init: Init
 ) -> list[tuple[str, Any]]:
-    """Returns the rules with all ranks: those given, one for all, or chosen by size or error."""
+    """Returns the rules as pairs (pattern, spec) with ranks given, or chosen by size or error."""
     given = {name: value for name, value in targets.items() if value is not None}
     if len(given) > 1 or (tol is not None and "rank" not in given and given):
         named = " and ".join([*given, *(["tol"] if tol is not None else [])])

@@ -1,4 +1,4 @@
-"""Layers of a model that are tied by one parameter, before and after their replacement."""
+"""Tied layers of a model, which share a parameter, before and after their replacement."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ _WEIGHTS = ("cores", "core", "factors", "gates")
 
 
 def ties(model: Any, found: Found) -> list[Tie]:
-    """Returns the ties among layers that are to be replaced.
+    """Lists the groups of layers to be replaced that share a parameter.
 
     Raises:
       ValueError: layers that could not stay tied: one of them is not replaced, or by another spec,
@@ -45,13 +45,13 @@ def ties(model: Any, found: Found) -> list[Tie]:
 
 
 def _form(layer: Any) -> tuple[Any, ...]:
-    """Returns the facts that tied layers must share, so that one tensorised weight serves all."""
+    """Returns type and sizes of a layer, which must be equal for layers that share a weight."""
     sides = ("in_features", "out_features", "num_embeddings", "features", "padding_idx", "axis")
     return (type(layer), *(getattr(layer, side, None) for side in sides))
 
 
 def tie(made: Mapping[int, Any], found: Sequence[Tie]) -> None:
-    """Lets the replacements of tied layers share the parameters that stand for the tied one."""
+    """Makes the replacements of tied layers share the parameters of the first of them."""
     for name, layers in found:
         first, *others = (_inner(made[id(layer)]) for layer in layers)
         for other in others:

@@ -8,7 +8,7 @@ from flax import nnx
 
 
 def places(model: Any) -> dict[int, tuple[Any, list[str]]]:
-    """Maps every module of a model, by identity, to the module and all paths to it."""
+    """Lists every module of a model, by its identity, with all paths that lead to it."""
     found: dict[int, tuple[Any, list[str]]] = {}
 
     def visit(module: Any, path: tuple[str, ...], above: frozenset[int]) -> None:
@@ -23,7 +23,7 @@ def places(model: Any) -> dict[int, tuple[Any, list[str]]]:
 
 
 def children(module: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yields the submodules of a model's module, also those in lists, tuples and dicts."""
+    """Yields the direct submodules of a module, with paths, also from lists, tuples and dicts."""
     for name, value in vars(module).items():
         if isinstance(value, nnx.Pytree):
             yield (name,), value
@@ -34,7 +34,7 @@ def children(module: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 
 def swap(model: Any, made: Mapping[int, Any]) -> None:
-    """Replaces dense modules by tensorised ones wherever they occur in a model."""
+    """Replaces modules wherever they occur in a model, in place, by the map ``made``."""
     for module, _ in places(model).values():
         for name, value in list(vars(module).items()):
             if isinstance(value, nnx.Pytree):
@@ -48,7 +48,7 @@ def swap(model: Any, made: Mapping[int, Any]) -> None:
 
 
 def rewrite_variables(model: Any, change: Callable[[nnx.Variable], nnx.Variable]) -> None:
-    """Replaces the variables of a model by what ``change`` makes of them; shared ones stay shared.
+    """Replaces every variable of a model by ``change(variable)``; shared ones stay shared.
 
     ``change`` returns a variable that is to stay as it is.
     """
@@ -77,7 +77,7 @@ def rewrite_variables(model: Any, change: Callable[[nnx.Variable], nnx.Variable]
 
 
 def is_module(x: Any) -> bool:
-    """Checks whether an object is a node of a Flax NNX model."""
+    """Whether an object is a Flax NNX module or another NNX node."""
     return isinstance(x, nnx.Pytree)
 
 
