@@ -229,7 +229,7 @@ def rank_adaptive(
 
 
 def _checked_inner(inner: Any) -> optax.GradientTransformationExtraArgs:
-    """Returns the inner optimiser as one that takes extra arguments; TypeError for no optimiser."""
+    """Returns the inner optimiser with support for extra arguments; TypeError if it is none."""
     found = inner
     if hasattr(found, "gradient_transformation"):  # optax.MultiSteps
         found = found.gradient_transformation()
@@ -243,7 +243,7 @@ def _checked_inner(inner: Any) -> optax.GradientTransformationExtraArgs:
 def _initial(
     options: Options, inner: optax.GradientTransformationExtraArgs, params: Any
 ) -> RankAdaptiveState:
-    """Builds the state of a training that begins with these parameters."""
+    """Builds the initial state of the rank-adaptive optimiser for given parameters."""
     measure, rows, by = options.measure, options.rows, options.by
     layout = _trainable(params, options.keep_one)
     full = total(layout, [layer.ranks for layer in layout.layers], measure, rows)
@@ -313,7 +313,7 @@ def _fresh(
 
 
 def _target(layout: Layout, leaves: list[Any], options: Options) -> Any:
-    """Returns the size that the tensorised layers may keep, checked against that of rank one."""
+    """Returns the size target of the tensorised layers; ValueError if rank one cannot meet it."""
     ones = [(1,) * len(layer.gates) for layer in layout.layers]
     least = total(layout, ones, options.measure, options.rows)
     if options.size is not None:
@@ -354,7 +354,7 @@ def _check_proximal(inner: Any, proximal: Any) -> None:
 
 
 def _trainable(params: Any, keep_one: bool) -> Layout:
-    """Returns the layout of gated layers for rank-adaptive training, concrete gates checked."""
+    """Finds the tensorised layers of a parameter tree; ValueError for gates below zero."""
     _check_lookahead(params)
     layout = gated(params)
     leaves = jax.tree.leaves(params)
@@ -380,7 +380,7 @@ def _check_gate(where: str, gate: np.ndarray, keep_one: bool) -> None:
 
 
 def _check_reachable(layout: Layout, full: int, options: Options) -> None:
-    """Raises ValueError if a rank-adaptive size target is below the size of all ranks one."""
+    """Raises ValueError if a size target is below the size of the model at all ranks one."""
     if not options.keep_one or options.switch is None:
         return
     ones = [tuple(min(r, 1) for r in layer.ranks) for layer in layout.layers]
@@ -416,7 +416,7 @@ def _loss(extra: dict[str, Any]) -> Any:
 def _by_single_layers(
     optimizer: optax.GradientTransformationExtraArgs,
 ) -> optax.GradientTransformationExtraArgs:
-    """Wraps an optimiser to see stacked layers as single ones; its state is of the single layers.
+    """Wraps an optimiser so that it sees stacked layers as separate single layers.
 
     Parameters without stacked layers are handed on as they are.
     """

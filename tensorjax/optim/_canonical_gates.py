@@ -1,4 +1,4 @@
-"""Canonical form of gated layers: the singular values of every bond become its gate."""
+"""Canonical form of tensorised layers: every bond in the basis of its singular vectors."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ Arrays = list[np.ndarray]
 
 
 def canonical(params: Tree) -> Tree:
-    """Transforms gated layers to canonical form: each bond in the basis of its singular vectors.
+    """Transforms tensorised layers so that every bond is in the basis of its singular vectors.
 
     Training leaves the indices of a bond in any basis, so that what a layer does is spread over all
     of them and none can be spared. Here the gates D_k are first multiplied into the cores; a train
@@ -147,13 +147,13 @@ def _tucker(layer: Layer, parts: Arrays, gates: Arrays) -> Arrays:
 
 
 def _floor(layer: Layer) -> float:
-    """Returns the singular value, relative, below which canonical gates are rounding error."""
+    """Returns the relative size below which singular values of a layer are rounding errors."""
     finest = min(jnp.finfo(dtype).eps for dtype in (*layer.dtypes, jnp.float32))
     return float(finest) * max(max(shape) for shape in layer.shapes)
 
 
 def _living(values: np.ndarray, gate: np.ndarray, floor: float) -> np.ndarray:
-    """Returns a canonical gate of ones where singular values exceed roundoff; the first always."""
+    """Returns a gate of ones for the singular values above roundoff, and zeros for the rest."""
     found = np.zeros(gate.shape)
     found[: len(values)] = values > floor * values[0]
     found[0] = 1.0

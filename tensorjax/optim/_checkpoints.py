@@ -58,7 +58,7 @@ def save(path: str | os.PathLike[str], *trees: PyTree) -> None:
 
 
 def load(path: str | os.PathLike[str], *trees: PyTree) -> PyTree:
-    """Loads what `save` has saved: its arrays, with their shapes, in containers that are given.
+    """Loads a checkpoint of `save` into models, parameters and optimiser states of any shapes.
 
     Args:
       path: folder of the checkpoint.
@@ -127,7 +127,7 @@ def _checkpointer() -> Any:
 
 
 def _flat(trees: tuple[Any, ...]) -> tuple[list[Any], list[str], Any]:
-    """Returns arrays and names of a checkpoint's trees, and what puts arrays into the trees."""
+    """Flattens trees to arrays and names; also returns a function that puts arrays back."""
     if not trees:
         raise ValueError("trees: expected at least one model, tree or state, got none")
     objects = [n for n, tree in enumerate(trees) if _is_flax(tree)]
@@ -160,6 +160,6 @@ def _flat(trees: tuple[Any, ...]) -> tuple[list[Any], list[str], Any]:
 
 
 def _is_flax(tree: Any) -> bool:
-    """Whether a tree to save is a Flax NNX object, found out without importing Flax."""
+    """Whether a tree is a Flax NNX object, without importing Flax."""
     return any(kind.__module__.startswith("flax.nnx") and kind.__name__ in ("Module", "Pytree")
                for kind in type(tree).__mro__)  # fmt: skip

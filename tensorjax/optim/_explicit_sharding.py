@@ -1,4 +1,4 @@
-"""Gates and cores on meshes of explicit axes: widest shardings, gathered arrays."""
+"""Arrays on meshes with explicit sharding: widest dtypes, resharding, selected indices."""
 
 from typing import Any
 
@@ -9,19 +9,19 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 
 def widest(*arrays: Any) -> Any:
-    """Returns the widest dtype of gates or other arrays, under strict dtype promotion too."""
+    """Returns the dtype to which arrays promote, also under strict dtype promotion."""
     with jax.numpy_dtype_promotion("standard"):
         return jnp.result_type(*arrays)
 
 
 def like(x: jax.Array, model: Any) -> jax.Array:
-    """Reshards x, such as gates to prune, like another array, on meshes with explicit sharding."""
+    """Reshards x like another array, on meshes with explicit sharding only."""
     sharding = jax.typeof(model).sharding
     return jax.sharding.reshard(x, sharding) if _explicit(sharding) else x
 
 
 def _whole(x: jax.Array) -> jax.Array:
-    """Replicates gates on every device, on meshes with explicit sharding."""
+    """Replicates an array on every device, on meshes with explicit sharding only."""
     sharding = jax.typeof(x).sharding
     if not _explicit(sharding):
         return x
@@ -29,7 +29,7 @@ def _whole(x: jax.Array) -> jax.Array:
 
 
 def take(x: jax.Array, indices: np.ndarray, axis: int) -> jax.Array:
-    """Takes some indices of an axis, those not pruned; other axes keep their explicit sharding."""
+    """Selects indices of one axis of an array; other axes keep their explicit sharding."""
     sharding = jax.typeof(x).sharding
     if not _explicit(sharding):
         return jnp.take(x, jnp.asarray(indices), axis=axis)

@@ -1,4 +1,4 @@
-"""Rank pruning to a target size at once, by importance of each bond index over its size."""
+"""Rank pruning to a target size in one go, by the importance of each bond index per size."""
 
 import heapq
 import math
@@ -23,7 +23,7 @@ def prune(
     measure: Measure = "numbers",
     rows: int = 1,
 ) -> Tree:
-    """Prunes gates, least importance per size first, until the model size is at most a target.
+    """Sets gates to zero, least importance per freed size first, down to a target size.
 
     Greedy: of all bonds of all layers, the index of least importance per unit of size that it frees
     is removed first, then the next one, with sizes updated. One index of every bond stays. `shrink`
@@ -93,7 +93,7 @@ def prune(
         return sum(c * math.prod(ranks[g] for g in bonds) for c, bonds in listed[layer])
 
     def candidates(layer: int) -> list[tuple[float, int, int]]:
-        """Lists (importance over freed size, layer, bond) of a layer's next index to remove."""
+        """Lists (importance per freed size, layer, bond) for the next index of each bond."""
         now, bonds = sized(layer), enumerate(left[layer])
         found = []
         for bond, kept in bonds:
@@ -127,7 +127,7 @@ def prune(
 
 
 def _worth(params: Any, gates: dict[int, Any], importance: Any) -> dict[int, np.ndarray]:
-    """Returns the importance of every live gate, and −1 for dead gates."""
+    """Returns the importance of every gate that is not zero, and −1 for gates of zero."""
     given: dict[Any, Any] = {}
     if importance is not None:
         paths, leaves, _ = flatten(importance)

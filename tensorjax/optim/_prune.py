@@ -1,4 +1,4 @@
-"""Choice of the gates to set to zero in a step: by threshold, and down to a size target."""
+"""Choice of the gates that an update sets to zero: by threshold, down to a size target."""
 
 import dataclasses
 import itertools
@@ -17,7 +17,7 @@ from tensorjax.optim._tensorised_leaves import Layout
 
 @dataclasses.dataclass(frozen=True)
 class Gates:
-    """Conversion between the gate vectors of all layers and one joined vector.
+    """Conversion between the gates of all layers, one vector per bond, and one joined vector.
 
     Attributes:
       bonds: (gates in all,), the bond of each.
@@ -33,32 +33,32 @@ class Gates:
 
     @classmethod
     def of(cls, layout: Layout) -> "Gates":
-        """Builds the index of the gates of a layout, to choose which to prune."""
+        """Builds the conversion for the gates of all layers of a `Layout`."""
         lengths = [n for layer in layout.layers for n in layer.ranks]
         owners = [k for k, layer in enumerate(layout.layers) for _ in layer.gates]
         bonds = np.repeat(np.arange(len(lengths)), lengths)
         return cls(bonds, np.array(owners, int), tuple(lengths), len(layout.layers))
 
     def join(self, gates: Sequence[jax.Array]) -> jax.Array:
-        """Concatenates the gates, for pruning, in their widest dtype, float32 at least."""
+        """Concatenates the gates of all bonds to one vector, in float32 or wider."""
         dtype = widest(jnp.float32, *gates)
         return jnp.concatenate([_whole(jnp.asarray(g)).astype(dtype) for g in gates])
 
     def split(self, flat: jax.Array) -> list[jax.Array]:
-        """Splits a joined vector of gates, for pruning, into one vector per bond."""
+        """Splits the joined vector of gates into one vector per bond."""
         ends = np.cumsum((0, *self.lengths))
         return [flat[a:b] for a, b in itertools.pairwise(ends)]
 
     def spread(self, of_gates: Sequence[jax.Array]) -> jax.Array:
-        """Repeats one value per bond, for pruning, for all entries of the bond's gate."""
+        """Repeats one value per bond for all entries of the bond's gate."""
         return jnp.stack([_whole(x) for x in of_gates])[self.bonds]
 
     def per_bond(self, flat: jax.Array) -> jax.Array:
-        """Sums a joined vector of gates bond by bond, for pruning, in single precision."""
+        """Sums the joined vector of gates over each bond, in single precision."""
         return jnp.sum(self._rows(flat.astype(jnp.float32), 0), 1)
 
     def largest(self, flat: jax.Array, live: jax.Array) -> jax.Array:
-        """Marks, for pruning, the largest live gate of every bond, the first of equal ones."""
+        """Marks the largest nonzero gate of every bond, the first of equal ones."""
         if not self.bonds.size:
             return live
         rows = self._rows(jnp.where(live, flat, -jnp.inf), -jnp.inf)
@@ -68,7 +68,7 @@ class Gates:
         return live & (order == picked(first, self.bonds))
 
     def _rows(self, flat: jax.Array, fill: float) -> jax.Array:
-        """Returns a joined vector of gates, for pruning, as one padded row for every bond.
+        """Returns the joined vector of gates as a matrix with one padded row per bond.
 
         A sum by scattering would be a loop of one step per gate on CPUs.
         """
@@ -91,7 +91,7 @@ def doomed(
     frozen: jax.Array,
     most: jax.Array | None = None,
 ) -> jax.Array:
-    """Marks the gates to prune, that is to set to zero, in this step.
+    """Marks the gates to set to zero in an update: those below the threshold, down to a target.
 
     Args:
       gates: where they are.
@@ -125,7 +125,7 @@ def doomed(
 
 
 def _least(enough: Any, high: jax.Array, size: int) -> jax.Array:
-    """Finds by bisection the least count of gates to prune that is enough; ``high`` if none is."""
+    """Finds by bisection the smallest count for which ``enough`` holds; ``high`` if none does."""
 
     def halved(_: Any, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         low, high = ends

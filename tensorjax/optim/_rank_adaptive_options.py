@@ -31,7 +31,7 @@ POWER = 3  # the excess of size falls as (1 − share of the time)^POWER: Zhu an
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Updates at which ranks are cut, and the size that each may leave.
+    """Schedule of rank cuts on the way to a target size: which updates cut, and to what size.
 
     Attributes:
       by: update at which the target is met.
@@ -41,21 +41,21 @@ class Schedule:
 
     @property
     def start(self) -> int:
-        """Update before which no rank is cut."""
+        """Number of the update before which no rank is cut."""
         return self.by // START
 
     @property
     def half(self) -> int:
-        """Updates from a change of basis to a cut, and from a cut to a change of basis."""
+        """Number of updates between a change of basis and the following cut, and vice versa."""
         return max(1, (self.by - self.start) // (2 * CUTS))
 
     def budget(self, count: jax.Array, full: jax.Array, target: jax.Array) -> jax.Array:
-        """Returns the size that the layers may have after this update."""
+        """Returns the size that the layers may have at most after an update."""
         share = (count - self.start).astype(jnp.float32) / max(self.by - self.start, 1)
         return target + jnp.maximum(full - target, 0.0) * (1 - jnp.clip(share, 0, 1)) ** POWER
 
     def tick(self, count: jax.Array) -> jax.Array:
-        """Numbers what is due: even, a change of basis; odd, a cut. One falls on ``by``.
+        """Returns the number of the last event due: even a change of basis, odd a rank cut.
 
         They go on after ``by``, for what was undone.
         """
@@ -64,7 +64,7 @@ class Schedule:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """Options of `rank_adaptive`, as the user gave them."""
+    """Options of the optimiser `rank_adaptive`, as the user gave them."""
 
     size_weight: Weight
     core_weight: Weight
@@ -90,12 +90,12 @@ class Options:
 
     @property
     def schedule(self) -> Schedule | None:
-        """Updates at which ranks are cut to a target; None in the paper's two stages."""
+        """Schedule of rank cuts to a target size; None in the two stages of the CoMERA paper."""
         return None if self.by is None else Schedule(self.by)
 
     @property
     def presses(self) -> bool:
-        """Whether the options let the size surrogate ever enter the objective."""
+        """Whether the options ever let the size surrogate enter the objective."""
         late = self.switch is not None
         return not is_zero(self.size_weight) or (
             late and not (is_zero(self.late_size_weight) and is_zero(self.mix))
@@ -103,13 +103,13 @@ class Options:
 
     @property
     def passive(self) -> bool:
-        """Whether by its options the optimiser does nothing beyond the inner optimiser."""
+        """Whether the options leave the inner optimiser's updates unchanged."""
         if self.schedule is not None:
             return False
         return not self.presses and is_zero(self.core_weight) and self.late_threshold is None
 
     def towards_target(self, defaults: "Options") -> "Options":
-        """Returns the options of a run to a target size, in which the paper's have no part.
+        """Returns the options of a run to a target size, without those of the CoMERA paper.
 
         Raises:
           ValueError: options of the paper's stages that are not as by default; options of the
@@ -199,6 +199,6 @@ def is_zero(weight: Any) -> bool:
 
 
 def at(weight: Any, count: jax.Array) -> jax.Array:
-    """Evaluates an option, a weight or schedule, at a step count, in single precision."""
+    """Evaluates an option, a number or a schedule, at a step count, in single precision."""
     with jax.numpy_dtype_promotion("standard"):  # Optax's schedules mix integers and floats
         return jnp.asarray(weight(count) if callable(weight) else weight).astype(jnp.float32)

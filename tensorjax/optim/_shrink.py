@@ -1,4 +1,4 @@
-"""Removal of dead gates: smaller parameters and optimiser moments, with the same outputs."""
+"""Removal of zero gates: smaller parameters and optimiser moments, with the same outputs."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,7 @@ def shrink(
     keep_one: bool = True,
     fresh: Optimizer | None = None,
 ) -> tuple[Tree, Any]:
-    """Removes the indices of dead (zero) gates from cores, gates and optimiser moments.
+    """Removes the indices of zero gates from cores, gates and optimiser moments.
 
     With I_k the live gates of bond k, G_k ← G_k[I_{k−1}, :, I_k] and D_k ← D_k[I_k]; every array of
     the optimiser's state that has the shape of a parameter, and its path at the end of its own, is
@@ -122,7 +122,7 @@ def _cuts(
     keep_one: bool,
     siblings: list[list[int]],
 ) -> dict[int, Cut]:
-    """Returns the live indices that a shrink keeps, per axis, of every leaf of gated layers."""
+    """Returns, for every core and gate, the indices that a shrink keeps of each axis."""
     cuts: dict[int, Cut] = {}
     found = [_kept(layer, leaves, threshold, bucket, keep_one) for layer in layout.layers]
     for copies in siblings:
@@ -163,7 +163,7 @@ def _kept(
 
 
 def _evened(copies: list[list[np.ndarray]], layer: Layer) -> list[list[np.ndarray]]:
-    """Fills the kept indices of a stacked layer's copies with dead ones, to one rank per bond."""
+    """Adds removable indices to the copies of a stacked layer, so that all have equal ranks."""
     most = [max(map(len, kept)) for kept in zip(*copies, strict=True)]
     out = []
     for copy in copies:
@@ -174,7 +174,7 @@ def _evened(copies: list[list[np.ndarray]], layer: Layer) -> list[list[np.ndarra
 
 
 def _lossy(x: Any, cut: Cut) -> Cut:
-    """Selects the axes on which a shrink would drop indices."""
+    """Selects the axes of an array from which a shrink removes indices."""
     return {axis: kept for axis, kept in cut.items() if len(kept) < x.shape[axis]}
 
 
@@ -185,7 +185,7 @@ def _cut(x: Any, cut: Cut) -> Any:
 
 
 def _shrink_state(state: Any, known: dict[Path, tuple[Any, Cut]], fresh: Any) -> Any:
-    """Returns the optimiser state shrunk with the parameters; ``known``: these by path."""
+    """Removes from an optimiser's state the indices that were removed from its parameters."""
     paths, leaves, structure = flatten(state)
     owners = [_owner(path, known) for path in paths]
     if fresh is None:
@@ -213,7 +213,7 @@ def _shrink_state(state: Any, known: dict[Path, tuple[Any, Cut]], fresh: Any) ->
 
 
 def _owner(path: Path, known: dict[Path, tuple[Any, Cut]]) -> Path | None:
-    """Finds the parameter with which a state array shrinks: the longest path within its own."""
+    """Finds the parameter to which an array of the optimiser's state belongs, by its path."""
     for length in range(len(path), 0, -1):
         if path[-length:] in known:
             return path[-length:]
@@ -226,7 +226,7 @@ def _owner(path: Path, known: dict[Path, tuple[Any, Cut]]) -> Path | None:
 
 
 def _matching(leaf: Any, owner: Path | None, known: dict[Path, tuple[Any, Cut]]) -> Any:
-    """Shrinks an array of its parameter's shape by dead indices; others stay as they are."""
+    """Removes indices from a state array if it has the shape of its parameter."""
     if owner is None or np.shape(leaf) != np.shape(known[owner][0]):
         return leaf
     return _cut(leaf, known[owner][1])
@@ -235,7 +235,7 @@ def _matching(leaf: Any, owner: Path | None, known: dict[Path, tuple[Any, Cut]])
 def _moment(
     path: Path, leaf: Any, owner: Path | None, known: dict[Path, tuple[Any, Cut]], whole: int
 ) -> Any:
-    """Shrinks one optimiser moment by dead indices; raises ValueError for an unknown layout."""
+    """Removes indices from one optimiser moment; ValueError for an unknown layout."""
     expected = None
     if owner is not None and known[owner][1]:
         shape = np.shape(known[owner][0])
@@ -263,7 +263,7 @@ def shrink_model(
     keep_one: bool = True,
     fresh: bool = False,
 ) -> None:
-    """Applies `shrink` in place to a Flax NNX module and its nnx.Optimizer.
+    """Applies `shrink` in place to a Flax NNX module and its `nnx.Optimizer`.
 
     Functions under `nnx.jit` compile once more, for the new shapes.
 

@@ -22,12 +22,12 @@ Term = tuple[int, tuple[int, ...]]  # coefficient, and the gates whose ranks mul
 
 
 def checked(measure: str) -> Measure:
-    """Checks the option ``measure`` of the size: "numbers", "bytes" or "flops"."""
+    """Raises ValueError unless ``measure`` is "numbers", "bytes" or "flops"; returns it."""
     return _check.choice("measure", measure, get_args(Measure))
 
 
 def terms(layer: Layer, measure: Measure, rows: int) -> Iterator[Term]:
-    """Yields the (coefficient, gates) terms of a layer's size polynomial; gates count from zero."""
+    """Yields the terms (coefficient, gates) of a layer's size as a polynomial of its ranks."""
     if measure == "flops":
         yield from {"tt": _train_flops, "tucker": _tucker_flops, "cp": _cp_flops}[layer.kind](
             layer, rows
@@ -40,13 +40,13 @@ def terms(layer: Layer, measure: Measure, rows: int) -> Iterator[Term]:
 
 
 def _gates(layer: Layer, core: int) -> tuple[tuple[int, ...], set[int]]:
-    """Returns the gates on a core's bonds, and their axes, for the terms of the size polynomial."""
+    """Returns the gates on a core's bonds, and the axes of the core that are bonds."""
     found = [(g, axis) for g, bonds in enumerate(layer.bonds) for c, axis in bonds if c == core]
     return tuple(g for g, _ in found), {axis for _, axis in found}
 
 
 def _split(sizes: Sequence[int], outputs: int | None) -> int:
-    """Guesses how many modes are inputs, for size in FLOPs: by bias length, or most even split."""
+    """Guesses how many modes of a layer are inputs, by its bias length or the most even split."""
     cuts = range(1, len(sizes))
     right = {k: math.prod(sizes[k:]) for k in cuts}
     if outputs is not None and any(right[k] >= outputs for k in cuts):
@@ -102,7 +102,7 @@ def _cp_flops(layer: Layer, rows: int) -> Iterator[Term]:
 
 @dataclasses.dataclass(frozen=True)
 class Polynomial:
-    """Size polynomial of all layers together, as arrays for evaluation at traced ranks.
+    """Size of all tensorised layers as a polynomial of the ranks, for traced ranks.
 
     Attributes:
       coefficients: (terms,).
@@ -122,7 +122,7 @@ class Polynomial:
         return jnp.sum(self.coefficients.astype(ranks.dtype) * products)
 
     def slopes(self, ranks: jax.Array) -> jax.Array:
-        """Evaluates the derivative of the size polynomial in every rank, of shape (gates,)."""
+        """Evaluates the derivatives of the size polynomial in all ranks, of shape (gates,)."""
         values = self._values(ranks)
         # Products of the factors before and behind each one: the polynomial is linear in it.
         before = [self.coefficients.astype(ranks.dtype)]
@@ -144,19 +144,19 @@ class Polynomial:
         return picked(full, self.factors)
 
     def of_living(self, ranks: jax.Array) -> jax.Array:
-        """Evaluates the size polynomial; a layer with any rank of zero counts as zero."""
+        """Evaluates the size polynomial; layers with a rank of zero do not count."""
         alive = self.living(ranks).astype(ranks.dtype)
         products = jnp.prod(self._values(ranks), axis=1) * picked(alive, self.owners)
         return jnp.sum(self.coefficients.astype(ranks.dtype) * products)
 
     def living(self, ranks: jax.Array) -> jax.Array:
-        """Marks the layers that count in the size polynomial: those without a rank of zero."""
+        """Marks the layers in which no rank is zero."""
         full = jnp.concatenate([ranks, jnp.ones((1,), ranks.dtype)])
         return jnp.all(picked(full, self.members) > 0, axis=1)
 
 
 def picked(x: jax.Array, places: np.ndarray) -> jax.Array:
-    """Takes entries of a vector of ranks or gates at constant places, which are not checked."""
+    """Takes entries of a vector at constant indices, without bounds checks."""
     found = x.at[jnp.asarray(places, jnp.int32)]
     return found.get(mode="promise_in_bounds", wrap_negative_indices=False)
 
@@ -187,13 +187,13 @@ def _padded(lists: Sequence[Sequence[int]], fill: int) -> np.ndarray:
 
 
 def exactly(layer: Layer, ranks: Sequence[int], measure: Measure, rows: int) -> int:
-    """Computes one layer's size polynomial in exact integers; zero if a rank is zero."""
+    """Computes the size of one layer in exact integers; zero if a rank is zero."""
     if layer.gates and min(ranks) == 0:
         return 0
     return sum(c * math.prod(ranks[g] for g in gates) for c, gates in terms(layer, measure, rows))
 
 
 def total(layout: Layout, ranks: Sequence[Sequence[Any]], measure: Measure, rows: int) -> int:
-    """Computes the size polynomial of all layers in exact integers."""
+    """Computes the size of all layers in exact integers."""
     pairs = zip(layout.layers, ranks, strict=True)
     return sum(exactly(layer, r, measure, rows) for layer, r in pairs)

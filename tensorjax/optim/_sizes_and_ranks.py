@@ -21,7 +21,7 @@ def size(
     rows: int = 1,
     everything: bool = False,
 ) -> int | jax.Array:
-    """Measures the size of a model's tensorised layers at their live ranks.
+    """Measures the size of a model's tensorised layers, without gates below a threshold.
 
     With ρ the number of gates of a bond above the threshold, a tensor train has Σ_k n_k ρ_{k−1} ρ_k
     parameters (n_k the product of row and column mode for a TT-matrix), a Tucker layer
@@ -89,7 +89,7 @@ def size(
 
 
 def _rest(layout: Layout, leaves: list[Any], measure: Measure) -> int:
-    """Counts, for the size, parameters or bytes of the leaves that are neither cores nor gates."""
+    """Counts parameters or bytes of the leaves that are neither cores nor gates."""
     known = {p for layer in layout.layers for p in (*layer.cores, *layer.gates)}
     return sum(
         math.prod(jnp.shape(leaf)) * (jnp.result_type(leaf).itemsize if measure == "bytes" else 1)
@@ -99,7 +99,7 @@ def _rest(layout: Layout, leaves: list[Any], measure: Measure) -> int:
 
 
 def checked_threshold(threshold: Any) -> Any:
-    """Checks that the threshold of live ranks is a number; ValueError otherwise."""
+    """Returns the threshold of gates; ValueError if it is not a number."""
     if _check.is_traced(threshold):
         return threshold
     try:
@@ -114,12 +114,12 @@ def checked_threshold(threshold: Any) -> Any:
 
 
 def live_ranks(layer: Layer, leaves: list[Any], threshold: float) -> tuple[int, ...]:
-    """Counts the live ranks of a layer, gates above the threshold; needs concrete arrays."""
+    """Counts the gates of each bond of a layer that are above a threshold."""
     return tuple(int(np.sum(np.asarray(leaves[g]) > threshold)) for g in layer.gates)
 
 
 def ranks(params: PyTree, *, threshold: float = 0.0) -> dict[str, tuple[int, ...]]:
-    """Returns the live ranks of every tensorised layer: its gates above the threshold.
+    """Returns the ranks of every tensorised layer, as numbers of gates above a threshold.
 
     Args:
       params: any tree of parameters.

@@ -17,12 +17,12 @@ PROGRESS = 1e-2
 
 
 def unknown(x: Any) -> Any:
-    """Checks whether a target in the optimiser's state is still unset."""
+    """Whether a target in the optimiser's state is still unset."""
     return x <= UNKNOWN / 10
 
 
 class RankAdaptiveState(NamedTuple):
-    """State of `rank_adaptive`: scalar arrays, and the state of the inner optimiser.
+    """State of the optimiser `rank_adaptive`: scalars, and the inner optimiser's state.
 
     Attributes:
       count: updates so far.
@@ -186,7 +186,7 @@ def status(state: PyTree, *, patience: int = 200) -> Status:
 
 
 def _late(values: dict[str, float], watch: Any, loss: float, patience: int) -> tuple[Verdict, str]:
-    """Returns status and advice, from the state, for the paper's late stage."""
+    """Returns verdict and advice for the late stage of the two stages of the CoMERA paper."""
     fits = values["size"] <= values["size_target"]
     learnt = loss <= values["loss_target"]
     refused = _refused(watch)
@@ -209,7 +209,7 @@ def _late(values: dict[str, float], watch: Any, loss: float, patience: int) -> t
 def _towards(
     values: dict[str, float], watch: Any, loss: float, patience: int
 ) -> tuple[Verdict, str]:
-    """Returns status and advice, from the state, for a run to a target size."""
+    """Returns verdict and advice for a training towards a target size."""
     refused = _refused(watch)
     size, target, by, count = (values[k] for k in ("size", "size_target", "by", "count"))
     if _collapsed(watch, values, loss):
@@ -246,7 +246,7 @@ def _towards(
 
 
 def _unpruned(values: dict[str, float], patience: int) -> str:
-    """Returns why the early stage has pruned nothing, once that is worth saying; else ""."""
+    """Returns an explanation why nothing was pruned in the early stage, or ""."""
     if values["size"] < values["full"] or values["count"] < patience:
         return ""
     return (
@@ -284,13 +284,13 @@ def _collapsed(watch: Any, values: dict[str, float], loss: float) -> bool:
 
 
 def _risen(watch: Any, values: dict[str, float], loss: float) -> bool:
-    """Whether the state's average loss exceeds target and best of the stage by more than noise."""
+    """Whether the average loss exceeds its target and its best value by more than noise."""
     noise = 4 * (_number("noise", watch.noise) / max(values["mass"], 1e-6)) ** 0.5
     return loss > max(values["loss_target"], values["best"]) + noise
 
 
 def _lost(watch: Any, values: dict[str, float], loss: float) -> bool:
-    """Whether cuts have cost half as much again as the loss at the first one, beyond noise.
+    """Whether rank cuts have raised the loss by half or more, beyond noise.
 
     The noise is that of averages over some hundred updates, a tenth of that of single losses.
     """
@@ -299,7 +299,7 @@ def _lost(watch: Any, values: dict[str, float], loss: float) -> bool:
 
 
 def _refused(watch: Any) -> tuple[bool, str] | None:
-    """Tells from the state whether rank cuts have ended, and how the last was undone; or None."""
+    """Returns whether rank cuts have ended, and a message, if cuts were undone; else None."""
     if not _number("refused", watch.refused):
         return None
     count, size, loss, most = (

@@ -1,4 +1,4 @@
-"""Detection of tensorised layers in a parameter tree: labels leaves as cores, gates, or dense.
+"""Detection of tensorised layers in a parameter tree, by the names and shapes of leaves.
 
 A layer is known by the names of siblings in one mapping:
 
@@ -37,7 +37,7 @@ LOOKED_FOR = (
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """Tensorised layer in a parameter tree: positions of cores and gates, and their bonds.
+    """Tensorised layer in a parameter tree: positions of its cores and gates, and its bonds.
 
     Attributes:
       path: of the mapping that holds it.
@@ -66,11 +66,11 @@ class Layer:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Rank of every bond of the tensorised layer, that is the length of its gate."""
+        """Rank of every bond of the layer, which is the length of its gate."""
         return tuple(self.shapes[core][axis] for ((core, axis), *_) in self.bonds)
 
     def modes(self, core: int) -> tuple[int, ...]:
-        """Returns the mode sizes of a tensorised layer's core: its axes that are not bonds."""
+        """Returns the mode sizes of a core of the layer: its axes that are not bonds."""
         axes = {axis for bonds in self.bonds for c, axis in bonds if c == core}
         if self.kind == "tt":  # the outer bonds of size one have no gate
             axes |= {0, len(self.shapes[core]) - 1}
@@ -79,7 +79,7 @@ class Layer:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Tensorised layers of a parameter tree, and the paths of all leaves.
+    """All tensorised layers of a parameter tree, with the paths of all leaves.
 
     Attributes:
       layers: in the order of the leaves.
@@ -91,12 +91,12 @@ class Layout:
 
     @property
     def gates(self) -> tuple[int, ...]:
-        """Positions of the gates of all tensorised layers among the leaves, layer by layer."""
+        """Positions of all gates among the leaves of a parameter tree, layer by layer."""
         return tuple(leaf for layer in self.layers for leaf in layer.gates)
 
 
 def tokens(path: Any) -> Path:
-    """Normalises a leaf's JAX key path to plain keys: "0" becomes 0, Flax' "value" is dropped."""
+    """Converts a JAX key path to plain keys: "0" becomes 0, Flax's final "value" is dropped."""
     out = [_token(key) for key in path]
     if path and isinstance(path[-1], jax.tree_util.GetAttrKey) and out[-1] == "value":
         out.pop()
@@ -112,7 +112,7 @@ def _token(key: Any) -> Hashable:
 
 
 def flatten(tree: Any) -> tuple[tuple[Path, ...], list[Any], Any]:
-    """Flattens a parameter tree to normalised paths (see `tokens`), leaves and structure."""
+    """Flattens a parameter tree to paths of plain keys, leaves and tree structure."""
     pairs, structure = jax.tree_util.tree_flatten_with_path(tree)
     return tuple(tokens(path) for path, _ in pairs), [leaf for _, leaf in pairs], structure
 
@@ -140,7 +140,7 @@ def find(params: Any) -> Layout:
 
 
 def gated(params: Any) -> Layout:
-    """Finds the tensorised layers as `find`, and raises ValueError if no gate exists."""
+    """Finds the tensorised layers of a parameter tree; ValueError if there is no gate."""
     layout = find(params)
     if not layout.gates:
         bare = ", ".join(layer.name for layer in layout.layers[:3])
@@ -154,7 +154,7 @@ def gated(params: Any) -> Layout:
 
 
 def parts(path: Path) -> Iterator[tuple[str, int]]:
-    """Yields (name, number of keys) of the parts of a tensorised layer, by which a path may end."""
+    """Yields (name, number of keys) for the layer parts, such as a core, that a path ends in."""
     # Only with an integer key below, as of a list: a module may have one of these names too.
     if len(path) > 1 and path[-2] in ("cores", "factors", "gates") and isinstance(path[-1], int):
         yield str(path[-2]), 2
@@ -224,7 +224,7 @@ def _check_gates(layer: Layer, gates: list[Any]) -> None:
 
 
 def check_concrete(name: str, leaves: Any) -> None:
-    """Raises TypeError if one of a model's leaves is traced."""
+    """Raises TypeError if a leaf is traced by jit, vmap or grad."""
     if _check.is_traced(leaves):
         raise TypeError(
             f"{name}: how many gates live depends on the data, which jit, vmap and grad cannot "
@@ -233,7 +233,7 @@ def check_concrete(name: str, leaves: Any) -> None:
 
 
 def labels(params: PyTree) -> Any:
-    """Labels every parameter of a tensorised model "core", "gate" or "dense".
+    """Labels every parameter of a model "core", "gate" or "dense", for `optax.partition`.
 
     Made for `optax.partition`, which takes the function itself; the rates of the paper's released
     program would be::
@@ -275,7 +275,7 @@ def labels(params: PyTree) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Stacks:
-    """Stacked tensorised layers of a parameter tree.
+    """Conversion between stacked tensorised layers of a parameter tree and single layers.
 
     Attributes:
       structure: of the tree.
@@ -291,7 +291,7 @@ class Stacks:
 
     @classmethod
     def of(cls, params: Any) -> "Stacks":
-        """Finds the stacked layers of a parameter tree: those whose gates have leading axes."""
+        """Finds the stacked layers of a parameter tree, whose gates have leading axes."""
         paths, leaves, structure = flatten(params)
         shapes = tuple(tuple(np.shape(leaf)) for leaf in leaves)
         groups: dict[Path, dict[str, list[int]]] = {}
@@ -307,7 +307,7 @@ class Stacks:
         return cls(structure, paths, tuple(axes), shapes)
 
     def split(self, tree: Any, name: str = "updates") -> Any:
-        """Returns the tree of single layers: nested dicts, with a copy's number below its layer.
+        """Splits the stacked layers of a tree into single ones: nested dicts, numbered copies.
 
         A tree without stacked layers is returned as it is. ``name`` is for errors.
 
@@ -333,7 +333,7 @@ class Stacks:
         return out
 
     def join(self, tree: Any) -> Any:
-        """Stacks the tree of single layers again, in the containers of the parameters."""
+        """Stacks single layers again, in the containers of the original parameters."""
         if not any(self.axes):
             return tree
         paths, leaves, _ = flatten(tree)
@@ -352,7 +352,7 @@ class Stacks:
         return jax.tree.unflatten(self.structure, out)
 
     def siblings(self, layout: Layout) -> list[list[int]]:
-        """Returns, for every stacked layer, the positions of its copies among the split layers."""
+        """Returns, for every stacked layer, the positions of its copies in a `Layout`."""
         tops = {
             _key(path[: len(path) - next(n for _, n in parts(path))])
             for path, count in zip(self.paths, self.axes, strict=True)
@@ -366,7 +366,7 @@ class Stacks:
 
 
 def _leading(group: dict[str, list[int]], shapes: Sequence[tuple[int, ...]]) -> int:
-    """Counts the leading axes over which a layer's parts are stacked; 0 for what is no stack."""
+    """Counts the leading axes over which a layer is stacked; 0 for a single layer."""
     gates = [shapes[p] for p in group.get("gates", ())]
     cores = [shapes[p] for name in ("cores", "core", "factors") for p in group.get(name, ())]
     counts = {len(shape) - 1 for shape in gates}
@@ -379,7 +379,7 @@ def _leading(group: dict[str, list[int]], shapes: Sequence[tuple[int, ...]]) -> 
 
 
 def _copies(path: Path, count: int) -> list[Path]:
-    """Returns the paths of a stacked leaf's copies: the number stands above the part's name."""
+    """Returns the paths of a stacked leaf's copies, with the number of the copy inserted."""
     at = len(path) - next(n for _, n in parts(path))
     return [(*path[:at], copy, *path[at:]) for copy in range(count)]
 
@@ -391,7 +391,7 @@ def _put(out: dict[str, Any], path: Path, leaf: Any) -> None:
 
 
 def _key(path: Path) -> Path:
-    """Returns a path as `flatten` has it of nested dicts with strings for keys."""
+    """Converts a path to the one that `flatten` returns for nested dicts with string keys."""
 
     def token(key: Hashable) -> Hashable:
         return int(key) if isinstance(key, str) and key.isdecimal() else key

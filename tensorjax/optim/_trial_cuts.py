@@ -26,7 +26,7 @@ TRIAL = 8  # most losses averaged before a verdict, as those of minibatches are 
 
 
 class Watch(NamedTuple):
-    """Record of the losses, of the last rank cut, and of the cuts that were undone.
+    """Record of the losses, of the rank cut on trial, and of the cuts that were undone.
 
     Attributes:
       first: the first loss; −1e30 before.
@@ -65,7 +65,7 @@ class Watch(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Decision on the cut on trial: undo it, wait, how many gates may be cut, press on size."""
+    """Decision on the rank cut on trial: whether to undo or wait, and how much to cut next."""
 
     undo: jax.Array
     waits: jax.Array
@@ -74,7 +74,7 @@ class Verdict(NamedTuple):
 
 
 def fresh(saved: Any, gates: int, chance: Any = None) -> Watch:
-    """Returns an empty record of cuts; every field is its own array, so that all can be donated.
+    """Builds the record of a training without any cut so far.
 
     Args:
       saved: tree like the parameters, of zeros at the gates.
@@ -111,7 +111,7 @@ def fresh(saved: Any, gates: int, chance: Any = None) -> Watch:
 
 
 def limit(watch: Any) -> Any:
-    """Returns the loss above which a cut has made the model collapse; 1e30 if chance is unknown."""
+    """Returns the loss above which the model counts as collapsed; 1e30 if it is unknown."""
     least = LEAST_GAIN * jnp.abs(watch.low)
     # An estimate below what was learnt is none, as with gradients that are scaled.
     chance = jnp.where(watch.start - watch.low > least, watch.start, watch.first)
@@ -125,7 +125,7 @@ def seen(
     watch: Watch, loss: jax.Array, excess: jax.Array, ones: jax.Array, finite: jax.Array,
     decay: jax.Array, late: jax.Array,
 ) -> Watch:  # fmt: skip
-    """Updates the record of the cut on trial with one more loss.
+    """Adds the loss of one update to the record of losses and cuts.
 
     The first loss is above chance if the first outputs are large. These are independent of the
     targets, so that with outputs scaled by s the loss is L(s) ≈ L(0) + s² c, and chance L(0) ≈ L(1)
@@ -168,7 +168,7 @@ def seen(
 def judged(
     watch: Watch, mass: Any, size: Any, count: jax.Array, gates: int
 ) -> tuple[Watch, Verdict]:
-    """Decides whether the cut on trial is undone, kept, or watched for more steps.
+    """Decides whether the rank cut on trial is undone, kept, or watched for more updates.
 
     Args:
       watch: with this step's loss.
@@ -204,7 +204,7 @@ def judged(
 
 
 def _corrected(watch: Watch, undone: jax.Array, loss: jax.Array) -> Watch:
-    """Raises the estimate of chance where a cut on trial led far above it.
+    """Raises the estimated loss of an untrained model where a cut led far above it.
 
     No smaller rank is much worse than chance: the first loss was then that of a model which had
     been trained before. By a half of the gain at most, since outputs can also grow by a cut.

@@ -1,4 +1,4 @@
-"""One update of the rank-adaptive optimiser: gradient of the objective, then gate pruning."""
+"""One update of the rank-adaptive optimiser: gradients of the objective, then pruning."""
 
 import dataclasses
 from typing import Any
@@ -20,7 +20,7 @@ from tensorjax.optim._trial_cuts import seen as seen_by
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One update of the rank-adaptive optimiser, between gradients and parameter moves."""
+    """One update of the rank-adaptive optimiser: gradients, moves, gates to prune, new state."""
 
     options: Options
     layout: Layout
@@ -65,7 +65,7 @@ class Step:
         )
 
     def pressures(self) -> tuple[Any, Any]:
-        """Returns the weights of loss and size surrogate in the objective; None for 1 and 0."""
+        """Returns the weights of loss and size in the objective; None stands for 1 and 0."""
         options, state = self.options, self.state
         if options.schedule is not None:
             return None, None
@@ -80,7 +80,7 @@ class Step:
         )
 
     def _late_pressures(self) -> tuple[jax.Array, jax.Array]:
-        """Returns the weights of loss and size surrogate in the gradient of a late update."""
+        """Returns the weights of loss and size in the objective of the late stage."""
         options, state = self.options, self.state
         count = state.count - 1
         excess = (state.size - state.size_target) / state.scale
@@ -96,13 +96,13 @@ class Step:
         return on_loss, jnp.where(fits, 0.0, on_size)
 
     def slopes(self, on_size: jax.Array) -> list[jax.Array]:
-        """Returns the gradient of the weighted size surrogate in the gates; 0 for dead gates."""
+        """Computes the gradient of the weighted size surrogate in the gates."""
         norms = self.gates.per_bond(jnp.abs(self.flat))
         each = on_size / self.state.scale * self.polynomial.slopes(norms)
         return self.gates.split(jnp.where(self.live, picked(each, self.gates.bonds), 0.0))
 
     def gradients(self) -> Any:
-        """Returns the update's gradients of the whole objective, zero at dead gates."""
+        """Computes the gradients of the objective (loss, size, core norms); 0 for zero gates."""
         on_loss, on_size = self.pressures()
         leaves, structure = jax.tree.flatten(self.updates)
         if on_loss is not None:
@@ -130,7 +130,7 @@ class Step:
         return jax.tree.unflatten(structure, leaves)
 
     def finish(self, moves: Any, gradients: Any) -> tuple[Any, jax.Array, dict[str, jax.Array]]:
-        """Returns the moves of the update, which set dying gates and their core slices to zero.
+        """Completes the moves of an update: prunes gates and sets their core slices to zero.
 
         Args:
           moves: of the inner transformation.
@@ -175,7 +175,7 @@ class Step:
     def _decided(
         self, flat: jax.Array, limit: jax.Array, frozen: jax.Array
     ) -> tuple[jax.Array, Any, Any, Any]:
-        """Decides what dies in this update, where a gate may die or a cut is on trial.
+        """Decides which gates are zero after this update, and whether the last cut stays.
 
         What a branch returns is held in memory. Else XLA would compute all of the decision once
         more in the update of every core and gate, which takes most of the compilation.
@@ -204,18 +204,18 @@ class Step:
         return jax.lax.cond(self._may_change(flat, limit, frozen), decided, unchanged)
 
     def _may_change(self, flat: jax.Array, limit: jax.Array, frozen: jax.Array) -> jax.Array:
-        """Checks whether a gate may die in this update, or a cut is on trial."""
+        """Whether a gate may be pruned in this update, or a cut is on trial."""
         low = jnp.any(self.live & ~frozen & (flat <= self._deadly(limit)))
         return low if self.trial is None else low | self._tries()
 
     def _tries(self) -> jax.Array:
-        """Checks whether a cut is on trial in this update, or was until now."""
+        """Whether a rank cut is on trial in this update, or was until now."""
         assert self.trial is not None
         (undo, waits, *_), saved = self.trial
         return undo | waits | jnp.any(saved != 0)
 
     def _deadly(self, limit: jax.Array) -> jax.Array:
-        """Returns the threshold at or below which gates may die in this update."""
+        """Returns the threshold at or below which this update may prune gates."""
         options, state = self.options, self.state
         if options.switch is None or options.late_threshold is None:
             return limit
@@ -223,7 +223,7 @@ class Step:
         return jnp.where(state.late, jnp.maximum(late, limit), limit)
 
     def _doomed(self, flat: jax.Array, limit: jax.Array, frozen: jax.Array) -> jax.Array:
-        """Marks the gates to prune in this update."""
+        """Marks the gates that this update prunes."""
         options, state, most = self.options, self.state, self._most()
         target = None
         if options.switch is not None:
@@ -234,18 +234,18 @@ class Step:
         )  # fmt: skip
 
     def joined(self, tree: Any) -> jax.Array:
-        """Joins a state's tree of gates into one vector, for pruning."""
+        """Concatenates the gates of a tree like the parameters to one vector."""
         kept = dict(zip(sorted(self.layout.gates), jax.tree.leaves(tree), strict=True))
         return self.gates.join([kept[k] for k in self.layout.gates])
 
     def _most(self) -> jax.Array | None:
-        """Returns how many gates the update may set to zero; all in the early stage."""
+        """Returns how many gates this update may prune; all of them in the early stage."""
         if self.trial is None:
             return None
         return jnp.where(self.state.late, self.trial[0].most, float(self.flat.size))
 
     def _tried(self, dead: jax.Array) -> tuple[jax.Array, Any, Any, Any]:
-        """Applies, in the update, the verdict on the last cut: undone, kept, or still on trial.
+        """Applies the verdict on the rank cut on trial: restores its gates, or keeps it.
 
         Returns:
           (dead, values to give back, bonds on which the cores wait for the verdict, the watch).
@@ -272,7 +272,7 @@ class Step:
         return dead, back, (kept != 0) | (back != 0), watch
 
     def _moved(self, leaves: list[Any], still: dict[int, jax.Array]) -> list[jax.Array]:
-        """Returns the gates after the update's inner move and its proximal step."""
+        """Computes the gates after the inner optimiser's move and the proximal step."""
         new = [_plus(self.leaves[k], leaves[k]) for k in self.layout.gates]
         on_size = self.pressures()[1]
         if self.options.proximal is None or on_size is None:
@@ -288,7 +288,7 @@ class Step:
     def _clear(
         self, leaves: list[Any], alive: list[jax.Array], still: dict[int, jax.Array], waiting: Any
     ) -> None:
-        """Sets the core slices of dead gates to zero in the update, so that norms do not see them.
+        """Sets the core slices that belong to pruned gates to zero.
 
         Slices of a cut on trial keep their values, as the cut may be undone.
         """
@@ -313,7 +313,7 @@ class Step:
     def _frozen(
         self, moves: list[Any], gradients: list[Any]
     ) -> tuple[dict[int, jax.Array], jax.Array]:
-        """Detects, by an update's moves, cores and gates that the inner optimiser keeps frozen.
+        """Detects the cores and gates that the inner optimiser keeps frozen, by their moves.
 
         Optax transformations do not report what they freeze. A leaf with a nonzero gradient that
         does not move, while another one does, counts as frozen; it stays so in steps in which
@@ -342,7 +342,7 @@ class Step:
         return dict(zip(parts, frozen, strict=True)), rests
 
     def record(self, size: jax.Array, **learnt: Any) -> RankAdaptiveState:
-        """Returns the state after the update: its size, and the count of steps without progress."""
+        """Returns the optimiser's state after the update, with size and progress counters."""
         state, loss = self.state, _average(self.state)
         best = jnp.where(self.began, loss, state.best)
         better = loss < best - PROGRESS * jnp.abs(best)
@@ -356,7 +356,7 @@ class Step:
 
 
 def seen_layout(updates: Any, params: Any) -> tuple[Layout, list[Any]]:
-    """Returns layout and leaves of the parameters of an update, checked against its gradients."""
+    """Returns tensorised layers and leaves of the parameters; checks the gradients' shapes."""
     if params is None:
         raise ValueError(
             "params: expected the parameters, got none; call update(gradients, state, params, "
@@ -373,7 +373,7 @@ def seen_layout(updates: Any, params: Any) -> tuple[Layout, list[Any]]:
 
 
 def _is_any(x: jax.Array) -> jax.Array:
-    """Checks whether an array of the update has a nonzero entry; False for integer arrays."""
+    """Whether an array has a nonzero entry; False for integer arrays."""
     return jnp.any(x != 0) if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.array(False)
 
 
@@ -388,7 +388,7 @@ def _average(state: RankAdaptiveState) -> jax.Array:
 def _observed(
     options: Options, state: RankAdaptiveState, value: Any
 ) -> tuple[RankAdaptiveState, jax.Array]:
-    """Adds the loss of this update, if finite, to the moving average in the state."""
+    """Adds the loss of this update, if it is finite, to the moving average in the state."""
     loss = jnp.asarray(value).astype(jnp.float32)
     finite = jnp.isfinite(loss)
     decay = jnp.asarray(options.loss_decay).astype(jnp.float32)
@@ -417,7 +417,7 @@ def _watched(
 def _staged(
     options: Options, state: RankAdaptiveState, finite: jax.Array, size: jax.Array
 ) -> RankAdaptiveState:
-    """Updates size and stage for an update; fixes the targets when the late stage begins."""
+    """Updates size and stage in the state; sets the targets when the late stage begins."""
     state = state._replace(size=size)
     if options.switch is None:
         return state
@@ -437,13 +437,13 @@ def _staged(
 
 
 def _plus(x: Any, move: Any) -> jax.Array:
-    """Adds the update's move to a parameter as `optax.apply_updates` does."""
+    """Adds a move to a parameter, as `optax.apply_updates` does."""
     with jax.numpy_dtype_promotion("standard"):
         return jnp.asarray(x + move).astype(jnp.result_type(x))
 
 
 def _same(x: Any, move: Any) -> tuple[jax.Array, jax.Array]:
-    """Casts a parameter and its move to one dtype that holds the parameter exactly."""
+    """Casts a parameter and its move to their common dtype."""
     dtype = widest(x, move)
     return jnp.asarray(x).astype(dtype), jnp.asarray(move).astype(dtype)
 
@@ -451,7 +451,7 @@ def _same(x: Any, move: Any) -> tuple[jax.Array, jax.Array]:
 def _gate_move(
     gate: Any, move: Any, dead: jax.Array, held: jax.Array, limit: jax.Array, new: Any
 ) -> jax.Array:
-    """Returns the update's gate moves: to zero for dead gates, just above τ for held ones."""
+    """Returns the move of a gate: to zero if pruned, to just above the threshold if held."""
     eps = float(jnp.finfo(jnp.result_type(gate)).eps)
     x, move = _same(gate, move)
     dead, held = like(dead, x), like(held, x)

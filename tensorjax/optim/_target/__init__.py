@@ -1,1 +1,1 @@
-"""Rank cuts to a target size within jit: schedule, order of cuts, change of basis, update."""
+"""Rank cuts to a target size under jit: order of cuts, change of basis, update."""

@@ -33,7 +33,7 @@ PARAMETERS = frozenset({"z", "init_params", "init_particles", "params0", "x0"})
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """New basis of one bond.
+    """New basis of one bond of a layer: matrices for its cores, and its new gate.
 
     Attributes:
       moves: for each (core, axis) of the bond, the matrices (new, old) for that axis of parameters
@@ -46,19 +46,19 @@ class Change:
 
 
 class _Sequence:
-    """Runs factorisations one after the other: at the same time they can block XLA on a CPU."""
+    """Chain of matrix factorisations, run one after another: in parallel they can block XLA."""
 
     def __init__(self, done: tuple[jax.Array, ...] = ()) -> None:
         self.done = done
 
     def triangle(self, a: jax.Array) -> jax.Array:
-        """Returns r of the QR of a, square by rows of zeros, so that rᴴ r = aᴴ a."""
+        """Computes a square r with rᴴ r = aᴴ a from the QR factorisation of a."""
         r = triangle(after(a, *self.done))
         self.done = (r,)
         return jnp.pad(r, ((0, a.shape[1] - r.shape[0]), (0, 0)))
 
     def svd(self, a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns the singular value decomposition of a square matrix."""
+        """Computes the singular value decomposition of a square matrix."""
         found = linalg.svd(after(a, *self.done))
         self.done = (found[1],)
         return found  # type: ignore[return-value]
@@ -67,7 +67,7 @@ class _Sequence:
 def changes(
     layer: Layer, cores: list[jax.Array], gates: list[jax.Array], order: _Sequence
 ) -> list[Change]:
-    """Computes the new basis of every bond of a train or a Tucker layer."""
+    """Computes the basis of singular vectors of every bond of a TT or Tucker layer."""
     with jax.default_matmul_precision("highest"):
         dtype = widest(jnp.float32, *cores)
         cores = [core.astype(dtype) for core in cores]
@@ -86,7 +86,7 @@ def changes(
 def _train_sides(
     cores: list[jax.Array], gates: list[jax.Array], order: _Sequence
 ) -> list[tuple[jax.Array, jax.Array]]:
-    """Returns (ρ_L, ρ_R) of every bond of a train."""
+    """Computes the triangular factors left and right of every bond of a TT layer."""
     parts = [core.reshape(core.shape[0], -1, core.shape[-1]) for core in cores]
     lefts: list[jax.Array] = []
     for part, gate in zip(parts, gates, strict=False):
@@ -103,7 +103,7 @@ def _train_sides(
 def _tucker_sides(
     cores: list[jax.Array], gates: list[jax.Array], order: _Sequence
 ) -> list[tuple[jax.Array, jax.Array]]:
-    """Returns (ρ_L, ρ_R) of every bond of a Tucker layer, its factor on the left."""
+    """Computes the triangular factors on both sides of every bond of a Tucker layer."""
     core, *factors = cores
     lefts = [
         order.triangle(tall(f) * gate[None, :]) for f, gate in zip(factors, gates, strict=True)
@@ -145,7 +145,7 @@ def _change(
 def _moved(
     layer: Layer, found: list[Change], core: int, values: jax.Array, kinds: list[str]
 ) -> jax.Array:
-    """Returns a core, and arrays of the optimiser's state like it, in the new basis.
+    """Transforms a core and its optimiser moments to the new bases of its bonds.
 
     All go in one batch of products, as each product is a kernel to compile.
 
@@ -175,7 +175,7 @@ def _moved(
 
 
 def _kind(value: jax.Array, parameter: jax.Array, held: bool) -> str:
-    """Tells what an array of the optimiser's state holds: "parameter", "gradient" or "square".
+    """Returns what a moment holds: "parameter", "gradient" or "square"; "unknown" if undecided.
 
     Those which are real beside complex parameters are squares. Of the others those are taken for
     squares, whatever their name, which have no negative entry: "unknown" before the data is seen.
@@ -188,7 +188,7 @@ def _kind(value: jax.Array, parameter: jax.Array, held: bool) -> str:
 
 
 def moments_of(layout: Layout, leaves: list[Any], state: Any) -> list[tuple[int, int, bool]]:
-    """Lists (position in the state, position of its parameter, whether it holds parameters).
+    """Lists the moments in an optimiser's state with their parameters: (position, parameter, …).
 
     Arrays of the state of other shapes than their parameter's, such as those of `optax.adafactor`,
     are left out: they stay as they are, and follow by their own decay.
@@ -209,7 +209,7 @@ def moments_of(layout: Layout, leaves: list[Any], state: Any) -> list[tuple[int,
 
 
 def _owner(path: Path, known: dict[Path, int]) -> int | None:
-    """Finds the parameter whose path ends that of an array of the optimiser's state."""
+    """Finds the parameter to which an array of the optimiser's state belongs, by its path."""
     for length in range(len(path), 0, -1):
         if path[-length:] in known:
             return known[path[-length:]]
@@ -217,7 +217,7 @@ def _owner(path: Path, known: dict[Path, int]) -> int | None:
 
 
 def _gates_moved(change: Change, values: jax.Array, held: list[bool]) -> jax.Array:
-    """Returns a gate, now in the cores, and its moments: their mean, where they are not negative.
+    """Returns gate and gate moments after a change of basis: ones, and means of moments.
 
     Args:
       change: of its bond.
@@ -237,7 +237,7 @@ def changed(
     moments: list[jax.Array],
     stays: list[jax.Array],
 ) -> tuple[dict[int, jax.Array], list[jax.Array]]:
-    """Brings all layers into the basis of their singular vectors, and their moments along.
+    """Brings all bonds into the basis of their singular vectors, optimiser moments included.
 
     Layers of the same shapes are one loop, so that the program holds one copy of the change.
 
@@ -281,7 +281,7 @@ def _parts(layer: Layer) -> tuple[int, ...]:
 def _alike(
     layout: Layout, leaves: list[Any], moving: list[tuple[int, int, bool]], moments: list[Any]
 ) -> list[tuple[list[int], list[list[bool]]]]:
-    """Groups the layers that have another basis by kind, shapes and dtypes, moments included.
+    """Groups the layers that change basis by kind, shapes and dtypes.
 
     Returns:
       (positions of the layers, whether the moments of each part hold parameters) of each group.
@@ -304,7 +304,7 @@ def _each_changed(
     layer: Layer, held: list[list[bool]], arrays: list[Any], stays: list[jax.Array],
     done: tuple[jax.Array, ...],
 ) -> tuple[list[Any], tuple[jax.Array, ...]]:  # fmt: skip
-    """Changes the bases of layers that are like one another, one after the other.
+    """Changes the bases of several layers of equal shapes in one loop.
 
     Args:
       layer: one of them.
@@ -333,7 +333,7 @@ def _layer_changed(
     layer: Layer, held: list[list[bool]], arrays: list[list[jax.Array]], stays: jax.Array,
     order: _Sequence,
 ) -> list[list[jax.Array]]:  # fmt: skip
-    """Returns parameters and moments of one layer in the new basis; gates are 0 or 1."""
+    """Changes the bases of one layer: returns parameters and moments, with gates 0 or 1."""
     count = len(layer.cores)
     found = changes(layer, [x[0] for x in arrays[:count]], [x[0] for x in arrays[count:]], order)
     out = []

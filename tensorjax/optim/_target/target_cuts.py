@@ -1,4 +1,4 @@
-"""Cuts of ranks to a given size by a given update, least important indices first, under jit."""
+"""Rank cuts to a size under jit, the least important bond indices first."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def least_important(
     gate_size: float,
     most: jax.Array,
 ) -> jax.Array:
-    """Marks the gates to set to zero: one by one the least important for the size that it frees.
+    """Marks the gates to set to zero, least importance per freed size first, under jit.
 
     The same order as that of `prune`, on traced arrays. One index of every bond stays.
 
@@ -59,7 +59,7 @@ def least_important(
 
 
 def sizes_of_all(layout: Layout, leaves: list[Any]) -> tuple[int, int]:
-    """Returns (parameters that the layers would have dense, parameters outside the layers)."""
+    """Counts the parameters of the layers if they were dense, and those outside the layers."""
     dense = 0
     for layer in layout.layers:
         if not layer.gates:

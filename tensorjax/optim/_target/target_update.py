@@ -36,7 +36,7 @@ Descend = Callable[[Any], tuple[Any, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class TargetStep(Step):
-    """Update that may cut ranks to a target size; see `Step`."""
+    """One update of the rank-adaptive optimiser that may cut ranks towards a target size."""
 
     schedule: Schedule
     tick: Any
@@ -55,12 +55,12 @@ class TargetStep(Step):
         return self._cuts() | self._tries()
 
     def _cuts(self) -> jax.Array:
-        """Checks whether a cut is due in this update."""
+        """Whether a rank cut is due in this update."""
         return (self.tick > self.state.tick) & (self.tick % 2 == 1)
 
     @property
     def gate_size(self) -> float:
-        """Size of one live gate: 1 where `compress_to` counts all parameters, else 0."""
+        """Size of one nonzero gate: 1 where `compress_to` counts all parameters, else 0."""
         return float(self.options.compress_to is not None)
 
 
@@ -72,7 +72,7 @@ def towards_target(
     value: Any,
     descend: Descend,
 ) -> tuple[Any, RankAdaptiveState]:
-    """Returns moves and state of one update towards the target size.
+    """Makes one update of the optimiser towards a target size; returns moves and state.
 
     Args:
       options: with a schedule.
@@ -120,7 +120,7 @@ def _cut_if(
     state: RankAdaptiveState, began: jax.Array, tick: jax.Array, moves: Any, gradients: Any,
     inner: Any,
 ) -> tuple[Any, Any, jax.Array, dict[str, Any]]:  # fmt: skip
-    """Cuts, changes bases and judges, where an update is due for it; else holds what is dead."""
+    """Cuts ranks, changes bases and judges the last cut if the schedule says so."""
     members = sorted(k for layer in layout.layers for k in (*layer.cores, *layer.gates))
     steps, structure = jax.tree.flatten(moves)
     arrays, inner_structure = jax.tree.flatten(inner)
@@ -175,7 +175,7 @@ def _step(
 def _turned(
     step: TargetStep, moves: Any, learnt: dict[str, Any], moving: Any, moments: Any, size: jax.Array
 ) -> tuple[list[Any], dict[str, Any], Any]:
-    """Brings bonds into the basis of their singular vectors, where an update is due for it.
+    """Changes the bonds to the basis of their singular vectors if the schedule says so.
 
     Args:
       step: of the update.
@@ -228,7 +228,7 @@ def _turned(
 
 
 def _worth(layout: Layout, old: Any, effects: dict[int, jax.Array]) -> Any:
-    """Adds this update's squared first-order effects of the gates to their importance."""
+    """Adds squared first-order effects of the gates, (gate · gradient)², to their importance."""
     leaves, structure = jax.tree.flatten(old)
     out = []
     for k, x in zip(sorted(layout.gates), leaves, strict=True):
@@ -238,7 +238,7 @@ def _worth(layout: Layout, old: Any, effects: dict[int, jax.Array]) -> Any:
 
 
 def _held(layout: Layout, leaves: list[Any], moves: dict[int, Any]) -> dict[int, jax.Array]:
-    """Returns moves by which dead indices become zero, and no live gate does.
+    """Returns moves that keep zero gates, with their core slices, at zero and others above it.
 
     Entries that the inner optimiser leaves as they are, as where it holds them fixed, stay.
     """
