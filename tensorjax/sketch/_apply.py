@@ -40,7 +40,7 @@ def apply(p: Kronecker, x: tt.TTMatrix) -> tt.TTMatrix: ...
 def apply(p: Projection, x: Any) -> jax.Array: ...
 @placed
 def apply(p: Projection, x: Any) -> Any:
-    """Projects x by a random map: computes f(x), with E‖f(x)‖² = ‖x‖².
+    """Applies a random map to x: computes f(x), with E‖f(x)‖² = ‖x‖².
 
     Compiled once per combination of shapes; works under jit, vmap and grad (also in ``p``). Large
     dense x of a `ttrp` map goes through C++ in programs for one CPU device, where that was built.
@@ -131,7 +131,7 @@ def _apply_dense(p: Projection, x: Any) -> jax.Array:
 
 
 def _kernel(p: Projection, x: Any) -> Kernel:
-    """Chooses what applies a map to dense rows: NumPy, or a program, of a rounded size or not."""
+    """Chooses how a map is applied to dense rows: by NumPy or by a compiled program."""
     blas = isinstance(p, Dense | Kronecker) and x.dtype == p.dtype
     facts = {"dtype": x.dtype, "map": p, "blas_map": blas, "dense": isinstance(p, Dense)}
     return choose_kernel("sketch.apply", (x,), **facts)
@@ -139,7 +139,7 @@ def _kernel(p: Projection, x: Any) -> Kernel:
 
 @evaluated_eagerly
 def _project_host(p: Any, x: np.ndarray, lead: tuple[int, ...]) -> tuple[jax.Array, bool]:
-    """Applies a map to host rows in chunks, which avoids a copy of the whole of x.
+    """Applies a map to rows in host memory, chunk by chunk, without a copy of all of x.
 
     A large copy is slow because the system clears fresh memory page by page; small buffers are
     reused.
@@ -164,7 +164,7 @@ def _project_host(p: Any, x: np.ndarray, lead: tuple[int, ...]) -> tuple[jax.Arr
 
 
 def _blocks(count: int, most: int) -> list[int]:
-    """Splits rows, to apply a map, into blocks of few sizes, since each size compiles a program.
+    """Splits a number of rows into blocks of few different sizes, to spare compilations.
 
     Powers of two, or ``most``. The last block may be padded, to a third more rows in all.
     """

@@ -1,4 +1,4 @@
-"""Random projection by NumPy, on the host, of dense rows in CPU memory, without compilation."""
+"""Random projection of dense rows in CPU memory by NumPy, without compilation."""
 
 import math
 from typing import Any
@@ -18,7 +18,7 @@ _THREADS = 2**18
 
 
 def project(p: Any, x: Any, lead: tuple[int, ...]) -> tuple[jax.Array, bool]:
-    """Projects rows of x to (…, M) by NumPy on the host; also whether the result is finite."""
+    """Projects rows of x to (…, M) by NumPy; returns the result and whether it is finite."""
     rows = np.asarray(x).reshape(math.prod(lead), -1)
     with np.errstate(all="ignore"), _blas_threads.one_thread(rows.size < _THREADS):
         if isinstance(p, Dense):
@@ -31,7 +31,7 @@ def project(p: Any, x: Any, lead: tuple[int, ...]) -> tuple[jax.Array, bool]:
 
 
 def _kronecker(p: Kronecker, x: np.ndarray) -> np.ndarray:
-    """Applies a Kronecker map on the host by groups of modes, from the last to the first."""
+    """Applies a Kronecker map to rows by NumPy, group by group of its modes."""
     batch, size = x.shape
     n, m, ranks = p.in_shape, p.out_shape, (1, *p.ranks, 1)
     plan = _mode_groups.choose(batch, size, n, m, ranks)

@@ -24,7 +24,7 @@ _PADDING_GAIN = 1.25  # rows are padded if an exact cut of M has this many times
 
 
 class Shapes(NamedTuple):
-    """Modes of a map, and its sizes without padding."""
+    """Input and output modes of a Kronecker map, with the sizes N and M before padding."""
 
     in_shape: tuple[int, ...]
     out_shape: tuple[int, ...]
@@ -39,7 +39,7 @@ def shapes(
     order: int | None = None,
     rank: int = 1,
 ) -> Shapes:
-    """Completes a map's shapes: factors an int into balanced modes, keeps a sequence.
+    """Returns input and output modes of a map: an int is factored, a sequence is kept.
 
     Ints are cut into as many factors as the other argument has, else ``order``, else as few as
     keep N^(1/d) ≤ 4096, at least two. Large n_k are matched with small m_k, which makes
@@ -83,7 +83,7 @@ def _default_order(size: int) -> int:
 
 
 def _matched(free: Iterable[int], fixed: Sequence[int]) -> tuple[int, ...]:
-    """Permutes balanced factors ``free`` so that the largest meets the smallest of ``fixed``."""
+    """Reorders factors so that the largest stands beside the smallest of ``fixed``."""
     order = sorted(range(len(fixed)), key=lambda k: fixed[k])
     out = [0] * len(fixed)
     for k, value in zip(order, sorted(free, reverse=True), strict=True):
@@ -93,7 +93,7 @@ def _matched(free: Iterable[int], fixed: Sequence[int]) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def columns(size: int, order: int) -> tuple[int, ...]:
-    """Factors N into ``order`` modes, ascending: exact factors if balanced, else padded.
+    """Factors N into ``order`` ascending modes: exactly if balanced, else padded.
 
     Example:
       >>> columns(784, 2), columns(10**4, 3), columns(10007, 2)
@@ -106,7 +106,7 @@ def columns(size: int, order: int) -> tuple[int, ...]:
 
 
 def _exact(size: int, order: int) -> tuple[int, ...]:
-    """Returns exact factors of ``size``, balanced: each is the divisor nearest an equal share."""
+    """Factors ``size`` exactly into ``order`` factors, as balanced as greedy choice allows."""
     if order == 1:
         return (size,)
     target = math.log(size) / order
@@ -117,7 +117,7 @@ def _exact(size: int, order: int) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def divisors(size: int) -> tuple[int, ...]:
-    """Lists divisors of a size to factor, by trial division.
+    """Lists the divisors of an integer by trial division up to 10⁶.
 
     A cofactor of primes above 10⁶ counts as a prime.
     """
@@ -134,7 +134,7 @@ def divisors(size: int) -> tuple[int, ...]:
 
 
 def _padded(size: int, order: int) -> tuple[int, ...]:
-    """Returns balanced (near-equal) factors whose product is ``size`` or little more."""
+    """Returns near-equal factors whose product is ``size`` or little more."""
     if order == 1:
         return (size,)
     root = math.ceil(size ** (1 / order))
@@ -146,7 +146,7 @@ def _padded(size: int, order: int) -> tuple[int, ...]:
 
 
 def _near_equal(size: int, order: int) -> list[tuple[int, ...]]:
-    """Lists descending, balanced factors whose product is ``size`` or little more."""
+    """Lists choices of near-equal descending factors with product ``size`` or little more."""
     root = max(1, int(size ** (1 / order)))
     if order <= _FEW_MODES:
         near = range(max(1, root - 1), root + 4)
@@ -168,7 +168,7 @@ def _product(done: int, root: int, second: int, rest: int) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def rows(size: int, order: int, rank: int = 1) -> tuple[int, ...]:
-    """Factors M into ``order`` modes, descending, for a small worst-case variance.
+    """Factors M into ``order`` descending modes with a small worst-case variance of the map.
 
     An exact cut is kept unless some padded one (of which the first M rows are used) has a
     variance 1.25 times smaller: a map without surplus rows stays a plain Kronecker product.

@@ -9,7 +9,7 @@ from tensorjax.sketch._variance import family
 
 
 def variance_bound(p: Projection) -> float:
-    """Returns the worst-case variance Var‖f(x)‖²/‖x‖⁴ for the type of map, or a bound on it.
+    """Returns the worst-case variance Var‖f(x)‖²/‖x‖⁴ of a type of map, or a bound on it.
 
     For Δ ≤ 3 it is the value at rank-one x with Gaussian entries, where it is attained: for a
     Kronecker map ∏ (1 + 2/m_k) − 1. For Δ > 3 it is attained at x with one nonzero entry.
@@ -47,7 +47,7 @@ def variance_bound(p: Projection) -> float:
 def guaranteed_shape(
     n_samples: int, eps: float, *, delta: float = 0.1, order: int = 2, rank: int = 1
 ) -> tuple[int, ...]:
-    """Returns the modes of the Johnson–Lindenstrauss dimension: m, then m/rank for each other."""
+    """Returns output modes (m, m/r, …, m/r) that suffice for the Johnson–Lindenstrauss bound."""
     n = _check.integer("n_samples", n_samples, low=1)
     d = _check.integer("order", order, low=1)
     r = _check.integer("rank", rank, low=1)
@@ -63,7 +63,7 @@ def guaranteed_shape(
 def johnson_lindenstrauss_min_dim(
     n_samples: int, eps: float = 0.1, *, delta: float = 0.1, order: int = 2, rank: int = 1
 ) -> int:
-    """Returns the Johnson–Lindenstrauss M: `ttrp` provably keeps distances within 1 ± eps.
+    """Returns the output size M for which `ttrp` provably keeps distances within 1 ± eps.
 
     With probability 1 − delta all of the n(n−1)/2 squared distances are kept up to a factor in
     [1 − eps, 1 + eps], whatever the n points, for Rademacher, Gaussian or Achlioptas' entries

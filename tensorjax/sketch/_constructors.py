@@ -1,4 +1,4 @@
-"""Constructors of random projections: TT, Gaussian, sparse, Khatri–Rao, TT rows, CP rows."""
+"""Constructors of random maps: TT, Gaussian, sparse, Khatri–Rao, TT rows, CP rows."""
 
 import functools
 import math
@@ -18,7 +18,7 @@ _MOST_ENTRIES = 2**30 - 2  # of a matrix that is stored whole, or indexed by int
 
 
 def _float_dtype(dtype: Any) -> Any:
-    """Checks the dtype of a map to construct; None is JAX's default floating-point type."""
+    """Returns the dtype of a new map; None is JAX's default, and integers raise TypeError."""
     out = jnp.result_type(float) if dtype is None else _check.dtype_of("dtype", dtype)
     if not jnp.issubdtype(out, jnp.floating):
         raise TypeError(f"dtype: expected a floating-point dtype, got {out}")
@@ -27,7 +27,7 @@ def _float_dtype(dtype: Any) -> Any:
 
 
 def _key(key: Any) -> Any:
-    """Checks that ``key``, from which a projection is drawn, is a JAX random key."""
+    """Raises TypeError unless ``key`` is a JAX random key; returns it."""
     is_key = isinstance(key, jax.Array) and (
         jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.dtype == jnp.uint32
     )
@@ -37,7 +37,7 @@ def _key(key: Any) -> Any:
 
 
 def _interior(rank: Any, order: int) -> tuple[int, ...]:
-    """Expands ``rank`` to the d − 1 bonds of a map to construct, without an upper bound."""
+    """Expands ``rank``, an int or a sequence, to the d − 1 interior TT-ranks of a new map."""
     return _check.bond_ranks(rank, (2**62,) * (order - 1))
 
 
@@ -52,7 +52,7 @@ def ttrp(
     order: int | None = None,
     dtype: DTypeLike | None = None,
 ) -> Kronecker:
-    """Draws a tensor-train random projection.
+    """Draws a tensor-train random projection (a random Kronecker product at rank one).
 
     f(x) = M^{-1/2} (R_1 ⊗ … ⊗ R_d) x with independent entries of mean 0, variance 1 in R_k
     (m_k × n_k). With TT-ranks r the map is a TT-matrix of such cores over (M r_1 ⋯ r_{d−1})^{1/2}.
@@ -104,7 +104,7 @@ def ttrp(
 
 
 def _sizes(in_shape: Any, out_shape: Any) -> tuple[tuple[int, ...], int, int]:
-    """Returns the input modes, N and M of a map to construct that has no product structure."""
+    """Returns input modes, N and M of a new map with a whole matrix; ValueError if too large."""
     n = _check.shape("in_shape", in_shape)
     size, m = math.prod(n), math.prod(_check.shape("out_shape", out_shape))
     if size * m > _MOST_ENTRIES:
@@ -197,7 +197,7 @@ def sparse(
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def _bernoulli_signs(key: Any, count: int, probability: float, dtype: Any) -> Any:
-    """Draws a sparse map's nonzeros among ``count`` places, ascending, with random signs.
+    """Draws positions of nonzeros among ``count`` with a given probability, and random signs.
 
     Gaps between successes are independent and geometric, so their number need not be drawn first.
     Places left over are ``count``, and their signs 0.

@@ -22,7 +22,7 @@ _CHUNK = 2**22  # elements gathered at a time
 
 
 def scaled_cores(p: Kronecker | TTRows) -> list[jax.Array]:
-    """Returns the map's cores for dense input, its scale shared among them."""
+    """Returns the cores of a map, multiplied by its scale factor."""
     out = []
     modes = p.out_shape if isinstance(p, Kronecker) else (1,) * len(p.cores)
     surplus = math.prod(modes) / p.out_size  # rows not used, or the M of independent rows
@@ -33,7 +33,7 @@ def scaled_cores(p: Kronecker | TTRows) -> list[jax.Array]:
 
 
 def project(p: Projection, x: jax.Array) -> jax.Array:
-    """Projects dense rows (batch, N) or (batch, ∏ n_k) to (batch, M); p and x have one dtype."""
+    """Projects dense rows (batch, N) by a map to (batch, M)."""
     if isinstance(p, Kronecker):
         return _kronecker(p, x)
     if isinstance(p, TTRows | CPRows):
@@ -45,7 +45,7 @@ def project(p: Projection, x: jax.Array) -> jax.Array:
 
 
 def _times_transpose(x: jax.Array, w: jax.Array) -> jax.Array:
-    """Multiplies dense input x wᵀ, columns padded to a full block of the matrix product."""
+    """Computes x wᵀ with w padded to a multiple of eight rows, for speed."""
     count = w.shape[0]
     w = jnp.pad(w, ((0, _mode_groups.padded_columns(count) - count), (0, 0)))
     y = jax.lax.dot_general(x, w, (((1,), (1,)), ((), ())), precision=HIGHEST)
@@ -57,7 +57,7 @@ def _padded(x: jax.Array, size: int) -> jax.Array:
 
 
 def merge(cores: list[Any], einsum: Callable[..., Any] = _EINSUM) -> Any:
-    """Multiplies neighbouring cores (r, m, n, r') of a random map into one, for dense input."""
+    """Multiplies neighbouring cores (r, m, n, r') of a map to a single core."""
     out = cores[0]
     for core in cores[1:]:
         out = einsum("aijb,bklc->aikjlc", out, core)
@@ -86,7 +86,7 @@ def _by_groups(p: Kronecker, x: jax.Array) -> jax.Array:
 
 
 def _one_pass(x: jax.Array, n: Sequence[int], m: Sequence[int], ranks: Sequence[int]) -> int:
-    """Returns the mode at which compiled code splits the map to read dense x once; 0 for XLA."""
+    """Returns the mode at which C++ code splits the map to read x only once; 0 for XLA."""
     whole = len(n) > 1 and x.shape[1] == math.prod(n)
     cut = _mode_groups.choose_cut(n, m, ranks) if whole else 0
     row = math.prod(n[cut:])
@@ -109,7 +109,7 @@ def _all_by_groups(cut: int, p: Kronecker, x: jax.Array) -> jax.Array:
 
 
 def _by_halves(function: Callable[..., jax.Array], cut: int, p: Kronecker, x: Any) -> jax.Array:
-    """Projects dense rows by a function of the rows and of both merged halves of the map."""
+    """Projects dense rows by a given function of the rows and of the map's two merged halves."""
     cores = scaled_cores(p)
     left, right = merge(cores[:cut]), merge(cores[cut:])
     rows = x.reshape(x.shape[0], left.shape[2], right.shape[2])
@@ -126,7 +126,7 @@ def _one_pass_over(x: jax.Array, a: jax.Array, c: jax.Array) -> jax.Array:
 def _over_batches(
     size: int, batched: Sequence[bool], x: jax.Array, a: jax.Array, c: jax.Array
 ) -> tuple[jax.Array, bool]:
-    """Batches the one-pass projection of dense x under vmap; several maps go to XLA."""
+    """Batching rule under vmap of the projection by C++; a batch of maps goes to XLA."""
     x_batched, *maps_batched = batched
     if x_batched and not any(maps_batched):
         y = _one_pass_over(x.reshape(-1, *x.shape[2:]), a, c)
@@ -146,7 +146,7 @@ def _halves_by_xla(x: jax.Array, a: jax.Array, c: jax.Array) -> jax.Array:
 
 
 def _group(y: jax.Array, core: jax.Array) -> jax.Array:
-    """Applies a map's merged core to n and bond of dense (batch, n, bond, done), by XLA."""
+    """Multiplies an array (batch, n, bond, done) by one merged core of a Kronecker map, by XLA."""
     batch, size, bond, done = y.shape
     left, m, n, _ = core.shape
     rest = size // n
@@ -173,7 +173,7 @@ def _independent_rows(p: TTRows | CPRows, x: jax.Array) -> jax.Array:
 
 
 def row_matrix(p: TTRows | CPRows) -> jax.Array:
-    """Multiplies the rows of a map, for dense x, out to a dense matrix (M, ∏ n_k)."""
+    """Multiplies out the rows of a map to a dense matrix (M, ∏ n_k)."""
     if len(p.in_shape) == 1:
         return _row_block(p, 0, 1).reshape(p.out_size, -1, p.in_shape[0]).sum(1)
     left, right = halves(p, len(p.in_shape) - 1)
@@ -181,7 +181,7 @@ def row_matrix(p: TTRows | CPRows) -> jax.Array:
 
 
 def halves(p: TTRows | CPRows, s: int) -> tuple[jax.Array, jax.Array]:
-    """Multiplies out a map for dense x before mode s and from it: (M, T, left), (M, T, right)."""
+    """Multiplies out the modes of a map before mode s, and from s on, for its M rows."""
     left, right = _row_block(p, 0, s), _row_block(p, s, len(p.in_shape))
     if isinstance(p, CPRows):
         return left, right
@@ -189,7 +189,7 @@ def halves(p: TTRows | CPRows, s: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _row_block(p: TTRows | CPRows, start: int, stop: int) -> jax.Array:
-    """Multiplies out some modes of a map for dense x: (M, T, modes), or (M, bond, modes, bond)."""
+    """Multiplies out the modes ``start`` to ``stop`` of a map, for each of its M rows."""
     if isinstance(p, CPRows):
         out = p.factors[start]
         if start == 0:
@@ -226,5 +226,5 @@ def _sparse(p: Sparse, x: jax.Array) -> jax.Array:
 
 
 def as_dtype(p: Any, dtype: Any) -> Any:
-    """Casts a map to the ``dtype`` of a projection; indices of a sparse map stay integers."""
+    """Casts the floating-point entries of a map to ``dtype``."""
     return p if p.dtype == dtype else p.astype(dtype)

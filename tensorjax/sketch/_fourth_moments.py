@@ -32,7 +32,7 @@ PAIRING = (0, 0, 1, 2, 3)
 
 
 def row_digits(out_shape: Sequence[int], rows: int) -> list[np.ndarray]:
-    """Builds the moments' automaton on row digits i_1, …, i_d that accepts the first ``rows`` rows.
+    """Builds the automaton on row digits i_1, …, i_d that accepts the first ``rows`` rows.
 
     Returns:
       d arrays (m_k, s, s) of zeros and ones, s = 2, or s = 1 if every row is kept. Digit i takes
@@ -54,7 +54,7 @@ def row_digits(out_shape: Sequence[int], rows: int) -> list[np.ndarray]:
 
 
 def mode_weights(out_shape: Sequence[int], rows: int, delta: float) -> list[np.ndarray]:
-    """Returns fourth-moment weights (4, t, t) of the pairings per mode, t states of a row pair.
+    """Computes the weights of the four pairings in every mode, for the fourth moment.
 
     They are normalised so that the weights of the path 0, …, 0 multiply to one.
     """
@@ -70,7 +70,7 @@ def mode_weights(out_shape: Sequence[int], rows: int, delta: float) -> list[np.n
 
 
 def bond_weights(rank: int) -> np.ndarray:
-    """Returns fourth moments' weights (5, 5) from a chain state left of a bond to the right."""
+    """Returns the weights (5, 5) of transitions between pairings over a bond of given rank."""
     out = np.full((STATES, STATES), 1 / rank)
     out[range(4), range(4)] = 1  # pairing 3 leaves r of r² values free even towards itself
     out[0, 1] = 0  # who has paired ab|cd throughout and does so again stays in state 0 …
@@ -79,12 +79,12 @@ def bond_weights(rank: int) -> np.ndarray:
 
 
 def start() -> np.ndarray:
-    """Returns the fourth moments' weights (5,) of the chain states after the first mode."""
+    """Returns the weights (5,) of the pairing states after the first mode."""
     return np.array([1.0, 0.0, 1.0, 1.0, 1.0])
 
 
 def total(out_shape: Sequence[int], rows: int, ranks: Sequence[int], delta: float) -> float:
-    """Computes Var ‖f(x)‖² / ‖x‖⁴ by fourth moments if every pairing of copies of x gives ‖x‖⁴.
+    """Computes the variance Var ‖f(x)‖² / ‖x‖⁴ of a map for a rank-one x, the largest if Δ = 3.
 
     For Δ = 3 this is the variance at any rank-one x, and the largest one over all x.
     """
@@ -101,7 +101,7 @@ def total(out_shape: Sequence[int], rows: int, ranks: Sequence[int], delta: floa
 def patterns(
     out_shape: Sequence[int], rows: int, ranks: Sequence[int], delta: float, *, real: bool
 ) -> dict[tuple[int, ...], float]:
-    """Expands Var ‖f(x)‖² by fourth moments, Σ weight · ⟨x⊗x⊗x⊗x, pattern⟩, a pairing per mode.
+    """Expands the variance of ‖f(x)‖² into weights of patterns, one pairing per mode.
 
     Relabelling the copies permutes pairings 0, 1, 2, so patterns that differ by it are merged:
     15 remain of 64 for d = 3, and 51 of 256 for d = 4.

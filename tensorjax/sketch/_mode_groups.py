@@ -27,7 +27,7 @@ _LEAST = 16  # contiguous elements, one SIMD vector
 
 
 class Groups(NamedTuple):
-    """Grouping of d modes into consecutive groups, with its modelled cost.
+    """Division of d modes into consecutive groups, with its modelled cost.
 
     Attributes:
       cuts: 0 = c_0 < … < c_g = d; group k holds modes c_k … c_{k+1} − 1.
@@ -42,12 +42,12 @@ class Groups(NamedTuple):
 
 
 def padded_columns(count: int) -> int:
-    """Rounds the columns of a group's product up to a multiple of 8, for XLA's speed."""
+    """Rounds a number of matrix columns up to a multiple of 8, for XLA's speed."""
     return count if count <= 4 else -(-count // 8) * 8
 
 
 def product_cost(rows: int, inner: int, columns: int) -> float:
-    """Models the time of a group's matrix product (rows × inner)(inner × columns)."""
+    """Estimates the time of a matrix product (rows × inner)(inner × columns)."""
     read = rows * inner + inner * columns
     return _STEP + read + _WRITE * rows * columns + _FLOP * 2 * rows * inner * columns
 
@@ -56,7 +56,7 @@ def product_cost(rows: int, inner: int, columns: int) -> float:
 def choose(
     batch: int, in_size: int, n: Sequence[int], m: Sequence[int], ranks: Sequence[int]
 ) -> Groups:
-    """Finds the cheapest grouping of a map's modes by dynamic programming.
+    """Finds the cheapest division of a map's modes into groups by dynamic programming.
 
     Args:
       batch: rows of the input.
@@ -84,7 +84,7 @@ def choose(
 
 @functools.lru_cache(maxsize=4096)
 def choose_cut(n: Sequence[int], m: Sequence[int], ranks: Sequence[int]) -> int:
-    """Finds the split into two groups of modes that reads each row once; 0 if none.
+    """Finds the mode at which to split a map in two, so that x is read once; 0 if none.
 
     It combines the modes before the cut first, in ∏ m · r multiplications for every element read.
 
@@ -114,7 +114,7 @@ def _group_cost(
 
 
 def split_rows(batch: int, n: Sequence[int], m: int, widths: Sequence[int]) -> int:
-    """Finds the mode at which to split M independent rows in two groups; 0 multiplies rows out.
+    """Finds the mode at which to split a map of M independent rows in two; 0 for no split.
 
     Args:
       batch: rows of the input.

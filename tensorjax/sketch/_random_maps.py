@@ -27,7 +27,7 @@ Cls = TypeVar("Cls", bound=type)
 
 @dataclasses.dataclass(frozen=True)
 class Law:
-    """Distribution of map entries, with mean 0, variance 1, no skew and fourth moment Δ.
+    """Probability distribution of a map's entries: mean 0, variance 1, given fourth moment.
 
     Attributes:
       name: "rademacher" (±1, Δ = 1), "gaussian" (Δ = 3) or "sparse" (±√s with probability 1/(2s)
@@ -41,7 +41,7 @@ class Law:
     def draw(
         self, key: Any, shapes: Sequence[tuple[int, ...]], dtype: Any
     ) -> tuple[jax.Array, ...]:
-        """Draws arrays of independent entries of this type of law, one for each shape.
+        """Draws arrays of independent entries of the distribution, one for each shape.
 
         Signs depend neither on the dtype nor on JAX's 64-bit mode.
         """
@@ -51,7 +51,7 @@ class Law:
         return _draw(self, key, tuple(shapes), jnp.dtype(dtype))
 
     def __call__(self, key: Any, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-        """Draws one array."""
+        """Draws one array of independent entries of the distribution."""
         return _draw_one(self, key, shape, dtype)
 
 
@@ -80,20 +80,20 @@ def _draw_one(law: Law, key: Any, shape: tuple[int, ...], dtype: Any) -> jax.Arr
 
 
 def signs(key: Any, shape: Sequence[int], dtype: Any) -> jax.Array:
-    """Draws independent signs ±1, the entries of sign-type maps."""
+    """Draws an array of independent random signs ±1."""
     bits = jax.random.bits(key, tuple(shape), jnp.uint8)
     return 1 - 2 * (bits & 1).astype(dtype)
 
 
 def law(distribution: str, s: float = 3.0) -> Law:
-    """Returns the entry law of a given name; ``s`` is the sparsity of the type "sparse"."""
+    """Returns the distribution of entries with the given name."""
     moments = {"rademacher": 1.0, "gaussian": 3.0, "sparse": sparsity(s)}
     _check.choice("distribution", distribution, moments)
     return Law(distribution, moments[distribution])
 
 
 def sparsity(s: Any) -> float:
-    """Checks the inverse density s ≥ 1 of a sparse random map's type."""
+    """Returns the inverse density s of a sparse map's entries; ValueError if below 1."""
     return _check.number("s", s, low=1)
 
 
@@ -130,7 +130,7 @@ class Projection:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Interior TT-ranks of the map or of its rows; empty if they have none."""
+        """Interior TT-ranks of the map or of each of its rows; empty if there are none."""
         return tuple(c.shape[-1] for c in getattr(self, "cores", ())[:-1])
 
     @property
@@ -140,7 +140,7 @@ class Projection:
 
     @property
     def size(self) -> int:
-        """Number of the map's stored random entries (of one map, batch axes left out)."""
+        """Number of the map's stored random entries."""
         return sum(math.prod(a.shape[-self._array_ndim :]) for a in jax.tree.leaves(self))
 
     def astype(self, dtype: DTypeLike) -> Self:
@@ -187,7 +187,7 @@ def _decoded(saved: list[Any]) -> tuple[Any, ...]:
 
 @dataclass_transform(frozen_default=True)
 def _map_type(*arrays: str) -> Callable[[Cls], Cls]:
-    """Makes a type of maps a frozen dataclass and a pytree with the named fields as children."""
+    """Returns a decorator that makes a class of maps a frozen dataclass and a pytree."""
 
     def wrap(cls: Cls) -> Cls:
         cls = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
@@ -201,7 +201,7 @@ def _map_type(*arrays: str) -> Callable[[Cls], Cls]:
 
 @_map_type("cores")
 class Kronecker(Projection):
-    """Tensor-train random map f(x) = (M ∏ r_k)^{-1/2} A x; a Kronecker product at rank one.
+    """Random map f(x) = (M ∏ r_k)^{-1/2} A x with A a TT-matrix: a Kronecker product at rank 1.
 
     Attributes:
       cores: ``cores[k]`` has shape (r_{k-1}, m_k, n_k, r_k).
@@ -267,7 +267,7 @@ class Sparse(Projection):
 
     @property
     def size(self) -> int:
-        """Number of nonzeros of the sparse map; under a transformation, the capacity kept."""
+        """Number of nonzeros of the sparse map; under jit, the number of stored places."""
         if _check.is_traced(self.sign):
             return self.sign.shape[-1]
         batch = math.prod(self.sign.shape[:-1])
@@ -320,11 +320,11 @@ class CPRows(Projection):
 
 
 def promoted(a: Any, b: Any) -> Any:
-    """Returns the dtype in which a map applies to x: JAX's standard promotion, in any mode."""
+    """Returns the dtype to which two dtypes promote by JAX's standard rules."""
     with jax.numpy_dtype_promotion("standard"):
         return jnp.promote_types(jax.dtypes.canonicalize_dtype(a), jax.dtypes.canonicalize_dtype(b))
 
 
 def accumulator(dtype: Any) -> Any:
-    """Returns the dtype in which a map is applied: single precision at least."""
+    """Returns the dtype in which a map is applied: single precision or wider."""
     return promoted(dtype, jnp.float32)

@@ -21,12 +21,12 @@ _CHUNK = 2**20  # elements in the columns of one chunk
 
 
 def is_scipy_sparse(x: Any) -> bool:
-    """Checks whether input x is a scipy.sparse matrix or array, by its attributes."""
+    """Whether x is a scipy.sparse matrix or array."""
     return hasattr(x, "tocoo") and hasattr(x, "nnz") and not isinstance(x, jsparse.JAXSparse)
 
 
 def from_scipy(x: Any, in_shape: tuple[int, ...], folded: bool) -> tuple[np.ndarray, ...]:
-    """Returns values, rows and mode indices (d, nonzeros) of sparse input, a scipy.sparse COO.
+    """Returns values, rows and mode indices of the nonzeros of a scipy.sparse COO matrix.
 
     They are padded by zeros to a rounded length: a stream of matrices then needs few compilations.
     On the host, so that column indices may have 64 bits.
@@ -47,13 +47,13 @@ def from_scipy(x: Any, in_shape: tuple[int, ...], folded: bool) -> tuple[np.ndar
 
 
 def _rounded(count: int) -> int:
-    """Rounds a count of nonzeros up to two leading bits and then zeros, or up to 256."""
+    """Rounds a number of nonzeros up, so that few different lengths occur; at least 256."""
     unit = max(128, 2 ** max(0, count.bit_length() - 3))
     return max(256, -(-count // unit) * unit)
 
 
 def from_bcoo(x: Any, in_shape: tuple[int, ...], folded: bool) -> tuple[jax.Array, ...]:
-    """Returns values, rows and mode indices (d, nonzeros) of sparse input, a BCOO array."""
+    """Returns values, rows and mode indices of the nonzeros of a BCOO array."""
     if x.n_batch or x.n_dense:
         x = jsparse.bcoo_update_layout(x, n_batch=0, n_dense=0)
     # BCOO pads with places outside the array, which gathers would clip back in.
@@ -82,7 +82,7 @@ def from_bcoo(x: Any, in_shape: tuple[int, ...], folded: bool) -> tuple[jax.Arra
 def project(
     p: Projection, values: jax.Array, rows: jax.Array, digits: jax.Array, batch: int
 ) -> jax.Array:
-    """Projects sparse input (batch, N), given by its nonzeros, to (batch, M)."""
+    """Projects sparse rows, given by their nonzeros, to (batch, M)."""
     nnz = values.shape[0]
     chunk = max(1, min(nnz, _CHUNK // p.out_size))
     steps = -(-nnz // chunk)
@@ -100,7 +100,7 @@ def project(
 
 
 def columns(p: Projection, digits: jax.Array) -> jax.Array:
-    """Computes the map's columns that meet nonzeros, one in each row of (columns, M).
+    """Computes selected columns of a map's matrix, as rows of an array (columns, M).
 
     Args:
       p: the map.
@@ -141,7 +141,7 @@ def _kronecker(p: Kronecker, digits: jax.Array) -> jax.Array:
 
 
 def _sparse(p: Sparse, flat: jax.Array) -> jax.Array:
-    """Looks up entries of a sparse map at nonzeros by bisection of its sorted indices."""
+    """Looks up columns of a sparse map by bisection of its sorted indices."""
     starts = jnp.arange(p.out_size, dtype=jnp.int32) * p.in_size
     wanted = starts[None] + flat[:, None]
     place = jnp.minimum(jnp.searchsorted(p.index, wanted), p.index.shape[0] - 1)

@@ -17,7 +17,7 @@ _MOST_COLUMNS = 2**24  # of a TT-matrix whose image under the map is a dense (M,
 
 @placed
 def to_tt_matrix(p: Kronecker) -> tt.TTMatrix:
-    """Converts a `ttrp` map f(x) = A x to a TT-matrix A, scale included.
+    """Converts a `ttrp` map f(x) = A x to the TT-matrix A.
 
     If fewer than ∏ m_k rows are in use the others are zero, which doubles the interior ranks.
 
@@ -55,7 +55,7 @@ def to_tt_matrix(p: Kronecker) -> tt.TTMatrix:
 
 
 def project_train(p: Projection, x: tt.TT | tt.TTMatrix) -> tt.TT | tt.TTMatrix | jax.Array:
-    """Applies a random map to a tensor train, or to every column of a TT-matrix, of one dtype."""
+    """Applies a random map to a tensor train, or to every column of a TT-matrix."""
     if isinstance(p, Kronecker):
         a = to_tt_matrix(p)
         return tt.matvec(a, x) if isinstance(x, tt.TT) else tt.matmul(a, x)
@@ -102,7 +102,7 @@ def _tt_rows(p: TTRows, cores: tuple[jax.Array, ...]) -> jax.Array:
 
 
 def _sparse(p: Sparse, cores: tuple[jax.Array, ...]) -> jax.Array:
-    """Projects a tensor train by a sparse map, evaluating it only at the map's nonzeros."""
+    """Applies a sparse map to a tensor train, evaluated at the map's nonzeros only."""
     index = p.index % p.in_size
     state = None
     for core in reversed(cores):

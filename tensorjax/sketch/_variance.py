@@ -33,7 +33,7 @@ _MOST_STATE = 2**27  # most elements of the sweep's state
 
 
 class Family(NamedTuple):
-    """Static description of a random map, as far as its variance depends on it. Hashable.
+    """Description of a random map that determines its variance: shapes, ranks, law. Hashable.
 
     Attributes:
       copies: count of independent blocks of rows.
@@ -53,7 +53,7 @@ class Family(NamedTuple):
 
 
 def family(p: Projection) -> Family:
-    """Returns the description of a map that determines its variance."""
+    """Returns the `Family` of a map, which determines its variance."""
     delta, ones = p.law.fourth_moment, (1,) * len(p.in_shape)
     if isinstance(p, Kronecker):
         return Family(1, p.out_shape, p.out_size, p.ranks, 1, delta)
@@ -67,7 +67,7 @@ def family(p: Projection) -> Family:
 
 @placed
 def variance(p: Projection, x: ArrayLike | Shaped, *, relative: bool = False) -> jax.Array:
-    """Computes the exact variance of ‖f(x)‖², over the draw of the map.
+    """Computes the exact variance of ‖f(x)‖² over random draws of the map f.
 
     Only the type, the shapes and the law of p count, not its entries. With entries of moments
     0, 1, 0, Δ and, for a Kronecker map,
@@ -164,7 +164,7 @@ def _one_dense(kind: Family, relative: bool, x: jax.Array) -> jax.Array:
 def _finish(
     kind: Family, value: Any, square: Any, bilinear: Any, exponent: Any, relative: bool
 ) -> jax.Array:
-    """Computes the variance of a map from that of one block of rows and one averaged term."""
+    """Computes the variance of a whole map from that of one block of its rows."""
     mixed = (1 - 1 / kind.terms) * (square**2 + bilinear)
     # Roundoff may leave a variance that vanishes a little below zero.
     out = jnp.maximum(value / kind.terms + mixed, 0) / kind.copies
@@ -174,7 +174,7 @@ def _finish(
 
 
 def _pattern_value(x: jax.Array, pattern: Sequence[int]) -> jax.Array:
-    """Contracts the variance's ⟨x ⊗ x̄ ⊗ x ⊗ x̄, pattern⟩ in one planned einsum."""
+    """Contracts four copies of x with a pairing of their indices in each mode."""
     if not any(pattern):
         return jnp.sum(jnp.abs(x) ** 2) ** 2
     terms = [
@@ -188,7 +188,7 @@ def _pattern_value(x: jax.Array, pattern: Sequence[int]) -> jax.Array:
 
 
 def _exact_train_variance(kind: Family, x: jax.Array, relative: bool) -> jax.Array:
-    """Computes the variance through an exact tensor train of x, with no truncation."""
+    """Computes the variance for a dense x, written exactly as a tensor train."""
     sizes = x.shape
     left = [math.prod(sizes[:k]) for k in range(len(sizes) + 1)]
     right = [math.prod(sizes[k:]) for k in range(len(sizes) + 1)]
@@ -228,7 +228,7 @@ def _sweep(kind: Family, cores: list[jax.Array], relative: bool) -> jax.Array:
 
 
 def _normalized(cores: list[jax.Array]) -> tuple[list[jax.Array], jax.Array, jax.Array]:
-    """Scales cores by powers of two to a norm near one, for the variance; ‖x‖² and exponent."""
+    """Scales the cores of x by powers of two to a norm near 1; returns ‖x‖² and exponent too."""
     env = jnp.ones((1, 1), cores[0].dtype)
     out, exponent = [], jnp.zeros((), jnp.int32)
     for core in cores:
@@ -249,7 +249,7 @@ def _two_copies(cores: list[jax.Array]) -> jax.Array:
 
 
 def _one_pairing(cores: list[jax.Array], pairing: int) -> jax.Array:
-    """Contracts the variance's ⟨x ⊗ x̄ ⊗ x ⊗ x̄, δ⟩ with one pairing in every mode."""
+    """Contracts four copies of a train with the same pairing of indices in every mode."""
     state = jnp.ones((1, 1, 1, 1, 1), cores[0].dtype)
     for core in cores:
         state = _absorb(state, core, pairing)
@@ -257,7 +257,7 @@ def _one_pairing(cores: list[jax.Array], pairing: int) -> jax.Array:
 
 
 def _all_pairings(kind: Family, cores: list[jax.Array]) -> jax.Array:
-    """Sums the variance over all pairings by a sweep over bonds of four copies x⊗x̄⊗x⊗x̄."""
+    """Sums the variance over all pairings of indices by one sweep over the cores of x."""
     assert kind.out_shape is not None
     weights = _fourth_moments.mode_weights(kind.out_shape, kind.rows, kind.delta)
     pairs = weights[0].shape[1]
@@ -280,12 +280,12 @@ def _all_pairings(kind: Family, cores: list[jax.Array]) -> jax.Array:
 
 
 def _first_bond() -> np.ndarray:
-    """Returns the variance sweep's weights before the first mode: the chain starts in state 0."""
+    """Returns the weights of the pairing states before the first mode."""
     return np.eye(1, _fourth_moments.STATES).T * _fourth_moments.start()
 
 
 def _absorb(state: jax.Array, core: jax.Array, pairing: int) -> jax.Array:
-    """Contracts four bonds of the variance sweep's state with cores whose modes are paired."""
+    """Contracts the sweep's state with four copies of a core, their modes paired."""
     i = ["xy"[label] for label in _fourth_moments.LABELS[pairing]]
     expression = f"tabcd,a{i[0]}A,b{i[1]}B,c{i[2]}C,d{i[3]}D->tABCD"
     operands = core, core.conj(), core, core.conj()

@@ -28,7 +28,7 @@ _DTYPES = [np.float64, np.float32]
 
 
 class TTRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
-    """Scikit-learn transformer: tensor-train random projection, storing Σ m_k n_k entries.
+    """Scikit-learn transformer that applies a tensor-train random projection.
 
     Dense and sparse input; float32 gives float32 and float64 gives float64, whatever JAX's
     64-bit mode is (that mode is entered for the call, in the calling thread only). Rows of X are
@@ -91,7 +91,7 @@ class TTRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Fits the estimator: draws the random map, from the shape and dtype of X alone.
+        """Fits the estimator: draws the random map for the shape and dtype of X.
 
         Args:
           X: array or scipy.sparse matrix (n_samples, n_features).
@@ -139,7 +139,7 @@ class TTRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         return self
 
     def _output(self, n_samples: int, n_features: int) -> int | tuple[int, ...] | None:
-        """Returns the estimator's M or its modes; None to keep all features."""
+        """Returns the number of components or their modes; None to keep all features."""
         given = self.n_components
         is_int = isinstance(given, numbers.Integral) and not isinstance(given, bool)
         if given != "auto" and (not is_int or given < 1):  # type: ignore[operator]
@@ -211,7 +211,7 @@ class TTRandomProjection(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         return _in_dtype(X.dtype, self.projection_, X)
 
     def inverse_transform(self, X: Any) -> np.ndarray:
-        """Transforms back by the Moore–Penrose inverse: least-norm, least-squares pre-images.
+        """Maps projected rows back by the Moore–Penrose inverse of the projection.
 
         For a plain Kronecker product it is the product of the factors' inverses; with TT-ranks or
         padding it is found from the Gram matrix of the M rows, at a cost of M³.
@@ -258,7 +258,7 @@ def _in_dtype(dtype: Any, p: Kronecker, X: Any) -> np.ndarray:
 
 
 def _inverse(p: Kronecker) -> tuple[Kronecker, np.ndarray | None]:
-    """Factors the inverse transform A⁺ = B G into a map B and a matrix G (None for 1); float64."""
+    """Computes the pseudoinverse of a map as a product of a map and a matrix (or None)."""
     plain = (
         not any(r > 1 for r in p.ranks)
         and p.out_size == math.prod(p.out_shape)
@@ -280,7 +280,7 @@ def _inverse(p: Kronecker) -> tuple[Kronecker, np.ndarray | None]:
 
 
 def _gram(p: Kronecker) -> np.ndarray:
-    """Computes A Aᵀ for the inverse transform, over the columns in use, without padding."""
+    """Computes the Gram matrix A Aᵀ of a map's matrix A, without its padding columns."""
     a = to_tt_matrix(p)
     gram = np.asarray(tt.to_dense(tt.matmul(a, tt.transpose(a))))
     out = gram.reshape(math.prod(p.out_shape), -1)[: p.out_size, : p.out_size]
