@@ -16,7 +16,7 @@ MAX_BYTES = 2**32
 
 
 def checked_dtype(name: str, dtype: Any) -> np.dtype:
-    """Returns a layer's parameter dtype; TypeError unless it is real or complex floating."""
+    """Returns a layer's parameter dtype; TypeError unless it is floating-point or complex."""
     try:
         found = jnp.dtype(dtype)
     except TypeError:

@@ -354,7 +354,7 @@ def _check_proximal(inner: Any, proximal: Any) -> None:
 
 
 def _trainable(params: Any, keep_one: bool) -> Layout:
-    """Finds the tensorised layers of a parameter tree; ValueError for gates below zero."""
+    """Finds the tensorised layers of a parameter tree; ValueError for invalid gates."""
     _check_lookahead(params)
     layout = gated(params)
     leaves = jax.tree.leaves(params)

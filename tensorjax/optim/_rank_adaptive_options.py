@@ -95,7 +95,7 @@ class Options:
 
     @property
     def presses(self) -> bool:
-        """Whether the options ever let the size surrogate enter the objective."""
+        """Whether the options ever add the model's size to the objective."""
         late = self.switch is not None
         return not is_zero(self.size_weight) or (
             late and not (is_zero(self.late_size_weight) and is_zero(self.mix))

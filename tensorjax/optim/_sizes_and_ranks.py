@@ -21,7 +21,7 @@ def size(
     rows: int = 1,
     everything: bool = False,
 ) -> int | jax.Array:
-    """Measures the size of a model's tensorised layers, without gates below a threshold.
+    """Measures the size of a model's tensorised layers, zero gates and their indices left out.
 
     With ρ the number of gates of a bond above the threshold, a tensor train has Σ_k n_k ρ_{k−1} ρ_k
     parameters (n_k the product of row and column mode for a TT-matrix), a Tucker layer

@@ -26,7 +26,7 @@ TRIAL = 8  # most losses averaged before a verdict, as those of minibatches are 
 
 
 class Watch(NamedTuple):
-    """Record of the losses, of the rank cut on trial, and of the cuts that were undone.
+    """Record of the losses, of the last rank cut, which may be undone, and of undone cuts.
 
     Attributes:
       first: the first loss; −1e30 before.
@@ -65,7 +65,7 @@ class Watch(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Decision on the rank cut on trial: whether to undo or wait, and how much to cut next."""
+    """Decision on the last rank cut: whether to undo it or to wait, and how much to cut next."""
 
     undo: jax.Array
     waits: jax.Array
@@ -168,7 +168,7 @@ def seen(
 def judged(
     watch: Watch, mass: Any, size: Any, count: jax.Array, gates: int
 ) -> tuple[Watch, Verdict]:
-    """Decides whether the rank cut on trial is undone, kept, or watched for more updates.
+    """Decides whether the last rank cut is undone, kept, or watched for more updates.
 
     Args:
       watch: with this step's loss.

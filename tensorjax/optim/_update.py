@@ -204,12 +204,12 @@ class Step:
         return jax.lax.cond(self._may_change(flat, limit, frozen), decided, unchanged)
 
     def _may_change(self, flat: jax.Array, limit: jax.Array, frozen: jax.Array) -> jax.Array:
-        """Whether a gate may be pruned in this update, or a cut is on trial."""
+        """Whether a gate may be pruned, or the last rank cut undone, in this update."""
         low = jnp.any(self.live & ~frozen & (flat <= self._deadly(limit)))
         return low if self.trial is None else low | self._tries()
 
     def _tries(self) -> jax.Array:
-        """Whether a rank cut is on trial in this update, or was until now."""
+        """Whether the last rank cut is undone, or may still be undone, in this update."""
         assert self.trial is not None
         (undo, waits, *_), saved = self.trial
         return undo | waits | jnp.any(saved != 0)
@@ -245,7 +245,7 @@ class Step:
         return jnp.where(self.state.late, self.trial[0].most, float(self.flat.size))
 
     def _tried(self, dead: jax.Array) -> tuple[jax.Array, Any, Any, Any]:
-        """Applies the verdict on the rank cut on trial: restores its gates, or keeps it.
+        """Applies the verdict on the last rank cut: restores its gates, keeps it, or waits.
 
         Returns:
           (dead, values to give back, bonds on which the cores wait for the verdict, the watch).

@@ -406,7 +406,7 @@ def _at_rest(
 
 
 def _reach(back: np.ndarray, limit: np.ndarray) -> np.ndarray:
-    """Computes the largest frequency |ω_a| on each axis with |ω·back_k| ≤ limit_k for all k."""
+    """Computes the largest frequency on each axis that all grid axes resolve, for marginals."""
     if len(back) == 1:
         return np.min(limit / np.maximum(np.abs(back), 1e-300), axis=1)
     first, second = np.triu_indices(back.shape[1], 1)

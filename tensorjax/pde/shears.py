@@ -270,7 +270,7 @@ class Sheared(Problem):
         return moved + self.shears.shift(self.rates, np.asarray(z))
 
     def right_side(self, map: AffineMap, t: float) -> RightSide:
-        """Builds the right side of the equation in sheared coordinates and a map on top.
+        """Builds the right side of the equation in sheared coordinates, moved by an affine map.
 
         Args:
           map: `AffineMap` y = Γ z + s of the sheared coordinates.

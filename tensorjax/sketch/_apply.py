@@ -102,7 +102,7 @@ def apply(p: Projection, x: Any) -> Any:
 
 
 def is_folded(p: Projection, shape: tuple[int, ...]) -> bool:
-    """Checks whether x, to be projected, has ``in_shape`` as last axes; ValueError if neither."""
+    """Whether x has the map's ``in_shape`` as last axes, not N as one; ValueError if neither."""
     size, d = math.prod(p.in_shape), len(p.in_shape)
     if shape and shape[-1] in (p.in_size, size):
         return False

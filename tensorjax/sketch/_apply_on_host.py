@@ -47,7 +47,7 @@ def _kronecker(p: Kronecker, x: np.ndarray) -> np.ndarray:
 
 
 def _group(y: np.ndarray, core: np.ndarray) -> np.ndarray:
-    """Applies a map's merged core, on the host, to n and bond of (batch, n, bond, done)."""
+    """Multiplies an array (batch, n, bond, done) by a merged core of a Kronecker map, by NumPy."""
     batch, size, bond, done = y.shape
     left, m, n, _ = core.shape
     rest = size // n

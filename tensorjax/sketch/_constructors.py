@@ -18,7 +18,7 @@ _MOST_ENTRIES = 2**30 - 2  # of a matrix that is stored whole, or indexed by int
 
 
 def _float_dtype(dtype: Any) -> Any:
-    """Returns the dtype of a new map; None is JAX's default, and integers raise TypeError."""
+    """Returns the dtype of a new map, JAX's default for None; TypeError if not floating."""
     out = jnp.result_type(float) if dtype is None else _check.dtype_of("dtype", dtype)
     if not jnp.issubdtype(out, jnp.floating):
         raise TypeError(f"dtype: expected a floating-point dtype, got {out}")

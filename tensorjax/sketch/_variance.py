@@ -280,12 +280,12 @@ def _all_pairings(kind: Family, cores: list[jax.Array]) -> jax.Array:
 
 
 def _first_bond() -> np.ndarray:
-    """Returns the weights of the pairing states before the first mode."""
+    """Returns weights of the index pairings before the first mode, for the variance sweep."""
     return np.eye(1, _fourth_moments.STATES).T * _fourth_moments.start()
 
 
 def _absorb(state: jax.Array, core: jax.Array, pairing: int) -> jax.Array:
-    """Contracts the sweep's state with four copies of a core, their modes paired."""
+    """Contracts the state of the variance sweep with four copies of a core, modes paired."""
     i = ["xy"[label] for label in _fourth_moments.LABELS[pairing]]
     expression = f"tabcd,a{i[0]}A,b{i[1]}B,c{i[2]}C,d{i[3]}D->tABCD"
     operands = core, core.conj(), core, core.conj()

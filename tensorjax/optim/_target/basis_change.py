@@ -46,7 +46,7 @@ class Change:
 
 
 class _Sequence:
-    """Chain of matrix factorisations, run one after another: in parallel they can block XLA."""
+    """Chain of matrix factorisations that XLA runs one after another, never side by side."""
 
     def __init__(self, done: tuple[jax.Array, ...] = ()) -> None:
         self.done = done
@@ -188,7 +188,7 @@ def _kind(value: jax.Array, parameter: jax.Array, held: bool) -> str:
 
 
 def moments_of(layout: Layout, leaves: list[Any], state: Any) -> list[tuple[int, int, bool]]:
-    """Lists the moments in an optimiser's state with their parameters: (position, parameter, …).
+    """Lists the arrays of an optimiser's state that belong to cores or gates, with these.
 
     Arrays of the state of other shapes than their parameter's, such as those of `optax.adafactor`,
     are left out: they stay as they are, and follow by their own decay.

@@ -41,7 +41,7 @@ class Family(NamedTuple):
 
 
 def singles(point: Point, state: Point, modes: Any) -> Family:
-    """Splits the tensors ∂_k v and y_k v of all modes k at every bond (a `Family`).
+    """Splits ∂_k v and y_k v of all modes k at every bond into tangent and normal factors.
 
     Left of bond p they are the modes 1 … p, right of it the modes p + 1 … d.
     """
@@ -77,14 +77,14 @@ def _projected(point: Point, state: Point) -> tuple[Cores, Cores]:
 
 
 def applied(point: Point, links: Sequence[Link]) -> Family:
-    """Splits A v, for a TT-matrix A with cores Σ_t K_t ⊗ O_t, at every bond (a `Family`)."""
+    """Splits A v, for a factored TT-matrix A, at every bond into tangent and normal factors."""
     left = [(k, o[:, None] @ u[None]) for (k, o), u in zip(links, point.left, strict=False)]
     right = [(k, o[:, None] @ v[None]) for (k, o), v in zip(links[1:], point.right, strict=True)]
     return _family(point, left, right, _ENDS, point.bonds)
 
 
 def another(point: Point, cores: Cores) -> Family:
-    """Splits an arbitrary train at every bond along the bases of a given one (a `Family`)."""
+    """Splits an arbitrary train at every bond into factors tangent and normal to a given one."""
     links = [(_ENDS[0], c[None]) for c in cores]
     return _family(point, links[:-1], links[1:], _ENDS)
 
@@ -102,7 +102,7 @@ def _family(
     bonds: Sequence[np.ndarray] | None = None,
     fresh: tuple[Cores, Cores] | None = None,
 ) -> Family:
-    """Splits a tensor at every bond by one sweep from the left and one from the right.
+    """Splits a tensor at every bond into tangent and normal factors, by a sweep from each side.
 
     ``bonds`` go between left and right, ``fresh`` are states that start.
     """
@@ -131,7 +131,7 @@ def _family(
 
 
 def _handed_left(env: np.ndarray, core: np.ndarray, fresh: np.ndarray) -> np.ndarray:
-    """Contracts one core in the left sweep of `singles`: old states pass on, two begin."""
+    """Contracts one core in the left sweep that splits ∂_k v and y_k v at every bond."""
     i, s, _ = env.shape
     _, n, after = core.shape
     out = np.empty((i, n, s + 2, after))
@@ -141,7 +141,7 @@ def _handed_left(env: np.ndarray, core: np.ndarray, fresh: np.ndarray) -> np.nda
 
 
 def _handed_right(env: np.ndarray, core: np.ndarray, fresh: np.ndarray) -> np.ndarray:
-    """Contracts one core in the right sweep of `singles`: old states pass on, two begin."""
+    """Contracts one core in the right sweep that splits ∂_k v and y_k v at every bond."""
     s, _, bra = env.shape
     out = np.empty((s + 2, *core.shape[:2], bra))
     out[:2] = fresh

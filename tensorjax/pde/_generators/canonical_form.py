@@ -39,12 +39,12 @@ class Point(NamedTuple):
 
     @property
     def order(self) -> int:
-        """Number of modes d of the train."""
+        """Number of modes d of the train in canonical form."""
         return len(self.left) + 1
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """TT-ranks of the interior bonds."""
+        """TT-ranks of the interior bonds of the train in canonical form."""
         return tuple(len(s) for s in self.bonds)
 
     @property
@@ -57,7 +57,7 @@ class Point(NamedTuple):
 
     @property
     def cores(self) -> Cores:
-        """Cores of the train, all but the last left-orthogonal."""
+        """Cores of the train in canonical form, all but the last left-orthogonal."""
         return [*self.left, self.centers[-1]]
 
 

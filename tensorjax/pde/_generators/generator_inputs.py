@@ -110,7 +110,7 @@ class Setting:
         )
 
     def affine_part(self, point: Point) -> list[families.Family]:
-        """Splits the affine part of the right side at every bond; [] if there is none."""
+        """Splits the affine part of a right side at every bond into tangent and normal factors."""
         if self.terms.affine is None:
             return []
         states = affine_states(self.box, self.terms.affine)
@@ -121,7 +121,7 @@ class Setting:
         return [families.applied(point, links)]
 
     def right_side(self, point: Point, tol: float) -> list[families.Family]:
-        """Splits all terms of the right side at every bond (a list of `Family`)."""
+        """Splits all terms of a PDE's right side at every bond into tangent and normal factors."""
         return [*normal_component.other_families(point, self.terms, tol), *self.affine_part(point)]
 
     def mean_square(self) -> float:

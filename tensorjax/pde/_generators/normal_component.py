@@ -291,7 +291,7 @@ def form(
 
 
 def other_families(point: Point, terms: Terms, tol: float) -> list[Family]:
-    """Splits the right side without its affine part at every bond (a list of `Family`)."""
+    """Splits a right side without its affine part at every bond into tangent, normal factors."""
     others = [families.applied(point, o) for o in terms.operators]
     if terms.source is not None:
         others.append(families.another(point, terms.source))

@@ -166,7 +166,7 @@ class _Search:
 
     @property
     def least(self) -> float:
-        """Cost of one singular value that equals the tolerance."""
+        """Contribution of a singular value of the tolerance's size to the cost of a map search."""
         return float(np.hypot(self.tol, self.smoothing) - self.smoothing)
 
     @property
@@ -174,7 +174,7 @@ class _Search:
         return mode_forms.modes_of(self.box)
 
     def look(self, cores: Cores, map: AffineMap) -> _Seen:
-        """Computes ranks, cost and edge norms of a train that holds the function in a map."""
+        """Computes ranks, cost and edge norm of a train, for the search of a rank-reducing map."""
         self.count += 1
         _check.finite("v", cores)
         point = canonical(self.modes.weighted(cores))
@@ -184,7 +184,7 @@ class _Search:
         return _Seen(map, point, ranks, cost, *shares(TT._unchecked(tuple(cores)), self.box))
 
     def locate(self, start: Any, first: _Seen) -> None:
-        """Stores the mean of v², and a Gaussian around it from which later samples are drawn."""
+        """Stores where the function is concentrated, for the sample points in later maps."""
         spread = gauge.spread(first.point, self.modes, self.family(first), self.box)
         if isinstance(start, Function) and start.near is None:
             gaps = [a.length / a.n for a in self.box.axes]
@@ -194,13 +194,13 @@ class _Search:
         self.start, self.first, self.center = start, first, spread.mean
 
     def moved(self, map: AffineMap, sigma: np.ndarray) -> AffineMap:
-        """Returns a map with the matrix exp(Σ) Γ that keeps the mean of v² in place."""
+        """Returns the next trial map, of matrix exp(Σ) Γ, which keeps the mean of v² in place."""
         zero = np.zeros_like(sigma)
         matrix = characteristics.flow(sigma, zero[0], zero, 1.0).matrix @ map.matrix
         return AffineMap(matrix, self.center - matrix @ self.center)
 
     def trial(self, map: AffineMap) -> _Seen | None:
-        """Computes train and cost of the function in a map; None if it does not fit the box."""
+        """Approximates the function in a trial map; None if it does not fit the box there."""
         try:
             cores = self.start.cores(self.box, map, _PART * self.tol)
         except ValueError:  # no train of low rank
@@ -212,7 +212,7 @@ class _Search:
         return seen if inside and resolved else None
 
     def slope(self, at: _Seen) -> np.ndarray:
-        """Computes the gradient of the cost at a map, a matrix (d, d) of zero diagonal."""
+        """Computes the gradient (d, d) of the cost of a rank-reducing map."""
         point, width = at.point, self.smoothing * at.point.scale
         return nuclear.gradient(point, self.modes, self.family(at), width) / point.scale
 
@@ -220,14 +220,14 @@ class _Search:
         return bond_sums.singles(at.point, at.point, self.modes)
 
     def train(self, seen: _Seen) -> TT:
-        """Builds the train of the function in a map, truncated to the ranks that were found."""
+        """Builds the final train of the function in a rank-reducing map, at the ranks found."""
         point = seen.point
         cores = truncated(point, seen.ranks).cores if point.left else point.centers
         return TT([jnp.asarray(c) for c in self.modes.values(cores)])
 
 
 def _descent(search: _Search, at: _Seen, max_steps: int) -> tuple[Any, list[_Seen]]:
-    """Runs the gradient descent over maps; returns its status and all maps on the way."""
+    """Runs the gradient descent for a rank-reducing map; returns status and all maps tried."""
     path, step, before = [at], 1.0, None
     for _ in range(max_steps):
         slope = search.slope(at)

@@ -42,7 +42,7 @@ class Spectrum(NamedTuple):
         return max((float(b.values.max()) for b in self.blocks), default=0.0)
 
     def combined(self, coefficients: list[np.ndarray]) -> np.ndarray:
-        """Computes the vector that has given coefficients in the eigenvectors."""
+        """Computes the vector that has given coefficients in a matrix's eigenvectors."""
         out = np.zeros(self.size)
         for b, c in zip(self.blocks, coefficients, strict=True):
             out[b.index] = (b.vectors @ c[:, :, None])[:, :, 0]

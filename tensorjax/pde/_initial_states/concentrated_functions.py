@@ -99,7 +99,7 @@ def _interpolated(
 
 
 def _weighted(columns: np.ndarray, power: np.ndarray) -> np.ndarray:
-    """Scales sample columns by norm^(−p), so that the columns of all powers p count equally."""
+    """Scales sample columns by their norm^(−p), where p is the power they were drawn with."""
     size = np.linalg.norm(columns, axis=0)
     columns, power, size = columns[:, size > 0], power[size > 0], size[size > 0]
     for p in np.unique(power):

@@ -21,15 +21,15 @@ class Marginal(Protocol):
 
     @property
     def moments(self) -> tuple[float, float]:
-        """Mean and variance of the density."""
+        """Mean and variance of a one-dimensional density."""
         ...
 
     def values(self, x: np.ndarray) -> np.ndarray:
-        """Evaluates the density at points (m,)."""
+        """Evaluates a one-dimensional density at points (m,)."""
         ...
 
     def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """Draws random points (count,) from the density."""
+        """Draws random points (count,) from a one-dimensional density."""
         ...
 
 
@@ -88,7 +88,7 @@ class SquareRootTransition:
         return self.level + (self.x0 - self.level) * fall, variance
 
     def values(self, x: np.ndarray) -> np.ndarray:
-        """Evaluates the transition density at points (m,); zero for x < 0."""
+        """Evaluates the square-root process's density at points (m,); zero for x < 0."""
         c, u, half = self._scaled
         v = c * np.maximum(x, 1e-300)
         if u < 1e-12:  # gamma density
@@ -100,16 +100,16 @@ class SquareRootTransition:
         return np.where(x >= 0, c * out, 0.0)
 
     def later(self, t: float) -> "SquareRootTransition":
-        """Returns the transition density after a further time t."""
+        """Returns the square-root process's density after a further time t."""
         return dataclasses.replace(self, age=self.age + t)
 
     def same(self, other: "SquareRootTransition") -> bool:
-        """Whether another transition density has the same process parameters κ, θ and σ."""
+        """Whether another density is one of the same square-root process (κ, θ, σ)."""
         pairs = ((p.rate, p.level, p.volatility) for p in (self, other))
         return next(pairs) == next(pairs)
 
     def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """Draws random points (count,) from the transition density."""
+        """Draws random points (count,) from the square-root process's density."""
         c, u, half = self._scaled
         return rng.noncentral_chisquare(2 * half, 2 * u, count) / (2 * c)
 

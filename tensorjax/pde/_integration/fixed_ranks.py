@@ -224,7 +224,7 @@ def _in_parts(
 def _part(
     scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Any, first: Any, count: Any
 ) -> tuple[_Carry, Any, Any]:
-    """Makes the first ``count`` steps of a block; returns loop state, norms and finiteness."""
+    """Makes up to 256 fixed-rank steps in one compiled loop; returns state, norms, finiteness."""
 
     def goes_on(state: Any) -> Any:
         k, carry, _, _ = state
@@ -241,7 +241,7 @@ def _part(
 
 
 def _judged(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any]) -> _Carry:
-    """Corrects the status of a fixed-rank run that looked unstable by its true fastest rate.
+    """Revises the status of a run that looked unstable, by a better estimate of its rates.
 
     Where the method admits that rate, what looked unstable is what rounding to the ranks leaves of
     a state that the grid does not resolve.
@@ -364,7 +364,7 @@ def _initial(
 def _coordinates(
     options: Options, at: AffineMap, t0: float, dt: float, count: int
 ) -> tuple[Any, Any, AffineMap]:
-    """Computes map and motion at start, middle and end of each step, and the last map."""
+    """Computes coordinate map and motion at start, middle and end of every time step."""
     d, generator = options.problem.dim, options.generator
     maps, motions = [], []
     past: list[Moment] = []

@@ -269,7 +269,7 @@ def _generator(coordinates: Any) -> Any:
 
 
 def _at_rest(generator: Any, coordinates: Any) -> Any:
-    """Returns the generator for a box with half-line axes, where coordinates may not move."""
+    """Returns the generator for a box with half-line axes; ValueError if coordinates would move."""
     if isinstance(coordinates, str):
         return None
     if isinstance(generator, Fixed):

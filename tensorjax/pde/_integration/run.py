@@ -149,7 +149,7 @@ class Run:
         return stop
 
     def _trim(self, clears: bool) -> Trim:
-        """Creates the `Trim` that rounds the sums of the next step."""
+        """Creates the `Trim` that rounds the sums of trains in the next time step."""
         return Trim(
             self.options.tol,
             self.options.max_rank,
@@ -183,7 +183,7 @@ class Run:
     def _tried(
         self, at: Clock, dt: float, trim: Trim, adaptive: bool
     ) -> tuple[Step | None, Stopped | None]:
-        """Computes one time step as `_attempt`, with errors that a smaller step may cure caught."""
+        """Computes one time step; returns errors that a smaller step may cure as a failure."""
         if not (adaptive and self.rows):
             return self._attempt(at, dt, trim, adaptive)
         try:

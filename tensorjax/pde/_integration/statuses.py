@@ -130,7 +130,7 @@ def unbounded(
 
 
 def unbounded_by(edge: Any, rough: Any, edge_limit: Any, resolution_limit: Any) -> tuple[Any, Any]:
-    """Returns whether box or resolution is exceeded, and whether it is the resolution."""
+    """Returns whether norms exceed the limits of box or resolution, and whether resolution's."""
     outside = (edge > edge_limit) | (rough > resolution_limit)
     # What is not resolved also fills the box; what is cut off at its edge is a little rough.
     coarse = (rough > resolution_limit) | (rough > _ROUGH * edge)

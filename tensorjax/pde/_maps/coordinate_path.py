@@ -45,18 +45,18 @@ class Path:
         self._series = self._solved() if past else []
 
     def time(self, share: float) -> float:
-        """Returns the time t + share·dt."""
+        """Returns the time at a fraction ``share`` of a time step."""
         return self.t + share * self.dt
 
     def motion(self, share: float) -> tuple[Any, Any]:
-        """Returns the coordinate motion (Σ, β) at time t + share·dt; (None, None) at rest."""
+        """Returns the coordinate motion (Σ, β) at a fraction of a time step; Nones at rest."""
         if not self._motion:
             return None, None
         total = _horner(self._motion, share) / self.dt
         return total[:, :-1], total[:, -1]
 
     def map(self, share: float) -> AffineMap:
-        """Returns the affine map at time t + share·dt."""
+        """Returns the affine map of moving coordinates at a fraction ``share`` of a time step."""
         if not self._series or share == 0:
             return self._start
         total = _horner(self._series, share)
@@ -80,7 +80,7 @@ class Path:
 
 
 def told(moments: Sequence[Moment], degree: int) -> Sequence[Moment]:
-    """Selects the newest motions that a polynomial in time extrapolates reliably.
+    """Selects the newest coordinate motions that a polynomial in time extrapolates reliably.
 
     A generator that jumps from step to step must not be extrapolated: a parabola through values
     that differ by a jump changes within one step by several times as much, which leaves the

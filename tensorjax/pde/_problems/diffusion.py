@@ -97,7 +97,7 @@ class Diffusion:
         return out
 
     def operators(self, box: Box, map: AffineMap, t: float) -> tuple[TTMatrix, ...]:
-        """Builds the TT-matrices of ∇∇:(D v) in coordinates y for the variable part of D.
+        """Builds the TT-matrices of the diffusion term in y, for the variable part of D.
 
         The share of ∂_i D_ij in the drift is that of ∂_i (D_ij ∂_j v), so that no derivative of D
         is taken.

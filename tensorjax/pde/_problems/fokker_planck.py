@@ -270,12 +270,12 @@ class FokkerPlanck(Problem):
 
     @property
     def timed(self) -> bool:
-        """Whether drift or diffusion depends on time."""
+        """Whether drift or diffusion of the Fokker–Planck equation depends on time."""
         return self.field.timed or self.noise.timed
 
     @property
     def _affine(self) -> bool:
-        """Whether the drift is affine and the diffusion constant."""
+        """Whether the equation has affine drift and constant diffusion."""
         return not (self.field or self.noise.variable)
 
     def _linear(self) -> OrnsteinUhlenbeck:

@@ -137,7 +137,7 @@ class GeometricBrownianMotion(ReadyMade):
         return None if found is None else found.moments()
 
     def sample(self, key: KeyOrGenerator, t: float, count: int) -> np.ndarray:
-        """Draws points of geometric Brownian motion at time t; see `Problem.sample`.
+        """Draws points (count, d) of geometric Brownian motion at time t.
 
         Args:
           key: `jax.random.key`, or a NumPy generator.
@@ -257,7 +257,7 @@ class CIR(ReadyMade):
         return 1.0, np.array([mean]), np.array([[variance]])
 
     def sample(self, key: KeyOrGenerator, t: float, count: int) -> np.ndarray:
-        """Draws points of the square-root process at time t; see `Problem.sample`.
+        """Draws points (count, 1) of the square-root process at time t.
 
         Args:
           key: `jax.random.key`, or a NumPy generator.

@@ -33,7 +33,7 @@ class InFewSizes:
         self._compiles = False
 
     def __call__(self, x: np.ndarray, t: float = 0.0) -> np.ndarray:
-        """Evaluates f(x), or f(t, x), as a NumPy array in double precision."""
+        """Evaluates the wrapped function of points, as a NumPy array in double precision."""
         count = len(x)
         if self._compiles and count:
             full = max(_SMALLEST, 1 << (count - 1).bit_length())

@@ -18,7 +18,7 @@ from tensorjax import _check
 
 
 class Program:
-    """Traced function whose floating-point constants are arguments; equal if operations are.
+    """Traced JAX function that takes its floating-point constants as arguments.
 
     Args:
       closed: as traced.
@@ -35,7 +35,7 @@ class Program:
         self._key = str(closed.jaxpr), self._tree, inside, tuple(_unprinted(closed.jaxpr))
 
     def __call__(self, constants: Sequence[Any], *args: Any) -> Any:
-        """Evaluates the function with the given constants and arguments."""
+        """Evaluates the traced function with the given constants and arguments."""
         given = iter(constants)
         consts = [
             self._inside[i] if i in self._inside else next(given)

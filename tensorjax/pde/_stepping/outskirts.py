@@ -45,7 +45,7 @@ def cleared(cores: Cores, box: Box, allowed: float) -> Cores:
 
 
 def window(cores: Cores, box: Box, allowed: float) -> list[np.ndarray] | None:
-    """Returns masks (n,) of the axes that are 1 where the train is not negligible, or None.
+    """Returns masks (n,) of the axes where a train is not negligible; None if it is nowhere.
 
     Within a step v moves by a few points at most, and beyond them there is nothing to be changed.
 
