@@ -55,7 +55,7 @@ Generator = Callable[..., Motion]
 
 
 def _convex(form: normal.Form, regularization: float) -> np.ndarray:
-    """Computes the matrix Σ that minimises the quadratic form of the normal component."""
+    """Computes the matrix Σ that minimises the norm of the right side's normal component."""
     found = spectrum(form.gram)
     sigma = filtered(found, form.load, regularization * max(found.largest, 0.0))
     return normal.from_off_diagonal(sigma, round((1 + (1 + 4 * len(sigma)) ** 0.5) / 2))
@@ -80,7 +80,7 @@ class Fixed:
     def __call__(
         self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
     ) -> Motion:
-        """Returns the coordinate motion Σ = 0, β = 0.
+        """Returns a coordinate motion of zeros, Σ = 0 and β = 0.
 
         Args:
           v: not used, as most here: all generators take the same arguments.
@@ -144,7 +144,7 @@ class Prescribed:
 
 @dataclasses.dataclass(frozen=True)
 class Convex:
-    """Coordinate generator that minimises the normal component of the right side.
+    """Coordinate generator that minimises the right side's component normal to the TT-manifold.
 
     Minimises ‖N(Q − Σ_jk Σ_jk y_k ∂_j v)‖² over Σ of zero diagonal, N = 1 − P the projection on
     what is normal to the tangent space: the paper's convex problem, by its normal equations. The
@@ -189,7 +189,7 @@ class Convex:
     def __call__(
         self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
     ) -> Motion:
-        """Computes the coordinate motion of least normal component at the state v.
+        """Computes the coordinate motion that minimises the right side's normal component at v.
 
         Args:
           v: train of the state on the grid of the box.
@@ -214,7 +214,7 @@ class Convex:
 
 @dataclasses.dataclass(frozen=True)
 class MultiLevel:
-    """Coordinate generator that minimises the normal component at several truncations of v.
+    """Coordinate generator as `Convex`, that minimises at several truncations of v at once.
 
     Minimises Σ_i δ_i⁻² ‖N_i(Q + κ v − Σ_jk Σ_jk y_k ∂_j v)‖² over Σ of zero diagonal, N_i the
     projection on what is normal to the tangent space at v rounded at δ_i‖v‖. At a tight tolerance

@@ -393,7 +393,7 @@ def _limits(box: Box) -> np.ndarray:
 def _at_rest(
     cores: list[Any], box: Box, axes: tuple[int, ...], grids: list[np.ndarray]
 ) -> np.ndarray:
-    """Computes a marginal density for a map that is the identity, by sums over other axes."""
+    """Computes a marginal density in coordinates at rest, by sums over the other axes."""
     mesh = np.stack([g.ravel() for g in np.meshgrid(*grids, indexing="ij")], 1)
     points, rows = np.zeros((len(mesh), box.dim)), []
     for k, axis in enumerate(box.axes):

@@ -121,7 +121,7 @@ class Axis:
 
     @functools.cached_property
     def factor(self) -> np.ndarray:
-        """Factors (n,) by which u is multiplied in the stored values; 1 except on half-lines.
+        """Factors (n,) between the stored grid values and the function u; 1 except on half-lines.
 
         What is rounded off far out, where points are wide apart, counts in moments.
         """
@@ -365,7 +365,7 @@ class Box:
 
     @classmethod
     def fourier(cls, dim: int, n: int | Sequence[int] = 64, half_width: ArrayLike = 7.0) -> "Box":
-        """Builds Fourier grids on [−L, L)^d.
+        """Builds a box of Fourier grids on [−L, L)^d.
 
         Args:
           dim: number of axes d.
@@ -379,7 +379,7 @@ class Box:
 
     @classmethod
     def chebyshev(cls, dim: int, n: int | Sequence[int] = 64, half_width: ArrayLike = 7.0) -> "Box":
-        """Builds Chebyshev grids on (−L, L)^d.
+        """Builds a box of Chebyshev grids on (−L, L)^d.
 
         Args:
           dim: number of axes d.
@@ -395,7 +395,7 @@ class Box:
     def finite_differences(
         cls, dim: int, n: int | Sequence[int] = 64, half_width: ArrayLike = 7.0, *, order: int = 4
     ) -> "Box":
-        """Builds central-difference grids of order 2, 4 or 6 on (−L, L)^d.
+        """Builds a box of finite-difference grids of order 2, 4 or 6 on (−L, L)^d.
 
         Args:
           dim: number of axes d.

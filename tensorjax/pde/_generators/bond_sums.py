@@ -90,7 +90,7 @@ def another(point: Point, cores: Cores) -> Family:
 
 
 def _steps(rows: int, columns: int, offset: int) -> np.ndarray:
-    """Returns a shifted identity matrix (1, rows, columns) that links the states of two bonds."""
+    """Returns a shifted identity matrix (1, rows, columns) that links two bonds of a tensor."""
     return np.eye(rows, columns, offset)[None]
 
 
@@ -150,13 +150,13 @@ def _handed_right(env: np.ndarray, core: np.ndarray, fresh: np.ndarray) -> np.nd
 
 
 def outside(point: Point, family: Family) -> list[np.ndarray]:
-    """Returns the left factors at every bond, less their projection on the train's left bases."""
+    """Returns a split tensor's left factors less their projection on the train's left bases."""
     triples = zip(point.left, family.seen, family.inside, strict=True)
     return [seen - einsum("inr,rsj->insj", u, inside) for u, seen, inside in triples]
 
 
 def grams(a: Family, b: Family) -> list[np.ndarray]:
-    """Computes Gram matrices of the normal right factors of two tensors at every bond.
+    """Computes Gram matrices, at every bond, of two tensors' right factors normal to the train's.
 
     They are sums of products of orthogonal parts, and so as accurate as those.
     """
@@ -172,7 +172,7 @@ def grams(a: Family, b: Family) -> list[np.ndarray]:
 
 
 def _transfer(a: Link, b: Link, g: np.ndarray) -> np.ndarray:
-    """Moves a Gram matrix (s, j, s', j') of right factors over one core to the bond on its left."""
+    """Moves a Gram matrix of right factors (s, j, s', j') over one core, to the next bond left."""
     (ka, ba), (kb, bb) = a, b
     (_, ja, n, pa), (_, jb, _, pb) = ba.shape, bb.shape
     sa, sb = ka.shape[1], kb.shape[1]

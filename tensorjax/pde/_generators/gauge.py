@@ -116,7 +116,7 @@ def standing(
 
 
 def strength(edge: np.ndarray, low: float, high: float) -> np.ndarray:
-    """Returns the strength of the gauge, which rises smoothly from 0 to 1 with the edge norm."""
+    """Returns how strongly shift and stretch act: 0 to 1, smoothly rising with the edge norm."""
     x = np.log(np.maximum(edge, np.finfo(float).tiny) / low) / np.log(high / low)
     x = np.clip(x, 0, 1)
     return x * x * (3 - 2 * x)

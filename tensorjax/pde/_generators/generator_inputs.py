@@ -99,7 +99,7 @@ class Setting:
         kappa: float = 0.0,
         measure: bool = False,
     ) -> normal_component.Form:
-        """Computes the quadratic form of the normal component at v, or at a truncation of it."""
+        """Computes the quadratic form that a generator minimises, at v or a truncation of it."""
         state = self.point if state is None else state
         feedback = None
         if kappa > 0:
@@ -134,7 +134,7 @@ class Setting:
         return float((first.sum() * y.sum() - first @ y) / (d * d - d))
 
     def motion(self, form: normal_component.Form, sigma: np.ndarray, gauge: Gauge) -> Motion:
-        """Adds gauge and cost to the matrix Σ that a generator chose: a `Motion`."""
+        """Completes the matrix Σ that a generator chose to a `Motion`, with shift and cost."""
         seen = gauges.spread(self.point, self.modes, form.family, self.box)
         scale = self.point.scale
         costs = form.cost(sigma) / scale, form.cost(0 * sigma) / scale

@@ -75,7 +75,7 @@ def motions(d: int, second: bool) -> Motions:
 
 @functools.lru_cache(maxsize=512)
 def _across(d: int, p: int, second: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the tensors of `motions` with a mode on each side of bond p, and their states."""
+    """Returns the tensors y_k ∂_j v that have one mode on each side of bond p, with states."""
     m = motions(d, second)
     which = np.nonzero((m.low < p) & (m.high >= p))[0]
     ops = np.array(_KINDS)[m.kind[which]]
@@ -97,13 +97,13 @@ class Singles(NamedTuple):
 
 
 def singles(point: Point, state: Point, modes: Modes) -> Singles:
-    """Splits the tensors ∂_k v and y_k v at every bond; also their normal left factors."""
+    """Splits the tensors ∂_k v and y_k v at every bond into tangent and normal factors."""
     family = families.singles(point, state, modes)
     return Singles(family, families.outside(point, family))
 
 
 def gram(at: Singles, second: bool) -> Any:
-    """Computes the Gram matrix of the normal components of all tensors of `motions`.
+    """Computes the Gram matrix of the normal components of all y_k ∂_j v (and ∂_a ∂_b v).
 
     From some size on it is sparse: what is below the roundoff of the largest entry is left out.
     """
@@ -117,7 +117,7 @@ def gram(at: Singles, second: bool) -> Any:
 
 
 def _sparse_gram(lefts: list[np.ndarray], rights: list[np.ndarray], second: bool) -> Any:
-    """Builds the Gram matrix without entries at roundoff; None if more than a tenth are left."""
+    """Builds the sparse Gram matrix of all y_k ∂_j v; None if over a tenth are not roundoff."""
     d = len(lefts) + 1
     sides = [(_entries(x), _entries(g)) for x, g in zip(lefts, rights, strict=True)]
     sizes = [tuple(np.linalg.norm(x, axis=1) for x in s) for s in sides]
@@ -146,7 +146,7 @@ def _entries(gram: np.ndarray) -> np.ndarray:
 
 
 def _places(d: int, p: int, second: bool) -> np.ndarray:
-    """Returns a table of positions in `motions` by left and right state at bond p; −1 if none."""
+    """Returns a table of the tensors y_k ∂_j v by their states left and right of bond p."""
     which, left, right = _across(d, p, second)
     out = np.full((2 * p, 2 * (d - p)), -1)
     out[left, right] = which
@@ -154,7 +154,7 @@ def _places(d: int, p: int, second: bool) -> np.ndarray:
 
 
 def _dense_gram(lefts: list[np.ndarray], rights: list[np.ndarray], second: bool) -> np.ndarray:
-    """Builds the Gram matrix of all tensors of `motions` as a dense array."""
+    """Builds the Gram matrix of all y_k ∂_j v (and ∂_a ∂_b v) as a dense array."""
     d = len(lefts) + 1
     kinds = _KINDS if second else _KINDS[:2]
     total = np.zeros((len(kinds), len(kinds), d, d, d, d))
@@ -170,7 +170,7 @@ def _dense_gram(lefts: list[np.ndarray], rights: list[np.ndarray], second: bool)
 
 
 def load(at: Singles, point: Point, family: Family, second: bool) -> np.ndarray:
-    """Computes inner products of the normal components of all `motions` with that of a tensor."""
+    """Computes inner products of the normal components of all y_k ∂_j v with that of a tensor."""
     d = point.order
     out = np.zeros(len(motions(d, second).low))
     rights = families.grams(at.family, family)
@@ -183,7 +183,7 @@ def load(at: Singles, point: Point, family: Family, second: bool) -> np.ndarray:
 
 
 def inner(point: Point, a: Family, b: Family) -> float:
-    """Computes the inner product of the normal components of two tensors."""
+    """Computes the inner product of two tensors' components normal to the TT-manifold."""
     lefts = families.outside(point, a), families.outside(point, b)
     total = 0.0
     for x, y, g in zip(*lefts, families.grams(a, b), strict=True):
@@ -192,7 +192,7 @@ def inner(point: Point, a: Family, b: Family) -> float:
 
 
 def energy(point: Point, parts: Sequence[Family]) -> float:
-    """Computes the squared norm of the normal component of a sum of tensors."""
+    """Computes the squared norm of a sum's component normal to the TT-manifold."""
     out = 0.0
     for i, a in enumerate(parts):
         out += inner(point, a, a) + 2 * sum(inner(point, a, b) for b in parts[:i])
@@ -200,7 +200,7 @@ def energy(point: Point, parts: Sequence[Family]) -> float:
 
 
 class Form(NamedTuple):
-    """Quadratic form of the normal component as a function of Σ, with the parts it is made of.
+    """Quadratic form of the right side's component normal to the TT-manifold, in terms of Σ.
 
     Attributes:
       whole: ⟨N m, N m'⟩ of all `motions`, (count, count), dense or sparse.
@@ -222,11 +222,11 @@ class Form(NamedTuple):
 
     @property
     def gram(self) -> Any:
-        """Gram matrix of the normal components of all y_k ∂_j v, j ≠ k, row by row."""
+        """Gram matrix of the normal components of the tensors y_k ∂_j v, j ≠ k, row by row."""
         return self.whole[: len(self.load), : len(self.load)]
 
     def cost(self, sigma: np.ndarray) -> float:
-        """Computes the norm of the right side's normal component for coordinates moving with Σ.
+        """Computes the norm of the right side's normal component for coordinates that move with Σ.
 
         Affine parts cancel before they are squared.
         """
@@ -239,7 +239,7 @@ class Form(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """Right side of an equation as its operators, source and reaction, for the quadratic form.
+    """Right side of an equation split into affine part, other operators, source and reaction.
 
     Attributes:
       affine: coefficients with ``matrix`` and ``diffusion``, or None.
@@ -264,7 +264,7 @@ def form(
     feedback: Cores | None = None,
     measure: bool = False,
 ) -> Form:
-    """Computes the quadratic form of the normal component at a point of the TT-manifold.
+    """Computes the quadratic form of the right side's component normal to the TT-manifold at v.
 
     Args:
       point: of d ≥ 2 modes.
@@ -301,7 +301,7 @@ def other_families(point: Point, terms: Terms, tol: float) -> list[Family]:
 
 
 def _coefficients(affine: Any, moving: int, count: int) -> np.ndarray:
-    """Returns the coefficients of the right side's affine part in the tensors of `motions`."""
+    """Expands the affine part of a right side in the tensors y_k ∂_j v and ∂_a ∂_b v."""
     out = np.zeros(count)
     if affine is None:
         return out

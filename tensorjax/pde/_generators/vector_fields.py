@@ -34,7 +34,7 @@ class Basis(Protocol):
 
 
 class FieldMotion(NamedTuple):
-    """Optimal rates of the vector fields, with the normal component before and after.
+    """Optimal rates of vector fields, with the normal component with and without the motion.
 
     Attributes:
       rates: ċ, (M,).

@@ -185,7 +185,7 @@ class Gaussian(_Start):
         return AffineMap(matrix, -matrix @ self.mean)
 
     def moved(self, flow: Flow) -> "Gaussian":
-        """Returns the Gaussian after points move to F x + g plus normal noise.
+        """Returns the Gaussian after a linear flow with noise: points go to F x + g plus noise.
 
         Args:
           flow: (F, g, Q) of x ↦ F x + g plus normal noise of covariance Q.
@@ -301,7 +301,7 @@ class Mixture(_Start):
         return rounding_methods.rounded(products.combined(parts, self.weights), (1 - _PART) * tol)
 
     def moved(self, flow: Flow) -> "Mixture":
-        """Returns the Gaussian mixture after points move to F x + g plus normal noise.
+        """Returns the mixture after a linear flow with noise: points go to F x + g plus noise.
 
         Args:
           flow: (F, g, Q) of x ↦ F x + g plus normal noise of covariance Q.

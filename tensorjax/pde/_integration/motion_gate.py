@@ -40,7 +40,7 @@ class Gate(NamedTuple):
 
     @property
     def gain(self) -> float | None:
-        """Largest share of the normal component that a worthwhile motion may leave, or None."""
+        """Share of the normal component below which coordinates start to move; None once moving."""
         return None if self.moving else _START
 
     def asks(self, shares: tuple[float, float], tol: float) -> bool:

@@ -32,7 +32,7 @@ class AffineMap(NamedTuple):
 
     @classmethod
     def identity(cls, dim: int) -> "AffineMap":
-        """Returns the identity map in ``dim`` dimensions.
+        """Returns the identity in ``dim`` dimensions as an affine map.
 
         Args:
           dim: d.
@@ -44,12 +44,12 @@ class AffineMap(NamedTuple):
 
     @property
     def still(self) -> bool:
-        """Whether the map is exactly the identity."""
+        """Whether the affine map is exactly the identity."""
         return np.array_equal(self.matrix, np.eye(self.dim)) and not np.any(self.shift)
 
     @property
     def dim(self) -> int:
-        """Number of coordinates d of the map."""
+        """Number of coordinates d of the affine map."""
         return self.matrix.shape[-1]
 
     @property

@@ -108,7 +108,7 @@ def jumps(moments: Sequence[Moment], degree: int) -> bool:
 
 
 def _telling(moments: Sequence[Moment], degree: int) -> tuple[list[int], int]:
-    """Returns by how many past motions the newest is predicted well, and how many were tried."""
+    """Returns how many past motions extrapolate well to the newest, and how many were tried."""
     *past, new = moments
     misses = []
     for count in range(1, min(degree + 1, len(past)) + 1):

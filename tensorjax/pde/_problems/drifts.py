@@ -233,7 +233,7 @@ class Separable(Term):
         return self.amplitude * np.prod(parts, axis=0)
 
     def gradient(self, x: np.ndarray) -> np.ndarray:
-        """Evaluates the gradient of the separable term by central differences of sixth order.
+        """Evaluates a separable drift term's gradient by central differences of order 6.
 
         Args:
           x: (m, d).
@@ -251,7 +251,7 @@ class Separable(Term):
         return [cores[0] * self.amplitude, *cores[1:]]
 
     def _plain(self, box: Box, map: AffineMap, tol: float) -> Cores:
-        """Computes TT-cores of the separable term without its amplitude."""
+        """Computes TT-cores of a separable drift term without its amplitude."""
         back = np.linalg.inv(map.matrix)
         used = {i: np.flatnonzero(back[i]) for i in self.functions}
         if any(len(k) > 1 for k in used.values()):

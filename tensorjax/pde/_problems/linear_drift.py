@@ -72,7 +72,7 @@ class _Linear(Problem):
         return flow(self.matrix, offset, diffusion, t)
 
     def exact(self, t: float, x: ArrayLike) -> np.ndarray | None:
-        """Evaluates the exact solution at points (m, d); None for a `Function` with diffusion.
+        """Evaluates the exact solution; None for diffusion with a start that is a `Function`.
 
         Gaussians are moved in closed form; without diffusion any start gives u₀ along
         characteristics times e^(−tr(A) t).

@@ -61,7 +61,7 @@ def window(cores: Cores, box: Box, allowed: float) -> list[np.ndarray] | None:
 
 
 def _inner(cores: Cores, box: Box, allowed: float) -> list[tuple[int, int]]:
-    """Returns for every axis the index range [first, last) outside which v is negligible."""
+    """Returns for every axis the index range [first, last) outside which a train is small."""
     whole = [(0, c.shape[1]) for c in cores]
     total = float(np.vdot(cores[0], cores[0]))
     if not (np.isfinite(total) and total > 0):

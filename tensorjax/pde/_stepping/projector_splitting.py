@@ -87,7 +87,7 @@ class _Source:
 
 
 class _Parts:
-    """Operators and source of a right side, mode by mode, with their environments."""
+    """Operators and source of a PDE's right side, for sweeps over the modes of a train."""
 
     def __init__(self, rates: Rates):
         self.order = rates.box.dim
@@ -140,7 +140,7 @@ def _evolved(f: Callable[[Array], Any], x: Array, dt: float) -> Array:
 
 
 def _widened(rates: Rates, v: Cores, dt: float, trim: Trim, share: float) -> Cores:
-    """Enlarges the bases of a train by those of its slope, at unchanged value."""
+    """Enlarges the bases of a train by those of the right side; its value stays the same."""
     terms = rates.terms(v, trim.tol) or [nothing(v)]
     scale = float(np.linalg.norm(v[0])) / dt
     slope = trim("slope", terms, [1.0] * len(terms), share=share, scale=scale).cores

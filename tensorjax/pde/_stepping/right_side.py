@@ -75,7 +75,7 @@ class Rates:
         self._source = None if right.source is None else Train(hosted_cores(right.source))
 
     def _seen(self, term: Any) -> Any:
-        """Multiplies a term of the right side by the masks of the window, if there is one."""
+        """Multiplies a term of the right side by masks that are 0 where v is negligible."""
         if self.window is None:
             return term
         if isinstance(term, Applied):

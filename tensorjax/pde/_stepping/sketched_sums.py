@@ -43,11 +43,11 @@ class Train:
         self.modes = [c.shape[1] for c in cores]
 
     def right(self, k: int, f: Array, omega: Array) -> Array:
-        """Computes the sketch (w, r) of the train's cores from k on, from that of k + 1 on."""
+        """Computes the random sketch (w, r) of a train's cores from k on, from that of k + 1 on."""
         return ((self.cores[k] @ f.T) * omega).sum(1).T
 
     def flat(self, k: int, w: Array) -> Array:
-        """Multiplies a matrix (f, r) with core k of the train; returns (f n, s)."""
+        """Multiplies a matrix (f, r) by core k of a train; returns (f n, s)."""
         return tall(absorb(w, self.cores[k]))
 
 

@@ -153,7 +153,7 @@ class Trim:
         return out
 
     def mass(self, term: Term) -> float:
-        """Computes the mass of a term, with what the rounding of its stage has lost."""
+        """Computes the mass of a term of a sum, plus what earlier rounding of it has lost."""
         lost = [m for c, m in self._lost if isinstance(term, Train) and term.cores is c]
         return sum(lost, masses.mass_of_term(term.whole, self._quadrature.weights))
 
