@@ -156,7 +156,7 @@ class Polynomial:
 
 
 def picked(x: jax.Array, places: np.ndarray) -> jax.Array:
-    """Takes entries of a vector at constant indices, without bounds checks."""
+    """Gathers entries of a vector at constant indices, without bounds checks."""
     found = x.at[jnp.asarray(places, jnp.int32)]
     return found.get(mode="promise_in_bounds", wrap_negative_indices=False)
 

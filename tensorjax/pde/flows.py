@@ -397,7 +397,7 @@ class _Walk:
     def step(
         self, t: float, end: float, dt: float, *, first: bool, options: dict[str, Any]
     ) -> None:
-        """Makes one step: chooses the coordinates' flow and integrates the density in it.
+        """Performs one step: chooses the coordinates' flow and integrates the density in it.
 
         Errors after the first step stop the run.
         """

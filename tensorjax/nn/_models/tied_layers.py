@@ -51,7 +51,7 @@ def _form(layer: Any) -> tuple[Any, ...]:
 
 
 def tie(made: Mapping[int, Any], found: Sequence[Tie]) -> None:
-    """Makes the replacements of tied layers share the parameters of the first of them."""
+    """Shares the parameters of one replacement among all replacements of tied layers."""
     for name, layers in found:
         first, *others = (_inner(made[id(layer)]) for layer in layers)
         for other in others:

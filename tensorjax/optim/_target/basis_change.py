@@ -237,7 +237,7 @@ def changed(
     moments: list[jax.Array],
     stays: list[jax.Array],
 ) -> tuple[dict[int, jax.Array], list[jax.Array]]:
-    """Brings all bonds into the basis of their singular vectors, optimiser moments included.
+    """Transforms all bonds to the basis of their singular vectors, and optimiser moments too.
 
     Layers of the same shapes are one loop, so that the program holds one copy of the change.
 

@@ -72,7 +72,7 @@ def towards_target(
     value: Any,
     descend: Descend,
 ) -> tuple[Any, RankAdaptiveState]:
-    """Makes one update of the optimiser towards a target size; returns moves and state.
+    """Computes moves and state of one optimiser update towards a target size.
 
     Args:
       options: with a schedule.

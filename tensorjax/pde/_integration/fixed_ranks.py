@@ -184,7 +184,7 @@ def _rates(problem: Any, map: AffineMap, row: Sequence[Any]) -> tuple[Program, A
 
 @jax.jit(static_argnums=0)
 def _whole(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Any) -> tuple[_Carry, Any, Any]:
-    """Makes all steps of a fixed-rank integration in one scan; returns NaN if unstable."""
+    """Runs all steps of a fixed-rank integration in one scan; returns NaN if unstable."""
     carry, (norms, finite) = jax.lax.scan(
         lambda c, row: _followed(scheme, inputs, c, 0, row), carry, rows
     )
@@ -205,7 +205,7 @@ def _placed(inputs: _Inputs, carry: _Carry) -> tuple[_Inputs, _Carry]:
 def _in_parts(
     scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any]
 ) -> tuple[_Carry, Any, Any]:
-    """Makes the steps of a fixed-rank integration in blocks of 256; stops after NaN or Inf."""
+    """Runs the steps of a fixed-rank integration in blocks of 256; stops after NaN or Inf."""
     count = len(rows[0])
     norms, finite = np.full(count, np.nan, carry.norm.dtype), np.zeros(count, bool)
     for first in range(0, count, _PART):
@@ -224,7 +224,7 @@ def _in_parts(
 def _part(
     scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Any, first: Any, count: Any
 ) -> tuple[_Carry, Any, Any]:
-    """Makes up to 256 fixed-rank steps in one compiled loop; returns state, norms, finiteness."""
+    """Runs up to 256 fixed-rank steps in one compiled loop; returns state, norms, finiteness."""
 
     def goes_on(state: Any) -> Any:
         k, carry, _, _ = state
@@ -307,7 +307,7 @@ def _of_norm_one(v: TT) -> tuple[TT | None, float]:
 def _followed(
     scheme: _Scheme, inputs: _Inputs, carry: _Carry, k: Any, row: Any
 ) -> tuple[_Carry, tuple[Any, Any]]:
-    """Makes step k of the fixed-rank loop and updates norm, status and last good state."""
+    """Performs step k of the fixed-rank loop; updates norm, status and last good state."""
     look, *row = row
     trains, change = _step(scheme, inputs, carry.v, row)
     new = trains[-1]
@@ -388,7 +388,7 @@ def _stacked(rows: Sequence[Sequence[Any]]) -> tuple[Any, Any]:
 
 
 def _step(scheme: _Scheme, inputs: _Inputs, v: TT, row: Any) -> tuple[list[TT], list[Any]]:
-    """Makes one Runge–Kutta step at fixed ranks; returns the stages and the source's change."""
+    """Performs one Runge–Kutta step at fixed ranks; returns stages and the source's change."""
     stages, weights, (share, factor) = _TABLEAUX[scheme.method]
     t, *place = row
     dt, sources = inputs.dt, []

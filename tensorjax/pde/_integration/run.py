@@ -95,7 +95,7 @@ class Run:
         return State(v, self.map, self.t, self.memory.saved())
 
     def advance(self, target: float) -> Stopped | None:
-        """Makes one accepted time step towards ``target``; returns the reason if it fails.
+        """Performs one accepted time step towards ``target``; returns the reason if it fails.
 
         Errors of the first step are raised, for they are those of the arguments; later ones must
         not lose the state.
@@ -267,7 +267,7 @@ class Run:
         return accepted, None
 
     def _keep(self, step: Step, at: Clock, t: float, trim: Trim) -> Stopped | None:
-        """Makes an accepted step the current state, unless map, edge or mass checks fail."""
+        """Stores an accepted step as the current state, unless map, edge or mass checks fail."""
         options, weights = self.options, self.options.problem.box.weights
         map = at.path.map(1.0)
         cond = float(np.linalg.cond(map.matrix)) if np.isfinite(map.matrix).all() else math.inf

@@ -261,7 +261,7 @@ class FokkerPlanck(Problem):
         return step
 
     def _euler(self, x: np.ndarray, t: float, h: float, normal: np.ndarray) -> np.ndarray:
-        """Makes one Euler–Maruyama step of the paths, for variable diffusion."""
+        """Advances paths by one Euler–Maruyama step, for variable diffusion."""
         if not np.isfinite(x).all():
             return x
         kick = (_root(self.noise.values(x, t)) @ normal[:, :, None])[:, :, 0]

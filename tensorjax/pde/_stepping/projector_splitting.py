@@ -131,7 +131,7 @@ class _Parts:
 
 
 def _evolved(f: Callable[[Array], Any], x: Array, dt: float) -> Array:
-    """Makes one step of the classical Runge–Kutta method for ẋ = f(x), x an array."""
+    """Advances an array x by one step of the classical Runge–Kutta method for ẋ = f(x)."""
     k1 = f(x)
     k2 = f(x + dt / 2 * k1)
     k3 = f(x + dt / 2 * k2)
@@ -186,7 +186,7 @@ def _ended(
 def bug(
     at: Callable[[float], Rates], v: Cores, dt: float, trim: Trim, estimate: bool, past: Any = ()
 ) -> Step:
-    """Makes one time step of the rank-adaptive basis-update and Galerkin (BUG) integrator."""
+    """Advances a train by one step of the basis-update and Galerkin (BUG) integrator."""
     parts, wide = _begun(at, v, dt, trim, estimate)
     rights = _rights(parts, wide)
     lefts = parts.edges()
@@ -204,7 +204,7 @@ def bug(
 def projector_splitting(
     at: Callable[[float], Rates], v: Cores, dt: float, trim: Trim, estimate: bool, past: Any = ()
 ) -> Step:
-    """Makes one time step of the symmetric projector-splitting integrator, of order 2."""
+    """Advances a train by one step of the symmetric projector-splitting integrator, order 2."""
     parts, wide = _begun(at, v, dt, trim, estimate)
     cores, lefts = _forth(parts, wide, dt / 2)
     first, *others = _back(parts, cores, lefts, dt / 2)

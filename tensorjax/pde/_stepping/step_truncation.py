@@ -200,7 +200,7 @@ def _plus(
 def rk4(
     at: Callable[[float], Rates], v: Cores, dt: float, trim: Trim, estimate: bool, past: Any = ()
 ) -> Step:
-    """Makes one time step of the classical Runge–Kutta method of order 4, with rounding.
+    """Advances a train by one rounded step of the classical Runge–Kutta method of order 4.
 
     The estimate: with k_5, the slope at the new value, in place of k_4 the same weights give order
     3, so that dt/6 ‖k_4 − k_5‖ is of order dt⁴.
@@ -225,7 +225,7 @@ def rk4(
 def rk2(
     at: Callable[[float], Rates], v: Cores, dt: float, trim: Trim, estimate: bool, past: Any = ()
 ) -> Step:
-    """Makes one time step of Heun's method of order 2, with rounding and an error estimate."""
+    """Advances a train by one rounded step of Heun's method of order 2."""
     tol = STAGE * trim.tol
     first = at(0.0).terms(v, tol)
     s2 = _plus(trim, "s2", [v], [1.0], first, dt).cores
@@ -288,7 +288,7 @@ def imex(
     estimate: bool,
     past: Sequence[Any] = (),
 ) -> Step:
-    """Makes one IMEX time step: Crank–Nicolson for diffusion, Adams–Bashforth for the rest.
+    """Advances a train by one IMEX step: Crank–Nicolson for diffusion, Adams–Bashforth else.
 
     (1 − dt/2 D(t + dt)) v⁺ = v + dt/2 D(t) v + dt·(explicit part): the order is 2, steps may vary,
     and the first is of order 1 in the explicit part. The estimate is what the second slope of
