@@ -20,7 +20,7 @@ _HIGHEST = jax.lax.Precision.HIGHEST
 
 @placed
 def norm(m: MERA) -> jax.Array:
-    """Computes a MERA's norm ‖m‖, that of the top tensor, since all layers are isometric.
+    """Computes the norm ‖m‖ of a MERA: that of its top tensor, as all layers are isometric.
 
     Args:
       m: MERA.
@@ -108,7 +108,7 @@ def _inner(x: MERA, y: MERA) -> jax.Array:
 
 
 def _network(m: MERA, sites: Sequence[int], fresh: int) -> list[tuple[jax.Array, list[int]]]:
-    """Lists all tensors of a MERA with axis labels, for norms: sites as given, others ``fresh``."""
+    """Lists all tensors of a MERA with axis labels for an einsum: given ones at the sites."""
     terms = []
     below = list(sites)
     for layer in m.layers:
