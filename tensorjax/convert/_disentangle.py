@@ -207,7 +207,7 @@ class _Search:
     def lowered(
         self, x: np.ndarray, starts: Sequence[np.ndarray], k: int, iterations: int
     ) -> tuple[np.ndarray, float]:
-        """Improves disentanglers by Procrustes and Gauss–Newton steps; returns the best."""
+        """Improves disentanglers for rank k by Procrustes and Gauss–Newton steps."""
         u, tail, count = lowered_tail(
             x, starts, k, self.tail, self.options.generator(k), iterations
         )

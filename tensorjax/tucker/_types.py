@@ -217,7 +217,7 @@ def orthonormalized(t: Tucker) -> tuple[Any, list[Any]]:
 
 
 def near_one_parts(t: Tucker) -> tuple[Tucker, Any]:
-    """Scales a Tucker tensor's arrays near one by powers of two; returns the total exponent."""
+    """Scales all arrays of a Tucker tensor near one by powers of two; returns the exponent too."""
     leaves, structure = jax.tree.flatten(t)
     leaves, exponent = near_one(leaves)
     return jax.tree.unflatten(structure, leaves), exponent
