@@ -1,4 +1,4 @@
-"""Cores padded with zeros, and sharded as given ones are."""
+"""Zero-padding of cores, and sharding of cores over devices as given ones are sharded."""
 
 from collections.abc import Sequence
 from typing import Any

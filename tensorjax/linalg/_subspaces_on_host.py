@@ -281,7 +281,7 @@ def _columns(a: np.ndarray, asked: Asked, right: bool) -> int:
 
 
 def sketched(a: np.ndarray, asked: Asked, right: bool, columns: int) -> Subspace | None:
-    """Computes a leading subspace on the host by a random sketch; None if not accurate enough.
+    """Computes a leading subspace of a NumPy matrix by a random sketch; None if too inaccurate.
 
     Source: Halko, Martinsson, Tropp, SIAM Rev. 53 (2011), algorithm 4.4. Departures, ours: the
     sketch sees some of the columns only, which costs no pass; what it misses is measured.

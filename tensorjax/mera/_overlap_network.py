@@ -1,4 +1,4 @@
-"""Norms and inner products of MERAs, and the network of a MERA."""
+"""Norms and inner products of MERAs, by contraction of the whole network."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -113,7 +113,7 @@ class Tucker(Summable):
 
     @property
     def dtype(self) -> DType:
-        """Dtype that arithmetic between the Tucker core and factors gives."""
+        """Common dtype of the Tucker core and factors, by JAX's promotion rules."""
         dtypes = {leaf.dtype for leaf in jax.tree.leaves(self)}
         return dtypes.pop() if len(dtypes) == 1 else jnp.result_type(*dtypes)
 

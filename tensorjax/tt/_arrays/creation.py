@@ -127,7 +127,7 @@ def unit(shape: Sequence[int], index: Sequence[int], dtype: DTypeLike | None = N
 
 
 def meshgrid(*vectors: ArrayLike) -> list[TT]:
-    """Creates grid coordinates as trains of TT-rank one, as `numpy.meshgrid` with "ij".
+    """Creates grid coordinates as trains of TT-rank one, as `numpy.meshgrid` with indexing "ij".
 
     Args:
       vectors: (n_k,) coordinates along each mode.

@@ -16,7 +16,7 @@ from tensorjax._cores.unfoldings import Cores, absorb, times_right
 
 
 class Samples(NamedTuple):
-    """Sampled entries of a tensor of d modes, sorted by the index of each mode.
+    """Sampled entries of a tensor of d modes, grouped by their index in each mode.
 
     Attributes:
       values: (N,).

@@ -219,7 +219,7 @@ class Oracle:
     # Calling -------------------------------------------------------------------------------------
 
     def _call(self, index: np.ndarray) -> tuple[np.ndarray, bool]:
-        """Calls the function at new entries; also returns whether earlier samples were rescaled."""
+        """Evaluates the function at new multi-indices; returns also if old values were rescaled."""
         points = index
         if self._grid is not None:
             points = self._grid[np.arange(self._modes), index]
