@@ -23,7 +23,7 @@ def right_lq(core: Any) -> tuple[Any, Any]:
 
 
 def triangles(cores: Cores) -> Cores:
-    """Computes for each bond F, with F Fᴴ ∝ the Gram matrix of the cores on its right, by QR sweep.
+    """Factors the Gram matrices of all cores right of each bond, up to a scale, by a QR sweep.
 
     The right factor of the bond between cores k and k+1 is a matrix (r_k, f) with F Fᴴ the Gram
     matrix of everything right of the bond.

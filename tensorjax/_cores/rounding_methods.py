@@ -1,4 +1,4 @@
-"""Rounding of a train's cores to a share of discarded energy or to ranks, by any of the methods."""
+"""Rounding of a train by SVDs, Gram matrices or random sketches, to an error or to ranks."""
 
 from collections.abc import Sequence
 from typing import Any

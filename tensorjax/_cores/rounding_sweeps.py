@@ -27,7 +27,7 @@ class InaccurateGram(ArithmeticError):
 
 
 def scaled_back(cores: Cores, exponent: Any) -> Cores:
-    """Multiplies a rounded train by 2^exponent: its last core, or all cores if that is large."""
+    """Multiplies a rounded train by 2^exponent: its last core, or all if the exponent is large."""
     share = jnp.where(jnp.abs(exponent) < 100, 0, exponent // len(cores))
     last = exponent - share * (len(cores) - 1)
     exponents = [share] * (len(cores) - 1) + [last]
@@ -112,7 +112,7 @@ def left_sweep(cores: Cores, factors: Cores, basis: Sequence[Basis]) -> tuple[Co
 
 
 def _coordinates(u: Any, matrix: Any) -> Any:
-    """Computes uᴴ a of a matrix a in TT-rounding, corrected on the host for roundoff in u.
+    """Projects a matrix on a basis u, uᴴ matrix, in TT-rounding; corrects it on the host.
 
     Tolerances near roundoff need it: over seven bonds that lack alone adds up to 15 eps.
     """
@@ -250,7 +250,7 @@ def _is_pivoted(g: Any) -> bool:
 
 
 def gram_basis(matrix: Any, f: RightFactor, tail: float) -> Any:
-    """Returns the leading left subspace of matrix · F in TT-rounding; discards energy ``tail``.
+    """Computes the leading left subspace of an unfolding in TT-rounding, by a Gram matrix.
 
     Raises:
       InaccurateGram: roundoff is not small beside ``tail``.

@@ -63,7 +63,7 @@ def on_host(
 
 
 def _padded(n: int, least: int) -> int:
-    """Returns the smallest ``least`` · 4^j that is at least n."""
+    """Rounds a length up to ``least`` times a power of four, so that few programs are needed."""
     while least < n:
         least *= 4
     return least

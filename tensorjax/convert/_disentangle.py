@@ -57,7 +57,7 @@ class Options(NamedTuple):
     most: float = math.inf  # elements of the train
 
     def generator(self, *numbers: int) -> np.random.Generator:
-        """Returns a NumPy random generator, seeded by key, layer and cut of the disentangler."""
+        """Returns a NumPy random generator, seeded by the key and the disentangler's position."""
         data = (0, 0) if self.key is None else _check.seed(self.key)
         return np.random.default_rng([*map(int, data), self.layer, self.cut, *numbers])
 

@@ -13,12 +13,12 @@ _CALL, _SKETCH = 4e3, 3e5
 
 
 def gram(size: float, rows: float, right: bool = False) -> float:
-    """Predicts the time of a Gram matrix of a matrix's rows, or of its columns."""
+    """Predicts the time of computing the Gram matrix of a matrix's rows, or of its columns."""
     return _CALL + size * (_READ * (_TALL if right else 1) + _GRAM_ROW * rows)
 
 
 def eigh(rows: float) -> float:
-    """Predicts the time of all eigenvectors of a Hermitian matrix."""
+    """Predicts the time of computing all eigenvectors of a Hermitian matrix."""
     return _CALL + 85 * rows**2 * (1 + rows / 1000)
 
 

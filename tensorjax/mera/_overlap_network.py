@@ -108,7 +108,7 @@ def _inner(x: MERA, y: MERA) -> jax.Array:
 
 
 def _network(m: MERA, sites: Sequence[int], fresh: int) -> list[tuple[jax.Array, list[int]]]:
-    """Lists all tensors of a MERA with axis labels for an einsum: given ones at the sites."""
+    """Lists all tensors of a MERA, each with its axis labels for an einsum of the network."""
     terms = []
     below = list(sites)
     for layer in m.layers:

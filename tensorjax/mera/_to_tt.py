@@ -84,7 +84,7 @@ def _rounded(cores: list[Any], tol: float | None, rank: Any, *, last: bool) -> T
 
 
 def exact_train(m: MERA) -> TT:
-    """Returns the exact tensor train of a MERA, in NumPy or JAX arrays as the MERA's."""
+    """Converts a MERA to a tensor train exactly, in NumPy or JAX as its arrays are."""
     cores = _top_cores(m.top)
     for layer in reversed(m.layers):
         cores = _expanded_cores(layer, cores)

@@ -93,6 +93,6 @@ def _sweep(x: np.ndarray, core: Any, factors: list[Any], kept: Any) -> tuple[Any
 
 
 def _quotient(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """Divides the positive by the negative part of a gradient; zero where the divisor vanishes."""
+    """Divides the two parts of a gradient, for a multiplicative update; zero where both vanish."""
     tiny = np.finfo(below.dtype).tiny
     return above / np.maximum(below, tiny) * (below > tiny)

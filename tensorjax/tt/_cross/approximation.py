@@ -213,17 +213,17 @@ class Approximation:
 
     @property
     def one_read(self) -> bool:
-        """Whether one evaluation of all entries ends the cross approximation."""
+        """Whether all entries are evaluated at once, so that no search is needed."""
         return self.held.all or self.held.index.shape[1] == 1
 
     @property
     def small(self) -> bool:
-        """Whether evaluating all entries costs no more than a fruitless search."""
+        """Whether evaluating all entries costs no more than a search that finds nothing."""
         most = self.options.budget if self.one_read else self.options.most_random
         return self.held.size <= most
 
     def whole(self) -> Status:
-        """Evaluates all entries of the tensor and decomposes them by TT-SVD."""
+        """Evaluates all entries of the tensor and decomposes them by TT-SVD, without a search."""
         self.held.read_all()
         values = self.held.values.reshape(self.oracle.shape)
         # A part of the tolerance is left for the dtype of the result, and for rounding.

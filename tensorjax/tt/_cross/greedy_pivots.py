@@ -58,11 +58,11 @@ class Sets:
 
     @property
     def size(self) -> float:
-        """Absolute value of the function at the first pivot."""
+        """Absolute value of the function at the first pivot of a cross interpolation."""
         return float(np.abs(self.fibres[-1][0, self._picked[-1][0], 0]))
 
     def largest(self) -> np.ndarray:
-        """Returns the multi-index of the largest entry on the fibres of rank-one index sets."""
+        """Returns the multi-index of the largest entry on the fibres through the first pivot."""
         fibres = [np.abs(f[0, :, 0]) for f in self.fibres]
         k = int(np.argmax([f.max() for f in fibres]))
         point = self.left[-1][0].copy()
@@ -76,7 +76,7 @@ class Sets:
     def visit(
         self, k: int, threshold: float, limit: int, forward: bool, rng: np.random.Generator
     ) -> tuple[float, int]:
-        """Searches the block of one bond for large residuals, and adds pivots there.
+        """Searches one bond's block of the tensor for large residuals, and adds pivots there.
 
         Random entries of the block (left set × mode) × (mode × right set) show where the residual
         is large. Through the worst of them goes a column, through the largest residual of that a
@@ -151,7 +151,7 @@ class Sets:
         return core
 
     def _rows(self, k: int) -> Part:
-        """Returns the rows of a block: all pairs of a left multi-index and an index of mode k."""
+        """Returns the row multi-indices of a block: each left one with each index of mode k."""
         n, left = self._oracle.shape[k], self.left[k]
         index = np.empty((len(left), n, k + 1), np.int64)
         index[:, :, :k] = left[:, None]
@@ -159,7 +159,7 @@ class Sets:
         return self._oracle.part(index.reshape(-1, k + 1), 0)
 
     def _columns(self, k: int) -> Part:
-        """Returns the columns of a block: all pairs of an index of mode k and a right one."""
+        """Returns the column multi-indices of a block: each index of mode k with each right one."""
         n, right = self._oracle.shape[k], self.right[k + 1]
         index = np.empty((n, len(right), right.shape[1] + 1), np.int64)
         index[:, :, 0] = np.arange(n)[:, None]
@@ -178,7 +178,7 @@ class Sets:
         return block
 
     def _find_loose(self, k: int, columns: np.ndarray) -> None:
-        """Locates pivots that were added from outside among the columns of a block."""
+        """Locates pivots that were added from outside among the columns of a bond's block."""
         loose = []
         for member in self._loose[k]:
             at = np.flatnonzero((columns == member).all(axis=1))
@@ -269,17 +269,17 @@ class _Block:
         self._crosses: list[tuple[np.ndarray, np.ndarray]] = []
 
     def residual(self, i: np.ndarray, j: np.ndarray) -> np.ndarray:
-        """Computes the error of a block's interpolation at entries (i, j), before new pivots."""
+        """Computes the error of a cross interpolation at entries (i, j), before new pivots."""
         exact = self._oracle.pairs(self.rows.take(i), self.columns.take(j))
         return exact - (self._a[i] * self._b.T[j]).sum(axis=1)
 
     def reduced(self, residual: np.ndarray, i: np.ndarray, j: np.ndarray) -> np.ndarray:
-        """Updates residuals at entries (i, j) of a block after its last new pivot."""
+        """Updates residuals of a cross interpolation at entries (i, j) after a new pivot."""
         column, row = self._crosses[-1]
         return (residual - column[i] * row[j]) * (self.free_rows[i] & self.free_columns[j])
 
     def cross(self, i: int, j: int, forward: bool, threshold: float) -> bool:
-        """Adds a pivot in column j, or in row i; returns False if its residual is too small."""
+        """Adds a pivot in column j or row i of a block; False if its residual is too small."""
         if forward:
             seen_column, column = self._column(j)
             i = int((np.abs(column) * self.free_rows).argmax())
@@ -298,12 +298,12 @@ class _Block:
         return True
 
     def _roundoff(self, i: int, j: int) -> float:
-        """Bounds the roundoff in the residual at entry (i, j) of a block."""
+        """Bounds the roundoff in the residual of a cross interpolation at entry (i, j)."""
         terms = float(np.abs(self._a[i]) @ np.abs(self._b[:, j]))
         return _ROUNDOFF * (terms + sum(abs(c[i] * r[j]) for c, r in self._crosses))
 
     def _column(self, j: int) -> tuple[np.ndarray, np.ndarray]:
-        """Evaluates column j of a block; returns its values and residuals."""
+        """Evaluates the function on column j of a block; returns values and residuals."""
         seen = self._oracle.block(self.rows, self.columns.take([j]))[:, 0]
         residual = seen - self._a @ self._b[:, j]
         for column, row in self._crosses:
@@ -311,7 +311,7 @@ class _Block:
         return seen, residual
 
     def _row(self, i: int) -> tuple[np.ndarray, np.ndarray]:
-        """Evaluates row i of a block; returns its values and residuals."""
+        """Evaluates the function on row i of a block; returns values and residuals."""
         seen = self._oracle.block(self.rows.take([i]), self.columns)[0]
         residual = seen - self._a[i] @ self._b
         for column, row in self._crosses:

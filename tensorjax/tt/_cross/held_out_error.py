@@ -189,7 +189,7 @@ class HeldOut:
 
     @property
     def enough(self) -> float:
-        """Least number of held-out entries that must carry the norm of the function."""
+        """Least number of held-out entries that must carry the norm of f for a reliable error."""
         return min(TELLING, self.uniform / 2)
 
     @property
@@ -228,7 +228,7 @@ class HeldOut:
 
     @property
     def missing(self) -> float:
-        """Number of held-out entries to add before another part of f as small is met."""
+        """Number of held-out entries to add, to detect an equally small part of f elsewhere."""
         share, most = self.share, _MISSED / _JUMPED**2 if self.jumps else _MISSED
         return most / share - self.uniform if share > 0 else math.inf
 

@@ -160,7 +160,7 @@ class Search:
         return idle >= 3 and (self.fit.threshold <= self.fit.least() or idle >= 20)
 
     def _lower(self, level: float, added: float, estimate: Estimate) -> None:
-        """Lowers the residual above which entries become pivots, less so near the goal."""
+        """Lowers the residual threshold above which entries become pivots in `cross`."""
         need = self._options.tol / (2 * estimate.error) if estimate.error > 0 else 1.0
         base = self.fit.threshold
         if not added:

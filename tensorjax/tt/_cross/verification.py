@@ -183,7 +183,7 @@ class Verification:
         return worst.size > 0
 
     def _met(self) -> Status | None:
-        """Adds held-out entries until another part of f as small would be met."""
+        """Adds held-out entries until they would detect an equally small part of f elsewhere."""
         held = self._fit.held
         while held.missing > 0 and not held.all:
             more = min(

@@ -24,7 +24,7 @@ _SKEWED = 1e6
 
 
 class Local(NamedTuple):
-    """Local operator of a linear system at one site: Σ_{ab} L_a ⊗ A_{ab} ⊗ R_b.
+    """Local operator of a linear system at one site: a core of A between two interfaces.
 
     Attributes:
       lefts: (r, a, r) what lies left of the site: conjugated basis, operator, basis.

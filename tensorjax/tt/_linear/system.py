@@ -135,7 +135,7 @@ def smooth_start(b: Cores, rank: int) -> Cores:
 
 
 def _balanced(a: Cores, x: Cores) -> tuple[Cores, int]:
-    """Scales the cores of A so that interfaces with x are near one; returns the exponent too."""
+    """Scales a linear system's matrix so that interfaces with x are near one; returns it and e."""
     out, exponent = list(a), 0
     # A unit vector in place of the first core, whose size means nothing.
     first = x[0] / (np.linalg.norm(x[0]) or 1.0)

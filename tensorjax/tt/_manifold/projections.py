@@ -311,7 +311,7 @@ def _split_step(x: TT, xi: TT) -> TT:
 
 
 def _sum(a: jax.Array, p: Any, b: jax.Array, q: Any) -> tuple[jax.Array, Any]:
-    """Adds a·2^p and b·2^q over the larger power of two; returns its exponent too."""
+    """Adds two arrays scaled by powers of two, a·2^p + b·2^q, as mantissa and exponent."""
     sizes = [
         jnp.where((m != 0).any(), linalg.exponent_of(m) + e, NOTHING) for m, e in ((a, p), (b, q))
     ]

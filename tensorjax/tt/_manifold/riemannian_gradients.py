@@ -205,7 +205,7 @@ def _no_tangent(x: TT) -> TT:
 
 @folded
 def _tangents(x: TT, gradient: TT, *vectors: TT) -> tuple[TT, ...]:
-    """Returns a checked gradient, and vectors projected on the tangent space at x."""
+    """Projects vectors on the tangent space at a train x; also returns the gradient there."""
     at = split(_checked(gradient, x))[0]
     return gradient, *(project(at, v) for v in vectors)
 

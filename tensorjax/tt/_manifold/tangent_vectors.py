@@ -64,7 +64,7 @@ def _like_cores(out: Any, arguments: Any) -> list[Any]:
 
 @placed_by(_like_cores)
 def frame(x: TT) -> tuple[Frame, jax.Array, Any]:
-    """Returns left- and right-orthogonal cores of a train, its last core, and an exponent."""
+    """Computes the frame of a tangent space, left- and right-orthogonal cores of a train."""
     left, exponent = orthogonal_cores(x, x.order - 1)
     exponent = settled(exponent)
     *others, last = x.cores
@@ -226,7 +226,7 @@ def evened(cores: Sequence[jax.Array]) -> tuple[list[jax.Array], Any]:
 
 
 def carried(matrix: jax.Array, exponent: Any, renew: bool) -> tuple[jax.Array, Any]:
-    """Scales the matrix carried by a sweep near one if asked; updates its exponent."""
+    """Scales the matrix that a tangent projection carries from core to core to size near one."""
     if not renew:
         return matrix, exponent
     matrix, e = linalg.normalized(matrix)
@@ -234,7 +234,7 @@ def carried(matrix: jax.Array, exponent: Any, renew: bool) -> tuple[jax.Array, A
 
 
 def renewed_after(cores: Sequence[jax.Array]) -> list[bool]:
-    """Returns at which cores a sweep must rescale the matrix that it carries to stay in range.
+    """Returns, for each core, whether a sweep must rescale the matrix that it carries.
 
     Bounds by how many powers of two each core may make the matrix grow, or shrink. Between two
     rescalings it stays in range, also squared and taken from both sides of a core.

@@ -52,7 +52,7 @@ def _mode(cores: Factors) -> int:
 
 
 def through(cores: Factors, f: Array, omega: Array) -> Array:
-    """Extends a sketch by one core from the right: Σ_i ω[i, f] core[:, i, :] F[:, f].
+    """Extends a random sketch of a train, from the right, by one core or a product's two cores.
 
     Args:
       cores: of one mode n.
@@ -170,7 +170,7 @@ def projected(
 def within(
     terms: Sequence[Term], weights: Sequence[Any], tol: float, key: Any, probe: Any
 ) -> tuple[Cores, bool]:
-    """Rounds a weighted sum to a tolerance, by sketches that widen until they are accurate.
+    """Rounds a weighted sum of trains and products to a tolerance, by sketches of growing width.
 
     ``key`` is of their random train, ``probe`` of the one that measures. What is left of the
     tolerance, `TRUNCATION`, is for a truncation; all of it if nothing is missed, as is told too.
@@ -188,7 +188,7 @@ def within(
 
 
 def _total(arrays: Sequence[Array], exponents: Sequence[Any]) -> tuple[Array, Any]:
-    """Sums arrays a·2^e over the largest power of two; returns its exponent too."""
+    """Sums arrays scaled by powers of two, Σ a·2^e, as mantissa and exponent."""
     if len(arrays) == 1:
         return arrays[0], exponents[0]
     most = functools.reduce(namespace(arrays[0]).maximum, exponents)

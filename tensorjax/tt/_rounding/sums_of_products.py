@@ -135,7 +135,7 @@ def _static(terms: Any, weights: Any, tol: Any, key: Any, ranks: tuple[int, ...]
 
 
 def _is_cpp(terms: Any, tol: Any, dtype: Any) -> bool:
-    """Whether C++ rounds this sum in programs for CPUs: it does one matrix times a vector."""
+    """Whether C++ rounds a sum of products in CPU programs: only one TT-matrix times a train."""
     a, x = terms[0][0], terms[0][-1]
     one = len(terms) == 1 and isinstance(a, TTMatrix) and isinstance(x, TT)
     shape = [m * n for m, n in zip(a.row_shape, x.shape, strict=True)] if one else []

@@ -66,11 +66,11 @@ class Basis(abc.ABC):
 
     @abc.abstractmethod
     def derivative(self) -> tuple["Basis", np.ndarray]:
-        """Returns a basis for derivatives, and the matrix from coefficients to theirs."""
+        """Returns a basis that holds all derivatives, and the differentiation matrix into it."""
 
     @abc.abstractmethod
     def common(self, other: Self) -> tuple["Basis", np.ndarray, np.ndarray]:
-        """Returns a basis that contains two, and the matrices from their coefficients to its.
+        """Returns a basis that contains this one and another, and the conversion matrices into it.
 
         Args:
           other: basis of the same kind and interval.
@@ -78,7 +78,7 @@ class Basis(abc.ABC):
 
     @abc.abstractmethod
     def product(self, other: Self) -> tuple["Basis", np.ndarray, np.ndarray]:
-        """Returns a basis for products with another, points, and the matrix from values there.
+        """Returns a basis for products with another, points, and a matrix from values there.
 
         Args:
           other: basis of the same kind and interval.

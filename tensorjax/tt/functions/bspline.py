@@ -145,7 +145,7 @@ class BSpline(Basis):
         return np.ones(self.size)
 
     def derivative(self) -> tuple["BSpline", np.ndarray]:
-        """Returns the B-spline basis of one degree less, and the matrix of the derivative.
+        """Returns the B-spline basis of one degree less, and the differentiation matrix into it.
 
         At a knot where the spline jumps or has a kink, the derivative is that from the right.
         """
@@ -161,7 +161,7 @@ class BSpline(Basis):
         return BSpline(self.knots, p - 1), matrix
 
     def common(self, other: "BSpline") -> tuple["BSpline", np.ndarray, np.ndarray]:
-        """Returns a B-spline basis that contains two, and the matrices into it.
+        """Returns a B-spline basis that contains two, and the conversion matrices into it.
 
         Args:
           other: splines on the same interval.

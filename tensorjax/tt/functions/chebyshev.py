@@ -79,12 +79,12 @@ class Chebyshev(Basis):
         return np.eye(1, self.size)[0]
 
     def derivative(self) -> tuple["Chebyshev", np.ndarray]:
-        """Returns the Chebyshev basis of one degree less, and the matrix of the derivative."""
+        """Returns the Chebyshev basis of one degree less, and the differentiation matrix to it."""
         matrix = _chebyshev.derivative_series(self.size) * (2 / self.length)
         return self.of_degree(max(self.degree - 1, 0)), matrix
 
     def common(self, other: "Chebyshev") -> tuple["Chebyshev", np.ndarray, np.ndarray]:
-        """Returns the Chebyshev basis of the larger degree, and the matrices into it.
+        """Returns the Chebyshev basis of the larger degree, and the conversion matrices into it.
 
         Args:
           other: basis on the same interval.
@@ -96,7 +96,7 @@ class Chebyshev(Basis):
         return basis, np.eye(basis.size, self.size), np.eye(basis.size, other.size)
 
     def product(self, other: "Chebyshev") -> tuple["Chebyshev", np.ndarray, np.ndarray]:
-        """Returns the Chebyshev basis of the sum of two degrees, its points and matrix.
+        """Returns the Chebyshev basis of the sum of two degrees, points, and a matrix from values.
 
         Args:
           other: basis on the same interval.

@@ -116,7 +116,7 @@ def uniform(bases: Sequence[Basis], count: int, rng: np.random.Generator) -> np.
 
 
 def _tail(coefficients: np.ndarray) -> np.ndarray:
-    """Returns the largest coefficient from each degree on, over all lines."""
+    """Returns, for each degree, the largest Chebyshev coefficient of that or a higher degree."""
     largest = np.abs(coefficients).max(axis=0)
     return np.maximum.accumulate(largest[::-1])[::-1]
 
@@ -140,7 +140,7 @@ def without_tails(
     norms: Sequence[np.ndarray],
     allowed: float,
 ) -> tuple[list[Basis], Cores]:
-    """Removes the highest degrees of free variables, up to a relative error."""
+    """Removes the highest Chebyshev degrees of the given variables, up to a relative error."""
     out_bases, out_cores = list(bases), list(cores)
     for k in free:
         basis, size = bases[k], norms[k]

@@ -335,7 +335,7 @@ class _Work:
 
 
 def _end(norms: np.ndarray) -> float:
-    """Returns the norm of the last coefficients of a variable, two at least."""
+    """Returns the norm of the last coefficients of a variable, of two or more of them."""
     return float(np.linalg.norm(norms[-max(2, len(norms) // 8) :]))
 
 

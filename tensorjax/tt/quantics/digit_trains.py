@@ -131,7 +131,7 @@ def _merged_matrices(cores: Sequence[Any]) -> Any:
 
 
 def parameter(name: str, value: Any, dtype: Any = None) -> tuple[Any, Any]:
-    """Converts numbers to an array in double precision, or a JAX array; returns a dtype too.
+    """Converts parameters of a quantics train to an array; also returns the dtype of the train.
 
     Concrete ones are NumPy's in double precision, with which cores are computed on the host.
     """
@@ -156,7 +156,7 @@ def parameter(name: str, value: Any, dtype: Any = None) -> tuple[Any, Any]:
 
 
 def like(constants: Any, x: Any) -> Any:
-    """Casts constants to NumPy or JAX as the parameters of a train are, and to their dtype."""
+    """Casts constants to the array library and dtype of a train's parameters."""
     return constants.astype(x.dtype) if linalg.is_host(x) else jnp.asarray(constants, x.dtype)
 
 
