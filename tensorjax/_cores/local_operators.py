@@ -1,4 +1,4 @@
-"""Local operators of DMRG and AMEn: TT-matrix cores between the interfaces on either side."""
+"""Local operators of one or several sites: operator cores between the interfaces on either side."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Global search of `cross`: random and nearby entries, jumps, and ascents of |f| and of the error.
+"""Global search of `cross`: entries anywhere in the tensor that may show errors, and ascents.
 
 Sweeps look into the blocks of the index sets, held-out entries at random ones of the whole tensor.
 What both miss lies at few entries. Three ways lead there: entries near the index sets, which follow
