@@ -16,7 +16,7 @@ def roots(count: int) -> np.ndarray:
 
 
 def root_weights(count: int) -> np.ndarray:
-    """Returns the barycentric weights of `roots` (Berrut, Trefethen 2004, section 5)."""
+    """Returns the barycentric weights of the Chebyshev points of the first kind."""
     j = np.arange(count)
     return (-1.0) ** j * np.sin(np.pi * (2 * j + 1) / (2 * count))
 
@@ -27,7 +27,7 @@ def extrema(count: int) -> np.ndarray:
 
 
 def extremum_weights(count: int) -> np.ndarray:
-    """Returns the barycentric weights of `extrema`: signs alternate, and the ends count half.
+    """Returns the barycentric weights of the Chebyshev points of the second kind.
 
     J.-P. Berrut, L. N. Trefethen, SIAM Rev. 46 (2004), section 5.
     """
@@ -37,7 +37,7 @@ def extremum_weights(count: int) -> np.ndarray:
 
 
 def lagrange(xp: Any, nodes: np.ndarray, weights: np.ndarray, x: Any) -> Any:
-    """Evaluates all Lagrange polynomials of nodes at x (m,), (m, n), of NumPy or JAX.
+    """Evaluates the Lagrange polynomials of n nodes at m points: a matrix (m, n), NumPy or JAX.
 
     By the barycentric quotient, which is stable; ``weights`` are those of Chebyshev points, on any
     interval.
@@ -50,7 +50,7 @@ def lagrange(xp: Any, nodes: np.ndarray, weights: np.ndarray, x: Any) -> Any:
 
 
 def differentiation(count: int) -> np.ndarray:
-    """Returns the first-derivative matrix (n, n) on `extrema` of [−1, 1]."""
+    """Returns the differentiation matrix (n, n) on the Chebyshev points of the second kind."""
     t = np.pi * np.arange(count) / (count - 1)
     half = np.add.outer(t, t) / 2, np.subtract.outer(t, t) / 2
     gap = 2 * np.sin(half[0]) * np.sin(half[1])  # x_i − x_j without cancellation
@@ -62,7 +62,7 @@ def differentiation(count: int) -> np.ndarray:
 
 
 def clenshaw_curtis(count: int) -> np.ndarray:
-    """Returns the Clenshaw–Curtis weights of `extrema` without the ends, (n − 2,)."""
+    """Returns the Clenshaw–Curtis quadrature weights of the interior Chebyshev points, (n − 2,)."""
     intervals = count - 1
     angles = np.pi * np.arange(1, intervals) / intervals
     k = np.arange(1, intervals // 2 + 1)
@@ -71,18 +71,18 @@ def clenshaw_curtis(count: int) -> np.ndarray:
 
 
 def polynomials(x: np.ndarray, count: int) -> np.ndarray:
-    """Evaluates T_0, …, T_{n−1} at x in [−1, 1], (…, n)."""
+    """Evaluates the Chebyshev polynomials T_0, …, T_{n−1} at points in [−1, 1], (…, n)."""
     return np.cos(np.arccos(np.clip(x, -1, 1))[..., None] * np.arange(count))
 
 
 def series(count: int) -> np.ndarray:
-    """Returns the matrix (n, n) from values at `roots` to coefficients of T_0, …, T_{n−1}."""
+    """Returns the matrix (n, n) from values at Chebyshev points to Chebyshev coefficients."""
     k = np.arange(count)
     return polynomials(roots(count), count).T * np.where(k == 0, 1, 2)[:, None] / count
 
 
 def derivative_series(count: int) -> np.ndarray:
-    """Returns the matrix (n − 1, n) from coefficients of a polynomial to those of its derivative.
+    """Returns the matrix (n − 1, n) from Chebyshev coefficients to those of the derivative.
 
     T_k' = 2k (T_{k−1} + T_{k−3} + …), and T_0 counts half.
     """
@@ -93,12 +93,12 @@ def derivative_series(count: int) -> np.ndarray:
 
 
 def integrals(count: int) -> np.ndarray:
-    """Returns the integrals of T_0, …, T_{n−1} over [−1, 1], (n,)."""
+    """Returns the integrals of the Chebyshev polynomials T_0, …, T_{n−1} over [−1, 1], (n,)."""
     k = np.arange(count)
     return np.where(k % 2 == 0, 2.0, 0.0) / (1.0 - k * k + (k == 1))
 
 
 def gram(count: int) -> np.ndarray:
-    """Returns the matrix (n, n) of the integrals of T_j T_k over [−1, 1], unweighted."""
+    """Returns the Gram matrix (n, n) of the Chebyshev polynomials in L² on [−1, 1], unweighted."""
     of, k = integrals(2 * count), np.arange(count)
     return (of[np.add.outer(k, k)] + of[np.abs(np.subtract.outer(k, k))]) / 2

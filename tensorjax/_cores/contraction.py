@@ -1,4 +1,4 @@
-"""Einsum of cores: of NumPy arrays on the host, of JAX arrays by a plan."""
+"""Einsum contraction of cores: by NumPy for host arrays, by a planned order for JAX arrays."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ _NUMPY = {np.ndarray}
 
 
 def einsum(expression: str, *operands: Any) -> Any:
-    """Contracts arrays by an einsum expression at full precision; NumPy in, NumPy out.
+    """Contracts NumPy or JAX arrays by an einsum expression, at full precision.
 
     Args:
       expression: as NumPy's, with an output and without "...".

@@ -1,4 +1,4 @@
-"""Decomposition of dense arrays: what TT-SVD and ST-HOSVD share in kernel, precision and scale."""
+"""Decomposition of dense arrays: the steps that TT-SVD and ST-HOSVD have in common."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ Ranks = tuple[int, ...]
 
 
 class Decomposition(NamedTuple):
-    """Format that dense arrays are decomposed to, with its algorithms on the host and in programs.
+    """Table of algorithms that decompose dense arrays into one format, by TT-SVD or ST-HOSVD.
 
     *Parts* are lists of arrays, of which the last has the norm.
 
@@ -59,7 +59,7 @@ class Decomposition(NamedTuple):
 def decomposed(
     how: Decomposition, x: Any, dtype: Any, tol: Any, ranks: Ranks | None, method: Method, key: Any
 ) -> Any:
-    """Decomposes a checked dense array to a tolerance, to ranks, or to both, by the best kernel."""
+    """Decomposes a dense array into TT or Tucker format, to a tolerance, to ranks or to both."""
     _check.choice("method", method, linalg.METHODS)
     if tol is not None and how.kernel(x, tol) is NUMPY:
         found = to_tolerance(how, np.asarray(x), tol, method, dtype)
@@ -83,7 +83,7 @@ def decomposed(
 def to_ranks(
     how: Decomposition, x: Any, ranks: Ranks, share: float | None, method: Method, dtype: Any
 ) -> Any:
-    """Decomposes a dense array to given ranks on the host, by NumPy; nothing is compiled."""
+    """Decomposes a dense array on the host, by NumPy, into a tensor of the given ranks."""
     host = _held_by_lapack(np.asarray(x))
     method = "svd" if method == "auto" and share is None and x.size <= _LARGE else method
     _, exponent, parts = _in_range(how, host, asked_of(method, share, host.dtype), ranks)
@@ -92,7 +92,7 @@ def to_ranks(
 
 
 def to_tolerance(how: Decomposition, x: np.ndarray, tol: float, method: Method, dtype: Any) -> Any:
-    """Decomposes a dense array to a tolerance on the host, by LAPACK: exact ranks."""
+    """Decomposes a dense array on the host, by LAPACK, to a tolerance that determines the ranks."""
     x = _held_by_lapack(x)
     share, doubtful = budget(tol, how.arrays(x.ndim), x.dtype, dtype)
     asked = asked_of(method, share / how.cuts(x.ndim), x.dtype)
@@ -105,12 +105,12 @@ def to_tolerance(how: Decomposition, x: np.ndarray, tol: float, method: Method, 
 
 
 def _held_by_lapack(x: np.ndarray) -> np.ndarray:
-    """Returns a host array in single precision at least: LAPACK has no half precision."""
+    """Casts an integer or half-precision host array to single precision for LAPACK."""
     return x.astype(np.float32) if x.dtype.kind not in "fc" or x.dtype.itemsize < 4 else x
 
 
 def _finished(parts: list[Any], exponent: int, dtype: Any, place: Any = None) -> list[Any]:
-    """Scales a decomposition's parts back by 2^exponent, casts them, and transfers them to JAX."""
+    """Scales the arrays of a decomposition by 2^exponent, casts them, and moves them to JAX."""
     parts = balanced(parts, exponent, fit=linalg.exponents_held(dtype))
     return on_device([p.astype(dtype) for p in parts], place)
 
@@ -118,7 +118,7 @@ def _finished(parts: list[Any], exponent: int, dtype: Any, place: Any = None) ->
 def _in_range(
     how: Decomposition, x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None
 ) -> tuple[np.ndarray, int, list[Any]]:
-    """Decomposes a dense x on the host, over a power of two if its squares over- or underflow.
+    """Decomposes a host array, scaled by a power of two first if its squares over- or underflow.
 
     Returns the array (scaled or not), the exponent, and the parts. Whether squares fit is seen in
     the last part, which has the norm: no pass over the data is spent.

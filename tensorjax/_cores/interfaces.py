@@ -14,30 +14,30 @@ Array = Any
 
 
 def edge(like: Array, *, operator: bool = True) -> Array:
-    """Returns the interface at either end of the trains: a one."""
+    """Returns the interface (environment) at an end of a train: an array whose one entry is 1."""
     return linalg.identity_like(1, like).reshape((1, 1, 1) if operator else (1, 1))
 
 
 def left(interface: Array, y: Array, a: Array, x: Array) -> Array:
-    """Updates a left interface: (r_y, r_A, r_x) of the next bond, through y, a and x."""
+    """Extends a left interface of ⟨y|A|x⟩ by one site: returns that of the next bond."""
     return einsum("yax,yms,amnb,xnt->sbt", interface, y.conj(), a, x)
 
 
 def right(interface: Array, y: Array, a: Array, x: Array) -> Array:
-    """Updates a right interface: (r_y, r_A, r_x) of the bond before, through y, a and x."""
+    """Extends a right interface of ⟨y|A|x⟩ by one site: returns that of the previous bond."""
     return einsum("sbt,yms,amnb,xnt->yax", interface, y.conj(), a, x)
 
 
 def left_overlap(interface: Array, y: Array, x: Array) -> Array:
-    """Updates a left interface without an operator: (r_y, r_x) of the next bond."""
+    """Extends a left interface of ⟨y|x⟩ by one site: returns that of the next bond."""
     return einsum("yx,yns,xnt->st", interface, y.conj(), x)
 
 
 def right_overlap(interface: Array, y: Array, x: Array) -> Array:
-    """Updates a right interface without an operator: (r_y, r_x) of the bond before."""
+    """Extends a right interface of ⟨y|x⟩ by one site: returns that of the previous bond."""
     return einsum("st,yns,xnt->yx", interface, y.conj(), x)
 
 
 def apply_one(lefts: Array, a: Array, rights: Array, x: Array) -> Array:
-    """Applies an operator between its interfaces at one site: (r, n, r') to (r, m, r')."""
+    """Applies the local operator of one site, a core between two interfaces, to a core."""
     return einsum("yax,amnb,sbt,xnt->yms", lefts, a, rights, x)

@@ -1,4 +1,4 @@
-"""Local operator of one site or several: an operator between the interfaces on either side."""
+"""Local operators of one or several sites: operator cores between the interfaces on either side."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ Array = np.ndarray
 
 
 class LocalOperator:
-    """Operator between two interfaces on tensors (r, n, …, r'), laid out for many applications.
+    """Local operator of neighbouring sites of a train: TT-matrix cores between two interfaces.
 
     Attributes:
       parts: left interface (r, a, r), operator cores (a, m, n, b), right interface (s, b, s).
@@ -24,7 +24,7 @@ class LocalOperator:
         self._right = right.transpose(1, 2, 0).reshape(-1, right.shape[0])
 
     def __call__(self, x: Array) -> Array:
-        """Applies the local operator to a tensor (r, n, …, r')."""
+        """Applies the local operator to the tensor of its sites, (r, n, …, r')."""
         # Products of matrices alone: the axes meet in the order in which they lie in memory.
         t = self._left @ x.reshape(len(x), -1)
         rows = self.parts[0].shape[0]
@@ -34,7 +34,7 @@ class LocalOperator:
         return (t.reshape(rows, -1) @ self._right).reshape(x.shape)
 
     def dense(self) -> Array:
-        """Returns the local operator as a matrix (r n … r', r n … r')."""
+        """Returns the dense matrix of the local operator."""
         left, sites, right = self.parts
         t = left.swapaxes(1, 2)
         for a in [*sites, right.swapaxes(0, 1)]:

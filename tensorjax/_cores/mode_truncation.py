@@ -30,7 +30,7 @@ from tensorjax.linalg._svd_eigh import eigh
 
 
 class Truncated(NamedTuple):
-    """Result of a mode truncation: orthonormal factors, the smaller train, discarded energies.
+    """Result of truncating a train's modes: mode factors, smaller train, discarded energies.
 
     Attributes:
       factors: d arrays (n_k, s_k) of orthonormal columns (zero where ``share`` discarded them).
@@ -46,7 +46,7 @@ class Truncated(NamedTuple):
 def feasible_ranks(
     ranks: Sequence[int], shape: Sequence[int], bonds: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the multilinear and interior TT-ranks of a mode truncation to ``ranks``.
+    """Returns multilinear ranks and TT-ranks of a train after its modes are truncated to ``ranks``.
 
     Args:
       ranks: multilinear ranks wanted, d.
@@ -71,7 +71,7 @@ def truncate(
     share: Any = None,
     factors: Sequence[Any] | None = None,
 ) -> Truncated:
-    """Truncates every mode of a train to ``ranks``, a discarded ``share`` of the energy, or both.
+    """Truncates the modes of a train (HOSVD) to ranks, to a share of discarded energy, or to both.
 
     What one mode leaves of its part of the share passes on to the modes after it.
 
@@ -119,19 +119,19 @@ def _by_triangles(
 
 
 def _multiplied(cores: Cores, given: Sequence[Any] | None) -> Cores:
-    """Multiplies each core by its mode factor's triangle, enough for right factors."""
+    """Multiplies each core along its mode by the QR triangle of the given mode factor."""
     if given is None:
         return cores
     return [in_range(times_mode(c, short(u))) for c, u in zip(cores, given, strict=True)]
 
 
 def _allowed(share: Any, used: Any, modes_left: int, kept: Any) -> Any:
-    """Returns the share of the energy ``kept`` that truncating the next mode may discard."""
+    """Returns the share of the remaining energy that truncating the next mode may discard."""
     return None if share is None else (share - used) / modes_left / where_positive(kept, 1.0)
 
 
 def _by_grams(cores: Cores, share: float) -> Truncated | None:
-    """Truncates modes by Gram matrices on the host; None if these are too coarse for the share."""
+    """Truncates a train's modes by Gram matrices on the host; None if these are too inaccurate."""
     rights, weighted = [identity_like(1, cores[0])], []
     scaled = [in_range(c) for c in cores]
     for core in reversed(scaled):
@@ -174,12 +174,12 @@ def _assembled(
 
 
 def _unfold(core: Any) -> Any:
-    """Returns a core's unfolding (n, r s) along its mode, which is to be truncated."""
+    """Unfolds a train's core (r, n, s) along its mode: returns the matrix (n, r s)."""
     return core.transpose(1, 0, 2).reshape(core.shape[1], -1)
 
 
 def _shrunk(cores: Cores) -> Cores:
-    """Shrinks a train with truncated modes: merges cores, exactly, where a bond is too wide."""
+    """Reduces TT-ranks that exceed what the truncated modes allow, without error."""
     out = list(cores)
     for k in range(len(out) - 1):
         rows, columns = tall(out[k]).shape

@@ -11,19 +11,19 @@ from tensorjax.linalg._qr import qr
 
 
 def left_qr(core: Any) -> tuple[Any, Any]:
-    """Factorises a core by QR of its left unfolding: a core with orthonormal columns, and R."""
+    """Factorises a core by QR of its left unfolding: returns a left-orthogonal core and R."""
     q, r = qr(tall(core))
     return q.reshape(*core.shape[:-1], -1), r
 
 
 def right_lq(core: Any) -> tuple[Any, Any]:
-    """Factorises a core by LQ of its right unfolding: L, and a core with orthonormal rows."""
+    """Factorises a core by LQ of its right unfolding: returns L and a right-orthogonal core."""
     q, r = qr(adjoint(wide(core)))
     return adjoint(r), adjoint(q).reshape(-1, *core.shape[1:])
 
 
 def triangles(cores: Cores) -> Cores:
-    """Computes right factors of a train's cores, up to a scale, by QR sweep without forming Q.
+    """Factors the Gram matrices of all cores right of each bond, up to a scale, by a QR sweep.
 
     The right factor of the bond between cores k and k+1 is a matrix (r_k, f) with F Fᴴ the Gram
     matrix of everything right of the bond.
@@ -38,7 +38,7 @@ def triangles(cores: Cores) -> Cores:
 
 
 def right_orthogonal(x: Cores, *, scale: bool = True) -> tuple[Cores, int]:
-    """Right-orthogonalises x host cores over 2^e, an entry near 1 in the first core; returns e too.
+    """Right-orthogonalises a train of host cores, scaled by a power of two 2^−e; also returns e.
 
     e is 0 if no scale is asked for.
     """

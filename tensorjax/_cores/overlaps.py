@@ -11,12 +11,12 @@ from tensorjax.linalg._scaling import energy, normalized, scaled
 
 
 def bond_overlap(x: Any, y: Any) -> Any:
-    """Contracts two cores over all but their right bonds: (s_x, s_y), x conjugated."""
+    """Contracts two cores, the first conjugated, over their left bonds and modes."""
     return matmul(adjoint(tall(x)), tall(y))
 
 
 def difference(xs: Any, ys: Any) -> tuple[Any, Any]:
-    """Computes ‖x − y‖ of two trains from their cores, as (m, e) with value m·2^e."""
+    """Computes the distance ‖x − y‖ of two trains from their cores, as (m, e) with value m·2^e."""
     xp = np if is_host(xs[0]) else jnp
     left, right = (xp.ones((1, 1), xs[0].dtype), -xp.ones((1, 1), xs[0].dtype))
     exponents = [0, 0]
@@ -42,7 +42,7 @@ def difference(xs: Any, ys: Any) -> tuple[Any, Any]:
 
 
 def overlap(x: Cores, y: Cores) -> Any:
-    """Computes ⟨x, y⟩ of two trains of host cores in range, x conjugated."""
+    """Computes the inner product ⟨x, y⟩ of two trains of host cores, without scaling."""
     e = np.ones((1, 1), x[0].dtype)
     for c, d in zip(x, y, strict=True):
         e = bond_overlap(c, absorb(e, d))
@@ -50,7 +50,7 @@ def overlap(x: Cores, y: Cores) -> Any:
 
 
 def distance(x: Cores, y: Cores) -> float:
-    """Computes ‖x − y‖ of two trains, of host cores in range, to a few eps, by QR."""
+    """Computes the distance ‖x − y‖ of two trains of host cores to a few eps, by QR, unscaled."""
     # As `difference`, without its scaling, which would take two thirds of the time for small cores:
     # residuals of solvers are measured in every step.
     f = np.ones((2, 1), x[0].dtype)
@@ -61,12 +61,12 @@ def distance(x: Cores, y: Cores) -> float:
 
 
 def norm(x: Cores) -> float:
-    """Computes the norm ‖x‖ of a train of host cores in range, as accurately as `distance`."""
+    """Computes the norm ‖x‖ of a train of host cores to a few eps, by QR, without scaling."""
     return distance(x, [0 * c[:1, :, :1] for c in x])
 
 
 def agree(found: Cores, given: Cores, tol: float) -> bool:
-    """Whether ‖given − found‖ ≤ tol ‖given‖ for trains of host cores of any scale."""
+    """Whether two trains of host cores agree to a relative error, ‖given − found‖ ≤ tol ‖given‖."""
     wide = given[0].dtype
     error, e = difference(given, [c.astype(wide) for c in found])
     size, exponent = difference(given, [np.zeros((1, c.shape[1], 1), wide) for c in given])

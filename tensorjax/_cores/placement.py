@@ -1,4 +1,4 @@
-"""Cores padded with zeros, and sharded as given ones are."""
+"""Zero-padding of cores, and sharding of cores over devices as given ones are sharded."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from tensorjax._placement import returned, spec_like
 
 
 def zero_padded(x: Any, widths: list[tuple[int, int]]) -> jax.Array:
-    """Pads a core, a JAX array, with zeros before and after each axis, as `jnp.pad`."""
+    """Pads a JAX array with zeros before and after each axis, as `jnp.pad`."""
     if not any(map(any, widths)):
         return x
     if choose_kernel("tt.pad", (x,)) is PROGRAM:
@@ -25,7 +25,7 @@ def zero_padded(x: Any, widths: list[tuple[int, int]]) -> jax.Array:
 
 
 def placed_like(cores: Sequence[Any], given: Sequence[jax.Array]) -> tuple[Any, ...]:
-    """Shards cores over the mesh as the given cores are, on the axes whose sizes allow it."""
+    """Shards cores over devices as the given cores are sharded, on axes whose sizes allow it."""
     return tuple(_placed(c, g) for c, g in zip(cores, given, strict=True))
 
 

@@ -15,27 +15,27 @@ _MANY, _SHORT = 2**11, 64
 
 
 def merged_bonds(core: Any) -> Any:
-    """Merges both left bonds and both right bonds of a product of cores (p, r, …, q, s)."""
+    """Merges the two left bonds and the two right bonds of a product of two cores."""
     (p, r, *modes, q, s) = core.shape
     return core.reshape(p * r, *modes, q * s)
 
 
 def hadamard_core(a: Any, b: Any) -> Any:
-    """Multiplies cores (p, n, q), (r, n, s) entry by entry, or (p, m, n, q), (r, m, n, s)."""
+    """Multiplies cores of two trains, or of two TT-matrices, entry by entry; bonds multiply."""
     if is_host(a) and is_host(b):
         return _hadamard_on_host(a, b)
     return merged_bonds(einsum("paq,ras->praqs" if a.ndim == 3 else "pabq,rabs->prabqs", a, b))
 
 
 def matvec_core(a: Any, x: Any) -> Any:
-    """Multiplies a core (p, m, n, q) of a TT-matrix by one (r, n, s) of a train: (p r, m, q s)."""
+    """Multiplies a core of a TT-matrix by a core of a train; bonds multiply."""
     if is_host(a) and is_host(x):
         return _matvec_on_host(a, x)
     return merged_bonds(einsum("pmnq,rns->prmqs", a, x))
 
 
 def matmul_core(a: Any, b: Any) -> Any:
-    """Multiplies cores (p, m, n, q), (r, n, k, s) of TT-matrices: (p r, m, k, q s)."""
+    """Multiplies cores of two TT-matrices, as in a matrix product; bonds multiply."""
     return merged_bonds(einsum("pmnq,rnks->prmkqs", a, b))
 
 
@@ -60,12 +60,12 @@ def _matvec_on_host(a: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def matvec(a: Sequence[Any], x: Sequence[Any]) -> Cores:
-    """Multiplies a TT-matrix by a train, A x, exactly; bonds multiply."""
+    """Multiplies a TT-matrix by a train, given as cores, exactly; TT-ranks multiply."""
     return [matvec_core(p, c) for p, c in zip(a, x, strict=True)]
 
 
 def combined(terms: list[Cores], weights: Any) -> Cores:
-    """Computes the sum Σ w x of trains exactly, from host cores, with block-diagonal cores."""
+    """Computes a weighted sum of trains of host cores exactly, by block-diagonal cores."""
     if len(terms[0]) == 1:
         return [sum(w * t[0] for w, t in zip(weights, terms, strict=True))]
     first = np.concatenate([w * t[0] for w, t in zip(weights, terms, strict=True)], -1)

@@ -1,4 +1,4 @@
-"""Ranks that bonds can need, and ranks asked for cut to these."""
+"""Largest useful TT-ranks for given mode sizes, and requested ranks reduced to them."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from tensorjax import _check
 
 
 def rank_bounds(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Returns the largest rank each interior bond can need: its unfolding's shorter side."""
+    """Returns the largest useful TT-rank of each bond: the shorter side of its unfolding."""
     left = [math.prod(sizes[:k]) for k in range(1, len(sizes))]
     right = [math.prod(sizes[k:]) for k in range(1, len(sizes))]
     return tuple(map(min, left, right))
@@ -16,13 +16,13 @@ def rank_bounds(sizes: Sequence[int]) -> tuple[int, ...]:
 def feasible_ranks(
     rank: int | Sequence[int], sizes: Sequence[int], caps: Sequence[int] | None = None
 ) -> tuple[int, ...]:
-    """Returns the ranks asked for bond by bond, cut to what neighbours, sizes, ``caps`` allow."""
+    """Returns the requested TT-ranks, reduced to what mode sizes, neighbours and caps allow."""
     ranks = _check.bond_ranks(rank, rank_bounds(sizes))
     return cut_ranks((1, *(ranks if caps is None else map(min, ranks, caps)), 1), sizes)[1:-1]
 
 
 def cut_ranks(ranks: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
-    """Reduces TT-ranks r_0 … r_d of cores to the largest that modes and neighbours allow."""
+    """Reduces TT-ranks r_0 … r_d to the largest that mode sizes and neighbours allow."""
     out = list(ranks)
     for k in range(1, len(sizes)):
         out[k] = min(out[k], out[k - 1] * sizes[k - 1])

@@ -1,4 +1,4 @@
-"""Rounding of a train's cores to a share of its energy or to ranks, by any of the methods."""
+"""Rounding of a train by SVDs, Gram matrices or random sketches, to an error or to ranks."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -28,7 +28,7 @@ def compressed(
     key: Any,
     extra: int = linalg.OVERSAMPLE,
 ) -> tuple[list[Any], Any]:
-    """Rounds scaled cores to ``ranks``, to a discarded ``share`` of the energy, or to both.
+    """Rounds the cores of a train to ranks, to a share of discarded energy, or to both.
 
     Returns the cores, and the exponent of two by which to scale them back.
     """
@@ -58,7 +58,7 @@ _random_round = jax.custom_jvp(random_round, nondiff_argnums=(2, 3))
 
 @_random_round.defjvp
 def _random_round_jvp(ranks: tuple[int, ...], extra: int, primals: Any, tangents: Any) -> Any:
-    """Differentiates rounding by the exact sweep: random bases have no derivative.
+    """Differentiates randomised TT-rounding as if it truncated by exact SVDs.
 
     It truncates from right to left too, so that the values agree where the sketch misses nothing.
     """
@@ -84,7 +84,7 @@ def _svd_basis(rank: int | None, share: Any) -> Basis:
 
 
 def rounded(x: Cores, tol: float, max_rank: int | None = None) -> Cores:
-    """Rounds host cores at the relative error ``tol``, to TT-ranks of ``max_rank`` at most."""
+    """Rounds a train of host cores to a relative error and to a maximal TT-rank."""
     if len(x) == 1:
         return x
     share = tol**2 / (len(x) - 1)

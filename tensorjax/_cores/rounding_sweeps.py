@@ -23,11 +23,11 @@ Basis = Callable[[Any], Any]  # matrix (m, f) -> isometry (m, r) onto its leadin
 
 
 class InaccurateGram(ArithmeticError):
-    """Raised when roundoff in Gram matrices is too large for the error asked."""
+    """Exception for Gram matrices whose roundoff is too large for the rounding error asked."""
 
 
 def scaled_back(cores: Cores, exponent: Any) -> Cores:
-    """Multiplies a train by 2^exponent after the rounding sweeps: in the last core, or in all."""
+    """Multiplies a rounded train by 2^exponent: its last core, or all if the exponent is large."""
     share = jnp.where(jnp.abs(exponent) < 100, 0, exponent // len(cores))
     last = exponent - share * (len(cores) - 1)
     exponents = [share] * (len(cores) - 1) + [last]
@@ -35,14 +35,14 @@ def scaled_back(cores: Cores, exponent: Any) -> Cores:
 
 
 class RightFactor(NamedTuple):
-    """Factor F (r, m) of a Gram matrix, F Fᴴ, m its numerical rank; and the matrix's norm."""
+    """Factor F of a Gram matrix G = F Fᴴ, and the norm of G, for a rounding sweep."""
 
     matrix: Any
     norm: float
 
 
 def right_factors(cores: Cores) -> tuple[list[RightFactor], Any]:
-    """Computes right factors for a rounding sweep by Gram matrices of host cores, and ‖t‖².
+    """Factors the Gram matrices of all cores right of each bond; also returns the squared norm.
 
     Raises:
       InaccurateGram: a Gram matrix overflows, or is so small that its products may vanish.
@@ -60,7 +60,7 @@ def right_factors(cores: Cores) -> tuple[list[RightFactor], Any]:
 
 
 def sketches(cores: Cores, width: int, key: Any) -> Cores:
-    """Computes sketched right factors for a rounding sweep, by a random train of diag(ω_i) H.
+    """Sketches the right unfoldings of a train at all bonds with one random train.
 
     ω_i are the rows of a random matrix for every mode and H is one random orthogonal matrix: each
     step costs one small product more than a Khatri–Rao sketch of as many columns, but mixes them,
@@ -82,7 +82,7 @@ def sketches(cores: Cores, width: int, key: Any) -> Cores:
 
 
 def random_train(cores: Cores, width: int, key: Any) -> tuple[Any, Any]:
-    """Draws the random train of a sketched rounding sweep: ω (Σn, width), orthogonal H."""
+    """Draws the random train that sketches unfoldings in randomised TT-rounding."""
     modes = sum(c.shape[1] for c in cores)
     if width == 0:
         return jnp.zeros((modes, 0), cores[0].dtype), jnp.zeros((0, 0), cores[0].dtype)
@@ -95,7 +95,7 @@ def random_train(cores: Cores, width: int, key: Any) -> tuple[Any, Any]:
 
 
 def left_sweep(cores: Cores, factors: Cores, basis: Sequence[Basis]) -> tuple[Cores, Any]:
-    """Sweeps left to right in rounding, projecting each bond; cores but the last are isometries.
+    """Rounds a train from left to right: projects each bond on a basis of its left unfolding.
 
     Returns:
       The cores, and the exponent of two by which to scale them back.
@@ -112,7 +112,7 @@ def left_sweep(cores: Cores, factors: Cores, basis: Sequence[Basis]) -> tuple[Co
 
 
 def _coordinates(u: Any, matrix: Any) -> Any:
-    """Computes uᴴ matrix in a rounding sweep; on the host corrected for u's orthogonality.
+    """Projects a matrix on a basis u, uᴴ matrix, in TT-rounding; corrects it on the host.
 
     Tolerances near roundoff need it: over seven bonds that lack alone adds up to 15 eps.
     """
@@ -121,14 +121,14 @@ def _coordinates(u: Any, matrix: Any) -> Any:
 
 
 def oversampled(ranks: Sequence[int], asked: int | None) -> int:
-    """Returns a rounding sketch's extra columns: as asked, or at least ten, in SIMD vectors."""
+    """Returns the number of extra columns of a rounding sketch: as asked, or at least ten."""
     widest = max(ranks, default=1)
     least = -(-(widest + linalg.OVERSAMPLE) // _VECTOR) * _VECTOR - widest
     return least if asked is None else asked
 
 
 def random_round(cores: Cores, key: Any, ranks: Sequence[int], extra: int) -> tuple[Cores, Any]:
-    """Rounds to ``ranks`` by two sweeps: a random range finder to the right, truncation back.
+    """Rounds a train to ranks by a random range finder, then truncation from right to left.
 
     The first sweep leaves a left-orthogonal train, ``extra`` ranks wider than asked; the second
     takes those off again, bond after bond, by the singular values of the whole unfolding. Returns
@@ -157,7 +157,7 @@ def random_round(cores: Cores, key: Any, ranks: Sequence[int], extra: int) -> tu
 def truncate_back(
     cores: Cores, weights: Sequence[Any], ranks: Sequence[int], *, exact: bool = False
 ) -> Cores:
-    """Sweeps back in rounding: truncates a left-orthogonal train from right to left.
+    """Truncates a left-orthogonal train to ranks by a sweep from right to left.
 
     Args:
       cores: JAX arrays.
@@ -179,7 +179,7 @@ def truncate_back(
 
 
 def _range_rows(matrix: Any, f: Any) -> tuple[Any, Any]:
-    """Returns w, q in a sketched sweep: w @ q is the adjoint of a basis of range(matrix @ f)."""
+    """Returns w, q in randomised rounding: w @ q has orthonormal rows that span (matrix @ f)ᴴ."""
     rows, inner = matrix.shape
     if rows <= f.shape[1]:
         eye = linalg.identity_like(rows, matrix)
@@ -192,7 +192,7 @@ def _range_rows(matrix: Any, f: Any) -> tuple[Any, Any]:
 def _truncated_back(
     cores: Cores, weights: Sequence[Any], ranks: Sequence[int], cut: Any
 ) -> tuple[Cores, Any]:
-    """Sweeps back like `truncate_back`, by ``cut``; also whether a cut was too deep.
+    """Truncates a left-orthogonal train; also returns whether Gram matrices were too coarse.
 
     Cores are only ever multiplied by isometries: the singular values go along apart, and are never
     divided by. Also returns whether any cut was too deep for Gram matrices.
@@ -220,7 +220,7 @@ def _svd_cut(seen: Any, rank: int) -> tuple[Any, Any, Any]:
 
 
 def gram_round(cores: Cores, share: float) -> Cores:
-    """Rounds host cores by Gram-matrix sweeps; discards at most ``share`` of the energy.
+    """Rounds a train of host cores by Gram matrices; discards at most a share of its energy.
 
     Raises:
       InaccurateGram: roundoff in the Gram matrices is not small beside what may be discarded.
@@ -245,12 +245,12 @@ def gram_round(cores: Cores, share: float) -> Cores:
 
 
 def _is_pivoted(g: Any) -> bool:
-    """Whether C++ factors a rounding sweep's Gram matrix, with pivots: no shift is needed."""
+    """Whether a Gram matrix of TT-rounding is factored by pivoted Cholesky in C++."""
     return choose_kernel("tt.round(tol=), Gram factor", (g,), HOST) is CPP
 
 
 def gram_basis(matrix: Any, f: RightFactor, tail: float) -> Any:
-    """Returns a rounding sweep's basis: leading left subspace of matrix · F, less ``tail``.
+    """Computes the leading left subspace of an unfolding in TT-rounding, by a Gram matrix.
 
     Raises:
       InaccurateGram: roundoff is not small beside ``tail``.
@@ -263,7 +263,7 @@ def gram_basis(matrix: Any, f: RightFactor, tail: float) -> Any:
 
 
 def _spectral_energy(a: Any) -> float:
-    """Estimates ‖a‖_2² in a rounding sweep by three power iterations, to bound roundoff."""
+    """Estimates the squared spectral norm of a matrix by three power iterations."""
     v = np.ones(a.shape[1], a.dtype) + np.linspace(0, 0.5, a.shape[1], dtype=a.dtype)
     estimate = 0.0
     for _ in range(3):
@@ -275,7 +275,7 @@ def _spectral_energy(a: Any) -> float:
 
 
 def gram_factor(g: Any) -> RightFactor:
-    """Factors a rounding sweep's host Gram matrix by Cholesky, pivoted in C++, else shifted.
+    """Factors a host Gram matrix of TT-rounding by Cholesky: pivoted in C++, or shifted.
 
     Raises:
       InaccurateGram: there is no factor, or the matrix is far from one in size.
@@ -288,7 +288,7 @@ def gram_factor(g: Any) -> RightFactor:
 
 
 def in_reach(energy: Any) -> Any:
-    """Checks that a rounding sweep's energy is in range for products; returns it.
+    """Raises InaccurateGram if an energy is near over- or underflow; else returns it.
 
     Raises:
       InaccurateGram: it overflows, or is so small that what is left out of it may vanish.
@@ -299,7 +299,7 @@ def in_reach(energy: Any) -> Any:
 
 
 def _cholesky(g: Any, shift: float) -> Any:
-    """Returns the Cholesky factor of a sweep's Gram matrix, shifted as roundoff requires."""
+    """Factors a Gram matrix plus a shift by Cholesky; raises the shift until that succeeds."""
     eye = np.eye(len(g), dtype=g.dtype)
     for _ in range(8):
         try:

@@ -21,7 +21,7 @@ _NEAR = 8  # powers of two that the largest part of a host core may be off one
 
 
 def balanced(cores: Cores, exponent: int = 0, fit: tuple[int, int] = (-100, 100)) -> Cores:
-    """Scales a train's host cores by 2^exponent, in the last core or spread over all of them.
+    """Multiplies a train of host cores by 2^exponent: the last core alone, or all cores evenly.
 
     The last one takes it all if its largest part is then between the powers of two ``fit``.
     """
@@ -34,7 +34,7 @@ def balanced(cores: Cores, exponent: int = 0, fit: tuple[int, int] = (-100, 100)
 
 
 def near_one(arrays: Sequence[Any]) -> tuple[Cores, Any]:
-    """Scales every core of a train near one by a power of two; returns the total exponent too.
+    """Scales each core of a train by a power of two to size near one; returns the exponents' sum.
 
     On the host only those far from one: others are not copied.
     """
@@ -50,12 +50,12 @@ def near_one(arrays: Sequence[Any]) -> tuple[Cores, Any]:
 
 
 def settled(exponent: Any) -> Any:
-    """Returns a core scaling's exponent behind a barrier, so that XLA does not recompute it."""
+    """Wraps a traced exponent in an optimisation barrier, so that XLA does not recompute it."""
     return jax.lax.optimization_barrier(exponent) if _check.is_traced(exponent) else exponent
 
 
 def shared_out(cores: Sequence[Any], exponent: Any, *, at: int = -1) -> Cores:
-    """Scales JAX cores by 2^exponent: in one core, or spread over all if it would overflow."""
+    """Multiplies a train of JAX cores by 2^exponent: one core, or all if it would overflow."""
     at = at % len(cores)
     own = [exponent_of(c) for c in cores]
     low, high = exponents_held(cores[at].dtype)
@@ -70,12 +70,12 @@ def shared_out(cores: Sequence[Any], exponent: Any, *, at: int = -1) -> Cores:
 
 
 def in_range(x: Any) -> Any:
-    """Divides a core, or a factor of one, by a power of two so that its largest part is near 1."""
+    """Scales an array by a power of two so that its largest entry is near one."""
     return normalized(x)[0]
 
 
 def factors_in_range(xs: Cores, ys: Cores, terms: int = 1) -> Cores:
-    """Scales the cores ``ys`` by powers of two that cancel, so that their products are in range.
+    """Rescales cores by powers of two that cancel, so that products with others stay in range.
 
     They stay as they are where all products are in range as they are.
 
@@ -96,6 +96,6 @@ def factors_in_range(xs: Cores, ys: Cores, terms: int = 1) -> Cores:
 
 
 def scaled_train(x: Cores, exponent: int) -> Cores:
-    """Multiplies a train of host cores by 2^exponent, shared out: one core alone might overflow."""
+    """Multiplies a train of host cores by 2^exponent, spread over the cores against overflow."""
     share, rest = divmod(exponent, len(x))
     return [c * 2.0 ** (share + (rest if k == 0 else 0)) for k, c in enumerate(balanced(x))]

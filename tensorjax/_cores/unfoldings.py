@@ -11,12 +11,12 @@ Cores = list[Any]
 
 
 def tall(core: Any) -> Any:
-    """Returns the left unfolding (r n, s) of a core."""
+    """Reshapes a core (r, n, s) to its left unfolding, the matrix (r n, s)."""
     return core.reshape(-1, core.shape[-1])
 
 
 def wide(core: Any) -> Any:
-    """Returns the right unfolding (r, n s) of a core."""
+    """Reshapes a core (r, n, s) to its right unfolding, the matrix (r, n s)."""
     return core.reshape(core.shape[0], -1)
 
 
@@ -61,5 +61,5 @@ def weighted_sum(core: Any, weights: Any) -> Any:
 
 
 def short(a: Any) -> Any:
-    """Returns an unfolding, of a core, or its R, not taller than wide, with the same aᴴ a."""
+    """Replaces a matrix taller than wide by its QR triangle, which has the same Gram matrix."""
     return triangle(a) if a.shape[0] > a.shape[1] else a

@@ -1,4 +1,4 @@
-"""Index keys of formats, as in NumPy: checks, expansion, and what they pick of a core or factor."""
+"""Index keys of tensor formats, as in NumPy: parsing, checks, and indexing of cores and factors."""
 
 import operator
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ WHOLE = slice(None)
 
 
 def expanded(key: Any, order: int, what: str) -> list[Any]:
-    """Expands an index key: one entry for every mode, the Ellipsis replaced, None for new modes."""
+    """Expands an index key, as NumPy's, to one entry per mode; replaces the Ellipsis by slices."""
     keys = key if isinstance(key, tuple) else (key,)
     dots = [n for n, k in enumerate(keys) if k is Ellipsis]
     given = sum(k is not None and k is not Ellipsis for k in keys)
@@ -28,7 +28,7 @@ def expanded(key: Any, order: int, what: str) -> list[Any]:
 
 
 def read(key: Any, shape: Sequence[int]) -> tuple[list[Any], list[Any] | None]:
-    """Checks an index key; returns one entry per mode and new mode, and the integers if all are."""
+    """Parses an index key to one entry per mode; also returns the indices if all are integers."""
     given = tuple(map(array_of, key if isinstance(key, tuple) else (key,)))
     keys = expanded(given, len(shape), "modes")
     check_vectors(given)
@@ -39,12 +39,12 @@ def read(key: Any, shape: Sequence[int]) -> tuple[list[Any], list[Any] | None]:
 
 
 def array_of(k: Any) -> Any:
-    """Converts a sequence among the keys to an array, as NumPy does, to index with it."""
+    """Converts a list, tuple or range among index keys to an array; leaves other keys unchanged."""
     return np.array(k, None if len(k) else int) if isinstance(k, list | tuple | range) else k
 
 
 def check_vectors(keys: Sequence[Any]) -> None:
-    """Checks the index keys: at most one vector of indices, and integers only beside it.
+    """Raises IndexError if index keys have two vectors, or integers apart from the vector.
 
     An Ellipsis parts them as in NumPy, where it stands for no mode too.
     """
@@ -96,7 +96,7 @@ def is_vector(k: Any) -> bool:
 
 
 def picked(core: Any, key: Any, n: int, axis: int = 1) -> Any:
-    """Takes the slices of a core that an index key selects; an integer leaves a mode of size 1."""
+    """Indexes one axis of a core by a key; an integer leaves an axis of size one."""
     if isinstance(key, slice):
         out = core[(WHOLE,) * axis + (key,)]
         if out.shape[axis] == 0:

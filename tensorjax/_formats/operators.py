@@ -57,11 +57,11 @@ class Scalable(NoArray):
 
     @property
     def dtype(self) -> DType:
-        """Common dtype of a format's arrays, which operators promote to, by JAX's rules."""
+        """Common dtype of the arrays of a tensor format, by JAX's promotion rules."""
         raise TypeError("an abstract format holds no arrays")
 
     def _carry(self, f: Callable[[Any], Any], dtype: Any) -> Self:
-        """Returns the format in ``dtype`` with a scalar operator applied to one of its arrays."""
+        """Returns the tensor in ``dtype``, with a scalar operation applied to one of its arrays."""
         raise TypeError("an abstract format holds no arrays")
 
     def __neg__(self) -> Self:
@@ -128,7 +128,7 @@ class Namespace:
 
 
 def not_exact(x: Any, what: str, function: str) -> TypeError:
-    """Returns the error of an operator whose result a format holds up to a tolerance only."""
+    """Returns a TypeError for an operator without exact ranks; names the approximate function."""
     package = x.dense_name.rpartition(".")[0]
     return TypeError(
         f"{what} of a {type(x).__name__} has no exact ranks; for one at a tolerance call "
@@ -137,7 +137,7 @@ def not_exact(x: Any, what: str, function: str) -> TypeError:
 
 
 def _unknown(kind: type[NoArray], name: str) -> str:
-    """Returns the message of an unknown attribute: with the function of that name, if it exists."""
+    """Returns the error message for an attribute that a tensor format lacks."""
     message = f"{kind.__name__!r} object has no attribute {name!r}"
     module, package = getattr(kind, "namespace", None), kind.dense_name.rpartition(".")[0]
     if name.startswith("_") or module is None or name not in getattr(module, "__all__", ()):
@@ -158,12 +158,12 @@ def refused(x: Scalable, other: Any) -> Any:
 
 
 def _is_zero(x: Any) -> bool:
-    """Whether an operand, a Python or NumPy scalar, is zero; JAX scalars are never tested."""
+    """Whether a scalar operand of Python or NumPy is zero; False for JAX scalars."""
     return not isinstance(x, jax.Array) and not x
 
 
 def promoted(dtype: Any, scalar: Any) -> Any:
-    """Returns the dtype of an array of ``dtype`` times a scalar operand, by JAX's promotion."""
+    """Returns the dtype of an array of ``dtype`` times a scalar, by JAX's promotion rules."""
     held = getattr(scalar, "dtype", None)  # not compared where it is None, which equals float64
     if type(scalar) in (int, float) or (held is not None and held == dtype):  # weak, or equal
         return dtype
@@ -181,7 +181,7 @@ def _is_inexact(x: Any) -> bool:
 
 
 def multiplied(x: Any, factor: Any) -> Any:
-    """Multiplies a format by a scalar, the operator ``*``."""
+    """Multiplies a tensor of any format by a scalar, the operator ``*``."""
     if not is_scalar(factor):
         shape = getattr(factor, "shape", ())
         got = f"shape {tuple(shape)}" if shape else f"{factor!r} ({type(factor).__name__})"
@@ -199,7 +199,7 @@ def multiplied(x: Any, factor: Any) -> Any:
 
 
 def divided(x: Any, divisor: Any) -> Any:
-    """Divides a format by a scalar, the operator ``/``, without a reciprocal, which could overflow.
+    """Divides a tensor of any format by a scalar, the operator ``/``, without a reciprocal.
 
     Raises:
       ZeroDivisionError: a divisor of Python or NumPy is zero; of JAX, entries are NaN or Inf.
@@ -220,7 +220,7 @@ def divided(x: Any, divisor: Any) -> Any:
 
 
 def _prepared(scalar: Any, dtype: Any) -> tuple[Any, int]:
-    """Splits a scalar operand into (m, e), value m · 2^e, m in ``dtype`` or a Python number.
+    """Splits a scalar operand into mantissa and exponent, m · 2^e, with m in range of ``dtype``.
 
     The exponent is zero but for numbers of Python and NumPy outside the normal range of ``dtype``:
     with the core that they multiply they may well be inside, and XLA flushes subnormals to zero.
@@ -249,7 +249,7 @@ def _python(scalar: Any, dtype: Any) -> Any:
 
 @functools.cache
 def _range(dtype: Any) -> tuple[float, float]:
-    """Returns the least and the largest normal number of a dtype, for scalar operators."""
+    """Returns the smallest and the largest positive normal number of a dtype."""
     info = jnp.finfo(dtype)
     return float(info.smallest_normal), float(info.max)
 
@@ -259,7 +259,7 @@ def _is_finite(size: Any) -> bool:
 
 
 def _halved(part: Any, exponent: int) -> float:
-    """Computes part / 2^exponent of a scalar operand, for Python integers of any length too."""
+    """Divides a Python number by 2^exponent; integers may have any length."""
     return part / 2**exponent if isinstance(part, int) else math.ldexp(part, -exponent)
 
 
@@ -270,7 +270,7 @@ def _quotient(a: Any, divisor: Any, exponent: Any) -> Any:
 
 @jax.custom_jvp
 def _divide(a: Any, divisor: Any, exponent: Any) -> Any:
-    """Divides by a scalar, a / (divisor · 2^exponent), without intermediate overflow."""
+    """Divides an array by divisor · 2^exponent without intermediate overflow."""
     small, shift = _near_one(divisor)
     shift = shift + exponent
     # Towards the result: what is then divided neither overflows nor vanishes on the way.
@@ -296,7 +296,7 @@ def _over(a: Any, s: Any) -> Any:
 
 
 def _near_one(s: Any) -> tuple[Any, Any]:
-    """Splits a scalar s into (m, e), s = m·2^e, larger part of m in [1/2, 1); subnormal s too."""
+    """Splits a JAX scalar, real or complex, into (m, e), value m·2^e, with |m| near one."""
     if not jnp.iscomplexobj(s):
         return _frexp(s)
     (x, p), (y, q) = _frexp(s.real), _frexp(s.imag)
@@ -305,7 +305,7 @@ def _near_one(s: Any) -> tuple[Any, Any]:
 
 
 def _frexp(s: Any) -> tuple[Any, Any]:
-    """Splits a scalar s into (m, e) like `frexp`, by its bits: arithmetic may flush subnormals."""
+    """Splits a real JAX scalar into mantissa and exponent by its bits, also if subnormal."""
     info = jnp.finfo(s.dtype)
     integer, top = jnp.dtype(f"int{info.bits}"), int(info.maxexp)
     raw = lax.bitcast_convert_type(lax.stop_gradient(s), integer)
@@ -325,12 +325,12 @@ def _frexp(s: Any) -> tuple[Any, Any]:
 
 
 def dtypes_of(x: Any) -> tuple[Any, ...]:
-    """Returns the dtypes of a format's leaves for its operators; None where a leaf has none."""
+    """Returns the dtypes of a format's pytree leaves; None for a leaf without one."""
     return tuple(getattr(leaf, "dtype", None) for leaf in jax.tree.leaves(x))
 
 
 def rebuilt(kind: Any, fields: tuple[Any, ...], dtypes: tuple[Any, ...]) -> Any:
-    """Rebuilds a format from a copy or pickle, whatever its leaves are (abstract, None, Booleans).
+    """Rebuilds a tensor of any format from a copy or a pickle, with leaves of any kind.
 
     Raises:
       TypeError: JAX would round, or has rounded, the arrays of a pickle to 32 bits.
@@ -343,7 +343,7 @@ def rebuilt(kind: Any, fields: tuple[Any, ...], dtypes: tuple[Any, ...]) -> Any:
 
 
 def shown(text: Callable[[Any], str]) -> Callable[[Any], str]:
-    """Decorates a format's __repr__ or __str__ to list raw fields where leaves are not arrays.
+    """Decorates a format's __repr__ or __str__ to list raw fields if leaves are not arrays.
 
     JAX and its users put all kinds of leaves into a pytree: None, shapes, Booleans of a mask.
     """
@@ -364,7 +364,7 @@ def shown(text: Callable[[Any], str]) -> Callable[[Any], str]:
 
 
 def floating(x: Any, dtype: Any, advice: str) -> None:
-    """Raises TypeError if casting a format's arrays to ``dtype`` would not cast its tensor.
+    """Raises TypeError if casting each array of a tensor to ``dtype`` would not cast the tensor.
 
     Args:
       x: the format.

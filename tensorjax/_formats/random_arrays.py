@@ -21,7 +21,7 @@ _MOST = 2**16
 def scaled_normals(
     key: Any, shapes: Sequence[tuple[int, ...]], scales: Sequence[float], dtype: Any
 ) -> list[jax.Array]:
-    """Draws normal arrays of the given standard deviations, each with its key of a split."""
+    """Draws normal arrays of given shapes and standard deviations from one random key."""
     drawn = on_host(jax.random.normal, _check.key(key), shapes, dtype)
     if drawn is not None:
         return on_device([x * np.asarray(s, dtype) for x, s in zip(drawn, scales, strict=True)])
@@ -35,7 +35,7 @@ def scaled_normals(
 def on_host(
     draw: Callable[..., jax.Array], key: Any, shapes: Sequence[tuple[int, ...]], dtype: Any
 ) -> list[np.ndarray] | None:
-    """Draws arrays with the keys of a split, by a program for all shapes of about these sizes.
+    """Draws random arrays of several shapes by one program for similar sizes; None if it cannot.
 
     The bits of Threefry depend on the key and on the place of an entry, not on how many there are,
     and so do the keys of a split: what is drawn is the beginning of longer vectors. Their lengths
@@ -63,14 +63,14 @@ def on_host(
 
 
 def _padded(n: int, least: int) -> int:
-    """The next power of four times ``least``, at which it begins."""
+    """Rounds a length up to ``least`` times a power of four, so that few programs are needed."""
     while least < n:
         least *= 4
     return least
 
 
 def _is_plain(key: Any) -> bool:
-    """Whether a key is a concrete one of partitionable Threefry, on the default CPU and no mesh."""
+    """Whether a key is concrete, partitionable Threefry, on a default CPU and outside a mesh."""
     config: Any = jax.config  # whose options have no types
     if not isinstance(key, jax.Array) or isinstance(key, Tracer):
         return False

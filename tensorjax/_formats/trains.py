@@ -296,7 +296,7 @@ class TTMatrix(_Train):
 
 
 def _is_array(x: Any) -> bool:
-    """Whether an operand is a dense array with axes, which a TT-matrix is multiplied with."""
+    """Whether the other operand of a TT-matrix product is a dense array with axes."""
     return isinstance(x, np.ndarray | jax.Array) and x.ndim > 0
 
 
@@ -332,7 +332,7 @@ def _checked_cores(cls: type[_Train], cores: Iterable[Any]) -> tuple[jax.Array, 
 
 
 def known(name: str, t: Any, *kinds: type[_Train], host: bool = True) -> None:
-    """Checks that ``t`` is a train, or a batch of them, which JAX can hold.
+    """Raises TypeError if ``t`` is not a train, or batch of trains, of an enabled dtype.
 
     Trains of NumPy's arrays are for functions that stay on the host (``host`` False) in any dtype.
     """
@@ -346,7 +346,7 @@ def known(name: str, t: Any, *kinds: type[_Train], host: bool = True) -> None:
 
 
 def single(name: str, t: Any, *kinds: type[_Train], host: bool = True) -> None:
-    """Checks that ``t`` is one train, not a batch (of the given kinds; of any if none)."""
+    """Raises an error if ``t`` is not a train, or is a batch of trains."""
     known(name, t, *kinds, host=host)
     if t.cores[0].ndim != t._core_ndim:
         batch = t.cores[0].shape[: -t._core_ndim]

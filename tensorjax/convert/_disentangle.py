@@ -44,7 +44,7 @@ _ROUNDS = 3  # times that fresh random starts are drawn at the least rank possib
 
 
 class Options(NamedTuple):
-    """Options of the disentangler search; see `tensorjax.convert.tt_to_mera`."""
+    """Options of the search for disentanglers in a conversion from TT to MERA."""
 
     method: str = "procrustes"
     gauge: str = "center"
@@ -57,13 +57,13 @@ class Options(NamedTuple):
     most: float = math.inf  # elements of the train
 
     def generator(self, *numbers: int) -> np.random.Generator:
-        """Returns the random generator of a disentangler search, seeded by key, layer, cut."""
+        """Returns a NumPy random generator, seeded by the key and the disentangler's position."""
         data = (0, 0) if self.key is None else _check.seed(self.key)
         return np.random.default_rng([*map(int, data), self.layer, self.cut, *numbers])
 
 
 class Found(NamedTuple):
-    """Result of a disentangler search: the unitary, or None for the identity, and its method."""
+    """Result of a disentangler search: the unitary (None for the identity) and its method."""
 
     u: np.ndarray | None
     bound: int = 1
@@ -72,7 +72,7 @@ class Found(NamedTuple):
 
 
 def find(x: np.ndarray, seen: np.ndarray, tail: float, plain: int, options: Options) -> Found:
-    """Searches for a disentangler of the pair ``x``.
+    """Searches for a disentangler that lowers the rank between two neighbouring sites of a train.
 
     Args:
       x: (r₁, n₁, n₂, r₂) of norm one.
@@ -99,7 +99,7 @@ def find(x: np.ndarray, seen: np.ndarray, tail: float, plain: int, options: Opti
 
 
 def applied(u: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Applies a disentangler, a unitary u, to the two middle legs of a pair."""
+    """Applies a disentangler, a unitary on two sites, to the middle legs of a two-site tensor."""
     r, n, k, s = x.shape
     return times_mode(x.reshape(r, n * k, s), u).reshape(x.shape)
 
@@ -113,14 +113,14 @@ def _lower_bound(x: np.ndarray, tail: float) -> int:
 
 
 def _rank(energies: np.ndarray, tail: float) -> int:
-    """Returns the least rank a disentangler leaves within ``tail``, not too large by roundoff."""
+    """Returns the least rank at which the energies beyond it sum to at most ``tail``."""
     noise = 16 * np.finfo(energies.dtype).eps * max(energies[0], 0)
     rest = np.cumsum(np.maximum(energies[::-1], 0))[::-1]
     return max(1, int(np.sum(rest > tail + len(energies) * noise)))
 
 
 def _compressed(x: np.ndarray, k: int) -> np.ndarray:
-    """Projects a pair on leading singular vectors of its outer legs, to disentangle it cheaply.
+    """Projects the outer legs of a two-site tensor on leading singular vectors, to cut costs.
 
     Projections lower the energy beyond any rank, so what fails here fails for the whole pair.
     """
@@ -137,7 +137,7 @@ def _compressed(x: np.ndarray, k: int) -> np.ndarray:
 
 
 def _beyond(y: np.ndarray, k: int) -> float:
-    """Estimates a disentangled pair's energy beyond rank k, by a randomised range finder."""
+    """Estimates the energy of a two-site tensor beyond rank k, by a randomised range finder."""
     matrix = y.reshape(y.shape[0] * y.shape[1], -1)
     mixed = linalg.random_like(None, (matrix.shape[1], min(k, *matrix.shape)), matrix)
     mixed = linalg.matmul(linalg.adjoint(matrix), linalg.matmul(matrix, mixed))
@@ -147,7 +147,7 @@ def _beyond(y: np.ndarray, k: int) -> float:
 
 
 class _Search:
-    """Search for the least rank that a disentangler of one pair reaches."""
+    """Search for the disentangler of one pair of sites that leaves the lowest rank."""
 
     def __init__(self, x: np.ndarray, seen: np.ndarray, tail: float, options: Options):
         self.x, self.tail, self.options = x, tail, options
@@ -155,7 +155,7 @@ class _Search:
         self.count = 0
 
     def run(self, bound: int, plain: int) -> Found:
-        """Searches disentanglers at ranks from the lower bound until one succeeds, then bisects."""
+        """Tries ranks upwards from the lower bound until a disentangler is found, then bisects."""
         top = max(bound, int(_WORTH * plain))
         low, best, u = bound - 1, 0, None
         for k in sorted({bound * step for step in _LADDER if bound * step < top} | {top}):
@@ -175,7 +175,7 @@ class _Search:
         return Found(u, bound, self.count, "identity" if u is None else how)
 
     def attempt(self, k: int, *, rounds: int = 1, near: Any = None) -> np.ndarray | None:
-        """Returns a disentangler that leaves at most the tail beyond rank k, or None."""
+        """Returns a disentangler for rank k within the discarded energy allowed, or None."""
         closed = []
         for u in candidates(self.x, k, self.options.generator()):
             if _beyond(applied(u, self.x), k) <= self.tail:
@@ -199,7 +199,7 @@ class _Search:
         return None
 
     def warmed(self, x: np.ndarray, start: np.ndarray) -> np.ndarray:
-        """Improves a starting disentangler by a few entropy-descent steps."""
+        """Improves a disentangler by a few conjugate-gradient steps that lower the entropy."""
         count = self.options.iterations // 4 + 1
         self.count += count
         return least_entropy(x, start, count)[0]
@@ -207,7 +207,7 @@ class _Search:
     def lowered(
         self, x: np.ndarray, starts: Sequence[np.ndarray], k: int, iterations: int
     ) -> tuple[np.ndarray, float]:
-        """Improves disentanglers by Procrustes and Gauss–Newton steps; returns the best."""
+        """Improves disentanglers for rank k by Procrustes and Gauss–Newton steps."""
         u, tail, count = lowered_tail(
             x, starts, k, self.tail, self.options.generator(k), iterations
         )
@@ -218,7 +218,7 @@ class _Search:
 def _starts(
     rng: np.random.Generator, m: int, count: int, dtype: Any, near: Any = None
 ) -> list[np.ndarray]:
-    """Returns starting disentanglers: the identity or a given one, then random ones.
+    """Returns initial disentanglers: the identity or a given one, then random unitaries.
 
     Half of the real ones have each sign of the determinant, as no continuous path joins the signs.
     """

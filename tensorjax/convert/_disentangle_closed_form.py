@@ -20,7 +20,7 @@ from tensorjax._cores.unfoldings import times_right
 
 
 def candidates(x: np.ndarray, k: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """Yields disentanglers (m, m) in closed form for rank k, one from each side of the pair.
+    """Yields closed-form disentanglers for rank k, one from each side of a two-site tensor.
 
     The one from a side is exact if that side is saturated and k is the least rank.
 

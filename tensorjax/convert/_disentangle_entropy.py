@@ -11,7 +11,7 @@ from tensorjax.linalg._stiefel import cayley, line_search, skew
 
 
 def least_entropy(x: np.ndarray, u: np.ndarray, iterations: int) -> tuple[np.ndarray, float]:
-    """Minimises a pair's Rényi entropy −log Tr ρ² over disentanglers; returns both.
+    """Minimises the Rényi entropy of a two-site tensor over unitaries; returns both.
 
     Conjugate gradients in the Lie algebra of skew-Hermitian matrices, with the Polak–Ribière rule.
     The entropy of order two needs matrix products only.
@@ -50,7 +50,7 @@ def _entropy(y: np.ndarray, n: int) -> np.float64:
 
 
 def _entropy_and_gradient(y: np.ndarray, n: int) -> tuple[np.float64, np.ndarray]:
-    """Computes a pair's entropy, and its gradient in z for disentanglers (1 + z) y at z = 0."""
+    """Computes a two-site tensor's Rényi entropy, and its gradient in a unitary's generator."""
     matrix = unfolded(y, n)
     rows = matrix.shape[0] <= matrix.shape[1]
     g = linalg.gram(matrix if rows else linalg.adjoint(matrix))

@@ -1,4 +1,4 @@
-"""Procrustes and Gauss–Newton steps that lower the energy of a pair beyond a rank.
+"""Procrustes and Gauss–Newton steps that lower the energy of a two-site tensor beyond a rank.
 
 All of it runs by NumPy, on the host: matrix shapes differ from pair to pair and from rank to rank,
 so that JAX would compile a program for nearly every factorisation.
@@ -44,7 +44,7 @@ def lowered_tail(
     rng: np.random.Generator,
     iterations: int,
 ) -> tuple[np.ndarray, float, int]:
-    """Disentangles a pair (r₁, n₁, n₂, r₂) beyond rank k by Procrustes steps, from some starts.
+    """Lowers a two-site tensor's energy beyond rank k by unitaries on its middle legs.
 
     Procrustes steps first, a third of ``iterations``, then Gauss–Newton steps. Returns the best
     unitary, its energy beyond k, and the steps taken.
@@ -64,19 +64,19 @@ def lowered_tail(
 
 
 def normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Draws normal entries, complex in both parts, to start Procrustes searches from."""
+    """Draws an array of normal entries, real or complex as the dtype, from a NumPy generator."""
     x = rng.standard_normal(shape)
     return (x + 1j * rng.standard_normal(shape) if np.dtype(dtype).kind == "c" else x).astype(dtype)
 
 
 def unfolded(y: np.ndarray, n: int) -> np.ndarray:
-    """Unfolds a pair to disentangle (r₁, m, r₂) across its middle: (r₁ n) × (m/n r₂)."""
+    """Unfolds a two-site tensor (r₁, n₁ n₂, r₂) across its middle to (r₁ n₁) × (n₂ r₂)."""
     r, m, s = y.shape
     return y.reshape(r * n, m // n * s)
 
 
 def pairing(y: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns the adjoint of z → z y, which Procrustes steps need: a → Σ a[i, m, j] y[i, p, j]*."""
+    """Returns the adjoint of the linear map z ↦ z y, for Procrustes and Gauss–Newton steps."""
     right = np.ascontiguousarray(y.conj().transpose(0, 2, 1))
     return lambda a: einsum("imj,ijp->mp", a.reshape(y.shape), right)
 
@@ -90,7 +90,7 @@ def _first(u: np.ndarray, x: np.ndarray, sketch: np.ndarray, goal: _Goal) -> _St
 
 
 def _truncated(y: np.ndarray, q: np.ndarray, goal: _Goal) -> tuple[Any, Any, float]:
-    """Truncates a pair in a Procrustes step: left basis, right basis cut at k, energy beyond k."""
+    """Computes leading left and right bases of a two-site tensor, and its energy beyond rank k."""
     matrix = unfolded(y, goal.n)
     q = linalg.qr(linalg.matmul(matrix, linalg.matmul(linalg.adjoint(matrix), q)))[0]
     v, t = linalg.qr(linalg.matmul(linalg.adjoint(matrix), q))
@@ -104,7 +104,7 @@ def _truncated(y: np.ndarray, q: np.ndarray, goal: _Goal) -> tuple[Any, Any, flo
 def _stepped(
     step: Callable[[_State, _Goal], _State], states: list[_State], goal: _Goal, most: int
 ) -> tuple[list[_State], int]:
-    """Takes Procrustes steps of all starts in turn, to the goal, a stall, or ``most`` steps."""
+    """Repeats a step on all candidate disentanglers until the goal, a stall, or ``most`` steps."""
     states = [state._replace(active=True, mark=state.tail) for state in states]
     best = before = min(state.tail for state in states)
     count = 0
@@ -126,7 +126,7 @@ def _checked(state: _State) -> _State:
 
 
 def _procrustes(state: _State, goal: _Goal) -> _State:
-    """Takes a Procrustes step: the unitary nearest to the pair's best rank-k approximation."""
+    """Takes a Procrustes step: rotates a two-site tensor towards its best rank-k approximation."""
     y, lead = state.y, state.q[:, : goal.k]
     b = linalg.matmul(lead, linalg.matmul(linalg.adjoint(lead), unfolded(y, goal.n)))
     a, _, bh = linalg.svd(pairing(y)(b))
@@ -139,7 +139,7 @@ def _procrustes(state: _State, goal: _Goal) -> _State:
 
 
 def _gauss_newton(state: _State, goal: _Goal) -> _State:
-    """Takes a damped Gauss–Newton step of a disentangler, outside the pair's leading spaces."""
+    """Takes a damped Gauss–Newton step to lower the energy of a two-site tensor beyond rank k."""
     w = cayley(_least_squares(state, goal))
     y = linalg.matmul(w, state.y)
     q, v, tail = _truncated(y, state.q, goal)
@@ -150,7 +150,7 @@ def _gauss_newton(state: _State, goal: _Goal) -> _State:
 
 
 def _least_squares(state: _State, goal: _Goal) -> np.ndarray:
-    """Solves a Gauss–Newton step's damped least squares for skew-Hermitian z, by CG."""
+    """Solves the damped least squares of a Gauss–Newton step by conjugate gradients."""
     y, v, lead = state.y, state.v, state.q[:, : goal.k]
     paired, to_lead, to_v = pairing(y), linalg.adjoint(lead), linalg.adjoint(v)
 

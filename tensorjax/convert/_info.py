@@ -11,7 +11,7 @@ from tensorjax._formats.operators import shown
 
 @dataclasses.dataclass(frozen=True)
 class CutInfo:
-    """Report on one cut between two blocks: ranks, discarded energy, search.
+    """Report on one bond in a MERA conversion: ranks, discarded energy, disentangler search.
 
     Attributes:
       plain: rank of the bond at the tolerance without a disentangler.
@@ -40,7 +40,7 @@ class CutInfo:
 
 @dataclasses.dataclass(frozen=True)
 class LayerInfo:
-    """Report on one layer of a MERA conversion: ranks, cuts, size, time.
+    """Report on one layer in a MERA conversion: ranks, disentanglers, size, time.
 
     Attributes:
       ranks_before: TT-ranks of the train below the layer.
@@ -70,13 +70,13 @@ class LayerInfo:
 
     @property
     def iterations(self) -> int:
-        """Number of iterations, for the report, of all disentangler searches of the layer."""
+        """Number of iterations of all disentangler searches in a layer of a MERA conversion."""
         return sum(c.iterations for c in self.cuts)
 
 
 @dataclasses.dataclass(frozen=True)
 class MERAInfo:
-    """Report on a conversion to a MERA: error, sizes of the formats, layers.
+    """Report on a conversion from TT to MERA: error, sizes of the formats, layers.
 
     Attributes:
       layers: a `LayerInfo` per layer, from the bottom up.
@@ -110,7 +110,7 @@ class MERAInfo:
 
     @property
     def pays(self) -> bool:
-        """Whether the reported MERA has fewer elements than both the train and its Tucker form."""
+        """Whether the MERA has fewer elements than the train and the train's Tucker form."""
         return self.size < min(self.size_tt, self.size_tucker)
 
     def __str__(self) -> str:
@@ -139,7 +139,7 @@ class MERAInfo:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class TuckerInfo:
-    """Report on a conversion from TT to Tucker: error, ranks, sizes. A pytree.
+    """Report on a conversion from TT to Tucker: error, ranks and sizes.
 
     Attributes:
       tails: (d,) shares of ‖t‖² that were discarded, mode by mode; their sum is ``error``².

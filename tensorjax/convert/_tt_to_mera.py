@@ -37,7 +37,7 @@ _ATTEMPTS = 4
 
 
 class _Budget:
-    """Error budget: energy that truncations may discard, split evenly over those to come."""
+    """Error budget of a MERA conversion: energy that the remaining truncations may discard."""
 
     def __init__(self, energy: float, count: int):
         self.left, self.count, self.spent = energy, count, 0.0
@@ -46,7 +46,7 @@ class _Budget:
         return max(self.left, 0.0) / max(self.count, 1)
 
     def copy(self) -> "_Budget":
-        """Returns a copy of the conversion's error budget, for a trial."""
+        """Returns a copy of a MERA conversion's error budget."""
         other = _Budget(self.left, self.count)
         other.spent = self.spent
         return other
@@ -153,7 +153,7 @@ def tt_to_mera(
 
 
 class _Source:
-    """Tensor train to convert: right-orthogonal, of norm one, in double precision on the host."""
+    """Train to convert to a MERA: right-orthogonal, of norm one, in double precision, in NumPy."""
 
     def __init__(self, t: TT, tol: float):
         self.t, self.tol, self.dtype = t, tol, t.dtype
@@ -180,7 +180,7 @@ class _Source:
         self.budget = max(tol**2 - rounding, tol**2 / 4)
 
     def error(self, m: MERA) -> float:
-        """Computes the MERA's error ‖t − m‖ / ‖t‖ as a conversion of t, by QR of a difference."""
+        """Computes the relative error ‖t − m‖ / ‖t‖ of a MERA that approximates the train."""
         kind = self.given[0].dtype
         found = exact_train(jax.tree.map(lambda x: np.asarray(x).astype(kind), m))
         unit = [self.given[0] / self.scale, *self.given[1:]]
@@ -197,7 +197,7 @@ class _Found(NamedTuple):
 def _smaller(
     source: _Source, wirings: Sequence[Wiring], options: Options, fixed: bool, fallback: bool
 ) -> tuple[_Found, bool]:
-    """Returns the smaller MERA of a train's conversions, with disentanglers and without."""
+    """Converts a train to a MERA with disentanglers and without; returns the smaller one."""
     found = _converted(source, wirings, options, fixed)
     assert found is not None
     if fallback and any(c.how != "identity" for x in found.layers for c in x.cuts):
@@ -215,7 +215,7 @@ def _converted(
     fixed: bool,
     limit: int | None = None,
 ) -> _Found | None:
-    """Converts a train to a MERA, with shrinking budget until its error is within tolerance."""
+    """Converts a train to a MERA, again with a smaller error budget if the error is too large."""
     budget = source.budget
     for attempt in range(_ATTEMPTS):
         # Truncations of bonds and of blocks are not orthogonal to each other, so their errors may
@@ -277,7 +277,7 @@ class _Built(NamedTuple):
 
 
 def _layer(cores: Cores, wiring: Wiring, purse: _Budget, options: Options) -> _Built:
-    """Builds one MERA layer from a right-orthogonal train, and the right-orthogonal train above."""
+    """Builds one MERA layer from a right-orthogonal train, and the train of its top legs."""
     start = time.perf_counter()
     before = _ranks(cores)
     options = options._replace(most=sum(c.size for c in cores))
@@ -306,7 +306,7 @@ def _ranks(cores: Cores) -> tuple[int, ...]:
 def _disentangled(
     cores: Cores, wiring: Wiring, purse: _Budget, options: Options
 ) -> tuple[Cores, list[Any], list[CutInfo]]:
-    """Sweeps a train for a MERA layer: disentangles at cuts between blocks, truncates bonds.
+    """Sweeps a train from left to right: applies disentanglers at block ends, truncates bonds.
 
     Returns the cores, left-orthogonal but for the last, the disentanglers (None for the identity),
     and what was done.
@@ -335,7 +335,7 @@ class _Pair(NamedTuple):
     following: Any  # (r, n2, r2), right-orthogonal
 
     def joined(self, gauge: str) -> np.ndarray:
-        """Contracts a pair (r1, n1, n2, r2) of a train to convert, centred, left or right gauge."""
+        """Contracts two neighbouring cores to a tensor (r1, n1, n2, r2) in the gauge asked."""
         first, second = self.raw if gauge == "left" else self.core, self.following
         if gauge == "right":
             first, r = left_qr(first)
@@ -344,7 +344,7 @@ class _Pair(NamedTuple):
 
 
 def _cut(pair: _Pair, purse: _Budget, options: Options) -> tuple[Any, Any, Any, CutInfo]:
-    """Disentangles a pair for a MERA layer and truncates its bond; returns cores, report."""
+    """Disentangles two neighbouring sites and truncates their bond; returns cores and a report."""
     x = pair.joined("center")
     tail = purse.allowed()
     plain = _leading(x, tail)
@@ -371,7 +371,7 @@ def _cut(pair: _Pair, purse: _Budget, options: Options) -> tuple[Any, Any, Any, 
 
 
 def _across(x: np.ndarray) -> np.ndarray:
-    """Unfolds a pair for a MERA layer across its middle bond: (r1 n1) × (n2 r2)."""
+    """Unfolds a two-site tensor across its middle bond to (r1 n1) × (n2 r2)."""
     return x.reshape(x.shape[0] * x.shape[1], -1)
 
 
@@ -386,7 +386,7 @@ def _basis(matrix: np.ndarray, tail: float) -> linalg.Basis:
 
 
 def _blocked(sites: Cores, wiring: Wiring, purse: _Budget) -> tuple[list[Any], Cores, list[float]]:
-    """Sweeps a train from the right for a MERA layer: an isometry per block, the train above."""
+    """Sweeps a train from right to left: builds an isometry per block, and the coarser train."""
     ws: list[Any] = []
     coarse: Cores = []
     tails: list[float] = []

@@ -85,7 +85,7 @@ def _info(t: TT, out: Tucker, tails: Any) -> TuckerInfo:
 
 
 def _dynamic(t: TT, tol: float) -> tuple[Tucker, np.ndarray]:
-    """Converts a train to Tucker on the host: LAPACK in double precision, exact ranks."""
+    """Converts a train to Tucker format to a tolerance, on the host, in double precision."""
     wide = np.result_type(linalg.factor_dtype(t.dtype), np.float64)
     cores = [np.asarray(c).astype(wide, copy=False) for c in t.cores]
     eps = linalg.epsilon(t.dtype)

@@ -15,7 +15,7 @@ _HOST = (np.ndarray, np.generic)  # a union would be made anew in every call
 
 
 def factor_dtype(dtype: Any) -> Any:
-    """Returns the dtype to factorise in: float32 for half precision, which LAPACK lacks."""
+    """Returns the dtype in which to factorise a matrix: float32 for half precision."""
     return jnp.dtype(jnp.float32) if jnp.finfo(dtype).bits < 32 else jnp.dtype(dtype)
 
 
@@ -45,28 +45,28 @@ def adjoint(a: Array) -> Array:
 
 
 def scale_columns(a: Array, s: Array) -> Array:
-    """Multiplies the columns of a JAX or NumPy array: a @ diag(s), s real or of a's dtype."""
+    """Multiplies the columns of a JAX or NumPy array by numbers: a @ diag(s)."""
     return a * s.astype(a.dtype)[..., None, :]
 
 
 def root(x: Array) -> Array:
-    """Computes √x of a non-negative array, JAX or NumPy, with derivative 0 at 0; NaN of NaN."""
+    """Computes the square root of a non-negative array, JAX or NumPy, with derivative 0 at 0."""
     xp = namespace(x)
     return xp.where(x <= 0, 0, xp.sqrt(xp.where(x <= 0, 1, x)))
 
 
 def identity_like(n: int, like: Array) -> Array:
-    """Returns the n × n identity, in the dtype and array library of ``like``."""
+    """Returns the n × n identity matrix in the dtype and array library of ``like``."""
     return namespace(like).eye(n, dtype=like.dtype)
 
 
 def where_positive(x: Array, otherwise: float) -> Array:
-    """Replaces entries of an array x that are not positive by ``otherwise``."""
+    """Replaces the entries of an array that are not positive by ``otherwise``."""
     return namespace(x).where(x > 0, x, otherwise)
 
 
 def random_like(key: jax.Array | None, shape: tuple[int, ...], like: Array) -> Array:
-    """Draws an array of uniform entries on [-1, 1], in the dtype and library of ``like``.
+    """Draws an array with uniform entries in [−1, 1], in the dtype and library of ``like``.
 
     Uniform, not Gaussian: as good a sketch, and it needs no inverse error function. Without a key
     the draw is a constant of the program, fixed once and for all.
@@ -80,7 +80,7 @@ def random_like(key: jax.Array | None, shape: tuple[int, ...], like: Array) -> A
 
 
 def _floor(magnitude: jax.Array, size: int) -> jax.Array:
-    """Returns the roundoff threshold beside array entries of the given magnitudes, (…, 1)."""
+    """Returns the magnitude below which array entries are roundoff beside the largest one."""
     return size * jnp.finfo(magnitude.dtype).eps * jnp.max(magnitude, axis=-1, keepdims=True)
 
 
@@ -91,12 +91,12 @@ def eye_like(a: jax.Array) -> jax.Array:
 
 
 def masked_reciprocal(x: jax.Array, scale: jax.Array, size: int) -> jax.Array:
-    """Computes an array's reciprocal 1/x, and 0 where |x| is roundoff beside ``scale``."""
+    """Computes the reciprocals 1/x of an array's entries, and 0 where |x| is roundoff."""
     alive = jnp.abs(x) > size * jnp.finfo(x.dtype).eps * scale
     return jnp.where(alive, 1 / jnp.where(alive, x, 1), 0)
 
 
 def wide(a: Array) -> Array:
-    """Returns an array in the dtype that it is factored in, single precision at least."""
+    """Casts a half-precision array to single precision, in which it can be factorised."""
     dtype = factor_dtype(a.dtype)
     return a if a.dtype == dtype else a.astype(dtype)

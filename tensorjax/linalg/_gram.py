@@ -30,7 +30,7 @@ _SMALL, _IN_CACHE, _STRIP = 2**14, 2**16, 256
 
 
 def gram(a: AnyArray) -> AnyArray:
-    """Computes the Gram matrix a @ aᴴ, (…, m, m), in column chunks if ``a`` is short and wide.
+    """Computes the Gram matrix a aᴴ of an array's rows; JAX arrays with many columns in chunks.
 
     NumPy float32 and complex64 data are accumulated, and returned, in double precision, so that
     the √eps floor of the Gram matrix lies below anything a float32 tolerance can ask.
@@ -71,7 +71,7 @@ def _wide(a: np.ndarray) -> np.ndarray:
 
 
 def host_gram(a: np.ndarray, *, right: bool = False, narrow: bool = False) -> np.ndarray:
-    """Computes a aᴴ of a host matrix (aᴴ a if ``right``), summed in double precision.
+    """Computes the Gram matrix of a NumPy matrix's rows (or columns), summed in double precision.
 
     Args:
       a: (m, n), real or complex.
@@ -105,7 +105,7 @@ def host_gram(a: np.ndarray, *, right: bool = False, narrow: bool = False) -> np
 
 
 def host_energy(a: np.ndarray) -> float:
-    """Computes ‖a‖_F², the trace of a host Gram matrix, summed in double precision."""
+    """Computes the squared Frobenius norm of a NumPy array, summed in double precision."""
     flat = a.reshape(-1)
     if flat.dtype.itemsize == np.result_type(flat.dtype, np.float64).itemsize:
         return float(np.vdot(flat, flat).real)
@@ -114,7 +114,7 @@ def host_energy(a: np.ndarray) -> float:
 
 
 def project(u: Array, a: Array) -> Array:
-    """Projects uᴴ a (…, r, n), as a Gram matrix is made, in u's precision; host data in pieces."""
+    """Computes uᴴ a, the coordinates of a matrix in a basis, in the basis's precision."""
     if not is_host(a):
         return matmul(adjoint(u), a)
     if a.dtype == u.dtype:
@@ -128,7 +128,7 @@ def project(u: Array, a: Array) -> Array:
 
 
 def orthonormal_rows(a: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Computes an orthonormal row basis w @ q of a wide JAX array by its Gram matrix.
+    """Computes an orthonormal basis w @ q of a matrix's row space by Cholesky QR, in JAX.
 
     Linearly dependent rows become zero. q (…, n, m) is nearly orthonormal and w (…, n, n) a small
     correction, kept apart so that it can be merged with the next small factor without a pass over
@@ -159,7 +159,7 @@ def orthonormal_rows(a: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _inverse_factor(g: jax.Array, shift: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Inverts a Gram matrix's Cholesky factor: L^{-1} for g + diag(shift), squared pivots."""
+    """Inverts the Cholesky factor of g + diag(shift); returns the squared pivots too."""
     eye = identity_like(g.shape[-1], g)
     lower = lax.linalg.cholesky(g + shift.astype(g.dtype)[..., None] * eye, symmetrize_input=False)
     eye = jnp.broadcast_to(eye, g.shape)

@@ -9,7 +9,7 @@ from tensorjax.linalg._svd_eigh import svd
 
 @placed
 def polar(a: AnyArray) -> tuple[AnyArray, AnyArray]:
-    """Computes the polar factors a = u @ p: u with orthonormal columns, p Hermitian ≥ 0.
+    """Computes the polar decomposition a = u @ p: u with orthonormal columns, p Hermitian ≥ 0.
 
     u is the matrix with orthonormal columns nearest to ``a``, the solution of the orthogonal
     Procrustes problem. For m < n, u has orthonormal rows instead.

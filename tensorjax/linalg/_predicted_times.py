@@ -13,26 +13,26 @@ _CALL, _SKETCH = 4e3, 3e5
 
 
 def gram(size: float, rows: float, right: bool = False) -> float:
-    """Predicts the time of a Gram matrix of the rows (of the columns if ``right``)."""
+    """Predicts the time of computing the Gram matrix of a matrix's rows, or of its columns."""
     return _CALL + size * (_READ * (_TALL if right else 1) + _GRAM_ROW * rows)
 
 
 def eigh(rows: float) -> float:
-    """Predicts the time of all eigenvectors of a Hermitian matrix."""
+    """Predicts the time of computing all eigenvectors of a Hermitian matrix."""
     return _CALL + 85 * rows**2 * (1 + rows / 1000)
 
 
 def product(size: float, columns: float, right: bool = False) -> float:
-    """Predicts the time of multiplying a matrix of ``size`` entries by a block of columns."""
+    """Predicts the time of multiplying a matrix by another one of ``columns`` columns."""
     return _CALL + size * (_READ * (_TALL if right else 1) + _COLUMN * columns)
 
 
 def cut(size: float, rows: float, rank: float, right: bool = False) -> float:
-    """Predicts the time of a leading subspace by its Gram matrix, and of the projection on it."""
+    """Predicts the time of a truncation by a Gram matrix: its eigenvectors, and the projection."""
     out = gram(size, rows, right) + eigh(rows)
     return out if rank >= rows else out + product(size, rank, right)
 
 
 def sketched(size: float, columns: float, passes: int) -> float:
-    """Predicts the time of a subspace from a random sketch, with ``passes`` over the data."""
+    """Predicts the time of finding a leading subspace by a random sketch."""
     return _SKETCH + _READ * size + passes * product(size, columns)

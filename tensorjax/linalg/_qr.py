@@ -21,7 +21,7 @@ from tensorjax.linalg._arrays import Array, _floor, adjoint, eye_like, is_host, 
 
 
 def qr(a: AnyArray) -> tuple[AnyArray, AnyArray]:
-    """Computes the reduced QR, a = q @ r with q (…, m, k), r (…, k, n), k = min(m, n).
+    """Computes the reduced QR decomposition a = q @ r, whose derivative is finite at any rank.
 
     Derivatives are finite for rank-deficient ``a``: directions whose diagonal entry of r vanishes
     get none. Wide matrices are differentiable too.
@@ -30,7 +30,7 @@ def qr(a: AnyArray) -> tuple[AnyArray, AnyArray]:
       a: (…, m, n), floating or complex; a NumPy array is factored by LAPACK, a JAX array by XLA.
 
     Returns:
-      (q, r), arrays of the kind of ``a``.
+      (q (…, m, k), r (…, k, n)), k = min(m, n); arrays of the kind of ``a``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -60,7 +60,7 @@ def _qr_tall(a: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def after(x: Array, *done: Array) -> Array:
-    """Makes x depend on other arrays, so that XLA factorises these first, by QR or others.
+    """Makes an array depend on others in XLA, so that their factorisations finish first.
 
     XLA cannot prove that what is added is zero.
 
@@ -92,7 +92,7 @@ def _qr_tall_jvp(primals: Any, tangents: Any) -> Any:
 
 
 def _right_solve(b: jax.Array, r: jax.Array) -> jax.Array:
-    """Solves for b r⁻¹, r the triangle of a QR; columns of a vanishing pivot are 0."""
+    """Solves c r = b for c, with r triangular; columns of c at vanishing pivots become zero."""
     diagonal = jnp.abs(jnp.diagonal(r, axis1=-2, axis2=-1))
     alive = diagonal > _floor(diagonal, max(b.shape[-2:]))
     # Dead directions get a unit pivot for the solve.
@@ -103,7 +103,7 @@ def _right_solve(b: jax.Array, r: jax.Array) -> jax.Array:
 
 
 def triangle(a: Array) -> Array:
-    """Computes the triangular factor r of `qr` alone, for tall ``a``: less than half the work."""
+    """Computes only the triangular factor of a QR decomposition, for tall matrices."""
     if is_host(a):
         return np.linalg.qr(a, mode="r")
     return placed(_triangle)(a)

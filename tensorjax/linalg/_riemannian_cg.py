@@ -12,7 +12,7 @@ from tensorjax.linalg._stiefel import line_search
 
 
 class Conjugate(NamedTuple):
-    """State of Riemannian conjugate gradients: the last direction, gradient and twice the step."""
+    """State of a Riemannian conjugate gradient optimiser: last direction, gradient and step."""
 
     direction: Any
     gradient: Any
@@ -26,7 +26,7 @@ def riemannian_cg(
     combined: Callable[[Sequence[Any], Sequence[jax.Array]], Any],
     moved: Callable[[Any, Any, jax.Array], Any],
 ) -> Any:
-    """Returns Riemannian conjugate gradients as a gradient transformation, of a given manifold.
+    """Returns a Riemannian conjugate gradient optimiser, in Optax's form, for a given manifold.
 
     Its ``update`` needs the extra arguments ``value``, the present loss, and ``value_fn``.
 

@@ -13,7 +13,7 @@ from tensorjax.linalg._arrays import Array, is_host, namespace
 
 
 def energy(a: Array) -> Array:
-    """Computes the squared norm ‖a‖_F² over the last two axes, real, without scaling."""
+    """Computes the squared Frobenius norm over the last two axes of an array, without scaling."""
     xp = namespace(a)
     if is_host(a) and a.ndim == 2 and a.flags.c_contiguous:
         return np.vdot(a, a).real  # one pass, no temporary
@@ -23,13 +23,13 @@ def energy(a: Array) -> Array:
 
 
 def normalized(x: Array, axis: Any = None) -> tuple[Array, Any]:
-    """Scales x exactly to (x / 2^e, e), the largest part then in [1/2, 1)."""
+    """Scales an array by a power of two to entries of at most 1; returns it and the exponent."""
     e = exponent_of(x, axis)
     return (scaled(x, -e) if is_host(x) else x * power_of_two(-e, x.dtype)), e
 
 
 def exponent_of(x: Array, axis: Any = None) -> Any:
-    """Returns the power e to scale by: x's largest part lies in [2^(e−1), 2^e).
+    """Returns the exponent e of an array's largest entry, which lies in [2^(e−1), 2^e).
 
     With ``axis`` it is that of each slice over these axes, which are kept, of size one.
     """
@@ -55,7 +55,7 @@ def exponent_of(x: Array, axis: Any = None) -> Any:
 
 
 def largest_part(x: Array, axis: Any = None) -> Any:
-    """Returns the largest part of x, real or imaginary, to scale by; 0 if empty, NaN for NaN."""
+    """Returns the largest absolute value among the real and imaginary parts of a NumPy array."""
     parts = (x.real, x.imag) if np.iscomplexobj(x) else (x,)
     keep = {"axis": axis, "keepdims": axis is not None, "initial": 0}
     sizes = [np.maximum(p.max(**keep), -p.min(**keep)) for p in parts]
@@ -63,20 +63,20 @@ def largest_part(x: Array, axis: Any = None) -> Any:
 
 
 def squares_fit(x: Array) -> bool:
-    """Whether x needs no scaling: ‖x‖², and small shares of it, are in range of its dtype."""
+    """Whether an array's squared norm, and small shares of it, are in range of its dtype."""
     top = exponents_held(x.dtype)[1] + 1
     return bool(2.0 ** (-0.2 * top) <= largest_part(x) <= 2.0 ** (0.3 * top))
 
 
 @functools.cache
 def exponents_held(dtype: Any) -> tuple[int, int]:
-    """Returns the range to scale into: exponents at which an array keeps all digits."""
+    """Returns the least and largest exponents at which a dtype keeps all digits."""
     info = jnp.finfo(dtype)
     return int(info.minexp) + int(info.nmant), int(info.maxexp) - 1
 
 
 def power_of_two(e: Any, dtype: Any) -> jax.Array:
-    """Builds the power of two 2^e in ``dtype`` from the bits of the exponent, to scale by it."""
+    """Builds the number 2^e in a dtype from the bits of its exponent, in JAX."""
     real = jnp.finfo(dtype).dtype
     integer, bits, bias = _ieee(real)
     raw = (jnp.asarray(e, jnp.int32) + bias).astype(integer) << bits
@@ -84,13 +84,13 @@ def power_of_two(e: Any, dtype: Any) -> jax.Array:
 
 
 def _ieee(real: Any) -> tuple[Any, int, int]:
-    """Returns a float dtype's layout, to scale by powers of two: integer type, bits, bias."""
+    """Returns the bit layout of a float dtype: integer type, mantissa bits, exponent bias."""
     info = jnp.finfo(real)
     return jnp.dtype(f"int{info.bits}"), info.nmant, int(info.maxexp) - 1
 
 
 def scaled(x: Array, exponent: Any) -> Array:
-    """Scales x by a power of two, 2^exponent, of any size; the result may overflow or vanish.
+    """Multiplies an array by 2^exponent, of any size; the result may over- or underflow.
 
     In two halves: the value may be in range where 2^exponent is not.
     """

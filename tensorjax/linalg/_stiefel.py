@@ -21,18 +21,18 @@ _SHORTEST = 1e-12
 
 
 def skew(a: Array) -> Array:
-    """Returns the skew-Hermitian part (a − aᴴ)/2: a direction on the Stiefel manifold."""
+    """Returns the skew-Hermitian part (a − aᴴ)/2 of a matrix."""
     return (a - adjoint(a)) / 2
 
 
 def cayley(z: Array) -> Array:
-    """Computes the Cayley transform (1 − z/2)⁻¹ (1 + z/2): unitary for skew-Hermitian z."""
+    """Computes the Cayley transform (1 − z/2)⁻¹ (1 + z/2), unitary for skew-Hermitian z."""
     eye = identity_like(z.shape[-1], z)
     return namespace(z).linalg.solve(eye - z / 2, eye + z / 2)
 
 
 def line_search(loss: Callable[[Array], Array], value: Array, slope: Array, first: Array) -> Array:
-    """Finds a step t > 0 on the Stiefel manifold that lowers ``loss(t)`` (Armijo), or 0.
+    """Finds a step t > 0 that lowers a loss sufficiently (Armijo's rule); 0 if there is none.
 
     One parabola, through the value and the slope at 0 and the loss at ``first``; then halving.
     NumPy numbers are searched on the host, with nothing compiled.

@@ -66,7 +66,7 @@ class Basis(NamedTuple):
 
 
 def choose(method: Method, share: float | None, dtype: DTypeLike, *, levels: int = 2) -> Method:
-    """Chooses the fastest method for a leading subspace (SVD, Gram, sketch) that is accurate.
+    """Chooses the fastest accurate method for a leading subspace: SVD, Gram matrix or sketch.
 
     Args:
       method: what the caller asked for; "auto" is free to choose. "gram" and "randomized" are taken
@@ -107,7 +107,7 @@ def left_basis(
     method: Method = "svd",
     key: jax.Array | None = None,
 ) -> Basis:
-    """Computes an orthonormal basis of the leading left singular subspace.
+    """Computes an orthonormal basis of a matrix's leading left singular subspace.
 
     This, not the full SVD, is what a sweep over a tensor network needs: the next factor is uᴴ a,
     which no division by small singular values spoils.
@@ -171,7 +171,7 @@ _differentiable_basis = jax.custom_jvp(_basis, nondiff_argnums=(4, 5))
 
 @_differentiable_basis.defjvp
 def _basis_jvp(rank: Any, method: Method, primals: Any, tangents: Any) -> Any:
-    """Differentiates the leading subspace as a whole, by whichever method it was found.
+    """Differentiates a leading subspace as a whole, not vector by vector.
 
     Kept directions move towards discarded ones and out of the range; among themselves they stay
     put, so repeated singular values do no harm. A vanishing or repeated one at the cut itself,
@@ -211,7 +211,7 @@ def _basis_jvp(rank: Any, method: Method, primals: Any, tangents: Any) -> Any:
 def square_factor(
     a: AnyArray, *, rank: int | None = None, share: float | None = None, method: Method = "svd"
 ) -> tuple[AnyArray, AnyArray]:
-    """Computes f (…, m, k), f fᴴ = a aᴴ, from all singular subspaces, and squared values.
+    """Computes the factor f of a Gram matrix, f fᴴ = a aᴴ, and the squared singular values.
 
     The columns of f are the left singular vectors times the singular values, so f has all the left
     subspaces of ``a``, and those of its unfoldings, at the size of a square matrix.
@@ -251,7 +251,7 @@ _differentiable_factor = jax.custom_jvp(_square_factor, nondiff_argnums=(2, 3))
 
 @_differentiable_factor.defjvp
 def _square_factor_jvp(rank: Any, method: Method, primals: Any, tangents: Any) -> Any:
-    """Differentiates a square factor f = a v, v held fixed: right for functions of f fᴴ."""
+    """Differentiates the factor f = a v of a Gram matrix with v held fixed."""
     (a, share), (da, _) = primals, tangents
     f, energies = _differentiable_factor(a, share, rank, method)
     moved = matmul(da, matmul(adjoint(a), f))
@@ -261,7 +261,7 @@ def _square_factor_jvp(rank: Any, method: Method, primals: Any, tangents: Any) -
 
 
 def _inverse(x: Array, energies: Array, method: Method) -> Array:
-    """Computes 1/x for a subspace's energies, and 0 where x cannot be told from roundoff."""
+    """Computes reciprocals 1/x, and 0 where the energies are no more than roundoff."""
     size = energies.shape[-1]
     floor = gram_floor(energies.dtype, 2) if method == "gram" else epsilon(energies.dtype) ** 2
     alive = energies > size**2 * floor * energies[..., :1]
@@ -271,7 +271,7 @@ def _inverse(x: Array, energies: Array, method: Method) -> Array:
 def _left_spectrum(
     a: Array, rank: int | None, tail: Array | None, share: float | None, method: Method
 ) -> tuple[Array, Array]:
-    """Computes all of the left subspace, vectors (…, m, k), and squared singular values (…, k)."""
+    """Computes all left singular vectors and squared singular values of a matrix."""
     energies, vectors, right = _spectrum(a, method, rank, tail, share)
     return (_left_from_right(a, vectors, energies) if right else vectors), energies
 
@@ -279,7 +279,7 @@ def _left_spectrum(
 def _spectrum(
     a: Array, method: Method, rank: int | None, tail: Array | None, share: float | None
 ) -> tuple[Array, Array, bool]:
-    """Computes squared singular values and vectors of a subspace, left (right if flagged)."""
+    """Computes squared singular values and left singular vectors, or right ones if flagged."""
     m, n = a.shape[-2:]
     if method == "gram":
         right = m > n
@@ -295,14 +295,14 @@ def _spectrum(
 
 
 def gram_floor(dtype: Any, levels: int) -> float:
-    """Returns the share of energy below which a Gram matrix's subspaces resolve nothing."""
+    """Returns the share of energy that is roundoff when a Gram matrix finds subspaces."""
     return epsilon(dtype) ** (0.5 + 0.5 * levels)
 
 
 def _gram_spectrum(
     a: Array, rank: int | None, tail: Array | None, share: float | None
 ) -> tuple[Array, Array]:
-    """Computes a wide matrix's left subspace and squared singular values by Gram matrices.
+    """Computes left singular vectors and squared singular values by one or two Gram matrices.
 
     One Gram matrix resolves energies down to eps of the largest. If the cut lies near that floor,
     the weak rows of vᴴ a, rotated apart from the strong ones, get a Gram matrix of their own, which
@@ -340,7 +340,7 @@ def _second_level(a: Array, w: Array, v: Array) -> tuple[Array, Array]:
 
 
 def _left_from_right(a: Array, v: Array, energies: Array) -> Array:
-    """Computes left singular vectors a v / s of a subspace, orthonormal where s is small too."""
+    """Computes left singular vectors from right ones, orthonormal at small values too."""
     xp = _xp(a)
     s = root(energies)
     alive = s > np.finfo(s.dtype).eps * max(a.shape[-2:]) * s[..., :1]
@@ -361,7 +361,7 @@ class _Cut(NamedTuple):
 def _cut(
     energies: Array, rank: int | None, tail: Array | None, share: float | None, method: Method
 ) -> _Cut:
-    """Decides how many of the descending ``energies`` a leading subspace keeps."""
+    """Decides how many singular directions to keep, from a rank and the energy to discard."""
     xp = _xp(energies)
     if share is not None:
         tail = share * energies.sum(-1)
@@ -386,7 +386,7 @@ def _cut(
 
 
 def leading_eigenvectors(g: jax.Array, rank: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Computes a Gram matrix's leading subspace: ``rank`` eigenvectors and eigenvalues.
+    """Computes the leading eigenvectors and eigenvalues of a Gram matrix.
 
     Args:
       g: (m, m) JAX array, Hermitian and positive semidefinite.
@@ -411,14 +411,14 @@ def leading_eigenvectors(g: jax.Array, rank: int) -> tuple[jax.Array, jax.Array,
 
 
 def _near_floor(energies: Array, rank: int) -> Array:
-    """Whether the subspace's last energy is too small for one Gram matrix to resolve well."""
+    """Whether the last eigenvalue kept is too small for one Gram matrix to resolve."""
     return energies[..., rank - 1] < 4 * gram_floor(energies.dtype, 1) * energies[..., 0]
 
 
 def range_finder(
     a: AnyArray, rank: int, *, power: int = 1, key: jax.Array | None = None
 ) -> AnyArray:
-    """Computes a leading subspace from a random sketch, an orthonormal basis (…, m, rank).
+    """Computes an orthonormal basis of a matrix's approximate range from a random sketch.
 
     Args:
       a: (…, m, n).

@@ -71,7 +71,7 @@ class Subspace(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """Truncation criterion for a subspace: energy to discard, largest rank, method, precision.
+    """Truncation criterion for leading subspaces: energy to discard, largest rank, precision.
 
     Attributes:
       share: the share of ‖a‖_F² that may be discarded; None if ``tail`` says it, or nothing.
@@ -97,7 +97,7 @@ class Asked(NamedTuple):
 
 
 def asked_of(method: Method, share: float | None, given: Any) -> Asked:
-    """Builds a host subspace's criterion to keep a share of energy, with the method it admits."""
+    """Builds the truncation criterion for a share of energy, with a method accurate enough."""
     admitted = choose(method, share, np.result_type(given, np.float64))
     if method == "auto" and (share is None or admitted != "svd"):
         return Asked(share=share)
@@ -105,7 +105,7 @@ def asked_of(method: Method, share: float | None, given: Any) -> Asked:
 
 
 def leading(a: np.ndarray, asked: Asked, *, right: bool = False) -> Subspace:
-    """Computes the leading left (or right) singular subspace of a host matrix (m, n).
+    """Computes the leading left or right singular subspace of a NumPy matrix.
 
     Args:
       a: (m, n).
@@ -117,7 +117,7 @@ def leading(a: np.ndarray, asked: Asked, *, right: bool = False) -> Subspace:
 
 
 def alone(a: np.ndarray, right: bool = False) -> bool:
-    """Whether BLAS should use one thread for a subspace: small work, or split by native code."""
+    """Whether BLAS should use one thread for a matrix's subspace, as it is small or left to C++."""
     side = a.shape[1] if right else a.shape[0]
     few = side <= _ONE_THREAD and (
         a.size < _MIDDLING or (not right and choose_kernel("linalg.project", (a,), HOST) is CPP)
@@ -143,7 +143,7 @@ def _leading(a: np.ndarray, asked: Asked, right: bool) -> Subspace:
 
 
 def _eigenbasis(g: np.ndarray, given: Any, asked: Asked) -> tuple[np.ndarray, np.ndarray]:
-    """Computes a host subspace's eigenvectors, in single precision where that is enough.
+    """Computes a Gram matrix's eigenvectors, in single precision where that is enough.
 
     NumPy converts to double precision and back for them; SciPy does not, and large problems take
     half the time.
@@ -165,7 +165,7 @@ def _tail(total: float, asked: Asked) -> float:
 
 
 def all_needed(g: np.ndarray, asked: Asked) -> bool:
-    """Whether a host subspace keeps all: the least eigenvalue exceeds what may be discarded.
+    """Whether truncation keeps all directions: the least eigenvalue is too large to discard.
 
     Of a matrix of low rank the factorisation breaks down early, and so costs even less.
     """
@@ -185,7 +185,7 @@ def all_needed(g: np.ndarray, asked: Asked) -> bool:
 
 
 def _too_coarse(w: np.ndarray, asked: Asked) -> bool:
-    """Whether one host Gram matrix cannot resolve energies as small as the subspace's cut."""
+    """Whether a single Gram matrix cannot resolve energies as small as may be discarded."""
     floor = gram_floor(w.dtype, 1)
     tail = _tail(1.0 if asked.share else float(w.sum()), asked)
     if tail >= 0:
@@ -195,14 +195,14 @@ def _too_coarse(w: np.ndarray, asked: Asked) -> bool:
 
 
 def recut(basis: np.ndarray, energies: np.ndarray, asked: Asked) -> Subspace | None:
-    """Truncates a host subspace further by its energies; None if these are too inaccurate."""
+    """Truncates a subspace further by known energies; None if these are too inaccurate."""
     if asked.method != "svd" and _too_coarse(energies, asked):
         return None
     return _cut(energies, basis, asked)
 
 
 def _cut(w: np.ndarray, v: np.ndarray, asked: Asked) -> Subspace:
-    """Truncates a host eigenbasis to the smallest leading subspace that meets the criterion."""
+    """Truncates eigenvectors to the smallest leading subspace that meets the criterion."""
     suffix = np.cumsum(w[::-1])
     total = float(suffix[-1])
     noise = 0.0 if asked.method == "svd" else GRAM_NOISE * gram_floor(w.dtype, 2)
@@ -217,7 +217,7 @@ def _cut(w: np.ndarray, v: np.ndarray, asked: Asked) -> Subspace:
 
 
 def _refined(a: np.ndarray, w: np.ndarray, v: np.ndarray, asked: Asked, right: bool) -> Subspace:
-    """Computes weak directions of a host subspace by the Gram matrix of the residual."""
+    """Recomputes the weak directions of a subspace from the Gram matrix of the residual."""
     total = float(w.sum())
     strong = int(np.count_nonzero(w > epsilon(w.dtype) ** 0.5 * w[0])) or 1
     u = v[:, :strong]
@@ -245,7 +245,7 @@ def _more(found: Subspace, lost: float, total: float) -> Subspace:
 
 
 def _exact(a: np.ndarray, asked: Asked, right: bool) -> Subspace:
-    """Computes a host subspace by an SVD, of a triangular factor where one side is much longer."""
+    """Computes a leading singular subspace of a NumPy matrix by an SVD."""
     a = adjoint(a) if right else a
     a = a.astype(np.result_type(a.dtype, np.float64), copy=False)
     m, n = a.shape
@@ -261,7 +261,7 @@ def _exact(a: np.ndarray, asked: Asked, right: bool) -> Subspace:
 
 
 def _columns(a: np.ndarray, asked: Asked, right: bool) -> int:
-    """Returns how many sketch columns are cheap for a host subspace, or 0 for none."""
+    """Returns the number of columns for a random sketch; 0 if a Gram matrix is faster."""
     rows = a.shape[1] if right else a.shape[0]
     if rows < 4 * _LEAST_COLUMNS or (asked.share, asked.tail) == (None,) * 2:
         return 0
@@ -281,7 +281,7 @@ def _columns(a: np.ndarray, asked: Asked, right: bool) -> int:
 
 
 def sketched(a: np.ndarray, asked: Asked, right: bool, columns: int) -> Subspace | None:
-    """Computes a leading subspace on the host by a random sketch; None if not accurate enough.
+    """Computes a leading subspace of a NumPy matrix by a random sketch; None if too inaccurate.
 
     Source: Halko, Martinsson, Tropp, SIAM Rev. 53 (2011), algorithm 4.4. Departures, ours: the
     sketch sees some of the columns only, which costs no pass; what it misses is measured.
@@ -313,7 +313,7 @@ def sketched(a: np.ndarray, asked: Asked, right: bool, columns: int) -> Subspace
 
 
 def _sampled(a: np.ndarray, right: bool, columns: int) -> tuple[np.ndarray, float]:
-    """Sketches a host subspace from sampled columns; returns the share missed of others too.
+    """Sketches a matrix's range from some of its columns; estimates the energy share missed.
 
     Of rows, conjugated, if ``right``.
     """
@@ -329,31 +329,31 @@ def _sampled(a: np.ndarray, right: bool, columns: int) -> tuple[np.ndarray, floa
 
 
 def _image(a: np.ndarray, q: np.ndarray, right: bool) -> np.ndarray:
-    """Projects host data on a subspace's columns q: qᴴ a, or qᴴ aᴴ if ``right``."""
+    """Projects a matrix on a basis q: qᴴ a, or qᴴ aᴴ if ``right``."""
     return adjoint(a @ q) if right else adjoint(q) @ a
 
 
 def _back(a: np.ndarray, b: np.ndarray, right: bool) -> np.ndarray:
-    """Multiplies host data by a subspace's projection: a bᴴ, or aᴴ bᴴ if ``right``."""
+    """Multiplies a matrix by the adjoint of its projection b: a bᴴ, or aᴴ bᴴ if ``right``."""
     return adjoint(b @ a) if right else a @ adjoint(b)
 
 
 def _residual(
     a: np.ndarray, q: np.ndarray, b: np.ndarray, total: float, right: bool, tail: float
 ) -> float:
-    """Computes a host subspace's squared residual ‖a − q b‖², or ‖aᴴ − q b‖² if ``right``."""
+    """Computes the squared norm of the residual a − q b, or aᴴ − q b if ``right``."""
     if tail >= _SUBTRACTED * epsilon(a.dtype) * total:
         return max(total - host_energy(b), 0.0)
     return host_energy(_rest(a, q, b, right))
 
 
 def _rest(a: np.ndarray, q: np.ndarray, b: np.ndarray, right: bool) -> np.ndarray:
-    """Computes a host subspace's residual a − q b, or a − (q b)ᴴ if ``right``."""
+    """Computes the residual a − q b of a projected matrix, or a − (q b)ᴴ if ``right``."""
     return a - (adjoint(b) @ adjoint(q) if right else q @ b)
 
 
 def orthonormalized(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Orthonormalises a host subspace's basis by QR, Cholesky QR where well conditioned.
+    """Factorises a NumPy matrix a = q r by Cholesky QR, or by QR if ill-conditioned.
 
     Source: Yamamoto, Nakatsukasa, Yanagisawa, Fukaya, "Roundoff error analysis of the CholeskyQR2
     algorithm", ETNA 44 (2015). Departure, ours: columns are scaled to length one first.
@@ -388,7 +388,7 @@ def orthonormalized(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def columns_split(a: Any, found: Subspace, dtype: Any) -> tuple[Any, Any]:
-    """Factors host data a ≈ q r through a right subspace found before, q orthonormal."""
+    """Factorises a matrix a ≈ q r, truncated to a known right singular subspace."""
     basis = found.basis.astype(dtype, copy=False)
     if found.energies is None:
         return orthonormalized(a)
@@ -397,7 +397,7 @@ def columns_split(a: Any, found: Subspace, dtype: Any) -> tuple[Any, Any]:
 
 
 def _scaled_columns(a: Any, energies: Any, dtype: Any) -> tuple[Any, Any]:
-    """Computes the QR of host data on a subspace: orthogonal columns of known lengths."""
+    """Factorises a = q r where the columns of a are nearly orthogonal, of known lengths."""
     if not energies[-1] > _CLEAN * energies[0]:
         return orthonormalized(a)
     s = np.sqrt(energies)
@@ -418,7 +418,7 @@ def _scaled_columns(a: Any, energies: Any, dtype: Any) -> tuple[Any, Any]:
 
 
 def times(a: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Multiplies host data by a subspace's basis, a v, in the precision of v, piece by piece."""
+    """Multiplies a NumPy matrix by a basis in the basis's precision, piece by piece."""
     if a.dtype == v.dtype:
         return a @ v
     out = np.empty((a.shape[0], v.shape[1]), v.dtype)

@@ -19,7 +19,7 @@ _SMALL_TURN = 0.003
 
 
 def svd(a: AnyArray) -> tuple[AnyArray, AnyArray, AnyArray]:
-    """Computes the thin SVD, a = u @ diag(s) @ vh, of k = min(m, n) terms in descending order.
+    """Computes the thin SVD a = u @ diag(s) @ vh, singular values descending.
 
     Derivatives are finite at repeated and at zero singular values: where two are equal, the
     Hermitian part of their coupling, which has no limit there, is dropped. It does not enter
@@ -70,7 +70,7 @@ def _svd(a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 @jax.jit(static_argnums=0)
 def _where_jacobi(refine: Callable[..., Any], a: jax.Array, *terms: jax.Array) -> Any:
-    """Refines XLA's SVD or eigendecomposition on platforms (CUDA) that may use Jacobi's method."""
+    """Refines XLA's SVD or eigendecomposition on CUDA, where Jacobi's method is inaccurate."""
     return lax.platform_dependent(a, *terms, cuda=refine, default=lambda a, *terms: terms)
 
 
@@ -95,7 +95,7 @@ def _svd_jvp(primals: Any, tangents: Any) -> Any:
 
 
 def _turns(inner: jax.Array, s: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the first-order rotations of an SVD's u and v under da, with ``inner`` = uᴴ da v.
+    """Computes first-order rotations of the singular vectors u and v from ``inner`` = uᴴ da v.
 
     A Hermitian coupling turns u and v alike, an anti-Hermitian one turns them against each other.
     """
@@ -111,7 +111,7 @@ def _turns(inner: jax.Array, s: jax.Array) -> tuple[jax.Array, jax.Array]:
 def refined(
     a: jax.Array, u: jax.Array, s: jax.Array, vh: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Refines a rough SVD by one step: errors are squared, down to roundoff.
+    """Refines an approximate SVD by one step that squares its errors.
 
     Vectors are made orthonormal by a step of Newton's and Schulz's iteration. What uᴴ a v then has
     outside of its diagonal is a change of the matrix whose singular vectors are known, and turns
@@ -185,7 +185,7 @@ def _eigh_jvp(primals: Any, tangents: Any) -> Any:
 
 
 def refined_eigh(a: jax.Array, w: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Refines a rough Hermitian eigendecomposition by one step, as `refined` does an SVD."""
+    """Refines an approximate Hermitian eigendecomposition by one step that squares its errors."""
     v = _nearly_unitary(v)
     inner = matmul(adjoint(v), matmul(a, v))
     w = _real_diagonal(inner)
@@ -197,17 +197,17 @@ def refined_eigh(a: jax.Array, w: jax.Array, v: jax.Array) -> tuple[jax.Array, j
 
 
 def _nearly_unitary(q: jax.Array) -> jax.Array:
-    """Makes SVD or eigh vectors nearly orthonormal by a Newton–Schulz step: e to 3/4 e²."""
+    """Orthonormalises nearly orthonormal columns by one Newton–Schulz step."""
     return 1.5 * q - 0.5 * matmul(q, matmul(adjoint(q), q))
 
 
 def _unitary(q: jax.Array) -> jax.Array:
-    """Makes SVD or eigh vectors orthonormal to roundoff by three Newton–Schulz steps."""
+    """Orthonormalises nearly orthonormal columns to roundoff by three Newton–Schulz steps."""
     return _nearly_unitary(_nearly_unitary(_nearly_unitary(q)))
 
 
 def _outside(q: jax.Array, x: jax.Array) -> jax.Array:
-    """Projects an SVD's columns out of the span of q, twice: small values divide the roundoff."""
+    """Projects columns on the orthogonal complement of span(q), twice, against roundoff."""
     for _ in range(2):
         x = x - matmul(q, matmul(adjoint(q), x))
     return x
@@ -222,6 +222,6 @@ def _small(x: jax.Array) -> jax.Array:
 
 
 def _short(x: jax.Array) -> jax.Array:
-    """Zeroes corrections of SVD vectors longer than a threshold, as whole columns."""
+    """Zeroes the columns of an array whose norms exceed a threshold."""
     norm = jnp.linalg.norm(x, axis=-2, keepdims=True)
     return jnp.where(norm <= _SMALL_TURN, x, jnp.zeros((), x.dtype))

@@ -33,7 +33,7 @@ from tensorjax.linalg._svd_eigh import svd
 
 
 class SVD(NamedTuple):
-    """Truncated SVD factors a ≈ u @ diag(s) @ vh, and the energy discarded.
+    """Truncated singular value decomposition a ≈ u @ diag(s) @ vh, with the energy discarded.
 
     Attributes:
       u: (…, m, r) orthonormal columns (zero where ``tail`` discarded them).
@@ -66,7 +66,7 @@ def truncated_svd(
     method: Method = "auto",
     key: jax.Array | None = None,
 ) -> SVD:
-    """Computes an SVD truncated at a rank, at a relative error, or at both.
+    """Computes an SVD truncated to a rank, to a relative error, or to both.
 
     Args:
       a: (…, m, n), floating or complex.
@@ -130,7 +130,7 @@ def truncated_svd(
 
 
 def _polished(a: Array, u: Array, vh: Array) -> tuple[Array, Array, Array]:
-    """Refines a full SVD on the host by one step before truncation, to a few eps.
+    """Refines a full SVD of NumPy arrays to a few eps, before it is truncated.
 
     LAPACK's QR iteration neglects couplings of up to 90 unit roundoffs; a symmetric eigenproblem is
     solved to one. So uᴴ a v, diagonal but for those, goes into polar form to first order, (1 + k) p

@@ -19,7 +19,7 @@ _HIGHEST = jax.lax.Precision.HIGHEST
 
 
 class ConeLayer(NamedTuple):
-    """Tensors of one MERA layer in the causal cone of some sites, by their places in the layer.
+    """Disentanglers and isometries of one MERA layer that lie in the causal cone of some sites.
 
     Attributes:
       disentanglers: of `Layer.disentanglers`.
@@ -65,7 +65,7 @@ def causal_cone(m: MERA, sites: int | Sequence[int]) -> list[ConeLayer]:
 
 
 def _cone(wiring: Wiring, sites: Sequence[int]) -> ConeLayer:
-    """Finds what of a layer the state of the sites below it depends on."""
+    """Finds the tensors of a MERA layer on which the reduced state of some sites below depends."""
     pairs = wiring.pairs
     involved = tuple(j for j, pair in enumerate(pairs) if set(pair) & set(sites))
     touched = {*sites, *(s for j in involved for s in pairs[j])}
@@ -163,7 +163,7 @@ def _expectation(m: MERA, o: jax.Array, sites: tuple[int, ...]) -> jax.Array:
 def _ascended(
     layer: Layer, o: jax.Array, sites: tuple[int, ...]
 ) -> tuple[jax.Array, tuple[int, ...]]:
-    """Ascends the causal cone: maps an operator on ``sites`` above a layer, and its sites."""
+    """Maps a local operator through one MERA layer to the layer above; returns it and its sites."""
     cone = _cone(layer.wiring, sites)
     involved = [(layer.wiring.pairs[j], layer.disentanglers[j]) for j in cone.disentanglers]
     below = sorted(s for b in cone.isometries for s in layer.wiring.blocks[b])

@@ -1,4 +1,4 @@
-"""Norms and inner products of MERAs, and the network of a MERA."""
+"""Norms and inner products of MERAs, by contraction of the whole network."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,7 @@ _HIGHEST = jax.lax.Precision.HIGHEST
 
 @placed
 def norm(m: MERA) -> jax.Array:
-    """Computes a MERA's norm ‖m‖, that of the top tensor, since all layers are isometric.
+    """Computes the norm ‖m‖ of a MERA: that of its top tensor, as all layers are isometric.
 
     Args:
       m: MERA.
@@ -108,7 +108,7 @@ def _inner(x: MERA, y: MERA) -> jax.Array:
 
 
 def _network(m: MERA, sites: Sequence[int], fresh: int) -> list[tuple[jax.Array, list[int]]]:
-    """Lists all tensors of a MERA with axis labels, for norms: sites as given, others ``fresh``."""
+    """Lists all tensors of a MERA, each with its axis labels for an einsum of the network."""
     terms = []
     below = list(sites)
     for layer in m.layers:

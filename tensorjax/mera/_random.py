@@ -26,7 +26,7 @@ def wirings(
     boundary: Boundary = "open",
     layers: int | None = None,
 ) -> list[Wiring]:
-    """Plans the blocks and disentangler cuts of every layer of a MERA, from the bottom up.
+    """Plans the block sizes and disentanglers of every layer of a MERA, from the bottom up.
 
     Blocks have ``arity`` sites; what a division leaves over forms a shorter last block. A single
     left-over site is passed through by an isometry of arity one; on a ring it joins the last block.
@@ -98,7 +98,7 @@ def random(
     layers: int | None = None,
     dtype: DTypeLike | None = None,
 ) -> MERA:
-    """Constructs a random MERA of norm one: Haar isometries, disentanglers, normal top tensor.
+    """Constructs a random MERA of norm one from Haar-random tensors and a normal top tensor.
 
     Args:
       key: `jax.random.key`.
@@ -159,7 +159,7 @@ def _random_layer(
 
 
 def _isometries(key: jax.Array, shapes: Sequence[tuple[int, int]], dtype: Any) -> list[jax.Array]:
-    """Draws random isometries, on CPUs by one program for all shapes and by LAPACK."""
+    """Draws Haar-random isometries of given shapes; on CPUs by one program and LAPACK."""
     normal, wide = jax.random.normal, linalg.factor_dtype(dtype)
     drawn = on_host(normal, key, shapes, wide)
     if drawn is not None:
@@ -169,7 +169,7 @@ def _isometries(key: jax.Array, shapes: Sequence[tuple[int, int]], dtype: Any) -
 
 
 def _haar(x: Any, dtype: Any) -> Any:
-    """Returns the isometry of Haar measure that a normal matrix has as its basis."""
+    """Returns the Haar-random isometry that orthonormalises a matrix of normal entries."""
     xp = namespace(x)
     q, r = linalg.qr(x)
     diagonal = xp.diagonal(r)

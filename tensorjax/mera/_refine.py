@@ -25,7 +25,7 @@ _HIGHEST = jax.lax.Precision.HIGHEST
 
 @dataclasses.dataclass(frozen=True)
 class RefineInfo:
-    """Report on a refinement: relative errors of all steps, and convergence.
+    """Report on the refinement of a MERA: relative error after each step, and convergence.
 
     Attributes:
       errors: relative errors ‖target − m‖ / ‖target‖ with the best top tensor, before the first
@@ -45,7 +45,7 @@ class RefineInfo:
 
     @property
     def steps(self) -> int:
-        """Number of steps that the refinement of a MERA took."""
+        """Number of optimisation steps in the refinement of a MERA."""
         return len(self.errors) - 1
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class RefineInfo:
 
 
 def _by_matrix(f: Callable[..., jax.Array], *trees: MERA) -> MERA:
-    """Maps f over a MERA's isometries as matrices, to refine them; keeps the last top tensor."""
+    """Applies a function to each isometry and disentangler of MERAs, reshaped to matrices."""
     for m in trees:
         single("m", m)
     _check.held("m", trees)
@@ -81,7 +81,7 @@ def _by_matrix(f: Callable[..., jax.Array], *trees: MERA) -> MERA:
 
 @placed
 def tangent(m: MERA, direction: MERA) -> MERA:
-    """Projects a refinement's direction on the isometries' tangent space: d − x (xᴴ d + dᴴ x)/2.
+    """Projects a direction on the tangent space of a MERA's isometries: d − x (xᴴ d + dᴴ x)/2.
 
     Args:
       m: MERA, the point.
@@ -111,7 +111,7 @@ def tangent(m: MERA, direction: MERA) -> MERA:
 
 @placed
 def retract(m: MERA, direction: MERA) -> MERA:
-    """Retracts a refined MERA, m + direction, to isometries by polar factors; tops are added.
+    """Moves a MERA along a direction, and makes its tensors isometric by polar factors.
 
     Args:
       m: MERA, the point.
@@ -178,7 +178,7 @@ def stiefel(inner: Optimizer) -> Optimizer:
 
 
 def conjugate_gradient() -> Optimizer:
-    """Returns a Riemannian conjugate gradient optimiser to refine MERAs, in Optax's form.
+    """Returns a Riemannian conjugate gradient optimiser for MERAs, in Optax's form.
 
     ``update`` needs two extra arguments, as `optax.lbfgs` does: ``value``, the present loss, and
     ``value_fn``, the loss as a function of the MERA. Gradients are directions of steepest ascent:
@@ -216,13 +216,13 @@ def conjugate_gradient() -> Optimizer:
 
 
 def _dot(x: MERA, y: MERA) -> jax.Array:
-    """Computes the real inner product of two directions in a MERA's refinement."""
+    """Computes the real inner product of two MERA-shaped directions."""
     pairs = zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True)
     return sum((jnp.vdot(a, b).real for a, b in pairs), start=jnp.zeros((), x.top.real.dtype))
 
 
 def _combined(directions: Sequence[MERA], weights: Sequence[jax.Array]) -> MERA:
-    """Computes a linear combination of directions in a MERA's refinement."""
+    """Computes a linear combination of MERA-shaped directions."""
 
     def combined(*arrays: jax.Array) -> jax.Array:
         pairs = zip(arrays, weights, strict=True)
@@ -333,7 +333,7 @@ def _descend(
 
 
 def _best_top(m: MERA, t: TT) -> jax.Array:
-    """Computes the refined top tensor Lᴴ t, for which the MERA is nearest to the train t."""
+    """Computes the top tensor for which a MERA of given layers is nearest to a tensor train."""
     sites = list(range(m.order))
     *network, (_, top) = _network(m, sites, m.order)
     fresh = 1 + max([m.order, *(max(labels) for _, labels in network)])

@@ -1,4 +1,4 @@
-"""Configurations drawn from a MERA."""
+"""Sampling of configurations (multi-indices) of a MERA by the Born rule."""
 
 import jax
 
@@ -15,7 +15,7 @@ def sample(
     *,
     rank: int | None = None,
 ) -> jax.Array:
-    """Samples configurations i of a MERA with probability |m_i|² / ‖m‖², independently.
+    """Samples independent configurations i of a MERA with probability |m_i|² / ‖m‖².
 
     Perfect sampling from the left to the right of the tensor train of the MERA (`to_tt`): the chain
     of conditional probabilities, without a Markov chain's burn-in.

@@ -58,7 +58,7 @@ _to_dense = jax.jit(_dense)
 
 
 def is_numpys(operation: str, m: MERA, work: float = 0.0) -> bool:
-    """Whether NumPy contracts a MERA: a program would be compiled for each structure."""
+    """Whether a MERA operation runs in NumPy; JAX would compile a program per structure."""
     structure = operation, tuple([layer.wiring for layer in m.layers])
     facts = {"dtype": np.dtype(m.dtype), "key": structure, "work": lambda: work}
     return choose_kernel(operation, jax.tree.leaves(m), **facts) is NUMPY
@@ -69,7 +69,7 @@ def _on_host(m: MERA) -> MERA:
 
 
 def _expand(layer: Layer, x: Any) -> Any:
-    """Contracts a layer of a MERA with a dense state of its top legs.
+    """Contracts one layer of a MERA with a dense state of its top legs.
 
     A disentangler is applied as soon as both its sites exist, while the state is smallest.
     """
@@ -87,7 +87,7 @@ def _expand(layer: Layer, x: Any) -> Any:
 def _apply(
     x: Any, axes: list[int], tensor: Any, bottom: list[int], top: list[int]
 ) -> tuple[Any, list[int]]:
-    """Contracts the axes ``top`` of a dense state with a MERA's tensor, and sorts new axes in."""
+    """Contracts some axes of a dense state with a tensor of a MERA; returns new axis labels too."""
     result = sorted([*(a for a in axes if a not in top), *bottom], key=lambda a: (a < 0, abs(a)))
     label = {a: k for k, a in enumerate([*axes, *(b for b in bottom if b not in axes)])}
     fresh = {b: len(label) + k for k, b in enumerate(bottom)}
@@ -97,7 +97,7 @@ def _apply(
 
 
 def _einsum(*operands: Any) -> Any:
-    """`einsum` in either of its forms, to contract MERAs."""
+    """Contracts arrays by an einsum, given as a string or as lists of axis labels."""
     if not isinstance(operands[0], str):
         *pairs, out = operands
         terms = ["".join(map(get_symbol, labels)) for labels in pairs[1::2]]

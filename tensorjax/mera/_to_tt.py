@@ -1,4 +1,4 @@
-"""MERAs into tensor trains: exact, to a relative error or to ranks."""
+"""Conversion of MERAs to tensor trains: exact, to a relative error, or to ranks."""
 
 import numbers
 from collections.abc import Sequence
@@ -65,7 +65,7 @@ def to_tt(m: MERA, *, tol: float | None = None, rank: int | Sequence[int] | None
 
 
 def _share(tol: Any, m: MERA) -> Any:
-    """Divides a tolerance evenly over a MERA's roundings to a train: one per layer, one on top."""
+    """Divides the tolerance of a conversion from MERA to TT evenly over its roundings."""
     count = 1 + len(m.layers)
     least = 10 * count * linalg.epsilon(m.dtype)
     if not _check.is_traced(tol) and _check.tolerance(tol, m.dtype) < least:
@@ -84,7 +84,7 @@ def _rounded(cores: list[Any], tol: float | None, rank: Any, *, last: bool) -> T
 
 
 def exact_train(m: MERA) -> TT:
-    """Returns the exact tensor train of a MERA, checked before, of NumPy or of JAX arrays."""
+    """Converts a MERA to a tensor train exactly, in NumPy or JAX as its arrays are."""
     cores = _top_cores(m.top)
     for layer in reversed(m.layers):
         cores = _expanded_cores(layer, cores)
@@ -99,7 +99,7 @@ def _top_cores(top: Any) -> list[Any]:
 
 
 def _split(x: Any) -> list[Any]:
-    """Splits (r, n_1, …, n_k, s), of a MERA, into k TT cores exactly, by QR."""
+    """Splits an array (r, n_1, …, n_k, s) into k tensor-train cores exactly, by QR."""
     dtype = x.dtype
     x = x.astype(linalg.factor_dtype(dtype))
     cores = []
@@ -116,7 +116,7 @@ def _split(x: Any) -> list[Any]:
 
 
 def _expanded_cores(layer: Layer, coarse: Sequence[Any]) -> list[Any]:
-    """Contracts a MERA's layer with the cores of a tensor train of its top legs."""
+    """Contracts one MERA layer with a tensor train of its top legs; returns the cores below."""
     cores: list[Any] = []
     for core, w in zip(coarse, layer.isometries, strict=True):
         block = _einsum("atb,it->aib", core, w.reshape(-1, w.shape[-1]))
@@ -130,7 +130,7 @@ def _expanded_cores(layer: Layer, coarse: Sequence[Any]) -> list[Any]:
 
 
 def _closed(cores: list[Any], u: Any) -> list[Any]:
-    """Applies a MERA's ring disentangler to the last and first site, via all cores' bonds."""
+    """Applies a periodic MERA's disentangler to the last and first site of a tensor train."""
     last, first, above_last, above_first = u.shape
     matrix = u.transpose(0, 2, 1, 3).reshape(1, last * above_last, first * above_first, 1)
     left, right = _split(matrix)

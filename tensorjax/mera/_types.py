@@ -17,7 +17,7 @@ from tensorjax._typing import ArrayLike, DType, DTypeLike
 
 
 class Wiring(NamedTuple):
-    """Static structure of a MERA layer: block sizes, and the cuts that have disentanglers.
+    """Static structure of a MERA layer: block sizes, and positions of the disentanglers.
 
     Attributes:
       arities: sites in each block, that is, bottom legs of each isometry.
@@ -38,24 +38,24 @@ class Wiring(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Number of sites below a MERA's layer of this wiring."""
+        """Number of sites at the bottom of a MERA layer."""
         return sum(self.arities)
 
     @property
     def blocks(self) -> tuple[range, ...]:
-        """Ranges of sites in a MERA layer's wiring, one per block."""
+        """Ranges of the sites that each isometry of a MERA layer joins."""
         ends = np.cumsum(self.arities).tolist()
         return tuple(range(e - a, e) for e, a in zip(ends, self.arities, strict=True))
 
     @property
     def pairs(self) -> tuple[tuple[int, int], ...]:
-        """Sites of each disentangler in a MERA layer; a ring's last pair is (N − 1, 0)."""
+        """Pairs of sites on which the disentanglers of a MERA layer act."""
         blocks = self.blocks
         return tuple((blocks[c][-1], blocks[(c + 1) % len(blocks)][0]) for c in self.cuts)
 
     @property
     def periodic(self) -> bool:
-        """Whether a disentangler of the MERA's layer joins the last site to the first."""
+        """Whether a MERA layer has a disentangler between the last site and the first."""
         return len(self.arities) - 1 in self.cuts
 
 
@@ -146,7 +146,7 @@ class Layer(NoArray):
 
     @property
     def middle(self) -> tuple[int, ...]:
-        """Sizes of a MERA layer's legs between disentanglers and isometries, one per site."""
+        """Dimensions of the legs between disentanglers and isometries of a MERA layer, per site."""
         arities = self.wiring.arities
         return tuple(
             n
@@ -156,7 +156,7 @@ class Layer(NoArray):
 
     @property
     def bottom(self) -> tuple[int, ...]:
-        """Sizes of the legs below the MERA's layer, one per site."""
+        """Dimensions of the bottom legs of a MERA layer, one per site."""
         sizes = list(self.middle)
         for u, pair in zip(self.disentanglers, self.wiring.pairs, strict=True):
             for site, n in zip(pair, u.shape[-4:-2], strict=True):
@@ -165,7 +165,7 @@ class Layer(NoArray):
 
     @property
     def top(self) -> tuple[int, ...]:
-        """Sizes of the legs above the MERA's layer, one per block."""
+        """Dimensions of the top legs of a MERA layer, one per isometry."""
         return tuple(w.shape[-1] for w in self.isometries)
 
     @shown
@@ -254,7 +254,7 @@ class MERA(Scalable):
 
     @property
     def ranks(self) -> tuple[tuple[int, ...], ...]:
-        """Sizes of the top legs of every layer of the MERA, from the bottom up."""
+        """Dimensions of the top legs of every layer of the MERA, from the bottom up."""
         return tuple(layer.top for layer in self.layers)
 
     @property
@@ -264,7 +264,7 @@ class MERA(Scalable):
 
     @property
     def dtype(self) -> DType:
-        """Dtype that arithmetic between the MERA's tensors gives."""
+        """Common dtype of the MERA's tensors, by JAX's promotion rules."""
         return jnp.result_type(*jax.tree.leaves(self))
 
     @property
@@ -371,7 +371,7 @@ def _is_abstract(m: MERA) -> bool:
 
 
 def as_matrices(m: MERA) -> list[tuple[str, jax.Array]]:
-    """Lists every disentangler and isometry of a MERA, named, as a matrix bottoms × tops."""
+    """Lists all disentanglers and isometries of a MERA by name, as bottom × top matrices."""
     out = []
     for k, layer in enumerate(m.layers):
         out += [
@@ -400,7 +400,7 @@ def _check_orthonormal(m: MERA) -> None:
 
 
 def single(name: str, m: Any) -> None:
-    """Checks that ``m`` is one MERA, not a batch of them."""
+    """Raises an error if ``m`` is not a MERA, or is a batch of them."""
     if not isinstance(m, MERA):
         raise TypeError(
             f"{name}: expected a MERA, got {type(m).__name__}; build one with mera.random or "

@@ -30,7 +30,7 @@ _HIGHEST = jax.lax.Precision.HIGHEST
 
 
 def _aligned(x: Train, y: Train) -> tuple[Train, Train]:
-    """Checks that two trains to add or multiply have one kind and shape; unites their dtypes."""
+    """Casts two trains to their common dtype; raises an error if their kinds or shapes differ."""
     _check_alike(x, y)
     known("x", x)
     known("y", y)
@@ -42,7 +42,7 @@ def _aligned(x: Train, y: Train) -> tuple[Train, Train]:
 
 
 def _check_alike(x: Any, y: Any) -> None:
-    """Checks that two trains have one kind and shape."""
+    """Raises TypeError or ValueError if two trains differ in kind or in shape."""
     if type(x) is not type(y) or not isinstance(x, TT | TTMatrix):
         raise TypeError(
             "expected two TT or two TTMatrix, "
@@ -62,14 +62,14 @@ def _map(x: Train, f: Callable[[jax.Array], jax.Array]) -> Train:
 
 
 def fold(a: TTMatrix) -> TT:
-    """Folds a TT-matrix into a tensor train whose k-th mode is (m_k, n_k), row index major."""
+    """Reshapes a TT-matrix to a tensor train whose modes pair row and column indices."""
     return TT._unchecked(
         tuple(c.reshape(*c.shape[:-3], c.shape[-3] * c.shape[-2], c.shape[-1]) for c in a.cores)
     )
 
 
 def unfold(t: TT, row_shape: Sequence[int], col_shape: Sequence[int]) -> TTMatrix:
-    """Unfolds a tensor train into a TT-matrix; the inverse of `fold`."""
+    """Reshapes a tensor train with paired modes to a TT-matrix; the inverse of `fold`."""
     pairs = zip(t.cores, row_shape, col_shape, strict=True)
     return TTMatrix._unchecked(
         tuple(c.reshape(*c.shape[:-2], m, n, c.shape[-1]) for c, m, n in pairs)
@@ -77,7 +77,7 @@ def unfold(t: TT, row_shape: Sequence[int], col_shape: Sequence[int]) -> TTMatri
 
 
 def folded(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Extends a function of checked tensor trains to TT-matrices, by folding their modes."""
+    """Decorates a function of tensor trains so that it takes TT-matrices too, by folding them."""
     run: Callable[..., Any] = f
 
     @functools.wraps(f)
@@ -97,7 +97,7 @@ def folded(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def as_train(f: Callable[P, R]) -> Callable[P, R]:
-    """Extends a public function of tensor trains to TT-matrices, and checks its first argument.
+    """Decorates a public function of trains to take TT-matrices and to check its first argument.
 
     Signatures stay those written: of TT and TTMatrix, though ``f`` is called with a TT alone.
     """
@@ -113,7 +113,7 @@ def as_train(f: Callable[P, R]) -> Callable[P, R]:
 
 @placed
 def add(x: Train, y: Train) -> Train:
-    """Adds two trains exactly, entry by entry, by block-diagonal cores; TT-ranks add.
+    """Adds two trains entry by entry, exactly, by block-diagonal cores; TT-ranks add.
 
     Args:
       x: TT or TTMatrix.
@@ -210,7 +210,7 @@ def conj(x: Train) -> Train:
 
 @placed
 def real(x: Train) -> Train:
-    """Returns the real part of a train, exact; TT-ranks double where ``x`` is complex.
+    """Returns the real part of a train exactly; the TT-ranks of a complex train double.
 
     A complex number a + ib acts as the real matrix [[a, −b], [b, a]], and so does a core: that of
     the products is the product of these matrices, which the last core cuts to one column and the
@@ -239,7 +239,7 @@ def real(x: Train) -> Train:
 
 @placed
 def imag(x: Train) -> Train:
-    """Returns the imaginary part of a train, exact as `real`; zeros of TT-rank one for real x.
+    """Returns the imaginary part of a train exactly; zero for a real train.
 
     Args:
       x: TT or TTMatrix.
@@ -278,7 +278,7 @@ def _part(x: Train, imaginary: bool) -> Train:
 
 @placed
 def ones_like(x: Train) -> Train:
-    """Returns the train of ones, TT-ranks one, of the kind, shape and dtype of the train ``x``.
+    """Returns the train of ones with the kind, shape and dtype of another; TT-ranks are one.
 
     Args:
       x: TT or TTMatrix, or a batch of them.
@@ -342,7 +342,7 @@ def _either_product_jvp(primals: Any, tangents: Any) -> Any:
 
 
 def _pairwise(x: Any, y: Any, multiply: Callable[[Any, Any], Any], kind: Any) -> Any:
-    """Multiplies the cores of two trains pairwise; both left bonds merge, and both right ones."""
+    """Multiplies the cores of two trains pair by pair, by a given product of cores."""
     pairs = zip(x.cores, y.cores, strict=True)
     return kind._unchecked(tuple(multiply(a, b) for a, b in pairs))
 
@@ -356,7 +356,7 @@ _jitted_pairwise = jax.jit(_pairwise, static_argnums=(2, 3))
 
 
 def transpose(a: TTMatrix) -> TTMatrix:
-    """Transposes a TT-matrix, Aᵀ (no conjugation): swaps row and column modes of every core.
+    """Transposes a TT-matrix, without conjugation: swaps row and column modes of every core.
 
     Args:
       a: TTMatrix of row modes m_k and column modes n_k.
@@ -381,7 +381,7 @@ def transpose(a: TTMatrix) -> TTMatrix:
 
 
 def kron(x: Train, y: Train) -> Train:
-    """Returns the Kronecker (tensor) product of trains: the cores of ``y`` follow those of ``x``.
+    """Computes the Kronecker (tensor) product of trains: the cores of ``y`` follow those of ``x``.
 
     Args:
       x: TT or TTMatrix.

@@ -71,7 +71,7 @@ def sample(key: jax.Array, t: TT, count: int = 1, *, squared: bool = True) -> ja
 
 
 def _noise(key: jax.Array, t: TT, count: int) -> list[np.ndarray]:
-    """Draws Gumbel noise to sample a train, (count, n) for every mode, equal to `_sample`'s.
+    """Draws the Gumbel noise by which a train is sampled: an array (count, n) for every mode.
 
     As many keys as are split off, the first are the same: a few more draws change none of these.
     """
@@ -85,7 +85,7 @@ def _noise(key: jax.Array, t: TT, count: int) -> list[np.ndarray]:
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def _gumbel(key: jax.Array, count: int, shape: tuple[int, ...], dtype: Any) -> dict[int, jax.Array]:
-    """Draws Gumbel noise to sample by mode size, (count, modes, n), to compile few programs."""
+    """Draws Gumbel noise for all modes of a train by one program, grouped by mode size."""
     keys = jax.vmap(lambda k: jax.random.split(k, len(shape)))(jax.random.split(key, count))
     sizes = np.array(shape)
     return {
@@ -95,7 +95,7 @@ def _gumbel(key: jax.Array, count: int, shape: tuple[int, ...], dtype: Any) -> d
 
 
 def _on_host(t: TT, noise: list[Any]) -> np.ndarray:
-    """Samples a train as `_sample` does from given noise, by NumPy, on the host."""
+    """Samples multi-indices of a train by the Born rule from given Gumbel noise, by NumPy."""
     dtype = linalg.factor_dtype(t.dtype)
     host = TT._unchecked(tuple(np.asarray(c).astype(dtype) for c in t.cores))
     cores, _ = orthogonal_cores(host, 0)

@@ -19,7 +19,7 @@ Train = TypeVar("Train", TT, TTMatrix)
 
 @placed
 def broadcast_to(t: Train, shape: Shape | Sequence[Shape]) -> Train:
-    """Repeats the modes of size one of a train up to a shape, as `numpy.broadcast_to`; exact.
+    """Broadcasts a train to a shape, as `numpy.broadcast_to`: repeats modes of size one.
 
     Args:
       t: TT or TTMatrix.
@@ -57,7 +57,7 @@ def broadcast_to(t: Train, shape: Shape | Sequence[Shape]) -> Train:
 
 
 def together(x: Any, y: Any) -> tuple[Any, Any]:
-    """Broadcasts two trains of one kind and order to each other; others are returned as they are.
+    """Broadcasts two trains to each other; returns them unchanged if that is impossible.
 
     Batches too: modes are counted from the end of the cores.
     """
@@ -78,7 +78,7 @@ def _modes(t: TT | TTMatrix) -> list[tuple[int, ...]]:
 
 
 def _repeated(t: Any, modes: Sequence[tuple[int, ...]]) -> Any:
-    """Broadcasts the cores of a train to modes of these sizes."""
+    """Broadcasts the cores of a train to given mode sizes."""
     lead = t._core_ndim
     shapes = [(*c.shape[: 1 - lead], *n, c.shape[-1]) for c, n in zip(t.cores, modes, strict=True)]
     pairs = zip(t.cores, shapes, strict=True)

@@ -24,7 +24,7 @@ def chain_operator(
     bond: ArrayLike | Sequence[ArrayLike] | None = None,
     dtype: DTypeLike | None = None,
 ) -> TTMatrix:
-    """Builds the chain Hamiltonian Σ_k h_k + Σ_k g_{k,k+1} as a TT-matrix (MPO).
+    """Builds a nearest-neighbour Hamiltonian Σ_k h_k + Σ_k g_{k,k+1} as a TT-matrix (MPO).
 
     A finite automaton runs along the chain. Its states, the bond's indices, are "no term yet", "in
     the middle of a pair", one for each of the t products in g = Σ_t a_t ⊗ b_t, and "term done". So
@@ -80,7 +80,7 @@ def chain_operator(
 
 
 def _terms(name: str, value: Any, count: int) -> list[np.ndarray] | None:
-    """Checks a Hamiltonian's terms; returns one square matrix per place in the chain, or None."""
+    """Checks site or pair terms of a chain Hamiltonian; returns one matrix per place, or None."""
     if value is None:
         return None
     if _check.is_traced(value):
@@ -100,7 +100,7 @@ def _terms(name: str, value: Any, count: int) -> list[np.ndarray] | None:
 def _sizes(
     sites: Sequence[np.ndarray] | None, bonds: Sequence[np.ndarray] | None, order: int
 ) -> list[int]:
-    """Returns the chain's mode sizes: of site terms, or the square roots of the pairs' sizes."""
+    """Returns the mode sizes of a chain Hamiltonian from its site terms or its pair terms."""
     if sites is not None:
         sizes = [len(h) for h in sites]
     elif bonds:
@@ -118,7 +118,7 @@ def _sizes(
 
 
 def _products(g: np.ndarray, m: int, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Factors a pair term g = Σ_t a_t ⊗ b_t of a chain by an SVD: a (m, m, t), b (t, n, n)."""
+    """Factors a two-site operator into a sum of products of one-site operators, by an SVD."""
     wide = g.astype(np.result_type(g.dtype, np.float64))
     by_site = wide.reshape(m, n, m, n).transpose(0, 2, 1, 3).reshape(m * m, n * n)
     u, s, vh = np.linalg.svd(by_site, full_matrices=False)
@@ -128,7 +128,7 @@ def _products(g: np.ndarray, m: int, n: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _core(h: np.ndarray, before: Sequence[Any], after: Sequence[Any]) -> np.ndarray:
-    """Builds one MPO core of a chain Hamiltonian: states before as rows, after as columns."""
+    """Builds one core of a chain Hamiltonian from its site term and the adjacent pair terms."""
     b = before[0][1] if before else np.zeros((0, *h.shape))
     a = after[0][0] if after else np.zeros((*h.shape, 0))
     core = np.zeros((2 + len(b), *h.shape, 2 + a.shape[-1]), np.result_type(h, a, b, np.float64))

@@ -69,7 +69,7 @@ def random_matrix(
     rank: int | Sequence[int],
     dtype: DTypeLike | None = None,
 ) -> TTMatrix:
-    """Constructs a random TT-matrix whose entries have mean 0 and variance 1; see `random`.
+    """Constructs a random TT-matrix whose entries have mean 0 and variance 1.
 
     Args:
       key: `jax.random.key`.
@@ -185,7 +185,7 @@ def rank_one_matrix(
 
 
 def _with_identities(matrices: Mapping[int, Any], order: int | None) -> list[Any]:
-    """Returns the factors of a Kronecker product, identities where no matrix is given."""
+    """Lists the factors of a Kronecker product, with identities at sites without a matrix."""
     given = {}
     for site, a in matrices.items():
         at = _check.integer("sites of matrices", site, low=0)

@@ -99,7 +99,7 @@ def norm(x: TT | TTMatrix) -> jax.Array:
 
 
 def _check_held(x: TT, dtype: Any) -> None:
-    """Raises if a train's norm is out of its dtype's range, where division by it would fail."""
+    """Raises OverflowError if the norm of a train is out of the range of its dtype."""
     square, half = map(np.asarray, _squared_norm(x))
     info = jnp.finfo(dtype)
     # Where terms cancel, a square of zero is roundoff, which differs between implementations.
@@ -113,7 +113,7 @@ def _check_held(x: TT, dtype: Any) -> None:
 
 
 def squared_norm(x: TT) -> tuple[jax.Array, jax.Array]:
-    """Computes a train's squared norm ‖x‖² as (m, e), meaning m·4^e, m in [1/2, 2) or zero."""
+    """Computes the squared norm of a train as (m, e), which means m·4^e."""
     mantissa, exponent = overlap(conj(x), x, True)
     mantissa, shift = linalg.normalized(mantissa.real)
     half = (exponent + shift) // 2
@@ -136,7 +136,7 @@ def _norm(x: TT) -> jax.Array:
 
 
 def overlap(x: TT, y: TT, same: bool = False) -> tuple[jax.Array, jax.Array]:
-    """Computes Σ x_i y_i of two trains as (mantissa, exponent); ``same``: x is conj(y)."""
+    """Computes Σ_i x_i y_i of two trains, without conjugation, as mantissa and exponent."""
     dtype = jnp.promote_types(x.dtype, y.dtype)
     x, y = x.astype(dtype), y.astype(dtype)  # cores of one train may differ too
     operation = _operation(same)

@@ -1,4 +1,4 @@
-"""Ranks padded with zeros and trimmed again, for loops of static shapes."""
+"""Zero-padding of TT-ranks for loops of static shapes, and its removal (trim)."""
 
 import math
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from tensorjax.tt._constructors import Train
 def padded_ranks(
     rank: int | Sequence[int], ranks: tuple[int, ...], trains: Sequence[TT | TTMatrix]
 ) -> tuple[int, ...]:
-    """Returns the ranks of a padded result: feasible ``ranks``, or ``rank`` for padded trains.
+    """Returns the TT-ranks of a result: feasible ones, or those its operands were padded to.
 
     It is ``rank`` itself if a train that goes in has exactly these ranks, and more than its modes
     allow, as `pad` makes it: loops over padded trains keep their shapes. Larger ranks do not count:
@@ -74,7 +74,7 @@ def pad(t: Train, rank: int | Sequence[int]) -> Train:
 
 
 def padded_to(t: Train, interior: Sequence[int]) -> Train:
-    """Pads a train of checked arguments with zeros to the given ranks, none below the present."""
+    """Pads the bonds of a train with zeros to the given TT-ranks, without checks."""
     ranks = (1, *interior, 1)
     cores = []
     for k, c in enumerate(t.cores):
@@ -86,7 +86,7 @@ def padded_to(t: Train, interior: Sequence[int]) -> Train:
 
 
 def _alive(t: TT | TTMatrix) -> list[Any]:
-    """Finds the bond indices that are not padding: on a path of non-zeros through all cores."""
+    """Finds the bond indices that are not padding: non-zero entries of all cores connect them."""
     hosted = choose_kernel("tt.effective_ranks", (t,)) is NUMPY
     cores = [np.asarray(c) for c in t.cores] if hosted else t.cores
     steps: list[Any] = [(c != 0).any(axis=tuple(range(1, c.ndim - 1))) for c in cores]
@@ -104,7 +104,7 @@ def _alive(t: TT | TTMatrix) -> list[Any]:
 
 @placed
 def effective_ranks(t: TT | TTMatrix) -> tuple[Any, ...]:
-    """Returns the TT-ranks that remain when zero-padding is dropped; see `trim`.
+    """Returns the TT-ranks of a train without its zero-padding, as `trim` would leave them.
 
     Args:
       t: TT or TTMatrix.
@@ -129,7 +129,7 @@ def effective_ranks(t: TT | TTMatrix) -> tuple[Any, ...]:
 
 @placed
 def trim(t: Train) -> Train:
-    """Trims zero-padded bond indices of a train; outside jit only, for shapes change.
+    """Removes zero-padded bond indices of a train; not under jit, as shapes change.
 
     Args:
       t: TT or TTMatrix, as `pad` or rounding with both ``tol`` and ``rank`` make them.

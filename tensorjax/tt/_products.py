@@ -43,7 +43,7 @@ def hadamard(
     key: Key | None = None,
     oversample: int | None = None,
 ) -> Train:
-    """Multiplies trains entry by entry; TT-ranks multiply, or are rounded at once.
+    """Multiplies two trains entry by entry; TT-ranks multiply, or are rounded at once.
 
     Args:
       x: TT or TTMatrix.
@@ -97,7 +97,7 @@ def matvec(
     key: Key | None = None,
     oversample: int | None = None,
 ) -> TT:
-    """Multiplies a TT-matrix (rows m_k, columns n_k) by a train of shape n: A x.
+    """Multiplies a TT-matrix by a train, A x; TT-ranks multiply, or are rounded at once.
 
     TT-ranks multiply, or are brought down at once.
 
@@ -145,7 +145,7 @@ def matmul(
     key: Key | None = None,
     oversample: int | None = None,
 ) -> TTMatrix:
-    """Multiplies TT-matrices, A B; TT-ranks multiply, or are rounded at once.
+    """Multiplies two TT-matrices, A B; TT-ranks multiply, or are rounded at once.
 
     Args:
       a: TTMatrix.
@@ -191,7 +191,7 @@ def linear_combination(
     key: Key | None = None,
     oversample: int | None = None,
 ) -> TT:
-    """Sums trains and products of trains with weights; rounded in one pass, if asked.
+    """Computes a weighted sum of trains and products of trains, rounded if asked.
 
     Neither the sum nor any product is materialised: for m terms of ranks r and a result of rank f
     it takes O(m d n r² f) operations, and O(d n r³ f) for a product of two trains of ranks r.
@@ -264,7 +264,7 @@ def linear_combination(
 
 
 def _formed(pairs: Sequence[Any], weights: Sequence[Any], dtype: Any) -> TT:
-    """Computes the exact sum of products of trains; TT-ranks add."""
+    """Computes the exact weighted sum of trains and products of trains; TT-ranks add."""
     total = None
     for term, weight in zip(pairs, weights, strict=True):
         one = term[0] if len(term) == 1 else _product(*term)

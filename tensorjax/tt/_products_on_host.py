@@ -34,7 +34,7 @@ def _common(x: Any, y: Any) -> Any:
 
 
 def product(x: Any, y: Any, kind: str) -> Any:
-    """Computes the exact "hadamard", "matvec" or "matmul" by NumPy; None to compile it instead.
+    """Computes an exact product of trains or TT-matrices by NumPy; None if a program is better.
 
     Programs do not look at the sizes of cores: those with products out of range stay here.
     """
@@ -58,7 +58,7 @@ def product(x: Any, y: Any, kind: str) -> Any:
 
 
 def _products_in_range(left: Cores, right: Cores, kind: str) -> Sequence[np.ndarray]:
-    """Returns a product's second factor, scaled where host cores might over- or underflow."""
+    """Scales the second factor of a product if products with the first might overflow."""
     squares = [np.vdot(c, c).real for c in (*left, *right)]
     if min(squares) > 2.0**-_TAME and max(squares) < 2.0**_TAME:
         return right
@@ -66,7 +66,7 @@ def _products_in_range(left: Cores, right: Cores, kind: str) -> Sequence[np.ndar
 
 
 def _written(x: Any, y: Any, kind: str) -> float:
-    """Counts the elements in the cores of a product on the host."""
+    """Counts the entries in the cores of a product of trains."""
     total = 0.0
     for a, b in zip(x.cores, y.cores, strict=True):
         shape = a.shape
@@ -102,7 +102,7 @@ def norm(x: TT) -> jax.Array | None:
 
 
 def _overlap(x: TT, y: TT, kind: str) -> tuple[Any, int] | None:
-    """Computes Σ conj(x_i) y_i of host trains as mantissa and exponent, or None to compile it."""
+    """Computes Σ conj(x_i) y_i by NumPy as mantissa and exponent; None if a program is better."""
     dtype = _common(x, y)
     cores = x.cores if x is y else (*x.cores, *y.cores)
     facts = {"dtype": dtype, "key": kind, "work": lambda: _work(x, y)}
@@ -114,7 +114,7 @@ def _overlap(x: TT, y: TT, kind: str) -> tuple[Any, int] | None:
 
 
 def _work(x: TT, y: TT) -> float:
-    """Counts the multiplications of an inner product of trains on the host."""
+    """Counts the multiplications in an inner product of trains."""
     return sum(
         a.shape[0] * b.shape[1] * b.shape[2] * (b.shape[0] + a.shape[2])
         for a, b in zip(x.cores, y.cores, strict=True)
@@ -122,7 +122,7 @@ def _work(x: TT, y: TT) -> float:
 
 
 def _swept(xs: Cores, ys: Cores) -> tuple[Any, int]:
-    """Computes the inner product of host trains as mantissa and exponent.
+    """Computes the inner product of two trains of NumPy cores as mantissa and exponent.
 
     Cores are brought near one when their turn comes: they are read once, while in the cache.
     """

@@ -22,7 +22,7 @@ _CUTOFF = 100
 
 
 class Stream(NamedTuple):
-    """State of a streaming sum of trains: two sketches; a pytree, for loops and jit.
+    """State of a streaming sum of trains: random sketches of fixed size; a pytree.
 
     Attributes:
       draws: random vectors of every mode, for the sketches from the left and from the right.
@@ -53,7 +53,7 @@ jax.export.register_namedtuple_serialization(Stream, serialized_name="tensorjax.
 def stream(
     key: jax.Array, shape: Sequence[int], rank: int | Sequence[int], dtype: DTypeLike | None = None
 ) -> Stream:
-    """Returns an empty streaming sum, for `stream_add` and `stream_train`.
+    """Creates an empty streaming sum of trains, which random sketches of fixed size represent.
 
     Args:
       key: `jax.random.key`, of the random sketches.
@@ -109,7 +109,7 @@ def stream(
 def stream_add(
     state: Stream, term: TT | tuple[TT, TT] | tuple[TTMatrix, TT], weight: Scalar = 1.0
 ) -> Stream:
-    """Adds weight · term to a streaming sum; the order of the terms does not matter.
+    """Adds a weighted train, or product of trains, to a streaming sum, in any order.
 
     Args:
       state: Stream.
@@ -188,7 +188,7 @@ def _put(state: Stream, trains: Any, weight: jax.Array) -> Stream:
 
 @placed
 def stream_train(state: Stream) -> TT:
-    """Recovers the streaming sum of all added terms, as a TT of the stream's ranks.
+    """Recovers a tensor train from a streaming sum, with the TT-ranks of the stream.
 
     Exact up to roundoff if the sum has at most those ranks, else a few times the best error;
     `round` removes ranks that were not needed.

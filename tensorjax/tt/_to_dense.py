@@ -19,7 +19,7 @@ _TAME = 100
 
 
 def _by_modes(out: Any, arguments: Any) -> list[Any]:
-    """Returns the sharding of a train's dense array: each axis as its mode, merged as the first."""
+    """Returns the sharding of a train's dense array, axis by axis as the modes are sharded."""
     cores = jax.tree.leaves(arguments)
     if cores[0].ndim == 3:
         return [by_axes(out.shape, [[(c, 1)] for c in cores])]
@@ -28,7 +28,7 @@ def _by_modes(out: Any, arguments: Any) -> list[Any]:
 
 @placed_by(_by_modes)
 def to_dense(t: TT | TTMatrix) -> jax.Array:
-    """Returns a train's dense array: (n_1, …, n_d) of a TT, (∏ m_k, ∏ n_k) of a TTMatrix.
+    """Converts a train to a dense array: (n_1, …, n_d) of a TT, (∏ m_k, ∏ n_k) of a TTMatrix.
 
     Args:
       t: TT or TTMatrix.
@@ -52,7 +52,7 @@ def to_dense(t: TT | TTMatrix) -> jax.Array:
 
 
 def _is_tame(t: TT | TTMatrix) -> bool:
-    """Whether concrete cores are so near one that the dense array's products stay in range."""
+    """Whether concrete cores are so near one that products of them need no scaling."""
     if choose_kernel("tt.to_dense", (t,)) is not NUMPY:
         return False
     exponents = [linalg.exponent_of(np.asarray(c)) for c in t.cores]
@@ -87,7 +87,7 @@ def _balanced_cut(t: TT | TTMatrix) -> int:
 
 
 def _chain(cores: Sequence[jax.Array], careful: bool) -> tuple[jax.Array, Any]:
-    """Multiplies cores towards the dense array, (r_left, ∏ n, r_right), scaled if careful.
+    """Multiplies neighbouring cores into one core (r, ∏ n, s), scaled against overflow if asked.
 
     Products are then kept near one: those of some cores may leave the range of the dtype where the
     whole does not.

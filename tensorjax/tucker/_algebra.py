@@ -29,7 +29,7 @@ from tensorjax.tucker._types import (
 
 
 def aligned(x: Any, y: Any) -> tuple[Tucker, Tucker]:
-    """Checks that two Tucker tensors have one shape; brings them to one dtype and kind of core."""
+    """Casts two Tucker tensors to one dtype and kind of core; ValueError if shapes differ."""
     one("x", x)
     one("y", y)
     if x.shape != y.shape:
@@ -115,7 +115,7 @@ def scale(t: Tucker, factor: Scalar) -> Tucker:
 
 
 def real(t: Tucker) -> Tucker:
-    """Returns the real part of a Tucker tensor exactly; ranks s_k of complex factors double.
+    """Returns the real part of a Tucker tensor exactly; ranks of complex factors double.
 
     With U = A + iB, a mode of the core is read twice, as it is for A and times i for B. A dense
     core holds up to 2^d times as many elements then, and the TT-ranks of a train core double;
@@ -144,7 +144,7 @@ def real(t: Tucker) -> Tucker:
 
 
 def imag(t: Tucker) -> Tucker:
-    """Returns the imaginary part of a Tucker tensor, exact as `real`; zeros where ``t`` is real.
+    """Returns the imaginary part of a Tucker tensor exactly; zero for a real one.
 
     Args:
       t: Tucker.
@@ -190,7 +190,7 @@ def _part(t: Tucker, imaginary: bool) -> Tucker:
 
 @placed
 def ones_like(t: Tucker) -> Tucker:
-    """Returns the Tucker tensor of ones, of rank one, with shape, dtype and kind of core of t.
+    """Returns the Tucker tensor of ones, of rank one, with shape, dtype and core type of another.
 
     Args:
       t: Tucker.
@@ -257,7 +257,7 @@ def pad(
 
 
 def check_core_rank(t: Tucker, core_rank: Any) -> None:
-    """Checks that ``core_rank`` is given only for a Tucker tensor with a train core."""
+    """Raises ValueError if ``core_rank`` is given for a Tucker tensor with a dense core."""
     if core_rank is not None and not isinstance(t.core, TT):
         raise ValueError(
             f"core_rank: expected None, for the core is dense, got {core_rank!r}; "

@@ -102,7 +102,7 @@ def hooi(
 
 
 def checked_data(x: Any, mask: Any) -> tuple[np.ndarray, Any]:
-    """Checks the data and mask of a fit; returns them for the host, what is masked set to zero."""
+    """Checks data and mask of a Tucker fit; returns them on the host, masked entries as zeros."""
     if _check.is_traced(x, mask):
         raise TypeError("x: expected a concrete array; fits iterate outside of jit, vmap and grad")
     x = _check.inexact("x", x)
@@ -123,14 +123,14 @@ def checked_data(x: Any, mask: Any) -> tuple[np.ndarray, Any]:
 
 
 def relative_error(x: np.ndarray, fitted: np.ndarray, kept: Any) -> float:
-    """Computes ‖x − fitted‖ / ‖x‖ over the entries that the mask of a fit keeps."""
+    """Computes the relative error ‖x − fitted‖ / ‖x‖ of a Tucker fit over unmasked entries."""
     off = x - fitted if kept is None else np.where(kept, x - fitted, 0)
     size = float(np.linalg.norm(x if kept is None else np.where(kept, x, 0)))
     return float(np.linalg.norm(off)) / size if size else float(np.linalg.norm(off))
 
 
 def as_tucker(core: Any, factors: Sequence[Any], exponent: int, x: Any) -> Tucker:
-    """Returns a fitted Tucker tensor in the dtype of the data, scaled back."""
+    """Builds a fitted Tucker tensor in the dtype of the data, multiplied by 2^exponent."""
     dtype = jax.dtypes.canonicalize_dtype(np.asarray(x).dtype)
     *factors, core = balanced([*factors, core], exponent, fit=linalg.exponents_held(dtype))
     core, *factors = jax.device_put([np.asarray(a).astype(dtype) for a in (core, *factors)])
@@ -138,7 +138,7 @@ def as_tucker(core: Any, factors: Sequence[Any], exponent: int, x: Any) -> Tucke
 
 
 def _sweep(x: np.ndarray, factors: list[Any], ranks: Sequence[int]) -> tuple[Any, list[Any]]:
-    """Renews every factor by the leading left vectors of x projected on the other factors."""
+    """Updates each Tucker factor to the leading left vectors of x projected on the others."""
     factors = list(factors)
     image = x
     for k in range(x.ndim):

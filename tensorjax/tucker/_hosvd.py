@@ -77,7 +77,7 @@ def from_dense(
 
 
 def feasible_ranks(rank: int | Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
-    """Cuts ``rank`` to the largest useful rank of every mode at its step of `st_hosvd`."""
+    """Reduces multilinear ranks to the largest that each step of an ST-HOSVD can use."""
     sizes = list(shape)
     for k, r in enumerate(_check.bond_ranks(rank, shape, place="mode")):
         sizes[k] = min(r, math.prod(sizes[:k]) * math.prod(sizes[k + 1 :]))
@@ -95,7 +95,7 @@ def _static(x: jax.Array, tol: Any, key: Any, ranks: tuple[int, ...], method: Me
 
 
 def host_hosvd(x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None) -> list[Any]:
-    """Computes an ST-HOSVD by NumPy, on the host, from the first or last mode, by cost.
+    """Computes an ST-HOSVD by NumPy, from the first mode or the last, as predicted to be faster.
 
     The mode that is compressed moves to the other end, so that the next one comes first: the
     product that compresses puts it there, and no unfolding is copied.
@@ -118,7 +118,7 @@ def host_hosvd(x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None) -
 
 
 def _first_mode(a: Any, asked: Asked) -> tuple[Any, Any, Subspace]:
-    """Compresses an unfolding (n, m) in an ST-HOSVD: factor u (n, r), and uᴴ a transposed."""
+    """Compresses an unfolding (n, m) in an ST-HOSVD: returns factor u and the transpose of uᴴ a."""
     if a.shape[0] > a.shape[1]:
         found = leading(a, asked, right=True)
         u, r = columns_split(a, found, a.dtype if asked.narrow else found.basis.dtype)
@@ -132,7 +132,7 @@ def _first_mode(a: Any, asked: Asked) -> tuple[Any, Any, Subspace]:
 
 
 def _last_mode(b: Any, asked: Asked) -> tuple[Any, Any, Subspace]:
-    """Compresses a transposed unfolding b (m, n) in an ST-HOSVD: factor u (n, r), image uᴴ bᵀ."""
+    """Compresses a transposed unfolding b (m, n) in an ST-HOSVD: returns factor u and uᴴ bᵀ."""
     if b.shape[1] > b.shape[0]:
         found = leading(b, asked)
         found = found._replace(basis=found.basis.conj())
@@ -149,7 +149,7 @@ def _fit(basis: Any, a: Any, asked: Asked) -> Any:
 
 
 def _seconds(shape: Sequence[int]) -> float:
-    """Estimates the time of an ST-HOSVD whose modes are compressed in the order of ``shape``."""
+    """Predicts the time of an ST-HOSVD that compresses modes in the order of ``shape``."""
     size, seconds = float(math.prod(shape)), 0.0
     for n in shape:
         side = min(n, size / n)
@@ -160,7 +160,7 @@ def _seconds(shape: Sequence[int]) -> float:
 
 
 def _holds(t: Tucker, x: np.ndarray, exponent: int, tol: float) -> bool:
-    """Checks that the ST-HOSVD ``t`` approximates x · 2^exponent to the tolerance."""
+    """Whether a Tucker tensor approximates the dense array x · 2^exponent to a relative error."""
     x = x.astype(np.result_type(x.dtype, np.float64))
     leaves = [linalg.normalized(np.asarray(leaf).astype(x.dtype)) for leaf in jax.tree.leaves(t)]
     core, *factors = (leaf for leaf, _ in leaves)
@@ -189,7 +189,7 @@ _ST_HOSVD = Decomposition(
 def st_hosvd(
     x: Any, ranks: Sequence[int] | None, share: Any, method: Method, key: Any
 ) -> tuple[Any, list[Any]]:
-    """Computes core and factors by ST-HOSVD, to ``ranks`` or an energy ``share`` per mode."""
+    """Computes a Tucker core and factors by ST-HOSVD, to ranks or to a share of energy per mode."""
     keys = [None] * x.ndim if key is None else jax.random.split(key, x.ndim)
     tail, factors, core = None, [], x
     for k in range(x.ndim):

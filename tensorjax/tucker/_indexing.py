@@ -48,7 +48,7 @@ def item(t: Tucker, key: Any) -> Any:
 
 
 def _without(core: Any, factors: list[jax.Array], gone: list[int]) -> tuple[Any, list[jax.Array]]:
-    """Contracts the modes ``gone`` of a Tucker core with the one row that is left of their factors.
+    """Contracts modes of a Tucker core with their factors, of which indexing left one row each.
 
     At least one mode stays, or the result is a scalar for `_with_new`.
     """
@@ -72,7 +72,7 @@ def _without(core: Any, factors: list[jax.Array], gone: list[int]) -> tuple[Any,
 
 
 def _with_new(core: Any, factors: list[jax.Array], places: list[int]) -> Tucker:
-    """Inserts modes of size one into a Tucker tensor."""
+    """Inserts modes of size one into a Tucker tensor, as None in an index does."""
     for n in places:
         dtype = core.dtype
         factors.insert(n, jnp.ones((1, 1), dtype))

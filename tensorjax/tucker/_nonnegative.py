@@ -24,7 +24,7 @@ def nonnegative(
     tol: float = 1e-6,
     max_sweeps: int = 1000,
 ) -> tuple[Tucker, FitInfo]:
-    """Fits a Tucker tensor with core and factors of at least zero to a dense array of such entries.
+    """Fits a Tucker tensor with non-negative core and factors to a non-negative dense array.
 
     Args:
       x: (n_1, …, n_d), concrete and real, no entry negative.
@@ -81,7 +81,7 @@ def _masked(x: np.ndarray, kept: Any) -> np.ndarray:
 
 
 def _sweep(x: np.ndarray, core: Any, factors: list[Any], kept: Any) -> tuple[Any, list[Any]]:
-    """Updates every factor, then the core, by the quotient of both parts of their gradients."""
+    """Updates Tucker factors and core multiplicatively, which keeps them non-negative."""
     factors = list(factors)
     for k, u in enumerate(factors):
         rest = unfold(times(core, [None if j == k else v for j, v in enumerate(factors)]), k)
@@ -93,6 +93,6 @@ def _sweep(x: np.ndarray, core: Any, factors: list[Any], kept: Any) -> tuple[Any
 
 
 def _quotient(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """Divides the two parts of a gradient; where both vanish, entries stay zero."""
+    """Divides the two parts of a gradient, for a multiplicative update; zero where both vanish."""
     tiny = np.finfo(below.dtype).tiny
     return above / np.maximum(below, tiny) * (below > tiny)

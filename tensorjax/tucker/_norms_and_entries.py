@@ -123,7 +123,7 @@ def distance(x: Tucker, y: Tucker) -> jax.Array:
 
 
 def _measured(f: Any, *tensors: Tucker) -> jax.Array:
-    """Evaluates a Tucker norm in single precision or better: by NumPy, on the host, if concrete."""
+    """Evaluates a norm or distance of Tucker tensors: on the host by NumPy, or in a program."""
     dtype = tensors[0].dtype
     real = jnp.finfo(dtype).dtype
     if choose_kernel("tucker.norm", tensors) is PROGRAM:
@@ -157,7 +157,7 @@ def _distance(x: Tucker, y: Tucker) -> Any:
 
 
 def _common_scale(parts: list[Any]) -> tuple[list[Any], Any]:
-    """Scales a Tucker tensor's arrays for norms by one power of two; returns its exponent.
+    """Divides dense arrays by one common power of two, to size near one; returns the exponent.
 
     Trains stay as they are: their own functions keep them in range.
     """
@@ -169,7 +169,7 @@ def _common_scale(parts: list[Any]) -> tuple[list[Any], Any]:
 
 
 def _length(core: Any, exponent: Any) -> Any:
-    """Computes the norm of a Tucker core, ‖core‖ · 2^exponent."""
+    """Computes the Frobenius norm of a Tucker core, times 2^exponent."""
     if isinstance(core, TT):
         xp = np if linalg.is_host(core.cores[0]) else jnp
         length, e = difference(core.cores, [xp.zeros((1, n, 1), core.dtype) for n in core.shape])

@@ -89,7 +89,7 @@ def _kron(a: Any, b: Any) -> Any:
 
 
 def _kron_core(a: Any, b: Any) -> jax.Array:
-    """Computes the Kronecker product of two cores of trains, in all three axes."""
+    """Computes the Kronecker product of two tensor-train cores over all three axes."""
     both = einsum("aib,cjd->acijbd", a, b)
     return both.reshape(len(a) * len(b), a.shape[1] * b.shape[1], -1)
 

@@ -41,7 +41,7 @@ def round(
     rank: int | Sequence[int] | None = None,
     core_rank: int | Sequence[int] | None = None,
 ) -> Tucker:
-    """Rounds a Tucker tensor to lower ranks, quasi-optimally: within √d, or √(2d−1) for trains.
+    """Rounds a Tucker tensor to lower ranks, within √d of the best error (√(2d−1) for train cores).
 
     The factors are orthogonalised, so that all errors are those of the core: its modes are
     truncated one after the other, then, if it is a train, its bonds.
@@ -94,7 +94,7 @@ def round(
 def _padded(
     t: Tucker, rank: Any, core_rank: Any, ranks: tuple[int, ...], bonds: tuple[int, ...] | None
 ) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-    """Returns the ranks of the rounded Tucker tensor: feasible, or those that ``t`` was padded to.
+    """Returns the ranks of a rounded Tucker tensor: feasible ones, or those it was padded to.
 
     As in `tensorjax.tt.round`: of a tensor of exactly the ranks asked, these.
     """
@@ -112,7 +112,7 @@ def _padded(
 
 
 def _feasible(t: Tucker, rank: Any, core_rank: Any) -> tuple[tuple[int, ...], Any]:
-    """Returns feasible multilinear ranks of a rounded Tucker tensor, and TT-ranks of its core."""
+    """Returns the feasible multilinear ranks and core TT-ranks of a rounded Tucker tensor."""
     sizes = [min(n, s) for n, s in zip(t.shape, t.ranks, strict=True)]
     wanted = sizes if rank is None else _check.bond_ranks(rank, sizes, place="mode")
     if not isinstance(t.core, TT):
@@ -129,7 +129,7 @@ def _fits(t: Tucker, ranks: Sequence[int], bonds: Sequence[int] | None) -> bool:
 
 
 def _dynamic(t: Tucker, tol: float) -> Tucker:
-    """Rounds a Tucker tensor on the host: LAPACK in double precision, exact ranks."""
+    """Rounds a Tucker tensor to a tolerance on the host, by LAPACK in double precision."""
     eps = linalg.epsilon(t.dtype)
     # Part of the tolerance pays for rounding the arrays to a narrower dtype.
     budget = max(tol**2 - len(jax.tree.leaves(t)) * (eps / 2) ** 2, tol**2 / 4)
@@ -170,7 +170,7 @@ def _reduced_train(core: TT, share: float, dtype: Any) -> tuple[TT, list[Any]]:
 
 
 def _part_of_modes(share: Any, order: int) -> Any:
-    """Returns the modes' part of a Tucker rounding's error, shared by d modes and d − 1 bonds."""
+    """Returns the part d / (2d − 1) of a squared rounding error that truncated modes may use."""
     return None if share is None else share * order / (2 * order - 1)
 
 
@@ -200,7 +200,7 @@ def _static_train(t: Tucker, share: Any, ranks: Any, bonds: Any) -> tuple[TT, li
 
 
 def _static_dense(core: Any, given: list[Any], ranks: Any, share: Any) -> tuple[Any, list[Any]]:
-    """Rounds a dense Tucker core mode after mode; factors to come enter by their QR triangles.
+    """Rounds a Tucker tensor with a dense core to ranks, mode by mode, without its dense array.
 
     Not in bases of the factors: at factors of lower rank, as after `add`, those have no derivative.
     """

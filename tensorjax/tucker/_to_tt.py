@@ -1,4 +1,4 @@
-"""Tucker tensors into tensor trains: exact, to a relative error, or to ranks."""
+"""Conversion of Tucker tensors to tensor trains: exact, to a relative error, or to ranks."""
 
 from collections.abc import Sequence
 

@@ -113,7 +113,7 @@ class Tucker(Summable):
 
     @property
     def dtype(self) -> DType:
-        """Dtype that arithmetic between the Tucker core and factors gives."""
+        """Common dtype of the Tucker core and factors, by JAX's promotion rules."""
         dtypes = {leaf.dtype for leaf in jax.tree.leaves(self)}
         return dtypes.pop() if len(dtypes) == 1 else jnp.result_type(*dtypes)
 
@@ -169,7 +169,7 @@ serializable(Tucker)
 
 
 def kind(name: str, t: Any) -> None:
-    """Checks that ``t`` is a Tucker tensor, or a batch of them, of dtypes that JAX can hold."""
+    """Raises TypeError if ``t`` is not a Tucker tensor, or batch of them, of an enabled dtype."""
     if not isinstance(t, Tucker):
         raise TypeError(
             f"{name}: expected a Tucker, got {type(t).__name__}; build one with tucker.from_dense"
@@ -178,7 +178,7 @@ def kind(name: str, t: Any) -> None:
 
 
 def one(name: str, t: Any) -> None:
-    """Checks that ``t`` is one Tucker tensor, not a batch of them."""
+    """Raises an error if ``t`` is not a Tucker tensor, or is a batch of them."""
     kind(name, t)
     if t.factors[0].ndim != 2:
         raise ValueError(
@@ -191,13 +191,13 @@ def one(name: str, t: Any) -> None:
 
 
 def unfold(x: Any, k: int) -> Any:
-    """Unfolds a Tucker tensor's array along mode k: (n_k, ∏ of the rest)."""
+    """Unfolds a dense array along mode k to a matrix (n_k, ∏ of the other sizes)."""
     xp = np if linalg.is_host(x) else jnp
     return xp.moveaxis(x, k, 0).reshape(x.shape[k], -1)
 
 
 def times(core: Any, matrices: Sequence[Any]) -> Any:
-    """Multiplies a Tucker core ×_1 M_1 … ×_d M_d; None, for a dense core, leaves a mode alone."""
+    """Multiplies each mode of a Tucker core, dense or a train, by a matrix."""
     if isinstance(core, TT):
         pairs = zip(core.cores, matrices, strict=True)
         return TT._unchecked(tuple(times_mode(c, m) for c, m in pairs))
@@ -211,20 +211,20 @@ def times(core: Any, matrices: Sequence[Any]) -> Any:
 
 
 def orthonormalized(t: Tucker) -> tuple[Any, list[Any]]:
-    """Orthonormalises Tucker factors by QR; returns the new core and the factors."""
+    """Orthonormalises Tucker factors by QR; returns the updated core and the factors."""
     pairs = [linalg.qr(u) for u in t.factors]
     return times(t.core, [r for _, r in pairs]), [q for q, _ in pairs]
 
 
 def near_one_parts(t: Tucker) -> tuple[Tucker, Any]:
-    """Scales a Tucker tensor's arrays near one by powers of two; returns the total exponent."""
+    """Scales all arrays of a Tucker tensor near one by powers of two; returns the exponent too."""
     leaves, structure = jax.tree.flatten(t)
     leaves, exponent = near_one(leaves)
     return jax.tree.unflatten(structure, leaves), exponent
 
 
 def scaled_back(core: Any, factors: Sequence[Any], exponent: Any) -> Tucker:
-    """Multiplies a Tucker tensor by 2^exponent: in the core, or in all arrays if it must."""
+    """Multiplies a Tucker tensor by 2^exponent: its core, or all arrays if that would overflow."""
     if isinstance(core, TT):
         return Tucker._unchecked(
             TT._unchecked(tuple(shared_out(core.cores, exponent))), tuple(factors)

@@ -18,7 +18,7 @@ Train = TypeVar("Train", TT, TTMatrix)
 
 @placed
 def zeros_like(x: Train) -> Train:
-    """Creates the zero train, TT-ranks one, of the kind, shape and dtype of ``x``, as in NumPy.
+    """Creates the zero train with the kind, shape and dtype of another; TT-ranks are one.
 
     Args:
       x: TT or TTMatrix, or a batch of them.
@@ -98,7 +98,7 @@ def _constant_matrix(fill: Any, row_shape: Any, col_shape: Any, dtype: Any) -> T
 
 
 def unit(shape: Sequence[int], index: Sequence[int], dtype: DTypeLike | None = None) -> TT:
-    """Creates the one-hot train, one at a multi-index and zero elsewhere; TT-ranks one.
+    """Creates the one-hot train, 1 at one multi-index and 0 elsewhere; TT-ranks are one.
 
     Args:
       shape: mode sizes (n_1, …, n_d).
@@ -127,7 +127,7 @@ def unit(shape: Sequence[int], index: Sequence[int], dtype: DTypeLike | None = N
 
 
 def meshgrid(*vectors: ArrayLike) -> list[TT]:
-    """Creates grid coordinates as trains of TT-rank one, as `numpy.meshgrid` with "ij".
+    """Creates grid coordinates as trains of TT-rank one, as `numpy.meshgrid` with indexing "ij".
 
     Args:
       vectors: (n_k,) coordinates along each mode.
@@ -160,7 +160,7 @@ def meshgrid(*vectors: ArrayLike) -> list[TT]:
 
 @placed
 def pad_modes(t: TT, widths: Sequence[tuple[int, int]]) -> TT:
-    """Creates a train with modes padded by zeros before and after, as `numpy.pad`; the ranks stay.
+    """Pads the modes of a train with zeros before and after, as `numpy.pad`; the TT-ranks stay.
 
     Args:
       t: TT.

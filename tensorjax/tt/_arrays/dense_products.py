@@ -63,7 +63,7 @@ def dense_before(a: TTMatrix, x: Any) -> jax.Array:
 
 
 def _operand(a: TTMatrix, x: Any, axis: int, side: int) -> Any:
-    """Checks a dense factor of a TT-matrix: an array of the size that the product sums over."""
+    """Converts the dense factor of a TT-matrix product to an array; ValueError if sizes differ."""
     array = x if isinstance(x, jax.Array) else np.asarray(x)
     if not jnp.issubdtype(array.dtype, jnp.inexact) and array.dtype.kind in "biu":
         array = array.astype(a.dtype)
@@ -81,7 +81,7 @@ def _operand(a: TTMatrix, x: Any, axis: int, side: int) -> Any:
 def _product(
     a: TTMatrix, x: Any, shape: tuple[int, ...], size: tuple[int, ...], *, transposed: bool
 ) -> jax.Array:
-    """Contracts the columns (rows if transposed) of a TT-matrix with a dense array of a shape."""
+    """Contracts a TT-matrix, or its transpose, with a dense array, in NumPy or in a program."""
     dtype = jnp.promote_types(a.dtype, jax.dtypes.canonicalize_dtype(x.dtype))
     if not math.prod(shape):
         return on_device([np.zeros(size, dtype)])[0]
@@ -103,14 +103,14 @@ def _product(
 def _operands(
     arrays: Sequence[Any], shape: tuple[int, ...], dtype: Any, transposed: bool
 ) -> tuple[list[Any], Any]:
-    """Returns the dense array in ``shape`` and the cores in ``dtype``, near one by 2^e; and e."""
+    """Casts and scales the arrays of a TT-matrix times dense array; returns the exponent too."""
     x, *cores = (c.astype(dtype) for c in arrays)
     cores, exponent = near_one([c.swapaxes(1, 2) for c in cores] if transposed else cores)
     return [x.reshape(shape), *cores], exponent
 
 
 def _expression(order: int) -> str:
-    """Returns the einsum of a TT-matrix with a dense array: batch and trailing axis stay."""
+    """Returns the einsum expression of the product of a TT-matrix with a dense array."""
     names: Sequence[str] = [chr(0x100 + k) for k in range(3 * order + 3)]  # letters are too few
     rows, columns, bonds = names[:order], names[order : 2 * order], names[2 * order : 3 * order + 1]
     first, last = names[-2:]

@@ -23,7 +23,7 @@ Train = TypeVar("Train", TT, TTMatrix)
 def map(
     f: Callable[..., Any], *trains: Train, tol: float, key: jax.Array, **options: Any
 ) -> tuple[Any, CrossInfo]:
-    """Applies f elementwise to one or more trains, entry by entry, by cross approximation.
+    """Applies a function entry by entry to one or more trains, by cross approximation.
 
     Args:
       f: takes one array (batch,) of entries for each train, and returns (batch,) values.
@@ -62,7 +62,7 @@ def map(
 
 
 def _common(trains: Sequence[Any]) -> list[Any]:
-    """Checks the arguments of `map` and broadcasts them to their common shape."""
+    """Broadcasts the trains given to `map` to a common shape; raises errors for unfit ones."""
     if not trains:
         raise ValueError("trains: expected one or more trains, got none")
     given = list(trains)
@@ -87,7 +87,7 @@ def _sizes(t: Any) -> Any:
 def divide(
     x: Train, y: Train, *, tol: float, key: jax.Array, **options: Any
 ) -> tuple[Train, CrossInfo]:
-    """Divides trains elementwise, by cross approximation; no entry of y may be zero.
+    """Divides trains entry by entry, by cross approximation; no entry of ``y`` may be zero.
 
     Args:
       x: TT or TTMatrix.
@@ -124,7 +124,7 @@ def divide(
 def power(
     x: Train, exponent: int, *, tol: float | None = None, rank: int | Sequence[int] | None = None
 ) -> Train:
-    """Raises a train to a power entry by entry, as `numpy.power`, also ``x ** exponent``.
+    """Raises the entries of a train to a power, as `numpy.power`, also ``x ** exponent``.
 
     Args:
       x: TT or TTMatrix.

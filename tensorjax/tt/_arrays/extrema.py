@@ -25,7 +25,7 @@ _SLACK = 1e-12
 
 @dataclasses.dataclass(frozen=True)
 class ExtremumInfo:
-    """Certificate of an extremum: whether the entry is proven extreme, and a bound.
+    """Certificate of a train's extremum: whether it is proven, and a bound on all entries.
 
     Attributes:
       status: "certified", no entry is beyond the value found, but for roundoff; or "searched", none
@@ -107,7 +107,7 @@ def argmin(
 
 
 class _Found(NamedTuple):
-    """Candidate multi-indices, and a bound on the magnitude of all other entries."""
+    """Candidate multi-indices for an extremum, and a bound on the size of all other entries."""
 
     indices: np.ndarray
     dropped: float
@@ -152,7 +152,7 @@ def _extremum(t: TT | TTMatrix, candidates: int, sign: float) -> Any:
 
 
 def _wide(t: TT, sign: float) -> tuple[list[np.ndarray], int]:
-    """Returns ±t for the search of extrema: right-orthogonal, double, over a power of two.
+    """Prepares a train for the search of extrema: right-orthogonal cores in double precision.
 
     Then what is multiplied out from the left is no smaller than the entries that come of it.
     """
@@ -166,7 +166,7 @@ def _wide(t: TT, sign: float) -> tuple[list[np.ndarray], int]:
 
 
 def _plus(cores: Sequence[np.ndarray], constant: float) -> list[np.ndarray]:
-    """Adds a constant to a train before its extrema are searched, in double precision always."""
+    """Adds a constant to all entries of a train, given as NumPy cores."""
     if len(cores) == 1:
         return [cores[0] + constant]
     out = []
@@ -180,7 +180,7 @@ def _plus(cores: Sequence[np.ndarray], constant: float) -> list[np.ndarray]:
 
 
 def _search(cores: list[np.ndarray], width: int) -> _Found:
-    """Searches a train for entries of largest magnitude (extrema), by beams from both ends."""
+    """Searches a train for entries of large magnitude, by beam searches from both ends."""
     ahead = _beam(cores, width)
     back = _beam([c.transpose(2, 1, 0) for c in cores[::-1]], width)
     indices = np.unique(np.concatenate([ahead.indices, back.indices[:, ::-1]]), axis=0)
@@ -188,7 +188,7 @@ def _search(cores: list[np.ndarray], width: int) -> _Found:
 
 
 def _beam(cores: list[np.ndarray], width: int) -> _Found:
-    """Builds candidates for the extrema, index by index; keeps the ``width`` of largest norm."""
+    """Searches a train for entries of large magnitude, by a beam search from left to right."""
     held, exponent = orthogonal_cores(TT._unchecked(tuple(cores)), 0)
     rows, indices, dropped = np.ones((1, 1)), np.zeros((1, 0), np.int64), 0.0
     for core in held:
@@ -214,7 +214,7 @@ def _values(cores: list[np.ndarray], indices: np.ndarray) -> np.ndarray:
 def _improved(
     cores: list[np.ndarray], indices: np.ndarray, values: np.ndarray
 ) -> tuple[np.ndarray, float]:
-    """Improves the best candidates for an extremum by mode-wise ascent; returns the best entry."""
+    """Improves candidates for a train's largest entry by mode-wise ascent; returns the best."""
     best, at = -np.inf, indices[0]
     for k in np.argsort(-values)[:_STARTS]:
         index, value = _ascended(cores, indices[k].copy())
@@ -224,7 +224,7 @@ def _improved(
 
 
 def _ascended(cores: list[np.ndarray], index: np.ndarray) -> tuple[np.ndarray, float]:
-    """Climbs to a local maximum of the entries: changing a single index does not enlarge it."""
+    """Climbs to a local maximum of a train's entries by changes of one index at a time."""
     value = -np.inf
     while True:
         rights = [np.ones(1)]

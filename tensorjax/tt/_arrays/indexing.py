@@ -20,7 +20,7 @@ from tensorjax.tt._evaluation.evaluate import contract_modes, evaluate
 
 @placed
 def item(t: TT, key: Any) -> Any:
-    """Indexes a train, t[key], as NumPy does: a TT; a scalar where all keys are integers.
+    """Indexes a train, t[key], as NumPy does: returns a TT, or a scalar if all keys are integers.
 
     Args:
       t: TT of order d.
@@ -54,7 +54,7 @@ def item(t: TT, key: Any) -> Any:
 
 @placed
 def matrix_item(a: TTMatrix, key: Any) -> Any:
-    """Indexes a TT-matrix, a[rows, columns]: entries, rows, columns and blocks.
+    """Indexes a TT-matrix, a[rows, columns]: returns an entry, a row, a column or a block.
 
     Args:
       a: TTMatrix.
@@ -101,14 +101,14 @@ def matrix_item(a: TTMatrix, key: Any) -> Any:
 
 
 def _at_hand(t: TT | TTMatrix, keys: Sequence[Any]) -> list[Any]:
-    """Returns the cores to index, as NumPy arrays where nothing needs to be compiled."""
+    """Returns the cores of a train to index: as NumPy arrays if indexing compiles nothing."""
     moving = [k for k in keys if not isinstance(k, slice)]
     hosted = choose_kernel("tt.TT[...]", (t, moving)) is NUMPY
     return [np.asarray(c) for c in t.cores] if hosted else list(t.cores)
 
 
 def _without(cores: list[Any], gone: Sequence[int]) -> Any:
-    """Builds the indexed train and contracts its modes ``gone``, which are of size one."""
+    """Builds the indexed train and removes the modes at which an integer was the key."""
     t = TT._unchecked(tuple(cores))
     if not gone:
         return TT._unchecked(tuple(map(jnp.asarray, cores)))
@@ -117,7 +117,7 @@ def _without(cores: list[Any], gone: Sequence[int]) -> Any:
 
 
 def _side(key: Any, shape: tuple[int, ...], what: str) -> list[Any]:
-    """Returns one index, integer or slice, per mode, for the rows or the columns of a TT-matrix."""
+    """Expands the row or the column key of a TT-matrix to one integer or slice per mode."""
     if (isinstance(key, slice) and key == WHOLE) or key is Ellipsis:
         return [WHOLE] * len(shape)
     if isinstance(key, tuple):

@@ -18,7 +18,7 @@ from tensorjax.tt._rounding.rounding import orthogonal_cores
 
 @placed
 def pinv(t: TT, split: int, *, tol: float | None = None) -> TT:
-    """Computes the pseudo-inverse of an unfolding X of a train, transposed back to its modes.
+    """Computes the pseudo-inverse of an unfolding of a train, as a train of the same shape.
 
     Args:
       t: TT.
@@ -69,7 +69,7 @@ def _compiled(t: TT, split: int, tol: Any) -> TT:
 
 
 def _inverted(t: TT, split: int, tol: Any) -> tuple[list[Any], Any]:
-    """Returns cores of conj(U) S⁺ Vᵀ of the unfolding U S Vᴴ, over 2^e, and e; NumPy or JAX."""
+    """Computes cores of the transposed pseudo-inverse of a train's unfolding, over 2^e, and e."""
     cores, exponent = orthogonal_cores(t, split)
     matrix = cores[split].reshape(len(cores[split]), -1)
     xp = np if linalg.is_host(matrix) else jnp

@@ -34,7 +34,7 @@ def sum(t: TT | TTMatrix, axis: None = None, *, keepdims: Literal[False] = False
 def sum(t: TT | TTMatrix, axis: Axis = None, *, keepdims: bool = False) -> Any: ...
 @placed
 def sum(t: TT | TTMatrix, axis: Axis = None, *, keepdims: bool = False) -> Any:
-    """Sums all entries of a train, to a scalar, or over some modes, to a TT, as `numpy.sum`.
+    """Sums the entries of a train over all modes, or over some, as `numpy.sum`.
 
     Args:
       t: TT, or TTMatrix, whose axes are 0, the rows, and 1, the columns.
@@ -69,7 +69,7 @@ def mean(t: TT | TTMatrix, axis: None = None, *, keepdims: Literal[False] = Fals
 def mean(t: TT | TTMatrix, axis: Axis = None, *, keepdims: bool = False) -> Any: ...
 @placed
 def mean(t: TT | TTMatrix, axis: Axis = None, *, keepdims: bool = False) -> Any:
-    """Averages all entries of a train, to a scalar, or over some modes, to a TT, as `numpy.mean`.
+    """Averages the entries of a train over all modes, or over some, as `numpy.mean`.
 
     Args:
       t: TT, or TTMatrix, whose axes are 0, the rows, and 1, the columns.
@@ -108,7 +108,7 @@ def var(t: TT | TTMatrix, axis: None = None, *, keepdims: Literal[False] = False
 def var(t: TT | TTMatrix, axis: Axis = None, *, keepdims: bool = False) -> Any: ...
 @placed
 def var(t: TT | TTMatrix, axis: Axis = None, *, keepdims: bool = False) -> Any:
-    """Computes the variance, mean of |x − mean|², of a train's entries, all or over some modes.
+    """Computes the variance, mean of |x − mean|², of a train's entries over all modes or some.
 
     Follows `numpy.var`.
 
@@ -321,7 +321,7 @@ def diagonal_matrix(t: TT) -> TTMatrix:
 
 
 def _modes(axis: Axis, order: int) -> list[int]:
-    """Returns the modes to reduce, from an axis argument, in ascending order."""
+    """Converts an axis argument to the list of modes to reduce, in ascending order."""
     if axis is None:
         return list(range(order))
     single = isinstance(axis, int | np.integer)
@@ -341,7 +341,7 @@ def _replaced(t: TT, k: int, core: Any) -> TT:
 
 
 def _inverse_powers(sizes: Sequence[float]) -> tuple[list[float], float]:
-    """Splits 1/∏ sizes, of a mean, into powers of two, one for each size, and a remainder.
+    """Splits a factor 1/∏ n_k into one power of two per mode and a remainder.
 
     They are exact in every dtype, where the same rounding of 1/n in every mode would add up.
     """
@@ -353,7 +353,7 @@ def _inverse_powers(sizes: Sequence[float]) -> tuple[list[float], float]:
 
 
 def _multiplied(t: Train, numbers: Sequence[float]) -> Train:
-    """Multiplies every core by a factor of its own, in a mean or a variance."""
+    """Multiplies each core of a train by its own number."""
     pairs = zip(t.cores, numbers, strict=True)
     return type(t)._unchecked(tuple(c * w for c, w in pairs))
 
@@ -368,7 +368,7 @@ def _matrix_sum(a: TTMatrix, axis: Axis) -> Any:
 
 
 def _kept(out: Any, t: TT | TTMatrix, axis: Axis) -> Any:
-    """Gives what a reduction leaves of a train its modes back, of size one (keepdims)."""
+    """Inserts modes of size one into the result of a reduction with ``keepdims``."""
     modes = _modes(axis, t.ndim)
     if not modes:
         return out
@@ -381,7 +381,7 @@ def _kept(out: Any, t: TT | TTMatrix, axis: Axis) -> Any:
 
 
 def _prefixes(shape: Sequence[int], dtype: Any) -> TTMatrix:
-    """Builds the lower triangle of ones as a TT-matrix of TT-rank 2, for cumulative sums.
+    """Builds the lower-triangular TT-matrix of ones, which computes cumulative sums.
 
     From the left, the multi-indices of row and column are equal so far, or the column's is smaller.
     """
@@ -395,7 +395,7 @@ def _prefixes(shape: Sequence[int], dtype: Any) -> TTMatrix:
 
 
 def _summed(x: TT, y: TT, axes: Any) -> tuple[list[int], list[int]]:
-    """Returns the modes that `tensordot` sums over in both trains, pair by pair, from axes."""
+    """Converts the axes of `tensordot` to the lists of modes to sum over in both trains."""
     if isinstance(axes, int | np.integer):
         count = _check.integer("axes", axes, low=0, high=min(x.order, y.order))
         left, right = list(range(x.order - count, x.order)), list(range(count))
@@ -417,7 +417,7 @@ def _summed(x: TT, y: TT, axes: Any) -> tuple[list[int], list[int]]:
 
 @functools.partial(jax.jit, static_argnums=2)
 def _joined(x: TT, y: TT, count: int) -> Any:
-    """Contracts the last ``count`` modes of x with the first ones of y, for `tensordot`."""
+    """Contracts the last modes of one train with the first modes of another."""
     first, summed = list(x.cores[: x.order - count]), x.cores[x.order - count :]
     last = list(y.cores[count:])
     bond, exponent = _transfer(summed, y.cores[:count], x.dtype)
@@ -431,7 +431,7 @@ def _joined(x: TT, y: TT, count: int) -> Any:
 
 
 def _transfer(xs: Sequence[Any], ys: Sequence[Any], dtype: Any) -> tuple[Any, Any]:
-    """Contracts all modes of two chains in `tensordot`: a matrix of two outer bonds, as (m, e).
+    """Contracts all modes of two chains of cores to a matrix of their outer bonds, as (m, e).
 
     The smaller one of these two bonds is carried along.
     """

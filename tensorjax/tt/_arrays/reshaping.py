@@ -84,7 +84,7 @@ def permute(
     tol: float | None = None,
     rank: int | Sequence[int] | None = None,
 ) -> Train:
-    """Permutes the modes of a train, as `numpy.transpose` with axes.
+    """Permutes the modes of a train, as `numpy.transpose`.
 
     Args:
       t: TT or TTMatrix, of which row and column of a mode move together.
@@ -144,7 +144,7 @@ def _permuted_on_host(t: TT | TTMatrix, swaps: list[int], tol: float | None) -> 
 
 
 def _permuted(t: TT | TTMatrix, swaps: list[int], rank: Any, sizes: Sequence[int]) -> list[Any]:
-    """Permutes the modes of a train in a compiled program: exactly, or with all ranks bounded."""
+    """Permutes the modes of a train in a compiled program: exactly, or with bounded TT-ranks."""
     flat = TT._unchecked(tuple(c.reshape(len(c), -1, c.shape[-1]) for c in t.cores))
     if rank is None:  # factors of a matrix of lower rank would have no right derivatives
         return _swapped(list(flat.cores), swaps, _exact_cut, centred=False)
@@ -214,7 +214,7 @@ def _filled(name: str, shape: Any, given: Sequence[int]) -> tuple[int, ...]:
 
 
 def _steps(given: Sequence[Pair], asked: Sequence[Pair]) -> Iterator[str]:
-    """Yields a reshape's steps: "merge" the next core, "split" off a mode, or "emit".
+    """Yields the steps that reshape a train: merge with the next core, split off a mode, emit.
 
     A mode is split off the current core if its sizes divide; else the next core is merged into it.
     """
@@ -241,7 +241,7 @@ def _steps(given: Sequence[Pair], asked: Sequence[Pair]) -> Iterator[str]:
 def _restructured(
     cores: list[Any], asked: Sequence[Pair], cut: Callable[..., Any], hand_on: Callable[..., Any]
 ) -> list[Any]:
-    """Runs the steps of a reshape; returns the cores of the modes asked for."""
+    """Runs the steps that reshape a train; returns the cores of the new modes."""
     given = [c.shape[1:3] for c in cores]
     sources, targets, out = list(cores[::-1]), list(asked[::-1]), []
     held = sources.pop()
@@ -264,13 +264,13 @@ def _restructured(
 
 
 def _merged(a: Any, b: Any) -> Any:
-    """Merges two neighbouring cores in a reshape: rows with rows, columns with columns."""
+    """Merges two neighbouring cores into one: row modes with row modes, columns with columns."""
     (r, m, n, _), (_, p, q, s) = a.shape, b.shape
     return join(a, b).transpose(0, 1, 3, 2, 4, 5).reshape(r, m * p, n * q, s)
 
 
 def _split(core: Any, pair: Pair, cut: Callable[..., Any]) -> tuple[Any, Any]:
-    """Splits the leading mode off a core in a reshape; returns its core and the remaining one."""
+    """Splits the leading mode off a core by a factorisation; returns its core and the rest."""
     (r, rows, columns, s), (m, n) = core.shape, pair
     parts = core.reshape(r, m, rows // m, n, columns // n, s).transpose(0, 1, 3, 2, 4, 5)
     left, right = cut(parts.reshape(r * m * n, -1))
@@ -278,13 +278,13 @@ def _split(core: Any, pair: Pair, cut: Callable[..., Any]) -> tuple[Any, Any]:
 
 
 def _handed_on(core: Any, following: Any) -> tuple[Any, Any]:
-    """Orthogonalises a core of a reshape by QR, and moves its norm into the following one."""
+    """Orthogonalises a core by QR and multiplies R into the following core."""
     q, r = left_qr(core)
     return q, absorb(r, following)
 
 
 def _exact_cut(matrix: Any) -> tuple[Any, Any]:
-    """Splits a core's matrix exactly in a reshape: the identity on the shorter side."""
+    """Factorises a matrix exactly into itself and the identity, placed on the shorter side."""
     if matrix.shape[0] <= matrix.shape[1]:
         return linalg.identity_like(matrix.shape[0], matrix), matrix
     return matrix, linalg.identity_like(matrix.shape[1], matrix)
@@ -296,7 +296,7 @@ def _static_cut(matrix: Any, bound: int) -> tuple[Any, Any]:
 
 
 class _Truncation(NamedTuple):
-    """Truncated factorisation of host matrices that discards at most error² of energy."""
+    """Callable that factorises a NumPy matrix, truncated at a given absolute error."""
 
     error: float
 
@@ -308,14 +308,14 @@ class _Truncation(NamedTuple):
 
 
 def _relative(t: TT | TTMatrix, tol: float | None) -> float:
-    """Returns the tolerance of the truncations in a reshape: tol, or a few times roundoff."""
+    """Returns the relative tolerance of a reshape: as asked, or a few times roundoff."""
     if tol is not None:
         return _check.tolerance(tol, t.dtype)
     return _EXACT * linalg.epsilon(linalg.factor_dtype(t.dtype))
 
 
 def _orthogonal(t: TT | TTMatrix, center: int) -> tuple[list[Any], int, float]:
-    """Prepares a train for reshapes: cores orthogonal around a centre, an exponent, the norm."""
+    """Orthogonalises a train around one core; returns its cores, an exponent and the norm."""
     _check.finite("t", t)
     flat = [np.asarray(c).reshape(len(c), -1, c.shape[-1]) for c in t.cores]
     cores, exponent = orthogonal_cores(TT._unchecked(tuple(flat)), center)
@@ -328,7 +328,7 @@ def _returned(cores: list[Any], exponent: int, dtype: Any) -> list[Any]:
 
 
 def _train(kind: Any, cores: Sequence[Any]) -> Any:
-    """Builds the reshaped or permuted TT or TTMatrix of cores with row and column modes."""
+    """Builds a TT or TTMatrix from cores with row and column modes."""
     if kind is TT and cores[0].ndim > 3:
         cores = [c.reshape(len(c), -1, c.shape[-1]) for c in cores]
     return kind._unchecked(tuple(map(jnp.asarray, cores)))
@@ -343,7 +343,7 @@ def _checked_axes(axes: Sequence[int], order: int) -> list[int]:
 
 
 def _swaps(order: Sequence[int]) -> Iterator[int]:
-    """Yields the swaps of neighbouring modes k, k + 1 that make a permutation (insertion sort)."""
+    """Yields the swaps of neighbouring modes, k with k + 1, that make up a permutation."""
     now = list(range(len(order)))
     for goal, mode in enumerate(order):
         at = now.index(mode)
@@ -354,7 +354,7 @@ def _swaps(order: Sequence[int]) -> Iterator[int]:
 def _swapped(
     cores: list[Any], swaps: Sequence[int], cut: Callable[..., Any], centred: bool = True
 ) -> list[Any]:
-    """Permutes by swaps of neighbouring modes, each truncated with the norm in that pair."""
+    """Permutes the modes of a train by swaps of neighbours, each with a truncation."""
     center = swaps[0]
     for k in swaps:
         center = center if centred else k

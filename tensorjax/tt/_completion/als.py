@@ -16,7 +16,7 @@ from tensorjax._cores.unfoldings import Cores, absorb, times_right
 
 
 class Samples(NamedTuple):
-    """Sampled entries of a tensor of d modes, sorted by the index of each mode.
+    """Sampled entries of a tensor of d modes, grouped by their index in each mode.
 
     Attributes:
       values: (N,).
@@ -28,7 +28,7 @@ class Samples(NamedTuple):
 
 
 def samples(indices: np.ndarray, values: np.ndarray, shape: Sequence[int]) -> Samples:
-    """Sorts the samples of a completion by every mode, for the least squares of ALS."""
+    """Groups the samples of a tensor completion by their index in each mode."""
     rows = []
     for k, n in enumerate(shape):
         order = np.argsort(indices[:, k], kind="stable")
@@ -38,7 +38,7 @@ def samples(indices: np.ndarray, values: np.ndarray, shape: Sequence[int]) -> Sa
 
 
 def entries(cores: Cores, seen: Samples) -> np.ndarray:
-    """Evaluates a train at the samples of a completion by ALS."""
+    """Evaluates a train of NumPy cores at the samples of a tensor completion."""
     left = np.ones((len(seen.values), 1), cores[0].dtype)
     for core, rows in zip(cores, seen.rows, strict=True):
         left = _through(left, core.transpose(1, 0, 2), rows)
@@ -46,7 +46,7 @@ def entries(cores: Cores, seen: Samples) -> np.ndarray:
 
 
 def sweeps(cores: Cores, seen: Samples, ridge: float) -> Iterator[Cores]:
-    """Generates ALS sweeps, left to right and back: every core is solved by least squares.
+    """Generates ALS sweeps of a tensor completion, which solve for every core by least squares.
 
     Args:
       cores: to start from.
@@ -81,7 +81,7 @@ def sweeps(cores: Cores, seen: Samples, ridge: float) -> Iterator[Cores]:
 
 
 def _through(vectors: np.ndarray, slices: np.ndarray, rows: list[np.ndarray]) -> np.ndarray:
-    """Multiplies each sample's vector by the core's slice at its index, on an ALS sweep."""
+    """Multiplies each sample's vector by the slice of a core at the sample's index."""
     out = np.empty((len(vectors), slices.shape[2]), vectors.dtype)
     for matrix, at in zip(slices, rows, strict=True):
         out[at] = vectors[at] @ matrix
@@ -91,7 +91,7 @@ def _through(vectors: np.ndarray, slices: np.ndarray, rows: list[np.ndarray]) ->
 def _solved(
     left: np.ndarray, right: np.ndarray, seen: Samples, k: int, weight: float
 ) -> np.ndarray:
-    """Solves for core k in an ALS sweep by regularised least squares, slice by slice."""
+    """Solves for one core of a tensor completion by regularised least squares (ALS)."""
     a, b = left.shape[1], right.shape[1]
     slices = []
     for at in seen.rows[k]:

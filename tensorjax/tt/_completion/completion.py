@@ -192,7 +192,7 @@ def complete(
 
 
 class _Data:
-    """Checked samples over their root mean square, split into fitted and held-out ones."""
+    """Samples of a tensor completion, normalised, and split into fitted and held-out ones."""
 
     def __init__(self, indices: Any, values: Any, shape: Any, held_out: float, key: Any):
         self.shape = _check.shape("shape", shape)
@@ -219,7 +219,7 @@ class _Data:
         self.unseen = als.samples(where[rest], given[rest], self.shape)
 
     def start(self, x0: TT | None, ranks: Sequence[int]) -> Cores:
-        """Returns the initial cores of a completion: x0 in units of the samples, or random ones."""
+        """Returns the initial cores of a tensor completion: scaled ones of x0, or random ones."""
         if x0 is None:
             return self.random(ranks)
         single("x0", x0, TT)
@@ -248,12 +248,12 @@ class _Fit(NamedTuple):
 
     @property
     def judged(self) -> float:
-        """Error by which completions are compared: on held-out samples, or else on fitted ones."""
+        """Error by which completions are compared: on held-out samples if there are any."""
         return self.error if np.isnan(self.unseen) else self.unseen
 
 
 class _Work:
-    """Running completion: its samples, options and history."""
+    """Running tensor completion: samples, options and history of errors."""
 
     def __init__(
         self, data: _Data, method: Method, ridge: float, tol: float, stop: float, callback: Any
@@ -263,7 +263,7 @@ class _Work:
         self.history: list[tuple[tuple[int, ...], float, float]] = []
 
     def fit(self, cores: Cores, most: int) -> tuple[_Fit, str]:
-        """Completes at fixed ranks; returns the best iterate and why the iteration ended."""
+        """Fits a train at fixed TT-ranks; returns the best iterate and why the iteration ended."""
         data = self.data
         if self.method == "als":
             iterates = als.sweeps(cores, data.fitted, self.ridge)
@@ -299,7 +299,7 @@ class _Work:
         return _Fit(cores, *errors)
 
     def grow(self, caps: tuple[int, ...], most: int) -> tuple[_Fit, str]:
-        """Raises ranks in a completion, by bonds or all at once, while held-out error falls."""
+        """Fits trains of increasing TT-ranks as long as the error on held-out samples falls."""
         best, status = self.fit(self.data.random([1] * len(caps)), most)
         choices = [{bond} for bond in range(len(caps))] + [set(range(len(caps)))]
         refused, turn = 0, 0
@@ -319,7 +319,7 @@ class _Work:
         return best, status
 
     def raised(self, cores: Cores, ranks: Sequence[int]) -> Cores:
-        """Pads the cores of a completion to higher ranks with small random entries."""
+        """Pads cores to higher TT-ranks with small random entries, to continue a completion."""
         full = (1, *ranks, 1)
         out = []
         for k, c in enumerate(cores):
@@ -332,7 +332,7 @@ class _Work:
 
 
 def _conjugate_gradients(cores: Cores, indices: np.ndarray, values: np.ndarray) -> Iterator[Cores]:
-    """Completes by Riemannian conjugate gradients with a linearised exact step; yields iterates."""
+    """Yields iterates of Riemannian conjugate gradients that complete a tensor from samples."""
     x = TT._unchecked(tuple(map(jnp.asarray, cores)))
     direction, past = None, None
     while True:

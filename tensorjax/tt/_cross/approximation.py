@@ -1,4 +1,4 @@
-"""Approximation of `cross` under way: its index sets, its train, and the error measured so far."""
+"""State of a cross approximation under way: its index sets, its train, and its estimated error."""
 
 import math
 from collections.abc import Callable
@@ -35,7 +35,7 @@ _FIRST, PROGRESS = 0.1, 0.7
 
 
 class Approximation:
-    """Cross approximation under way, with the best train so far and its estimated error.
+    """State of a cross approximation: index sets, best train so far, and its estimated error.
 
     Attributes:
       oracle: f.
@@ -72,38 +72,38 @@ class Approximation:
 
     @property
     def sets(self) -> Sets:
-        """Index sets of the approximation, from which its train is built."""
+        """Index sets (pivots) from which the train of a cross approximation is built."""
         if self._sets is None:
             raise RuntimeError("no index sets before the start")
         return self._sets
 
     @property
     def warm(self) -> bool:
-        """Whether a train was given to start from that may lead to where f is not zero."""
+        """Whether a cross approximation starts from a given train."""
         return self._x0 is not None
 
     @property
     def given(self) -> bool:
-        """Whether a train or pivots were given to start from."""
+        """Whether a cross approximation starts from a given train or from given pivots."""
         return self._x0 is not None or self._pivots is not None
 
     @property
     def jumps(self) -> bool:
-        """Whether f seems to jump: by its values, or by errors that were large at few entries."""
+        """Whether the approximated function seems to have jumps (discontinuities)."""
         return self.edgy or self.held.jumps
 
     def current(self) -> Cores:
-        """Returns the cores of the present train."""
+        """Returns the cores of the present train of a cross approximation."""
         return self.finish(self.sets.cores())
 
     # Start ---------------------------------------------------------------------------------------
 
     def rescale(self) -> None:
-        """Forgets what was found, after a change of the scale of f's values."""
+        """Discards index sets and error of a cross approximation after a change of scale."""
         self._sets, self.estimate, self.mark = None, UNKNOWN, (math.inf, 0)
 
     def look(self) -> None:
-        """Starts the search at given pivots; while f is zero, at more and more random entries."""
+        """Evaluates f at given pivots, or at more and more random entries while f is zero."""
         if self._pivots is not None:
             self.oracle.points(self._pivots)
         most = self.options.most_random
@@ -113,7 +113,7 @@ class Approximation:
             self.held.extend(min(self.held.uniform, most - self.held.uniform))
 
     def start(self) -> bool:
-        """Starts with index sets of rank one at a large entry, with pivots of x0 or given ones.
+        """Builds the first index sets of a cross approximation at a large entry of f.
 
         Returns:
           Whether that led anywhere: it does not if x0 or the pivots are where f is zero.
@@ -143,7 +143,7 @@ class Approximation:
         return True
 
     def _larger(self, point: np.ndarray, offers: list[np.ndarray]) -> np.ndarray:
-        """Returns a search's start, or a larger entry on fibres of mode 0 through x0's set."""
+        """Returns the start of a cross approximation: the largest entry near given pivots."""
         if not offers:
             return point
         oracle = self.oracle
@@ -154,7 +154,7 @@ class Approximation:
         return np.concatenate([first[i], others[j]])
 
     def offer(self, points: np.ndarray, values: np.ndarray, threshold: float | None = None) -> int:
-        """Adds entries (m, d), all components, as pivots; returns the number of those added."""
+        """Adds entries with large residuals as pivots; returns the number of those added."""
         sets, threshold = self.sets, self.threshold if threshold is None else threshold
         if len(self.oracle.shape) > points.shape[1]:
             component = np.abs(values).argmax(axis=1)
@@ -168,18 +168,18 @@ class Approximation:
     # Error ---------------------------------------------------------------------------------------
 
     def _floor(self) -> float:
-        """Returns the level of roundoff in the values of f, as the search of pivots needs it."""
+        """Returns the magnitude of roundoff in the values of the approximated function."""
         values = float(np.finfo(self.oracle.dtype).eps)
         arithmetic = 16 * float(np.finfo(np.float64).eps)
         return max(values, arithmetic) * self.oracle.largest
 
     def least(self) -> float:
-        """Returns the residual below which no pivot of the search serves the tolerance asked."""
+        """Returns the residual below which new pivots do not help to meet the tolerance."""
         part = _NEEDLESS[self.held.rest <= self.options.tol]
         return max(self._floor(), part * self.options.tol * self.held.rms)
 
     def measure(self, *, follow: bool = True) -> Estimate:
-        """Estimates the error of the present train; keeps it if it is the best."""
+        """Estimates the error of the present train, and keeps the train if it is the best."""
         cores = self.current()
         if follow and self.held.follow(cores):
             self.estimate = UNKNOWN  # it was measured at other entries
@@ -196,12 +196,12 @@ class Approximation:
         return estimate
 
     def holds(self) -> bool:
-        """Whether the error is below tolerance at changed held-out entries."""
+        """Whether the error is below tolerance after the held-out entries changed."""
         self.estimate = UNKNOWN
         return self.measure().bound <= self.options.tol
 
     def settle(self) -> None:
-        """Measures the error of a search that did not converge, at entries never used as pivots."""
+        """Estimates the final error of a cross approximation that did not converge."""
         if self.biased:
             self.biased = False
             self.held.renew()
@@ -213,17 +213,17 @@ class Approximation:
 
     @property
     def one_read(self) -> bool:
-        """Whether one read ends the search: all entries are held out, or there is one mode."""
+        """Whether all entries are evaluated at once, so that no search is needed."""
         return self.held.all or self.held.index.shape[1] == 1
 
     @property
     def small(self) -> bool:
-        """Whether reading all entries costs no more than a search that finds nothing."""
+        """Whether evaluating all entries costs no more than a search that finds nothing."""
         most = self.options.budget if self.one_read else self.options.most_random
         return self.held.size <= most
 
     def whole(self) -> Status:
-        """Reads all entries in place of a search and factors them by TT-SVD."""
+        """Evaluates all entries of the tensor and decomposes them by TT-SVD, without a search."""
         self.held.read_all()
         values = self.held.values.reshape(self.oracle.shape)
         # A part of the tolerance is left for the dtype of the result, and for rounding.
@@ -237,12 +237,12 @@ class Approximation:
         return "converged"
 
     def zero(self) -> Status:
-        """Ends a search that met zeros alone, with a zero train."""
+        """Ends a cross approximation that found nothing but zeros, with the zero train."""
         self.cores, self.estimate = self.finish(self._constant_cores(0.0)), UNKNOWN
         return "zero"
 
     def ended(self, status: Status) -> Status:
-        """Keeps the best train of a search that can call f no more."""
+        """Ends a cross approximation that can evaluate f no more, with its best train."""
         if self.oracle.largest == 0:
             return self.zero()
         if self._sets is not None:
@@ -253,14 +253,14 @@ class Approximation:
         return status
 
     def _constant_cores(self, value: Any) -> Cores:
-        """Returns the cores of a constant for the search: one value, or one for each component."""
+        """Returns the cores of a constant function, with one value per component."""
         ones = [np.ones((1, n, 1)) for n in self.oracle.shape]
         has_components = len(ones) > self.held.index.shape[1]
         last = ones[-1] * (np.reshape(value, (1, -1, 1)) if has_components else value)
         return [*ones[:-1], last]
 
     def _constant(self) -> tuple[Cores, Estimate]:
-        """Returns the constant train of the mean, for a search that ends before any cross."""
+        """Returns the constant train of the mean of f, and its estimated error."""
         mean, count = self.held.values[: self.held.uniform].mean(axis=0), self.held.uniform
         cores = self.finish(self._constant_cores(mean))
         estimate = self.held.estimate(cores)

@@ -157,7 +157,7 @@ def cross(
 
 
 def _calls(jit: Any, executor: Any, on_error: Any) -> bool:
-    """Checks how `cross` is to call f; returns whether an error of f ends the search."""
+    """Checks the options for calling f in `cross`; returns whether errors of f end the search."""
     _check.choice("jit", jit, (True, False, "auto"))
     _check.choice("on_error", on_error, ("raise", "return"))
     if executor is not None and not (hasattr(executor, "submit") or hasattr(executor, "map")):
@@ -168,14 +168,14 @@ def _calls(jit: Any, executor: Any, on_error: Any) -> bool:
 
 
 def _share(search: Any) -> float:
-    """Checks the share of evaluations that `cross` spends on global search."""
+    """Returns the share of evaluations for global search; raises ValueError if not in [0, 1)."""
     if not isinstance(search, int | float | np.number) or not 0 <= search < 1:
         raise ValueError(f"search: expected a share of the evaluations in [0, 1), got {search!r}")
     return float(search)
 
 
 def _doubt(status: Status, search: Search, *, elsewhere: bool) -> float:
-    """Returns the part of a cross's standard error that held-out entries cannot show."""
+    """Returns the part of a cross approximation's standard error that no held-out entry shows."""
     contradicted = status in ("stalled", "max_rank", "max_sweeps") and (
         not search.held.all and search.fit.estimate.bound <= search.tol
     )
@@ -221,7 +221,7 @@ def _options(
 
 
 def checked_grid(grid: Sequence[Any], sizes: tuple[int, ...]) -> np.ndarray:
-    """Checks the grid of a cross; returns coordinates as the zero-padded rows of one array."""
+    """Converts the grid of `cross` to one array: a zero-padded row of coordinates per mode."""
     arrays = [np.asarray(g) for g in _check.several("grid", grid, "arrays, one a mode")]
     shapes = [g.shape for g in arrays]
     if shapes != [(n,) for n in sizes]:
@@ -247,7 +247,7 @@ def _start(x0: TT | None, sizes: tuple[int, ...]) -> Cores | None:
 
 
 def checked_pivots(value: Any, sizes: tuple[int, ...], grid: Any) -> np.ndarray | None:
-    """Checks the pivots given to `cross` and returns them as rows of non-negative multi-indices."""
+    """Converts pivots given to `cross` to non-negative multi-indices; ValueError if unfit."""
     if value is None:
         return None
     rows = np.asarray(value)
@@ -276,7 +276,7 @@ def checked_pivots(value: Any, sizes: tuple[int, ...], grid: Any) -> np.ndarray 
 
 
 class _Dtype:
-    """Dtype of the result, known once f has been called, and casts of cores to it."""
+    """Dtype of the train that `cross` returns, known after the first call of f."""
 
     def __init__(self, oracle: Oracle, dtype: Any):
         self._oracle = oracle
@@ -297,7 +297,7 @@ class _Dtype:
         _check.tolerance(tol, self.value)
 
     def check_range(self, *, at_end: bool = False) -> None:
-        """Raises if a cross's largest |f| overflows the dtype; at the end, if it underflows.
+        """Raises ValueError if the values of f are out of the range of the result's dtype.
 
         JAX takes numbers that are not normal ones for zero.
         """
@@ -312,7 +312,7 @@ class _Dtype:
             )
 
     def finish(self, cores: Cores) -> Cores:
-        """Casts a cross's cores to the result's dtype and back, so that errors include it."""
+        """Casts cores to the result's dtype and back, so that measured errors include it."""
         self.check_range()
         is_complex = jnp.issubdtype(self.value, jnp.complexfloating)
         wide = np.complex128 if is_complex else np.float64
@@ -320,7 +320,7 @@ class _Dtype:
         return [*cast[:-1], linalg.scaled(cast[-1], -self._oracle.exponent)]
 
     def result(self, cores: Cores) -> Cores:
-        """Casts the cores of a cross to the result's dtype, in the scale of f."""
+        """Casts cores to the dtype of the result, and multiplies them by the scale of f."""
         value, exponent = self.value, self._oracle.exponent
         if exponent:  # a core that cannot hold it shares it with the others
             cores = balanced(cores, exponent, fit=linalg.exponents_held(value))
@@ -330,7 +330,7 @@ class _Dtype:
 def _rounded(
     search: Search, tol: float, max_rank: int | None, finish: Callable[[Cores], Cores]
 ) -> tuple[Cores, Estimate]:
-    """Rounds the train that `cross` found to ``tol`` and ``max_rank``; returns its error too."""
+    """Rounds the train found by `cross` to a tolerance and largest rank; returns its error too."""
     estimate = search.fit.estimate
     if search.sweeps and estimate.bound > tol:  # it may come from a part of the held-out entries
         estimate = search.held.estimate(search.fit.cores)

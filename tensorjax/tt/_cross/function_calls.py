@@ -16,7 +16,7 @@ _PARTS = 4
 
 
 class Executor(Protocol):
-    """Pool of workers for functions that take long: its ``map``, or its ``submit``, is used.
+    """Pool of workers (anything with ``map`` or ``submit``) for functions that take long.
 
     Executors of `concurrent.futures`, pools of `multiprocessing`, a Dask client or its
     ``get_executor()``, and pools of Ray have one or both.
@@ -34,7 +34,7 @@ class Executor(Protocol):
 
 
 class Calls:
-    """Function of batches of points, from one of batches or one of single points.
+    """Callable that evaluates a function on a batch of points, by an executor if there is one.
 
     It gets points of its own, so that one that changes its argument changes nothing else.
     """
@@ -62,7 +62,7 @@ class Calls:
         return list(executor.map(self._batch, parts))
 
     def culprit(self, points: np.ndarray) -> int | None:
-        """Finds a point (its position) where the function raises, by halving the batch.
+        """Finds the position of a point at which the function raises an error, by bisection.
 
         Returns:
           None if it raises at no single point, or at the first and the last: then the batch itself
@@ -84,7 +84,7 @@ class Calls:
 
 
 class OneByOne:
-    """Function of a batch that calls a function at one point after the other; can be pickled."""
+    """Callable that evaluates a function of one point on a batch, point by point."""
 
     def __init__(self, f: Callable[[Any], Any]):
         self._f = f
@@ -94,7 +94,7 @@ class OneByOne:
 
 
 def joined(values: list[Any], join: Callable[[list[Any]], Any]) -> Any:
-    """Joins the values of a function at several points or batches, NumPy's or JAX's.
+    """Joins the values of a function at several points or batches to one array.
 
     Example:
       >>> import numpy as np
@@ -108,7 +108,7 @@ def joined(values: list[Any], join: Callable[[list[Any]], Any]) -> Any:
 
 
 def numbers(values: np.ndarray) -> np.ndarray:
-    """Returns values of a function as NumPy's own numbers: half precisions, objects; or refuses.
+    """Converts values of half precision or objects to NumPy numbers; ValueError if impossible.
 
     Example:
       >>> from fractions import Fraction

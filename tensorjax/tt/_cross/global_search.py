@@ -1,4 +1,4 @@
-"""Global search of `cross`: entries all over the tensor where errors may be that no block shows.
+"""Global search of `cross`: entries anywhere in the tensor that may show errors, and ascents.
 
 Sweeps look into the blocks of the index sets, held-out entries at random ones of the whole tensor.
 What both miss lies at few entries. Three ways lead there: entries near the index sets, which follow
@@ -32,7 +32,7 @@ _ASCENTS = 4
 
 
 class GlobalSearch:
-    """Entries to seek errors at, within a share of all evaluations.
+    """Search of the whole tensor for entries at which a cross approximation is wrong.
 
     Attributes:
       spent: evaluations that the search took, held-out entries not counted.
@@ -48,7 +48,7 @@ class GlobalSearch:
 
     @property
     def credit(self) -> int:
-        """Evaluations that global search may still take: random held-out entries are a part of it.
+        """Number of evaluations that the global search of `cross` may still use.
 
         Its part of all evaluations, with those it takes itself, is then the share asked for.
         """
@@ -58,16 +58,16 @@ class GlobalSearch:
 
     @property
     def a_climb(self) -> int:
-        """Evaluations of one ascent, at least: a sweep forward and one that finds nothing more."""
+        """Least number of evaluations of one mode-wise ascent: two sweeps over all modes."""
         return 2 * sum(self._oracle.shape)
 
     def random(self, count: int) -> np.ndarray:
-        """Draws entries (count, d) to search at, uniformly from the whole tensor."""
+        """Draws multi-indices (count, d) uniformly from the whole tensor."""
         shape = self._oracle.shape[: self._held.index.shape[1]]
         return self._rng.integers(0, shape, (count, len(shape)))
 
     def near(self, cores: Cores, left: list[np.ndarray], right: list[np.ndarray]) -> np.ndarray:
-        """Returns entries (m, d) to seek errors at, near index sets or drawn from the train.
+        """Draws multi-indices near the pivots of a cross approximation, to look for errors.
 
         Random entries, and drawn ones, that begin with a member of a left set or end with one of a
         right set: the sets hold the rare indices on which f depends in some way of its own, as
@@ -104,7 +104,7 @@ class GlobalSearch:
         *,
         many: bool,
     ) -> np.ndarray:
-        """Returns entries (m, d) to seek errors at, on both sides of the train's jumps.
+        """Finds multi-indices on both sides of jumps in a cross approximation's train.
 
         Args:
           cores: of the train.
@@ -135,7 +135,7 @@ class GlobalSearch:
         return out[np.append(np.flatnonzero(known), new)]
 
     def corners(self, left: list[np.ndarray], *, many: bool) -> np.ndarray:
-        """Returns entries (m, d) to seek jumps at: a row of a block, then first or last indices.
+        """Returns corners of boxes of the tensor, at which a jump inside a box would show.
 
         The entries that begin with one row are a box, on digits of a grid a small one, and those
         that go on with first or last indices are its corners. If f jumps inside the box, corners
@@ -167,7 +167,7 @@ class GlobalSearch:
         return out[np.append(np.flatnonzero(known), new)]
 
     def _ends(self, count: int, first: int, modes: int) -> np.ndarray:
-        """Draws words of zeros and ones, for corners at modes from ``first`` on: (count, rest)."""
+        """Draws patterns of zeros and ones that select corners: first or last index per mode."""
         words = self._rng.integers(0, 2, (count, 3))
         period = self._rng.integers(1, 4, count)[:, None]
         place = np.arange(first, modes)
@@ -176,7 +176,7 @@ class GlobalSearch:
         return np.where(place >= switch, 1 - ends, ends)
 
     def tops(self) -> np.ndarray:
-        """Searches for local maxima (m, d) of |f|, by mode-wise ascent from random entries."""
+        """Finds local maxima of |f| by mode-wise ascent from random entries."""
         oracle, modes = self._oracle, self._held.index.shape[1]
         count = np.clip(self._most // self.a_climb, _LEAST_CLIMBS, _CLIMBS)
         starts = self._held.not_zero(int(min(count, oracle.left // (4 * self.a_climb))))
@@ -184,7 +184,7 @@ class GlobalSearch:
         return np.array(tops, np.int64).reshape(len(tops), modes)
 
     def worst_tops(self, cores: Cores, points: np.ndarray, count: int) -> np.ndarray:
-        """Climbs from entries (m, d) of large error to local maxima (m', d) of |f − t|, by modes.
+        """Finds local maxima of a train's error |f − t| by mode-wise ascent.
 
         Args:
           cores: of the train t.
@@ -206,7 +206,7 @@ class GlobalSearch:
 
 
 def climbed(oracle: Oracle, point: np.ndarray) -> np.ndarray:
-    """Climbs to a pivot, a local maximum of |f|: the largest on all fibres through it, by modes."""
+    """Climbs from an entry to a local maximum of |f|, along one mode after the other."""
     best = -1.0
     point = point.copy()
     while True:
@@ -259,7 +259,7 @@ def climbed_errors(oracle: Oracle, cores: Cores, points: np.ndarray, sweeps: int
 
 
 def _fibres(oracle: Oracle, points: np.ndarray, k: int) -> np.ndarray:
-    """Evaluates the fibres of mode k through entries (m, d): (m, n_k)."""
+    """Evaluates the function on the fibres of mode k through given entries, (m, n_k)."""
     n = oracle.shape[k]
     index = np.repeat(points, n, axis=0)
     index[:, k] = np.tile(np.arange(n), len(points))

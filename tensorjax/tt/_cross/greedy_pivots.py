@@ -29,7 +29,7 @@ _ROUNDOFF = 32 * float(np.finfo(np.float64).eps)
 
 
 class Sets:
-    """Nested index sets (pivots) of all bonds, and the fibres of the tensor through them.
+    """Nested index sets (pivots) of a cross interpolation, and the tensor's fibres through them.
 
     Attributes:
       left: left[k] (r_k, k) multi-indices; left[k + 1] ⊂ left[k] × mode k.
@@ -38,7 +38,7 @@ class Sets:
     """
 
     def __init__(self, oracle: Oracle, point: np.ndarray):
-        """Starts with one pivot per bond: fibres through one entry (d,), which must not be zero."""
+        """Builds index sets with one pivot per bond, all from one entry, which must not be zero."""
         d = len(oracle.shape)
         self._oracle = oracle
         self.left = [point[None, :k] for k in range(d + 1)]
@@ -58,11 +58,11 @@ class Sets:
 
     @property
     def size(self) -> float:
-        """Absolute value of f at the first greedy pivot."""
+        """Absolute value of the function at the first pivot of a cross interpolation."""
         return float(np.abs(self.fibres[-1][0, self._picked[-1][0], 0]))
 
     def largest(self) -> np.ndarray:
-        """Returns the multi-index of the largest entry on the pivots' fibres, for rank one."""
+        """Returns the multi-index of the largest entry on the fibres through the first pivot."""
         fibres = [np.abs(f[0, :, 0]) for f in self.fibres]
         k = int(np.argmax([f.max() for f in fibres]))
         point = self.left[-1][0].copy()
@@ -70,13 +70,13 @@ class Sets:
         return point
 
     def cores(self) -> list[np.ndarray]:
-        """Builds the cores (r_k, n_k, r_{k+1}) of the train that interpolates at the pivots."""
+        """Builds the cores of the train that interpolates the tensor at its pivots."""
         return [self._core(k) for k in range(len(self.fibres))]
 
     def visit(
         self, k: int, threshold: float, limit: int, forward: bool, rng: np.random.Generator
     ) -> tuple[float, int]:
-        """Searches the block of bond k for large residuals, and adds these as greedy pivots.
+        """Searches one bond's block of the tensor for large residuals, and adds pivots there.
 
         Random entries of the block (left set × mode) × (mode × right set) show where the residual
         is large. Through the worst of them goes a column, through the largest residual of that a
@@ -118,7 +118,7 @@ class Sets:
         return level, len(block.pivots)
 
     def offer(self, k: int, right: np.ndarray, threshold: float, limit: int) -> int:
-        """Adds pivots from given right multi-indices (m, d − k) whose columns are not fitted yet.
+        """Adds pivots at one bond from given right multi-indices with large residuals.
 
         Returns:
           The number of pivots added at bond k.
@@ -151,7 +151,7 @@ class Sets:
         return core
 
     def _rows(self, k: int) -> Part:
-        """Returns the rows to seek pivots in: left set k × mode k, r n multi-indices of a block."""
+        """Returns the row multi-indices of a block: each left one with each index of mode k."""
         n, left = self._oracle.shape[k], self.left[k]
         index = np.empty((len(left), n, k + 1), np.int64)
         index[:, :, :k] = left[:, None]
@@ -159,7 +159,7 @@ class Sets:
         return self._oracle.part(index.reshape(-1, k + 1), 0)
 
     def _columns(self, k: int) -> Part:
-        """Returns the columns to seek pivots in: mode k × right set k + 1, n r multi-indices."""
+        """Returns the column multi-indices of a block: each index of mode k with each right one."""
         n, right = self._oracle.shape[k], self.right[k + 1]
         index = np.empty((n, len(right), right.shape[1] + 1), np.int64)
         index[:, :, 0] = np.arange(n)[:, None]
@@ -167,7 +167,7 @@ class Sets:
         return self._oracle.part(index.reshape(n * len(right), -1), k)
 
     def _block(self, k: int) -> "_Block":
-        """Returns the block of bond k to seek pivots in; lines of earlier ones are not free."""
+        """Builds the block (unfolding) of one bond, in which pivots are sought."""
         rows, columns = self._rows(k - 1), self._columns(k)
         if len(self._loose[k]):
             self._find_loose(k, columns.index)
@@ -178,7 +178,7 @@ class Sets:
         return block
 
     def _find_loose(self, k: int, columns: np.ndarray) -> None:
-        """Locates right multi-indices offered as pivots among the block's columns (n r, d − k)."""
+        """Locates pivots that were added from outside among the columns of a bond's block."""
         loose = []
         for member in self._loose[k]:
             at = np.flatnonzero((columns == member).all(axis=1))
@@ -190,14 +190,14 @@ class Sets:
         self._loose[k] = np.array(loose, np.int64).reshape(len(loose), columns.shape[1])
 
     def _factors(self, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the two matrices whose product interpolates the block of bond k at its pivots."""
+        """Returns two matrices whose product interpolates the block of one bond at its pivots."""
         r = len(self.left[k])
         return self._core(k - 1).reshape(-1, r), self.fibres[k].reshape(r, -1)
 
     def _probes(
         self, k: int, block: "_Block", rng: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Draws random entries of the block of bond k, off the rows and columns of its pivots."""
+        """Draws random entries of the block of a bond, off the rows and columns of its pivots."""
         i, j = np.flatnonzero(block.free_rows), np.flatnonzero(block.free_columns)
         longest = max(self._oracle.shape[k - 1 : k + 1])
         count = _PROBES + len(self.left[k]) + min(longest, _MODE_PROBES)
@@ -214,7 +214,7 @@ class Sets:
         before: np.ndarray,
         after: np.ndarray,
     ) -> None:
-        """Adds greedy pivots at bond k to the nested index sets.
+        """Adds pivots at one bond to the nested index sets, and the fibres through them.
 
         Args:
           k: bond.
@@ -236,7 +236,7 @@ class Sets:
 
 
 def _fibres_through(oracle: Oracle, point: np.ndarray) -> list[np.ndarray]:
-    """Evaluates all fibres through a pivot, (1, n_k, 1) each: one index varies at a time."""
+    """Evaluates the fibres of all modes through one entry, as cores (1, n_k, 1)."""
     cuts = np.cumsum([0, *oracle.shape])
     index = np.tile(point, (cuts[-1], 1))
     for k, n in enumerate(oracle.shape):
@@ -246,7 +246,7 @@ def _fibres_through(oracle: Oracle, point: np.ndarray) -> list[np.ndarray]:
 
 
 class _Block:
-    """Block (unfolding) of a bond, its interpolation a @ b, and the crosses added to that.
+    """Block (unfolding) of a tensor at one bond, with its cross interpolation and new pivots.
 
     Attributes:
       rows: R left multi-indices.
@@ -269,17 +269,17 @@ class _Block:
         self._crosses: list[tuple[np.ndarray, np.ndarray]] = []
 
     def residual(self, i: np.ndarray, j: np.ndarray) -> np.ndarray:
-        """Returns the residual at entries (i, j), before the cross of any pivot is added."""
+        """Computes the error of a cross interpolation at entries (i, j), before new pivots."""
         exact = self._oracle.pairs(self.rows.take(i), self.columns.take(j))
         return exact - (self._a[i] * self._b.T[j]).sum(axis=1)
 
     def reduced(self, residual: np.ndarray, i: np.ndarray, j: np.ndarray) -> np.ndarray:
-        """Updates the residual at entries (i, j) by the last pivot's cross; zero in its lines."""
+        """Updates residuals of a cross interpolation at entries (i, j) after a new pivot."""
         column, row = self._crosses[-1]
         return (residual - column[i] * row[j]) * (self.free_rows[i] & self.free_columns[j])
 
     def cross(self, i: int, j: int, forward: bool, threshold: float) -> bool:
-        """Adds a greedy pivot in column j (forward) or row i, unless its residual is roundoff."""
+        """Adds a pivot in column j or row i of a block; False if its residual is too small."""
         if forward:
             seen_column, column = self._column(j)
             i = int((np.abs(column) * self.free_rows).argmax())
@@ -298,12 +298,12 @@ class _Block:
         return True
 
     def _roundoff(self, i: int, j: int) -> float:
-        """Bounds the roundoff of the residual at one entry, a candidate for a pivot."""
+        """Bounds the roundoff in the residual of a cross interpolation at entry (i, j)."""
         terms = float(np.abs(self._a[i]) @ np.abs(self._b[:, j]))
         return _ROUNDOFF * (terms + sum(abs(c[i] * r[j]) for c, r in self._crosses))
 
     def _column(self, j: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns column j of the tensor and of the residual after the pivots so far."""
+        """Evaluates the function on column j of a block; returns values and residuals."""
         seen = self._oracle.block(self.rows, self.columns.take([j]))[:, 0]
         residual = seen - self._a @ self._b[:, j]
         for column, row in self._crosses:
@@ -311,7 +311,7 @@ class _Block:
         return seen, residual
 
     def _row(self, i: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns row i of the tensor and of the residual after the pivots so far."""
+        """Evaluates the function on row i of a block; returns values and residuals."""
         seen = self._oracle.block(self.rows.take([i]), self.columns)[0]
         residual = seen - self._a[i] @ self._b
         for column, row in self._crosses:
@@ -320,13 +320,13 @@ class _Block:
 
 
 def _interpolant(fibres: np.ndarray, picked: np.ndarray) -> np.ndarray:
-    """Returns F P⁻¹ with P the pivot rows of F: through a QR of F, for P is ill-conditioned."""
+    """Computes F P⁻¹ for fibres F and their pivot rows P, by a QR of F for stability."""
     q = np.linalg.qr(fibres.reshape(-1, fibres.shape[-1]))[0]
     return divided(q, q[picked]).reshape(fibres.shape)
 
 
 def divided(q: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Returns q R⁻¹ for the square matrix R of q's pivot rows; by least squares if R is singular.
+    """Computes q R⁻¹ for a square matrix R, by least squares if R is singular.
 
     Example:
       >>> import numpy as np
@@ -344,7 +344,7 @@ def divided(q: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def _new_rows(rows: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Returns the distinct rows of multi-indices that are not among the known pivots."""
+    """Returns the distinct multi-indices of ``rows`` that are not among ``known``."""
     seen = set(map(tuple, known.tolist()))
     fresh = [r for r in dict.fromkeys(map(tuple, rows.tolist())) if r not in seen]
     return np.array(fresh, np.int64).reshape(len(fresh), rows.shape[1])
@@ -353,7 +353,7 @@ def _new_rows(rows: np.ndarray, known: np.ndarray) -> np.ndarray:
 def leading_pivots(
     matrix: np.ndarray, threshold: float, limit: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns rows and columns of the pivots of LU with complete pivoting above a threshold.
+    """Finds leading pivots of a matrix by Gaussian elimination with complete pivoting.
 
     Example:
       >>> import numpy as np

@@ -49,7 +49,7 @@ class Estimate(NamedTuple):
 
     @property
     def bound(self) -> float:
-        """Upper bound of the held-out error: two standard errors above the estimate."""
+        """Upper bound of an estimated error: two standard errors above the estimate."""
         return self.error + 2 * self.std
 
 
@@ -57,7 +57,7 @@ UNKNOWN = Estimate(math.inf, math.inf)
 
 
 class HeldOut:
-    """Held-out entries: random ones, and importance samples from the train where those fail.
+    """Held-out entries, which estimate the error of a cross approximation not fitted to them.
 
     All entries, if the tensor has no more than asked for: the error is then exact.
 
@@ -94,7 +94,7 @@ class HeldOut:
     # Which entries ---------------------------------------------------------------------------
 
     def read_all(self) -> None:
-        """Holds out all entries of the tensor: evaluates them; the error is exact from then on."""
+        """Evaluates all entries of the tensor and holds them out, so that errors are exact."""
         index = self._every()
         self.values = self._oracle.points(index)
         self.index, self.all, self.uniform = index, True, len(index)
@@ -102,7 +102,7 @@ class HeldOut:
         self._weigh()
 
     def extend(self, count: int) -> None:
-        """Adds uniformly random entries of the whole tensor to the held-out ones."""
+        """Adds uniformly random entries of the whole tensor to the held-out entries."""
         if self.all:  # an entry held out twice would count twice
             return
         index = self._draw(count)
@@ -113,7 +113,7 @@ class HeldOut:
         self._weigh()
 
     def replace(self, places: np.ndarray) -> None:
-        """Draws new held-out entries for those that became pivots; drops drawn ones that did."""
+        """Replaces held-out entries that became pivots by new random ones."""
         if self.all:
             return
         inside = places[places < self.uniform]
@@ -125,18 +125,18 @@ class HeldOut:
         self._weigh()
 
     def reread(self) -> None:
-        """Fetches the values of the held-out random entries again, after a change of scale."""
+        """Updates the values of held-out entries after a change of the function's scale."""
         self.index = self.index[: self.uniform]
         self.values = self._oracle.points(self.index)
         self._source = self._weights = None
         self._weigh()
 
     def renew(self) -> None:
-        """Replaces all random held-out entries by new ones."""
+        """Replaces all random held-out entries by new random ones."""
         self.replace(np.arange(self.uniform))
 
     def follow(self, cores: Cores) -> bool:
-        """Draws held-out entries from the train if the present ones miss what it holds.
+        """Adds held-out entries drawn from the train if the present ones miss where it is large.
 
         Returns:
           Whether the entries are others now.
@@ -147,7 +147,7 @@ class HeldOut:
         return self.mix(cores)
 
     def mix(self, cores: Cores) -> bool:
-        """Draws held-out entries from the train, half as many as random ones, for earlier draws."""
+        """Adds held-out entries drawn from the train with probability |t|² / ‖t‖²."""
         if self.all:
             return False
         source = Sampler(cores)
@@ -164,7 +164,7 @@ class HeldOut:
         return True
 
     def _weigh(self) -> None:
-        """Computes held-out entries' weights, 1 / (random ones + drawn ones · their density)."""
+        """Computes the importance weights of held-out entries, random and drawn ones."""
         if self._source is not None:
             drawn = len(self.index) - self.uniform
             density = self._source.log_density(self.index) + math.log(self.size)
@@ -173,7 +173,7 @@ class HeldOut:
         self.telling = float(terms.sum() ** 2 / (terms @ terms)) if largest > 0 else 0.0
 
     def _terms(self) -> tuple[np.ndarray, np.ndarray, float]:
-        """Returns w |f|², |f|² of held-out entries, over their maxima, and the largest term."""
+        """Returns the terms w |f|² and |f|² of held-out entries, normalised by their maxima."""
         right = _squares(self.values)
         right = right / (right.max() or 1.0)
         terms = right / len(right) if self._weights is None else right * self._weights
@@ -189,17 +189,17 @@ class HeldOut:
 
     @property
     def enough(self) -> float:
-        """Number of held-out entries that must carry f's norm; with fewer, others are drawn."""
+        """Least number of held-out entries that must carry the norm of f for a reliable error."""
         return min(TELLING, self.uniform / 2)
 
     @property
     def jumps(self) -> bool:
-        """Whether f seems to jump at held-out entries: few values, or one at most of them."""
+        """Whether the function seems to have jumps, as its held-out values are few or equal."""
         counts = np.unique(self.values[: self.uniform], axis=0, return_counts=True)[1]
         return len(counts) <= _FEW_VALUES or 2 * counts.max() > self.uniform
 
     def unseen(self, *, elsewhere: bool) -> float:
-        """Returns the standard error of a train exact at all held-out entries, if f jumps.
+        """Returns the standard error that remains where a function with jumps was not sampled.
 
         What is wrong is then wrong by as much as f is large, and n random entries miss a part of
         all entries of 3 / n with probability 5 %.
@@ -215,25 +215,25 @@ class HeldOut:
 
     @property
     def share(self) -> float:
-        """Fraction of entries that carries f's norm, by held-out ones: (mean |f|²)² / mean |f|⁴."""
+        """Fraction of a tensor's entries that carries its norm, estimated by held-out ones."""
         terms, right, largest = self._terms()
         return largest * float(terms.sum() ** 2 / (terms @ right)) if largest > 0 else 0.0
 
     @property
     def rms(self) -> float:
-        """Root mean square of f over all entries of the tensor, as held-out ones show it."""
+        """Root mean square of a tensor's entries, estimated by held-out ones."""
         terms, _, largest = self._terms()
         top = math.sqrt(float(_squares(self.values).max()))
         return top * math.sqrt(largest * float(terms.sum()))
 
     @property
     def missing(self) -> float:
-        """Number of held-out entries still needed to meet another part of f that is as small."""
+        """Number of held-out entries to add, to detect an equally small part of f elsewhere."""
         share, most = self.share, _MISSED / _JUMPED**2 if self.jumps else _MISSED
         return most / share - self.uniform if share > 0 else math.inf
 
     def agree(self, cores: Cores) -> bool:
-        """Whether the norm of the train agrees with that of f, by the held-out entries."""
+        """Whether the norms of the train and of the tensor agree, by the held-out entries."""
         right = _squares(self.values)
         w = self._weights if self._weights is not None else 1 / len(right)
         seen = float(np.sum(w * right))
@@ -243,32 +243,32 @@ class HeldOut:
         return abs(train - math.log(seen)) <= math.log(_SAME_NORM)
 
     def places(self, point: np.ndarray) -> np.ndarray:
-        """Returns the positions of a multi-index (any component) among the held-out ones."""
+        """Returns the positions of a multi-index among the held-out entries."""
         return np.flatnonzero((self.index == point[: self.index.shape[1]]).all(axis=1))
 
     def errors(self, cores: Cores, count: int | None = None) -> np.ndarray:
-        """Returns the squared errors of the first ``count`` held-out entries or of all."""
+        """Computes squared errors of a train at the first ``count`` held-out entries, or at all."""
         wrong = _squares(entries(cores, self.index[:count]) - self.values[:count])
         self.worst = math.sqrt(wrong.max())
         return wrong
 
     def not_zero(self, count: int) -> np.ndarray:
-        """Returns at most ``count`` held-out entries where f is not zero, with their component."""
+        """Returns at most ``count`` held-out multi-indices at which the function is not zero."""
         at = np.flatnonzero(self.values[: self.uniform].any(axis=1))
         at = self._rng.permutation(at)[:count]
         component = np.abs(self.values[at]).argmax(axis=1)
         return np.column_stack([self.index[at], component])[:, : len(self._oracle.shape)]
 
     def worst_first(self, cores: Cores) -> np.ndarray:
-        """Returns the held-out entries (m, d), those where the train is most wrong first."""
+        """Returns the held-out multi-indices by decreasing error of the train."""
         return self.index[np.argsort(-self.errors(cores), kind="stable")]
 
     def wrong(self, cores: Cores, index: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """Returns a train's errors at entries (m, d) of known values, held out or not."""
+        """Computes the absolute errors of a train at multi-indices with known values."""
         return np.sqrt(_squares(entries(cores, index) - values))
 
     def glance(self, cores: Cores, tol: float) -> Estimate:
-        """Estimates the error from a quarter of the held-out entries if it is far too large."""
+        """Estimates the error of a train, from a quarter of the held-out entries if it is large."""
         count = len(self.index) // _GLANCE
         if self.plain and not self.all and count >= TELLING:
             estimate = self._estimate(self.errors(cores, count))
@@ -277,7 +277,7 @@ class HeldOut:
         return self.estimate(cores)
 
     def estimate(self, cores: Cores) -> Estimate:
-        """Estimates the held-out error √(Σ w |error|² / Σ w |f|²) and its standard error."""
+        """Estimates the relative error of a train, and its standard error, at held-out entries."""
         if self._weights is None:
             return self._estimate(self.errors(cores))
         return self._estimate(self.errors(cores), self._weights)
@@ -307,7 +307,7 @@ def _squares(x: Any) -> Any:
 
 
 def entries(cores: Cores, index: np.ndarray) -> np.ndarray:
-    """Evaluates a train at held-out multi-indices: all components, (m, 1) or (m, components)."""
+    """Evaluates a train of NumPy cores at multi-indices: (m, 1) or (m, components)."""
     modes = index.shape[1]
     (first, *rest), (leading, *others) = _merged(cores[:modes], index)
     v = first[0, leading]
@@ -317,7 +317,7 @@ def entries(cores: Cores, index: np.ndarray) -> np.ndarray:
 
 
 def _merged(cores: Cores, index: np.ndarray) -> tuple[Cores, list[np.ndarray]]:
-    """Merges neighbouring cores where many entries share the product; their indices with them."""
+    """Merges small neighbouring cores, and their indices, to evaluate many entries faster."""
     out, at = [cores[0]], [index[:, 0]]
     for core, i in zip(cores[1:], index.T[1:], strict=True):
         if _shared(out[-1], core, len(index)):
@@ -332,7 +332,7 @@ def _merged(cores: Cores, index: np.ndarray) -> tuple[Cores, list[np.ndarray]]:
 
 
 def _shared(a: np.ndarray, b: np.ndarray, entries: int) -> bool:
-    """Whether to merge two cores of a train before so many held-out entries are evaluated."""
+    """Whether merging two cores saves work in the evaluation of so many entries."""
     (left, n, bond), (_, m, right) = a.shape, b.shape
     saved = entries * (left * bond + bond * right - left * right)
     # The first and the last core are tables, of which rows are picked.
@@ -341,7 +341,7 @@ def _shared(a: np.ndarray, b: np.ndarray, entries: int) -> bool:
 
 
 def _times_rows(v: np.ndarray, core: np.ndarray, i: np.ndarray) -> np.ndarray:
-    """Computes v[m] @ core[:, i[m]] at held-out entries m: one by one, or by groups of equal i."""
+    """Multiplies each row vector by the slice of a core at the entry's index."""
     if core.shape[2] == 1:
         return (v * core[:, i, 0].T).sum(axis=1, keepdims=True)
     slices = np.ascontiguousarray(core.transpose(1, 0, 2))
@@ -371,7 +371,7 @@ class Sampler:
         self.most = max(TELLING, _DRAWING // max(c[0].size for c in cores))
 
     def draw(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        """Draws at most ``count`` held-out entries, mode by mode by conditional distributions.
+        """Draws multi-indices of a train by the Born rule, at most ``count``, mode by mode.
 
         Source: A. Ferris, G. Vidal, "Perfect sampling with unitary tensor networks", Phys. Rev. B
         85, 165146 (2012), section III; as `tt.sample`, which compiles a program for all ranks.
@@ -391,6 +391,6 @@ class Sampler:
         return np.stack(drawn, axis=1)
 
     def log_density(self, index: np.ndarray) -> np.ndarray:
-        """Returns the log probability of held-out multi-indices (m, d), all components."""
+        """Returns the log probabilities of multi-indices by the Born rule."""
         with np.errstate(divide="ignore"):
             return np.log(_squares(entries(self._cores, index)))

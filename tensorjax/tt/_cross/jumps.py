@@ -25,7 +25,7 @@ _EDGE = 0.1
 def edges(
     cores: Cores, starts: np.ndarray, sizes: np.ndarray, least: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """Returns entries (2 m', d) on both sides of the train's jumps on lines through entries.
+    """Finds pairs of neighbouring entries between which a train jumps, by bisection along lines.
 
     Args:
       cores: of the train.
@@ -70,7 +70,7 @@ def edges(
 
 
 def _lines(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-    """Draws lines: which modes of each entry (m, d) a line runs through, at least one."""
+    """Draws random lines through entries: the modes along which each line runs, at least one."""
     count, d = shape
     place = np.arange(d)
     period = rng.integers(1, 4, count)[:, None]
@@ -85,7 +85,7 @@ def _lines(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
 def _middle(
     low: np.ndarray, high: np.ndarray, line: np.ndarray, sizes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns two neighbouring entries of the train, half way from ``low`` to ``high``."""
+    """Returns two neighbouring entries on a line, half way between two entries of the line."""
     rows = np.arange(len(low))
     mode = (low != high).argmax(axis=1)
     index = (low[rows, mode] + high[rows, mode]) // 2
@@ -97,7 +97,7 @@ def _middle(
 
 
 def _drawn(parts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Draws one of three parts (3, m) of a line, by how much the train changes there."""
+    """Draws one of three parts of each line, in proportion to the train's changes there."""
     weights = np.cumsum(parts, axis=0)
     return np.minimum((weights <= rng.random(len(parts.T)) * weights[-1]).sum(axis=0), 2)
 

@@ -51,7 +51,7 @@ class CrossProgress:
 
 @dataclasses.dataclass
 class Options:
-    """Options of a search, checked; ``most_random`` caps the random entries that are evaluated."""
+    """Checked options of a cross approximation; ``most_random`` bounds its random evaluations."""
 
     tol: float
     max_rank: int

@@ -89,7 +89,7 @@ class CrossInfo:
 def reported(
     status: Status, estimate: Estimate, search: Search, oracle: Oracle, train: TT
 ) -> CrossInfo:
-    """Returns the report of a finished cross approximation."""
+    """Builds the report of a finished cross approximation."""
     return CrossInfo(
         status=status,
         error=estimate.error,
@@ -108,7 +108,7 @@ def reported(
 
 
 def _message(status: Status, estimate: Estimate, search: Search) -> str:
-    """Says in words how a cross ended, and where f was looked at beside the entries fitted."""
+    """Describes in words how a cross approximation ended, and where f was searched for errors."""
     held, globally = search.held, search.globally
     said = search.failure or (
         f"{status}: error {estimate.error:.1e} with standard error {estimate.std:.1e}, "

@@ -22,19 +22,19 @@ _NOT_TRACEABLE = (jax.errors.JAXTypeError, jax.errors.JAXIndexError)
 
 
 class BudgetExhausted(Exception):
-    """Raised when the requested entries would need more evaluations than are left."""
+    """Exception for evaluations that would exceed the budget of a cross approximation."""
 
 
 class Rescaled(Exception):
-    """Raised when a value is too large for the scale of the earlier ones, which are rescaled."""
+    """Exception for values of f so large that earlier ones were rescaled."""
 
 
 class FunctionFailed(Exception):
-    """Raised in place of an error of the function, with its message, if the search is to end."""
+    """Exception in place of an error of f, if such an error ends the search."""
 
 
 class Part(NamedTuple):
-    """Leading or trailing indices of some entries.
+    """Leading or trailing parts of multi-indices, with their contributions to flat positions.
 
     Attributes:
       index: (m, k) multi-indices.
@@ -105,7 +105,7 @@ class Oracle:
         self._strides = np.array(strides, np.int64 if math.prod(shape) < 2**53 else object)
 
     def start(self, index: np.ndarray) -> np.ndarray:
-        """Samples the function at the first multi-indices (m, d); finds how many components."""
+        """Evaluates the function at its first multi-indices; finds how many components it has."""
         values = self.points(index)
         if self._components:
             self.shape = (*self.shape[: self._modes], *self._components)
@@ -114,24 +114,24 @@ class Oracle:
 
     @property
     def left(self) -> float:
-        """Number of samples of the function that the budget still allows."""
+        """Number of evaluations of the function that the budget still allows."""
         return self._budget - self.evaluations
 
     def points(self, index: np.ndarray) -> np.ndarray:
-        """Samples the function at multi-indices: all components, (m, 1) or (m, components)."""
+        """Evaluates the function at multi-indices: returns (m, 1) or (m, components)."""
         return self._find(self.part(index, 0).keys, lambda p: index[p])
 
     def known(self, index: np.ndarray) -> np.ndarray:
-        """Returns whether the function was sampled at multi-indices (m, d), as the cache knows."""
+        """Returns for each multi-index whether its value is in the cache."""
         keys = self.part(index, 0).keys.tolist()
         return np.fromiter((key in self._rows for key in keys), bool, len(keys))
 
     def part(self, index: np.ndarray, first: int) -> Part:
-        """Returns indices (m, k) of the modes from ``first`` on as a `Part` of sampled entries."""
+        """Builds the `Part` of given indices (m, k) of the modes from ``first`` on."""
         return Part(index, np.dot(index, self._strides[first : first + index.shape[1]]))
 
     def pairs(self, left: Part, right: Part) -> np.ndarray:
-        """Samples the function at the m entries of indices ``left[p]`` before ``right[p]``."""
+        """Evaluates the function at m entries, each given by a left and a right part."""
 
         def take(p: np.ndarray) -> np.ndarray:
             return np.concatenate([left.index[p], right.index[p]], axis=1)
@@ -140,7 +140,7 @@ class Oracle:
         return self._picked(values, (right if right.index.shape[1] else left).index[:, -1])
 
     def block(self, left: Part, right: Part) -> np.ndarray:
-        """Samples the function on the matrix of entries ``left[a]``, ``right[b]``, all a and b."""
+        """Evaluates the function at all combinations of left and right parts, as a matrix."""
         keys = left.keys[:, None] + right.keys
         b = keys.shape[1]
 
@@ -156,7 +156,7 @@ class Oracle:
         return values[np.arange(len(values)), component] if self._components else values[:, 0]
 
     def _find(self, keys: np.ndarray, take: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        """Returns the sampled entries' values, all components; samples those not in the cache.
+        """Returns the values of entries from the cache; evaluates the function at missing ones.
 
         Args:
           keys: (m,) of the multi-indices.
@@ -191,7 +191,7 @@ class Oracle:
         return out
 
     def _keep(self, keys: list[int], values: np.ndarray) -> None:
-        """Caches sampled values; empties the cache before it would hold more than it may."""
+        """Stores values in the cache, which is emptied first if it would become too large."""
         first = len(self._rows)
         if first + len(keys) > self._cache:
             self._rows, self._values, first = {}, self._values[:0], 0
@@ -208,7 +208,7 @@ class Oracle:
         self._rows.update(zip(keys, range(first, total), strict=True))
 
     def _count(self, values: np.ndarray, index: np.ndarray) -> None:
-        """Counts new samples, and takes note of the largest."""
+        """Counts new evaluations, and records the largest value and its multi-index."""
         self.evaluations += len(values)
         sizes = np.abs(values)
         if (largest := float(sizes.max())) > self.largest:
@@ -219,7 +219,7 @@ class Oracle:
     # Calling -------------------------------------------------------------------------------------
 
     def _call(self, index: np.ndarray) -> tuple[np.ndarray, bool]:
-        """Calls the function at new entries; also returns whether earlier samples were rescaled."""
+        """Evaluates the function at new multi-indices; returns also if old values were rescaled."""
         points = index
         if self._grid is not None:
             points = self._grid[np.arange(self._modes), index]
@@ -240,7 +240,7 @@ class Oracle:
         return linalg.scaled(values, -self.exponent), shift > 0
 
     def _piece(self, points: np.ndarray, index: np.ndarray) -> np.ndarray:
-        """Samples the function at one batch: (m, 1) or (m, components), double precision."""
+        """Evaluates the function on one batch; checks its values and casts them to double."""
         try:
             out = self._raw(points)
         except Exception as error:
@@ -288,7 +288,7 @@ class Oracle:
         return self._eager(points) if self.evaluations else self._first(points)
 
     def _first(self, points: np.ndarray) -> Any:
-        """Samples the first batch, and finds whether the function is one of JAX."""
+        """Evaluates the function on its first batch; finds whether it returns JAX arrays."""
         head = self._eager(points if self._vectorized else points[:1])
         self._is_jax = isinstance(head, jax.Array)
         if self._is_jax and self._jit == "auto":
@@ -309,7 +309,7 @@ class Oracle:
         return out[: len(points)] if out.shape[:1] == (size,) else out
 
     def _name(self, error: Exception, points: np.ndarray, index: np.ndarray) -> None:
-        """Adds to an error of the sampled function the multi-index where it was raised."""
+        """Adds to an error of the function the multi-index at which it was raised."""
         if isinstance(error, _NOT_TRACEABLE):
             return
         at = self._eager.culprit(points)
@@ -337,7 +337,7 @@ class Oracle:
 
 @functools.lru_cache(maxsize=64)
 def _mapped(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns `jax.vmap` of the sampled function, cached, so that `jax.jit` compiles it once."""
+    """Returns a function vectorised by `jax.vmap`, cached so that `jax.jit` compiles it once."""
     return jax.vmap(f)
 
 

@@ -36,7 +36,7 @@ _OFFERED, _HIDDEN = 4, 10.0
 
 
 class Search:
-    """State of a cross approximation under way, which runs its sweeps and decides when they end.
+    """Search of `cross`: sweeps that add pivots until the error meets the tolerance.
 
     Attributes:
       fit: the approximation.
@@ -133,7 +133,7 @@ class Search:
         return "max_sweeps"
 
     def _offer_wrong(self, level: float) -> int:
-        """Adds held-out entries of largest error as pivots, where sweeps find none."""
+        """Adds held-out entries of largest error as pivots, if sweeps find no such errors."""
         hidden = _HIDDEN * max(level, self.fit.threshold)
         wrong = self.held.errors(self.fit.current())
         worst = np.argsort(-wrong, kind="stable")[:_OFFERED]
@@ -160,7 +160,7 @@ class Search:
         return idle >= 3 and (self.fit.threshold <= self.fit.least() or idle >= 20)
 
     def _lower(self, level: float, added: float, estimate: Estimate) -> None:
-        """Lowers the search's residual threshold: steeply after few pivots, gently near the end."""
+        """Lowers the residual threshold above which entries become pivots in `cross`."""
         need = self._options.tol / (2 * estimate.error) if estimate.error > 0 else 1.0
         base = self.fit.threshold
         if not added:

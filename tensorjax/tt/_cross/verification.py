@@ -1,4 +1,4 @@
-"""Verification of a train of `cross` that met the tolerance: is it wrong where nobody looked?"""
+"""Verification of a train of `cross` that met the tolerance, by a search for large errors."""
 
 import math
 
@@ -33,7 +33,7 @@ _JUMP = 0.01
 
 
 class Verification:
-    """Search for large errors of a train that met the tolerance; wrong entries become pivots.
+    """Verification of a cross approximation that met its tolerance; wrong entries become pivots.
 
     Attributes:
       found: pivots that the last verdict gave.
@@ -47,16 +47,16 @@ class Verification:
 
     @property
     def _least(self) -> float:
-        """Least error of an entry that contradicts the estimate."""
+        """Least error of an entry that contradicts the estimated error."""
         return _AGREES * self._fit.options.tol * self._fit.oracle.largest
 
     @property
     def _many(self) -> bool:
-        """Whether to look at many entries where f may jump: if it seems to, and search is asked."""
+        """Whether to check many entries near jumps, as the function seems to have some."""
         return self._fit.jumps and self._fit.options.search > 0
 
     def verdict(self, level: float) -> Status | None:
-        """Searches for large errors that may escape the held-out entries, as far as it can.
+        """Decides whether a cross approximation converged, by a search for large errors.
 
         Args:
           level: the largest residual that the last sweep met.
@@ -102,7 +102,7 @@ class Verification:
         return "unseen" if status and (fit.rare or self._surprised) else status
 
     def _unbiased(self) -> bool:
-        """Whether the search's error stays below tolerance at entirely new held-out entries.
+        """Whether the error is below tolerance at entirely new held-out entries.
 
         Wrong ones were taken out, and those that are left are right more often than others.
         """
@@ -111,7 +111,7 @@ class Verification:
         return self._fit.holds()
 
     def _more(self) -> bool:
-        """Whether the search's error stays below tolerance at more held-out entries."""
+        """Whether the error is below tolerance with more held-out entries than before."""
         held = self._fit.held
         more = min(self._fit.options.asked - held.uniform, self._fit.oracle.left)
         known = self._fit.oracle.evaluations
@@ -127,7 +127,7 @@ class Verification:
         return self._fit.holds()
 
     def _wrong_at_edges(self, cores: Cores) -> bool:
-        """Searches both sides of the train's jumps, and corners of boxes, for errors."""
+        """Searches for errors beside jumps and at corners; returns whether there are any."""
         fit, sets = self._fit, self._fit.sets
         many = self._many
         edges = self._search.edges(cores, sets.left, sets.right, self._least, many=many)
@@ -137,7 +137,7 @@ class Verification:
         return wrong
 
     def _wrong_nearby(self, cores: Cores) -> bool:
-        """Searches entries near the index sets for errors; edges too, several times, if f jumps."""
+        """Searches for errors near the index sets; returns whether there are any."""
         sets = self._fit.sets
         for _ in range(_ROUNDS if self._many else 1):
             if self._found_wrong(cores, self._search.near(cores, sets.left, sets.right)):
@@ -148,7 +148,7 @@ class Verification:
         return False
 
     def _wrong_elsewhere(self, cores: Cores) -> bool:
-        """Searches random entries, and climbs from the worst, within the share of global search."""
+        """Searches for errors at random entries, and climbs from the worst of them."""
         search, oracle, held = self._search, self._fit.oracle, self._fit.held
         while (credit := search.credit) >= 2 * search.a_climb:
             before = oracle.evaluations
@@ -165,7 +165,7 @@ class Verification:
         return False
 
     def _found_wrong(self, cores: Cores, points: np.ndarray) -> bool:
-        """Searches the entries (m, d) for errors of the train; adds wrong ones as pivots."""
+        """Searches given entries for large errors; adds such entries as pivots."""
         fit, oracle = self._fit, self._fit.oracle
         points = points[: int(min(len(points), oracle.left))]
         if not len(points):
@@ -183,7 +183,7 @@ class Verification:
         return worst.size > 0
 
     def _met(self) -> Status | None:
-        """Adds held-out entries until the search would meet another part of f as small as this."""
+        """Adds held-out entries until they would detect an equally small part of f elsewhere."""
         held = self._fit.held
         while held.missing > 0 and not held.all:
             more = min(

@@ -22,7 +22,7 @@ from tensorjax.tt._eigen.local_problems import Array, Local, Rule, lowest_block
 
 
 class Block(NamedTuple):
-    """Block tensor train: states that share all cores but the first.
+    """Block tensor train: several states that share all cores but the first.
 
     Attributes:
       chain: the operator, the shared right-orthogonal cores and all interfaces; its first core is
@@ -36,12 +36,12 @@ class Block(NamedTuple):
     values: Array
 
     def state(self, j: int) -> Cores:
-        """Returns the cores of state j of block DMRG."""
+        """Returns the cores of state j of a block tensor train."""
         return [self.centres[j], *self.chain.cores[1:]]
 
 
 def random_block(chain: dmrg.Chain, count: int, rng: np.random.Generator) -> Block:
-    """Draws a block of random states for block DMRG, in the bases of ``chain``.
+    """Draws a block tensor train of random states that share the bases of a given train.
 
     There may be more of them than the centre has room for: a sweep makes them orthonormal.
     """
@@ -51,7 +51,7 @@ def random_block(chain: dmrg.Chain, count: int, rng: np.random.Generator) -> Blo
 
 
 def joined(trains: Sequence[Cores]) -> Cores:
-    """Adds trains exactly, to start block DMRG in their joint bases: block-diagonal cores."""
+    """Adds trains exactly by block-diagonal cores, so that block DMRG starts in all their bases."""
     first, *middle, last = zip(*trains, strict=True)
     out = [np.concatenate(first, axis=2)]
     for cores in middle:
@@ -64,7 +64,7 @@ def joined(trains: Sequence[Cores]) -> Cores:
 
 
 def sweep(block: Block, rule: Rule) -> Block:
-    """Sweeps block DMRG once from left to right; returns the block mirrored, for the way back.
+    """Runs one block-DMRG sweep from left to right; returns the mirrored block for the way back.
 
     As `dmrg.sweep`, but every local problem is solved for as many vectors as there are states, and
     bases are cut by the sum of the states' energies.
@@ -101,7 +101,7 @@ def _swept(block: Block, rule: Rule) -> Block:
 
 
 def _split(thetas: Array, rule: Rule) -> tuple[Array, Array]:
-    """Splits block DMRG's states into a shared isometry (r n, s) and remainders, (b, s, …)."""
+    """Splits the states of a block tensor train into one shared isometry and remainders."""
     count, rows = len(thetas), thetas.shape[1] * thetas.shape[2]
     states = thetas.reshape(count, rows, -1)
     # States as further columns: the basis that is best for all of them together (Dolgov et al.).

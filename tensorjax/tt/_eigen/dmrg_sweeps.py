@@ -25,7 +25,7 @@ _HARMLESS = 1e-6
 
 @dataclasses.dataclass
 class Chain:
-    """DMRG state: operator, train with its centre at the first core, interfaces on the right.
+    """State of a DMRG search: operator, train with its centre at the first core, interfaces.
 
     Attributes:
       operator: cores (r, m, n, r').
@@ -45,7 +45,7 @@ class Chain:
 
 
 class Pass(NamedTuple):
-    """Report of one sweep: eigenvalue, residual, discarded energy, whether the rank cap cut.
+    """Report of one DMRG sweep: eigenvalue, residual, discarded energy, whether a rank was capped.
 
     Attributes:
       value: the eigenvalue of the last local problem.
@@ -66,7 +66,7 @@ class Pass(NamedTuple):
 def prepared(
     operator: list[Array], cores: list[Array], found: list[list[Array]], shift: float = 0.0
 ) -> Chain:
-    """Prepares a chain for DMRG sweeps: right-orthogonal, of norm one, with all interfaces."""
+    """Builds the state of a DMRG search from a train: normalised, with all right interfaces."""
     out = list(cores)
     for k in range(len(out) - 1, 0, -1):
         left, out[k] = right_lq(out[k])
@@ -83,7 +83,7 @@ def prepared(
 
 
 def mirrored(cores: Sequence[Array]) -> list[Array]:
-    """Reverses a train or TT-matrix for the DMRG sweep back: cores from right to left.
+    """Reverses the order of the cores of a train or TT-matrix, for the DMRG sweep back.
 
     The two bonds of every core are exchanged.
     """
@@ -91,7 +91,7 @@ def mirrored(cores: Sequence[Array]) -> list[Array]:
 
 
 def shadows(chain: Chain, left: Sequence[Array], window: slice) -> Array | None:
-    """Projects the found states on a DMRG sweep's local space; one row each, None without any."""
+    """Projects eigenvectors found before on the local space of a DMRG step, one row for each."""
     if not chain.found:
         return None
     rows = []
@@ -107,7 +107,7 @@ def shadows(chain: Chain, left: Sequence[Array], window: slice) -> Array | None:
 
 
 def sweep(chain: Chain, rule: Rule, rng: np.random.Generator) -> tuple[Chain, Pass]:
-    """Sweeps DMRG once from left to right; returns the chain mirrored, ready for the sweep back."""
+    """Runs one DMRG sweep from left to right; returns the mirrored chain for the sweep back."""
     with _blas_threads.one_thread(_blas_threads.slow_down(chain.cores)):
         return _swept(chain, rule, rng)
 
@@ -148,7 +148,7 @@ def _swept(chain: Chain, rule: Rule, rng: np.random.Generator) -> tuple[Chain, P
 def reversed_chain(
     chain: Chain, cores: list[Array], lefts: list[Array], overlaps: list[list[Array]]
 ) -> Chain:
-    """Mirrors a chain after a DMRG sweep: its left interfaces become the right ones."""
+    """Mirrors the state of a DMRG search after a sweep: left interfaces become right ones."""
     return Chain(
         mirrored(chain.operator),
         mirrored(cores),
@@ -160,7 +160,7 @@ def reversed_chain(
 
 
 def _split(theta: Array, rule: Rule) -> tuple[Array, Array, float, bool]:
-    """Splits a DMRG sweep's local tensor: isometry, remainder, energy lost, whether capped."""
+    """Splits a DMRG step's tensor into isometry and remainder; returns the energy discarded too."""
     matrix = theta.reshape(theta.shape[0] * theta.shape[1], -1)
     if rule.share == 0:  # all of the bond stays, directions without weight included
         return *linalg.qr(matrix), 0.0, False
@@ -176,7 +176,7 @@ def _split(theta: Array, rule: Rule) -> tuple[Array, Array, float, bool]:
 def _directions(
     left: Array, chain: Chain, cores: list[Array], k: int, u: Array, solved: Solved, rule: Rule,
 ) -> tuple[Array, float]:  # fmt: skip
-    """Returns columns orthonormal to u that widen the bond in a DMRG sweep (subspace expansion).
+    """Returns orthonormal columns that enlarge a bond in a DMRG sweep (subspace expansion).
 
     With two sites they are from the next eigenvectors of the local problem: where the lowest one is
     a local minimum, those lead out of it. With one site they are from what A makes of the state
@@ -207,7 +207,7 @@ def _directions(
 
 
 def settled(chain: Chain) -> tuple[Chain, float]:
-    """Settles a chain after DMRG sweeps: found states out, norm one; returns λ (Rayleigh) too.
+    """Normalises a DMRG state, orthogonal to states found before; returns its eigenvalue too.
 
     Deflation makes them orthogonal about as well as they are converged. The rest is projected out
     in the centre, unless the bonds on its right know too little of the found states.
@@ -231,23 +231,23 @@ def _centre_shadows(chain: Chain) -> Array | None:
 
 
 def _overlaps(chain: Chain) -> Array:
-    """Computes the inner products of a DMRG state with the found states; a zero without any."""
+    """Computes the inner products of a DMRG state with eigenvectors found before."""
     rows = _centre_shadows(chain)
     return np.zeros(1) if rows is None else rows.conj() @ chain.cores[0].ravel()
 
 
 def overlap(chain: Chain) -> float:
-    """Returns the largest overlap |⟨found|state⟩| of a DMRG state with the found states."""
+    """Returns the largest overlap of a DMRG state with an eigenvector found before."""
     return float(np.abs(_overlaps(chain)).max())
 
 
 def share_found(chain: Chain) -> float:
-    """Returns Σ |⟨found|state⟩|² of a DMRG state: one if it is in the span of the found ones."""
+    """Returns the squared norm of a DMRG state's projection on eigenvectors found before."""
     return float(linalg.energy(_overlaps(chain)[:, None]))
 
 
 def residual(chain: Chain, value: float) -> float:
-    """Computes ‖A x − λ x‖ of a settled DMRG state, by Gram matrices, or QR if too coarse.
+    """Computes the residual ‖A x − λ x‖ of a DMRG state, by Gram matrices or, if small, by QR.
 
     x is right-orthogonal, so that the residual falls into orthogonal parts: at site k the rows of
     the local image that are orthogonal to those of x, times A x on the left of it.
@@ -259,7 +259,7 @@ def residual(chain: Chain, value: float) -> float:
 
 
 def _residual_energy(chain: Chain, value: float, *, squared: bool) -> tuple[float, float]:
-    """Computes a DMRG state's ‖A x − λ x‖², with roundoff, by Gram matrices or by QR."""
+    """Computes ‖A x − λ x‖² of a DMRG state and its roundoff, by Gram matrices or by QR."""
     centre, kind = chain.cores[0], chain.cores[0].dtype
     local = Local(interfaces.edge(centre), chain.operator[:1], chain.rights[0])
     total = float(np.linalg.norm(local(centre) - value * centre)) ** 2

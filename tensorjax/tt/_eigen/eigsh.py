@@ -89,12 +89,12 @@ class EigInfo:
 
     @property
     def variance(self) -> np.ndarray:
-        """Variances ⟨A²⟩ − ⟨A⟩² of the eigenpairs, (k,): the squared residuals."""
+        """Variances ⟨A²⟩ − ⟨A⟩² of the eigenpairs, (k,), which are the squared residuals."""
         return np.square(self.residual)
 
     @property
     def advice(self) -> str:
-        """Advice for the status of `eigsh`, in words; empty where all is well."""
+        """Advice, in words, on an eigenvalue search that failed; empty if it succeeded."""
         return _ADVICE.get(self.status, "")
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Search for the k lowest eigenpairs: single pairs by DMRG, then levels that were missed.
+"""Search for the k lowest eigenpairs: single pairs by DMRG, then eigenpairs that were missed.
 
 DMRG finds eigenpairs, not necessarily the lowest ones. So, after the first pair, a block of states
 starts the others (`tensorjax.tt._eigen.block_dmrg`), and at the end the complement of all pairs
@@ -59,14 +59,14 @@ Check = Literal["exhaustive", "searched", "unchecked", "unsure"]
 
 
 class Levels(NamedTuple):
-    """Eigenpairs in ascending order, and how far it was checked that none was missed."""
+    """Eigenpairs in ascending order, and how thoroughly lower ones were searched for."""
 
     pairs: list[Pair]
     check: Check
 
 
 def find_levels(search: Search, starts: list[Cores], k: int) -> Levels:
-    """Finds the k lowest levels (eigenpairs); by a dense eigensolver where the space is small."""
+    """Finds the k lowest eigenpairs of a TT-matrix by DMRG, or densely where it is small."""
     size = math.prod(search.shape)
     fits = max(rank_bounds(search.shape), default=1) <= search.limit
     if len(search.shape) == 1 or (fits and size <= max(_SMALL, min(4 * k, _LARGEST))):
@@ -81,7 +81,7 @@ def find_levels(search: Search, starts: list[Cores], k: int) -> Levels:
 
 
 class _Finder:
-    """Search for the k lowest pairs: pairs found so far, and candidate states for more."""
+    """Search for the k lowest eigenpairs: pairs found so far, and start states for others."""
 
     def __init__(self, search: Search, k: int):
         self.search, self.k = search, k
@@ -92,12 +92,12 @@ class _Finder:
         self.queue: list[Cores] = []
 
     def add_given(self, start: Cores) -> None:
-        """Adds the level that DMRG finds from a train given by the user."""
+        """Adds the eigenpair that DMRG finds from a train given by the user."""
         expand = self.search.expand if self.search.expand is not None else 0
         self.pairs.append(self._searched(start, self.tol, expand, known=True))
 
     def add(self) -> None:
-        """Adds a level, from a random start if it is the first, from a state of a block if not."""
+        """Adds the eigenpair that DMRG finds from a random train or from a state of block DMRG."""
         known = bool(self.pairs)
         if known and not self.queue:
             self.queue = self._block_states(self.k - len(self.pairs))
@@ -105,7 +105,7 @@ class _Finder:
         self.pairs.append(self._searched(start, self.tol, known=known))
 
     def complete(self) -> Check:
-        """Searches for missed levels until none are found; returns how far that was checked."""
+        """Searches for missed eigenpairs until none is found; returns how thorough that was."""
         idle, enough = 0, _IDLE
         for _ in range(2 * self.k + 6):
             self.pairs.sort(key=lambda p: p.value)
@@ -124,7 +124,7 @@ class _Finder:
     def _searched(
         self, start: Cores, tol: float, expand: int | None = None, *, known: bool, **ends: float
     ) -> Pair:
-        """Runs one search for a level, pairs found deflated; ``known``: the start is good.
+        """Searches one eigenpair by DMRG from a start, with all pairs found so far deflated.
 
         ``ends`` are the options of `Course` that say when the search may end.
         """
@@ -136,14 +136,14 @@ class _Finder:
         return pair
 
     def _block_states(self, count: int) -> list[Cores]:
-        """Finds at most ``count`` states of low levels, outside those found, by block DMRG."""
+        """Finds at most ``count`` low states outside the eigenvectors found, by block DMRG."""
         search, others = self.search, [p.cores for p in self.pairs]
         chain = dmrg.prepared(search.operator, random_cores(search), others, self._shift)
         states = self._swept(chain, count + _MORE)
         return [states.state(j) for j in range(min(count, len(states.centres)))]
 
     def _crossed(self) -> Cores | None:
-        """Finds a missed low level outside the found pairs, by block DMRG in their bases.
+        """Finds a low state that was missed, by block DMRG in the bases of those found.
 
         Levels often differ by a stretch of the chain: what is left of it in one state found, and
         right of it, joins what another one has between. Random starts seldom hold such a state.
@@ -160,7 +160,7 @@ class _Finder:
         return None
 
     def _swept(self, chain: dmrg.Chain, count: int, steps: int = _BLOCK_STEPS) -> block.Block:
-        """Runs block DMRG for ``count`` levels from random states in the bases of a chain."""
+        """Runs block DMRG for ``count`` low states from random ones in the bases of a chain."""
         search = self.search
         states = block.random_block(chain, count, search.rng)
         cap = min(search.limit, _RANK + _RANKS_PER_STATE * count)
@@ -171,11 +171,11 @@ class _Finder:
 
     @property
     def _shift(self) -> float:
-        """Deflation shift, 2 ‖A‖₂ as far as known: it lifts found levels above all others."""
+        """Shift by which deflation lifts found eigenvalues above all others, about 2 ‖A‖₂."""
         return 2 * self.spread or 1.0
 
     def _lower(self) -> tuple[Pair | None, Check]:
-        """Searches for a level below the highest one; returns it, or None, and the check made."""
+        """Searches for an eigenpair below the highest one found; returns None if there is none."""
         least = [max(p.bound, p.residual if p.status == "energy" else 0.0) for p in self.pairs]
         slack = max(*least, _SLACK * self._shift, 0.0)
         highest = self.pairs[-1].value - slack
@@ -193,7 +193,7 @@ class _Finder:
         return self._below(self._block_states(1)[0], highest, "searched")
 
     def _below(self, start: Cores, highest: float, otherwise: Check) -> tuple[Pair | None, Check]:
-        """Refines a start; returns its level if that is lower than ``highest``, else None."""
+        """Refines a start by DMRG; returns its eigenpair if that is below ``highest``."""
         for tol, least in ((max(self.tol, _ROUGH), self.spread), (self.tol, 0.0)):
             pair = self._searched(start, tol, known=True, least=least, above=highest)
             # An eigenvalue is no further from the quotient than the residual.
@@ -205,7 +205,7 @@ class _Finder:
         return (pair, "searched") if pair.value < highest else (None, otherwise)
 
     def _vector_below(self, level: float) -> tuple[Cores | None, Check]:
-        """Searches for a missed state below ``level``, by Lanczos on vectors."""
+        """Searches for a missed state below ``level`` by the Lanczos method on full vectors."""
         search = self.search
         one = np.ones((1, 1, 1), search.operator[0].dtype)
         found = np.stack([_vector(p.cores) for p in self.pairs])
@@ -223,12 +223,12 @@ class _Finder:
 
 
 def _vector(cores: Cores) -> np.ndarray:
-    """Returns all entries of an eigenvector's train as a vector."""
+    """Returns all entries of a train of NumPy cores as a vector."""
     return merge(cores).ravel()
 
 
 def _train(vector: np.ndarray, shape: tuple[int, ...], share: float = 0.0) -> Cores:
-    """Returns a level's vector as left-orthogonal cores, up to a share of its energy (TT-SVD)."""
+    """Decomposes a vector into left-orthogonal cores by TT-SVD, up to a share of its energy."""
     cores = [vector.reshape(1, shape[0], -1)]
     for n in shape[1:]:
         matrix = cores[-1].reshape(-1, cores[-1].shape[2])
@@ -240,7 +240,7 @@ def _train(vector: np.ndarray, shape: tuple[int, ...], share: float = 0.0) -> Co
 
 
 def _dense_pairs(search: Search, k: int) -> list[Pair]:
-    """Computes the k lowest levels by a dense eigensolver."""
+    """Computes the k lowest eigenpairs of a TT-matrix by a dense eigensolver."""
     one = np.ones((1, 1, 1), search.operator[0].dtype)
     w, z = np.linalg.eigh(Local(one, search.operator, one).dense())
     spread = float(np.abs(w[[0, -1]]).max())

@@ -36,7 +36,7 @@ class Rule(NamedTuple):
 
 
 class Local(LocalOperator):
-    """Local operator of DMRG; with ``shadows``, the found states there as rows, + shift Σ f fᴴ."""
+    """Local operator of DMRG, deflated by eigenvectors found before."""
 
     def __init__(
         self,
@@ -58,13 +58,13 @@ class Local(LocalOperator):
         return t
 
     def dense(self) -> Array:
-        """Returns the operator of the local eigenproblem as a matrix."""
+        """Returns the dense matrix of a deflated local operator of DMRG."""
         t = super().dense()
         return t if self.shadows is None else t + self.shift * self.shadows.T @ self.shadows.conj()
 
 
 class Solved(NamedTuple):
-    """Solution of a local eigenproblem: lowest eigenpair, further vectors, initial residual.
+    """Solution of a local eigenproblem of DMRG: lowest eigenpair, other vectors, first residual.
 
     Attributes:
       value: the eigenvalue.
@@ -82,7 +82,7 @@ class Solved(NamedTuple):
 
 
 def lowest(local: Local, x: Array, rule: Rule, rng: Any) -> Solved:
-    """Computes the lowest eigenpair of a local problem: dense if small, else Lanczos from ``x``."""
+    """Computes the lowest eigenpair of a local DMRG problem: densely if small, else by Lanczos."""
     if x.size <= _DENSE:
         h = local.dense()
         image = h @ x.ravel()
@@ -97,7 +97,7 @@ def lowest(local: Local, x: Array, rule: Rule, rng: Any) -> Solved:
 
 
 def lowest_block(local: Local, thetas: Array, steps: int) -> tuple[Array, Array]:
-    """Computes the lowest Ritz pairs of a local problem, as many as ``thetas``, by block Krylov.
+    """Computes the lowest eigenpairs of a local problem for block DMRG, by block Krylov steps.
 
     In small spaces they are exact eigenpairs; there may be fewer of them than ``thetas``.
     """
@@ -131,12 +131,12 @@ def _images(local: Local, rows: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _outside(rows: Array, basis: Array) -> Array:
-    """Projects rows of a local problem on the orthogonal complement of an orthonormal basis."""
+    """Projects row vectors on the orthogonal complement of an orthonormal basis."""
     return rows - (rows @ basis.conj().T) @ basis
 
 
 def _lanczos(local: Local, x: Array, rule: Rule, rng: Any) -> tuple[Array, Array, float]:
-    """Solves a local problem by Lanczos: eigenvalues, vectors as rows, first residual.
+    """Runs the Lanczos method on a local operator: eigenvalues, vectors, first residual.
 
     Reorthogonalises fully.
     """

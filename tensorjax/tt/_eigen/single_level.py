@@ -48,7 +48,7 @@ class Sweep(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Eigenpair with its measured residual and status; ``bound`` is the residual asked."""
+    """Eigenpair found by DMRG, with its measured residual, the residual asked, and its status."""
 
     value: float
     cores: Cores
@@ -60,7 +60,7 @@ class Pair(NamedTuple):
 
 
 class Search(NamedTuple):
-    """Arguments shared by the searches of all pairs; ``operator`` in double, on the host."""
+    """Arguments of `eigsh` that the searches of all eigenpairs share."""
 
     operator: Cores
     dtype: Any
@@ -78,7 +78,7 @@ class Search(NamedTuple):
         return tuple(c.shape[1] for c in self.operator)
 
     def bound(self, scale: float, spread: float, tol: float) -> float:
-        """Returns the residual asked of one eigenpair: tol · ``scale``, or roundoff.
+        """Returns the residual asked of an eigenpair: the tolerance times a scale, or roundoff.
 
         The roundoff is that for ‖A‖₂ = ``spread``.
         """
@@ -86,7 +86,7 @@ class Search(NamedTuple):
         return max(tol * scale, floor * spread)
 
     def allowed(self, scale: float, spread: float, residual: float) -> float:
-        """Returns the largest residual at which the eigenpair counts as converged.
+        """Returns the largest residual at which an eigenpair counts as converged.
 
         Where all eigenvalues are zero to within the residual, nothing is left to be relative to
         but ‖A‖₂: a zero mode could otherwise never converge.
@@ -95,7 +95,7 @@ class Search(NamedTuple):
 
 
 def widened(core: Any, dtype: Any) -> np.ndarray:
-    """Returns a core of the eigenpair on the host in double precision, complex if ``dtype`` is."""
+    """Copies a core to the host in double precision, complex if ``dtype`` is."""
     wide = np.result_type(linalg.factor_dtype(dtype), np.float64)
     return np.asarray(core).astype(wide, copy=False)
 
@@ -116,7 +116,7 @@ def random_cores(search: Search) -> Cores:
 def one_pair(
     search: Search, course: "Course", start: Cores, given: bool, found: list[Pair]
 ) -> Pair:
-    """Searches one eigenpair by DMRG sweeps until its residual is small, or stops falling."""
+    """Searches one eigenpair by DMRG sweeps until its residual is small or falls no more."""
     others = [p.cores for p in found]
     chain = dmrg.prepared(search.operator, start, others, course.shift)
     if given:
@@ -145,7 +145,7 @@ def one_pair(
 
 
 class Course:
-    """Schedule of one search: truncation follows the residual down, the rank cap doubles.
+    """Schedule of the DMRG sweeps for one eigenpair: truncation, rank cap, stopping rule.
 
     The tolerance is relative to the largest of the eigenvalue, those ``found`` and ``least``. A
     value that is greater than ``above`` by more than its residual ends the search.
@@ -176,7 +176,7 @@ class Course:
         self.status: Status | None = None
 
     def begin(self, chain: dmrg.Chain) -> None:
-        """Measures the start of the search for one eigenpair, so that no sweep spoils it."""
+        """Measures the residual of a given start before the first DMRG sweep."""
         start, self.value = dmrg.settled(chain)
         self.spread = max(self.spread, abs(self.value))
         self.gradient = self.least = dmrg.residual(start, self.value)
@@ -189,16 +189,16 @@ class Course:
 
     @property
     def fixed(self) -> bool:
-        """Whether the ranks stay as they are in this search for one eigenpair."""
+        """Whether the DMRG sweeps for this eigenpair keep all ranks."""
         return self.search.sites == 1 and self.expand == 0
 
     @property
     def hopeful(self) -> bool:
-        """Whether the eigenpair's estimated residual is small enough to measure the true one."""
+        """Whether the estimated residual is small enough to measure the true residual."""
         return self.gradient <= self.asked and (self.sweeps >= _EARLY or self.fixed)
 
     def rule(self) -> Rule:
-        """Chooses the options of the next DMRG sweep in the search for one eigenpair."""
+        """Returns the options of the next DMRG sweep."""
         s = self.search
         bonds = len(s.operator) - 1
         share, goal = 1e-2, math.inf
@@ -220,7 +220,7 @@ class Course:
         )
 
     def note(self, rule: Rule, seen: dmrg.Pass) -> None:
-        """Records the report of a DMRG sweep, and decides whether the search goes on."""
+        """Records the report of a DMRG sweep, and sets a status if the search is to end."""
         settled = abs(self.value - seen.value) <= self.asked
         energy_tol = self.search.energy_tol or 0.0
         calm = abs(self.value - seen.value) <= energy_tol * max(self.scale, abs(seen.value))
@@ -254,7 +254,7 @@ class Course:
             self.status = "max_sweeps"
 
     def judge(self, residual: float) -> None:
-        """Records the eigenpair's measured residual; decides whether the search has converged."""
+        """Records the measured residual of an eigenpair, and sets a status if it has converged."""
         if residual <= self.asked:
             self.status = "converged"
         elif self.fixed:
@@ -264,7 +264,7 @@ class Course:
 
 
 def judged(search: Search, cores: Cores, found: list[Pair], spread: float, status: Status) -> Pair:
-    """Rounds one eigenpair to the result's dtype, measures its residual and sets its status."""
+    """Rounds an eigenpair to the result's dtype; measures its residual and sets its status."""
     rounded = [widened(c.astype(search.dtype), search.dtype) for c in cores]
     chain = dmrg.prepared(search.operator, rounded, [p.cores for p in found])
     apart = dmrg.overlap(chain) <= _APART

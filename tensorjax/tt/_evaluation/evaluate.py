@@ -107,7 +107,7 @@ def _evaluate(t: TT, indices: jax.Array) -> jax.Array:
 
 
 def _groups(t: TT, batch: int) -> Sequence[tuple[int, int]]:
-    """Chooses which neighbouring cores to multiply into tables, to evaluate a batch of that size.
+    """Chooses groups of neighbouring cores to multiply into tables for evaluating a batch.
 
     Long ones at both ends, where products are vectors; small tables between, for the cache. A
     symbolic size (`jax.export.symbolic_shape`) is planned as 1024.
@@ -143,7 +143,7 @@ def _grouped(
 
 
 def _product(cores: Sequence[jax.Array]) -> tuple[jax.Array, Any]:
-    """Multiplies neighbouring cores into a table to evaluate, (r, ∏ n, s), over 2^e, and e."""
+    """Multiplies neighbouring cores into one table, scaled by 2^−e; also returns e."""
     out, exponent = cores[0], 0
     for core in cores[1:]:
         out, e = linalg.normalized(out)
@@ -154,7 +154,7 @@ def _product(cores: Sequence[jax.Array]) -> tuple[jax.Array, Any]:
 
 @placed
 def contract_modes(t: TT, vectors: Mapping[int, Any]) -> Any:
-    """Contracts modes with vectors: Σ_{i_k} x[…, i_k, …] v_k[i_k] for each k (no conjugation).
+    """Contracts modes of a train with vectors: Σ_{i_k} x[…, i_k, …] v_k[i_k] for each k.
 
     Args:
       t: TT of order d.

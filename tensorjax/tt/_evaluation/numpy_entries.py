@@ -33,7 +33,7 @@ _NEAR = 4  # powers of two that norms of cores may be off one
 
 
 def entries(t: TT, indices: np.ndarray, groups: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Evaluates entries at multi-indices (batch, d) on the host: few by C++, else by tables.
+    """Evaluates entries of a train at multi-indices on the host, by C++ or by NumPy tables.
 
     A table holds the product of one of the groups of neighbouring cores.
 
@@ -66,7 +66,7 @@ def _on_host(cores: Sequence[Any], dtype: Any) -> Cores:
 
 
 def _near_one(cores: Cores) -> tuple[Cores, int]:
-    """Scales cores to evaluate that are far from one by powers of two; returns the exponent too."""
+    """Scales cores whose norms are far from one by powers of two; returns the exponent too."""
     low, high = 4.0**-_NEAR, 4.0**_NEAR
     out, total = [], 0
     squares = [np.vdot(core, core).real for core in cores]
@@ -101,7 +101,7 @@ def _piece(
 
 
 def _merged(columns: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """Merges the indices of several modes into one, to look entries up in a table."""
+    """Merges the indices of several modes into one index, in row-major order."""
     row = columns[0]
     for i, n in zip(columns[1:], shape[1:], strict=True):
         row = row * n + i
@@ -109,7 +109,7 @@ def _merged(columns: np.ndarray, shape: Sequence[int]) -> np.ndarray:
 
 
 def _times(v: np.ndarray, table: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Computes v[b] @ table[:, rows[b]] for all entries b to evaluate, (batch, r) to (batch, s)."""
+    """Multiplies each row vector v[b] by the table slice of its index, in NumPy."""
     r, m, s = table.shape
     count = len(rows)
     if count == 1:
@@ -132,7 +132,7 @@ def _times(v: np.ndarray, table: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def _sorted_times(v: np.ndarray, table: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Computes `_times` on the host by one matrix product for each distinct index."""
+    """Multiplies row vectors by table slices as `_times`, by a matrix product per index."""
     order = np.argsort(rows, kind="stable")
     ends = np.cumsum(np.bincount(rows, minlength=table.shape[1]))
     v = v[order]
@@ -146,7 +146,7 @@ def _sorted_times(v: np.ndarray, table: np.ndarray, rows: np.ndarray) -> np.ndar
 
 
 def contracted(t: TT, vectors: Mapping[int, np.ndarray]) -> Any:
-    """Contracts modes with vectors on the host: the remaining modes' train, or a scalar if none.
+    """Contracts modes of a train with vectors by NumPy; returns a train, or a scalar.
 
     Cores far from contracted modes stay the arrays that they are.
     """
@@ -183,7 +183,7 @@ def _placed(core: Any) -> jax.Array:
 
 
 def _shared_out(cores: list[Any], exponent: int, kind: Any) -> list[Any]:
-    """Multiplies the contracted train by 2^exponent: in a new core, or in all if it overflows."""
+    """Multiplies a contracted train by 2^exponent: in one core, or in all if it overflows."""
     at = max((k for k, c in enumerate(cores) if linalg.is_host(c)), default=0)
     low, high = linalg.exponents_held(kind)
     new = np.asarray(cores[at]).astype(kind, copy=False)

@@ -19,7 +19,7 @@ from tensorjax._transfer import on_device
 
 @placed
 def bilinear_form(x: TT, a: TTMatrix, y: TT) -> jax.Array:
-    """Computes ⟨x|A|y⟩ = Σ conj(x_i) A[i, j] y_j of trains in one sweep; A y is not formed.
+    """Computes ⟨x|A|y⟩ of a TT-matrix between two trains in one sweep, without A y.
 
     Args:
       x: TT of shape ``a.row_shape``; conjugated.
@@ -62,13 +62,13 @@ def bilinear_form(x: TT, a: TTMatrix, y: TT) -> jax.Array:
 
 
 def _work(x: TT, a: TTMatrix, y: TT) -> float:
-    """Counts the multiplications of a bilinear form."""
+    """Counts the multiplications in a bilinear form of a TT-matrix."""
     bonds = max(r * p * q for r, p, q in zip(x.ranks, a.ranks, y.ranks, strict=True))
     return float(bonds * sum(c.size for c in (*x.cores, *y.cores)))
 
 
 def _form(xs: Any, operators: Any, ys: Any) -> Any:
-    """Sweeps an interface over all cores, kept near one by powers of two; NumPy or JAX."""
+    """Computes a bilinear form of cores by a sweep of interfaces, scaled by powers of two."""
     dtype = xs[0].dtype
     wide = linalg.factor_dtype(dtype)
     held, exponent = interfaces.edge(xs[0].astype(wide)), 0

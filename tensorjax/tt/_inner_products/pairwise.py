@@ -103,7 +103,7 @@ def _check_shapes(x: Any, y: Any, matrix: TTMatrix | None) -> None:
 
 
 def _stacked(trains: Sequence[TT], dtype: Any) -> list[Any]:
-    """Stacks the cores of trains, padded by zeros to common ranks: (count, r, n, s)."""
+    """Stacks the cores of several trains, padded with zeros to common TT-ranks."""
     ranks = [max(r) for r in zip(*(t.ranks for t in trains), strict=True)]
     out = []
     for k, cores in enumerate(zip(*(t.cores for t in trains), strict=True)):
@@ -122,7 +122,7 @@ def _work(xs: Sequence[Any], ys: Sequence[Any]) -> float:
 
 
 def _pairwise(stacks: Any, operator: Any) -> Any:
-    """Sweeps over all pairs at once, by NumPy or JAX; what is carried is (x, y, r_x, r_A, r_y)."""
+    """Computes the inner products of all pairs of stacked trains by one sweep over the cores."""
     xs, ys = stacks
     dtype, wide = xs[0].dtype, linalg.factor_dtype(xs[0].dtype)
     xp = np if linalg.is_host(xs[0]) else jnp
@@ -147,7 +147,7 @@ _compiled = jax.jit(_pairwise)
 
 
 def _moved(held: Any, x: Any, y: Any, a: Any = None) -> Any:
-    """Moves what is carried for all pairs over one core of x, A and y, in the order y, A, x."""
+    """Extends the interfaces of all pairs of trains by one site."""
     if a is None:
         return einsum("xyrpq,yqnu,xrns->xyspu", held, y, x.conj())
     return einsum("xyrpq,yqmu,pnmb,xrns->xysbu", held, y, a, x.conj())

@@ -28,7 +28,7 @@ _TAIL = 16
 
 @dataclasses.dataclass
 class State:
-    """Trains and interfaces of A x = b; x and z are orthogonal around the current site.
+    """State of the AMEn solver for A x = b: trains and interfaces, centred at one site.
 
     Attributes:
       a: cores of A, and those of its mirror image.
@@ -48,7 +48,7 @@ class State:
     zb: Cores
 
     def mirrored(self) -> "State":
-        """Mirrors all trains and interfaces of AMEn, for the pass in the other direction."""
+        """Mirrors all trains and interfaces of AMEn's state, for the sweep back."""
         return State(
             (self.a[1], self.a[0]),
             *(_mirrored(t) for t in (self.b, self.x, self.z)),
@@ -56,7 +56,7 @@ class State:
         )
 
     def copy(self) -> "State":
-        """Copies the lists of AMEn's state; the arrays in them are shared: they never change."""
+        """Copies the lists in AMEn's state, but not the arrays in them."""
         return State(self.a, self.b, *(list(getattr(self, n)) for n in _LISTS))
 
 
@@ -71,7 +71,7 @@ Preconditioner = Callable[[Local], Apply]
 
 
 class Options(NamedTuple):
-    """Options of AMEn: local solvers and preconditioners, rank cap, number of passes.
+    """Options of AMEn: how local systems are solved, rank cap, number of sweeps.
 
     With each preconditioner goes the length of a cycle of GMRES, and how many there may be.
     """
@@ -85,14 +85,14 @@ class Options(NamedTuple):
 
 @dataclasses.dataclass
 class Pass:
-    """Report of one pass: largest residual seen, Krylov iterations."""
+    """Report of one AMEn sweep: largest residual seen, number of Krylov iterations."""
 
     residual: float = 0.0  # the largest projection of the residual that was met
     iterations: int = 0
 
 
 def start(a: Cores, b: Cores, x: Cores, z: Cores) -> State:
-    """Builds AMEn's state with its centre at the first site; x and z must be right-orthogonal."""
+    """Builds AMEn's state at the first site from right-orthogonal trains x and z."""
     d = len(a)
     one, pair = edge(b[0]), edge(b[0], operator=False)
     s = State(
@@ -107,7 +107,7 @@ def start(a: Cores, b: Cores, x: Cores, z: Cores) -> State:
 
 
 def sweep(s: State, tol: float, options: Options, *, enrich: bool) -> Pass:
-    """Runs one AMEn pass from left to right, in place: solve, truncate, enrich at every site.
+    """Runs one AMEn sweep from left to right, in place: solves, truncates, enriches each site.
 
     ``tol`` is per site.
     """
@@ -138,12 +138,12 @@ def _swept(s: State, tol: float, options: Options, enrich: bool) -> Pass:
 
 
 def _projected(lefts: Array, b: Array, rights: Array) -> Array:
-    """Projects b between interfaces ⟨y|b⟩: the right-hand side of AMEn's local problem."""
+    """Projects a core of the right-hand side between two interfaces, for AMEn's local system."""
     return times_right(absorb(lefts, b), rights.T)
 
 
 def _solved(s: State, k: int, local: Local, tol: float, options: Options, seen: Pass) -> Array:
-    """Solves AMEn's local system of one site; returns the old core if that fails."""
+    """Solves AMEn's local system at one site; returns the old core if that fails."""
     x = s.x[k]
     residual = _projected(s.xb[k], s.b[k], s.xb[k + 1]) - local(x)
     norm = float(np.linalg.norm(residual))
@@ -165,7 +165,7 @@ def _solved(s: State, k: int, local: Local, tol: float, options: Options, seen: 
 
 
 def _cut(local: Local, x: Array, tol: float, max_rank: float) -> tuple[Array, Array]:
-    """Truncates AMEn's x = u · carry to the least rank that changes B x by at most tol.
+    """Truncates a core of AMEn's solution to the least rank that keeps the local residual.
 
     The columns of u are orthonormal.
     """
@@ -188,7 +188,7 @@ def _cut(local: Local, x: Array, tol: float, max_rank: float) -> tuple[Array, Ar
 
 
 def _changes(local: Local, u: Array, carry: Array) -> Array:
-    """Computes ‖B Σ_{i ≥ r} u_i ∘ carry_i‖² for all r: AMEn's error of truncating to rank r.
+    """Computes the squared changes of the local residual by truncations to each rank, in AMEn.
 
     The images of the u_i cost half a product with B; their Gram matrix, weighted by that of the
     carry_i, gives all sums at once.
@@ -203,7 +203,7 @@ def _changes(local: Local, u: Array, carry: Array) -> Array:
 
 
 def _enriched(s: State, k: int, u: Array, carry: Array, seen: Pass) -> tuple[Array, Array]:
-    """Enriches AMEn's basis by directions of the residual, approximated by z; updates z."""
+    """Enriches the basis of AMEn's solution by directions of the residual; updates z."""
     a, b = s.a[0][k], s.b[k]
     x = times_right(u, carry)
     z = _projected(s.zb[k], b, s.zb[k + 1]) - apply_one(s.zax[k], a, s.zax[k + 1], x)
@@ -226,7 +226,7 @@ def run(
     measure: Measure,
     tol: float,
 ) -> Outcome:
-    """Runs AMEn until ``measure`` of the solution is at most ``tol``; z is right-orthogonal.
+    """Runs AMEn sweeps until the measured residual of the solution is at most ``tol``.
 
     It is measured once a pass has seen no residual above ``goal``: that is less than all there is,
     so its word is not enough.
@@ -277,7 +277,7 @@ def _candidates(
     measure: Measure,
     tol: float,
 ) -> Iterator[tuple[float, Cores]]:
-    """Yields AMEn's solutions with measured residuals: after a pass unenriched, and before."""
+    """Yields AMEn's solution after a sweep without enrichment, and before it, with residuals."""
     before = s.x
     sweep(s := s.copy(), goal / math.sqrt(len(s.x)), options, enrich=False)
     for x in (s.x, before):

@@ -65,7 +65,7 @@ def _krylov(
     precondition: Callable[[Cores], Cores],
     options: Options,
 ) -> _Cycle:
-    """Runs one TT-GMRES cycle; rounding errors may grow as the residual falls (inexact Krylov)."""
+    """Runs one cycle of TT-GMRES, with rounding errors that may grow as the residual falls."""
     max_rank, restart = options.max_rank, options.restart
     norm = overlaps.norm(residual)
     basis = [_scaled(residual, 1 / norm)]
@@ -98,7 +98,7 @@ def _krylov(
 def _updated(
     system: System, x: Cores, cycle: _Cycle, tol: float, max_rank: int | None
 ) -> tuple[Cores, float]:
-    """Adds a TT-GMRES cycle's correction to x, rounded as its residual allows; returns that too."""
+    """Adds the correction of a TT-GMRES cycle to the solution; returns its residual too."""
     target = max(2 * cycle.residuals[-1], tol)
     terms, weights = [x, *cycle.steps], [1.0, *cycle.weights]
     found: tuple[Cores, float] = (x, math.inf)
@@ -116,7 +116,7 @@ def _updated(
 
 
 def _summed(terms: list[Cores], weights: Any, tol: float, max_rank: int | None) -> Cores:
-    """Sums the trains of TT-GMRES with weights, rounded on the way too, so that ranks stay low."""
+    """Computes a weighted sum of trains, rounded after several terms to keep ranks low."""
     limit = _PILE * max(len(c) for t in terms for c in t)
     share = tol / len(terms)
     total = _scaled(terms[0], weights[0])

@@ -24,7 +24,7 @@ _SKEWED = 1e6
 
 
 class Local(NamedTuple):
-    """Local operator of one site: Σ_{ab} L_a ⊗ A_{ab} ⊗ R_b.
+    """Local operator of a linear system at one site: a core of A between two interfaces.
 
     Attributes:
       lefts: (r, a, r) what lies left of the site: conjugated basis, operator, basis.
@@ -38,22 +38,22 @@ class Local(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Shape (r, n, s) of the local system's vectors."""
+        """Shape (r, n, s) of the unknown in a local linear system."""
         return self.lefts.shape[0], self.core.shape[1], self.rights.shape[0]
 
     def __call__(self, x: Array) -> Array:
-        """Applies the local system's operator to a vector (r, n, s)."""
+        """Applies the operator of a local linear system to a core (r, n, s)."""
         return apply_one(self.lefts, self.core, self.rights, x)
 
     def dense(self) -> Array:
-        """Returns the local system's operator as a matrix (r n s, r n s)."""
+        """Returns the dense matrix (r n s, r n s) of a local linear system."""
         size = math.prod(self.shape)
         t = einsum("yax,amnb,sbt->ymsxnt", self.lefts, self.core, self.rights)
         return t.reshape(size, size)
 
 
 def solve_dense(local: Local, rhs: Array) -> Array:
-    """Solves the local system by elimination; by least squares if it is singular.
+    """Solves a local linear system by elimination, or by least squares if it is singular.
 
     The inverse is checked by what it does to the right-hand side, which costs no condition number.
     """
@@ -75,7 +75,7 @@ def solve_dense(local: Local, rhs: Array) -> Array:
 
 
 def kronecker(local: Local) -> Apply:
-    """Preconditioner of a local system: inverse of the nearest Kronecker sum X ⊕ Y ⊕ Z.
+    """Builds a preconditioner of a local system: the inverse of the nearest Kronecker sum.
 
     Nearest is meant in the Frobenius norm.
 
@@ -110,12 +110,12 @@ def kronecker(local: Local) -> Apply:
 
 
 def _three(x: Array, y: Array, zt: Array, v: Array) -> Array:
-    """Applies x, y and z of a local preconditioner to v's three axes (z given transposed)."""
+    """Multiplies the three axes of an array by three matrices, the last one given transposed."""
     return times_mode(absorb(x, times_right(v, zt)), y)
 
 
 def _diagonalised(matrices: list[Array]) -> list[tuple[Array, Array, Array]]:
-    """Returns (w, v, v⁻¹) of a local preconditioner's matrices, or of their Hermitian parts.
+    """Diagonalises three matrices, or their Hermitian parts if they are ill-conditioned.
 
     The latter if a v is too ill-conditioned.
     """
@@ -138,7 +138,7 @@ def _diagonalised(matrices: list[Array]) -> list[tuple[Array, Array, Array]]:
 
 
 def block(local: Local) -> Apply:
-    """Block Jacobi preconditioner of a local system: n × n blocks of equal bonds, inverted."""
+    """Builds the block Jacobi preconditioner of a local system, with a block per pair of bonds."""
     lefts, core, rights = local
     left, right = (np.diagonal(i, axis1=0, axis2=2) for i in (lefts, rights))
     blocks = einsum("ar,amnb,bs->rsmn", left, core, right)
@@ -161,7 +161,7 @@ def _safe_inverse(blocks: Array) -> Array:
 
 
 def jacobi(local: Local) -> Apply:
-    """Jacobi preconditioner of a local system: inverse of the operator's diagonal."""
+    """Builds the Jacobi preconditioner of a local system: the inverse of its diagonal."""
     lefts, core, rights = local
     left, middle, right = (
         np.diagonal(c, axis1=i, axis2=j)
@@ -193,7 +193,7 @@ def gmres(
     restart: int,
     cycles: int,
 ) -> tuple[Array, float, int]:
-    """Solves a local system by restarted GMRES, to the residual ``tol`` (absolute) if it can.
+    """Solves a local linear system by restarted GMRES, to an absolute residual.
 
     The preconditioner acts from the right.
 

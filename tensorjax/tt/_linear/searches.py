@@ -1,4 +1,4 @@
-"""Searches that `solve` runs: AMEn or TT-GMRES, with the arguments that `solve` describes."""
+"""Solvers that `solve` runs: AMEn or TT-GMRES, with checked options."""
 
 import math
 from collections.abc import Callable
@@ -35,7 +35,7 @@ NEAR = 100
 def amen_search(
     local: str, preconditioner: Any, cap: int | None, sweeps: int, rank: int, key: Any
 ) -> Search:
-    """Returns the search of `solve` by AMEn, with the arguments that `solve` describes.
+    """Returns the AMEn solver of `solve` as a function of system, tolerance and report.
 
     Args:
       local: how local systems are solved.
@@ -108,7 +108,7 @@ def _checked(apply: Any, shape: tuple[int, int, int]) -> Apply:
 
 
 def _final(system: System, out: Outcome, cap: int | None) -> bool:
-    """Whether it is of no use, or too expensive, to solve the normal equations of A x = b."""
+    """Whether solving the normal equations of A x = b would be useless or too expensive."""
     return (
         capped(out, cap)
         or max(map(len, system.a)) > _SQUARABLE
@@ -118,12 +118,12 @@ def _final(system: System, out: Outcome, cap: int | None) -> bool:
 
 
 def capped(out: Outcome, cap: int | None) -> bool:
-    """Whether the solution has a rank that reaches the cap."""
+    """Whether the solution of a linear system has a rank that reaches the cap."""
     return cap is not None and max(map(len, out.x)) >= cap
 
 
 def gmres_search(preconditioner: Any, cap: int | None, sweeps: int, restart: int) -> Search:
-    """Returns the search of `solve` by TT-GMRES; raises ValueError for a wrong preconditioner."""
+    """Returns the TT-GMRES solver of `solve` as a function of system, tolerance and report."""
     plain = not callable(preconditioner)
     if plain and preconditioner not in ("auto", "none", None):
         raise ValueError(
@@ -140,7 +140,7 @@ def gmres_search(preconditioner: Any, cap: int | None, sweeps: int, restart: int
 
 
 def _on_cores(function: Any, system: System) -> Callable[[Cores], Cores]:
-    """Wraps the solver's preconditioner TT → TT as a function of cores, its results checked."""
+    """Wraps a preconditioner of trains, given by the user, as a function of cores."""
 
     def on_cores(x: Cores) -> Cores:
         train = TT._unchecked(tuple(on_device([c.astype(system.dtype) for c in x])))

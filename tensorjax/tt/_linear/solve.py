@@ -71,7 +71,7 @@ def solve(
     key: jax.Array | None = None,
     callback: Report | None = None,
 ) -> tuple[TT, SolveInfo]:
-    """Solves A x = b for a train x of whatever ranks it takes; A need not be symmetric.
+    """Solves a linear system A x = b in TT format by AMEn or TT-GMRES; A may be unsymmetric.
 
     Runs on the host, in double precision with exact ranks: nothing is compiled.
 
@@ -180,7 +180,7 @@ def _check_system(A: Any, b: Any, x0: Any) -> None:
 def solution(
     system: System, search: Search, tol: float, cap: int | None, guessed: bool, report: Report
 ) -> Outcome:
-    """Solves a system by a search, unless b = 0 or the guess suffices.
+    """Solves a linear system by a solver, unless b = 0 or the first guess suffices.
 
     Args:
       system: with b and the guess.
@@ -196,7 +196,7 @@ def solution(
 
 
 def _at_once(system: System, tol: float, guessed: bool, cap: int | None) -> Outcome | None:
-    """Returns the solution of A x = b without a search, if b = 0 or the first guess suffices."""
+    """Returns the solution of A x = b if b = 0 or the first guess suffices; else None."""
     if system.size == 0:
         return Outcome([0 * c[:1, :, :1] for c in system.b], 0.0, "converged", 0, 0, ())
     if guessed and (cap is None or max(map(len, system.x)) <= cap):

@@ -21,7 +21,7 @@ Measure = Callable[[Cores], float]  # the norm of the residual that a solution l
 
 
 class Outcome(NamedTuple):
-    """Best solution that a solver has found, with residual, status and history.
+    """Best solution that a linear solver found, with residual, status and history.
 
     Attributes:
       x: cores.
@@ -41,7 +41,7 @@ class Outcome(NamedTuple):
 
 
 class System:
-    """System A x = b over powers of two, so that ill-scaled trains neither over- nor underflow.
+    """Linear system A x = b of NumPy cores, scaled by powers of two to stay in range.
 
     Attributes:
       dtype: of the solution to return.
@@ -68,7 +68,7 @@ class System:
         self.x = x
 
     def cores(self, t: TT | TTMatrix) -> Cores:
-        """Copies the cores of a train of the system to the host, in the wide dtype."""
+        """Copies the cores of a train to NumPy arrays in double precision."""
         return [np.asarray(c).astype(self.wide) for c in t.cores]
 
     def residual(self, x: Cores) -> float:
@@ -76,13 +76,13 @@ class System:
         return overlaps.distance(products.matvec(self.a, x), self.b)
 
     def first_guess(self, measure: Measure, max_rank: float) -> tuple[float, Cores]:
-        """Returns the system's first guess, the better of x and zero, and its measure."""
+        """Returns the better one of the initial guess and zero, with its residual."""
         zero = [0 * c[:1, :, :1] for c in self.b]
         guesses = [zero] if max(map(len, self.x)) > max_rank else [zero, self.x]
         return min(((measure(x), x) for x in guesses), key=lambda pair: pair[0])
 
     def random(self, key: Any, rank: int) -> Cores:
-        """Draws a right-orthogonal random train of the shape of the system's b."""
+        """Draws a right-orthogonal random train of the shape of the right-hand side."""
         sizes = [c.shape[1] for c in self.b]
         ranks = cut_ranks((1, *[rank] * (len(sizes) - 1), 1), sizes)
         shapes = [(r, n, s) for r, n, s in zip(ranks, sizes, ranks[1:], strict=False)]
@@ -92,7 +92,7 @@ class System:
         return orthogonalization.right_orthogonal(z)[0]
 
     def normal(self, x: Cores) -> "System":
-        """Returns the normal equations of the system, aᴴ a x = aᴴ b, with x as first guess."""
+        """Returns the normal equations aᴴ a x = aᴴ b of the system, with a first guess."""
         adjoint = [c.conj().swapaxes(1, 2) for c in self.a]
         out = copy.copy(self)
         out.a = [matmul_core(p, q) for p, q in zip(adjoint, self.a, strict=True)]
@@ -102,7 +102,7 @@ class System:
         return out
 
     def weakness(self, x: Cores) -> float:
-        """Computes ‖Aᴴ r‖ / (‖r‖ · σ) of the system, σ the root mean square singular value.
+        """Computes ‖Aᴴ r‖ / (‖r‖ · σ) for the residual r: near zero if A is nearly singular.
 
         r is the residual b − A x.
 
@@ -117,25 +117,25 @@ class System:
         return image / size if size > 0 else 0.0
 
     def roundoff(self, x: Cores) -> float:
-        """Estimates the linear system's residual for x exact to machine precision."""
+        """Estimates the residual of a solution that is exact to machine precision."""
         return float(jnp.finfo(self.dtype).eps) * self._sigma() * overlaps.norm(x)
 
     def _sigma(self) -> float:
-        """Root mean square singular value of the linear system's matrix a."""
+        """Root mean square singular value of the matrix of the linear system."""
         return overlaps.norm(
             [c.reshape(len(c), -1, c.shape[-1]) / c.shape[1] ** 0.5 for c in self.a]
         )
 
 
 def smooth_start(b: Cores, rank: int) -> Cores:
-    """Rounds the system's b to about ``rank``, right-orthogonal: a first guess as smooth as b."""
+    """Rounds the right-hand side to about ``rank``, as a first guess of the solution."""
     if len(b) == 1 or not np.abs(b[0]).max() > 0:
         return list(b)
     return orthogonalization.right_orthogonal(rounding_methods.rounded(b, 1e-3, rank))[0]
 
 
 def _balanced(a: Cores, x: Cores) -> tuple[Cores, int]:
-    """Scales a system's A by 2^−e so that interfaces with x are of size one; returns it and e."""
+    """Scales a linear system's matrix so that interfaces with x are near one; returns it and e."""
     out, exponent = list(a), 0
     # A unit vector in place of the first core, whose size means nothing.
     first = x[0] / (np.linalg.norm(x[0]) or 1.0)

@@ -43,7 +43,7 @@ _EVEN = 16  # powers of two that norms of cores may be off one in a sum of train
 @placed
 @as_train
 def tangent_project(x: Train, z: Train) -> Train:
-    """Projects z orthogonally on the tangent space of the manifold at x: P_x z.
+    """Projects a train orthogonally on the tangent space of the manifold at x: P_x z.
 
     Args:
       x: TT of shape n and TT-ranks r_k, which are its true ones: where a bond is not of full rank,
@@ -83,7 +83,7 @@ def _tangent_project(x: TT, z: TT, even: bool) -> TT:
 
 @placed
 def transport(x: Train, xi: Train) -> Train:
-    """Transports a tangent vector of the manifold to the tangent space at x, by projection.
+    """Transports a tangent vector to the tangent space at another train x, by projection.
 
     Args:
       x: TT or TTMatrix, the point to move to.
@@ -110,7 +110,7 @@ def transport(x: Train, xi: Train) -> Train:
 
 @placed
 def tangent_inner(xi: Train, eta: Train) -> jax.Array:
-    """Computes ⟨ξ, η⟩ of two tangent vectors at one point, a scalar; ξ is conjugated.
+    """Computes the inner product ⟨ξ, η⟩ of two tangent vectors at one point of the manifold.
 
     Args:
       xi: train that `tangent_project`, `tangent_sum` or `riemannian_grad` returned.
@@ -147,7 +147,7 @@ def tangent_inner(xi: Train, eta: Train) -> jax.Array:
 
 @placed
 def tangent_sum(tangents: Sequence[Train], weights: Sequence[Scalar] | None = None) -> Train:
-    """Sums tangent vectors at one point, Σ_i w_i ξ_i; ranks stay twice those of the point.
+    """Sums tangent vectors at one point with weights; TT-ranks stay twice those of the point.
 
     Args:
       tangents: one or more trains that `tangent_project`, `tangent_sum` or `riemannian_grad`
@@ -219,7 +219,7 @@ def _parts(name: str, xi: Any, like: TT | None = None) -> tuple[Frame, Arrays, A
 def retract(
     x: Train, xi: Train, rank: int | Sequence[int] | None = None, *, method: Retraction = "svd"
 ) -> Train:
-    """Retracts x + ξ to the manifold of fixed TT-ranks: a train of low TT-ranks near it.
+    """Retracts x + ξ, a train plus a tangent vector, to the manifold of trains of fixed TT-ranks.
 
     Args:
       x: TT or TTMatrix.
@@ -269,7 +269,7 @@ def retract(
 
 
 def _evened(t: TT) -> TT:
-    """Rescales cores near one, so that trains whose parts meet in a tangent sum are balanced."""
+    """Scales the cores of a train near one, so that parts of tangent vectors are of like size."""
     if choose_kernel("tt.tangent_project", (t,)) is NUMPY:
         with np.errstate(over="ignore"):
             squares = [linalg.host_energy(np.asarray(c)) for c in t.cores]
@@ -285,7 +285,7 @@ def _even(t: TT) -> TT:
 
 @jax.jit
 def _split_step(x: TT, xi: TT) -> TT:
-    """Retracts x + ξ by one step of projector splitting, left to right."""
+    """Retracts x + ξ to the manifold by one step of projector splitting, left to right."""
     start, own = orthogonal_cores(x, 0)
     cores, exponent = near_one(xi.cores)
     renewed = renewed_after(cores)
@@ -311,7 +311,7 @@ def _split_step(x: TT, xi: TT) -> TT:
 
 
 def _sum(a: jax.Array, p: Any, b: jax.Array, q: Any) -> tuple[jax.Array, Any]:
-    """Adds a·2^p + b·2^q in projections, over the larger one's power of two; returns it too."""
+    """Adds two arrays scaled by powers of two, a·2^p + b·2^q, as mantissa and exponent."""
     sizes = [
         jnp.where((m != 0).any(), linalg.exponent_of(m) + e, NOTHING) for m, e in ((a, p), (b, q))
     ]

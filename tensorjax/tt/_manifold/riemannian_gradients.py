@@ -67,7 +67,7 @@ def value_and_riemannian_grad(f: Callable[..., jax.Array]) -> Callable[..., tupl
 
 
 def _of_matrix(f: Callable[..., jax.Array], x: TTMatrix, *args: Any, **kwargs: Any) -> Any:
-    """Computes f and its Riemannian gradient at a TT-matrix, by the train of its folded modes."""
+    """Computes the value and Riemannian gradient of a function at a TT-matrix."""
     single("x", x)
     shape = x.row_shape, x.col_shape
 
@@ -205,7 +205,7 @@ def _no_tangent(x: TT) -> TT:
 
 @folded
 def _tangents(x: TT, gradient: TT, *vectors: TT) -> tuple[TT, ...]:
-    """Returns the gradient at x, checked, and vectors projected on the tangent space there."""
+    """Projects vectors on the tangent space at a train x; also returns the gradient there."""
     at = split(_checked(gradient, x))[0]
     return gradient, *(project(at, v) for v in vectors)
 
@@ -216,7 +216,7 @@ def _moved(x: TT, direction: TT, step: Any) -> TT:
 
 
 def _checked(gradient: Any, x: TT) -> TT:
-    """Checks that a Riemannian gradient has the form of a tangent vector at x, and returns it."""
+    """Returns a gradient if it has the form of a tangent vector at x; else raises ValueError."""
     single("gradient", gradient, TT)
     doubled = tuple(r if k in (0, x.order) else 2 * r for k, r in enumerate(x.ranks))
     if gradient.ranks != doubled or gradient.shape != x.shape:

@@ -40,7 +40,7 @@ NOTHING = -(2**20)
 
 
 class Frame(NamedTuple):
-    """Frame of a point on the manifold: its left- and right-orthogonal cores.
+    """Frame of a point on the manifold of trains: its left- and its right-orthogonal cores.
 
     Attributes:
       left: U_1 … U_{d−1}, left-orthogonal.
@@ -52,7 +52,7 @@ class Frame(NamedTuple):
 
 
 def _like_cores(out: Any, arguments: Any) -> list[Any]:
-    """Returns the shardings of a tangent vector's frame and variations: those of the cores."""
+    """Returns the shardings of a tangent vector's parts: those of the train's cores."""
     cores, found = jax.tree.leaves(arguments), jax.tree.leaves(out)
     bonds = len(cores) - 1
     # A frame is followed by the last core alone, or by one array for each, and an exponent.
@@ -64,7 +64,7 @@ def _like_cores(out: Any, arguments: Any) -> list[Any]:
 
 @placed_by(_like_cores)
 def frame(x: TT) -> tuple[Frame, jax.Array, Any]:
-    """Returns the tangent space's frame at x, a core C near one, and e: x = 2^e U_1 … U_{d−1} C."""
+    """Computes the frame of a tangent space, left- and right-orthogonal cores of a train."""
     left, exponent = orthogonal_cores(x, x.order - 1)
     exponent = settled(exponent)
     *others, last = x.cores
@@ -75,7 +75,7 @@ def frame(x: TT) -> tuple[Frame, jax.Array, Any]:
 
 @placed
 def tangent(at: Frame, deltas: Sequence[jax.Array], exponent: Any = 0, share: Any = 0) -> TT:
-    """Builds the tangent vector of variations 2^exponent δ_1 … δ_d: a train of twice the ranks.
+    """Builds a tangent vector from its frame and variations: a train of twice the TT-ranks.
 
     Every core takes 2^share of that: see `shared`.
     """
@@ -92,7 +92,7 @@ def tangent(at: Frame, deltas: Sequence[jax.Array], exponent: Any = 0, share: An
 
 
 def times_power(arrays: Sequence[jax.Array], exponent: Any) -> list[jax.Array]:
-    """Multiplies a tangent vector's arrays by 2^exponent; returns them as they are for static 0."""
+    """Multiplies JAX arrays by 2^exponent; returns them unchanged for a static zero."""
     if not arrays or (isinstance(exponent, int) and exponent == 0):
         return list(arrays)
     dtype = jnp.finfo(arrays[0].dtype).dtype
@@ -104,7 +104,7 @@ def times_power(arrays: Sequence[jax.Array], exponent: Any) -> list[jax.Array]:
 
 
 def shared(top: Any, exponent: Any, order: int, dtype: Any) -> Any:
-    """Returns the power of two that each core of a tangent vector takes, to stay in range.
+    """Returns the exponent by which to scale each core of a tangent vector to stay in range.
 
     The variations are 2^exponent δ, with entries of size up to 2^top.
     """
@@ -116,7 +116,7 @@ def shared(top: Any, exponent: Any, order: int, dtype: Any) -> Any:
 
 @placed_by(_like_cores)
 def split(xi: TT) -> tuple[Frame, Arrays, Any]:
-    """Returns the frame, variations and exponent of a tangent vector; the inverse of `tangent`."""
+    """Splits a tangent vector into frame, variations and exponent; the inverse of `tangent`."""
     left, deltas, right = _blocks(xi)
     share = _share_of(xi)
     at = Frame(*(tuple(times_power(cores, -share)) for cores in (left, right)))
@@ -139,7 +139,7 @@ def _blocks(xi: TT) -> tuple[Arrays, Arrays, Arrays]:
 
 
 def _share_of(xi: TT) -> Any:
-    """Reads off the power of two in each core of a tangent vector, from the norm of U_1."""
+    """Returns the exponent by which each core of a tangent vector is scaled."""
     if xi.order == 1:
         return 0
     first = xi.cores[0]
@@ -156,7 +156,7 @@ def _share_of(xi: TT) -> Any:
 
 @placed_by(lambda out, arguments: list(map(spec_like, out, arguments[0][1])))
 def gauged(at: Frame, deltas: Sequence[jax.Array]) -> Arrays:
-    """Projects the span of U_k out of a tangent vector's variations (gauge condition), k < d."""
+    """Makes the variations of a tangent vector orthogonal to its left cores (gauge condition)."""
     out = []
     for u, delta in zip(at.left, deltas[:-1], strict=True):
         u, flat = tall(u), tall(delta)
@@ -166,7 +166,7 @@ def gauged(at: Frame, deltas: Sequence[jax.Array]) -> Arrays:
 
 
 def is_tame(*trains: TT) -> bool:
-    """Whether host cores are so near one that a tangent vector's products stay in range."""
+    """Whether concrete cores are so near one that tangent projections need no scaling."""
     if choose_kernel("tt.tangent_project", trains) is not NUMPY:
         return False
     for t in trains:
@@ -185,7 +185,7 @@ def is_tame(*trains: TT) -> bool:
 
 @placed
 def project(at: Frame, z: TT, even: bool = True) -> TT:
-    """Projects z orthogonally on the tangent space of a frame: its tangent vector's variations.
+    """Projects a train orthogonally on the tangent space of a frame: returns a tangent vector.
 
     With ``even`` every core of z goes over a power of two of its own, and the result takes the
     product of these; see `is_tame` for where that is not needed.
@@ -210,7 +210,7 @@ def project(at: Frame, z: TT, even: bool = True) -> TT:
 
 
 def evened(cores: Sequence[jax.Array]) -> tuple[list[jax.Array], Any]:
-    """Scales cores, for tangent vectors, so that products of neighbours keep their size.
+    """Scales cores by powers of two so that products of neighbours keep their size.
 
     The norm of an orthogonal core is the root of its rank; a core near that one is left near one.
     """
@@ -226,7 +226,7 @@ def evened(cores: Sequence[jax.Array]) -> tuple[list[jax.Array], Any]:
 
 
 def carried(matrix: jax.Array, exponent: Any, renew: bool) -> tuple[jax.Array, Any]:
-    """Rescales the matrix carried by a tangent projection's sweep near one; updates exponents."""
+    """Scales the matrix that a tangent projection carries from core to core to size near one."""
     if not renew:
         return matrix, exponent
     matrix, e = linalg.normalized(matrix)
@@ -234,7 +234,7 @@ def carried(matrix: jax.Array, exponent: Any, renew: bool) -> tuple[jax.Array, A
 
 
 def renewed_after(cores: Sequence[jax.Array]) -> list[bool]:
-    """Returns after which cores a tangent projection's sweep rescales the carried matrix.
+    """Returns, for each core, whether a sweep must rescale the matrix that it carries.
 
     Bounds by how many powers of two each core may make the matrix grow, or shrink. Between two
     rescalings it stays in range, also squared and taken from both sides of a core.
@@ -249,7 +249,7 @@ def renewed_after(cores: Sequence[jax.Array]) -> list[bool]:
 
 @placed
 def moved(x: TT, xi: TT, step: Any) -> TT:
-    """Moves x along a tangent vector, x + step·ξ, and retracts to the ranks of x by SVD."""
+    """Moves a train along a tangent vector, x + step·ξ, and rounds it to its TT-ranks by SVD."""
     return round(_moved(x, xi, step), rank=x.ranks[1:-1] or 1, method="svd")
 
 
@@ -274,7 +274,7 @@ def _moved(x: TT, xi: TT, step: Any) -> TT:
 
 
 def point(x: Any) -> TT:
-    """Checks that x is a possible base point of tangent vectors; returns it for factoring."""
+    """Returns a train in factorisation precision; ValueError if it has no tangent vectors."""
     single("x", x, TT)
     if cut_ranks(x.ranks, x.shape) != x.ranks:
         raise ValueError(

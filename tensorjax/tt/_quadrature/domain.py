@@ -12,7 +12,7 @@ FIRST = {"gauss-kronrod": 15, "gauss-legendre": 16, "trapezoidal": 2**20}
 
 
 def checked_domain(domain: Any) -> list[tuple[float, float]]:
-    """Checks the domain of an integral; returns its pairs."""
+    """Converts the domain of an integral to (low, high) pairs; ValueError for a wrong one."""
     if _check.is_traced(domain):
         raise TypeError("domain: expected numbers, got traced ones; integrate outside of jit")
     try:
@@ -42,7 +42,7 @@ def checked_atol(atol: float) -> float:
 
 
 def checked_points(points: Any, rule: str, dims: int) -> tuple[tuple[int, ...], bool]:
-    """Checks the points of a rule; returns them, one number a dimension, and if they may grow."""
+    """Returns the number of points per dimension of a quadrature rule, and if it may grow."""
     if rule not in FIRST:
         raise ValueError(f"rule: expected one of {tuple(FIRST)}, got {rule!r}")
     if points is None:

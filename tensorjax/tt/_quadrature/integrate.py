@@ -95,7 +95,7 @@ class IntegrateInfo:
 
 
 class _Try(NamedTuple):
-    """One cross approximation and the integral that it gives."""
+    """Integral by one cross approximation at given nodes, with its estimated errors."""
 
     value: Any
     size: float
@@ -212,7 +212,7 @@ def integrate(
 
 
 class _Goal(NamedTuple):
-    """Absolute error that an integral is to have, by its value."""
+    """Callable that returns the absolute error wanted of an integral, from its value."""
 
     tol: float
     atol: float
@@ -222,7 +222,7 @@ class _Goal(NamedTuple):
 
 
 class _Problem(NamedTuple):
-    """A function and the nodes at which it is integrated."""
+    """Function to integrate, with its domain and the nodes of the quadrature rule."""
 
     f: Callable[[Any], Any]
     ends: list[tuple[float, float]]
@@ -231,13 +231,13 @@ class _Problem(NamedTuple):
     vectorized: bool
 
     def of_index(self, index: Any) -> Any:
-        """Value of f at a batch of multi-indices, or at one."""
+        """Evaluates the function at nodes given by a batch of multi-indices, or by one."""
         if self.vectorized:
             return self.f(self.nodes.points(index))
         return self.f(self.nodes.points(index[None])[0])
 
     def values(self, points: np.ndarray) -> np.ndarray:
-        """Values of f at points, checked to be finite."""
+        """Evaluates the function at points; raises ValueError at NaN or Inf."""
         found = self.f(points) if self.vectorized else [self.f(x) for x in points]
         values = np.asarray(found)
         bad = ~np.isfinite(values.reshape(len(points), -1)).all(axis=1)
@@ -252,7 +252,7 @@ class _Problem(NamedTuple):
 def _tried(
     problem: _Problem, tol: float, budget: int | None, x0: TT | None, options: dict[str, Any]
 ) -> tuple[_Try, int]:
-    """Runs the cross approximation once; returns the integral and the evaluations."""
+    """Integrates a function by one cross approximation; returns the number of evaluations too."""
     nodes = problem.nodes
     check = _CHECKED if budget is None else min(_CHECKED, budget // 6)
     checks = check * (1 if nodes.interpolated is None else 2)
@@ -291,7 +291,7 @@ def _tried(
 
 
 def _between_levels(values: np.ndarray) -> float:
-    """Error of a mean, at 95 %, where f takes few values, all of them often; else infinite.
+    """Bounds the error of a mean of a function of few values; infinite for other functions.
 
     Then n random points miss a part of 3/n of the domain, wrong by the distance of the values.
     """
@@ -302,7 +302,7 @@ def _between_levels(values: np.ndarray) -> float:
 
 
 def _between(problem: _Problem, cores: Any, rng: np.random.Generator, count: int) -> float:
-    """Error of the mean of the polynomial through the nodes if it is far from f between them."""
+    """Estimates the error of a quadrature rule from random points between its nodes."""
     if problem.nodes.interpolated is None:
         return 0.0
     shares = rng.random((count, len(problem.ends)))
@@ -314,13 +314,13 @@ def _between(problem: _Problem, cores: Any, rng: np.random.Generator, count: int
 
 
 def _mean_error(off: np.ndarray) -> float:
-    """Mean of differences and two of its standard errors; the largest of all components."""
+    """Returns the mean of differences plus two standard errors, the largest of all components."""
     spread = 2 * off.std(axis=0) / math.sqrt(max(len(off) - 1, 1))
     return float(np.max(np.abs(off.mean(axis=0)) + spread))
 
 
 def _fitted(t: TT, drawn: np.ndarray, true: np.ndarray) -> np.ndarray:
-    """Entries of a train at multi-indices, all components of f at each."""
+    """Evaluates a train at multi-indices, with all components of the function."""
     if true.ndim == 1:
         return np.asarray(evaluate(t, drawn))
     count = true.shape[1]
@@ -330,7 +330,7 @@ def _fitted(t: TT, drawn: np.ndarray, true: np.ndarray) -> np.ndarray:
 
 
 def _refined(counts: tuple[int, ...], found: _Try, wanted: float, rule: str) -> tuple[int, ...]:
-    """Doubles the nodes in the dimensions whose rule is not accurate enough."""
+    """Doubles the nodes in dimensions whose quadrature rule is not accurate enough."""
     share = wanted / (2 * len(counts))
     errors = found.by_dimension
     if found.unresolved > wanted / 2 and not (errors > share).any():
@@ -343,7 +343,7 @@ def _refined(counts: tuple[int, ...], found: _Try, wanted: float, rule: str) -> 
 
 
 def _fit_tolerance(tol: float, found: _Try, wanted: float) -> float | None:
-    """Returns a smaller tolerance of the cross approximation, or None if that would not help."""
+    """Returns a smaller tolerance for the cross approximation, or None if that is no help."""
     if found.cross_error <= wanted / 2:
         return None  # the rule is at fault
     least = 20 * float(np.finfo(np.asarray(found.train.cores[0]).dtype).eps)

@@ -19,7 +19,7 @@ _INTERLEAVED = 3
 
 
 class NodeSet(NamedTuple):
-    """Nodes of a product rule, as the entries of a tensor.
+    """Nodes of a quadrature rule in several dimensions, as entries of a tensor, with weights.
 
     Attributes:
       shape: of the tensor.
@@ -41,7 +41,7 @@ class NodeSet(NamedTuple):
 
 
 def gauss_nodes(domain: Sequence[tuple[float, float]], name: str, counts: Sequence[int]) -> NodeSet:
-    """Nodes of Gauss–Legendre or Gauss–Kronrod rules, one mode a dimension."""
+    """Builds the nodes and weights of Gauss rules, with one mode of a tensor per dimension."""
     make = gauss_kronrod if name == "gauss-kronrod" else gauss_legendre
     rules = [make(n) for n in counts]
     lengths = [b - a for a, b in domain]
@@ -75,7 +75,7 @@ def gauss_nodes(domain: Sequence[tuple[float, float]], name: str, counts: Sequen
 
 
 def _all_but_one(weights: Sequence[np.ndarray], cores: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Sums a train of values with weights over all dimensions but one, for each: (n,) or (n, m)."""
+    """Integrates a train of values over all dimensions but one, for each dimension."""
     d = len(weights)
     sums = [einsum("anb,n->ab", c, w[0, :, 0]) for w, c in zip(weights, cores, strict=False)]
     after = [cores[d][..., 0] if len(cores) > d else np.ones((1, 1))]
@@ -89,7 +89,7 @@ def _all_but_one(weights: Sequence[np.ndarray], cores: Sequence[np.ndarray]) -> 
 
 
 def trapezoidal_nodes(domain: Sequence[tuple[float, float]], bits: Sequence[int]) -> NodeSet:
-    """Nodes of trapezoidal rules of 2^bits points, their digits as modes."""
+    """Builds the nodes of trapezoidal rules of 2^bits points, one mode per binary digit."""
     low, high = (list(ends) for ends in zip(*domain, strict=True))
     interleaved = len(domain) <= _INTERLEAVED
     grid = quantics_grid(low, high, bits, interleaved=interleaved, endpoint=True)
@@ -123,7 +123,7 @@ def trapezoidal_nodes(domain: Sequence[tuple[float, float]], bits: Sequence[int]
 
 
 def weighted_sum(weights: Sequence[np.ndarray], cores: Sequence[np.ndarray]) -> np.ndarray:
-    """Sums a train's entries with weights that are a train; one mode more of it remains."""
+    """Computes the weighted sum of a train's entries, with weights that are a train."""
     held = np.ones((1, 1))
     for w, c in zip(weights, cores, strict=False):
         held = einsum("ab,ans,bnd->sd", held, w, c)

@@ -11,7 +11,7 @@ _ROUNDOFF = 1e-15
 
 
 class Rule(NamedTuple):
-    """Quadrature rule on [−1, 1].
+    """Quadrature rule on [−1, 1]: nodes, weights, and Legendre coefficients from values.
 
     Attributes:
       nodes: (n,) ascending.
@@ -26,7 +26,7 @@ class Rule(NamedTuple):
     degree: int
 
     def error(self, values: np.ndarray) -> float:
-        """Estimates the rule's error for a function from its values at the nodes, (n,) or (n, m).
+        """Estimates the error of a quadrature rule from the values of a function at its nodes.
 
         The coefficients of its Legendre series decay by some factor from degree to degree, at
         least: those above the rule's degree are extrapolated from the last half of the known ones.
@@ -47,7 +47,7 @@ class Rule(NamedTuple):
         return float(2 * late * min(1.0, decay ** (self.degree + 1 - end) / (1 - decay)))
 
     def interpolation(self, x: np.ndarray) -> np.ndarray:
-        """Matrix (m, n) from values at the nodes to those of their polynomial at x (m,)."""
+        """Returns the matrix that interpolates values at the nodes of a rule to points x."""
         return legendre.legvander(x, len(self.nodes) - 1) @ self.series
 
 
@@ -58,13 +58,13 @@ def _rule(nodes: np.ndarray, degree: int) -> Rule:
 
 @functools.cache
 def gauss_legendre(points: int) -> Rule:
-    """Gauss–Legendre rule."""
+    """Returns the Gauss–Legendre quadrature rule of given number of points."""
     return _rule(legendre.leggauss(points)[0], 2 * points - 1)
 
 
 @functools.cache
 def gauss_kronrod(points: int) -> Rule:
-    """Gauss–Kronrod rule of 2 n + 1 points, which contain those of the Gauss rule of n points.
+    """Returns the Gauss–Kronrod rule of 2 n + 1 points, which contain the n Gauss points.
 
     The nodes added are the zeros of Stieltjes' polynomial E of degree n + 1, which with P_n is
     orthogonal to all polynomials of degree n. Its Legendre coefficients solve linear equations.

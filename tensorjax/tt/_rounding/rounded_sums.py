@@ -41,7 +41,7 @@ Term = list[Factors]
 
 
 def modes_of(term: Term) -> list[int]:
-    """Returns the mode sizes of a term of a rounded sum."""
+    """Returns the mode sizes of one term (a train or a product) of a rounded sum."""
     return [_mode(factors) for factors in term]
 
 
@@ -52,7 +52,7 @@ def _mode(cores: Factors) -> int:
 
 
 def through(cores: Factors, f: Array, omega: Array) -> Array:
-    """Sketches a bond of a rounded sum from the next's sketch F: Σ_i ω[i, f] core[:, i, :] F[:, f].
+    """Extends a random sketch of a train, from the right, by one core or a product's two cores.
 
     Args:
       cores: of one mode n.
@@ -72,7 +72,7 @@ def through(cores: Factors, f: Array, omega: Array) -> Array:
 
 
 def from_left(w: Array, cores: Factors) -> Array:
-    """Multiplies W (f, r) by a term's core in a rounded sum: (f, n, s); by both of a product.
+    """Multiplies a matrix into the left bonds of a term's core, or of a product's two cores.
 
     The bonds of a product are pairs.
     """
@@ -86,12 +86,12 @@ def from_left(w: Array, cores: Factors) -> Array:
 
 
 def edge(term: Term) -> Array:
-    """Returns the interface at either end of a term of a rounded sum: a one."""
+    """Returns the interface at an end of a train or of a product: an array whose one entry is 1."""
     return linalg.identity_like(1, term[0][0]).reshape((1,) * (1 + len(term[0])))
 
 
 def near_one(terms: Sequence[Term]) -> tuple[list[Term], list[list[Any]]]:
-    """Scales the cores of a rounded sum's terms near one; returns exponents by mode too."""
+    """Scales the cores of all terms of a rounded sum near one; returns the exponents too."""
     small: list[Term] = []
     exponents = []
     for term in terms:
@@ -104,7 +104,7 @@ def near_one(terms: Sequence[Term]) -> tuple[list[Term], list[list[Any]]]:
 def sketches(
     terms: Sequence[Term], exponents: Sequence[Any], width: int, key: Any
 ) -> list[tuple[list[Array], list[Any]]]:
-    """Sketches a rounded sum's right unfoldings of bonds 0 … d−2, term by term.
+    """Sketches the right unfoldings of all terms of a sum at every bond by one random train.
 
     Each term has exponents of its own: on the way their parts may be of very different sizes.
     """
@@ -129,7 +129,7 @@ def sketches(
 def projected(
     terms: Sequence[Term], weights: Sequence[Any], widths: Sequence[int], key: Any
 ) -> tuple[Cores, Any]:
-    """Computes the rounded weighted sum of terms, projected on the range of its sketches.
+    """Computes a weighted sum of trains and products, rounded by projections on sketches.
 
     Args:
       terms: of the same modes, with factors that are all NumPy or all JAX arrays.
@@ -170,7 +170,7 @@ def projected(
 def within(
     terms: Sequence[Term], weights: Sequence[Any], tol: float, key: Any, probe: Any
 ) -> tuple[Cores, bool]:
-    """Projects a sum of host terms on sketches, widened until they miss a third of ``tol`` or less.
+    """Rounds a weighted sum of trains and products to a tolerance, by sketches of growing width.
 
     ``key`` is of their random train, ``probe`` of the one that measures. What is left of the
     tolerance, `TRUNCATION`, is for a truncation; all of it if nothing is missed, as is told too.
@@ -188,7 +188,7 @@ def within(
 
 
 def _total(arrays: Sequence[Array], exponents: Sequence[Any]) -> tuple[Array, Any]:
-    """Sums a·2^e of a rounded sum's terms over the largest power; returns its exponent too."""
+    """Sums arrays scaled by powers of two, Σ a·2^e, as mantissa and exponent."""
     if len(arrays) == 1:
         return arrays[0], exponents[0]
     most = functools.reduce(namespace(arrays[0]).maximum, exponents)
@@ -197,13 +197,13 @@ def _total(arrays: Sequence[Array], exponents: Sequence[Any]) -> tuple[Array, An
 
 
 def _in_range(ws: list[Array]) -> tuple[list[Array], list[Any]]:
-    """Scales each array of a rounded sum near one by a power of two; returns exponents too."""
+    """Scales arrays near one by powers of two; returns the exponents too."""
     pairs = [balance.near_one([w]) for w in ws]
     return [w for (w,), _ in pairs], [e for _, e in pairs]
 
 
 def grams(terms: Sequence[Term], weights: Sequence[Any]) -> tuple[list[Array], Any]:
-    """Computes a rounded sum's right Gram matrices of bonds 0 … d−2, and its squared norm.
+    """Computes the Gram matrices of a sum's right unfoldings at every bond, and its squared norm.
 
     Dense over the bonds of all terms side by side: (Σr, Σr), with r the product of a pair's bonds.
     """
@@ -226,7 +226,7 @@ def grams(terms: Sequence[Term], weights: Sequence[Any]) -> tuple[list[Array], A
 
 
 def _sliced(cores: Sequence[Factors], n: int, x: Array) -> Array:
-    """Multiplies slice n of a rounded sum's cores, block-diagonal, by a right-bond matrix."""
+    """Multiplies slice n of a sum's block-diagonal core by a matrix on its right bond."""
     out = []
     start = 0
     for factors in cores:
@@ -245,7 +245,7 @@ def _sliced(cores: Sequence[Factors], n: int, x: Array) -> Array:
 
 
 def by_grams(terms: Sequence[Term], weights: Sequence[Any], share: float) -> tuple[Cores, Any]:
-    """Rounds a sum of terms by Gram matrices; discards at most ``share`` of its energy.
+    """Rounds a weighted sum of trains and products by Gram matrices, to a share of its energy.
 
     Returns:
       The cores, and the exponent of two to scale them back by.
@@ -282,7 +282,7 @@ def by_grams(terms: Sequence[Term], weights: Sequence[Any], share: float) -> tup
 def missed(
     terms: Sequence[Term], weights: Sequence[Any], cores: Cores, width: int, key: Any
 ) -> float:
-    """Estimates what a rounded sum misses, ‖sum − train‖ / ‖train‖, by a random train.
+    """Estimates the relative error of a rounded sum by a random train.
 
     An independent random train of rank ``width`` looks at both from the right, and the first mode
     is summed exactly: an unbiased estimate of squares, of a spread of about √((1 + 2/width)^d /

@@ -46,7 +46,7 @@ _BUCKET = 16
 
 @placed
 def orthogonalize(t: Train, center: int) -> Train:
-    """Orthogonalises a train, as rounding does: left of ``center`` and right of it.
+    """Orthogonalises a train: left-orthogonal cores before ``center``, right-orthogonal after.
 
     Args:
       t: TT or TTMatrix.
@@ -92,7 +92,7 @@ def _orthogonalized(t: TT, center: int) -> TT:
 
 
 def orthogonal_cores(t: TT, center: int) -> tuple[list[jax.Array], Any]:
-    """Returns cores to round, orthogonal around ``center``, that one over 2^e; and e.
+    """Orthogonalises the cores of a train around ``center``; returns an exponent too.
 
     What is carried from core to core is kept near one: the norm of the cores that were passed may
     leave the range of the dtype where that of the train does not.
@@ -218,7 +218,7 @@ def _compressed(
 
 
 def _method(t: TT, tol: Any, ranks: Sequence[int], method: Method, extra: int) -> Method:
-    """Chooses the rounding method for static ranks; "auto" is "randomized" for narrow sketches."""
+    """Chooses the method for rounding to static ranks: randomised where sketches are narrow."""
     if method == "auto" and tol is None:
         pays = any(r + extra < s for r, s in zip(ranks, t.ranks[1:-1], strict=True))
         return "randomized" if pays else "svd"
@@ -249,7 +249,7 @@ def _by_xla(
 
 
 def _dynamic(t: TT, tol: float, method: Method, key: Any) -> TT:
-    """Rounds a train to a tolerance by NumPy, on the host: exact ranks, double precision."""
+    """Rounds a train to a tolerance on the host, by NumPy in double precision."""
     wide = np.result_type(linalg.factor_dtype(t.dtype), np.float64)
     given = [np.asarray(c).astype(wide, copy=False) for c in t.cores]
     host, exponent = _at_hand(given)
@@ -267,7 +267,7 @@ def _dynamic(t: TT, tol: float, method: Method, key: Any) -> TT:
 
 
 def _at_hand(cores: list[Any]) -> tuple[list[Any], int]:
-    """Scales host cores to round, if far from 1, by powers of two; returns the exponent too."""
+    """Scales host cores that are far from one by powers of two; returns the exponent too."""
     with (
         np.errstate(over="ignore"),
         _blas_threads.one_thread(True),
@@ -293,7 +293,7 @@ def _either_round(
 def _by_sweeps(
     ranks: tuple[int, ...], method: Method, extra: int, cores: list[Any], key: Any
 ) -> list[Any]:
-    """Rounds a train by compiled C++, for cores of any scale; "svd" needs no sketch."""
+    """Rounds a train to ranks by compiled C++, exactly or randomised."""
     width = 0 if method == "svd" else max(ranks) + extra
     return _native.round_to_ranks(cores, *sweeps.random_train(cores, width, key), ranks)
 
@@ -302,7 +302,7 @@ def _by_sweeps(
 def _either_round_jvp(
     ranks: tuple[int, ...], method: Method, extra: int, primals: Any, tangents: Any
 ) -> Any:
-    """Differentiates rounding by XLA's exact sweep, whichever gave the value."""
+    """Differentiates rounding by XLA's exact sweep, whichever kernel computed the value."""
     (cores, _), (moved, _) = primals, tangents
 
     def differentiable(cores: list[Any]) -> list[Any]:

@@ -69,7 +69,7 @@ def _by_program(t: TT) -> list[jax.Array]:
 
 
 def _spectra(cores: Cores, exponent: Any) -> Cores:
-    """Returns the singular values at every bond of 2^exponent times a right-orthogonal train."""
+    """Computes the singular values at every bond of a right-orthogonal train times 2^exponent."""
     values, core = [], cores[0]
     for following in cores[1:]:
         _, s, vh = linalg.svd(tall(core))

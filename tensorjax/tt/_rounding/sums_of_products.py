@@ -1,4 +1,4 @@
-"""Rounding of sums of products of trains: terms, ranks, and the programs that serve."""
+"""Rounding of weighted sums of trains and of products of trains, to a tolerance or to ranks."""
 
 import functools
 import math
@@ -25,7 +25,7 @@ Rank = int | Sequence[int] | None
 
 
 def term_of(name: str, term: Any) -> tuple[Any, ...]:
-    """Checks a term of a sum of products and returns it as a tuple of trains."""
+    """Returns a term of a sum of products as a tuple of trains; raises errors for unfit ones."""
     factors = tuple(term) if isinstance(term, tuple | list) else (term,)
     kinds = [type(t) for t in factors]
     if kinds not in ([TT], [TT, TT], [TTMatrix, TT]):
@@ -48,7 +48,7 @@ def shape_of(term: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 def factors_of(term: tuple[Any, ...], dtype: Any) -> list[tuple[Any, ...]]:
-    """Returns the cores of a product's factors, by modes; a vector after a matrix as column."""
+    """Returns the cores of a product's factors, grouped by mode."""
     out = []
     for cores in zip(*(t.cores for t in term), strict=True):
         cores = [c.astype(dtype) for c in cores]
@@ -66,7 +66,7 @@ def rounded(
     key: Any,
     oversample: int | None,
 ) -> TT:
-    """Rounds a sum of products of trains to a checked tolerance, to ranks, or to both."""
+    """Rounds a sum of products of trains to a tolerance, to ranks, or to both."""
     if oversample is not None:
         oversample = _check.integer("oversample", oversample, low=0)
     _check.tol_or_rank(tol, rank, *terms, *weights)
@@ -93,7 +93,7 @@ def rounded(
 
 
 def rounded_by_grams(terms: Sequence[Any], weights: Sequence[Any], tol: Any) -> TT | None:
-    """Rounds a sum of products by Gram matrices; None where they are not accurate enough."""
+    """Rounds a sum of products by Gram matrices; None if they are too inaccurate."""
     _check.tol_or_rank(tol, None, *terms, *weights)
     _check.finite("terms", terms)
     dtype = jnp.result_type(*(t.dtype for term in terms for t in term))
@@ -114,7 +114,7 @@ def rounded_by_grams(terms: Sequence[Any], weights: Sequence[Any], tol: Any) -> 
 
 
 def _full_ranks(terms: Sequence[Any]) -> tuple[tuple[int, ...], list[int]]:
-    """Returns ranks that the sum of the products cannot exceed, and its modes."""
+    """Returns upper bounds of the TT-ranks of a sum of products, and its mode sizes."""
     first, *second = terms[0]
     columns = [n for t in second if isinstance(t, TTMatrix) for n in t.col_shape]
     modes = [m * n for m, n in zip(shape_of(terms[0]), columns or [1] * first.order, strict=True)]
@@ -135,7 +135,7 @@ def _static(terms: Any, weights: Any, tol: Any, key: Any, ranks: tuple[int, ...]
 
 
 def _is_cpp(terms: Any, tol: Any, dtype: Any) -> bool:
-    """Whether C++ rounds this sum of products in programs for CPUs: one matrix times a vector."""
+    """Whether C++ rounds a sum of products in CPU programs: only one TT-matrix times a train."""
     a, x = terms[0][0], terms[0][-1]
     one = len(terms) == 1 and isinstance(a, TTMatrix) and isinstance(x, TT)
     shape = [m * n for m, n in zip(a.row_shape, x.shape, strict=True)] if one else []
@@ -177,7 +177,7 @@ def _one_by_xla(
 
 @_either.defjvp
 def _either_jvp(ranks: tuple[int, ...], extra: int, primals: Any, tangents: Any) -> Any:
-    """Differentiates XLA's sweeps for a product; C++ ones use the same random train."""
+    """Differentiates a rounded product by XLA's sweeps, whichever kernel computed the value."""
     *arrays, key = primals
     differentiable = functools.partial(_one_by_xla, ranks, extra, key=key, exact=True)
     return jax.jvp(differentiable, tuple(arrays), tuple(tangents[:-1]))
@@ -210,7 +210,7 @@ def _by_xla(
 
 
 def _dynamic(terms: Sequence[Any], weights: Sequence[Any], tol: float, key: Any, dtype: Any) -> TT:
-    """Rounds a sum of products to a tolerance on the host: sketches widen until they suffice."""
+    """Rounds a sum of products to a tolerance on the host, by sketches that widen as needed."""
     wide = np.result_type(linalg.factor_dtype(dtype), np.float64)
     hosted = [tuple(jax.tree.map(np.asarray, t) for t in term) for term in terms]
     factors = [factors_of(term, wide) for term in hosted]

@@ -29,7 +29,7 @@ from tensorjax.tt._statistics.density_sampling import (
 
 @placed
 def marginal(t: TT, modes: int | Sequence[int], *, squared: bool = False) -> TT:
-    """Computes the marginal density of some modes of a train that is a density over multi-indices.
+    """Computes the marginal density of some modes of a train that is a probability density.
 
     Args:
       t: TT, real and non-negative; or any with ``squared``.
@@ -66,7 +66,7 @@ def marginal(t: TT, modes: int | Sequence[int], *, squared: bool = False) -> TT:
 
 @placed
 def conditional(t: TT, given: Mapping[int, int], *, squared: bool = False) -> TT:
-    """Computes the density of the other modes of a train that is a density, given some indices.
+    """Computes the conditional density of a train's other modes, given some indices.
 
     Args:
       t: TT, real and non-negative; or any with ``squared``.
@@ -105,7 +105,7 @@ def conditional(t: TT, given: Mapping[int, int], *, squared: bool = False) -> TT
 
 @placed
 def log_density(t: TT, indices: ArrayLike, *, squared: bool = False) -> jax.Array:
-    """Computes log(t_i / Σ_j t_j) at multi-indices i of a train that is a density, in range.
+    """Computes log(t_i / Σ_j t_j) at multi-indices of a train that is a probability density.
 
     Args:
       t: TT, real and non-negative; or any with ``squared``.
@@ -142,7 +142,7 @@ def log_density(t: TT, indices: ArrayLike, *, squared: bool = False) -> jax.Arra
 
 
 def _logarithms(t: TT, index: Any, squared: bool) -> Any:
-    """Logarithms of probabilities, in NumPy if the train's cores are."""
+    """Computes log-probabilities at multi-indices of a train, in NumPy or JAX as its cores."""
     log, sign = _log_entries(t, index)
     if squared:
         return 2 * (log - log_norm(t).astype(log.dtype))
@@ -156,7 +156,7 @@ _log_density = jax.jit(_logarithms, static_argnums=2)
 
 
 def _log_entries(t: TT, index: Any) -> tuple[Any, Any]:
-    """Logarithms and signs of entries of a train, (…); the signs of complex ones are one."""
+    """Computes logarithms and signs of a train's entries at multi-indices, in any range."""
     xp = np if linalg.is_host(t.cores[0]) else jnp
     dtype = linalg.factor_dtype(t.dtype)
     flat = index.reshape(-1, t.order)
@@ -181,7 +181,7 @@ def _density(t: TT, squared: bool) -> TT:
 
 
 def _normalized(t: TT) -> TT:
-    """Scales a train so that its entries sum to one; NaN if their sum is not positive, traced.
+    """Scales a train so that its entries sum to one; raises ValueError, or NaN if traced.
 
     Every core is divided by a factor of its own: the sum itself may be out of range.
     """

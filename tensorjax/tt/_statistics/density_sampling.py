@@ -16,7 +16,7 @@ from tensorjax._transfer import on_device
 
 
 def mass_is_positive(t: TT, total: Any) -> None:
-    """Checks, where it is concrete, that a train's entries have a positive sum."""
+    """Raises ValueError if the known sum of a train's entries is not positive."""
     if not _check.is_traced(total) and not total > 0:
         raise ValueError(
             f"t: expected a density, entries with a positive sum, got one of sign {float(total)}; "
@@ -25,7 +25,7 @@ def mass_is_positive(t: TT, total: Any) -> None:
 
 
 def is_real(t: TT) -> None:
-    """Checks that a train that is to be a density is real."""
+    """Raises TypeError if a train that is to be a density is complex."""
     if jnp.issubdtype(t.dtype, jnp.complexfloating):
         raise TypeError(
             f"t: expected a real train as a density, got {t.dtype}; take tt.real(t), or pass "
@@ -34,7 +34,7 @@ def is_real(t: TT) -> None:
 
 
 def sums_to_the_right(t: TT) -> tuple[list[Any], list[Any], Any]:
-    """Sums the modes of a train from the right, in NumPy if its cores are: vectors at its bonds.
+    """Sums a train over all modes right of each bond: a scaled vector per bond.
 
     Returns:
       Vectors (r_k,) for k = 1 … d, scaled to be near one; the factors, one a core, by which they
@@ -53,7 +53,7 @@ def sums_to_the_right(t: TT) -> tuple[list[Any], list[Any], Any]:
 
 
 def sample_entries(key: jax.Array, t: TT, count: int) -> tuple[Any, Any]:
-    """Draws multi-indices with probability t_i / Σ t; returns them and the sign of the sum."""
+    """Samples multi-indices i of a train with probability t_i / Σ t; returns its sign too."""
     if choose_kernel("tt.sample(squared=False)", (t.cores[0], key, t)) is not NUMPY:
         return _sample_compiled(key, t, count)
     real = linalg.factor_dtype(t.dtype)
@@ -71,7 +71,7 @@ def _sample_compiled(key: jax.Array, t: TT, count: int) -> tuple[jax.Array, jax.
 
 
 def _transformed(t: TT, noise: Any) -> tuple[Any, Any]:
-    """Samples of a density from uniform variates (d, count): cumulative sums are inverted.
+    """Samples multi-indices of a density from uniform variates by inverse transform.
 
     One mode after the other by its conditional weights, of which negative ones count as zero. Where
     none is positive, −1 stands for this mode and those after it.

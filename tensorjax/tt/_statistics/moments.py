@@ -26,7 +26,7 @@ def moment(
     tol: float | None = None,
     rank: int | Sequence[int] | None = None,
 ) -> Any:
-    """Computes a moment of a train's entries, E[x^p], or conditional moments, a TT.
+    """Computes a moment E[x^p] of a train's entries over all modes, a scalar, or over some, a TT.
 
     Args:
       t: TT, the values of a function on a grid, one mode for each independent variable.

@@ -90,7 +90,7 @@ def sobol(
 
 @placed
 def mean_dimension(t: TT, *, weights: Weights = None) -> jax.Array:
-    """Computes the mean dimension of a train, Σ_α |α| V_α / Σ_α V_α: one where it is additive.
+    """Computes the mean dimension of a train, the sum of all its total Sobol indices.
 
     Args:
       t: TT, the values of a function on a grid.
@@ -119,7 +119,7 @@ def mean_dimension(t: TT, *, weights: Weights = None) -> jax.Array:
 
 @placed
 def dimension_distribution(t: TT, *, most: int | None = None, weights: Weights = None) -> jax.Array:
-    """Computes the shares of variance that interactions of 1, 2, … variables cause.
+    """Computes the shares of a train's variance that interactions of 1, 2, … modes cause.
 
     Args:
       t: TT, the values of a function on a grid.
@@ -152,7 +152,7 @@ def dimension_distribution(t: TT, *, most: int | None = None, weights: Weights =
 
 @placed
 def variance_components(t: TT, *, weights: Weights = None) -> TT:
-    """Builds the train of all variance components V_α of a train, α ∈ {0, 1}^d; entry 0 is zero.
+    """Builds the train of all variance components (ANOVA) of a train, one per set of modes.
 
     Args:
       t: TT of ranks r_k, the values of a function on a grid.
@@ -160,7 +160,8 @@ def variance_components(t: TT, *, weights: Weights = None) -> TT:
 
     Returns:
       TT of shape (2, …, 2), real, of TT-ranks at most 2 r_k² (2·2 r_k² of complex trains); `round`
-      brings them down. The sum of its entries is the variance.
+      brings them down. Entry α is the component of the modes with α_k = 1, and zero if there is
+      none. The sum of all entries is the variance.
 
     Raises:
       ValueError: weights of another shape, negative ones, or a sum of zero.
@@ -187,7 +188,7 @@ def variance_components(t: TT, *, weights: Weights = None) -> TT:
 
 
 def _kron(a: Any, b: Any) -> jax.Array:
-    """Sums a_i ⊗ conj(b_i) over i: (i, r, s) twice to (r r, s s)."""
+    """Computes the sum over i of the Kronecker products a_i ⊗ conj(b_i) of matrices."""
     out = einsum("irs,itu->rtsu", a, jnp.conj(b))
     return out.reshape(out.shape[0] * out.shape[1], -1)
 
@@ -202,7 +203,7 @@ def _chosen(modes: Any, order: int) -> list[int]:
 
 
 def _mask(modes: Sequence[int], order: int, kind: str) -> list[np.ndarray]:
-    """Builds the mask of a kind of Sobol index as an automaton: cores (state, 0 or 1, state)."""
+    """Builds the 0/1 train that selects the variance components of a kind of Sobol index."""
     _check.choice("kind", kind, ("closed", "total", "component"))
     some, cores = _some(order), []
     for k, core in enumerate(some):
@@ -218,7 +219,7 @@ def _mask(modes: Sequence[int], order: int, kind: str) -> list[np.ndarray]:
 
 
 def _some(order: int) -> list[np.ndarray]:
-    """Builds the mask of all sets but the empty one."""
+    """Builds the 0/1 train that selects all variance components but that of the empty set."""
     return _automaton(order, [[1, 0], [0, 1]], [[0, 1], [0, 1]], [1, 0], [0, 1])
 
 
@@ -227,7 +228,7 @@ def _train(cores: Sequence[Any], dtype: Any) -> TT:
 
 
 def _automaton(order: int, zero: Any, one: Any, first: Any, last: Any) -> list[np.ndarray]:
-    """Builds a mask from what the digits 0 and 1 do to the states, from ``first`` to ``last``."""
+    """Builds a train over binary digits from an automaton's two transition matrices."""
     core = np.stack([np.asarray(zero, float), np.asarray(one, float)], axis=1)
     cores = [core] * order
     cores[0] = absorb(np.asarray(first, float)[None], cores[0])
@@ -236,7 +237,7 @@ def _automaton(order: int, zero: Any, one: Any, first: Any, last: Any) -> list[n
 
 
 def _contracted(t: TT, mask: Sequence[Any], weights: Weights, normalize: bool = True) -> jax.Array:
-    """Contracts the variance components of a train with one mask, to a scalar."""
+    """Sums the variance components of a train that one mask selects."""
     return _contracted_all(t, [mask], weights, normalize, ())
 
 
@@ -247,7 +248,7 @@ def _contracted_all(
     normalize: bool = True,
     shape: tuple[int, ...] = (-1,),
 ) -> jax.Array:
-    """Contracts the variance components of a train with masks; over the variance if normalised."""
+    """Sums the variance components of a train that each of several masks selects."""
     given = checked_weights(weights, t)
     masks = [*masks, _some(t.order)]
     if choose_kernel("tt.sobol", t.cores, dtype=t.dtype, rest=(given, masks)) is NUMPY:
@@ -261,7 +262,7 @@ def _contracted_all(
 
 
 def _values(t: TT, weights: Any, masks: Any, normalize: bool) -> Any:
-    """Computes Σ_α mask[α] V_α for every mask but the last, by one sweep each; NumPy or JAX."""
+    """Computes sums of the variance components that each mask selects, as shares if asked."""
     kind = linalg.factor_dtype(t.dtype)
     cores, exponent = near_one([c.astype(kind) for c in t.cores])
     pairs = averages(TT._unchecked(tuple(cores)), weights)
@@ -279,7 +280,7 @@ _compiled = jax.jit(_values, static_argnums=3)
 
 
 def _swept(pairs: Any, mask: Any, exponent: Any) -> tuple[Any, Any]:
-    """Sweeps matrices (state, r, r) over all cores; returns the sum over 2^e, and e."""
+    """Sums variance components under one mask by a sweep over the cores, as (m, e)."""
     mean, _ = pairs[0]
     xp = np if linalg.is_host(mean) else jnp
     is_complex = any(jnp.issubdtype(c.dtype, jnp.complexfloating) for c in mask)

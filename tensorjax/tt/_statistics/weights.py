@@ -12,7 +12,7 @@ from tensorjax._formats.trains import TT
 
 
 def checked_weights(weights: Sequence[Any] | None, t: TT) -> list[Any]:
-    """Checks the weights of every mode and returns them as probabilities, which sum to one.
+    """Normalises the weights of all modes to probabilities; raises ValueError for wrong ones.
 
     Raises:
       ValueError: wrong counts or shapes, negative weights or a sum of zero, where they are known.
@@ -44,7 +44,7 @@ def _probabilities(k: int, w: Any, n: int, dtype: Any) -> Any:
 
 
 def averages(t: TT, weights: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """Returns Σ_i w_i G_i, (r, s), and √w_i (G_i − that), (n, r, s), for every core G."""
+    """Returns the mean of each core over its mode, and the weighted deviations from it."""
     out = []
     for core, w in zip(t.cores, weights, strict=True):
         xp = np if linalg.is_host(core) else jnp

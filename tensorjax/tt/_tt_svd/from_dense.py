@@ -91,7 +91,7 @@ def _static(x: jax.Array, tol: Any, key: Any, ranks: tuple[int, ...], method: Me
 
 
 def _at_once(x: np.ndarray, asked: Asked) -> list[Any] | None:
-    """Decomposes a small array by one C++ call, or by one Gram matrix a bond; else None."""
+    """Decomposes a small array by a C++ call or by Gram matrices; None for other arrays."""
     if asked.share is None:
         return None
     facts = {"method": asked.method, "share": asked.share, "floor": lambda: least_share(x.dtype)}
@@ -104,7 +104,7 @@ def _at_once(x: np.ndarray, asked: Asked) -> list[Any] | None:
 
 
 def _holds(train: TT, x: np.ndarray, exponent: int, tol: float) -> bool:
-    """Whether the TT-SVD's train agrees with the dense x · 2^exponent within ``tol``."""
+    """Whether a train approximates the dense array x · 2^exponent to a relative error."""
     left, rest = np.ones((1, 1)), -exponent
     for k, c in enumerate(train.cores):
         core, e = linalg.normalized(np.asarray(c).astype(np.result_type(c.dtype, np.float64)))
@@ -116,7 +116,7 @@ def _holds(train: TT, x: np.ndarray, exponent: int, tol: float) -> bool:
 
 
 def _lossless(x: np.ndarray) -> TT:
-    """Returns a dense array's exact train of full rank: identities around a core of the data."""
+    """Converts a dense array to a train of full ranks, exactly, by identity cores."""
     ranks = (1, *rank_bounds(x.shape), 1)
     cores, middle = [], None
     for k, n in enumerate(x.shape):
@@ -155,7 +155,7 @@ def _energy(x: Any) -> Any:
 
 
 def _tt_svd(x: Any, ranks: Sequence[int] | None, share: Any, method: Method, key: Any) -> list[Any]:
-    """Computes a dense array's TT-SVD, to ``ranks``, to a ``share`` of the energy, or to both."""
+    """Computes the TT-SVD of an array, to ranks, to a share of discarded energy, or to both."""
     shape = x.shape
     keys = [None] * len(shape) if key is None else jax.random.split(key, len(shape))
 
@@ -185,7 +185,7 @@ def _tt_svd(x: Any, ranks: Sequence[int] | None, share: Any, method: Method, key
 
 
 def _split(x: Any, cut: Any, bond: int, share: Any, tail: Any) -> list[Any]:
-    """Splits a dense (r_left, n_1, …, n_j, r_right) into j cores by TT-SVD, isometric but for one.
+    """Splits an array (r, n_1, …, n_j, s) into j cores by TT-SVD; all but the last are isometries.
 
     All but the last core are isometries.
     """
@@ -202,7 +202,7 @@ def _split(x: Any, cut: Any, bond: int, share: Any, tail: Any) -> list[Any]:
 
 
 def _leading_modes(shape: Sequence[int], ranks: Sequence[int] | None) -> int:
-    """Returns how many leading modes a TT-SVD's first cut merges, for the least predicted time."""
+    """Returns how many leading modes the first cut of a TT-SVD should merge, to be fastest."""
     bounds = [_GUESS] * (len(shape) - 1) if ranks is None else ranks
 
     def seconds(lead: int) -> float:

@@ -51,7 +51,7 @@ _FEW, _MANY = 4, 1024
 
 
 class _Group(NamedTuple):
-    """Modes split off together at one bond, with their cores and discarded energies.
+    """Modes that a TT-SVD splits off together, with their cores and discarded energies.
 
     Attributes:
       modes: their sizes, in order.
@@ -67,14 +67,14 @@ class _Group(NamedTuple):
 
 
 class _Cut(NamedTuple):
-    """Candidate cut: so many modes, from the right or from the left."""
+    """Position where a TT-SVD can cut an array: a number of modes from the left or right."""
 
     modes: int
     right: bool
 
 
 def tt_svd(x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None) -> list[Any]:
-    """Computes the TT-SVD cores of a host array, orthonormal columns in all but the last.
+    """Computes the TT-SVD cores of a NumPy array; all but the last have orthonormal columns.
 
     Args:
       x: (n_1, …, n_d).
@@ -126,7 +126,7 @@ def tt_svd(x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None) -> li
 
 
 def next_guess(rank: int, side: int) -> int:
-    """Guesses the rank of the TT-SVD's next bond on the host, with room to spare."""
+    """Guesses the rank of the next bond of a TT-SVD from that of the last one."""
     return 2 * rank if rank == side else rank + rank // 4 + 2
 
 
@@ -139,7 +139,7 @@ def _identities(left: int, modes: Sequence[int], dtype: Any) -> list[Any]:
 
 
 def _group(found: Subspace, modes: tuple[int, ...], bond: int) -> _Group:
-    """Returns a group of modes that the host TT-SVD leaves uncompressed: its bond has full rank."""
+    """Returns a group of modes that a TT-SVD leaves whole, as their bond has full rank."""
     return _Group(modes, [], [0.0] * (len(modes) - 1) + [found.discarded], bond)
 
 
@@ -151,7 +151,7 @@ def _split_off(
     caps: Sequence[int] | None,
     right: bool,
 ) -> tuple[_Group, Any]:
-    """Splits a basis of several modes into cores of the host TT-SVD; returns the product too."""
+    """Splits a basis of several modes into cores of a TT-SVD; returns their product too."""
     basis, count = found.basis, len(group.modes)
     rank = basis.shape[1]
     if count == 1:
@@ -181,7 +181,7 @@ def _split_off(
 def _split(
     basis: Any, found: Subspace, asked: Asked, caps: Sequence[int] | None
 ) -> tuple[list[Any], list[float]]:
-    """Splits a basis (r_0, n_1, …, n_k, m) into isometric cores of the host TT-SVD.
+    """Splits a basis (r_0, n_1, …, n_k, m) into isometric cores of a TT-SVD.
 
     Also returns the energies lost at the bonds; the last includes what the basis had left out.
     """
@@ -214,7 +214,7 @@ def _split(
 
 
 def _norm_to_the_right(core: Any, rights: list[_Group], asked: Asked) -> list[Any]:
-    """Moves the norm to the TT-SVD's last core, and truncates the right groups once more.
+    """Moves the norm of a TT-SVD to the last core; truncates cores on the right once more.
 
     Their bonds were cut before those on the left had taken their noise off. What was left of the
     energy that they may discard is used now.
@@ -232,7 +232,7 @@ def _norm_to_the_right(core: Any, rights: list[_Group], asked: Asked) -> list[An
 
 
 def _orthonormal_columns(a: Any, spare: float | None) -> tuple[Any, Any]:
-    """Factors a ≈ q r in the host TT-SVD, q orthonormal; discards energy of at most ``spare``."""
+    """Factorises a ≈ q r with orthonormal q; discards energy of at most ``spare``."""
     if a.shape[0] <= a.shape[1]:
         q, r = np.eye(len(a), dtype=a.dtype), a
     else:
@@ -244,7 +244,7 @@ def _orthonormal_columns(a: Any, spare: float | None) -> tuple[Any, Any]:
 
 
 def _needed(r: Any, spare: float) -> bool:
-    """Whether the least singular value is surely too large for the TT-SVD to discard."""
+    """Whether the least singular value of a triangle is surely too large to discard."""
     if all_needed(host_gram(r), Asked(tail=spare)):
         return True
     if r.shape[0] != r.shape[1]:
@@ -256,7 +256,7 @@ def _needed(r: Any, spare: float) -> bool:
 
 
 def _probed(x: np.ndarray, asked: Asked, caps: Sequence[int] | None) -> int | None:
-    """Estimates a TT-SVD's rank from sampled columns of an unfolding; None if not worth it."""
+    """Estimates the rank of an unfolding from some of its columns; None if that does not pay."""
     if caps is not None:
         return max(caps, default=1)
     if x.size < _PROBED or asked.method == "svd":
@@ -277,14 +277,14 @@ def _probed(x: np.ndarray, asked: Asked, caps: Sequence[int] | None) -> int | No
 
 
 def _next_cut(left: int, modes: tuple[int, ...], right: int, guess: int) -> _Cut:
-    """Chooses the bond that the host TT-SVD splits next: the cheapest, or a small array's first."""
+    """Chooses where a TT-SVD cuts next: the cheapest cut, or the first mode of a small array."""
     small = left * math.prod(modes) * right < _PLAIN
     return _Cut(1, False) if small else _cheapest(left, modes, right, guess)
 
 
 @functools.lru_cache(maxsize=4096)
 def _cheapest(left: int, modes: tuple[int, ...], right: int, guess: int) -> _Cut:
-    """Returns the TT-SVD's cut with the least predicted time, looking one further cut ahead."""
+    """Returns the cut of least predicted time in a TT-SVD, with one further cut in mind."""
     return _best(left, modes, right, guess, ahead=1)[1]
 
 
@@ -311,7 +311,7 @@ def _best(
 def _candidates(
     left: float, modes: Sequence[int], right: float, guess: int
 ) -> list[tuple[_Cut, float]]:
-    """Lists cuts of the host TT-SVD and their sides' lengths, the other side no shorter.
+    """Lists the cuts that a TT-SVD can take next, with the shorter sides of their unfoldings.
 
     A side that is no longer than the rank would stay whole: a pass over the data for nothing.
     """

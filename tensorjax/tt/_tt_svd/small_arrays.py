@@ -37,12 +37,12 @@ _GUESS, _AGAIN = 6, 6e4
 
 @functools.cache
 def least_share(dtype: Any) -> float:
-    """Returns the least share of energy to discard that a small TT-SVD's Gram matrices resolve."""
+    """Returns the least share of energy that a TT-SVD by Gram matrices can discard reliably."""
     return 2 * GRAM_NOISE * gram_floor(np.result_type(dtype, np.float64), 1)
 
 
 def compiled_tt_svd(x: np.ndarray, share: float) -> list[np.ndarray] | None:
-    """Computes the TT-SVD cores of a small real array in C++, or None where a side is too long.
+    """Computes the TT-SVD of a small real array in C++; None if a side is too long.
 
     Args:
       x: (n_1, …, n_d), float32 or float64; so are the cores. Computed in double precision.
@@ -52,7 +52,7 @@ def compiled_tt_svd(x: np.ndarray, share: float) -> list[np.ndarray] | None:
 
 
 def small_tt_svd(x: np.ndarray, share: float, whole: bool = True) -> list[Any] | None:
-    """Computes the TT-SVD cores of a small array, in double precision, by Gram matrices.
+    """Computes the TT-SVD of a small array by Gram matrices in double precision.
 
     Args:
       x: (n_1, …, n_d).
@@ -85,7 +85,7 @@ def small_tt_svd(x: np.ndarray, share: float, whole: bool = True) -> list[Any] |
 
 
 def _after(asked: Asked, rank: int, side: int) -> Asked:
-    """Updates a small TT-SVD's options for the next bond: expected rank, test for full rank.
+    """Updates the options of a small TT-SVD for the next bond.
 
     Once a bond did not need its full rank, later bonds are not tested for it.
     """
@@ -95,7 +95,7 @@ def _after(asked: Asked, rank: int, side: int) -> Asked:
 
 @functools.lru_cache(maxsize=4096)
 def _joined(left: int, modes: tuple[int, ...], size: int) -> int:
-    """Returns how many modes on the left a small TT-SVD cuts by one Gram matrix of few rows."""
+    """Returns how many leading modes a small TT-SVD cuts by a single Gram matrix."""
     rows, count = left * modes[0], 1
     for n in modes[1:-1]:
         if rows * n > _JOINED or (rows * n) ** 2 > size:
@@ -107,7 +107,7 @@ def _joined(left: int, modes: tuple[int, ...], size: int) -> int:
 def _split_on_the_left(
     core: Any, left: int, modes: tuple[int, ...], asked: Asked
 ) -> tuple[list[Any], Any, Asked]:
-    """Splits one mode or more off a small array; returns cores, what is left, and new options."""
+    """Splits leading modes off a small array; returns their cores, the rest, new options."""
     m, size = left * modes[0], core.size
     a = core.reshape(m, -1)
     if m <= a.shape[1]:
@@ -127,7 +127,7 @@ def _split_on_the_left(
 def _split_joined(
     core: Any, left: int, modes: Sequence[int], asked: Asked
 ) -> tuple[list[Any], Any, Asked]:
-    """Splits modes off by one Gram matrix, as above: those of inner bonds are partial traces."""
+    """Splits several leading modes off a small array by partial traces of one Gram matrix."""
     after = math.prod(modes)
     a = core.reshape(left * after, -1)
     w, cut = host_gram(a), False
@@ -148,7 +148,7 @@ def _split_joined(
 
 @functools.lru_cache(maxsize=4096)
 def _from_the_right(m: int, n: int, size: int, more: int) -> bool:
-    """Whether to split the last mode next off a small array, as predicted to be faster.
+    """Whether splitting off the last mode of a small array first is predicted to be faster.
 
     A side that is no longer than the rank stays whole: the next mode, of size ``more``, goes with
     it then.
@@ -162,7 +162,7 @@ def _from_the_right(m: int, n: int, size: int, more: int) -> bool:
 
 
 def _subspace(a: np.ndarray, asked: Asked, right: bool) -> Subspace:
-    """Returns a small unfolding's leading subspace of rows or columns; the identity if all."""
+    """Returns the leading subspace of a small unfolding's rows or columns."""
     side = a.shape[right]
     if side >= _SKETCHED:
         return leading(a, asked, right=right)
@@ -170,7 +170,7 @@ def _subspace(a: np.ndarray, asked: Asked, right: bool) -> Subspace:
 
 
 def _of_gram(g: np.ndarray, asked: Asked) -> Subspace:
-    """Returns the subspace of a small Gram matrix's leading eigenvectors; the identity if all."""
+    """Returns the leading eigenvectors of a small Gram matrix, or the identity if all are kept."""
     side = len(g)
     if asked.whole and side >= _WHOLE and all_needed(g, asked):
         return Subspace(np.eye(side, dtype=g.dtype), None, 0.0, 0.0)

@@ -22,7 +22,7 @@ from tensorjax.tt.functions.interpolation import InterpolateInfo, interpolate
 
 @placed
 def add(f: FunctionTrain, g: FunctionTrain) -> FunctionTrain:
-    """Adds functional trains on one box, the operator ``+``; TT-ranks add.
+    """Adds two functional trains on one box, the operator ``+``; TT-ranks add.
 
     Args:
       f: functional train.
@@ -51,7 +51,7 @@ def add(f: FunctionTrain, g: FunctionTrain) -> FunctionTrain:
 
 @placed
 def ones_like(f: FunctionTrain) -> FunctionTrain:
-    """Constructs the function 1 in the bases and dtype of a functional train, of TT-rank one.
+    """Constructs the function 1 in the bases and dtype of a functional train; TT-ranks are one.
 
     Args:
       f: functional train.
@@ -82,7 +82,7 @@ def multiply(
     tol: float | None = None,
     rank: Rank | None = None,
 ) -> FunctionTrain:
-    """Multiplies functional trains on one box, the operator ``*``, exactly: degrees add.
+    """Multiplies two functional trains on one box, the operator ``*``; degrees add.
 
     Args:
       f: functional train.

@@ -14,7 +14,7 @@ from tensorjax._typing import AnyArray
 
 
 class Basis(abc.ABC):
-    """Functions φ_0, …, φ_{n−1} of one variable on an interval [low, high].
+    """Basis of functions φ_0, …, φ_{n−1} of one variable on an interval [low, high].
 
     All matrices are NumPy's, in double precision.
     """
@@ -22,55 +22,55 @@ class Basis(abc.ABC):
     @property
     @abc.abstractmethod
     def low(self) -> float:
-        """Left end of the interval of the basis."""
+        """Left end of the interval on which the basis is defined."""
 
     @property
     @abc.abstractmethod
     def high(self) -> float:
-        """Right end of the interval of the basis."""
+        """Right end of the interval on which the basis is defined."""
 
     @property
     @abc.abstractmethod
     def size(self) -> int:
-        """Number n of functions of the basis."""
+        """Number n of functions in the basis."""
 
     @property
     def length(self) -> float:
-        """Length high − low of the interval of the basis."""
+        """Length high − low of the interval on which the basis is defined."""
         return self.high - self.low
 
     @property
     @abc.abstractmethod
     def nodes(self) -> np.ndarray:
-        """Points (n,) at which values determine a function of the basis, ascending."""
+        """Interpolation points (n,) of the basis, ascending."""
 
     @property
     @abc.abstractmethod
     def from_values(self) -> np.ndarray:
-        """Matrix (n, n) from values at the nodes to coefficients in the basis."""
+        """Matrix (n, n) from values at the interpolation points to coefficients."""
 
     @property
     @abc.abstractmethod
     def integrals(self) -> np.ndarray:
-        """Integrals (n,) of the functions of the basis over the interval."""
+        """Integrals (n,) of the basis functions over the interval."""
 
     @property
     @abc.abstractmethod
     def gram(self) -> np.ndarray:
-        """Matrix (n, n) of the inner products of the basis in L²."""
+        """Gram matrix (n, n) of the basis functions in L²."""
 
     @property
     @abc.abstractmethod
     def constant(self) -> np.ndarray:
-        """Coefficients (n,) of the function 1 in the basis."""
+        """Coefficients (n,) of the constant function 1 in the basis."""
 
     @abc.abstractmethod
     def derivative(self) -> tuple["Basis", np.ndarray]:
-        """Returns a basis of the derivatives, and the matrix from coefficients to theirs in it."""
+        """Returns a basis that holds all derivatives, and the differentiation matrix into it."""
 
     @abc.abstractmethod
     def common(self, other: Self) -> tuple["Basis", np.ndarray, np.ndarray]:
-        """Returns the basis that holds two, and the matrices from coefficients in them to its own.
+        """Returns a basis that contains this one and another, and the conversion matrices into it.
 
         Args:
           other: basis of the same kind and interval.
@@ -78,7 +78,7 @@ class Basis(abc.ABC):
 
     @abc.abstractmethod
     def product(self, other: Self) -> tuple["Basis", np.ndarray, np.ndarray]:
-        """Returns the basis of products with another one, points, and the matrix from values there.
+        """Returns a basis for products with another, points, and a matrix from values there.
 
         Args:
           other: basis of the same kind and interval.
@@ -92,11 +92,11 @@ class Basis(abc.ABC):
 
     @functools.cached_property
     def orthonormal(self) -> np.ndarray:
-        """Matrix R (n, n), upper triangular, with Rᵀ R the Gram matrix: ‖f‖ in L² is ‖R c‖."""
+        """Upper triangular matrix R with Rᵀ R the Gram matrix, so that ‖f‖ in L² is ‖R c‖."""
         return fixed(np.linalg.cholesky(self.gram).T)
 
     def values(self, x: AnyArray) -> AnyArray:
-        """Evaluates all functions of the basis at points of one variable.
+        """Evaluates all basis functions at points of one variable.
 
         Args:
           x: real points (…), of NumPy or JAX.
@@ -118,7 +118,7 @@ class Basis(abc.ABC):
 
 
 def checked_interval(low: Any, high: Any) -> tuple[float, float]:
-    """Checks the ends of the interval of a basis."""
+    """Returns the ends of an interval as floats; raises ValueError if not finite low < high."""
     try:
         ends = float(low), float(high)
     except (TypeError, ValueError):
@@ -129,12 +129,12 @@ def checked_interval(low: Any, high: Any) -> tuple[float, float]:
 
 
 def degree_of(value: Any, low: int) -> int:
-    """Checks the degree of a basis."""
+    """Returns the degree of a basis; raises an error if it is no integer or too small."""
     return _check.integer("degree", value, low=low)
 
 
 def same_interval(a: Basis, b: Any, k: int) -> None:
-    """Checks that the bases of variable k of two functions are of one kind, on one interval."""
+    """Raises ValueError if two functions' bases of variable k differ in kind or interval."""
     if type(a) is not type(b) or (a.low, a.high) != (b.low, b.high):
         raise ValueError(
             f"variable {k}: expected bases of one kind on one interval, got {a!r} and {b!r}; "
@@ -143,6 +143,6 @@ def same_interval(a: Basis, b: Any, k: int) -> None:
 
 
 def fixed(x: np.ndarray) -> np.ndarray:
-    """Makes a cached matrix of a basis read-only, since callers share it."""
+    """Makes a cached NumPy matrix of a basis read-only, and returns it."""
     x.flags.writeable = False
     return x

@@ -67,7 +67,7 @@ class BSpline(Basis):
 
     @classmethod
     def uniform(cls, low: float, high: float, pieces: int, degree: int = 3) -> "BSpline":
-        """Builds the basis of splines with knots at equal distances.
+        """Builds a basis of B-splines with knots at equal distances.
 
         Args:
           low: left end of the interval.
@@ -85,29 +85,29 @@ class BSpline(Basis):
 
     @property
     def low(self) -> float:
-        """Left end of the interval of the splines, the first knot."""
+        """Left end of the interval of the B-splines, their first knot."""
         return self.knots[0]
 
     @property
     def high(self) -> float:
-        """Right end of the interval of the splines, the last knot."""
+        """Right end of the interval of the B-splines, their last knot."""
         return self.knots[-1]
 
     @property
     def size(self) -> int:
-        """Number of B-splines of the basis."""
+        """Number of B-splines in the basis."""
         return len(self.knots) + self.degree - 1
 
     @functools.cached_property
     def clamped(self) -> np.ndarray:
-        """Knot vector (n + p + 1,) of the B-splines: the ends p + 1 times."""
+        """Knot vector (n + p + 1,) of the B-splines, with each end repeated p + 1 times."""
         ends = np.ones(len(self.knots), int)
         ends[[0, -1]] = self.degree + 1
         return fixed(np.repeat(self.knots, ends))
 
     @functools.cached_property
     def nodes(self) -> np.ndarray:
-        """Points (n,) at which splines are interpolated: averages of knots, by Greville.
+        """Interpolation points (n,) of the B-splines: averages of knots (Greville).
 
         Where a knot is given so often that two of them would fall together, they are moved apart.
         """
@@ -123,29 +123,29 @@ class BSpline(Basis):
 
     @functools.cached_property
     def from_values(self) -> np.ndarray:
-        """Matrix (n, n) from values at the nodes to coefficients of B-splines."""
+        """Matrix (n, n) from values at the interpolation points to B-spline coefficients."""
         return fixed(np.linalg.inv(self._on_host(self.nodes)))
 
     @functools.cached_property
     def integrals(self) -> np.ndarray:
-        """Integrals (n,) of the B-splines."""
+        """Integrals (n,) of the B-splines over the interval."""
         t, p = self.clamped, self.degree
         return fixed((t[p + 1 :] - t[: -p - 1]) / (p + 1))
 
     @functools.cached_property
     def gram(self) -> np.ndarray:
-        """Matrix (n, n) of the inner products of the B-splines in L², banded."""
+        """Gram matrix (n, n) of the B-splines in L², banded."""
         x, w = self._gauss
         at = self._on_host(x)
         return fixed(at.T @ (w[:, None] * at))
 
     @property
     def constant(self) -> np.ndarray:
-        """Coefficients (n,) of the function 1: all ones, for B-splines sum to it."""
+        """Coefficients (n,) of the constant function 1, all ones."""
         return np.ones(self.size)
 
     def derivative(self) -> tuple["BSpline", np.ndarray]:
-        """Returns the basis of splines of one degree less, and the matrix of the derivative.
+        """Returns the B-spline basis of one degree less, and the differentiation matrix into it.
 
         At a knot where the spline jumps or has a kink, the derivative is that from the right.
         """
@@ -161,7 +161,7 @@ class BSpline(Basis):
         return BSpline(self.knots, p - 1), matrix
 
     def common(self, other: "BSpline") -> tuple["BSpline", np.ndarray, np.ndarray]:
-        """Returns the basis that holds the splines of two, and the matrices into it.
+        """Returns a B-spline basis that contains two, and the conversion matrices into it.
 
         Args:
           other: splines on the same interval.
@@ -176,7 +176,7 @@ class BSpline(Basis):
         return basis, back @ self._on_host(points), back @ other._on_host(points)
 
     def product(self, other: "BSpline") -> tuple["BSpline", np.ndarray, np.ndarray]:
-        """Returns the basis of products with other splines, points, and the matrix from values.
+        """Returns a B-spline basis for products, points, and the matrix from values there.
 
         Args:
           other: splines on the same interval.
@@ -189,7 +189,7 @@ class BSpline(Basis):
         return basis, *basis._projection
 
     def _joined(self, other: "BSpline", degree: int) -> "BSpline":
-        """Splines of a degree with all knots of two, as smooth there as the less smooth one."""
+        """Builds a B-spline basis with the knots of two, as smooth as the less smooth one."""
         smooth: dict[float, int] = {}
         for b in (self, other):
             for knot, count in zip(*np.unique(b.knots, return_counts=True), strict=True):
@@ -201,7 +201,7 @@ class BSpline(Basis):
 
     @functools.cached_property
     def _gauss(self) -> tuple[np.ndarray, np.ndarray]:
-        """Gauss–Legendre points and weights of all intervals, exact for products of two splines."""
+        """Gauss–Legendre points and weights of all knot intervals, exact for spline products."""
         x, w = np.polynomial.legendre.leggauss(self.degree + 1)
         t = np.unique(self.knots)
         half = np.diff(t)[:, None] / 2
@@ -209,7 +209,7 @@ class BSpline(Basis):
 
     @functools.cached_property
     def _projection(self) -> tuple[np.ndarray, np.ndarray]:
-        """Points, and the matrix from values there to coefficients of the projection in L²."""
+        """Points, and the matrix from values there to coefficients of the L² projection."""
         x, w = self._gauss
         return x, np.linalg.solve(self.gram, self._on_host(x).T * w)
 
@@ -221,7 +221,7 @@ class BSpline(Basis):
 
 
 def _values(xp: Any, x: Any, knots: np.ndarray, degree: int) -> Any:
-    """Evaluates all B-splines of a knot vector at x (…), by the recursion of Cox and de Boor.
+    """Evaluates all B-splines of a knot vector at points, by the recursion of Cox and de Boor.
 
     All of them, not the p + 1 that are not zero: so shapes are static, and nothing is gathered. At
     the right end the last interval counts.

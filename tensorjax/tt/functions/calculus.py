@@ -95,7 +95,7 @@ def derivative(f: FunctionTrain, variable: int, order: int = 1) -> FunctionTrain
 
 @placed
 def inner(f: FunctionTrain, g: FunctionTrain) -> jax.Array:
-    """Computes the inner product ∫ conj(f) g over the box, in L².
+    """Computes the inner product ∫ conj(f) g of two functional trains in L² over their box.
 
     Args:
       f: functional train; conjugated.
@@ -124,7 +124,7 @@ def inner(f: FunctionTrain, g: FunctionTrain) -> jax.Array:
 
 @placed
 def norm(f: FunctionTrain) -> jax.Array:
-    """Computes the norm of a functional train in L²: the root of ∫ |f|² over the box.
+    """Computes the norm of a functional train in L², the root of ∫ |f|² over its box.
 
     Args:
       f: functional train.

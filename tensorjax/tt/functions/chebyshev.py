@@ -55,7 +55,7 @@ class Chebyshev(Basis):
 
     @functools.cached_property
     def nodes(self) -> np.ndarray:
-        """Chebyshev points of the first kind, (n,), ascending: the ends are not among them."""
+        """Chebyshev points of the first kind (n,), ascending, without the ends."""
         return fixed(self.low + self.length * (1 + _chebyshev.roots(self.size)) / 2)
 
     @functools.cached_property
@@ -70,21 +70,21 @@ class Chebyshev(Basis):
 
     @functools.cached_property
     def gram(self) -> np.ndarray:
-        """Matrix (n, n) of the inner products of the polynomials in L², without a weight."""
+        """Gram matrix (n, n) of the Chebyshev polynomials in L², without a weight."""
         return fixed(self.length / 2 * _chebyshev.gram(self.size))
 
     @property
     def constant(self) -> np.ndarray:
-        """Coefficients (n,) of the function 1 in Chebyshev polynomials."""
+        """Coefficients (n,) of the constant function 1 in Chebyshev polynomials."""
         return np.eye(1, self.size)[0]
 
     def derivative(self) -> tuple["Chebyshev", np.ndarray]:
-        """Returns the Chebyshev basis of one degree less, and the matrix of the derivative."""
+        """Returns the Chebyshev basis of one degree less, and the differentiation matrix to it."""
         matrix = _chebyshev.derivative_series(self.size) * (2 / self.length)
         return self.of_degree(max(self.degree - 1, 0)), matrix
 
     def common(self, other: "Chebyshev") -> tuple["Chebyshev", np.ndarray, np.ndarray]:
-        """Returns the Chebyshev basis of the larger degree, and the matrices into it.
+        """Returns the Chebyshev basis of the larger degree, and the conversion matrices into it.
 
         Args:
           other: basis on the same interval.
@@ -96,7 +96,7 @@ class Chebyshev(Basis):
         return basis, np.eye(basis.size, self.size), np.eye(basis.size, other.size)
 
     def product(self, other: "Chebyshev") -> tuple["Chebyshev", np.ndarray, np.ndarray]:
-        """Returns the Chebyshev basis of the sum of both degrees, its nodes and its matrix.
+        """Returns the Chebyshev basis of the sum of two degrees, points, and a matrix from values.
 
         Args:
           other: basis on the same interval.
@@ -108,7 +108,7 @@ class Chebyshev(Basis):
         return basis, basis.nodes, basis.from_values
 
     def of_degree(self, degree: int) -> "Chebyshev":
-        """Returns the Chebyshev basis of another degree on the same interval.
+        """Returns the Chebyshev basis of a given degree on the same interval.
 
         Args:
           degree: of the polynomials.
@@ -128,7 +128,7 @@ class Chebyshev(Basis):
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _polynomials(t: jax.Array, count: int) -> jax.Array:
-    """Evaluates T_0, …, T_{n−1} at t in [−1, 1], (…, n).
+    """Evaluates the Chebyshev polynomials T_0, …, T_{n−1} at points in [−1, 1], in JAX.
 
     By cosines: a loop over the recurrence takes XLA several times longer to compile. The derivative
     is that of the series, for arccos has none at the ends.

@@ -1,4 +1,4 @@
-"""Matrices applied to the coefficients of functional trains, and bases common to two of them."""
+"""Conversion of functional trains to common bases, by matrices applied to their coefficients."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,19 +12,19 @@ from tensorjax.tt.functions.function_train import FunctionTrain, checked
 
 
 def in_dtype(matrix: np.ndarray, dtype: Any) -> np.ndarray:
-    """Casts a matrix or vector of a basis to the dtype of a train's coefficients."""
+    """Casts a matrix or vector of a basis to the dtype of a functional train's coefficients."""
     return matrix.astype(dtype)
 
 
 def times_modes(t: TT, matrices: Mapping[int, np.ndarray]) -> TT:
-    """Multiplies modes of a train of coefficients by matrices of their bases."""
+    """Multiplies some modes of a train of coefficients by matrices."""
     for k, matrix in matrices.items():
         t = mode_product(t, in_dtype(matrix, t.dtype), k)
     return t
 
 
 def on_common_bases(f: FunctionTrain, g: FunctionTrain) -> tuple[tuple[Basis, ...], TT, TT]:
-    """Brings two functional trains on one box into common bases, exactly."""
+    """Converts two functional trains on one box to common bases, exactly."""
     check_boxes(f, g)
     bases: list[Basis] = []
     of_f: dict[int, np.ndarray] = {}
@@ -40,7 +40,7 @@ def on_common_bases(f: FunctionTrain, g: FunctionTrain) -> tuple[tuple[Basis, ..
 
 
 def check_boxes(f: FunctionTrain, g: FunctionTrain) -> None:
-    """Checks that two functional trains have bases of one kind on one box."""
+    """Raises an error if two functional trains differ in their boxes or kinds of basis."""
     if checked(f).ndim != checked(g, "g").ndim:
         raise ValueError(f"g: expected a function of {f.ndim} variables, got {g.ndim}")
     for k, (a, b) in enumerate(zip(f.bases, g.bases, strict=True)):

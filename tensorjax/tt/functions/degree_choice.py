@@ -20,7 +20,7 @@ _PLATEAU = 3.0
 
 
 class Values(NamedTuple):
-    """Function of points on the host, with the number of points that it was asked for.
+    """Callable that evaluates a function at points and counts them, up to a limit.
 
     Attributes:
       function: of points (batch, d), checked.
@@ -34,11 +34,11 @@ class Values(NamedTuple):
 
     @property
     def left(self) -> float:
-        """Points that the function may still be asked for."""
+        """Number of points at which the function may still be evaluated."""
         return self.most - self.spent[0]
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Evaluates the function, and counts."""
+        """Evaluates the function at points, and counts them."""
         self.spent[0] += len(x)
         return self.function(x)
 
@@ -51,7 +51,7 @@ def first_bases(
     most: int,
     rng: np.random.Generator,
 ) -> list[Basis]:
-    """Chooses Chebyshev degrees by the coefficients of f along a few lines for each variable.
+    """Chooses Chebyshev degrees of all variables from a function's values along lines.
 
     Args:
       values: of the function.
@@ -94,14 +94,14 @@ def first_bases(
 
 
 def of_degree(basis: Any, degree: int) -> Any:
-    """Chebyshev basis of another degree."""
+    """Returns the Chebyshev basis of a given degree on the interval of another."""
     return basis.of_degree(degree)
 
 
 def _along(
     bases: Sequence[Basis], k: int, nodes: np.ndarray, lines: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Points (lines n, d) on lines along variable k through random points."""
+    """Returns points on lines along variable k through random points of the box."""
     x = uniform(bases, lines, rng)
     x = np.repeat(x, len(nodes), axis=0)
     x[:, k] = np.tile(nodes, lines)
@@ -109,20 +109,20 @@ def _along(
 
 
 def uniform(bases: Sequence[Basis], count: int, rng: np.random.Generator) -> np.ndarray:
-    """Draws points uniformly from the box of some bases, (count, d)."""
+    """Draws points (count, d) uniformly from the box of the given bases."""
     low = np.array([b.low for b in bases])
     high = np.array([b.high for b in bases])
     return low + (high - low) * rng.random((count, len(bases)))
 
 
 def _tail(coefficients: np.ndarray) -> np.ndarray:
-    """Largest coefficient from each degree on, over all lines."""
+    """Returns, for each degree, the largest Chebyshev coefficient of that or a higher degree."""
     largest = np.abs(coefficients).max(axis=0)
     return np.maximum.accumulate(largest[::-1])[::-1]
 
 
 def slice_norms(cores: Cores) -> list[np.ndarray]:
-    """Norms of the slices of a train of coefficients, for each mode and each index of it."""
+    """Computes the norm of each slice of a train of coefficients, mode by mode."""
     cores, exponent = right_orthogonal(list(cores))
     norms = []
     for k in range(len(cores)):
@@ -140,7 +140,7 @@ def without_tails(
     norms: Sequence[np.ndarray],
     allowed: float,
 ) -> tuple[list[Basis], Cores]:
-    """Leaves out the highest degrees of free variables, with an error below a part of the norm."""
+    """Removes the highest Chebyshev degrees of the given variables, up to a relative error."""
     out_bases, out_cores = list(bases), list(cores)
     for k in free:
         basis, size = bases[k], norms[k]

@@ -66,7 +66,7 @@ def evaluate(f: FunctionTrain, x: ArrayLike) -> jax.Array:
 
 @placed
 def gradient(f: FunctionTrain, x: ArrayLike) -> jax.Array:
-    """Evaluates the gradient of a functional train at points, all partial derivatives at once.
+    """Evaluates the gradient of a functional train, all partial derivatives, at points.
 
     Args:
       f: functional train of d variables, real or complex.
@@ -96,7 +96,7 @@ def gradient(f: FunctionTrain, x: ArrayLike) -> jax.Array:
 
 
 def checked_points(f: FunctionTrain, x: Any) -> Any:
-    """Checks points (…, d) of a functional train; of NumPy or JAX."""
+    """Returns evaluation points (…, d) as an array; raises errors for points out of the box."""
     points = x if isinstance(x, jax.Array) else np.asarray(x)
     if points.dtype.kind in "biu" and not _check.is_traced(points):
         points = np.asarray(points, np.dtype(f.dtype).type(0).real.dtype)
@@ -162,7 +162,7 @@ def _values(f: FunctionTrain, x: jax.Array) -> jax.Array:
 
 
 def _dtype(f: FunctionTrain, of_points: Any) -> Any:
-    """Dtype of values: the wider precision of coefficients and points, complex if they are."""
+    """Returns the dtype of a functional train's values at points of a dtype."""
     real = jnp.finfo(f.dtype).dtype
     if jnp.finfo(of_points).bits > jnp.finfo(real).bits:
         real = of_points
@@ -172,7 +172,7 @@ def _dtype(f: FunctionTrain, of_points: Any) -> Any:
 
 
 def host_values(bases: Sequence[Basis], cores: Cores, x: np.ndarray) -> np.ndarray:
-    """Evaluates a functional train of host cores at points (batch, d), in double precision."""
+    """Evaluates a functional train of NumPy cores at points (batch, d), in double precision."""
     wide = [c.astype(linalg.factor_dtype(c.dtype)) for c in cores]
     wide = [c.astype(np.result_type(c.dtype, np.float64)) for c in wide]
     piece = max(1, _PIECE // max(c.size // min(c.shape[0], c.shape[2]) for c in wide))

@@ -108,7 +108,7 @@ class FunctionTrain(Summable):
         return self._unchecked(self.bases, self.coefficients._carry(f, dtype))
 
     def __call__(self, x: ArrayLike) -> jax.Array:
-        """Evaluates the function at points, as `tensorjax.tt.functions.evaluate`.
+        """Evaluates the functional train at points of its box.
 
         Args:
           x: real points (…, d).
@@ -135,7 +135,7 @@ class FunctionTrain(Summable):
 
 
 def checked_bases(bases: Any) -> tuple[Basis, ...]:
-    """Checks the bases of a functional train, one a variable."""
+    """Returns the bases of a functional train as a tuple; raises TypeError for other objects."""
     given = tuple(bases) if isinstance(bases, list | tuple) else (bases,)
     for k, b in enumerate(given):
         if not isinstance(b, Basis):
@@ -149,7 +149,7 @@ def checked_bases(bases: Any) -> tuple[Basis, ...]:
 
 
 def checked(f: Any, name: str = "f") -> FunctionTrain:
-    """Checks that an argument is one functional train, not a batch."""
+    """Returns an argument that is one functional train; raises an error for anything else."""
     if not isinstance(f, FunctionTrain):
         raise TypeError(
             f"{name}: expected a FunctionTrain, got {type(f).__name__}; "
@@ -160,7 +160,7 @@ def checked(f: Any, name: str = "f") -> FunctionTrain:
 
 
 def checked_variable(f: FunctionTrain, variable: Any) -> int:
-    """Checks the number of a variable of a functional train; negative ones count from the end."""
+    """Returns the non-negative number of a functional train's variable; checks its range."""
     return _check.integer("variable", variable, low=-f.ndim, high=f.ndim - 1) % f.ndim
 
 

@@ -176,7 +176,7 @@ def interpolate(
 
 
 def checked_domain(domain: Any) -> tuple[list[Basis], list[int]]:
-    """Checks a domain: pairs or bases, one a variable; returns bases, and which came as pairs."""
+    """Converts a domain of pairs or bases to bases; returns also which came as pairs."""
     if _check.is_traced(domain):
         raise TypeError("domain: expected numbers, got traced ones; call this outside of jit")
     entries = list(domain) if np.iterable(domain) else [domain]
@@ -199,7 +199,7 @@ def checked_domain(domain: Any) -> tuple[list[Basis], list[int]]:
 
 
 class _Checked:
-    """Function of points on the host whose values are checked: numbers, finite, (batch,)."""
+    """Callable that evaluates a function at points; ValueError for NaN, Inf or wrong shapes."""
 
     def __init__(self, f: Callable[[Any], Any], dims: int, vectorized: bool, executor: Any):
         self._calls, self._dims = Calls(f, vectorized, executor), dims
@@ -223,7 +223,7 @@ class _Checked:
 
 
 class _Fit(NamedTuple):
-    """Functional train of one cross approximation, and its error at random points."""
+    """Functional train from one cross approximation, with its error at random points."""
 
     bases: list[Basis]
     cores: Cores
@@ -241,7 +241,7 @@ class _Fit(NamedTuple):
 
 @dataclasses.dataclass
 class _Work:
-    """Running interpolation: the function, where it is tested, and its options."""
+    """Running interpolation of a function: its values at test points, and options."""
 
     f: Callable[[Any], Any]
     values: Values
@@ -254,7 +254,7 @@ class _Work:
     options: dict[str, Any]
 
     def run(self, bases: list[Basis]) -> _Fit:
-        """Raises degrees, or asks more of the cross approximation, until the error is reached."""
+        """Interpolates with higher degrees, or more accurately, until the error is reached."""
         wanted, best, before, idle = _CROSS * self.tol, None, None, 0
         for _ in range(_ROUNDS):
             found = self.fit(bases, wanted, before)
@@ -280,7 +280,7 @@ class _Work:
         return best
 
     def fit(self, bases: list[Basis], tol: float, before: _Fit | None) -> _Fit:
-        """Interpolates in given bases."""
+        """Interpolates the function in given bases by one cross approximation."""
         options = dict(self.options)
         if before is not None:
             nodes = {
@@ -308,7 +308,7 @@ class _Work:
         return _Fit(small, cores, cast, tails, *self.measured(small, cast), info)
 
     def measured(self, bases: list[Basis], cores: Cores) -> tuple[float, float, float]:
-        """Measures the error at the random points: relative, its deviation, and the largest."""
+        """Measures the error at random points: relative error, standard error, largest error."""
         difference = np.abs(host_values(bases, cores, self.tests) - self.true)
         top, scale = np.abs(self.true).max(), (difference**2).mean()
         if not scale:
@@ -321,7 +321,7 @@ class _Work:
         return error, error * math.hypot(*spread) / 2, float(difference.max() / top)
 
     def grown(self, bases: list[Basis], found: _Fit) -> list[Basis] | None:
-        """Raises the degrees of the variables that are not resolved; None if there are none."""
+        """Raises the degrees of variables that are not resolved; None if all are."""
         below = [k for k in self.free if bases[k].size <= self.most]
         long = [k for k in below if found.tails[k] > _TAIL * self.tol]
         if not long and _cross_error(found.info) <= self.tol / 2:
@@ -335,7 +335,7 @@ class _Work:
 
 
 def _end(norms: np.ndarray) -> float:
-    """Norm of the last coefficients of a variable: two at least, for functions may be even."""
+    """Returns the norm of the last coefficients of a variable, of two or more of them."""
     return float(np.linalg.norm(norms[-max(2, len(norms) // 8) :]))
 
 

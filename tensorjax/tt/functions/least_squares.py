@@ -23,7 +23,7 @@ _PIECE = 2**22
 
 
 def smooth_coordinates(basis: Basis) -> np.ndarray:
-    """Returns the matrix (n, n) from coordinates in a smoothness norm to coefficients in a basis.
+    """Returns the matrix to a basis from coordinates that are orthonormal in a smoothness norm.
 
     The norm of one variable is ‖f‖² + ‖f' (high − low) / π‖², means over the interval; that of
     several is the product, so high degrees and interactions of many variables count more. The first
@@ -45,7 +45,7 @@ def smooth_coordinates(basis: Basis) -> np.ndarray:
 
 
 def values_at(cores: Cores, rows: Sequence[np.ndarray]) -> np.ndarray:
-    """Evaluates a train at samples, from the values (N, n_k) of the bases there."""
+    """Evaluates a functional train at samples, from the basis functions' values there."""
     held = np.ones((len(rows[0]), 1))
     for core, at in zip(cores, rows, strict=True):
         held = through(held, at, core)
@@ -53,14 +53,14 @@ def values_at(cores: Cores, rows: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def through(left: np.ndarray, at: np.ndarray, core: np.ndarray) -> np.ndarray:
-    """Carries the rows of samples through a core, from the left."""
+    """Multiplies a row vector per sample by a core and the sample's basis values."""
     return einsum("ba,bn,ans->bs", left, at, core)
 
 
 def sweeps(
     cores: Cores, rows: Sequence[np.ndarray], values: np.ndarray, ridge: float
 ) -> Iterator[Cores]:
-    """Generates ALS sweeps there and back, over all cores of a functional train.
+    """Generates ALS sweeps that fit a functional train to samples, there and back.
 
     Args:
       cores: to start from.
@@ -95,7 +95,7 @@ def sweeps(
 def _solved(
     left: np.ndarray, at: np.ndarray, right: np.ndarray, values: np.ndarray, ridge: float
 ) -> np.ndarray:
-    """Solves for one core by regularised least squares."""
+    """Solves for one core of a functional train by regularised least squares."""
     shape = left.shape[1], at.shape[1], right.shape[1]
     size, count = int(np.prod(shape)), len(values)
     piece = max(1, _PIECE // size)
@@ -120,7 +120,7 @@ def _design(left: np.ndarray, at: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def _positive_solve(matrix: np.ndarray, right_side: np.ndarray, shift: float) -> np.ndarray:
-    """Solves a regularised positive semidefinite system."""
+    """Solves a linear system with a positive semidefinite matrix plus a shift."""
     # Roundoff must not make a direction that no sample sees look determined.
     floor = 4 * np.finfo(np.float64).eps * float(np.real(np.trace(matrix)))
     matrix[np.diag_indices(len(matrix))] += max(shift, floor) or 1.0
@@ -130,7 +130,7 @@ def _positive_solve(matrix: np.ndarray, right_side: np.ndarray, shift: float) ->
 def first_order(
     rows: Sequence[np.ndarray], values: np.ndarray, ridges: Sequence[float]
 ) -> list[Cores]:
-    """Fits sums of functions of one variable, the first order of an ANOVA, as trains of rank two.
+    """Fits sums of functions of one variable to samples, as trains of TT-rank two.
 
     Args:
       rows: values (N, n_k) of the bases at the samples, the constant first.
@@ -156,7 +156,7 @@ def first_order(
 
 
 def _sum_of_terms(parts: Sequence[np.ndarray], constant: float) -> Cores:
-    """Builds the cores of Σ_k f_k(x_k) + constant, of rank two, from coordinates of the f_k."""
+    """Builds the train of TT-rank two of a sum of functions of one variable and a constant."""
     cores: Cores = []
     for k, part in enumerate(parts):
         core = np.zeros((2, len(part) + 1, 2), np.result_type(part, float))

@@ -89,7 +89,7 @@ def _evaluate_each(p: PatchedTT, rows: np.ndarray) -> jax.Array:
 
 
 def _groups(rows: np.ndarray) -> dict[Prefix, np.ndarray]:
-    """Returns the places of equal rows, by row."""
+    """Groups equal rows of an array: returns the positions of each distinct row."""
     unique, which = np.unique(rows, axis=0, return_inverse=True)
     order = np.argsort(which.ravel(), kind="stable")
     parts = np.split(order, np.cumsum(np.bincount(which.ravel()))[:-1])
@@ -98,7 +98,7 @@ def _groups(rows: np.ndarray) -> dict[Prefix, np.ndarray]:
 
 @placed
 def add(x: PatchedTT, y: PatchedTT) -> PatchedTT:
-    """Adds patched trains, the operator ``+``: trains of equal patches add, others stand together.
+    """Adds patched trains, the operator ``+``: trains of equal patches add, others stay separate.
 
     Args:
       x: patched train.
@@ -128,7 +128,7 @@ def add(x: PatchedTT, y: PatchedTT) -> PatchedTT:
 
 @placed
 def ones_like(p: PatchedTT) -> PatchedTT:
-    """Constructs the patched train of ones, one patch, of the shape and dtype of another.
+    """Constructs the patched train of ones, as one patch, with the shape and dtype of another.
 
     Args:
       p: patched train.
@@ -241,7 +241,7 @@ def norm(p: PatchedTT) -> jax.Array:
 
 
 def _overlap(prefixes: tuple[Prefix, ...]) -> bool:
-    """Whether some of these patches are equal or lie within one another."""
+    """Whether some patches are equal or one lies within another."""
     kept = set(prefixes)
     inside = any(prefix[:k] in kept for prefix in prefixes for k in range(len(prefix)))
     return inside or len(kept) < len(prefixes)

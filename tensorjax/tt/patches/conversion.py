@@ -18,7 +18,7 @@ from tensorjax.tt.patches.patched_train import PatchedTT, Prefix
 
 @placed
 def to_dense(p: PatchedTT) -> jax.Array:
-    """Returns the dense array of a patched train.
+    """Converts a patched train to a dense array.
 
     Args:
       p: patched train.
@@ -47,7 +47,7 @@ def to_dense(p: PatchedTT) -> jax.Array:
 
 @placed
 def to_tt(p: PatchedTT, *, tol: float | None = None) -> TT:
-    """Converts a patched train to one train.
+    """Converts a patched train to a single train.
 
     Patches that differ in their last leading index only are joined and rounded, level by level.
 
@@ -88,7 +88,7 @@ def to_tt(p: PatchedTT, *, tol: float | None = None) -> TT:
 def joined(
     parts: Mapping[int, TT], shape: Sequence[int], tol: float | None, more: Sequence[TT] = ()
 ) -> TT:
-    """Joins trains of patches by the index of the mode before them, as a train over that mode too.
+    """Joins the trains of neighbouring patches to one train, with one mode more in front.
 
     Args:
       parts: from the index to the train.
@@ -111,7 +111,7 @@ def joined(
 
 
 def by_parent(prefixes: Iterable[Prefix]) -> dict[Prefix, list[Prefix]]:
-    """Groups patches by their leading indices but the last one."""
+    """Groups patches by all of their leading indices but the last one."""
     out: dict[Prefix, list[Prefix]] = defaultdict(list)
     for prefix in prefixes:
         out[prefix[:-1]].append(prefix)

@@ -1,4 +1,4 @@
-"""Patched cross approximation: where ranks would pass a bound, the domain is split and searched."""
+"""Patched cross approximation: where ranks would pass a bound, the domain is split into patches."""
 
 import dataclasses
 import heapq
@@ -101,7 +101,7 @@ def cross(
     cache: int = 1 << 23,
     executor: Executor | None = None,
 ) -> tuple[PatchedTT, PatchesInfo]:
-    """Approximates a function by trains on patches, each of a rank below a bound.
+    """Approximates a function by trains on patches of its domain, each with TT-ranks below a bound.
 
     `tensorjax.tt.cross` fits the whole domain first. A part that it cannot fit with ``max_rank`` is
     split by its first mode, and the pieces are fitted in turn, the worst first. Pieces that one
@@ -180,7 +180,7 @@ def cross(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Leaf:
-    """Fitted patch: its train (None for zero), its error and that error's own, both absolute."""
+    """Fitted patch of a function: its train (None for zero), norm, error and standard error."""
 
     train: TT | None
     norm: float
@@ -190,7 +190,7 @@ class _Leaf:
 
 
 class _Splitting:
-    """Patches of a function found so far, and those that wait to be fitted, the worst first."""
+    """Adaptive splitting of a function's domain into patches: fitted ones, and waiting ones."""
 
     def __init__(self, oracle: Oracle, **options: Any):
         self.tol: float = options["tol"]
@@ -204,7 +204,7 @@ class _Splitting:
         self._waiting: list[tuple[float, Prefix, _Leaf]] = []  # with what the parent found there
 
     def run(self) -> Status:
-        """Fits and splits until every patch fits or a limit is met."""
+        """Fits and splits patches until every patch fits or a limit is met."""
         self._oracle.start(np.zeros((1, len(self._modes)), np.int64))
         _check.tolerance(self.tol, self._kind)
         self.tol = max(_FIT * self.tol, 10 * float(jnp.finfo(self._kind).eps))
@@ -226,11 +226,11 @@ class _Splitting:
 
     @property
     def _kind(self) -> Any:
-        """Dtype of the result, known once f was called."""
+        """Dtype of the patched train, known once the function was called."""
         return self._dtype or jax.dtypes.canonicalize_dtype(self._oracle.dtype)
 
     def _place(self, prefix: Prefix, found: _Leaf) -> None:
-        """Keeps a patch that fits, and splits one that does not."""
+        """Stores a patch that fits, and splits one that does not along its next mode."""
         low = found.train is None or max(found.train.ranks) <= self._max_rank
         fits = low and (found.fits or self._negligible(prefix, found))
         if fits or len(prefix) == len(self._modes) - 1:
@@ -249,7 +249,7 @@ class _Splitting:
             heapq.heappush(self._waiting, (-share.error, (*prefix, digit), share))
 
     def _sampled_norm(self, prefix: Prefix, rest: tuple[int, ...]) -> float:
-        """Estimates the norm of f on a patch from random entries."""
+        """Estimates the norm of a function on a patch from random entries."""
         count = int(min(_SAMPLES, self._oracle.left))
         rng = np.random.default_rng(self.searches)
         index = np.stack([rng.integers(n, size=count) for n in rest], axis=1)
@@ -259,7 +259,7 @@ class _Splitting:
         return largest * math.sqrt(mean * math.prod(rest))
 
     def _negligible(self, prefix: Prefix, found: _Leaf) -> bool:
-        """Whether the error of a patch is below its share, by volume, of that of the whole."""
+        """Whether a patch's error is below its share, by volume, of the error allowed."""
         if found.error > _NEAR * found.norm or found.norm == 0:
             return False
         whole = math.hypot(*(leaf.norm for leaf in self.leaves.values()), found.norm)
@@ -267,7 +267,7 @@ class _Splitting:
         return found.error + 2 * found.std <= self.tol * whole * share
 
     def _give_up(self, status: Status) -> Status:
-        """Takes what parents found for the patches that are left."""
+        """Ends the splitting early: unfitted patches take what their parents found."""
         if not self.leaves and not self._waiting:
             self.leaves[()] = _Leaf(None, 0.0, 0.0, math.inf, False)
         for _, prefix, share in self._waiting:
@@ -276,7 +276,7 @@ class _Splitting:
         return status
 
     def _fit(self, prefix: Prefix) -> _Leaf | None:
-        """Fits a patch, within the evaluations that are left; None if these do not suffice."""
+        """Fits a train to a patch by cross approximation; None if too few evaluations are left."""
         left = self._oracle.left
         rest = self._modes[len(prefix) :]
         self.searches += 1
@@ -307,7 +307,7 @@ class _Splitting:
         return _Leaf(train, size, error * size, std, fits)
 
     def _read(self, prefix: Prefix, rest: tuple[int, ...]) -> _Leaf:
-        """Reads a small patch whole and decomposes it."""
+        """Evaluates all entries of a small patch and decomposes them by TT-SVD."""
         index = np.indices(rest).reshape(len(rest), -1).T
         values = self._part(prefix)(index)
         if not values.any():
@@ -318,7 +318,7 @@ class _Splitting:
         return _Leaf(train, size, self.tol * size, 0.0, True)
 
     def _part(self, prefix: Prefix) -> Callable[[np.ndarray], np.ndarray]:
-        """Returns f as a function of the indices behind a prefix."""
+        """Returns the function restricted to a patch, of the indices after its prefix."""
         lead, oracle = np.array(prefix, np.int64), self._oracle
 
         def part(index: np.ndarray) -> np.ndarray:
@@ -336,14 +336,14 @@ class _Splitting:
         return part
 
     def _inside(self, prefix: Prefix) -> np.ndarray | None:
-        """Returns what is behind the prefix of the pivots in a patch; None if there are none."""
+        """Returns the given pivots that lie in a patch, without its prefix, or None."""
         if self._pivots is None:
             return None
         here = (self._pivots[:, : len(prefix)] == np.array(prefix, np.int64)).all(axis=1)
         return self._pivots[here, len(prefix) :] if here.any() else None
 
     def merge(self, tol: float) -> float:
-        """Joins patches that one train of the largest rank can hold; returns the error of that."""
+        """Joins patches that one train of bounded rank can hold; returns the error of that."""
         depth = max(map(len, self.leaves))
         share, spent = tol / max(1, depth), 0
         for level in range(depth, 0, -1):
@@ -368,7 +368,7 @@ class _Splitting:
         return True
 
     def result(self) -> PatchedTT:
-        """Returns the patched train of all patches that are not zero."""
+        """Returns the patched train of all patches on which the function is not zero."""
         found = [(prefix, self.leaves[prefix].train) for prefix in sorted(self.leaves)]
         kept = [(prefix, train) for prefix, train in found if train is not None]
         shape = self._oracle.shape
@@ -377,7 +377,7 @@ class _Splitting:
         return PatchedTT(shape, [p for p, _ in kept], [t for _, t in kept])
 
     def report(self, status: Status, rounded: float, start: float) -> PatchesInfo:
-        """Returns the report of a finished search."""
+        """Returns the report of a finished patched cross approximation."""
         leaves = list(self.leaves.values())
         whole = math.hypot(*(leaf.norm for leaf in leaves))
         error, std = (

@@ -18,7 +18,7 @@ Prefix = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
 class PatchedTT(Summable):
-    """Sum of trains, each on the part of a tensor whose leading indices are given: a patch.
+    """Sum of trains on patches: parts of a tensor whose leading indices are given.
 
     Entries outside of all patches are zero; where patches overlap, they add. A function that needs
     high TT-ranks at few places has low ones in patches. The trains may have any dtype of `TT`.
@@ -91,12 +91,12 @@ class PatchedTT(Summable):
 
     @property
     def dtype(self) -> DType:
-        """Common dtype of all trains, by JAX's promotion rules."""
+        """Common dtype of all trains of a patched train, by JAX's promotion rules."""
         return jnp.result_type(*(t.dtype for t in self.trains))
 
     @property
     def size(self) -> int:
-        """Number of stored entries in the cores of all patches."""
+        """Number of stored entries in all cores of a patched train."""
         return sum(t.size for t in self.trains)
 
     def _carry(self, f: Callable[[Any], Any], dtype: Any) -> Self:
@@ -125,7 +125,7 @@ serializable(
 
 
 def _check_patch(shape: tuple[int, ...], prefix: Prefix, train: Any) -> None:
-    """Raises an error that names the patch if a train does not fit behind its leading indices."""
+    """Raises an error that names the patch if its leading indices or its train do not fit."""
     inside = all(isinstance(i, int) and 0 <= i < n for i, n in zip(prefix, shape, strict=False))
     if not inside or len(prefix) >= len(shape):
         raise ValueError(

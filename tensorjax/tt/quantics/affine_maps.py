@@ -102,7 +102,7 @@ def _integers(name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:
 def _steps(
     grid: QuanticsGrid, a: np.ndarray, b: np.ndarray
 ) -> tuple[list[Step], list[tuple[int, ...]]]:
-    """Builds the automaton of A i + b digit by digit; returns its steps and its first states.
+    """Builds the automaton that computes A i + b digit by digit; returns its first states too.
 
     The state between two digits is the vector of what digits further right have to add up to. At
     a level it is b·c + (digits of A i + b) − A (digits of i), for carries c out of that level and
@@ -135,7 +135,7 @@ def _marked(step: dict[Any, Any], left: Any, right: Any, at: tuple[int, int], ba
 def _carried(
     step: dict[Any, np.ndarray], added: np.ndarray, base: int
 ) -> Iterable[tuple[Any, np.ndarray]]:
-    """Yields the blocks of a level's first digit by carries: sums have to be multiples of base."""
+    """Yields the blocks of a digit automaton whose sums are multiples of the base, with carries."""
     for (left, right), block in step.items():
         total = np.array(left) + added
         if not (total % base).any():

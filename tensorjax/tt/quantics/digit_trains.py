@@ -28,19 +28,19 @@ def sizes_of(grid: QuanticsGrid) -> tuple[int, ...]:
 
 
 def grid_places(grid: QuanticsGrid) -> list[tuple[int, int]]:
-    """Returns dimension and level of all digits of a quantics grid, in their order."""
+    """Returns the dimension and level of each digit of a quantics grid, in order."""
     return places(digits_of(grid), grid.interleaved)
 
 
 def checked_grid(grid: Any) -> QuanticsGrid:
-    """Checks a quantics grid argument."""
+    """Returns a quantics grid; raises TypeError for anything else."""
     if not isinstance(grid, QuanticsGrid):
         raise TypeError(f"grid: expected a tt.quantics_grid, got {type(grid).__name__}")
     return grid
 
 
 def automaton(steps: Sequence[Step], start: Mapping[Any, Any], end: Mapping[Any, Any]) -> list[Any]:
-    """Builds the cores of a train over digits from an automaton that reads them left to right.
+    """Builds the cores of a train over digits from an automaton that reads digits in order.
 
     A bond's indices are the states that some start reaches and that reach some end, so ranks count
     states that matter.
@@ -75,7 +75,7 @@ def automaton(steps: Sequence[Step], start: Mapping[Any, Any], end: Mapping[Any,
 
 
 def over_dimensions(grid: QuanticsGrid, factors: Sequence[Sequence[Any] | None]) -> list[Any]:
-    """Multiplies trains over the digits of single dimensions to one over all digits of a grid.
+    """Combines trains over single dimensions of a quantics grid to one over all digits.
 
     Args:
       grid: whose order of digits counts.
@@ -98,7 +98,7 @@ def over_dimensions(grid: QuanticsGrid, factors: Sequence[Sequence[Any] | None])
 
 
 def _beside(ranks: Sequence[int], dim: int, core: Any) -> Any:
-    """Lets a core of one dimension pass the bonds of the others: identities beside it."""
+    """Extends a core of one dimension by identities on the bonds of the other dimensions."""
     above, below = int(np.prod(ranks[:dim])), int(np.prod(ranks[dim + 1 :]))
     if above == below == 1:
         return core
@@ -111,7 +111,7 @@ def _beside(ranks: Sequence[int], dim: int, core: Any) -> Any:
 
 
 def fused(grid: QuanticsGrid, cores: Sequence[Any]) -> list[Any]:
-    """Merges the cores over single digits to those over the modes of a grid, if it is fused."""
+    """Merges cores over single digits to cores over the modes of a fused quantics grid."""
     if not grid.fused:
         return list(cores)
     out, at = [], 0
@@ -131,7 +131,7 @@ def _merged_matrices(cores: Sequence[Any]) -> Any:
 
 
 def parameter(name: str, value: Any, dtype: Any = None) -> tuple[Any, Any]:
-    """Checks the numbers that a train is made of; returns them, and the dtype of the train.
+    """Converts parameters of a quantics train to an array; also returns the dtype of the train.
 
     Concrete ones are NumPy's in double precision, with which cores are computed on the host.
     """
@@ -156,21 +156,21 @@ def parameter(name: str, value: Any, dtype: Any = None) -> tuple[Any, Any]:
 
 
 def like(constants: Any, x: Any) -> Any:
-    """Casts constants of a grid to what a train's parameters are: NumPy's, or JAX's in a dtype."""
+    """Casts constants to the array library and dtype of a train's parameters."""
     return constants.astype(x.dtype) if linalg.is_host(x) else jnp.asarray(constants, x.dtype)
 
 
 def built(kind: type[Any], grid: QuanticsGrid, cores: Sequence[Any], dtype: Any = None) -> Any:
-    """Makes a train of cores over digits: modes of the grid, JAX's arrays, one dtype."""
+    """Builds a TT or TT-matrix on a quantics grid from cores over its digits."""
     dtype = _check.inexact_dtype(dtype)
     return kind._unchecked(tuple(jnp.asarray(c, dtype) for c in fused(grid, cores)))
 
 
 def train(grid: QuanticsGrid, cores: Sequence[Any], dtype: Any = None) -> TT:
-    """Makes a TT on a quantics grid from cores over its digits."""
+    """Builds a TT on a quantics grid from cores over its digits."""
     return built(TT, grid, cores, dtype)
 
 
 def matrix(grid: QuanticsGrid, cores: Sequence[Any], dtype: Any = None) -> TTMatrix:
-    """Makes a TT-matrix on a quantics grid from cores over its digits."""
+    """Builds a TT-matrix on a quantics grid from cores over its digits."""
     return built(TTMatrix, grid, cores, dtype)

@@ -16,7 +16,7 @@ from tensorjax._typing import ArrayLike
 
 
 class QuanticsGrid(NamedTuple):
-    """Uniform grid in ``dims`` dimensions with indices in digits; see `quantics_grid`.
+    """Uniform grid in one or more dimensions whose point indices are written in digits.
 
     Attributes:
       low: (dims,) first points.
@@ -53,7 +53,7 @@ class QuanticsGrid(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Mode sizes of a tensor on the quantics grid: ``base`` a digit, base^dims if fused."""
+        """Mode sizes of a tensor on the quantics grid, one mode per digit, or fused digits."""
         bits = _each(self.bits, self.dims)
         if not self.fused:
             return (self.base,) * sum(bits)
@@ -61,19 +61,19 @@ class QuanticsGrid(NamedTuple):
 
     @property
     def points(self) -> int | tuple[int, ...]:
-        """Number of points a dimension of the quantics grid, base^bits; a tuple if they differ."""
+        """Number of points per dimension of the quantics grid; a tuple if they differ."""
         if isinstance(self.bits, tuple):
             return tuple(self.base**bits for bits in self.bits)
         return self.base**self.bits
 
     @property
     def spacing(self) -> tuple[float, ...]:
-        """Distances of neighbouring points of the quantics grid, one a dimension."""
+        """Distances between neighbouring points of the quantics grid, one per dimension."""
         ends = zip(self.low, self.high, _each(self.points, self.dims), strict=True)
         return tuple((b - a) / (n - 1 if self.endpoint else n) for a, b, n in ends)
 
     def index(self, digits: ArrayLike) -> np.ndarray:
-        """Converts quantics digits to grid indices; see `quantics_to_index`.
+        """Converts quantics digits to grid indices.
 
         Args:
           digits: integers (…, modes) in the ranges of ``shape``.
@@ -91,7 +91,7 @@ class QuanticsGrid(NamedTuple):
         )
 
     def digits(self, index: ArrayLike) -> np.ndarray:
-        """Converts grid indices to quantics digits; see `index_to_quantics`.
+        """Converts grid indices to quantics digits.
 
         Args:
           index: integers (…, dims), each in [0, base^bits).
@@ -104,7 +104,7 @@ class QuanticsGrid(NamedTuple):
         )
 
     def coordinates(self, digits: ArrayLike) -> np.ndarray:
-        """Converts quantics digits to coordinates of the grid's points.
+        """Converts quantics digits to the coordinates of grid points.
 
         Args:
           digits: integers (…, modes) in the ranges of ``shape``.
@@ -115,7 +115,7 @@ class QuanticsGrid(NamedTuple):
         return np.asarray(self.low) + self.index(digits) * np.asarray(self.spacing)
 
     def nearest(self, x: ArrayLike) -> np.ndarray:
-        """Finds the points of the quantics grid nearest to given coordinates.
+        """Finds the digits of the grid points that are nearest to given coordinates.
 
         Args:
           x: coordinates (…, dims); those outside of the grid are moved to its ends.
@@ -328,7 +328,7 @@ def _powers(base: int, bits: int) -> np.ndarray:
 
 
 def places(bits: Sequence[int], interleaved: bool) -> list[tuple[int, int]]:
-    """Returns dimension and level of all digits of a quantics grid, in their order.
+    """Returns the dimension and level of each digit of a quantics grid, in order.
 
     Levels count from the most significant digit, so that digits of one level tell of one share of
     each dimension's length, however many digits follow.
@@ -340,7 +340,7 @@ def places(bits: Sequence[int], interleaved: bool) -> list[tuple[int, int]]:
 
 
 def fused_counts(bits: Sequence[int]) -> list[int]:
-    """Returns how many digits are fused to one mode at every level of a quantics grid."""
+    """Returns how many digits each mode of a fused quantics grid holds."""
     return [sum(level < n for n in bits) for level in range(max(bits))]
 
 
@@ -355,7 +355,7 @@ def _each(value: int | tuple[int, ...], dims: int) -> tuple[int, ...]:
 
 
 def _bits(bits: Any, dims: int, base: int) -> tuple[int, ...]:
-    """Checks the digits of a quantics grid, one number or one a dimension."""
+    """Returns the number of digits of each dimension of a quantics grid; ValueError if unfit."""
     if type(bits) is int or type(bits) is tuple:
         return _known_bits(bits, dims, base)
     return _known_bits(tuple(bits) if np.ndim(bits) else bits, dims, base)
@@ -378,7 +378,7 @@ def _check_order(interleaved: bool, fused: bool) -> None:
 
 
 def _counted(modes: int, dims: int, bits: Any, base: int, fused: bool) -> tuple[int, ...]:
-    """Checks how many digits `quantics_to_index` gets; returns the numbers of each dimension."""
+    """Returns the number of digits of each dimension from a count of modes; ValueError if unfit."""
     if bits is None:
         count, rest = (modes, 0) if fused else divmod(modes, dims)
         if rest or not count:
@@ -394,7 +394,7 @@ def _counted(modes: int, dims: int, bits: Any, base: int, fused: bool) -> tuple[
 
 
 def _unfused(digits: np.ndarray, counts: Sequence[int], base: int) -> np.ndarray:
-    """Splits fused digits into those of the dimensions of a quantics grid."""
+    """Splits fused digits of a quantics grid into the digits of single dimensions."""
     sizes = np.array([base**n for n in counts])
     if digits.size and (digits.min() < 0 or (digits >= sizes).any()):
         raise ValueError(

@@ -103,7 +103,7 @@ def _boxed(grid: QuanticsGrid, low: Sequence[float], high: Sequence[float], dtyp
 
 
 def _first_from(grid: QuanticsGrid, dim: int, x: float) -> int:
-    """Returns the index of the first point of a dimension at x or above; base^bits if none."""
+    """Returns the index of the first grid point at x or above; base^bits if there is none."""
     low, h, count = grid.low[dim], grid.spacing[dim], sizes_of(grid)[dim]
     if x <= low or x == -math.inf:
         return 0
@@ -119,7 +119,7 @@ def _first_from(grid: QuanticsGrid, dim: int, x: float) -> int:
 
 
 def interval(base: int, bits: int, first: int, last: int) -> list[Any]:
-    """Cores over the digits of one dimension of the indicator of indices first ≤ i < last."""
+    """Builds the cores, over one dimension's digits, of the indicator of first ≤ i < last."""
     if first >= last:
         return [np.zeros((1, base, 1))] * bits
     lower, upper = _digits(base, bits, first), _digits(base, bits, last - 1)
@@ -144,7 +144,7 @@ def _digits(base: int, bits: int, index: int) -> list[int]:
 
 
 def delta(grid: QuanticsGrid, x: float | Sequence[float], *, dtype: DTypeLike | None = None) -> TT:
-    """Constructs the train that is 1 at the grid point nearest to x and 0 elsewhere, ranks one.
+    """Constructs the train that is 1 at the grid point nearest to x and 0 elsewhere; ranks one.
 
     Args:
       grid: `tensorjax.tt.quantics_grid`.
@@ -182,7 +182,7 @@ def _number(name: str, value: Any) -> float:
 
 
 def _ends(name: str, grid: QuanticsGrid, value: Any) -> list[float]:
-    """Checks concrete numbers that belong to dimensions: one for all, or one for each."""
+    """Returns one concrete number per dimension of a quantics grid; raises errors for others."""
     given = [value] * grid.dims if np.ndim(value) == 0 else list(value)
     if len(given) != grid.dims:
         raise ValueError(f"{name}: expected one number or {grid.dims}, got {value!r}")

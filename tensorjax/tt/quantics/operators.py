@@ -1,4 +1,4 @@
-"""Operators on quantics grids as TT-matrices of stated ranks: shifts, differences, an inverse."""
+"""Operators on quantics grids as TT-matrices of known ranks: shifts, differences, an inverse."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -80,7 +80,7 @@ def shift(
 
 
 def _carried(base: int, bits: int, by: int, *, periodic: bool) -> list[Any]:
-    """Cores of a shift by an addition in digits: the states are the carries from the right."""
+    """Builds the cores of a shift in one dimension, as an addition of digits with carries."""
     if by >= base**bits:
         return [np.zeros((1, base, base, 1))] * bits
     rows, columns = np.ogrid[:base, :base]
@@ -147,7 +147,7 @@ def laplacian(
     boundary: Boundary | Sequence[Boundary] = "dirichlet",
     dtype: DTypeLike | None = None,
 ) -> TTMatrix:
-    """Constructs the Laplacian Σ_j ∂²/∂x_j² of a quantics grid by second differences, a TT-matrix.
+    """Constructs the Laplacian of a quantics grid by second differences, as a TT-matrix.
 
     Args:
       grid: `tensorjax.tt.quantics_grid`.
@@ -191,7 +191,7 @@ def _differences(
     boundary: Mapping[int, str],
     dtype: Any,
 ) -> TTMatrix:
-    """Sum over dimensions of tridiagonal Toeplitz matrices with boundary terms.
+    """Builds a sum over dimensions of tridiagonal Toeplitz matrices with boundary terms.
 
     States are what the digits to come must supply: the whole sum ("all"), nothing but the identity
     ("none"), a carry or a borrow of a dimension, or the first or the last point of one, in both row
@@ -224,7 +224,7 @@ def _differences(
 def _begun(
     weights: tuple[float, ...], stays: Mapping[str, np.ndarray], boundary: str
 ) -> dict[str, np.ndarray]:
-    """Terms of a difference that begin at a digit; those of a boundary do at the first digit."""
+    """Returns the blocks of a difference operator by the automaton state that each leads to."""
     (lower, _, upper), base = weights, len(stays["carry"])
     begun = {"carry": lower * np.eye(base, k=-1), "borrow": upper * np.eye(base, k=1)}
     if boundary == "periodic":
@@ -236,7 +236,7 @@ def _begun(
 
 
 def inverse_laplacian(grid: QuanticsGrid, *, dtype: DTypeLike | None = None) -> TTMatrix:
-    """Constructs the inverse of the Dirichlet Laplacian of one dimension, TT-ranks five.
+    """Constructs the inverse of the one-dimensional Dirichlet Laplacian, TT-ranks five.
 
     Args:
       grid: `tensorjax.tt.quantics_grid` of one dimension.
@@ -278,7 +278,7 @@ def inverse_laplacian(grid: QuanticsGrid, *, dtype: DTypeLike | None = None) -> 
 
 
 def _green_terms(base: int) -> np.ndarray:
-    """Core of 1, i, j, i j and min(i, j), indices as shares of their range, by a digit more.
+    """Builds the core that computes 1, i, j, i j and min(i, j) of two indices digit by digit.
 
     Row r, column s: how term r of (digit + share)/base holds term s of the shares of the digits to
     come.

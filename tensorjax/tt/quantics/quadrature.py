@@ -48,7 +48,7 @@ def weights(grid: QuanticsGrid, *, dtype: DTypeLike | None = None) -> TT:
 
 
 def rule(grid: QuanticsGrid, dim: int) -> list[Any]:
-    """Cores over the digits of a dimension of its weights."""
+    """Builds the cores, over one dimension's digits, of the grid's quadrature weights."""
     base, bits, h = grid.base, digits_of(grid)[dim], grid.spacing[dim]
     first, last = np.eye(base)[0], np.eye(base)[-1]
     step = {("all", "all"): np.ones(base), ("first", "first"): first, ("last", "last"): last}
@@ -58,7 +58,7 @@ def rule(grid: QuanticsGrid, dim: int) -> list[Any]:
 
 
 def coarse_rule(grid: QuanticsGrid, dim: int) -> list[Any]:
-    """Cores of the weights of the trapezoidal rule on every base-th point and the last one."""
+    """Builds the cores of trapezoidal weights on every base-th grid point of a dimension."""
     base, bits, h = grid.base, digits_of(grid)[dim], grid.spacing[dim]
     first, last = np.eye(base)[0], np.eye(base)[-1]
     step = {("all", "all"): np.ones(base), ("first", "first"): first}

@@ -98,7 +98,7 @@ def polynomial(
 
 
 def _powers(grid: QuanticsGrid, dim: int, degree: int) -> list[Any]:
-    """Cores over the digits of a dimension whose open right end has x^0 … x^degree.
+    """Builds cores over one dimension's digits whose last bond holds the powers x^0 … x^degree.
 
     A digit adds t to the sum s of those before it: (s + t)^m = Σ_k binom(m, k) s^k t^(m−k).
     """
@@ -114,13 +114,13 @@ def _powers(grid: QuanticsGrid, dim: int, degree: int) -> list[Any]:
 
 
 def _steps(grid: QuanticsGrid, dim: int) -> list[np.ndarray]:
-    """Parts (base,) of a coordinate, less the first point, that digits of a dimension add."""
+    """Returns what each digit of a dimension adds to the coordinate: an array (base,) per digit."""
     bits, h = digits_of(grid)[dim], grid.spacing[dim]
     return [h * np.arange(grid.base) * float(grid.base) ** (bits - 1 - k) for k in range(bits)]
 
 
 def _parts(grid: QuanticsGrid, dim: int) -> list[np.ndarray]:
-    """Parts (base,) that sum to a coordinate: the first point is shared out over the digits.
+    """Returns one array (base,) per digit that sum to the coordinate, the first point included.
 
     Shares are those of the digits in the whole length, so that all partial products of
     exponentials are in range where the function is.
@@ -235,7 +235,7 @@ def sine(
 
 
 def _wave(grid: QuanticsGrid, frequencies: Any, phase: Any, dtype: Any, part: int) -> TT:
-    """Cosine (part 0) or sine (part 1): digits rotate the pair of both by their angles."""
+    """Builds the train of a cosine (part 0) or sine (part 1) from a rotation per digit."""
     w, kind = _per_dimension("frequencies", grid, frequencies, dtype)
     start, wide = parameter("phase", phase, dtype)
     if start.shape:
@@ -258,7 +258,7 @@ def _wave(grid: QuanticsGrid, frequencies: Any, phase: Any, dtype: Any, part: in
 
 
 def _per_dimension(name: str, grid: QuanticsGrid, value: Any, dtype: Any) -> tuple[Any, Any]:
-    """Checks numbers that belong to dimensions: one for all, or one for each."""
+    """Returns an array with one number per dimension, and a dtype; ValueError if unfit."""
     checked_grid(grid)
     x, kind = parameter(name, value, dtype)
     if x.shape not in ((), (1,), (grid.dims,)):

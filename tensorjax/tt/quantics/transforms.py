@@ -95,13 +95,13 @@ def toeplitz(t: TT) -> TTMatrix:
 
 
 def _near(t: TT) -> list[Any]:
-    """Cores in NumPy where they lie on one CPU: no program is compiled for every shape."""
+    """Returns the cores of a train, in NumPy if they lie on one CPU."""
     on_host = choose_kernel("tt.quantics.toeplitz", (t,)) is NUMPY
     return [np.asarray(c) if on_host else c.astype(t.dtype) for c in t.cores]
 
 
 def _with_carries(core: Any) -> Any:
-    """Core (r 2, n, n, s 2) of offsets i − j: the carry of j + offset goes from right to left."""
+    """Builds the core of a Toeplitz matrix over one digit, with carries on its bonds."""
     n = core.shape[1]
     add = np.zeros((2, n, n, n, 2))
     for offset in range(n):
@@ -115,7 +115,7 @@ def _with_carries(core: Any) -> Any:
 
 
 def _closed(cores: list[Any], first: Any) -> TTMatrix:
-    """Closes the ends of a carried sum: weights of the carry out, and no carry in."""
+    """Closes the outer bonds of a Toeplitz matrix's cores, and builds the TT-matrix."""
     if first is not None:
         cores[0] = einsum("ar,rmns->amns", first, cores[0])
     cores[-1] = cores[-1][..., :1]
@@ -130,7 +130,7 @@ def fourier(
     tol: float = 1e-12,
     dtype: DTypeLike | None = None,
 ) -> TTMatrix:
-    """Constructs the unitary discrete Fourier transform of a quantics grid, its rows bit-reversed.
+    """Constructs the unitary discrete Fourier transform of a quantics grid, rows bit-reversed.
 
     F[k, j] = exp(−2πi k j / N)/√N in each dimension. Columns have the digits of j in the order of
     the grid. **Rows have the digits of k in reverse**: at the place of the most significant digit
@@ -195,7 +195,7 @@ def fourier(
 
 @functools.lru_cache(32)
 def _fourier_cores(base: int, bits: int, tol: float) -> tuple[np.ndarray, ...]:
-    """Host cores of the transform of one dimension, rounded.
+    """Builds NumPy cores of the Fourier transform of one dimension, rounded to ``tol``.
 
     After some digits of k, the least significant first, all that the rest depends on is the
     fraction y = 0.k k … in [0, 1), and smoothly so: Chebyshev interpolation in y at a few nodes.
