@@ -14,7 +14,7 @@ __all__ = ["summa"]
 def summa(
     x: jax.Array, w: jax.Array, mesh: Mesh | None = None, *, overlap: bool = False
 ) -> jax.Array:
-    """Multiplies Y = X W by SUMMA, with X, W and Y sharded over rows and columns of a mesh.
+    """Multiplies two matrices by SUMMA, which are sharded over rows and columns of a mesh.
 
     On each device, with blocks of X, W and Y on ("r", "c"):
 
