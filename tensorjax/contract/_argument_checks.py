@@ -68,7 +68,7 @@ def check_limit(limit: Any, limit_grad: bool) -> int | None:
 
 
 def check_precision(precision: Any) -> Any:
-    """Returns a matrix-product precision in hashable form; raises what JAX raises."""
+    """Returns a matrix-product precision in hashable form; raises an error if JAX refuses it."""
     if precision is None:
         return None
     precision = tuple(precision) if isinstance(precision, list) else precision

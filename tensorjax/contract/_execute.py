@@ -40,7 +40,7 @@ class Program:
     merge_axes: bool
 
     def __call__(self, *operands: jax.Array) -> jax.Array:
-        """Contracts operands, whose shapes were checked before."""
+        """Runs a planned contraction on operands whose shapes were checked before."""
         run = self._sliced if self.slices else self._whole
         if self.remat and not self.slices:
             run = jax.checkpoint(run)

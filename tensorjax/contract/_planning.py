@@ -115,7 +115,7 @@ class Plan:
 
     @placed_by(_by_labels)
     def __call__(self, *arrays: ArrayLike) -> jax.Array:
-        """Contracts arrays of the planned shapes.
+        """Runs the planned contraction on arrays of the planned shapes.
 
         Args:
           *arrays: one array per operand, of the planned shapes. Sizes that are symbolic
@@ -215,7 +215,7 @@ def plan(
     preferred_element_type: DTypeLike | None = None,
     merge_axes: bool = True,
 ) -> Plan:
-    """Plans the contraction of a network of arrays.
+    """Plans the contraction of a network of arrays: order of products, cost, and slices.
 
     Plans are cached: the same expression, shapes, dtypes and options give the same object.
 

@@ -108,7 +108,7 @@ class Graph:
 
 
 class Tree:
-    """Contraction tree whose subtrees can be re-ordered."""
+    """Contraction tree of a tensor network, whose subtrees can be re-ordered."""
 
     def __init__(self, graph: Graph, path: Path) -> None:
         self.graph = graph

@@ -20,7 +20,7 @@ __dir__ = __all__.copy  # for `dir`: the public names alone
 
 
 class CodeModel(nnx.Module):
-    """Masked language model whose output layer is tied to the token embedding.
+    """Masked language model of code, whose output layer is tied to the token embedding.
 
     Logits are x ↦ E GELU-LN(x) + b with the table E of the embedding, tensorised or not, so that
     no second vocabulary × features matrix is stored.

@@ -342,7 +342,7 @@ class Encoder(nnx.Module):
         *,
         weights: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        """Computes the weighted sum of classification losses −log p(label), and of the weights.
+        """Computes a text classifier's weighted sum of losses −log p(label), and that of weights.
 
         Args:
           tokens, segments, mask: as for `Trunk`.

@@ -175,7 +175,7 @@ class Layout(Placing):
         *,
         fold: tuple[int, ...] = (),
     ) -> jax.Array:
-        """Applies a linear layer that widens x; this device gets its block of the output.
+        """Applies a linear layer that widens x, such as an MLP's first, in blocks over devices.
 
         Args:
           x: (batch, length, embed), as it lies between linear layers.
@@ -214,7 +214,7 @@ class Layout(Placing):
         w: jax.Array | Callable[[jax.Array], jax.Array],
         b: jax.Array | None = None,
     ) -> jax.Array:
-        """Applies a linear layer that maps the output of `column` back to the features of x.
+        """Applies a linear layer back to the features, such as an MLP's second, after `column`.
 
         Args:
           x: (batch, length, wide), as `column` returns it.
@@ -250,7 +250,7 @@ class Layout(Placing):
         return x if self.length else collectives.block(x, self.wide, 1)
 
     def _shared(self, y: jax.Array) -> jax.Array:
-        """Reshards activations from parts of the sequence back to the layout of x.
+        """Reshards activations from parts of the sequence back to the layout's own sharding.
 
         It is the inverse of `_own`.
         """
@@ -266,7 +266,7 @@ class Layout(Placing):
             )
 
     def logits(self, x: jax.Array, table: jax.Array) -> jax.Array:
-        """Computes logits: multiplies x by the token table, whose rows are sharded.
+        """Computes logits by multiplying hidden states by the sharded token table.
 
         Args:
           x: (batch, length, embed), as it lies between linear layers.
@@ -351,7 +351,7 @@ class Layout(Placing):
         return collectives.gather(collectives.vary(w, self.batch), self.stored, dim)
 
     def _whole(self, v: jax.Array, dtype: Any = None) -> jax.Array:
-        """Gathers a sharded vector of features to the features that this device has of x."""
+        """Gathers a sharded vector of features, such as a bias, for this device's activations."""
 
         def place(v: jax.Array) -> jax.Array:
             v = self._joined_blocks(v, -1)
@@ -380,17 +380,17 @@ class Layout(Placing):
         return jax.tree.map(place, layer)  # layers of Flax are pytrees
 
     def _columns(self, x: jax.Array, w: jax.Array, dtype: Any = None) -> jax.Array:
-        """Multiplies x by this device's columns of a weight, all rows of which are here."""
+        """Multiplies activations by this device's columns of a weight, which has all rows."""
         return self._joined(collectives.gather(x, self.length, 1), w, dtype)
 
     def _joined(self, x: jax.Array, w: jax.Array, dtype: Any = None) -> jax.Array:
-        """Multiplies x, with its features gathered from all devices, by a weight."""
+        """Multiplies activations, their features gathered from all devices, by a weight."""
         if self.overlap:
             return collectives.ring_product(x, w, self.features, dtype)
         return collectives.product(collectives.gather(x, self.features, -1), w, dtype)
 
     def _reduce(self, y: jax.Array) -> jax.Array:
-        """Sums partial results over devices, and keeps this device's part."""
+        """Sums partial results of a linear layer over devices, and keeps this device's part."""
         if self.length:
             return collectives.scatter(y, self.length, 1)
         if self.features:

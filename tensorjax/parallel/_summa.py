@@ -14,7 +14,7 @@ __all__ = ["summa"]
 def summa(
     x: jax.Array, w: jax.Array, mesh: Mesh | None = None, *, overlap: bool = False
 ) -> jax.Array:
-    """Multiplies two matrices by SUMMA, which are sharded over rows and columns of a mesh.
+    """Multiplies two matrices that are sharded over rows and columns of a mesh, by SUMMA.
 
     On each device, with blocks of X, W and Y on ("r", "c"):
 

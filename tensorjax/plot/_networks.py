@@ -22,7 +22,7 @@ def network(
     labels: bool | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draws a tensor as the diagram of its network: a node per core, a line per index.
+    """Draws the diagram of a tensor network: a node for each core, a line for each index.
 
     Lines are as thick as log₂ of the size of the index, and sizes are written beside them. Rows of
     TT-matrices point up, columns down. Of a MERA the sites are at the bottom; squares are

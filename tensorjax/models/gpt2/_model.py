@@ -128,7 +128,7 @@ class GPT2(nnx.Module):
         layout: Layout | None = None,
         key: jax.Array | None = None,
     ) -> jax.Array:
-        """Computes next-token logits (batch, length, vocabulary), in float32 at least.
+        """Computes GPT-2's next-token logits (batch, length, vocabulary), in float32 at least.
 
         Args:
           tokens: integers (batch, length) in [0, vocabulary). What follows one out of range is NaN
@@ -193,7 +193,7 @@ class GPT2(nnx.Module):
         layout: Layout | None = None,
         key: jax.Array | None = None,
     ) -> jax.Array:
-        """Computes hidden states (batch, length, features), after the last layer norm.
+        """Computes GPT-2's hidden states (batch, length, features), after the last layer norm.
 
         Args:
           tokens, layout, key: as for a call.
@@ -234,7 +234,7 @@ class GPT2(nnx.Module):
         return self.norm(x, layout)
 
     def axes(self) -> nnx.State:
-        """Returns the logical axis names of all parameters, by which a layout shards them.
+        """Returns the logical axis names of all GPT-2 parameters, by which a layout shards them.
 
         Returns:
           A pytree like ``nnx.state(model, nnx.Param)``, its leaves `jax.sharding.PartitionSpec` of

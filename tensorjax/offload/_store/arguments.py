@@ -21,7 +21,7 @@ def folder(given: Any) -> Path:
 
 
 def amount(name: str, given: int | None, low: int) -> int | None:
-    """Returns a store's optional byte count; raises an error unless an int of at least ``low``."""
+    """Returns a store's optional byte count; raises unless it is None or an int >= ``low``."""
     return None if given is None else _check.integer(name, given, low=low)
 
 

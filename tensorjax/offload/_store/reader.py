@@ -210,7 +210,7 @@ def _reading(
     resolve: Callable[[Request], None],
     check: Callable[[Op], None] = nothing,
 ) -> Request:
-    """Creates the request to read one run of extents, for some of the tensors in it."""
+    """Creates the request to read adjacent extents from disk, for some of their tensors."""
     request = Request(
         run,
         [of[0].slots.users[content.slot] for content, of in there],

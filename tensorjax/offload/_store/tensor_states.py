@@ -12,7 +12,7 @@ from tensorjax.offload._store.transfers.requests import Request, Slot
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Content(Entry):
-    """Contents of one slot of an extent: checksums, error of a failed write, bytes if shared.
+    """Contents of one copy of an extent on disk: checksums, write error, bytes of small tensors.
 
     Attributes:
         sums: Checksums in hexadecimal, filled in as it is written: of the blocks of one tensor; or
@@ -28,12 +28,12 @@ class Content(Entry):
     names: tuple[str, ...] = ()
 
     def failed(self, name: str) -> bool:
-        """Whether the write of a tensor to this slot failed."""
+        """Whether the write of a tensor to these disk blocks failed."""
         return self.error is not None and (self.memory is None or name in self.names)
 
 
 class Slots:
-    """Two slots of an extent in the data file: which is committed, which has the newest state.
+    """Two copies of an extent in the data file: which is committed, which has the newest state.
 
     Attributes:
         extent: Where they lie.
@@ -59,7 +59,7 @@ class Slots:
 
     @property
     def free(self) -> int:
-        """Number of the slot, 0 or 1, that is not committed, to be written next."""
+        """Number (0 or 1) of an extent's copy on disk that is not committed, to be written next."""
         return 0 if self.committed is None else 1 - self.committed.slot
 
     def readers(self) -> list[Request]:

@@ -93,7 +93,7 @@ class Writer:
             self._leave(mine)
 
     def _may_copy(self, mine: dict[Slots, object]) -> bool:
-        """Registers a write unless writes are paused or another uses its extents; False if so.
+        """Registers a write, unless writes are paused or another uses its blocks; False if so.
 
         The lock is held.
         """

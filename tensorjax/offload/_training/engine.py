@@ -269,7 +269,7 @@ class Engine:
         return finite(gradient)
 
     def fetch(self, arrays: Any) -> Any:
-        """Starts the transfer of arrays to the host; they may still be being computed.
+        """Starts the transfer of arrays to the host, even while they are still being computed.
 
         Args:
           arrays: pytree of arrays on the device.

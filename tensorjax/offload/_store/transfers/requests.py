@@ -9,7 +9,7 @@ from tensorjax.offload._store.transfers.staging import Pool
 
 
 class Slot:
-    """Pending requests on one slot of an extent: at most one writer, and readers."""
+    """Pending requests on one copy of an extent on disk: at most one writer, and readers."""
 
     __slots__ = ("readers", "writer")
 
@@ -51,7 +51,7 @@ def nothing(_: object) -> None:
 
 
 class Request:
-    """Request to read or write a run of adjacent extents, with the requests that it waits for.
+    """Request to read or write adjacent tensors on disk, with the requests that it waits for.
 
     The queue's lock guards it.
 
@@ -103,7 +103,7 @@ class Request:
         self.error: BaseException | None = None
 
     def enter(self) -> list["Request"]:
-        """Registers a request at its slots; returns the earlier requests that it must wait for.
+        """Registers a request on its disk blocks; returns earlier requests that it must wait for.
 
         Requests on one slot wait for each other unless both read.
         """
@@ -119,11 +119,11 @@ class Request:
         return [*before.values()]
 
     def count_waits(self) -> None:
-        """Recomputes the number of requests, and of memory, that a request waits for."""
+        """Recomputes how many things a request waits for: earlier requests, and memory."""
         self.waits = len(self.leaders) + (not self.memory)
 
     def leave(self) -> None:
-        """Removes a request that has ended from the slots that it used."""
+        """Removes a request that has ended from the disk blocks that it used."""
         for slot in self.slots:
             if slot.writer is self:
                 slot.writer = None

@@ -97,7 +97,7 @@ def not_handed() -> None:
 
 
 class Spare:
-    """Pool of memory of written update results, which later updates of equal groups reuse.
+    """Pool of arrays of written update results, whose memory later updates of like groups reuse.
 
     It keeps the memory of states; where gradients are lent, that of parameters too, once the
     device, to which they are handed, does not use them any more. Where memory is bounded, it keeps

@@ -230,7 +230,7 @@ class WeightStream(WorkerThreads):
         return group in self._handed and self._handed[group][0] == version
 
     def _make_room(self, group: str, position: int) -> bool:
-        """Evicts parameters from the device, furthest next use first; whether that suffices."""
+        """Evicts parameters from the device, furthest next use first; returns if that made room."""
         need, victims, free = self._sizes[group], [], self._capacity - self._used
         unpinned = [g for g, entry in self._cache.items() if not entry.pins]
         unpinned.sort(key=self._kept_for)

@@ -86,7 +86,7 @@ class ReadBudget:
             self._most = min(self._most, self._staging)
 
     def fits(self, name: str, held: Collection[str], urgent: Collection[str]) -> bool:
-        """Whether reading one more state keeps the budget, with room for a more urgent one.
+        """Whether one more optimiser state fits the read budget, with room for a more urgent one.
 
         Args:
           name: of the group.
@@ -99,7 +99,7 @@ class ReadBudget:
         return self._sum(held) + self._needed[name] + beside <= self._most
 
     def fits_early(self, names: Collection[str]) -> bool:
-        """Whether states that are read before their gradients arrive keep the budget."""
+        """Whether optimiser states read before their gradients arrive fit the read budget."""
         if self._staging is None:
             return True
         return self._sum(names) <= self._staging

@@ -138,7 +138,7 @@ class UpdateScheduler:
         return any(held < version for held in self.version.values())
 
     def idle(self) -> str | None:
-        """Picks a group whose state was read in vain, as its gradient cannot come now, or None.
+        """Picks a group whose optimiser state waits for a gradient that cannot come now, or None.
 
         None where an update can be made.
         """
@@ -147,7 +147,7 @@ class UpdateScheduler:
         return next((name for name in self.fetched if name not in self.ready), None)
 
     def latest(self) -> str | None:
-        """Picks the least urgent group whose state is in memory, to free that, or None."""
+        """Picks the least urgent group whose optimiser state is in memory, or None."""
         known = {n: (r.version, r.deadline) for n, r in self.ready.items()}
         order = self._in_turn(self.expected, known)
         held = [n for n in order if n in self.fetched and self.fetched[n].state.begun()]
@@ -165,7 +165,7 @@ class UpdateScheduler:
     def _in_turn(
         self, coming: dict[str, tuple[int, float]], known: dict[str, tuple[int, float]]
     ) -> list[str]:
-        """Returns the groups in the order in which their states should be read."""
+        """Returns the groups in the order in which their optimiser states should be read."""
         if not self.open or self.gated:
             both = {**coming, **known}
             return sorted(both, key=lambda n: both[n][1])
@@ -187,7 +187,7 @@ class UpdateScheduler:
         return ready.version <= self.newest and (self.open or not ready.gated)
 
     def _coming(self) -> dict[str, tuple[int, float]]:
-        """Returns the groups with gradients to come whose states may be read now.
+        """Returns the groups whose optimiser states may be read before their gradients come.
 
         With their versions and deadlines.
         """
@@ -205,10 +205,10 @@ class UpdateScheduler:
         return [name for name, (_, at) in self.expected.items() if at < deadline]
 
     def _askable(self, name: str, version: int) -> bool:
-        """Whether a group's state may be read: not read yet, and its last update written."""
+        """Whether a group's optimiser state may be read now: its last update is written."""
         return name not in self.fetched and self.version[name] == version - 1
 
     def _fits_early(self, name: str, able: Collection[str]) -> bool:
-        """Whether the budget lets a group's state be read before it can be updated."""
+        """Whether the budget lets a group's optimiser state be read before its update can come."""
         early = {n for n in self.fetched if n not in able} | {name}
         return not self._together and self._ahead.fits_early(early)

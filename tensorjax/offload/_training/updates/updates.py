@@ -269,7 +269,7 @@ class Updater(WorkerThreads):
         return None
 
     def _give_way(self) -> None:
-        """Frees a state that was read, where all reads wait for memory; the lock is held.
+        """Frees an optimiser state that was read, if all reads wait for memory; the lock is held.
 
         Leases cut memory up, so what there is may be too small in every place. The state is asked
         for again at once, but what is more urgent waits before it. One that has no memory yet would
