@@ -210,7 +210,7 @@ def look_up(
 def look_up_gradient(
     cores: Sequence[jax.Array], gates: Sequence[jax.Array], ids: jax.Array, cotangent: jax.Array
 ) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Computes the gradients of `look_up` by a C++ kernel, from the rows' cotangents.
+    """Computes the gradients of an embedding lookup by a C++ kernel, from rows' cotangents.
 
     The cotangents have shape (n, features).
     """
