@@ -1,4 +1,4 @@
-"""The command line of the experiments: ``python -m experiments list | run NAME | report``."""
+"""Command line of the experiments: ``python -m experiments list | run NAME | report``."""
 
 import os
 import subprocess
@@ -81,7 +81,7 @@ def run_named(
 
 
 def run_all(options: list[str], jobs: int) -> int:
-    """Runs every experiment in its own process: flags, caches and memory stay its own."""
+    """Runs all experiments, each in its own process; returns the exit status."""
     found = [e for e in discover().values() if not e.by_name_only]
     quick = "--quick" in options  # whose times are not worth comparing
     together = [e for e in found if jobs > 1 and (quick or not e.alone)]
@@ -107,12 +107,12 @@ def run_all(options: list[str], jobs: int) -> int:
 
 
 def command(name: str, options: list[str]) -> list[str]:
-    """The command that runs one experiment."""
+    """Returns the command line that runs one experiment in a process of its own."""
     return [sys.executable, "-m", "experiments", "run", name, *options]
 
 
 def run_quietly(name: str, options: list[str]) -> tuple[int, str]:
-    """The exit status of an experiment, and all that it said: two would talk over each other."""
+    """Runs an experiment in its own process; returns its exit status and captured output."""
     ended = subprocess.run(
         command(name, options), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
     )
@@ -152,7 +152,7 @@ def run_one(experiment: Experiment, options: list[str]) -> int:
 def parse(
     experiment: Experiment, config_type: type[Any], options: list[str]
 ) -> tuple[Any, bool, Path]:
-    """Returns the configuration, whether it is the quick one, and the results folder.
+    """Parses an experiment's options: returns configuration, whether quick, and results folder.
 
     The options of the experiment and the common ones share one help page. ``--quick`` changes
     the defaults, so any other option given with it is kept.
@@ -218,7 +218,10 @@ def main(arguments: list[str]) -> int:
 
 
 def hurried(arguments: list[str]) -> Experiment | None:
-    """The experiment, if these arguments make one quick run whose programs may be slower."""
+    """Returns the experiment if the arguments ask for one quick run, whose programs may be slower.
+
+    None otherwise.
+    """
     match arguments:
         case ["run", name, *options] if "--quick" in options:
             experiment = discover().get(name)
@@ -228,7 +231,7 @@ def hurried(arguments: list[str]) -> Experiment | None:
 
 
 def fail(message: str, status: int) -> int:
-    """Says what went wrong, and returns the exit status that goes with it."""
+    """Prints an error message in red, and returns the exit status given."""
     errors.print(Text(message, "bold red"), soft_wrap=True)
     return status
 

@@ -1,4 +1,4 @@
-"""How the programs of an experiment are compiled: for long runs, or hastily."""
+"""Compiler options of an experiment's programs: for long runs, or for fast compilation."""
 
 import gc
 import os
@@ -10,7 +10,9 @@ _HASTY: dict[str, Any] = {"xla_backend_optimization_level": 1}
 
 
 def _unoptimised() -> dict[str, Any]:
-    """For programs that run a few times: on CPUs they compile in less than half the time.
+    """Returns XLA flags that turn optimisation off, for programs that run a few times.
+
+    On CPUs they compile in less than half the time.
 
     LLVM is asked not to optimise, and loops are emitted as LLVM's code at once, not by way of MLIR.
     The newest JAX knows no other way than MLIR, and refuses that flag.
@@ -25,7 +27,10 @@ def _unoptimised() -> dict[str, Any]:
 
 
 def compiler_options(hasty: bool, *, unoptimised: bool = False) -> dict[str, Any] | None:
-    """For `jax.jit`; ``hasty`` makes a difference on CPUs alone, ``unoptimised`` a larger one."""
+    """Returns options of `jax.jit` for fast compilation on CPUs; None for XLA's defaults.
+
+    ``hasty`` asks for them; ``unoptimised`` makes compilation faster still.
+    """
     import jax
 
     if not hasty or jax.default_backend() != "cpu":
@@ -34,7 +39,7 @@ def compiler_options(hasty: bool, *, unoptimised: bool = False) -> dict[str, Any
 
 
 def hasten(*, unoptimised: bool = False) -> None:
-    """For a whole process that ends soon, whose times nobody compares; before JAX is imported.
+    """Sets XLA_FLAGS for fast compilation in a process that ends soon, before JAX is imported.
 
     What ``XLA_FLAGS`` says already is kept.
     """

@@ -1,4 +1,4 @@
-"""What the system's malloc does with memory that is freed: two ways, of which a run takes one."""
+"""Settings of glibc's malloc for freed memory: keep it in the process, or return it."""
 
 import ctypes
 
@@ -9,7 +9,7 @@ _RETURN = {-3: 2**20}
 
 
 def keep_memory() -> None:
-    """Lets glibc's malloc keep what this process frees, as other allocators do.
+    """Makes glibc's malloc keep what this process frees, instead of returning it to the system.
 
     By default large arrays, and whatever the threads of XLA allocate, go back to the system as soon
     as they are freed: results of megabytes then come in fresh pages at every call, which take
@@ -20,7 +20,7 @@ def keep_memory() -> None:
 
 
 def return_memory() -> None:
-    """Lets glibc's malloc give large arrays back to the system as soon as this process frees them.
+    """Makes glibc's malloc return large arrays to the system as soon as they are freed.
 
     By default arrays below 32 MiB stay with the arena of the thread that made them, and each thread
     of XLA and of a trainer has one: the process becomes several times as large as what is alive in

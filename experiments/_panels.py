@@ -1,4 +1,4 @@
-"""Panels of a figure that are named by letters in its caption."""
+"""Panels of a figure, with letters as titles."""
 
 import string
 from collections.abc import Iterable
@@ -7,13 +7,13 @@ from matplotlib.axes import Axes
 
 
 def letter(axes: Iterable[Axes]) -> None:
-    """Titles panels (a), (b), …, in the order given, with small tick labels."""
+    """Titles the panels of a figure (a), (b), …, in the order given, with small tick labels."""
     for axis, name in zip(axes, string.ascii_lowercase, strict=False):
         axis.set_title(f"({name})", loc="left", fontweight="bold", fontsize=10)
         axis.tick_params(labelsize=8)
 
 
 def grid(axes: Iterable[Axes]) -> None:
-    """Draws faint lines at the ticks."""
+    """Draws faint grid lines at the ticks of all panels."""
     for axis in axes:
         axis.grid(alpha=0.25, linewidth=0.6)

@@ -1,4 +1,4 @@
-"""Speed of a device in products of matrices, to which utilisations are relative."""
+"""Measured peak speed of a device in matrix products, to which utilisations are relative."""
 
 import time
 from typing import Any
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 
 def measured_peak(dtype: Any) -> float:
-    """Operations in a second that one device does in a product of square matrices."""
+    """Measures the floating-point operations per second of square matrix products on one device."""
     size = 1024  # large enough to reach the peak, and done in milliseconds
     x = jnp.ones((size, size), dtype)
     product = jax.jit(jnp.matmul)

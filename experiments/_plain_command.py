@@ -1,4 +1,4 @@
-"""``run NAME`` where tyro or rich are not installed: options by argparse, tables as text.
+"""Command ``run NAME`` where tyro or rich are not installed: argparse, and tables as text.
 
 For machines on which nothing can be installed: an experiment runs if its own imports are there.
 """
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str], missing: str) -> int:
 
 
 def parser(config_type: type[Any], prog: str) -> argparse.ArgumentParser:
-    """Options of an experiment, named as on the usual command line, and the common ones."""
+    """Builds an argparse parser for an experiment's configuration and the common options."""
     found = argparse.ArgumentParser(prog=prog, description=config_type.__doc__)
     found.add_argument("--quick", action="store_true", help="Start from the quick defaults.")
     found.add_argument("--results", type=Path, default=Path("results"), help="Folder of results.")
@@ -83,21 +83,21 @@ def parser(config_type: type[Any], prog: str) -> argparse.ArgumentParser:
 
 
 def _bare(hint: Any) -> Any:
-    """A type without None."""
+    """Returns the type in ``T | None``; other types are returned as they are."""
     if get_origin(hint) in (typing.Union, types.UnionType):
         (hint,) = (a for a in get_args(hint) if a is not type(None))
     return hint
 
 
 def _values(hint: Any) -> dict[str, Any]:
-    """How argparse reads one value."""
+    """Returns the argparse keywords, type and choices, for a value of a type."""
     if get_origin(hint) is Literal:
         return {"choices": get_args(hint), "type": type(get_args(hint)[0])}
     return {"type": hint}
 
 
 def made(config_type: type[Any], given: argparse.Namespace) -> Any:
-    """A configuration: the quick or the default one, with what was given."""
+    """Builds an experiment's configuration: quick or default, with the options given."""
     start = config_type.quick() if given.quick else config_type()
     changed = {}
     for field in dataclasses.fields(config_type):

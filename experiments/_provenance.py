@@ -1,4 +1,4 @@
-"""Where a result comes from: versions, device and commit."""
+"""Provenance of a result: versions, device and commit."""
 
 import importlib.metadata
 import os
@@ -24,7 +24,7 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
 
 
 def device() -> dict[str, Any]:
-    """Returns what JAX ran on, the host's processor, and whether sweeps are compiled for it."""
+    """Returns the device that JAX runs on, the host's processor, and the state of C++ kernels."""
     import jax
 
     from tensorjax import _native

@@ -1,4 +1,4 @@
-"""Which experiments there are: found in their folders, imported only when they run."""
+"""Registry of the experiments: found in their folders, imported only when they run."""
 
 import difflib
 import importlib
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """What is known of an experiment without importing it.
+    """Description of an experiment: name, module, paper, claim, packages; known without import.
 
     Attributes:
         name: What ``run`` is given: the folder, or ``folder/part``.
@@ -44,7 +44,7 @@ class Experiment:
 
     @property
     def quick_seconds(self) -> float:
-        """The number that `quick` says; it orders the queue of `run all`.
+        """Seconds that a quick run takes, by which `run all` orders its queue.
 
         >>> Experiment(name="a", module="", paper="", summary="", quick="20 s").quick_seconds
         20.0
@@ -53,7 +53,7 @@ class Experiment:
 
 
 class UnknownExperimentError(LookupError):
-    """No experiment has the name asked for; the message says which there are."""
+    """Raised if no experiment has the name asked for; the message lists those known."""
 
 
 def discover() -> dict[str, Experiment]:

@@ -1,4 +1,4 @@
-"""One page of all results, as Markdown and as HTML that needs no other file."""
+"""Report on one page of all results, as Markdown and as self-contained HTML."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ Rows = Iterable[Sequence[str]]
 
 
 class Card(NamedTuple):
-    """What the top of the page says of an experiment.
+    """Summary card of an experiment on the report page: claim, finding, source, verdict.
 
     Attributes:
         name: Of the experiment.
@@ -34,7 +34,7 @@ class Card(NamedTuple):
 
 
 class Markdown:
-    """Writes the page as Markdown; figures are links relative to it."""
+    """Writer of the report page as Markdown; figures are links relative to it."""
 
     ending = ".md"
 
@@ -99,7 +99,7 @@ def write_report(results: Path) -> tuple[list[Path], list[str]]:
 
 
 def fill(page: Markdown | Html, latest: Sequence[Entry], results: Path) -> None:
-    """Writes where the runs were made, a card for each, then each of them in full."""
+    """Writes a report page: provenance of the runs, a card for each, then each run in full."""
     page.heading(1, "tensorjax: results")
     page.paragraph(". ".join(made(run for _, run in latest)) + ".")
     papers_first = sorted(latest, key=lambda entry: not entry[0].claim)
@@ -121,7 +121,7 @@ def fill(page: Markdown | Html, latest: Sequence[Entry], results: Path) -> None:
 
 
 def made(runs: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """Yields sentences: when, on which devices, with which versions and from which commits."""
+    """Yields sentences on the provenance of runs: dates, devices, versions and commits."""
     found = list(runs)
     days = sorted({run["started"][:10] for run in found})
     yield f"Runs of {' to '.join(days[:1] + days[1:][-1:])}"
@@ -130,7 +130,7 @@ def made(runs: Iterable[dict[str, Any]]) -> Iterator[str]:
 
 
 def card(experiment: Experiment, run: dict[str, Any]) -> Card:
-    """Returns the card of a run."""
+    """Returns the summary card of an experiment's latest run."""
     outcome = run.get("outcome") or {"ours": "", "holds": None}
     quick = " --quick" if run["quick"] else ""
     basis = f"{experiment.basis}: {experiment.paper}" if experiment.basis else experiment.paper
@@ -145,13 +145,13 @@ def card(experiment: Experiment, run: dict[str, Any]) -> Card:
 
 
 def verdict(holds: bool | None, quick: bool) -> str:
-    """Returns a verdict in words; of a quick run it is said that it is one."""
+    """Returns in words whether a claim holds, with a note if the run was a quick one."""
     said = {True: "holds", False: "does not hold", None: "not judged"}[holds]
     return f"{said} (quick run)" if quick else said
 
 
 def facts(run: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yields what is needed to run it again: metrics, options, versions, device and commit."""
+    """Yields what is needed to repeat a run: metrics, options, versions, device and commit."""
     for name, value in run["metrics"].items():
         yield name, short(value)
     yield "options", ", ".join(f"{name} = {value}" for name, value in run["config"].items())

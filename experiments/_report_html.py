@@ -1,4 +1,4 @@
-"""The page of all results as one HTML file: cards on top, figures, tables that fold and sort."""
+"""Report page of all results as one HTML file: cards, figures, tables that fold and sort."""
 
 import base64
 import html
@@ -51,7 +51,7 @@ MEASUREMENT = "measurement"  # the verdict where nothing is claimed
 
 
 class Html:
-    """Writes the page as one HTML file; figures, style and script are inside it."""
+    """Writer of the report page as one HTML file, which holds figures, style and script."""
 
     ending = ".html"
 
@@ -121,7 +121,7 @@ def _anchor(text: str) -> str:
 
 
 def _mark(cells: Sequence[str], published: bool) -> str:
-    """Returns the classes of a column: figures are aligned to the right."""
+    """Returns the HTML class attribute of a table column: numbers are aligned to the right."""
     told = [cell for cell in cells if cell]
     found = ["figure"] if told and all(map(_NUMBER.fullmatch, told)) else []
     found += ["paper"] if published else []

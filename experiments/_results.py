@@ -1,4 +1,4 @@
-"""What a run leaves behind: tables, figures and one line of JSON, all of it or nothing.
+"""Results of a run: tables, figures and one line of JSON, written all or not at all.
 
 ``results/NAME/runs.jsonl`` gains one line a run: its configuration, metrics, versions,
 device and commit. The CSV and PNG files that the line names lie in ``results/NAME/RUN/``.
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Run:
-    """Handed to an experiment to record what it finds.
+    """Recorder that an experiment is given for its metrics, tables, figures and outcome.
 
     Attributes:
         folder: Where the files of this run are written while it lasts.
@@ -51,19 +51,19 @@ class Run:
         self.discarded = ""
 
     def discard(self, reason: str) -> None:
-        """Keeps and prints nothing from here on: another process records the same run."""
+        """Discards this run's results, as another process records the same run."""
         from rich.console import Console
 
         self.discarded, self.console = reason, Console(quiet=True)
 
     def metric(self, name: str, value: Any) -> None:
-        """Records one number, flag or word of the result; NaN and Inf are recorded as null."""
+        """Records a metric of a run: a number, flag or word; NaN and Inf become null."""
         if name in self.metrics:
             raise ValueError(f"metric '{name}' is already recorded; give this one its own name")
         self.metrics[name] = plain(value)
 
     def compare(self, ours: str, holds: bool | None = None) -> None:
-        """Records what was found beside the claim of the paper, once.
+        """Records, once, what a run found beside the paper's claim, and whether that holds.
 
         Args:
             ours: What was found, in a few words with its figures.
@@ -83,7 +83,7 @@ class Run:
         paper: Sequence[Row] = (),
         source: str = "paper",
     ) -> None:
-        """Writes ``name.csv`` and prints the table, with the published values beside ours.
+        """Writes a table of a run as ``name.csv`` and prints it, with published values beside ours.
 
         Args:
             name: File name without its ending.
@@ -142,7 +142,7 @@ def record(
     results: Path,
     console: "Console | PlainConsole",
 ) -> Iterator[Run]:
-    """Yields a ``Run`` and keeps what it recorded if, and only if, the block succeeds."""
+    """Context manager that yields a `Run` and keeps its results only if the block succeeds."""
     started, clock = datetime.now(UTC), time.perf_counter()
     identifier = f"{started:%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
     partial = results / f".{identifier}.partial"
@@ -177,7 +177,7 @@ def record(
 
 
 def read_runs(results: Path, name: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """Returns the recorded runs of an experiment, oldest first, and the lines of no use."""
+    """Reads the recorded runs of an experiment, oldest first, and messages on invalid lines."""
     path = results / name / "runs.jsonl"
     runs: list[dict[str, Any]] = []
     faults: list[str] = []
@@ -197,7 +197,7 @@ def read_runs(results: Path, name: str) -> tuple[list[dict[str, Any]], list[str]
 def beside(
     rows: Sequence[Row], key: Sequence[str], paper: Sequence[Row], source: str
 ) -> list[dict[str, Any]]:
-    """Joins our rows with published ones: every column of theirs next to its namesake.
+    """Joins our rows of a table with published rows: each published column beside its namesake.
 
     >>> beside([{"d": 2, "error": 0.1}], ["d"], [{"d": 2, "error": 0.2}], "paper")
     [{'d': 2, 'error': 0.1, 'error (paper)': 0.2}]
@@ -224,7 +224,7 @@ def beside(
 
 
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
-    """Writes rows that share their columns, numbers in full precision."""
+    """Writes rows that share their columns as CSV, numbers in full precision."""
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
@@ -232,7 +232,7 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
-    """Reads what ``write_csv`` wrote, as text."""
+    """Reads a CSV file as rows of text, by column."""
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
 
@@ -252,7 +252,7 @@ def rich_table(title: str, rows: Sequence[Row], published: Sequence[str]) -> Any
 
 
 def short(value: Any) -> str:
-    """Returns a number, or the text of one, with four significant digits; the rest as it is.
+    """Formats a number with four significant digits; other values as text.
 
     >>> short(0.98612345), short("1e-20"), short("785"), short(None), short(True)
     ('0.9861', '1e-20', '785', '', 'True')
@@ -287,7 +287,7 @@ def _scalar(value: Any) -> Any:
 
 
 def append(path: Path, text: str) -> None:
-    """Appends in one write, so that runs ending together do not mix their lines."""
+    """Appends text to a file in one write, so that runs ending together do not mix lines."""
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         os.write(handle, text.encode())
@@ -296,7 +296,7 @@ def append(path: Path, text: str) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Writes a text file that is either the old one or the new one, never half of it."""
+    """Replaces a text file atomically: it holds the old text or the new one."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         partial.write_text(text)

@@ -1,4 +1,4 @@
-"""Batch-size bucketing: rounds sizes up to a few values, so that few programs are compiled."""
+"""Batch-size bucketing: sizes are rounded up to a few values, so that few programs compile."""
 
 # Smaller batches are padded to this size, so that they share one program.
 _LEAST = 64
@@ -7,7 +7,7 @@ _STEPS = 8
 
 
 def rounded_up(count: int) -> int:
-    """Rounds a batch size up to the next of a few allowed sizes.
+    """Rounds a batch size up to one of a few sizes, so that few programs are compiled.
 
     Example:
       >>> [rounded_up(n) for n in (1, 65, 1000, 5000)]

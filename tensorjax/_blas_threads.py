@@ -1,4 +1,4 @@
-"""Thread control of OpenBLAS: reads and sets the number of threads that NumPy's or SciPy's uses."""
+"""Thread control of OpenBLAS: gets and sets the number of threads of NumPy's or SciPy's BLAS."""
 
 import ctypes
 import functools
@@ -15,7 +15,10 @@ _inside = [0, 1]  # how many are in `one_thread`, and the threads there were bef
 
 
 def controls(module: str) -> tuple[Any, Any] | None:
-    """Returns the C functions that get and set OpenBLAS's thread count, of an extension module."""
+    """Returns the functions that get and set OpenBLAS's thread count in an extension module.
+
+    None if it has none.
+    """
     try:
         library = ctypes.CDLL(str(importlib.import_module(module).__file__))
     except (ImportError, OSError):
@@ -39,12 +42,12 @@ def _numpy() -> tuple[Any, Any] | None:
 
 
 def slow_down(cores: Sequence[Any]) -> bool:
-    """Whether threads of a BLAS slow down a sweep that solves local problems of these cores."""
+    """Whether cores are so small that BLAS threads slow down a sweep over them."""
     return max(c.size for c in cores) < _SMALL_CORE
 
 
 class one_thread:  # named as what it does; a generator takes several times longer
-    """Context manager that limits NumPy's BLAS to one thread in the whole process, if ``wanted``.
+    """Context manager that limits NumPy's BLAS to one thread in this process, if ``wanted``.
 
     For factorisations of some hundred rows between passes that have threads of their own: those of
     OpenBLAS gain nothing there, and go on spinning on cores that the passes need.

@@ -11,23 +11,28 @@ import numpy as np
 
 
 def roots(count: int) -> np.ndarray:
-    """Returns the Chebyshev points of the first kind, (n,), ascending."""
+    """Returns the ``count`` Chebyshev points of the first kind in [−1, 1], ascending."""
     return -np.cos(np.pi * (2 * np.arange(count) + 1) / (2 * count))
 
 
 def root_weights(count: int) -> np.ndarray:
-    """Returns the barycentric weights of the Chebyshev points of the first kind."""
+    """Returns the barycentric weights of Chebyshev points of the first kind, `roots`.
+
+    J.-P. Berrut, L. N. Trefethen, SIAM Rev. 46 (2004), section 5.
+    """
     j = np.arange(count)
     return (-1.0) ** j * np.sin(np.pi * (2 * j + 1) / (2 * count))
 
 
 def extrema(count: int) -> np.ndarray:
-    """Returns the Chebyshev points of the second kind with both ends, (n,), ascending."""
+    """Returns the ``count`` Chebyshev points of the second kind, from −1 to 1, ascending."""
     return -np.cos(np.pi * np.arange(count) / (count - 1))
 
 
 def extremum_weights(count: int) -> np.ndarray:
-    """Returns the barycentric weights of the Chebyshev points of the second kind.
+    """Returns the barycentric weights of Chebyshev points of the second kind, `extrema`.
+
+    Signs alternate, and the ends count half.
 
     J.-P. Berrut, L. N. Trefethen, SIAM Rev. 46 (2004), section 5.
     """
@@ -37,7 +42,9 @@ def extremum_weights(count: int) -> np.ndarray:
 
 
 def lagrange(xp: Any, nodes: np.ndarray, weights: np.ndarray, x: Any) -> Any:
-    """Evaluates the Lagrange polynomials of n nodes at m points: a matrix (m, n), NumPy or JAX.
+    """Evaluates all Lagrange polynomials of given nodes at points (m,), as a matrix (m, n).
+
+    Of NumPy or JAX, by the module ``xp``.
 
     By the barycentric quotient, which is stable; ``weights`` are those of Chebyshev points, on any
     interval.
@@ -50,7 +57,10 @@ def lagrange(xp: Any, nodes: np.ndarray, weights: np.ndarray, x: Any) -> Any:
 
 
 def differentiation(count: int) -> np.ndarray:
-    """Returns the differentiation matrix (n, n) on the Chebyshev points of the second kind."""
+    """Returns the matrix of the first derivative at Chebyshev points of the second kind.
+
+    (n, n), on `extrema` of [−1, 1].
+    """
     t = np.pi * np.arange(count) / (count - 1)
     half = np.add.outer(t, t) / 2, np.subtract.outer(t, t) / 2
     gap = 2 * np.sin(half[0]) * np.sin(half[1])  # x_i − x_j without cancellation
@@ -62,7 +72,10 @@ def differentiation(count: int) -> np.ndarray:
 
 
 def clenshaw_curtis(count: int) -> np.ndarray:
-    """Returns the Clenshaw–Curtis quadrature weights of the interior Chebyshev points, (n − 2,)."""
+    """Returns Clenshaw–Curtis quadrature weights of the inner points of `extrema`.
+
+    (n − 2,): those of both ends are left out.
+    """
     intervals = count - 1
     angles = np.pi * np.arange(1, intervals) / intervals
     k = np.arange(1, intervals // 2 + 1)
@@ -71,18 +84,26 @@ def clenshaw_curtis(count: int) -> np.ndarray:
 
 
 def polynomials(x: np.ndarray, count: int) -> np.ndarray:
-    """Evaluates the Chebyshev polynomials T_0, …, T_{n−1} at points in [−1, 1], (…, n)."""
+    """Evaluates the first ``count`` Chebyshev polynomials at points x in [−1, 1].
+
+    T_0, …, T_{n−1} along a new last axis.
+    """
     return np.cos(np.arccos(np.clip(x, -1, 1))[..., None] * np.arange(count))
 
 
 def series(count: int) -> np.ndarray:
-    """Returns the matrix (n, n) from values at Chebyshev points to Chebyshev coefficients."""
+    """Returns the matrix that maps values at `roots` to coefficients of a Chebyshev series.
+
+    (n, n), for T_0, …, T_{n−1}.
+    """
     k = np.arange(count)
     return polynomials(roots(count), count).T * np.where(k == 0, 1, 2)[:, None] / count
 
 
 def derivative_series(count: int) -> np.ndarray:
-    """Returns the matrix (n − 1, n) from Chebyshev coefficients to those of the derivative.
+    """Returns the matrix that maps Chebyshev coefficients to those of the derivative.
+
+    (n − 1, n).
 
     T_k' = 2k (T_{k−1} + T_{k−3} + …), and T_0 counts half.
     """
@@ -93,12 +114,18 @@ def derivative_series(count: int) -> np.ndarray:
 
 
 def integrals(count: int) -> np.ndarray:
-    """Returns the integrals of the Chebyshev polynomials T_0, …, T_{n−1} over [−1, 1], (n,)."""
+    """Returns the integrals of the first ``count`` Chebyshev polynomials over [−1, 1].
+
+    (n,), of T_0, …, T_{n−1}.
+    """
     k = np.arange(count)
     return np.where(k % 2 == 0, 2.0, 0.0) / (1.0 - k * k + (k == 1))
 
 
 def gram(count: int) -> np.ndarray:
-    """Returns the Gram matrix (n, n) of the Chebyshev polynomials in L² on [−1, 1], unweighted."""
+    """Returns the Gram matrix of the first ``count`` Chebyshev polynomials, without weight.
+
+    (n, n): the integrals of T_j T_k over [−1, 1].
+    """
     of, k = integrals(2 * count), np.arange(count)
     return (of[np.add.outer(k, k)] + of[np.abs(np.subtract.outer(k, k))]) / 2

@@ -25,12 +25,12 @@ R = TypeVar("R")
 
 
 def is_traced(*trees: Any) -> bool:
-    """Whether any leaf of the checked arguments is a JAX tracer (under jit, vmap or grad)."""
+    """Whether any leaf of the arguments is a JAX tracer (under jit, vmap or grad)."""
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees))
 
 
 def on_cpu(x: Any, *others: Any) -> bool:
-    """Whether all checked arguments are concrete, and the first one lies in one CPU's memory."""
+    """Whether all arguments are concrete, and the first one is in the memory of one CPU."""
     if is_traced(x, *others):
         return False
     if isinstance(x, jax.Array):
@@ -54,7 +54,7 @@ def _on_host(name: str, x: Any) -> np.ndarray:
 
 
 def inexact(name: str, x: Any) -> jax.Array | np.ndarray:
-    """Checks ``x`` to have a floating or complex dtype that JAX has, or raises TypeError."""
+    """Returns an argument as floating or complex array; TypeError for other dtypes."""
     array = x if isinstance(x, jax.Array | np.ndarray) else _on_host(name, x)
     if array.dtype.type in (np.longdouble, np.clongdouble):
         raise TypeError(
@@ -72,7 +72,7 @@ def inexact(name: str, x: Any) -> jax.Array | np.ndarray:
 
 
 def core(name: str, x: Any) -> Any:
-    """Checks ``x`` to be fit as a core of a format; returns a JAX array, or raises TypeError.
+    """Converts an argument to a JAX array that can be a core; raises TypeError for other dtypes.
 
     A `jax.ShapeDtypeStruct` is one, and stays: formats of them are what checkpoints are read into.
     """
@@ -84,14 +84,14 @@ def core(name: str, x: Any) -> Any:
 
 
 class Unavailable(TypeError, ValueError):
-    """Error for 64-bit arrays while jax_enable_x64 is off; both a TypeError and a ValueError."""
+    """Raised for 64-bit arrays while jax_enable_x64 is off; a TypeError and a ValueError."""
 
 
 _NARROW = {np.dtype(np.float64): "float32", np.dtype(np.complex128): "complex64"}
 
 
 def held(name: str, tree: Any, *, host: bool = False) -> None:
-    """Checks that a format holds no 64-bit JAX arrays while jax_enable_x64 is off, or raises.
+    """Raises `Unavailable` if a tensor holds 64-bit JAX arrays while jax_enable_x64 is off.
 
     Some operations of JAX would round them to single precision there, and others fail. Dense data,
     out of which a format is made, JAX rounds by its own rule: those are not concerned. Arrays of
@@ -106,7 +106,7 @@ def held(name: str, tree: Any, *, host: bool = False) -> None:
 
 
 def available(name: str, dtype: Any) -> None:
-    """Checks that a dtype is not of 64 bits while jax_enable_x64 is off; raises `Unavailable`."""
+    """Raises `Unavailable` if a dtype has 64 bits while jax_enable_x64 is off."""
     if jax.config.jax_enable_x64 or dtype not in _NARROW:  # type: ignore[attr-defined]
         return
     raise Unavailable(
@@ -117,7 +117,7 @@ def available(name: str, dtype: Any) -> None:
 
 
 def dtype_of(name: str, value: Any) -> np.dtype:
-    """Checks an argument that names a dtype; returns it, or raises TypeError."""
+    """Converts an argument that names a dtype to it; raises TypeError if it names none."""
     try:
         # Sequences would make structured dtypes, and of an array JAX would take its own.
         refused = (list, tuple, dict, np.ndarray, jax.Array)
@@ -129,7 +129,7 @@ def dtype_of(name: str, value: Any) -> np.dtype:
 
 
 def inexact_dtype(dtype: Any) -> Any:
-    """Checks a dtype argument: floating or complex, enabled in JAX; the default for None."""
+    """Returns a floating or complex dtype argument, or JAX's default for None; else raises."""
     if dtype is None or dtype is float or dtype is complex:  # JAX's default ones
         return jnp.result_type(float if dtype is None else dtype)
     out = dtype_of("dtype", dtype)
@@ -140,7 +140,7 @@ def inexact_dtype(dtype: Any) -> Any:
 
 
 def finite(name: str, tree: Any) -> None:
-    """Checks the leaves of an argument: raises ValueError for NaN or Inf; traced leaves pass."""
+    """Raises ValueError if an argument has NaN or infinite entries; traced leaves pass."""
     for leaf in jax.tree.leaves(tree):
         if not isinstance(leaf, Tracer) and not _all_finite(np.asarray(leaf)):
             raise ValueError(
@@ -159,7 +159,7 @@ def _all_finite(x: np.ndarray) -> bool:
 
 
 def shape(name: str, value: Any) -> tuple[int, ...]:
-    """Checks a shape argument: a non-empty tuple of positive ints, or raises ValueError."""
+    """Converts a shape argument to a non-empty tuple of positive ints, or raises ValueError."""
     single = isinstance(value, numbers.Integral)
     dims = (value,) if single else tuple(several(name, value, "mode sizes"))
     if not dims or any(not isinstance(n, numbers.Integral) or n < 1 for n in dims):
@@ -168,7 +168,7 @@ def shape(name: str, value: Any) -> tuple[int, ...]:
 
 
 def short(value: Any) -> str:
-    """Describes an argument in a message: as Python writes it, or by its type where that is long.
+    """Describes an argument for an error message: as Python writes it, or by its type if long.
 
     Arrays are described by their type, dtype and shape.
     """
@@ -179,21 +179,21 @@ def short(value: Any) -> str:
 
 
 def function(name: str, value: Any) -> Any:
-    """Checks an argument that is called; returns it, or raises TypeError."""
+    """Returns an argument that can be called; raises TypeError for others."""
     if not callable(value):
         raise TypeError(f"{name}: expected a function, got {short(value)}")
     return value
 
 
 def mapping(name: str, value: Any, of: str) -> Mapping[Any, Any]:
-    """Checks a dict argument, which ``of`` describes; returns it, or raises TypeError."""
+    """Returns a dict argument, described by ``of`` in the message; raises TypeError for others."""
     if not isinstance(value, Mapping):
         raise TypeError(f"{name}: expected a dict of {of}, got {short(value)}")
     return value
 
 
 def several(name: str, value: Any, of: str) -> list[Any]:
-    """Checks a sequence argument, whose items ``of`` describes; a list of them, or TypeError."""
+    """Converts a sequence argument, items described by ``of``, to a list, or raises TypeError."""
     if not isinstance(value, str | bytes | Mapping):
         try:
             return list(value)
@@ -203,7 +203,7 @@ def several(name: str, value: Any, of: str) -> list[Any]:
 
 
 def choice(name: str, value: Any, known: Iterable[Any]) -> Any:
-    """Checks an argument that names a choice; returns it, or raises ValueError with those known."""
+    """Returns an argument that is one of the known choices; raises ValueError for others."""
     options = tuple(known)
     # Not by `in`, which asks arrays whether they are equal to it.
     if not any(value is o or (isinstance(value, str) and value == o) for o in options):
@@ -212,7 +212,7 @@ def choice(name: str, value: Any, known: Iterable[Any]) -> Any:
 
 
 def flag(name: str, value: Any) -> bool:
-    """Checks an argument that is True or False, or raises TypeError."""
+    """Converts an argument to bool; raises TypeError unless it is True or False (or an int)."""
     if not isinstance(value, bool | np.bool_ | int):
         raise TypeError(f"{name}: expected True or False, got {short(value)}")
     return bool(value)
@@ -227,7 +227,9 @@ def number(
     open: bool = False,
     finite: bool = True,
 ) -> float:
-    """Checks a real scalar argument in [low, high), or (low, high) if ``open``; a float, or raises.
+    """Converts a real scalar argument to float; raises an error unless it is in [low, high).
+
+    With ``open``, (low, high).
 
     TypeError for what is no number, ValueError for one outside, NaN, and infinity if ``finite``.
     """
@@ -247,7 +249,7 @@ def number(
 
 
 def points(name: str, value: Any) -> np.ndarray:
-    """Checks concrete points, an array of real numbers; returns it in float64, or TypeError."""
+    """Converts concrete points, an array of real numbers, to float64; else raises TypeError."""
     try:
         if np.asarray(value).dtype.kind in "biuf":
             return np.asarray(value, np.float64)
@@ -257,7 +259,7 @@ def points(name: str, value: Any) -> np.ndarray:
 
 
 def scalar(name: str, value: Any) -> None:
-    """Checks a scalar argument, real or complex, traced or not, or raises TypeError."""
+    """Raises TypeError unless an argument is one real or complex number, traced or not."""
     kinds = numbers.Number | np.generic | np.ndarray | jax.Array
     if not isinstance(value, kinds) or np.ndim(value) or not _is_number(value):
         raise TypeError(f"{name}: expected a number, got {short(value)}")
@@ -268,7 +270,7 @@ def _is_number(value: Any) -> bool:
 
 
 def key(value: Any, name: str = "key") -> Any:
-    """Checks a random key argument, traced ones too; returns it, or raises TypeError."""
+    """Returns a random key argument, which may be traced; raises TypeError for others."""
     dtype = getattr(value, "dtype", None)
     typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
     legacy = dtype == np.uint32 and np.shape(value)[-1:] == (2,)  # of jax.random.PRNGKey
@@ -278,7 +280,7 @@ def key(value: Any, name: str = "key") -> Any:
 
 
 def seed(value: Any, name: str = "key") -> Any:
-    """Checks a concrete random key, or None for 0; returns a seed of NumPy's generators."""
+    """Converts a concrete random key to a seed of NumPy's generators; None gives 0."""
     if value is None:
         return 0
     if is_traced(key(value, name)):
@@ -287,7 +289,7 @@ def seed(value: Any, name: str = "key") -> Any:
 
 
 def integer(name: str, value: Any, *, low: int, high: int | None = None) -> int:
-    """Checks an integer argument: an int in [low, high], or raises ValueError."""
+    """Returns an integer argument as int; raises ValueError unless it is in [low, high]."""
     expected = f"an integer >= {low}" if high is None else f"an integer in [{low}, {high}]"
     number: Any = value
     is_int = isinstance(value, numbers.Integral) and not isinstance(value, bool)
@@ -303,7 +305,9 @@ def bond_ranks(
     name: str = "rank",
     place: str = "interior bond",
 ) -> tuple[int, ...]:
-    """Checks a rank argument: one rank per interior bond (or mode), each capped by its bound.
+    """Converts a rank argument to one rank per interior bond, each at most its bound.
+
+    Or per mode, for formats without bonds. Other arguments are a ValueError.
 
     Args:
       rank: one int for all bonds, or one per interior bond.
@@ -326,7 +330,7 @@ def bond_ranks(
 
 
 def host_generator(key: Any, advice: str = "") -> np.random.Generator:
-    """Checks a random key argument that is used on the host; returns a NumPy generator from it."""
+    """Returns a NumPy generator seeded by a random key; raises TypeError if that is traced."""
     if key is None or is_traced(key):
         got = type(key).__name__
         raise TypeError(f"key: expected a concrete jax.random.key(seed), got {got}{advice}")
@@ -334,7 +338,10 @@ def host_generator(key: Any, advice: str = "") -> np.random.Generator:
 
 
 def mode_matrix(matrix: Any, mode: Any, shape: Sequence[int], dtype: Any) -> tuple[int, Any, Any]:
-    """Checks a matrix (m, n_k) and the mode k that it is to act on; returns k, it, common dtype."""
+    """Returns mode, matrix and common dtype of a mode product; raises if they do not fit.
+
+    The matrix has shape (m, n_k).
+    """
     k = integer("mode", mode, low=-len(shape), high=len(shape) - 1) % len(shape)
     w = inexact("matrix", matrix)
     if w.ndim != 2 or w.shape[1] != shape[k] or not w.shape[0]:
@@ -344,7 +351,7 @@ def mode_matrix(matrix: Any, mode: Any, shape: Sequence[int], dtype: Any) -> tup
 
 
 def indices(value: Any, shape: Sequence[int]) -> jax.Array | np.ndarray:
-    """Checks multi-indices (…, d) into an array of ``shape``: an integer array, or raises.
+    """Returns multi-indices (…, d) as integer array; raises an error if they are out of range.
 
     A JAX array is returned as it is, and all else as a NumPy array.
     """
@@ -367,7 +374,7 @@ def indices(value: Any, shape: Sequence[int]) -> jax.Array | np.ndarray:
 
 
 def tolerance(tol: Any, dtype: Any) -> Any:
-    """Checks that a tolerance argument lies in [10 eps, inf), eps being that of ``dtype``."""
+    """Returns a relative tolerance; raises ValueError below 10 eps of the dtype."""
     if is_traced(tol):
         return tol
     eps = float(jnp.finfo(dtype).eps)
@@ -384,7 +391,7 @@ def tolerance(tol: Any, dtype: Any) -> Any:
 
 
 def tol_or_rank(tol: Any, rank: Any, *arrays: Any) -> None:
-    """Checks that tol or rank is given as argument, and that no traced data determine the ranks."""
+    """Raises an error unless tol or rank is given, or if traced data would determine ranks."""
     if tol is None and rank is None:
         raise ValueError(
             "expected tol= (relative error), rank= (static ranks), or both; got neither"
@@ -398,7 +405,7 @@ def tol_or_rank(tol: Any, rank: Any, *arrays: Any) -> None:
 
 
 def dense_input(x: Any, tol: Any, rank: Any) -> tuple[Any, Any, Any]:
-    """Checks the arguments of a decomposition of a dense array, all but the ranks.
+    """Returns array, dtype and tolerance of a dense array's decomposition, all checked.
 
     Returns:
       (array, dtype that JAX gives the result, tolerance or None).
@@ -417,7 +424,10 @@ def dense_input(x: Any, tol: Any, rank: Any) -> tuple[Any, Any, Any]:
 
 @contextlib.contextmanager
 def double_of_ours() -> Iterator[None]:
-    """Says nothing of double precision that a decomposition loses: no data of the user's had it."""
+    """Context manager that suppresses the warning about double precision that is lost.
+
+    For decompositions of data that the library itself has made in double precision.
+    """
     before = _OURS.set(True)
     try:
         yield
@@ -427,7 +437,7 @@ def double_of_ours() -> Iterator[None]:
 
 @functools.cache
 def _say_narrowed() -> None:
-    """Logs once that double precision is lost: JAX does so without a word."""
+    """Logs a warning, once, that 64-bit data become 32-bit trains as JAX is set."""
     _LOG.warning(
         "data of 64 bits become trains of 32: JAX has 64-bit types disabled; "
         "jax.config.update('jax_enable_x64', True) before the first call keeps them (said once)"

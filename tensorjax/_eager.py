@@ -13,7 +13,7 @@ R = TypeVar("R")
 
 
 def evaluated_eagerly(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator that checks for concrete arguments, and evaluates these calls eagerly in traces."""
+    """Decorator that evaluates calls with concrete arguments eagerly, even while JAX traces."""
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **options: P.kwargs) -> R:

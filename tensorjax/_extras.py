@@ -1,4 +1,4 @@
-"""Optional dependencies: the extra that brings each of them, and errors that name it."""
+"""Optional dependencies: which extra installs each of them, and errors that name it."""
 
 import contextlib
 import importlib.util
@@ -27,7 +27,7 @@ NEEDED = {
 
 
 def is_there(package: str) -> bool:
-    """Whether an optional dependency is installed; it is not imported."""
+    """Whether an optional dependency is installed, found without importing it."""
     try:
         return importlib.util.find_spec(package) is not None
     except (ImportError, ValueError):  # an import hook that refuses it, or a module without a spec
@@ -36,7 +36,7 @@ def is_there(package: str) -> bool:
 
 @contextlib.contextmanager
 def needed_by(name: str) -> Iterator[None]:
-    """Names the extra to install where an import within finds an optional dependency missing.
+    """Context manager that names the extra to install when an import within it fails.
 
     Args:
       name: of what needs it, such as "tensorjax.nn".

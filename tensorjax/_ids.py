@@ -14,7 +14,7 @@ IGNORED = -100
 
 
 def as_int32(ids: jax.Array, count: int) -> jax.Array:
-    """Casts integer ids to int32 without wrapping: ids out of range stay out of range.
+    """Casts integer ids to int32 such that ids out of range stay out of range.
 
     A plain cast would let 2³² + 5 be the id 5.
     """
@@ -22,23 +22,23 @@ def as_int32(ids: jax.Array, count: int) -> jax.Array:
 
 
 def counted(indices: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
-    """Converts integer ids to int32 in [0, n), negative ones from the end; returns validity too."""
+    """Converts indices, which may count from the end, to int32 in [0, n); also returns validity."""
     i = _clipped(indices, -n - 1, n)
     return jnp.clip(jnp.where(i < 0, i + n, i), 0, n - 1), (i >= -n) & (i < n)
 
 
 def _clipped(ids: jax.Array, low: int, high: int) -> jax.Array:
-    """Clips integer ids to [low, high] before the cast to int32, which could wrap them."""
+    """Clips integer ids to [low, high] and casts them to int32 without overflow."""
     info = jnp.iinfo(ids.dtype)
     ends = (max(low, int(info.min)), min(high, int(info.max)))
     return jnp.clip(ids, *(jnp.asarray(end, ids.dtype) for end in ends)).astype(jnp.int32)
 
 
 def inside(ids: jax.Array, count: int) -> jax.Array:
-    """Whether each of these int32 ids is in range, [0, count)."""
+    """Whether each of the int32 ids is in [0, count), as a boolean array."""
     return (ids >= 0) & (ids < count)
 
 
 def or_nan(rows: jax.Array, valid: jax.Array) -> jax.Array:
-    """Replaces rows whose id is out of range by NaN, without a gradient to them."""
+    """Replaces rows that are not valid by NaN; no gradient flows to them."""
     return jnp.where(valid[..., None], rows, jnp.asarray(jnp.nan, rows.dtype))

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 
 class Transformation(NamedTuple):
-    """Optax-style optimiser (init and update functions) for where Optax is not installed.
+    """Optimiser in Optax's form, a pair of init and update, for use without Optax.
 
     Attributes:
       init: ``init(params) -> state``.
@@ -25,7 +25,7 @@ class Transformation(NamedTuple):
 
 
 def transformation(init: Callable[..., Any], update: Callable[..., Any]) -> Any:
-    """Wraps init and update as Optax's gradient transformation type where Optax is installed."""
+    """Builds an Optax gradient transformation, or a `Transformation` if Optax is missing."""
     try:
         import optax
     except ModuleNotFoundError:

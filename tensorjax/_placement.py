@@ -37,7 +37,7 @@ _config: Any = jax.config  # whose options have no types
 
 
 def placed(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorates a function to place results on its arguments' devices and accept explicit meshes.
+    """Decorator that places results on the devices of the arguments, explicit meshes included.
 
     Results on an explicit mesh are sharded as `results_like` says. JAX's own error
     is raised if arguments are committed to different devices.
@@ -46,7 +46,7 @@ def placed(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def placed_by(rule: Rule) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Returns the decorator `placed` for device placement with another rule for explicit meshes."""
+    """Returns a decorator like `placed` with another rule for shardings on explicit meshes."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         return _placed(function, rule)
@@ -78,13 +78,13 @@ def _placed(function: Callable[..., Any], rule: Rule) -> Any:
 
 @functools.cache
 def _is_alone() -> bool:
-    """Whether JAX has a single device, a CPU, so that the placement of results needs no work."""
+    """Whether JAX has a single device, a CPU, so that results need no placement."""
     platforms = _config.jax_platforms or ""
     return jax.device_count() == 1 and jax.default_backend() == "cpu" and "," not in platforms
 
 
 def _bound(leaves: Sequence[Any]) -> list[Any]:
-    """Returns the leaves that bind the placement of results: traced, or committed to devices."""
+    """Returns the arrays that determine where results are placed: traced or committed ones."""
     try:
         # Mostly all are arrays and none is: a train of 20 cores is looked through in a microsecond.
         if not any(map(_COMMITTED, leaves)):
@@ -99,13 +99,16 @@ def _is_committed(x: Any) -> bool:
 
 
 def returned(host: Any, given: Any) -> jax.Array:
-    """Places a host array on JAX's devices, sharded like ``given`` and committed if it is."""
+    """Places a host array on the devices of ``given``, with its sharding, if that is committed."""
     # Without a device for one that is free; `jnp.asarray` would compile a program per shape.
     return jax.device_put(host, given.sharding if _is_committed(given) else None)
 
 
 def replicated(given: Any) -> Any:
-    """Returns the replicated sharding (or device) of new arrays beside ``given``; None if free."""
+    """Returns the sharding, or device, that replicates new arrays beside ``given``.
+
+    None if ``given`` is not committed.
+    """
     if not _is_committed(given):
         return None
     sharding = given.sharding
@@ -116,7 +119,10 @@ def replicated(given: Any) -> Any:
 
 
 def sharded(x: jax.Array, sharding: Any) -> jax.Array:
-    """Shards a result by ``out_sharding``, in explicit or auto mode; None leaves it as it is."""
+    """Applies an ``out_sharding`` to a result, under explicit or automatic sharding.
+
+    None leaves it as it is.
+    """
     if sharding is None:
         return x
     mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
@@ -130,7 +136,7 @@ def sharded(x: jax.Array, sharding: Any) -> jax.Array:
 
 
 def _on_devices(function: Callable[..., Any], bound: Sequence[Any], args: Any, options: Any) -> Any:
-    """Calls a function and places its results on the devices of the committed arguments."""
+    """Calls a function, and moves its results to the devices of the committed arguments."""
     held = [x for x in bound if not isinstance(x, Tracer)]
     if len(held) < len(bound) or not held:
         return function(*args, **options)  # JAX itself sees to what is traced
@@ -162,11 +168,11 @@ def _default_device() -> Any:
 
 @jax.jit(keep_unused=True)
 def _meet(x: jax.Array, y: jax.Array) -> None:
-    """Raises JAX's error on placement if two arrays are committed to different devices."""
+    """Raises JAX's error if two arrays are committed to different devices."""
 
 
 def _committed(out: Any, shardings: Sequence[Any]) -> Any:
-    """Moves uncommitted arrays of a result to the given shardings, their devices' placement."""
+    """Moves those arrays of a result that are not committed to the given shardings."""
     leaves, tree = jax.tree.flatten(out)
     if not any(_is_free(x) for x in leaves):
         return out
@@ -186,7 +192,7 @@ def _is_free(x: Any) -> bool:
 
 
 def _explicit_mesh(bound: Sequence[Any]) -> AbstractMesh | None:
-    """Returns the device mesh of the arguments if some axis of it is in mode Explicit."""
+    """Returns the device mesh of the arguments if it has an axis of type Explicit, or None."""
     for x in bound:
         sharding = _named(x)
         if sharding is not None and AxisType.Explicit in sharding.mesh.axis_types:
@@ -196,13 +202,13 @@ def _explicit_mesh(bound: Sequence[Any]) -> AbstractMesh | None:
 
 
 def _named(x: Any) -> NamedSharding | None:
-    """Returns the named sharding of an array, traced or not, over a mesh; None if it has none."""
+    """Returns the named sharding of an array, traced or not, or None."""
     sharding = jax.typeof(x).sharding if isinstance(x, Tracer) else getattr(x, "sharding", None)
     return sharding if isinstance(sharding, NamedSharding) and sharding.mesh.axis_names else None
 
 
 def _in_auto_mode(run: Any, mesh: AbstractMesh, rule: Rule, args: Any, options: Any) -> Any:
-    """Runs a function with the explicit axes of its device mesh switched to mode Auto."""
+    """Runs a function with explicit mesh axes in mode Auto, and shards its results again."""
     auto = {name: AxisType.Auto for name, kind in _types(mesh) if kind == AxisType.Explicit}
     traced = any(isinstance(x, Tracer) for x in jax.tree.leaves((args, options)))
     context: Any = contextlib.nullcontext()
@@ -224,7 +230,7 @@ def _types(mesh: Any) -> Iterator[tuple[str, AxisType]]:
 
 
 def _with_types(types: dict[str, AxisType]) -> Callable[..., Any]:
-    """Returns a function that places arrays on a device mesh whose axes have the given types."""
+    """Returns a function that moves arrays to the same mesh with other axis types."""
 
     def move(x: Any, spec: PartitionSpec | None = None) -> Any:
         sharding = _named(x)
@@ -256,7 +262,7 @@ def _retyped(mesh: Any, types: tuple[tuple[str, AxisType], ...]) -> Any:
 
 
 def results_like(out: Any, args: Any) -> list[PartitionSpec]:
-    """Chooses the sharding spec of every result leaf by the argument of the same format or shape.
+    """Returns the sharding of every result, taken from the argument most like it.
 
     A train, or another format, takes after the first argument of its type and number of arrays,
     array by array, on the axes whose sizes allow it; failing that each of its arrays takes after
@@ -282,13 +288,13 @@ def results_like(out: Any, args: Any) -> list[PartitionSpec]:
 
 
 def like_first(out: Any, arguments: Any) -> list[PartitionSpec]:
-    """Shards every result like the first argument, an array, on the leading axes they share."""
+    """Returns the sharding of every result: that of the first argument on shared leading axes."""
     (first, *_), _ = arguments
     return [_leading(x, first) for x in jax.tree.leaves(out)]
 
 
 def by_axes(shape: Sequence[int], axes: Sequence[Sequence[tuple[Any, int]]]) -> PartitionSpec:
-    """Returns the sharding spec of a result whose axes come from axes of other arrays.
+    """Returns the sharding of an array whose axes come from axes of other arrays.
 
     Args:
       shape: of the array.
@@ -313,7 +319,7 @@ def by_axes(shape: Sequence[int], axes: Sequence[Sequence[tuple[Any, int]]]) -> 
 
 
 def spec_like(x: Any, given: Any) -> PartitionSpec:
-    """Returns the sharding spec of ``given`` to place x by, on the axes whose sizes allow it."""
+    """Returns the sharding spec of ``given`` on those axes whose sizes in ``x`` allow it."""
     sharding = _named(given)
     if sharding is None or np.ndim(x) != np.ndim(given):
         return _REPLICATED
@@ -353,12 +359,12 @@ def _is_sharded(x: Any) -> bool:
 
 
 def _is_format(x: Any) -> bool:
-    """Whether x, to be placed, is a tensor format of this library, not a plain container."""
+    """Whether an object is a tensor of this library, such as a train, not a container."""
     return type(x).__module__.startswith("tensorjax.") and not isinstance(x, tuple)
 
 
 def _over_mesh(out: Any, args: Any, home: Any) -> list[NamedSharding]:
-    """Returns a result's shardings over the mesh of the arguments, or over all their devices."""
+    """Returns the shardings of all results over the mesh, or all devices, of the arguments."""
     if not isinstance(home, NamedSharding):
         return [_whole(home)] * len(jax.tree.leaves(out))
     return [NamedSharding(home.mesh, spec) for spec in results_like(out, args)]

@@ -1,4 +1,4 @@
-"""Loading of the compiled shared libraries of the package, or the reason why one does not serve."""
+"""Loading of the package's compiled shared libraries, or the reason why one cannot be used."""
 
 import ctypes
 import functools
@@ -20,7 +20,7 @@ def source_digest(folder: Path) -> str:
 
 
 def stale(path: Path, built_from: str) -> str:
-    """Returns the reason if a library was built from other sources than those beside it, or "".
+    """Returns the reason if a library was built from other sources than those beside it, else "".
 
     Args:
         path: Of the library.
@@ -37,7 +37,7 @@ def stale(path: Path, built_from: str) -> str:
 
 @functools.cache
 def load(path: Path) -> tuple[ctypes.CDLL | None, str]:
-    """Loads a shared library once; returns it, or None and the reason for failure.
+    """Loads a shared library once; returns it and "", or None and the reason for failure.
 
     Args:
         path: Of a plain library of C functions: it does not depend on the version of Python.
@@ -53,7 +53,7 @@ def load(path: Path) -> tuple[ctypes.CDLL | None, str]:
 
 
 def held_digest(library: ctypes.CDLL) -> str:
-    """Returns the digest of the sources that a library was built from; empty if it holds none."""
+    """Returns the digest of the sources that a library was built from, or "" if unknown."""
     try:
         call = library.tensorjax_sources
     except AttributeError:

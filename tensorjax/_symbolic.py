@@ -1,4 +1,4 @@
-"""Symbolic sizes of `jax.export`, and the concrete size that contractions are planned for instead.
+"""Symbolic sizes of `jax.export`, and the size that contractions are planned for instead.
 
 The order of the products of a contraction is right for any size; which is cheapest depends on it.
 Where a size is symbolic (`jax.export.symbolic_shape`), orders are planned for 1024: some sequences
@@ -15,17 +15,20 @@ PLANNED = 1024
 
 
 def planned(size: Any) -> int:
-    """Returns the size to plan for: itself, or `PLANNED` where it is symbolic."""
+    """Returns the size to plan a contraction for: 1024 in place of a symbolic size."""
     return int(size) if is_static(size) else PLANNED
 
 
 def is_static(size: Any) -> bool:
-    """Whether a size, or a product of sizes, is a concrete integer, nothing symbolic."""
+    """Whether a size is a concrete integer, not a symbolic size of `jax.export`."""
     return isinstance(size, int | np.integer)
 
 
 def like(x: Any) -> Any:
-    """Describes an array for planning, with symbolic sizes replaced by `PLANNED`."""
+    """Returns the shape and dtype of an array with 1024 in place of symbolic sizes, for planning.
+
+    An array without symbolic sizes is returned itself.
+    """
     shape = getattr(x, "shape", ())
     if all(map(is_static, shape)):
         return x
@@ -33,7 +36,7 @@ def like(x: Any) -> Any:
 
 
 def no_limit(found: Any) -> ValueError:
-    """Returns the error that a memory limit cannot be kept for symbolic sizes."""
+    """Returns a ValueError that says that symbolic sizes and a memory limit exclude each other."""
     return ValueError(
         "memory_limit: expected sizes that are numbers, for what a contraction needs depends on "
         f"them, got {found}; plan without a limit, or export for fixed shapes"

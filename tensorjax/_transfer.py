@@ -30,7 +30,7 @@ def on_device(arrays: Sequence[Any], like: Any = None) -> list[jax.Array]:
 
 
 class _Fast:
-    """Wrapper of JAX's private transfer function, in which `jax.device_put` ends.
+    """Wrapper of JAX's private transfer function, on which `jax.device_put` is built.
 
     Attributes:
       at_top: whether no program is being traced.
@@ -54,7 +54,7 @@ class _Fast:
 
 @functools.cache
 def _fast() -> _Fast | None:
-    """Returns the fast transfer to JAX, or None where this JAX lacks it or behaves differently."""
+    """Returns the fast transfer of arrays to JAX, or None if this JAX lacks it or differs."""
     try:
         fast = _Fast()
         sample = np.arange(6.0, dtype=np.float32).reshape(2, 3)

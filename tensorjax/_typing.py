@@ -39,23 +39,26 @@ Tree = TypeVar("Tree")
 
 
 class Shaped(Protocol):
-    """Object with a shape: a train, or a sparse array of SciPy or JAX (which share no base)."""
+    """Protocol of an object with a shape: a train, or a sparse array of SciPy or JAX."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Sizes of the axes."""
+        """Sizes of the axes of a train or sparse array."""
         ...
 
 
 class Optimizer(Protocol):
-    """Gradient transformation in Optax's form, of Optax or not: two functions, init and update."""
+    """Protocol of a gradient transformation in Optax's form: functions init and update."""
 
     @property
     def init(self) -> Callable[..., Any]:
-        """Function ``init(params) -> state`` of a gradient transformation."""
+        """Function ``init(params) -> state`` of an optimiser in Optax's form."""
         ...
 
     @property
     def update(self) -> Callable[..., Any]:
-        """Function ``update(gradients, state, params, **extra) -> (updates, state)``."""
+        """Function ``update(gradients, state, params, **extra)`` of an optimiser.
+
+        It returns (updates, state).
+        """
         ...

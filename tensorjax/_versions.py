@@ -1,4 +1,4 @@
-"""Report of versions, devices and compiled kernels, for issues and for logs of experiments."""
+"""Report of versions, devices and compiled kernels, for bug reports and logs of experiments."""
 
 import importlib
 import importlib.metadata
@@ -24,7 +24,9 @@ Rows = list[tuple[str, str]]
 
 
 def show_versions() -> None:
-    """Prints versions, devices and compiled kernels, with the reason where a kernel is not used.
+    """Prints the versions of packages, the devices, and the compiled kernels in use.
+
+    With the reason where a kernel is not used.
 
     Optional packages are not imported for it; JAX starts its backends. What it prints may go into
     a report as it is, but holds the path of the interpreter and the name of the system.
@@ -46,7 +48,7 @@ def show_versions() -> None:
 
 
 def report() -> dict[str, Rows]:
-    """Collects the rows that `show_versions` prints, by the title of their table."""
+    """Returns the tables that `show_versions` prints, as rows by title."""
     return {
         "System": _system(),
         "Packages": [(name, _version(name)) for name in _REQUIRED],
@@ -77,7 +79,10 @@ def _processor() -> str:
 
 
 def _version(package: str) -> str:
-    """Returns the version of an installed package for the report; of a source tree, its own."""
+    """Returns the version of an installed package, or "not installed".
+
+    Of a source tree of tensorjax, its own version.
+    """
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -108,7 +113,7 @@ def _devices() -> Rows:
 
 
 def _kernels() -> Rows:
-    """Reports which level of the C++ kernels serves, which not and why, and io_uring's state."""
+    """Returns rows on the C++ kernels and io_uring: which are in use, and why others are not."""
     from tensorjax import _native
 
     level, others, reason = _native.kernels()

@@ -1,4 +1,4 @@
-"""Byte-level tokenizers, trained on the training split."""
+"""Byte-level BPE tokenizers, trained on the training split."""
 
 from collections.abc import Iterable, Sequence
 from importlib import metadata
@@ -17,7 +17,7 @@ BATCH = 1024
 
 
 def checked_sizes(vocabulary: int, length: int) -> None:
-    """Checks the options that every task on texts has.
+    """Raises ValueError unless vocabulary and length of a text task are large enough.
 
     Raises:
         ValueError: If the vocabulary cannot hold all bytes, or nothing fits into the length.
@@ -32,12 +32,14 @@ def checked_sizes(vocabulary: int, length: int) -> None:
 
 
 def release() -> str:
-    """The release of ``tokenizers``, on which a trained vocabulary depends."""
+    """Returns the version of the package ``tokenizers``, on which trained vocabularies depend."""
     return metadata.version("tokenizers")
 
 
 def byte_level(texts: Iterable[str], vocabulary: int, *, natural: bool = False) -> "Tokenizer":
-    """Trains byte-pair encoding on bytes: no text is unknown (Sennrich, Haddow, Birch, 2016).
+    """Trains a byte-level BPE tokenizer, for which no text is unknown.
+
+    Sennrich, Haddow, Birch, 2016.
 
     WordPiece would be BERT's choice for natural language, but as ``tokenizers`` trains it, the
     same texts give other vocabularies from run to run.
@@ -66,7 +68,7 @@ def byte_level(texts: Iterable[str], vocabulary: int, *, natural: bool = False) 
 
 
 def as_text_only(tokenizer: "Tokenizer") -> "Tokenizer":
-    """Makes "[MASK]" in a text four or more ordinary tokens, not the special one."""
+    """Sets a tokenizer to encode special tokens in texts, such as "[MASK]", as ordinary text."""
     tokenizer.encode_special_tokens = True
     return tokenizer
 
@@ -74,7 +76,7 @@ def as_text_only(tokenizer: "Tokenizer") -> "Tokenizer":
 def encode(
     tokenizer: "Tokenizer", texts: Sequence[str], progress: Progress | None = None
 ) -> list[np.ndarray]:
-    """The tokens of each text, int32, without special ones."""
+    """Encodes texts as arrays of token ids (int32), without special tokens."""
     found: list[np.ndarray] = []
     for start in range(0, len(texts), BATCH):
         batch = tokenizer.encode_batch_fast(

@@ -1,4 +1,4 @@
-"""Prepared data kept in a folder: whole files under a name that their options determine."""
+"""Cache of prepared data: whole files in a folder, named by their options."""
 
 import dataclasses
 import hashlib
@@ -25,7 +25,7 @@ def cached(
     *,
     programs: Iterable[Path] = (),
 ) -> T:
-    """Returns what ``build`` returns, from ``folder`` if it was built there before.
+    """Returns data from a cache folder, or builds them with ``build`` and stores them there.
 
     The file is written under a hidden name and renamed, so it is whole or absent. One that
     cannot be read, whatever damaged it, is built again.
@@ -52,7 +52,7 @@ def cached(
 
 
 def key(options: Mapping[str, Any], programs: Iterable[Path] = ()) -> str:
-    """The digest that names data: of their options and of the program that prepares them."""
+    """Returns a digest of data's options and of the sources that prepare them, as file name."""
     digest = hashlib.sha256(json.dumps(options, sort_keys=True).encode())
     for source in [*sorted(Path(__file__).parent.glob("*.py")), *programs]:
         digest.update(source.read_bytes())
@@ -60,13 +60,13 @@ def key(options: Mapping[str, Any], programs: Iterable[Path] = ()) -> str:
 
 
 def stamp(paths: Iterable[Path]) -> list[list[Any]]:
-    """Names, sizes and times of files: what tells one version of them from another."""
+    """Returns names, sizes and times of files, which identify a version of them."""
     found = [(path, path.stat()) for path in paths]
     return [[str(path.resolve()), at.st_size, at.st_mtime_ns] for path, at in found]
 
 
 def write(path: Path, data: Any) -> None:
-    """Writes data that ``read`` reads, all of them or nothing."""
+    """Writes a dataclass of arrays to a cache file, whole or not at all."""
     arrays: dict[str, np.ndarray] = {}
     rest: dict[str, Any] = {}
     for field in dataclasses.fields(data):
@@ -92,7 +92,7 @@ def write(path: Path, data: Any) -> None:
 
 
 def read(path: Path, kind: type[T]) -> T | None:
-    """Reads what ``write`` wrote; None if there is no such file, or it is damaged."""
+    """Reads a dataclass of arrays from a cache file; None if it is missing or damaged."""
     parts = {split: get_type_hints(kind)[split] for split in SPLITS}
     try:
         # Opened here: NumPy leaves a damaged file that it opened itself open.

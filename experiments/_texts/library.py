@@ -1,4 +1,4 @@
-"""Python's own standard library as text, split so that no package is in two splits."""
+"""Python's standard library as text, split so that no package is in two splits."""
 
 import hashlib
 import sys
@@ -19,7 +19,7 @@ SPLITS = ("train", "valid", "test")
 
 @dataclass(frozen=True)
 class Source:
-    """One file.
+    """Source file of Python's standard library: its package, path and text.
 
     Attributes:
         package: The top-level module it belongs to; tests belong to what they test, and
@@ -34,11 +34,11 @@ class Source:
 
 
 class OfPackage(Protocol):
-    """What belongs to a package."""
+    """Protocol of objects that belong to a package."""
 
     @property
     def package(self) -> str:
-        """Its name."""
+        """Name of the package that this belongs to."""
         ...
 
 
@@ -46,7 +46,7 @@ T = TypeVar("T", bound=OfPackage)
 
 
 def default_folder() -> Path:
-    """The folder of the running Python's standard library."""
+    """Returns the folder of the running Python's standard library."""
     return Path(sysconfig.get_path("stdlib"))
 
 
@@ -60,7 +60,7 @@ def options(
     max_files: int | None,
     seed: int,
 ) -> dict[str, Any]:
-    """All that arrays made of the library depend on.
+    """Returns all options on which arrays made of the library depend, checked.
 
     Raises:
         ValueError: One of them is out of its range.
@@ -83,7 +83,7 @@ def options(
 
 
 def sources(folder: Path, *, tests: bool, limit: int | None, seed: int) -> tuple[list[Source], int]:
-    """Reads the library's files, without what is installed beside it.
+    """Reads the source files of Python's standard library, without installed packages.
 
     Args:
         folder: The library's folder.
@@ -123,7 +123,7 @@ def sources(folder: Path, *, tests: bool, limit: int | None, seed: int) -> tuple
 
 
 def package_of(name: str) -> str | None:
-    """The package of a file, or None if it is none of the library's.
+    """Returns the package of a source file, or None if it is not of the standard library.
 
     >>> package_of("json/decoder.py"), package_of("test/test_json/test_scan.py")
     ('json', 'json')
@@ -140,7 +140,7 @@ def package_of(name: str) -> str | None:
 
 
 def is_test(name: str) -> bool:
-    """Whether a file is of the library's tests.
+    """Whether a source file belongs to the standard library's tests.
 
     >>> is_test("test/test_json.py"), is_test("idlelib/idle_test/mock_tk.py")
     (True, True)
@@ -151,7 +151,7 @@ def is_test(name: str) -> bool:
 
 
 def split(sizes: Mapping[str, int], *, held_out: float, seed: int) -> dict[str, str]:
-    """Assigns whole packages to splits, in an order that a hash gives.
+    """Assigns whole packages to train, valid and test splits, in an order given by a hash.
 
     Validation and test get about ``held_out`` of all each, from packages of at most a quarter of
     that if there are enough, so that many packages are in each.
@@ -188,7 +188,7 @@ def split(sizes: Mapping[str, int], *, held_out: float, seed: int) -> dict[str, 
 def parted(
     found: Sequence[T], size: Callable[[T], int], *, held_out: float, seed: int
 ) -> tuple[dict[str, list[T]], dict[str, list[str]]]:
-    """What is in each split, and the names of the packages in each: see `split`.
+    """Splits items by package; returns the items, and the package names, of each split.
 
     Args:
         found: Files, or parts of files.
@@ -208,7 +208,7 @@ def parted(
 def texts(
     found: Sequence[Source], skipped: int, *, held_out: float, seed: int
 ) -> tuple[dict[str, list[str]], dict[str, Any]]:
-    """The texts of each split, and what there is to know about them.
+    """Splits source files by package; returns the texts of each split, and facts on them.
 
     Args:
         found: Files, as `sources` returns them.
@@ -228,10 +228,10 @@ def texts(
 
 
 def rank(seed: int, name: str) -> bytes:
-    """A place in an order that has nothing to do with the names, the same everywhere."""
+    """Returns a hash of a seed and a name, which orders names in the same way everywhere."""
     return hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
 
 
 def identity(folder: Path) -> list[str]:
-    """What tells one library from another: which Python, and where."""
+    """Returns what identifies a standard library: Python's version and the folder."""
     return [sys.version, str(folder.resolve())]

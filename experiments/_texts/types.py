@@ -1,4 +1,4 @@
-"""What the loaders of texts return and are told: a corpus, special tokens, progress."""
+"""Types of the text loaders: corpus, special tokens, progress callback."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ Progress = Callable[[str, int, int], None]
 
 
 class Special(NamedTuple):
-    """The ids of the tokens that stand for no text, the first of every vocabulary."""
+    """Ids of the special tokens, which are the first of every vocabulary."""
 
     pad: int = 0
     unk: int = 1
@@ -22,7 +22,7 @@ class Special(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Tokenized:
-    """What is known of texts as tokens, whatever they are for.
+    """Base class of tokenised data: vocabulary, tokenizer, and facts on the texts.
 
     Attributes:
         vocabulary: Number of tokens, the special ones included.
@@ -36,13 +36,13 @@ class Tokenized:
 
     @property
     def special(self) -> Special:
-        """The ids of the special tokens."""
+        """Ids of the special tokens of the vocabulary."""
         return Special()
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Corpus(Tokenized):
-    """Text for a language model, as tokens.
+    """Corpus for a language model: token ids in train, valid and test splits.
 
     Attributes:
         train: int32: (n,), a stream, or (n, length), rows ``[CLS] text [SEP]`` and padding.

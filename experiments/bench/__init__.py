@@ -1,4 +1,4 @@
-"""The toolkit beside its peers: the same work, in one process, with fair clocks."""
+"""Benchmarks of the toolkit beside its peers: the same work, in one process, timed by turns."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ _PEERS = ("quimb", "teneva", "tensorly", "threadpoolctl", "tntorch", "torch", "t
 
 
 def _bench(name: str, summary: str, quick: str, packages: tuple[str, ...], **more: Any) -> Any:
-    """A benchmark: our own measurement beside public libraries, unless ``paper`` says more."""
+    """Describes a benchmark as an `Experiment`, by default without a paper."""
     options = {
         "module": f"experiments.bench.{name}",
         "paper": "none: our own measurement beside public libraries",

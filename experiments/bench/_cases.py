@@ -1,4 +1,4 @@
-"""What is timed: inputs drawn from a seed, what their results must be, and the goals."""
+"""Cases of the benchmark `bench/core`: drawn inputs, errors of results, and goals."""
 
 import functools
 import math
@@ -24,7 +24,7 @@ EXACT = 1e-10
 
 @dataclass(frozen=True)
 class Goal:
-    """How fast the toolkit is to be beside another in a case.
+    """Goal of a benchmark case: how fast the toolkit is to be beside a competitor.
 
     Attributes:
         against: Name of a library; ``"fastest peer"`` is any of them that is accurate enough,
@@ -43,13 +43,13 @@ class Goal:
 
     @property
     def ratio(self) -> float:
-        """Time of the other over ours that meets the goal."""
+        """Least ratio of the competitor's time to ours that meets the goal."""
         return self.at_least if self.at_most is None else 1 / self.at_most
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One piece of work for every library that can do it.
+    """Benchmark case: one operation with its inputs, for every library that can do it.
 
     Attributes:
         group: The table it belongs to.
@@ -82,7 +82,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of all cases; `SMALL` is for trying out."""
+    """Sizes of all cases of the benchmark; `SMALL` is for trying out."""
 
     dense: tuple[tuple[int, ...], ...] = ((4,) * 12, (8,) * 8, (16,) * 6)
     orders: tuple[int, ...] = (20, 50)
@@ -116,7 +116,7 @@ SMALL = Sizes(
 
 
 def random_train(rng: np.random.Generator, shape: Sequence[int], rank: int) -> Cores:
-    """Normal cores; the entries of the tensor have mean 0 and variance 1."""
+    """Draws a train with normal cores, whose entries have mean 0 and variance 1."""
     ranks = [1, *[rank] * (len(shape) - 1), 1]
     return [
         rng.standard_normal((a, n, b)) / math.sqrt(a)
@@ -125,7 +125,7 @@ def random_train(rng: np.random.Generator, shape: Sequence[int], rank: int) -> C
 
 
 def doubled(cores: Cores) -> Cores:
-    """The cores of t + t, whose ranks are twice those needed."""
+    """Returns the cores of t + t, a train whose ranks are twice those needed."""
     first, *middle, last = cores
     blocks = [np.zeros((2 * a, n, 2 * b)) for a, n, b in (c.shape for c in middle)]
     for block, c in zip(blocks, middle, strict=True):
@@ -135,14 +135,17 @@ def doubled(cores: Cores) -> Cores:
 
 
 def decaying_train(rng: np.random.Generator, shape: Sequence[int], rank: int, kept: int) -> Cores:
-    """A train whose singular values fall off geometrically: about ``kept`` of them exceed `TOL`."""
+    """Draws a train with geometrically decaying singular values, ``kept`` of them above `TOL`."""
     cores = random_train(rng, shape, rank)
     falling = np.exp(-13.5 / kept * np.arange(rank))
     return [*(c * falling for c in cores[:-1]), cores[-1]]
 
 
 def laplacian(order: int, mode: int) -> Cores:
-    """TT-matrix Σ_k 1 ⊗ … ⊗ T ⊗ … ⊗ 1 of ranks two, T = tridiag(−1, 2, −1)."""
+    """Returns the discrete Laplacian as a TT-matrix of rank two.
+
+    Σ_k 1 ⊗ … ⊗ T ⊗ … ⊗ 1, T = tridiag(−1, 2, −1).
+    """
     one = np.eye(mode)
     second = 2 * one - np.eye(mode, k=1) - np.eye(mode, k=-1)
     core = np.zeros((2, mode, mode, 2))
@@ -151,7 +154,7 @@ def laplacian(order: int, mode: int) -> Cores:
 
 
 def terms_tensor(rng: np.random.Generator, shape: Sequence[int]) -> np.ndarray:
-    """A sum of 16 rank-one tensors, with noise of relative size 1e-8."""
+    """Draws a dense tensor: a sum of 16 rank-one terms, plus noise of relative size 1e-8."""
     factors = [rng.standard_normal((n, 16)) for n in shape]
     half = len(shape) // 2
     sides = (functools.reduce(_khatri_rao, part) for part in (factors[:half], factors[half:]))
@@ -166,7 +169,7 @@ def _khatri_rao(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def harmonic_tensor(shape: Sequence[int]) -> np.ndarray:
-    """1 / (1 + x_1 + … + x_d) on uniform grids of [0, 1]."""
+    """Returns the tensor 1 / (1 + x_1 + … + x_d) on uniform grids of [0, 1]."""
     total = functools.reduce(np.add.outer, (np.linspace(0, 1, n) for n in shape))
     return 1 / (1 + total)
 
@@ -175,7 +178,7 @@ def harmonic_tensor(shape: Sequence[int]) -> np.ndarray:
 
 
 def to_dense(cores: Cores) -> np.ndarray:
-    """The tensor of a train."""
+    """Contracts the cores of a train to a dense tensor."""
     out = np.ones((1, 1))
     for c in cores:
         out = (out @ c.reshape(c.shape[0], -1)).reshape(-1, c.shape[2])
@@ -183,7 +186,7 @@ def to_dense(cores: Cores) -> np.ndarray:
 
 
 def entries(cores: Cores, indices: np.ndarray) -> np.ndarray:
-    """Entries of a train at indices (count, d)."""
+    """Evaluates a train at multi-indices (count, d)."""
     rows = np.ones((len(indices), 1))
     for c, index in zip(cores, indices.T, strict=True):
         out = np.empty((len(indices), c.shape[2]))
@@ -194,7 +197,7 @@ def entries(cores: Cores, indices: np.ndarray) -> np.ndarray:
 
 
 def inner(x: Cores, y: Cores) -> float:
-    """⟨x, y⟩ of two trains."""
+    """Computes the inner product of two trains."""
     out = np.ones((1, 1))
     for a, b in zip(x, y, strict=True):
         out = np.einsum("cd,cie,dif->ef", out, a, b, optimize=True)
@@ -202,33 +205,36 @@ def inner(x: Cores, y: Cores) -> float:
 
 
 def applied(a: Cores, x: Cores) -> Cores:
-    """The cores of A x, for a TT-matrix A."""
+    """Computes the cores of a TT-matrix times a train."""
     pairs = (np.einsum("aijb,cjd->acibd", m, c) for m, c in zip(a, x, strict=True))
     return [p.reshape(p.shape[0] * p.shape[1], p.shape[2], -1) for p in pairs]
 
 
 def max_rank(plain: Plain) -> int | None:
-    """The largest TT-rank in a result, if it consists of trains."""
+    """Returns the largest TT-rank in a result of trains, or None for other results."""
     if not isinstance(plain, list):
         return None
     return max(max_rank(p) or 0 if isinstance(p, list) else p.shape[-1] for p in plain)
 
 
 def dense_error(x: np.ndarray) -> Callable[[Plain], float]:
-    """Relative distance of a train from a dense tensor."""
+    """Returns a function: the relative distance of a train from a dense tensor."""
     norm = float(np.linalg.norm(x))
     return lambda cores: float(np.linalg.norm(to_dense(cores) - x)) / norm
 
 
 def train_error(cores: Cores) -> Callable[[Plain], float]:
-    """Relative distance of a train from another, orthogonalised and so free of cancellation."""
+    """Returns a function: the relative distance of a train from a given one.
+
+    Trains are orthogonalised, so nothing cancels.
+    """
     exact = tt.TT([jnp.asarray(c) for c in cores])
     norm = math.sqrt(inner(cores, cores))
     return lambda other: float(tt.distance(exact, tt.TT([jnp.asarray(c) for c in other]))) / norm
 
 
 def trains_error(trains: Sequence[Cores]) -> Callable[[Plain], float]:
-    """The largest of the relative distances of trains from others."""
+    """Returns a function: the largest relative distance of several trains from given ones."""
     errors = [train_error(t) for t in trains]
 
     def error(plain: Plain) -> float:
@@ -242,7 +248,7 @@ def trains_error(trains: Sequence[Cores]) -> Callable[[Plain], float]:
 def entries_error(
     rng: np.random.Generator, shape: Sequence[int], exact: Callable[[np.ndarray], np.ndarray]
 ) -> Callable[[Plain], float]:
-    """Relative error of a train at random entries."""
+    """Returns a function: the relative error of a train at random entries."""
     indices = rng.integers(shape, size=(_SAMPLES, len(shape)))
     want = exact(indices)
     norm = np.linalg.norm(want)
@@ -250,12 +256,12 @@ def entries_error(
 
 
 def number_error(exact: float, scale: float) -> Callable[[Plain], float]:
-    """Distance of a number from another, beside ``scale``."""
+    """Returns a function: the distance of a number from the exact one, relative to ``scale``."""
     return lambda value: abs(float(value) - exact) / scale
 
 
 def isometry_error(x: np.ndarray) -> Callable[[Plain], float]:
-    """How far the mean squared length of the projected rows is from that of the rows."""
+    """Returns a function: how much a projection changes the rows' mean squared length."""
     energy = sum(float(np.vdot(row, row)) for row in x)
     return lambda y: abs(sum(float(np.vdot(row, row)) for row in y) / energy - 1)
 
@@ -357,7 +363,7 @@ def arithmetic_cases(sizes: Sizes, rng: np.random.Generator) -> Iterator[Case]:
 def _arithmetic(
     operation: str, x: Cores, y: Cores, rng: np.random.Generator
 ) -> tuple[dict[str, Any], Callable[[Plain], float]]:
-    """The arguments of an operation, and the error of what it returns."""
+    """Returns the arguments of an operation on trains, and the error function of its result."""
     shape = [c.shape[1] for c in x]
     if operation == "norm":
         norm = math.sqrt(inner(x, x))
@@ -375,7 +381,7 @@ def _arithmetic(
 
 
 def _arithmetic_work(operation: str, x: Cores) -> tuple[int, int]:
-    """Floating-point operations and bytes of one operation on trains like ``x``."""
+    """Returns the floating-point operations and bytes of one operation on trains."""
     size, squared = sum(c.nbytes for c in x), sum(c.shape[0] ** 2 * c.shape[2] ** 2 for c in x)
     mode, rank = x[0].shape[1], x[0].shape[2]
     return {

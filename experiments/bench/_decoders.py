@@ -1,4 +1,4 @@
-"""GPT-2 written twice more for `bench/gpt2`: as one would in Flax, and as nanoGPT is written.
+"""GPT-2 written in two further ways for `bench/gpt2`: in plain Flax, and as nanoGPT in JAX.
 
 Both take the weights of a `tensorjax.models.gpt2.GPT2` and give its loss, in the same precision and
 without dropout: what differs is how the program is written.
@@ -21,13 +21,13 @@ EPSILON = 1e-5  # of all layer norms
 
 
 def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
-    """Mean loss, in single precision."""
+    """Computes the mean cross-entropy of logits in single precision."""
     wide = logits.astype(jnp.float32)
     return optax.losses.softmax_cross_entropy_with_integer_labels(wide, targets).mean()
 
 
 class FlaxBlock(nnx.Module):
-    """A block of `FlaxGPT2`."""
+    """Transformer block of `FlaxGPT2`."""
 
     def __init__(self, config: GPT2Config, dtype: Any, rngs: nnx.Rngs):
         d = config.features
@@ -50,7 +50,7 @@ class FlaxBlock(nnx.Module):
 
 
 class FlaxGPT2(nnx.Module):
-    """GPT-2 of the layers that Flax has, a list of blocks."""
+    """GPT-2 from Flax's own layers, with a list of blocks."""
 
     def __init__(self, config: GPT2Config, dtype: Any, rngs: nnx.Rngs):
         d = config.features
@@ -68,7 +68,7 @@ class FlaxGPT2(nnx.Module):
 
 
 def flax_params(model: GPT2, dtype: Any) -> tuple[Any, Any]:
-    """Structure and parameters of a `FlaxGPT2` with the weights of a model."""
+    """Returns the structure and the parameters of a `FlaxGPT2` with our model's weights."""
     config, weights = model.config, plain(model)
     graph, params = nnx.split(
         nnx.eval_shape(lambda: FlaxGPT2(config, dtype, nnx.Rngs(0))), nnx.Param, ...
@@ -94,7 +94,7 @@ def flax_params(model: GPT2, dtype: Any) -> tuple[Any, Any]:
 
 
 def plain(model: GPT2) -> dict[str, Any]:
-    """The weights as nanoGPT names them, a list of blocks, in NumPy."""
+    """Returns GPT-2's weights as NumPy arrays with nanoGPT's names, and a list of blocks."""
     state = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(model, nnx.Param)))
     blocks, d = state["blocks"], model.config.features
 
@@ -121,7 +121,7 @@ def plain(model: GPT2) -> dict[str, Any]:
 
 
 def nano(params: Any, tokens: jax.Array, config: GPT2Config, dtype: Any) -> jax.Array:
-    """Logits (batch, length, rows of the table), as nanoGPT computes them.
+    """Computes GPT-2's logits as nanoGPT does, (batch, length, rows of the token table).
 
     Its vocabulary is padded as ours is; the columns of the padding are cut off by `nano_loss`.
     """
@@ -154,6 +154,6 @@ def nano(params: Any, tokens: jax.Array, config: GPT2Config, dtype: Any) -> jax.
 def nano_loss(
     params: Any, tokens: jax.Array, targets: jax.Array, config: GPT2Config, dtype: Any
 ) -> jax.Array:
-    """Mean loss of `nano`."""
+    """Computes the mean loss of GPT-2 as nanoGPT does."""
     logits = nano(params, tokens, config, dtype)[..., : config.vocabulary]
     return cross_entropy(logits, targets)

@@ -1,4 +1,4 @@
-"""Ways to put tensors on a disk and to get them back: ours, files, libraries, bare O_DIRECT.
+"""Ways to write and read tensors on disk: our store, files, libraries, bare O_DIRECT.
 
 Every way writes the same arrays and syncs them, and reads them after its files have left the page
 cache. What a way prepares, files that are reserved for example, is done before the clock runs.
@@ -25,7 +25,7 @@ BATCH = 16 * MIB
 
 @dataclass(frozen=True)
 class Way:
-    """One way to write and read tensors.
+    """Way to write tensors to disk and to read them back, by one library.
 
     Attributes:
         library: Whose it is.
@@ -44,13 +44,13 @@ class Way:
 
     @property
     def missing(self) -> str:
-        """Why it cannot be measured here, if so."""
+        """Reason why this way cannot be measured here; empty if it can."""
         here = importlib.util.find_spec(self.needs) is not None
         return "" if here else f"'{self.needs}' is not installed"
 
 
 def tensors(size: int, count: int) -> list[np.ndarray]:
-    """Views of random bytes, `count` tensors of `size` bytes."""
+    """Returns ``count`` tensors of ``size`` bytes, as views of random bytes."""
     pool = np.random.default_rng(7).integers(
         0, 1 << 32, min(size * count, 64 * MIB) // 4, np.uint32
     )
@@ -223,7 +223,7 @@ def _buffered(folder: Path, arrays: list[np.ndarray]) -> Iterator[Any]:
 
 @contextmanager
 def directly(folder: Path, size: int) -> Iterator[int]:
-    """Descriptor of a preallocated file that is open past the page cache."""
+    """Context manager that opens a preallocated file with O_DIRECT; yields its descriptor."""
     descriptor = os.open(folder / "direct", os.O_RDWR | os.O_CREAT | os.O_DIRECT)
     try:
         os.posix_fallocate(descriptor, 0, size)
@@ -233,7 +233,7 @@ def directly(folder: Path, size: int) -> Iterator[int]:
 
 
 def aligned(size: int) -> memoryview:
-    """Memory in huge pages, as the store's staging is: disks are slower by many small pieces."""
+    """Allocates page-aligned memory, in huge pages if possible, as the store does for staging."""
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):
@@ -245,7 +245,7 @@ def aligned(size: int) -> memoryview:
 def _direct(
     folder: Path, arrays: list[np.ndarray], *, threads: int, whole: bool = False
 ) -> Iterator[Any]:
-    """O_DIRECT from one queue, at most 1 MiB a transfer, without an index.
+    """Writes and reads tensors by bare O_DIRECT from one queue, without an index.
 
     It moves memory that is there already; a whole one moves the arrays, with our own copies, and
     their checksums, which it verifies.
@@ -317,7 +317,7 @@ WAYS: tuple[Way, ...] = (
 def fio(
     folder: Path, size: int, total: int, engine: str, depth: int, *, write: bool
 ) -> float | None:
-    """Bytes a second that fio moves with O_DIRECT; None if it cannot.
+    """Measures the bytes per second that fio moves with O_DIRECT; None if fio fails.
 
     Writes end with a sync of the file, as ours do.
     """
@@ -338,7 +338,7 @@ def fio(
 
 
 def available() -> Sequence[Way]:
-    """The ways that can be measured here."""
+    """Returns the ways of writing tensors that can be measured on this machine."""
     from tensorjax.offload import backends
 
     ring = "io_uring" in backends()
@@ -346,7 +346,7 @@ def available() -> Sequence[Way]:
 
 
 def emptied(folder: Path) -> Path:
-    """The folder, made anew."""
+    """Removes a folder with its contents and creates it anew."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder

@@ -1,4 +1,4 @@
-"""Shapes, data and tolerances that nobody chose: drawn from a seed."""
+"""Random test problems for benchmarks: shapes, data and tolerances drawn from a seed."""
 
 import math
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _LONGEST_RANDOM = 1500
 
 @dataclass(frozen=True)
 class Dense:
-    """A drawn problem of compression.
+    """Random problem of compressing a dense tensor: shape, dtype, kind and tolerance.
 
     Attributes:
         shape, dtype, tol: Of the tensor, and the error asked for.
@@ -30,14 +30,14 @@ class Dense:
 
     @property
     def name(self) -> str:
-        """As the tables call it."""
+        """Name of the drawn problem in tables."""
         shape = "×".join(map(str, self.shape))
         if len(set(self.shape)) == 1:
             shape = f"{self.shape[0]}^{len(self.shape)}"
         return f"{shape} {self.dtype} {self.kind} tol {self.tol:.0e}"
 
     def array(self) -> np.ndarray:
-        """Its entries."""
+        """Returns the dense tensor of a drawn problem."""
         rng = np.random.default_rng(self.seed)
         if self.kind == "random":
             return normal(rng, self.shape, self.dtype)
@@ -51,7 +51,10 @@ class Dense:
 
 
 def draw(rng: np.random.Generator, count: int, largest: float = 3e7) -> list[Dense]:
-    """Orders 2 to 24, modes 2 to 5000, sizes up to ``largest`` evenly in their logarithm."""
+    """Draws compression problems: orders 2 to 24, modes 2 to 5000, up to ``largest`` entries.
+
+    Sizes are distributed evenly in their logarithm.
+    """
     found: list[Dense] = []
     while len(found) < count:
         shape = _shape(rng, largest)
@@ -75,13 +78,13 @@ def _shape(rng: np.random.Generator, largest: float) -> tuple[int, ...]:
 
 
 def _middle(shape: tuple[int, ...]) -> int:
-    """The smaller side of the unfolding that has the longest one."""
+    """Returns the largest short side among all unfoldings of a tensor."""
     left = [math.prod(shape[:k]) for k in range(1, len(shape))]
     return max(min(a, math.prod(shape) // a) for a in left)
 
 
 def normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Independent normal entries."""
+    """Draws an array of independent normal entries, real or complex."""
     x = rng.standard_normal(shape)
     if np.dtype(dtype).kind == "c":
         x = x + 1j * rng.standard_normal(shape)
@@ -96,7 +99,7 @@ def _smooth(shape: tuple[int, ...]) -> Any:
 def train(
     rng: np.random.Generator, shape: tuple[int, ...], rank: int, dtype: Any
 ) -> list[np.ndarray]:
-    """Normal cores of this TT-rank, less where the modes leave no use for it."""
+    """Draws a train with normal cores of a TT-rank, reduced where the modes need less."""
     ranks, total = [1], math.prod(shape)
     for n in shape[:-1]:
         total //= n
@@ -110,7 +113,7 @@ def train(
 
 
 def dense(cores: list[np.ndarray]) -> np.ndarray:
-    """All entries of a train, flat."""
+    """Contracts the cores of a train to all its entries, flat."""
     out = cores[0].reshape(-1, cores[0].shape[2])
     for core in cores[1:]:
         out = (out @ core.reshape(core.shape[0], -1)).reshape(-1, core.shape[2])

@@ -1,4 +1,4 @@
-"""The group "encoder" of `bench/layers`: training steps of the six encoders of CoMERA's experiment.
+"""Group "encoder" of `bench/layers`: training steps of the encoder of CoMERA's experiment.
 
 A call is one step: loss, gradient, update; parameters and state are given up to it. Sizes are
 those of the arrays, and the peak is what XLA says of the compiled step. The first call draws the
@@ -28,7 +28,10 @@ _MIB = 2**20
 
 
 def problems(small: bool) -> list[Problem]:
-    """One step at every batch size; on accelerators more of them, and in bfloat16."""
+    """Returns a problem for each batch size: one training step of every variant of the encoder.
+
+    On accelerators there are more of them, and they are in bfloat16.
+    """
     cpu = jax.default_backend() == "cpu"
     dtype = jnp.float32 if cpu else jnp.bfloat16
     every = [make() for make in trainings(small, dtype).values()]
@@ -40,7 +43,7 @@ def problems(small: bool) -> list[Problem]:
 
 
 def trainings(small: bool, dtype: Any) -> dict[tuple[str, str], Callable[[], "Training"]]:
-    """What makes the model and the optimiser of each way, by library and variant."""
+    """Returns a function for each library and variant that creates its model and optimiser."""
     config = EncoderConfig.tiny() if small else EncoderConfig(dropout=0.0, length=_LENGTH)
     tensorised: dict[str, Any] = {"linear": _LINEAR, "embedding": _EMBEDDING}
     if small:
@@ -64,7 +67,7 @@ def trainings(small: bool, dtype: Any) -> dict[tuple[str, str], Callable[[], "Tr
 
 
 def _galore(small: bool, names: tuple[str, ...]) -> optax.GradientTransformation:
-    """GaLore on the matrices that are named, Adam on the rest."""
+    """Returns GaLore for the matrices whose names are given, with Adam for all other parameters."""
     rank = 4 if small else _GALORE
 
     def projected(params: Any) -> Any:
@@ -81,7 +84,7 @@ def _galore(small: bool, names: tuple[str, ...]) -> optax.GradientTransformation
 
 
 class Training:
-    """One model and its optimiser; all batch sizes train the same one."""
+    """Training of one encoder: model, optimiser and state, shared by all batch sizes."""
 
     def __init__(
         self,
@@ -99,14 +102,14 @@ class Training:
         self.state: Any = None
 
     def start(self) -> tuple[Any, Any]:
-        """Parameters and the state of the optimiser."""
+        """Returns initial parameters and optimiser state."""
         params = nnx.state(self.make(), nnx.Param)
         state = self.optimizer.init(params)
         # Optimisers begin with one zero in many places; what is given up must be there once.
         return params, jax.tree.map(lambda x: jnp.array(np.array(x)), state)
 
     def step(self, params: Any, state: Any, tokens: jax.Array, labels: jax.Array) -> Any:
-        """One step down the gradient."""
+        """Computes one optimiser step; returns parameters and state."""
 
         def loss(params: Any) -> jax.Array:
             logits = nnx.merge(self.graph, params, self.rest)(tokens)
@@ -120,7 +123,7 @@ class Training:
         return optax.apply_updates(params, updates), state
 
     def data(self, batch: int) -> tuple[jax.Array, jax.Array]:
-        """Tokens and labels."""
+        """Draws tokens, with Zipf-distributed words, and labels."""
         rng = np.random.default_rng(batch)
         sides = (batch, self.config.length)
         # Words are as frequent as Zipf has them.
@@ -128,7 +131,7 @@ class Training:
         return jnp.asarray(tokens), jnp.asarray(rng.integers(0, 3, batch, np.int32))
 
     def way(self, batch: int) -> Way:
-        """Steps at a batch size."""
+        """Returns the way to be timed: one compiled training step at a batch size."""
         data = self.data(batch)
         program = jax.jit(self.step, donate_argnums=(0, 1))
 
@@ -142,7 +145,7 @@ class Training:
         return Way(self.library, self.variant, call, answer)
 
     def sizes(self, program: Any) -> Answer:
-        """What training keeps, and what a compiled step needs besides."""
+        """Returns the memory in MiB of parameters, optimiser state and a compiled step."""
 
         def mib(tree: Any) -> float:
             return sum(x.nbytes for x in jax.tree.leaves(tree)) / _MIB

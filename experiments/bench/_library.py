@@ -1,4 +1,4 @@
-"""What a competitor is; ours, and the references that bound them all.
+"""Base class of competitors in `bench/core`, with ours and simple references.
 
 An operation is a method. It takes NumPy arrays, makes of them what its library wants, and yields
 (variant, call) pairs; only the calls are timed. What a library cannot do is a method it lacks.
@@ -25,11 +25,11 @@ ready = jax.block_until_ready
 
 
 class Unsupported(Exception):
-    """A library could do the work only at a cost that is out of proportion; says which."""
+    """Raised if a library can do the work only at a disproportionate cost; the message names it."""
 
 
 class Library:
-    """What a competitor is to the benchmark.
+    """Base class of a competitor in the benchmark: name, modules, threads, conversions.
 
     Attributes:
         name: How the tables call it.
@@ -54,7 +54,7 @@ class Library:
             self.imported = [importlib.import_module(name) for name in self.modules]
 
     def plain(self, result: Any) -> Plain:
-        """What `Case.error` takes: a number or array, the cores of a train, or a list of trains."""
+        """Converts a library's result to NumPy: a number or array, cores, or a list of trains."""
         if self.is_train(result):
             return [np.asarray(c) for c in self.cores(result)]
         return [self.plain(r) for r in result] if isinstance(result, list) else float(result)
@@ -67,7 +67,7 @@ class Library:
 
 
 class Tensorjax(Library):
-    """Ours, in its default settings."""
+    """Competitor "tensorjax": the toolkit in its default settings."""
 
     name = "tensorjax"
     modules = ("tensorjax",)
@@ -140,7 +140,7 @@ class Tensorjax(Library):
 
 
 class OneThread(Library):
-    """What of ours runs on the host, with one thread of BLAS, to see what the others are worth."""
+    """Competitor: the toolkit's host functions with one thread of BLAS."""
 
     name = "tensorjax with one thread"
     threads = "one"
@@ -158,7 +158,7 @@ class OneThread(Library):
 
 
 class GramMatrix(Library):
-    """The tensor read once: C Cᵀ of the unfolding for which NumPy is fastest."""
+    """Reference: the Gram matrix of the cheapest unfolding, which reads the tensor once."""
 
     name = "Gram matrix"
     peer = False
@@ -183,7 +183,7 @@ def _seconds_of_gram(matrix: np.ndarray) -> float:
 
 
 class OnePass(Library):
-    """The input read once: its sum."""
+    """Reference: the sum of all entries, which reads the input once."""
 
     name = "one pass"
     threads = "default"
@@ -199,7 +199,7 @@ class OnePass(Library):
 
 
 class NumPy(Library):
-    """What a few lines of NumPy do."""
+    """Competitor: a few lines of NumPy for each operation."""
 
     name = "NumPy"
     modules = ("numpy",)

@@ -1,4 +1,4 @@
-"""The group "linear" of `bench/layers`: y = x W + bias, and the gradient of x and all parameters.
+"""Group "linear" of `bench/layers`: y = x W + bias, and gradients of x and all parameters.
 
 A call makes y, or y and the gradient for a given cotangent. Trains have the shapes and the rank of
 the authors' transformer. tensorly-torch has no trains of vectors: its "blocktt" is a TT-matrix,
@@ -32,7 +32,7 @@ _GOAL, _GOAL_ROWS, _GOAL_SHAPE = 4.0, 512, (768, 3072)
 def problems(
     small: bool, shapes: Sequence[Any] = SHAPES, batches: Sequence[int] = BATCHES
 ) -> list[Problem]:
-    """Forward, and forward + backward, for every shape and batch size."""
+    """Returns problems for every shape and batch size: forward, and forward + backward."""
     out = []
     for sides in _SMALL if small else shapes:
         layer = nn.TTLinear(
@@ -55,7 +55,7 @@ def problems(
 
 
 def costs(program: Any) -> Answer:
-    """Operations and temporary bytes of a compiled program, as XLA counts them."""
+    """Returns the operations and temporary bytes of a compiled program, as XLA counts them."""
     found = program.cost_analysis()
     found = found[0] if isinstance(found, list) else found
     memory = program.memory_analysis()
@@ -66,13 +66,16 @@ def costs(program: Any) -> Answer:
 
 
 def flat(apply: Callable[..., Any], params: Any) -> tuple[Callable[..., Any], list[jax.Array]]:
-    """The same function of a list of arrays, and that list: no container is timed."""
+    """Converts a function of parameters to one of a list of arrays; returns both.
+
+    No container is timed then.
+    """
     leaves, tree = jax.tree.flatten(params)
     return lambda leaves, *rest: apply(tree.unflatten(leaves), *rest), [*map(jnp.asarray, leaves)]
 
 
 class _Work:
-    """One layer, a batch of inputs and cotangents, and the right answer."""
+    """Linear layer with a batch of inputs, cotangents, and the right answer."""
 
     def __init__(self, layer: nn.TTLinear, rows: int):
         self.layer = layer
@@ -84,7 +87,7 @@ class _Work:
         self.y = self.x @ np.asarray(self.dense.kernel[...])
 
     def ways(self, backward: bool) -> list[Way]:
-        """Ours, the released formula, dense JAX, and the peers that are installed."""
+        """Returns the ways to compute the layer: ours, the released formula, dense JAX, peers."""
         plan = self.layer.plan(len(self.x))
         ways = [
             self._jax_module(backward, "tensorjax", "", self.layer, {"kind": plan.kind}),
@@ -109,7 +112,7 @@ class _Work:
         return ways
 
     def error(self, y: Any) -> float:
-        """Relative error of an output."""
+        """Computes the relative error of a layer's output."""
         return float(np.linalg.norm(np.asarray(y) - self.y) / np.linalg.norm(self.y))
 
     def _jax_module(
@@ -129,7 +132,7 @@ class _Work:
         params: Any,
         extra: Answer | None = None,
     ) -> Way:
-        """A compiled apply(params, x), with its operations and its temporary bytes."""
+        """Returns the way of a JAX function, compiled, with its operations and temporary bytes."""
         apply, leaves = flat(apply, params)
 
         def both(leaves: Any, x: Any, cotangent: Any) -> Any:
@@ -186,7 +189,7 @@ def _trained(layer: nn.TTLinear) -> tuple[Any, ...]:
 
 
 def halves(params: tuple[Any, ...], x: Any) -> Any:
-    """(x A) B + bias, with the halves A and B of the train, at any batch size."""
+    """Computes a tensor-train layer by its two halves: (x A) B + bias, at any batch size."""
     *weights, bias = params
     order = (len(weights) + 1) // 2
     cores, gates = weights[:order], weights[order:]
@@ -208,7 +211,7 @@ def halves(params: tuple[Any, ...], x: Any) -> Any:
 
 
 def _equal_rank(layer: nn.TTLinear) -> int:
-    """The rank at which a TT-matrix has at most as many numbers as the cores of a train."""
+    """Returns the rank at which a TT-matrix has at most as many parameters as the layer's train."""
     ours = sum(math.prod(c.shape) for c in layer.cores)
     sizes = [n * m for n, m in zip(layer.in_shape, layer.out_shape, strict=True)]
     rank = 1

@@ -1,4 +1,4 @@
-"""The group "embedding" of `bench/layers`: a table of 32,000 × 768, and Zipf-distributed ids.
+"""Group "embedding" of `bench/layers`: a table of 32,000 × 768, and Zipf-distributed ids.
 
 All competitors look up the same ids in the same table, the compressed one of ours. A call makes the
 rows, or the rows and the gradient with respect to all parameters for a given cotangent.
@@ -25,7 +25,7 @@ _GOAL = 3.0
 
 
 def problems(small: bool, counts: Sequence[int] = COUNTS) -> list[Problem]:
-    """Forward, and forward + backward, for every number of ids."""
+    """Returns problems for every number of ids: forward, and forward + backward."""
     shapes = _SMALL if small else _FULL
     sizes = [int(np.prod(shapes[name])) for name in ("num_shape", "feature_shape")]
     layer = nn.TTEmbedding(*sizes, **shapes, rngs=nnx.Rngs(0))
@@ -44,13 +44,13 @@ def problems(small: bool, counts: Sequence[int] = COUNTS) -> list[Problem]:
 
 
 def zipf_ids(count: int, rows: int) -> np.ndarray:
-    """Ids whose frequencies fall like k^−1.3, the frequent ones anywhere in the table."""
+    """Draws Zipf-distributed ids (exponent 1.3); frequent ones are anywhere in the table."""
     rng = np.random.default_rng(0)
     return rng.permutation(rows)[np.minimum(rng.zipf(1.3, count) - 1, rows - 1)].astype(np.int32)
 
 
 class _Work:
-    """The ids of a problem, the table, the cotangent, and the right answer."""
+    """Ids, table, cotangent and right answer of an embedding problem."""
 
     def __init__(self, ids: np.ndarray, table: np.ndarray, cores: list[Any], backward: bool):
         self.ids, self.table, self.cores, self.backward = ids, table, cores, backward
@@ -63,7 +63,7 @@ class _Work:
         return float(difference / np.linalg.norm(self.rows))
 
     def jax_way(self, library: str, variant: str, lookup: Callable[..., Any], params: Any) -> Way:
-        """A compiled lookup(params, ids), with its operations and its temporary bytes."""
+        """Returns the way of a JAX lookup, compiled, with its operations and temporary bytes."""
         apply, leaves = flat(lookup, params)
 
         def both(leaves: Any, ids: Any, cotangent: Any) -> Any:
@@ -102,7 +102,7 @@ def _index(cores: list[Any], ids: Any) -> list[Any]:
 
 
 def _one_by_one(cores: list[Any], ids: Any) -> Any:
-    """Rows from the slices of one core after the other, as most libraries make them."""
+    """Looks up rows by multiplying slices of one core after the other, as most libraries do."""
     rows = jnp.ones((len(ids), 1, 1), cores[0].dtype)
     for core, index in zip(cores, _index(cores, ids), strict=True):
         rows = jnp.einsum("bxr,rbys->bxys", rows, core[:, index])
@@ -111,7 +111,10 @@ def _one_by_one(cores: list[Any], ids: Any) -> Any:
 
 
 def _halves(cores: list[Any], ids: Any) -> Any:
-    """Rows from the two halves, multiplied once, for all ids (the released formula)."""
+    """Looks up rows from the two halves of the train, multiplied out for all ids.
+
+    This is the released formula.
+    """
     split = len(cores) // 2
     places = _index(cores, ids)
     gathered = []

@@ -1,4 +1,4 @@
-"""Options that the benchmarks share: how often competitors have their turn, and small sizes."""
+"""Options that the benchmarks share: number of turns, and small sizes."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -6,7 +6,7 @@ from typing import Self
 
 @dataclass(frozen=True)
 class Repeated:
-    """Options of a benchmark whose competitors take turns."""
+    """Options of a benchmark whose competitors are timed by turns."""
 
     repeats: int = 9
     """Turns of every competitor; long calls get fewer."""
@@ -18,7 +18,7 @@ class Repeated:
 
 @dataclass(frozen=True)
 class Sized(Repeated):
-    """Options of a benchmark that can be tried out quickly."""
+    """Options of a benchmark with small sizes for a trial."""
 
     small: bool = False
     """Use sizes that take seconds: for trying out, the times mean nothing."""

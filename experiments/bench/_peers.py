@@ -1,4 +1,4 @@
-"""The peers, each a class of a few lines, imported only when it is made.
+"""Peer libraries in `bench/core`, each a class of a few lines, imported when it is made.
 
 A peer is used as its documentation says, in every way that could be its fastest.
 """
@@ -19,7 +19,7 @@ from tensorjax import tt
 
 
 class TorchTT(Library):
-    """The C++ extension of torchTT serves only its solvers and its fast products."""
+    """Competitor torchTT; its C++ extension serves only solvers and fast products."""
 
     name = "torchTT"
     modules = ("torch", "torchtt")
@@ -77,7 +77,7 @@ class Tntorch(Library):
     algorithms = ("svd", "eig")
 
     def cores(self, train: Any) -> Sequence[Any]:
-        """The cores, with the Tucker factors that its constructor splits off multiplied back."""
+        """Returns the cores of a train, with tntorch's Tucker factors multiplied in."""
         pairs = zip(train.cores, train.Us, strict=True)
         return [c if u is None else np.einsum("aib,ni->anb", c, u) for c, u in pairs]
 
@@ -127,7 +127,7 @@ class Tntorch(Library):
 
 
 class Tensorly(Library):
-    """Truncates to ranks only: it is given those that the tolerance leaves."""
+    """Competitor TensorLy, which truncates to ranks only: it is given those of the tolerance."""
 
     name = "tensorly"
     modules = ("tensorly.decomposition",)
@@ -287,7 +287,7 @@ class Quimb(Library):
 
     @staticmethod
     def _cutoff(tol: float, order: int) -> dict[str, Any]:
-        """The sum of squares that each bond may lose, relative to all of them."""
+        """Returns quimb's truncation options for a relative tolerance of the whole train."""
         return {"cutoff": tol**2 / (order - 1), "cutoff_mode": "rsum2"}
 
     @staticmethod
@@ -298,7 +298,7 @@ class Quimb(Library):
 
 
 class Ttax(Library):
-    """Truncates to ranks only; its sum does not pass through jit with a current JAX."""
+    """Competitor ttax, which truncates to ranks only; its sum fails under jit with current JAX."""
 
     name = "ttax"
     modules = ("ttax",)
@@ -355,7 +355,7 @@ class Ttax(Library):
 
 
 class ScikitLearn(Library):
-    """Its random matrices; ``assume_finite`` turns off the check that ours makes, too."""
+    """Competitor scikit-learn: its random projections, without the check for finite input."""
 
     name = "scikit-learn"
     modules = ("sklearn", "sklearn.random_projection")
@@ -392,7 +392,7 @@ PEERS: tuple[type[Library], ...] = (
 
 
 def load(skipped: Sequence[str] = ()) -> tuple[list[Library], list[dict[str, str]]]:
-    """Makes all competitors that are here.
+    """Creates all competitors that are installed, ours first.
 
     Args:
         skipped: Names of peers to leave out.

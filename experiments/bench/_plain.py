@@ -1,4 +1,4 @@
-"""TT-SVD and arithmetic of trains in a few lines of NumPy each: what a user would write instead."""
+"""TT-SVD and arithmetic of trains in a few lines of NumPy each, as a user would write them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ Cores = list[np.ndarray]
 
 
 def gram_tt_svd(x: np.ndarray, tol: float) -> Cores:
-    """TT-SVD by the Gram matrix of the smaller side of each unfolding, left to right."""
+    """Computes a TT-SVD by Gram matrices of the smaller side of unfoldings, left to right."""
     cut, rank, cores = _threshold(x, tol), 1, []
     for n in x.shape[:-1]:
         x = x.reshape(rank * n, -1)
@@ -28,7 +28,10 @@ def gram_tt_svd(x: np.ndarray, tol: float) -> Cores:
 
 
 def gram_tt_svd_from_the_right(x: np.ndarray, tol: float) -> Cores:
-    """The same, right to left: better where the first mode is long. The first core has the norm."""
+    """Computes a TT-SVD by Gram matrices from right to left.
+
+    That is better where the first mode is long. The first core has the norm.
+    """
     cut, rank, cores = _threshold(x, tol), 1, []
     for n in x.shape[:0:-1]:
         x = x.reshape(-1, n * rank)
@@ -47,7 +50,7 @@ def gram_tt_svd_from_the_right(x: np.ndarray, tol: float) -> Cores:
 
 
 def svd_tt_svd(x: np.ndarray, tol: float) -> Cores:
-    """TT-SVD by the SVD of each unfolding."""
+    """Computes a TT-SVD by the SVD of every unfolding."""
     cut, rank, cores = _threshold(x, tol), 1, []
     for n in x.shape[:-1]:
         u, s, x = np.linalg.svd(x.reshape(rank * n, -1), full_matrices=False)
@@ -62,7 +65,7 @@ def _threshold(x: np.ndarray, tol: float) -> float:
 
 
 def in_double(plain: Callable[..., Cores]) -> Callable[..., Cores]:
-    """The same in double precision, and back."""
+    """Returns a TT-SVD function that computes in double precision and casts the cores back."""
 
     def call(x: np.ndarray, tol: float) -> Cores:
         cores = plain(x.astype(np.result_type(x.dtype, np.float64)), tol)
@@ -72,7 +75,7 @@ def in_double(plain: Callable[..., Cores]) -> Callable[..., Cores]:
 
 
 def st_hosvd(x: np.ndarray, tol: float) -> tuple[np.ndarray, Cores]:
-    """Tucker decomposition, mode by mode, by Gram matrices."""
+    """Computes a Tucker decomposition by Gram matrices, mode by mode (ST-HOSVD)."""
     cut, factors = tol**2 * float(np.vdot(x, x).real) / x.ndim, []
     for k, n in enumerate(x.shape):
         a = np.moveaxis(x, k, 0).reshape(n, -1)
@@ -86,7 +89,7 @@ def st_hosvd(x: np.ndarray, tol: float) -> tuple[np.ndarray, Cores]:
 
 
 def rounded(cores: Cores, tol: float) -> Cores:
-    """Rounding: QR from the right, SVD from the left."""
+    """Rounds a train: QR from the right, SVD from the left."""
     cores = list(cores)
     for k in range(len(cores) - 1, 0, -1):
         r, n, s = cores[k].shape
@@ -104,7 +107,7 @@ def rounded(cores: Cores, tol: float) -> Cores:
 
 
 def hadamard(xs: Cores, ys: Cores) -> Cores:
-    """Cores of the product, entry by entry."""
+    """Computes the cores of the entry-wise product of two trains."""
     return [
         (x[:, None, :, :, None] * y[None, :, :, None, :]).reshape(
             x.shape[0] * y.shape[0], x.shape[1], -1
@@ -114,7 +117,7 @@ def hadamard(xs: Cores, ys: Cores) -> Cores:
 
 
 def matvec(matrix: Cores, xs: Cores) -> Cores:
-    """Cores of a TT-matrix times a train."""
+    """Computes the cores of a TT-matrix times a train."""
     out = []
     for a, x in zip(matrix, xs, strict=True):
         t = np.tensordot(a, x, (2, 1)).transpose(0, 3, 1, 2, 4)
@@ -123,7 +126,7 @@ def matvec(matrix: Cores, xs: Cores) -> Cores:
 
 
 def inner(xs: Cores, ys: Cores) -> Any:
-    """⟨x, y⟩."""
+    """Computes the inner product of two trains."""
     e = np.ones((1, 1), xs[0].dtype)
     for x, y in zip(xs, ys, strict=True):
         e = np.tensordot(x.conj(), np.tensordot(e, y, 1), ((0, 1), (0, 1)))
@@ -131,7 +134,7 @@ def inner(xs: Cores, ys: Cores) -> Any:
 
 
 def evaluate(cores: Cores, indices: np.ndarray) -> np.ndarray:
-    """Entries at a batch of multi-indices."""
+    """Evaluates a train at a batch of multi-indices."""
     v = cores[0][0, indices[:, 0]]
     for k, core in enumerate(cores[1:], 1):
         v = (v[:, None] @ core.transpose(1, 0, 2)[indices[:, k]])[:, 0]
@@ -139,7 +142,10 @@ def evaluate(cores: Cores, indices: np.ndarray) -> np.ndarray:
 
 
 def applied(cores: Cores, rows: np.ndarray) -> np.ndarray:
-    """Rows times the transpose of a TT-matrix (m_k rows, n_k columns in mode k)."""
+    """Multiplies dense rows by the transpose of a TT-matrix.
+
+    It has m_k rows and n_k columns in mode k.
+    """
     t = rows.reshape(len(rows), 1, -1)  # (batch and modes done, bond, the rest)
     for core in cores:
         r, m, n, s = core.shape

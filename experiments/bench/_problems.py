@@ -1,4 +1,4 @@
-"""The problems of `bench/solvers`, and how each library is told them, by its documented options."""
+"""Problems of `bench/solvers`, with each library's way to solve them by documented options."""
 
 import contextlib
 import io
@@ -27,7 +27,7 @@ from tensorjax import tt
 
 
 def decaying(key: jax.Array, shape: tuple[int, ...], rank: int, factor: float) -> tt.TT:
-    """A train whose singular values fall by about ``factor`` from one to the next."""
+    """Draws a train whose singular values fall by about ``factor`` from one to the next."""
     t = tt.random(key, shape, rank, float)
     weights = factor ** jnp.arange(rank, dtype=float)
     cores = [c * weights[None, None, : c.shape[2]] for c in t.cores]
@@ -36,7 +36,7 @@ def decaying(key: jax.Array, shape: tuple[int, ...], rank: int, factor: float) -
 
 
 def products(order: int, mode: int, rank: int) -> list[Problem]:
-    """x * y and A x, rounded to the rank of x."""
+    """Returns problems: entry-wise product and matrix-vector product, rounded to a rank."""
     shape = (mode,) * order
     keys = jax.random.split(jax.random.key(0), 4)
     x, y = (decaying(k, shape, rank, 0.5) for k in keys[:2])
@@ -130,7 +130,7 @@ def _matvecs(a: tt.TTMatrix, x: tt.TT, exact: tt.TT) -> list[Way]:
 
 
 def completion(size: int, share: float) -> list[Problem]:
-    """A photograph from a share of its numbers, to be told by the others."""
+    """Returns a problem: a photograph is to be completed from a share of its entries."""
     from sklearn.datasets import load_sample_image
 
     image = load_sample_image("china.jpg")[: 4 * size : 4, : 4 * size : 4].astype(float) / 255
@@ -189,7 +189,7 @@ def completion(size: int, share: float) -> list[Problem]:
 
 
 def _functions(xp: Any, order: int) -> dict[str, tuple[float, float, Callable[[Any], Any]]]:
-    """Black boxes of coordinates (batch, d), with the box they live on."""
+    """Returns test functions of coordinates (batch, d) by name, with their boxes."""
 
     def ackley(x: Any) -> Any:
         root = xp.exp(-0.2 * xp.sqrt((x * x).sum(1) / order))
@@ -206,7 +206,7 @@ def _functions(xp: Any, order: int) -> dict[str, tuple[float, float, Callable[[A
 
 
 def cross(order: int, size: int) -> list[Problem]:
-    """Functions on a grid of ``size`` points a dimension, to a relative error of 1e-6."""
+    """Returns problems: cross approximation of functions on a grid, to a relative error of 1e-6."""
     problems = []
     where = np.random.default_rng(99).integers(0, size, (10_000, order))
     for name, (low, high, f) in _functions(np, order).items():
@@ -234,7 +234,7 @@ def _our_cross(f: Any, grid: np.ndarray, order: int, answer: Any) -> Way:
 
 
 class _Counted:
-    """Counts the points at which a function is evaluated."""
+    """Function that counts the points at which it is evaluated."""
 
     def __init__(self, f: Callable[[Any], Any]):
         self.f, self.count = f, 0
@@ -245,7 +245,7 @@ class _Counted:
 
 
 def _their_crosses(name: str, grid: np.ndarray, order: int, answer: Any) -> list[Way]:
-    """Each with the accuracy and ranks per sweep that reach 1e-6 with least."""
+    """Returns other libraries' cross approximations, at options that reach 1e-6 fastest."""
     ways: list[Way] = []
     torch, tntorch, teneva = found("torch"), found("tntorch"), found("teneva")
     if torch is not None and tntorch is not None:
@@ -283,7 +283,7 @@ def _their_crosses(name: str, grid: np.ndarray, order: int, answer: Any) -> list
 
 
 def _laplace_like(one: np.ndarray, order: int) -> tt.TTMatrix:
-    """Σ_k of ``one`` on mode k: TT-rank 2."""
+    """Builds the TT-matrix, of rank 2, of a sum of one matrix acting on every mode."""
     n = len(one)
     core = np.zeros((2, n, n, 2))
     core[0, :, :, 0] = core[1, :, :, 1] = np.eye(n)
@@ -292,7 +292,10 @@ def _laplace_like(one: np.ndarray, order: int) -> tt.TTMatrix:
 
 
 def systems(orders: tuple[int, ...], size: int) -> list[Problem]:
-    """−Δu = 1 and −Δu + v·∇u = 1 by finite differences on the unit cube, to a residual of 1e-8."""
+    """Returns problems: Poisson and convection equations on the unit cube, to a residual of 1e-8.
+
+    −Δu = 1 and −Δu + v·∇u = 1 by finite differences.
+    """
     h = 1 / (size + 1)
     laplacian = (2 * np.eye(size) - np.eye(size, k=1) - np.eye(size, k=-1)) / h**2
     gradient = (np.eye(size, k=1) - np.eye(size, k=-1)) / (2 * h)
@@ -334,7 +337,7 @@ def _solvers(a: tt.TTMatrix, b: tt.TT) -> list[Way]:
 
 
 def chains(order: int, ranks: tuple[int, ...]) -> list[Problem]:
-    """Ground states of spin chains with open ends; energies beside the lowest of all found."""
+    """Returns problems: ground states of open spin chains, judged by their energy."""
     x, z = np.array([[0.0, 1.0], [1.0, 0.0]]), np.diag(np.array([1.0, -1.0]))
     y = np.array([[0, -1j], [1j, 0]])
     exchange = (np.kron(x, x) + np.kron(y, y).real + np.kron(z, z)) / 4

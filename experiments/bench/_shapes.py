@@ -1,4 +1,4 @@
-"""Compression and arithmetic on drawn shapes, beside a few lines of NumPy each, by turns."""
+"""Compression and arithmetic on drawn shapes, timed beside a few lines of NumPy each."""
 
 import functools
 import itertools
@@ -28,7 +28,7 @@ _SVD = 2**18
 
 @dataclass
 class Job:
-    """One piece of work: ours, and the plain ways.
+    """Piece of work on a drawn shape: ours, and plain NumPy's ways.
 
     Attributes:
         group, name: Of the row.
@@ -47,7 +47,7 @@ class Job:
     seconds: dict[str, list[float]] = field(default_factory=dict)
 
     def run(self) -> dict[str, Any]:
-        """Times all ways by turns, and tells what became of them."""
+        """Times all ways of a job by turns; returns the row of its results."""
         first, mine = _timed(self.ours)
         results = {name: _timed(call) for name, call in self.plain.items()}
         error = self.wrong(mine) if self.wrong else None
@@ -86,7 +86,7 @@ def _timed(call: Call) -> tuple[float, Any]:
 
 
 def dense_job(case: Dense) -> Job:
-    """TT-SVD of a drawn array."""
+    """Returns the job of a TT-SVD of a drawn array."""
     x, tol = case.array(), case.tol
     single = x.dtype.itemsize < np.result_type(x.dtype, np.float64).itemsize
     norm = np.linalg.norm(x)
@@ -115,7 +115,7 @@ def dense_job(case: Dense) -> Job:
 
 
 def tucker_job(case: Dense) -> Job:
-    """Tucker decomposition of a drawn array of at most six modes."""
+    """Returns the job of a Tucker decomposition of a drawn array of at most six modes."""
     x, tol = case.array(), case.tol
     tol = max(tol, _GRAM["single" if case.dtype in ("float32", "complex64") else "double"])
     return Job(
@@ -127,7 +127,7 @@ def tucker_job(case: Dense) -> Job:
 
 
 def jobs(rng: np.random.Generator, count: int, largest: float) -> Iterator[Job]:
-    """TT-SVDs of ``count`` drawn arrays, and a fifth as many of every other operation.
+    """Yields jobs: TT-SVDs of ``count`` drawn arrays, and a fifth as many of each other operation.
 
     By turns, so that a run that is ended early has some of all.
     """
@@ -141,7 +141,7 @@ def jobs(rng: np.random.Generator, count: int, largest: float) -> Iterator[Job]:
 
 
 def _train_jobs(rng: np.random.Generator, largest: float) -> Iterator[Job]:
-    """Operations on drawn trains, of orders 3 to 24."""
+    """Yields jobs of arithmetic on drawn trains, of orders 3 to 24."""
     order, mode = int(rng.integers(3, 25)), int(np.exp(rng.uniform(math.log(2), math.log(50))))
     most = max(2, int((largest / 30 / order / mode) ** 0.5))
     rank = int(np.exp(rng.uniform(math.log(2), math.log(min(most, 200)))))
@@ -190,7 +190,7 @@ def _train_jobs(rng: np.random.Generator, largest: float) -> Iterator[Job]:
 
 
 def sketch_jobs(rng: np.random.Generator, dtype: str, largest: float) -> Iterator[Job]:
-    """A dense projection of drawn rows to 24 numbers, and one by a train of drawn rank."""
+    """Yields jobs of projecting drawn rows to 24 numbers: by a dense matrix, and by a train."""
     features = int(np.exp(rng.uniform(math.log(200), math.log(min(largest / 10, 3e5)))))
     rows = max(1, int(min(1000, largest / 3 / features)))
     x = _drawn.normal(rng, (rows, features), dtype)
@@ -217,7 +217,7 @@ def _sketch_job(kind: str, projection: Any, x: np.ndarray, plain: Call) -> Job:
 
 
 def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """By group: how many, median and worst ratio, how many above 1.3, the longest first call."""
+    """Summarises jobs by group: count, median and worst ratio of times, slow ones, first call."""
     out = []
     for group in dict.fromkeys(row["group"] for row in rows):
         mine = [r for r in rows if r["group"] == group]

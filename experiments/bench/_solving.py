@@ -19,7 +19,7 @@ Answer = dict[str, Any]
 
 @dataclass(frozen=True)
 class Way:
-    """How one library does the work of a problem.
+    """Way in which one library does the work of a problem.
 
     Attributes:
         library: Name of the competitor.
@@ -36,7 +36,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Problem:
-    """One row group: the same work for every library.
+    """Benchmark problem: the same work for every library, one group of table rows.
 
     Attributes:
         name: How the table calls it.
@@ -81,7 +81,7 @@ def by_turns(
 
 
 def found(name: str) -> Any:
-    """A module, or None where it is not installed."""
+    """Imports a module; returns None if it is not installed."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -91,12 +91,12 @@ def found(name: str) -> Any:
 
 
 def torch_device(torch: Any) -> str:
-    """Where PyTorch computes: on the GPU, if JAX does, else on the CPU."""
+    """Returns the device for PyTorch: the GPU if JAX uses it, else the CPU."""
     return "cuda" if jax.default_backend() == "gpu" and torch.cuda.is_available() else "cpu"
 
 
 def waited(torch: Any, call: Callable[[], Any]) -> Callable[[], Any]:
-    """The same call, which waits for what PyTorch computes on a GPU."""
+    """Wraps a call so that it waits for what PyTorch computes on a GPU."""
     if torch_device(torch) == "cpu":
         return call
 
@@ -118,13 +118,13 @@ def compared(exact: tt.TT, cores: Callable[[Any], Any]) -> Callable[[Any], Answe
 
 
 def torch_train(cores: Any) -> Any:
-    """A train or TT-matrix of torchTT."""
+    """Converts cores to a train or TT-matrix of torchTT."""
     torch, torchtt = found("torch"), found("torchtt")
     return torchtt.TT([torch.tensor(np.array(c)) for c in cores])
 
 
 def quimb_arrays(cores: Any) -> list[np.ndarray]:
-    """Cores as quimb takes them: bonds first, and none at the ends."""
+    """Converts cores to quimb's arrays: bonds first, and none at the ends."""
     arrays = [np.moveaxis(np.asarray(c), -1, 1) for c in cores]
     return [arrays[0][0], *arrays[1:-1], arrays[-1][:, 0]]
 

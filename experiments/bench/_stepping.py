@@ -1,4 +1,4 @@
-"""One density, integrated in fixed coordinates by every library that can, by documented options.
+"""Integration of one density in fixed coordinates by all libraries, with documented options.
 
 The equation is what all of them can do: drift A x, diffusion a number times the identity.
 """
@@ -19,7 +19,7 @@ _HALF, _END, _POINTS = 5.0, 1.0, 2000
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """How finely a library solves the equation.
+    """Resolution at which a library solves the equation: grid points, steps, tolerance.
 
     Attributes:
         size: Grid points along every axis.
@@ -37,7 +37,7 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A dimension, an error to be reached, and the settings tried for it.
+    """Task of `bench/pde`: dimension, error to reach, and settings to try for it.
 
     Attributes:
         dim: Of the equation.
@@ -74,7 +74,10 @@ SMALL = (Task(2, 1e-2, _settings(28, 8, 1e-3), _settings(28, 4, 3e-3)),)
 
 
 def process(dim: int, size: int) -> pde.OrnsteinUhlenbeck:
-    """P2 of the experiment `pde` with diffusion 0.1 I; it rotates between neighbours."""
+    """Returns an Ornstein–Uhlenbeck process that rotates between neighbouring coordinates.
+
+    P2 of the experiment `pde` with diffusion 0.1 I.
+    """
     up = np.eye(dim, k=1)
     start = pde.Gaussian(np.zeros(dim), np.diag(np.resize([1.0, 0.25], dim)))
     box = pde.Box.fourier(dim, size, _HALF)
@@ -84,7 +87,7 @@ def process(dim: int, size: int) -> pde.OrnsteinUhlenbeck:
 
 
 def problem(task: Task) -> Problem:
-    """The work of a task, for every library that is installed; ours first."""
+    """Returns the benchmark problem of a task, with the ways of all installed libraries."""
     ways = [
         *(_ours(task, setting, "fixed") for setting in task.explicit),
         _ours(task, task.explicit[-1], "adaptive"),
@@ -97,7 +100,7 @@ def problem(task: Task) -> Problem:
 
 
 def measured(task: Task, values: Callable[[np.ndarray], Any], rank: int) -> Answer:
-    """The error at points drawn from the exact density at the end."""
+    """Computes the relative error of a solution at points drawn from the exact density."""
     exact = process(task.dim, 8)  # its box is not used
     x = exact.sample(np.random.default_rng(0), _END, _POINTS)
     density = exact.exact(_END, x)
@@ -127,12 +130,12 @@ def _ours(task: Task, setting: Setting, coordinates: Any) -> Way:
 
 
 def _fpcross(fpcross: Any, task: Task, setting: Setting) -> Way:
-    """Diffusion by matrix exponentials, drift along characteristics and by cross approximation."""
+    """Returns the way of fpcross: diffusion by matrix exponentials, drift by characteristics."""
     problem = process(task.dim, setting.size)
     matrix = np.asarray(problem.matrix)
 
     class Process(fpcross.Equation):
-        """The equation in the library's own form."""
+        """Fokker–Planck equation in fpcross's form."""
 
         def f(self, X: np.ndarray, t: float) -> np.ndarray:
             return X @ matrix.T
@@ -160,7 +163,9 @@ def _fpcross(fpcross: Any, task: Task, setting: Setting) -> Way:
 
 
 def _seemps(task: Task, setting: Setting) -> Way:
-    """Runge and Kutta's method for i ∂ₜu = H u with H = i (operator): the same operator as ours.
+    """Returns the way of SeeMPS: Runge–Kutta steps with the same operator as ours.
+
+    It solves i ∂ₜu = H u with H = i (operator).
 
     Its imaginary time, which would be real, normalises the stages and loses the order.
     """

@@ -1,4 +1,4 @@
-"""Fair clocks: interleaved warm medians, the first call, and the programs XLA compiles."""
+"""Timing of benchmarks: interleaved warm medians, first calls, and XLA's compilations."""
 
 import gc
 import math
@@ -32,7 +32,7 @@ PATIENCE = 20.0
 
 @dataclass(frozen=True)
 class Lane:
-    """One way of doing the work of a case.
+    """Way of doing a case's work that is timed: a library's call, with its thread settings.
 
     Attributes:
         library: Name of the competitor.
@@ -51,7 +51,7 @@ class Lane:
 
 @dataclass
 class Timing:
-    """What the clock found.
+    """Times of one lane: first call, warm calls, compilations, failure.
 
     Attributes:
         lane: What was timed.
@@ -72,19 +72,19 @@ class Timing:
 
     @property
     def median(self) -> float:
-        """Median of the warm calls, in seconds; of the only call, if there was one."""
+        """Median seconds of the warm calls; of the only call, if there was one."""
         return statistics.median(self.samples or [self.first])
 
 
 def cores() -> int:
-    """Processor cores this process may use."""
+    """Returns the number of processor cores that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 @contextmanager
 def compilations() -> Iterator[list[float]]:
-    """Yields a list that gains the seconds of every compilation while the block lasts."""
+    """Context manager that yields a list of the seconds of all compilations in its block."""
     seconds: list[float] = []
 
     def listen(event: str, duration_secs: float, **_: Any) -> None:
@@ -100,7 +100,7 @@ def compilations() -> Iterator[list[float]]:
 
 @contextmanager
 def conditions(lane: Lane) -> Iterator[None]:
-    """The threads of a lane, and silence: competitors warn of what is none of our business."""
+    """Context manager that sets a lane's threads, and silences warnings of other libraries."""
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         if lane.library != "tensorjax":
@@ -112,7 +112,7 @@ def conditions(lane: Lane) -> Iterator[None]:
 
 @contextmanager
 def thread_limit(threads: int) -> Iterator[None]:
-    """Limits BLAS and OpenMP, and PyTorch where it is loaded."""
+    """Context manager that limits the threads of BLAS, OpenMP and PyTorch."""
     from threadpoolctl import threadpool_limits
 
     torch = sys.modules.get("torch")
@@ -128,7 +128,7 @@ def thread_limit(threads: int) -> Iterator[None]:
 
 
 def first_call(lane: Lane) -> tuple[Timing, Any]:
-    """Times the first call of a lane and returns its result with it, or why it failed."""
+    """Times the first call of a lane; returns the timing and the call's result."""
     timing = Timing(lane)
     gc.collect()
     try:
@@ -143,7 +143,7 @@ def first_call(lane: Lane) -> tuple[Timing, Any]:
 
 
 def interleave(timings: Sequence[Timing], repeats: int) -> None:
-    """Times the warm calls of all lanes, by turns, and adds them to their samples.
+    """Times the warm calls of all lanes by turns, and adds them to their samples.
 
     Args:
         timings: From `first_call`; those that failed, or tried one's patience, are left alone.
@@ -159,7 +159,7 @@ def interleave(timings: Sequence[Timing], repeats: int) -> None:
 
 
 def _turn(timing: Timing, *, repeated: bool) -> list[float]:
-    """One timed call, or as many as fit into a turn after an untimed one."""
+    """Times one call of a lane, or as many as fit into a turn; returns their seconds."""
     lane = timing.lane
     samples: list[float] = []
     time.sleep(_PAUSE)

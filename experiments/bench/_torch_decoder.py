@@ -1,4 +1,4 @@
-"""GPT-2 in PyTorch for `bench/gpt2`, as nanoGPT is written, with the weights of ours.
+"""GPT-2 in PyTorch for `bench/gpt2`, written like nanoGPT, with our model's weights.
 
 Source: A. Karpathy, nanoGPT, model.py: one product for queries, keys and values, PyTorch's fused
 causal attention, logits tied to the token table, fused AdamW; on a GPU `torch.compile`, and half
@@ -16,7 +16,7 @@ from tensorjax.models.gpt2 import GPT2, GPT2Config
 
 
 class TorchTraining:
-    """Steps of AdamW, as `gpt2.Training` takes them.
+    """Training of GPT-2 in PyTorch by AdamW, one step per call.
 
     Args:
         torch: The library.

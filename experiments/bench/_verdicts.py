@@ -1,4 +1,4 @@
-"""From timings to tables: results by competitor, targets, and the least work beside the time."""
+"""Tables of `bench/core` from timings: results by competitor, targets, least work."""
 
 import dataclasses
 import math
@@ -21,7 +21,7 @@ _NOISE = 0.95
 
 @dataclass
 class Result:
-    """One way of one library in one case, with the better of its thread settings.
+    """Result of one way of a library in a case, with the better of its thread settings.
 
     Attributes:
         library, variant: Who, and how.
@@ -50,17 +50,17 @@ class Result:
 
     @property
     def counts(self) -> bool:
-        """Whether it has a time and an error that let it be compared."""
+        """Whether a result has a time and an acceptable error, so that it can be compared."""
         return not self.note
 
     @property
     def label(self) -> str:
-        """Library and variant, as the tables call it."""
+        """Library and variant of a result, as the tables name it."""
         return f"{self.library}, {self.variant}" if self.variant else self.library
 
 
 def judge(case: Case, results: Iterable[Result]) -> list[Result]:
-    """Notes which results are too far off to be yardsticks."""
+    """Marks the results whose errors are too large for a comparison."""
     limit = _MISSED * _reachable(case, results := list(results))
     return [
         dataclasses.replace(r, note=f"error above {limit:.0e}: not counted")
@@ -71,7 +71,7 @@ def judge(case: Case, results: Iterable[Result]) -> list[Result]:
 
 
 def _reachable(case: Case, results: list[Result]) -> float:
-    """What was asked for; with a rank alone, what the best one reached, if that is more."""
+    """Returns the error to be reached in a case: its tolerance, or the best error at the rank."""
     errors = [r.error for r in results if r.counts and r.error is not None]
     if case.operation not in RANKED:
         return case.tolerance
@@ -79,18 +79,18 @@ def _reachable(case: Case, results: list[Result]) -> float:
 
 
 def ours(case: Case, results: Iterable[Result], variant: str | None = None) -> Result | None:
-    """The result of ours that the goals of a case are about, or the one of a variant."""
+    """Returns our result that a case's goals are about, or that of a variant."""
     wanted = variant or case.ours
     return fastest(r for r in results if r.library == "tensorjax" and wanted in (None, r.variant))
 
 
 def fastest(results: Iterable[Result]) -> Result | None:
-    """The fastest of the results that count."""
+    """Returns the fastest of the results that count, or None."""
     return min((r for r in results if r.counts), key=lambda r: r.median, default=None)
 
 
 def rows(case: Case, results: Sequence[Result]) -> list[dict[str, Any]]:
-    """The rows of a case in the table of its group."""
+    """Returns the table rows of a benchmark case, one for each result."""
     base = ours(case, results)
     return [
         {
@@ -111,7 +111,7 @@ def rows(case: Case, results: Sequence[Result]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Target:
-    """A goal and what became of it.
+    """Goal of a benchmark case, with the number reached and whether it is met.
 
     Attributes:
         group, case: Where it was set.
@@ -140,7 +140,7 @@ class Target:
     its_error: float | None = None
 
     def row(self) -> dict[str, Any]:
-        """The target as a row of the table."""
+        """Returns a target as a row of the table of targets."""
         return {
             "group": self.group,
             "case": self.case,
@@ -155,7 +155,7 @@ class Target:
 
 
 def targets(case: Case, results: Sequence[Result]) -> list[Target]:
-    """One target per goal of a case."""
+    """Returns the targets of a case, one for each of its goals."""
     base = ours(case, results)
     found = [_target(case, goal, ours(case, results, goal.ours), results) for goal in case.goals]
     if case.most_programs is not None:
@@ -204,21 +204,21 @@ def _meant(goal: Goal, result: Result, base: Result | None) -> bool:
 
 
 def _verdict(case: Case, share: float, base: Result, other: Result) -> str:
-    """Whether a goal is met: in time, and with no larger an error."""
+    """Returns whether a goal is met: "yes", "within 5 %", "no", or "no: error"."""
     if base.error is not None and not base.error <= _enough(case, other):
         return "no: error"
     return "yes" if share >= 1 else "within 5 %" if share >= _NOISE else "no"
 
 
 def _enough(case: Case, other: Result) -> float:
-    """The error ours may have: what was asked; with a rank alone, that of the other or roundoff."""
+    """Returns the largest error allowed to ours: the tolerance, or that of the competitor."""
     if case.operation in RANKED and other.error is not None:
         return max(_SLACK * other.error, EXACT)
     return max(case.tolerance, other.error or 0.0)
 
 
 def work(case: Case, results: Sequence[Result]) -> dict[str, Any]:
-    """The least work of a case beside the time that ours takes."""
+    """Returns a table row: the least operations and bytes of a case beside our time."""
     base = ours(case, results)
     seconds = base.median if base else math.nan
     return {
@@ -232,7 +232,7 @@ def work(case: Case, results: Sequence[Result]) -> dict[str, Any]:
 
 
 def summary(found: Sequence[Target]) -> dict[str, Any]:
-    """The numbers worth recording: targets met, and the least share of a goal in each group."""
+    """Returns the numbers to record: targets met, and the worst share of a goal by group."""
     numbers: dict[str, Any] = {
         "targets": len(found),
         "targets met": sum(t.met == "yes" for t in found),

@@ -1,4 +1,4 @@
-"""Times the toolkit and its peers on the same work, by turns, in one process.
+"""Times core operations of the toolkit and its peers on the same work, by turns.
 
 Source: none; our own measurement. Run it on a quiet machine with the peers installed::
 
@@ -44,7 +44,7 @@ TABLES = {
 
 @dataclass(frozen=True)
 class Config(Sized):
-    """Options of the benchmark."""
+    """Options of the benchmark `bench/core`."""
 
     only: tuple[Group, ...] = ("svd", "rounding", "arithmetic", "projection", "ranks")
     """Groups of cases to run."""
@@ -70,7 +70,7 @@ class Config(Sized):
 
 
 def run(config: Config, run: Run) -> None:
-    """Measures the groups asked for and writes their tables, the targets and a figure."""
+    """Times all groups asked for; writes their tables, the targets and a figure."""
     if config.keep_memory:
         keep_memory()
     libraries, peers = load(config.skip)
@@ -105,7 +105,7 @@ def run(config: Config, run: Run) -> None:
 
 
 def run_shapes(config: Config, run: Run) -> None:
-    """Drawn shapes beside plain NumPy: a table of all cases and one of the ratios."""
+    """Times drawn shapes beside plain NumPy; writes a table of cases and one of ratios."""
     rng = np.random.default_rng(config.seed)
     jobs = _shapes.jobs(rng, config.shapes, 3e5 if config.small else 3e7)
     rows, end = [], time.monotonic() + config.seconds
@@ -124,7 +124,7 @@ def run_shapes(config: Config, run: Run) -> None:
 
 @contextmanager
 def double_precision() -> Iterator[None]:
-    """64-bit types in JAX and PyTorch, no compilation cache on disk; then as it was before."""
+    """Context manager for 64-bit types in JAX and PyTorch, without a compilation cache."""
     torch = sys.modules.get("torch")
     wanted = {"jax_enable_x64": True, "jax_enable_compilation_cache": False}
     before = {name: getattr(jax.config, name) for name in wanted}
@@ -143,7 +143,7 @@ def double_precision() -> Iterator[None]:
 
 
 def measure(case: Case, libraries: Sequence[Library], repeats: int) -> list[Result]:
-    """Lets every library that can do a case do it, by turns."""
+    """Times a case by every library that can do it, by turns; returns the results."""
     jax.clear_caches()
     results: list[Result] = []
     timings: dict[int, list[_timing.Timing]] = {}
@@ -160,7 +160,7 @@ def measure(case: Case, libraries: Sequence[Library], repeats: int) -> list[Resu
 
 
 def ways(case: Case, library: Library, results: list[Result]) -> list[Any]:
-    """The calls by which a library does a case; what keeps it from it becomes a result."""
+    """Returns the calls by which a library does a case; a failure is recorded as a result."""
     operation = getattr(library, case.operation, None)
     if operation is None:
         return []
@@ -179,7 +179,7 @@ def ways(case: Case, library: Library, results: list[Result]) -> list[Any]:
 def begin(
     case: Case, library: Library, variant: str, call: Any
 ) -> tuple[Result, list[_timing.Timing]]:
-    """Makes the first calls of one way, one for each setting of threads, and takes its error."""
+    """Makes the first call of one way with each thread setting; records time and error."""
     result = Result(library.name, variant, library.peer, library.compiled)
     lanes: list[_timing.Timing] = []
     for threads in thread_settings(library):
@@ -201,7 +201,7 @@ def begin(
 
 
 def check(case: Case, library: Library, value: Any, result: Result) -> None:
-    """Takes the error and the ranks of what a library returned."""
+    """Records the error and the rank of what a library returned."""
     try:
         plain = library.plain(value)
         if plain is not None:
@@ -213,7 +213,7 @@ def check(case: Case, library: Library, value: Any, result: Result) -> None:
 
 
 def thread_settings(library: Library) -> Sequence[int | None]:
-    """The numbers of threads a library is tried with; None is its default."""
+    """Returns the numbers of threads that a library is tried with; None is its default."""
     every = _timing.cores()
     if library.threads == "default" or find_spec("threadpoolctl") is None:
         return (None,)
@@ -221,7 +221,7 @@ def thread_settings(library: Library) -> Sequence[int | None]:
 
 
 def settle(result: Result, lanes: Sequence[_timing.Timing]) -> None:
-    """Fills in the time of the better setting of threads."""
+    """Records the time of the faster thread setting in a result."""
     if result.note or not lanes:
         return
     best = min(lanes, key=lambda t: t.median)
@@ -232,7 +232,7 @@ def settle(result: Result, lanes: Sequence[_timing.Timing]) -> None:
 
 
 def plot(found: Sequence[Target]) -> "Figure":
-    """Bars of the ratios reached, one per target, on a logarithmic scale."""
+    """Draws the ratios reached as bars on a logarithmic scale, one for each target."""
     from matplotlib.figure import Figure
 
     timed = [t for t in found if t.ratio is not None][::-1]

@@ -41,7 +41,7 @@ _GOAL = 1.0
 
 @dataclass(frozen=True)
 class Case:
-    """One size of a step.
+    """Size of a GPT-2 training step: configuration and batch.
 
     Attributes:
         name: How the tables call it.
@@ -67,7 +67,7 @@ CASES = (
 
 @dataclass(frozen=True)
 class Config(Sized):
-    """Options of the benchmark."""
+    """Options of the benchmark `bench/gpt2`."""
 
     cases: tuple[str, ...] = tuple(case.name for case in CASES)
     """Sizes to run."""
@@ -96,7 +96,7 @@ class Config(Sized):
 
 
 def run(config: Config, run: Run) -> None:
-    """Measures all sizes and writes the table, and the ratios beside the goal."""
+    """Times GPT-2 training steps of all sizes; writes the table and the ratios beside the goal."""
     if config.keep_memory:
         keep_memory()
     gpu = jax.default_backend() == "gpu"
@@ -131,7 +131,7 @@ def run(config: Config, run: Run) -> None:
 
 
 class Training:
-    """One way to write the model, with its state."""
+    """Training of GPT-2 written in one way, with its parameters and state."""
 
     def __init__(self, data: Any, loss: Callable[..., jax.Array], params: Any) -> None:
         self.optimizer = optax.adamw(3e-4, b2=0.95, weight_decay=0.1)
@@ -144,7 +144,7 @@ class Training:
         self.program = jax.jit(self.step, donate_argnums=(0, 1))
 
     def step(self, leaves: Any, state: Any, tokens: jax.Array, targets: jax.Array) -> Any:
-        """One step of AdamW, and the loss before it."""
+        """Computes one step of AdamW; returns parameters, state and the loss before it."""
 
         def loss(leaves: Any) -> jax.Array:
             return self.loss(jax.tree.unflatten(self.tree, leaves), tokens, targets)
@@ -161,12 +161,12 @@ class Training:
 
 
 def ways(case: Case, dtype: Any) -> dict[tuple[str, str], Any]:
-    """All ways to write the model, ours first."""
+    """Creates the trainings of all ways to write GPT-2, ours first."""
     return {name: make() for name, make in makers(case, dtype).items()}
 
 
 def makers(case: Case, dtype: Any) -> dict[tuple[str, str], Callable[[], Any]]:
-    """What makes each of the ways, all with the same weights."""
+    """Returns a function for each way to write GPT-2, which creates it with the same weights."""
     model = GPT2(case.config, dtype=dtype, rngs=nnx.Rngs(0))
     data = tokens_and_targets(case)
 
@@ -205,7 +205,7 @@ def makers(case: Case, dtype: Any) -> dict[tuple[str, str], Callable[[], Any]]:
 
 
 def tokens_and_targets(case: Case) -> tuple[jax.Array, jax.Array]:
-    """What every way is trained on."""
+    """Draws the tokens and targets on which every way is trained."""
     rng = np.random.default_rng(0)
     drawn = rng.integers(0, case.config.vocabulary, (case.batch, case.config.length + 1), np.int32)
     return jnp.asarray(drawn[:, :-1]), jnp.asarray(drawn[:, 1:])
@@ -221,7 +221,7 @@ def _flax(graph: Any, params: Any, tokens: jax.Array, targets: jax.Array) -> jax
 
 
 def measure(case: Case, dtype: Any, repeats: int, peak: float) -> list[dict[str, Any]]:
-    """One row for every way, timed by turns; ``peak`` in operations per second."""
+    """Times all ways by turns; returns a row each. ``peak`` is in operations per second."""
     trainings = ways(case, dtype)
     timings = []
     for (library, variant), training in trainings.items():
@@ -257,7 +257,7 @@ def measure(case: Case, dtype: Any, repeats: int, peak: float) -> list[dict[str,
 
 
 def verdict(case: Case, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The others' times over ours as it is by default."""
+    """Returns the ratios of the other ways' times to ours."""
     by_default = ("tensorjax", "")
     others = {
         ("flax", ""): "flax",

@@ -39,14 +39,14 @@ _PEER_GOAL = 3.0
 
 @dataclass(frozen=True)
 class Config(Sized):
-    """Options of the benchmark."""
+    """Options of the benchmark `bench/layers`."""
 
     only: tuple[Group, ...] = ("linear", "embedding", "encoder")
     """Groups of problems to run."""
 
 
 def run(config: Config, run: Run) -> None:
-    """Measures the groups asked for and writes their tables and the ratios beside the goals."""
+    """Times the layer groups asked for; writes their tables and the ratios beside the goals."""
     ratios = []
     for name in config.only:
         rows = []
@@ -66,7 +66,7 @@ def run(config: Config, run: Run) -> None:
 
 
 def measure(problem: Problem, repeats: int, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """One row for every way, timed by turns."""
+    """Times all ways of a layer problem by turns; returns a row for each."""
     return [
         {
             "problem": problem.name,
@@ -82,7 +82,7 @@ def measure(problem: Problem, repeats: int, columns: Sequence[str]) -> list[dict
 
 
 def verdict(problem: Problem, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Every other library at its fastest over ours as planned, and the goals that are missed."""
+    """Returns the ratio of every library's best time to ours, and the goals missed."""
     (ours,) = (r["ms"] for r in rows if (r["library"], r["variant"]) == ("tensorjax", ""))
     others: dict[str, float] = {}
     for row in rows:

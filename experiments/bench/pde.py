@@ -42,7 +42,7 @@ _COSTS = ("cpu s", "seconds", "first call", "programs")
 
 @dataclass(frozen=True)
 class Config(Sized):
-    """Options of the benchmark."""
+    """Options of the benchmark `bench/pde`."""
 
     only: tuple[Group, ...] = ("fixed", "moving")
     """Groups of problems to run."""
@@ -61,7 +61,7 @@ class Config(Sized):
 
 
 def run(config: Config, run: Run) -> None:
-    """Measures the groups asked for and writes their tables and the ratios beside the goals."""
+    """Times the integrations asked for; writes their tables and the ratios beside the goals."""
     run.table("peers", peers(), caption="Who is compared, and who cannot be")
     ratios: list[dict[str, Any]] = []
     with double_precision():
@@ -90,7 +90,7 @@ def run(config: Config, run: Run) -> None:
 
 
 def peers() -> list[dict[str, str]]:
-    """A row for each peer: its version, or why it is missing."""
+    """Returns a row for each peer library: its version, or why it is missing."""
     rows = []
     for name in PEERS:
         here = found(name) is not None
@@ -107,7 +107,7 @@ def peers() -> list[dict[str, str]]:
 
 
 class Processor:
-    """A call, and the seconds of the processor that it took each time."""
+    """Call that records the processor seconds it takes each time."""
 
     def __init__(self, call: Callable[[], Any]):
         self.call = call
@@ -122,12 +122,12 @@ class Processor:
 
     @property
     def median(self) -> float:
-        """Of the warm calls; of the only call, if there was one."""
+        """Median processor seconds of the warm calls; of the only call, if there was one."""
         return statistics.median(self.samples[1:] or self.samples)
 
 
 def timed(ways: Sequence[Way], repeats: int, name: str) -> list[dict[str, Any]]:
-    """What every way found, its seconds and programs; one thread each, by turns."""
+    """Times all ways by turns with one thread; returns errors, seconds and programs."""
     processors = [Processor(way.call) for way in ways]
     clocked = [
         replace(way, call=processor) for way, processor in zip(ways, processors, strict=True)
@@ -147,7 +147,7 @@ def timed(ways: Sequence[Way], repeats: int, name: str) -> list[dict[str, Any]]:
 
 
 def measure(task: Task, repeats: int) -> list[dict[str, Any]]:
-    """One row for every way of a task."""
+    """Times all ways of a task; returns a row for each."""
     problem = _stepping.problem(task)
     rows = timed(problem.ways, repeats, problem.name)
     return [
@@ -165,7 +165,10 @@ def measure(task: Task, repeats: int) -> list[dict[str, Any]]:
 
 
 def verdicts(task: Task, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Every library at its fastest setting that reaches the error, over ours at rest."""
+    """Returns how each library's fastest sufficient setting compares with ours.
+
+    Ours is in fixed coordinates.
+    """
     able = [row for row in rows if not row["note"]]
     best: dict[str, dict[str, Any]] = {}
     for row in sorted(able, key=lambda row: row["cpu s"]):
@@ -191,7 +194,7 @@ def verdicts(task: Task, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def moving(dim: int, repeats: int) -> list[dict[str, Any]]:
-    """P2 of the experiment `pde` in moving coordinates: one row for the convex problem and ours."""
+    """Times the process P2 in moving coordinates; returns a row for each generator."""
     (case,) = cases.family((dim,), 1e-6)
 
     def answer(solution: pde.Solution) -> dict[str, Any]:
@@ -219,7 +222,7 @@ def _prototype(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def goals(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The prototype's time over ours, on either clock, and the most programs of a run."""
+    """Returns goal rows: the prototype's time over ours, and the largest number of programs."""
     ours = rows[0]
     out = [
         {

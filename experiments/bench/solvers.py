@@ -32,7 +32,7 @@ _SLACK = 2.0
 
 @dataclass(frozen=True)
 class Config(Sized):
-    """Options of the benchmark."""
+    """Options of the benchmark `bench/solvers`."""
 
     only: tuple[Group, ...] = ("products", "cross", "systems", "chains", "completion")
     """Groups of problems to run."""
@@ -42,7 +42,7 @@ class Config(Sized):
 
 
 def groups(small: bool) -> dict[str, Callable[[], list[Problem]]]:
-    """The problems of every group, made when they are asked for."""
+    """Returns a function for each group that creates its problems."""
     if small:
         return {
             "products": lambda: _problems.products(6, 3, 8),
@@ -61,7 +61,7 @@ def groups(small: bool) -> dict[str, Callable[[], list[Problem]]]:
 
 
 def run(config: Config, run: Run) -> None:
-    """Measures the groups asked for and writes their tables and the ratios beside the goals."""
+    """Times the solver groups asked for; writes their tables and the ratios beside the goals."""
     ratios = []
     _solving.found("torch")  # imported before its default precision is set
     with double_precision():
@@ -76,7 +76,7 @@ def run(config: Config, run: Run) -> None:
 
 
 def measure(problem: Problem, repeats: int) -> list[dict[str, Any]]:
-    """One row for every way, timed by turns."""
+    """Times all ways of a solver problem by turns; returns a row for each."""
     rows = [
         {
             "problem": problem.name,
@@ -93,7 +93,7 @@ def measure(problem: Problem, repeats: int) -> list[dict[str, Any]]:
 
 
 def verdict(problem: Problem, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The fastest peer that comes as near as we do, beside our fastest way."""
+    """Compares the fastest peer of like accuracy with our fastest way, as a row."""
     able = [row for row in rows if row.get("seconds") is not None]
     ours = min((r for r in able if r["library"] == "tensorjax"), key=lambda r: r["seconds"])
     reach = _SLACK * max(ours.get("error") or 0.0, 1e-6)

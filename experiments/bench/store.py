@@ -46,7 +46,7 @@ POLICY = (
 
 @dataclass(frozen=True)
 class Config(Repeated):
-    """Options of the benchmark."""
+    """Options of the benchmark `bench/store`."""
 
     only: tuple[Group, ...] = ("blocks", "compute")
     """Groups to run: `blocks` (bytes a second by size of tensor), `compute` (kept during I/O)."""
@@ -88,7 +88,7 @@ class Config(Repeated):
 
 
 def run(config: Config, run: Run) -> None:
-    """Measures the groups asked for and writes their tables and the ratios beside the goals."""
+    """Times the store groups asked for; writes their tables and the ratios beside the goals."""
     folder = (config.folder or run.folder) / "bench-store"
     run.console.print(f"cache policy: {POLICY}")
     run.metric("cache policy", POLICY)
@@ -117,7 +117,7 @@ def run(config: Config, run: Run) -> None:
 
 
 def peers() -> list[dict[str, str]]:
-    """A row for each competitor that needs a package, and for fio."""
+    """Returns a row for each competitor of the store: why it is missing, if it is."""
     rows = [{"peer": way.library, "missing because": way.missing} for way in _disks.WAYS
             if way.needs != "numpy"]  # fmt: skip
     fio = "" if shutil.which("fio") else "'fio' is not installed"
@@ -127,7 +127,7 @@ def peers() -> list[dict[str, str]]:
 
 
 def measure(folder: Path, size: int, config: Config) -> list[dict[str, Any]]:
-    """Bytes a second of every way at one size of tensor, by turns; a row each."""
+    """Measures the bytes per second of every way at one tensor size; returns a row each."""
     count = max(1, min(config.most, config.total // size))
     arrays = _disks.tensors(size, count)
     wanted = {"tensorjax", *(config.libraries or [way.library for way in _disks.WAYS])}
@@ -185,7 +185,7 @@ def _with_fio(folder: Path, size: int, total: int, rates: dict[Any, Any]) -> Non
 
 
 def _seconds(call: Callable[[], None]) -> tuple[float, float]:
-    """Seconds of the clock and of the processor, all threads together."""
+    """Measures the wall seconds and processor seconds of a call, over all threads."""
     gc.collect()
     gc.disable()
     try:
@@ -197,7 +197,7 @@ def _seconds(call: Callable[[], None]) -> tuple[float, float]:
 
 
 def verdicts(size: int, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Our fastest way over the bare queues, over the best of files and libraries, and fio's."""
+    """Compares our fastest way with bare O_DIRECT queues, with libraries and with fio."""
     kinds = {
         one: lambda r, one=one: f"{r['library']}, {r['variant']}" == one
         for one in (SINGLE, WHOLE, POOL)
@@ -238,7 +238,10 @@ def _best(
 
 
 def compute(folder: Path, config: Config) -> list[dict[str, Any]]:
-    """How much of a computation's speed is left beside the store, and beside bare transfers."""
+    """Measures how much of a computation's speed is left while the store transfers data.
+
+    And beside bare transfers.
+    """
     rows = []
     names = [name for name in ("io_uring", "threads", "buffered") if name in backends()]
     computations = {
@@ -308,7 +311,7 @@ def _speed(step: Callable[[], object], seconds: float) -> float:
 
 @contextmanager
 def _traffic(backend: str, folder: Path, config: Config) -> Iterator[Callable[[], int]]:
-    """Writes and reads tensors, in equal parts and as fast as it goes, in a thread of its own."""
+    """Context manager that writes and reads tensors by a store, in a background thread."""
     size = min(4 * MIB, config.total // 8)
     arrays = {str(i): np.full(size // 4, i, np.float32) for i in range(8)}
     with ExitStack() as stack:
@@ -341,7 +344,7 @@ def _traffic(backend: str, folder: Path, config: Config) -> Iterator[Callable[[]
 
 @contextmanager
 def _bare(folder: Path, config: Config) -> Iterator[Callable[[], int]]:
-    """O_DIRECT from 4 threads that write and 4 that read: nothing copied or hashed, no index."""
+    """Context manager that writes and reads by O_DIRECT in 8 threads, without store or copies."""
     block = min(MIB, max(4096, config.total // 8 // 4096 * 4096))
     memory, moved = _disks.aligned(8 * block), [0] * 8
     with _disks.directly(folder, 64 * block) as descriptor:
@@ -360,7 +363,7 @@ def _bare(folder: Path, config: Config) -> Iterator[Callable[[], int]]:
 
 @contextmanager
 def _again_and_again(works: Sequence[Callable[[], None]]) -> Iterator[None]:
-    """Each in a thread of its own, until the end."""
+    """Context manager that repeats functions, each in a thread, until the block ends."""
     stop = threading.Event()
     failures: list[BaseException] = []
 
@@ -385,7 +388,7 @@ def _again_and_again(works: Sequence[Callable[[], None]]) -> Iterator[None]:
 
 
 def kept(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The compute kept by the store that `auto` takes, beside the goal."""
+    """Returns goal rows: the share of compute speed kept beside the default backend."""
     name = rows[0]["backend"]
     return [
         {

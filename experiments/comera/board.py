@@ -1,4 +1,4 @@
-"""What is seen while it trains: a bar with loss, score and size, or a line a training."""
+"""Progress display of trainings: a bar with loss, score and size, or a line each."""
 
 import time
 from types import TracebackType
@@ -10,7 +10,7 @@ from experiments.comera.training import Watch
 
 
 class Board:
-    """Shows how far all trainings have come; a context manager.
+    """Context manager that shows the progress of all trainings.
 
     Args:
         run: Whose console is written to.
@@ -23,7 +23,7 @@ class Board:
         self._bars: Any = None
 
     def __enter__(self) -> "Board":
-        """Puts the bars up, if there is a terminal to show them."""
+        """Starts the progress bars if there is a terminal."""
         console: Any = self.run.console
         if getattr(console, "is_terminal", False):
             from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -41,31 +41,31 @@ class Board:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Takes them down."""
+        """Stops the progress bars."""
         if self._bars is not None:
             self._bars.stop()
 
     @property
     def done(self) -> int:
-        """How many trainings were begun or found; one that is asked for again counts once."""
+        """Number of trainings begun or found in the store, each counted once."""
         return len(self._seen)
 
     def skip(self, task: Task, title: str) -> None:
-        """A training that was done before."""
+        """Counts a training whose result was found in the store."""
         self._seen.add(f"{task.name}: {title}")
         if self._bars is not None:
             self._bars.update(self._all, completed=self.done)
 
     def absent(self, task: Task, name: str) -> None:
-        """A method that has no model as small as is asked for."""
+        """Reports that a method has no model as small as asked for."""
         self.run.console.print(f"{task.name}: {name}: left out, its smallest model is larger")
 
     def diverged(self, task: Task, title: str, error: FloatingPointError) -> None:
-        """A learning rate that a training does not survive, which others are chosen before."""
+        """Reports a training that diverged at its learning rate."""
         self.run.console.print(f"{task.name}: {title}: diverged, {error}")
 
     def begin(self, task: Task, title: str) -> Watch:
-        """Announces a training, and returns what is to be called at its evaluations."""
+        """Announces a training; returns a function to be called at its evaluations."""
         start = time.perf_counter()
         self._seen.add(f"{task.name}: {title}")
         if self._bars is not None:

@@ -1,4 +1,4 @@
-"""The state of a training on disk, by Orbax, whatever shapes its arrays have shrunk to."""
+"""Checkpoints of a training by Orbax, for arrays whose shapes shrink."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ from experiments._results import plain, write_atomically
 
 
 def save(path: Path, state: Any, note: Mapping[str, Any]) -> None:
-    """Writes the leaves of ``state`` and a note, in place of what lies there.
+    """Writes a checkpoint of ``state`` with a note, in place of the previous one.
 
     The note is written last, in one step, and says which folder of leaves is whole; the older one
     is removed only then.
@@ -37,7 +37,7 @@ def save(path: Path, state: Any, note: Mapping[str, Any]) -> None:
 
 
 def load(path: Path, like: Any) -> tuple[Any, dict[str, Any]] | None:
-    """What ``save`` wrote, or None if nothing whole lies there.
+    """Reads a checkpoint: state and note; None if there is none.
 
     Args:
         path: That of ``save``.
@@ -65,7 +65,7 @@ def load(path: Path, like: Any) -> tuple[Any, dict[str, Any]] | None:
 
 
 def remove(path: Path) -> None:
-    """Forgets a checkpoint, if there is one."""
+    """Removes a checkpoint, if there is one."""
     content = _read(path)
     path.unlink(missing_ok=True)
     if content is not None:

@@ -1,4 +1,4 @@
-"""All methods on one task: rates tuned, seeds repeated, nothing done twice."""
+"""Comparison of all methods on one task: rates tuned, seeds repeated, nothing done twice."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """How much is trained.
+    """Extent of a comparison: methods, seeds, learning rates, targets, evaluations.
 
     Attributes:
         methods: Which.
@@ -43,7 +43,10 @@ class Budget:
     hasty: bool = False
 
     def stops(self, steps: int) -> tuple[int, ...]:
-        """After which steps a training is evaluated; the end of the early stage among them."""
+        """Returns the steps after which a training is evaluated.
+
+        The end of the early stage is among them.
+        """
         chunk, switch = training.chunk_of(steps), self.switch(steps)
         before = max(1, round(self.evaluations * self.early))
         after = max(1, self.evaluations - before)
@@ -56,13 +59,13 @@ class Budget:
         return tuple(dict.fromkeys(stop for stop in found if stop > 0))
 
     def switch(self, steps: int) -> int:
-        """The last step of the early stage."""
+        """Returns the last step of the early stage."""
         chunk = training.chunk_of(steps)
         return min(max(1, round(self.early * steps / chunk)) * chunk, steps - chunk)
 
 
 class Comparison:
-    """The trainings of one task; compiled programs are shared where the shapes are.
+    """Comparison of methods on one task, whose trainings share compiled programs.
 
     Args:
         task: What is learnt.
@@ -82,7 +85,7 @@ class Comparison:
         self._prepared: dict[Any, tuple[Variant, Programs, Any]] = {}
 
     def results(self) -> list[Result]:
-        """One result for each method, target and seed, at the rate that validation chose."""
+        """Returns one result for each method, target and seed, at the tuned learning rate."""
         found: list[Result] = []
         for method in self.budget.methods:
             if method not in LATE:
@@ -102,7 +105,7 @@ class Comparison:
         return found
 
     def smaller(self, share: float) -> "Comparison":
-        """The methods of equal size with a share of the tensorised numbers.
+        """Returns a comparison of methods at a share of the tensorised parameters.
 
         That is as many as a late stage may keep at this target, if the early one pruned nothing.
         """
@@ -115,7 +118,7 @@ class Comparison:
         return Comparison(self.task, options, budget, self.store, self.board, share)
 
     def tuned(self, method: Method) -> float:
-        """The rate with the best validation, on average over the seeds that choose."""
+        """Returns the learning rate with the best mean validation score."""
         rates, seeds = self.budget.rates, self.budget.seeds[: self.budget.tuned_on]
         if len(rates) == 1:
             return rates[0]
@@ -135,7 +138,10 @@ class Comparison:
         return max(scores, key=lambda rate: scores[rate])
 
     def trained(self, method: Method, seed: int, rate: float, *, again: bool = False) -> Result:
-        """One training of any method but the late stage."""
+        """Trains one method, unless its result is in the store; returns the result.
+
+        Not for the late stage.
+        """
         stops = self.budget.stops(self.task.steps)
         plan = Plan(stops)
         if method == "early":
@@ -157,7 +163,7 @@ class Comparison:
         return self._kept(settings, result, variant, method, seed, rate)
 
     def late(self, method: Method, target: float, seed: int, rate: float) -> Result:
-        """A late stage, from the end of the early one."""
+        """Trains a late stage from the end of the early one; returns the result."""
         stops = self.budget.stops(self.task.steps)
         switch = self.budget.switch(self.task.steps)
         rest = tuple(stop for stop in stops if stop > switch)
@@ -192,7 +198,7 @@ class Comparison:
         return self._kept(settings, result, variant, method, seed, rate) | {"target": target}
 
     def last(self, result: Mapping[str, Any]) -> tuple[Programs, State]:
-        """The programs of a result, and a state that its last steps might have begun with.
+        """Returns the programs of a result, and a freshly drawn state of the first shapes.
 
         It is drawn anew and has the shapes of the start.
         """
@@ -241,7 +247,7 @@ class Comparison:
 
 
 def trainings(budget: Budget) -> int:
-    """How many there are of a task, at most."""
+    """Returns the largest number of trainings of a task."""
     choosing = len(budget.seeds[: budget.tuned_on])
     tuned = (len(budget.rates) - 1) * choosing
     plain = [m for m in budget.methods if m not in LATE]

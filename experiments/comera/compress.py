@@ -1,4 +1,4 @@
-"""Compression to a given size by default options, beside trains of one rank and low rank.
+"""Compression to a given size, beside tensor trains of one rank and low rank.
 
 A network of two hidden layers learns images; every layer is tensorised. For each size, so many
 times fewer parameters than dense, are trained:
@@ -39,7 +39,7 @@ CAPTION = (
 
 @dataclass(frozen=True)
 class Config:
-    """What is compared."""
+    """Options of the compression comparison."""
 
     data: Path | None = None
     """File .npz with x_train, y_train, x_test and y_test; None: scikit-learn's digits."""
@@ -66,12 +66,12 @@ class Config:
 
     @classmethod
     def quick(cls) -> "Config":
-        """Digits, one size, one seed and one rate."""
+        """Returns the options of a quick run: digits, one size, one seed and one rate."""
         return cls(fewer=(20.0,), seeds=(0,), rates=(0.01,), steps=300, batch=64, width=128)
 
 
 class Images(NamedTuple):
-    """Training images and labels, and those of the test."""
+    """Images and labels for training and test."""
 
     x: np.ndarray
     y: np.ndarray
@@ -80,21 +80,21 @@ class Images(NamedTuple):
 
 
 class Network(nnx.Module):
-    """Linear layers with ReLU between them."""
+    """Multilayer perceptron with ReLU between its linear layers."""
 
     def __init__(self, widths: tuple[int, ...], spec: Any, rngs: nnx.Rngs) -> None:
         pairs = itertools.pairwise(widths)
         self.layers = nnx.List([spec.linear(a, b, rngs=rngs) for a, b in pairs])
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Returns the logits of a batch of images."""
+        """Computes the logits of a batch of images."""
         for layer in self.layers[:-1]:
             x = nnx.relu(layer(x))
         return self.layers[-1](x)
 
 
 def images(config: Config) -> Images:
-    """Loads the images, between 0 and 1."""
+    """Loads images with pixels in [0, 1], and labels."""
     if config.data is None:
         from sklearn.datasets import load_digits
 
@@ -112,7 +112,7 @@ def images(config: Config) -> Images:
 
 def train(config: Config, data: Images, widths: tuple[int, ...], spec: Any, optimizer: Any,
           seed: int) -> dict[str, Any]:  # fmt: skip
-    """Trains one network, shrinks it, and returns accuracy, losses, parameters and status."""
+    """Trains and shrinks one network; returns accuracy, losses, parameters and status."""
     model = Network(widths, spec, nnx.Rngs(seed))
     graph, params, rest = nnx.split(model, nnx.Param, ...)
     optimizer = optax.with_extra_args_support(optimizer)
@@ -155,7 +155,7 @@ def train(config: Config, data: Images, widths: tuple[int, ...], spec: Any, opti
 
 def prepared(config: Config, widths: tuple[int, ...], method: Method, fewer: float,
              rate: float) -> tuple[Any, Any]:  # fmt: skip
-    """Returns specification and optimiser of a method at a size."""
+    """Returns the layer specification and the optimiser of a method at a size."""
     inner = optax.adamw(
         optax.warmup_cosine_decay_schedule(0.0, rate, config.steps // 20, config.steps)
     )
@@ -175,7 +175,7 @@ def prepared(config: Config, widths: tuple[int, ...], method: Method, fewer: flo
 
 
 def measure(config: Config, data: Images, method: Method, fewer: float) -> dict[str, Any]:
-    """Returns the table's row of a method at a size."""
+    """Trains a method at a size over seeds; returns its table row."""
     widths = (data.x.shape[1], config.width, config.width, int(data.y.max()) + 1)
 
     def once(rate: float, seed: int) -> dict[str, Any]:
@@ -195,7 +195,7 @@ def measure(config: Config, data: Images, method: Method, fewer: float) -> dict[
 
 
 def run(config: Config, run: Run) -> None:
-    """Trains every method at every size, and prints the table."""
+    """Trains every method at every size, and writes the table."""
     with (
         jax.enable_x64(False),
         jax.numpy_dtype_promotion("standard"),
@@ -223,7 +223,10 @@ def run(config: Config, run: Run) -> None:
 
 
 def outcome(rows: list[dict[str, Any]]) -> tuple[str, bool | None]:
-    """Returns points above the best other method of equal size, and whether none is negative."""
+    """Compares `compress_to` with the best other method of equal size, in accuracy points.
+
+    Returns a sentence, and whether no difference is negative.
+    """
     ahead = {}
     for fewer in dict.fromkeys(row["fewer"] for row in rows):
         scores = {row["method"]: row["accuracy"] for row in rows if row["fewer"] == fewer}

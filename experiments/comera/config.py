@@ -1,4 +1,4 @@
-"""Options of the command line, and what they make of a task's settings."""
+"""Options of the experiment `comera` on the command line, and budgets derived from them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ Name = Literal["flights", "code", "pairs", "planted"]
 
 @dataclass(frozen=True)
 class Config:
-    """Options; the defaults take hours on two CPU cores."""
+    """Options of the experiment; the defaults take hours on two CPU cores."""
 
     tasks: tuple[Name, ...] = ("flights", "code", "pairs", "planted")
     """What is learnt; "planted" is the recovery of planted ranks."""
@@ -50,7 +50,7 @@ class Config:
     """Seconds between two checkpoints of a training."""
 
     def __post_init__(self) -> None:
-        """Checks what would fail late."""
+        """Raises ValueError for options that would fail late in a run."""
         for name in ("tasks", "methods", "seeds", "rates"):
             value = getattr(self, name)
             if value is not None and not value:
@@ -74,14 +74,14 @@ class Config:
 
     @classmethod
     def quick(cls) -> "Config":
-        """Tiny models and data, one seed and one rate: all that there is, in two or three."""
+        """Returns the options of a quick run: tiny models and data, one seed and one rate."""
         return cls(
             methods=("dense", "lowrank", "late"), seeds=(0,), rates=(3e-3,),
             targets=(0.5,), shares=(), scale="tiny", evaluations=3, planted=1,
         )  # fmt: skip
 
     def budget(self, name: str) -> Budget:
-        """How much is trained of the task of a name."""
+        """Returns the budget of trainings for a task."""
         setting = SETTINGS[name, self.scale]
         return Budget(
             methods=self.methods, seeds=self.seeds, targets=self.targets, shares=self.shares,

@@ -1,4 +1,4 @@
-"""The figure: score against numbers, and ranks over time."""
+"""Figure of the experiment `comera`: score against parameters, and ranks over time."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,7 +25,7 @@ Results = Sequence[Mapping[str, Any]]
 
 
 def overview(found: Mapping[str, tuple[str, Results]]) -> Figure:
-    """Draws a column a task.
+    """Draws the figure of scores and ranks, one column for each task.
 
     Args:
         found: metric and results of each task.
@@ -52,7 +52,7 @@ def overview(found: Mapping[str, tuple[str, Results]]) -> Figure:
 
 
 def pareto(axis: Axes, results: Results, metric: str) -> None:
-    """Test scores against numbers: a small point a seed, large ones for means, joined by size."""
+    """Draws test scores against parameters: small points for seeds, large ones for means."""
     for method in NAMES:
         groups = report.groups([r for r in results if r["method"] == method])
         look: dict[str, Any] = {"color": COLORS[method], "marker": MARKERS[method]}
@@ -70,7 +70,7 @@ def pareto(axis: Axes, results: Results, metric: str) -> None:
 
 
 def ranks(axis: Axes, results: Results) -> None:
-    """Ranks of the first seed over its steps: each bond thin, their mean thick."""
+    """Draws the ranks over the steps, of the first seed: bonds thin, their mean thick."""
     drawn = [r for r in results if r["method"] in ADAPTIVE]
     drawn = [r for r in drawn if r["seed"] == drawn[0]["seed"]]
     targets = sorted({r["target"] for r in drawn if r["method"] in LATE}, reverse=True)

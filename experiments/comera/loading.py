@@ -1,4 +1,4 @@
-"""Loading of the tasks: the user's files where they are given, stand-ins otherwise."""
+"""Loading of tasks: from the user's files if given, stand-ins otherwise."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from experiments.comera.training import chunk_of
 
 
 def load(name: str, config: Config, cache: Path) -> tuple[Task, Options]:
-    """The task of a name, on the user's files where they are given."""
+    """Loads a task by its name, from the user's files if given."""
     setting = SETTINGS[name, config.scale]
     steps = setting.steps if config.steps is None else config.steps
     steps -= steps % chunk_of(steps)

@@ -26,7 +26,7 @@ from experiments.comera.tasks import Task
 
 
 def run(config: Config, run: Run) -> None:
-    """Trains everything in single precision, then draws the figure."""
+    """Trains all methods on all tasks in single precision, then draws the figure."""
     store = Store(run.folder.parent / "comera" / "store")
     names = [name for name in config.tasks if name in TASKS]
     found: dict[str, tuple[str, list[dict[str, Any]]]] = {}
@@ -54,7 +54,10 @@ def run(config: Config, run: Run) -> None:
 
 
 def _outcome(run: Run, tasks: list[str]) -> tuple[str, bool | None]:
-    """Points lost on every task by the best model of at most a tenth of the dense size."""
+    """Returns the points lost on every task by the best model of a tenth of the dense size.
+
+    At most a tenth, as a sentence; and whether the loss is at most one point.
+    """
     below = {task: run.metrics.get(f"{task}_points_below_dense") for task in tasks}
     known = {task: points for task, points in below.items() if points is not None}
     if not known:
@@ -64,7 +67,7 @@ def _outcome(run: Run, tasks: list[str]) -> tuple[str, bool | None]:
 
 
 def _planted(config: Config, run: Run) -> None:
-    """Ranks of planted trains, found again."""
+    """Trains the planted trains, and records the table of ranks found."""
     wanted = (planted.OURS,) if config.scale == "tiny" else planted.METHODS
     settings = planted.Config(seeds=config.planted)
     work = run.progress(wanted, f"planted ranks, {config.planted} seeds")
@@ -83,7 +86,7 @@ def _planted(config: Config, run: Run) -> None:
 
 
 def _record(run: Run, task: Task, options: Options, results: list[dict[str, Any]]) -> None:
-    """The table and the metrics of a task."""
+    """Records the table and the metrics of a task."""
     dense = sizes.count(lambda rngs: task.make(task.config, rngs=rngs))
     rows = report.rows(results, dense)
     ours = {row["method"] for row in rows}

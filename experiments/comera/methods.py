@@ -1,4 +1,4 @@
-"""What is compared: models and optimisers, by the names of the option ``--methods``."""
+"""Methods to compare: models and optimisers, by the names of the option ``--methods``."""
 
 import functools
 from collections.abc import Callable
@@ -39,7 +39,7 @@ HIGHEST = 256  # no rank above it is tried
 
 @dataclass(frozen=True)
 class Options:
-    """What the methods of one task have in common.
+    """Options that the methods of one task share.
 
     Attributes:
         compression: The models of equal size have at most the dense one's numbers over this.
@@ -87,7 +87,7 @@ class Options:
     init: Init = "orthogonal"
 
     def settings(self, method: Method) -> dict[str, Any]:
-        """Those that a method depends on, as JSON can hold them."""
+        """Returns the options that a method depends on, as JSON."""
         unused = {"early"}  # the stops of a training tell it
         if method not in ADAPTIVE:
             unused |= OF_PRUNING
@@ -100,7 +100,7 @@ class Options:
 
 @dataclass(frozen=True, eq=False)
 class Variant:
-    """A model and its optimiser.
+    """Model and optimiser of a method, with the model's number of parameters.
 
     Attributes:
         method: One of `NAMES`.
@@ -125,7 +125,7 @@ def variant(
     switch: int | None = None,
     fraction: float | None = None,
 ) -> Variant:
-    """The model and the optimiser of a method.
+    """Returns the model and the optimiser of a method on a task.
 
     Args:
         task: What is learnt.
@@ -160,7 +160,7 @@ def variant(
 
 
 def _late(options: Options, switch: int, steps: int, fraction: float | None) -> dict[str, Any]:
-    """Options of the late stage."""
+    """Returns the options of the optimiser's late stage."""
     weight = optax.schedules.exponential_decay(
         options.late_size_weight, steps - switch, options.late_growth, transition_begin=switch
     )
@@ -173,7 +173,7 @@ def _late(options: Options, switch: int, steps: int, fraction: float | None) -> 
 def _model(
     task: Task, method: Method, budget: int, options: Options
 ) -> tuple[Callable[[nnx.Rngs], nnx.Module], str]:
-    """A model of the method within its budget of numbers, and what had to be chosen for it.
+    """Returns a function that builds a method's model within its parameter budget, and a note.
 
     While a size is searched, factors begin normal: as many numbers, described several times faster.
     """
@@ -206,7 +206,7 @@ def _model(
 def _low_rank(
     task: Task, budget: int, factorised: Any, fitting: Any, init: Init
 ) -> tuple[Callable[[nnx.Rngs], nnx.Module], str]:
-    """Rank by budget; where not even rank 1 is small enough, rank 4 of a narrower model."""
+    """Chooses a low-rank model within a budget: by rank, else rank 4 of a narrower model."""
 
     def low_rank(rank: int, init: Init = "normal") -> Callable[[nnx.Rngs], nnx.Module]:
         return factorised(nn.LowRank(rank, init=init), task.config)
@@ -223,7 +223,7 @@ def _low_rank(
 
 
 class RateState(NamedTuple):
-    """A learning rate that is data, so that all rates share one compiled program."""
+    """Learning rate kept as data, so that all rates share one compiled program."""
 
     rate: jax.Array
     count: jax.Array
@@ -232,7 +232,7 @@ class RateState(NamedTuple):
 def at_rate(
     rate: float, steps: int, options: Options, *, gates: float | None = None
 ) -> optax.GradientTransformation:
-    """Steps downhill by the rate, which rises linearly and then falls to zero by a cosine.
+    """Returns a transformation that scales updates by a rate: linear warm-up, cosine decay.
 
     Gates go by a rate of their own if ``gates`` is one; it does not fall, and prunes to the end.
     """
@@ -260,12 +260,12 @@ def at_rate(
 def adam(
     rate: float, steps: int, options: Options, *, gates: float | None = None
 ) -> optax.GradientTransformation:
-    """Adam without weight decay; ``gates`` as in `at_rate`."""
+    """Returns Adam without weight decay; ``gates`` is the gates' own rate, as in `at_rate`."""
     return optax.chain(optax.scale_by_adam(), at_rate(rate, steps, options, gates=gates))
 
 
 def galore(rate: float, steps: int, options: Options) -> optax.GradientTransformation:
-    """GaLore on the kernels of all linear layers whose both sides exceed its rank; Adam elsewhere.
+    """Returns GaLore for kernels of linear layers whose sides exceed its rank, and Adam elsewhere.
 
     Embeddings, biases and layer norms are not projected, as in the paper.
     """

@@ -1,4 +1,4 @@
-"""An order of a vocabulary in which tokens that are used alike are near each other.
+"""Order of a vocabulary in which tokens of similar use are near each other.
 
 A tensor train over the digits of an id shares numbers between ids with digits in common: the order
 of the ids is part of the model, while tables and their low-rank factors do not see it. Those of a
@@ -17,7 +17,9 @@ SAMPLE = 2000  # tokens of a group that its main direction is found from
 
 
 def by_neighbours(tokens: np.ndarray, vocabulary: int, first: int) -> np.ndarray:
-    """New ids (vocabulary,) int32 by old ones; those below ``first``, special tokens, stay.
+    """Renumbers a vocabulary so that tokens with similar neighbours are near each other.
+
+    Returns new ids (vocabulary,) int32 by old ones; those below ``first`` are kept.
 
     Args:
         tokens: Rows (n, length) of the training texts.
@@ -35,7 +37,7 @@ def by_neighbours(tokens: np.ndarray, vocabulary: int, first: int) -> np.ndarray
 
 
 def _vectors(tokens: np.ndarray, vocabulary: int, first: int) -> np.ndarray:
-    """Unit vectors (vocabulary, k), near each other for tokens with the same neighbours."""
+    """Computes unit vectors (vocabulary, k) that are close for tokens with the same neighbours."""
     from scipy import sparse
     from scipy.sparse import linalg
 
@@ -61,7 +63,7 @@ def _vectors(tokens: np.ndarray, vocabulary: int, first: int) -> np.ndarray:
 
 
 def _halved(ids: np.ndarray, vectors: np.ndarray, often: np.ndarray) -> list[np.ndarray]:
-    """The ids in their order: halves along the main direction, the more frequent one first."""
+    """Orders ids by repeated halving along the main direction, the frequent half first."""
     if len(ids) <= SMALLEST:
         return [ids[np.argsort(-often[ids], kind="stable")]]
     centred = vectors[ids] - vectors[ids].mean(0)

@@ -1,4 +1,4 @@
-"""Planted ranks: a gated tensor train of ranks too high is trained towards one of lower ranks.
+"""Planted ranks: gated tensor trains are trained to find a tensor of lower ranks.
 
 The loss is the mean squared error relative to the planted tensor, on all of its entries, or of
 products with Gaussian vectors, y = Wᵀx, fresh in every step. All seeds train at once, under `vmap`,
@@ -38,7 +38,7 @@ CAPTION = "Ranks found from a start that is too high; errors after the release o
 
 
 class Problem(NamedTuple):
-    """A planted tensor train.
+    """Planted tensor train: modes, planted ranks, and ranks to start from.
 
     Attributes:
       modes: sizes.
@@ -51,14 +51,14 @@ class Problem(NamedTuple):
     start: tuple[int, ...] = (4, 12, 12, 12, 4)
 
     def numbers(self, ranks: tuple[int, ...]) -> int:
-        """Numbers of a train of these ranks."""
+        """Counts the parameters of a train with given ranks."""
         bonds = (1, *ranks, 1)
         return sum(n * a * b for n, a, b in zip(self.modes, bonds[:-1], bonds[1:], strict=True))
 
 
 @dataclass(frozen=True)
 class Config:
-    """How the planted trains are trained."""
+    """Options of training the planted tensor trains."""
 
     seeds: int = 10
     """Planted tensors, each with a start of its own."""
@@ -90,7 +90,7 @@ class Config:
     """Modes, planted ranks and ranks at the start."""
 
     def __post_init__(self) -> None:
-        """Checks what would fail late."""
+        """Raises ValueError for options that would fail late in a run."""
         modes, ranks, start = self.problem
         if not len(modes) - 1 == len(ranks) == len(start) > 0:
             raise ValueError(
@@ -106,12 +106,12 @@ class Config:
 
     @classmethod
     def quick(cls) -> "Config":
-        """One seed of a shorter train: what takes time is compiling."""
+        """Returns the options of a quick run: one seed of a shorter train."""
         return cls(seeds=1, problem=Problem((4,) * 4, (2, 3, 2), (4, 8, 4)))
 
 
 def cores(key: jax.Array, modes: tuple[int, ...], ranks: tuple[int, ...]) -> list[jax.Array]:
-    """Gaussian cores of a train whose entries have variance one."""
+    """Draws Gaussian cores of a train whose entries have variance one."""
     bonds = (1, *ranks, 1)
     keys = jax.random.split(key, len(modes))
     scale = math.prod(ranks) ** (-0.5 / len(modes))
@@ -122,7 +122,7 @@ def cores(key: jax.Array, modes: tuple[int, ...], ranks: tuple[int, ...]) -> lis
 
 
 def full(params: Any) -> jax.Array:
-    """The tensor of a gated train, as a vector."""
+    """Contracts a gated train to its dense tensor, as a vector."""
     out = params["cores"][0]
     for gate, core in zip(params["gates"], params["cores"][1:], strict=True):
         out = jnp.tensordot(out, gate[:, None, None] * core, 1)
@@ -130,7 +130,7 @@ def full(params: Any) -> jax.Array:
 
 
 def optimizer(config: Config, method: Method) -> optax.GradientTransformationExtraArgs:
-    """The method's optimiser: Adam with a rate of its own for the gates, made rank-adaptive."""
+    """Returns a rank-adaptive Adam, with a learning rate of its own for the gates."""
     decay = optax.cosine_decay_schedule(1.0, config.steps, 1e-2)
     inner = optax.partition(
         {
@@ -157,7 +157,7 @@ def optimizer(config: Config, method: Method) -> optax.GradientTransformationExt
 
 
 def release(config: Config) -> optax.GradientTransformationExtraArgs:
-    """Adam on the loss alone, where dead gates stay dead."""
+    """Returns Adam on the loss alone, by which dead gates stay dead."""
     count = config.steps - int(config.release * config.steps)
     rate = optax.cosine_decay_schedule(config.core_rate, count, 1e-2)
     return optim.rank_adaptive(optax.adam(rate), size_weight=lambda _: 0.0, core_weight=0.0)
@@ -172,7 +172,7 @@ class _End(NamedTuple):
 
 
 def _train(config: Config, method: Method, key: jax.Array) -> _End:
-    """One seed."""
+    """Trains one planted train from one key."""
     problem, released = config.problem, int(config.release * config.steps)
     planted, start, probes = jax.random.split(key, 3)
     ones = [jnp.ones(r) for r in problem.ranks]
@@ -222,7 +222,7 @@ def _squares(params: Any) -> jax.Array:
 
 
 def measure(config: Config, method: Method) -> list[dict[str, Any]]:
-    """Trains all seeds with one method.
+    """Trains all seeds with one method; returns a row for each.
 
     Returns:
       One row per seed: ranks and numbers found, numbers planted, their ratio, whether the ranks are
@@ -259,7 +259,10 @@ def measure(config: Config, method: Method) -> list[dict[str, Any]]:
 
 
 def run(config: Config, run: Run) -> None:
-    """Trains with every method, and counts the seeds within 1.5 × the planted size and 1 %."""
+    """Trains with every method, and counts the seeds that find the planted ranks.
+
+    That is, within 1.5 × the planted size and 1 % error.
+    """
     rows = []
     for method in run.progress(METHODS, "methods"):
         rows += measure(config, method)

@@ -1,4 +1,4 @@
-"""Ranks cut to a target at once, by what the loss would lose: how a late stage may begin."""
+"""Pruning of ranks to a target at once, by their importance for the loss."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ BATCHES, BATCH = 128, 8  # of training samples, for the gradients of the gates
 
 
 def cut(programs: Programs, state: State, target: float, seed: int) -> State:
-    """The state with its trains in canonical form and their ranks cut to the target.
+    """Returns a training state with trains in canonical form, pruned to a target size.
 
     All of Adam's moments begin anew: those of the trains are of other bases.
 
@@ -47,7 +47,7 @@ def cut(programs: Programs, state: State, target: float, seed: int) -> State:
 
 
 def squared_gradients(programs: Programs, params: Any, rest: Any, seed: int) -> Any:
-    """Means over batches of the squared gradients of the gates, on training samples.
+    """Computes the mean squared gradients of the gates over training batches.
 
     Other parameters have a zero. Of batches and not of samples, which takes a fraction of the time;
     without dropout.

@@ -1,4 +1,4 @@
-"""Tables of the results, and the numbers that the paper published, as recalled."""
+"""Tables of the results of `comera`, and the paper's published numbers, as recalled."""
 
 import collections
 import statistics
@@ -25,13 +25,13 @@ PAPER: Mapping[str, Sequence[Mapping[str, Any]]] = {
 
 
 def title(result: Mapping[str, Any]) -> str:
-    """The name of a method, with its target if it has one."""
+    """Returns the name of a result's method, with its target if it has one."""
     target = result["target"]
     return NAMES[result["method"]] + ("" if target is None else f" {target:g}")
 
 
 def groups(results: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """The results of each method, all seeds together."""
+    """Groups results by method and target, all seeds together."""
     found: dict[str, list[Mapping[str, Any]]] = {}
     for result in results:
         found.setdefault(title(result), []).append(result)
@@ -39,12 +39,12 @@ def groups(results: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, 
 
 
 def rows(results: Sequence[Mapping[str, Any]], dense: int) -> list[dict[str, Any]]:
-    """The rows of a task's table: means over seeds, and their spread."""
+    """Returns the table rows of a task: means over seeds, and their spread."""
     return [row(name, found, dense) for name, found in groups(results).items()]
 
 
 def row(name: str, found: Sequence[Mapping[str, Any]], dense: int) -> dict[str, Any]:
-    """One row."""
+    """Returns the table row of one method: means over seeds, and their spread."""
     best = [r["best"] for r in found]
     legs = [r["records"] for r in found]
     numbers = statistics.mean(b["numbers"] for b in best)
@@ -73,7 +73,7 @@ def row(name: str, found: Sequence[Mapping[str, Any]], dense: int) -> dict[str, 
 
 
 def metrics(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
-    """What there was to reach, as numbers and flags."""
+    """Returns the metrics of a task: points below dense, and above models of equal size."""
     by_name = {row["method"]: row for row in rows}
     dense = by_name.get(NAMES["dense"])
     ours = [r for r in rows if r["method"].startswith("CoMERA")]
@@ -93,7 +93,10 @@ def metrics(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
 def above_equal_size(
     by_name: Mapping[str, Mapping[str, Any]], ours: Sequence[Mapping[str, Any]], metric: str
 ) -> dict[str, float]:
-    """Points above the best model of equal size, for each late stage and target too."""
+    """Computes our accuracy points above the best model of equal size.
+
+    For each late stage and target too.
+    """
 
     def best(size: str) -> Mapping[str, Any] | None:
         equal = [by_name[name] for m in EQUAL if (name := NAMES[m] + size) in by_name]
@@ -115,7 +118,7 @@ def above_equal_size(
 
 
 def planted(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One method's row of the table of planted ranks."""
+    """Returns one method's row in the table of planted ranks."""
     ratios = [row["ratio"] for row in rows]
     return {
         "method": rows[0]["method"],

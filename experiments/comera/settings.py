@@ -11,7 +11,7 @@ NAMES = ("flights", "code", "pairs")
 
 
 class Setting(NamedTuple):
-    """Data, batch, steps and options with which a task is learnt at one scale.
+    """Data, batch, steps and options of a task at one scale.
 
     Attributes:
         data: Options of the loader that needs no files.

@@ -1,4 +1,4 @@
-"""Models of a wanted number of parameters: counted without being built."""
+"""Parameter counts of models that are not built, and search for a wanted size."""
 
 import math
 from collections.abc import Callable
@@ -10,11 +10,11 @@ from tensorjax import optim
 
 
 class TooLarge(ValueError):
-    """No model is as small as is asked for."""
+    """Raised if no model is as small as asked for."""
 
 
 def count(build: Callable[[nnx.Rngs], nnx.Module], label: str | None = None) -> int:
-    """Number of parameters of the model that ``build`` makes; no array is made.
+    """Counts the parameters of the model that ``build`` makes, without allocating arrays.
 
     With a label of `optim.labels`, only of parameters that have it.
 
@@ -29,7 +29,9 @@ def count(build: Callable[[nnx.Rngs], nnx.Module], label: str | None = None) -> 
 
 
 def largest(numbers: Callable[[int], int], target: int, high: int) -> int:
-    """The largest k in [1, high] with numbers(k) ≤ target, where ``numbers`` does not decrease.
+    """Finds the largest k in [1, high] with numbers(k) ≤ target, by bisection.
+
+    ``numbers`` must not decrease.
 
     Raises:
         TooLarge: Not even k = 1 is small enough.

@@ -1,4 +1,4 @@
-"""How long a step of each method takes: all of one task in turn, so that they share what disturbs.
+"""Time of a training step of each method, measured by turns on one task.
 
 The models have the shapes at the end of their trainings on the first seed, in hasty runs those of
 the last steps, which are compiled already; what their numbers are does not matter to the time of a
@@ -25,7 +25,7 @@ STEPS = 10  # of one call, at most
 
 
 def rows(comparison: Comparison, results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A row a method: median milliseconds a step, and how many times faster than dense that is.
+    """Times a step of every method; returns rows with milliseconds and speed over dense.
 
     Smaller models of equal size are left out.
     """
@@ -65,7 +65,7 @@ def rows(comparison: Comparison, results: Sequence[Mapping[str, Any]]) -> list[d
 
 
 def cut(state: State, result: Mapping[str, Any], hasty: bool = False) -> State:
-    """A state with the ranks at the end of a training; as it is, where none were pruned.
+    """Returns a state cut to the ranks at the end of a training, if ranks were pruned.
 
     With ``hasty`` it is the ranks at the end of the early stage, where a late one has followed.
     """

@@ -1,4 +1,4 @@
-"""What is finished stays finished: one file of JSON a training, under a name its settings give."""
+"""Store of finished trainings: one JSON file each, named by a digest of its settings."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ _SOURCES = ("methods.py", "ordering.py", "pruning.py", "sizes.py", "tasks.py", "
 
 
 class Store:
-    """Results by their settings, in a folder that outlives the run.
+    """Store of training results by their settings, in a folder that outlives a run.
 
     Attributes:
         folder: Where the files lie. Deleting it forgets everything.
@@ -24,11 +24,11 @@ class Store:
         folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, settings: Mapping[str, Any], ending: str = ".json") -> Path:
-        """The file, or the folder of checkpoints, of a training."""
+        """Returns the path of a training's result file or checkpoint folder."""
         return self.folder / f"{digest(settings)}{ending}"
 
     def get(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The result of a training with these settings, or None if it must be done."""
+        """Returns the stored result of a training with these settings, or None."""
         path = self.path(settings)
         try:
             found = json.loads(path.read_text())
@@ -37,13 +37,13 @@ class Store:
         return found["result"] if found.get("settings") == plain(settings) else None
 
     def put(self, settings: Mapping[str, Any], result: Mapping[str, Any]) -> None:
-        """Keeps a result: the whole file, or none."""
+        """Stores the result of a training in a file, whole or not at all."""
         content = {"settings": plain(settings), "result": plain(result)}
         write_atomically(self.path(settings), json.dumps(content, allow_nan=False) + "\n")
 
 
 def digest(settings: Mapping[str, Any]) -> str:
-    """The name of a training: of its settings and of the sources that its result depends on."""
+    """Returns a digest of a training's settings and of the sources its result depends on."""
     text = json.dumps(plain(settings), sort_keys=True, allow_nan=False)
     found = hashlib.sha256(text.encode())
     for name in _SOURCES:

@@ -1,4 +1,4 @@
-"""What is learnt: data, model, loss and score of every task, at three scales."""
+"""Tasks to learn: data, model, loss and score, each at three scales."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ LOOKED_AT = {"tiny": (128, 256), "default": (2048, 4096), "published": (None, No
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """One task at one scale.
+    """Task at one scale: data splits, model sizes, loss and score.
 
     Attributes:
         name: Of the option ``--tasks``.
@@ -67,7 +67,7 @@ class Task:
     facts: Mapping[str, Any]
 
     def settings(self) -> dict[str, Any]:
-        """All that a result on this task depends on."""
+        """Returns all settings of a task that its results depend on."""
         sizes = {name: len(next(iter(split.values()))) for name, split in self.splits.items()}
         return {
             "task": self.name, "data": self.data, "config": dataclasses.asdict(self.config),
@@ -78,7 +78,10 @@ class Task:
 def tabular(
     name: str, data: str, found: TabularTask, *, scale: Scale, batch: int, steps: int
 ) -> Task:
-    """Whether a flight is late, or an advertisement is clicked: DLRM, area under the ROC curve."""
+    """Returns a task of binary classification of tables, by DLRM, scored by the area under ROC.
+
+    Whether a flight is late, or an advertisement is clicked.
+    """
     sizes: dict[str, Any] = {
         "tiny": {"features": 8, "bottom": (16,), "top": (32,), "table_from": 200},
         "default": {"features": 16, "bottom": (64,), "top": (64, 32), "linear_from": 2048},
@@ -122,7 +125,7 @@ def _binary(outputs: np.ndarray, split: Arrays) -> dict[str, float]:
 
 
 def code(name: str, data: str, found: Corpus, *, scale: Scale, batch: int, steps: int) -> Task:
-    """Tokens of source code that were hidden: masked-language model, their accuracy.
+    """Returns a task of predicting masked tokens of source code, scored by accuracy.
 
     Ids are those of the corpus in the order of `ordering.by_neighbours`, for all models alike.
     """
@@ -170,7 +173,7 @@ def code(name: str, data: str, found: Corpus, *, scale: Scale, batch: int, steps
 def hide(
     key: jax.Array, tokens: jax.Array, chosen: int, vocabulary: int, mask: int
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """BERT's masking: of ``chosen`` positions a row 80 % masked, 10 % drawn anew, 10 % kept.
+    """Masks tokens as BERT does: of ``chosen`` positions 80 % masked, 10 % random, 10 % kept.
 
     Returns:
         (tokens with some replaced, positions, true tokens there, weights: 0 where a row has fewer
@@ -190,7 +193,7 @@ def hide(
 
 
 def hidden(tokens: np.ndarray, chosen: int, *, seed: int, mask: int = 4) -> Arrays:
-    """The same positions hidden at every evaluation, all of them by the mask."""
+    """Masks fixed positions for evaluation, the same at every evaluation."""
     draw = np.random.default_rng(seed).random(tokens.shape)
     draw[tokens < FIRST] = -1
     positions = np.argsort(-draw, axis=1, kind="stable")[:, :chosen].astype(np.int32)
@@ -212,7 +215,7 @@ def pairs(
     steps: int,
     learnt: int | None = None,
 ) -> Task:
-    """The relation of two texts: encoder with a classifier, its accuracy."""
+    """Returns a task of classifying the relation of two texts, scored by accuracy."""
     length = found.train.tokens.shape[1]
     config = _encoder(scale, found.vocabulary, length, classes=len(found.classes))
     valid, test = LOOKED_AT[scale]
@@ -251,7 +254,7 @@ def pairs(
 
 
 def _spaced(array: np.ndarray, limit: int | None) -> np.ndarray:
-    """At most so many rows, evenly spaced."""
+    """Returns at most ``limit`` rows of an array, evenly spaced."""
     if limit is None or len(array) <= limit:
         return array
     return array[np.linspace(0, len(array) - 1, limit).round().astype(int)]
@@ -268,7 +271,7 @@ def _encoder(scale: Scale, vocabulary: int, length: int, classes: int) -> Encode
 
 
 def _narrow(config: EncoderConfig, k: int) -> EncoderConfig:
-    """k features a head, and the MLP in proportion."""
+    """Returns an encoder configuration of k features per head, with the MLP in proportion."""
     features = config.heads * k
     hidden = max(1, config.hidden * features // config.features)
     return dataclasses.replace(config, features=features, hidden=hidden)

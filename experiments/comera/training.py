@@ -1,4 +1,4 @@
-"""One training: steps compiled in chunks, evaluations, shrinks, checkpoints."""
+"""Training in compiled chunks of steps, with evaluations, rank shrinking and checkpoints."""
 
 import dataclasses
 import time
@@ -23,7 +23,7 @@ CHUNKS = 24  # calls of the compiled program in a training, about
 
 
 class State(NamedTuple):
-    """All that changes from step to step."""
+    """State of a training: parameters, optimiser, other variables, random key."""
 
     params: Any
     opt_state: Any
@@ -33,7 +33,7 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """When what happens in a training, in steps.
+    """Plan of a training: the steps of evaluations, of shrinking, and of the branch.
 
     Attributes:
         stops: After which steps the model is evaluated; the last one ends the training.
@@ -50,7 +50,7 @@ class Plan:
 
 @dataclass
 class Programs:
-    """The compiled programs of one method on one task, shared by its seeds and rates.
+    """Compiled programs of one method on one task, shared by its seeds and rates.
 
     Attributes:
         task: What is learnt.
@@ -70,7 +70,7 @@ class Programs:
     forward: Any = None
 
     def steps(self, state: State, data: Any, rows: jax.Array) -> tuple[State, jax.Array, float]:
-        """Runs ``len(rows)`` steps on batches of these rows.
+        """Runs one training step for each row of sample indices; returns state and losses.
 
         Returns:
             (state, losses, seconds that it took to compile for these shapes, if it had to).
@@ -104,13 +104,13 @@ class Programs:
         return jax.lax.scan(step, state, rows)
 
     def forget(self) -> None:
-        """Drops programs for shapes that will not come again: a process has room for so many."""
+        """Drops compiled programs for shapes that will not come again, to free memory."""
         self.compiled = dict(list(self.compiled.items())[:1])
         self.forward = None
         jax.clear_caches()
 
     def score(self, state: State, arrays: Arrays) -> dict[str, float]:
-        """The task's metrics on a split."""
+        """Computes the task's metrics on a data split."""
         count = len(next(iter(arrays.values())))
         size = self.task.evaluated
         found = []
@@ -143,7 +143,7 @@ def prepare(
     *,
     hasty: bool = False,
 ) -> tuple[Programs, Callable[..., State]]:
-    """The programs of a method, and a function from (seed, rate) to the state to begin with.
+    """Returns a method's programs, and a function from (seed, rate) to the initial state.
 
     That state is not made, but described, where ``abstract`` is passed as true.
     """
@@ -184,7 +184,7 @@ def train(
     every: float = 60.0,
     branch: Path | None = None,
 ) -> dict[str, Any]:
-    """Trains, and says what came out, as JSON can hold it.
+    """Trains by a plan of steps; returns the result as JSON.
 
     Args:
         programs: Those of the method.
@@ -247,13 +247,16 @@ def train(
 
 
 def chunk_of(steps: int) -> int:
-    """Steps that one call of a compiled program takes: all evaluations fall between two calls."""
+    """Returns the number of steps in one call of a compiled program.
+
+    All evaluations fall between two calls.
+    """
     return max(1, steps // CHUNKS)
 
 
 @dataclass
 class _Leg:
-    """The steps between two evaluations, as far as they have been done.
+    """Steps between two evaluations, with their losses and times so far.
 
     Attributes:
         done: Steps of the training.
@@ -270,7 +273,7 @@ class _Leg:
     compile_seconds: float = 0.0
 
     def go_on(self, programs: Programs, state: State, data: Any, rows: np.ndarray) -> State:
-        """Does steps by one call of the program."""
+        """Runs training steps by one call of the program; returns the state."""
         begin = time.perf_counter()
         state, losses, fresh = programs.steps(state, data, jnp.asarray(rows))
         found = np.asarray(losses)  # waits for the steps
@@ -288,7 +291,7 @@ class _Leg:
         return state
 
     def record(self) -> dict[str, Any]:
-        """Step, mean loss and time."""
+        """Returns the number of steps, mean loss and times since the last evaluation."""
         return {
             "step": self.done,
             "loss": float(np.mean(self.losses)),
@@ -301,7 +304,7 @@ class _Leg:
 def _evaluated(
     programs: Programs, state: State, plan: Plan, record: dict[str, Any], past: Sequence[Any]
 ) -> State:
-    """Evaluates into ``record``, and shrinks the state where the plan says so."""
+    """Evaluates a state into ``record``; returns it, shrunk if the plan says so."""
     params, task = state.params, programs.task
     record["numbers"] = optim.size(params, everything=True, threshold=programs.threshold)
     record["tensorised"] = optim.size(params, threshold=programs.threshold)
@@ -320,7 +323,10 @@ def _evaluated(
 
 
 def best(records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The evaluation to report: the best validation of those that count, else the last one."""
+    """Returns the evaluation to report: the best in validation of those that count.
+
+    If none counts, the last one.
+    """
     tested = [r for r in records if "test" in r]
     counting = [r for r in tested if r["counts"]]
     if counting:
@@ -329,7 +335,7 @@ def best(records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
 
 
 class Order:
-    """Which samples each step sees: a new permutation every epoch, the same for every method."""
+    """Order of samples in training: a new permutation every epoch, equal for all methods."""
 
     def __init__(self, count: int, batch: int, seed: int) -> None:
         if count < batch:
@@ -337,7 +343,7 @@ class Order:
         self.count, self.batch, self.seed = count, batch, seed
 
     def __call__(self, start: int, stop: int) -> np.ndarray:
-        """Rows (stop − start, batch) of the training split."""
+        """Returns the sample indices (stop − start, batch) of a range of steps."""
         per_epoch = self.count // self.batch
         rows = []
         for epoch in range(start // per_epoch, (stop - 1) // per_epoch + 1):

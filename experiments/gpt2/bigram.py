@@ -1,4 +1,4 @@
-"""What a smoothed bigram model makes of the same tokens: the mark that a language model passes.
+"""Smoothed bigram models of the same tokens, as a baseline for the language model.
 
 Source: R. Kneser, H. Ney, "Improved backing-off for m-gram language modeling", ICASSP 1995, in the
 interpolated form of S. F. Chen, J. Goodman, "An empirical study of smoothing techniques for
@@ -16,7 +16,7 @@ ADDED = (1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
 
 @dataclass(frozen=True, eq=False)
 class Counts:
-    """Pairs of tokens that follow each other in a stream.
+    """Counts of adjacent token pairs in a stream, with statistics for smoothing.
 
     Attributes:
         size: Number of tokens of the vocabulary.
@@ -35,7 +35,7 @@ class Counts:
     leaders: np.ndarray
 
     def of(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """First and second tokens of all neighbours in rows, and how often each pair was seen."""
+        """Returns first and second tokens of all adjacent pairs in rows, and the pairs' counts."""
         first, second = rows[:, :-1].ravel().astype(np.int64), rows[:, 1:].ravel()
         wanted = first * self.size + second
         place = np.minimum(np.searchsorted(self.keys, wanted), len(self.keys) - 1)
@@ -43,7 +43,7 @@ class Counts:
 
 
 def count(stream: np.ndarray, size: int) -> Counts:
-    """Counts the pairs of a stream of tokens below ``size``."""
+    """Counts the adjacent pairs in a stream of tokens below ``size``."""
     first, second = stream[:-1].astype(np.int64), stream[1:]
     keys, pairs = np.unique(first * size + second, return_counts=True)
     return Counts(
@@ -57,7 +57,7 @@ def count(stream: np.ndarray, size: int) -> Counts:
 
 
 def kneser_ney(counts: Counts, rows: np.ndarray, discount: float, lower: float) -> float:
-    """Mean −log p(second | first) by interpolated Kneser–Ney.
+    """Computes the mean loss −log p of a bigram model with interpolated Kneser–Ney smoothing.
 
         p(w | v) = max(c(v w) − D, 0) / c(v) + D N(v ·) / c(v) · q(w),
         q(w) = max(N(· w) − D', 0) / N(· ·) + D' |{w : N(· w) > 0}| / N(· ·) / V,
@@ -82,13 +82,16 @@ def kneser_ney(counts: Counts, rows: np.ndarray, discount: float, lower: float) 
 
 
 def add_k(counts: Counts, rows: np.ndarray, k: float) -> float:
-    """Mean −log p(second | first) with p = (c(v w) + k) / (c(v) + k V)."""
+    """Computes the mean loss −log p of a bigram model with add-k smoothing.
+
+    p(w | v) = (c(v w) + k) / (c(v) + k V).
+    """
     first, _, seen = counts.of(rows)
     return float(-np.log((seen + k) / (counts.firsts[first] + k * counts.size)).mean())
 
 
 def unigram(counts: Counts, rows: np.ndarray) -> float:
-    """Mean −log p(second), whatever is before it."""
+    """Computes the mean loss −log p of a unigram model, which ignores context."""
     seen = np.bincount(counts.keys % counts.size, counts.pairs, minlength=counts.size)
     p = (seen + 1) / (seen.sum() + counts.size)  # add-one smoothing: all tokens are possible
     return float(-np.log(p[rows[:, 1:]]).mean())
@@ -97,7 +100,7 @@ def unigram(counts: Counts, rows: np.ndarray) -> float:
 def baselines(
     stream: np.ndarray, size: int, valid: np.ndarray, test: np.ndarray
 ) -> Sequence[dict[str, float | str]]:
-    """Losses of all n-gram models, each tuned on validation.
+    """Computes the losses of all n-gram models, each tuned on validation data.
 
     Args:
         stream: Training tokens.

@@ -1,4 +1,4 @@
-"""The state of a training on disk, by Orbax: written in blocks, read onto any mesh."""
+"""Checkpoints of a training by Orbax: written in blocks, read onto any mesh."""
 
 import shutil
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from experiments._results import plain
 
 
 class Checkpoints:
-    """The newest states of one training.
+    """Checkpoints of one training in a folder, of which the newest are kept.
 
     Args:
         folder: Where they lie; made if absent. A step is whole or absent: Orbax renames it last.
@@ -25,7 +25,7 @@ class Checkpoints:
         self.manager = ocp.CheckpointManager(self.folder, options=options)
 
     def save(self, step: int, state: Any, records: Any, since: Any = None) -> None:
-        """Writes a state and what is known of the steps before it.
+        """Writes a checkpoint: a state, and records of the steps before it.
 
         Args:
             step: How many were done.
@@ -41,11 +41,11 @@ class Checkpoints:
 
     @property
     def newest(self) -> int | None:
-        """The step of the newest state, or None if there is none."""
+        """Step of the newest checkpoint, or None if there is none."""
         return self.manager.latest_step()
 
     def restore(self, like: Any) -> tuple[int, Any, list[dict[str, Any]], dict[str, Any]] | None:
-        """The newest state, as `save` was told it, or None if there is none.
+        """Reads the newest checkpoint: step, state and records; None if there is none.
 
         Args:
             like: A state of the same structure: shapes, dtypes, and shardings that the arrays
@@ -69,11 +69,11 @@ class Checkpoints:
         return step, state, note["records"], note.get("since", {})
 
     def close(self) -> None:
-        """Waits for what is being written."""
+        """Waits for pending writes and closes the checkpoints."""
         self.manager.close()
 
     def remove(self) -> None:
-        """Forgets the training."""
+        """Removes all checkpoints of a training."""
         self.manager.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -88,7 +88,7 @@ class Checkpoints:
 
 
 def _named(tree: Any) -> dict[str, Any]:
-    """The leaves of a tree by their paths."""
+    """Returns the leaves of a pytree by their paths."""
     return {
         jax.tree_util.keystr(path, simple=True, separator="."): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)

@@ -1,4 +1,4 @@
-"""Streams of tokens from a folder of texts, split so that no package is in two splits."""
+"""Token streams from a folder of texts, split so that no package is in two splits."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +25,7 @@ def load(
     seed: int,
     cache: Path | None,
 ) -> Corpus:
-    """Reads texts, trains a byte-level BPE on the training split, and encodes all.
+    """Loads texts as a corpus of token streams: trains a byte-level BPE and encodes all.
 
     Args:
         folder: Files or folders, each top-level one a package; None for the library of the
@@ -79,14 +79,14 @@ def load(
 
 
 def decoded(corpus: Corpus, ids: Any) -> str:
-    """The text that tokens stand for."""
+    """Decodes token ids to text."""
     from tokenizers import Tokenizer
 
     return Tokenizer.from_str(corpus.tokenizer).decode([int(token) for token in ids])
 
 
 def encoded(corpus: Corpus, text: str) -> list[int]:
-    """The tokens of a text."""
+    """Encodes a text as token ids."""
     from tokenizers import Tokenizer
 
     tokenizer = bpe.as_text_only(Tokenizer.from_str(corpus.tokenizer))
@@ -94,7 +94,7 @@ def encoded(corpus: Corpus, text: str) -> list[int]:
 
 
 def windows(stream: np.ndarray, length: int, most: int | None = None) -> np.ndarray:
-    """Rows (n, length + 1) that cover a stream: inputs and, one further, targets.
+    """Cuts a token stream into rows (n, length + 1) of inputs and shifted targets.
 
     The last token of a row is the first one of the next, so that every token but the first is a
     target once. What does not fill a row is left out.
@@ -145,7 +145,7 @@ def _paths(folder: Path, endings: Sequence[str]) -> list[Path]:
 def _sources(
     folder: Path, paths: Sequence[Path], limit: int | None, seed: int
 ) -> tuple[list[Source], int]:
-    """The texts of a folder, and how many of its files were none."""
+    """Reads the texts of a folder; also counts the files that are not text."""
     names = {path.relative_to(folder).as_posix(): path for path in paths}
     chosen = sorted(sorted(names, key=lambda name: library.rank(seed, name))[:limit])
     found, skipped = [], 0

@@ -1,4 +1,4 @@
-"""From the options of the command line to a layout on a mesh."""
+"""Layout on a device mesh from the options of the command line."""
 
 import math
 from collections.abc import Callable
@@ -22,7 +22,7 @@ def layout(
     itemsize: int = 4,
     say: Callable[[Any], None] = lambda table: None,
 ) -> parallel.Layout:
-    """A layout for a model, on so many devices.
+    """Returns a parallel layout for a model, by name and number of devices.
 
     Meshes of two dimensions are as square as they can be, with fewer rows than columns; those of
     "auto" are the plan's, see `tensorjax.parallel.plan`.
@@ -69,7 +69,7 @@ def layout(
 
 
 def _check_vocabulary(made: parallel.Layout, config: GPT2Config) -> None:
-    """Raises where the token table does not split; its rows are the same under all layouts."""
+    """Raises ValueError if a layout cannot split the padded token table evenly."""
     blocks, rows = made.ways(made.wide), config.padded
     if rows % blocks:
         step = math.lcm(blocks, GPT2Config(vocabulary=1).padded)

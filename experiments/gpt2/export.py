@@ -1,4 +1,4 @@
-"""A trained model and its tokenizer as one folder in the form that Hugging Face publishes."""
+"""Export of a trained model and its tokenizer to a folder in Hugging Face's format."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from tensorjax.models import gpt2
 
 
 def write(model: gpt2.GPT2, corpus: Corpus, folder: Path) -> None:
-    """Writes weights, configuration and tokenizer, which agree on all ids.
+    """Writes weights, configuration and tokenizer in Hugging Face's format.
 
     Without ``tokenizer_config.json``, readers take the tokenizer of a GPT-2 to have the token
     "<|endoftext|>", and give it an id behind the last row of the token table.
@@ -38,7 +38,7 @@ def write(model: gpt2.GPT2, corpus: Corpus, folder: Path) -> None:
 
 
 def token_ids(corpus: Corpus) -> dict[str, int]:
-    """The ids of all tokens, added ones included."""
+    """Returns the ids of all tokens, added ones included."""
     from tokenizers import Tokenizer
 
     return Tokenizer.from_str(corpus.tokenizer).get_vocab(with_added_tokens=True)

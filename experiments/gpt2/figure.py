@@ -1,4 +1,4 @@
-"""The figure: losses over the tokens that were seen, with the marks of the bigram models."""
+"""Figure of the losses over the tokens seen, with the bigram models' losses."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ COLORS = ("#999999", "#e69f00", "#d55e00")
 def curves(
     records: Sequence[Mapping[str, Any]], tokens: int, marks: Sequence[Mapping[str, Any]]
 ) -> Figure:
-    """Draws the losses of a training.
+    """Draws the losses of a training over the tokens seen, with baselines as lines.
 
     Args:
         records: One an evaluation.

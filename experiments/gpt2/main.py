@@ -38,7 +38,7 @@ Size = Literal["own", "small", "medium", "large", "xl"]
 
 @dataclass(frozen=True)
 class Config:
-    """Options; the defaults take some minutes on two CPU cores."""
+    """Options of the experiment; the defaults take some minutes on two CPU cores."""
 
     text: Path | None = None
     """Folder of texts or code; by default the running Python's standard library."""
@@ -130,7 +130,7 @@ class Config:
     """Seed of split, parameters and batches."""
 
     def __post_init__(self) -> None:
-        """Checks what would fail late."""
+        """Raises ValueError for options that would fail late in a run."""
         least = ("steps", "batch", "evaluations", "valid_windows", "rank", "lost_after", "top_k",
                  "sample_tokens")  # fmt: skip
         for name in least:
@@ -162,7 +162,7 @@ class Config:
 
     @classmethod
     def quick(cls) -> "Config":
-        """Few files, a smaller model and few steps: to see that all of it works."""
+        """Returns the options of a quick run: few files, a smaller model and few steps."""
         return cls(
             vocabulary=512, max_files=60, layers=2, heads=2, features=64, length=64, batch=16,
             steps=80, warmup=20, evaluations=4, valid_windows=64, samples=1, sample_tokens=32,
@@ -170,7 +170,7 @@ class Config:
         )  # fmt: skip
 
     def model(self, vocabulary: int) -> gpt2.GPT2Config:
-        """Sizes of the model."""
+        """Returns the configuration of the model for a vocabulary size."""
         options: dict[str, Any] = {
             "vocabulary": vocabulary, "length": self.length, "dropout": self.dropout,
             "remat": self.remat, "unroll": self.unroll,
@@ -185,17 +185,20 @@ class Config:
         return gpt2.GPT2Config(**options, **own)
 
     def spec(self) -> Any:
-        """How linear layers are made."""
+        """Returns the layer specification of the linear layers."""
         formats = {"tt": nn.TT(rank=self.rank), "lowrank": nn.LowRank(self.rank)}
         return formats.get(self.linear, nn.Dense())
 
     def recipe(self) -> training.Recipe:
-        """How is trained."""
+        """Returns the training recipe: steps, batch, learning rate and the like."""
         names = [field.name for field in fields(training.Recipe)]
         return training.Recipe(**{name: getattr(self, name) for name in names})
 
     def settings(self, corpus: Corpus) -> dict[str, Any]:
-        """What the training depends on: neither devices nor evaluations, nor where it is kept."""
+        """Returns the settings on which a training's result depends.
+
+        Neither devices nor evaluations, nor where it is kept.
+        """
         free = {
             "layout", "devices", "evaluations", "valid_windows", "samples", "prompt", "text",
             "sample_tokens", "temperature", "top_k", "peak", "checkpoint_seconds", "checkpoints",
@@ -208,7 +211,7 @@ class Config:
 
 
 def run(config: Config, run: Run) -> None:
-    """Prepares the texts, trains, and compares."""
+    """Prepares the texts, trains a GPT-2, and compares it with bigram models."""
     if config.keep_memory:
         keep_memory()
     Processes(
@@ -304,7 +307,7 @@ def _compared(
     records: Sequence[dict[str, Any]],
     programs: training.Programs,
 ) -> None:
-    """The table, the metrics and the figure."""
+    """Records the table, the metrics and the figure of a training."""
     run.table("losses", rows, caption=LOSSES, key=["model"])
     run.table("curve", records, caption=CURVE, key=["step"])
     best = min(row["test"] for row in rows[:-1])
@@ -320,7 +323,7 @@ def _compared(
 
 
 def _check_export(folder: Path | None) -> None:
-    """Raises where the trained model could not be written."""
+    """Raises FileExistsError if the export folder exists and is not empty."""
     if folder is None or not folder.exists():
         return
     if not folder.is_dir() or any(folder.iterdir()):
@@ -328,7 +331,7 @@ def _check_export(folder: Path | None) -> None:
 
 
 def _prompt(config: Config, corpus: Corpus) -> list[int]:
-    """The tokens that samples begin with; room for one more is left."""
+    """Returns the tokens with which samples begin; ValueError if they leave no room."""
     prompt = data.encoded(corpus, config.prompt) or [data.END]
     if config.samples and len(prompt) >= config.length:
         raise ValueError(

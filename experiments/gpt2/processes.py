@@ -1,4 +1,4 @@
-"""Several processes that train together: started, agreed, and ended when one of them is lost.
+"""Processes that train together: start, agreement on options, end if one is lost.
 
 Finding each other, watching each other and sending arrays is `jax.distributed` and the runtime
 under it. Here are the options for that, what all processes have to agree on, and the messages.
@@ -22,12 +22,12 @@ _OWN_FAULTS = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT")
 
 
 class LostProcessError(RuntimeError):
-    """This process cannot go on, for it does not reach another one."""
+    """Raised if this process cannot reach another one of the training."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Processes:
-    """How this process finds the others.
+    """Options by which a process finds the others of a distributed training.
 
     Attributes:
         coordinator: HOST:PORT of process 0; `JAX_COORDINATOR_ADDRESS` if None.
@@ -44,7 +44,7 @@ class Processes:
     timeout: int = 60
 
     def start(self, run: Run, devices: int | None) -> None:
-        """Joins the others, if there are any; all but the first then record nothing.
+        """Joins the other processes, if any; all but the first discard their results.
 
         JAX must not have begun to work: then a CPU simulates no devices any more.
 
@@ -100,7 +100,7 @@ class Processes:
 
 
 def agree(settings: Mapping[str, Any]) -> None:
-    """Checks that all processes were given the same options and texts.
+    """Raises ValueError unless all processes were given the same options and texts.
 
     Raises:
         ValueError: This one differs from process 0, by name.
@@ -119,14 +119,14 @@ def agree(settings: Mapping[str, Any]) -> None:
 
 
 def first_says(value: bool) -> bool:
-    """What process 0 says, where each may think something else."""
+    """Returns the value of process 0 in all processes."""
     if jax.process_count() == 1:
         return value
     return bool(multihost_utils.broadcast_one_to_all(np.array(value)))
 
 
 def everywhere(tree: Any) -> Any:
-    """Arrays of a tree whole, in the memory of every process."""
+    """Gathers the arrays of a pytree, whole, in the memory of every process."""
     if jax.process_count() == 1:
         return jax.tree.map(np.asarray, tree)
     return multihost_utils.process_allgather(tree, tiled=True)
@@ -134,7 +134,7 @@ def everywhere(tree: Any) -> Any:
 
 @contextlib.contextmanager
 def together(folder: Any) -> Iterator[None]:
-    """Says what a failure means among several processes, and what is kept.
+    """Context manager that explains failures of distributed training, and what is kept.
 
     Raises:
         LostProcessError: In place of the runtime's error, where it is not one of this device.
@@ -163,7 +163,9 @@ def _number(given: int | None, variable: str) -> int | None:
 
 
 def _simulate(devices: int, count: int) -> None:
-    """Has a CPU simulate this process's part of all devices, unless XLA_FLAGS says how many.
+    """Makes a CPU simulate this process's part of all devices, before JAX starts.
+
+    Unless XLA_FLAGS says how many.
 
     It has an effect only before JAX begins to work.
     """

@@ -1,4 +1,4 @@
-"""Progress of a training: losses read behind the device, and when a checkpoint is due."""
+"""Progress of a training: losses read with a delay, and times of checkpoints."""
 
 import math
 import time
@@ -18,7 +18,7 @@ _TOGETHER = 16  # steps after which several processes agree on whether to write 
 
 
 class Clock:
-    """Says when the next checkpoint is due.
+    """Clock that tells when the next checkpoint is due.
 
     Args:
         every: Seconds between two of them.
@@ -29,11 +29,11 @@ class Clock:
         self.restart()
 
     def restart(self) -> None:
-        """A checkpoint was written."""
+        """Restarts the clock after a checkpoint was written."""
         self.saved = time.perf_counter()
 
     def due(self, *, now: bool = False, step: int = 0) -> bool:
-        """Whether to write one, which several processes have to do together.
+        """Whether a checkpoint is due now; all processes get the same answer.
 
         Clocks differ between them, so the first one says; after most steps it is not asked.
         """
@@ -43,7 +43,7 @@ class Clock:
 
 
 class Leg:
-    """The steps between two evaluations: their losses and seconds.
+    """Steps between two evaluations, with their losses and seconds.
 
     A loss is read when `_BEHIND` more steps have been given to the device: it never waits for this
     process, and a loss that is not finite is noticed as many steps later.
@@ -68,11 +68,11 @@ class Leg:
         self.resume()
 
     def resume(self) -> None:
-        """Goes on counting seconds."""
+        """Resumes counting the seconds of training steps."""
         self.start = time.perf_counter()
 
     def add(self, number: int, loss: jax.Array) -> None:
-        """Takes the loss of the next step, which may not have been computed yet."""
+        """Adds the loss of a training step, which may still be being computed."""
         self.waiting.append((number, loss))
         if len(self.waiting) > _BEHIND:
             self._read()
@@ -83,7 +83,7 @@ class Leg:
         check_finite(self.losses[-1], f"step {number}", self.checkpoints)
 
     def settled(self) -> dict[str, Any]:
-        """What is known when all steps are done; it waits for them."""
+        """Waits for all losses; returns losses and seconds since the last evaluation."""
         while self.waiting:
             self._read()
         self.seconds += time.perf_counter() - self.start
@@ -94,7 +94,7 @@ class Leg:
         }
 
     def record(self, tokens: int, seconds: float) -> Record:
-        """Mean loss, seconds, speed.
+        """Returns mean loss, seconds and tokens per second since the last evaluation.
 
         Args:
             tokens: Of a step.
@@ -112,7 +112,7 @@ class Leg:
 
 
 def check_finite(loss: float, where: str, checkpoints: Checkpoints) -> None:
-    """Raises FloatingPointError where a loss is lost, with what is left of the training."""
+    """Raises FloatingPointError if a loss is not finite, with what checkpoint is left."""
     if math.isfinite(loss):
         return
     kept = checkpoints.newest

@@ -1,4 +1,4 @@
-"""Training of a GPT-2 under a layout: compiled steps, evaluations, checkpoints."""
+"""Training of a GPT-2 in a parallel layout: compiled steps, evaluations, checkpoints."""
 
 import functools
 import time
@@ -25,7 +25,7 @@ Rows = Callable[[slice], np.ndarray]
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How is trained.
+    """Recipe of a training: steps, batch, learning rate, decay, clipping.
 
     Attributes:
         steps: Of the optimiser.
@@ -46,7 +46,7 @@ class Recipe:
     seed: int
 
     def optimizer(self) -> optax.GradientTransformation:
-        """AdamW as GPT-2's followers use it (β₂ = 0.95)."""
+        """Returns AdamW as is usual for GPT-2 (β₂ = 0.95), with clipping."""
         warmup = min(self.warmup, self.steps // 2)
         rate = optax.warmup_cosine_decay_schedule(
             self.rate / max(warmup, 1), self.rate, warmup, self.steps, self.rate / 10
@@ -58,7 +58,7 @@ class Recipe:
 
 
 class Programs:
-    """The compiled programs of a training.
+    """Compiled programs of a GPT-2 training in a layout.
 
     Args:
         config: Sizes of the model.
@@ -109,11 +109,11 @@ class Programs:
         self._sums = jit(self._summed)
 
     def begin(self) -> tuple[Any, Any]:
-        """Fresh parameters, and the state of the optimiser."""
+        """Draws initial parameters, and returns them with the optimiser state."""
         return self._begin(self.key)
 
     def compiled(self, params: Any, state: Any) -> tuple[Any, float]:
-        """The program of a step, and the seconds that it took to compile."""
+        """Compiles the program of a training step; returns it and the seconds taken."""
         start = time.perf_counter()
         rows = np.zeros((self.recipe.batch, self.config.length + 1), np.int32)
         batch = self.place(rows.__getitem__)
@@ -121,14 +121,14 @@ class Programs:
         return program, time.perf_counter() - start
 
     def step(self, program: Any, params: Any, state: Any, rows: Rows, number: int) -> Any:
-        """One step: parameters, state of the optimiser, and the loss before it.
+        """Runs one training step; returns parameters, optimiser state, and loss before it.
 
         The loss is NaN where the gradient is not finite: parameters are lost then.
         """
         return program(params, state, *self.place(rows), self._dropout(number))
 
     def loss(self, params: Any, rows: np.ndarray) -> float:
-        """Mean loss over rows (n, length + 1), one prediction for each of their neighbours."""
+        """Computes the mean loss over rows of tokens (n, length + 1)."""
         size, total, count = self.recipe.batch, 0.0, 0.0
         for first in range(0, len(rows), size):
             part = rows[first : first + size]
@@ -142,7 +142,7 @@ class Programs:
         return total / count
 
     def place(self, rows: Rows) -> tuple[Any, Any]:
-        """Inputs and targets, where the layout wants them.
+        """Places inputs and targets on the devices as the layout requires.
 
         Args:
             rows: Gives (n, length + 1) tokens of n rows of the batch. A process asks for those
@@ -168,7 +168,7 @@ class Programs:
         return jax.random.fold_in(self.key, number) if self.config.dropout else None
 
     def _losses(self, params: Any, tokens: Any, targets: Any, weights: Any, key: Any) -> Any:
-        """Sum of losses and of weights, over all devices."""
+        """Computes the sums of losses and of weights over all devices."""
 
         def local(params: Any, tokens: Any, targets: Any, weights: Any, key: Any) -> Any:
             model = nnx.merge(self.graph, params)
@@ -205,7 +205,7 @@ def train(
     every: float,
     watch: Callable[[Record], None],
 ) -> tuple[Any, list[Record]]:
-    """Trains from the newest checkpoint, or from the beginning.
+    """Trains a GPT-2 from its newest checkpoint, or from the beginning.
 
     Args:
         programs: Compiled ones.
@@ -267,7 +267,7 @@ def _stops(done: int, steps: int, evaluations: int) -> list[int]:
 def _batches(
     stream: np.ndarray, length: int, recipe: Recipe, start: int, stop: int
 ) -> Iterator[tuple[int, Rows]]:
-    """Numbers of steps and their rows (batch, length + 1), drawn anew in each step.
+    """Yields step numbers and functions that give their rows, drawn by the step's number.
 
     What a step sees follows from its number alone, so a training that was stopped goes on as if it
     had not been.
@@ -284,7 +284,7 @@ def _batches(
 
 
 def _decayed(params: Any) -> Any:
-    """Which parameters decay: matrices, tables and cores; no biases, norms and gates."""
+    """Returns which parameters have weight decay: all but biases, norms and gates."""
 
     def decays(path: Any, leaf: Any) -> bool:
         names = {str(entry.key) for entry in path if hasattr(entry, "key")}
@@ -294,7 +294,7 @@ def _decayed(params: Any) -> Any:
 
 
 def _with(where: Any, last: P) -> Any:
-    """Shardings of parameters and state, and of one more array on all devices."""
+    """Appends the sharding of one more array to those of parameters and optimiser state."""
     if where is None:
         return None
     mesh = jax.tree.leaves(where)[0].mesh

@@ -1,4 +1,4 @@
-"""TT → Tucker on a long train, d = 50, n = 20, r = 50, beside one rounding of the same train."""
+"""TT → Tucker on a long train (d = 50, n = 20, r = 50), timed beside rounding."""
 
 import statistics
 import time
@@ -16,7 +16,7 @@ REPEATS = 5
 
 
 def train(seed: int) -> tt.TT:
-    """A train of multilinear ranks 8 and TT-ranks 50, plus a little noise in every core."""
+    """Draws a train of multilinear ranks 8 and TT-ranks 50, with a little noise."""
     keys = jax.random.split(jax.random.key(seed), 2 * ORDER)
     core = tt.random(keys[0], (MULTILINEAR,) * ORDER, RANK, float)
     cores = []
@@ -28,7 +28,7 @@ def train(seed: int) -> tt.TT:
 
 
 def measure(run: Run, seed: int) -> list[dict[str, Any]]:
-    """Times in turn, as a table of the run."""
+    """Times conversion and rounding of the train by turns; records a table."""
     t = train(seed)
     rows = []
     for tol in TOLS:

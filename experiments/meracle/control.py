@@ -1,4 +1,4 @@
-"""The negative control: trains without any structure, in which no gain must be reported."""
+"""Negative control: trains without structure, for which no gain may be reported."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ TOL = 1e-6
 
 
 def measure(run: Run, *, trains: int, seed: int) -> list[dict[str, Any]]:
-    """Numbers stored for random trains, as a table of the run."""
+    """Converts random trains to MERAs and records the entries stored."""
     cases = [(case, number) for case in CASES for number in range(trains)]
     rows = []
     for (n, rank, modes), number in run.progress(cases, "random trains"):

@@ -1,4 +1,4 @@
-"""The figure: storage against error, ranks per layer, recovery, and an image."""
+"""Figure of the experiment `meracle`: storage against error, ranks, recovery, an image."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +17,7 @@ MARKERS = "osD^v"
 
 
 def overview(stored: Rows, picture: Picture, found: Rows) -> Figure:
-    """Draws all six panels.
+    """Draws the figure of the experiment `meracle`, with six panels.
 
     Args:
         stored: rows of ``heat.measure``.

@@ -1,4 +1,4 @@
-"""A solved heat equation, 64 × 48 × 128 (x, y, time): our own stand-in for the paper's data.
+"""Heat equation solved on a grid 64 × 48 × 128 (x, y, time), as stand-in for the paper's data.
 
 u_t = ∇·(κ ∇u) on a rectangle with the boundary kept at zero, κ = (0.02, 0.01); the solution is
 summed exactly from the sines of the grid. At the start there are two hot spots and a hot bar.
@@ -18,7 +18,7 @@ PRIMES = (2,) * 6 + (2,) * 4 + (3,) + (2,) * 7
 
 
 def solution() -> np.ndarray:
-    """The temperature at the inner grid points, (64, 48, 128)."""
+    """Computes the solution of the heat equation at the inner grid points, (64, 48, 128)."""
     nx, ny, nt = SHAPE
     x, y = np.arange(1, nx + 1) / (nx + 1), np.arange(1, ny + 1) / (ny + 1)
     spot = np.exp(-((x[:, None] - 0.3) ** 2 + (y - 0.4) ** 2) / 0.005)
@@ -33,7 +33,7 @@ def solution() -> np.ndarray:
 
 
 def measure(run: Run, tols: Sequence[float]) -> list[dict[str, Any]]:
-    """Numbers stored and true errors at each tolerance, as a table of the run."""
+    """Converts the heat solution at each tolerance; records entries stored and errors."""
     dense = solution()
     rows = [
         row for tol in run.progress(tols, "heat equation, tolerances") for row in _rows(dense, tol)

@@ -1,4 +1,4 @@
-"""An image as a MERA: what it keeps, and its top tensor.
+"""Image as a MERA: what it keeps at a tolerance, and its top tensor.
 
 Rows and columns are split into bits, and a site holds one bit of each, coarsest first: layers then
 join neighbouring scales.
@@ -13,7 +13,7 @@ from tensorjax import convert, mera, tt
 
 
 class Picture(NamedTuple):
-    """What the figure shows: (side, side) grey values, and the top tensor as a matrix."""
+    """Images for the figure: original and compressed grey values, and the top tensor."""
 
     original: np.ndarray
     kept: np.ndarray
@@ -21,7 +21,7 @@ class Picture(NamedTuple):
 
 
 def grey(size: int) -> np.ndarray:
-    """A crop of scikit-learn's sample photograph, (size, size) in [0, 1]."""
+    """Returns a crop of scikit-learn's sample photograph, (size, size) in [0, 1]."""
     from sklearn.datasets import load_sample_image
 
     pixels = np.asarray(load_sample_image("china.jpg"), float).mean(-1) / 255
@@ -30,7 +30,10 @@ def grey(size: int) -> np.ndarray:
 
 
 def by_scale(pixels: np.ndarray) -> np.ndarray:
-    """(2^k, 2^k) pixels as k sites of four: a bit of the row and one of the column each."""
+    """Reshapes a square image to sites of four, each with a bit of row and of column.
+
+    (2^k, 2^k) pixels give k sites.
+    """
     bits = pixels.shape[0].bit_length() - 1
     split = pixels.reshape((2,) * (2 * bits))
     order = [axis for k in range(bits) for axis in (k, bits + k)]
@@ -38,7 +41,7 @@ def by_scale(pixels: np.ndarray) -> np.ndarray:
 
 
 def by_pixel(sites: np.ndarray) -> np.ndarray:
-    """Undoes `by_scale`."""
+    """Reshapes the sites of `by_scale` back to pixels."""
     bits = sites.ndim
     split = sites.reshape((2,) * (2 * bits))
     order = [*range(0, 2 * bits, 2), *range(1, 2 * bits, 2)]
@@ -46,7 +49,7 @@ def by_pixel(sites: np.ndarray) -> np.ndarray:
 
 
 def measure(run: Run, size: int, tol: float) -> Picture:
-    """Numbers stored for a photograph, as a table of the run."""
+    """Converts a photograph to MERAs and records the entries stored; returns pictures."""
     original = grey(size)
     train = tt.from_dense(by_scale(original), tol=0.1 * tol)
     rows: list[dict[str, Any]] = []

@@ -17,7 +17,7 @@ from experiments.meracle import chain, control, figure, heat, image, planted
 
 @dataclass(frozen=True)
 class Config:
-    """Options; the defaults take about a quarter of an hour on two CPU cores."""
+    """Options of the experiment; the defaults take about a quarter of an hour on two CPU cores."""
 
     seed: int = 0
     """Seed of the planted MERAs, the random trains and the random starts."""
@@ -41,7 +41,7 @@ class Config:
     """Planted trains of each case in the comparison of speed."""
 
     def __post_init__(self) -> None:
-        """Checks what would fail late."""
+        """Raises ValueError for options that would fail late in a run."""
         for name in ("seeds", "trains", "timed"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
@@ -50,14 +50,14 @@ class Config:
 
     @classmethod
     def quick(cls) -> "Config":
-        """Every table with fewer rows, in less than two minutes."""
+        """Returns the options of a quick run: every table with fewer rows, within two minutes."""
         return cls(
             seeds=2, cases=((3, 2), (4, 2)), large=0, tols=(1e-1, 1e-2), size=64, trains=1, timed=2
         )
 
 
 def run(config: Config, run: Run) -> None:
-    """Measures all of it in double precision, then draws the figure."""
+    """Measures all tables of the experiment in double precision, then draws the figure."""
     with jax.enable_x64(True):
         stored = heat.measure(run, config.tols)
         chain.measure(run, config.seed)

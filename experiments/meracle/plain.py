@@ -1,4 +1,4 @@
-"""The reference's method written plainly in NumPy, to compare with: no compilation, no batches.
+"""Reference method in plain NumPy, to compare with: no compilation, no batches.
 
 One pair after the other: Procrustes iterations from the identity, a full SVD in each, for a rank
 that is given; they end when the energy beyond that rank is within the tolerance.
@@ -12,7 +12,7 @@ ITERATIONS = 1000
 
 
 def layer(cores: Sequence[np.ndarray], ranks: Sequence[int], tol: float) -> list[int]:
-    """Disentangles the pairs (1, 2), (3, 4), … of a train.
+    """Disentangles the pairs (1, 2), (3, 4), … of a train's cores in plain NumPy.
 
     Args:
       cores: (r, n, s), right-orthogonal.
@@ -36,7 +36,7 @@ def layer(cores: Sequence[np.ndarray], ranks: Sequence[int], tol: float) -> list
 
 
 def right_orthogonal(cores: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The same train, right-orthogonal but for its first core."""
+    """Orthogonalises a train from the right; all but its first core are orthogonal."""
     cores = list(cores)
     for i in reversed(range(1, len(cores))):
         q, r = np.linalg.qr(cores[i].reshape(cores[i].shape[0], -1).T)

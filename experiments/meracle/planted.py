@@ -1,4 +1,4 @@
-"""Planted MERAs: random networks of two layers, turned into trains, and looked for again."""
+"""Planted MERAs: random two-layer networks, turned into trains and recovered."""
 
 import resource
 import statistics
@@ -38,7 +38,7 @@ def measure(
     tol: float,
     seed: int,
 ) -> list[dict[str, Any]]:
-    """Success rates over fresh seeds and the speed beside plain NumPy, as tables of the run."""
+    """Records success rates of recovery over seeds, and the speed beside plain NumPy."""
     work = [(case, k) for case in cases for k in range(seeds)]
     work += [(LARGE, k) for k in range(large)]
     runs = [one(*case, seed + 1000 * k, tol) for case, k in run.progress(work, "planted MERAs")]
@@ -70,13 +70,13 @@ def measure(
 
 
 def train_of(n: int, r: int, seed: int) -> tuple[mera.MERA, tt.TT]:
-    """A planted MERA and its tensor train."""
+    """Draws a planted MERA; returns it and its tensor train."""
     found = mera.random(jax.random.key(seed), (n,) * MODES, r, layers=2, dtype=float)
     return found, tt.round(mera.to_tt(found), tol=1e-13)
 
 
 def one(n: int, r: int, seed: int, tol: float) -> dict[str, Any]:
-    """One planted MERA, converted back."""
+    """Draws one planted MERA, converts its train back, and returns the row."""
     hidden, train = train_of(n, r, seed)
     start = time.perf_counter()
     found, info = convert.tt_to_mera(train, tol=tol)
@@ -118,7 +118,7 @@ def _summary(case: tuple[int, int], runs: list[dict[str, Any]]) -> dict[str, Any
 
 
 def _speed(case: tuple[int, int], timed: int, seed: int, tol: float) -> dict[str, Any]:
-    """The first layer by both, on the same trains, in turn."""
+    """Times the first layer by the toolkit and by plain NumPy, on the same trains."""
     ours, theirs, found, reached = [], [], 0, 0
     for number in range(timed):
         _, train = train_of(*case, seed + 1000 * number)

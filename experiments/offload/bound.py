@@ -1,4 +1,4 @@
-"""What the parts of a step take, each alone: all tries, of which the medians count."""
+"""Times of the parts of a training step, each alone: all tries, for the lower bound."""
 
 import dataclasses
 import threading
@@ -16,7 +16,7 @@ Tries = dict[str, list[float]]
 
 
 def parts(setting: Setting, repeats: int) -> Tries:
-    """Seconds of reads, writes, updates, and of what the first layer needs; of every try."""
+    """Measures the seconds of reads, writes, updates and the first layer's share, for every try."""
     moved, updated = moving(setting, repeats), updating(setting, repeats)
     first = [sum(pair) for pair in zip(moved["first"], updated["first"], strict=True)]
     return {"read": moved["read"], "write": moved["write"], "update": updated["update"],
@@ -24,7 +24,9 @@ def parts(setting: Setting, repeats: int) -> Tries:
 
 
 def moving(setting: Setting, repeats: int) -> Tries:
-    """Seconds of a step's reads, of its writes while these go on, and of the first layer's share.
+    """Measures the seconds of a step's reads and writes, at the same time, from one store.
+
+    And those of the first layer's share.
 
     Parameters are read for the forward pass, and with the state for the backward pass and the
     update, which share them: no exact step from disk can do with less. Parameters and state are
@@ -57,7 +59,7 @@ def moving(setting: Setting, repeats: int) -> Tries:
 
 
 def updating(setting: Setting, repeats: int) -> Tries:
-    """Seconds of the optimiser for all groups, from memory, and for the first layer's groups.
+    """Measures the seconds of optimiser updates of all groups, and of the first layer's.
 
     One block is updated and counted as often as there are blocks: all of them need not fit memory.
     """
@@ -79,7 +81,7 @@ def updating(setting: Setting, repeats: int) -> Tries:
 
 
 def computing(setting: Setting, engine: offload.Engine, repeats: int) -> list[float]:
-    """Seconds of the forward and backward pass in memory, without updates beside it."""
+    """Measures the seconds of forward and backward pass in memory, without updates."""
     layers, data = setting.layers(), setting.data()
     params = {n: jax.block_until_ready(draw()) for n, draw in setting.params().items()}
 

@@ -1,4 +1,4 @@
-"""GPT-2 trained under budgets of device and host, where the plan puts everything.
+"""GPT-2 trained under memory budgets of device and host, by the planner's placement.
 
 ``python -m experiments run offload/budgets`` measures the machine and the layers, lets
 `offload.plan` decide what lives on the device, in the memory of the host and on disk, and trains by
@@ -49,7 +49,7 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
 
 @dataclass(frozen=True)
 class Config:
-    """Options; the defaults are for a GPU."""
+    """Options of the experiment; the defaults are for a GPU."""
 
     size: str = "xl"
     """Model, of those of the experiment "offload"."""
@@ -83,7 +83,7 @@ class Config:
     """Where the store is made: a disk, not memory; the system's folder for such if empty."""
 
     def __post_init__(self) -> None:
-        """Checks what would fail late."""
+        """Raises ValueError for options that would fail late in a run."""
         if self.size not in SIZES:
             raise ValueError(f"size: expected one of {', '.join(SIZES)}, got {self.size!r}")
         for name in ("device", "host", "batch", "microbatches", "length", "steps", "warm"):
@@ -98,7 +98,7 @@ class Config:
 
     @classmethod
     def quick(cls) -> "Config":
-        """A model of 11 million numbers, most of it on disk."""
+        """Returns the options of a quick run: 11 million parameters, most of them on disk."""
         return cls(
             size="tiny", device=0.1, host=0.1, process=False, batch=1, length=32, steps=2,
             staging=40,
@@ -107,7 +107,7 @@ class Config:
 
 @dataclass(frozen=True)
 class Work:
-    """What is trained."""
+    """Model, optimiser and batches to be trained."""
 
     name: str
     layers: list[offload.Layer]
@@ -119,15 +119,15 @@ class Work:
 
     @property
     def tokens(self) -> int:
-        """In a step."""
+        """Number of tokens in a training step."""
         return self.batches[0]["tokens"].size
 
     def micro(self) -> Any:
-        """A microbatch."""
+        """Returns the first microbatch of the first batch."""
         return jax.tree.map(lambda x: x[: len(x) // self.microbatches], self.batches[0])
 
     def seconds(self) -> Mapping[str, tuple[float, float]]:
-        """Of the passes of each layer, for a microbatch."""
+        """Returns the seconds of each layer's passes for a microbatch."""
         if self.emulated is not None:
             return self.emulated.seconds
         engine = offload.Engine()
@@ -136,7 +136,7 @@ class Work:
 
 @forgetting()
 def run(config: Config, run: Run) -> None:
-    """Measures, plans, and trains in every way."""
+    """Measures the machine, plans the placement, and trains in every way."""
     return_memory()
     if config.folder:
         Path(config.folder).mkdir(parents=True, exist_ok=True)
@@ -178,7 +178,7 @@ def run(config: Config, run: Run) -> None:
 
 
 def work(config: Config) -> Work:
-    """Layers, parameters and batches: the sources of Python's library, a byte a token."""
+    """Builds layers, parameters and batches; texts are Python's sources, a byte per token."""
     model = gpt2.GPT2Config(**{**SIZES[config.size], "dropout": 0.0})
     length, dtype = min(config.length, model.length), jnp.dtype(config.dtype)
     params = {
@@ -202,14 +202,14 @@ def work(config: Config) -> Work:
 
 
 def text_bytes(count: int) -> np.ndarray:
-    """As many bytes of the sources of Python's library, again and again if they end."""
+    """Returns ``count`` bytes of Python's sources, repeated if they are fewer."""
     folder = Path(os.__file__).parent
     found = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
     return np.resize(np.frombuffer(found, np.uint8), count)
 
 
 def planned(made: Work, machine: offload.Machine, config: Config) -> offload.Plan:
-    """A plan.
+    """Plans the memory of a training within the budgets of device and host.
 
     What the programs of the layers take on the device is found by running them, and what the
     process has already counts as the host's, pinned memory for two gradients included.
@@ -228,7 +228,7 @@ def planned(made: Work, machine: offload.Machine, config: Config) -> offload.Pla
 
 
 def pinned(params: Mapping[str, Any]) -> None:
-    """Takes arrays as large as two groups from the device, for which JAX keeps pinned memory."""
+    """Makes JAX allocate the pinned memory it will keep, of the size of two groups."""
     largest = max((jax.eval_shape(draw) for draw in params.values()), key=nbytes)
     arrays = [jnp.zeros(x.shape, x.dtype) for x in jax.tree.leaves([largest, largest])]
     where = SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
@@ -236,12 +236,12 @@ def pinned(params: Mapping[str, Any]) -> None:
 
 
 def nbytes(shapes: Any) -> int:
-    """Bytes of all arrays."""
+    """Computes the bytes of all arrays in a pytree of shapes."""
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
 
 
 def on_device() -> int:
-    """The most bytes that the device had; 0 where JAX does not know."""
+    """Returns the peak bytes in use on the device; 0 where JAX does not know."""
     found = jax.devices()[0].memory_stats()
     return 0 if found is None else int(found["peak_bytes_in_use"])
 
@@ -249,7 +249,7 @@ def on_device() -> int:
 def tried(
     made: Work, way: Way, plan: offload.Plan, store: Any, config: Config, run: Run
 ) -> dict[str, Any] | None:
-    """A row of the table; None where the device has no memory for that."""
+    """Trains in one way; returns its table row, or None if the device's memory is too small."""
     try:
         with peak() as memory:
             row = measured(made, way, plan, store, config, run)
@@ -265,7 +265,7 @@ def tried(
 def measured(
     made: Work, way: Way, plan: offload.Plan, store: Any, config: Config, run: Run
 ) -> dict[str, Any]:
-    """Seconds and losses of the steps of a way; a store is as it was before."""
+    """Trains in one way; returns seconds and losses of its steps as a row."""
     predicted = {"overlap": plan.seconds, "after backward": plan.chosen.times.after_backward,
                  "in memory": plan.chosen.times.compute}[way]  # fmt: skip
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""A device that is none: it waits as long as one would compute, and leaves the cores alone."""
+"""Emulated device: waits as long as a device would compute, without using the cores."""
 
 import functools
 import time
@@ -16,7 +16,9 @@ from tensorjax.offload._store.transfers.staging import Pool
 
 
 class Emulated(offload.Engine):
-    """Waits in the place of computing; parameters are read, and dropped as if a device had them.
+    """Engine of an emulated device, which waits instead of computing.
+
+    Parameters are read, and dropped as if a device had them.
 
     Gradients are the same numbers in every step, of the right shapes. As an accelerator does, it
     adds up those of several layers and looks whether they are finite without the host's cores, and
@@ -41,17 +43,17 @@ class Emulated(offload.Engine):
 
     @property
     def lends(self) -> bool:
-        """As an accelerator does."""
+        """Returns True, as gradients arrive in the emulated device's own memory."""
         return True
 
     def place(self, group: str, params: Any) -> Any:
-        """A device would copy by itself, without the cores."""
+        """Returns the group's name in place of parameters, as a device copies by itself."""
         return group
 
     def forward(
         self, layer: offload.Layer, params: Any, x: Any, batch: Any, key: Any
     ) -> tuple[Any, Any]:
-        """Next to nothing: when it would be there."""
+        """Returns the time at which an emulated forward pass will be done."""
         return self._after(self.seconds[layer.name][0]), None
 
     def backward(
@@ -65,42 +67,42 @@ class Emulated(offload.Engine):
         dy: Any,
         sums: Any,
     ) -> tuple[Any, Any]:
-        """When it would be there, and gradients."""
+        """Returns the time at which an emulated backward pass will be done, and gradients."""
         dx = self._after(self.seconds[layer.name][1])
         return dx, tuple(self._gradients[group] for group in layer.uses)
 
     def shares(
         self, layer: offload.Layer, params: Any, xs: Any, batches: Any, keys: Any
     ) -> list[float]:
-        """As of a mean."""
+        """Returns equal factors, by which losses of microbatches give a mean."""
         return [1.0 / len(batches)] * len(batches)
 
     def last(
         self, layer: offload.Layer, params: Any, x: Any, batch: Any, key: Any, share: float,
         sums: Any
     ) -> tuple[Any, Any, Any]:  # fmt: skip
-        """Both passes."""
+        """Returns loss, time and gradients of the last layer's emulated passes."""
         dx = self._after(sum(self.seconds[layer.name]))
         return np.float32(0), dx, tuple(self._gradients[group] for group in layer.uses)
 
     def add(self, sums: Any, gradient: Any) -> Any:
-        """The same numbers again."""
+        """Returns the same gradients again, as sums are not computed."""
         return gradient
 
     def finite(self, gradient: Any) -> Any:
-        """They are."""
+        """Returns True, as emulated gradients are finite."""
         return np.True_
 
     def fetch(self, arrays: Any) -> Any:
-        """Memory of the host, with these numbers."""
+        """Returns host memory that holds the emulated gradients."""
         return jax.tree.map(self._host, arrays)
 
     def forget(self) -> None:
-        """Gives back the memory that gradients were written to: the next training has its own."""
+        """Frees the memory that gradients were written to, before the next training."""
         self._written.clear()
 
     def wait(self, value: Any) -> Any:
-        """Waits until it would be there."""
+        """Waits until the emulated computation of a value is done."""
         times = [x[0] for x in jax.tree.leaves(value) if isinstance(x, _Time)]
         time.sleep(max(0.0, max(times, default=0.0) - time.perf_counter()))
         return value
@@ -121,7 +123,7 @@ class Emulated(offload.Engine):
 
 
 class _Written:
-    """Memory that a device has written one number to, everywhere: so it need not write it again.
+    """Pool of memory that holds one number everywhere, as if a device had written it.
 
     As that of an accelerator's allocator, it is given out again once nobody sees it any more, and
     grows to the most that was in use at a time.
@@ -135,7 +137,7 @@ class _Written:
         self._unseen: SimpleQueue[tuple[int, int]] = SimpleQueue()
 
     def array(self, like: np.ndarray) -> np.ndarray:
-        """An array of that shape, of this number."""
+        """Returns an array of the same shape and dtype, filled with the number."""
         while not self._unseen.empty():
             self._pool.give(*self._unseen.get())
         size = -(-like.nbytes // self.LINE) * self.LINE
@@ -153,13 +155,19 @@ class _Written:
 
 
 class _Time(np.ndarray):
-    """When something would be there, by `time.perf_counter`."""
+    """Array that stands for a result: the time at which it is done.
+
+    By `time.perf_counter`.
+    """
 
 
 def emulated(
     layers: Sequence[offload.Layer], params: Mapping[str, Any], compute: float
 ) -> Emulated:
-    """A device that takes ``compute`` seconds a step, layers in proportion to their work."""
+    """Builds an emulated device that takes ``compute`` seconds a step.
+
+    Layers take parts of it in proportion to their work.
+    """
     shapes = {name: jax.eval_shape(draw) for name, draw in params.items()}
     uses = Counter(group for layer in layers for group in layer.uses)
     most = max(x.size for x in jax.tree.leaves(shapes))

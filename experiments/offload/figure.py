@@ -1,4 +1,4 @@
-"""The times of all ways, beside the bound."""
+"""Figure of the step times of all ways, beside the lower bound."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def bars(rows: Sequence[dict[str, Any]]) -> "Figure":
-    """One group of bars for every size and device; a dashed line is P*."""
+    """Draws the step times as bars, grouped by size and device, with P* as dashed line."""
     import matplotlib.pyplot as plt
 
     groups = list(dict.fromkeys((row["size"], row["device"]) for row in rows))

@@ -58,7 +58,10 @@ SIZES: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Config:
-    """Options; the defaults take about a quarter of an hour on two CPU cores and 6 GiB of disk."""
+    """Options of the experiment; the defaults take a quarter of an hour on two CPU cores.
+
+    And 6 GiB of disk.
+    """
 
     sizes: tuple[str, ...] = ("mini", "small")
     """Models: "tiny", "mini" and "deep" (mini with three times the blocks) are not published,
@@ -86,7 +89,7 @@ class Config:
     """Have glibc's malloc give back large arrays at once; without, more is resident."""
 
     def __post_init__(self) -> None:
-        """Checks what would fail late."""
+        """Raises ValueError for options that would fail late in a run."""
         unknown = [name for name in self.sizes if name not in SIZES]
         if unknown or not self.sizes:
             raise ValueError(f"sizes: expected names among {', '.join(SIZES)}, got {self.sizes}")
@@ -103,13 +106,13 @@ class Config:
 
     @classmethod
     def quick(cls) -> "Config":
-        """A model of 11 million numbers, and two steps."""
+        """Returns the options of a quick run: a model of 11 million parameters, three steps."""
         return cls(sizes=("tiny",), steps=3, length=32, real=False)
 
 
 @forgetting()
 def run(config: Config, run: Run) -> None:
-    """Measures parts, then whole steps by turns."""
+    """Measures the parts of a step, then whole steps of all ways by turns."""
     if config.return_memory:
         return_memory()
     config = replace(config, memory=config.memory or available() // MIB)
@@ -166,7 +169,7 @@ def run(config: Config, run: Run) -> None:
 
 
 def outcome(rows: Sequence[Mapping[str, Any]]) -> tuple[str, bool | None]:
-    """Returns the speed over the baselines, least and most, and whether the paper's is reached."""
+    """Returns the range of speed-ups over the baselines, and whether the paper's is reached."""
     ours = [row for row in rows if row["way"] == OURS]
     over = {
         name: [row[column] for row in ours if row[column] is not None]
@@ -183,7 +186,7 @@ def outcome(rows: Sequence[Mapping[str, Any]]) -> tuple[str, bool | None]:
 def goals(
     rows: Sequence[Mapping[str, Any]], memory: Sequence[Mapping[str, Any]]
 ) -> Iterator[dict[str, Any]]:
-    """Rows of a table: what was reached beside what was asked for."""
+    """Yields table rows: goals, and what was reached."""
     reached = [
         (row, f"speed over {other!r}", speed, SPEED, True)
         for row in rows
@@ -215,7 +218,7 @@ def goals(
 
 
 def setting(config: Config, name: str, folder: Path) -> Setting:
-    """What is trained, with staging memory enough for two largest states."""
+    """Returns a training setting, with staging memory for two of the largest states."""
     model = gpt2.GPT2Config(**{**SIZES[name], "dropout": 0.0})
     made = Setting(name, model, config.batch, min(config.length, model.length), folder, 0)
     largest = max(made.sizes().values())
@@ -226,7 +229,7 @@ def setting(config: Config, name: str, folder: Path) -> Setting:
 def one_size(
     setting: Setting, config: Config, run: Run
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
-    """Rows of all ways, of the parts of a step, and of the ways that overlap in every round."""
+    """Measures one model size; returns rows of ways, of parts, and of rounds."""
     rounds = [one_round(setting, config, run, number) for number in range(config.rounds)]
     rows = [row for label in rounds[0] for row in described(setting, label, rounds)]
     last = [by_device[[*by_device][-1]].tries for by_device in rounds]  # the real one's, if any
@@ -251,26 +254,26 @@ def one_size(
 
 @dataclass(frozen=True)
 class Round:
-    """What one round found on one device: all tries of the parts of a step, and every way."""
+    """Results of one round on one device: tries of the step's parts, and all ways."""
 
     tries: bound.Tries
     ways: dict[str, dict[str, Any]]
 
     def bound(self, setting: Setting, kind: Callable[[list[float]], float]) -> float:
-        """The bound P*, from the medians or the fastest of the tries."""
+        """Computes the lower bound P* from the tries, by their median or minimum."""
         return times(setting, self.tries, kind).bound
 
     def seconds(self, way: str) -> float:
-        """Of a step, the median."""
+        """Returns the median seconds of a step in one way."""
         return statistics.median(self.ways[way]["took"])
 
     def speed(self, way: str, baseline: str = BASELINE) -> float | None:
-        """Over that of another way; None where that does not fit memory."""
+        """Returns the speed of a way relative to another one; None if that was not run."""
         return self.seconds(baseline) / self.seconds(way) if baseline in self.ways else None
 
 
 def one_round(setting: Setting, config: Config, run: Run, number: int) -> dict[str, Round]:
-    """All ways, and the parts before and after them, for disks change; by devices.
+    """Measures all ways once, and the step's parts before and after; by device.
 
     The emulated device takes as long as the slowest part did just before.
     """
@@ -305,7 +308,7 @@ def one_round(setting: Setting, config: Config, run: Run, number: int) -> dict[s
 def fitting(
     setting: Setting, config: Config, *, real: bool
 ) -> tuple[list[Variant], dict[str, str]]:
-    """The ways that memory has room for, and why the others are left out."""
+    """Returns the ways that fit in memory, and why the others are left out."""
     needs = {variant: setting.needs(variant, real=real) // MIB for variant in VARIANTS}
     if min(needs.values()) > config.memory:
         raise ValueError(
@@ -322,7 +325,7 @@ def fitting(
 
 
 def times(setting: Setting, tries: bound.Tries, kind: Callable[[list[float]], float]) -> Times:
-    """The parts of a step, from all tries."""
+    """Computes the times of a step's parts from all tries."""
     found = {name: kind(seconds) for name, seconds in tries.items()}
     return Times(**found, layer=found["compute"] / len(setting.layers()))
 
@@ -330,7 +333,7 @@ def times(setting: Setting, tries: bound.Tries, kind: Callable[[list[float]], fl
 def described(
     setting: Setting, label: str, every: Sequence[Mapping[str, Round]]
 ) -> Iterator[dict[str, Any]]:
-    """Rows of a table: ways and bounds are compared within rounds, of which the median counts."""
+    """Yields table rows of all ways, with medians of comparisons within rounds."""
     rounds = [by_device[label] for by_device in every]
 
     def usual(of: Callable[[Round], float | None]) -> float | None:
@@ -364,7 +367,7 @@ def described(
 
 
 def remembered(setting: Setting, label: str, name: str, found: dict[str, Any]) -> dict[str, Any]:
-    """Row of the table of memory; nothing is allowed to those that keep all in memory."""
+    """Returns a way's row in the table of memory."""
     row: dict[str, Any] = {"size": setting.name, "device": label, "way": name}
     row["resident"] = found["resident"] / MIB
     if found["staging"]:
@@ -376,7 +379,7 @@ def remembered(setting: Setting, label: str, name: str, found: dict[str, Any]) -
 
 
 def keep(run: Run, trace: offload.Trace, size: str, label: str, variant: Variant) -> None:
-    """Keeps the trace of a way: for Perfetto, and as a picture."""
+    """Saves the trace of a way, as JSON for Perfetto and as a picture."""
     device = "emulated" if label.startswith("emulated") else "real"
     name = f"{size}-{device}-{variant.schedule}-{label.split()[-1].replace('.', '_')}"
     trace.save(run.folder / f"trace-{name}.json")

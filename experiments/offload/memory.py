@@ -1,4 +1,4 @@
-"""How much memory a piece of work takes."""
+"""Measurement of a process's memory."""
 
 import contextlib
 import ctypes
@@ -12,20 +12,20 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def resident() -> int:
-    """Bytes of this process in memory."""
+    """Returns the bytes of this process that are in memory (resident set)."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * _PAGE
 
 
 def available() -> int:
-    """Bytes that the system can give to programs without swapping."""
+    """Returns the bytes that the system can give to programs without swapping."""
     with open("/proc/meminfo") as file:
         found = dict(line.split(":") for line in file)
     return int(found["MemAvailable"].split()[0]) * 1024
 
 
 def trim() -> None:
-    """Gives back to the system what is free."""
+    """Returns freed memory to the system."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
@@ -33,7 +33,7 @@ def trim() -> None:
 
 @dataclass
 class Memory:
-    """What a process had in memory.
+    """Memory of a process: bytes at the start, and the most beyond those.
 
     Attributes:
         start: Bytes before.
@@ -46,7 +46,7 @@ class Memory:
 
 @contextlib.contextmanager
 def peak(every: float = 0.005) -> Iterator[Memory]:
-    """Yields what will be the bytes in memory at the start, and the most beyond those."""
+    """Context manager that samples this process's memory; yields a `Memory`."""
     trim()
     found, stop = Memory(resident()), threading.Event()
 

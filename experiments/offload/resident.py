@@ -1,4 +1,4 @@
-"""Training with everything on the device: what offloading is compared with where that fits."""
+"""Training with everything on the device, with which offloading is compared."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,9 @@ from tensorjax import offload
 
 
 class Resident:
-    """The same programs of the same layers, and updates on the device as soon as they can be made.
+    """Trainer that keeps all parameters and optimiser states on the device.
+
+    It runs the same programs of the same layers, and updates as soon as possible.
 
     Nothing waits for the host but the loss at the end of a step.
 
@@ -47,7 +49,7 @@ class Resident:
         )
 
     def step(self, batch: Any) -> float:
-        """The loss, before the update."""
+        """Trains one step on a batch; returns the loss before the update."""
         rows = len(jax.tree.leaves(batch)[0]) // self._microbatches
         parts = [
             jax.tree.map(lambda x, m=m: x[m * rows : (m + 1) * rows], batch)
@@ -84,7 +86,7 @@ class Resident:
         return tuple(self._params[group] for group in layer.uses)
 
     def _updated(self, layer: offload.Layer, sums: Any, waiting: dict[str, Any]) -> None:
-        """Updates the groups that no earlier layer uses, and adds up the gradients of others."""
+        """Updates groups whose gradients are complete, and sums the gradients of others."""
         for group, gradient in zip(layer.uses, sums, strict=True):
             if group in waiting:
                 gradient = self._add(waiting.pop(group), gradient)

@@ -1,4 +1,4 @@
-"""The ways of training that are compared, and what one step of each takes."""
+"""Ways of training that are compared, and measurement of their steps."""
 
 import contextlib
 import dataclasses
@@ -34,7 +34,7 @@ BESIDE = {OURS: (DEEPSPEED, BASELINE), BOUNDED: (*_AS_BOUNDED, DEEPSPEED, BASELI
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """One way of training.
+    """Way of training: in memory or from disk, schedule, backend, streaming.
 
     Attributes:
         name: For tables.
@@ -84,7 +84,7 @@ def _params(model: gpt2.GPT2Config) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What is trained.
+    """Training setting: model size, batch, length, folder, staging memory.
 
     Attributes:
         name: Of the size.
@@ -105,45 +105,48 @@ class Setting:
     few: bool = False
 
     def layers(self) -> list[offload.Layer]:
-        """Of the model."""
+        """Returns the layers of the model."""
         found = _layers(self.model)
         return [found[0], found[1], found[-1]] if self.few else list(found)
 
     def params(self) -> dict[str, Any]:
-        """What draws them."""
+        """Returns functions that draw the parameters of each group."""
         uses = {group for layer in self.layers() for group in layer.uses}
         return {name: draw for name, draw in _params(self.model).items() if name in uses}
 
     def optimizer(self) -> Any:
-        """Adam with decoupled decay, as is usual."""
+        """Returns Adam with decoupled weight decay."""
         return _OPTIMIZER
 
     def data(self) -> Any:
-        """Random tokens."""
+        """Draws a batch of random tokens."""
         rng = np.random.default_rng(0)
         tokens = rng.integers(0, self.model.vocabulary, (self.batch, self.length + 1))
         return gpt2.batch(tokens[:, :-1].astype(np.int32), tokens[:, 1:].astype(np.int32))
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of each group's parameters."""
+        """Returns the bytes of each group's parameters."""
         shapes = {name: jax.eval_shape(draw) for name, draw in self.params().items()}
         return {name: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
                 for name, tree in shapes.items()}  # fmt: skip
 
     def two_layers(self, sizes: dict[str, int]) -> int:
-        """Of the two layers that take the most, by sizes of groups; a shared one counts once."""
+        """Computes the bytes of the two largest layers together, from sizes of groups.
+
+        A group that both use counts once.
+        """
         pairs = itertools.combinations(self.layers(), 2)
         return max(sum(sizes[g] for g in {*a.uses, *b.uses}) for a, b in pairs)
 
     def training(self) -> dict[str, int]:
-        """Bytes of each group's parameters, gradient and optimiser state."""
+        """Returns the bytes of each group's parameters, gradient and optimiser state."""
         found = dict.fromkeys(self.sizes(), 0)
         for name, spec in self.specs().items():
             found[name.split("/")[0]] += int(np.prod(spec.shape)) * spec.dtype.itemsize
         return found
 
     def needs(self, variant: Variant, *, real: bool) -> int:
-        """Bytes of memory without which a variant cannot be tried.
+        """Computes the bytes of memory that a way of training needs.
 
         Those in memory have parameters and states there, and the parameters again on a device that
         is these cores; those with a store all gradients at once, or two layers'.
@@ -157,16 +160,16 @@ class Setting:
         return sum(training.values()) - gradients + on_device + 2 * most
 
     def specs(self) -> dict[str, Any]:
-        """Shapes and dtypes of all tensors that a store may have to hold."""
+        """Returns shapes and dtypes of all tensors that a store may have to hold."""
         return offload.tensors(self.params(), self.optimizer(), gradients=True)
 
     def emulated(self, compute: float) -> Emulated:
-        """A device that takes ``compute`` seconds a step."""
+        """Returns an emulated device that takes ``compute`` seconds a step."""
         return emulated(self.layers(), self.params(), compute)
 
     @contextlib.contextmanager
     def store(self, backend: str) -> Iterator[offload.TensorStore]:
-        """A new store, removed at the end."""
+        """Context manager that yields a new tensor store, which is removed at the end."""
         path = self.folder / f"offload-{os.getpid()}"
         capacity = offload.capacity(self.specs())
         try:
@@ -181,7 +184,7 @@ class Setting:
 
     @contextlib.contextmanager
     def trainer(self, variant: Variant, engine: offload.Engine) -> Iterator[Any]:
-        """A trainer of a variant, and its store or None."""
+        """Context manager that yields a trainer of a variant, and its store or None."""
         options: dict[str, Any] = {"schedule": variant.schedule, "engine": engine}
         if variant.streamed:
             options["device_bytes"] = self.two_layers(self.sizes())
@@ -203,7 +206,7 @@ class Setting:
 def measure(
     setting: Setting, variant: Variant, engine: offload.Engine, steps: int
 ) -> tuple[dict[str, Any], offload.Trace]:
-    """Seconds of every step, memory and bytes of a variant, and its trace.
+    """Trains a variant; returns seconds, memory and bytes of its steps, and the trace.
 
     A model of one block is trained before, so that compiled programs are not counted as memory of
     the training. The first two steps fill the pipeline; the others are timed together, from the
@@ -234,7 +237,7 @@ def measure(
 def _train(
     setting: Setting, variant: Variant, engine: offload.Engine, steps: int
 ) -> tuple[list[float], dict[str, Any], offload.Trace]:
-    """Seconds of each step; statistics, with the bytes moved before each step and at the end."""
+    """Trains some steps; returns the seconds of each, statistics, and the trace."""
     took, moved, batch = [], [], setting.data()
     with setting.trainer(variant, engine) as (trainer, store):
         for _ in range(steps):
@@ -249,7 +252,7 @@ def _train(
 
 
 def traffic(store: Any) -> tuple[int, int]:
-    """Bytes that a store has read and written."""
+    """Returns the bytes that a store has read and written."""
     if store is None:
         return 0, 0
     found = store.statistics()
@@ -257,7 +260,7 @@ def traffic(store: Any) -> tuple[int, int]:
 
 
 def _flush(trainer: offload.Trainer, folder: Path) -> None:
-    """Writes what is only in the page cache, and forgets it: reads shall come from the disk."""
+    """Writes the page cache of a store to disk and drops it, so that reads come from disk."""
     trainer.commit()
     for path in folder.glob(f"offload-{os.getpid()}/**/*"):
         if path.is_file():
@@ -270,7 +273,7 @@ def _flush(trainer: offload.Trainer, folder: Path) -> None:
 
 @contextlib.contextmanager
 def forgetting() -> Iterator[None]:
-    """Lets no trainer warn of steps that are not committed: those of an experiment are not kept."""
+    """Context manager that silences warnings about steps that were not committed."""
     log = logging.getLogger("tensorjax.offload")
     log.addFilter(_kept)
     try:

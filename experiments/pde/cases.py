@@ -1,4 +1,4 @@
-"""The equations: P1 to P7 of the prototype, a family in up to 20 dimensions, and two of our own.
+"""Test equations: P1 to P7 of the prototype, a family in up to 20 dimensions, and others.
 
 Where the prototype's data are not all known (P6's mixture) they are ours, and so are all other
 problems. Every problem but `cyclic` has an exact density.
@@ -14,7 +14,7 @@ from tensorjax import pde
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Case:
-    """A problem, and how it is integrated.
+    """Test case: an equation, and how it is integrated.
 
     Attributes:
       name: in the tables.
@@ -38,7 +38,7 @@ class Case:
     fields: pde.Fields | None = None
 
     def points(self, t: float, count: int) -> np.ndarray:
-        """Points (count, d) drawn from the density, exact or simulated."""
+        """Draws points (count, d) from the density, exactly or by simulation."""
         rng = np.random.default_rng(0)
         if self.reference is not None:
             assert isinstance(self.problem, pde.FokkerPlanck)
@@ -47,41 +47,43 @@ class Case:
 
 
 def turn() -> pde.Liouville:
-    """P1: a long Gaussian that turns."""
+    """Returns problem P1: an elongated Gaussian that rotates."""
     start = pde.Gaussian(np.zeros(2), np.diag([1.0, 0.16]), amplitude=1.0)
     return pde.Liouville(_ROTATION, start, pde.Box.fourier(2, 112, 7.0))
 
 
 def chain(d: int) -> pde.OrnsteinUhlenbeck:
-    """P2: an Ornstein–Uhlenbeck process that couples neighbours."""
+    """Returns problem P2: an Ornstein–Uhlenbeck process that couples neighbours."""
     matrix, diffusion = _chain(d)
     start = pde.Gaussian(np.zeros(d), np.diag(np.resize([1.0, 0.25], d)))
     return pde.OrnsteinUhlenbeck(matrix, diffusion, start, pde.Box.fourier(d, 64, 7.0))
 
 
 def saddle() -> pde.Liouville:
-    """P3: a Gaussian that is stretched along one diagonal and pressed along the other."""
+    """Returns problem P3: a Gaussian stretched along one diagonal and squeezed along the other."""
     matrix = np.array([[0.0, 1.0], [1.0, 0.0]])
     start = pde.Gaussian(np.zeros(2), np.diag([0.5, 0.25]))
     return pde.Liouville(matrix, start, pde.Box.fourier(2, 96, 6.0))
 
 
 def sines() -> pde.FokkerPlanck:
-    """P4: the Liouville equation of ẋ₁ = sin x₂, ẋ₂ = −sin x₁."""
+    """Returns problem P4: the Liouville equation of ẋ₁ = sin x₂, ẋ₂ = −sin x₁."""
     drift = [pde.Sin([0.0, 1.0]), pde.Sin([1.0, 0.0], amplitude=-1.0)]
     start = pde.Gaussian(np.zeros(2), np.diag([0.5, 0.08]))
     return pde.FokkerPlanck(drift, None, start, pde.Box.fourier(2, 112, 5.0))
 
 
 def three_sines() -> pde.FokkerPlanck:
-    """P5: ẋ₁ = sin x₂, ẋ₂ = sin x₃, ẋ₃ = sin x₁."""
+    """Returns problem P5: the Liouville equation of ẋ₁ = sin x₂, ẋ₂ = sin x₃, ẋ₃ = sin x₁."""
     drift = [pde.Sin(np.eye(3)[k]) for k in (1, 2, 0)]
     start = pde.Gaussian(np.array([0.3, -0.2, 0.2]), np.diag([0.3, 0.08, 0.15]))
     return pde.FokkerPlanck(drift, None, start, pde.Box.fourier(3, 80, 5.0))
 
 
 def mixture(spreads: tuple[tuple[float, float, float], ...]) -> pde.OrnsteinUhlenbeck:
-    """P6: P2 from three Gaussians; one linear map fits all of them only if they are alike.
+    """Returns problem P6: the process of P2, started from a mixture of three Gaussians.
+
+    One linear map fits all of them only if they are alike.
 
     Args:
       spreads: variances of each.
@@ -93,7 +95,7 @@ def mixture(spreads: tuple[tuple[float, float, float], ...]) -> pde.OrnsteinUhle
 
 
 def misaligned() -> pde.Liouville:
-    """P7: a Gaussian turned by 30° against its coordinates, and turning back."""
+    """Returns problem P7: a Gaussian turned by 30° against the axes, rotating back."""
     c, s = np.cos(np.pi / 6), np.sin(np.pi / 6)
     axes = np.array([[c, -s], [s, c]])
     start = pde.Gaussian(np.zeros(2), axes @ np.diag([1.0, 0.16]) @ axes.T)
@@ -101,13 +103,15 @@ def misaligned() -> pde.Liouville:
 
 
 def round_gaussian() -> pde.Liouville:
-    """A Gaussian alike in all directions that turns: nothing has to move."""
+    """Returns the problem of an isotropic Gaussian that rotates, so that nothing changes."""
     start = pde.Gaussian(np.zeros(2), 0.5 * np.eye(2))
     return pde.Liouville(_ROTATION, start, pde.Box.fourier(2, 64, 6.0))
 
 
 def banana(noise: float = 0.0) -> pde.FokkerPlanck:
-    """A long Gaussian that bends as it turns: ẋ₁ = ½x₂ + 1.5 cos(0.8 x₂), ẋ₂ = −½x₁.
+    """Returns the problem of an elongated Gaussian that bends as it rotates.
+
+    ẋ₁ = ½x₂ + 1.5 cos(0.8 x₂), ẋ₂ = −½x₁.
 
     Args:
       noise: D, a multiple of one.
@@ -119,7 +123,10 @@ def banana(noise: float = 0.0) -> pde.FokkerPlanck:
 
 
 def cyclic() -> pde.FokkerPlanck:
-    """A Fokker–Planck equation in four dimensions: dx_k = (sin x_{k+1} − x_k/5) dt + noise."""
+    """Returns a Fokker–Planck equation in four dimensions, cyclically coupled by sines.
+
+    dx_k = (sin x_{k+1} − x_k/5) dt + noise.
+    """
     drift = [pde.Sin(np.eye(4)[(k + 1) % 4]) for k in range(4)]
     start = pde.Gaussian(np.zeros(4), np.diag([0.4, 0.15, 0.3, 0.1]))
     box = pde.Box.fourier(4, 48, 5.0)
@@ -127,7 +134,9 @@ def cyclic() -> pde.FokkerPlanck:
 
 
 def henon_heiles(strength: float = 0.3) -> pde.FokkerPlanck:
-    """The Liouville equation of Hénon and Heiles' Hamiltonian: x = (q₁, q₂, p₁, p₂).
+    """Returns the Liouville equation of the Hénon–Heiles Hamiltonian, in four dimensions.
+
+    x = (q₁, q₂, p₁, p₂).
 
     H = ½(p² + q²) + λ (q₁² q₂ − q₂³/3).
 
@@ -152,7 +161,7 @@ _ROTATION = np.array([[0.0, 1.0], [-1.0, 0.0]])
 
 
 def _chain(d: int) -> tuple[np.ndarray, np.ndarray]:
-    """Drift and diffusion of P2."""
+    """Returns the drift matrix and the diffusion of problem P2."""
     up, down = np.eye(d, k=1), np.eye(d, k=-1)
     return -0.5 * np.eye(d) + 0.8 * (up - down), 0.1 * (np.eye(d) + 0.5 * (up + down))
 
@@ -177,7 +186,7 @@ NAMES = tuple(row[0] for row in _TABLE)
 
 
 def plane(names: tuple[str, ...], *, quick: bool) -> list[Case]:
-    """P1 and P3 to P7 and the round Gaussian, at one tolerance or at all of them."""
+    """Returns the cases P1, P3 to P7 and the isotropic Gaussian, at one or all tolerances."""
     return [
         Case(name, build(), t1, steps, tol, kappa)
         for name, build, t1, steps, tols, kappa in _TABLE
@@ -187,7 +196,7 @@ def plane(names: tuple[str, ...], *, quick: bool) -> list[Case]:
 
 
 def family(dims: tuple[int, ...], tol: float) -> list[Case]:
-    """P2 in any dimensions."""
+    """Returns the cases of problem P2 in given dimensions."""
     return [Case(f"P2, d = {d}", chain(d), 1.0, 80, tol) for d in dims]
 
 
@@ -195,7 +204,7 @@ BENT = {"banana": 0.0, "banana, noise": 0.02}
 
 
 def bent(names: tuple[str, ...], tols: tuple[float, ...], steps: int) -> list[Case]:
-    """Densities that no linear map makes straight."""
+    """Returns cases of densities that no linear map can straighten."""
     return [
         Case(
             name, banana(BENT[name]), 1.0, steps, tol, fields=pde.Fields(2, 5.0),
@@ -207,7 +216,7 @@ def bent(names: tuple[str, ...], tols: tuple[float, ...], steps: int) -> list[Ca
 
 
 def four(names: tuple[str, ...], tols: tuple[float, ...], steps: int) -> list[Case]:
-    """The problems in four dimensions."""
+    """Returns the cases in four dimensions."""
     build = {"cyclic": cyclic, "Hénon–Heiles": henon_heiles}
     return [
         Case(name, build[name](), 1.0, steps, tol, reference=tol / 10 if name == "cyclic" else None)

@@ -1,4 +1,4 @@
-"""The figures: ranks over time, and densities with the grid of the coordinates that move."""
+"""Figures of the experiment `pde`: ranks over time, and densities with moving coordinates."""
 
 from collections.abc import Sequence
 
@@ -29,7 +29,7 @@ POINTS, LINES = 101, 15
 
 
 def ranks(found: Sequence[Found]) -> Figure:
-    """A panel a problem, at its tightest tolerance: the largest rank over time."""
+    """Draws the largest rank over time, one panel for each problem at its smallest tolerance."""
     groups = _tightest(found)
     columns = min(4, len(groups))
     rows = -(-len(groups) // columns)
@@ -66,7 +66,7 @@ def ranks(found: Sequence[Found]) -> Figure:
 
 
 def frames(found: Sequence[Found]) -> Figure:
-    """Two rows for each of some problems: in x with the grid of y, and in y, as time goes on."""
+    """Draws densities over time: in x with the grid of y, and in y below."""
     runs = _drawn(found)
     columns = max(len(run.solution.ys) for run in runs)
     figure = Figure(figsize=(2.3 * columns, 4.5 * len(runs)))
@@ -85,7 +85,7 @@ def frames(found: Sequence[Found]) -> Figure:
 
 
 def _tightest(found: Sequence[Found]) -> list[list[Found]]:
-    """Runs by problem, of the smallest tolerance each."""
+    """Returns the runs of each problem at its smallest tolerance."""
     out: dict[str, list[Found]] = {}
     for run in found:
         if not len(run.solution.stats["t"]):
@@ -99,7 +99,7 @@ def _tightest(found: Sequence[Found]) -> list[list[Found]]:
 
 
 def _drawn(found: Sequence[Found]) -> list[Found]:
-    """Ours of one plane problem, nonlinear if there is one, and of one in four dimensions."""
+    """Chooses the runs to draw: a plane one, one in four dimensions, and a nonlinear one."""
     ours = [run for runs in _tightest(found) for run in runs if run.coordinates == "ours"]
     flat = sorted((r for r in ours if r.case.problem.dim == 2), key=lambda r: r.case.name != "P4")
     many = sorted(
@@ -111,7 +111,7 @@ def _drawn(found: Sequence[Found]) -> list[Found]:
 
 
 def _physical(axis: Axes, run: Found, state: pde.State) -> None:
-    """The marginal density of x₁ and x₂, and lines of constant y₁ and y₂.
+    """Draws the marginal density of x₁ and x₂, with lines of constant y₁ and y₂.
 
     In more than two dimensions the lines are those in the plane through the mean.
     """
@@ -137,7 +137,7 @@ def _physical(axis: Axes, run: Found, state: pde.State) -> None:
 
 
 def _moving(axis: Axes, run: Found, state: pde.State) -> None:
-    """The marginal density of y₁ and y₂."""
+    """Draws the marginal density of the moving coordinates y₁ and y₂."""
     box = run.case.problem.box
     still = pde.AffineMap.identity(box.dim)
     _, mean, covariance = pde.moments(state.v, still, box)
@@ -148,7 +148,7 @@ def _moving(axis: Axes, run: Found, state: pde.State) -> None:
 
 
 def _points(mean: np.ndarray, covariance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A square about the mean of the first two coordinates that holds the density."""
+    """Returns grid points of a square about the mean that holds the density."""
     reach = REACH * np.sqrt(np.diag(covariance)[:2].max())
     return (
         mean[0] + reach * np.linspace(-1, 1, POINTS),

@@ -27,7 +27,7 @@ from tensorjax import pde
 
 @dataclass(frozen=True)
 class Config:
-    """Options; the defaults take some minutes on two CPU cores."""
+    """Options of the experiment; the defaults take some minutes on two CPU cores."""
 
     plane: tuple[str, ...] = cases.NAMES
     """P1 and P3 to P7 of the prototype, and a round Gaussian."""
@@ -61,7 +61,7 @@ class Config:
     """A run is stopped where its tolerance asks for larger ranks."""
 
     def __post_init__(self) -> None:
-        """Checks what would fail late."""
+        """Raises ValueError for options that would fail late in a run."""
         for name, known in (
             ("plane", cases.NAMES),
             ("bent", tuple(cases.BENT)),
@@ -82,7 +82,7 @@ class Config:
 
     @classmethod
     def quick(cls) -> "Config":
-        """One tolerance a problem, up to ten dimensions, runs of at most some seconds."""
+        """Returns the options of a quick run: one tolerance a problem, up to ten dimensions."""
         return cls(
             plane=tuple(name for name in cases.NAMES if name != "P6, unlike"),
             dims=(2, 3, 6, 10),
@@ -101,7 +101,7 @@ class Config:
 
 
 def run(config: Config, run: Run) -> None:
-    """Solves everything, then draws the figures.
+    """Solves all equations of the experiment, then draws the figures.
 
     In double precision: steps always are, but the states that come back have JAX's default. The
     matrices are small: on several threads BLAS takes twice the processor time, and no less time.
@@ -142,7 +142,7 @@ def _run(config: Config, run: Run) -> None:
 
 
 def _outcome(found: list[Found]) -> tuple[str, bool | None]:
-    """Of each problem that ended in fixed and in our coordinates: the ranks at the end."""
+    """Compares final ranks in fixed and in moving coordinates, over all problems."""
     pairs: dict[tuple[str, float], dict[str, int]] = {}
     for r in found:
         kind = "ours" if r.coordinates.startswith("ours") else r.coordinates
@@ -162,7 +162,10 @@ def _outcome(found: list[Found]) -> tuple[str, bool | None]:
 
 
 def _solved(config: Config, run: Run, group: list[Case], name: str) -> Iterator[Found]:
-    """All runs of a group, those without an exact solution beside one at a finer tolerance."""
+    """Yields all runs of a group of cases, with errors.
+
+    Those without an exact solution are compared with one at a finer tolerance.
+    """
     for case in run.progress(group, name):
         runs = [
             solve.solved(case, words, generator, config.seconds, config.max_rank)
@@ -176,7 +179,7 @@ def _solved(config: Config, run: Run, group: list[Case], name: str) -> Iterator[
 
 
 def _wider(row: dict[str, Any], run: Found) -> dict[str, Any]:
-    """With the rank in closed form that fixed coordinates need at the end."""
+    """Adds to a row the rank that fixed coordinates need at the end, in closed form."""
     problem, t1 = run.case.problem, run.case.t1
     assert isinstance(problem, pde.OrnsteinUhlenbeck)
     assert isinstance(problem.start, pde.Gaussian)
@@ -195,7 +198,7 @@ def _orders(config: Config, run: Run) -> None:
 
 
 def _metrics(run: Run, found: list[Found]) -> None:
-    """Of our coordinates: rank, error and time of each problem."""
+    """Records rank, error and time of each problem in moving coordinates."""
     for r in found:
         if r.coordinates.startswith("ours") and len(r.solution.stats["t"]):
             name = f"{r.case.name} {r.case.tol:g} {r.coordinates}"

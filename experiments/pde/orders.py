@@ -1,4 +1,4 @@
-"""Orders of convergence in time, and what is exact but for roundoff: motions and marginals."""
+"""Orders of convergence in time, and properties that hold up to roundoff."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ _FINE = 64
 
 
 def problem(points: int = 40) -> pde.OrnsteinUhlenbeck:
-    """Two dimensions; on 40 points an axis long steps are stable."""
+    """Returns an Ornstein–Uhlenbeck process in two dimensions, for tests of convergence."""
     matrix = np.array([[-0.15, 0.45], [-0.35, -0.1]])
     diffusion = np.array([[0.1, 0.04], [0.04, 0.06]])
     start = pde.Gaussian(np.array([0.2, -0.1]), np.diag([0.8, 0.6]))
@@ -25,7 +25,7 @@ def problem(points: int = 40) -> pde.OrnsteinUhlenbeck:
 
 
 def prescribed(t: float) -> tuple[np.ndarray, np.ndarray]:
-    """Σ and β that have nothing to do with the solution."""
+    """Returns a prescribed motion of coordinates, Σ and β, unrelated to the solution."""
     sigma = 0.3 * np.array([[0.3 * t, np.cos(3 * t)], [-np.sin(2 * t + 0.3), -0.2]])
     return sigma, 3 * np.array([np.cos(6 * t), -np.sin(6 * t)])
 
@@ -43,7 +43,7 @@ RUNS: tuple[tuple[Any, str, Any, int, float], ...] = (
 
 
 def values(steps: int, x: np.ndarray, points: int = 40, **options: Any) -> np.ndarray:
-    """The solution at T1 and points x."""
+    """Integrates the test problem in ``steps`` steps; returns the solution at points x."""
     p = problem(points)
     solution = pde.integrate(p, t1=T1, dt=T1 / steps, **options)
     if solution.result != pde.Result.successful:
@@ -53,7 +53,7 @@ def values(steps: int, x: np.ndarray, points: int = 40, **options: Any) -> np.nd
 
 
 def rows(runs: Any, steps: tuple[int, ...]) -> list[dict[str, Any]]:
-    """Errors with these numbers of steps, each twice the last, and orders from one to the next."""
+    """Computes errors and orders of convergence for increasing numbers of steps."""
     x = problem().sample(np.random.default_rng(0), T1, 200)
     exact = values(_FINER * max(steps), x, tol=1e-14, coordinates=pde.Prescribed(prescribed))
     out = []
@@ -75,7 +75,7 @@ def rows(runs: Any, steps: tuple[int, ...]) -> list[dict[str, Any]]:
 
 
 def differences(steps: int) -> list[dict[str, Any]]:
-    """What should agree to roundoff, or to errors in time of so many steps."""
+    """Computes differences that should be of roundoff, or of the error in time."""
     p = problem(_FINE)
     box = p.box
     x = p.sample(np.random.default_rng(0), T1, 500)

@@ -1,4 +1,4 @@
-"""What a prototype in NumPy measured before this toolkit had the method; none of it is the paper's.
+"""Results of an earlier prototype in NumPy; none of them is the paper's.
 
 P2 in fixed coordinates from d = 6 on is a closed form, the largest rank at any bond and time.
 """
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def _rows(problem: str, tol: float, **cells: Any) -> list[dict[str, Any]]:
-    """One for each movement: (rank, error), of which the error may be missing."""
+    """Returns table rows of a problem, one for each kind of coordinates."""
     names = {"feedback": "ours, κ = 20"}
     return [
         {"problem": problem, "tol": tol, "coordinates": names.get(name, name), **dict(
@@ -38,6 +38,6 @@ FAMILY = [
 
 
 def of(rows: list[dict[str, Any]], ours: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those that a table of ours has a row for."""
+    """Selects the prototype's rows that match a row of ours."""
     keys = {(r["problem"], r["tol"], r["coordinates"]) for r in ours}
     return [r for r in rows if (r["problem"], r["tol"], r["coordinates"]) in keys]

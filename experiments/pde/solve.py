@@ -1,4 +1,4 @@
-"""One run of one case: integrated, held beside the exact solution, and made a row of a table."""
+"""Run of one case: integration, error against the exact solution, table row."""
 
 import time
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ POINTS = 2000
 
 
 class Found(NamedTuple):
-    """A run, and what is measured of it.
+    """Run of a case: its solution, error and seconds.
 
     Attributes:
       case: what was solved.
@@ -32,7 +32,7 @@ class Found(NamedTuple):
     flow: pde.FlowMap | None = None
 
     def values(self, x: np.ndarray, state: pde.State | None = None) -> np.ndarray:
-        """u at physical points, at the end or at a state saved."""
+        """Evaluates the density at physical points, at the end or at a saved state."""
         state, box = self.solution.final if state is None else state, self.case.problem.box
         if self.flow is None:
             return np.asarray(pde.evaluate(state.v, state.map, box, x))
@@ -40,7 +40,7 @@ class Found(NamedTuple):
 
 
 def movements(case: Case) -> dict[str, Any]:
-    """The coordinates that are compared, by their words."""
+    """Returns the coordinates to compare for a case, by name."""
     feedback = {f"ours, κ = {k:g}": pde.MultiLevel(kappa=k) for k in case.kappa}
     return {
         "fixed": "fixed",
@@ -53,7 +53,7 @@ def movements(case: Case) -> dict[str, Any]:
 
 
 def integrated(case: Case, coordinates: Any, seconds: float, max_rank: int) -> Any:
-    """The case in some coordinates, stopped after so much processor time or at such a rank.
+    """Integrates a case in given coordinates, within limits of time and rank.
 
     Returns:
       `pde.Solution`, or `pde.flows.Flown` where ``coordinates`` are `pde.Fields`.
@@ -73,7 +73,7 @@ def integrated(case: Case, coordinates: Any, seconds: float, max_rank: int) -> A
 
 
 def solved(case: Case, words: str, coordinates: Any, seconds: float, max_rank: int) -> Found:
-    """The run and its error."""
+    """Integrates a case in given coordinates; returns the run with its error."""
     start = time.perf_counter()
     solution = integrated(case, coordinates, seconds, max_rank)
     spent, flow = time.perf_counter() - start, None
@@ -88,19 +88,19 @@ def solved(case: Case, words: str, coordinates: Any, seconds: float, max_rank: i
 
 
 def relative(found: Any, exact: Any) -> float:
-    """‖found − exact‖/‖exact‖."""
+    """Computes the relative l2 error ‖found − exact‖/‖exact‖."""
     return float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
 
 
 def exact_error(case: Case, state: pde.State) -> float:
-    """Relative l2 at points drawn from the exact density."""
+    """Computes the relative l2 error of a state at points drawn from the exact density."""
     x = case.points(state.t, POINTS)
     exact = case.problem.exact(state.t, x)
     return relative(pde.evaluate(state.v, state.map, case.problem.box, x), exact)
 
 
 def compared(runs: list[Found], seconds: float, max_rank: int) -> list[Found]:
-    """Runs of one case without an exact solution, beside one in fixed coordinates at a finer tol.
+    """Adds errors to runs without exact solution, against a run at a finer tolerance.
 
     Where that does not come to its end, no error is known.
     """
@@ -122,7 +122,7 @@ def compared(runs: list[Found], seconds: float, max_rank: int) -> list[Found]:
 
 
 def row(run: Found) -> dict[str, Any]:
-    """What the tables say of a run."""
+    """Returns the table row of a run."""
     stats, case = run.solution.stats, run.case
     ended = run.solution.result == pde.Result.successful
     some = len(stats["t"]) > 0

@@ -1,4 +1,6 @@
-"""The open transverse-field Ising chain, H = −Σ σx σx − Σ σz, by free fermions.
+"""Exact solution of the open transverse-field Ising chain by free fermions.
+
+H = −Σ σx σx − Σ σz.
 
 The Jordan–Wigner and Bogoliubov transformations leave one matrix M, with the field on its diagonal
 and the coupling beside it. Its singular values are the energies of the fermions (up to a factor of
@@ -13,23 +15,26 @@ FIELD = 1.0  # the critical one
 
 
 def _factors(order: int, field: float) -> tuple[np.ndarray, np.ndarray]:
-    """Singular values of M, and its polar factor."""
+    """Returns singular values and polar factor of the chain's bidiagonal matrix."""
     m = field * np.eye(order) + np.eye(order, k=1)
     u, s, vh = np.linalg.svd(m)
     return s, u @ vh
 
 
 def energy(order: int, field: float = FIELD) -> float:
-    """The energy of the ground state."""
+    """Computes the exact ground-state energy of the Ising chain."""
     return -float(_factors(order, field)[0].sum())
 
 
 def magnetization(order: int, field: float = FIELD) -> np.ndarray:
-    """⟨σz⟩ at every site."""
+    """Computes the exact ⟨σz⟩ at every site of the Ising chain."""
     return np.diagonal(_factors(order, field)[1]).copy()
 
 
 def correlation(order: int, i: int, j: int, field: float = FIELD) -> float:
-    """⟨σx_i σx_j⟩ for i < j: a determinant, by Wick's theorem."""
+    """Computes the exact correlation ⟨σx_i σx_j⟩, i < j, of the Ising chain.
+
+    It is a determinant, by Wick's theorem.
+    """
     q = _factors(order, field)[1]
     return float(np.linalg.det(q[i:j, i + 1 : j + 1]))

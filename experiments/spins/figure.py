@@ -1,4 +1,4 @@
-"""The figure: correlations, ⟨σz⟩ and storage."""
+"""Figure of the experiment `spins`: correlations, ⟨σz⟩ and storage."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +22,7 @@ def overview(
     truth: Measured,
     measured: dict[str, Measured],
 ) -> Figure:
-    """Draws all three panels.
+    """Draws the figure of the experiment `spins`, with three panels.
 
     Args:
         rows: of the table of energies.

@@ -1,4 +1,4 @@
-"""The ground state of the critical Ising chain, as a tensor train and as a MERA.
+"""Ground state of the critical Ising chain, as a tensor train and as a MERA.
 
 ``python -m experiments run spins`` finds the state by DMRG (`tt.eigsh`), converts it to a MERA
 (`convert.tt_to_mera`), refines that (`mera.refine`), and compares energy, ⟨σz⟩ and correlations of
@@ -25,7 +25,7 @@ Method = Literal["identity", "procrustes", "entropy"]
 
 @dataclass(frozen=True)
 class Config:
-    """Options; the defaults take some minutes on two CPU cores."""
+    """Options of the experiment; the defaults take some minutes on two CPU cores."""
 
     order: int = 64
     """Number of spins."""
@@ -45,7 +45,7 @@ class Config:
     """Seed of the random start of DMRG."""
 
     def __post_init__(self) -> None:
-        """Checks what would fail late."""
+        """Raises ValueError for options that would fail late in a run."""
         if self.order < 8:
             raise ValueError(f"order: expected at least 8 spins, got {self.order}")
         for name in ("mera_tols", "disentangle", "distances"):
@@ -54,14 +54,14 @@ class Config:
 
     @classmethod
     def quick(cls) -> "Config":
-        """All 64 spins, and one MERA, in less than two minutes."""
+        """Returns the options of a quick run: all 64 spins, and one MERA, within two minutes."""
         return cls(
             mera_tols=(0.1,), disentangle=("identity",), steps=50, distances=(1, 2, 4, 8, 16, 32)
         )
 
 
 class _State(NamedTuple):
-    """A state as it is held, its distance to the train of DMRG, and what is measured in it."""
+    """State as TT or MERA, with its distance to DMRG's train and its measured values."""
 
     held: Any
     distance: float
@@ -70,7 +70,7 @@ class _State(NamedTuple):
 
 
 def run(config: Config, run: Run) -> None:
-    """Measures all of it in double precision, then draws the figure."""
+    """Measures all states in double precision, then draws the figure."""
     distances = [r for r in config.distances if r <= config.order - 4]
     with jax.enable_x64(True):
         truth = measure.exactly(config.order, distances)
@@ -112,7 +112,7 @@ def _ground_state(config: Config) -> tuple[tt.TT, float, tt.EigInfo]:
 def _compressed(
     config: Config, run: Run, ground: tt.TT, tol: float, distances: list[int]
 ) -> dict[str, _State]:
-    """The train rounded to ``tol``, and MERAs within it, as converted and as refined."""
+    """Returns the ground state at a tolerance: rounded, and as MERAs, converted and refined."""
     out: dict[str, _State] = {}
     start = time.perf_counter()
     small = tt.round(ground, tol=tol)

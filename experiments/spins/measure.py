@@ -14,7 +14,7 @@ X, Z, ONE = np.array([[0.0, 1.0], [1.0, 0.0]]), np.diag([1.0, -1.0]), np.eye(2)
 
 
 class Measured(NamedTuple):
-    """What is measured in a state.
+    """Measured values of a state: energy, ⟨σz⟩ and correlations.
 
     Attributes:
       energy: of the chain.
@@ -28,18 +28,18 @@ class Measured(NamedTuple):
 
 
 def pairs(order: int, distances: Sequence[int]) -> list[tuple[int, int]]:
-    """Pairs of sites about the middle of the chain, one for each distance."""
+    """Returns pairs of sites about the middle of the chain, one for each distance."""
     return [((order - r) // 2, (order - r) // 2 + r) for r in distances]
 
 
 def exactly(order: int, distances: Sequence[int]) -> Measured:
-    """The exact values."""
+    """Computes the exact energy, ⟨σz⟩ and correlations of the Ising chain."""
     correlations = [exact.correlation(order, i, j) for i, j in pairs(order, distances)]
     return Measured(exact.energy(order), exact.magnetization(order), np.array(correlations))
 
 
 def of_train(x: tt.TT, distances: Sequence[int]) -> Measured:
-    """Inner products ⟨x|O|x⟩ with operators of TT-rank one."""
+    """Measures a train by inner products with operators of TT-rank one."""
     size = float(tt.norm(x)) ** 2
 
     def value(terms: dict[int, np.ndarray]) -> float:
@@ -50,7 +50,7 @@ def of_train(x: tt.TT, distances: Sequence[int]) -> Measured:
 
 
 def of_mera(m: MERA, distances: Sequence[int]) -> Measured:
-    """Expectation values in causal cones, each of a pair of sites.
+    """Measures a MERA by expectation values in causal cones, each of a pair of sites.
 
     ⟨σz⟩ is that of a pair with a one beside it: the cone of the bond's term is compiled already.
     """

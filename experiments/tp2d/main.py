@@ -40,7 +40,7 @@ PAPER = ({"devices": 4, "layout": "summa", "speed / 1D": 1.84, "efficiency": 0.8
 
 @dataclass(frozen=True)
 class Config:
-    """Options; the defaults take some minutes on two CPU cores."""
+    """Options of the experiment; the defaults take some minutes on two CPU cores."""
 
     devices: tuple[int, ...] = (4, 16)
     """Numbers of devices that steps are compiled for; on a CPU they are simulated."""
@@ -66,7 +66,7 @@ class Config:
     """Seed of parameters and tokens."""
 
     def __post_init__(self) -> None:
-        """Checks what would fail late."""
+        """Raises ValueError for options that would fail late in a run."""
         for name in ("devices", "scaled"):
             if not getattr(self, name) or min(getattr(self, name)) < 1:
                 raise ValueError(f"{name}: expected numbers >= 1, got {getattr(self, name)}")
@@ -82,12 +82,12 @@ class Config:
 
     @classmethod
     def quick(cls) -> "Config":
-        """Four devices only, and the layouts that theory is about."""
+        """Returns the options of a quick run: four devices, and the layouts of the theory."""
         return cls(devices=(4,), layouts=("1d", "fsdp+tp", "2d", "summa"))
 
 
 def run(config: Config, run: Run) -> None:
-    """Compiles, compares, models; times where there are accelerators."""
+    """Compares layouts: compiled costs, equality, model times, and wall times on accelerators."""
     simulate(max(config.devices))
     rows = list(costs(config, run))
     run.table(
@@ -146,7 +146,10 @@ def run(config: Config, run: Run) -> None:
 
 
 def outcome(scaled: list[dict[str, Any]]) -> tuple[str, bool | None]:
-    """Returns the modelled speed of the paper's layout over 1D on four devices, and if it holds."""
+    """Returns the modelled speed of the paper's layout over 1D on four devices, as a sentence.
+
+    And whether it reaches the paper's.
+    """
     (published,) = PAPER
     for row in scaled:
         if (row["devices"], row["layout"]) == (4, published["layout"]) and row["speed / 1D"]:
@@ -156,7 +159,7 @@ def outcome(scaled: list[dict[str, Any]]) -> tuple[str, bool | None]:
 
 
 def simulate(count: int) -> None:
-    """Asks for so many simulated devices, which has an effect on CPUs that are not in use yet."""
+    """Makes the CPU simulate ``count`` devices, if JAX has not started yet."""
     try:
         jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError:
@@ -164,7 +167,7 @@ def simulate(count: int) -> None:
 
 
 def layouts(config: Config, run: Run) -> Iterator[tuple[str, int, GPT2Config, int, Any]]:
-    """Every step, number of devices and layout that there are devices for, and that splits."""
+    """Yields every step, number of devices and layout that is possible here."""
     for step, (batch, sizes) in CASES.items():
         model = GPT2Config(
             **sizes, heads=config.heads, vocabulary=config.vocabulary, dropout=0.0, remat="full"
@@ -184,7 +187,7 @@ def layouts(config: Config, run: Run) -> Iterator[tuple[str, int, GPT2Config, in
 
 
 def costs(config: Config, run: Run) -> Iterator[dict[str, Any]]:
-    """Bytes of compiled steps, and of predicted ones."""
+    """Yields rows of memory and traffic of compiled steps, beside predicted ones."""
     for step, devices, model, batch, layout in run.progress(list(layouts(config, run)), "compiled"):
         program = Step(model, layout, batch).compiled()
         memory, traffic = parallel.memory(program), parallel.traffic(program)
@@ -207,7 +210,7 @@ def costs(config: Config, run: Run) -> Iterator[dict[str, Any]]:
 
 
 def choices(config: Config, rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Of the two layouts of the theory the lesser one in wire and in temp, compiled and planned."""
+    """Yields which of the theory's two layouts costs less, as compiled and as planned."""
     for step, devices in dict.fromkeys((row["step"], row["devices"]) for row in rows):
         both = {
             row["layout"]: row
@@ -233,7 +236,7 @@ def choices(config: Config, rows: Sequence[dict[str, Any]]) -> Iterator[dict[str
 
 
 def equality(config: Config, run: Run) -> Iterator[dict[str, Any]]:
-    """Losses and gradients of a tiny model on four devices, against those of one."""
+    """Yields errors of losses and gradients on four devices against one."""
     if jax.device_count() < 4:
         run.console.print(f"equality: expected 4 devices, there are {jax.device_count()}, left out")
         return
@@ -252,7 +255,7 @@ def equality(config: Config, run: Run) -> Iterator[dict[str, Any]]:
 
 
 def scaling(config: Config) -> Iterator[dict[str, Any]]:
-    """Time of a step in the α–β model, the batch growing with the devices."""
+    """Yields modelled step times as the batch grows with the number of devices."""
     machine = parallel.Machine(
         flops=config.flops, bandwidth=config.bandwidth, latency=config.latency
     )
@@ -291,7 +294,7 @@ def scaling(config: Config) -> Iterator[dict[str, Any]]:
 
 
 def times(config: Config, run: Run) -> Iterator[dict[str, Any]]:
-    """Wall times, on accelerators."""
+    """Yields measured step times on accelerators."""
     for step, devices, model, batch, layout in run.progress(list(layouts(config, run)), "timed"):
         yield {
             "step": step,

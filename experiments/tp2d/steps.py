@@ -1,4 +1,4 @@
-"""One step of GPT-2, loss and gradient, under a layout: compiled, run, timed."""
+"""Step of GPT-2 (loss and gradient) in a layout: compiled, run, timed."""
 
 import statistics
 import time
@@ -21,7 +21,7 @@ _QUICKLY = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": 
 
 
 class Step:
-    """Loss and gradient of a model under a layout.
+    """Loss and gradient of a GPT-2 in a parallel layout, as one jitted function.
 
     Args:
         config: Sizes of the model.
@@ -51,7 +51,7 @@ class Step:
         )
 
     def compiled(self) -> Any:
-        """The program; no array is made."""
+        """Compiles the step without allocating arrays; returns the program."""
         shape = (self.batch, self.config.length)
         ids = self._shape(jax.ShapeDtypeStruct(shape, jnp.int32), self.data)
         params = jax.tree.map(self._shape, self.shapes, self.specs)
@@ -63,7 +63,7 @@ class Step:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
 
     def placed(self, params: Any, seed: int) -> tuple[Any, Any, Any]:
-        """Parameters and random tokens and targets, where the layout wants them."""
+        """Places parameters, random tokens and targets on the devices of the layout."""
         rng = np.random.default_rng(seed)
         tokens = rng.integers(0, self.config.vocabulary, (self.batch, self.config.length + 1))
         tokens = tokens.astype(np.int32)
@@ -71,11 +71,11 @@ class Step:
         return parallel.shard((params, tokens[:, :-1], tokens[:, 1:]), specs, self.layout.mesh)
 
     def __call__(self, params: Any, seed: int = 0) -> tuple[Any, Any]:
-        """Loss and gradient of random tokens."""
+        """Computes loss and gradient on random tokens."""
         return self._step(*self.placed(params, seed))
 
     def seconds(self, params: Any, repeats: int) -> float:
-        """Median time of a step that is compiled and whose arguments are in place."""
+        """Measures the median seconds of a compiled step with placed arguments."""
         arguments = self.placed(params, 0)
         jax.block_until_ready(self._step(*arguments))
         times = []
@@ -87,7 +87,7 @@ class Step:
 
 
 def parameters(config: GPT2Config, seed: int) -> Any:
-    """Parameters with nothing at zero, so that every gradient is worth comparing."""
+    """Draws GPT-2 parameters without zeros, so that every gradient can be compared."""
 
     def draw(key: jax.Array) -> Any:
         first, second = jax.random.split(key)
@@ -104,7 +104,7 @@ def parameters(config: GPT2Config, seed: int) -> Any:
 
 
 def largest_error(found: Any, wanted: Any) -> float:
-    """Largest relative error of all arrays, each in its own Frobenius norm."""
+    """Computes the largest relative error of all arrays, in Frobenius norms."""
 
     def one(a: Any, b: Any) -> float:
         a, b = (np.asarray(x, np.float64) for x in (a, b))
@@ -114,7 +114,10 @@ def largest_error(found: Any, wanted: Any) -> float:
 
 
 def mesh_shape(name: str, devices: int) -> tuple[int, ...]:
-    """The squarest mesh for a layout; 1D ones are lines, 2.5D has an even depth if it can."""
+    """Returns the mesh shape for a layout: as square as possible, a line for 1D.
+
+    2.5D has an even depth if it can.
+    """
     if name.startswith("1d"):
         return (1, devices)
     if name == "2.5d":
@@ -126,6 +129,6 @@ def mesh_shape(name: str, devices: int) -> tuple[int, ...]:
 
 
 def make(name: str, shape: Sequence[int]) -> parallel.Layout:
-    """A layout on a mesh of a shape."""
+    """Builds a layout by name on a mesh of a given shape."""
     depth = shape[0] if len(shape) > 2 else 1
     return parallel.layout(name, parallel.mesh(shape[-2], shape[-1], depth=depth))

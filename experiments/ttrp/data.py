@@ -1,4 +1,4 @@
-"""Images to project: a file in Keras' layout, MNIST from OpenML, or scikit-learn's digits."""
+"""Images to project: a file in Keras's layout, MNIST from OpenML, or scikit-learn's digits."""
 
 import zipfile
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ DIGITS_TEST = 500
 
 @dataclass(frozen=True)
 class Images:
-    """Grey images and their labels, split in two.
+    """Grey images and labels, for training and test.
 
     Attributes:
         name: What they are, for captions.
@@ -32,11 +32,11 @@ class Images:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Height and width in pixels."""
+        """Height and width of the images in pixels."""
         return self.x_train.shape[1], self.x_train.shape[2]
 
     def sample(self, train_size: int, test_size: int, seed: int) -> "Images":
-        """A random part of each half; all of a half that is not as large."""
+        """Draws a random sample of training and test images."""
         rng = np.random.default_rng(seed)
         train = rng.permutation(len(self.x_train))[:train_size]
         test = rng.permutation(len(self.x_test))[:test_size]
@@ -45,14 +45,16 @@ class Images:
 
 
 def load(path: Path | None, *, openml: bool) -> Images:
-    """Images of the file ``path``, else those of OpenML if wanted, else the bundled digits."""
+    """Loads images from a file, from OpenML if wanted, or the bundled digits."""
     if path is not None:
         return from_npz(path)
     return from_openml() if openml else bundled_digits()
 
 
 def from_npz(path: Path) -> Images:
-    """Reads an ``.npz`` file as Keras has them: ``x_train``, ``y_train``, ``x_test``, ``y_test``.
+    """Reads images from an ``.npz`` file in Keras's layout.
+
+    ``x_train``, ``y_train``, ``x_test``, ``y_test``.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -77,7 +79,7 @@ def from_npz(path: Path) -> Images:
 
 
 def checked(name: str, arrays: dict[str, np.ndarray]) -> Images:
-    """Checks that the four arrays are labelled grey images, and scales the pixels."""
+    """Converts four arrays to images with scaled pixels; ValueError if they do not fit."""
     for half in ("train", "test"):
         x, y = arrays[f"x_{half}"], arrays[f"y_{half}"]
         if x.ndim != 3 or 0 in x.shape or x.dtype.kind not in "uif":
@@ -122,7 +124,7 @@ def from_openml() -> Images:
 
 
 def bundled_digits() -> Images:
-    """The 1797 handwritten digits, 8×8 pixels, that come with scikit-learn; the last 500 to test.
+    """Loads scikit-learn's 1797 handwritten digits, 8×8 pixels; the last 500 are for test.
 
     They stand in for MNIST, which no package bundles.
     """

@@ -1,4 +1,4 @@
-"""Pairwise distances of random points: mean and variance of their ratio over many draws."""
+"""Pairwise distances of random points under projection: mean and variance of their ratio."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -38,13 +38,15 @@ REFERENCE = tuple(
 
 
 def pairwise(x: np.ndarray) -> np.ndarray:
-    """Distances ‖x_i − x_j‖, i < j, of the rows of x (…, n, N): (…, n(n−1)/2)."""
+    """Computes the distances of all pairs of rows of x (…, n, N), as (…, n(n−1)/2)."""
     i, j = np.triu_indices(x.shape[-2], 1)
     return np.linalg.norm(x[..., i, :] - x[..., j, :], axis=-1)
 
 
 def mean_ratio(images: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """The paper's statistic of a draw, 2/(n(n−1)) Σ_{i<j} ‖f(x_i) − f(x_j)‖ / ‖x_i − x_j‖.
+    """Computes the mean ratio of pairwise distances after and before a projection.
+
+    2/(n(n−1)) Σ_{i<j} ‖f(x_i) − f(x_j)‖ / ‖x_i − x_j‖, the paper's statistic of a draw.
 
     Args:
         images: (…, n, M), the projected points f(x_i), of any number of draws.
@@ -54,12 +56,12 @@ def mean_ratio(images: np.ndarray, points: np.ndarray) -> np.ndarray:
 
 
 def hull(shapes: Sequence[Shape]) -> Shape:
-    """The least shape that holds every one of ``shapes``."""
+    """Returns the smallest shape that holds all given shapes."""
     return tuple(map(max, zip(*shapes, strict=True)))
 
 
 def block(y: np.ndarray, whole: Shape, shape: Shape) -> np.ndarray:
-    """From images under a map of rows ``whole``, those under its sub-map of rows ``shape``.
+    """Cuts projected points of a larger map to those of a sub-map with fewer rows.
 
     Rows i_k < m_k of a Kronecker map, or any rows of a map with independent ones, are a map of the
     same law with fewer rows. So one draw serves a sweep over M; only the scale changes.
@@ -77,7 +79,7 @@ def block(y: np.ndarray, whole: Shape, shape: Shape) -> np.ndarray:
 def mean_ratios(
     method: Method, in_shape: Shape, shapes: Sequence[Shape], keys: jax.Array, points: jax.Array
 ) -> list[np.ndarray]:
-    """The statistic of each key's draw, for each shape of the output."""
+    """Computes the mean distance ratio of every draw, for each output shape."""
     whole = hull(shapes)
     images = over_draws(sketch.apply, method, (in_shape, whole), keys, points)
     exact = np.asarray(points)
@@ -87,7 +89,7 @@ def mean_ratios(
 def measure(
     run: Run, *, sizes: Sequence[int], rows: Sequence[int], points: int, draws: int, seed: int
 ) -> list[dict[str, Any]]:
-    """Mean and variance of the ratio for every N, method and M, as tables of the run."""
+    """Measures mean and variance of distance ratios for every N, method and M; records tables."""
     cases = [(n, method) for n in sizes for method in METHODS]
     measured = []
     for n, method in run.progress(cases, "distances, (N, method)"):
@@ -142,7 +144,7 @@ def _record(run: Run, measured: list[dict[str, Any]], shown: int, points: int, d
 
 
 def wide(measured: list[dict[str, Any]], column: str) -> list[dict[str, Any]]:
-    """One row for each N and method, one column for each M."""
+    """Pivots rows to one per N and method, with a column for each M."""
     out: dict[tuple[Any, Any], dict[str, Any]] = {}
     for row in measured:
         line = out.setdefault((row["N"], row["method"]), {"N": row["N"], "method": row["method"]})
@@ -151,7 +153,9 @@ def wide(measured: list[dict[str, Any]], column: str) -> list[dict[str, Any]]:
 
 
 def _largest_difference(table: list[dict[str, Any]]) -> float:
-    """Between our means and variances and the reference's, in standard errors of a difference.
+    """Computes the largest difference from the reference's means and variances.
+
+    In standard errors of a difference; the reference is taken to have standard errors like ours.
 
     The reference is taken to have standard errors like ours.
     """

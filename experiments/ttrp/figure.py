@@ -1,4 +1,4 @@
-"""The figure: what the tables say, in six panels with one legend."""
+"""Figure of the experiment `ttrp`, with six panels and one legend."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -20,7 +20,7 @@ SIZE = (12.5, 8.3)  # inches
 def overview(
     measured: Rows, projected: Rows, dense: Rows, trains: Rows, structured: Rows, *, data: str
 ) -> Figure:
-    """Draws all six panels.
+    """Draws the figure of the experiment `ttrp`, with six panels.
 
     Args:
         measured: rows of ``distances.measure``.
@@ -50,7 +50,7 @@ def _method(row: dict[str, Any]) -> Method:
 
 
 def _by_method(rows: Rows, column: str) -> dict[Method, Rows]:
-    """Rows with a value in ``column``, a list for each method."""
+    """Groups rows with a value in ``column`` by method."""
     out: dict[Method, list[dict[str, Any]]] = {}
     for row in rows:
         if row.get(column) is not None:
@@ -123,7 +123,7 @@ def _structured(axis: Axes, rows: Rows) -> None:
 
 
 def _legend(figure: Figure, axes: Iterable[Axes]) -> None:
-    """One entry for each method, below the panels."""
+    """Draws one legend entry for each method, below the panels."""
     entries: dict[str, Any] = {}
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):

@@ -1,4 +1,4 @@
-"""Images: distance ratios, and what a nearest-neighbour classifier still sees after projection."""
+"""Projected images: distance ratios, and accuracy of a nearest-neighbour classifier."""
 
 import dataclasses
 import itertools
@@ -36,7 +36,7 @@ RAW = Method("all pixels", sketch.gaussian, "#7f7f7f", "", ":")  # never drawn
 
 
 def modes(method: Method, shape: Shape) -> Shape:
-    """The modes of an image or of its projection: two, or four for a map that splits each side.
+    """Returns the modes of an image or its projection: two, or four if each side is split.
 
     The order of modes does not matter to a Kronecker map: it only permutes the rows. So the pixels
     are left as they come, row by row.
@@ -57,7 +57,7 @@ def measure(
     classified: int,
     seed: int,
 ) -> list[dict[str, Any]]:
-    """Distance ratios and accuracy for every method and every M = side², as tables of the run."""
+    """Measures distance ratios and accuracy for every method and size; records tables."""
     usable = [side for side in sides if side < min(images.shape)]
     if not usable:
         raise ValueError(f"expected sides below those of the images {images.shape}, got {sides}")
@@ -74,7 +74,7 @@ def measure(
 
 
 def distinct(x: np.ndarray, count: int) -> np.ndarray:
-    """The first ``count`` rows of x that differ: a ratio of distances needs that."""
+    """Returns the first ``count`` different rows of x; ValueError if there are fewer."""
     _, first = np.unique(x, axis=0, return_index=True)
     if len(first) < count:
         raise ValueError(f"expected {count} different test images, got {len(first)}")
@@ -82,7 +82,7 @@ def distinct(x: np.ndarray, count: int) -> np.ndarray:
 
 
 def accuracy(train: np.ndarray, test: np.ndarray, images: Images) -> float:
-    """Share of test images whose nearest neighbours among the training images vote right."""
+    """Computes the test accuracy of a nearest-neighbour classifier on projected images."""
     from sklearn.neighbors import KNeighborsClassifier
 
     neighbors = min(NEIGHBORS, len(train))
@@ -142,7 +142,7 @@ def _projected(
 
 
 def _scores(p: Any, images: Images, whole: Shape, shapes: Sequence[Shape]) -> list[float]:
-    """Accuracy after projection by each of the sub-maps of a map."""
+    """Computes the accuracy after projection by each sub-map of a map."""
     cut = len(images.x_train)
     y = np.asarray(sketch.apply(p, np.concatenate([_flat(images.x_train), _flat(images.x_test)])))
     parts = (block(y, whole, shape) for shape in shapes)

@@ -17,7 +17,7 @@ from experiments.ttrp.methods import GAUSSIAN, TTRP
 
 @dataclass(frozen=True)
 class Config:
-    """Options; the defaults take some minutes on two CPU cores."""
+    """Options of the experiment; the defaults take some minutes on two CPU cores."""
 
     data: Path | None = None
     """Images in Keras' layout: an .npz file with x_train, y_train, x_test and y_test, such as
@@ -62,7 +62,7 @@ class Config:
     """Sample every map at rank-one inputs, not only four of them."""
 
     def __post_init__(self) -> None:
-        """Checks what would fail late, or silently give nothing."""
+        """Raises ValueError for options that would fail late, or silently give nothing."""
         if self.data is not None and self.openml:
             raise ValueError("data, openml: expected one source of images, got both")
         for name in ("classified", "repeats", "train_size", "test_size", "batch"):
@@ -79,7 +79,7 @@ class Config:
 
     @classmethod
     def quick(cls) -> "Config":
-        """Every table with fewer rows, in less than a minute."""
+        """Returns the options of a quick run: every table with fewer rows, within a minute."""
         return cls(
             sizes=(10_000,),
             rows=(8, 24),
@@ -97,7 +97,7 @@ class Config:
 
 
 def run(config: Config, run: Run) -> None:
-    """Measures all of it, then draws the figure."""
+    """Measures all tables of the experiment, then draws the figure."""
     seed, draws, points = config.seed, config.draws, config.points
     # The data come first: a file that does not fit should not cost minutes.
     pictures = data.load(config.data, openml=config.openml)
@@ -138,7 +138,10 @@ def run(config: Config, run: Run) -> None:
 
 
 def outcome(measured: list[dict[str, Any]]) -> tuple[str, bool | None]:
-    """Returns what was found at the largest N and M, and whether the claim holds there."""
+    """Compares variance and storage at the largest N and M with a Gaussian map's.
+
+    Returns a sentence, and whether the claim holds there.
+    """
     n, m = max((row["N"], row["M"]) for row in measured)
     by_name = {row["method"]: row for row in measured if (row["N"], row["M"]) == (n, m)}
     if not {TTRP.name, GAUSSIAN.name} <= by_name.keys():

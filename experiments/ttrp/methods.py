@@ -1,4 +1,4 @@
-"""The random maps under comparison: how each is drawn, and how it looks in a figure."""
+"""Random maps under comparison: how each is drawn, and its look in figures."""
 
 import functools
 import math
@@ -17,7 +17,9 @@ _DRAWN_AT_ONCE = 2**24  # numbers
 
 @dataclass(frozen=True, eq=False)
 class Method:
-    """A family of random maps; compared by identity, so that it can be a static argument.
+    """Family of random maps: how to draw one, and its look in figures.
+
+    Compared by identity, so that it can be a static argument.
 
     Attributes:
         name: As in the tables and legends.
@@ -35,13 +37,13 @@ class Method:
 
     @property
     def style(self) -> dict[str, Any]:
-        """Keyword arguments of Matplotlib's ``plot``."""
+        """Returns keyword arguments for Matplotlib's ``plot``."""
         look = {"label": self.name, "color": self.color, "marker": self.marker}
         return look | {"linestyle": self.line, "linewidth": 1.3, "markersize": 4.5}
 
 
 def _method(name: str, look: str, draw: Any, **options: Any) -> Method:
-    """A method; its look is "color marker line", its options go to the constructor of the map."""
+    """Builds a method from its name, its look "color marker line", and the map's options."""
     return Method(name, functools.partial(draw, **options), *look.split())
 
 
@@ -65,7 +67,7 @@ METHODS = (*DENSE, *ROWS, *KRONECKER)
 
 
 def factors(size: int, count: int) -> Shape:
-    """The factorisation of ``size`` of the least sum, largest factor first.
+    """Returns the factorisation of ``size`` with the least sum, largest factor first.
 
     >>> factors(24, 3), factors(2500, 3), factors(7, 2)
     ((4, 3, 2), (25, 10, 10), (7, 1))
@@ -78,17 +80,17 @@ def factors(size: int, count: int) -> Shape:
 
 
 def times(shape: Sequence[int]) -> str:
-    """A shape as text: 4·3·2."""
+    """Formats a shape as text, such as 4·3·2."""
     return "·".join(map(str, shape))
 
 
 def outline(method: Method, in_shape: Shape, out_shape: Shape) -> Any:
-    """A map without its numbers: what its storage and its exact variance depend on."""
+    """Returns the shapes of a map's arrays without drawing it."""
     return jax.eval_shape(lambda key: method.draw(key, in_shape, out_shape), jax.random.key(0))
 
 
 def storage(method: Method, in_shape: Shape, out_shape: Shape) -> int:
-    """How many random numbers a map stores: for a sparse one, the nonzeros to be expected."""
+    """Computes how many random numbers a map stores; for a sparse map the expected nonzeros."""
     p = outline(method, in_shape, out_shape)
     if isinstance(p, sketch.Sparse):
         return round(p.out_size * p.in_size / p.law.fourth_moment)
@@ -106,7 +108,7 @@ def _over_maps(function: Callable[[Any, Any], jax.Array], maps: Any, x: Any) -> 
 
 
 def groups(method: Method, shapes: tuple[Shape, Shape], keys: jax.Array) -> Iterator[Any]:
-    """The maps of the keys in batches, as large as fit in 64 MiB; one program draws them all.
+    """Yields the maps of all keys in batches of at most 64 MiB, drawn by one program.
 
     Args:
         method: what to draw.
@@ -122,7 +124,7 @@ def groups(method: Method, shapes: tuple[Shape, Shape], keys: jax.Array) -> Iter
 
 
 def single(method: Method, shapes: tuple[Shape, Shape], keys: jax.Array) -> Iterator[Any]:
-    """The same maps one by one."""
+    """Yields the maps of all keys one by one."""
     for maps in groups(method, shapes, keys):
         host = jax.tree.map(np.asarray, maps)
         for i in range(len(jax.tree.leaves(host)[0])):
@@ -136,7 +138,7 @@ def over_draws(
     keys: jax.Array,
     x: Any,
 ) -> np.ndarray:
-    """Evaluates ``function(map, x)`` for the map of each key, vectorised over the maps.
+    """Evaluates ``function(map, x)`` for the map of each key, vectorised over maps.
 
     Args:
         function: of a map and ``x``, such as ``sketch.apply``.
@@ -153,7 +155,7 @@ def over_draws(
 
 
 def moments(values: np.ndarray) -> dict[str, float]:
-    """Mean and variance of a sample, each with its standard error."""
+    """Computes mean and variance of a sample, each with its standard error."""
     values = values.astype(np.float64)
     mean, variance, n = values.mean(), values.var(ddof=1), values.size
     fourth = np.mean((values - mean) ** 4)

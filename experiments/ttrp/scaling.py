@@ -33,7 +33,7 @@ DENSE_METHODS = (GAUSSIAN, VERY_SPARSE, TRP, TTRP)
 
 
 class Timing(NamedTuple):
-    """Seconds.
+    """Seconds of compiling a program and of running it.
 
     Attributes:
         compile: to trace, lower and compile.
@@ -45,7 +45,7 @@ class Timing(NamedTuple):
 
 
 def timed(function: Callable[..., Any], *arguments: Any, repeats: int) -> Timing:
-    """Compiles a function for its arguments, then times it."""
+    """Compiles a function for its arguments and times it."""
     start = time.perf_counter()
     compiled = jax.jit(function).lower(*arguments).compile()
     spent = time.perf_counter() - start
@@ -61,7 +61,9 @@ def timed(function: Callable[..., Any], *arguments: Any, repeats: int) -> Timing
 def dense(
     run: Run, *, sizes: Sequence[int], batch: int, repeats: int, largest_map: float, seed: int
 ) -> list[dict[str, Any]]:
-    """Dense inputs: a row for every N and method; blank where the map would be too large.
+    """Times projections of dense inputs; returns a row for every N and method.
+
+    Blank where the map would be too large.
 
     Args:
         run: where the table goes.
@@ -104,7 +106,10 @@ def _dense_case(
 def trains(
     run: Run, *, orders: Sequence[int], repeats: int, draws: int, seed: int
 ) -> list[dict[str, Any]]:
-    """Inputs in TT form, N = 1000^d: a row for every d and map, and distances at the largest N."""
+    """Times projections of tensor trains with N = 1000^d; returns a row for every d and map.
+
+    And distances at the largest N.
+    """
     rows = []
     for d in run.progress(orders, "time, TT form, d"):
         data, key = jax.random.split(jax.random.key(seed + d))
@@ -129,7 +134,7 @@ _CAPTION = (
 
 
 def unit_train(key: jax.Array, d: int, rank: int) -> tt.TT:
-    """A random train of modes 1000 and norm about one: no power of its norm overflows."""
+    """Draws a random train of modes 1000 and norm about one, without overflow."""
     x = tt.random(key, (MODE,) * d, rank)
     return tt.TT([core / math.sqrt(MODE) for core in x.cores])
 
@@ -154,7 +159,7 @@ def _train_cases(d: int, key: jax.Array, x: tt.TT, repeats: int) -> Iterator[dic
 
 
 def _distances(d: int, draws: int, seed: int) -> dict[str, Any]:
-    """Squared ratios of distances under TTRP with wide modes, at N = 1000^d."""
+    """Measures squared distance ratios under TTRP with wide modes, at N = 1000^d."""
     first, second, maps = jax.random.split(jax.random.key(seed), 3)
     x, y = unit_train(first, d, 2), unit_train(second, d, 2)
     shapes = (MODE,) * d, (WIDE,) * d

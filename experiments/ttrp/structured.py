@@ -1,4 +1,4 @@
-"""Rank-one inputs, on which a Kronecker map does worst: sampled and exact variance of ‖f(x)‖²."""
+"""Rank-one inputs, the worst case of a Kronecker map: sampled and exact variance."""
 
 import math
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ _MOST_DRAWS = 2**20
 
 
 def roots(size: int) -> dict[int, int]:
-    """All d and m with m^d = size and m ≥ 2.
+    """Returns all d and m with m^d = size and m ≥ 2, as a dictionary.
 
     >>> roots(64)
     {1: 64, 2: 8, 3: 4, 6: 2}
@@ -42,14 +42,14 @@ def roots(size: int) -> dict[int, int]:
 
 
 def rank_one(key: jax.Array, shape: Shape) -> tt.TT:
-    """x_1 ⊗ … ⊗ x_d with Gaussian factors, each of norm one."""
+    """Draws a rank-one train of Gaussian factors, each of norm one."""
     keys = jax.random.split(key, len(shape))
     vectors = [jax.random.normal(k, (n,)) for k, n in zip(keys, shape, strict=True)]
     return tt.rank_one([v / jnp.linalg.norm(v) for v in vectors])
 
 
 def squared_norm(p: Any, x: tt.TT) -> jax.Array:
-    """‖f(x)‖²."""
+    """Computes the squared norm of a projected train."""
     y = sketch.apply(p, x)
     return tt.inner(y, y) if isinstance(y, tt.TT) else jnp.vdot(y, y)
 
@@ -57,7 +57,7 @@ def squared_norm(p: Any, x: tt.TT) -> jax.Array:
 def measure(
     run: Run, *, methods: Sequence[Method], rows: int, numbers: int, seed: int
 ) -> list[dict[str, Any]]:
-    """Variance of ‖f(x)‖²/‖x‖² against the number of factors d at fixed M, as tables of the run.
+    """Measures the variance of ‖f(x)‖²/‖x‖² against the number of factors; records tables.
 
     Args:
         run: where the tables go.
@@ -112,7 +112,7 @@ def _sampled(method: Method, d: int, m: int, numbers: int, seed: int) -> dict[st
 
 
 def _exact(methods: Sequence[Method], d: int, m: int, seed: int) -> dict[str, Any]:
-    """The exact variance of each map at one d."""
+    """Computes the exact variance of each map for one number of factors."""
     row: dict[str, Any] = {"M": m**d, "d": d, "m": m}
     x = rank_one(jax.random.key(seed + d), (2 * m,) * d)
     for method in methods:

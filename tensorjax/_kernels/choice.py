@@ -11,7 +11,9 @@ from tensorjax._native.dispatch import on_cpu
 
 
 def choose_kernel(operation: str, arrays: Arrays, stage: Stage = CALL, **facts: Any) -> Kernel:
-    """Chooses the kernel of an operation: the first candidate all of whose conditions hold.
+    """Chooses the kernel for a call: the first candidate in the table that is suitable.
+
+    That is, all of whose conditions hold.
 
     Args:
       operation: a row of the table.
@@ -29,7 +31,7 @@ def choose_kernel(operation: str, arrays: Arrays, stage: Stage = CALL, **facts: 
 
 
 def is_cpp_default() -> bool:
-    """Whether programs by default are for one CPU device, and may hold C++; for reports only."""
+    """Whether default programs may call C++ kernels: JAX has one device, a CPU; for reports."""
     return jax.default_backend() == "cpu" and jax.device_count() == 1
 
 
@@ -41,7 +43,7 @@ def cpp_or_xla(
     static: tuple[Any, ...] = (),
     results: Sequence[jax.ShapeDtypeStruct],
 ) -> list[Any]:
-    """Puts an operation into a program for which C++ was chosen: as C++ or not is left open.
+    """Computes an operation by C++ or XLA, decided when the program is lowered.
 
     When the program is lowered its platform and devices decide; see
     `tensorjax._native.dispatch.on_cpu`, whose arguments these are.

@@ -66,7 +66,7 @@ def _power(n: int) -> str:
 
 
 class Condition(NamedTuple):
-    """Condition of a kernel: a named predicate of a call, its reason, and its constants' source.
+    """Condition of a kernel: a named predicate of a call, with its reason.
 
     Attributes:
       name: as the table prints it.
@@ -86,12 +86,12 @@ class Condition(NamedTuple):
 def _condition(
     name: str, reason: str, source: str = ""
 ) -> Callable[[Callable[[Arrays, Facts], bool]], Condition]:
-    """Returns a decorator that makes a condition of its predicate."""
+    """Decorator factory that turns a predicate of a call into a `Condition`."""
     return lambda holds: Condition(name, holds, reason, source)
 
 
 def any_of(*conditions: Condition) -> Condition:
-    """Returns the condition that one of several holds; they are asked in this order."""
+    """Combines conditions into one that holds if any of them does, asked in this order."""
 
     def holds(arrays: Arrays, facts: Facts) -> bool:
         return any(c.holds(arrays, facts) for c in conditions)
@@ -461,6 +461,6 @@ def rows_shared(arrays: Arrays, facts: Facts) -> bool:
 
 
 def forget_first_calls() -> None:
-    """Forgets the counts of calls: the next ones of every shape are first calls again."""
+    """Resets the counts of calls by shape, so that the next ones are first calls again."""
     _counted.clear()
     _evaluated.clear()

@@ -11,7 +11,7 @@ from tensorjax._kernels.table import FIXED, REMARKS, TABLE, Candidate
 
 @dataclasses.dataclass(frozen=True)
 class KernelChoice:
-    """Candidate kernel of an operation, and when it serves.
+    """Row of the kernel table: a candidate kernel of an operation, and its conditions.
 
     Attributes:
       operation: such as ``"tt.round(rank=)"``; the argument is named where it decides.
@@ -32,7 +32,7 @@ class KernelChoice:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class KernelChoices:
-    """Table of kernels in the order in which they are asked; prints as text.
+    """Table of the kernels that serve each operation, in order; prints as text.
 
     Attributes:
       rows: the candidates of all stages of all operations.
@@ -68,7 +68,7 @@ def _when(row: KernelChoice) -> str:
 
 
 def kernel_choices(operation: str | None = None) -> KernelChoices:
-    """Returns the table of kernels: which of C++, NumPy and XLA serves which call, and when.
+    """Returns the table of which kernel (C++, NumPy or XLA) serves which call, and when.
 
     The functions of the library ask this table. The first candidate of a stage whose conditions all
     hold serves. Programs made for `jax.export` and for other platforms never hold C++.
@@ -111,7 +111,7 @@ def kernel_choices(operation: str | None = None) -> KernelChoices:
 
 
 def markdown() -> str:
-    """Returns the table of kernels as Markdown, with the reasons of the conditions."""
+    """Formats the table of kernels as Markdown, with the reasons of the conditions."""
     lines = ["| operation | stage | kernel | serves |", "|---|---|---|---|"]
     operation = stage = ""
     for row in kernel_choices().rows:

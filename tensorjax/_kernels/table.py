@@ -1,4 +1,4 @@
-"""Table of kernels: for every operation the candidates in order, each with its conditions.
+"""Table of kernels: for every operation its candidates in order, each with its conditions.
 
 A choice is made at up to four *stages* of a call:
 
@@ -19,7 +19,7 @@ from tensorjax._kernels.conditions import Condition
 
 
 class Kernel(enum.StrEnum):
-    """Kind of code that serves a call."""
+    """Kind of kernel that serves a call: NumPy, a compiled program, C++ or XLA."""
 
     NUMPY = "NumPy"  # and LAPACK, on the host; nothing is compiled
     SMALL = "NumPy, small arrays"
@@ -30,7 +30,7 @@ class Kernel(enum.StrEnum):
 
 
 class Stage(enum.StrEnum):
-    """Stage of a call at which a kernel is chosen."""
+    """Stage of a call at which its kernel is chosen: call, trace or host."""
 
     CALL = "call"
     TRACE = "trace"
@@ -42,7 +42,7 @@ CALL, TRACE, HOST = Stage
 
 
 class Candidate(NamedTuple):
-    """Candidate of an operation at a stage: a kernel and the conditions under which it serves.
+    """Candidate kernel of an operation at one stage, with the conditions under which it serves.
 
     Attributes:
       kernel: what serves.

@@ -33,7 +33,7 @@ _REAL = (np.float32, np.float64)
 def basis_columns(
     shape: Sequence[int], ranks: Sequence[int], widths: Sequence[int] | None = None
 ) -> tuple[int, ...]:
-    """Returns how many basis columns bound the C++ kernels' workspaces, at all bonds."""
+    """Returns upper bounds on the basis columns of every bond, to size C++ workspaces."""
     out, left = [], 1
     for k, r in enumerate(ranks[1:-1]):
         left = min(left * shape[k], r)
@@ -50,7 +50,7 @@ def round_to_ranks(
     ranks: tuple[int, ...],
     matrices: Sequence[jax.Array] = (),
 ) -> list[jax.Array]:
-    """Rounds a train, or a matrix train times a train, to TT-ranks by a C++ kernel.
+    """Rounds a train, or a TT-matrix times a train, to given TT-ranks by a C++ kernel.
 
     Args:
       cores: (r_{k-1}, n_k, r_k) each, float32 or float64; computed in float64.
@@ -91,7 +91,7 @@ def round_to_ranks(
 def rounded_shapes(
     cores: Sequence[jax.Array], ranks: tuple[int, ...]
 ) -> list[jax.ShapeDtypeStruct]:
-    """Returns the shapes of cores from the C++ kernel `round_to_ranks`."""
+    """Returns the shapes of the cores that the C++ kernel `round_to_ranks` makes."""
     new = (1, *ranks, 1)
     return [
         jax.ShapeDtypeStruct((new[k], c.shape[1], new[k + 1]), c.dtype) for k, c in enumerate(cores)
@@ -99,7 +99,7 @@ def rounded_shapes(
 
 
 def _check_train(cores: Sequence[Any], ndim: int) -> None:
-    """Raises ValueError unless the cores fit together as the C++ handlers require."""
+    """Raises ValueError unless cores form a train that the C++ kernels accept."""
     _check_arrays(cores[0].dtype, cores)
     bond = 1
     for core in cores:
@@ -123,7 +123,9 @@ def _check_arrays(dtype: Any, arrays: Sequence[Any]) -> None:
 def inner(
     xs: Sequence[jax.Array], ys: Sequence[jax.Array] | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Computes Σ x_i y_i of trains by a C++ kernel, as (m, e) with value m·2^e.
+    """Computes the inner product of two trains by a C++ kernel, as mantissa and exponent (m, e).
+
+    Its value is Σ x_i y_i = m·2^e.
 
     Args:
       xs: cores (r_{k-1}, n_k, r_k) of x, none empty.
@@ -141,7 +143,7 @@ def inner(
 
 
 def multiply(xs: Sequence[jax.Array], ys: Sequence[jax.Array]) -> list[jax.Array]:
-    """Computes the cores of two trains' entry-wise (Hadamard) product by a C++ kernel.
+    """Computes the entry-wise (Hadamard) product of two trains by a C++ kernel, as its cores.
 
     Args:
       xs: cores (r, n, s) of x, float32 or float64, none empty.
@@ -157,7 +159,7 @@ def multiply(xs: Sequence[jax.Array], ys: Sequence[jax.Array]) -> list[jax.Array
 
 
 def product_shapes(xs: Sequence[jax.Array], ys: Sequence[jax.Array]) -> list[jax.ShapeDtypeStruct]:
-    """Returns the shapes of the cores of the C++ kernel `multiply`."""
+    """Returns the shapes of the cores that the C++ kernel `multiply` makes."""
     return [
         jax.ShapeDtypeStruct((r * q, n, s * t), xs[0].dtype)
         for (r, n, s), (q, _, t) in ((x.shape, y.shape) for x, y in zip(xs, ys, strict=True))
@@ -165,7 +167,9 @@ def product_shapes(xs: Sequence[jax.Array], ys: Sequence[jax.Array]) -> list[jax
 
 
 def sketch(x: jax.Array, a: jax.Array, c: jax.Array) -> jax.Array:
-    """Computes y_bjk = Σ_nmr x_bnm a_njr c_rmk by a C++ kernel, in one pass over x.
+    """Contracts a large array with two cores of a sketch by a C++ kernel, in one pass.
+
+    y_bjk = Σ_nmr x_bnm a_njr c_rmk.
 
     Args:
       x: (batch, n, m), float32 or float64; large.
@@ -186,7 +190,9 @@ def sketch(x: jax.Array, a: jax.Array, c: jax.Array) -> jax.Array:
 def look_up(
     cores: Sequence[jax.Array], gates: Sequence[jax.Array], ids: jax.Array, features: int
 ) -> jax.Array:
-    """Looks up rows of a TT-matrix (embedding) by a C++ kernel: columns of ∏ G_k[i_k] D_k.
+    """Looks up rows of an embedding stored as a TT-matrix, by a C++ kernel.
+
+    Row i has the columns of ∏ G_k[i_k] D_k.
 
     Args:
       cores: d ≥ 2 cores (r_{k-1}, m_k, n_k, r_k), float32 or float64, none empty.
@@ -204,7 +210,10 @@ def look_up(
 def look_up_gradient(
     cores: Sequence[jax.Array], gates: Sequence[jax.Array], ids: jax.Array, cotangent: jax.Array
 ) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Computes `look_up`'s gradients by a C++ kernel, for cotangents (n, features) of rows."""
+    """Computes the gradients of an embedding lookup by a C++ kernel, from rows' cotangents.
+
+    The cotangents have shape (n, features).
+    """
     _check_lookup(cores, gates, ids)
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (*cores, *gates)]
     call = jax.ffi.ffi_call("tensorjax_lookup_gradient", shapes, vmap_method="sequential")
@@ -227,7 +236,9 @@ _GRAMS = {np.dtype(t): np.result_type(t, np.float64) for t in "fdFD"}  # types o
 
 
 def gram(a: np.ndarray, right: bool = False) -> np.ndarray:
-    """Computes A Aᴴ of a wide matrix, Aᴴ A of a tall one, in one pass of a C++ kernel.
+    """Computes the Gram matrix of a wide or tall matrix in one pass of a C++ kernel.
+
+    A Aᴴ; with ``right``, Aᴴ A of a tall matrix.
 
     In double precision, whatever the precision of A.
     """
@@ -246,7 +257,7 @@ def gram(a: np.ndarray, right: bool = False) -> np.ndarray:
 
 
 def project(u: np.ndarray, a: np.ndarray) -> np.ndarray:
-    """Computes Uᵀ A of a wide matrix in one pass of a C++ kernel."""
+    """Computes the product Uᵀ A for a wide matrix A in one pass of a C++ kernel."""
     u, a = _host("u", u, 2), _host("a", a, 2)
     if len(u) != len(a):
         raise ValueError(f"u, a: expected as many rows, got {u.shape} and {a.shape}")
@@ -256,7 +267,10 @@ def project(u: np.ndarray, a: np.ndarray) -> np.ndarray:
 
 
 def pivoted_cholesky(g: np.ndarray, roundoff: float) -> np.ndarray:
-    """Computes L (n, m), L Lᵀ = G but for entries of ``roundoff``, by a C++ kernel."""
+    """Computes a pivoted Cholesky factor of a Gram matrix by a C++ kernel, up to roundoff.
+
+    L (n, m) with L Lᵀ = G but for entries of ``roundoff``.
+    """
     g = _host("g", g, 2)
     if g.shape[0] != g.shape[1]:
         raise ValueError(f"g: expected a square matrix, got {g.shape}")
@@ -266,7 +280,10 @@ def pivoted_cholesky(g: np.ndarray, roundoff: float) -> np.ndarray:
 
 
 def gram_round(cores: Sequence[np.ndarray], share: float) -> list[np.ndarray] | None:
-    """Rounds a train by a C++ kernel, discarding at most ``share`` of its energy, or None."""
+    """Rounds a train by a C++ kernel, discarding a share of its energy at most.
+
+    None where Gram matrices are too inaccurate for that.
+    """
     cores = [_host(f"cores[{k}]", c, 3) for k, c in enumerate(cores)]
     _check_train(cores, 3)
     modes = np.array([c.shape[1] for c in cores], np.int64)
@@ -282,7 +299,7 @@ def gram_round(cores: Sequence[np.ndarray], share: float) -> list[np.ndarray] | 
 
 
 def tt_svd(x: np.ndarray, share: float, noise: float) -> list[np.ndarray] | None:
-    """Computes the TT-SVD cores of a small dense array by a C++ kernel, or None.
+    """Computes the TT-SVD of a small dense array by a C++ kernel; None if it cannot.
 
     Args:
       x: (n_1, …, n_d), d ≥ 2, real or complex, of single or double precision; so are the cores.
@@ -311,7 +328,7 @@ def tt_svd(x: np.ndarray, share: float, noise: float) -> list[np.ndarray] | None
 
 
 def entries(cores: Sequence[np.ndarray], indices: np.ndarray) -> np.ndarray:
-    """Evaluates a train of host arrays at multi-indices (batch, d), in range, by a C++ kernel.
+    """Evaluates entries of a train at multi-indices on the host, by a C++ kernel.
 
     Args:
       cores: (r_{k−1}, n_k, r_k) each, of one real or complex type of single or double precision;
@@ -338,7 +355,7 @@ def entries(cores: Sequence[np.ndarray], indices: np.ndarray) -> np.ndarray:
 
 
 def _addresses(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, Any]:
-    """Returns the addresses of contiguous data of arrays of one type, and what holds the data.
+    """Returns the addresses of arrays of one type, and an object that keeps their memory alive.
 
     NumPy takes longer to tell an address than to copy a small array: small ones are joined.
     """
@@ -354,7 +371,7 @@ def _addresses(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, Any]:
 
 @functools.lru_cache(maxsize=4096)
 def _most_entries(shape: tuple[int, ...]) -> int:
-    """Returns how many entries the cores of a TT-SVD have at most."""
+    """Returns the largest number of entries that the cores of a TT-SVD can have."""
     size, left, most, total = math.prod(shape), 1, 1, 0
     for n in shape:
         left *= n
@@ -375,14 +392,17 @@ def _called(name: str, *arguments: int | float | np.ndarray) -> int:
 
 @functools.cache
 def _call(name: str, kinds: tuple[type, ...]) -> Any:
-    """Returns a C++ call that takes arguments of these types, arrays by their addresses."""
+    """Returns a C++ function by name, for arguments of the given types.
+
+    Arrays are passed by their addresses.
+    """
     one = {int: ctypes.c_long, float: ctypes.c_double, np.ndarray: ctypes.c_void_p}
     function: Any = ctypes.CFUNCTYPE(ctypes.c_long, *(one[kind] for kind in kinds))
     return function((name, loaded()[0]))
 
 
 def _host(name: str, a: Any, ndim: int) -> np.ndarray:
-    """Converts an array to the C++ calls' format: contiguous, aligned float64."""
+    """Converts an array to contiguous, aligned float64, as the C++ functions require."""
     a = np.asarray(a)
     if a.ndim != ndim or not a.size or not np.can_cast(a.dtype, np.float64):
         raise ValueError(f"{name}: expected {ndim} axes of real numbers, got {a.shape}, {a.dtype}")

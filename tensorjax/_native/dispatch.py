@@ -20,7 +20,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 
 class _Choice(NamedTuple):
-    """Parameters of the dispatch primitive, all hashable.
+    """Parameters of the primitive that chooses between CPU kernel and XLA; all hashable.
 
     Attributes:
       native: for a CPU.
@@ -50,7 +50,9 @@ def on_cpu(
     results: Sequence[jax.ShapeDtypeStruct],
     alone: bool = True,
 ) -> list[Any]:
-    """Dispatches to ``native(*static, *operands)`` in programs for a CPU, else ``otherwise(…)``.
+    """Calls a CPU kernel in programs that are lowered for a CPU, and XLA operations in others.
+
+    That is, ``native(*static, *operands)`` or ``otherwise(…)``.
 
     Programs made for `jax.export` take ``otherwise`` too, for CPUs as well: they are loaded where
     ``native`` may not be installed. It has no derivatives: the caller gives them.
@@ -76,13 +78,13 @@ def on_cpu(
 
 
 def _is_placed(x: Any) -> bool:
-    """Whether an operand has an explicit sharding over devices in its type, so XLA serves it."""
+    """Whether an array is explicitly sharded over several devices, so that XLA must serve it."""
     mesh = jax.typeof(x).sharding.mesh
     return not mesh.empty and mesh.size > 1 and AxisType.Explicit in mesh.axis_types
 
 
 def _varying_alike(leaves: Sequence[Any]) -> list[Any]:
-    """Makes a kernel's operands vary over the same mesh axes, as `jax.shard_map` requires."""
+    """Makes operands vary over the same mesh axes, as `jax.shard_map` requires of a kernel."""
     axes = [getattr(getattr(jax.typeof(x), "mat", None), "varying", frozenset()) for x in leaves]
     every = frozenset().union(*axes)
     return [
@@ -122,7 +124,10 @@ def _lowered(context: Any, *values: Any, choice: _Choice) -> Any:
 
 
 def _calls(context: Any, alone: bool) -> bool:
-    """Whether dispatch is to the CPU kernel: in this process, on one device if ``alone``."""
+    """Whether a program being lowered may call the CPU kernel: it is for this process's CPU.
+
+    If ``alone``, for one device only.
+    """
     module = context.module_context
     platforms = tuple(context.platforms or module.platforms)
     if platforms != ("cpu",) or module.lowering_parameters.for_export:
@@ -131,7 +136,10 @@ def _calls(context: Any, alone: bool) -> bool:
 
 
 def _devices(context: Any) -> int:
-    """Counts the devices over which XLA may split a lowered program, except manual axes."""
+    """Counts the devices over which XLA may split a program that is being lowered.
+
+    Manual axes of `jax.shard_map` do not count.
+    """
     if hasattr(context, "num_devices"):
         return context.num_devices
     axes = context.mesh.shape.items()

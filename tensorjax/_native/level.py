@@ -1,4 +1,4 @@
-"""CPU instruction-set levels, which name the C++ libraries for them; needs no other module."""
+"""CPU instruction-set levels, by which the C++ libraries are named; imports no other module."""
 
 import platform
 from pathlib import Path
@@ -15,7 +15,9 @@ _X86_MACHINES = ("x86_64", "AMD64")
 
 
 def known(machine: str | None = None) -> tuple[str, ...]:
-    """Returns the levels of a CPU's architecture, best first, whether this CPU has them or not.
+    """Returns all instruction-set levels of a CPU architecture, best first.
+
+    Whether this CPU has them or not.
 
     Args:
       machine: as `platform.machine` names it; this one by default.
@@ -25,7 +27,7 @@ def known(machine: str | None = None) -> tuple[str, ...]:
 
 
 def lacks(name: str) -> tuple[str, ...]:
-    """Returns the instructions that a level needs and this CPU, or Linux, does not offer."""
+    """Returns the instructions of a level that this CPU, or Linux, does not offer."""
     if name not in X86:
         return ()
     needed = set().union(*(_NEEDED[lower] for lower in X86[X86.index(name) :]))
@@ -33,7 +35,10 @@ def lacks(name: str) -> tuple[str, ...]:
 
 
 def level() -> str:
-    """Returns this CPU's best level (v4: AVX-512, v3: AVX2), or the name of its architecture."""
+    """Returns the best instruction-set level of this CPU, or the name of its architecture.
+
+    Such as x86-64-v4 (AVX-512) or x86-64-v3 (AVX2).
+    """
     return next(name for name in known() if not lacks(name))
 
 

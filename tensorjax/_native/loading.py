@@ -1,4 +1,4 @@
-"""Loading of the C++ kernels: the library of the best level that this CPU has, else a lower one."""
+"""Loading of the C++ kernels: the library of the best instruction-set level that this CPU has."""
 
 import ctypes
 import importlib
@@ -29,7 +29,7 @@ _OFF = "turned off by TENSORJAX_NATIVE=0"
 
 
 class Kernels(NamedTuple):
-    """State of the C++ kernels in this process.
+    """State of the C++ kernels in this process: the level loaded, and why others are not.
 
     Attributes:
       level: that serves, such as "x86-64-v3"; empty if none does.
@@ -43,7 +43,7 @@ class Kernels(NamedTuple):
 
 
 def kernels() -> Kernels:
-    """Returns which level of the C++ kernels serves, after loading it, and why others do not."""
+    """Loads the C++ kernels; returns the instruction-set level in use, and why others are not."""
     return loaded()[1]
 
 
@@ -53,7 +53,7 @@ def status() -> str:
 
 
 def loaded() -> tuple[Any, Kernels]:
-    """Loads the C++ library and registers its handlers, once; returns it and what was found."""
+    """Loads the C++ library and registers its kernels with JAX, once; returns it and its state."""
     return _found or _first_loaded()
 
 
@@ -75,7 +75,10 @@ def _first_loaded() -> tuple[Any, Kernels]:
 
 
 def _load(asked: str) -> tuple[Any, Kernels]:
-    """Tries the levels from the best one that is ``asked`` for down, as TENSORJAX_NATIVE does."""
+    """Loads the C++ library of the best level that works, from ``asked`` downwards.
+
+    ``asked`` is the value of TENSORJAX_NATIVE.
+    """
     names = _level.known()
     if asked == "0":
         return None, Kernels("", dict.fromkeys(names, _OFF), _OFF)
@@ -97,7 +100,7 @@ def _load(asked: str) -> tuple[Any, Kernels]:
 
 
 def _reason(why_not: dict[str, str]) -> str:
-    """Returns one reason for all levels."""
+    """Returns one reason why no C++ library could be loaded, from those of all levels."""
     if not any(_path(name).exists() for name in why_not):
         return (
             "this installation has none (a wheel without compiled code, or no C++ compiler was "
@@ -111,7 +114,7 @@ def _path(name: str) -> Path:
 
 
 def _missing(name: str) -> str:
-    """Returns what a level lacks: its library, or instructions of this CPU."""
+    """Returns what a level's C++ library lacks to be loaded: the file, or CPU instructions."""
     if not _path(name).exists():
         return "not part of this installation"
     lacking = _level.lacks(name)
@@ -119,7 +122,7 @@ def _missing(name: str) -> str:
 
 
 def _tried(path: Path) -> tuple[Any, str]:
-    """Loads a library and registers its handlers; returns it, or the reason for failure."""
+    """Loads a C++ library and registers its kernels; returns it, or None and why it failed."""
     try:
         library = ctypes.CDLL(str(path))
         if why := _shared_libraries.stale(path, _shared_libraries.held_digest(library)):
@@ -138,7 +141,7 @@ def _tried(path: Path) -> tuple[Any, str]:
 
 
 def _interface() -> int:
-    """Returns this jaxlib's version of the interface to C++ kernels, 1000 major + minor."""
+    """Returns the version of this jaxlib's foreign function interface, 1000 major + minor."""
     header = Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h"
     numbers = re.findall(r"#define XLA_FFI_API_(?:MAJOR|MINOR) (\d+)", header.read_text())
     major, minor = map(int, numbers)
@@ -146,7 +149,7 @@ def _interface() -> int:
 
 
 def _lapack(name: str) -> ctypes.c_void_p:
-    """Returns the address of a routine of SciPy's LAPACK, which the C++ kernels call."""
+    """Returns the address of a LAPACK routine in SciPy, for the C++ kernels to call."""
     capsule = importlib.import_module("scipy.linalg.cython_lapack").__pyx_capi__[name]
     api = ctypes.pythonapi
     api.PyCapsule_GetName.restype = ctypes.c_char_p
@@ -157,6 +160,6 @@ def _lapack(name: str) -> ctypes.c_void_p:
 
 
 def blas_threads() -> list[ctypes.c_void_p]:
-    """Returns C functions that get and set the threads of SciPy's BLAS; null if unknown."""
+    """Returns the C functions that get and set the thread count of SciPy's BLAS, or null."""
     found = _blas.controls("scipy.linalg.cython_lapack")
     return [ctypes.cast(f, ctypes.c_void_p) for f in found] if found else [ctypes.c_void_p()] * 2

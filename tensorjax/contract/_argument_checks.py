@@ -10,12 +10,12 @@ import numpy as np
 
 
 def is_array(x: Any) -> bool:
-    """Whether an operand ``x`` to check is an array, a tracer or a Python number."""
+    """Whether an operand of a contraction is an array, a tracer or a Python number."""
     return isinstance(x, jax.Array | np.ndarray | np.generic | bool | int | float | complex)
 
 
 def describe(index: int, x: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype, Any]:
-    """Checks an operand: returns shape, dtype, and its representative for type promotion."""
+    """Returns the shape and dtype of a contraction's operand, and a value to promote types by."""
     if isinstance(x, tuple) and all(isinstance(n, int | np.integer) and n >= 0 for n in x):
         kind = _checked_dtype("dtype", dtype)
         return tuple(int(n) for n in x), kind, kind
@@ -33,7 +33,7 @@ def describe(index: int, x: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype,
 
 
 def _checked_dtype(name: str, dtype: Any) -> np.dtype:
-    """Checks a dtype option: returns the one JAX will use; raises if it is not numeric."""
+    """Converts a dtype to the one that JAX will use; raises TypeError unless numeric."""
     try:
         found = jax.dtypes.canonicalize_dtype(dtype)
         if jnp.issubdtype(found, jnp.number) or found == jnp.bool_:
@@ -44,14 +44,14 @@ def _checked_dtype(name: str, dtype: Any) -> np.dtype:
 
 
 def check_minimize(minimize: Any) -> str:
-    """Checks the option ``minimize``: "flops", "bytes" or "peak"."""
+    """Returns the option ``minimize``; ValueError unless "flops", "bytes" or "peak"."""
     if minimize not in ("flops", "bytes", "peak"):
         raise ValueError(f"minimize: expected 'flops', 'bytes' or 'peak', got {minimize!r}")
     return minimize
 
 
 def check_limit(limit: Any, limit_grad: bool) -> int | None:
-    """Checks the option of a memory limit and returns it in whole bytes; None for none."""
+    """Converts a memory limit to whole bytes, or None; raises an error unless it is valid."""
     if limit_grad and limit is None:
         raise ValueError("limit_grad: expected a memory_limit with it, got None; give one in bytes")
     if limit is None:
@@ -68,7 +68,7 @@ def check_limit(limit: Any, limit_grad: bool) -> int | None:
 
 
 def check_precision(precision: Any) -> Any:
-    """Checks the option of matrix-product precision by JAX's rule, and makes it hashable."""
+    """Returns a matrix-product precision in hashable form; raises an error if JAX refuses it."""
     if precision is None:
         return None
     precision = tuple(precision) if isinstance(precision, list) else precision
@@ -81,7 +81,7 @@ def check_precision(precision: Any) -> Any:
 
 
 def check_preferred(preferred: Any, common: np.dtype) -> np.dtype | None:
-    """Checks the option of a preferred dtype, which must hold the values of the operands."""
+    """Returns the dtype in which to sum products; ValueError if it cannot hold the operands."""
     if preferred is None:
         return None
     dtype = _checked_dtype("preferred_element_type", preferred)

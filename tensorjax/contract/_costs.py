@@ -21,7 +21,7 @@ from tensorjax.contract._steps import Step
 
 
 class Cost(NamedTuple):
-    """Cost of a program: operations, bytes moved, peak bytes.
+    """Cost of a contraction: operations, bytes moved, peak bytes.
 
     Attributes:
       flops: multiplications and additions of the element type (one complex multiply-add is 2).
@@ -42,7 +42,7 @@ class Cost(NamedTuple):
 
 
 class _Ledger:
-    """Running totals of operations, bytes moved and bytes alive, over a simulated program."""
+    """Running totals of operations, bytes moved and bytes alive of a simulated contraction."""
 
     def __init__(self) -> None:
         self.products = 0  # multiplications
@@ -70,7 +70,7 @@ class _Ledger:
 
 
 class Walk:
-    """Simulation of the memory and work of a contraction program, forward and then backward.
+    """Simulation of a contraction's operations and memory, forward and then backward.
 
     Args:
         model: the contraction.
@@ -106,7 +106,7 @@ class Walk:
         return self.elements(self.labels[node], cuts) * item
 
     def entries(self) -> list[int]:
-        """Returns the values whose cost falls before the loop over slices, which reads them."""
+        """Returns the numbers of the values that the loop over slices reads from outside."""
         found = []
         for node in sorted(self.inside - set(range(self.n))):
             step = self.steps[node]
@@ -116,7 +116,7 @@ class Walk:
     # Forward.
 
     def forward(self, keep: bool = False) -> None:
-        """Counts the costs of the forward program; ``keep`` holds what a backward pass reads."""
+        """Counts the costs of the forward pass; ``keep`` keeps what the backward pass reads."""
         for operand in range(self.n):
             self.ledger.hold(self.model.operand_bytes(operand))
         outside = [node for node in self.steps if node not in self.inside]
@@ -142,7 +142,7 @@ class Walk:
                     self._release(child, cuts)
 
     def _fetch(self, child: int, cuts: Slices) -> None:
-        """Counts the cost to convert an operand into the form in which it is multiplied."""
+        """Counts the cost of converting an operand into the form in which it is multiplied."""
         if cuts:
             if self._is_entry(child) and child in self.inside:
                 self.ledger.hold(self.size(child, self.slices))
@@ -176,7 +176,7 @@ class Walk:
         self.ledger.work(moved, touched, touched if adds else 0)
 
     def _copy(self, step: Step, factors: tuple[int, int], cuts: Slices) -> int:
-        """Counts the costs of transposed copies of a step's factors; returns their size."""
+        """Counts the cost of transposing a product's factors into copies; returns their bytes."""
         thin = {label for label in cuts if self.elements(label, cuts) == 1}
         bare = step.without(thin)
         found = {step.left: bare.left_labels, step.right: bare.right_labels}
@@ -187,7 +187,7 @@ class Walk:
         return sum(sizes)
 
     def _finish(self) -> None:
-        """Counts the cost of the final transposition of a contraction, if there is one."""
+        """Counts the cost of transposing a contraction's result, if its axes need another order."""
         if self.labels[self.root] != self.model.network.reduced_output:
             self.ledger.hold(self.model.output_bytes)
             self.ledger.work(2 * self.model.output_bytes)
@@ -221,7 +221,7 @@ class Walk:
                 self._release(child, {})
 
     def _result_buffers(self) -> list[int]:
-        """Returns the bytes, as peak cost, of the result, then of its part in each inner loop."""
+        """Returns the bytes of the result, and of its part in each inner loop over slices."""
         buffers, cuts, output = [], {}, self.model.network.output
         for label, count in self.levels:
             item = self.model.item_size if label in output else self.model.sum_size
@@ -234,7 +234,7 @@ class Walk:
     # Backward.
 
     def backward(self) -> None:
-        """Counts the costs of the backward program, after ``forward(keep=True)``."""
+        """Counts the costs of the backward pass, after ``forward(keep=True)``."""
         self.ledger.hold(self.model.output_bytes)  # the cotangent that comes in
         outside = [node for node in self.steps if node not in self.inside]
         if self.inside:
@@ -250,7 +250,10 @@ class Walk:
         self._run_back(outside, {})
 
     def _recompute(self, nodes: list[int], cuts: Slices) -> None:
-        """Counts the cost to run a part of the forward program again, except its last product."""
+        """Counts the cost of recomputing intermediates in the backward pass.
+
+        All but the last product are computed again.
+        """
         self._run(nodes[:-1], cuts, keep=True)
         step = self.steps[nodes[-1]]
         for child, sibling in ((step.left, step.right), (step.right, step.left)):
@@ -278,18 +281,18 @@ class Walk:
                 self.ledger.drop(self.size(node, cuts))
 
     def _is_cotangent(self, node: int) -> bool:
-        """Whether a step's cotangent costs no bytes here: the caller's buffer, not freed."""
+        """Whether the cotangent of a product is the result's cotangent itself, never freed."""
         same = self.labels[self.root] == self.model.network.reduced_output
         return node == self.root and same and not self.inside
 
     def _accumulate(self, child: int) -> None:
-        """Counts the cost to add the gradient of a slice to that of the whole."""
+        """Counts the cost of adding the gradient of one slice to the whole gradient."""
         size = self.size(child, self.slices)
         self.ledger.work(3 * size, 0, self.elements(self.labels[child], self.slices))
         self.ledger.drop(size)
 
     def _return_gradient(self, operand: int) -> None:
-        """Counts the cost to broadcast a reduced operand's gradient to the operand."""
+        """Counts the cost of expanding the gradient of a reduced operand to the operand's shape."""
         size = self.size(operand, {})
         self.ledger.hold(self.model.operand_bytes(operand))
         self.ledger.work(size + self.model.operand_bytes(operand))
@@ -316,7 +319,7 @@ class Walk:
                 self._return_gradient(child)
 
     def _gradient_buffers(self, entries: list[int]) -> list[int]:
-        """Returns the bytes, as peak cost, of gradients, then of parts in each inner loop."""
+        """Returns the bytes of all gradients, and of their parts in each inner loop over slices."""
         buffers, cuts = [], {}
         for label, count in self.levels:
             buffers.append(sum(self.size(c, cuts) for c in entries if self.needs_grad[c]))
@@ -324,7 +327,7 @@ class Walk:
         return buffers
 
     def _cotangent_copies(self) -> int:
-        """Returns the cost in bytes of cotangents copied as slices are not contiguous."""
+        """Returns the bytes of cotangents that are copied as their slices are not contiguous."""
         total, cuts, output = 0, {}, self.model.network.reduced_output
         for label, count in self.levels:
             if label in output and self.elements(output[: output.index(label)], cuts) != 1:
@@ -334,14 +337,14 @@ class Walk:
 
 
 def forward_walk(model: Model, slices: Slices) -> _Ledger:
-    """Computes the costs, a ledger, of a contraction's forward program."""
+    """Simulates the forward pass of a contraction; returns its costs as a ledger."""
     walk = Walk(model, slices, remat=False)
     walk.forward()
     return walk.ledger
 
 
 def gradient_walk(model: Model, slices: Slices, remat: bool) -> _Ledger:
-    """Computes the costs, a ledger, of a contraction's forward program and backward one."""
+    """Simulates forward and backward pass of a contraction; returns the costs as a ledger."""
     walk = Walk(model, slices, remat)
     walk.forward(keep=True)
     walk.ledger.residual = walk.ledger.alive - model.fixed_bytes
@@ -350,7 +353,7 @@ def gradient_walk(model: Model, slices: Slices, remat: bool) -> _Ledger:
 
 
 def breakdown(model: Model, slices: Slices) -> Iterator[tuple[str, str, str, int, int]]:
-    """Yields the costs of every step that does work: factors, expression, operations, bytes."""
+    """Yields a table row for each step of a contraction: factors, expression, operations, bytes."""
     walk = Walk(model, slices, remat=False)
     network = model.network
 

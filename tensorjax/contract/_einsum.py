@@ -20,7 +20,7 @@ Shape = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Network:
-    """Parsed einsum expression with its shapes.
+    """Parsed einsum expression with the shapes of its operands and the sizes of its labels.
 
     Attributes:
         terms: labels of each operand, one character per axis, as written.
@@ -40,21 +40,24 @@ class Network:
 
     @property
     def expr(self) -> str:
-        """Expression of the einsum with the output explicit, without spaces or ellipses."""
+        """Einsum expression with explicit output, without spaces or ellipses."""
         return f"{','.join(self.terms)}->{self.output}"
 
     @property
     def output_shape(self) -> Shape:
-        """Shape of the einsum's result."""
+        """Shape of the result of an einsum."""
         return tuple(self.sizes[label] for label in self.output)
 
     def squeezed(self, operand: int) -> str:
-        """Returns an einsum operand's labels without its axes of size 1 (repeats kept)."""
+        """Returns the labels of an einsum's operand, without axes of size 1.
+
+        Repeated labels are kept.
+        """
         pairs = zip(self.terms[operand], self.shapes[operand], strict=True)
         return "".join(label for label, size in pairs if size != 1)
 
     def elements(self, labels: str) -> int:
-        """Returns the number of entries of an array with these einsum labels."""
+        """Returns the number of entries of an array whose axes have these labels."""
         return math.prod(self.sizes[label] for label in labels)
 
 
@@ -134,7 +137,7 @@ def _check_term(expr: str, term: str) -> None:
 
 
 def _ellipsis_labels(text: str, terms: Sequence[str], shapes: Sequence[Shape]) -> str:
-    """Generates einsum labels for the axes that the longest ellipsis stands for."""
+    """Generates labels for the axes that the longest ellipsis of an einsum covers."""
     longest = 0
     for term, shape in zip(terms, shapes, strict=True):
         if "..." in term:
@@ -152,7 +155,10 @@ def _check_ranks(expr: str, terms: Sequence[str], shapes: Sequence[Shape]) -> No
 
 
 def _sizes(expr: str, terms: Sequence[str], shapes: Sequence[Shape]) -> dict[str, int]:
-    """Finds the size of every einsum label; an axis of size 1 broadcasts to the size elsewhere."""
+    """Finds the size of every label of an einsum; ValueError where operands disagree.
+
+    An axis of size 1 broadcasts to the size elsewhere.
+    """
     sizes: dict[str, int] = {}
     owner: dict[str, int] = {}
     for i, (term, shape) in enumerate(zip(terms, shapes, strict=True)):
@@ -186,7 +192,7 @@ def _check_output(expr: str, output: str, sizes: Mapping[str, int]) -> None:
 def _reduce(
     terms: tuple[str, ...], output: str, shapes: tuple[Shape, ...], sizes: Mapping[str, int]
 ) -> Network:
-    """Drops einsum labels that no product needs: size 1, repeated, or summed within one term."""
+    """Drops labels that no product needs: of size 1, repeated, or summed within one operand."""
     kept_output = "".join(label for label in output if sizes[label] != 1)
     squeezed = [
         "".join(label for label, size in zip(term, shape, strict=True) if size != 1)

@@ -21,7 +21,7 @@ from tensorjax.contract._steps import Step
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
-    """Executable contraction: model, slices, precision and rematerialisation.
+    """Executable contraction: products in order, slices, precision and rematerialisation.
 
     Attributes:
         model: the contraction and the order of its products.
@@ -40,7 +40,7 @@ class Program:
     merge_axes: bool
 
     def __call__(self, *operands: jax.Array) -> jax.Array:
-        """Executes the planned contraction of operands whose shapes were checked before."""
+        """Runs a planned contraction on operands whose shapes were checked before."""
         run = self._sliced if self.slices else self._whole
         if self.remat and not self.slices:
             run = jax.checkpoint(run)
@@ -61,7 +61,7 @@ class Program:
         return result
 
     def _reduced(self, operand: int, x: jax.Array) -> jax.Array:
-        """Executes what one operand needs: squeezes axes of size 1, takes diagonals, sums."""
+        """Reduces one operand before products: drops axes of size 1, takes diagonals, sums."""
         network = self.model.network
         labels = network.squeezed(operand)
         x = x.reshape([n for n in network.shapes[operand] if n != 1])
@@ -89,7 +89,7 @@ class Program:
         return "".join(c for c in self.model.network.reduced_output if c not in thin)
 
     def _nodes(self, inside: bool) -> list[int]:
-        """Returns the numbers of the steps executed inside or outside the loop over slices."""
+        """Returns the numbers of the products inside or outside the loop over slices."""
         n = len(self.model.network.reduced)
         depends = looped(self.model, self.slices)
         return [n + k for k in range(len(self.model.steps)) if (n + k in depends) == inside]
@@ -100,7 +100,7 @@ class Program:
         nodes: list[int],
         thin: frozenset[str] = frozenset(),
     ) -> None:
-        """Executes the products ``nodes``, taking factors out of ``values``."""
+        """Computes the pairwise products ``nodes``, and replaces their factors in ``values``."""
         n = len(self.model.network.reduced)
         for node in nodes:
             step = self.model.steps[node - n]
@@ -110,7 +110,7 @@ class Program:
     def _ordered(
         self, values: dict[int, jax.Array], thin: frozenset[str] = frozenset()
     ) -> jax.Array:
-        """Returns the last executed value, its axes in the order of the output."""
+        """Returns the only value left in ``values``, transposed to the output's axis order."""
         ((root, value),) = values.items()
         labels = self._labels(root, thin)
         return lax.transpose(value, [labels.index(label) for label in self._output(thin)])
@@ -164,7 +164,9 @@ class Program:
         total: jax.Array | None,
         thin: frozenset[str],
     ) -> jax.Array:
-        """Executes a loop over slices of the labels ``todo``: contracts ``values`` into total.
+        """Contracts ``values`` in a loop over slices of the labels ``todo``.
+
+        Parts of a sum are added to ``total``.
 
         There is one scan per label, those of the output outside. Labels that were cut into
         slices of one, ``thin``, have no axis any more.
@@ -201,7 +203,7 @@ class Program:
         return lax.scan(lambda acc, xs: (contract(acc, *xs, whole), None), total, rounds)[0]
 
     def _shape(self, values: dict[int, jax.Array], thin: frozenset[str]) -> tuple[int, ...]:
-        """Returns the result's shape of executing products of ``values``, in output order."""
+        """Returns the shape that contracting ``values`` will give, in the output's axis order."""
         sizes: dict[str, int] = {}
         for node, x in values.items():
             sizes.update(zip(self._labels(node, thin), x.shape, strict=True))
@@ -209,7 +211,9 @@ class Program:
 
 
 def _split(x: jax.Array, count: int) -> jax.Array:
-    """Splits the first axis into slices to execute, stacked; slices of length 1 lose that axis.
+    """Splits an array's first axis into slices stacked along a new axis, for `jax.lax.scan`.
+
+    Slices of length 1 lose the first axis.
 
     An axis of size 1 would make XLA copy the array.
     """
@@ -218,7 +222,7 @@ def _split(x: jax.Array, count: int) -> jax.Array:
 
 
 def _slice(x: jax.Array, labels: str, label: str, count: int, k: jax.Array) -> jax.Array:
-    """Takes slice ``k`` of ``count`` to execute along the axis ``label``, if there is one."""
+    """Returns slice ``k`` of ``count`` of an array along the axis ``label``, if it has that."""
     if label not in labels:
         return x
     axis = labels.index(label)
@@ -231,7 +235,7 @@ def _slice(x: jax.Array, labels: str, label: str, count: int, k: jax.Array) -> j
 def _place(
     part: Callable[..., jax.Array], result: Any, axis: int, rounds: tuple[jax.Array, Any]
 ) -> jax.Array:
-    """Executes the slices ``part(k, …)`` of a result and writes them side by side along an axis."""
+    """Computes the slices of a result in a scan, and writes them side by side along an axis."""
     if axis == 0:
         parts = lax.scan(lambda _, xs: (None, part(*xs)), None, rounds)[1]
         return parts.reshape(result.shape)
@@ -246,7 +250,7 @@ def _place(
 
 
 def _matrices(step: Step, labels: str, x: jax.Array, *, summed_last: bool) -> tuple[jax.Array, int]:
-    """Reshapes a factor to execute into a batch of matrices; returns its summed axis too.
+    """Reshapes a factor of a product to a batch of matrices; returns it and its summed axis.
 
     Axes already in one of the two possible orders stay in place; others are transposed into
     the order that matrix products like best on that side.
@@ -266,12 +270,12 @@ def _matrices(step: Step, labels: str, x: jax.Array, *, summed_last: bool) -> tu
 
 
 def _sharded(x: jax.Array) -> bool:
-    """Whether an axis is sharded in explicit mode, so that some reshapes cannot be executed."""
+    """Whether an array has an explicitly sharded axis, so that some reshapes are impossible."""
     return any(axis is not None for axis in jax.typeof(x).sharding.spec)
 
 
 def sum_dtype(dtype: Any) -> Any:
-    """Returns the dtype in which executed slices are summed: at least single precision."""
+    """Returns the dtype in which slices of a contraction are summed: float32 at least."""
     short = jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize < 4
     return jnp.dtype(jnp.float32) if short else jnp.dtype(dtype)
 
@@ -281,7 +285,7 @@ def _add(total: jax.Array, term: jax.Array) -> jax.Array:
 
 
 def _diagonal(x: jax.Array, labels: str, label: str) -> tuple[jax.Array, str]:
-    """Takes a diagonal by `jax.lax`: merges the axes that share ``label``, which comes first."""
+    """Replaces the axes of an array that share ``label`` by their diagonal, as the first axis."""
     times = labels.count(label)
     if times < 2:
         return x, labels

@@ -21,7 +21,7 @@ _NARROW = 3  # columns below which a product of many matrices is slower than a c
 
 
 def numpy_einsum(expression: str, *operands: Array) -> Array:
-    """Contracts NumPy arrays by an einsum expression: every pair of them by one matrix product.
+    """Computes an einsum of NumPy arrays, each pair of them by one matrix product.
 
     The order of products is the cheapest one for up to four operands, greedy for more. The result
     may be a transposed view.
@@ -58,7 +58,7 @@ def _parsed(expression: str) -> tuple[tuple[Labels, ...], Labels]:
 
 @functools.cache
 def _products(expression: str, path: Path) -> tuple[Callable[[Array, Array], Array], ...]:
-    """Analyses the products of a contraction of three or more operands in the order ``path``."""
+    """Returns the pairwise products of an einsum in the order ``path``, analysed once."""
     terms, output = _parsed(expression)
     left = list(terms)
     found = []
@@ -81,7 +81,7 @@ def _natural(a: Labels, b: Labels, kept: set[str]) -> Labels:
 
 @functools.lru_cache(maxsize=2**14)
 def _path(expression: str, shapes: tuple[tuple[int, ...], ...]) -> Path:
-    """Chooses the order of a contraction's products for shapes: positions of pairs in a list.
+    """Chooses the order of an einsum's products: pairs of positions in the list of operands.
 
     Each pair leaves the list, and its product is appended.
     """
@@ -96,7 +96,7 @@ def _path(expression: str, shapes: tuple[tuple[int, ...], ...]) -> Path:
 def _cheapest(
     terms: tuple[frozenset[str], ...], output: frozenset[str], sizes: dict[str, int]
 ) -> tuple[int, Path]:
-    """Finds the order with the fewest multiplications; greedily for more than four operands."""
+    """Finds the product order with the fewest multiplications; greedy above four operands."""
     if len(terms) == 1:
         return 0, ()
     trials = []
@@ -117,7 +117,7 @@ def _cheapest(
 
 @functools.cache
 def _pair(a: Labels, b: Labels, output: Labels) -> Callable[[Array, Array], Array]:
-    """Returns the product of two arrays with labelled axes, analysed once for all sizes."""
+    """Returns a function that computes a two-operand einsum, analysed once for all sizes."""
     own = _own_labels(a, b + output), _own_labels(b, a + output)
     if own != (a, b):  # diagonals, and sums over axes of one factor
         inner = _pair(*own, output)
@@ -156,7 +156,7 @@ def _pair(a: Labels, b: Labels, output: Labels) -> Callable[[Array, Array], Arra
 def _stacked_or(
     merged: Callable[[Array, Array], Array], first: Any, second: Any
 ) -> Callable[[Array, Array], Array]:
-    """Returns a product that takes a factor as a stack of matrices where that saves its copy."""
+    """Returns a product function that avoids copies by treating a factor as a matrix stack."""
     if first is None and second is None:
         return merged
 
@@ -174,7 +174,9 @@ def _stacked_or(
 def _stack(
     term: Labels, other: Labels, summed: Labels, output: Labels
 ) -> Callable[[Array, Array], Array | None] | None:
-    """Returns the product of a factor whose summed axes lie between free ones, as a stack.
+    """Returns a function that multiplies a stack of matrices by an array without copying the stack.
+
+    For a factor whose summed axes lie between free ones; None for others.
 
     One call for each matrix of the stack takes a half to a fifth of the time of a transposed copy
     of it, unless it is very narrow: the product is then None.
@@ -206,7 +208,7 @@ def _stack(
 
 
 def _own_labels(term: Labels, others: Labels) -> Labels:
-    """Returns the labels of one factor without its diagonals and own sums."""
+    """Returns a factor's labels without repeats and without labels that only it has."""
     return "".join(c for c in dict.fromkeys(term) if c in others)
 
 
@@ -215,7 +217,7 @@ def _transposition(found: Labels, wanted: Labels) -> tuple[int, ...] | None:
 
 
 def _copies(a: Labels, b: Labels, batch: Labels, summed: Labels) -> int:
-    """Counts the factors of a product that are copied if the summed axes have this order."""
+    """Counts the factors of a product that must be copied if the summed axes have this order."""
     return sum(
         term not in (batch + summed + free, batch + free + summed)
         for term in (a, b)
@@ -226,7 +228,9 @@ def _copies(a: Labels, b: Labels, batch: Labels, summed: Labels) -> int:
 def _as_matrices(
     term: Labels, batch: Labels, free: Labels, summed: Labels
 ) -> tuple[tuple[int, ...] | None, slice, slice, slice, bool]:
-    """Returns how a factor's axes merge to matrices: transposition, batch, free and summed axes.
+    """Analyses how the axes of a factor merge to a batch of matrices.
+
+    Returns the transposition, the slices of batch, free and summed axes, and an order.
 
     The last value says whether summed axes come before the free ones: BLAS takes either.
     """
@@ -239,7 +243,7 @@ def _as_matrices(
 
 
 def _outer(a: Labels, b: Labels, output: Labels) -> Callable[[Array, Array], Array]:
-    """Returns the product of two arrays without summed axes: entries of one times the other's."""
+    """Returns a function that multiplies two arrays that share no summed axis."""
     orders = [_transposition(t, "".join(c for c in output if c in t)) for t in (a, b)]
     masks = [tuple(slice(None) if c in t else None for c in output) for t in (a, b)]
     shared = [(a.index(c), b.index(c)) for c in a if c in b]

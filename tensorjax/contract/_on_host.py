@@ -13,7 +13,7 @@ from tensorjax.contract._steps import Step
 
 
 def run(model: Model, slices: Slices, operands: Sequence[np.ndarray], dtype: Any) -> np.ndarray:
-    """Executes a planned contraction of NumPy arrays of checked shapes on the host.
+    """Contracts NumPy arrays on the host, following a plan's products and slices.
 
     Products are summed in ``dtype``, which NumPy's matrix products have to know.
     """
@@ -39,7 +39,7 @@ def _cut(x: np.ndarray, labels: str, chosen: Mapping[str, slice]) -> np.ndarray:
 
 
 def _reduced(network: Network, operand: int, x: np.ndarray) -> np.ndarray:
-    """Executes by NumPy what one operand needs: squeezes axes of size 1, diagonals, sums."""
+    """Reduces one NumPy operand before products: drops axes of size 1, takes diagonals, sums."""
     labels, kept = network.squeezed(operand), network.reduced[operand]
     x = x.reshape([n for n in network.shapes[operand] if n != 1])
     numbers = {label: k for k, label in enumerate(dict.fromkeys(labels))}
@@ -47,7 +47,7 @@ def _reduced(network: Network, operand: int, x: np.ndarray) -> np.ndarray:
 
 
 def _contracted(model: Model, terms: Sequence[np.ndarray]) -> np.ndarray:
-    """Computes all products on the host; the result's axes are in the order of the output."""
+    """Computes all products of a contraction by NumPy; the result has the output's axis order."""
     count, labels = len(terms), model.network.reduced[0]
     values = dict(enumerate(terms))
     for k, step in enumerate(model.steps):
@@ -58,7 +58,7 @@ def _contracted(model: Model, terms: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _product(step: Step, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Computes one pairwise product on the host as NumPy's batched matrix product."""
+    """Computes one pairwise product of a contraction by NumPy's batched matrix product."""
     sizes = dict(zip(step.left_labels + step.right_labels, left.shape + right.shape, strict=True))
     rows, columns = step.free(step.left_labels), step.free(step.right_labels)
     a = left.transpose([step.left_labels.index(c) for c in step.batch + rows + step.summed])

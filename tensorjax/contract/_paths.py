@@ -1,4 +1,4 @@
-"""Contraction-order search: which pair of operands to multiply next.
+"""Contraction-order search: the order of pairwise products that costs least.
 
 The search is opt_einsum's `optimal` for a few operands. For more, greedy and randomised
 orders (by cotengra where it is installed, by opt_einsum otherwise) are the starting points
@@ -52,7 +52,9 @@ _NAMED = (
 
 
 def _linear_to_ssa(path: Iterable[Sequence[int]], n: int) -> Path:
-    """Converts a contraction path into pairs in single assignment form, and validates it.
+    """Converts a contraction path to pairs of numbered values; ValueError unless it is valid.
+
+    The k-th product of n operands has number n + k.
 
     A step over many operands goes left to right.
     """
@@ -82,7 +84,7 @@ def _linear_to_ssa(path: Iterable[Sequence[int]], n: int) -> Path:
 
 
 def to_linear(path: Path, n: int) -> tuple[tuple[int, ...], ...]:
-    """Converts a contraction path into opt_einsum's form: positions in a list of operands.
+    """Converts a contraction path to opt_einsum's form: positions in a list of operands.
 
     Products are appended to the list.
     """
@@ -126,7 +128,7 @@ def _by_cotengra(graph: Graph, repeats: int = 4 * _TRIALS) -> Path:
 
 @contextlib.contextmanager
 def _fixed_seed() -> Iterator[None]:
-    """Context manager that seeds Python's random generator for a path search, then restores it."""
+    """Context manager that seeds Python's random generator, and restores its state at the end."""
     state = random.getstate()
     random.seed(0)
     try:
@@ -136,7 +138,7 @@ def _fixed_seed() -> Iterator[None]:
 
 
 def _starting_points(graph: Graph, seconds: float | None) -> tuple[list[Path], Effort]:
-    """Finds initial contraction orders, and returns the time left to improve them."""
+    """Finds initial contraction orders by greedy and random search; also returns the time left."""
     n = len(graph.terms)
     if n <= _OPTIMAL:
         return [_by_opt_einsum(graph, opt_einsum.paths.optimal)], Effort(math.inf)
@@ -181,7 +183,7 @@ def _automatic(graph: Graph, seconds: float | None) -> list[Path]:
 
 
 def check_seconds(seconds: Any) -> float | None:
-    """Checks the time limit of a contraction-path search, in seconds."""
+    """Returns the time limit of a contraction-path search as float; raises if it is invalid."""
     if seconds is None:
         return None
     if isinstance(seconds, bool) or not isinstance(seconds, int | float | np.number):
@@ -192,7 +194,7 @@ def check_seconds(seconds: Any) -> float | None:
 
 
 def check_strategy(optimize: Any) -> Strategy:
-    """Checks the path search's option ``optimize`` and makes it hashable."""
+    """Returns the option ``optimize`` in hashable form; raises an error if it is invalid."""
     if isinstance(optimize, str):
         if optimize not in ("auto", "cotengra", *_NAMED):
             names = ", ".join(map(repr, ("auto", "cotengra", *_NAMED)))
@@ -224,7 +226,7 @@ def search(
     minimize: str,
     seconds: float | None = None,
 ) -> tuple[Path, ...]:
-    """Searches contraction orders, paths, the cheapest first, each scheduled for least memory.
+    """Searches for contraction paths, the cheapest first, each ordered for least memory.
 
     An explicit path keeps the order of its steps.
 

@@ -1,4 +1,4 @@
-"""Plans of contractions: the order of their products, what they cost, and how they run."""
+"""Plans of contractions: the order of their products, their costs, and how they run."""
 
 import dataclasses
 import functools
@@ -30,7 +30,10 @@ from tensorjax.contract._costs import Cost
 
 
 def _by_labels(out: Any, arguments: Any) -> list[Any]:
-    """Shards each axis of a plan's result as the first operand that has its label sharded."""
+    """Returns the sharding of a contraction's result, each axis as in the operands.
+
+    An axis is sharded as that of the first operand that has its label sharded.
+    """
     (plan, *arrays), _ = arguments
     terms = list(zip(arrays, plan._program.model.network.terms, strict=True))
     sources = (
@@ -112,7 +115,7 @@ class Plan:
 
     @placed_by(_by_labels)
     def __call__(self, *arrays: ArrayLike) -> jax.Array:
-        """Runs the plan on arrays of the planned shapes, which contracts them.
+        """Runs the planned contraction on arrays of the planned shapes.
 
         Args:
           *arrays: one array per operand, of the planned shapes. Sizes that are symbolic
@@ -131,7 +134,7 @@ class Plan:
         return self._call(*given) if found == self.shapes else self._symbolic(found)(*given)
 
     def on_host(self, *arrays: HostArray) -> np.ndarray:
-        """Runs the plan on arrays by NumPy, on the host, without compilation.
+        """Contracts NumPy arrays of the planned shapes on the host, without compilation.
 
         Args:
           *arrays: as of a call, concrete.
@@ -179,7 +182,7 @@ class Plan:
                 )
 
     def _symbolic(self, shapes: tuple[tuple[Any, ...], ...]) -> _execute.Program:
-        """Returns the plan's program for shapes with symbolic sizes (`jax.export`)."""
+        """Returns the program of a contraction plan for symbolic sizes (`jax.export`)."""
         if self.slices or self.remat:
             raise _symbolic.no_limit(shapes)
         model = self._program.model
@@ -188,7 +191,7 @@ class Plan:
         return dataclasses.replace(self._program, model=model)
 
     def table(self) -> str:
-        """Formats the plan as a text table, one product a line, with operations and bytes.
+        """Formats a contraction plan as a text table: products with operations and bytes.
 
         Returns:
           Text of several lines, the costs of forward and forward + backward at its end.
@@ -212,7 +215,7 @@ def plan(
     preferred_element_type: DTypeLike | None = None,
     merge_axes: bool = True,
 ) -> Plan:
-    """Plans the contraction of a network of arrays.
+    """Plans the contraction of a network of arrays: order of products, cost, and slices.
 
     Plans are cached: the same expression, shapes, dtypes and options give the same object.
 
@@ -289,7 +292,7 @@ def plan(
 
 
 def einsum(expr: Any, *arrays: Any, **options: Any) -> jax.Array:
-    """Plans and contracts an einsum: ``plan(expr, *arrays, **options)(*arrays)``.
+    """Contracts arrays by an einsum expression, in an order that is planned first.
 
     Symbolic sizes (`jax.export.symbolic_shape`) are planned as 1024.
 
@@ -392,7 +395,7 @@ def _call(program: _execute.Program) -> Callable[..., jax.Array]:
 def _search(
     network: syntax.Network, strategy: _paths.Strategy, minimize: str, seconds: float | None
 ) -> tuple[_paths.Path, ...]:
-    """Finds paths for a plan; labels are numbered, so that plans of renamed networks share them."""
+    """Searches for contraction paths of a network; networks with other labels share the result."""
     numbers = {c: i for i, c in enumerate(dict.fromkeys("".join(network.reduced)))}
     search = functools.partial(
         _paths.search,
@@ -409,7 +412,7 @@ def _search(
 def _fit(
     models: list[Model], minimize: str, limit: int | None, limit_grad: bool
 ) -> tuple[Model, dict[str, int]]:
-    """Chooses the cheapest model for a plan, sliced where a memory limit demands it."""
+    """Chooses the cheapest candidate plan, sliced if a memory limit demands it."""
 
     def weight(model: Model, slices: Slices) -> tuple[int, ...]:
         cost = _costs.forward_walk(model, slices).cost()._asdict()
@@ -440,7 +443,7 @@ def _fit(
 
 
 def _contenders(models: list[Model]) -> list[Model]:
-    """Returns the plan's cheapest models and the one that needs least memory, to be sliced."""
+    """Returns the candidate plans worth slicing: the cheapest two and the smallest in memory."""
     smallest = min(models, key=lambda model: _costs.forward_walk(model, {}).cost().peak_bytes)
     return list(dict.fromkeys([*models[:2], smallest]))
 

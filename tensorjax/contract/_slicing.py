@@ -15,7 +15,7 @@ _LARGEST = 6  # values whose indices are tried first
 
 
 class Unreachable(Exception):
-    """Error that no slicing fits the limit; `least` is the smallest peak that was found."""
+    """Raised if no slicing of a contraction fits the memory limit; `least` is the smallest peak."""
 
     def __init__(self, least: int) -> None:
         super().__init__(least)
@@ -23,7 +23,7 @@ class Unreachable(Exception):
 
 
 def choose(model: Model, limit: int, gradient: bool) -> dict[str, int]:
-    """Chooses slices of a contraction that bring its peak under a limit with few extra operations.
+    """Chooses slices of a contraction that bring its peak memory under a limit at little cost.
 
     Args:
         model: the contraction.
@@ -48,7 +48,7 @@ def choose(model: Model, limit: int, gradient: bool) -> dict[str, int]:
 
 
 class _Search:
-    """Greedy search over the numbers of slices per index."""
+    """Greedy search for the number of slices of each index of a contraction."""
 
     def __init__(self, model: Model, limit: int, gradient: bool) -> None:
         self.model = model
@@ -61,7 +61,10 @@ class _Search:
         self._known: dict[tuple[tuple[str, int], ...], tuple[int, int]] = {}
 
     def measure(self, slices: Slices) -> tuple[int, int]:
-        """Returns a slicing's bytes above the limit, summed over the program, and operations."""
+        """Returns the bytes by which a sliced contraction exceeds the limit, and its operations.
+
+        The excess is summed over the program.
+        """
         key = tuple(sorted(slices.items()))
         if key not in self._known:
             if self.gradient:
@@ -78,7 +81,7 @@ class _Search:
         return self.measure(slices)[0]
 
     def descend(self) -> dict[str, int] | None:
-        """Slices one more index at a time, the one with the best score, until the limit holds."""
+        """Slices one more index at a time until the memory limit holds; None if it cannot."""
         slices: dict[str, int] = {}
         while (excess := self.excess(slices)) > 0:
             for labels in (self.largest(slices), self.counts):
@@ -91,7 +94,7 @@ class _Search:
         return slices
 
     def largest(self, slices: Slices) -> list[str]:
-        """Returns the labels of the largest values, where slicing is most likely to help."""
+        """Returns the labels of the largest intermediates, whose slicing is likely to help."""
         network = self.model.network
 
         def size(labels: str) -> int:
@@ -103,7 +106,7 @@ class _Search:
         return [label for label in found if label in self.counts]
 
     def score(self, slices: Slices) -> tuple[float, int, int, int]:
-        """Scores a slicing, lower is better: excess bytes times operations, then operations."""
+        """Scores a slicing by excess memory times operations; the lowest is best."""
         excess, flops = self.measure(slices)
         network = self.model.network
         # Slices of a leading axis are contiguous: their gradients are written in place.
@@ -113,7 +116,7 @@ class _Search:
         return float(excess) * float(flops), flops, strided, math.prod(slices.values())
 
     def finer(self, slices: Slices, labels: Iterable[str]) -> Iterator[dict[str, int]]:
-        """Yields slicings with one of ``labels`` cut into at least twice as many slices."""
+        """Yields slicings in which one of ``labels`` is cut into more slices."""
         for label in labels:
             last = slices.get(label, 1)
             for count in self.counts[label]:
@@ -122,11 +125,11 @@ class _Search:
                     yield {**slices, label: count}
 
     def finest(self) -> dict[str, int]:
-        """Returns the slicing that cuts every index into slices of one."""
+        """Returns the slicing that cuts every index into slices of length one."""
         return {label: counts[-1] for label, counts in self.counts.items()}
 
     def coarsen(self, slices: dict[str, int]) -> dict[str, int]:
-        """Merges slices again wherever the memory limit still holds."""
+        """Reduces the numbers of slices as far as the memory limit allows."""
         for label in sorted(slices, key=lambda c: self.counts[c][-1]):
             for count in (1, *self.counts[label]):
                 if count >= slices[label]:
@@ -141,6 +144,6 @@ class _Search:
 
 
 def _divisors(size: int) -> list[int]:
-    """Returns the divisors above 1, ascending, as numbers of slices of an index."""
+    """Returns the divisors of an index's size above 1: the possible numbers of slices."""
     small = [d for d in range(1, int(size**0.5) + 1) if size % d == 0]
     return sorted({*small, *(size // d for d in small)} - {1})

@@ -16,7 +16,7 @@ from tensorjax.contract._paths import Path
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """Pairwise product, run as one `jax.lax.dot_general`.
+    """Pairwise product of a contraction, run as one `jax.lax.dot_general`.
 
     Attributes:
         left: number of the first factor: an operand, or (number of operands) + (earlier step).
@@ -35,31 +35,31 @@ class Step:
     summed: str
 
     def free(self, labels: str) -> str:
-        """Returns the labels of a pairwise product's factor that the other factor does not have."""
+        """Returns the labels of one factor of a product that the other factor does not have."""
         return "".join(c for c in labels if c not in self.batch and c not in self.summed)
 
     @property
     def labels(self) -> str:
-        """Labels of a pairwise product: batch, then free axes of the first and second factor."""
+        """Labels of a product's result: batch, then free axes of the first and second factor."""
         return self.batch + self.free(self.left_labels) + self.free(self.right_labels)
 
     def summed_last(self, labels: str) -> bool:
-        """Whether a product's factor has its axes in the layout batch, free, summed."""
+        """Whether a factor's axes are in the order batch, free, summed."""
         return labels == self.batch + self.free(labels) + self.summed
 
     def summed_first(self, labels: str) -> bool:
-        """Whether a product's factor has its axes in the layout batch, summed, free."""
+        """Whether a factor's axes are in the order batch, summed, free."""
         return labels == self.batch + self.summed + self.free(labels)
 
     def copied(self, labels: str) -> bool:
-        """Whether a pairwise product's factor must be transposed into a copy for its layout.
+        """Whether a factor must be transposed into a copy before the matrix product.
 
         Without summed labels the product is entry-wise and reads its factors in any order.
         """
         return bool(self.summed) and not (self.summed_last(labels) or self.summed_first(labels))
 
     def without(self, thin: Collection[str]) -> "Step":
-        """Returns the pairwise product with some labels, whose axes are gone, removed."""
+        """Returns a pairwise product without some labels, whose axes have been indexed away."""
         if not thin:
             return self
         texts = (self.left_labels, self.right_labels, self.batch, self.summed)
@@ -71,7 +71,7 @@ class Step:
 
 
 def build_steps(network: Network, path: Path) -> tuple[Step, ...]:
-    """Turns a path into pairwise products, each laid out so that few entries are copied."""
+    """Builds the pairwise products of a contraction path, laid out for the fewest copies."""
     kinds = _kinds(network, path)
     labels = list(network.reduced)
     consumer = {node: k for k, pair in enumerate(path) for node in pair}
@@ -89,7 +89,7 @@ def build_steps(network: Network, path: Path) -> tuple[Step, ...]:
 
 
 def _kinds(network: Network, path: Path) -> list[tuple[frozenset[str], frozenset[str]]]:
-    """Classifies the shared labels of every pairwise product as batch or summed."""
+    """Classifies the shared labels of every product as batch or summed."""
     terms = [frozenset(term) for term in network.reduced]
     uses = dict.fromkeys(network.sizes, 0)
     for label in itertools.chain(*terms, network.reduced_output):
@@ -114,7 +114,7 @@ def _layouts(
     summed: frozenset[str],
     output: str,
 ) -> Iterator[Step]:
-    """Yields all axis layouts of one pairwise product: factor to the left, orders of labels."""
+    """Yields all layouts of one product: which factor is left, and the order of its labels."""
     factors = ((a, labels_a), (b, labels_b))
     for (left, left_labels), (right, right_labels) in (factors, factors[::-1]):
         for order in (left_labels, right_labels):
@@ -133,7 +133,7 @@ def _layouts(
 def _traffic(
     network: Network, step: Step, following: tuple[frozenset[str], frozenset[str]] | None
 ) -> int:
-    """Counts the entries moved because of a layout, by this pairwise product and its reader."""
+    """Counts the entries that a product's layout copies, in it and in the next product."""
     moved = 0
     for labels in (step.left_labels, step.right_labels):
         if step.copied(labels):
@@ -149,7 +149,7 @@ def _traffic(
 def _suits(
     labels: str, following: tuple[frozenset[str], frozenset[str]] | None, output: str
 ) -> bool:
-    """Whether the step that reads a product, or the caller, can use its layout without a copy."""
+    """Whether the next product, or the caller, can read a product's result without a copy."""
     if following is None:
         return labels == output
     batch, summed = following

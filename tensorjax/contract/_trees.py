@@ -29,7 +29,7 @@ _LARGE = 1 << 64  # makes the secondary cost a tie-break
 
 
 class Effort:
-    """Search budget in seconds, counted by the work done, not by a clock.
+    """Remaining budget of a path search, in seconds, counted by the work done, not by a clock.
 
     Attributes:
         left: seconds.
@@ -39,14 +39,14 @@ class Effort:
         self.left = seconds
 
     def part(self, parts: int) -> "Effort":
-        """Takes one of ``parts`` equal shares out of a tree search's remaining budget."""
+        """Splits off one of ``parts`` equal shares of a path search's remaining budget."""
         taken = Effort(self.left if parts == 1 or math.isinf(self.left) else self.left / parts)
         if not math.isinf(self.left):
             self.left -= taken.left
         return taken
 
     def trials(self, each: float, most: int, share: float) -> int:
-        """Returns how many trials of trees fit into a share of the budget; deducts their time."""
+        """Returns how many trials fit into a share of a search budget, and deducts their time."""
         if math.isinf(self.left):
             return most
         count = max(min(int(share * self.left / each), most), 0)
@@ -55,7 +55,7 @@ class Effort:
 
 
 class _Best(NamedTuple):
-    """Cheapest known way to multiply a subset of terms."""
+    """Cheapest known way to contract a subset of tensors: cost, labels, last pair."""
 
     cost: int
     labels: int
@@ -63,7 +63,7 @@ class _Best(NamedTuple):
 
 
 class Graph:
-    """Tensor network as bit masks of labels, with the cost of a product.
+    """Tensor network as bit masks of labels, with the cost of a pairwise product.
 
     Args:
         terms: labels (small integers) of each operand.
@@ -86,11 +86,11 @@ class Graph:
         self._volumes: dict[int, int] = {0: 1}
 
     def first_cost(self, cost: int) -> int:
-        """Extracts a tree's primary cost (flops or entries moved) from one with a tie-break."""
+        """Extracts the primary cost (flops or entries moved) from one with a tie-break."""
         return cost // _LARGE
 
     def volume(self, labels: int) -> int:
-        """Returns the number of entries of an array, a tree's node, with these labels."""
+        """Returns the number of entries of an array with the labels of a bit mask."""
         known = self._volumes.get(labels)
         if known is None:
             rest = labels & (labels - 1)
@@ -99,7 +99,7 @@ class Graph:
         return known
 
     def cost(self, left: int, right: int, result: int) -> int:
-        """Computes the cost of a tree's node, which multiplies labels ``left`` and ``right``."""
+        """Computes the cost of multiplying two tensors, given labels of both and of the result."""
         union = left | right
         touched = self.volume(union)
         flops = touched if union == result else 2 * touched
@@ -108,7 +108,7 @@ class Graph:
 
 
 class Tree:
-    """Contraction tree whose subtrees can be re-ordered."""
+    """Contraction tree of a tensor network, whose subtrees can be re-ordered."""
 
     def __init__(self, graph: Graph, path: Path) -> None:
         self.graph = graph
@@ -124,7 +124,7 @@ class Tree:
         return self.graph.cost(self.labels[left], self.labels[right], self.labels[node])
 
     def order(self) -> list[int]:
-        """Returns a tree's inner nodes in post-order, the last child's subtree finished first."""
+        """Returns the products of a contraction tree in the order of execution."""
         stack, found = [self.root], []
         while stack:
             node = stack.pop()
@@ -134,7 +134,7 @@ class Tree:
         return found[::-1]
 
     def path(self) -> Path:
-        """Returns the contraction tree's products in the order that holds the least memory.
+        """Returns the products of a contraction tree in the order that needs least memory.
 
         Of two subtrees the one that needs more room beyond its result goes first. Operands
         are alive throughout, so they do not count.
@@ -154,7 +154,9 @@ class Tree:
         return tuple((ids.get(a, a), ids.get(b, b)) for a, b in pairs)
 
     def refine(self, window: int, effort: Effort) -> None:
-        """Re-orders subtrees of at most ``window`` leaves, costly first, until none improves.
+        """Improves a contraction tree: re-orders subtrees of up to ``window`` leaves optimally.
+
+        Costly ones come first, until none improves.
 
         Ends earlier where the effort does.
         """
@@ -170,7 +172,10 @@ class Tree:
                         improved = True
 
     def _refine_at(self, root: int, window: int, costly: bool, effort: Effort) -> bool:
-        """Re-orders optimally a subtree at ``root``, grown by its costliest or shallowest nodes."""
+        """Re-orders one subtree of a contraction tree optimally; returns whether that improved it.
+
+        It grows from ``root`` by its costliest or shallowest nodes.
+        """
         inner, leaves = [root], list(self.children[root])
         while len(leaves) < window:
             opened = [leaf for leaf in leaves if leaf in self.children]
@@ -213,7 +218,7 @@ def _mask(labels: Iterable[int]) -> int:
 
 
 def _path_labels(graph: Graph, path: Path) -> dict[int, int]:
-    """Computes the labels of a contraction tree's nodes, leaves and inner ones, by its path."""
+    """Computes the labels of all operands and products of a contraction path, as bit masks."""
     labels = dict(enumerate(graph.terms))
     uses = [0] * len(graph.sizes)
     for mask in (*graph.terms, graph.output):
@@ -237,13 +242,13 @@ def bits(mask: int) -> Iterable[int]:
 
 
 def path_cost(graph: Graph, path: Path) -> int:
-    """Computes the total cost of the contraction tree that a path makes."""
+    """Computes the total cost of a contraction path."""
     labels, n = _path_labels(graph, path), len(graph.terms)
     return sum(graph.cost(labels[a], labels[b], labels[n + k]) for k, (a, b) in enumerate(path))
 
 
 def _joiner(masks: Sequence[int], needed: int) -> Callable[[int, int, int], int]:
-    """Returns a function that labels a tree's node, the product of two subsets of ``masks``.
+    """Returns a function that computes the labels of a product of two subsets of tensors.
 
     The labels ``needed`` outside are kept, and those that a mask outside the subset carries.
     """
@@ -265,7 +270,10 @@ def _joiner(masks: Sequence[int], needed: int) -> Callable[[int, int, int], int]
 def all_subsets(
     graph: Graph, masks: Sequence[int], needed: int, bound: int
 ) -> dict[int, _Best] | None:
-    """Finds the optimal tree of a few terms, outer products too; None if not below bound."""
+    """Finds the optimal contraction tree of a few tensors; None if it costs ``bound`` or more.
+
+    Outer products are allowed.
+    """
     groups: dict[tuple[int, bool], int] = {}  # labels of the same terms are one label
     for label in bits(functools.reduce(operator.or_, masks)):
         members = sum(1 << i for i, mask in enumerate(masks) if mask >> label & 1)
@@ -288,7 +296,7 @@ def all_subsets(
 
 
 def connected_subsets(graph: Graph, bound: int, effort: Effort) -> Path | None:
-    """Finds the optimal tree without outer products, within a cost bound and time budget."""
+    """Finds the optimal contraction path without outer products, within a cost bound and budget."""
     n = len(graph.terms)
     budget = effort.left * _PAIRS if n > _EXACT else math.inf
     join = _joiner(graph.terms, graph.output)
@@ -313,7 +321,7 @@ def _grow(
     join: Callable[[int, int, int], int],
     budget: float,
 ) -> float:
-    """Fills ``levels[size]`` with subtrees reachable below ``cap``; returns the budget left."""
+    """Finds the cheapest trees of all connected subsets of one size; returns the budget left."""
     found = levels[size]
     for half in range(1, size // 2 + 1):
         touching = _by_label(levels[size - half])
@@ -342,7 +350,7 @@ def _grow(
 
 
 def _by_label(level: dict[int, _Best]) -> dict[int, list[tuple[int, _Best]]]:
-    """Groups a tree search's subsets by the labels they carry, the cheapest first."""
+    """Groups subsets of tensors by the labels of their products, the cheapest first."""
     touching: dict[int, list[tuple[int, _Best]]] = {}
     for subset, entry in sorted(level.items(), key=lambda item: item[1].cost):
         for label in bits(entry.labels):
@@ -351,7 +359,7 @@ def _by_label(level: dict[int, _Best]) -> dict[int, list[tuple[int, _Best]]]:
 
 
 def _unfold(best: dict[int, _Best], n: int) -> Path:
-    """Extracts the path of the optimal tree recorded in ``best``."""
+    """Extracts the optimal contraction path from the best pairs of all subsets."""
     stack, order = [(1 << n) - 1], []
     while stack:
         subset = stack.pop()

@@ -16,7 +16,7 @@ _TIE = 1e-9
 
 
 class _Splits(NamedTuple):
-    """All splits into two of the subsets of k terms, subsets of fewer terms first.
+    """All splits of the subsets of k tensors into two parts, as bit masks, small subsets first.
 
     Attributes:
       left, right: the parts, as bit masks.
@@ -54,7 +54,7 @@ def _splits(count: int) -> _Splits:
 def cheapest(
     members: Sequence[int], needed: Sequence[bool], sizes: Sequence[int], count: int, *, flops: bool
 ) -> dict[int, tuple[int, int]]:
-    """Finds the splits of the cheapest tree of a window of ``count`` terms, by all subsets.
+    """Finds the cheapest contraction tree of ``count`` tensors by all their subsets.
 
     Args:
       members: of each group of labels, the terms that carry it, as a bit mask.

@@ -1,4 +1,4 @@
-"""Checks of tensors to convert, and imports of optional packages."""
+"""Checks of tensors that are to be converted, and imports of optional packages."""
 
 import importlib
 from typing import Any
@@ -22,7 +22,7 @@ def optional(name: str, install: str) -> Any:
 
 
 def single(x: Any) -> None:
-    """Checks that ``x``, to be converted, is one tensor of a known format, with concrete arrays."""
+    """Raises an error unless ``x`` is one concrete tensor of this library, not a batch."""
     if not isinstance(x, TT | TTMatrix | Tucker | MERA):
         raise TypeError(f"x: expected a TT, TTMatrix, Tucker or MERA, got {type(x).__name__}")
     if _check.is_traced(x):

@@ -113,7 +113,7 @@ def _advice(x: Any) -> str:
 
 
 def _site_tensors(x: Any, outer: list[list[str]]) -> list[Any]:
-    """Returns the tensor of every site of a quimb state; ValueError if there are others."""
+    """Returns the tensor of every site of a quimb state; ValueError if it has other tensors."""
     if x.num_tensors != len(outer):
         raise ValueError(
             f"x: expected one tensor for each of {len(outer)} sites, got {x.num_tensors}; contract "
@@ -129,7 +129,7 @@ def _site_tensors(x: Any, outer: list[list[str]]) -> list[Any]:
 
 
 def _times_power(cores: list[np.ndarray], exponent: float) -> list[np.ndarray]:
-    """Multiplies cores by 10^exponent, which quimb stores apart from the tensors."""
+    """Multiplies a train by 10^exponent, which quimb stores apart from its tensors."""
     if exponent == 0:
         return cores
     if exponent == -math.inf:

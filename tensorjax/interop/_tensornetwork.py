@@ -62,7 +62,10 @@ _Legs = list[tuple[str, Any, list[tuple[str, Any]]]]
 
 
 def _described(x: Format) -> tuple[_Legs, list[Any]]:
-    """Lists a tensor's arrays as nodes: name, axis names and labels; then the modes' labels."""
+    """Lists a tensor's arrays as nodes of a network, with axis names and labels of their edges.
+
+    Each with its name; then the labels of the modes.
+    """
     if isinstance(x, TT):
         return _chain("tt", x.cores, [[("mode", k)] for k in range(x.order)]), list(range(x.order))
     if isinstance(x, TTMatrix):
@@ -117,7 +120,7 @@ def _layered(m: MERA) -> _Legs:
 
 
 def from_tensornetwork(nodes: Sequence[Any]) -> Format:
-    """Converts nodes of the package tensornetwork to a tensor.
+    """Converts nodes of the package tensornetwork to a tensor of this library.
 
     Args:
       nodes: those that `to_tensornetwork` gave, their tensors changed or not, known by their names;
@@ -183,7 +186,7 @@ _AXIS = re.compile(rf"({'|'.join(_AXES)}) ?(\d*)")
 
 
 def _tensor(node: Any) -> Any:
-    """Returns the array of a tensornetwork node, axes sorted by `to_tensornetwork`'s names."""
+    """Returns the array of a node, its axes in the order in which `to_tensornetwork` makes them."""
     array = node.tensor
     if not isinstance(array, jax.Array):
         array = _check.inexact(f"the node {node.name!r}", array)
@@ -208,7 +211,10 @@ def _mera_of(named: dict[str, Any]) -> MERA:
 
 
 def _chained(nodes: Sequence[Any], around: Sequence[Any]) -> list[Any]:
-    """Returns the cores (left, modes…, right) of an open chain of tensornetwork nodes."""
+    """Returns the train's cores of nodes that form an open chain.
+
+    With axes (left, modes…, right).
+    """
     position = {id(node): k for k, node in enumerate(nodes)}
     known = {id(node) for node in around}
     cores: list[Any] = []

@@ -1,4 +1,4 @@
-"""Token ids and categories: their checks, and rows of embeddings, NaN out of range."""
+"""Checks of token ids and categories, and embedding rows, NaN where ids are out of range."""
 
 from typing import Any
 
@@ -12,7 +12,9 @@ from tensorjax import _check, _ids
 def check_ids(
     name: str, ids: Any, counts: int | tuple[int, ...], ndim: int, *, ignored: bool = False
 ) -> jax.Array:
-    """Checks a model's ids: ``ndim`` axes and, if concrete, in [0, count); returns an array.
+    """Converts a model's integer ids to an array; ValueError for wrong axes or ids out of range.
+
+    They have ``ndim`` axes and lie in [0, count).
 
     Traced ones cannot raise: what reads rows by them marks those out of range (`rows_of`).
 
@@ -47,7 +49,7 @@ def check_ids(
 
 
 def check_length(tokens: jax.Array, longest: int) -> int:
-    """Returns the length of a model's token sequences, checked against the longest one."""
+    """Returns the length of token sequences; ValueError if empty or longer than configured."""
     if not 1 <= tokens.shape[1] <= longest:
         raise ValueError(
             f"tokens: expected at least one and at most length = {longest} of them in a row, got "
@@ -57,7 +59,7 @@ def check_length(tokens: jax.Array, longest: int) -> int:
 
 
 def rows_of(layer: Any, ids: jax.Array, count: int) -> jax.Array:
-    """Looks up rows of a model's embedding; traced ids outside [0, count) give NaN."""
+    """Looks up embedding rows; traced ids outside [0, count) give rows of NaN."""
     if not _check.is_traced(ids):
         return layer(ids)  # `check_ids` has seen them
     ids = _ids.as_int32(ids, count)

@@ -1,4 +1,4 @@
-"""Cross entropy of logits and integer targets, of which -100 are ignored."""
+"""Cross-entropy of logits and integer targets, of which −100 are ignored."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from tensorjax.parallel import Single
 def cross_entropy(
     logits: jax.Array, targets: jax.Array, weights: jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns a model's weighted sum of cross-entropy losses, and the sum of the weights.
+    """Computes the weighted sum of cross-entropy losses, and the sum of the weights.
 
     Args:
       logits: (…, classes).
@@ -23,7 +23,7 @@ def cross_entropy(
 def checked_weights(
     targets: jax.Array, weights: jax.Array | None, name: str, shape: tuple[int, ...]
 ) -> jax.Array:
-    """Returns a loss's weights of targets, ones if None; both must have the shape of ``name``."""
+    """Returns the weights of targets in a loss, ones if None; ValueError for wrong shapes."""
     weights = jnp.ones(targets.shape, jnp.float32) if weights is None else jnp.asarray(weights)
     for what, value in (("targets", targets), ("weights", weights)):
         if value.shape != shape:

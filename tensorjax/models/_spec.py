@@ -1,4 +1,4 @@
-"""Shared helpers of the models: layer specs, checks of sizes and ids, initial weight scales."""
+"""Helpers of the models: layers from specifications, checks of sizes, scales of initial weights."""
 
 import numbers
 from typing import Any
@@ -12,7 +12,7 @@ from tensorjax.nn import Spec
 
 
 def check_spec(name: str, spec: Any) -> Spec:
-    """Checks that a model's argument is a layer specification; raises TypeError otherwise."""
+    """Returns a layer specification of `tensorjax.nn`; raises TypeError for anything else."""
     if isinstance(spec, type) or not (hasattr(spec, "linear") and hasattr(spec, "embedding")):
         raise TypeError(
             f"{name}: expected a spec of tensorjax.nn, such as nn.Dense() or nn.TT(rank=30), "
@@ -22,7 +22,7 @@ def check_spec(name: str, spec: Any) -> Spec:
 
 
 def check_sizes(config: Any, names: tuple[str, ...], low: int = 1) -> None:
-    """Checks that fields of a model's configuration are integers of at least ``low``.
+    """Raises ValueError unless fields of a configuration are integers of at least ``low``.
 
     NumPy integers are replaced by Python's.
     """
@@ -36,7 +36,7 @@ def check_sizes(config: Any, names: tuple[str, ...], low: int = 1) -> None:
 
 
 def check_heads_and_dropout(config: Any) -> None:
-    """Checks that a transformer's heads divide its features, and that its dropout is a rate."""
+    """Raises ValueError unless heads divide features and the dropout rate is in [0, 1)."""
     if config.features % config.heads:
         raise ValueError(
             f"heads: expected a divisor of features = {config.features}, got {config.heads}"
@@ -47,7 +47,7 @@ def check_heads_and_dropout(config: Any) -> None:
 
 
 def with_spread(layer: Any, spread: float) -> Any:
-    """Rescales a model's fresh embedding, of any spec, to standard deviation ``spread``.
+    """Rescales a new embedding layer to a given standard deviation of its entries.
 
     Dense and factorised tables are drawn with different variances; a model has to begin the same.
     All factors take an equal part, so that none of them is much smaller than the others.
@@ -58,18 +58,18 @@ def with_spread(layer: Any, spread: float) -> Any:
 
 
 def fresh_linear(spec: Spec, in_features: int, out_features: int, **options: Any) -> Any:
-    """Builds a model's linear layer, of any spec, with initial weights of variance 1 / N."""
+    """Builds a linear layer from a spec, with initial weights of variance 1 / in_features."""
     layer = spec.linear(in_features, out_features, **options)
     return with_linear_spread(layer, in_features**-0.5)
 
 
 def with_linear_spread(layer: Any, spread: float) -> Any:
-    """Rescales a model's fresh linear layer, of any spec, to a standard deviation."""
+    """Rescales a new linear layer to a given standard deviation of its weights."""
     return _rescaled(layer, spread * (layer.in_features + layer.out_features) ** 0.5)
 
 
 def _rescaled(layer: Any, factor: float) -> Any:
-    """Multiplies the initial weight of a spec's layer by a factor, shared by its parameters."""
+    """Multiplies a layer's initial weight by a factor, spread evenly over its parameters."""
     parts = [getattr(layer, name, ()) for name in ("embedding", "cores", "core", "factors")]
     params = jax.tree.leaves(parts, is_leaf=lambda node: isinstance(node, nnx.Param))
     for param in params:

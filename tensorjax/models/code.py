@@ -20,7 +20,7 @@ __dir__ = __all__.copy  # for `dir`: the public names alone
 
 
 class CodeModel(nnx.Module):
-    """Masked language model whose output layer is tied to the token embedding.
+    """Masked language model of code, whose output layer is tied to the token embedding.
 
     Logits are x ↦ E GELU-LN(x) + b with the table E of the embedding, tensorised or not, so that
     no second vocabulary × features matrix is stored.
@@ -65,7 +65,7 @@ class CodeModel(nnx.Module):
     def __call__(
         self, tokens: jax.Array, positions: jax.Array | None = None, mask: jax.Array | None = None
     ) -> jax.Array:
-        """Returns logits of code tokens at the given positions (batch, count, vocabulary).
+        """Computes logits of tokens at the given positions, (batch, count, vocabulary).
 
         Args:
           tokens: integers (batch, length), some of them replaced.
@@ -102,7 +102,7 @@ class CodeModel(nnx.Module):
         *,
         weights: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the weighted sum of −log p(code token) over the positions, and of weights.
+        """Computes the weighted sum of masked-token losses, −log p, and the sum of weights.
 
         Args:
           tokens, positions, mask: as for a call.
@@ -121,7 +121,7 @@ class CodeModel(nnx.Module):
 
 
 def _rows_at(x: jax.Array, positions: jax.Array) -> jax.Array:
-    """Gathers the encoder's vectors (batch, count, features) at masked positions."""
+    """Gathers the encoder's vectors at the given positions, as (batch, count, features)."""
     length = x.shape[1]
     places = _ids.as_int32(positions, length)
     valid = _ids.inside(places, length)

@@ -31,7 +31,7 @@ _CRITEO = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DLRMConfig:
-    """Sizes of a DLRM, and the thresholds below which its layers stay dense.
+    """Configuration of a DLRM: sizes, and the thresholds below which layers stay dense.
 
     Attributes:
       dense: number of dense features.
@@ -60,7 +60,7 @@ class DLRMConfig:
     linear_from: int = 4096
 
     def __post_init__(self) -> None:
-        """Checks the sizes of a DLRM."""
+        """Raises ValueError unless the sizes of a DLRM are valid."""
         check_sizes(self, ("dense", "features"))
         check_sizes(self, ("table_from", "linear_from"), low=0)
         for name in ("tables", "bottom", "top"):
@@ -74,7 +74,7 @@ class DLRMConfig:
 
     @classmethod
     def criteo(cls) -> "DLRMConfig":
-        """Returns the DLRM's sizes for Criteo Kaggle data: 26 tables, 540 million parameters.
+        """Returns the DLRM configuration for Criteo Kaggle data: 26 tables, 540M parameters.
 
         Returns:
           `DLRMConfig` of 13 dense features and 26 tables.
@@ -96,7 +96,7 @@ class DLRMConfig:
 
 
 class _MLP(nnx.Module):
-    """Multilayer perceptron with ReLUs between its layers, and after the last one if ``end``."""
+    """Multilayer perceptron with ReLU between its layers, and after the last one if ``end``."""
 
     def __init__(
         self, widths: tuple[int, ...], linear: nn.Spec, threshold: int, end: bool, **options: Any
@@ -183,7 +183,7 @@ class DLRM(nnx.Module):
         self.top = _MLP((width + pairs, *top), linear, config.linear_from, end=False, **options)
 
     def __call__(self, dense: jax.Array, categories: jax.Array) -> jax.Array:
-        """Returns the DLRM's logits (batch,) of dense and categorical features.
+        """Computes a DLRM's logits (batch,) from dense and categorical features.
 
         Args:
           dense: floats (batch, dense).

@@ -35,7 +35,7 @@ _SPREAD = 0.02  # standard deviation of all of BERT's embeddings at first
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
-    """Sizes of an encoder; the defaults are the six encoders of CoMERA's experiment on MNLI.
+    """Configuration of a BERT encoder; by default CoMERA's six-block encoder for MNLI.
 
     Attributes:
       vocabulary: number of tokens.
@@ -81,7 +81,7 @@ class EncoderConfig:
     norm_first: bool = False
 
     def __post_init__(self) -> None:
-        """Checks the sizes and the dropout rate of an encoder."""
+        """Raises ValueError unless sizes and dropout rate of an encoder are valid."""
         names = ("vocabulary", "features", "layers", "heads", "hidden", "length", "segments")
         check_sizes(self, (*names, "classes"))
         check_heads_and_dropout(self)
@@ -143,14 +143,17 @@ class _Block(nnx.Module):
 
 
 def _linear_biases(length: int, heads: int, dtype: Any) -> jax.Array:
-    """Returns the encoder's linear distance biases (ALiBi), (1, heads, length, length)."""
+    """Returns the ALiBi attention biases, linear in distance: (1, heads, length, length)."""
     slopes = 2.0 ** (-8 * np.arange(1, heads + 1) / heads)
     distances = np.abs(np.arange(length)[:, None] - np.arange(length)[None])
     return jnp.asarray(-slopes[:, None, None] * distances, dtype)[None]
 
 
 def _sinusoids(key: jax.Array, shape: tuple[int, int], dtype: Any) -> jax.Array:
-    """Returns the encoder's sinusoidal position embeddings, with the spread of the others."""
+    """Returns sinusoidal position embeddings (length, features), as an initial value.
+
+    With the standard deviation of the other embeddings.
+    """
     length, features = shape
     rates = 1e4 ** (-np.arange(0, features, 2) / features)
     angles = np.arange(length)[:, None] * rates[None]
@@ -317,7 +320,7 @@ class Encoder(nnx.Module):
         segments: jax.Array | None = None,
         mask: jax.Array | None = None,
     ) -> jax.Array:
-        """Returns the class logits (batch, classes) of texts, from the pooled first token.
+        """Computes the class logits (batch, classes) of texts from the pooled first token.
 
         Args:
           tokens: integers (batch, length) in [0, vocabulary), as for `Trunk`.
@@ -339,7 +342,7 @@ class Encoder(nnx.Module):
         *,
         weights: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the encoder's weighted sum of −log p(class label), and the sum of weights.
+        """Computes a text classifier's weighted sum of losses −log p(label), and that of weights.
 
         Args:
           tokens, segments, mask: as for `Trunk`.

@@ -44,7 +44,7 @@ class StoreWarning(UserWarning):
 
 
 class Notices(list[str]):
-    """List of a store's notices, each also a warning (main thread) or a log entry (others)."""
+    """List of a tensor store's notices to the user, each also issued as a warning or log entry."""
 
     def __call__(self, message: str) -> None:
         self.append(message)

@@ -39,7 +39,7 @@ class Processes:
         self._calls = itertools.count()
 
     def wait(self, what: str) -> None:
-        """Waits at a barrier until all processes have made this call.
+        """Waits at a barrier until all processes of a training have reached it.
 
         Args:
           what: this is for; for the message.
@@ -52,7 +52,7 @@ class Processes:
             self._ask(what, "wait_at_barrier", name, round(self._patience * 1000))
 
     def exchange(self, what: str, value: Any) -> list[Any]:
-        """Sends a JSON value to all processes, and returns those of all, by process number.
+        """Gathers a JSON value from every process, ordered by the processes' numbers.
 
         Args:
           what: this is for; for the message.
@@ -77,7 +77,7 @@ class Processes:
         return [json.loads(text) for text in found]
 
     def total(self, number: Any) -> Any:
-        """Sums a value over all processes, in a fixed order, so that all get the same bits."""
+        """Sums an array over all processes in a fixed order, so that all get the same bits."""
         if self.count == 1:
             return number
         every = multihost_utils.process_allgather(np.asarray(number))
@@ -99,7 +99,7 @@ class Processes:
 
 
 def numbered(process: tuple[int, int] | None) -> tuple[int, int]:
-    """Returns the number and the count of processes, as given or as of `jax.distributed`."""
+    """Returns this process's number and the count of processes, by default of `jax.distributed`."""
     if process is None:
         if not jax.distributed.is_initialized():
             return (0, 1)

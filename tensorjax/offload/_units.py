@@ -2,7 +2,7 @@
 
 
 def size(nbytes: float) -> str:
-    """Formats a number of bytes in the unit that fits.
+    """Formats a number of bytes as text, in the largest of B, KiB, MiB, GiB, TiB that fits.
 
     >>> size(0), size(1000), size(3 << 19), size(23.2 * 2**30)
     ('0 B', '1000 B', '1.5 MiB', '23.2 GiB')
@@ -16,7 +16,7 @@ def size(nbytes: float) -> str:
 
 
 def time(seconds: float) -> str:
-    """Formats a number of seconds in the unit that fits.
+    """Formats a number of seconds as text, in µs, ms or s.
 
     >>> time(0), time(64e-6), time(0.01234), time(13.8), time(4000)
     ('0 s', '64 µs', '12.3 ms', '13.8 s', '4000 s')

@@ -14,12 +14,12 @@ Axes = tuple[str, ...]
 
 
 def size(axes: Axes) -> int:
-    """Returns the number of devices in a collective along the axes, inside `jax.shard_map`."""
+    """Returns the number of devices along mesh axes, inside `jax.shard_map`."""
     return math.prod(jax.lax.axis_size(axis) for axis in axes)
 
 
 def index(axes: Axes) -> jax.Array | int:
-    """Returns this device's index in a collective along the axes, the first changing slowest."""
+    """Returns this device's number along mesh axes, the first axis changing slowest."""
     return jax.lax.axis_index(axes) if axes else 0
 
 
@@ -47,21 +47,21 @@ def scatter(x: jax.Array, axes: Axes, dim: int) -> jax.Array:
 
 
 def varying(x: jax.Array) -> frozenset[str]:
-    """Returns the mesh axes along which x is marked as varying, inside `jax.shard_map`."""
+    """Returns the mesh axes along which an array is marked as varying, in `jax.shard_map`."""
     kind: Any = jax.typeof(x)
     # The name is that of JAX 0.10; it was `vma` before, and may be again.
     return kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else kind.vma
 
 
 def vary(x: jax.Array, axes: Axes) -> jax.Array:
-    """Marks x as varying along ``axes``, so that its cotangents are all-reduced over these."""
+    """Marks an array as varying along mesh axes, so that its cotangents are summed over these."""
     present = varying(x)
     missing = tuple(axis for axis in axes if axis not in present)
     return jax.lax.pcast(x, missing, to="varying") if missing else x
 
 
 def placed(place: Callable[[jax.Array], jax.Array], w: jax.Array, dtype: Any = None) -> jax.Array:
-    """Casts and gathers a parameter for a product, with its gradient summed in float32.
+    """Casts and gathers a parameter for use; its gradient is summed over devices in float32.
 
     A sum over n devices in bfloat16 has a relative error of n · 2⁻⁹, and loses what is small beside
     it. So cotangents in half precision are widened before they are added up over devices, and the
@@ -100,25 +100,25 @@ _placed.defvjp(_placed_forward, _placed_backward)
 
 
 def total(x: jax.Array, axes: Axes) -> jax.Array:
-    """All-reduces: sums over the devices along ``axes``."""
+    """Sums an array over the devices along ``axes`` (all-reduce)."""
     return jax.lax.psum(x, axes) if axes else x
 
 
 def largest(x: jax.Array, axes: Axes) -> jax.Array:
-    """All-reduces to the maximum over the devices along ``axes``, without a derivative."""
+    """Computes the maximum over the devices along ``axes`` (all-reduce), without a derivative."""
     x = jax.lax.stop_gradient(x)
     return jax.lax.pmax(x, axes) if axes else x
 
 
 def exchange(x: jax.Array, axes: Axes, split: int, join: int) -> jax.Array:
-    """All-to-all: sends block k of dimension ``split`` to device k, joins along ``join``."""
+    """Exchanges blocks between devices (all-to-all): cuts along ``split``, joins along ``join``."""
     if not axes:
         return x
     return jax.lax.all_to_all(x, axes, split % x.ndim, join % x.ndim, tiled=True)
 
 
 def block(x: jax.Array, axes: Axes, dim: int) -> jax.Array:
-    """Returns this device's block of an array that all along ``axes`` hold: undoes a gather."""
+    """Returns this device's block of an array that is equal on all devices along ``axes``."""
     if not axes:
         return x
     length = x.shape[dim] // size(axes)
@@ -126,7 +126,7 @@ def block(x: jax.Array, axes: Axes, dim: int) -> jax.Array:
 
 
 def row(x: jax.Array, ndim: int) -> jax.Array:
-    """Prepends axes of size one to a device's array, for its products and sums with others.
+    """Prepends axes of size one to an array, so that it broadcasts without rank promotion.
 
     The tests forbid rank promotion.
     """
@@ -134,14 +134,14 @@ def row(x: jax.Array, ndim: int) -> jax.Array:
 
 
 def product(x: jax.Array, w: jax.Array, dtype: Any = None) -> jax.Array:
-    """Multiplies this device's x by w over x's last and w's first axis, summed in ``dtype``."""
+    """Contracts the last axis of x with the first axis of w on this device, summed in ``dtype``."""
     flat = x.reshape(-1, x.shape[-1]), w.reshape(w.shape[0], -1)
     y = jnp.matmul(*flat, preferred_element_type=dtype)
     return y.reshape(*x.shape[:-1], *w.shape[1:])
 
 
 def ring_product(x: jax.Array, w: jax.Array, axes: Axes, dtype: Any = None) -> jax.Array:
-    """Multiplies joined blocks of x by w, passing one block at a time around a ring of devices.
+    """Multiplies x, whose columns are split over devices, by w, passing blocks around a ring.
 
     Every block travels around the ring, and is multiplied while the next one is under way. Its
     transpose lets sums travel the other way around.
@@ -167,7 +167,7 @@ def ring_product(x: jax.Array, w: jax.Array, axes: Axes, dtype: Any = None) -> j
 
 
 def ring_scatter_product(x: jax.Array, w: jax.Array, axes: Axes) -> jax.Array:
-    """Multiplies x by w and reduce-scatters the columns, partial sums going around a ring.
+    """Multiplies x by w and reduce-scatters the columns, passing sums around a ring.
 
     Args:
       x: (…, rows), another one on each device.

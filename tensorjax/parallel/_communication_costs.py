@@ -17,7 +17,7 @@ Remat = Literal["none", "dots", "full"]
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """Cost record of the collectives of one kind and size in a training step.
+    """Cost record of a training step's collectives of one kind and size.
 
     Attributes:
       name: what for.
@@ -35,7 +35,7 @@ class Collective:
 
     @property
     def single(self) -> bool:
-        """Whether a cost is counted in single precision at least: norms, losses, gradients."""
+        """Whether a collective sends single precision at least: norms, losses, gradients."""
         if self.name in ("norms", "loss", "gradients"):
             return True
         parameters = self.name in ("weights", "vectors", "table")
@@ -43,13 +43,13 @@ class Collective:
 
     @property
     def sent(self) -> float:
-        """Communication cost: number of elements that a device sends, over all runs."""
+        """Number of elements that a device sends in a collective, over all its runs."""
         passes = 2 if self.kind == "all-reduce" else 1
         return self.runs * passes * self.numbers * (self.group - 1) / self.group
 
     @property
     def hops(self) -> int:
-        """Communication cost: number of consecutive messages around a ring, over all runs.
+        """Number of consecutive ring messages of a collective, over all its runs.
 
         Collectives of vectors count as no message, because XLA combines them with others.
         """
@@ -82,7 +82,7 @@ class Sizes:
 
     @classmethod
     def of(cls, layout: Layout, config: Any, batch: int, length: int) -> "Sizes":
-        """Computes a step's sizes for the costs from a layout; ValueError for uneven splits."""
+        """Computes the sizes of a training step in a layout; ValueError for uneven splits."""
         layout.padded("heads", config.heads)
         layout.padded("embed", config.features)
         wide, stored = layout.ways(layout.wide), layout.ways(layout.stored)
@@ -106,14 +106,17 @@ class Sizes:
         )
 
     def parameters(self, positions: int) -> int:
-        """Counts parameters, for the costs: 4 weights, 9 vectors (13 H) per block, 2 tables."""
+        """Counts the parameters of a GPT-2 style decoder of these sizes.
+
+        Per block 4 weights and 9 vectors (13 H), besides 2 tables and the last norm.
+        """
         h = self.features
         block = 12 * h * h + 13 * h
         return self.layers * block + (self.vocabulary + positions + 2) * h
 
 
 def collectives(layout: Layout, sizes: Sizes, positions: int, remat: Remat) -> Iterator[Collective]:
-    """Yields all collectives of one training step, loss and gradient, with their costs.
+    """Yields the costs of all collectives of one training step.
 
     Args:
       layout: of the model.
@@ -133,7 +136,10 @@ def collectives(layout: Layout, sizes: Sizes, positions: int, remat: Remat) -> I
 
 
 def _block(layout: Layout, s: Sizes, runs: int, again: int) -> Iterator[Collective]:
-    """Yields the communication costs of ``runs`` blocks, whose forward runs ``again`` times."""
+    """Yields the collectives of transformer blocks in a training step.
+
+    For ``runs`` blocks, whose forward pass runs ``again`` times.
+    """
     split, c = bool(layout.features or layout.length), s.wide
     x = s.tokens * s.features
     # Into attention and into the MLP.
@@ -166,7 +172,7 @@ def _block(layout: Layout, s: Sizes, runs: int, again: int) -> Iterator[Collecti
 
 
 def _norm(layout: Layout, s: Sizes, runs: int, again: int) -> Iterator[Collective]:
-    """Yields the communication costs of a layer norm: scale, bias, moments of split features."""
+    """Yields the collectives of a layer norm in a training step."""
     for _ in range(2):
         yield from _vector(layout, s, s.features, runs, again)
     if layout.features:
@@ -176,7 +182,7 @@ def _norm(layout: Layout, s: Sizes, runs: int, again: int) -> Iterator[Collectiv
 
 
 def _vector(layout: Layout, s: Sizes, numbers: int, runs: int, again: int) -> Iterator[Collective]:
-    """Yields the communication costs of a vector over features, or of a table of positions."""
+    """Yields the collectives of a vector over the features, or of the position table."""
     yield Collective("vectors", "all-gather", numbers / s.wide, s.stored, again * runs)
     yield Collective("vectors", "reduce-scatter", numbers / s.wide, s.stored, runs)
     if not layout.features:
@@ -186,7 +192,7 @@ def _vector(layout: Layout, s: Sizes, numbers: int, runs: int, again: int) -> It
 
 
 def _ends(layout: Layout, s: Sizes, again: int) -> Iterator[Collective]:
-    """Yields the communication costs of embedding, positions, last norm, logits and loss."""
+    """Yields the collectives outside the blocks: embedding, last norm, logits and loss."""
     split, c, g = bool(layout.features or layout.length), s.wide, s.stored
     x = s.tokens * s.features
     yield Collective("embedding", "all-gather", s.tokens * g, g)
@@ -208,7 +214,7 @@ def _ends(layout: Layout, s: Sizes, again: int) -> Iterator[Collective]:
 
 
 def flops(sizes: Sizes, remat: Remat) -> float:
-    """Computes the FLOP cost of one device in one training step.
+    """Computes the floating-point operations of one device in one training step.
 
     The backward pass costs twice the forward pass. Rematerialisation adds nothing ("none"), the
     products of attention ("dots"), or the blocks once more ("full").
@@ -221,7 +227,7 @@ def flops(sizes: Sizes, remat: Remat) -> float:
 
 
 def temporary(layout: Layout, s: Sizes, remat: Remat, itemsize: int = 4) -> tuple[float, float]:
-    """Estimates the memory cost of a step: a device's temporary elements, as XLA on CPU lays out.
+    """Estimates a device's temporary memory in a training step, in elements, for XLA on CPUs.
 
     What all blocks keep for the backward pass, and the largest one of what is worked on: attention,
     an MLP, the logits. The factors are a fit to 235 compiled programs (JAX 0.10.1; all layouts, 4

@@ -54,18 +54,18 @@ class Traffic:
 
     @property
     def total(self) -> float:
-        """Total bytes of the traffic, over all kinds of collective."""
+        """Total bytes that each device sends, over all kinds of collective."""
         return sum(self.bytes.values())
 
     def __str__(self) -> str:
-        """Formats the traffic, one line per kind of collective."""
+        """Formats the bytes that each device sends as a table, one line per kind of collective."""
         lines = [f"{kind:20} {self.counts[kind]:6} {n:16,.0f}" for kind, n in self.bytes.items()]
         return "\n".join([f"{'collective':20} {'runs':>6} {'bytes/device':>16}", *lines])
 
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """Bytes per device that a compiled program holds.
+    """Memory of a compiled program in bytes per device: arguments, temporary, outputs.
 
     Attributes:
       arguments: of its inputs.
@@ -86,7 +86,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """Total bytes of the compiled HLO program: arguments, temporary, outputs, less aliased."""
+        """Total bytes of a compiled program: arguments, temporary, outputs, less aliased ones."""
         return self.arguments + self.temporary + self.outputs - self.aliases
 
 
@@ -171,7 +171,7 @@ _Found = dict[str, tuple[float, float]]  # kind: (runs, bytes)
 
 
 def _computations(text: str) -> tuple[str, dict[str, list[str]]]:
-    """Parses HLO text: the entry's name, and the instructions of each computation."""
+    """Parses HLO text to the entry computation's name and each computation's instructions."""
     computations: dict[str, list[str]] = {}
     entry, lines = "", []
     for line in text.splitlines():
@@ -187,7 +187,7 @@ def _computations(text: str) -> tuple[str, dict[str, list[str]]]:
 
 
 def _visit(name: str, computations: Mapping[str, list[str]], known: dict[str, _Found]) -> _Found:
-    """Counts the traffic of one run of an HLO computation, in bytes."""
+    """Counts runs and bytes of all collectives in one run of an HLO computation, by kind."""
     if name not in known:
         lines = computations.get(name, ())
         known[name] = _added([_instruction(line, computations, known) for line in lines])
@@ -206,7 +206,7 @@ def _added(parts: list[_Found]) -> _Found:
 def _instruction(
     line: str, computations: Mapping[str, list[str]], known: dict[str, _Found]
 ) -> _Found:
-    """Counts the traffic of one HLO instruction in bytes, including what it calls."""
+    """Counts runs and bytes of the collectives of one HLO instruction and what it calls."""
     line = line.partition(", metadata=")[0] + " " + "".join(_TRIPS.findall(line)[:1])
     operation = _OPERATION.search(" " + line)
     name = operation[1] if operation else ""
@@ -244,7 +244,7 @@ def _rounds(line: str) -> int:
 
 
 def _sent(kind: str, started: bool, line: str) -> float:
-    """Computes the traffic of one HLO collective: the bytes that one device sends."""
+    """Computes the bytes that one device sends in one HLO collective."""
     if kind in ("collective-permute", "collective-broadcast"):
         pairs = _PAIRS.search(line)
         ends = [pair.split(",") for pair in re.findall(r"\{([^{}]*)\}", pairs[1])] if pairs else []

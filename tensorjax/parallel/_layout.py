@@ -26,7 +26,7 @@ __all__ = ["Layout"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layout(Placing):
-    """Layout of a transformer on a mesh: sharding rules, and operations on local blocks.
+    """Layout of a transformer on a mesh: sharding rules, and operations on a device's blocks.
 
     A model is written once, on local blocks, and calls a layout for all that needs another
     device. It runs under one `jax.shard_map` (`over`), and `jax.grad` goes around that: every
@@ -80,7 +80,7 @@ class Layout(Placing):
         vocabulary: int | None = None,
         dtype: DTypeLike | None = None,
     ) -> jax.Array:
-        """Embeds tokens in the layout: looks up rows of the sharded token table.
+        """Looks up token embeddings in a token table that is sharded over devices.
 
         Args:
           table: block of ("vocab", "embed").
@@ -114,7 +114,7 @@ class Layout(Placing):
     def positions(
         self, table: jax.Array, length: int, *, dtype: DTypeLike | None = None
     ) -> jax.Array:
-        """Returns rows 0 … length − 1 of the position table in the layout of x, to be added.
+        """Returns the first rows of the position table, sharded like the activations.
 
         Args:
           table: block of ("position", "embed").
@@ -136,7 +136,7 @@ class Layout(Placing):
         return collectives.block(x, self.length, 0)[None]
 
     def norm(self, x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float) -> jax.Array:
-        """Applies layer norm over the features that the layout splits, in float32 at least.
+        """Applies layer norm over features that may be split over devices, in float32 at least.
 
         Where features are split, means and variances of the blocks are gathered and combined by
         the formula of Chan, Golub, LeVeque (1979): nothing cancels, however large the mean.
@@ -175,7 +175,7 @@ class Layout(Placing):
         *,
         fold: tuple[int, ...] = (),
     ) -> jax.Array:
-        """Applies the layout's linear layer that widens x; this device gets its output columns.
+        """Applies a linear layer that widens x, such as an MLP's first, in blocks over devices.
 
         Args:
           x: (batch, length, embed), as it lies between linear layers.
@@ -214,7 +214,7 @@ class Layout(Placing):
         w: jax.Array | Callable[[jax.Array], jax.Array],
         b: jax.Array | None = None,
     ) -> jax.Array:
-        """Applies the layout's linear layer that brings `column`'s output back to the width of x.
+        """Applies a linear layer back to the features, such as an MLP's second, after `column`.
 
         Args:
           x: (batch, length, wide), as `column` returns it.
@@ -238,11 +238,11 @@ class Layout(Placing):
         return y if b is None else y + collectives.row(self._whole(b, y.dtype), y.ndim)
 
     def _by_modes(self, layer: object, fold: tuple[int, ...]) -> bool:
-        """Checks whether the layout splits a linear layer by tensor-train modes, as features."""
+        """Whether a tensor-train layer is split over devices by its modes in this layout."""
         return bool(self.features) and _tt_linear.splits(layer, self.ways(self.features), fold)
 
     def _own(self, x: jax.Array) -> jax.Array:
-        """Reshards x in the layout: to this device all features of its part of the sequence."""
+        """Reshards activations so that this device has all features of a part of the sequence."""
         if self.wide:
             self._check_length(x.shape[1] * (self.ways(self.length)))
         if self.features:
@@ -250,7 +250,10 @@ class Layout(Placing):
         return x if self.length else collectives.block(x, self.wide, 1)
 
     def _shared(self, y: jax.Array) -> jax.Array:
-        """Reshards from parts of the sequence back to the layout of x; inverse of `_own`."""
+        """Reshards activations from parts of the sequence back to the layout's own sharding.
+
+        It is the inverse of `_own`.
+        """
         if self.features:
             return collectives.exchange(y, self.features, -1, 1)
         return y if self.length else collectives.gather(y, self.wide, 1, same=True)
@@ -263,7 +266,7 @@ class Layout(Placing):
             )
 
     def logits(self, x: jax.Array, table: jax.Array) -> jax.Array:
-        """Computes logits in the layout: multiplies x by the rows of the sharded token table.
+        """Computes logits by multiplying hidden states by the sharded token table.
 
         Args:
           x: (batch, length, embed), as it lies between linear layers.
@@ -280,7 +283,9 @@ class Layout(Placing):
     def cross_entropy(
         self, logits: jax.Array, targets: jax.Array, weights: jax.Array, vocabulary: int
     ) -> tuple[jax.Array, jax.Array]:
-        """Sums the layout's cross-entropy of the batch, over all devices, in float32 at least.
+        """Sums the cross-entropy of logits sharded over the vocabulary, over all devices.
+
+        In float32 at least.
 
         Args:
           logits: (batch, length, vocab), as `logits` returns them.
@@ -317,7 +322,7 @@ class Layout(Placing):
         return loss, count
 
     def gather(self, logits: jax.Array, vocabulary: int) -> jax.Array:
-        """Gathers the layout's logits over the vocabulary, for this device's batch, unpadded.
+        """Gathers logits that are sharded over the vocabulary, and drops the padding.
 
         Args:
           logits: (batch, length, vocab), as `logits` returns them.
@@ -329,7 +334,7 @@ class Layout(Placing):
         return collectives.gather(logits, self.wide, -1, same=True)[..., :vocabulary]
 
     def _stored(self, w: jax.Array, dim: int, dtype: Any = None) -> jax.Array:
-        """Gathers a parameter's blocks, which the layout stores along `stored`, in ``dtype``.
+        """Gathers a parameter over the mesh axes along which it is stored, cast to ``dtype``.
 
         The parameter is marked as varying along all batch axes before the gather: its gradient is
         then summed over the other batch axes after the reduce-scatter, when it is smallest.
@@ -337,7 +342,7 @@ class Layout(Placing):
         return self._placed(functools.partial(self._joined_blocks, dim=dim), w, dtype)
 
     def _placed(self, place: Callable[[jax.Array], jax.Array], w: jax.Array, dtype: Any) -> Any:
-        """Gathers a parameter for use in the layout; without a mesh, only casts it."""
+        """Casts and gathers a parameter by the function ``place``; without a mesh only casts it."""
         if self.mesh is None:
             return w if dtype is None else w.astype(dtype)
         return collectives.placed(place, w, dtype)
@@ -346,7 +351,7 @@ class Layout(Placing):
         return collectives.gather(collectives.vary(w, self.batch), self.stored, dim)
 
     def _whole(self, v: jax.Array, dtype: Any = None) -> jax.Array:
-        """Gathers a sharded vector over the features to match this device's block of x."""
+        """Gathers a sharded vector of features, such as a bias, for this device's activations."""
 
         def place(v: jax.Array) -> jax.Array:
             v = self._joined_blocks(v, -1)
@@ -357,7 +362,7 @@ class Layout(Placing):
         return self._placed(place, v, dtype)
 
     def _layer(self, layer: Any, x: jax.Array) -> Any:
-        """Makes a half-precision layer's gradients sum, in a layout, in float32 or own dtype.
+        """Returns a layer whose gradients are summed over devices in float32 at least.
 
         Its parameters are marked as varying on all devices before the cast to half precision, not
         after.
@@ -375,17 +380,17 @@ class Layout(Placing):
         return jax.tree.map(place, layer)  # layers of Flax are pytrees
 
     def _columns(self, x: jax.Array, w: jax.Array, dtype: Any = None) -> jax.Array:
-        """Multiplies the layout's x by w, which has all rows and this device's columns."""
+        """Multiplies activations by this device's columns of a weight, which has all rows."""
         return self._joined(collectives.gather(x, self.length, 1), w, dtype)
 
     def _joined(self, x: jax.Array, w: jax.Array, dtype: Any = None) -> jax.Array:
-        """Multiplies the layout's blocks of x along `features`, joined, by a linear layer's w."""
+        """Multiplies activations, their features gathered from all devices, by a weight."""
         if self.overlap:
             return collectives.ring_product(x, w, self.features, dtype)
         return collectives.product(collectives.gather(x, self.features, -1), w, dtype)
 
     def _reduce(self, y: jax.Array) -> jax.Array:
-        """Sums a layer's partial results along the layout's `wide`; each keeps its part of x."""
+        """Sums partial results of a linear layer over devices, and keeps this device's part."""
         if self.length:
             return collectives.scatter(y, self.length, 1)
         if self.features:

@@ -39,7 +39,7 @@ class Machine:
     latency: float = 1e-6
 
     def __post_init__(self) -> None:
-        """Checks the planner's rates, to be positive, and the latency, not negative."""
+        """Raises ValueError unless a machine's rates are positive and its latency valid."""
         for name in ("flops", "bandwidth"):
             value = getattr(self, name)
             if not 0 < value < math.inf:
@@ -80,17 +80,17 @@ class Candidate:
 
     @property
     def sent(self) -> float:
-        """Bytes that a device sends per step in the candidate layout."""
+        """Bytes that a device sends per training step in this layout."""
         return sum(self.wire.values())
 
     @property
     def memory(self) -> float:
-        """Peak bytes that a device holds in the candidate layout."""
+        """Peak bytes that a device holds in this layout."""
         return self.arguments + self.gradients + self.temporary
 
     @property
     def seconds(self) -> float:
-        """Predicted time of a step in the candidate layout: compute plus communication."""
+        """Predicted seconds of a training step in this layout: compute plus communication."""
         return self.compute + self.communication
 
 
@@ -108,7 +108,7 @@ class Plan:
 
     @property
     def best(self) -> Candidate:
-        """Fastest candidate layout that fits the memory limit; of equals, that of least memory.
+        """Fastest layout that fits the memory limit; of equally fast ones, that of least memory.
 
         Raises:
           ValueError: none fits, or all are refused.
@@ -130,14 +130,14 @@ class Plan:
         return min(fitting, key=lambda c: (c.seconds, c.memory))
 
     def __getitem__(self, name: str) -> Candidate:
-        """Returns the fastest candidate of a layout, or a refused one if all are refused."""
+        """Returns the fastest candidate of a layout, or a refused one if none is possible."""
         own = [c for c in self.candidates if c.name == name]
         if not own:
             raise KeyError(name)
         return min(own, key=lambda c: (bool(c.refusal), c.seconds, c.memory))
 
     def __str__(self) -> str:
-        """Formats the plan's candidate layouts as a table, the fastest first."""
+        """Formats the predicted costs of all layouts as a table, the fastest first."""
         head = ("layout", "mesh", "args MiB", "temp MiB", "wire MiB", "messages", "ms", "")
         usable = sorted(
             (c for c in self.candidates if not c.refusal), key=lambda c: (c.seconds, c.memory)
@@ -279,7 +279,7 @@ def plan(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Step:
-    """Settings of a training step for `plan`, apart from its sizes."""
+    """Settings of a training step that is planned: precision, rematerialisation, machine."""
 
     remat: Remat
     positions: int
@@ -360,7 +360,7 @@ def _remat(given: Any) -> Remat:
 
 
 def _meshes(name: str, devices: int) -> Iterator[tuple[int, ...]]:
-    """Yields the planner's meshes of ``devices`` devices that differ for a layout."""
+    """Yields the shapes of meshes of ``devices`` devices to be tried for a layout."""
     if name == "single":
         if devices == 1:
             yield (1, 1)

@@ -14,7 +14,7 @@ __all__ = ["mesh"]
 
 
 def mesh(rows: int, columns: int, *, depth: int = 1, devices: Sequence[Any] | None = None) -> Mesh:
-    """Makes a device mesh with axes "r" and "c", and before them "d" if ``depth`` exceeds one.
+    """Creates a device mesh with axes "r" (rows) and "c" (columns), and "d" if ``depth`` exceeds 1.
 
     Its axes are of type Auto: code outside of `jax.shard_map` is partitioned by the compiler.
 

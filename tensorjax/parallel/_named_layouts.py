@@ -26,7 +26,7 @@ _OPTIONS = {
 
 
 def Single() -> Layout:
-    """Returns the layout "single" of one device, without splits or communication.
+    """Returns the layout of one device, without splits or communication.
 
     Returns:
       `Layout` without a mesh.
@@ -203,7 +203,7 @@ def layout(name: str, mesh: Mesh | None = None, **options: Any) -> Layout:
 
 
 def _rows(mesh: Mesh) -> tuple[str, ...]:
-    """Returns the batch axes of a named layout; checks that "r" and "c" exist."""
+    """Returns the mesh axes that split the batch; ValueError if the mesh lacks "r" or "c"."""
     missing = {"r", "c"} - set(mesh.axis_names)
     if missing:
         raise ValueError(

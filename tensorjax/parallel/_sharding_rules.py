@@ -27,7 +27,7 @@ def _axes(rule: Rule) -> Axes:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Placing:
-    """Sharding rules of a layout, without its computations: the base class of `Layout`.
+    """Sharding rules of a layout, without computations: the base class of `Layout`.
 
     Args:
       name, mesh, rules, rows, overlap: as for `Layout`.
@@ -40,7 +40,7 @@ class Placing:
     overlap: bool = False
 
     def __post_init__(self) -> None:
-        """Checks that the sharding rules name known axes and fit together."""
+        """Raises ValueError unless the sharding rules name mesh axes and fit together."""
         there = () if self.mesh is None else self.mesh.axis_names
         for key, rule in self.rules.items():
             if key not in _KEYS:
@@ -81,41 +81,41 @@ class Placing:
 
     @property
     def batch(self) -> Axes:
-        """Mesh axes that shard the batch."""
+        """Mesh axes over which the batch is split."""
         return self._of("batch")
 
     @property
     def length(self) -> Axes:
-        """Mesh axes that shard the sequence length between linear layers."""
+        """Mesh axes over which the sequence is split between linear layers."""
         return self._of("length")
 
     @property
     def features(self) -> Axes:
-        """Mesh axes that shard the features between linear layers."""
+        """Mesh axes over which the features are split between linear layers."""
         return self._of("features")
 
     @property
     def wide(self) -> Axes:
-        """Mesh axes that the rules give the wide side of weights (MLP, heads, vocabulary)."""
+        """Mesh axes over which the wide side of weights is split (MLP, heads, vocabulary)."""
         return self._of("mlp")
 
     @property
     def stored(self) -> Axes:
-        """Mesh axes over which weights are sharded in storage, and gathered for use."""
+        """Mesh axes over which weights are split in storage, to be gathered for use."""
         return self._of("embed")
 
     @property
     def vector(self) -> Axes:
-        """Mesh axes that shard vectors over the features."""
+        """Mesh axes over which vectors of features, such as biases, are split."""
         return (*self.wide, *self.stored)
 
     @property
     def devices(self) -> int:
-        """Number of devices of the mesh that the rules shard over."""
+        """Number of devices in the mesh of the layout; 1 without a mesh."""
         return 1 if self.mesh is None else self.mesh.size
 
     def ways(self, axes: Axes) -> int:
-        """Returns the number of blocks that a rule splits an array into, along mesh axes.
+        """Returns the number of blocks into which mesh axes split an array.
 
         Args:
           axes: names of axes of the mesh.
@@ -128,7 +128,7 @@ class Placing:
     # Sharding of parameters and data.
 
     def spec(self, axes: tuple[str | None, ...]) -> PartitionSpec:
-        """Returns a parameter's `PartitionSpec` by the sharding rules, from its axes' names.
+        """Returns the `PartitionSpec` of a parameter from the names of its axes.
 
         Args:
           axes: one name per axis of the array: "embed", "mlp", "heads", "vocab", "position",
@@ -158,7 +158,7 @@ class Placing:
         return PartitionSpec(*(_entry(next(where)) if axis in split else None for axis in axes))
 
     def data_spec(self, *axes: str) -> PartitionSpec:
-        """Returns the rules' `PartitionSpec` of data: tokens (batch, length), or by axis names.
+        """Returns the `PartitionSpec` of data, by default of tokens (batch, length).
 
         Args:
           axes: "batch", "length", "vocab", "heads", "mlp" or any other name, which is not split;
@@ -172,11 +172,11 @@ class Placing:
         return PartitionSpec(*(_entry(self._of(a)) if a in split else None for a in names))
 
     def x_spec(self) -> PartitionSpec:
-        """Returns the rules' `PartitionSpec` of x (batch, length, embed) between linear layers."""
+        """Returns the `PartitionSpec` of activations (batch, length, embed)."""
         return PartitionSpec(_entry(self.batch), _entry(self.length), _entry(self.features))
 
     def padded(self, axis: str, size: int) -> int:
-        """Returns an axis' global size: "vocab" padded to equal shards, others must fit.
+        """Returns the global size of an axis: "vocab" is padded, others must split evenly.
 
         Args:
           axis: "vocab", "heads", "mlp", "embed", "batch", "length" or "position".
@@ -210,7 +210,7 @@ class Placing:
         return size
 
     def local(self, axis: str, size: int) -> int:
-        """Returns the size of this device's shard of an axis between linear layers.
+        """Returns the size of this device's block of an axis between linear layers.
 
         Args:
           axis: as for `padded`.
@@ -238,7 +238,7 @@ class Placing:
     def over(
         self, function: Callable[..., Any], in_specs: PyTree, out_specs: PyTree
     ) -> Callable[..., Any]:
-        """Maps a function of local shards to one of global arrays, by `jax.shard_map`.
+        """Maps a function of a device's blocks to one of global arrays, by `jax.shard_map`.
 
         Args:
           function: of blocks.
@@ -268,7 +268,7 @@ class Placing:
         return run
 
     def key(self, key: jax.Array, like: jax.Array) -> jax.Array:
-        """Folds device indices into a random key: different shards of x draw differently.
+        """Derives a random key from which devices with different blocks draw differently.
 
         Devices that hold the same block get the same key, those with other blocks get others. So
         the draw depends on the mesh.

@@ -14,7 +14,7 @@ __all__ = ["summa"]
 def summa(
     x: jax.Array, w: jax.Array, mesh: Mesh | None = None, *, overlap: bool = False
 ) -> jax.Array:
-    """Multiplies Y = X W by SUMMA, with X, W and Y sharded over rows and columns of a mesh.
+    """Multiplies two matrices that are sharded over rows and columns of a mesh, by SUMMA.
 
     On each device, with blocks of X, W and Y on ("r", "c"):
 

@@ -14,7 +14,7 @@ __all__ = ["product", "splits"]
 
 
 def splits(layer: Any, blocks: int, fold: tuple[int, ...]) -> bool:
-    """Checks whether a layer is a tensor train whose leading modes split into equal blocks.
+    """Whether a layer is a tensor train whose leading modes split into equal blocks.
 
     Args:
       layer: with ``cores``, ``in_shape`` and ``out_shape`` as `tensorjax.nn.TTLinear` has them, or
@@ -34,7 +34,7 @@ def splits(layer: Any, blocks: int, fold: tuple[int, ...]) -> bool:
 
 
 def product(layer: Any, x: jax.Array, axes: Axes, fold: tuple[int, ...]) -> jax.Array:
-    """Applies a tensor-train layer to this device's block of the input; returns its output block.
+    """Applies a tensor-train layer to this device's block of features; returns its output block.
 
     With cores G_1 … G_p of the input, G_{p+1} … G_{p+q} of the output, on each device:
 
@@ -85,7 +85,10 @@ def product(layer: Any, x: jax.Array, axes: Axes, fold: tuple[int, ...]) -> jax.
 
 
 def _mode_block(core: jax.Array, axes: Axes, parts: int) -> jax.Array:
-    """Returns this device's block of a TT core's mode, in each of ``parts`` leading parts."""
+    """Returns this device's block of a TT core, cut along its mode.
+
+    The mode is cut in each of ``parts`` leading parts.
+    """
     left, _, right = core.shape
     folded = core.reshape(left, parts, -1, right)
     return collectives.block(folded, axes, 2).reshape(left, -1, right)

@@ -11,7 +11,7 @@ INK, PALE = "#333333", "#dfe6ea"
 
 
 def axes_of(ax: Axes | None, width: float = 6.4, height: float = 3.6) -> Axes:
-    """Returns the axes to draw into: those given, or new ones of this size in inches.
+    """Returns the given Matplotlib axes to draw into, or creates new ones of a size in inches.
 
     Raises:
       TypeError: ``ax`` is something else, such as a figure or an array of axes.
@@ -24,7 +24,7 @@ def axes_of(ax: Axes | None, width: float = 6.4, height: float = 3.6) -> Axes:
 
 
 def concrete(name: str, x: object) -> None:
-    """Checks that what is to be drawn holds values.
+    """Raises TypeError if what is to be drawn is traced by JAX.
 
     Raises:
       TypeError: it is traced.

@@ -69,7 +69,9 @@ def coordinates(
     lines: int = 13,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draws lines of constant y = Γ x + s in a plane of two physical coordinates.
+    """Draws lines on which moving coordinates are constant, in a plane of physical coordinates.
+
+    Lines of y = Γ x + s.
 
     The plane lies through the image of the box's centre; lines of two of the y are drawn, and the
     others keep their value there.
@@ -117,7 +119,7 @@ def coordinates(
 
 
 def history(solution: pde.Solution, name: str = "rank", *, ax: Axes | None = None) -> Axes:
-    """Draws a statistic of an integration over time, such as the rank or the step.
+    """Draws a statistic of a solution over time, such as its rank or step size.
 
     Args:
       solution: of `pde.integrate`.

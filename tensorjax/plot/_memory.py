@@ -11,7 +11,7 @@ _PLACES = {"host": COLOURS[2], "disk": COLOURS[1]}
 
 
 def memory(plan: offload.Plan, *, ax: Axes | None = None) -> Axes:
-    """Draws where a memory plan keeps parameters and optimiser states: a bar for each group.
+    """Draws a memory plan: a bar for each parameter group, in host memory or on disk.
 
     Args:
       plan: of `offload.plan`.

@@ -22,7 +22,7 @@ def network(
     labels: bool | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draws a tensor as the diagram of its network: a node per core, a line per index.
+    """Draws the diagram of a tensor network: a node for each core, a line for each index.
 
     Lines are as thick as log₂ of the size of the index, and sizes are written beside them. Rows of
     TT-matrices point up, columns down. Of a MERA the sites are at the bottom; squares are
@@ -74,13 +74,16 @@ def network(
 
 
 class _Drawing:
-    """Nodes and lines of a diagram, drawn into axes."""
+    """Diagram of a tensor network that is drawn into Matplotlib axes."""
 
     def __init__(self, ax: Axes, labelled: bool):
         self._ax, self._labelled = ax, labelled
 
     def line(self, a: _Point, b: _Point, size: int, *, at: float = 0.5, up: float = 0.12) -> None:
-        """Draws an index from a to b, its size beside it at a share of the way."""
+        """Draws an index of a tensor network as a line from a to b, labelled by its size.
+
+        The label is beside the line, ``at`` a share of the way.
+        """
         (x, y), (z, w) = a, b
         self._ax.plot((x, z), (y, w), color=INK, lw=0.6 + 0.5 * math.log2(max(size, 1)), zorder=1)
         if self._labelled:
@@ -109,7 +112,10 @@ class _Drawing:
 
 
 def _train(drawing: _Drawing, shapes: Iterable[Sequence[int]], y: float, legs: bool = True) -> None:
-    """Draws cores (r, n, s) with legs down, or (r, m, n, s) with m up and n down."""
+    """Draws the cores of a train or TT-matrix in a row, with legs for their modes.
+
+    Of (r, n, s) down; of (r, m, n, s) m up and n down.
+    """
     for k, (left, *sizes, _) in enumerate(shapes):
         drawing.node((k, y))
         if k:

@@ -71,7 +71,10 @@ def patches(
 
 
 def _rectangle(p: PatchedTT, grid: QuanticsGrid, patch: int, rank: int) -> Rectangle:
-    """Builds the rectangle of a patch: from its first point to one spacing behind its last one."""
+    """Builds the rectangle that a patch covers on its quantics grid.
+
+    From its first point to one spacing behind its last one.
+    """
     lead = p.prefixes[patch]
     rest = p.shape[len(lead) :]
     corners = ([*lead, *([0] * len(rest))], [*lead, *(n - 1 for n in rest)])

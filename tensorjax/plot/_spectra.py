@@ -16,7 +16,7 @@ from tensorjax.plot._axes import COLOURS, INK, axes_of, concrete
 def ranks(
     *trains: TT | TTMatrix, labels: Sequence[str] | None = None, ax: Axes | None = None
 ) -> Axes:
-    """Draws the ranks of trains at every bond, beside the largest that the modes could need.
+    """Draws the ranks of trains at every bond, with the largest ranks that the modes allow.
 
     Args:
       trains: one or several, of any shapes.
@@ -62,7 +62,7 @@ def ranks(
 
 
 def singular_values(t: TT | TTMatrix, *, ax: Axes | None = None) -> Axes:
-    """Draws the singular values of a train at every bond, over the norm.
+    """Draws the singular values of a train at every bond, relative to its norm.
 
     What a rounding to rank r loses at a bond is the root of the sum of squares beyond the r-th.
 
@@ -105,5 +105,5 @@ def _train(name: str, t: object) -> None:
 
 
 def _sizes(t: TT | TTMatrix) -> tuple[int, ...]:
-    """Entries of every mode, of rows times columns for a TT-matrix."""
+    """Returns the number of entries of every mode of a train; rows × columns for a TT-matrix."""
     return tuple(math.prod(c.shape[1:-1]) for c in t.cores)

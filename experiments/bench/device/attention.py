@@ -1,4 +1,4 @@
-"""The part "attention": fused attention of cuDNN beside XLA's and PyTorch's."""
+"""Part "attention" of `bench/device`: cuDNN's fused attention beside XLA's and PyTorch's."""
 
 import functools
 from collections.abc import Callable
@@ -19,14 +19,14 @@ _LONGEST = 4096  # of unfused attention, which stores all scores, and of the ref
 
 
 def run(budget: Budget, emit: Emit) -> None:
-    """Forward, and with the gradient of queries, keys and values."""
+    """Times attention, forward and with gradients, at several shapes."""
     shapes = ((2, 16, 2, 8),) if budget.tiny else SHAPES
     for shape in shapes:
         run_cases(cases(shape, 0.02 if budget.tiny else 0.3), budget, emit)
 
 
 def cases(shape: Shape, seconds: float) -> list[Case]:
-    """All ways to compute attention of one shape."""
+    """Returns the ways to compute attention of one shape, as cases."""
     b, length, heads, width = shape
     rng = np.random.default_rng(0)
     wide = [rng.standard_normal(shape, np.float32) for _ in range(4)]
@@ -96,7 +96,10 @@ def _torch(wide: list[np.ndarray], backward: bool, seconds: float) -> dict[str, 
 
 
 def _errors(result: list[np.ndarray], wide: list[np.ndarray]) -> dict[str, Any]:
-    """Largest relative error of the output and the gradients, beside single precision by XLA."""
+    """Computes the largest relative error of attention's output and gradients.
+
+    Beside single precision by XLA.
+    """
     if wide[0].shape[1] > _LONGEST:
         return {"error": None}
     exact = _exact(*(x.tobytes() for x in wide), shape=wide[0].shape)
@@ -107,7 +110,7 @@ def _errors(result: list[np.ndarray], wide: list[np.ndarray]) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=1)
 def _exact(*raw: bytes, shape: Shape) -> list[np.ndarray]:
-    """Output and gradients of one sequence after the other, so that the scores fit memory."""
+    """Computes attention's output and gradients in float32, one sequence at a time."""
     rounded = [jnp.asarray(np.frombuffer(x, np.float32).reshape(shape), jnp.bfloat16) for x in raw]
     q, k, v, g = (x.astype(jnp.float32) for x in rounded)
 

@@ -1,4 +1,4 @@
-"""The part "contract": every public function on the device, beside its values on the CPU.
+"""Part "contract" of `bench/device`: every public function on the device and on the CPU.
 
 The calls are those of the tests: `tests.placement_cases` has one of every public function, run as
 users call it, in double precision (layers in single), and `tests.contract_cases` those with static
@@ -35,7 +35,7 @@ _COMPILES = 2.0  # seconds that a case takes: the last ones would not end in tim
 
 
 def run(budget: Budget, emit: Emit) -> None:
-    """Compares everything, by several threads; a summary comes last."""
+    """Compares all public functions between device and CPU, in several threads."""
     jax.config.update("jax_enable_x64", True)
     with jax.default_device(jax.devices("cpu")[0]):  # also what these modules make when imported
         found = [*public(), *static("value and gradient", jnp.float64),
@@ -68,7 +68,7 @@ def run(budget: Budget, emit: Emit) -> None:
 
 
 def public() -> Iterator[Case]:
-    """One call of every public function, run operation by operation as users do."""
+    """Yields cases: one call of every public function, without jit."""
     from tests.placement_cases import CASES
 
     for module, cases in CASES.items():
@@ -78,7 +78,7 @@ def public() -> Iterator[Case]:
 
 
 def replayed(case: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A function of a device: the case with the same arguments, made on the CPU, placed there."""
+    """Returns a function that calls a case on a device, with arguments made on the CPU."""
     given: list[Any] = []
 
     def kept(tree: Any) -> Any:
@@ -95,7 +95,7 @@ def replayed(case: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def static(what: str, dtype: Any) -> Iterator[Case]:
-    """Functions with static shapes, compiled, in a dtype."""
+    """Yields cases: functions with static shapes, compiled, in one dtype."""
     from tests import contract_cases as table
 
     for name, row in table.TABLE.items():
@@ -120,7 +120,7 @@ def static(what: str, dtype: Any) -> Iterator[Case]:
 
 
 def compared(call: Callable[[Any], Any]) -> dict[str, Any]:
-    """The largest relative difference of what a call gives on the device and on the CPU."""
+    """Computes the largest relative difference of a call's results on device and CPU."""
     device, host = jax.devices()[0], jax.devices("cpu")[0]
     with jax.default_device(host), jax.numpy_dtype_promotion("standard"):
         expected, dtype = values(call(host), host)
@@ -141,7 +141,10 @@ def compared(call: Callable[[Any], Any]) -> dict[str, Any]:
 
 
 def difference(found: list[np.ndarray], expected: list[np.ndarray]) -> float:
-    """Relative to the largest number of all, infinite where only one of both is finite."""
+    """Computes the largest difference of arrays, relative to the largest entry.
+
+    Infinite where only one of both is finite.
+    """
     largest = 0.0
     for a, b in zip(found, expected, strict=True):
         finite = np.isfinite(b)
@@ -154,7 +157,7 @@ def difference(found: list[np.ndarray], expected: list[np.ndarray]) -> float:
 
 
 def values(tree: Any, host: Any) -> tuple[list[np.ndarray], str]:
-    """Numbers that do not depend on the gauge of trains, and the coarsest dtype among them."""
+    """Converts results to dense arrays, free of gauge; also returns their coarsest dtype."""
     moved = jax.tree.map(lambda x: jax.device_put(x, host) if isinstance(x, jax.Array) else x, tree)
     leaves = jax.tree.leaves(moved, is_leaf=lambda x: type(x) in _DENSE)
     plain = [np.asarray(_DENSE.get(type(x), lambda x: x)(x)) for x in leaves if not _is_key(x)]

@@ -1,4 +1,4 @@
-"""The part "core": TT-SVD, rounding and arithmetic on the device, beside torchTT and the CPU.
+"""Part "core" of `bench/device`: TT-SVD, rounding and arithmetic beside torchTT and the CPU.
 
 The cases are those of `bench/core`, in double precision. Ours runs twice, with its arrays on the
 device and on the host; torchTT has its tensors on the device, if PyTorch has one.
@@ -26,13 +26,13 @@ _OURS = {"", "jit", "jit, vmap", "TTRP"}
 
 
 class OnHost(Tensorjax):
-    """Ours, with its arrays on the host."""
+    """Competitor: the toolkit with its arrays on the host."""
 
     name = "tensorjax on the CPU"
 
 
 class TorchTTThere(TorchTT):
-    """torchTT, with its tensors where JAX computes."""
+    """Competitor: torchTT with its tensors on the device that JAX uses."""
 
     def train(self, cores: Cores) -> Any:
         torch, torchtt = self.imported
@@ -51,7 +51,7 @@ class TorchTTThere(TorchTT):
 
 
 def run(budget: Budget, emit: Emit) -> None:
-    """Every case by every library: ours first."""
+    """Times every case of `bench/core` on the device, by every library."""
     jax.config.update("jax_enable_x64", True)
     # What starts cold compiles all it needs, and counts.
     jax.config.update("jax_enable_compilation_cache", False)
@@ -73,7 +73,7 @@ def run(budget: Budget, emit: Emit) -> None:
 
 
 def cases(tiny: bool) -> Iterator[Case]:
-    """Drawn on the host, one after the other."""
+    """Yields the cases of `bench/core`, drawn on the host."""
     rng = np.random.default_rng(0)
     for group in ORDER:
         drawn = GROUPS[group](SMALL if tiny else SIZES, rng)
@@ -88,12 +88,12 @@ def cases(tiny: bool) -> Iterator[Case]:
 
 
 def host() -> Any:
-    """The CPU, beside whatever else there is."""
+    """Returns JAX's CPU device."""
     return jax.devices("cpu")[0]
 
 
 def _ways(case: Case, library: Library, emit: Emit) -> list[tuple[str, Callable[[], Any]]]:
-    """The ways of a library to do a case, each with its arrays where they belong."""
+    """Returns a library's calls for a case, with arrays on the right device."""
     operation = getattr(library, case.operation, None)
     if operation is None:
         return []

@@ -1,4 +1,4 @@
-"""Runs parts one after the other, each in a process of its own, within a budget of time.
+"""Driver of `bench/device`: runs its parts in processes, within a budget of time.
 
 A part that crashes, runs out of memory or hangs costs its own share and no more: it is ended with
 all that it started, a row says so, and the next part begins.
@@ -34,7 +34,7 @@ _NOBODY: dict[str, Any] = {
 
 @dataclass
 class Plan:
-    """A run of `drive`.
+    """Plan of a run of `bench/device`: parts, seconds, folder, commit.
 
     Attributes:
         parts: In their order; the first one says what the device is.
@@ -61,7 +61,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended: what it said last, whether it was ended, its status."""
+    """End of a part's process: its last output, whether it was killed, its exit status."""
 
     killed: bool
     status: int
@@ -69,7 +69,7 @@ class Ended:
 
 
 def drive(plan: Plan) -> Path:
-    """Runs the parts and returns the file of their rows."""
+    """Runs all parts of a plan; returns the file of their rows."""
     end = plan.clock() + plan.seconds
     folder = disk_folder()
     with tempfile.TemporaryDirectory(prefix="bench-device-", dir=folder) as scratch:
@@ -92,12 +92,12 @@ def drive(plan: Plan) -> Path:
 
 
 def now() -> str:
-    """The time, as rows have it."""
+    """Returns the present time in UTC, as text."""
     return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _named(folder: Path, device: str, begun: Path) -> Path:
-    """The file of results, named by device and date, with the rows that there are."""
+    """Creates the file of results, named by device and date, with the rows so far."""
     folder.mkdir(parents=True, exist_ok=True)
     short = "".join(c if c.isalnum() else "-" for c in device.lower())
     short = "-".join(filter(None, short.split("-")))
@@ -116,7 +116,7 @@ def _one(
     facts: Mapping[str, Any],
     emit: Emit,
 ) -> None:
-    """Runs a part in its share, and says how it ended."""
+    """Runs one part within its share of the time, and records how it ended."""
     least = 0.0 if plan.tiny else part.least
     if share < least <= left:  # better whole than not at all: those after it have less
         share = least
@@ -152,7 +152,7 @@ def _process(
     facts: Mapping[str, Any],
     flags: str,
 ) -> Ended:
-    """Starts the process of a part, and ends it after its share with all that it started."""
+    """Runs a part's process, and kills it with its children when its time is over."""
     command = [sys.executable, "-X", "faulthandler", "-m", "experiments.bench.device.part",
                part.name, "--module", part.module, "--rows", str(path.resolve()),
                "--seconds", f"{max(seconds - plan.margin, 0.75 * seconds):.3f}",
@@ -183,7 +183,7 @@ def _process(
 
 
 def environment(plan: Plan, scratch: Path, flags: str) -> dict[str, str]:
-    """Of the processes of parts: what this one has, one cache of programs, no greed for memory."""
+    """Returns the environment variables of the parts' processes."""
     found = {**os.environ, **plan.environment}
     # PyTorch and the trainer's pinned memory need room beside JAX; parts do not share a process.
     found.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -204,7 +204,7 @@ def environment(plan: Plan, scratch: Path, flags: str) -> dict[str, str]:
 
 
 def disk_folder() -> Path:
-    """A folder for temporary files that is on a disk, not in memory, with the most room."""
+    """Returns the folder for temporary files with the most free space that is on a disk."""
     named = [os.environ.get("TMPDIR", ""), tempfile.gettempdir(), "/var/tmp", os.getcwd()]
     able = []
     for name in filter(None, named):
@@ -215,7 +215,7 @@ def disk_folder() -> Path:
 
 
 def _kind(path: Path) -> str:
-    """File system that a folder is on; empty where nobody knows."""
+    """Returns the type of the file system that a folder is on; empty if unknown."""
     mounts = Path("/proc/mounts")
     lines = mounts.read_text().splitlines() if mounts.exists() else []
     found = [(line.split()[1], line.split()[2]) for line in lines]

@@ -1,4 +1,4 @@
-"""The parts "encoder" and "encoder-plain": training steps of the six encoders of `comera`.
+"""Parts "encoder" and "encoder-plain" of `bench/device`: training steps of CoMERA's encoder.
 
 The models are those of `experiments.bench._encoders`. Those of one batch size are compiled at once,
 by a thread each, and timed afterwards, when nothing else is at work.
@@ -26,7 +26,7 @@ _STEPS = 15
 
 
 def run(budget: Budget, emit: Emit) -> None:
-    """One group of rows for each dtype and batch size."""
+    """Times training steps of the encoder for each dtype and batch size."""
     plain = "xla_gpu_enable_command_buffer=" in os.environ.get("XLA_FLAGS", "")
     if plain and jax.default_backend() != "gpu":
         emit.left_out("all", "no GPU: there are no command buffers")
@@ -55,7 +55,7 @@ def _label(way: tuple[str, str], dtype: str, batch: int) -> str:
 def group(
     dtype: str, batch: int, made: dict[Any, Any], budget: Budget, emit: Emit, plain: bool
 ) -> None:
-    """The rows of a dtype and a batch size: compiles all, then times one after the other."""
+    """Compiles and times all variants of the encoder at one dtype and batch size."""
     makers = _encoders.trainings(budget.tiny, jnp.dtype(dtype))
 
     def compiled(way: tuple[str, str]) -> Any:
@@ -83,7 +83,7 @@ def group(
 
 
 def _program(training: Any, batch: int) -> tuple[Any, float]:
-    """The compiled step, and the seconds that tracing and compiling took."""
+    """Compiles a training step; returns it with the seconds of tracing and compilation."""
 
     def first() -> Any:
         params = jax.eval_shape(lambda: _params(training))
@@ -101,7 +101,7 @@ def _params(training: Any) -> Any:
 
 
 def timed(training: Any, program: tuple[Any, float], batch: int, steps: int) -> dict[str, Any]:
-    """The row of a way: median milliseconds of a step, and what it keeps."""
+    """Times a compiled training step; returns its row, with median milliseconds and memory."""
     step, compiling = program
     data = training.data(batch)
     if training.state is None:

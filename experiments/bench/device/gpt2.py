@@ -1,4 +1,4 @@
-"""The part "gpt2": a training step of GPT-2 124M beside plain Flax and a compiled PyTorch one.
+"""Part "gpt2" of `bench/device`: a GPT-2 124M training step beside Flax and PyTorch.
 
 The ways are those of `experiments.bench.gpt2`, one after the other, for each compiles for a while.
 """
@@ -36,7 +36,7 @@ _LEAST = {("torch", "nanoGPT, torch.compile"): 30.0}
 
 
 def run(budget: Budget, emit: Emit) -> None:
-    """Times every way that there is; what is not there is said."""
+    """Times a training step of GPT-2 in every available way; names those that are not."""
     gpu = jax.default_backend() == "gpu"
     dtype = jnp.bfloat16 if gpu else jnp.float32
     case = gpt2.Case("124M", GPT2Config.small(dropout=0.0), 16)
@@ -62,7 +62,7 @@ def run(budget: Budget, emit: Emit) -> None:
 
 
 def missing(name: Name, gpu: bool) -> str:
-    """Why a way is not there."""
+    """Returns the reason why a way to train GPT-2 is not available here."""
     if name[0] == "torch":
         return "'torch' is not installed" if gpu or "eager" in name[1] else "no GPU"
     return "no GPU in half precision"
@@ -76,7 +76,10 @@ def _timed(
     steps: int,
     before: dict[str, Any],
 ) -> Callable[[], dict[str, Any]]:
-    """Finds the row of a way; ``before`` keeps losses and time of the first one."""
+    """Returns a function that times one way to train GPT-2 and returns its row.
+
+    ``before`` keeps losses and time of the first way.
+    """
 
     def find() -> dict[str, Any]:
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The part "layers": tensorised linear layers and lookups beside dense ones, JAX's and PyTorch's.
+"""Part "layers" of `bench/device`: tensorised layers and lookups beside dense ones.
 
 The problems are those of `bench/layers`, of larger batches, which a device needs to be busy.
 """
@@ -22,7 +22,7 @@ _VARIANTS = {("tensorjax", ""), ("JAX", "dense"), ("JAX", "dense gather"), ("tor
 
 
 def run(budget: Budget, emit: Emit) -> None:
-    """Every way of every problem: its time, and how many times that of ours it is."""
+    """Times every way of every layer problem, with the ratio to our time."""
     if found("torch") is None:
         emit.left_out("torch", "'torch' is not installed")
     repeats = 1 if budget.tiny else _REPEATS
@@ -36,7 +36,7 @@ def run(budget: Budget, emit: Emit) -> None:
 
 
 def problems(tiny: bool) -> Iterator[Problem]:
-    """Made one after the other, largest last; a trial has one of each kind."""
+    """Yields the layer problems one after the other, the largest last."""
     if tiny:
         yield _linears.problems(small=True)[-1]
         yield _lookups.problems(small=True)[-1]

@@ -1,4 +1,4 @@
-"""The part "local": local problems of `tt.solve` and `tt.eigsh`, which run on the host today.
+"""Part "local" of `bench/device`: local problems of `tt.solve` and `tt.eigsh`.
 
 One product with a local operator between its interfaces, and one truncation, at ranks at which a
 device could pay: by NumPy on the host, and on the device with and without the copies that a search
@@ -23,7 +23,7 @@ _RANKS = (64, 256, 1024)
 
 
 def run(budget: Budget, emit: Emit) -> None:
-    """Searches, products and truncations."""
+    """Times whole searches, local products and truncations, on host and device."""
     jax.config.update("jax_enable_x64", True)
     tiny = budget.tiny
     found: list[Case] = []
@@ -41,7 +41,7 @@ def run(budget: Budget, emit: Emit) -> None:
 
 
 def searches(tiny: bool) -> list[Case]:
-    """Whole searches, on the host."""
+    """Returns cases: a whole run of `tt.eigsh` and one of `tt.solve`, on the host."""
     sites, rank, order, size = (8, 8, 3, 8) if tiny else (32, 96, 8, 128)
 
     def chain() -> dict[str, Any]:
@@ -69,13 +69,13 @@ def searches(tiny: bool) -> list[Case]:
 
 
 def two_sites(rank: int, bond: int, mode: int) -> list[np.ndarray]:
-    """Operands of `product`: interface, cores of the operator, interface, vector of two sites."""
+    """Draws the operands of a two-site product: interfaces, operator cores, vector."""
     core, side = (bond, mode, mode, bond), (rank, bond, rank)
     return _normal(side, core, core, side, (rank, mode, mode, rank))
 
 
 def one_site(rank: int, bond: int, mode: int) -> list[np.ndarray]:
-    """Operands of `product`, of one site."""
+    """Draws the operands of a one-site product: interfaces, operator core, vector."""
     side = (rank, bond, rank)
     return _normal(side, (bond, mode, mode, bond), side, (rank, mode, rank))
 
@@ -86,7 +86,7 @@ def _normal(*shapes: tuple[int, ...]) -> list[np.ndarray]:
 
 
 def applied(xp: Any, lefts: Any, *operands: Any) -> Any:
-    """A local operator, between its interfaces, applied to a vector: by products of matrices."""
+    """Applies a local operator between its interfaces to a vector, by matrix products."""
     *cores, rights, x = operands
     t = xp.tensordot(lefts, x, (2, 0))  # (row, bond, modes …, rank)
     for core in cores:
@@ -96,7 +96,7 @@ def applied(xp: Any, lefts: Any, *operands: Any) -> Any:
 
 
 def product(operands: list[np.ndarray], seconds: float) -> dict[str, Any]:
-    """Milliseconds of one product, the vector last among its operands."""
+    """Times the application of a local operator on host and device; returns the row."""
     lefts, *cores, _, x = operands
     flops = 4.0 * lefts.size * x.size / len(lefts)  # with both interfaces
     flops += sum(2.0 * x.size * core.size / core.shape[1] for core in cores)
@@ -110,7 +110,7 @@ def product(operands: list[np.ndarray], seconds: float) -> dict[str, Any]:
 
 
 def truncation(size: int, seconds: float) -> dict[str, Any]:
-    """Milliseconds of a singular value decomposition."""
+    """Times a singular value decomposition on host and device; returns the row."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((size, size)) * np.exp(-20 / size * np.arange(size))
 
@@ -131,7 +131,7 @@ def _beside(
     flops: float,
     seconds: float,
 ) -> dict[str, Any]:
-    """The row of a piece of work: host and device, double and single precision."""
+    """Times a function on host and device, in double and single precision; returns the row."""
     expected = np.asarray(on_host(*operands))
     compiled = jax.jit(on_device)
     *fixed, last = (jnp.asarray(x) for x in operands)

@@ -1,4 +1,4 @@
-"""The part "machine": how fast the device multiplies and copies, beside which others are read."""
+"""Part "machine" of `bench/device`: the device's speed of products and copies."""
 
 import statistics
 import time
@@ -18,7 +18,7 @@ _LONG = 0.7  # one call of this length is enough
 
 
 def run(budget: Budget, emit: Emit) -> None:
-    """Products in three precisions, and copies."""
+    """Times matrix products in three precisions, and copies."""
     size, bytes_ = (256, 2**20) if budget.tiny else (8192, 2**30)
     seconds = 0.02 if budget.tiny else _SECONDS
     with jax.enable_x64(True):
@@ -26,7 +26,7 @@ def run(budget: Budget, emit: Emit) -> None:
 
 
 def cases(size: int, count: int, seconds: float) -> list[Case]:
-    """What is measured: ``size`` of the matrices, ``count`` bytes of the copies."""
+    """Returns cases: matrix products of ``size``, and copies of ``count`` bytes."""
 
     def product(dtype: Any) -> dict[str, Any]:
         # Random: zeros are multiplied faster on some devices.
@@ -69,14 +69,14 @@ def cases(size: int, count: int, seconds: float) -> list[Case]:
 
 
 def seconds_of(call: Callable[[], Any]) -> float:
-    """Seconds of a call, the result waited for."""
+    """Measures the seconds of a call, and waits for its result."""
     start = time.perf_counter()
     jax.block_until_ready(call())
     return time.perf_counter() - start
 
 
 def median(call: Callable[..., Any], *arguments: Any, seconds: float) -> float:
-    """Median seconds of a call that is warm, repeated for so long; thrice at least if short."""
+    """Measures the median seconds of warm calls, repeated for ``seconds``."""
     jax.block_until_ready(call(*arguments))
     times: list[float] = []
     while (sum(times) < seconds and len(times) < 100) or (len(times) < 3 and times[-1] < _LONG):
@@ -85,7 +85,10 @@ def median(call: Callable[..., Any], *arguments: Any, seconds: float) -> float:
 
 
 def peak(budget: Budget, dtype: str) -> float | None:
-    """Operations in a second that the device does in products, as this part found out."""
+    """Returns the device's operations per second in products, as the part "machine" measured.
+
+    None if it did not.
+    """
     for case, row in budget.facts.items():
         if case.startswith(f"{dtype},"):
             return 1e12 * row["TFLOP/s"]

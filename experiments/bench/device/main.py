@@ -1,4 +1,4 @@
-"""Measures the toolkit on an accelerator that is at hand for minutes, what is least known first.
+"""Runs the benchmark `bench/device` on an accelerator that is available for minutes.
 
 Source: none; our own measurement. It runs from a source tree, without installing anything, where
 jax, flax, optax and numpy are; PyTorch and torchTT are compared with where they are, too::
@@ -24,7 +24,7 @@ from experiments.bench.device.rows import CRASHED, FAILED, read
 
 @dataclass(frozen=True)
 class Config:
-    """Options of the benchmark."""
+    """Options of the benchmark `bench/device`."""
 
     seconds: float = 540.0
     """For everything, start-up included."""
@@ -56,12 +56,12 @@ class Config:
 
     @property
     def parts(self) -> Sequence[Part]:
-        """What is run; the first part says what the device is, and always is."""
+        """Parts to be run, with that which identifies the device first."""
         return [p for p in PARTS if not self.only or p.name in (PARTS[0].name, *self.only)]
 
 
 def run(config: Config, run: Run) -> None:
-    """Runs the parts; tables are of what they found, and of what was left out.
+    """Runs the parts of `bench/device`; writes tables of results and of what was left out.
 
     Raises:
         RuntimeError: In a trial something failed, which is there to be seen.
@@ -91,6 +91,6 @@ def run(config: Config, run: Run) -> None:
 
 
 def _commit() -> str:
-    """Of this checkout, with a mark where files differ from it; empty outside git."""
+    """Returns the short git hash of this checkout, marked if files differ; empty outside git."""
     found: dict[str, Any] | None = _provenance.commit()
     return "" if found is None else found["hash"][:12] + (" with changes" if found["dirty"] else "")

@@ -1,4 +1,4 @@
-"""The parts "offload-xl" and "offload-7b": training with a third, and with all, of it on disk.
+"""Parts "offload-xl" and "offload-7b" of `bench/device`: training with weights on disk.
 
 The models and their text are those of `experiments.offload.budgets`. Both rows of a part share one
 store, so that it is written once: the second training goes on from what the first one committed.
@@ -25,7 +25,7 @@ _WEIGHTS, _GRADIENTS = 4 * GB, 8 * GB
 
 @dataclass(frozen=True)
 class Model:
-    """What is trained, as `budgets.Config` has it; the ``warm`` first steps compile."""
+    """Model size to be trained from disk; the ``warm`` first steps compile."""
 
     size: str
     dtype: Literal["float32", "bfloat16"]
@@ -43,7 +43,7 @@ SMALL = Model("tiny", "float32", "adamw", 1, 2, length=16, steps=1, warm=1)
 
 
 def trained(model: Model, budget: Budget, emit: Emit) -> None:
-    """The rows of a model; why there are none where there is no store, or no disk for it."""
+    """Trains a model with a third, then all, of it on disk; emits the rows."""
     if found("xxhash") is None:
         emit.left_out(model.size, "'xxhash' is not installed, which the store needs")
         return
@@ -86,13 +86,13 @@ def _rows(model: Model, folder: Path, budget: Budget, emit: Emit) -> None:
 
 
 def _bytes(specs: Any, group: str) -> int:
-    """Of the parameters of a group."""
+    """Returns the bytes of a group's parameters."""
     found = (s for name, s in specs.items() if name.startswith(f"{group}/params"))
     return sum(s.size * s.dtype.itemsize for s in found)
 
 
 def placements(groups: list[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """What lives in memory: all but every third group, and none."""
+    """Yields which groups are kept in memory: all but every third one, and none."""
     yield "a third on disk", tuple(name for n, name in enumerate(groups) if n % 3 != 1)
     yield "all on disk", ()
 

@@ -1,4 +1,4 @@
-"""The process of one part: ``python -m experiments.bench.device.part NAME --rows FILE …``."""
+"""Process of one part: ``python -m experiments.bench.device.part NAME --rows FILE …``."""
 
 import argparse
 import importlib
@@ -18,7 +18,7 @@ PACKAGES = ("flax", "optax", "torch", "torchTT", "jax-cuda13-plugin", "jax-cuda1
 
 
 def about(commit: str, tiny: bool) -> dict[str, Any]:
-    """Where the rows of this process come from."""
+    """Returns the provenance of this process's rows: device, date, versions, commit."""
     found = _provenance.device()
     return {
         "device": found.pop("kind"),
@@ -31,7 +31,7 @@ def about(commit: str, tiny: bool) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Runs the part that the command line names, from a list that the parent may have changed."""
+    """Runs the part of `bench/device` that the command line names."""
     parser = argparse.ArgumentParser()
     parser.add_argument("name")
     parser.add_argument("--module", default="")

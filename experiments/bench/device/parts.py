@@ -1,4 +1,4 @@
-"""The parts of `bench/device` in the order of what is least known, and their shares of time."""
+"""Parts of `bench/device`, in order of priority, with their shares of the time."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ _PACKAGE = "experiments.bench.device"
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of the run, in a process of its own.
+    """Part of `bench/device`, run in a process of its own: module, share of time, caption.
 
     Attributes:
         name: How options, rows and tables call it.

@@ -1,4 +1,4 @@
-"""The part "pde": integration at fixed ranks, which is compiled as one loop, beside the CPU.
+"""Part "pde" of `bench/device`: integration at fixed ranks, compiled as one loop.
 
 Ornstein–Uhlenbeck processes in coordinates at rest, in double precision: one run, and a batch of
 runs with other coefficients under `jax.vmap`, which is what a device is for.
@@ -22,7 +22,7 @@ _END = 1.0
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """Dimension, points of an axis, steps, TT-rank, and runs in a batch (one: no batch)."""
+    """Size of a run: dimension, grid points, steps, TT-rank, and batch."""
 
     dim: int
     points: int
@@ -46,7 +46,7 @@ SMALL = (Size(2, 28, 48, 6), Size(2, 28, 48, 6, batch=2))
 
 
 def run(budget: Budget, emit: Emit) -> None:
-    """Every size on the device, and on the CPU where that is another."""
+    """Times integrations of every size on the device and on the CPU."""
     jax.config.update("jax_enable_x64", True)
     jax.config.update("jax_numpy_dtype_promotion", "standard")
     found: list[Case] = []
@@ -87,7 +87,7 @@ def _timed(size: Size, name: str, seconds: dict[str, float]) -> Callable[[], dic
 
 
 def single(size: Size) -> Callable[[], Any]:
-    """One run; its error is beside the exact density."""
+    """Returns a call that integrates one density and reports its error."""
     problem = _stepping.process(size.dim, size.points)
 
     def call() -> Any:
@@ -108,7 +108,7 @@ def single(size: Size) -> Callable[[], Any]:
 
 
 def batched(size: Size) -> Callable[[], Any]:
-    """Runs with drifts of other strengths, compiled as one program."""
+    """Returns a call that integrates a batch of densities, compiled as one program."""
     problem = _stepping.process(size.dim, size.points)
     strengths = jnp.linspace(0.5, 1.0, size.batch)  # stronger drifts take shorter steps
 

@@ -1,4 +1,4 @@
-"""Turns results of `bench/device` into tables: ``python -m experiments.bench.device.readme``.
+"""README tables from results of `bench/device`: ``python -m experiments.bench.device.readme``.
 
 The tables stand between two marks in the README of the benchmarks. Of every case the newest row of
 each accelerator counts; rows of CPUs and of tiny sizes are none.
@@ -23,7 +23,7 @@ Row = dict[str, Any]
 
 
 def gathered(folder: Path) -> list[Row]:
-    """The rows of all files of a folder that are of an accelerator: of each case the newest."""
+    """Reads all result files of a folder; returns the newest row of each case on accelerators."""
     rows = [row for path in sorted(folder.glob("*.jsonl")) for row in read(path)[0]]
     rows = [r for r in rows if r["about"].get("host", {}).get("platform") != "cpu"
             and not r["about"].get("tiny") and r["about"].get("device") != "unknown"]  # fmt: skip
@@ -46,13 +46,13 @@ def _last(rows: Iterable[Row], key: tuple[str, str, str]) -> str:
 
 
 def shown(rows: Iterable[Row], part: Part) -> list[Row]:
-    """What a table has of a part: of values compared, those that differ and the summary."""
+    """Returns the rows of a part for its table; comparisons that agree are left out."""
     return columns([r for r in rows if r["part"] == part.name and "left out" not in r
                     and r.get("same") != "yes"])  # fmt: skip
 
 
 def left_out(rows: Iterable[Row]) -> list[Row]:
-    """What was left out, and why: cases of one part and one reason together."""
+    """Returns what was left out and why: cases of one part and reason in one row."""
     found: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if "left out" in row:
@@ -65,13 +65,13 @@ def left_out(rows: Iterable[Row]) -> list[Row]:
 
 
 def columns(rows: Sequence[Row]) -> list[Row]:
-    """The rows with one set of columns, and without what all rows have."""
+    """Returns rows with the same columns, without those that describe the source."""
     names = list(dict.fromkeys(name for row in rows for name in row if name not in _APART))
     return [{name: row.get(name) for name in names} for row in rows]
 
 
 def page(rows: Sequence[Row]) -> str:
-    """The tables, as Markdown: a section for each device, a table for each part."""
+    """Formats the tables as Markdown: a section for each device, a table for each part."""
     if not rows:
         return NONE + "\n"
     sections = []
@@ -89,7 +89,7 @@ def page(rows: Sequence[Row]) -> str:
 
 
 def _sources(rows: Sequence[Row]) -> str:
-    """Dates, commits and versions of the rows of a device."""
+    """Returns a sentence on dates, commits and versions of a device's rows."""
     found: dict[str, dict[str, None]] = {"date": {}, "commit": {}, "versions": {}}
     for about in (row["about"] for row in rows):
         versions = ", ".join(f"{k} {v}" for k, v in about["versions"].items())
@@ -114,7 +114,7 @@ def _cell(value: Any) -> str:
 
 
 def filled(text: str, tables: str) -> str:
-    """A README with other tables between the two marks.
+    """Replaces the tables between two marks in the text of a README.
 
     Raises:
         ValueError: A mark is missing, or there more than once.
@@ -126,7 +126,7 @@ def filled(text: str, tables: str) -> str:
 
 
 def main(results: Path = RESULTS, readme: Path = README) -> int:
-    """Writes the tables into the README, and says which lines of the results were none."""
+    """Writes the tables into the README, and reports invalid lines of the result files."""
     for path in sorted(results.glob("*.jsonl")):
         for fault in read(path)[1]:
             print(fault, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Rows of a part: JSON lines that are on disk as soon as they are known, within a budget of time.
+"""Rows of a part of `bench/device`: JSON lines written at once, within a budget of time.
 
 Every row says where it comes from: part, case, device, date, versions, commit.
 """
@@ -21,12 +21,12 @@ Case = tuple[str, Callable[[], Mapping[str, Any]]]
 
 
 class LeftOut(Exception):
-    """A case that has no numbers here; the message says why."""
+    """Raised if a case cannot be measured here; the message says why."""
 
 
 @dataclass
 class Budget:
-    """Seconds that a part may take, and whether its sizes are those of a trial.
+    """Time budget of a part, and whether it is a trial with tiny sizes.
 
     Attributes:
         seconds: From when the budget was made.
@@ -45,12 +45,12 @@ class Budget:
         self.end = self.clock() + self.seconds
 
     def left(self) -> float:
-        """Seconds until the part is over."""
+        """Returns the seconds until a part's time is over."""
         return self.end - self.clock()
 
 
 class Emit:
-    """Appends rows to a file, each in one write.
+    """Writer that appends the rows of a part to a file, each in one write.
 
     Args:
         path: Of the file.
@@ -63,7 +63,7 @@ class Emit:
         self.lock = threading.Lock()
 
     def __call__(self, case: str, **values: Any) -> None:
-        """Appends the row of a case; NaN and Inf become null."""
+        """Appends the row of a case to the file; NaN and Inf become null."""
         row = {"part": self.part, "case": case, **values, "about": self.about}
         with self.lock:
             append(self.path, json.dumps(plain(row), allow_nan=False) + "\n")
@@ -71,7 +71,7 @@ class Emit:
         print(f"{self.part}: {case}: {shown}", flush=True)
 
     def left_out(self, case: str, why: str) -> None:
-        """Says that a case has no numbers, and why."""
+        """Appends a row that says why a case was left out."""
         self(case, **{"left out": why})
 
 
@@ -80,7 +80,7 @@ def _short(value: Any) -> str:
 
 
 def run_cases(cases: Iterable[Case], budget: Budget, emit: Emit, *, least: float = 0.0) -> None:
-    """Runs cases one after the other: a row for each, with numbers or with why there are none.
+    """Runs cases one after the other, and emits a row for each: numbers, or why there are none.
 
     Args:
         cases: Names, and what finds the numbers.
@@ -100,7 +100,7 @@ def run_case(
     *,
     least: float = 0.0,
 ) -> None:
-    """Runs one case of `run_cases`."""
+    """Runs one case within the time budget, and emits its row."""
     needed, left = max(least, _ENOUGH * budget.longest), budget.left()
     if left < needed or left <= 0:
         emit.left_out(name, f"out of time: {max(left, 0):.0f} s left, about {needed:.0f} s needed")
@@ -116,7 +116,7 @@ def run_case(
 
 
 def reason(error: BaseException) -> str:
-    """Why a case has no numbers, by the error that ended it."""
+    """Returns the reason why a case has no numbers, from the error that ended it."""
     kind, text = type(error).__name__, " ".join(str(error).split())
     if any(sign in f"{kind} {text}" for sign in _OUT_OF_MEMORY):
         return f"out of memory: {text[:160]}"
@@ -130,7 +130,7 @@ def reason(error: BaseException) -> str:
 
 
 def read(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Reads the rows of a file, and which of its lines are none (a run that was cut off)."""
+    """Reads the rows of a result file, and messages on invalid lines."""
     found: list[dict[str, Any]] = []
     faults: list[str] = []
     for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):

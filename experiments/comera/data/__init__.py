@@ -1,4 +1,4 @@
-"""The data of the experiment `comera`: one module a data set, NumPy arrays, no network.
+"""Data sets of the experiment `comera`, one module each: NumPy arrays, no network.
 
 `flights`, `code` and `pairs` need nothing but installed packages; `criteo`, `codesearchnet` and
 `mnli` read files as their authors publish them. Every ``load`` is deterministic given its

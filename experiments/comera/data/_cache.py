@@ -1,4 +1,4 @@
-"""The cache of prepared data, which depend on the modules of this folder."""
+"""Cache of prepared data, keyed by the sources in this folder too."""
 
 import functools
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Categorical columns as rows of tables: vocabularies and hashed crosses, fixed by training."""
+"""Categorical columns as ids of embedding rows: vocabularies and hashed crosses."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -7,7 +7,7 @@ import numpy as np
 
 
 def keys(values: Iterable[str]) -> np.ndarray:
-    """The same 64-bit key for the same text, on every machine and in every process.
+    """Hashes texts to 64-bit keys, equal on every machine and in every process.
 
     >>> keys(["JFK", "LGA"]).dtype, bool(np.diff(keys(["JFK", "JFK"]))[0] == 0)
     (dtype('uint64'), True)
@@ -17,7 +17,7 @@ def keys(values: Iterable[str]) -> np.ndarray:
 
 
 def mix(columns: Sequence[np.ndarray], seed: int) -> np.ndarray:
-    """One well-mixed 64-bit key for each row of several columns of keys; their order counts.
+    """Hashes rows of several key columns to one 64-bit key each; the order of columns counts.
 
     The finaliser is that of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
     """
@@ -38,7 +38,7 @@ def encode(
     min_count: int = 1,
     seed: int = 0,
 ) -> tuple[np.ndarray, int, int]:
-    """Rows of an embedding table for a column of keys.
+    """Encodes a column of keys as row ids of an embedding table, fixed by the training split.
 
     A key that occurs fewer than ``min_count`` times in training is unknown and gets row 0, so
     with ``min_count`` above one the row of the unknown is trained too.
@@ -77,7 +77,7 @@ def encode(
 
 
 def checked_table_options(rows: int | None, min_count: int) -> None:
-    """Checks the options that every task on tables has.
+    """Raises ValueError unless the options of an embedding table are valid.
 
     Raises:
         ValueError: If a table would have no row besides the unknown one.

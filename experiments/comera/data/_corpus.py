@@ -1,4 +1,4 @@
-"""From texts in three splits to a corpus for masked-language modelling."""
+"""Corpus for masked-language modelling from texts in three splits."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ def corpus(
     facts: Mapping[str, Any],
     progress: Progress | None,
 ) -> Corpus:
-    """Trains a byte-level BPE on the training texts and cuts all texts into rows.
+    """Builds a corpus: trains a byte-level BPE, and cuts all texts into rows of tokens.
 
     Args:
         texts: What is in the splits train, valid and test.

@@ -1,4 +1,4 @@
-"""Lines of the files that users bring, plain or gzipped, with their numbers for the errors."""
+"""Lines of data files from users, plain or gzipped, numbered for error messages."""
 
 import gzip
 import zlib
@@ -11,7 +11,7 @@ EVERY = 100_000  # lines between two reports
 
 
 def existing(path: Path, wanted: str, advice: str) -> Path:
-    """Returns ``path`` if it exists.
+    """Returns a path that exists; raises FileNotFoundError with advice otherwise.
 
     Raises:
         FileNotFoundError: It does not; the message says what was wanted and what to do.
@@ -22,7 +22,7 @@ def existing(path: Path, wanted: str, advice: str) -> Path:
 
 
 def lines(path: Path, progress: Progress | None = None) -> Iterator[tuple[int, bytes]]:
-    """Yields line numbers, from 1, and lines without their ends; ``.gz`` is told by content.
+    """Yields numbered lines of a plain or gzipped file, without line ends.
 
     Raises:
         ValueError: The file is gzipped and damaged.

@@ -1,4 +1,4 @@
-"""Rows of tokens for encoders, from texts and from pairs of them."""
+"""Token rows for encoders, from texts and from pairs of texts."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,7 +8,7 @@ from experiments._texts.types import Special
 
 
 def windows(encoded: Iterable[np.ndarray], length: int) -> np.ndarray:
-    """Cuts texts into rows ``[CLS] tokens [SEP]``, the last of each padded.
+    """Cuts token sequences into rows ``[CLS] tokens [SEP]``, padded at the end.
 
     The rest of a text is dropped where it would fill less than a quarter of a row and is not
     all of the text.
@@ -34,7 +34,9 @@ def windows(encoded: Iterable[np.ndarray], length: int) -> np.ndarray:
 def frame(
     first: Sequence[np.ndarray], second: Sequence[np.ndarray], length: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows ``[CLS] a [SEP] b [SEP]`` and the segments; the longer text of a pair is cut first.
+    """Joins pairs of token sequences to rows ``[CLS] a [SEP] b [SEP]``, with segment ids.
+
+    The longer text of a pair is cut first.
 
     >>> frame([np.array([7, 8, 9])], [np.array([5])], 6)[0].tolist()
     [[2, 7, 8, 3, 5, 3]]

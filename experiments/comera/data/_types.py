@@ -1,4 +1,4 @@
-"""What the loaders return: arrays in three splits, and what there is to know about them."""
+"""Data classes of the loaders: arrays in three splits, and facts on them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from experiments._texts.types import Tokenized
 
 @dataclass(frozen=True, eq=False)
 class Tabular:
-    """One split of a task on tables.
+    """Split of a task on tables: dense features, category ids, labels.
 
     Attributes:
         dense: (n, d) float32.
@@ -27,7 +27,7 @@ class Tabular:
 
 @dataclass(frozen=True, eq=False)
 class TabularTask:
-    """Binary classification of rows with dense and categorical features.
+    """Task of binary classification of rows with dense and categorical features.
 
     Attributes:
         train: The rows to learn from.
@@ -51,7 +51,7 @@ class TabularTask:
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """One split of a task on pairs of texts.
+    """Split of a task on pairs of texts: tokens, segments, labels.
 
     Attributes:
         tokens: (n, length) int32, ``[CLS] a [SEP] b [SEP]`` and padding.
@@ -66,7 +66,7 @@ class Pairs:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PairTask(Tokenized):
-    """Classification of pairs of texts.
+    """Task of classifying pairs of texts.
 
     Attributes:
         train: The pairs to learn from.

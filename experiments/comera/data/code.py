@@ -1,4 +1,4 @@
-"""Python's own standard library as a corpus of code.
+"""Python's standard library as a corpus of code.
 
 The library of the running Python is read where it is installed, so the corpus differs from one
 Python to another: ``facts["python"]`` says which. Modules that hold generated tables are left
@@ -25,7 +25,7 @@ def load(
     cache: Path | None = None,
     progress: Progress | None = None,
 ) -> Corpus:
-    """Reads the library, trains a byte-level BPE on the training split, and encodes all.
+    """Loads Python's standard library as a corpus: trains a byte-level BPE and encodes all files.
 
     Args:
         vocabulary: Number of tokens, at least the 261 of the bytes and the special tokens; 30,522

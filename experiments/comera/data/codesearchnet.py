@@ -21,7 +21,7 @@ def load(
     cache: Path | None = None,
     progress: Progress | None = None,
 ) -> Corpus:
-    """Reads the functions of one file or of all ``.jsonl`` and ``.jsonl.gz`` files of a folder.
+    """Loads CodeSearchNet's functions as a corpus, from a file or all files of a folder.
 
     A function is the field "code" (or "original_string"), its split "partition" (or "split").
 
@@ -69,7 +69,7 @@ def load(
 
 
 def files(path: Path) -> list[Path]:
-    """The files that ``path`` stands for, in the order of their names."""
+    """Returns the data files that a path stands for, sorted by name."""
     advice = "unpack the published python.zip and give its folder python/final/jsonl"
     _files.existing(path, "a .jsonl file of CodeSearchNet, or a folder of them", advice)
     if path.is_file():
@@ -81,7 +81,7 @@ def files(path: Path) -> list[Path]:
 
 
 def read(paths: list[Path], limit: int | None, progress: Progress | None) -> dict[str, list[str]]:
-    """The functions of each split, in the order of the files."""
+    """Reads the functions of each split, in the order of the files."""
     texts: dict[str, list[str]] = {"train": [], "valid": [], "test": []}
     for path in paths:
         for number, line in _files.lines(path, progress):
@@ -92,7 +92,7 @@ def read(paths: list[Path], limit: int | None, progress: Progress | None) -> dic
 
 
 def function(path: Path, number: int, line: bytes) -> tuple[str, str]:
-    """The split and the text of the function on a line."""
+    """Parses a line of CodeSearchNet: returns the split and the text of the function."""
     where = f"{path}, line {number}"
     try:
         record = json.loads(line)

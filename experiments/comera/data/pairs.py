@@ -1,4 +1,4 @@
-"""A stand-in for MNLI that needs no network: pairs of code from Python's standard library.
+"""Stand-in for MNLI without network: pairs of code from Python's standard library.
 
 MNLI asks whether a sentence follows from another; this stand-in asks how two pieces of code
 belong together, in three classes as well. The body of a function, without signature and
@@ -36,7 +36,7 @@ BLOCK = 64  # functions of similar length, among which partners are drawn
 
 @dataclass(frozen=True)
 class Halves:
-    """The two halves of a function's body.
+    """First and second half of a function's body, with its package.
 
     Attributes:
         package: Where the function is from.
@@ -61,7 +61,7 @@ def load(
     cache: Path | None = None,
     progress: Progress | None = None,
 ) -> PairTask:
-    """Builds the stand-in; no package of the library is in two splits.
+    """Builds the task on pairs of code; no package is in two splits.
 
     Args:
         vocabulary: Tokens of the byte-level BPE, trained on the training split.
@@ -100,7 +100,7 @@ def _task(
     seed: int,
     progress: Progress | None,
 ) -> PairTask:
-    """Splits the functions by package, trains the tokenizer, and arranges the pairs."""
+    """Builds the task: splits functions by package, trains the tokenizer, arranges pairs."""
     parts, packages = library.parted(halves, lambda half: 1, held_out=held_out, seed=seed)
     tokenizer = bpe.byte_level(
         (text for half in parts["train"] for text in (half.first, half.second)), vocabulary
@@ -133,7 +133,7 @@ def _task(
 
 
 def functions(found: Sequence[library.Source], progress: Progress | None = None) -> list[Halves]:
-    """The halves of all functions that are long enough; of equal halves the first stays."""
+    """Returns the halves of all long enough functions, without duplicates."""
     halves, seen = [], set()
     for number, source in enumerate(found, 1):
         try:
@@ -156,7 +156,7 @@ def functions(found: Sequence[library.Source], progress: Progress | None = None)
 def _function_nodes(
     node: ast.AST,
 ) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Functions and methods, without those inside other functions."""
+    """Yields functions and methods, without those nested in functions."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
             yield child
@@ -167,7 +167,7 @@ def _function_nodes(
 def _cut(
     node: ast.FunctionDef | ast.AsyncFunctionDef, lines: Sequence[str]
 ) -> tuple[str, str] | None:
-    """The two halves of a body, its docstring left out; None if it is too short."""
+    """Cuts a function's body, without docstring, into halves; None if it is too short."""
     body = node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
     if len(body) < 2 or _begin(body[0]) == node.lineno:
         return None
@@ -183,13 +183,16 @@ def _cut(
 
 
 def _begin(statement: ast.stmt) -> int:
-    """The first line of a statement, its decorators included."""
+    """Returns the first line number of a statement, decorators included."""
     decorators = getattr(statement, "decorator_list", [])
     return min([statement.lineno, *(d.lineno for d in decorators)])
 
 
 def _dedented(lines: Sequence[str], columns: int) -> str:
-    """Removes the indentation of the body; lines inside long strings may have less."""
+    """Removes the indentation of a function's body.
+
+    Lines inside long strings may have less.
+    """
     cut = (line[columns:] if not line[:columns].strip() else line for line in lines)
     return "\n".join(cut).strip("\n")
 
@@ -201,7 +204,7 @@ def arrange(
     length: int,
     rng: np.random.Generator,
 ) -> Pairs:
-    """One pair of each class from every function that has a partner, in random order."""
+    """Builds one pair of each class from every function that has a partner."""
     budget = length - 3
     lengths = np.array([min(len(tokens), budget) for tokens in seconds])
     partner = partners(packages, lengths, rng)
@@ -216,7 +219,7 @@ def arrange(
 
 
 def partners(packages: np.ndarray, lengths: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """For each function another one, of another package; each serves at most once.
+    """Assigns each function a partner of another package; each partner serves at most once.
 
     The partner is one of the `BLOCK` functions whose second halves are the nearest in length: the
     halves of one function are about equally long, which would else tell ``next`` from ``other``.
@@ -238,7 +241,7 @@ def partners(packages: np.ndarray, lengths: np.ndarray, rng: np.random.Generator
 
 
 def _derangement(block: np.ndarray, packages: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """A random permutation of the block, repaired by swaps until packages differ; −1 elsewhere."""
+    """Draws a permutation of a block in which packages differ, by swaps; −1 where impossible."""
     mine = packages[block]
     partner = rng.permutation(len(block))
     for i in rng.permutation(len(block)):
@@ -252,7 +255,7 @@ def _derangement(block: np.ndarray, packages: np.ndarray, rng: np.random.Generat
 
 
 def bag_of_words(task: PairTask, *, limit: int = 20_000) -> float:
-    """Test accuracy of logistic regression on which tokens are in a and which in b.
+    """Computes the test accuracy of logistic regression on bags of words of both texts.
 
     What can be had without relating the two texts: the baseline that an encoder has to beat.
 

@@ -16,7 +16,7 @@ _BLOCKS = 2
 def attend(
     q: jax.Array, k: jax.Array, v: jax.Array, implementation: Any, **options: Any
 ) -> jax.Array:
-    """Computes GPT-2's attention (batch, length, heads, width), by JAX, cuDNN or `causal`.
+    """Computes attention of (batch, length, heads, width) by JAX, cuDNN or `causal`.
 
     `causal` is used if no implementation is asked for and the mask is causal; in half precision
     only in programs for CPUs. The platform of a program is known when it is lowered, not when it is
@@ -45,7 +45,7 @@ def attend(
 
 
 def causal(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """Computes GPT-2's causal attention in two query blocks, without keys later than a block.
+    """Computes causal attention in two blocks of queries, without keys later than each block.
 
     The queries are cut into two blocks where they are many, and a block is not multiplied by keys
     that all come later. The head axis is moved before the length, and the softmax is normalised

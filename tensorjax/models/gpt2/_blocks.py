@@ -29,7 +29,7 @@ class Norm(nnx.Module):
 
 
 class _Linear(nnx.Module):
-    """Parameters of a dense linear layer: kernel of some shape, bias of all but its first axis."""
+    """Parameters of a dense linear layer: kernel, and bias of all axes but the first."""
 
     def __init__(self, shape: tuple[int, ...], spread: float, param_dtype: Any, rngs: nnx.Rngs):
         self.kernel = nnx.Param(_normal(rngs, shape, spread, param_dtype))
@@ -37,21 +37,21 @@ class _Linear(nnx.Module):
 
 
 class Column(_Linear):
-    """Dense linear layer that widens the features: kernel (features, …, wide)."""
+    """Dense linear layer of GPT-2 that widens the features: kernel (features, …, wide)."""
 
     def __call__(self, x: jax.Array, layout: Layout) -> jax.Array:
         return layout.column(x, self.kernel[...], self.bias[...])
 
 
 class Row(_Linear):
-    """Dense linear layer back to the features: kernel (wide, features)."""
+    """Dense linear layer of GPT-2 that maps back to the features: kernel (wide, features)."""
 
     def __call__(self, x: jax.Array, layout: Layout) -> jax.Array:
         return layout.row(x, self.kernel[...], self.bias[...])
 
 
 class Tensorised(nnx.Module):
-    """Tensorised linear layer in place of a `Column` (with ``fold``) or of a `Row`."""
+    """Tensorised linear layer of GPT-2, in place of a `Column` (with ``fold``) or a `Row`."""
 
     def __init__(self, layer: Any, fold: tuple[int, ...] | None) -> None:
         self.layer = layer
@@ -64,7 +64,7 @@ class Tensorised(nnx.Module):
 
 
 class Block(nnx.Module):
-    """Pre-LN transformer block: attention and MLP, each with a residual connection.
+    """Pre-LN transformer block: attention and MLP, each with layer norm and residual connection.
 
     Args:
       config: sizes.
@@ -98,7 +98,7 @@ class Block(nnx.Module):
         self.down = layer(h, d, narrow, None)
 
     def heads(self, x: jax.Array, layout: Layout) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns the block's queries, keys and values (batch, length, heads, features / heads)."""
+        """Computes a block's queries, keys and values, (batch, length, heads, features / heads)."""
         qkv = self.qkv(self.norm1(x, layout), layout)
         count = layout.local("heads", self.config.heads)
         q, k, v = jnp.split(qkv, 3, axis=-2)
@@ -112,7 +112,7 @@ class Block(nnx.Module):
         layout: Layout,
         drop: Callable[[jax.Array, int], jax.Array],
     ) -> jax.Array:
-        """Returns the GPT-2 block's output from its input and the attention output."""
+        """Computes a block's output from its input and the result of attention."""
         wide = attended.reshape(*attended.shape[:-2], -1)
         x = x + drop(self.out(wide, layout), 0)
         inner = gelu(self.up(self.norm2(x, layout), layout))
@@ -121,7 +121,7 @@ class Block(nnx.Module):
 
 @jax.custom_jvp
 def gelu(x: jax.Array) -> jax.Array:
-    """Computes the block MLP's GELU in tanh form; the backward pass stores only the slope."""
+    """Computes GELU in tanh form; the backward pass stores only the slope."""
     return jax.nn.gelu(x, approximate=True)
 
 

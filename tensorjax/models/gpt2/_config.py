@@ -12,7 +12,7 @@ _MULTIPLE = 128  # of the rows of the token table: splits evenly over devices, f
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GPT2Config:
-    """Configuration of a GPT-2; the defaults are those of the smallest published model.
+    """Configuration of a GPT-2 model; the defaults are the smallest published one.
 
     Attributes:
       vocabulary: number of tokens.
@@ -49,7 +49,7 @@ class GPT2Config:
     unroll: int | None = None
 
     def __post_init__(self) -> None:
-        """Checks the sizes and options of a GPT-2 configuration."""
+        """Raises ValueError unless sizes and options of a GPT-2 configuration are valid."""
         check_sizes(self, ("vocabulary", "length", "layers", "heads", "features"))
         if self.unroll is not None:
             check_sizes(self, ("unroll",))
@@ -95,7 +95,9 @@ class GPT2Config:
 
     @classmethod
     def xl(cls, **changes: Any) -> "GPT2Config":
-        """Returns the configuration of the published 1558-million-parameter GPT-2, of 25 heads.
+        """Returns the configuration of the published GPT-2 with 1558 million parameters.
+
+        It has 25 heads.
 
         Args:
           **changes: fields of the configuration that replace these.
@@ -120,12 +122,12 @@ class GPT2Config:
 
     @property
     def padded(self) -> int:
-        """Padded vocabulary size of the configuration, a multiple of 128, for the token table."""
+        """Number of rows of the token table: the vocabulary padded to a multiple of 128."""
         return -(-self.vocabulary // _MULTIPLE) * _MULTIPLE
 
     @property
     def hidden(self) -> int:
-        """Configured width inside the MLP of each GPT-2 block, four times ``features``."""
+        """Width inside the MLP of each GPT-2 block, four times ``features``."""
         return 4 * self.features
 
     @property

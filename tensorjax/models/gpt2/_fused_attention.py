@@ -25,7 +25,7 @@ mlir.register_lowering(_plain_p, lambda ctx, x: [x])
 
 
 def fused(q: jax.Array, k: jax.Array, v: jax.Array, **options: Any) -> jax.Array:
-    """Computes fused attention (batch, length, heads, width) by cuDNN, on this device's block.
+    """Computes attention of (batch, length, heads, width) by cuDNN, on this device's block.
 
     Args:
       q: half precision.

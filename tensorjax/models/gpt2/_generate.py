@@ -121,7 +121,7 @@ def _rows(prompts: Any, vocabulary: int) -> list[np.ndarray]:
 
 
 def _everywhere(params: Any) -> NamedSharding | None:
-    """Returns the replicated sharding for generation on the parameters' mesh, or None."""
+    """Returns the sharding that replicates arrays on the parameters' mesh, or None without one."""
     for leaf in jax.tree.leaves(params):
         where = getattr(leaf, "sharding", None)
         if isinstance(where, NamedSharding):
@@ -130,7 +130,7 @@ def _everywhere(params: Any) -> NamedSharding | None:
 
 
 class _Carry(NamedTuple):
-    """Loop state of the generation: last token, its position, key–value cache, finiteness."""
+    """Loop state of text generation: last token, position, key–value cache, finiteness."""
 
     token: jax.Array  # (batch,)
     position: jax.Array  # (batch,), of that token
@@ -189,7 +189,7 @@ def _generated(
 def _prefilled(
     model: GPT2, tokens: jax.Array, lengths: jax.Array, total: int
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """Runs the prompts through GPT-2; returns their next-token logits and the key–value cache."""
+    """Runs the prompts through GPT-2; returns next-token logits and the key–value cache."""
     layout, x = (
         Single(),
         _embedded(model, tokens, jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]),
@@ -215,7 +215,7 @@ def _next(
     position: jax.Array,
     cache: tuple[jax.Array, jax.Array],
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """Generates one step: next-token logits of every row, and the updated key–value cache."""
+    """Runs one token per row through GPT-2; returns next-token logits and the updated cache."""
     layout, x = Single(), _embedded(model, token[:, None], position[:, None])
     graph, params = nnx.split(model.blocks)
     rows = jnp.arange(token.shape[0], dtype=jnp.int32)
@@ -244,12 +244,12 @@ def _embedded(model: GPT2, tokens: jax.Array, positions: jax.Array) -> jax.Array
 
 
 def _logits(model: GPT2, x: jax.Array) -> jax.Array:
-    """Computes next-token logits (batch, vocabulary) at the single position of ``x``."""
+    """Computes next-token logits (batch, vocabulary) from hidden states at one position."""
     layout = Single()
     logits = layout.logits(model.norm(x, layout), model.tokens[...].astype(model.dtype))
     return logits[:, 0, : model.config.vocabulary]
 
 
 def _whole(x: jax.Array, number: int) -> jax.Array:
-    """Returns x unchanged, in place of dropout, as generation drops nothing."""
+    """Returns x unchanged; stands in for dropout during generation."""
     return x

@@ -172,7 +172,7 @@ def to_huggingface(model: GPT2, path: Path, *, end: int | None = None) -> None:
 def opened(
     path: Any, dropout: float | None, changes: Mapping[str, Any]
 ) -> tuple[GPT2Config, "Arrays"]:
-    """Opens a folder of Hugging Face weights: returns its configuration and lazily read arrays."""
+    """Opens a folder of Hugging Face weights; returns the configuration and a lazy reader."""
     folder = Path(path)
     given = _read_json(folder / "config.json")
     config = _config(given, dropout, changes)
@@ -188,7 +188,7 @@ def opened(
 
 @contextlib.contextmanager
 def new_folder(path: Any) -> Iterator[Path]:
-    """Creates a hidden folder for published files, renamed once all are written and synced."""
+    """Context manager that writes a folder of files atomically, by renaming a hidden one."""
     _safetensors()
     folder = Path(path).absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -211,13 +211,19 @@ def save(tensors: Mapping[str, np.ndarray], path: Path) -> None:
 
 
 def as_published(name: str, config: GPT2Config, value: np.ndarray) -> np.ndarray:
-    """Reshapes an array to its shape in Hugging Face's format, without vocabulary padding."""
+    """Reshapes a GPT-2 weight to its shape in Hugging Face's format, without padding.
+
+    The vocabulary is padded here.
+    """
     part = value[: config.vocabulary] if name == "wte.weight" else value
     return np.ascontiguousarray(part.reshape(_flat(name, part.shape)))
 
 
 class Arrays:
-    """Lazy reader of a folder's safetensors, by names without the "transformer." prefix."""
+    """Lazy reader of GPT-2 weights in safetensors files, by their published names.
+
+    Without the prefix "transformer.".
+    """
 
     def __init__(self, folder: Path) -> None:
         index, single = folder / INDEX, folder / WEIGHTS
@@ -237,7 +243,7 @@ class Arrays:
 
     @property
     def names(self) -> list[str]:
-        """Names of the arrays in Hugging Face's files that are parameters."""
+        """Names of the parameters in the safetensors files of a GPT-2."""
         return [name for name in self.places if not name.endswith(_BUFFERS)]
 
     def __call__(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -255,7 +261,7 @@ class Arrays:
         return array
 
     def read(self, name: str, config: GPT2Config, out: np.ndarray) -> None:
-        """Reads an array of Hugging Face's file into ``out``, of the shape and dtype here."""
+        """Reads a published weight into ``out``, reshaped and cast to its shape and dtype."""
         shape = out.shape
         wanted = (config.vocabulary, *shape[1:]) if name == "wte.weight" else shape
         out[: wanted[0]] = self(name, _flat(name, wanted)).reshape(wanted).astype(out.dtype)
@@ -292,7 +298,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _published(path: Any, layers: int) -> tuple[list[str], bool]:
-    """Returns a parameter's Hugging Face names, and whether it is stacked over layers."""
+    """Returns the Hugging Face names of a parameter, and whether it is stacked over layers."""
     names = tuple(str(entry.key) for entry in path if hasattr(entry, "key"))
     if names in MODEL:
         return [MODEL[names]], False
@@ -305,7 +311,7 @@ def _published(path: Any, layers: int) -> tuple[list[str], bool]:
 
 
 def _flat(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns an array's Hugging Face shape, with queries, keys and values in one axis."""
+    """Returns the shape of a weight in Hugging Face's format, with q, k and v in one axis."""
     if name.endswith("c_attn.weight"):
         return (shape[0], shape[1] * shape[2])
     return (shape[0] * shape[1],) if name.endswith("c_attn.bias") else tuple(shape)
@@ -348,14 +354,17 @@ def _config(
 
 
 def checked_end(config: GPT2Config, end: int | None) -> int | None:
-    """Checks the end-of-text id of ``config.json``: by default 50256, None for other models."""
+    """Returns the id of the end-of-text token for ``config.json``; ValueError if out of range.
+
+    By default 50256, or None for models of another vocabulary.
+    """
     if end is None:
         return _END if config.vocabulary == _END + 1 else None
     return _check.integer("end", end, low=0, high=config.vocabulary - 1)
 
 
 def write_config(config: GPT2Config, dtype: Any, folder: Path, end: int | None) -> None:
-    """Writes ``config.json``, with an end-of-text id from `checked_end`."""
+    """Writes the ``config.json`` of a GPT-2 in Hugging Face's format."""
     text = json.dumps(_published_config(config, dtype, end), indent=2) + "\n"
     (folder / "config.json").write_text(text)
 

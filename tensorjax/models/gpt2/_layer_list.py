@@ -28,7 +28,7 @@ def layers(
     attention: str | None = None,
     layout: Layout | None = None,
 ) -> list[offload.Layer]:
-    """Returns the layers of a GPT-2 for `offload`: embedding, blocks, logits with loss.
+    """Returns a GPT-2 as a list of `offload.Layer`: embedding, blocks, logits with loss.
 
     The token table is a group of its own, which the first layer and the last one use: its gradient
     is the sum of both. The computation is in the dtype of the parameters that a layer is given.
@@ -72,7 +72,7 @@ def layers(
 def _layers(
     config: GPT2Config, linear: nn.Spec, attention: str | None, layout: Layout | None
 ) -> tuple[offload.Layer, ...]:
-    """Builds the list of GPT-2's layers; cached, so that equal ones share compiled programs."""
+    """Builds the offloading layers of a GPT-2; cached, so that equal ones share programs."""
     graph, abstract = nnx.split(_abstract_block(config, linear))
     layout = Single() if layout is None else layout
     specs = _specs(config, layout, linear)
@@ -132,7 +132,7 @@ def engine(
     linear: nn.Spec = nn.Dense(),  # noqa: B008  (a frozen dataclass)
     activations: offload.Activations = "recompute",
 ) -> offload.Engine:
-    """Returns an `offload.Engine` that places a GPT-2's layers and batches on a layout's mesh.
+    """Returns an `offload.Engine` that places a GPT-2's layers and batches on a mesh.
 
     Args:
       config: `GPT2Config`, the sizes, as for `layers`.
@@ -169,7 +169,7 @@ def engine(
 
 
 def groups(model: GPT2) -> dict[str, Any]:
-    """Extracts a GPT-2's parameters as host arrays, in the groups of `layers`.
+    """Extracts a GPT-2's parameters as host arrays, by parameter group of `layers`.
 
     Args:
       model: `GPT2`, its parameters concrete.
@@ -200,7 +200,7 @@ def groups(model: GPT2) -> dict[str, Any]:
 
 
 def load_groups(model: GPT2, params: Mapping[str, Any]) -> None:
-    """Loads parameters in the groups of `layers`, as `groups` returns them, into a GPT-2.
+    """Loads parameters by group, as `groups` returns them, into a GPT-2.
 
     Args:
       model: a GPT-2 of the same sizes; it is changed.
@@ -250,7 +250,7 @@ def initial(
     linear: nn.Spec = nn.Dense(),  # noqa: B008  (a frozen dataclass)
     param_dtype: DTypeLike = jnp.float32,
 ) -> dict[str, Callable[[], Any]]:
-    """Returns functions that draw the initial parameters of `layers`, one group at a time.
+    """Returns functions that draw GPT-2's initial parameters, one for each parameter group.
 
     With them a model is initialised that is never in memory as a whole. The distributions are those
     of `GPT2`, the draws are not.
@@ -305,7 +305,7 @@ def initial(
 
 @functools.lru_cache(maxsize=16)
 def _drawn(config: GPT2Config, linear: nn.Spec, param_dtype: Any) -> Callable[[jax.Array], Any]:
-    """Returns a compiled function that draws a GPT-2 block's parameters for `layers`; cached."""
+    """Returns a compiled function that draws the initial parameters of one GPT-2 block; cached."""
 
     @jax.jit
     def block(key: jax.Array) -> Any:
@@ -318,7 +318,7 @@ def _drawn(config: GPT2Config, linear: nn.Spec, param_dtype: Any) -> Callable[[j
 def batch(
     tokens: ArrayLike, targets: ArrayLike, weights: ArrayLike | None = None
 ) -> dict[str, Any]:
-    """Prepares a training batch for GPT-2's `layers`, with weights scaled to a mean of one.
+    """Returns a training batch for GPT-2's `layers`, with weights scaled to a mean of one.
 
     Args:
       tokens: integers (batch, length).
@@ -362,7 +362,7 @@ def _block(number: int) -> str:
 
 
 def _specs(config: GPT2Config, layout: Layout, linear: nn.Spec) -> dict[str, Any]:
-    """Returns the `PartitionSpec` of every GPT-2 parameter, by group of `layers`."""
+    """Returns the `PartitionSpec` of every GPT-2 parameter, by parameter group."""
     for axis, size in (
         ("heads", config.heads), ("embed", config.features), ("mlp", config.hidden)
     ):  # fmt: skip

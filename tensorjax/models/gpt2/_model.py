@@ -128,7 +128,7 @@ class GPT2(nnx.Module):
         layout: Layout | None = None,
         key: jax.Array | None = None,
     ) -> jax.Array:
-        """Returns GPT-2's next-token logits (batch, length, vocabulary), in float32 at least.
+        """Computes GPT-2's next-token logits (batch, length, vocabulary), in float32 at least.
 
         Args:
           tokens: integers (batch, length) in [0, vocabulary). What follows one out of range is NaN
@@ -157,7 +157,7 @@ class GPT2(nnx.Module):
         layout: Layout | None = None,
         key: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns GPT-2's weighted sum of −log p(target) over all positions, and that of weights.
+        """Computes the weighted sum of next-token losses, −log p(target), and the sum of weights.
 
         Their quotient is the mean loss. Two sums can be added over batches and devices, of
         whatever weights; a mean cannot. Where no target counts both are 0, as is the gradient of
@@ -193,7 +193,7 @@ class GPT2(nnx.Module):
         layout: Layout | None = None,
         key: jax.Array | None = None,
     ) -> jax.Array:
-        """Returns GPT-2's hidden states (batch, length, features), after the last layer norm.
+        """Computes GPT-2's hidden states (batch, length, features), after the last layer norm.
 
         Args:
           tokens, layout, key: as for a call.
@@ -234,7 +234,7 @@ class GPT2(nnx.Module):
         return self.norm(x, layout)
 
     def axes(self) -> nnx.State:
-        """Returns the logical axis names of all parameters, for a layout to shard the model.
+        """Returns the logical axis names of all GPT-2 parameters, by which a layout shards them.
 
         Returns:
           A pytree like ``nnx.state(model, nnx.Param)``, its leaves `jax.sharding.PartitionSpec` of
@@ -253,7 +253,7 @@ class GPT2(nnx.Module):
 
     @property
     def numbers(self) -> int:
-        """Number of parameters of this GPT-2 model, without the padding of the vocabulary."""
+        """Number of parameters of a GPT-2 model, without the padding of the vocabulary."""
         held = sum(math.prod(x.shape) for x in jax.tree.leaves(nnx.state(self, nnx.Param)))
         return held - (self.config.padded - self.config.vocabulary) * self.config.features
 
@@ -270,7 +270,7 @@ class GPT2(nnx.Module):
 
 
 def check_length(tokens: jax.Array, config: GPT2Config) -> int:
-    """Returns a sequence's length, checked against the GPT-2 model's configuration."""
+    """Returns the length of GPT-2's token sequences; ValueError if too long or empty."""
     if not tokens.shape[0]:
         raise ValueError(
             f"tokens: expected at least one row of them, got shape {tokens.shape}; leave out "
@@ -284,14 +284,14 @@ def _normal(rngs: nnx.Rngs, shape: tuple[int, int], dtype: Any) -> jax.Array:
 
 
 def _stacked(build: Callable[[nnx.Rngs], Block], keys: jax.Array) -> Block:
-    """Builds the model's blocks as one with stacked parameters, one for each key."""
+    """Builds GPT-2's blocks as one block with stacked parameters, drawn from one key each."""
     graph = nnx.split(nnx.eval_shape(lambda: build(nnx.Rngs(0))))[0]
     params = jax.vmap(lambda key: nnx.split(build(nnx.Rngs(params=key)))[1])(keys)
     return nnx.merge(graph, params)
 
 
 def _unroll(config: GPT2Config, layout: Layout) -> int:
-    """Returns how many of the model's blocks each step of the scan unrolls."""
+    """Returns how many blocks each step of the scan over GPT-2's layers unrolls."""
     if config.unroll is not None:
         return config.unroll
     if jax.default_backend() != "cpu" or config.remat != "none" or layout.mesh is not None:
@@ -309,7 +309,7 @@ def _remat(body: Callable[..., Any], config: GPT2Config, unroll: int) -> Callabl
 
 
 def axes_of(path: Any, leaf: jax.Array) -> PartitionSpec:
-    """Returns the logical axes of a parameter of the GPT-2 model or of one block, from its path."""
+    """Returns the logical axis names of a GPT-2 parameter, from its path."""
     names = tuple(str(entry.key) for entry in path if hasattr(entry, "key"))
     stack = ("layer",) if names[0] == "blocks" else ()
     if "layer" in names:  # of a tensorised one

@@ -23,7 +23,7 @@ def read_groups(
     param_dtype: DTypeLike = jnp.float32,
     **changes: Any,
 ) -> tuple[GPT2Config, dict[str, Callable[[], Any]]]:
-    """Opens published GPT-2 weights, to be read one group of `layers` at a time.
+    """Opens published GPT-2 weights, to be read one parameter group at a time.
 
     With them `offload.Trainer` can fine-tune a model that is never in memory as a whole.
 
@@ -78,7 +78,7 @@ def write_groups(
     *,
     end: int | None = None,
 ) -> None:
-    """Writes weights by group in Hugging Face's GPT-2 format, one file for each group.
+    """Writes GPT-2 weights in Hugging Face's format, one file for each parameter group.
 
     All are written to a hidden folder beside ``path``, which is renamed to ``path`` when complete.
 
@@ -129,7 +129,7 @@ def write_groups(
 
 
 def _name(group: str, where: Any) -> str:
-    """Returns the published name of a parameter of a weight group."""
+    """Returns the published name of a GPT-2 parameter, from its group and path."""
     path = tuple(str(entry.key) for entry in where if hasattr(entry, "key"))
     if group.startswith("block") and path in published.BLOCK:
         return f"h.{int(group.removeprefix('block'))}.{published.BLOCK[path]}"

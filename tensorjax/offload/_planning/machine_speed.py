@@ -51,7 +51,7 @@ class Machine:
     update: float
 
     def __post_init__(self) -> None:
-        """Checks that all speeds of a machine are positive."""
+        """Raises ValueError unless all speeds of a machine are positive."""
         for field in dataclasses.fields(self):
             if not getattr(self, field.name) > 0:
                 value = getattr(self, field.name)
@@ -205,7 +205,7 @@ def _median(work: Callable[[], Any], repeats: int) -> float:
 
 
 def _disk(folder: str, size: int, backend: Any) -> tuple[float, float]:
-    """Measures a machine's disk speed, of simultaneous reads and writes, in bytes per second."""
+    """Measures the disk's read and write speeds, both at the same time, in bytes per second."""
     part = 8 * MIB
     count = max(2, size // part)
     specs = {f"{kind}{n}": jax.ShapeDtypeStruct((part,), np.uint8)

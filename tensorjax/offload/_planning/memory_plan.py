@@ -34,7 +34,7 @@ Row = tuple[str, int, int, str, str]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Placement of all groups and memory budgets of a training, with the predicted step time.
+    """Memory plan of offloaded training: where the groups live, budgets, predicted step time.
 
     Attributes:
       chosen: how activations are treated, what lives where, and the times of a step.
@@ -58,22 +58,22 @@ class Plan:
 
     @property
     def weights(self) -> int:
-        """Bytes of device memory that the plan gives to parameters."""
+        """Bytes of device memory that a memory plan reserves for parameters."""
         return self.chosen.weights
 
     @property
     def in_memory(self) -> tuple[str, ...]:
-        """Groups whose parameters and states the plan keeps in host memory."""
+        """Names of the parameter groups that a memory plan keeps in host memory, not on disk."""
         return self.chosen.in_memory
 
     @property
     def gradient_bytes(self) -> int | None:
-        """Bytes of host memory in the plan for waiting gradients; None for all of them."""
+        """Bytes of host memory planned for gradients that await their update; None for no limit."""
         return self.chosen.gradient_bytes
 
     @property
     def seconds(self) -> float:
-        """Predicted seconds of a step by this plan, without overheads.
+        """Predicted seconds of a training step under this memory plan, without overheads.
 
         It is the bound, but where updates have to be made during the backward pass because there is
         no memory for gradients to wait, or, with clipping, during the next forward pass. Where the
@@ -84,16 +84,16 @@ class Plan:
 
     @property
     def bound(self) -> float:
-        """Lower bound P*, in seconds, on the step time of any plan and exact schedule."""
+        """Lower bound P*, in seconds, on the step time of any exact schedule of a memory plan."""
         return self.chosen.times.bound
 
     @property
     def needs_store(self) -> bool:
-        """Whether the plan needs a store, for groups or for gradients that wait."""
+        """Whether a memory plan puts parameter groups or waiting gradients on disk, in a store."""
         return self.chosen.needs_store
 
     def store(self, path: str | Path, **options: Any) -> TensorStore:
-        """Opens a store with this memory plan's capacity and staging memory.
+        """Opens a tensor store with the capacity and staging memory of this memory plan.
 
         Args:
           path: a folder.
@@ -105,7 +105,7 @@ class Plan:
         return TensorStore(path, **{"capacity": self.capacity, "staging": self.staging, **options})
 
     def options(self, store: Any) -> dict[str, Any]:
-        """Returns the keyword arguments of a `Trainer` for this memory plan, engine included.
+        """Returns the keyword arguments of a `Trainer` that follows this memory plan.
 
         Without clipping gradients wait for room where there is not enough; schedules other than
         "overlap" need ``gradient_overflow="store"`` instead. Another engine may take the place of
@@ -139,7 +139,7 @@ class Plan:
         return found if self.clip is None else {**found, "clip": self.clip}
 
     def __str__(self) -> str:
-        """Formats the memory plan as a table, with groups that are alike on one line."""
+        """Formats a memory plan as a text table, in which groups of equal sizes share a line."""
         width = max(14, *(len(name) for name, _ in _alike(self.rows)))
         lines = [f"{'group':<{width}}{'parameters':>13}{'state':>13}  device    home"]
         for name, (_, params, state, device, home) in _alike(self.rows):
@@ -169,7 +169,7 @@ class Plan:
 
 
 def _alike(rows: Sequence[Row]) -> list[tuple[str, Row]]:
-    """Merges rows of a plan's table that differ only in the name, under a joint name."""
+    """Merges rows of a memory plan's table that differ only in the name of the group."""
     places: dict[Any, list[int]] = {}
     for n, row in enumerate(rows):
         places.setdefault(row[1:], []).append(n)
@@ -316,7 +316,7 @@ def plan(
 
 
 def _aside(staging: Any, groups: Mapping[str, Group]) -> int | None:
-    """Returns the plan's bytes of staging memory for a store, or None if it is not counted."""
+    """Returns the bytes of host memory that a plan reserves for a store's staging, or None."""
     if staging == "auto":
         return 8 * max(g.params.nbytes for g in groups.values()) + (64 << 20)
     return None if staging is None else _check.integer("staging", staging, low=1)
@@ -325,19 +325,19 @@ def _aside(staging: Any, groups: Mapping[str, Group]) -> int | None:
 def _best(
     works: Iterable[Work], device_bytes: int, host_bytes: int
 ) -> tuple[list[Choice], Choice | None]:
-    """Returns the plan's choice for each activation strategy, and the fastest that fits, if any."""
+    """Returns the best placement for each activation strategy, and the fastest feasible one."""
     found = [choose(work, device_bytes, host_bytes) for work in works]
     able = [choice for choice in found if not choice.refusal]
     return found, min(able, key=lambda choice: choice.seconds, default=None)
 
 
 def _cast(host: HostOptimizer, given: Any) -> Any:
-    """Casts parameters to the device's dtype, for the sizes in a memory plan."""
+    """Returns a group's parameters in the dtype of the device, to time the layers with them."""
     return host.cast(given() if callable(given) else given)
 
 
 def _kinds(activations: Any) -> list[Activations]:
-    """Checks the activation strategies that a plan is to compare, and returns each once."""
+    """Returns the activation strategies to compare, each once; ValueError for unknown ones."""
     known = get_args(Activations)
     several = isinstance(activations, Iterable) and not isinstance(activations, str)
     asked: list[Any] = list(activations) if several else []
@@ -347,7 +347,7 @@ def _kinds(activations: Any) -> list[Activations]:
 
 
 def _work(whole: Work, kind: Activations, inputs: int, kept: int) -> Work:
-    """Returns the workload of a step, to be planned for one activation strategy.
+    """Returns the workload of a training step under one activation strategy.
 
     Args:
       whole: what it does with recomputation, whose backward passes have a forward pass in them.
@@ -371,7 +371,7 @@ def _work(whole: Work, kind: Activations, inputs: int, kept: int) -> Work:
 
 
 def _rows(groups: Mapping[str, Group], chosen: Choice) -> tuple[Row, ...]:
-    """Returns a row of the plan's table per group: bytes, place on the device, host or disk.
+    """Returns the rows of a memory plan's table: name, bytes and place of every parameter group.
 
     Either all groups stay on the device, or all count as streamed, two layers at a time.
     """

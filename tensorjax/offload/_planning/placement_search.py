@@ -23,7 +23,7 @@ _STORING = 0.1  # of a step: how much better storing all gradients has to look, 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Placement of groups for one activation strategy, with its predicted step time and memory.
+    """Placement of parameter groups for one activation strategy, with its step time and memory.
 
     Attributes:
       activations: of `Engine`.
@@ -81,12 +81,12 @@ class Work:
     clip: bool
 
     def gradients(self) -> int:
-        """Returns the bytes of all gradients of the step whose placement is searched."""
+        """Returns the bytes of the gradients of all parameter groups together."""
         return sum(g.gradient.nbytes for g in self.groups.values())
 
 
 def choose(work: Work, device_bytes: int, host_bytes: int) -> Choice:
-    """Searches for the groups to keep in host memory so that a step is shortest.
+    """Searches for the parameter groups to keep in host memory that make a step fastest.
 
     Groups in memory are not read and written; where they leave room, gradients wait, whose updates
     can then be left to the next forward pass, in which a disk has time.
@@ -110,7 +110,7 @@ def choose(work: Work, device_bytes: int, host_bytes: int) -> Choice:
 
 
 def _candidates(work: Work, room: int) -> Iterator[list[str]]:
-    """Yields candidate placements to try: lists of groups to keep in host memory.
+    """Yields candidate placements: lists of parameter groups to keep in host memory.
 
     All but some in even distances, so that the disk is busy in the whole of both passes; or those
     of the first layers, because their update is what a step waits for; or small ones first, where a
@@ -146,14 +146,14 @@ def _candidates(work: Work, room: int) -> Iterator[list[str]]:
 
 
 def _spread(order: list[str], away: int) -> list[str]:
-    """Makes a candidate placement: removes ``away`` names evenly, never the first one."""
+    """Returns the groups without ``away`` of them, evenly spaced, which are to live on disk."""
     rest = len(order) - 1
     places = {1 + (2 * n + 1) * rest // (2 * away) for n in range(away)}
     return [name for n, name in enumerate(order) if n not in places]
 
 
 def _choice(work: Work, weights: int, memory: list[str], room: int, refusal: str) -> Choice:
-    """Evaluates a candidate placement: step time and memory; waiting gradients get what is left."""
+    """Predicts the step time and memory of a placement, given the groups kept in host memory."""
     groups, every = work.groups, work.gradients()
     held = sum(_lives(groups[name]) for name in memory)
     host, left = work.on_host + _arriving(work) + held, room - held
@@ -189,7 +189,7 @@ def _choice(work: Work, weights: int, memory: list[str], room: int, refusal: str
 
 
 def _times(work: Work, weights: int, memory: set[str], spilled: int) -> tuple[Times, float]:
-    """Returns a candidate placement's times of a step's parts, and of the forward pass's reads."""
+    """Predicts the times of a step's parts for a placement, and of the forward pass's reads."""
     groups, machine = work.groups, work.machine
     disk = [g for name, g in groups.items() if name not in memory]
     lives = sum(map(_lives, disk))
@@ -216,7 +216,7 @@ def _times(work: Work, weights: int, memory: set[str], spilled: int) -> tuple[Ti
 
 
 def _predicted(work: Work, times: Times, once: float, later: float) -> float:
-    """Predicts the seconds of a step of a candidate placement, with some updates left over.
+    """Predicts the step time of a placement that leaves some updates to the next forward pass.
 
     Args:
       work: what it does.
@@ -237,7 +237,7 @@ def _predicted(work: Work, times: Times, once: float, later: float) -> float:
 def activation_bytes(
     layers: Sequence[Layer], groups: dict[str, Group], batch: Any, key: Any
 ) -> tuple[int, int]:
-    """Returns, for placements, the bytes of one microbatch's inputs and of what "keep" saves."""
+    """Computes the bytes of layer inputs and of saved activations, for one microbatch."""
     x, inputs, kept = None, 0, 0
     engine = Engine(activations="keep")
     for layer in layers[:-1]:
@@ -258,12 +258,12 @@ def _bytes(tree: Any) -> int:
 
 
 def _lives(group: Group) -> int:
-    """Returns the bytes of a group where it is placed: parameters, state, cast parameters."""
+    """Returns the bytes of a parameter group: parameters, optimiser state, cast parameters."""
     return sum(packing.nbytes for packing in group.packings)
 
 
 def _arriving(work: Work) -> int:
-    """Returns the host bytes of arriving or partly summed gradients, in any placement.
+    """Computes the host memory of gradients in transfer or partly summed, in bytes.
 
     The gradient that arrives, and those that other layers are to add to; from an accelerator, which
     adds up by itself, all of two layers.
@@ -276,17 +276,17 @@ def _arriving(work: Work) -> int:
 
 
 def _under_way(groups: Mapping[str, Group], memory: Collection[str]) -> int:
-    """Returns the most bytes that one update's results take in a placement in memory."""
+    """Computes the most memory that the results of one group's update take, in bytes."""
     return max(g.taken("place" if name in memory else _from_disk(g)) for name, g in groups.items())
 
 
 def _from_disk(group: Group) -> Into:
-    """Returns the kind of memory for update results of a group that is placed on disk."""
+    """Returns the memory that the update of a group on disk writes to: "spare" or "gradient"."""
     return "spare" if group.lent else "gradient"
 
 
 def _unbounded(work: Work) -> int:
-    """Returns a placement's bytes of gradients and handed-on parameters if unbounded."""
+    """Computes the host memory of all gradients and updated parameters where nothing is limited."""
     gradients = work.gradients()
     if not any(g.lent for g in work.groups.values()):
         shared = shared_groups(work.layers, work.groups)
@@ -296,7 +296,7 @@ def _unbounded(work: Work) -> int:
 
 
 def shared_groups(layers: Sequence[Layer], groups: Mapping[str, Group]) -> list[Group]:
-    """Returns the groups that several layers use, whose gradient sums a placement counts."""
+    """Returns the parameter groups that more than one layer uses."""
     uses = Counter(g for layer in layers for g in layer.uses)
     return [groups[g] for g, count in uses.items() if count > 1]
 
@@ -306,7 +306,7 @@ def _needs(nbytes: int, where: str, given: int) -> str:
 
 
 def largest(layers: Sequence[Layer], sizes: Mapping[str, int]) -> int:
-    """Returns the bytes of the largest layer, which a placement has to leave room for."""
+    """Computes the bytes of the largest layer from the sizes of the parameter groups."""
     return max(sum(sizes[g] for g in layer.uses) for layer in layers)
 
 

@@ -6,7 +6,7 @@ import math
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Times:
-    """Seconds that each part of a training step would take alone.
+    """Seconds that each part of a training step (compute, read, write, update) takes alone.
 
     Attributes:
       compute: T_c, forward and backward pass of all layers.
@@ -27,7 +27,7 @@ class Times:
     layer: float
 
     def __post_init__(self) -> None:
-        """Checks that all times in the bound are finite and not negative."""
+        """Raises ValueError unless the times of a step's parts are finite and not negative."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if not (math.isfinite(value) and value >= 0):
@@ -35,7 +35,9 @@ class Times:
 
     @property
     def bound(self) -> float:
-        """Lower bound P* = max(T_c + ℓ₀, max(T_r, T_w, T_o) + f + b) on every exact schedule.
+        """Lower bound P* on the time of a training step with any exact schedule, in seconds.
+
+        P* = max(T_c + ℓ₀, max(T_r, T_w, T_o) + f + b), in the symbols of the attributes.
 
         The first layer cannot be computed before it has been updated, which waits for the last
         gradient; and what moves can overlap with everything but the first gradient's computation.
@@ -53,5 +55,8 @@ class Times:
 
     @property
     def after_backward(self) -> float:
-        """Step time T_c + max(T_r, T_w, T_o) of a schedule that updates after the backward pass."""
+        """Time of a training step whose updates follow the backward pass, in seconds.
+
+        T_c + max(T_r, T_w, T_o), in the symbols of the attributes.
+        """
         return self.compute + max(self.read, self.write, self.update)

@@ -21,7 +21,7 @@ Pools = tuple[Pool, Pool]
 
 
 class Transport:
-    """Owner of a store's queue, staging memory and backend threads, from `start` to `close`.
+    """Owner of a store's queue, staging memory, reader, writer and I/O backend.
 
     Where it is dropped, threads end and the lock is let go.
 
@@ -49,7 +49,7 @@ class Transport:
         self.writer = Writer(block, self.layouts, self.reader)
 
     def pools(self, tensors: Mapping[str, Tensor]) -> Pools:
-        """Allocates the staging pools for reads and for writes of these tensors.
+        """Allocates a store's staging pools for reads and for writes of given tensors.
 
         Raises:
             CapacityError: if it is too little, or not to be had.
@@ -58,7 +58,7 @@ class Transport:
         return reading, writing
 
     def larger(self, tensors: Mapping[str, Tensor]) -> Pool | None:
-        """Allocates a larger pool for reads, as for `Queue.enlarge`, if tensors need it; else None.
+        """Allocates a larger staging pool for reads if tensors need one, else returns None.
 
         What writes take is a block at a time, whatever the tensors are.
 
@@ -73,7 +73,7 @@ class Transport:
         return sizes(self._staging, self._block, largest)
 
     def start(self, pools: Pools) -> None:
-        """Makes the queue and starts the backend's threads."""
+        """Creates a store's queue of transfers, and starts the backend's threads."""
         self.queue = Queue(*pools)
         self._backend.start(self.queue)
         self.writer.queue = self.reader.queue = self.queue
@@ -82,7 +82,7 @@ class Transport:
         )
 
     def statistics(self) -> dict[str, Any]:
-        """Returns what a store's `Statistics` say of its transfers and staging memory."""
+        """Returns the fields of a store's `Statistics` on transfers and staging memory."""
         queue = self.queue
         counted = ("depth", "deepest", "queued", "blocked", "overflow")
         with queue.lock:
@@ -96,7 +96,7 @@ class Transport:
             }
 
     def close(self) -> None:
-        """Finishes pending transfers and closes the backend; reads without memory are refused."""
+        """Finishes a store's pending transfers, fails reads without memory, closes the backend."""
         with self.writer.paused():
             self.queue.drain()
             left = self.queue.close()
@@ -107,7 +107,7 @@ class Transport:
         self._unlock()
 
     def leave(self) -> None:
-        """Releases what a forked process inherited, without locks that lost threads may hold."""
+        """Releases the file lock in a forked process, without locks that lost threads may hold."""
         self._finalizer.detach()
         self._unlock()
 
@@ -128,14 +128,14 @@ def _pools(*wanted: int) -> list[Pool]:
 
 
 def _refuse(requests: Iterable[Request]) -> None:
-    """Fails the reads that a closed store leaves behind."""
+    """Fails the reads that still wait for staging memory when a store is closed."""
     for request in requests:
         request.error = StoreError("the store was closed")
         request.resolve(request)
 
 
 def _abandon(queue: Queue, backend: Backend, lock: _folder.Lock | None, pid: int) -> None:
-    """Closes a store that was dropped, or that is open when the interpreter ends."""
+    """Closes a store that was garbage-collected, or that is open when the interpreter exits."""
 
     def end() -> None:
         if pid == os.getpid():  # a fork has none of the threads, and locks that they may have held

@@ -13,7 +13,7 @@ from tensorjax.offload._store.transfers.requests import Buffer
 
 
 class Lease:
-    """Tensor that was read, in staging memory until its release.
+    """Tensor that was read from a store, valid in staging memory until its release.
 
     The memory is reused after the release: copy what has to live longer. A lease that is dropped
     without a release gives its memory back once no array views it any more. `jax.device_put` may
@@ -43,7 +43,7 @@ class Lease:
 
     @property
     def array(self) -> np.ndarray:
-        """Read-only array of the leased tensor, a view of the staging memory.
+        """Read-only NumPy array of a tensor that was read, a view of the staging memory.
 
         It is aligned to 4096 bytes; one that is smaller than this, to 64.
 
@@ -55,7 +55,7 @@ class Lease:
         return self._array
 
     def release(self) -> None:
-        """Ends the lease: gives the staging memory back; a second call does nothing."""
+        """Ends a lease and frees its staging memory; a second call does nothing."""
         if self._array is not None:
             if self._buffer is not None:
                 self._queue.release(self._buffer, self.name)
@@ -83,7 +83,7 @@ class Lease:
 
 
 class Leases(Mapping[str, Lease]):
-    """Leases of several tensors that were read together, by name.
+    """Mapping from names to leases of tensors that were read from a store together.
 
     Example:
         >>> import tempfile, numpy as np, jax
@@ -109,7 +109,7 @@ class Leases(Mapping[str, Lease]):
         return len(self._leases)
 
     def release(self) -> None:
-        """Releases all leases of a read."""
+        """Releases the leases of all tensors that were read together."""
         for lease in self._leases.values():
             lease.release()
 
@@ -121,5 +121,5 @@ class Leases(Mapping[str, Lease]):
 
 
 def view(memory: np.ndarray, position: int, place: Place) -> np.ndarray:
-    """Makes the array of a leased tensor as a view of memory, read-only if that is."""
+    """Returns a NumPy view of a tensor in staging memory, read-only if the memory is."""
     return np.ndarray(place.shape, place.dtype, memory, position)

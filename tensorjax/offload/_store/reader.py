@@ -21,7 +21,7 @@ _Asked = dict[int, tuple[Content, Sequence[Tensor]]]
 
 
 class Reader:
-    """Reader of tensors: queues reads, verifies checksums and makes leases."""
+    """Reader of a store: queues reads of tensors, verifies checksums, and returns leases."""
 
     queue: Queue
 
@@ -29,7 +29,9 @@ class Reader:
         self._layouts = layouts
 
     def read(self, tensors: Sequence[Tensor], deadline: float) -> Future[Leases]:
-        """Starts reading what was written last of tensors; waits for nothing but `Queue.lock`.
+        """Starts reading the newest state of tensors; returns a future of their leases.
+
+        It waits for nothing but `Queue.lock`.
 
         A caller may hold a lock that the callback of a future takes.
         """
@@ -59,7 +61,9 @@ class Reader:
         return countdown.future
 
     def remember(self, several: Iterable[Slots]) -> None:
-        """Reads packed extents whose bytes are not in memory yet, without verifying them.
+        """Loads disk blocks that small tensors share into memory, before one of these is rewritten.
+
+        Packed extents whose bytes are in memory already are left out. Checksums are not verified.
 
         A tensor that the disk has changed is found when it is read itself. The memory is not of the
         staging pool, which leases of the caller may fill.
@@ -101,7 +105,10 @@ class Reader:
     def _asked(
         self, tensors: Sequence[Tensor]
     ) -> tuple[_Asked, list[tuple[Tensor, Content]], list[tuple[Extent, int]]]:
-        """Determines what is read from disk, what needs no disk, and the slots (lock held)."""
+        """Splits requested tensors into those to read from disk and those that need no read.
+
+        Also returns the slots to read. The queue's lock is held.
+        """
         asked: _Asked = {}
         packed: dict[int, list[Tensor]] = {}
         aside, places, absent = [], [], []
@@ -203,7 +210,7 @@ def _reading(
     resolve: Callable[[Request], None],
     check: Callable[[Op], None] = nothing,
 ) -> Request:
-    """Makes the request to read a run of extents, for some of their tensors."""
+    """Creates the request to read adjacent extents from disk, for some of their tensors."""
     request = Request(
         run,
         [of[0].slots.users[content.slot] for content, of in there],
@@ -219,7 +226,7 @@ def _reading(
 
 
 def _kept(tensor: Tensor, content: Content, queue: Queue) -> Lease:
-    """Makes the lease of a tensor that needs no disk: empty, or with a failed last write."""
+    """Returns the lease of a tensor that needs no disk read: empty, or its last write failed."""
     memory = (np.empty(0, np.uint8) if content.memory is None else content.memory).view()
     memory.flags.writeable = False
     array = view(memory, tensor.part.start, tensor.place)
@@ -227,7 +234,7 @@ def _kept(tensor: Tensor, content: Content, queue: Queue) -> Lease:
 
 
 def _released(read: Future[Leases]) -> None:
-    """Releases what was read by a call that was cut off."""
+    """Releases the leases of a read whose caller was interrupted."""
     if read.exception() is None:
         read.result().release()
 
@@ -235,7 +242,7 @@ def _released(read: Future[Leases]) -> None:
 def _verify(
     tensor: Tensor, content: Content, part: np.ndarray, number: int, start: int = 0
 ) -> None:
-    """Compares the checksum of what was read of a tensor, from ``start`` on, with that stored."""
+    """Raises CorruptError if bytes read of a tensor do not have the stored checksum."""
     name = tensor.place.name
     if content.error is not None and content.memory is None:
         said = f"{name}: its last write failed; write it again"

@@ -1,4 +1,4 @@
-"""Futures that cover several requests, and errors that name the tensors."""
+"""Futures that combine several requests, and errors that name the tensors."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from tensorjax.offload._store.transfers.requests import Request
 
 
 class Countdown:
-    """Future that is set when a number of requests are resolved, to the first error if any."""
+    """Future of several requests: done once all have ended, with the first error if any."""
 
     def __init__(self, count: int, result: Callable[[], Any], drop: Callable[[], Any]):
         self.future: Future[Any] = Future()
@@ -23,7 +23,7 @@ class Countdown:
             self.future.set_result(result())
 
     def down(self, error: BaseException | None) -> None:
-        """Counts a resolved request of several, and sets the joint future at the last one."""
+        """Records the end of one request, and completes the joint future at the last one."""
         with self._lock:
             self._count -= 1
             self._error = self._error or error
@@ -42,7 +42,7 @@ class Countdown:
 
 
 def item_of(several: Future[Any], name: str) -> Future[Any]:
-    """Returns the future of one tensor, derived from a joint future of several tensors by name."""
+    """Returns the future of one tensor from a future of several tensors by name."""
     single: Future[Any] = Future()
     single.set_running_or_notify_cancel()
 
@@ -58,14 +58,14 @@ def item_of(several: Future[Any], name: str) -> Future[Any]:
 
 
 def check_there(tensors: Sequence[Tensor]) -> None:
-    """Checks that no requested tensor was given up by `forget` while a call waited."""
+    """Raises StoreError if a tensor was removed by `forget` while a call waited."""
     for tensor in tensors:
         if tensor.forgotten:
             raise StoreError(f"{tensor.place.name}: its place was given up meanwhile, by `forget`")
 
 
 def named(request: Request, error: BaseException, names: Sequence[str]) -> BaseException:
-    """Returns the error of a request with the tensors named in its message."""
+    """Returns the error of a read or write as a StoreError whose message names the tensors."""
     if any(str(error).startswith(f"{name}: ") for name in names):
         return error
     what = "writing" if request.write else "reading"

@@ -8,13 +8,13 @@ BUCKETS = 32  # powers of two of a microsecond: the last one begins at 18 minute
 
 
 def bucket(seconds: float) -> int:
-    """Returns a latency's bucket in the statistics: the power of two of microseconds above it."""
+    """Returns the histogram bucket of a latency: the power of two of microseconds above it."""
     return min(BUCKETS - 1, int(seconds * 1e6).bit_length())
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Statistics of the transfers in one direction.
+    """Statistics of a store's transfers in one direction: bytes, counts, latencies.
 
     Attributes:
         bytes: Moved, padding included.
@@ -33,7 +33,7 @@ class Traffic:
     waiting: tuple[int, ...] = (0,) * BUCKETS
 
     def quantile(self, q: float) -> float:
-        """Returns a latency quantile of the statistics in seconds, to a factor of two.
+        """Returns a quantile of the transfers' latency in seconds, to a factor of two.
 
         Args:
             q: Fraction of the transfers, in [0, 1]; 0.5 gives the median.
@@ -125,14 +125,14 @@ class Statistics:
 
 
 class Counter:
-    """Running counts of transfers in one direction; the caller holds the lock."""
+    """Running counts of a store's transfers in one direction; the caller holds the lock."""
 
     def __init__(self) -> None:
         self.bytes = self.transfers = self.tensors = self.failures = 0
         self.latency, self.waiting = [0] * BUCKETS, [0] * BUCKETS
 
     def add(self, nbytes: int, latency: float, waiting: float, *, failed: bool) -> None:
-        """Counts one transfer in the statistics: its bytes and latency."""
+        """Counts one transfer of a store: its bytes, latency, time in the queue, failure."""
         self.transfers += 1
         self.failures += failed
         self.bytes += 0 if failed else nbytes
@@ -140,6 +140,6 @@ class Counter:
         self.waiting[bucket(waiting)] += 1
 
     def frozen(self) -> Traffic:
-        """Returns the transfer statistics so far."""
+        """Returns the counts of a store's transfers so far as an immutable `Traffic`."""
         counts = {**vars(self), "latency": tuple(self.latency), "waiting": tuple(self.waiting)}
         return Traffic(**counts)

@@ -31,7 +31,10 @@ from tensorjax.offload._store.writer import flat
 
 
 class TensorStore:
-    """Store of named tensors in one preallocated file, with two slots each and an atomic index.
+    """Store of named tensors on disk, with asynchronous transfers and atomic commits.
+
+    It is one preallocated file, with two slots for each tensor, and an index that is replaced
+    atomically.
 
     Writes go to the slot that is not committed, reads give what was written last, `commit` makes
     everything written since the last one durable in one step, and opening a store gives the last
@@ -149,36 +152,36 @@ class TensorStore:
 
     @property
     def meta(self) -> Any:
-        """Metadata given to the last commit, a copy; None before the first."""
+        """Metadata that the last commit of a store was given, a copy; None before the first."""
         return copy.deepcopy(self._index.meta)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all reserved tensors, in the order of their reservation."""
+        """Names of all tensors reserved in a store, in the order of their reservation."""
         return tuple(self._tensors)
 
     @property
     def written(self) -> tuple[str, ...]:
-        """Names of the reserved tensors that can be read."""
+        """Names of the tensors in a store that have been written, so that they can be read."""
         return tuple(name for name, tensor in self._tensors.items() if tensor.written)
 
     @property
     def process(self) -> tuple[int, int]:
-        """Number of this process and count of processes."""
+        """Number of the process that a store belongs to, and count of processes."""
         return self._paths.process
 
     @property
     def closed(self) -> bool:
-        """Whether the store was closed: nothing can be read or written any more."""
+        """Whether a store was closed, so that nothing can be read or written any more."""
         return not self._open
 
     @property
     def commits(self) -> int:
-        """Number of commits that the store has seen."""
+        """Number of commits since a store was created."""
         return self._index.commit
 
     def spec(self, name: str) -> jax.ShapeDtypeStruct:
-        """Returns the shape and dtype of a reserved tensor.
+        """Returns the shape and dtype of a tensor reserved in a store.
 
         Args:
             name: Of a reserved tensor.
@@ -193,7 +196,7 @@ class TensorStore:
         return jax.ShapeDtypeStruct(place.shape, place.dtype)
 
     def reserve(self, tensors: Mapping[str, Any]) -> None:
-        """Reserves disk space for tensors in the data file, two slots for each.
+        """Reserves disk space for tensors in a store, two slots for each.
 
         Tensors that are reserved together lie side by side, small ones in the same blocks; those
         that will be written together should be. One call for all is much the cheapest: each takes
@@ -222,7 +225,7 @@ class TensorStore:
                 self._reserve(extents.place(specs, self._index.end))
 
     def forget(self) -> None:
-        """Cancels all reservations; none of the tensors may have been written.
+        """Cancels all reservations of a store in which no tensor has been written.
 
         Raises:
             StoreError: if one has.
@@ -266,7 +269,9 @@ class TensorStore:
     # Moving tensors.
 
     def write(self, name: str, array: ArrayLike, *, deadline: float = math.inf) -> Future[None]:
-        """Copies an array into staging and writes it to the slot that is not committed.
+        """Starts writing an array to a store: copies it, and returns a future.
+
+        It is copied to staging memory, and goes to the slot that is not committed.
 
         Blocks while the staging pool is full, of which the earliest deadline gets what others give
         back; and, where the tensor shares a block, while that is written with another one or, for
@@ -289,7 +294,7 @@ class TensorStore:
         return self.write_many({name: array}, deadline=deadline)
 
     def write_many(self, arrays: Mapping[str, Any], *, deadline: float = math.inf) -> Future[None]:
-        """Writes several tensors as `write` does; neighbours in the file move together.
+        """Starts writing several tensors to a store together; neighbours share a transfer.
 
         One future for all: much cheaper than one each when the tensors are small.
 
@@ -306,7 +311,7 @@ class TensorStore:
         return self._transport.writer.write(todo, arguments.deadline(deadline))
 
     def read(self, name: str, *, deadline: float = math.inf) -> Future[Lease]:
-        """Starts reading the newest state of a tensor, committed or not.
+        """Starts reading a tensor from a store, as it was written last, committed or not.
 
         Does not block: a read waits in the queue for its staging memory. So a lock that callbacks
         take may be held. Leases that are not released keep later reads waiting. A tensor that
@@ -323,7 +328,7 @@ class TensorStore:
         return item_of(self.read_many([name], deadline=deadline), name)
 
     def read_many(self, names: Iterable[str], *, deadline: float = math.inf) -> Future[Leases]:
-        """Starts reading several tensors together; neighbours in the file move together.
+        """Starts reading several tensors from a store together; neighbours share a transfer.
 
         Args:
             names: Of tensors that were written.
@@ -341,7 +346,7 @@ class TensorStore:
         return self._transport.reader.read(tensors, arguments.deadline(deadline))
 
     def hasten(self, names: Iterable[str], *, deadline: float) -> None:
-        """Moves pending reads of tensors to an earlier deadline.
+        """Moves a store's pending reads of some tensors to an earlier deadline.
 
         Args:
             names: Of reserved tensors.
@@ -356,7 +361,7 @@ class TensorStore:
                     queue.hasten(request, due)
 
     def hasten_writes(self, *, deadline: float) -> None:
-        """Moves all pending writes to an earlier deadline.
+        """Moves all pending writes of a store to an earlier deadline.
 
         Args:
             deadline: The new one, in the unit of the writes; a later one changes nothing.
@@ -365,11 +370,11 @@ class TensorStore:
         self._transport.queue.hasten_writes(arguments.deadline(deadline))
 
     def starved(self) -> bool:
-        """Whether reads wait for staging memory that leases hold, and no transfer is under way."""
+        """Whether a store's reads wait for memory held by leases, with no transfer under way."""
         return self._transport.queue.starved()
 
     def commit(self, meta: Any = None, *, barrier: Callable[[], object] | None = None) -> None:
-        """Commits everything written so far, atomically and durably.
+        """Commits everything written to a store so far, atomically and durably.
 
         Waits for the writes, syncs the data, and replaces the index. Writes that other threads
         begin meanwhile wait.
@@ -415,7 +420,7 @@ class TensorStore:
             self._committing += time.perf_counter() - began
 
     def revert(self) -> None:
-        """Reverts to the committed state: what was written since then is forgotten."""
+        """Reverts a store to its last commit, and discards what was written since."""
         with self._mutex, self._transport.writer.paused():
             self._check_open()
             self._transport.queue.drain_writes()
@@ -432,7 +437,7 @@ class TensorStore:
     # Statistics and closing.
 
     def statistics(self) -> Statistics:
-        """Returns the statistics of the store since it was opened."""
+        """Returns the transfer statistics of a store since it was opened."""
         return Statistics(
             backend=self._backend.name,
             direct=self._backend.direct,
@@ -445,7 +450,7 @@ class TensorStore:
         )
 
     def close(self) -> None:
-        """Finishes pending transfers and closes the store; what was not committed is lost."""
+        """Finishes pending transfers and closes a store; uncommitted writes are lost."""
         if self._pid != os.getpid():
             if self._open:
                 self._open = False

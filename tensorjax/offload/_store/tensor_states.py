@@ -1,4 +1,4 @@
-"""State of tensors in memory while the store is open."""
+"""States of a store's tensors in memory while the store is open."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ from tensorjax.offload._store.transfers.requests import Request, Slot
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Content(Entry):
-    """Content of a slot of an extent: checksums, the error of a failed write, and packed bytes.
+    """Contents of one copy of an extent on disk: checksums, write error, bytes of small tensors.
 
     Attributes:
         sums: Checksums in hexadecimal, filled in as it is written: of the blocks of one tensor; or
@@ -28,12 +28,12 @@ class Content(Entry):
     names: tuple[str, ...] = ()
 
     def failed(self, name: str) -> bool:
-        """Checks whether the write of a tensor to this content failed."""
+        """Whether the write of a tensor to these disk blocks failed."""
         return self.error is not None and (self.memory is None or name in self.names)
 
 
 class Slots:
-    """Two slots of an extent, and its tensors, which move from one slot to the other together.
+    """Two copies of an extent in the data file: which is committed, which has the newest state.
 
     Attributes:
         extent: Where they lie.
@@ -59,16 +59,16 @@ class Slots:
 
     @property
     def free(self) -> int:
-        """Number of the slot that holds no committed state of the tensors."""
+        """Number (0 or 1) of an extent's copy on disk that is not committed, to be written next."""
         return 0 if self.committed is None else 1 - self.committed.slot
 
     def readers(self) -> list[Request]:
-        """Returns the pending reads of the tensors' newest state; the queue's lock is held."""
+        """Returns the pending reads of an extent's newest state; the queue's lock is held."""
         return [] if self.newest is None else self.users[self.newest.slot].readers
 
 
 class Tensor:
-    """Tensor of an open store: its place and its slots.
+    """Tensor of an open store: its position in the data file, and the slots of its extent.
 
     Attributes:
         place: Where it lies.
@@ -88,7 +88,7 @@ class Tensor:
 
     @property
     def written(self) -> bool:
-        """Whether the tensor's state is written, so that it can be read."""
+        """Whether a tensor of a store has been written, so that it can be read."""
         content = self.slots.newest
         if content is None:
             return False
@@ -96,7 +96,7 @@ class Tensor:
 
 
 def opened(places: Iterable[Place], entries: Mapping[str, Entry]) -> dict[str, Tensor]:
-    """Makes the states of an open store's tensors, by name, from their committed contents."""
+    """Returns the tensors of a store that is opened, by name, with their committed states."""
     places = tuple(places)
     found = {
         tensor.place.name: tensor
@@ -107,13 +107,13 @@ def opened(places: Iterable[Place], entries: Mapping[str, Entry]) -> dict[str, T
 
 
 def failures(tensors: Iterable[Tensor]) -> dict[str, BaseException | None]:
-    """Returns the errors of tensors whose newest state could not be written, by name."""
+    """Returns the write errors of tensors whose newest state could not be written, by name."""
     newest = ((tensor.place.name, tensor.slots.newest) for tensor in tensors)
     return {name: c.error for name, c in newest if c is not None and c.failed(name)}
 
 
 def entries(tensors: Mapping[str, Tensor]) -> dict[str, Entry]:
-    """Returns the index entries of the tensors' states that were written last."""
+    """Returns the index entries of all tensors in their newest states, for a commit."""
     found: dict[str, Entry] = {}
     for name, tensor in tensors.items():
         content = tensor.slots.newest

@@ -25,7 +25,7 @@ _Sources = dict[Extent, tuple[np.ndarray, list[str]]]
 
 
 def flat(place: Place, array: Any) -> np.ndarray:
-    """Checks the shape and dtype of an array to be written to a store, and returns its bytes."""
+    """Returns the bytes of an array to be stored; raises an error if not of the reserved shape."""
     if isinstance(array, jax.ShapeDtypeStruct):
         raise TypeError(f"{place.name}: expected an array, got only its shape and dtype")
     if isinstance(array, np.ma.MaskedArray):
@@ -43,7 +43,7 @@ def flat(place: Place, array: Any) -> np.ndarray:
 
 
 class Writer:
-    """Writer of tensors: copies arrays into staging memory and queues their transfers."""
+    """Writer of a store: copies arrays to staging memory and queues their transfers."""
 
     queue: Queue
 
@@ -56,7 +56,7 @@ class Writer:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Blocks new writes to the store within a context, once those copying have ended."""
+        """Context manager that blocks new writes to a store, and waits for those being copied."""
         me = object()
         try:
             with self._lock:
@@ -69,7 +69,10 @@ class Writer:
                 self._turn.ring()
 
     def write(self, todo: Sequence[tuple[Tensor, np.ndarray]], deadline: float) -> Future[None]:
-        """Starts writing arrays' bytes, staged and checksummed, to the uncommitted slots."""
+        """Starts writing tensors to a store, through staging memory; returns a future.
+
+        They go to the slots that are not committed.
+        """
         me = object()
         mine = dict.fromkeys((tensor.slots for tensor, _ in todo), me)
         try:
@@ -90,7 +93,10 @@ class Writer:
             self._leave(mine)
 
     def _may_copy(self, mine: dict[Slots, object]) -> bool:
-        """Whether a write may begin to copy; if so, it is registered (the lock is held)."""
+        """Registers a write, unless writes are paused or another uses its blocks; False if so.
+
+        The lock is held.
+        """
         if self._paused or not self._copying.keys().isdisjoint(mine):
             return False
         self._copying.update(mine)
@@ -141,7 +147,7 @@ class Writer:
     def _prepared(
         self, todo: Sequence[tuple[Tensor, np.ndarray]]
     ) -> tuple[_Sources, dict[Extent, tuple[Slots, Content]]]:
-        """Returns the bytes to write, and the new contents of the uncommitted slots."""
+        """Returns the bytes to write for every extent, and the contents its slot will have."""
         sources: _Sources = {}
         newest: dict[Extent, tuple[Slots, Content]] = {}
         packed: dict[Slots, list[tuple[Tensor, np.ndarray]]] = {}
@@ -174,13 +180,13 @@ class Writer:
 
 
 def _carries(slots: Slots, arrays: Sequence[tuple[Tensor, np.ndarray]]) -> bool:
-    """Whether a write to an extent must carry along tensors that are not to be written."""
+    """Whether a write to an extent must keep other tensors that share its disk blocks."""
     new = {tensor.number for tensor, _ in arrays}
     return any(tensor.written and tensor.number not in new for tensor in slots.tensors)
 
 
 def _packed(slots: Slots, arrays: Sequence[tuple[Tensor, np.ndarray]]) -> Content:
-    """Makes the content of a packed extent to be written: new tensors beside those of before."""
+    """Builds the new contents of disk blocks that tensors share: new ones beside unchanged ones."""
     before, size = slots.newest, slots.extent.size
     memory = aligned(size)
     sums = [""] * len(slots.tensors) if before is None else [*before.sums]
@@ -195,12 +201,12 @@ def _packed(slots: Slots, arrays: Sequence[tuple[Tensor, np.ndarray]]) -> Conten
 
 
 def _meant(slots: Slots, content: Content) -> Sequence[str]:
-    """Returns the names of the tensors of an extent that were to be written."""
+    """Returns the names of the tensors that a write to an extent was to store."""
     return content.names or [tensor.place.name for tensor in slots.tensors]
 
 
 def _join(pieces: Sequence[Piece], memory: np.ndarray, sources: _Sources) -> None:
-    """Copies whole extents to be written that leave no space between them."""
+    """Copies adjacent extents without padding into staging memory, and records their checksums."""
     members = [sources[piece.extent] for piece in pieces]
     found = gather([array for array, _ in members], memory)
     for (_, sums), checksum in zip(members, found, strict=True):
@@ -208,7 +214,7 @@ def _join(pieces: Sequence[Piece], memory: np.ndarray, sources: _Sources) -> Non
 
 
 def _place(transfer: Transfer, memory: np.ndarray, sources: _Sources) -> None:
-    """Copies blocks to be written to their positions in a transfer, with zeros behind them."""
+    """Copies extents into staging memory, padded with zeros, and records their checksums."""
     for extent, number, start, stop, place, _ in transfer.pieces:
         at = place - transfer.position
         end = at + stop - start

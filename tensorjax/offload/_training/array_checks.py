@@ -9,14 +9,14 @@ from tensorjax import linalg
 
 
 def nbytes(x: Any) -> int:
-    """Returns the bytes of a layer's array on the devices of this process."""
+    """Returns the bytes that an array takes on the devices of this process."""
     if not isinstance(x, jax.Array) or x.is_fully_addressable:
         return x.nbytes
     return sum(shard.data.nbytes for shard in x.addressable_shards)
 
 
 def widened(gradients: Any) -> Any:
-    """Casts a layer's gradients to single precision at least, for summation."""
+    """Casts gradients to single precision at least, so that they can be summed."""
     if all(x.dtype == linalg.factor_dtype(x.dtype) for x in jax.tree.leaves(gradients)):
         return gradients
     return _widened(gradients)
@@ -24,7 +24,7 @@ def widened(gradients: Any) -> Any:
 
 @jax.jit
 def finite(tree: Any) -> jax.Array:
-    """Whether all entries of a layer's gradient are finite, computed where the arrays are."""
+    """Whether all entries of a pytree of arrays are finite, computed where the arrays are."""
     return jnp.all(jnp.array([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)]))
 
 

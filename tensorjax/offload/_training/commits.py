@@ -1,4 +1,4 @@
-"""Commits of a training to its store, beside the computation, and resuming from them."""
+"""Commits of a training to its store, in the background, and resuming from them."""
 
 import logging
 import math
@@ -31,7 +31,7 @@ _TRAINERS: "weakref.WeakKeyDictionary[TensorStore, Any]" = weakref.WeakKeyDictio
 
 
 def take(store: Any, trainer: Any) -> None:
-    """Claims a store for one trainer's commits, until that is closed; does nothing for None.
+    """Reserves a tensor store for one trainer until that is closed; does nothing for None.
 
     Raises:
       TypeError: it is something else.
@@ -54,7 +54,7 @@ def take(store: Any, trainer: Any) -> None:
 
 
 def in_use(store: TensorStore) -> Any:
-    """Returns the open trainer that has claimed a store for its commits, or None."""
+    """Returns the open trainer that has reserved a tensor store for itself, or None."""
     other = _TRAINERS[store]() if store in _TRAINERS else None
     return None if other is None or other.closed else other
 
@@ -76,7 +76,7 @@ class Progress:
     scale: Any = None
 
     def meta(self, model: Any, key: jax.Array | None, stale: bool) -> dict[str, Any]:
-        """Returns the metadata of a commit: progress, model and random key, as JSON."""
+        """Returns the metadata of a training's commit: progress, model and random key, as JSON."""
         return {
             "trainer": {
                 "format": FORMAT,
@@ -128,7 +128,7 @@ class Commits:
         self._thread: threading.Thread | None = None
 
     def begin(self, meta: dict[str, Any], pending: Mapping[str, Any], version: int) -> None:
-        """Commits a version of all groups in a thread, and holds updates beyond it back meanwhile.
+        """Starts a thread that commits one version of all groups; later updates wait for it.
 
         Called before any gradient for a later version is offered.
         """
@@ -146,13 +146,13 @@ class Commits:
         self._thread = thread
 
     def join(self) -> None:
-        """Waits for the commit of the training that `begin` started."""
+        """Waits for the background commit that `begin` started."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     def now(self, meta: dict[str, Any], pending: Mapping[str, Any]) -> None:
-        """Commits the current state of the training; all updates have to be written before."""
+        """Commits the current state of a training, whose updates must all have been written."""
         steps = meta["trainer"]["steps"]
         with self._trace.span("commit", f"step {steps}", max(0, steps - 1)):
             for group in self._groups.values():
@@ -174,7 +174,7 @@ class Commits:
             self.steps = steps
 
     def warn(self, steps: int) -> None:
-        """Logs a warning if the training has done steps that are not committed."""
+        """Logs a warning if a training has made steps that are not committed."""
         if self.steps < steps:
             _LOG.warning(
                 "closed after step %d, the store has step %d: call commit() before close() to keep "
@@ -203,7 +203,7 @@ def resume_or_reserve(
     stale: bool,
     gradients: bool,
 ) -> Progress | None:
-    """Resumes a training from the last commit of its store, or reserves its tensors in a new one.
+    """Resumes a training from its store, or reserves its tensors in a new store.
 
     Args:
       store: of this process; what was written to it since its last commit is forgotten.
@@ -246,7 +246,9 @@ def resume(
     stale: bool,
     gradients: bool,
 ) -> Progress:
-    """Resumes a training from a commit: checks that it fits, reads the groups kept in memory.
+    """Resumes a training from a store's last commit; raises an error if that does not fit.
+
+    Groups that are kept in memory are read.
 
     Args:
       store: with a committed state.
@@ -291,7 +293,7 @@ def resume(
 
 
 def same_process(processes: Processes, store: Any) -> None:
-    """Checks that the store to be committed to belongs to this process.
+    """Raises ValueError unless a store belongs to this process of a distributed training.
 
     Raises:
       ValueError: it is not.
@@ -306,7 +308,7 @@ def same_process(processes: Processes, store: Any) -> None:
 
 
 def same_step(processes: Processes, steps: int | None) -> None:
-    """Checks that the commits of all processes are of one step; None for a new store.
+    """Raises ValueError unless the stores of all processes were committed at the same step.
 
     Raises:
       ValueError: they are not.
@@ -322,7 +324,7 @@ def same_step(processes: Processes, steps: int | None) -> None:
 
 
 def _numbers(key: jax.Array | None) -> Any:
-    """Returns a random key for a commit's metadata: its implementation and data, as JSON."""
+    """Converts a random key to JSON, for the metadata of a commit: implementation and data."""
     if key is None:
         return None
     return [str(jax.random.key_impl(key)), np.asarray(jax.random.key_data(key)).tolist()]

@@ -1,4 +1,4 @@
-"""Engine: the compiled programs that take one layer forwards or backwards on a device."""
+"""Engine: the compiled programs of a layer's forward and backward pass on a device."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,9 @@ from tensorjax.offload._training.storage import host_arrays
 
 
 class Engine:
-    """Executor of layers by jitted forward and backward programs, one pair per function.
+    """Executor of a model's layers by jitted forward and backward programs.
+
+    There is one pair of programs per function.
 
     A layer's backward pass starts from its input, and computes the layer again ("recompute"), or
     from what the forward pass kept of it: the results of its matrix products, by a policy of
@@ -62,7 +64,7 @@ class Engine:
         self._held: dict[Any, _Programs] = {}  # however many a model has
 
     def batch(self, batch: PyTree) -> Any:
-        """Places a microbatch on the device, for the layers to compute with.
+        """Places a microbatch on the device on which layers are computed.
 
         Args:
           batch: pytree of arrays, one microbatch.
@@ -81,11 +83,11 @@ class Engine:
 
     @functools.cached_property
     def device(self) -> Any:
-        """Device for layers whose groups have no shardings: the default device of JAX."""
+        """Device of parameter groups without shardings: JAX's default device."""
         return next(iter(jnp.empty(()).devices()))
 
     def place(self, group: str, params: PyTree) -> Any:
-        """Copies a layer group's parameters to the device, never as views of host memory.
+        """Copies a group's parameters to the device, never as views of host memory.
 
         Args:
           group: name of the group, by which its shardings are found.
@@ -103,7 +105,7 @@ class Engine:
     def forward(
         self, layer: Layer, params: PyTree, x: PyTree, batch: PyTree, key: Key | None
     ) -> tuple[Any, Any]:
-        """Computes a layer's result, and what its backward pass needs besides the input.
+        """Computes a layer's output, and the activations saved for its backward pass.
 
         Args:
           layer: layer to compute.
@@ -122,7 +124,7 @@ class Engine:
         return y, _moved(kept, "pinned_host") if self.activations == "offload" else kept
 
     def evaluate(self, layer: Layer, params: PyTree, x: PyTree, batch: PyTree) -> Any:
-        """Computes a layer's result without a key; nothing is kept for a backward pass.
+        """Computes a layer's output without random key; saves nothing for a backward pass.
 
         Args:
           layer: layer to compute.
@@ -146,7 +148,7 @@ class Engine:
         dy: Any,
         sums: PyTree,
     ) -> tuple[Any, Any]:
-        """Computes a layer's input cotangent, and adds its gradients to ``sums``.
+        """Computes the cotangent of a layer's input, and adds its gradients to ``sums``.
 
         The first has the dtypes of the parameters, sums are in single precision at least. They are
         handed over: updates write to their memory, so nothing else may use them.
@@ -174,7 +176,7 @@ class Engine:
     def shares(
         self, layer: Layer, params: PyTree, xs: Sequence[Any], batches: Sequence[Any], keys: Any
     ) -> list[Any]:
-        """Returns the last layer's factors that turn the sum of microbatch losses into a mean.
+        """Returns factors that turn the sum of the microbatches' losses into their mean.
 
         Args:
           layer, params: the last one.
@@ -221,7 +223,7 @@ class Engine:
     def shapes(
         self, layer: Layer, params: PyTree, x: PyTree, batch: PyTree, key: Key | None
     ) -> tuple[Any, Any]:
-        """Returns the shapes of a layer's result and of what "keep" keeps; nothing is computed.
+        """Returns the shapes of a layer's output and saved activations without computing them.
 
         Args:
           layer: layer to compute.
@@ -237,14 +239,14 @@ class Engine:
 
     @property
     def lends(self) -> bool:
-        """Whether layers' gradients arrive in pinned memory, to which updates cannot write.
+        """Whether gradients arrive on the host in pinned memory, which updates cannot overwrite.
 
         They are lent then: updates cannot write to it.
         """
         return host_arrays.lends(self.device)
 
     def add(self, sums: PyTree, gradient: PyTree) -> Any:
-        """Adds up the gradients of layers that share a group, on the device, in one memory.
+        """Adds two gradients of one parameter group on the device, in the memory of the first.
 
         Args:
           sums: gradients so far; their memory is reused.
@@ -256,7 +258,7 @@ class Engine:
         return _add(sums, gradient)
 
     def finite(self, gradient: PyTree) -> Any:
-        """Checks that all entries of a layer's gradient are finite, as a scalar on the device.
+        """Whether all entries of a gradient are finite, as a boolean scalar on the device.
 
         Args:
           gradient: pytree of arrays.
@@ -267,7 +269,7 @@ class Engine:
         return finite(gradient)
 
     def fetch(self, arrays: Any) -> Any:
-        """Starts the transfer of a layer's arrays to the host; they may still be computed.
+        """Starts the transfer of arrays to the host, even while they are still being computed.
 
         Args:
           arrays: pytree of arrays on the device.
@@ -278,7 +280,7 @@ class Engine:
         return host_arrays.begin(arrays)
 
     def wait(self, value: Any) -> Any:
-        """Waits until a layer's result has been computed, and returns it.
+        """Waits until arrays have been computed, and returns them.
 
         Args:
           value: pytree of arrays.
@@ -298,12 +300,12 @@ class Engine:
 
 @functools.lru_cache(maxsize=64)
 def _programs(apply: Callable[..., Any], tree: Any, leaves: tuple[Any, ...]) -> "_Programs":
-    """Returns the compiled programs of a layer's function, cached across engines."""
+    """Returns the compiled programs of a layer's function, from a cache that all engines share."""
     return _Programs(apply, jax.tree.unflatten(tree, leaves))
 
 
 class _Programs:
-    """Compiled programs of one layer function, for given shardings of its parameters."""
+    """Compiled forward and backward programs of one layer function, for given shardings."""
 
     def __init__(self, apply: Callable[..., Any], shardings: tuple[Any, ...]) -> None:
         self._apply, self._shardings = apply, shardings
@@ -319,7 +321,7 @@ class _Programs:
         self._weighs: dict[Any, bool] = {}
 
     def weighs(self, *given: Any) -> bool:
-        """Whether the last layer's loss comes with a weight; nothing is computed."""
+        """Whether the last layer returns a weight with its loss, found by tracing alone."""
         signature = _signature(*given)
         if signature not in self._weighs:
             self._weighs[signature] = jax.eval_shape(self.weight, *given) is not None
@@ -364,7 +366,7 @@ class _Programs:
         return dx, self._added(sums, gradient)
 
     def _added(self, sums: Any, gradient: Any) -> Any:
-        """Adds a layer's gradient to the sums, both on the shardings of the parameters."""
+        """Adds a layer's gradients to earlier sums, with the shardings of the parameters."""
         if sums is not None:
             gradient = jax.tree.map(lambda s, g: s + g.astype(s.dtype), sums, gradient)
         return tuple(
@@ -375,7 +377,7 @@ class _Programs:
 
 @jax.jit
 def _reciprocal(weight: jax.Array) -> jax.Array:
-    """Returns the factor 1 / weight of the last layer's loss; 0 for 0: no gradients."""
+    """Computes 1 / weight in single precision at least; 0 where the weight is 0."""
     wide = 1.0 * (weight if weight.dtype != bool else weight.astype(int))
     wide = wide.astype(linalg.factor_dtype(wide.dtype))
     return jnp.where(wide == 0, 0, 1 / jnp.where(wide == 0, 1, wide))

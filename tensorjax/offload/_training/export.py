@@ -22,7 +22,7 @@ _NOTE, _NEW = "trainer.json", "export.new"
 
 
 class _Part(NamedTuple):
-    """Parameters and optimiser state of a group, by paths; the path of a single array is empty."""
+    """Parameters and optimiser state of one group to be exported, as arrays by path."""
 
     name: str
     params: Arrays
@@ -32,7 +32,7 @@ class _Part(NamedTuple):
 def to_safetensors(
     source: Trainer | TensorStore, folder: str | Path, *, state: bool = False
 ) -> list[Path]:
-    """Exports parameters as safetensors, one file for each group.
+    """Exports a training's parameters as safetensors files, one for each group.
 
     One group is in memory at a time. Tensors are named ``group.path``; which file has which is in
     ``model.safetensors.index.json``, as Hugging Face writes it for models in parts.
@@ -95,7 +95,7 @@ def to_safetensors(
 
 
 def to_orbax(source: Trainer | TensorStore, folder: str | Path) -> Path:
-    """Exports parameters, states, steps done and position in the data as Orbax checkpoints.
+    """Exports a training's parameters, optimiser state and progress as Orbax checkpoints.
 
     A group is a checkpoint of its own, in a folder of its name, so that one is in memory at a time:
     ``ocp.StandardCheckpointer().restore(folder / name)`` gives "params" and "state", each a flat
@@ -152,7 +152,7 @@ def to_orbax(source: Trainer | TensorStore, folder: str | Path) -> Path:
 
 @contextlib.contextmanager
 def _nothing_half_written(written: list[Path]) -> Iterator[list[Path]]:
-    """Removes what an export wrote before an error."""
+    """Context manager that removes what an export has written if an error ends it."""
     try:
         yield written
     except BaseException:
@@ -165,7 +165,7 @@ def _nothing_half_written(written: list[Path]) -> Iterator[list[Path]]:
 
 
 def _progress(source: Any) -> tuple[int, Any]:
-    """Returns the progress to export: the steps done, and the position in the data."""
+    """Returns the steps done and the position in the data of a training to be exported."""
     if not isinstance(source, Trainer | TensorStore):
         raise TypeError(
             f"source: expected a Trainer, or the TensorStore of one, got {type(source).__name__}"
@@ -189,7 +189,7 @@ def _progress(source: Any) -> tuple[int, Any]:
 
 
 def _parts(source: Trainer | TensorStore) -> Iterator[_Part]:
-    """Yields all groups of the training to export, one after the other."""
+    """Yields the parameters and optimiser state of a training to be exported, group by group."""
     if isinstance(source, Trainer):
         for name, params, state in source.groups():
             yield _Part(name, _named(name, params), _named(f"{name}: state", state))
@@ -216,7 +216,7 @@ def _held(store: TensorStore) -> dict[str, Any]:
 
 
 def _read(store: TensorStore, prefix: str, packed: Any) -> Arrays:
-    """Reads the arrays of a pytree to export from a store, by their paths, as copies."""
+    """Reads the arrays of one exported pytree from a store, as copies by their paths."""
     found: Arrays = {}
     small = [Leaf(path, tuple(shape), jnp.dtype(dtype)) for path, dtype, shape in packed]
     for number, leaf in enumerate(small):
@@ -235,7 +235,7 @@ def _read(store: TensorStore, prefix: str, packed: Any) -> Arrays:
 
 
 def _named(where: str, tree: Any) -> Arrays:
-    """Returns the arrays of a pytree to export, by the names of their paths."""
+    """Returns the arrays of a pytree by the names of their paths, as an export writes them."""
     found: Arrays = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = jax.tree_util.keystr(path, simple=True, separator=".")

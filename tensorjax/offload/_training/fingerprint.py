@@ -1,4 +1,4 @@
-"""Identity of a training in its store: another model or optimiser cannot resume from it."""
+"""Identification of a training in its store: another model or optimiser cannot resume from it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from tensorjax.offload._training.storage.tensor_packing import TensorPacking
 
 
 def describe(layers: Sequence[Layer], groups: Mapping[str, Group]) -> dict[str, Any]:
-    """Describes a training, as JSON, to be recognised: layers, packed arrays, kinds of states.
+    """Describes a training as JSON, by which a store recognises its model and optimiser.
 
     Returns:
       "layers": groups that each layer uses, in their order.
@@ -35,7 +35,7 @@ def describe(layers: Sequence[Layer], groups: Mapping[str, Group]) -> dict[str, 
 
 
 def check_new(store: Any) -> None:
-    """Checks that a store is empty and holds no other training, so that a new one may begin.
+    """Raises MismatchError unless a store is empty, and cancels its reservations.
 
     What was reserved by attempts that ended before their first commit is given up.
 
@@ -58,7 +58,9 @@ def check(
     *,
     gradients: bool,
 ) -> None:
-    """Checks that a store's training is this one, same model and optimiser; reserves gradients.
+    """Raises MismatchError unless a store's training has this model and optimiser.
+
+    Also reserves space for gradients, if they may wait in the store.
 
     Args:
       store: with a committed state.
@@ -102,7 +104,7 @@ def _arrays(groups: Mapping[str, Group]) -> dict[str, Any]:
 
 
 def _different(held: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the differences of a store's arrays from those of this model and optimiser."""
+    """Yields, as text, how the arrays in a store differ from those of a model and optimiser."""
     for name in sorted({*held, *wanted}):
         if name not in held:
             yield f"{name} is missing"
@@ -130,7 +132,7 @@ def _other_layers(held: Sequence[Any], layers: Sequence[Layer]) -> Iterator[str]
 
 
 def _states(group: Group) -> list[str]:
-    """Returns, to identify a training, its state's classes of named tuples, outer ones first."""
+    """Returns the class names of named tuples in a group's optimiser state, outer ones first."""
     state = group.state.unflatten(group.state.leaves)
     found: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Batches cut into microbatches, and losses as sums and weights that add up to their means."""
+"""Microbatches of a batch, and the mean of their losses, which may have weights."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def cut(batch: Any, parts: int) -> list[Any]:
-    """Cuts a batch into microbatches for the layers: equal parts of every array's first axis."""
+    """Splits a batch into equal microbatches along the first axis of every array."""
     leaves = jax.tree.leaves(batch)
     wrong = [x for x in leaves if not hasattr(x, "shape")]
     if wrong:
@@ -28,7 +28,7 @@ def cut(batch: Any, parts: int) -> list[Any]:
 
 
 def split_loss(result: Any) -> tuple[jax.Array, jax.Array | None]:
-    """Splits the last layer's result into loss and weight; no weight means a mean over the rows.
+    """Splits the last layer's result into loss and weight; the weight is None for a mean.
 
     Raises:
       TypeError: another kind, or not floating.
@@ -55,7 +55,7 @@ def split_loss(result: Any) -> tuple[jax.Array, jax.Array | None]:
 
 
 def mean_loss(results: Sequence[Any]) -> float:
-    """Returns the loss of a batch from the last layer's results for its microbatches."""
+    """Computes the loss of a batch from the last layer's results for the microbatches."""
     losses = [split_loss(result) for result in results]
     total = sum(float(loss) for loss, _ in losses)
     weight = sum(1.0 if weight is None else float(weight) for _, weight in losses)

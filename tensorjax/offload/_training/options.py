@@ -18,7 +18,10 @@ Overflow = Literal["store", "wait"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """Checked options of a `Trainer`, under the same names; lookahead is 0 with "sequential"."""
+    """Checked options of a `Trainer`, under the names of its arguments.
+
+    With schedule "sequential", lookahead is 0.
+    """
 
     in_memory: frozenset[str]
     gradient_bytes: int | None
@@ -31,17 +34,17 @@ class Options:
 
     @property
     def spills(self) -> bool:
-        """Whether, by the trainer's options, gradients may have to wait in the store."""
+        """Whether a trainer's gradients may have to wait in the store."""
         return self.gradient_bytes is not None and self.gradient_overflow == "store"
 
     @property
     def waits(self) -> bool:
-        """Whether, by the trainer's options, a step waits for its own updates."""
+        """Whether a trainer's step waits for its own optimiser updates before it returns."""
         return self.schedule in ("after_backward", "pipelined", "sequential")
 
     @property
     def early(self) -> bool:
-        """Whether the trainer's options allow states to be read before the gradients are there."""
+        """Whether optimiser states may be read before their gradients have arrived."""
         return self.schedule not in ("pipelined", "sequential")
 
 
@@ -60,7 +63,7 @@ def checked(
     engine: Any,
     trace: Any,
 ) -> Options:
-    """Checks the options of a trainer; raises TypeError or ValueError."""
+    """Returns a trainer's options, checked; raises TypeError or ValueError if they are invalid."""
     _one_of("schedule", schedule, Schedule)
     _one_of("gradient_overflow", gradient_overflow, Overflow)
     microbatches = _check.integer("microbatches", microbatches, low=1)
@@ -115,7 +118,10 @@ def _checked_names(in_memory: Any) -> frozenset[str]:
 
 
 def checked_clip(clip: float | None) -> float | None:
-    """Checks the trainer's option for the largest norm of gradients: positive, or None."""
+    """Returns the largest norm to which gradients are clipped; ValueError unless positive.
+
+    None, for no clipping, is valid too.
+    """
     real = isinstance(clip, numbers.Real) and not isinstance(clip, bool)
     if clip is not None and not (real and 0 < clip < float("inf")):
         raise ValueError(f"clip: expected a positive norm or None, got {clip!r}")

@@ -43,7 +43,7 @@ class Step:
 
 
 class Pipeline:
-    """Pipeline of a training: parameter stream, passes, gradients and updates in their threads.
+    """Pipeline of training steps: parameter stream, passes, gradients and updates in threads.
 
     Args:
       layers: of the model.
@@ -140,13 +140,13 @@ class Pipeline:
 
     @property
     def failed(self) -> bool:
-        """Whether a thread of the pipeline failed, so that no further step can be made."""
+        """Whether a thread of the training pipeline failed, so that no step can follow."""
         return self._stream.failed
 
     def step(
         self, batches: Sequence[Any], *, checked: Callable[[], None]
     ) -> tuple[float, float | None]:
-        """Runs a step through the pipeline; returns its loss and norm; updates may go on.
+        """Runs one training step; returns its loss and gradient norm while updates may go on.
 
         Args:
           batches: its microbatches.
@@ -165,7 +165,7 @@ class Pipeline:
         return loss, norm
 
     def evaluate(self, batches: Sequence[Any]) -> float:
-        """Computes the loss of a batch by the pipeline, without gradients and updates."""
+        """Computes the loss of a batch by a forward pass, without gradients and updates."""
         try:
             base = self._order.start(self._progress.steps)
             return self._passes.evaluate(self._progress.steps, base, batches)
@@ -174,15 +174,15 @@ class Pipeline:
                 self.rewind()
 
     def rewind(self) -> None:
-        """Resets the parameter stream to the first layer, after a failed step or an evaluation."""
+        """Resets the parameter stream to the first layer, after an error or an evaluation."""
         self._stream.rewind(self._order.start(self._progress.steps))
 
     def fail(self, error: BaseException) -> None:
-        """Makes everything in the pipeline that waits for parameters raise."""
+        """Makes everything that waits for parameters in the pipeline raise ``error``."""
         self._stream.fail(error)
 
     def statistics(self) -> dict[str, int]:
-        """Returns the peak bytes of each kind of memory in the pipeline."""
+        """Returns the peak bytes of each kind of memory in the training pipeline."""
         return {
             "device_peak_bytes": self._stream.peak,
             "gradient_peak_bytes": self.updater.peak_gradient,
@@ -193,13 +193,13 @@ class Pipeline:
         }
 
     def close(self) -> None:
-        """Ends all threads of the pipeline, also where closing one part raises."""
+        """Ends all threads of the training pipeline, even if closing one part fails."""
         with contextlib.ExitStack() as stack:
             for part in (self._stream, self.updater, self._gradients):
                 stack.callback(part.close)
 
     def _expect(self) -> None:
-        """Tells the updater in which order the gradients of the pipeline's step will come."""
+        """Tells the updater in which order the gradients of this step will come."""
         version = self._order.version(self._progress.steps) + 1
         if self._order.stale:
             if not self._progress.pending:
@@ -208,7 +208,7 @@ class Pipeline:
         self.updater.expect(self._order.coming(version), gated=self._order.gated)
 
     def _norm(self) -> float:
-        """Returns the norm of all gradients of the pipeline's step, of all processes."""
+        """Computes the norm of all gradients of this step, over all processes."""
         norm = float(np.sqrt(np.float32(self._processes.total(self._gradients.squares))))
         if not np.isfinite(norm):
             raise FloatingPointError(
@@ -219,7 +219,7 @@ class Pipeline:
         return norm
 
     def _finish(self, norm: float | None) -> None:
-        """Ends the pipeline's step: releases updates that waited for the norm, or waits."""
+        """Releases the updates that waited for the gradient norm; waits for them if asked to."""
         clip, scale = self._options.clip, None
         if clip is not None and norm is not None:
             scale = np.float32(1.0 if norm <= clip else clip / norm)
@@ -233,7 +233,7 @@ class Pipeline:
                 self.updater.settle()
 
     def _offer(self, group: str, gradient: Any, partial: int) -> None:
-        """Hands a gradient from the passes to the updater; if stale, that of the step before."""
+        """Passes a group's gradient to the updater; with stale updates, that of the last step."""
         version = self._order.version(self._progress.steps) + 1
         if self._order.stale:
             pending = self._progress.pending
@@ -247,7 +247,10 @@ class Pipeline:
         self.updater.offer(group, gradient, version, deadline, partial)
 
     def _place(self, name: str, arrays: list[Any]) -> Any:
-        """Places parameters on the device from the stream's thread, without other processes."""
+        """Copies a group's parameters from the host to the device.
+
+        Called in the stream's thread, so that no other process may take part.
+        """
         group = self._groups[name]
         if self._lent:
             # Views, for a copy of JAX's own would keep updates from writing to the arrays later.
@@ -260,6 +263,6 @@ class Pipeline:
         return placed if self._lent and group.storage.in_place else self._engine.wait(placed)
 
     def _stop_updates(self, error: BaseException) -> None:
-        """Stops the updater, as no parameters can come from the stream any more."""
+        """Stops the updater after an error of the parameter stream."""
         if (updater := getattr(self, "updater", None)) is not None:
             updater.fail(error)

@@ -1,4 +1,4 @@
-"""Part of a model that one of several processes keeps: the pieces that its devices hold.
+"""Parts of parameters that one of several processes keeps: the shards on its devices.
 
 A sharding cuts an array into pieces, and says which devices hold which. A process keeps the pieces
 that its own devices hold, each once, joined along the first axis in the order of their places. So
@@ -23,7 +23,7 @@ from tensorjax.offload._training.storage.host_arrays import to_host
 
 @dataclass(frozen=True)
 class Piece:
-    """Block that a sharding cuts out of an array, and the devices that hold it.
+    """Shard of an array, and the devices of this process that hold it.
 
     Attributes:
       index: its place in the array, start and stop along each axis.
@@ -37,7 +37,7 @@ class Piece:
 
 
 class Part:
-    """Part of one array that belongs to this process.
+    """Part of one sharded array that belongs to this process: its distinct shards.
 
     Args:
       shape: of the whole array.
@@ -79,14 +79,14 @@ class Part:
         self.shape = (one[0] * len(self.pieces), *one[1:]) if one else ()
 
     def cut(self, whole: Any) -> np.ndarray:
-        """Returns this process's part, the shards that it holds, of an array that is here whole."""
+        """Returns this process's shards of a whole host array, concatenated."""
         array = np.asarray(whole)
         places = (tuple(slice(*bounds) for bounds in piece.index) for piece in self.pieces)
         found = [np.asarray(array[place]) for place in places]
         return np.concatenate(found) if len(found) > 1 else found[0]
 
     def take(self, array: jax.Array) -> jax.Array:
-        """Returns this process's part of a sharded array, from the devices, on its host.
+        """Copies this process's shards of a sharded array to the host, concatenated.
 
         No other process takes part in that.
         """
@@ -97,7 +97,7 @@ class Part:
         return jnp.concatenate(found) if len(found) > 1 else found[0]
 
     def place(self, part: Any) -> jax.Array:
-        """Makes the sharded array on the devices of all processes from their parts.
+        """Builds a sharded array on the devices of all processes from this process's shards.
 
         What lies on the devices are copies, never views of the host's memory. Nothing is sent
         between processes, so this may be called from any thread.
@@ -111,7 +111,7 @@ class Part:
         return jax.make_array_from_single_device_arrays(self._whole, self._sharding, copies)
 
     def counted(self, part: Any) -> list[Any]:
-        """Returns a part's shards that this process counts; over all processes, each once."""
+        """Returns the shards that this process counts, so that over all each counts once."""
         blocks = zip(self.pieces, self._blocks(part), strict=True)
         return [block for piece, block in blocks if piece.counted]
 
@@ -123,7 +123,7 @@ class Part:
 
 
 class Shards:
-    """Parts of all parameter groups that belong to this process; methods map pytrees of one group.
+    """Parts of all parameter groups that belong to this process; methods take a group's pytree.
 
     Args:
       shapes: of the parameters of each group: pytrees of `jax.ShapeDtypeStruct`.
@@ -146,29 +146,29 @@ class Shards:
             }
 
     def shapes(self, name: str, tree: Any) -> Any:
-        """Returns the shapes of this process's parts of sharded arrays, from whole shapes."""
+        """Returns the shapes of this process's parts of a group's arrays."""
         return self._map(name, lambda part, x: jax.ShapeDtypeStruct(part.shape, x.dtype), tree)
 
     def cut(self, name: str, tree: Any) -> Any:
-        """Returns this process's parts, the shards that it holds, of whole host arrays."""
+        """Returns this process's shards of a group's whole host arrays."""
         return self._map(name, lambda part, x: part.cut(x), tree)
 
     def take(self, name: str, tree: Any) -> Any:
-        """Returns this process's parts of sharded arrays on its host, once they are there."""
+        """Copies this process's shards of a group's sharded arrays to the host."""
         if not self._parts:
             return to_host(tree)
         return jax.block_until_ready(self._map(name, lambda part, x: part.take(x), tree))
 
     def place(self, name: str, tree: Any) -> Any:
-        """Makes sharded arrays on all processes' devices from parts; None in a single process."""
+        """Builds a group's sharded arrays from this process's parts; None in a single process."""
         return self._map(name, lambda part, x: part.place(x), tree) if self._parts else None
 
     def counted(self, name: str, tree: Any) -> Any:
-        """Returns the shards of parts that this process counts; over all, each counts once."""
+        """Returns a group's shards that this process counts, so that over all each counts once."""
         return self._map(name, lambda part, x: part.counted(x), tree)
 
     def whole(self, name: str, tree: Any) -> Any:
-        """Gathers whole NumPy arrays from all processes' shards; all have to call this together."""
+        """Gathers a group's whole NumPy arrays from all processes, which call this together."""
         if not self._parts:
             return tree
         return self._map(

@@ -23,7 +23,7 @@ _BACKWARD = "#1f3864"
 
 @dataclass(frozen=True)
 class Span:
-    """Time span in a `Trace`: one activity with its track, name, start and end.
+    """Time span in a `Trace`: an activity with track, name, start and end.
 
     Attributes:
       track: one of "compute", "wait" (compute has nothing to work on), "place" (to the device),
@@ -47,12 +47,14 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """Duration of the span in the trace, in seconds."""
+        """Duration of a time span in seconds."""
         return self.stop - self.start
 
 
 class Trace:
-    """Recorder of time spans, in the order they ended in; safe to use from many threads.
+    """Recorder of the time spans of a training, safe to use from many threads.
+
+    Spans are kept in the order they ended in.
 
     Args:
       capacity: spans that are kept; the first ones are dropped when there are more.
@@ -73,7 +75,7 @@ class Trace:
 
     @contextlib.contextmanager
     def span(self, track: str, name: str, step: int) -> Iterator[None]:
-        """Records how long a block of code takes as a span of the trace; a context manager.
+        """Context manager that records how long a block of code takes, as a span of a trace.
 
         Args:
           track: one of the tracks of `Span`.
@@ -90,7 +92,7 @@ class Trace:
             self.add(track, name, start, time.perf_counter(), step)
 
     def add(self, track: str, name: str, start: float, stop: float, step: int) -> None:
-        """Records a span with known start and end in the trace.
+        """Adds a time span with known start and end to a trace.
 
         Args:
           track: one of the tracks of `Span`.
@@ -105,7 +107,7 @@ class Trace:
                 del self._spans[: max(1, self._capacity // 4)]
 
     def spans(self, track: str | None = None, *, first: int = 0) -> list[Span]:
-        """Returns the trace's spans of one track, or of all, from step ``first`` on.
+        """Returns a trace's spans of one track, or of all, from step ``first`` on.
 
         Args:
           track: which one; None for all.
@@ -119,7 +121,9 @@ class Trace:
         return [s for s in held if track in (None, s.track) and s.step >= first]
 
     def seconds(self, track: str, *, first: int = 0) -> dict[int, float]:
-        """Returns the seconds that a track was busy, by step; overlapping spans count once.
+        """Computes the seconds that a track of a trace was busy in each training step.
+
+        Overlapping spans count once.
 
         Args:
           track: which one.
@@ -135,7 +139,7 @@ class Trace:
         return found
 
     def save(self, path: str | Path) -> None:
-        """Writes the trace in Chrome's JSON form, which ui.perfetto.dev opens.
+        """Writes a trace in Chrome's JSON form, which ui.perfetto.dev opens.
 
         Args:
           path: of the JSON file, which is overwritten.
@@ -161,7 +165,7 @@ class Trace:
         Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
 
     def picture(self, steps: Sequence[int] | None = None) -> "Figure":
-        """Draws some steps of the trace as a Matplotlib figure, one row for each track.
+        """Draws some steps of a trace as a Matplotlib figure, one row for each track.
 
         Args:
           steps: which; the last two that were computed if None.
@@ -208,7 +212,7 @@ class Trace:
 
 
 def _limits(spans: Sequence[Span]) -> tuple[float, float]:
-    """Returns the start of the first and the end of the last span long enough to be seen."""
+    """Returns the start and end of a trace's spans, without those too short to be drawn."""
     start, stop = min(s.start for s in spans), max(s.stop for s in spans)
     seen = [s for s in spans if s.seconds >= 1e-3 * (stop - start)] or spans
     return min(s.start for s in seen), max(s.stop for s in seen)
@@ -223,7 +227,7 @@ def _covered(spans: Sequence[Span]) -> float:
 
 
 def _lanes(spans: Sequence[Span]) -> list[list[Span]]:
-    """Distributes a track's spans over lanes so that none in one lane overlap."""
+    """Distributes a trace's spans over rows of the drawing, so that none in one row overlap."""
     lanes: list[list[Span]] = []
     for span in sorted(spans, key=lambda s: s.start):
         free = next((lane for lane in lanes if lane[-1].stop <= span.start), None)

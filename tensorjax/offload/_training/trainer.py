@@ -35,7 +35,7 @@ from tensorjax.offload._training.updates import read_budget
 
 
 class Trainer:
-    """Trainer of a list of layers, of which few need to be on the device at a time.
+    """Trainer of a model given as a list of layers, few of which are on the device at a time.
 
     The device computes layer after layer, forwards and backwards; parameters are read before they
     are needed, gradients go to the host, and the host updates, with reads and writes under way
@@ -185,7 +185,7 @@ class Trainer:
                 raise
 
     def _begin(self, params: trainer_groups.Params, *, spills: bool) -> bool:
-        """Resumes the trainer from the store, or writes its initial state; tells if resumed."""
+        """Resumes a trainer from its store (returns True), or writes its initial state (False)."""
         found = None
         if self._store is not None and self._storage is not None:
             found = _commits.resume_or_reserve(
@@ -203,7 +203,7 @@ class Trainer:
         return found is not None
 
     def _start(self, device_bytes: int) -> None:
-        """Starts the trainer's pipeline, and makes the committer if there is a store."""
+        """Starts a trainer's pipeline, and creates the committer if there is a store."""
         self._pipeline = Pipeline(
             self._layers, self._groups, self._options, self._order, self._progress,
             optimizer=self._optimizer, engine=self._engine, shards=self._shards,
@@ -220,21 +220,21 @@ class Trainer:
 
     @property
     def steps(self) -> int:
-        """Number of steps the trainer has done, those before a restart included."""
+        """Number of steps that a trainer has made, including those before a restart."""
         return self._progress.steps
 
     @property
     def closed(self) -> bool:
-        """Whether the trainer was closed: no step can be made any more."""
+        """Whether a trainer was closed, so that no further step can be made."""
         return self._closed
 
     @property
     def data(self) -> Any:
-        """Position in the data, as given to the trainer's last step or found in the commit."""
+        """Position in the training data, as given to the last step or found in the commit."""
         return metadata.plain("data", self._progress.data)
 
     def step(self, batch: PyTree, *, data: Any = None) -> Step:
-        """Trains one step on a batch; its updates go on in the background when this returns.
+        """Trains one step on a batch; returns loss and norm while updates go on in the background.
 
         Args:
           batch: pytree of arrays whose first axes are cut into microbatches of equal size.
@@ -261,7 +261,7 @@ class Trainer:
             return self._one_step(batch, data)
 
     def evaluate(self, batch: PyTree) -> float:
-        """Returns the model's loss of a batch by a forward pass alone, which trains nothing.
+        """Computes the model's loss of a batch by a forward pass, without training.
 
         Layers get no keys, so dropout is off, and parameters come as they do in a step. What was
         read for the next step and has no room beside them is read again.
@@ -281,7 +281,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def _alone(self, otherwise: str) -> Iterator[None]:
-        """Lets one thread at a time compute with the trainer; raises RuntimeError in a second."""
+        """Context manager that lets one thread compute with a trainer; RuntimeError in a second."""
         self._check_open()
         if not self._turn.acquire(blocking=False):
             raise RuntimeError(otherwise)
@@ -313,7 +313,7 @@ class Trainer:
             raise
 
     def _begin_updates(self) -> None:
-        """Starts a due commit of the trainer, once the step's loss is known finite.
+        """Starts a background commit if one is due, once a step's loss is known to be finite.
 
         What the step before has left, which gave that loss, is committed if that is due.
         """
@@ -324,7 +324,7 @@ class Trainer:
             self._commits.begin(self._meta(), self._progress.pending, version)
 
     def flush(self) -> None:
-        """Waits until all of the trainer's updates have been computed and written.
+        """Waits until all optimiser updates of a trainer have been computed and written.
 
         With "one_step_stale", those of the last step are not: the next step makes them.
         """
@@ -334,7 +334,7 @@ class Trainer:
         self._pipeline.updater.settle()
 
     def commit(self) -> None:
-        """Commits the trainer's state after the last step, from which a restart goes on.
+        """Commits a trainer's state to its store, so that a restart resumes from it.
 
         What updates have made of the parameters is finite. Commits that ``commit_every`` makes wait
         for the next loss, so that it is finite too; this one does not look.
@@ -349,7 +349,7 @@ class Trainer:
         self._commits.now(self._meta(), self._progress.pending)
 
     def groups(self) -> Iterator[tuple[str, Any, Any]]:
-        """Yields name, parameters and optimiser state of the trainer's groups, as NumPy copies.
+        """Yields name, parameters and optimiser state of each group, as NumPy copies.
 
         Of several processes, each gets its own part.
 
@@ -372,14 +372,14 @@ class Trainer:
             yield name, params, state
 
     def params(self) -> dict[str, Any]:
-        """Returns all trained parameters, whole, copied to the memory of the host.
+        """Returns all trained parameters as whole NumPy arrays on the host.
 
         Several processes have to call this together, and each gets them.
         """
         return {name: self._shards.whole(name, params) for name, params, _ in self.groups()}
 
     def statistics(self) -> dict[str, Any]:
-        """Returns the trainer's peak bytes of each memory, and the store's statistics.
+        """Returns a trainer's peak bytes of each memory, and the statistics of its store.
 
         Parameters on the device; gradients that wait in memory; results of updates on their way
         to storage; these two together, with gradients that the host still adds to ("host"; those
@@ -392,7 +392,7 @@ class Trainer:
         return {**self._pipeline.statistics(), "store": store}
 
     def close(self) -> None:
-        """Closes the trainer: waits for updates, ends the threads; the store stays open.
+        """Closes a trainer: waits for updates and ends its threads; the store stays open.
 
         What has not been committed is lost once the store is closed; steps that are so are logged
         as a warning.

@@ -1,11 +1,11 @@
-"""Worker threads of the trainer with one lock; the error of one ends all calls that wait."""
+"""Worker threads that share one lock; an error in one ends all waiting calls."""
 
 import threading
 from collections.abc import Callable
 
 
 class WorkerThreads:
-    """Base class of objects whose threads share a lock and a condition.
+    """Base class of objects with worker threads that share one lock and condition.
 
     Args:
       failed: called with what ended a thread.
@@ -21,7 +21,7 @@ class WorkerThreads:
         self._closed = False
 
     def _start(self, **bodies: Callable[[], None]) -> None:
-        """Starts a worker thread for each body; the last thing that ``__init__`` does."""
+        """Starts one worker thread for each function; called last in ``__init__``."""
         self._threads = [
             threading.Thread(
                 target=self._guarded, args=(body,), name=f"offload {name}", daemon=True
@@ -38,12 +38,12 @@ class WorkerThreads:
             self._ended(error)
 
     def _ended(self, error: BaseException) -> None:
-        """Records the error that ended a worker thread, and reports it; without the lock."""
+        """Records and reports the error that ended a worker thread; lock not held."""
         self.fail(error)
         self._failed(error)
 
     def fail(self, error: BaseException) -> None:
-        """Makes all calls that wait for worker threads raise; the first error is the cause."""
+        """Makes all calls that wait for worker threads raise, with the first error as cause."""
         with self._lock:
             self._error = self._error or error
             self._cond.notify_all()

@@ -51,7 +51,7 @@ def available() -> tuple[str, ...]:
 
 
 def choose(backend: Any, folder: Path, say: Notices, options: dict[str, Any]) -> Backend:
-    """Makes the backend of a name; returns one that the caller made as it is.
+    """Constructs a store's I/O backend from its name; returns an object with its methods as it is.
 
     Args:
         backend: A name, or anything with the methods of `Backend`.
@@ -93,7 +93,7 @@ def choose(backend: Any, folder: Path, say: Notices, options: dict[str, Any]) ->
 
 
 def _auto(folder: Path, say: Notices, options: dict[str, Any]) -> Backend:
-    """Returns the io_uring backend if a trial block moves through it, else a pool of threads.
+    """Returns an io_uring backend if a trial transfer by it works, else a thread-pool backend.
 
     With options it is the pool of threads, whose options they are.
     """

@@ -20,7 +20,7 @@ GROUP = "tensorjax.offload"
 
 
 class KvikioFile(DiskFile):
-    """File whose bytes move by kvikio; untested: it needs an NVIDIA GPU and its driver."""
+    """Data file read and written by kvikio; untested, as it needs an NVIDIA GPU and its driver."""
 
     def __init__(self, path: Path, *, say: Say):
         super().__init__(path, direct=False, say=say)
@@ -30,11 +30,11 @@ class KvikioFile(DiskFile):
         say("kvikio: this way was never tested by the authors of tensorjax")
 
     def read(self, offset: int, memory: memoryview) -> None:
-        """Reads bytes from ``offset`` on into all of ``memory``."""
+        """Reads bytes of the data file from ``offset`` on into all of ``memory``, by kvikio."""
         self._all(self._cufile.pread, offset, memory)
 
     def write(self, offset: int, memory: memoryview) -> None:
-        """Writes all of ``memory`` at ``offset``."""
+        """Writes all of ``memory`` to the data file at ``offset``, by kvikio."""
         self._all(self._cufile.pwrite, offset, memory)
 
     def _all(self, call: Callable[..., Any], offset: int, memory: memoryview) -> None:
@@ -46,19 +46,19 @@ class KvikioFile(DiskFile):
             done += moved
 
     def close(self) -> None:
-        """Closes the file."""
+        """Closes kvikio's handle of the data file, and the file."""
         self._cufile.close()
         super().close()
 
 
 def kvikio(**options: Any) -> Backend:
-    """Makes a thread-pool backend that moves bytes by kvikio."""
+    """Constructs a thread-pool backend whose threads read and write by kvikio."""
     options = {"name": "kvikio (untested)", **options}
     return ThreadBackend(lambda path, _, say: KvikioFile(path, say=say), **options)
 
 
 def plugins() -> dict[str, Callable[..., Backend]]:
-    """Returns the constructors of the plug-in backends that are installed, by name."""
+    """Returns the constructors of the installed plug-in I/O backends, by name."""
     found: dict[str, Callable[..., Backend]] = {}
     if importlib.util.find_spec("kvikio") is not None:
         found["kvikio"] = kvikio

@@ -30,11 +30,11 @@ class Backend(Protocol):
 
     @property
     def direct(self) -> bool:
-        """Whether transfers bypass the page cache."""
+        """Whether an I/O backend's transfers bypass the page cache."""
         ...
 
     def open(self, path: Path, capacity: int, say: Say) -> None:
-        """Opens the data file, and creates it if it is missing.
+        """Opens an I/O backend's data file, and creates it if it is missing.
 
         Args:
             path: Of the data file.
@@ -44,11 +44,11 @@ class Backend(Protocol):
         ...
 
     def size(self) -> int:
-        """Returns the size of the data file in bytes."""
+        """Returns the size of an I/O backend's data file in bytes."""
         ...
 
     def allocate(self, size: int) -> None:
-        """Reserves the first ``size`` bytes of the data file on the disk.
+        """Reserves disk space for the first ``size`` bytes of an I/O backend's data file.
 
         Args:
             size: Bytes from the start of the file.
@@ -59,7 +59,7 @@ class Backend(Protocol):
         ...
 
     def start(self, queue: Queue) -> None:
-        """Starts serving a queue of transfers.
+        """Starts an I/O backend, which serves a queue of transfers from then on.
 
         Args:
             queue: Of the store, from which transfers are taken until it is closed.
@@ -67,20 +67,20 @@ class Backend(Protocol):
         ...
 
     def stop(self) -> None:
-        """Waits for the threads to end; the queue was closed before."""
+        """Waits for an I/O backend's threads to end, once the queue was closed."""
         ...
 
     def sync(self) -> None:
-        """Waits until everything written is on the disk."""
+        """Waits until everything that an I/O backend has written is on the disk."""
         ...
 
     def close(self) -> None:
-        """Closes the file; `stop` was called before."""
+        """Closes an I/O backend's data file, after `stop`."""
         ...
 
 
 class FileBackend:
-    """Part of a backend that one file serves: its size, its blocks on the disk, syncs.
+    """Base class of I/O backends with one data file: size, allocation, sync, close.
 
     Attributes:
         file: Of `tensorjax.offload._store.disk.files`, once it is open.
@@ -90,21 +90,21 @@ class FileBackend:
 
     @property
     def direct(self) -> bool:
-        """Whether transfers bypass the page cache."""
+        """Whether transfers of this I/O backend bypass the page cache."""
         return bool(getattr(self.file, "direct", False))
 
     def size(self) -> int:
-        """Returns the size of the file in bytes."""
+        """Returns the size of this I/O backend's data file in bytes."""
         return self.file.size()
 
     def allocate(self, size: int) -> None:
-        """Reserves the first ``size`` bytes on the disk."""
+        """Reserves disk space for the first ``size`` bytes of the data file."""
         self.file.allocate(size)
 
     def sync(self) -> None:
-        """Waits until everything written is on the disk."""
+        """Waits until everything written to the data file is on the disk."""
         self.file.sync()
 
     def close(self) -> None:
-        """Closes the file."""
+        """Closes the data file of this I/O backend."""
         self.file.close()

@@ -1,4 +1,4 @@
-"""Ring of io_uring, through ctypes: queues transfers, submits them and collects what has landed."""
+"""Binding of io_uring by ctypes: queues transfers, submits them, and collects completed ones."""
 
 import ctypes
 import errno
@@ -52,7 +52,7 @@ def _load() -> tuple[_Calls | None, str]:
 
 
 def status() -> str:
-    """Returns the reason why rings cannot be asked for here; empty if they can.
+    """Returns the reason why io_uring cannot be called here; empty if it can.
 
     Whether the kernel grants one is another question, for `uring.probe`.
     """
@@ -60,7 +60,7 @@ def status() -> str:
 
 
 class Ring:
-    """Ring of io_uring, owned by one thread; any may call `wake`.
+    """Ring of io_uring, used by one thread; only `wake` may be called from others.
 
     Args:
         entries: Requests that may be queued; the kernel rounds up to a power of two.
@@ -93,7 +93,7 @@ class Ring:
             raise OSError(-error.value, os.strerror(-error.value))
 
     def register(self, buffers: Sequence[Any]) -> None:
-        """Pins writable buffers, each of at most 1 GiB, until `unregister` or `close`."""
+        """Registers writable buffers of at most 1 GiB each with io_uring, until `unregister`."""
         if self._buffers:
             raise RuntimeError("buffers are registered already")
         held = [(ctypes.c_char * memoryview(b).nbytes).from_buffer(b) for b in buffers]
@@ -103,7 +103,7 @@ class Ring:
         self._buffers = held
 
     def unregister(self) -> None:
-        """Lets go of the registered buffers, of which no transfer is under way."""
+        """Unregisters all buffers from io_uring; no transfer may be using them."""
         if self._buffers:
             _checked(self._calls.unregister(self._open()))
             self._buffers = []
@@ -111,7 +111,7 @@ class Ring:
     def prepare(
         self, token: int, write: bool, file: int, address: int, size: int, offset: int, buffer: int
     ) -> None:
-        """Queues one transfer.
+        """Queues one read or write in io_uring, which `wait` submits.
 
         Args:
             token: Names it in what `wait` returns; below 2⁶⁴ − 1.
@@ -129,7 +129,9 @@ class Ring:
             _checked(error)
 
     def wait(self, block: bool) -> list[tuple[int, int]]:
-        """Submits what is queued; returns (token, bytes moved or -errno) of what has landed.
+        """Submits the queued transfers to io_uring; returns token and result of completed ones.
+
+        The result is the number of bytes moved, or -errno.
 
         Args:
             block: Wait until a transfer lands or another thread calls `wake`; a signal may end it
@@ -142,13 +144,13 @@ class Ring:
                 return self._found[: _checked(count)].tolist()
 
     def wake(self) -> None:
-        """Ends a `wait`, or the next one; from any thread. Of a closed ring nothing is asked."""
+        """Ends the current or next `wait` of a ring, from any thread; does nothing once closed."""
         with self._guard:
             if self._event >= 0:
                 os.eventfd_write(self._event, 1)
 
     def close(self) -> None:
-        """Gives the ring back to the kernel, and what it was registered with."""
+        """Closes a ring of io_uring and releases its registered buffers."""
         with self._guard:  # whoever wakes it writes to the eventfd, never to what has its number
             event, self._event = self._event, -1
         handle, self._handle = self._handle, None
@@ -169,7 +171,7 @@ class Ring:
 
 
 def _checked(result: int) -> int:
-    """Returns what a call returned, or raises the OSError that it stands for."""
+    """Returns the result of an io_uring call; raises OSError if it is a negative errno."""
     if result < 0:
         raise OSError(-result, os.strerror(-result))
     return result

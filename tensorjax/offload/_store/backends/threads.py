@@ -14,7 +14,7 @@ MIB = 1 << 20
 
 
 class ThreadBackend(FileBackend):
-    """Backend of a pool of threads, each of which does one transfer at a time.
+    """I/O backend of a thread pool, each thread of which makes one transfer at a time.
 
     Python's global lock is free during a transfer, a checksum and a large copy.
 
@@ -39,11 +39,11 @@ class ThreadBackend(FileBackend):
         self._threads: list[threading.Thread] = []
 
     def open(self, path: Path, capacity: int, say: Say) -> None:
-        """Opens or creates the file."""
+        """Opens or creates the data file of a thread-pool backend."""
         self.file = self._make(path, capacity, say)
 
     def start(self, queue: Queue) -> None:
-        """Starts the worker threads."""
+        """Starts the worker threads, which take transfers from a store's queue."""
         self._threads = [
             threading.Thread(
                 target=_serve, args=(self.file, queue), name=f"tensorjax-store-{i}", daemon=True
@@ -54,7 +54,7 @@ class ThreadBackend(FileBackend):
             thread.start()
 
     def stop(self) -> None:
-        """Waits for the worker threads to end."""
+        """Waits for the worker threads of a thread-pool backend to end."""
         for thread in self._threads:
             if thread is not threading.current_thread():  # a store that was dropped there
                 thread.join()
@@ -75,17 +75,17 @@ def _serve(file: Any, queue: Queue) -> None:
 
 
 def threads(**options: Any) -> ThreadBackend:
-    """Makes a thread-pool backend with O_DIRECT."""
+    """Constructs a thread-pool backend that bypasses the page cache (O_DIRECT)."""
     return ThreadBackend(lambda path, _, say: DiskFile(path, direct=True, say=say), **options)
 
 
 def buffered(**options: Any) -> ThreadBackend:
-    """Makes a thread-pool backend that goes through the page cache."""
+    """Constructs a thread-pool backend that goes through the page cache."""
     options = {"name": "buffered", **options}
     return ThreadBackend(lambda path, _, say: DiskFile(path, direct=False, say=say), **options)
 
 
 def memory(**options: Any) -> ThreadBackend:
-    """Makes a thread-pool backend on a file in memory, which is gone when closed."""
+    """Constructs a thread-pool backend on a file in memory, which is lost when closed."""
     options = {"name": "memory", "workers": 2, "volatile": True, **options}
     return ThreadBackend(lambda _, capacity, __: MemoryFile(capacity), **options)

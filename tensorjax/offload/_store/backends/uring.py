@@ -23,7 +23,7 @@ _BUFFER = 1 << 30  # the most that one registered buffer may have
 
 
 class UringBackend(FileBackend):
-    """Backend of one thread that keeps many transfers in flight by io_uring.
+    """I/O backend with one thread, which keeps many transfers in flight by io_uring.
 
     Args:
         depth: Transfers in flight.
@@ -58,7 +58,7 @@ class UringBackend(FileBackend):
         return Ring(2 * self._depth, **self._flags)
 
     def open(self, path: Path, capacity: int, say: Say) -> None:
-        """Opens or creates the file."""
+        """Opens or creates the data file of an io_uring backend."""
         self.file, self._say = DiskFile(path, direct=True, say=say), say
         for flag in [name for name, wanted in self._flags.items() if wanted]:
             if why := _answer(path.parent, {flag: True}):
@@ -66,7 +66,7 @@ class UringBackend(FileBackend):
                 self._flags[flag] = False
 
     def start(self, queue: Queue) -> None:
-        """Sets up the ring and starts its thread."""
+        """Creates a ring of io_uring, and starts the thread that serves transfers by it."""
         ring = self._make()
         starts = _registered(ring, queue, self._say) if self._fixed else {}
         driver = _Driver(ring, queue, self.file, self._depth, starts, polls=self._flags["iopoll"],
@@ -76,14 +76,14 @@ class UringBackend(FileBackend):
         self._thread.start()
 
     def stop(self) -> None:
-        """Waits for the thread, which closes the ring."""
+        """Waits for the thread of an io_uring backend to end, which closes the ring."""
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         self._thread = None
 
 
 def _registered(ring: Any, queue: Queue, say: Say) -> dict[Pool, int]:
-    """Registers both staging pools as fixed buffers; returns the index of the first one of each."""
+    """Registers both staging pools with io_uring; returns the first buffer number of each pool."""
     parts, starts = [], {}
     for pool in (queue.reading, queue.writing):
         starts[pool] = len(parts)
@@ -101,7 +101,7 @@ def _registered(ring: Any, queue: Queue, say: Say) -> dict[Pool, int]:
 
 
 class _Driver:
-    """Event loop of the ring's thread: submits transfers and reports completions."""
+    """Event loop of the io_uring thread: submits transfers and reports their completion."""
 
     def __init__(
         self,
@@ -119,14 +119,14 @@ class _Driver:
         self._asleep = False
 
     def wake(self) -> None:
-        """Wakes the ring's thread if it sleeps; the caller holds the queue's lock."""
+        """Wakes the io_uring thread if it sleeps; the caller holds the queue's lock."""
         if self._asleep:
             # In this order: if a signal's handler raises in between, the next call wakes it again.
             self._ring.wake()
             self._asleep = False
 
     def run(self) -> None:
-        """Serves transfers until the queue is closed and empty."""
+        """Serves a queue's transfers by io_uring until the queue is closed and empty."""
         flight: dict[int, Op] = {}
         landed: list[tuple[Op, int]] = []
         token = 0
@@ -157,7 +157,9 @@ class _Driver:
             self._ring.close()
 
     def _renewing(self, *, busy: bool) -> bool:
-        """Whether nothing may start, as staging memory was replaced and old one is in use.
+        """Registers replaced staging memory once idle; returns whether transfers must wait.
+
+        They wait while the replaced memory is still in use.
 
         Once that is over, the new one is registered. Transfers that have it before use it as it is.
         """
@@ -213,7 +215,7 @@ class _Driver:
 
 
 def probe(folder: Path) -> dict[str, str]:
-    """Tests io_uring, SQPOLL and IOPOLL here: "" for each that works, else the reason.
+    """Tests io_uring, SQPOLL and IOPOLL on a disk: "" for each that works, else the reason.
 
     Args:
         folder: On the disk that is meant; a small file is written there and removed.
@@ -239,7 +241,7 @@ def _answer(folder: Path, options: dict[str, bool]) -> str:
 
 
 def _tried(path: Path, options: dict[str, bool]) -> str:
-    """Tries to write and read one block by a ring, and returns what failed."""
+    """Writes and reads one block by io_uring; returns why it failed, or an empty string."""
     notes: list[str] = []
     file, pool = DiskFile(path, direct=True, say=notes.append), Pool(4096)
     ring = Ring(2, **options)

@@ -23,12 +23,12 @@ else:
 
 
 def copies_status() -> str:
-    """Returns the reason why copies go through the CPU caches here; empty if they pass them by."""
+    """Returns the reason why copies cannot bypass the CPU caches here; empty if they do."""
     return _why
 
 
 def require() -> None:
-    """Checks that xxhash, which makes the checksums, is installed, before a store is begun."""
+    """Raises ImportError if xxhash, which computes a store's checksums, is not installed."""
     if xxhash is None:
         raise ImportError(
             "tensorjax.offload.TensorStore needs the library xxhash; "
@@ -43,7 +43,7 @@ _SMALL, _CHUNK = 1 << 16, 1 << 18
 
 
 def copy(source: np.ndarray, target: np.ndarray) -> str:
-    """Copies bytes and returns their checksum, which costs little as they are in the cache.
+    """Copies bytes and returns their checksum, computed while they are in the CPU cache.
 
     Args:
         source: Bytes.
@@ -67,7 +67,7 @@ def copy(source: np.ndarray, target: np.ndarray) -> str:
 
 
 def gather(sources: Sequence[Any], target: np.ndarray) -> list[str]:
-    """Copies small byte arrays one behind the other, and returns the checksum of each.
+    """Concatenates small byte arrays into one array, and returns the checksum of each.
 
     One call for all: tensors of a few pages cost less to copy than to be talked about.
 
@@ -83,7 +83,7 @@ def gather(sources: Sequence[Any], target: np.ndarray) -> list[str]:
 
 
 def _join(sources: Sequence[Any], target: np.ndarray) -> None:
-    """Concatenates byte arrays to be checksummed, past the CPU caches if the extension is built."""
+    """Concatenates byte arrays, past the CPU caches if the C extension is built."""
     if _copies_c is not None:
         _copies_c.gather(sources, target)
     else:

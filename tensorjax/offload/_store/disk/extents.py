@@ -22,13 +22,13 @@ PACKED = 64  # arrays that share memory begin at multiples; XLA reads aligned me
 
 
 def padded(nbytes: int) -> int:
-    """Rounds the size of an extent up to whole disk blocks, a multiple of `ALIGN`."""
+    """Rounds a number of bytes up to whole disk blocks of 4096 bytes."""
     return -(-nbytes // ALIGN) * ALIGN
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Place:
-    """Tensor's place in the data file: name, shape, dtype and offsets.
+    """Position of a tensor in a store's data file, with its name, shape and dtype.
 
     Attributes:
         name: Of the tensor.
@@ -55,13 +55,15 @@ class Place:
 
     @property
     def stop(self) -> int:
-        """First byte of the file behind the tensor's blocks, in its extent's second slot."""
+        """Offset in the data file behind the second of the two positions of a tensor."""
         return padded(self.offsets[1] + self.nbytes)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Extent:
-    """Adjacent blocks in two slots of the file: one is committed, the other gets the next state.
+    """Disk blocks that hold one tensor, or several small ones, at two positions in the data file.
+
+    One of the two slots is committed; the other one gets the next state.
 
     Attributes:
         places: Of the tensors that it holds.
@@ -87,7 +89,7 @@ class Extent:
 
 
 def extents(places: Iterable[Place]) -> list[Extent]:
-    """Groups tensors into extents: those that share a disk block together, others alone."""
+    """Groups tensors by the disk blocks they occupy: tensors that share a block form one extent."""
     found: dict[Any, list[Place]] = {}
     for place in places:
         small = 0 < place.nbytes < ALIGN
@@ -97,14 +99,14 @@ def extents(places: Iterable[Place]) -> list[Extent]:
 
 @dataclass(frozen=True)
 class Spec:
-    """Checked shape and dtype of a tensor."""
+    """Checked shape and dtype of a tensor that a store is to hold."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
 
 
 def checked(name: str, like: Any) -> Spec:
-    """Checks the name of a tensor to be laid out on disk, and returns its shape and dtype.
+    """Returns the shape and dtype of a tensor to be stored; raises an error if unsuitable.
 
     Raises:
         TypeError: if it has not, or the dtype cannot be stored.
@@ -133,7 +135,7 @@ def checked(name: str, like: Any) -> Spec:
 
 
 def _has_name(dtype: np.dtype) -> bool:
-    """Whether NumPy finds a dtype again by the name in a tensor's place on disk."""
+    """Whether NumPy can restore a dtype from its name, as a store's index records it."""
     try:
         return np.dtype(dtype.name) == dtype
     except TypeError:
@@ -141,7 +143,7 @@ def _has_name(dtype: np.dtype) -> bool:
 
 
 def capacity(tensors: Mapping[str, Any]) -> int:
-    """Computes the disk bytes that a `TensorStore` takes for tensors: two slots, 4096-byte blocks.
+    """Computes the disk bytes that a `TensorStore` needs for tensors, two copies of each.
 
     Those below 4096 bytes share blocks, in which each begins at a multiple of 64.
 
@@ -167,7 +169,9 @@ def capacity(tensors: Mapping[str, Any]) -> int:
 
 
 def place(specs: Mapping[str, Spec], start: int) -> tuple[Place, ...]:
-    """Lays tensors out in the data file from ``start``: all first slots, then all second ones.
+    """Assigns tensors two positions each in a store's data file, from offset ``start`` on.
+
+    All first slots lie before all second ones.
 
     A small one goes to the block where the small one before it lies, if there is room.
     """
@@ -189,7 +193,7 @@ def place(specs: Mapping[str, Spec], start: int) -> tuple[Place, ...]:
 
 
 class Piece(NamedTuple):
-    """Block of an extent within a run: of one tensor, or of several that share it.
+    """Part of an extent, at most one block long, and its position in the extent and the run.
 
     Attributes:
         extent: The extent that it is a block of.
@@ -209,7 +213,7 @@ class Piece(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """Adjacent bytes of a run that one transfer moves.
+    """Range of adjacent bytes in the data file that is read or written at once.
 
     Attributes:
         position: Of the first byte in the run.
@@ -225,7 +229,7 @@ class Transfer(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Extents that lie side by side in the file and move together.
+    """Extents that are adjacent in a store's data file, and are read or written together.
 
     Attributes:
         offset: Of the first byte in the file.
@@ -243,7 +247,7 @@ class Run(NamedTuple):
 
 
 class Layouts:
-    """Cache of how extents are joined to runs, as every training step asks for the same ones.
+    """Cache of runs: how the extents of a read or write are joined to longer transfers.
 
     Args:
         block: Most bytes of one transfer.
@@ -257,7 +261,9 @@ class Layouts:
         self._lock = threading.Lock()
 
     def runs(self, asked: Sequence[tuple[Extent, int]]) -> tuple[Run, ...]:
-        """Joins adjacent extents to runs that fit one block; a larger extent stands alone.
+        """Joins extents that are adjacent in the file to runs of at most one block.
+
+        A larger extent is a run of its own.
 
         Args:
             asked: Extents of one store with the slot to use; empty ones are left out.
@@ -270,7 +276,7 @@ class Layouts:
         return found
 
     def forget(self) -> None:
-        """Clears the cache of runs, as some extents have been given up."""
+        """Clears the cache of runs, after extents have been given up."""
         with self._lock:
             self._known, self._held = {}, 0
 
@@ -303,7 +309,10 @@ def _runs(asked: Iterable[tuple[Extent, int]], block: int) -> Iterator[Run]:
 
 
 def _run(offset: int, size: int, members: Sequence[Extent], block: int) -> Run:
-    """Makes a run of extents, cut into transfers: one for several extents, many for a large one."""
+    """Builds a run from adjacent extents, cut into transfers of at most one block.
+
+    One transfer for several extents, many for a large one.
+    """
     pieces, begins, position = [], [], 0
     for extent in members:
         begins.append(offset + position)
@@ -322,6 +331,6 @@ def _run(offset: int, size: int, members: Sequence[Extent], block: int) -> Run:
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:
-    """Lists the first few tensor names for a message, and how many more there are."""
+    """Formats the first few tensor names for a message, with the number of the others."""
     shown = ", ".join(repr(name) for name in names[:most])
     return shown + (f" and {len(names) - most} more" if len(names) > most else "")

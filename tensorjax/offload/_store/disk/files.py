@@ -20,7 +20,7 @@ Say = Callable[[str], None]
 
 
 class DiskFile:
-    """File that any number of threads read and write at offsets.
+    """Data file on disk that any number of threads may read and write at byte offsets.
 
     Args:
         path: Of the file; created if it is not there.
@@ -81,7 +81,7 @@ class DiskFile:
                 descriptor = self._cached
 
     def stopped(self, doing: str, done: int, size: int) -> None:
-        """Reports a data file's first short transfer, whose rest further ones move."""
+        """Reports the first transfer of a data file that moved fewer bytes than requested."""
         with self._refusal:
             told, self._short = self._short, True
         if not told:
@@ -103,7 +103,7 @@ class DiskFile:
         return os.fstat(self._cached).st_size
 
     def allocate(self, size: int) -> None:
-        """Makes sure that the first ``size`` bytes of the data file have disk blocks.
+        """Allocates disk blocks for the first ``size`` bytes of the data file.
 
         Raises:
             CapacityError: if the disk is full; the file is as long as before.
@@ -137,7 +137,7 @@ class DiskFile:
 
 
 class MemoryFile:
-    """File in memory with the same methods, for tests and comparisons; gone when closed."""
+    """Data file in memory with the methods of `DiskFile`, for tests; lost when closed."""
 
     direct = False
 
@@ -158,7 +158,7 @@ class MemoryFile:
         return self._size
 
     def allocate(self, size: int) -> None:
-        """Grows a data file in memory to ``size`` bytes."""
+        """Grows a data file in memory to at least ``size`` bytes."""
         self._size = max(self._size, size)
 
     def sync(self) -> None:

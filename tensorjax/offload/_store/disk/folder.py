@@ -33,7 +33,7 @@ _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "gluste
 
 @dataclass(frozen=True)
 class Paths:
-    """Paths of the files of one process.
+    """Paths of the files in a store's folder that belong to one process.
 
     Attributes:
         folder: Of the store.
@@ -66,7 +66,7 @@ class Paths:
 
 @dataclass(frozen=True)
 class Lock:
-    """File lock (flock) of a store.
+    """File lock (flock) by which one process at a time has a store open.
 
     Attributes:
         descriptor: What holds it.
@@ -77,7 +77,7 @@ class Lock:
     owner: int
 
     def release(self) -> None:
-        """Releases the lock of a store's folder; a fork of the owner only closes its descriptor."""
+        """Releases the file lock of a store; in a forked process only closes its descriptor."""
         if self.owner == os.getpid():
             with contextlib.suppress(OSError):  # where locks do not work
                 fcntl.flock(self.descriptor, fcntl.LOCK_UN)
@@ -85,7 +85,7 @@ class Lock:
 
 
 def lock(path: Path, say: Callable[[str], None]) -> Lock:
-    """Takes the lock of a store's folder; where locks do not work, gives a notice and goes on.
+    """Locks a store's folder for this process; only warns where files cannot be locked.
 
     The kernel lets go of it when the process ends, however it ends.
 
@@ -115,7 +115,7 @@ def lock(path: Path, say: Callable[[str], None]) -> Lock:
 
 
 def make(folder: Path) -> None:
-    """Makes the folder of a store, if it is not there.
+    """Creates the folder of a store if it is missing.
 
     Raises:
         CapacityError: if the disk has no room for one.
@@ -132,7 +132,7 @@ def make(folder: Path) -> None:
 
 
 def file_system(path: Path) -> str:
-    """Returns the type of the file system of a store's folder; empty if it is not known."""
+    """Returns the type of the file system that holds a store's folder; empty if unknown."""
     try:
         text = os.fsdecode(Path("/proc/self/mountinfo").read_bytes())
     except OSError:
@@ -147,7 +147,7 @@ def file_system(path: Path) -> str:
 
 
 def advice(path: Path) -> str:
-    """Returns a warning about the file system of a store's folder; empty if none."""
+    """Returns a warning if a store's folder is in memory or on a network; empty otherwise."""
     kind = file_system(path)
     if kind in _IN_MEMORY:
         return (
@@ -163,14 +163,14 @@ def advice(path: Path) -> str:
 
 
 def keep_names(paths: Paths, index: _index.Index) -> None:
-    """Rewrites the folder's list of tensor names if it is missing or is not the index's."""
+    """Rewrites a store's list of tensor names if it is missing or differs from the index."""
     wanted = _index.names_of(index.places.values())
     if not paths.names.exists() or paths.names.read_bytes() != wanted:
         _index.replace(paths.names, wanted)
 
 
 def prepare(paths: Paths, index: _index.Index) -> list[Path]:
-    """Writes a new index and its copy to the folder, beside those that `adopt` will replace.
+    """Writes a store's next index and its copy to temporary files, which `adopt` renames.
 
     Raises:
         CapacityError: if the disk is full; nothing is left.
@@ -185,7 +185,7 @@ def prepare(paths: Paths, index: _index.Index) -> list[Path]:
 
 
 def adopt(paths: Paths, fresh: Path, copy: Path) -> None:
-    """Makes a prepared index the folder's committed one; keeps that until now as the one before.
+    """Makes a prepared index the committed one of a store, and keeps the previous index.
 
     The copy is replaced first: it is never older than the index. Nothing is ever missing.
     """
@@ -207,7 +207,7 @@ def commit(
     sync: Callable[[], object],
     barrier: Callable[[], object] | None,
 ) -> None:
-    """Commits what a folder's data file holds: syncs it, then adopts the prepared index.
+    """Commits a store's state: syncs the data file, then replaces the index.
 
     ``fresh`` are the files of `prepare`, none for a store in memory; they are removed if ``sync``
     fails. ``barrier`` waits for the processes that commit together.
@@ -229,7 +229,7 @@ def commit(
 
 
 def checked_capacity(paths: Paths, index: _index.Index | None, capacity: int | None) -> int:
-    """Checks the capacity given for a folder's data file, and returns what it may take.
+    """Returns the capacity of a store's data file; raises an error if absent or too small.
 
     Raises:
         ValueError: if none is given for a new store.
@@ -255,7 +255,7 @@ def checked_capacity(paths: Paths, index: _index.Index | None, capacity: int | N
 
 
 def load(paths: Paths, model: Any, say: Callable[[str], None]) -> _index.Index | None:
-    """Loads the committed index of a folder, restored if damaged; None if there is no store yet.
+    """Loads the committed index of a store's folder, restored if damaged; None for a new store.
 
     An index that is lost or changed is replaced by its copy, or, in a store of one process, by the
     one of the commit before, of which tensors that were written since are found out as they are
@@ -305,7 +305,7 @@ def load(paths: Paths, model: Any, say: Callable[[str], None]) -> _index.Index |
 
 
 def _restore(paths: Paths, say: Callable[[str], None]) -> None:
-    """Restores a folder's lost or damaged index, or its copy, from a whole one."""
+    """Restores a store's lost or damaged index from its copy or from the previous index."""
     try:
         content = paths.index.read_bytes()
         _index.parse(content, paths.index)
@@ -331,7 +331,7 @@ def _restore(paths: Paths, say: Callable[[str], None]) -> None:
 
 
 def _settle(paths: Paths) -> None:
-    """Completes or undoes a commit of several processes that was interrupted in a folder.
+    """Completes or undoes a commit of several processes that was interrupted.
 
     A process goes forward only after all have prepared their index. So if one has, the others can
     follow it; if none has, all go back.
@@ -381,7 +381,7 @@ def _lost(paths: Paths) -> str:
 
 
 def _names(paths: Paths) -> list[str]:
-    """Returns the names of all tensors, as far as the folder's list of them can be read."""
+    """Reads the list of tensor names in a store's folder; empty if it cannot be read."""
     try:
         found = json.loads(paths.names.read_bytes())
     except (OSError, ValueError):

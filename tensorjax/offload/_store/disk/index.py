@@ -26,7 +26,7 @@ _READ = ("1", "2")  # in the first one no tensors shared a block
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """Index entry of a tensor that was written: its slot and its checksums.
+    """Index entry of a written tensor: which of its two slots in the file is valid, and checksums.
 
     Attributes:
         slot: 0 or 1.
@@ -39,7 +39,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Index:
-    """Committed state of a store: places, slots and checksums of its tensors, and metadata.
+    """Contents of a store's index file: positions and checksums of all tensors, and metadata.
 
     Attributes:
         process: Number of the process and count of processes.
@@ -65,11 +65,11 @@ class Index:
 
     @property
     def end(self) -> int:
-        """Bytes of the data file that the index reserves for tensors."""
+        """Number of bytes of the data file that are reserved for tensors."""
         return max((place.stop for place in self.places.values()), default=0)
 
     def including(self, places: Iterable[Place]) -> "Index":
-        """Returns an index with further reserved places, of the format that they need."""
+        """Returns a copy of a store's index in which further tensors are reserved."""
         places = tuple(places)
         shared = any(place.offsets[0] % ALIGN for place in places)
         return replace_fields(
@@ -79,14 +79,17 @@ class Index:
         )
 
     def after(self, entries: Mapping[str, Entry], meta: Any, *, joint: bool) -> "Index":
-        """Returns the index of the next commit; ``joint`` if it is made with other processes."""
+        """Returns the index of a store's next commit, with the entries and metadata of that.
+
+        ``joint`` says whether it is made together with other processes.
+        """
         return replace_fields(
             self, entries=entries, commit=self.commit + 1, joint=self.joint + joint, meta=meta
         )
 
 
 def dump(index: Index) -> bytes:
-    """Serialises an index to the bytes of its file."""
+    """Serialises a store's index to the bytes of its file."""
     head = json.dumps(
         {
             "process": index.process,
@@ -119,7 +122,7 @@ def _written(entry: Entry) -> str:
 
 
 def parse(text: bytes, path: Path) -> Index:
-    """Parses an index file, and checks its format, version and checksum.
+    """Parses a store's index file; raises an error if format, version or checksum are wrong.
 
     Raises:
         CorruptError: if it is not what was written.
@@ -163,12 +166,12 @@ def parse(text: bytes, path: Path) -> Index:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Replaces an index file atomically: a crash leaves the old or the new one."""
+    """Replaces an index file atomically, so that a crash leaves the old or the new one."""
     rename(prepare(path, content), path)
 
 
 def prepare(path: Path, content: bytes) -> Path:
-    """Writes and syncs the replacement of an index file beside it, and returns its path.
+    """Writes and syncs a temporary file that is to replace an index file; returns its path.
 
     Raises:
         CapacityError: if the disk is full; the file is as it was, and nothing is left beside it.
@@ -197,13 +200,13 @@ def prepare(path: Path, content: bytes) -> Path:
 
 
 def rename(before: Path, after: Path) -> None:
-    """Renames a prepared index file durably."""
+    """Renames a file and syncs the folder, so that the new name survives a crash."""
     os.rename(before, after)
     sync_folder(after.parent)
 
 
 def sync_folder(folder: Path) -> None:
-    """Syncs the folder of an index file, which makes the names in it durable."""
+    """Syncs a folder, so that renamed files in it keep their names after a crash."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -212,5 +215,5 @@ def sync_folder(folder: Path) -> None:
 
 
 def names_of(places: Iterable[Place]) -> bytes:
-    """Serialises the list of tensor names beside the index file, for error messages."""
+    """Serialises the names of a store's tensors, for messages when the index is lost."""
     return json.dumps([place.name for place in places]).encode()

@@ -1,11 +1,11 @@
-"""Metadata of a store as JSON: checks and differences."""
+"""Metadata of a store as JSON: check and comparison."""
 
 import json
 from typing import Any
 
 
 def differences(kind: str, stored: Any, asked: Any) -> list[str]:
-    """Lists the differences between the metadata given and that in an index, by name."""
+    """Lists, as text, the fields in which requested metadata differ from a store's."""
     if isinstance(stored, dict) and isinstance(asked, dict):
         return [
             line
@@ -27,7 +27,7 @@ _MISSING = _Missing()
 
 
 def plain(name: str, value: Any) -> Any:
-    """Returns metadata as the JSON of an index would give it back.
+    """Returns metadata as JSON would give them back; raises TypeError if JSON cannot hold them.
 
     Raises:
         TypeError: if JSON cannot hold it.

@@ -65,7 +65,7 @@ class Queue:
     # Called by the store.
 
     def enter(self, requests: Iterable[Request]) -> None:
-        """Registers requests, each behind those it conflicts with; the caller holds the lock."""
+        """Registers requests behind earlier ones on the same blocks; the caller holds the lock."""
         if self._closed:
             raise StoreError("the store was closed")
         for request in requests:
@@ -80,13 +80,13 @@ class Queue:
                 self._pending[request] = None
 
     def add(self, op: Op) -> None:
-        """Queues one transfer of a registered write, for which `stage` has given the memory."""
+        """Queues one transfer of a registered write, whose staging memory has been filled."""
         with self.lock:
             op.request.left += 1
             self._offer(op)
 
     def seal(self, request: Request) -> None:
-        """Marks a write as having no further transfers."""
+        """Marks a write request as complete: no further transfers will be added to it."""
         with self.lock:
             request.sealed = True
             complete = self._completed(request)
@@ -94,7 +94,7 @@ class Queue:
             self.finish(request)
 
     def cut(self, requests: Collection[Request], error: BaseException) -> None:
-        """Ends requests whose caller was interrupted, as Ctrl-C may do in the middle of a call."""
+        """Ends requests to the disk whose caller was interrupted, as by Ctrl-C."""
         with self.lock:
             queued = {id(op) for *_, op in self._heap}
             self._wanting = [op for op in self._wanting if op.request not in requests]
@@ -118,7 +118,7 @@ class Queue:
             self.finish(request)
 
     def read(self, batch: ReadBatch, *, beside: bool = False) -> None:
-        """Queues registered reads with all their transfers; the caller holds the lock.
+        """Queues registered read requests with all their transfers; the caller holds the lock.
 
         Args:
             batch: The reads.
@@ -137,7 +137,7 @@ class Queue:
         self._keep_watch()
 
     def stage(self, op: Op) -> None:
-        """Waits for staging memory for a transfer of a registered write."""
+        """Waits for the staging memory of one transfer of a registered write."""
         with self.lock:
             op.request.ops.append(op)
             self._wanting.append(op)
@@ -150,7 +150,7 @@ class Queue:
             self.blocked += time.perf_counter() - began
 
     def turn(self, request: Request) -> None:
-        """Waits until a write waits for no other request, as only then it may take staging memory.
+        """Waits until no earlier request blocks a write, so that it may take staging memory.
 
         Else writes that wait for others could hold all of it, and these wait for them.
         """
@@ -158,7 +158,7 @@ class Queue:
             self.until(lambda: not request.waits)
 
     def release(self, buffer: Buffer, name: str) -> None:
-        """Releases one tensor's share of a read buffer; a second call does nothing."""
+        """Releases one tensor's hold on staging memory that was read to; may be called twice."""
         with self.lock:
             try:
                 self._release(buffer, name)
@@ -169,21 +169,21 @@ class Queue:
                 raise
 
     def hasten_writes(self, deadline: float) -> None:
-        """Moves all writes, and the requests they wait for, to an earlier deadline."""
+        """Moves all pending writes, and the requests they wait for, to an earlier deadline."""
         with self.lock:
             for request in self._pending:
                 self.hasten(request, deadline)
 
     def until(self, holds: Callable[[], bool]) -> None:
-        """Waits until a condition holds that the end of a request brings about."""
+        """Waits for a condition that becomes true when a disk request ends."""
         self._idle.wait(holds)
 
     def drain_writes(self) -> None:
-        """Waits until no write is pending."""
+        """Waits until no write is pending in the queue of disk transfers."""
         self.until(lambda: not self._pending)
 
     def drain(self, *, everything: bool = False) -> None:
-        """Waits until no write is pending and no transfer is ready or in the backend.
+        """Waits until no write is pending, and no transfer is queued or in the backend.
 
         Args:
             everything: Also give memory to the reads that wait for some, and wait for them.
@@ -194,7 +194,9 @@ class Queue:
         self._idle.wait(lambda: not (self._pending or self.depth or self._heap))
 
     def enlarge(self, pool: Pool) -> None:
-        """Gives further reads the memory of a larger pool; waits for nothing but the lock.
+        """Replaces the staging pool of further reads by a larger one.
+
+        It waits for nothing but the lock.
 
         What has memory of the pool before keeps it: reads under way, and leases.
         """
@@ -207,7 +209,10 @@ class Queue:
                 self.wake()
 
     def close(self) -> list[Request]:
-        """Closes the queue, so that backend threads end; returns reads that never got memory."""
+        """Closes the queue of disk transfers; returns the reads that never got staging memory.
+
+        Backend threads end.
+        """
         with self.lock:
             self._closed = True
             self.orphans.put(None)  # for the thread that waits for some
@@ -219,20 +224,20 @@ class Queue:
         return left
 
     def starved(self) -> bool:
-        """Whether reads wait for memory while the backend has nothing to do."""
+        """Whether reads wait for staging memory while the backend has nothing to do."""
         with self.lock:
             waiting = any(not batch.admitted for *_, batch in self._waiting)
             return waiting and not self.depth and not self._heap
 
     @property
     def queued(self) -> int:
-        """Number of transfers that are ready and wait for the backend; the lock is held."""
+        """Number of disk transfers that wait for the backend; the lock is held."""
         return len({id(op) for *_, op in self._heap if not op.started})  # without earlier copies
 
     # Called by backends.
 
     def take(self, most: int = 1, *, wait: bool = True) -> list[Op] | None:
-        """Takes the next transfers, ``most`` at most; returns None once closed and empty."""
+        """Removes up to ``most`` transfers from the queue to run them; None if closed and empty."""
         with self.lock:
             while True:
                 ops: list[Op] = []
@@ -254,7 +259,7 @@ class Queue:
                 self._ready.wait()
 
     def done(self, op: Op, error: BaseException | None = None) -> None:
-        """Records that a transfer has ended, with or without an error."""
+        """Records the end of a disk transfer, with its error if it failed."""
         request, ended = op.request, time.perf_counter()
         if error is None:
             try:
@@ -279,7 +284,7 @@ class Queue:
             self.finish(request)
 
     def finish(self, request: Request) -> None:
-        """Resolves a complete request and unblocks its followers; called without the lock.
+        """Completes a disk request and unblocks those that waited for it; lock not held.
 
         Where a signal cuts it off, it may be called again: nothing is left half-done for ever.
         """
@@ -312,7 +317,7 @@ class Queue:
     # The lock is held in all that follows.
 
     def _serve(self) -> None:
-        """Gives staging memory to writes that wait for some, the earliest deadline first."""
+        """Hands out staging memory to waiting writes, the earliest deadline first."""
         served = False
         while self._wanting:
             op = min(self._wanting, key=lambda op: op.request.deadline)
@@ -333,7 +338,7 @@ class Queue:
         self.staged = max(self.staged, self.reading.used + self.writing.used)
 
     def _count_again(self) -> None:
-        """Rebuilds the free ranges of both staging pools, after a call was interrupted."""
+        """Rebuilds the free ranges of both staging pools after a call was interrupted."""
         writes = (op for request in self._pending for op in request.ops)
         self.writing.reset([(op.place, op.size) for op in writes if op.place >= 0 and not op.ended])
         here = [buffer for buffer in self._buffers if buffer.pool is self.reading]
@@ -350,7 +355,7 @@ class Queue:
             self.wake()
 
     def _unblock(self, request: Request, leader: Request | None = None) -> None:
-        """Ends the wait of a request for an earlier one, or for its memory; once for each."""
+        """Ends a request's wait for another one or for memory; queues it if nothing is left."""
         if leader is None:
             request.memory = True
         elif leader in request.leaders:
@@ -368,7 +373,7 @@ class Queue:
         return False
 
     def hasten(self, request: Request, deadline: float) -> None:
-        """Moves a request, and those it waits for, to an earlier deadline; the lock is held."""
+        """Moves a request, and all that it waits for, to an earlier deadline; the lock is held."""
         todo = [request]
         while todo:
             request = todo.pop()
@@ -384,7 +389,10 @@ class Queue:
             todo += request.leaders
 
     def _admit(self) -> None:
-        """Gives memory to reads that wait for some; goes on where a call before was cut off."""
+        """Hands out staging memory to waiting reads, the earliest deadline first.
+
+        Where a call before was cut off, it goes on.
+        """
         if self._torn:
             self._count_again()
         self._torn = True
@@ -413,7 +421,7 @@ class Queue:
         return buffer is not None and (buffer.pool is None or buffer in self._buffers)
 
     def _take_back(self) -> None:
-        """Releases leases that were dropped."""
+        """Releases the staging memory of leases that were garbage-collected."""
         if not self.orphans.empty():
             with contextlib.suppress(Empty):  # in one call of C: none is lost between two queues
                 self._dropped.extend(iter(self.orphans.get_nowait, self))
@@ -423,7 +431,7 @@ class Queue:
             self._dropped.popleft()
 
     def _keep_watch(self) -> None:
-        """Starts the watching thread where reads wait; one that never started does not count."""
+        """Starts the thread that reclaims dropped leases, if reads wait for memory."""
         watcher = self._watcher
         if self._waiting and (watcher is None or watcher.ident is None):
             self._watcher = threading.Thread(
@@ -432,7 +440,7 @@ class Queue:
             self._watcher.start()
 
     def _watch(self) -> None:
-        """Thread: reclaims dropped leases while reads wait for memory, and warns after a minute."""
+        """Reclaims dropped leases while reads wait for memory, in a thread; warns after 60 s."""
         since, told = time.monotonic(), False
         while True:
             orphan = None
@@ -457,7 +465,10 @@ class Queue:
                 )  # fmt: skip
 
     def _overflow(self, batch: ReadBatch) -> None:
-        """Gives reads that a write waits for memory beside the staging pool, against a deadlock."""
+        """Allocates memory beside the staging pool for reads that block a write.
+
+        Else they would wait for each other: a deadlock.
+        """
         if not batch.admitted:
             size = sum(request.run.size for request in batch.requests)
             before, self.overflow = self.overflow, self.overflow + size
@@ -476,7 +487,7 @@ class Queue:
         self._begin(batch)
 
     def _begin(self, batch: ReadBatch) -> None:
-        """Queues the transfers of reads that have memory; may be cut off, and called again."""
+        """Queues the transfers of reads that have got memory; may be repeated if interrupted."""
         for request in batch.requests:
             for op in request.ops:
                 self._offer(op)  # what is offered twice is started once

@@ -1,4 +1,4 @@
-"""Requests of the queue: reads and writes of runs of extents, cut into transfers."""
+"""Requests in the queue of a store: reads and writes of runs of extents, cut into transfers."""
 
 from collections.abc import Callable, Container, Sequence
 
@@ -9,7 +9,7 @@ from tensorjax.offload._store.transfers.staging import Pool
 
 
 class Slot:
-    """Requests that use a slot of an extent: a writer, and readers."""
+    """Pending requests on one copy of an extent on disk: at most one writer, and readers."""
 
     __slots__ = ("readers", "writer")
 
@@ -19,7 +19,7 @@ class Slot:
 
 
 class Op:
-    """Transfer of adjacent bytes between the file and memory.
+    """Transfer of adjacent bytes between the data file and memory, part of a `Request`.
 
     Attributes:
         write: Whether to the file.
@@ -47,11 +47,13 @@ class Op:
 
 
 def nothing(_: object) -> None:
-    """Does nothing with a transfer, for requests that need no check of it."""
+    """Does nothing: the default of callbacks, such as a request's check of its transfers."""
 
 
 class Request:
-    """Read or write of one run of extents, with its dependencies; the queue's lock guards it.
+    """Request to read or write adjacent tensors on disk, with the requests that it waits for.
+
+    The queue's lock guards it.
 
     Attributes:
         write: Whether to the file.
@@ -101,7 +103,7 @@ class Request:
         self.error: BaseException | None = None
 
     def enter(self) -> list["Request"]:
-        """Registers a request at its slots; returns the earlier requests that it has to wait for.
+        """Registers a request on its disk blocks; returns earlier requests that it must wait for.
 
         Requests on one slot wait for each other unless both read.
         """
@@ -117,11 +119,11 @@ class Request:
         return [*before.values()]
 
     def count_waits(self) -> None:
-        """Counts what a request still waits for."""
+        """Recomputes how many things a request waits for: earlier requests, and memory."""
         self.waits = len(self.leaders) + (not self.memory)
 
     def leave(self) -> None:
-        """Takes a request that has ended from its slots."""
+        """Removes a request that has ended from the disk blocks that it used."""
         for slot in self.slots:
             if slot.writer is self:
                 slot.writer = None
@@ -129,7 +131,7 @@ class Request:
                 slot.readers.remove(self)
 
     def attach(self, pool: Pool | None, start: int, memory: np.ndarray) -> "Buffer":
-        """Gives a read's transfers their parts of staging memory, which a buffer then holds."""
+        """Assigns staging memory to the transfers of a read; returns the buffer that holds it."""
         for op in self.ops:
             op.memory = memory[op.position : op.position + op.size]
             op.pool, op.place = pool, op.position + start if pool is not None else -1
@@ -137,7 +139,7 @@ class Request:
         return self.buffer
 
     def cut(self, queued: Container[int], error: BaseException) -> None:
-        """Ends a request whose caller was interrupted, but for transfers that are queued or begun.
+        """Ends an interrupted request, except for transfers that are queued or begun.
 
         Args:
             queued: ``id`` of the transfers in the queue.
@@ -154,12 +156,12 @@ class Request:
         self.sealed = True
 
     def forget(self) -> None:
-        """Drops a request's transfers and callbacks, which breaks cycles and frees arrays."""
+        """Drops a request's transfers and callbacks, to break cycles and free arrays."""
         self.ops, self.resolve, self.check, self.batch = [], nothing, nothing, None
 
 
 class Buffer:
-    """Staging memory of one run that was read, shared by the leases of its tensors.
+    """Staging memory that a run of extents was read to, shared by the leases of its tensors.
 
     Attributes:
         pool: Whose it is; None if of none.
@@ -179,7 +181,7 @@ class Buffer:
 
 
 class ReadBatch:
-    """Batch of reads that get their staging memory together or not at all."""
+    """Batch of read requests that get their staging memory together or not at all."""
 
     __slots__ = ("admitted", "requests")
 
@@ -188,5 +190,5 @@ class ReadBatch:
 
     @property
     def buffers(self) -> list[Buffer]:
-        """Staging memory of all requests that have some."""
+        """Staging memory of those reads in the batch that have got some."""
         return [request.buffer for request in self.requests if request.buffer is not None]

@@ -17,7 +17,7 @@ _WIPE_ON_FORK = 18  # MADV_WIPEONFORK of Linux 4.14, which Python's mmap does no
 
 
 def sizes(staging: int | None, block: int, largest: int) -> tuple[int, int]:
-    """Returns the bytes of staging memory for reads and for writes.
+    """Computes the bytes of a store's two staging pools, for reads and for writes.
 
     Args:
         staging: of both; None for what suits most, and more where tensors need it.
@@ -40,7 +40,7 @@ def sizes(staging: int | None, block: int, largest: int) -> tuple[int, int]:
 
 
 def aligned(size: int) -> np.ndarray:
-    """Allocates staging memory outside the pools, zeros at a multiple of 64 bytes."""
+    """Allocates a zeroed byte array at a multiple of 64 bytes, outside the staging pools."""
     found = np.zeros(size + PACKED, np.uint8)
     start = -found.ctypes.data % PACKED
     return found[start : start + size]

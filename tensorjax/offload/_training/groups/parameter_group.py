@@ -1,4 +1,4 @@
-"""Parameter groups, and the reuse of memory that their updates leave behind."""
+"""Parameter groups, and the pool of memory that their updates reuse."""
 
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -13,7 +13,7 @@ from tensorjax.offload._training.storage.tensor_packing import TensorPacking
 
 @dataclass(frozen=True)
 class Group:
-    """Parameters that are updated together: their pytrees, storage and optimiser.
+    """Group of parameters that are updated together, with their storage and optimiser.
 
     Attributes:
       name: of the group.
@@ -36,33 +36,33 @@ class Group:
 
     @property
     def device(self) -> TensorPacking:
-        """Pytree of the group's parameters that the device computes with."""
+        """Layout of the group's parameters in the dtype in which the device computes."""
         return self.params if self.weights is None else self.weights
 
     @property
     def packings(self) -> tuple[TensorPacking, ...]:
-        """All pytrees that the group keeps: parameters, state, and cast parameters if any."""
+        """Layouts of all pytrees that a group stores: parameters, state, cast parameters."""
         return tuple(b for b in (self.params, self.state, self.weights) if b is not None)
 
     @property
     def held(self) -> int:
-        """Bytes of staging memory of the group's parameters and state, which an update reads."""
+        """Bytes of staging memory that reading a group's parameters and optimiser state takes."""
         return self.params.staged + self.state.staged
 
     @property
     def into(self) -> Into:
-        """Memory that the group's updates write results to, as `HostOptimizer.update` names it."""
+        """Memory that the results of a group's update overwrite: "place", "gradient" or "spare"."""
         if self.storage.in_place:
             return "place"
         return "spare" if self.lent else "gradient"
 
     @property
     def results(self) -> int:
-        """Bytes that the results of the group's update take until they are written."""
+        """Bytes that the results of a group's update take until they are written."""
         return self.taken(self.into)
 
     def taken(self, into: Into) -> int:
-        """Returns the bytes of the group's update results for a given output memory.
+        """Computes the bytes of a group's update results, if they are written to ``into``.
 
         What they replace is not counted twice.
         """
@@ -72,7 +72,7 @@ class Group:
 
     @property
     def sums(self) -> int:
-        """Bytes of the group's gradient while it is summed, in single precision at least."""
+        """Bytes of a group's gradient while it is summed, in single precision at least."""
         leaves = self.gradient.leaves
         wide = [linalg.factor_dtype(leaf.dtype).itemsize for leaf in leaves]
         return sum(
@@ -81,23 +81,23 @@ class Group:
 
     @property
     def kind(self) -> Any:
-        """Shapes and dtypes of the group's parameters and state; one kind can share memory."""
+        """Shapes and dtypes of a group's parameters and state; equal kinds can share memory."""
         packings = (self.params, self.state)
         return tuple(tuple((x.shape, x.dtype) for x in packing.leaves) for packing in packings)
 
 
 class Handed(list[Any]):
-    """List of arrays handed to the device; a weak reference to it tells whether they are in use."""
+    """List of arrays passed to the device; a weak reference to it shows if they are in use."""
 
     __slots__ = ("__weakref__",)
 
 
 def not_handed() -> None:
-    """Returns None, for parameters of a group that are not handed to the device."""
+    """Returns None: stands for a dead weak reference where no arrays were passed to the device."""
 
 
 class Spare:
-    """Pool of memory of written results, reused by the next updates of groups of the same kind.
+    """Pool of arrays of written update results, whose memory later updates of like groups reuse.
 
     It keeps the memory of states; where gradients are lent, that of parameters too, once the
     device, to which they are handed, does not use them any more. Where memory is bounded, it keeps
@@ -122,7 +122,7 @@ class Spare:
     def keep(
         self, group: Group, params: Any, state: Any, handed: Callable[[], object] = not_handed
     ) -> None:
-        """Keeps the memory of a group's written parameters and state, for reuse by updates.
+        """Adds the memory of a group's written parameters and state to the pool for reuse.
 
         Args:
           group: of them.
@@ -140,7 +140,7 @@ class Spare:
             self.nbytes += self._bytes(group, results)
 
     def take(self, group: Group) -> Any:
-        """Returns memory to reuse for the results of a group's update, or None."""
+        """Removes memory for the results of a group's update from the pool; None if it has none."""
         held = None if group.into == "place" else self._held.get(group.kind)
         found = None
         if held:
@@ -156,7 +156,7 @@ class Spare:
         return found
 
     def clear(self) -> None:
-        """Drops all memory of groups' results that was kept for reuse."""
+        """Drops all memory that the pool keeps for the results of updates."""
         self._held, self.nbytes = {}, 0
 
     def _bytes(self, group: Group, results: "_Results") -> int:

@@ -21,7 +21,7 @@ Params = Mapping[str, Any]
 
 
 def shapes(params: Params) -> dict[str, Any]:
-    """Returns shapes and dtypes of the parameters of each group; no array is made.
+    """Returns the shapes and dtypes of each group's parameters without allocating arrays.
 
     Raises:
       TypeError: some are not floating: they would have no gradient.
@@ -66,7 +66,7 @@ _STATE = {"batch_stats", "spectral_stats", "cache", "losses", "fp8_params"}
 
 
 def _check_trainable(name: str, group: Any) -> None:
-    """Checks that a group for a trainer holds only parameters, no model state.
+    """Raises ValueError if a parameter group holds state of the model, such as running means.
 
     It is told by its kind (a variable of Flax NNX that is no `nnx.Param`), by its collection (Flax
     Linen), or by its names ("mean" beside "var", as in normalisations of both).
@@ -86,12 +86,12 @@ def _check_trainable(name: str, group: Any) -> None:
 
 
 def _is_variable(x: Any) -> bool:
-    """Whether a group's leaf is a Flax NNX variable; Flax is not imported here."""
+    """Whether an object is a Flax NNX variable, told without importing Flax."""
     return any(k.__name__ == "Variable" and "flax" in k.__module__ for k in type(x).__mro__)
 
 
 def _statistics(group: Any, path: Any) -> str:
-    """Returns why a group's leaf looks like a running mean or variance; empty if it does not."""
+    """Returns a description if an array looks like a running mean or variance, else ""."""
     last = getattr(path[-1], "key", None) if path else None
     if last not in ("mean", "var"):
         return ""
@@ -122,7 +122,10 @@ def make_groups(
     shards: Shards | None = None,
     lent: bool = False,
 ) -> dict[str, Group]:
-    """Makes a trainer's groups by name, or this process's parts of them; no array is made."""
+    """Creates a trainer's parameter groups, by name, without allocating arrays.
+
+    In one of several processes, of this process's parts.
+    """
     unknown = sorted(set(in_memory) - set(shapes))
     if unknown:
         raise ValueError(f"in_memory: expected groups among {sorted(shapes)}, got {unknown}")
@@ -153,7 +156,7 @@ def tensors(
     gradients: bool = False,
     shardings: Mapping[str, Any] | None = None,
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Lists the tensors that a `Trainer` keeps of its groups in a store, with shapes and dtypes.
+    """Lists the tensors that a `Trainer` keeps in a store, with shapes and dtypes.
 
     Arrays below 64 KiB of a group are joined in tensors of at least 4096 bytes.
 
@@ -186,7 +189,7 @@ def tensors(
 
 
 def specs(groups: Any, *, gradients: bool) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns shapes and dtypes of the store's tensors for a trainer's groups."""
+    """Returns the shapes and dtypes of all tensors of a trainer's groups in a store."""
     found: dict[str, jax.ShapeDtypeStruct] = {}
     for group in groups:
         for packing in (*group.packings, *((group.gradient,) if gradients else ())):
@@ -195,14 +198,14 @@ def specs(groups: Any, *, gradients: bool) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def begin(groups: dict[str, Group], params: Params, shards: Shards) -> None:
-    """Writes a trainer's initial parameters and states, one group at a time."""
+    """Writes the initial parameters and optimiser states of all groups, one group at a time."""
     for name, group in groups.items():
         _begin(group, params[name], shards)
         group.storage.settle()
 
 
 def _begin(group: Group, given: Any, shards: Shards) -> None:
-    """Writes the initial parameters, and then the initial state, of a trainer's group."""
+    """Writes a group's initial parameters, and then its initial optimiser state."""
     made = shards.cut(group.name, given() if callable(given) else given)
     leaves = group.params.flatten(made)
     del made
@@ -217,13 +220,13 @@ def _begin(group: Group, given: Any, shards: Shards) -> None:
 
 
 def put(group: Group, packing: TensorPacking, tree: Any, storage: Storage | None = None) -> None:
-    """Writes a pytree to a trainer group's storage, or to another one."""
+    """Writes one pytree of a parameter group to the group's storage, or to a given one."""
     where = group.storage if storage is None else storage
     where.write((packing, packing.flatten(tree)), deadline=0.0, step=-1)
 
 
 def get(packing: TensorPacking, storage: Storage, copy: Callable[[Any], Any]) -> Any:
-    """Reads a pytree of a trainer's group; its arrays go through ``copy`` before they are freed."""
+    """Reads one pytree of a parameter group from storage, each array copied by ``copy``."""
     reading = storage.read(packing, deadline=0.0, step=-1)
     try:
         return packing.unflatten([copy(x) for x in reading.arrays()[0]])

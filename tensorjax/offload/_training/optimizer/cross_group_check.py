@@ -20,7 +20,7 @@ _MOST = 8  # groups that are tried
 def check_separate(
     transformation: Any, shapes: Mapping[str, Any], kinds: Mapping[str, Any] | None = None
 ) -> None:
-    """Checks that an optimiser's updates of a group do not depend on other groups.
+    """Raises ValueError if an optimiser's update of one group depends on other groups.
 
     Arguments are those of `looks_across`.
 
@@ -41,7 +41,7 @@ def check_separate(
 def looks_across(
     transformation: Any, shapes: Mapping[str, Any], kinds: Mapping[str, Any] | None = None
 ) -> bool:
-    """Whether updates of a group depend on other groups, as a trial on small arrays shows.
+    """Whether an optimiser's update of one group depends on other groups, tried on small arrays.
 
     Tried for three steps, on two groups of each kind, but on eight at most, with two numbers along
     each axis. What cannot be tried so is taken for one that does not look.
@@ -90,7 +90,7 @@ def looks_across(
 
 @functools.lru_cache(maxsize=16)
 def _updates(transformation: Any) -> Any:
-    """Returns the compiled function for the updates of all trial steps of the cross-group check.
+    """Returns a compiled function that makes a few trial updates by an optimiser.
 
     It is compiled once for a transformation and structures.
     """
@@ -108,7 +108,7 @@ def _updates(transformation: Any) -> Any:
 
 
 def _poisoned(trees: Any, group: str, by: float) -> Any:
-    """Multiplies one group's arrays by a number, to see whether other groups' updates change."""
+    """Multiplies the arrays of one group by a number, to see if other groups' updates change."""
     return jax.tree.map(
         lambda tree: {
             name: jax.tree.map(lambda x: (x * by).astype(x.dtype), x) if name == group else x
@@ -124,7 +124,7 @@ def _others(updates: Any, group: str) -> list[Any]:
 
 
 def _differ(expected: list[Any], found: list[Any]) -> bool:
-    """Whether a change to one group altered other groups' updates; all-zero ones are ignored."""
+    """Whether two lists of updates differ by more than rounding, apart from updates of zero."""
     return any(
         np.any(y)
         and not np.max(np.abs(np.subtract(y, x, dtype=np.float64)), initial=0.0)

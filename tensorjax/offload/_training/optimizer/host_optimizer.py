@@ -21,7 +21,7 @@ _PART = 1 << 18  # bytes that are widened at once
 
 
 class HostOptimizer:
-    """Optimiser on the host that updates the parameters of one group at a time.
+    """Optimiser on the host CPU that updates the parameters of one group at a time.
 
     The same program updates parameters from memory and from a store, so that results do not depend
     on the storage; it is compiled for each kind of memory that results are written to. On a CPU
@@ -53,7 +53,9 @@ class HostOptimizer:
         self._first: HostOptimizer = self
 
     def named(self, name: str, params: Any) -> "HostOptimizer":
-        """Returns the host optimiser of a group: this one, if the name makes no difference.
+        """Returns the host optimiser for a named group, whose labels may depend on the name.
+
+        It is this one if the name makes no difference.
 
         Groups for which the name makes the same difference share programs.
         """
@@ -71,7 +73,7 @@ class HostOptimizer:
 
     @property
     def program(self) -> int:
-        """Identifier that is equal for host optimisers which share compiled programs."""
+        """Identifier of the compiled programs, equal for host optimisers that share them."""
         return id(self._first)
 
     @functools.cached_property
@@ -80,19 +82,19 @@ class HostOptimizer:
 
     @property
     def casts(self) -> bool:
-        """Whether the device has parameters of another dtype than the host's optimiser."""
+        """Whether the device computes with parameters of another dtype than the optimiser's."""
         return self._dtype is not None
 
     def init(self, params: Any) -> Any:
-        """Returns the initial optimiser state for a group's parameters, on the host."""
+        """Computes the initial optimiser state of a group's parameters, on the host."""
         return self._named(self._programs[0](to_host(params)))
 
     def cast(self, params: Any) -> Any:
-        """Casts parameters on the host to the dtype that the device computes with."""
+        """Casts a group's parameters on the host to the dtype of the device."""
         return self._programs[2](params)
 
     def shapes(self, params: Any) -> tuple[Any, Any]:
-        """Returns shapes and dtypes of a group's optimiser state and device parameters."""
+        """Returns the shapes and dtypes of a group's optimiser state and device parameters."""
         try:
             state = jax.eval_shape(self._transformation.init, params)
             with jax.numpy_dtype_promotion("standard"):
@@ -133,24 +135,27 @@ class HostOptimizer:
         return jax.block_until_ready((params, self._named(state)))
 
     def _named(self, state: Any) -> Any:
-        """Restructures another group's optimiser state as this one's, names included."""
+        """Restructures the optimiser state of another group with this group's names."""
         if self._state is None:
             return state
         return jax.tree.unflatten(self._state, jax.tree.leaves(state))
 
     def add(self, sums: Any, gradient: Any, *, lent: bool = False) -> Any:
-        """Adds two gradients by the host optimiser, in the memory of the first if not lent."""
+        """Adds two gradients on the host, in the memory of the first if it may be written.
+
+        ``lent`` says that it may not.
+        """
         return (_sum if lent else _add)(sums, gradient)
 
     def squares(self, gradient: Any) -> float:
-        """Returns the host optimiser's sum of squares of a gradient, by one pass over it.
+        """Computes the sum of squares of a gradient on the host, in one pass.
 
         Not finite if one of them is not, or is too large for its square.
         """
         return sum(map(_squares, jax.tree.leaves(gradient)), 0.0)
 
     def sound(self, params: Any) -> bool:
-        """Whether the host optimiser's new parameters have no NaN or infinite entry."""
+        """Whether all entries of a group's new parameters are finite."""
         real = [x for x in jax.tree.leaves(params) if jnp.issubdtype(x.dtype, jnp.floating)]
         return bool(np.isfinite(self.squares(real)) or finite(real))
 
@@ -170,7 +175,7 @@ def _floating(compute_dtype: Any) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _programs(transformation: Any, dtype: Any) -> tuple[Any, dict[Into, Any], Any]:
-    """Compiles init, update and cast of an Optax transformation for the host's CPU; cached."""
+    """Compiles an Optax transformation's init, update and cast for the host CPU; cached."""
 
     def init(params: Any) -> Any:
         return jax.lax.optimization_barrier(transformation.init(params))
@@ -220,7 +225,7 @@ def _squares(x: Any) -> float:
 
 
 def _widened(x: Any) -> Iterator[np.ndarray]:
-    """Yields a host array of under 32 bits per entry in single precision, part by part."""
+    """Yields parts of a half-precision host array, cast to single precision."""
     memory = jax.block_until_ready(x).unsafe_buffer_pointer() if x.size else 0
     held = (ctypes.c_char * x.nbytes).from_address(memory)  # NumPy's own view would not end here
     for start in range(0, x.nbytes, _PART):

@@ -1,4 +1,4 @@
-"""Optax transformations per group whose labels and masks go by paths of the whole model."""
+"""Optax transformations of one group whose labels and masks use paths of the whole model."""
 
 import functools
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Named:
-    """Transformation that gets a group in a mapping under its name, as a part of a whole model.
+    """Optax-style transformation that gets one group as ``{name: group}``, for labels by path.
 
     Attributes:
       transformation: of Optax's form.
@@ -23,18 +23,18 @@ class Named:
     name: str
 
     def init(self, params: Any) -> Any:
-        """Returns the state for a group's parameters, labelled by paths of the whole model."""
+        """Returns the optimiser state of a group that is wrapped in a mapping under its name."""
         return self.transformation.init({self.name: params})
 
     def update(self, gradient: Any, state: Any, params: Any) -> tuple[Any, Any]:
-        """Returns a group's updates and new state, labelled by paths of the whole model."""
+        """Computes the update of a group that is wrapped in a mapping under its name."""
         trees = {self.name: gradient}, state, {self.name: params}
         updates, state = self.transformation.update(*trees)
         return updates[self.name], state
 
 
 def named(transformation: Any, name: str, params: Any) -> Any:
-    """Returns a group's transformation, labelled and masked as in the whole model.
+    """Returns an optimiser for one group that labels and masks it as in the whole model.
 
     The transformation itself, so that groups of one structure share its programs, where the name
     makes no difference, or where it takes no mapping from names of groups.
@@ -67,7 +67,7 @@ def named(transformation: Any, name: str, params: Any) -> Any:
 
 
 def alike(some: Named, other: Named, params: Any) -> bool:
-    """Whether two groups' transformations, labels and masks included, do the same to parameters."""
+    """Whether two labelled transformations of groups have equal programs for given parameters."""
     these = kind(params)
     try:
         return _same(_traced(some, *these), _traced(other, *these))
@@ -76,14 +76,14 @@ def alike(some: Named, other: Named, params: Any) -> bool:
 
 
 def kind(params: Any) -> tuple[Any, Any]:
-    """Returns the structure, shapes and dtypes of the parameters that labels apply to."""
+    """Returns the tree structure, shapes and dtypes of parameters, as a hashable key."""
     leaves, structure = jax.tree.flatten(params)
     return structure, tuple((tuple(x.shape), np.dtype(x.dtype)) for x in leaves)
 
 
 @functools.lru_cache(maxsize=1024)
 def _traced(transformation: Any, structure: Any, kinds: tuple[Any, ...]) -> list[Any]:
-    """Traces a labelled transformation's init and update to programs (jaxprs), to compare."""
+    """Traces an optimiser's init and update to jaxprs, so that two optimisers can be compared."""
     params = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*kind) for kind in kinds])
     with jax.numpy_dtype_promotion("standard"):
         init, state = jax.make_jaxpr(transformation.init, return_shape=True)(params)
@@ -102,7 +102,7 @@ def _equal(some: list[Any], others: list[Any]) -> bool:
 
 
 def _constants(closed: Any) -> Iterator[Any]:
-    """Yields the constants, such as masks, of a traced transformation and inner programs."""
+    """Yields the constants of a jaxpr and its inner ones, such as an optimiser's masks."""
     yield from closed.consts
     for equation in closed.jaxpr.eqns:
         for inner in jax.tree.leaves([*equation.params.values()], is_leaf=_is_closed):

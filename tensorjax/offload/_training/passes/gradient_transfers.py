@@ -1,4 +1,4 @@
-"""Transfer of gradients from the device to the host, and their sums over layers."""
+"""Transfer of gradients from the device to the host, and sums over layers that share a group."""
 
 import functools
 import queue
@@ -22,7 +22,7 @@ Looked = dict[str, tuple[Any, Any]]
 
 
 class Gradients:
-    """Collector of gradients: moves them to the host and sums those of shared groups.
+    """Collector of gradients: moves them to the host and adds up those of shared groups.
 
     A thread does it, while the device computes the next layer: those of one layer at a time, so the
     device holds two layers' gradients at most, and sums of several layers' that an accelerator adds
@@ -76,14 +76,14 @@ class Gradients:
         self._thread.start()
 
     def begin(self, step: int) -> None:
-        """Starts the gradient transfers of a step: drops gradients of the step before."""
+        """Resets the collector of gradients for a new training step."""
         self._step, self._left, self._missing = step, self._comes.copy(), self._uses.copy()
         self._partial: dict[str, Any] = {}  # of the host
         self._sums: dict[str, Any] = {}  # of the device
         self.squares = 0.0
 
     def look(self, layer: Layer, gradients: Sequence[Any]) -> Looked:
-        """Starts the transfer of a layer's gradients to the host, and returns them for `take`.
+        """Starts the transfer of a layer's gradients to the host; returns them for `take`.
 
         They may still be computed.
 
@@ -103,7 +103,7 @@ class Gradients:
         return found
 
     def _summed(self, group: str, gradient: Any) -> Any:
-        """Adds a gradient to its group's sum before the transfer; returns it once complete."""
+        """Adds a gradient to its group's sum on the device; returns the complete sum, else None."""
         held = widened(gradient)
         if group in self._sums:
             held = self._engine.add(self._sums.pop(group), held)
@@ -114,7 +114,7 @@ class Gradients:
         return None
 
     def take(self, looked: Looked) -> None:
-        """Hands a layer's gradients to the transfer thread, after those of the layer before.
+        """Queues a layer's gradients for the transfer thread, after the previous layer's.
 
         They are used up.
         """
@@ -123,7 +123,7 @@ class Gradients:
         self._given.put(looked)
 
     def wait(self) -> None:
-        """Waits until all gradients taken for transfer have been offered; raises the error."""
+        """Waits until all gradients taken have been passed on; raises the thread's error."""
         if not self._there.is_set():
             with self._trace.span("wait", "gradient", self._step):
                 self._there.wait()
@@ -132,12 +132,12 @@ class Gradients:
             raise error
 
     def close(self) -> None:
-        """Ends the gradient thread, once it has offered what it was given."""
+        """Ends the gradient transfer thread, once it has passed on all it was given."""
         self._given.put(None)
         self._thread.join()
 
     def _work(self) -> None:
-        """Thread: collects the gradients of one layer after the other on the host."""
+        """Collects gradients on the host, in a thread, one layer after the other."""
         while (given := self._given.get()) is not None:
             try:
                 self._take(given)
@@ -157,7 +157,7 @@ class Gradients:
             del whole
 
     def _add(self, group: str, gradient: Any, check: Any) -> Any:
-        """Adds a gradient transferred from a layer to its group's sum; returns that if complete."""
+        """Adds a gradient to its group's sum on the host; returns the complete sum, else None."""
         held = self._shards.take(group, gradient)
         if self._comes[group] > 1:
             held = widened(held)
@@ -184,7 +184,7 @@ class Gradients:
         return held
 
     def _check(self, group: str, gradient: Any) -> Any:
-        """Starts the device's check that a gradient to transfer is finite; None if the host's.
+        """Starts a check on the device that a gradient is finite; None if the host checks.
 
         The host is left to find it with the norm, and where it adds up what several layers gave.
         """
@@ -193,7 +193,7 @@ class Gradients:
         return self._engine.finite(gradient)
 
     def _alone(self, group: str, gradient: Any) -> bool:
-        """Whether a gradient to transfer is complete on the device, and of this process alone.
+        """Whether a gradient is complete on this process's devices, without sums on the host.
 
         Of several processes, none may wait for another.
         """
@@ -202,7 +202,7 @@ class Gradients:
         return here and self._comes[group] == 1
 
     def _narrowed(self, group: str, gradient: Any) -> Any:
-        """Casts a gradient before its transfer to the dtypes of its parameters."""
+        """Casts a group's gradient back to the dtypes of its parameters."""
         leaves, structure = jax.tree.flatten(gradient)
         wanted = self._dtypes[group]
         if all(x.dtype == dtype for x, dtype in zip(leaves, wanted, strict=True)):

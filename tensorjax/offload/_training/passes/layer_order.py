@@ -1,4 +1,4 @@
-"""Timeline of a training: positions of layers, versions of parameters, and deadlines."""
+"""Timeline of a training: order of the layers' passes, versions of parameters, and deadlines."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from tensorjax.offload._training.options import Schedule
 
 
 class Order:
-    """Timeline of a trainer: the order of layers in all steps, with versions and deadlines.
+    """Timeline of a training: the order of layers in all steps, parameter versions, deadlines.
 
     Time is counted in positions: one for each layer of the forward pass and, but for the last one,
     of the backward pass, on through all steps. A version of parameters is the number of updates
@@ -35,28 +35,28 @@ class Order:
         self._gradients = list(dict.fromkeys(reversed(backward)))[::-1]
 
     def start(self, step: int) -> int:
-        """Returns the first position of a step in the order of all layers' passes."""
+        """Returns the position of a step's first layer, counted over the passes of all steps."""
         return step * len(self.uses)
 
     def version(self, step: int) -> int:
-        """Returns the version of the parameters that a step's layers compute with."""
+        """Returns the number of updates in the parameters that a training step computes with."""
         return max(step - 1, 0) if self.stale else step
 
     def deadline(self, group: str, version: int) -> float:
-        """Returns the position of the layer that first needs a version of a group."""
+        """Returns the position of the first layer pass that needs a version of a group."""
         return float(self.start(self._step(version)) + self._first[group])
 
     def due(self, group: str, version: int) -> float:
-        """Returns the deadline for writing a version: the position of the last layer to use it.
+        """Returns the deadline for writing a version of a group: its last use.
 
         A reader that needs the version earlier brings the write forward (`Queue.hasten`).
         """
         return float(self.start(self._step(version)) + self._last[group])
 
     def coming(self, version: int) -> dict[str, tuple[int, float]]:
-        """Returns all groups' versions and deadlines, in the layers' backward order."""
+        """Returns all groups' next versions and deadlines, in the order of their gradients."""
         return {g: (version, self.deadline(g, version)) for g in self._gradients}
 
     def _step(self, version: int) -> int:
-        """Returns the step whose layers compute with a version."""
+        """Returns the training step that computes with a given version of the parameters."""
         return version + 1 if self.stale else version

@@ -1,4 +1,4 @@
-"""Forward and backward pass of a step, layer by layer."""
+"""Forward and backward pass of a training step, layer by layer."""
 
 import contextlib
 import math
@@ -25,7 +25,7 @@ Inputs = list[list[Any]]
 
 @dataclass
 class _Begun:
-    """Backward pass of a layer that was given to the device."""
+    """Record of a layer's backward pass that the device has begun to compute."""
 
     layer: Layer
     step: int
@@ -38,7 +38,7 @@ class _Begun:
 
 
 class Passes:
-    """Runner of forward and backward passes, each layer for all microbatches before the next.
+    """Runner of forward and backward passes, one layer at a time for all microbatches.
 
     Args:
       layers: of the model; the last one gives the loss.
@@ -72,7 +72,7 @@ class Passes:
         self.peak_activations = 0
 
     def forward(self, step: int, base: int, batches: Sequence[Any]) -> Inputs:
-        """Computes the forward pass; returns the layers' inputs, and what the layers kept.
+        """Computes the forward pass of a step; returns each layer's input and saved activations.
 
         Args:
           step: number of the step.
@@ -105,7 +105,7 @@ class Passes:
         return inputs
 
     def evaluate(self, step: int, base: int, batches: Sequence[Any]) -> float:
-        """Computes the loss by a forward pass alone, with layers that get no keys."""
+        """Computes the loss of a batch by a forward pass alone, without random keys."""
         x: list[Any] = [None] * len(batches)
         for number, layer in enumerate(self._layers):
             params = self._stream.take(base + number)
@@ -129,7 +129,7 @@ class Passes:
         *,
         checked: Callable[[], None],
     ) -> float:
-        """Computes the backward pass; returns the loss once all gradients have been taken.
+        """Computes the backward pass of a step; returns the loss once all gradients are taken.
 
         Args:
           step, base, batches: as of `forward`.
@@ -171,7 +171,7 @@ class Passes:
         inputs: Inputs,
         dy: list[Any],
     ) -> "_Begun":
-        """Starts the backward pass of a layer, and replaces ``dy`` by that of its input."""
+        """Starts the backward pass of one layer, and replaces ``dy`` by its input's cotangent."""
         layer, losses = self._layers[number], []
         sums: Any = None
         params = self._stream.take(position)
@@ -202,7 +202,7 @@ class Passes:
         return _Begun(layer, step, position, start, results, looked, losses)
 
     def _end(self, begun: "_Begun") -> None:
-        """Waits until the backward pass of a layer has been computed, and takes its gradients."""
+        """Waits for the backward pass of one layer, and hands on its gradients."""
         layer, step = begun.layer, begun.step
         with self._noted(layer, "backward", step):
             self._engine.wait(begun.results)
@@ -217,7 +217,7 @@ class Passes:
 
     @contextlib.contextmanager
     def _noted(self, layer: Layer, way: str, step: int) -> Iterator[None]:
-        """Adds a note to an error that says in which layer, pass and step it occurred."""
+        """Context manager that notes the layer, pass and step on errors raised within."""
         try:
             yield
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Parameter stream to the device: prefetching, and eviction of the furthest next use (Belady)."""
+"""Device cache of parameters: prefetching, and eviction of the furthest next use (Belady)."""
 
 import math
 import queue
@@ -16,7 +16,7 @@ _AWAY = object()  # placeholder of parameters that are not on the device yet
 
 @dataclass
 class _Entry:
-    """Cache entry of a group on the device, whose parameters are there or on their way."""
+    """Cache entry of a parameter group that is on the device, or on its way there."""
 
     version: int
     params: Any = _AWAY
@@ -24,7 +24,7 @@ class _Entry:
 
 
 class WeightStream(WorkerThreads):
-    """Device cache of parameters, which prefetches the next layers within a memory bound.
+    """Device cache of parameters that prefetches the next layers within a memory bound.
 
     Time is counted in positions: one for each layer of the forward pass and, but for the last one,
     of the backward pass, on through all steps. What is next is known, so the group whose next use
@@ -96,7 +96,7 @@ class WeightStream(WorkerThreads):
         self._start(fetch=self._fetch, place=self._place_all)
 
     def take(self, position: int) -> tuple[Any, ...]:
-        """Waits until the stream has a position's parameters on the device; returns them."""
+        """Waits until the parameters of a layer pass are on the device; returns them."""
         step, names = divmod(position, len(self._uses))
         version = self._version(step)
         with self._lock:
@@ -109,13 +109,13 @@ class WeightStream(WorkerThreads):
             return tuple(self._cache[g].params for g in self._uses[names])
 
     def has(self, position: int) -> bool:
-        """Whether the stream has a position's parameters, so that `take` returns at once."""
+        """Whether the parameters of a layer pass are on the device, so that `take` won't wait."""
         step, names = divmod(position, len(self._uses))
         with self._lock:
             return self._present(names, self._version(step))
 
     def done(self, position: int) -> None:
-        """Marks a position of the parameter stream as computed, which unpins its groups."""
+        """Marks a layer pass as computed, so that its parameters may be evicted."""
         with self._lock:
             for entry in self._cache.values():
                 entry.pins.discard(position)
@@ -123,7 +123,7 @@ class WeightStream(WorkerThreads):
             self._cond.notify_all()
 
     def rewind(self, position: int) -> None:
-        """Rewinds the parameter stream to the first position of a step, to repeat it."""
+        """Rewinds the parameter stream to the first layer of a step, to repeat it."""
         with self._lock:
             self._now = self._rewound = position
             for entry in self._cache.values():
@@ -131,7 +131,10 @@ class WeightStream(WorkerThreads):
             self._cond.notify_all()
 
     def updated(self, group: str, version: int, arrays: list[Any]) -> None:
-        """Puts an update's new parameters in the stream, at once if there is room."""
+        """Passes a group's updated parameters to the device cache, if there is room.
+
+        On the host they are kept too, unless others are used sooner.
+        """
         with self._lock:
             step = version
             while self._version(step) < version:
@@ -152,18 +155,18 @@ class WeightStream(WorkerThreads):
             self._cond.notify_all()
 
     def written(self, group: str, version: int) -> None:
-        """Records that the stream can read a version of parameters from storage."""
+        """Records that a version of a group's parameters can be read from storage."""
         with self._lock:
             self._available[group] = version
             self._cond.notify_all()
 
     @property
     def failed(self) -> bool:
-        """Whether the parameter stream failed: nothing can be taken any more."""
+        """Whether a thread of the parameter stream failed, so that it cannot go on."""
         return self._error is not None
 
     def close(self) -> None:
-        """Ends the stream's threads and drops all its parameters on the device."""
+        """Ends the threads of the parameter stream and drops its arrays."""
         with self._lock:
             self._closed = True
             self._cond.notify_all()
@@ -200,13 +203,13 @@ class WeightStream(WorkerThreads):
         return step * len(self._uses) + later
 
     def _kept_for(self, group: str) -> float:
-        """Returns the next use in the stream of a cached version; infinity if not kept."""
+        """Returns the next use of a cached group; infinity if its version is outdated."""
         position = self._next_use(group, self._now)
         current = self._version(position // len(self._uses)) == self._cache[group].version
         return position if current else math.inf
 
     def _keep(self, group: str, version: int, arrays: list[Any], position: int) -> None:
-        """Keeps new parameters on the host for the stream, unless others are used sooner."""
+        """Keeps a group's updated parameters on the host, unless others are used sooner."""
         if group not in self._stored:
             return
         self._handed.pop(group, None)
@@ -223,11 +226,11 @@ class WeightStream(WorkerThreads):
             self.peak_handed = max(self.peak_handed, held)
 
     def _here(self, group: str, version: int) -> bool:
-        """Whether a group's parameters were handed to the stream by an update and kept."""
+        """Whether this version of a group is kept on the host since its update."""
         return group in self._handed and self._handed[group][0] == version
 
     def _make_room(self, group: str, position: int) -> bool:
-        """Evicts parameters with the furthest next use; returns whether there is room."""
+        """Evicts parameters from the device, furthest next use first; returns if that made room."""
         need, victims, free = self._sizes[group], [], self._capacity - self._used
         unpinned = [g for g, entry in self._cache.items() if not entry.pins]
         unpinned.sort(key=self._kept_for)
@@ -252,12 +255,15 @@ class WeightStream(WorkerThreads):
         self.peak = max(self.peak, self._used)
 
     def _ended(self, error: BaseException) -> None:
-        """Reports what ended a stream thread, but for the error by which `close` ends it."""
+        """Reports an error that ended a thread of the stream, unless it was closed."""
         if not self._closed:
             super()._ended(error)
 
     def _fetch(self) -> None:
-        """Thread, without the lock: prefetches parameters, device memory reserved first."""
+        """Prefetches parameters in a thread, layer after layer, once there is room for them.
+
+        Runs without the lock.
+        """
         while not self._closed:
             position = self._cursor
             step, number = divmod(position, len(self._uses))
@@ -274,7 +280,10 @@ class WeightStream(WorkerThreads):
                 self._rewound = None
 
     def _take_early(self, group: str, version: int) -> Reading | None:
-        """Returns a group's prefetched or handed-over parameters; called without the lock."""
+        """Returns a group's parameters already read or kept on the host, or None.
+
+        Called without the lock.
+        """
         with self._lock:
             reading = self._early.pop((group, version), None)
             if reading is not None:
@@ -284,7 +293,7 @@ class WeightStream(WorkerThreads):
             return reading
 
     def _read_early(self) -> None:
-        """Prefetches parameters from storage before the device has room for them."""
+        """Starts reading the next layers' parameters before the device has room."""
         for position in range(max(self._cursor, self._now), self._now + self._ahead):
             step, number = divmod(position, len(self._uses))
             version = self._version(step)
@@ -300,7 +309,9 @@ class WeightStream(WorkerThreads):
                 self._early_left -= self._sizes[group]
 
     def _reserve(self, group: str, position: int, version: int) -> _Entry | None:
-        """Waits for device room to pin parameters; returns an entry to read, or None.
+        """Waits for room on the device for a group; returns its new entry, or None.
+
+        None where the group is there already, or is not needed any more. Called without the lock.
 
         Called without the lock.
         """
@@ -325,7 +336,7 @@ class WeightStream(WorkerThreads):
                 self._wait()
 
     def _place_all(self) -> None:
-        """Thread, without the lock: copies prefetched parameters to the device."""
+        """Copies parameters that were read to the device, in a thread, without the lock."""
         while (item := self._placing.get()) is not None:
             group, step, entry, reading = item
             try:
@@ -347,7 +358,9 @@ def room(
     *,
     everything: bool,
 ) -> int:
-    """Returns the stream's device bytes: those given, all, or the two largest layers' weights.
+    """Returns the bytes of device memory for parameters: as given, or what the layers need.
+
+    Without a given bound these are all parameters, or those of the two largest layers.
 
     Raises:
       ValueError: the largest layer does not fit.

@@ -27,7 +27,7 @@ def cpu() -> Any:
 
 
 def begin(tree: Any) -> Any:
-    """Starts the transfer of device arrays to the host, through pinned memory if there is some."""
+    """Starts the transfer of device arrays to the host, through pinned memory if available."""
     leaves, structure = jax.tree.flatten(tree)
     going = [n for n, x in enumerate(leaves) if _goes(x)]
     where = [leaves[n].sharding.with_memory_kind(PINNED) for n in going]
@@ -37,7 +37,7 @@ def begin(tree: Any) -> Any:
 
 
 def to_host(tree: Any) -> Any:
-    """Returns arrays in host memory, once they have arrived; those of the host as they are.
+    """Transfers arrays to host memory and waits for them; host arrays are returned as they are.
 
     An accelerator copies to pinned memory by itself, many times as fast as to other memory. The
     arrays stay in it, as a copy to fresh memory would take longer than the transfer. It is not
@@ -50,19 +50,19 @@ def to_host(tree: Any) -> Any:
 
 
 def lends(device: Any) -> bool:
-    """Whether a device's arrays come to the host in memory that XLA cannot write to."""
+    """Whether a device's arrays arrive on the host in memory that XLA cannot write to."""
     return device != cpu()
 
 
 def owned(x: Any) -> jax.Array:
-    """Copies an array to host memory that XLA has allocated and nothing else uses."""
+    """Copies an array to host memory that XLA has allocated and that nothing else uses."""
     if elsewhere(x):
         return jax.block_until_ready(_copied(to_host(x)))
     return jax.block_until_ready(jnp.array(x, copy=True, device=cpu()))
 
 
 def view(x: Any) -> np.ndarray:
-    """Returns a NumPy view of a host array, to which an update may still write.
+    """Returns a NumPy view of a host array that does not keep XLA from overwriting it later.
 
     NumPy's own view of a `jax.Array` counts as a reference of its buffer, and stays with the array;
     XLA then copies where it could write in place. This one only keeps the array.
@@ -78,12 +78,12 @@ def view(x: Any) -> np.ndarray:
 
 
 def elsewhere(x: Any) -> bool:
-    """Whether an array lies on devices that are not the host, so that it has to be transferred."""
+    """Whether an array lies on devices other than the host CPU."""
     return isinstance(x, jax.Array) and cpu() not in x.sharding.device_set
 
 
 def _goes(x: Any) -> bool:
-    """Whether an array is to go to the host through pinned memory: it is whole, on a device."""
+    """Whether a device array can be sent to the host through pinned memory."""
     if not elsewhere(x) or not x.is_fully_addressable or x.sharding.memory_kind == PINNED:
         return False
     return all(map(_pins, x.sharding.device_set))
@@ -102,7 +102,7 @@ def _copied(x: Any) -> Any:
 
 @jax.jit
 def _copy(x: Any, zero: Any) -> Any:
-    """Copies a host array, with ``zero`` by bit-preserving arithmetic, which XLA parallelises."""
+    """Copies a host array in parallel, by a bitwise OR with ``zero``; plainly if that is None."""
     if zero is None:
         return jnp.copy(x)
     return jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(x, zero.dtype) | zero, x.dtype)

@@ -1,4 +1,4 @@
-"""Storage of pytrees between their uses: host memory or a tensor store."""
+"""Storage of parameters and optimiser states between uses: host memory or a tensor store."""
 
 import threading
 import time
@@ -14,31 +14,31 @@ from tensorjax.offload._training.trace import Trace
 
 
 class Reading(Protocol):
-    """Pending read of pytrees from host memory or a store."""
+    """Protocol of a pending read of pytrees from host memory or from a tensor store."""
 
     def ready(self) -> bool:
-        """Whether the read from storage is done: `arrays` would return at once."""
+        """Whether a read of pytrees is complete, so that `arrays` returns at once."""
         ...
 
     def begun(self) -> bool:
-        """Whether some of the read from storage is done, and holds memory."""
+        """Whether part of a read of pytrees is complete, and so holds memory."""
         ...
 
     def when_ready(self, call: Callable[[], None]) -> None:
-        """Calls ``call`` once the read from storage is done or failed; from any thread."""
+        """Calls ``call`` once a read of pytrees has ended or failed, from any thread."""
         ...
 
     def arrays(self) -> list[list[Any]]:
-        """Returns the arrays read from storage for each pytree, valid until `release`."""
+        """Waits for a read of pytrees; returns their arrays, valid until `release`."""
         ...
 
     def release(self) -> None:
-        """Gives the memory of arrays read from storage back; they must not be read any more."""
+        """Frees the memory of pytrees that were read; their arrays must not be used any more."""
         ...
 
 
 class Storage(Protocol):
-    """Storage that keeps the newest arrays of every pytree written to it.
+    """Protocol of a storage that keeps the newest arrays of every pytree written to it.
 
     Attributes:
       in_place: whether updates may write to the arrays that are read.
@@ -47,37 +47,37 @@ class Storage(Protocol):
     in_place: bool
 
     def read(self, *packings: TensorPacking, deadline: float, step: int) -> Reading:
-        """Starts reading pytrees from storage, as they were written last."""
+        """Starts reading the newest arrays of pytrees from a storage."""
         ...
 
     def write(
         self, *parts: tuple[TensorPacking, Sequence[Any]], deadline: float, step: int
     ) -> Sequence[Sequence[Any]] | None:
-        """Writes pytrees' arrays to storage; returns arrays whose memory may be reused, or None.
+        """Writes the arrays of pytrees to a storage; returns arrays to reuse, or None.
 
         On return a `read` sees the new arrays. What comes back may be overwritten.
         """
         ...
 
     def hasten(self, deadline: float) -> None:
-        """Moves the storage's pending writes forward, as somebody waits for their memory."""
+        """Moves a storage's pending writes to an earlier deadline."""
         ...
 
     def holds(self, packing: TensorPacking) -> bool:
-        """Whether the storage has a pytree in memory, or reads it, for another user already."""
+        """Whether a pytree is in memory, or is being read, for another user of the storage."""
         ...
 
     def starved(self) -> bool:
-        """Whether storage reads wait for memory that other readings hold, without transfers."""
+        """Whether a storage's reads wait for memory of other reads, with no transfer under way."""
         ...
 
     def settle(self) -> None:
-        """Waits until all writes to storage are done; raises the error of one that failed."""
+        """Waits for all writes to a storage; raises the error of one that failed."""
         ...
 
 
 class HostStorage:
-    """Storage in host memory, in arrays that XLA has allocated."""
+    """Storage of pytrees in host memory, in arrays that XLA has allocated."""
 
     in_place = True
 
@@ -85,33 +85,33 @@ class HostStorage:
         self.held: dict[str, list[Any]] = {}
 
     def read(self, *packings: TensorPacking, deadline: float, step: int) -> Reading:
-        """Returns the pytrees' arrays in host storage themselves: nothing moves."""
+        """Returns the stored arrays of pytrees themselves, without a copy."""
         return Held([self.held[packing.name] for packing in packings])
 
     def write(
         self, *parts: tuple[TensorPacking, Sequence[Any]], deadline: float, step: int
     ) -> Sequence[Sequence[Any]] | None:
-        """Keeps the arrays in host storage, in place of those before."""
+        """Keeps the arrays of pytrees in host memory, in place of earlier ones."""
         self.held.update({packing.name: list(arrays) for packing, arrays in parts})
 
     def hasten(self, deadline: float) -> None:
-        """Does nothing: no write to host storage is ever pending."""
+        """Does nothing, as writes to host memory are never pending."""
 
     def holds(self, packing: TensorPacking) -> bool:
-        """Returns True: host storage has every pytree in memory."""
+        """Returns True, as host memory holds every pytree."""
         return True
 
     def starved(self) -> bool:
-        """Returns False: reads from host storage take no memory."""
+        """Returns False, as reads from host memory need no further memory."""
         return False
 
     def settle(self) -> None:
-        """Does nothing: writes to host storage are done at once."""
+        """Does nothing, as writes to host memory are complete at once."""
 
 
 @dataclass(eq=False)
 class _Share:
-    """Pytree that is being read or lies in staging memory, and the number of its users."""
+    """Read of one pytree from a store that several users share, with their number."""
 
     packing: TensorPacking
     future: Any
@@ -122,19 +122,19 @@ class _Share:
         return self.future.done() and self.future.exception() is not None
 
     def arrays(self) -> list[Any]:
-        """Returns the arrays of a shared read from storage, once they have been read."""
+        """Waits for a shared read of a pytree from a store; returns its arrays."""
         found = self.future.result()
         return self.packing.arrays({name: found[name].array for name in self.packing.specs})
 
     def release(self, read: Any) -> None:
-        """Releases a pytree's memory, of all pytrees read from storage together."""
+        """Frees the staging memory of a pytree that was read from a store."""
         if read.exception() is None:
             for name in self.packing.specs:
                 read.result()[name].release()
 
 
 class StoreStorage:
-    """Storage in a `TensorStore`, in which several users share one read of a pytree.
+    """Storage of pytrees in a `TensorStore`; users of one pytree share one read.
 
     A pytree that is being read, or is still held, is not read from the disk again: the backward
     pass and the update of a layer share its parameters.
@@ -158,7 +158,7 @@ class StoreStorage:
         self._lock = threading.Lock()
 
     def read(self, *packings: TensorPacking, deadline: float, step: int) -> Reading:
-        """Starts reading those pytrees from the store that no user has or reads already."""
+        """Starts reading pytrees from the store, except those already read for another user."""
         with self._lock:
             joined = {b.name: s for b in packings if (s := self._known(b)) is not None}
             missing = [packing for packing in packings if packing.name not in joined]
@@ -179,7 +179,7 @@ class StoreStorage:
         return _Leased([(joined | asked)[packing.name] for packing in packings], self._let_go)
 
     def _known(self, packing: TensorPacking) -> _Share | None:
-        """Returns a pytree's pending or held read from the store, or None; the lock is held."""
+        """Returns the pending or held read of a pytree, or None; the lock is held."""
         share = self._shares.get(packing.name)
         return None if share is None or share.failed() else share
 
@@ -197,7 +197,7 @@ class StoreStorage:
     def write(
         self, *parts: tuple[TensorPacking, Sequence[Any]], deadline: float, step: int
     ) -> Sequence[Sequence[Any]] | None:
-        """Copies the pytrees' arrays to the store's staging memory; then they are free again."""
+        """Starts writing pytrees to the store; their arrays are copied, so may be reused."""
         tensors: dict[str, np.ndarray] = {}
         for packing, arrays in parts:
             tensors.update(packing.tensors([view(x) for x in arrays]))
@@ -211,13 +211,13 @@ class StoreStorage:
         return [arrays for _, arrays in parts]
 
     def _forget(self, packings: Iterable[TensorPacking]) -> None:
-        """Forgets the store's shared reads of pytrees, as newer arrays are in storage."""
+        """Drops the shared reads of pytrees that have just been rewritten."""
         with self._lock:
             for packing in packings:
                 self._shares.pop(packing.name, None)
 
     def _let_go(self, share: _Share) -> None:
-        """Removes one user of a pytree's shared read; the last one frees the memory."""
+        """Removes one user of a shared read of a pytree; the last one frees the memory."""
         with self._lock:
             share.users -= 1
             if share.users:
@@ -228,16 +228,16 @@ class StoreStorage:
         share.future.add_done_callback(share.release)
 
     def hasten(self, deadline: float) -> None:
-        """Moves the pending writes of pytrees to an earlier deadline in the store."""
+        """Moves all pending writes to the store to an earlier deadline."""
         self._store.hasten_writes(deadline=deadline)
 
     def holds(self, packing: TensorPacking) -> bool:
-        """Whether a pytree is being read from the store, or still held."""
+        """Whether a pytree is being read from the store, or is still in memory."""
         with self._lock:
             return self._known(packing) is not None
 
     def starved(self) -> bool:
-        """Whether pytrees' reads wait for the store's staging memory, without transfers."""
+        """Whether the store's reads wait for staging memory, with no transfer under way."""
         return self._store.starved()
 
     def settle(self) -> None:
@@ -254,29 +254,29 @@ class StoreStorage:
 
 
 class Held:
-    """Completed read of arrays that are in memory already."""
+    """Completed read of pytrees whose arrays are in memory already."""
 
     def __init__(self, arrays: list[list[Any]]) -> None:
         self._arrays = arrays
 
     def ready(self) -> bool:
-        """Returns True: the pytrees' arrays are in memory."""
+        """Returns True, as the arrays of the pytrees are in memory."""
         return True
 
     def begun(self) -> bool:
-        """Returns True: the pytrees' arrays are in memory."""
+        """Returns True, as the arrays of the pytrees are in memory."""
         return True
 
     def when_ready(self, call: Callable[[], None]) -> None:
-        """Calls ``call`` at once, as the pytrees' arrays are in memory."""
+        """Calls ``call`` at once, as the arrays of the pytrees are in memory."""
         call()
 
     def arrays(self) -> list[list[Any]]:
-        """Returns the pytrees' arrays, which storage had in memory."""
+        """Returns the arrays of the pytrees, which are in memory."""
         return [list(arrays) for arrays in self._arrays]
 
     def release(self) -> None:
-        """Drops the references to the pytrees' arrays."""
+        """Drops the references to the arrays of the pytrees."""
         self._arrays = []
 
 
@@ -308,5 +308,5 @@ class _Leased:
 
 
 def _done(write: Any) -> bool:
-    """Whether a write to storage is done; raises its error if it failed."""
+    """Whether a write to a store is complete; raises its error if it failed."""
     return write.done() and write.result() is None

@@ -1,4 +1,4 @@
-"""Pytrees as named tensors of a store: large leaves alone, small ones packed in one tensor."""
+"""Packing of a pytree into named tensors: large arrays alone, small ones in one tensor."""
 
 import dataclasses
 import math
@@ -18,7 +18,7 @@ SMALL = 64 * 1024
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """Array of a pytree: its path, shape and dtype."""
+    """Specification of one array in a pytree: its path, shape and dtype."""
 
     path: str
     shape: tuple[int, ...]
@@ -26,7 +26,7 @@ class Leaf:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the pytree's leaf, which decide whether it is packed."""
+        """Bytes of one array of a pytree, which decide whether it is packed."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
@@ -75,11 +75,11 @@ class TensorPacking:
 
     @property
     def staged(self) -> int:
-        """Bytes of staging memory that the pytree's tensors take, packed one included."""
+        """Bytes of staging memory that reading all tensors of a pytree takes."""
         return sum(padded(math.prod(x.shape) * x.dtype.itemsize) for x in self.specs.values())
 
     def tensors(self, arrays: Sequence[Any]) -> dict[str, np.ndarray]:
-        """Packs a pytree's arrays into tensors of a store; large ones are views, not copies."""
+        """Packs the arrays of a pytree into tensors to be stored; large ones are not copied."""
         found: dict[str, np.ndarray] = {}
         if self._packed in self.specs:
             found[self._packed] = np.zeros(self.specs[self._packed].shape, np.uint8)
@@ -94,7 +94,7 @@ class TensorPacking:
         return found
 
     def arrays(self, tensors: dict[str, np.ndarray]) -> list[np.ndarray]:
-        """Unpacks a pytree's arrays from the tensors that hold them, as views."""
+        """Unpacks the arrays of a pytree, as views, from the tensors that were stored."""
         found = []
         for number, leaf in enumerate(self.leaves):
             if number in self._offsets:
@@ -106,11 +106,11 @@ class TensorPacking:
         return found
 
     def unflatten(self, arrays: Sequence[Any]) -> Any:
-        """Returns the pytree of the arrays that were packed in tensors."""
+        """Builds a pytree from its arrays, in the order of `leaves`."""
         return jax.tree.unflatten(self.tree, list(arrays))
 
     def flatten(self, tree: Any) -> list[Any]:
-        """Checks a pytree to be packed, and returns its arrays; raises ValueError."""
+        """Returns the arrays of a pytree; ValueError for other structures, shapes or dtypes."""
         leaves, structure = jax.tree.flatten(tree)
         if structure != self.tree:
             raise ValueError(f"{self.name}: expected the structure {self.tree}, got {structure}")
@@ -129,7 +129,7 @@ class TensorPacking:
 
 
 def unpacked(memory: np.ndarray, small: Sequence[Leaf]) -> dict[str, np.ndarray]:
-    """Returns the arrays that share a packed tensor, by their paths, as views."""
+    """Returns the small arrays that share one stored tensor, as views, by path."""
     starts = _offsets(small)
     parts = ((leaf, memory[start:]) for leaf, start in zip(small, starts, strict=False))
     return {
@@ -138,7 +138,7 @@ def unpacked(memory: np.ndarray, small: Sequence[Leaf]) -> dict[str, np.ndarray]
 
 
 def _offsets(small: Iterable[Leaf]) -> list[int]:
-    """Returns the offsets of arrays in the packed tensor, and its end."""
+    """Returns the byte offsets of small arrays in the tensor that they share, and its end."""
     found = [0]
     for leaf in small:
         found.append(-(-(found[-1] + leaf.nbytes) // PACKED) * PACKED)

@@ -1,4 +1,4 @@
-"""Records of one update: its gradient, its pending reads, and its results."""
+"""Records of one optimiser update: its gradient, its pending reads, and its results."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from tensorjax.offload._training.storage.tensor_packing import TensorPacking
 
 @dataclass
 class Ready:
-    """Gradient that has arrived, and the update that it is for."""
+    """Gradient of a group that has arrived, with the version and deadline of its update."""
 
     version: int
     deadline: float
@@ -23,20 +23,20 @@ class Ready:
 
 @dataclass
 class Fetched:
-    """Reads that an update needs, done or pending."""
+    """Reads of a group's optimiser state and gradient for an update, complete or pending."""
 
     state: Reading  # parameters and state; the gradient too, if it was in the store by then
     whole: bool  # whether the gradient is with them
     gradient: Reading | None = None  # if it is read by itself
 
     def ready(self, update: Ready) -> bool:
-        """Whether all reads of an update job are done and its gradient is there."""
+        """Whether all reads for an update are complete and its gradient is there."""
         if self.gradient is not None:
             return self.gradient.ready() and self.state.ready()
         return (self.whole or update.gradient is not None) and self.state.ready()
 
     def release(self) -> None:
-        """Gives the memory of an update job's reads back."""
+        """Frees the memory of the reads for an update."""
         self.state.release()
         if self.gradient is not None:
             self.gradient.release()
@@ -44,7 +44,7 @@ class Fetched:
 
 @dataclass
 class Output:
-    """Results of an update that are still to be written."""
+    """Results of an optimiser update that are still to be written."""
 
     group: Group
     ready: Ready
@@ -54,7 +54,7 @@ class Output:
     handed: Callable[[], object]  # gives what holds the parameters for the device, while that may
 
     def take(self) -> list[tuple[TensorPacking, list[Any]]]:
-        """Returns the results in an update job's record, by pytree, and drops them there."""
+        """Returns the results of an update, by pytree, and drops this record's references."""
         packings = (self.group.params, self.group.state, self.group.weights)
         trees, self.params, self.state, self.weights = (
             (self.params, self.state, self.weights), None, None, None

@@ -1,4 +1,4 @@
-"""Read budget: how many optimiser states may be read before their update."""
+"""Read budget: bound on the staging memory of optimiser states read before their update."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from tensorjax.offload._training.storage.storage import Storage
 
 @dataclass(frozen=True)
 class Shares:
-    """Division of the staging memory of reads between updates and the device's next parameters.
+    """Division of the staging memory for reads between updates and prefetched parameters.
 
     Attributes:
       staging: bytes for what updates read, with the device's next.
@@ -27,7 +27,7 @@ class Shares:
 
 
 def shared(store: Any, storage: Storage, groups: Collection[Group], *, spills: bool) -> Shares:
-    """Divides the read budget, the staging memory, between early parameters and states.
+    """Divides the staging memory for reads between optimiser states and prefetched parameters.
 
     An eighth is left free, as leases fragment it. Parameters are read early only where two of the
     largest states remain.
@@ -86,7 +86,7 @@ class ReadBudget:
             self._most = min(self._most, self._staging)
 
     def fits(self, name: str, held: Collection[str], urgent: Collection[str]) -> bool:
-        """Whether reading a state keeps the budget, with room left for a more urgent one.
+        """Whether one more optimiser state fits the read budget, with room for a more urgent one.
 
         Args:
           name: of the group.
@@ -99,7 +99,7 @@ class ReadBudget:
         return self._sum(held) + self._needed[name] + beside <= self._most
 
     def fits_early(self, names: Collection[str]) -> bool:
-        """Whether states read before their gradients have arrived keep the read budget."""
+        """Whether optimiser states read before their gradients arrive fit the read budget."""
         if self._staging is None:
             return True
         return self._sum(names) <= self._staging

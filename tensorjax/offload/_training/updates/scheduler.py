@@ -11,7 +11,7 @@ _SOON = 3  # groups: the states of so many whose gradients come next are read fi
 
 
 class UpdateScheduler:
-    """Scheduler of optimiser updates by deadline, with the state that its decisions need.
+    """Scheduler of optimiser updates by deadline: picks what to read and to update next.
 
     Of the groups whose gradient has come, the one whose parameters are needed first is updated
     next. States are read ahead, in the order in which gradients will come, as far as those groups
@@ -70,7 +70,10 @@ class UpdateScheduler:
     # Decisions, which the threads ask for.
 
     def wanted(self) -> tuple[str, int, float] | None:
-        """Picks the group whose state to read now, with its new version and deadline, or None."""
+        """Picks the group whose optimiser state to read next, with version and deadline.
+
+        None if nothing is to be read now.
+        """
         if (not self._early and not self.open) or (not self._lookahead and self.unwritten):
             return None
         coming = self._coming() if self._early else {}
@@ -97,7 +100,7 @@ class UpdateScheduler:
         return None
 
     def lacking(self) -> str | None:
-        """Picks a group whose gradient has to be read from the store for its update, or None."""
+        """Picks a group whose gradient must be read back from the store, or None."""
         for name in self._order():
             fetched = self.fetched.get(name)
             if fetched is None or fetched.whole or fetched.gradient is not None:
@@ -107,7 +110,7 @@ class UpdateScheduler:
         return None
 
     def able(self) -> tuple[str | None, bool]:
-        """Picks the most urgent group that can be updated, and tells whether its results fit.
+        """Picks the most urgent group that can be updated, and whether its results fit in memory.
 
         Where they do not, one that is updated in its place, and so gives memory back.
         """
@@ -122,7 +125,7 @@ class UpdateScheduler:
         return (name, False) if free is None else (free, True)
 
     def _room(self, name: str, let: list[str]) -> bool:
-        """Whether the scheduler may update a group now, as its results fit beside others."""
+        """Whether the results of a group's update fit in memory beside more urgent ones."""
         ready = self.ready[name]
         # Room is left for what is more urgent: its state or its gradient is still on the way.
         before = [*self._to_come(ready.deadline), *let[: let.index(name)]]
@@ -131,11 +134,11 @@ class UpdateScheduler:
         return not self.unwritten or not self._groups[name].results or total <= self._results_most
 
     def behind(self, version: float) -> bool:
-        """Whether any group's updates up to a given version are still to be written."""
+        """Whether an update up to a given version is still to be written for any group."""
         return any(held < version for held in self.version.values())
 
     def idle(self) -> str | None:
-        """Picks a state to give up that is held for a gradient that cannot come now, or None.
+        """Picks a group whose optimiser state waits for a gradient that cannot come now, or None.
 
         None where an update can be made.
         """
@@ -144,7 +147,7 @@ class UpdateScheduler:
         return next((name for name in self.fetched if name not in self.ready), None)
 
     def latest(self) -> str | None:
-        """Picks a state in memory to give up: that of the least urgent group, or None."""
+        """Picks the least urgent group whose optimiser state is in memory, or None."""
         known = {n: (r.version, r.deadline) for n, r in self.ready.items()}
         order = self._in_turn(self.expected, known)
         held = [n for n in order if n in self.fetched and self.fetched[n].state.begun()]
@@ -153,7 +156,7 @@ class UpdateScheduler:
     # Parts of these decisions, from the attributes.
 
     def _first(self, there: list[str]) -> str:
-        """Picks the next group to update: the most urgent, or that which held memory longest."""
+        """Picks the group to update next: the most urgent, or the one longest in memory."""
         if len(self._to_come(self.ready[there[0]].deadline)) <= _SOON:
             return there[0]
         # None is needed soon: the one that has held its memory longest, which others wait for.
@@ -162,7 +165,7 @@ class UpdateScheduler:
     def _in_turn(
         self, coming: dict[str, tuple[int, float]], known: dict[str, tuple[int, float]]
     ) -> list[str]:
-        """Returns the groups in the order in which their states should be read for updates."""
+        """Returns the groups in the order in which their optimiser states should be read."""
         if not self.open or self.gated:
             both = {**coming, **known}
             return sorted(both, key=lambda n: both[n][1])
@@ -177,14 +180,17 @@ class UpdateScheduler:
         return sorted(self.ready, key=lambda n: self.ready[n].deadline)
 
     def _let(self) -> list[str]:
-        """Returns the groups to be updated that neither the gate nor a commit holds back."""
+        """Returns the groups with gradients whose update nothing holds back, most urgent first."""
         return [n for n in self._order() if self._may(self.ready[n])]
 
     def _may(self, ready: Ready) -> bool:
         return ready.version <= self.newest and (self.open or not ready.gated)
 
     def _coming(self) -> dict[str, tuple[int, float]]:
-        """Schedules early reads: groups with gradients to come whose states can be read."""
+        """Returns the groups whose optimiser states may be read before their gradients come.
+
+        With their versions and deadlines.
+        """
         found: dict[str, tuple[int, float]] = {}
         for name, (version, deadline) in () if self.blocked else self.expected.items():
             if name not in self.fetched and self.version[name] != version - 1:
@@ -193,16 +199,16 @@ class UpdateScheduler:
         return found
 
     def _to_come(self, deadline: float) -> list[str]:
-        """Returns the more urgent groups to update whose gradients are still to come."""
+        """Returns the groups with earlier deadlines whose gradients are still to come."""
         if self.blocked:
             return []
         return [name for name, (_, at) in self.expected.items() if at < deadline]
 
     def _askable(self, name: str, version: int) -> bool:
-        """Whether the scheduler may ask for a state, as the update before has been written."""
+        """Whether a group's optimiser state may be read now: its last update is written."""
         return name not in self.fetched and self.version[name] == version - 1
 
     def _fits_early(self, name: str, able: Collection[str]) -> bool:
-        """Whether a state may be read before its group's turn to be updated can come."""
+        """Whether the budget lets a group's optimiser state be read before its update can come."""
         early = {n for n in self.fetched if n not in able} | {name}
         return not self._together and self._ahead.fits_early(early)
