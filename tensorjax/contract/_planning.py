@@ -27,6 +27,7 @@ from tensorjax.contract import (
 from tensorjax.contract import _einsum as syntax
 from tensorjax.contract._cost_model import Model, Slices
 from tensorjax.contract._costs import Cost
+from tensorjax.contract._slicing import _contenders
 
 
 def _by_labels(out: Any, arguments: Any) -> list[Any]:
@@ -440,12 +441,6 @@ def _fit(
             "limit of at least that: raise it, use a smaller dtype or shard the operands"
         )
     return min(fitting)[3:]
-
-
-def _contenders(models: list[Model]) -> list[Model]:
-    """Returns the candidate plans worth slicing: the cheapest two and the smallest in memory."""
-    smallest = min(models, key=lambda model: _costs.forward_walk(model, {}).cost().peak_bytes)
-    return list(dict.fromkeys([*models[:2], smallest]))
 
 
 def _table(plan: Plan) -> str:

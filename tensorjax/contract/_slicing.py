@@ -8,6 +8,9 @@ made once, before the loop.
 import math
 from collections.abc import Iterable, Iterator
 
+from tensorjax.contract import (
+    _costs,
+)
 from tensorjax.contract._cost_model import Model, Slices
 from tensorjax.contract._costs import forward_walk, gradient_walk
 
@@ -147,3 +150,9 @@ def _divisors(size: int) -> list[int]:
     """Returns the divisors of an index's size above 1: the possible numbers of slices."""
     small = [d for d in range(1, int(size**0.5) + 1) if size % d == 0]
     return sorted({*small, *(size // d for d in small)} - {1})
+
+
+def _contenders(models: list[Model]) -> list[Model]:
+    """Returns the candidate plans worth slicing: the cheapest two and the smallest in memory."""
+    smallest = min(models, key=lambda model: _costs.forward_walk(model, {}).cost().peak_bytes)
+    return list(dict.fromkeys([*models[:2], smallest]))

@@ -32,7 +32,8 @@ from tensorjax import _check, linalg
 from tensorjax._cores.unfoldings import join, tall, times_mode
 from tensorjax.convert._disentangle_closed_form import candidates
 from tensorjax.convert._disentangle_entropy import least_entropy
-from tensorjax.convert._disentangle_procrustes import lowered_tail, normal
+from tensorjax.convert._disentangle_procrustes import lowered_tail
+from tensorjax.convert._two_site_tensors import normal
 
 # A disentangler stores n₁² n₂² elements: one that cannot lower the rank to this share is not
 # searched for, nor one with more elements than the whole train.

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorjax import linalg
-from tensorjax._cores.contraction import einsum
+from tensorjax.convert._two_site_tensors import normal, pairing, unfolded
 from tensorjax.linalg._stiefel import cayley, skew
 
 # A start that steps did not improve by this share in so many steps is given up.
@@ -61,24 +61,6 @@ def lowered_tail(
     states, fast = _stepped(_gauss_newton, states, wanted, iterations)
     best = min(states, key=lambda state: state.tail)
     return best.u, best.tail, slow + fast
-
-
-def normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Draws an array of normal entries, real or complex as the dtype, from a NumPy generator."""
-    x = rng.standard_normal(shape)
-    return (x + 1j * rng.standard_normal(shape) if np.dtype(dtype).kind == "c" else x).astype(dtype)
-
-
-def unfolded(y: np.ndarray, n: int) -> np.ndarray:
-    """Unfolds a two-site tensor (r₁, n₁ n₂, r₂) across its middle to (r₁ n₁) × (n₂ r₂)."""
-    r, m, s = y.shape
-    return y.reshape(r * n, m // n * s)
-
-
-def pairing(y: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns the adjoint of the linear map z ↦ z y, for Procrustes and Gauss–Newton steps."""
-    right = np.ascontiguousarray(y.conj().transpose(0, 2, 1))
-    return lambda a: einsum("imj,ijp->mp", a.reshape(y.shape), right)
 
 
 def _first(u: np.ndarray, x: np.ndarray, sketch: np.ndarray, goal: _Goal) -> _State:

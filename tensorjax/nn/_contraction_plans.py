@@ -14,6 +14,7 @@ forward mode works too.
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ import opt_einsum
 
 from tensorjax import contract
 from tensorjax.contract import Cost
-from tensorjax.nn._weight_networks import Tree, WeightNetwork, fold, leaves, path
+from tensorjax.nn._weight_networks import Tree, WeightNetwork, fold, path
 
 # Machine model: floating-point operations in the time of moving one byte. Trees of the same arrays
 # have the same number of products, so a launch cost would not distinguish them.
@@ -236,3 +237,14 @@ def _forms_weight(network: WeightNetwork, plan: contract.Plan) -> bool:
         if elements >= network.elements:
             return True
     return False
+
+
+def leaves(steps: Sequence[Sequence[int]], count: int) -> list[frozenset[int]]:
+    """Lists the operands in each intermediate product of an opt_einsum path."""
+    nodes = [frozenset({k}) for k in range(count)]
+    found = []
+    for step in steps:
+        product = frozenset().union(*(nodes[k] for k in step))
+        nodes = [node for k, node in enumerate(nodes) if k not in step] + [product]
+        found.append(product)
+    return found

@@ -171,14 +171,3 @@ def path(tree: Tree, count: int) -> tuple[tuple[int, int], ...]:
 
     multiply(tree)
     return tuple(steps)
-
-
-def leaves(steps: Sequence[Sequence[int]], count: int) -> list[frozenset[int]]:
-    """Lists the operands in each intermediate product of an opt_einsum path."""
-    nodes = [frozenset({k}) for k in range(count)]
-    found = []
-    for step in steps:
-        product = frozenset().union(*(nodes[k] for k in step))
-        nodes = [node for k, node in enumerate(nodes) if k not in step] + [product]
-        found.append(product)
-    return found

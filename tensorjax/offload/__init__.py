@@ -55,8 +55,8 @@ from tensorjax.offload._errors import (
     LockedError,
     MismatchError,
     StoreError,
-    StoreWarning,
 )
+from tensorjax.offload._notices import StoreWarning
 from tensorjax.offload._planning.machine_speed import Machine, layer_seconds, measure
 from tensorjax.offload._planning.memory_plan import Plan, plan
 from tensorjax.offload._planning.placement_search import Choice

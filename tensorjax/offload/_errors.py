@@ -1,13 +1,8 @@
 """Exceptions and warnings of the tensor store, one class per kind of failure."""
 
 import errno
-import functools
-import logging
-import threading
-import warnings
 from collections.abc import Iterable
 
-_LOG = logging.getLogger("tensorjax.offload")
 FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # errors of a disk that has no room left
 
 
@@ -37,28 +32,3 @@ class LockedError(StoreError):
 
 class MismatchError(StoreError, ValueError):
     """Raised if a store has another format version, model, optimiser or process than asked for."""
-
-
-class StoreWarning(UserWarning):
-    """Warning that the store works, but slower or less safely than it could."""
-
-
-class Notices(list[str]):
-    """List of a tensor store's notices to the user, each also issued as a warning or log entry."""
-
-    def __call__(self, message: str) -> None:
-        self.append(message)
-        if threading.current_thread() is threading.main_thread():
-            warnings.warn(message, StoreWarning, stacklevel=4)
-        else:  # warnings that are errors would end a thread of the store
-            _LOG.warning(message)
-
-    def once(self, message: str) -> None:
-        """Logs a warning of the store once per process, and keeps it for `statistics`."""
-        self.append(message)
-        _logged(message)
-
-
-@functools.cache
-def _logged(message: str) -> None:
-    _LOG.warning(message)

@@ -35,22 +35,14 @@ from tensorjax.tt._arrays.creation import (
     zeros_matrix,
 )
 from tensorjax.tt._arrays.dense_products import dense_before, dense_product
+from tensorjax.tt._arrays.diagonals import diagonal, diagonal_matrix, trace
 from tensorjax.tt._arrays.elementwise import divide, map, power
 from tensorjax.tt._arrays.extrema import ExtremumInfo, argmax, argmin
 from tensorjax.tt._arrays.indexing import item, matrix_item
 from tensorjax.tt._arrays.pseudo_inverse import pinv
-from tensorjax.tt._arrays.reductions import (
-    cumsum,
-    diagonal,
-    diagonal_matrix,
-    mean,
-    mode_product,
-    sum,
-    tensordot,
-    trace,
-    var,
-)
+from tensorjax.tt._arrays.reductions import cumsum, mean, sum, var
 from tensorjax.tt._arrays.reshaping import permute, reshape, reverse
+from tensorjax.tt._arrays.tensordot import mode_product, tensordot
 from tensorjax.tt._born_sampling import sample
 from tensorjax.tt._broadcasting import broadcast_to
 from tensorjax.tt._chain_operators import chain_operator

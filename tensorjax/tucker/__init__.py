@@ -15,7 +15,8 @@ Example:
 
 from tensorjax.tucker._algebra import add, imag, ones_like, orthogonalize, pad, real, scale
 from tensorjax.tucker._constructors import random
-from tensorjax.tucker._hooi import FitInfo, hooi
+from tensorjax.tucker._fits import FitInfo
+from tensorjax.tucker._hooi import hooi
 from tensorjax.tucker._hosvd import from_dense
 from tensorjax.tucker._indexing import item as item
 from tensorjax.tucker._nonnegative import nonnegative

@@ -13,7 +13,8 @@ from typing import Any
 import jax
 
 from tensorjax._typing import ArrayLike
-from tensorjax.offload._errors import CapacityError, Notices, StoreError
+from tensorjax.offload._errors import CapacityError, StoreError
+from tensorjax.offload._notices import Notices
 from tensorjax.offload._processes import numbered
 from tensorjax.offload._store import arguments
 from tensorjax.offload._store.backends import Backend, choose

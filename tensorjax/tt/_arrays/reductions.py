@@ -1,6 +1,5 @@
 """Reductions of trains as in NumPy: sum, mean, var, cumsum, tensordot, trace, diagonals."""
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar, overload
@@ -9,16 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax import _check, contract, linalg
-from tensorjax._cores.scaling import shared_out
-from tensorjax._cores.unfoldings import absorb, times_mode, times_right
+from tensorjax import _check
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._placement import placed
-from tensorjax._typing import ArrayLike
-from tensorjax.contract import einsum
 from tensorjax.tt._algebra import add, conj, fold, ones_like, real, scale, transpose
 from tensorjax.tt._arrays.indexing import item
-from tensorjax.tt._arrays.reshaping import permute
 from tensorjax.tt._evaluation.evaluate import contract_modes
 from tensorjax.tt._norms import distance
 from tensorjax.tt._products import hadamard, matmul
@@ -176,150 +170,6 @@ def cumsum(t: Train, axis: int) -> Train:
     return _replaced(t, k, jnp.cumsum(t.cores[k], axis=1))
 
 
-@placed
-def mode_product(t: TT, matrix: ArrayLike, mode: int) -> TT:
-    """Contracts one mode of a train with a matrix, Σ_j matrix[i, j] x[…, j, …]; the ranks stay.
-
-    Args:
-      t: TT.
-      matrix: (m, n_k), which makes the mode of size n_k one of size m.
-      mode: k; negative ones count from the end.
-
-    Returns:
-      TT of the TT-ranks of ``t``, whose mode ``mode`` has size m, in the promoted dtype.
-
-    Raises:
-      ValueError: the matrix has another number of columns.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from tensorjax import tt
-      >>> tt.mode_product(tt.ones((2, 3)), jnp.ones((5, 3)), 1).shape
-      (2, 5)
-
-    Source: T. Kolda, B. Bader, "Tensor decompositions and applications", SIAM Rev. 51 (2009),
-    section 2.5.
-    """
-    single("t", t, TT)
-    k, w, dtype = _check.mode_matrix(matrix, mode, t.shape, t.dtype)
-    t = t.astype(dtype)
-    return _replaced(t, k, times_mode(t.cores[k], w))
-
-
-@placed
-def tensordot(x: TT, y: TT, axes: int | tuple[Any, Any] = 2) -> Any:
-    """Contracts pairs of modes of two trains, as `numpy.tensordot`.
-
-    Args:
-      x: TT.
-      y: TT.
-      axes: how many of the last modes of ``x`` are summed with the first ones of ``y``; or the two
-        lists of modes.
-
-    Returns:
-      TT of the modes of ``x`` that remain, then those of ``y``; a scalar if none does. Where the
-      modes are the last ones of ``x`` and the first ones of ``y``, in order, nothing is rounded and
-      the ranks stay; elsewhere modes are permuted before, to roundoff, and ranks may grow.
-
-    Raises:
-      ValueError: sizes that differ, or modes out of range or given twice.
-
-    Example:
-      >>> from tensorjax import tt
-      >>> tt.tensordot(tt.ones((2, 3, 4)), tt.ones((3, 4, 5)), 2).shape
-      (2, 5)
-
-    Source: ours; of neighbouring modes as in Oseledets (2011), section 4.2, after `permute`.
-    """
-    single("x", x, TT)
-    single("y", y, TT)
-    left, right = _summed(x, y, axes)
-    kept = [k for k in range(x.order) if k not in left]
-    rest = [k for k in range(y.order) if k not in right]
-    dtype = jnp.promote_types(x.dtype, y.dtype)
-    x = permute(x.astype(dtype), [*kept, *left])
-    y = permute(y.astype(dtype), [*right, *rest])
-    return _joined(x, y, len(left))
-
-
-@placed
-def trace(a: TTMatrix) -> jax.Array:
-    """Computes the trace of a square TT-matrix, a scalar.
-
-    Args:
-      a: TTMatrix with equal row and column modes.
-
-    Returns:
-      Scalar in the dtype of ``a``.
-
-    Raises:
-      ValueError: row and column modes differ.
-
-    Example:
-      >>> from tensorjax import tt
-      >>> print(tt.trace(tt.identity((2, 3))))
-      6.0
-
-    Source: ours; the sum of `diagonal`.
-    """
-    return sum(diagonal(a))
-
-
-@placed
-def diagonal(a: TTMatrix) -> TT:
-    """Returns the diagonal of a square TT-matrix, as a TT of its row modes, as in NumPy.
-
-    Args:
-      a: TTMatrix with equal row and column modes n_k.
-
-    Returns:
-      TT of shape (n_1, …, n_d) and of the TT-ranks of ``a``.
-
-    Raises:
-      ValueError: row and column modes differ.
-
-    Example:
-      >>> from tensorjax import tt
-      >>> tt.diagonal(tt.identity((2, 3))).shape
-      (2, 3)
-
-    Source: ours; the diagonals of the cores.
-    """
-    single("a", a, TTMatrix)
-    if a.row_shape != a.col_shape:
-        raise ValueError(
-            f"a: expected equal row and column modes, got {a.row_shape}, {a.col_shape}"
-        )
-    return TT._unchecked(tuple(contract.einsum("aiib->aib", c) for c in a.cores))
-
-
-@placed
-def diagonal_matrix(t: TT) -> TTMatrix:
-    """Returns the diagonal TT-matrix with the entries of a train, as `numpy.diag`; the ranks stay.
-
-    Args:
-      t: TT of shape (n_1, …, n_d).
-
-    Returns:
-      TTMatrix with row and column modes n_k and the TT-ranks of ``t``.
-
-    Raises:
-      TypeError: ``t`` is no TT.
-
-    Example:
-      >>> from tensorjax import tt
-      >>> print(tt.to_dense(tt.diagonal_matrix(tt.ones((2,)))))
-      [[1. 0.]
-       [0. 1.]]
-
-    Source: ours.
-    """
-    single("t", t, TT)
-    eyes = [jnp.eye(n, dtype=t.dtype) for n in t.shape]
-    pairs = zip(t.cores, eyes, strict=True)
-    return TTMatrix._unchecked(tuple(c[:, :, None, :] * eye[None, ..., None] for c, eye in pairs))
-
-
 def _modes(axis: Axis, order: int) -> list[int]:
     """Converts an axis argument to the list of modes to reduce, in ascending order."""
     if axis is None:
@@ -392,59 +242,3 @@ def _prefixes(shape: Sequence[int], dtype: Any) -> TTMatrix:
         core = core[:1] if k == 0 else core
         cores.append(core.sum(-1, keepdims=True) if k == len(shape) - 1 else core)
     return TTMatrix._unchecked(tuple(jnp.asarray(c, dtype) for c in cores))
-
-
-def _summed(x: TT, y: TT, axes: Any) -> tuple[list[int], list[int]]:
-    """Converts the axes of `tensordot` to the lists of modes to sum over in both trains."""
-    if isinstance(axes, int | np.integer):
-        count = _check.integer("axes", axes, low=0, high=min(x.order, y.order))
-        left, right = list(range(x.order - count, x.order)), list(range(count))
-    else:
-        given = [
-            [a] if isinstance(a, int | np.integer) else _check.several("axes", a, "modes")
-            for a in _check.several("axes", axes, "two lists of modes, or their number")
-        ]
-        if len(given) != 2 or len(given[0]) != len(given[1]):
-            raise ValueError(f"axes: expected two lists of as many modes, got {axes}")
-        left, right = ([_mode(k, t.order) for k in a] for a, t in zip(given, (x, y), strict=True))
-    if len(set(left)) < len(left) or len(set(right)) < len(right):
-        raise ValueError(f"axes: expected modes given once, got {axes}")
-    sizes = [x.shape[k] for k in left], [y.shape[k] for k in right]
-    if sizes[0] != sizes[1]:
-        raise ValueError(f"axes: expected modes of equal sizes, got {sizes[0]} and {sizes[1]}")
-    return left, right
-
-
-@functools.partial(jax.jit, static_argnums=2)
-def _joined(x: TT, y: TT, count: int) -> Any:
-    """Contracts the last modes of one train with the first modes of another."""
-    first, summed = list(x.cores[: x.order - count]), x.cores[x.order - count :]
-    last = list(y.cores[count:])
-    bond, exponent = _transfer(summed, y.cores[:count], x.dtype)
-    if last:
-        last[0] = absorb(bond, last[0])
-    elif first:
-        first[-1] = times_right(first[-1], bond)
-    else:
-        return linalg.scaled(bond[0, 0], exponent)
-    return TT._unchecked(tuple(shared_out([*first, *last], exponent, at=max(len(first) - 1, 0))))
-
-
-def _transfer(xs: Sequence[Any], ys: Sequence[Any], dtype: Any) -> tuple[Any, Any]:
-    """Contracts all modes of two chains of cores to a matrix of their outer bonds, as (m, e).
-
-    The smaller one of these two bonds is carried along.
-    """
-    if not xs:
-        return jnp.ones((1, 1), dtype), 0
-    left, right = xs[0].shape[0], ys[-1].shape[-1]
-    pairs, exponent = list(zip(xs, ys, strict=True)), 0
-    if left <= right:
-        held, expression = jnp.eye(left, dtype=dtype)[..., None], "zab,aic,bid->zcd"
-    else:
-        held, expression = jnp.eye(right, dtype=dtype)[None], "cdz,aic,bid->abz"
-        pairs.reverse()
-    for a, b in pairs:
-        held, e = linalg.normalized(einsum(expression, held, a, b, precision=_HIGHEST))
-        exponent += e
-    return held.reshape(left, right), exponent

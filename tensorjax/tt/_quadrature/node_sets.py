@@ -10,8 +10,8 @@ import numpy as np
 from tensorjax import _check
 from tensorjax._cores.contraction import einsum
 from tensorjax.tt._quadrature.rules import gauss_kronrod, gauss_legendre
-from tensorjax.tt.quantics.digit_trains import grid_places, over_dimensions
-from tensorjax.tt.quantics.grids import quantics_grid
+from tensorjax.tt.quantics.digit_trains import over_dimensions
+from tensorjax.tt.quantics.grids import grid_places, quantics_grid
 from tensorjax.tt.quantics.quadrature import coarse_rule, rule
 
 # Dimensions up to which digits are interleaved: ranks of weights are powers of 3 there.

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from tensorjax import _check
 from tensorjax._placement import placed
 from tensorjax.tt import _norms
-from tensorjax.tt._arrays.reductions import mode_product
+from tensorjax.tt._arrays.tensordot import mode_product
 from tensorjax.tt._evaluation.evaluate import contract_modes
 from tensorjax.tt.functions.common_bases import in_dtype, on_common_bases, times_modes
 from tensorjax.tt.functions.function_train import FunctionTrain, checked, checked_variable

@@ -9,16 +9,8 @@ import numpy as np
 from tensorjax import _check
 from tensorjax._formats.trains import TTMatrix
 from tensorjax._typing import ArrayLike, DTypeLike
-from tensorjax.tt.quantics.digit_trains import (
-    Step,
-    automaton,
-    checked_grid,
-    digits_of,
-    grid_places,
-    matrix,
-    sizes_of,
-)
-from tensorjax.tt.quantics.grids import QuanticsGrid
+from tensorjax.tt.quantics.digit_trains import Step, automaton, matrix
+from tensorjax.tt.quantics.grids import QuanticsGrid, checked_grid, digits_of, grid_places, sizes_of
 
 # Largest number of states of a bond, and with it TT-rank, that is not taken for a mistake.
 _MOST = 4096

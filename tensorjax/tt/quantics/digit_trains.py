@@ -11,32 +11,10 @@ from tensorjax import _check, linalg
 from tensorjax._cores.contraction import einsum
 from tensorjax._cores.unfoldings import absorb, join, merge, times_right
 from tensorjax._formats.trains import TT, TTMatrix
-from tensorjax.tt.quantics.grids import QuanticsGrid, fused_counts, places
+from tensorjax.tt.quantics.grids import QuanticsGrid, digits_of, fused_counts, grid_places
 
 # What a state of an automaton leads to at a digit: blocks (b,) of a train, (b, b) of a TT-matrix.
 Step = Mapping[tuple[Any, Any], Any]
-
-
-def digits_of(grid: QuanticsGrid) -> tuple[int, ...]:
-    """Returns the number of digits of each dimension of a quantics grid."""
-    return grid.bits if isinstance(grid.bits, tuple) else (grid.bits,) * grid.dims
-
-
-def sizes_of(grid: QuanticsGrid) -> tuple[int, ...]:
-    """Returns the number of points of each dimension of a quantics grid."""
-    return tuple(grid.base**n for n in digits_of(grid))
-
-
-def grid_places(grid: QuanticsGrid) -> list[tuple[int, int]]:
-    """Returns the dimension and level of each digit of a quantics grid, in order."""
-    return places(digits_of(grid), grid.interleaved)
-
-
-def checked_grid(grid: Any) -> QuanticsGrid:
-    """Returns a quantics grid; raises TypeError for anything else."""
-    if not isinstance(grid, QuanticsGrid):
-        raise TypeError(f"grid: expected a tt.quantics_grid, got {type(grid).__name__}")
-    return grid
 
 
 def automaton(steps: Sequence[Step], start: Mapping[Any, Any], end: Mapping[Any, Any]) -> list[Any]:

@@ -412,3 +412,25 @@ def _integers(name: str, value: Any) -> np.ndarray:
             f"{name}: expected integers with at least one axis, got {array.dtype} {array.shape}"
         )
     return array.astype(np.int64)
+
+
+def digits_of(grid: QuanticsGrid) -> tuple[int, ...]:
+    """Returns the number of digits of each dimension of a quantics grid."""
+    return grid.bits if isinstance(grid.bits, tuple) else (grid.bits,) * grid.dims
+
+
+def sizes_of(grid: QuanticsGrid) -> tuple[int, ...]:
+    """Returns the number of points of each dimension of a quantics grid."""
+    return tuple(grid.base**n for n in digits_of(grid))
+
+
+def grid_places(grid: QuanticsGrid) -> list[tuple[int, int]]:
+    """Returns the dimension and level of each digit of a quantics grid, in order."""
+    return places(digits_of(grid), grid.interleaved)
+
+
+def checked_grid(grid: Any) -> QuanticsGrid:
+    """Returns a quantics grid; raises TypeError for anything else."""
+    if not isinstance(grid, QuanticsGrid):
+        raise TypeError(f"grid: expected a tt.quantics_grid, got {type(grid).__name__}")
+    return grid

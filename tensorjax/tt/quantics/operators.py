@@ -10,16 +10,8 @@ from tensorjax import _check
 from tensorjax._cores.contraction import einsum
 from tensorjax._formats.trains import TTMatrix
 from tensorjax._typing import DTypeLike
-from tensorjax.tt.quantics.digit_trains import (
-    automaton,
-    checked_grid,
-    digits_of,
-    grid_places,
-    matrix,
-    over_dimensions,
-    sizes_of,
-)
-from tensorjax.tt.quantics.grids import QuanticsGrid
+from tensorjax.tt.quantics.digit_trains import automaton, matrix, over_dimensions
+from tensorjax.tt.quantics.grids import QuanticsGrid, checked_grid, digits_of, grid_places, sizes_of
 
 Boundary = Literal["dirichlet", "neumann", "periodic"]
 Scheme = Literal["central", "forward", "backward"]

@@ -6,14 +6,8 @@ import numpy as np
 
 from tensorjax._formats.trains import TT
 from tensorjax._typing import DTypeLike
-from tensorjax.tt.quantics.digit_trains import (
-    automaton,
-    checked_grid,
-    digits_of,
-    over_dimensions,
-    train,
-)
-from tensorjax.tt.quantics.grids import QuanticsGrid
+from tensorjax.tt.quantics.digit_trains import automaton, over_dimensions, train
+from tensorjax.tt.quantics.grids import QuanticsGrid, checked_grid, digits_of
 
 
 def weights(grid: QuanticsGrid, *, dtype: DTypeLike | None = None) -> TT:

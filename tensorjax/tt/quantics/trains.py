@@ -11,16 +11,8 @@ from tensorjax._cores.unfoldings import absorb, times_right
 from tensorjax._formats.trains import TT
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike, DTypeLike, Scalar
-from tensorjax.tt.quantics.digit_trains import (
-    checked_grid,
-    digits_of,
-    grid_places,
-    like,
-    over_dimensions,
-    parameter,
-    train,
-)
-from tensorjax.tt.quantics.grids import QuanticsGrid
+from tensorjax.tt.quantics.digit_trains import like, over_dimensions, parameter, train
+from tensorjax.tt.quantics.grids import QuanticsGrid, checked_grid, digits_of, grid_places
 
 
 @placed

@@ -15,14 +15,8 @@ from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._typing import DTypeLike
-from tensorjax.tt.quantics.digit_trains import (
-    checked_grid,
-    digits_of,
-    like,
-    matrix,
-    over_dimensions,
-)
-from tensorjax.tt.quantics.grids import QuanticsGrid
+from tensorjax.tt.quantics.digit_trains import like, matrix, over_dimensions
+from tensorjax.tt.quantics.grids import QuanticsGrid, checked_grid, digits_of
 
 # Chebyshev nodes between which a Fourier transform interpolates.
 _NODES = 32

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tensorjax.offload._errors import Notices
+from tensorjax.offload._notices import Notices
 from tensorjax.offload._store.backends import plugins, ring, uring
 from tensorjax.offload._store.backends import threads as _threads
 from tensorjax.offload._store.backends.protocol import Backend
