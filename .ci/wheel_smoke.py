@@ -64,10 +64,10 @@ def kernels(wanted: str) -> str:
 def store(*, compiled: bool) -> str:
     """Writes tensors and reads them back; returns the backend."""
     from tensorjax import offload
-    from tensorjax.offload._store.backends import ring, uring
+    from tensorjax.offload._store.backends import io_uring_binding, uring
     from tensorjax.offload._store.disk import checksums
 
-    for why in (ring.status(), checksums.copies_status()):
+    for why in (io_uring_binding.status(), checksums.copies_status()):
         assert (not why) == compiled, why
     large, small = np.arange(1 << 20, dtype=np.float32), np.arange(100, dtype=np.float32)
     with tempfile.TemporaryDirectory() as folder:

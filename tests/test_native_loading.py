@@ -11,7 +11,7 @@ import pytest
 
 from tensorjax import _native, _shared_libraries
 from tensorjax._native import level, loading
-from tensorjax.offload._store.backends import ring
+from tensorjax.offload._store.backends import io_uring_binding
 from tensorjax.offload._store.disk import checksums
 
 ALL = frozenset().union(*level._NEEDED.values())
@@ -126,7 +126,7 @@ def test_kernels_that_do_not_serve_are_spoken_of_once(
 @pytest.mark.parametrize("kind", ["empty", "cut", "text", "machine", "another"])
 def test_what_is_no_library_of_kernels_is_a_reason(kind: str, tmp_path: Path) -> None:
     whole = loading._path(_native.kernels().level).read_bytes()
-    another = Path(ring.__file__).with_name("libio_uring.so")
+    another = Path(io_uring_binding.__file__).with_name("libio_uring.so")
     content = {
         "empty": b"",
         "cut": whole[:100],
@@ -143,7 +143,7 @@ def test_what_is_no_library_of_kernels_is_a_reason(kind: str, tmp_path: Path) ->
 
 def built_here() -> list[tuple[Path, str]]:
     """The libraries of this installation, each with the digest that it holds."""
-    found = [Path(ring.__file__).with_name("libio_uring.so")]
+    found = [Path(io_uring_binding.__file__).with_name("libio_uring.so")]
     found += [loading._path(_native.kernels().level)] if not _native.status() else []
     held = [(p, _shared_libraries.held_digest(ctypes.CDLL(str(p)))) for p in found if p.exists()]
     copies = checksums._copies_c

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from tensorjax import _shared_libraries
-from tensorjax.offload._store.backends import ring as _ring
+from tensorjax.offload._store.backends import io_uring_binding as _ring
 from tensorjax.offload._store.backends import uring
-from tensorjax.offload._store.backends.ring import Ring
+from tensorjax.offload._store.backends.io_uring_binding import Ring
 
 SIZE = 1 << 16
 

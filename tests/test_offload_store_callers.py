@@ -25,8 +25,8 @@ pytest.importorskip("xxhash", reason="the store has an extra of its own")
 
 from tensorjax import offload
 from tensorjax.offload import TensorStore
-from tensorjax.offload._store import io_lifecycle
 from tensorjax.offload._store import reader as _reader
+from tensorjax.offload._store import transport
 from tensorjax.offload._store import writer as _writer
 from tensorjax.offload._store.transfers import queue as _queue
 from tensorjax.offload._store.transfers import requests as _requests
@@ -403,7 +403,7 @@ def test_memory_that_is_not_to_be_had_leaves_the_store_usable(
 
     with filled(tmp_path, staging=None) as store:
         with monkeypatch.context() as patch:
-            patch.setattr(io_lifecycle, "Pool", refuse)
+            patch.setattr(transport, "Pool", refuse)
             with pytest.raises(
                 offload.CapacityError, match=r"staging, block: \d+ bytes of memory are not"
             ):

@@ -18,7 +18,7 @@ pytest.importorskip("xxhash", reason="the store has an extra of its own")
 
 from tensorjax import offload
 from tensorjax.offload import StoreError, TensorStore
-from tensorjax.offload._store import io_lifecycle
+from tensorjax.offload._store import transport
 from tensorjax.offload._store.backends import uring
 from tensorjax.offload._store.transfers import queue as _queue
 from tensorjax.offload._store.transfers import staging
@@ -254,7 +254,7 @@ def test_a_reservation_that_is_cut_off_leaves_the_store_as_it_was(
         before, lease = serving(store), store.read("y").result(LIMIT)
         future = store.read("x")
         with monkeypatch.context() as patch:
-            where: Any = {"pool": io_lifecycle, "allocate": store._backend, "save": store}
+            where: Any = {"pool": transport, "allocate": store._backend, "save": store}
             name = {"pool": "Pool", "save": "_save"}.get(when, when)
             if when.startswith("enlarge"):
                 patch.setattr(_queue.Queue, "enlarge", cut if when == "enlarge" else late)

@@ -17,7 +17,7 @@ import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from tensorjax.contract._windows import cheapest
+from tensorjax.contract._optimal_order import cheapest
 
 Path = tuple[tuple[int, int], ...]
 

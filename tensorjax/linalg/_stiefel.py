@@ -1,4 +1,4 @@
-"""Cayley transform and line search, for optimisation over matrices with orthonormal columns."""
+"""Cayley transform and skew part, for optimisation over matrices with orthonormal columns."""
 
 from tensorjax.linalg._arrays import (
     Array,

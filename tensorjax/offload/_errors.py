@@ -1,4 +1,4 @@
-"""Exceptions and warnings of the tensor store, one class per kind of failure."""
+"""Exceptions of the tensor store, one class per kind of failure."""
 
 import errno
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Communication volume and memory of a compiled program, read from its HLO."""
+"""Communication volume of a compiled program, read from its HLO."""
 
 import dataclasses
 import math

@@ -8,7 +8,7 @@ from typing import Any, get_args
 from jax.sharding import AbstractMesh, AxisType
 
 from tensorjax import _check
-from tensorjax.parallel import _communication_costs
+from tensorjax.parallel import _communication_costs, _step_costs
 from tensorjax.parallel._communication_costs import Remat
 from tensorjax.parallel._layout import Layout
 from tensorjax.parallel._named_layouts import NAMES, layout
@@ -299,7 +299,7 @@ class _Step:
             hops += part.hops
         numbers = sizes.parameters(self.positions) / (sizes.wide * sizes.stored)
         parameters = self.param_itemsize * numbers
-        kept, worked = _communication_costs.temporary(made, sizes, self.remat, self.itemsize)
+        kept, worked = _step_costs.temporary(made, sizes, self.remat, self.itemsize)
         return Candidate(
             name=made.name if made.mesh is not None else "single",
             mesh=shape,
@@ -309,7 +309,7 @@ class _Step:
             activations=self.itemsize * kept,
             wire={name: sent for name, sent in wire.items() if sent},
             messages=hops,
-            compute=_communication_costs.flops(sizes, self.remat) / self.machine.flops,
+            compute=_step_costs.flops(sizes, self.remat) / self.machine.flops,
             communication=sum(wire.values()) / self.machine.bandwidth + hops * self.machine.latency,
         )
 

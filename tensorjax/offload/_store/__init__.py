@@ -1,6 +1,6 @@
 """Tensor store: named tensors in a file on disk, with asynchronous transfers and atomic commits.
 
-Modules, importers before what they import: store, with arguments; io_lifecycle (opens and closes
+Modules, importers before what they import: store, with arguments; transport (opens and closes
 the parts below); writer, reader and lease (staging, checksums), with request_results. State in
 memory: tensor_states, statistics. Folders: backends (reads and writes of bytes), transfers (queue,
 requests, staging memory) and disk (extents, index, folder, files, checksums).

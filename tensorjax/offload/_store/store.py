@@ -23,11 +23,11 @@ from tensorjax.offload._store.disk import extents, metadata
 from tensorjax.offload._store.disk import folder as _folder
 from tensorjax.offload._store.disk import index as _index
 from tensorjax.offload._store.disk.extents import Place
-from tensorjax.offload._store.io_lifecycle import Transport
 from tensorjax.offload._store.lease import Lease, Leases
 from tensorjax.offload._store.request_results import item_of
 from tensorjax.offload._store.statistics import Statistics
 from tensorjax.offload._store.tensor_states import Tensor, entries, failures, opened
+from tensorjax.offload._store.transport import Transport
 from tensorjax.offload._store.writer import flat
 
 

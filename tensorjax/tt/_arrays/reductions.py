@@ -1,4 +1,4 @@
-"""Reductions of trains as in NumPy: sum, mean, var, cumsum, tensordot, trace, diagonals."""
+"""Reductions of trains as in NumPy: sum, mean, var and cumsum, over all modes or some."""
 
 import math
 from collections.abc import Sequence

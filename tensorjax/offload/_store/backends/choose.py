@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorjax.offload._notices import Notices
-from tensorjax.offload._store.backends import plugins, ring, uring
+from tensorjax.offload._store.backends import io_uring_binding, plugins, uring
 from tensorjax.offload._store.backends import threads as _threads
 from tensorjax.offload._store.backends.protocol import Backend
 
@@ -46,7 +46,7 @@ def available() -> tuple[str, ...]:
 
     Source: ours.
     """
-    names = [name for name in _BUILT_IN if name != "io_uring" or not ring.status()]
+    names = [name for name in _BUILT_IN if name != "io_uring" or not io_uring_binding.status()]
     return ("auto", *names, *plugins.plugins())
 
 
@@ -99,7 +99,7 @@ def _auto(folder: Path, say: Notices, options: dict[str, Any]) -> Backend:
     """
     if options:  # which are those of threads
         return _with(_threads.threads, "threads", options)
-    if why := ring.status():
+    if why := io_uring_binding.status():
         say.once(
             f"io_uring cannot be asked for ({why}): going on with a pool of threads; install "
             "tensorjax's wheel for Linux, or from source with a C compiler, or ask for "
