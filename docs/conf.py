@@ -9,7 +9,16 @@ sys.path[:0] = [str(HERE.parent), str(HERE / "_ext")]
 project = "tensorjax"
 author = "the tensorjax developers"
 copyright = author
-extensions = ["myst_parser", "sphinx_copybutton", "sphinx_design", "api", "drawn", "pages"]
+extensions = [
+    "myst_parser",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "sphinxcontrib.bibtex",
+    "api",
+    "drawn",
+    "pages",
+]
+bibtex_bibfiles = ["references.bib"]
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_fence_as_directive = ["mermaid"]
 myst_heading_anchors = 3
