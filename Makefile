@@ -2,6 +2,7 @@
 #   make reproduce   install into .venv, run the quick experiments, say where the report is
 #   make test        the same, then the tests
 #   make docs        build the site into docs/_build/html (SITE=); warnings are errors
+#   make links       check the site's links to other sites (needs the network)
 #   make bench       time the tensor core beside other libraries (extra `bench`)
 # Another interpreter or folder: make test PYTHON=python3.12 VENV=/somewhere RESULTS=/elsewhere
 # One experiment at a time, for less memory or clean timings: make reproduce JOBS=1
@@ -12,7 +13,7 @@ RESULTS ?= results
 JOBS ?= 2
 SITE ?= docs/_build/html
 
-.PHONY: install reproduce test docs bench
+.PHONY: install reproduce test docs links bench
 
 install: $(VENV)/installed
 
@@ -37,6 +38,9 @@ test: reproduce
 docs: install
 	$(VENV)/bin/python -m sphinx --fail-on-warning --keep-going --jobs auto -q docs $(SITE)
 	@echo "$(SITE)/index.html"
+
+links: install
+	$(VENV)/bin/python -m sphinx -b linkcheck --keep-going -q docs $(SITE)
 
 bench: install
 	$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e ".[bench]"
