@@ -66,6 +66,15 @@ EXPERIMENTS = (
         extra="nn",
     ),
     _bench(
+        "history",
+        "one call of each part of the toolkit, kept commit by commit",
+        "40 s",
+        ("flax", "optax"),
+        by_name_only=True,
+        extra="nn",
+        compiles=True,
+    ),
+    _bench(
         "device",
         "all that an accelerator can show within minutes, what is least known first",
         "60 s",
