@@ -90,22 +90,26 @@ def line_search(loss: Callable[[Array], Array], value: Array, slope: Array, firs
     One parabola, through the value and the slope at 0 and the loss at ``first``; then halving.
     NumPy numbers are searched on the host, with nothing compiled.
     """
-    where = namespace(value).where
-    tried = loss(first)
-    bend = tried - value - slope * first
-    vertex = where(bend > 0, -slope * first**2 / where_positive(2 * bend, 1.0), 2 * first)
-    at_vertex = loss(vertex)
-    better = at_vertex < tried
-    start = where(better, vertex, first), where(better, at_vertex, tried)
+    xp = namespace(value)
+    where, dtype = xp.where, getattr(value, "dtype", first.dtype)
 
-    def fails(carry: tuple[Array, Array]) -> Any:
-        t, f = carry
-        return ~(f <= value + _ARMIJO * t * slope) & (t > _SHORTEST)
+    def fails(carry: tuple[Any, ...]) -> Any:
+        tries, _, t, f = carry
+        return (tries < 2) | ~(f <= value + _ARMIJO * t * slope) & (t > _SHORTEST)
 
-    def halve(carry: tuple[Array, Array]) -> tuple[Array, Array]:
-        return carry[0] / 2, loss(carry[0] / 2)
+    # One loop for all three kinds of trials, so that the loss is compiled once: at ``first``, at
+    # the vertex of the parabola, which is kept if it is better, then at halves of what was kept.
+    def attempt(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+        tries, trial, t, f = carry
+        tried = xp.asarray(loss(trial), dtype)
+        bend = tried - value - slope * first
+        vertex = where(bend > 0, -slope * first**2 / where_positive(2 * bend, 1.0), 2 * first)
+        taken = (tries != 1) | (tried < f)
+        t, f = where(taken, trial, t), where(taken, tried, f)
+        return tries + 1, where(tries == 0, vertex, t / 2), t, f
 
-    t, f = (_host_loop if is_host(value) else lax.while_loop)(fails, halve, start)
+    start = 0 * first, first, first, xp.asarray(value, dtype)
+    _, _, t, f = (_host_loop if is_host(value) else lax.while_loop)(fails, attempt, start)
     return where(f < value, t, 0)
 
 
