@@ -313,8 +313,8 @@ def _checked_cores(cls: type[_Train], cores: Iterable[Any]) -> tuple[jax.Array, 
         if c.ndim < ndim or c.shape[:-ndim] != batch:
             lead = f" after batch axes {batch}" if batch else ""
             raise ValueError(f"cores[{k}]: expected shape {cls._core_axes}{lead}, got {c.shape}")
-        if 0 in c.shape[-ndim:]:
-            raise ValueError(f"cores[{k}]: expected modes and ranks of at least 1, got {c.shape}")
+        if not (c.shape[-ndim] and c.shape[-1]):
+            raise ValueError(f"cores[{k}]: expected ranks of at least 1, got {c.shape}")
     left = [c.shape[-ndim] for c in out]
     right = [c.shape[-1] for c in out]
     if left[0] != 1 or right[-1] != 1:
@@ -345,12 +345,23 @@ def known(name: str, t: Any, *kinds: type[_Train], host: bool = True) -> None:
     _check.held(name, t, host=host)
 
 
-def single(name: str, t: Any, *kinds: type[_Train], host: bool = True) -> None:
-    """Checks that ``t`` is one train, not a batch (of the given kinds; of any if none)."""
+def single(
+    name: str, t: Any, *kinds: type[_Train], host: bool = True, entries: bool = False
+) -> None:
+    """Checks that ``t`` is one train, not a batch (of the given kinds; of any if none).
+
+    With ``entries`` no mode may be empty, as for what looks for an entry or draws from them.
+    """
     known(name, t, *kinds, host=host)
     if t.cores[0].ndim != t._core_ndim:
         batch = t.cores[0].shape[: -t._core_ndim]
         raise ValueError(
             f"{name}: expected one {type(t).__name__}, got a batch of them {batch}; "
             "map the function over it with jax.vmap"
+        )
+    if entries and any(0 in c.shape for c in t.cores):
+        sizes = t.shape if isinstance(t, TT) else (t.row_shape, t.col_shape)
+        raise ValueError(
+            f"{name}: expected a tensor with entries, got one of shape {sizes}: a mode of size 0 "
+            "leaves none"
         )

@@ -25,6 +25,7 @@ from tensorjax.tucker._types import (
     one,
     orthonormalized,
     scaled_back,
+    with_entries,
 )
 
 
@@ -293,6 +294,7 @@ def orthogonalize(t: Tucker) -> Tucker:
     return _orthogonalize(t)
 
 
+@with_entries
 @jax.jit
 def _orthogonalize(t: Tucker) -> Tucker:
     dtype = t.dtype

@@ -28,7 +28,7 @@ def item(t: Tucker, key: Any) -> Any:
       Tucker, whose core has lost the modes of the integers, or a scalar if no mode remains.
 
     Raises:
-      IndexError: out of range, too many keys, nothing picked, or keys that cannot be followed.
+      IndexError: out of range, too many keys, or keys that cannot be followed.
         Integers known only under a transformation give NaN where they are out of range.
     """
     one("t", t)

@@ -29,6 +29,7 @@ from tensorjax.tucker._types import (
     scaled_back,
     times,
     unfold,
+    with_entries,
 )
 
 
@@ -79,8 +80,13 @@ def round(
     check_core_rank(t, core_rank)
     _check.tol_or_rank(tol, core_rank if rank is None else rank, t)
     tol = None if tol is None else _check.tolerance(tol, t.dtype)
-    ranks, bonds = _feasible(t, rank, core_rank)
     _check.finite("t", t)
+    return _round(t, tol, rank, core_rank)
+
+
+@with_entries
+def _round(t: Tucker, tol: Any, rank: Any, core_rank: Any) -> Tucker:
+    ranks, bonds = _feasible(t, rank, core_rank)
     if tol is not None and choose_kernel("tucker.round(tol=)", (t, tol)) is NUMPY:
         out = _dynamic(t, tol)
         if rank is None and core_rank is None:

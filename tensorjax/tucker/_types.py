@@ -1,6 +1,7 @@
 """Tucker type: a frozen pytree of core and factors, with NumPy's operators."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Self
@@ -187,13 +188,42 @@ def one(name: str, t: Any) -> None:
         )
 
 
+def with_entries(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates a function of checked Tucker tensors to never meet one with a mode of size 0.
+
+    As `tensorjax._formats.empty_modes`: such a mode has one index, of zeros, meanwhile.
+    """
+
+    @functools.wraps(f)
+    def wrapper(t: Tucker, *args: Any, **options: Any) -> Any:
+        if 0 not in t.shape:
+            return f(t, *args, **options)
+        wide: list[Any] = [_widened(a) if isinstance(a, Tucker) else a for a in (t, *args)]
+        return cut(f(*wide, **options), t.shape)
+
+    return wrapper
+
+
+def _widened(t: Tucker) -> Tucker:
+    factors = (u if len(u) else np.zeros((1, u.shape[1]), u.dtype) for u in t.factors)
+    return Tucker._unchecked(t.core, tuple(map(jnp.asarray, factors)))
+
+
+def cut(out: Any, shape: Sequence[int]) -> Any:
+    """Cuts the modes of a Tucker tensor to ``shape``; other results stay as they are."""
+    if not isinstance(out, Tucker):
+        return out
+    factors = tuple(u[:n] for u, n in zip(out.factors, shape, strict=True))
+    return Tucker._unchecked(out.core, factors)
+
+
 # Cores, dense or trains, NumPy or JAX -------------------------------------------------------------
 
 
 def unfold(x: Any, k: int) -> Any:
     """Unfolds a Tucker tensor's array along mode k: (n_k, ∏ of the rest)."""
     xp = np if linalg.is_host(x) else jnp
-    return xp.moveaxis(x, k, 0).reshape(x.shape[k], -1)
+    return xp.moveaxis(x, k, 0).reshape(x.shape[k], math.prod(x.shape[:k] + x.shape[k + 1 :]))
 
 
 def times(core: Any, matrices: Sequence[Any]) -> Any:
@@ -206,7 +236,7 @@ def times(core: Any, matrices: Sequence[Any]) -> Any:
         if m is None:
             continue
         image = linalg.matmul(m, unfold(core, k))
-        core = xp.moveaxis(image.reshape(-1, *core.shape[:k], *core.shape[k + 1 :]), 0, k)
+        core = xp.moveaxis(image.reshape(len(image), *core.shape[:k], *core.shape[k + 1 :]), 0, k)
     return core
 
 

@@ -114,7 +114,7 @@ class _Found(NamedTuple):
 
 
 def _extremum(t: TT | TTMatrix, candidates: int, sign: float) -> Any:
-    single("t", t)
+    single("t", t, entries=True)
     if isinstance(t, TTMatrix):
         value, index, info = _extremum(fold(t), candidates, sign)
         pairs = [divmod(i, n) for i, n in zip(index, t.col_shape, strict=True)]

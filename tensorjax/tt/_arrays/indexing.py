@@ -31,7 +31,7 @@ def item(t: TT, key: Any) -> Any:
       TT, or a scalar if no mode remains. TT-ranks are those of ``t`` or smaller.
 
     Raises:
-      IndexError: out of range, too many keys, nothing picked, or keys that no train can follow.
+      IndexError: out of range, too many keys, or keys that no train can follow.
         Integers known only under a transformation give NaN where they are out of range.
     """
     single("t", t, TT)
@@ -66,7 +66,7 @@ def matrix_item(a: TTMatrix, key: Any) -> Any:
       both are. A mode that both sides give an integer for goes.
 
     Raises:
-      IndexError: out of range, too many keys, nothing picked.
+      IndexError: out of range, or too many keys.
     """
     single("a", a, TTMatrix)
     if key is Ellipsis:

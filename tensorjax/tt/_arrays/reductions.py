@@ -345,6 +345,8 @@ def _inverse_powers(sizes: Sequence[float]) -> tuple[list[float], float]:
 
     They are exact in every dtype, where the same rounding of 1/n in every mode would add up.
     """
+    if 0 in sizes:  # as in JAX: the mean of nothing is NaN
+        return [1.0] * len(sizes), math.nan
     powers, rest = [], 1.0
     for n in sizes:
         rest, e = math.frexp(rest / n)
