@@ -59,7 +59,7 @@ def _without(core: Any, factors: list[jax.Array], gone: list[int]) -> tuple[Any,
     core = whole.core
     if isinstance(core, TT):
         vectors = {k: whole.factors[k][0] for k in gone}
-        core = core.namespace.contract_modes(core, vectors)
+        core = core._namespace.contract_modes(core, vectors)
     else:
         rows = [u if k in gone else None for k, u in enumerate(whole.factors)]
         core = times(core, rows).reshape([n for k, n in enumerate(core.shape) if k not in gone])

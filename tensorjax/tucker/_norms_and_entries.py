@@ -61,7 +61,7 @@ def _inner(x: Tucker, y: Tucker) -> jax.Array:
     pairs = zip(x.factors, y.factors, strict=True)
     matrices, e = near_one([linalg.matmul(linalg.adjoint(u), v) for u, v in pairs])
     if isinstance(x.core, TT):
-        value = x.core.namespace.inner(x.core, times(y.core, matrices))
+        value = x.core._namespace.inner(x.core, times(y.core, matrices))
     else:
         value = jnp.sum(x.core.conj() * times(y.core, matrices))
     return linalg.scaled(value, p + q + e)

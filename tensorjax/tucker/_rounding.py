@@ -172,7 +172,7 @@ def _reduced_train(core: TT, share: float, dtype: Any) -> tuple[TT, list[Any]]:
     cut = mode_truncation.truncate(list(core.cores), share=_part_of_modes(share, core.order))
     left = max(share - float(sum(cut.tails)), (10 * linalg.epsilon(dtype)) ** 2)
     small = jax.device_put(TT._unchecked(tuple(cut.cores)).astype(dtype))
-    return small.namespace.round(small, tol=left**0.5), cut.factors
+    return small._namespace.round(small, tol=left**0.5), cut.factors
 
 
 def _part_of_modes(share: Any, order: int) -> Any:
@@ -199,9 +199,9 @@ def _static_train(t: Tucker, share: Any, ranks: Any, bonds: Any) -> tuple[TT, li
     if share is not None:
         # Ranks may have cost more than the tolerance: the bonds then discard nothing but roundoff.
         left = jnp.maximum(share - sum(cut.tails), (10 * linalg.epsilon(core.dtype)) ** 2)
-        core = core.namespace.round(core, tol=left**0.5, rank=bonds)
+        core = core._namespace.round(core, tol=left**0.5, rank=bonds)
     elif core.ranks[1:-1] != bonds:
-        core = core.namespace.round(core, rank=bonds)
+        core = core._namespace.round(core, rank=bonds)
     return core, cut.factors
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Self
 
 import jax
@@ -47,7 +47,7 @@ class Tucker(Summable):
     core: Any
     factors: tuple[jax.Array, ...]
     dense_name: ClassVar[str] = "tucker.to_dense"
-    namespace = Namespace("tensorjax.tucker")
+    _namespace = Namespace("tensorjax.tucker")
 
     def __init__(self, core: JaxOrHost | TT, factors: Iterable[ArrayLike]):
         checked = tuple(
@@ -105,11 +105,17 @@ class Tucker(Summable):
         return self.order
 
     def __getitem__(self, key: Any) -> Any:
-        return self.namespace.item(self, key)
+        return self._namespace.item(self, key)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[k] for k in range(len(self)))
 
     def __mul__(self, other: "Tucker | Scalar") -> Self:
         if isinstance(other, Tucker):
-            return self.namespace.hadamard(self, other)
+            return self._namespace.hadamard(self, other)
         return super().__mul__(other)
 
     @property
@@ -123,6 +129,11 @@ class Tucker(Summable):
         """Number of stored elements, Tucker core and factors (of one tensor of a batch)."""
         core = self.core.size if isinstance(self.core, TT) else math.prod(self.ranks)
         return core + sum(math.prod(u.shape[-2:]) for u in self.factors)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the Tucker core and factors (batch axes included)."""
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(self))
 
     def astype(self, dtype: DTypeLike) -> "Tucker":
         """Returns the Tucker tensor with core and factors cast to ``dtype``.

@@ -183,7 +183,7 @@ def variance_components(t: TT, *, weights: Weights = None) -> TT:
         parts = [jnp.kron(jnp.asarray(some[:, b], q.dtype), q) for b, q in enumerate(squares)]
         cores.append(jnp.stack(parts, axis=1))
     out = TT._unchecked(tuple(cores))
-    return out.namespace.real(out)
+    return out._namespace.real(out)
 
 
 def _kron(a: Any, b: Any) -> jax.Array:
