@@ -18,6 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from tensorjax._transfer import copied
+
 _LOG = logging.getLogger("tensorjax")
 _OURS: contextvars.ContextVar[bool] = contextvars.ContextVar("tensorjax_double", default=False)
 P = ParamSpec("P")
@@ -80,7 +82,7 @@ def core(name: str, x: Any) -> Any:
         return x
     array = inexact(name, x)
     available(name, array.dtype)
-    return jnp.asarray(array)
+    return copied([array])[0]
 
 
 class Unavailable(TypeError, ValueError):

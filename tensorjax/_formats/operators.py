@@ -89,7 +89,7 @@ class NoArray:
             return function._implementation(*args, **options)
         raise TypeError(
             f"numpy.{name}: expected arrays, got a {type(self).__name__}; "
-            f"{_counterpart(self, name)}"
+            f"{_counterpart(self, name)}; {self.dense_name} gives a dense one"
         )
 
     def __eq__(self, other: object) -> bool:

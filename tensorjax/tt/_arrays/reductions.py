@@ -14,6 +14,7 @@ from tensorjax._cores.scaling import shared_out
 from tensorjax._cores.unfoldings import absorb, times_mode, times_right
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._placement import placed
+from tensorjax._transfer import copied
 from tensorjax._typing import ArrayLike
 from tensorjax.contract import einsum
 from tensorjax.tt._algebra import add, conj, fold, ones_like, real, scale, transpose
@@ -337,7 +338,7 @@ def _mode(axis: Any, order: int) -> int:
 
 
 def _replaced(t: TT, k: int, core: Any) -> TT:
-    return TT._unchecked(tuple(map(jnp.asarray, (*t.cores[:k], core, *t.cores[k + 1 :]))))
+    return TT._unchecked(tuple(copied((*t.cores[:k], core, *t.cores[k + 1 :]))))
 
 
 def _inverse_powers(sizes: Sequence[float]) -> tuple[list[float], float]:

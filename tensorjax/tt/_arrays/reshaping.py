@@ -18,6 +18,7 @@ from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
+from tensorjax._transfer import copied
 from tensorjax._typing import Shape
 from tensorjax.tt._rounding.rounding import orthogonal_cores, round
 
@@ -340,7 +341,7 @@ def _train(kind: Any, cores: Sequence[Any]) -> Any:
     """Builds the reshaped or permuted TT or TTMatrix of cores with row and column modes."""
     if kind is TT and cores[0].ndim > 3:
         cores = [c.reshape(len(c), -1, c.shape[-1]) for c in cores]
-    return kind._unchecked(tuple(map(jnp.asarray, cores)))
+    return kind._unchecked(tuple(copied(cores)))
 
 
 def _checked_axes(axes: Sequence[int], order: int) -> list[int]:
