@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
@@ -35,6 +36,8 @@ def copied(arrays: Iterable[Any]) -> list[jax.Array]:
     That one compiles a program for every new shape, and transfers alone share the memory.
     """
     given = list(arrays)
+    if not jax.sharding.get_abstract_mesh().empty:
+        return [jnp.asarray(x) for x in given]
     host = [np.array(x) for x in given if not isinstance(x, jax.Array)]
     if not host:
         return given
