@@ -243,8 +243,8 @@ def searches(shape, key):
         lambda: tt.variance_components(t),
         lambda: tt.stream(key, shape, 2),
         lambda: tt.unit(shape, (0,) * order),
-        lambda: tucker.hooi(x, 1),
-        lambda: tucker.nonnegative(x, 1, key=key),
+        lambda: tucker.hooi(x, rank=1),
+        lambda: tucker.nonnegative(x, rank=1, key=key),
         lambda: mera.random(key, shape, 2),
     ]
 
