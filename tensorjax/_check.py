@@ -80,7 +80,10 @@ def core(name: str, x: Any) -> Any:
         return x
     array = inexact(name, x)
     available(name, array.dtype)
-    return jnp.asarray(array)
+    if isinstance(array, jax.Array) or not jax.sharding.get_abstract_mesh().empty:
+        return jnp.asarray(array)
+    # Which would compile a program for every new shape of NumPy's; a transfer shares the memory.
+    return jax.device_put(np.array(array))
 
 
 class Unavailable(TypeError, ValueError):
@@ -158,12 +161,14 @@ def _all_finite(x: np.ndarray) -> bool:
         return bool(np.isfinite(np.sum(x)) or np.all(np.isfinite(x)))
 
 
-def shape(name: str, value: Any) -> tuple[int, ...]:
+def shape(name: str, value: Any, *, low: int = 1) -> tuple[int, ...]:
     """Converts a shape argument to a non-empty tuple of positive ints, or raises ValueError."""
     single = isinstance(value, numbers.Integral)
     dims = (value,) if single else tuple(several(name, value, "mode sizes"))
-    if not dims or any(not isinstance(n, numbers.Integral) or n < 1 for n in dims):
-        raise ValueError(f"{name}: expected one or more positive mode sizes, got {value!r}")
+    if not dims or any(not isinstance(n, numbers.Integral) or n < low for n in dims):
+        sizes = "positive mode sizes" if low else "mode sizes that are not negative"
+        why = "; a tensor with a mode of size 0 has no entries" if low and 0 in dims else ""
+        raise ValueError(f"{name}: expected one or more {sizes}, got {value!r}{why}")
     return tuple(int(n) for n in dims)
 
 
@@ -344,7 +349,7 @@ def mode_matrix(matrix: Any, mode: Any, shape: Sequence[int], dtype: Any) -> tup
     """
     k = integer("mode", mode, low=-len(shape), high=len(shape) - 1) % len(shape)
     w = inexact("matrix", matrix)
-    if w.ndim != 2 or w.shape[1] != shape[k] or not w.shape[0]:
+    if w.ndim != 2 or w.shape[1] != shape[k]:
         raise ValueError(f"matrix: expected shape (m, {shape[k]}), got {w.shape}")
     dtype = jnp.promote_types(dtype, jax.dtypes.canonicalize_dtype(w.dtype))
     return k, jnp.asarray(w, dtype), dtype
@@ -413,8 +418,6 @@ def dense_input(x: Any, tol: Any, rank: Any) -> tuple[Any, Any, Any]:
     x = inexact("x", x)
     if x.ndim == 0:
         raise ValueError("x: expected at least one axis, got a scalar")
-    if 0 in x.shape:
-        shape("x.shape", x.shape)
     tol_or_rank(tol, rank, x)
     dtype = jax.dtypes.canonicalize_dtype(x.dtype)
     if np.dtype(dtype).itemsize < np.dtype(x.dtype).itemsize and not _OURS.get():

@@ -48,7 +48,7 @@ def state() -> dict[str, Any]:
         "environment": dict(os.environ),
         "folder": os.getcwd(),
         "signals": [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)],
-        "namespaces": [TT.namespace, TTMatrix.namespace, tucker.Tucker.namespace],
+        "namespaces": [TT._namespace, TTMatrix._namespace, tucker.Tucker._namespace],
         "random": [str(x) for x in np.random.get_state()],  # noqa: NPY002  (the state looked at)
         "umask": _umask(),
     }

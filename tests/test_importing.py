@@ -3,6 +3,8 @@
 import importlib
 import os
 import pickle
+import pydoc
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -211,3 +213,14 @@ def test_a_package_that_is_missing_is_reported_so(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(_versions.importlib.metadata, "version", version)
     assert rows("Optional packages")["flax"] == "not installed (extra nn)"
     assert rows("Packages")["tensorjax"] == f"{tensorjax.__version__} (not installed)"
+
+
+def test_help_of_tt_begins_with_all_its_functions_by_task() -> None:
+    """`help(tt)` prints every docstring: what is where stands on its first screen."""
+    tt = tensorjax.tt
+    table = tt.__doc__.partition("Functions by task:")[2].partition("``help")[0]
+    listed = re.findall(r"\w+", "\n".join(line[15:] for line in table.splitlines()))
+    assert set(tt.__all__) <= set(listed), set(tt.__all__) - set(listed)
+    assert len(table.splitlines()) <= 35
+    text = pydoc.plain(pydoc.render_doc(tt.TT))
+    assert "Functions by task" not in text

@@ -90,6 +90,39 @@ def test_batches_compile_nothing_until_one_is_a_habit():
     assert np.ptp(values, axis=0).max() <= 1e-5
 
 
+@pytest.mark.parametrize("dtype", oracles.DTYPES)
+def test_first_entries_rows_and_blocks_compile_nothing(rng, dtype):
+    """From the constructor on, of arrays of NumPy, whatever the shapes are."""
+    order = int(rng.integers(2, 9))
+    rows, columns = rng.integers(2, 5, (2, order))
+    with oracles.compilations() as compiled:
+        t = tt.TT(oracles.cores(rng, [int(n) for n in rows], 3, dtype))
+        flat = oracles.cores(
+            rng, [int(m * n) for m, n in zip(rows, columns, strict=True)], 2, dtype
+        )
+        sizes = zip(flat, rows, columns, strict=True)
+        a = tt.TTMatrix([c.reshape(len(c), m, n, -1) for c, m, n in sizes])
+        found = [
+            t[(0,) * order], t[1, ..., None], t[..., [1, 0, 1]], t[0:0], t[::-1, 0],
+            a[3, 5], a[-1], a[:, 2], a[(0, slice(None, 1), ...), :],
+            tt.evaluate(t, rng.integers(0, rows, (int(rng.integers(1, 99)), order))),
+            tt.contract_modes(t, {0: np.ones(rows[0], dtype)}),
+        ]  # fmt: skip
+    assert compiled == []
+    assert all(isinstance(x, jax.Array) for x in jax.tree.leaves(found))
+
+
+def test_cores_are_copied_from_arrays_of_numpy():
+    """What the caller does to them later does not reach the train."""
+    for size in (8, 1000, 30_000):
+        memory = np.zeros(4 * size + 64, np.uint8)
+        start = -memory.ctypes.data % 64  # aligned as JAX's own, which it would share
+        core = memory[start : start + 4 * size].view(np.float32).reshape(1, size, 1)
+        t = tt.TT([core])
+        core[:] = 1
+        assert float(tt.norm(t)) == 0
+
+
 def test_under_transformations_programs_serve():
     rng = np.random.default_rng(2)
     t = drawn(rng, np.float64, (4, 5))

@@ -36,6 +36,7 @@ class Decomposition(NamedTuple):
       at_once: (small host array, what is asked) ↦ parts by a short way, or None.
       wrap: parts ↦ tensor of the format.
       pad: (tensor, ranks) ↦ the tensor padded with zeros.
+      cut: (tensor, shape) ↦ the tensor with its modes cut to a shape.
       ranks: tensor ↦ those that are asked for.
       holds: (tensor, x, e, tol) ↦ whether it is x · 2^e within the relative error.
       lossless: array ↦ tensor of full ranks.
@@ -50,6 +51,7 @@ class Decomposition(NamedTuple):
     at_once: Callable[..., list[Any] | None]
     wrap: Callable[[list[Any]], Any]
     pad: Callable[[Any, Ranks], Any]
+    cut: Callable[[Any, Ranks], Any]
     ranks: Callable[[Any], Ranks]
     holds: Callable[..., bool]
     lossless: Callable[[np.ndarray], Any]
@@ -61,6 +63,9 @@ def decomposed(
 ) -> Any:
     """Decomposes a dense array into TT or Tucker format, to a tolerance, to ranks or to both."""
     _check.choice("method", method, linalg.METHODS)
+    if 0 in x.shape:  # one without entries is zero: see `tensorjax._formats.empty_modes`
+        zero = np.zeros([max(n, 1) for n in x.shape], dtype)
+        return how.cut(decomposed(how, zero, dtype, tol, ranks, method, key), x.shape)
     if tol is not None and how.kernel(x, tol) is NUMPY:
         found = to_tolerance(how, np.asarray(x), tol, method, dtype)
         if ranks is None:

@@ -54,8 +54,8 @@ def _hadamard_on_host(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def _matvec_on_host(a: np.ndarray, x: np.ndarray) -> np.ndarray:
     # As `einsum`, without what it takes to look a product up: half as long again for small cores.
     (p, m, n, q), (r, _, s) = a.shape, x.shape
-    rows = a.transpose(0, 1, 3, 2).reshape(-1, n)
-    out = (rows @ x.transpose(1, 0, 2).reshape(n, -1)).reshape(p, m, q, r, s)
+    rows = a.transpose(0, 1, 3, 2).reshape(p * m * q, n)
+    out = (rows @ x.transpose(1, 0, 2).reshape(n, r * s)).reshape(p, m, q, r, s)
     return out.transpose(0, 3, 1, 2, 4).reshape(p * r, m, q * s)
 
 

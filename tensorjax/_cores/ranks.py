@@ -7,7 +7,12 @@ from tensorjax import _check
 
 
 def rank_bounds(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Returns the largest useful TT-rank of each bond: the shorter side of its unfolding."""
+    """Returns the largest useful TT-rank of each bond: the shorter side of its unfolding.
+
+    One of an array without entries: TT-ranks are positive.
+    """
+    if 0 in sizes:
+        return (1,) * (len(sizes) - 1)
     left = [math.prod(sizes[:k]) for k in range(1, len(sizes))]
     right = [math.prod(sizes[k:]) for k in range(1, len(sizes))]
     return tuple(map(min, left, right))
@@ -23,6 +28,8 @@ def feasible_ranks(
 
 def cut_ranks(ranks: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
     """Reduces TT-ranks r_0 … r_d to the largest that mode sizes and neighbours allow."""
+    if 0 in sizes:
+        return (1,) * len(ranks)
     out = list(ranks)
     for k in range(1, len(sizes)):
         out[k] = min(out[k], out[k - 1] * sizes[k - 1])

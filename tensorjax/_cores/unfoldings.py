@@ -12,22 +12,22 @@ Cores = list[Any]
 
 def tall(core: Any) -> Any:
     """Reshapes a core (r, n, s) to its left unfolding, the matrix (r n, s)."""
-    return core.reshape(-1, core.shape[-1])
+    return core.reshape(math.prod(core.shape[:-1]), core.shape[-1])
 
 
 def wide(core: Any) -> Any:
     """Reshapes a core (r, n, s) to its right unfolding, the matrix (r, n s)."""
-    return core.reshape(core.shape[0], -1)
+    return core.reshape(core.shape[0], math.prod(core.shape[1:]))
 
 
 def absorb(matrix: Any, core: Any) -> Any:
     """Multiplies a matrix into the left bond of a core: matrix @ core."""
-    return matmul(matrix, wide(core)).reshape(-1, *core.shape[1:])
+    return matmul(matrix, wide(core)).reshape(matrix.shape[0], *core.shape[1:])
 
 
 def times_right(core: Any, matrix: Any) -> Any:
     """Multiplies a matrix into the right bond of a core: core @ matrix."""
-    return matmul(tall(core), matrix).reshape(*core.shape[:2], -1)
+    return matmul(tall(core), matrix).reshape(*core.shape[:2], matrix.shape[1])
 
 
 def join(a: Any, b: Any) -> Any:
@@ -40,7 +40,7 @@ def merge(cores: Sequence[Any]) -> Any:
     out = cores[0]
     for core in cores[1:]:
         out = join(out, core)
-    return out.reshape(out.shape[0], -1, out.shape[-1])
+    return out.reshape(out.shape[0], math.prod(out.shape[1:-1]), out.shape[-1])
 
 
 def times_mode(core: Any, matrix: Any) -> Any:
@@ -52,7 +52,7 @@ def times_axis(x: Any, matrix: Any, axis: int) -> Any:
     """Multiplies an array of any order, such as a Tucker core, by a matrix along one axis."""
     rows, columns = x.shape[:axis], x.shape[axis + 1 :]
     flat = x.reshape(math.prod(rows), x.shape[axis], math.prod(columns))
-    return times_mode(flat, matrix).reshape(*rows, -1, *columns)
+    return times_mode(flat, matrix).reshape(*rows, matrix.shape[0], *columns)
 
 
 def weighted_sum(core: Any, weights: Any) -> Any:

@@ -98,12 +98,7 @@ def is_vector(k: Any) -> bool:
 def picked(core: Any, key: Any, n: int, axis: int = 1) -> Any:
     """Indexes one axis of a core by a key; an integer leaves an axis of size one."""
     if isinstance(key, slice):
-        out = core[(WHOLE,) * axis + (key,)]
-        if out.shape[axis] == 0:
-            raise IndexError(
-                f"expected a slice that picks something of a mode of size {n}, got {key}"
-            )
-        return out
+        return core[(WHOLE,) * axis + (key,)]
     if is_vector(key) and key.dtype.kind == "b" and not _check.is_traced(key):
         if key.shape != (n,):
             raise IndexError(f"expected {n} Booleans, one for each index, got {key.shape[0]}")
@@ -111,9 +106,9 @@ def picked(core: Any, key: Any, n: int, axis: int = 1) -> Any:
     single_index = is_integer(key)
     if not _check.is_traced(key):
         rows = np.atleast_1d(np.asarray(key)).astype(np.int64)
-        if rows.size == 0 or rows.min() < -n or rows.max() >= n:
-            got = f"{rows.min()} to {rows.max()}" if rows.size else "none"
-            raise IndexError(f"expected indices in [-{n}, {n}), got {key if single_index else got}")
+        if rows.size and (rows.min() < -n or rows.max() >= n):
+            got = key if single_index else f"{rows.min()} to {rows.max()}"
+            raise IndexError(f"expected indices in [-{n}, {n}), got {got}")
         return core[(WHOLE,) * axis + (np.where(rows < 0, rows + n, rows),)]
     if key.dtype.kind == "b":
         raise IndexError(

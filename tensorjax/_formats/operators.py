@@ -10,8 +10,9 @@ import dataclasses
 import functools
 import importlib
 import math
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import jax
@@ -34,8 +35,38 @@ def is_scalar(x: Any) -> bool:
     return getattr(x.dtype, "kind", "key") in "biufc" or jnp.issubdtype(x.dtype, jnp.number)
 
 
+# Functions of NumPy that only read attributes, or give an object its place in an array of them.
+_READS = {"shape", "ndim", "size", "iscomplexobj", "isrealobj", "result_type", "copyto"}
+# Attributes of arrays, and of trains elsewhere, beside what does the same here.
+_INSTEAD = {
+    "allclose": "{0}.distance(x, y)",
+    "array_equal": "{0}.distance(x, y)",
+    "at": "t + {0}.unit(t.shape, index) * (value - t[index])",
+    "conjugate": "{0}.conj(t)",
+    "copy": "t itself, which nothing changes",
+    "dot": "t @ x",
+    "flatten": "{0}.reshape(t, (-1,))",
+    "full": "{0}.to_dense(t)",
+    "H": "{0}.conj(t).T",
+    "item": "t[0, …]",
+    "matvec": "a @ x",
+    "max": "{0}.argmax(t)",
+    "min": "{0}.argmin(t)",
+    "numpy": "numpy.asarray({0}.to_dense(t))",
+    "ravel": "{0}.reshape(t, (-1,))",
+    "squeeze": "t[:, 0, …]",
+    "stack": "{0}.concatenate([x[None], y[None]])",
+    "std": "{0}.var(t) ** 0.5",
+    "swapaxes": "{0}.permute(t, axes)",
+    "tolist": "{0}.to_dense(t).tolist()",
+    "transpose": "t.T or {0}.permute(t, axes)",
+}
+
+
 class NoArray:
     """Base class of tensor formats that keeps NumPy from treating them as array elements.
+
+    What Python or NumPy would answer without a look at the entries, such as ``x == y``, raises.
 
     Attributes:
       dense_name: public name of the function that gives the dense array.
@@ -44,11 +75,50 @@ class NoArray:
     dense_name: ClassVar[str]
     # NumPy must hand `array * t` over to the format instead of looping over the array.
     __array_ufunc__ = None
+    __hash__ = object.__hash__
 
     def __array__(self, *args: Any, **options: Any) -> Any:
         raise TypeError(
             f"expected an array, got a {type(self).__name__} object, which is none by itself; "
             f"the dense array is that of {self.dense_name}"
+        )
+
+    def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
+        name = function.__name__
+        if name in _READS:
+            return function._implementation(*args, **options)
+        raise TypeError(
+            f"numpy.{name}: expected arrays, got a {type(self).__name__}; "
+            f"{_counterpart(self, name)}; {self.dense_name} gives a dense one"
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, NoArray | np.ndarray | jax.Array) and not is_scalar(other):
+            return NotImplemented
+        raise TypeError(
+            f"==: the entries of a {type(self).__name__} are sums of products, equal at best to "
+            f"roundoff; {_counterpart(self, 'distance')}, or ask `x is y`"
+        )
+
+    def __bool__(self) -> bool:
+        raise ValueError(
+            f"the truth value of a {type(self).__name__} is that of no entry; ask `x is not None`, "
+            f"or for its norm: {_counterpart(self, 'norm')}"
+        )
+
+    def __contains__(self, value: Any) -> bool:
+        raise TypeError(
+            f"in: a {type(self).__name__} is not searched for an entry; "
+            f"{_counterpart(self, 'argmax')}"
+        )
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        kind = type(self).__name__
+        raise TypeError(
+            f"[...] = …: a {kind} has entries that are sums of products, and does not change; "
+            f"{_counterpart(self, 'at')}"
         )
 
 
@@ -66,6 +136,9 @@ class Scalable(NoArray):
 
     def __neg__(self) -> Self:
         return multiplied(self, -1)
+
+    def __pos__(self) -> Self:
+        return self
 
     def __mul__(self, other: Scalar) -> Self:
         return multiplied(self, other) if is_scalar(other) else refused(self, other)
@@ -85,7 +158,7 @@ class Scalable(NoArray):
 class Summable(Scalable):
     """Base class of formats that also support + and − with tensors of their kind and scalars."""
 
-    namespace: ClassVar[Any]  # the module of its functions
+    _namespace: ClassVar[Any]  # the module of its functions
 
     def __add__(self, other: Self | Scalar) -> Self:
         if is_scalar(other):
@@ -93,7 +166,7 @@ class Summable(Scalable):
                 return self._carry(lambda a: a, promoted(self.dtype, other))
             other = self._constant(other)
         return (
-            self.namespace.add(self, other) if type(other) is type(self) else refused(self, other)
+            self._namespace.add(self, other) if type(other) is type(self) else refused(self, other)
         )
 
     def __radd__(self, other: Self | Scalar) -> Self:
@@ -111,7 +184,7 @@ class Summable(Scalable):
         return (-self).__add__(other)
 
     def _constant(self, number: Any) -> Self:
-        return multiplied(self.namespace.ones_like(self), number)
+        return multiplied(self._namespace.ones_like(self), number)
 
 
 class Namespace:
@@ -139,10 +212,39 @@ def not_exact(x: Any, what: str, function: str) -> TypeError:
 def _unknown(kind: type[NoArray], name: str) -> str:
     """Returns the error message for an attribute that a tensor format lacks."""
     message = f"{kind.__name__!r} object has no attribute {name!r}"
-    module, package = getattr(kind, "namespace", None), kind.dense_name.rpartition(".")[0]
-    if name.startswith("_") or module is None or name not in getattr(module, "__all__", ()):
+    if name.startswith("_"):
         return message
+    known = _instead(kind, name)
+    if known is not None:
+        return f"{message}; here it is {known}"
+    if name not in _functions(kind):
+        return message
+    package = kind.dense_name.rpartition(".")[0]
     return f"{message}; its functions stand outside of it: {package}.{name}(…)"
+
+
+def _functions(kind: type[NoArray]) -> Sequence[str]:
+    return getattr(getattr(kind, "_namespace", None), "__all__", ())
+
+
+def _instead(kind: type[NoArray], name: str) -> str | None:
+    """Returns what takes the place of an array's attribute, if all functions in it exist here."""
+    text, package = _INSTEAD.get(name), kind.dense_name.rpartition(".")[0]
+    if text is None or not hasattr(kind, "ndim"):
+        return None
+    used = re.findall(r"\{0\}\.(\w+)", text)
+    return text.format(package) if set(used) <= set(_functions(kind)) else None
+
+
+def _counterpart(x: NoArray, name: str) -> str:
+    """Names what does here what a function or attribute of NumPy does, else the dense array's."""
+    kind, package = type(x), x.dense_name.rpartition(".")[0]
+    known = _instead(kind, name)
+    if known is not None:
+        return f"write {known}"
+    if name in _functions(kind):
+        return f"call {package}.{name}"
+    return f"the dense array is that of {x.dense_name}"
 
 
 def refused(x: Scalable, other: Any) -> Any:

@@ -8,7 +8,7 @@ standard.
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import EllipsisType
 from typing import Any, ClassVar, Self, cast, overload
 
@@ -46,7 +46,7 @@ class _Train(Summable):
     _core_ndim: ClassVar[int]
     _core_axes: ClassVar[str]
     dense_name: ClassVar[str] = "tt.to_dense"
-    namespace = Namespace("tensorjax.tt")
+    _namespace = Namespace("tensorjax.tt")
 
     def __init__(self, cores: Iterable[Any]):
         object.__setattr__(self, "cores", _checked_cores(type(self), cores))
@@ -93,6 +93,11 @@ class _Train(Summable):
         """Number of stored entries in all cores of a TT or TTMatrix (batch axes left out)."""
         return sum(math.prod(c.shape[-self._core_ndim :]) for c in self.cores)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all cores of a TT or TTMatrix (batch axes included)."""
+        return sum(c.nbytes for c in self.cores)
+
     def astype(self, dtype: DTypeLike) -> Self:
         """Returns the train with every core cast to ``dtype``.
 
@@ -118,13 +123,18 @@ class _Train(Summable):
 
     def __mul__(self, other: Self | Scalar) -> Self:
         if type(other) is type(self):
-            return self.namespace.hadamard(self, other)
+            return self._namespace.hadamard(self, other)
         return super().__mul__(cast(Scalar, other))
 
     def __pow__(self, exponent: int) -> Self:
-        if isinstance(exponent, int) and not isinstance(exponent, bool):
-            return self.namespace.power(self, exponent)
-        if isinstance(exponent, float):
+        number: Any = exponent
+        if isinstance(number, float | np.floating) and float(number).is_integer():
+            number = int(number)
+        if isinstance(number, int | np.integer) and not isinstance(number, bool):
+            if number < 0:
+                raise not_exact(self, "a reciprocal power", "map(lambda x: x**p, t, tol=, key=)")
+            return self._namespace.power(self, int(number))
+        if isinstance(number, float | np.floating):
             raise not_exact(self, "a fractional power", "map(lambda x: x**p, t, tol=, key=)")
         return NotImplemented
 
@@ -149,6 +159,20 @@ class _Train(Summable):
             f"{type(self).__name__}({prefix}{self._shape_repr()}, ranks={self.ranks}, "
             f"dtype={jnp.dtype(self.dtype).name})"
         )
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[k] for k in range(len(self)))
+
+    def __getitem__(self, key: Any) -> Any:
+        raise TypeError("an abstract train has no entries")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the axes of the tensor that a train of either type stands for."""
+        raise TypeError("an abstract train has no shape")
 
     def _shape_repr(self) -> str:
         raise TypeError("an abstract train has no shape")
@@ -198,7 +222,7 @@ class TT(_Train):
     @property
     def T(self) -> "TT":
         """Train with its modes in reverse order, as `numpy.ndarray.T`."""
-        return self.namespace.reverse(self)
+        return self._namespace.reverse(self)
 
     def _shape_repr(self) -> str:
         return f"shape={self.shape}"
@@ -208,7 +232,7 @@ class TT(_Train):
     @overload
     def __getitem__(self, key: Any) -> Any: ...
     def __getitem__(self, key: Any) -> Any:
-        return self.namespace.item(self, key)
+        return self._namespace.item(self, key)
 
     @overload
     def __matmul__(self, other: "TT") -> jax.Array: ...
@@ -216,9 +240,9 @@ class TT(_Train):
     def __matmul__(self, other: "TTMatrix") -> "TT": ...
     def __matmul__(self, other: Any) -> Any:
         if isinstance(other, TT):
-            return self.namespace.inner(self.namespace.conj(self), other)
+            return self._namespace.inner(self._namespace.conj(self), other)
         if isinstance(other, TTMatrix):
-            return self.namespace.matvec(self.namespace.transpose(other), self)
+            return self._namespace.matvec(self._namespace.transpose(other), self)
         return NotImplemented
 
 
@@ -270,13 +294,13 @@ class TTMatrix(_Train):
     @property
     def T(self) -> "TTMatrix":
         """Transposed TTMatrix, without conjugation."""
-        return self.namespace.transpose(self)
+        return self._namespace.transpose(self)
 
     def _shape_repr(self) -> str:
         return f"row_shape={self.row_shape}, col_shape={self.col_shape}"
 
     def __getitem__(self, key: Any) -> Any:
-        return self.namespace.matrix_item(self, key)
+        return self._namespace.matrix_item(self, key)
 
     @overload
     def __matmul__(self, other: TT) -> TT: ...
@@ -286,13 +310,13 @@ class TTMatrix(_Train):
     def __matmul__(self, other: JaxOrHost) -> jax.Array: ...
     def __matmul__(self, other: Any) -> Any:
         if isinstance(other, TT):
-            return self.namespace.matvec(self, other)
+            return self._namespace.matvec(self, other)
         if isinstance(other, TTMatrix):
-            return self.namespace.matmul(self, other)
-        return self.namespace.dense_product(self, other) if _is_array(other) else NotImplemented
+            return self._namespace.matmul(self, other)
+        return self._namespace.dense_product(self, other) if _is_array(other) else NotImplemented
 
     def __rmatmul__(self, other: JaxOrHost) -> jax.Array:
-        return self.namespace.dense_before(self, other) if _is_array(other) else NotImplemented
+        return self._namespace.dense_before(self, other) if _is_array(other) else NotImplemented
 
 
 def _is_array(x: Any) -> bool:
@@ -313,8 +337,8 @@ def _checked_cores(cls: type[_Train], cores: Iterable[Any]) -> tuple[jax.Array, 
         if c.ndim < ndim or c.shape[:-ndim] != batch:
             lead = f" after batch axes {batch}" if batch else ""
             raise ValueError(f"cores[{k}]: expected shape {cls._core_axes}{lead}, got {c.shape}")
-        if 0 in c.shape[-ndim:]:
-            raise ValueError(f"cores[{k}]: expected modes and ranks of at least 1, got {c.shape}")
+        if not (c.shape[-ndim] and c.shape[-1]):
+            raise ValueError(f"cores[{k}]: expected ranks of at least 1, got {c.shape}")
     left = [c.shape[-ndim] for c in out]
     right = [c.shape[-1] for c in out]
     if left[0] != 1 or right[-1] != 1:
@@ -345,12 +369,23 @@ def known(name: str, t: Any, *kinds: type[_Train], host: bool = True) -> None:
     _check.held(name, t, host=host)
 
 
-def single(name: str, t: Any, *kinds: type[_Train], host: bool = True) -> None:
-    """Raises an error if ``t`` is not a train, or is a batch of trains."""
+def single(
+    name: str, t: Any, *kinds: type[_Train], host: bool = True, entries: bool = False
+) -> None:
+    """Raises an error if ``t`` is not a train, or is a batch of trains.
+
+    With ``entries`` no mode may be empty, as for what looks for an entry or draws from them.
+    """
     known(name, t, *kinds, host=host)
     if t.cores[0].ndim != t._core_ndim:
         batch = t.cores[0].shape[: -t._core_ndim]
         raise ValueError(
             f"{name}: expected one {type(t).__name__}, got a batch of them {batch}; "
             "map the function over it with jax.vmap"
+        )
+    if entries and any(0 in c.shape for c in t.cores):
+        sizes = t.shape if isinstance(t, TT) else (t.row_shape, t.col_shape)
+        raise ValueError(
+            f"{name}: expected a tensor with entries, got one of shape {sizes}: a mode of size 0 "
+            "leaves none"
         )

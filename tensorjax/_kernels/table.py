@@ -63,12 +63,12 @@ def _call(*conditions: Condition, kernel: Kernel = NUMPY) -> Row:
 
 
 def _trace(*conditions: Condition, one_device: bool) -> Row:
-    cpp = Candidate(CPP, (*conditions, c.built), one_device)
+    cpp = Candidate(CPP, (*conditions, c.not_empty, c.built), one_device)
     return {TRACE: (cpp, Candidate(XLA))}
 
 
 def _host(*conditions: Condition) -> Row:
-    return {HOST: (Candidate(CPP, (*conditions, c.built)), Candidate(NUMPY))}
+    return {HOST: (Candidate(CPP, (*conditions, c.not_empty, c.built)), Candidate(NUMPY))}
 
 
 _SMALL_TT_SVD: Row = {
@@ -82,7 +82,7 @@ _SMALL_TT_SVD: Row = {
 }
 _FIRST_CALLS = (c.lapack_dtype, c.free_on_a_cpu, c.first_calls)
 _PRODUCT = _call(c.lapack_dtype, c.free_on_a_cpu, c.any_of(c.out_of_range, c.first_calls))
-_OVERLAP: Row = _call(*_FIRST_CALLS) | _trace(c.double, c.not_empty, one_device=True)
+_OVERLAP: Row = _call(*_FIRST_CALLS) | _trace(c.double, one_device=True)
 _TO_RANKS = _call(c.not_randomized, c.first_on_one_cpu)
 
 TABLE: dict[str, Row] = {
@@ -96,7 +96,7 @@ TABLE: dict[str, Row] = {
     "linalg.project": _host(c.wide_matrix),
     # Rounding.
     "tt.round(tol=)": _call(c.in_cpu_memory),
-    "tt.round(tol=), Gram sweep": _host(c.double, c.in_one_piece, c.several, c.not_empty),
+    "tt.round(tol=), Gram sweep": _host(c.double, c.in_one_piece, c.several),
     "tt.round(tol=), Gram factor": _host(c.double, c.matrix),
     "tt.round(rank=)": _trace(c.no_tolerance, c.real, c.columns_fit, one_device=False),
     "tt.singular_values": _call(c.in_cpu_memory),
@@ -106,7 +106,7 @@ TABLE: dict[str, Row] = {
     "convert.tt_to_tucker(tol=)": _call(c.concrete),
     "mera.to_tt(tol=)": _call(c.concrete),
     # Products.
-    "tt.hadamard": _PRODUCT | _trace(c.real, c.large_result, c.not_empty, one_device=True),
+    "tt.hadamard": _PRODUCT | _trace(c.real, c.large_result, one_device=True),
     "tt.matvec": _PRODUCT,
     "tt.matmul": _PRODUCT,
     "tt.TTMatrix @ array": _call(*_FIRST_CALLS),
@@ -126,7 +126,7 @@ TABLE: dict[str, Row] = {
     "tt.evaluate": _call(
         c.on_one_cpu, c.any_of(c.few_operations, c.rows_shared, c.first_evaluations)
     ),
-    "tt.evaluate, entries": _host(c.few_operations, c.of_gram, c.not_empty),
+    "tt.evaluate, entries": _host(c.few_operations, c.of_gram),
     "tucker.evaluate": _call(c.data, c.first_on_one_cpu, kernel=ROUNDED),
     "tt.sobol": _call(c.lapack_dtype, c.free_on_a_cpu, c.rest_concrete),
     "pde.evaluate": _call(c.concrete),
@@ -155,7 +155,7 @@ TABLE: dict[str, Row] = {
     | _trace(c.split_in_two, c.large_input, c.real, c.whole_vectors, one_device=True),
     "sketch.apply(sparse)": _call(c.rows, c.on_one_cpu, kernel=ROUNDED),
     "nn.TTEmbedding": _trace(
-        c.real, c.kept_dtype, c.not_empty, c.ids_fit, c.a_train, c.no_rounds, one_device=True
+        c.real, c.kept_dtype, c.ids_fit, c.a_train, c.no_rounds, one_device=True
     ),
 }
 

@@ -117,7 +117,7 @@ def tt_to_mera(
     given; the budget covers the bonds too; disentanglers are found from several starts, among them
     a closed form, and finished by Gauss–Newton steps; see `tensorjax.convert._disentangle`.
     """
-    single("t", t, TT)
+    single("t", t, TT, entries=True)
     _check.tol_or_rank(tol, None, t)
     tol = _check.tolerance(tol, t.dtype)
     for name, value, known in (("disentangle", disentangle, METHODS), ("gauge", gauge, GAUGES)):

@@ -58,7 +58,7 @@ def tt_to_tucker(
     core, up to an isometry, tell the singular vectors too; what one mode leaves of its part of the
     tolerance passes on to those after it.
     """
-    single("t", t, TT)
+    single("t", t, TT, entries=True)
     _check.tol_or_rank(tol, rank, t)
     tol = None if tol is None else _check.tolerance(tol, t.dtype)
     ranks, bonds = (), ()

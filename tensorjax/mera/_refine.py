@@ -287,7 +287,7 @@ def refine(
     _check.finite("target", target)
     _check.integer("steps", steps, low=0)
     try:
-        size = target.namespace.norm(target)
+        size = target._namespace.norm(target)
     except OverflowError as error:
         raise ValueError(f"target: {error}; scale the train first") from error
     if float(size) == 0:

@@ -42,4 +42,4 @@ def sample(
     165146 (2012); theirs works inside the cones, for few sites.
     """
     t = to_tt(m, rank=rank)
-    return t.namespace.sample(key, t, count)
+    return t._namespace.sample(key, t, count)

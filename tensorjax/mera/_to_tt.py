@@ -80,7 +80,7 @@ def _rounded(cores: list[Any], tol: float | None, rank: Any, *, last: bool) -> T
     t = TT._unchecked(tuple(jax.device_put(cores)))
     if rank is not None and not isinstance(rank, numbers.Integral) and not last:
         rank = max(rank)  # ranks bond by bond are meant for the whole
-    return TT.namespace.round(t, tol=tol, rank=rank, method="svd")
+    return TT._namespace.round(t, tol=tol, rank=rank, method="svd")
 
 
 def exact_train(m: MERA) -> TT:

@@ -1,5 +1,31 @@
 """Tensor trains and TT-matrices: construction, arithmetic, rounding, solvers, cross, completion.
 
+Functions by task:
+
+  types        TT, TTMatrix: operators + - * / ** @, t[3, :, 2:5], t.shape, t.ranks, t.T
+  create       zeros ones random rank_one unit meshgrid zeros_like ones_like; from_dense, to_dense
+  matrices     identity rank_one_matrix random_matrix zeros_matrix ones_matrix chain_operator
+               matrix_from_dense transpose trace diagonal diagonal_matrix kron pinv
+  arithmetic   add scale hadamard power divide map matvec matmul linear_combination conj real imag
+               inner norm log_norm distance normalize pairwise_inner bilinear_form
+  entries      evaluate argmax argmin sample
+  axes         sum mean var cumsum tensordot mode_product contract_modes reshape permute reverse
+               broadcast_to concatenate pad_modes
+  ranks        round orthogonalize singular_values pad trim effective_ranks
+               stream stream_add stream_train
+  from calls   cross integrate complete
+  equations    solve eigsh
+  manifold     tangent_project tangent_inner tangent_sum retract transport riemannian_grad
+               value_and_riemannian_grad riemannian_descent riemannian_cg
+  statistics   moment marginal conditional log_density sobol variance_components mean_dimension
+               dimension_distribution
+  quantics     quantics_grid index_to_quantics quantics_to_index; the module quantics
+  modules      quantics (2^n grids), functions (of continuous variables), patches (local ranks)
+  results      CompleteInfo CrossInfo CrossProgress EigInfo ExtremumInfo IntegrateInfo SolveInfo
+               QuanticsGrid Stream
+
+``help(tt.round)`` describes one of them.
+
 ``rank=`` means one thing in every function that takes it: an upper bound, one int for all bonds or
 one per bond, which the modes and what is there may undercut; only a train that is padded to
 ``rank`` at every bond (`pad`) keeps exactly these ranks, so that loops under jit keep their shapes.

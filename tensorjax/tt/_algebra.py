@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from tensorjax import _check, _native
 from tensorjax._cores.products import hadamard_core
+from tensorjax._formats.empty_modes import narrowed, widened
 from tensorjax._formats.operators import multiplied
 from tensorjax._formats.trains import TT, TTMatrix, known, single
 from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
@@ -77,23 +78,34 @@ def unfold(t: TT, row_shape: Sequence[int], col_shape: Sequence[int]) -> TTMatri
 
 
 def folded(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates a function of tensor trains so that it takes TT-matrices too, by folding them."""
+    """Decorates a function of tensor trains so that it takes TT-matrices too, by folding them.
+
+    It gets trains, with the modes of a TT-matrix folded, and never an empty mode.
+    """
     run: Callable[..., Any] = f
 
     @functools.wraps(f)
     def on_folded(x: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(x, TT):
+        if isinstance(x, TT) and 0 not in x.shape:
             return run(x, *args, **kwargs)
         for a in args:  # folded, modes (2, 3) and (3, 2) are alike, and so is a train of modes 6
             if isinstance(a, TT | TTMatrix):
                 _check_alike(x, a)
-        out = run(fold(x), *(fold(a) if isinstance(a, TTMatrix) else a for a in args), **kwargs)
+        flat = x if isinstance(x, TT) else fold(x)
+        out = narrowed(run(widened(flat), *map(_flat, args), **kwargs), flat.shape)
+        if isinstance(x, TT):
+            return out
         sides = x.row_shape, x.col_shape
         if isinstance(out, tuple):
             return tuple(unfold(t, *sides) for t in out)
         return unfold(out, *sides) if isinstance(out, TT) else out
 
     return on_folded
+
+
+def _flat(a: Any) -> Any:
+    a = fold(a) if isinstance(a, TTMatrix) else a
+    return widened(a) if isinstance(a, TT) else a
 
 
 def as_train(f: Callable[P, R]) -> Callable[P, R]:

@@ -55,7 +55,7 @@ def sample(key: jax.Array, t: TT, count: int = 1, *, squared: bool = True) -> ja
     multivariate probability distributions in the tensor train decomposition", Stat. Comput. 30
     (2020), Algorithm 1.
     """
-    single("t", t, TT)
+    single("t", t, TT, entries=True)
     _check.integer("count", count, low=1)
     _check.finite("t", t)
     _check.key(key)

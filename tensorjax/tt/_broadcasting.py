@@ -44,7 +44,7 @@ def broadcast_to(t: Train, shape: Shape | Sequence[Shape]) -> Train:
     sides = [shape] if isinstance(t, TT) else list(shape)
     if len(sides) != len(given[0]):
         raise ValueError(f"shape: expected (row_shape, col_shape), got {shape}")
-    asked = list(zip(*(_check.shape("shape", side) for side in sides), strict=True))
+    asked = list(zip(*(_check.shape("shape", side, low=0) for side in sides), strict=True))
     fits = len(asked) == len(given) and all(
         m in (1, n) for a, b in zip(given, asked, strict=True) for m, n in zip(a, b, strict=True)
     )
@@ -69,7 +69,7 @@ def together(x: Any, y: Any) -> tuple[Any, Any]:
     pairs = list(zip(left, right, strict=True))
     if not all(1 in (m, n) or m == n for a, b in pairs for m, n in zip(a, b, strict=True)):
         return x, y
-    shape = [tuple(map(max, a, b)) for a, b in pairs]
+    shape = [tuple(n if m == 1 else m for m, n in zip(a, b, strict=True)) for a, b in pairs]
     return _repeated(x, shape), _repeated(y, shape)
 
 

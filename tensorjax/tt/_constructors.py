@@ -48,7 +48,7 @@ def random(
       TT with independent normal cores of variance 1/r_k.
 
     Raises:
-      ValueError: empty shape, sizes or ranks below 1, wrong number of ranks.
+      ValueError: empty shape, negative sizes, ranks below 1, wrong number of ranks.
 
     Example:
       >>> import jax
@@ -58,7 +58,7 @@ def random(
 
     Source: ours.
     """
-    return TT(_random_cores(key, [(n,) for n in _check.shape("shape", shape)], rank, dtype))
+    return TT(_random_cores(key, [(n,) for n in _check.shape("shape", shape, low=0)], rank, dtype))
 
 
 @placed
@@ -82,8 +82,8 @@ def random_matrix(
       TTMatrix with independent normal cores of variance 1/r_k.
 
     Raises:
-      ValueError: other numbers of row than of column modes, sizes or ranks below 1, wrong number of
-        ranks. TypeError: integer dtypes.
+      ValueError: other numbers of row than of column modes, negative sizes, ranks below 1, wrong
+        number of ranks. TypeError: integer dtypes.
 
     Example:
       >>> import jax
@@ -97,7 +97,10 @@ def random_matrix(
 
 
 def _mode_pairs(row_shape: Sequence[int], col_shape: Sequence[int]) -> list[tuple[int, int]]:
-    rows, cols = _check.shape("row_shape", row_shape), _check.shape("col_shape", col_shape)
+    rows, cols = (
+        _check.shape("row_shape", row_shape, low=0),
+        _check.shape("col_shape", col_shape, low=0),
+    )
     if len(rows) != len(cols):
         raise ValueError(
             f"col_shape: expected as many modes as row_shape ({len(rows)}), got {len(cols)}; "
@@ -215,7 +218,7 @@ def ones(shape: Sequence[int], dtype: DTypeLike | None = None) -> TT:
       TT of TT-ranks one.
 
     Raises:
-      ValueError: an empty shape, or sizes below one. TypeError: integer dtypes.
+      ValueError: an empty shape, or negative sizes. TypeError: integer dtypes.
 
     Example:
       >>> from tensorjax import tt
@@ -225,7 +228,7 @@ def ones(shape: Sequence[int], dtype: DTypeLike | None = None) -> TT:
     Source: ours.
     """
     dtype = _check.inexact_dtype(dtype)
-    return TT([jnp.ones((1, n, 1), dtype) for n in _check.shape("shape", shape)])
+    return TT([jnp.ones((1, n, 1), dtype) for n in _check.shape("shape", shape, low=0)])
 
 
 def zeros(shape: Sequence[int], dtype: DTypeLike | None = None) -> TT:
@@ -239,7 +242,7 @@ def zeros(shape: Sequence[int], dtype: DTypeLike | None = None) -> TT:
       TT of TT-ranks one.
 
     Raises:
-      ValueError: an empty shape, or sizes below one. TypeError: integer dtypes.
+      ValueError: an empty shape, or negative sizes. TypeError: integer dtypes.
 
     Example:
       >>> from tensorjax import tt
@@ -249,7 +252,7 @@ def zeros(shape: Sequence[int], dtype: DTypeLike | None = None) -> TT:
     Source: ours.
     """
     dtype = _check.inexact_dtype(dtype)
-    return TT([jnp.zeros((1, n, 1), dtype) for n in _check.shape("shape", shape)])
+    return TT([jnp.zeros((1, n, 1), dtype) for n in _check.shape("shape", shape, low=0)])
 
 
 def identity(shape: Sequence[int], dtype: DTypeLike | None = None) -> TTMatrix:
@@ -263,7 +266,7 @@ def identity(shape: Sequence[int], dtype: DTypeLike | None = None) -> TTMatrix:
       TTMatrix of TT-ranks one.
 
     Raises:
-      ValueError: an empty shape, or sizes below one. TypeError: integer dtypes.
+      ValueError: an empty shape, or negative sizes. TypeError: integer dtypes.
 
     Example:
       >>> from tensorjax import tt
@@ -274,5 +277,5 @@ def identity(shape: Sequence[int], dtype: DTypeLike | None = None) -> TTMatrix:
     """
     dtype = _check.inexact_dtype(dtype)
     return TTMatrix(
-        [jnp.eye(n, dtype=dtype)[None, :, :, None] for n in _check.shape("shape", shape)]
+        [jnp.eye(n, dtype=dtype)[None, :, :, None] for n in _check.shape("shape", shape, low=0)]
     )

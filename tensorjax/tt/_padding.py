@@ -14,6 +14,7 @@ from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
+from tensorjax._transfer import copied
 from tensorjax.tt._constructors import Train
 
 
@@ -157,4 +158,4 @@ def trim(t: Train) -> Train:
     keep = [np.flatnonzero(a) for a in _alive(t)]
     bonds = [first, *(k if k.size else first for k in keep), first]
     cores = (np.asarray(c)[bonds[k]][..., bonds[k + 1]] for k, c in enumerate(t.cores))
-    return type(t)._unchecked(tuple(jnp.asarray(c) for c in cores))
+    return type(t)._unchecked(tuple(copied(cores)))

@@ -80,7 +80,8 @@ def hadamard(
     single("x", x)
     single("y", y)
     if tol is None and rank is None:
-        return _products_on_host.product(x, y, "hadamard") or exact_hadamard(x, y)
+        done = _products_on_host.product(x, y, "hadamard")
+        return exact_hadamard(x, y) if done is None else done
     if isinstance(x, TTMatrix) and isinstance(y, TTMatrix):
         out = rounded([(fold(x), fold(y))], [1.0], tol, rank, key, oversample)
         return unfold(out, x.row_shape, x.col_shape)
@@ -131,7 +132,8 @@ def matvec(
     if a.col_shape != x.shape:
         raise ValueError(f"x: expected shape {a.col_shape} (the columns of a), got {x.shape}")
     if tol is None and rank is None:
-        return _products_on_host.product(a, x, "matvec") or exact_product(a, x, matvec_core, TT)
+        done = _products_on_host.product(a, x, "matvec")
+        return exact_product(a, x, matvec_core, TT) if done is None else done
     return rounded([(a, x)], [1.0], tol, rank, key, oversample)
 
 
@@ -175,8 +177,8 @@ def matmul(
     if a.col_shape != b.row_shape:
         raise ValueError(f"b: expected rows {a.col_shape} (the columns of a), got {b.row_shape}")
     if tol is None and rank is None:
-        out = _products_on_host.product(a, b, "matmul")
-        return out or exact_product(a, b, matmul_core, TTMatrix)
+        done = _products_on_host.product(a, b, "matmul")
+        return exact_product(a, b, matmul_core, TTMatrix) if done is None else done
     return unfold(rounded([(a, b)], [1.0], tol, rank, key, oversample), a.row_shape, b.col_shape)
 
 

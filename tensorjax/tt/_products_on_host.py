@@ -70,7 +70,7 @@ def _written(x: Any, y: Any, kind: str) -> float:
     total = 0.0
     for a, b in zip(x.cores, y.cores, strict=True):
         shape = a.shape
-        shared = math.prod(shape[1:-1]) if kind == "hadamard" else shape[2]
+        shared = max(1, math.prod(shape[1:-1]) if kind == "hadamard" else shape[2])
         rest = b.shape if kind != "matvec" else (*b.shape, 1)
         total += math.prod(shape) * math.prod(rest) / shared ** (1 if kind == "hadamard" else 2)
     return total

@@ -92,7 +92,7 @@ def _chain(cores: Sequence[jax.Array], careful: bool) -> tuple[jax.Array, Any]:
     Products are then kept near one: those of some cores may leave the range of the dtype where the
     whole does not.
     """
-    out, exponent = cores[0].reshape(cores[0].shape[0], -1, cores[0].shape[-1]), 0
+    out, exponent = merge(cores[:1]), 0
     for c in cores[1:]:
         out, e = linalg.normalized(out) if careful else (out, 0)
         out, exponent = merge([out, c]), exponent + e

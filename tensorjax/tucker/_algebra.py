@@ -25,6 +25,7 @@ from tensorjax.tucker._types import (
     one,
     orthonormalized,
     scaled_back,
+    with_entries,
 )
 
 
@@ -76,7 +77,7 @@ def _add(x: Tucker, y: Tucker) -> Tucker:
     factors = tuple(jnp.concatenate(p, axis=-1) for p in zip(x.factors, y.factors, strict=True))
     after = _padded(x.core, [(0, s) for s in y.ranks])
     before = _padded(y.core, [(s, 0) for s in x.ranks])
-    core = after.namespace.add(after, before) if isinstance(after, TT) else after + before
+    core = after._namespace.add(after, before) if isinstance(after, TT) else after + before
     return Tucker._unchecked(core, factors)
 
 
@@ -181,7 +182,7 @@ def _part(t: Tucker, imaginary: bool) -> Tucker:
         else:
             core = jnp.concatenate([core, 1j * core], axis=k - t.order)
     if train:
-        core = core.namespace.imag(core) if imaginary else core.namespace.real(core)
+        core = core._namespace.imag(core) if imaginary else core._namespace.real(core)
     else:
         core = core.imag if imaginary else core.real
     factors = tuple(jnp.concatenate([u.real, u.imag], axis=-1) for u in t.factors)
@@ -210,7 +211,7 @@ def ones_like(t: Tucker) -> Tucker:
     Source: ours.
     """
     kind("t", t)
-    ones = t.core.namespace.ones if isinstance(t.core, TT) else jnp.ones
+    ones = t.core._namespace.ones if isinstance(t.core, TT) else jnp.ones
     core = ones((1,) * t.order, t.dtype)
     return Tucker._unchecked(core, tuple(jnp.ones((n, 1), t.dtype) for n in t.shape))
 
@@ -251,7 +252,7 @@ def pad(
     widths = [(0, r - s) for r, s in zip(ranks, t.ranks, strict=True)]
     core = _padded(t.core, widths)
     if core_rank is not None:
-        core = core.namespace.pad(core, core_rank)
+        core = core._namespace.pad(core, core_rank)
     pairs = zip(t.factors, widths, strict=True)
     return Tucker._unchecked(core, tuple(zero_padded(u, [(0, 0), w]) for u, w in pairs))
 
@@ -293,6 +294,7 @@ def orthogonalize(t: Tucker) -> Tucker:
     return _orthogonalize(t)
 
 
+@with_entries
 @jax.jit
 def _orthogonalize(t: Tucker) -> Tucker:
     dtype = t.dtype

@@ -37,7 +37,7 @@ def random(
       Tucker with independent normal core and factors, those of mode k of variance 1/s_k.
 
     Raises:
-      ValueError: empty shape, sizes or ranks below 1, wrong number of ranks.
+      ValueError: empty shape, negative sizes, ranks below 1, wrong number of ranks.
 
     Example:
       >>> import jax
@@ -47,8 +47,8 @@ def random(
 
     Source: ours.
     """
-    shape = _check.shape("shape", shape)
-    ranks = _check.bond_ranks(rank, shape, place="mode")
+    shape = _check.shape("shape", shape, low=0)
+    ranks = _check.bond_ranks(rank, [max(n, 1) for n in shape], place="mode")
     kind = _check.inexact_dtype(dtype)
     pairs = list(zip(shape, ranks, strict=True))
     # The core has the first key of the split; one that is a train is drawn with the keys of it.

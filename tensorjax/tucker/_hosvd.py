@@ -23,7 +23,7 @@ from tensorjax.linalg._subspaces_on_host import (
     times,
 )
 from tensorjax.tucker._algebra import pad
-from tensorjax.tucker._types import Tucker, unfold
+from tensorjax.tucker._types import Tucker, cut, unfold
 from tensorjax.tucker._types import times as multiplied
 
 # Assumed rank in the cost forecast, where nothing is known of the data.
@@ -78,8 +78,8 @@ def from_dense(
 
 def feasible_ranks(rank: int | Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
     """Reduces multilinear ranks to the largest that each step of an ST-HOSVD can use."""
-    sizes = list(shape)
-    for k, r in enumerate(_check.bond_ranks(rank, shape, place="mode")):
+    sizes = [max(n, 1) for n in shape]  # ranks are positive, of modes of size 0 too
+    for k, r in enumerate(_check.bond_ranks(rank, sizes, place="mode")):
         sizes[k] = min(r, math.prod(sizes[:k]) * math.prod(sizes[k + 1 :]))
     return tuple(sizes)
 
@@ -179,6 +179,7 @@ _ST_HOSVD = Decomposition(
     at_once=lambda x, asked: None,
     wrap=lambda parts: Tucker._unchecked(parts[-1], tuple(parts[:-1])),
     pad=pad,
+    cut=cut,
     ranks=lambda t: t.ranks,
     holds=_holds,
     lossless=lambda x: Tucker(jnp.asarray(x), [jnp.eye(n, dtype=x.dtype) for n in x.shape]),

@@ -28,7 +28,7 @@ def item(t: Tucker, key: Any) -> Any:
       Tucker, whose core has lost the modes of the integers, or a scalar if no mode remains.
 
     Raises:
-      IndexError: out of range, too many keys, nothing picked, or keys that cannot be followed.
+      IndexError: out of range, too many keys, or keys that cannot be followed.
         Integers known only under a transformation give NaN where they are out of range.
     """
     one("t", t)
@@ -59,7 +59,7 @@ def _without(core: Any, factors: list[jax.Array], gone: list[int]) -> tuple[Any,
     core = whole.core
     if isinstance(core, TT):
         vectors = {k: whole.factors[k][0] for k in gone}
-        core = core.namespace.contract_modes(core, vectors)
+        core = core._namespace.contract_modes(core, vectors)
     else:
         rows = [u if k in gone else None for k, u in enumerate(whole.factors)]
         core = times(core, rows).reshape([n for k, n in enumerate(core.shape) if k not in gone])

@@ -21,7 +21,7 @@ from tensorjax._placement import placed, returned
 from tensorjax._symbolic import is_static
 from tensorjax._typing import ArrayLike
 from tensorjax.tucker._algebra import aligned
-from tensorjax.tucker._types import Tucker, near_one_parts, on_host, one, times
+from tensorjax.tucker._types import Tucker, near_one_parts, on_host, one, times, with_entries
 
 # Elements that `evaluate` holds at a time: 256 MiB of float64.
 _PIECE = 2**25
@@ -61,7 +61,7 @@ def _inner(x: Tucker, y: Tucker) -> jax.Array:
     pairs = zip(x.factors, y.factors, strict=True)
     matrices, e = near_one([linalg.matmul(linalg.adjoint(u), v) for u, v in pairs])
     if isinstance(x.core, TT):
-        value = x.core.namespace.inner(x.core, times(y.core, matrices))
+        value = x.core._namespace.inner(x.core, times(y.core, matrices))
     else:
         value = jnp.sum(x.core.conj() * times(y.core, matrices))
     return linalg.scaled(value, p + q + e)
@@ -92,7 +92,7 @@ def norm(t: Tucker) -> jax.Array:
     Source: ours; QR factorisations of the factors.
     """
     one("t", t)
-    return _measured(_norm, t)
+    return _measured(t, f=_norm)
 
 
 @placed
@@ -119,10 +119,11 @@ def distance(x: Tucker, y: Tucker) -> jax.Array:
 
     Source: ours; one QR factorisation for both factors of a mode.
     """
-    return _measured(_distance, *aligned(x, y))
+    return _measured(*aligned(x, y), f=_distance)
 
 
-def _measured(f: Any, *tensors: Tucker) -> jax.Array:
+@with_entries
+def _measured(*tensors: Tucker, f: Any) -> jax.Array:
     """Evaluates a norm or distance of Tucker tensors: on the host by NumPy, or in a program."""
     dtype = tensors[0].dtype
     real = jnp.finfo(dtype).dtype
@@ -216,6 +217,7 @@ def evaluate(t: Tucker, indices: ArrayLike) -> jax.Array:
     return returned(np.asarray(out)[: len(rows)].reshape(indices.shape[:-1]), out)
 
 
+@with_entries
 @jax.jit
 def _evaluate(t: Tucker, indices: jax.Array) -> jax.Array:
     train = isinstance(t.core, TT)

@@ -13,7 +13,7 @@ from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike
 from tensorjax.tucker._algebra import aligned
 from tensorjax.tucker._rounding import round
-from tensorjax.tucker._types import Tucker, near_one_parts, one, scaled_back, times
+from tensorjax.tucker._types import Tucker, near_one_parts, one, scaled_back, times, with_entries
 
 
 @placed
@@ -58,6 +58,7 @@ def hadamard(
     return round(out, tol=tol, rank=rank, core_rank=core_rank)
 
 
+@with_entries
 @jax.jit
 def _hadamard(x: Tucker, y: Tucker) -> Tucker:
     # In range by exact powers of two: products of two cores may not be.

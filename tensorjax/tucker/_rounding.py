@@ -29,6 +29,7 @@ from tensorjax.tucker._types import (
     scaled_back,
     times,
     unfold,
+    with_entries,
 )
 
 
@@ -79,8 +80,13 @@ def round(
     check_core_rank(t, core_rank)
     _check.tol_or_rank(tol, core_rank if rank is None else rank, t)
     tol = None if tol is None else _check.tolerance(tol, t.dtype)
-    ranks, bonds = _feasible(t, rank, core_rank)
     _check.finite("t", t)
+    return _round(t, tol, rank, core_rank)
+
+
+@with_entries
+def _round(t: Tucker, tol: Any, rank: Any, core_rank: Any) -> Tucker:
+    ranks, bonds = _feasible(t, rank, core_rank)
     if tol is not None and choose_kernel("tucker.round(tol=)", (t, tol)) is NUMPY:
         out = _dynamic(t, tol)
         if rank is None and core_rank is None:
@@ -166,7 +172,7 @@ def _reduced_train(core: TT, share: float, dtype: Any) -> tuple[TT, list[Any]]:
     cut = mode_truncation.truncate(list(core.cores), share=_part_of_modes(share, core.order))
     left = max(share - float(sum(cut.tails)), (10 * linalg.epsilon(dtype)) ** 2)
     small = jax.device_put(TT._unchecked(tuple(cut.cores)).astype(dtype))
-    return small.namespace.round(small, tol=left**0.5), cut.factors
+    return small._namespace.round(small, tol=left**0.5), cut.factors
 
 
 def _part_of_modes(share: Any, order: int) -> Any:
@@ -193,9 +199,9 @@ def _static_train(t: Tucker, share: Any, ranks: Any, bonds: Any) -> tuple[TT, li
     if share is not None:
         # Ranks may have cost more than the tolerance: the bonds then discard nothing but roundoff.
         left = jnp.maximum(share - sum(cut.tails), (10 * linalg.epsilon(core.dtype)) ** 2)
-        core = core.namespace.round(core, tol=left**0.5, rank=bonds)
+        core = core._namespace.round(core, tol=left**0.5, rank=bonds)
     elif core.ranks[1:-1] != bonds:
-        core = core.namespace.round(core, rank=bonds)
+        core = core._namespace.round(core, rank=bonds)
     return core, cut.factors
 
 

@@ -18,7 +18,7 @@ from tensorjax.tucker._types import (
 def _with_dense_core(t: Tucker) -> Tucker:
     if not isinstance(t.core, TT):
         return t
-    return Tucker._unchecked(t.core.namespace.to_dense(t.core), t.factors)
+    return Tucker._unchecked(t.core._namespace.to_dense(t.core), t.factors)
 
 
 @placed
@@ -51,7 +51,7 @@ def _to_dense(t: Tucker) -> jax.Array:
     t, exponent = near_one_parts(t)
     if isinstance(t.core, TT):
         cores = shared_out(times(t.core, t.factors).cores, exponent)
-        return t.core.namespace.to_dense(TT._unchecked(tuple(cores)))
+        return t.core._namespace.to_dense(TT._unchecked(tuple(cores)))
     letters = [chr(ord("a") + k) for k in range(t.order)]
     inputs = ["".join(letters), *(c.upper() + c for c in letters)]
     expression = f"{','.join(inputs)}->{''.join(letters).upper()}"

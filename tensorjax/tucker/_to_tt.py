@@ -48,10 +48,10 @@ def to_tt(t: Tucker, *, tol: float | None = None, rank: int | Sequence[int] | No
     core = small.core
     if not isinstance(core, TT):
         most = max(core.size, 1)
-        core = TT.namespace.from_dense(core, tol=tol, rank=most if tol is None else rank)
+        core = TT._namespace.from_dense(core, tol=tol, rank=most if tol is None else rank)
     elif tol is not None:
-        core = core.namespace.round(core, tol=tol, rank=rank)
+        core = core._namespace.round(core, tol=tol, rank=rank)
     product = times(core, small.factors)
     whole = scaled_back(product, (), exponent).core
     out = TT._unchecked(tuple(jnp.asarray(c) for c in whole.cores))
-    return out if rank is None or tol is not None else TT.namespace.round(out, rank=rank)
+    return out if rank is None or tol is not None else TT._namespace.round(out, rank=rank)

@@ -1,8 +1,9 @@
 """Tucker type: a frozen pytree of core and factors, with NumPy's operators."""
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Self
 
 import jax
@@ -46,7 +47,7 @@ class Tucker(Summable):
     core: Any
     factors: tuple[jax.Array, ...]
     dense_name: ClassVar[str] = "tucker.to_dense"
-    namespace = Namespace("tensorjax.tucker")
+    _namespace = Namespace("tensorjax.tucker")
 
     def __init__(self, core: JaxOrHost | TT, factors: Iterable[ArrayLike]):
         checked = tuple(
@@ -104,11 +105,17 @@ class Tucker(Summable):
         return self.order
 
     def __getitem__(self, key: Any) -> Any:
-        return self.namespace.item(self, key)
+        return self._namespace.item(self, key)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[k] for k in range(len(self)))
 
     def __mul__(self, other: "Tucker | Scalar") -> Self:
         if isinstance(other, Tucker):
-            return self.namespace.hadamard(self, other)
+            return self._namespace.hadamard(self, other)
         return super().__mul__(other)
 
     @property
@@ -122,6 +129,11 @@ class Tucker(Summable):
         """Number of stored elements, Tucker core and factors (of one tensor of a batch)."""
         core = self.core.size if isinstance(self.core, TT) else math.prod(self.ranks)
         return core + sum(math.prod(u.shape[-2:]) for u in self.factors)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the Tucker core and factors (batch axes included)."""
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(self))
 
     def astype(self, dtype: DTypeLike) -> "Tucker":
         """Returns the Tucker tensor with core and factors cast to ``dtype``.
@@ -187,13 +199,42 @@ def one(name: str, t: Any) -> None:
         )
 
 
+def with_entries(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates a function of checked Tucker tensors to never meet one with a mode of size 0.
+
+    As `tensorjax._formats.empty_modes`: such a mode has one index, of zeros, meanwhile.
+    """
+
+    @functools.wraps(f)
+    def wrapper(t: Tucker, *args: Any, **options: Any) -> Any:
+        if 0 not in t.shape:
+            return f(t, *args, **options)
+        wide: list[Any] = [_widened(a) if isinstance(a, Tucker) else a for a in (t, *args)]
+        return cut(f(*wide, **options), t.shape)
+
+    return wrapper
+
+
+def _widened(t: Tucker) -> Tucker:
+    factors = (u if len(u) else np.zeros((1, u.shape[1]), u.dtype) for u in t.factors)
+    return Tucker._unchecked(t.core, tuple(map(jnp.asarray, factors)))
+
+
+def cut(out: Any, shape: Sequence[int]) -> Any:
+    """Cuts the modes of a Tucker tensor to ``shape``; other results stay as they are."""
+    if not isinstance(out, Tucker):
+        return out
+    factors = tuple(u[:n] for u, n in zip(out.factors, shape, strict=True))
+    return Tucker._unchecked(out.core, factors)
+
+
 # Cores, dense or trains, NumPy or JAX -------------------------------------------------------------
 
 
 def unfold(x: Any, k: int) -> Any:
     """Unfolds a dense array along mode k to a matrix (n_k, ∏ of the other sizes)."""
     xp = np if linalg.is_host(x) else jnp
-    return xp.moveaxis(x, k, 0).reshape(x.shape[k], -1)
+    return xp.moveaxis(x, k, 0).reshape(x.shape[k], math.prod(x.shape[:k] + x.shape[k + 1 :]))
 
 
 def times(core: Any, matrices: Sequence[Any]) -> Any:
@@ -206,7 +247,7 @@ def times(core: Any, matrices: Sequence[Any]) -> Any:
         if m is None:
             continue
         image = linalg.matmul(m, unfold(core, k))
-        core = xp.moveaxis(image.reshape(-1, *core.shape[:k], *core.shape[k + 1 :]), 0, k)
+        core = xp.moveaxis(image.reshape(len(image), *core.shape[:k], *core.shape[k + 1 :]), 0, k)
     return core
 
 

@@ -339,7 +339,7 @@ class Axis:
         return np.linalg.solve(mass, first), np.linalg.solve(mass, second)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, init=False)
 class Box:
     """Tensor-product grid of d axes; functions on it are tensors of shape (n_1, …, n_d).
 
@@ -358,8 +358,8 @@ class Box:
 
     axes: tuple[Axis, ...]
 
-    def __post_init__(self):
-        object.__setattr__(self, "axes", tuple(self.axes))
+    def __init__(self, axes: Sequence[Axis]):
+        object.__setattr__(self, "axes", tuple(axes))
         if not self.axes or not all(isinstance(a, Axis) for a in self.axes):
             raise ValueError(f"axes: expected one or more pde.Axis, got {self.axes!r}")
 

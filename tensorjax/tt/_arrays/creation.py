@@ -54,7 +54,7 @@ def ones_matrix(
       TTMatrix of TT-ranks one.
 
     Raises:
-      ValueError: other numbers of modes, or sizes below one. TypeError: integer dtypes.
+      ValueError: other numbers of modes, or negative sizes. TypeError: integer dtypes.
 
     Example:
       >>> from tensorjax import tt
@@ -80,7 +80,7 @@ def zeros_matrix(
       TTMatrix of TT-ranks one.
 
     Raises:
-      ValueError: other numbers of modes, or sizes below one. TypeError: integer dtypes.
+      ValueError: other numbers of modes, or negative sizes. TypeError: integer dtypes.
 
     Example:
       >>> from tensorjax import tt
@@ -152,7 +152,7 @@ def meshgrid(*vectors: ArrayLike) -> list[TT]:
         raise ValueError("vectors: expected one or more vectors, got none")
     given = [_check.inexact(f"vectors[{k}]", v) for k, v in enumerate(vectors)]
     for k, v in enumerate(given):
-        if v.ndim != 1 or not v.size:
+        if v.ndim != 1:
             raise ValueError(f"vectors[{k}]: expected a vector (n,), got shape {v.shape}")
     ones = [np.ones(v.shape, v.dtype) for v in given]
     return [rank_one([*ones[:k], v, *ones[k + 1 :]]) for k, v in enumerate(given)]

@@ -67,7 +67,7 @@ def _common(trains: Sequence[Any]) -> list[Any]:
         raise ValueError("trains: expected one or more trains, got none")
     given = list(trains)
     for k, t in enumerate(given):
-        single(f"trains[{k}]", t)
+        single(f"trains[{k}]", t, entries=True)
         if type(t) is not type(given[0]):
             names = f"{type(given[0]).__name__} and {type(t).__name__}"
             raise TypeError(f"trains[{k}]: expected trains of one kind, got {names}")

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from tensorjax.tt._algebra import fold
 from tensorjax.tt._evaluation.evaluate import evaluate
 from tensorjax.tt._rounding.rounding import orthogonal_cores
 
+Index = tuple[int, ...]
 # Number of best candidates from which local searches start.
 _STARTS = 8
 # Relative roundoff by which the bound may exceed the best entry, which is certified nevertheless.
@@ -44,6 +45,12 @@ class ExtremumInfo:
     bound: float
 
 
+@overload
+def argmax(t: TT, *, candidates: int = 256) -> tuple[jax.Array, Index, ExtremumInfo]: ...
+@overload
+def argmax(
+    t: TTMatrix, *, candidates: int = 256
+) -> tuple[jax.Array, tuple[Index, Index], ExtremumInfo]: ...
 @placed
 def argmax(
     t: TT | TTMatrix, *, candidates: int = 256
@@ -78,6 +85,12 @@ def argmax(
     return _extremum(t, candidates, 1.0)
 
 
+@overload
+def argmin(t: TT, *, candidates: int = 256) -> tuple[jax.Array, Index, ExtremumInfo]: ...
+@overload
+def argmin(
+    t: TTMatrix, *, candidates: int = 256
+) -> tuple[jax.Array, tuple[Index, Index], ExtremumInfo]: ...
 @placed
 def argmin(
     t: TT | TTMatrix, *, candidates: int = 256
@@ -114,7 +127,7 @@ class _Found(NamedTuple):
 
 
 def _extremum(t: TT | TTMatrix, candidates: int, sign: float) -> Any:
-    single("t", t)
+    single("t", t, entries=True)
     if isinstance(t, TTMatrix):
         value, index, info = _extremum(fold(t), candidates, sign)
         pairs = [divmod(i, n) for i, n in zip(index, t.col_shape, strict=True)]

@@ -14,6 +14,7 @@ from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
+from tensorjax._transfer import copied
 from tensorjax.tt._algebra import fold, unfold
 from tensorjax.tt._evaluation.evaluate import contract_modes, evaluate
 
@@ -31,7 +32,7 @@ def item(t: TT, key: Any) -> Any:
       TT, or a scalar if no mode remains. TT-ranks are those of ``t`` or smaller.
 
     Raises:
-      IndexError: out of range, too many keys, nothing picked, or keys that no train can follow.
+      IndexError: out of range, too many keys, or keys that no train can follow.
         Integers known only under a transformation give NaN where they are out of range.
     """
     single("t", t, TT)
@@ -66,7 +67,7 @@ def matrix_item(a: TTMatrix, key: Any) -> Any:
       both are. A mode that both sides give an integer for goes.
 
     Raises:
-      IndexError: out of range, too many keys, nothing picked.
+      IndexError: out of range, or too many keys.
     """
     single("a", a, TTMatrix)
     if key is Ellipsis:
@@ -94,7 +95,7 @@ def matrix_item(a: TTMatrix, key: Any) -> Any:
     ]
     block = TTMatrix._unchecked(tuple(cores))
     if not gone:
-        return TTMatrix._unchecked(tuple(map(jnp.asarray, cores)))
+        return TTMatrix._unchecked(tuple(copied(cores)))
     kept = [k for k in range(a.order) if k not in gone]
     out = _without(list(fold(block).cores), gone)
     return unfold(out, [block.row_shape[k] for k in kept], [block.col_shape[k] for k in kept])
@@ -111,7 +112,7 @@ def _without(cores: list[Any], gone: Sequence[int]) -> Any:
     """Builds the indexed train and removes the modes at which an integer was the key."""
     t = TT._unchecked(tuple(cores))
     if not gone:
-        return TT._unchecked(tuple(map(jnp.asarray, cores)))
+        return TT._unchecked(tuple(copied(cores)))
     one = np.ones(1, t.dtype)
     return contract_modes(t, dict.fromkeys(gone, one))
 

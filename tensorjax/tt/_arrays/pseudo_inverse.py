@@ -47,7 +47,7 @@ def pinv(t: TT, split: int, *, tol: float | None = None) -> TT:
     dynamical systems", J. Comput. Nonlinear Dyn. 14 (2019), section 2.3 (as in scikit_tt): the
     cores on both sides are orthogonalised, and the matrix between them is inverted by its SVD.
     """
-    single("t", t, TT)
+    single("t", t, TT, entries=True)
     if t.order < 2:
         raise ValueError("t: expected two or more modes, for rows and columns, got one")
     split = _check.integer("split", split, low=1 - t.order, high=t.order - 1) % t.order

@@ -11,6 +11,7 @@ import numpy as np
 from tensorjax import _check
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._placement import placed
+from tensorjax._transfer import copied
 from tensorjax.tt._algebra import add, conj, fold, ones_like, real, scale, transpose
 from tensorjax.tt._arrays.indexing import item
 from tensorjax.tt._evaluation.evaluate import contract_modes
@@ -187,7 +188,7 @@ def _mode(axis: Any, order: int) -> int:
 
 
 def _replaced(t: TT, k: int, core: Any) -> TT:
-    return TT._unchecked(tuple(map(jnp.asarray, (*t.cores[:k], core, *t.cores[k + 1 :]))))
+    return TT._unchecked(tuple(copied((*t.cores[:k], core, *t.cores[k + 1 :]))))
 
 
 def _inverse_powers(sizes: Sequence[float]) -> tuple[list[float], float]:
@@ -195,6 +196,8 @@ def _inverse_powers(sizes: Sequence[float]) -> tuple[list[float], float]:
 
     They are exact in every dtype, where the same rounding of 1/n in every mode would add up.
     """
+    if 0 in sizes:  # as in JAX: the mean of nothing is NaN
+        return [1.0] * len(sizes), math.nan
     powers, rest = [], 1.0
     for n in sizes:
         rest, e = math.frexp(rest / n)

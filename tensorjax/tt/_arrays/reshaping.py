@@ -13,10 +13,12 @@ from tensorjax._cores.orthogonalization import left_qr, right_lq
 from tensorjax._cores.ranks import feasible_ranks
 from tensorjax._cores.scaling import balanced, shared_out
 from tensorjax._cores.unfoldings import absorb, join, times_right
+from tensorjax._formats.empty_modes import is_empty, zero_train
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
+from tensorjax._transfer import copied
 from tensorjax._typing import Shape
 from tensorjax.tt._rounding.rounding import orthogonal_cores, round
 
@@ -61,6 +63,8 @@ def reshape(t: Train, shape: Shape | Sequence[Shape], tol: float | None = None) 
             "data; tt.round(tt.reshape(t, shape), rank=, tol=) has static ones"
         )
     given, asked = _pairs(t), _asked(t, shape)
+    if is_empty(t):
+        return _zero(type(t), asked, t.dtype)
     if given == asked:
         return _train(type(t), t.cores) if tol is None else round(t, tol=tol)
     cores = [c[..., None, :] if isinstance(t, TT) else c for c in t.cores]
@@ -112,6 +116,8 @@ def permute(
     order = _checked_axes(axes, t.order)
     sizes = _pairs(t)
     swaps = list(_swaps(order))
+    if is_empty(t):
+        return _zero(type(t), [sizes[k] for k in order], t.dtype)
     if not swaps:
         plain = tol is None and rank is None
         return _train(type(t), t.cores) if plain else round(t, tol=tol, rank=rank)
@@ -178,6 +184,10 @@ def reverse(t: Train) -> Train:
     return type(t)._unchecked(tuple(jnp.swapaxes(c, 0, -1) for c in t.cores[::-1]))
 
 
+def _zero(kind: Any, pairs: Sequence[Pair], dtype: Any) -> Any:
+    return zero_train(kind, pairs if kind is TTMatrix else [p[:1] for p in pairs], dtype)
+
+
 def _pairs(t: TT | TTMatrix) -> list[Pair]:
     if isinstance(t, TT):
         return [(n, 1) for n in t.shape]
@@ -207,10 +217,10 @@ def _filled(name: str, shape: Any, given: Sequence[int]) -> tuple[int, ...]:
     total = math.prod(given)
     if asked.count(-1) == 1:
         rest = math.prod(n for n in asked if n != -1)
-        asked[asked.index(-1)] = total // rest if rest and total % rest == 0 else 0
-    if not asked or any(n < 1 for n in asked) or math.prod(asked) != total:
+        asked[asked.index(-1)] = total // rest if rest and total % rest == 0 else -1
+    if not asked or any(n < 0 for n in asked) or math.prod(asked) != total:
         raise ValueError(f"{name}: expected {total} entries, as {tuple(given)} has, got {shape}")
-    return _check.shape(name, asked)
+    return _check.shape(name, asked, low=0)
 
 
 def _steps(given: Sequence[Pair], asked: Sequence[Pair]) -> Iterator[str]:
@@ -331,7 +341,7 @@ def _train(kind: Any, cores: Sequence[Any]) -> Any:
     """Builds a TT or TTMatrix from cores with row and column modes."""
     if kind is TT and cores[0].ndim > 3:
         cores = [c.reshape(len(c), -1, c.shape[-1]) for c in cores]
-    return kind._unchecked(tuple(map(jnp.asarray, cores)))
+    return kind._unchecked(tuple(copied(cores)))
 
 
 def _checked_axes(axes: Sequence[int], order: int) -> list[int]:

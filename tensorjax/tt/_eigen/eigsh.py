@@ -252,7 +252,7 @@ def _answer(search: Search, pairs: list[Pair]) -> tuple[jax.Array, list[TT]]:
 
 
 def _check_operator(a: Any, tol: Any) -> None:
-    single("A", a, TTMatrix)
+    single("A", a, TTMatrix, entries=True)
     _check.tol_or_rank(tol, None, a)
     if a.row_shape != a.col_shape:
         raise ValueError(

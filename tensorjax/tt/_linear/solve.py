@@ -155,8 +155,8 @@ def solve(
 
 
 def _check_system(A: Any, b: Any, x0: Any) -> None:
-    single("A", A, TTMatrix)
-    single("b", b, TT)
+    single("A", A, TTMatrix, entries=True)
+    single("b", b, TT, entries=True)
     if A.row_shape != A.col_shape:
         raise ValueError(
             f"A: expected a square operator, got rows {A.row_shape} and columns {A.col_shape}; "

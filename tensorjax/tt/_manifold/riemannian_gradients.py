@@ -68,7 +68,7 @@ def value_and_riemannian_grad(f: Callable[..., jax.Array]) -> Callable[..., tupl
 
 def _of_matrix(f: Callable[..., jax.Array], x: TTMatrix, *args: Any, **kwargs: Any) -> Any:
     """Computes the value and Riemannian gradient of a function at a TT-matrix."""
-    single("x", x)
+    single("x", x, entries=True)
     shape = x.row_shape, x.col_shape
 
     def on_train(t: TT, *args: Any, **kwargs: Any) -> jax.Array:

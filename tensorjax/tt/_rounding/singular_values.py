@@ -30,8 +30,9 @@ def singular_values(t: Train) -> list[jax.Array]:
 
     Returns:
       List of d − 1 arrays, descending, of min(rank, product of the modes left of the bond, product
-      of those right of it) entries each, in the real dtype of ``t``. Values below eps times the
-      norm are roundoff. Those that the dtype cannot hold are inf, as the norm is.
+      of those right of it) entries each, in the real dtype of ``t``; one zero where there are no
+      entries. Values below eps times the norm are roundoff. Those that the dtype cannot hold are
+      inf, as the norm is.
 
     Raises:
       TypeError: ``t`` is no train. ValueError: it is batched, or holds NaN or Inf.

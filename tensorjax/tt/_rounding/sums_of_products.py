@@ -1,6 +1,7 @@
 """Rounding of weighted sums of trains and of products of trains, to a tolerance or to ranks."""
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from tensorjax._cores import rounding_sweeps as sweeps
 from tensorjax._cores.placement import placed_like
 from tensorjax._cores.ranks import cut_ranks, rank_bounds
 from tensorjax._cores.scaling import balanced
+from tensorjax._formats.empty_modes import is_empty, narrowed, widened
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
 from tensorjax._kernels.table import CPP, TRACE
@@ -74,12 +76,13 @@ def rounded(
         _check.finite(f"terms[{i}]" if len(terms) > 1 else "x, y", term)
     dtype = jnp.result_type(*(t.dtype for term in terms for t in term))
     tol = None if tol is None else _check.tolerance(tol, dtype)
-    given = terms[0][-1].cores
+    given, modes_of_result = terms[0][-1].cores, _full_ranks(terms)[1]
+    terms = [tuple(map(widened, term)) for term in terms]
     if key is not None:
         _check.key(key)
     if rank is None:
         out = _dynamic(terms, weights, tol, key, dtype)
-        return TT._unchecked(placed_like(out.cores, given))
+        return narrowed(TT._unchecked(placed_like(out.cores, given)), modes_of_result)
     full, modes = _full_ranks(terms)
     wanted = _check.bond_ranks(rank, rank_bounds(modes))
     ranks = cut_ranks((1, *map(min, wanted, full), 1), modes)[1:-1]
@@ -89,7 +92,7 @@ def rounded(
     shape = padded_ranks(rank, ranks, [t for term in terms for t in term])
     if shape != out.ranks[1:-1]:
         out = padded_to(out, shape)
-    return TT._unchecked(placed_like(out.cores, given))
+    return narrowed(TT._unchecked(placed_like(out.cores, given)), modes_of_result)
 
 
 def rounded_by_grams(terms: Sequence[Any], weights: Sequence[Any], tol: Any) -> TT | None:
@@ -98,6 +101,8 @@ def rounded_by_grams(terms: Sequence[Any], weights: Sequence[Any], tol: Any) -> 
     _check.finite("terms", terms)
     dtype = jnp.result_type(*(t.dtype for term in terms for t in term))
     tol = _check.tolerance(tol, dtype)
+    if any(map(is_empty, itertools.chain(*terms))):
+        return None
     wide = np.result_type(linalg.factor_dtype(dtype), np.float64)
     factors = [factors_of(jax.tree.map(np.asarray, term), wide) for term in terms]
     scaled = [np.asarray(w).astype(wide) for w in weights]

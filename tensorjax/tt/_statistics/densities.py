@@ -90,7 +90,7 @@ def conditional(t: TT, given: Mapping[int, int], *, squared: bool = False) -> TT
 
     Source: Dolgov et al. (2020), see `marginal`.
     """
-    single("t", t, TT)
+    single("t", t, TT, entries=True)
     indices: list[Any] = [slice(None)] * t.order
     for mode, index in _check.mapping("given", given, "an index for each mode").items():
         k = _check.integer("modes of given", mode, low=-t.order, high=t.order - 1) % t.order
@@ -130,7 +130,7 @@ def log_density(t: TT, indices: ArrayLike, *, squared: bool = False) -> jax.Arra
 
     Source: ours.
     """
-    single("t", t, TT)
+    single("t", t, TT, entries=True)
     if not _check.flag("squared", squared):
         is_real(t)
     index = _check.indices(indices, t.shape)
@@ -173,7 +173,7 @@ def _log_entries(t: TT, index: Any) -> tuple[Any, Any]:
 
 
 def _density(t: TT, squared: bool) -> TT:
-    single("t", t, TT)
+    single("t", t, TT, entries=True)
     if _check.flag("squared", squared):
         return real(hadamard(conj(t), t))
     is_real(t)

@@ -55,7 +55,7 @@ def moment(
 
     Source: ours; the powers are those of `power`.
     """
-    single("t", t, TT)
+    single("t", t, TT, entries=True)
     power = _check.integer("power", power, low=1)
     modes = _modes(axis, t.order)
     given = checked_weights(weights, t)

@@ -76,7 +76,7 @@ def sobol(
     R. Ballester-Ripoll, E. Paredes, R. Pajarola, "Sobol tensor trains for global sensitivity
     analysis", Reliab. Eng. Syst. Saf. 183 (2019).
     """
-    single("t", t, TT)
+    single("t", t, TT, entries=True)
     if isinstance(modes, TT):
         single("modes", modes, TT)
         if modes.shape != (2,) * t.order:
@@ -112,7 +112,7 @@ def mean_dimension(t: TT, *, weights: Weights = None) -> jax.Array:
     Source: R. Liu, A. Owen, "Estimating mean dimensionality of analysis of variance
     decompositions", J. Am. Stat. Assoc. 101 (2006).
     """
-    single("t", t, TT)
+    single("t", t, TT, entries=True)
     count = _automaton(t.order, [[1, 0], [0, 1]], [[1, 1], [0, 1]], [1, 0], [0, 1])
     return _contracted(t, count, weights)
 
@@ -142,7 +142,7 @@ def dimension_distribution(t: TT, *, most: int | None = None, weights: Weights =
     Source: A. Owen, "The dimension distribution and quadrature test functions", Stat. Sinica 13
     (2003); the masks as in Ballester-Ripoll, Paredes, Pajarola (2019), see `sobol`.
     """
-    single("t", t, TT)
+    single("t", t, TT, entries=True)
     most = t.order if most is None else _check.integer("most", most, low=1, high=t.order)
     stay, step = np.eye(most + 1), np.eye(most + 1, k=1)
     first = np.eye(most + 1)[0]
@@ -176,7 +176,7 @@ def variance_components(t: TT, *, weights: Weights = None) -> TT:
 
     Source: Ballester-Ripoll, Paredes, Pajarola (2019), see `sobol`.
     """
-    single("t", t, TT)
+    single("t", t, TT, entries=True)
     pairs = averages(t, checked_weights(weights, t))
     cores = []
     for (mean, spread), some in zip(pairs, _some(t.order), strict=True):
@@ -184,7 +184,7 @@ def variance_components(t: TT, *, weights: Weights = None) -> TT:
         parts = [jnp.kron(jnp.asarray(some[:, b], q.dtype), q) for b, q in enumerate(squares)]
         cores.append(jnp.stack(parts, axis=1))
     out = TT._unchecked(tuple(cores))
-    return out.namespace.real(out)
+    return out._namespace.real(out)
 
 
 def _kron(a: Any, b: Any) -> jax.Array:

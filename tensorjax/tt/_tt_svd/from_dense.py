@@ -12,6 +12,7 @@ from tensorjax._cores.dense_decompositions import Decomposition, decomposed
 from tensorjax._cores.ranks import feasible_ranks, rank_bounds
 from tensorjax._cores.unfoldings import absorb, merge, tall
 from tensorjax._eager import evaluated_eagerly
+from tensorjax._formats.empty_modes import narrowed
 from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.conditions import MOST_ROWS, SMALL_ARRAY
@@ -143,6 +144,7 @@ _TT_SVD = Decomposition(
     at_once=_at_once,
     wrap=lambda parts: TT._unchecked(tuple(parts)),
     pad=padded_to,
+    cut=narrowed,
     ranks=lambda t: t.ranks[1:-1],
     holds=_holds,
     lossless=_lossless,

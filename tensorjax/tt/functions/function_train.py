@@ -52,7 +52,7 @@ class FunctionTrain(Summable):
     bases: tuple[Basis, ...]
     coefficients: TT
     dense_name: ClassVar[str] = "tt.to_dense(f.coefficients)"
-    namespace = Namespace("tensorjax.tt.functions")
+    _namespace = Namespace("tensorjax.tt.functions")
 
     def __init__(self, bases: Sequence[Basis], coefficients: TT):
         given = checked_bases(bases)
@@ -116,11 +116,11 @@ class FunctionTrain(Summable):
         Returns:
           (…,) values.
         """
-        return self.namespace.evaluate(self, x)
+        return self._namespace.evaluate(self, x)
 
     def __mul__(self, other: Self | Scalar) -> Self:
         if isinstance(other, FunctionTrain):
-            return self.namespace.multiply(self, other)
+            return self._namespace.multiply(self, other)
         return super().__mul__(other)
 
     @shown

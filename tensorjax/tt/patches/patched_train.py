@@ -50,7 +50,7 @@ class PatchedTT(Summable):
     prefixes: tuple[Prefix, ...]
     trains: tuple[TT, ...]
     dense_name: ClassVar[str] = "tt.patches.to_dense"
-    namespace = Namespace("tensorjax.tt.patches")
+    _namespace = Namespace("tensorjax.tt.patches")
 
     def __init__(
         self, shape: Sequence[int], prefixes: Sequence[Sequence[int]], trains: Sequence[TT]

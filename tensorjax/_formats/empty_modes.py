@@ -1,0 +1,48 @@
+"""Trains without entries, those with a mode of size 0: one rule for all that decomposes trains.
+
+A tensor without entries is the zero tensor of its shape. Where an algorithm factorises cores, an
+empty mode gets one index, of zeros, before, and loses it again in the results (`widened`,
+`narrowed`): neither LAPACK nor compiled code meets an empty array, norms are those of zero, and
+ranks stay positive. What acts on cores one by one needs nothing of this.
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from tensorjax._formats.trains import TT, TTMatrix
+from tensorjax._transfer import on_device
+
+Train = TypeVar("Train", TT, TTMatrix)
+
+
+def is_empty(t: TT | TTMatrix) -> bool:
+    """Whether a train has a mode of size 0, of rows or of columns, and so no entries."""
+    lead = 1 - t._core_ndim
+    return any(0 in c.shape[lead:-1] for c in t.cores)
+
+
+def widened(t: Train) -> Train:
+    """Returns a train whose empty modes have one index, of zeros; itself if it has entries."""
+    return type(t)._unchecked(tuple(map(_with_entries, t.cores))) if is_empty(t) else t
+
+
+def _with_entries(core: Any) -> Any:
+    if 0 not in core.shape:
+        return core
+    return on_device([np.zeros([max(n, 1) for n in core.shape], core.dtype)])[0]
+
+
+def narrowed(out: Any, shape: Sequence[int]) -> Any:
+    """Cuts the modes of a TT, or of a tuple of them, to the ``shape`` before `widened`."""
+    if isinstance(out, tuple):
+        return tuple(narrowed(t, shape) for t in out)
+    if not isinstance(out, TT) or out.shape == tuple(shape):
+        return out
+    return TT._unchecked(tuple(c[..., :n, :] for c, n in zip(out.cores, shape, strict=True)))
+
+
+def zero_train(kind: type[Train], modes: Sequence[tuple[int, ...]], dtype: Any) -> Train:
+    """Returns the zero train of rank one with these modes, for what has no entries."""
+    return kind._unchecked(tuple(on_device([np.zeros((1, *mode, 1), dtype) for mode in modes])))
