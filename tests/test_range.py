@@ -302,6 +302,24 @@ def test_tangent_vectors_at_points_beyond_the_range():
     assert float(tt.log_norm(tripled)) == pytest.approx(log + np.log(3), rel=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["f4", "c8", "f8"])
+@pytest.mark.parametrize("options", [{"tol": 1e-5}, {"tol": 1e-5, "rank": 6}, {"rank": 6}], ids=str)
+def test_sums_of_trains_of_opposite_sizes_are_rounded(rng, kind, options):
+    """Terms whose cores lie side by side, and differ by more than the dtype holds."""
+    shape, dtype = (2, 3, 1, 2, 2, 3, 2), np.dtype(kind)
+    wide = np.result_type(dtype, np.float64)
+    terms = [cores(rng, shape, 2, wide) for _ in range(3)]
+    rising = sorted(drawn_powers(rng, len(shape), {"f4": 100, "c8": 60, "f8": 900}[kind]))
+    powers = [rising, [-p for p in rising], [0] * len(shape)]
+    x, y, z = (
+        tt.TT([times_power(c, p).astype(dtype) for c, p in zip(*pair, strict=True)])
+        for pair in zip(terms, powers, strict=True)
+    )
+    wanted = sum(dense(tt.TT([c.astype(dtype) for c in train])) for train in terms)
+    found = multiplied_near_one(tt.round(x + y + z, **options))
+    assert error(found.ravel(), wanted.ravel()) <= 2e-5 * norm(wanted)
+
+
 # Tucker tensors and MERAs -----------------------------------------------------------------------
 
 
