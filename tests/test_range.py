@@ -85,6 +85,18 @@ def test_norms_that_no_scalar_holds(value, sites):
     assert float(tt.norm(tt.normalize(a))) == pytest.approx(1, rel=1e-12)
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_products_of_two_cores_beyond_the_range(rng, count):
+    """Cores whose own squares overflow, or vanish, though the dtype holds them."""
+    for kind in (np.float64, np.complex128):
+        plain = cores(rng, (2,) * count, 2, kind)
+        powers = [int(p) for p in rng.choice([-900, -600, 600, 900], count)]
+        x = tt.TT([times_power(c, p) for c, p in zip(plain, powers, strict=True)])
+        wanted = np.log(norm(dense(tt.TT(plain)))) + sum(powers) * np.log(2)
+        assert float(jax.jit(tt.log_norm)(x)) == pytest.approx(wanted, rel=1e-12)
+        assert float(tt.norm(tt.normalize(x))) == pytest.approx(1, rel=1e-12)
+
+
 def test_zero_trains_have_no_direction():
     for zero in (tt.zeros((2, 3)), tt.TTMatrix([np.zeros((1, 2, 3, 1))])):
         assert float(tt.norm(zero)) == 0

@@ -1111,6 +1111,23 @@ def test_held_out_entries_are_those_of_the_train(seed):
         np.testing.assert_allclose(found, full[tuple(index[:, :-1].T)], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("number", [1, 50, 5000])
+def test_held_out_entries_of_cores_far_from_one(rng, number):
+    """Products of neighbouring cores leave the range, those of all do not."""
+    shape, powers = (2, 3, 2, 1, 4, 2), np.array([600, 900, -700, -800, 500, -500])
+    ranks = [1, 3, 4, 4, 3, 2, 1]
+    plain = [rng.standard_normal(s) for s in zip(ranks, shape, ranks[1:], strict=False)]
+    cores = [np.ldexp(c, p) for c, p in zip(plain, powers, strict=True)]
+    index = np.column_stack([rng.integers(0, n, number) for n in shape])
+    for modes in (6, 5):
+        found = held_out_error.entries(cores, index[:, :modes])
+        wanted = held_out_error.entries(plain, index[:, :modes])
+        np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-12)
+    long = [np.full((1, 2, 1), (3.0, 1 / 3)[k % 2]) for k in range(1000)]
+    index = rng.integers(0, 2, (number, 1000))
+    assert held_out_error.entries(sorted(long, key=np.max), index) == pytest.approx(1, rel=1e-9)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_many_held_out_entries_take_few_products(seed, monkeypatch):
     """Of binary digits by far fewer than one per core: the first and the last ones are tables."""
