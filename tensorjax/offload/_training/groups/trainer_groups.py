@@ -106,7 +106,7 @@ def _statistics(group: Any, path: Any) -> str:
         beside = _child(beside, key)
     for names in pairs:
         if hasattr(beside, "get"):
-            moments = [beside.get(k) for k in names]
+            moments: list[Any] = [beside.get(k) for k in names]
         else:
             moments = [getattr(beside, k, None) for k in names]
         shapes = {np.shape(m) if hasattr(m, "dtype") else None for m in moments}
