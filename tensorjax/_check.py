@@ -71,6 +71,18 @@ def inexact(name: str, x: Any) -> jax.Array | np.ndarray:
     return array
 
 
+_ARRAYS = (np.ndarray, jax.Array)  # a union would be made anew in every call
+
+
+def matrices(name: str, x: Any, *, square: bool = False) -> None:
+    """Checks ``x`` to be an array of numbers (…, m, n) of NumPy or JAX; traced ones too."""
+    if not isinstance(x, _ARRAYS) or x.dtype.kind in "bOSTUmM":
+        raise TypeError(f"{name}: expected a floating-point or complex array, got {short(x)}")
+    if x.ndim < 2 or (square and x.shape[-1] != x.shape[-2]):
+        kind = "square matrices (…, m, m)" if square else "matrices (…, m, n)"
+        raise ValueError(f"{name}: expected {kind}, got shape {x.shape}")
+
+
 def core(name: str, x: Any) -> Any:
     """Converts an argument to a JAX array that can be a core; raises TypeError for other dtypes.
 

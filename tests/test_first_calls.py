@@ -105,6 +105,21 @@ def test_zeros_and_nan_come_through():
     assert np.isnan([float(tt.norm(bad)), float(tt.inner(bad, bad))]).all()
 
 
+def test_first_bilinear_forms_compile_nothing_where_inner_products_do_not():
+    """Of drawn ranks: the work of the form is counted as it is, and less than that of A y."""
+    rng = np.random.default_rng(9500)
+    for _ in range(3):
+        order = int(rng.integers(8, 14))
+        a = train(rng, [(4, 4)] * order, int(rng.integers(2, 4)), np.float64)
+        x, y = (train(rng, [(4,)] * order, int(r), np.float64) for r in rng.integers(9, 18, 2))
+        with compilations() as compiled:
+            found = tt.bilinear_form(x, a, y)
+        assert not compiled
+        # As a program, beside the exact product.
+        scale = float(tt.norm(x) * tt.norm(y) * tt.norm(a))
+        assert abs(float(found) - float(tt.inner(x, a @ y))) <= 1e-12 * scale
+
+
 def test_a_habit_gets_a_program():
     x, y, *_ = drawn(9101)
     served = [_products_on_host.inner(x, y) is not None for _ in range(12)]

@@ -1,6 +1,6 @@
 """Losses that are weighted means, and what of a model may be trained."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -105,6 +105,19 @@ class Normed(nnx.Module):
         self.norm = nnx.BatchNorm(4, rngs=rngs)
 
 
+class Moments(NamedTuple):
+    """Statistics under names of attributes."""
+
+    mean: Any
+    var: Any
+
+
+class Holder(NamedTuple):
+    """Arrays behind an attribute."""
+
+    inner: Any
+
+
 def linen_variables(*, collection: bool) -> Any:
     """As `flax.linen` has them."""
     statistics = {"BatchNorm_0": {"mean": jnp.zeros(4), "var": jnp.ones(4)}}
@@ -123,6 +136,10 @@ def linen_variables(*, collection: bool) -> Any:
         lambda: linen_variables(collection=True),
         lambda: linen_variables(collection=False),
         lambda: {"deep": [{"w": jnp.ones(3)}, {"mean": jnp.ones(3), "var": jnp.ones(3)}]},
+        lambda: {"w": jnp.ones(3), "running_mean": jnp.ones(3), "running_var": jnp.ones(3)},
+        lambda: {"moving_mean": jnp.ones(3), "moving_variance": jnp.ones(3)},
+        lambda: [Moments(jnp.ones(3), jnp.ones(3))],
+        lambda: Holder({"mean": jnp.ones(3), "var": jnp.ones(3)}),
     ],
 )
 @pytest.mark.parametrize("lazy", [False, True])
@@ -140,6 +157,8 @@ def test_what_is_not_trained_is_refused_by_name(group: Any, lazy: bool) -> None:
         lambda: linen_variables(collection=True)["params"],
         lambda: {"mean": {"w": jnp.ones((3, 3))}, "var": {"w": jnp.ones((3, 3))}},
         lambda: {"mean": jnp.ones(3), "scale": jnp.ones(3)},
+        lambda: Holder({"mean": jnp.ones(3), "var": jnp.ones((3, 2))}),
+        lambda: {"running_mean": jnp.ones(3), "moving_var": jnp.ones(3)},
     ],
 )
 def test_parameters_of_every_kind_are_taken(group: Any) -> None:

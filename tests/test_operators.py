@@ -105,6 +105,30 @@ def test_quotients_are_divisions(rng):
             _ = x / np.uint8(0)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.complex128])
+def test_infinite_and_missing_factors(rng, dtype):
+    """Infinite ones are refused, for they would turn into NaN; NaN is NaN at every entry."""
+    of_dtype = np.dtype(dtype).type
+    infinite = [np.inf, -np.inf, of_dtype(np.inf), np.asarray(-np.inf, dtype), complex(0, np.inf)]
+    for name, x in formats(rng, dtype).items():
+        operators = [operator.mul, lambda x, s: s * x]
+        if hasattr(type(x), "namespace"):
+            operators += [operator.add, operator.sub, lambda x, s: s - x]
+        for factor in infinite[: 5 if np.dtype(dtype).kind == "c" else 4]:
+            for f in operators:
+                with pytest.raises(ValueError, match="factor: expected a finite number"):
+                    f(x, factor)
+            assert not full(x / factor).any(), name
+        for nothing in (np.nan, of_dtype(np.nan), jnp.asarray(np.nan, dtype)):
+            for y in (x * nothing, x / nothing, jax.jit(operator.mul)(x, nothing)):
+                assert np.isnan(full(y)).all(), name
+        # Numbers of JAX are not looked at: what is wrong is NaN or Inf at every entry.
+        much, zero = jnp.asarray(np.inf, dtype), jnp.asarray(0, dtype)
+        for y in (x * much, jax.jit(operator.mul)(x, much), x / zero):
+            with np.errstate(invalid="ignore"):
+                assert not np.isfinite(full(y)).any(), name
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex64, np.complex128])
 def test_quotients_are_in_range_where_the_result_is(rng, dtype):
     info = np.finfo(np.zeros(1, dtype).real.dtype)

@@ -85,6 +85,18 @@ def test_norms_that_no_scalar_holds(value, sites):
     assert float(tt.norm(tt.normalize(a))) == pytest.approx(1, rel=1e-12)
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_products_of_two_cores_beyond_the_range(rng, count):
+    """Cores whose own squares overflow, or vanish, though the dtype holds them."""
+    for kind in (np.float64, np.complex128):
+        plain = cores(rng, (2,) * count, 2, kind)
+        powers = [int(p) for p in rng.choice([-900, -600, 600, 900], count)]
+        x = tt.TT([times_power(c, p) for c, p in zip(plain, powers, strict=True)])
+        wanted = np.log(norm(dense(tt.TT(plain)))) + sum(powers) * np.log(2)
+        assert float(jax.jit(tt.log_norm)(x)) == pytest.approx(wanted, rel=1e-12)
+        assert float(tt.norm(tt.normalize(x))) == pytest.approx(1, rel=1e-12)
+
+
 def test_zero_trains_have_no_direction():
     for zero in (tt.zeros((2, 3)), tt.TTMatrix([np.zeros((1, 2, 3, 1))])):
         assert float(tt.norm(zero)) == 0
@@ -300,6 +312,24 @@ def test_tangent_vectors_at_points_beyond_the_range():
     # What all cores share is read off again.
     tripled = tt.tangent_sum([xi, tt.transport(x, xi)], [2.0, 1.0])
     assert float(tt.log_norm(tripled)) == pytest.approx(log + np.log(3), rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["f4", "c8", "f8"])
+@pytest.mark.parametrize("options", [{"tol": 1e-5}, {"tol": 1e-5, "rank": 6}, {"rank": 6}], ids=str)
+def test_sums_of_trains_of_opposite_sizes_are_rounded(rng, kind, options):
+    """Terms whose cores lie side by side, and differ by more than the dtype holds."""
+    shape, dtype = (2, 3, 1, 2, 2, 3, 2), np.dtype(kind)
+    wide = np.result_type(dtype, np.float64)
+    terms = [cores(rng, shape, 2, wide) for _ in range(3)]
+    rising = sorted(drawn_powers(rng, len(shape), {"f4": 100, "c8": 60, "f8": 900}[kind]))
+    powers = [rising, [-p for p in rising], [0] * len(shape)]
+    x, y, z = (
+        tt.TT([times_power(c, p).astype(dtype) for c, p in zip(*pair, strict=True)])
+        for pair in zip(terms, powers, strict=True)
+    )
+    wanted = sum(dense(tt.TT([c.astype(dtype) for c in train])) for train in terms)
+    found = multiplied_near_one(tt.round(x + y + z, **options))
+    assert error(found.ravel(), wanted.ravel()) <= 2e-5 * norm(wanted)
 
 
 # Tucker tensors and MERAs -----------------------------------------------------------------------

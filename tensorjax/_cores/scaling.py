@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tensorjax import _check
 from tensorjax._cores.unfoldings import Cores
@@ -12,12 +13,14 @@ from tensorjax.linalg._arrays import is_host
 from tensorjax.linalg._scaling import (
     exponent_of,
     exponents_held,
+    largest_part,
     normalized,
     power_of_two,
     scaled,
 )
 
 _NEAR = 8  # powers of two that the largest part of a host core may be off one
+_MOST = 2000  # powers of two that take any number of double precision to any other
 
 
 def balanced(cores: Cores, exponent: int = 0, fit: tuple[int, int] = (-100, 100)) -> Cores:
@@ -47,6 +50,30 @@ def near_one(arrays: Sequence[Any]) -> tuple[Cores, Any]:
             small.append(scaled(x, -e) if is_host(x) else x * power_of_two(-e, x.dtype))
             exponents.append(e)
     return small, settled(sum(exponents))
+
+
+def evened(cores: Cores) -> tuple[Cores, int]:
+    """Scales every bond index of a train of host cores, so that what all cores hold is in range.
+
+    One power of two for each bond index, not for each core: the terms of a sum, whose cores lie in
+    diagonal blocks, may differ in size by more than the dtype spans, in opposite ways.
+
+    Returns:
+      Cores whose slices [:, :, j] have their largest part in [1/2, 1), and the exponent of the
+      power of two that the train is to be multiplied by.
+    """
+    out: Cores = []
+    powers = np.zeros(1, np.int64)  # what was divided out of the bond's indices
+    for core in cores:
+        size = np.moveaxis(core, 2, 0)  # (s, r, n)
+        own = exponent_of(size, axis=2)[..., 0] + powers  # (s, r)
+        own = np.where(largest_part(size, axis=2)[..., 0] > 0, own, np.iinfo(np.int32).min)
+        new = own.max(axis=1)
+        new = np.where(new > np.iinfo(np.int32).min, new, powers.max())
+        # Beyond the clipped powers only zeros are scaled up, and all that is scaled down vanishes.
+        out.append(scaled(core, np.clip(powers[:, None, None] - new, -_MOST, _MOST)))
+        powers = new
+    return out, int(powers[0])
 
 
 def settled(exponent: Any) -> Any:

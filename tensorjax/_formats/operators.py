@@ -283,7 +283,12 @@ def _is_inexact(x: Any) -> bool:
 
 
 def multiplied(x: Any, factor: Any) -> Any:
-    """Multiplies a tensor of any format by a scalar, the operator ``*``."""
+    """Multiplies a tensor of any format by a scalar, the operator ``*``.
+
+    Raises:
+      TypeError: no number. ValueError: an array with axes; a number of Python or NumPy that is
+        infinite. With an infinite number of JAX, entries are NaN or Inf; with NaN all are NaN.
+    """
     if not is_scalar(factor):
         shape = getattr(factor, "shape", ())
         got = f"shape {tuple(shape)}" if shape else f"{factor!r} ({type(factor).__name__})"
@@ -292,6 +297,11 @@ def multiplied(x: Any, factor: Any) -> Any:
     dtype = promoted(x.dtype, factor)
     _check.held("x", x)
     number, exponent = _prepared(factor, dtype)
+    if isinstance(number, float | complex) and abs(number) == math.inf:
+        raise ValueError(
+            f"factor: expected a finite number, got {factor!r}; the entries of a "
+            f"{type(x).__name__} are sums of products, in which Inf becomes NaN"
+        )
 
     def product(a: Any) -> Any:
         out = a * number  # a number of Python is weak: it takes the dtype of the array

@@ -15,7 +15,7 @@ from tensorjax._placement import _default_device
 from tensorjax._transfer import on_device
 
 # Entries, those of the padding among them, up to which drawing takes less than compiling: some ms.
-_MOST = 2**16
+_MOST = 2**18
 
 
 def scaled_normals(

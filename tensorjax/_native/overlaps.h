@@ -179,7 +179,7 @@ class Overlap {
     *e = half[0].e + half[1].e;
     if (scaled_)
       for (long k = 0; k < d; k++) *e += (exponent(x_, k) + exponent(y_, k)) / 2;
-    return scaled_ || (std::abs(*m) > 0 && std::max(half[0].step, half[1].step) < 200);
+    return scaled_ || (std::isfinite(*m) && *m != 0 && std::max(half[0].step, half[1].step) < 200);
   }
 
   // Even, so that two make a power of four.

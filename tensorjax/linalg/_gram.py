@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tensorjax import _native
+from tensorjax import _check, _native
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import CPP, HOST
 from tensorjax._typing import AnyArray
@@ -41,6 +41,9 @@ def gram(a: AnyArray) -> AnyArray:
     Returns:
       (…, m, m) Hermitian, of the kind of ``a``.
 
+    Raises:
+      TypeError: ``a`` is no array of numbers. ValueError: it has fewer than two axes.
+
     Example:
       >>> import numpy as np
       >>> from tensorjax import linalg
@@ -50,6 +53,7 @@ def gram(a: AnyArray) -> AnyArray:
 
     Source: ours.
     """
+    _check.matrices("a", a)
     n = a.shape[-1]
     if is_host(a):
         return host_gram(a) if a.ndim == 2 else _wide(a) @ adjoint(_wide(a))  # type: ignore[return-value]

@@ -21,7 +21,7 @@ def polar(a: AnyArray) -> tuple[AnyArray, AnyArray]:
       (u (…, m, n), p (…, n, n)), in the dtype of ``a``.
 
     Raises:
-      TypeError: ``a`` has an integer dtype.
+      TypeError: ``a`` has an integer dtype. ValueError: it has fewer than two axes.
 
     Example:
       >>> import jax.numpy as jnp
@@ -34,6 +34,7 @@ def polar(a: AnyArray) -> tuple[AnyArray, AnyArray]:
     Source: N. Higham, "Functions of Matrices" (SIAM, 2008), chapter 8; by the SVD.
     """
     a = _check.inexact("a", a)  # type: ignore[assignment]
+    _check.matrices("a", a)
     u, s, vh = svd(wide(a))
     p = matmul(scale_columns(adjoint(vh), s), vh)
     return matmul(u, vh).astype(a.dtype), p.astype(a.dtype)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from tensorjax import _check
 from tensorjax._placement import placed
 from tensorjax._typing import AnyArray
 from tensorjax.linalg._arrays import Array, _floor, adjoint, eye_like, is_host, matmul
@@ -32,6 +33,9 @@ def qr(a: AnyArray) -> tuple[AnyArray, AnyArray]:
     Returns:
       (q (…, m, k), r (…, k, n)), k = min(m, n); arrays of the kind of ``a``.
 
+    Raises:
+      TypeError: ``a`` is no array of numbers. ValueError: it has fewer than two axes.
+
     Example:
       >>> import jax.numpy as jnp
       >>> from tensorjax import linalg
@@ -41,6 +45,7 @@ def qr(a: AnyArray) -> tuple[AnyArray, AnyArray]:
 
     Source: LAPACK or XLA; the derivative where pivots vanish is ours.
     """
+    _check.matrices("a", a)
     return tuple(np.linalg.qr(a)) if is_host(a) else _qr(a)  # type: ignore[return-value]
 
 

@@ -81,7 +81,8 @@ def choose(method: Method, share: float | None, dtype: DTypeLike, *, levels: int
       "gram", "randomized" or "svd".
 
     Raises:
-      ValueError: ``method`` is unknown.
+      ValueError: ``method`` is unknown, or ``levels`` is not 1 or 2. TypeError: ``share`` is no
+        number, or ``dtype`` neither floating nor complex.
 
     Example:
       >>> from tensorjax import linalg
@@ -91,9 +92,14 @@ def choose(method: Method, share: float | None, dtype: DTypeLike, *, levels: int
     Source: ours; the floors are roundoff of the Gram matrix, measured.
     """
     _check.choice("method", method, METHODS)
+    if not isinstance(dtype, np.dtype):
+        dtype = _check.dtype_of("dtype", dtype)
+    if dtype.kind in "biuOSUmM":
+        raise TypeError(f"dtype: expected a floating-point or complex dtype, got {dtype}")
+    _check.integer("levels", levels, low=1, high=2)
     if share is None:
         return "svd" if method == "auto" else method
-    if share < 2 * GRAM_NOISE * gram_floor(dtype, levels):
+    if _check.number("share", share, finite=False) < 2 * GRAM_NOISE * gram_floor(dtype, levels):
         return "svd"
     return "gram" if method == "auto" else method
 
@@ -124,7 +130,8 @@ def left_basis(
       `Basis` of u, the energies kept and the energy discarded.
 
     Raises:
-      ValueError: without a rank, unless ``a`` is a NumPy array and tail or share is given.
+      ValueError: without a rank, unless ``a`` is a NumPy array and tail or share is given; a rank
+        below 0, an unknown method. TypeError: ``a`` is no array of numbers, tail or share is none.
 
     Example:
       >>> import numpy as np
@@ -136,11 +143,27 @@ def left_basis(
     Source: Halko, Martinsson, Tropp, SIAM Rev. 53 (2011), algorithm 4.4 ("randomized"). Ours: the
     second Gram matrix for the weak directions ("gram"), and the derivative of the whole subspace.
     """
+    _check_options(a, rank, share, method, key)
+    shape = getattr(tail, "shape", () if isinstance(tail, int | float) else None)
+    if tail is not None and (shape is None or len(shape) > a.ndim - 2):
+        raise TypeError(f"tail: expected energies {a.shape[:-2]}, got {_check.short(tail)}")
     if rank is None and ((tail is None and share is None) or not is_host(a)):
         raise ValueError("rank: expected a static rank (a tail alone cuts NumPy arrays only)")
     if is_host(a):
         return _basis(a, tail, share, key, rank, method)
     return _differentiable_basis(a, tail, share, key, rank, method)
+
+
+def _check_options(a: Any, rank: Any, share: Any, method: Any, key: Any = None) -> None:
+    """Checks the arguments of a search for a leading subspace."""
+    _check.matrices("a", a)
+    if rank is not None:
+        _check.integer("rank", rank, low=0)
+    if share is not None and not _check.is_traced(share):
+        _check.number("share", share, finite=False)
+    _check.choice("method", method, METHODS)
+    if key is not None:
+        _check.key(key)
 
 
 def _basis(
@@ -225,6 +248,10 @@ def square_factor(
     Returns:
       (f, squared singular values (…, k), descending), k = min(m, n).
 
+    Raises:
+      TypeError: ``a`` is no array of numbers, or share no number. ValueError: ``a`` has fewer than
+        two axes, the rank is below 0, the method unknown.
+
     Example:
       >>> import numpy as np
       >>> from tensorjax import linalg
@@ -235,6 +262,7 @@ def square_factor(
 
     Source: ours.
     """
+    _check_options(a, rank, share, method)
     method = "gram" if method == "randomized" else method
     if is_host(a):
         return _square_factor(a, share, rank, method)
@@ -396,6 +424,9 @@ def leading_eigenvectors(g: jax.Array, rank: int) -> tuple[jax.Array, jax.Array,
       (v (m, rank), w (rank,) descending and at least 0, flag): the flag, a Boolean array (), says
       whether the cut lies so deep in the spectrum, below √eps, that `left_basis` would see more.
 
+    Raises:
+      TypeError: ``g`` is no array of numbers. ValueError: it is not square, or has no such rank.
+
     Example:
       >>> import jax.numpy as jnp
       >>> from tensorjax import linalg
@@ -405,6 +436,8 @@ def leading_eigenvectors(g: jax.Array, rank: int) -> tuple[jax.Array, jax.Array,
 
     Source: ours.
     """
+    _check.matrices("g", g, square=True)
+    rank = _check.integer("rank", rank, low=1, high=g.shape[-1])
     w, v = eigh(g)
     w = jnp.maximum(w, 0)
     return v[:, :rank], w[:rank], _near_floor(w, rank)
@@ -429,6 +462,10 @@ def range_finder(
     Returns:
       (…, m, rank) orthonormal columns, in the dtype of ``a``.
 
+    Raises:
+      TypeError: ``a`` is no array of numbers, or a key that is none. ValueError: it has fewer than
+        two axes, or no such rank; a negative power.
+
     Example:
       >>> import numpy as np
       >>> from tensorjax import linalg
@@ -439,6 +476,9 @@ def range_finder(
 
     Source: Halko, Martinsson, Tropp, SIAM Rev. 53 (2011), algorithm 4.4. Entries are uniform here.
     """
+    _check.matrices("a", a)
+    rank = _check.integer("rank", rank, low=1, high=min(a.shape[-2:]))
+    power = _check.integer("power", power, low=0)
     q = qr(matmul(a, random_like(key, (a.shape[-1], rank), a)))[0]
     for _ in range(power):
         q = qr(matmul(adjoint(a), q))[0]

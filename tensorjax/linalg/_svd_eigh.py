@@ -9,6 +9,7 @@ import numpy as np
 import scipy.linalg
 from jax import lax
 
+from tensorjax import _check
 from tensorjax._placement import placed
 from tensorjax._typing import AnyArray
 from tensorjax.linalg._arrays import adjoint, eye_like, is_host, masked_reciprocal, matmul
@@ -35,6 +36,10 @@ def svd(a: AnyArray) -> tuple[AnyArray, AnyArray, AnyArray]:
     Returns:
       (u (…, m, k), s (…, k), vh (…, k, n)), s real; arrays of the kind of ``a``.
 
+    Raises:
+      TypeError: ``a`` is no array of numbers. ValueError: fewer than two axes; NaN or Inf in an
+        array of NumPy (of JAX, the results are NaN).
+
     Example:
       >>> import jax, jax.numpy as jnp
       >>> from tensorjax import linalg
@@ -46,6 +51,7 @@ def svd(a: AnyArray) -> tuple[AnyArray, AnyArray, AnyArray]:
     Source: LAPACK or XLA; derivatives and refinement are ours, the latter akin to T. Ogita,
     K. Aishima, J. Comput. Appl. Math. 382, 113085 (2021).
     """
+    _check.matrices("a", a)
     if is_host(a):
         return _lapack_svd(a)  # type: ignore[return-value]
     return placed(_svd)(a)  # type: ignore[return-value]
@@ -55,6 +61,7 @@ def _lapack_svd(a: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     try:
         u, s, vh = np.linalg.svd(a, full_matrices=False)
     except np.linalg.LinAlgError:
+        _check.finite("a", a)
         # Divide and conquer gave up, which it does on rare finite matrices: QR iteration does not.
         u, s, vh = scipy.linalg.svd(a, full_matrices=False, lapack_driver="gesvd")
     return u, s, vh
@@ -148,6 +155,10 @@ def eigh(a: AnyArray) -> tuple[AnyArray, AnyArray]:
     Returns:
       (w (…, m) real, v (…, m, m)); arrays of the kind of ``a``.
 
+    Raises:
+      TypeError: ``a`` is no array of numbers. ValueError: its last two axes differ, or there are
+        fewer; NaN or Inf in an array of NumPy (of JAX, the results are NaN).
+
     Example:
       >>> import jax.numpy as jnp
       >>> from tensorjax import linalg
@@ -157,8 +168,13 @@ def eigh(a: AnyArray) -> tuple[AnyArray, AnyArray]:
 
     Source: LAPACK or XLA; derivatives and refinement are ours, as for `svd`.
     """
+    _check.matrices("a", a, square=True)
     if is_host(a):
-        w, v = np.linalg.eigh(a)
+        try:
+            w, v = np.linalg.eigh(a)
+        except np.linalg.LinAlgError:
+            _check.finite("a", a)
+            raise
     else:
         w, v = placed(_eigh)(a)
     return w[..., ::-1], v[..., ::-1]  # type: ignore[return-value]

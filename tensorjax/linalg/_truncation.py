@@ -99,6 +99,8 @@ def truncated_svd(
     if 0 in a.shape[-2:]:
         raise ValueError(f"a: expected matrices with rows and columns, got shape {a.shape}")
     _check.tol_or_rank(tol, rank, a)
+    if key is not None:
+        _check.key(key)
     _check.finite("a", a)
     rank = None if rank is None else min(_check.integer("rank", rank, low=1), *a.shape[-2:])
     share: float | None = None

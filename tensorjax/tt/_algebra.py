@@ -145,8 +145,8 @@ def add(x: Train, y: Train) -> Train:
 
     The cores of both lie side by side as they are: of trains whose cores differ in size in opposite
     ways (1e30 and 1e-30 beside 1e-30 and 1e30, in single precision) `evaluate` and `norm` of the
-    sum are wrong. `linear_combination` and `round` with ``rank`` or ``tol`` have no such limit, nor
-    have sums of trains over their norms (`normalize`), whose cores are even.
+    sum are wrong. `linear_combination` has no such limit, nor has `round` outside of
+    transformations, nor have sums of trains over their norms (`normalize`), whose cores are even.
 
     Source: Oseledets (2011), section 4.1.
     """
@@ -184,7 +184,8 @@ def scale(x: Train, factor: Scalar) -> Train:
       Train of the kind, shape and TT-ranks of ``x``.
 
     Raises:
-      TypeError: no train, or no number. ValueError: an array with axes.
+      TypeError: no train, or no number. ValueError: an array with axes, or an infinite number of
+        Python or NumPy: sums of products with it are NaN. (With one of JAX they are NaN or Inf.)
 
     Example:
       >>> from tensorjax import tt

@@ -22,7 +22,7 @@ from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._transfer import on_device
-from tensorjax.tt._evaluation.numpy_entries import _near_one, _on_host
+from tensorjax.tt._evaluation.numpy_entries import _on_host, near_one
 
 # The matrix carried from core to core is rescaled once its squared norm leaves 2^±_TAME.
 _TAME = 60
@@ -130,8 +130,8 @@ def _swept(xs: Cores, ys: Cores) -> tuple[Any, int]:
     e: Any = np.ones((1, 1), ys[0].dtype)
     exponent = 0
     for left, right in zip(xs, ys, strict=True):
-        (a,), more = _near_one([left])
-        (b,), shift = ((a,), more) if left is right else _near_one([right])
+        (a,), more = near_one([left])
+        (b,), shift = ((a,), more) if left is right else near_one([right])
         exponent += more + shift
         e = bond_overlap(a, absorb(e, b))
         if not low < np.vdot(e, e).real < high:

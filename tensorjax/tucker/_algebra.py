@@ -100,7 +100,8 @@ def scale(t: Tucker, factor: Scalar) -> Tucker:
       Tucker of the shape, ranks and kind of core of ``t``.
 
     Raises:
-      TypeError: no Tucker, or no number. ValueError: an array with axes.
+      TypeError: no Tucker, or no number. ValueError: an array with axes, or an infinite number of
+        Python or NumPy: sums of products with it are NaN. (With one of JAX they are NaN or Inf.)
 
     Example:
       >>> import jax.numpy as jnp

@@ -32,6 +32,8 @@ _MOVES, _MOVE_GAIN = 4, 2.0
 # The first threshold, beside the largest entry; and the factor by which an error must fall to count
 # as progress.
 _FIRST, PROGRESS = 0.1, 0.7
+# Most elements, components counted, of a tensor that is read instead of searched: 32 MiB.
+_MOST_ELEMENTS = 1 << 22
 
 
 class Approximation:
@@ -215,6 +217,14 @@ class Approximation:
     def one_read(self) -> bool:
         """Whether all entries are evaluated at once, so that no search is needed."""
         return self.held.all or self.held.index.shape[1] == 1
+
+    @property
+    def readable(self) -> bool:
+        """Whether all entries are read in place of a search: then none of them can escape."""
+        if self.one_read:
+            return self.small
+        elements = self.held.size * self.held.values.shape[1]
+        return self.small and self.options.search > 0 and elements <= _MOST_ELEMENTS
 
     @property
     def small(self) -> bool:

@@ -57,7 +57,9 @@ def cross(
     """Approximates a function of multi-indices or grid points by a train, from few evaluations.
 
     Index sets of all bonds grow pivot by pivot where random entries of two neighbouring modes show
-    the largest residual (greedy two-site cross interpolation). No entry is evaluated twice.
+    the largest residual (greedy two-site cross interpolation). No entry is evaluated twice. A small
+    tensor, of up to 20 000 entries, is read entirely and factored by TT-SVD: its error is exact.
+    Where f costs too much for that, ``max_evaluations`` or ``search=0`` asks for a search.
 
     Args:
       f: maps a batch of multi-indices, int64 (batch, d), to values (batch,); or to (batch, m), and
@@ -79,13 +81,14 @@ def cross(
         of f as small are taken not to exist.
       held_out: number of random entries that measure the error (fewer for a small budget or
         tensor). Errors confined to a smaller part of all entries than about 3/held_out may escape.
-        Where the norm of f is, up to 20 000 are looked at; a tensor that has no more entries is
-        read as a whole if the search fails or few of them are large.
+        Where the norm of f is, up to 20 000 are looked at.
       max_sweeps: half-sweeps over the bonds.
       search: share of all evaluations, in [0, 1), for a global search of errors that sweeps miss:
         random entries, held-out ones among them, and ascents of the error from the worst. With
-        0.9 it takes nine times what the fit takes, which finds peaks as narrow.
-      callback: gets a `CrossProgress` after each; the search stops when it returns True.
+        0.9 it takes nine times what the fit takes, which finds peaks as narrow. With 0 a small
+        tensor is searched too, and read only if the search fails or few entries are large.
+      callback: gets a `CrossProgress` after each half-sweep; the search stops when it returns True.
+        It is not called where a tensor is read entirely.
       dtype: of the result; that of f's values, as JAX has it, if None.
       cache: values of f kept at most, about 150 bytes each. When it is full, it is emptied, and f
         may be evaluated again where it was before; entries that are fitted are kept apart.

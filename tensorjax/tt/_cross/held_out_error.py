@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tensorjax import linalg
 from tensorjax._cores import orthogonalization
 from tensorjax._cores.unfoldings import Cores, absorb, merge
 from tensorjax.tt._cross.sampled_function import Oracle
+from tensorjax.tt._evaluation.numpy_entries import near_one
 
 # One in _GLANCE held-out entries is evaluated first; the others only if the error is at most _FAR
 # times the tolerance.
@@ -38,6 +40,8 @@ _DRAWING = 1 << 23
 _GATHERED = 1 << 14
 # Modes up to this size are made by merging cores: rows are grouped by their index, one at a time.
 _MERGED = 16
+# So many factors near one are multiplied before the rows are brought near one again.
+_TOGETHER = 32
 _EPS = float(np.finfo(np.float64).eps)
 
 
@@ -307,13 +311,21 @@ def _squares(x: Any) -> Any:
 
 
 def entries(cores: Cores, index: np.ndarray) -> np.ndarray:
-    """Evaluates a train of NumPy cores at multi-indices: (m, 1) or (m, components)."""
+    """Evaluates a train of NumPy cores at multi-indices: (m, 1) or (m, components).
+
+    Cores far from one are scaled by powers of two, so that products of them are in range.
+    """
     modes = index.shape[1]
+    cores, exponent = near_one(cores)
     (first, *rest), (leading, *others) = _merged(cores[:modes], index)
-    v = first[0, leading]
-    for core, i in zip(rest, others, strict=True):
+    v, powers = first[0, leading], exponent
+    for k, (core, i) in enumerate(zip(rest, others, strict=True), start=1):
         v = _times_rows(v, core, i)
-    return v @ cores[-1][:, :, 0] if len(cores) > modes else v
+        if k % _TOGETHER == 0:
+            v, e = linalg.normalized(v, 1)
+            powers = powers + e
+    v = v @ cores[-1][:, :, 0] if len(cores) > modes else v
+    return linalg.scaled(v, powers) if np.any(powers) else v
 
 
 def _merged(cores: Cores, index: np.ndarray) -> tuple[Cores, list[np.ndarray]]:

@@ -34,7 +34,7 @@ class CrossProgress:
       >>> from tensorjax import tt
       >>> seen = []
       >>> f = lambda i: 1.0 * i.sum(axis=1)
-      >>> _ = tt.cross(f, (10,) * 4, tol=1e-4, key=jax.random.key(0), callback=seen.append)
+      >>> _ = tt.cross(f, (10,) * 6, tol=1e-4, key=jax.random.key(0), callback=seen.append)
       >>> seen[0].sweep, seen[0].evaluations < 10**4
       (1, True)
 

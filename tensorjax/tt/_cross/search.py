@@ -86,7 +86,8 @@ class Search:
 
     def _run(self) -> Status:
         self.fit.look()
-        if self.fit.small and (self.fit.one_read or self.held.telling < self.held.enough):
+        few = self.fit.small and self.held.telling < self.held.enough
+        if self.fit.readable or few:
             return self.fit.whole()
         if self._oracle.largest == 0 and not self.fit.warm:
             return self.fit.zero()

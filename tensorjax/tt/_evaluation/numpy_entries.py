@@ -51,7 +51,7 @@ def entries(t: TT, indices: np.ndarray, groups: Sequence[tuple[int, int]]) -> np
         _blas_threads.one_thread(True),
     ):
         shape = [c.shape[1] for c in cores]
-        small, exponent = _near_one(cores)
+        small, exponent = near_one(cores)
         tables = [merge(small[a:b]) for a, b in groups]
         out = [
             _piece(tables, groups, shape, indices[k : k + _ROWS], exponent)
@@ -65,8 +65,8 @@ def _on_host(cores: Sequence[Any], dtype: Any) -> Cores:
     return [c if c.dtype == dtype else c.astype(dtype) for c in hosted]
 
 
-def _near_one(cores: Cores) -> tuple[Cores, int]:
-    """Scales cores whose norms are far from one by powers of two; returns the exponent too."""
+def near_one(cores: Cores) -> tuple[Cores, int]:
+    """Scales cores to evaluate that are far from one by powers of two; returns the exponent too."""
     low, high = 4.0**-_NEAR, 4.0**_NEAR
     out, total = [], 0
     squares = [np.vdot(core, core).real for core in cores]

@@ -63,8 +63,11 @@ def bilinear_form(x: TT, a: TTMatrix, y: TT) -> jax.Array:
 
 def _work(x: TT, a: TTMatrix, y: TT) -> float:
     """Counts the multiplications in a bilinear form of a TT-matrix."""
-    bonds = max(r * p * q for r, p, q in zip(x.ranks, a.ranks, y.ranks, strict=True))
-    return float(bonds * sum(c.size for c in (*x.cores, *y.cores)))
+    total = 0.0
+    for left, operator, right in zip(x.cores, a.cores, y.cores, strict=True):
+        (p, m, s), (r, _, n, t), (q, _, v) = left.shape, operator.shape, right.shape
+        total += p * r * q * n * v + p * r * n * v * m * t + p * m * t * v * s
+    return total
 
 
 def _form(xs: Any, operators: Any, ys: Any) -> Any:

@@ -24,7 +24,7 @@ from tensorjax._cores.overlaps import agree
 from tensorjax._cores.placement import placed_like
 from tensorjax._cores.ranks import feasible_ranks, rank_bounds
 from tensorjax._cores.rounding_methods import compressed, svd_round
-from tensorjax._cores.scaling import balanced
+from tensorjax._cores.scaling import balanced, evened
 from tensorjax._cores.unfoldings import absorb, times_right, wide
 from tensorjax._eager import evaluated_eagerly
 from tensorjax._formats.trains import TT, TTMatrix, single
@@ -38,7 +38,8 @@ from tensorjax.tt._algebra import folded
 from tensorjax.tt._padding import padded_ranks, padded_to, trim
 
 Train = TypeVar("Train", TT, TTMatrix)
-# Cores whose norm is within 2^±_AT_HAND are not rescaled by rounding on the host.
+# Cores are not rescaled by rounding on the host where the product of the norms of all up to any one
+# of them is within 2^±_AT_HAND.
 _AT_HAND = 200
 # Ranks of an accelerator's dynamic rounding are multiples of this, so few programs are compiled.
 _BUCKET = 16
@@ -178,12 +179,12 @@ def round(
     tol = None if tol is None else _check.tolerance(tol, t.dtype)
     if oversample is not None:
         oversample = _check.integer("oversample", oversample, low=0)
-    _check.finite("t", t)
     return _round(t, tol, rank, method, key, oversample)
 
 
 @folded
 def _round(t: Any, tol: Any, rank: Any, method: Method, key: Any, extra: int | None) -> Any:
+    t = t if _check.is_traced(t) else _in_range(t)
     ranks = None
     if key is not None:
         _check.key(key)
@@ -266,18 +267,37 @@ def _dynamic(t: TT, tol: float, method: Method, key: Any) -> TT:
     return trim(t)  # exact: roundoff alone is larger than what may be discarded
 
 
+def _in_range(t: TT) -> TT:
+    """Checks a concrete train to round to be finite; scales it where its terms may get lost."""
+    cores = [np.asarray(c) for c in t.cores]
+    dtype = np.dtype(linalg.factor_dtype(t.dtype))
+    if _are_at_hand([c.astype(dtype, copy=False) for c in cores]):
+        return t
+    _check.finite("t", t)
+    even, exponent = evened([c.astype(np.result_type(dtype, np.float64)) for c in cores])
+    even = balanced(even, exponent, fit=linalg.exponents_held(dtype))
+    moved = TT._unchecked(tuple(on_device([c.astype(t.dtype) for c in even])))
+    return TT._unchecked(placed_like(moved.cores, t.cores))
+
+
 def _at_hand(cores: list[Any]) -> tuple[list[Any], int]:
     """Scales host cores that are far from one by powers of two; returns the exponent too."""
+    return (cores, 0) if _are_at_hand(cores) else evened(cores)
+
+
+def _are_at_hand(cores: list[Any]) -> bool:
+    """Whether host cores to round are finite, and no term of a sum can get lost beside others.
+
+    Where the product of cores is far from one, it may be that of one term of a sum beside others,
+    whose cores differ in size in opposite ways.
+    """
     with (
-        np.errstate(over="ignore"),
+        np.errstate(over="ignore", divide="ignore", invalid="ignore"),
         _blas_threads.one_thread(True),
     ):  # more than one would go on spinning
-        squares = [linalg.energy(wide(c)) for c in cores]
-    low, high = 4.0**-_AT_HAND, 4.0**_AT_HAND
-    exponents = [
-        0 if low < s < high else linalg.exponent_of(c) for s, c in zip(squares, cores, strict=True)
-    ]
-    return [linalg.scaled(c, -e) for c, e in zip(cores, exponents, strict=True)], sum(exponents)
+        product = np.cumsum(np.log2([linalg.energy(wide(c)) for c in cores])) / 2
+    top = int(np.finfo(cores[0].dtype).maxexp)
+    return bool(np.abs(product).max() < min(_AT_HAND, top // 2))
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3, 4))

@@ -63,17 +63,24 @@ def shapes(params: Params) -> dict[str, Any]:
 
 # Collections of Flax's Linen that are not trained, as they stand beside "params".
 _STATE = {"batch_stats", "spectral_stats", "cache", "losses", "fp8_params"}
+# Names of a mean and a variance that stand beside each other: of Flax, of PyTorch, of Keras.
+_MOMENTS = (
+    ("mean", "var"),
+    ("running_mean", "running_var"),
+    ("moving_mean", "moving_variance"),
+    ("moving_mean", "moving_var"),
+)
 
 
 def _check_trainable(name: str, group: Any) -> None:
     """Raises ValueError if a parameter group holds state of the model, such as running means.
 
     It is told by its kind (a variable of Flax NNX that is no `nnx.Param`), by its collection (Flax
-    Linen), or by its names ("mean" beside "var", as in normalisations of both).
+    Linen), or by its names ("mean" beside "var", "running_mean" beside "running_var").
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(group, is_leaf=_is_variable):
         kinds = {kind.__name__ for kind in type(leaf).__mro__}
-        keys = [str(getattr(key, "key", getattr(key, "name", ""))) for key in path]
+        keys = [str(_name(key)) for key in path]
         beside = _statistics(group, path)
         if (_is_variable(leaf) and "Param" not in kinds) or _STATE & {*keys} or beside:
             kind = type(leaf).__name__ if _is_variable(leaf) else beside or "a collection of state"
@@ -92,15 +99,30 @@ def _is_variable(x: Any) -> bool:
 
 def _statistics(group: Any, path: Any) -> str:
     """Returns a description if an array looks like a running mean or variance, else ""."""
-    last = getattr(path[-1], "key", None) if path else None
-    if last not in ("mean", "var"):
-        return ""
+    last = _name(path[-1]) if path else None
+    pairs = [pair for pair in _MOMENTS if last in pair]
     beside: Any = group
-    for key in path[:-1]:
-        beside = beside[getattr(key, "key", getattr(key, "idx", None))]
-    shapes = {np.shape(beside[k]) for k in ("mean", "var") if hasattr(beside.get(k), "dtype")}
-    both = all(hasattr(beside.get(k), "dtype") for k in ("mean", "var"))
-    return "running statistics ('mean' and 'var')" if both and len(shapes) == 1 else ""
+    for key in path[:-1] if pairs else ():
+        beside = _child(beside, key)
+    for names in pairs:
+        if hasattr(beside, "get"):
+            moments: list[Any] = [beside.get(k) for k in names]
+        else:
+            moments = [getattr(beside, k, None) for k in names]
+        shapes = {np.shape(m) if hasattr(m, "dtype") else None for m in moments}
+        if len(shapes) == 1 and None not in shapes:
+            return f"running statistics ({names[0]!r} and {names[1]!r})"
+    return ""
+
+
+def _name(key: Any) -> Any:
+    """Returns the name of a group's leaf among those beside it: a key, an attribute or an index."""
+    return getattr(key, "key", getattr(key, "name", getattr(key, "idx", None)))
+
+
+def _child(tree: Any, key: Any) -> Any:
+    """Returns what a part of a group holds under a key of a path."""
+    return getattr(tree, key.name) if hasattr(key, "name") else tree[_name(key)]
 
 
 def _takes_nothing(function: Callable[..., Any]) -> bool:
