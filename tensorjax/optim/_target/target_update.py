@@ -89,10 +89,10 @@ def towards_target(
     following = _staged(options, seen, finite, state.size)
     began = following.late & unknown(state.best)
     pulls = jax.tree.leaves(updates)
-    effects = {k: jnp.asarray(leaves[k]) * pulls[k] for k in layout.gates}
+    slopes = {k: pulls[k] for k in layout.gates}
 
     def first() -> tuple[jax.Array, jax.Array]:
-        sums = [jnp.sum(effects[k].astype(jnp.float32)) for k in layout.gates]
+        sums = [jnp.sum((leaves[k] * slopes[k]).astype(jnp.float32)) for k in layout.gates]
         ones = [jnp.all((leaves[k] == 0) | (leaves[k] == 1)) for k in layout.gates]
         return jnp.max(jnp.stack(sums)) / 2, jnp.all(jnp.stack(ones))
 
@@ -101,7 +101,7 @@ def towards_target(
 
     above, ones = jax.lax.cond(state.watch.sure, later, first)
     watch = _watched(options, state, value, above, ones, finite, following.late)
-    following = following._replace(watch=watch, worth=_worth(layout, state.worth, effects))
+    following = following._replace(watch=watch, worth=_worth(layout, state.worth, leaves, slopes))
     for k in layout.gates:
         pulls[k] = jnp.where(like(leaves[k] != 0, pulls[k]), pulls[k], jnp.zeros_like(pulls[k]))
     gradients = jax.tree.unflatten(jax.tree.structure(updates), pulls)
@@ -120,7 +120,7 @@ def _cut_if(
     state: RankAdaptiveState, began: jax.Array, tick: jax.Array, moves: Any, gradients: Any,
     inner: Any,
 ) -> tuple[Any, Any, jax.Array, dict[str, Any]]:  # fmt: skip
-    """Cuts, changes bases and judges, where an update is due for it; else holds what is dead."""
+    """Cuts, changes bases and judges, where an update is due for it; holds what is dead."""
     members = sorted(k for layer in layout.layers for k in (*layer.cores, *layer.gates))
     steps, structure = jax.tree.flatten(moves)
     arrays, inner_structure = jax.tree.flatten(inner)
@@ -140,12 +140,13 @@ def _cut_if(
 
     def light(given: Any) -> Any:
         own, moments = given
-        held = _held(layout, leaves, dict(zip(members, own, strict=True)))
-        kept = [held[k].astype(old.dtype) for k, old in zip(members, own, strict=True)]
-        return kept, moments, state.size, {name: getattr(state, name) for name in names}
+        return own, moments, state.size, {name: getattr(state, name) for name in names}
 
-    given = [jnp.asarray(steps[k]) for k in members], [jnp.asarray(arrays[n]) for n, *_ in moving]
-    own, moments, size, learnt = jax.lax.cond(due, heavy, light, given)
+    # Before the condition, so that XLA makes it one loop with the step of the inner optimiser.
+    held = _held(layout, leaves, {k: jnp.asarray(steps[k]) for k in members})
+    own = [held[k].astype(jnp.result_type(steps[k])) for k in members]
+    moments = [jnp.asarray(arrays[n]) for n, *_ in moving]
+    own, moments, size, learnt = jax.lax.cond(due, heavy, light, (own, moments))
     for k, move in zip(members, own, strict=True):
         steps[k] = move
     for (n, *_), moment in zip(moving, moments, strict=True):
@@ -227,12 +228,12 @@ def _turned(
     return steps, learnt | {"worth": worth, "met": met, "tick": tick}, moments
 
 
-def _worth(layout: Layout, old: Any, effects: dict[int, jax.Array]) -> Any:
+def _worth(layout: Layout, old: Any, gates: list[Any], slopes: dict[int, jax.Array]) -> Any:
     """Adds this update's squared first-order effects of the gates to their importance."""
     leaves, structure = jax.tree.flatten(old)
     out = []
     for k, x in zip(sorted(layout.gates), leaves, strict=True):
-        effect = like(effects[k].astype(x.dtype), x)
+        effect = like((gates[k] * slopes[k]).astype(x.dtype), x)
         out.append(x + jnp.where(jnp.isfinite(effect), effect * effect, 0.0))
     return jax.tree.unflatten(structure, out)
 
