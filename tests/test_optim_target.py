@@ -82,6 +82,8 @@ INNER = {
     "lamb": lambda: optax.lamb(0.01),
     "muon": lambda: contrib.muon(0.01),
     "schedule_free": lambda: contrib.schedule_free_adamw(0.02),
+    # Takes extra arguments, but not the loss; keeps parameters between two updates.
+    "sam": lambda: contrib.sam(optax.adam(0.01), optax.sgd(1e-3), opaque_mode=False),
     "accumulated": lambda: optax.MultiSteps(optax.adam(0.01), 3).gradient_transformation(),
     "partition": lambda: optax.partition(
         {"core": optax.adam(0.01), "gate": optax.lion(0.003), "dense": optax.adam(0.01)},
@@ -256,6 +258,19 @@ def test_compression_counts_all_parameters() -> None:
         optim.rank_adaptive(optax.adam(0.01), compress_to=100, by=40).init(params)
     with pytest.raises(ValueError, match="size: expected at least 21"):
         optim.rank_adaptive(optax.adam(0.01), size=20, by=40).init(params)
+
+
+def test_status_tells_a_loss_that_never_fell_from_one_that_did() -> None:
+    loss, params = problem(8)
+    optimizer = optim.rank_adaptive(optax.sgd(0.0), size=10**6, by=5, chance=1.0)
+    state = optimizer.init(params)._replace(met=jnp.array(True), size_target=jnp.float32(50))
+    for value, said in ((0.99, "collapsed"), (0.5, "converged")):
+        seen = state._replace(count=jnp.int32(9), loss=jnp.float32(value), mass=jnp.float32(1))
+        low = jnp.float32(1.0 if value > 0.9 else value)
+        watch = seen.watch._replace(low=low, last=jnp.float32(value))
+        seen = seen._replace(loss_target=jnp.float32(1.0), best=jnp.float32(value), watch=watch)
+        found = optim.status(seen)
+        assert (found.status, "has learnt nothing, 1" in found.advice) == (said, value > 0.9)
 
 
 def test_status_says_why_nothing_was_pruned() -> None:

@@ -27,8 +27,8 @@ from tensorjax.optim._explicit_sharding import _whole, like, widest
 from tensorjax.optim._tensorised_leaves import Bond, Layer, Layout, Path, flatten
 
 # Fields of Optax' states that hold parameters, not gradients: of schedule-free optimisers, DoG and
-# COCOB, Prodigy, MADGRAD and Mechanic. They go where the parameters go.
-PARAMETERS = frozenset({"z", "init_params", "init_particles", "params0", "x0"})
+# COCOB, Prodigy, MADGRAD, Mechanic and SAM. They go where the parameters go.
+PARAMETERS = frozenset({"z", "init_params", "init_particles", "params0", "x0", "cache"})
 
 
 @dataclasses.dataclass(frozen=True)
