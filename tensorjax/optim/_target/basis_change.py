@@ -134,7 +134,8 @@ def _changes(
     u, s, v = order.svd(matmul(left, right))
     kept = jnp.arange(most)[None] < jnp.sum(alive, 1, keepdims=True)
     # What is rounding error, as where one side is still zero, has no basis: the bond stays.
-    floor = epsilon(s.dtype) * sizes * jnp.max(s, 1, keepdims=True, initial=0.0)
+    share = jnp.asarray(epsilon(s.dtype) * sizes, s.dtype)
+    floor = share * jnp.max(s, 1, keepdims=True, initial=0.0)
     fits = jnp.isfinite(s).all(1, keepdims=True)
     fits &= jnp.min(jnp.where(kept, s, jnp.inf), 1, keepdims=True) > floor
     scale = jnp.where(kept, 1 / jnp.sqrt(jnp.where(kept & fits, s, 1.0)), 0.0).astype(gate.dtype)
