@@ -207,7 +207,7 @@ def rank_adaptive(
         return _initial(options, inner, params)
 
     def update(
-        updates: Any, state: Any, params: Any = None, **extra: Any
+        updates: Any, state: Any, params: Any = None, *, stacks: Stacks | None = None, **extra: Any
     ) -> tuple[Any, RankAdaptiveState]:
         _check_lookahead(params)
         value = _loss(extra)
@@ -217,7 +217,7 @@ def rank_adaptive(
                 return inner.update(gradients, state.inner, params, **extra)
 
         if options.schedule is not None:
-            return towards_target(options, updates, params, state, value, descend)
+            return towards_target(options, updates, params, state, value, descend, stacks)
         step = Step.of(options, updates, params, state, value)
         if options.passive:
             moves, inner_state = descend(updates)
@@ -459,7 +459,7 @@ def _by_single_layers(
             return optimizer.update(updates, state, params, **extra)  # which says what is wrong
         stacks = Stacks.of(params)
         split = stacks.split(updates), state, stacks.split(params)
-        moves, state = optimizer.update(*split, **extra)
+        moves, state = optimizer.update(*split, stacks=stacks, **extra)
         return stacks.join(moves), state
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -309,7 +309,9 @@ def _lost(watch: Any, values: dict[str, float], loss: float) -> bool:
 
 def _unlearnt(watch: Any, loss: float) -> float | None:
     """Returns the state's estimate of the loss at chance, if the loss is still there; or None."""
-    chance = min(_number("first", watch.first), _number("start", watch.start))
+    chance = _number("first", watch.first)
+    if not _number("given", watch.given):
+        chance = min(chance, _number("start", watch.start))
     return None if unknown(chance) or loss < chance - UNLEARNT * abs(chance) else chance
 
 
