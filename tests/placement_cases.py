@@ -517,6 +517,7 @@ EXEMPT: dict[Any, dict[str, str]] = {
     },
     nn: {
         "factor": _NO_ARRAYS,
+        "from_linen": "Flax' layers with the parameters that are there",
         "summary": "returns text",
         "choose": "returns specs",
         "Adapted": "a dense layer of Flax, whose products are left to JAX, beside a tensorised one",

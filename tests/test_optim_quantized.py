@@ -84,7 +84,8 @@ def test_gradients_pass_straight_through(rng) -> None:
 
     def loss(p: Any) -> jax.Array:
         rounded = optim.straight_through(p, key=jax.random.key(1))
-        return sum(jnp.vdot(a, b) for a, b in zip(rounded["cores"], weights, strict=True))
+        pairs = zip(rounded["cores"], weights, strict=True)
+        return jnp.stack([jnp.vdot(a, b) for a, b in pairs]).sum()
 
     value, gradients = jax.value_and_grad(loss)(params)
     rounded = optim.dequantize(optim.quantize(params, key=jax.random.key(1)))

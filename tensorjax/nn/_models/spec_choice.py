@@ -93,7 +93,8 @@ def choose(
     weight. By ``size`` or ``ratio``, parameters go one step after the other to the layer in which
     they lower the sum of squared relative errors most: along the convex hulls of error over size
     that is the least sum up to the last step; what is left then goes to the best specs between two
-    corners of the hulls. By ``tol`` every layer gets the smallest spec whose error bound fulfils it.
+    corners of the hulls. By ``tol`` every layer gets the smallest spec whose error bound fulfils
+    it.
 
     Args:
       model: any NNX module.
