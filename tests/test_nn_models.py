@@ -247,5 +247,5 @@ def test_linen_models_are_tensorised_through_the_bridge(rng) -> None:
     assert all(bool(jnp.any(g != 0)) for g in jax.tree.leaves(gradients["layers"]["up"]["cores"]))
     with pytest.raises(TypeError, match="expected a flax"):
         nn.from_linen(nnx.Linear(2, 2, rngs=nnx.Rngs(0)))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="call model.lazy_init"):
+    with pytest.raises(ValueError, match=r"call model\.lazy_init"):
         nn.from_linen(nnx.bridge.ToNNX(Net(), rngs=nnx.Rngs(0)))

@@ -33,7 +33,7 @@ class BridgedModel(nnx.Module):
             return self.linen(*args, **kwargs)
 
 
-def from_linen(model: nnx.bridge.ToNNX) -> Any:
+def from_linen(model: nnx.bridge.ToNNX) -> BridgedModel:
     """Copies a Linen model behind Flax' bridge, with NNX layers in place of its dense ones.
 
     Every `flax.linen.Dense` and `flax.linen.Embed` becomes a `flax.nnx.Linear` or `flax.nnx.Embed`

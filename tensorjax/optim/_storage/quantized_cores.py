@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._typing import PyTree
+from tensorjax._typing import Tree
 from tensorjax.optim._tensorised_leaves import LOOKED_FOR, Stacks, labels
 
 Kind = Literal["int8", "float8_e4m3fn", "float8_e5m2"]
@@ -35,7 +35,7 @@ class Quantized:
 
     values: jax.Array
     scale: jax.Array
-    dtype: Any = dataclasses.field(metadata={"static": True})
+    dtype: np.dtype = dataclasses.field(metadata={"static": True})
 
     @property
     def nbytes(self) -> int:
@@ -43,7 +43,7 @@ class Quantized:
         return self.values.nbytes + self.scale.nbytes
 
 
-def quantize(params: PyTree, dtype: Kind = "int8", *, key: jax.Array | None) -> Any:
+def quantize(params: Tree, dtype: Kind = "int8", *, key: jax.Array | None) -> Tree:
     """Stores the cores of tensorised layers in eight bits, by unbiased stochastic rounding.
 
     A core G becomes integers, or floating-point numbers of eight bits, Q, and a scale s = max|G| /
@@ -104,7 +104,7 @@ def quantize(params: PyTree, dtype: Kind = "int8", *, key: jax.Array | None) -> 
     return jax.tree.unflatten(structure, leaves)
 
 
-def dequantize(stored: PyTree) -> Any:
+def dequantize(stored: Tree) -> Tree:
     """Returns parameters with cores in their own dtype again, from those that `quantize` stored.
 
     Args:
@@ -131,7 +131,7 @@ def dequantize(stored: PyTree) -> Any:
     return jax.tree.map(whole, stored, is_leaf=lambda x: isinstance(x, Quantized))
 
 
-def straight_through(params: PyTree, dtype: Kind = "int8", *, key: jax.Array | None) -> Any:
+def straight_through(params: Tree, dtype: Kind = "int8", *, key: jax.Array | None) -> Tree:
     """Rounds the cores as `quantize` stores them, with the gradient of the identity.
 
     For a training that keeps cores in full precision, and is to work once they are quantised: the
