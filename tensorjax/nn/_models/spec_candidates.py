@@ -40,7 +40,9 @@ class Candidate(NamedTuple):
     Attributes:
       spec: with shapes and ranks; None leaves the layer dense.
       numbers: parameters of the weight, gates included and bias not.
-      error: squared relative error, as of truncations that are independent of one another.
+      error: −log of the share of the energy kept, as of truncations that are independent of one
+        another; for small errors their squared relative error. Summed over layers it is that of
+        their composition, so that no layer is left without ranks for the good of others.
       bound: of the squared relative error; it is 1 for all small ranks of trains with many bonds,
         and does not tell them apart.
     """
@@ -227,10 +229,9 @@ def _tuckers(tails: _Tails, rows: Modes, columns: Modes, spec: Any) -> Iterator[
 
 
 def _errors(tails: Sequence[np.ndarray], ranks: Sequence[int]) -> tuple[float, float]:
-    """Returns error and bound of a candidate: 1 − Π_k (1 − tail_k(r_k)), and Σ_k tail_k(r_k)."""
+    """Returns error and bound of a candidate: −Σ_k log(1 − tail_k(r_k)), and Σ_k tail_k(r_k)."""
     lost = [float(tail[r]) for tail, r in zip(tails, ranks, strict=True)]
-    bound = min(sum(lost), 1.0)
-    return min(-math.expm1(sum(math.log1p(-min(x, 1 - 1e-12)) for x in lost)), bound), bound
+    return -sum(math.log1p(-min(x, 1 - 1e-12)) for x in lost), min(sum(lost), 1.0)
 
 
 def _kept(spec: Any) -> dict[str, Any]:
@@ -262,5 +263,5 @@ def hull(front: Sequence[Candidate]) -> list[Candidate]:
 
 
 def slope(a: Candidate, b: Candidate) -> float:
-    """Returns the fall of the squared error per parameter from one candidate to a larger one."""
+    """Returns the fall of the error per parameter from one candidate to a larger one."""
     return (a.error - b.error) / max(b.numbers - a.numbers, 1)

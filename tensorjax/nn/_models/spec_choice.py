@@ -91,7 +91,7 @@ def choose(
     For each layer all formats (low rank, trains and Tucker over the good factorisations of its
     features, and to stay dense) are compared by the singular values of the unfoldings of its
     weight. By ``size`` or ``ratio``, parameters go one step after the other to the layer in which
-    they lower the sum of squared relative errors most: along the convex hulls of error over size
+    they lower the error of the composition most, −Σ log(1 − error²): on convex hulls over size
     that is the least sum up to the last step; what is left then goes to the best specs between two
     corners of the hulls. By ``tol`` every layer gets the smallest spec whose error bound fulfils
     it.
