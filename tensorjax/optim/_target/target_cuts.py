@@ -75,7 +75,7 @@ def least_important(
         score = jnp.where(of_groups(has, jnp.any, False), lost / jnp.maximum(freed, 1e-9), jnp.inf)
         chosen = (jnp.arange(score.size) == jnp.argmin(score))[together]
         gone = least & chosen[gates.bonds]
-        return alive & ~gone, count + jnp.sum(gone)
+        return alive & ~gone, count + jnp.sum(gone, dtype=jnp.float32)
 
     start = (live, jnp.zeros((), jnp.float32))
     return live & ~jax.lax.while_loop(goes_on, removed, start)[0]
