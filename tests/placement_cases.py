@@ -374,12 +374,15 @@ NN_CASES: dict[str, Callable[[Put], Any]] = {
 
 OPTIM_CASES: dict[str, Callable[[Put], Any]] = {
     "canonical": lambda put: optim.canonical(put(params())),
+    "dequantize": lambda put: optim.dequantize(put(optim.quantize(params(), key=None))),
     "prune": lambda put: optim.prune(put(params()), 20),
+    "quantize": lambda put: optim.quantize(put(params()), key=None),
     "rank_adaptive": lambda put: optim.rank_adaptive(optax.sgd(0.1)).update(
         put(params()), put(optim.rank_adaptive(optax.sgd(0.1)).init(params())), put(params()),
         value=put(jnp.asarray(1.0)),
     ),
     "shrink": lambda put: optim.shrink(put(params()), put(optax.adam(0.1).init(params()))),
+    "straight_through": lambda put: optim.straight_through(put(params()), key=None),
 }  # fmt: skip
 
 BOX = pde.Box.fourier(2, 8, 5.0)
@@ -518,6 +521,7 @@ EXEMPT: dict[Any, dict[str, str]] = {
     },
     nn: {
         "factor": _NO_ARRAYS,
+        "from_linen": "Flax' layers with the parameters that are there",
         "summary": "returns text",
         "choose": "returns specs",
         "Adapted": "a dense layer of Flax, whose products are left to JAX, beside a tensorised one",
@@ -529,6 +533,7 @@ EXEMPT: dict[Any, dict[str, str]] = {
     optim: {
         **dict.fromkeys(("labels", "ranks", "size", "status"), _NUMPY),
         "shrink_model": "`shrink` in place",
+        "Quantized": "made by `quantize`",
         **dict.fromkeys(("load", "save"), "files"),
     },
     pde: {

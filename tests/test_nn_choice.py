@@ -143,3 +143,19 @@ def test_bad_targets_are_named():
     with pytest.raises(TypeError, match="layers/0: layer: expected concrete parameters"):
         nn.choose(abstract, ratio=2)
     assert nn.choose(abstract, ratio=2, init="random").size <= 820
+
+
+def test_a_size_is_used_where_the_best_specs_are_far_apart(rng) -> None:
+    for fold in range(3):
+        width, inputs = int(rng.integers(16, 40)) * 8, int(rng.integers(5, 20))
+        rngs = nnx.Rngs(fold)
+        model = nnx.Sequential(nnx.Linear(inputs, width, rngs=rngs), nnx.relu,
+                               nnx.Linear(width, width, rngs=rngs), nnx.relu,
+                               nnx.Linear(width, 3, rngs=rngs))  # fmt: skip
+        whole = sum(x.size for x in jax.tree.leaves(nnx.state(model, nnx.Param)))
+        for ratio in (float(rng.uniform(2, 5)), float(rng.uniform(5, 10))):
+            for rules in ("auto", nn.TT()):
+                found = nn.choose(model, rules, ratio=ratio, init="random")
+                assert 0.85 * whole / ratio <= found.size <= whole / ratio
+                weights = [s for s in found.specs.values() if s is not None]
+                assert all(np.max(s.rank) > 1 for s in weights)  # type: ignore[attr-defined]

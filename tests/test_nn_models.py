@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
+from flax import linen, nnx
 
 from tensorjax import nn, optim
 
@@ -220,3 +220,32 @@ def test_bad_arguments_of_adapters_are_named():
     custom = nnx.Linear(8, 8, preferred_element_type=jnp.float32, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match=r"layers/0: layer\.preferred_element_type"):
         nn.adapt(nnx.Sequential(custom), 2)
+
+
+def test_linen_models_are_tensorised_through_the_bridge(rng) -> None:
+    class Net(linen.Module):
+        @linen.compact
+        def __call__(self, ids: jax.Array) -> jax.Array:
+            table = linen.Embed(50, 16, name="table")
+            x = linen.LayerNorm()(table(ids))
+            x = x + linen.Dense(16, name="down")(linen.gelu(linen.Dense(64, name="up")(x)))
+            return table.attend(x)
+
+    ids = jnp.asarray(rng.integers(0, 50, (3, 5)))
+    bridged = nnx.bridge.ToNNX(Net(), rngs=nnx.Rngs(int(rng.integers(100)))).lazy_init(ids)
+    model = nn.from_linen(bridged)
+    np.testing.assert_allclose(model(ids), bridged(ids), atol=1e-5)
+    exact = nn.tensorize(model, {"*": nn.TT()}, tol=1e-7)
+    np.testing.assert_allclose(exact(ids), bridged(ids), atol=1e-3)
+    small = nn.tensorize(model, {"layers/table": None, "*": nn.TT(rank=3)})
+    assert type(small.layers["up"]).__name__ == "TTLinear"
+
+    def loss(m: Any) -> jax.Array:
+        return jnp.mean(m(ids) ** 2)
+
+    gradients = nnx.jit(nnx.grad(loss))(small)
+    assert all(bool(jnp.any(g != 0)) for g in jax.tree.leaves(gradients["layers"]["up"]["cores"]))
+    with pytest.raises(TypeError, match="expected a flax"):
+        nn.from_linen(nnx.Linear(2, 2, rngs=nnx.Rngs(0)))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"call model\.lazy_init"):
+        nn.from_linen(nnx.bridge.ToNNX(Net(), rngs=nnx.Rngs(0)))

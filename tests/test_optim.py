@@ -508,8 +508,12 @@ def test_what_cannot_work_inside_is_refused():
             optim.rank_adaptive(inner, proximal=0.1).init(params)
     pair = optax.LookaheadParams.init_synced(params)
     inner = optax.lookahead(optax.sgd(0.1), 2, 0.5)
-    with pytest.raises(ValueError, match=r"put optax\.lookahead around"):
-        optim.rank_adaptive(inner).init(pair)
+    for given in (pair, params):
+        with pytest.raises(ValueError, match=r"got optax\.lookahead, which does not hand the loss"):
+            optim.rank_adaptive(inner).init(given)
+    around = optax.lookahead(optim.rank_adaptive(optax.sgd(0.1)), 2, 0.5)
+    with pytest.raises(ValueError, match=r"which optax\.lookahead does not"):
+        around.update(params, around.init(pair), pair)
 
 
 def test_gates_that_would_die_at_once_are_refused():

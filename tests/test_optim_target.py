@@ -82,6 +82,8 @@ INNER = {
     "lamb": lambda: optax.lamb(0.01),
     "muon": lambda: contrib.muon(0.01),
     "schedule_free": lambda: contrib.schedule_free_adamw(0.02),
+    # Takes extra arguments, but not the loss; keeps parameters between two updates.
+    "sam": lambda: contrib.sam(optax.adam(0.01), optax.sgd(1e-3), opaque_mode=False),
     "accumulated": lambda: optax.MultiSteps(optax.adam(0.01), 3).gradient_transformation(),
     "partition": lambda: optax.partition(
         {"core": optax.adam(0.01), "gate": optax.lion(0.003), "dense": optax.adam(0.01)},
@@ -258,6 +260,19 @@ def test_compression_counts_all_parameters() -> None:
         optim.rank_adaptive(optax.adam(0.01), size=20, by=40).init(params)
 
 
+def test_status_tells_a_loss_that_never_fell_from_one_that_did() -> None:
+    _, params = problem(8)
+    optimizer = optim.rank_adaptive(optax.sgd(0.0), size=10**6, by=5, chance=1.0)
+    state = optimizer.init(params)._replace(met=jnp.array(True), size_target=jnp.float32(50))
+    for value, said in ((0.99, "collapsed"), (0.5, "converged")):
+        seen = state._replace(count=jnp.int32(9), loss=jnp.float32(value), mass=jnp.float32(1))
+        low = jnp.float32(1.0 if value > 0.9 else value)
+        watch = seen.watch._replace(low=low, last=jnp.float32(value))
+        seen = seen._replace(loss_target=jnp.float32(1.0), best=jnp.float32(value), watch=watch)
+        found = optim.status(seen)
+        assert (found.status, "has learnt nothing, 1" in found.advice) == (said, value > 0.9)
+
+
 def test_status_says_why_nothing_was_pruned() -> None:
     loss, params = problem(2)
     optimizer = optim.rank_adaptive(optax.adam(1e-3), size=10**6, by=5)
@@ -388,3 +403,20 @@ def test_the_program_of_an_update_grows_with_the_layers_and_not_with_their_squar
 
     few, more, most = map(instructions, (1, 4, 7))
     assert most - more < 1.15 * (more - few)
+
+
+def test_copies_of_a_stack_keep_the_same_ranks_as_one_array_holds_them(rng) -> None:
+    layers = [drawn(rng, SHAPES) for _ in range(2)]
+    params = {"blocks": jax.tree.map(lambda *x: jnp.stack(x), *layers), "one": drawn(rng, SHAPES)}
+
+    def loss(p: Any, key: Any) -> jax.Array:
+        return jnp.mean(jax.vmap(full)(p["blocks"]) ** 2) + jnp.mean((full(p["one"]) - 1) ** 2)
+
+    target = 0.5 * optim.size(params)
+    optimizer = optim.rank_adaptive(optax.adam(0.01), size=target, by=20)
+    (after, state), _ = trained(optimizer, loss, params, 25)
+    found = optim.ranks(after)
+    assert found["blocks/0"] == found["blocks/1"]
+    small, _ = optim.shrink(after, state)
+    held = sum(x.size for layer in small.values() for x in layer["cores"])
+    assert held == optim.size(after) <= target

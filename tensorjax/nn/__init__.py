@@ -44,6 +44,7 @@ with _extras.needed_by(__name__):
     from tensorjax.nn._mode_factors import factor
     from tensorjax.nn._models.adapters import Adapted, Frozen, adapt, merge_adapters
     from tensorjax.nn._models.detensorize import certificates, detensorize
+    from tensorjax.nn._models.linen_models import from_linen
     from tensorjax.nn._models.spec_choice import Choice, choose
     from tensorjax.nn._models.summary import summary
     from tensorjax.nn._models.tensorize import tensorize
@@ -87,6 +88,7 @@ __all__ = [
     "from_conv",
     "from_embedding",
     "from_linear",
+    "from_linen",
     "merge_adapters",
     "summary",
     "tensorize",

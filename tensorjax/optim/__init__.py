@@ -38,20 +38,29 @@ from tensorjax import _extras
 with _extras.needed_by(__name__):
     from tensorjax.optim._adaptive import rank_adaptive
     from tensorjax.optim._canonical_gates import canonical
-    from tensorjax.optim._checkpoints import load, save
     from tensorjax.optim._importance_cuts import prune
     from tensorjax.optim._shrink import shrink, shrink_model
     from tensorjax.optim._sizes_and_ranks import ranks, size
     from tensorjax.optim._state import RankAdaptiveState, Status, status
+    from tensorjax.optim._storage.checkpoints import load, save
+    from tensorjax.optim._storage.quantized_cores import (
+        Quantized,
+        dequantize,
+        quantize,
+        straight_through,
+    )
     from tensorjax.optim._tensorised_leaves import labels
 
 __all__ = [
+    "Quantized",
     "RankAdaptiveState",
     "Status",
     "canonical",
+    "dequantize",
     "labels",
     "load",
     "prune",
+    "quantize",
     "rank_adaptive",
     "ranks",
     "save",
@@ -59,5 +68,6 @@ __all__ = [
     "shrink_model",
     "size",
     "status",
+    "straight_through",
 ]
 __dir__ = __all__.copy  # for `dir`: the public names alone

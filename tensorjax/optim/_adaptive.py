@@ -165,7 +165,9 @@ def rank_adaptive(
     it no cut is undone. `status` says what happened, and which option to change.
 
     It goes outermost: around `optax.chain`, `optax.partition`, `optax.masked`, since what is done
-    to its updates afterwards would undo the zeros; only `optax.lookahead` has to be around it.
+    to its updates afterwards would undo the zeros. `optax.lookahead` goes neither inside nor around
+    it: it does not hand the loss on, and its two sets of parameters would be in different bases.
+    So would averages of parameters, as a moving average for evaluation: begin those at ``by``.
     `optax.MultiSteps` may be inside (the average then sees the loss of every mini-step) or outside
     (that of the last mini-step of each step). Where data are spread over devices, the value has to
     be the mean over all of them, as the gradients are, or the stages of the devices part. A loss
@@ -205,7 +207,7 @@ def rank_adaptive(
         return _initial(options, inner, params)
 
     def update(
-        updates: Any, state: Any, params: Any = None, **extra: Any
+        updates: Any, state: Any, params: Any = None, *, stacks: Stacks | None = None, **extra: Any
     ) -> tuple[Any, RankAdaptiveState]:
         _check_lookahead(params)
         value = _loss(extra)
@@ -215,7 +217,7 @@ def rank_adaptive(
                 return inner.update(gradients, state.inner, params, **extra)
 
         if options.schedule is not None:
-            return towards_target(options, updates, params, state, value, descend)
+            return towards_target(options, updates, params, state, value, descend, stacks)
         step = Step.of(options, updates, params, state, value)
         if options.passive:
             moves, inner_state = descend(updates)
@@ -237,7 +239,23 @@ def _checked_inner(inner: Any) -> optax.GradientTransformationExtraArgs:
         raise TypeError(
             f"inner: expected an Optax transformation such as optax.adam(1e-3), got {inner!r}"
         )
-    return optax.with_extra_args_support(found)
+    return _without_loss(optax.with_extra_args_support(found))
+
+
+def _without_loss(
+    inner: optax.GradientTransformationExtraArgs,
+) -> optax.GradientTransformationExtraArgs:
+    """Leaves the loss out for an inner optimiser that takes extra arguments, but only others."""
+    names = inspect.signature(inner.update).parameters
+    any_name = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in names.values())
+    if any_name or "value" in names:
+        return inner
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
+        return inner.update(updates, state, params, **{k: v for k, v in extra.items()
+                                                       if k != "value"})  # fmt: skip
+
+    return optax.GradientTransformationExtraArgs(inner.init, update)
 
 
 def _initial(
@@ -257,10 +275,12 @@ def _initial(
     like = [jnp.zeros_like(x) if k in layout.gates else None for k, x in enumerate(leaves)]
     saved = jax.tree.unflatten(structure, like)
     worth = [None if x is None or by is None else x.astype(jnp.float32) for x in like]
+    own = inner.init(params)
+    if _holds(own, optax.LookaheadState):
+        raise ValueError(_LOOKAHEAD)
     state = _fresh(
-        float(full), options, inner.init(params), saved, jax.tree.unflatten(structure, worth),
-        flat.size,
-    )  # fmt: skip
+        float(full), options, own, saved, jax.tree.unflatten(structure, worth), flat.size
+    )
     if by is not None:
         ranks = jnp.sum(flat != 0).astype(jnp.float32)
         whole = live + ranks if options.compress_to is not None else live
@@ -335,22 +355,30 @@ def _target(layout: Layout, leaves: list[Any], options: Options) -> Any:
     return left
 
 
+_LOOKAHEAD = (
+    "inner: expected an optimiser of one set of parameters, got optax.lookahead, which does not "
+    "hand the loss on either; average the parameters outside, from update `by` on, or take "
+    "optax.contrib.schedule_free_adamw"
+)
+
+
 def _check_lookahead(params: Any) -> None:
     if isinstance(params, optax.LookaheadParams):
-        raise ValueError(
-            "inner: expected an optimiser of one set of parameters, got LookaheadParams; put "
-            "optax.lookahead around rank_adaptive"
-        )
+        raise ValueError(_LOOKAHEAD)
 
 
 def _check_proximal(inner: Any, proximal: Any) -> None:
-    steps = optax.MultiStepsState
-    nodes = jax.tree.leaves(inner, is_leaf=lambda node: isinstance(node, steps))
-    if proximal is not None and any(isinstance(node, steps) for node in nodes):
+    if proximal is not None and _holds(inner, optax.MultiStepsState):
         raise ValueError(
             "proximal: expected None with optax.MultiSteps inside, where it would act in every "
             "mini-step; put optax.MultiSteps around rank_adaptive"
         )
+
+
+def _holds(state: Any, kind: type) -> bool:
+    """Checks whether a state of Optax has one of a given type anywhere in it."""
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, kind))
+    return any(isinstance(node, kind) for node in nodes)
 
 
 def _trainable(params: Any, keep_one: bool) -> Layout:
@@ -401,7 +429,9 @@ def _loss(extra: dict[str, Any]) -> Any:
     if extra.get("value") is None:
         raise ValueError(
             "value: expected the loss of this step, got none; call update(gradients, state, params,"
-            " value=loss), and through an nnx.Optimizer update(model, gradients, value=loss)"
+            " value=loss), and through an nnx.Optimizer update(model, gradients, value=loss); what "
+            "is around it has to hand that on, which optax.lookahead does not, and optax.MultiSteps"
+            " itself does, but not its gradient_transformation() within another one"
         )
     value = extra["value"]
     kinds = (jnp.floating, jnp.integer)
@@ -429,7 +459,7 @@ def _by_single_layers(
             return optimizer.update(updates, state, params, **extra)  # which says what is wrong
         stacks = Stacks.of(params)
         split = stacks.split(updates), state, stacks.split(params)
-        moves, state = optimizer.update(*split, **extra)
+        moves, state = optimizer.update(*split, stacks=stacks, **extra)
         return stacks.join(moves), state
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -137,7 +137,7 @@ class Polynomial:
         for place, gate in enumerate(self.factors.T.ravel()):
             if gate < ranks.size:
                 places[gate].append(place)
-        return jnp.sum(picked(every, _padded(places, every.size - 1)), 1)
+        return jnp.sum(picked(every, padded(places, every.size - 1)), 1)
 
     def _values(self, ranks: jax.Array) -> jax.Array:
         full = jnp.concatenate([ranks, jnp.ones((1,), ranks.dtype)])
@@ -175,13 +175,13 @@ def polynomial(layout: Layout, measure: Measure, rows: int = 1) -> Polynomial:
         start += len(layer.gates)
     return Polynomial(
         np.array([float(c) for c, _ in listed]),
-        _padded([gates for _, gates in listed], start),
+        padded([gates for _, gates in listed], start),
         np.array(owners, int),
-        _padded(members, start),
+        padded(members, start),
     )
 
 
-def _padded(lists: Sequence[Sequence[int]], fill: int) -> np.ndarray:
+def padded(lists: Sequence[Sequence[int]], fill: int) -> np.ndarray:
     columns = list(itertools.zip_longest(*lists, fillvalue=fill))
     return np.array(columns, int).reshape(-1, len(lists)).T
 

@@ -14,6 +14,8 @@ Verdict = Literal["running", "converged", "infeasible", "collapsed"]
 
 # A fall of the smoothed loss by less than this share of itself is no progress.
 PROGRESS = 1e-2
+# A loss that fell by less than this share of chance, which is known to a few per cent, fell not.
+UNLEARNT = 3e-2
 
 
 def unknown(x: Any) -> Any:
@@ -222,6 +224,13 @@ def _towards(
     if values["met"]:
         if _risen(watch, values, loss):
             return "running", _high(values, loss)
+        chance = _unlearnt(watch, loss)
+        if count >= by and chance is not None:
+            return "collapsed", (
+                f"the loss is still {loss:.4g}, about that of a model that has learnt nothing, "
+                f"{chance:.4g}, whatever its size: look at the learning rate and at what the inner "
+                "optimiser does"
+            )
         worse = count >= by and _lost(watch, values, loss)
         return ("converged" if count >= by else "running"), _high(values, loss) if worse else ""
     if values["least"] > target:
@@ -296,6 +305,14 @@ def _lost(watch: Any, values: dict[str, float], loss: float) -> bool:
     """
     noise = 0.4 * (_number("noise", watch.noise) / max(values["mass"], 1e-6)) ** 0.5
     return loss > 1.5 * values["loss_target"] + noise
+
+
+def _unlearnt(watch: Any, loss: float) -> float | None:
+    """Returns the state's estimate of the loss at chance, if the loss is still there; or None."""
+    chance = _number("first", watch.first)
+    if not _number("given", watch.given):
+        chance = min(chance, _number("start", watch.start))
+    return None if unknown(chance) or loss < chance - UNLEARNT * abs(chance) else chance
 
 
 def _refused(watch: Any) -> tuple[bool, str] | None:

@@ -23,8 +23,9 @@ from tensorjax.nn._models.stacked_layers import copies
 from tensorjax.nn._specs import TT, LowRank, Spec, Tucker
 
 Modes = tuple[int, ...]
-# Squared truncation errors of a bond that candidates are made for: 60 steps from 0.9 to 1e-12.
-_ERRORS = np.geomspace(0.9, 1e-12, 60)
+# Squared truncation errors of a bond that candidates are made for: of flat spectra, as those of
+# fresh weights, all ranks that compress leave large ones.
+_ERRORS = np.concatenate([np.linspace(0.98, 0.1, 60, endpoint=False), np.geomspace(0.1, 1e-12, 55)])
 # Unfoldings with a smaller side above this are not decomposed: it would take minutes.
 _LARGEST = 2048
 # Padding of a mode product beyond this share makes a fold not worth it.
@@ -39,12 +40,17 @@ class Candidate(NamedTuple):
     Attributes:
       spec: with shapes and ranks; None leaves the layer dense.
       numbers: parameters of the weight, gates included and bias not.
-      error: squared relative error, a bound.
+      error: −log of the share of the energy kept, as of truncations that are independent of one
+        another; for small errors their squared relative error. Summed over layers it is that of
+        their composition, so that no layer is left without ranks for the good of others.
+      bound: of the squared relative error; it is 1 for all small ranks of trains with many bonds,
+        and does not tell them apart.
     """
 
     spec: Spec | None
     numbers: int
     error: float
+    bound: float
 
 
 def candidates(layer: Any, spec: Spec | None, known: bool) -> list[Candidate]:
@@ -61,7 +67,7 @@ def candidates(layer: Any, spec: Spec | None, known: bool) -> list[Candidate]:
     weights = [double(concrete(getattr(one, name))) for one in singles] if known else []
     _check.finite(f"layer.{name}", weights)
     tails = _Tails(weights, shape)
-    found = [Candidate(None, math.prod(shape), 0.0)] if spec is None else []
+    found = [Candidate(None, math.prod(shape), 0.0, 0.0)] if spec is None else []
     if spec is None or isinstance(spec, LowRank):
         found += _low_rank(tails, shape, spec)
     embedding = isinstance(layer, nnx.Embed)
@@ -73,7 +79,7 @@ def candidates(layer: Any, spec: Spec | None, known: bool) -> list[Candidate]:
         ):
             found += _tuckers(tails, rows, columns, spec)
     count = len(singles)
-    return _hull([c._replace(numbers=c.numbers * count) for c in found])
+    return _front([c._replace(numbers=c.numbers * count) for c in found])
 
 
 class _Tails:
@@ -119,7 +125,7 @@ def _low_rank(tails: _Tails, shape: tuple[int, int], spec: Any) -> Iterator[Cand
     tail = tails.of(shape, ("cut", 1, n, m), lambda w: w, shape)
     for rank in range(1, len(tail)):
         made = LowRank(rank, **({} if spec is None else {"init": spec.init}))
-        yield Candidate(made, rank * (n + m + 1), float(tail[rank]))
+        yield Candidate(made, rank * (n + m + 1), *_errors([tail], [rank]))
 
 
 def _folds(shape: tuple[int, int], spec: Any, embedding: bool) -> list[tuple[Modes, Modes]]:
@@ -187,8 +193,7 @@ def _trains(
         made = TT(ranks or 1, **options | shapes)
         full = (1, *ranks, 1)
         numbers = sum(full[k] * n * full[k + 1] for k, n in enumerate(sizes)) + sum(ranks)
-        lost = sum(float(tail[r]) for tail, r in zip(bonds, ranks, strict=True))
-        yield Candidate(made, numbers, min(lost, 1.0))
+        yield Candidate(made, numbers, *_errors(bonds, ranks))
 
 
 def _ranks(bonds: Sequence[np.ndarray], error: float, sizes: Modes) -> Modes:
@@ -219,9 +224,14 @@ def _tuckers(tails: _Tails, rows: Modes, columns: Modes, spec: Any) -> Iterator[
     for error in _ERRORS:
         ranks = tuple(max(1, int(np.argmax(tail <= error))) for tail in each)
         numbers = math.prod(ranks) + sum((n + 1) * r for n, r in zip(sizes, ranks, strict=True))
-        lost = sum(float(tail[r]) for tail, r in zip(each, ranks, strict=True))
         made = Tucker(ranks, **options, in_shape=rows, out_shape=columns)
-        yield Candidate(made, numbers, min(lost, 1.0))
+        yield Candidate(made, numbers, *_errors(each, ranks))
+
+
+def _errors(tails: Sequence[np.ndarray], ranks: Sequence[int]) -> tuple[float, float]:
+    """Returns error and bound of a candidate: −Σ_k log(1 − tail_k(r_k)), and Σ_k tail_k(r_k)."""
+    lost = [float(tail[r]) for tail, r in zip(tails, ranks, strict=True)]
+    return -sum(math.log1p(-min(x, 1 - 1e-12)) for x in lost), min(sum(lost), 1.0)
 
 
 def _kept(spec: Any) -> dict[str, Any]:
@@ -233,18 +243,23 @@ def _kept(spec: Any) -> dict[str, Any]:
     }
 
 
-def _hull(found: Sequence[Candidate]) -> list[Candidate]:
-    """Selects the candidates on the lower convex hull of error over size, by ascending size."""
-    hull: list[Candidate] = []
+def _front(found: Sequence[Candidate]) -> list[Candidate]:
+    """Selects the candidates than which no smaller one has an error as small."""
+    front: list[Candidate] = []
     for new in sorted(found, key=lambda c: (c.numbers, c.error)):
-        if hull and new.error >= hull[-1].error:
-            continue
-        while len(hull) > 1 and slope(hull[-2], new) >= slope(hull[-2], hull[-1]):
-            hull.pop()
-        if hull and hull[-1].numbers == new.numbers:
-            hull.pop()
-        hull.append(new)
-    return hull
+        if not front or new.error < front[-1].error:
+            front.append(new)
+    return front
+
+
+def hull(front: Sequence[Candidate]) -> list[Candidate]:
+    """Selects the lower convex hull of error over size from what `candidates` lists."""
+    corners: list[Candidate] = []
+    for new in front:
+        while len(corners) > 1 and slope(corners[-2], new) >= slope(corners[-2], corners[-1]):
+            corners.pop()
+        corners.append(new)
+    return corners
 
 
 def slope(a: Candidate, b: Candidate) -> float:

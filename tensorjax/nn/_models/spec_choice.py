@@ -13,7 +13,7 @@ from tensorjax import _check
 from tensorjax.nn._general import flat
 from tensorjax.nn._models.replacement import replacement
 from tensorjax.nn._models.rules import Rules, matched, pattern, rules_with
-from tensorjax.nn._models.spec_candidates import Candidate, candidates, slope
+from tensorjax.nn._models.spec_candidates import Candidate, candidates, hull, slope
 from tensorjax.nn._models.stacked_layers import lead
 from tensorjax.nn._models.summary import numbers, table
 from tensorjax.nn._models.tied_layers import Found, ties
@@ -91,9 +91,10 @@ def choose(
     For each layer all formats (low rank, trains and Tucker over the good factorisations of its
     features, and to stay dense) are compared by the singular values of the unfoldings of its
     weight. By ``size`` or ``ratio``, parameters go one step after the other to the layer in which
-    they lower the sum of squared relative errors most: along the convex hulls of error over size
-    that is the least sum up to the last step. By ``tol`` every layer gets the smallest spec whose
-    error bound fulfils it.
+    they lower the error of the composition most, −Σ log(1 − error²): on convex hulls over size
+    that is the least sum up to the last step; what is left then goes to the best specs between two
+    corners of the hulls. By ``tol`` every layer gets the smallest spec whose error bound fulfils
+    it.
 
     Args:
       model: any NNX module.
@@ -151,11 +152,10 @@ def choose(
             rest += _grown(layer, spec)
     if tol is not None:
         tol = float(_check.tolerance(tol, np.float64))
-        steps = {key: options.cheapest(tol) for key, options in lists.items()}
+        kept = {key: options.cheapest(tol) for key, options in lists.items()}
     else:
         most = _most(numbers(model), size, ratio)
-        steps = _allocated(lists, rest, most)
-    kept = {key: lists[key].found[step] for key, step in steps.items()}
+        kept = _filled(lists, *_allocated(lists, rest, most))
     total = rest + sum(candidate.numbers for candidate in kept.values())
     leading = {member: key for key, members in leaders.items() for member in members}
     chosen = [(layer, paths[0], kept[leading[id(layer)]]) for layer, paths, _ in found]
@@ -164,7 +164,7 @@ def choose(
     specs = {pattern(path): candidate.spec for _, path, candidate in chosen}
     return Choice(
         specs | fixed,
-        {pattern(path): math.sqrt(candidate.error) for _, path, candidate in chosen},
+        {pattern(path): math.sqrt(candidate.bound) for _, path, candidate in chosen},
         {pattern(path): (_weight(x), candidate.numbers) for x, path, candidate in chosen},
         total,
     )
@@ -182,10 +182,14 @@ class _Options:
     weight: int
     copies: int
 
-    def cheapest(self, tol: float) -> int:
+    def cheapest(self, tol: float) -> Candidate:
         """Returns the position of the smallest candidate with error up to ``tol``, or the last."""
-        fits = (k for k, c in enumerate(self.found) if math.sqrt(c.error) <= tol)
-        return next(fits, len(self.found) - 1)
+        fits = (c for c in self.found if math.sqrt(c.bound) <= tol)
+        return next(fits, self.found[-1])
+
+    def within(self, size: int) -> Candidate:
+        """Returns the best candidate of at most a size."""
+        return [c for c in self.found if c.numbers <= size][-1]
 
 
 def _is_open(layer: Any, spec: Any) -> bool:
@@ -248,11 +252,17 @@ def _most(now: int, size: Any, ratio: Any) -> int:
     return int(given) if ratio is None else int(now / ratio)
 
 
-def _allocated(lists: Mapping[int, _Options], rest: int, most: int) -> dict[int, int]:
+def _allocated(
+    lists: Mapping[int, _Options], rest: int, most: int
+) -> tuple[dict[int, Candidate], int]:
     """Chooses candidates greedily by error decrease per parameter; returns their positions.
 
     On convex hulls the steps of every layer come in descending order of their slopes.
+
+    Returns:
+      (choice of every layer, parameters left).
     """
+    corners = {key: hull(options.found) for key, options in lists.items()}
     taken = dict.fromkeys(lists, 0)
     left = most - rest - sum(options.found[0].numbers for options in lists.values())
     if left < 0:
@@ -262,12 +272,28 @@ def _allocated(lists: Mapping[int, _Options], rest: int, most: int) -> dict[int,
             "a larger size"
         )
     steps = [
-        (-options.copies * slope(a, b), key, k + 1, b.numbers - a.numbers)
-        for key, options in lists.items()
-        for k, (a, b) in enumerate(itertools.pairwise(options.found))
+        (-lists[key].copies * slope(a, b), key, k + 1, b.numbers - a.numbers)
+        for key, found in corners.items()
+        for k, (a, b) in enumerate(itertools.pairwise(found))
     ]
     for _, key, k, cost in sorted(steps, key=lambda step: (step[0], step[2])):
         if taken[key] == k - 1 and cost <= left:
             taken[key] = k
             left -= cost
-    return taken
+    return {key: corners[key][k] for key, k in taken.items()}, left
+
+
+def _filled(
+    lists: Mapping[int, _Options], kept: dict[int, Candidate], left: int
+) -> dict[int, Candidate]:
+    """Gives what a choice leaves, as between two far corners of a hull, where it helps most."""
+    kept = dict(kept)
+    while kept:
+        better = {key: lists[key].within(now.numbers + left) for key, now in kept.items()}
+        gains = {key: lists[key].copies * (kept[key].error - c.error) for key, c in better.items()}
+        best = max(gains, key=lambda key: gains[key])
+        if gains[best] <= 0:
+            break
+        left -= better[best].numbers - kept[best].numbers
+        kept[best] = better[best]
+    return kept

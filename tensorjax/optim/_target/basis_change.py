@@ -12,7 +12,7 @@ as for entries that are independent.
 """
 
 import dataclasses
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
@@ -27,8 +27,8 @@ from tensorjax.optim._explicit_sharding import _whole, like, widest
 from tensorjax.optim._tensorised_leaves import Bond, Layer, Layout, Path, flatten
 
 # Fields of Optax' states that hold parameters, not gradients: of schedule-free optimisers, DoG and
-# COCOB, Prodigy, MADGRAD and Mechanic. They go where the parameters go.
-PARAMETERS = frozenset({"z", "init_params", "init_particles", "params0", "x0"})
+# COCOB, Prodigy, MADGRAD, Mechanic and SAM. They go where the parameters go.
+PARAMETERS = frozenset({"z", "init_params", "init_particles", "params0", "x0", "cache"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,14 +73,10 @@ def changes(
         cores = [core.astype(dtype) for core in cores]
         gates = [gate.astype(dtype) for gate in gates]
         sides = _train_sides if layer.kind == "tt" else _tucker_sides
-        found = []
-        for bonds, gate, (left, right) in zip(
-            layer.bonds, gates, sides(cores, gates, order), strict=True
-        ):
-            # Of a Tucker layer the factor is on the left, and the core is named first.
-            ends = bonds if layer.kind == "tt" else bonds[::-1]
-            found.append(_change(ends, gate, left, right, order))
-        return found
+        lefts, rights = zip(*sides(cores, gates, order), strict=True)
+        # Of a Tucker layer the factor is on the left, and the core is named first.
+        ends = [bonds if layer.kind == "tt" else bonds[::-1] for bonds in layer.bonds]
+        return _changes(ends, gates, lefts, rights, order)
 
 
 def _train_sides(
@@ -118,28 +114,50 @@ def _tucker_sides(
     return found
 
 
-def _change(
-    ends: tuple[Bond, ...], gate: jax.Array, left: jax.Array, right: jax.Array, order: _Sequence
-) -> Change:
-    alive, count = gate != 0, jnp.sum(gate != 0)
+def _changes(
+    ends: list[tuple[Bond, ...]], gates: list[jax.Array], lefts: Sequence[jax.Array],
+    rights: Sequence[jax.Array], order: _Sequence,
+) -> list[Change]:  # fmt: skip
+    """Returns the new bases of a layer's bonds, from their gates and triangles (ρ_L, ρ_R).
+
+    All bonds are one batch, padded by dead indices to the largest rank, as every operation on
+    each alone is a kernel to compile.
+    """
+    most = max(gate.size for gate in gates)
+    sizes = np.array([gate.size for gate in gates])[:, None]
+
+    def padded(arrays: Sequence[jax.Array]) -> jax.Array:
+        return jnp.stack([jnp.pad(x, [(0, most - n) for n in x.shape]) for x in arrays])
+
+    gate, left, right = padded(gates), padded(lefts), padded(rights)
+    alive = gate != 0
     u, s, v = order.svd(matmul(left, right))
-    kept = jnp.arange(gate.size) < count
+    kept = jnp.arange(most)[None] < jnp.sum(alive, 1, keepdims=True)
     # What is rounding error, as where one side is still zero, has no basis: the bond stays.
-    floor = epsilon(s.dtype) * gate.size * jnp.max(s, initial=0.0)
-    fits = jnp.isfinite(s).all() & (jnp.min(jnp.where(kept, s, jnp.inf)) > floor)
+    share = jnp.asarray(epsilon(s.dtype) * sizes, s.dtype)
+    floor = share * jnp.max(s, 1, keepdims=True, initial=0.0)
+    fits = jnp.isfinite(s).all(1, keepdims=True)
+    fits &= jnp.min(jnp.where(kept, s, jnp.inf), 1, keepdims=True) > floor
     scale = jnp.where(kept, 1 / jnp.sqrt(jnp.where(kept & fits, s, 1.0)), 0.0).astype(gate.dtype)
-    stay = jnp.diag(alive).astype(gate.dtype)
-    x = jnp.where(fits, matmul(right, adjoint(v)) * scale[None, :], stay)  # (old, new)
-    inverse = jnp.where(fits, scale[:, None] * matmul(adjoint(u), left), stay)
+    stay = (alive[:, :, None] & np.eye(most, dtype=bool)[None]).astype(gate.dtype)
+    whole = fits[..., None]
+    x = jnp.where(whole, matmul(right, adjoint(v)) * scale[:, None, :], stay)  # (…, old, new)
+    inverse = jnp.where(whole, scale[..., None] * matmul(adjoint(u), left), stay)
     # ρ_L has the gate in it already, and X⁻¹ belongs to L D X: the gate goes to the left.
     gate_inverse = jnp.where(alive, 1 / jnp.where(alive, gate, 1.0), 0.0)
-    return Change(
-        {
-            ends[0]: ((gate[:, None] * x).T, inverse * gate_inverse[None, :]),
-            ends[1]: (inverse, x.T),
-        },
-        jnp.where(fits, kept, alive),
-    )
+    below = jnp.swapaxes(gate[..., None] * x, 1, 2), inverse * gate_inverse[:, None, :]
+    above = inverse, jnp.swapaxes(x, 1, 2)
+    live = jnp.where(fits, kept, alive)
+    return [
+        Change(
+            {
+                end: (parameters[k, :n, :n], gradients[k, :n, :n])
+                for end, (parameters, gradients) in zip(both, (below, above), strict=True)
+            },
+            live[k, :n],
+        )
+        for k, (n, both) in enumerate(zip(sizes[:, 0], ends, strict=True))
+    ]
 
 
 def _moved(

@@ -4,9 +4,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tensorjax.optim._prune import Gates
-from tensorjax.optim._size_polynomial import Polynomial
+from tensorjax.optim._size_polynomial import Polynomial, padded, picked
 from tensorjax.optim._tensorised_leaves import Layout
 
 
@@ -20,10 +21,13 @@ def least_important(
     budget: jax.Array,
     gate_size: float,
     most: jax.Array,
+    together: np.ndarray,
 ) -> jax.Array:
     """Marks the gates to set to zero, least importance per freed size first, under jit.
 
-    The same order as that of `prune`, on traced arrays. One index of every bond stays.
+    The same order as that of `prune`, on traced arrays. One index of every bond stays. Bonds of the
+    copies of a stacked layer lose an index each at once, as one array holds all copies, and only
+    ranks that are the same for all make it smaller.
 
     Args:
       gates: where they are.
@@ -34,11 +38,23 @@ def least_important(
       budget: size at which it ends; −inf: all die that may.
       gate_size: that a live gate adds to the size.
       most: how many may die.
+      together: (bonds,), a number for every bond, the same for those that are cut at once.
     """
+    members = [[*np.flatnonzero(together == n)] for n in range(together.max(initial=-1) + 1)]
+    table = padded(members, together.size)
+
+    def of_groups(x: jax.Array, reduce: Any, fill: float) -> jax.Array:
+        if table.shape[1] == 1:
+            return x
+        return reduce(picked(jnp.append(x, jnp.asarray(fill, x.dtype)), table), 1)
 
     def candidates(alive: jax.Array) -> tuple[jax.Array, jax.Array]:
         ranks = gates.per_bond(alive)
-        return ranks, alive & ~frozen & (ranks > 1)[gates.bonds]
+        may = alive & ~frozen & (ranks > 1)[gates.bonds]
+        # Of copies of different ranks those of the largest are cut.
+        open_ranks = jnp.where(gates.per_bond(may) > 0, ranks, 0.0)
+        largest = of_groups(open_ranks, jnp.max, 0.0)[together]
+        return ranks, may & (ranks == largest)[gates.bonds]
 
     def goes_on(carry: tuple[jax.Array, jax.Array]) -> jax.Array:
         alive, count = carry
@@ -51,8 +67,15 @@ def least_important(
         ranks, may = candidates(alive)
         # The size is linear in every rank: its slope is what one index less frees.
         freed = polynomial.slopes(ranks) + gate_size
-        score = jnp.where(may, worth / jnp.maximum(freed, 1e-9)[gates.bonds], jnp.inf)
-        return alive & (jnp.arange(alive.size) != jnp.argmin(score)), count + 1
+        least = gates.largest(-worth, may)
+        lost = gates.per_bond(jnp.where(least, worth, 0.0))
+        has = gates.per_bond(least) > 0
+        lost = of_groups(lost, jnp.sum, 0.0)
+        freed = of_groups(jnp.where(has, freed, 0.0), jnp.sum, 0.0)
+        score = jnp.where(of_groups(has, jnp.any, False), lost / jnp.maximum(freed, 1e-9), jnp.inf)
+        chosen = (jnp.arange(score.size) == jnp.argmin(score))[together]
+        gone = least & chosen[gates.bonds]
+        return alive & ~gone, count + jnp.sum(gone, dtype=jnp.float32)
 
     start = (live, jnp.zeros((), jnp.float32))
     return live & ~jax.lax.while_loop(goes_on, removed, start)[0]

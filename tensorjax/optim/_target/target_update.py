@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tensorjax.optim._explicit_sharding import like
 from tensorjax.optim._prune import Gates
@@ -18,7 +19,7 @@ from tensorjax.optim._size_polynomial import polynomial
 from tensorjax.optim._state import RankAdaptiveState, unknown
 from tensorjax.optim._target.basis_change import changed, moments_of
 from tensorjax.optim._target.target_cuts import least_important
-from tensorjax.optim._tensorised_leaves import Layout
+from tensorjax.optim._tensorised_leaves import Layout, Stacks
 from tensorjax.optim._trial_cuts import judged
 from tensorjax.optim._update import (
     Step,
@@ -40,6 +41,7 @@ class TargetStep(Step):
 
     schedule: Schedule
     tick: Any
+    stacks: Stacks | None
 
     def _doomed(self, flat: jax.Array, limit: jax.Array, frozen: jax.Array) -> jax.Array:
         state, most = self.state, self._most()
@@ -49,7 +51,18 @@ class TargetStep(Step):
             self.gates, self.polynomial, self.joined(state.worth), self.live, frozen,
             budget=self.schedule.budget(state.count, state.full, state.size_target),
             gate_size=self.gate_size, most=jnp.where(self._cuts() & active, most, 0.0),
+            together=self._together(),
         )  # fmt: skip
+
+    def _together(self) -> np.ndarray:
+        """Numbers the bonds for cuts: those of a stack's copies, which share an array, alike."""
+        starts = np.cumsum([0, *(len(layer.gates) for layer in self.layout.layers)])
+        numbers = np.arange(starts[-1])
+        for copies in self.stacks.siblings(self.layout) if self.stacks is not None else ():
+            for copy in copies:
+                own = slice(starts[copy], starts[copy + 1])
+                numbers[own] = np.arange(starts[copies[0]], starts[copies[0] + 1])
+        return np.unique(numbers, return_inverse=True)[1]
 
     def _may_change(self, flat: jax.Array, limit: jax.Array, frozen: jax.Array) -> jax.Array:
         return self._cuts() | self._tries()
@@ -71,6 +84,7 @@ def towards_target(
     state: RankAdaptiveState,
     value: Any,
     descend: Descend,
+    stacks: Stacks | None = None,
 ) -> tuple[Any, RankAdaptiveState]:
     """Computes moves and state of one optimiser update towards a target size.
 
@@ -81,6 +95,7 @@ def towards_target(
       state: before.
       value: the loss.
       descend: from gradients to moves and state of the inner transformation.
+      stacks: which of the layers are copies of a stacked one.
     """
     layout, leaves = seen_layout(updates, params)
     schedule = options.schedule
@@ -89,10 +104,10 @@ def towards_target(
     following = _staged(options, seen, finite, state.size)
     began = following.late & unknown(state.best)
     pulls = jax.tree.leaves(updates)
-    effects = {k: jnp.asarray(leaves[k]) * pulls[k] for k in layout.gates}
+    slopes = {k: pulls[k] for k in layout.gates}
 
     def first() -> tuple[jax.Array, jax.Array]:
-        sums = [jnp.sum(effects[k].astype(jnp.float32)) for k in layout.gates]
+        sums = [jnp.sum((leaves[k] * slopes[k]).astype(jnp.float32)) for k in layout.gates]
         ones = [jnp.all((leaves[k] == 0) | (leaves[k] == 1)) for k in layout.gates]
         return jnp.max(jnp.stack(sums)) / 2, jnp.all(jnp.stack(ones))
 
@@ -101,7 +116,7 @@ def towards_target(
 
     above, ones = jax.lax.cond(state.watch.sure, later, first)
     watch = _watched(options, state, value, above, ones, finite, following.late)
-    following = following._replace(watch=watch, worth=_worth(layout, state.worth, effects))
+    following = following._replace(watch=watch, worth=_worth(layout, state.worth, leaves, slopes))
     for k in layout.gates:
         pulls[k] = jnp.where(like(leaves[k] != 0, pulls[k]), pulls[k], jnp.zeros_like(pulls[k]))
     gradients = jax.tree.unflatten(jax.tree.structure(updates), pulls)
@@ -109,7 +124,7 @@ def towards_target(
     tick = schedule.tick(following.count)
     due = following.late & ~state.met & (tick > state.tick) | (watch.tried >= 0)
     moves, inner, size, learnt = _cut_if(
-        due, options, layout, leaves, following, began, tick, moves, gradients, inner
+        due, options, layout, leaves, following, began, tick, moves, gradients, inner, stacks
     )
     step = Step(options, layout, None, None, updates, leaves, None, None, began, following, None)  # type: ignore[arg-type]
     return moves, step.record(size, **learnt)._replace(inner=inner)
@@ -118,7 +133,7 @@ def towards_target(
 def _cut_if(
     due: jax.Array, options: Options, layout: Layout, leaves: list[Any],
     state: RankAdaptiveState, began: jax.Array, tick: jax.Array, moves: Any, gradients: Any,
-    inner: Any,
+    inner: Any, stacks: Stacks | None,
 ) -> tuple[Any, Any, jax.Array, dict[str, Any]]:  # fmt: skip
     """Cuts ranks, changes bases and judges the last cut if the schedule says so."""
     members = sorted(k for layer in layout.layers for k in (*layer.cores, *layer.gates))
@@ -132,7 +147,7 @@ def _cut_if(
         full = list(steps)
         for k, move in zip(members, own, strict=True):
             full[k] = move
-        step = _step(options, layout, leaves, state, began, tick)
+        step = _step(options, layout, leaves, state, began, tick, stacks)
         done, size, learnt = step.finish(jax.tree.unflatten(structure, full), gradients)
         full, learnt, moments = _turned(step, done, learnt, moving, moments, size)
         own = [like(full[k].astype(old.dtype), old) for k, old in zip(members, own, strict=True)]
@@ -140,12 +155,13 @@ def _cut_if(
 
     def light(given: Any) -> Any:
         own, moments = given
-        held = _held(layout, leaves, dict(zip(members, own, strict=True)))
-        kept = [held[k].astype(old.dtype) for k, old in zip(members, own, strict=True)]
-        return kept, moments, state.size, {name: getattr(state, name) for name in names}
+        return own, moments, state.size, {name: getattr(state, name) for name in names}
 
-    given = [jnp.asarray(steps[k]) for k in members], [jnp.asarray(arrays[n]) for n, *_ in moving]
-    own, moments, size, learnt = jax.lax.cond(due, heavy, light, given)
+    # Before the condition, so that XLA makes it one loop with the step of the inner optimiser.
+    held = _held(layout, leaves, {k: jnp.asarray(steps[k]) for k in members})
+    own = [held[k].astype(jnp.result_type(steps[k])) for k in members]
+    moments = [jnp.asarray(arrays[n]) for n, *_ in moving]
+    own, moments, size, learnt = jax.lax.cond(due, heavy, light, (own, moments))
     for k, move in zip(members, own, strict=True):
         steps[k] = move
     for (n, *_), moment in zip(moving, moments, strict=True):
@@ -156,7 +172,7 @@ def _cut_if(
 
 def _step(
     options: Options, layout: Layout, leaves: list[Any], state: RankAdaptiveState,
-    began: jax.Array, tick: jax.Array,
+    began: jax.Array, tick: jax.Array, stacks: Stacks | None,
 ) -> TargetStep:  # fmt: skip
     gates = Gates.of(layout)
     flat = gates.join([leaves[k] for k in layout.gates])
@@ -168,7 +184,7 @@ def _step(
     assert options.schedule is not None
     return TargetStep(
         options, layout, gates, form, None, leaves, flat, flat != 0, began,
-        state._replace(watch=watch), (verdict, saved), options.schedule, tick,
+        state._replace(watch=watch), (verdict, saved), options.schedule, tick, stacks,
     )  # fmt: skip
 
 
@@ -227,12 +243,12 @@ def _turned(
     return steps, learnt | {"worth": worth, "met": met, "tick": tick}, moments
 
 
-def _worth(layout: Layout, old: Any, effects: dict[int, jax.Array]) -> Any:
+def _worth(layout: Layout, old: Any, gates: list[Any], slopes: dict[int, jax.Array]) -> Any:
     """Adds squared first-order effects of the gates, (gate · gradient)², to their importance."""
     leaves, structure = jax.tree.flatten(old)
     out = []
     for k, x in zip(sorted(layout.gates), leaves, strict=True):
-        effect = like(effects[k].astype(x.dtype), x)
+        effect = like((gates[k] * slopes[k]).astype(x.dtype), x)
         out.append(x + jnp.where(jnp.isfinite(effect), effect * effect, 0.0))
     return jax.tree.unflatten(structure, out)
 

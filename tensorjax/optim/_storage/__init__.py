@@ -1,0 +1,1 @@
+"""Storage of models and optimiser states: checkpoints, and cores of eight bits."""
