@@ -281,7 +281,7 @@ def test_errors_name_what_is_wrong():
     for knots in ([0.0], [1.0, 0.0], [0.0, 0.0, 1.0], [0.0, np.nan, 1.0], [0, *[0.5] * 5, 1]):
         with pytest.raises(ValueError, match=r"knots|low"):
             functions.BSpline(knots)
-    for bad in (lambda x: x, lambda x: x[:, 0] * np.nan):
+    for bad in (lambda x: x[:-1], lambda x: x[:, None], lambda x: x[:, 0] * np.nan):
         with pytest.raises(ValueError, match="f: expected"):
             functions.interpolate(bad, [(0, 1)] * 2, tol=1e-3)
     with pytest.raises(ValueError, match="variable 1"):
@@ -410,3 +410,50 @@ def test_what_no_point_meets_is_not_certified() -> None:
     )
     assert info.status not in ("zero", "converged")
     assert info.error > 0.5
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 2, 3))])
+@pytest.mark.parametrize("vectorized", [True, False])
+def test_components_are_functions_found_together(seed: int, *, vectorized: bool) -> None:
+    rng = np.random.default_rng(seed)
+    d, count = int(rng.integers(1, 5)), int(rng.integers(1, 4))
+    a = rng.uniform(0.2, 2, (d, count)) * (1 if seed % 2 else 1j)
+    asked: list[int] = []
+
+    def function(x: np.ndarray) -> np.ndarray:
+        asked.append(1 if x.ndim == 1 else len(x))
+        return np.exp(-(x @ a)) * 10.0 ** np.arange(count)
+
+    found, info = functions.interpolate(
+        function, [(0, 1)] * d, tol=1e-5, key=jax.random.key(seed), vectorized=vectorized
+    )
+    assert info.status == "converged"
+    assert isinstance(found, tuple)
+    assert len(found) == count
+    x = rng.random((200, d))
+    values = np.stack([f(x) for f in found], axis=1)
+    true = function(x)
+    assert np.linalg.norm(values - true) <= 3e-5 * np.linalg.norm(true)
+    assert info.bases == found[0].bases
+    assert info.evaluations >= sum(asked) - len(x)
+    if count > 1:
+        with pytest.raises(ValueError, match="as before"):
+            functions.interpolate(
+                lambda x: function(x)[:, : 1 + (len(x) > 300)], [(0, 1)] * d, tol=1e-5
+            )
+
+
+def test_a_narrow_component_is_found() -> None:
+    at = np.random.default_rng(1).uniform(0.2, 0.8, 5)
+
+    def function(x: np.ndarray) -> np.ndarray:
+        peak = np.exp(-300 * ((x - at) ** 2).sum(axis=1))
+        return np.stack([0 * peak, peak, x[:, 0] * peak], axis=1)
+
+    (zero, f, g), info = functions.interpolate(function, [(0, 1)] * 5, tol=1e-4)
+    assert info.status == "converged"
+    x = at + 0.02 * np.random.default_rng(2).standard_normal((200, 5))
+    true = function(x)
+    np.testing.assert_allclose(f(x), true[:, 1], atol=1e-3)
+    np.testing.assert_allclose(g(x), true[:, 2], atol=1e-3)
+    np.testing.assert_allclose(zero(x), 0, atol=1e-3)

@@ -26,7 +26,7 @@ class Values(NamedTuple):
     """Function of points on the host, with the number of points that it was asked for.
 
     Attributes:
-      function: of points (batch, d), checked.
+      function: of points (batch, d), checked; gives values (batch, components).
       most: points that it may be asked for; inf if as many as wanted.
       spent: list of one number, those asked for.
     """
@@ -94,11 +94,11 @@ def first_bases(
         if lines + peaks.lines <= affordable:
             high = peaks.climb(values, {k: g.nodes for k, g in zip(open_, grids, strict=True)})
         for k, basis, v in zip(list(open_), grids, found, strict=True):
-            rows = _relative(v.reshape(lines, size), scale)
+            rows = _relative(v.reshape(lines, size, -1), scale)
             if k in high:
-                rms = np.sqrt(np.mean(np.abs(high[k]) ** 2, axis=1, keepdims=True))
+                rms = np.sqrt(np.mean(np.abs(high[k]) ** 2, axis=(1, 2), keepdims=True))
                 rows = np.concatenate([rows, _relative(high[k], rms)])
-            tail = _tail(rows @ basis.from_values.T)
+            tail = _tail(rows, basis.from_values)
             degree = int(np.sum(tail > _NEGLIGIBLE * tol)) - 1
             if k in high and peaks.hidden(high[k]):
                 degree = size
@@ -112,7 +112,7 @@ def first_bases(
 
 
 def _relative(rows: np.ndarray, scale: Any) -> np.ndarray:
-    """Divides values on lines by a scale of f; zero where that is zero."""
+    """Divides values (lines, n, components) by a scale of f; zero where that is zero."""
     return rows / np.where(scale > 0, scale, 1.0)
 
 
@@ -128,9 +128,9 @@ def uniform(bases: Sequence[Basis], count: int, rng: np.random.Generator) -> np.
     return low + (high - low) * rng.random((count, len(bases)))
 
 
-def _tail(coefficients: np.ndarray) -> np.ndarray:
-    """Largest coefficient from each degree on, over all lines."""
-    largest = np.abs(coefficients).max(axis=0)
+def _tail(rows: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+    """Largest coefficient from each degree on, over all lines (lines, n, components)."""
+    largest = np.abs(matrix @ rows).max(axis=(0, 2))
     return np.maximum.accumulate(largest[::-1])[::-1]
 
 

@@ -27,7 +27,7 @@ class ErrorPoints:
 
     Attributes:
       x: points (m, d), random ones first.
-      true: values of f there.
+      true: values of f there, (m, components).
     """
 
     def __init__(
@@ -43,10 +43,14 @@ class ErrorPoints:
         self._count = len(self.x)
         self._weights = np.ones(self._count)
 
+    @property
+    def _sizes(self) -> np.ndarray:
+        return np.linalg.norm(self.true, axis=1)
+
     def follow(self, bases: Sequence[Basis], cores: Cores) -> None:
         """Draws points from the square of a train, half as many, if too few points see f."""
         count = int(min(self._count // 2, self._values.left // 4))
-        if count < TELLING or telling(self._weights * np.abs(self.true) ** 2) >= TELLING:
+        if count < TELLING or telling(self._weights * self._sizes**2) >= TELLING:
             return
         source = _Density(bases, cores)
         if not source.proper:
@@ -59,7 +63,8 @@ class ErrorPoints:
 
     def error(self, bases: Sequence[Basis], cores: Cores) -> tuple[float, float, float]:
         """Measures the error of a train: relative, its deviation, and the largest."""
-        difference, size = np.abs(host_values(bases, cores, self.x) - self.true), np.abs(self.true)
+        found = host_values(bases, cores, self.x).reshape(self.true.shape)
+        difference, size = np.linalg.norm(found - self.true, axis=1), self._sizes
         top = size.max()
         if not difference.any():
             return 0.0, 0.0, 0.0
@@ -84,13 +89,14 @@ class _Density:
         at_nodes = [
             b.values(b.nodes) * np.sqrt(w)[:, None] for b, w in zip(bases, widths, strict=True)
         ]
-        self._sampler = Sampler([times_mode(c, m) for c, m in zip(cores, at_nodes, strict=True)])
+        weighted = [times_mode(c, m) for c, m in zip(cores, at_nodes, strict=False)]
+        self._sampler = Sampler([*weighted, *cores[len(bases) :]])
         self._log_widths = [np.log(w / w.sum()) for w in widths]
         self.proper = self._sampler.log_norm > -math.inf
 
     def draw(self, count: int, rng: np.random.Generator) -> np.ndarray:
         """Draws points (count, d)."""
-        index = self._sampler.draw(count, rng)
+        index = self._sampler.draw(count, rng)[:, : len(self._edges)]
         u = rng.random(index.shape)
         ends = [(e[i], e[i + 1]) for e, i in zip(self._edges, index.T, strict=True)]
         return np.stack([a + (b - a) * v for (a, b), v in zip(ends, u.T, strict=True)], axis=1)

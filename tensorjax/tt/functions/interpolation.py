@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._cores.unfoldings import Cores, times_mode
+from tensorjax._cores.unfoldings import Cores, times_mode, times_right
 from tensorjax._formats.trains import TT
 from tensorjax._typing import Key
 from tensorjax.tt._cross.cross import CrossInfo, cross
@@ -110,7 +110,7 @@ def interpolate(
     max_evaluations: int | None = None,
     vectorized: bool = True,
     **options: Any,
-) -> tuple[FunctionTrain, InterpolateInfo]:
+) -> tuple[Any, InterpolateInfo]:
     """Interpolates a function of d variables on a box by a functional train, from few evaluations.
 
     The values at a grid of nodes are a tensor, of which `tensorjax.tt.cross` makes a train, and the
@@ -120,7 +120,8 @@ def interpolate(
     peaks; if random points see little of f, there are several, and the cross starts from the peaks.
 
     Args:
-      f: maps points (batch, d) to values (batch,); real or complex, of NumPy or JAX.
+      f: maps points (batch, d) to values (batch,), or to (batch, m) of m components, which cost no
+        more; real or complex, of NumPy or JAX.
       domain: for each variable a pair (low, high), for Chebyshev polynomials of a degree that is
         chosen, or a basis, which is kept as it is.
       tol: relative error, of the root mean square over the box.
@@ -128,12 +129,13 @@ def interpolate(
       max_degree: largest Chebyshev degree.
       max_rank: of the result; no limit if None.
       max_evaluations: of f, at least 20; no limit if None.
-      vectorized: False if f takes one point (d,).
+      vectorized: False if f takes one point (d,), and gives a scalar or (m,).
       options: others of `tensorjax.tt.cross`, as ``pivots`` (points where f is large, which the
         lines go through too), ``search``, ``jit``, ``executor`` and ``dtype``.
 
     Returns:
-      The `FunctionTrain`, and an `InterpolateInfo` with status and measured error.
+      The `FunctionTrain`, or a tuple of one for each component, and an `InterpolateInfo` with
+      status and measured error, of all components together.
 
     Raises:
       ValueError: intervals that are infinite, empty or reversed; NaN, Inf or wrong shapes of values
@@ -172,17 +174,20 @@ def interpolate(
     tol = _check.tolerance(tol, checked.dtype)
     least = 10 * linalg.epsilon(checked.dtype)
     given = _given(options.get("pivots"), len(bases))
-    seen = np.append(tests.true, values(given)) if len(given) else tests.true
+    seen = np.concatenate([tests.true, values(given)]) if len(given) else tests.true
     peaks = Peaks(np.concatenate([tests.x, given]), seen, len(given), rng)
     first = first_bases(values, bases, free, tol, most, peaks, rng)
     if peaks.concentrated and len(peaks.points):
         options["pivots"] = peaks.points
     work = _Work(f, values, tests, tol, least, free, most, options)
     found = work.run(first)
-    train = TT._unchecked(tuple(jax.device_put(found.cast)))
-    out = FunctionTrain._unchecked(tuple(found.bases), train)
+    parts = [
+        FunctionTrain._unchecked(tuple(found.bases), TT._unchecked(tuple(jax.device_put(cores))))
+        for cores in _components(found.cast, len(bases))
+    ]
     seconds = time.perf_counter() - started
-    return out, _info(found, tol, out, values.spent[0], seconds, zero=checked.zero)
+    info = _info(found, tol, parts[0], values.spent[0], seconds, zero=checked.zero)
+    return (tuple(parts) if checked.components else parts[0]), info
 
 
 def checked_domain(domain: Any) -> tuple[list[Basis], list[int]]:
@@ -214,22 +219,39 @@ def _given(pivots: Any, dims: int) -> np.ndarray:
     return rows if rows.dtype.kind == "f" and rows.shape[1:] == (dims,) else np.empty((0, dims))
 
 
+def _components(cores: Cores, dims: int) -> list[Cores]:
+    """Splits a train whose last mode are components, if it has one, into a train for each."""
+    if len(cores) == dims:
+        return [cores]
+    *first, last, mode = cores
+    return [[*first, times_right(last, mode[:, j])] for j in range(mode.shape[1])]
+
+
 class _Checked:
-    """Function of points on the host whose values are checked: numbers, finite, (batch,)."""
+    """Function of points on the host whose values are checked: finite, (batch, components)."""
 
     def __init__(self, f: Callable[[Any], Any], dims: int, vectorized: bool, executor: Any):
         self._calls, self._dims = Calls(f, vectorized, executor), dims
         self.dtype: Any = None  # of trains of these values, once there are some
+        self.components: tuple[int, ...] = ()  # of values: () of scalars, or (number,)
         self.zero = True  # whether all values were zero
 
     def __call__(self, points: np.ndarray) -> np.ndarray:
         values = numbers(np.asarray(self._calls(points)))
-        if values.shape != (len(points),):
+        shape = values.shape[1:]
+        if values.shape[:1] != (len(points),) or len(shape) > 1 or shape == (0,):
             raise ValueError(
-                f"f: expected values of shape ({len(points)},) for points {points.shape}, got "
-                f"{values.shape}; interpolate components one by one"
+                f"f: expected values of shape ({len(points)},) or ({len(points)}, components) for "
+                f"points {points.shape}, got {values.shape}"
             )
-        bad = ~np.isfinite(values)
+        if self.dtype is not None and shape != self.components:
+            raise ValueError(
+                f"f: expected values of shape (batch, *{self.components}) as before, got "
+                f"{values.shape}"
+            )
+        self.components = shape
+        values = values.reshape(len(points), -1)
+        bad = ~np.isfinite(values).all(axis=1)
         if bad.any():
             raise ValueError(
                 f"f: expected finite values, got NaN or Inf at {int(bad.sum())} of {len(points)} "
@@ -313,11 +335,10 @@ class _Work:
         )
         self.values.spent[0] += info.evaluations
         wide = np.result_type(t.dtype, np.float64)
-        cores = [
-            times_mode(np.asarray(c).astype(wide), b.from_values)
-            for c, b in zip(t.cores, bases, strict=True)
-        ]
-        norms = slice_norms(cores)
+        cores = [np.asarray(c).astype(wide) for c in t.cores]
+        for k, b in enumerate(bases):
+            cores[k] = times_mode(cores[k], b.from_values)
+        norms = slice_norms(cores)[: len(bases)]
         tails = [float(_end(n) / (np.linalg.norm(n) or 1.0)) for n in norms]
         allowed = _TRIM * self.tol / len(bases) ** 0.5
         small, cores = without_tails(bases, self.free, cores, norms, allowed)

@@ -43,16 +43,17 @@ class Peaks:
     def __init__(
         self, points: np.ndarray, values: np.ndarray, given: int, rng: np.random.Generator
     ):
-        """Starts from points (n, d) with their values: random ones, the last of them given."""
+        """Starts from points (n, d) with values (n, components): random ones, the last given."""
         start = len(points) - given
-        sizes = np.abs(values[:start])
+        every = np.linalg.norm(values, axis=1)
+        sizes = every[:start]
         top = sizes.max(initial=0.0)
         self.concentrated = telling((sizes / (top or 1.0)) ** 2) < TELLING
         seen = np.flatnonzero(sizes > 0)
         others = rng.permutation(seen)[: _CLIMBS * self.concentrated]
         first = np.append(sizes.argmax(), others) if seen.size else seen
         first = np.append(first, np.arange(start, len(points)))
-        self.points, self._sizes = points[first], np.abs(values[first])
+        self.points, self._sizes = points[first], every[first]
         self._climbed = False
 
     @property
@@ -65,8 +66,8 @@ class Peaks:
         return _MORE_SWEEPS if self._climbed else (_SWEEPS if self.concentrated else 2)
 
     def hidden(self, lines: np.ndarray) -> bool:
-        """Whether a peak stands out of all values (m, n) on the line through it."""
-        return bool((np.abs(lines).max(axis=1) < _HIDDEN * self._sizes).any())
+        """Whether a peak stands out of all values (m, n, components) on the line through it."""
+        return bool((np.linalg.norm(lines, axis=2).max(axis=1) < _HIDDEN * self._sizes).any())
 
     def climb(
         self, values: Callable[[np.ndarray], np.ndarray], grids: Mapping[int, np.ndarray]
@@ -78,14 +79,16 @@ class Peaks:
           grids: for each variable the nodes (n_k,) of its lines.
 
         Returns:
-          Values (m, n_k) on the last line along each variable.
+          Values (m, n_k, components) on the last line along each variable.
         """
         lines: dict[int, np.ndarray] = {}
         for _ in range(self._sweeps if len(self.points) else 0):
             before = self.points.copy()
             for k, nodes in grids.items():
-                found = values(along(self.points, k, nodes)).reshape(len(self.points), -1)
-                sizes, at = np.abs(found).max(axis=1), np.abs(found).argmax(axis=1)
+                found = values(along(self.points, k, nodes))
+                found = found.reshape(len(self.points), len(nodes), -1)
+                on_line = np.linalg.norm(found, axis=2)
+                sizes, at = on_line.max(axis=1), on_line.argmax(axis=1)
                 higher = sizes > self._sizes
                 self.points[higher, k] = nodes[at[higher]]
                 self._sizes = np.maximum(sizes, self._sizes)
