@@ -27,8 +27,8 @@ _BATCH = 20_000
 # New entries contradict the estimate if one has an error above so many times the tolerance,
 # relative to the largest value.
 _AGREES = 100
-# A held-out error stands out above so many times the root mean square of all but the TELLING largest
-# ones, and above this part of the largest value, for less is roundoff.
+# A held-out error stands out above so many times the root mean square of all but the TELLING
+# largest ones, and above this part of the largest value, for less is roundoff.
 _STANDS_OUT, _ROUNDOFF = 100, 1e-12
 # An error of this part of the largest value tells of a jump, smaller ones of a smooth function's
 # corners.
