@@ -183,6 +183,25 @@ def test_components_are_a_last_mode_and_cost_nothing(key):
         assert error(tt.evaluate(part, index), f(points)[:, c]) <= 3e-6 * norm(f(points))
 
 
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(s, marks=pytest.mark.slow) for s in (2, 3))])
+def test_components_that_differ_by_distant_modes(seed):
+    """Components f and g(i_1) f: no block of two neighbouring modes sees how they differ."""
+    rng = np.random.default_rng(seed)
+    d, n = int(rng.integers(3, 7)), 20
+    at, width = rng.integers(3, n - 3, d), rng.uniform(2, 5)
+    factor = rng.uniform(0, 1, (n, 2))
+
+    def f(i):
+        peak = np.exp(-(((i - at) / width) ** 2).sum(axis=1))
+        return np.stack([peak, *(peak * factor[i[:, 0], c] for c in (0, 1))], axis=1)
+
+    t, info = tt.cross(f, (n,) * d, tol=1e-6, key=jax.random.key(seed))
+    assert info.status == "converged"
+    near = np.clip(at + rng.integers(-4, 5, (300, d)), 0, n - 1)
+    found = np.stack([tt.evaluate(t, np.insert(near, d, c, axis=1)) for c in range(3)], axis=1)
+    np.testing.assert_allclose(found, f(near), atol=1e-5)
+
+
 def test_one_component_is_still_a_mode(key):
     t, info = tt.cross(lambda i: fractions(i)[:, None], (5,) * 4, tol=1e-6, key=key)
     assert t.shape == (5, 5, 5, 5, 1)

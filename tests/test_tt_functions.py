@@ -281,7 +281,7 @@ def test_errors_name_what_is_wrong():
     for knots in ([0.0], [1.0, 0.0], [0.0, 0.0, 1.0], [0.0, np.nan, 1.0], [0, *[0.5] * 5, 1]):
         with pytest.raises(ValueError, match=r"knots|low"):
             functions.BSpline(knots)
-    for bad in (lambda x: x, lambda x: x[:, 0] * np.nan):
+    for bad in (lambda x: x[:-1], lambda x: x[:, None], lambda x: x[:, 0] * np.nan):
         with pytest.raises(ValueError, match="f: expected"):
             functions.interpolate(bad, [(0, 1)] * 2, tol=1e-3)
     with pytest.raises(ValueError, match="variable 1"):
@@ -363,12 +363,97 @@ def test_tolerances_of_a_precision_count_as_the_user_gives_them() -> None:
         functions.interpolate(single, [(0, 1)] * 3, tol=9 * eps)
 
 
-def test_what_random_points_do_not_meet_is_said_to_be_missed() -> None:
-    rng = np.random.default_rng(4)
-    for d in (5, 7):
-        at = rng.uniform(0.2, 0.8, d)
-        _, info = functions.interpolate(
-            lambda x, at=at: np.exp(-400 * ((x - at) ** 2).sum(axis=1)), [(0, 1)] * d, tol=1e-4
-        )
-        assert info.status != "converged"
-        assert "smaller box" in info.advice
+def two_narrow_peaks(seed: int) -> tuple[Callable[[np.ndarray], np.ndarray], np.ndarray, float]:
+    rng = np.random.default_rng(seed)
+    d, width = int(rng.integers(4, 8)), rng.uniform(0.05, 0.09)
+    centres = rng.uniform(0.1, 0.9, (2, d))
+
+    def f(x: np.ndarray) -> np.ndarray:
+        far = ((x[:, None] - centres) / width) ** 2
+        return np.exp(-far.sum(axis=2)) @ np.array([1.0, 0.7])
+
+    return f, centres, width
+
+
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 2, 3, 4, 5))]
+)
+def test_narrow_peaks_are_found_by_ascents(seed: int) -> None:
+    """Random points see little of the peaks, yet their degrees and pivots are found."""
+    function, centres, width = two_narrow_peaks(seed)
+    d = centres.shape[1]
+    f, info = functions.interpolate(function, [(0, 1)] * d, tol=1e-4, key=jax.random.key(seed))
+    assert info.status == "converged"
+    near = np.random.default_rng(seed).standard_normal((2, 300, d)) * width / 2
+    x = np.clip(centres[:, None] + near, 0, 1)
+    for one in x:
+        true = function(one)
+        assert np.linalg.norm(f(one) - true) <= 3e-4 * np.linalg.norm(true)
+    # The error is measured where f is large, not at points that see nothing of it.
+    assert 0 < info.error_std < info.error < 1e-4
+
+
+def test_what_no_point_meets_is_not_certified() -> None:
+    at = np.random.default_rng(4).uniform(0.2, 0.8, 6)
+
+    def bump(x: np.ndarray) -> np.ndarray:
+        return np.maximum(0, 1 - ((x - at) ** 2).sum(axis=1) / 0.01)
+
+    _, info = functions.interpolate(bump, [(0, 1)] * 6, tol=1e-4, max_evaluations=9000)
+    assert info.status == "zero"
+    assert info.error_std == np.inf
+    assert "smaller box" in info.advice
+    assert info.evaluations <= 9000
+    # A point where f is large leads there, though it cannot be resolved.
+    _, info = functions.interpolate(
+        bump, [(0, 1)] * 6, tol=1e-4, max_evaluations=9000, pivots=at[None] + 0.02
+    )
+    assert info.status not in ("zero", "converged")
+    assert info.error > 0.5
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 2, 3))])
+@pytest.mark.parametrize("vectorized", [True, False])
+def test_components_are_functions_found_together(seed: int, *, vectorized: bool) -> None:
+    rng = np.random.default_rng(seed)
+    d, count = int(rng.integers(1, 5)), int(rng.integers(1, 4))
+    a = rng.uniform(0.2, 2, (d, count)) * (1 if seed % 2 else 1j)
+    asked: list[int] = []
+
+    def function(x: np.ndarray) -> np.ndarray:
+        asked.append(1 if x.ndim == 1 else len(x))
+        return np.exp(-(x @ a)) * 10.0 ** np.arange(count)
+
+    found, info = functions.interpolate(
+        function, [(0, 1)] * d, tol=1e-5, key=jax.random.key(seed), vectorized=vectorized
+    )
+    assert info.status == "converged"
+    assert isinstance(found, tuple)
+    assert len(found) == count
+    x = rng.random((200, d))
+    values = np.stack([f(x) for f in found], axis=1)
+    true = function(x)
+    assert np.linalg.norm(values - true) <= 3e-5 * np.linalg.norm(true)
+    assert info.bases == found[0].bases
+    assert info.evaluations >= sum(asked) - len(x)
+    if count > 1:
+        with pytest.raises(ValueError, match="as before"):
+            functions.interpolate(
+                lambda x: function(x)[:, : 1 + (len(x) > 300)], [(0, 1)] * d, tol=1e-5
+            )
+
+
+def test_a_narrow_component_is_found() -> None:
+    at = np.random.default_rng(1).uniform(0.2, 0.8, 5)
+
+    def function(x: np.ndarray) -> np.ndarray:
+        peak = np.exp(-300 * ((x - at) ** 2).sum(axis=1))
+        return np.stack([0 * peak, peak, x[:, 0] * peak], axis=1)
+
+    (zero, f, g), info = functions.interpolate(function, [(0, 1)] * 5, tol=1e-4)
+    assert info.status == "converged"
+    x = at + 0.02 * np.random.default_rng(2).standard_normal((200, 5))
+    true = function(x)
+    np.testing.assert_allclose(f(x), true[:, 1], atol=1e-3)
+    np.testing.assert_allclose(g(x), true[:, 2], atol=1e-3)
+    np.testing.assert_allclose(zero(x), 0, atol=1e-3)

@@ -10,7 +10,7 @@ from tensorjax import _check
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.tt._cross.global_search import climbed
 from tensorjax.tt._cross.greedy_pivots import Sets
-from tensorjax.tt._cross.held_out_error import TELLING, UNKNOWN, Estimate, HeldOut
+from tensorjax.tt._cross.held_out_error import TELLING, UNKNOWN, Estimate, HeldOut, entries
 from tensorjax.tt._cross.maxvol import right_sets
 from tensorjax.tt._cross.progress import Options, Status
 from tensorjax.tt._cross.sampled_function import Oracle
@@ -159,7 +159,7 @@ class Approximation:
         """Adds entries with large residuals as pivots; returns the number of those added."""
         sets, threshold = self.sets, self.threshold if threshold is None else threshold
         if len(self.oracle.shape) > points.shape[1]:
-            component = np.abs(values).argmax(axis=1)
+            component = np.abs(entries(self.current(), points) - values).argmax(axis=1)
             points = np.concatenate([points, component[:, None]], axis=1)
         added = 0
         for k in range(1, points.shape[1]):

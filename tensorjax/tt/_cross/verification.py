@@ -7,7 +7,7 @@ import numpy as np
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.tt._cross.approximation import Approximation
 from tensorjax.tt._cross.global_search import GlobalSearch
-from tensorjax.tt._cross.held_out_error import UNKNOWN
+from tensorjax.tt._cross.held_out_error import TELLING, UNKNOWN
 from tensorjax.tt._cross.progress import Status
 
 # A train this much more accurate than asked for seems to be exact.
@@ -27,6 +27,9 @@ _BATCH = 20_000
 # New entries contradict the estimate if one has an error above so many times the tolerance,
 # relative to the largest value.
 _AGREES = 100
+# A held-out error stands out above so many times the root mean square of all but the TELLING
+# largest ones, and above this part of the largest value, for less is roundoff.
+_STANDS_OUT, _ROUNDOFF = 100, 1e-12
 # An error of this part of the largest value tells of a jump, smaller ones of a smooth function's
 # corners.
 _JUMP = 0.01
@@ -75,6 +78,8 @@ class Verification:
         if held.all:
             return "converged"
         cores = fit.current()
+        if self._wrong_above(cores):
+            return None
         seen = held.plain and held.agree(cores)
         if self._wrong_at_edges(cores):
             self._surprised = self._surprised or self._worst > _JUMP * fit.oracle.largest
@@ -135,6 +140,20 @@ class Verification:
         wrong = wrong or self._found_wrong(cores, self._search.corners(sets.left, many=many))
         fit.edgy = fit.edgy or (wrong and self._worst > _JUMP * fit.oracle.largest)
         return wrong
+
+    def _wrong_above(self, cores: Cores) -> bool:
+        """Climbs from a held-out error that stands out, be it small: it may be a peak's tail."""
+        fit, search = self._fit, self._search
+        if not (fit.held.plain and fit.options.search > 0 and fit.oracle.left > search.a_climb):
+            return False
+        wrong = np.sqrt(fit.held.errors(cores))
+        first = np.argsort(-wrong, kind="stable")
+        rest = math.sqrt(float((wrong[first[TELLING:]] ** 2).sum()) / len(wrong))
+        least = max(_STANDS_OUT * rest, _ROUNDOFF * fit.oracle.largest)
+        if not wrong[first[0]] > least:
+            return False
+        start = fit.held.index[first[:1]]
+        return self._found_wrong(cores, search.worst_tops(cores, start, search.a_climb))
 
     def _wrong_nearby(self, cores: Cores) -> bool:
         """Searches for errors near the index sets; returns whether there are any."""

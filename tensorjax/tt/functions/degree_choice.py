@@ -8,11 +8,14 @@ import numpy as np
 from tensorjax._cores.orthogonalization import left_qr, right_orthogonal
 from tensorjax._cores.unfoldings import Cores, absorb
 from tensorjax.tt.functions.bases import Basis
+from tensorjax.tt.functions.peaks import Peaks, along
 
 # Points on a line at first; doubled until the coefficients of the last quarter are negligible.
 _FIRST = 16
 # Lines along each variable, through random points.
-_LINES = 5
+_LINES = 3
+# Most evaluations of a choice are this part of those left.
+_PART = 4
 # Coefficients below this part of the tolerance are left out.
 _NEGLIGIBLE = 0.1
 # Coefficients within this factor of the last ones are no better than those, as of noise.
@@ -23,7 +26,7 @@ class Values(NamedTuple):
     """Callable that evaluates a function at points and counts them, up to a limit.
 
     Attributes:
-      function: of points (batch, d), checked.
+      function: of points (batch, d), checked; gives values (batch, components).
       most: points that it may be asked for; inf if as many as wanted.
       spent: list of one number, those asked for.
     """
@@ -49,9 +52,13 @@ def first_bases(
     free: Sequence[int],
     tol: float,
     most: int,
+    peaks: Peaks,
     rng: np.random.Generator,
 ) -> list[Basis]:
     """Chooses Chebyshev degrees of all variables from a function's values along lines.
+
+    Some lines go through random points, others to where f is large and through its peaks: a
+    function that is large in a small part of the box is next to zero on the first.
 
     Args:
       values: of the function.
@@ -59,6 +66,7 @@ def first_bases(
       free: variables whose Chebyshev degree is to be chosen.
       tol: relative error wanted of the function.
       most: largest degree.
+      peaks: points where f is large, which climb along the lines.
       rng: generator of the lines.
 
     Returns:
@@ -69,21 +77,31 @@ def first_bases(
     open_ = list(free)
     size, squares, count = min(_FIRST, most + 1), 0.0, 0
     while open_:
-        lines = int(min(_LINES, values.left / 4 / (size * len(open_))))
+        affordable = values.left / _PART / (size * len(open_))
+        lines = int(min(_LINES, affordable))
         if lines < 1:
             for k in open_:  # too few evaluations to look further
                 out[k] = of_degree(bases[k], min(size // 2, most))
             break
         grids = [of_degree(bases[k], size - 1) for k in open_]
-        points = [_along(bases, k, g.nodes, lines, rng) for k, g in zip(open_, grids, strict=True)]
+        through = [uniform(bases, lines, rng) for _ in open_]
+        points = [along(x, k, g.nodes) for x, k, g in zip(through, open_, grids, strict=True)]
         found = np.split(values(np.concatenate(points)), len(open_))
         squares += sum(float(np.sum(np.abs(v) ** 2)) for v in found)
         count += sum(v.size for v in found)
-        level = _NEGLIGIBLE * tol * (squares / count) ** 0.5
+        scale = (squares / count) ** 0.5
+        high: dict[int, np.ndarray] = {}
+        if lines + peaks.lines <= affordable:
+            high = peaks.climb(values, {k: g.nodes for k, g in zip(open_, grids, strict=True)})
         for k, basis, v in zip(list(open_), grids, found, strict=True):
-            rows = v.reshape(lines, size)
-            tail = _tail(rows @ basis.from_values.T)
-            degree = int(np.sum(tail > level)) - 1
+            rows = _relative(v.reshape(lines, size, -1), scale)
+            if k in high:
+                rms = np.sqrt(np.mean(np.abs(high[k]) ** 2, axis=(1, 2), keepdims=True))
+                rows = np.concatenate([rows, _relative(high[k], rms)])
+            tail = _tail(rows, basis.from_values)
+            degree = int(np.sum(tail > _NEGLIGIBLE * tol)) - 1
+            if k in high and peaks.hidden(high[k]):
+                degree = size
             if degree < 3 * size // 4 or size > most:
                 if degree >= 3 * size // 4:
                     degree = int(np.sum(tail > _PLATEAU * tail[-max(1, size // 8)]))
@@ -93,19 +111,14 @@ def first_bases(
     return out
 
 
+def _relative(rows: np.ndarray, scale: Any) -> np.ndarray:
+    """Divides values (lines, n, components) by a scale of f; zero where that is zero."""
+    return rows / np.where(scale > 0, scale, 1.0)
+
+
 def of_degree(basis: Any, degree: int) -> Any:
     """Returns the Chebyshev basis of a given degree on the interval of another."""
     return basis.of_degree(degree)
-
-
-def _along(
-    bases: Sequence[Basis], k: int, nodes: np.ndarray, lines: int, rng: np.random.Generator
-) -> np.ndarray:
-    """Returns points on lines along variable k through random points of the box."""
-    x = uniform(bases, lines, rng)
-    x = np.repeat(x, len(nodes), axis=0)
-    x[:, k] = np.tile(nodes, lines)
-    return x
 
 
 def uniform(bases: Sequence[Basis], count: int, rng: np.random.Generator) -> np.ndarray:
@@ -115,9 +128,9 @@ def uniform(bases: Sequence[Basis], count: int, rng: np.random.Generator) -> np.
     return low + (high - low) * rng.random((count, len(bases)))
 
 
-def _tail(coefficients: np.ndarray) -> np.ndarray:
+def _tail(rows: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     """Returns, for each degree, the largest Chebyshev coefficient of that or a higher degree."""
-    largest = np.abs(coefficients).max(axis=0)
+    largest = np.abs(matrix @ rows).max(axis=(0, 2))
     return np.maximum.accumulate(largest[::-1])[::-1]
 
 

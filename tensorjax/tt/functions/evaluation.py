@@ -10,7 +10,7 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._cores.contraction import einsum
-from tensorjax._cores.unfoldings import Cores
+from tensorjax._cores.unfoldings import Cores, absorb
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
@@ -172,7 +172,11 @@ def _dtype(f: FunctionTrain, of_points: Any) -> Any:
 
 
 def host_values(bases: Sequence[Basis], cores: Cores, x: np.ndarray) -> np.ndarray:
-    """Evaluates a functional train of NumPy cores at points (batch, d), in double precision."""
+    """Evaluates a functional train of NumPy cores at points (batch, d), in double precision.
+
+    Returns:
+      Values (batch,); or (batch, components) if there is one core more than bases.
+    """
     wide = [c.astype(linalg.factor_dtype(c.dtype)) for c in cores]
     wide = [c.astype(np.result_type(c.dtype, np.float64)) for c in wide]
     piece = max(1, _PIECE // max(c.size // min(c.shape[0], c.shape[2]) for c in wide))
@@ -180,9 +184,10 @@ def host_values(bases: Sequence[Basis], cores: Cores, x: np.ndarray) -> np.ndarr
     for first in range(0, max(1, len(x)), piece):
         rows = x[first : first + piece]
         held, exponent = np.ones((len(rows), 1)), np.zeros((len(rows), 1), int)
-        for k, (basis, core) in enumerate(zip(bases, wide, strict=True)):
+        for k, (basis, core) in enumerate(zip(bases, wide, strict=False)):
             held = einsum("ba,bn,ans->bs", held, basis.values(rows[:, k]), core)
             held, more = linalg.normalized(held, -1)
             exponent = exponent + more
-        out.append(linalg.scaled(held, exponent)[:, 0])
+        held = linalg.scaled(held, exponent)
+        out.append(held[:, 0] if len(wide) == len(bases) else absorb(held, wide[-1])[:, :, 0])
     return np.concatenate(out)

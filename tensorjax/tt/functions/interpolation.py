@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._cores.unfoldings import Cores, times_mode
+from tensorjax._cores.unfoldings import Cores, times_mode, times_right
 from tensorjax._formats.trains import TT
 from tensorjax._typing import Key
 from tensorjax.tt._cross.cross import CrossInfo, cross
@@ -23,11 +23,11 @@ from tensorjax.tt.functions.degree_choice import (
     first_bases,
     of_degree,
     slice_norms,
-    uniform,
     without_tails,
 )
-from tensorjax.tt.functions.evaluation import host_values
+from tensorjax.tt.functions.error_points import ErrorPoints
 from tensorjax.tt.functions.function_train import FunctionTrain
+from tensorjax.tt.functions.peaks import Peaks
 
 InterpolateStatus = Literal[
     "converged", "basis", "max_rank", "budget", "max_sweeps", "stalled", "stopped", "unseen",
@@ -37,6 +37,9 @@ _HARDLY = 0.9
 _MISSED = (
     "next to nothing of f was found: random points do not meet what is concentrated in a small "
     "part of the box; give a smaller box about it, and zero elsewhere"
+)
+_ZERO = (
+    "every point seen is zero: if f is not, give a smaller box, or pivots=, points where f is large"
 )
 _BASIS = (
     "the bases do not resolve f: raise max_degree or give larger bases, split the domain where f "
@@ -60,11 +63,11 @@ class InterpolateInfo:
 
     Attributes:
       status: "converged": the measured error is below the tolerance by two standard errors;
-        "basis": f is not resolved by the bases given, or by the largest degree; or the status of
-        `tensorjax.tt.cross` that kept the train from its accuracy, or, as "unseen" and "zero", made
-        the error unknown.
-      error: root mean square of the difference over that of f, at random points of the box to
-        which the train was not fitted.
+        "basis": f is not resolved by the bases given, or by the largest degree; "zero": every point
+        seen is zero; or the status of `tensorjax.tt.cross` that kept the train from its accuracy,
+        or, as "unseen", made the error unknown.
+      error: root mean square of the difference over that of f, at points of the box to which the
+        train was not fitted: random ones, and if few of these see f, ones drawn from the train.
       error_std: standard error of that estimate; inf where the cross approximation cannot know.
       max_error: largest difference over the largest |f| at these points.
       evaluations: points at which f was evaluated, all tries and tests together.
@@ -107,16 +110,18 @@ def interpolate(
     max_evaluations: int | None = None,
     vectorized: bool = True,
     **options: Any,
-) -> tuple[FunctionTrain, InterpolateInfo]:
+) -> tuple[Any, InterpolateInfo]:
     """Interpolates a function of d variables on a box by a functional train, from few evaluations.
 
     The values at a grid of nodes are a tensor, of which `tensorjax.tt.cross` makes a train, and the
     modes of which are then brought from values to coefficients. Chebyshev degrees are chosen for
-    each variable by the coefficients along a few lines, and raised while the error at random points
-    asks for it.
+    each variable by the coefficients along a few lines, through random points and through peaks of
+    f, and raised while the error off the grid asks for it. Ascents along the lines lead to the
+    peaks; if random points see little of f, there are several, and the cross starts from the peaks.
 
     Args:
-      f: maps points (batch, d) to values (batch,); real or complex, of NumPy or JAX.
+      f: maps points (batch, d) to values (batch,), or to (batch, m) of m components, which cost no
+        more; real or complex, of NumPy or JAX.
       domain: for each variable a pair (low, high), for Chebyshev polynomials of a degree that is
         chosen, or a basis, which is kept as it is.
       tol: relative error, of the root mean square over the box.
@@ -124,12 +129,13 @@ def interpolate(
       max_degree: largest Chebyshev degree.
       max_rank: of the result; no limit if None.
       max_evaluations: of f, at least 20; no limit if None.
-      vectorized: False if f takes one point (d,).
-      options: others of `tensorjax.tt.cross`, as ``pivots`` (points where f is large), ``search``,
-        ``jit``, ``executor`` and ``dtype``.
+      vectorized: False if f takes one point (d,), and gives a scalar or (m,).
+      options: others of `tensorjax.tt.cross`, as ``pivots`` (points where f is large, which the
+        lines go through too), ``search``, ``jit``, ``executor`` and ``dtype``.
 
     Returns:
-      The `FunctionTrain`, and an `InterpolateInfo` with status and measured error.
+      The `FunctionTrain`, or a tuple of one for each component, and an `InterpolateInfo` with
+      status and measured error, of all components together.
 
     Raises:
       ValueError: intervals that are infinite, empty or reversed; NaN, Inf or wrong shapes of values
@@ -147,7 +153,7 @@ def interpolate(
 
     Source: Gorodetsky, Karaman, Marzouk (2019); Bigoni, Engsig-Karup, Marzouk (2016); B. Hashemi,
     L. N. Trefethen, "Chebfun in three dimensions", SIAM J. Sci. Comput. 39 (2017), the degrees from
-    lines. Ours: the measured error, which degrees and tolerances follow.
+    lines. Ours: lines through peaks; the measured error, which degrees and tolerances follow.
     """
     started = time.perf_counter()
     tol = _check.tolerance(tol, np.float64)
@@ -163,16 +169,25 @@ def interpolate(
     checked = _Checked(f, len(bases), vectorized, options.get("executor"))
     values = Values(checked, budget, [0])
     count = int(min(_TESTED, budget // 5))
-    tests = uniform(bases, count, rng)
     options = {"key": key, "max_rank": max_rank, "vectorized": vectorized, **options}
-    true = values(tests)
+    tests = ErrorPoints(values, bases, count, rng)
     tol = _check.tolerance(tol, checked.dtype)
     least = 10 * linalg.epsilon(checked.dtype)
-    work = _Work(f, values, tests, true, tol, least, free, most, options)
-    found = work.run(first_bases(values, bases, free, tol, most, rng))
-    train = TT._unchecked(tuple(jax.device_put(found.cast)))
-    out = FunctionTrain._unchecked(tuple(found.bases), train)
-    return out, _info(found, tol, out, values.spent[0], time.perf_counter() - started)
+    given = _given(options.get("pivots"), len(bases))
+    seen = np.concatenate([tests.true, values(given)]) if len(given) else tests.true
+    peaks = Peaks(np.concatenate([tests.x, given]), seen, len(given), rng)
+    first = first_bases(values, bases, free, tol, most, peaks, rng)
+    if peaks.concentrated and len(peaks.points):
+        options["pivots"] = peaks.points
+    work = _Work(f, values, tests, tol, least, free, most, options)
+    found = work.run(first)
+    parts = [
+        FunctionTrain._unchecked(tuple(found.bases), TT._unchecked(tuple(jax.device_put(cores))))
+        for cores in _components(found.cast, len(bases))
+    ]
+    seconds = time.perf_counter() - started
+    info = _info(found, tol, parts[0], values.spent[0], seconds, zero=checked.zero)
+    return (tuple(parts) if checked.components else parts[0]), info
 
 
 def checked_domain(domain: Any) -> tuple[list[Basis], list[int]]:
@@ -198,26 +213,51 @@ def checked_domain(domain: Any) -> tuple[list[Basis], list[int]]:
     return bases, free
 
 
+def _given(pivots: Any, dims: int) -> np.ndarray:
+    """Points (m, d) that were given as pivots; none if they are something else."""
+    rows = np.empty((0, dims)) if pivots is None else np.asarray(pivots)
+    return rows if rows.dtype.kind == "f" and rows.shape[1:] == (dims,) else np.empty((0, dims))
+
+
+def _components(cores: Cores, dims: int) -> list[Cores]:
+    """Splits a train whose last mode are components, if it has one, into a train for each."""
+    if len(cores) == dims:
+        return [cores]
+    *first, last, mode = cores
+    return [[*first, times_right(last, mode[:, j])] for j in range(mode.shape[1])]
+
+
 class _Checked:
     """Callable that evaluates a function at points; ValueError for NaN, Inf or wrong shapes."""
 
     def __init__(self, f: Callable[[Any], Any], dims: int, vectorized: bool, executor: Any):
         self._calls, self._dims = Calls(f, vectorized, executor), dims
         self.dtype: Any = None  # of trains of these values, once there are some
+        self.components: tuple[int, ...] = ()  # of values: () of scalars, or (number,)
+        self.zero = True  # whether all values were zero
 
     def __call__(self, points: np.ndarray) -> np.ndarray:
         values = numbers(np.asarray(self._calls(points)))
-        if values.shape != (len(points),):
+        shape = values.shape[1:]
+        if values.shape[:1] != (len(points),) or len(shape) > 1 or shape == (0,):
             raise ValueError(
-                f"f: expected values of shape ({len(points)},) for points {points.shape}, got "
-                f"{values.shape}; interpolate components one by one"
+                f"f: expected values of shape ({len(points)},) or ({len(points)}, components) for "
+                f"points {points.shape}, got {values.shape}"
             )
-        bad = ~np.isfinite(values)
+        if self.dtype is not None and shape != self.components:
+            raise ValueError(
+                f"f: expected values of shape (batch, *{self.components}) as before, got "
+                f"{values.shape}"
+            )
+        self.components = shape
+        values = values.reshape(len(points), -1)
+        bad = ~np.isfinite(values).all(axis=1)
         if bad.any():
             raise ValueError(
                 f"f: expected finite values, got NaN or Inf at {int(bad.sum())} of {len(points)} "
                 f"points, first {tuple(points[bad.argmax()].tolist())}"
             )
+        self.zero = self.zero and not values.any()
         self.dtype = jax.dtypes.canonicalize_dtype(np.result_type(values.dtype, np.float32))
         return values.astype(np.result_type(values.dtype, np.float64), copy=False)
 
@@ -245,8 +285,7 @@ class _Work:
 
     f: Callable[[Any], Any]
     values: Values
-    tests: np.ndarray
-    true: np.ndarray
+    tests: ErrorPoints
     tol: float
     least: float  # tolerance of a cross approximation
     free: list[int]
@@ -296,29 +335,16 @@ class _Work:
         )
         self.values.spent[0] += info.evaluations
         wide = np.result_type(t.dtype, np.float64)
-        cores = [
-            times_mode(np.asarray(c).astype(wide), b.from_values)
-            for c, b in zip(t.cores, bases, strict=True)
-        ]
-        norms = slice_norms(cores)
+        cores = [np.asarray(c).astype(wide) for c in t.cores]
+        for k, b in enumerate(bases):
+            cores[k] = times_mode(cores[k], b.from_values)
+        norms = slice_norms(cores)[: len(bases)]
         tails = [float(_end(n) / (np.linalg.norm(n) or 1.0)) for n in norms]
         allowed = _TRIM * self.tol / len(bases) ** 0.5
         small, cores = without_tails(bases, self.free, cores, norms, allowed)
         cast = [c.astype(t.dtype) for c in cores]
-        return _Fit(small, cores, cast, tails, *self.measured(small, cast), info)
-
-    def measured(self, bases: list[Basis], cores: Cores) -> tuple[float, float, float]:
-        """Measures the error at random points: relative error, standard error, largest error."""
-        difference = np.abs(host_values(bases, cores, self.tests) - self.true)
-        top, scale = np.abs(self.true).max(), (difference**2).mean()
-        if not scale:
-            return 0.0, 0.0, 0.0
-        if not top:
-            return math.inf, math.inf, math.inf
-        parts = difference**2, np.abs(self.true) ** 2
-        spread = [float(p.std() / p.mean()) / len(p) ** 0.5 for p in parts]
-        error = float(np.sqrt(scale / parts[1].mean()))
-        return error, error * math.hypot(*spread) / 2, float(difference.max() / top)
+        self.tests.follow(small, cast)
+        return _Fit(small, cores, cast, tails, *self.tests.error(small, cast), info)
 
     def grown(self, bases: list[Basis], found: _Fit) -> list[Basis] | None:
         """Raises the degrees of variables that are not resolved; None if all are."""
@@ -344,15 +370,20 @@ def _cross_error(info: CrossInfo) -> float:
 
 
 def _info(
-    found: _Fit, tol: float, out: FunctionTrain, spent: int, seconds: float
+    found: _Fit, tol: float, out: FunctionTrain, spent: int, seconds: float, *, zero: bool
 ) -> InterpolateInfo:
     status: Any = "converged" if found.bound <= tol else "basis"
     unknown = found.info.status in ("unseen", "zero", "failed", "stopped")
     if unknown or (status == "basis" and found.info.status != "converged"):
         status = found.info.status
+    if found.error == 0 and not all(c.any() for c in found.cast):
+        if zero:
+            status = "zero"
+        else:  # nothing of it is in the train, nor did random points meet it
+            status, found = "basis", found._replace(error=math.inf, std=math.inf)
     # An error of one says that next to nothing of f is in the train.
     basis = _MISSED if found.error > _HARDLY else _BASIS
-    advice = {"converged": "", "basis": basis}.get(status, found.info.advice)
+    advice = {"converged": "", "basis": basis, "zero": _ZERO}.get(status, found.info.advice)
     std = found.std if status != "unseen" and status != "zero" else math.inf
     return InterpolateInfo(
         status, found.error, std, found.largest, spent, out.bases, out.ranks, found.info,

@@ -1,0 +1,114 @@
+"""Points at which the error of a functional train is measured: random ones, and drawn ones.
+
+Random points of the box tell nothing of a function that is large in a small part of it. The train
+itself says where that is: points drawn from its square are then looked at too, and each point is
+weighted by the inverse of its probability under both ways of drawing (multiple importance sampling
+with the balance heuristic: E. Veach, L. Guibas, SIGGRAPH 1995).
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from tensorjax._cores.unfoldings import Cores, times_mode
+from tensorjax.tt._cross.held_out_error import Sampler
+from tensorjax.tt.functions.bases import Basis
+from tensorjax.tt.functions.degree_choice import Values, uniform
+from tensorjax.tt.functions.evaluation import host_values
+from tensorjax.tt.functions.peaks import TELLING, telling
+
+# Most random points to look at while f is zero at all of them.
+_MOST_ZEROS = 20_000
+
+
+class ErrorPoints:
+    """Points of the box, with the values of f there, to which no train is fitted.
+
+    Attributes:
+      x: points (m, d), random ones first.
+      true: values of f there, (m, components).
+    """
+
+    def __init__(
+        self, values: Values, bases: Sequence[Basis], count: int, rng: np.random.Generator
+    ):
+        self._values, self._rng = values, rng
+        self.x = uniform(bases, count, rng)
+        self.true = values(self.x)
+        while not self.true.any() and len(self.x) < min(_MOST_ZEROS, values.left // 4):
+            x = uniform(bases, len(self.x), rng)
+            self.x = np.concatenate([self.x, x])
+            self.true = np.concatenate([self.true, values(x)])
+        self._count = len(self.x)
+        self._weights = np.ones(self._count)
+
+    @property
+    def _sizes(self) -> np.ndarray:
+        return np.linalg.norm(self.true, axis=1)
+
+    def follow(self, bases: Sequence[Basis], cores: Cores) -> None:
+        """Draws points from the square of a train, half as many, if too few points see f."""
+        count = int(min(self._count // 2, self._values.left // 4))
+        if count < TELLING or telling(self._weights * self._sizes**2) >= TELLING:
+            return
+        source = _Density(bases, cores)
+        if not source.proper:
+            return
+        x = source.draw(count, self._rng)
+        self.x = np.concatenate([self.x[: self._count], x])
+        self.true = np.concatenate([self.true[: self._count], self._values(x)])
+        density = np.exp(np.minimum(source.log_density(self.x), 600.0))
+        self._weights = 1 / (self._count + count * density)
+
+    def error(self, bases: Sequence[Basis], cores: Cores) -> tuple[float, float, float]:
+        """Measures the error of a train: relative, its deviation, and the largest."""
+        found = host_values(bases, cores, self.x).reshape(self.true.shape)
+        difference, size = np.linalg.norm(found - self.true, axis=1), self._sizes
+        top = size.max()
+        if not difference.any():
+            return 0.0, 0.0, 0.0
+        if not top:
+            return math.inf, math.inf, math.inf
+        parts = [self._weights * (d / top) ** 2 for d in (difference, size)]
+        spread = [float(p.std() / p.mean()) / len(p) ** 0.5 for p in parts]
+        error = float(np.sqrt(parts[0].mean() / parts[1].mean()))
+        return error, error * math.hypot(*spread) / 2, float(difference.max() / top)
+
+
+class _Density:
+    """Probability density |t|² of a functional train, constant on a cell about each of its nodes.
+
+    Attributes:
+      proper: whether the train is not zero.
+    """
+
+    def __init__(self, bases: Sequence[Basis], cores: Cores):
+        self._edges = [_cells(b) for b in bases]
+        widths = [np.diff(e) for e in self._edges]
+        at_nodes = [
+            b.values(b.nodes) * np.sqrt(w)[:, None] for b, w in zip(bases, widths, strict=True)
+        ]
+        weighted = [times_mode(c, m) for c, m in zip(cores, at_nodes, strict=False)]
+        self._sampler = Sampler([*weighted, *cores[len(bases) :]])
+        self._log_widths = [np.log(w / w.sum()) for w in widths]
+        self.proper = self._sampler.log_norm > -math.inf
+
+    def draw(self, count: int, rng: np.random.Generator) -> np.ndarray:
+        """Draws points (count, d)."""
+        index = self._sampler.draw(count, rng)[:, : len(self._edges)]
+        u = rng.random(index.shape)
+        ends = [(e[i], e[i + 1]) for e, i in zip(self._edges, index.T, strict=True)]
+        return np.stack([a + (b - a) * v for (a, b), v in zip(ends, u.T, strict=True)], axis=1)
+
+    def log_density(self, x: np.ndarray) -> np.ndarray:
+        """Returns the logarithm of the density at points, beside that of uniform ones."""
+        index = [np.searchsorted(e[1:-1], v) for e, v in zip(self._edges, x.T, strict=True)]
+        cells = sum(w[i] for w, i in zip(self._log_widths, index, strict=True))
+        return self._sampler.log_density(np.stack(index, axis=1)) - cells
+
+
+def _cells(basis: Basis) -> np.ndarray:
+    """Ends of the cells about the nodes of a basis, (n + 1,)."""
+    nodes = basis.nodes
+    return np.concatenate([[basis.low], (nodes[1:] + nodes[:-1]) / 2, [basis.high]])
