@@ -13,6 +13,7 @@ from tensorjax.pde._integration.checkpoint import Checkpoint, load, save
 from tensorjax.pde._integration.integrate import integrate
 from tensorjax.pde._integration.solution import Result, SaveAt, Solution, State
 from tensorjax.pde._long_times.first_passage import Passage, committor, first_passage
+from tensorjax.pde._long_times.slow_modes import SlowModes, slow_modes
 from tensorjax.pde._long_times.stationary import Stationary, stationary
 from tensorjax.pde._maps.affine_maps import AffineMap, affine
 from tensorjax.pde._problems.drifts import Power, Product, Separable, Sin
@@ -74,6 +75,7 @@ __all__ = [
     "Sheared",
     "Shears",
     "Sin",
+    "SlowModes",
     "Solution",
     "State",
     "Stationary",
@@ -96,6 +98,7 @@ __all__ = [
     "rank_reducing_map",
     "resolution",
     "save",
+    "slow_modes",
     "stationary",
 ]
 __dir__ = __all__.copy  # for `dir`: the public names alone

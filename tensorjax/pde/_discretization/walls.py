@@ -93,10 +93,11 @@ def walled(box: Box, walls: Sequence[Any] | None) -> Box:
             raise ValueError(
                 f'walls: expected "absorbing" or "reflecting" for each axis, or pairs, got {wall!r}'
             )
-        if axis.kind not in ("chebyshev", "fourier"):
+        if axis.kind not in ("chebyshev", "fourier", "periodic"):
             raise ValueError(
                 'domain: expected axes of kind "chebyshev", with walls at their ends, or '
-                f'"fourier", which are periodic, got {axis.kind!r}'
+                f'"periodic", got {axis.kind!r}'
             )
-        axes.append(WalledAxis(axis.kind, axis.n, axis.low, axis.high, axis.order, walls=pair))
+        kind = "chebyshev" if axis.kind == "chebyshev" else "fourier"
+        axes.append(WalledAxis(kind, axis.n, axis.low, axis.high, axis.order, walls=pair))
     return Box(tuple(axes))

@@ -75,9 +75,9 @@ def check_conserving(problem: Any, right: Any, cores: Cores, span: float) -> Non
 
 
 def check_at_rest(box: Box, map: AffineMap) -> None:
-    """Raises ValueError if a map moves a box with axes of half-lines."""
+    """Raises ValueError if a map moves a box with axes that stay at rest."""
     if not (box.movable or map.still):
         raise ValueError(
-            'map: expected the identity, for the box has axes of half-lines ("log", "laguerre"), '
+            'map: expected the identity, for the box has axes ("periodic", "log", "laguerre") '
             "where coordinates stay at rest"
         )

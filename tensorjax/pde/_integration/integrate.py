@@ -95,8 +95,8 @@ def integrate(
         run goes on to its end, or to NaN; ``stats["status"]`` says what went wrong, also under jit,
         vmap and grad, where an unstable run ends as NaN.
       max_rank: largest TT-rank; the run stops where ``tol`` needs a higher one.
-      coordinates: "adaptive" ("fixed" where the box has axes of half-lines, `Axis`, which cannot
-        move; else `MultiLevel`, where its motion leaves a tenth of the normal component
+      coordinates: "adaptive" ("fixed" where the box has periodic axes or half-lines, `Axis`, which
+        cannot move; else `MultiLevel`, where its motion leaves a tenth of the normal component
         or less at first; where it does not, it is asked after pauses only, see "asked" in `stats`;
         where the run stops in moving coordinates it is made
         again in fixed ones, if that goes further: ``message`` says so, and ``stats["fallback"]`` is
@@ -275,8 +275,8 @@ def _at_rest(generator: Any, coordinates: Any) -> Any:
     if isinstance(generator, Fixed):
         return generator
     raise ValueError(
-        'coordinates: expected "adaptive" or "fixed", for the box has axes of half-lines ("log", '
-        f'"laguerre"), where coordinates stay at rest, got {coordinates!r}'
+        'coordinates: expected "adaptive" or "fixed", for the box has axes ("periodic", "log", '
+        f'"laguerre") where coordinates stay at rest, got {coordinates!r}'
     )
 
 

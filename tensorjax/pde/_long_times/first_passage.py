@@ -109,7 +109,7 @@ def first_passage(
     Args:
       problem: `FokkerPlanck` or `OrnsteinUhlenbeck`, of drift and diffusion that do not depend on
         time; its start and box do not matter.
-      domain: `Box` of "chebyshev" axes, whose ends are walls, and "fourier" axes, periodic.
+      domain: `Box` of "chebyshev" axes, whose ends are walls, and "periodic" ones.
       walls: for each axis "absorbing" or "reflecting", or a pair, for its low and high end; all
         absorbing if None. Axes without a wall in truth have reflecting ones far out.
       tol: relative error of the linear system. That of the grid comes on top: it is measured, by a
@@ -163,7 +163,7 @@ def committor(
 
     Args:
       problem: as in `first_passage`.
-      domain: `Box` of "chebyshev" axes, and "fourier" axes, periodic.
+      domain: `Box` of "chebyshev" and "periodic" axes.
       axis: whose ends are the two absorbing walls.
       walls: as in `first_passage`; if None all but those of the axis reflect.
       tol: relative error of the linear system; that of the grid is measured, as there.
