@@ -266,8 +266,7 @@ def _projected(xs: list[Cores], ys: list[Cores], count: int, tol: float) -> _Blo
     gram, mixed, images = _gram(xs, xs), _gram(xs, ys), _gram(ys, ys)
     spectrum: Any = linalg.eig(np.linalg.lstsq(gram, mixed, _EQUAL)[0])
     values, vectors = spectrum
-    size = np.einsum("ij,ik,kj->j", vectors.conj(), gram, vectors).real
-    left = np.einsum("ij,ik,kj->j", vectors.conj(), images, vectors).real
+    size, left = (np.real(vectors.conj() * (g @ vectors)).sum(0) for g in (gram, images))
     left = np.maximum(left - np.abs(values) ** 2 * size, 0)
     safe = np.maximum(np.abs(values), 1e-300)
     near = np.sqrt(left / np.maximum(size, 1e-300)) < _NEAR * safe
