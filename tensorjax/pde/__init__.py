@@ -15,6 +15,7 @@ from tensorjax.pde._integration.solution import Result, SaveAt, Solution, State
 from tensorjax.pde._long_times.first_passage import Passage, committor, first_passage
 from tensorjax.pde._long_times.slow_modes import SlowModes, slow_modes
 from tensorjax.pde._long_times.stationary import Stationary, stationary
+from tensorjax.pde._long_times.survival import Survival, survival
 from tensorjax.pde._maps.affine_maps import AffineMap, affine
 from tensorjax.pde._problems.drifts import Power, Product, Separable, Sin
 from tensorjax.pde._problems.fokker_planck import FokkerPlanck
@@ -79,6 +80,7 @@ __all__ = [
     "Solution",
     "State",
     "Stationary",
+    "Survival",
     "VanDerPol",
     "affine",
     "affine_generator",
@@ -100,5 +102,6 @@ __all__ = [
     "save",
     "slow_modes",
     "stationary",
+    "survival",
 ]
 __dir__ = __all__.copy  # for `dir`: the public names alone

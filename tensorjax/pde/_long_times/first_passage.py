@@ -136,13 +136,13 @@ def first_passage(
 
     Source: C. Gardiner, "Stochastic Methods" (Springer, 2009), section 6.6.
     """
-    tol, cap = _options(tol, max_rank)
-    _checked(problem, domain, walls)
+    tol, cap = checked_options(tol, max_rank)
+    checked_domain(problem, domain, walls)
 
     def solution(box: Box) -> Passage:
         grid = walled(box, walls)
         load = [np.ones((1, n, 1)) for n in grid.shape]
-        return _solved(grid, _backward(problem, grid), [-load[0], *load[1:]], None, tol, cap)
+        return _solved(grid, backward(problem, grid), [-load[0], *load[1:]], None, tol, cap)
 
     return _compared(solution, domain, tol)
 
@@ -191,11 +191,11 @@ def committor(
     Source: W. E, E. Vanden-Eijnden, "Towards a theory of transition paths", J. Stat. Phys. 123
     (2006).
     """
-    tol, cap = _options(tol, max_rank)
+    tol, cap = checked_options(tol, max_rank)
     k = _check.integer("axis", axis, low=0, high=domain.dim - 1)
     if walls is None:
         walls = ["absorbing" if i == k else "reflecting" for i in range(domain.dim)]
-    grid = _checked(problem, domain, walls)
+    grid = checked_domain(problem, domain, walls)
     for i, a in enumerate(grid.axes):
         assert isinstance(a, WalledAxis)
         kind = "absorbing" if i == k else "reflecting"
@@ -208,12 +208,24 @@ def committor(
 
     def solution(box: Box) -> Passage:
         grid = walled(box, walls)
-        return _solved(grid, _backward(problem, grid), _drift_along(problem, grid, k), k, tol, cap)
+        return _solved(grid, backward(problem, grid), _drift_along(problem, grid, k), k, tol, cap)
 
     return _compared(solution, domain, tol)
 
 
-def _options(tol: float, max_rank: int | None) -> tuple[float, int | None]:
+def finer(domain: Box) -> Box:
+    """Returns the domain of first-passage times with a quarter more points an axis."""
+    return Box(tuple(dataclasses.replace(a, n=a.n + a.n // 4 + 2) for a in domain.axes))
+
+
+def probes(domain: Box) -> np.ndarray:
+    """Draws points of the domain of first-passage times at which two solutions are compared."""
+    low, high = ([getattr(a, end) for a in domain.axes] for end in ("low", "high"))
+    return np.random.default_rng(1).uniform(low, high, (_PROBES, domain.dim))
+
+
+def checked_options(tol: float, max_rank: int | None) -> tuple[float, int | None]:
+    """Checks the tolerance and the rank cap of first-passage times."""
     cap = None if max_rank is None else _check.integer("max_rank", max_rank, low=1)
     return _check.tolerance(tol, np.float64), cap
 
@@ -245,12 +257,10 @@ def _compared(solution: Callable[[Box], Passage], domain: Box, tol: float) -> Pa
     coarse = solution(domain)
     if coarse.result != Result.successful:
         return coarse
-    axes = [dataclasses.replace(a, n=a.n + a.n // 4 + 2) for a in domain.axes]
-    fine = solution(Box(tuple(axes)))
+    fine = solution(finer(domain))
     if fine.result != Result.successful:
         return fine
-    low, high = ([getattr(a, end) for a in domain.axes] for end in ("low", "high"))
-    x = np.random.default_rng(1).uniform(low, high, (_PROBES, domain.dim))
+    x = probes(domain)
     before, after = coarse(x), fine(x)
     size = np.abs(after).max()
     error = float(np.abs(after - before).max() / size)
@@ -265,7 +275,7 @@ def _compared(solution: Callable[[Box], Passage], domain: Box, tol: float) -> Pa
     return dataclasses.replace(fine, error=error)
 
 
-def _checked(problem: Any, domain: Any, walls: Any) -> Box:
+def checked_domain(problem: Any, domain: Any, walls: Any) -> Box:
     """Returns the grid of a backward equation, after checks of what is asked for."""
     if not isinstance(problem, FokkerPlanck | OrnsteinUhlenbeck):
         raise ValueError(
@@ -334,7 +344,7 @@ def _diffusion(problem: Any, grid: Box) -> list[tuple[Cores, np.ndarray]]:
     return out
 
 
-def _backward(problem: Any, grid: Box) -> Cores:
+def backward(problem: Any, grid: Box) -> Cores:
     """Builds the cores of v ↦ a·∇v + D:∇∇v, all terms in one."""
     terms = [multipliers.advection(grid, a, m) for m, a in _drift(problem, grid)]
     for m, tensor in _diffusion(problem, grid):
