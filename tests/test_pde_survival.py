@@ -108,3 +108,85 @@ def test_too_short_times_say_so():
 def test_wrong_times_are_refused(times: Any):
     with pytest.raises(ValueError, match="times"):
         pde.survival(planck(1, None, 0.5), chebyshev((8, 0.0, 1.0)), times)
+
+
+def ornstein_uhlenbeck(rate: float, noise: float) -> pde.OrnsteinUhlenbeck:
+    start = pde.Gaussian([0.0], [[0.1]])
+    return pde.OrnsteinUhlenbeck([[-rate]], [[noise]], start, pde.Box.fourier(1))
+
+
+def square_root(kappa: float, theta: float, sigma: float) -> pde.FokkerPlanck:
+    noise = [(pde.Power([1.0]), [[sigma**2 / 2]])]
+    start, box = pde.Gaussian([0.5], [[0.01]]), pde.Box((pde.Axis("fourier", 16, 0.0, 1.0),))
+    matrix, offset = [[-kappa]], [kappa * theta]
+    return pde.FokkerPlanck(None, noise, start, box, matrix=matrix, offset=offset)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.8, 1.5])
+def test_bonds_of_square_root_processes_on_either_side_of_fellers_condition(
+    rng: np.random.Generator, share: float
+):
+    kappa, theta, t = rng.uniform([0.5, 0.2, 0.3], [1.5, 0.6, 1.0])
+    sigma = np.sqrt(2 * kappa * theta / share)
+    domain = chebyshev((40, 0.0, 12 * sigma**2 / kappa + 4 * theta))
+    found = pde.expectation(
+        square_root(kappa, theta, sigma), domain, lambda x: np.exp(-x[:, 0]), [t],
+        walls=[("open", "reflecting")],
+    )  # fmt: skip
+    assert found.result == pde.Result.successful, found.message
+    c = 2 * kappa / (sigma**2 * (1 - np.exp(-kappa * t)))
+    x = rng.uniform(0, 2 * theta, 20)
+    exact = (c / (c + 1)) ** share * np.exp(-x * np.exp(-kappa * t) * c / (c + 1))
+    assert np.abs(found(x[:, None])[0] - exact).max() < 1e-5
+
+
+def test_moments_of_an_ornstein_uhlenbeck_process(rng: np.random.Generator):
+    rate, noise = rng.uniform([0.5, 0.2], [1.5, 0.8])
+    width, times = np.sqrt(noise / rate), np.array([0.1, 1.0]) / rate
+    domain = chebyshev((48, -7 * width, 7 * width))
+    found = pde.expectation(
+        ornstein_uhlenbeck(rate, noise), domain, lambda x: np.cos(x[:, 0] / width), times
+    )
+    assert found.result == pde.Result.successful, found.message
+    x, decay = rng.uniform(-1, 1, 10) * width, np.exp(-rate * times)[:, None]
+    exact = np.cos(x / width * decay) * np.exp(-(1 - decay**2) / 2)
+    assert np.abs(found(x[:, None]) - exact).max() < 1e-5
+
+
+def test_a_least_cost_is_minus_the_logarithm_of_an_expectation(rng: np.random.Generator):
+    noise, weight, heat = rng.uniform([0.2, 0.5, 0.5], [0.5, 1.0, 1.0])
+    t = 0.4
+    found = pde.expectation(
+        planck(1, None, noise), chebyshev((48, -7.0, 7.0)),
+        lambda x: np.exp(-weight * x[:, 0] ** 2 / 2 / heat), [t],
+    )  # fmt: skip
+    assert found.result == pde.Result.successful, found.message
+    x = rng.uniform(-1, 1, 10)
+    cost = -heat * np.log(found(x[:, None])[0])
+    # The linear-quadratic regulator: V = p x²/2 + λ/2 log(1 + 2 D t k/λ), by its Riccati equation.
+    growth = 1 + 2 * noise * t * weight / heat
+    exact = weight / growth * x**2 / 2 + heat / 2 * np.log(growth)
+    assert np.abs(cost - exact).max() < 1e-5
+
+
+def test_absorbing_walls_make_barrier_options(rng: np.random.Generator):
+    motion, domain = planck(1, None, 0.5, offset=[rng.uniform(-1, 1)]), chebyshev((24, 0.0, 1.0))
+    one = pde.expectation(
+        motion, domain, lambda x: np.ones(len(x)), [0.1, 0.4], walls=["absorbing"]
+    )
+    alive = pde.survival(motion, domain, [0.1, 0.4])
+    x = rng.uniform(0, 1, (10, 1))
+    assert np.abs(one(x) - alive(x)).max() < 1e-10
+
+
+def test_expectations_that_are_not_resolved_or_not_asked_well_say_so():
+    process, domain = ornstein_uhlenbeck(1.0, 0.5), chebyshev((12, -4.0, 4.0))
+    steep = pde.expectation(process, domain, lambda x: np.maximum(x[:, 0], 0), [0.01])
+    assert steep.result == pde.Result.unresolved
+    assert "kink" in steep.message
+    with pytest.raises(ValueError, match="open wall"):
+        pde.expectation(process, domain, lambda x: x[:, 0], [1.0], walls=["open"])
+    with pytest.raises(ValueError, match="payoff"):
+        pde.expectation(process, domain, 1.0, [1.0])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="payoff"):
+        pde.expectation(process, domain, lambda x: np.nan * x[:, 0], [1.0])

@@ -101,7 +101,7 @@ def _brusselator() -> Problem:
         factors = [pde.Power(e[0], exponent=2), pde.Power(e[1])]
         return [pde.Product(factors, amplitude=sign)]
 
-    box = pde.Box([pde.Axis("fourier", 81, -2.0, 5.0), pde.Axis("fourier", 81, -2.0, 6.0)])
+    box = pde.Box((pde.Axis("fourier", 81, -2.0, 5.0), pde.Axis("fourier", 81, -2.0, 6.0)))
     start, matrix = pde.Gaussian([1.0, 1.5], 0.06 * e), [[-2.7, 0.0], [1.7, 0.0]]
     drift = [product(1.0), product(-1.0)]
     return Problem(pde.FokkerPlanck(drift, 0.05, start, box, matrix=matrix, offset=[1.0, 0.0]), 1.0)
@@ -109,7 +109,7 @@ def _brusselator() -> Problem:
 
 def _fitzhugh_nagumo() -> Problem:
     cubic = [pde.Power([1.0, 0.0], exponent=3, amplitude=-1 / 3)]
-    box = pde.Box([pde.Axis("fourier", 65, -3.5, 3.5), pde.Axis("fourier", 65, -2.5, 2.5)])
+    box = pde.Box((pde.Axis("fourier", 65, -3.5, 3.5), pde.Axis("fourier", 65, -2.5, 2.5)))
     start = pde.Gaussian([-1.0, -0.5], np.diag([0.08, 0.05]))
     matrix, offset = [[1.0, -1.0], [0.16, -0.128]], [0.5, 0.112]
     noise = np.diag([0.1, 0.03])
@@ -152,7 +152,7 @@ def _stratonovich() -> Problem:
 
 
 def _rotor() -> Problem:
-    box = pde.Box([pde.Axis("periodic", 48, -_TURN, _TURN), pde.Axis("fourier", 64, -6.0, 6.0)])
+    box = pde.Box((pde.Axis("periodic", 48, -_TURN, _TURN), pde.Axis("fourier", 64, -6.0, 6.0)))
     gravity = [None, pde.Sin([1.0, 0.0], amplitude=-1.0)]
     start, matrix = pde.Gaussian([0.5, 0.0], np.diag([0.05, 0.2])), [[0.0, 1.0], [0.0, -0.5]]
     problem = pde.FokkerPlanck(gravity, np.diag([0.0, 0.4]), start, box, matrix=matrix)
@@ -160,7 +160,7 @@ def _rotor() -> Problem:
 
 
 def _kuramoto() -> Problem:
-    e, box = np.eye(3), pde.Box([pde.Axis("periodic", 40, -_TURN, _TURN)] * 3)
+    e, box = np.eye(3), pde.Box((pde.Axis("periodic", 40, -_TURN, _TURN),) * 3)
     drift = [
         [pde.Sin(e[j] - e[i], amplitude=0.8 / 3) for j in range(3) if j != i] for i in range(3)
     ]

@@ -15,7 +15,7 @@ from tensorjax.pde._integration.solution import Result, SaveAt, Solution, State
 from tensorjax.pde._long_times.first_passage import Passage, committor, first_passage
 from tensorjax.pde._long_times.slow_modes import SlowModes, slow_modes
 from tensorjax.pde._long_times.stationary import Stationary, stationary
-from tensorjax.pde._long_times.survival import Survival, survival
+from tensorjax.pde._long_times.survival import Expectation, Survival, expectation, survival
 from tensorjax.pde._maps.affine_maps import AffineMap, affine
 from tensorjax.pde._problems.drifts import Power, Product, Separable, Sin
 from tensorjax.pde._problems.fokker_planck import FokkerPlanck
@@ -44,6 +44,7 @@ __all__ = [
     "Convex",
     "DoubleWell",
     "Duffing",
+    "Expectation",
     "FieldMotion",
     "Fields",
     "Fixed",
@@ -88,6 +89,7 @@ __all__ = [
     "coords",
     "edge_mass",
     "evaluate",
+    "expectation",
     "field_motion",
     "first_passage",
     "flows",

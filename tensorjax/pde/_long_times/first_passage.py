@@ -110,8 +110,9 @@ def first_passage(
       problem: `FokkerPlanck` or `OrnsteinUhlenbeck`, of drift and diffusion that do not depend on
         time; its start and box do not matter.
       domain: `Box` of "chebyshev" axes, whose ends are walls, and "periodic" ones.
-      walls: for each axis "absorbing" or "reflecting", or a pair, for its low and high end; all
-        absorbing if None. Axes without a wall in truth have reflecting ones far out.
+      walls: for each axis "absorbing", "reflecting" or "open", or a pair, for its low and high end;
+        all absorbing if None. Axes without a wall in truth have reflecting ones far out. "open": no
+        condition, where noise ends and the drift points inwards (zero, of noise √x).
       tol: relative error of the linear system. That of the grid comes on top: it is measured, by a
         second solution on a quarter more points, which is the one that is returned.
       max_rank: of τ.
@@ -275,8 +276,11 @@ def _compared(solution: Callable[[Box], Passage], domain: Box, tol: float) -> Pa
     return dataclasses.replace(fine, error=error)
 
 
-def checked_domain(problem: Any, domain: Any, walls: Any) -> Box:
-    """Returns the grid of a backward equation, after checks of what is asked for."""
+def checked_domain(problem: Any, domain: Any, walls: Any, *, arrives: bool = True) -> Box:
+    """Returns the grid of a backward equation, after checks of what is asked for.
+
+    ``arrives``: whether paths are to meet a wall, so that one has to be absorbing.
+    """
     if not isinstance(problem, FokkerPlanck | OrnsteinUhlenbeck):
         raise ValueError(
             "problem: expected a pde.FokkerPlanck or pde.OrnsteinUhlenbeck, got "
@@ -296,6 +300,9 @@ def checked_domain(problem: Any, domain: Any, walls: Any) -> Box:
         a.kind == "chebyshev" and "absorbing" in a.walls
         for a in grid.axes if isinstance(a, WalledAxis)
     ]  # fmt: skip
+    _check_open(problem, grid)
+    if not any(wet) and not arrives:
+        return grid
     if not any(wet):
         raise ValueError("walls: expected an absorbing one, got none: paths never arrive")
     low, high = ([getattr(a, end) for a in grid.axes] for end in ("low", "high"))
@@ -305,9 +312,28 @@ def checked_domain(problem: Any, domain: Any, walls: Any) -> Box:
         raise ValueError(
             "walls: expected noise along every axis with an absorbing wall, got none in a part of "
             "the domain: without it paths arrive on one side of the wall only, and the other has "
-            "no condition"
+            "no condition; give that axis a little noise, or another wall"
         )
     return grid
+
+
+def _check_open(problem: Any, grid: Box) -> None:
+    """Raises ValueError where paths can cross a wall that is open, without a condition there."""
+    low, high = ([getattr(a, end) for a in grid.axes] for end in ("low", "high"))
+    for k, axis in enumerate(grid.axes):
+        assert isinstance(axis, WalledAxis)
+        for end, inwards, wall in zip((axis.low, axis.high), (1, -1), axis.walls, strict=True):
+            if wall != "open" or axis.kind == "fourier":
+                continue
+            x = np.random.default_rng(0).uniform(low, high, (_LOOKS, grid.dim))
+            whole = _noise(problem, x)[:, k, k].max()
+            x[:, k] = end
+            outwards = problem.velocity(x)[:, k] * inwards < 0
+            if (_noise(problem, x)[:, k, k] > 1e-10 * whole).any() or outwards.any():
+                raise ValueError(
+                    f"walls: expected noise and drift that carry no path over the open wall of "
+                    f"axis {k} at {end:g}, got others; take a reflecting or an absorbing one"
+                )
 
 
 def _noise(problem: Any, x: np.ndarray) -> np.ndarray:

@@ -1,8 +1,8 @@
-"""Survival probabilities and densities of first-passage times, by inverse Laplace transforms."""
+"""Expectations, survival probabilities, densities of first-passage times: Laplace transforms."""
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from tensorjax._cores.unfoldings import Cores
 from tensorjax._typing import ArrayLike
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._discretization.walls import walled
+from tensorjax.pde._initial_states.functions_by_values import crossed
 from tensorjax.pde._integration.solution import Result
 from tensorjax.pde._long_times import linear_systems
 from tensorjax.pde._long_times.first_passage import (
@@ -34,18 +35,20 @@ _RESIDUAL, _CHANGE, _LEAST = 1e-2, 10.0, 1e-4
 
 
 @dataclasses.dataclass(frozen=True)
-class Survival:
-    """Survival probability S(t, x): that a path from x has met no absorbing wall by the time t.
+class Expectation:
+    """Expectation of a payoff at given times, as a function of the start of a path.
 
     Attributes:
       times: t, (m,).
       domain: `Box` with the walls in it.
       result: `Result.successful`; `Result.unresolved` where the points are too coarse, or t is so
-        short that S falls too steeply at the walls; `Result.solver`, `Result.max_rank`.
+        short that values fall too steeply at the walls; `Result.solver`, `Result.max_rank`.
       message: explanation of a failure, with advice; else empty.
-      error: largest change of S from fewer points and nodes to these: an estimate of its error.
+      error: largest change from fewer points and nodes to these, over the largest value or 1: an
+        estimate of the error.
       residual: of the linear systems, relative, the largest one.
-      sums: for every time the cores of two complex trains, whose imaginary parts are S and −∂S/∂t.
+      sums: for every time the cores of complex trains, whose imaginary parts are the values, and
+        their time derivatives with the sign reversed.
     """
 
     times: np.ndarray
@@ -54,10 +57,10 @@ class Survival:
     message: str
     error: float
     residual: float
-    sums: tuple[tuple[Cores, Cores], ...]
+    sums: tuple[tuple[Cores, ...], ...]
 
     def __call__(self, x: ArrayLike) -> np.ndarray:
-        """Evaluates the survival probability of starts x (m, d) at all times.
+        """Evaluates the expectation or survival probability for starts x (m, d) at all times.
 
         Args:
           x: points (m, d).
@@ -69,20 +72,6 @@ class Survival:
           ValueError: points of another dimension.
         """
         return self._values(x, 0)
-
-    def density(self, x: ArrayLike) -> np.ndarray:
-        """Evaluates the density −∂S/∂t of the first-passage time, for starts x, at all times.
-
-        Args:
-          x: points (m, d).
-
-        Returns:
-          Values (times, m); NaN outside the domain.
-
-        Raises:
-          ValueError: points of another dimension.
-        """
-        return self._values(x, 1)
 
     def _values(self, x: ArrayLike, which: int) -> np.ndarray:
         points = np.asarray(x, np.float64)
@@ -104,6 +93,30 @@ class Survival:
                 state = einsum("ma,mn,anb->mb", state, row, core)
             out[j] = np.where(inside, np.imag(state[:, 0]), np.nan)
         return out
+
+
+@dataclasses.dataclass(frozen=True)
+class Survival(Expectation):
+    """Survival probability S(t, x): that a path from x has met no absorbing wall by the time t.
+
+    The attributes are those of `Expectation`.
+    """
+
+    def density(self, x: ArrayLike) -> np.ndarray:
+        """Evaluates the density −∂S/∂t of the first-passage time, for starts x, at all times.
+
+        Its error is that of S over the time.
+
+        Args:
+          x: points (m, d).
+
+        Returns:
+          Values (times, m); NaN outside the domain.
+
+        Raises:
+          ValueError: points of another dimension.
+        """
+        return self._values(x, 1)
 
 
 def survival(
@@ -156,46 +169,121 @@ def survival(
     integral", Math. Comp. 76 (2007), for the hyperbola; S. Redner, "A Guide to First-Passage
     Processes" (Cambridge, 2001).
     """
-    tol, cap = checked_options(tol, max_rank)
+    checked_domain(problem, domain, walls)
+    out = _found(problem, domain, times, walls, None, tol, max_rank)
+    return Survival(**{f.name: getattr(out, f.name) for f in dataclasses.fields(out)})
+
+
+def expectation(
+    problem: Problem,
+    domain: Box,
+    payoff: Callable[[Any], Any],
+    times: ArrayLike | Sequence[float],
+    *,
+    walls: Walls | None = None,
+    tol: float = 1e-6,
+    max_rank: int | None = None,
+) -> Expectation:
+    """Computes expectations E[g(X_t)] of a payoff g, for paths that start anywhere.
+
+    u(t, x) = E[g(X_t) | X_0 = x] solves the backward Kolmogorov equation ∂u/∂t = a·∇u + D:∇∇u with
+    u = g at first, by inverse Laplace transforms as in `survival`. Paths that meet an absorbing
+    wall count zero (a barrier option). With g = exp(−h/λ), −λ log u solves a
+    Hamilton–Jacobi–Bellman equation: it is the least expected cost where controls c, added to the
+    drift, cost λ c·D⁻¹c/4 per time, and the end costs h.
+
+    Args:
+      problem: `FokkerPlanck` or `OrnsteinUhlenbeck`, of drift and diffusion that do not depend on
+        time; its start and box do not matter.
+      domain: `Box` of "chebyshev" axes, whose ends are walls, and "periodic" ones.
+      payoff: g, a function of points (m, d) with values (m,), smooth where accuracy is to be
+        spectral.
+      times: positive, one or more.
+      walls: for each axis "absorbing", "reflecting" or "open", or a pair, as in `first_passage`;
+        all reflecting if None. Axes without a wall in truth have reflecting ones far out.
+      tol: error by nodes and linear systems, over the largest value. That of the grid comes on top;
+        both are measured, by a second solution.
+      max_rank: of the solutions.
+
+    Returns:
+      `Expectation`: a function of points (m, d), with a status.
+
+    Raises:
+      ValueError: another problem or domain, times that are not positive, a payoff that is not
+        finite or of no low rank.
+
+    Example:
+      The bond of a square-root rate, E[exp(−X_t)], where paths reach zero: 2κθ < σ².
+
+      >>> import numpy as np
+      >>> from tensorjax import pde
+      >>> kappa, theta, sigma, t = 1.0, 0.3, 1.2, 0.5
+      >>> noise = [(pde.Power([1.0]), [[sigma**2 / 2]])]
+      >>> start, box = pde.Gaussian([0.5], [[0.01]]), pde.Box([pde.Axis("fourier", 32, 0.1, 1.0)])
+      >>> rate = pde.FokkerPlanck(
+      ...     None, noise, start, box, matrix=[[-kappa]], offset=[kappa * theta]
+      ... )
+      >>> domain = pde.Box([pde.Axis("chebyshev", 32, 0.0, 20.0)])
+      >>> walls = [("open", "reflecting")]
+      >>> found = pde.expectation(rate, domain, lambda x: np.exp(-x[:, 0]), [t], walls=walls)
+      >>> c = 2 * kappa / (sigma**2 * (1 - np.exp(-kappa * t)))
+      >>> power = 2 * kappa * theta / sigma**2
+      >>> exact = (c / (c + 1)) ** power * np.exp(-0.4 * np.exp(-kappa * t) * c / (c + 1))
+      >>> bool(abs(found([[0.4]])[0, 0] - exact) < 1e-5)
+      True
+
+    Source: as for `survival`; H. Kappen, "Linear theory for control of nonlinear stochastic
+    systems", Phys. Rev. Lett. 95 (2005), for the transform by the logarithm.
+    """
+    if not callable(payoff):
+        raise ValueError(f"payoff: expected a function of points (m, d), got {payoff!r}")
+    given = ["reflecting"] * domain.dim if walls is None else walls
+    checked_domain(problem, domain, given, arrives=False)
+    return _found(problem, domain, times, given, payoff, tol, max_rank)
+
+
+def _found(
+    problem: Any, domain: Box, times: Any, walls: Any, payoff: Any, tol: float, cap: Any
+) -> Expectation:
+    """Computes expectations on two grids; without a payoff survival probabilities."""
+    tol, cap = checked_options(tol, cap)
     ts = np.atleast_1d(np.asarray(times, np.float64))
     if ts.ndim != 1 or not len(ts) or not (np.isfinite(ts).all() and ts.min() > 0):
         raise ValueError(f"times: expected positive finite times, one or more, got {times!r}")
-    checked_domain(problem, domain, walls)
     nodes = max(4, math.ceil(-math.log10(tol) / _DIGITS)) + _SPARE
-    first = _solved(problem, walled(domain, walls), ts, nodes - _SPARE, tol, cap)
+    first = _solved(problem, walled(domain, walls), payoff, ts, nodes - _SPARE, tol, cap)
     if first.result != Result.successful:
         return first
-    out = _solved(problem, walled(finer(domain), walls), ts, nodes, tol, cap)
-    return out if out.result != Result.successful else _compared(first, out, tol)
+    out = _solved(problem, walled(finer(domain), walls), payoff, ts, nodes, tol, cap)
+    if out.result != Result.successful:
+        return out
+    return _compared(first, out, tol, probability=payoff is None)
 
 
 def _solved(
-    problem: Any, grid: Box, times: np.ndarray, nodes: int, tol: float, cap: int | None
-) -> Survival:
-    """Computes survival probabilities with so many nodes in a half plane."""
-    operator = backward(problem, grid)
-    one = [np.ones((1, n, 1)) for n in grid.shape]
-    identity = [np.eye(n)[None, :, :, None] for n in grid.shape]
-    sums, worst = [], 0.0
+    problem: Any, grid: Box, payoff: Any, times: np.ndarray, nodes: int, tol: float,
+    cap: int | None,
+) -> Expectation:  # fmt: skip
+    """Computes expectations with so many nodes in a half plane."""
+    operator, accuracy = backward(problem, grid), _RESIDUAL * tol
+    load = [np.ones((1, n, 1)) for n in grid.shape]
+    if payoff is not None:
+        load = crossed("payoff", payoff, grid, accuracy)
+    identity = linear_systems.flat([np.eye(n)[None, :, :, None] for n in grid.shape])
+    flat, sums, worst = linear_systems.flat(operator), [], 0.0
     for t in times:
-        solutions, weights, rates = [], [], []
-        for z, weight in zip(*_hyperbola(float(t), nodes), strict=True):
-            shifted = linear_systems.square(
-                products.combined(
-                    [linear_systems.flat(identity), linear_systems.flat(operator)], [z, -1.0]
-                )
-            )
-            guess = one if not solutions else solutions[-1]
-            y, residual = linear_systems.solved(shifted, one, guess, _RESIDUAL * tol, cap)
+        solutions, (z, weights) = [], _hyperbola(float(t), nodes)
+        for at in z:
+            system = linear_systems.square(products.combined([identity, flat], [at, -1.0]))
+            guess = solutions[-1] if solutions else load
+            y, residual = linear_systems.solved(system, load, guess, accuracy, cap)
             solutions.append(y)
-            weights.append(weight)
-            rates.append(-weight * z)
             worst = max(worst, residual)
-        pair = tuple(
-            rounding_methods.rounded(products.combined(solutions, w), _RESIDUAL * tol)
-            for w in (weights, rates)
-        )
-        sums.append(pair)
+        pair = [
+            rounding_methods.rounded(products.combined(solutions, list(w)), accuracy)
+            for w in (weights, -weights * z)
+        ]
+        sums.append(tuple(pair))
     result, message = Result.successful, ""
     if not worst <= tol:
         result = Result.solver if cap is None else Result.max_rank
@@ -203,7 +291,7 @@ def _solved(
             f"the linear systems are solved to {worst:.2g} only: take a larger tol or max_rank, "
             "fewer points or a smaller domain"
         )
-    return Survival(times, grid, result, message, math.nan, worst, tuple(sums))
+    return Expectation(times, grid, result, message, math.nan, worst, tuple(sums))
 
 
 def _hyperbola(t: float, nodes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -215,17 +303,22 @@ def _hyperbola(t: float, nodes: int) -> tuple[np.ndarray, np.ndarray]:
     return z, _STEP / nodes / np.pi * np.exp(z * t) * slope
 
 
-def _compared(coarse: Survival, fine: Survival, tol: float) -> Survival:
-    """Returns the finer one of two survival probabilities, with their difference as its error."""
+def _compared(
+    coarse: Expectation, fine: Expectation, tol: float, *, probability: bool
+) -> Expectation:
+    """Returns the finer one of two expectations, with their difference as its error."""
     x = probes(fine.domain)
     values = fine(x)
-    error = float(np.abs(values - coarse(x)).max())
-    limit = max(_CHANGE * tol, _LEAST)
-    outside = max(-float(values.min()), float(values.max()) - 1, 0.0)
+    size = 1.0 if probability else float(np.abs(values).max()) or 1.0
+    error = float(np.abs(values - coarse(x)).max()) / size
+    limit, outside = max(_CHANGE * tol, _LEAST), 0.0
+    if probability:
+        outside = max(-float(values.min()), float(values.max()) - 1, 0.0)
     if error <= limit and outside <= limit:
         return dataclasses.replace(fine, error=error)
+    also = f", and leaves [0, 1] by {outside:.2g}" if probability else ""
     message = (
-        f"with more points and nodes the survival probability changes by {error:.2g}, and it "
-        f"leaves [0, 1] by {outside:.2g}: take more points, a smaller domain, or longer times"
+        f"with more points and nodes the solution changes by {error:.2g}{also}: take more points, "
+        "a smaller domain, or longer times; a payoff with a kink needs many"
     )
     return dataclasses.replace(fine, result=Result.unresolved, message=message, error=error)
