@@ -224,6 +224,7 @@ def _better(moving: Solution, fixed: Solution) -> Solution:
 
 
 def _loop(work: run.Run, t1: float, saveat: SaveAt, progress: Any, save: Any) -> Solution:
+    times = save_times(saveat, work.t, t1)
     taken = saveat.fn or (lambda state: state)
     ts: list[float] = []
     ys: list[Any] = []
@@ -233,7 +234,6 @@ def _loop(work: run.Run, t1: float, saveat: SaveAt, progress: Any, save: Any) ->
         ts.extend([work.t] * count)
         ys.extend([y] * count)
 
-    times = save_times(saveat, work.t, t1)
     if saveat.t0 or (times and times[0] <= work.t):
         saved(max(1, sum(t <= work.t for t in times)))
     times = [t for t in times if t > work.t]

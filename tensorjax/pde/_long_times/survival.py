@@ -166,8 +166,8 @@ def survival(
       True
 
     Source: J. Weideman, L. Trefethen, "Parabolic and hyperbolic contours for computing the Bromwich
-    integral", Math. Comp. 76 (2007), for the hyperbola; S. Redner, "A Guide to First-Passage
-    Processes" (Cambridge, 2001).
+    integral", Math. Comp. 76 (2007), for the hyperbola; C. Gardiner, "Stochastic Methods"
+    (Springer, 2009), section 5.5, for the equation.
     """
     checked_domain(problem, domain, walls)
     out = _found(problem, domain, times, walls, None, tol, max_rank)
