@@ -540,7 +540,8 @@ EXEMPT: dict[Any, dict[str, str]] = {
         **dict.fromkeys(("affine", "affine_generator", "field_motion"), "maps, of NumPy arrays"),
         **dict.fromkeys(("edge_mass", "marginal", "resolution"), _NUMPY),
         "rank_reducing_map": "a search on the host: the map is of NumPy arrays",
-        **dict.fromkeys(("committor", "first_passage", "stationary"), _NO_ARRAYS),
+        **dict.fromkeys(("committor", "expectation", "first_passage"), _NO_ARRAYS),
+        **dict.fromkeys(("slow_modes", "stationary", "survival"), _NO_ARRAYS),
         **dict.fromkeys(("load", "save"), "files"),
     },
 }  # fmt: skip

@@ -11,6 +11,7 @@ import scipy.sparse
 from tensorjax import pde, tt
 from tensorjax.pde._generators import canonical_form as canonical_form
 from tensorjax.pde._generators import gauge as gauge
+from tensorjax.pde._generators import generator_inputs as generator_inputs
 from tensorjax.pde._generators import mode_forms as modes
 from tensorjax.pde._generators import normal_component as normal
 from tensorjax.pde._generators import spectra as spectra
@@ -654,3 +655,27 @@ def test_pairs_of_axes_decouple_at_rank_one(rng: Any):
     assert max(b.index.shape[1] for b in spectra.spectrum(form.gram).blocks) <= 2
     motion = pde.MultiLevel()(v, right, at, box, 1e-4, 0.0)
     assert motion.cost < 1e-4 * motion.cost_without  # 24 points an axis
+
+
+@pytest.mark.parametrize("kind", BOXES)
+def test_operators_of_many_matrices_give_the_form_of_factored_ones(rng, monkeypatch, kind):
+    box = BOXES[kind](3)
+    cores = drawn(rng, box.shape, (3, 4))
+    v = tt.TT([jnp.asarray(c) for c in cores])
+    ranks = (1, 3, 2, 1)
+    others = tuple(
+        tt.TTMatrix(
+            [jnp.asarray(rng.standard_normal((a, n, n, b)))
+             for a, n, b in zip(ranks, box.shape, ranks[1:], strict=False)]
+        )
+        for _ in range(2)
+    )  # fmt: skip
+    right = pde.RightSide(box, pde.Coefficients(diffusion=np.eye(3)), others)
+    forms = []
+    for wide in (0, 10**6):
+        monkeypatch.setattr(generator_inputs, "_WIDE", wide)
+        setting = Setting(v, right, box, 1e-6)
+        assert bool(setting.terms.wide) == (wide == 0)
+        forms.append(setting.form(setting.point, 1e-6, measure=True))
+    for a, b in ((forms[0].energy, forms[1].energy), (forms[0].load, forms[1].load)):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6 * np.abs(b).max())

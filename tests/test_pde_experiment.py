@@ -139,11 +139,12 @@ def test_what_should_be_equal_is() -> None:
 
 def test_a_tiny_run_leaves_its_tables_and_its_figures(tmp_path) -> None:
     options = ["--plane", "P1", "--dims", "2", "--bent", "--four", "--order-methods", "1"]
+    options += ["--textbook", "near-defective", "--paths", "100"]
     options += ["--difference-steps", "80", "--order-steps", "10", "20", "--feedback", "5"]
     assert main(["run", "pde", "--quick", "--results", str(tmp_path), *options]) == 0
     line = json.loads((tmp_path / "pde" / "runs.jsonl").read_text())
     folder = tmp_path / "pde" / line["run"]
-    tables = {"plane.csv", "family.csv", "orders.csv", "differences.csv"}
+    tables = {"plane.csv", "family.csv", "textbook.csv", "orders.csv", "differences.csv"}
     assert {table["file"] for table in line["tables"]} == tables
     with (folder / "plane.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -152,6 +153,10 @@ def test_a_tiny_run_leaves_its_tables_and_its_figures(tmp_path) -> None:
     assert rows[0]["rank (prototype)"] == "21"
     assert line["metrics"]["rank_P1_1e-08_ours"] <= 3
     assert line["metrics"]["programs"] <= 10
+    with (folder / "textbook.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [r["status"] for r in rows] == ["successful"] * 2
+    assert float(rows[1]["density"]) < 1e-5
     for name in ("ranks.png", "frames.png"):
         assert (folder / name).stat().st_size > 10_000
 

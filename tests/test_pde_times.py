@@ -148,3 +148,26 @@ def test_a_controller_goes_back_from_a_step_that_is_unstable(rng: Any):
     )
     assert solution.result == pde.Result.successful
     assert solution.stats["rejected"] > 0
+
+
+def test_what_a_function_makes_of_states_is_saved_in_place_of_them(rng: Any):
+    rate, noise = rng.uniform([0.5, 0.1], [1.5, 0.4])
+    start = pde.Gaussian([0.5], [[0.2]])
+    problem = pde.OrnsteinUhlenbeck([[-rate]], [[noise]], start, pde.Box.fourier(1, 40, 5.0))
+
+    def mean(state: pde.State) -> float:
+        return float(pde.moments(state.v, state.map, problem.box)[1][0])
+
+    times = [0.0, 0.1, 0.25]
+    found = pde.integrate(problem, t1=0.25, saveat=pde.SaveAt(ts=times, fn=mean))
+    np.testing.assert_allclose(found.ys, 0.5 * np.exp(-rate * np.array(times)), rtol=1e-4)
+    assert found.ts.tolist() == times
+    assert found.final.t == 0.25
+    assert "t=0.25" in repr(found)
+    stopped = pde.integrate(problem, t1=1.0, max_steps=2, saveat=pde.SaveAt(t1=True, fn=mean))
+    assert stopped.result == pde.Result.max_steps
+    assert stopped.ys == [mean(stopped.final)]
+    leaves = jax.tree.leaves(found)
+    assert any(leaf is found.final.v.cores[0] for leaf in leaves)
+    with pytest.raises(ValueError, match="fn"):
+        pde.integrate(problem, t1=0.25, saveat=pde.SaveAt(t1=True, fn=3))  # type: ignore[arg-type]

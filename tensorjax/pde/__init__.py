@@ -13,7 +13,9 @@ from tensorjax.pde._integration.checkpoint import Checkpoint, load, save
 from tensorjax.pde._integration.integrate import integrate
 from tensorjax.pde._integration.solution import Result, SaveAt, Solution, State
 from tensorjax.pde._long_times.first_passage import Passage, committor, first_passage
+from tensorjax.pde._long_times.slow_modes import SlowModes, slow_modes
 from tensorjax.pde._long_times.stationary import Stationary, stationary
+from tensorjax.pde._long_times.survival import Expectation, Survival, expectation, survival
 from tensorjax.pde._maps.affine_maps import AffineMap, affine
 from tensorjax.pde._problems.drifts import Power, Product, Separable, Sin
 from tensorjax.pde._problems.fokker_planck import FokkerPlanck
@@ -42,6 +44,7 @@ __all__ = [
     "Convex",
     "DoubleWell",
     "Duffing",
+    "Expectation",
     "FieldMotion",
     "Fields",
     "Fixed",
@@ -74,9 +77,11 @@ __all__ = [
     "Sheared",
     "Shears",
     "Sin",
+    "SlowModes",
     "Solution",
     "State",
     "Stationary",
+    "Survival",
     "VanDerPol",
     "affine",
     "affine_generator",
@@ -84,6 +89,7 @@ __all__ = [
     "coords",
     "edge_mass",
     "evaluate",
+    "expectation",
     "field_motion",
     "first_passage",
     "flows",
@@ -96,6 +102,8 @@ __all__ = [
     "rank_reducing_map",
     "resolution",
     "save",
+    "slow_modes",
     "stationary",
+    "survival",
 ]
 __dir__ = __all__.copy  # for `dir`: the public names alone

@@ -320,7 +320,11 @@ def integrate(
             break
         save.after(walk)
     save.close(walk)
-    return Flown(walk.solution(), walk.flow)
+    solution = walk.solution()
+    if saveat.fn is not None:
+        ys = [saveat.fn(y) for y in solution.ys]
+        solution = dataclasses.replace(solution, ys=ys, _final=solution.final)
+    return Flown(solution, walk.flow)
 
 
 def _ends(t0: float, t1: float, dt: float, times: list[float]) -> list[float]:

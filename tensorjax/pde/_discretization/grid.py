@@ -1,8 +1,8 @@
 """Collocation grids on boxes: Fourier, Chebyshev, finite differences or half-lines on each axis.
 
 They hold functions that vanish at the edge of the box: a linear map of coordinates moves the box,
-and no boundary condition of a physical domain would survive that. Axes of half-lines, "log" and
-"laguerre", stay where they are.
+and no boundary condition of a physical domain would survive that. Periodic axes and those of
+half-lines, "log" and "laguerre", stay where they are.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from tensorjax._typing import ArrayLike
 from tensorjax.pde._arguments import floats
 from tensorjax.pde._discretization import differentiation, half_lines
 
-Kind = Literal["fourier", "chebyshev", "finite differences", "log", "laguerre"]
+Kind = Literal["fourier", "periodic", "chebyshev", "finite differences", "log", "laguerre"]
 # Points of a local derivative: of order 12, to 1e-8 at 12 points to a wave.
 _NEAREST = 13
 # Positions in `Axis.basis`.
@@ -31,7 +31,8 @@ class Axis:
     """One-dimensional grid of n points, with quadrature, derivatives and interpolation.
 
     Attributes:
-      kind: "fourier": points low + (high − low) k/n, periodic, spectrally accurate. "chebyshev":
+      kind: "fourier": points low + (high − low) k/n, spectrally accurate, for functions that vanish
+        at both ends. "periodic": the same for angles, where the ends are one point. "chebyshev":
         the interior Gauss–Lobatto points, for functions that vanish at both ends, spectrally
         accurate. "finite differences": low + (high − low)(k + 1)/(n + 1), central differences, the
         function taken as zero from the ends on. "log": points low·(high/low)^(k/n) of a half-line,
@@ -40,7 +41,7 @@ class Axis:
         functions (y − low)^power exp(−(y − low)/2β) times polynomials, with the last of n points
         at ``high``, spectrally accurate: densities of noise that vanishes at ``low`` with its
         distance, as √(y − low) dW, of which ``power`` is the exponent there; values are those of u
-        times `factor`. Coordinates stay at rest on the last two.
+        times `factor`. Coordinates stay at rest on the last two, and on periodic axes.
       n: number of points.
       low: left end.
       high: right end.
@@ -89,7 +90,7 @@ class Axis:
     @property
     def movable(self) -> bool:
         """Whether coordinates along the axis may move: true except on half-line axes."""
-        return self.kind not in ("log", "laguerre")
+        return self.kind not in ("periodic", "log", "laguerre")
 
     @functools.cached_property
     def logarithm(self) -> "Axis":
@@ -109,7 +110,7 @@ class Axis:
     @functools.cached_property
     def points(self) -> np.ndarray:
         """Collocation points of the axis, an ascending array (n,)."""
-        if self.kind == "fourier":
+        if self.kind in ("fourier", "periodic"):
             return _fixed(self.low + self.length * np.arange(self.n) / self.n)
         if self.kind == "chebyshev":
             return _fixed(self.low + self.length * (1 + _chebyshev.extrema(self.n + 2)[1:-1]) / 2)
@@ -136,7 +137,7 @@ class Axis:
     @functools.cached_property
     def weights(self) -> np.ndarray:
         """Quadrature weights (n,) of the grid points: ∫ v dy ≈ weights · values."""
-        if self.kind == "fourier":
+        if self.kind in ("fourier", "periodic"):
             return _fixed(np.full(self.n, self.length / self.n))
         if self.kind == "chebyshev":
             return _fixed(self.length / 2 * _chebyshev.clenshaw_curtis(self.n + 2))
@@ -149,7 +150,7 @@ class Axis:
     @functools.cached_property
     def d1(self) -> np.ndarray:
         """First-derivative matrix on the collocation points of the axis, (n, n)."""
-        if self.kind == "fourier":
+        if self.kind in ("fourier", "periodic"):
             return _fixed(differentiation.fourier_first(self.n) * (2 * np.pi / self.length))
         if self.kind == "chebyshev":
             return _fixed(self._projected[0])
@@ -166,7 +167,7 @@ class Axis:
     @functools.cached_property
     def d2(self) -> np.ndarray:
         """Second-derivative matrix on the collocation points of the axis, (n, n)."""
-        if self.kind == "fourier":
+        if self.kind in ("fourier", "periodic"):
             return _fixed(differentiation.fourier_second(self.n) * (2 * np.pi / self.length) ** 2)
         if self.kind == "chebyshev":
             return _fixed(self._projected[1])
@@ -207,7 +208,7 @@ class Axis:
         Orthonormal rows, for v times the root of the weights.
         """
         k = np.arange(self.n)
-        if self.kind in ("fourier", "log"):  # 1, cos, sin, cos, …
+        if self.kind in ("fourier", "periodic", "log"):  # 1, cos, sin, cos, …
             wave = np.outer((k + 1) // 2, 2 * np.pi * k / self.n)
             rows = np.where(k[:, None] % 2 == 0, np.sin(wave), np.cos(wave))
             rows[0] = 1
@@ -227,6 +228,8 @@ class Axis:
     def ends(self) -> np.ndarray:
         """Indicator (n,) of the two outermost points at each end where functions vanish."""
         out = np.zeros(self.n)
+        if self.kind == "periodic":
+            return _fixed(out)
         out[-2:] = 1
         out[: 0 if self.kind == "laguerre" else 2] = 1
         return _fixed(out)
@@ -234,7 +237,8 @@ class Axis:
     def interpolate(self, y: ArrayLike) -> Any:
         """Returns the matrix (m, n) that interpolates values on the axis at points y, (m,).
 
-        Rows of points outside [low, high] are zero. Fourier: the trigonometric interpolant.
+        Rows of points outside [low, high] are zero, but on periodic axes. Fourier: the
+        trigonometric interpolant.
         Chebyshev: the polynomial that vanishes at both ends. Finite differences: polynomials of
         degree ``order`` − 1 through the nearest points. Half-lines: the functions of the axis.
 
@@ -245,6 +249,8 @@ class Axis:
           (m, n), of NumPy, or of JAX if y is traced.
         """
         xp, (points,) = floats(y)
+        if self.kind == "periodic":
+            return self._trigonometric(xp, points)
         inside = (points >= self.low) & (points <= self.high)
         points = xp.clip(points, self.low, self.high)
         rows = {

@@ -125,7 +125,7 @@ def _split(axis: Axis, d1: Any, m: Any) -> Any:
         y = xp.asarray(axis.points).astype(m.dtype)
         return _split(inner, xp.asarray(inner.d1).astype(m.dtype), m / y[:, None])
     whole = d1[None, :, :, None] * m[:, None, :, :]
-    if axis.kind != "fourier":
+    if axis.kind not in ("fourier", "periodic"):
         return whole
     other = d1[None, :, :, None] * m[:, :, None, :]
     slope = einsum("ij,ajb->aib", xp.asarray(axis.slope).astype(m.dtype), m)

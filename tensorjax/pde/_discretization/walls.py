@@ -10,7 +10,7 @@ import numpy as np
 from tensorjax import _chebyshev
 from tensorjax.pde._discretization.grid import Axis, Box
 
-Wall = Literal["absorbing", "reflecting"]
+Wall = Literal["absorbing", "reflecting", "open"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,14 +30,21 @@ class WalledAxis(Axis):
     @functools.cached_property
     def extended(self) -> np.ndarray:
         """Matrix (n + 2, n) that extends values at the inner points by those at both walls."""
+        rows, opened = [], 0
+        weights = _chebyshev.extremum_weights(self.n + 2)
+        at = _chebyshev.extrema(self.n + 2)
+        for end, wall in zip((0, -1), self.walls, strict=True):
+            if wall == "absorbing":
+                rows.append(np.eye(self.n + 2)[end])
+            elif wall == "reflecting":
+                rows.append(self._slopes[end])
+            else:  # the polynomial is of a degree that the other points determine
+                rows.append(weights * at**opened)
+                opened += 1
+        condition = np.array(rows)
         out = np.zeros((self.n + 2, self.n))
         out[1:-1] = np.eye(self.n)
-        slopes = [
-            end for end, wall in zip((0, -1), self.walls, strict=True) if wall == "reflecting"
-        ]
-        if slopes:
-            rows = self._slopes[slopes]
-            out[slopes] = -np.linalg.solve(rows[:, slopes], rows[:, 1:-1])
+        out[[0, -1]] = -np.linalg.solve(condition[:, [0, -1]], condition[:, 1:-1])
         return out
 
     @functools.cached_property
@@ -91,12 +98,14 @@ def walled(box: Box, walls: Sequence[Any] | None) -> Box:
         pair: Any = (wall, wall) if isinstance(wall, str) else tuple(wall)
         if len(pair) != 2 or not all(w in get_args(Wall) for w in pair):
             raise ValueError(
-                f'walls: expected "absorbing" or "reflecting" for each axis, or pairs, got {wall!r}'
+                'walls: expected "absorbing", "reflecting" or "open" for each axis, or pairs, got '
+                f"{wall!r}"
             )
-        if axis.kind not in ("chebyshev", "fourier"):
+        if axis.kind not in ("chebyshev", "fourier", "periodic"):
             raise ValueError(
                 'domain: expected axes of kind "chebyshev", with walls at their ends, or '
-                f'"fourier", which are periodic, got {axis.kind!r}'
+                f'"periodic", got {axis.kind!r}'
             )
-        axes.append(WalledAxis(axis.kind, axis.n, axis.low, axis.high, axis.order, walls=pair))
+        kind = "chebyshev" if axis.kind == "chebyshev" else "fourier"
+        axes.append(WalledAxis(kind, axis.n, axis.low, axis.high, axis.order, walls=pair))
     return Box(tuple(axes))

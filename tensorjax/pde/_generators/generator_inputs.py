@@ -5,6 +5,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._cores.contraction import einsum
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax.pde._discretization.affine_operators import affine_states
@@ -17,6 +18,8 @@ Gauge = Literal["none", "edge", "moments"]
 # Shares of the tolerance that the edge of the box holds, relative to v, where the gauge sets in and
 # where it acts in full.
 _ONSET, _FULL = 1e-4, 1e-2
+# Matrices per mode from which on an operator is multiplied by v as a whole.
+_WIDE = 16
 
 
 class Motion(NamedTuple):
@@ -78,10 +81,24 @@ class Setting:
         source = None if right.source is None else host_cores("source", right.source)
         self.terms = normal_component.Terms(
             right.affine,
-            [] if self.trivial else [mode_forms.links_of(o, self.modes) for o in right.others],
+            *self._operators([] if self.trivial else right.others),
             None if source is None else self.modes.weighted(source),
             reaction,
         )
+
+    def _operators(self, others: Any) -> tuple[list[list[families.Link]], list[Cores]]:
+        """Factors a generator's operators; those of many matrices per mode are kept whole.
+
+        Sums over pairs of matrices would take far longer than the product with v.
+        """
+        few, wide = [], []
+        for o in others:
+            links = mode_forms.links_of(o, self.modes)
+            if max(len(k) for k, _ in links) <= _WIDE:
+                few.append(links)
+            else:
+                wide.append([einsum("tsq,tnm->snmq", k, matrices) for k, matrices in links])
+        return few, wide
 
     def _reaction(self, function: Any) -> Any:
         def reaction(cores: Cores, tol: float) -> Cores:

@@ -27,12 +27,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.sparse
 
+from tensorjax._cores import products
 from tensorjax._cores.contraction import einsum
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.pde._generators import bond_sums as families
 from tensorjax.pde._generators.bond_sums import Family, Link
 from tensorjax.pde._generators.canonical_form import Point
 from tensorjax.pde._generators.mode_forms import Modes
+from tensorjax.pde._stepping import sketched_sums
+from tensorjax.pde._stepping.sketched_sums import Train
 
 # Positions of ∂ and y in `Modes.pair`.
 _D, _Y = 0, 1
@@ -40,6 +43,8 @@ _D, _Y = 0, 1
 _SPARSE = 8
 # Share of its entries up to which a sparse Gram matrix is cheaper than a dense one.
 _FULL = 0.1
+# Share of the tolerance to which sums of wide operators' images are rounded.
+_PART = 1e-3
 # Operators on the lower and on the higher one of two modes.
 _KINDS = ((_D, _Y), (_Y, _D), (_D, _D))
 
@@ -244,12 +249,14 @@ class Terms(NamedTuple):
     Attributes:
       affine: coefficients with ``matrix`` and ``diffusion``, or None.
       operators: other operators, factored.
+      wide: operators of many matrices per mode, as cores (r, n, n, s).
       source: cores of a train, or None.
       reaction: cores of v and a tolerance ↦ cores, or None.
     """
 
     affine: Any
     operators: list[list[Link]]
+    wide: list[Cores]
     source: Cores | None
     reaction: Any
 
@@ -293,6 +300,10 @@ def form(
 def other_families(point: Point, terms: Terms, tol: float) -> list[Family]:
     """Splits a right side without its affine part at every bond into tangent, normal factors."""
     others = [families.applied(point, o) for o in terms.operators]
+    if terms.wide:
+        images = [Train(products.matvec(o, point.cores)) for o in terms.wide]
+        total = sketched_sums.rounded(images, [1.0] * len(images), _PART * tol)
+        others.append(families.another(point, total.cores))
     if terms.source is not None:
         others.append(families.another(point, terms.source))
     if terms.reaction is not None:

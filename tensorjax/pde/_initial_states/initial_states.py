@@ -424,3 +424,30 @@ def _near(start: Gaussian | Mixture, map: AffineMap, box: Box, tol: float) -> Dr
 
 
 Start = Gaussian | Mixture | Function
+
+
+def wrapped(start: Gaussian | Mixture, box: Box, map: AffineMap, tol: float) -> Cores:
+    """Computes cores of an initial state, summed over the turns of periodic axes.
+
+    One turn to either side of the box: of a density wider than that a constant is left anyway.
+
+    Args:
+      start: in the coordinates of one turn.
+      box: of the coordinates y, at rest along periodic axes.
+      map: `AffineMap` y = Γ x + s.
+      tol: relative error in the norm of the values on the grid.
+    """
+    turns = [a.kind == "periodic" for a in box.axes]
+    if not any(turns):
+        return start.cores(box, map, tol)
+    axes = [
+        dataclasses.replace(a, n=3 * a.n, low=a.low - a.length, high=a.high + a.length)
+        if turn else a
+        for a, turn in zip(box.axes, turns, strict=True)
+    ]  # fmt: skip
+    cores = start.cores(Box(tuple(axes)), map, _PART * tol)
+    folded = [
+        c.reshape(len(c), 3, -1, c.shape[2]).sum(1) if turn else c
+        for c, turn in zip(cores, turns, strict=True)
+    ]
+    return rounding_methods.rounded(folded, (1 - _PART) * tol)

@@ -78,6 +78,6 @@ def check_at_rest(box: Box, map: AffineMap) -> None:
     """Raises ValueError if a map is not the identity on a box with half-line axes."""
     if not (box.movable or map.still):
         raise ValueError(
-            'map: expected the identity, for the box has axes of half-lines ("log", "laguerre"), '
+            'map: expected the identity, for the box has axes ("periodic", "log", "laguerre") '
             "where coordinates stay at rest"
         )

@@ -95,8 +95,8 @@ def integrate(
         run goes on to its end, or to NaN; ``stats["status"]`` says what went wrong, also under jit,
         vmap and grad, where an unstable run ends as NaN.
       max_rank: largest TT-rank; the run stops where ``tol`` needs a higher one.
-      coordinates: "adaptive" ("fixed" where the box has axes of half-lines, `Axis`, which cannot
-        move; else `MultiLevel`, where its motion leaves a tenth of the normal component
+      coordinates: "adaptive" ("fixed" where the box has periodic axes or half-lines, `Axis`, which
+        cannot move; else `MultiLevel`, where its motion leaves a tenth of the normal component
         or less at first; where it does not, it is asked after pauses only, see "asked" in `stats`;
         where the run stops in moving coordinates it is made
         again in fixed ones, if that goes further: ``message`` says so, and ``stats["fallback"]`` is
@@ -224,10 +224,18 @@ def _better(moving: Solution, fixed: Solution) -> Solution:
 
 
 def _loop(work: run.Run, t1: float, saveat: SaveAt, progress: Any, save: Any) -> Solution:
-    ys: list[State] = []
     times = save_times(saveat, work.t, t1)
+    taken = saveat.fn or (lambda state: state)
+    ts: list[float] = []
+    ys: list[Any] = []
+
+    def saved(count: int = 1) -> None:
+        y = taken(work.state())
+        ts.extend([work.t] * count)
+        ys.extend([y] * count)
+
     if saveat.t0 or (times and times[0] <= work.t):
-        ys += [work.state()] * max(1, sum(t <= work.t for t in times))
+        saved(max(1, sum(t <= work.t for t in times)))
     times = [t for t in times if t > work.t]
     every, count = int(saveat.steps), 0
     stop: Stopped | None = None
@@ -241,18 +249,19 @@ def _loop(work: run.Run, t1: float, saveat: SaveAt, progress: Any, save: Any) ->
         count += 1
         if times and work.t >= times[0]:
             met = sum(t <= work.t for t in times)  # more than one where roundoff parts them
-            ys += [work.state()] * met
+            saved(met)
             del times[:met]
         elif every and count % every == 0:
-            ys.append(work.state())
+            saved()
         save.after(work)
         if progress(work.rows[-1]):
             stop = Stopped(Result.stopped, f"at t = {work.t:g}")
-    if not ys or ((saveat.t1 or stop is not None) and ys[-1].t != work.t):
-        ys.append(work.state())
+    if not ys or ((saveat.t1 or stop is not None) and ts[-1] != work.t):
+        saved()
     save.close(work)
     result, message = (Result.successful, "") if stop is None else stop
-    return Solution(np.array([y.t for y in ys]), ys, work.stats(), result, message)
+    final = None if saveat.fn is None else work.state()
+    return Solution(np.array(ts), ys, work.stats(), result, message, final)
 
 
 def _generator(coordinates: Any) -> Any:
@@ -275,8 +284,8 @@ def _at_rest(generator: Any, coordinates: Any) -> Any:
     if isinstance(generator, Fixed):
         return generator
     raise ValueError(
-        'coordinates: expected "adaptive" or "fixed", for the box has axes of half-lines ("log", '
-        f'"laguerre"), where coordinates stay at rest, got {coordinates!r}'
+        'coordinates: expected "adaptive" or "fixed", for the box has axes ("periodic", "log", '
+        f'"laguerre") where coordinates stay at rest, got {coordinates!r}'
     )
 
 

@@ -5,7 +5,7 @@ import enum
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -27,6 +27,8 @@ class SaveAt(NamedTuple):
       ts: at these times, ascending; steps are shortened to meet them. Up to roundoff they may lie
         outside the run: 3 * 0.1 is a time of one that ends at 0.3.
       steps: after every so many accepted steps; 0 for none.
+      fn: function of a `State` whose value is saved in ``ys`` in place of the state (moments, a
+        marginal); None for the state. ``final`` of the solution is a `State` in any case.
 
     Example:
       >>> from tensorjax import pde
@@ -40,6 +42,7 @@ class SaveAt(NamedTuple):
     t1: bool = False
     ts: Sequence[float] = ()
     steps: int = 0
+    fn: Callable[["State"], Any] | None = None
 
 
 class State(NamedTuple):
@@ -106,7 +109,7 @@ _ADVICE = {
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=("ts", "ys", "stats"),
+    data_fields=("ts", "ys", "stats", "_final"),
     meta_fields=("_result", "_message"),
 )
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -115,7 +118,8 @@ class Solution:
 
     Attributes:
       ts: the times of ``ys``, (m,).
-      ys: `State` at these times. If the run was stopped, the last one is the last valid state.
+      ys: `State` at these times, or what the function ``fn`` of `SaveAt` makes of it. If the run
+        was stopped, the last one is that of the last valid state.
       stats: arrays of one entry for each accepted step, but for "rejected", a count. "t" (at the
         end of the step), "dt", "rank" (largest), "ranks" (steps, d − 1), "cost_without" and "cost"
         (norm of the component of the right side normal to the tangent space, with coordinates at
@@ -141,10 +145,11 @@ class Solution:
     """
 
     ts: np.ndarray
-    ys: list[State]
+    ys: list[Any]
     stats: dict[str, Any]
     _result: Result | None = None
     _message: str = ""
+    _final: State | None = None
 
     @property
     def result(self) -> Result:
@@ -180,7 +185,7 @@ class Solution:
     @property
     def final(self) -> State:
         """Last saved state of the integration."""
-        return self.ys[-1]
+        return self.ys[-1] if self._final is None else self._final
 
     @shown
     def __repr__(self) -> str:
@@ -198,6 +203,8 @@ def save_times(saveat: Any, t0: float, t1: float) -> list[float]:
     """
     if not isinstance(saveat, SaveAt):
         raise ValueError(f"saveat: expected a pde.SaveAt, got {saveat!r}")
+    if saveat.fn is not None and not callable(saveat.fn):
+        raise ValueError(f"saveat: expected fn to be a function of a pde.State, got {saveat.fn!r}")
     if not int(saveat.steps) == saveat.steps >= 0:
         raise ValueError(f"saveat: expected steps >= 0, 0 for none, got {saveat.steps!r}")
     ts = [float(t) for t in np.asarray(saveat.ts, float).ravel()]

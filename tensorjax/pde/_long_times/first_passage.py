@@ -109,9 +109,10 @@ def first_passage(
     Args:
       problem: `FokkerPlanck` or `OrnsteinUhlenbeck`, of drift and diffusion that do not depend on
         time; its start and box do not matter.
-      domain: `Box` of "chebyshev" axes, whose ends are walls, and "fourier" axes, periodic.
-      walls: for each axis "absorbing" or "reflecting", or a pair, for its low and high end; all
-        absorbing if None. Axes without a wall in truth have reflecting ones far out.
+      domain: `Box` of "chebyshev" axes, whose ends are walls, and "periodic" ones.
+      walls: for each axis "absorbing", "reflecting" or "open", or a pair, for its low and high end;
+        all absorbing if None. Axes without a wall in truth have reflecting ones far out. "open": no
+        condition, where noise ends and the drift points inwards (zero, of noise √x).
       tol: relative error of the linear system. That of the grid comes on top: it is measured, by a
         second solution on a quarter more points, which is the one that is returned.
       max_rank: of τ.
@@ -136,13 +137,13 @@ def first_passage(
 
     Source: C. Gardiner, "Stochastic Methods" (Springer, 2009), section 6.6.
     """
-    tol, cap = _options(tol, max_rank)
-    _checked(problem, domain, walls)
+    tol, cap = checked_options(tol, max_rank)
+    checked_domain(problem, domain, walls)
 
     def solution(box: Box) -> Passage:
         grid = walled(box, walls)
         load = [np.ones((1, n, 1)) for n in grid.shape]
-        return _solved(grid, _backward(problem, grid), [-load[0], *load[1:]], None, tol, cap)
+        return _solved(grid, backward(problem, grid), [-load[0], *load[1:]], None, tol, cap)
 
     return _compared(solution, domain, tol)
 
@@ -163,7 +164,7 @@ def committor(
 
     Args:
       problem: as in `first_passage`.
-      domain: `Box` of "chebyshev" axes, and "fourier" axes, periodic.
+      domain: `Box` of "chebyshev" and "periodic" axes.
       axis: whose ends are the two absorbing walls.
       walls: as in `first_passage`; if None all but those of the axis reflect.
       tol: relative error of the linear system; that of the grid is measured, as there.
@@ -191,11 +192,11 @@ def committor(
     Source: W. E, E. Vanden-Eijnden, "Towards a theory of transition paths", J. Stat. Phys. 123
     (2006).
     """
-    tol, cap = _options(tol, max_rank)
+    tol, cap = checked_options(tol, max_rank)
     k = _check.integer("axis", axis, low=0, high=domain.dim - 1)
     if walls is None:
         walls = ["absorbing" if i == k else "reflecting" for i in range(domain.dim)]
-    grid = _checked(problem, domain, walls)
+    grid = checked_domain(problem, domain, walls)
     for i, a in enumerate(grid.axes):
         assert isinstance(a, WalledAxis)
         kind = "absorbing" if i == k else "reflecting"
@@ -208,12 +209,24 @@ def committor(
 
     def solution(box: Box) -> Passage:
         grid = walled(box, walls)
-        return _solved(grid, _backward(problem, grid), _drift_along(problem, grid, k), k, tol, cap)
+        return _solved(grid, backward(problem, grid), _drift_along(problem, grid, k), k, tol, cap)
 
     return _compared(solution, domain, tol)
 
 
-def _options(tol: float, max_rank: int | None) -> tuple[float, int | None]:
+def finer(domain: Box) -> Box:
+    """Returns the domain of first-passage times with a quarter more points an axis."""
+    return Box(tuple(dataclasses.replace(a, n=a.n + a.n // 4 + 2) for a in domain.axes))
+
+
+def probes(domain: Box) -> np.ndarray:
+    """Draws points of the domain of first-passage times at which two solutions are compared."""
+    low, high = ([getattr(a, end) for a in domain.axes] for end in ("low", "high"))
+    return np.random.default_rng(1).uniform(low, high, (_PROBES, domain.dim))
+
+
+def checked_options(tol: float, max_rank: int | None) -> tuple[float, int | None]:
+    """Checks the tolerance and the rank cap of first-passage times."""
     cap = None if max_rank is None else _check.integer("max_rank", max_rank, low=1)
     return _check.tolerance(tol, np.float64), cap
 
@@ -245,12 +258,10 @@ def _compared(solution: Callable[[Box], Passage], domain: Box, tol: float) -> Pa
     coarse = solution(domain)
     if coarse.result != Result.successful:
         return coarse
-    axes = [dataclasses.replace(a, n=a.n + a.n // 4 + 2) for a in domain.axes]
-    fine = solution(Box(tuple(axes)))
+    fine = solution(finer(domain))
     if fine.result != Result.successful:
         return fine
-    low, high = ([getattr(a, end) for a in domain.axes] for end in ("low", "high"))
-    x = np.random.default_rng(1).uniform(low, high, (_PROBES, domain.dim))
+    x = probes(domain)
     before, after = coarse(x), fine(x)
     size = np.abs(after).max()
     error = float(np.abs(after - before).max() / size)
@@ -265,8 +276,11 @@ def _compared(solution: Callable[[Box], Passage], domain: Box, tol: float) -> Pa
     return dataclasses.replace(fine, error=error)
 
 
-def _checked(problem: Any, domain: Any, walls: Any) -> Box:
-    """Checks problem, domain and walls of a backward equation; returns its grid."""
+def checked_domain(problem: Any, domain: Any, walls: Any, *, arrives: bool = True) -> Box:
+    """Returns the grid of a backward equation, after checks of what is asked for.
+
+    ``arrives``: whether paths are to meet a wall, so that one has to be absorbing.
+    """
     if not isinstance(problem, FokkerPlanck | OrnsteinUhlenbeck):
         raise ValueError(
             "problem: expected a pde.FokkerPlanck or pde.OrnsteinUhlenbeck, got "
@@ -286,6 +300,9 @@ def _checked(problem: Any, domain: Any, walls: Any) -> Box:
         a.kind == "chebyshev" and "absorbing" in a.walls
         for a in grid.axes if isinstance(a, WalledAxis)
     ]  # fmt: skip
+    _check_open(problem, grid)
+    if not any(wet) and not arrives:
+        return grid
     if not any(wet):
         raise ValueError("walls: expected an absorbing one, got none: paths never arrive")
     low, high = ([getattr(a, end) for a in grid.axes] for end in ("low", "high"))
@@ -295,9 +312,28 @@ def _checked(problem: Any, domain: Any, walls: Any) -> Box:
         raise ValueError(
             "walls: expected noise along every axis with an absorbing wall, got none in a part of "
             "the domain: without it paths arrive on one side of the wall only, and the other has "
-            "no condition"
+            "no condition; give that axis a little noise, or another wall"
         )
     return grid
+
+
+def _check_open(problem: Any, grid: Box) -> None:
+    """Raises ValueError where paths can cross a wall that is open, without a condition there."""
+    low, high = ([getattr(a, end) for a in grid.axes] for end in ("low", "high"))
+    for k, axis in enumerate(grid.axes):
+        assert isinstance(axis, WalledAxis)
+        for end, inwards, wall in zip((axis.low, axis.high), (1, -1), axis.walls, strict=True):
+            if wall != "open" or axis.kind == "fourier":
+                continue
+            x = np.random.default_rng(0).uniform(low, high, (_LOOKS, grid.dim))
+            whole = _noise(problem, x)[:, k, k].max()
+            x[:, k] = end
+            outwards = problem.velocity(x)[:, k] * inwards < 0
+            if (_noise(problem, x)[:, k, k] > 1e-10 * whole).any() or outwards.any():
+                raise ValueError(
+                    f"walls: expected noise and drift that carry no path over the open wall of "
+                    f"axis {k} at {end:g}, got others; take a reflecting or an absorbing one"
+                )
 
 
 def _noise(problem: Any, x: np.ndarray) -> np.ndarray:
@@ -334,8 +370,8 @@ def _diffusion(problem: Any, grid: Box) -> list[tuple[Cores, np.ndarray]]:
     return out
 
 
-def _backward(problem: Any, grid: Box) -> Cores:
-    """Builds the cores of the backward Kolmogorov operator v ↦ a·∇v + D:∇∇v."""
+def backward(problem: Any, grid: Box) -> Cores:
+    """Builds the cores of v ↦ a·∇v + D:∇∇v, all terms in one."""
     terms = [multipliers.advection(grid, a, m) for m, a in _drift(problem, grid)]
     for m, tensor in _diffusion(problem, grid):
         for i, j in zip(*np.nonzero(np.triu(tensor)), strict=True):

@@ -1,8 +1,10 @@
 """Linear systems in tensor-train format, by AMEn or, for small ones, by elimination."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
+from scipy import linalg
 
 from tensorjax._cores import products, rounding_methods
 from tensorjax._cores.contraction import einsum
@@ -63,26 +65,59 @@ def solved(
             found, residual = x, size
         if residual <= tol:
             return found, residual
-        sizes = [c.shape[1] for c in operator]
-        if cap is None and len(sizes) <= 2 and math.prod(sizes) <= _DENSE:
+        if cap is None and _small([c.shape[1] for c in operator]):
             return _eliminated(operator, load, tol)
     return found, residual
 
 
+def factored(operator: Cores) -> Callable[[Cores, float], Cores] | None:
+    """Factors a small operator of an equation at rest, of one or two modes, for many solves.
+
+    Args:
+      operator: cores (r, n, n, s).
+
+    Returns:
+      A function of a right side and a tolerance, to which the solution is rounded; None if the
+      operator is large.
+    """
+    n = [c.shape[1] for c in operator]
+    if not _small(n):
+        return None
+    factors = linalg.lu_factor(_dense(operator))
+
+    def solve(load: Cores, tol: float) -> Cores:
+        return _train(linalg.lu_solve(factors, outer(load).ravel()), n, tol)
+
+    return solve
+
+
+def _small(sizes: list[int]) -> bool:
+    return len(sizes) <= 2 and math.prod(sizes) <= _DENSE
+
+
 def _eliminated(operator: Cores, load: Cores, tol: float) -> tuple[Cores, float]:
     """Solves a linear system of one or two modes densely; returns train and residual."""
-    n, right = [c.shape[1] for c in operator], outer(load)
+    right, matrix = outer(load).ravel(), _dense(operator)
+    x = np.linalg.solve(matrix, right)
+    residual = float(np.linalg.norm(matrix @ x - right) / np.linalg.norm(right))
+    return _train(x, [c.shape[1] for c in operator], tol / 10), residual
+
+
+def _dense(operator: Cores) -> np.ndarray:
+    """Returns the matrix of an equation's operator of one or two modes."""
     matrix = operator[0][0, :, :, 0]
-    if len(n) == 2:
+    if len(operator) == 2:
         matrix = einsum("ijb,bkl->ikjl", operator[0][0], operator[1][..., 0])
-    matrix = matrix.reshape((right.size,) * 2)
-    x = np.linalg.solve(matrix, right.ravel())
-    residual = float(np.linalg.norm(matrix @ x - right.ravel()) / np.linalg.norm(right))
-    if len(n) == 1:
-        return [x[None, :, None]], residual
-    return rounding_methods.rounded(
-        [x.reshape(1, *n), np.eye(n[1])[:, :, None]], tol / 10
-    ), residual
+    size = math.prod(c.shape[1] for c in operator)
+    return matrix.reshape(size, size)
+
+
+def _train(x: np.ndarray, sizes: list[int], tol: float) -> Cores:
+    """Returns a solution of one or two modes as a train, rounded."""
+    if len(sizes) == 1:
+        return [x[None, :, None]]
+    cores = [x.reshape(1, *sizes), np.eye(sizes[1])[:, :, None]]
+    return rounding_methods.rounded(cores, tol)
 
 
 def outer(cores: Cores) -> np.ndarray:

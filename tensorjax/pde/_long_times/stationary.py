@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -23,7 +24,7 @@ from tensorjax.pde._long_times import linear_systems
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._problems.problem import Problem
 from tensorjax.pde._stepping.mass import mass_of
-from tensorjax.pde.physical import shares
+from tensorjax.pde.physical import moments, shares
 
 # Solves are asked for this relative residual at least.
 _EXACT = 1e-13
@@ -72,12 +73,12 @@ def stationary(
 ) -> Stationary:
     """Computes the stationary density of a linear equation: L p = 0 with ∫ p dx = 1.
 
-    Solves (L − c w ∫) p = −c w, w the start of the problem as a density and c the rate at which
-    it changes, by AMEn. The integral makes the system regular, and where L conserves mass p is the
-    stationary density whatever w is. It is then solved anew, more accurately, with p in place of w,
-    until p stays: on grids that conserve mass nearly, that is inverse iteration. Ranks are those of
-    p in coordinates at rest: a correlated density of high rank in more than three dimensions takes
-    minutes and more.
+    Solves (L − c w ∫) p = −c w, w the start of the problem as a density and c a rate at which
+    densities like it change, by AMEn. The integral makes the system regular, and where L conserves
+    mass p is the stationary density whatever w is. It is then solved anew, more accurately, with p
+    in place of w, until p stays: on grids that conserve mass nearly, that is inverse iteration.
+    Ranks are those of p in coordinates at rest: a correlated density of high rank in more than
+    three dimensions takes minutes and more.
 
     Args:
       problem: linear, not a function of time, without source: a `FokkerPlanck`,
@@ -125,13 +126,13 @@ def stationary(
     at = AffineMap.identity(problem.dim) if map is None else map
     at = AffineMap(np.asarray(at.matrix, np.float64), np.asarray(at.shift, np.float64))
     check_at_rest(problem.box, at)
-    operator, weights = _operator(problem, at), problem.box.weights
+    operator, weights = operator_of(problem, at), problem.box.weights
     p = problem.initial_cores(at, tol)
     mass = mass_of(p, weights)
     if not (math.isfinite(mass) and mass > 0):
         raise ValueError(f"start: expected a density, of positive mass, got {mass:.3g}")
     p = [p[0] / mass, *p[1:]]
-    rate = _speed(operator, p) or overlaps.norm(linear_systems.flat(operator))
+    rate = rate_of(operator, p, problem.box)
     change, residual, accuracy = math.inf, math.inf, 0.0
     for k in range(_SOLVES):
         before, accuracy = p, max(_SHARE**k * tol, _EXACT)
@@ -153,7 +154,7 @@ def stationary(
     outside = unbounded_by(edge, rough, edge_limit, resolution_limit)
     result, message = _judged(steady, residual, capped, outside, (edge, rough))
     return Stationary(
-        State(v, at, math.inf), result, message, _speed(operator, p), change, edge, rough
+        State(v, at, math.inf), result, message, speed(operator, p), change, edge, rough
     )
 
 
@@ -184,8 +185,8 @@ def _judged(
     return Result.successful, ""
 
 
-def _operator(problem: Problem, map: AffineMap) -> Cores:
-    """Builds the cores of the operator L of an equation in the coordinates of a map."""
+def operator_of(problem: Problem, map: AffineMap) -> Cores:
+    """Builds the cores of L, of stationary densities, in the coordinates of a map: one operator."""
     right = problem.right_side(map, 0.0)
     if right.source is not None or right.reaction is not None or getattr(problem, "timed", False):
         raise ValueError(
@@ -218,16 +219,44 @@ def _split(box: Box, affine: Coefficients | None) -> list[TTMatrix]:
     return out
 
 
-def _border(p: Cores, weights: Any) -> Cores:
-    """Builds the TT-matrix cores of v ↦ p ∫ v, rows and columns merged."""
-    return [
+def bordered(operator: Cores, p: Cores, weights: Any, rate: float) -> Cores:
+    """Builds L − c p ∫ with c a rate: its eigenvalues, but −c for the stationary density's zero."""
+    border = [
         einsum("anb,m->anmb", c, w).reshape(len(c), -1, c.shape[-1])
         for c, w in zip(p, weights, strict=True)
     ]
+    return linear_systems.square(
+        products.combined([linear_systems.flat(operator), border], [1.0, -rate])
+    )
 
 
-def _speed(operator: Cores, v: Cores) -> float:
-    """Computes ‖L v‖/‖v‖, the rate at which a density v changes."""
+def standard_coordinates(p: Cores, box: Box) -> list[np.ndarray]:
+    """Computes (y − mean)/σ of a stationary density on the points of every axis, (n_k,)."""
+    _, mean, covariance = moments(TT._unchecked(tuple(p)), AffineMap.identity(box.dim), box)
+    width = np.sqrt(np.maximum(np.diag(covariance), 1e-300))
+    return [(a.points - m) / w for a, m, w in zip(box.axes, mean, width, strict=True)]
+
+
+def times_coordinates(p: Cores, lines: list[np.ndarray], axes: Iterable[int]) -> Cores:
+    """Multiplies a stationary density by the coordinates ``lines`` of some axes."""
+    out = list(p)
+    for k in axes:
+        out[k] = out[k] * lines[k][None, :, None]
+    return out
+
+
+def rate_of(operator: Cores, p: Cores, box: Box) -> float:
+    """Computes the rate at which a density and its first moments change: that of a drift.
+
+    For borders of the operator. The rate of the density alone is zero where it is stationary.
+    """
+    lines = standard_coordinates(p, box)
+    some = [(), *((k,) for k in range(box.dim))]
+    return max(speed(operator, times_coordinates(p, lines, axes)) for axes in some)
+
+
+def speed(operator: Cores, v: Cores) -> float:
+    """Computes ‖L v‖/‖v‖, which is zero for a stationary density."""
     return overlaps.norm(products.matvec(operator, v)) / overlaps.norm(v)
 
 
@@ -235,7 +264,5 @@ def _solved(
     operator: Cores, w: Cores, weights: Any, rate: float, tol: float, cap: int | None
 ) -> tuple[Cores, float]:
     """Solves (L − c w ∫) p = −c w for a stationary density p; returns p and the residual."""
-    bordered = linear_systems.square(
-        products.combined([linear_systems.flat(operator), _border(w, weights)], [1.0, -rate])
-    )
-    return linear_systems.solved(bordered, [-rate * w[0], *w[1:]], w, tol, cap)
+    system = bordered(operator, w, weights, rate)
+    return linear_systems.solved(system, [-rate * w[0], *w[1:]], w, tol, cap)

@@ -30,6 +30,19 @@ def affine_part(map: AffineMap, matrix: Any, offset: Any, diffusion: Any) -> Coe
     )
 
 
+def check_turns(box: Any, matrix: Any) -> None:
+    """Raises ValueError for a drift of a problem that is linear in a periodic coordinate."""
+    if matrix is None or _check.is_traced(matrix):
+        return
+    for k, axis in enumerate(box.axes):
+        if axis.kind == "periodic" and np.any(np.asarray(matrix)[:, k]):
+            raise ValueError(
+                f"matrix: expected zeros in column {k}, whose axis is periodic, for a drift linear "
+                "in an angle jumps where a turn ends; take pde.Sin or another periodic term, or a "
+                'kind of axis that is not "periodic"'
+            )
+
+
 def affine_velocity(x: np.ndarray, matrix: Any, offset: Any) -> np.ndarray:
     """Evaluates the affine drift A x + b at points (m, d); None stands for zero."""
     out = np.zeros_like(x) if matrix is None else x @ np.asarray(matrix).T

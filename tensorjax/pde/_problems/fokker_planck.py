@@ -14,7 +14,7 @@ from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._initial_states.initial_states import Function, Start
 from tensorjax.pde._maps import characteristics
 from tensorjax.pde._maps.affine_maps import AffineMap
-from tensorjax.pde._problems.affine_drift import affine_part, affine_velocity
+from tensorjax.pde._problems.affine_drift import affine_part, affine_velocity, check_turns
 from tensorjax.pde._problems.diffusion import Diffusion, Interpretation
 from tensorjax.pde._problems.drifts import Field
 from tensorjax.pde._problems.linear_drift import OrnsteinUhlenbeck
@@ -118,6 +118,7 @@ class FokkerPlanck(Problem):
             cross_tol=cross_tol,
             field=Field(drift, d, cross_tol),
         )
+        check_turns(box, self.matrix)
 
         self._set(drift=self.field.given)
 

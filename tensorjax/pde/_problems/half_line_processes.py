@@ -486,7 +486,9 @@ def laguerre_axis(process: SquareRootTransition) -> Axis:
     if power < 0:
         raise ValueError(
             "rate, level, volatility: expected 2 rate level >= volatility² (Feller), for otherwise "
-            f"the density has no bound at zero; got {power + 1:.3g} volatility²"
+            f"the density has no bound at zero, and paths reach it; got {power + 1:.3g} "
+            "volatility². Expectations are smooth there: take pde.expectation with an open wall at "
+            "zero"
         )
     last = float(zeros(_LAGUERRE, 2 * power)[-1])
     scale = process.volatility**2 / (2 * process.rate)  # of the stationary density

@@ -12,7 +12,12 @@ from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._initial_states.initial_states import Function, Gaussian, Mixture, Start
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._maps.characteristics import Flow, flow
-from tensorjax.pde._problems.affine_drift import affine_part, affine_velocity, diffusion_matrix
+from tensorjax.pde._problems.affine_drift import (
+    affine_part,
+    affine_velocity,
+    check_turns,
+    diffusion_matrix,
+)
 from tensorjax.pde._problems.problem import Problem, RightSide
 
 
@@ -31,6 +36,7 @@ class _Linear(Problem):
             diffusion=diffusion_matrix("diffusion", diffusion, box.dim),
             offset=coefficient("offset", offset, (box.dim,), optional=True),
         )
+        check_turns(box, self.matrix)
 
     def right_side(self, map: AffineMap, t: float) -> RightSide:
         """Builds the right side of the equation in the coordinates of a map.

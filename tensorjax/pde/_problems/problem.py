@@ -13,7 +13,7 @@ from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax._typing import ArrayLike, KeyOrGenerator
 from tensorjax.pde._discretization.affine_operators import Coefficients, affine_generator
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._initial_states.initial_states import Start
+from tensorjax.pde._initial_states.initial_states import Gaussian, Mixture, Start, wrapped
 from tensorjax.pde._maps.affine_maps import AffineMap
 
 
@@ -144,7 +144,10 @@ class Problem(abc.ABC):
         """
         if map.dim != self.dim:
             raise ValueError(f"map: expected {self.dim} coordinates, got {map.dim}")
-        cores = self.start.cores(self.box, map, tol)
+        if isinstance(self.start, Gaussian | Mixture):
+            cores = wrapped(self.start, self.box, map, tol)
+        else:
+            cores = self.start.cores(self.box, map, tol)
         pairs = zip(cores, self.box.axes, strict=True)
         return [c if a.movable else c * np.reshape(a.factor, (-1, 1)) for c, a in pairs]
 

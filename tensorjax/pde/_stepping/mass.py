@@ -39,7 +39,8 @@ def quadrature(box: Any) -> Quadrature:
     faded = []
     for a in box.axes:
         x = (2 * a.points - a.low - a.high) / (a.high - a.low)
-        faded.append(a.weights * np.exp(-((x / _WIDTH) ** _POWER)))
+        fades = np.exp(-((x / _WIDTH) ** _POWER))
+        faded.append(a.weights * (1.0 if a.kind == "periodic" else fades))
     return Quadrature(box.weights, faded)
 
 

@@ -8,7 +8,8 @@ zero where a whole slab holds less than rounding may take is an error of that si
 they are, and lets nothing outside grow from step to step.
 
 Chebyshev axes are left alone: their points crowd at the ends, and their derivatives have neither
-seam nor growing modes. Of Laguerre axes only the far end is cleared, where the weights are large.
+seam nor growing modes; periodic axes have no ends. Of Laguerre axes only the far end is cleared,
+where the weights are large.
 
 Source: ours.
 """
@@ -74,7 +75,8 @@ def _inner(cores: Cores, box: Box, allowed: float) -> list[tuple[int, int]]:
         first = int((np.cumsum(density) <= limit).sum())
         last = len(density) - int((np.cumsum(density[::-1]) <= limit).sum())
         first = 0 if axis.kind == "laguerre" else first
-        out.append((0, axis.n) if axis.kind == "chebyshev" else (first, max(first, last)))
+        whole_axis = axis.kind in ("chebyshev", "periodic")
+        out.append((0, axis.n) if whole_axis else (first, max(first, last)))
         left = bond_overlap(moved, core)
     return out
 

@@ -337,7 +337,8 @@ def solved_by_amen(
     sweeps: int = _SWEEPS,
 ) -> tuple[Cores, float]:
     """Solves a linear system by AMEn in double precision; returns x and its residual."""
-    system = System(operator, train(load), train(guess), np.dtype(np.float64), enrichment)
+    dtype = np.result_type(np.float64, operator.cores[0], load[0], guess[0])
+    system = System(operator, train(load), train(guess), dtype, enrichment)
     search = amen_search("auto", "auto", cap, sweeps, enrichment, None)
     out = solution(system, search, tol, cap, True, lambda *_: None)
     residual = system.residual(out.x) / (system.size or 1.0)

@@ -1,0 +1,355 @@
+"""Slow modes and spectral gap of linear equations, by inverse subspace iteration with AMEn."""
+
+import dataclasses
+import itertools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from scipy import linalg
+
+from tensorjax import _check
+from tensorjax._cores import overlaps, products, rounding_methods
+from tensorjax._cores.unfoldings import Cores
+from tensorjax._formats.trains import TT
+from tensorjax._typing import ArrayLike
+from tensorjax.pde._arguments import hosted_cores
+from tensorjax.pde._discretization.grid import Box
+from tensorjax.pde._integration.solution import Result
+from tensorjax.pde._integration.statuses import unbounded_by
+from tensorjax.pde._long_times import linear_systems
+from tensorjax.pde._long_times.stationary import (
+    Stationary,
+    bordered,
+    operator_of,
+    rate_of,
+    standard_coordinates,
+    stationary,
+    times_coordinates,
+)
+from tensorjax.pde._maps.affine_maps import AffineMap
+from tensorjax.pde._problems.problem import Problem
+from tensorjax.pde._stepping.mass import mass_of
+from tensorjax.pde.physical import evaluate, quadrature, shares_of
+from tensorjax.tt._algebra import imag, real
+
+# Modes that are iterated beyond those asked for; iterations, at most.
+_MORE, _ITERATIONS = 4, 40
+# The stationary density and the solves are so much more accurate than the modes are asked to be.
+_SHARE = 0.1
+# Size of the space, over that of the first modes, from which on it is cut back to these.
+_LARGEST = 3
+# Accuracy of the directions in which modes are looked for.
+_COARSE = 1e-2
+# Relative residual below which θ tells of an eigenvalue; directions that are one up to this.
+_NEAR, _EQUAL = 0.5, 1e-13
+
+
+@dataclasses.dataclass(frozen=True)
+class SlowModes:
+    """Slowest decaying modes of an equation, L u = λ u, with residuals and a status.
+
+    Attributes:
+      values: λ, (m,), by descending real part: complex, with negative real parts. Zero, of the
+        stationary density, is not among them. m is the number asked for, or one more where that
+        would cut a complex pair in two.
+      modes: m trains of values on the grid of the box, of norm one; complex where λ is.
+      stationary: `Stationary`, the density that remains; ``stationary.final.map`` holds the
+        coordinates of the modes, too.
+      box: of the coordinates y.
+      residuals: ‖u − λ L⁻¹ u‖/‖u‖, (m,): relative errors of λ, to first order.
+      result: `Result.successful`; that of the stationary density where there is none;
+        `Result.edge_mass`, `Result.unresolved` where a mode is wider than the box or finer than its
+        points; `Result.max_rank`; `Result.solver` where the residuals stay above ``tol``.
+      message: explanation of a failure, with advice; else empty.
+    """
+
+    values: np.ndarray
+    modes: tuple[TT, ...]
+    stationary: Stationary
+    box: Box
+    residuals: np.ndarray
+    result: Result
+    message: str
+
+    @property
+    def gap(self) -> float:
+        """Spectral gap −max Re λ, the rate at which the last mode decays; NaN without modes."""
+        return -float(np.real(self.values).max()) if len(self.values) else math.nan
+
+    def __call__(self, x: ArrayLike) -> np.ndarray:
+        """Evaluates the modes at physical points x (m, d), zero outside the box.
+
+        Args:
+          x: points (m, d).
+
+        Returns:
+          Values (m, number of modes), complex.
+
+        Raises:
+          ValueError: points of another dimension.
+        """
+        map = self.stationary.final.map
+        out = np.zeros((len(np.asarray(x)), len(self.modes)), complex)
+        for j, mode in enumerate(self.modes):
+            for unit, part in ((1.0, real(mode)), (1j, imag(mode))):
+                out[:, j] += unit * np.asarray(evaluate(part, map, self.box, x))
+        return out
+
+
+def slow_modes(
+    problem: Problem,
+    *,
+    k: int = 1,
+    tol: float = 1e-6,
+    map: AffineMap | None = None,
+    max_rank: int | None = None,
+    edge_limit: float = 1e-3,
+    resolution_limit: float = 1e-3,
+) -> SlowModes:
+    """Computes the slowest modes of a linear equation, L u = λ u with λ ≠ 0, and the spectral gap.
+
+    The stationary density p is found first. (L − c p ∫) has the same eigenvalues, but −c in place
+    of zero, and can be inverted: by AMEn. Modes begin as p times polynomials, which they are for
+    Ornstein–Uhlenbeck processes, and are looked for in the space of them, four more, and the images
+    of their residuals. Eigenvalues are those of the inverse in
+    the space of the modes, which need not be orthogonal: L is not symmetric, and those of rotating
+    processes are complex. Modes relax as u exp(λt): 1/gap is the time that equilibrium takes. The
+    problem is one for `stationary`, and so are costs and limits: ranks are those of coordinates
+    at rest.
+
+    Args:
+      problem: linear, not a function of time, without source, with a stationary density.
+      k: number of modes.
+      tol: relative error of eigenvalues, by the residuals; that of the grid and the box comes on
+        top.
+      map: coordinates of the modes, at rest; the identity if None.
+      max_rank: of the modes.
+      edge_limit: largest `edge_mass` of a success.
+      resolution_limit: largest `resolution` of a success.
+
+    Returns:
+      `SlowModes`.
+
+    Raises:
+      ValueError: an argument out of range, a problem that `stationary` refuses.
+
+    Example:
+      A rotating Ornstein–Uhlenbeck process: λ are the sums of eigenvalues of its matrix.
+
+      >>> import numpy as np
+      >>> from tensorjax import pde
+      >>> start = pde.Gaussian(np.zeros(2), 0.5 * np.eye(2))
+      >>> box = pde.Box.fourier(2, 32, 5.0)
+      >>> matrix = np.array([[-0.5, 2.0], [-2.0, -0.5]])
+      >>> found = pde.slow_modes(pde.OrnsteinUhlenbeck(matrix, 0.25 * np.eye(2), start, box), k=2)
+      >>> print(found.result.value, round(found.gap, 4), np.round(abs(found.values.imag), 4))
+      successful 0.5 [2. 2.]
+
+    Source: Y. Saad, "Numerical Methods for Large Eigenvalue Problems" (SIAM, 2011), chapter 5, for
+    subspace iteration. Ours: the bordered operator, the first modes.
+    """
+    count = _check.integer("k", k, low=1)
+    tol = _check.tolerance(tol, np.float64)
+    cap = None if max_rank is None else _check.integer("max_rank", max_rank, low=1)
+    limits = {"edge_limit": edge_limit, "resolution_limit": resolution_limit}
+    rest = stationary(problem, tol=_SHARE * tol, map=map, max_rank=cap, **limits)
+    if rest.result != Result.successful:
+        text = f"no stationary density was found: {rest.message}"
+        empty = np.zeros(0)
+        return SlowModes(empty + 0j, (), rest, problem.box, empty, rest.result, text)
+    at, p = rest.final.map, hosted_cores(rest.final.v)
+    p = [p[0] / abs(float(at.det)), *p[1:]]
+    first = _begun(p, problem.box, count + _MORE)
+    operator, weights = operator_of(problem, at), problem.box.weights
+    # Any border would do that is no eigenvalue; modes have no part in it, for their mass is zero.
+    rate = rate_of(operator, p, problem.box)
+    inverse = _Inverse(bordered(operator, p, weights, rate), p, weights, _SHARE * tol, cap)
+    block, residuals = _iterated(inverse, first, count, tol)
+    result, message = _judged(problem.box, block.x, residuals, tol, cap, tuple(limits.values()))
+    modes = tuple(TT._unchecked(tuple(jax.device_put(c))) for c in _complex(block))
+    return SlowModes(1 / block.values, modes, rest, problem.box, residuals, result, message)
+
+
+class _Inverse:
+    """Inverse of L among functions of mass zero, where slow modes are, by AMEn."""
+
+    def __init__(self, operator: Cores, p: Cores, weights: Any, tol: float, cap: int | None):
+        self.operator, self.tol, self.cap = operator, tol, cap
+        self._p, self._weights = p, weights
+        self._direct = None if cap else linear_systems.factored(operator)
+
+    def __call__(self, x: Cores, guess: Cores, tol: float) -> Cores:
+        """Solves L y = x for y, from a guess, to a relative residual."""
+        if self._direct is not None:
+            return self.of_no_mass(self._direct(x, self.tol))
+        out, _ = linear_systems.solved(self.operator, x, guess, tol, self.cap)
+        return self.of_no_mass(out)
+
+    def of_no_mass(self, x: Cores, tol: float | None = None) -> Cores:
+        """Takes the stationary density out of x, and rounds it."""
+        total = mass_of(x, self._weights)
+        return _combined([x, self._p], [1.0, -total], self.tol if tol is None else tol)
+
+
+class _Block(NamedTuple):
+    """Approximate slow modes x, their images y = L⁻¹ x, and their eigenvalues θ of L⁻¹.
+
+    Two real trains stand for a complex pair: the real and the imaginary part of one of the two.
+    """
+
+    x: list[Cores]
+    y: list[Cores]
+    values: np.ndarray
+
+    def residuals(self) -> list[Cores]:
+        """Returns the parts of y outside the space of the slow modes' block, exactly."""
+        out, j = [], 0
+        while j < len(self.x):
+            a, b = self.values[j].real, self.values[j].imag
+            if b:
+                u, v = self.x[j], self.x[j + 1]
+                out.append(products.combined([self.y[j], u, v], [1.0, -a, b]))
+                out.append(products.combined([self.y[j + 1], u, v], [1.0, -b, -a]))
+            else:
+                out.append(products.combined([self.y[j], self.x[j]], [1.0, -a]))
+            j += 2 if b else 1
+        return out
+
+    def errors(self, residuals: list[Cores]) -> np.ndarray:
+        """Computes relative residuals of the block's slow modes; pairs have that of both parts."""
+        size = np.array([overlaps.norm(x) for x in self.x])
+        left = np.array([overlaps.norm(r) for r in residuals])
+        for j in np.flatnonzero(np.imag(self.values) > 0):
+            size[j : j + 2] = np.hypot(*size[j : j + 2])
+            left[j : j + 2] = np.hypot(*left[j : j + 2])
+        return left / (np.abs(self.values) * size)
+
+
+def _iterated(
+    inverse: _Inverse, first: list[Cores], count: int, tol: float
+) -> tuple[_Block, np.ndarray]:
+    """Iterates slow modes until their residuals are small; returns those asked for, and these."""
+    xs = [inverse.of_no_mass(x) for x in first]
+    ys = [inverse(x, x, inverse.tol) for x in xs]
+    for k in range(_ITERATIONS):
+        block = _projected(xs, ys, count, inverse.tol)
+        residuals = block.residuals()
+        errors = block.errors(residuals)
+        if errors.max() <= tol:
+            # Images were combined and rounded many times over: they are solved for anew.
+            pairs = zip(block.x, block.y, strict=True)
+            xs, ys = block.x, [inverse(x, y, inverse.tol) for x, y in pairs]
+            block = _projected(xs, ys, count, inverse.tol)
+            residuals = block.residuals()
+            errors = block.errors(residuals)
+        if errors.max() <= tol or k == _ITERATIONS - 1:
+            break
+        if len(xs) > _LARGEST * len(first):
+            kept = _projected(xs, ys, len(first), inverse.tol)
+            xs, ys = kept.x, kept.y
+        # An error of the image of a direction counts as much as the share that modes take of it.
+        accuracy = min(_COARSE, inverse.tol / min(float(errors.max()), 1.0))
+        left = [r for r, error in zip(residuals, errors, strict=True) if error > tol]
+        more = _normalized([inverse.of_no_mass(r, _COARSE) for r in left])
+        xs, ys = [*xs, *more], [*ys, *(inverse(r, r, accuracy) for r in more)]
+    return block, errors
+
+
+def _projected(xs: list[Cores], ys: list[Cores], count: int, tol: float) -> _Block:
+    """Chooses slow modes in the space of trains x, of which y = L⁻¹ x are known (Rayleigh–Ritz).
+
+    By descending real part of λ = 1/θ among those that are near an eigenvalue: of what is far from
+    all, θ may be anything. Of a pair both are kept.
+    """
+    gram, mixed, images = _gram(xs, xs), _gram(xs, ys), _gram(ys, ys)
+    spectrum: Any = linalg.eig(np.linalg.lstsq(gram, mixed, _EQUAL)[0])
+    values, vectors = spectrum
+    size, left = (np.real(vectors.conj() * (g @ vectors)).sum(0) for g in (gram, images))
+    left = np.maximum(left - np.abs(values) ** 2 * size, 0)
+    safe = np.maximum(np.abs(values), 1e-300)
+    near = np.sqrt(left / np.maximum(size, 1e-300)) < _NEAR * safe
+    rates = 1 / np.where(np.abs(values) > 1e-300, values, 1e-300)
+    last = ~near | (rates.real >= 0)
+    order = np.lexsort((-values.imag, np.abs(rates), np.where(last, 0.0, -rates.real), last))
+    out, found, j = ([], []), [], 0
+    while len(found) < count and j < len(order):
+        theta, c = values[order[j]], vectors[:, order[j]]
+        j += 1
+        if theta.imag < 0:
+            continue
+        parts = [c.real, c.imag] if theta.imag else [c.real]
+        for trains, into in zip((xs, ys), out, strict=True):
+            into += [_combined(trains, part / np.sqrt(size[order[j - 1]]), tol) for part in parts]
+        found += [theta, theta.conj()][: len(parts)]
+    return _Block(*out, np.array(found))
+
+
+def _complex(block: _Block) -> list[Cores]:
+    """Returns the slow modes of a block, of norm one."""
+    states: list[Cores] = []
+    for j, (x, theta) in enumerate(zip(block.x, block.values, strict=True)):
+        if theta.imag > 0:
+            x = products.combined([x, block.x[j + 1]], [1.0, 1j])
+        elif theta.imag < 0:
+            x = [c.conj() for c in states[-1]]
+        states.append(x)
+    return _normalized(states)
+
+
+def _judged(
+    box: Box, parts: list[Cores], errors: np.ndarray, tol: float, cap: int | None, limits: Any
+) -> tuple[Result, str]:
+    """Returns the status of slow modes, with advice."""
+    for j, x in enumerate(parts):
+        edge, rough = (float(q) for q in shares_of(np, x, quadrature(box)))
+        outside = unbounded_by(edge, rough, *limits)
+        if outside[1]:
+            return Result.unresolved, (
+                f"mode {j} has a share {rough:.2g} of its norm in the highest third of the modes "
+                "of an axis: take more points or a smaller box, or ask for fewer modes"
+            )
+        if outside[0]:
+            return Result.edge_mass, (
+                f"mode {j} has a share {edge:.2g} of its norm at the edge of the box: take a "
+                "larger box, or ask for fewer modes"
+            )
+    if errors.max() <= tol:
+        return Result.successful, ""
+    if cap is not None and max(len(c) for x in parts for c in x) >= cap:
+        return Result.max_rank, "the modes ask for ranks above max_rank: raise it, or tol"
+    return Result.solver, (
+        f"the residuals of the modes stay at {errors.max():.2g}: take a larger tol or k, a smaller "
+        "box or one of fewer points, or coordinates in which ranks are lower"
+    )
+
+
+def _begun(p: Cores, box: Box, count: int) -> list[Cores]:
+    """Returns first slow modes: the density p times monomials of the coordinates, low ones first.
+
+    In the coordinates of the grid, about the mean, of degrees up to what the count needs. Where
+    there are more of a degree than are needed, sums of all: none of them must be missed.
+    """
+    lines = standard_coordinates(p, box)
+    rng, out, degree = np.random.default_rng(0), [], 1
+    while len(out) < count:
+        powers = itertools.combinations_with_replacement(range(box.dim), degree)
+        found = [times_coordinates(p, lines, axes) for axes in powers]
+        left = count - len(out)
+        if len(found) > left:
+            found = [_combined(found, row) for row in rng.standard_normal((left, len(found)))]
+        out, degree = out + found, degree + 1
+    return _normalized(out)
+
+
+def _combined(trains: list[Cores], weights: ArrayLike, tol: float = 1e-12) -> Cores:
+    return rounding_methods.rounded(products.combined(trains, list(np.asarray(weights))), tol)
+
+
+def _normalized(trains: list[Cores]) -> list[Cores]:
+    return [[x[0] / overlaps.norm(x), *x[1:]] for x in trains]
+
+
+def _gram(xs: list[Cores], ys: list[Cores]) -> np.ndarray:
+    return np.array([[overlaps.overlap(x, y) for y in ys] for x in xs])
