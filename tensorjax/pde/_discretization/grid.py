@@ -89,7 +89,7 @@ class Axis:
 
     @property
     def movable(self) -> bool:
-        """Whether coordinates along the axis may move: true except on half-line axes."""
+        """Whether coordinates along the axis may move: not on periodic and half-line axes."""
         return self.kind not in ("periodic", "log", "laguerre")
 
     @functools.cached_property
@@ -431,7 +431,7 @@ class Box:
 
     @property
     def movable(self) -> bool:
-        """Whether coordinates on the grid may move: true unless an axis is a half-line."""
+        """Whether coordinates on the grid may move: no axis is periodic or a half-line."""
         return all(a.movable for a in self.axes)
 
     @property

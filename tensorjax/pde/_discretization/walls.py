@@ -15,7 +15,7 @@ Wall = Literal["absorbing", "reflecting", "open"]
 
 @dataclasses.dataclass(frozen=True)
 class WalledAxis(Axis):
-    """Grid axis with absorbing or reflecting walls: functions vanish, or are flat, at its ends.
+    """Grid axis whose functions vanish, are flat, or are free at its ends, by the walls there.
 
     Derivatives are those of the polynomial through the inner points and the ends, whose values
     follow from the conditions there. They are accurate for functions that do not vanish at the

@@ -184,7 +184,7 @@ class Solution:
 
     @property
     def final(self) -> State:
-        """Last saved state of the integration."""
+        """Last valid state of the integration, saved or not."""
         return self.ys[-1] if self._final is None else self._final
 
     @shown
