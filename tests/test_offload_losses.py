@@ -164,3 +164,42 @@ def test_what_is_not_trained_is_refused_by_name(group: Any, lazy: bool) -> None:
 def test_parameters_of_every_kind_are_taken(group: Any) -> None:
     one = [offload.Layer(name="a", apply=hidden)]
     offload.Trainer(one, {"a": group()}, optax.adamw(1e-3)).close()
+
+
+@pytest.mark.parametrize("kind", ["sum", "share of the batch", "mean of what counts", "spread"])
+def test_a_loss_that_depends_on_how_a_batch_is_cut_is_refused(
+    rng: np.random.Generator, kind: str
+) -> None:
+    def last(params: Any, x: jax.Array, batch: Any, key: Any) -> jax.Array:
+        rows = jnp.sum((x @ params[0] - batch["y"]) ** 2, axis=1)
+        w = batch["weights"]
+        return {
+            "sum": rows.sum(),
+            "share of the batch": rows.sum() / 8,
+            "mean of what counts": (w * rows).sum() / w.sum(),
+            "spread": jnp.sum((rows - rows.mean()) ** 2) + rows.mean(),
+        }[kind]
+
+    batch = padded(rng, "any weights")
+    with (
+        offload.Trainer(layers(last), params(rng), optax.sgd(0.1), microbatches=2) as trainer,
+        pytest.raises(ValueError, match="mean loss of the rows"),
+    ):
+        trainer.step(batch)
+    with offload.Trainer(layers(last), params(rng), optax.sgd(0.1)) as trainer:
+        trainer.step(batch)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize("microbatches", [2, 4, 8])
+def test_means_of_rows_are_averaged_in_any_dtype(
+    rng: np.random.Generator, microbatches: int, dtype: str
+) -> None:
+    def last(params: Any, x: jax.Array, batch: Any, key: Any) -> jax.Array:
+        return jnp.mean((x @ params[0] - batch["y"]) ** 2) + 0.1 * jnp.sum(params[0] ** 2)
+
+    batch = jax.tree.map(lambda a: jnp.asarray(a, dtype), padded(rng, "any weights"))
+    start = jax.tree.map(lambda a: jnp.asarray(a, dtype), params(rng))
+    options = {"microbatches": microbatches}
+    with offload.Trainer(layers(last), start, optax.sgd(0.1), **options) as trainer:
+        trainer.step(batch)

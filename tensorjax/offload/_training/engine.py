@@ -184,9 +184,14 @@ class Engine:
 
         Returns:
           One factor for each microbatch: 1 / count, or 1 / Σ weights if losses come with weights.
+
+        Raises:
+          ValueError: several microbatches, and a loss without weight that is no mean over rows.
         """
         programs = self._of(layer)
         if not programs.weighs(params, xs[0], batches[0], keys[0]):
+            if len(batches) > 1:
+                programs.check_mean(layer.name, params, xs[:2], batches[:2])
             return [1.0 / len(batches)] * len(batches)
         given = zip(xs, batches, keys, strict=True)
         total = sum(programs.weight(params, x, batch, key) for x, batch, key in given)
@@ -319,6 +324,42 @@ class _Programs:
         # The weight of the loss alone: it seldom depends on the parameters, so little is computed.
         self.weight = jax.jit(lambda *given: split_loss(apply(*given))[1])
         self._weighs: dict[Any, bool] = {}
+        self._row_losses = jax.jit(self._losses_of_rows)
+        self._means: set[Any] = set()
+
+    def check_mean(self, name: str, params: PyTree, xs: Any, batches: Any) -> None:
+        """Raises ValueError if a loss without weight is not the mean of the losses of its rows.
+
+        Such a loss depends on how a batch is cut. It is computed once for given shapes, of the
+        first row of each of two microbatches and of both rows. Arrays that are split over devices,
+        and inputs whose first axis is not that of the batch, are not looked at.
+        """
+        signature = _signature(params, xs, batches)
+        if signature in self._means:
+            return
+        self._means.add(signature)
+        arrays = jax.tree.leaves((xs, batches))
+        rows = np.shape(jax.tree.leaves(batches)[0])[:1]
+        if any(np.shape(a)[:1] != rows or len(a.devices()) > 1 for a in arrays):
+            return
+        one, other, both = (float(x) for x in self._row_losses(params, xs, batches))
+        dtypes = {a.dtype for a in jax.tree.leaves((params, xs))}
+        floats = [d for d in dtypes if jnp.issubdtype(d, jnp.floating)]
+        close = max((float(jnp.finfo(d).eps) for d in floats), default=0.0) ** (1 / 3)
+        gap = abs(both - (one + other) / 2)
+        if gap > close * max(abs(one), abs(other), abs(both)):
+            raise ValueError(
+                f"layers: expected {name!r} to return the mean loss of the rows, which several "
+                f"microbatches are averaged by; the losses of two rows are {one:.6g} and "
+                f"{other:.6g}, that of both is {both:.6g}. Return a pair, the sum of the losses "
+                "and its weight (such as the number of rows or of tokens that count), or use "
+                "microbatches=1"
+            )
+
+    def _losses_of_rows(self, params: PyTree, xs: Any, batches: Any) -> list[jax.Array]:
+        one, other = (jax.tree.map(lambda a: a[:1], pair) for pair in zip(xs, batches, strict=True))
+        both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), one, other)
+        return [split_loss(self._apply(params, *row, None))[0] for row in (one, other, both)]
 
     def weighs(self, *given: Any) -> bool:
         """Whether the last layer returns a weight with its loss, found by tracing alone."""

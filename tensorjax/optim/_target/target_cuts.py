@@ -40,7 +40,7 @@ def least_important(
       most: how many may die.
       together: (bonds,), a number for every bond, the same for those that are cut at once.
     """
-    members = [[*np.flatnonzero(together == n)] for n in range(together.max(initial=-1) + 1)]
+    members = [np.flatnonzero(together == n).tolist() for n in range(together.max(initial=-1) + 1)]
     table = padded(members, together.size)
 
     def of_groups(x: jax.Array, reduce: Any, fill: float) -> jax.Array:
