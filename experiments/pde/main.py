@@ -102,7 +102,7 @@ class Config:
             difference_steps=80,
             seconds=3.5,
             max_rank=60,
-            textbook=("near-defective", "Duffing", "geometric Brownian", "pendulum in a bath"),
+            textbook=("near-defective", "pendulum in a bath"),
             paths=10_000,
         )
 
