@@ -143,10 +143,11 @@ def add(x: Train, y: Train) -> Train:
       >>> tt.add(tt.ones((2, 3)), tt.ones((2, 3))).ranks
       (1, 2, 1)
 
-    The cores of both lie side by side as they are: of trains whose cores differ in size in opposite
-    ways (1e30 and 1e-30 beside 1e-30 and 1e30, in single precision) `evaluate` and `norm` of the
-    sum are wrong. `linear_combination` has no such limit, nor has `round` outside of
-    transformations, nor have sums of trains over their norms (`normalize`), whose cores are even.
+    The cores of both lie side by side as they are. Of trains whose cores differ in size in opposite
+    ways (1e30 and 1e-30 beside 1e-30 and 1e30, in single precision) the sum's entries, `norm`,
+    `inner`, `distance`, `to_dense` and all else that is computed of it are wrong.
+    `linear_combination` has no such limit, nor has `round` outside of transformations, nor have
+    sums of trains over their norms (`normalize`), whose cores are even.
 
     Source: Oseledets (2011), section 4.1.
     """

@@ -183,7 +183,7 @@ class _Options:
     copies: int
 
     def cheapest(self, tol: float) -> Candidate:
-        """Returns the position of the smallest candidate with error up to ``tol``, or the last."""
+        """Returns the smallest candidate with error up to ``tol``, or the last."""
         fits = (c for c in self.found if math.sqrt(c.bound) <= tol)
         return next(fits, self.found[-1])
 
@@ -255,7 +255,7 @@ def _most(now: int, size: Any, ratio: Any) -> int:
 def _allocated(
     lists: Mapping[int, _Options], rest: int, most: int
 ) -> tuple[dict[int, Candidate], int]:
-    """Chooses candidates greedily by error decrease per parameter; returns their positions.
+    """Chooses a candidate for every layer, greedily by error decrease per parameter.
 
     On convex hulls the steps of every layer come in descending order of their slopes.
 

@@ -331,18 +331,22 @@ class _Programs:
         """Raises ValueError if a loss without weight is not the mean of the losses of its rows.
 
         Such a loss depends on how a batch is cut. It is computed once for given shapes, of the
-        first row of each of two microbatches and of both rows. Arrays that are split over devices,
-        and inputs whose first axis is not that of the batch, are not looked at.
+        first row of each of two microbatches and of both rows, without a random key. Arrays that
+        are split over devices, inputs whose first axis is not that of the batch, and layers that
+        need a key or a fixed number of rows are not looked at.
         """
         signature = _signature(params, xs, batches)
         if signature in self._means:
             return
-        self._means.add(signature)
         arrays = jax.tree.leaves((xs, batches))
         rows = np.shape(jax.tree.leaves(batches)[0])[:1]
         if any(np.shape(a)[:1] != rows or len(a.devices()) > 1 for a in arrays):
             return
-        one, other, both = (float(x) for x in self._row_losses(params, xs, batches))
+        try:
+            one, other, both = (float(x) for x in self._row_losses(params, xs, batches))
+        except (TypeError, ValueError, IndexError):  # it needs a key, or a number of rows
+            self._means.add(signature)
+            return
         dtypes = {a.dtype for a in jax.tree.leaves((params, xs))}
         floats = [d for d in dtypes if jnp.issubdtype(d, jnp.floating)]
         close = max((float(jnp.finfo(d).eps) for d in floats), default=0.0) ** (1 / 3)
@@ -355,8 +359,9 @@ class _Programs:
                 "and its weight (such as the number of rows or of tokens that count), or use "
                 "microbatches=1"
             )
+        self._means.add(signature)
 
-    def _losses_of_rows(self, params: PyTree, xs: Any, batches: Any) -> list[jax.Array]:
+    def _losses_of_rows(self, params: PyTree, xs: Any, batches: Any) -> list[Any]:
         one, other = (jax.tree.map(lambda a: a[:1], pair) for pair in zip(xs, batches, strict=True))
         both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), one, other)
         return [split_loss(self._apply(params, *row, None))[0] for row in (one, other, both)]

@@ -1,4 +1,4 @@
-"""Grids with walls for backward Kolmogorov equations: absorbing, reflecting or periodic axes."""
+"""Grids with absorbing, reflecting or open walls, for backward Kolmogorov equations."""
 
 import dataclasses
 import functools
@@ -81,7 +81,7 @@ class WalledAxis(Axis):
 
 
 def walled(box: Box, walls: Sequence[Any] | None) -> Box:
-    """Adds absorbing or reflecting walls to a box of Chebyshev and Fourier axes.
+    """Adds absorbing, reflecting or open walls to a box of Chebyshev and periodic axes.
 
     Args:
       box: of the domain.

@@ -19,7 +19,7 @@ from tensorjax.pde._initial_states.concentrated_functions import Draw
 def crossed(name: str, f: Callable[[Any], Any], box: Box, tol: float, seed: int = 0) -> Cores:
     """Approximates a function on a box by a train, by cross approximation of its values."""
     if len(box.shape) == 1:  # all values are asked for, and have no ranks
-        values = _finite(name, f(box.points[0][:, None]))
+        values = np.asarray(_finite(name, f(box.points[0][:, None])))
         flat = values.reshape(len(values), -1)
         return [flat[None], *([np.eye(flat.shape[1])[:, :, None]] if values.ndim > 1 else [])]
     # Cross approximation takes half of it for its search, which has to be 10 eps or more.

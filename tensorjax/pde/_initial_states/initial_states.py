@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,6 +24,8 @@ from tensorjax.pde._maps.characteristics import Flow
 
 # Share of the tolerance for the closed form; the rest is for rounding.
 _PART = 0.3
+# Standard deviations of a density beyond which nothing is left of it.
+_WIDTHS = 6.5
 
 
 class _Start(abc.ABC):
@@ -429,7 +432,7 @@ Start = Gaussian | Mixture | Function
 def wrapped(start: Gaussian | Mixture, box: Box, map: AffineMap, tol: float) -> Cores:
     """Computes cores of an initial state, summed over the turns of periodic axes.
 
-    One turn to either side of the box: of a density wider than that a constant is left anyway.
+    So many turns to either side of the box that no mass is left out.
 
     Args:
       start: in the coordinates of one turn.
@@ -437,17 +440,27 @@ def wrapped(start: Gaussian | Mixture, box: Box, map: AffineMap, tol: float) -> 
       map: `AffineMap` y = Γ x + s.
       tol: relative error in the norm of the values on the grid.
     """
-    turns = [a.kind == "periodic" for a in box.axes]
+    turns = [
+        _turns(start, k, a.length) if a.kind == "periodic" else 0 for k, a in enumerate(box.axes)
+    ]
     if not any(turns):
         return start.cores(box, map, tol)
     axes = [
-        dataclasses.replace(a, n=3 * a.n, low=a.low - a.length, high=a.high + a.length)
-        if turn else a
-        for a, turn in zip(box.axes, turns, strict=True)
-    ]  # fmt: skip
+        dataclasses.replace(
+            a, n=(2 * m + 1) * a.n, low=a.low - m * a.length, high=a.high + m * a.length
+        )
+        for a, m in zip(box.axes, turns, strict=True)
+    ]
     cores = start.cores(Box(tuple(axes)), map, _PART * tol)
     folded = [
-        c.reshape(len(c), 3, -1, c.shape[2]).sum(1) if turn else c
-        for c, turn in zip(cores, turns, strict=True)
+        c.reshape(len(c), 2 * m + 1, -1, c.shape[2]).sum(1)
+        for c, m in zip(cores, turns, strict=True)
     ]
     return rounding_methods.rounded(folded, (1 - _PART) * tol)
+
+
+def _turns(start: Gaussian | Mixture, axis: int, length: float) -> int:
+    """Counts the turns to either side of an axis that a density reaches, one at least."""
+    parts = start.gaussians if isinstance(start, Mixture) else (start,)
+    variance = max(float(np.asarray(part.covariance)[axis, axis]) for part in parts)
+    return max(1, math.ceil(_WIDTHS * math.sqrt(variance) / length))

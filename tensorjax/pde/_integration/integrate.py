@@ -278,7 +278,7 @@ def _generator(coordinates: Any) -> Any:
 
 
 def _at_rest(generator: Any, coordinates: Any) -> Any:
-    """Returns the generator for a box with half-line axes; ValueError if coordinates would move."""
+    """Returns the generator for a box whose coordinates rest; ValueError if they would move."""
     if isinstance(coordinates, str):
         return None
     if isinstance(generator, Fixed):
@@ -321,7 +321,10 @@ def _check_static(
             f"rank=, got {coordinates!r}; generators look at the data"
         )
     if isinstance(options.controller, PIDController) or saveat != SaveAt(t1=True):
-        raise ValueError("rank: expected steps of constant dt, and saveat=SaveAt(t1=True)")
+        raise ValueError(
+            "rank: expected steps of constant dt, and saveat=SaveAt(t1=True) without fn; save more "
+            "by several runs"
+        )
     if any(x is not None for x in (options.conserve, max_rank, checkpoint)):
         raise ValueError("rank: expected no conserve, max_rank or checkpoint with it")
 

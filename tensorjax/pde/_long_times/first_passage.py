@@ -307,7 +307,7 @@ def checked_domain(problem: Any, domain: Any, walls: Any, *, arrives: bool = Tru
         raise ValueError("walls: expected an absorbing one, got none: paths never arrive")
     low, high = ([getattr(a, end) for a in grid.axes] for end in ("low", "high"))
     x = np.random.default_rng(0).uniform(low, high, (_LOOKS, grid.dim))
-    size = np.diagonal(_noise(problem, x), axis1=1, axis2=2)
+    size = np.diagonal(diffusions(problem, x), axis1=1, axis2=2)
     if not (size[:, wet] > _DEGENERATE * max(size.max(), 1e-300)).all():
         raise ValueError(
             "walls: expected noise along every axis with an absorbing wall, got none in a part of "
@@ -326,17 +326,18 @@ def _check_open(problem: Any, grid: Box) -> None:
             if wall != "open" or axis.kind == "fourier":
                 continue
             x = np.random.default_rng(0).uniform(low, high, (_LOOKS, grid.dim))
-            whole = _noise(problem, x)[:, k, k].max()
+            whole = diffusions(problem, x)[:, k, k].max()
             x[:, k] = end
             outwards = problem.velocity(x)[:, k] * inwards < 0
-            if (_noise(problem, x)[:, k, k] > 1e-10 * whole).any() or outwards.any():
+            if (diffusions(problem, x)[:, k, k] > 1e-10 * whole).any() or outwards.any():
                 raise ValueError(
                     f"walls: expected noise and drift that carry no path over the open wall of "
                     f"axis {k} at {end:g}, got others; take a reflecting or an absorbing one"
                 )
 
 
-def _noise(problem: Any, x: np.ndarray) -> np.ndarray:
+def diffusions(problem: Any, x: np.ndarray) -> np.ndarray:
+    """Evaluates the diffusion matrix of an equation at points, (m, d, d)."""
     if isinstance(problem, FokkerPlanck):
         return problem.noise.values(x)
     d = problem.dim

@@ -113,11 +113,10 @@ def slow_modes(
     The stationary density p is found first. (L − c p ∫) has the same eigenvalues, but −c in place
     of zero, and can be inverted: by AMEn. Modes begin as p times polynomials, which they are for
     Ornstein–Uhlenbeck processes, and are looked for in the space of them, four more, and the images
-    of their residuals. Eigenvalues are those of the inverse in
-    the space of the modes, which need not be orthogonal: L is not symmetric, and those of rotating
-    processes are complex. Modes relax as u exp(λt): 1/gap is the time that equilibrium takes. The
-    problem is one for `stationary`, and so are costs and limits: ranks are those of coordinates
-    at rest.
+    of their residuals. Eigenvalues are those of the inverse in the space of the modes, which need
+    not be orthogonal: L is not symmetric, and those of rotating processes are complex. Modes relax
+    as u exp(λt): 1/gap is the time that equilibrium takes. The problem is one for `stationary`, and
+    so are costs and limits: ranks are those of coordinates at rest.
 
     Args:
       problem: linear, not a function of time, without source, with a stationary density.
@@ -153,6 +152,9 @@ def slow_modes(
     count = _check.integer("k", k, low=1)
     tol = _check.tolerance(tol, np.float64)
     cap = None if max_rank is None else _check.integer("max_rank", max_rank, low=1)
+    points = math.prod(problem.box.shape)
+    if count + _MORE >= points:
+        raise ValueError(f"k: expected fewer modes than the {points} points of the grid, got {k}")
     limits = {"edge_limit": edge_limit, "resolution_limit": resolution_limit}
     rest = stationary(problem, tol=_SHARE * tol, map=map, max_rank=cap, **limits)
     if rest.result != Result.successful:

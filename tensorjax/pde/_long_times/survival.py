@@ -21,6 +21,7 @@ from tensorjax.pde._long_times.first_passage import (
     backward,
     checked_domain,
     checked_options,
+    diffusions,
     finer,
     probes,
 )
@@ -133,8 +134,9 @@ def survival(
     S solves the backward Kolmogorov equation ∂S/∂t = L S, L = a·∇ + D:∇∇, with S = 1 at first and
     S = 0 at absorbing walls: it is the inverse Laplace transform of (z − L)⁻¹ 1, an integral along
     a hyperbola in the complex plane. Every node of it is one linear system at rest, and no step in
-    time is made, so that times may be long. −∂S/∂t, the density of the time at which a path first
-    meets a wall, has the transform 1 − z (z − L)⁻¹ 1, and comes from the same solutions.
+    time is made, so that times may be long. (Of paths that go round several times until t the
+    hyperbola misses a part; the status says so.) −∂S/∂t, the density of the time at which a path
+    first meets a wall, has the transform 1 − z (z − L)⁻¹ 1, and comes from the same solutions.
 
     Args:
       problem: `FokkerPlanck` or `OrnsteinUhlenbeck`, of drift and diffusion that do not depend on
@@ -257,7 +259,60 @@ def _found(
     out = _solved(problem, walled(finer(domain), walls), payoff, ts, nodes, tol, cap)
     if out.result != Result.successful:
         return out
-    return _compared(first, out, tol, probability=payoff is None)
+    out = _compared(first, out, tol, probability=payoff is None)
+    turns = _turns(problem, domain, ts, nodes, max(_CHANGE * tol, _LEAST))
+    if not turns:
+        return out
+    message = (
+        f"paths go round {turns:.2g} times until t, and what is left of that is not seen by the "
+        "transform: take shorter times, and the result as the payoff of the next ones, or "
+        "integrate the density in time"
+    )
+    return dataclasses.replace(out, result=Result.unresolved, message=message)
+
+
+def _checked(payoff: Callable[[Any], Any]) -> Callable[[Any], np.ndarray]:
+    """Wraps a payoff so that other results than real values (m,) raise an error."""
+
+    def checked(x: Any) -> np.ndarray:
+        values = np.asarray(payoff(x))
+        if values.shape != (len(x),) or values.dtype.kind not in "fiub":
+            raise ValueError(
+                f"payoff: expected real values of shape ({len(x)},) at points {np.shape(x)}, got "
+                f"{values.dtype} {values.shape}; of a complex payoff take both parts by themselves"
+            )
+        return values
+
+    return checked
+
+
+def _turns(problem: Any, domain: Box, times: np.ndarray, nodes: int, limit: float) -> float:
+    """Counts the turns of paths whose eigenvalues lie outside of the hyperbola and matter at t.
+
+    Eigenvalues are estimated by those of the drift's Jacobian at some points, and their doubles; on
+    a periodic axis by the waves that the drift carries along.
+    """
+    x, found = probes(domain), [np.zeros(0, complex)]
+    velocity, noise = problem.velocity(x), diffusions(problem, x)
+    jacobian = np.empty((len(x), domain.dim, domain.dim))
+    for k, axis in enumerate(domain.axes):
+        step = 1e-4 * axis.length * np.eye(domain.dim)[k]
+        moved = problem.velocity(x + step) - problem.velocity(x - step)
+        jacobian[:, :, k] = moved / (2e-4 * axis.length)
+        if axis.kind == "periodic":
+            wave = 2 * np.pi / axis.length
+            rates = 1j * wave * velocity[:, k] - wave**2 * noise[:, k, k]
+            found += [rates, 2 * rates - 2 * wave**2 * noise[:, k, k]]
+    rates = np.linalg.eigvals(jacobian).ravel()
+    rates = np.minimum(rates.real, 0) + 1j * rates.imag
+    every = np.concatenate([*found, rates, 2 * rates])
+    turns = 0.0
+    for t in times:
+        # z = μ (1 + sin(iu − α)) with α above that of the hyperbola are enclosed by it.
+        angle = -np.arcsin(every * t / (_SCALE * nodes) - 1).real
+        missed = (angle < _ANGLE) & (np.exp(every.real * t) > limit)
+        turns = max(turns, float(np.abs(every.imag[missed] * t).max(initial=0)) / (2 * np.pi))
+    return turns
 
 
 def _solved(
@@ -268,7 +323,7 @@ def _solved(
     operator, accuracy = backward(problem, grid), _RESIDUAL * tol
     load = [np.ones((1, n, 1)) for n in grid.shape]
     if payoff is not None:
-        load = crossed("payoff", payoff, grid, accuracy)
+        load = crossed("payoff", _checked(payoff), grid, accuracy)
     identity = linear_systems.flat([np.eye(n)[None, :, :, None] for n in grid.shape])
     flat, sums, worst = linear_systems.flat(operator), [], 0.0
     for t in times:

@@ -14,7 +14,12 @@ from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._initial_states.initial_states import Function, Start
 from tensorjax.pde._maps import characteristics
 from tensorjax.pde._maps.affine_maps import AffineMap
-from tensorjax.pde._problems.affine_drift import affine_part, affine_velocity, check_turns
+from tensorjax.pde._problems.affine_drift import (
+    affine_part,
+    affine_velocity,
+    check_periodic,
+    check_turns,
+)
 from tensorjax.pde._problems.diffusion import Diffusion, Interpretation
 from tensorjax.pde._problems.drifts import Field
 from tensorjax.pde._problems.linear_drift import OrnsteinUhlenbeck
@@ -119,6 +124,10 @@ class FokkerPlanck(Problem):
             field=Field(drift, d, cross_tol),
         )
         check_turns(box, self.matrix)
+        if self.field:
+            check_periodic("drift", box, self.field.values)
+        if noise.variable:
+            check_periodic("diffusion", box, noise.values)
 
         self._set(drift=self.field.given)
 

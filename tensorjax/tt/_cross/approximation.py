@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
@@ -16,8 +18,6 @@ from tensorjax.tt._cross.progress import Options, Status
 from tensorjax.tt._cross.sampled_function import Oracle
 from tensorjax.tt._tt_svd.from_dense import from_dense
 
-# The least tolerance of a TT-SVD.
-_EXACT = 10 * float(np.finfo(np.float64).eps)
 # Residuals of these parts of the tolerance, relative to the root mean square of f, need no pivot;
 # one that is roundoff makes the interpolation useless. The second, if the error is at few entries
 # alone: where it is large, smaller pivots do not lead.
@@ -239,7 +239,8 @@ class Approximation:
         # A part of the tolerance is left for the dtype of the result, and for rounding.
         self.cores = self.finish(self._constant_cores(0.0))
         if values.any():
-            tol = max(self.options.tol / 2, _EXACT)
+            dtype = jax.dtypes.canonicalize_dtype(values.dtype)  # of what `from_dense` returns
+            tol = max(self.options.tol / 2, 10 * float(jnp.finfo(dtype).eps))
             with _check.double_of_ours():
                 cores = from_dense(values, tol=tol).cores
             self.cores = self.finish([np.asarray(c) for c in cores])

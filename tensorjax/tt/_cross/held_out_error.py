@@ -27,6 +27,8 @@ TELLING = 10
 _SAME_NORM = 2.0
 # n random entries miss a part of all entries that is larger than 3 / n with probability 5 %.
 _MISSED = 3.0
+# Entries that are read in one call where all are: f may need memory for each.
+_READ = 4096
 # Most entries drawn from a train.
 _DRAWN = 500
 # If f has at most _FEW_VALUES distinct values, it jumps: the train is then wrong at few entries,
@@ -100,7 +102,8 @@ class HeldOut:
     def read_all(self) -> None:
         """Evaluates all entries of the tensor and holds them out, so that errors are exact."""
         index = self._every()
-        self.values = self._oracle.points(index)
+        parts = [self._oracle.points(index[k : k + _READ]) for k in range(0, len(index), _READ)]
+        self.values = np.concatenate(parts)
         self.index, self.all, self.uniform = index, True, len(index)
         self._source = self._weights = None
         self._weigh()

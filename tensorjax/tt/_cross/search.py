@@ -48,6 +48,7 @@ class Search:
     def __init__(self, fit: Approximation, rng: np.random.Generator):
         self.sweeps = 0
         self.failure = ""
+        self._fails = False  # f does at an entry that a search may not need
         self._began = time.perf_counter()
         self._oracle, self._options, self._rng = fit.oracle, fit.options, rng
         self.fit, self.held = fit, fit.held
@@ -87,8 +88,13 @@ class Search:
     def _run(self) -> Status:
         self.fit.look()
         few = self.fit.small and self.held.telling < self.held.enough
-        if self.fit.readable or few:
-            return self.fit.whole()
+        if few or (self.fit.readable and not self._fails):
+            try:
+                return self.fit.whole()
+            except FunctionFailed:
+                if few:
+                    raise
+                self._fails = True
         if self._oracle.largest == 0 and not self.fit.warm:
             return self.fit.zero()
         if not self.fit.start():
