@@ -13,6 +13,11 @@ REAL = (np.float32, np.float64)
 DTYPES = (*REAL, np.complex64, np.complex128)
 
 
+def infinite(tensor):
+    """A tensor of any format with its entries times infinity, which its own operators refuse."""
+    return jax.tree.map(lambda a: a * np.inf, tensor)
+
+
 def eps(dtype: Any) -> float:
     return float(jnp.finfo(dtype).eps)
 

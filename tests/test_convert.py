@@ -19,6 +19,7 @@ from tests.oracles import (
     error,
     hard_trains,
     hilbert,
+    infinite,
     mode_tails,
     multiplied,
     norm,
@@ -274,7 +275,7 @@ T = tt.ones((2, 3, 4), np.float64)
          lambda: convert.tt_to_tucker(T, rank=[1, 2])),
         (ValueError, "t: .*NaN", lambda: convert.tt_to_tucker(T * np.nan, tol=0.1)),
         (ValueError, "t: .*NaN", lambda: convert.tt_to_tucker(T * np.nan, rank=1)),
-        (ValueError, "t: .*Inf", lambda: convert.tt_to_tucker(T * np.inf, tol=0.1)),
+        (ValueError, "t: .*Inf", lambda: convert.tt_to_tucker(infinite(T), tol=0.1)),
         (TypeError, "t: .*ndarray", lambda: convert.tt_to_tucker(np.ones((2, 3)), rank=1)),
         (TypeError, "t: .*TTMatrix", lambda: convert.tt_to_tucker(tt.identity((2,)), rank=1)),
         (ValueError, "t: .*batch.*vmap", lambda: convert.tt_to_tucker(

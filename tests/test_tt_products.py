@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tensorjax import tt
-from tests.oracles import cores, dense, error, norm, normal
+from tests.oracles import cores, dense, error, infinite, norm, normal
 
 SHAPE = (3, 4, 2, 5)
 
@@ -195,7 +195,7 @@ def test_bad_input_is_named(rng: np.random.Generator):
     with pytest.raises(ValueError, match=r"terms\[0\]: expected a second factor of shape"):
         tt.linear_combination([(a, tt.ones(ROWS, float))])
     with pytest.raises(ValueError, match="expected finite"):
-        tt.hadamard(x, tt.scale(x, jnp.inf), rank=2)
+        tt.hadamard(x, infinite(x), rank=2)
     with pytest.raises(ValueError, match="tol: expected at least"):
         tt.hadamard(x, x, tol=1e-17)
     with pytest.raises(TypeError, match="tol= alone"):

@@ -22,6 +22,7 @@ from tests.oracles import (
     error,
     hard_trains,
     hilbert,
+    infinite,
     norm,
     tt_svd,
 )
@@ -374,7 +375,7 @@ BAD = tt.TT([np.full((1, 3, 1), np.nan), np.ones((1, 2, 1))])
         (ValueError, "rank: .*got 0", lambda: tt.round(T, rank=[0, 1], tol=0.1)),
         (ValueError, "t: .*NaN", lambda: tt.round(BAD, tol=0.1)),
         (ValueError, "t: .*NaN", lambda: tt.round(BAD, rank=1)),
-        (ValueError, "t: .*Inf", lambda: tt.round(tt.ones((3,)) * np.inf, tol=0.1)),
+        (ValueError, "t: .*Inf", lambda: tt.round(infinite(tt.ones((3,))), tol=0.1)),
         (ValueError, "method.*'fast'", lambda: tt.round(T, rank=1, method="fast")),  # type: ignore
         (ValueError, "method.*'fast'", lambda: tt.round(T, tol=0.1, method="fast")),  # type: ignore
         (ValueError, "method.*'fast'", lambda: tt.round(tt.ones((3,)), tol=0.1, method="fast")),  # type: ignore

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tensorjax import tt
-from tests.oracles import DTYPES, compilations, cores, dense, eps, error, norm, normal
+from tests.oracles import DTYPES, compilations, cores, dense, eps, error, infinite, norm, normal
 
 METHODS = ("amen", "gmres")
 SHAPE = (4, 3, 5, 4)
@@ -415,7 +415,7 @@ NAN = tt.TT([np.full((1, 2, 1), np.nan), np.ones((1, 3, 1))])
         (ValueError, "b: .*(2, 3).*(3, 2)", lambda: tt.solve(A, tt.ones((3, 2)), tol=0.1)),
         (ValueError, "x0: .*(2, 3).*(2, 2)", lambda: tt.solve(A, B, tol=0.1, x0=tt.ones((2, 2)))),
         (ValueError, "b: .*NaN", lambda: tt.solve(A, NAN, tol=0.1)),
-        (ValueError, "A: .*NaN", lambda: tt.solve(A * np.inf, B, tol=0.1)),
+        (ValueError, "A: .*NaN", lambda: tt.solve(infinite(A), B, tol=0.1)),
         (ValueError, "x0: .*NaN", lambda: tt.solve(A, B, tol=0.1, x0=NAN)),
         (ValueError, "tol: .*got 0", lambda: tt.solve(A, B, tol=0)),
         (ValueError, "tol: .*10 eps", lambda: tt.solve(A, B, tol=1e-16)),

@@ -261,7 +261,9 @@ def _fastest(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any
     larger dt, from the last state and with its norm taken out, are a power iteration: they are
     repeated, by the program of the run, at several times of it. 0 if they show none.
     """
-    v = _of_norm_one(carry.v)[0] or (carry.good and _of_norm_one(carry.good)[0])
+    v = _of_norm_one(carry.v)[0]
+    if v is None and carry.good is not None:
+        v = _of_norm_one(carry.good)[0]
     fastest, border = 0.0, max(STABLE[scheme.method])
     tried, order = float(carry.fastest) or border, len(_TABLEAUX[scheme.method][0]) + 1
     zero = np.zeros((), carry.fastest.dtype)
