@@ -292,7 +292,7 @@ def _turns(problem: Any, domain: Box, times: np.ndarray, nodes: int, limit: floa
     Eigenvalues are estimated by those of the drift's Jacobian at some points, and their doubles; on
     a periodic axis by the waves that the drift carries along.
     """
-    x, found = probes(domain), [np.zeros(0, complex)]
+    x, found = probes(domain), list[np.ndarray]()
     velocity, noise = problem.velocity(x), diffusions(problem, x)
     jacobian = np.empty((len(x), domain.dim, domain.dim))
     for k, axis in enumerate(domain.axes):
@@ -305,7 +305,7 @@ def _turns(problem: Any, domain: Box, times: np.ndarray, nodes: int, limit: floa
             found += [rates, 2 * rates - 2 * wave**2 * noise[:, k, k]]
     rates = np.linalg.eigvals(jacobian).ravel()
     rates = np.minimum(rates.real, 0) + 1j * rates.imag
-    every = np.concatenate([*found, rates, 2 * rates])
+    every: Any = np.concatenate([*found, rates, 2 * rates])
     turns = 0.0
     for t in times:
         # z = μ (1 + sin(iu − α)) with α above that of the hyperbola are enclosed by it.
