@@ -179,7 +179,8 @@ def shape(name: str, value: Any, *, low: int = 1) -> tuple[int, ...]:
     dims = (value,) if single else tuple(several(name, value, "mode sizes"))
     if not dims or any(not isinstance(n, numbers.Integral) or n < low for n in dims):
         sizes = "positive mode sizes" if low else "mode sizes that are not negative"
-        why = "; a tensor with a mode of size 0 has no entries" if low and 0 in dims else ""
+        empty = low and any(isinstance(n, numbers.Integral) and n == 0 for n in dims)
+        why = "; a tensor with a mode of size 0 has no entries" if empty else ""
         raise ValueError(f"{name}: expected one or more {sizes}, got {value!r}{why}")
     return tuple(int(n) for n in dims)
 

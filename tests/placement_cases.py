@@ -303,10 +303,6 @@ SKETCH_CASES: dict[str, Callable[[Put], Any]] = {
 LINALG_CASES: dict[str, Callable[[Put], Any]] = {
     "adjoint": lambda put: linalg.adjoint(put(square())),
     "eigh": lambda put: linalg.eigh(put(square())),
-    "left_basis": lambda put: linalg.left_basis(put(square()), rank=2),
-    "leading_eigenvectors": lambda put: linalg.leading_eigenvectors(linalg.gram(put(square())), 2),
-    "range_finder": lambda put: linalg.range_finder(put(square()), 2),
-    "square_factor": lambda put: linalg.square_factor(put(square())),
     "energy": lambda put: linalg.energy(put(square())),
     "gram": lambda put: linalg.gram(put(square())),
     "matmul": lambda put: linalg.matmul(put(square()), put(square(1))),

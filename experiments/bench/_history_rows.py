@@ -128,7 +128,7 @@ def _layer() -> Call:
     from flax import nnx
 
     graph, state = nnx.split(_model())
-    x = jnp.ones((64, 512))
+    x = jnp.ones((64, 512), jnp.float32)
 
     @jax.jit
     def gradient(state: Any) -> Any:
