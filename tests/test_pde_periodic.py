@@ -102,3 +102,23 @@ def test_a_drift_linear_in_an_angle_is_refused():
     ):
         with pytest.raises(ValueError, match="periodic"):
             make()
+
+
+def test_a_start_of_any_width_keeps_its_mass(rng):
+    for variance in 10 ** rng.uniform(-1, 2.5, 4):
+        start = pde.Gaussian([rng.uniform(-3, 3)], [[variance]])
+        problem = pde.FokkerPlanck(None, 0.5, start, pde.Box([TURN]))
+        assert pde.integrate(problem, t1=0.01).stats["mass"][0] == pytest.approx(1, abs=1e-8)
+
+
+@pytest.mark.parametrize("field", ["drift", "diffusion"])
+def test_fields_that_jump_where_a_turn_ends_are_refused(rng, field):
+    start, rate = pde.Gaussian([0.5], [[0.1]]), rng.uniform(0.5, 2.0)
+
+    def problem(f):
+        given = (f, 0.5) if field == "drift" else (None, lambda x: 1 + 0.1 * f(x)[:, :, None])
+        return pde.FokkerPlanck(*given, start, pde.Box([TURN]))
+
+    problem(lambda x: rate * np.sin(x))
+    with pytest.raises(ValueError, match=f"{field}: expected the same values at both ends"):
+        problem(lambda x: rate * x)

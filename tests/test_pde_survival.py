@@ -190,3 +190,26 @@ def test_expectations_that_are_not_resolved_or_not_asked_well_say_so():
         pde.expectation(process, domain, 1.0, [1.0])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="payoff"):
         pde.expectation(process, domain, lambda x: np.nan * x[:, 0], [1.0])
+
+
+def test_expectations_that_miss_turns_of_paths_are_no_successes(rng: np.random.Generator):
+    """Payoffs carried around a circle: right where it is said, in drawn runs of any speed."""
+    domain = pde.Box([pde.Axis("periodic", 16, 0.0, 2 * np.pi)])
+    x, successes = rng.uniform(0, 6, 20), 0
+    for speed in (0.0, 0.05, *10 ** rng.uniform(0, 3, 6)):
+        motion = planck(1, None, 0.1, offset=[speed])
+        found = pde.expectation(motion, domain, lambda y: 1 + 0.5 * np.cos(y[:, 0]), [1.0])
+        exact = 1 + 0.5 * np.cos(x + speed) * np.exp(-0.1)
+        if found.result == pde.Result.successful:
+            successes += 1
+            assert norm(found(x[:, None])[0] - exact) < 1e-3 * norm(exact)
+    assert successes
+
+
+@pytest.mark.parametrize(
+    "payoff", [lambda x: np.exp(1j * x[:, 0]), lambda x: x[:, :1], lambda x: 1.0]
+)
+def test_payoffs_of_other_values_are_named(payoff: Any):
+    domain = chebyshev((12, 0.0, 1.0))
+    with pytest.raises(ValueError, match="payoff: expected real values of shape"):
+        pde.expectation(planck(1, None, 0.5), domain, payoff, [0.5])

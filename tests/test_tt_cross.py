@@ -1159,3 +1159,26 @@ def test_many_held_out_entries_take_few_products(seed, monkeypatch):
     monkeypatch.setattr(held_out_error, "_times_rows", lambda *a: products.append(0) or plain(*a))
     held_out_error.entries(cores, rng.integers(0, 2, (number, order)))
     assert len(products) <= order // 4
+
+
+def test_a_small_tensor_is_read_at_any_tolerance_of_single_precision(rng, key):
+    shape = tuple(int(n) for n in rng.integers(3, 12, 4))
+    with jax.enable_x64(False):
+        for tol in rng.uniform(1.2e-6, 2.5e-6, 3):
+            _, info = tt.cross(lambda i: 1 / (1.0 + i.sum(1)), shape, tol=float(tol), key=key)
+            assert info.status == "converged"
+
+
+def test_a_small_tensor_is_searched_where_f_fails_at_an_entry(rng, key):
+    shape = (20, 10, 10, 9)
+    bad = np.array([rng.integers(1, n) for n in shape])
+
+    def fails(i):
+        if (i == bad).all(axis=1).any():
+            raise RuntimeError("no value here")
+        return 1 / (1.0 + i.sum(1))
+
+    _, info = tt.cross(fails, shape, tol=1e-4, key=key, on_error="return")
+    assert info.status == "converged"
+    with pytest.raises(RuntimeError, match="no value here"):
+        tt.cross(fails, shape, tol=1e-4, key=key)
