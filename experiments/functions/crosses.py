@@ -1,7 +1,6 @@
 """Cross approximations of one function by this library and by peers: evaluations, cores, status."""
 
 import contextlib
-import importlib
 import io
 import warnings
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from experiments.bench._solving import found
 from tensorjax import tt
 
 
@@ -55,7 +55,7 @@ def ours(f: Counted, shape: tuple[int, ...], tol: float, seed: int, most: int) -
 
 
 def _torchtt(f: Counted, shape: tuple[int, ...], tol: float, seed: int, most: int) -> Any:
-    torch, interpolate = _found("torch"), _found("torchtt.interpolate")
+    torch, interpolate = found("torch"), found("torchtt.interpolate")
     torch.manual_seed(seed)
     t = interpolate.dmrg_cross(
         lambda index: torch.tensor(f(index.numpy())), list(shape), eps=tol, nswp=20
@@ -64,13 +64,13 @@ def _torchtt(f: Counted, shape: tuple[int, ...], tol: float, seed: int, most: in
 
 
 def _teneva(f: Counted, shape: tuple[int, ...], tol: float, seed: int, most: int) -> Any:
-    teneva = _found("teneva")
+    teneva = found("teneva")
     start = teneva.rand(list(shape), 1, seed=seed)
     return teneva.cross(f, start, e=tol, nswp=30, dr_min=1, dr_max=2, cache={}), ""
 
 
 def _tntorch(f: Counted, shape: tuple[int, ...], tol: float, seed: int, most: int) -> Any:
-    torch, tntorch = _found("torch"), _found("tntorch")
+    torch, tntorch = found("torch"), found("tntorch")
     torch.manual_seed(seed)
     domain = [torch.arange(n, dtype=torch.float64) for n in shape]
     t = tntorch.cross(
@@ -89,7 +89,7 @@ _PEERS: dict[str, tuple[str, Way]] = {
 
 def ways() -> dict[str, Way]:
     """Ours, and the peers that are installed."""
-    peers = {name: way for name, (module, way) in _PEERS.items() if _found(module) is not None}
+    peers = {name: way for name, (module, way) in _PEERS.items() if found(module) is not None}
     return {"tensorjax": ours, **peers}
 
 
@@ -109,13 +109,3 @@ def values(cores: list[np.ndarray], index: np.ndarray) -> np.ndarray:
     """Evaluates a train at multi-indices (m, d)."""
     with jax.enable_x64(True):
         return np.asarray(tt.evaluate(tt.TT(cores), index))
-
-
-def _found(name: str) -> Any:
-    """A module, or None where it is not installed."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return importlib.import_module(name)
-    except ImportError:
-        return None
