@@ -16,6 +16,7 @@ from tensorjax._typing import AnyArray, ArrayLike, DTypeLike, JaxOrHost
 from tensorjax.linalg._arrays import (
     Array,
     adjoint,
+    energy,
     epsilon,
     is_host,
     matmul,
@@ -26,7 +27,6 @@ from tensorjax.linalg._arrays import (
 from tensorjax.linalg._arrays import namespace as _xp
 from tensorjax.linalg._gram import gram
 from tensorjax.linalg._qr import qr
-from tensorjax.linalg._scaling import energy
 from tensorjax.linalg._svd_eigh import eigh, svd
 
 Method = Literal["auto", "svd", "gram", "randomized"]

@@ -16,6 +16,7 @@ from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import CPP, HOST
 from tensorjax.linalg import _predicted_times
 from tensorjax.linalg._arrays import adjoint, epsilon
+from tensorjax.linalg._cholesky_qr import orthonormalized
 from tensorjax.linalg._gram import host_energy, host_gram
 from tensorjax.linalg._qr import qr
 from tensorjax.linalg._subspaces import GRAM_NOISE, Method, choose, gram_floor
@@ -41,10 +42,6 @@ _OTHERS, _HOPELESS = 32, 50
 # Residual energies are computed as a difference of energies where the tail allowed is this many
 # eps of the total; elsewhere the residual itself is computed.
 _SUBTRACTED = 1e4
-# Where no pivot of scaled columns is below this, one pass of Cholesky QR suffices.
-_UPRIGHT = 0.5
-# Smaller matrices go to Householder's QR.
-_SHORT = 2**13
 # From this many rows on, a Cholesky factorisation takes a small part of the eigenvectors' time.
 _WHOLE = 32
 # Up to this many rows, threads of a BLAS slow an eigenproblem down. Gram matrices of as many rows
@@ -352,41 +349,6 @@ def _rest(a: np.ndarray, q: np.ndarray, b: np.ndarray, right: bool) -> np.ndarra
     return a - (adjoint(b) @ adjoint(q) if right else q @ b)
 
 
-def orthonormalized(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Factorises a NumPy matrix a = q r by Cholesky QR, or by QR if ill-conditioned.
-
-    Source: Yamamoto, Nakatsukasa, Yanagisawa, Fukaya, "Roundoff error analysis of the CholeskyQR2
-    algorithm", ETNA 44 (2015). Departure, ours: columns are scaled to length one first.
-    """
-    if a.size < _SHORT or a.shape[0] < 2 * a.shape[1]:
-        return qr(a)
-    sizes = np.sqrt(np.einsum("ij,ij->j", a.conj(), a).real)
-    if not sizes.min() > 0:
-        return qr(a)
-    q, r = a, None
-    for scale in (sizes, None):
-        g = host_gram(q, right=True)
-        if scale is not None:
-            g /= np.outer(scale, scale)
-        try:
-            lower = np.linalg.cholesky(g)
-        except np.linalg.LinAlgError:
-            return qr(a)
-        pivot = np.diagonal(lower).real.min()
-        if pivot < 1e2 * epsilon(a.dtype) ** 0.5:
-            return qr(a)
-        inverse = adjoint(np.linalg.inv(lower))
-        upper = adjoint(lower)
-        if scale is not None:
-            inverse, upper = inverse / scale[:, None], upper * scale
-        q = q @ inverse.astype(a.dtype)
-        r = upper if r is None else upper @ r
-        if pivot > _UPRIGHT:  # the error of one pass grows with the squared condition number
-            break
-    assert r is not None
-    return q, r.astype(a.dtype)
-
-
 def columns_split(a: Any, found: Subspace, dtype: Any) -> tuple[Any, Any]:
     """Factorises a matrix a ≈ q r, truncated to a known right singular subspace."""
     basis = found.basis.astype(dtype, copy=False)
@@ -394,6 +356,17 @@ def columns_split(a: Any, found: Subspace, dtype: Any) -> tuple[Any, Any]:
         return orthonormalized(a)
     q, r = _scaled_columns(times(a, basis), found.energies, a.dtype)
     return q, r @ adjoint(basis)
+
+
+def times(a: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """Multiplies a NumPy matrix by a basis in the basis's precision, piece by piece."""
+    if a.dtype == v.dtype:
+        return a @ v
+    out = np.empty((a.shape[0], v.shape[1]), v.dtype)
+    step = max(1, _WIDENED // a.shape[1])
+    for start in range(0, len(a), step):
+        out[start : start + step] = a[start : start + step].astype(v.dtype) @ v
+    return out
 
 
 def _scaled_columns(a: Any, energies: Any, dtype: Any) -> tuple[Any, Any]:
@@ -415,14 +388,3 @@ def _scaled_columns(a: Any, energies: Any, dtype: Any) -> tuple[Any, Any]:
     lower = np.linalg.cholesky(g)
     q = u @ adjoint(np.linalg.inv(lower)).astype(a.dtype)
     return q, (adjoint(lower) * s).astype(a.dtype)
-
-
-def times(a: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Multiplies a NumPy matrix by a basis in the basis's precision, piece by piece."""
-    if a.dtype == v.dtype:
-        return a @ v
-    out = np.empty((a.shape[0], v.shape[1]), v.dtype)
-    step = max(1, _WIDENED // a.shape[1])
-    for start in range(0, len(a), step):
-        out[start : start + step] = a[start : start + step].astype(v.dtype) @ v
-    return out

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
-from tensorjax.optim._tensorised_leaves import Layer, Layout
+from tensorjax.optim._tensorised_leaves import Layer, Layout, input_modes
 
 Measure = Literal["numbers", "bytes", "flops"]
 Term = tuple[int, tuple[int, ...]]  # coefficient, and the gates whose ranks multiply it
@@ -45,15 +45,6 @@ def _gates(layer: Layer, core: int) -> tuple[tuple[int, ...], set[int]]:
     return tuple(g for g, _ in found), {axis for _, axis in found}
 
 
-def _split(sizes: Sequence[int], outputs: int | None) -> int:
-    """Guesses how many modes of a layer are inputs, by its bias length or the most even split."""
-    cuts = range(1, len(sizes))
-    right = {k: math.prod(sizes[k:]) for k in cuts}
-    if outputs is not None and any(right[k] >= outputs for k in cuts):
-        return max(k for k in cuts if right[k] >= outputs)
-    return min(cuts, key=lambda k: abs(math.log(right[k] / math.prod(sizes[:k]))))
-
-
 def _train_flops(layer: Layer, rows: int) -> Iterator[Term]:
     modes = [layer.modes(k) for k in range(len(layer.shapes))]
     sizes = [math.prod(m) for m in modes]
@@ -64,7 +55,7 @@ def _train_flops(layer: Layer, rows: int) -> Iterator[Term]:
             made = math.prod(m[-1] for m in modes[: k + 1])
             yield 2 * rows * made, _gates(layer, k)[0]
         return
-    split = _split(sizes, layer.outputs)
+    split = input_modes(sizes, layer.outputs)
     for k in range(1, split):
         yield 2 * math.prod(sizes[: k + 1]), _gates(layer, k)[0]
     for k in range(split, len(sizes) - 1):
@@ -79,7 +70,7 @@ def _tucker_flops(layer: Layer, rows: int) -> Iterator[Term]:
         for k in every:
             yield 2 * rows * math.prod(sizes[: k + 1]), every[k:]
         return
-    split = _split(sizes, layer.outputs) if len(sizes) > 1 else 1
+    split = input_modes(sizes, layer.outputs) if len(sizes) > 1 else 1
     for k in range(split):
         yield 2 * rows * math.prod(sizes[k:split]), every[: k + 1]
     yield 2 * rows, every
@@ -94,7 +85,7 @@ def _cp_flops(layer: Layer, rows: int) -> Iterator[Term]:
         yield rows * sum(math.prod(sizes[: k + 1]) for k in range(1, len(sizes))), (0,)
         yield rows * math.prod(sizes), (0,)
         return
-    split = _split(sizes, layer.outputs) if len(sizes) > 1 else 1
+    split = input_modes(sizes, layer.outputs) if len(sizes) > 1 else 1
     for part in (sizes[:split], sizes[split:]):
         yield sum(math.prod(part[: k + 1]) for k in range(1, len(part))), (0,)
         yield 2 * rows * math.prod(part), (0,)

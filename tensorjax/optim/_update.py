@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from tensorjax.optim._explicit_sharding import like, widest
-from tensorjax.optim._prune import Gates, doomed
+from tensorjax.optim._gate_pruning import Gates, doomed
 from tensorjax.optim._rank_adaptive_options import Options, at, is_zero
 from tensorjax.optim._size_polynomial import Polynomial, picked, polynomial
 from tensorjax.optim._state import PROGRESS, RankAdaptiveState, unknown

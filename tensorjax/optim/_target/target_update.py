@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax.optim._explicit_sharding import like
-from tensorjax.optim._prune import Gates
+from tensorjax.optim._gate_pruning import Gates
 from tensorjax.optim._rank_adaptive_options import Options, Schedule
 from tensorjax.optim._size_polynomial import polynomial
 from tensorjax.optim._state import RankAdaptiveState, unknown

@@ -15,12 +15,12 @@ from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax._typing import HostArray
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._initial_states import concentrated_functions as skeleton
-from tensorjax.pde._initial_states import gaussians as _hermite
-from tensorjax.pde._initial_states.concentrated_functions import Draw
-from tensorjax.pde._initial_states.functions_by_values import crossed, drawn
+from tensorjax.pde._function_trains import concentrated_functions as skeleton
+from tensorjax.pde._function_trains.concentrated_functions import Draw
+from tensorjax.pde._function_trains.functions_by_values import crossed, drawn
+from tensorjax.pde._initial_states import gaussian_trains as _hermite
 from tensorjax.pde._maps.affine_maps import AffineMap
-from tensorjax.pde._maps.characteristics import Flow
+from tensorjax.pde._maps.linear_sde import Flow
 
 # Share of the tolerance for the closed form; the rest is for rounding.
 _PART = 0.3

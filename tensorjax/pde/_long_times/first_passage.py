@@ -21,7 +21,7 @@ from tensorjax.pde._integration.solution import Result
 from tensorjax.pde._long_times import linear_systems
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._problems.fokker_planck import FokkerPlanck
-from tensorjax.pde._problems.linear_drift import OrnsteinUhlenbeck
+from tensorjax.pde._problems.ornstein_uhlenbeck import OrnsteinUhlenbeck
 from tensorjax.pde._problems.problem import Problem
 
 # The residual is this share of ``tol``: equations of Chebyshev grids amplify it.

@@ -19,7 +19,8 @@ from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._typing import Scalar
-from tensorjax.tt._algebra import _aligned, _check_alike, add, as_train, fold, unfold
+from tensorjax.tt._algebra import _aligned, _check_alike, add
+from tensorjax.tt._folding import as_train, fold, unfold
 from tensorjax.tt._manifold.tangent_vectors import (
     NOTHING,
     Arrays,

@@ -7,7 +7,10 @@ import numpy as np
 from flax import nnx
 
 from tensorjax.nn._dense_checks import Gates, check_gates
-from tensorjax.nn._dense_to_tensorised import (
+from tensorjax.nn._embeddings.embedding import TTEmbedding
+from tensorjax.nn._embeddings.embedding_base import Embedding
+from tensorjax.nn._embeddings.padded import PaddedEmbed
+from tensorjax.nn._linear_conversion import (
     Certificate,
     certify,
     compressed,
@@ -15,9 +18,6 @@ from tensorjax.nn._dense_to_tensorised import (
     folded,
     parameters,
 )
-from tensorjax.nn._embeddings.embedding import TTEmbedding
-from tensorjax.nn._embeddings.embedding_base import Embedding
-from tensorjax.nn._embeddings.padded import PaddedEmbed
 from tensorjax.nn._parameters import MAX_BYTES, gate_dtype, settle
 
 
