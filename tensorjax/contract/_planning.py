@@ -401,7 +401,7 @@ def _search(
     minimize: str,
     seconds: float | None,
 ) -> tuple[_paths.Path, ...]:
-    """Searches for contraction paths of a network; networks with other labels share the result."""
+    """Searches paths for a plan, once for all networks that differ in their labels only."""
     numbers = {c: i for i, c in enumerate(dict.fromkeys("".join(network.reduced)))}
     search = functools.partial(
         _paths.search,

@@ -289,7 +289,7 @@ def _square_factor_jvp(rank: Any, method: Method, primals: Any, tangents: Any) -
 
 
 def _inverse(x: Array, energies: Array, method: Method) -> Array:
-    """Computes reciprocals 1/x, and 0 where the energies are no more than roundoff."""
+    """Computes reciprocals 1/x for derivatives of subspaces, 0 where energies are roundoff."""
     size = energies.shape[-1]
     floor = gram_floor(energies.dtype, 2) if method == "gram" else epsilon(energies.dtype) ** 2
     alive = energies > size**2 * floor * energies[..., :1]

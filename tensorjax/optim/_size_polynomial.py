@@ -22,7 +22,7 @@ Term = tuple[int, tuple[int, ...]]  # coefficient, and the gates whose ranks mul
 
 
 def checked(measure: str) -> Measure:
-    """Raises ValueError unless ``measure`` is "numbers", "bytes" or "flops"; returns it."""
+    """Checks the measure of a size polynomial, "numbers", "bytes" or "flops"; returns it."""
     return _check.choice("measure", measure, get_args(Measure))
 
 
@@ -40,7 +40,7 @@ def terms(layer: Layer, measure: Measure, rows: int) -> Iterator[Term]:
 
 
 def _gates(layer: Layer, core: int) -> tuple[tuple[int, ...], set[int]]:
-    """Returns the gates on a core's bonds, and the axes of the core that are bonds."""
+    """Returns gates on a core's bonds, and its axes that are bonds, for the size polynomial."""
     found = [(g, axis) for g, bonds in enumerate(layer.bonds) for c, axis in bonds if c == core]
     return tuple(g for g, _ in found), {axis for _, axis in found}
 
@@ -147,7 +147,7 @@ class Polynomial:
 
 
 def picked(x: jax.Array, places: np.ndarray) -> jax.Array:
-    """Gathers entries of a vector at constant indices, without bounds checks."""
+    """Gathers entries of a vector at constant indices, for the size polynomial."""
     found = x.at[jnp.asarray(places, jnp.int32)]
     return found.get(mode="promise_in_bounds", wrap_negative_indices=False)
 
@@ -178,13 +178,13 @@ def padded(lists: Sequence[Sequence[int]], fill: int) -> np.ndarray:
 
 
 def exactly(layer: Layer, ranks: Sequence[int], measure: Measure, rows: int) -> int:
-    """Computes the size of one layer in exact integers; zero if a rank is zero."""
+    """Evaluates one layer's size polynomial in exact integers; zero if a rank is zero."""
     if layer.gates and min(ranks) == 0:
         return 0
     return sum(c * math.prod(ranks[g] for g in gates) for c, gates in terms(layer, measure, rows))
 
 
 def total(layout: Layout, ranks: Sequence[Sequence[Any]], measure: Measure, rows: int) -> int:
-    """Computes the size of all layers in exact integers."""
+    """Evaluates the size polynomials of all layers in exact integers, and adds them."""
     pairs = zip(layout.layers, ranks, strict=True)
     return sum(exactly(layer, r, measure, rows) for layer, r in pairs)

@@ -328,7 +328,7 @@ def integrate(
 
 
 def _ends(t0: float, t1: float, dt: float, times: list[float]) -> list[float]:
-    """Returns the end times of steps of about ``dt``, shortened to meet the save times."""
+    """Returns the ends of steps of the flow map of about ``dt``, cut to meet the save times."""
     out = [float(t0)]
     for target in sorted({*times, float(t1)} - {out[0]}):
         begin = out[-1]

@@ -100,7 +100,7 @@ def project(
 
 
 def columns(p: Projection, digits: jax.Array) -> jax.Array:
-    """Computes selected columns of a map's matrix, as rows of an array (columns, M).
+    """Computes the columns of a map's matrix that sparse input selects, as rows of an array.
 
     Args:
       p: the map.

@@ -23,7 +23,7 @@ _MOVE = 32
 
 
 def spared_gates(tree: "Tree", network: LookupNetwork, count: int) -> tuple[int, ...]:
-    """Selects the gates that are multiplied into looked-up slices more cheaply than into arrays."""
+    """Selects the gates that a lookup's tree multiplies into slices, not into arrays."""
     rows = {
         node.operands[0]: math.prod(network.sizes[k] for k in node.modes)
         for node in tree.root.tables()
@@ -33,7 +33,7 @@ def spared_gates(tree: "Tree", network: LookupNetwork, count: int) -> tuple[int,
 
 
 def in_place(tree: "Tree", network: LookupNetwork, count: int) -> tuple[int, ...]:
-    """Selects the arrays from which slices are looked up without a transpose.
+    """Selects the arrays from which a lookup's tree takes slices without a transpose.
 
     As tables, the whole arrays and their gradients would be transposed.
     """
@@ -160,11 +160,11 @@ class _Search:
             reached = wider
 
     def size(self, mask: int) -> int:
-        """Counts the elements of a partial product for one combination of row indices."""
+        """Counts the elements of a lookup tree's product for one combination of row indices."""
         return math.prod(self.sizes[a] for a in self.axes(mask)[1])
 
     def rows(self, mask: int) -> int:
-        """Counts the combinations of row indices of a partial product."""
+        """Counts the combinations of row indices of a product in a lookup's tree."""
         return math.prod(self.sizes[k] for k in self.axes(mask)[0])
 
     def product(self, left: int, right: int, rows: int) -> int:

@@ -140,7 +140,7 @@ def to_embedding(layer: Embedding, *, max_bytes: int = MAX_BYTES) -> nnx.Embed:
 
 
 def _paired(table: np.ndarray) -> np.ndarray:
-    """Reorders a tensor's modes (m_1, …, m_d, n_1, …, n_d) to (m_1 n_1, …, m_d n_d)."""
+    """Reorders the modes (m_1, …, n_1, …) of a table to be converted to (m_1 n_1, …, m_d n_d)."""
     order = table.ndim // 2
     axes = [axis for k in range(order) for axis in (k, order + k)]
     return table.transpose(axes).reshape(

@@ -97,7 +97,7 @@ def marked_rows(
 def make_tables(
     tree: Tree, network: LookupNetwork, operands: Sequence[jax.Array], kept: Sequence[int] = ()
 ) -> list[jax.Array]:
-    """Computes the tables from which an embedding lookup gathers its rows.
+    """Computes the tables from which embedding rows are gathered.
 
     Args:
       tree: of `search`.
@@ -185,7 +185,7 @@ def rows_of(
 
 
 def _places(rows: Sequence[int], ids: jax.Array) -> list[jax.Array]:
-    """Splits embedding ids into indices of the row modes, the first changing slowest."""
+    """Splits ids of embedding rows into indices of the row modes, the first changing slowest."""
     places = []
     for n in reversed(rows):
         size = jnp.asarray(n, ids.dtype)

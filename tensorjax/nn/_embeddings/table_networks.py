@@ -36,7 +36,7 @@ class LookupNetwork(NamedTuple):
 
     @property
     def order(self) -> int:
-        """Number of the row modes of an embedding's table."""
+        """Number of the row modes in an embedding table's network."""
         return len({axis for term in self.terms for axis in term if axis < ROWS})
 
     @property
@@ -47,12 +47,12 @@ class LookupNetwork(NamedTuple):
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """Sizes of the row modes of an embedding's table."""
+        """Sizes of the row modes in an embedding table's network."""
         return tuple(self.sizes[k] for k in range(self.order))
 
     @property
     def columns(self) -> tuple[int, ...]:
-        """Sizes of the column modes of an embedding's table."""
+        """Sizes of the column modes in an embedding table's network."""
         return tuple(self.sizes[column(k)] for k in range(self.order))
 
 
@@ -67,7 +67,7 @@ def column(k: int) -> int:
 
 
 def train(shapes: Sequence[tuple[int, ...]]) -> LookupNetwork:
-    """Builds the network structure of a TT-matrix E[i, j] = G_1[i_1, j_1] … G_D[i_D, j_D].
+    """Builds the network of a table that is a TT-matrix, E[i, j] = G_1[i_1, j_1] … G_D[i_D, j_D].
 
     The shapes are of the cores (r, m, n, s).
     """
@@ -77,12 +77,12 @@ def train(shapes: Sequence[tuple[int, ...]]) -> LookupNetwork:
 
 
 def is_train(network: LookupNetwork) -> bool:
-    """Whether an embedding's tensor network is that of a TT-matrix."""
+    """Whether the network of an embedding's table is that of a TT-matrix."""
     return all(len(s) == 4 for s in network.shapes) and network == train(network.shapes)
 
 
 def canonical(shapes: Sequence[tuple[int, ...]]) -> LookupNetwork:
-    """Builds the network structure of a CP matrix E[i, j] = Σ_a Π_k U_k[i_k, j_k, a].
+    """Builds the network of a table in CP format, E[i, j] = Σ_a Π_k U_k[i_k, j_k, a].
 
     The shapes are of the factors, of three axes.
     """
@@ -92,7 +92,7 @@ def canonical(shapes: Sequence[tuple[int, ...]]) -> LookupNetwork:
 
 
 def tucker(shapes: Sequence[tuple[int, ...]]) -> LookupNetwork:
-    """Builds the network structure of a Tucker matrix Σ_a C[a_1 … a_D] Π_k U_k[i_k, j_k, a_k].
+    """Builds the network of a Tucker table, Σ_a C[a_1 … a_D] Π_k U_k[i_k, j_k, a_k].
 
     The shapes are of the core, and then of the factors.
     """
@@ -115,7 +115,7 @@ def gated(
     gates: Sequence[jax.Array],
     spared: Sequence[int] = (),
 ) -> list[jax.Array]:
-    """Multiplies the gates of an embedding into its arrays, except for the gates in ``spared``."""
+    """Multiplies gates into the arrays of a table's network, except for those in ``spared``."""
     out = list(arrays)
     for number, ((k, axis), gate) in enumerate(zip(network.gates, gates, strict=True)):
         if number not in spared:
@@ -124,13 +124,13 @@ def gated(
 
 
 def scaled(array: jax.Array, axes: Sequence[int], axis: int, gate: jax.Array) -> jax.Array:
-    """Multiplies an array by a gate along the axis with the given label."""
+    """Multiplies an array of a table's network by a gate along the axis with the given label."""
     shape = [gate.shape[0] if a == axis else 1 for a in axes]
     return array * gate.astype(array.dtype).reshape(shape)
 
 
 def dense(network: LookupNetwork, operands: Sequence[Any]) -> jax.Array:
-    """Contracts an embedding's tensor network to its dense table (rows, columns)."""
+    """Contracts the network of an embedding's table to the dense table (rows, columns)."""
     interleaved: list[Any] = []
     for array, term in zip(operands, network.terms, strict=True):
         interleaved += [array, [*term]]

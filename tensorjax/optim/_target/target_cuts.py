@@ -82,7 +82,7 @@ def least_important(
 
 
 def sizes_of_all(layout: Layout, leaves: list[Any]) -> tuple[int, int]:
-    """Counts the parameters of the layers if they were dense, and those outside the layers."""
+    """Counts parameters for cuts to a target: of the layers if dense, and outside of them."""
     dense = 0
     for layer in layout.layers:
         if not layer.gates:

@@ -383,7 +383,7 @@ class Function(_Start):
         return np.asarray(self.f(np.asarray(x, np.float64)))
 
     def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
-        """Approximates the function on the grid y of a box, where y = map(x), by TT-cores.
+        """Approximates the initial state's function by TT-cores on the grid y of a box.
 
         Args:
           box: of the coordinates y.
@@ -403,7 +403,7 @@ class Function(_Start):
 
 
 def _near(start: Gaussian | Mixture, map: AffineMap, box: Box, tol: float) -> Draw:
-    """Returns a function that draws grid points of a box from Gaussians near an initial state."""
+    """Returns a function that draws grid points of a box near a Gaussian or mixture."""
     given = start if isinstance(start, Mixture) else Mixture([1.0], [start])
     masses = np.abs(given._masses).tolist()
     kinds = skeleton.powers(tol, box.dim)

@@ -247,7 +247,7 @@ def expectation(
 def _found(
     problem: Any, domain: Box, times: Any, walls: Any, payoff: Any, tol: float, cap: Any
 ) -> Expectation:
-    """Computes expectations on two grids; without a payoff survival probabilities."""
+    """Computes survival probabilities or expectations on two grids."""
     tol, cap = checked_options(tol, cap)
     ts = np.atleast_1d(np.asarray(times, np.float64))
     if ts.ndim != 1 or not len(ts) or not (np.isfinite(ts).all() and ts.min() > 0):
@@ -319,7 +319,7 @@ def _solved(
     problem: Any, grid: Box, payoff: Any, times: np.ndarray, nodes: int, tol: float,
     cap: int | None,
 ) -> Expectation:  # fmt: skip
-    """Computes expectations with so many nodes in a half plane."""
+    """Computes survival probabilities or expectations with so many nodes in a half plane."""
     operator, accuracy = backward(problem, grid), _RESIDUAL * tol
     load = [np.ones((1, n, 1)) for n in grid.shape]
     if payoff is not None:

@@ -31,7 +31,7 @@ def squares(x: Any) -> Any:
 
 
 def entries(cores: Cores, index: np.ndarray) -> np.ndarray:
-    """Evaluates a train of NumPy cores at multi-indices: (m, 1) or (m, components).
+    """Evaluates entries of the train of `cross` at multi-indices: (m, 1) or (m, components).
 
     Cores far from one are scaled by powers of two, so that products of them are in range.
     """
@@ -49,7 +49,7 @@ def entries(cores: Cores, index: np.ndarray) -> np.ndarray:
 
 
 def _merged(cores: Cores, index: np.ndarray) -> tuple[Cores, list[np.ndarray]]:
-    """Merges small neighbouring cores, and their indices, to evaluate many entries faster."""
+    """Merges small neighbouring cores, and their indices, to evaluate many train entries."""
     out, at = [cores[0]], [index[:, 0]]
     for core, i in zip(cores[1:], index.T[1:], strict=True):
         if _shared(out[-1], core, len(index)):
@@ -64,7 +64,7 @@ def _merged(cores: Cores, index: np.ndarray) -> tuple[Cores, list[np.ndarray]]:
 
 
 def _shared(a: np.ndarray, b: np.ndarray, entries: int) -> bool:
-    """Whether merging two cores saves work in the evaluation of so many entries."""
+    """Whether merging two cores saves work in the evaluation of so many train entries."""
     (left, n, bond), (_, m, right) = a.shape, b.shape
     saved = entries * (left * bond + bond * right - left * right)
     # The first and the last core are tables, of which rows are picked.
@@ -73,7 +73,7 @@ def _shared(a: np.ndarray, b: np.ndarray, entries: int) -> bool:
 
 
 def _times_rows(v: np.ndarray, core: np.ndarray, i: np.ndarray) -> np.ndarray:
-    """Multiplies each row vector by the slice of a core at the entry's index."""
+    """Multiplies each row vector by the slice of a core at the train entry's index."""
     if core.shape[2] == 1:
         return (v * core[:, i, 0].T).sum(axis=1, keepdims=True)
     slices = np.ascontiguousarray(core.transpose(1, 0, 2))
@@ -87,7 +87,7 @@ def _times_rows(v: np.ndarray, core: np.ndarray, i: np.ndarray) -> np.ndarray:
 
 
 class Sampler:
-    """Sampler of multi-indices with probability |t|² / ‖t‖², for a train t.
+    """Sampler of the train's entries, multi-indices with probability |t|² / ‖t‖².
 
     Attributes:
       log_norm: log ‖t‖, −inf if the train is zero.
@@ -103,7 +103,7 @@ class Sampler:
         self.most = max(TELLING, _DRAWING // max(c[0].size for c in cores))
 
     def draw(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        """Draws multi-indices of a train by the Born rule, at most ``count``, mode by mode.
+        """Draws train entries by the Born rule for `cross`, at most ``count``, mode by mode.
 
         Source: A. Ferris, G. Vidal, "Perfect sampling with unitary tensor networks", Phys. Rev. B
         85, 165146 (2012), section III; as `tt.sample`, which compiles a program for all ranks.
@@ -123,6 +123,6 @@ class Sampler:
         return np.stack(drawn, axis=1)
 
     def log_density(self, index: np.ndarray) -> np.ndarray:
-        """Returns the log probabilities of multi-indices by the Born rule."""
+        """Returns the log probabilities by the Born rule of a train's entries, for `cross`."""
         with np.errstate(divide="ignore"):
             return np.log(squares(entries(self._cores, index)))
