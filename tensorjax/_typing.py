@@ -52,12 +52,12 @@ class Optimizer(Protocol):
 
     @property
     def init(self) -> Callable[..., Any]:
-        """Function ``init(params) -> state`` of an optimiser in Optax's form."""
+        """Type of the function ``init(params) -> state`` of an optimiser in Optax's form."""
         ...
 
     @property
     def update(self) -> Callable[..., Any]:
-        """Function ``update(gradients, state, params, **extra)`` of an optimiser.
+        """Type of the function ``update(gradients, state, params, **extra)`` of an optimiser.
 
         It returns (updates, state).
         """

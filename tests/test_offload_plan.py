@@ -15,8 +15,8 @@ pytest.importorskip("xxhash", reason="the store has an extra of its own")
 
 from tensorjax import offload
 from tensorjax.offload._planning import placement_search
-from tensorjax.offload._training.groups.trainer_groups import make_groups
 from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
+from tensorjax.offload._training.parameter_groups import make_groups
 from tests import offload_cases as cases
 
 MACHINE = offload.Machine(read=1e9, write=0.5e9, place=1e10, update=1e8)

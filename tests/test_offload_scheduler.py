@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from tensorjax.offload._training.groups.parameter_group import Group
 from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
+from tensorjax.offload._training.parameter_groups import Group
 from tensorjax.offload._training.storage.storage import Held, HostStorage
 from tensorjax.offload._training.storage.tensor_packing import TensorPacking
 from tensorjax.offload._training.updates.jobs import Fetched, Ready

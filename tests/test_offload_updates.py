@@ -14,9 +14,8 @@ import optax
 import pytest
 
 from tensorjax import offload
-from tensorjax.offload._training.groups.parameter_group import Group
-from tensorjax.offload._training.groups.trainer_groups import begin, make_groups, specs
 from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
+from tensorjax.offload._training.parameter_groups import Group, begin, make_groups, specs
 from tensorjax.offload._training.shards import Shards
 from tensorjax.offload._training.storage.storage import HostStorage, Reading, StoreStorage
 from tensorjax.offload._training.storage.tensor_packing import TensorPacking

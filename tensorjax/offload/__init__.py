@@ -69,9 +69,9 @@ from tensorjax.offload._store.statistics import Statistics, Traffic
 from tensorjax.offload._store.store import TensorStore
 from tensorjax.offload._training.engine import Engine
 from tensorjax.offload._training.export import to_orbax, to_safetensors
-from tensorjax.offload._training.groups.trainer_groups import tensors
 from tensorjax.offload._training.layers import Activations, Layer
 from tensorjax.offload._training.options import Overflow, Schedule
+from tensorjax.offload._training.parameter_groups import tensors
 from tensorjax.offload._training.trace import Span, Trace
 from tensorjax.offload._training.trainer import Step, Trainer
 

@@ -356,7 +356,7 @@ class Step:
 
 
 def seen_layout(updates: Any, params: Any) -> tuple[Layout, list[Any]]:
-    """Returns tensorised layers and leaves of the parameters; checks the gradients' shapes."""
+    """Returns the layers and leaves that an update sees; checks the gradients' shapes."""
     if params is None:
         raise ValueError(
             "params: expected the parameters, got none; call update(gradients, state, params, "

@@ -22,11 +22,11 @@ from tensorjax.offload._planning.placement_search import (
 from tensorjax.offload._store.disk.extents import capacity, listed
 from tensorjax.offload._store.store import TensorStore
 from tensorjax.offload._training import options as _options
+from tensorjax.offload._training import parameter_groups
 from tensorjax.offload._training.engine import Engine
-from tensorjax.offload._training.groups import trainer_groups
-from tensorjax.offload._training.groups.parameter_group import Group
 from tensorjax.offload._training.layers import Activations, Layer, check_layers
 from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
+from tensorjax.offload._training.parameter_groups import Group
 from tensorjax.offload._units import size, time
 
 Row = tuple[str, int, int, str, str]
@@ -269,8 +269,8 @@ def plan(
         clip = _options.checked_clip(clip)
     host = HostOptimizer(optimizer, compute_dtype)
     lent = Engine().lends
-    groups = trainer_groups.make_groups(
-        trainer_groups.shapes(params), host, store=None, in_memory=(), lent=lent
+    groups = parameter_groups.make_groups(
+        parameter_groups.shapes(params), host, store=None, in_memory=(), lent=lent
     )
     if seconds is None:
         cast = {name: functools.partial(_cast, host, given) for name, given in params.items()}
@@ -311,7 +311,7 @@ def plan(
         compute_dtype=compute_dtype,
         clip=None if isinstance(clip, bool) else clip,
         staging=aside,
-        capacity=capacity(trainer_groups.specs(groups.values(), gradients=spills)),
+        capacity=capacity(parameter_groups.specs(groups.values(), gradients=spills)),
     )
 
 
@@ -325,19 +325,19 @@ def _aside(staging: Any, groups: Mapping[str, Group]) -> int | None:
 def _best(
     works: Iterable[Work], device_bytes: int, host_bytes: int
 ) -> tuple[list[Choice], Choice | None]:
-    """Returns the best placement for each activation strategy, and the fastest feasible one."""
+    """Returns a memory plan's best placement for each activation strategy, and the fastest."""
     found = [choose(work, device_bytes, host_bytes) for work in works]
     able = [choice for choice in found if not choice.refusal]
     return found, min(able, key=lambda choice: choice.seconds, default=None)
 
 
 def _cast(host: HostOptimizer, given: Any) -> Any:
-    """Returns a group's parameters in the dtype of the device, to time the layers with them."""
+    """Returns a group's parameters in the dtype of the device, to time layers for a memory plan."""
     return host.cast(given() if callable(given) else given)
 
 
 def _kinds(activations: Any) -> list[Activations]:
-    """Returns the activation strategies to compare, each once; ValueError for unknown ones."""
+    """Returns the activation strategies that a memory plan compares, each once."""
     known = get_args(Activations)
     several = isinstance(activations, Iterable) and not isinstance(activations, str)
     asked: list[Any] = list(activations) if several else []
@@ -347,7 +347,7 @@ def _kinds(activations: Any) -> list[Activations]:
 
 
 def _work(whole: Work, kind: Activations, inputs: int, kept: int) -> Work:
-    """Returns the workload of a training step under one activation strategy.
+    """Builds the workload of a training step that a memory plan is made for.
 
     Args:
       whole: what it does with recomputation, whose backward passes have a forward pass in them.

@@ -10,10 +10,10 @@ import jax
 from tensorjax.offload._planning.machine_speed import Machine
 from tensorjax.offload._planning.step_time_bound import Times
 from tensorjax.offload._training.engine import Engine
-from tensorjax.offload._training.groups.parameter_group import Group
 from tensorjax.offload._training.layers import Activations, Layer
 from tensorjax.offload._training.optimizer.host_optimizer import Into
 from tensorjax.offload._training.options import Overflow
+from tensorjax.offload._training.parameter_groups import Group
 from tensorjax.offload._units import size
 
 _TRIES = 64  # counts of groups in memory that are tried, which bounds the time of the search
@@ -81,7 +81,7 @@ class Work:
     clip: bool
 
     def gradients(self) -> int:
-        """Returns the bytes of the gradients of all parameter groups together."""
+        """Returns the bytes of the gradients of all groups that are placed."""
         return sum(g.gradient.nbytes for g in self.groups.values())
 
 

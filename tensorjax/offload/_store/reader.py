@@ -105,7 +105,7 @@ class Reader:
     def _asked(
         self, tensors: Sequence[Tensor]
     ) -> tuple[_Asked, list[tuple[Tensor, Content]], list[tuple[Extent, int]]]:
-        """Splits requested tensors into those to read from disk and those that need no read.
+        """Splits what the reader is asked for into tensors to read from disk, and others.
 
         Also returns the slots to read. The queue's lock is held.
         """
@@ -210,7 +210,7 @@ def _reading(
     resolve: Callable[[Request], None],
     check: Callable[[Op], None] = nothing,
 ) -> Request:
-    """Creates the request to read adjacent extents from disk, for some of their tensors."""
+    """Creates the reader's request for adjacent extents, for some of their tensors."""
     request = Request(
         run,
         [of[0].slots.users[content.slot] for content, of in there],
@@ -226,7 +226,7 @@ def _reading(
 
 
 def _kept(tensor: Tensor, content: Content, queue: Queue) -> Lease:
-    """Returns the lease of a tensor that needs no disk read: empty, or its last write failed."""
+    """Returns the reader's lease of a tensor that needs no disk read: empty, or write failed."""
     memory = (np.empty(0, np.uint8) if content.memory is None else content.memory).view()
     memory.flags.writeable = False
     array = view(memory, tensor.part.start, tensor.place)
@@ -234,7 +234,7 @@ def _kept(tensor: Tensor, content: Content, queue: Queue) -> Lease:
 
 
 def _released(read: Future[Leases]) -> None:
-    """Releases the leases of a read whose caller was interrupted."""
+    """Releases what the reader leased to a caller that was interrupted."""
     if read.exception() is None:
         read.result().release()
 
@@ -242,7 +242,7 @@ def _released(read: Future[Leases]) -> None:
 def _verify(
     tensor: Tensor, content: Content, part: np.ndarray, number: int, start: int = 0
 ) -> None:
-    """Raises CorruptError if bytes read of a tensor do not have the stored checksum."""
+    """Raises CorruptError if bytes that the reader got do not have the stored checksum."""
     name = tensor.place.name
     if content.error is not None and content.memory is None:
         said = f"{name}: its last write failed; write it again"

@@ -28,7 +28,7 @@ class Content(Entry):
     names: tuple[str, ...] = ()
 
     def failed(self, name: str) -> bool:
-        """Whether the write of a tensor to these disk blocks failed."""
+        """Whether, in the state of a tensor, the write to these disk blocks failed."""
         return self.error is not None and (self.memory is None or name in self.names)
 
 
@@ -59,11 +59,11 @@ class Slots:
 
     @property
     def free(self) -> int:
-        """Number (0 or 1) of an extent's copy on disk that is not committed, to be written next."""
+        """Number (0 or 1) of the copy that is not committed, in an extent's state."""
         return 0 if self.committed is None else 1 - self.committed.slot
 
     def readers(self) -> list[Request]:
-        """Returns the pending reads of an extent's newest state; the queue's lock is held."""
+        """Returns the pending reads in an extent's newest state; the queue's lock is held."""
         return [] if self.newest is None else self.users[self.newest.slot].readers
 
 
@@ -96,7 +96,7 @@ class Tensor:
 
 
 def opened(places: Iterable[Place], entries: Mapping[str, Entry]) -> dict[str, Tensor]:
-    """Returns the tensors of a store that is opened, by name, with their committed states."""
+    """Returns the states of all tensors of a store that is opened, by name, as committed."""
     places = tuple(places)
     found = {
         tensor.place.name: tensor

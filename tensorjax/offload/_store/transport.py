@@ -49,7 +49,7 @@ class Transport:
         self.writer = Writer(block, self.layouts, self.reader)
 
     def pools(self, tensors: Mapping[str, Tensor]) -> Pools:
-        """Allocates a store's staging pools for reads and for writes of given tensors.
+        """Allocates a transport's staging pools for reads and for writes of given tensors.
 
         Raises:
             CapacityError: if it is too little, or not to be had.
@@ -58,7 +58,7 @@ class Transport:
         return reading, writing
 
     def larger(self, tensors: Mapping[str, Tensor]) -> Pool | None:
-        """Allocates a larger staging pool for reads if tensors need one, else returns None.
+        """Allocates a transport's larger staging pool if tensors need one, else None.
 
         What writes take is a block at a time, whatever the tensors are.
 
@@ -73,7 +73,7 @@ class Transport:
         return sizes(self._staging, self._block, largest)
 
     def start(self, pools: Pools) -> None:
-        """Creates a store's queue of transfers, and starts the backend's threads."""
+        """Starts a transport: creates its queue, and starts the backend's threads."""
         self.queue = Queue(*pools)
         self._backend.start(self.queue)
         self.writer.queue = self.reader.queue = self.queue
@@ -96,7 +96,7 @@ class Transport:
             }
 
     def close(self) -> None:
-        """Finishes a store's pending transfers, fails reads without memory, closes the backend."""
+        """Closes a transport: finishes transfers, fails reads without memory."""
         with self.writer.paused():
             self.queue.drain()
             left = self.queue.close()
@@ -107,7 +107,7 @@ class Transport:
         self._unlock()
 
     def leave(self) -> None:
-        """Releases the file lock in a forked process, without locks that lost threads may hold."""
+        """Leaves a transport in a forked process: releases the file lock, takes no other."""
         self._finalizer.detach()
         self._unlock()
 
@@ -128,14 +128,14 @@ def _pools(*wanted: int) -> list[Pool]:
 
 
 def _refuse(requests: Iterable[Request]) -> None:
-    """Fails the reads that still wait for staging memory when a store is closed."""
+    """Fails the reads that have no staging memory when a transport closes."""
     for request in requests:
         request.error = StoreError("the store was closed")
         request.resolve(request)
 
 
 def _abandon(queue: Queue, backend: Backend, lock: _folder.Lock | None, pid: int) -> None:
-    """Closes a store that was garbage-collected, or that is open when the interpreter exits."""
+    """Closes the transport of a store that was garbage-collected, or is open at the exit."""
 
     def end() -> None:
         if pid == os.getpid():  # a fork has none of the threads, and locks that they may have held

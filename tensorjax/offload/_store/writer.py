@@ -25,7 +25,7 @@ _Sources = dict[Extent, tuple[np.ndarray, list[str]]]
 
 
 def flat(place: Place, array: Any) -> np.ndarray:
-    """Returns the bytes of an array to be stored; raises an error if not of the reserved shape."""
+    """Returns the bytes of an array for the writer; raises an error for another shape."""
     if isinstance(array, jax.ShapeDtypeStruct):
         raise TypeError(f"{place.name}: expected an array, got only its shape and dtype")
     if isinstance(array, np.ma.MaskedArray):
@@ -180,13 +180,13 @@ class Writer:
 
 
 def _carries(slots: Slots, arrays: Sequence[tuple[Tensor, np.ndarray]]) -> bool:
-    """Whether a write to an extent must keep other tensors that share its disk blocks."""
+    """Whether the writer must keep other tensors that share the disk blocks of an extent."""
     new = {tensor.number for tensor, _ in arrays}
     return any(tensor.written and tensor.number not in new for tensor in slots.tensors)
 
 
 def _packed(slots: Slots, arrays: Sequence[tuple[Tensor, np.ndarray]]) -> Content:
-    """Builds the new contents of disk blocks that tensors share: new ones beside unchanged ones."""
+    """Builds what the writer puts into disk blocks that tensors share: new beside unchanged."""
     before, size = slots.newest, slots.extent.size
     memory = aligned(size)
     sums = [""] * len(slots.tensors) if before is None else [*before.sums]
@@ -201,12 +201,12 @@ def _packed(slots: Slots, arrays: Sequence[tuple[Tensor, np.ndarray]]) -> Conten
 
 
 def _meant(slots: Slots, content: Content) -> Sequence[str]:
-    """Returns the names of the tensors that a write to an extent was to store."""
+    """Returns the names of the tensors that the writer was to store in an extent."""
     return content.names or [tensor.place.name for tensor in slots.tensors]
 
 
 def _join(pieces: Sequence[Piece], memory: np.ndarray, sources: _Sources) -> None:
-    """Copies adjacent extents without padding into staging memory, and records their checksums."""
+    """Copies extents for the writer into staging memory, without padding; notes checksums."""
     members = [sources[piece.extent] for piece in pieces]
     found = gather([array for array, _ in members], memory)
     for (_, sums), checksum in zip(members, found, strict=True):
@@ -214,7 +214,7 @@ def _join(pieces: Sequence[Piece], memory: np.ndarray, sources: _Sources) -> Non
 
 
 def _place(transfer: Transfer, memory: np.ndarray, sources: _Sources) -> None:
-    """Copies extents into staging memory, padded with zeros, and records their checksums."""
+    """Copies extents for the writer into staging memory, padded; notes their checksums."""
     for extent, number, start, stop, place, _ in transfer.pieces:
         at = place - transfer.position
         end = at + stop - start

@@ -14,10 +14,9 @@ import numpy as np
 from tensorjax.offload._errors import CapacityError, MismatchError, StoreError
 from tensorjax.offload._processes import Processes
 from tensorjax.offload._store.store import TensorStore
-from tensorjax.offload._training import fingerprint
-from tensorjax.offload._training.groups import trainer_groups
-from tensorjax.offload._training.groups.parameter_group import Group
+from tensorjax.offload._training import fingerprint, parameter_groups
 from tensorjax.offload._training.layers import Layer
+from tensorjax.offload._training.parameter_groups import Group
 from tensorjax.offload._training.storage.host_arrays import owned
 from tensorjax.offload._training.storage.storage import StoreStorage
 from tensorjax.offload._training.trace import Trace
@@ -31,7 +30,7 @@ _TRAINERS: "weakref.WeakKeyDictionary[TensorStore, Any]" = weakref.WeakKeyDictio
 
 
 def take(store: Any, trainer: Any) -> None:
-    """Reserves a tensor store for one trainer until that is closed; does nothing for None.
+    """Reserves a tensor store for the commits of one trainer until that is closed.
 
     Raises:
       TypeError: it is something else.
@@ -54,7 +53,7 @@ def take(store: Any, trainer: Any) -> None:
 
 
 def in_use(store: TensorStore) -> Any:
-    """Returns the open trainer that has reserved a tensor store for itself, or None."""
+    """Returns the open trainer whose commits a tensor store is reserved for, or None."""
     other = _TRAINERS[store]() if store in _TRAINERS else None
     return None if other is None or other.closed else other
 
@@ -159,10 +158,10 @@ class Commits:
                 if group.storage is self._storage:
                     continue
                 for packing in group.packings:
-                    held = trainer_groups.get(packing, group.storage, lambda x: x)
-                    trainer_groups.put(group, packing, held, self._storage)
+                    held = parameter_groups.get(packing, group.storage, lambda x: x)
+                    parameter_groups.put(group, packing, held, self._storage)
             for name, gradient in pending.items():
-                trainer_groups.put(
+                parameter_groups.put(
                     self._groups[name], self._groups[name].gradient, gradient, self._storage
                 )
             self._storage.settle()
@@ -225,7 +224,7 @@ def resume_or_reserve(
     else:
         fingerprint.check_new(store)
         try:
-            store.reserve(trainer_groups.specs(groups.values(), gradients=gradients))
+            store.reserve(parameter_groups.specs(groups.values(), gradients=gradients))
         except CapacityError as error:
             error.add_note(
                 "offload.capacity(offload.tensors(params, optimizer, compute_dtype=, "
@@ -281,19 +280,19 @@ def resume(
     for group in groups.values():
         if group.storage is not storage:
             for packing in group.packings:
-                trainer_groups.put(group, packing, trainer_groups.get(packing, storage, owned))
+                parameter_groups.put(group, packing, parameter_groups.get(packing, storage, owned))
     found = Progress(meta["steps"], meta["data"])
     if meta["stale"] and found.steps:
         found.scale = None if meta["scale"] is None else np.float32(meta["scale"])
         found.pending = {
-            name: trainer_groups.get(group.gradient, storage, owned)
+            name: parameter_groups.get(group.gradient, storage, owned)
             for name, group in groups.items()
         }
     return found
 
 
 def same_process(processes: Processes, store: Any) -> None:
-    """Raises ValueError unless a store belongs to this process of a distributed training.
+    """Raises ValueError, on resuming, unless a store belongs to this process.
 
     Raises:
       ValueError: it is not.

@@ -64,7 +64,7 @@ class Engine:
         self._held: dict[Any, _Programs] = {}  # however many a model has
 
     def batch(self, batch: PyTree) -> Any:
-        """Places a microbatch on the device on which layers are computed.
+        """Places a microbatch on the engine's device.
 
         Args:
           batch: pytree of arrays, one microbatch.
@@ -87,7 +87,7 @@ class Engine:
         return next(iter(jnp.empty(()).devices()))
 
     def place(self, group: str, params: PyTree) -> Any:
-        """Copies a group's parameters to the device, never as views of host memory.
+        """Copies a group's parameters to the engine's device, never as views of host memory.
 
         Args:
           group: name of the group, by which its shardings are found.
@@ -176,7 +176,7 @@ class Engine:
     def shares(
         self, layer: Layer, params: PyTree, xs: Sequence[Any], batches: Sequence[Any], keys: Any
     ) -> list[Any]:
-        """Returns factors that turn the sum of the microbatches' losses into their mean.
+        """Returns the factors by which the engine makes a mean of the microbatches' losses.
 
         Args:
           layer, params: the last one.
@@ -244,14 +244,14 @@ class Engine:
 
     @property
     def lends(self) -> bool:
-        """Whether gradients arrive on the host in pinned memory, which updates cannot overwrite.
+        """Whether the engine's gradients arrive in pinned memory, which is not overwritten.
 
         They are lent then: updates cannot write to it.
         """
         return host_arrays.lends(self.device)
 
     def add(self, sums: PyTree, gradient: PyTree) -> Any:
-        """Adds two gradients of one parameter group on the device, in the memory of the first.
+        """Adds two gradients of one group on the engine's device, in the memory of the first.
 
         Args:
           sums: gradients so far; their memory is reused.
@@ -263,7 +263,7 @@ class Engine:
         return _add(sums, gradient)
 
     def finite(self, gradient: PyTree) -> Any:
-        """Whether all entries of a gradient are finite, as a boolean scalar on the device.
+        """Whether all entries of a gradient on the engine's device are finite, a scalar.
 
         Args:
           gradient: pytree of arrays.
@@ -274,7 +274,7 @@ class Engine:
         return finite(gradient)
 
     def fetch(self, arrays: Any) -> Any:
-        """Starts the transfer of arrays to the host, even while they are still being computed.
+        """Starts the engine's transfer of arrays to the host, even while they are computed.
 
         Args:
           arrays: pytree of arrays on the device.
@@ -285,7 +285,7 @@ class Engine:
         return host_arrays.begin(arrays)
 
     def wait(self, value: Any) -> Any:
-        """Waits until arrays have been computed, and returns them.
+        """Waits until the engine has computed arrays, and returns them.
 
         Args:
           value: pytree of arrays.
@@ -423,7 +423,7 @@ class _Programs:
 
 @jax.jit
 def _reciprocal(weight: jax.Array) -> jax.Array:
-    """Computes 1 / weight in single precision at least; 0 where the weight is 0."""
+    """Computes 1 / weight for the engine's losses, in single precision; 0 for 0."""
     wide = 1.0 * (weight if weight.dtype != bool else weight.astype(int))
     wide = wide.astype(linalg.factor_dtype(wide.dtype))
     return jnp.where(wide == 0, 0, 1 / jnp.where(wide == 0, 1, wide))

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 
 from tensorjax.offload._errors import MismatchError
 from tensorjax.offload._store.disk.extents import listed
-from tensorjax.offload._training.groups import trainer_groups
-from tensorjax.offload._training.groups.parameter_group import Group
+from tensorjax.offload._training import parameter_groups
 from tensorjax.offload._training.layers import Layer
+from tensorjax.offload._training.parameter_groups import Group
 from tensorjax.offload._training.storage.tensor_packing import TensorPacking
 
 
@@ -71,8 +71,8 @@ def check(
     Raises:
       MismatchError: it is of another one; arrays are named by their paths.
     """
-    wanted = trainer_groups.specs(groups.values(), gradients=False)
-    every = trainer_groups.specs(groups.values(), gradients=True)
+    wanted = parameter_groups.specs(groups.values(), gradients=False)
+    every = parameter_groups.specs(groups.values(), gradients=True)
     waiting = every.keys() - wanted.keys()
     # Names that are only reserved are of attempts that ended before their first commit.
     found = {n: store.spec(n) for n in store.written if n not in waiting}
@@ -132,7 +132,7 @@ def _other_layers(held: Sequence[Any], layers: Sequence[Layer]) -> Iterator[str]
 
 
 def _states(group: Group) -> list[str]:
-    """Returns the class names of named tuples in a group's optimiser state, outer ones first."""
+    """Returns class names of named tuples in an optimiser state, for the fingerprint."""
     state = group.state.unflatten(group.state.leaves)
     found: list[str] = []
 

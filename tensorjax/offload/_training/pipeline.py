@@ -11,10 +11,10 @@ import numpy as np
 from tensorjax.offload._processes import Processes
 from tensorjax.offload._training.commits import Progress
 from tensorjax.offload._training.engine import Engine
-from tensorjax.offload._training.groups.parameter_group import Group
 from tensorjax.offload._training.layers import Layer
 from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
 from tensorjax.offload._training.options import Options
+from tensorjax.offload._training.parameter_groups import Group
 from tensorjax.offload._training.passes.gradient_transfers import Gradients
 from tensorjax.offload._training.passes.layer_order import Order
 from tensorjax.offload._training.passes.passes import Passes
@@ -199,7 +199,7 @@ class Pipeline:
                 stack.callback(part.close)
 
     def _expect(self) -> None:
-        """Tells the updater in which order the gradients of this step will come."""
+        """Tells the pipeline's updater in which order the gradients of a step will come."""
         version = self._order.version(self._progress.steps) + 1
         if self._order.stale:
             if not self._progress.pending:
@@ -208,7 +208,7 @@ class Pipeline:
         self.updater.expect(self._order.coming(version), gated=self._order.gated)
 
     def _norm(self) -> float:
-        """Computes the norm of all gradients of this step, over all processes."""
+        """Computes the norm of all gradients in the pipeline, over all processes."""
         norm = float(np.sqrt(np.float32(self._processes.total(self._gradients.squares))))
         if not np.isfinite(norm):
             raise FloatingPointError(
@@ -219,7 +219,7 @@ class Pipeline:
         return norm
 
     def _finish(self, norm: float | None) -> None:
-        """Releases the updates that waited for the gradient norm; waits for them if asked to."""
+        """Releases updates in the pipeline that waited for the norm; waits if asked to."""
         clip, scale = self._options.clip, None
         if clip is not None and norm is not None:
             scale = np.float32(1.0 if norm <= clip else clip / norm)
@@ -233,7 +233,7 @@ class Pipeline:
                 self.updater.settle()
 
     def _offer(self, group: str, gradient: Any, partial: int) -> None:
-        """Passes a group's gradient to the updater; with stale updates, that of the last step."""
+        """Passes a gradient in the pipeline to the updater; if stale, that of the last step."""
         version = self._order.version(self._progress.steps) + 1
         if self._order.stale:
             pending = self._progress.pending
@@ -247,7 +247,7 @@ class Pipeline:
         self.updater.offer(group, gradient, version, deadline, partial)
 
     def _place(self, name: str, arrays: list[Any]) -> Any:
-        """Copies a group's parameters from the host to the device.
+        """Copies a group's parameters to the device for the pipeline.
 
         Called in the stream's thread, so that no other process may take part.
         """
@@ -263,6 +263,6 @@ class Pipeline:
         return placed if self._lent and group.storage.in_place else self._engine.wait(placed)
 
     def _stop_updates(self, error: BaseException) -> None:
-        """Stops the updater after an error of the parameter stream."""
+        """Stops the pipeline's updater after an error of the parameter stream."""
         if (updater := getattr(self, "updater", None)) is not None:
             updater.fail(error)

@@ -15,11 +15,10 @@ from tensorjax.offload._processes import Processes
 from tensorjax.offload._store.disk import metadata
 from tensorjax.offload._store.store import TensorStore
 from tensorjax.offload._training import commits as _commits
-from tensorjax.offload._training import fingerprint
+from tensorjax.offload._training import fingerprint, parameter_groups
 from tensorjax.offload._training import options as _options
 from tensorjax.offload._training.commits import Commits, Progress
 from tensorjax.offload._training.engine import Engine
-from tensorjax.offload._training.groups import trainer_groups
 from tensorjax.offload._training.layers import Layer, check_layers
 from tensorjax.offload._training.microbatches import cut
 from tensorjax.offload._training.optimizer.cross_group_check import check_separate
@@ -114,7 +113,7 @@ class Trainer:
     def __init__(
         self,
         layers: Sequence[Layer],
-        params: trainer_groups.Params,
+        params: parameter_groups.Params,
         optimizer: Optimizer,
         *,
         store: TensorStore | None = None,
@@ -153,9 +152,9 @@ class Trainer:
         self._processes = Processes()
         self.trace = Trace() if trace is None else trace
         self._storage = None if store is None else StoreStorage(store, self.trace)
-        shapes = trainer_groups.shapes(params)
+        shapes = parameter_groups.shapes(params)
         self._shards = Shards(shapes, self._engine.shardings)
-        self._groups = trainer_groups.make_groups(
+        self._groups = parameter_groups.make_groups(
             shapes,
             self._optimizer,
             store=self._storage,
@@ -184,7 +183,7 @@ class Trainer:
                 self.close()
                 raise
 
-    def _begin(self, params: trainer_groups.Params, *, spills: bool) -> bool:
+    def _begin(self, params: parameter_groups.Params, *, spills: bool) -> bool:
         """Resumes a trainer from its store (returns True), or writes its initial state (False)."""
         found = None
         if self._store is not None and self._storage is not None:
@@ -199,7 +198,7 @@ class Trainer:
             self._storage.together = self._shares.tight
         self._progress = Progress() if found is None else found
         if found is None:
-            trainer_groups.begin(self._groups, params, self._shards)
+            parameter_groups.begin(self._groups, params, self._shards)
         return found is not None
 
     def _start(self, device_bytes: int) -> None:
@@ -366,7 +365,7 @@ class Trainer:
                     "be of different steps; take all of them first, or begin again"
                 )
             params, state = (
-                trainer_groups.get(tree, group.storage, functools.partial(np.array, copy=True))
+                parameter_groups.get(tree, group.storage, functools.partial(np.array, copy=True))
                 for tree in (group.params, group.state)
             )
             yield name, params, state

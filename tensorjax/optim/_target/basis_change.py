@@ -53,13 +53,13 @@ class _Sequence:
         self.done = done
 
     def triangle(self, a: jax.Array) -> jax.Array:
-        """Computes a square r with rᴴ r = aᴴ a from the QR factorisation of a."""
+        """Computes a square r with rᴴ r = aᴴ a by QR, in a sequence for changes of basis."""
         r = triangle(after(a, *self.done))
         self.done = (r,)
         return jnp.pad(r, ((0, a.shape[1] - r.shape[0]), (0, 0)))
 
     def svd(self, a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Computes the singular value decomposition of a square matrix."""
+        """Computes the SVD of a square matrix, in a sequence for changes of basis."""
         found = linalg.svd(after(a, *self.done))
         self.done = (found[1],)
         return found  # type: ignore[return-value]

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from tensorjax import _check
-from tensorjax.pde._arguments import coefficient, floats
+from tensorjax.pde._arguments import floats
 from tensorjax.pde._discretization.affine_operators import Coefficients
 from tensorjax.pde._maps.affine_maps import AffineMap
 
@@ -47,34 +47,3 @@ def affine_velocity(x: np.ndarray, matrix: Any, offset: Any) -> np.ndarray:
     """Evaluates the affine drift A x + b at points (m, d); None stands for zero."""
     out = np.zeros_like(x) if matrix is None else x @ np.asarray(matrix).T
     return out if offset is None else out + np.asarray(offset)
-
-
-def diffusion_matrix(name: str, value: Any, dim: int) -> Any:
-    """Converts a diffusion to a matrix; ValueError unless symmetric positive semidefinite."""
-    if value is None:
-        return None
-    if callable(value):
-        raise ValueError(
-            f"{name}: expected a number or a constant matrix ({dim}, {dim}), got a function; for "
-            "one that depends on x see pde.FokkerPlanck and pde.AdvectionDiffusionReaction"
-        )
-    if isinstance(value, str):
-        raise ValueError(
-            f"{name}: expected a number or a constant matrix ({dim}, {dim}), got {value!r}"
-        )
-    if np.ndim(value) == 0:
-        value = value * np.eye(dim)
-    value = coefficient(name, value, (dim, dim))
-    if _check.is_traced(value):
-        return value
-    low, high = np.linalg.eigvalsh((value + value.T) / 2)[[0, -1]]
-    if not np.allclose(value, value.T, atol=1e-12 * np.abs(value).max()):
-        raise ValueError(
-            f"{name}: expected a symmetric matrix, got one that is not; D:∇∇u sees (D + Dᵀ)/2 only"
-        )
-    if low < -1e-12 * abs(high):
-        raise ValueError(
-            f"{name}: expected a symmetric positive semidefinite matrix, got eigenvalues from "
-            f"{low:.2g} to {high:.2g}; negative diffusion has no solution forward in time"
-        )
-    return value

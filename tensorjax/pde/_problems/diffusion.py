@@ -7,12 +7,11 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._formats.trains import TTMatrix
-from tensorjax.pde._arguments import floats
+from tensorjax.pde._arguments import coefficient, floats
 from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._function_trains.functions_by_values import crossed
 from tensorjax.pde._maps.affine_maps import AffineMap
-from tensorjax.pde._problems.affine_drift import diffusion_matrix
 from tensorjax.pde._problems.drifts import Cores, Term, partial_derivative
 from tensorjax.pde._problems.user_functions import InFewSizes, Remembered, takes_time
 
@@ -218,3 +217,34 @@ def _has_terms(given: Any) -> bool:
     if isinstance(given, list | tuple):
         return any(_has_terms(g) for g in given)
     return isinstance(given, Term)
+
+
+def diffusion_matrix(name: str, value: Any, dim: int) -> Any:
+    """Converts a diffusion to a matrix; ValueError unless symmetric positive semidefinite."""
+    if value is None:
+        return None
+    if callable(value):
+        raise ValueError(
+            f"{name}: expected a number or a constant matrix ({dim}, {dim}), got a function; for "
+            "one that depends on x see pde.FokkerPlanck and pde.AdvectionDiffusionReaction"
+        )
+    if isinstance(value, str):
+        raise ValueError(
+            f"{name}: expected a number or a constant matrix ({dim}, {dim}), got {value!r}"
+        )
+    if np.ndim(value) == 0:
+        value = value * np.eye(dim)
+    value = coefficient(name, value, (dim, dim))
+    if _check.is_traced(value):
+        return value
+    low, high = np.linalg.eigvalsh((value + value.T) / 2)[[0, -1]]
+    if not np.allclose(value, value.T, atol=1e-12 * np.abs(value).max()):
+        raise ValueError(
+            f"{name}: expected a symmetric matrix, got one that is not; D:∇∇u sees (D + Dᵀ)/2 only"
+        )
+    if low < -1e-12 * abs(high):
+        raise ValueError(
+            f"{name}: expected a symmetric positive semidefinite matrix, got eigenvalues from "
+            f"{low:.2g} to {high:.2g}; negative diffusion has no solution forward in time"
+        )
+    return value

@@ -12,12 +12,8 @@ from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._initial_states.initial_states import Function, Gaussian, Mixture, Start
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._maps.linear_sde import Flow, flow
-from tensorjax.pde._problems.affine_drift import (
-    affine_part,
-    affine_velocity,
-    check_turns,
-    diffusion_matrix,
-)
+from tensorjax.pde._problems.affine_drift import affine_part, affine_velocity, check_turns
+from tensorjax.pde._problems.diffusion import diffusion_matrix
 from tensorjax.pde._problems.problem import Problem, RightSide
 
 
@@ -39,7 +35,7 @@ class _Linear(Problem):
         check_turns(box, self.matrix)
 
     def right_side(self, map: AffineMap, t: float) -> RightSide:
-        """Builds the right side of the equation in the coordinates of a map.
+        """Builds the right side of a process with linear drift in a map's coordinates.
 
         Q_y(v) = −(Γ (A Γ⁻¹ (y − s) + b))·∇v − tr(A) v + (Γ D Γᵀ):∇∇v.
 
@@ -53,7 +49,7 @@ class _Linear(Problem):
         return RightSide(self.box, affine_part(map, self.matrix, self.offset, self.diffusion))
 
     def velocity(self, x: ArrayLike) -> np.ndarray:
-        """Evaluates the linear drift A x + b at points (m, d).
+        """Evaluates the drift A x + b of an Ornstein–Uhlenbeck process at points (m, d).
 
         Args:
           x: points (m, d).
@@ -78,7 +74,7 @@ class _Linear(Problem):
         return flow(self.matrix, offset, diffusion, t)
 
     def exact(self, t: float, x: ArrayLike) -> np.ndarray | None:
-        """Evaluates the exact solution; None for diffusion with a start that is a `Function`.
+        """Evaluates the exact solution for linear drift; None for noise and a `Function`.
 
         Gaussians are moved in closed form; without diffusion any start gives u₀ along
         characteristics times e^(−tr(A) t).
@@ -98,7 +94,7 @@ class _Linear(Problem):
         return self.start.values(back) * np.exp(-np.trace(np.asarray(self.matrix)) * t)
 
     def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
-        """Returns mass, mean and covariance at time t of a Gaussian or mixture start; else None.
+        """Returns mass, mean, covariance for linear drift from a Gaussian start; else None.
 
         Args:
           t: time.
@@ -111,7 +107,7 @@ class _Linear(Problem):
         return self.start.moved(self.flow(t)).moments()
 
     def sample(self, key: KeyOrGenerator, t: float, count: int) -> np.ndarray:
-        """Draws points (count, d) from the exact density at time t.
+        """Draws points (count, d) from the exact density of a linear drift at time t.
 
         Args:
           key: `jax.random.key`, or a NumPy generator.

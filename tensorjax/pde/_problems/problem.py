@@ -168,7 +168,7 @@ class Problem(abc.ABC):
 
     @abc.abstractmethod
     def right_side(self, map: AffineMap, t: float) -> RightSide:
-        """Builds the right side of the equation in the coordinates of a map.
+        """Builds the problem's right side in the coordinates of a map.
 
         Args:
           map: `AffineMap` y = Γ x + s.
@@ -179,7 +179,7 @@ class Problem(abc.ABC):
         """
 
     def exact(self, t: float, x: ArrayLike) -> np.ndarray | None:
-        """Evaluates the exact solution at time t and points (m, d); None if unknown.
+        """Evaluates a problem's exact solution at time t, points (m, d); None if unknown.
 
         Args:
           t: time.

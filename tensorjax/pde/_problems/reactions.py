@@ -19,7 +19,8 @@ from tensorjax.pde._function_trains.functions_by_values import entrywise
 from tensorjax.pde._initial_states.initial_states import Start
 from tensorjax.pde._maps import characteristics
 from tensorjax.pde._maps.affine_maps import AffineMap
-from tensorjax.pde._problems.affine_drift import affine_part, affine_velocity, diffusion_matrix
+from tensorjax.pde._problems.affine_drift import affine_part, affine_velocity
+from tensorjax.pde._problems.diffusion import diffusion_matrix
 from tensorjax.pde._problems.drifts import Field, Term, terms_of
 from tensorjax.pde._problems.ornstein_uhlenbeck import OrnsteinUhlenbeck
 from tensorjax.pde._problems.problem import Problem, RightSide
@@ -124,7 +125,7 @@ class AdvectionDiffusionReaction(Problem):
     _known: Remembered = dataclasses.field(init=False)
 
     def right_side(self, map: AffineMap, t: float) -> RightSide:
-        """Builds the right side of the equation in the coordinates of a map.
+        """Builds the right side of a reaction equation in the coordinates of a map.
 
         Q_y(v) = (Γ f)·∇v + ∇·(Γ σ Γᵀ ∇v) + p v + R(v) + g.
 
@@ -158,7 +159,7 @@ class AdvectionDiffusionReaction(Problem):
         )
 
     def exact(self, t: float, x: ArrayLike) -> np.ndarray | None:
-        """Evaluates the exact solution at time t and points (m, d); None if unknown.
+        """Evaluates the exact solution of a reaction equation; None if unknown.
 
         A moved Gaussian where all is linear with constant σ; without σ along characteristics.
 
@@ -182,7 +183,7 @@ class AdvectionDiffusionReaction(Problem):
         return None if u is None else np.exp(growth * t) * u
 
     def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
-        """Returns mass, mean and covariance for linear R and constant σ; else None.
+        """Returns mass, mean and covariance for linear reactions; else None.
 
         Args:
           t: time.
@@ -197,7 +198,7 @@ class AdvectionDiffusionReaction(Problem):
         return None if found is None else (found[0] * float(np.exp(growth * t)), *found[1:])
 
     def sample(self, key: KeyOrGenerator, t: float, count: int) -> np.ndarray:
-        """Draws points (count, d) from the exact solution, where it is known.
+        """Draws points of a reaction equation's exact solution, where known.
 
         Args:
           key: `jax.random.key`, or a NumPy generator.
@@ -226,7 +227,7 @@ class AdvectionDiffusionReaction(Problem):
         return self._coefficient(1) - trace
 
     def _opposite(self) -> OrnsteinUhlenbeck:
-        """Returns the Fokker–Planck problem of drift −f in which growth is left out.
+        """Returns a reaction equation's Fokker–Planck problem of drift −f.
 
         f·∇u = −∇·(−f u) − (∇·f) u.
         """
@@ -244,7 +245,7 @@ class AdvectionDiffusionReaction(Problem):
         return np.polynomial.polynomial.polyval(u, self._polynomial or (0.0,))
 
     def _characteristic(self, t: float, x: np.ndarray) -> np.ndarray:
-        """Evaluates the exact solution without diffusion, along characteristics."""
+        """Evaluates a reaction along characteristics, without diffusion."""
         origin = characteristics.solve(self._velocity, x, t)
 
         def forward(state: np.ndarray) -> np.ndarray:
@@ -288,7 +289,7 @@ class AdvectionDiffusionReaction(Problem):
 
 
 def _conductivity(given: Any, box: Box) -> tuple[Any, list[tuple[Term, Any]]]:
-    """Splits σ into a constant and pairs (term, matrix); ValueError if it is negative."""
+    """Splits the σ of a reaction equation into a constant and pairs (term, matrix)."""
     d = box.dim
     if isinstance(given, Term):
         given = [(given, np.eye(d))]
@@ -310,7 +311,7 @@ def _conductivity(given: Any, box: Box) -> tuple[Any, list[tuple[Term, Any]]]:
 
 
 def polynomial(cores: Cores, coefficients: Sequence[float], tol: float) -> Cores:
-    """Computes Σ_{k ≥ 2} c_k vᵏ of a train v, each product to relative error ``tol``."""
+    """Computes a polynomial reaction Σ_{k ≥ 2} c_k vᵏ, each product to error ``tol``."""
     last = max(k for k, c in enumerate(coefficients) if c)
     pairs, weights, power = [], [], cores
     for k in range(2, last + 1):
@@ -323,7 +324,7 @@ def polynomial(cores: Cores, coefficients: Sequence[float], tol: float) -> Cores
 
 
 def _products(pairs: Sequence[tuple[Cores, Cores]], weights: list[float], tol: float) -> Cores:
-    """Computes a rounded sum Σ w x∘y of entrywise products of trains."""
+    """Computes a rounded sum Σ w x∘y of products of trains, for polynomial reactions."""
     if len(pairs[0][0]) == 1:
         return [sum(w * x[0] * y[0] for w, (x, y) in zip(weights, pairs, strict=True))]
     terms = [list(zip(x, y, strict=True)) for x, y in pairs]

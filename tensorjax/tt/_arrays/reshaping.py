@@ -288,13 +288,13 @@ def _split(core: Any, pair: Pair, cut: Callable[..., Any]) -> tuple[Any, Any]:
 
 
 def _handed_on(core: Any, following: Any) -> tuple[Any, Any]:
-    """Orthogonalises a core by QR and multiplies R into the following core."""
+    """Orthogonalises a core in a reshape by QR, and multiplies R into the following core."""
     q, r = left_qr(core)
     return q, absorb(r, following)
 
 
 def _exact_cut(matrix: Any) -> tuple[Any, Any]:
-    """Factorises a matrix exactly into itself and the identity, placed on the shorter side."""
+    """Factorises a matrix in a reshape exactly into itself and the identity."""
     if matrix.shape[0] <= matrix.shape[1]:
         return linalg.identity_like(matrix.shape[0], matrix), matrix
     return matrix, linalg.identity_like(matrix.shape[1], matrix)
@@ -325,7 +325,7 @@ def _relative(t: TT | TTMatrix, tol: float | None) -> float:
 
 
 def _orthogonal(t: TT | TTMatrix, center: int) -> tuple[list[Any], int, float]:
-    """Orthogonalises a train around one core; returns its cores, an exponent and the norm."""
+    """Orthogonalises a train to be reshaped around one core; returns exponent and norm too."""
     _check.finite("t", t)
     flat = [np.asarray(c).reshape(len(c), -1, c.shape[-1]) for c in t.cores]
     cores, exponent = orthogonal_cores(TT._unchecked(tuple(flat)), center)
@@ -338,7 +338,7 @@ def _returned(cores: list[Any], exponent: int, dtype: Any) -> list[Any]:
 
 
 def _train(kind: Any, cores: Sequence[Any]) -> Any:
-    """Builds a TT or TTMatrix from cores with row and column modes."""
+    """Builds a reshaped TT or TTMatrix from cores with row and column modes."""
     if kind is TT and cores[0].ndim > 3:
         cores = [c.reshape(len(c), -1, c.shape[-1]) for c in cores]
     return kind._unchecked(tuple(copied(cores)))

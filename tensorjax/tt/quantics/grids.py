@@ -328,7 +328,7 @@ def _powers(base: int, bits: int) -> np.ndarray:
 
 
 def places(bits: Sequence[int], interleaved: bool) -> list[tuple[int, int]]:
-    """Returns the dimension and level of each digit of a quantics grid, in order.
+    """Returns dimension and level of each digit from the digits per dimension of a grid.
 
     Levels count from the most significant digit, so that digits of one level tell of one share of
     each dimension's length, however many digits follow.

@@ -90,21 +90,21 @@ class FileBackend:
 
     @property
     def direct(self) -> bool:
-        """Whether transfers of this I/O backend bypass the page cache."""
+        """Whether transfers of a file backend bypass the page cache."""
         return bool(getattr(self.file, "direct", False))
 
     def size(self) -> int:
-        """Returns the size of this I/O backend's data file in bytes."""
+        """Returns the size of a file backend's data file in bytes."""
         return self.file.size()
 
     def allocate(self, size: int) -> None:
-        """Reserves disk space for the first ``size`` bytes of the data file."""
+        """Reserves disk space for the first ``size`` bytes of a file backend."""
         self.file.allocate(size)
 
     def sync(self) -> None:
-        """Waits until everything written to the data file is on the disk."""
+        """Waits until everything that a file backend has written is on the disk."""
         self.file.sync()
 
     def close(self) -> None:
-        """Closes the data file of this I/O backend."""
+        """Closes the data file of a file backend."""
         self.file.close()

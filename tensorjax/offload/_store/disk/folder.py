@@ -305,7 +305,7 @@ def load(paths: Paths, model: Any, say: Callable[[str], None]) -> _index.Index |
 
 
 def _restore(paths: Paths, say: Callable[[str], None]) -> None:
-    """Restores a store's lost or damaged index from its copy or from the previous index."""
+    """Restores the lost or damaged index in a store's folder from its copy or predecessor."""
     try:
         content = paths.index.read_bytes()
         _index.parse(content, paths.index)
@@ -331,7 +331,7 @@ def _restore(paths: Paths, say: Callable[[str], None]) -> None:
 
 
 def _settle(paths: Paths) -> None:
-    """Completes or undoes a commit of several processes that was interrupted.
+    """Completes or undoes, in a store's folder, an interrupted commit of several processes.
 
     A process goes forward only after all have prepared their index. So if one has, the others can
     follow it; if none has, all go back.

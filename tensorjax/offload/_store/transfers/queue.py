@@ -65,7 +65,7 @@ class Queue:
     # Called by the store.
 
     def enter(self, requests: Iterable[Request]) -> None:
-        """Registers requests behind earlier ones on the same blocks; the caller holds the lock."""
+        """Registers requests in the queue behind earlier ones on the same blocks; lock held."""
         if self._closed:
             raise StoreError("the store was closed")
         for request in requests:
@@ -86,7 +86,7 @@ class Queue:
             self._offer(op)
 
     def seal(self, request: Request) -> None:
-        """Marks a write request as complete: no further transfers will be added to it."""
+        """Marks a write in the queue as complete: no further transfers will be added to it."""
         with self.lock:
             request.sealed = True
             complete = self._completed(request)
@@ -94,7 +94,7 @@ class Queue:
             self.finish(request)
 
     def cut(self, requests: Collection[Request], error: BaseException) -> None:
-        """Ends requests to the disk whose caller was interrupted, as by Ctrl-C."""
+        """Ends requests in the queue whose caller was interrupted, as by Ctrl-C."""
         with self.lock:
             queued = {id(op) for *_, op in self._heap}
             self._wanting = [op for op in self._wanting if op.request not in requests]
@@ -137,7 +137,7 @@ class Queue:
         self._keep_watch()
 
     def stage(self, op: Op) -> None:
-        """Waits for the staging memory of one transfer of a registered write."""
+        """Waits in the queue for the staging memory of one transfer of a registered write."""
         with self.lock:
             op.request.ops.append(op)
             self._wanting.append(op)
@@ -150,7 +150,7 @@ class Queue:
             self.blocked += time.perf_counter() - began
 
     def turn(self, request: Request) -> None:
-        """Waits until no earlier request blocks a write, so that it may take staging memory.
+        """Waits in the queue until no earlier request blocks a write, so that it may stage.
 
         Else writes that wait for others could hold all of it, and these wait for them.
         """
@@ -158,7 +158,7 @@ class Queue:
             self.until(lambda: not request.waits)
 
     def release(self, buffer: Buffer, name: str) -> None:
-        """Releases one tensor's hold on staging memory that was read to; may be called twice."""
+        """Releases one tensor's hold on staging memory, to the queue; may be called twice."""
         with self.lock:
             try:
                 self._release(buffer, name)
@@ -175,7 +175,7 @@ class Queue:
                 self.hasten(request, deadline)
 
     def until(self, holds: Callable[[], bool]) -> None:
-        """Waits for a condition that becomes true when a disk request ends."""
+        """Waits for a condition that becomes true when a request in the queue ends."""
         self._idle.wait(holds)
 
     def drain_writes(self) -> None:
@@ -194,7 +194,7 @@ class Queue:
         self._idle.wait(lambda: not (self._pending or self.depth or self._heap))
 
     def enlarge(self, pool: Pool) -> None:
-        """Replaces the staging pool of further reads by a larger one.
+        """Replaces the queue's staging pool of further reads by a larger one.
 
         It waits for nothing but the lock.
 
@@ -224,7 +224,7 @@ class Queue:
         return left
 
     def starved(self) -> bool:
-        """Whether reads wait for staging memory while the backend has nothing to do."""
+        """Whether reads in the queue wait for memory while the backend has nothing to do."""
         with self.lock:
             waiting = any(not batch.admitted for *_, batch in self._waiting)
             return waiting and not self.depth and not self._heap
@@ -259,7 +259,7 @@ class Queue:
                 self._ready.wait()
 
     def done(self, op: Op, error: BaseException | None = None) -> None:
-        """Records the end of a disk transfer, with its error if it failed."""
+        """Records in the queue the end of a disk transfer, with its error if it failed."""
         request, ended = op.request, time.perf_counter()
         if error is None:
             try:
@@ -284,7 +284,7 @@ class Queue:
             self.finish(request)
 
     def finish(self, request: Request) -> None:
-        """Completes a disk request and unblocks those that waited for it; lock not held.
+        """Completes a request in the queue and unblocks those that waited; lock not held.
 
         Where a signal cuts it off, it may be called again: nothing is left half-done for ever.
         """
@@ -317,7 +317,7 @@ class Queue:
     # The lock is held in all that follows.
 
     def _serve(self) -> None:
-        """Hands out staging memory to waiting writes, the earliest deadline first."""
+        """Hands out staging memory to writes in the queue, the earliest deadline first."""
         served = False
         while self._wanting:
             op = min(self._wanting, key=lambda op: op.request.deadline)
@@ -338,7 +338,7 @@ class Queue:
         self.staged = max(self.staged, self.reading.used + self.writing.used)
 
     def _count_again(self) -> None:
-        """Rebuilds the free ranges of both staging pools after a call was interrupted."""
+        """Rebuilds the free ranges of the queue's staging pools after an interruption."""
         writes = (op for request in self._pending for op in request.ops)
         self.writing.reset([(op.place, op.size) for op in writes if op.place >= 0 and not op.ended])
         here = [buffer for buffer in self._buffers if buffer.pool is self.reading]
@@ -355,7 +355,7 @@ class Queue:
             self.wake()
 
     def _unblock(self, request: Request, leader: Request | None = None) -> None:
-        """Ends a request's wait for another one or for memory; queues it if nothing is left."""
+        """Ends the wait of a request in the queue for another one or for memory."""
         if leader is None:
             request.memory = True
         elif leader in request.leaders:
@@ -373,7 +373,7 @@ class Queue:
         return False
 
     def hasten(self, request: Request, deadline: float) -> None:
-        """Moves a request, and all that it waits for, to an earlier deadline; the lock is held."""
+        """Moves a request in the queue, and all that it waits for, to an earlier deadline."""
         todo = [request]
         while todo:
             request = todo.pop()
@@ -389,7 +389,7 @@ class Queue:
             todo += request.leaders
 
     def _admit(self) -> None:
-        """Hands out staging memory to waiting reads, the earliest deadline first.
+        """Hands out staging memory to reads in the queue, the earliest deadline first.
 
         Where a call before was cut off, it goes on.
         """
@@ -421,7 +421,7 @@ class Queue:
         return buffer is not None and (buffer.pool is None or buffer in self._buffers)
 
     def _take_back(self) -> None:
-        """Releases the staging memory of leases that were garbage-collected."""
+        """Returns to the queue the staging memory of leases that were garbage-collected."""
         if not self.orphans.empty():
             with contextlib.suppress(Empty):  # in one call of C: none is lost between two queues
                 self._dropped.extend(iter(self.orphans.get_nowait, self))
@@ -431,7 +431,7 @@ class Queue:
             self._dropped.popleft()
 
     def _keep_watch(self) -> None:
-        """Starts the thread that reclaims dropped leases, if reads wait for memory."""
+        """Starts the queue's thread that reclaims dropped leases, if reads wait for memory."""
         watcher = self._watcher
         if self._waiting and (watcher is None or watcher.ident is None):
             self._watcher = threading.Thread(
@@ -440,7 +440,7 @@ class Queue:
             self._watcher.start()
 
     def _watch(self) -> None:
-        """Reclaims dropped leases while reads wait for memory, in a thread; warns after 60 s."""
+        """Reclaims dropped leases while reads in the queue wait for memory; warns after 60 s."""
         since, told = time.monotonic(), False
         while True:
             orphan = None
@@ -465,7 +465,7 @@ class Queue:
                 )  # fmt: skip
 
     def _overflow(self, batch: ReadBatch) -> None:
-        """Allocates memory beside the staging pool for reads that block a write.
+        """Allocates memory beside the staging pool for reads in the queue that block a write.
 
         Else they would wait for each other: a deadlock.
         """
@@ -487,7 +487,7 @@ class Queue:
         self._begin(batch)
 
     def _begin(self, batch: ReadBatch) -> None:
-        """Queues the transfers of reads that have got memory; may be repeated if interrupted."""
+        """Puts the transfers of reads that have memory into the queue; may be repeated."""
         for request in batch.requests:
             for op in request.ops:
                 self._offer(op)  # what is offered twice is started once

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tensorjax.offload._training.groups.parameter_group import Group
+from tensorjax.offload._training.parameter_groups import Group
 from tensorjax.offload._training.storage.storage import Reading
 from tensorjax.offload._training.storage.tensor_packing import TensorPacking
 

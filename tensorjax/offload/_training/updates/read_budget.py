@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tensorjax.offload._errors import CapacityError
-from tensorjax.offload._training.groups.parameter_group import Group
+from tensorjax.offload._training.parameter_groups import Group
 from tensorjax.offload._training.storage.storage import Storage
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection, Mapping
 
-from tensorjax.offload._training.groups.parameter_group import Group
+from tensorjax.offload._training.parameter_groups import Group
 from tensorjax.offload._training.updates.jobs import Fetched, Ready
 from tensorjax.offload._training.updates.read_budget import ReadBudget
 

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from tensorjax.offload._training.groups.parameter_group import Group, Handed, Spare, not_handed
+from tensorjax.offload._training.parameter_groups import Group, Handed, Spare, not_handed
 from tensorjax.offload._training.storage.storage import Reading, Storage
 from tensorjax.offload._training.trace import Trace
 from tensorjax.offload._training.updates.jobs import Fetched, Output, Ready
@@ -95,7 +95,7 @@ class Updater(WorkerThreads):
         self._start(read=self._read_all, update=self._update_all, write=self._write_all)
 
     def expect(self, coming: dict[str, tuple[int, float]], *, gated: bool) -> None:
-        """Announces the groups whose gradients will come, in order, with deadlines.
+        """Announces to the updater the groups whose gradients will come, with deadlines.
 
         Gated ones wait for `release`.
         """
@@ -105,12 +105,12 @@ class Updater(WorkerThreads):
             self._cond.notify_all()
 
     def gate(self) -> None:
-        """Holds back the updates of gradients offered from now on, until `release`."""
+        """Holds the updater back from gradients offered from now on, until `release`."""
         with self._lock:
             self._scheduler.open = False
 
     def release(self, scale: Any = None) -> None:
-        """Lets held-back updates begin, with gradients multiplied by ``scale`` if given."""
+        """Lets the updater begin what was held back, gradients times ``scale`` if given."""
         with self._lock:
             self._scale, self._scheduler.open = scale, True
             for ready in self._scheduler.ready.values():
@@ -119,7 +119,7 @@ class Updater(WorkerThreads):
             self._cond.notify_all()
 
     def hold_back(self, version: float) -> None:
-        """Holds back updates beyond a version during a commit; infinity ends that.
+        """Holds the updater back from later versions during a commit; infinity ends it.
 
         The storages are about to be committed at that version: `settle_at` waits for it.
         """
@@ -130,7 +130,7 @@ class Updater(WorkerThreads):
     def offer(
         self, name: str, gradient: Any, version: int, deadline: float, partial: int = 0
     ) -> None:
-        """Accepts a group's gradient, whose update will make its parameters ``version``.
+        """Gives the updater a group's gradient, which makes its parameters ``version``.
 
         Its memory is used up. Where it does not fit, this or another one is written to the store,
         or, without one for them, this one waits here until there is room.
@@ -159,20 +159,20 @@ class Updater(WorkerThreads):
             self.peak_gradient = max(self.peak_gradient, self._waiting_bytes)
 
     def _count(self) -> None:
-        """Records peaks of the host memory that updates take; the lock is held."""
+        """Records the updater's peaks of host memory; the lock is held."""
         results = self._scheduler.results_bytes + self._spare.nbytes
         self.peak_update = max(self.peak_update, results)
         held = self._waiting_bytes + self._partial_bytes + results
         self.peak_host = max(self.peak_host, held)
 
     def _full(self, name: str) -> bool:
-        """Whether a gradient must wait until other updates free memory; the lock is held."""
+        """Whether a gradient must wait until the updater has freed memory; lock held."""
         if self._spill is not None or self._gradient_bytes is None or not self._waiting_bytes:
             return False
         return self._waiting_bytes + self._groups[name].gradient.nbytes > self._gradient_bytes
 
     def _too_much(self) -> str | None:
-        """Picks the group whose gradient should move to the store, or None; the lock is held."""
+        """Picks the group whose gradient the updater moves to the store, or None."""
         if self._spill is None or self._gradient_bytes is None:
             return None
         if self._waiting_bytes <= self._gradient_bytes:
@@ -186,7 +186,7 @@ class Updater(WorkerThreads):
         )
 
     def _move_out(self, name: str) -> None:
-        """Writes a gradient that waits for its update to the store, with the lock released."""
+        """Writes a gradient that waits for the updater to the store, lock released."""
         assert self._spill is not None
         ready, packing = self._scheduler.ready.pop(name), self._groups[name].gradient
         if self._together and (fetched := self._scheduler.fetched.pop(name, None)) is not None:
@@ -205,7 +205,7 @@ class Updater(WorkerThreads):
         self._cond.notify_all()
 
     def settle(self) -> None:
-        """Waits until all gradients offered have been used in updates, and these written."""
+        """Waits until the updater has used all gradients and written its results."""
         with self._lock:
             while self._scheduler.ready or self._scheduler.unwritten or self._spilling:
                 self._raise()
@@ -215,7 +215,7 @@ class Updater(WorkerThreads):
             storage.settle()
 
     def settle_at(self, version: int) -> None:
-        """Waits until the updates of all groups up to a version have been written.
+        """Waits until the updater has written all groups up to a version.
 
         Groups that only the last layers use may not have begun their updates to it by then.
         """
@@ -226,7 +226,7 @@ class Updater(WorkerThreads):
             self._raise()
 
     def close(self) -> None:
-        """Ends the threads of optimiser updates; pending updates are lost without `settle`."""
+        """Ends the updater's threads; pending updates are lost without `settle`."""
         with self._lock:
             self._closed = True
             self._cond.notify_all()
@@ -241,12 +241,12 @@ class Updater(WorkerThreads):
         self._spare.clear()
 
     def _read_all(self) -> None:
-        """Reads optimiser states and stored gradients for the next updates, in a thread."""
+        """Reads optimiser states and gradients for the updater, in a thread."""
         while (asked := self._ask()) is not None:
             asked.when_ready(self._look_again)
 
     def _ask(self) -> Reading | None:
-        """Waits for the next read that updates need, and starts it; returns None at the end."""
+        """Waits for the next read that the updater needs, and starts it; None at the end."""
         with self._lock:
             while not self._closed and self._error is None:
                 if (name := self._scheduler.lacking()) is not None:
@@ -269,7 +269,7 @@ class Updater(WorkerThreads):
         return None
 
     def _give_way(self) -> None:
-        """Frees an optimiser state that was read, if all reads wait for memory; the lock is held.
+        """Frees an optimiser state that the updater has read, if all reads wait.
 
         Leases cut memory up, so what there is may be too small in every place. The state is asked
         for again at once, but what is more urgent waits before it. One that has no memory yet would
@@ -291,14 +291,14 @@ class Updater(WorkerThreads):
         return self._together and here and self._scheduler.ready[name].gradient is None
 
     def _update_all(self) -> None:
-        """Makes optimiser updates in a thread, one group at a time."""
+        """Makes the updater's updates in a thread, one group at a time."""
         while (chosen := self._choose()) is not None:
             self._update(*chosen)
             if not self._lookahead:
                 self._outputs.join()
 
     def _choose(self) -> tuple[str, Ready, Fetched] | None:
-        """Waits for the next group to update; returns its gradient and state, None at the end."""
+        """Waits for the updater's next group; returns gradient and state, None at the end."""
         with self._lock:
             while not self._closed and self._error is None:
                 name, room = self._scheduler.able()
@@ -314,7 +314,7 @@ class Updater(WorkerThreads):
             return None
 
     def _hasten(self, deadline: float) -> None:
-        """Moves storage writes to an earlier deadline; the lock is released meanwhile."""
+        """Moves the writes that the updater waits for to an earlier deadline."""
         self._cond.release()
         try:
             for storage in self._storages:
@@ -342,7 +342,7 @@ class Updater(WorkerThreads):
         self._outputs.put(Output(group, ready, params, state, weights, seen))
 
     def _results(self, group: Group, ready: Ready, fetched: Fetched) -> tuple[Any, Any, Any]:
-        """Computes a group's new parameters and state, and cast parameters for the device."""
+        """Computes a group's new parameters and state, and cast ones, for the updater."""
         held, state, *more = fetched.state.arrays()
         params, state = group.params.unflatten(held), group.state.unflatten(state)
         del held
@@ -372,7 +372,7 @@ class Updater(WorkerThreads):
         return self._spill.read(group.gradient, deadline=deadline, step=version - 1)
 
     def _started(self, name: str) -> Ready:
-        """Records that a group's update begins, and returns its gradient; the lock is held."""
+        """Records that the updater begins a group; returns its gradient; lock held."""
         group, ready = self._groups[name], self._scheduler.ready.pop(name)
         self._scheduler.unwritten += 1
         self._scheduler.results_bytes += group.results
@@ -385,7 +385,7 @@ class Updater(WorkerThreads):
         return ready
 
     def _bound_spare(self) -> None:
-        """Drops memory kept for reuse by updates if the bound would be exceeded."""
+        """Drops memory that the updater keeps for reuse if the bound is exceeded."""
         total = self._scheduler.results_bytes + self._spare.nbytes
         if self._gradient_bytes is not None and total > self._results_most:
             self._spare.clear()
@@ -395,7 +395,7 @@ class Updater(WorkerThreads):
             self._cond.notify_all()
 
     def _write_all(self) -> None:
-        """Writes the results of updates to storage, in a thread, and keeps memory for reuse."""
+        """Writes the updater's results to storage, in a thread; keeps memory for reuse."""
         while (output := self._outputs.get()) is not None:
             try:
                 if self._error is None:

@@ -1,1 +1,0 @@
-"""Parameter groups: parameters that are updated together, and their initial values."""
