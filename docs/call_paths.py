@@ -29,7 +29,7 @@ PARTS = {
     "linalg/_subspaces:choose": "choice",
     "linalg/_predicted_times": "choice",
     "_transfer": "result",
-    "_cores/placement": "result",
+    "_placement:placed_like": "result",
     "_cores/scaling:balanced": "result",
     "_formats/trains:_unchecked": "result",
     "tt/_padding": "result",

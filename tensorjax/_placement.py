@@ -27,6 +27,8 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
+from tensorjax import _check
+
 P = ParamSpec("P")
 R = TypeVar("R")
 # Gives the specs of the leaves of a result, from the result and the arguments.
@@ -373,3 +375,15 @@ def _over_mesh(out: Any, args: Any, home: Any) -> list[NamedSharding]:
 def _whole(sharding: Any) -> NamedSharding:
     devices = sorted(sharding.device_set, key=lambda d: d.id)
     return NamedSharding(Mesh(np.asarray(devices), ("devices",)), _REPLICATED)
+
+
+def placed_like(cores: Sequence[Any], given: Sequence[jax.Array]) -> tuple[Any, ...]:
+    """Shards cores over devices as the given cores are sharded, on axes whose sizes allow it."""
+    return tuple(_placed_core(c, g) for c, g in zip(cores, given, strict=True))
+
+
+def _placed_core(core: Any, given: jax.Array) -> Any:
+    sharding = None if _check.is_traced(core, given) else getattr(given, "sharding", None)
+    if not isinstance(sharding, NamedSharding):  # of NumPy's arrays there is none
+        return core
+    return jax.device_put(core, NamedSharding(sharding.mesh, spec_like(core, given)))

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tensorjax._cores.contraction import einsum
+from tensorjax._cores.contractions import einsum
 from tensorjax.contract._numpy_einsum import numpy_einsum
 
 DTYPES = (np.float32, np.float64, np.complex64, np.complex128)

@@ -27,7 +27,7 @@ from tensorjax.sketch import _apply, _apply_on_host
 from tensorjax.tt import _born_sampling, _norms, _products, _products_on_host
 from tensorjax.tt._arrays import reshaping
 from tensorjax.tt._evaluation import evaluate, numpy_entries
-from tensorjax.tt._rounding import rounding
+from tensorjax.tt._rounding import rounded_trains
 from tensorjax.tt._tt_svd import from_dense
 from tensorjax.tucker import _hosvd
 from tensorjax.tucker import _rounding as tucker_rounding
@@ -262,7 +262,7 @@ CALLS: dict[str, tuple[Callable[[Given], Any], tuple[Any, str], tuple[Any, str],
     ),
     "tt.round(tol=)": (
         lambda g: tt.round(g.twice, tol=1e-4, rank=2),
-        (rounding, "_dynamic"), (rounding, "_static"), MESH,
+        (rounded_trains, "_dynamic"), (rounded_trains, "_static"), MESH,
     ),
     "tt.from_dense(tol=)": (
         lambda g: tt.from_dense(g.dense, tol=1e-4, rank=2),

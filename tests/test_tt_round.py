@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tensorjax import linalg, tt
-from tensorjax._cores import rounding_sweeps as sweeps
+from tensorjax._cores import randomized_rounding
 from tensorjax._kernels.table import CALL, TABLE
 from tests.oracles import (
     DTYPES,
@@ -403,4 +403,4 @@ def test_bad_input_is_named(kind, message, call):
 def test_sketches_fill_whole_vectors_unless_told(
     ranks: tuple[int, ...], asked: int | None, columns: int
 ) -> None:
-    assert max(ranks) + sweeps.oversampled(ranks, asked) == columns
+    assert max(ranks) + randomized_rounding.oversampled(ranks, asked) == columns

@@ -19,10 +19,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorjax._cores.orthogonalization import triangles
+from tensorjax._cores.contractions import absorb, times_mode, times_right
+from tensorjax._cores.orthogonalization import short, triangles
 from tensorjax._cores.ranks import cut_ranks
 from tensorjax._cores.scaling import in_range
-from tensorjax._cores.unfoldings import Cores, absorb, short, tall, times_mode, times_right, wide
+from tensorjax._cores.unfoldings import Cores, tall, wide
 from tensorjax.linalg._arrays import adjoint, epsilon, identity_like, matmul, where_positive
 from tensorjax.linalg._scaling import energy
 from tensorjax.linalg._subspaces import choose, left_basis

@@ -4,10 +4,11 @@ from typing import Any
 
 import numpy as np
 
+from tensorjax._cores.contractions import times_right
 from tensorjax._cores.scaling import in_range
-from tensorjax._cores.unfoldings import Cores, short, tall, times_right, wide
+from tensorjax._cores.unfoldings import Cores, tall, wide
 from tensorjax.linalg._arrays import adjoint
-from tensorjax.linalg._qr import qr
+from tensorjax.linalg._qr import qr, triangle
 
 
 def left_qr(core: Any) -> tuple[Any, Any]:
@@ -52,3 +53,8 @@ def right_orthogonal(x: Cores, *, scale: bool = True) -> tuple[Cores, int]:
             left, out[k] = right_lq(out[k])
             out[k - 1] = times_right(out[k - 1], left)
     return out, exponent
+
+
+def short(a: Any) -> Any:
+    """Replaces a matrix taller than wide by its QR triangle, which has the same Gram matrix."""
+    return triangle(a) if a.shape[0] > a.shape[1] else a

@@ -5,7 +5,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax._cores.unfoldings import Cores, absorb, short, tall, times_right, wide
+from tensorjax._cores.contractions import absorb, times_right
+from tensorjax._cores.orthogonalization import short
+from tensorjax._cores.unfoldings import Cores, tall, wide
 from tensorjax.linalg._arrays import adjoint, is_host, matmul, root
 from tensorjax.linalg._scaling import energy, normalized, scaled
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorjax._cores.contraction import einsum
+from tensorjax._cores.contractions import einsum
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.linalg._arrays import is_host
 

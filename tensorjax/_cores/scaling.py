@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax import _check
+from tensorjax import _check, linalg
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.linalg._arrays import is_host
 from tensorjax.linalg._scaling import (
@@ -126,3 +126,11 @@ def scaled_train(x: Cores, exponent: int) -> Cores:
     """Multiplies a train of host cores by 2^exponent, spread over the cores against overflow."""
     share, rest = divmod(exponent, len(x))
     return [c * 2.0 ** (share + (rest if k == 0 else 0)) for k, c in enumerate(balanced(x))]
+
+
+def scaled_back(cores: Cores, exponent: Any) -> Cores:
+    """Multiplies a rounded train by 2^exponent: its last core, or all if the exponent is large."""
+    share = jnp.where(jnp.abs(exponent) < 100, 0, exponent // len(cores))
+    last = exponent - share * (len(cores) - 1)
+    exponents = [share] * (len(cores) - 1) + [last]
+    return [linalg.scaled(c, e) for c, e in zip(cores, exponents, strict=True)]

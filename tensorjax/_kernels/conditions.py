@@ -14,6 +14,7 @@ from jax.core import Tracer
 
 from tensorjax import _check, _native, _placement, _symbolic
 from tensorjax._kernels.first_calls import FirstCalls
+from tensorjax._native import argument_checks
 
 Arrays = Sequence[Any]
 Facts = Mapping[str, Any]
@@ -176,7 +177,7 @@ def real(arrays: Arrays, facts: Facts) -> bool:
 
 @_condition("single or double precision, real or complex", "C++ is written for these types")
 def of_gram(arrays: Arrays, facts: Facts) -> bool:
-    return arrays[0].dtype in _native._GRAMS
+    return arrays[0].dtype in argument_checks.GRAM_DTYPES
 
 
 @_condition("all float64", "C++ is written for this type")
@@ -259,7 +260,7 @@ def wide_matrix(arrays: Arrays, facts: Facts) -> bool:
 )
 def short_matrix(arrays: Arrays, facts: Facts) -> bool:
     a, right = arrays[0], facts.get("right", False)
-    if a.ndim != 2 or a.dtype not in _native._GRAMS or a.size < LEAST_GRAM:
+    if a.ndim != 2 or a.dtype not in argument_checks.GRAM_DTYPES or a.size < LEAST_GRAM:
         return False
     rows, columns = a.shape[::-1] if right else a.shape
     if a.dtype == np.float64:

@@ -29,7 +29,8 @@ import jax
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._cores.unfoldings import join, tall, times_mode
+from tensorjax._cores.contractions import join, times_mode
+from tensorjax._cores.unfoldings import tall
 from tensorjax.convert._disentangle_closed_form import candidates
 from tensorjax.convert._disentangle_entropy import least_entropy
 from tensorjax.convert._disentangle_procrustes import lowered_tail

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tensorjax import linalg
-from tensorjax._cores.unfoldings import times_right
+from tensorjax._cores.contractions import times_right
 
 
 def candidates(x: np.ndarray, k: int, rng: np.random.Generator) -> Iterator[np.ndarray]:

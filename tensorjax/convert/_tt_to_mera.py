@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _blas_threads, _check, linalg, mera, tt
+from tensorjax._cores.contractions import absorb, join, merge, times_right
 from tensorjax._cores.orthogonalization import left_qr, right_lq, right_orthogonal
 from tensorjax._cores.overlaps import difference
 from tensorjax._cores.scaling import balanced
-from tensorjax._cores.unfoldings import Cores, absorb, join, merge, times_right
+from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import single
 from tensorjax._placement import placed
 from tensorjax.convert import _disentangle

@@ -9,8 +9,8 @@ import numpy as np
 
 from tensorjax import _check, linalg, tucker
 from tensorjax._cores import mode_truncation
+from tensorjax._cores.contractions import times_mode
 from tensorjax._cores.overlaps import agree
-from tensorjax._cores.unfoldings import times_mode
 from tensorjax._formats.trains import single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY

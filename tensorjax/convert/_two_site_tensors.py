@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from tensorjax._cores.contraction import einsum
+from tensorjax._cores.contractions import einsum
 
 
 def normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.ndarray:

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from opt_einsum import get_symbol
 
-from tensorjax._cores.contraction import einsum
+from tensorjax._cores.contractions import einsum
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed

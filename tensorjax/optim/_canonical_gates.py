@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tensorjax._cores.contractions import join, times_axis
 from tensorjax._cores.orthogonalization import right_orthogonal
-from tensorjax._cores.unfoldings import join, tall, times_axis
+from tensorjax._cores.unfoldings import tall
 from tensorjax._placement import returned
 from tensorjax._typing import Tree
 from tensorjax.optim._tensorised_leaves import Layer, Stacks, check_concrete, flatten, gated

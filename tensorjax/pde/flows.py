@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._cores import products, rounding_methods
+from tensorjax._cores import products, rounding
 from tensorjax._typing import ArrayLike, Key, Path
 from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._discretization.grid import Box
@@ -140,7 +140,7 @@ class Flowed(Problem):
         others = []
         for i, (f, g) in enumerate(zip(found[:d], moving, strict=True)):
             both = products.combined([f, g], [1.0, 1.0])
-            both = rounding_methods.rounded(both, self.cross_tol) if np.any(both[0]) else both
+            both = rounding.rounded(both, self.cross_tol) if np.any(both[0]) else both
             others.append(multipliers.flux(self.box, -np.eye(d)[i], both))
         for (i, j), k in zip(_pairs(d), found[d:], strict=False):
             unit = np.zeros((d, d))

@@ -11,9 +11,8 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._cores import interfaces
-from tensorjax._cores.contraction import einsum
+from tensorjax._cores.contractions import absorb, einsum, times_mode, times_right, weighted_sum
 from tensorjax._cores.overlaps import bond_overlap
-from tensorjax._cores.unfoldings import absorb, times_mode, times_right, weighted_sum
 from tensorjax._formats.trains import TT, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import PROGRAM

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from tensorjax import _blas_threads
-from tensorjax._cores.contraction import einsum
+from tensorjax._cores.contractions import einsum
 from tensorjax._transfer import on_device
 from tensorjax.sketch import _mode_groups
 from tensorjax.sketch._dense_input import merge

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tensorjax._cores.contraction import einsum
+from tensorjax._cores.contractions import einsum
 
 # Which of two labels each of the copies a, b, c, d carries in a mode, per pairing.
 LABELS = ((0, 0, 1, 1), (0, 1, 0, 1), (0, 1, 1, 0), (0, 0, 0, 0))

@@ -9,13 +9,13 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._batch_sizes import rounded_up
-from tensorjax._cores.unfoldings import absorb
+from tensorjax._cores.contractions import absorb
 from tensorjax._formats.trains import TT, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
-from tensorjax.tt._rounding.rounding import orthogonal_cores, orthogonalize
+from tensorjax.tt._rounding.rounded_trains import orthogonal_cores, orthogonalize
 from tensorjax.tt._statistics.density_sampling import is_real, mass_is_positive, sample_entries
 
 

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._cores.placement import zero_padded
 from tensorjax._cores.ranks import cut_ranks
 from tensorjax._formats.trains import TT, TTMatrix, single
+from tensorjax._formats.zero_padding import zero_padded
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed

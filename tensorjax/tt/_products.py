@@ -21,7 +21,7 @@ from tensorjax.tt._algebra import (
     unfold,
 )
 from tensorjax.tt._broadcasting import together
-from tensorjax.tt._rounding.rounding import round
+from tensorjax.tt._rounding.rounded_trains import round
 from tensorjax.tt._rounding.sums_of_products import (
     Rank,
     rounded,

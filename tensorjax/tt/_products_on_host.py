@@ -14,10 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _blas_threads, linalg
+from tensorjax._cores.contractions import absorb
 from tensorjax._cores.overlaps import bond_overlap
 from tensorjax._cores.products import hadamard_core, matmul_core, matvec_core
 from tensorjax._cores.scaling import factors_in_range
-from tensorjax._cores.unfoldings import Cores, absorb
+from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY

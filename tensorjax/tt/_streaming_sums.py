@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import _check, linalg
+from tensorjax._cores.contractions import absorb, times_right
 from tensorjax._cores.ranks import feasible_ranks
 from tensorjax._cores.scaling import settled
-from tensorjax._cores.unfoldings import absorb, times_right
 from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax._placement import placed
 from tensorjax._typing import DTypeLike, Scalar

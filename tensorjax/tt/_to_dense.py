@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from tensorjax import linalg
-from tensorjax._cores.unfoldings import join, merge
+from tensorjax._cores.contractions import join, merge
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY

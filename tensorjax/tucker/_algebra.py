@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import _check, linalg
-from tensorjax._cores.placement import zero_padded
 from tensorjax._formats.operators import multiplied
 from tensorjax._formats.trains import TT
+from tensorjax._formats.zero_padding import zero_padded
 from tensorjax._placement import placed
 from tensorjax._typing import Scalar
 from tensorjax.tucker._to_dense import _with_dense_core

@@ -10,9 +10,10 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._batch_sizes import rounded_up
+from tensorjax._cores.contractions import absorb
+from tensorjax._cores.orthogonalization import short
 from tensorjax._cores.overlaps import difference
 from tensorjax._cores.scaling import near_one
-from tensorjax._cores.unfoldings import absorb, short
 from tensorjax._formats.trains import TT
 from tensorjax._ids import counted
 from tensorjax._kernels.choice import choose_kernel

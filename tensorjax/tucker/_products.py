@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import _check, linalg
-from tensorjax._cores.contraction import einsum
+from tensorjax._cores.contractions import einsum
 from tensorjax._formats.trains import TT
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike

@@ -9,9 +9,9 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._cores import mode_truncation
+from tensorjax._cores.orthogonalization import short
 from tensorjax._cores.ranks import cut_ranks
 from tensorjax._cores.scaling import balanced
-from tensorjax._cores.unfoldings import short
 from tensorjax._eager import evaluated_eagerly
 from tensorjax._formats.trains import TT
 from tensorjax._kernels.choice import choose_kernel

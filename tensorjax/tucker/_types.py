@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
+from tensorjax._cores.contractions import times_mode
 from tensorjax._cores.scaling import near_one, shared_out
-from tensorjax._cores.unfoldings import times_mode
 from tensorjax._formats.operators import Namespace, Summable, dtypes_of, floating, rebuilt, shown
 from tensorjax._formats.serialization import serializable
 from tensorjax._formats.trains import TT, single

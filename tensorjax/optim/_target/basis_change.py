@@ -20,7 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import linalg
-from tensorjax._cores.unfoldings import absorb, tall, times_axis, times_right, wide
+from tensorjax._cores.contractions import absorb, times_axis, times_right
+from tensorjax._cores.unfoldings import tall, wide
 from tensorjax.linalg._arrays import adjoint, epsilon, matmul
 from tensorjax.linalg._qr import after, triangle
 from tensorjax.optim._explicit_sharding import _whole, like, widest

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._cores.contraction import einsum
+from tensorjax._cores.contractions import einsum
 from tensorjax._formats.trains import TTMatrix
 from tensorjax._typing import ArrayLike
 from tensorjax.pde._arguments import floats

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._cores.contraction import einsum
+from tensorjax._cores.contractions import absorb, einsum, times_right
 from tensorjax._cores.products import hadamard_core
-from tensorjax._cores.unfoldings import Cores, absorb, times_right
+from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TTMatrix
 from tensorjax.pde._arguments import backend, floats
 from tensorjax.pde._discretization.affine_operators import Coefficients, affine_states

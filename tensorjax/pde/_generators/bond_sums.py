@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorjax._cores.contraction import einsum
+from tensorjax._cores.contractions import absorb, einsum, times_right
 from tensorjax._cores.overlaps import bond_overlap
-from tensorjax._cores.unfoldings import Cores, absorb, times_right
+from tensorjax._cores.unfoldings import Cores
 from tensorjax.pde._generators.canonical_form import Point
 
 Link = tuple[np.ndarray, np.ndarray]  # K (t, s, s') and B (t, j, n, j')

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._cores.contractions import absorb, times_right
 from tensorjax._cores.orthogonalization import left_qr, right_lq, right_orthogonal
 from tensorjax._cores.ranks import cut_ranks
-from tensorjax._cores.unfoldings import Cores, absorb, tall, times_right
+from tensorjax._cores.unfoldings import Cores, tall
 
 # Singular values below this share of the largest are roundoff, and would span noise.
 _ROUNDOFF = 1e-14

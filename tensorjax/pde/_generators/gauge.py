@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorjax._cores.contraction import einsum
+from tensorjax._cores.contractions import einsum
 from tensorjax.pde._generators.bond_sums import Family
 from tensorjax.pde._generators.canonical_form import Point
 from tensorjax.pde._generators.normal_component import Modes

@@ -28,7 +28,7 @@ import numpy as np
 import scipy.sparse
 
 from tensorjax._cores import products
-from tensorjax._cores.contraction import einsum
+from tensorjax._cores.contractions import einsum
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.pde._generators import bond_sums as families
 from tensorjax.pde._generators.bond_sums import Family, Link

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tensorjax._cores.contraction import einsum
+from tensorjax._cores.contractions import einsum
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.pde._generators.bond_sums import Family
 from tensorjax.pde._generators.canonical_form import Point

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tensorjax._cores import orthogonalization, rounding_methods
-from tensorjax._cores.unfoldings import Cores, absorb
+from tensorjax._cores import orthogonalization, rounding
+from tensorjax._cores.contractions import absorb
+from tensorjax._cores.unfoldings import Cores
 
 
 class Points(NamedTuple):
@@ -72,7 +73,7 @@ def skeleton(
     count, share = _FIRST, _SHARE
     while least > tol and count <= _MOST:
         cores, short = _interpolated(table, shape, draw(rng, count), share * tol)
-        cores = rounding_methods.rounded(cores, tol / 2)
+        cores = rounding.rounded(cores, tol / 2)
         found = math.sqrt(weight @ (entries(cores, index) - exact) ** 2 / whole)
         if found < least:
             best, least = cores, found

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._cores import products, rounding_methods
+from tensorjax._cores import products, rounding
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax._typing import HostArray
@@ -162,7 +162,7 @@ class Gaussian(_Start):
         points = [p - c for p, c in zip(box.points, center, strict=True)]
         cores = _hermite.gaussian(points, self._precision(map), _PART * tol)
         cores[0] = cores[0] * (self.mass * self._density)
-        return rounding_methods.rounded(cores, (1 - _PART) * tol)
+        return rounding.rounded(cores, (1 - _PART) * tol)
 
     def ranks(self, tol: float, map: AffineMap | None = None) -> tuple[int, ...]:
         """Computes the TT-ranks of the Gaussian at relative error ``tol``, in closed form.
@@ -301,7 +301,7 @@ class Mixture(_Start):
           d arrays (r_{k−1}, n_k, r_k).
         """
         parts = [g.cores(box, map, _PART * tol) for g in self.gaussians]
-        return rounding_methods.rounded(products.combined(parts, self.weights), (1 - _PART) * tol)
+        return rounding.rounded(products.combined(parts, self.weights), (1 - _PART) * tol)
 
     def moved(self, flow: Flow) -> "Mixture":
         """Returns the mixture after a linear flow with noise: points go to F x + g plus noise.
@@ -456,7 +456,7 @@ def wrapped(start: Gaussian | Mixture, box: Box, map: AffineMap, tol: float) -> 
         c.reshape(len(c), 2 * m + 1, -1, c.shape[2]).sum(1)
         for c, m in zip(cores, turns, strict=True)
     ]
-    return rounding_methods.rounded(folded, (1 - _PART) * tol)
+    return rounding.rounded(folded, (1 - _PART) * tol)
 
 
 def _turns(start: Gaussian | Mixture, axis: int, length: float) -> int:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 from scipy import special
 
-from tensorjax._cores import rounding_methods
+from tensorjax._cores import rounding
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._typing import HostArray
 from tensorjax.pde._discretization.grid import Box
@@ -186,7 +186,7 @@ class Lognormal(Function):
         cores = gaussians.gaussian(points, np.linalg.inv(self.covariance), tol / 10)
         cores = [c / p[None, :, None] for c, p in zip(cores, box.points, strict=True)]
         cores[0] = cores[0] * self._normal._density
-        return rounding_methods.rounded(cores, tol / 2)
+        return rounding.rounded(cores, tol / 2)
 
     def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
         """Draws random points (count, d) from the lognormal density."""

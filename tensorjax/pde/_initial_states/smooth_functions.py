@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorjax import _chebyshev
-from tensorjax._cores.contraction import einsum
-from tensorjax._cores.unfoldings import Cores, times_mode
+from tensorjax._cores.contractions import einsum, times_mode
+from tensorjax._cores.unfoldings import Cores
 from tensorjax.pde._initial_states.functions_by_values import crossed
 
 # Points of the fine grid that are compared.

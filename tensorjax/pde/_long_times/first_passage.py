@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._cores.contraction import einsum
+from tensorjax._cores.contractions import einsum
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax._typing import ArrayLike

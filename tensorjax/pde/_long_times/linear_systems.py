@@ -6,9 +6,9 @@ from collections.abc import Callable
 import numpy as np
 from scipy import linalg
 
-from tensorjax._cores import products, rounding_methods
-from tensorjax._cores.contraction import einsum
-from tensorjax._cores.unfoldings import Cores, times_right
+from tensorjax._cores import products, rounding
+from tensorjax._cores.contractions import einsum, times_right
+from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TTMatrix
 from tensorjax.pde._stepping.step_truncation import solved_by_amen
 
@@ -34,7 +34,7 @@ def square(cores: Cores) -> Cores:
 
 def summed(terms: list[Cores], weights: list[float]) -> Cores:
     """Adds weighted trains and rounds the sum to roundoff."""
-    return rounding_methods.rounded(products.combined(terms, weights), _EXACT)
+    return rounding.rounded(products.combined(terms, weights), _EXACT)
 
 
 def merged(operators: list[Cores]) -> Cores:
@@ -57,7 +57,7 @@ def solved(
     system = TTMatrix._unchecked(tuple(operator))
     found, residual = guess, math.inf
     # From a guess of high rank AMEn adds few directions and may stall; from a poor one, too.
-    for first in (rounding_methods.rounded(guess, _GUESS), guess):
+    for first in (rounding.rounded(guess, _GUESS), guess):
         x, size = solved_by_amen(
             system, load, first, tol, cap=cap, enrichment=_ENRICHMENT, sweeps=_SWEEPS
         )
@@ -117,7 +117,7 @@ def _train(x: np.ndarray, sizes: list[int], tol: float) -> Cores:
     if len(sizes) == 1:
         return [x[None, :, None]]
     cores = [x.reshape(1, *sizes), np.eye(sizes[1])[:, :, None]]
-    return rounding_methods.rounded(cores, tol)
+    return rounding.rounded(cores, tol)
 
 
 def outer(cores: Cores) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 from scipy import linalg
 
 from tensorjax import _check
-from tensorjax._cores import overlaps, products, rounding_methods
+from tensorjax._cores import overlaps, products, rounding
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax._typing import ArrayLike
@@ -346,7 +346,7 @@ def _begun(p: Cores, box: Box, count: int) -> list[Cores]:
 
 
 def _combined(trains: list[Cores], weights: ArrayLike, tol: float = 1e-12) -> Cores:
-    return rounding_methods.rounded(products.combined(trains, list(np.asarray(weights))), tol)
+    return rounding.rounded(products.combined(trains, list(np.asarray(weights))), tol)
 
 
 def _normalized(trains: list[Cores]) -> list[Cores]:

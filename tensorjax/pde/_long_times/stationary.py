@@ -10,7 +10,7 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._cores import overlaps, products
-from tensorjax._cores.contraction import einsum
+from tensorjax._cores.contractions import einsum
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax.pde._arguments import hosted_cores

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tensorjax._cores import products, rounding_methods
-from tensorjax._cores.contraction import einsum
+from tensorjax._cores import products, rounding
+from tensorjax._cores.contractions import einsum
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._typing import ArrayLike
 from tensorjax.pde._discretization.grid import Box
@@ -335,7 +335,7 @@ def _solved(
             solutions.append(y)
             worst = max(worst, residual)
         pair = [
-            rounding_methods.rounded(products.combined(solutions, list(w)), accuracy)
+            rounding.rounded(products.combined(solutions, list(w)), accuracy)
             for w in (weights, -weights * z)
         ]
         sums.append(tuple(pair))

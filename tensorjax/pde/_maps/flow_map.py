@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._cores import rounding_methods
+from tensorjax._cores import rounding
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._typing import ArrayLike
 
@@ -200,7 +200,7 @@ class Fields:
         middle = [diagonal[:, None] * t[None] for t in tables[1:-1]]
         last = tables[-1].T[..., None]
         return [
-            rounding_methods.rounded([(tables[0] * c[:, i])[None], *middle, last], _ROUNDED)
+            rounding.rounded([(tables[0] * c[:, i])[None], *middle, last], _ROUNDED)
             if np.any(c[:, i])
             else [np.zeros((1, len(y), 1)) for y in points]
             for i in range(self.dim)

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._cores import products, rounding_methods
+from tensorjax._cores import products, rounding
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax._typing import ArrayLike, KeyOrGenerator
@@ -328,4 +328,4 @@ def _products(pairs: Sequence[tuple[Cores, Cores]], weights: list[float], tol: f
         return [sum(w * x[0] * y[0] for w, (x, y) in zip(weights, pairs, strict=True))]
     terms = [list(zip(x, y, strict=True)) for x, y in pairs]
     cores, _ = fused.within(terms, weights, tol, None, jax.random.key(1))
-    return rounding_methods.rounded(cores, fused.TRUNCATION * tol)
+    return rounding.rounded(cores, fused.TRUNCATION * tol)

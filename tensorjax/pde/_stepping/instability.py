@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from tensorjax._cores.contraction import einsum
+from tensorjax._cores.contractions import einsum
 from tensorjax.pde._stepping.step_truncation import STABLE
 
 # Stages are combined to e and to dt A e by these weights of v, of the stages and of the result; dt

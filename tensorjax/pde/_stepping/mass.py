@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tensorjax._cores.contractions import absorb, times_right
 from tensorjax._cores.orthogonalization import left_qr, right_orthogonal
 from tensorjax._cores.overlaps import bond_overlap
-from tensorjax._cores.unfoldings import Cores, absorb, times_right
+from tensorjax._cores.unfoldings import Cores
 
 # The constant is faded out as exp(−(x/a)^p), x from −1 to 1 along an axis, a and p as here.
 _WIDTH, _POWER = 0.6, 8

@@ -18,9 +18,10 @@ import functools
 
 import numpy as np
 
+from tensorjax._cores.contractions import absorb
 from tensorjax._cores.orthogonalization import right_orthogonal
 from tensorjax._cores.overlaps import bond_overlap
-from tensorjax._cores.unfoldings import Cores, absorb
+from tensorjax._cores.unfoldings import Cores
 from tensorjax.pde._discretization.grid import Box
 
 # Points over which v fades to zero: within a step it moves by one or two. Many more would have the

@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 
 from tensorjax._cores import interfaces, products
-from tensorjax._cores.contraction import einsum
+from tensorjax._cores.contractions import absorb, einsum, times_right
 from tensorjax._cores.orthogonalization import left_qr, right_lq, right_orthogonal
 from tensorjax._cores.overlaps import bond_overlap
-from tensorjax._cores.unfoldings import Cores, absorb, times_right
+from tensorjax._cores.unfoldings import Cores
 from tensorjax.pde._discretization.affine_operators import affine_states, differentiated
 from tensorjax.pde._discretization.grid import Axis
 from tensorjax.pde._stepping.right_side import Rates

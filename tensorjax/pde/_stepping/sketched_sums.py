@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorjax._cores.contraction import einsum
+from tensorjax._cores.contractions import absorb, einsum, times_right
 from tensorjax._cores.ranks import cut_ranks
-from tensorjax._cores.unfoldings import Cores, absorb, tall, times_right
+from tensorjax._cores.unfoldings import Cores, tall
 
 Array = Any
 # Oversampling: columns of a sketch beyond the expected rank, and columns that must remain unused.

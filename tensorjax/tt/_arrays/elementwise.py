@@ -14,7 +14,7 @@ from tensorjax.tt._broadcasting import together
 from tensorjax.tt._cross.cross import CrossInfo, cross
 from tensorjax.tt._evaluation.evaluate import evaluate
 from tensorjax.tt._products import hadamard
-from tensorjax.tt._rounding.rounding import round
+from tensorjax.tt._rounding.rounded_trains import round
 
 Train = TypeVar("Train", TT, TTMatrix)
 

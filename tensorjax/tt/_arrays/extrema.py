@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._cores.contraction import einsum
-from tensorjax._cores.unfoldings import absorb, tall
+from tensorjax._cores.contractions import absorb, einsum
+from tensorjax._cores.unfoldings import tall
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._placement import placed
 from tensorjax.tt._algebra import fold
 from tensorjax.tt._evaluation.evaluate import evaluate
-from tensorjax.tt._rounding.rounding import orthogonal_cores
+from tensorjax.tt._rounding.rounded_trains import orthogonal_cores
 
 Index = tuple[int, ...]
 # Number of best candidates from which local searches start.

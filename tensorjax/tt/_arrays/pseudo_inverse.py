@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
+from tensorjax._cores.contractions import times_right
 from tensorjax._cores.scaling import balanced, shared_out
-from tensorjax._cores.unfoldings import times_right
 from tensorjax._formats.trains import TT, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
-from tensorjax.tt._rounding.rounding import orthogonal_cores
+from tensorjax.tt._rounding.rounded_trains import orthogonal_cores
 
 
 @placed

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
+from tensorjax._cores.contractions import absorb, join, times_right
 from tensorjax._cores.orthogonalization import left_qr, right_lq
 from tensorjax._cores.ranks import feasible_ranks
 from tensorjax._cores.scaling import balanced, shared_out
-from tensorjax._cores.unfoldings import absorb, join, times_right
 from tensorjax._formats.empty_modes import is_empty, zero_train
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._kernels.choice import choose_kernel
@@ -20,7 +20,7 @@ from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._transfer import copied
 from tensorjax._typing import Shape
-from tensorjax.tt._rounding.rounding import orthogonal_cores, round
+from tensorjax.tt._rounding.rounded_trains import orthogonal_cores, round
 
 Train = TypeVar("Train", TT, TTMatrix)
 # Rows and columns of a mode; a TT has one column.

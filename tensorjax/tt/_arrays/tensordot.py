@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
+from tensorjax._cores.contractions import absorb, times_mode, times_right
 from tensorjax._cores.scaling import shared_out
-from tensorjax._cores.unfoldings import absorb, times_mode, times_right
 from tensorjax._formats.trains import TT, single
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike

@@ -11,8 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from tensorjax import linalg
+from tensorjax._cores.contractions import absorb, times_right
 from tensorjax._cores.orthogonalization import left_qr, right_lq, right_orthogonal
-from tensorjax._cores.unfoldings import Cores, absorb, times_right
+from tensorjax._cores.unfoldings import Cores
 
 
 class Samples(NamedTuple):

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._cores.rounding_methods import svd_round
 from tensorjax._cores.scaling import balanced
+from tensorjax._cores.truncation_sweeps import svd_round
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT, single
 from tensorjax._placement import placed

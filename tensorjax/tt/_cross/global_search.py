@@ -10,7 +10,8 @@ Fernández et al., "Learning tensor networks with tensor cross interpolation", S
 
 import numpy as np
 
-from tensorjax._cores.unfoldings import Cores, absorb
+from tensorjax._cores.contractions import absorb
+from tensorjax._cores.unfoldings import Cores
 from tensorjax.tt._cross.held_out_error import HeldOut, Sampler
 from tensorjax.tt._cross.jumps import edges
 from tensorjax.tt._cross.sampled_function import Oracle

@@ -13,7 +13,8 @@ import numpy as np
 
 from tensorjax import linalg
 from tensorjax._cores import orthogonalization
-from tensorjax._cores.unfoldings import Cores, absorb, merge
+from tensorjax._cores.contractions import absorb, merge
+from tensorjax._cores.unfoldings import Cores
 from tensorjax.tt._cross.sampled_function import Oracle
 from tensorjax.tt._evaluation.numpy_entries import near_one
 

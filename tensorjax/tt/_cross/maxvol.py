@@ -2,8 +2,9 @@
 
 import numpy as np
 
+from tensorjax._cores.contractions import times_right
 from tensorjax._cores.scaling import in_range
-from tensorjax._cores.unfoldings import Cores, times_right, wide
+from tensorjax._cores.unfoldings import Cores, wide
 
 # Rows are swapped as long as the volume grows by more than this factor, which makes few swaps
 # enough; the second number only bounds them.

@@ -16,7 +16,8 @@ import numpy as np
 
 from tensorjax import _blas_threads, linalg
 from tensorjax._cores import interfaces as interfaces
-from tensorjax._cores.unfoldings import Cores, join
+from tensorjax._cores.contractions import join
+from tensorjax._cores.unfoldings import Cores
 from tensorjax.tt._eigen import dmrg_sweeps as dmrg
 from tensorjax.tt._eigen.local_problems import Array, Local, Rule, lowest_block
 

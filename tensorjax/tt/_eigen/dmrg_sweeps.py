@@ -13,10 +13,11 @@ import numpy as np
 
 from tensorjax import _blas_threads, linalg
 from tensorjax._cores import interfaces as interfaces
+from tensorjax._cores.contractions import absorb, join, times_right
 from tensorjax._cores.orthogonalization import right_lq
 from tensorjax._cores.overlaps import bond_overlap
 from tensorjax._cores.products import matvec_core
-from tensorjax._cores.unfoldings import absorb, join, tall, times_right, wide
+from tensorjax._cores.unfoldings import tall, wide
 from tensorjax.tt._eigen.local_problems import Array, Local, Rule, Solved, lowest
 
 # Found states are projected out in the end if that changes the state by at most this.

@@ -11,9 +11,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from tensorjax import linalg
+from tensorjax._cores.contractions import merge
 from tensorjax._cores.ranks import rank_bounds
-from tensorjax._cores.rounding_methods import svd_round
-from tensorjax._cores.unfoldings import Cores, merge
+from tensorjax._cores.truncation_sweeps import svd_round
+from tensorjax._cores.unfoldings import Cores
 from tensorjax.tt._eigen import block_dmrg as block
 from tensorjax.tt._eigen import dmrg_sweeps as dmrg
 from tensorjax.tt._eigen.local_problems import Local, Rule, lowest

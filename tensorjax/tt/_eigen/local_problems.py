@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorjax._cores.local_operators import LocalOperator
+from tensorjax._cores.interfaces import LocalOperator
 
 Array = np.ndarray
 # Local spaces up to this size are diagonalised densely: faster there, and without stagnation.

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
+from tensorjax._cores.contractions import absorb, merge, times_right, weighted_sum
 from tensorjax._cores.scaling import shared_out
-from tensorjax._cores.unfoldings import absorb, merge, times_right, weighted_sum
 from tensorjax._formats.trains import TT, single
 from tensorjax._ids import counted
 from tensorjax._kernels.choice import choose_kernel

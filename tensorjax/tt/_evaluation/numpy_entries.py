@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _blas_threads, _native, linalg
+from tensorjax._cores.contractions import absorb, merge, times_right
 from tensorjax._cores.scaling import balanced
-from tensorjax._cores.unfoldings import Cores, absorb, merge, times_right
+from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import CPP, HOST

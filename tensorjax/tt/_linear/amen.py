@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorjax import _blas_threads, linalg
-from tensorjax._cores.contraction import einsum
+from tensorjax._cores.contractions import absorb, einsum, times_right
 from tensorjax._cores.interfaces import apply_one, edge, left, left_overlap, right, right_overlap
 from tensorjax._cores.orthogonalization import left_qr
-from tensorjax._cores.unfoldings import Cores, absorb, tall, times_right
+from tensorjax._cores.unfoldings import Cores, tall
 from tensorjax.tt._linear.local_systems import Apply, Local, gmres, solve_dense
 from tensorjax.tt._linear.system import Measure, Outcome, Report, System
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorjax._cores import overlaps, products, rounding_methods
+from tensorjax._cores import overlaps, products, rounding
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.tt._linear.system import Outcome, Report, System
 
@@ -43,7 +43,7 @@ def run(
     while status == "max_sweeps" and count < options.max_cycles:
         count += 1
         gap = products.combined([b, products.matvec(a, x)], [1.0, -1.0])
-        residual = rounding_methods.rounded(gap, min(0.1 * tol / norm, 0.1), options.max_rank)
+        residual = rounding.rounded(gap, min(0.1 * tol / norm, 0.1), options.max_rank)
         cycle = _krylov(a, residual, tol, precondition, options)
         iterations += len(cycle.steps)
         history += cycle.residuals
@@ -76,8 +76,8 @@ def _krylov(
         # Errors of products may grow as the residual falls: V. Simoncini, D. Szyld, "Theory of
         # inexact Krylov subspace methods", SIAM J. Sci. Comput. 25 (2003).
         allowed = min(0.1 * tol / residuals[-1], 0.1)
-        steps.append(rounding_methods.rounded(precondition(basis[j]), allowed, max_rank))
-        w = rounding_methods.rounded(products.matvec(a, steps[j]), allowed, max_rank)
+        steps.append(rounding.rounded(precondition(basis[j]), allowed, max_rank))
+        w = rounding.rounded(products.matvec(a, steps[j]), allowed, max_rank)
         size = overlaps.norm(w)
         c = [overlaps.overlap(v, w) for v in basis]
         w = _summed([w, *basis], [1.0, *(-p for p in c)], allowed, max_rank)
@@ -123,8 +123,8 @@ def _summed(terms: list[Cores], weights: Any, tol: float, max_rank: int | None) 
     for t, w in zip(terms[1:], weights[1:], strict=True):
         total = products.combined([total, t], [1.0, w])
         if max(len(c) for c in total) > limit:
-            total = rounding_methods.rounded(total, share)
-    return rounding_methods.rounded(total, tol / 2, max_rank)
+            total = rounding.rounded(total, share)
+    return rounding.rounded(total, tol / 2, max_rank)
 
 
 def _scaled(x: Cores, factor: Any) -> Cores:

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorjax._cores.contraction import einsum
+from tensorjax._cores.contractions import absorb, einsum, times_mode, times_right
 from tensorjax._cores.interfaces import apply_one
-from tensorjax._cores.unfoldings import absorb, times_mode, times_right
 from tensorjax.linalg import adjoint
 
 Array = Any

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import linalg
-from tensorjax._cores import orthogonalization, overlaps, products, rounding_methods
+from tensorjax._cores import orthogonalization, overlaps, products, rounding
 from tensorjax._cores.interfaces import edge, right
 from tensorjax._cores.products import matmul_core
 from tensorjax._cores.ranks import cut_ranks
@@ -110,7 +110,7 @@ class System:
         than this times σ.
         """
         gap = products.combined([self.b, products.matvec(self.a, x)], [1.0, -1.0])
-        r = rounding_methods.rounded(gap, 1e-7)
+        r = rounding.rounded(gap, 1e-7)
         adjoint = [c.conj().swapaxes(1, 2) for c in self.a]
         image, length = overlaps.norm(products.matvec(adjoint, r)), overlaps.norm(r)
         size = length * self._sigma()
@@ -131,7 +131,7 @@ def smooth_start(b: Cores, rank: int) -> Cores:
     """Rounds the right-hand side to about ``rank``, as a first guess of the solution."""
     if len(b) == 1 or not np.abs(b[0]).max() > 0:
         return list(b)
-    return orthogonalization.right_orthogonal(rounding_methods.rounded(b, 1e-3, rank))[0]
+    return orthogonalization.right_orthogonal(rounding.rounded(b, 1e-3, rank))[0]
 
 
 def _balanced(a: Cores, x: Cores) -> tuple[Cores, int]:

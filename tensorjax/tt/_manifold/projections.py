@@ -10,9 +10,10 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._cores import interfaces as interfaces
+from tensorjax._cores.contractions import absorb
 from tensorjax._cores.overlaps import bond_overlap
 from tensorjax._cores.scaling import near_one, settled, shared_out
-from tensorjax._cores.unfoldings import absorb, tall
+from tensorjax._cores.unfoldings import tall
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
@@ -33,7 +34,7 @@ from tensorjax.tt._manifold.tangent_vectors import (
     tangent,
     times_power,
 )
-from tensorjax.tt._rounding.rounding import orthogonal_cores, round
+from tensorjax.tt._rounding.rounded_trains import orthogonal_cores, round
 
 Train = TypeVar("Train", TT, TTMatrix)
 Retraction = Literal["svd", "projector_splitting"]

@@ -24,15 +24,16 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._cores import interfaces as interfaces
+from tensorjax._cores.contractions import absorb
 from tensorjax._cores.overlaps import bond_overlap
 from tensorjax._cores.ranks import cut_ranks
 from tensorjax._cores.scaling import near_one, settled
-from tensorjax._cores.unfoldings import absorb, tall
+from tensorjax._cores.unfoldings import tall
 from tensorjax._formats.trains import TT, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed, placed_by, spec_like
-from tensorjax.tt._rounding.rounding import orthogonal_cores, round
+from tensorjax.tt._rounding.rounded_trains import orthogonal_cores, round
 
 Arrays = tuple[jax.Array, ...]
 # Exponent that stands for a zero: far below that of any number.

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._cores.contraction import einsum
+from tensorjax._cores.contractions import einsum
 from tensorjax.tt._quadrature.rules import gauss_kronrod, gauss_legendre
 from tensorjax.tt.quantics.digit_trains import over_dimensions
 from tensorjax.tt.quantics.grids import grid_places, quantics_grid

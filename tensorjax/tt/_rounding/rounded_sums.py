@@ -10,7 +10,7 @@ then from the left, each bond projected on the range of its sketched unfolding.
 
 Source: H. Al Daas et al., "Randomized algorithms for rounding in the tensor-train format", SIAM J.
 Sci. Comput. 45 (2023), algorithm 3.2 (randomize, then orthogonalize; there for sums). Ours: the
-products, and the random train of `tensorjax._cores.rounding_sweeps.sketches`.
+products, and the random train of `tensorjax._cores.randomized_rounding.sketches`.
 """
 
 import functools
@@ -22,9 +22,9 @@ import jax
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._cores import rounding_sweeps as sweeps
+from tensorjax._cores import gram_rounding
 from tensorjax._cores import scaling as balance
-from tensorjax._cores.contraction import einsum
+from tensorjax._cores.contractions import einsum
 from tensorjax._cores.ranks import cut_ranks
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.linalg._arrays import namespace
@@ -258,7 +258,7 @@ def by_grams(terms: Sequence[Term], weights: Sequence[Any], share: float) -> tup
     most = max(powers)
     weights = [linalg.scaled(w, p - most) for w, p in zip(weights, powers, strict=True)]
     factors, total = grams(terms, weights)
-    sweeps.in_reach(total)
+    gram_rounding.in_reach(total)
     order = len(terms[0])
     ws = [w * edge(term) for term, w in zip(terms, weights, strict=True)]
     out: Cores = []
@@ -266,7 +266,9 @@ def by_grams(terms: Sequence[Term], weights: Sequence[Any], share: float) -> tup
         images = [from_left(w, term[k]) for w, term in zip(ws, terms, strict=True)]
         rows, n = images[0].shape[:2]
         matrix = np.concatenate([m.reshape(rows * n, -1) for m in images], 1)
-        u = sweeps.gram_basis(matrix, sweeps.gram_factor(factors[k]), share * total / (order - 1))
+        u = gram_rounding.gram_basis(
+            matrix, gram_rounding.gram_factor(factors[k]), share * total / (order - 1)
+        )
         out.append(u.reshape(rows, n, -1))
         sides = np.cumsum([m[0, 0].size for m in images])[:-1]
         parts = np.split(linalg.project(u, matrix), sides, 1)
@@ -275,7 +277,7 @@ def by_grams(terms: Sequence[Term], weights: Sequence[Any], share: float) -> tup
     last = np.sum([m.reshape(*m.shape[:2], 1) for m in images], 0)
     # Projections are orthogonal, so the energy that is missing now is the error.
     if not total - linalg.energy(last.reshape(len(last), -1)) <= share * total:
-        raise sweeps.InaccurateGram
+        raise gram_rounding.InaccurateGram
     return [*out, last], most
 
 

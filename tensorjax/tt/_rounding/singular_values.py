@@ -6,15 +6,16 @@ import jax
 import numpy as np
 
 from tensorjax import _check, linalg
+from tensorjax._cores.contractions import absorb
 from tensorjax._cores.orthogonalization import right_orthogonal
-from tensorjax._cores.unfoldings import Cores, absorb, tall
+from tensorjax._cores.unfoldings import Cores, tall
 from tensorjax._formats.trains import TT
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed, replicated
 from tensorjax.linalg._arrays import factor_dtype
 from tensorjax.tt._algebra import Train, folded, single
-from tensorjax.tt._rounding.rounding import orthogonal_cores
+from tensorjax.tt._rounding.rounded_trains import orthogonal_cores
 
 
 @placed

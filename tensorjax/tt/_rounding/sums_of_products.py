@@ -11,17 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, _native, linalg
-from tensorjax._cores import rounding_sweeps as sweeps
-from tensorjax._cores.placement import placed_like
+from tensorjax._cores import gram_rounding, randomized_rounding, scaling, truncation_sweeps
 from tensorjax._cores.ranks import cut_ranks, rank_bounds
 from tensorjax._cores.scaling import balanced
 from tensorjax._formats.empty_modes import is_empty, narrowed, widened
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
 from tensorjax._kernels.table import CPP, TRACE
+from tensorjax._placement import placed_like
 from tensorjax.tt._padding import padded_ranks, padded_to
 from tensorjax.tt._rounding import rounded_sums as fused
-from tensorjax.tt._rounding.rounding import round
+from tensorjax.tt._rounding.rounded_trains import round
 
 Rank = int | Sequence[int] | None
 
@@ -87,7 +87,7 @@ def rounded(
     wanted = _check.bond_ranks(rank, rank_bounds(modes))
     ranks = cut_ranks((1, *map(min, wanted, full), 1), modes)[1:-1]
     weights = [jnp.asarray(w).astype(dtype) for w in weights]
-    extra = sweeps.oversampled(ranks, oversample)
+    extra = randomized_rounding.oversampled(ranks, oversample)
     out = _static(tuple(map(tuple, terms)), tuple(weights), tol, key, ranks, extra)
     shape = padded_ranks(rank, ranks, [t for term in terms for t in term])
     if shape != out.ranks[1:-1]:
@@ -112,7 +112,7 @@ def rounded_by_grams(terms: Sequence[Any], weights: Sequence[Any], tol: Any) -> 
         return None
     try:
         cores = balanced(*fused.by_grams(factors, scaled, share))
-    except sweeps.InaccurateGram:
+    except gram_rounding.InaccurateGram:
         return None
     found = jax.device_put([c.astype(dtype) for c in cores])
     return TT._unchecked(placed_like(found, terms[0][-1].cores))
@@ -163,7 +163,7 @@ def _either(
 def _by_sweeps(
     ranks: tuple[int, ...], extra: int, a: TTMatrix, x: TT, weight: Any, key: Any
 ) -> list[Any]:
-    draw, mix = sweeps.random_train(list(a.cores), max(ranks) + extra, key)
+    draw, mix = randomized_rounding.random_train(list(a.cores), max(ranks) + extra, key)
     *first, last = _native.round_to_ranks(x.cores, draw, mix, ranks, a.cores)
     return [*first, weight * last]
 
@@ -209,8 +209,8 @@ def _by_xla(
     if tol is not None and len(modes) > 1:
         cores = round(TT._unchecked(tuple(cores)), rank=ranks, tol=tol, method="svd").cores
     elif len(modes) > 1 and widths[1:-1] != ranks:
-        cores = sweeps.truncate_back(cores, [None] * len(ranks), ranks, exact=exact)
-    cores = sweeps.scaled_back(list(cores), exponent + jnp.zeros((), jnp.int32))
+        cores = truncation_sweeps.truncate_back(cores, [None] * len(ranks), ranks, exact=exact)
+    cores = scaling.scaled_back(list(cores), exponent + jnp.zeros((), jnp.int32))
     return TT._unchecked(tuple(c.astype(dtype) for c in cores))
 
 

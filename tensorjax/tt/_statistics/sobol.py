@@ -19,9 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._cores.contraction import einsum
+from tensorjax._cores.contractions import absorb, einsum, times_right
 from tensorjax._cores.scaling import near_one
-from tensorjax._cores.unfoldings import absorb, times_right
 from tensorjax._formats.trains import TT, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY

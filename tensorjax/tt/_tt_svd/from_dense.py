@@ -8,9 +8,10 @@ import jax
 import numpy as np
 
 from tensorjax import _blas_threads, _check, linalg
+from tensorjax._cores.contractions import absorb, merge
 from tensorjax._cores.dense_decompositions import Decomposition, decomposed
 from tensorjax._cores.ranks import feasible_ranks, rank_bounds
-from tensorjax._cores.unfoldings import absorb, merge, tall
+from tensorjax._cores.unfoldings import tall
 from tensorjax._eager import evaluated_eagerly
 from tensorjax._formats.empty_modes import narrowed
 from tensorjax._formats.trains import TT, TTMatrix

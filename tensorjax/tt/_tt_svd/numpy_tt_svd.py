@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorjax import _blas_threads
-from tensorjax._cores.unfoldings import absorb, merge, tall
+from tensorjax._cores.contractions import absorb, merge
+from tensorjax._cores.unfoldings import tall
 from tensorjax.linalg import _predicted_times
 from tensorjax.linalg._arrays import adjoint
 from tensorjax.linalg._gram import host_energy, host_gram, project

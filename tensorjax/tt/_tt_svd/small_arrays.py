@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from tensorjax import _native
-from tensorjax._cores.unfoldings import absorb, merge, tall
+from tensorjax._cores.contractions import absorb, merge
+from tensorjax._cores.unfoldings import tall
 from tensorjax.linalg import _predicted_times
 from tensorjax.linalg._arrays import adjoint
 from tensorjax.linalg._gram import host_gram

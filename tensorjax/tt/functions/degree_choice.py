@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tensorjax._cores.contractions import absorb
 from tensorjax._cores.orthogonalization import left_qr, right_orthogonal
-from tensorjax._cores.unfoldings import Cores, absorb
+from tensorjax._cores.unfoldings import Cores
 from tensorjax.tt.functions.bases import Basis
 from tensorjax.tt.functions.peaks import Peaks, along
 

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tensorjax._cores.unfoldings import Cores, times_mode
+from tensorjax._cores.contractions import times_mode
+from tensorjax._cores.unfoldings import Cores
 from tensorjax.tt._cross.held_out_error import Sampler
 from tensorjax.tt.functions.bases import Basis
 from tensorjax.tt.functions.degree_choice import Values, uniform

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._cores.contraction import einsum
-from tensorjax._cores.unfoldings import Cores, absorb
+from tensorjax._cores.contractions import absorb, einsum
+from tensorjax._cores.unfoldings import Cores
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed

@@ -11,10 +11,11 @@ import jax
 import numpy as np
 
 from tensorjax import _blas_threads, _check
+from tensorjax._cores.contractions import times_mode
 from tensorjax._cores.ranks import feasible_ranks
-from tensorjax._cores.rounding_methods import svd_round
 from tensorjax._cores.scaling import balanced
-from tensorjax._cores.unfoldings import Cores, times_mode
+from tensorjax._cores.truncation_sweeps import svd_round
+from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax._typing import ArrayLike, Key, Rank
 from tensorjax.tt.functions.bases import Basis

@@ -10,7 +10,8 @@ import jax
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._cores.unfoldings import Cores, times_mode, times_right
+from tensorjax._cores.contractions import times_mode, times_right
+from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax._typing import Key
 from tensorjax.tt._cross.cross import CrossInfo, cross

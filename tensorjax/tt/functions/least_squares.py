@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import scipy.linalg
 
-from tensorjax._cores.contraction import einsum
+from tensorjax._cores.contractions import absorb, einsum, times_right
 from tensorjax._cores.orthogonalization import left_qr, right_lq, right_orthogonal
-from tensorjax._cores.unfoldings import Cores, absorb, times_right
+from tensorjax._cores.unfoldings import Cores
 from tensorjax.linalg import adjoint, matmul
 from tensorjax.tt.functions.bases import Basis
 

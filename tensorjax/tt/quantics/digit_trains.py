@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._cores.contraction import einsum
-from tensorjax._cores.unfoldings import absorb, join, merge, times_right
+from tensorjax._cores.contractions import absorb, einsum, join, merge, times_right
 from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax.tt.quantics.grids import QuanticsGrid, digits_of, fused_counts, grid_places
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._cores.contraction import einsum
+from tensorjax._cores.contractions import einsum
 from tensorjax._formats.trains import TTMatrix
 from tensorjax._typing import DTypeLike
 from tensorjax.tt.quantics.digit_trains import automaton, matrix, over_dimensions

@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax._cores.unfoldings import absorb, times_right
+from tensorjax._cores.contractions import absorb, times_right
 from tensorjax._formats.trains import TT
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike, DTypeLike, Scalar

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _chebyshev, _check
-from tensorjax._cores.contraction import einsum
-from tensorjax._cores.rounding_methods import rounded
+from tensorjax._cores.contractions import einsum
+from tensorjax._cores.rounding import rounded
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY

@@ -18,19 +18,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _blas_threads, _check, _native, linalg
-from tensorjax._cores import rounding_sweeps as sweeps
+from tensorjax._cores import randomized_rounding, scaling
+from tensorjax._cores.contractions import absorb, times_right
 from tensorjax._cores.orthogonalization import left_qr, right_lq
 from tensorjax._cores.overlaps import agree
-from tensorjax._cores.placement import placed_like
 from tensorjax._cores.ranks import feasible_ranks, rank_bounds
-from tensorjax._cores.rounding_methods import compressed, svd_round
+from tensorjax._cores.rounding import compressed
 from tensorjax._cores.scaling import balanced, evened
-from tensorjax._cores.unfoldings import absorb, times_right, wide
+from tensorjax._cores.truncation_sweeps import svd_round
+from tensorjax._cores.unfoldings import wide
 from tensorjax._eager import evaluated_eagerly
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
 from tensorjax._kernels.table import CPP, NUMPY, TRACE
-from tensorjax._placement import placed
+from tensorjax._placement import placed, placed_like
 from tensorjax._transfer import on_device
 from tensorjax.linalg import Method
 from tensorjax.linalg._host_precision import budget
@@ -212,9 +213,9 @@ def _compressed(
         bucket = -(-max(t.ranks) // _BUCKET) * _BUCKET
         ranks = tuple(min(bucket, b) for b in rank_bounds(t.shape))
         padded = padded_to(t, [max(r, s) for r, s in zip(ranks, t.ranks[1:-1], strict=True)])
-        extra = sweeps.oversampled(ranks, extra)
+        extra = randomized_rounding.oversampled(ranks, extra)
         return trim(_static(padded, tol, key, ranks, _method(t, tol, ranks, method, extra), extra))
-    extra = sweeps.oversampled(ranks, extra)
+    extra = randomized_rounding.oversampled(ranks, extra)
     return _static(t, tol, key, ranks, _method(t, tol, ranks, method, extra), extra)
 
 
@@ -246,7 +247,7 @@ def _by_xla(
     share = None if tol is None else tol**2
     scaled = [linalg.normalized(c) for c in cores]
     cores, exponent = compressed([c for c, _ in scaled], ranks, share, method, key, extra)
-    return sweeps.scaled_back(cores, exponent + sum(e for _, e in scaled))
+    return scaling.scaled_back(cores, exponent + sum(e for _, e in scaled))
 
 
 def _dynamic(t: TT, tol: float, method: Method, key: Any) -> TT:
@@ -315,7 +316,9 @@ def _by_sweeps(
 ) -> list[Any]:
     """Rounds a train to ranks by compiled C++, exactly or randomised."""
     width = 0 if method == "svd" else max(ranks) + extra
-    return _native.round_to_ranks(cores, *sweeps.random_train(cores, width, key), ranks)
+    return _native.round_to_ranks(
+        cores, *randomized_rounding.random_train(cores, width, key), ranks
+    )
 
 
 @_either_round.defjvp
@@ -328,6 +331,6 @@ def _either_round_jvp(
     def differentiable(cores: list[Any]) -> list[Any]:
         scaled = [linalg.normalized(c) for c in cores]
         out, exponent = svd_round([c for c, _ in scaled], ranks, None)
-        return sweeps.scaled_back(out, exponent + sum(e for _, e in scaled))
+        return scaling.scaled_back(out, exponent + sum(e for _, e in scaled))
 
     return jax.jvp(differentiable, (cores,), (moved,))

@@ -1,0 +1,62 @@
+"""Calls of C++ functions on NumPy arrays, outside of XLA, by ctypes."""
+
+import ctypes
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tensorjax._native.loading import loaded
+
+_JOINED = 2**13  # elements of arrays that are copied together, to pass their addresses
+_INVALID, _NO_MEMORY = -1, -2  # what calls return, as in buffers.h
+
+
+def addresses(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, Any]:
+    """Returns the addresses of arrays of one type, and an object that keeps their memory alive.
+
+    NumPy takes longer to tell an address than to copy a small array: small ones are joined.
+    """
+    sizes = [a.size for a in arrays]
+    if sum(sizes) <= _JOINED:
+        joined = np.concatenate(arrays, axis=None)
+        starts = itertools.accumulate(sizes[:-1], initial=0)
+        first, step = joined.ctypes.data, joined.itemsize
+        return np.array([first + step * start for start in starts], np.uintp), joined
+    held = [np.require(a, requirements=["C", "A"]) for a in arrays]
+    return np.array([a.ctypes.data for a in held], np.uintp), held
+
+
+def call(name: str, *arguments: int | float | np.ndarray) -> int:
+    """Calls a C++ function by name; raises an error if it could not serve.
+
+    Arrays are passed by their addresses, so the caller holds them until the call has returned.
+    """
+    function = _function(name, tuple(map(type, arguments)))
+    found = function(*(x.ctypes.data if isinstance(x, np.ndarray) else x for x in arguments))
+    if found == _NO_MEMORY:
+        raise MemoryError(name)
+    if found == _INVALID:
+        raise ValueError(f"{name}: expected sizes that fit, of arrays that are not empty")
+    return found
+
+
+@functools.cache
+def _function(name: str, kinds: tuple[type, ...]) -> Any:
+    """Returns a C++ function by name, for arguments of the given types.
+
+    Arrays are passed by their addresses.
+    """
+    one = {int: ctypes.c_long, float: ctypes.c_double, np.ndarray: ctypes.c_void_p}
+    function: Any = ctypes.CFUNCTYPE(ctypes.c_long, *(one[kind] for kind in kinds))
+    return function((name, loaded()[0]))
+
+
+def contiguous(name: str, a: Any, ndim: int) -> np.ndarray:
+    """Converts an array to contiguous, aligned float64, as the C++ functions require."""
+    a = np.asarray(a)
+    if a.ndim != ndim or not a.size or not np.can_cast(a.dtype, np.float64):
+        raise ValueError(f"{name}: expected {ndim} axes of real numbers, got {a.shape}, {a.dtype}")
+    return np.require(a, np.float64, ["C", "A"])

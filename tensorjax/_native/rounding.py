@@ -1,0 +1,97 @@
+"""C++ kernels of TT-rounding: to given ranks as an XLA call, to an error on NumPy arrays."""
+
+import math
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from tensorjax._native.argument_checks import check_arrays, check_train
+from tensorjax._native.host_calls import call, contiguous
+
+
+def basis_columns(
+    shape: Sequence[int], ranks: Sequence[int], widths: Sequence[int] | None = None
+) -> tuple[int, ...]:
+    """Returns upper bounds on the basis columns of every bond, to size C++ workspaces."""
+    out, left = [], 1
+    for k, r in enumerate(ranks[1:-1]):
+        left = min(left * shape[k], r)
+        if widths is not None:
+            left = min(left, widths[k], math.prod(shape[k + 1 :]))
+        out.append(left)
+    return tuple(out)
+
+
+def round_to_ranks(
+    cores: Sequence[jax.Array],
+    draw: jax.Array,
+    mix: jax.Array,
+    ranks: tuple[int, ...],
+    matrices: Sequence[jax.Array] = (),
+) -> list[jax.Array]:
+    """Rounds a train, or a TT-matrix times a train, to given TT-ranks by a C++ kernel.
+
+    Args:
+      cores: (r_{k-1}, n_k, r_k) each, float32 or float64; computed in float64.
+      draw: (Σ n, w) random numbers of the sketch's train; every bond gets as many columns above its
+        rank as w has above the largest, and with none nothing is cut afterwards. w = 0 for bases
+        by QR, without a sketch.
+      mix: (w, w), orthogonal.
+      ranks: d−1, none above what the modes or the present ranks allow.
+      matrices: cores (a_{k-1}, m_k, n_k, a_k) of the matrix train; the product, with modes m_k, is
+        not formed. Not with w = 0.
+    """
+    check_train(cores, 3)
+    if matrices:
+        check_train(matrices, 4)
+        if [c.shape[1] for c in cores] != [a.shape[2] for a in matrices]:
+            raise ValueError("matrices: expected as many columns as the cores have modes")
+    modes, width = sum(c.shape[1] for c in matrices or cores), mix.shape[-1]
+    check_arrays(cores[0].dtype, (*matrices, draw, mix))
+    if draw.shape != (modes, width) or mix.shape != (width, width):
+        raise ValueError(
+            f"draw, mix: expected ({modes}, w) and (w, w), got {draw.shape}, {mix.shape}"
+        )
+    if len(ranks) != len(cores) - 1:
+        raise ValueError(f"ranks: expected {len(cores) - 1}, got {len(ranks)}")
+    bonds = [c.shape[-1] * (matrices[k].shape[-1] if matrices else 1) for k, c in enumerate(cores)]
+    old, results = (1, *bonds), rounded_shapes(matrices or cores, ranks)
+    shape = [r.shape[1] for r in results]
+    call = jax.ffi.ffi_call("tensorjax_round", results, vmap_method="broadcast_all")
+    widths = [r + width - max(ranks) for r in ranks] if width else None
+    out = call(
+        draw, mix, *matrices, *cores,
+        ranks=np.asarray(ranks, np.int64),
+        columns=np.asarray(basis_columns(shape, old, widths), np.int64),
+    )  # fmt: skip
+    return list(out)
+
+
+def rounded_shapes(
+    cores: Sequence[jax.Array], ranks: tuple[int, ...]
+) -> list[jax.ShapeDtypeStruct]:
+    """Returns the shapes of the cores that the C++ kernel `round_to_ranks` makes."""
+    new = (1, *ranks, 1)
+    return [
+        jax.ShapeDtypeStruct((new[k], c.shape[1], new[k + 1]), c.dtype) for k, c in enumerate(cores)
+    ]
+
+
+def gram_round(cores: Sequence[np.ndarray], share: float) -> list[np.ndarray] | None:
+    """Rounds a train by a C++ kernel, discarding a share of its energy at most.
+
+    None where Gram matrices are too inaccurate for that.
+    """
+    cores = [contiguous(f"cores[{k}]", c, 3) for k, c in enumerate(cores)]
+    check_train(cores, 3)
+    modes = np.array([c.shape[1] for c in cores], np.int64)
+    ranks = np.array([1, *(c.shape[2] for c in cores)], np.int64)
+    pointers = np.array([c.ctypes.data for c in cores], np.uintp)
+    out = np.empty(sum(c.size for c in cores))
+    arguments = len(cores), modes, ranks, pointers, float(share), out
+    if not call("tensorjax_gram_round", *arguments):
+        return None
+    shapes = list(zip(ranks[:-1], modes, ranks[1:], strict=True))
+    ends = np.cumsum([math.prod(s) for s in shapes])
+    return [a.reshape(s) for a, s in zip(np.split(out[: ends[-1]], ends[:-1]), shapes, strict=True)]

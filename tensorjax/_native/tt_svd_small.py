@@ -1,0 +1,49 @@
+"""C++ kernel of the TT-SVD of small dense arrays."""
+
+import functools
+import math
+
+import numpy as np
+
+from tensorjax._native.argument_checks import GRAM_DTYPES
+from tensorjax._native.host_calls import call
+
+
+def tt_svd(x: np.ndarray, share: float, noise: float) -> list[np.ndarray] | None:
+    """Computes the TT-SVD of a small dense array by a C++ kernel; None if it cannot.
+
+    Args:
+      x: (n_1, …, n_d), d ≥ 2, real or complex, of single or double precision; so are the cores.
+        Computed in double precision.
+      share: of the energy that every bond may discard.
+      noise: of a Gram matrix, as a share of the energy.
+    """
+    if x.ndim < 2 or not x.size or x.dtype not in GRAM_DTYPES:
+        raise ValueError(
+            f"x: expected two modes or more of real or complex numbers, got {x.shape}, {x.dtype}"
+        )
+    x = np.require(x, requirements=["C", "A"])
+    modes, ranks = np.array(x.shape, np.int64), np.empty(x.ndim + 1, np.int64)
+    out = np.empty(_most_entries(x.shape), x.dtype)
+    parts = 2 if x.dtype.kind == "c" else 1
+    single = int(x.dtype.itemsize // parts == 4)
+    arguments = x.ndim, modes, parts, single, x, float(share), float(noise), ranks, out
+    if not call("tensorjax_tt_svd", *arguments):
+        return None
+    cores, at, found = [], 0, ranks.tolist()
+    for left, n, right in zip(found[:-1], x.shape, found[1:], strict=True):
+        size = left * n * right
+        cores.append(out[at : at + size].reshape(left, n, right))
+        at += size
+    return cores
+
+
+@functools.lru_cache(maxsize=4096)
+def _most_entries(shape: tuple[int, ...]) -> int:
+    """Returns the largest number of entries that the cores of a TT-SVD can have."""
+    size, left, most, total = math.prod(shape), 1, 1, 0
+    for n in shape:
+        left *= n
+        before, most = most, min(left, size // left)
+        total += before * n * most
+    return total
