@@ -30,7 +30,7 @@ def is_traced(*trees: Any) -> bool:
 
 
 def on_cpu(x: Any, *others: Any) -> bool:
-    """Whether all arguments are concrete, and the first one is in the memory of one CPU."""
+    """Argument check: whether all are concrete, and the first one is in the memory of one CPU."""
     if is_traced(x, *others):
         return False
     if isinstance(x, jax.Array):
@@ -84,7 +84,7 @@ def matrices(name: str, x: Any, *, square: bool = False) -> None:
 
 
 def core(name: str, x: Any) -> Any:
-    """Converts an argument to a JAX array that can be a core; raises TypeError for other dtypes.
+    """Checks an argument that is to be a core: returns a JAX array; TypeError for other dtypes.
 
     A `jax.ShapeDtypeStruct` is one, and stays: formats of them are what checkpoints are read into.
     """
@@ -298,7 +298,7 @@ def key(value: Any, name: str = "key") -> Any:
 
 
 def seed(value: Any, name: str = "key") -> Any:
-    """Converts a concrete random key to a seed of NumPy's generators; None gives 0."""
+    """Checks a key argument that has to be concrete; returns a seed for NumPy, 0 for None."""
     if value is None:
         return 0
     if is_traced(key(value, name)):
@@ -323,7 +323,7 @@ def bond_ranks(
     name: str = "rank",
     place: str = "interior bond",
 ) -> tuple[int, ...]:
-    """Converts a rank argument to one rank per interior bond, each at most its bound.
+    """Checks a rank argument; returns one rank per interior bond, each at most its bound.
 
     Or per mode, for formats without bonds. Other arguments are a ValueError.
 
@@ -348,7 +348,7 @@ def bond_ranks(
 
 
 def host_generator(key: Any, advice: str = "") -> np.random.Generator:
-    """Returns a NumPy generator seeded by a random key; raises TypeError if that is traced."""
+    """Checks a key argument that has to be concrete; returns a NumPy generator seeded by it."""
     if key is None or is_traced(key):
         got = type(key).__name__
         raise TypeError(f"key: expected a concrete jax.random.key(seed), got {got}{advice}")
@@ -356,7 +356,7 @@ def host_generator(key: Any, advice: str = "") -> np.random.Generator:
 
 
 def mode_matrix(matrix: Any, mode: Any, shape: Sequence[int], dtype: Any) -> tuple[int, Any, Any]:
-    """Returns mode, matrix and common dtype of a mode product; raises if they do not fit.
+    """Checks the arguments of a mode product; returns mode, matrix and common dtype.
 
     The matrix has shape (m, n_k).
     """
@@ -369,7 +369,7 @@ def mode_matrix(matrix: Any, mode: Any, shape: Sequence[int], dtype: Any) -> tup
 
 
 def indices(value: Any, shape: Sequence[int]) -> jax.Array | np.ndarray:
-    """Returns multi-indices (…, d) as integer array; raises an error if they are out of range.
+    """Checks a multi-index argument (…, d): returns an integer array; raises if out of range.
 
     A JAX array is returned as it is, and all else as a NumPy array.
     """
@@ -440,7 +440,7 @@ def dense_input(x: Any, tol: Any, rank: Any) -> tuple[Any, Any, Any]:
 
 @contextlib.contextmanager
 def double_of_ours() -> Iterator[None]:
-    """Context manager that suppresses the warning about double precision that is lost.
+    """Context manager of argument checks that suppresses JAX's warning of lost double precision.
 
     For decompositions of data that the library itself has made in double precision.
     """
@@ -453,7 +453,7 @@ def double_of_ours() -> Iterator[None]:
 
 @functools.cache
 def _say_narrowed() -> None:
-    """Logs a warning, once, that 64-bit data become 32-bit trains as JAX is set."""
+    """Logs in an argument check, once, that 64-bit data become 32-bit trains as JAX is set."""
     _LOG.warning(
         "data of 64 bits become trains of 32: JAX has 64-bit types disabled; "
         "jax.config.update('jax_enable_x64', True) before the first call keeps them (said once)"

@@ -21,7 +21,7 @@ from tensorjax._kernels import conditions
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import CPP, HOST, TRACE
 from tensorjax._native import loading
-from tensorjax.sketch import _dense_input
+from tensorjax.sketch import _map_cores
 from tensorjax.tt._eigen import block_dmrg, dmrg_sweeps
 from tensorjax.tt._linear import amen
 
@@ -743,7 +743,7 @@ def test_one_pass_over_rows_is_the_map(
     p = sketch.ttrp(jax.random.key(0), *modes, rank=rank, dtype=dtype)
     x = jnp.asarray(np.random.default_rng(0).standard_normal((rows, p.in_size)), dtype)
     assert "tensorjax_sketch" in jax.jit(sketch.apply).lower(p, x).as_text()
-    dense = _dense_input.merge(_dense_input.scaled_cores(p))[0, ..., 0]
+    dense = _map_cores.merge(_map_cores.scaled_cores(p))[0, ..., 0]
     np.testing.assert_allclose(
         sketch.apply(p, x), x @ dense.T, rtol=1e-10 if dtype == "float64" else 1e-3,
         atol=(1e-13 if dtype == "float64" else 1e-5) * np.sqrt(p.in_size),

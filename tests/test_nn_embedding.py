@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from tensorjax import nn
-from tensorjax.nn._embeddings.lookup import in_place
+from tensorjax.nn._embeddings.contraction_tree import in_place
 
 FORMATS = {"tt": nn.TTEmbedding, "tucker": nn.TuckerEmbedding, "cp": nn.CPEmbedding}
 

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from tensorjax import _native, nn
-from tensorjax.nn._embeddings.lookup import in_place
+from tensorjax.nn._embeddings.contraction_tree import in_place
 from tensorjax.nn._embeddings.merged_cores import _cost, plan_chain
 
 built = pytest.mark.skipif(bool(_native.status()), reason=_native.status())

@@ -12,7 +12,7 @@ import pytest
 from optax import contrib
 
 from tensorjax import optim
-from tensorjax.optim._prune import Gates
+from tensorjax.optim._gate_pruning import Gates
 from tensorjax.optim._size_polynomial import polynomial
 from tensorjax.optim._target import basis_change as _basis_change
 from tensorjax.optim._tensorised_leaves import gated

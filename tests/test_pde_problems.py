@@ -6,12 +6,12 @@ import pytest
 
 from tensorjax import pde, tt
 from tensorjax._formats.trains import TT
-from tensorjax.pde._initial_states import concentrated_functions as skeleton
+from tensorjax.pde._function_trains import concentrated_functions as skeleton
 from tensorjax.pde._maps import characteristics
-from tensorjax.pde._maps.characteristics import flow
+from tensorjax.pde._maps.linear_sde import flow
 from tensorjax.pde._problems import drifts
 from tensorjax.pde._problems.reactions import polynomial
-from tensorjax.pde._problems.values_by_map import Remembered
+from tensorjax.pde._problems.user_functions import Remembered
 from tests.oracles import dense, error, norm, tails
 
 ROTATION = np.array([[0.0, 1.0], [-1.0, 0.0]])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tensorjax import tt
-from tensorjax.tt._cross import held_out_error, jumps, maxvol
+from tensorjax.tt._cross import jumps, maxvol, train_entries
 from tests.oracles import DTYPES, compilations, cores, dense, eps, error, norm
 
 
@@ -1124,9 +1124,9 @@ def test_held_out_entries_are_those_of_the_train(seed):
     full = dense(tt.TT(cores))
     for number in (1, 50, 5000):
         index = np.column_stack([rng.integers(0, n, number) for n in shape])
-        found = held_out_error.entries(cores, index)
+        found = train_entries.entries(cores, index)
         np.testing.assert_allclose(found[:, 0], full[tuple(index.T)], rtol=1e-9, atol=1e-12)
-        found = held_out_error.entries(cores, index[:, :-1])
+        found = train_entries.entries(cores, index[:, :-1])
         np.testing.assert_allclose(found, full[tuple(index[:, :-1].T)], rtol=1e-9, atol=1e-12)
 
 
@@ -1139,12 +1139,12 @@ def test_held_out_entries_of_cores_far_from_one(rng, number):
     cores = [np.ldexp(c, p) for c, p in zip(plain, powers, strict=True)]
     index = np.column_stack([rng.integers(0, n, number) for n in shape])
     for modes in (6, 5):
-        found = held_out_error.entries(cores, index[:, :modes])
-        wanted = held_out_error.entries(plain, index[:, :modes])
+        found = train_entries.entries(cores, index[:, :modes])
+        wanted = train_entries.entries(plain, index[:, :modes])
         np.testing.assert_allclose(found, wanted, rtol=1e-9, atol=1e-12)
     long = [np.full((1, 2, 1), (3.0, 1 / 3)[k % 2]) for k in range(1000)]
     index = rng.integers(0, 2, (number, 1000))
-    assert held_out_error.entries(sorted(long, key=np.max), index) == pytest.approx(1, rel=1e-9)
+    assert train_entries.entries(sorted(long, key=np.max), index) == pytest.approx(1, rel=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -1155,9 +1155,9 @@ def test_many_held_out_entries_take_few_products(seed, monkeypatch):
     ranks = [1, *(min(rank, 2**k, 2 ** (order - k)) for k in range(1, order)), 1]
     cores = [rng.standard_normal((a, 2, b)) for a, b in itertools.pairwise(ranks)]
     products = []
-    plain = held_out_error._times_rows
-    monkeypatch.setattr(held_out_error, "_times_rows", lambda *a: products.append(0) or plain(*a))
-    held_out_error.entries(cores, rng.integers(0, 2, (number, order)))
+    plain = train_entries._times_rows
+    monkeypatch.setattr(train_entries, "_times_rows", lambda *a: products.append(0) or plain(*a))
+    train_entries.entries(cores, rng.integers(0, 2, (number, order)))
     assert len(products) <= order // 4
 
 

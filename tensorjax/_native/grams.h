@@ -1,5 +1,5 @@
 // Rounding to a share of the energy by Gram matrices, in double precision; see `gram_round` of
-// tensorjax/_cores/rounding.py.
+// tensorjax/_cores/gram_rounding.py.
 //
 //  1. from the right  Gram matrices G_k = B_k B_kᵀ = R Rᵀ of all that lies right of each bond
 //  2. from the left   A_kᵀA_k = L Lᵀ of what lies left, cut already; with Lᵀ R = U S Vᵀ,

@@ -1,12 +1,20 @@
 """Argument checks of `tensorjax.contract`: operands, dtypes, memory limits, precision."""
 
 import functools
+import importlib.util
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+Strategy = str | Callable[..., Any] | tuple[tuple[int, ...], ...]
+_NAMED = (
+    "optimal", "dp", "dynamic-programming", "greedy", "eager", "opportunistic", "auto-hq",
+    "branch-all", "branch-2", "branch-1", "random-greedy", "random-greedy-128",
+)  # fmt: skip
 
 
 def is_array(x: Any) -> bool:
@@ -92,3 +100,38 @@ def check_preferred(preferred: Any, common: np.dtype) -> np.dtype | None:
                 "take the real part or round the operands first"
             )
     return dtype
+
+
+def check_seconds(seconds: Any) -> float | None:
+    """Returns the time limit of a contraction-path search as float; raises if it is invalid."""
+    if seconds is None:
+        return None
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float | np.number):
+        raise TypeError(f"seconds: expected a number or None, got {seconds!r}")
+    if not seconds >= 0:
+        raise ValueError(f"seconds: expected at least 0, got {seconds}")
+    return float(seconds)
+
+
+def check_strategy(optimize: Any) -> Strategy:
+    """Returns the option ``optimize`` in hashable form; raises an error if it is invalid."""
+    if isinstance(optimize, str):
+        if optimize not in ("auto", "cotengra", *_NAMED):
+            names = ", ".join(map(repr, ("auto", "cotengra", *_NAMED)))
+            raise ValueError(
+                f"optimize: expected one of {names}, or a path, got {optimize!r}; "
+                "'auto' is the default"
+            )
+        if optimize == "cotengra" and not importlib.util.find_spec("cotengra"):
+            raise ValueError("optimize: 'cotengra' is not installed; install it or use 'auto'")
+        return optimize
+    if callable(optimize):
+        return optimize
+    if isinstance(optimize, list | tuple) and all(
+        isinstance(step, list | tuple) or step == "einsum_path" for step in optimize
+    ):
+        return tuple(tuple(s) if isinstance(s, list | tuple) else s for s in optimize)
+    raise TypeError(
+        "optimize: expected the name of a strategy, a path (a list of tuples of operand positions) "
+        f"or a callable as opt_einsum takes, got {optimize!r}; 'auto' is the default"
+    )

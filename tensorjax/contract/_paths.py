@@ -18,9 +18,9 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import opt_einsum
 
+from tensorjax.contract._argument_checks import Strategy
 from tensorjax.contract._trees import (
     Effort,
     Graph,
@@ -30,8 +30,6 @@ from tensorjax.contract._trees import (
     connected_subsets,
     path_cost,
 )
-
-Strategy = str | Callable[..., Any] | tuple[tuple[int, ...], ...]
 
 _OPTIMAL = 6  # operands up to which opt_einsum's exhaustive search takes milliseconds
 _WINDOW = 8  # leaves of the subtrees that are re-ordered
@@ -44,11 +42,6 @@ _GREEDY, _COTENGRA, _SHARE = 1.5e-4, 4e-4, 0.15
 # By default a search takes a second, or as long as the greedy order takes to run at so many
 # operations a second, up to half a minute.
 _LEAST, _MOST, _RATE = 1.0, 30.0, 1e10
-
-_NAMED = (
-    "optimal", "dp", "dynamic-programming", "greedy", "eager", "opportunistic", "auto-hq",
-    "branch-all", "branch-2", "branch-1", "random-greedy", "random-greedy-128",
-)  # fmt: skip
 
 
 def _linear_to_ssa(path: Iterable[Sequence[int]], n: int) -> Path:
@@ -180,41 +173,6 @@ def _automatic(graph: Graph, seconds: float | None) -> list[Path]:
             best = tree.path()
     others = [Tree(graph, path).path() for path in found]
     return list(dict.fromkeys([best, *refined, *others]))
-
-
-def check_seconds(seconds: Any) -> float | None:
-    """Returns the time limit of a contraction-path search as float; raises if it is invalid."""
-    if seconds is None:
-        return None
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float | np.number):
-        raise TypeError(f"seconds: expected a number or None, got {seconds!r}")
-    if not seconds >= 0:
-        raise ValueError(f"seconds: expected at least 0, got {seconds}")
-    return float(seconds)
-
-
-def check_strategy(optimize: Any) -> Strategy:
-    """Returns the option ``optimize`` in hashable form; raises an error if it is invalid."""
-    if isinstance(optimize, str):
-        if optimize not in ("auto", "cotengra", *_NAMED):
-            names = ", ".join(map(repr, ("auto", "cotengra", *_NAMED)))
-            raise ValueError(
-                f"optimize: expected one of {names}, or a path, got {optimize!r}; "
-                "'auto' is the default"
-            )
-        if optimize == "cotengra" and not importlib.util.find_spec("cotengra"):
-            raise ValueError("optimize: 'cotengra' is not installed; install it or use 'auto'")
-        return optimize
-    if callable(optimize):
-        return optimize
-    if isinstance(optimize, list | tuple) and all(
-        isinstance(step, list | tuple) or step == "einsum_path" for step in optimize
-    ):
-        return tuple(tuple(s) if isinstance(s, list | tuple) else s for s in optimize)
-    raise TypeError(
-        "optimize: expected the name of a strategy, a path (a list of tuples of operand positions) "
-        f"or a callable as opt_einsum takes, got {optimize!r}; 'auto' is the default"
-    )
 
 
 @functools.lru_cache(maxsize=4096)

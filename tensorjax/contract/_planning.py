@@ -19,14 +19,14 @@ from tensorjax.contract import (
     _argument_checks,
     _costs,
     _execute,
-    _on_host,
+    _execute_on_host,
     _paths,
     _slicing,
     _steps,
 )
 from tensorjax.contract import _einsum as syntax
-from tensorjax.contract._cost_model import Model, Slices
 from tensorjax.contract._costs import Cost
+from tensorjax.contract._planned_contraction import Model, Slices
 from tensorjax.contract._slicing import _contenders
 
 
@@ -162,7 +162,9 @@ class Plan:
             dtype = self.preferred_element_type or jnp.result_type(*arrays)
         wide = np.dtype(_execute.sum_dtype(dtype))
         found = [np.asarray(x) for x in arrays]
-        return np.asarray(_on_host.run(self._program.model, self.slices, found, wide), dtype)
+        return np.asarray(
+            _execute_on_host.run(self._program.model, self.slices, found, wide), dtype
+        )
 
     def _check(self, arrays: tuple[Any, ...]) -> None:
         if len(arrays) != len(self.shapes):
@@ -281,8 +283,8 @@ def plan(
         network.shapes,
         tuple(kind for _, kind, _ in described),
         common,
-        _paths.check_strategy(optimize),
-        _paths.check_seconds(seconds),
+        _argument_checks.check_strategy(optimize),
+        _argument_checks.check_seconds(seconds),
         _argument_checks.check_minimize(minimize),
         _argument_checks.check_limit(memory_limit, limit_grad),
         bool(limit_grad),
@@ -332,7 +334,7 @@ def _plan(
     shapes: tuple[tuple[int, ...], ...],
     dtypes: tuple[np.dtype, ...],
     common: np.dtype,
-    strategy: _paths.Strategy,
+    strategy: _argument_checks.Strategy,
     seconds: float | None,
     minimize: str,
     memory_limit: int | None,
@@ -394,9 +396,12 @@ def _call(program: _execute.Program) -> Callable[..., jax.Array]:
 
 
 def _search(
-    network: syntax.Network, strategy: _paths.Strategy, minimize: str, seconds: float | None
+    network: syntax.Network,
+    strategy: _argument_checks.Strategy,
+    minimize: str,
+    seconds: float | None,
 ) -> tuple[_paths.Path, ...]:
-    """Searches for contraction paths of a network; networks with other labels share the result."""
+    """Searches paths for a plan, once for all networks that differ in their labels only."""
     numbers = {c: i for i, c in enumerate(dict.fromkeys("".join(network.reduced)))}
     search = functools.partial(
         _paths.search,

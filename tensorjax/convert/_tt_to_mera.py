@@ -21,6 +21,7 @@ from tensorjax.convert import _disentangle
 from tensorjax.convert._disentangle import Options
 from tensorjax.convert._info import CutInfo, LayerInfo, MERAInfo
 from tensorjax.convert._tt_to_tucker import tt_to_tucker
+from tensorjax.convert._two_site_tensors import unfolded_pair
 from tensorjax.mera import MERA, Layer, Wiring
 from tensorjax.mera._to_tt import exact_train
 from tensorjax.tt import TT
@@ -360,7 +361,7 @@ def _cut(pair: _Pair, purse: _Budget, options: Options) -> tuple[Any, Any, Any, 
             basis, y, u = better, turned, linalg.adjoint(found.u).reshape(*n, *n)
     rank = basis.u.shape[1]
     left = basis.u.reshape(*x.shape[:2], rank)
-    right = linalg.project(basis.u, _across(y)).reshape(rank, *x.shape[2:])
+    right = linalg.project(basis.u, unfolded_pair(y)).reshape(rank, *x.shape[2:])
     purse.spend(float(basis.discarded))
     how = "identity" if u is None else found.how
     info = CutInfo(
@@ -371,13 +372,8 @@ def _cut(pair: _Pair, purse: _Budget, options: Options) -> tuple[Any, Any, Any, 
     return left, right, u, info
 
 
-def _across(x: np.ndarray) -> np.ndarray:
-    """Unfolds a two-site tensor across its middle bond to (r1 n1) × (n2 r2)."""
-    return x.reshape(x.shape[0] * x.shape[1], -1)
-
-
 def _leading(x: np.ndarray, tail: float) -> linalg.Basis:
-    return _basis(_across(x), tail)
+    return _basis(unfolded_pair(x), tail)
 
 
 def _basis(matrix: np.ndarray, tail: float) -> linalg.Basis:

@@ -24,3 +24,8 @@ def pairing(y: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
     """Returns the adjoint of the linear map z ↦ z y, for Procrustes and Gauss–Newton steps."""
     right = np.ascontiguousarray(y.conj().transpose(0, 2, 1))
     return lambda a: einsum("imj,ijp->mp", a.reshape(y.shape), right)
+
+
+def unfolded_pair(x: np.ndarray) -> np.ndarray:
+    """Unfolds a two-site tensor across its middle bond to (r1 n1) × (n2 r2)."""
+    return x.reshape(x.shape[0] * x.shape[1], -1)

@@ -17,6 +17,7 @@ that floor, and a full-accuracy SVD otherwise.
 
 from tensorjax.linalg._arrays import (
     adjoint,
+    energy,
     epsilon,
     factor_dtype,
     identity_like,
@@ -27,12 +28,12 @@ from tensorjax.linalg._arrays import (
     scale_columns,
     where_positive,
 )
-from tensorjax.linalg._gram import gram, host_energy, orthonormal_rows, project
+from tensorjax.linalg._cholesky_qr import orthonormal_rows
+from tensorjax.linalg._gram import gram, host_energy, project
 from tensorjax.linalg._host_precision import VERIFY_BELOW
 from tensorjax.linalg._polar import polar
 from tensorjax.linalg._qr import after, qr, triangle
 from tensorjax.linalg._scaling import (
-    energy,
     exponent_of,
     exponents_held,
     normalized,
@@ -52,7 +53,7 @@ from tensorjax.linalg._subspaces import (
     square_factor,
 )
 from tensorjax.linalg._svd_eigh import eigh, svd
-from tensorjax.linalg._truncation import SVD, truncated_svd
+from tensorjax.linalg._truncated_svd import SVD, truncated_svd
 
 # What else is imported here is arithmetic for the packages above: their own business.
 __all__ = [

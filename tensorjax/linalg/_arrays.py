@@ -100,3 +100,13 @@ def wide(a: Array) -> Array:
     """Casts a half-precision array to single precision, in which it can be factorised."""
     dtype = factor_dtype(a.dtype)
     return a if a.dtype == dtype else a.astype(dtype)
+
+
+def energy(a: Array) -> Array:
+    """Computes the squared Frobenius norm over the last two axes of an array, without scaling."""
+    xp = namespace(a)
+    if is_host(a) and a.ndim == 2 and a.flags.c_contiguous:
+        return np.vdot(a, a).real  # one pass, no temporary
+    return xp.sum(
+        xp.square(a.real) + (xp.square(a.imag) if xp.iscomplexobj(a) else 0), axis=(-2, -1)
+    )

@@ -14,11 +14,8 @@ from tensorjax._typing import AnyArray
 from tensorjax.linalg._arrays import (
     Array,
     adjoint,
-    epsilon,
-    identity_like,
     is_host,
     matmul,
-    where_positive,
 )
 
 # Columns of a short, wide matrix multiplied at a time: XLA's CPU product of such a matrix with its
@@ -129,43 +126,3 @@ def project(u: Array, a: Array) -> Array:
         piece = slice(start, start + _GRAM_CHUNK)
         out[:, piece] = adjoint(u) @ a[:, piece].astype(u.dtype)
     return out
-
-
-def orthonormal_rows(a: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Computes an orthonormal basis w @ q of a matrix's row space by Cholesky QR, in JAX.
-
-    Linearly dependent rows become zero. q (…, n, m) is nearly orthonormal and w (…, n, n) a small
-    correction, kept apart so that it can be merged with the next small factor without a pass over
-    q. Rows, not columns: XLA multiplies by a transposed right factor faster than by a left one.
-
-    Cholesky-QR twice: matrix products, and so faster than Householder QR. The first pass is shifted
-    by a few eps, so it never breaks down; it leaves the rows that lie deep in the spectrum short,
-    and the second one, ours, scales them up before it looks at them.
-
-    Source: Fukaya, Kannan, Nakatsukasa, Yamamoto, Yanagisawa, "Shifted Cholesky QR", SIAM J. Sci.
-    Comput. 42 (2020).
-    """
-    eps = epsilon(a.dtype)
-    g = matmul(a, adjoint(a))
-    trace = jnp.trace(g, axis1=-2, axis2=-1).real
-    w, _ = _inverse_factor(g, 8 * eps * where_positive(trace, 1.0)[..., None])
-    q = matmul(w, a)
-    g = matmul(q, adjoint(q))
-    squares = jnp.diagonal(g, axis1=-2, axis2=-1).real
-    scale = jnp.where(squares > 0, lax.rsqrt(where_positive(squares, 1.0)), 0).astype(a.dtype)
-    # Long rows are nearly orthonormal; short ones may be parallel, and are kept from breaking.
-    shift = jnp.where(squares > 0.5, 0, 64 * eps * a.shape[-2])
-    shift = jnp.where(squares > 0, shift, 1)
-    w, pivots = _inverse_factor(scale[..., :, None] * g * scale[..., None, :], shift)
-    # A pivot is the squared sine of the angle to the rows before: of a row in their span, only
-    # roundoff is left.
-    return jnp.where((pivots > eps**0.5)[..., None], w * scale[..., None, :], 0), q
-
-
-def _inverse_factor(g: jax.Array, shift: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Inverts the Cholesky factor of g + diag(shift); returns the squared pivots too."""
-    eye = identity_like(g.shape[-1], g)
-    lower = lax.linalg.cholesky(g + shift.astype(g.dtype)[..., None] * eye, symmetrize_input=False)
-    eye = jnp.broadcast_to(eye, g.shape)
-    inverse = lax.linalg.triangular_solve(lower, eye, left_side=True, lower=True)
-    return inverse, jnp.diagonal(lower, axis1=-2, axis2=-1).real ** 2

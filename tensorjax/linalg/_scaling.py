@@ -9,17 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tensorjax.linalg._arrays import Array, is_host, namespace
-
-
-def energy(a: Array) -> Array:
-    """Computes the squared Frobenius norm over the last two axes of an array, without scaling."""
-    xp = namespace(a)
-    if is_host(a) and a.ndim == 2 and a.flags.c_contiguous:
-        return np.vdot(a, a).real  # one pass, no temporary
-    return xp.sum(
-        xp.square(a.real) + (xp.square(a.imag) if xp.iscomplexobj(a) else 0), axis=(-2, -1)
-    )
+from tensorjax.linalg._arrays import Array, is_host
 
 
 def normalized(x: Array, axis: Any = None) -> tuple[Array, Any]:

@@ -16,6 +16,7 @@ from tensorjax._typing import AnyArray, ArrayLike, DTypeLike, JaxOrHost
 from tensorjax.linalg._arrays import (
     Array,
     adjoint,
+    energy,
     epsilon,
     is_host,
     matmul,
@@ -26,7 +27,6 @@ from tensorjax.linalg._arrays import (
 from tensorjax.linalg._arrays import namespace as _xp
 from tensorjax.linalg._gram import gram
 from tensorjax.linalg._qr import qr
-from tensorjax.linalg._scaling import energy
 from tensorjax.linalg._svd_eigh import eigh, svd
 
 Method = Literal["auto", "svd", "gram", "randomized"]
@@ -289,7 +289,7 @@ def _square_factor_jvp(rank: Any, method: Method, primals: Any, tangents: Any) -
 
 
 def _inverse(x: Array, energies: Array, method: Method) -> Array:
-    """Computes reciprocals 1/x, and 0 where the energies are no more than roundoff."""
+    """Computes reciprocals 1/x for derivatives of subspaces, 0 where energies are roundoff."""
     size = energies.shape[-1]
     floor = gram_floor(energies.dtype, 2) if method == "gram" else epsilon(energies.dtype) ** 2
     alive = energies > size**2 * floor * energies[..., :1]

@@ -16,6 +16,7 @@ from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import CPP, HOST
 from tensorjax.linalg import _predicted_times
 from tensorjax.linalg._arrays import adjoint, epsilon
+from tensorjax.linalg._cholesky_qr import orthonormalized
 from tensorjax.linalg._gram import host_energy, host_gram
 from tensorjax.linalg._qr import qr
 from tensorjax.linalg._subspaces import GRAM_NOISE, Method, choose, gram_floor
@@ -41,10 +42,6 @@ _OTHERS, _HOPELESS = 32, 50
 # Residual energies are computed as a difference of energies where the tail allowed is this many
 # eps of the total; elsewhere the residual itself is computed.
 _SUBTRACTED = 1e4
-# Where no pivot of scaled columns is below this, one pass of Cholesky QR suffices.
-_UPRIGHT = 0.5
-# Smaller matrices go to Householder's QR.
-_SHORT = 2**13
 # From this many rows on, a Cholesky factorisation takes a small part of the eigenvectors' time.
 _WHOLE = 32
 # Up to this many rows, threads of a BLAS slow an eigenproblem down. Gram matrices of as many rows
@@ -71,7 +68,7 @@ class Subspace(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """Truncation criterion for leading subspaces: energy to discard, largest rank, precision.
+    """Truncation criterion for subspaces on the host: energy to discard, largest rank, precision.
 
     Attributes:
       share: the share of ‖a‖_F² that may be discarded; None if ``tail`` says it, or nothing.
@@ -97,7 +94,7 @@ class Asked(NamedTuple):
 
 
 def asked_of(method: Method, share: float | None, given: Any) -> Asked:
-    """Builds the truncation criterion for a share of energy, with a method accurate enough."""
+    """Builds the truncation criterion of host subspaces for a share of energy and a method."""
     admitted = choose(method, share, np.result_type(given, np.float64))
     if method == "auto" and (share is None or admitted != "svd"):
         return Asked(share=share)
@@ -143,7 +140,7 @@ def _leading(a: np.ndarray, asked: Asked, right: bool) -> Subspace:
 
 
 def _eigenbasis(g: np.ndarray, given: Any, asked: Asked) -> tuple[np.ndarray, np.ndarray]:
-    """Computes a Gram matrix's eigenvectors, in single precision where that is enough.
+    """Computes a host Gram matrix's eigenvectors, in single precision where that is enough.
 
     NumPy converts to double precision and back for them; SciPy does not, and large problems take
     half the time.
@@ -165,7 +162,7 @@ def _tail(total: float, asked: Asked) -> float:
 
 
 def all_needed(g: np.ndarray, asked: Asked) -> bool:
-    """Whether truncation keeps all directions: the least eigenvalue is too large to discard.
+    """Whether truncation of a host matrix keeps all directions, as no eigenvalue is small.
 
     Of a matrix of low rank the factorisation breaks down early, and so costs even less.
     """
@@ -185,7 +182,7 @@ def all_needed(g: np.ndarray, asked: Asked) -> bool:
 
 
 def _too_coarse(w: np.ndarray, asked: Asked) -> bool:
-    """Whether a single Gram matrix cannot resolve energies as small as may be discarded."""
+    """Whether one Gram matrix of a host matrix cannot resolve energies to be discarded."""
     floor = gram_floor(w.dtype, 1)
     tail = _tail(1.0 if asked.share else float(w.sum()), asked)
     if tail >= 0:
@@ -195,14 +192,14 @@ def _too_coarse(w: np.ndarray, asked: Asked) -> bool:
 
 
 def recut(basis: np.ndarray, energies: np.ndarray, asked: Asked) -> Subspace | None:
-    """Truncates a subspace further by known energies; None if these are too inaccurate."""
+    """Truncates a host subspace further by known energies; None if these are too inaccurate."""
     if asked.method != "svd" and _too_coarse(energies, asked):
         return None
     return _cut(energies, basis, asked)
 
 
 def _cut(w: np.ndarray, v: np.ndarray, asked: Asked) -> Subspace:
-    """Truncates eigenvectors to the smallest leading subspace that meets the criterion."""
+    """Truncates eigenvectors on the host to the smallest subspace that meets the criterion."""
     suffix = np.cumsum(w[::-1])
     total = float(suffix[-1])
     noise = 0.0 if asked.method == "svd" else GRAM_NOISE * gram_floor(w.dtype, 2)
@@ -217,7 +214,7 @@ def _cut(w: np.ndarray, v: np.ndarray, asked: Asked) -> Subspace:
 
 
 def _refined(a: np.ndarray, w: np.ndarray, v: np.ndarray, asked: Asked, right: bool) -> Subspace:
-    """Recomputes the weak directions of a subspace from the Gram matrix of the residual."""
+    """Recomputes weak directions of a host subspace from the Gram matrix of the residual."""
     total = float(w.sum())
     strong = int(np.count_nonzero(w > epsilon(w.dtype) ** 0.5 * w[0])) or 1
     u = v[:, :strong]
@@ -261,7 +258,7 @@ def _exact(a: np.ndarray, asked: Asked, right: bool) -> Subspace:
 
 
 def _columns(a: np.ndarray, asked: Asked, right: bool) -> int:
-    """Returns the number of columns for a random sketch; 0 if a Gram matrix is faster."""
+    """Returns the columns for a random sketch of a host matrix; 0 if a Gram matrix is faster."""
     rows = a.shape[1] if right else a.shape[0]
     if rows < 4 * _LEAST_COLUMNS or (asked.share, asked.tail) == (None,) * 2:
         return 0
@@ -313,7 +310,7 @@ def sketched(a: np.ndarray, asked: Asked, right: bool, columns: int) -> Subspace
 
 
 def _sampled(a: np.ndarray, right: bool, columns: int) -> tuple[np.ndarray, float]:
-    """Sketches a matrix's range from some of its columns; estimates the energy share missed.
+    """Sketches a host matrix's range from some of its columns; estimates the energy missed.
 
     Of rows, conjugated, if ``right``.
     """
@@ -329,66 +326,31 @@ def _sampled(a: np.ndarray, right: bool, columns: int) -> tuple[np.ndarray, floa
 
 
 def _image(a: np.ndarray, q: np.ndarray, right: bool) -> np.ndarray:
-    """Projects a matrix on a basis q: qᴴ a, or qᴴ aᴴ if ``right``."""
+    """Projects a host matrix on a basis q: qᴴ a, or qᴴ aᴴ if ``right``."""
     return adjoint(a @ q) if right else adjoint(q) @ a
 
 
 def _back(a: np.ndarray, b: np.ndarray, right: bool) -> np.ndarray:
-    """Multiplies a matrix by the adjoint of its projection b: a bᴴ, or aᴴ bᴴ if ``right``."""
+    """Multiplies a host matrix by the adjoint of its projection b: a bᴴ, or aᴴ bᴴ if ``right``."""
     return adjoint(b @ a) if right else a @ adjoint(b)
 
 
 def _residual(
     a: np.ndarray, q: np.ndarray, b: np.ndarray, total: float, right: bool, tail: float
 ) -> float:
-    """Computes the squared norm of the residual a − q b, or aᴴ − q b if ``right``."""
+    """Computes the squared norm of a host matrix's residual a − q b, or aᴴ − q b if ``right``."""
     if tail >= _SUBTRACTED * epsilon(a.dtype) * total:
         return max(total - host_energy(b), 0.0)
     return host_energy(_rest(a, q, b, right))
 
 
 def _rest(a: np.ndarray, q: np.ndarray, b: np.ndarray, right: bool) -> np.ndarray:
-    """Computes the residual a − q b of a projected matrix, or a − (q b)ᴴ if ``right``."""
+    """Computes the residual a − q b of a projected host matrix, or a − (q b)ᴴ if ``right``."""
     return a - (adjoint(b) @ adjoint(q) if right else q @ b)
 
 
-def orthonormalized(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Factorises a NumPy matrix a = q r by Cholesky QR, or by QR if ill-conditioned.
-
-    Source: Yamamoto, Nakatsukasa, Yanagisawa, Fukaya, "Roundoff error analysis of the CholeskyQR2
-    algorithm", ETNA 44 (2015). Departure, ours: columns are scaled to length one first.
-    """
-    if a.size < _SHORT or a.shape[0] < 2 * a.shape[1]:
-        return qr(a)
-    sizes = np.sqrt(np.einsum("ij,ij->j", a.conj(), a).real)
-    if not sizes.min() > 0:
-        return qr(a)
-    q, r = a, None
-    for scale in (sizes, None):
-        g = host_gram(q, right=True)
-        if scale is not None:
-            g /= np.outer(scale, scale)
-        try:
-            lower = np.linalg.cholesky(g)
-        except np.linalg.LinAlgError:
-            return qr(a)
-        pivot = np.diagonal(lower).real.min()
-        if pivot < 1e2 * epsilon(a.dtype) ** 0.5:
-            return qr(a)
-        inverse = adjoint(np.linalg.inv(lower))
-        upper = adjoint(lower)
-        if scale is not None:
-            inverse, upper = inverse / scale[:, None], upper * scale
-        q = q @ inverse.astype(a.dtype)
-        r = upper if r is None else upper @ r
-        if pivot > _UPRIGHT:  # the error of one pass grows with the squared condition number
-            break
-    assert r is not None
-    return q, r.astype(a.dtype)
-
-
 def columns_split(a: Any, found: Subspace, dtype: Any) -> tuple[Any, Any]:
-    """Factorises a matrix a ≈ q r, truncated to a known right singular subspace."""
+    """Factorises a host matrix a ≈ q r, truncated to a known right singular subspace."""
     basis = found.basis.astype(dtype, copy=False)
     if found.energies is None:
         return orthonormalized(a)
@@ -396,8 +358,19 @@ def columns_split(a: Any, found: Subspace, dtype: Any) -> tuple[Any, Any]:
     return q, r @ adjoint(basis)
 
 
+def times(a: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """Multiplies a host matrix by a subspace's basis in the basis's precision, piece by piece."""
+    if a.dtype == v.dtype:
+        return a @ v
+    out = np.empty((a.shape[0], v.shape[1]), v.dtype)
+    step = max(1, _WIDENED // a.shape[1])
+    for start in range(0, len(a), step):
+        out[start : start + step] = a[start : start + step].astype(v.dtype) @ v
+    return out
+
+
 def _scaled_columns(a: Any, energies: Any, dtype: Any) -> tuple[Any, Any]:
-    """Factorises a = q r where the columns of a are nearly orthogonal, of known lengths."""
+    """Factorises a host matrix a = q r of nearly orthogonal columns of known lengths."""
     if not energies[-1] > _CLEAN * energies[0]:
         return orthonormalized(a)
     s = np.sqrt(energies)
@@ -415,14 +388,3 @@ def _scaled_columns(a: Any, energies: Any, dtype: Any) -> tuple[Any, Any]:
     lower = np.linalg.cholesky(g)
     q = u @ adjoint(np.linalg.inv(lower)).astype(a.dtype)
     return q, (adjoint(lower) * s).astype(a.dtype)
-
-
-def times(a: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Multiplies a NumPy matrix by a basis in the basis's precision, piece by piece."""
-    if a.dtype == v.dtype:
-        return a @ v
-    out = np.empty((a.shape[0], v.shape[1]), v.dtype)
-    step = max(1, _WIDENED // a.shape[1])
-    for start in range(0, len(a), step):
-        out[start : start + step] = a[start : start + step].astype(v.dtype) @ v
-    return out

@@ -213,17 +213,17 @@ def refined_eigh(a: jax.Array, w: jax.Array, v: jax.Array) -> tuple[jax.Array, j
 
 
 def _nearly_unitary(q: jax.Array) -> jax.Array:
-    """Orthonormalises nearly orthonormal columns by one Newton–Schulz step."""
+    """Orthonormalises nearly orthonormal columns of an SVD by one Newton–Schulz step."""
     return 1.5 * q - 0.5 * matmul(q, matmul(adjoint(q), q))
 
 
 def _unitary(q: jax.Array) -> jax.Array:
-    """Orthonormalises nearly orthonormal columns to roundoff by three Newton–Schulz steps."""
+    """Orthonormalises nearly orthonormal columns of an SVD by three Newton–Schulz steps."""
     return _nearly_unitary(_nearly_unitary(_nearly_unitary(q)))
 
 
 def _outside(q: jax.Array, x: jax.Array) -> jax.Array:
-    """Projects columns on the orthogonal complement of span(q), twice, against roundoff."""
+    """Projects columns of a refined SVD on the complement of span(q), twice, against roundoff."""
     for _ in range(2):
         x = x - matmul(q, matmul(adjoint(q), x))
     return x
@@ -238,6 +238,6 @@ def _small(x: jax.Array) -> jax.Array:
 
 
 def _short(x: jax.Array) -> jax.Array:
-    """Zeroes the columns of an array whose norms exceed a threshold."""
+    """Zeroes the columns of a refined SVD whose norms exceed a threshold."""
     norm = jnp.linalg.norm(x, axis=-2, keepdims=True)
     return jnp.where(norm <= _SMALL_TURN, x, jnp.zeros((), x.dtype))

@@ -12,7 +12,7 @@ Example:
 from tensorjax._optax import Transformation
 from tensorjax.mera._causal_cone import ConeLayer, causal_cone, expectation
 from tensorjax.mera._overlap_network import inner, norm
-from tensorjax.mera._random import random, wirings
+from tensorjax.mera._random import random
 from tensorjax.mera._refine import (
     RefineInfo,
     conjugate_gradient,
@@ -24,7 +24,8 @@ from tensorjax.mera._refine import (
 from tensorjax.mera._sampled_configurations import sample
 from tensorjax.mera._to_dense import to_dense
 from tensorjax.mera._to_tt import to_tt
-from tensorjax.mera._types import MERA, Layer, Wiring
+from tensorjax.mera._types import MERA, Layer
+from tensorjax.mera._wiring import Wiring, wirings
 
 __all__ = [
     "MERA",

@@ -13,7 +13,8 @@ from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike
 from tensorjax.contract import einsum
 from tensorjax.mera._overlap_network import norm
-from tensorjax.mera._types import MERA, Layer, Wiring, single
+from tensorjax.mera._types import MERA, Layer, single
+from tensorjax.mera._wiring import Wiring
 
 _HIGHEST = jax.lax.Precision.HIGHEST
 

@@ -3,7 +3,7 @@
 import math
 import numbers
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,77 +14,8 @@ from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax._typing import DTypeLike
 from tensorjax.linalg._arrays import namespace
-from tensorjax.mera._types import MERA, Layer, Wiring
-
-Boundary = Literal["open", "periodic"]
-
-
-def wirings(
-    length: int,
-    arity: int | Sequence[int] = 2,
-    *,
-    boundary: Boundary = "open",
-    layers: int | None = None,
-) -> list[Wiring]:
-    """Plans the block sizes and disentanglers of every layer of a MERA, from the bottom up.
-
-    Blocks have ``arity`` sites; what a division leaves over forms a shorter last block. A single
-    left-over site is passed through by an isometry of arity one; on a ring it joins the last block.
-
-    Args:
-      length: number of sites N at the bottom.
-      arity: sites per block, one int for all layers or one per layer, from the bottom up.
-      boundary: "open" or "periodic" (a disentangler between the last site and the first).
-      layers: how many; by default until no more sites are left than ``arity``.
-
-    Returns:
-      List of a `Wiring` per layer.
-
-    Raises:
-      ValueError: another boundary, arities below two or above the number of sites, or another
-        number of layers than of arities.
-
-    Example:
-      >>> from tensorjax import mera
-      >>> [w.arities for w in mera.wirings(7)]
-      [(2, 2, 2, 1), (2, 2)]
-
-    Source: Vidal (2007), see `MERA`, for arity two; K. Batselier, A. Cichocki, N. Wong, arXiv
-    1912.09775, for others. Lengths that do not divide and rings are ours.
-    """
-    _check.choice("boundary", boundary, ("open", "periodic"))
-    several = isinstance(arity, Sequence)
-    given = list(arity) if isinstance(arity, Sequence) else [arity]
-    for k in given:
-        _check.integer("arity", k, low=2)
-    if several and layers is not None and layers != len(given):
-        raise ValueError(f"layers: expected {len(given)}, one per arity, got {layers}")
-    count = len(given) if several else layers
-    if count is not None:
-        _check.integer("layers", count, low=1)
-    out: list[Wiring] = []
-    sites = length
-    while len(out) < count if count is not None else sites > given[0] or not out:
-        k = given[len(out)] if several else given[0]
-        if sites < k:
-            raise ValueError(
-                f"arity: expected at most the number of sites, got blocks of {k} for the {sites} "
-                f"sites of layer {len(out)} ({length} at the bottom); ask for fewer layers, a "
-                "smaller arity or a longer tensor"
-            )
-        out.append(_wiring(sites, k, boundary))
-        sites = len(out[-1].arities)
-    return out
-
-
-def _wiring(sites: int, arity: int, boundary: Boundary) -> Wiring:
-    full, rest = divmod(sites, arity)
-    arities = (arity,) * full + ((rest,) if rest else ())
-    if boundary == "open" or len(arities) == 1:
-        return Wiring(arities, tuple(range(len(arities) - 1)))
-    if rest == 1:  # one site has no room for two disentanglers: the last block takes it in
-        arities = (*arities[:-2], arity + 1)
-    return Wiring(arities, tuple(range(len(arities) if len(arities) > 1 else 0)))
+from tensorjax.mera._types import MERA, Layer
+from tensorjax.mera._wiring import Boundary, Wiring, wirings
 
 
 @placed

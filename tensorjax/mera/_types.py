@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -14,49 +14,7 @@ from tensorjax._formats.operators import NoArray, Scalable, dtypes_of, floating,
 from tensorjax._formats.serialization import serializable
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike, DType, DTypeLike
-
-
-class Wiring(NamedTuple):
-    """Static structure of a MERA layer: block sizes, and positions of the disentanglers.
-
-    Attributes:
-      arities: sites in each block, that is, bottom legs of each isometry.
-      cuts: disentangler j acts across cut ``cuts[j]``: on the last site of that block and the first
-        of the next. The cut of the last block closes the ring.
-
-    Example:
-      >>> from tensorjax import mera
-      >>> wiring = mera.Wiring(arities=(2, 3), cuts=(0,))
-      >>> wiring.length, wiring.pairs, wiring.periodic
-      (5, ((1, 2),), False)
-
-    Source: ours.
-    """
-
-    arities: tuple[int, ...]
-    cuts: tuple[int, ...]
-
-    @property
-    def length(self) -> int:
-        """Number of sites at the bottom of a MERA layer."""
-        return sum(self.arities)
-
-    @property
-    def blocks(self) -> tuple[range, ...]:
-        """Ranges of the sites that each isometry of a MERA layer joins."""
-        ends = np.cumsum(self.arities).tolist()
-        return tuple(range(e - a, e) for e, a in zip(ends, self.arities, strict=True))
-
-    @property
-    def pairs(self) -> tuple[tuple[int, int], ...]:
-        """Pairs of sites on which the disentanglers of a MERA layer act."""
-        blocks = self.blocks
-        return tuple((blocks[c][-1], blocks[(c + 1) % len(blocks)][0]) for c in self.cuts)
-
-    @property
-    def periodic(self) -> bool:
-        """Whether a MERA layer has a disentangler between the last site and the first."""
-        return len(self.arities) - 1 in self.cuts
+from tensorjax.mera._wiring import Wiring, check_wiring
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
@@ -125,7 +83,7 @@ class Layer(NoArray):
             tuple(w.ndim - 1 for w in ws),
             tuple(_check.integer("cuts", c, low=0) for c in _check.several("cuts", cuts, "sites")),
         )
-        _check_wiring(wiring, len(us))
+        check_wiring(wiring, len(us))
         object.__setattr__(self, "disentanglers", us)
         object.__setattr__(self, "isometries", ws)
         object.__setattr__(self, "wiring", wiring)
@@ -333,25 +291,6 @@ def _arrays(name: str, values: Iterable[Any]) -> tuple[jax.Array, ...]:
     return tuple(
         _check.core(f"{name}[{k}]", v) for k, v in enumerate(_check.several(name, values, "arrays"))
     )
-
-
-def _check_wiring(wiring: Wiring, count: int) -> None:
-    blocks = len(wiring.arities)
-    last = blocks - 1 if blocks > 1 else -1
-    if len(wiring.cuts) != count:
-        raise ValueError(f"cuts: expected one per disentangler ({count}), got {wiring.cuts}")
-    if any(not 0 <= c <= last for c in wiring.cuts):
-        raise ValueError(
-            f"cuts: expected 0 to {last}, the cuts between {blocks} blocks (the last closes the "
-            f"ring), got {wiring.cuts}"
-        )
-    touched = [site for pair in wiring.pairs for site in pair]
-    if len(set(touched)) < len(touched):
-        twice = sorted({s for s in touched if touched.count(s) > 1})
-        raise ValueError(
-            f"disentanglers: expected at most one on every site, got two on {twice}; a block of "
-            "one site has room for one of its two neighbours only"
-        )
 
 
 def _check_joints(layer: Layer) -> None:

@@ -143,14 +143,14 @@ class _Block(nnx.Module):
 
 
 def _linear_biases(length: int, heads: int, dtype: Any) -> jax.Array:
-    """Returns the ALiBi attention biases, linear in distance: (1, heads, length, length)."""
+    """Returns the encoder's ALiBi attention biases, linear in distance: (1, heads, n, n)."""
     slopes = 2.0 ** (-8 * np.arange(1, heads + 1) / heads)
     distances = np.abs(np.arange(length)[:, None] - np.arange(length)[None])
     return jnp.asarray(-slopes[:, None, None] * distances, dtype)[None]
 
 
 def _sinusoids(key: jax.Array, shape: tuple[int, int], dtype: Any) -> jax.Array:
-    """Returns sinusoidal position embeddings (length, features), as an initial value.
+    """Returns the encoder's sinusoidal position embeddings (length, features).
 
     With the standard deviation of the other embeddings.
     """

@@ -22,7 +22,7 @@ import opt_einsum
 
 from tensorjax import contract
 from tensorjax.contract import Cost
-from tensorjax.nn._weight_networks import Tree, WeightNetwork, fold, path
+from tensorjax.nn._weight_networks import Tree, WeightNetwork
 
 # Machine model: floating-point operations in the time of moving one byte. Trees of the same arrays
 # have the same number of products, so a launch cost would not distinguish them.
@@ -248,3 +248,35 @@ def leaves(steps: Sequence[Sequence[int]], count: int) -> list[frozenset[int]]:
         nodes = [node for k, node in enumerate(nodes) if k not in step] + [product]
         found.append(product)
     return found
+
+
+def fold(positions: Sequence[int]) -> Tree:
+    """Builds the contraction tree that multiplies operands from left to right."""
+    tree: Tree = positions[0]
+    for position in positions[1:]:
+        tree = (tree, position)
+    return tree
+
+
+def path(tree: Tree, count: int) -> tuple[tuple[int, int], ...]:
+    """Converts a contraction tree to an opt_einsum path.
+
+    Example:
+      >>> path(((0, 1), (2, 3)), 4)
+      ((0, 1), (0, 1), (0, 1))
+    """
+    nodes: list[Tree] = list(range(count))
+    steps: list[tuple[int, int]] = []
+
+    def multiply(node: Tree) -> None:
+        if isinstance(node, int):
+            return
+        for child in node:
+            multiply(child)
+        i, j = sorted(nodes.index(child) for child in node)
+        steps.append((i, j))
+        del nodes[j], nodes[i]
+        nodes.append(node)
+
+    multiply(tree)
+    return tuple(steps)

@@ -139,35 +139,3 @@ def gated_canonical(factors: Sequence[jax.Array], gate: jax.Array) -> list[jax.A
     k = min(range(len(out)), key=lambda k: out[k].size)
     out[k] = out[k] * gate.astype(out[k].dtype)[None, :]
     return out
-
-
-def fold(positions: Sequence[int]) -> Tree:
-    """Builds the contraction tree that multiplies operands from left to right."""
-    tree: Tree = positions[0]
-    for position in positions[1:]:
-        tree = (tree, position)
-    return tree
-
-
-def path(tree: Tree, count: int) -> tuple[tuple[int, int], ...]:
-    """Converts a contraction tree to an opt_einsum path.
-
-    Example:
-      >>> path(((0, 1), (2, 3)), 4)
-      ((0, 1), (0, 1), (0, 1))
-    """
-    nodes: list[Tree] = list(range(count))
-    steps: list[tuple[int, int]] = []
-
-    def multiply(node: Tree) -> None:
-        if isinstance(node, int):
-            return
-        for child in node:
-            multiply(child)
-        i, j = sorted(nodes.index(child) for child in node)
-        steps.append((i, j))
-        del nodes[j], nodes[i]
-        nodes.append(node)
-
-    multiply(tree)
-    return tuple(steps)

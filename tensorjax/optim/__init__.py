@@ -36,9 +36,9 @@ Optimization" (arXiv 2405.14377).
 from tensorjax import _extras
 
 with _extras.needed_by(__name__):
-    from tensorjax.optim._adaptive import rank_adaptive
     from tensorjax.optim._canonical_gates import canonical
-    from tensorjax.optim._importance_cuts import prune
+    from tensorjax.optim._prune_by_importance import prune
+    from tensorjax.optim._rank_adaptive import rank_adaptive
     from tensorjax.optim._shrink import shrink, shrink_model
     from tensorjax.optim._sizes_and_ranks import ranks, size
     from tensorjax.optim._state import RankAdaptiveState, Status, status

@@ -18,6 +18,7 @@ from tensorjax.optim._tensorised_leaves import (
     check_concrete,
     flatten,
     gated,
+    parameter_of,
 )
 
 if TYPE_CHECKING:
@@ -213,10 +214,10 @@ def _shrink_state(state: Any, known: dict[Path, tuple[Any, Cut]], fresh: Any) ->
 
 
 def _owner(path: Path, known: dict[Path, tuple[Any, Cut]]) -> Path | None:
-    """Finds the parameter to which an array of the optimiser's state belongs, by its path."""
-    for length in range(len(path), 0, -1):
-        if path[-length:] in known:
-            return path[-length:]
+    """Finds the parameter that a state array belongs to: by the end of its path, or by a part."""
+    found = parameter_of(path, known)
+    if found is not None:
+        return found
     for length in range(len(path) - 1, 0, -1):
         for start in range(len(path) - length):
             found = path[start : start + length]

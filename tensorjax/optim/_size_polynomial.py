@@ -15,14 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
-from tensorjax.optim._tensorised_leaves import Layer, Layout
+from tensorjax.optim._tensorised_leaves import Layer, Layout, input_modes
 
 Measure = Literal["numbers", "bytes", "flops"]
 Term = tuple[int, tuple[int, ...]]  # coefficient, and the gates whose ranks multiply it
 
 
 def checked(measure: str) -> Measure:
-    """Raises ValueError unless ``measure`` is "numbers", "bytes" or "flops"; returns it."""
+    """Checks the measure of a size polynomial, "numbers", "bytes" or "flops"; returns it."""
     return _check.choice("measure", measure, get_args(Measure))
 
 
@@ -40,18 +40,9 @@ def terms(layer: Layer, measure: Measure, rows: int) -> Iterator[Term]:
 
 
 def _gates(layer: Layer, core: int) -> tuple[tuple[int, ...], set[int]]:
-    """Returns the gates on a core's bonds, and the axes of the core that are bonds."""
+    """Returns gates on a core's bonds, and its axes that are bonds, for the size polynomial."""
     found = [(g, axis) for g, bonds in enumerate(layer.bonds) for c, axis in bonds if c == core]
     return tuple(g for g, _ in found), {axis for _, axis in found}
-
-
-def _split(sizes: Sequence[int], outputs: int | None) -> int:
-    """Guesses how many modes of a layer are inputs, by its bias length or the most even split."""
-    cuts = range(1, len(sizes))
-    right = {k: math.prod(sizes[k:]) for k in cuts}
-    if outputs is not None and any(right[k] >= outputs for k in cuts):
-        return max(k for k in cuts if right[k] >= outputs)
-    return min(cuts, key=lambda k: abs(math.log(right[k] / math.prod(sizes[:k]))))
 
 
 def _train_flops(layer: Layer, rows: int) -> Iterator[Term]:
@@ -64,7 +55,7 @@ def _train_flops(layer: Layer, rows: int) -> Iterator[Term]:
             made = math.prod(m[-1] for m in modes[: k + 1])
             yield 2 * rows * made, _gates(layer, k)[0]
         return
-    split = _split(sizes, layer.outputs)
+    split = input_modes(sizes, layer.outputs)
     for k in range(1, split):
         yield 2 * math.prod(sizes[: k + 1]), _gates(layer, k)[0]
     for k in range(split, len(sizes) - 1):
@@ -79,7 +70,7 @@ def _tucker_flops(layer: Layer, rows: int) -> Iterator[Term]:
         for k in every:
             yield 2 * rows * math.prod(sizes[: k + 1]), every[k:]
         return
-    split = _split(sizes, layer.outputs) if len(sizes) > 1 else 1
+    split = input_modes(sizes, layer.outputs) if len(sizes) > 1 else 1
     for k in range(split):
         yield 2 * rows * math.prod(sizes[k:split]), every[: k + 1]
     yield 2 * rows, every
@@ -94,7 +85,7 @@ def _cp_flops(layer: Layer, rows: int) -> Iterator[Term]:
         yield rows * sum(math.prod(sizes[: k + 1]) for k in range(1, len(sizes))), (0,)
         yield rows * math.prod(sizes), (0,)
         return
-    split = _split(sizes, layer.outputs) if len(sizes) > 1 else 1
+    split = input_modes(sizes, layer.outputs) if len(sizes) > 1 else 1
     for part in (sizes[:split], sizes[split:]):
         yield sum(math.prod(part[: k + 1]) for k in range(1, len(part))), (0,)
         yield 2 * rows * math.prod(part), (0,)
@@ -156,7 +147,7 @@ class Polynomial:
 
 
 def picked(x: jax.Array, places: np.ndarray) -> jax.Array:
-    """Gathers entries of a vector at constant indices, without bounds checks."""
+    """Gathers entries of a vector at constant indices, for the size polynomial."""
     found = x.at[jnp.asarray(places, jnp.int32)]
     return found.get(mode="promise_in_bounds", wrap_negative_indices=False)
 
@@ -187,13 +178,13 @@ def padded(lists: Sequence[Sequence[int]], fill: int) -> np.ndarray:
 
 
 def exactly(layer: Layer, ranks: Sequence[int], measure: Measure, rows: int) -> int:
-    """Computes the size of one layer in exact integers; zero if a rank is zero."""
+    """Evaluates one layer's size polynomial in exact integers; zero if a rank is zero."""
     if layer.gates and min(ranks) == 0:
         return 0
     return sum(c * math.prod(ranks[g] for g in gates) for c, gates in terms(layer, measure, rows))
 
 
 def total(layout: Layout, ranks: Sequence[Sequence[Any]], measure: Measure, rows: int) -> int:
-    """Computes the size of all layers in exact integers."""
+    """Evaluates the size polynomials of all layers in exact integers, and adds them."""
     pairs = zip(layout.layers, ranks, strict=True)
     return sum(exactly(layer, r, measure, rows) for layer, r in pairs)

@@ -188,7 +188,7 @@ def status(state: PyTree, *, patience: int = 200) -> Status:
 
 
 def _late(values: dict[str, float], watch: Any, loss: float, patience: int) -> tuple[Verdict, str]:
-    """Returns verdict and advice for the late stage of the two stages of the CoMERA paper."""
+    """Returns status and advice for the late stage of the two stages of the CoMERA paper."""
     fits = values["size"] <= values["size_target"]
     learnt = loss <= values["loss_target"]
     refused = _refused(watch)
@@ -211,7 +211,7 @@ def _late(values: dict[str, float], watch: Any, loss: float, patience: int) -> t
 def _towards(
     values: dict[str, float], watch: Any, loss: float, patience: int
 ) -> tuple[Verdict, str]:
-    """Returns verdict and advice for a training towards a target size."""
+    """Returns status and advice for a training towards a target size."""
     refused = _refused(watch)
     size, target, by, count = (values[k] for k in ("size", "size_target", "by", "count"))
     if _collapsed(watch, values, loss):
@@ -293,13 +293,13 @@ def _collapsed(watch: Any, values: dict[str, float], loss: float) -> bool:
 
 
 def _risen(watch: Any, values: dict[str, float], loss: float) -> bool:
-    """Whether the average loss exceeds its target and its best value by more than noise."""
+    """Tells for the status whether the average loss exceeds its target and its best value."""
     noise = 4 * (_number("noise", watch.noise) / max(values["mass"], 1e-6)) ** 0.5
     return loss > max(values["loss_target"], values["best"]) + noise
 
 
 def _lost(watch: Any, values: dict[str, float], loss: float) -> bool:
-    """Whether rank cuts have raised the loss by half or more, beyond noise.
+    """Tells for the status whether rank cuts have raised the loss by half or more.
 
     The noise is that of averages over some hundred updates, a tenth of that of single losses.
     """
@@ -316,7 +316,7 @@ def _unlearnt(watch: Any, loss: float) -> float | None:
 
 
 def _refused(watch: Any) -> tuple[bool, str] | None:
-    """Returns whether rank cuts have ended, and a message, if cuts were undone; else None."""
+    """Returns for the status whether rank cuts have ended, and a message if cuts were undone."""
     if not _number("refused", watch.refused):
         return None
     count, size, loss, most = (

@@ -16,7 +16,7 @@ splits it to single layers, each with its own ranks, and stacks it again.
 
 import dataclasses
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Container, Hashable, Iterator, Sequence
 from typing import Any, Literal
 
 import jax
@@ -151,6 +151,12 @@ def gated(params: Any) -> Layout:
             "parameters are not masked"
         )
     return layout
+
+
+def parameter_of(path: Path, known: Container[Path]) -> Path | None:
+    """Finds the parameter to which an array of the optimiser's state belongs, by its path's end."""
+    ends = (path[start:] for start in range(len(path)))
+    return next((end for end in ends if end in known), None)
 
 
 def parts(path: Path) -> Iterator[tuple[str, int]]:
@@ -397,3 +403,12 @@ def _key(path: Path) -> Path:
         return int(key) if isinstance(key, str) and key.isdecimal() else key
 
     return tuple(token(str(key)) for key in path)
+
+
+def input_modes(sizes: Sequence[int], outputs: int | None) -> int:
+    """Guesses how many modes of a layer are inputs, by its bias length or the most even split."""
+    cuts = range(1, len(sizes))
+    right = {k: math.prod(sizes[k:]) for k in cuts}
+    if outputs is not None and any(right[k] >= outputs for k in cuts):
+        return max(k for k in cuts if right[k] >= outputs)
+    return min(cuts, key=lambda k: abs(math.log(right[k] / math.prod(sizes[:k]))))

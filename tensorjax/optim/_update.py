@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from tensorjax.optim._explicit_sharding import like, widest
-from tensorjax.optim._prune import Gates, doomed
+from tensorjax.optim._gate_pruning import Gates, doomed
 from tensorjax.optim._rank_adaptive_options import Options, at, is_zero
 from tensorjax.optim._size_polynomial import Polynomial, picked, polynomial
 from tensorjax.optim._state import PROGRESS, RankAdaptiveState, unknown
@@ -388,7 +388,7 @@ def _average(state: RankAdaptiveState) -> jax.Array:
 def _observed(
     options: Options, state: RankAdaptiveState, value: Any
 ) -> tuple[RankAdaptiveState, jax.Array]:
-    """Adds the loss of this update, if it is finite, to the moving average in the state."""
+    """Adds the loss of this step, if it is finite, to the moving average in the state."""
     loss = jnp.asarray(value).astype(jnp.float32)
     finite = jnp.isfinite(loss)
     decay = jnp.asarray(options.loss_decay).astype(jnp.float32)
@@ -417,7 +417,7 @@ def _watched(
 def _staged(
     options: Options, state: RankAdaptiveState, finite: jax.Array, size: jax.Array
 ) -> RankAdaptiveState:
-    """Updates size and stage in the state; sets the targets when the late stage begins."""
+    """Updates size and stage in a step of the optimiser; sets targets as the late stage begins."""
     state = state._replace(size=size)
     if options.switch is None:
         return state

@@ -8,10 +8,10 @@ from typing import Any, get_args
 from jax.sharding import AbstractMesh, AxisType
 
 from tensorjax import _check
-from tensorjax.parallel import _communication_costs, _step_costs
-from tensorjax.parallel._communication_costs import Remat
+from tensorjax.parallel import _step_costs
 from tensorjax.parallel._layout import Layout
 from tensorjax.parallel._named_layouts import NAMES, layout
+from tensorjax.parallel._step_costs import Remat
 
 __all__ = ["Candidate", "Machine", "Plan", "plan"]
 
@@ -269,7 +269,7 @@ def plan(
         for shape in own:
             try:
                 made = _layout(name, shape)
-                sizes = _communication_costs.Sizes.of(made, config, batch, words)
+                sizes = _step_costs.Sizes.of(made, config, batch, words)
             except ValueError as error:
                 found.append(Candidate(name=name, mesh=shape, refusal=str(error)))
                 continue
@@ -289,11 +289,11 @@ class _Step:
     machine: Machine
 
     def candidate(
-        self, made: Layout, sizes: _communication_costs.Sizes, shape: tuple[int, ...]
+        self, made: Layout, sizes: _step_costs.Sizes, shape: tuple[int, ...]
     ) -> Candidate:
         wire: dict[str, float] = {}
         hops = 0
-        for part in _communication_costs.collectives(made, sizes, self.positions, self.remat):
+        for part in _step_costs.collectives(made, sizes, self.positions, self.remat):
             width = max(self.itemsize, 4) if part.single else self.itemsize
             wire[part.name] = wire.get(part.name, 0.0) + width * part.sent
             hops += part.hops

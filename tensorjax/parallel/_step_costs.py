@@ -1,7 +1,216 @@
-"""Floating-point operations and temporary memory of a training step, in formulas."""
+"""Communication, FLOP and memory formulas for a training step of a GPT-2 style decoder.
 
-from tensorjax.parallel._communication_costs import Remat, Sizes
+Bytes per block follow the theory: 8 T H (p − 1)/p elements for 1D (10 with rematerialisation),
+2 (7 T H + 12 H²)(q − 1)/q² for SUMMA on q × q devices (×3 in place of ×2), with vectors, norms,
+embedding, logits and loss added.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any, Literal
+
 from tensorjax.parallel._layout import Layout
+
+Remat = Literal["none", "dots", "full"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """Cost record of a training step's collectives of one kind and size.
+
+    Attributes:
+      name: what for.
+      kind: as XLA calls it.
+      numbers: elements of the larger one of input and output, per device.
+      group: number of devices that take part.
+      runs: how often.
+    """
+
+    name: str
+    kind: str
+    numbers: float
+    group: int
+    runs: int = 1
+
+    @property
+    def single(self) -> bool:
+        """Whether a collective sends single precision at least: norms, losses, gradients."""
+        if self.name in ("norms", "loss", "gradients"):
+            return True
+        parameters = self.name in ("weights", "vectors", "table")
+        return parameters and self.kind == "reduce-scatter"
+
+    @property
+    def sent(self) -> float:
+        """Number of elements that a device sends in a collective, over all its runs."""
+        passes = 2 if self.kind == "all-reduce" else 1
+        return self.runs * passes * self.numbers * (self.group - 1) / self.group
+
+    @property
+    def hops(self) -> int:
+        """Number of consecutive ring messages of a collective, over all its runs.
+
+        Collectives of vectors count as no message, because XLA combines them with others.
+        """
+        if self.name == "vectors":
+            return 0
+        passes = 2 if self.kind == "all-reduce" else 1
+        return self.runs * passes * (self.group - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Model and batch sizes of one training step, global and per device.
+
+    Attributes:
+      layers, features, heads, vocabulary, length: of the model; the vocabulary is the padded one.
+      tokens: T of the block of the batch that a device works on.
+      wide, stored, extra: devices that split the wide side of a weight, that hold the rest of it in
+        pieces, and that hold the same weights for other tokens.
+    """
+
+    layers: int
+    features: int
+    heads: int
+    vocabulary: int
+    length: int
+    tokens: int
+    wide: int
+    stored: int
+    extra: int
+
+    @classmethod
+    def of(cls, layout: Layout, config: Any, batch: int, length: int) -> "Sizes":
+        """Computes the sizes of a training step in a layout; ValueError for uneven splits."""
+        layout.padded("heads", config.heads)
+        layout.padded("embed", config.features)
+        wide, stored = layout.ways(layout.wide), layout.ways(layout.stored)
+        rows = getattr(config, "padded", None) or layout.padded("vocab", config.vocabulary)
+        if rows % wide:
+            step = math.lcm(128, wide)  # as GPT-2 pads its table
+            raise ValueError(
+                f"vocab: expected a table whose rows split into {wide} blocks, got {rows} rows; "
+                f"take a vocabulary of {-(-rows // step) * step}"
+            )
+        return cls(
+            layers=config.layers,
+            features=config.features,
+            heads=config.heads,
+            vocabulary=rows,
+            length=layout.padded("length", length),
+            tokens=layout.local("batch", batch) * length,
+            wide=wide,
+            stored=stored,
+            extra=layout.ways(layout.batch) // stored,
+        )
+
+    def parameters(self, positions: int) -> int:
+        """Counts the parameters of a GPT-2 style decoder of these sizes.
+
+        Per block 4 weights and 9 vectors (13 H), besides 2 tables and the last norm.
+        """
+        h = self.features
+        block = 12 * h * h + 13 * h
+        return self.layers * block + (self.vocabulary + positions + 2) * h
+
+
+def collectives(layout: Layout, sizes: Sizes, positions: int, remat: Remat) -> Iterator[Collective]:
+    """Yields the costs of all collectives of one training step.
+
+    Args:
+      layout: of the model.
+      sizes: of the step.
+      positions: rows of the table of positions.
+      remat: what is computed again in the backward pass. Products that are kept ("dots") spare no
+        collective: what goes into them is needed for the gradients of weights.
+    """
+    again = 1 if remat == "none" else 2
+    yield from _block(layout, sizes, sizes.layers, again)
+    yield from _ends(layout, sizes, again)
+    if sizes.extra > 1:
+        local = sizes.parameters(positions) / (sizes.wide * sizes.stored)
+        table = sizes.vocabulary * sizes.features / (sizes.wide * sizes.stored)
+        # The table of tokens has two gradients, as it is used twice.
+        yield Collective("gradients", "all-reduce", local + table, sizes.extra)
+
+
+def _block(layout: Layout, s: Sizes, runs: int, again: int) -> Iterator[Collective]:
+    """Yields the collectives of transformer blocks in a training step.
+
+    For ``runs`` blocks, whose forward pass runs ``again`` times.
+    """
+    split, c = bool(layout.features or layout.length), s.wide
+    x = s.tokens * s.features
+    # Into attention and into the MLP.
+    if split:
+        yield Collective("columns", "all-gather", x, c, 2 * again * runs)
+        yield Collective("columns", "reduce-scatter", x, c, 2 * runs)
+    else:
+        yield Collective("columns", "all-reduce", x, c, 2 * runs)
+    # Out of both: what the last one adds up is not needed by the backward pass.
+    if layout.rows == "gather":
+        for wide in (x, 4 * x):
+            yield Collective("rows", "all-gather", wide, c, again * runs)
+            yield Collective("rows", "reduce-scatter", wide, c, runs)
+    elif split:
+        yield Collective("rows", "reduce-scatter", x, c, (1 + again) * runs)
+        yield Collective("rows", "all-gather", x, c, 2 * runs)
+    else:
+        yield Collective("rows", "all-reduce", x, c, (1 + again) * runs)
+    for widths in (3, 1, 4, 4):
+        weight = widths * s.features**2 / c
+        yield Collective("weights", "all-gather", weight, s.stored, again * runs)
+        yield Collective("weights", "reduce-scatter", weight, s.stored, runs)
+    yield Collective("vectors", "all-gather", 7 * s.features / c, s.stored, again * runs)
+    yield Collective("vectors", "reduce-scatter", 7 * s.features / c, s.stored, runs)
+    for _ in range(2):
+        yield from _norm(layout, s, runs, again)
+    # The bias of the second row: not needed again.
+    yield from _vector(layout, s, s.features, runs, again)
+    yield from _vector(layout, s, s.features, runs, 1)
+
+
+def _norm(layout: Layout, s: Sizes, runs: int, again: int) -> Iterator[Collective]:
+    """Yields the collectives of a layer norm in a training step."""
+    for _ in range(2):
+        yield from _vector(layout, s, s.features, runs, again)
+    if layout.features:
+        moments = 2 * s.tokens * s.wide
+        yield Collective("norms", "all-gather", moments, s.wide, again * runs)
+        yield Collective("norms", "reduce-scatter", moments, s.wide, runs)
+
+
+def _vector(layout: Layout, s: Sizes, numbers: int, runs: int, again: int) -> Iterator[Collective]:
+    """Yields the collectives of a vector over the features, or of the position table."""
+    yield Collective("vectors", "all-gather", numbers / s.wide, s.stored, again * runs)
+    yield Collective("vectors", "reduce-scatter", numbers / s.wide, s.stored, runs)
+    if not layout.features:
+        yield Collective("vectors", "all-gather", numbers, s.wide, again * runs)
+    if layout.length:
+        yield Collective("vectors", "reduce-scatter", numbers, s.wide, runs)
+
+
+def _ends(layout: Layout, s: Sizes, again: int) -> Iterator[Collective]:
+    """Yields the collectives outside the blocks: embedding, last norm, logits and loss."""
+    split, c, g = bool(layout.features or layout.length), s.wide, s.stored
+    x = s.tokens * s.features
+    yield Collective("embedding", "all-gather", s.tokens * g, g)
+    yield Collective("embedding", "all-to-all", x, g, 2)
+    if split:
+        yield Collective("embedding", "reduce-scatter", x, c)
+        yield Collective("embedding", "all-gather", x, c)
+        yield Collective("logits", "all-gather", x, c)
+        yield Collective("logits", "reduce-scatter", x, c)
+    else:
+        yield Collective("embedding", "all-reduce", x, c)
+        yield Collective("logits", "all-reduce", x, c)
+    yield from _vector(layout, s, s.length * s.features, 1, 1)
+    yield from _norm(layout, s, 1, 1)
+    table = s.vocabulary * s.features / c
+    yield Collective("table", "all-gather", table, g)
+    yield Collective("table", "reduce-scatter", table, g)
+    yield Collective("loss", "all-reduce", 3 * s.tokens, c)
 
 
 def flops(sizes: Sizes, remat: Remat) -> float:

@@ -19,13 +19,14 @@ from tensorjax.pde._long_times.survival import Expectation, Survival, expectatio
 from tensorjax.pde._maps.affine_maps import AffineMap, affine
 from tensorjax.pde._problems.drifts import Power, Product, Separable, Sin
 from tensorjax.pde._problems.fokker_planck import FokkerPlanck
-from tensorjax.pde._problems.half_line_processes import CIR, GeometricBrownianMotion, Heston
-from tensorjax.pde._problems.linear_drift import Liouville, OrnsteinUhlenbeck
-from tensorjax.pde._problems.oscillators import VanDerPol
+from tensorjax.pde._problems.geometric_brownian_motion import GeometricBrownianMotion
+from tensorjax.pde._problems.ornstein_uhlenbeck import Liouville, OrnsteinUhlenbeck
+from tensorjax.pde._problems.oscillators import Duffing, VanDerPol
 from tensorjax.pde._problems.populations import LotkaVolterra
-from tensorjax.pde._problems.potentials import DoubleWell, Duffing, Kramers
+from tensorjax.pde._problems.potentials import DoubleWell, Kramers
 from tensorjax.pde._problems.problem import Problem, RightSide
 from tensorjax.pde._problems.reactions import AdvectionDiffusionReaction
+from tensorjax.pde._problems.square_root_processes import CIR, Heston
 from tensorjax.pde._stepping.step_sizes import ConstantStepSize, PIDController
 from tensorjax.pde.coords import Convex, Fixed, Flow, Motion, MultiLevel, Prescribed
 from tensorjax.pde.flows import Fields, Flowed, FlowMap

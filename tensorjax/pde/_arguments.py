@@ -59,3 +59,18 @@ def coefficient(name: str, value: Any, shape: tuple[int, ...], *, optional: bool
         raise ValueError(f"{name}: expected shape {shape}, got {value.shape}")
     _check.finite(name, value)
     return value
+
+
+def finite(**values: float) -> None:
+    """Raises ValueError for arguments that are not finite numbers."""
+    for name, value in values.items():
+        if not (np.ndim(value) == 0 and np.isfinite(value)):
+            raise ValueError(f"{name}: expected a finite number, got {value!r}")
+
+
+def positive(**values: float) -> None:
+    """Raises ValueError for arguments that are not positive finite numbers."""
+    finite(**values)
+    for name, value in values.items():
+        if not value > 0:
+            raise ValueError(f"{name}: expected a positive number, got {value!r}")

@@ -30,8 +30,8 @@ from tensorjax._cores import products, rounding
 from tensorjax._typing import ArrayLike, Key, Path
 from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._discretization.grid import Box
+from tensorjax.pde._function_trains.smooth_functions import smooth
 from tensorjax.pde._generators.vector_fields import FieldMotion, field_motion
-from tensorjax.pde._initial_states.smooth_functions import smooth
 from tensorjax.pde._integration import integrate as _integrate
 from tensorjax.pde._integration.checkpoint import Checkpoint, checkpointer
 from tensorjax.pde._integration.solution import Result, SaveAt, Solution, State, save_times
@@ -328,7 +328,7 @@ def integrate(
 
 
 def _ends(t0: float, t1: float, dt: float, times: list[float]) -> list[float]:
-    """Returns the end times of steps of about ``dt``, shortened to meet the save times."""
+    """Returns the ends of steps of the flow map of about ``dt``, cut to meet the save times."""
     out = [float(t0)]
     for target in sorted({*times, float(t1)} - {out[0]}):
         begin = out[-1]

@@ -295,7 +295,7 @@ def shares(v: TT, box: Box) -> tuple[float, float]:
 
 
 def quadrature(box: Box) -> list[tuple[np.ndarray, ...]]:
-    """Returns weights, highest modes and end points of every axis, for `shares_of`.
+    """Returns weights, highest modes and ends of every axis, for shares of ‖v‖.
 
     `shares_of` takes them in this form.
     """
@@ -322,7 +322,7 @@ def shares_of(xp: Any, cores: Sequence[Any], axes: Sequence[tuple[Any, ...]]) ->
 
 
 def _given(v: TT, map: AffineMap, box: Box) -> tuple[Any, list[Any], AffineMap]:
-    """Checks v, map and box; returns NumPy or JAX, the cores and the map in one dtype."""
+    """Checks v, map and box of a physical quantity; returns NumPy or JAX, cores and map."""
     single("v", v, TT, host=False)
     if not isinstance(box, Box):
         raise TypeError(f"box: expected a Box, got {_check.short(box)}")
@@ -338,7 +338,7 @@ def _given(v: TT, map: AffineMap, box: Box) -> tuple[Any, list[Any], AffineMap]:
 
 
 def _contracted(cores: list[Any], rows: list[Any]) -> JaxOrHost:
-    """Evaluates a train at m points from rows (m, n_k) of interpolation weights per axis."""
+    """Evaluates a train at m physical points from rows (m, n_k) of interpolation weights."""
     state = None
     for core, row in zip(cores, rows, strict=True):
         part = einsum("mn,anb->mab", row, core)
@@ -350,7 +350,7 @@ def _contracted(cores: list[Any], rows: list[Any]) -> JaxOrHost:
 def _by_parts(
     cores: list[Any], points: np.ndarray, rows_of: list[Callable[[Any], Any]], dtype: Any
 ) -> np.ndarray:
-    """Evaluates a train at points (m, d) from rows of every axis, in chunks of points."""
+    """Evaluates a train at physical points (m, d) from rows of every axis, in chunks."""
     # The memory that a part takes is bounded: one row, and one matrix between bonds, per point.
     step = max(1, _CHUNK // max(max(c.shape[1], c.shape[0] * c.shape[2]) for c in cores))
     out = np.empty(len(points), dtype)

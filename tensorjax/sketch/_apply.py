@@ -16,7 +16,8 @@ from tensorjax._kernels.table import NUMPY, PROGRAM, ROUNDED, Kernel
 from tensorjax._placement import placed
 from tensorjax._symbolic import is_static
 from tensorjax.sketch import _apply_on_host, _sparse_input
-from tensorjax.sketch._dense_input import as_dtype, project
+from tensorjax.sketch._dense_input import project
+from tensorjax.sketch._map_cores import as_dtype
 from tensorjax.sketch._random_maps import (
     Dense,
     Kronecker,

@@ -10,7 +10,7 @@ from tensorjax import _blas_threads
 from tensorjax._cores.contractions import einsum
 from tensorjax._transfer import on_device
 from tensorjax.sketch import _mode_groups
-from tensorjax.sketch._dense_input import merge
+from tensorjax.sketch._map_cores import merge
 from tensorjax.sketch._random_maps import Dense, Kronecker
 
 # Below this many elements, BLAS threads cost more than they gain.

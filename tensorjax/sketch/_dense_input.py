@@ -14,22 +14,10 @@ from tensorjax._kernels.table import CPP, TRACE
 from tensorjax._symbolic import is_static, planned
 from tensorjax.contract import einsum
 from tensorjax.sketch import _mode_groups
+from tensorjax.sketch._map_cores import HIGHEST, halves, merge, row_matrix, scaled_cores
 from tensorjax.sketch._random_maps import CPRows, Dense, Kronecker, Projection, Sparse, TTRows
 
-HIGHEST = jax.lax.Precision.HIGHEST
-_EINSUM = functools.partial(einsum, precision=HIGHEST)
 _CHUNK = 2**22  # elements gathered at a time
-
-
-def scaled_cores(p: Kronecker | TTRows) -> list[jax.Array]:
-    """Returns the cores of a map, multiplied by its scale factor."""
-    out = []
-    modes = p.out_shape if isinstance(p, Kronecker) else (1,) * len(p.cores)
-    surplus = math.prod(modes) / p.out_size  # rows not used, or the M of independent rows
-    for core, m in zip(p.cores, modes, strict=True):
-        out.append(core * math.sqrt(surplus / (m * core.shape[-1])))
-        surplus = 1.0
-    return out
 
 
 def project(p: Projection, x: jax.Array) -> jax.Array:
@@ -54,16 +42,6 @@ def _times_transpose(x: jax.Array, w: jax.Array) -> jax.Array:
 
 def _padded(x: jax.Array, size: int) -> jax.Array:
     return jnp.pad(x, ((0, 0), (0, size - x.shape[1])))
-
-
-def merge(cores: list[Any], einsum: Callable[..., Any] = _EINSUM) -> Any:
-    """Multiplies neighbouring cores (r, m, n, r') of a map to a single core."""
-    out = cores[0]
-    for core in cores[1:]:
-        out = einsum("aijb,bklc->aikjlc", out, core)
-        r, i, k, j, n, s = out.shape
-        out = out.reshape(r, i * k, j * n, s)
-    return out
 
 
 def _kronecker(p: Kronecker, x: jax.Array) -> jax.Array:
@@ -172,39 +150,6 @@ def _independent_rows(p: TTRows | CPRows, x: jax.Array) -> jax.Array:
     return jnp.sum(z * left.transpose(2, 0, 1)[None], axis=(1, 3))
 
 
-def row_matrix(p: TTRows | CPRows) -> jax.Array:
-    """Multiplies out the rows of a map to a dense matrix (M, ∏ n_k)."""
-    if len(p.in_shape) == 1:
-        return _row_block(p, 0, 1).reshape(p.out_size, -1, p.in_shape[0]).sum(1)
-    left, right = halves(p, len(p.in_shape) - 1)
-    return einsum("mta,mtb->mab", left, right, precision=HIGHEST).reshape(p.out_size, -1)
-
-
-def halves(p: TTRows | CPRows, s: int) -> tuple[jax.Array, jax.Array]:
-    """Multiplies out the modes of a map before mode s, and from s on, for its M rows."""
-    left, right = _row_block(p, 0, s), _row_block(p, s, len(p.in_shape))
-    if isinstance(p, CPRows):
-        return left, right
-    return jnp.swapaxes(left[:, 0], 1, 2), right[..., 0]
-
-
-def _row_block(p: TTRows | CPRows, start: int, stop: int) -> jax.Array:
-    """Multiplies out the modes ``start`` to ``stop`` of a map, for each of its M rows."""
-    if isinstance(p, CPRows):
-        out = p.factors[start]
-        if start == 0:
-            out = out * (1 / math.sqrt(p.terms * p.out_size))
-        for factor in p.factors[start + 1 : stop]:
-            out = (out[:, :, :, None] * factor[:, :, None, :]).reshape(*out.shape[:2], -1)
-        return out
-    cores = scaled_cores(p)
-    out = cores[start]
-    for core in cores[start + 1 : stop]:
-        out = einsum("maib,mbjc->maijc", out, core, precision=HIGHEST)
-        out = out.reshape(*out.shape[:2], -1, out.shape[-1])
-    return out
-
-
 def _sparse(p: Sparse, x: jax.Array) -> jax.Array:
     scale = math.sqrt(p.law.fourth_moment / p.out_size)
     m, size = p.out_size, p.in_size
@@ -223,8 +168,3 @@ def _sparse(p: Sparse, x: jax.Array) -> jax.Array:
         return jax.vmap(one)(x) * scale
     rows_at_once = max(1, _CHUNK // p.sign.shape[0])
     return jax.lax.map(one, x, batch_size=min(rows_at_once, rows)) * scale
-
-
-def as_dtype(p: Any, dtype: Any) -> Any:
-    """Casts the floating-point entries of a map to ``dtype``."""
-    return p if p.dtype == dtype else p.astype(dtype)

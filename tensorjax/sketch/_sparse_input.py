@@ -14,7 +14,7 @@ import numpy as np
 from jax.experimental import sparse as jsparse
 
 from tensorjax.contract import einsum
-from tensorjax.sketch._dense_input import HIGHEST, scaled_cores
+from tensorjax.sketch._map_cores import HIGHEST, scaled_cores
 from tensorjax.sketch._random_maps import CPRows, Dense, Kronecker, Projection, Sparse, TTRows
 
 _CHUNK = 2**20  # elements in the columns of one chunk
@@ -100,7 +100,7 @@ def project(
 
 
 def columns(p: Projection, digits: jax.Array) -> jax.Array:
-    """Computes selected columns of a map's matrix, as rows of an array (columns, M).
+    """Computes the columns of a map's matrix that sparse input selects, as rows of an array.
 
     Args:
       p: the map.

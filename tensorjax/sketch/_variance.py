@@ -16,7 +16,7 @@ from tensorjax._typing import ArrayLike, Shaped
 from tensorjax.contract import einsum
 from tensorjax.sketch import _fourth_moments
 from tensorjax.sketch._apply import is_folded
-from tensorjax.sketch._dense_input import HIGHEST
+from tensorjax.sketch._map_cores import HIGHEST
 from tensorjax.sketch._random_maps import (
     CPRows,
     Dense,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from tensorjax import linalg
 from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax._placement import placed
-from tensorjax.tt._algebra import as_train
+from tensorjax.tt._folding import as_train
 from tensorjax.tt._norms import _squared_norm, squared_norm
 
 Train = TypeVar("Train", TT, TTMatrix)

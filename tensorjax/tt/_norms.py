@@ -17,7 +17,8 @@ from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax.contract import einsum
 from tensorjax.tt import _products_on_host
-from tensorjax.tt._algebra import Train, _aligned, as_train, conj
+from tensorjax.tt._algebra import Train, _aligned, conj
+from tensorjax.tt._folding import as_train
 
 _NOT_HELD = (0.0, math.inf)
 _HIGHEST = jax.lax.Precision.HIGHEST

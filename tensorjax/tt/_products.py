@@ -11,16 +11,9 @@ from tensorjax._formats.trains import TT, TTMatrix, known, single
 from tensorjax._placement import placed
 from tensorjax._typing import Key
 from tensorjax.tt import _products_on_host
-from tensorjax.tt._algebra import (
-    _aligned,
-    add,
-    exact_hadamard,
-    exact_product,
-    fold,
-    scale,
-    unfold,
-)
+from tensorjax.tt._algebra import _aligned, add, exact_hadamard, exact_product, scale
 from tensorjax.tt._broadcasting import together
+from tensorjax.tt._folding import fold, unfold
 from tensorjax.tt._rounding.rounded_trains import round
 from tensorjax.tt._rounding.sums_of_products import (
     Rank,

@@ -17,16 +17,9 @@ from tensorjax._formats.trains import TT
 from tensorjax._formats.zero_padding import zero_padded
 from tensorjax._placement import placed
 from tensorjax._typing import Scalar
+from tensorjax.tucker._core_and_factors import near_one_parts, orthonormalized, scaled_back
 from tensorjax.tucker._to_dense import _with_dense_core
-from tensorjax.tucker._types import (
-    Tucker,
-    kind,
-    near_one_parts,
-    one,
-    orthonormalized,
-    scaled_back,
-    with_entries,
-)
+from tensorjax.tucker._types import Tucker, check_core_rank, kind, one, with_entries
 
 
 def aligned(x: Any, y: Any) -> tuple[Tucker, Tucker]:
@@ -256,15 +249,6 @@ def pad(
         core = core._namespace.pad(core, core_rank)
     pairs = zip(t.factors, widths, strict=True)
     return Tucker._unchecked(core, tuple(zero_padded(u, [(0, 0), w]) for u, w in pairs))
-
-
-def check_core_rank(t: Tucker, core_rank: Any) -> None:
-    """Raises ValueError if ``core_rank`` is given for a Tucker tensor with a dense core."""
-    if core_rank is not None and not isinstance(t.core, TT):
-        raise ValueError(
-            f"core_rank: expected None, for the core is dense, got {core_rank!r}; "
-            "TT-ranks are those of a core that is a TT"
-        )
 
 
 @placed

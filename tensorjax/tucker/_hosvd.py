@@ -23,8 +23,9 @@ from tensorjax.linalg._subspaces_on_host import (
     times,
 )
 from tensorjax.tucker._algebra import pad
-from tensorjax.tucker._types import Tucker, cut, unfold
-from tensorjax.tucker._types import times as multiplied
+from tensorjax.tucker._core_and_factors import times as multiplied
+from tensorjax.tucker._core_and_factors import unfold
+from tensorjax.tucker._types import Tucker, cut
 
 # Assumed rank in the cost forecast, where nothing is known of the data.
 _GUESS = 12

@@ -12,8 +12,9 @@ from tensorjax._formats.trains import TT
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike
 from tensorjax.tucker._algebra import aligned
+from tensorjax.tucker._core_and_factors import near_one_parts, scaled_back, times
 from tensorjax.tucker._rounding import round
-from tensorjax.tucker._types import Tucker, near_one_parts, one, scaled_back, times, with_entries
+from tensorjax.tucker._types import Tucker, one, with_entries
 
 
 @placed

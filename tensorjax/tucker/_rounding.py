@@ -17,20 +17,18 @@ from tensorjax._formats.trains import TT
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
-from tensorjax.tucker._algebra import check_core_rank, pad
-from tensorjax.tucker._hosvd import feasible_ranks, st_hosvd
-from tensorjax.tucker._norms_and_entries import _distance, _norm
-from tensorjax.tucker._types import (
-    Tucker,
+from tensorjax.tucker._algebra import pad
+from tensorjax.tucker._core_and_factors import (
     near_one_parts,
     on_host,
-    one,
     orthonormalized,
     scaled_back,
     times,
     unfold,
-    with_entries,
 )
+from tensorjax.tucker._hosvd import feasible_ranks, st_hosvd
+from tensorjax.tucker._norms_and_entries import _distance, _norm
+from tensorjax.tucker._types import Tucker, check_core_rank, one, with_entries
 
 
 @placed

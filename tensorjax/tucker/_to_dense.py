@@ -7,12 +7,8 @@ from tensorjax._cores.scaling import shared_out
 from tensorjax._formats.trains import TT
 from tensorjax._placement import placed
 from tensorjax.contract import einsum
-from tensorjax.tucker._types import (
-    Tucker,
-    near_one_parts,
-    one,
-    times,
-)
+from tensorjax.tucker._core_and_factors import near_one_parts, times
+from tensorjax.tucker._types import Tucker, one
 
 
 def _with_dense_core(t: Tucker) -> Tucker:

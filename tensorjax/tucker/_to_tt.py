@@ -8,7 +8,8 @@ from tensorjax import _check
 from tensorjax._formats.trains import TT
 from tensorjax._placement import placed
 from tensorjax.tucker._algebra import orthogonalize
-from tensorjax.tucker._types import Tucker, near_one_parts, one, scaled_back, times
+from tensorjax.tucker._core_and_factors import near_one_parts, scaled_back, times
+from tensorjax.tucker._types import Tucker, one
 
 
 @placed

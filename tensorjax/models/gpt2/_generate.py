@@ -121,7 +121,7 @@ def _rows(prompts: Any, vocabulary: int) -> list[np.ndarray]:
 
 
 def _everywhere(params: Any) -> NamedSharding | None:
-    """Returns the sharding that replicates arrays on the parameters' mesh, or None without one."""
+    """Returns the sharding that replicates generated tokens on the parameters' mesh, or None."""
     for leaf in jax.tree.leaves(params):
         where = getattr(leaf, "sharding", None)
         if isinstance(where, NamedSharding):
@@ -244,7 +244,7 @@ def _embedded(model: GPT2, tokens: jax.Array, positions: jax.Array) -> jax.Array
 
 
 def _logits(model: GPT2, x: jax.Array) -> jax.Array:
-    """Computes next-token logits (batch, vocabulary) from hidden states at one position."""
+    """Computes next-token logits (batch, vocabulary) for generation, from hidden states."""
     layout = Single()
     logits = layout.logits(model.norm(x, layout), model.tokens[...].astype(model.dtype))
     return logits[:, 0, : model.config.vocabulary]

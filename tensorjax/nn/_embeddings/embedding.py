@@ -7,9 +7,9 @@ import jax
 from flax import nnx
 
 from tensorjax.nn import _initializers
-from tensorjax.nn._embeddings import lookup as networks
+from tensorjax.nn._embeddings import table_networks as networks
 from tensorjax.nn._embeddings.embedding_base import Embedding
-from tensorjax.nn._embeddings.lookup import LookupNetwork
+from tensorjax.nn._embeddings.table_networks import LookupNetwork
 from tensorjax.nn._initializers import Init
 from tensorjax.nn._mode_factors import bounded, train_ranks
 from tensorjax.nn._parameters import ones, values

@@ -17,11 +17,11 @@ from tensorjax._kernels.choice import choose_kernel, is_cpp_default
 from tensorjax._kernels.table import CPP, TRACE
 from tensorjax._placement import like_first, placed, placed_by, sharded
 from tensorjax._typing import ArrayLike, DTypeLike, OutSharding
-from tensorjax.nn._embeddings import lookup as networks
+from tensorjax.nn._embeddings import table_networks as networks
 from tensorjax.nn._embeddings.compiled_lookup import lookup
 from tensorjax.nn._embeddings.id_checks import OutOfRange, as_integers, policy, resolve
-from tensorjax.nn._embeddings.lookup import LookupNetwork
 from tensorjax.nn._embeddings.lookup_plan import LookupPlan, make_plan, symbolic_plan
+from tensorjax.nn._embeddings.table_networks import LookupNetwork
 from tensorjax.nn._initializers import Init, check_init
 from tensorjax.nn._linear_base import certificates
 from tensorjax.nn._mode_factors import modes

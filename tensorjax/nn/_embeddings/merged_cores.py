@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 
 from tensorjax import contract
-from tensorjax.nn._embeddings.lookup import bond, column, gated, train
+from tensorjax.nn._embeddings.table_networks import bond, column, gated, train
 
 _Shapes = tuple[tuple[int, ...], ...]
 

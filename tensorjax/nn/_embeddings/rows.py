@@ -7,17 +7,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from tensorjax import contract
 from tensorjax._symbolic import planned
-from tensorjax.nn._embeddings.lookup import (
-    LookupNetwork,
-    Tree,
-    gated,
-    in_place,
-    make_tables,
-    rows_of,
-    search,
-    spared_gates,
-)
+from tensorjax.nn._embeddings.contraction_tree import Node, Tree, in_place, search, spared_gates
+from tensorjax.nn._embeddings.table_networks import IDS, LookupNetwork, gated, scaled
 
 _Arrays = Sequence[jax.Array]
 
@@ -99,3 +92,103 @@ def marked_rows(
     rows = rows[:, : request.features]
     zero, nan = jnp.zeros((), rows.dtype), jnp.full((), jnp.nan, rows.dtype)
     return jnp.where(inside[:, None], rows, jnp.where(ids == request.size, zero, nan)[:, None])
+
+
+def make_tables(
+    tree: Tree, network: LookupNetwork, operands: Sequence[jax.Array], kept: Sequence[int] = ()
+) -> list[jax.Array]:
+    """Computes the tables from which embedding rows are gathered.
+
+    Args:
+      tree: of `search`.
+      network: the network.
+      operands: its arrays.
+      kept: arrays that are tables as they are, with the axes in their own order: of `in_place`.
+    """
+
+    def make(node: Node) -> jax.Array:
+        axes = [*node.modes, *node.axes]
+        if not node.parts:
+            (k,) = node.operands
+            return contract.einsum(operands[k], [*network.terms[k]], axes)
+        left, right = node.parts
+        return contract.einsum(
+            make(left), [*left.modes, *left.axes], make(right), [*right.modes, *right.axes], axes
+        )
+
+    sizes = network.sizes
+    tables = []
+    for node in tree.root.tables():
+        if node.operands[0] in kept:
+            tables.append(operands[node.operands[0]])
+            continue
+        rest = [sizes[a] for a in node.axes]
+        rows = [math.prod(sizes[k] for k in node.modes)] if node.modes else []
+        tables.append(make(node).reshape(*rows, *rest))
+    return tables
+
+
+def rows_of(
+    tree: Tree,
+    network: LookupNetwork,
+    tables: Sequence[jax.Array],
+    ids: jax.Array,
+    spared: Mapping[int, jax.Array] | None = None,
+    kept: Sequence[int] = (),
+) -> jax.Array:
+    """Computes the embedding rows of ids from tables: gathers slices and multiplies them.
+
+    Args:
+      tree: of `search`.
+      network: the network.
+      tables: of `make_tables`.
+      ids: all within the matrix.
+      spared: gates, by their positions, that the tables lack.
+      kept: as `make_tables` got it.
+    """
+    sizes, places = network.sizes, _places(network.rows, ids)
+    left_over = iter(tables)
+
+    def gather(node: Node) -> tuple[jax.Array, list[int]]:
+        table = next(left_over)
+        if not node.modes:
+            return table, [*node.axes]
+        where = places[node.modes[0]]
+        if node.operands[0] in kept:
+            axes = [*network.terms[node.operands[0]]]
+            axis = axes.index(node.modes[0])
+            axes[axis] = IDS
+            index = (*(slice(None),) * axis, where)
+            rows = table.at[index].get(mode="promise_in_bounds")
+        else:
+            for k in node.modes[1:]:
+                where = where * sizes[k] + places[k]
+            # As a matrix: with more axes the gradient's scatter would first copy its updates.
+            rest = table.shape[1:]
+            rows = table.reshape(table.shape[0], -1).at[where].get(mode="promise_in_bounds")
+            rows, axes = rows.reshape(-1, *rest), [IDS, *node.axes]
+        for number, gate in (spared or {}).items():
+            k, axis = network.gates[number]
+            if node.operands == (k,):
+                rows = scaled(rows, axes, axis, gate)
+        return rows, axes
+
+    def make(node: Node) -> tuple[jax.Array, list[int]]:
+        if node.table:
+            return gather(node)
+        (left, left_axes), (right, right_axes) = (make(part) for part in node.parts)
+        axes = [IDS, *node.axes]
+        return contract.einsum(left, left_axes, right, right_axes, axes), axes
+
+    rows, _ = make(tree.root)
+    return rows.reshape(ids.shape[0], math.prod(network.columns))
+
+
+def _places(rows: Sequence[int], ids: jax.Array) -> list[jax.Array]:
+    """Splits ids of embedding rows into indices of the row modes, the first changing slowest."""
+    places = []
+    for n in reversed(rows):
+        size = jnp.asarray(n, ids.dtype)
+        places.append(jax.lax.rem(ids, size))  # no id is negative, so these are the cheaper ones
+        ids = jax.lax.div(ids, size)
+    return places[::-1]

@@ -7,7 +7,7 @@ import jax
 from flax import nnx
 
 from tensorjax.nn._dense_checks import check_plain
-from tensorjax.nn._general import TensorLinearGeneral, flat
+from tensorjax.nn._linear_general import TensorLinearGeneral, flat
 from tensorjax.nn._models.stacked_layers import copies, lead, stacked
 from tensorjax.nn._specs import Spec
 

@@ -237,7 +237,7 @@ def _predicted(work: Work, times: Times, once: float, later: float) -> float:
 def activation_bytes(
     layers: Sequence[Layer], groups: dict[str, Group], batch: Any, key: Any
 ) -> tuple[int, int]:
-    """Computes the bytes of layer inputs and of saved activations, for one microbatch."""
+    """Computes the bytes of layer inputs and saved activations for a placement's microbatch."""
     x, inputs, kept = None, 0, 0
     engine = Engine(activations="keep")
     for layer in layers[:-1]:
@@ -258,12 +258,12 @@ def _bytes(tree: Any) -> int:
 
 
 def _lives(group: Group) -> int:
-    """Returns the bytes of a parameter group: parameters, optimiser state, cast parameters."""
+    """Returns the bytes of a placed group: parameters, optimiser state, cast parameters."""
     return sum(packing.nbytes for packing in group.packings)
 
 
 def _arriving(work: Work) -> int:
-    """Computes the host memory of gradients in transfer or partly summed, in bytes.
+    """Computes a placement's host memory for gradients in transfer or partly summed, in bytes.
 
     The gradient that arrives, and those that other layers are to add to; from an accelerator, which
     adds up by itself, all of two layers.
@@ -276,17 +276,17 @@ def _arriving(work: Work) -> int:
 
 
 def _under_way(groups: Mapping[str, Group], memory: Collection[str]) -> int:
-    """Computes the most memory that the results of one group's update take, in bytes."""
+    """Computes a placement's memory for the results of one group's update, in bytes, at most."""
     return max(g.taken("place" if name in memory else _from_disk(g)) for name, g in groups.items())
 
 
 def _from_disk(group: Group) -> Into:
-    """Returns the memory that the update of a group on disk writes to: "spare" or "gradient"."""
+    """Returns the memory that a group placed on disk is updated in: "spare" or "gradient"."""
     return "spare" if group.lent else "gradient"
 
 
 def _unbounded(work: Work) -> int:
-    """Computes the host memory of all gradients and updated parameters where nothing is limited."""
+    """Computes a placement's host memory of gradients and updates where nothing is limited."""
     gradients = work.gradients()
     if not any(g.lent for g in work.groups.values()):
         shared = shared_groups(work.layers, work.groups)
@@ -296,7 +296,7 @@ def _unbounded(work: Work) -> int:
 
 
 def shared_groups(layers: Sequence[Layer], groups: Mapping[str, Group]) -> list[Group]:
-    """Returns the parameter groups that more than one layer uses."""
+    """Returns the groups that several layers use, which count once in a placement."""
     uses = Counter(g for layer in layers for g in layer.uses)
     return [groups[g] for g, count in uses.items() if count > 1]
 
@@ -306,7 +306,7 @@ def _needs(nbytes: int, where: str, given: int) -> str:
 
 
 def largest(layers: Sequence[Layer], sizes: Mapping[str, int]) -> int:
-    """Computes the bytes of the largest layer from the sizes of the parameter groups."""
+    """Computes the bytes of the largest layer, for a placement, from the sizes of groups."""
     return max(sum(sizes[g] for g in layer.uses) for layer in layers)
 
 

@@ -10,8 +10,8 @@ from tensorjax.offload._errors import CapacityError, CorruptError, StoreError
 from tensorjax.offload._store.disk import extents as _extents
 from tensorjax.offload._store.disk.checksums import digest
 from tensorjax.offload._store.disk.extents import Extent, Layouts, Run
+from tensorjax.offload._store.futures import Countdown, check_there, named
 from tensorjax.offload._store.lease import Lease, Leases, view
-from tensorjax.offload._store.request_results import Countdown, check_there, named
 from tensorjax.offload._store.tensor_states import Content, Slots, Tensor
 from tensorjax.offload._store.transfers.queue import Queue
 from tensorjax.offload._store.transfers.requests import Op, ReadBatch, Request, nothing

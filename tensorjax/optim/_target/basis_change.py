@@ -25,7 +25,7 @@ from tensorjax._cores.unfoldings import tall, wide
 from tensorjax.linalg._arrays import adjoint, epsilon, matmul
 from tensorjax.linalg._qr import after, triangle
 from tensorjax.optim._explicit_sharding import _whole, like, widest
-from tensorjax.optim._tensorised_leaves import Bond, Layer, Layout, Path, flatten
+from tensorjax.optim._tensorised_leaves import Bond, Layer, Layout, Path, flatten, parameter_of
 
 # Fields of Optax' states that hold parameters, not gradients: of schedule-free optimisers, DoG and
 # COCOB, Prodigy, MADGRAD, Mechanic and SAM. They go where the parameters go.
@@ -217,7 +217,8 @@ def moments_of(layout: Layout, leaves: list[Any], state: Any) -> list[tuple[int,
     paths, arrays, _ = flatten(state)
     out = []
     for n, (path, array) in enumerate(zip(paths, arrays, strict=True)):
-        k = _owner(path, known)
+        owner = parameter_of(path, known)
+        k = None if owner is None else known[owner]
         if k is None or jnp.shape(array) != jnp.shape(leaves[k]):
             continue
         if not jnp.issubdtype(jnp.result_type(array), jnp.inexact):
@@ -225,14 +226,6 @@ def moments_of(layout: Layout, leaves: list[Any], state: Any) -> list[tuple[int,
         before: tuple[Hashable, ...] = path[: len(path) - len(layout.paths[k])]
         out.append((n, k, not PARAMETERS.isdisjoint(before)))
     return out
-
-
-def _owner(path: Path, known: dict[Path, int]) -> int | None:
-    """Finds the parameter to which an array of the optimiser's state belongs, by its path."""
-    for length in range(len(path), 0, -1):
-        if path[-length:] in known:
-            return known[path[-length:]]
-    return None
 
 
 def _gates_moved(change: Change, values: jax.Array, held: list[bool]) -> jax.Array:

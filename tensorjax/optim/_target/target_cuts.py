@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax.optim._prune import Gates
+from tensorjax.optim._gate_pruning import Gates
 from tensorjax.optim._size_polynomial import Polynomial, padded, picked
 from tensorjax.optim._tensorised_leaves import Layout
 
@@ -82,7 +82,7 @@ def least_important(
 
 
 def sizes_of_all(layout: Layout, leaves: list[Any]) -> tuple[int, int]:
-    """Counts the parameters of the layers if they were dense, and those outside the layers."""
+    """Counts parameters for cuts to a target: of the layers if dense, and outside of them."""
     dense = 0
     for layer in layout.layers:
         if not layer.gates:

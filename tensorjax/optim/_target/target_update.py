@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax.optim._explicit_sharding import like
-from tensorjax.optim._prune import Gates
+from tensorjax.optim._gate_pruning import Gates
 from tensorjax.optim._rank_adaptive_options import Options, Schedule
 from tensorjax.optim._size_polynomial import polynomial
 from tensorjax.optim._state import RankAdaptiveState, unknown
@@ -55,7 +55,7 @@ class TargetStep(Step):
         )  # fmt: skip
 
     def _together(self) -> np.ndarray:
-        """Numbers the bonds for cuts: those of a stack's copies, which share an array, alike."""
+        """Numbers the bonds for cuts to a target: copies of a stacked layer's bond alike."""
         starts = np.cumsum([0, *(len(layer.gates) for layer in self.layout.layers)])
         numbers = np.arange(starts[-1])
         for copies in self.stacks.siblings(self.layout) if self.stacks is not None else ():
@@ -135,7 +135,7 @@ def _cut_if(
     state: RankAdaptiveState, began: jax.Array, tick: jax.Array, moves: Any, gradients: Any,
     inner: Any, stacks: Stacks | None,
 ) -> tuple[Any, Any, jax.Array, dict[str, Any]]:  # fmt: skip
-    """Cuts ranks, changes bases and judges the last cut if the schedule says so."""
+    """Cuts ranks towards the target, changes bases, judges the last cut, as the schedule says."""
     members = sorted(k for layer in layout.layers for k in (*layer.cores, *layer.gates))
     steps, structure = jax.tree.flatten(moves)
     arrays, inner_structure = jax.tree.flatten(inner)
@@ -191,7 +191,7 @@ def _step(
 def _turned(
     step: TargetStep, moves: Any, learnt: dict[str, Any], moving: Any, moments: Any, size: jax.Array
 ) -> tuple[list[Any], dict[str, Any], Any]:
-    """Changes the bonds to the basis of their singular vectors if the schedule says so.
+    """Changes the bonds to the basis of singular vectors if the target's schedule says so.
 
     Args:
       step: of the update.
@@ -254,7 +254,7 @@ def _worth(layout: Layout, old: Any, gates: list[Any], slopes: dict[int, jax.Arr
 
 
 def _held(layout: Layout, leaves: list[Any], moves: dict[int, Any]) -> dict[int, jax.Array]:
-    """Returns moves that keep zero gates, with their core slices, at zero and others above it.
+    """Returns moves towards a target that hold zero gates at zero and others above it.
 
     Entries that the inner optimiser leaves as they are, as where it holds them fixed, stay.
     """

@@ -99,7 +99,7 @@ class Axis:
 
     @functools.cached_property
     def _scale(self) -> float:
-        """Length scale β of a Laguerre axis, whose functions decay as exp(−y/2β)."""
+        """Length scale β of a Laguerre grid axis, whose functions decay as exp(−y/2β)."""
         return self.length / float(half_lines.zeros(self.n, 2 * self.power)[-1])
 
     @property

@@ -50,7 +50,7 @@ _KINDS = ((_D, _Y), (_Y, _D), (_D, _D))
 
 
 class Motions(NamedTuple):
-    """Table of the tensors y_k ∂_j v and ∂_a ∂_b v: two modes and their operators for each.
+    """Table of the tensors y_k ∂_j v, ∂_a ∂_b v whose normal components are taken.
 
     Attributes:
       low: a of each.
@@ -80,7 +80,7 @@ def motions(d: int, second: bool) -> Motions:
 
 @functools.lru_cache(maxsize=512)
 def _across(d: int, p: int, second: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the tensors y_k ∂_j v that have one mode on each side of bond p, with states."""
+    """Returns the tensors of a normal component with one mode on each side of bond p."""
     m = motions(d, second)
     which = np.nonzero((m.low < p) & (m.high >= p))[0]
     ops = np.array(_KINDS)[m.kind[which]]
@@ -102,7 +102,7 @@ class Singles(NamedTuple):
 
 
 def singles(point: Point, state: Point, modes: Modes) -> Singles:
-    """Splits the tensors ∂_k v and y_k v at every bond into tangent and normal factors."""
+    """Splits ∂_k v and y_k v at every bond for normal components: parts normal to left bases."""
     family = families.singles(point, state, modes)
     return Singles(family, families.outside(point, family))
 
@@ -145,13 +145,13 @@ def _sparse_gram(lefts: list[np.ndarray], rights: list[np.ndarray], second: bool
 
 
 def _entries(gram: np.ndarray) -> np.ndarray:
-    """Reshapes a Gram matrix (a, j, b, k) to (a b, j k)."""
+    """Reshapes a normal component's Gram matrix (a, j, b, k) to (a b, j k)."""
     a, j, b, k = gram.shape
     return gram.transpose(0, 2, 1, 3).reshape(a * b, j * k)
 
 
 def _places(d: int, p: int, second: bool) -> np.ndarray:
-    """Returns a table of the tensors y_k ∂_j v by their states left and right of bond p."""
+    """Returns a table of the tensors of a normal component by their states beside bond p."""
     which, left, right = _across(d, p, second)
     out = np.full((2 * p, 2 * (d - p)), -1)
     out[left, right] = which
@@ -327,12 +327,12 @@ def _coefficients(affine: Any, moving: int, count: int) -> np.ndarray:
 
 
 def off_diagonal(matrix: np.ndarray) -> np.ndarray:
-    """Returns the off-diagonal entries of a matrix as a vector, row by row."""
+    """Returns the off-diagonal entries of Σ in a normal component, row by row."""
     return matrix[~np.eye(len(matrix), dtype=bool)]
 
 
 def from_off_diagonal(values: np.ndarray, d: int) -> np.ndarray:
-    """Builds a matrix (d, d) of zero diagonal from its off-diagonal entries."""
+    """Builds Σ (d, d), of zero diagonal, of a normal component from its entries."""
     out = np.zeros((d, d))
     out[~np.eye(d, dtype=bool)] = values
     return out

@@ -21,7 +21,7 @@ from tensorjax.pde._generators.canonical_form import (
     truncated_ranks,
 )
 from tensorjax.pde._initial_states.initial_states import Function, Gaussian, Start
-from tensorjax.pde._maps import characteristics
+from tensorjax.pde._maps import linear_sde
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde.physical import evaluate, shares
 
@@ -196,7 +196,7 @@ class _Search:
     def moved(self, map: AffineMap, sigma: np.ndarray) -> AffineMap:
         """Returns the next trial map, of matrix exp(Σ) Γ, which keeps the mean of v² in place."""
         zero = np.zeros_like(sigma)
-        matrix = characteristics.flow(sigma, zero[0], zero, 1.0).matrix @ map.matrix
+        matrix = linear_sde.flow(sigma, zero[0], zero, 1.0).matrix @ map.matrix
         return AffineMap(matrix, self.center - matrix @ self.center)
 
     def trial(self, map: AffineMap) -> _Seen | None:

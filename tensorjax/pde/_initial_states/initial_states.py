@@ -15,12 +15,12 @@ from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax._typing import HostArray
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._initial_states import concentrated_functions as skeleton
-from tensorjax.pde._initial_states import gaussians as _hermite
-from tensorjax.pde._initial_states.concentrated_functions import Draw
-from tensorjax.pde._initial_states.functions_by_values import crossed, drawn
+from tensorjax.pde._function_trains import concentrated_functions as skeleton
+from tensorjax.pde._function_trains.concentrated_functions import Draw
+from tensorjax.pde._function_trains.functions_by_values import crossed, drawn
+from tensorjax.pde._initial_states import gaussian_trains as _hermite
 from tensorjax.pde._maps.affine_maps import AffineMap
-from tensorjax.pde._maps.characteristics import Flow
+from tensorjax.pde._maps.linear_sde import Flow
 
 # Share of the tolerance for the closed form; the rest is for rounding.
 _PART = 0.3
@@ -383,7 +383,7 @@ class Function(_Start):
         return np.asarray(self.f(np.asarray(x, np.float64)))
 
     def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
-        """Approximates the function on the grid y of a box, where y = map(x), by TT-cores.
+        """Approximates the initial state's function by TT-cores on the grid y of a box.
 
         Args:
           box: of the coordinates y.
@@ -403,7 +403,7 @@ class Function(_Start):
 
 
 def _near(start: Gaussian | Mixture, map: AffineMap, box: Box, tol: float) -> Draw:
-    """Returns a function that draws grid points of a box from Gaussians near an initial state."""
+    """Returns a function that draws grid points of a box near a Gaussian or mixture."""
     given = start if isinstance(start, Mixture) else Mixture([1.0], [start])
     masses = np.abs(given._masses).tolist()
     kinds = skeleton.powers(tol, box.dim)

@@ -11,7 +11,7 @@ from tensorjax._cores import rounding
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._typing import HostArray
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._initial_states import gaussians
+from tensorjax.pde._initial_states import gaussian_trains
 from tensorjax.pde._initial_states.initial_states import Function, Gaussian
 from tensorjax.pde._maps.affine_maps import AffineMap
 
@@ -183,7 +183,7 @@ class Lognormal(Function):
         if not map.still or any(a.low <= 0 for a in box.axes):
             return super().cores(box, map, tol)
         points = [np.log(p) - m for p, m in zip(box.points, self.mean, strict=True)]
-        cores = gaussians.gaussian(points, np.linalg.inv(self.covariance), tol / 10)
+        cores = gaussian_trains.gaussian(points, np.linalg.inv(self.covariance), tol / 10)
         cores = [c / p[None, :, None] for c, p in zip(cores, box.points, strict=True)]
         cores[0] = cores[0] * self._normal._density
         return rounding.rounded(cores, tol / 2)

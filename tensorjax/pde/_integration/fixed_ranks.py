@@ -167,7 +167,7 @@ def _unmoved(v: TT, map: AffineMap, t: float) -> Solution:
 
 
 def _rates(problem: Any, map: AffineMap, row: Sequence[Any]) -> tuple[Program, Any]:
-    """Traces the right side's operators and source as functions of time, map and motion."""
+    """Traces the right side of a fixed-rank run as functions of time, map and motion."""
 
     def rates(t: Any, *place: Any) -> Any:
         right = problem.right_side(AffineMap(*place[:2]) if place else map, t)
@@ -293,7 +293,7 @@ def _fastest(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any
 
 
 def _of_norm_one(v: TT) -> tuple[TT | None, float]:
-    """Scales a train to norm one; returns it with the norm, or None if zero or not finite."""
+    """Scales the train of a fixed-rank run to norm one; None if it is zero or not finite."""
     cores = hosted_cores(v)
     state = np.ones((1, 1))
     with np.errstate(over="ignore", invalid="ignore"):
@@ -366,7 +366,7 @@ def _initial(
 def _coordinates(
     options: Options, at: AffineMap, t0: float, dt: float, count: int
 ) -> tuple[Any, Any, AffineMap]:
-    """Computes coordinate map and motion at start, middle and end of every time step."""
+    """Computes map and motion at start, middle and end of every step of a fixed-rank run."""
     d, generator = options.problem.dim, options.generator
     maps, motions = [], []
     past: list[Moment] = []
@@ -390,7 +390,7 @@ def _stacked(rows: Sequence[Sequence[Any]]) -> tuple[Any, Any]:
 
 
 def _step(scheme: _Scheme, inputs: _Inputs, v: TT, row: Any) -> tuple[list[TT], list[Any]]:
-    """Performs one Runge–Kutta step at fixed ranks; returns stages and the source's change."""
+    """Performs one Runge–Kutta step of the fixed-rank loop; returns stages, source's change."""
     stages, weights, (share, factor) = _TABLEAUX[scheme.method]
     t, *place = row
     dt, sources = inputs.dt, []

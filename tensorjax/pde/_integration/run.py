@@ -95,7 +95,7 @@ class Run:
         return State(v, self.map, self.t, self.memory.saved())
 
     def advance(self, target: float) -> Stopped | None:
-        """Performs one accepted time step towards ``target``; returns the reason if it fails.
+        """Performs one accepted step of a run towards ``target``; returns why, if it fails.
 
         Errors of the first step are raised, for they are those of the arguments; later ones must
         not lose the state.
@@ -163,7 +163,7 @@ class Run:
     def _attempt(
         self, at: Clock, dt: float, trim: Trim, adaptive: bool
     ) -> tuple[Step | None, Stopped | None]:
-        """Computes one time step; returns it with the failure found in it, or None."""
+        """Computes one time step of a run; returns it with the failure found in it, or None."""
 
         def step() -> Step:
             v, slopes = self.memory.v, self.memory.slopes
@@ -183,7 +183,7 @@ class Run:
     def _tried(
         self, at: Clock, dt: float, trim: Trim, adaptive: bool
     ) -> tuple[Step | None, Stopped | None]:
-        """Computes one time step; returns errors that a smaller step may cure as a failure."""
+        """Computes one time step of a run; errors that a smaller step may cure are failures."""
         if not (adaptive and self.rows):
             return self._attempt(at, dt, trim, adaptive)
         try:
@@ -192,7 +192,7 @@ class Run:
             return None, failed(error, self.map, self.t)
 
     def _look(self, right: Any) -> tuple[float, float]:
-        """Calls the coordinate generator for Σ and β; returns its costs at rest and in motion."""
+        """Calls the run's coordinate generator for Σ and β; returns costs at rest and in motion."""
         options, d = self.options, self.options.problem.dim
         generator, gate = options.generator, self.memory.gate
         costs, self._asked = (math.nan, math.nan), generator is not None
@@ -221,13 +221,13 @@ class Run:
         return costs
 
     def _shares(self) -> tuple[float, float]:
-        """Returns the shares of ‖v‖ at the edge of the box and in the highest modes."""
+        """Returns the shares of ‖v‖ at the edge of the box and in the highest modes, of a run."""
         if self._seen:
             return self._seen["edge_mass"], self._seen["resolution"]
         return shares(train(self.memory.v), self.options.problem.box)
 
     def _length(self, target: float) -> tuple[float, bool]:
-        """Returns the length of the next time step, and whether it ends at ``target``."""
+        """Returns the length of the run's next time step, and whether it ends at ``target``."""
         left, dt = target - self.t, self.memory.dt
         if reaches(dt, self.t, target):
             return left, True
@@ -238,7 +238,7 @@ class Run:
     def _judged(
         self, step: Step | None, dt: float, stop: Stopped | None
     ) -> tuple[bool, Stopped | None]:
-        """Accepts or rejects a step by the step-size controller, and sets the next step size."""
+        """Accepts or rejects a run's step by its controller, and sets the next step size."""
         controller = self.options.controller
         if isinstance(controller, ConstantStepSize):
             return True, None
@@ -267,7 +267,7 @@ class Run:
         return accepted, None
 
     def _keep(self, step: Step, at: Clock, t: float, trim: Trim) -> Stopped | None:
-        """Stores an accepted step as the current state, unless map, edge or mass checks fail."""
+        """Stores a run's accepted step as current state, unless map, edge or mass checks fail."""
         options, weights = self.options, self.options.problem.box.weights
         map = at.path.map(1.0)
         cond = float(np.linalg.cond(map.matrix)) if np.isfinite(map.matrix).all() else math.inf
@@ -304,7 +304,7 @@ class Run:
         return None
 
     def _conserved(self, cores: Cores, map: AffineMap, t: float) -> tuple[Cores, Stopped | None]:
-        """Corrects the cores of v to the initial mass; returns a failure if it changed too much."""
+        """Corrects a run's cores to the initial mass; returns a failure if they change much."""
         options, at = self.options, quadrature(self.options.problem.box)
         target = self.memory.mass * abs(float(map.det))
         mass = mass_of(cores, at.weights)

@@ -21,7 +21,7 @@ from tensorjax.pde._integration.solution import Result
 from tensorjax.pde._long_times import linear_systems
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._problems.fokker_planck import FokkerPlanck
-from tensorjax.pde._problems.linear_drift import OrnsteinUhlenbeck
+from tensorjax.pde._problems.ornstein_uhlenbeck import OrnsteinUhlenbeck
 from tensorjax.pde._problems.problem import Problem
 
 # The residual is this share of ``tol``: equations of Chebyshev grids amplify it.
@@ -337,7 +337,7 @@ def _check_open(problem: Any, grid: Box) -> None:
 
 
 def diffusions(problem: Any, x: np.ndarray) -> np.ndarray:
-    """Evaluates the diffusion matrix of an equation at points, (m, d, d)."""
+    """Evaluates the diffusion matrix of a backward equation at points, (m, d, d)."""
     if isinstance(problem, FokkerPlanck):
         return problem.noise.values(x)
     d = problem.dim
@@ -346,7 +346,7 @@ def diffusions(problem: Any, x: np.ndarray) -> np.ndarray:
 
 
 def _drift(problem: Any, grid: Box) -> list[tuple[Cores, np.ndarray]]:
-    """Decomposes a drift as Σ m(x) a; returns pairs (cores of m, vector a)."""
+    """Decomposes the drift of a backward equation as Σ m(x) a; pairs (cores of m, vector a)."""
     d, out = grid.dim, []
     matrix = np.zeros((d, d)) if problem.matrix is None else np.asarray(problem.matrix)
     offset = np.zeros(d) if problem.offset is None else np.asarray(problem.offset)
@@ -359,7 +359,7 @@ def _drift(problem: Any, grid: Box) -> list[tuple[Cores, np.ndarray]]:
 
 
 def _diffusion(problem: Any, grid: Box) -> list[tuple[Cores, np.ndarray]]:
-    """Decomposes a diffusion as Σ m(x) S; returns pairs (cores of m, matrix S)."""
+    """Decomposes the diffusion of a backward equation as Σ m(x) S; pairs (cores of m, S)."""
     one = [np.ones((1, n, 1)) for n in grid.shape]
     if not isinstance(problem, FokkerPlanck):
         return [] if problem.diffusion is None else [(one, np.asarray(problem.diffusion))]
@@ -372,7 +372,7 @@ def _diffusion(problem: Any, grid: Box) -> list[tuple[Cores, np.ndarray]]:
 
 
 def backward(problem: Any, grid: Box) -> Cores:
-    """Builds the cores of v ↦ a·∇v + D:∇∇v, all terms in one."""
+    """Builds the cores of the backward operator v ↦ a·∇v + D:∇∇v, all terms in one."""
     terms = [multipliers.advection(grid, a, m) for m, a in _drift(problem, grid)]
     for m, tensor in _diffusion(problem, grid):
         for i, j in zip(*np.nonzero(np.triu(tensor)), strict=True):
@@ -381,7 +381,7 @@ def backward(problem: Any, grid: Box) -> Cores:
 
 
 def _drift_along(problem: Any, grid: Box, axis: int) -> Cores:
-    """Builds the cores of −a·∇ℓ, where ℓ rises linearly from 0 to 1 along an axis."""
+    """Builds the cores of −a·∇ℓ for committors, ℓ linear from 0 to 1 along an axis."""
     parts, weights = [], []
     for m, a in _drift(problem, grid):
         if a[axis]:

@@ -23,22 +23,22 @@ _EXACT = 1e-13
 
 
 def flat(cores: Cores) -> Cores:
-    """Merges row and column mode in every core of a TT-matrix."""
+    """Merges row and column mode in every core of a linear system's TT-matrix."""
     return [c.reshape(len(c), -1, c.shape[-1]) for c in cores]
 
 
 def square(cores: Cores) -> Cores:
-    """Splits the merged mode of TT-matrix cores into rows and columns; inverse of `flat`."""
+    """Splits the merged modes of a linear system's TT-matrix again; inverse of `flat`."""
     return [c.reshape(len(c), n, n, -1) for c in cores for n in [math.isqrt(c.shape[1])]]
 
 
 def summed(terms: list[Cores], weights: list[float]) -> Cores:
-    """Adds weighted trains and rounds the sum to roundoff."""
+    """Adds weighted trains of a linear system and rounds the sum to roundoff."""
     return rounding.rounded(products.combined(terms, weights), _EXACT)
 
 
 def merged(operators: list[Cores]) -> Cores:
-    """Adds TT-matrices and rounds the sum to roundoff."""
+    """Adds TT-matrices of a linear system and rounds the sum to roundoff."""
     return square(summed([flat(o) for o in operators], [1.0] * len(operators)))
 
 
@@ -71,7 +71,7 @@ def solved(
 
 
 def factored(operator: Cores) -> Callable[[Cores, float], Cores] | None:
-    """Factors a small operator of an equation at rest, of one or two modes, for many solves.
+    """Factors a small linear system's operator, of one or two modes, for many solves.
 
     Args:
       operator: cores (r, n, n, s).
@@ -104,7 +104,7 @@ def _eliminated(operator: Cores, load: Cores, tol: float) -> tuple[Cores, float]
 
 
 def _dense(operator: Cores) -> np.ndarray:
-    """Returns the matrix of an equation's operator of one or two modes."""
+    """Returns the matrix of a small linear system, of one or two modes."""
     matrix = operator[0][0, :, :, 0]
     if len(operator) == 2:
         matrix = einsum("ijb,bkl->ikjl", operator[0][0], operator[1][..., 0])
@@ -121,7 +121,7 @@ def _train(x: np.ndarray, sizes: list[int], tol: float) -> Cores:
 
 
 def outer(cores: Cores) -> np.ndarray:
-    """Expands a train of one or two modes to a dense array."""
+    """Expands a linear system's train of one or two modes to a dense array."""
     if len(cores) == 1:
         return cores[0][0, :, 0]
     return times_right(cores[0], cores[1][..., 0])[0]

@@ -13,7 +13,7 @@ from tensorjax._cores.unfoldings import Cores
 from tensorjax._typing import ArrayLike
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._discretization.walls import walled
-from tensorjax.pde._initial_states.functions_by_values import crossed
+from tensorjax.pde._function_trains.functions_by_values import crossed
 from tensorjax.pde._integration.solution import Result
 from tensorjax.pde._long_times import linear_systems
 from tensorjax.pde._long_times.first_passage import (
@@ -247,7 +247,7 @@ def expectation(
 def _found(
     problem: Any, domain: Box, times: Any, walls: Any, payoff: Any, tol: float, cap: Any
 ) -> Expectation:
-    """Computes expectations on two grids; without a payoff survival probabilities."""
+    """Computes survival probabilities or expectations on two grids."""
     tol, cap = checked_options(tol, cap)
     ts = np.atleast_1d(np.asarray(times, np.float64))
     if ts.ndim != 1 or not len(ts) or not (np.isfinite(ts).all() and ts.min() > 0):
@@ -319,7 +319,7 @@ def _solved(
     problem: Any, grid: Box, payoff: Any, times: np.ndarray, nodes: int, tol: float,
     cap: int | None,
 ) -> Expectation:  # fmt: skip
-    """Computes expectations with so many nodes in a half plane."""
+    """Computes survival probabilities or expectations with so many nodes in a half plane."""
     operator, accuracy = backward(problem, grid), _RESIDUAL * tol
     load = [np.ones((1, n, 1)) for n in grid.shape]
     if payoff is not None:

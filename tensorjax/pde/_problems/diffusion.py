@@ -10,11 +10,11 @@ from tensorjax._formats.trains import TTMatrix
 from tensorjax.pde._arguments import floats
 from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._initial_states.functions_by_values import crossed
+from tensorjax.pde._function_trains.functions_by_values import crossed
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._problems.affine_drift import diffusion_matrix
 from tensorjax.pde._problems.drifts import Cores, Term, partial_derivative
-from tensorjax.pde._problems.values_by_map import InFewSizes, Remembered, takes_time
+from tensorjax.pde._problems.user_functions import InFewSizes, Remembered, takes_time
 
 Interpretation = Literal["ito", "stratonovich", "klimontovich"]
 # Share of ∂_i D_ij that joins the drift of the Itô equation.

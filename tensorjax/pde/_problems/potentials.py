@@ -9,10 +9,11 @@ from numpy.polynomial import Polynomial
 
 from tensorjax import _check
 from tensorjax._typing import ArrayLike
+from tensorjax.pde._arguments import finite, positive
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._initial_states.initial_states import Gaussian, Start
 from tensorjax.pde._problems.drifts import Power
-from tensorjax.pde._problems.ready_made import ReadyMade, finite, fourier_box, narrowest, positive
+from tensorjax.pde._problems.ready_made import ReadyMade, fourier_box, narrowest
 
 # Energy above the lowest, over the temperature, that a box holds, and standard deviations of a
 # start: exp(−18) is 1.5e-8.
@@ -188,85 +189,6 @@ class Kramers(ReadyMade):
         momentum = self.mass * self.temperature
         kinetic = np.exp(-(x[:, 1] ** 2) / (2 * momentum)) / np.sqrt(2 * np.pi * momentum)
         return Potential(self.potential, self.temperature).density(x[:, 0]) * kinetic
-
-
-@dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
-class Duffing(ReadyMade):
-    """Duffing oscillator with noise: dx = v dt, dv = (−δ v − α x − β x³) dt + √(2D) dW.
-
-    Coordinates (x, v); it is not driven. Without ``start`` it is at rest near the origin, in the
-    middle between the wells where α < 0. The box as in `Kramers`.
-
-    Attributes:
-      damping: δ.
-      stiffness: α.
-      cubic: β > 0, or 0 with α > 0.
-      intensity: D.
-      horizon: time to which the width of densities is estimated for the points of the box.
-      start: the initial state, u(0).
-      box: `Box` of the coordinates y.
-
-    Raises:
-      ValueError: parameters out of range.
-
-    Example:
-      >>> import numpy as np
-      >>> from tensorjax import pde
-      >>> problem = pde.Duffing(damping=1.0, intensity=0.3)
-      >>> solution = pde.integrate(problem, t1=0.2, tol=1e-3, coordinates="fixed")
-      >>> solution.result.value
-      'successful'
-
-    Source: T. K. Caughey, "Nonlinear theory of random vibrations", Adv. Appl. Mech. 11 (1971), for
-    the stationary density.
-    """
-
-    damping: float
-    stiffness: float
-    cubic: float
-    intensity: float
-    horizon: float
-
-    def __init__(
-        self,
-        damping: float = 0.5,
-        stiffness: float = -1.0,
-        cubic: float = 1.0,
-        intensity: float = 0.1,
-        *,
-        horizon: float = 10.0,
-        start: Start | None = None,
-        box: Box | None = None,
-    ):
-        positive(damping=damping, intensity=intensity, horizon=horizon)
-        finite(stiffness=stiffness, cubic=cubic)
-        well = Potential((0.0, 0.0, stiffness / 2, 0.0, cubic / 4), intensity / damping)
-        if start is None:
-            start = Gaussian([0.0, 0.0], np.diag([well.local, well.temperature]) / 2)
-        if box is None:
-            box = held(well, start, damping, 1.0, horizon)
-        super().__init__(
-            [None, well.force(2, 0)[2]], np.diag([0.0, intensity]), start, box,
-            matrix=[[0.0, 1.0], [-stiffness, -damping]],
-        )  # fmt: skip
-        self._set(
-            damping=damping, stiffness=stiffness, cubic=cubic, intensity=intensity, horizon=horizon
-        )  # fmt: skip
-
-    def stationary_density(self, x: ArrayLike) -> np.ndarray:
-        """Evaluates the stationary density exp(−(v²/2 + αx²/2 + βx⁴/4) δ/D)/Z of the oscillator.
-
-        Args:
-          x: points (m, 2) of (x, v).
-
-        Returns:
-          Values (m,).
-        """
-        x = np.asarray(x, np.float64)
-        t = self.intensity / self.damping
-        kinetic = np.exp(-(x[:, 1] ** 2) / (2 * t)) / np.sqrt(2 * np.pi * t)
-        well = Potential((0.0, 0.0, self.stiffness / 2, 0.0, self.cubic / 4), t)
-        return well.density(x[:, 0]) * kinetic
 
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)

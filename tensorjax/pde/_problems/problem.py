@@ -19,7 +19,7 @@ from tensorjax.pde._maps.affine_maps import AffineMap
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RightSide:
-    """Right side Q_y(v) of an equation in coordinates y: operators, source and reaction.
+    """Right side Q_y(v) of a PDE problem in coordinates y: operators, source and reaction.
 
     Attributes:
       box: of the grid.
@@ -44,13 +44,13 @@ class RightSide:
 
     @functools.cached_property
     def operators(self) -> tuple[TTMatrix, ...]:
-        """All linear operators of the right side, a tuple of TT-matrices to be summed."""
+        """All linear operators of a problem's right side, a tuple of TT-matrices to be summed."""
         if self.affine is None:
             return self.others
         return (affine_generator(self.box, *self.affine), *self.others)
 
     def terms(self, v: TT) -> list[Any]:
-        """Lists the linear terms and the source at v, for `tt.linear_combination`.
+        """Lists linear terms and source of a problem at v, for `tt.linear_combination`.
 
         Args:
           v: train on the grid of the box.
@@ -61,7 +61,7 @@ class RightSide:
         return terms_of(self.operators, self.source, v)
 
     def moving(self, sigma: ArrayLike, beta: ArrayLike | None = None) -> "RightSide":
-        """Returns the right side Q_y(v) − (Σ y + β)·∇v in coordinates that move as ẏ = Σ y + β.
+        """Returns a problem's right side Q_y(v) − (Σ y + β)·∇v in moving coordinates.
 
         The motion joins the affine part, whose TT-rank stays what it is.
 
@@ -77,7 +77,7 @@ class RightSide:
 
 
 def terms_of(operators: Sequence[TTMatrix], source: TT | None, v: TT) -> list[Any]:
-    """Returns pairs (operator, v), and the source if there is one, in the dtype of v.
+    """Returns pairs (operator of the problem, v), and its source if any, in the dtype of v.
 
     They have the dtype of v, for operators are in double precision whatever JAX's default is.
     """

@@ -15,15 +15,15 @@ from tensorjax._typing import ArrayLike, KeyOrGenerator
 from tensorjax.pde._arguments import coefficient, floats, hosted_cores
 from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._initial_states.functions_by_values import entrywise
+from tensorjax.pde._function_trains.functions_by_values import entrywise
 from tensorjax.pde._initial_states.initial_states import Start
 from tensorjax.pde._maps import characteristics
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._problems.affine_drift import affine_part, affine_velocity, diffusion_matrix
 from tensorjax.pde._problems.drifts import Field, Term, terms_of
-from tensorjax.pde._problems.linear_drift import OrnsteinUhlenbeck
+from tensorjax.pde._problems.ornstein_uhlenbeck import OrnsteinUhlenbeck
 from tensorjax.pde._problems.problem import Problem, RightSide
-from tensorjax.pde._problems.values_by_map import InFewSizes, Remembered
+from tensorjax.pde._problems.user_functions import InFewSizes, Remembered
 from tensorjax.tt._rounding import rounded_sums as fused
 
 # Number of random points of the box at which the sign of variable conductivities is checked.

@@ -16,6 +16,12 @@ _PATHS, _STEPS, _LONGEST, _BEYOND = 1000, 10, 2000, 1.5
 # Points per axis, at least and at most.
 _LEAST, _MOST = 24, 256
 
+# Half width of an axis over the largest standard deviation there, at 1e-7 of the top, and points
+# per standard deviation of the start; an axis has so many points at least.
+HALF_WIDTH, _POINTS, _AXIS = 5.7, 2.5, 32
+# Age of the start of a process on half-lines, over the horizon.
+AGE = 0.25
+
 Velocity = Callable[[np.ndarray], np.ndarray]
 
 
@@ -29,21 +35,6 @@ class ReadyMade(FokkerPlanck):
     offset: Any = dataclasses.field(init=False)
     interpretation: Any = dataclasses.field(init=False)
     cross_tol: float = dataclasses.field(init=False)
-
-
-def finite(**values: float) -> None:
-    """Raises ValueError for arguments that are not finite numbers."""
-    for name, value in values.items():
-        if not (np.ndim(value) == 0 and np.isfinite(value)):
-            raise ValueError(f"{name}: expected a finite number, got {value!r}")
-
-
-def positive(**values: float) -> None:
-    """Raises ValueError for arguments that are not positive finite numbers."""
-    finite(**values)
-    for name, value in values.items():
-        if not value > 0:
-            raise ValueError(f"{name}: expected a positive number, got {value!r}")
 
 
 def visited(
@@ -135,3 +126,29 @@ def fourier_box(low: Any, high: Any, width: Any, points: float) -> Box:
         n = int(np.clip(np.ceil(points * (b - a) / w), _LEAST, _MOST))
         axes.append(Axis("fourier", n + 1 - n % 2, float(a), float(b)))
     return Box(tuple(axes))
+
+
+def check_own(start: Any) -> None:
+    """Raises ValueError if the user gives an initial state without a box."""
+    if start is not None:
+        raise ValueError("box: expected a pde.Box with a start of your own, got None")
+
+
+def even_axis(low: float, high: float, narrow: float) -> Axis:
+    """Builds a Fourier axis that resolves densities of standard deviation ``narrow``."""
+    n = max(_AXIS, int(np.ceil(_POINTS * (high - low) / narrow)))
+    return Axis("fourier", n + n % 2, float(low), float(high))
+
+
+def log_axis(low: float, high: float, narrow: float, wide: float) -> Axis:
+    """Builds a logarithmic axis for densities whose log x has means in [low, high].
+
+    Args:
+      low: smallest mean of log x.
+      high: largest mean of log x.
+      narrow: smallest standard deviation of log x.
+      wide: largest standard deviation of log x.
+    """
+    # x² times the density, for the covariance, has its top 2 wide² further out.
+    flat = even_axis(low - HALF_WIDTH * wide, high + HALF_WIDTH * wide + 2 * wide**2, narrow)
+    return Axis("log", flat.n, float(np.exp(flat.low)), float(np.exp(flat.high)))

@@ -27,7 +27,7 @@ _NEGATIVE = 1e-6
 
 
 def train(cores: Sequence[Any]) -> TT:
-    """Wraps NumPy cores as a `TT` without copying them to a device."""
+    """Wraps NumPy cores as a `TT` for a right side, without copying them to a device."""
     return TT._unchecked(tuple(cores))
 
 

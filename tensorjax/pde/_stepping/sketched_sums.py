@@ -221,7 +221,7 @@ def _draw(modes: tuple[int, ...], width: int) -> tuple[list[Array], Array]:
 def truncated(
     cores: Cores, tol: float, cap: int | None = None, scale: float | None = None
 ) -> tuple[Rounded, list[int]]:
-    """Truncates a left-orthogonal train by its singular values, from the last core to the first.
+    """Truncates a left-orthogonal sum by its singular values, from last core to first.
 
     Returns:
       The result, and how many singular values of each bond exceed a fifth of the threshold.
@@ -250,7 +250,7 @@ def truncated(
 
 
 def _svd(a: Array) -> tuple[Array, Array, Array]:
-    """Computes the SVD of a wide matrix by a QR factorisation of its transpose."""
+    """Computes the SVD of a wide matrix in a sketched sum, by a QR of its transpose."""
     if a.shape[1] <= a.shape[0]:
         return np.linalg.svd(a, full_matrices=False)
     # QR first: an SVD of the small triangle in place of one of the wide matrix, many times the work

@@ -28,8 +28,8 @@ from tensorjax.pde._stepping.sketched_sums import (
     relative_norm,
     rounded,
 )
-from tensorjax.tt._linear.searches import amen_search
 from tensorjax.tt._linear.solve import solution
+from tensorjax.tt._linear.solvers import amen_search
 from tensorjax.tt._linear.system import System
 
 # Errors of stages, and of slopes that are kept, in units of the tolerance of the step.
@@ -274,7 +274,7 @@ def adams_bashforth(order: int) -> Stepper:
 
 
 def adams_weights(t: float, dt: float, times: Sequence[float]) -> np.ndarray:
-    """Computes the Adams–Bashforth weights of past slopes for a step [t, t + dt], over dt."""
+    """Computes the weights of past slopes in an Adams–Bashforth step [t, t + dt], over dt."""
     nodes = (np.asarray(times) - t) / dt
     powers = np.vander(nodes, increasing=True).T
     return np.linalg.solve(powers, 1 / np.arange(1, len(nodes) + 1))
@@ -336,7 +336,7 @@ def solved_by_amen(
     enrichment: int = _ENRICHMENT,
     sweeps: int = _SWEEPS,
 ) -> tuple[Cores, float]:
-    """Solves a linear system by AMEn in double precision; returns x and its residual."""
+    """Solves the linear system of an IMEX step by AMEn; returns x and its residual."""
     dtype = np.result_type(np.float64, operator.cores[0], load[0], guess[0])
     system = System(operator, train(load), train(guess), dtype, enrichment)
     search = amen_search("auto", "auto", cap, sweeps, enrichment, None)

@@ -13,8 +13,8 @@ from tensorjax._cores.contractions import absorb, einsum
 from tensorjax._cores.unfoldings import tall
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._placement import placed
-from tensorjax.tt._algebra import fold
 from tensorjax.tt._evaluation.evaluate import evaluate
+from tensorjax.tt._folding import fold
 from tensorjax.tt._rounding.rounded_trains import orthogonal_cores
 
 Index = tuple[int, ...]

@@ -12,9 +12,10 @@ import numpy as np
 
 from tensorjax._cores.contractions import absorb
 from tensorjax._cores.unfoldings import Cores
-from tensorjax.tt._cross.held_out_error import HeldOut, Sampler
+from tensorjax.tt._cross.held_out_error import HeldOut
 from tensorjax.tt._cross.jumps import edges
 from tensorjax.tt._cross.sampled_function import Oracle
+from tensorjax.tt._cross.train_entries import Sampler
 
 # Entries near the index sets.
 _NEAR = 500

@@ -29,7 +29,7 @@ _ROUNDOFF = 32 * float(np.finfo(np.float64).eps)
 
 
 class Sets:
-    """Nested index sets (pivots) of a cross interpolation, and the tensor's fibres through them.
+    """Nested index sets of a cross interpolation that greedy pivots enlarge, with their fibres.
 
     Attributes:
       left: left[k] (r_k, k) multi-indices; left[k + 1] ⊂ left[k] × mode k.
@@ -58,11 +58,11 @@ class Sets:
 
     @property
     def size(self) -> float:
-        """Absolute value of the function at the first pivot of a cross interpolation."""
+        """Absolute value of the function at the first greedy pivot."""
         return float(np.abs(self.fibres[-1][0, self._picked[-1][0], 0]))
 
     def largest(self) -> np.ndarray:
-        """Returns the multi-index of the largest entry on the fibres through the first pivot."""
+        """Returns the largest entry's multi-index on the fibres through the first greedy pivot."""
         fibres = [np.abs(f[0, :, 0]) for f in self.fibres]
         k = int(np.argmax([f.max() for f in fibres]))
         point = self.left[-1][0].copy()
@@ -70,7 +70,7 @@ class Sets:
         return point
 
     def cores(self) -> list[np.ndarray]:
-        """Builds the cores of the train that interpolates the tensor at its pivots."""
+        """Builds the cores of the train that interpolates the tensor at its greedy pivots."""
         return [self._core(k) for k in range(len(self.fibres))]
 
     def visit(
@@ -151,7 +151,7 @@ class Sets:
         return core
 
     def _rows(self, k: int) -> Part:
-        """Returns the row multi-indices of a block: each left one with each index of mode k."""
+        """Returns the row multi-indices of a block in which greedy pivots are sought."""
         n, left = self._oracle.shape[k], self.left[k]
         index = np.empty((len(left), n, k + 1), np.int64)
         index[:, :, :k] = left[:, None]
@@ -159,7 +159,7 @@ class Sets:
         return self._oracle.part(index.reshape(-1, k + 1), 0)
 
     def _columns(self, k: int) -> Part:
-        """Returns the column multi-indices of a block: each index of mode k with each right one."""
+        """Returns the column multi-indices of a block in which greedy pivots are sought."""
         n, right = self._oracle.shape[k], self.right[k + 1]
         index = np.empty((n, len(right), right.shape[1] + 1), np.int64)
         index[:, :, 0] = np.arange(n)[:, None]
@@ -190,7 +190,7 @@ class Sets:
         self._loose[k] = np.array(loose, np.int64).reshape(len(loose), columns.shape[1])
 
     def _factors(self, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns two matrices whose product interpolates the block of one bond at its pivots."""
+        """Returns two matrices whose product interpolates a block at its greedy pivots."""
         r = len(self.left[k])
         return self._core(k - 1).reshape(-1, r), self.fibres[k].reshape(r, -1)
 
@@ -236,7 +236,7 @@ class Sets:
 
 
 def _fibres_through(oracle: Oracle, point: np.ndarray) -> list[np.ndarray]:
-    """Evaluates the fibres of all modes through one entry, as cores (1, n_k, 1)."""
+    """Evaluates the fibres of all modes through the first pivot, as cores (1, n_k, 1)."""
     cuts = np.cumsum([0, *oracle.shape])
     index = np.tile(point, (cuts[-1], 1))
     for k, n in enumerate(oracle.shape):
@@ -326,7 +326,7 @@ def _interpolant(fibres: np.ndarray, picked: np.ndarray) -> np.ndarray:
 
 
 def divided(q: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Computes q R⁻¹ for a square matrix R, by least squares if R is singular.
+    """Computes q R⁻¹ for the pivot rows R, by least squares if R is singular.
 
     Example:
       >>> import numpy as np
@@ -344,7 +344,7 @@ def divided(q: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def _new_rows(rows: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Returns the distinct multi-indices of ``rows`` that are not among ``known``."""
+    """Returns the distinct multi-indices of ``rows`` that are not pivots already."""
     seen = set(map(tuple, known.tolist()))
     fresh = [r for r in dict.fromkeys(map(tuple, rows.tolist())) if r not in seen]
     return np.array(fresh, np.int64).reshape(len(fresh), rows.shape[1])

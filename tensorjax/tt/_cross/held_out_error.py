@@ -11,19 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tensorjax import linalg
-from tensorjax._cores import orthogonalization
-from tensorjax._cores.contractions import absorb, merge
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.tt._cross.sampled_function import Oracle
-from tensorjax.tt._evaluation.numpy_entries import near_one
+from tensorjax.tt._cross.train_entries import TELLING, Sampler, entries, squares
 
 # One in _GLANCE held-out entries is evaluated first; the others only if the error is at most _FAR
 # times the tolerance.
 _GLANCE, _FAR = 4, 10
-# Least number of held-out entries for their mean to be preferred to zero; and of entries that carry
-# the norm of f, for them to measure it.
-TELLING = 10
 # If the norms of f and of the train differ by more than this factor, one of them is wrong.
 _SAME_NORM = 2.0
 # n random entries miss a part of all entries that is larger than 3 / n with probability 5 %.
@@ -37,14 +31,6 @@ _DRAWN = 500
 _FEW_VALUES = 10
 # Error that such a function may have at entries not evaluated, for its error to count as known.
 _JUMPED = 0.1
-# Drawing from a train makes arrays (entries, n, r); the most elements of one.
-_DRAWING = 1 << 23
-# A product by groups costs about as much as gathering matrices of so many elements.
-_GATHERED = 1 << 14
-# Modes up to this size are made by merging cores: rows are grouped by their index, one at a time.
-_MERGED = 16
-# So many factors near one are multiplied before the rows are brought near one again.
-_TOGETHER = 32
 _EPS = float(np.finfo(np.float64).eps)
 
 
@@ -182,7 +168,7 @@ class HeldOut:
 
     def _terms(self) -> tuple[np.ndarray, np.ndarray, float]:
         """Returns the terms w |f|² and |f|² of held-out entries, normalised by their maxima."""
-        right = _squares(self.values)
+        right = squares(self.values)
         right = right / (right.max() or 1.0)
         terms = right / len(right) if self._weights is None else right * self._weights
         largest = float(terms.max())
@@ -231,7 +217,7 @@ class HeldOut:
     def rms(self) -> float:
         """Root mean square of a tensor's entries, estimated by held-out ones."""
         terms, _, largest = self._terms()
-        top = math.sqrt(float(_squares(self.values).max()))
+        top = math.sqrt(float(squares(self.values).max()))
         return top * math.sqrt(largest * float(terms.sum()))
 
     @property
@@ -242,7 +228,7 @@ class HeldOut:
 
     def agree(self, cores: Cores) -> bool:
         """Whether the norms of the train and of the tensor agree, by the held-out entries."""
-        right = _squares(self.values)
+        right = squares(self.values)
         w = self._weights if self._weights is not None else 1 / len(right)
         seen = float(np.sum(w * right))
         if seen <= 0:
@@ -256,7 +242,7 @@ class HeldOut:
 
     def errors(self, cores: Cores, count: int | None = None) -> np.ndarray:
         """Computes squared errors of a train at the first ``count`` held-out entries, or at all."""
-        wrong = _squares(entries(cores, self.index[:count]) - self.values[:count])
+        wrong = squares(entries(cores, self.index[:count]) - self.values[:count])
         self.worst = math.sqrt(wrong.max())
         return wrong
 
@@ -273,7 +259,7 @@ class HeldOut:
 
     def wrong(self, cores: Cores, index: np.ndarray, values: np.ndarray) -> np.ndarray:
         """Computes the absolute errors of a train at multi-indices with known values."""
-        return np.sqrt(_squares(entries(cores, index) - values))
+        return np.sqrt(squares(entries(cores, index) - values))
 
     def glance(self, cores: Cores, tol: float) -> Estimate:
         """Estimates the error of a train, from a quarter of the held-out entries if it is large."""
@@ -292,7 +278,7 @@ class HeldOut:
 
     def _estimate(self, wrong: np.ndarray, weights: Any = 1.0) -> Estimate:
         # Terms are taken relative to their mean: weights of a narrow peak are tiny.
-        right = weights * _squares(self.values[: len(wrong)])
+        right = weights * squares(self.values[: len(wrong)])
         wrong = weights * wrong
         scale = float(right.mean())
         if scale == 0:
@@ -308,105 +294,3 @@ class HeldOut:
         spread = float(np.std((wrong - ratio * right) / scale, ddof=1)) if len(right) > 1 else 1e300
         std = spread / (math.sqrt(len(right)) * 2 * math.sqrt(ratio))
         return Estimate(math.sqrt(ratio), max(std, _EPS * math.sqrt(ratio)))
-
-
-def _squares(x: Any) -> Any:
-    return (np.square(x.real) + np.square(x.imag)).sum(axis=1)
-
-
-def entries(cores: Cores, index: np.ndarray) -> np.ndarray:
-    """Evaluates a train of NumPy cores at multi-indices: (m, 1) or (m, components).
-
-    Cores far from one are scaled by powers of two, so that products of them are in range.
-    """
-    modes = index.shape[1]
-    cores, exponent = near_one(cores)
-    (first, *rest), (leading, *others) = _merged(cores[:modes], index)
-    v, powers = first[0, leading], exponent
-    for k, (core, i) in enumerate(zip(rest, others, strict=True), start=1):
-        v = _times_rows(v, core, i)
-        if k % _TOGETHER == 0:
-            v, e = linalg.normalized(v, 1)
-            powers = powers + e
-    v = v @ cores[-1][:, :, 0] if len(cores) > modes else v
-    return linalg.scaled(v, powers) if np.any(powers) else v
-
-
-def _merged(cores: Cores, index: np.ndarray) -> tuple[Cores, list[np.ndarray]]:
-    """Merges small neighbouring cores, and their indices, to evaluate many entries faster."""
-    out, at = [cores[0]], [index[:, 0]]
-    for core, i in zip(cores[1:], index.T[1:], strict=True):
-        if _shared(out[-1], core, len(index)):
-            out[-1], at[-1] = merge([out[-1], core]), at[-1] * core.shape[1] + i
-        else:
-            out.append(core)
-            at.append(i)
-    while len(out) > 1 and out[-1].shape[2] == 1 and _shared(out[-2], out[-1], len(index)):
-        core, i = out.pop(), at.pop()
-        out[-1], at[-1] = merge([out[-1], core]), at[-1] * core.shape[1] + i
-    return out, at
-
-
-def _shared(a: np.ndarray, b: np.ndarray, entries: int) -> bool:
-    """Whether merging two cores saves work in the evaluation of so many entries."""
-    (left, n, bond), (_, m, right) = a.shape, b.shape
-    saved = entries * (left * bond + bond * right - left * right)
-    # The first and the last core are tables, of which rows are picked.
-    small = n * m <= _MERGED or left == 1 or right == 1
-    return small and 2 * n * m * left * bond * right < saved
-
-
-def _times_rows(v: np.ndarray, core: np.ndarray, i: np.ndarray) -> np.ndarray:
-    """Multiplies each row vector by the slice of a core at the entry's index."""
-    if core.shape[2] == 1:
-        return (v * core[:, i, 0].T).sum(axis=1, keepdims=True)
-    slices = np.ascontiguousarray(core.transpose(1, 0, 2))
-    if len(v) * slices[0].size < _GATHERED * len(slices):
-        return np.matmul(v[:, None], slices[i])[:, 0]
-    out = np.empty((len(v), core.shape[2]), np.result_type(v, core))
-    for k, matrix in enumerate(slices):
-        chosen = np.flatnonzero(i == k)
-        out[chosen] = v[chosen] @ matrix
-    return out
-
-
-class Sampler:
-    """Sampler of multi-indices with probability |t|² / ‖t‖², for a train t.
-
-    Attributes:
-      log_norm: log ‖t‖, −inf if the train is zero.
-      most: entries to draw at once, at most.
-    """
-
-    def __init__(self, cores: Cores):
-        self._cores, exponent = orthogonalization.right_orthogonal(cores)
-        norm = float(np.linalg.norm(self._cores[0]))
-        self.log_norm = math.log(norm) + exponent * math.log(2) if norm > 0 else -math.inf
-        if norm > 0:
-            self._cores[0] = self._cores[0] / norm
-        self.most = max(TELLING, _DRAWING // max(c[0].size for c in cores))
-
-    def draw(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        """Draws multi-indices of a train by the Born rule, at most ``count``, mode by mode.
-
-        Source: A. Ferris, G. Vidal, "Perfect sampling with unitary tensor networks", Phys. Rev. B
-        85, 165146 (2012), section III; as `tt.sample`, which compiles a program for all ranks.
-        """
-        count = min(count, self.most)
-        v = np.ones((count, 1))
-        drawn = []
-        for core in self._cores:
-            rows = absorb(v, core)  # (count, n, r)
-            weights = np.cumsum((np.abs(rows) ** 2).sum(axis=2), axis=1)
-            u = rng.random((count, 1)) * weights[:, -1:]
-            i = np.minimum((weights <= u).sum(axis=1), core.shape[1] - 1)
-            v = rows[np.arange(count), i]
-            size = np.linalg.norm(v, axis=1, keepdims=True)
-            v = v / np.where(size > 0, size, 1)
-            drawn.append(i)
-        return np.stack(drawn, axis=1)
-
-    def log_density(self, index: np.ndarray) -> np.ndarray:
-        """Returns the log probabilities of multi-indices by the Born rule."""
-        with np.errstate(divide="ignore"):
-            return np.log(_squares(entries(self._cores, index)))

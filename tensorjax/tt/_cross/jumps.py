@@ -15,7 +15,7 @@ import itertools
 import numpy as np
 
 from tensorjax._cores.unfoldings import Cores
-from tensorjax.tt._cross.held_out_error import entries
+from tensorjax.tt._cross.train_entries import entries
 
 # A pair of neighbours is an edge if the train differs there by this part of what it differs by
 # between the ends where the bisection began.

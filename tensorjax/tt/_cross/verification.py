@@ -7,8 +7,9 @@ import numpy as np
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.tt._cross.approximation import Approximation
 from tensorjax.tt._cross.global_search import GlobalSearch
-from tensorjax.tt._cross.held_out_error import TELLING, UNKNOWN
+from tensorjax.tt._cross.held_out_error import UNKNOWN
 from tensorjax.tt._cross.progress import Status
+from tensorjax.tt._cross.train_entries import TELLING
 
 # A train this much more accurate than asked for seems to be exact.
 _LIKE_ZERO = 0.01

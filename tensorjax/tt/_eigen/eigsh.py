@@ -17,8 +17,8 @@ from tensorjax._cores.ranks import rank_bounds
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
-from tensorjax.tt._eigen.levels import Check, Levels, find_levels
-from tensorjax.tt._eigen.single_level import Pair, Search, Status, Sweep, widened
+from tensorjax.tt._eigen.eigenpairs import Check, Levels, find_levels
+from tensorjax.tt._eigen.single_eigenpair import Pair, Search, Status, Sweep, widened
 from tensorjax.tt._norms import _distance
 
 # Worst last: the status of a search for several pairs is the worst of theirs.

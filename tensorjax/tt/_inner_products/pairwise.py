@@ -16,7 +16,7 @@ from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
-from tensorjax.tt._algebra import fold
+from tensorjax.tt._folding import fold
 
 
 @placed

@@ -16,7 +16,7 @@ from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax.tt._linear import amen as amen
 from tensorjax.tt._linear import gmres as gmres
-from tensorjax.tt._linear.searches import NEAR, NULL, Search, amen_search, capped, gmres_search
+from tensorjax.tt._linear.solvers import NEAR, NULL, Search, amen_search, capped, gmres_search
 from tensorjax.tt._linear.system import Outcome, Report, System
 
 

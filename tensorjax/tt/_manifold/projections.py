@@ -19,7 +19,8 @@ from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._typing import Scalar
-from tensorjax.tt._algebra import _aligned, _check_alike, add, as_train, fold, unfold
+from tensorjax.tt._algebra import _aligned, _check_alike, add
+from tensorjax.tt._folding import as_train, fold, unfold
 from tensorjax.tt._manifold.tangent_vectors import (
     NOTHING,
     Arrays,
@@ -270,7 +271,7 @@ def retract(
 
 
 def _evened(t: TT) -> TT:
-    """Scales the cores of a train near one, so that parts of tangent vectors are of like size."""
+    """Scales cores of a point of the manifold near one, so that tangent parts are alike."""
     if choose_kernel("tt.tangent_project", (t,)) is NUMPY:
         with np.errstate(over="ignore"):
             squares = [linalg.host_energy(np.asarray(c)) for c in t.cores]
@@ -312,7 +313,7 @@ def _split_step(x: TT, xi: TT) -> TT:
 
 
 def _sum(a: jax.Array, p: Any, b: jax.Array, q: Any) -> tuple[jax.Array, Any]:
-    """Adds two arrays scaled by powers of two, a·2^p + b·2^q, as mantissa and exponent."""
+    """Adds two arrays of tangent vectors, a·2^p + b·2^q, as mantissa and exponent."""
     sizes = [
         jnp.where((m != 0).any(), linalg.exponent_of(m) + e, NOTHING) for m, e in ((a, p), (b, q))
     ]

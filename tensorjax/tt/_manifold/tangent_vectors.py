@@ -93,7 +93,7 @@ def tangent(at: Frame, deltas: Sequence[jax.Array], exponent: Any = 0, share: An
 
 
 def times_power(arrays: Sequence[jax.Array], exponent: Any) -> list[jax.Array]:
-    """Multiplies JAX arrays by 2^exponent; returns them unchanged for a static zero."""
+    """Multiplies parts of a tangent vector by 2^exponent; as they are for a static zero."""
     if not arrays or (isinstance(exponent, int) and exponent == 0):
         return list(arrays)
     dtype = jnp.finfo(arrays[0].dtype).dtype
@@ -211,7 +211,7 @@ def project(at: Frame, z: TT, even: bool = True) -> TT:
 
 
 def evened(cores: Sequence[jax.Array]) -> tuple[list[jax.Array], Any]:
-    """Scales cores by powers of two so that products of neighbours keep their size.
+    """Scales a tangent vector's cores so that products of neighbours keep their size.
 
     The norm of an orthogonal core is the root of its rank; a core near that one is left near one.
     """

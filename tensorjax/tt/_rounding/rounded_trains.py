@@ -35,7 +35,7 @@ from tensorjax._placement import placed, placed_like
 from tensorjax._transfer import on_device
 from tensorjax.linalg import Method
 from tensorjax.linalg._host_precision import budget
-from tensorjax.tt._algebra import folded
+from tensorjax.tt._folding import folded
 from tensorjax.tt._padding import padded_ranks, padded_to, trim
 
 Train = TypeVar("Train", TT, TTMatrix)

@@ -14,7 +14,8 @@ from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed, replicated
 from tensorjax.linalg._arrays import factor_dtype
-from tensorjax.tt._algebra import Train, folded, single
+from tensorjax.tt._algebra import Train, single
+from tensorjax.tt._folding import folded
 from tensorjax.tt._rounding.rounded_trains import orthogonal_cores
 
 

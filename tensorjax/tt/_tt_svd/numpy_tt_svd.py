@@ -19,6 +19,7 @@ from tensorjax._cores.contractions import absorb, merge
 from tensorjax._cores.unfoldings import tall
 from tensorjax.linalg import _predicted_times
 from tensorjax.linalg._arrays import adjoint
+from tensorjax.linalg._cholesky_qr import orthonormalized
 from tensorjax.linalg._gram import host_energy, host_gram, project
 from tensorjax.linalg._subspaces import Method
 from tensorjax.linalg._subspaces_on_host import (
@@ -28,7 +29,6 @@ from tensorjax.linalg._subspaces_on_host import (
     alone,
     columns_split,
     leading,
-    orthonormalized,
     recut,
     times,
 )

@@ -13,7 +13,7 @@ import numpy as np
 
 from tensorjax._cores.contractions import times_mode
 from tensorjax._cores.unfoldings import Cores
-from tensorjax.tt._cross.held_out_error import Sampler
+from tensorjax.tt._cross.train_entries import Sampler
 from tensorjax.tt.functions.bases import Basis
 from tensorjax.tt.functions.degree_choice import Values, uniform
 from tensorjax.tt.functions.evaluation import host_values

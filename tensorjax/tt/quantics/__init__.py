@@ -8,11 +8,18 @@ Example:
 """
 
 from tensorjax.tt.quantics.affine_maps import affine
+from tensorjax.tt.quantics.elementary_functions import (
+    constant,
+    cosine,
+    exponential,
+    polynomial,
+    sine,
+)
+from tensorjax.tt.quantics.fourier_transform import fourier
 from tensorjax.tt.quantics.indicators import box, delta, step
 from tensorjax.tt.quantics.operators import derivative, inverse_laplacian, laplacian, shift
 from tensorjax.tt.quantics.quadrature import weights
-from tensorjax.tt.quantics.trains import constant, cosine, exponential, polynomial, sine
-from tensorjax.tt.quantics.transforms import circulant, fourier, toeplitz
+from tensorjax.tt.quantics.toeplitz_matrices import circulant, toeplitz
 
 __all__ = [
     "affine",

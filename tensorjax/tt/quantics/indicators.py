@@ -11,8 +11,8 @@ from tensorjax._formats.trains import TT
 from tensorjax._typing import DTypeLike
 from tensorjax.tt._arrays.creation import unit
 from tensorjax.tt.quantics.digit_trains import automaton, over_dimensions, train
+from tensorjax.tt.quantics.elementary_functions import constant
 from tensorjax.tt.quantics.grids import QuanticsGrid, checked_grid, digits_of, sizes_of
-from tensorjax.tt.quantics.trains import constant
 
 # States of the automaton of an interval: digits so far equal those of both ends, of the lower end,
 # of the upper one, or of neither.

@@ -22,7 +22,7 @@ PACKED = 64  # arrays that share memory begin at multiples; XLA reads aligned me
 
 
 def padded(nbytes: int) -> int:
-    """Rounds a number of bytes up to whole disk blocks of 4096 bytes."""
+    """Rounds the bytes of an extent up to whole disk blocks of 4096 bytes."""
     return -(-nbytes // ALIGN) * ALIGN
 
 
@@ -99,14 +99,14 @@ def extents(places: Iterable[Place]) -> list[Extent]:
 
 @dataclass(frozen=True)
 class Spec:
-    """Checked shape and dtype of a tensor that a store is to hold."""
+    """Checked shape and dtype of a tensor that an extent is to hold."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
 
 
 def checked(name: str, like: Any) -> Spec:
-    """Returns the shape and dtype of a tensor to be stored; raises an error if unsuitable.
+    """Checks a tensor that is to get an extent: returns shape and dtype; raises if unsuitable.
 
     Raises:
         TypeError: if it has not, or the dtype cannot be stored.

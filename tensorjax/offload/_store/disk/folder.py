@@ -170,7 +170,7 @@ def keep_names(paths: Paths, index: _index.Index) -> None:
 
 
 def prepare(paths: Paths, index: _index.Index) -> list[Path]:
-    """Writes a store's next index and its copy to temporary files, which `adopt` renames.
+    """Writes the next index and its copy into a store's folder, as temporary files for `adopt`.
 
     Raises:
         CapacityError: if the disk is full; nothing is left.
@@ -185,7 +185,7 @@ def prepare(paths: Paths, index: _index.Index) -> list[Path]:
 
 
 def adopt(paths: Paths, fresh: Path, copy: Path) -> None:
-    """Makes a prepared index the committed one of a store, and keeps the previous index.
+    """Makes a prepared index the committed one of a store's folder; keeps the previous index.
 
     The copy is replaced first: it is never older than the index. Nothing is ever missing.
     """
@@ -207,7 +207,7 @@ def commit(
     sync: Callable[[], object],
     barrier: Callable[[], object] | None,
 ) -> None:
-    """Commits a store's state: syncs the data file, then replaces the index.
+    """Commits what a store's folder holds: syncs the data file, then replaces the index.
 
     ``fresh`` are the files of `prepare`, none for a store in memory; they are removed if ``sync``
     fails. ``barrier`` waits for the processes that commit together.
@@ -229,7 +229,7 @@ def commit(
 
 
 def checked_capacity(paths: Paths, index: _index.Index | None, capacity: int | None) -> int:
-    """Returns the capacity of a store's data file; raises an error if absent or too small.
+    """Checks a data file in a store's folder: returns its capacity; raises if too small.
 
     Raises:
         ValueError: if none is given for a new store.

@@ -200,13 +200,13 @@ def prepare(path: Path, content: bytes) -> Path:
 
 
 def rename(before: Path, after: Path) -> None:
-    """Renames a file and syncs the folder, so that the new name survives a crash."""
+    """Renames an index file and syncs the folder, so that the new name survives a crash."""
     os.rename(before, after)
     sync_folder(after.parent)
 
 
 def sync_folder(folder: Path) -> None:
-    """Syncs a folder, so that renamed files in it keep their names after a crash."""
+    """Syncs the folder of an index, so that renamed files in it keep their names after a crash."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -308,5 +308,5 @@ class _Leased:
 
 
 def _done(write: Any) -> bool:
-    """Whether a write to a store is complete; raises its error if it failed."""
+    """Whether a write to the trainer's storage is complete; raises its error if it failed."""
     return write.done() and write.result() is None

@@ -286,7 +286,7 @@ class Updater(WorkerThreads):
             _LOG.info("the state of %s is read again: staging memory is cut up", name)
 
     def _whole(self, name: str) -> bool:
-        """Whether a stored gradient is read together with its optimiser state."""
+        """Whether the updater reads a stored gradient together with its optimiser state."""
         here = self._groups[name].storage is self._spill
         return self._together and here and self._scheduler.ready[name].gradient is None
 

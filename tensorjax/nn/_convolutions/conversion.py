@@ -13,7 +13,7 @@ from tensorjax.contract._numpy_einsum import numpy_einsum
 from tensorjax.nn._convolutions.convolution_base import TensorConv
 from tensorjax.nn._convolutions.convolutions import CPConv, LowRankConv, TTConv, TuckerConv
 from tensorjax.nn._dense_checks import Gates, check_gates, check_plain, concrete
-from tensorjax.nn._dense_to_tensorised import (
+from tensorjax.nn._linear_conversion import (
     Certificate,
     certify,
     compressed,

@@ -7,7 +7,10 @@ import numpy as np
 from flax import nnx
 
 from tensorjax.nn._dense_checks import Gates, check_gates
-from tensorjax.nn._dense_to_tensorised import (
+from tensorjax.nn._embeddings.embedding import TTEmbedding
+from tensorjax.nn._embeddings.embedding_base import Embedding
+from tensorjax.nn._embeddings.padded import PaddedEmbed
+from tensorjax.nn._linear_conversion import (
     Certificate,
     certify,
     compressed,
@@ -15,9 +18,6 @@ from tensorjax.nn._dense_to_tensorised import (
     folded,
     parameters,
 )
-from tensorjax.nn._embeddings.embedding import TTEmbedding
-from tensorjax.nn._embeddings.embedding_base import Embedding
-from tensorjax.nn._embeddings.padded import PaddedEmbed
 from tensorjax.nn._parameters import MAX_BYTES, gate_dtype, settle
 
 
@@ -140,7 +140,7 @@ def to_embedding(layer: Embedding, *, max_bytes: int = MAX_BYTES) -> nnx.Embed:
 
 
 def _paired(table: np.ndarray) -> np.ndarray:
-    """Reorders a tensor's modes (m_1, …, m_d, n_1, …, n_d) to (m_1 n_1, …, m_d n_d)."""
+    """Reorders the modes (m_1, …, n_1, …) of a table to be converted to (m_1 n_1, …, m_d n_d)."""
     order = table.ndim // 2
     axes = [axis for k in range(order) for axis in (k, order + k)]
     return table.transpose(axes).reshape(

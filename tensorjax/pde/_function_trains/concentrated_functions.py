@@ -100,7 +100,7 @@ def _interpolated(
 
 
 def _weighted(columns: np.ndarray, power: np.ndarray) -> np.ndarray:
-    """Scales sample columns by their norm^(−p), where p is the power they were drawn with."""
+    """Scales sample columns of a concentrated function by their norm^(−p), p their power."""
     size = np.linalg.norm(columns, axis=0)
     columns, power, size = columns[:, size > 0], power[size > 0], size[size > 0]
     for p in np.unique(power):
@@ -123,7 +123,7 @@ def _table(f: Callable[[np.ndarray], np.ndarray]) -> Table:
 
 
 def _rows(a: np.ndarray, tol: float) -> tuple[np.ndarray, np.ndarray]:
-    """Selects rows of a matrix ``a``, and computes X with a ≈ X a[rows] to relative ``tol``."""
+    """Selects rows of a concentrated function's samples ``a``, and X with a ≈ X a[rows]."""
     rest = a.copy()
     most = min(a.shape)
     whole = float(np.sum(np.square(a)))
@@ -147,12 +147,12 @@ def _rows(a: np.ndarray, tol: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def entries(cores: Cores, index: np.ndarray) -> np.ndarray:
-    """Evaluates entries of a train at multi-indices (m, d)."""
+    """Evaluates a concentrated function's train at multi-indices (m, d)."""
     return _state(cores, index)[:, 0]
 
 
 def table_of(cores: Cores) -> Table:
-    """Returns a function that evaluates a train at all pairs of left and right multi-indices."""
+    """Returns a function that evaluates a concentrated function's train at pairs of parts."""
     mirrored = [c.transpose(2, 1, 0) for c in reversed(cores)]
 
     def table(left: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -163,7 +163,7 @@ def table_of(cores: Cores) -> Table:
 
 
 def _state(cores: Cores, index: np.ndarray) -> np.ndarray:
-    """Multiplies the first k cores of a train at multi-indices (m, k): an array (m, r)."""
+    """Multiplies the first cores of a concentrated function's train at multi-indices: (m, r)."""
     state = cores[0][0, index[:, 0]]
     for core, i in zip(cores[1:], index.T[1:], strict=True):
         state = np.matmul(state[:, None], np.ascontiguousarray(core.transpose(1, 0, 2))[i])[:, 0]
@@ -171,7 +171,7 @@ def _state(cores: Cores, index: np.ndarray) -> np.ndarray:
 
 
 def powers(tol: float, dim: int) -> tuple[float, ...]:
-    """Returns the powers p of |f|^(2p) from which sample points of f are drawn, for ``tol``.
+    """Returns the powers p of |f|^(2p) from which points of a concentrated f are drawn.
 
     Their densities reach to where a Gaussian is ``tol`` of its peak.
     """
@@ -181,7 +181,7 @@ def powers(tol: float, dim: int) -> tuple[float, ...]:
 
 
 def from_train(cores: Cores, tol: float) -> Draw:
-    """Returns a function that draws multi-indices with densities ∝ |v|^(2p) of a train v.
+    """Returns a function that draws multi-indices where a concentrated train v is large.
 
     It is exact for p = 1; else the density is taken axis by axis.
     """

@@ -18,7 +18,7 @@ from tensorjax._cores.unfoldings import Cores
 from tensorjax.tt._eigen import block_dmrg as block
 from tensorjax.tt._eigen import dmrg_sweeps as dmrg
 from tensorjax.tt._eigen.local_problems import Local, Rule, lowest
-from tensorjax.tt._eigen.single_level import (
+from tensorjax.tt._eigen.single_eigenpair import (
     Course,
     Pair,
     Search,

@@ -12,6 +12,7 @@ from tensorjax._typing import JaxOrHost
 from tensorjax.linalg._arrays import (
     Array,
     adjoint,
+    energy,
     epsilon,
     is_host,
     matmul,
@@ -19,11 +20,7 @@ from tensorjax.linalg._arrays import (
     wide,
 )
 from tensorjax.linalg._host_precision import VERIFY_BELOW
-from tensorjax.linalg._scaling import (
-    energy,
-    normalized,
-    scaled,
-)
+from tensorjax.linalg._scaling import normalized, scaled
 from tensorjax.linalg._subspaces import (
     Method,
     choose,

@@ -218,7 +218,7 @@ def compressed(
 
 
 def _idle(modes: Sequence[int], ranks: Sequence[int]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Returns cores and gates of a zero train that can be trained: only the last core is zero."""
+    """Converts a zero weight to cores and gates that can be trained: only the last core is zero."""
     rng, full = np.random.default_rng(0), (1, *ranks, 1)
     shapes = [(full[k], n, full[k + 1]) for k, n in enumerate(modes)]
     cores = [rng.standard_normal(s) / math.sqrt(s[0] * s[1]) for s in shapes[:-1]]
@@ -228,7 +228,7 @@ def _idle(modes: Sequence[int], ranks: Sequence[int]) -> tuple[list[np.ndarray],
 def canonical(
     cores: Sequence[np.ndarray], cutoff: float
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Moves the singular values of a left-orthonormal train into gates; returns cores and gates.
+    """Moves the singular values of a converted layer's train into gates; returns both.
 
     Args:
       cores: d ≥ 2 arrays (r_{k−1}, n_k, r_k), left-orthonormal up to rounding.
@@ -253,7 +253,7 @@ def canonical(
 
 
 def _balanced(cores: list[np.ndarray]) -> list[np.ndarray]:
-    """Rescales the cores of a train to equal norms, without changing the tensor."""
+    """Rescales the cores of a converted layer to equal norms, without changing the tensor."""
     norms = [float(np.linalg.norm(c)) for c in cores]
     mean = math.exp(sum(map(math.log, norms)) / len(norms))
     return [c * (mean / norm) for c, norm in zip(cores, norms, strict=True)]
@@ -262,7 +262,7 @@ def _balanced(cores: list[np.ndarray]) -> list[np.ndarray]:
 def _shared(
     cores: list[np.ndarray], gates: list[np.ndarray]
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Multiplies the roots of all gates into the neighbouring cores; the gates become ones."""
+    """Multiplies the roots of a converted layer's gates into its cores; the gates become ones."""
     roots = [np.ones(1), *map(np.sqrt, gates), np.ones(1)]
     cores = [roots[k][:, None, None] * c * roots[k + 1] for k, c in enumerate(cores)]
     return cores, [np.ones_like(g) for g in gates]
@@ -271,7 +271,7 @@ def _shared(
 def dense_matrix(
     layer: Any, kinds: Any, name: str, sides: Sequence[str], tol: Any, rank: Any, max_bytes: int
 ) -> np.ndarray:
-    """Returns the weight matrix of a dense layer in double precision; checks the layer.
+    """Returns the weight matrix of a dense layer to be converted, in double precision.
 
     ``kinds`` are types that the layer may have, Flax's own first; ``name`` and ``sides`` are its
     attributes with the matrix and with the numbers of rows and columns.
@@ -298,7 +298,7 @@ def dense_matrix(
 def folded(
     matrix: np.ndarray, rows: Sequence[int], columns: Sequence[int], max_bytes: int
 ) -> np.ndarray:
-    """Reshapes a matrix, padded with zeros, to a tensor of row modes and column modes."""
+    """Reshapes a matrix to be converted, padded with zeros, to a tensor of row and column modes."""
     sides = math.prod(rows), math.prod(columns)
     check_bytes(math.prod(sides), np.float64, max_bytes)
     padding = [(0, side - n) for side, n in zip(sides, matrix.shape, strict=True)]
@@ -307,7 +307,7 @@ def folded(
 
 @_check.double_of_ours()
 def _truncated(x: np.ndarray, tol: float | None, rank: Any) -> list[np.ndarray]:
-    """Computes left-orthonormal TT-cores of a tensor, truncated by tolerance or ranks."""
+    """Computes left-orthonormal TT-cores of a weight to be converted, by tolerance or ranks."""
     caps = None if rank is None else train_ranks(rank, x.shape)
     if tol is not None:
         train = tt.from_dense(x, tol=tol)
@@ -319,7 +319,7 @@ def _truncated(x: np.ndarray, tol: float | None, rank: Any) -> list[np.ndarray]:
 
 @_check.double_of_ours()
 def truncated_modes(x: np.ndarray, tol: float | None, rank: Any) -> tuple[Any, list[Any]]:
-    """Computes core and factors of a tensor by ST-HOSVD, by tolerance, ranks or both."""
+    """Computes core and factors of a weight to be converted by ST-HOSVD."""
     caps = None if rank is None else bounded(rank, x.shape, "mode")
     found = None if tol is None else tucker.from_dense(x, tol=tol)
     if found is not None and caps is not None and any(map(int.__gt__, found.ranks, caps)):

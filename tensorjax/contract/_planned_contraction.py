@@ -33,7 +33,7 @@ class Model:
     differentiable: tuple[bool, ...]
 
     def ready(self, operand: int) -> bool:
-        """Whether an operand can be multiplied as it is, up to a reshape."""
+        """Whether an operand of a planned contraction can be multiplied as it is or reshaped."""
         same = self.network.squeezed(operand) == self.network.reduced[operand]
         return same and self.operand_sizes[operand] == self.common_size
 
@@ -42,7 +42,7 @@ class Model:
 
     @property
     def fixed_bytes(self) -> int:
-        """Bytes of a contraction's operands and result together."""
+        """Bytes of a planned contraction's operands and result together."""
         operands = range(len(self.network.shapes))
         return sum(map(self.operand_bytes, operands)) + self.output_bytes
 
@@ -52,7 +52,7 @@ class Model:
 
 
 def looped(model: Model, slices: Slices) -> frozenset[int]:
-    """Returns the numbers of the operands and products that depend on a sliced label."""
+    """Returns which operands and products of a planned contraction depend on a sliced label."""
     n = len(model.network.reduced)
     found = {i for i, term in enumerate(model.network.reduced) if set(term) & slices.keys()}
     for k, step in enumerate(model.steps):
@@ -62,7 +62,7 @@ def looped(model: Model, slices: Slices) -> frozenset[int]:
 
 
 def levels(model: Model, slices: Slices) -> list[tuple[str, int]]:
-    """Returns the sliced labels with their numbers of slices, outermost loop first."""
+    """Lists a planned contraction's sliced labels with their slices, outermost loop first."""
     output = model.network.reduced_output
     outer = [(label, slices[label]) for label in output if label in slices]
     return outer + [(label, count) for label, count in slices.items() if label not in output]

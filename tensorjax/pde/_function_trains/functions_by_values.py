@@ -12,8 +12,8 @@ from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax.pde._arguments import hosted_cores
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._initial_states import concentrated_functions as skeleton
-from tensorjax.pde._initial_states.concentrated_functions import Draw
+from tensorjax.pde._function_trains import concentrated_functions as skeleton
+from tensorjax.pde._function_trains.concentrated_functions import Draw
 
 
 def crossed(name: str, f: Callable[[Any], Any], box: Box, tol: float, seed: int = 0) -> Cores:

@@ -10,7 +10,7 @@ import optax
 
 from tensorjax import _check
 from tensorjax._typing import Optimizer
-from tensorjax.optim._prune import Gates
+from tensorjax.optim._gate_pruning import Gates
 from tensorjax.optim._rank_adaptive_options import Options, Switch, Weight, known
 from tensorjax.optim._size_polynomial import Measure, checked, polynomial, total
 from tensorjax.optim._state import UNKNOWN, RankAdaptiveState

@@ -15,7 +15,7 @@ import numpy as np
 from tensorjax import _chebyshev
 from tensorjax._cores.contractions import einsum, times_mode
 from tensorjax._cores.unfoldings import Cores
-from tensorjax.pde._initial_states.functions_by_values import crossed
+from tensorjax.pde._function_trains.functions_by_values import crossed
 
 # Points of the fine grid that are compared.
 _TESTS = 128

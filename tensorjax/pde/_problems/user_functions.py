@@ -130,3 +130,24 @@ class Remembered:
                 self._known.pop(next(iter(self._known)))
             self._known[key] = make()
         return self._known[key]
+
+
+def check_periodic(name: str, box: Any, values: Callable[[np.ndarray], Any]) -> None:
+    """Raises ValueError if a function of points differs at the two ends of a periodic axis."""
+    low = np.array([axis.low for axis in box.axes])
+    lengths = np.array([axis.length for axis in box.axes])
+    x = low + lengths * np.random.default_rng(0).random((16, len(lengths)))
+    for k, axis in enumerate(box.axes):
+        if axis.kind != "periodic":
+            continue
+        ends = [np.where(np.arange(box.dim) == k, at, x) for at in (axis.low, axis.high)]
+        found = [values(point) for point in (*ends, x)]
+        if any(map(_check.is_traced, found)):
+            return
+        first, last, inside = map(np.asarray, found)
+        if np.abs(first - last).max() > 1e-4 * np.abs(inside).max():
+            raise ValueError(
+                f"{name}: expected the same values at both ends of axis {k}, {axis.low:g} and "
+                f"{axis.high:g}, which is periodic; take a function of that period, or a kind of "
+                'axis that is not "periodic"'
+            )

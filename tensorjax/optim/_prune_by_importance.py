@@ -127,7 +127,7 @@ def prune(
 
 
 def _worth(params: Any, gates: dict[int, Any], importance: Any) -> dict[int, np.ndarray]:
-    """Returns the importance of every gate that is not zero, and −1 for gates of zero."""
+    """Returns the importance by which nonzero gates are pruned, and −1 for gates of zero."""
     given: dict[Any, Any] = {}
     if importance is not None:
         paths, leaves, _ = flatten(importance)

@@ -1,0 +1,1 @@
+"""Trains of functions on boxes, from values at selected points."""

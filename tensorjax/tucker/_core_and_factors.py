@@ -1,0 +1,64 @@
+"""Arithmetic on core and factors of a Tucker tensor: unfolding, products, scaling, QR."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import linalg
+from tensorjax._cores.contractions import times_mode
+from tensorjax._cores.scaling import near_one, shared_out
+from tensorjax._formats.trains import TT
+from tensorjax.tucker._types import Tucker
+
+
+def unfold(x: Any, k: int) -> Any:
+    """Unfolds a dense array along mode k to a matrix (n_k, ∏ of the other sizes)."""
+    xp = np if linalg.is_host(x) else jnp
+    return xp.moveaxis(x, k, 0).reshape(x.shape[k], math.prod(x.shape[:k] + x.shape[k + 1 :]))
+
+
+def times(core: Any, matrices: Sequence[Any]) -> Any:
+    """Multiplies each mode of a Tucker core, dense or a train, by a matrix."""
+    if isinstance(core, TT):
+        pairs = zip(core.cores, matrices, strict=True)
+        return TT._unchecked(tuple(times_mode(c, m) for c, m in pairs))
+    xp = np if linalg.is_host(core) else jnp
+    for k, m in enumerate(matrices):
+        if m is None:
+            continue
+        image = linalg.matmul(m, unfold(core, k))
+        core = xp.moveaxis(image.reshape(len(image), *core.shape[:k], *core.shape[k + 1 :]), 0, k)
+    return core
+
+
+def orthonormalized(t: Tucker) -> tuple[Any, list[Any]]:
+    """Orthonormalises Tucker factors by QR; returns the updated core and the factors."""
+    pairs = [linalg.qr(u) for u in t.factors]
+    return times(t.core, [r for _, r in pairs]), [q for q, _ in pairs]
+
+
+def near_one_parts(t: Tucker) -> tuple[Tucker, Any]:
+    """Scales all arrays of a Tucker tensor near one by powers of two; returns the exponent too."""
+    leaves, structure = jax.tree.flatten(t)
+    leaves, exponent = near_one(leaves)
+    return jax.tree.unflatten(structure, leaves), exponent
+
+
+def scaled_back(core: Any, factors: Sequence[Any], exponent: Any) -> Tucker:
+    """Multiplies a Tucker tensor by 2^exponent: its core, or all arrays if that would overflow."""
+    if isinstance(core, TT):
+        return Tucker._unchecked(
+            TT._unchecked(tuple(shared_out(core.cores, exponent))), tuple(factors)
+        )
+    *factors, core = shared_out([*factors, core], exponent)
+    return Tucker._unchecked(core, tuple(factors))
+
+
+def on_host(t: Tucker) -> Tucker:
+    """Copies a Tucker tensor to NumPy arrays on the host, in double precision."""
+    wide = np.result_type(linalg.factor_dtype(t.dtype), np.float64)
+    return jax.tree.map(lambda leaf: np.asarray(leaf).astype(wide, copy=False), t)
