@@ -255,7 +255,7 @@ def unknown(kind: type[NoArray], name: str) -> str:
     if name.startswith("_"):
         return message
     known = _instead(kind, name)
-    if known is not None:
+    if known is not None and name != "round":  # a method of trains elsewhere, of lower ranks
         return f"{message}; here it is {known}"
     if name not in _functions(kind):
         return message

@@ -39,9 +39,8 @@ Example:
   (1, 3, 3, 1)
 """
 
-from tensorjax import _listing
 from tensorjax._formats.trains import TT, TTMatrix
-from tensorjax.tt import functions, patches, quantics
+from tensorjax.tt import _listing, functions, patches, quantics
 from tensorjax.tt._algebra import (
     add,
     concatenate,
