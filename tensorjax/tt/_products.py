@@ -18,7 +18,6 @@ from tensorjax.tt._algebra import (
     exact_product,
     scale,
 )
-from tensorjax.tt._broadcasting import together
 from tensorjax.tt._folding import fold, unfold
 from tensorjax.tt._rounding.rounded_trains import round
 from tensorjax.tt._rounding.sums_of_products import (
