@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.compiling import flags
+from tests.compiling import flags, share_contexts
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "Agg")
@@ -23,6 +23,7 @@ import pytest
 
 LONG_CASES = frozenset((Path(__file__).parent / "long_cases.txt").read_text("utf-8").splitlines())
 
+end_contexts = share_contexts()
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -52,6 +53,7 @@ def _caches() -> Iterator[None]:
     """Drops the compiled programs of a file: those of all files would exhaust memory maps."""
     yield
     jax.clear_caches()
+    end_contexts()
 
 
 @pytest.fixture

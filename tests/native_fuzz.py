@@ -109,6 +109,35 @@ def an_entrywise_product(rng: np.random.Generator) -> Call:
     return Call("tensorjax_multiply", [batched(c, axes) for c in (*x, *y)], results)
 
 
+def an_exact_product(rng: np.random.Generator) -> Call:
+    order, dtype = int(rng.integers(1, 5)), rng.choice(["float32", "float64", "complex64"])
+    m, n, k = rng.integers(1, 5, (3, order)).tolist()
+    sums, four = rng.random() < 0.5, rng.random() < 0.5
+    modes = list(zip(m, n, strict=True)) if sums or four else [(i,) for i in n]
+    other = list(zip(n, k, strict=True)) if sums and four else [(i,) for i in n] if sums else modes
+    x, y = (_train(rng, sizes, dtype) for sizes in (modes, other))
+    results = []
+    for a, b in zip(x, y, strict=True):
+        middle = (a.shape[1], *b.shape[2:-1]) if sums else b.shape[1:-1]
+        results.append(((a.shape[0] * b.shape[0], *middle, a.shape[-1] * b.shape[-1]), dtype))
+    return Call("tensorjax_product", [*x, *y], results, sums=np.int64(sums))
+
+
+def _train(rng: np.random.Generator, modes: Any, dtype: Any) -> list[np.ndarray]:
+    ranks = bonds(rng, len(modes))
+    shapes = [(r, *n, s) for r, n, s in zip(ranks, modes, ranks[1:], strict=False)]
+    size = 10.0 ** rng.choice([0, 0, 30])
+    return [(size * normal(rng, shape, dtype)).astype(dtype) for shape in shapes]
+
+
+def an_overlap(rng: np.random.Generator) -> Call:
+    order, dtype = int(rng.integers(1, 6)), rng.choice(["float32", "float64"])
+    modes = rng.integers(1, 7, order).tolist()
+    trains = [cores(rng, modes, bonds(rng, order, 18), dtype) for _ in range(rng.integers(1, 3))]
+    sizes = {"order": np.int64(order), "root": np.int64(len(trains) == 1)}
+    return Call("tensorjax_overlap", [c for t in trains for c in t], [((), dtype)], **sizes)
+
+
 def a_sketch(rng: np.random.Generator) -> Call:
     dtype, axes = rng.choice(["float32", "float64"]), lead(rng)
     batch, n, j, r, k = rng.integers(1, 9, 5).tolist()
@@ -269,7 +298,10 @@ def _raw(rng: np.random.Generator) -> None:
     host_calls.call(*calls[rng.integers(len(calls))])
 
 
-ENTRIES = (a_rounding, an_inner_product, an_entrywise_product, a_sketch, a_lookup)
+ENTRIES = (
+    a_rounding, an_inner_product, an_overlap, an_entrywise_product, an_exact_product, a_sketch,
+    a_lookup,
+)  # fmt: skip
 
 
 def main(seed: int, count: int) -> None:

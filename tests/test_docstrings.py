@@ -5,6 +5,7 @@ import builtins
 import dataclasses
 import doctest
 import inspect
+import pydoc
 import re
 import textwrap
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tensorjax import tt
 from tests import public_surface
 from tests.public_surface import Public
 
@@ -59,6 +61,17 @@ def test_public_classes_name_their_fields(package):
         for fault in class_faults(kind)
     ]
     assert not found, "\n".join(found)
+
+
+def test_help_of_a_package_is_its_table_of_names():
+    """Not the documentation of everything in it, which `help` of each name prints as ever."""
+    text = pydoc.plain(pydoc.render_doc(tt))
+    assert len(text.splitlines()) < 100
+    assert set(tt.__all__) == set(dir(tt)) <= set(re.findall(r"\w+", text.partition("PACKAGE")[0]))
+    for name in ("TT", "round", "SolveInfo"):
+        full = inspect.getdoc(getattr(tt, name)).splitlines()
+        assert all(line in pydoc.render_doc(getattr(tt, name)) for line in full)
+        assert name in dict(inspect.getmembers(tt))
 
 
 def faults(f: Public) -> Iterator[str]:

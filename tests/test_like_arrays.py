@@ -1,12 +1,15 @@
 """What a user of NumPy tries first on a train: it does what arrays do, or names the function."""
 
+import math
+import operator
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tensorjax import tt, tucker
-from tests.oracles import cores, dense, error, norm, normal
+from tensorjax import mera, tt, tucker
+from tests.oracles import cores, dense, error, norm, normal, tucker_dense
 
 DTYPES = (np.float32, np.float64, np.complex64, np.complex128, jnp.bfloat16)
 
@@ -148,6 +151,27 @@ NAMED = {
     "t.transpose()": "t.T", "t.H": "tt.conj", "t.numpy()": "tt.to_dense", "abs(t)": "tt.map",
     "t / u": "tt.divide", "1 / t": "tt.map", "t ** -1": "tt.map", "t ** 0.5": "tt.map",
     "np.sum(k)": "tucker.to_dense", "k == k2": "tucker.distance", "bool(k)": "tucker.norm",
+    "np.exp(t)": "tt.map(numpy.exp", "jnp.exp(t)": "tt.map(numpy.exp", "np.maximum(t, u)": "tt.map",
+    "jnp.sum(t)": "tt.sum", "jnp.linalg.norm(t)": "tt.norm", "jnp.where(True, t, u)": "tt.map",
+    "jax.jit(jnp.dot)(t, u)": "t @ x", "jnp.stack([t, u])": "tt.concatenate",
+    "np.round(t)": "tt.round", "round(t)": "tt.round", "round(t, 2)": "tt.map",
+    "float(t)": "t[0", "int(t)": "t[0", "complex(t)": "t[0", "math.sqrt(t)": "tt.map",
+    "math.floor(t)": "tt.map", "t % 2": "tt.map(numpy.remainder", "2 // t": "tt.map",
+    "divmod(t, u)": "tt.map", "t < u": "tt.map(numpy.less,", "np.ones(3) >= t": "tt.map",
+    "jnp.float32(2) < t": "tt.map", "max(t, u)": "tt.map", "~t": "tt.map", "t & 1": "tt.map",
+    "2 ** t": "tt.map(numpy.power", "t ** t": "tt.map(numpy.power",
+    "np.ones(3) @ t": "mode_product", "jnp.ones(3) @ t": "mode_product",
+    "jnp.ones(3) / t": "tt.map", "np.add(t, np.ones(3))": "scalar",
+    "np.add.reduce(t)": "tt.to_dense", "np.add(t, u, out=np.ones((2, 3)))": "x + y",
+    "t.__delitem__(0)": "does not change", "jax.jit(lambda t, n: t**n)(t, 2)": "static",
+    "np.exp(k)": "tucker.to_tt", "float(k)": "t[0", "round(k)": "tucker.round", "k / k2": "tt.map",
+    "jnp.sum(k)": "tucker.to_dense", "abs(k)": "tucker.to_tt", "k @ k": "tucker.to_dense",
+    "np.exp(f)": "tt.functions.compose(numpy.exp", "f.integrate": "tt.functions.integrate",
+    "jnp.sum(f)": "to_dense", "1 / f": "tt.functions.compose", "f % 2": "tt.functions.compose",
+    "np.exp(m)": "mera.to_tt", "jnp.linalg.norm(m)": "mera.norm", "m.norm()": "mera.norm",
+    "m / m": "mera.to_tt", "float(m)": "mera.to_tt", "m < 1": "mera.to_tt",
+    "np.sum(p)": "tt.patches.sum", "jnp.exp(p)": "tt.patches.to_dense", "p ** 2": "to_dense",
+    "float(p)": "tt.patches.to_dense", "p * p": "unsupported", "jnp.dot(p, p)": "to_dense",
     "k.conjugate()": "no attribute", "k.real": "tucker.real", "k.full()": "tucker.to_dense",
     "a == b": "tt.distance", "a.trace()": "tt.trace", "a.H": "tt.conj", "a[0:2]": "tuple",
 }  # fmt: skip
@@ -157,7 +181,10 @@ def test_errors_name_the_function(key):
     t, u = tt.random(key, (2, 3), 2), tt.ones((2, 3))
     names = {
         "np": np, "jnp": jnp, "t": t, "u": u, "a": tt.identity((2, 3)), "b": tt.identity((2, 3)),
-        "k": tucker.random(key, (2, 3), 2), "k2": tucker.random(key, (2, 3), 2),
+        "k": tucker.random(key, (2, 3), 2), "k2": tucker.random(key, (2, 3), 2), "jax": jax,
+        "math": math, "m": mera.random(key, (2,) * 4, 2), "f": tt.functions.FunctionTrain(
+            [tt.functions.Chebyshev(n - 1) for n in t.shape], t),
+        "p": tt.patches.PatchedTT((2, 3), [()], [t]),
     }  # fmt: skip
     for expression, word in NAMED.items():
         with pytest.raises((TypeError, ValueError, AttributeError, IndexError)) as caught:
@@ -173,3 +200,46 @@ def test_errors_name_the_function(key):
     expected = dense(t)
     expected[entry] = 5
     close(changed, expected)
+
+
+def test_functions_that_are_operators_give_what_these_give(rng, key):
+    t, u = tt.random(key, (2, 3), 2), tt.random(key, (2, 3), 1)
+    a, b, k = tt.identity((2, 3)), tt.ones_matrix((2, 3), (2, 3)), tucker.random(key, (2, 3), 2)
+    pairs = ((t, u), (a, b), (t, 2), (2, t), (a, np.float32(3)), (np.ones(6, "f4"), a))
+    names = {"add": "add", "subtract": "sub", "multiply": "mul", "negative": "neg",
+             "positive": "pos", "divide": "truediv", "matmul": "matmul",
+             "power": "pow"}  # fmt: skip
+    for pair in pairs:
+        for name, sign in names.items():
+            f, theirs = getattr(np, name), getattr(operator, sign)
+            trains = [x for x in pair if isinstance(x, tt.TT | tt.TTMatrix)]
+            given = pair if f.nargs == 3 else trains[:1]
+            try:
+                expected = theirs(*given)
+            except (TypeError, ValueError) as refused:
+                with pytest.raises(type(refused)):
+                    f(*given)
+                continue
+            found = f(*given)
+            assert type(found) is type(expected)
+            assert all(map(np.array_equal, jax.tree.leaves(found), jax.tree.leaves(expected)))
+    assert (np.size(t), np.size(a), np.size(a, 1), np.size(k), np.size(t, (0, 1))) == (
+        6,
+        36,
+        6,
+        6,
+        6,
+    )
+    assert np.size(tt.ones((10,) * 30)) == 10**30
+    total = np.zeros((), t.dtype)
+    total += t  # NumPy asks for the sum in place, which no array can hold
+    close(total, dense(t))
+    for power in (np.array(2), jnp.array(2), 2.0):
+        close(t**power, dense(t) ** 2)
+    values, g = (
+        tucker_dense(k),
+        tt.functions.FunctionTrain([tt.functions.Chebyshev(2)] * 2, tt.ones((3, 3))),
+    )
+    for power in (0, 1, 3):
+        assert error(tucker_dense(k**power), values**power) <= 1e-5 * norm(values**power)
+        np.testing.assert_allclose((g**power)([0.5, 0.2]), g([0.5, 0.2]) ** power, rtol=1e-5)

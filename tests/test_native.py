@@ -845,6 +845,40 @@ def test_entrywise_products_of_large_trains() -> None:
 
 
 @built
+@built
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
+def test_products_in_one_call_are_numpys(dtype: str) -> None:
+    """Later calls of trains with values, and sizes of cores whose products leave the range."""
+    rng = np.random.default_rng([42, len(dtype), ord(dtype[0])])
+    large = 1e30 if dtype in ("float32", "complex64") else 1e200
+    m, n, k = rng.integers(1, 5, (3, 3)).tolist()
+    sizes = [(large, 1 / large), (1 / large, large), (1.0, 1.0)]
+
+    def train(modes: Any, of: int) -> Any:
+        ranks = [1, *rng.integers(1, 5, 2).tolist(), 1]
+        shapes = [(2, r, *n, s) for r, n, s in zip(ranks, modes, ranks[1:], strict=False)]
+        drawn = [rng.standard_normal(shape) for shape in shapes]
+        cores = [c[0] + 1j * c[1] if dtype[0] == "c" else c[0] for c in drawn]
+        kind = tt.TTMatrix if len(modes[0]) == 2 else tt.TT
+        return kind([(size[of] * c).astype(dtype) for size, c in zip(sizes, cores, strict=True)])
+
+    x, y = (train([(i,) for i in n], of) for of in (0, 0))
+    a, b = (train(list(zip(*modes, strict=True)), 0) for modes in ((m, n), (n, k)))
+    v = train([(i,) for i in n], 1)
+    cases = [(tt.hadamard, x, y), (tt.hadamard, a, a), (tt.matvec, a, v), (tt.matmul, a, b)]
+    cases += [] if dtype[0] == "c" else [(tt.inner, v, v), (tt.inner, x, v)]
+    for operation, left, right in cases:
+        conditions.forget_first_calls()
+        first = operation(left, right)
+        for _ in range(10):
+            later = operation(left, right)
+        for wanted, found in zip(jax.tree.leaves(first), jax.tree.leaves(later), strict=True):
+            assert (wanted.shape, wanted.dtype) == (found.shape, found.dtype)
+            assert np.isfinite(found).all()
+            close = 30 * float(np.finfo(dtype).eps) * float(np.abs(wanted).max())
+            np.testing.assert_allclose(found, wanted, rtol=0, atol=close)
+
+
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_no_operands_end_the_process(seed: int) -> None:
     """Whatever a call holds, it is served or refused."""

@@ -18,7 +18,7 @@ from tests.compiling import flags
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def start(index: int, port: int, processes: int, layout: str) -> subprocess.Popen[str]:
+def start(index: int, port: int, processes: int, layouts: list[str]) -> subprocess.Popen[str]:
     """A process with one simulated device."""
     environment = {
         **os.environ,
@@ -28,7 +28,7 @@ def start(index: int, port: int, processes: int, layout: str) -> subprocess.Pope
     }
     options = {"port": port, "processes": processes, "index": index, "rows": 2, "columns": 2}
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    command = [sys.executable, "-m", "tests.parallel_process", *words, "--layout", layout]
+    command = [sys.executable, "-m", "tests.parallel_process", *words, "--layouts", *layouts]
     return subprocess.Popen(
         command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -36,12 +36,11 @@ def start(index: int, port: int, processes: int, layout: str) -> subprocess.Pope
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["2d", "1d"])
-def test_four_processes_agree_with_one_device(layout: str) -> None:
+def test_four_processes_agree_with_one_device() -> None:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    started = [start(index, port, 4, layout) for index in range(4)]
+    started = [start(index, port, 4, ["2d", "1d"]) for index in range(4)]
     try:
         done = [process.communicate(timeout=300) for process in started]
     finally:
@@ -57,6 +56,7 @@ def test_four_processes_agree_with_one_device(layout: str) -> None:
     )
     loss, slopes = step(params, *tiny.data(config, 8))
     norms = [np.linalg.norm(np.ravel(x)) for x in jax.tree.leaves(slopes)]
-    np.testing.assert_allclose(found["loss"], loss, rtol=1e-5)
-    np.testing.assert_allclose(found["norms"], norms, rtol=1e-5)
-    assert found["local"] * 4 == sum(x.size for x in jax.tree.leaves(params))
+    for layout in found:
+        np.testing.assert_allclose(layout["loss"], loss, rtol=1e-5)
+        np.testing.assert_allclose(layout["norms"], norms, rtol=1e-5)
+        assert layout["local"] * 4 == sum(x.size for x in jax.tree.leaves(params))

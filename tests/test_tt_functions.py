@@ -425,8 +425,9 @@ def test_components_are_functions_found_together(seed: int, *, vectorized: bool)
         return np.exp(-(x @ a)) * 10.0 ** np.arange(count)
 
     found, info = functions.interpolate(
-        function, [(0, 1)] * d, tol=1e-5, key=jax.random.key(seed), vectorized=vectorized
-    )
+        function, [(0, 1)] * d, tol=1e-5, key=jax.random.key(seed), vectorized=vectorized,
+        components=count,
+    )  # fmt: skip
     assert info.status == "converged"
     assert isinstance(found, tuple)
     assert len(found) == count
@@ -436,11 +437,10 @@ def test_components_are_functions_found_together(seed: int, *, vectorized: bool)
     assert np.linalg.norm(values - true) <= 3e-5 * np.linalg.norm(true)
     assert info.bases == found[0].bases
     assert info.evaluations >= sum(asked) - len(x)
-    if count > 1:
-        with pytest.raises(ValueError, match="as before"):
-            functions.interpolate(
-                lambda x: function(x)[:, : 1 + (len(x) > 300)], [(0, 1)] * d, tol=1e-5
-            )
+    with pytest.raises(ValueError, match=f"give components={count}"):
+        functions.interpolate(function, [(0, 1)] * d, tol=1e-5)
+    with pytest.raises(ValueError, match="expected values of shape"):
+        functions.interpolate(function, [(0, 1)] * d, tol=1e-5, components=count + 1)
 
 
 def test_a_narrow_component_is_found() -> None:
@@ -450,7 +450,7 @@ def test_a_narrow_component_is_found() -> None:
         peak = np.exp(-300 * ((x - at) ** 2).sum(axis=1))
         return np.stack([0 * peak, peak, x[:, 0] * peak], axis=1)
 
-    (zero, f, g), info = functions.interpolate(function, [(0, 1)] * 5, tol=1e-4)
+    (zero, f, g), info = functions.interpolate(function, [(0, 1)] * 5, tol=1e-4, components=3)
     assert info.status == "converged"
     x = at + 0.02 * np.random.default_rng(2).standard_normal((200, 5))
     true = function(x)

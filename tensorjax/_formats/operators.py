@@ -10,9 +10,8 @@ import dataclasses
 import functools
 import importlib
 import math
-import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import jax
@@ -21,105 +20,16 @@ import numpy as np
 from jax import lax
 
 from tensorjax import _check
+from tensorjax._formats.array_protocol import (
+    NoArray,
+    asked_by_jax,
+    is_scalar,
+    no_array,
+    package,
+    unknown,
+)
 from tensorjax._typing import DType, Scalar
 from tensorjax.linalg._scaling import scaled
-
-
-def is_scalar(x: Any) -> bool:
-    """Whether an operand ``x`` is a scalar of Python, NumPy or JAX; 0-dimensional arrays count."""
-    if isinstance(x, int | float | complex):
-        return True
-    if not isinstance(x, np.generic | np.ndarray | jax.Array) or x.ndim:
-        return False
-    # The kinds first: jnp.issubdtype, which knows bfloat16 too, takes a microsecond.
-    return getattr(x.dtype, "kind", "key") in "biufc" or jnp.issubdtype(x.dtype, jnp.number)
-
-
-# Functions of NumPy that only read attributes, or give an object its place in an array of them.
-_READS = {"shape", "ndim", "size", "iscomplexobj", "isrealobj", "result_type", "copyto"}
-# Attributes of arrays, and of trains elsewhere, beside what does the same here.
-_INSTEAD = {
-    "allclose": "{0}.distance(x, y)",
-    "array_equal": "{0}.distance(x, y)",
-    "at": "t + {0}.unit(t.shape, index) * (value - t[index])",
-    "conjugate": "{0}.conj(t)",
-    "copy": "t itself, which nothing changes",
-    "dot": "t @ x",
-    "flatten": "{0}.reshape(t, (-1,))",
-    "full": "{0}.to_dense(t)",
-    "H": "{0}.conj(t).T",
-    "item": "t[0, …]",
-    "matvec": "a @ x",
-    "max": "{0}.argmax(t)",
-    "min": "{0}.argmin(t)",
-    "numpy": "numpy.asarray({0}.to_dense(t))",
-    "ravel": "{0}.reshape(t, (-1,))",
-    "squeeze": "t[:, 0, …]",
-    "stack": "{0}.concatenate([x[None], y[None]])",
-    "std": "{0}.var(t) ** 0.5",
-    "swapaxes": "{0}.permute(t, axes)",
-    "tolist": "{0}.to_dense(t).tolist()",
-    "transpose": "t.T or {0}.permute(t, axes)",
-}
-
-
-class NoArray:
-    """Base class of tensor formats that keeps NumPy from treating them as array elements.
-
-    What Python or NumPy would answer without a look at the entries, such as ``x == y``, raises.
-
-    Attributes:
-      dense_name: public name of the function that gives the dense array.
-    """
-
-    dense_name: ClassVar[str]
-    # NumPy must hand `array * t` over to the format instead of looping over the array.
-    __array_ufunc__ = None
-    __hash__ = object.__hash__
-
-    def __array__(self, *args: Any, **options: Any) -> Any:
-        raise TypeError(
-            f"expected an array, got a {type(self).__name__} object, which is none by itself; "
-            f"the dense array is that of {self.dense_name}"
-        )
-
-    def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
-        name = function.__name__
-        if name in _READS:
-            return function._implementation(*args, **options)
-        raise TypeError(
-            f"numpy.{name}: expected arrays, got a {type(self).__name__}; "
-            f"{_counterpart(self, name)}; {self.dense_name} gives a dense one"
-        )
-
-    def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        if not isinstance(other, NoArray | np.ndarray | jax.Array) and not is_scalar(other):
-            return NotImplemented
-        raise TypeError(
-            f"==: the entries of a {type(self).__name__} are sums of products, equal at best to "
-            f"roundoff; {_counterpart(self, 'distance')}, or ask `x is y`"
-        )
-
-    def __bool__(self) -> bool:
-        raise ValueError(
-            f"the truth value of a {type(self).__name__} is that of no entry; ask `x is not None`, "
-            f"or for its norm: {_counterpart(self, 'norm')}"
-        )
-
-    def __contains__(self, value: Any) -> bool:
-        raise TypeError(
-            f"in: a {type(self).__name__} is not searched for an entry; "
-            f"{_counterpart(self, 'argmax')}"
-        )
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        kind = type(self).__name__
-        raise TypeError(
-            f"[...] = …: a {kind} has entries that are sums of products, and does not change; "
-            f"{_counterpart(self, 'at')}"
-        )
 
 
 class Scalable(NoArray):
@@ -147,12 +57,16 @@ class Scalable(NoArray):
         return self.__mul__(other)
 
     def __truediv__(self, other: Scalar) -> Self:
+        if isinstance(other, NoArray):
+            raise no_array(self, "numpy.divide")
         return divided(self, other) if is_scalar(other) else refused(self, other)
 
     if not TYPE_CHECKING:  # a checker would take every name for one of Any
 
         def __getattr__(self, name):
-            raise AttributeError(_unknown(type(self), name), name=name, obj=self)
+            if name == "__jax_array__":
+                asked_by_jax(self)
+            raise AttributeError(unknown(type(self), name), name=name, obj=self)
 
 
 class Summable(Scalable):
@@ -187,6 +101,35 @@ class Summable(Scalable):
         return multiplied(self._namespace.ones_like(self), number)
 
 
+class Multipliable(Summable):
+    """Base class of formats that also support ``*`` between tensors of their kind, and powers."""
+
+    def __pow__(self, exponent: int) -> Self:
+        number = whole_power(self, exponent)
+        if number is None:
+            return super().__pow__(exponent)  # type: ignore[misc]
+        out: Any = self if number else self._namespace.ones_like(self)
+        for _ in range(number - 1):
+            out = out * self
+        return out
+
+
+def whole_power(x: Any, exponent: Any) -> int | None:
+    """Returns an exponent that is a whole number of at least 0 as an integer, else None."""
+    if isinstance(exponent, np.ndarray | jax.Array) and is_scalar(exponent):
+        if _check.is_traced(exponent):
+            raise TypeError(
+                f"exponent: expected a static integer, which gives the ranks of a power of a "
+                f"{type(x).__name__}, got a traced one; mark it as static (jit's static_argnums)"
+            )
+        exponent = exponent.item()
+    if isinstance(exponent, bool | np.bool_ | complex | np.complexfloating):
+        return None
+    if not is_scalar(exponent) or exponent < 0 or not float(exponent).is_integer():
+        return None
+    return int(exponent)
+
+
 class Namespace:
     """Descriptor that imports the module of a format's functions at the first use of an operator.
 
@@ -202,49 +145,10 @@ class Namespace:
 
 def not_exact(x: Any, what: str, function: str) -> TypeError:
     """Returns a TypeError for an operator without exact ranks; names the approximate function."""
-    package = x.dense_name.rpartition(".")[0]
     return TypeError(
         f"{what} of a {type(x).__name__} has no exact ranks; for one at a tolerance call "
-        f"{package}.{function}"
+        f"{package(type(x))}.{function}"
     )
-
-
-def _unknown(kind: type[NoArray], name: str) -> str:
-    """Returns the error message for an attribute that a tensor format lacks."""
-    message = f"{kind.__name__!r} object has no attribute {name!r}"
-    if name.startswith("_"):
-        return message
-    known = _instead(kind, name)
-    if known is not None:
-        return f"{message}; here it is {known}"
-    if name not in _functions(kind):
-        return message
-    package = kind.dense_name.rpartition(".")[0]
-    return f"{message}; its functions stand outside of it: {package}.{name}(…)"
-
-
-def _functions(kind: type[NoArray]) -> Sequence[str]:
-    return getattr(getattr(kind, "_namespace", None), "__all__", ())
-
-
-def _instead(kind: type[NoArray], name: str) -> str | None:
-    """Returns what takes the place of an array's attribute, if all functions in it exist here."""
-    text, package = _INSTEAD.get(name), kind.dense_name.rpartition(".")[0]
-    if text is None or not hasattr(kind, "ndim"):
-        return None
-    used = re.findall(r"\{0\}\.(\w+)", text)
-    return text.format(package) if set(used) <= set(_functions(kind)) else None
-
-
-def _counterpart(x: NoArray, name: str) -> str:
-    """Names what does here what a function or attribute of NumPy does, else the dense array's."""
-    kind, package = type(x), x.dense_name.rpartition(".")[0]
-    known = _instead(kind, name)
-    if known is not None:
-        return f"write {known}"
-    if name in _functions(kind):
-        return f"call {package}.{name}"
-    return f"the dense array is that of {x.dense_name}"
 
 
 def refused(x: Scalable, other: Any) -> Any:

@@ -17,15 +17,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._formats.array_protocol import is_scalar
 from tensorjax._formats.operators import (
     Namespace,
     Summable,
     dtypes_of,
     floating,
-    is_scalar,
     not_exact,
     rebuilt,
     shown,
+    whole_power,
 )
 from tensorjax._formats.serialization import serializable
 from tensorjax._typing import DType, DTypeLike, JaxOrHost, Scalar
@@ -46,6 +47,7 @@ class _Train(Summable):
     _core_ndim: ClassVar[int]
     _core_axes: ClassVar[str]
     dense_name: ClassVar[str] = "tt.to_dense"
+    entrywise_name: ClassVar[str] = "tt.map({0}, t, tol=, key=)"
     _namespace = Namespace("tensorjax.tt")
 
     def __init__(self, cores: Iterable[Any]):
@@ -127,16 +129,12 @@ class _Train(Summable):
         return super().__mul__(cast(Scalar, other))
 
     def __pow__(self, exponent: int) -> Self:
-        number: Any = exponent
-        if isinstance(number, float | np.floating) and float(number).is_integer():
-            number = int(number)
-        if isinstance(number, int | np.integer) and not isinstance(number, bool):
-            if number < 0:
-                raise not_exact(self, "a reciprocal power", "map(lambda x: x**p, t, tol=, key=)")
-            return self._namespace.power(self, int(number))
-        if isinstance(number, float | np.floating):
-            raise not_exact(self, "a fractional power", "map(lambda x: x**p, t, tol=, key=)")
-        return NotImplemented
+        number = whole_power(self, exponent)
+        if number is not None:
+            return self._namespace.power(self, number)
+        if is_scalar(exponent) and not isinstance(exponent, bool):
+            raise not_exact(self, "such a power", "map(lambda x: x**p, t, tol=, key=)")
+        return super().__pow__(exponent)  # type: ignore[misc]
 
     def __truediv__(self, other: Scalar) -> Self:
         if isinstance(other, TT | TTMatrix):
@@ -146,10 +144,7 @@ class _Train(Summable):
     def __rtruediv__(self, other: Any) -> Any:
         if is_scalar(other):
             raise not_exact(self, "a reciprocal", "map(lambda x: 1 / x, t, tol=, key=)")
-        return NotImplemented
-
-    def __abs__(self) -> Any:
-        raise not_exact(self, "an absolute value", "map(numpy.abs, t, tol=, key=)")
+        return super().__rtruediv__(other)  # type: ignore[misc]
 
     @shown
     def __repr__(self) -> str:
@@ -243,7 +238,7 @@ class TT(_Train):
             return self._namespace.inner(self._namespace.conj(self), other)
         if isinstance(other, TTMatrix):
             return self._namespace.matvec(self._namespace.transpose(other), self)
-        return NotImplemented
+        return super().__matmul__(other)  # type: ignore[misc]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
@@ -313,10 +308,14 @@ class TTMatrix(_Train):
             return self._namespace.matvec(self, other)
         if isinstance(other, TTMatrix):
             return self._namespace.matmul(self, other)
-        return self._namespace.dense_product(self, other) if _is_array(other) else NotImplemented
+        if _is_array(other):
+            return self._namespace.dense_product(self, other)
+        return super().__matmul__(other)  # type: ignore[misc]
 
     def __rmatmul__(self, other: JaxOrHost) -> jax.Array:
-        return self._namespace.dense_before(self, other) if _is_array(other) else NotImplemented
+        if _is_array(other):
+            return self._namespace.dense_before(self, other)
+        return super().__rmatmul__(other)  # type: ignore[misc]
 
 
 def _is_array(x: Any) -> bool:

@@ -54,9 +54,13 @@ LEAST_GRAM, FEW_WIDE, FEW_TALL, FEW_OTHERS = 2**13, 16, 4, 64
 SMALL_ARRAY = 2**16
 # The same in C++, which has no overhead of calls, and no random sketches.
 MODEST_ARRAY = 2**20
+# Multiplications in the sums of a product of trains up to which C++ makes them in one call: larger
+# ones are for a BLAS, or for XLA's products.
+MOST_SUMS = 2**18
 # Random numbers drawn before a sampling sweep at most: 64 MiB in double precision.
 MOST_NOISE = 2**23
 
+_REAL = (np.dtype(np.float32), np.dtype(np.float64))
 _CORE = "python -m experiments run bench/core --only "
 _SOLVERS = "python -m experiments run bench/solvers"
 _LAYERS = "python -m experiments run bench/layers"
@@ -171,8 +175,8 @@ def lapack_dtype(arrays: Arrays, facts: Facts) -> bool:
 
 @_condition("all float32, or all float64", "C++ is written for real numbers, of one type a call")
 def real(arrays: Arrays, facts: Facts) -> bool:
-    dtypes = {np.dtype(c.dtype) for c in arrays}
-    return len(dtypes) == 1 and dtypes <= {np.dtype(np.float32), np.dtype(np.float64)}
+    dtypes = [c.dtype for c in arrays]  # counted: to hash them takes longer
+    return dtypes[0] in _REAL and dtypes.count(dtypes[0]) == len(dtypes)
 
 
 @_condition("single or double precision, real or complex", "C++ is written for these types")
@@ -409,9 +413,17 @@ built = Condition(
     "hatch_build.py compiles it on installation; TENSORJAX_NATIVE=0 turns it off",
 )
 
+one_dtype = Condition("cores of one dtype", _fact("one_dtype"), "C++ converts nothing")
+few_sums = Condition(
+    f"no empty core, and at most {_power(MOST_SUMS)} multiplications in sums over modes",
+    lambda arrays, facts: facts["sums"]() <= MOST_SUMS,
+    "a program of one C++ call has the least overhead, and a BLAS is faster for long sums",
+    _CORE + "shapes",
+)
+
 # First calls.
 
-_counted, _evaluated = FirstCalls(), FirstCalls()
+_counted, _repeated, _evaluated = FirstCalls(), FirstCalls(), FirstCalls()
 
 
 @_condition(
@@ -422,11 +434,25 @@ _counted, _evaluated = FirstCalls(), FirstCalls()
     _SOLVERS,
 )
 def first_calls(arrays: Arrays, facts: Facts) -> bool:
+    return _is_first(_counted, arrays, facts)
+
+
+def _is_first(counts: FirstCalls, arrays: Arrays, facts: Facts) -> bool:
     def allowed() -> int:
         done = facts["work"]()
         return next((n for most, n in CALLS.items() if done <= most), 0)
 
-    return _counted.is_first((facts["key"], *[c.shape for c in arrays], arrays[0].dtype), allowed)
+    shapes = facts["shapes"] if "shapes" in facts else tuple([c.shape for c in arrays])
+    return counts.is_first((facts["key"], shapes, arrays[0].dtype), allowed)
+
+
+@_condition(
+    "none of these first calls",
+    "a program of one call takes hundredths of a second to compile",
+    _CORE + "shapes",
+)
+def later_calls(arrays: Arrays, facts: Facts) -> bool:
+    return not _is_first(_repeated, arrays, facts)
 
 
 @_condition(
@@ -464,4 +490,5 @@ def rows_shared(arrays: Arrays, facts: Facts) -> bool:
 def forget_first_calls() -> None:
     """Resets the counts of calls by shape, so that the next ones are first calls again."""
     _counted.clear()
+    _repeated.clear()
     _evaluated.clear()

@@ -81,8 +81,23 @@ _SMALL_TT_SVD: Row = {
     ),
 }
 _FIRST_CALLS = (c.lapack_dtype, c.free_on_a_cpu, c.first_calls)
-_PRODUCT = _call(c.lapack_dtype, c.free_on_a_cpu, c.any_of(c.out_of_range, c.first_calls))
-_OVERLAP: Row = _call(*_FIRST_CALLS) | _trace(c.double, one_device=True)
+_ONE_CALL = (c.of_gram, c.free_on_a_cpu, c.later_calls, c.one_dtype, c.few_sums, c.built)
+_PRODUCT: Row = {
+    CALL: (
+        Candidate(CPP, _ONE_CALL),
+        Candidate(
+            NUMPY, (c.lapack_dtype, c.free_on_a_cpu, c.any_of(c.out_of_range, c.first_calls))
+        ),
+        Candidate(PROGRAM),
+    ),
+}
+_OVERLAP: Row = {
+    CALL: (
+        Candidate(CPP, (c.real, *_ONE_CALL[1:])),
+        Candidate(NUMPY, _FIRST_CALLS),
+        Candidate(PROGRAM),
+    ),
+} | _trace(c.double, one_device=True)
 _TO_RANKS = _call(c.not_randomized, c.first_on_one_cpu)
 
 TABLE: dict[str, Row] = {

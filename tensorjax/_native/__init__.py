@@ -3,7 +3,8 @@
 XLA compiles a program for every shape, and its small products, factorisations and eigenproblems
 reach a tenth of what a core can do. `round_to_ranks`, `inner`, `multiply` and `sketch` call
 compiled code instead, under jit and vmap like any other operation, and so do lookups in
-`tensorjax.nn`; `gram_round`, `tt_svd`, `entries` and the passes serve the host.
+`tensorjax.nn`; `exact_product` and `overlap` serve concrete trains; `gram_round`, `tt_svd`,
+`entries` and the passes serve the host.
 A wheel for Linux holds them for several levels of CPUs, and `kernels` says which one serves; from
 source, hatch_build.py compiles them if there is a compiler. Without it, on other machines and for
 other dtypes, XLA's programs serve. So they do on other platforms, in programs made for
@@ -17,7 +18,7 @@ from tensorjax._native.evaluation import entries
 from tensorjax._native.loading import kernels, status
 from tensorjax._native.lookups import look_up, look_up_gradient
 from tensorjax._native.matrices import gram, pivoted_cholesky, project
-from tensorjax._native.products import inner, multiply, product_shapes
+from tensorjax._native.products import exact_product, inner, multiply, overlap, product_shapes
 from tensorjax._native.rounding import basis_columns, gram_round, round_to_ranks, rounded_shapes
 from tensorjax._native.sketches import sketch
 from tensorjax._native.tt_svd_small import tt_svd
@@ -25,6 +26,7 @@ from tensorjax._native.tt_svd_small import tt_svd
 __all__ = [
     "basis_columns",
     "entries",
+    "exact_product",
     "gram",
     "gram_round",
     "inner",
@@ -32,6 +34,7 @@ __all__ = [
     "look_up",
     "look_up_gradient",
     "multiply",
+    "overlap",
     "pivoted_cholesky",
     "product_shapes",
     "project",

@@ -9,6 +9,7 @@
 #include "buffers.h"
 #include "entrywise.h"
 #include "evaluation.h"
+#include "exact_products.h"
 #include "grams.h"
 #include "lookups.h"
 #include "passes.h"
@@ -249,22 +250,15 @@ void inner_all(long batch, const Train* like, const std::vector<std::vector<cons
   });
 }
 
-// Operands: cores (…, r, n, s) of x, then those of y, or none where y is x; all float64 and of one
-// batch shape. Results: m (float64) and e (int32) of the inner product m 4^e.
-ffi::Error Inner(ffi::RemainingArgs args, ffi::RemainingRets rets, int64_t order) {
-  return guarded([&] {
-    const Buffers in = operands_of(args), out = results_of(rets);
-    const long d = order, trains = d > 0 ? static_cast<long>(in.size()) / d : 0;
+// Trains x and y, or x alone where y is x, and their cores.
+struct Overlapped {
+  Train like[2];
+  long trains = 0;
+
+  Overlapped(const Buffers& in, long d, const Batch& batch) {
+    trains = d > 0 ? static_cast<long>(in.size()) / d : 0;
     need((trains == 1 || trains == 2) && static_cast<long>(in.size()) == trains * d,
          "the cores of one train or of two are needed");
-    need_type(in, ffi::DataType::F64);
-    need(out.size() == 2, "two results are needed");
-    need(out[0].element_type() == ffi::DataType::F64 && out[1].element_type() == ffi::DataType::S32,
-         "results of float64 and int32 are needed");
-    const Batch batch(out[0], 0);
-    batch.need_shape(out[1], {});
-    Train like[2];
-    std::vector<std::vector<const double*>> cores(trains);
     for (long t = 0; t < trains; t++) {
       long bond = 1;
       like[t].r = {1};
@@ -272,13 +266,145 @@ ffi::Error Inner(ffi::RemainingArgs args, ffi::RemainingRets rets, int64_t order
         const std::vector<long> core = batch.core(in[t * d + k], 3, &bond);
         like[t].n.push_back(core[1]);
         like[t].r.push_back(core[2]);
-        cores[t].push_back(in[t * d + k].typed_data<double>());
       }
       need(bond == 1, "a last core with a last bond of 1 is needed");
     }
     need(like[0].n == like[trains - 1].n, "trains of one shape are needed");
-    inner_all(batch.items(), like, cores, out[0].typed_data<double>(),
+  }
+};
+
+// Operands: cores (…, r, n, s) of x, then those of y, or none where y is x; all float64 and of one
+// batch shape. Results: m (float64) and e (int32) of the inner product m 4^e.
+ffi::Error Inner(ffi::RemainingArgs args, ffi::RemainingRets rets, int64_t order) {
+  return guarded([&] {
+    const Buffers in = operands_of(args), out = results_of(rets);
+    need_type(in, ffi::DataType::F64);
+    need(out.size() == 2, "two results are needed");
+    need(out[0].element_type() == ffi::DataType::F64 && out[1].element_type() == ffi::DataType::S32,
+         "results of float64 and int32 are needed");
+    const Batch batch(out[0], 0);
+    batch.need_shape(out[1], {});
+    const Overlapped both(in, order, batch);
+    std::vector<std::vector<const double*>> cores(both.trains);
+    for (size_t i = 0; i < in.size(); i++)
+      cores[i / order].push_back(in[i].typed_data<double>());
+    inner_all(batch.items(), both.like, cores, out[0].typed_data<double>(),
               out[1].typed_data<int32_t>());
+  });
+}
+
+// Operands: as of `Inner`, without a batch, or float32. Result: the inner product itself; with `root`
+// its square root, for norms.
+ffi::Error Overlaps(ffi::RemainingArgs args, ffi::RemainingRets rets, int64_t order, int64_t root) {
+  return guarded([&] {
+    const Buffers in = operands_of(args), out = results_of(rets);
+    need(in.size() > 0 && out.size() == 1, "cores, and one result are needed");
+    const ffi::DataType type = in[0].element_type();
+    need(is_real(type), "float32 or float64 is needed");
+    need_type(in, type);
+    need_type(out, type);
+    const Batch none(out[0], 0);
+    none.need_shape(out[0], {});
+    need(none.items() == 1 && out[0].dimensions().size() == 0, "a scalar result is needed");
+    const Overlapped both(in, order, none);
+    std::vector<std::vector<const double*>> cores(both.trains);
+    std::vector<Numbers> wide(type == ffi::DataType::F32 ? in.size() : 0);
+    for (size_t i = 0; i < in.size(); i++) {
+      if (wide.empty()) {
+        cores[i / order].push_back(in[i].typed_data<double>());
+        continue;
+      }
+      const float* from = in[i].typed_data<float>();
+      wide[i].assign(from, from + in[i].element_count());
+      cores[i / order].push_back(wide[i].data());
+    }
+    double m = 0;
+    int32_t e = 0;
+    inner_all(1, both.like, cores, &m, &e);
+    if (root) m = m <= 0 ? 0 : std::ldexp(std::sqrt(m), e);
+    else m = std::ldexp(m, 2 * e);
+    if (wide.empty()) *out[0].typed_data<double>() = m;
+    else *out[0].typed_data<float>() = static_cast<float>(m);
+  });
+}
+
+// Cores of x and y and of their product, as the handler `Product` is given them.
+struct Operands {
+  bool sums;
+  std::vector<Pair> pairs;  // entry by entry
+  std::vector<Sum> matrices;  // over the columns of a matrix train
+  std::vector<long> xs, ys;   // numbers in each core
+  long terms = 1;
+  double work = 0;
+
+  Operands(bool sums, const Buffers& in, const Buffers& out) : sums(sums) {
+    long left = 1, right = 1;
+    const size_t d = out.size();
+    for (size_t k = 0; k < d; k++) {
+      const ffi::AnyBuffer &x = in[k], &y = in[d + k];
+      const size_t axes = y.dimensions().size();
+      need(axes == 3 || axes == 4, "cores of three or four axes are needed");
+      const Batch none(y, axes);
+      const auto a = none.core(x, sums ? 4 : axes, &left), b = none.core(y, axes, &right);
+      xs.push_back(product_of({a[0], a[1], a[2], sums || axes == 4 ? a[3] : 1}));
+      ys.push_back(product_of({b[0], b[1], b[2], axes == 4 ? b[3] : 1}));
+      std::vector<long> shape = b;
+      shape.front() = product_of({a.front(), b.front()});
+      shape.back() = product_of({a.back(), b.back()});
+      if (sums) {
+        need(a[2] == b[1], "a matrix with as many columns as there are rows is needed");
+        shape[1] = a[1];
+        matrices.push_back({a[0], a[1], a[2], a[3], b[0], axes == 4 ? b[2] : 1, b.back()});
+        terms = std::max(terms, a[2]);
+        work += matrices.back().work();
+      } else {
+        need(std::equal(a.begin() + 1, a.end() - 1, b.begin() + 1), "equal modes are needed");
+        const long n = product_of({a[1], axes == 4 ? a[2] : 1});
+        pairs.push_back({a[0], b[0], n, a.back(), b.back()});
+        work += 8.0 * pairs.back().cells();  // a number written costs as much as some products
+      }
+      product_of({shape[0], shape[1], shape[2], axes == 4 ? shape[3] : 1});
+      none.need_shape(out[k], shape);
+    }
+    need(left == 1 && right == 1, "last cores with a last bond of 1 are needed");
+  }
+};
+
+template <class T>
+void exact_product(const Operands& o, const Buffers& in, const Buffers& out) {
+  std::vector<const T*> x, y;
+  std::vector<T*> z;
+  const size_t d = out.size();
+  for (size_t k = 0; k < d; k++) {
+    x.push_back(static_cast<const T*>(in[k].untyped_data()));
+    y.push_back(static_cast<const T*>(in[d + k].untyped_data()));
+    z.push_back(static_cast<T*>(out[k].untyped_data()));
+  }
+  const InRange<T> copies(x, o.xs, &y, o.ys, o.terms);
+  Crew crew(threads_for(o.work));
+  if (o.sums) sum_trains(*crew, o.matrices, x, y, z);
+  else multiply_trains(*crew, o.pairs, x, y, z);
+}
+
+// Operands: cores of x, then of y, all of one dtype, real or complex of single or double precision.
+// With `sums`, x has cores (p, m, n, q) and y has (r, n, s) or (r, n, k, s); else both have three or
+// four axes. Results: the cores of the product.
+ffi::Error Product(ffi::RemainingArgs args, ffi::RemainingRets rets, int64_t sums) {
+  return guarded([&] {
+    const Buffers in = operands_of(args), out = results_of(rets);
+    need(out.size() > 0 && in.size() == 2 * out.size(),
+         "cores of two trains and of one result are needed");
+    const ffi::DataType type = in[0].element_type();
+    need_type(in, type);
+    need_type(out, type);
+    const Operands o(sums != 0, in, out);
+    switch (type) {
+      case ffi::DataType::F32: return exact_product<float>(o, in, out);
+      case ffi::DataType::F64: return exact_product<double>(o, in, out);
+      case ffi::DataType::C64: return exact_product<ComplexOf<float>>(o, in, out);
+      case ffi::DataType::C128: return exact_product<ComplexOf<double>>(o, in, out);
+      default: throw Fault("real or complex numbers of single or double precision are needed");
+    }
   });
 }
 
@@ -514,6 +640,14 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(tensorjax_lookup_gradient, tensorjax::PullBack,
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(tensorjax_multiply, tensorjax::Multiply,
                               ffi::Ffi::Bind().RemainingArgs().RemainingRets());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(tensorjax_product, tensorjax::Product,
+                              ffi::Ffi::Bind().RemainingArgs().RemainingRets()
+                                  .Attr<int64_t>("sums"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(tensorjax_overlap, tensorjax::Overlaps,
+                              ffi::Ffi::Bind().RemainingArgs().RemainingRets()
+                                  .Attr<int64_t>("order").Attr<int64_t>("root"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(tensorjax_sketch, tensorjax::SketchRows,
                               ffi::Ffi::Bind().Arg<ffi::AnyBuffer>().Arg<ffi::AnyBuffer>()

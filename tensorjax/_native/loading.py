@@ -18,7 +18,9 @@ from tensorjax._native import level as _level
 CALLS = (
     "tensorjax_round",
     "tensorjax_inner",
+    "tensorjax_overlap",
     "tensorjax_multiply",
+    "tensorjax_product",
     "tensorjax_sketch",
     "tensorjax_lookup",
     "tensorjax_lookup_gradient",

@@ -52,3 +52,37 @@ def product_shapes(xs: Sequence[jax.Array], ys: Sequence[jax.Array]) -> list[jax
         jax.ShapeDtypeStruct((r * q, n, s * t), xs[0].dtype)
         for (r, n, s), (q, _, t) in ((x.shape, y.shape) for x, y in zip(xs, ys, strict=True))
     ]
+
+
+def exact_product(xs: Sequence[jax.Array], ys: Sequence[jax.Array], sums: bool) -> list[jax.Array]:
+    """Computes the exact product of two trains by a C++ kernel, as its cores, in range.
+
+    Args:
+      xs: cores of x, real or complex, of single or double precision, none empty; with ``sums``
+        those of a matrix, (p, m, n, q).
+      ys: cores of y, of the same dtype; with ``sums`` (r, n, s) or (r, n, k, s).
+      sums: over columns and rows, as for matrices; else the product is entry by entry.
+    """
+    shapes = [
+        jax.ShapeDtypeStruct(_product_shape(x.shape, y.shape, sums), x.dtype)
+        for x, y in zip(xs, ys, strict=True)
+    ]
+    call = jax.ffi.ffi_call("tensorjax_product", shapes, vmap_method="sequential")
+    return list(call(*xs, *ys, sums=np.int64(sums)))
+
+
+def _product_shape(x: Sequence[int], y: Sequence[int], sums: bool) -> tuple[int, ...]:
+    modes = (x[1], *y[2:-1]) if sums else y[1:-1]
+    return (x[0] * y[0], *modes, x[-1] * y[-1])
+
+
+def overlap(xs: Sequence[jax.Array], ys: Sequence[jax.Array] = ()) -> jax.Array:
+    """Computes the inner product of two real trains by a C++ kernel, or with one train its norm.
+
+    Args:
+      xs: cores (r, n, s) of x, float32 or float64, none empty; computed in float64.
+      ys: of y, of the same dtype and modes; none for the norm of x.
+    """
+    shape = jax.ShapeDtypeStruct((), xs[0].dtype)
+    call = jax.ffi.ffi_call("tensorjax_overlap", shape, vmap_method="sequential")
+    return call(*xs, *ys, order=np.int64(len(xs)), root=np.int64(not ys))

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._formats.operators import NoArray, Scalable, dtypes_of, floating, rebuilt, shown
+from tensorjax._formats.array_protocol import NoArray
+from tensorjax._formats.operators import Namespace, Scalable, dtypes_of, floating, rebuilt, shown
 from tensorjax._formats.serialization import serializable
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike, DType, DTypeLike
@@ -165,6 +166,8 @@ class MERA(Scalable):
     layers: tuple[Layer, ...]
     top: jax.Array
     dense_name: ClassVar[str] = "mera.to_dense"
+    entrywise_name: ClassVar[str] = "tt.map({0}, mera.to_tt(m), tol=, key=)"
+    _namespace = Namespace("tensorjax.mera")
 
     def __init__(self, layers: Iterable[Any], top: ArrayLike, *, check: bool = True):
         given = _check.several("layers", layers, "Layers")

@@ -24,7 +24,7 @@ Functions by task:
   results      CompleteInfo CrossInfo CrossProgress EigInfo ExtremumInfo IntegrateInfo SolveInfo
                QuanticsGrid Stream
 
-``help(tt.round)`` describes one of them.
+``help(tt.round)`` describes a function, ``help(tt.TT)`` a type with its methods and operators.
 
 ``rank=`` means one thing in every function that takes it: an upper bound, one int for all bonds or
 one per bond, which the modes and what is there may undercut; only a train that is padded to
@@ -40,7 +40,7 @@ Example:
 """
 
 from tensorjax._formats.trains import TT, TTMatrix
-from tensorjax.tt import functions, patches, quantics
+from tensorjax.tt import _listing, functions, patches, quantics
 from tensorjax.tt._algebra import (
     add,
     concatenate,
@@ -235,4 +235,4 @@ __all__ = [
     "zeros_like",
     "zeros_matrix",
 ]
-__dir__ = __all__.copy  # for `dir`: the public names alone
+__dir__ = _listing.names(__name__, __all__)  # what `help` prints of them is the docstring's table

@@ -31,6 +31,18 @@ _HIGHEST = jax.lax.Precision.HIGHEST
 def _aligned(x: Train, y: Train) -> tuple[Train, Train]:
     """Casts two trains to their common dtype; raises an error if their kinds or shapes differ."""
     _check_alike(x, y)
+    return _of_one_dtype(x, y)
+
+
+def broadcast_aligned(x: Train, y: Train) -> tuple[Train, Train]:
+    """Broadcasts two trains to each other and casts them to their common dtype, as `_aligned`."""
+    # Sizes are asked for once where they are the same: they take as long as a small core's product.
+    if type(x) is not type(y) or not isinstance(x, TT | TTMatrix) or _modes(x) != _modes(y):
+        return _aligned(*together(x, y))
+    return _of_one_dtype(x, y)
+
+
+def _of_one_dtype(x: Train, y: Train) -> tuple[Train, Train]:
     known("x", x)
     known("y", y)
     dtypes = [c.dtype for c in (*x.cores, *y.cores)]
@@ -88,7 +100,7 @@ def add(x: Train, y: Train) -> Train:
 
     Source: Oseledets (2011), section 4.1.
     """
-    x, y = _aligned(*together(x, y))
+    x, y = broadcast_aligned(x, y)
     return _add(x, y)
 
 

@@ -11,8 +11,13 @@ from tensorjax._formats.trains import TT, TTMatrix, known, single
 from tensorjax._placement import placed
 from tensorjax._typing import Key
 from tensorjax.tt import _products_on_host
-from tensorjax.tt._algebra import _aligned, add, exact_hadamard, exact_product, scale
-from tensorjax.tt._broadcasting import together
+from tensorjax.tt._algebra import (
+    add,
+    broadcast_aligned,
+    exact_hadamard,
+    exact_product,
+    scale,
+)
 from tensorjax.tt._folding import fold, unfold
 from tensorjax.tt._rounding.rounded_trains import round
 from tensorjax.tt._rounding.sums_of_products import (
@@ -69,7 +74,7 @@ def hadamard(
     powers of two where a product of cores would leave the range of the dtype; under a
     transformation and on other devices bring the trains into range first (`normalize`).
     """
-    x, y = _aligned(*together(x, y))
+    x, y = broadcast_aligned(x, y)
     single("x", x)
     single("y", y)
     if tol is None and rank is None:

@@ -1,7 +1,8 @@
-"""Products and inner products of concrete trains by NumPy, on the host: nothing is compiled.
+"""Products and inner products of concrete trains: by NumPy at first, later by one call of C++.
 
 XLA takes some tenths of a second to compile them, anew for every combination of shapes, while the
-products of small cores take NumPy no longer than a program of XLA takes to be called.
+products of small cores take NumPy no longer than a program of XLA takes to be called. A program of
+one call of C++ takes hundredths of a second to compile, and has the least overhead of all.
 """
 
 import functools
@@ -13,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax import _blas_threads, linalg
+from tensorjax import _blas_threads, _native, linalg
 from tensorjax._cores.contractions import absorb
 from tensorjax._cores.overlaps import bond_overlap
 from tensorjax._cores.products import hadamard_core, matmul_core, matvec_core
@@ -21,7 +22,7 @@ from tensorjax._cores.scaling import factors_in_range
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax._kernels.choice import choose_kernel
-from tensorjax._kernels.table import NUMPY
+from tensorjax._kernels.table import CPP, PROGRAM
 from tensorjax._transfer import on_device
 from tensorjax.tt._evaluation.numpy_entries import _on_host, near_one
 
@@ -29,33 +30,68 @@ from tensorjax.tt._evaluation.numpy_entries import _on_host, near_one
 _TAME = 60
 
 
-def _common(x: Any, y: Any) -> Any:
-    dtypes = x.dtype, y.dtype
-    return dtypes[0] if dtypes[0] == dtypes[1] else np.dtype(jnp.promote_types(*dtypes))
+def _common(cores: Sequence[Any]) -> tuple[np.dtype, bool]:
+    """Returns the common dtype of cores, and whether all have it."""
+    dtypes = [c.dtype for c in cores]
+    if dtypes.count(dtypes[0]) == len(dtypes):
+        return dtypes[0], True
+    return np.dtype(functools.reduce(jnp.promote_types, dtypes)), False
 
 
 def product(x: Any, y: Any, kind: str) -> Any:
-    """Computes an exact product of trains or TT-matrices by NumPy; None if a program is better.
+    """Computes an exact product of concrete trains or TT-matrices; None if a program is better.
 
-    Programs do not look at the sizes of cores: those with products out of range stay here.
+    By NumPy, or by one call of C++. Programs do not look at the sizes of cores: those with products
+    out of range stay here.
     """
-    dtype = _common(x, y)
+    cores = (*x.cores, *y.cores)
+    dtype, same = _common(cores)
 
-    @functools.cache
+    found: list[Any] = []
+
     def factors() -> tuple[Cores, Sequence[np.ndarray], bool]:
-        left, given = _on_host(x.cores, dtype), _on_host(y.cores, dtype)
-        with np.errstate(all="ignore"), _blas_threads.one_thread(True):
-            right = _products_in_range(left, given, kind)
-        return left, right, right is given
+        if not found:
+            left, given = _on_host(x.cores, dtype), _on_host(y.cores, dtype)
+            with np.errstate(all="ignore"), _blas_threads.one_thread(True):
+                right = _products_in_range(left, given, kind)
+            found.append((left, right, right is given))
+        return found[0]
 
-    facts = {"key": kind, "work": lambda: _written(x, y, kind), "in_range": lambda: factors()[2]}
-    if choose_kernel(f"tt.{kind}", (*x.cores, *y.cores), dtype=dtype, **facts) is not NUMPY:
+    shapes = tuple([c.shape for c in cores])
+    facts = {
+        "key": kind,
+        "shapes": shapes,
+        "work": lambda: _written(x, y, kind),
+        "in_range": lambda: factors()[2],
+        "one_dtype": same,
+        "sums": lambda: _sums(kind, shapes),
+    }
+    chosen = choose_kernel(f"tt.{kind}", cores, dtype=dtype, **facts)
+    if chosen is PROGRAM:
         return None
+    made = TTMatrix if kind == "matmul" else type(y)
+    if chosen is CPP:
+        return made._unchecked(tuple(_product_in_one_call(x.cores, y.cores, kind != "hadamard")))
     left, right, _ = factors()
     with np.errstate(all="ignore"), _blas_threads.one_thread(True):
         out = [_PRODUCTS[kind](a, b) for a, b in zip(left, right, strict=True)]
-    made = TTMatrix if kind == "matmul" else type(y)
     return made._unchecked(tuple(on_device(out)))
+
+
+_product_in_one_call = jax.jit(_native.exact_product, static_argnums=2)
+_overlap_in_one_call = jax.jit(_native.overlap)
+
+
+@functools.lru_cache(maxsize=4096)
+def _sums(kind: str, shapes: tuple[tuple[int, ...], ...]) -> float:
+    """Counts the multiplications in a product's sums over modes; infinite if a core is empty."""
+    if any(0 in shape for shape in shapes):
+        return math.inf
+    if kind not in ("matvec", "matmul"):
+        return 0.0
+    half = len(shapes) // 2
+    pairs = zip(shapes[:half], shapes[half:], strict=True)
+    return float(sum(math.prod(a) * math.prod(b) / b[1] for a, b in pairs))
 
 
 def _products_in_range(left: Cores, right: Cores, kind: str) -> Sequence[np.ndarray]:
@@ -83,8 +119,8 @@ _PRODUCTS = {"hadamard": hadamard_core, "matvec": matvec_core, "matmul": matmul_
 def inner(x: TT, y: TT) -> jax.Array | None:
     """Computes ⟨x, y⟩ of two trains by NumPy, on the host; None if a program is better."""
     found = _overlap(x, y, "inner")
-    if found is None:
-        return None
+    if found is None or isinstance(found, jax.Array):
+        return found
     with np.errstate(all="ignore"):
         return on_device([np.asarray(linalg.scaled(*found))])[0]
 
@@ -92,8 +128,8 @@ def inner(x: TT, y: TT) -> jax.Array | None:
 def norm(x: TT) -> jax.Array | None:
     """Computes ‖x‖ of a train by NumPy, on the host; None if a compiled program is better."""
     found = _overlap(x, x, "norm")
-    if found is None:
-        return None
+    if found is None or isinstance(found, jax.Array):
+        return found
     square, exponent = found[0].real, found[1]
     half = exponent // 2
     with np.errstate(all="ignore"):
@@ -102,12 +138,26 @@ def norm(x: TT) -> jax.Array | None:
         return on_device([np.asarray(np.ldexp(root, half))])[0]
 
 
-def _overlap(x: TT, y: TT, kind: str) -> tuple[Any, int] | None:
-    """Computes Σ conj(x_i) y_i by NumPy as mantissa and exponent; None if a program is better."""
-    dtype = _common(x, y)
-    cores = x.cores if x is y else (*x.cores, *y.cores)
-    facts = {"dtype": dtype, "key": kind, "work": lambda: _work(x, y)}
-    if choose_kernel(f"tt.{kind}", cores, **facts) is not NUMPY:
+def _overlap(x: TT, y: TT, kind: str) -> tuple[Any, int] | jax.Array | None:
+    """Computes Σ conj(x_i) y_i by NumPy as mantissa and exponent; None if a program is better.
+
+    Or what is asked for, the inner product or the norm, by one call of C++.
+    """
+    cores = x.cores if kind == "norm" else (*x.cores, *y.cores)
+    dtype, same = _common(cores)
+    shapes = tuple([c.shape for c in cores])
+    facts = {
+        "dtype": dtype,
+        "key": kind,
+        "shapes": shapes,
+        "work": lambda: _work(x, y),
+        "one_dtype": same,
+        "sums": lambda: _sums(kind, shapes),
+    }
+    chosen = choose_kernel(f"tt.{kind}", cores, **facts)
+    if chosen is CPP:
+        return _overlap_in_one_call(x.cores, () if kind == "norm" else y.cores)
+    if chosen is PROGRAM:
         return None
     with np.errstate(all="ignore"), _blas_threads.one_thread(True):
         left = _on_host(x.cores, dtype)

@@ -11,14 +11,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._formats.operators import Namespace, Summable, dtypes_of, floating, rebuilt, shown
+from tensorjax._formats.operators import (
+    Multipliable,
+    Namespace,
+    dtypes_of,
+    floating,
+    rebuilt,
+    shown,
+)
 from tensorjax._formats.serialization import serializable
 from tensorjax._formats.trains import TT, single
 from tensorjax._typing import ArrayLike, DType, DTypeLike, JaxOrHost, Scalar
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
-class Tucker(Summable):
+class Tucker(Multipliable):
     """Tensor in Tucker format: x = core ×_1 U_1 ×_2 U_2 … ×_d U_d.
 
     Attributes:
@@ -30,7 +37,8 @@ class Tucker(Summable):
       TypeError: integer dtypes; 64 bits where jax_enable_x64 is off, see `tensorjax.tt.TT`.
 
     Operators are NumPy's: ``+``, ``-`` and ``*`` are entry-wise between Tucker tensors or with a
-    scalar, ``/`` is by a scalar; ``t[3, :, 2:5]`` is indexed as an array is.
+    scalar, ``/`` is by a scalar, ``t**2`` takes integer powers; ``t[3, :, 2:5]`` is indexed as an
+    array is.
 
     Example:
       >>> import jax.numpy as jnp
@@ -45,6 +53,7 @@ class Tucker(Summable):
     core: Any
     factors: tuple[jax.Array, ...]
     dense_name: ClassVar[str] = "tucker.to_dense"
+    entrywise_name: ClassVar[str] = "tt.map({0}, tucker.to_tt(t), tol=, key=)"
     _namespace = Namespace("tensorjax.tucker")
 
     def __init__(self, core: JaxOrHost | TT, factors: Iterable[ArrayLike]):

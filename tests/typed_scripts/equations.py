@@ -16,6 +16,10 @@ class Heat(pde.Problem):
         return pde.RightSide(self.box, pde.Coefficients(diffusion=spread))
 
 
+def time(state: pde.State) -> float:
+    return state.t
+
+
 def equations() -> None:
     box = pde.Box.fourier(2, 32, 6.0)
     start = pde.Gaussian(np.zeros(2), np.diag([1.0, 0.5]))
@@ -24,6 +28,10 @@ def equations() -> None:
     assert_type(solution.result, pde.Result)
     last = solution.ys[-1]
     assert_type(last, pde.State)
+    times = pde.SaveAt(t0=True, fn=time)
+    assert_type(pde.integrate(problem, t1=0.1, saveat=times).ys, list[float])
+    ends = pde.integrate(problem, t1=0.1, saveat=pde.SaveAt(t0=True, t1=True))
+    assert_type(ends.ys, list[pde.State])
     print(solution.message, solution.stats["rank"], last.t, pde.mass(last.v, last.map, box))
     print(pde.moments(last.v, last.map, box))
     print(pde.evaluate(last.v, last.map, box, np.zeros((1, 2))))

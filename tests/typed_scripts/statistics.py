@@ -56,6 +56,8 @@ def functions() -> None:
     f, info = tt.functions.interpolate(lambda x: np.exp(-x.sum(1)), [(0, 1)] * 2, tol=1e-4)
     assert_type(f, tt.functions.FunctionTrain)
     print(info.status == "converged")
+    pair, _ = tt.functions.interpolate(np.cos, [(0, 1)] * 2, tol=1e-4, components=2)
+    assert_type(pair, tuple[tt.functions.FunctionTrain, ...])
     assert_type(f([[0.1, 0.2]]), jax.Array)
     assert_type(tt.functions.gradient(f, [0.1, 0.2]), jax.Array)
     assert_type(tt.functions.derivative(f, 0), tt.functions.FunctionTrain)

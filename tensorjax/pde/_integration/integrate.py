@@ -17,7 +17,7 @@ from tensorjax.pde._integration.checkpoint import Checkpoint, checkpointer
 from tensorjax.pde._integration.fixed_ranks import integrate_static
 from tensorjax.pde._integration.initial_checks import check_at_rest, check_conserving
 from tensorjax.pde._integration.progress import progress_of
-from tensorjax.pde._integration.solution import Result, SaveAt, Solution, State, save_times
+from tensorjax.pde._integration.solution import Result, SaveAt, Solution, State, Y, save_times
 from tensorjax.pde._integration.statuses import ENDANGERED, Options, Stopped
 from tensorjax.pde._maps.affine_maps import AffineMap, affine
 from tensorjax.pde._problems.problem import Problem, RightSide
@@ -57,7 +57,7 @@ def integrate(
     coordinates: Coordinates = "adaptive",
     method: Name = "rk4",
     stepsize_controller: ConstantStepSize | PIDController | None = None,
-    saveat: SaveAt = SaveAt(t1=True),  # noqa: B008 (an immutable tuple)
+    saveat: SaveAt[Y] = SaveAt(t1=True),  # noqa: B008 (an immutable tuple)
     conserve: Literal["rescale", "project"] | None = None,
     extrapolate: int = 2,
     edge_limit: float = 1e-3,
@@ -67,7 +67,7 @@ def integrate(
     checkpoint: Checkpoint | Path | None = None,
     start: State | None = None,
     map: AffineMap | None = None,
-) -> Solution:
+) -> Solution[Y]:
     """Integrates a PDE u_t = G(u) in time as a low-rank train v in moving coordinates.
 
     v follows v_t = Q_y(v) − (Σ y + β)·∇v, where Γ̇ = Σ Γ and ṡ = Σ s + β. Any Σ(t) and β(t) give

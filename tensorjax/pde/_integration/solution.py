@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 import jax
 import numpy as np
@@ -17,8 +17,18 @@ from tensorjax._formats.trains import TT
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._stepping.times import snapped
 
+# Type of the entries of `Solution.ys`: `State` where `SaveAt` has no function.
+if TYPE_CHECKING:  # defaults of type variables are part of `typing` from Python 3.13 on
+    from typing_extensions import TypeVar
 
-class SaveAt(NamedTuple):
+    Y = TypeVar("Y", default="State")
+else:
+    from typing import TypeVar
+
+    Y = TypeVar("Y")
+
+
+class SaveAt(NamedTuple, Generic[Y]):
     """Choice of the times at which an integration saves its state.
 
     Attributes:
@@ -42,7 +52,7 @@ class SaveAt(NamedTuple):
     t1: bool = False
     ts: Sequence[float] = ()
     steps: int = 0
-    fn: Callable[["State"], Any] | None = None
+    fn: Callable[["State"], Y] | None = None
 
 
 class State(NamedTuple):
@@ -113,7 +123,7 @@ _ADVICE = {
     meta_fields=("_result", "_message"),
 )
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Solution:
+class Solution(Generic[Y]):
     """Result of an integration: saved states and statistics of its steps; a pytree.
 
     Attributes:
@@ -145,7 +155,7 @@ class Solution:
     """
 
     ts: np.ndarray
-    ys: list[Any]
+    ys: list[Y]
     stats: dict[str, Any]
     _result: Result | None = None
     _message: str = ""

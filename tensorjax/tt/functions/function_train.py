@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import _check
-from tensorjax._formats.operators import Namespace, Summable, dtypes_of, rebuilt, shown
+from tensorjax._formats.operators import Multipliable, Namespace, dtypes_of, rebuilt, shown
 from tensorjax._formats.serialization import serializable
 from tensorjax._formats.trains import TT, single
 from tensorjax._typing import ArrayLike, DType, Scalar
@@ -18,7 +18,7 @@ from tensorjax.tt.functions.chebyshev import Chebyshev
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
-class FunctionTrain(Summable):
+class FunctionTrain(Multipliable):
     """Function on a box: f(x) = Σ_i c[i_1, …, i_d] φ_{i_1}(x_1) ⋯ φ_{i_d}(x_d), c a train.
 
     A pytree: the bases are static, the cores of c are its arrays.
@@ -52,6 +52,7 @@ class FunctionTrain(Summable):
     bases: tuple[Basis, ...]
     coefficients: TT
     dense_name: ClassVar[str] = "tt.to_dense(f.coefficients)"
+    entrywise_name: ClassVar[str] = "tt.functions.compose({0}, f, tol=)"
     _namespace = Namespace("tensorjax.tt.functions")
 
     def __init__(self, bases: Sequence[Basis], coefficients: TT):

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import jax
 import numpy as np
@@ -100,6 +100,7 @@ class InterpolateInfo:
     advice: str
 
 
+@overload
 def interpolate(
     f: Callable[[Any], Any],
     domain: Sequence[Any],
@@ -110,8 +111,40 @@ def interpolate(
     max_rank: int | None = None,
     max_evaluations: int | None = None,
     vectorized: bool = True,
+    components: None = None,
     **options: Any,
-) -> tuple[Any, InterpolateInfo]:
+) -> tuple[FunctionTrain, InterpolateInfo]: ...
+
+
+@overload
+def interpolate(
+    f: Callable[[Any], Any],
+    domain: Sequence[Any],
+    *,
+    tol: float,
+    key: Key | None = None,
+    max_degree: int = 256,
+    max_rank: int | None = None,
+    max_evaluations: int | None = None,
+    vectorized: bool = True,
+    components: int,
+    **options: Any,
+) -> tuple[tuple[FunctionTrain, ...], InterpolateInfo]: ...
+
+
+def interpolate(
+    f: Callable[[Any], Any],
+    domain: Sequence[Any],
+    *,
+    tol: float,
+    key: Key | None = None,
+    max_degree: int = 256,
+    max_rank: int | None = None,
+    max_evaluations: int | None = None,
+    vectorized: bool = True,
+    components: int | None = None,
+    **options: Any,
+) -> tuple[FunctionTrain | tuple[FunctionTrain, ...], InterpolateInfo]:
     """Interpolates a function of d variables on a box by a functional train, from few evaluations.
 
     The values at a grid of nodes are a tensor, of which `tensorjax.tt.cross` makes a train, and the
@@ -121,8 +154,8 @@ def interpolate(
     peaks; if random points see little of f, there are several, and the cross starts from the peaks.
 
     Args:
-      f: maps points (batch, d) to values (batch,), or to (batch, m) of m components, which cost no
-        more; real or complex, of NumPy or JAX.
+      f: maps points (batch, d) to values (batch,), or with ``components`` to (batch, components),
+        which cost no more; real or complex, of NumPy or JAX.
       domain: for each variable a pair (low, high), for Chebyshev polynomials of a degree that is
         chosen, or a basis, which is kept as it is.
       tol: relative error, of the root mean square over the box.
@@ -130,13 +163,14 @@ def interpolate(
       max_degree: largest Chebyshev degree.
       max_rank: of the result; no limit if None.
       max_evaluations: of f, at least 20; no limit if None.
-      vectorized: False if f takes one point (d,), and gives a scalar or (m,).
+      vectorized: False if f takes one point (d,), and gives a scalar or (components,).
+      components: number of components of a vector-valued f; None if its values are scalars.
       options: others of `tensorjax.tt.cross`, as ``pivots`` (points where f is large, which the
         lines go through too), ``search``, ``jit``, ``executor`` and ``dtype``.
 
     Returns:
-      The `FunctionTrain`, or a tuple of one for each component, and an `InterpolateInfo` with
-      status and measured error, of all components together.
+      The `FunctionTrain`, or with ``components`` a tuple of one for each, and an `InterpolateInfo`
+      with status and measured error, of all components together.
 
     Raises:
       ValueError: intervals that are infinite, empty or reversed; NaN, Inf or wrong shapes of values
@@ -167,7 +201,8 @@ def interpolate(
         if max_evaluations is None
         else _check.integer("max_evaluations", max_evaluations, low=20)
     )
-    checked = _Checked(f, len(bases), vectorized, options.get("executor"))
+    shape = () if components is None else (_check.integer("components", components, low=1),)
+    checked = _Checked(f, shape, vectorized, options.get("executor"))
     values = Values(checked, budget, [0])
     count = int(min(_TESTED, budget // 5))
     options = {"key": key, "max_rank": max_rank, "vectorized": vectorized, **options}
@@ -188,7 +223,7 @@ def interpolate(
     ]
     seconds = time.perf_counter() - started
     info = _info(found, tol, parts[0], values.spent[0], seconds, zero=checked.zero)
-    return (tuple(parts) if checked.components else parts[0]), info
+    return (parts[0] if components is None else tuple(parts)), info
 
 
 def checked_domain(domain: Any) -> tuple[list[Basis], list[int]]:
@@ -231,26 +266,24 @@ def _components(cores: Cores, dims: int) -> list[Cores]:
 class _Checked:
     """Callable that evaluates a function at points; ValueError for NaN, Inf or wrong shapes."""
 
-    def __init__(self, f: Callable[[Any], Any], dims: int, vectorized: bool, executor: Any):
-        self._calls, self._dims = Calls(f, vectorized, executor), dims
+    def __init__(
+        self, f: Callable[[Any], Any], shape: tuple[int, ...], vectorized: bool, executor: Any
+    ):
+        self._calls, self._shape = Calls(f, vectorized, executor), shape
         self.dtype: Any = None  # of trains of these values, once there are some
-        self.components: tuple[int, ...] = ()  # of values: () of scalars, or (number,)
         self.zero = True  # whether all values were zero
 
     def __call__(self, points: np.ndarray) -> np.ndarray:
         values = numbers(np.asarray(self._calls(points)))
-        shape = values.shape[1:]
-        if values.shape[:1] != (len(points),) or len(shape) > 1 or shape == (0,):
+        expected = (len(points), *self._shape)
+        if values.shape != expected:
+            hint = ""
+            if not self._shape and values.ndim == 2 and len(values) == len(points):
+                hint = f"; for a train of each component give components={values.shape[1]}"
             raise ValueError(
-                f"f: expected values of shape ({len(points)},) or ({len(points)}, components) for "
-                f"points {points.shape}, got {values.shape}"
+                f"f: expected values of shape {expected} for points {points.shape}, got "
+                f"{values.shape}{hint}"
             )
-        if self.dtype is not None and shape != self.components:
-            raise ValueError(
-                f"f: expected values of shape (batch, *{self.components}) as before, got "
-                f"{values.shape}"
-            )
-        self.components = shape
         values = values.reshape(len(points), -1)
         bad = ~np.isfinite(values).all(axis=1)
         if bad.any():

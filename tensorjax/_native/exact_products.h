@@ -1,0 +1,154 @@
+// Exact products of two trains core by core, z (p r, …, q s) of x (p, …, q) and y (r, …, s): entry by
+// entry, or summed over a mode as a matrix times a train. For trains with values, so that one call
+// makes all cores, and brings them into the range of their type.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "entrywise.h"
+#include "team.h"
+
+namespace tensorjax {
+
+// A complex number as NumPy holds it, in single or double precision.
+template <class R>
+struct ComplexOf {
+  R re, im;
+  ComplexOf& operator+=(ComplexOf x) {
+    re += x.re, im += x.im;
+    return *this;
+  }
+};
+template <class R>
+inline ComplexOf<R> operator*(ComplexOf<R> x, ComplexOf<R> y) {
+  return {x.re * y.re - x.im * y.im, x.re * y.im + x.im * y.re};
+}
+
+template <class T>
+struct Parts {  // of a number: their type, and how many there are
+  using Real = T;
+  static constexpr long kCount = 1;
+};
+template <class R>
+struct Parts<ComplexOf<R>> {
+  using Real = R;
+  static constexpr long kCount = 2;
+};
+
+struct Sum {  // of cores (p, m, n, q) and (r, n, k, s) over n
+  long p, m, n, q, r, k, s;
+  long cells() const { return p * r * m * k * q * s; }
+  double work() const { return static_cast<double>(n) * cells(); }
+};
+
+// z (q, s) = Σ_n x (n, q) y (n, s), rows of y so far apart; `Fixed` is s where the compiler knows it.
+template <int Fixed, class T>
+inline void outer_sum(const Sum& c, const T* x, const T* y, T* z) {
+  const long s = Fixed ? Fixed : c.s;
+  std::fill(z, z + c.q * s, T{});
+  for (long n = 0; n < c.n; n++, y += c.k * s) {
+    const T* left = x + n * c.q;
+    for (long b = 0; b < c.q; b++)
+      for (long d = 0; d < s; d++) z[b * s + d] += left[b] * y[d];
+  }
+}
+
+// All of z whose left bond comes from index `p` of x.
+template <class T>
+void sum_slice(const Sum& c, long p, const T* x, const T* y, T* z) {
+  z += p * (c.cells() / c.p);
+  for (long r = 0; r < c.r; r++)
+    for (long m = 0; m < c.m; m++)
+      for (long k = 0; k < c.k; k++, z += c.q * c.s) {
+        const T* left = x + (p * c.m + m) * c.n * c.q;
+        const T* right = y + (r * c.n * c.k + k) * c.s;
+        switch (c.s) {
+          case 1: outer_sum<1>(c, left, right, z); break;
+          case 2: outer_sum<2>(c, left, right, z); break;
+          case 3: outer_sum<3>(c, left, right, z); break;
+          case 4: outer_sum<4>(c, left, right, z); break;
+          default: outer_sum<0>(c, left, right, z);
+        }
+      }
+}
+
+template <class T>
+void sum_trains(Team& team, const std::vector<Sum>& sums, const std::vector<const T*>& x,
+                const std::vector<const T*>& y, const std::vector<T*>& z) {
+  struct Piece {
+    size_t core;
+    long p;
+  };
+  std::vector<Piece> pieces;
+  for (size_t k = 0; k < sums.size(); k++)
+    for (long p = 0; p < sums[k].p; p++) pieces.push_back({k, p});
+  team.run(static_cast<long>(pieces.size()), [&](long i, int) {
+    const auto [k, p] = pieces[i];
+    sum_slice(sums[k], p, x[k], y[k], z[k]);
+  });
+}
+
+// The exponent e of the largest part of some numbers, in [2^(e−1), 2^e); 0 of zeros, NaN and Inf.
+template <class T>
+int exponent_of(const T* x, long count) {
+  using Real = typename Parts<T>::Real;
+  const Real* part = reinterpret_cast<const Real*>(x);
+  Real most = 0;
+  bool finite = true;
+  for (long i = 0; i < count * Parts<T>::kCount; i++) {
+    const Real size = std::abs(part[i]);
+    finite = finite && size <= std::numeric_limits<Real>::max();
+    most = std::max(most, size);
+  }
+  int e = 0;
+  if (finite) std::frexp(most, &e);
+  return e;
+}
+
+// Scales the cores of y by powers of two that cancel, so that products with those of x stay in range;
+// they stay as they are where all are in range. See `factors_in_range` of tensorjax/_cores/scaling.py.
+template <class T>
+class InRange {
+ public:
+  using Real = typename Parts<T>::Real;
+
+  // xs, ys: how many numbers each core has; terms: that are summed up in an entry of a product.
+  InRange(const std::vector<const T*>& x, const std::vector<long>& xs, std::vector<const T*>* y,
+          const std::vector<long>& ys, long terms) {
+    using Limits = std::numeric_limits<Real>;
+    const long low = Limits::min_exponent - 1 + Limits::digits - 1, high = Limits::max_exponent - 1;
+    long bits = 0;
+    for (; terms; terms >>= 1) bits++;
+    std::vector<long> own;
+    for (size_t k = 0; k < x.size(); k++)
+      own.push_back(exponent_of(x[k], xs[k]) + exponent_of((*y)[k], ys[k]));
+    if (*std::min_element(own.begin(), own.end()) >= low &&
+        *std::max_element(own.begin(), own.end()) <= high - bits)
+      return;
+    const long d = static_cast<long>(own.size()), half = high / 2;
+    std::vector<long> wanted;
+    long rest = 0;
+    for (const long e : own) {
+      wanted.push_back(std::clamp(e, -half, half));
+      rest += e - wanted.back();
+    }
+    const long share = rest >= 0 ? rest / d : -((d - 1 - rest) / d);
+    rest -= share * d;
+    copies_.resize(d);
+    for (long k = 0; k < d; k++) {
+      const int move = static_cast<int>(wanted[k] + share + (k < rest) - own[k]);
+      copies_[k].assign((*y)[k], (*y)[k] + ys[k]);
+      Real* part = reinterpret_cast<Real*>(copies_[k].data());
+      for (long i = 0; i < ys[k] * Parts<T>::kCount; i++) part[i] = std::ldexp(part[i], move);
+      (*y)[k] = copies_[k].data();
+    }
+  }
+
+ private:
+  std::vector<std::vector<T>> copies_;  // what y points to afterwards
+};
+
+}  // namespace tensorjax
