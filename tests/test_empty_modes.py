@@ -52,9 +52,7 @@ def cases_of_trains(rng, shape, dtype):
     """Names, arguments, calls and results of NumPy for a train without entries."""
     t, u, one = (drawn(rng, s, dtype) for s in (shape, shape, [1] * len(shape)))
     x, o = np.zeros(shape, dtype), array(one)
-    order, zero = len(shape), shape.index(0)
-    axes = [int(k) for k in rng.permutation(order)]
-    full = [k for k, n in enumerate(shape) if n]
+    axes = [int(k) for k in rng.permutation(len(shape))]
     yield "to_dense", (t,), tt.to_dense, x
     yield "add, sub, scale", (t, u), lambda t, u: 2 * (t + u) / 3 - t, x
     yield "a constant", (t,), lambda t: 1 + t, x
@@ -67,7 +65,15 @@ def cases_of_trains(rng, shape, dtype):
     yield "distance", (t, u), tt.distance, 0
     yield "pairwise", (t, u), lambda t, u: tt.pairwise_inner([t, u]), np.zeros((2, 2))
     yield "bilinear", (t, u), lambda t, u: tt.bilinear_form(t, tt.identity(shape, dtype), u), 0
-    for axis in (None, zero, tuple(full), ()):
+    yield from reductions_of_trains(rng, t, x)
+    yield from cases_of_modes(rng, t, u, x)
+    yield from products_over_modes(rng, t, u, x)
+    yield from cases_of_shapes_and_ranks(t, u, x, axes)
+
+
+def reductions_of_trains(rng, t, x):
+    full = tuple(k for k, n in enumerate(x.shape) if n)
+    for axis in (None, x.shape.index(0), full, ()):
         for ours, theirs in ((tt.sum, np.sum), (tt.mean, np.mean), (tt.var, np.var)):
             keep = bool(rng.integers(2))
             with warnings.catch_warnings():
@@ -75,29 +81,39 @@ def cases_of_trains(rng, shape, dtype):
                 result = theirs(x, axis=axis, keepdims=keep)
             name = f"{ours.__name__} {axis} {keep}"
             yield name, (t,), lambda t, f=ours, a=axis, k=keep: f(t, a, keepdims=k), result
-    for k in range(order):
-        w = normal(rng, (4 * int(rng.integers(2)), shape[k]), dtype)
+
+
+def cases_of_modes(rng, t, u, x):
+    for k in range(x.ndim):
+        w = normal(rng, (4 * int(rng.integers(2)), x.shape[k]), x.dtype)
         product = np.moveaxis(np.tensordot(w, x, (1, k)), 0, k)
         yield f"mode_product {k}", (t, w), lambda t, w, k=k: tt.mode_product(t, w, k), product
         yield f"cumsum {k}", (t,), lambda t, k=k: tt.cumsum(t, k), x
-        v = normal(rng, (shape[k],), dtype)
+        v = normal(rng, (x.shape[k],), x.dtype)
         result = np.tensordot(x, v, (k, 0))
         yield f"contract {k}", (t, v), lambda t, v, k=k: tt.contract_modes(t, {k: v}), result
         result = np.concatenate([x, x], k)
         yield f"concatenate {k}", (t, u), lambda t, u, k=k: tt.concatenate([t, u], k), result
         yield f"orthogonalize {k}", (t,), lambda t, k=k: tt.orthogonalize(t, k), x
-    y = drawn(rng, (2, shape[zero], 3), dtype)
+
+
+def products_over_modes(rng, t, u, x):
+    zero, order = x.shape.index(0), x.ndim
+    y = drawn(rng, (2, x.shape[zero], 3), x.dtype)
     result = np.tensordot(x, np.zeros(y.shape), ([zero], [1]))
     yield "tensordot", (t, y), lambda t, y: tt.tensordot(t, y, ([zero], [1])), result
     yield "tensordot of all", (t, u), lambda t, u: tt.tensordot(t, u, order), 0
-    yield "kron", (t, u), tt.kron, np.zeros(shape * 2)
+    yield "kron", (t, u), tt.kron, np.zeros(x.shape * 2)
     yield "pad_modes", (t,), lambda t: tt.pad_modes(t, [(1, 2)] * order), np.pad(x, (1, 2))
     yield "pad", (t,), lambda t: tt.pad(t, 5), x
+
+
+def cases_of_shapes_and_ranks(t, u, x, axes):
     yield "conj, T", (t,), lambda t: tt.conj(t).T, x.T
     yield "parts", (t,), lambda t: tt.real(t) - tt.imag(t), x.real
     yield "permute", (t,), lambda t: tt.permute(t, axes), x.transpose(axes)
     yield "permute rank", (t,), lambda t: tt.permute(t, axes, rank=2), x.transpose(axes)
-    for new in ((0,), (2, 0, 3), (3, 2, 0, 1), shape[::-1], (-1,), (5, -1)):
+    for new in ((0,), (2, 0, 3), (3, 2, 0, 1), x.shape[::-1], (-1,), (5, -1)):
         yield f"reshape {new}", (t,), lambda t, s=new: tt.reshape(t, s), x.reshape(new)
     for method in ("auto", "svd", "gram", "randomized"):
         yield method, (t,), lambda t, m=method: tt.round(t + t, rank=1, method=m), x
@@ -109,7 +125,7 @@ def cases_of_trains(rng, shape, dtype):
     yield "None", (t,), lambda t: t[None, ..., None], x[None, ..., None]
     yield "t[0:0]", (t,), lambda t: t[0:0], x[0:0]
     yield "t[..., []]", (t,), lambda t: t[..., []], x[..., []]
-    for k in full:
+    for k in [k for k, n in enumerate(x.shape) if n]:
         key = (*[slice(None)] * k, -1)
         yield f"t[{key}]", (t,), lambda t, key=key: t[key], x[key]
 

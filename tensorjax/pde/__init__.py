@@ -17,6 +17,7 @@ from tensorjax.pde._long_times.slow_modes import SlowModes, slow_modes
 from tensorjax.pde._long_times.stationary import Stationary, stationary
 from tensorjax.pde._long_times.survival import Expectation, Survival, expectation, survival
 from tensorjax.pde._maps.affine_maps import AffineMap, affine
+from tensorjax.pde._nonlinear_coordinates.flowed_problem import Flowed
 from tensorjax.pde._problems.drifts import Power, Product, Separable, Sin
 from tensorjax.pde._problems.fokker_planck import FokkerPlanck
 from tensorjax.pde._problems.geometric_brownian_motion import GeometricBrownianMotion
@@ -29,7 +30,7 @@ from tensorjax.pde._problems.reactions import AdvectionDiffusionReaction
 from tensorjax.pde._problems.square_root_processes import CIR, Heston
 from tensorjax.pde._stepping.step_sizes import ConstantStepSize, PIDController
 from tensorjax.pde.coords import Convex, Fixed, Flow, Motion, MultiLevel, Prescribed
-from tensorjax.pde.flows import Fields, Flowed, FlowMap
+from tensorjax.pde.flows import Fields, FlowMap
 from tensorjax.pde.physical import edge_mass, evaluate, marginal, mass, moments, resolution
 from tensorjax.pde.shears import Sheared, Shears
 

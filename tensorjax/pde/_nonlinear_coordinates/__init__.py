@@ -1,0 +1,1 @@
+"""Problems in nonlinear coordinates, such as those of flow maps."""
