@@ -297,7 +297,8 @@ class Replay:
         stats = solution.stats
         if "sigma" not in stats or not len(stats["t"]):
             raise ValueError(
-                "coordinates: expected a pde.Solution of a run with tol, whose motion is known"
+                "coordinates: expected a pde.Solution that recorded its motion, got one that did "
+                "not; make it by pde.integrate with tol="
             )
         self._times = stats["t"] - stats["dt"]
         self._values = np.concatenate([stats["sigma"], stats["beta"][:, :, None]], 2)
