@@ -1,6 +1,7 @@
-"""Looks at the built site in headless Chromium: console errors, pages wider than the window.
+"""Looks at built pages in headless Chromium: console errors, pages wider than the window.
 
-Run `python docs/look.py` after `make docs`, with `chromium`, `google-chrome` or
+Run `python docs/look.py` after `make docs` for the site, or `python docs/look.py results` for the
+report of the experiments, with `chromium`, `google-chrome` or
 `chromium-headless-shell` on the path, or its path in CHROMIUM. Every page is laid out at the width
 of a desktop and of a phone. The exit status is the number of pages with a fault.
 """
@@ -50,15 +51,15 @@ def browser() -> str:
     return found
 
 
-def look(site: Path) -> list[tuple[str, str]]:
-    """Page and fault of every fault found."""
-    pages = sorted(p.as_uri() for p in site.rglob("*.html") if "_static" not in p.parts)
-    with tempfile.TemporaryDirectory() as folder:
-        probe = Path(folder) / "probe.html"
+def look(folder: Path) -> list[tuple[str, str]]:
+    """Page and fault of every fault found in the pages of a folder."""
+    pages = sorted(p.as_uri() for p in folder.rglob("*.html") if "_static" not in p.parts)
+    with tempfile.TemporaryDirectory() as scratch:
+        probe = Path(scratch) / "probe.html"
         probe.write_text(PROBE % (json.dumps(pages), json.dumps(WIDTHS)), "utf-8")
         options = ["--no-sandbox", "--headless", "--disable-gpu", "--disable-web-security"]
         options += ["--allow-file-access-from-files", "--enable-logging=stderr", "--dump-dom"]
-        options += [f"--user-data-dir={folder}/profile", "--virtual-time-budget=600000"]
+        options += [f"--user-data-dir={scratch}/profile", "--virtual-time-budget=600000"]
         command = [browser(), *options, "--window-size=1400,1000", probe.as_uri()]
         run = subprocess.run(command, capture_output=True, text=True, timeout=600)
     found = re.search(r'<pre id="found">(.+?)</pre>', run.stdout, re.DOTALL)
@@ -72,7 +73,7 @@ def look(site: Path) -> list[tuple[str, str]]:
 
 
 if __name__ == "__main__":
-    faults = look(SITE)
+    faults = look(Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else SITE)
     for page, fault in faults:
         print(f"{page.rpartition('/html/')[2]}: {fault}")
     print(f"{len(faults)} faults")

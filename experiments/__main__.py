@@ -90,7 +90,10 @@ def run_all(options: list[str], jobs: int) -> int:
     pool = ThreadPoolExecutor(jobs)
     # The longest begin first, so that none is left running alone at the end.
     queue = sorted(together, key=lambda e: e.quick_seconds, reverse=True)
+    progress = Progress(queue, jobs, quick)
     ended = {e.name: pool.submit(run_quietly, e.name, options) for e in queue}
+    for e in queue:
+        ended[e.name].add_done_callback(lambda _, e=e: progress.note(e))
     try:
         for name in (e.name for e in together):
             console.rule(Text(name))
@@ -104,6 +107,35 @@ def run_all(options: list[str], jobs: int) -> int:
         if subprocess.run(command(name, options), check=False).returncode:
             failed.append(name)
     return fail(f"failed: {', '.join(failed)}", 1) if failed else 0
+
+
+class Progress:
+    """Progress of `run all`: a line whenever an experiment ends, with the time left if quick.
+
+    The time left follows from the durations that experiments declare for quick runs, and from the
+    pace of those that have ended.
+    """
+
+    def __init__(self, queue: list[Experiment], jobs: int, quick: bool) -> None:
+        self._left, self._jobs, self._quick = list(queue), jobs, quick
+        self._all, self._begin = sum(e.quick_seconds for e in queue), time.perf_counter()
+        if queue:
+            about = f", about {self._minutes(self._all / jobs)}" if quick else ""
+            errors.print(Text(f"{len(queue)} experiments, {jobs} at a time{about}"))
+
+    def note(self, experiment: Experiment) -> None:
+        """Prints a line about an experiment that has ended, and what is left."""
+        self._left.remove(experiment)
+        line = f"{experiment.name} has ended, {len(self._left)} left"
+        if self._quick and self._left:
+            rest = sum(e.quick_seconds for e in self._left)
+            pace = (time.perf_counter() - self._begin) / max(self._all - rest, 1.0)
+            line += f", about {self._minutes(pace * rest)}"
+        errors.print(Text(line))
+
+    @staticmethod
+    def _minutes(seconds: float) -> str:
+        return f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
 
 
 def command(name: str, options: list[str]) -> list[str]:

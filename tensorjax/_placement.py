@@ -48,7 +48,7 @@ def placed(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def placed_by(rule: Rule) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Returns a decorator like `placed` with another rule for shardings on explicit meshes."""
+    """Returns a decorator like `placed` that derives the sharding of results by another rule."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         return _placed(function, rule)

@@ -76,7 +76,7 @@ def task(rng: np.random.Generator) -> tasks.Task:
 def test_sizes_are_searched_without_building() -> None:
     assert sizes.count(lambda rngs: nnx.Linear(10**6, 10**6, rngs=rngs)) == 10**12 + 10**6
     assert sizes.largest(lambda k: k, 50, 40) == 40
-    with pytest.raises(sizes.TooLarge, match="expected at least 3 numbers"):
+    with pytest.raises(sizes.TooLarge, match="expected at least 3 parameters"):
         sizes.largest(lambda k: 3 * k, 2, 40)
 
 
@@ -424,7 +424,7 @@ def test_a_training_counts_once_however_often_it_is_asked_for(task: tasks.Task, 
         results = Comparison(task, Options(5.0), budget, Store(tmp_path), board).results()
     assert board.done == board.total == 4 * 4 + 2 * 2
     found = report.rows(results, 1000)
-    sizes = {row["method"]: row["numbers"] for row in found}
+    sizes = {row["method"]: row["parameters"] for row in found}
     for method in methods.LATE:
         assert sum(r["method"] == method for r in results) == 2
     smaller = sizes["dense, equal size 0.5"]

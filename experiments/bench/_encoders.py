@@ -159,7 +159,7 @@ class Training:
             + memory.temp_size_in_bytes
         )
         return {
-            "numbers": sum(x.size for x in jax.tree.leaves(params)),
+            "parameters": sum(x.size for x in jax.tree.leaves(params)),
             "parameters MiB": mib(params),
             "state MiB": mib(state),
             "with gradients MiB": 2 * mib(params) + mib(state),

@@ -2,7 +2,7 @@
 
 A call makes y, or y and the gradient for a given cotangent. Trains have the shapes and the rank of
 the authors' transformer. tensorly-torch has no trains of vectors: its "blocktt" is a TT-matrix,
-here of the same rank, and of the rank that gives it about as many numbers as ours.
+here of the same rank, and of the rank that gives it about as many parameters as ours.
 """
 
 import math
@@ -148,7 +148,8 @@ class _Work:
         def answer(result: Any) -> Answer:
             counted = costs(program.lower(*args).compile())
             numbers = sum(leaf.size for leaf in leaves)
-            return {"error": self.error(result[0]), "numbers": numbers, **counted, **(extra or {})}
+            found = {"error": self.error(result[0]), "parameters": numbers}
+            return {**found, **counted, **(extra or {})}
 
         return Way(library, variant, lambda: jax.block_until_ready(program(*args)), answer)
 
@@ -176,7 +177,7 @@ class _Work:
 
         def answer(result: Any) -> Answer:
             y = (result[0] if backward else result).detach().cpu().numpy()
-            found: Answer = {"numbers": sum(p.numel() for p in parameters)}
+            found: Answer = {"parameters": sum(p.numel() for p in parameters)}
             return {**found, "error": self.error(y)} if exact else found
 
         return Way(library, variant, waited(torch, call), answer)

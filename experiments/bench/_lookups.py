@@ -79,7 +79,7 @@ class _Work:
         def answer(result: Any) -> Answer:
             counted = costs(compiled.lower(*args).compile())
             numbers = sum(x.size for x in leaves)
-            return {"error": self.error(result[0]), "numbers": numbers, **counted}
+            return {"error": self.error(result[0]), "parameters": numbers, **counted}
 
         return Way(library, variant, lambda: jax.block_until_ready(compiled(*args)), answer)
 
@@ -188,7 +188,7 @@ def _torch_way(torch: Any, library: str, variant: str, layer: Any, work: _Work) 
         rows = result[0] if work.backward else result
         return {
             "error": work.error(rows.detach().cpu().numpy()),
-            "numbers": sum(p.numel() for p in parameters),
+            "parameters": sum(p.numel() for p in parameters),
         }
 
     return Way(library, variant, waited(torch, call), answer)

@@ -185,7 +185,7 @@ class Teneva(Library):
 
     def inner(self, x: Cores, y: Cores) -> Ways:
         if x[0].shape[2] > 16:
-            raise Unsupported("its inner product forms n r⁴ numbers a core")
+            raise Unsupported("its inner product forms n r⁴ elements a core")
         yield "", lambda: self.imported[0].mul_scalar(x, y)
 
     def norm(self, x: Cores) -> Ways:

@@ -182,7 +182,7 @@ def completion(size: int, share: float) -> list[Problem]:
                     lambda out: score(tensorly.tucker_to_tensor(out)),
                 )
             )
-    return [Problem(f"photograph {image.shape}, {share:.0%} of the numbers", ways)]
+    return [Problem(f"photograph {image.shape}, {share:.0%} of the pixels", ways)]
 
 
 # Cross approximation ----------------------------------------------------------------------------

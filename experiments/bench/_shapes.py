@@ -190,7 +190,7 @@ def _train_jobs(rng: np.random.Generator, largest: float) -> Iterator[Job]:
 
 
 def sketch_jobs(rng: np.random.Generator, dtype: str, largest: float) -> Iterator[Job]:
-    """Yields jobs of projecting drawn rows to 24 numbers: by a dense matrix, and by a train."""
+    """Yields jobs of projecting drawn rows to 24 features: by a dense matrix, and by a train."""
     features = int(np.exp(rng.uniform(math.log(200), math.log(min(largest / 10, 3e5)))))
     rows = max(1, int(min(1000, largest / 3 / features)))
     x = _drawn.normal(rng, (rows, features), dtype)

@@ -30,8 +30,8 @@ CAPTIONS = {
     "embedding": "Embeddings, float32: rows of Zipf-distributed ids, and the gradient",
     "encoder": "Training steps of six encoders of width 768: memory that is kept, and at the peak",
 }
-_LAYER = ("error", "numbers", "kind", "flops", "temp bytes")
-_STEP = ("numbers", "parameters MiB", "state MiB", "with gradients MiB", "peak MiB", "flops")
+_LAYER = ("error", "parameters", "kind", "flops", "temp bytes")
+_STEP = ("parameters", "parameters MiB", "state MiB", "with gradients MiB", "peak MiB", "flops")
 _COLUMNS = {"linear": _LAYER, "embedding": _LAYER, "encoder": _STEP}
 # Time of tensorly-torch over ours; what is aimed at beside dense JAX is said by every problem.
 _PEER_GOAL = 3.0

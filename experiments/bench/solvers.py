@@ -24,7 +24,7 @@ CAPTIONS = {
     "cross": "Functions on a grid, relative error 1e-6 at 10 000 random points",
     "systems": "Linear systems by finite differences, relative residual 1e-8",
     "chains": "Ground states of spin chains with open ends",
-    "completion": "A photograph from some of its numbers; errors on all others",
+    "completion": "A photograph from some of its pixels; errors on all others",
 }
 # Errors up to this many times those asked for count as reached.
 _SLACK = 2.0

@@ -7,7 +7,7 @@ EXPERIMENTS = (
         name="comera",
         module="experiments.comera.main",
         paper="Yang et al., NeurIPS 2024, arXiv 2405.14377",
-        summary="DLRM, code model and encoder: accuracy against numbers, ranks over time",
+        summary="DLRM, code model and encoder: accuracy against parameters, ranks over time",
         claim="training that finds its ranks makes models 80 × smaller near dense accuracy "
         "(judged: ten times smaller, at most a point below)",
         basis="recalled; program read",

@@ -74,7 +74,7 @@ class Board:
         def watch(record: dict[str, Any]) -> None:
             shown = (
                 f"{task.name}: {title}: loss {record['loss']:.4f}, {task.metric} "
-                f"{record['score']:.2f}, {record['numbers']} numbers"
+                f"{record['score']:.2f}, {record['numbers']} parameters"
             )
             ranks = [r for layer in record["ranks"].values() for r in layer]
             if ranks:

@@ -24,7 +24,7 @@ class Budget:
         rates: Learning rates to choose from.
         tuned_on: How many of the seeds, the first ones, choose.
         targets: S₀ of the late stage, as shares of the size at the end of the early stage.
-        shares: At which shares of its numbers the methods of equal size are trained once more.
+        shares: At which shares of its parameters the methods of equal size are trained once more.
         evaluations: How many there are in a training, evenly spaced.
         early: Share of the steps after which the late stage begins.
         checkpoint_seconds: Between two checkpoints of a training.

@@ -29,7 +29,7 @@ class Config:
     targets: tuple[float, ...] = (0.8, 0.5, 0.2)
     """S₀ of the late stage, as shares of the size at the end of the early stage."""
     shares: tuple[float, ...] = (0.5, 0.2)
-    """At which shares of its numbers the methods of equal size are trained once more."""
+    """At which shares of its parameters the methods of equal size are trained once more."""
     scale: Scale = "default"
     """Models and data: "tiny", "default", or "published" sizes, which want an accelerator."""
     steps: int | None = None
@@ -74,10 +74,13 @@ class Config:
 
     @classmethod
     def quick(cls) -> "Config":
-        """Returns the options of a quick run: tiny models and data, one seed and one rate."""
+        """Returns the options of a quick run: tiny models and data, one seed and one rate.
+
+        Planted ranks have a quick run of their own, `comera/planted`.
+        """
         return cls(
-            methods=("dense", "lowrank", "late"), seeds=(0,), rates=(3e-3,),
-            targets=(0.5,), shares=(), scale="tiny", evaluations=3, planted=1,
+            tasks=("flights", "code", "pairs"), methods=("dense", "lowrank", "late"), seeds=(0,),
+            rates=(3e-3,), targets=(0.5,), shares=(), scale="tiny", evaluations=3, planted=1,
         )  # fmt: skip
 
     def budget(self, name: str) -> Budget:

@@ -65,7 +65,7 @@ def pareto(axis: Axes, results: Results, metric: str) -> None:
         if means:
             axis.plot(*zip(*sorted(means), strict=True), label=NAMES[method], linewidth=1, **look)
     axis.set_xscale("log")
-    axis.set_xlabel("numbers", fontsize=9)
+    axis.set_xlabel("parameters", fontsize=9)
     axis.set_ylabel(f"{metric} on the test split [%]", fontsize=9)
 
 

@@ -1,7 +1,7 @@
 """Rank-adaptive tensor-compressed training beside dense, low-rank and GaLore training.
 
 ``python -m experiments run comera`` trains all methods on all tasks, prints a table a task, and
-draws score against numbers and ranks over time. What is finished is kept in ``comera/store`` in
+draws score against parameters and ranks over time. What is finished is kept in ``comera/store`` in
 the folder of results: a run that was interrupted goes on where it stopped. README.md in this folder
 says what is the paper's and what is not.
 
@@ -105,23 +105,23 @@ def _record(run: Run, task: Task, options: Options, results: list[dict[str, Any]
 
 
 PLANTED = (
-    "Planted TT-ranks {}, started from {}, {} numbers: sizes found over it (median and largest), "
+    "Planted TT-ranks {}, started from {}, {} entries: sizes found over it (median and largest), "
     "seeds within 1.5 × and error 1 %, seeds with exactly the planted ranks, largest relative "
     "error, Σ‖G‖² at its largest over the start"
 )
 TABLE = (
     "{}: test scores where validation ({}) is best, means over seeds and standard deviations [%]; "
-    "“equal size”: at most 1/{:g} of the dense model's {} numbers, where a share follows, that "
-    "share of the tensorised layers' at the start; numbers: live ones, biases and gates included; "
+    "“equal size”: at most 1/{:g} of the dense model's {} parameters, where a share follows, that "
+    "share of the tensorised layers' at the start; parameters: live ones, with biases and gates; "
     "compilations: of the step, at most; size / S₀: tensorised layers, at most; "
     "status: what the optimiser says of (L₀, S₀) at the end, seeds each"
 )
 STEPS = (
     "Time of a training step with the shapes at the end, first seed: all methods of a task in "
-    "turn, medians of {} rounds; stored: numbers in all arrays"
+    "turn, medians of {} rounds; stored: elements of all arrays"
 )
 CAPTION = (
-    "Above: test score against numbers, a small point a seed, large ones their means, those of a "
-    "method joined. Below: TT-ranks of the first seed over the steps of CoMERA, each bond thin, "
+    "Above: test score against parameters, a small point a seed, large ones their means, joined "
+    "for each method. Below: TT-ranks of the first seed over the steps of CoMERA, each bond thin, "
     "their mean thick."
 )

@@ -42,8 +42,8 @@ class Options:
     """Options that the methods of one task share.
 
     Attributes:
-        compression: The models of equal size have at most the dense one's numbers over this.
-        head_start: CoMERA begins with so many times the numbers of the models of equal size.
+        compression: The models of equal size have at most the dense one's parameters over this.
+        head_start: CoMERA begins with so many times the parameters of the models of equal size.
         warmup: Share of the steps in which the learning rate rises; then it falls by a cosine, but
             for gates that are pressed on.
         gate_rate: Learning rate of gates that are pruned, whatever that of the rest: gates begin
@@ -175,7 +175,7 @@ def _model(
 ) -> tuple[Callable[[nnx.Rngs], nnx.Module], str]:
     """Returns a function that builds a method's model within its parameter budget, and a note.
 
-    While a size is searched, factors begin normal: as many numbers, described several times faster.
+    While a size is searched, factors begin normal: as many parameters, built several times faster.
     """
 
     def dense(config: Any) -> Callable[[nnx.Rngs], nnx.Module]:

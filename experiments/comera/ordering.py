@@ -1,8 +1,8 @@
 """Order of a vocabulary in which tokens of similar use are near each other.
 
-A tensor train over the digits of an id shares numbers between ids with digits in common: the order
-of the ids is part of the model, while tables and their low-rank factors do not see it. Those of a
-BPE are in the order in which they were merged, which says little; this order is found from the
+A tensor train over the digits of an id shares parameters between ids with digits in common: the
+order of the ids is part of the model, while tables and their low-rank factors do not see it. Ids of
+a BPE are in the order in which they were merged, which says little; this order is found from the
 training texts alone, by the words beside each token (positive pointwise mutual information, its
 leading singular vectors; O. Levy, Y. Goldberg, NeurIPS 2014) and halving along the main direction.
 """

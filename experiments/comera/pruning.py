@@ -23,7 +23,7 @@ def cut(programs: Programs, state: State, target: float, seed: int) -> State:
     Args:
         programs: Of the late stage.
         state: At the end of the early one.
-        target: S₀, in numbers of the tensorised layers.
+        target: S₀, in parameters of the tensorised layers.
         seed: Of the samples on which importance is found.
     """
     params = optim.canonical(state.params)

@@ -1,4 +1,4 @@
-"""Tables of the results of `comera`, and the paper's published numbers, as recalled."""
+"""Tables of the results of `comera`, and the paper's published results, as recalled."""
 
 import collections
 import statistics
@@ -10,16 +10,16 @@ from experiments.comera.methods import EQUAL, LATE, NAMES
 # From memory, of other models on other data: beside ours for orientation only.
 PAPER: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "flights": (
-        {"method": "dense", "accuracy": 78.75, "dense / numbers": 1},
-        {"method": "CoMERA early", "accuracy": 78.76, "dense / numbers": 99},
+        {"method": "dense", "accuracy": 78.75, "dense / parameters": 1},
+        {"method": "CoMERA early", "accuracy": 78.76, "dense / parameters": 99},
     ),
-    "code": ({"method": "CoMERA early", "dense / numbers": 4.23},),
+    "code": ({"method": "CoMERA early", "dense / parameters": 4.23},),
     "pairs": (
-        {"method": "dense", "accuracy": 62.2, "dense / numbers": 1},
-        {"method": "CoMERA early", "accuracy": 63.3, "dense / numbers": 43},
-        {"method": "CoMERA late 0.8", "accuracy": 62.2, "dense / numbers": 52},
-        {"method": "CoMERA late 0.5", "accuracy": 62.1, "dense / numbers": 65},
-        {"method": "CoMERA late 0.2", "accuracy": 61.5, "dense / numbers": 80},
+        {"method": "dense", "accuracy": 62.2, "dense / parameters": 1},
+        {"method": "CoMERA early", "accuracy": 63.3, "dense / parameters": 43},
+        {"method": "CoMERA late 0.8", "accuracy": 62.2, "dense / parameters": 52},
+        {"method": "CoMERA late 0.5", "accuracy": 62.1, "dense / parameters": 65},
+        {"method": "CoMERA late 0.2", "accuracy": 61.5, "dense / parameters": 80},
     ),
 }
 
@@ -51,8 +51,8 @@ def row(name: str, found: Sequence[Mapping[str, Any]], dense: int) -> dict[str, 
     scores = {name: [b["test"][name] for b in best] for name in best[0]["test"]}
     cells: dict[str, Any] = {
         "method": name,
-        "numbers": round(numbers),
-        "dense / numbers": dense / numbers,
+        "parameters": round(numbers),
+        "dense / parameters": dense / numbers,
     }
     for metric, values in scores.items():
         cells[metric] = statistics.mean(values)
@@ -78,7 +78,7 @@ def metrics(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
     dense = by_name.get(NAMES["dense"])
     ours = [r for r in rows if r["method"].startswith("CoMERA")]
     found: dict[str, Any] = {}
-    small = [r for r in ours if r["dense / numbers"] >= 10]
+    small = [r for r in ours if r["dense / parameters"] >= 10]
     if dense and small:
         best = max(small, key=lambda r: r[metric])
         found["best_10x"] = best["method"]
@@ -104,8 +104,8 @@ def above_equal_size(
 
     found, other = {}, best("")
     # All of equal size fit the same budget.
-    limit = max((by_name[NAMES[m]]["numbers"] for m in EQUAL if NAMES[m] in by_name), default=0)
-    small = [row[metric] for row in ours if row["numbers"] <= limit]
+    limit = max((by_name[NAMES[m]]["parameters"] for m in EQUAL if NAMES[m] in by_name), default=0)
+    small = [row[metric] for row in ours if row["parameters"] <= limit]
     if other and small:
         found["points_above_equal_size"] = max(small) - other[metric]
     for method in LATE:

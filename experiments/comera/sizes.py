@@ -41,7 +41,7 @@ def largest(numbers: Callable[[int], int], target: int, high: int) -> int:
     """
     if numbers(1) > target:
         raise TooLarge(
-            f"target: expected at least {numbers(1)} numbers, those of the smallest model, "
+            f"target: expected at least {numbers(1)} parameters, those of the smallest model, "
             f"got {target}; ask for less compression"
         )
     low = 1

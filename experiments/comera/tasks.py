@@ -34,7 +34,7 @@ class Task:
 
     Attributes:
         name: Of the option ``--tasks``.
-        data: What the numbers are of.
+        data: Source of the data, in words.
         metric: The score that validation chooses by, larger is better.
         splits: Arrays of "train", "valid" and "test", each with a row a sample.
         config: Sizes of the dense model.

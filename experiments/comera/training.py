@@ -38,7 +38,7 @@ class Plan:
     Attributes:
         stops: After which steps the model is evaluated; the last one ends the training.
         shrinks: Stops at which pruned ranks are cut away.
-        target: Live numbers that must be reached before an evaluation counts; None for all.
+        target: Live parameters that must be reached before an evaluation counts; None for all.
         branch: A stop whose state is kept for the trainings that go on from it, or None.
     """
 

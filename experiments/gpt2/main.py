@@ -251,7 +251,7 @@ def _run(config: Config, run: Run, home: Path) -> None:
     rows.append(
         {
             "model": "GPT-2",
-            "setting": f"{programs.numbers:,} numbers, {config.steps} steps",
+            "setting": f"{programs.numbers:,} parameters, {config.steps} steps",
             "valid": records[-1]["valid"],
             "test": programs.loss(params, test),
         }
@@ -285,7 +285,7 @@ def _trained(
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
     folder = config.checkpoints or home / "checkpoints" / digest
     run.console.print(
-        f"GPT-2 with {programs.numbers:,} numbers, layout {layout.name!r} on {layout.devices} "
+        f"GPT-2 with {programs.numbers:,} parameters, layout {layout.name!r} on {layout.devices} "
         f"of {jax.device_count()} devices; peak {one / 1e9:,.0f} GFLOP/s a device; "
         f"checkpoints in {folder}"
     )

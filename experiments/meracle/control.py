@@ -39,7 +39,7 @@ def measure(run: Run, *, trains: int, seed: int) -> list[dict[str, Any]]:
     run.table(
         "control",
         rows,
-        caption=f"Random tensor trains, tolerance {TOL}: numbers stored; a MERA should not pay",
+        caption=f"Random tensor trains, tolerance {TOL}: entries stored; a MERA should not pay",
         key=["n", "TT-rank", "modes", "train"],
     )
     run.metric("control_gains_reported", sum(row["pays"] for row in rows))

@@ -48,10 +48,10 @@ def _storage(axis: Axes, rows: Rows) -> None:
     for name, color, marker in zip(dict.fromkeys(r["format"] for r in rows), COLORS, MARKERS,
                                    strict=True):  # fmt: skip
         line = [r for r in rows if r["format"] == name]
-        x, y = [r["error"] for r in line], [r["numbers"] for r in line]
+        x, y = [r["error"] for r in line], [r["entries"] for r in line]
         axis.loglog(x, y, color=color, marker=marker, markersize=5, label=name)
     axis.set_xlabel("true relative error\nheat equation", fontsize=9)
-    axis.set_ylabel("numbers stored", fontsize=9)
+    axis.set_ylabel("entries stored", fontsize=9)
     axis.legend(fontsize=7.5)
 
 
@@ -79,4 +79,4 @@ def _recovery(axis: Axes, found: Rows) -> None:
     axis.set_xticks(range(len(cases)), [f"({n}, {r})" for n, r in cases])
     axis.set_ylim(0.9, max(1.3, axis.get_ylim()[1]))
     axis.set_xlabel("planted case (n, r)", fontsize=9)
-    axis.set_ylabel("numbers found / planted", fontsize=9)
+    axis.set_ylabel("entries found / planted", fontsize=9)

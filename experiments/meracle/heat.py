@@ -41,7 +41,7 @@ def measure(run: Run, tols: Sequence[float]) -> list[dict[str, Any]]:
     run.table(
         "heat",
         rows,
-        caption=f"Heat equation, {dense.size} numbers {SHAPE}: numbers stored at a tolerance; "
+        caption=f"Heat equation, {dense.size} entries {SHAPE}: entries stored at a tolerance; "
         "prime factors: the same data as 18 modes of 2 and 3",
         key=["tol", "format"],
     )
@@ -70,7 +70,7 @@ def _rows(dense: np.ndarray, tol: float) -> list[dict[str, Any]]:
         {
             "tol": tol,
             "format": name,
-            "numbers": x.size,
+            "entries": x.size,
             "compression": dense.size / x.size,
             "error": float(np.linalg.norm(np.ravel(jnp.asarray(full)) - dense.ravel())) / size,
             "disentanglers": len([c for layer in info.layers for c in layer.cuts

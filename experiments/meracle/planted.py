@@ -15,7 +15,7 @@ from tensorjax import convert, mera, tt
 
 MODES = 12
 LARGE = (10, 5)
-# How near to the planted count of numbers a success must come.
+# How near to the planted count of entries a success must come.
 WITHIN = {(4, 2): 1.10, (8, 4): 1.05, (6, 3): 1.20}
 # What the authors' program found, from an independent measurement: four seeds of (4, 2), one of the
 # others, none of (10, 5).
@@ -48,7 +48,7 @@ def measure(
         "planted",
         rows,
         caption=f"Planted MERAs of two layers, {MODES} modes of size n, top legs of size r, "
-        f"tolerance {tol}: numbers stored (median, and least – most where they differ), seeds "
+        f"tolerance {tol}: entries stored (median, and least – most where they differ), seeds "
         "within so much of the planted count, cuts whose rank meets the lower bound, seconds warm "
         "(median) and of the first call, and the memory of the whole process at its highest",
         key=["n", "r"],

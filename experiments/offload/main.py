@@ -236,7 +236,7 @@ def one_size(
     skipped = () if config.real else ("compute",)
     every = {n: [x for t in last for x in t[n]] for n in last[0] if n not in skipped}
     parts = [
-        {"size": setting.name, "numbers": setting.model.numbers, "of the tries": kind.__name__,
+        {"size": setting.name, "parameters": setting.model.numbers, "of the tries": kind.__name__,
          **{name: kind(seconds) for name, seconds in every.items()}}
         for kind in (statistics.median, min)
     ]  # fmt: skip

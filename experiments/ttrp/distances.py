@@ -130,7 +130,7 @@ def _record(run: Run, measured: list[dict[str, Any]], shown: int, points: int, d
     run.table(
         "distances",
         table,
-        caption=f"M = {shown}: {statistic}; storage in numbers; ± one standard error. "
+        caption=f"M = {shown}: {statistic}; storage in elements; ± one standard error. "
         "(reference): measured independently, not the paper's",
         key=["N", "method"],
         paper=REFERENCE if compared else (),

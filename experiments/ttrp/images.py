@@ -174,7 +174,7 @@ def _record(
         "images",
         [row for row in rows if "ratio mean" in row],
         caption=f"The maps on {about}: accuracy as above; ratio of pairwise distances of {points} "
-        f"test images, over {draws} draws; storage in numbers",
+        f"test images, over {draws} draws; storage in elements",
     )
     run.metric("images", images.name)
     run.metric("accuracy_of_all_pixels", rows[0]["accuracy"])

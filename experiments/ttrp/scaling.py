@@ -82,7 +82,7 @@ def dense(
         "scaling_dense",
         rows,
         caption=f"M = {math.prod(ROWS)}, {batch} dense vectors at once, median of {repeats} calls; "
-        f"blank: the map would take over {largest_map} GiB; storage in numbers",
+        f"blank: the map would take over {largest_map} GiB; storage in elements",
         key=["N", "method"],
     )
     return rows
@@ -119,7 +119,7 @@ def trains(
         "scaling_trains",
         rows,
         caption=f"Inputs of TT-rank {INPUT_RANK} with N = {MODE}^d entries, median of {repeats} "
-        "calls; largest variance: of ‖f(x)‖²/‖x‖² over all x; storage in numbers",
+        "calls; largest variance: of ‖f(x)‖²/‖x‖² over all x; storage in elements",
         key=["N", "method", "M"],
     )
     largest = max(orders)

@@ -177,10 +177,10 @@ TABLE: dict[str, Row] = {
 # What the names of kernels leave open, for readers of the table.
 REMARKS: dict[str, str] = {
     "tt.from_dense(tol=)": "with rank= too, ranks above it are cut as without tol=",
-    "tt.to_dense": "NumPy only reads how large cores are: near one, the program rescales nothing",
+    "tt.to_dense": "NumPy measures the cores only: near one, the program does not rescale",
     "tt.round(tol=)": "the program has one bucketed rank, and is trimmed afterwards",
     "tt.round(tol=), Gram sweep": "where Gram matrices resolve the tolerance; see linalg.choose",
-    "tt.tangent_project": "NumPy only reads how large cores are; so for all of tt.tangent_*",
+    "tt.tangent_project": "NumPy measures the cores only; so for all of tt.tangent_*",
     "tt.hadamard": "exact products; with rank= or tol= see tt.linear_combination below",
     "tt.norm": "and tt.log_norm, tt.normalize in programs",
     "tt.pad": "and tucker.pad",

@@ -331,7 +331,7 @@ def _image(a: np.ndarray, q: np.ndarray, right: bool) -> np.ndarray:
 
 
 def _back(a: np.ndarray, b: np.ndarray, right: bool) -> np.ndarray:
-    """Multiplies a host matrix by the adjoint of its projection b: a bᴴ, or aᴴ bᴴ if ``right``."""
+    """Computes the next block of a subspace iteration: a bᴴ, or aᴴ bᴴ if ``right``."""
     return adjoint(b @ a) if right else a @ adjoint(b)
 
 

@@ -79,7 +79,7 @@ def bond_weights(rank: int) -> np.ndarray:
 
 
 def start() -> np.ndarray:
-    """Returns weights (5,) of the index pairings after the first mode, for fourth moments."""
+    """Returns the initial state (5,) of the sweep over modes that computes fourth moments."""
     return np.array([1.0, 0.0, 1.0, 1.0, 1.0])
 
 

@@ -280,7 +280,7 @@ def _all_pairings(kind: Family, cores: list[jax.Array]) -> jax.Array:
 
 
 def _first_bond() -> np.ndarray:
-    """Returns weights of the index pairings before the first mode, for the variance sweep."""
+    """Returns the initial state of the sweep over modes that computes a map's variance."""
     return np.eye(1, _fourth_moments.STATES).T * _fourth_moments.start()
 
 

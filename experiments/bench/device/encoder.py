@@ -118,7 +118,7 @@ def timed(training: Any, program: tuple[Any, float], batch: int, steps: int) -> 
     return {
         "ms": 1e3 * median,
         "tokens/s": batch * training.config.length / median,
-        "numbers": sizes["numbers"],
+        "parameters": sizes["parameters"],
         "with gradients MiB": sizes["with gradients MiB"],
         "peak MiB": sizes["peak MiB"],
         "tracing and compiling s": compiling,

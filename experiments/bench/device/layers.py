@@ -61,7 +61,7 @@ def _timed(way: Way, repeats: int, ours: list[float]) -> Callable[[], dict[str, 
             "time over ours": timing.median / ours[0] if ours else None,
             "first call s": timing.first,
             "error": answer.get("error"),
-            "numbers": answer.get("numbers"),
+            "parameters": answer.get("parameters"),
         }
 
     return find

@@ -203,7 +203,7 @@ class Axis:
 
     @functools.cached_property
     def fine(self) -> np.ndarray:
-        """Projection (m, n) of weighted grid values on the highest third of the axis's modes.
+        """Matrix (m, n) that projects grid values on the axis's finest modes, to gauge resolution.
 
         Orthonormal rows, for v times the root of the weights.
         """

@@ -178,9 +178,10 @@ def integrate(
         _check_static(options, coordinates, saveat, max_rank, checkpoint)
         if progress or max_steps != _STEPS:
             raise ValueError("rank: expected no progress or max_steps with it")
-        return integrate_static(options, rank, t0, t1, float(dt or 0), start, at)
+        static: Solution[Any] = integrate_static(options, rank, t0, t1, float(dt or 0), start, at)
+        return static
 
-    def attempt(options: Options) -> Solution:
+    def attempt(options: Options) -> Solution[Y]:
         work = _begun(options, start, at, t0, t1, dt)
         line = progress_of(progress, t0, t1)
         return _loop(work, t1, saveat, line, checkpointer(checkpoint, start))
@@ -208,7 +209,7 @@ def _begun(
     return work
 
 
-def _better(moving: Solution, fixed: Solution) -> Solution:
+def _better(moving: Solution[Y], fixed: Solution[Y]) -> Solution[Y]:
     """Selects the solution that ran longer: in moving coordinates, or repeated in fixed ones.
 
     Where the motion itself brought the end, the choice of coordinates must not cost the result.
@@ -223,9 +224,9 @@ def _better(moving: Solution, fixed: Solution) -> Solution:
     return dataclasses.replace(fixed, stats=stats, _message=message)
 
 
-def _loop(work: run.Run, t1: float, saveat: SaveAt, progress: Any, save: Any) -> Solution:
+def _loop(work: run.Run, t1: float, saveat: SaveAt[Y], progress: Any, save: Any) -> Solution[Y]:
     times = save_times(saveat, work.t, t1)
-    taken = saveat.fn or (lambda state: state)
+    taken: Callable[[State], Any] = saveat.fn or (lambda state: state)
     ts: list[float] = []
     ys: list[Any] = []
 
@@ -296,7 +297,8 @@ class Replay:
         stats = solution.stats
         if "sigma" not in stats or not len(stats["t"]):
             raise ValueError(
-                "coordinates: expected a pde.Solution of a run with tol, whose motion is known"
+                "coordinates: expected a pde.Solution that recorded its motion, got one that did "
+                "not; make it by pde.integrate with tol="
             )
         self._times = stats["t"] - stats["dt"]
         self._values = np.concatenate([stats["sigma"], stats["beta"][:, :, None]], 2)

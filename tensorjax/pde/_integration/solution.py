@@ -195,7 +195,8 @@ class Solution(Generic[Y]):
     @property
     def final(self) -> State:
         """Last valid state of the integration, saved or not."""
-        return self.ys[-1] if self._final is None else self._final
+        ys: list[Any] = self.ys  # states, where the last one is not kept beside them
+        return ys[-1] if self._final is None else self._final
 
     @shown
     def __repr__(self) -> str:

@@ -192,7 +192,7 @@ Stepper = Callable[[Callable[[float], Rates], Cores, float, Trim, bool, Sequence
 def _plus(
     trim: Trim, name: str, trains: Sequence[Cores], weights: Sequence[float], rate: Any, by: float
 ) -> Rounded:
-    """Rounds a Runge–Kutta stage Σ w t + by · (sum of the terms of the right side)."""
+    """Rounds a Runge–Kutta stage: weighted trains plus ``by`` times the time derivative."""
     terms = [*map(Train, trains), *rate]
     return trim(name, terms, [*weights, *[by] * len(rate)])
 

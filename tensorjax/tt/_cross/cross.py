@@ -166,7 +166,7 @@ def _calls(jit: Any, executor: Any, on_error: Any) -> bool:
     if executor is not None and not (hasattr(executor, "submit") or hasattr(executor, "map")):
         raise TypeError(f"executor: expected one with map or submit, got {type(executor).__name__}")
     if executor is not None and jit is True:
-        raise ValueError("executor: its workers call f as it is; pass jit=False, or no executor")
+        raise ValueError("executor: expected jit=False or 'auto' beside it, got True")
     return on_error == "return"
 
 

