@@ -32,7 +32,7 @@ with _extras.needed_by(__name__):
     from tensorjax.nn._convolutions.convolution_base import ConvPlan, TensorConv
     from tensorjax.nn._convolutions.convolutions import CPConv, LowRankConv, TTConv, TuckerConv
     from tensorjax.nn._convolutions.from_dense import from_conv, to_conv
-    from tensorjax.nn._dense_to_tensorised import Certificate, from_linear, to_linear
+    from tensorjax.nn._dense_to_tensorised import from_linear, to_linear
     from tensorjax.nn._embeddings.embedding import CPEmbedding, TTEmbedding, TuckerEmbedding
     from tensorjax.nn._embeddings.embedding_base import Embedding
     from tensorjax.nn._embeddings.from_dense import from_embedding, to_embedding
@@ -40,7 +40,7 @@ with _extras.needed_by(__name__):
     from tensorjax.nn._embeddings.padded import PaddedEmbed
     from tensorjax.nn._general import TensorLinearGeneral
     from tensorjax.nn._linear import CPLinear, TTLinear, TuckerLinear
-    from tensorjax.nn._linear_base import TensorLinear
+    from tensorjax.nn._linear_base import Certificate, TensorLinear
     from tensorjax.nn._mode_factors import factor
     from tensorjax.nn._models.adapters import Adapted, Frozen, adapt, merge_adapters
     from tensorjax.nn._models.detensorize import certificates, detensorize

@@ -11,14 +11,14 @@ from tensorjax._typing import DTypeLike, PrecisionLike
 from tensorjax.nn._convolutions.convolution_base import TensorConv
 from tensorjax.nn._convolutions.convolutions import CPConv, LowRankConv, TTConv, TuckerConv
 from tensorjax.nn._convolutions.from_dense import ConvFormat, from_conv
-from tensorjax.nn._dense_to_tensorised import Certificate, Format, from_linear
+from tensorjax.nn._dense_to_tensorised import Format, from_linear
 from tensorjax.nn._embeddings.embedding import CPEmbedding, TTEmbedding, TuckerEmbedding
 from tensorjax.nn._embeddings.from_dense import from_embedding
 from tensorjax.nn._embeddings.id_checks import OutOfRange
 from tensorjax.nn._embeddings.padded import PaddedEmbed
 from tensorjax.nn._initializers import Init
 from tensorjax.nn._linear import CPLinear, TTLinear, TuckerLinear
-from tensorjax.nn._linear_base import TensorLinear
+from tensorjax.nn._linear_base import Certificate, TensorLinear
 
 
 @dataclasses.dataclass(frozen=True)

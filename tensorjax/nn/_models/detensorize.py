@@ -8,11 +8,10 @@ from flax import nnx
 
 from tensorjax.nn._convolutions.convolution_base import TensorConv
 from tensorjax.nn._convolutions.from_dense import dense_conv
-from tensorjax.nn._dense_to_tensorised import Certificate
 from tensorjax.nn._embeddings.embedding_base import Embedding
 from tensorjax.nn._embeddings.padded import PaddedEmbed
 from tensorjax.nn._general import TensorLinearGeneral
-from tensorjax.nn._linear_base import TensorLinear
+from tensorjax.nn._linear_base import Certificate, TensorLinear
 from tensorjax.nn._linear_base import certificates as measured
 from tensorjax.nn._models.adapters import Adapted, merged, unfrozen
 from tensorjax.nn._models.exact_weights import certify_export, exact_weight

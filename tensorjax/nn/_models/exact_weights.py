@@ -10,11 +10,10 @@ from flax import nnx
 
 from tensorjax.contract._numpy_einsum import numpy_einsum
 from tensorjax.nn._convolutions.convolution_base import TensorConv
-from tensorjax.nn._dense_to_tensorised import Certificate
 from tensorjax.nn._embeddings import lookup as networks
 from tensorjax.nn._embeddings.embedding_base import Embedding
 from tensorjax.nn._general import TensorLinearGeneral
-from tensorjax.nn._linear_base import certificates
+from tensorjax.nn._linear_base import Certificate, certificates
 from tensorjax.nn._parameters import check_bytes, values
 
 

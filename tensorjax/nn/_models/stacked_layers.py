@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from tensorjax.nn._dense_to_tensorised import Certificate
 from tensorjax.nn._general import TensorLinearGeneral
-from tensorjax.nn._linear_base import certificates
+from tensorjax.nn._linear_base import Certificate, certificates
 
 Shape = tuple[int, ...]
 
