@@ -138,15 +138,6 @@ ANY = {
             "tensorize(return) CP.conv(return) Dense.conv(return) LowRank.conv(return) "
             "Spec.conv(return) TT.conv(return) Tucker.conv(return)"
         ),
-        "a `Certificate`, whose module imports that of the layers": (
-            "CPConv.certificate(return) LowRankConv.certificate(return) "
-            "TTConv.certificate(return) TensorConv.certificate(return) "
-            "TuckerConv.certificate(return) "
-            "CPEmbedding.certificate(return) CPLinear.certificate(return) "
-            "Embedding.certificate(return) TTEmbedding.certificate(return) "
-            "TTLinear.certificate(return) TensorLinear.certificate(return) "
-            "TuckerEmbedding.certificate(return) TuckerLinear.certificate(return)"
-        ),
         "options, handed on": (
             "PaddedEmbed.__init__(options) from_embedding(options) CP.conv(options) "
             "Dense.conv(options) LowRank.conv(options) Spec.conv(options) TT.conv(options) "

@@ -1,6 +1,5 @@
 """Conversion of dense linear layers to tensorised ones, with certified errors, and back."""
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any, Literal, cast
@@ -13,46 +12,11 @@ from flax import nnx
 from tensorjax import _check, tt, tucker
 from tensorjax.nn._dense_checks import Gates, check_gates, check_plain, concrete
 from tensorjax.nn._linear import TTLinear, TuckerLinear
-from tensorjax.nn._linear_base import TensorLinear, certificates
+from tensorjax.nn._linear_base import Certificate, TensorLinear, certificates
 from tensorjax.nn._mode_factors import bounded, train_ranks
 from tensorjax.nn._parameters import MAX_BYTES, check_bytes, gate_dtype, settle
 
 Format = Literal["tt", "tucker"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Certificate:
-    """Error and compression of a tensorised layer, measured at its conversion from a dense one.
-
-    Attributes:
-      error: ‖W − W'‖ / ‖W‖ (Frobenius), measured with the parameters as they are stored.
-      bound: the guaranteed error: the tolerance, or None where the ranks given, or rounding to
-        the dtype of the parameters, do not allow it.
-      least: no weight of the same format and ranks has a smaller error, by quasi-optimality.
-      ranks: of the layer; like all of these when it was made, whatever became of it in training.
-      numbers_before: in the dense layer, bias included.
-      numbers: parameters of the new layer, gates and bias included.
-    """
-
-    error: float
-    bound: float | None
-    least: float
-    ranks: tuple[int, ...]
-    numbers_before: int
-    numbers: int
-
-    @property
-    def compression(self) -> float:
-        """Parameters of the dense layer divided by those of the tensorised layer."""
-        return self.numbers_before / self.numbers
-
-    def __str__(self) -> str:
-        promised = "none promised" if self.bound is None else f"promised {self.bound:.2g}"
-        return (
-            f"relative error {self.error:.2g} ({promised}; at these ranks not below "
-            f"{self.least:.2g}), ranks {self.ranks}, {self.numbers_before:,} → {self.numbers:,} "
-            f"numbers: {self.compression:.3g} times fewer"
-        )
 
 
 def from_linear(

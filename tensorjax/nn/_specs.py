@@ -17,8 +17,8 @@ from tensorjax.nn._embeddings.id_checks import OutOfRange
 from tensorjax.nn._embeddings.padded import PaddedEmbed
 from tensorjax.nn._initializers import Init
 from tensorjax.nn._linear import CPLinear, TTLinear, TuckerLinear
-from tensorjax.nn._linear_base import TensorLinear
-from tensorjax.nn._linear_conversion import Certificate, Format, from_linear
+from tensorjax.nn._linear_base import Certificate, TensorLinear
+from tensorjax.nn._linear_conversion import Format, from_linear
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,6 +32,8 @@ def entries(t: tt.TT) -> float:
     assert_type(tt.pad_modes(t, [(0, 1)] * t.order), tt.TT)
     assert_type(tt.unit(t.shape, index), tt.TT)
     assert_type(tt.sum(t), jax.Array)
+    assert_type(tt.mean(t, 0, keepdims=True), tt.TT)
+    assert_type(tt.moment(t, 2), jax.Array)
     assert_type(tt.meshgrid(np.ones(3), np.ones(4)), list[tt.TT])
     assert_type(tt.singular_values(t), list[jax.Array])
     return total + float(value)

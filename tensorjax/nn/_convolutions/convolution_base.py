@@ -17,7 +17,7 @@ from tensorjax import _check, _symbolic, contract, linalg
 from tensorjax._placement import like_first, placed_by, sharded
 from tensorjax._typing import ArrayLike, DTypeLike, OutSharding, PrecisionLike
 from tensorjax.nn._initializers import Init, check_init
-from tensorjax.nn._linear_base import certificates
+from tensorjax.nn._linear_base import Certificate, certificates
 from tensorjax.nn._parameters import MAX_BYTES, check_bytes, check_rngs, checked_dtype
 from tensorjax.nn._weight_networks import WeightNetwork
 
@@ -133,7 +133,7 @@ class TensorConv(nnx.Module):
         """Draws the initial arrays of the kernel, whose entries have the given variance."""
 
     @property
-    def certificate(self) -> Any:
+    def certificate(self) -> Certificate | None:
         """Error certificate of a convolution that was converted from a dense one; else None."""
         return certificates.get(self)
 

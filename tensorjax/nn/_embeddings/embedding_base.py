@@ -23,7 +23,7 @@ from tensorjax.nn._embeddings.id_checks import OutOfRange, as_integers, policy, 
 from tensorjax.nn._embeddings.lookup_plan import LookupPlan, make_plan, symbolic_plan
 from tensorjax.nn._embeddings.table_networks import LookupNetwork
 from tensorjax.nn._initializers import Init, check_init
-from tensorjax.nn._linear_base import certificates
+from tensorjax.nn._linear_base import Certificate, certificates
 from tensorjax.nn._mode_factors import modes
 from tensorjax.nn._parameters import MAX_BYTES, check_bytes, check_rngs, checked_dtype, values
 
@@ -152,7 +152,7 @@ class Embedding(nnx.Module):
         """Ranks of those bonds of the embedding's table that have a gate."""
 
     @property
-    def certificate(self) -> Any:
+    def certificate(self) -> Certificate | None:
         """Error certificate of an embedding that was converted from a dense one; else None."""
         return certificates.get(self)
 

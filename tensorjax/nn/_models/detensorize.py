@@ -10,9 +10,8 @@ from tensorjax.nn._convolutions.conversion import dense_conv
 from tensorjax.nn._convolutions.convolution_base import TensorConv
 from tensorjax.nn._embeddings.embedding_base import Embedding
 from tensorjax.nn._embeddings.padded import PaddedEmbed
-from tensorjax.nn._linear_base import TensorLinear
+from tensorjax.nn._linear_base import Certificate, TensorLinear
 from tensorjax.nn._linear_base import certificates as measured
-from tensorjax.nn._linear_conversion import Certificate
 from tensorjax.nn._linear_general import TensorLinearGeneral
 from tensorjax.nn._models.adapters import Adapted, merged, unfrozen
 from tensorjax.nn._models.exact_weights import certify_export, exact_weight

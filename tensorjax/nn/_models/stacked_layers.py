@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from tensorjax.nn._linear_base import certificates
-from tensorjax.nn._linear_conversion import Certificate
+from tensorjax.nn._linear_base import Certificate, certificates
 from tensorjax.nn._linear_general import TensorLinearGeneral
 
 Shape = tuple[int, ...]

@@ -1,8 +1,9 @@
 """Moments of a train's entries under a product distribution, all or conditional on some modes."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
+import jax
 import jax.numpy as jnp
 
 from tensorjax import _check
@@ -15,6 +16,28 @@ from tensorjax.tt._evaluation.evaluate import contract_modes
 from tensorjax.tt._statistics.weights import checked_weights
 
 
+@overload
+def moment(
+    t: TT,
+    power: int,
+    axis: None = None,
+    *,
+    central: bool = False,
+    weights: Sequence[Any] | None = None,
+    tol: float | None = None,
+    rank: int | Sequence[int] | None = None,
+) -> jax.Array: ...
+@overload
+def moment(
+    t: TT,
+    power: int,
+    axis: Axis = None,
+    *,
+    central: bool = False,
+    weights: Sequence[Any] | None = None,
+    tol: float | None = None,
+    rank: int | Sequence[int] | None = None,
+) -> Any: ...
 @placed
 def moment(
     t: TT,
