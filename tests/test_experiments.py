@@ -21,7 +21,7 @@ import pytest
 pytest.importorskip("tyro", reason="the experiments have an extra of their own")
 
 from experiments import Experiment, _registry, _results
-from experiments.__main__ import hurried, main
+from experiments.__main__ import Progress, hurried, main
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -256,6 +256,25 @@ EXPERIMENTS = (
                summary="compares times", quick="1 s", alone=True),
 )
 """
+
+
+def test_progress_says_what_has_ended_and_how_long_the_rest_takes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([0.0, 60.0, 200.0])
+    monkeypatch.setattr("experiments.__main__.time.perf_counter", lambda: next(clock))
+    both = [
+        Experiment(name=name, module="", paper="", summary="", quick=quick)
+        for name, quick in (("one", "100 s"), ("two", "200 s"))
+    ]
+    progress = Progress(both, jobs=2, quick=True)
+    progress.note(both[0])  # in 60 s instead of 100
+    progress.note(both[1])
+    assert capsys.readouterr().err.splitlines() == [
+        "2 experiments, 2 at a time, about 2 min",
+        "one has ended, 1 left, about 2 min",
+        "two has ended, 0 left",
+    ]
 
 
 @pytest.mark.parametrize(

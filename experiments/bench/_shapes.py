@@ -228,6 +228,8 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 "cases": len(mine),
                 "median": float(np.median(ratios)),
                 "worst": max(ratios),
+                "least speed-up": 1 / max(ratios),
+                "greatest speed-up": 1 / min(ratios),
                 "above 1.3": sum(r > 1.3 for r in ratios),
                 "longest first call over warm s": max(
                     (r["first ms"] - r["ours ms"]) / 1e3 for r in mine

@@ -10,7 +10,7 @@ EXPERIMENTS = (
         summary="TT to Tucker and MERA: a heat equation, an image, planted MERAs, random trains",
         claim="a tensor train becomes a MERA layer by layer, within the error asked",
         basis="authors' program",
-        quick="60 s",
+        quick="50 s",
         compiles=True,
         packages=("scikit-learn", "matplotlib"),
     ),

@@ -10,7 +10,7 @@ EXPERIMENTS = (
         summary="Liouville and Fokker-Planck equations: ranks in fixed and in moving coordinates",
         claim="moving coordinates lower ranks (judged: never higher at the end, lower somewhere)",
         basis="abstract, introduction",
-        quick="85 s",
+        quick="45 s",
         packages=("matplotlib", "threadpoolctl"),
     ),
 )
