@@ -26,8 +26,7 @@ def on_device(arrays: Sequence[Any], like: Any = None) -> list[jax.Array]:
     if put is None or not put.at_top() or not jax.sharding.get_abstract_mesh().empty:
         return jax.device_put(list(arrays), like)
     device = _default_device()
-    place = put.place(device)
-    return [put.one(x, device, place) for x in arrays]
+    return put.all(arrays, device, put.place(device))
 
 
 def copied(arrays: Iterable[Any]) -> list[jax.Array]:
@@ -62,10 +61,17 @@ class _Fast:
         self._type = functools.lru_cache(maxsize=4096)(core.ShapedArray)
         self.place: Any = functools.lru_cache(maxsize=64)(SingleDeviceSharding)
 
-    def one(self, x: np.ndarray, device: Any, place: Any) -> jax.Array:
-        if jax.dtypes.canonicalize_dtype(x.dtype) != x.dtype:
-            return jax.device_put(x)
-        return self._put(self._type(x.shape, x.dtype), place, [x], [device], False)
+    def all(self, arrays: Sequence[np.ndarray], device: Any, place: Any) -> list[jax.Array]:
+        put, of_type, devices = self._put, self._type, [device]
+        out, held = [], None  # cores of a train have one dtype, which is looked at once
+        for x in arrays:
+            dtype = x.dtype
+            if dtype is held or jax.dtypes.canonicalize_dtype(dtype) == dtype:
+                held = dtype
+                out.append(put(of_type(x.shape, dtype), place, [x], devices, False))
+            else:
+                out.append(jax.device_put(x))
+        return out
 
 
 @functools.cache
@@ -75,7 +81,8 @@ def _fast() -> _Fast | None:
         fast = _Fast()
         sample = np.arange(6.0, dtype=np.float32).reshape(2, 3)
         device = _default_device()
-        made, expected = fast.one(sample, device, fast.place(device)), jax.device_put(sample)
+        (made,) = fast.all([sample], device, fast.place(device))
+        expected = jax.device_put(sample)
         alike = all(getattr(made, a) == getattr(expected, a) for a in ("aval", "sharding"))
         if (
             alike

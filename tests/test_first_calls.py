@@ -120,13 +120,44 @@ def test_first_bilinear_forms_compile_nothing_where_inner_products_do_not():
         assert abs(float(found) - float(tt.inner(x, a @ y))) <= 1e-12 * scale
 
 
-def test_a_habit_gets_a_program():
+def test_a_habit_gets_a_program(monkeypatch):
+    """Of XLA, or of one call of C++ where that was built."""
     x, y, *_ = drawn(9101)
-    served = [_products_on_host.inner(x, y) is not None for _ in range(12)]
-    assert served[0]
-    assert not served[-1]
+    served, swept = [], _products_on_host._swept
+    monkeypatch.setattr(
+        _products_on_host, "_swept", lambda *cores: served.append(cores) or swept(*cores)
+    )
+    counts = [tt.inner(x, y) is not None and len(served) for _ in range(13)]
+    assert counts == [*range(1, 11), 10, 10, 10]
     half = x.astype(jnp.float32).astype(jnp.bfloat16)
     assert _products_on_host.inner(half, half) is None
+
+
+def test_new_sites_numbers_of_rows_and_batches_compile_nothing():
+    """As they come in a search or a stream: each of them would be a program."""
+    rng = np.random.default_rng(9600)
+    m = mera.random(jax.random.key(0), (2,) * 8, 2, dtype=np.float64)
+    o = rng.standard_normal((4, 4))
+    keys = jax.random.split(jax.random.key(1))
+    maps = [sketch.gaussian(keys[0], 900, 9, dtype=np.float32)]
+    maps.append(sketch.ttrp(keys[1], 900, 9, dtype=np.float32))
+    t = train(rng, [(2,)] * 30, 8, np.float64)
+    with compilations() as compiled:
+        values = [mera.expectation(m, o, (k, k + 1)) for k in range(7)]
+        apart = mera.expectation(m, o, (6, 2), normalized=False)
+        for rows in rng.integers(300, 900, 4):
+            x = rng.standard_normal((rows, 900)).astype(np.float32)
+            for p in maps:
+                assert sketch.apply(p, x).shape == (rows, 9)
+        for _ in range(14):
+            tt.evaluate(t, rng.integers(0, 2, (700, 30)))
+    assert not compiled
+    state = np.asarray(mera.to_dense(m))
+    for sites, found in zip(
+        [*((k, k + 1) for k in range(7)), (6, 2)], [*values, apart], strict=True
+    ):
+        psi = np.moveaxis(state, sites, (0, 1)).reshape(4, -1)
+        assert abs(float(found) - np.vdot(psi, o @ psi)) < 1e-12
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2])

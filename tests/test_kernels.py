@@ -371,6 +371,7 @@ def test_first_calls_are_numpys_and_later_ones_programs(
 ) -> None:
     conditions.forget_first_calls()
     monkeypatch.setattr(conditions, "FEW_OPERATIONS", 0)  # entries that C++ always serves
+    monkeypatch.setattr(conditions, "COMPILING", 0.0)
     given = Given(7, np.float64)
     with observed(monkeypatch, operation) as seen:
         for _ in range(12):
@@ -469,6 +470,7 @@ OTHERS: dict[str, Callable[[Given], Any]] = {
     "tt.tangent_project": lambda g: tt.tangent_project(g.x, g.y),
     "tucker.norm": lambda g: tucker.norm(g.u),
     "tucker.evaluate": lambda g: tucker.evaluate(g.u, g.indices),
+    "mera.expectation": lambda g: mera.expectation(g.m, np.diag([1.0, -1.0]), 2),
     "mera.to_tt(tol=)": lambda g: mera.to_tt(g.m, rank=4),
     "sketch.apply(sparse)": lambda g: sketch.apply(g.p, sparse(g)),
     "nn.TTEmbedding": embedding_rows,

@@ -61,6 +61,9 @@ class Config(Sized):
     seconds: float = 780.0
     """Time for "shapes", after which no further case is begun."""
 
+    clock: Literal["wall", "cpu"] = "wall"
+    """Clock of "shapes": seconds passed, or those of all threads of the process."""
+
     keep_memory: bool = False
     """Have glibc's malloc keep what is freed, for all competitors alike."""
 
@@ -113,7 +116,7 @@ def run_shapes(config: Config, run: Run) -> None:
         if time.monotonic() > end:
             print(f"shapes: ended after {len(rows)} cases and {config.seconds:.0f} s", flush=True)
             break
-        rows.append(job.run())
+        rows.append(job.run(_shapes.CLOCKS[config.clock]))
     run.table("shapes", rows, caption="Drawn shapes: ours beside the better of plain NumPy's ways")
     totals = _shapes.summary(rows)
     run.table("shapes_summary", totals, caption="Drawn shapes: our time over plain NumPy's")

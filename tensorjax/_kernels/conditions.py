@@ -25,6 +25,12 @@ Facts = Mapping[str, Any]
 CALLS = {2**18: 10, 2**23: 3}
 # The same for entries of trains, whatever their number: compiling takes seconds there.
 CALLS_OF_EVALUATE = 10
+# More of them where compiling for every core, in seconds, takes longer than NumPy's calls, of so
+# many seconds an entry and core and a multiplication: both together never take twice the better.
+COMPILING, AN_ENTRY, A_PRODUCT = 0.1, 2e-8, 3e-10
+# First projections of dense rows of one shape that NumPy serves, of so many elements at most: it
+# takes up to twice as long as a program, which takes half a second to compile for every shape.
+CALLS_OF_SKETCH, MOST_SKETCHED = 10, 2**25
 # With at least so many entries per index, of matrices of so many elements, NumPy multiplies all
 # rows of an index at once, and is faster than a program, which gathers a matrix for each.
 ROWS_PER_INDEX, MATRIX = 64, 2**10
@@ -423,7 +429,7 @@ few_sums = Condition(
 
 # First calls.
 
-_counted, _repeated, _evaluated = FirstCalls(), FirstCalls(), FirstCalls()
+_counted, _repeated, _evaluated, _sketched = (FirstCalls() for _ in range(4))
 
 
 @_condition(
@@ -456,12 +462,34 @@ def later_calls(arrays: Arrays, facts: Facts) -> bool:
 
 
 @_condition(
-    f"one of the first {CALLS_OF_EVALUATE} calls with these shapes",
+    f"one of the first {CALLS_OF_EVALUATE} calls with these shapes, or of as many as take no "
+    "longer than to compile",
     "a program of some dozens of cores takes seconds to compile",
     _CORE + "arithmetic",
 )
 def first_evaluations(arrays: Arrays, facts: Facts) -> bool:
-    return _evaluated.is_first((facts["batch"], facts["key"]), lambda: CALLS_OF_EVALUATE)
+    def allowed() -> int:
+        cores, batch = facts["cores"], max(facts["batch"], 1)
+        products = sum(c.shape[0] * c.shape[2] for c in cores)
+        once = batch * (len(cores) * AN_ENTRY + products * A_PRODUCT)
+        return max(CALLS_OF_EVALUATE, int(COMPILING * len(cores) / once))
+
+    return _evaluated.is_first((facts["batch"], facts["key"]), allowed)
+
+
+@_condition(
+    f"one of the first {CALLS_OF_SKETCH} calls with these shapes, of at most "
+    f"{_power(MOST_SKETCHED)} elements",
+    "a program takes half a second to compile for every number of rows",
+    _CORE + "shapes",
+)
+def first_projections(arrays: Arrays, facts: Facts) -> bool:
+    x = arrays[0]
+    if x.size > MOST_SKETCHED:
+        return False
+    leaves = tuple([a.shape for a in jax.tree.leaves(facts["map"])])
+    key = x.shape, x.dtype, facts["dense"], leaves
+    return _sketched.is_first(key, lambda: CALLS_OF_SKETCH)
 
 
 @_condition(
@@ -491,4 +519,5 @@ def forget_first_calls() -> None:
     """Resets the counts of calls by shape, so that the next ones are first calls again."""
     _counted.clear()
     _repeated.clear()
+    _sketched.clear()
     _evaluated.clear()

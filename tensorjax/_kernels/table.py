@@ -160,9 +160,16 @@ TABLE: dict[str, Row] = {
     # MERAs, projections, layers.
     "mera.to_dense": _call(*_FIRST_CALLS),
     "mera.to_tt": _call(*_FIRST_CALLS),
+    "mera.expectation": _call(*_FIRST_CALLS),
     "sketch.apply": {
         CALL: (
-            Candidate(NUMPY, (c.data, c.blas_map, c.lapack_dtype, c.rows_on_cpu, c.fast_by_blas)),
+            Candidate(
+                NUMPY,
+                (
+                    *(c.data, c.blas_map, c.lapack_dtype, c.rows_on_cpu),
+                    c.any_of(c.fast_by_blas, c.first_projections),
+                ),
+            ),
             Candidate(ROUNDED, (c.data, c.map_concrete, c.read_by_host)),
             Candidate(PROGRAM),
         ),

@@ -7,11 +7,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tensorjax import _check, linalg
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
+from tensorjax._transfer import on_device
 from tensorjax._typing import ArrayLike
-from tensorjax.contract import einsum
+from tensorjax.contract import einsum, plan
 from tensorjax.mera._overlap_network import norm
 from tensorjax.mera._types import MERA, Layer, single
 from tensorjax.mera._wiring import Wiring
@@ -105,23 +109,51 @@ def expectation(
       1.0000
 
     Source: G. Evenbly, G. Vidal, "Algorithms for entanglement renormalization", Phys. Rev. B 79,
-    144108 (2009), section IV (ascending superoperators).
+    144108 (2009), section IV (ascending superoperators). First calls with concrete arguments on a
+    CPU are NumPy's, with nothing compiled.
     """
     single("m", m)
     chosen = _checked_sites(m, sites)
     o = _checked_operator(m, operator, chosen)
-    dtype = jnp.promote_types(m.dtype, o.dtype)
+    normalized = _check.flag("normalized", normalized)
+    dtype = jnp.promote_types(m.dtype, jax.dtypes.canonicalize_dtype(o.dtype))
     order = sorted(range(len(chosen)), key=chosen.__getitem__)
     o = o.transpose(*order, *(len(order) + k for k in order)).astype(dtype)
     at = tuple(sorted(chosen))
+    if _is_numpys(m, o, at, dtype):
+        with np.errstate(all="ignore"):
+            value = _on_host(jax.tree.map(np.asarray, m), np.asarray(o), at, normalized)
+        return on_device([np.asarray(value, dtype)])[0]
+    o = jnp.asarray(o)
     # A program for each form of a step, which most sites and layers share, not for each pair.
     for layer in m.layers:
         o, at = _ascended(layer, o, at)
     value = _expectation(MERA._unchecked((), m.top.astype(dtype)), o, at)
-    if _check.flag("normalized", normalized):
+    if normalized:
         return value
     size = norm(m).astype(dtype)
     return value * size * size  # not the square: it may overflow where the value does not
+
+
+def _is_numpys(m: MERA, o: Any, at: tuple[int, ...], dtype: Any) -> bool:
+    """Whether NumPy computes an expectation value; JAX would compile a program for each form."""
+    arrays = [*jax.tree.leaves(m), *([] if linalg.is_host(o) else [o])]
+    structure = at, tuple([layer.wiring for layer in m.layers])
+    facts = {"dtype": np.dtype(dtype), "key": structure, "work": lambda: 0.0}
+    return choose_kernel("mera.expectation", arrays, **facts) is NUMPY
+
+
+def _on_host(m: MERA, o: Any, at: tuple[int, ...], normalized: bool) -> Any:
+    """Computes an expectation value of a MERA of NumPy arrays, with nothing compiled."""
+    for layer in m.layers:
+        o, at = _ascended(layer, o, at)
+    top, exponent = linalg.normalized(m.top.reshape(1, -1))
+    square = linalg.energy(top)
+    value = _closed(top.reshape(m.top.shape).astype(o.dtype), o, at)
+    if normalized:
+        return value / square if square > 0 else 0 * value
+    size = linalg.scaled(np.ones((), square.dtype), exponent)
+    return value * size * size
 
 
 def _checked_sites(m: MERA, sites: int | Sequence[int]) -> list[int]:
@@ -134,8 +166,8 @@ def _checked_sites(m: MERA, sites: int | Sequence[int]) -> list[int]:
     return chosen
 
 
-def _checked_operator(m: MERA, operator: Any, sites: list[int]) -> jax.Array:
-    o = jnp.asarray(_check.inexact("operator", operator))
+def _checked_operator(m: MERA, operator: Any, sites: list[int]) -> Any:
+    o = _check.inexact("operator", operator)
     _check.finite("operator", o)
     below = tuple(m.shape[s] for s in sites)
     size = math.prod(below)
@@ -155,15 +187,26 @@ def _expectation(m: MERA, o: jax.Array, sites: tuple[int, ...]) -> jax.Array:
     m = MERA._unchecked((), linalg.normalized(m.top)[0])
     top = m.top.astype(o.dtype)
     top = top / linalg.where_positive(norm(m), 1.0).astype(o.dtype)
+    return _closed(top, o, sites)
+
+
+def _closed(top: Any, o: Any, sites: tuple[int, ...]) -> Any:
+    """Contracts an operator on some legs of a top tensor with that and its conjugate."""
     ket = list(range(top.ndim))
     bra = [top.ndim + k if k in sites else k for k in ket]
     support = [*(bra[s] for s in sites), *(ket[s] for s in sites)]
-    return einsum(top.conj(), bra, o, support, top, ket, [], precision=_HIGHEST)
+    return _network([top.conj(), o, top], [bra, support, ket], [])
 
 
-def _ascended(
-    layer: Layer, o: jax.Array, sites: tuple[int, ...]
-) -> tuple[jax.Array, tuple[int, ...]]:
+def _network(arrays: Sequence[Any], labels: Sequence[Sequence[int]], result: Sequence[int]) -> Any:
+    """Contracts a network of labelled arrays, all of NumPy or of JAX."""
+    operands = [part for x, names in zip(arrays, labels, strict=True) for part in (x, list(names))]
+    if linalg.is_host(arrays[0]):
+        return plan(*operands, list(result)).on_host(*arrays)
+    return einsum(*operands, list(result), precision=_HIGHEST)
+
+
+def _ascended(layer: Layer, o: Any, sites: tuple[int, ...]) -> tuple[Any, tuple[int, ...]]:
     """Maps a local operator through one MERA layer to the layer above; returns it and its sites."""
     cone = _cone(layer.wiring, sites)
     involved = [(layer.wiring.pairs[j], layer.disentanglers[j]) for j in cone.disentanglers]
@@ -188,13 +231,15 @@ def _ascended(
         fresh += 2
     result = [*(a for a, _ in above), *(a for _, a in above)]
     arrays, labels, conjugated = zip(*terms, strict=True)
-    return _contracted(arrays, labels, conjugated, tuple(result)), cone.isometries
+    step = _contraction if linalg.is_host(o) else _contracted
+    return step(arrays, labels, conjugated, tuple(result)), cone.isometries
 
 
-@jax.jit(static_argnums=(1, 2, 3))
-def _contracted(arrays: Any, labels: Any, conjugated: Any, result: tuple[int, ...]) -> jax.Array:
+def _contraction(arrays: Any, labels: Any, conjugated: Any, result: tuple[int, ...]) -> Any:
     dtype = arrays[0].dtype
     cast = [x.astype(dtype) for x in arrays]
     given = [x.conj() if c else x for x, c in zip(cast, conjugated, strict=True)]
-    operands = [part for x, names in zip(given, labels, strict=True) for part in (x, list(names))]
-    return einsum(*operands, list(result), precision=_HIGHEST)
+    return _network(given, labels, result)
+
+
+_contracted = jax.jit(_contraction, static_argnums=(1, 2, 3))

@@ -46,7 +46,8 @@ def apply(p: Projection, x: Any) -> Any:
     Compiled once per combination of shapes; works under jit, vmap and grad (also in ``p``). Large
     dense x of a `ttrp` map goes through C++ in programs for one CPU device, where that was built.
     Concrete rows on a CPU, of the dtype of ``p``, are NumPy's work
-    with nothing compiled where they are few, and in float64 under `gaussian` maps always.
+    with nothing compiled where they are few, in the first ten calls of a shape (of at most 2^25
+    elements), and in float64 under `gaussian` maps always.
 
     Args:
       p: a map from `ttrp`, `gaussian`, `sparse`, `khatri_rao`, `tt_rows` or `cp_rows`.

@@ -51,7 +51,8 @@ def inner(x: Train, y: Train) -> jax.Array:
     Source: Oseledets (2011), section 4.2; O(d n r³) operations. Departure, ours: programs for one
     CPU multiply trains in float64 from both ends at once, by compiled sweeps (tensorjax/_native).
     The first calls with concrete trains of one shape on a CPU (ten with small cores, three with
-    large ones) are NumPy's, with nothing compiled; programs may differ from them by roundoff.
+    large ones) are NumPy's, with nothing compiled; later ones of real trains are one call of these
+    sweeps, float32 in double precision, and may differ by roundoff.
     """
     x, y = _aligned(x, y)
     value = _products_on_host.inner(cast(TT, x), cast(TT, y))

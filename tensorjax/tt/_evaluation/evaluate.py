@@ -54,7 +54,7 @@ def evaluate(t: TT, indices: ArrayLike) -> jax.Array:
     multiplied out as far as a table of no more rows than the batch holds them. Memory stays
     bounded, for very long batches are done in pieces. Concrete arrays on a CPU are served by
     compiled code where few operations are needed, by NumPy else, and nothing is compiled until the
-    same shapes and batch size have come ten times.
+    same shapes and batch size have come ten times, and have taken as long as compiling would.
 
     Source: Oseledets (2011), eq. (1.3). Ours: the tables.
     """
