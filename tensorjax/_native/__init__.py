@@ -1,7 +1,7 @@
 """Optional C++ kernels for tensor trains on CPUs: rounding, inner products, sketches, lookups.
 
 XLA compiles a program for every shape, and its small products, factorisations and eigenproblems
-reach a tenth of what a core can do. `round_to_ranks`, `inner`, `multiply` and `sketch` call
+reach a tenth of what a core can do. `round_to_ranks`, `inner`, `multiply`, `add` and `sketch` call
 compiled code instead, under jit and vmap like any other operation, and so do lookups in
 `tensorjax.nn`; `gram_round`, `tt_svd`, `entries` and the passes serve the host.
 A wheel for Linux holds them for several levels of CPUs, and `kernels` says which one serves; from
@@ -156,6 +156,31 @@ def multiply(xs: Sequence[jax.Array], ys: Sequence[jax.Array]) -> list[jax.Array
     shapes = product_shapes(xs, ys)
     call = jax.ffi.ffi_call("tensorjax_multiply", shapes, vmap_method="broadcast_all")
     return list(call(*xs, *ys))
+
+
+def add(xs: Sequence[jax.Array], ys: Sequence[jax.Array]) -> list[jax.Array]:
+    """Adds two trains by a C++ kernel; returns block-diagonal cores, and exponents of both.
+
+    Args:
+      xs: cores (…, r, n, s) of x, two or more, single or double precision, none empty.
+      ys: cores (…, q, n, t) of y, of the same dtype.
+
+    Returns:
+      The cores, and the powers of two (…, 2 d) by which those of x, then of y, were multiplied.
+    """
+    call = jax.ffi.ffi_call("tensorjax_add", sum_shapes(xs, ys), vmap_method="broadcast_all")
+    return list(call(*xs, *ys))
+
+
+def sum_shapes(xs: Sequence[jax.Array], ys: Sequence[jax.Array]) -> list[jax.ShapeDtypeStruct]:
+    """Returns the shapes of what the C++ kernel `add` makes."""
+    last = len(xs) - 1
+    out = []
+    for k, (x, y) in enumerate(zip(xs, ys, strict=True)):
+        *batch, r, n, s = x.shape
+        rows, columns = r + (y.shape[-3] if k else 0), s + (y.shape[-1] if k < last else 0)
+        out.append(jax.ShapeDtypeStruct((*batch, rows, n, columns), x.dtype))
+    return [*out, jax.ShapeDtypeStruct((*xs[0].shape[:-3], 2 * len(xs)), np.int32)]
 
 
 def product_shapes(xs: Sequence[jax.Array], ys: Sequence[jax.Array]) -> list[jax.ShapeDtypeStruct]:

@@ -19,6 +19,7 @@ CALLS = (
     "tensorjax_round",
     "tensorjax_inner",
     "tensorjax_multiply",
+    "tensorjax_add",
     "tensorjax_sketch",
     "tensorjax_lookup",
     "tensorjax_lookup_gradient",

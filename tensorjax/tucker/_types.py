@@ -155,6 +155,9 @@ class Tucker(Summable):
         core = t.core._carry(f, dtype) if isinstance(t.core, TT) else f(t.core)
         return Tucker._unchecked(core, t.factors)
 
+    def _shift(self, exponent: int) -> "Tucker":
+        return _scaled_back(self.core, self.factors, exponent)
+
     @shown
     def __repr__(self) -> str:
         array = hasattr(self.core, "ndim") and not isinstance(self.core, TT)
@@ -272,6 +275,9 @@ def scaled_back(core: Any, factors: Sequence[Any], exponent: Any) -> Tucker:
         )
     *factors, core = shared_out([*factors, core], exponent)
     return Tucker._unchecked(core, tuple(factors))
+
+
+_scaled_back = jax.jit(scaled_back)
 
 
 def on_host(t: Tucker) -> Tucker:

@@ -107,6 +107,9 @@ class FunctionTrain(Summable):
     def _carry(self, f: Callable[[Any], Any], dtype: Any) -> Self:
         return self._unchecked(self.bases, self.coefficients._carry(f, dtype))
 
+    def _shift(self, exponent: int) -> Self:
+        return self._unchecked(self.bases, self.coefficients._shift(exponent))
+
     def __call__(self, x: ArrayLike) -> jax.Array:
         """Evaluates the functional train at points of its box.
 
