@@ -138,6 +138,18 @@ def an_overlap(rng: np.random.Generator) -> Call:
     return Call("tensorjax_overlap", [c for t in trains for c in t], [((), dtype)], **sizes)
 
 
+def a_sum(rng: np.random.Generator) -> Call:
+    order, dtype, axes = int(rng.integers(2, 5)), rng.choice([*TYPES[:2], "complex64"]), lead(rng)
+    modes = rng.integers(1, 7, order).tolist()
+    x, y = (cores(rng, modes, bonds(rng, order), dtype) for _ in range(2))
+    shapes = [
+        (a.shape[0] + b.shape[0] * (k > 0), n, a.shape[2] + b.shape[2] * (k + 1 < order))
+        for k, (a, b, n) in enumerate(zip(x, y, modes, strict=True))
+    ]
+    results = [((*axes, *shape), dtype) for shape in shapes] + [((*axes, 2 * order), "int32")]
+    return Call("tensorjax_add", [batched(c, axes) for c in (*x, *y)], results)
+
+
 def a_sketch(rng: np.random.Generator) -> Call:
     dtype, axes = rng.choice(["float32", "float64"]), lead(rng)
     batch, n, j, r, k = rng.integers(1, 9, 5).tolist()
@@ -299,8 +311,8 @@ def _raw(rng: np.random.Generator) -> None:
 
 
 ENTRIES = (
-    a_rounding, an_inner_product, an_overlap, an_entrywise_product, an_exact_product, a_sketch,
-    a_lookup,
+    a_rounding, an_inner_product, an_overlap, an_entrywise_product, an_exact_product, a_sum,
+    a_sketch, a_lookup,
 )  # fmt: skip
 
 

@@ -438,6 +438,7 @@ def function(g: Given) -> Any:
 
 wide = np.random.default_rng(0).standard_normal((3, 2**14))
 OTHERS: dict[str, Callable[[Given], Any]] = {
+    "tt.add": lambda g: tt.add(g.x, g.y),
     "tt.to_dense": lambda g: tt.to_dense(g.x),
     "tt.round(rank=)": lambda g: tt.round(g.twice, rank=2),
     "tt.round(tol=), Gram sweep": lambda g: tt.round(g.twice, tol=1e-3, method="gram"),

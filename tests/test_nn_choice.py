@@ -120,6 +120,8 @@ def test_bad_targets_are_named():
     dense = model()
     with pytest.raises(ValueError, match="size: expected at least"):
         nn.tensorize(dense, size=100)
+    with pytest.raises(ValueError, match="ratio: expected at most"):
+        nn.tensorize(dense, ratio=1e6)
     for wrong in (-1, 0, float("nan"), "3", True):
         with pytest.raises(ValueError, match="ratio: expected a positive number"):
             nn.tensorize(dense, ratio=wrong)  # type: ignore

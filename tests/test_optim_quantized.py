@@ -140,3 +140,12 @@ def test_what_cannot_be_stored_is_named(rng) -> None:
         optim.quantize(params, key=None)
     params["cores"][0] = jnp.ones((1, 4, 3)).at[0, 0, 0].set(jnp.inf)
     assert np.isnan(optim.dequantize(optim.quantize(params, key=None))["cores"][0]).all()
+
+
+@pytest.mark.parametrize("kind", ["int8", "float8_e4m3fn"])
+def test_tiny_cores_are_not_stored_as_zeros(rng, kind):
+    """A share of them is below the normal numbers of single precision, which XLA takes for zero."""
+    size = np.float32(10.0 ** -rng.uniform(35.8, 37.5))
+    params = {"cores": [jnp.full((1, 4, 3), size), jnp.ones((3, 5, 1))], "gates": [jnp.ones(3)]}
+    stored = optim.dequantize(optim.quantize(params, kind, key=None))
+    np.testing.assert_allclose(stored["cores"][0], size, rtol=0.2)

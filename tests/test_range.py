@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from tensorjax import convert, mera, tt, tucker
+from tensorjax._cores import products
 from tensorjax._kernels import conditions
-from tests.oracles import cores, dense, error, norm
+from tests.oracles import cores, dense, error, multiplied, norm
 
 SHAPE = (2, 3, 2, 2)
 
@@ -26,6 +27,75 @@ def scaled(rng, dtype, most):
     powers[-1] -= powers.sum()
     y = [(c * np.float64(10.0) ** p).astype(dtype) for c, p in zip(x, powers, strict=True)]
     return tt.TT([jnp.asarray(c) for c in x]), tt.TT([jnp.asarray(c) for c in y])
+
+
+EVERYWHERE = np.stack(np.unravel_index(np.arange(np.prod(SHAPE)), SHAPE), -1)
+OF_SUMS = {
+    "evaluate": (lambda s, x: tt.evaluate(s, EVERYWHERE), lambda a, b: a),
+    "norm": (lambda s, x: tt.norm(s), lambda a, b: np.linalg.norm(a)),
+    "inner": (tt.inner, np.vdot),
+    "distance": (tt.distance, lambda a, b: np.linalg.norm(a - b)),
+    "hadamard": (lambda s, x: tt.evaluate(tt.hadamard(s, s), EVERYWHERE), lambda a, b: a * a),
+}
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(np.float32, 10), (np.float64, 90), (np.complex64, 9)])
+def test_sums_of_trains_whose_cores_differ_in_size(rng, dtype, most):
+    """In opposite ways: what scales a core as a whole must not lose the blocks of one train."""
+    powers = rng.integers(-most, most + 1, 3)
+    powers = np.append(powers, -powers.sum())
+    trains, exact = [], []
+    for sign in (1, -1):
+        x = cores(rng, SHAPE, 2, dtype)
+        exact.append(multiplied(x).ravel())
+        given = [c * np.float64(10.0) ** (sign * p) for c, p in zip(x, powers, strict=True)]
+        trains.append(tt.TT([jnp.asarray(c.astype(dtype)) for c in given]))
+    x, y = trains
+    s = x + y
+    by_xla = jax.jit(products._sum_by_xla)(list(x.cores), list(y.cores))
+    for a, b in zip(s.cores, by_xla, strict=False):  # that of C++, if there is any, bit for bit
+        np.testing.assert_array_equal(a, b)
+    for name, (function, wanted) in OF_SUMS.items():
+        right = wanted(sum(exact), exact[0])
+        assert error(function(s, x), right) <= 1e3 * np.finfo(dtype).eps * norm(right), name
+    if dtype is np.float64:
+        square = lambda a: tt.norm(x + tt.scale(y, a)) ** 2  # noqa: E731
+        slopes = jax.vmap(jax.grad(square))(jnp.array([1.0, -2.0]))
+        wanted = [2 * np.vdot(exact[0] + a * exact[1], exact[1]) for a in (1, -2)]
+        np.testing.assert_allclose(slopes, wanted, rtol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.complex64])
+def test_scalars_that_the_dtype_does_not_hold(rng, dtype):
+    x = cores(rng, (2,) * 4, 2, dtype)
+    whole, unit = multiplied(x).reshape((2,) * 4), 1j if dtype is np.complex64 else 1.0
+    for power in rng.integers(60, 110, 1).tolist():
+        small, large = (
+            tt.TT([jnp.asarray((c * 10.0 ** (e / 4)).astype(dtype)) for c in x])
+            for e in (-power, power)
+        )
+        number = float(f"1e{power}") * unit
+        found = [
+            small * number, large / number * unit**2, jax.jit(lambda t, n=number: t * n)(small),
+            tt.linear_combination([small], [number]),
+            tt.linear_combination([small], [number], rank=2),
+        ]  # fmt: skip
+        for t in found:
+            assert error(dense(t), whole * unit) <= 1e-4 * norm(whole)
+    for weight in (np.inf, jnp.nan, np.float32("inf")):
+        with pytest.raises(ValueError, match=r"weights\[1\]: expected finite"):
+            tt.linear_combination([small, large], [1.0, weight])
+
+
+def test_tucker_sums_of_parts_that_differ_in_size(rng):
+    one = np.float32(1e25)
+    x, y = (tucker.random(jax.random.key(k), (3, 4), 2, dtype=np.float32) for k in range(2))
+    large = tucker.Tucker(x.core * one, [x.factors[0] / one, x.factors[1]])
+    small = tucker.Tucker(y.core / one, [y.factors[0] * one, y.factors[1]])
+    right = np.asarray(tucker.to_dense(x) + tucker.to_dense(y))
+    s = large + small
+    assert error(tucker.to_dense(s), right) <= 1e-5 * norm(right)
+    assert error(tucker.norm(s), norm(right)) <= 1e-5 * norm(right)
 
 
 FUNCTIONS = {

@@ -457,3 +457,17 @@ def test_a_narrow_component_is_found() -> None:
     np.testing.assert_allclose(f(x), true[:, 1], atol=1e-3)
     np.testing.assert_allclose(g(x), true[:, 2], atol=1e-3)
     np.testing.assert_allclose(zero(x), 0, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["tiny", "large", "half"])
+def test_functions_of_any_size_and_precision(rng, kind):
+    """Squares of their values are beyond double precision; and values in half precision."""
+    size = {"tiny": 10.0 ** -rng.integers(160, 300), "large": 10.0 ** rng.integers(160, 300)}
+    by, dtype = size.get(kind, 1.0), np.float16 if kind == "half" else np.float64
+    f = lambda x: (by / (2 + x.sum(axis=1) ** 2)).astype(dtype)  # noqa: E731
+    found, info = tt.functions.interpolate(f, [(-1, 1)] * 2, tol=1e-2)
+    points = rng.uniform(-1, 1, (20, 2))
+    right = f(points).astype(float)
+    assert info.status == "converged"
+    assert 0 < info.error <= 1e-2
+    assert np.abs(np.asarray(found(points)) - right).max() <= 5e-2 * right.max()

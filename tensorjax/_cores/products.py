@@ -3,11 +3,18 @@
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from tensorjax import _native
 from tensorjax._cores.contractions import einsum
+from tensorjax._cores.scaling import evening
 from tensorjax._cores.unfoldings import Cores
+from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
+from tensorjax._kernels.table import CPP, TRACE
 from tensorjax.linalg._arrays import is_host
+from tensorjax.linalg._scaling import scaled
 
 # Products of cores from so many elements on, with last axes below so many, are multiplied row by
 # row: NumPy's inner loop is as long as the last axis of what it broadcasts.
@@ -62,6 +69,51 @@ def _matvec_on_host(a: np.ndarray, x: np.ndarray) -> np.ndarray:
 def matvec(a: Sequence[Any], x: Sequence[Any]) -> Cores:
     """Multiplies a TT-matrix by a train, given as cores, exactly; TT-ranks multiply."""
     return [matvec_core(p, c) for p, c in zip(a, x, strict=True)]
+
+
+def added(xs: Sequence[Any], ys: Sequence[Any]) -> Cores:
+    """Adds two trains of JAX cores (…, r, n, s) exactly, by block-diagonal cores; bonds add.
+
+    The cores of each train are brought to one size first, by powers of two: if blocks of opposite
+    sizes stood side by side, the smaller ones would be lost where a core is scaled as a whole.
+    """
+    if len(xs) == 1:
+        return [xs[0] + ys[0]]
+    chosen: Any = _either_sum if choose_kernel("tt.add", (*xs, *ys), TRACE) is CPP else _sum_by_xla
+    return chosen(list(xs), list(ys))[:-1]
+
+
+@jax.custom_jvp
+def _either_sum(xs: Cores, ys: Cores) -> list[Any]:
+    results = _native.sum_shapes(xs, ys)
+    return cpp_or_xla("tt.add", _native.add, _sum_by_xla, xs, ys, results=results)
+
+
+@_either_sum.defjvp
+def _either_sum_jvp(primals: Any, tangents: Any) -> Any:
+    out = _either_sum(*primals)
+    xs, ys = tangents
+    return out, [*_side_by_side(xs, ys, out[-1]), np.zeros(out[-1].shape, jax.dtypes.float0)]
+
+
+def _sum_by_xla(xs: Cores, ys: Cores) -> list[Any]:
+    moves = jnp.concatenate([evening(xs), evening(ys)], -1)
+    return [*_side_by_side(xs, ys, moves), moves]
+
+
+def _side_by_side(xs: Cores, ys: Cores, moves: Any) -> Cores:
+    """Builds the block-diagonal cores of two trains, whose cores go times powers of two."""
+    parts = [scaled(c, moves[..., k, None, None, None]) for k, c in enumerate([*xs, *ys])]
+    pairs = list(zip(parts[: len(xs)], parts[len(xs) :], strict=True))
+    middle = (_block_diagonal(a, b) for a, b in pairs[1:-1])
+    return [jnp.concatenate(pairs[0], -1), *middle, jnp.concatenate(pairs[-1], -3)]
+
+
+def _block_diagonal(a: jax.Array, b: jax.Array) -> jax.Array:
+    keep = [(0, 0)] * (a.ndim - 1)
+    top = jnp.pad(a, [*keep, (0, b.shape[-1])])
+    low = jnp.pad(b, [*keep, (a.shape[-1], 0)])
+    return jnp.concatenate([top, low], -3)
 
 
 def combined(terms: list[Cores], weights: Any) -> Cores:

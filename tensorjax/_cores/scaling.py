@@ -76,6 +76,18 @@ def evened(cores: Cores) -> tuple[Cores, int]:
     return out, int(powers[0])
 
 
+def evening(cores: Sequence[Any]) -> Any:
+    """Returns powers of two (…, d) that bring the JAX cores (…, r, n, s) of a train to one size.
+
+    Their product is one. Of a train with a core of zeros all are 0.
+    """
+    own = jnp.stack([exponent_of(c, (-3, -2, -1))[..., 0, 0, 0] for c in cores], -1)
+    share, rest = jnp.divmod(own.sum(-1, dtype=own.dtype, keepdims=True), len(cores))
+    moves = share + (jnp.arange(len(cores), dtype=own.dtype) < rest).astype(own.dtype) - own
+    zero = 2 - exponents_held(cores[0].dtype)[1]  # or subnormal
+    return settled(jnp.where((own == zero).any(-1, keepdims=True), 0, moves))
+
+
 def settled(exponent: Any) -> Any:
     """Wraps a traced exponent in an optimisation barrier, so that XLA does not recompute it."""
     return jax.lax.optimization_barrier(exponent) if _check.is_traced(exponent) else exponent

@@ -44,6 +44,10 @@ class Scalable(NoArray):
         """Returns the tensor in ``dtype``, with a scalar operation applied to one of its arrays."""
         raise TypeError("an abstract format holds no arrays")
 
+    def _shift(self, exponent: int) -> Self:
+        """Returns the tensor times 2^exponent, a number that its dtype may not hold."""
+        return self._carry(lambda a: scaled(a, exponent), self.dtype)
+
     def __neg__(self) -> Self:
         return multiplied(self, -1)
 
@@ -207,11 +211,13 @@ def multiplied(x: Any, factor: Any) -> Any:
             f"{type(x).__name__} are sums of products, in which Inf becomes NaN"
         )
 
-    def product(a: Any) -> Any:
-        out = a * number  # a number of Python is weak: it takes the dtype of the array
-        return scaled(out, exponent) if exponent else out
+    out = x._carry(lambda a: a * number, dtype)  # numbers of Python are weak: the array's dtype
+    return out._shift(exponent) if exponent else out
 
-    return x._carry(product, dtype)
+
+def in_range(factor: Any, dtype: Any) -> bool:
+    """Whether a dtype holds a number of Python or NumPy, as `multiplied` takes it."""
+    return not _prepared(factor, dtype)[1]
 
 
 def divided(x: Any, divisor: Any) -> Any:
@@ -228,11 +234,14 @@ def divided(x: Any, divisor: Any) -> Any:
     dtype = promoted(x.dtype, divisor)
     _check.held("x", x)
     number, exponent = _prepared(divisor, dtype)
-    if isinstance(number, float) and not exponent and dtype.kind != "c":
-        return x._carry(lambda a: a / number, dtype)  # a normal number: nothing to heed
-    if not isinstance(number, jax.Array):
-        number = np.asarray(number, dtype)
-    return x._carry(lambda a: _quotient(a, number, exponent), dtype)
+    if exponent > 0:
+        number, exponent = 2 * number, exponent - 1  # above one: no quotient overflows
+    if isinstance(number, float) and dtype.kind != "c":
+        out = x._carry(lambda a: a / number, dtype)  # a normal number: nothing to heed
+    else:
+        number = number if isinstance(number, jax.Array) else np.asarray(number, dtype)
+        out = x._carry(lambda a: _quotient(a, number), dtype)
+    return out._shift(-exponent) if exponent else out
 
 
 def _prepared(scalar: Any, dtype: Any) -> tuple[Any, int]:
@@ -279,16 +288,10 @@ def _halved(part: Any, exponent: int) -> float:
     return part / 2**exponent if isinstance(part, int) else math.ldexp(part, -exponent)
 
 
-@jax.jit
-def _quotient(a: Any, divisor: Any, exponent: Any) -> Any:
-    return _divide(a, divisor, exponent)
-
-
 @jax.custom_jvp
-def _divide(a: Any, divisor: Any, exponent: Any) -> Any:
-    """Divides an array by divisor · 2^exponent without intermediate overflow."""
+def _divide(a: Any, divisor: Any) -> Any:
+    """Divides an array by a scalar without intermediate overflow."""
     small, shift = _near_one(divisor)
-    shift = shift + exponent
     # Towards the result: what is then divided neither overflows nor vanishes on the way.
     small = jnp.where(shift > 0, 2 * small, small)
     shift = jnp.where(shift > 0, shift - 1, shift)
@@ -297,10 +300,13 @@ def _divide(a: Any, divisor: Any, exponent: Any) -> Any:
 
 @_divide.defjvp
 def _of_divide(primals: Any, tangents: Any) -> Any:
-    (a, divisor, exponent), (da, ds, _) = primals, tangents
-    out = _divide(a, divisor, exponent)
+    (a, divisor), (da, ds) = primals, tangents
+    out = _divide(a, divisor)
     # The divisor was scaled by its bits, which have no derivative.
-    return out, _divide(da - scaled(out * ds, exponent), divisor, exponent)
+    return out, _divide(da - out * ds, divisor)
+
+
+_quotient = jax.jit(_divide)
 
 
 def _over(a: Any, s: Any) -> Any:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._cores.scaling import shared_out
 from tensorjax._formats.array_protocol import is_scalar
 from tensorjax._formats.operators import (
     Namespace,
@@ -33,6 +34,8 @@ from tensorjax._typing import DType, DTypeLike, JaxOrHost, Scalar
 
 # Indices of a train that keep a mode of it whatever its order is: an integer may take the last one.
 Whole = slice | EllipsisType | tuple[slice | EllipsisType | None, ...]
+
+_shared_out = jax.jit(shared_out)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
@@ -122,6 +125,9 @@ class _Train(Summable):
         if any(c.dtype != dtype for c in cores):
             cores = tuple(c.astype(dtype) for c in self.astype(dtype).cores)
         return self._unchecked((*cores[:-1], f(cores[-1])))
+
+    def _shift(self, exponent: int) -> Self:
+        return self._unchecked(tuple(_shared_out(self.cores, exponent)))
 
     def __mul__(self, other: Self | Scalar) -> Self:
         if type(other) is type(self):

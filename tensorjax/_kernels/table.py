@@ -120,7 +120,8 @@ TABLE: dict[str, Row] = {
     "tucker.round(tol=)": _call(c.concrete),
     "convert.tt_to_tucker(tol=)": _call(c.concrete),
     "mera.to_tt(tol=)": _call(c.concrete),
-    # Products.
+    # Sums and products.
+    "tt.add": _trace(c.of_gram, one_device=True),
     "tt.hadamard": _PRODUCT | _trace(c.real, c.large_result, one_device=True),
     "tt.matvec": _PRODUCT,
     "tt.matmul": _PRODUCT,
@@ -189,6 +190,7 @@ REMARKS: dict[str, str] = {
     "tt.round(tol=), Gram sweep": "where Gram matrices resolve the tolerance; see linalg.choose",
     "tt.tangent_project": "NumPy measures the cores only; so for all of tt.tangent_*",
     "tt.hadamard": "exact products; with rank= or tol= see tt.linear_combination below",
+    "tt.add": "and operators, tt.concatenate",
     "tt.norm": "and tt.log_norm, tt.normalize in programs",
     "tt.pad": "and tucker.pad",
     "tt.pairwise_inner": "asked where NumPy has stacked the cores",

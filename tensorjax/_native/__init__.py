@@ -1,7 +1,7 @@
 """Optional C++ kernels for tensor trains on CPUs: rounding, inner products, sketches, lookups.
 
 XLA compiles a program for every shape, and its small products, factorisations and eigenproblems
-reach a tenth of what a core can do. `round_to_ranks`, `inner`, `multiply` and `sketch` call
+reach a tenth of what a core can do. `round_to_ranks`, `inner`, `multiply`, `add` and `sketch` call
 compiled code instead, under jit and vmap like any other operation, and so do lookups in
 `tensorjax.nn`; `exact_product` and `overlap` serve concrete trains; `gram_round`, `tt_svd`,
 `entries` and the passes serve the host.
@@ -21,9 +21,11 @@ from tensorjax._native.matrices import gram, pivoted_cholesky, project
 from tensorjax._native.products import exact_product, inner, multiply, overlap, product_shapes
 from tensorjax._native.rounding import basis_columns, gram_round, round_to_ranks, rounded_shapes
 from tensorjax._native.sketches import sketch
+from tensorjax._native.sums import add, sum_shapes
 from tensorjax._native.tt_svd_small import tt_svd
 
 __all__ = [
+    "add",
     "basis_columns",
     "entries",
     "exact_product",
@@ -42,5 +44,6 @@ __all__ = [
     "rounded_shapes",
     "sketch",
     "status",
+    "sum_shapes",
     "tt_svd",
 ]

@@ -15,6 +15,7 @@
 #include "passes.h"
 #include "rounding.h"
 #include "sketches.h"
+#include "sums.h"
 #include "tt_svd.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -454,6 +455,61 @@ ffi::Error Multiply(ffi::RemainingArgs args, ffi::RemainingRets rets) {
 }
 
 template <class T>
+void add_all(long items, const std::vector<Summands>& cores, long parts, const Buffers& args,
+             const Buffers& rets) {
+  const size_t d = cores.size();
+  long cells = 0;
+  for (const Summands& c : cores) cells += c.rows() * c.n * c.columns() * parts;
+  Crew crew(threads_for(8.0 * cells * items));
+  Team& team = *crew;
+  const auto at = [](const ffi::AnyBuffer& buffer, long size, long item) {
+    return static_cast<T*>(buffer.untyped_data()) + item * size;
+  };
+  for (long item = 0; item < items; item++) {
+    std::vector<const T*> x, y;
+    std::vector<T*> z;
+    for (size_t k = 0; k < d; k++) {
+      const Summands& c = cores[k];
+      x.push_back(at(args[k], c.r * c.n * c.s * parts, item));
+      y.push_back(at(args[d + k], c.q * c.n * c.t * parts, item));
+      z.push_back(at(rets[k], c.rows() * c.n * c.columns() * parts, item));
+    }
+    add_trains(team, cores, parts, x, y, z, rets[d].typed_data<int32_t>() + item * 2 * d);
+  }
+}
+
+// Operands: cores (…, r, n, s) of x, then (…, q, n, t) of y; results: the cores of their sum, and the
+// powers of two (…, 2 d) that the cores of both were multiplied by.
+ffi::Error Add(ffi::RemainingArgs args, ffi::RemainingRets rets) {
+  return guarded([&] {
+    const Buffers in = operands_of(args), out = results_of(rets);
+    const size_t d = out.size() - 1;
+    need(out.size() > 2 && in.size() == 2 * d, "cores of two trains and of one result are needed");
+    const ffi::DataType type = in[0].element_type();
+    const bool is_complex = type == ffi::DataType::C64 || type == ffi::DataType::C128;
+    need(is_real(type) || is_complex, "real or complex numbers are needed");
+    need_type(in, type);
+    need_type({out.begin(), out.end() - 1}, type);
+    need(out[d].element_type() == ffi::DataType::S32, "powers of two in int32 are needed");
+    const Batch batch(in[0], 3);
+    std::vector<Summands> cores;
+    for (size_t k = 0; k < d; k++) {
+      const auto x = batch.shape(in[k], 3), y = batch.shape(in[d + k], 3);
+      need(x[1] == y[1], "cores with the same modes are needed");
+      const bool first = k == 0, last = k == d - 1;
+      need(!first || (x[0] == 1 && y[0] == 1), "first cores with a first bond of 1 are needed");
+      need(!last || (x[2] == 1 && y[2] == 1), "last cores with a last bond of 1 are needed");
+      cores.push_back({x[0], y[0], x[1], x[2], y[2], first, last});
+      product_of({cores[k].rows(), x[1], cores[k].columns(), 2});
+      batch.need_shape(out[k], {cores[k].rows(), x[1], cores[k].columns()});
+    }
+    batch.need_shape(out[d], {static_cast<long>(2 * d)});
+    const bool wide = type == ffi::DataType::F64 || type == ffi::DataType::C128;
+    (wide ? add_all<double> : add_all<float>)(batch.items(), cores, is_complex ? 2 : 1, in, out);
+  });
+}
+
+template <class T>
 void sketch_all(const ffi::AnyBuffer& x, const ffi::AnyBuffer& a, const ffi::AnyBuffer& c,
                 const ffi::AnyBuffer& y) {
   const Batch batch(x, 3);
@@ -648,6 +704,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(tensorjax_product, tensorjax::Product,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(tensorjax_overlap, tensorjax::Overlaps,
                               ffi::Ffi::Bind().RemainingArgs().RemainingRets()
                                   .Attr<int64_t>("order").Attr<int64_t>("root"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(tensorjax_add, tensorjax::Add,
+                              ffi::Ffi::Bind().RemainingArgs().RemainingRets());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(tensorjax_sketch, tensorjax::SketchRows,
                               ffi::Ffi::Bind().Arg<ffi::AnyBuffer>().Arg<ffi::AnyBuffer>()

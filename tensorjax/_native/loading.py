@@ -21,6 +21,7 @@ CALLS = (
     "tensorjax_overlap",
     "tensorjax_multiply",
     "tensorjax_product",
+    "tensorjax_add",
     "tensorjax_sketch",
     "tensorjax_lookup",
     "tensorjax_lookup_gradient",

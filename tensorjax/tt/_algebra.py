@@ -13,14 +13,15 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import _check, _native
-from tensorjax._cores.products import hadamard_core
+from tensorjax._cores.products import added, hadamard_core
 from tensorjax._formats.operators import multiplied
 from tensorjax._formats.trains import TT, TTMatrix, known, single
 from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
 from tensorjax._kernels.table import CPP, TRACE
 from tensorjax._placement import placed
 from tensorjax._typing import Scalar
-from tensorjax.tt._broadcasting import together
+from tensorjax.tt._broadcasting import check_alike, together
+from tensorjax.tt._folding import fold, unfold
 
 Train = TypeVar("Train", TT, TTMatrix)
 P = ParamSpec("P")
@@ -30,7 +31,7 @@ _HIGHEST = jax.lax.Precision.HIGHEST
 
 def _aligned(x: Train, y: Train) -> tuple[Train, Train]:
     """Casts two trains to their common dtype; raises an error if their kinds or shapes differ."""
-    _check_alike(x, y)
+    check_alike(x, y)
     return _of_one_dtype(x, y)
 
 
@@ -50,17 +51,6 @@ def _of_one_dtype(x: Train, y: Train) -> tuple[Train, Train]:
         return x, y
     dtype = jnp.promote_types(x.dtype, y.dtype)
     return x.astype(dtype), y.astype(dtype)
-
-
-def _check_alike(x: Any, y: Any) -> None:
-    """Raises TypeError or ValueError if two trains differ in kind or in shape."""
-    if type(x) is not type(y) or not isinstance(x, TT | TTMatrix):
-        raise TypeError(
-            "expected two TT or two TTMatrix, "
-            f"got {type(x).__name__} and {type(y).__name__}; build them with tt.from_dense"
-        )
-    if _modes(x) != _modes(y):
-        raise ValueError(f"expected trains of one shape, got {_modes(x)} and {_modes(y)}")
 
 
 def _modes(x: TT | TTMatrix) -> tuple[tuple[int, ...], ...]:
@@ -92,11 +82,8 @@ def add(x: Train, y: Train) -> Train:
       >>> tt.add(tt.ones((2, 3)), tt.ones((2, 3))).ranks
       (1, 2, 1)
 
-    The cores of both lie side by side as they are. Of trains whose cores differ in size in opposite
-    ways (1e30 and 1e-30 beside 1e-30 and 1e30, in single precision) the sum's entries, `norm`,
-    `inner`, `distance`, `to_dense` and all else that is computed of it are wrong.
-    `linear_combination` has no such limit, nor has `round` outside of transformations, nor have
-    sums of trains over their norms (`normalize`), whose cores are even.
+    The cores of each train are brought to one size first, by powers of two whose product is one, so
+    that the sum is right for trains whose cores differ in size in opposite ways.
 
     Source: Oseledets (2011), section 4.1.
     """
@@ -105,22 +92,10 @@ def add(x: Train, y: Train) -> Train:
 
 
 @jax.jit
-def _add(x: Train, y: Train) -> Train:
-    if x.order == 1:
-        return type(x)._unchecked((x.cores[0] + y.cores[0],))
-    pairs = list(zip(x.cores, y.cores, strict=True))
-    first = jnp.concatenate(pairs[0], axis=-1)
-    last = jnp.concatenate(pairs[-1], axis=-x._core_ndim)
-    middle = (_block_diagonal(a, b, x._core_ndim) for a, b in pairs[1:-1])
-    return type(x)._unchecked((first, *middle, last))
-
-
-def _block_diagonal(a: jax.Array, b: jax.Array, ndim: int) -> jax.Array:
-    keep = [(0, 0)] * (a.ndim - 1)
-    left = a.ndim - ndim
-    top = jnp.pad(a, [*keep, (0, b.shape[-1])])
-    low = jnp.pad(b, [*keep, (a.shape[-1], 0)])
-    return jnp.concatenate([top, low], axis=left)
+def _add(x: Any, y: Any) -> Any:
+    if isinstance(x, TT):
+        return TT._unchecked(tuple(added(x.cores, y.cores)))
+    return unfold(_add(fold(x), fold(y)), x.row_shape, x.col_shape)
 
 
 def scale(x: Train, factor: Scalar) -> Train:

@@ -95,3 +95,14 @@ def _grown(core: Any, shape: tuple[int, ...]) -> jax.Array:
 def _shown(modes: Sequence[tuple[int, ...]]) -> Any:
     sides = tuple(zip(*modes, strict=True))
     return sides[0] if len(sides) == 1 else sides
+
+
+def check_alike(x: Any, y: Any) -> None:
+    """Raises TypeError or ValueError if two trains differ in kind or in shape."""
+    if type(x) is not type(y) or not isinstance(x, TT | TTMatrix):
+        raise TypeError(
+            "expected two TT or two TTMatrix, "
+            f"got {type(x).__name__} and {type(y).__name__}; build them with tt.from_dense"
+        )
+    if _modes(x) != _modes(y):
+        raise ValueError(f"expected trains of one shape, got {_modes(x)} and {_modes(y)}")

@@ -3,11 +3,14 @@
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 from tensorjax._formats.empty_modes import narrowed, widened
 from tensorjax._formats.trains import TT, TTMatrix, single
-from tensorjax.tt._algebra import P, R, _check_alike
+from tensorjax.tt._broadcasting import check_alike
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def fold(a: TTMatrix) -> TT:
@@ -38,7 +41,7 @@ def folded(f: Callable[..., Any]) -> Callable[..., Any]:
             return run(x, *args, **kwargs)
         for a in args:  # folded, modes (2, 3) and (3, 2) are alike, and so is a train of modes 6
             if isinstance(a, TT | TTMatrix):
-                _check_alike(x, a)
+                check_alike(x, a)
         flat = x if isinstance(x, TT) else fold(x)
         out = narrowed(run(widened(flat), *map(_flat, args), **kwargs), flat.shape)
         if isinstance(x, TT):

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
 
 import jax.numpy as jnp
+import numpy as np
 
 from tensorjax import _check
 from tensorjax._cores.products import matmul_core, matvec_core
+from tensorjax._formats.operators import in_range, is_scalar
 from tensorjax._formats.trains import TT, TTMatrix, known, single
 from tensorjax._placement import placed
 from tensorjax._typing import Key
@@ -239,8 +241,8 @@ def linear_combination(
     """
     given = _check.several("terms", terms, "trains, or pairs of them")
     pairs = [term_of(f"terms[{i}]", term) for i, term in enumerate(given)]
-    ones = [1.0] * len(pairs)
-    weights = ones if weights is None else _check.several("weights", weights, "numbers")
+    given = [1.0] * len(pairs) if weights is None else weights
+    weights = list(_check.several("weights", given, "numbers"))
     if not pairs or len(weights) != len(pairs):
         raise ValueError(
             "terms: expected one or more, with one weight each, "
@@ -253,6 +255,8 @@ def linear_combination(
     if any(map(jnp.iscomplexobj, weights)) and not jnp.issubdtype(dtype, jnp.complexfloating):
         dtype = jnp.complex64 if jnp.finfo(dtype).bits <= 32 else jnp.complex128
     pairs = [tuple(t.astype(dtype) for t in term) for term in pairs]
+    for i, weight in enumerate(weights):
+        pairs[i], weights[i] = _weighted(f"weights[{i}]", pairs[i], weight, dtype)
     _check.choice("method", method, ("randomized", "gram"))
     if method == "gram":
         if tol is None or rank is not None:
@@ -262,6 +266,19 @@ def linear_combination(
     if tol is not None or rank is not None:
         return rounded(pairs, weights, tol, rank, key, oversample)
     return _formed(pairs, weights, dtype)
+
+
+def _weighted(name: str, term: Any, weight: Any, dtype: Any) -> tuple[Any, Any]:
+    """Checks a weight; one that the dtype does not hold goes into the cores of the term."""
+    if not is_scalar(weight):
+        raise TypeError(f"{name}: expected a number, got {weight!r}")
+    if _check.is_traced(weight):
+        return term, weight
+    _check.finite(name, weight)
+    number = np.asarray(weight).item()
+    if in_range(number, dtype):
+        return term, weight
+    return (*term[:-1], scale(term[-1], number)), 1.0
 
 
 def _formed(pairs: Sequence[Any], weights: Sequence[Any], dtype: Any) -> TT:

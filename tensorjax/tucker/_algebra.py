@@ -67,11 +67,18 @@ def add(x: Tucker, y: Tucker) -> Tucker:
 
 @jax.jit
 def _add(x: Tucker, y: Tucker) -> Tucker:
+    x, y = _balanced(x), _balanced(y)
     factors = tuple(jnp.concatenate(p, axis=-1) for p in zip(x.factors, y.factors, strict=True))
     after = _padded(x.core, [(0, s) for s in y.ranks])
     before = _padded(y.core, [(s, 0) for s in x.ranks])
     core = after._namespace.add(after, before) if isinstance(after, TT) else after + before
     return Tucker._unchecked(core, factors)
+
+
+def _balanced(t: Tucker) -> Tucker:
+    """Brings all arrays to like size: of very unlike blocks side by side the smaller are lost."""
+    small, exponent = near_one_parts(t)
+    return scaled_back(small.core, small.factors, exponent)
 
 
 def _padded(core: Any, widths: Sequence[tuple[int, int]]) -> Any:

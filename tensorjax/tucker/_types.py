@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._cores.scaling import shared_out
 from tensorjax._formats.operators import (
     Multipliable,
     Namespace,
@@ -162,6 +163,9 @@ class Tucker(Multipliable):
         core = t.core._carry(f, dtype) if isinstance(t.core, TT) else f(t.core)
         return Tucker._unchecked(core, t.factors)
 
+    def _shift(self, exponent: int) -> "Tucker":
+        return _shared_out(self, exponent)
+
     @shown
     def __repr__(self) -> str:
         array = hasattr(self.core, "ndim") and not isinstance(self.core, TT)
@@ -245,3 +249,9 @@ def check_core_rank(t: Tucker, core_rank: Any) -> None:
             f"core_rank: expected None, for the core is dense, got {core_rank!r}; "
             "TT-ranks are those of a core that is a TT"
         )
+
+
+@jax.jit
+def _shared_out(t: Tucker, exponent: Any) -> Tucker:
+    leaves, structure = jax.tree.flatten(t)
+    return jax.tree.unflatten(structure, shared_out(leaves, exponent))

@@ -154,8 +154,9 @@ def choose(
         tol = float(_check.tolerance(tol, np.float64))
         kept = {key: options.cheapest(tol) for key, options in lists.items()}
     else:
-        most = _most(numbers(model), size, ratio)
-        kept = _filled(lists, *_allocated(lists, rest, most))
+        now = numbers(model)
+        most = _most(now, size, ratio)
+        kept = _filled(lists, *_allocated(lists, rest, most, None if ratio is None else now))
     total = rest + sum(candidate.numbers for candidate in kept.values())
     leading = {member: key for key, members in leaders.items() for member in members}
     chosen = [(layer, paths[0], kept[leading[id(layer)]]) for layer, paths, _ in found]
@@ -253,11 +254,17 @@ def _most(now: int, size: Any, ratio: Any) -> int:
 
 
 def _allocated(
-    lists: Mapping[int, _Options], rest: int, most: int
+    lists: Mapping[int, _Options], rest: int, most: int, now: int | None
 ) -> tuple[dict[int, Candidate], int]:
     """Chooses a candidate for every layer, greedily by error decrease per parameter.
 
     On convex hulls the steps of every layer come in descending order of their slopes.
+
+    Args:
+      lists: of the layers chosen for.
+      rest: parameters outside of them.
+      most: parameters of all.
+      now: those of the model, if a ratio of them was asked for.
 
     Returns:
       (choice of every layer, parameters left).
@@ -266,10 +273,14 @@ def _allocated(
     taken = dict.fromkeys(lists, 0)
     left = most - rest - sum(options.found[0].numbers for options in lists.values())
     if left < 0:
+        least = most - left
+        asked = f"size: expected at least {least:,} parameters"
+        if now is not None:
+            asked = f"ratio: expected at most {math.floor(1e3 * now / least) / 1e3:g}, for at least"
+            asked += f" {least:,} of {now:,} parameters"
         raise ValueError(
-            f"size: expected at least {most - left:,} parameters, of which {rest:,} are "
-            f"outside the layers chosen for, got {most:,}; tensorise more of the model, or allow "
-            "a larger size"
+            f"{asked}, of which {rest:,} are outside the layers chosen for, got {most:,}; "
+            f"tensorise more of the model, or {'allow a larger size' if now is None else 'less'}"
         )
     steps = [
         (-lists[key].copies * slope(a, b), key, k + 1, b.numbers - a.numbers)

@@ -184,8 +184,10 @@ def _quantized(core: jax.Array, dtype: Any, axes: int, key: jax.Array | None) ->
     top = float((jnp.iinfo if is_int else jnp.finfo)(dtype).max)
     exact = core.astype(jnp.float32)
     own = tuple(range(axes, core.ndim))
-    scale = jnp.max(jnp.abs(exact), own, keepdims=True) / top
-    shares = exact / jnp.where(scale == 0, 1.0, scale)
+    # Of cores so small that no float32 would hold their share, more than one goes to each step.
+    least = float(jnp.finfo(jnp.float32).smallest_normal)
+    scale = jnp.maximum(jnp.max(jnp.abs(exact), own, keepdims=True) / top, least)
+    shares = exact / scale
     step = 1.0 if is_int else _distance(shares, dtype)
     up = 0.5 if key is None else jax.random.uniform(key, core.shape, jnp.float32)
     rounded = jnp.clip(jnp.floor(shares / step + up) * step, -top, top)

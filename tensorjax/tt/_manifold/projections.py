@@ -19,7 +19,8 @@ from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._typing import Scalar
-from tensorjax.tt._algebra import _aligned, _check_alike, add
+from tensorjax.tt._algebra import _aligned, add
+from tensorjax.tt._broadcasting import check_alike
 from tensorjax.tt._folding import as_train, fold, unfold
 from tensorjax.tt._manifold.tangent_vectors import (
     NOTHING,
@@ -139,7 +140,7 @@ def tangent_inner(xi: Train, eta: Train) -> jax.Array:
     a: Any = xi
     b: Any = eta
     if isinstance(a, TTMatrix):
-        _check_alike(a, b)
+        check_alike(a, b)
         a, b = fold(a), fold(b)
     (_, first, p), (_, second, q) = _parts("xi", a), _parts("eta", b, a)
     pairs = zip(first, second, strict=True)
@@ -185,7 +186,7 @@ def tangent_sum(tangents: Sequence[Train], weights: Sequence[Scalar] | None = No
     like: Any = tangents[0]
     if isinstance(like, TTMatrix):
         for t in tangents:
-            _check_alike(like, t)
+            check_alike(like, t)
         flat = tangent_sum([fold(t) for t in tangents if isinstance(t, TTMatrix)], weights)
         return cast(Any, unfold(flat, like.row_shape, like.col_shape))
     terms = [_parts(f"tangents[{i}]", t, cast(Any, like)) for i, t in enumerate(tangents)]

@@ -108,6 +108,9 @@ class FunctionTrain(Multipliable):
     def _carry(self, f: Callable[[Any], Any], dtype: Any) -> Self:
         return self._unchecked(self.bases, self.coefficients._carry(f, dtype))
 
+    def _shift(self, exponent: int) -> Self:
+        return self._unchecked(self.bases, self.coefficients._shift(exponent))
+
     def __call__(self, x: ArrayLike) -> jax.Array:
         """Evaluates the functional train at points of its box.
 

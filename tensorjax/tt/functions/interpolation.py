@@ -1,6 +1,7 @@
 """Interpolation of functions of several variables by cross approximation of their values."""
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -48,6 +49,8 @@ _BASIS = (
 )
 # Points of the box at which the error is measured.
 _TESTED = 1000
+# Powers of two that the largest value may be off one, so that squares of small ones are in range.
+_FAR = 200
 # Part of the tolerance that is asked of the cross approximation, and that left-out degrees may use.
 _CROSS, _TRIM = 1 / 3, 0.02
 # Last coefficients above this part of the tolerance ask for a higher degree.
@@ -207,7 +210,18 @@ def interpolate(
     count = int(min(_TESTED, budget // 5))
     options = {"key": key, "max_rank": max_rank, "vectorized": vectorized, **options}
     tests = ErrorPoints(values, bases, count, rng)
+    power = linalg.exponent_of(tests.true)
+    if abs(power) > _FAR and tests.true.any():  # squares of these values may be zero or infinite
+        near = functools.partial(_times_power, f, -power)
+        left = None if max_evaluations is None else max(20, int(values.left))
+        out, info = interpolate(
+            near, domain, tol=tol, max_degree=most, max_evaluations=left, **options
+        )
+        parts = [t._shift(power) for t in (out if isinstance(out, tuple) else (out,))]
+        info = dataclasses.replace(info, evaluations=info.evaluations + values.spent[0])
+        return (tuple(parts) if isinstance(out, tuple) else parts[0]), info
     tol = _check.tolerance(tol, checked.dtype)
+    options.setdefault("dtype", checked.dtype)  # of half precision none follows by itself
     least = 10 * linalg.epsilon(checked.dtype)
     given = _given(options.get("pivots"), len(bases))
     seen = np.concatenate([tests.true, values(given)]) if len(given) else tests.true
@@ -224,6 +238,11 @@ def interpolate(
     seconds = time.perf_counter() - started
     info = _info(found, tol, parts[0], values.spent[0], seconds, zero=checked.zero)
     return (parts[0] if components is None else tuple(parts)), info
+
+
+def _times_power(f: Callable[[Any], Any], exponent: int, x: Any) -> Any:
+    """Evaluates a function times a power of two, in halves, for that may be out of range itself."""
+    return f(x) * 2.0 ** (exponent // 2) * 2.0 ** (exponent - exponent // 2)
 
 
 def checked_domain(domain: Any) -> tuple[list[Basis], list[int]]:

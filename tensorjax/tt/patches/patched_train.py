@@ -104,6 +104,10 @@ class PatchedTT(Summable):
             self.shape, self.prefixes, tuple(t._carry(f, dtype) for t in self.trains)
         )
 
+    def _shift(self, exponent: int) -> Self:
+        trains = tuple(t._shift(exponent) for t in self.trains)
+        return self._unchecked(self.shape, self.prefixes, trains)
+
     @shown
     def __repr__(self) -> str:
         largest = max(r for t in self.trains for r in t.ranks)
