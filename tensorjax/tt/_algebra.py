@@ -7,7 +7,7 @@ and grad.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +24,6 @@ from tensorjax.tt._broadcasting import check_alike, together
 from tensorjax.tt._folding import fold, unfold
 
 Train = TypeVar("Train", TT, TTMatrix)
-P = ParamSpec("P")
-R = TypeVar("R")
 _HIGHEST = jax.lax.Precision.HIGHEST
 
 
