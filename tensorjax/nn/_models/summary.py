@@ -49,7 +49,9 @@ def summary(model: object) -> str:
             rows.append((paths[0], type(layer).__name__, "as it is", "", "", *_counts(now, now)))
     total = numbers(model)
     rows.append(("all", "", "", "", "", *_counts(total + saved, total)))
-    return table(("path", "layer", "features", "modes", "ranks", "dense", "parameters", "ratio"), rows)
+    return table(
+        ("path", "layer", "features", "modes", "ranks", "dense", "parameters", "ratio"), rows
+    )
 
 
 def _sizes(layer: Any) -> tuple[tuple[int, int], int]:
