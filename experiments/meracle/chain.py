@@ -12,7 +12,6 @@ from tensorjax import convert, tt
 ORDER, MODE, RANK, MULTILINEAR = 50, 20, 50, 8
 TOLS = (1e-3, 1e-8)
 NOISE = 1e-9
-REPEATS = 5
 
 
 def train(seed: int) -> tt.TT:
@@ -27,14 +26,14 @@ def train(seed: int) -> tt.TT:
     return tt.TT(cores)
 
 
-def measure(run: Run, seed: int) -> list[dict[str, Any]]:
+def measure(run: Run, seed: int, turns: int) -> list[dict[str, Any]]:
     """Times conversion and rounding of the train by turns; records a table."""
     t = train(seed)
     rows = []
     for tol in TOLS:
         taken: dict[str, list[float]] = {"convert": [], "round": []}
         info: Any = None
-        for repeat in range(REPEATS + 1):
+        for repeat in range(turns + 1):
             for name, call in (("convert", convert.tt_to_tucker), ("round", tt.round)):
                 start = time.perf_counter()
                 out: Any = call(t, tol=tol)

@@ -39,10 +39,12 @@ class Config:
     """Random tensor trains for each case of the negative control."""
     timed: int = 5
     """Planted trains of each case in the comparison of speed."""
+    turns: int = 5
+    """Turns of TT → Tucker and rounding on the long train."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for options that would fail late in a run."""
-        for name in ("seeds", "trains", "timed"):
+        for name in ("seeds", "trains", "timed", "turns"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
         if self.size < 16 or self.size & (self.size - 1):
@@ -52,15 +54,16 @@ class Config:
     def quick(cls) -> "Config":
         """Returns the options of a quick run: every table with fewer rows, within two minutes."""
         return cls(
-            seeds=1, cases=((3, 2), (4, 2)), large=0, tols=(1e-1, 1e-2), size=64, trains=1, timed=1
-        )
+            seeds=1, cases=((3, 2), (4, 2)), large=0, tols=(1e-1, 1e-2), size=64, trains=1, timed=1,
+            turns=1,
+        )  # fmt: skip
 
 
 def run(config: Config, run: Run) -> None:
     """Measures all tables of the experiment in double precision, then draws the figure."""
     with jax.enable_x64(True):
         stored = heat.measure(run, config.tols)
-        chain.measure(run, config.seed)
+        chain.measure(run, config.seed, config.turns)
         picture = image.measure(run, config.size, config.image_tol)
         found = planted.measure(
             run,

@@ -11,10 +11,10 @@ They replace `flax.nnx.Linear` and `flax.nnx.Embed`, one by one or in a whole mo
     >>> small(jnp.array([[5, 7, 999]])).shape
     (1, 3, 384)
     >>> print(nn.summary(small))
-    path      layer        features   modes             ranks      dense  numbers  ratio
-    layers/0  TTEmbedding  1000 → 96  10·10·10 | 6·4·4  8 8       96,000    3,376   28.4
-    layers/1  TTLinear     96 → 384   12·8 | 6·8·8      8 8 8 8   37,248    1,984   18.8
-    all                                                          133,248    5,360   24.9
+    path      layer        features   modes             ranks      dense  parameters  ratio
+    layers/0  TTEmbedding  1000 → 96  10·10·10 | 6·4·4  8 8       96,000       3,376   28.4
+    layers/1  TTLinear     96 → 384   12·8 | 6·8·8      8 8 8 8   37,248       1,984   18.8
+    all                                                          133,248       5,360   24.9
 
 `TTLinear`, `TuckerLinear` and `CPLinear` plan their products for the batch size, forward and
 backward together (`TTLinear.plan`); `factor` chooses how features are folded into modes;

@@ -73,7 +73,7 @@ class Choice(Mapping[str, Spec | None]):
             counts = [f"{n:,}" if n != "" else "" for n in (before, now)]
             rows.append((path, name, folds, ranks, lost, *counts))
         rows.append(("all", "", "", "", "", "", f"{self.size:,}"))
-        head = ("path", "format", "modes", "ranks", "error ≤", "weight", "numbers")
+        head = ("path", "format", "modes", "ranks", "error ≤", "weight", "parameters")
         return table(head, rows)
 
 

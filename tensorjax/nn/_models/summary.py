@@ -29,9 +29,9 @@ def summary(model: object) -> str:
       >>> from tensorjax import nn
       >>> layer = nn.TT(rank=4).linear(64, 96, rngs=nnx.Rngs(0))
       >>> print(nn.summary(nnx.List([layer])))
-      path  layer     features  modes       ranks  dense  numbers  ratio
-      0     TTLinear  64 → 96   8·8 | 8·12  4 4 4  6,240      444   14.1
-      all                                          6,240      444   14.1
+      path  layer     features  modes       ranks  dense  parameters  ratio
+      0     TTLinear  64 → 96   8·8 | 8·12  4 4 4  6,240         444   14.1
+      all                                          6,240         444   14.1
 
     Source: ours.
     """
@@ -49,7 +49,9 @@ def summary(model: object) -> str:
             rows.append((paths[0], type(layer).__name__, "as it is", "", "", *_counts(now, now)))
     total = numbers(model)
     rows.append(("all", "", "", "", "", *_counts(total + saved, total)))
-    return table(("path", "layer", "features", "modes", "ranks", "dense", "numbers", "ratio"), rows)
+    return table(
+        ("path", "layer", "features", "modes", "ranks", "dense", "parameters", "ratio"), rows
+    )
 
 
 def _sizes(layer: Any) -> tuple[tuple[int, int], int]:
