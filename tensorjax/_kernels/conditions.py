@@ -69,7 +69,6 @@ MOST_NOISE = 2**23
 _REAL = (np.dtype(np.float32), np.dtype(np.float64))
 _CORE = "python -m experiments run bench/core --only "
 _SOLVERS = "python -m experiments run bench/solvers"
-_LAYERS = "python -m experiments run bench/layers"
 
 
 def _power(n: int) -> str:

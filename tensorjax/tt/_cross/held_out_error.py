@@ -253,10 +253,6 @@ class HeldOut:
         component = np.abs(self.values[at]).argmax(axis=1)
         return np.column_stack([self.index[at], component])[:, : len(self._oracle.shape)]
 
-    def worst_first(self, cores: Cores) -> np.ndarray:
-        """Returns the held-out multi-indices by decreasing error of the train."""
-        return self.index[np.argsort(-self.errors(cores), kind="stable")]
-
     def wrong(self, cores: Cores, index: np.ndarray, values: np.ndarray) -> np.ndarray:
         """Computes the absolute errors of a train at multi-indices with known values."""
         return np.sqrt(squares(entries(cores, index) - values))
