@@ -299,7 +299,7 @@ def _risen(watch: Any, values: dict[str, float], loss: float) -> bool:
 
 
 def _lost(watch: Any, values: dict[str, float], loss: float) -> bool:
-    """Tells for the status whether rank cuts have raised the loss by half or more.
+    """Whether rank cuts have raised the loss by half or more, for the optimiser state's status.
 
     The noise is that of averages over some hundred updates, a tenth of that of single losses.
     """

@@ -59,7 +59,7 @@ def memory(plan: offload.Plan, *, ax: Axes | None = None) -> Axes:
 
 
 def shards(x: jax.Array | jax.ShapeDtypeStruct, *, ax: Axes | None = None) -> Axes:
-    """Draws which part of an array lies on which devices, over its first two axes.
+    """Plots the memory of an array on a mesh: its parts on devices, over its first two axes.
 
     Args:
       x: an array, or a `jax.ShapeDtypeStruct` with a sharding. Of more than two axes those after

@@ -105,5 +105,5 @@ def _train(name: str, t: object) -> None:
 
 
 def _sizes(t: TT | TTMatrix) -> tuple[int, ...]:
-    """Returns the number of entries of every mode of a train; rows × columns for a TT-matrix."""
+    """Returns the sizes of a train's modes, whose ranks are plotted; rows × columns of a matrix."""
     return tuple(math.prod(c.shape[1:-1]) for c in t.cores)

@@ -86,7 +86,7 @@ def signs(key: Any, shape: Sequence[int], dtype: Any) -> jax.Array:
 
 
 def law(distribution: str, s: float = 3.0) -> Law:
-    """Returns the distribution of entries with the given name."""
+    """Returns the distribution, by its name, from which a random map draws its entries."""
     moments = {"rademacher": 1.0, "gaussian": 3.0, "sparse": sparsity(s)}
     _check.choice("distribution", distribution, moments)
     return Law(distribution, moments[distribution])

@@ -29,7 +29,8 @@ def chain_operator(
     A finite automaton runs along the chain. Its states, the bond's indices, are "no term yet", "in
     the middle of a pair", one for each of the t products in g = Σ_t a_t ⊗ b_t, and "term done". So
     the TT-rank is 2 + t, with t the operator-Schmidt rank of g, found by an SVD: 3 for an Ising
-    chain and 5 for a Heisenberg chain. States that nothing reaches are left out.
+    chain and 5 for a Heisenberg chain. States that nothing reaches are left out. With ``site``
+    alone it is a Kronecker sum: where h is the Laplacian of one axis, that of a grid of d axes.
 
     Args:
       order: number of sites d.

@@ -65,7 +65,7 @@ def links_of(operator: Any, modes: Modes) -> list[Link]:
 
 
 def _factored(core: np.ndarray) -> Link:
-    """Factors a TT-matrix core (r, n, n, s) into K (t, r, s) and mode matrices O (t, n, n).
+    """Factors an operator's core (r, n, n, s) into K (t, r, s) and mode matrices O (t, n, n).
 
     The blocks of a differential operator's core are combinations of a few matrices. Those are found
     among the blocks themselves, by comparing some of their rows; the norm of the whole core tells

@@ -151,7 +151,7 @@ def _entries(gram: np.ndarray) -> np.ndarray:
 
 
 def _places(d: int, p: int, second: bool) -> np.ndarray:
-    """Returns a table of the tensors of a normal component by their states beside bond p."""
+    """Returns, for bond p of a normal component, which tensor each pair of states belongs to."""
     which, left, right = _across(d, p, second)
     out = np.full((2 * p, 2 * (d - p)), -1)
     out[left, right] = which

@@ -11,7 +11,7 @@ _COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
 class Compilations:
-    """Context manager that counts the XLA compilations of the process.
+    """Counts XLA compilations during an integration, for its progress line and statistics.
 
     JAX's listeners belong to the process: this one is taken back at the end.
     """

@@ -204,6 +204,6 @@ def fastest(
 
 
 def _rate(rates: Rates, cores: Cores) -> float:
-    """Estimates the rate ‖Q(v)‖ / ‖v‖ of a right side Q at a train v."""
+    """Estimates the rate ‖Q(v)‖ / ‖v‖ of a right side, for the status of a run."""
     terms = rates.terms(cores, 0.1)
     return relative_norm(terms, [1.0] * len(terms), Train(cores)) if terms else 0.0

@@ -55,7 +55,7 @@ class _Affine:
 
 
 class _Dense:
-    """One mode of a TT-matrix, with its contractions with a train's environments."""
+    """Projector splitting: one mode of the right side's TT-matrix, with its environments."""
 
     def __init__(self, core: Array):
         self.core = core
@@ -71,7 +71,7 @@ class _Dense:
 
 
 class _Source:
-    """One mode of a source train, with its contractions with a train's environments."""
+    """Projector splitting: one mode of the right side's source train, with its environments."""
 
     def __init__(self, core: Array):
         self.core = core

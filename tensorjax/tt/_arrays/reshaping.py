@@ -294,7 +294,7 @@ def _handed_on(core: Any, following: Any) -> tuple[Any, Any]:
 
 
 def _exact_cut(matrix: Any) -> tuple[Any, Any]:
-    """Factorises a matrix in a reshape exactly into itself and the identity."""
+    """Splits a reshaped core without truncation: the matrix itself, and an identity."""
     if matrix.shape[0] <= matrix.shape[1]:
         return linalg.identity_like(matrix.shape[0], matrix), matrix
     return matrix, linalg.identity_like(matrix.shape[1], matrix)

@@ -269,7 +269,7 @@ def checked_domain(domain: Any) -> tuple[list[Basis], list[int]]:
 
 
 def _given(pivots: Any, dims: int) -> np.ndarray:
-    """Points (m, d) that were given as pivots; none if they are something else."""
+    """Returns the points (m, d) that the caller gave as ``pivots=``; none for multi-indices."""
     rows = np.empty((0, dims)) if pivots is None else np.asarray(pivots)
     return rows if rows.dtype.kind == "f" and rows.shape[1:] == (dims,) else np.empty((0, dims))
 

@@ -175,7 +175,7 @@ def _number(name: str, value: Any) -> float:
 
 
 def _ends(name: str, grid: QuanticsGrid, value: Any) -> list[float]:
-    """Returns one concrete number per dimension of a quantics grid; raises errors for others."""
+    """Checks the end of an indicator: one concrete number per dimension of the grid."""
     given = [value] * grid.dims if np.ndim(value) == 0 else list(value)
     if len(given) != grid.dims:
         raise ValueError(f"{name}: expected one number or {grid.dims}, got {value!r}")
