@@ -1,5 +1,6 @@
 """The order of updates on the host."""
 
+import itertools
 import math
 import threading
 import time
@@ -14,6 +15,7 @@ import optax
 import pytest
 
 from tensorjax import offload
+from tensorjax.offload._training.optimizer import parameter_labels
 from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
 from tensorjax.offload._training.parameter_groups import Group, begin, make_groups, specs
 from tensorjax.offload._training.shards import Shards
@@ -350,3 +352,25 @@ def test_several_states_give_way_to_one_read(tmp_path: Path) -> None:
             updater.settle()
         finally:
             updater.close()
+
+
+def test_traces_are_listed_alike_where_they_print_alike() -> None:
+    """Of drawn programs, with loops and branches, that differ in a constant or an order, or not."""
+    rng = np.random.default_rng(5)
+
+    def program(kind: int, scale: float) -> Any:
+        def f(x: jax.Array, y: jax.Array) -> Any:
+            first = [x * scale + y, y + x * scale, jnp.sin(x) * scale][kind % 3]
+            if kind < 3:
+                return first
+            looped = jax.lax.fori_loop(0, 2 + kind % 2, lambda _, z: z * scale, first)
+            return jax.lax.cond(looped[0] > 0, lambda z: z + scale, jnp.cos, looped)
+
+        return jax.make_jaxpr(f)(jnp.ones(2), jnp.ones(2)).jaxpr
+
+    drawn = [program(int(rng.integers(6)), float(rng.integers(1, 3))) for _ in range(16)]
+    pairs = list(itertools.combinations(drawn, 2))
+    same = [str(a) == str(b) for a, b in pairs]
+    assert any(same)
+    assert not all(same)
+    assert [parameter_labels._listing(a) == parameter_labels._listing(b) for a, b in pairs] == same
