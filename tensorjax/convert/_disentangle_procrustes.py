@@ -18,15 +18,29 @@ _STALLED, _CHECKED_EVERY = 0.05, 8
 _INNER = 30  # conjugate-gradient steps in one Gauss–Newton step
 
 
-class _State(NamedTuple):
-    u: np.ndarray  # (m, m) unitary so far
-    y: np.ndarray  # (r₁, m, r₂), u x
-    q: np.ndarray  # left basis, leading first, some columns wider than k
-    v: np.ndarray  # right basis, k columns
-    tail: float
-    damping: float
-    mark: float  # tail at the last check
-    active: bool = True
+class _States(NamedTuple):
+    """Candidate disentanglers for one pair of sites, each with its own goal, in a batch of b."""
+
+    u: np.ndarray  # (b, m, m) unitary so far
+    y: np.ndarray  # (b, r₁, m, r₂), u x
+    q: np.ndarray  # left bases, leading first, some columns wider than k
+    v: np.ndarray  # right bases, k columns
+    tail: np.ndarray  # (b,)
+    damping: np.ndarray  # (b,)
+    mark: np.ndarray  # (b,), tail at the last check
+    active: np.ndarray  # (b,) booleans
+
+    def of(self, which: np.ndarray) -> "_States":
+        """Returns the candidate disentanglers of an index."""
+        return _States(*(x[which] for x in self))
+
+    def with_better(self, which: np.ndarray, **new: np.ndarray) -> "_States":
+        """Replaces disentanglers, those of an index, where the new ones have a smaller tail."""
+        better = new["tail"] < self.tail[which]
+        fields = {name: getattr(self, name).copy() for name in new}
+        for name, value in new.items():
+            fields[name][which[better]] = value[better]
+        return self._replace(**fields)
 
 
 class _Goal(NamedTuple):
@@ -56,106 +70,118 @@ def lowered_tail(
     width = min(limit, max(16, 1 << k.bit_length()))
     sketch = normal(rng, (second * s, width), x.dtype)
     wanted = _Goal(k, n, goal, float(linalg.energy(x.reshape(r, -1))))
-    states = [_first(u, x, sketch, wanted) for u in starts]
+    states = _first(np.stack(starts), x, sketch, wanted)
     states, slow = _stepped(_procrustes, states, wanted, iterations // 3)
     states, fast = _stepped(_gauss_newton, states, wanted, iterations)
-    best = min(states, key=lambda state: state.tail)
-    return best.u, best.tail, slow + fast
+    best = int(states.tail.argmin())
+    return states.u[best], float(states.tail[best]), slow + fast
 
 
-def _first(u: np.ndarray, x: np.ndarray, sketch: np.ndarray, goal: _Goal) -> _State:
-    y = linalg.matmul(u, x)
+def _first(u: np.ndarray, x: np.ndarray, sketch: np.ndarray, goal: _Goal) -> _States:
+    y = _applied(u, x[None])
     q = linalg.qr(linalg.matmul(unfolded(y, goal.n), sketch))[0]
     q, _, _ = _truncated(y, q, goal)
     q, v, tail = _truncated(y, q, goal)
-    return _State(u, y, q, v, tail, 0.1 * goal.scale / len(u), tail)
+    damping = np.full_like(tail, 0.1 * goal.scale / u.shape[-1])
+    return _States(u, y, q, v, tail, damping, tail, np.ones(len(u), bool))
 
 
-def _truncated(y: np.ndarray, q: np.ndarray, goal: _Goal) -> tuple[Any, Any, float]:
-    """Computes leading left and right bases of a two-site tensor, and its energy beyond rank k."""
+def _applied(u: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Applies matrices (b, m, m) to the middle legs of two-site tensors (b or 1, r₁, m, r₂)."""
+    return linalg.matmul(u[:, None], y)
+
+
+def _truncated(y: np.ndarray, q: np.ndarray, goal: _Goal) -> tuple[Any, Any, np.ndarray]:
+    """Computes leading left and right bases of two-site tensors, and energies beyond rank k."""
     matrix = unfolded(y, goal.n)
     q = linalg.qr(linalg.matmul(matrix, linalg.matmul(linalg.adjoint(matrix), q)))[0]
     v, t = linalg.qr(linalg.matmul(linalg.adjoint(matrix), q))
     a, _, bh = linalg.svd(t)
     q = linalg.matmul(q, linalg.adjoint(bh))
-    lead = q[:, : goal.k]
+    lead = q[..., : goal.k]
     rest = matrix - linalg.matmul(lead, linalg.matmul(linalg.adjoint(lead), matrix))
-    return q, linalg.matmul(v, a[:, : goal.k]), float(linalg.energy(rest))
+    return q, linalg.matmul(v, a[..., : goal.k]), linalg.energy(rest)
 
 
 def _stepped(
-    step: Callable[[_State, _Goal], _State], states: list[_State], goal: _Goal, most: int
-) -> tuple[list[_State], int]:
+    step: Callable[[_States, _Goal], _States], states: _States, goal: _Goal, most: int
+) -> tuple[_States, int]:
     """Repeats a step on all candidate disentanglers until the goal, a stall, or ``most`` steps."""
-    states = [state._replace(active=True, mark=state.tail) for state in states]
-    best = before = min(state.tail for state in states)
+    states = states._replace(active=np.ones_like(states.active), mark=states.tail)
+    best = before = states.tail.min()
     count = 0
-    while count < most and any(state.active for state in states):
+    while count < most and states.active.any():
         # At the goal, go on while a step still gains a factor of ten.
         if best <= goal.tail and best > 0.1 * before:
             break
-        states = [step(state, goal) if state.active else state for state in states]
+        states = step(states, goal)
         if count % _CHECKED_EVERY == _CHECKED_EVERY - 1:
-            states = [_checked(state) for state in states]
+            active = states.active & (states.tail <= (1 - _STALLED) * states.mark)
+            states = states._replace(active=active, mark=states.tail)
         count += 1
-        before, best = best, min(state.tail for state in states)
+        before, best = best, states.tail.min()
     return states, count
 
 
-def _checked(state: _State) -> _State:
-    active = state.active and state.tail <= (1 - _STALLED) * state.mark
-    return state._replace(active=active, mark=state.tail)
-
-
-def _procrustes(state: _State, goal: _Goal) -> _State:
-    """Takes a Procrustes step: rotates a two-site tensor towards its best rank-k approximation."""
-    y, lead = state.y, state.q[:, : goal.k]
-    b = linalg.matmul(lead, linalg.matmul(linalg.adjoint(lead), unfolded(y, goal.n)))
-    a, _, bh = linalg.svd(pairing(y)(b))
+def _procrustes(states: _States, goal: _Goal) -> _States:
+    """Takes Procrustes steps: rotates two-site tensors towards best rank-k approximations."""
+    which = np.flatnonzero(states.active)
+    now = states.of(which)
+    lead = now.q[..., : goal.k]
+    b = linalg.matmul(lead, linalg.matmul(linalg.adjoint(lead), unfolded(now.y, goal.n)))
+    a, _, bh = linalg.svd(pairing(now.y)(b))
     w = linalg.matmul(a, bh)
-    y = linalg.matmul(w, y)
-    q, v, tail = _truncated(y, state.q, goal)
-    if not tail < state.tail:
-        return state
-    return state._replace(u=linalg.matmul(w, state.u), y=y, q=q, v=v, tail=tail)
+    y = _applied(w, now.y)
+    q, v, tail = _truncated(y, now.q, goal)
+    return states.with_better(which, u=linalg.matmul(w, now.u), y=y, q=q, v=v, tail=tail)
 
 
-def _gauss_newton(state: _State, goal: _Goal) -> _State:
-    """Takes a damped Gauss–Newton step to lower the energy of a two-site tensor beyond rank k."""
-    w = cayley(_least_squares(state, goal))
-    y = linalg.matmul(w, state.y)
-    q, v, tail = _truncated(y, state.q, goal)
-    if not tail < state.tail:
-        return state._replace(damping=4 * state.damping)
-    damping = 0.3 * state.damping
-    return state._replace(u=linalg.matmul(w, state.u), y=y, q=q, v=v, tail=tail, damping=damping)
+def _gauss_newton(states: _States, goal: _Goal) -> _States:
+    """Takes damped Gauss–Newton steps to lower the energies of two-site tensors beyond rank k."""
+    which = np.flatnonzero(states.active)
+    now = states.of(which)
+    w = cayley(_least_squares(now, goal))
+    y = _applied(w, now.y)
+    q, v, tail = _truncated(y, now.q, goal)
+    damping = states.damping.copy()
+    damping[which] *= np.where(tail < now.tail, 0.3, 4.0)
+    states = states.with_better(which, u=linalg.matmul(w, now.u), y=y, q=q, v=v, tail=tail)
+    return states._replace(damping=damping)
 
 
-def _least_squares(state: _State, goal: _Goal) -> np.ndarray:
-    """Solves the damped least squares of a Gauss–Newton step by conjugate gradients."""
-    y, v, lead = state.y, state.v, state.q[:, : goal.k]
+def _least_squares(states: _States, goal: _Goal) -> np.ndarray:
+    """Solves the damped least squares of Gauss–Newton steps by conjugate gradients, in a batch."""
+    y, v, lead = states.y, states.v, states.q[..., : goal.k]
     paired, to_lead, to_v = pairing(y), linalg.adjoint(lead), linalg.adjoint(v)
+    damping = states.damping[:, None, None]
 
     def outside(t: np.ndarray) -> np.ndarray:
         t = t - lead @ (to_lead @ t)
         return t - (t @ v) @ to_v
 
     def image_of(z: np.ndarray) -> np.ndarray:
-        return skew(paired(outside(unfolded(z @ y, goal.n)))) + state.damping * z
+        return skew(paired(outside(unfolded(_applied(z, y), goal.n)))) + damping * z
 
     residual = -skew(paired(outside(unfolded(y, goal.n))))
-    z, p, before = np.zeros_like(residual), residual, linalg.energy(residual)
+    z, p, before = np.zeros_like(residual), residual, _squared(residual)
     # The nearer the goal, the more exactly the linear problem is solved.
-    enough = before * min(0.01, state.tail / goal.scale)
+    enough = before * np.minimum(0.01, states.tail / goal.scale)
     for _ in range(_INNER):
-        if not before > enough:
+        going = before > enough  # those at their end are multiplied on, and change no more
+        if not going.any():
             break
         image = image_of(p)
-        curvature = np.vdot(p, image).real
-        step = before / curvature if curvature > 0 else before
+        curvature = (p.conj() * image).sum(axis=(1, 2)).real
+        step = np.where(curvature > 0, before / np.where(curvature > 0, curvature, 1), before)
+        step = np.where(going, step, 0)[:, None, None]
         z = z + step * p
         residual = residual - step * image
-        now = linalg.energy(residual)
-        p = residual + (now / before) * p
+        now = np.where(going, _squared(residual), before)
+        turn = np.where(going & (before > 0), now / np.where(before > 0, before, 1), 0)
+        p = np.where(going[:, None, None], residual + turn[:, None, None] * p, p)
         before = now
     return z
+
+
+def _squared(z: np.ndarray) -> np.ndarray:
+    return (np.square(z.real) + np.square(z.imag)).sum(axis=(1, 2))

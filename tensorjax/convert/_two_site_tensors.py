@@ -15,15 +15,19 @@ def normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.n
 
 
 def unfolded(y: np.ndarray, n: int) -> np.ndarray:
-    """Unfolds a two-site tensor (r₁, n₁ n₂, r₂) across its middle to (r₁ n₁) × (n₂ r₂)."""
-    r, m, s = y.shape
-    return y.reshape(r * n, m // n * s)
+    """Unfolds two-site tensors (…, r₁, n₁ n₂, r₂) across their middle to (r₁ n₁) × (n₂ r₂)."""
+    *batch, r, m, s = y.shape
+    return y.reshape(*batch, r * n, m // n * s)
 
 
 def pairing(y: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns the adjoint of the linear map z ↦ z y, for Procrustes and Gauss–Newton steps."""
-    right = np.ascontiguousarray(y.conj().transpose(0, 2, 1))
-    return lambda a: einsum("imj,ijp->mp", a.reshape(y.shape), right)
+    """Returns the adjoint of the linear map z ↦ z y, for Procrustes and Gauss–Newton steps.
+
+    With a batch of tensors y, (b, r₁, m, r₂), there is a map for each.
+    """
+    right = np.ascontiguousarray(y.conj().swapaxes(-1, -2))
+    expression = "imj,ijp->mp" if y.ndim == 3 else "bimj,bijp->bmp"
+    return lambda a: einsum(expression, a.reshape(y.shape), right)
 
 
 def unfolded_pair(x: np.ndarray) -> np.ndarray:

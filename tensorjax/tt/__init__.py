@@ -43,7 +43,6 @@ from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax.tt import _listing, functions, patches, quantics
 from tensorjax.tt._algebra import (
     add,
-    concatenate,
     conj,
     imag,
     kron,
@@ -52,6 +51,7 @@ from tensorjax.tt._algebra import (
     scale,
     transpose,
 )
+from tensorjax.tt._arrays.concatenation import concatenate
 from tensorjax.tt._arrays.creation import (
     meshgrid,
     ones_matrix,

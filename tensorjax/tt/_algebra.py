@@ -6,16 +6,16 @@ and grad.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-from tensorjax import _check, _native
+from tensorjax import _native
 from tensorjax._cores.products import added, hadamard_core
 from tensorjax._formats.operators import multiplied
-from tensorjax._formats.trains import TT, TTMatrix, known, single
+from tensorjax._formats.trains import TT, TTMatrix, known
 from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
 from tensorjax._kernels.table import CPP, TRACE
 from tensorjax._placement import placed
@@ -27,17 +27,17 @@ Train = TypeVar("Train", TT, TTMatrix)
 _HIGHEST = jax.lax.Precision.HIGHEST
 
 
-def _aligned(x: Train, y: Train) -> tuple[Train, Train]:
+def aligned(x: Train, y: Train) -> tuple[Train, Train]:
     """Casts two trains to their common dtype; raises an error if their kinds or shapes differ."""
     check_alike(x, y)
     return _of_one_dtype(x, y)
 
 
 def broadcast_aligned(x: Train, y: Train) -> tuple[Train, Train]:
-    """Broadcasts two trains to each other and casts them to their common dtype, as `_aligned`."""
+    """Broadcasts two trains to each other and casts them to their common dtype, as `aligned`."""
     # Sizes are asked for once where they are the same: they take as long as a small core's product.
     if type(x) is not type(y) or not isinstance(x, TT | TTMatrix) or _modes(x) != _modes(y):
-        return _aligned(*together(x, y))
+        return aligned(*together(x, y))
     return _of_one_dtype(x, y)
 
 
@@ -343,45 +343,3 @@ def kron(x: Train, y: Train) -> Train:
     known("y", y)
     dtype = jnp.promote_types(x.dtype, y.dtype)
     return type(x)._unchecked(x.astype(dtype).cores + y.astype(dtype).cores)
-
-
-@placed
-def concatenate(trains: Sequence[Train], axis: int = 0) -> Train:
-    """Concatenates trains along one mode (TT-matrices: along its rows); TT-ranks add.
-
-    Args:
-      trains: TT or TTMatrix, equal in all modes but ``axis``.
-      axis: the mode, 0 … d−1 (negative counts from the end).
-
-    Returns:
-      Train of the kind of the first, whose mode ``axis`` has the sum of their sizes.
-
-    Raises:
-      TypeError: no trains, or trains of two kinds.
-      ValueError: the other modes differ, or ``axis`` is out of range.
-
-    Example:
-      >>> from tensorjax import tt
-      >>> tt.concatenate([tt.ones((2, 3)), tt.zeros((2, 4))], axis=1).shape
-      (2, 7)
-
-    Source: ours; a sum of trains padded by zeros, Oseledets (2011), section 4.1.
-    """
-    trains = _check.several("trains", trains, "trains")
-    if not trains or any(type(t) is not type(trains[0]) for t in trains):
-        raise TypeError("trains: expected one or more trains of one kind")
-    for k, t in enumerate(trains):
-        single(f"trains[{k}]", t)
-    order = trains[0].order
-    axis = _check.integer("axis", axis, low=-order, high=order - 1) % order
-    sizes = [t.cores[axis].shape[1] for t in trains]
-    total, start, out = sum(sizes), 0, None
-    for t, size in zip(trains, sizes, strict=True):
-        core = t.cores[axis]
-        widths = [(0, 0)] * core.ndim
-        widths[1] = (start, total - start - size)
-        padded = type(t)._unchecked((*t.cores[:axis], jnp.pad(core, widths), *t.cores[axis + 1 :]))
-        # Aligned before: of modes that are joined side by side none is broadcast, as in NumPy.
-        out = padded if out is None else add(*_aligned(out, padded))
-        start += size
-    return out  # type: ignore[return-value]

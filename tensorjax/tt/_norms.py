@@ -17,7 +17,7 @@ from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax.contract import einsum
 from tensorjax.tt import _products_on_host
-from tensorjax.tt._algebra import Train, _aligned, conj
+from tensorjax.tt._algebra import Train, aligned, conj
 from tensorjax.tt._folding import as_train
 
 _NOT_HELD = (0.0, math.inf)
@@ -54,7 +54,7 @@ def inner(x: Train, y: Train) -> jax.Array:
     large ones) are NumPy's, with nothing compiled; later ones of real trains are one call of these
     sweeps, float32 in double precision, and may differ by roundoff.
     """
-    x, y = _aligned(x, y)
+    x, y = aligned(x, y)
     value = _products_on_host.inner(cast(TT, x), cast(TT, y))
     return _inner(x, y) if value is None else value
 
@@ -225,7 +225,7 @@ def distance(x: Train, y: Train) -> jax.Array:
 
     Source: ours; the sweep by QR is that of Oseledets (2011), section 3.
     """
-    x, y = _aligned(x, y)
+    x, y = aligned(x, y)
     real = jnp.finfo(x.dtype).dtype
     x, y = (t.astype(linalg.factor_dtype(t.dtype)) for t in (x, y))
     if choose_kernel("tt.distance", (x, y)) is PROGRAM:

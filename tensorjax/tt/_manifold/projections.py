@@ -19,7 +19,7 @@ from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._typing import Scalar
-from tensorjax.tt._algebra import _aligned, add
+from tensorjax.tt._algebra import add, aligned
 from tensorjax.tt._broadcasting import check_alike
 from tensorjax.tt._folding import as_train, fold, unfold
 from tensorjax.tt._manifold.tangent_vectors import (
@@ -74,7 +74,7 @@ def tangent_project(x: Train, z: Train) -> Train:
     single("z", z, TT)
     a: Any
     b: Any
-    a, b = _aligned(point(x), z.astype(linalg.factor_dtype(z.dtype)))
+    a, b = aligned(point(x), z.astype(linalg.factor_dtype(z.dtype)))
     _check.finite("z", b)
     return cast(Any, _tangent_project(a, b, not is_tame(a, b)))
 
@@ -255,7 +255,7 @@ def retract(
     _check.choice("method", method, ("svd", "projector_splitting"))
     at: Any
     step: Any
-    at, step = _aligned(point(x), cast(Any, xi))
+    at, step = aligned(point(x), cast(Any, xi))
     _check.finite("xi", step)
     if method == "svd":
         rank = (at.ranks[1:-1] or 1) if rank is None else rank
