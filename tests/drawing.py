@@ -9,12 +9,11 @@ import zlib
 from collections import defaultdict
 from collections.abc import Iterable
 
-FEWEST = 3
 SHARE = 3
 
 
 def drawn(cases: Iterable[str], seed: str) -> set[str]:
-    """Of the cases of each test one in `SHARE`, at least `FEWEST`, in an order drawn by `seed`."""
+    """Of the cases of each test one in `SHARE`, and at least one, drawn by `seed`."""
     tests = defaultdict(list)
     for case in cases:
         tests[case.partition("[")[0]].append(case)
@@ -22,6 +21,6 @@ def drawn(cases: Iterable[str], seed: str) -> set[str]:
         case
         for of_test in tests.values()
         for case in sorted(of_test, key=lambda case: zlib.crc32(f"{seed} {case}".encode()))[
-            : max(FEWEST, -(-len(of_test) // SHARE))
+            : -(-len(of_test) // SHARE)
         ]
     }

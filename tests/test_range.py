@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from tensorjax import convert, mera, tt, tucker
-from tensorjax._cores import products
+from tensorjax._cores import products, scaling
 from tensorjax._kernels import conditions
-from tests.oracles import cores, dense, error, multiplied, norm
+from tests.oracles import compilations, cores, dense, error, multiplied, norm
 
 SHAPE = (2, 3, 2, 2)
 
@@ -100,12 +100,12 @@ def test_tucker_sums_of_parts_that_differ_in_size(rng):
 
 FUNCTIONS = {
     "norm": tt.norm,
-    "log_norm": tt.log_norm,
-    "normalize": tt.normalize,
+    "log_norm": jax.jit(tt.log_norm),
+    "normalize": jax.jit(tt.normalize),
     "round": lambda x: tt.round(x + x, rank=2),
     "to_dense": tt.to_dense,
     "to_dense under jit": jax.jit(tt.to_dense),
-    "orthogonalize": lambda x: tt.orthogonalize(x, 1),
+    "orthogonalize": jax.jit(lambda x: tt.orthogonalize(x, 1)),
     "evaluate": lambda x: tt.evaluate(x, np.stack(np.indices(SHAPE), -1)),
     "contract_modes": lambda x: tt.to_dense(
         tt.contract_modes(x, {0: np.ones(2, x.dtype), 2: np.ones(2, x.dtype)})
@@ -131,8 +131,8 @@ def test_results_do_not_depend_on_the_scale_of_the_cores(rng, name, dtype, most)
 
 def test_a_norm_that_the_centre_cannot_hold_is_shared():
     x = tt.ones((100,) * 40, dtype=np.float32)
-    y = tt.orthogonalize(x, 7)
-    assert all(np.isfinite(np.asarray(c)).all() for c in y.cores)
+    for y in (tt.orthogonalize(x, 7), jax.jit(lambda x: tt.orthogonalize(x, 7))(x)):
+        assert all(np.isfinite(np.asarray(c)).all() for c in y.cores)
     assert float(tt.log_norm(y)) == pytest.approx(40 * np.log(10), rel=1e-6)
     drawn = np.asarray(tt.sample(jax.random.key(0), x, 200))
     assert abs(drawn.mean() - 49.5) <= 5 * 28.9 / drawn.size**0.5
@@ -518,3 +518,73 @@ def test_norms_beside_the_largest_number_and_of_differences(rng):
     for seed in range(12):
         x = tt.random(jax.random.key(seed), (4, 5, 6), 3, jnp.float32)
         assert 0 <= float(tt.norm(x - tt.orthogonalize(x, 1))) < 1e-2 * float(tt.norm(x))
+
+
+def product_of(ones):
+    """The product of cores (1, 1, 1), as mantissa and exponent of a power of two."""
+    mantissa, exponent = 1.0, 0
+    for core in ones:
+        m, e = np.frexp(float(np.asarray(core).ravel()[0]))
+        assert np.isfinite(m)
+        assert m != 0
+        mantissa, shift = np.frexp(mantissa * m)
+        exponent += int(e + shift)
+    return mantissa, exponent
+
+
+def test_exponents_are_shared_by_all_cores_of_long_trains(rng):
+    """Whatever the number of cores: one alone cannot take a remainder of hundreds of powers."""
+    for dtype in (np.float32, np.float64):
+        counts = [int(rng.integers(65, 80)), *rng.integers(2, 1200, 5).tolist()]
+        for count in counts:
+            own = rng.uniform(0.5, 1, count)
+            most = min(int(0.8 * jnp.finfo(dtype).maxexp) * count, 10**5)
+            exponent = int(rng.integers(-most, most + 1))
+            ones = [np.full((1, 1, 1), x, dtype) for x in own]
+            wanted = product_of(ones)
+            held = scaling.balanced(ones, exponent, fit=scaling.exponents_held(np.dtype(dtype)))
+            found = [held, scaling.scaled_train(ones, exponent)]
+            if count == counts[0]:
+                power = jnp.asarray(exponent, jnp.int32)
+                given = [jnp.asarray(x) for x in ones]
+                found.append(jax.jit(scaling.scaled_back)(given, power))
+                found.append(jax.jit(scaling.shared_out)(given, power))
+            for cores_found in found:
+                mantissa, power = product_of(cores_found)
+                assert np.ldexp(mantissa, power - wanted[1] - exponent) == pytest.approx(wanted[0])
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_long_trains_whose_norm_single_precision_does_not_hold(rng, sign):
+    """Nothing is compiled for them either: programs of hundreds of cores take many seconds."""
+    sites = int(rng.integers(140, 420))
+    power = sign * rng.uniform(40, 90) / sites
+    exact = [c / np.linalg.norm(c) for c in cores(rng, (2,) * sites, 3, np.float64)]
+    exact = [c * r**0.5 for c, r in zip(exact, [c.shape[0] for c in exact], strict=True)]
+    scale = tt.log_norm(tt.TT([jnp.asarray(c) for c in exact]))
+    exact = [c * np.exp(-float(scale) / sites) for c in exact]  # of norm one
+    t = tt.TT([jnp.asarray((c * 10.0**power).astype(np.float32)) for c in exact])
+    one = tt.TT([jnp.asarray(c) for c in exact])
+    wanted = power * sites * np.log(10)
+    swapped = [1, 0, *range(2, sites)]
+    with compilations() as programs:
+        assert float(tt.log_norm(t)) == pytest.approx(wanted, rel=1e-4)
+        with pytest.raises(OverflowError, match="the norm, about 1e"):
+            tt.norm(t)
+        results = {
+            "normalize": tt.normalize(t),
+            "orthogonalize": tt.orthogonalize(t, int(rng.integers(sites))),
+            "round": tt.round(t, tol=1e-5),
+        }
+    assert programs == []
+    results["sum"] = tt.round(t + t, tol=1e-5)
+    results["hadamard"] = tt.hadamard(t, tt.ones((2,) * sites, np.float32), tol=1e-5)
+    results["permute"] = tt.permute(tt.permute(t, swapped, rank=6), swapped, rank=3)
+    for name, u in results.items():
+        assert all(np.isfinite(np.asarray(c)).all() for c in u.cores), name
+        assert float(tt.distance(tt.normalize(u).astype(np.float64), one)) < 1e-3, name
+        size = {"normalize": 0.0, "sum": wanted + np.log(2)}.get(name, wanted)
+        assert float(tt.log_norm(u)) == pytest.approx(size, abs=1e-2), name
+    if sign > 0:
+        with pytest.raises(OverflowError, match="the distance, about 1e"):
+            tt.distance(t, 2 * t)

@@ -20,6 +20,8 @@ from tensorjax.linalg._scaling import (
 )
 
 _NEAR = 8  # powers of two that the largest part of a host core may be off one
+# Trains of so many cores at most: the remainder of their exponent, by one core, is in range.
+_FEW_CORES = 64
 _MOST = 2000  # powers of two that take any number of double precision to any other
 
 
@@ -32,8 +34,38 @@ def balanced(cores: Cores, exponent: int = 0, fit: tuple[int, int] = (-100, 100)
     if fit[0] < exponent + exponent_of(last) < fit[1]:
         return [*first, scaled(last, exponent)]
     small = [normalized(c) for c in cores]
-    share, rest = divmod(exponent + sum(e for _, e in small), len(cores))
-    return [scaled(c, share + (rest if k == 0 else 0)) for k, (c, _) in enumerate(small)]
+    shares = evenly(exponent + sum(e for _, e in small), len(cores))
+    return [scaled(c, share) for (c, _), share in zip(small, shares, strict=True)]
+
+
+def evenly(exponent: int, count: int) -> list[int]:
+    """Splits an exponent into shares for so many cores, which differ by one at most."""
+    # The remainder of one core alone might be out of range in trains of more cores than the dtype
+    # has powers of two.
+    share, rest = divmod(exponent, count)
+    return [share + (k < rest) for k in range(count)]
+
+
+def computed_once(exponent: Any) -> jax.Array:
+    """Returns a traced exponent that XLA computes once, not for every core that it scales.
+
+    An exponent is a chain of sums over all cores. XLA fuses it into the program of each core that
+    needs it, in spite of barriers, and takes minutes to compile hundreds of them; the result of a
+    reduction it does not repeat.
+    """
+    pair = jnp.stack([jnp.asarray(exponent, jnp.int32), jnp.zeros((), jnp.int32)])
+    return settled(pair).sum(dtype=jnp.int32)
+
+
+def shared_exponents(exponent: jax.Array, count: int, at: int, alone: Any) -> Sequence[Any]:
+    """Splits a traced exponent over so many cores: core ``at`` takes it all where ``alone``."""
+    share, rest = jnp.divmod(exponent, count)
+    if count <= _FEW_CORES:  # few scalars are compiled faster, and one core can hold the remainder
+        share = jnp.where(alone, 0, share)
+        return [exponent - share * (count - 1) if k == at else share for k in range(count)]
+    cores = jnp.arange(count, dtype=jnp.int32)
+    shares = share + (cores < rest).astype(jnp.int32)
+    return settled(jnp.where(alone, jnp.where(cores == at, exponent, 0), shares))
 
 
 def near_one(arrays: Sequence[Any]) -> tuple[Cores, Any]:
@@ -96,16 +128,15 @@ def settled(exponent: Any) -> Any:
 def shared_out(cores: Sequence[Any], exponent: Any, *, at: int = -1) -> Cores:
     """Multiplies a train of JAX cores by 2^exponent: one core, or all if it would overflow."""
     at = at % len(cores)
-    own = [exponent_of(c) for c in cores]
+    own = settled(jnp.stack([exponent_of(c) for c in cores]))
     low, high = exponents_held(cores[at].dtype)
-    exponent = jnp.asarray(exponent, jnp.int32)
-    share, rest = settled(jnp.divmod(exponent + sum(own), len(cores)))
-    fits = settled((low < own[at] + exponent) & (own[at] + exponent < high))
-    moves = [
-        jnp.where(fits, exponent if k == at else 0, share + (k < rest).astype(share.dtype) - e)
-        for k, e in enumerate(own)
-    ]
-    return [scaled(c, e) for c, e in zip(cores, moves, strict=True)]
+    exponent = computed_once(exponent)
+    fits = (low < own[at] + exponent) & (own[at] + exponent < high)
+    share, rest = jnp.divmod(exponent + own.sum(dtype=jnp.int32), len(cores))
+    place = jnp.arange(len(cores), dtype=jnp.int32)
+    shares = share + (place < rest).astype(jnp.int32) - own
+    moves = settled(jnp.where(fits, jnp.where(place == at, exponent, 0), shares))
+    return [scaled(c, moves[k]) for k, c in enumerate(cores)]
 
 
 def in_range(x: Any) -> Any:
@@ -129,20 +160,20 @@ def factors_in_range(xs: Cores, ys: Cores, terms: int = 1) -> Cores:
         return ys
     # Each as near to its own size as the dtype holds it well: the cores of both factors are held.
     wanted = [min(max(e, -(high // 2)), high // 2) for e in own]
-    share, rest = divmod(sum(own) - sum(wanted), len(ys))
-    moves = [w + share + (k < rest) - e for k, (w, e) in enumerate(zip(wanted, own, strict=True))]
-    return [scaled(y, move) for y, move in zip(ys, moves, strict=True)]
+    shares = evenly(sum(own) - sum(wanted), len(ys))
+    return [
+        scaled(y, w + share - e) for y, w, share, e in zip(ys, wanted, shares, own, strict=True)
+    ]
 
 
 def scaled_train(x: Cores, exponent: int) -> Cores:
     """Multiplies a train of host cores by 2^exponent, spread over the cores against overflow."""
-    share, rest = divmod(exponent, len(x))
-    return [c * 2.0 ** (share + (rest if k == 0 else 0)) for k, c in enumerate(balanced(x))]
+    shares = evenly(exponent, len(x))
+    return [c * 2.0**share for c, share in zip(balanced(x), shares, strict=True)]
 
 
 def scaled_back(cores: Cores, exponent: Any) -> Cores:
     """Multiplies a rounded train by 2^exponent: its last core, or all if the exponent is large."""
-    share = jnp.where(jnp.abs(exponent) < 100, 0, exponent // len(cores))
-    last = exponent - share * (len(cores) - 1)
-    exponents = [share] * (len(cores) - 1) + [last]
-    return [linalg.scaled(c, e) for c, e in zip(cores, exponents, strict=True)]
+    exponent = computed_once(exponent)
+    moves = shared_exponents(exponent, len(cores), len(cores) - 1, jnp.abs(exponent) < 100)
+    return [linalg.scaled(c, moves[k]) for k, c in enumerate(cores)]

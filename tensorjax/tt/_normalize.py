@@ -1,14 +1,20 @@
 """Log-norm and normalisation of trains whose norm over- or underflows."""
 
 import math
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tensorjax import linalg
+from tensorjax._cores.scaling import computed_once, evenly, shared_exponents
 from tensorjax._formats.trains import TT, TTMatrix
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import PROGRAM
 from tensorjax._placement import placed
+from tensorjax._transfer import on_device
+from tensorjax.tt import _products_on_host
 from tensorjax.tt._folding import as_train
 from tensorjax.tt._norms import _squared_norm, squared_norm
 
@@ -38,7 +44,14 @@ def log_norm(t: TT | TTMatrix) -> jax.Array:
 
     Source: ours.
     """
-    return _log_norm(t)
+    t = cast(TT, t)
+    found = _products_on_host.squared_norm(t)
+    if found is None:
+        return _log_norm(t)
+    square, half = found
+    with np.errstate(all="ignore"):
+        log = -math.inf if square <= 0 else np.log(square) / 2 + half * math.log(2)
+    return on_device([np.asarray(log).astype(jnp.finfo(t.dtype).dtype)])[0]
 
 
 @jax.jit
@@ -86,6 +99,20 @@ _over = jax.jit(lambda core, root, e: linalg.scaled(core / root, e))
 
 
 def _normalized(t: TT) -> TT:
+    if choose_kernel("tt.log_norm", t.cores) is PROGRAM:
+        return _normalized_by_programs(t)
+    dtype = linalg.factor_dtype(t.dtype)
+    cores = [linalg.normalized(np.asarray(c).astype(dtype, copy=False))[0] for c in t.cores]
+    square, half = _products_on_host.squared_norm(TT._unchecked(tuple(cores))) or (0, 0)
+    if not square <= 0:
+        with np.errstate(all="ignore"):
+            cores[0] = cores[0] / np.sqrt(square).astype(cores[0].real.dtype)
+            exponents = evenly(-half, t.order)
+            cores = [linalg.scaled(c, e) for c, e in zip(cores, exponents, strict=True)]
+    return TT._unchecked(tuple(on_device([c.astype(t.dtype, copy=False) for c in cores])))
+
+
+def _normalized_by_programs(t: TT) -> TT:
     # Of cores near one the norm is so near to one that all of them can share its exponent.
     small = TT._unchecked(
         tuple(_near_one(c.astype(linalg.factor_dtype(t.dtype)))[0] for c in t.cores)
@@ -93,9 +120,7 @@ def _normalized(t: TT) -> TT:
     square, half = _squared_norm(small)
     none = square <= 0
     root: Any = jnp.sqrt(jnp.where(none, 1, square)).astype(small.dtype)
-    share, rest = jnp.divmod(jnp.where(none, 0, -half), t.order)
     roots = [root] + [jnp.ones_like(root)] * (t.order - 1)
-    # What is left takes one power from each of so many cores: all of it, one core could not hold.
-    exponents = [share + (k < rest).astype(share.dtype) for k in range(t.order)]
+    exponents = shared_exponents(computed_once(jnp.where(none, 0, -half)), t.order, 0, False)
     cores = map(_over, small.cores, roots, exponents)
     return TT._unchecked(tuple(c.astype(t.dtype) for c in cores))

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import jax
 import jax.numpy as jnp
@@ -102,16 +102,21 @@ def norm(x: TT | TTMatrix) -> jax.Array:
 
 def _check_held(x: TT, dtype: Any) -> None:
     """Raises OverflowError if the norm of a train is out of the range of its dtype."""
-    square, half = map(np.asarray, _squared_norm(x))
+    square, half = map(np.asarray, _products_on_host.squared_norm(x) or _squared_norm(x))
     info = jnp.finfo(dtype)
     # Where terms cancel, a square of zero is roundoff, which differs between implementations.
     held = info.minexp - info.nmant <= float(half) < info.maxexp - 1
     if np.isfinite(square) and square > 0 and not held:
-        power = (np.log10(float(square)) / 2) + float(half) * np.log10(2.0)
-        raise OverflowError(
-            f"the norm, about 1e{power:+.0f}, is out of the range of {dtype}; "
-            "tt.log_norm gives its logarithm, tt.normalize the train over its norm"
-        )
+        _refuse("norm", np.log10(float(square)) / 2 + float(half) * np.log10(2.0), dtype)
+
+
+def _refuse(name: str, power: float, dtype: Any) -> NoReturn:
+    """Raises OverflowError for a norm or a distance of about 10^power."""
+    what = "the train" if name == "norm" else "the difference of the trains"
+    raise OverflowError(
+        f"the {name}, about 1e{power:+.0f}, is out of the range of {jnp.dtype(dtype).name}; "
+        f"tt.log_norm of {what} gives its logarithm, tt.normalize a train of norm one"
+    )
 
 
 def squared_norm(x: TT) -> tuple[jax.Array, jax.Array]:
@@ -212,10 +217,12 @@ def distance(x: Train, y: Train) -> jax.Array:
       y: of the same kind and shape.
 
     Returns:
-      Real scalar, of the promoted precision.
+      Real scalar, of the promoted precision; under jit, vmap and grad inf where the dtype
+      cannot hold it.
 
     Raises:
       TypeError: the arguments are not two trains of one kind. ValueError: their shapes differ.
+      OverflowError: the distance of concrete finite trains is above the range of the dtype.
 
     Example:
       >>> from tensorjax import tt
@@ -233,7 +240,12 @@ def distance(x: Train, y: Train) -> jax.Array:
     # Concrete trains differ in rank from call to call: on the host nothing is compiled.
     wide = np.result_type(x.dtype, np.float64)
     host = [[np.asarray(c).astype(wide, copy=False) for c in t.cores] for t in (x, y)]
-    return on_device([np.asarray(_distance(*host)).astype(real)])[0]
+    length, exponent = difference(*host)
+    with np.errstate(over="ignore"):
+        value = np.ldexp(length, exponent).astype(real)
+    if np.isfinite(length) and not np.isfinite(value):
+        _refuse("distance", np.log10(float(length)) + exponent * np.log10(2.0), real)
+    return on_device([np.asarray(value)])[0]
 
 
 def _distance(xs: Any, ys: Any) -> Any:

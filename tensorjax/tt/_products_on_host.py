@@ -138,6 +138,22 @@ def norm(x: TT) -> jax.Array | None:
         return on_device([np.asarray(np.ldexp(root, half))])[0]
 
 
+def squared_norm(x: TT) -> tuple[Any, int] | None:
+    """Computes ‖x‖² of a train by NumPy as (m, e), which means m·4^e; None if a program is better.
+
+    In double precision: the norm of a train of many sites is a product of many rounded factors.
+    """
+    if choose_kernel("tt.log_norm", x.cores) is PROGRAM:
+        return None
+    wide = np.result_type(linalg.factor_dtype(x.dtype), np.float64)
+    with np.errstate(all="ignore"), _blas_threads.one_thread(True):
+        cores = _on_host(x.cores, wide)
+        square, exponent = _swept(cores, cores)
+        square, shift = linalg.normalized(np.asarray(square.real))
+        half = (exponent + shift) // 2
+        return linalg.scaled(square, exponent + shift - 2 * half), half
+
+
 def _overlap(x: TT, y: TT, kind: str) -> tuple[Any, int] | jax.Array | None:
     """Computes Σ conj(x_i) y_i by NumPy as mantissa and exponent; None if a program is better.
 

@@ -126,10 +126,17 @@ def permute(
         return reverse(t)
     if tol is not None:
         _check.tol_or_rank(tol, rank, t)
-    if rank is None and choose_kernel("tt.permute", (t,)) is NUMPY:
+    bound = (
+        max(feasible_ranks(rank, [m * n for m, n in moved]), default=1)
+        if rank is not None
+        else None
+    )
+    if choose_kernel("tt.permute", (t,)) is not NUMPY:
+        cores = _permuted(t, swaps, bound)
+    elif bound is None:
         cores = _permuted_on_host(t, swaps, tol)
     else:
-        cores = _permuted(t, swaps, rank, [m * n for m, n in moved])
+        cores = _cut_on_host(t, swaps, bound)
     out = _train(type(t), [c.reshape(len(c), *p, -1) for c, p in zip(cores, moved, strict=True)])
     if rank is not None:
         return round(out, rank=rank, tol=tol)
@@ -149,13 +156,19 @@ def _permuted_on_host(t: TT | TTMatrix, swaps: list[int], tol: float | None) -> 
     return list(round(found, tol=max(most / 2, least)).cores if tol is None else found.cores)
 
 
-def _permuted(t: TT | TTMatrix, swaps: list[int], rank: Any, sizes: Sequence[int]) -> list[Any]:
+def _cut_on_host(t: TT | TTMatrix, swaps: list[int], bound: int) -> list[Any]:
+    """Permutes the modes of a train on the host, with bounded TT-ranks."""
+    cores, exponent, _ = _orthogonal(t, swaps[0])
+    cores = _swapped(cores, swaps, lambda a: _static_cut(a, bound))
+    return list(_returned(cores, exponent, t.dtype))
+
+
+def _permuted(t: TT | TTMatrix, swaps: list[int], bound: int | None) -> list[Any]:
     """Permutes the modes of a train in a compiled program: exactly, or with bounded TT-ranks."""
     flat = TT._unchecked(tuple(c.reshape(len(c), -1, c.shape[-1]) for c in t.cores))
-    if rank is None:  # factors of a matrix of lower rank would have no right derivatives
+    if bound is None:  # factors of a matrix of lower rank would have no right derivatives
         return _swapped(list(flat.cores), swaps, _exact_cut, centred=False)
     cores, exponent = orthogonal_cores(flat, swaps[0])
-    bound = max(feasible_ranks(rank, sizes), default=1)
     cores = _swapped(cores, swaps, lambda a: _static_cut(a, bound))
     return [c.astype(t.dtype) for c in shared_out(cores, exponent, at=swaps[-1] + 1)]
 

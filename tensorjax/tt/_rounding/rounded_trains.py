@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _blas_threads, _check, _native, linalg
@@ -30,7 +29,7 @@ from tensorjax._cores.unfoldings import wide
 from tensorjax._eager import evaluated_eagerly
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
-from tensorjax._kernels.table import CPP, NUMPY, TRACE
+from tensorjax._kernels.table import CPP, NUMPY, PROGRAM, TRACE
 from tensorjax._placement import placed, placed_like
 from tensorjax._transfer import on_device
 from tensorjax.linalg import Method
@@ -44,6 +43,8 @@ Train = TypeVar("Train", TT, TTMatrix)
 _AT_HAND = 200
 # Ranks of an accelerator's dynamic rounding are multiples of this, so few programs are compiled.
 _BUCKET = 16
+# TT-ranks up to which one thread of a BLAS factorises cores as fast as more.
+_ONE_THREAD = 64
 
 
 @placed
@@ -80,17 +81,40 @@ def _orthogonalize(t: Any, center: int) -> Any:
     return _orthogonalized(t, center)
 
 
-@jax.jit(static_argnums=1)
 def _orthogonalized(t: TT, center: int) -> TT:
+    if choose_kernel("tt.orthogonalize", t.cores) is PROGRAM:
+        return _orthogonalized_by_program(t, center)
+    dtype = linalg.factor_dtype(t.dtype)
+    host: Any = tuple(np.asarray(c).astype(dtype, copy=False) for c in t.cores)
+    with np.errstate(all="ignore"), _blas_threads.one_thread(_are_small(host)):
+        cores = _orthogonal_in_range(TT._unchecked(host), center)
+    return TT._unchecked(tuple(on_device([c.astype(t.dtype, copy=False) for c in cores])))
+
+
+def _are_small(cores: Sequence[Any]) -> bool:
+    """Whether a second thread takes more time than it gives in factorisations of cores."""
+    return max(max(c.shape[0], c.shape[-1]) for c in cores) <= _ONE_THREAD
+
+
+@jax.jit(static_argnums=1)
+def _orthogonalized_by_program(t: TT, center: int) -> TT:
+    return TT._unchecked(tuple(c.astype(t.dtype) for c in _orthogonal_in_range(t, center)))
+
+
+def _orthogonal_in_range(t: TT, center: int) -> list[Any]:
+    """Orthogonalises cores; the centre takes the norm, or all share it where it cannot hold it."""
     cores, exponent = orthogonal_cores(t, center)
-    # The centre takes the norm; where it cannot hold it in the dtype, all cores share it.
+    on_host = linalg.is_host(cores[0])
+    exponent = exponent if on_host else scaling.computed_once(exponent)
     low, high = linalg.exponents_held(cores[center].dtype)
     held = (exponent > low) & (exponent < high)
-    share = jnp.where(held, 0, exponent // t.order)
-    exponents = [share] * t.order
-    exponents[center] = exponent - share * (t.order - 1)
-    scaled = [linalg.scaled(c, e) for c, e in zip(cores, exponents, strict=True)]
-    return TT._unchecked(tuple(c.astype(t.dtype) for c in scaled))
+    if not on_host:
+        moves = scaling.shared_exponents(exponent, t.order, center, held)
+    elif held:
+        moves = [exponent if k == center else 0 for k in range(t.order)]
+    else:
+        moves = scaling.evenly(exponent, t.order)
+    return [linalg.scaled(c, moves[k]) for k, c in enumerate(cores)]
 
 
 def orthogonal_cores(t: TT, center: int) -> tuple[list[jax.Array], Any]:
