@@ -14,6 +14,8 @@ from tensorjax._typing import Path, Rank
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._integration import run as run
 from tensorjax.pde._integration.checkpoint import Checkpoint, checkpointer
+from tensorjax.pde._integration.dense_output import DenseOutput
+from tensorjax.pde._integration.events import Events, Watch, checked_events
 from tensorjax.pde._integration.fixed_ranks import integrate_static
 from tensorjax.pde._integration.initial_checks import check_at_rest, check_conserving
 from tensorjax.pde._integration.progress import progress_of
@@ -58,6 +60,7 @@ def integrate(
     method: Name = "rk4",
     stepsize_controller: ConstantStepSize | PIDController | None = None,
     saveat: SaveAt[Y] = SaveAt(t1=True),  # noqa: B008 (an immutable tuple)
+    event: Events = None,
     conserve: Literal["rescale", "project"] | None = None,
     extrapolate: int = 2,
     edge_limit: float = 1e-3,
@@ -109,6 +112,8 @@ def integrate(
         restart, "ab2" and "ab3" with "rk4".
       stepsize_controller: `ConstantStepSize` or `PIDController`.
       saveat: `SaveAt`.
+      event: `Event`, `SteadyState` or several of them: the run stops where one happens, with the
+        state at that time.
       conserve: ∫ u dx is kept to roundoff by "rescale" (v times a number) or by "project" (what of
         a constant can be added within the tangent space, faded out before the edge of the box), for
         problems that conserve it; others raise ValueError. Without it truncation changes the mass
@@ -172,19 +177,20 @@ def integrate(
         _check.integer("max_steps", max_steps, low=1),
         isinstance(coordinates, str) and hasattr(generator, "_gain"),
     )  # fmt: skip
+    events = checked_events(event)
     at, t0, start = _checked_start(problem, start, map, t0)
     t1 = checked_end(t0, t1)
     if rank is not None:
         _check_static(options, coordinates, saveat, max_rank, checkpoint)
-        if progress or max_steps != _STEPS:
-            raise ValueError("rank: expected no progress or max_steps with it")
+        if progress or events or max_steps != _STEPS:
+            raise ValueError("rank: expected no progress, event or max_steps with it")
         static: Solution[Any] = integrate_static(options, rank, t0, t1, float(dt or 0), start, at)
         return static
 
     def attempt(options: Options) -> Solution[Y]:
         work = _begun(options, start, at, t0, t1, dt)
         line = progress_of(progress, t0, t1)
-        return _loop(work, t1, saveat, line, checkpointer(checkpoint, start))
+        return _loop(work, t1, saveat, line, checkpointer(checkpoint, start), events)
 
     solution = attempt(options)
     moved = isinstance(coordinates, str) and np.any(solution.stats["sigma"])
@@ -224,7 +230,9 @@ def _better(moving: Solution[Y], fixed: Solution[Y]) -> Solution[Y]:
     return dataclasses.replace(fixed, stats=stats, _message=message)
 
 
-def _loop(work: run.Run, t1: float, saveat: SaveAt[Y], progress: Any, save: Any) -> Solution[Y]:
+def _loop(
+    work: run.Run, t1: float, saveat: SaveAt[Y], progress: Any, save: Any, events: Any = ()
+) -> Solution[Y]:
     times = save_times(saveat, work.t, t1)
     taken: Callable[[State], Any] = saveat.fn or (lambda state: state)
     ts: list[float] = []
@@ -240,6 +248,8 @@ def _loop(work: run.Run, t1: float, saveat: SaveAt[Y], progress: Any, save: Any)
     times = [t for t in times if t > work.t]
     every, count = int(saveat.steps), 0
     stop: Stopped | None = None
+    dense = DenseOutput(work.options, work.state()) if saveat.dense else None
+    watch = Watch(events, work.options, work.state()) if events else None
     while work.t < t1 and stop is None:
         if count >= work.options.max_steps:
             stop = Stopped(Result.max_steps, f"t = {work.t:g} after {count} steps")
@@ -248,6 +258,12 @@ def _loop(work: run.Run, t1: float, saveat: SaveAt[Y], progress: Any, save: Any)
         if stop is not None:
             break
         count += 1
+        happened = None if watch is None else watch.after(work)
+        if happened is not None:
+            work.resume(happened[0])
+            stop = happened[1]
+        if dense is not None:
+            dense.append(work.state())
         if times and work.t >= times[0]:
             met = sum(t <= work.t for t in times)  # more than one where roundoff parts them
             saved(met)
@@ -255,14 +271,14 @@ def _loop(work: run.Run, t1: float, saveat: SaveAt[Y], progress: Any, save: Any)
         elif every and count % every == 0:
             saved()
         save.after(work)
-        if progress(work.rows[-1]):
+        if progress(work.rows[-1]) and stop is None:
             stop = Stopped(Result.stopped, f"at t = {work.t:g}")
     if not ys or ((saveat.t1 or stop is not None) and ts[-1] != work.t):
         saved()
     save.close(work)
     result, message = (Result.successful, "") if stop is None else stop
     final = None if saveat.fn is None else work.state()
-    return Solution(np.array(ts), ys, work.stats(), result, message, final)
+    return Solution(np.array(ts), ys, work.stats(), result, message, final, dense)
 
 
 def _generator(coordinates: Any) -> Any:

@@ -94,6 +94,12 @@ class Run:
         v = TT._unchecked(tuple(jax.device_put(self.memory.v)))
         return State(v, self.map, self.t, self.memory.saved())
 
+    def resume(self, other: "Run") -> None:
+        """Takes over the state of another run, and its last step in place of this one's."""
+        if other is not self:
+            self.map, self.t, self.memory = other.map, other.t, other.memory
+            self.rows[-1] = other.rows[-1]
+
     def advance(self, target: float) -> Stopped | None:
         """Performs one accepted step of a run towards ``target``; returns why, if it fails.
 
