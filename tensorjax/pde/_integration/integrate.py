@@ -23,6 +23,7 @@ from tensorjax.pde._integration.solution import Result, SaveAt, Solution, State,
 from tensorjax.pde._integration.statuses import ENDANGERED, Options, Stopped
 from tensorjax.pde._maps.affine_maps import AffineMap, affine
 from tensorjax.pde._problems.problem import Problem, RightSide
+from tensorjax.pde._stepping.exponential import exponential
 from tensorjax.pde._stepping.projector_splitting import bug, projector_splitting
 from tensorjax.pde._stepping.right_side import Rates, right_side
 from tensorjax.pde._stepping.sketched_sums import Train, relative_norm
@@ -36,6 +37,7 @@ _STEPS = 100_000
 
 METHODS: dict[str, Method] = {
     **STEPPERS,
+    "exponential": Method(exponential, 4, 0, 3),
     "bug": Method(bug, 2, 0, 2),
     "projector splitting": Method(projector_splitting, 2, 0, 2),
 }
@@ -43,7 +45,7 @@ METHODS: dict[str, Method] = {
 # A generator is called as (v, right side, map, box, tol, t).
 Generator = Callable[[TT, RightSide, AffineMap, Box, float, float], Motion]
 Coordinates = Literal["adaptive", "fixed"] | Generator | Solution
-Name = Literal["rk4", "rk2", "ab2", "ab3", "bug", "projector splitting", "imex"]
+Name = Literal["rk4", "rk2", "ab2", "ab3", "bug", "projector splitting", "imex", "exponential"]
 
 
 @placed
@@ -107,7 +109,9 @@ def integrate(
         box, tol, t) ↦ `Motion`; or an earlier `Solution`, to move as its coordinates did.
       method: "rk4", "rk2", "ab2", "ab3": step-truncation. "bug": rank-adaptive basis update and
         Galerkin. "projector splitting": of rank-adaptive bases, too; both of order 2. "imex":
-        diffusion implicitly (Crank–Nicolson, by AMEn), the rest by Adams–Bashforth, order 2. All
+        diffusion implicitly (Crank–Nicolson, by AMEn), the rest by Adams–Bashforth, order 2.
+        "exponential": what acts along one axis alone (its diffusion, decay and wells) exactly, the
+        rest by the classical method, order 4: where fine grids limit the others. All
         of them estimate their errors. Where the motion of the coordinates jumps, multistep methods
         restart, "ab2" and "ab3" with "rk4".
       stepsize_controller: `ConstantStepSize` or `PIDController`.

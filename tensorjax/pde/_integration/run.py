@@ -33,7 +33,7 @@ from tensorjax.pde._stepping.outskirts import window
 from tensorjax.pde._stepping.right_side import Clock, right_side, train
 from tensorjax.pde._stepping.sketched_sums import Runaway, Train, rounded
 from tensorjax.pde._stepping.step_sizes import ConstantStepSize, PIDController
-from tensorjax.pde._stepping.step_truncation import CLEARED, Step, Trim
+from tensorjax.pde._stepping.step_truncation import CLEARED, WHOLE, Step, Trim
 from tensorjax.pde._stepping.times import reaches
 from tensorjax.pde.physical import shares
 
@@ -121,13 +121,12 @@ class Run:
         costs = self._look(right)
         if jumps(self.memory.moments, self.options.degree):
             self.memory.slopes = []
-        # An affine drift contracts alike everywhere, and tails stay small as they are: only other
-        # drifts amplify. Sources, reactions and potentials let small tails grow by right.
+        # Drifts amplify what truncation and the grid leave in the tails. Sources, reactions and
+        # potentials let small tails grow by right.
         feeds = right.source is not None or right.reaction is not None
-        feeds = feeds or bool(getattr(self.options.problem, "potential", ()))
-        clears = bool(right.others) and not feeds
+        clears = not (feeds or bool(getattr(self.options.problem, "potential", ())))
         seen = None
-        if clears:
+        if clears and self.options.name not in WHOLE:
             seen = window(self.memory.v, self.options.problem.box, CLEARED * self.options.tol)
         while True:
             dt, lands = self._length(target)
