@@ -23,7 +23,7 @@ from tensorjax.pde._integration.solution import Result, SaveAt, Solution, State,
 from tensorjax.pde._integration.statuses import ENDANGERED, Options, Stopped
 from tensorjax.pde._maps.affine_maps import AffineMap, affine
 from tensorjax.pde._problems.problem import Problem, RightSide
-from tensorjax.pde._stepping.exponential import exponential
+from tensorjax.pde._stepping.exponential import EXPONENTIAL
 from tensorjax.pde._stepping.projector_splitting import bug, projector_splitting
 from tensorjax.pde._stepping.right_side import Rates, right_side
 from tensorjax.pde._stepping.sketched_sums import Train, relative_norm
@@ -35,9 +35,11 @@ from tensorjax.pde.coords import Fixed, Motion, MultiLevel, Prescribed
 # Default of max_steps; with rank= any other value is refused.
 _STEPS = 100_000
 
+# What "auto" begins with.
+_FIRST = "rk4"
 METHODS: dict[str, Method] = {
     **STEPPERS,
-    "exponential": Method(exponential, 4, 0, 3),
+    "exponential": EXPONENTIAL,
     "bug": Method(bug, 2, 0, 2),
     "projector splitting": Method(projector_splitting, 2, 0, 2),
 }
@@ -45,7 +47,9 @@ METHODS: dict[str, Method] = {
 # A generator is called as (v, right side, map, box, tol, t).
 Generator = Callable[[TT, RightSide, AffineMap, Box, float, float], Motion]
 Coordinates = Literal["adaptive", "fixed"] | Generator | Solution
-Name = Literal["rk4", "rk2", "ab2", "ab3", "bug", "projector splitting", "imex", "exponential"]
+Name = Literal[
+    "auto", "rk4", "rk2", "ab2", "ab3", "bug", "projector splitting", "imex", "exponential"
+]
 
 
 @placed
@@ -59,7 +63,7 @@ def integrate(
     rank: Rank | None = None,
     max_rank: int | None = None,
     coordinates: Coordinates = "adaptive",
-    method: Name = "rk4",
+    method: Name = "auto",
     stepsize_controller: ConstantStepSize | PIDController | None = None,
     saveat: SaveAt[Y] = SaveAt(t1=True),  # noqa: B008 (an immutable tuple)
     event: Events = None,
@@ -107,7 +111,11 @@ def integrate(
         again in fixed ones, if that goes further: ``message`` says so, and ``stats["fallback"]`` is
         true; not with a checkpoint), "fixed", a generator: a callable (v, right side, map,
         box, tol, t) ↦ `Motion`; or an earlier `Solution`, to move as its coordinates did.
-      method: "rk4", "rk2", "ab2", "ab3": step-truncation. "bug": rank-adaptive basis update and
+      method: "auto": "rk4", and "exponential" from where a controller could take 4 times longer
+        steps with it, which is tried after 16, 32, 64, … steps, and at the start where a step in which
+        v changes by 4 % is too long for "rk4" (there coordinates of an equation with other
+        than affine drift stay at rest); ``stats["exponential"]`` tells.
+        "rk4", "rk2", "ab2", "ab3": step-truncation. "bug": rank-adaptive basis update and
         Galerkin. "projector splitting": of rank-adaptive bases, too; both of order 2. "imex":
         diffusion implicitly (Crank–Nicolson, by AMEn), the rest by Adams–Bashforth, order 2.
         "exponential": what acts along one axis alone (its diffusion, decay and wells) exactly, the
@@ -174,12 +182,13 @@ def integrate(
     generator = _generator(coordinates)
     if not problem.box.movable:
         generator = _at_rest(generator, coordinates)
+    name = _FIRST if method == "auto" else method
     options = Options(
-        problem, generator, METHODS[method], method, controller, float(tol),
+        problem, generator, METHODS[name], name, controller, float(tol),
         None if max_rank is None else _check.integer("max_rank", max_rank, low=1), conserve,
         extrapolate, float(edge_limit), float(resolution_limit),
         _check.integer("max_steps", max_steps, low=1),
-        isinstance(coordinates, str) and hasattr(generator, "_gain"),
+        isinstance(coordinates, str) and hasattr(generator, "_gain"), method == "auto",
     )  # fmt: skip
     events = checked_events(event)
     at, t0, start = _checked_start(problem, start, map, t0)
@@ -214,6 +223,7 @@ def _begun(
         check_conserving(options.problem, right, work.memory.v, t1 - work.t)
     if not math.isfinite(work.memory.dt):
         work.memory.dt = _first_step(work, t1 - t0)
+        work.begin_stiff(t1)
     elif dt is not None and not isinstance(options.controller, PIDController):
         work.memory.dt = float(dt)
     return work
@@ -356,8 +366,8 @@ def _check_arguments(
 ) -> None:
     if not hasattr(problem, "right_side"):
         raise ValueError(f"problem: expected a pde.problems.Problem, got {type(problem).__name__}")
-    if method not in METHODS:
-        raise ValueError(f"method: expected one of {tuple(METHODS)}, got {method!r}")
+    if method not in ("auto", *METHODS):
+        raise ValueError(f"method: expected one of {('auto', *METHODS)}, got {method!r}")
     if conserve not in (None, "rescale", "project"):
         raise ValueError(f'conserve: expected None, "rescale" or "project", got {conserve!r}')
     _check.tolerance(tol, np.float64)

@@ -28,6 +28,7 @@ from tensorjax.pde._integration.statuses import (
 )
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._maps.coordinate_path import Moment, Path, jumps, told
+from tensorjax.pde._stepping.exponential import EXPONENTIAL
 from tensorjax.pde._stepping.mass import corrected, mass_of, quadrature
 from tensorjax.pde._stepping.outskirts import window
 from tensorjax.pde._stepping.right_side import Clock, right_side, train
@@ -37,6 +38,8 @@ from tensorjax.pde._stepping.step_truncation import CLEARED, WHOLE, Step, Trim
 from tensorjax.pde._stepping.times import reaches
 from tensorjax.pde.physical import shares
 
+# Exponential steps are tried first after so many steps, at so many times their length.
+_LOOK, _LONGER = 16, 4
 # Largest share of the mass that one step of a conservative equation may change.
 _CHANGED = 1e-3
 # Maps of a higher condition number count as singular.
@@ -88,6 +91,8 @@ class Run:
         self.rows: list[dict[str, Any]] = []
         self.rejected = 0
         self._seen: dict[str, float] = {}
+        if memory.stiff and options.auto:
+            self._go_over()
 
     def state(self) -> State:
         """Returns the current train, map, time and memory as a `State`."""
@@ -128,6 +133,10 @@ class Run:
         seen = None
         if clears and self.options.name not in WHOLE:
             seen = window(self.memory.v, self.options.problem.box, CLEARED * self.options.tol)
+        if self._may_be_stiff(target) and self._is_stiff(right, clears):
+            self.memory.stiff, self.memory.dt = True, _LONGER * self.memory.dt
+            self._go_over()
+            seen = None
         while True:
             dt, lands = self._length(target)
             path = Path(self.map, self.t, dt, told(self.memory.moments, self.options.degree))
@@ -152,6 +161,53 @@ class Run:
         if stop is None:
             self._note(costs, dt, step, time.perf_counter() - began, compiled.count)
         return stop
+
+    def begin_stiff(self, target: float) -> None:
+        """Has a run of method "auto" begin with exponential steps where its equation is stiff.
+
+        It is where a step of 4 times the first one, in which v changes by some percent, is unstable
+        and an exponential one is not. What acts along the axes does so in coordinates at rest:
+        if the drift is not affine, where moving ones would gain ranks alone, they stay there.
+        """
+        options, memory = self.options, self.memory
+        if not options.auto or memory.steps or _LONGER * memory.dt > target - self.t:
+            return
+        right = right_side(options.problem, self.map, self.t)
+        if not (options.generator is None or (options.gated and right.others)):
+            return
+        path = Path(self.map, self.t, _LONGER * memory.dt, [])
+        at = Clock(options.problem, path, right)
+        unstable = too_fast(options, memory.v, at, 10 * options.tol)
+        if unstable is not None and self._is_stiff(right, clears=False):
+            memory.stiff = True
+            self.options = options._replace(generator=None)
+            self._go_over()
+
+    def _go_over(self) -> None:
+        """Has a run of method "auto" take exponential steps from now on."""
+        self.options = self.options._replace(method=EXPONENTIAL, name="exponential")
+
+    def _may_be_stiff(self, target: float) -> bool:
+        """Whether exponential steps are tried now: after 16, 32, 64, … steps of a controller."""
+        count, options = self.memory.steps, self.options
+        due = options.auto and not self.memory.stiff and count >= _LOOK and not count & (count - 1)
+        long = _LONGER * self.memory.dt <= target - self.t
+        return due and long and isinstance(options.controller, PIDController)
+
+    def _is_stiff(self, right: Any, clears: bool) -> bool:
+        """Whether an exponential step of 4 times the length would be accepted."""
+        options, dt = self.options, _LONGER * self.memory.dt
+        assert isinstance(options.controller, PIDController)
+        path = Path(self.map, self.t, dt, told(self.memory.moments, options.degree))
+        at = Clock(options.problem, path, right)
+        options = options._replace(method=EXPONENTIAL, name="exponential")
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):
+                step = EXPONENTIAL.step(at, self.memory.v, dt, self._trim(clears), True, ())
+                good = fault(options, self.memory.v, step, at) is None
+        except (ValueError, ArithmeticError, Runaway):
+            return False
+        return good and options.controller.scaled(step.error, step.v.norm) <= 1
 
     def _trim(self, clears: bool) -> Trim:
         """Creates the `Trim` that rounds the sums of trains in the next time step."""
@@ -339,6 +395,7 @@ class Run:
             "cost_without": costs[0],
             "cost": costs[1],
             "asked": self._asked,
+            "exponential": self.options.name == "exponential",
             **self._seen,
             "norm": float(np.linalg.norm(self.memory.v[0])),
             "error": step.error,
@@ -350,7 +407,17 @@ class Run:
     def stats(self) -> dict[str, Any]:
         """Returns the statistics of all accepted steps as a dict of arrays."""
         names = ("t", "dt", "rank", "cost_without", "cost", "asked", "cond", "mass", "edge_mass")
-        names = (*names, "resolution", "norm", "error", "seconds", "compilations", "sigma", "beta")
+        names = (
+            *names,
+            "resolution",
+            "norm",
+            "error",
+            "seconds",
+            "compilations",
+            "sigma",
+            "beta",
+            "exponential",
+        )
         out: dict[str, Any] = {n: np.array([r[n] for r in self.rows]) for n in names}
         bonds = len(self.memory.v) - 1
         out["ranks"] = np.array([r["ranks"] for r in self.rows], int).reshape(len(self.rows), bonds)

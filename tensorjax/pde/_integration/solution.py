@@ -141,8 +141,8 @@ class Solution(Generic[Y]):
         rest and as they moved; NaN where no generator was asked), "asked" (whether one was), "cond"
         (of Γ), "mass", "edge_mass", "resolution", "norm" (of v), "error" (estimated local error
         over ‖v‖; NaN without), "sigma" and "beta" (Σ and β at the beginning of the step),
-        "seconds", "compilations", "fallback" (whether coordinates are fixed because moving ones
-        stopped the run). With ``rank``:
+        "seconds", "compilations", "exponential" (whether the step was), "fallback" (whether
+        coordinates are fixed because moving ones stopped the run). With ``rank``:
         "t", "dt", "rank", "ranks", "cond", "norm" and "finite" (whether v has neither NaN nor Inf),
         and two numbers: "status" (the place of the result among successful, edge_mass, unresolved,
         cfl, not_finite) and "stable_dt" (the step that the rates admit where this one was unstable,

@@ -58,6 +58,7 @@ class Options(NamedTuple):
     resolution_limit: float
     max_steps: int
     gated: bool
+    auto: bool = False
 
 
 class Stopped(NamedTuple):

@@ -23,7 +23,7 @@ from tensorjax.pde._discretization.affine_operators import Coefficients
 from tensorjax.pde._discretization.grid import DD, ONE, YD, Axis, Box, D
 from tensorjax.pde._stepping.right_side import Rates
 from tensorjax.pde._stepping.sketched_sums import Train, relative_norm
-from tensorjax.pde._stepping.step_truncation import STAGE, Step, Trim
+from tensorjax.pde._stepping.step_truncation import STAGE, Method, Step, Trim
 
 # Matrices differ from multiples of 1 by roundoff only, relative to their largest entry.
 _ROUNDOFF = 1e-13
@@ -74,6 +74,9 @@ def exponential(
     return Step(out, relative_norm([*last, *new], signs, Train(out.cores)))
 
 
+EXPONENTIAL = Method(exponential, 4, 0, 3)
+
+
 def along_axes(rates: Rates) -> Matrices:
     """Returns matrices L_k (n, n) of the part of a right side that acts along axis k alone."""
     return _parted(rates)[0]
@@ -88,7 +91,7 @@ def coupled(rates: Rates, alone: Matrices, box: Box) -> Rates:
     right = dataclasses.replace(
         rates.right, affine=affine, others=tuple(TTMatrix._unchecked(tuple(o)) for o in others)
     )
-    return Rates(box, right)
+    return Rates(box, right, part=True)
 
 
 def _parted(rates: Rates) -> tuple[Matrices, Coefficients | None, list[Cores]]:
