@@ -112,8 +112,8 @@ def integrate(
         true; not with a checkpoint), "fixed", a generator: a callable (v, right side, map,
         box, tol, t) ↦ `Motion`; or an earlier `Solution`, to move as its coordinates did.
       method: "auto": "rk4", and "exponential" from where a controller could take 4 times longer
-        steps with it, which is tried after 16, 32, 64, … steps, and at the start where a step in which
-        v changes by 4 % is too long for "rk4" (there coordinates of an equation with other
+        steps with it. That is tried after 16, 32, 64, … steps, and at the start where a step in
+        which v changes by 4 % is too long for "rk4" (there coordinates of an equation with other
         than affine drift stay at rest); ``stats["exponential"]`` tells.
         "rk4", "rk2", "ab2", "ab3": step-truncation. "bug": rank-adaptive basis update and
         Galerkin. "projector splitting": of rank-adaptive bases, too; both of order 2. "imex":

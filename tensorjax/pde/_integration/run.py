@@ -40,6 +40,9 @@ from tensorjax.pde.physical import shares
 
 # Exponential steps are tried first after so many steps, at so many times their length.
 _LOOK, _LONGER = 16, 4
+# An exponential step at whose end v has left the box, or the resolution of the points, is shortened
+# down to this share of its length.
+_LEAVES, _CLOSE = (Result.edge_mass, Result.unresolved), 0.02
 # Largest share of the mass that one step of a conservative equation may change.
 _CHANGED = 1e-3
 # Maps of a higher condition number count as singular.
@@ -91,6 +94,7 @@ class Run:
         self.rows: list[dict[str, Any]] = []
         self.rejected = 0
         self._seen: dict[str, float] = {}
+        self._overshot = 0.0
         if memory.stiff and options.auto:
             self._go_over()
 
@@ -150,7 +154,7 @@ class Run:
             if accepted:
                 assert step is not None
                 stop = self._keep(step, at, target if lands else self.t + dt, trim)
-                if stop is None or not (adaptive and stop.result in CURABLE):
+                if stop is None or not (adaptive and self._curable(stop, dt)):
                     break
                 # What the estimate lets pass may be unstable all the same.
                 self.memory.errors = errors
@@ -182,6 +186,17 @@ class Run:
             memory.stiff = True
             self.options = options._replace(generator=None)
             self._go_over()
+
+    def _curable(self, stop: Stopped, dt: float) -> bool:
+        """Whether a shorter step may cure a failure, or tell better when it comes about.
+
+        Exponential steps are long: where one leaves the box, v may still have been inside for most
+        of it.
+        """
+        if self.options.name == "exponential" and stop.result in _LEAVES:
+            self._overshot = self._overshot or dt
+            return dt > _CLOSE * self._overshot
+        return stop.result in CURABLE
 
     def _go_over(self) -> None:
         """Has a run of method "auto" take exponential steps from now on."""

@@ -28,6 +28,8 @@ _ROUGH = 5
 _NEAR = 0.25
 # Of a Gaussian resolved to a relative error ε the highest third of the modes holds about ε^(4/9).
 _HELD = 4 / 9
+# A larger share at the edge is no noise.
+_NOISE = 0.02
 # Failures that a smaller step may cure.
 CURABLE = (Result.cfl, Result.not_finite, Result.solver, Result.failed)
 # Failures that the motion of coordinates may have brought about.
@@ -126,7 +128,7 @@ def unbounded(
             f"{edge:.2g} at the edge of the box: take more points, a smaller box, or "
             "coordinates in which the solution is wider",
         )
-    axis = noisy_edge(cores, options.problem.box)
+    axis = noisy_edge(cores, options.problem.box) if edge < _NOISE else None
     if axis is not None and rough ** (1 / _HELD) > options.tol:
         return Stopped(
             Result.unresolved,
