@@ -136,7 +136,8 @@ class Watch:
 
         if not new:
             return None
-        t = float(optimize.brentq(value, begin, end, xtol=_LOCATED * (end - begin), rtol=1e-14))
+        root: Any = optimize.brentq(value, begin, end, xtol=_LOCATED * (end - begin))
+        t = float(root)
         if t in (begin, end):
             return None
         return runs[t] if t in runs else partial(self.options, self._before, t)

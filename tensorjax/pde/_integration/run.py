@@ -211,8 +211,8 @@ class Run:
 
     def _is_stiff(self, right: Any, clears: bool) -> bool:
         """Whether an exponential step of 4 times the length would be accepted."""
-        options, dt = self.options, _LONGER * self.memory.dt
-        assert isinstance(options.controller, PIDController)
+        options, dt, controller = self.options, _LONGER * self.memory.dt, self.options.controller
+        assert isinstance(controller, PIDController)
         path = Path(self.map, self.t, dt, told(self.memory.moments, options.degree))
         at = Clock(options.problem, path, right)
         options = options._replace(method=EXPONENTIAL, name="exponential")
@@ -222,7 +222,7 @@ class Run:
                 good = fault(options, self.memory.v, step, at) is None
         except (ValueError, ArithmeticError, Runaway):
             return False
-        return good and options.controller.scaled(step.error, step.v.norm) <= 1
+        return good and controller.scaled(step.error, step.v.norm) <= 1
 
     def _trim(self, clears: bool) -> Trim:
         """Creates the `Trim` that rounds the sums of trains in the next time step."""
