@@ -15,6 +15,7 @@ from tensorjax import _check
 from tensorjax._formats.operators import shown
 from tensorjax._formats.trains import TT
 from tensorjax.pde._discretization.grid import Box
+from tensorjax.pde._integration.xarray_export import dataset
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._stepping.times import snapped
 
@@ -243,9 +244,8 @@ class Solution(Generic[Y]):
           ModuleNotFoundError: xarray is not installed.
           ValueError: results of ``fn`` that are no arrays of one shape.
         """
-        from tensorjax.pde._integration.xarray_export import dataset
-
-        return dataset(self, box, points)
+        attributes = {"result": self.result.value, "message": self.message}
+        return dataset(self.stats, self.ts, self.ys, box, points, attributes)
 
     @shown
     def __repr__(self) -> str:

@@ -1,25 +1,31 @@
 """Solutions as datasets of xarray: statistics of steps, moments and marginals of saved states."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from tensorjax import _extras
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._integration.solution import Solution, State
 from tensorjax.pde.physical import marginal, moments
 
 # Half width of the interval of a marginal, in standard deviations.
 _REACH = 6.0
 
 
-def dataset(solution: Solution[Any], box: Box | None, points: int) -> Any:
-    """Builds the `xarray.Dataset` of `Solution.to_xarray`."""
+def dataset(
+    stats: dict[str, Any],
+    ts: np.ndarray,
+    ys: Sequence[Any],
+    box: Box | None,
+    points: int,
+    attributes: dict[str, str],
+) -> Any:
+    """Builds the `xarray.Dataset` of `Solution.to_xarray` from the parts of a solution."""
     with _extras.needed_by("to_xarray"):
         import xarray  # pyright: ignore[reportMissingImports]
-    arrays = _steps(solution.stats) | _saved(solution, box, points)
+    arrays = _steps(stats) | _saved(ts, ys, box, points)
     coordinates = {k: arrays.pop(k) for k in list(arrays) if k in ("t", "step_t") or k[:2] == "x_"}
-    attributes = {"result": solution.result.value, "message": solution.message}
     return xarray.Dataset(arrays, coordinates, attributes)
 
 
@@ -29,16 +35,15 @@ def _steps(stats: dict[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name, values in stats.items():
         array = np.asarray(values)
-        at = {"t": "step_t", "mass": "mass"}.get(name, name)
+        at = "step_t" if name == "t" else name
         out[at] = (("step", *more.get(name, ()))[: array.ndim], array)
     return out
 
 
-def _saved(solution: Solution[Any], box: Box | None, points: int) -> dict[str, Any]:
+def _saved(ts: np.ndarray, ys: Sequence[Any], box: Box | None, points: int) -> dict[str, Any]:
     """Names the dimensions of what a run has saved, and computes moments and marginals."""
-    ys = solution.ys
-    out: dict[str, Any] = {"t": (("t",), np.asarray(solution.ts))}
-    if not all(isinstance(y, State) for y in ys):
+    out: dict[str, Any] = {"t": (("t",), np.asarray(ts))}
+    if not all(hasattr(y, "map") and hasattr(y, "v") for y in ys):  # no states
         values = np.array(ys)
         if values.dtype == object:
             raise ValueError("ys: expected results of fn of one shape, numbers or arrays")
