@@ -15,6 +15,7 @@ EXTRAS = {
     "matplotlib": "plot",
     "tensornetwork": "network",
     "cotengra": "network",
+    "xarray": "xarray",
 }
 # The packages that cannot be imported without some of them.
 NEEDED = {

@@ -535,6 +535,8 @@ EXEMPT: dict[Any, dict[str, str]] = {
     pde: {
         **dict.fromkeys(("affine", "affine_generator", "field_motion"), "maps, of NumPy arrays"),
         **dict.fromkeys(("edge_mass", "marginal", "resolution"), _NUMPY),
+        **dict.fromkeys(("entropy", "flux", "kullback_leibler", "sample"), _NUMPY),
+        "square_root": "a search on the host, of NumPy arrays",
         "rank_reducing_map": "a search on the host: the map is of NumPy arrays",
         **dict.fromkeys(("committor", "expectation", "first_passage"), _NO_ARRAYS),
         **dict.fromkeys(("slow_modes", "stationary", "survival"), _NO_ARRAYS),

@@ -10,6 +10,7 @@ from tensorjax.pde._generators.rank_reduction import RankReduction, rank_reducin
 from tensorjax.pde._generators.vector_fields import FieldMotion, field_motion
 from tensorjax.pde._initial_states.initial_states import Function, Gaussian, Mixture
 from tensorjax.pde._integration.checkpoint import Checkpoint, load, save
+from tensorjax.pde._integration.events import Event, SteadyState
 from tensorjax.pde._integration.integrate import integrate
 from tensorjax.pde._integration.solution import Result, SaveAt, Solution, State
 from tensorjax.pde._long_times.first_passage import Passage, committor, first_passage
@@ -18,6 +19,10 @@ from tensorjax.pde._long_times.stationary import Stationary, stationary
 from tensorjax.pde._long_times.survival import Expectation, Survival, expectation, survival
 from tensorjax.pde._maps.affine_maps import AffineMap, affine
 from tensorjax.pde._nonlinear_coordinates.flowed_problem import Flowed
+from tensorjax.pde._observables.entropies import Estimate, entropy, kullback_leibler
+from tensorjax.pde._observables.flux import flux
+from tensorjax.pde._observables.sampling import sample
+from tensorjax.pde._observables.square_root import SquareRoot, square_root
 from tensorjax.pde._problems.drifts import Power, Product, Separable, Sin
 from tensorjax.pde._problems.fokker_planck import FokkerPlanck
 from tensorjax.pde._problems.geometric_brownian_motion import GeometricBrownianMotion
@@ -46,6 +51,8 @@ __all__ = [
     "Convex",
     "DoubleWell",
     "Duffing",
+    "Estimate",
+    "Event",
     "Expectation",
     "FieldMotion",
     "Fields",
@@ -81,8 +88,10 @@ __all__ = [
     "Sin",
     "SlowModes",
     "Solution",
+    "SquareRoot",
     "State",
     "Stationary",
+    "SteadyState",
     "Survival",
     "VanDerPol",
     "affine",
@@ -90,12 +99,15 @@ __all__ = [
     "committor",
     "coords",
     "edge_mass",
+    "entropy",
     "evaluate",
     "expectation",
     "field_motion",
     "first_passage",
     "flows",
+    "flux",
     "integrate",
+    "kullback_leibler",
     "load",
     "marginal",
     "mass",
@@ -103,8 +115,10 @@ __all__ = [
     "problems",
     "rank_reducing_map",
     "resolution",
+    "sample",
     "save",
     "slow_modes",
+    "square_root",
     "stationary",
     "survival",
 ]

@@ -135,7 +135,8 @@ def rank_reducing_map(
     edge, rough = shares(train, box)
     reduced, before = best is not first, (1, *first.ranks, 1)
     info = RankReduction(
-        status, reduced, _message(status, reduced, before, train.ranks), train.ranks, before,
+        status, reduced, _message(status, reduced, before, train.ranks, search.refused),
+        train.ranks, before,
         tuple(p.cost for p in path), search.count, edge, rough,
     )  # fmt: skip
     return best.map, train, info
@@ -163,6 +164,7 @@ class _Search:
     first: Any = None
     center: Any = None
     count: int = 0
+    refused: str = ""
 
     @property
     def least(self) -> float:
@@ -209,6 +211,10 @@ class _Search:
         seen = self.look(cores, map)
         inside = seen.edge <= max(self.tol, _MORE * self.first.edge)
         resolved = seen.rough <= max(_ROUGH, _MORE * self.first.rough)
+        if not resolved:
+            self.refused = "finer than the points of an axis: take more points"
+        elif not inside:
+            self.refused = "larger than the box: take a larger one"
         return seen if inside and resolved else None
 
     def slope(self, at: _Seen) -> np.ndarray:
@@ -273,13 +279,15 @@ def _given(v: Any, box: Box, tol: float) -> tuple[Start, Cores]:
     return v, v.cores(box, at, _PART * tol)
 
 
-def _message(status: str, reduced: bool, before: Any, ranks: Any) -> str:
+def _message(status: str, reduced: bool, before: Any, ranks: Any, refused: str) -> str:
     """Formats the result of the search for a map as a sentence."""
     ended = {
         "converged": "the descent has converged",
         "stalled": "the descent ended where no step lowers the cost inside the box",
         "max_steps": "the descent was ended by max_steps",
     }[status]
+    if status == "stalled" and refused:
+        ended += f", for in the maps that were tried the function is {refused}"
     if reduced:
         return f"ranks {before} fell to {ranks}; {ended}"
     if max(before) == 1:

@@ -14,6 +14,8 @@ from tensorjax._typing import Path, Rank
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._integration import run as run
 from tensorjax.pde._integration.checkpoint import Checkpoint, checkpointer
+from tensorjax.pde._integration.dense_output import DenseOutput
+from tensorjax.pde._integration.events import Events, Watch, checked_events
 from tensorjax.pde._integration.fixed_ranks import integrate_static
 from tensorjax.pde._integration.initial_checks import check_at_rest, check_conserving
 from tensorjax.pde._integration.progress import progress_of
@@ -21,6 +23,7 @@ from tensorjax.pde._integration.solution import Result, SaveAt, Solution, State,
 from tensorjax.pde._integration.statuses import ENDANGERED, Options, Stopped
 from tensorjax.pde._maps.affine_maps import AffineMap, affine
 from tensorjax.pde._problems.problem import Problem, RightSide
+from tensorjax.pde._stepping.exponential import EXPONENTIAL
 from tensorjax.pde._stepping.projector_splitting import bug, projector_splitting
 from tensorjax.pde._stepping.right_side import Rates, right_side
 from tensorjax.pde._stepping.sketched_sums import Train, relative_norm
@@ -32,8 +35,11 @@ from tensorjax.pde.coords import Fixed, Motion, MultiLevel, Prescribed
 # Default of max_steps; with rank= any other value is refused.
 _STEPS = 100_000
 
+# What "auto" begins with.
+_FIRST = "rk4"
 METHODS: dict[str, Method] = {
     **STEPPERS,
+    "exponential": EXPONENTIAL,
     "bug": Method(bug, 2, 0, 2),
     "projector splitting": Method(projector_splitting, 2, 0, 2),
 }
@@ -41,7 +47,9 @@ METHODS: dict[str, Method] = {
 # A generator is called as (v, right side, map, box, tol, t).
 Generator = Callable[[TT, RightSide, AffineMap, Box, float, float], Motion]
 Coordinates = Literal["adaptive", "fixed"] | Generator | Solution
-Name = Literal["rk4", "rk2", "ab2", "ab3", "bug", "projector splitting", "imex"]
+Name = Literal[
+    "auto", "rk4", "rk2", "ab2", "ab3", "bug", "projector splitting", "imex", "exponential"
+]
 
 
 @placed
@@ -55,9 +63,10 @@ def integrate(
     rank: Rank | None = None,
     max_rank: int | None = None,
     coordinates: Coordinates = "adaptive",
-    method: Name = "rk4",
+    method: Name = "auto",
     stepsize_controller: ConstantStepSize | PIDController | None = None,
     saveat: SaveAt[Y] = SaveAt(t1=True),  # noqa: B008 (an immutable tuple)
+    event: Events = None,
     conserve: Literal["rescale", "project"] | None = None,
     extrapolate: int = 2,
     edge_limit: float = 1e-3,
@@ -102,13 +111,21 @@ def integrate(
         again in fixed ones, if that goes further: ``message`` says so, and ``stats["fallback"]`` is
         true; not with a checkpoint), "fixed", a generator: a callable (v, right side, map,
         box, tol, t) ↦ `Motion`; or an earlier `Solution`, to move as its coordinates did.
-      method: "rk4", "rk2", "ab2", "ab3": step-truncation. "bug": rank-adaptive basis update and
+      method: "auto": "rk4", and "exponential" from where a controller could take 4 times longer
+        steps with it. That is tried after 16, 32, 64, … steps, and at the start where a step in
+        which v changes by 4 % is too long for "rk4" (there coordinates of an equation with other
+        than affine drift stay at rest); ``stats["exponential"]`` tells.
+        "rk4", "rk2", "ab2", "ab3": step-truncation. "bug": rank-adaptive basis update and
         Galerkin. "projector splitting": of rank-adaptive bases, too; both of order 2. "imex":
-        diffusion implicitly (Crank–Nicolson, by AMEn), the rest by Adams–Bashforth, order 2. All
+        diffusion implicitly (Crank–Nicolson, by AMEn), the rest by Adams–Bashforth, order 2.
+        "exponential": what acts along one axis alone (its diffusion, decay and wells) exactly, the
+        rest by the classical method, order 4: where fine grids limit the others. All
         of them estimate their errors. Where the motion of the coordinates jumps, multistep methods
         restart, "ab2" and "ab3" with "rk4".
       stepsize_controller: `ConstantStepSize` or `PIDController`.
       saveat: `SaveAt`.
+      event: `Event`, `SteadyState` or several of them: the run stops where one happens, with the
+        state at that time.
       conserve: ∫ u dx is kept to roundoff by "rescale" (v times a number) or by "project" (what of
         a constant can be added within the tangent space, faded out before the edge of the box), for
         problems that conserve it; others raise ValueError. Without it truncation changes the mass
@@ -165,26 +182,28 @@ def integrate(
     generator = _generator(coordinates)
     if not problem.box.movable:
         generator = _at_rest(generator, coordinates)
+    name = _FIRST if method == "auto" else method
     options = Options(
-        problem, generator, METHODS[method], method, controller, float(tol),
+        problem, generator, METHODS[name], name, controller, float(tol),
         None if max_rank is None else _check.integer("max_rank", max_rank, low=1), conserve,
         extrapolate, float(edge_limit), float(resolution_limit),
         _check.integer("max_steps", max_steps, low=1),
-        isinstance(coordinates, str) and hasattr(generator, "_gain"),
+        isinstance(coordinates, str) and hasattr(generator, "_gain"), method == "auto",
     )  # fmt: skip
+    events = checked_events(event)
     at, t0, start = _checked_start(problem, start, map, t0)
     t1 = checked_end(t0, t1)
     if rank is not None:
         _check_static(options, coordinates, saveat, max_rank, checkpoint)
-        if progress or max_steps != _STEPS:
-            raise ValueError("rank: expected no progress or max_steps with it")
+        if progress or events or max_steps != _STEPS:
+            raise ValueError("rank: expected no progress, event or max_steps with it")
         static: Solution[Any] = integrate_static(options, rank, t0, t1, float(dt or 0), start, at)
         return static
 
     def attempt(options: Options) -> Solution[Y]:
         work = _begun(options, start, at, t0, t1, dt)
         line = progress_of(progress, t0, t1)
-        return _loop(work, t1, saveat, line, checkpointer(checkpoint, start))
+        return _loop(work, t1, saveat, line, checkpointer(checkpoint, start), events)
 
     solution = attempt(options)
     moved = isinstance(coordinates, str) and np.any(solution.stats["sigma"])
@@ -204,6 +223,7 @@ def _begun(
         check_conserving(options.problem, right, work.memory.v, t1 - work.t)
     if not math.isfinite(work.memory.dt):
         work.memory.dt = _first_step(work, t1 - t0)
+        work.begin_stiff(t1)
     elif dt is not None and not isinstance(options.controller, PIDController):
         work.memory.dt = float(dt)
     return work
@@ -224,7 +244,9 @@ def _better(moving: Solution[Y], fixed: Solution[Y]) -> Solution[Y]:
     return dataclasses.replace(fixed, stats=stats, _message=message)
 
 
-def _loop(work: run.Run, t1: float, saveat: SaveAt[Y], progress: Any, save: Any) -> Solution[Y]:
+def _loop(
+    work: run.Run, t1: float, saveat: SaveAt[Y], progress: Any, save: Any, events: Any = ()
+) -> Solution[Y]:
     times = save_times(saveat, work.t, t1)
     taken: Callable[[State], Any] = saveat.fn or (lambda state: state)
     ts: list[float] = []
@@ -240,6 +262,8 @@ def _loop(work: run.Run, t1: float, saveat: SaveAt[Y], progress: Any, save: Any)
     times = [t for t in times if t > work.t]
     every, count = int(saveat.steps), 0
     stop: Stopped | None = None
+    dense = DenseOutput(work.options, work.state()) if saveat.dense else None
+    watch = Watch(events, work.options, work.state()) if events else None
     while work.t < t1 and stop is None:
         if count >= work.options.max_steps:
             stop = Stopped(Result.max_steps, f"t = {work.t:g} after {count} steps")
@@ -248,6 +272,12 @@ def _loop(work: run.Run, t1: float, saveat: SaveAt[Y], progress: Any, save: Any)
         if stop is not None:
             break
         count += 1
+        happened = None if watch is None else watch.after(work)
+        if happened is not None:
+            work.resume(happened[0])
+            stop = happened[1]
+        if dense is not None:
+            dense.append(work.state())
         if times and work.t >= times[0]:
             met = sum(t <= work.t for t in times)  # more than one where roundoff parts them
             saved(met)
@@ -255,14 +285,14 @@ def _loop(work: run.Run, t1: float, saveat: SaveAt[Y], progress: Any, save: Any)
         elif every and count % every == 0:
             saved()
         save.after(work)
-        if progress(work.rows[-1]):
+        if progress(work.rows[-1]) and stop is None:
             stop = Stopped(Result.stopped, f"at t = {work.t:g}")
     if not ys or ((saveat.t1 or stop is not None) and ts[-1] != work.t):
         saved()
     save.close(work)
     result, message = (Result.successful, "") if stop is None else stop
     final = None if saveat.fn is None else work.state()
-    return Solution(np.array(ts), ys, work.stats(), result, message, final)
+    return Solution(np.array(ts), ys, work.stats(), result, message, final, dense)
 
 
 def _generator(coordinates: Any) -> Any:
@@ -336,8 +366,8 @@ def _check_arguments(
 ) -> None:
     if not hasattr(problem, "right_side"):
         raise ValueError(f"problem: expected a pde.problems.Problem, got {type(problem).__name__}")
-    if method not in METHODS:
-        raise ValueError(f"method: expected one of {tuple(METHODS)}, got {method!r}")
+    if method not in ("auto", *METHODS):
+        raise ValueError(f"method: expected one of {('auto', *METHODS)}, got {method!r}")
     if conserve not in (None, "rescale", "project"):
         raise ValueError(f'conserve: expected None, "rescale" or "project", got {conserve!r}')
     _check.tolerance(tol, np.float64)

@@ -25,6 +25,7 @@ class Memory:
       steps: accepted so far.
       mass: ∫ u dx at the start.
       lost: mass that v has lost by rounding, relative.
+      stiff: whether "auto" has gone over to exponential steps.
       gate: when the generator is asked, see `tensorjax.pde._integration.motion_gate`.
     """
 
@@ -37,6 +38,7 @@ class Memory:
     steps: int
     mass: float
     lost: float = 0.0
+    stiff: bool = False
     gate: Gate = dataclasses.field(default_factory=Gate)
 
     def saved(self) -> dict[str, Any]:
@@ -46,6 +48,7 @@ class Memory:
             "steps": np.asarray(self.steps),
             "mass": np.asarray(self.mass),
             "lost": np.asarray(self.lost),
+            "stiff": np.asarray(self.stiff),
             "gate": np.asarray(self.gate),
         }
         _put(out, "v", self.v)
@@ -80,6 +83,7 @@ class Memory:
             int(saved["steps"]),
             float(saved["mass"]),
             float(saved.get("lost", 0.0)),
+            bool(saved.get("stiff", False)),
             Gate(*(int(n) for n in saved.get("gate", Gate()))),
         )
 

@@ -28,15 +28,21 @@ from tensorjax.pde._integration.statuses import (
 )
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._maps.coordinate_path import Moment, Path, jumps, told
+from tensorjax.pde._stepping.exponential import EXPONENTIAL
 from tensorjax.pde._stepping.mass import corrected, mass_of, quadrature
 from tensorjax.pde._stepping.outskirts import window
 from tensorjax.pde._stepping.right_side import Clock, right_side, train
 from tensorjax.pde._stepping.sketched_sums import Runaway, Train, rounded
 from tensorjax.pde._stepping.step_sizes import ConstantStepSize, PIDController
-from tensorjax.pde._stepping.step_truncation import CLEARED, Step, Trim
+from tensorjax.pde._stepping.step_truncation import CLEARED, WHOLE, Step, Trim
 from tensorjax.pde._stepping.times import reaches
 from tensorjax.pde.physical import shares
 
+# Exponential steps are tried first after so many steps, at so many times their length.
+_LOOK, _LONGER = 16, 4
+# An exponential step at whose end v has left the box, or the resolution of the points, is shortened
+# down to this share of its length.
+_LEAVES, _CLOSE = (Result.edge_mass, Result.unresolved), 0.02
 # Largest share of the mass that one step of a conservative equation may change.
 _CHANGED = 1e-3
 # Maps of a higher condition number count as singular.
@@ -88,11 +94,20 @@ class Run:
         self.rows: list[dict[str, Any]] = []
         self.rejected = 0
         self._seen: dict[str, float] = {}
+        self._overshot = 0.0
+        if memory.stiff and options.auto:
+            self._go_over()
 
     def state(self) -> State:
         """Returns the current train, map, time and memory as a `State`."""
         v = TT._unchecked(tuple(jax.device_put(self.memory.v)))
         return State(v, self.map, self.t, self.memory.saved())
+
+    def resume(self, other: "Run") -> None:
+        """Takes over the state of another run, and its last step in place of this one's."""
+        if other is not self:
+            self.map, self.t, self.memory = other.map, other.t, other.memory
+            self.rows[-1] = other.rows[-1]
 
     def advance(self, target: float) -> Stopped | None:
         """Performs one accepted step of a run towards ``target``; returns why, if it fails.
@@ -115,14 +130,17 @@ class Run:
         costs = self._look(right)
         if jumps(self.memory.moments, self.options.degree):
             self.memory.slopes = []
-        # An affine drift contracts alike everywhere, and tails stay small as they are: only other
-        # drifts amplify. Sources, reactions and potentials let small tails grow by right.
+        # Drifts amplify what truncation and the grid leave in the tails. Sources, reactions and
+        # potentials let small tails grow by right.
         feeds = right.source is not None or right.reaction is not None
-        feeds = feeds or bool(getattr(self.options.problem, "potential", ()))
-        clears = bool(right.others) and not feeds
+        clears = not (feeds or bool(getattr(self.options.problem, "potential", ())))
         seen = None
-        if clears:
+        if clears and self.options.name not in WHOLE:
             seen = window(self.memory.v, self.options.problem.box, CLEARED * self.options.tol)
+        if self._may_be_stiff(target) and self._is_stiff(right, clears):
+            self.memory.stiff, self.memory.dt = True, _LONGER * self.memory.dt
+            self._go_over()
+            seen = None
         while True:
             dt, lands = self._length(target)
             path = Path(self.map, self.t, dt, told(self.memory.moments, self.options.degree))
@@ -136,7 +154,7 @@ class Run:
             if accepted:
                 assert step is not None
                 stop = self._keep(step, at, target if lands else self.t + dt, trim)
-                if stop is None or not (adaptive and stop.result in CURABLE):
+                if stop is None or not (adaptive and self._curable(stop, dt)):
                     break
                 # What the estimate lets pass may be unstable all the same.
                 self.memory.errors = errors
@@ -147,6 +165,64 @@ class Run:
         if stop is None:
             self._note(costs, dt, step, time.perf_counter() - began, compiled.count)
         return stop
+
+    def begin_stiff(self, target: float) -> None:
+        """Has a run of method "auto" begin with exponential steps where its equation is stiff.
+
+        It is where a step of 4 times the first one, in which v changes by some percent, is unstable
+        and an exponential one is not. What acts along the axes does so in coordinates at rest:
+        if the drift is not affine, where moving ones would gain ranks alone, they stay there.
+        """
+        options, memory = self.options, self.memory
+        if not options.auto or memory.steps or _LONGER * memory.dt > target - self.t:
+            return
+        right = right_side(options.problem, self.map, self.t)
+        if not (options.generator is None or (options.gated and right.others)):
+            return
+        path = Path(self.map, self.t, _LONGER * memory.dt, [])
+        at = Clock(options.problem, path, right)
+        unstable = too_fast(options, memory.v, at, 10 * options.tol)
+        if unstable is not None and self._is_stiff(right, clears=False):
+            memory.stiff = True
+            self.options = options._replace(generator=None)
+            self._go_over()
+
+    def _curable(self, stop: Stopped, dt: float) -> bool:
+        """Whether a shorter step may cure a failure, or tell better when it comes about.
+
+        Exponential steps are long: where one leaves the box, v may still have been inside for most
+        of it.
+        """
+        if self.options.name == "exponential" and stop.result in _LEAVES:
+            self._overshot = self._overshot or dt
+            return dt > _CLOSE * self._overshot
+        return stop.result in CURABLE
+
+    def _go_over(self) -> None:
+        """Has a run of method "auto" take exponential steps from now on."""
+        self.options = self.options._replace(method=EXPONENTIAL, name="exponential")
+
+    def _may_be_stiff(self, target: float) -> bool:
+        """Whether exponential steps are tried now: after 16, 32, 64, … steps of a controller."""
+        count, options = self.memory.steps, self.options
+        due = options.auto and not self.memory.stiff and count >= _LOOK and not count & (count - 1)
+        long = _LONGER * self.memory.dt <= target - self.t
+        return due and long and isinstance(options.controller, PIDController)
+
+    def _is_stiff(self, right: Any, clears: bool) -> bool:
+        """Whether an exponential step of 4 times the length would be accepted."""
+        options, dt, controller = self.options, _LONGER * self.memory.dt, self.options.controller
+        assert isinstance(controller, PIDController)
+        path = Path(self.map, self.t, dt, told(self.memory.moments, options.degree))
+        at = Clock(options.problem, path, right)
+        options = options._replace(method=EXPONENTIAL, name="exponential")
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):
+                step = EXPONENTIAL.step(at, self.memory.v, dt, self._trim(clears), True, ())
+                good = fault(options, self.memory.v, step, at) is None
+        except (ValueError, ArithmeticError, Runaway):
+            return False
+        return good and controller.scaled(step.error, step.v.norm) <= 1
 
     def _trim(self, clears: bool) -> Trim:
         """Creates the `Trim` that rounds the sums of trains in the next time step."""
@@ -334,6 +410,7 @@ class Run:
             "cost_without": costs[0],
             "cost": costs[1],
             "asked": self._asked,
+            "exponential": self.options.name == "exponential",
             **self._seen,
             "norm": float(np.linalg.norm(self.memory.v[0])),
             "error": step.error,
@@ -345,7 +422,17 @@ class Run:
     def stats(self) -> dict[str, Any]:
         """Returns the statistics of all accepted steps as a dict of arrays."""
         names = ("t", "dt", "rank", "cost_without", "cost", "asked", "cond", "mass", "edge_mass")
-        names = (*names, "resolution", "norm", "error", "seconds", "compilations", "sigma", "beta")
+        names = (
+            *names,
+            "resolution",
+            "norm",
+            "error",
+            "seconds",
+            "compilations",
+            "sigma",
+            "beta",
+            "exponential",
+        )
         out: dict[str, Any] = {n: np.array([r[n] for r in self.rows]) for n in names}
         bonds = len(self.memory.v) - 1
         out["ranks"] = np.array([r["ranks"] for r in self.rows], int).reshape(len(self.rows), bonds)

@@ -14,6 +14,8 @@ import numpy as np
 from tensorjax import _check
 from tensorjax._formats.operators import shown
 from tensorjax._formats.trains import TT
+from tensorjax.pde._discretization.grid import Box
+from tensorjax.pde._integration.xarray_export import dataset
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._stepping.times import snapped
 
@@ -37,6 +39,8 @@ class SaveAt(NamedTuple, Generic[Y]):
       ts: at these times, ascending; steps are shortened to meet them. Up to roundoff they may lie
         outside the run: 3 * 0.1 is a time of one that ends at 0.3.
       steps: after every so many accepted steps; 0 for none.
+      dense: whether `Solution.evaluate` gives the state at any time: the states after all steps are
+        kept for it.
       fn: function of a `State` whose value is saved in ``ys`` in place of the state (moments, a
         marginal); None for the state. ``final`` of the solution is a `State` in any case.
 
@@ -53,6 +57,7 @@ class SaveAt(NamedTuple, Generic[Y]):
     ts: Sequence[float] = ()
     steps: int = 0
     fn: Callable[["State"], Y] | None = None
+    dense: bool = False
 
 
 class State(NamedTuple):
@@ -94,6 +99,7 @@ class Result(enum.StrEnum):
     mass = "mass not conserved"
     solver = "implicit step not solved"
     stopped = "stopped by the callback"
+    event = "stopped by an event"
     unknown = "not known while traced"
 
 
@@ -120,7 +126,7 @@ _ADVICE = {
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=("ts", "ys", "stats", "_final"),
-    meta_fields=("_result", "_message"),
+    meta_fields=("_result", "_message", "_dense"),
 )
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Solution(Generic[Y]):
@@ -136,8 +142,8 @@ class Solution(Generic[Y]):
         rest and as they moved; NaN where no generator was asked), "asked" (whether one was), "cond"
         (of Γ), "mass", "edge_mass", "resolution", "norm" (of v), "error" (estimated local error
         over ‖v‖; NaN without), "sigma" and "beta" (Σ and β at the beginning of the step),
-        "seconds", "compilations", "fallback" (whether coordinates are fixed because moving ones
-        stopped the run). With ``rank``:
+        "seconds", "compilations", "exponential" (whether the step was), "fallback" (whether
+        coordinates are fixed because moving ones stopped the run). With ``rank``:
         "t", "dt", "rank", "ranks", "cond", "norm" and "finite" (whether v has neither NaN nor Inf),
         and two numbers: "status" (the place of the result among successful, edge_mass, unresolved,
         cfl, not_finite) and "stable_dt" (the step that the rates admit where this one was unstable,
@@ -160,6 +166,7 @@ class Solution(Generic[Y]):
     _result: Result | None = None
     _message: str = ""
     _final: State | None = None
+    _dense: Any = None
 
     @property
     def result(self) -> Result:
@@ -197,6 +204,48 @@ class Solution(Generic[Y]):
         """Last valid state of the integration, saved or not."""
         ys: list[Any] = self.ys  # states, where the last one is not kept beside them
         return ys[-1] if self._final is None else self._final
+
+    def evaluate(self, t: float) -> State:
+        """Returns the state of the integration at any time of the run, by ``SaveAt(dense=True)``.
+
+        The integrator takes a step that ends at t from the state before it, with the motion of the
+        coordinates that it had: the error is that of a step.
+
+        Args:
+          t: time.
+
+        Returns:
+          `State`.
+
+        Raises:
+          ValueError: a time outside the run, or a run without ``dense=True``.
+        """
+        if self._dense is None:
+            raise ValueError("evaluate: expected a run with saveat=pde.SaveAt(dense=True)")
+        return self._dense.at(float(t))
+
+    def to_xarray(self, box: Box | None = None, *, points: int = 64) -> Any:
+        """Converts the solution to an `xarray.Dataset`: statistics, maps, moments, marginals.
+
+        Along "step", with the coordinate "step_t": the arrays of ``stats``. Along "t", if the
+        entries of ``ys`` are states: "matrix" and "shift" of the map, and with a box "total"
+        (∫ u dx), "mean", "covariance" and the densities "marginal_0", … of every coordinate, on
+        equidistant points "x_0", … within 6 standard deviations of the means of all times. Else
+        "y", where ``SaveAt(fn=)`` makes numbers or arrays of one shape.
+
+        Args:
+          box: of the problem; None without moments and marginals.
+          points: number of points of a marginal.
+
+        Returns:
+          `xarray.Dataset`, with "result" and "message" as attributes.
+
+        Raises:
+          ModuleNotFoundError: xarray is not installed.
+          ValueError: results of ``fn`` that are no arrays of one shape.
+        """
+        attributes = {"result": self.result.value, "message": self.message}
+        return dataset(self.stats, self.ts, self.ys, box, points, attributes)
 
     @shown
     def __repr__(self) -> str:

@@ -57,11 +57,19 @@ class Rates:
       sigma: Σ, (d, d), and ``beta``, β, (d,), of the motion ẏ = Σ y + β; None at rest.
       window: masks (n,) of all axes, where the rates are; None for everywhere. See
         `tensorjax.pde._stepping.outskirts`.
+      part: whether this is a part of a right side, whose diffusion may be negative.
     """
 
     def __init__(
-        self, box: Box, right: Any, sigma: Any = None, beta: Any = None, window: Any = None
+        self,
+        box: Box,
+        right: Any,
+        sigma: Any = None,
+        beta: Any = None,
+        window: Any = None,
+        part: bool = False,
     ):
+        self._part = part
         self.box = box
         self.window = window
         self.right = right
@@ -69,7 +77,8 @@ class Rates:
         if sigma is not None and (np.any(sigma) or np.any(beta)):
             affine = (Coefficients() if affine is None else affine).moving(sigma, beta)
         self.affine = affine
-        _check_diffusion(affine)
+        if not part:
+            _check_diffusion(affine)
         self._states = None if affine is None else affine_states(box, affine)
         self._dense = [hosted_cores(o) for o in right.others]
         self._source = None if right.source is None else Train(hosted_cores(right.source))
@@ -122,12 +131,12 @@ class Rates:
         right = dataclasses.replace(
             self.right, affine=self.affine, source=train(source), reaction=None
         )
-        return Rates(self.box, right, window=self.window)
+        return Rates(self.box, right, window=self.window, part=self._part)
 
     def without_sources(self) -> "Rates":
         """Returns the right side with its linear operators only."""
         right = dataclasses.replace(self.right, affine=self.affine, source=None, reaction=None)
-        return Rates(self.box, right, window=self.window)
+        return Rates(self.box, right, window=self.window, part=self._part)
 
     def split(self) -> tuple["Rates", "Rates"]:
         """Splits the right side into constant diffusion and the rest, for IMEX steps."""

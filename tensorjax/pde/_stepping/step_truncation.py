@@ -47,6 +47,8 @@ _SWEEPS, _ENRICHMENT = 20, 4
 _SOLVED = 0.3
 # Recommended step over the one at the stability limit: rates are estimated from below.
 SAFE = 0.75
+# Methods whose steps may carry v beyond the next few points.
+WHOLE = ("imex", "exponential")
 # Stability limits of each method: largest |dt λ| for real negative λ, and for imaginary λ.
 STABLE = {
     "rk4": (2.7, 2.8),
@@ -54,6 +56,7 @@ STABLE = {
     "ab2": (1.0, 0.6),
     "ab3": (0.54, 0.72),
     "imex": (1.0, 0.6),
+    "exponential": (2.7, 2.8),
     "bug": (2.7, 2.8),
     "projector splitting": (2.7, 2.8),
 }
@@ -151,6 +154,12 @@ class Trim:
             return self._corrected(out, mass, tol * (out.norm if scale is None else scale))
         self._lost.append((out.cores, mass - masses.mass_of(out.cores, self._quadrature.weights)))
         return out
+
+    def follow(self, before: Cores, after: Cores) -> None:
+        """Notes that a train was made of another one by what keeps its mass."""
+        lost = [m for c, m in self._lost if c is before]
+        if lost:
+            self._lost.append((after, sum(lost)))
 
     def mass(self, term: Term) -> float:
         """Computes the mass of a term of a sum, plus what earlier rounding of it has lost."""

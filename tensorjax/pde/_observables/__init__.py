@@ -1,0 +1,1 @@
+"""Quantities of a density that need its logarithm, samples or derivatives."""

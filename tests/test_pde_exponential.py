@@ -1,0 +1,88 @@
+"""Exponential steps: exact along the axes, of order 4 beside them, and taken where they help."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tensorjax import pde
+
+
+def error(problem: Any, solution: pde.Solution, rng: np.random.Generator, t: float) -> float:
+    x = problem.sample(rng, t, 300)
+    exact, end = problem.exact(t, x), solution.final
+    found = pde.evaluate(end.v, end.map, problem.box, x)
+    return float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
+
+
+@pytest.mark.parametrize("kind", ["fourier", "chebyshev", "finite differences"])
+def test_what_acts_along_the_axes_is_exact_in_one_step(kind: Any, rng):
+    matrix, noise = -np.diag(rng.uniform(0.3, 3, 2)), np.diag(rng.uniform(0.1, 1, 2))
+    start = pde.Gaussian(rng.normal(0, 0.5, 2), np.diag(rng.uniform(0.3, 0.8, 2)))
+    box = pde.Box([pde.Axis(kind, 80, -7.0, 7.0, order=6)] * 2)
+    problem = pde.OrnsteinUhlenbeck(matrix, noise, start, box, offset=rng.normal(0, 0.3, 2))
+    options: dict[str, Any] = {"t1": 1.0, "dt": 1.0, "tol": 1e-6, "coordinates": "fixed"}
+    solution = pde.integrate(problem, method="exponential", **options)
+    assert solution.result == pde.Result.successful
+    assert error(problem, solution, rng, 1.0) < (1e-3 if kind == "finite differences" else 1e-5)
+    assert abs(solution.stats["mass"][-1] - 1) < 1e-5
+
+
+@pytest.mark.parametrize("coordinates", ["fixed", "prescribed"])
+def test_order_beside_the_axes(coordinates: Any, rng):
+    matrix = np.array([[-0.5, 1.0], [-1.0, -0.5]]) * rng.uniform(0.8, 1.2)
+    noise = np.array([[0.2, 0.05], [0.05, 0.1]])
+    start = pde.Gaussian(np.zeros(2), np.diag([0.8, 0.4]))
+    problem = pde.OrnsteinUhlenbeck(matrix, noise, start, pde.Box.fourier(2, 48, 6.0))
+    if coordinates == "prescribed":
+        turn = np.array([[0.1, 0.5], [-0.3, 0.0]])
+        coordinates = pde.Prescribed(lambda t: (np.cos(t) * turn, np.zeros(2)))
+    errors = []
+    with jax.enable_x64(True):
+        for dt in (0.1, 0.05):
+            solution = pde.integrate(
+                problem, t1=0.4, dt=dt, tol=1e-9, method="exponential", coordinates=coordinates
+            )
+            assert solution.result == pde.Result.successful
+            errors.append(error(problem, solution, np.random.default_rng(0), 0.4))
+    assert np.log2(errors[0] / errors[1]) > 3.5
+    assert errors[1] < 1e-5
+
+
+@pytest.mark.parametrize("coordinates", ["fixed", "adaptive"])
+def test_the_default_goes_over_where_that_helps(coordinates: Any, rng):
+    barrier, width = rng.uniform(1.5, 2.5), rng.uniform(0.9, 1.1)
+    problem = pde.DoubleWell(barrier=barrier, minimum=width, temperature=0.5)
+    options: dict[str, Any] = {"t1": 0.3, "tol": 1e-5, "coordinates": coordinates}
+    solution = pde.integrate(problem, **options)
+    assert solution.result == pde.Result.successful
+    assert solution.stats["exponential"][-1]
+    slow = pde.integrate(problem, method="rk4", **options)
+    assert len(slow.stats["t"]) > 3 * len(solution.stats["t"])
+    assert not slow.stats["exponential"].any()
+    moments = [pde.moments(s.final.v, s.final.map, problem.box) for s in (solution, slow)]
+    np.testing.assert_allclose(moments[0][2], moments[1][2], rtol=5e-3)
+    # A run goes on from a saved state as it would have.
+    first = pde.integrate(problem, **options, saveat=pde.SaveAt(steps=1))
+    middle = first.ys[-2]
+    again = pde.integrate(problem, **options, start=middle)
+    assert again.stats["exponential"].all()
+    pairs = zip(again.final.v.cores, first.final.v.cores, strict=True)
+    assert all(np.array_equal(a, b) for a, b in pairs)
+
+
+def test_noise_at_the_edge_is_told_from_a_tail():
+    """A process that contracts below the points, and one that leaves the box."""
+    start = pde.Gaussian([0.5, 0.5], 0.1 * np.eye(2))
+    fast, noise = np.array([[-60.0, 5.0], [5.0, -1.0]]), np.diag([2.0, 0.2])
+    narrow = pde.OrnsteinUhlenbeck(fast, noise, start, pde.Box.fourier(2, 64, 4.0))
+    found = pde.integrate(narrow, t1=0.2, method="rk4", coordinates="fixed")
+    assert found.result == pde.Result.unresolved
+    assert "more points" in found.message
+    finer = pde.OrnsteinUhlenbeck(fast, noise, start, pde.Box.fourier(2, 128, 4.0))
+    assert pde.integrate(finer, t1=0.1, tol=1e-5).result == pde.Result.successful
+    leaves = pde.OrnsteinUhlenbeck(np.eye(2), 0.1, start, pde.Box.fourier(2, 64, 4.0))
+    found = pde.integrate(leaves, t1=3.0, coordinates="fixed", tol=1e-5)
+    assert found.result == pde.Result.edge_mass, found
+    assert "larger box" in found.message
