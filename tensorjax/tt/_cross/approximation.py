@@ -35,6 +35,8 @@ _MOVES, _MOVE_GAIN = 4, 2.0
 _FIRST, PROGRESS = 0.1, 0.7
 # Most elements, components counted, of a tensor that is read instead of searched: 32 MiB.
 _MOST_ELEMENTS = 1 << 22
+# Most entries of a tensor that is read after a search that failed, if no budget is given.
+_MOST_READ = 1 << 18
 
 
 class Approximation:
@@ -232,6 +234,14 @@ class Approximation:
         """Whether evaluating all entries costs no more than a search that finds nothing."""
         most = self.options.budget if self.one_read else self.options.most_random
         return self.held.size <= most
+
+    @property
+    def affordable(self) -> bool:
+        """Whether all entries are read where a search fails: it does not know what it missed."""
+        budget, size = self.options.budget, self.held.size
+        most = budget if math.isfinite(budget) else _MOST_READ
+        elements = size * self.held.values.shape[1]
+        return self.options.search > 0 and size <= most and elements <= _MOST_ELEMENTS
 
     def whole(self) -> Status:
         """Evaluates all entries of the tensor and decomposes them by TT-SVD, without a search."""

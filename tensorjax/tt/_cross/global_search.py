@@ -124,10 +124,12 @@ class GlobalSearch:
             for part, known in ((slice(k), left[k]), (slice(k, modes), right[k][:, : modes - k])):
                 starts[here, part] = known[self._rng.integers(0, len(known), len(here))]
         sizes = np.array(self._oracle.shape[:modes])
-        found = edges(cores, starts, sizes, least, self._rng)
+        found, sharp = edges(cores, starts, sizes, least, self._rng)
         if many:  # where edges end or meet: lines through entries at edges
             again = self._rng.permutation(found)[:count]
-            found = np.concatenate([found, edges(cores, again, sizes, least, self._rng)])
+            found = np.concatenate([found, edges(cores, again, sizes, least, self._rng)[0]])
+        else:  # sharp ones first, as there f itself is most likely to jump
+            found = np.concatenate([found, found[sharp]])
         out, met = np.unique(found, axis=0, return_counts=True)
         known = self._oracle.known(out)
         new = np.flatnonzero(~known)
@@ -265,7 +267,8 @@ def climbed_errors(
             fitted = [part.values(k) for part in parts]
             error = np.abs(_fibres(oracle, points, k) - fitted[0])
             if relative:
-                error = error / (fitted[1] + np.finfo(float).tiny)
+                with np.errstate(over="ignore"):
+                    error = error / (fitted[1] + np.finfo(float).tiny)
             points[:, k] = error.argmax(axis=1)
             for part in parts:
                 part.take(points[:, k])

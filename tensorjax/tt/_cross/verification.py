@@ -168,8 +168,9 @@ class Verification:
             start = index[[int(wrong.argmax())]]
             return self._found_wrong(cores, search.worst_tops(cores, start, search.a_climb))
         roundoff = float(np.finfo(fit.oracle.dtype).eps)
-        tiny = np.finfo(float).tiny
-        part = wrong / (magnitudes(cores, index) + tiny)
+        with np.errstate(over="ignore"):
+            part = wrong / (magnitudes(cores, index) + np.finfo(float).tiny)
+        part = np.minimum(part, np.finfo(float).max)
         if self._stands_out(part, _ABOVE_ROUNDOFF * roundoff):
             start = index[[int(part.argmax())]]
             tops = search.worst_tops(cores, start, search.a_climb, relative=True)
@@ -178,9 +179,11 @@ class Verification:
 
     def _stands_out(self, wrong: np.ndarray, least: float) -> bool:
         """Whether the largest of some errors is far above all but the TELLING largest ones."""
-        ordered = np.sort(wrong)
-        rest = math.sqrt(float((ordered[:-TELLING] ** 2).sum()) / len(wrong))
-        return bool(ordered[-1] > max(_STANDS_OUT * rest, least))
+        largest = float(wrong.max())
+        if not largest > least:
+            return False
+        rest = np.sort(wrong)[:-TELLING] / largest
+        return float((rest**2).sum()) * _STANDS_OUT**2 < len(wrong)
 
     def _wrong_nearby(self, cores: Cores) -> bool:
         """Searches for errors near the index sets; returns whether there are any."""
