@@ -263,11 +263,16 @@ class Approximation:
         self.cores, self.estimate = self.finish(self._constant_cores(0.0)), UNKNOWN
         return "zero"
 
-    def ended(self, status: Status) -> Status:
-        """Ends a cross approximation that can evaluate f no more, with its best train."""
+    def ended(self, status: Status, *, measured: bool = True) -> Status:
+        """Ends a cross approximation that can evaluate f no more, with its best train.
+
+        Args:
+          status: how it ended.
+          measured: whether the present train is tried too: not if its index sets may be halves.
+        """
         if self.oracle.largest == 0:
             return self.zero()
-        if self._sets is not None:
+        if self._sets is not None and measured:
             self.measure(follow=False)
         cores, estimate = self._constant()
         if not self.cores or estimate.bound < self.estimate.bound:

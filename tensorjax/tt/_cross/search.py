@@ -84,6 +84,11 @@ class Search:
             except FunctionFailed as error:
                 self.failure = str(error)
                 return self.fit.ended("failed")
+            except KeyboardInterrupt:
+                if not self._oracle.end_on_error or not self._oracle.evaluations:
+                    raise
+                self.failure = f"interrupted after {self._oracle.evaluations} evaluations"
+                return self.fit.ended("failed", measured=False)
 
     def _run(self) -> Status:
         self.fit.look()

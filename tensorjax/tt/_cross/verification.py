@@ -89,6 +89,11 @@ class Verification:
             return None
         if held.all:
             return "converged"
+        missing = min(fit.options.wanted - held.uniform, fit.oracle.left)
+        if missing >= 1:  # an earlier search with a small budget held out few
+            held.extend(int(missing))
+            if not fit.holds():
+                return None
         cores = fit.current()
         if self._wrong_above(cores):
             return None
