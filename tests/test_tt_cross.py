@@ -690,10 +690,9 @@ def test_a_tensor_is_read_where_a_search_does_not_know(rng, key):
     t, info = tt.cross(lambda i: x[tuple(i.T)], x.shape, tol=1e-6, key=key)
     assert (info.status, info.error_std) == ("converged", 0)
     assert error(dense(t), x) <= 1e-6 * norm(x)
-    for limits in ({"search": 0}, {"max_evaluations": 99_999}):
-        info = tt.cross(lambda i: x[tuple(i.T)], x.shape, tol=1e-6, key=key, **limits)[1]
-        assert info.error_std > 0
-        assert info.evaluations < 99_999
+    info = tt.cross(lambda i: x[tuple(i.T)], x.shape, tol=1e-6, key=key, max_evaluations=99_999)[1]
+    assert info.error_std > 0
+    assert info.evaluations <= 99_999
 
 
 def drawn_steps(rng):
