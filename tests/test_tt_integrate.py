@@ -175,7 +175,9 @@ def test_unbounded_domains(rule, seed):
     assert info.status == "converged", info
     assert abs(value - exact) <= info.error + 1e-12 * exact
     assert info.error <= 1e-6 * value
-    value, info = tt.integrate(lambda x: 1 / (1 + jnp.sum(x**2, 1)), (-math.inf, math.inf), tol=1e-7)
+    value, info = tt.integrate(
+        lambda x: 1 / (1 + jnp.sum(x**2, 1)), (-math.inf, math.inf), tol=1e-7
+    )
     assert (info.status, value) == ("converged", pytest.approx(math.pi, rel=1e-7))
 
 

@@ -72,7 +72,10 @@ def checked_domain(domain: Any) -> Domain:
     kinds = np.where(low & high, 2, np.where(low, -1, np.where(high, 1, 0)))
     anchors = np.where(kinds == 1, pairs[:, 0], np.where(kinds == -1, pairs[:, 1], 0.0))
     finite = {2: (-1.0, 1.0), 1: (0.0, 1.0), -1: (-1.0, 0.0)}
-    ends = [finite.get(kind, (a, b)) for kind, (a, b) in zip(kinds.tolist(), pairs.tolist(), strict=True)]
+    ends = [
+        finite.get(kind, (a, b))
+        for kind, (a, b) in zip(kinds.tolist(), pairs.tolist(), strict=True)
+    ]
     return Domain(ends, anchors, kinds)
 
 
