@@ -37,8 +37,8 @@ def affine(
     Args:
       grid: `tensorjax.tt.quantics_grid`; of several dimensions interleaved or fused, with as many
         digits in each.
-      linear: integers or fractions A (dims, dims), or one for a single dimension; fractions are those
-        of `fractions.Fraction`.
+      linear: integers A (dims, dims), or fractions of `fractions.Fraction`, or one for a single
+        dimension.
       offset: integers or fractions b (dims,), or one for all dimensions.
       boundary: "periodic", indices are taken modulo the points; or "dirichlet", f is zero outside.
       rounding: where A i + b lies between indices: "floor", f is taken at the largest ones below;
@@ -51,9 +51,9 @@ def affine(
       q of A and b, of an unfused grid some more within the digits of one significance.
 
     Raises:
-      TypeError: no grid, numbers that are no integers or fractions. ValueError: another shape of A or b, digits
-        that are neither interleaved nor fused, entries of A that are so large that ranks exceed
-        4096.
+      TypeError: no grid, numbers that are no integers or fractions. ValueError: another shape of A
+        or b, digits that are neither interleaved nor fused, entries or denominators of A that are
+        so large that ranks exceed 4096.
 
     Example:
       >>> import jax.numpy as jnp
@@ -173,7 +173,7 @@ def _steps(
         states = {left for left, _ in step}
         if len(states) > _MOST:
             raise ValueError(f"linear: expected smaller entries, got {a.tolist()}: ranks explode")
-        nothing = {((0,) * grid.dims,) * 2: np.zeros((base, base))}
+        nothing: Step = {((0,) * grid.dims,) * 2: np.zeros((base, base))}
         steps.append(step or nothing)  # no index is mapped to one of the grid
     return steps[::-1], sorted(states)
 
