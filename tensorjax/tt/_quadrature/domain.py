@@ -68,7 +68,7 @@ def checked_domain(domain: Any) -> Domain:
             f"domain: expected low < high in every dimension, got {domain!r}; for reversed ends "
             "change the sign of the integral"
         )
-    low, high = np.isinf(pairs).T
+    low, high = np.isinf(pairs[:, 0]), np.isinf(pairs[:, 1])
     kinds = np.where(low & high, 2, np.where(low, -1, np.where(high, 1, 0)))
     anchors = np.where(kinds == 1, pairs[:, 0], np.where(kinds == -1, pairs[:, 1], 0.0))
     finite = {2: (-1.0, 1.0), 1: (0.0, 1.0), -1: (-1.0, 0.0)}

@@ -145,8 +145,8 @@ def integrate(
       f: maps points (batch, d) to values (batch,), or to (batch, m) for m integrals at once; real
         or complex, of NumPy or JAX.
       domain: d pairs (low, high); or one pair, of one dimension. Half-lines and the whole line, of
-        ends ±inf, are substituted: x = a + u/(1 − u) from a on, x = u/(1 − u²) on the line. f should
-        vary at distances of about one from a or 0 there: scale its variables if it does not. The
+        ends ±inf, are substituted: x = a + u/(1 − u) from a on, x = u/(1 − u²) on the line. There f
+        should vary at distances of about one from a or 0: scale its variables if it does not. The
         errors are those of the substituted integral.
       tol: relative error of the integral (of the largest one of several).
       atol: absolute error that suffices, for integrals that may be zero.
