@@ -42,7 +42,7 @@ class Evaluations:
     Attributes:
       shape: mode sizes of the tensor.
       held_out: number of entries that the search held out first.
-      keys: positions of multi-indices in the flattened tensor, as Python integers.
+      keys: (m,) positions of multi-indices in the flattened tensor: int64, or Python integers.
       values: (m, 1) or (m, components) values there.
       components: (m,) of a function with components, else ().
       dtype: of the function's values.
@@ -60,7 +60,7 @@ class Evaluations:
 
     shape: tuple[int, ...]
     held_out: int
-    keys: list[int]
+    keys: np.ndarray
     values: np.ndarray
     components: tuple[int, ...]
     dtype: Any
@@ -70,18 +70,18 @@ class Evaluations:
 
     @functools.cached_property
     def _places(self) -> dict[int, int]:
-        return {key: place for place, key in enumerate(self.keys)}
+        return {key: place for place, key in enumerate(self.keys.tolist())}
 
     def places(self, keys: list[int]) -> np.ndarray:
         """Returns for each key its place in the record of evaluations, or −1."""
         return np.array([self._places.get(key, -1) for key in keys], np.int64)
 
-    def more(self, keys: list[int], values: np.ndarray, dtype: Any) -> "Evaluations":
+    def more(self, keys: np.ndarray, values: np.ndarray, dtype: Any) -> "Evaluations":
         """Returns the record with more evaluations; those of keys that it has are left out."""
-        new = np.flatnonzero(self.places(keys) < 0)
+        new = np.flatnonzero(self.places(keys.tolist()) < 0)
         return dataclasses.replace(
             self,
-            keys=self.keys + [keys[place] for place in new],
+            keys=np.concatenate([self.keys, keys[new]]),
             values=np.concatenate([self.values, values[new]]),
             dtype=np.result_type(self.dtype, dtype),
         )

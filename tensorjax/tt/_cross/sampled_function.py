@@ -270,13 +270,17 @@ class Oracle:
         finite = np.flatnonzero(np.isfinite(values).all(axis=1))
         if not finite.size:
             return
-        kept = [keys[place] for place in finite], values[finite]
+        kept = self._positions(keys)[finite], values[finite]
         if self._record is None:
             self._record = self._recorded(*kept, 0)
         else:
             self._record = self._record.more(*kept, self.dtype)
 
-    def _recorded(self, keys: list[int], values: np.ndarray, held_out: int) -> Evaluations:
+    def _positions(self, keys: list[int]) -> np.ndarray:
+        """Converts keys to an array of 64 bits, or of Python integers where those are too few."""
+        return np.array(keys, self._strides.dtype)
+
+    def _recorded(self, keys: np.ndarray, values: np.ndarray, held_out: int) -> Evaluations:
         components = self._components or ()
         shape = self.shape[: self._modes]
         return Evaluations(shape, held_out, keys, values, components, self.dtype)
@@ -284,7 +288,7 @@ class Oracle:
     def record(self, held_out: int) -> Evaluations:
         """Returns all values of the function that are known, for a search that goes on."""
         values = linalg.scaled(self._values[: len(self._rows)], self.exponent)
-        out = self._recorded(list(self._rows), values, held_out)
+        out = self._recorded(self._positions(list(self._rows)), values, held_out)
         old = self._record
         return out if old is None else out.more(old.keys, old.values, old.dtype)
 
