@@ -173,7 +173,8 @@ def _steps(
         states = {left for left, _ in step}
         if len(states) > _MOST:
             raise ValueError(f"linear: expected smaller entries, got {a.tolist()}: ranks explode")
-        nothing: Step = {((0,) * grid.dims,) * 2: np.zeros((base, base))}
+        zero = (0,) * grid.dims
+        nothing: Step = {(zero, zero): np.zeros((base, base))}
         steps.append(step or nothing)  # no index is mapped to one of the grid
     return steps[::-1], sorted(states)
 
