@@ -522,7 +522,7 @@ def narrow(i):
     return np.exp(-2.0 * ((i - 13) ** 2).sum(axis=1))
 
 
-@pytest.mark.parametrize("shape", [(30,) * 20, (2,) * 70, (400, 500)])
+@pytest.mark.parametrize("shape", [(30,) * 20, (2,) * 70, (4000, 500)])
 def test_nothing_seen_is_a_status_and_not_a_certificate(key, shape):
     _, info = tt.cross(lambda i: np.zeros(len(i)), shape, tol=1e-6, key=key)
     assert info.status == "zero"
@@ -666,6 +666,35 @@ def test_a_share_for_global_search_finds_a_narrow_peak(seed):
     assert "may have escaped" in none.message
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_tail_that_one_entry_meets_leads_to_a_narrow_peak(seed):
+    """A tail far below the roundoff of the largest values, above that of the values around it."""
+    x = np.linspace(0, 1, 64)
+
+    def f(i):
+        far, near = (((x[i] - c) ** 2).sum(axis=1) for c in (0.25, 0.8))
+        return np.exp(-20 * far) + 5 * np.exp(-2000 * near)
+
+    t, info = tt.cross(f, (64,) * 4, tol=1e-6, key=jax.random.key(seed))
+    assert info.status == "converged"
+    assert info.evaluations < 6000
+    around = np.stack(np.meshgrid(*[np.arange(47, 54)] * 4), axis=-1).reshape(-1, 4)
+    assert error(tt.evaluate(t, around), f(around)) <= 1e-6 * norm(f(around))
+
+
+def test_a_tensor_is_read_where_a_search_does_not_know(rng, key):
+    """Few entries among 10^5: no sample finds all of them."""
+    x = np.zeros(10**5)
+    x[rng.choice(x.size, 40, replace=False)] = rng.standard_normal(40)
+    x = x.reshape((10,) * 5)
+    t, info = tt.cross(lambda i: x[tuple(i.T)], x.shape, tol=1e-6, key=key)
+    assert (info.status, info.error_std) == ("converged", 0)
+    assert error(dense(t), x) <= 1e-6 * norm(x)
+    info = tt.cross(lambda i: x[tuple(i.T)], x.shape, tol=1e-6, key=key, max_evaluations=99_999)[1]
+    assert info.error_std > 0
+    assert info.evaluations <= 99_999
+
+
 def drawn_steps(rng):
     """Boxes on a plane of digits, on a smooth background or none."""
     number = int(rng.integers(1, 4))
@@ -737,14 +766,15 @@ def test_edges_of_a_train_are_found_by_bisection(rng, base):
     x = np.arange(base**bits) >= place
     step = [np.asarray(c) for c in tt.from_dense(x.reshape(sizes) * 1.0, tol=1e-12).cores]
     starts = rng.integers(0, base, (200, bits))
-    found = jumps.edges(step, starts, sizes, 1e-3, np.random.default_rng(0)) @ weights
-    before, behind = found.reshape(2, -1)
+    found, sharp = jumps.edges(step, starts, sizes, 1e-3, np.random.default_rng(0))
+    before, behind = (found @ weights).reshape(2, -1)
+    assert sharp.any()
     assert before.size >= 20
     assert (before < place).all()
     assert (behind >= place).all()
     assert ((before == place - 1) & (behind == place)).any()
     flat = [np.ones((1, base, 1))] * bits
-    assert not len(jumps.edges(flat, starts, sizes, 0.0, np.random.default_rng(0)))
+    assert not len(jumps.edges(flat, starts, sizes, 0.0, np.random.default_rng(0))[0])
 
 
 @pytest.mark.parametrize(
@@ -1182,3 +1212,64 @@ def test_a_small_tensor_is_searched_where_f_fails_at_an_entry(rng, key):
     assert info.status == "converged"
     with pytest.raises(RuntimeError, match="no value here"):
         tt.cross(fails, shape, tol=1e-4, key=key)
+
+
+# Searches that go on ------------------------------------------------------------------------------
+
+
+class Breaking:
+    """A function that counts multi-indices asked for again, and breaks once after so many."""
+
+    def __init__(self, error, most):
+        self.seen, self.again, self.error, self.most = set(), 0, error, most
+
+    def __call__(self, i):
+        rows = set(map(tuple, np.atleast_2d(i).tolist()))
+        if self.error is not None and len(self.seen) + len(rows) > self.most:
+            error, self.error = self.error, None
+            raise error
+        self.again += len(rows & self.seen)
+        self.seen |= rows
+        values = np.exp(np.sin(np.atleast_2d(i).sum(axis=1) / 9.0))
+        return values if i.ndim == 2 else values[0]
+
+
+@pytest.mark.parametrize("how", ["interrupt", "error at a point", "callback", "budget", "NaN"])
+def test_a_search_that_was_ended_goes_on(how):
+    shape, key = (9,) * 7, jax.random.key(3)
+    whole, without = tt.cross(Breaking(None, 0), shape, tol=1e-7, key=key)
+    most = without.evaluations // 2
+    one = how == "error at a point"
+    f = Breaking({"interrupt": KeyboardInterrupt(), "error at a point": OSError()}.get(how), most)
+    options = {"key": key, "tol": 1e-7, "vectorized": not one}
+    first = {"callback": lambda p: p.evaluations > most} if how == "callback" else {}
+    if how == "budget":
+        first = {"max_evaluations": 400}
+
+    def broken(i):
+        values = f(i)
+        return np.where(len(f.seen) > most, np.nan, values) if how == "NaN" else values
+
+    _, info = tt.cross(broken, shape, **options, **first, on_error="return")
+    status = {"callback": "stopped", "budget": "budget"}.get(how, "failed")
+    assert info.status == status
+    assert "resume" in info.advice or how == "callback"
+    f.again = 0
+    t, info = tt.cross(f, shape, **options, resume=info)
+    assert info.status == "converged"
+    assert info.evaluations == len(f.seen) or how == "NaN"
+    assert f.again == 0 or how == "NaN"  # of a batch with NaN only finite values are known
+    assert info.held_out >= 1000
+    if how != "budget":
+        assert all(np.array_equal(a, b) for a, b in zip(t.cores, whole.cores, strict=True))
+
+
+def test_a_search_goes_on_where_it_fits_only(key):
+    _, info = tt.cross(fractions, (8,) * 6, tol=1e-3, key=key)
+    finer, again = tt.cross(fractions, (8,) * 6, tol=1e-8, key=key, resume=info)
+    assert again.status == "converged"
+    assert true_error(finer, fractions, (8,) * 6) <= 3e-8
+    with pytest.raises(ValueError, match=r"resume: .*shape"):
+        tt.cross(fractions, (8,) * 5, tol=1e-3, key=key, resume=info)
+    with pytest.raises(TypeError, match=r"resume: .*CrossInfo"):
+        tt.cross(fractions, (8,) * 6, tol=1e-3, key=key, resume=finer)

@@ -136,7 +136,8 @@ def test_budgets_are_kept():
 @pytest.mark.parametrize(
     ("message", "domain", "options"),
     [
-        ("finite ends", [(0, math.inf)], {}),
+        ("low < high", [(math.inf, math.inf)], {}),
+        ("low < high", [(math.inf, 0)], {}),
         ("low < high", [(1, 0)], {}),
         ("low < high", [(0, 0)], {}),
         ("low < high", [(0, math.nan)], {}),
@@ -155,6 +156,35 @@ def test_budgets_are_kept():
 def test_wrong_arguments_are_named(message, domain, options):
     with pytest.raises(ValueError, match=message):
         tt.integrate(lambda x: x[:, 0], domain, **{"tol": 1e-3, **options})
+
+
+@pytest.mark.parametrize("rule", ["gauss-kronrod", "gauss-legendre", "trapezoidal"])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_unbounded_domains(rule, seed):
+    """Half-lines in both directions, the whole line and intervals, with drawn scales and ends."""
+    rng = np.random.default_rng([52, seed])
+    a, b, end, scale = rng.uniform(-2, 2, 4) ** 2 + [0.5, 0.5, 0, 0.7]
+
+    def f(x):
+        line, up = np.exp(-a * x[:, 0] ** 2), np.exp(-b * (x[:, 1] - end))
+        return line * up * np.exp(scale * x[:, 2]) * x[:, 3]
+
+    domain = [(-math.inf, math.inf), (end, math.inf), (-math.inf, -1), (0, 2)]
+    exact = math.sqrt(math.pi / a) / b * math.exp(-scale) / scale * 2
+    value, info = tt.integrate(f, domain, tol=1e-6, rule=rule)
+    assert info.status == "converged", info
+    assert abs(value - exact) <= info.error + 1e-12 * exact
+    assert info.error <= 1e-6 * value
+    value, info = tt.integrate(
+        lambda x: 1 / (1 + jnp.sum(x**2, 1)), (-math.inf, math.inf), tol=1e-7
+    )
+    assert (info.status, value) == ("converged", pytest.approx(math.pi, rel=1e-7))
+
+
+def test_an_integral_that_does_not_exist():
+    _, info = tt.integrate(lambda x: 1 / (1 + x[:, 0]), (0, math.inf), tol=1e-6)
+    assert info.status == "quadrature"
+    assert info.error > 1
 
 
 def test_traced_domains_are_refused():

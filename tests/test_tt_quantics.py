@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from fractions import Fraction
 
 import jax
 import numpy as np
@@ -125,29 +126,45 @@ def test_indicators_on_drawn_grids():
         assert close(q.weights(grid), np.prod(h * np.where(ends, 0.5, 1), -1))
 
 
-def test_affine_maps_of_drawn_grids():
-    rng = np.random.default_rng(8)
-    for _ in range(25):
-        dims, base = int(rng.integers(1, 4)), int(rng.integers(2, 4))
+@pytest.mark.parametrize("most", [1, 4])
+def test_affine_maps_of_drawn_grids(most):
+    """Maps of integers and of fractions, beside their definition in exact arithmetic."""
+    rng = np.random.default_rng([8, most])
+    for _ in range(15):
+        dims, base = int(rng.integers(1, 4 if most == 1 else 3)), int(rng.integers(2, 4))
         bits = int(rng.integers(1, 5 - dims))
-        a = rng.integers(-3, 4, (dims, dims))
-        b = rng.integers(-2 * base**bits, 2 * base**bits, dims)
+        n = base**bits
+        down = rng.integers(1, most + 1, (dims, dims + 1))
+        above = rng.integers(-3, 4, (dims, dims)), rng.integers(-2 * n, 2 * n, dims)
+        rows = np.column_stack(above).astype(object)
+        exact = np.vectorize(Fraction, otypes=[object])(rows, down)
+        a, b = (exact[:, :-1], exact[:, -1]) if most > 1 else above
         ends, order = ([0.0] * dims, [1.0] * dims), rng.choice(["interleaved", "fused"])
         grid = tt.quantics_grid(*ends, bits, base=base, **{str(order): True})
         index = grid.index(np.stack(np.indices(grid.shape), -1)).reshape(-1, dims)
-        places, image = (
-            dict(zip(map(tuple, index), range(len(index)), strict=True)),
-            index @ a.T + b,
-        )
-        for boundary in ("periodic", "dirichlet"):
-            wrapped = image % base**bits if boundary == "periodic" else image
-            hits = [(k, places[tuple(i)]) for k, i in enumerate(wrapped) if tuple(i) in places]
+        places = dict(zip(map(tuple, index.tolist()), range(len(index)), strict=True))
+        image = index.astype(object) @ exact[:, :-1].T + exact[:, -1]
+        below = np.vectorize(math.floor, otypes=[np.int64])(image)
+        for boundary, rounding in itertools.product(("periodic", "dirichlet"), ("floor", "exact")):
+            wrapped = below % n if boundary == "periodic" else below
+            kept = rounding == "floor" or (image == below).all(axis=1)
+            kept = np.broadcast_to(kept, len(index))
+            at = enumerate(map(tuple, wrapped.tolist()))
+            hits = [(k, places[i]) for k, i in at if i in places and kept[k]]
             expected = np.zeros((len(index),) * 2)
             expected[tuple(np.array(hits, int).reshape(-1, 2).T)] = 1
-            found = tt.to_dense(q.affine(grid, a, b, boundary=boundary))
+            found = tt.to_dense(q.affine(grid, a, b, boundary=boundary, rounding=rounding))
             assert (np.asarray(found) == expected).all()
-    for factor in (2, 5, -3):
-        assert max(q.affine(tt.quantics_grid(0.0, 1.0, 40), factor).ranks) <= abs(factor) + 1
+
+
+def test_ranks_of_affine_maps():
+    grid = tt.quantics_grid(0.0, 1.0, 40)
+    for up, down in [(2, 1), (5, 1), (-3, 1), (1, 2), (7, 3), (-5, 4), (1, 9)]:
+        for rounding in ("floor", "exact"):
+            for boundary in ("periodic", "dirichlet"):
+                by, shift = Fraction(up, down), Fraction(3**20, down)
+                t = q.affine(grid, by, shift, rounding=rounding, boundary=boundary)
+                assert max(t.ranks) <= abs(up) + down
 
 
 def test_shifts_and_differences_on_drawn_grids():
@@ -269,6 +286,7 @@ def test_dtypes_of_what_is_made():
 
 
 LONG = tt.quantics_grid(0.0, 1.0, 30)
+F65 = Fraction(1, 65)
 GRID, PLANE = tt.quantics_grid(0.0, 1.0, 3), tt.quantics_grid([0, 0], [1, 1], 2)
 WRONG = [
     (ValueError, "bits: expected one number or 2", lambda: tt.quantics_grid([0, 0], [1, 1], [3])),
@@ -296,6 +314,8 @@ WRONG = [
     (ValueError, "linear: expected shape \\(2, 2", lambda: q.affine(PLANE, 3)),
     (TypeError, "linear: expected integers", lambda: q.affine(GRID, 0.5)),
     (ValueError, "ranks explode", lambda: q.affine(LONG, 10**5)),
+    (ValueError, "smaller denominators", lambda: q.affine(PLANE, np.eye(2, dtype=int), [F65, F65])),
+    (ValueError, "rounding", lambda: q.affine(GRID, 1, rounding="up")),
     (ValueError, "scheme", lambda: q.derivative(GRID, scheme="upwind")),
     (ValueError, "given once", lambda: q.laplacian(PLANE, [0, -2])),
     (ValueError, "tt.solve", lambda: q.inverse_laplacian(PLANE)),

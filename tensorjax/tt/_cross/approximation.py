@@ -35,6 +35,8 @@ _MOVES, _MOVE_GAIN = 4, 2.0
 _FIRST, PROGRESS = 0.1, 0.7
 # Most elements, components counted, of a tensor that is read instead of searched: 32 MiB.
 _MOST_ELEMENTS = 1 << 22
+# Most entries of a tensor that is read after a search that failed, if no budget is given.
+_MOST_READ = 1 << 18
 
 
 class Approximation:
@@ -233,6 +235,14 @@ class Approximation:
         most = self.options.budget if self.one_read else self.options.most_random
         return self.held.size <= most
 
+    @property
+    def affordable(self) -> bool:
+        """Whether all entries are read where a search fails: it does not know what it missed."""
+        budget, size = self.options.budget, self.held.size
+        most = budget if math.isfinite(budget) else _MOST_READ
+        elements = size * self.held.values.shape[1]
+        return self.options.search > 0 and size <= most and elements <= _MOST_ELEMENTS
+
     def whole(self) -> Status:
         """Evaluates all entries of the tensor and decomposes them by TT-SVD, without a search."""
         self.held.read_all()
@@ -253,11 +263,16 @@ class Approximation:
         self.cores, self.estimate = self.finish(self._constant_cores(0.0)), UNKNOWN
         return "zero"
 
-    def ended(self, status: Status) -> Status:
-        """Ends a cross approximation that can evaluate f no more, with its best train."""
+    def ended(self, status: Status, *, measured: bool = True) -> Status:
+        """Ends a cross approximation that can evaluate f no more, with its best train.
+
+        Args:
+          status: how it ended.
+          measured: whether the present train is tried too: not if its index sets may be halves.
+        """
         if self.oracle.largest == 0:
             return self.zero()
-        if self._sets is not None:
+        if self._sets is not None and measured:
             self.measure(follow=False)
         cores, estimate = self._constant()
         if not self.cores or estimate.bound < self.estimate.bound:

@@ -16,7 +16,7 @@ from tensorjax._formats.trains import TT, single
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike, DTypeLike
 from tensorjax.tt._cross.approximation import Approximation
-from tensorjax.tt._cross.function_calls import Executor
+from tensorjax.tt._cross.function_calls import Evaluations, Executor
 from tensorjax.tt._cross.held_out_error import Estimate
 from tensorjax.tt._cross.progress import CrossProgress, Options, Status
 from tensorjax.tt._cross.report import CrossInfo, reported
@@ -53,13 +53,16 @@ def cross(
     cache: int = 1 << 23,
     executor: Executor | None = None,
     on_error: Literal["raise", "return"] = "raise",
+    resume: CrossInfo | None = None,
 ) -> tuple[TT, CrossInfo]:
     """Approximates a function of multi-indices or grid points by a train, from few evaluations.
 
     Index sets of all bonds grow pivot by pivot where random entries of two neighbouring modes show
     the largest residual (greedy two-site cross interpolation). No entry is evaluated twice. A small
     tensor, of up to 20 000 entries, is read entirely and factored by TT-SVD: its error is exact.
-    Where f costs too much for that, ``max_evaluations`` or ``search=0`` asks for a search.
+    One of up to 2^18 entries, or of up to ``max_evaluations``, is read where a search would end
+    without knowing its error: "unseen", "stalled" or "zero". Where f costs too much for that,
+    ``max_evaluations`` or ``search=0`` asks for a search.
 
     Args:
       f: maps a batch of multi-indices, int64 (batch, d), to values (batch,); or to (batch, m), and
@@ -95,8 +98,14 @@ def cross(
       executor: workers that evaluate f: anything with ``submit`` or ``map`` as executors of
         `concurrent.futures` have them. f is called on parts of a batch, or at one point after the
         other (``vectorized=False``), and not compiled; processes need one that can be pickled.
-      on_error: "return" ends the search if f raises an error: the best train so far is returned,
-        with status "failed". An error of the very first batch is raised in any case.
+      on_error: "return" ends the search if f raises an error or returns NaN or Inf, or at an
+        interrupt (KeyboardInterrupt): the best train so far is returned, with status "failed". An
+        error of the very first batch is raised in any case.
+      resume: report of an earlier search of the same f on the same shape, ended by a budget, an
+        error, an interrupt or a callback: the search goes on from there. Its values of f are taken
+        from ``resume.record`` and count as evaluations, of ``max_evaluations`` too, but f is not
+        asked for them again. After an error, an interrupt or a callback, the result with the same
+        key and options is that of a search without a break.
 
     Returns:
       The train, and a `CrossInfo` with status, error and its uncertainty, evaluations and advice.
@@ -130,6 +139,10 @@ def cross(
     options = _options(
         sizes, tol, max_rank, held_out, max_sweeps, max_evaluations, search, callback
     )
+    record = _resumed(resume, sizes)
+    if record is not None and record.held_out:  # the same entries are held out as before
+        options.wanted = options.held_out
+        options.held_out = min(record.held_out, options.held_out)
     rng = _check.host_generator(key, "; tt.cross calls f from the host and cannot be traced")
     coordinates = None if grid is None else checked_grid(grid, sizes)
     oracle = Oracle(
@@ -142,6 +155,7 @@ def cross(
         cache=_check.integer("cache", cache, low=0),
         executor=executor,
         end_on_error=_calls(jit, executor, on_error),
+        record=record,
     )
     final = _Dtype(oracle, dtype)
     starts = _start(x0, sizes), checked_pivots(pivots, sizes, grid)
@@ -168,6 +182,19 @@ def _calls(jit: Any, executor: Any, on_error: Any) -> bool:
     if executor is not None and jit is True:
         raise ValueError("executor: expected jit=False or 'auto' beside it, got True")
     return on_error == "return"
+
+
+def _resumed(resume: Any, sizes: tuple[int, ...]) -> Evaluations | None:
+    """Returns the record of evaluations in the report of an earlier search of `cross`."""
+    if resume is None:
+        return None
+    if not isinstance(resume, CrossInfo) or resume.record is None:
+        raise TypeError(
+            f"resume: expected the CrossInfo of an earlier search, got {_check.short(resume)}"
+        )
+    if resume.record.shape != sizes:
+        raise ValueError(f"resume: expected a search of shape {sizes}, got {resume.record.shape}")
+    return resume.record
 
 
 def _share(search: Any) -> float:

@@ -1,5 +1,7 @@
-"""Calls of the function that `cross` approximates: copies of the points, executors, errors."""
+"""Calls of the function that `cross` approximates: copies, executors, errors, and their record."""
 
+import dataclasses
+import functools
 import math
 import os
 from collections.abc import Callable, Iterable
@@ -33,6 +35,58 @@ class Executor(Protocol):
     def map(self, function: Callable[[Any], Any], values: Iterable[Any], /) -> Iterable[Any]: ...
 
 
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Evaluations:
+    """Record of the values of a function, from which a search of `cross` goes on.
+
+    Attributes:
+      shape: mode sizes of the tensor.
+      held_out: number of entries that the search held out first.
+      keys: (m,) positions of multi-indices in the flattened tensor: int64, or Python integers.
+      values: (m, 1) or (m, components) values there.
+      components: (m,) of a function with components, else ().
+      dtype: of the function's values.
+
+    Example:
+      >>> import jax
+      >>> from tensorjax import tt
+      >>> f = lambda i: 1.0 * i.sum(axis=1)
+      >>> _, info = tt.cross(f, (4, 4, 4), tol=1e-4, key=jax.random.key(0))
+      >>> info.record
+      <64 values of a function>
+
+    Source: ours.
+    """
+
+    shape: tuple[int, ...]
+    held_out: int
+    keys: np.ndarray
+    values: np.ndarray
+    components: tuple[int, ...]
+    dtype: Any
+
+    def __repr__(self) -> str:
+        return f"<{len(self.keys)} values of a function>"
+
+    @functools.cached_property
+    def _places(self) -> dict[int, int]:
+        return {key: place for place, key in enumerate(self.keys.tolist())}
+
+    def places(self, keys: list[int]) -> np.ndarray:
+        """Returns for each key its place in the record of evaluations, or −1."""
+        return np.array([self._places.get(key, -1) for key in keys], np.int64)
+
+    def more(self, keys: np.ndarray, values: np.ndarray, dtype: Any) -> "Evaluations":
+        """Returns the record with more evaluations; those of keys that it has are left out."""
+        new = np.flatnonzero(self.places(keys.tolist()) < 0)
+        return dataclasses.replace(
+            self,
+            keys=np.concatenate([self.keys, keys[new]]),
+            values=np.concatenate([self.values, values[new]]),
+            dtype=np.result_type(self.dtype, dtype),
+        )
+
+
 class Calls:
     """Callable that evaluates a function on a batch of points, by an executor if there is one.
 
@@ -61,6 +115,13 @@ class Calls:
             return [future.result() for future in [executor.submit(self._batch, p) for p in parts]]
         return list(executor.map(self._batch, parts))
 
+    def done(self) -> list[Any]:
+        """Takes the values at the first points of the batch of single calls that failed last."""
+        if not isinstance(self._batch, OneByOne) or self._executor is not None:
+            return []
+        done, self._batch.done = self._batch.done, []
+        return done
+
     def culprit(self, points: np.ndarray) -> int | None:
         """Finds the position of a point at which the function raises an error, by bisection.
 
@@ -84,13 +145,25 @@ class Calls:
 
 
 class OneByOne:
-    """Callable that evaluates a function of one point on a batch, point by point."""
+    """Callable that evaluates a function of one point on a batch, point by point.
+
+    Attributes:
+      done: values at the first points of the last batch in which the function raised an error.
+    """
 
     def __init__(self, f: Callable[[Any], Any]):
         self._f = f
+        self.done: list[Any] = []
 
     def __call__(self, points: np.ndarray) -> Any:
-        return joined([self._f(p) for p in points], np.stack)
+        values: list[Any] = []
+        try:
+            for point in points:
+                values.append(self._f(point))
+        except BaseException:
+            self.done = values
+            raise
+        return joined(values, np.stack)
 
 
 def joined(values: list[Any], join: Callable[[list[Any]], Any]) -> Any:

@@ -124,10 +124,12 @@ class GlobalSearch:
             for part, known in ((slice(k), left[k]), (slice(k, modes), right[k][:, : modes - k])):
                 starts[here, part] = known[self._rng.integers(0, len(known), len(here))]
         sizes = np.array(self._oracle.shape[:modes])
-        found = edges(cores, starts, sizes, least, self._rng)
+        found, sharp = edges(cores, starts, sizes, least, self._rng)
         if many:  # where edges end or meet: lines through entries at edges
             again = self._rng.permutation(found)[:count]
-            found = np.concatenate([found, edges(cores, again, sizes, least, self._rng)])
+            found = np.concatenate([found, edges(cores, again, sizes, least, self._rng)[0]])
+        else:  # sharp ones first, as there f itself is most likely to jump
+            found = np.concatenate([found, found[sharp]])
         out, met = np.unique(found, axis=0, return_counts=True)
         known = self._oracle.known(out)
         new = np.flatnonzero(~known)
@@ -185,13 +187,16 @@ class GlobalSearch:
         tops = [climbed(oracle, p)[:modes] for p in starts]
         return np.array(tops, np.int64).reshape(len(tops), modes)
 
-    def worst_tops(self, cores: Cores, points: np.ndarray, count: int) -> np.ndarray:
+    def worst_tops(
+        self, cores: Cores, points: np.ndarray, count: int, *, relative: bool = False
+    ) -> np.ndarray:
         """Finds local maxima of a train's error |f − t| by mode-wise ascent.
 
         Args:
           cores: of the train t.
           points: to start from, the most promising first.
           count: evaluations to take at most, about.
+          relative: whether to climb first on the error beside what the train sums up.
         """
         modes = points.shape[1]
         points = points[: min(_CLIMBS, count // self.a_climb)]
@@ -202,6 +207,8 @@ class GlobalSearch:
         if len(self._oracle.shape) > modes:  # the component that is wrong is found on the way
             points = np.column_stack([points, np.zeros(len(points), np.int64)])
         sweeps = max(1, min(_ASCENTS, count // (len(points) * (self.a_climb // 2))))
+        if relative:
+            points = climbed_errors(self._oracle, cores, points, sweeps, relative=True)
         tops = climbed_errors(self._oracle, cores, points, sweeps)[:, :modes]
         self.spent += self._oracle.evaluations - before
         return tops
@@ -223,11 +230,21 @@ def climbed(oracle: Oracle, point: np.ndarray) -> np.ndarray:
         best = size
 
 
-def climbed_errors(oracle: Oracle, cores: Cores, points: np.ndarray, sweeps: int) -> np.ndarray:
+def climbed_errors(
+    oracle: Oracle, cores: Cores, points: np.ndarray, sweeps: int, *, relative: bool = False
+) -> np.ndarray:
     """Climbs from entries (m, d) to larger errors of a train, along one mode after the other.
 
     All entries climb at once. Vectors of the train left and right of a mode are kept, so that its
     fibres cost r² each.
+
+    Args:
+      oracle: f.
+      cores: of the train.
+      points: (m, d) to start from.
+      sweeps: over all modes, at most.
+      relative: whether errors are over the magnitude of the terms that make the train's entry: what
+        is roundoff where the train is large is an error where it is small.
 
     Example:
       >>> import numpy as np
@@ -239,25 +256,51 @@ def climbed_errors(oracle: Oracle, cores: Cores, points: np.ndarray, sweeps: int
       >>> print(climbed_errors(oracle, zero, np.array([[1, 1]]), 2))
       [[2 3]]
     """
-    points, d = points.copy(), points.shape[1]
-    best = np.full(len(points), -1.0)
+    points, best = points.copy(), np.full(len(points), -1.0)
+    parts = [_Fibres(cores)]
+    if relative:
+        parts.append(_Fibres([np.abs(core) for core in cores]))
     for _ in range(sweeps):
-        right = [np.ones((len(points), 1))]
-        for k in range(d - 1, 0, -1):
-            slices = cores[k].transpose(1, 0, 2)[points[:, k]]
-            right.append(np.matmul(slices, right[-1][:, :, None])[:, :, 0])
-        left = np.ones((len(points), 1))
-        for k, core in enumerate(cores):
-            rows = absorb(left, core)  # (entries, n, r)
-            fitted = (rows * right[d - 1 - k][:, None]).sum(axis=2)
-            error = np.abs(_fibres(oracle, points, k) - fitted)
+        for part in parts:
+            part.start(points)
+        for k in range(points.shape[1]):
+            fitted = [part.values(k) for part in parts]
+            error = np.abs(_fibres(oracle, points, k) - fitted[0])
+            if relative:
+                with np.errstate(over="ignore"):
+                    error = error / (fitted[1] + np.finfo(float).tiny)
             points[:, k] = error.argmax(axis=1)
-            left = rows[np.arange(len(points)), points[:, k]]
+            for part in parts:
+                part.take(points[:, k])
         size = error.max(axis=1)
         if not (size > best).any():
             break
         best = np.maximum(best, size)
     return points
+
+
+class _Fibres:
+    """Fibres of a train through entries, one mode after the other, by vectors left and right."""
+
+    def __init__(self, cores: Cores):
+        self._cores = cores
+
+    def start(self, points: np.ndarray) -> None:
+        """Computes the vectors right of all modes through entries (m, d)."""
+        self._right = [np.ones((len(points), 1))]
+        for k in range(points.shape[1] - 1, 0, -1):
+            slices = self._cores[k].transpose(1, 0, 2)[points[:, k]]
+            self._right.append(np.matmul(slices, self._right[-1][:, :, None])[:, :, 0])
+        self._left = np.ones((len(points), 1))
+
+    def values(self, k: int) -> np.ndarray:
+        """Computes the fibres of mode k, (m, n_k); all modes before it must have been taken."""
+        self._rows = absorb(self._left, self._cores[k])  # (entries, n, r)
+        return (self._rows * self._right.pop()[:, None]).sum(axis=2)
+
+    def take(self, index: np.ndarray) -> None:
+        """Goes on to the next mode at given indices (m,) of this one."""
+        self._left = self._rows[np.arange(len(index)), index]
 
 
 def _fibres(oracle: Oracle, points: np.ndarray, k: int) -> np.ndarray:

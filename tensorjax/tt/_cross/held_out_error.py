@@ -71,6 +71,7 @@ class HeldOut:
         self.size = math.prod(self._shape)
         self._source: Sampler | None = None
         self._weights: np.ndarray | None = None
+        self._former: list[tuple[np.ndarray, np.ndarray]] = []
         self.all = self.size <= count
         self.index = self._every() if self.all else self._draw(count)
         self.values = oracle.start(self.index)
@@ -111,6 +112,7 @@ class HeldOut:
         if self.all:
             return
         inside = places[places < self.uniform]
+        self._former.append((self.index[inside], self.values[inside]))
         index = self._draw(len(inside))
         self.values[inside] = self._oracle.points(index)
         self.index[inside] = index
@@ -120,7 +122,7 @@ class HeldOut:
 
     def reread(self) -> None:
         """Updates the values of held-out entries after a change of the function's scale."""
-        self.index = self.index[: self.uniform]
+        self.index, self._former = self.index[: self.uniform], []
         self.values = self._oracle.points(self.index)
         self._source = self._weights = None
         self._weigh()
@@ -245,6 +247,11 @@ class HeldOut:
         wrong = squares(entries(cores, self.index[:count]) - self.values[:count])
         self.worst = math.sqrt(wrong.max())
         return wrong
+
+    def with_former(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns multi-indices and values of held-out entries, those that were replaced too."""
+        index, values = zip((self.index, self.values), *self._former, strict=True)
+        return np.concatenate(index), np.concatenate(values)
 
     def not_zero(self, count: int) -> np.ndarray:
         """Returns at most ``count`` held-out multi-indices at which the function is not zero."""

@@ -51,7 +51,10 @@ class CrossProgress:
 
 @dataclasses.dataclass
 class Options:
-    """Checked options of a cross approximation; ``most_random`` bounds its random evaluations."""
+    """Checked options of a cross approximation; ``most_random`` bounds its random evaluations.
+
+    ``held_out`` entries are held out first, ``wanted`` before a train counts as converged.
+    """
 
     tol: float
     max_rank: int
@@ -62,3 +65,4 @@ class Options:
     most_random: int
     search: float
     callback: Callable[[CrossProgress], Any] | None
+    wanted: int = 0

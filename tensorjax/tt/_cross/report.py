@@ -3,6 +3,7 @@
 import dataclasses
 
 from tensorjax._formats.trains import TT
+from tensorjax.tt._cross.function_calls import Evaluations
 from tensorjax.tt._cross.held_out_error import Estimate
 from tensorjax.tt._cross.progress import Status
 from tensorjax.tt._cross.sampled_function import Oracle
@@ -11,7 +12,8 @@ from tensorjax.tt._cross.search import Search
 _ADVICE: dict[str, str] = {
     "converged": "",
     "max_rank": "max_rank is too small for tol: raise it, or ask for less accuracy",
-    "budget": "max_evaluations is too small for tol: raise it, start from x0=, or ask for less",
+    "budget": "max_evaluations is too small for tol: raise it and go on with resume=, start from "
+    "x0=, or ask for less",
     "max_sweeps": "ranks were still growing: raise max_sweeps",
     "stalled": "no entry was found whose fit would lower the error: f may be noisy at the level "
     "of the error, or vary too fast for low ranks; ask for less accuracy, reorder or refine the "
@@ -20,7 +22,7 @@ _ADVICE: dict[str, str] = {
     "unseen": "random entries meet too little of what was found for its error to be known: another "
     "part of f as small would have escaped; if there is none, or to look elsewhere too, give "
     "pivots=, multi-indices where f is large, or x0=; search= looks at more",
-    "failed": "f raised an error, see message: mend f, and start from the train returned as x0=",
+    "failed": "f raised an error or was interrupted, see message: mend f, and go on with resume=",
     "zero": "every entry seen is zero: if f is not, give pivots=, multi-indices where f is large, "
     "or an x0= that is large where f is",
 }
@@ -57,6 +59,8 @@ class CrossInfo:
       programs: programs compiled for a JAX function, one for each batch size of few.
       advice: what to do next, in words; empty if converged, unless f is zero everywhere.
       searched: entries at which errors were sought beside the fit, random and others.
+      record: the values of f, for a search that goes on from here with ``resume``: those that
+        ``cache`` held at the end.
       message: the status, the error and what was searched, in one sentence. A part of f at fewer
         entries than it says can escape any search, "converged" or not.
 
@@ -84,6 +88,7 @@ class CrossInfo:
     advice: str
     searched: int = 0
     message: str = ""
+    record: Evaluations | None = dataclasses.field(default=None, repr=False, compare=False)
 
 
 def reported(
@@ -104,6 +109,7 @@ def reported(
         advice=_ALL_ZERO if search.held.all and oracle.largest == 0 else _ADVICE[status],
         searched=search.held.uniform + search.globally.spent,
         message=_message(status, estimate, search),
+        record=oracle.record(search.fit.options.held_out),
     )
 
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from tensorjax import linalg
-from tensorjax.tt._cross.function_calls import Calls, Executor, joined, numbers
+from tensorjax.tt._cross.function_calls import Calls, Evaluations, Executor, joined, numbers
 
 Jit = bool | Literal["auto"]
 # Batches of compiled functions are padded to one of these sizes, and cut at the last.
@@ -66,6 +66,7 @@ class Oracle:
       peak: the entry there, its component (if there are any) behind its multi-index.
       exponent: all values are given out over 2^exponent, which keeps their squares in range.
       programs: batch sizes for which the function was compiled.
+      end_on_error: whether errors of the function end the search, which then returns what it has.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Oracle:
         cache: int | None = None,
         executor: Executor | None = None,
         end_on_error: bool = False,
+        record: Evaluations | None = None,
     ):
         self.shape = shape
         self.evaluations = 0
@@ -91,11 +93,13 @@ class Oracle:
         self.exponent = 0
         self._f, self._grid, self._vectorized, self._jit = f, grid, vectorized, jit
         self._eager = Calls(f, vectorized, executor)
-        self._end_on_error = end_on_error
+        self.end_on_error = end_on_error
         self._cache = math.inf if cache is None else cache
         self._budget = math.inf if budget is None else budget
         self._modes = len(shape)
-        self._components: tuple[int, ...] | None = None
+        self._record = record
+        self._components = None if record is None else record.components
+        self._called = False
         self._rows: dict[int, int] = {}
         self._values = np.empty((0, 1))
         self._compiled: Any = None
@@ -177,7 +181,7 @@ class Oracle:
         if once.size > self.left:
             raise BudgetExhausted
         index = take(once)[:, : self._modes]
-        values, shift = self._call(index)
+        values, shift = self._call(index, new)
         self._count(values, index)
         if missing.size == len(wanted):
             out = values[place]
@@ -218,17 +222,19 @@ class Oracle:
 
     # Calling -------------------------------------------------------------------------------------
 
-    def _call(self, index: np.ndarray) -> tuple[np.ndarray, bool]:
+    def _call(self, index: np.ndarray, keys: list[int]) -> tuple[np.ndarray, bool]:
         """Evaluates the function at new multi-indices; returns also if old values were rescaled."""
-        points = index
-        if self._grid is not None:
-            points = self._grid[np.arange(self._modes), index]
-        size = _BUCKETS[-1]
-        cuts = [slice(p, p + size) for p in range(0, len(points), size)]
-        pieces = [self._piece(points[cut], index[cut]) for cut in cuts]
-        values = np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
-        if not np.isfinite(values).all():
-            self._complain(values, index, points)
+        if self._record is None:
+            values = self._evaluated(index, keys)
+        else:
+            places = self._record.places(keys)
+            new = np.flatnonzero(places < 0)
+            values = self._record.values[places]
+            self._found(self._record.dtype)
+            if new.size:
+                fresh = self._evaluated(index[new], [keys[p] for p in new])
+                values = values.astype(np.result_type(values, fresh), copy=False)
+                values[new] = fresh
         exponent = linalg.exponent_of(values) if values.any() else self.exponent
         if self.largest == 0:  # zeros have any scale
             self.exponent = exponent if abs(exponent) > _IN_RANGE else 0
@@ -239,13 +245,70 @@ class Oracle:
             self.largest = 0.0  # the new ones are larger by far
         return linalg.scaled(values, -self.exponent), shift > 0
 
-    def _piece(self, points: np.ndarray, index: np.ndarray) -> np.ndarray:
+    def _evaluated(self, index: np.ndarray, keys: list[int]) -> np.ndarray:
+        """Evaluates the function at multi-indices in batches, and checks its values."""
+        points = index
+        if self._grid is not None:
+            points = self._grid[np.arange(self._modes), index]
+        size = _BUCKETS[-1]
+        cuts = [slice(p, p + size) for p in range(0, len(points), size)]
+        pieces: list[np.ndarray] = []
+        try:
+            for cut in cuts:
+                pieces.append(self._piece(points[cut], index[cut], keys[cut]))
+            values = np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
+            if not np.isfinite(values).all():
+                self._complain(values, index, points)
+        except BaseException:  # what is known is kept, for a search that goes on from here
+            for piece, first in zip(pieces, range(0, len(points), size), strict=False):
+                self._save(keys[first : first + size], piece)
+            raise
+        return values
+
+    def _save(self, keys: list[int], values: np.ndarray) -> None:
+        """Adds finite values of a batch that failed to the record of evaluations."""
+        finite = np.flatnonzero(np.isfinite(values).all(axis=1))
+        if not finite.size:
+            return
+        kept = self._positions(keys)[finite], values[finite]
+        if self._record is None:
+            self._record = self._recorded(*kept, 0)
+        else:
+            self._record = self._record.more(*kept, self.dtype)
+
+    def _positions(self, keys: list[int]) -> np.ndarray:
+        """Converts keys to an array of 64 bits, or of Python integers where those are too few."""
+        return np.array(keys, self._strides.dtype)
+
+    def _recorded(self, keys: np.ndarray, values: np.ndarray, held_out: int) -> Evaluations:
+        components = self._components or ()
+        shape = self.shape[: self._modes]
+        return Evaluations(shape, held_out, keys, values, components, self.dtype)
+
+    def record(self, held_out: int) -> Evaluations:
+        """Returns all values of the function that are known, for a search that goes on."""
+        values = linalg.scaled(self._values[: len(self._rows)], self.exponent)
+        out = self._recorded(self._positions(list(self._rows)), values, held_out)
+        old = self._record
+        return out if old is None else out.more(old.keys, old.values, old.dtype)
+
+    def _piece(self, points: np.ndarray, index: np.ndarray, keys: list[int]) -> np.ndarray:
         """Evaluates the function on one batch; checks its values and casts them to double."""
+        first = 0 if self._called else 1  # the first call of all is of one point
         try:
             out = self._raw(points)
-        except Exception as error:
-            self._name(error, points, index)
+        except BaseException as error:
+            done = self._eager.done()
+            if done and self._called:
+                found = slice(first, first + len(done))
+                self._save(keys[found], self._checked(joined(done, np.stack), points[found]))
+            if isinstance(error, Exception):
+                self._name(error, points, index, first + len(done) if done else None)
             raise
+        return self._checked(out, points)
+
+    def _checked(self, out: Any, points: np.ndarray) -> np.ndarray:
+        """Checks the shape of a function's values at points, and casts them to double."""
         values = numbers(np.asarray(out))
         kinds = "(batch,) or (batch, components)"
         if values.ndim not in (1, 2) or len(values) != len(points) or 0 in values.shape:
@@ -264,11 +327,15 @@ class Oracle:
         kind = values.dtype if values.dtype.kind in "fc" else np.dtype(np.float64)
         if kind.type in (np.longdouble, np.clongdouble):  # which JAX cannot hold
             kind = np.dtype(np.float64 if kind.kind == "f" else np.complex128)
-        self.dtype = kind if self.dtype is None else np.result_type(self.dtype, kind)
+        self._found(kind)
         with np.errstate(over="ignore"):  # of longer numbers: Inf is refused as it is elsewhere
             # A copy: the function may give out the same array again, with other values.
             wide = values.astype(np.result_type(kind, np.float64))
         return wide.reshape(len(points), -1)
+
+    def _found(self, kind: Any) -> None:
+        """Widens the dtype of the function's values to one that was found."""
+        self.dtype = kind if self.dtype is None else np.result_type(self.dtype, kind)
 
     def _raw(self, points: np.ndarray) -> Any:
         if self._jit is True and self._compiled is None:
@@ -285,11 +352,12 @@ class Oracle:
                 return out
         if self._is_jax:  # eager operations are compiled for every shape too
             return self._padded(self._eager, points)
-        return self._eager(points) if self.evaluations else self._first(points)
+        return self._eager(points) if self._called else self._first(points)
 
     def _first(self, points: np.ndarray) -> Any:
         """Evaluates the function on its first batch; finds whether it returns JAX arrays."""
         head = self._eager(points if self._vectorized else points[:1])
+        self._called = True
         self._is_jax = isinstance(head, jax.Array)
         if self._is_jax and self._jit == "auto":
             self._compiled = self._jitted()
@@ -308,11 +376,13 @@ class Oracle:
         out = np.asarray(f(np.concatenate([points, padding])))
         return out[: len(points)] if out.shape[:1] == (size,) else out
 
-    def _name(self, error: Exception, points: np.ndarray, index: np.ndarray) -> None:
+    def _name(
+        self, error: Exception, points: np.ndarray, index: np.ndarray, at: int | None
+    ) -> None:
         """Adds to an error of the function the multi-index at which it was raised."""
         if isinstance(error, _NOT_TRACEABLE):
             return
-        at = self._eager.culprit(points)
+        at = self._eager.culprit(points) if at is None else at
         if at is None:
             where = f"for a batch of {len(index)} multi-indices"
         else:
@@ -320,7 +390,7 @@ class Oracle:
             if self._grid is not None:
                 where += f" (coordinates {tuple(points[at].tolist())})"
         error.add_note(f"f: raised {where}, after {self.evaluations} evaluations of tt.cross")
-        if self._end_on_error and self.evaluations:
+        if self.end_on_error and self.evaluations:
             raise FunctionFailed(f"f raised {error!r} {where}") from error
 
     def _complain(self, values: np.ndarray, index: np.ndarray, points: np.ndarray) -> NoReturn:
@@ -329,10 +399,13 @@ class Oracle:
         where = ""
         if self._grid is not None:
             where = f" (coordinates {tuple(points[bad[0]].tolist())})"
-        raise ValueError(
+        message = (
             f"f: expected finite values, got NaN or Inf at {bad.size} of {len(index)} "
             f"multi-indices of a batch, first {named}{where}"
         )
+        if self.end_on_error and self.evaluations:
+            raise FunctionFailed(message)
+        raise ValueError(message)
 
 
 @functools.lru_cache(maxsize=64)

@@ -84,6 +84,11 @@ class Search:
             except FunctionFailed as error:
                 self.failure = str(error)
                 return self.fit.ended("failed")
+            except KeyboardInterrupt:
+                if not self._oracle.end_on_error or not self._oracle.evaluations:
+                    raise
+                self.failure = f"interrupted after {self._oracle.evaluations} evaluations"
+                return self.fit.ended("failed", measured=False)
 
     def _run(self) -> Status:
         self.fit.look()
@@ -96,13 +101,24 @@ class Search:
                     raise
                 self._fails = True
         if self._oracle.largest == 0 and not self.fit.warm:
-            return self.fit.zero()
+            return self._read_after(self.fit.zero())
         if not self.fit.start():
             return self._run()
         self.fit.measure()
-        status = self._sweep_on(self.fit.sets)
-        known = self.fit.small or self.held.all
-        return self.fit.whole() if status in ("stalled", "unseen") and known else status
+        return self._read_after(self._sweep_on(self.fit.sets))
+
+    def _read_after(self, status: Status) -> Status:
+        """Reads all entries after a search that failed, if they are few enough."""
+        fit = self.fit
+        known = fit.small or self.held.all or (fit.affordable and not self._fails)
+        if status not in ("stalled", "unseen", "zero") or not known:
+            return status
+        try:
+            return fit.whole()
+        except FunctionFailed:
+            if fit.small or self.held.all:
+                raise
+            return status
 
     def _sweep_on(self, sets: Sets) -> Status:
         options = self._options

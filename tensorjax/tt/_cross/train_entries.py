@@ -48,6 +48,20 @@ def entries(cores: Cores, index: np.ndarray) -> np.ndarray:
     return linalg.scaled(v, powers) if np.any(powers) else v
 
 
+def magnitudes(cores: Cores, index: np.ndarray) -> np.ndarray:
+    """Sums the absolute values of all products that make train entries in `cross`, (m,).
+
+    Roundoff in an entry is about eps times this; the entry itself may be far smaller than others.
+
+    Example:
+      >>> import numpy as np
+      >>> cores = [np.array([[[1.0, -1.0]]]), np.array([[[3.0]], [[2.0]]])]
+      >>> print(entries(cores, np.array([[0, 0]])), magnitudes(cores, np.array([[0, 0]])))
+      [[1.]] [5.]
+    """
+    return entries([np.abs(core) for core in cores], index).max(axis=1)
+
+
 def _merged(cores: Cores, index: np.ndarray) -> tuple[Cores, list[np.ndarray]]:
     """Merges small neighbouring cores, and their indices, to evaluate many train entries."""
     out, at = [cores[0]], [index[:, 0]]

@@ -9,7 +9,7 @@ from tensorjax.tt._cross.approximation import Approximation
 from tensorjax.tt._cross.global_search import GlobalSearch
 from tensorjax.tt._cross.held_out_error import UNKNOWN
 from tensorjax.tt._cross.progress import Status
-from tensorjax.tt._cross.train_entries import TELLING
+from tensorjax.tt._cross.train_entries import TELLING, magnitudes
 
 # A train this much more accurate than asked for seems to be exact.
 _LIKE_ZERO = 0.01
@@ -31,6 +31,8 @@ _AGREES = 100
 # A held-out error stands out above so many times the root mean square of all but the TELLING
 # largest ones, and above this part of the largest value, for less is roundoff.
 _STANDS_OUT, _ROUNDOFF = 100, 1e-12
+# Errors beside the terms that the train sums up stand out above so many units of roundoff.
+_ABOVE_ROUNDOFF = 1e4
 # An error of this part of the largest value tells of a jump, smaller ones of a smooth function's
 # corners.
 _JUMP = 0.01
@@ -69,6 +71,15 @@ class Verification:
           "converged"; None if the search should go on; "unseen" if no random entries that could be
           paid for would meet another part of f as small as the one that was found.
         """
+        before = self._fit.held.uniform
+        status = self._verdict(level)
+        # Held-out entries that were added may show what the first ones did not.
+        if status and self._fit.held.uniform > before and not self._fit.held.all:
+            return None if self._wrong_above(self._fit.current()) else status
+        return status
+
+    def _verdict(self, level: float) -> Status | None:
+        """Decides as `verdict` does, by the held-out entries known so far, and by others."""
         fit, held = self._fit, self._fit.held
         if level > self._least:
             if self._many:  # where one edge is wrong, others are
@@ -78,6 +89,11 @@ class Verification:
             return None
         if held.all:
             return "converged"
+        missing = min(fit.options.wanted - held.uniform, fit.oracle.left)
+        if missing >= 1:  # an earlier search with a small budget held out few
+            held.extend(int(missing))
+            if not fit.holds():
+                return None
         cores = fit.current()
         if self._wrong_above(cores):
             return None
@@ -143,18 +159,36 @@ class Verification:
         return wrong
 
     def _wrong_above(self, cores: Cores) -> bool:
-        """Climbs from a held-out error that stands out, be it small: it may be a peak's tail."""
+        """Climbs from a held-out error that stands out, be it small: it may be a peak's tail.
+
+        Where the train is exact, errors are beside the roundoff in the train's entry: the tail of a
+        peak is far above it where all else that f consists of is small.
+        """
         fit, search = self._fit, self._search
-        if not (fit.held.plain and fit.options.search > 0 and fit.oracle.left > search.a_climb):
+        if fit.options.search == 0 or fit.oracle.left <= search.a_climb:
             return False
-        wrong = np.sqrt(fit.held.errors(cores))
-        first = np.argsort(-wrong, kind="stable")
-        rest = math.sqrt(float((wrong[first[TELLING:]] ** 2).sum()) / len(wrong))
-        least = max(_STANDS_OUT * rest, _ROUNDOFF * fit.oracle.largest)
-        if not wrong[first[0]] > least:
+        index, values = fit.held.with_former()
+        wrong = fit.held.wrong(cores, index, values)
+        if self._stands_out(wrong, _ROUNDOFF * fit.oracle.largest):
+            start = index[[int(wrong.argmax())]]
+            return self._found_wrong(cores, search.worst_tops(cores, start, search.a_climb))
+        roundoff = float(np.finfo(fit.oracle.dtype).eps)
+        with np.errstate(over="ignore"):
+            part = wrong / (magnitudes(cores, index) + np.finfo(float).tiny)
+        part = np.minimum(part, np.finfo(float).max)
+        if self._stands_out(part, _ABOVE_ROUNDOFF * roundoff):
+            start = index[[int(part.argmax())]]
+            tops = search.worst_tops(cores, start, search.a_climb, relative=True)
+            return self._found_wrong(cores, tops)
+        return False
+
+    def _stands_out(self, wrong: np.ndarray, least: float) -> bool:
+        """Whether the largest of some errors is far above all but the TELLING largest ones."""
+        largest = float(wrong.max())
+        if not largest > least:
             return False
-        start = fit.held.index[first[:1]]
-        return self._found_wrong(cores, search.worst_tops(cores, start, search.a_climb))
+        rest = np.sort(wrong)[:-TELLING] / largest
+        return float((rest**2).sum()) * _STANDS_OUT**2 < len(wrong)
 
     def _wrong_nearby(self, cores: Cores) -> bool:
         """Searches for errors near the index sets; returns whether there are any."""

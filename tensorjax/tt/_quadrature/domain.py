@@ -1,18 +1,59 @@
-"""Checks of the arguments of integrals: domains, numbers of points, absolute errors."""
+"""Arguments of integrals: domains, finite or not, numbers of points, absolute errors."""
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
 
 # Points of the first try.
 FIRST = {"gauss-kronrod": 15, "gauss-legendre": 16, "trapezoidal": 2**20}
+# What is taken for 1 − u, or 1 − u², in place of zero; its square is in range of float32.
+_AT_INFINITY = 2.0**-26
 
 
-def checked_domain(domain: Any) -> list[tuple[float, float]]:
-    """Converts the domain of an integral to (low, high) pairs; ValueError for a wrong one."""
+class Domain(NamedTuple):
+    """Box to integrate over, and the substitutions that map it to a finite one.
+
+    A half-line is x = a + u / (1 − u) for u in (0, 1), or its mirror image; the whole line is
+    x = u / (1 − u²) for u in (−1, 1).
+
+    Attributes:
+      ends: (low, high) of the variables u of the finite box, which are x where x is bounded.
+      anchors: a of the half-lines, else 0.
+      kinds: of each dimension: 0 bounded, 1 up to ∞, −1 down to −∞, 2 the whole line.
+    """
+
+    ends: list[tuple[float, float]]
+    anchors: np.ndarray
+    kinds: np.ndarray
+
+    @property
+    def finite(self) -> bool:
+        """Whether no dimension of the domain is unbounded."""
+        return not self.kinds.any()
+
+    def mapped(self, u: Any) -> tuple[Any, Any]:
+        """Maps points of the finite box (batch, dims) to the domain; returns |dx/du| too.
+
+        Trapezoidal rules have points at infinity: those are taken near it, so that what f dx/du
+        tends to there counts.
+        """
+        xp: Any = jnp if isinstance(u, jax.Array) else np
+        bounded, down, whole = self.kinds == 0, self.kinds == -1, self.kinds == 2
+        v = xp.where(down, -u, u)
+        rest = xp.where(whole, 1 - v * v, 1 - v)
+        rest = xp.where(bounded, 1.0, xp.where(rest > 0, rest, _AT_INFINITY))
+        x = xp.where(down, self.anchors - v / rest, self.anchors + v / rest)
+        slope = xp.where(whole, 1 + v * v, 1.0) / rest**2
+        return xp.where(bounded, u, x), xp.where(bounded, 1.0, slope).prod(axis=1)
+
+
+def checked_domain(domain: Any) -> Domain:
+    """Converts the domain of an integral to a `Domain`; ValueError for a wrong one."""
     if _check.is_traced(domain):
         raise TypeError("domain: expected numbers, got traced ones; integrate outside of jit")
     try:
@@ -27,12 +68,15 @@ def checked_domain(domain: Any) -> list[tuple[float, float]]:
             f"domain: expected low < high in every dimension, got {domain!r}; for reversed ends "
             "change the sign of the integral"
         )
-    if np.isinf(pairs).any():
-        raise ValueError(
-            f"domain: expected finite ends, got {domain!r}; cut the domain where f is negligible, "
-            "or substitute x = u/(1 - u**2), dx = (1 + u**2)/(1 - u**2)**2 du with u in (-1, 1)"
-        )
-    return [(a, b) for a, b in pairs.tolist()]
+    low, high = np.isinf(pairs[:, 0]), np.isinf(pairs[:, 1])
+    kinds = np.where(low & high, 2, np.where(low, -1, np.where(high, 1, 0)))
+    anchors = np.where(kinds == 1, pairs[:, 0], np.where(kinds == -1, pairs[:, 1], 0.0))
+    finite = {2: (-1.0, 1.0), 1: (0.0, 1.0), -1: (-1.0, 0.0)}
+    ends = [
+        finite.get(kind, (a, b))
+        for kind, (a, b) in zip(kinds.tolist(), pairs.tolist(), strict=True)
+    ]
+    return Domain(ends, anchors, kinds)
 
 
 def checked_atol(atol: float) -> float:

@@ -14,7 +14,12 @@ from tensorjax._formats.trains import TT
 from tensorjax._typing import HostArray, Key
 from tensorjax.tt._cross.cross import CrossInfo, cross
 from tensorjax.tt._evaluation.evaluate import evaluate
-from tensorjax.tt._quadrature.domain import checked_atol, checked_domain, checked_points
+from tensorjax.tt._quadrature.domain import (
+    Domain,
+    checked_atol,
+    checked_domain,
+    checked_points,
+)
 from tensorjax.tt._quadrature.node_sets import (
     NodeSet,
     gauss_nodes,
@@ -139,7 +144,10 @@ def integrate(
     Args:
       f: maps points (batch, d) to values (batch,), or to (batch, m) for m integrals at once; real
         or complex, of NumPy or JAX.
-      domain: d pairs (low, high), finite; or one pair, of one dimension.
+      domain: d pairs (low, high); or one pair, of one dimension. Half-lines and the whole line, of
+        ends ±inf, are substituted: x = a + u/(1 − u) from a on, x = u/(1 − u²) on the line. There f
+        should vary at distances of about one from a or 0: scale its variables if it does not. The
+        errors are those of the substituted integral.
       tol: relative error of the integral (of the largest one of several).
       atol: absolute error that suffices, for integrals that may be zero.
       key: `jax.random.key` of the cross approximation; of seed 0 if None.
@@ -157,7 +165,7 @@ def integrate(
       The integral, a number or NumPy array (m,), and an `IntegrateInfo` with status and error.
 
     Raises:
-      ValueError: a domain that is infinite, empty or reversed, numbers of points that the rule does
+      ValueError: a domain that is empty or reversed, numbers of points that the rule does
         not have, NaN or Inf in values of f, a tolerance below 10 eps of their dtype.
       TypeError: a call under a JAX transformation.
 
@@ -170,13 +178,21 @@ def integrate(
       >>> info.status, bool(abs(value - exact / 24) < 1e-4)
       ('converged', True)
 
+      ∫ exp(−|x|²) over the plane is π:
+
+      >>> f = lambda x: np.exp(-(x**2).sum(axis=1))
+      >>> value, info = tt.integrate(f, [(-np.inf, np.inf)] * 2, tol=1e-5)
+      >>> info.status, bool(abs(value - np.pi) < 1e-4)
+      ('converged', True)
+
     Source: S. Dolgov, D. Savostyanov, "Parallel cross interpolation for high-precision calculation
     of high-dimensional integrals", Comput. Phys. Commun. 246 (2020); Y. Núñez Fernández et al.,
     "Learning Feynman diagrams with tensor trains", Phys. Rev. X 12, 041018 (2022).
     Ours: the errors, and that tolerances and nodes follow them.
     """
     started = time.perf_counter()
-    ends = checked_domain(domain)
+    box = checked_domain(domain)
+    ends = box.ends
     goal = _Goal(_check.tolerance(tol, np.float64), checked_atol(atol))
     counts, adapted = checked_points(points, rule, len(ends))
     key = jax.random.key(0) if key is None else key
@@ -189,7 +205,7 @@ def integrate(
     used, fit_tol, best, before = 0, goal.tol, None, None
     for _ in range(_TRIES):
         left = None if budget is None else budget - used
-        problem = _Problem(f, ends, _nodes(rule, ends, counts), counts, vectorized)
+        problem = _Problem(f, box, _nodes(rule, ends, counts), counts, vectorized)
         found, spent = _tried(problem, fit_tol, left, before, options)
         used += spent
         if best is None or found.points != best.points or found.error <= best.error:
@@ -225,28 +241,47 @@ class _Problem(NamedTuple):
     """Function to integrate, with its domain and the nodes of the quadrature rule."""
 
     f: Callable[[Any], Any]
-    ends: list[tuple[float, float]]
+    domain: Domain
     nodes: NodeSet
     counts: tuple[int, ...]
     vectorized: bool
 
+    @property
+    def ends(self) -> list[tuple[float, float]]:
+        """Ends of the finite box of the variables of the quadrature rule."""
+        return self.domain.ends
+
     def of_index(self, index: Any) -> Any:
-        """Evaluates the function at nodes given by a batch of multi-indices, or by one."""
+        """Evaluates the integrand at nodes given by a batch of multi-indices, or by one."""
         if self.vectorized:
-            return self.f(self.nodes.points(index))
-        return self.f(self.nodes.points(index[None])[0])
+            return self._at(self.nodes.points(index))[0]
+        return self._at(self.nodes.points(index[None]), one=True)[0]
 
     def values(self, points: np.ndarray) -> np.ndarray:
-        """Evaluates the function at points; raises ValueError at NaN or Inf."""
-        found = self.f(points) if self.vectorized else [self.f(x) for x in points]
+        """Evaluates the integrand at points; raises ValueError at NaN or Inf."""
+        if self.vectorized:
+            found, x = self._at(points)
+        else:
+            found = [self._at(u[None], one=True)[0] for u in points]
+            x = self.domain.mapped(points)[0]
         values = np.asarray(found)
         bad = ~np.isfinite(values.reshape(len(points), -1)).all(axis=1)
         if bad.any():
             raise ValueError(
                 f"f: expected finite values, got NaN or Inf at {int(bad.sum())} of {len(points)} "
-                f"points, first {tuple(points[bad.argmax()].tolist())}"
+                f"points, first {tuple(x[bad.argmax()].tolist())}"
             )
         return values
+
+    def _at(self, points: Any, *, one: bool = False) -> tuple[Any, Any]:
+        """Evaluates f times the slope of the substitution; returns the points of f too."""
+        if self.domain.finite:
+            return self.f(points[0] if one else points), points
+        x, slope = self.domain.mapped(points)
+        found = self.f(x[0] if one else x)
+        slope = slope[0] if one else slope
+        found = found if isinstance(found, jax.Array) else np.asarray(found)
+        return (found.T * slope).T, x  # components, if there are any, come last
 
 
 def _tried(
