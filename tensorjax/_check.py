@@ -66,9 +66,18 @@ def inexact(name: str, x: Any) -> jax.Array | np.ndarray:
     if not jnp.issubdtype(array.dtype, jnp.inexact):
         raise TypeError(
             f"{name}: expected a floating-point or complex array, got dtype {array.dtype}; "
-            "convert it first, for example with .astype(jnp.float32)"
+            + _remedy(array.dtype)
         )
     return array
+
+
+def _remedy(dtype: Any) -> str:
+    """Says how an array of a dtype that is none of numbers with fractions is made one that is."""
+    if dtype == np.dtype("V2"):
+        return "numpy.savez does not keep the name of bfloat16: read it with .view(jnp.bfloat16)"
+    if dtype.kind == "O":
+        return "give an array of numbers (of a sparse matrix, x.toarray())"
+    return "convert it first, for example with .astype(float)"
 
 
 _ARRAYS = (np.ndarray, jax.Array)  # a union would be made anew in every call

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import tensorjax
-from tensorjax import _extras, _native, _versions
+from tensorjax import _extras, _native, _versions, tt
+from tensorjax.tt import _listing
 from tests.public_surface import PACKAGES, module
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -224,3 +225,20 @@ def test_help_of_tt_begins_with_all_its_functions_by_task() -> None:
     assert len(table.splitlines()) <= 35
     text = pydoc.plain(pydoc.render_doc(tt.TT))
     assert "Functions by task" not in text
+
+
+NAMES = [("dot", "tt.inner"), ("svd", "tt.from_dense"), ("exp", r"tt.map\(jnp.exp"), ("?", "")]
+
+
+@pytest.mark.parametrize(("theirs", "ours"), NAMES)
+def test_names_of_other_libraries_lead_to_ours(theirs: str, ours: str) -> None:
+    with pytest.raises(AttributeError, match=f"{re.escape(theirs)}'.*{ours}"):
+        getattr(tt, theirs)
+    assert not hasattr(tt, theirs)
+
+
+def test_names_of_other_libraries_are_none_of_ours() -> None:
+    for theirs, hint in _listing._ELSEWHERE.items():
+        assert not {*theirs.split()} & {*tt.__all__}
+        for name in re.findall(r"\btt\.(\w+)", hint):
+            assert hasattr(tt, name), name

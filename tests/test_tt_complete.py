@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tensorjax import tt
+from tests.oracles import cores, dense, norm
 
 SHAPE = (8, 9, 10)
 
@@ -117,3 +118,38 @@ def test_bad_input_is_named():
         tt.complete(indices[:0], values[:0], SHAPE, 2)
     with pytest.raises(ValueError, match="ridge: expected a number"):
         tt.complete(indices, values, SHAPE, 2, ridge=-1.0)
+
+
+def test_a_fit_that_held_out_samples_deny_is_not_reached(rng):
+    """Ranks above those of the tensor: samples are met to the tolerance by many other tensors."""
+    met = 0
+    for _ in range(5):
+        shape = tuple(rng.integers(5, 9, 4).tolist())
+        x = dense(tt.TT(cores(rng, shape, 2, np.float64)))
+        where = np.stack([rng.integers(0, n, 700) for n in shape], 1)
+        key = jax.random.key(int(rng.integers(1000)))
+        for rank in (2, 4):
+            y, info = tt.complete(where, x[tuple(where.T)], shape, rank, key=key)
+            if info.status == "reached":
+                met += 1
+                assert info.held_out_error <= 1e-4
+                # Of the ranks of the tensor: of higher ones some entries may be determined by none.
+                assert rank == 4 or norm(dense(y) - x) <= 1e-4 * norm(x)
+            else:
+                assert info.advice
+    assert met >= 4
+
+
+def test_completions_do_not_depend_on_the_scale_of_the_values(rng):
+    shape = (5, 6, 4)
+    x = dense(tt.TT(cores(rng, shape, 2, np.float64)))
+    where = np.stack([rng.integers(0, n, 300) for n in shape], 1)
+    found = []
+    for scale in (1.0, *10.0 ** rng.integers(150, 290, 2), *10.0 ** -rng.integers(150, 290, 2)):
+        y, info = tt.complete(where, scale * x[tuple(where.T)], shape, 2)
+        assert norm(dense(tt.scale(y, 1 / scale)) - x) <= 1e-4 * norm(x)
+        found.append((info.status, info.iterations))
+    assert len({*found}) == 1
+    y, info = tt.complete(where, np.zeros(len(where)), shape, 2)
+    assert (info.status, info.error, info.held_out_error) == ("reached", 0.0, 0.0)
+    assert not dense(y).any()

@@ -181,3 +181,22 @@ def test_pseudo_inverses_of_unfoldings(seed):
     for split in (0, len(shape), 1.0):
         with pytest.raises(ValueError, match="split"):
             tt.pinv(t, split)
+
+
+def test_central_moments_of_entries_far_from_zero(rng):
+    """Which lose what the subtraction of the mean loses, and not a power of that."""
+    for _ in range(3):
+        shape = tuple(rng.integers(1, 5, 4).tolist())
+        t = tt.TT([jnp.asarray(c) for c in cores(rng, shape, 2, np.float64)])
+        shift = 10.0 ** rng.uniform(0, 7)
+        x = np.asarray(tt.to_dense(t))
+        axes = tuple(np.flatnonzero(rng.random(4) < 0.6).tolist()) or (1,)
+        for power in (2, 3, 4):
+            for axis in (None, axes):
+                apart = x - x.mean(axis, keepdims=True)
+                found = tt.moment(t + shift, power, axis, central=True)
+                found = tt.to_dense(found) if isinstance(found, tt.TT) else found
+                size = np.abs(apart).max() or 1.0
+                allowed = 1e4 * np.finfo(float).eps * (shift + np.abs(x).max()) / size
+                exact = (apart**power).mean(axis)
+                assert np.abs(found - exact).max() <= max(allowed, 1e-12) * size**power

@@ -34,7 +34,10 @@ def to_quimb(x: TT | TTMatrix) -> Any:
     """
     single(x)
     if not isinstance(x, TT | TTMatrix):
-        raise TypeError(f"x: expected a TT or TTMatrix, got {type(x).__name__}; see mera.to_tt")
+        raise TypeError(
+            f"x: expected a TT or TTMatrix, got {type(x).__name__}; "
+            "convert it by tucker.to_tt or mera.to_tt"
+        )
     qtn = optional("quimb.tensor", "quimb")
     cores = [np.asarray(c) for c in x.cores]
     if cores[0].dtype.kind == "V":  # bfloat16, which quimb's linear algebra does not know

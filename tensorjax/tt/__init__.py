@@ -39,6 +39,8 @@ Example:
   (1, 3, 3, 1)
 """
 
+from typing import TYPE_CHECKING
+
 from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax.tt import _listing, functions, patches, quantics
 from tensorjax.tt._algebra import (
@@ -236,3 +238,6 @@ __all__ = [
     "zeros_matrix",
 ]
 __dir__ = _listing.names(__name__, __all__)  # what `help` prints of them is the docstring's table
+
+if not TYPE_CHECKING:
+    __getattr__ = _listing.missing(__name__)

@@ -1,4 +1,6 @@
-"""Names of a package: `dir` lists all public ones, `help` those that its docstring leaves out.
+"""Names of a package: those that `dir` and `help` list, and ours for those of other libraries.
+
+`dir` lists all public ones, `help` those that the package's docstring leaves out.
 
 `help` of a package prints the whole documentation of every class and function in it, thousands of
 lines. Where the docstring is a table of all names by task, that table is what it should print.
@@ -8,6 +10,38 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
+from typing import Any, NoReturn
+
+# Names that functions of tensor trains have in NumPy, torchTT, teneva, TT-Toolbox or quimb.
+_ELSEWHERE = {
+    "abs angle cos exp log sign sin sqrt tanh": "tt.map(jnp.{name}, t, tol=...)",
+    "als als_solve amen_solve fast_mv_solve gmres": "tt.solve",
+    "amen_mv matmat": "a @ x",
+    "array as_tt tt_svd svd": "tt.from_dense",
+    "compress rounding truncate": "tt.round",
+    "const full_like": "c * tt.ones(shape)",
+    "cross_interpolation dmrg_cross func_int function_interpolate": "tt.cross",
+    "diag": "tt.diagonal, tt.diagonal_matrix",
+    "dmrg eig eigb eigs": "tt.eigsh",
+    "dot vdot": "tt.inner, x @ y",
+    "einsum": "tt.tensordot, tensorjax.contract.einsum",
+    "expand_dims stack": "t[None], tt.concatenate",
+    "eye": "tt.identity",
+    "flip": "t[::-1]",
+    "full": "tt.to_dense, or c * tt.ones(shape)",
+    "get": "t[i, j, k], tt.evaluate",
+    "load save": "numpy.savez with interop.to_numpy, interop.from_numpy",
+    "max min optima_tt": "tt.argmax, tt.argmin",
+    "mul multiply": "x * y, tt.hadamard",
+    "orth orthogonal": "tt.orthogonalize",
+    "outer": "tt.kron",
+    "qlaplace_dd laplacian": "tt.chain_operator, tt.quantics.laplacian",
+    "rand randn": "tt.random",
+    "squeeze": "t[..., 0]",
+    "std": "tt.var",
+    "sub subtract": "x - y",
+    "swapaxes transpose_modes": "tt.permute",
+}
 
 
 def names(package: str, public: Sequence[str]) -> Callable[[], list[str]]:
@@ -35,3 +69,19 @@ def _asked_by_help() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def missing(package: str) -> Callable[[str], NoReturn]:
+    """Returns the ``__getattr__`` of a package, whose error says what other libraries' names are.
+
+    Type checkers must not see it: to them all names would be attributes then.
+    """
+
+    def refuse(name: str) -> NoReturn:
+        found: Any = next(
+            (ours for theirs, ours in _ELSEWHERE.items() if name in theirs.split()), ""
+        )
+        hint = f"; see {found.format(name=name)}" if found else ""
+        raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}")
+
+    return refuse

@@ -30,7 +30,7 @@ from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._maps.coordinate_path import Moment, Path, jumps, told
 from tensorjax.pde._stepping.exponential import EXPONENTIAL
 from tensorjax.pde._stepping.mass import corrected, mass_of, quadrature
-from tensorjax.pde._stepping.outskirts import window
+from tensorjax.pde._stepping.outskirts import noisy_edge, window
 from tensorjax.pde._stepping.right_side import Clock, right_side, train
 from tensorjax.pde._stepping.sketched_sums import Runaway, Train, rounded
 from tensorjax.pde._stepping.step_sizes import ConstantStepSize, PIDController
@@ -43,6 +43,8 @@ _LOOK, _LONGER = 16, 4
 # An exponential step at whose end v has left the box, or the resolution of the points, is shortened
 # down to this share of its length.
 _LEAVES, _CLOSE = (Result.edge_mass, Result.unresolved), 0.02
+# Noise at the edge of this size, in units of what clearing may take, has begun to grow.
+_GROWN = 0.01
 # Largest share of the mass that one step of a conservative equation may change.
 _CHANGED = 1e-3
 # Maps of a higher condition number count as singular.
@@ -130,10 +132,14 @@ class Run:
         costs = self._look(right)
         if jumps(self.memory.moments, self.options.degree):
             self.memory.slopes = []
-        # Drifts amplify what truncation and the grid leave in the tails. Sources, reactions and
-        # potentials let small tails grow by right.
+        # Drifts amplify what truncation and the grid leave in the tails; affine ones alike
+        # everywhere, so that tails stay as small as they are but for what noise grows there.
+        # Sources, reactions and potentials let small tails grow by right.
         feeds = right.source is not None or right.reaction is not None
         clears = not (feeds or bool(getattr(self.options.problem, "potential", ())))
+        if clears and not right.others:
+            noise = noisy_edge(self.memory.v, self.options.problem.box)
+            clears = noise is not None and noise[1] > _GROWN * CLEARED * self.options.tol
         seen = None
         if clears and self.options.name not in WHOLE:
             seen = window(self.memory.v, self.options.problem.box, CLEARED * self.options.tol)

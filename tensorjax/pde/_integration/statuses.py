@@ -128,11 +128,11 @@ def unbounded(
             f"{edge:.2g} at the edge of the box: take more points, a smaller box, or "
             "coordinates in which the solution is wider",
         )
-    axis = noisy_edge(cores, options.problem.box) if edge < _NOISE else None
-    if axis is not None and rough ** (1 / _HELD) > options.tol:
+    noise = noisy_edge(cores, options.problem.box) if edge < _NOISE else None
+    if noise is not None and rough ** (1 / _HELD) > options.tol:
         return Stopped(
             Result.unresolved,
-            f"at t = {t:g} a share {edge:.2g} of the norm of v lies at the edge of axis {axis} "
+            f"at t = {t:g} a share {edge:.2g} of the norm of v lies at the edge of axis {noise[0]} "
             f"(edge_limit = {options.edge_limit:g}), but as noise and no tail: the points resolve "
             f"v to about {rough ** (1 / _HELD):.1g} only, for tol = {options.tol:g}, and the drift "
             "amplifies the rest: take more points, or a larger tol",

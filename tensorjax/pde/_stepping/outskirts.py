@@ -95,8 +95,8 @@ def profiles(cores: Cores) -> list[np.ndarray]:
     return out
 
 
-def noisy_edge(cores: Cores, box: Box) -> int | None:
-    """Returns the axis at whose edge most of a train lies, if that is noise; else None.
+def noisy_edge(cores: Cores, box: Box) -> tuple[int, float] | None:
+    """Returns the axis at whose edge most of a train lies, and its share of the norm, if noise.
 
     The tail of a density grows inwards from the edge. Noise is about the same everywhere: over an
     eighth of the axis next to the edge the squared norms of slabs rise by less than a factor of 4.
@@ -112,7 +112,8 @@ def noisy_edge(cores: Cores, box: Box) -> int | None:
     profile, depth = found[k], max(4, box.axes[k].n // 8)
     low, high = profile[:depth], profile[: -depth - 1 : -1]
     side = low if low[:2].sum() > high[:2].sum() else high
-    return k if side[2:].max() < _FLAT * side[:2].max() else None
+    is_noise = side[2:].max() < _FLAT * side[:2].max()
+    return (k, max(shares[k], 0.0) ** 0.5) if is_noise else None
 
 
 @functools.lru_cache(maxsize=1024)

@@ -31,6 +31,8 @@ _TRIAL = 10
 _SPARK = 1e-3
 # Held-out errors above this count as a poor local minimum: another random start is tried.
 _STUCK = 0.5
+# Held-out errors above so many times the tolerance deny that the fit is what was asked for.
+_DENIED = 100
 # Iterations in a row that may raise the held-out error, or hardly lower that of the fit.
 _PATIENCE, _SLOW = 40, 3
 
@@ -40,9 +42,12 @@ class CompleteInfo:
     """Report of a completion: status, errors on fitted and held-out samples, ranks, advice.
 
     Attributes:
-      status: "reached" (the error is at most ``tol``), "converged" (three iterations lowered it by
-        less than ``stop`` of itself each), "overfit" (the held-out error rose), "stopped" (by the
-        callback) or "max_iterations".
+      status: "reached" (the error is at most ``tol``, and on held-out samples, if there are any, at
+        most a hundred times that; of ranks that are too high, some entries may be determined by no
+        sample, and be seen by none that is held out), "overfit" (the samples are fitted better and
+        better, or to ``tol``, those held out are not), "converged" (three iterations lowered the
+        error by less than ``stop`` of itself each), "stopped" (by the callback) or
+        "max_iterations".
       error: ‖x − values‖ / ‖values‖ on the samples fitted.
       held_out_error: the same on the samples held out; NaN if there are none.
       ranks: TT-ranks of the result.
@@ -75,7 +80,7 @@ class CompleteInfo:
 _ADVICE = {
     "reached": "",
     "converged": "more samples or other ranks may lower the error; held_out_error tells which",
-    "overfit": "lower the ranks, raise ridge, or give more samples",
+    "overfit": "lower the ranks, or let adapt=True choose them; raise ridge, or give more samples",
     "max_iterations": "allow more iterations, or start from a good x0",
     "stopped": "the callback ended it; start again from x0 to go on",
 }
@@ -212,8 +217,11 @@ class _Data:
         fit, rest = order[cut:], order[:cut]
         if not len(fit):
             raise ValueError("values: expected at least one sample to fit, got none")
-        self.scale = float(np.sqrt(np.mean(np.abs(given[fit]) ** 2))) or 1.0
-        given = given / self.scale
+        # The squares of the values themselves may be out of range.
+        top = float(np.abs(given[fit]).max()) or 1.0
+        given = given / top
+        own = float(np.sqrt(np.mean(np.abs(given[fit]) ** 2))) or 1.0
+        self.scale, given = top * own, given / own
         self.indices = where[fit]
         self.fitted = als.samples(where[fit], given[fit], self.shape)
         self.unseen = als.samples(where[rest], given[rest], self.shape)
@@ -277,7 +285,7 @@ class _Work:
             best = now if risen == 0 else best
             assert best is not None
             if now.error <= self.tol:
-                return best, "reached"
+                return best, "reached" if self.is_reached(best) else "overfit"
             if done:
                 return best, "stopped"
             if risen == _PATIENCE:
@@ -289,10 +297,15 @@ class _Work:
         assert best is not None
         return best, "max_iterations"
 
+    def is_reached(self, fit: _Fit) -> bool:
+        """Whether a completion has the error asked for, and held-out samples do not deny it."""
+        return fit.error <= self.tol and not fit.unseen > _DENIED * self.tol
+
     def measured(self, cores: Cores) -> _Fit:
         errors = []
         for seen in (self.data.fitted, self.data.unseen):
-            size = np.linalg.norm(seen.values)
+            # Of samples that are all zero, in units of the values fitted, whose mean square is one.
+            size = np.linalg.norm(seen.values) or max(len(seen.values), 1) ** 0.5
             difference = np.linalg.norm(als.entries(cores, seen) - seen.values)
             errors.append(float(difference / size) if len(seen.values) else float("nan"))
         self.history.append((tuple(c.shape[0] for c in cores[1:]), *errors))
@@ -334,31 +347,40 @@ class _Work:
 def _conjugate_gradients(cores: Cores, indices: np.ndarray, values: np.ndarray) -> Iterator[Cores]:
     """Yields iterates of Riemannian conjugate gradients that complete a tensor from samples."""
     x = TT._unchecked(tuple(map(jnp.asarray, cores)))
-    direction, past = None, None
-    while True:
-        x, direction, past = _step(x, direction, past, jnp.asarray(indices), jnp.asarray(values))
+    places, given = jnp.asarray(indices), jnp.asarray(values)
+    # The first step has no direction before it, but is the same program: one as large is not used.
+    direction = past = TT._unchecked(tuple(map(jnp.asarray, _doubled(cores))))
+    for going in itertools.chain([False], itertools.repeat(True)):
+        x, direction, past = _step(x, direction, past, jnp.asarray(going), places, given)
         yield [np.asarray(c) for c in x.cores]
 
 
+def _doubled(cores: Cores) -> Cores:
+    """Pads cores to twice their interior TT-ranks, those of tangent vectors."""
+    last = len(cores) - 1
+    pads = [((0, len(c) * (k > 0)), (0, 0), (0, c.shape[2] * (k < last)))
+            for k, c in enumerate(cores)]  # fmt: skip
+    return [np.pad(c, pad) for c, pad in zip(cores, pads, strict=True)]
+
+
 @jax.jit
-def _step(x: TT, direction: Any, past: Any, indices: Any, values: Any) -> tuple[TT, TT, TT]:
+def _step(
+    x: TT, direction: TT, past: TT, going: Any, indices: Any, values: Any
+) -> tuple[TT, TT, TT]:
     def loss(t: TT) -> jax.Array:
         return jnp.sum(jnp.square(jnp.abs(_evaluate(t, indices) - values))) / 2
 
     gradient = riemannian_grad(loss)(x)
     along = tangent_sum([gradient], [-1.0])
-    if past is not None:
-        at = split(gradient)[0]
-        carried, before = project(at, direction), project(at, past)
-        size = tangent_inner(past, past).real
-        now = tangent_inner(gradient, gradient).real
-        rise = now - tangent_inner(gradient, before).real
-        beta = jnp.maximum(rise, 0) / linalg.where_positive(size, 1.0)
-        uphill = (
-            beta * tangent_inner(gradient, carried).real - tangent_inner(gradient, gradient).real
-        )
-        beta = jnp.where(uphill < 0, beta, 0)
-        along = tangent_sum([along, carried], [1.0, beta])
+    at = split(gradient)[0]
+    carried, before = project(at, direction), project(at, past)
+    size = tangent_inner(past, past).real
+    now = tangent_inner(gradient, gradient).real
+    rise = now - tangent_inner(gradient, before).real
+    beta = jnp.maximum(rise, 0) / linalg.where_positive(size, 1.0)
+    uphill = beta * tangent_inner(gradient, carried).real - now
+    beta = jnp.where(going & (uphill < 0), beta, 0)
+    along = tangent_sum([along, carried], [1.0, beta])
     image = _evaluate(along, indices)
     rest = values - _evaluate(x, indices)
     size = jnp.vdot(image, image).real

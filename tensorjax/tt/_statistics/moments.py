@@ -13,6 +13,7 @@ from tensorjax.tt._algebra import add, scale
 from tensorjax.tt._arrays.elementwise import power as powered
 from tensorjax.tt._arrays.reductions import Axis, _kept, _modes
 from tensorjax.tt._evaluation.evaluate import contract_modes
+from tensorjax.tt._rounding.rounded_trains import orthogonalize
 from tensorjax.tt._statistics.weights import checked_weights
 
 
@@ -85,5 +86,6 @@ def moment(
     vectors = {k: jnp.asarray(given[k], jnp.finfo(t.dtype).dtype) for k in modes}
     vectors = {k: v.astype(t.dtype) for k, v in vectors.items()}
     if _check.flag("central", central):
-        t = add(t, scale(_kept(contract_modes(t, vectors), t, axis), -1))
+        # Orthogonal, for powers of the two terms of x − E[x] would cancel where they are alike.
+        t = orthogonalize(add(t, scale(_kept(contract_modes(t, vectors), t, axis), -1)), 0)
     return contract_modes(powered(t, power, tol=tol, rank=rank) if power > 1 else t, vectors)
