@@ -184,4 +184,4 @@ def _least_squares(states: _States, goal: _Goal) -> np.ndarray:
 
 
 def _squared(z: np.ndarray) -> np.ndarray:
-    return (np.square(z.real) + np.square(z.imag)).sum(axis=(1, 2))
+    return np.square(np.abs(z)).sum(axis=(1, 2))

@@ -113,7 +113,7 @@ def _orthogonal_in_range(t: TT, center: int) -> list[Any]:
     elif held:
         moves = [exponent if k == center else 0 for k in range(t.order)]
     else:
-        moves = scaling.evenly(exponent, t.order)
+        moves = scaling.evenly(int(exponent), t.order)
     return [linalg.scaled(c, moves[k]) for k, c in enumerate(cores)]
 
 
