@@ -588,3 +588,14 @@ def test_long_trains_whose_norm_single_precision_does_not_hold(rng, sign):
     if sign > 0:
         with pytest.raises(OverflowError, match="the distance, about 1e"):
             tt.distance(t, 2 * t)
+
+
+@pytest.mark.slow
+def test_projections_of_trains_of_more_cores_than_powers_of_two(rng):
+    a = tt.TT([jnp.asarray(c) for c in cores(rng, (2,) * 300, 2, np.float32)])
+    a = tt.normalize(a)
+    large = tt.TT([c * np.float32(10.0**0.15) for c in a.cores])  # of norm 1e45
+    with jax.disable_jit():  # XLA takes a minute to compile so many cores
+        with pytest.raises(OverflowError, match=r"z: .* 300 cores; project tt.normalize"):
+            tt.tangent_project(large, large)
+        assert float(tt.distance(tt.tangent_project(a, a), a)) < 1e-3

@@ -58,7 +58,8 @@ def tangent_project(x: Train, z: Train) -> Train:
 
     Raises:
       TypeError: ``x`` and ``z`` are not trains of one kind. ValueError: shapes differ, ranks of
-        ``x`` that its modes do not allow, NaN or Inf.
+        ``x`` that its modes do not allow, NaN or Inf. OverflowError: ``z`` has more cores than the
+        dtype has powers of two, and a norm that it does not hold (on a CPU; elsewhere NaN).
 
     Example:
       >>> import jax
@@ -76,7 +77,20 @@ def tangent_project(x: Train, z: Train) -> Train:
     b: Any
     a, b = aligned(point(x), z.astype(linalg.factor_dtype(z.dtype)))
     _check.finite("z", b)
-    return cast(Any, _tangent_project(a, b, not is_tame(a, b)))
+    even = not is_tame(a, b)
+    out = _tangent_project(a, b, even)
+    if even and choose_kernel("tt.tangent_project", (a, b)) is NUMPY:
+        _check_in_range(out)
+    return cast(Any, out)
+
+
+def _check_in_range(xi: TT) -> None:
+    """Raises OverflowError where what equal cores leave of a projection's size is out of range."""
+    if not all(np.isfinite(np.asarray(c)).all() for c in xi.cores):
+        raise OverflowError(
+            f"z: the size of its projection leaves the range of {xi.dtype} with {xi.order} cores; "
+            "project tt.normalize(z), and scale what comes of it"
+        )
 
 
 @jax.jit(static_argnums=2)
