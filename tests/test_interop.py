@@ -297,7 +297,7 @@ BATCH = jax.vmap(lambda c: tt.TT([c]))(jnp.ones((3, 1, 2, 1)))
         (ValueError, "backend: .*'torch'", lambda: interop.to_tensornetwork(
             tt.ones((2,)), "torch")),
         (ValueError, "nodes: .*none", lambda: interop.from_tensornetwork([])),
-        (TypeError, "x: .*see mera.to_tt", lambda: interop.to_quimb(
+        (TypeError, "x: .*by tucker.to_tt or mera.to_tt", lambda: interop.to_quimb(
             mera.random(jax.random.key(0), (2, 2), 2))),
         (TypeError, "x: .*MatrixProductState.*TT", lambda: interop.from_quimb(tt.ones((2,)))),
     ],

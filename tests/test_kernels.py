@@ -456,6 +456,7 @@ OTHERS: dict[str, Callable[[Given], Any]] = {
     "pde.evaluate": density,
     "tt.functions.evaluate": function,
     "tt.singular_values": lambda g: tt.singular_values(g.x),
+    "tt.orthogonalize": lambda g: tt.orthogonalize(g.x, 1),
     "tt.sample(squared=False)": lambda g: tt.sample(
         jax.random.key(3), real_train(g) * real_train(g), 4, squared=False
     ),
@@ -466,6 +467,7 @@ OTHERS: dict[str, Callable[[Given], Any]] = {
     "tt.pad": lambda g: tt.pad(g.x, 4),
     "tt.effective_ranks": lambda g: list(tt.effective_ranks(tt.pad(g.x, 4))),
     "tt.distance": lambda g: tt.distance(g.x, g.y),
+    "tt.log_norm": lambda g: tt.log_norm(g.x),
     "tt.TT[...]": lambda g: g.x[0, 1:],
     "tt.reshape": lambda g: tt.reshape(g.x, (-1, g.x.shape[-1])),
     "tt.tangent_project": lambda g: tt.tangent_project(g.x, g.y),

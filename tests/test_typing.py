@@ -181,6 +181,7 @@ ANY = {
             "AffineMap.cond(return) AffineMap.det(return) AffineMap.forward(return) "
             "AffineMap.inverse(return) Axis.interpolate(return)"
         ),
+        "of xarray, which need not be installed": "Solution.to_xarray(return)",
     },
     "pde.flows": {"options, handed on to `pde.integrate`": "integrate(options)"},
     "sketch": {

@@ -166,7 +166,7 @@ class Solution(Generic[Y]):
     _result: Result | None = None
     _message: str = ""
     _final: State | None = None
-    _dense: Any = None
+    _dense: Callable[[float], State] | None = None
 
     @property
     def result(self) -> Result:
@@ -222,7 +222,7 @@ class Solution(Generic[Y]):
         """
         if self._dense is None:
             raise ValueError("evaluate: expected a run with saveat=pde.SaveAt(dense=True)")
-        return self._dense.at(float(t))
+        return self._dense(float(t))
 
     def to_xarray(self, box: Box | None = None, *, points: int = 64) -> Any:
         """Converts the solution to an `xarray.Dataset`: statistics, maps, moments, marginals.
