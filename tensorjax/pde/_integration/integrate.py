@@ -292,7 +292,9 @@ def _loop(
     save.close(work)
     result, message = (Result.successful, "") if stop is None else stop
     final = None if saveat.fn is None else work.state()
-    return Solution(np.array(ts), ys, work.stats(), result, message, final, dense.at if dense else None)
+    return Solution(
+        np.array(ts), ys, work.stats(), result, message, final, dense.at if dense else None
+    )
 
 
 def _generator(coordinates: Any) -> Any:
