@@ -215,22 +215,14 @@ def _turned(
     due = (step.tick > state.tick) & (step.tick % 2 == 0) & ~pending
     members = sorted(k for layer in layout.layers for k in (*layer.cores, *layer.gates))
 
-    def change(given: Any) -> Any:
-        own, moments = given
-        full = list(step.leaves)
-        for k, move in zip(members, own, strict=True):
-            full[k] = _plus(step.leaves[k], move)
-        new, moments = changed(layout, full, moving, moments, stays)
-        out = []
-        for k, move in zip(members, own, strict=True):
-            x, value = _same(step.leaves[k], new.get(k, full[k]))
-            out.append(like((value - x).astype(move.dtype), move))
-        return out, moments
-
-    own = [steps[k] for k in members]
-    own, moments = jax.lax.cond(due, change, lambda same: same, (own, moments))
-    for k, move in zip(members, own, strict=True):
-        steps[k] = move
+    full = list(step.leaves)
+    for k in members:
+        full[k] = _plus(step.leaves[k], steps[k])
+    new, moments = changed(layout, full, moving, moments, stays, due)
+    for k, value in new.items():
+        x, turned = _same(step.leaves[k], value)
+        move = steps[k]
+        steps[k] = jnp.where(due, like((turned - x).astype(move.dtype), move), move)
     # Importance is that of a basis; and what nothing has moved yet is not known to be free.
     worth = jax.tree.map(lambda x: jnp.where(due, jnp.zeros_like(x), x), state.worth)
     known = ~jnp.all(learnt["rests"])
