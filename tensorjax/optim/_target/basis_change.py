@@ -103,19 +103,19 @@ def changed(
         order = Factorisations()
         return [g.change(each, order) for (_, g), each in zip(groups, packed, strict=True)]
 
+    due = jnp.any(~jnp.stack(stays)) if due is None else due
+    packed = [group.pack() for _, group in groups]
     # The arrays that a branch returns are held in memory: else XLA would compute a change once more
     # for each part that is cut out of them.
-    packed = [group.pack() for _, group in groups]
-    due = jnp.any(~jnp.stack(stays)) if due is None else due
     packed = jax.lax.cond(due, change, lambda same: same, packed)
     new: dict[int, jax.Array] = {}
     out = list(moments)
     for (owned, group), each in zip(groups, packed, strict=True):
         for parts, found in zip(owned, group.unpack(each), strict=True):
             for (p, ms), (value, *moved) in zip(parts, found, strict=True):
-                new[p] = like(_cast(value, jnp.result_type(leaves[p])), leaves[p])
+                new[p] = _either(due, value, leaves[p])
                 for m, moment in zip(ms, moved, strict=True):
-                    out[m] = like(_cast(moment, jnp.result_type(moments[m])), moments[m])
+                    out[m] = _either(due, moment, moments[m])
     return new, out
 
 
@@ -260,5 +260,8 @@ def _tucker_bases(layer: Layer, parts: list[jax.Array], order: Factorisations) -
         return bases(padded(gates), padded(lefts), padded(rights), sizes, order)
 
 
-def _cast(x: jax.Array, dtype: Any) -> jax.Array:
-    return (x if jnp.issubdtype(dtype, jnp.complexfloating) else x.real).astype(dtype)
+def _either(due: jax.Array, new: jax.Array, old: Any) -> jax.Array:
+    """Returns a part of the packed arrays if a change was due, else what it was."""
+    dtype = jnp.result_type(old)
+    new = (new if jnp.issubdtype(dtype, jnp.complexfloating) else new.real).astype(dtype)
+    return jnp.where(due, like(new, old), old)
