@@ -13,6 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax.optim._explicit_sharding import like, widest
+from tensorjax.optim._gate_decisions import (
+    Decision,
+    applied,
+    core_masks,
+    gates_moved,
+    plus,
+    same_dtype,
+)
 from tensorjax.optim._gate_pruning import Gates
 from tensorjax.optim._rank_adaptive_options import Options, Schedule
 from tensorjax.optim._size_polynomial import polynomial
@@ -21,19 +29,7 @@ from tensorjax.optim._target.basis_change import changed, moments_of
 from tensorjax.optim._target.target_cuts import least_important
 from tensorjax.optim._tensorised_leaves import Layout, Stacks
 from tensorjax.optim._trial_cuts import judged
-from tensorjax.optim._update import (
-    Decision,
-    Step,
-    _observed,
-    _plus,
-    _same,
-    _staged,
-    _watched,
-    applied,
-    core_masks,
-    gates_moved,
-    seen_layout,
-)
+from tensorjax.optim._update import Step, _observed, _staged, _watched, seen_layout
 
 Descend = Callable[[Any], tuple[Any, Any]]
 
@@ -254,10 +250,10 @@ def _turned(
     full = list(params)
     for layer in layout.layers:
         for k in (*layer.cores, *layer.gates):
-            full[k] = _plus(params[k], steps[k])
+            full[k] = plus(params[k], steps[k])
     new, moments = changed(layout, full, moving, moments, stays, turns)
     for k, value in new.items():
-        x, turned = _same(params[k], value)
+        x, turned = same_dtype(params[k], value)
         move = steps[k]
         steps[k] = jnp.where(turns, like((turned - x).astype(move.dtype), move), move)
     return moments
@@ -282,13 +278,13 @@ def _held(layout: Layout, leaves: list[Any], moves: dict[int, Any]) -> dict[int,
     dead = {k: jnp.asarray(leaves[k]) == 0 for k in layout.gates}
     for k in layout.gates:
         gate, eps = jnp.asarray(leaves[k]), float(jnp.finfo(jnp.result_type(leaves[k])).eps)
-        low = ~dead[k] & (_plus(gate, moves[k]) <= 0)
+        low = ~dead[k] & (plus(gate, moves[k]) <= 0)
         held = gates_moved(gate, moves[k], dead[k], low, jnp.zeros((), gate.dtype), eps)
         out[k] = jnp.where(moves[k] == 0, moves[k], held.astype(moves[k].dtype))
     for layer in layout.layers:
         for core, gone in core_masks(layer, dead, jnp.logical_or):
             place = layer.cores[core]
-            x, move = _same(leaves[place], moves[place])
+            x, move = same_dtype(leaves[place], moves[place])
             gone = like(jnp.broadcast_to(gone, x.shape), x)
             out[place] = jnp.where(gone & (move != 0), -x, move)
     return out
