@@ -361,9 +361,12 @@ def test_the_program_of_a_decision_does_not_grow_with_the_gates(rng) -> None:
     assert sum("scatter" in word for word in large) <= 1
 
 
-def test_layers_that_are_alike_change_their_bases_in_one_loop(rng) -> None:
-    shapes = [*([(1, 4, 3), (3, 5, 1)],) * int(rng.integers(2, 4)), [(1, 3, 2), (2, 4, 1)]]
+def test_trains_of_all_shapes_change_their_bases_in_one_loop(rng) -> None:
+    # Trains of other shapes and orders are padded to the same loop.
+    alike: list[Any] = [[(1, 4, 3), (3, 5, 2), (2, 3, 1)]] * int(rng.integers(2, 4))
+    shapes = [*alike, [(1, 3, 2), (2, 4, 1)], [(1, 2, 3, 4), (4, 3, 2, 5), (5, 3, 2, 2), (2, 4, 1)]]
     layers = {str(n): drawn(rng, s, np.float64) for n, s in enumerate(shapes)}
+    layers["0"]["gates"][1] = layers["0"]["gates"][1].at[0].set(0.0)
     stays = [jnp.array(bool(n == 1)) for n in range(len(shapes))]
 
     def alone(layers: Any, stays: Any) -> Any:
@@ -383,7 +386,7 @@ def test_layers_that_are_alike_change_their_bases_in_one_loop(rng) -> None:
     for n, (name, layer) in enumerate(layers.items()):
         one = single({"0": layer}, stays[n : n + 1])["0"]
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-9), together[name], one)
-    # One copy of the change in the program for each shape, however many layers there are.
+    # One copy of the change in the program, however many layers there are.
     text = jax.jit(alone).lower(layers, stays).as_text()
     less = {k: layers[k] for k in ("0", str(len(shapes) - 1))}
     small = jax.jit(alone).lower(less, [stays[0], stays[-1]]).as_text()

@@ -184,7 +184,8 @@ class _Tuckers:
 
         def body(last: jax.Array, given: Any) -> tuple[jax.Array, Any]:
             inner = Factorisations((last,))
-            out = _tucker_changed(self.layer, self.kinds, *given, inner)
+            values, rests = given
+            out = _tucker_changed(self.layer, self.kinds, values, rests, inner)
             return after(zero, *inner.done), out
 
         last, found = jax.lax.scan(body, after(zero, *order.done), (packed, jnp.stack(self.stays)))
