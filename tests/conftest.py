@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.compiling import flags, share_contexts
+from tests.drawing import drawn
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("MPLBACKEND", "Agg")
@@ -29,16 +30,28 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the cases of `long_cases.txt` as slow: of one test others, which take less, stay.
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the option by which the gate draws slow cases."""
+    parser.addoption("--draw", metavar="SEED", help="of each test's slow cases run a drawn part")
 
-    The cases are those that a measured run of all tests found to take longest. The file holds what
-    a mark cannot name without its test being written around it: single parameters of a table.
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks the cases of `long_cases.txt` as slow, and draws slow cases where `--draw` is given.
+
+    The cases of the file are those that a measured run of all tests found to take longest: single
+    parameters of a table, which a mark cannot name without the test being written around it. Of
+    the same test others, which take less, stay.
     """
     for item in items:
         if item.nodeid in LONG_CASES:
             item.add_marker(pytest.mark.slow)
+    seed = config.getoption("--draw")
+    if seed is not None:
+        slow = [item.nodeid for item in items if item.get_closest_marker("slow")]
+        left_out = set(slow) - drawn(slow, seed)
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
+        items[:] = [item for item in items if item.nodeid not in left_out]
 
 
 def pytest_collection_finish() -> None:
