@@ -25,6 +25,7 @@ from tensorjax.optim._target.bond_bases import (
     bases,
     gates_moved,
     kind_of,
+    powers_of_tucker,
 )
 from tensorjax.optim._target.train_bases import Train, Trains, joined
 from tensorjax.optim._tensorised_leaves import Layer, Layout, Path, flatten, parameter_of
@@ -32,6 +33,11 @@ from tensorjax.optim._tensorised_leaves import Layer, Layout, Path, flatten, par
 # Fields of Optax' states that hold parameters, not gradients: of schedule-free optimisers, DoG and
 # COCOB, Prodigy, MADGRAD, Mechanic and SAM. They go where the parameters go.
 PARAMETERS = frozenset({"z", "init_params", "init_particles", "params0", "x0", "cache"})
+# Fields of Optax' states of optimisers whose step does not follow the scale of the gradient: Adam,
+# Lion and Muon and their kin, Adafactor, Adagrad, Adadelta, Adan, Rprop, Prodigy, MADGRAD, COCOB.
+# `optax.sign_sgd` has no state to be known by.
+NORMALISED = frozenset({"mu", "nu", "v", "n", "v_row", "v_col", "sum_of_squares", "e_g",
+                        "step_sizes", "exp_avg_sq", "grad_sum_sq", "subgradients"})  # fmt: skip
 Arrays = list[list[jax.Array]]  # for each part of a layer, the parameter and its moments
 
 
@@ -57,6 +63,20 @@ def moments_of(layout: Layout, leaves: list[Any], state: Any) -> list[tuple[int,
     return out
 
 
+def by_gradient(layout: Layout, state: Any) -> list[bool]:
+    """Tells for each layer whether the optimiser's steps grow with the gradients of its cores.
+
+    Those of gradient descent, with momentum or without, and of L-BFGS do.
+    """
+    known: dict[Path, int] = {layout.paths[k]: k for layer in layout.layers for k in layer.cores}
+    normalised = set()
+    for path in flatten(state)[0]:
+        owner = parameter_of(path, known)
+        if owner is not None and len(path) > len(owner) and path[-len(owner) - 1] in NORMALISED:
+            normalised.add(known[owner])
+    return [normalised.isdisjoint(layer.cores) for layer in layout.layers]
+
+
 def changed(
     layout: Layout,
     leaves: list[Any],
@@ -64,6 +84,7 @@ def changed(
     moments: list[jax.Array],
     stays: list[jax.Array],
     due: jax.Array | None = None,
+    balanced: list[bool] | None = None,
 ) -> tuple[dict[int, jax.Array], list[jax.Array]]:
     """Transforms all bonds to the basis of their singular vectors, and optimiser moments too.
 
@@ -74,12 +95,14 @@ def changed(
       moments: these arrays of the optimiser's state.
       stays: of each layer, whether it stays as it is.
       due: whether anything changes at all; None: it does.
+      balanced: of each layer, whether the norms of its derivatives by the cores are made equal,
+        for steps along gradients (`by_gradient`); None: of none.
 
     Returns:
       (new cores and gates by position, new moments).
     """
     groups: list[tuple[list[list[tuple[int, list[int]]]], Trains | _Tuckers]] = []
-    for kind, numbers in _groups(layout, leaves, moving, moments):
+    for kind, numbers in _groups(layout, leaves, moving, moments, balanced):
         layers = [layout.layers[n] for n in numbers]
         owned = [[(p, [m for m, (_, k, _) in enumerate(moving) if k == p])
                   for p in (*layer.cores, *layer.gates)] for layer in layers]  # fmt: skip
@@ -93,11 +116,12 @@ def changed(
             for each in owned
         ]  # fmt: skip
         rests = [stays[n] for n in numbers]
+        even = [balanced is not None and balanced[n] for n in numbers]
         if kind == "tt":
-            trains = [Train(*each) for each in zip(layers, arrays, kinds, rests, strict=True)]
+            trains = [Train(*each) for each in zip(layers, arrays, kinds, rests, even, strict=True)]
             groups.append((owned, Trains.of(trains)))
         else:
-            groups.append((owned, _Tuckers(layers[0], kinds[0], arrays, rests)))
+            groups.append((owned, _Tuckers(layers[0], kinds[0], arrays, rests, even[0])))
 
     def change(packed: list[list[jax.Array]]) -> list[list[jax.Array]]:
         order = Factorisations()
@@ -120,8 +144,9 @@ def changed(
 
 
 def _groups(
-    layout: Layout, leaves: list[Any], moving: list[tuple[int, int, bool]], moments: list[Any]
-) -> list[tuple[str, list[int]]]:
+    layout: Layout, leaves: list[Any], moving: list[tuple[int, int, bool]], moments: list[Any],
+    balanced: list[bool] | None,
+) -> list[tuple[str, list[int]]]:  # fmt: skip
     """Groups the layers that change basis: trains by dtypes, Tucker layers by shapes too.
 
     Returns:
@@ -139,7 +164,8 @@ def _groups(
         if layer.kind == "tt":
             key: Any = "tt", str(widest(*(d for each in dtypes for d in each)))
         else:
-            key = layer.kind, layer.shapes, layer.ranks, repr(held), repr(dtypes)
+            even = balanced is not None and balanced[number]
+            key = layer.kind, layer.shapes, layer.ranks, repr(held), repr(dtypes), even
         groups.setdefault(key, []).append(number)
     out = []
     for (kind, *_), numbers in groups.items():
@@ -159,12 +185,14 @@ class _Tuckers:
       kinds: for each part and array, what it holds.
       arrays: for each layer and part, the parameter and its moments.
       stays: of each layer, whether it stays as it is.
+      balanced: whether the norms of the derivatives by core and factors are made equal.
     """
 
     layer: Layer
     kinds: list[list[str]]
     arrays: list[Arrays]
     stays: list[jax.Array]
+    balanced: bool
 
     def pack(self) -> list[jax.Array]:
         """Stacks each part and its moments: (layers, arrays, …)."""
@@ -178,19 +206,28 @@ class _Tuckers:
         """Transforms all of them, as `pack` gives them, to the bases of singular vectors."""
         if len(self.arrays) == 1:
             own = [x[0] for x in packed]
-            return [x[None] for x in _tucker_changed(self.layer, self.kinds, own, self.stays[0],
-                                                     order)]  # fmt: skip
+            return [x[None] for x in self._one(own, self.stays[0], order)]
         zero = jnp.zeros((1,), jnp.float32)
 
         def body(last: jax.Array, given: Any) -> tuple[jax.Array, Any]:
             inner = Factorisations((last,))
             values, rests = given
-            out = _tucker_changed(self.layer, self.kinds, values, rests, inner)
+            out = self._one(values, rests, inner)
             return after(zero, *inner.done), out
 
         last, found = jax.lax.scan(body, after(zero, *order.done), (packed, jnp.stack(self.stays)))
         order.done = (last,)
         return found
+
+    def _one(
+        self, arrays: list[jax.Array], stays: jax.Array, order: Factorisations
+    ) -> list[jax.Array]:
+        """Changes the bases of one layer, each part with its moments; gates become 0 or 1."""
+        layer = self.layer
+        found = _tucker_bases(layer, [values[0] for values in arrays], order)
+        if self.balanced:
+            found = found.balanced(powers_of_tucker(len(layer.gates)))
+        return _tucker_changed(layer, self.kinds, arrays, stays, found)
 
     def unpack(self, packed: list[jax.Array]) -> list[Arrays]:
         """Returns, for each layer and part, the parameter and its moments."""
@@ -201,11 +238,9 @@ class _Tuckers:
 
 
 def _tucker_changed(
-    layer: Layer, kinds: list[list[str]], arrays: list[jax.Array], stays: jax.Array,
-    order: Factorisations,
-) -> list[jax.Array]:  # fmt: skip
-    """Changes the bases of one Tucker layer, each part with its moments; gates become 0 or 1."""
-    found = _tucker_bases(layer, [values[0] for values in arrays], order)
+    layer: Layer, kinds: list[list[str]], arrays: list[jax.Array], stays: jax.Array, found: Bases
+) -> list[jax.Array]:
+    """Transforms the parts of one Tucker layer, and their moments, to new bases."""
     out = []
     for part, (old, names) in enumerate(zip(arrays, kinds, strict=True)):
         if part < len(layer.cores):

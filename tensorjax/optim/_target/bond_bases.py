@@ -7,6 +7,12 @@ With a layer unfolded at a bond as L D R, and triangles of QR ρ_L of L D and ρ
 
 Gradients and averages of them go by the inverse transpose, second moments by its squared entries,
 as for entries that are independent.
+
+Both sides of a bond then have the singular values Λ^{1/2}, and the derivative of a layer by core k
+of a train has the norm (Λ_{k−1} Λ_k)^{1/2} of the largest ones: less for the first and the last
+core, which hold the norm of the layer between them, and more for the others. A step along the
+gradient diverges on those at a rate that was fine before. Scalars, c_k for what is left and 1/c_k
+for what is right of a bond, make these norms equal, which is where their largest is least.
 """
 
 import dataclasses
@@ -50,11 +56,13 @@ class Bases:
       below: for the left part of every bond, the matrices of parameters and of gradients.
       above: for the right part, likewise.
       live: (bonds, new), gates in the new basis, zeros and ones.
+      top: (bonds,), the largest singular value; 0 where the basis stays as it is.
     """
 
     below: Pair
     above: Pair
     live: jax.Array
+    top: jax.Array
 
     def but(self, stays: jax.Array) -> "Bases":
         """Returns the bases with some bonds, marked by ``stays`` (bonds,), left as they are."""
@@ -64,7 +72,47 @@ class Bases:
             return jnp.where(still, jnp.eye(x.shape[-1], dtype=x.dtype)[None], x)
 
         below, above = ((kept(a), kept(b)) for a, b in (self.below, self.above))
-        return Bases(below, above, self.live)
+        return Bases(below, above, self.live, jnp.where(stays, 0.0, self.top))
+
+    def balanced(self, powers: np.ndarray) -> "Bases":
+        """Returns the bases with scalars c on their left and 1/c on their right.
+
+        Args:
+          powers: (bonds, bonds), log c of each bond per log of the singular value of each, as
+            `powers_of_train` has it; zeros for layers that are not balanced. A layer of which a
+            bond stays is left as it is.
+        """
+        if not powers.any():
+            return self
+        together = (powers != 0) | (powers != 0).T | np.eye(len(powers), dtype=bool)
+        known = self.top > 0
+        whole = jnp.all(known[None] | ~together, 1)
+        logs = jnp.log(jnp.where(known, self.top, 1.0))
+        # A product of a matrix and a vector by parts, as XLA may round products on GPUs.
+        c = jnp.where(whole, jnp.exp(jnp.sum(powers.astype(logs.dtype) * logs[None], 1)), 1.0)
+        c = c[:, None, None].astype(self.below[0].dtype)
+        (left, left_gradient), (right, right_gradient) = self.below, self.above
+        return dataclasses.replace(
+            self,
+            below=(left * c, left_gradient / c),
+            above=(right / c, right_gradient * c),
+        )
+
+
+def powers_of_train(bonds: int) -> np.ndarray:
+    """Computes powers of singular values (bonds, bonds) that balance a train: see `Bases`.
+
+    log c_k = Σ_{j≤k} e_j − k/d Σ_j e_j, with e_j = (log Λ_{j−1} + log Λ_j)/2 of d cores.
+    """
+    cores = bonds + 1
+    e = (np.eye(cores, bonds) + np.eye(cores, bonds, -1)) / 2
+    share = np.arange(1, cores)[:, None] / cores
+    return np.cumsum(e, 0)[:-1] - share * np.sum(e, 0)
+
+
+def powers_of_tucker(bonds: int) -> np.ndarray:
+    """Computes the same of a Tucker layer, whose core has the derivative Π Λ_k^{1/2}."""
+    return np.eye(bonds) / 2 - np.ones((bonds, bonds)) / (bonds + 1)
 
 
 def bases(
@@ -96,7 +144,8 @@ def bases(
     # ρ_L has the gate in it already, and X⁻¹ belongs to L D X: the gate goes to the left.
     gate_inverse = jnp.where(alive, 1 / jnp.where(alive, gate, 1.0), 0.0)
     below = jnp.swapaxes(gate[..., None] * x, 1, 2), inverse * gate_inverse[:, None, :]
-    return Bases(below, (inverse, jnp.swapaxes(x, 1, 2)), jnp.where(fits, kept, alive))
+    top = jnp.where(fits[:, 0], jnp.max(s, 1, initial=0.0), 0.0)
+    return Bases(below, (inverse, jnp.swapaxes(x, 1, 2)), jnp.where(fits, kept, alive), top)
 
 
 def kind_of(value: jax.Array, parameter: jax.Array, held: bool) -> str:

@@ -25,7 +25,7 @@ from tensorjax.optim._gate_pruning import Gates
 from tensorjax.optim._rank_adaptive_options import Options, Schedule
 from tensorjax.optim._size_polynomial import polynomial
 from tensorjax.optim._state import RankAdaptiveState, unknown
-from tensorjax.optim._target.basis_change import changed, moments_of
+from tensorjax.optim._target.basis_change import by_gradient, changed, moments_of
 from tensorjax.optim._target.target_cuts import least_important
 from tensorjax.optim._tensorised_leaves import Layout, Stacks
 from tensorjax.optim._trial_cuts import judged
@@ -139,6 +139,7 @@ def _cut_if(
     steps, structure = jax.tree.flatten(moves)
     arrays, inner_structure = jax.tree.flatten(inner)
     moving = moments_of(layout, leaves, inner)
+    even = by_gradient(layout, inner)
     # Before the condition, so that XLA makes it one loop with the step of the inner optimiser.
     held = _held(layout, leaves, {k: jnp.asarray(steps[k]) for k in members})
     for k in members:
@@ -164,7 +165,7 @@ def _cut_if(
         for k, move in zip(members, own, strict=True):
             full[k] = move
         applied(layout, leaves, full, decision, tried=True)
-        moments = _turned(layout, leaves, full, learnt["rests"], turns, moving, moments)
+        moments = _turned(layout, leaves, full, learnt["rests"], turns, moving, moments, even)
         own = [like(full[k].astype(old.dtype), old) for k, old in zip(members, own, strict=True)]
         return own, moments
 
@@ -226,7 +227,7 @@ def _undecided(layout: Layout, moves: list[Any]) -> Decision:
 
 def _turned(
     layout: Layout, params: list[Any], steps: list[Any], rests: jax.Array, turns: jax.Array,
-    moving: Any, moments: Any,
+    moving: Any, moments: Any, even: list[bool],
 ) -> Any:  # fmt: skip
     """Changes the bonds to the basis of singular vectors, if the target's schedule says so.
 
@@ -238,6 +239,7 @@ def _turned(
       turns: whether the basis changes.
       moving: arrays of the optimiser's state that go along, as `moments_of` lists them.
       moments: these arrays.
+      even: of each layer, whether the inner optimiser's steps grow with the gradients.
 
     Returns:
       The moments.
@@ -251,7 +253,7 @@ def _turned(
     for layer in layout.layers:
         for k in (*layer.cores, *layer.gates):
             full[k] = plus(params[k], steps[k])
-    new, moments = changed(layout, full, moving, moments, stays, turns)
+    new, moments = changed(layout, full, moving, moments, stays, turns, even)
     for k, value in new.items():
         x, turned = same_dtype(params[k], value)
         move = steps[k]

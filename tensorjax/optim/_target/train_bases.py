@@ -20,7 +20,13 @@ from tensorjax._cores.unfoldings import tall, wide
 from tensorjax.linalg._arrays import adjoint
 from tensorjax.optim._explicit_sharding import widest
 from tensorjax.optim._size_polynomial import picked
-from tensorjax.optim._target.bond_bases import Factorisations, Kinds, bases, gates_moved
+from tensorjax.optim._target.bond_bases import (
+    Factorisations,
+    Kinds,
+    bases,
+    gates_moved,
+    powers_of_train,
+)
 from tensorjax.optim._tensorised_leaves import Layer
 
 # Trains share a loop while padding costs this factor of memory at most, or so many entries.
@@ -37,12 +43,14 @@ class Train:
       arrays: for each part, cores and then gates, the parameter and its moments.
       kinds: for each part and array, what it holds, as `kind_of` says.
       stays: whether the train stays as it is.
+      balanced: whether the norms of its derivatives by the cores are made equal.
     """
 
     layer: Layer
     arrays: list[list[jax.Array]]
     kinds: list[list[str]]
     stays: jax.Array
+    balanced: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,7 +183,7 @@ class Trains:
         lefts, rights = _sides(*ends, gate, chains, order)
         sizes = np.array([len(self.trains[n].arrays[p][0]) for n, p in self.bonds])
         stays = picked(jnp.stack([train.stays for train in self.trains]), owners)
-        found = bases(gate, lefts, rights, sizes, order).but(stays)
+        found = bases(gate, lefts, rights, sizes, order).but(stays).balanced(self._powers())
         held = np.zeros(gates.shape[:2], bool)
         for row, names in enumerate(self._kinds(self.bonds)):
             held[row, : len(names)] = np.array(names) == "parameter"
@@ -202,6 +210,15 @@ class Trains:
                 size = _sizes(own[0].shape) if own[0].ndim > 1 else own[0].shape
                 cut = tuple(slice(length) for length in size)
                 out[n][p] = [values[(row, a, *cut)].reshape(x.shape) for a, x in enumerate(own)]
+        return out
+
+    def _powers(self) -> np.ndarray:
+        """Powers of singular values that balance the trains, as `Bases.balanced` takes them."""
+        out = np.zeros((len(self.bonds), len(self.bonds)))
+        for n, train in enumerate(self.trains):
+            own = [row for row, (owner, _) in enumerate(self.bonds) if owner == n]
+            if train.balanced:
+                out[np.ix_(own, own)] = powers_of_train(len(own))
         return out
 
     def _kinds(self, places: Places) -> list[list[str]]:
