@@ -56,13 +56,14 @@ class Bases:
       below: for the left part of every bond, the matrices of parameters and of gradients.
       above: for the right part, likewise.
       live: (bonds, new), gates in the new basis, zeros and ones.
-      top: (bonds,), the largest singular value; 0 where the basis stays as it is.
+      norms: (2, bonds), of the layer's parts on the left and on the right of every bond, spectral,
+        or Frobenius norms where the basis stays as it is; 0 for a layer that stays.
     """
 
     below: Pair
     above: Pair
     live: jax.Array
-    top: jax.Array
+    norms: jax.Array
 
     def but(self, stays: jax.Array) -> "Bases":
         """Returns the bases with some bonds, marked by ``stays`` (bonds,), left as they are."""
@@ -72,24 +73,25 @@ class Bases:
             return jnp.where(still, jnp.eye(x.shape[-1], dtype=x.dtype)[None], x)
 
         below, above = ((kept(a), kept(b)) for a, b in (self.below, self.above))
-        return Bases(below, above, self.live, jnp.where(stays, 0.0, self.top))
+        return Bases(below, above, self.live, jnp.where(stays, 0.0, self.norms))
 
     def balanced(self, powers: np.ndarray) -> "Bases":
         """Returns the bases with scalars c on their left and 1/c on their right.
 
         Args:
-          powers: (bonds, bonds), log c of each bond per log of the singular value of each, as
-            `powers_of_train` has it; zeros for layers that are not balanced. A layer of which a
-            bond stays is left as it is.
+          powers: (2, bonds, bonds), of log c of each bond per log of the norms on both sides of
+            each, as `powers_of_train` has it; zeros for layers that are not balanced. A layer that
+            stays or has a side of zeros is left as it is.
         """
         if not powers.any():
             return self
-        together = (powers != 0) | (powers != 0).T | np.eye(len(powers), dtype=bool)
-        known = self.top > 0
+        together = (powers[0] != 0) | (powers[0] != 0).T | np.eye(len(powers[0]), dtype=bool)
+        known = jnp.all(self.norms > 0, 0)
         whole = jnp.all(known[None] | ~together, 1)
-        logs = jnp.log(jnp.where(known, self.top, 1.0))
-        # A product of a matrix and a vector by parts, as XLA may round products on GPUs.
-        c = jnp.where(whole, jnp.exp(jnp.sum(powers.astype(logs.dtype) * logs[None], 1)), 1.0)
+        logs = jnp.log(jnp.where(known, self.norms, 1.0))
+        # Products of matrices and vectors by parts: XLA may round them on GPUs.
+        c = jnp.exp(jnp.sum(powers.astype(logs.dtype) * logs[:, None], (0, 2)))
+        c = jnp.where(whole, c, 1.0)
         c = c[:, None, None].astype(self.below[0].dtype)
         (left, left_gradient), (right, right_gradient) = self.below, self.above
         return dataclasses.replace(
@@ -100,19 +102,21 @@ class Bases:
 
 
 def powers_of_train(bonds: int) -> np.ndarray:
-    """Computes powers of singular values (bonds, bonds) that balance a train: see `Bases`.
+    """Computes the powers (2, bonds, bonds) of norms that balance a train: see `Bases.balanced`.
 
-    log c_k = Σ_{j≤k} e_j − k/d Σ_j e_j, with e_j = (log Λ_{j−1} + log Λ_j)/2 of d cores.
+    With a and b the norms of what is left and right of a bond, the derivative by core j of d has
+    the norm e_j = a_{j−1} b_j, and log c_k = Σ_{j≤k} log e_j − k/d Σ_j log e_j.
     """
     cores = bonds + 1
-    e = (np.eye(cores, bonds) + np.eye(cores, bonds, -1)) / 2
+    e = np.stack([np.eye(cores, bonds, -1), np.eye(cores, bonds)])
     share = np.arange(1, cores)[:, None] / cores
-    return np.cumsum(e, 0)[:-1] - share * np.sum(e, 0)
+    return np.cumsum(e, 1)[:, :-1] - share * np.sum(e, 1, keepdims=True)
 
 
 def powers_of_tucker(bonds: int) -> np.ndarray:
-    """Computes the same of a Tucker layer, whose core has the derivative Π Λ_k^{1/2}."""
-    return np.eye(bonds) / 2 - np.ones((bonds, bonds)) / (bonds + 1)
+    """Computes the same of a Tucker layer: factor k has e_k = b_k, and the core Π a_k."""
+    own = np.stack([np.zeros((bonds, bonds)), np.eye(bonds)])
+    return own - np.ones((2, bonds, bonds)) / (bonds + 1)
 
 
 def bases(
@@ -144,8 +148,10 @@ def bases(
     # ρ_L has the gate in it already, and X⁻¹ belongs to L D X: the gate goes to the left.
     gate_inverse = jnp.where(alive, 1 / jnp.where(alive, gate, 1.0), 0.0)
     below = jnp.swapaxes(gate[..., None] * x, 1, 2), inverse * gate_inverse[:, None, :]
-    top = jnp.where(fits[:, 0], jnp.max(s, 1, initial=0.0), 0.0)
-    return Bases(below, (inverse, jnp.swapaxes(x, 1, 2)), jnp.where(fits, kept, alive), top)
+    live = jnp.where(fits, kept, alive)
+    sides = jnp.stack([jnp.linalg.norm(side, axis=(1, 2)) for side in (left, right)])
+    norms = jnp.where(fits[:, 0], jnp.sqrt(jnp.max(s, 1, initial=0.0)), sides)
+    return Bases(below, (inverse, jnp.swapaxes(x, 1, 2)), live, norms.astype(s.dtype))
 
 
 def kind_of(value: jax.Array, parameter: jax.Array, held: bool) -> str:

@@ -213,12 +213,12 @@ class Trains:
         return out
 
     def _powers(self) -> np.ndarray:
-        """Powers of singular values that balance the trains, as `Bases.balanced` takes them."""
-        out = np.zeros((len(self.bonds), len(self.bonds)))
+        """Powers of norms that balance the trains, as `Bases.balanced` takes them."""
+        out = np.zeros((2, len(self.bonds), len(self.bonds)))
         for n, train in enumerate(self.trains):
             own = [row for row, (owner, _) in enumerate(self.bonds) if owner == n]
             if train.balanced:
-                out[np.ix_(own, own)] = powers_of_train(len(own))
+                out[np.ix_([0, 1], own, own)] = powers_of_train(len(own))
         return out
 
     def _kinds(self, places: Places) -> list[list[str]]:
