@@ -290,6 +290,9 @@ def test_losses_that_are_not_finite_are_left_out_and_counted():
     found = optim.status(state)
     assert found.loss == pytest.approx(average)
     assert found.skipped == 2
+    lost = optim.status(state._replace(skipped=jnp.array(30), count=jnp.array(50)))
+    assert lost.status == "collapsed"
+    assert "30 of 50 losses" in lost.advice
     assert found.stage == "late"
     assert "not finite" in str(found)
 

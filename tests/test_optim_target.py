@@ -145,6 +145,14 @@ def test_tucker_and_shut_layers_keep_what_they_do(rng) -> None:
     new, _ = _basis_change.changed(layout, leaves, [], [], [jnp.array(False)])
     after = jax.tree.unflatten(jax.tree.structure(tucker), [new[k] for k in range(len(leaves))])
     np.testing.assert_allclose(whole(after), whole(tucker), atol=1e-10)
+    new, _ = _basis_change.changed(layout, leaves, [], [], [jnp.array(False)], balanced=[True])
+    after = jax.tree.unflatten(jax.tree.structure(tucker), [new[k] for k in range(len(leaves))])
+    np.testing.assert_allclose(whole(after), whole(tucker), atol=1e-10)
+    found = {k: jax.jacobian(lambda x, k=k: whole({**after, k: x}))(after[k])
+             for k in ("core", "factors")}  # fmt: skip
+    size = whole(after).size
+    norms = [float(jnp.linalg.norm(d.reshape(size, -1), 2)) for d in jax.tree.leaves(found)]
+    np.testing.assert_allclose(norms, norms[0], rtol=1e-6)
     # A side that is zero, as that of adapters at their start, has no singular vectors: it stays.
     adapter = drawn(rng, [(1, 6, 3), (3, 6, 1)], np.float64)
     adapter["cores"][1] = jnp.zeros_like(adapter["cores"][1])
@@ -152,6 +160,75 @@ def test_tucker_and_shut_layers_keep_what_they_do(rng) -> None:
     new, _ = _basis_change.changed(layout, leaves, [], [], [jnp.array(False)])
     np.testing.assert_allclose(new[0], adapter["cores"][0] * adapter["gates"][0][None, None])
     np.testing.assert_array_equal(new[2], 1)
+
+
+def environments(layer: dict[str, Any]) -> list[float]:
+    """Largest singular values of the derivatives of a train by each of its cores."""
+
+    def with_core(core: jax.Array, k: int) -> jax.Array:
+        return full({**layer, "cores": [*layer["cores"][:k], core, *layer["cores"][k + 1 :]]})
+
+    return [
+        float(jnp.linalg.norm(jax.jacobian(with_core)(core, k).reshape(-1, core.size), 2))
+        for k, core in enumerate(layer["cores"])
+    ]
+
+
+@pytest.mark.slow
+def test_derivatives_by_the_cores_become_equally_large_for_steps_along_gradients(rng) -> None:
+    drawn_shapes: Any = [[(1, 5, 5), *SHAPES[1:]], [(1, 6, 4), (4, 2, 5, 5), (5, 5, 1)]]
+    shapes = drawn_shapes[int(rng.integers(2))]
+    layers = {
+        name: jax.tree.map(lambda x: 3 * x, drawn(rng, shapes, np.float64)) for name in ("a", "b")
+    }
+    optimizers = {"free": optax.sgd(0.1, momentum=0.9), "adam": optax.adam(0.1)}
+    labels = {"a": "free", "b": "adam"}
+    inner = optax.partition(optimizers, jax.tree_util.tree_map_with_path(
+        lambda path, _: labels[path[0].key], layers))  # fmt: skip
+    layout, leaves = gated(layers), jax.tree.leaves(layers)
+    state = inner.init(layers)
+    balanced = _basis_change.by_gradient(layout, state)
+    assert [balanced[[layer.name for layer in layout.layers].index(name)] for name in "ab"] == [
+        True, False,
+    ]  # fmt: skip
+    moving = _basis_change.moments_of(layout, leaves, state)
+    gradients = jax.grad(lambda p: sum(jnp.sum(jnp.sin(full(x))) for x in p.values()))(layers)
+    pulls = jax.tree.leaves(gradients)
+    new, moments = _basis_change.changed(
+        layout, leaves, moving, [pulls[k] for _, k, _ in moving], [jnp.array(False)] * 2,
+        balanced=balanced,
+    )  # fmt: skip
+    after = jax.tree.unflatten(jax.tree.structure(layers), [new[k] for k in range(len(leaves))])
+    for name in "ab":
+        np.testing.assert_allclose(full(after[name]), full(layers[name]), rtol=1e-9, atol=1e-9)
+    wanted, unequal = environments(after["a"]), environments(after["b"])
+    np.testing.assert_allclose(wanted, wanted[0], rtol=1e-6)
+    assert max(wanted) < 0.9 * max(unequal)
+    there = jax.tree.leaves(jax.grad(lambda p: sum(jnp.sum(jnp.sin(full(x))) for x in p.values()))(
+        after))  # fmt: skip
+    cores = {k for layer in layout.layers for k in layer.cores}
+    for (_, k, _), moment in zip(moving, moments, strict=True):
+        if k in cores and bool(jnp.any(pulls[k] < 0)):  # else taken for a square
+            np.testing.assert_allclose(moment, there[k], atol=1e-7 * np.abs(there[k]).max())
+    # A frozen layer, or one of no clear basis, is left as it is.
+    still, _ = _basis_change.changed(
+        layout, leaves, [], [], [jnp.array(True)] * 2, jnp.array(True), balanced
+    )
+    for k, x in still.items():
+        np.testing.assert_array_equal(x, leaves[k])
+
+
+@pytest.mark.parametrize(
+    ("name", "grows"),
+    [("sgd", True), ("momentum", True), ("lion", False), ("adamw", False), ("adafactor", False),
+     ("lamb", False), ("muon", False), ("schedule_free", False), ("sam", False),
+     ("accumulated", False), ("partition", False)],
+)  # fmt: skip
+def test_optimisers_whose_steps_grow_with_the_gradient_are_known(name: str, grows: bool) -> None:
+    _, params = problem(0)
+    with jax.numpy_dtype_promotion("standard"):
+        state = jax.eval_shape(lambda p: INNER[name]().init(p), params)
+    assert _basis_change.by_gradient(gated(params), state) == [grows]
 
 
 @pytest.mark.parametrize(
@@ -361,9 +438,12 @@ def test_the_program_of_a_decision_does_not_grow_with_the_gates(rng) -> None:
     assert sum("scatter" in word for word in large) <= 1
 
 
-def test_layers_that_are_alike_change_their_bases_in_one_loop(rng) -> None:
-    shapes = [*([(1, 4, 3), (3, 5, 1)],) * int(rng.integers(2, 4)), [(1, 3, 2), (2, 4, 1)]]
+def test_trains_of_all_shapes_change_their_bases_in_one_loop(rng) -> None:
+    # Trains of other shapes and orders are padded to the same loop.
+    alike: list[Any] = [[(1, 4, 3), (3, 5, 2), (2, 3, 1)]] * int(rng.integers(2, 4))
+    shapes = [*alike, [(1, 3, 2), (2, 4, 1)], [(1, 2, 3, 4), (4, 3, 2, 5), (5, 3, 2, 2), (2, 4, 1)]]
     layers = {str(n): drawn(rng, s, np.float64) for n, s in enumerate(shapes)}
+    layers["0"]["gates"][1] = layers["0"]["gates"][1].at[0].set(0.0)
     stays = [jnp.array(bool(n == 1)) for n in range(len(shapes))]
 
     def alone(layers: Any, stays: Any) -> Any:
@@ -383,7 +463,7 @@ def test_layers_that_are_alike_change_their_bases_in_one_loop(rng) -> None:
     for n, (name, layer) in enumerate(layers.items()):
         one = single({"0": layer}, stays[n : n + 1])["0"]
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-9), together[name], one)
-    # One copy of the change in the program for each shape, however many layers there are.
+    # One copy of the change in the program, however many layers there are.
     text = jax.jit(alone).lower(layers, stays).as_text()
     less = {k: layers[k] for k in ("0", str(len(shapes) - 1))}
     small = jax.jit(alone).lower(less, [stays[0], stays[-1]]).as_text()

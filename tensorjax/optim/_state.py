@@ -16,6 +16,8 @@ Verdict = Literal["running", "converged", "infeasible", "collapsed"]
 PROGRESS = 1e-2
 # A loss that fell by less than this share of chance, which is known to a few per cent, fell not.
 UNLEARNT = 3e-2
+# Fewer losses that are NaN or Inf than this are left out, with a word, whatever the share.
+LOST = 10
 
 
 def unknown(x: Any) -> Any:
@@ -93,7 +95,7 @@ class Status:
         they are not, and either the size of all ranks one is above S₀, or for ``patience`` updates
         neither loss nor size has made progress, or every smaller size that was tried brought the
         loss near chance and was undone; or "collapsed", the loss is near chance, where training
-        began.
+        began, or most losses were NaN or Inf.
       advice: what to do, or "".
 
     Example:
@@ -166,7 +168,10 @@ def status(state: PyTree, *, patience: int = 200) -> Status:
     )
     late, size = bool(values["late"]), values["size"]
     watch = found[0].watch
-    if values["by"]:
+    lost = _not_finite(values)
+    if lost:
+        verdict, advice = "collapsed", lost
+    elif values["by"]:
         verdict, advice = _towards(values, watch, loss, patience)
     elif late:
         verdict, advice = _late(values, watch, loss, patience)
@@ -252,6 +257,17 @@ def _towards(
             "what the inner optimiser freezes"
         )
     return "running", ""
+
+
+def _not_finite(values: dict[str, float]) -> str:
+    """Returns an explanation for the status if most losses were not finite, or ""."""
+    skipped, count = int(values["skipped"]), int(values["count"])
+    if skipped < LOST or 2 * skipped <= count:
+        return ""
+    return (
+        f"{skipped} of {count} losses were NaN or Inf: go back to a checkpoint, and look at the "
+        "learning rate and at what the inner optimiser does"
+    )
 
 
 def _unpruned(values: dict[str, float], patience: int) -> str:

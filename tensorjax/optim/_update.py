@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from tensorjax.optim._explicit_sharding import like, widest
+from tensorjax.optim._explicit_sharding import like
+from tensorjax.optim._gate_decisions import Decision, applied, gates_moved, plus
 from tensorjax.optim._gate_pruning import Gates, doomed
 from tensorjax.optim._rank_adaptive_options import Options, at, is_zero
 from tensorjax.optim._size_polynomial import Polynomial, picked, polynomial
@@ -140,68 +141,81 @@ class Step:
           (moves, the size, what the state is to know of frozen parameters).
         """
         leaves, structure = jax.tree.flatten(moves)
+        decision, size, learnt = self.decide(leaves, jax.tree.leaves(gradients))
+        applied(self.layout, self.leaves, leaves, decision, self.trial is not None)
+        return jax.tree.unflatten(structure, leaves), size, learnt
+
+    def decide(
+        self, leaves: list[Any], gradients: list[Any]
+    ) -> tuple[Decision, jax.Array, dict[str, Any]]:
+        """Decides what becomes of all gates in an update; returns size and state as `finish`."""
+        still, rests = self._frozen(leaves, gradients)
         places = self.layout.gates
-        still, rests = self._frozen(leaves, jax.tree.leaves(gradients))
         frozen = self.gates.spread([still[k] for k in places])
-        new = self._moved(leaves, still)
-        flat = self.gates.join(new)
-        limit = _threshold(self.options, flat)
-        dead, back, waiting, watch = self._decided(flat, limit, frozen)
-        held = ~dead & ~frozen & (flat <= limit)
-        split = self.gates.split
-        for k, gone, hold, gate in zip(places, split(dead), split(held), new, strict=True):
-            kept = leaves[k]
-            leaves[k] = _gate_move(
-                self.leaves[k], leaves[k], gone, hold, limit,
-                gate if self.options.proximal is not None else None,
-            )  # fmt: skip
-            leaves[k] = jnp.where(still[k], kept.astype(leaves[k].dtype), leaves[k])
-        if back is not None:
-            for k, returns in zip(places, split(back), strict=True):
-                leaves[k] = leaves[k] + like(returns.astype(leaves[k].dtype), leaves[k])
-        self._clear(leaves, split(~dead), still, None if waiting is None else split(waiting))
+        new = self.gates.join(self._moved(leaves, still))
+        decision, watch = self._decided(new, leaves, frozen)
+        dead = decision.dead
         size = self.polynomial.of_living(self.gates.per_bond(~dead))
         lengths = np.minimum(self.gates.lengths, 1) * self.options.keep_one
         stay = self.gates.per_bond(~dead & frozen)
         least = self.polynomial.of_living(jnp.where(stay > 0, stay, lengths.astype(np.float32)))
         least = jnp.where(jnp.all(rests), self.state.least, least)
-        smallest = jnp.min(jnp.where(dead, jnp.inf, self.gates.join(new)), initial=1e30)
+        smallest = jnp.min(jnp.where(dead, jnp.inf, new), initial=1e30)
         learnt = {
             "least": least, "rests": rests, "watch": watch,
             "smallest": smallest.astype(jnp.float32),
         }  # fmt: skip
-        return jax.tree.unflatten(structure, leaves), size, learnt
+        parts = [k for layer in self.layout.layers for k in (*layer.cores, *layer.gates)]
+        return decision._replace(still=jnp.stack([still[k] for k in parts])), size, learnt
 
     def _decided(
-        self, flat: jax.Array, limit: jax.Array, frozen: jax.Array
-    ) -> tuple[jax.Array, Any, Any, Any]:
+        self, new: jax.Array, leaves: list[Any], frozen: jax.Array
+    ) -> tuple[Decision, Any]:
         """Decides which gates are zero after this update, and whether the last cut stays.
 
         What a branch returns is held in memory. Else XLA would compute all of the decision once
         more in the update of every core and gate, which takes most of the compilation.
 
         Args:
-          flat: new gates, joined.
-          limit: the threshold.
-          frozen: which of them are frozen.
+          new: gates after the inner optimiser's move, joined.
+          leaves: moves of the inner optimiser.
+          frozen: which of the gates are frozen.
 
         Returns:
-          What `_tried` does.
+          (the decision, the watch).
         """
+        limit = _threshold(self.options, new)
+        move = self.gates.join([leaves[k] for k in self.layout.gates])
 
-        def decided() -> Any:
-            dead = ~self.live | self._doomed(flat, limit, frozen)
-            return self._tried(dead)
+        def of(dead: jax.Array, back: Any, waiting: Any, watch: Any) -> tuple[Decision, Any]:
+            held = ~dead & ~frozen & (new <= limit)
+            fate = dead.astype(jnp.int8)
+            fate = fate if waiting is None else jnp.where(waiting, jnp.int8(2), fate)
+            pruned = move if self.options.proximal is None else new - self.flat.astype(new.dtype)
+            pruned = gates_moved(self.flat, pruned, dead, held, limit, self._epsilons())
+            if back is not None:
+                pruned = pruned + back.astype(pruned.dtype)
+            pruned = jnp.where(frozen, move, pruned.astype(move.dtype))
+            return Decision(pruned, dead, fate, jnp.zeros((0,), bool)), watch
 
-        def unchanged() -> Any:
+        def decided() -> tuple[Decision, Any]:
+            dead = ~self.live | self._doomed(new, limit, frozen)
+            return of(*self._tried(dead))
+
+        def unchanged() -> tuple[Decision, Any]:
             if self.trial is None:
-                return ~self.live, None, None, self.state.watch
+                return of(~self.live, None, None, self.state.watch)
             back = jnp.zeros_like(self.trial[1])
-            return ~self.live, back, back != 0, self.state.watch
+            return of(~self.live, back, back != 0, self.state.watch)
 
         if not self.options.keep_one:  # layers that have become empty die without a low gate
             return decided()
-        return jax.lax.cond(self._may_change(flat, limit, frozen), decided, unchanged)
+        return jax.lax.cond(self._may_change(new, limit, frozen), decided, unchanged)
+
+    def _epsilons(self) -> np.ndarray:
+        """Returns the relative rounding error of every gate, joined."""
+        dtypes = [jnp.result_type(self.leaves[k]) for k in self.layout.gates]
+        return np.array([float(jnp.finfo(dtype).eps) for dtype in dtypes])[self.gates.bonds]
 
     def _may_change(self, flat: jax.Array, limit: jax.Array, frozen: jax.Array) -> jax.Array:
         """Whether a gate may be pruned, or the last rank cut undone, in this update."""
@@ -273,7 +287,7 @@ class Step:
 
     def _moved(self, leaves: list[Any], still: dict[int, jax.Array]) -> list[jax.Array]:
         """Computes the gates after the inner optimiser's move and the proximal step."""
-        new = [_plus(self.leaves[k], leaves[k]) for k in self.layout.gates]
+        new = [plus(self.leaves[k], leaves[k]) for k in self.layout.gates]
         on_size = self.pressures()[1]
         if self.options.proximal is None or on_size is None:
             return new
@@ -284,31 +298,6 @@ class Step:
         ]
         trio = zip(self.layout.gates, new, pushed, strict=True)
         return [jnp.where(still[k], gate, low) for k, gate, low in trio]
-
-    def _clear(
-        self, leaves: list[Any], alive: list[jax.Array], still: dict[int, jax.Array], waiting: Any
-    ) -> None:
-        """Sets the core slices that belong to pruned gates to zero.
-
-        Slices of a cut on trial keep their values, as the cut may be undone.
-        """
-        start = 0
-        for layer in self.layout.layers:
-            for gate, bonds in enumerate(layer.bonds):
-                mask = alive[start + gate]
-                for core, axis in bonds:
-                    k = layer.cores[core]
-                    shape = [1] * len(layer.shapes[core])
-                    shape[axis] = mask.size
-                    x, move = _same(self.leaves[k], leaves[k])
-                    kept = like(jnp.broadcast_to(mask.reshape(shape), x.shape), x)
-                    cleared = jnp.where(kept | still[k], move, -x)
-                    if waiting is not None:
-                        rest = waiting[start + gate].reshape(shape)
-                        rest = like(jnp.broadcast_to(rest, x.shape), x)
-                        cleared = jnp.where(rest, jnp.zeros_like(cleared), cleared)
-                    leaves[k] = cleared
-            start += len(layer.gates)
 
     def _frozen(
         self, moves: list[Any], gradients: list[Any]
@@ -434,29 +423,3 @@ def _staged(
         found = late & unknown(state.size_target)
         state = state._replace(size_target=jnp.where(found, share * size, state.size_target))
     return state._replace(late=late)
-
-
-def _plus(x: Any, move: Any) -> jax.Array:
-    """Adds a move to a parameter, as `optax.apply_updates` does."""
-    with jax.numpy_dtype_promotion("standard"):
-        return jnp.asarray(x + move).astype(jnp.result_type(x))
-
-
-def _same(x: Any, move: Any) -> tuple[jax.Array, jax.Array]:
-    """Casts a parameter and its move to their common dtype."""
-    dtype = widest(x, move)
-    return jnp.asarray(x).astype(dtype), jnp.asarray(move).astype(dtype)
-
-
-def _gate_move(
-    gate: Any, move: Any, dead: jax.Array, held: jax.Array, limit: jax.Array, new: Any
-) -> jax.Array:
-    """Returns the move of a gate: to zero if pruned, to just above the threshold if held."""
-    eps = float(jnp.finfo(jnp.result_type(gate)).eps)
-    x, move = _same(gate, move)
-    dead, held = like(dead, x), like(held, x)
-    if new is not None:
-        move = new.astype(x.dtype) - x
-    # A sum of parameter and move is rounded: the second term covers that.
-    least = (limit * (1 + 4 * eps)).astype(x.dtype) + eps * jnp.abs(x)
-    return jnp.where(dead, -x, jnp.where(held, least - x, move))

@@ -12,25 +12,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax.optim._explicit_sharding import like
+from tensorjax.optim._explicit_sharding import like, widest
+from tensorjax.optim._gate_decisions import (
+    Decision,
+    applied,
+    core_masks,
+    gates_moved,
+    plus,
+    same_dtype,
+)
 from tensorjax.optim._gate_pruning import Gates
 from tensorjax.optim._rank_adaptive_options import Options, Schedule
 from tensorjax.optim._size_polynomial import polynomial
 from tensorjax.optim._state import RankAdaptiveState, unknown
-from tensorjax.optim._target.basis_change import changed, moments_of
+from tensorjax.optim._target.basis_change import by_gradient, changed, moments_of
 from tensorjax.optim._target.target_cuts import least_important
 from tensorjax.optim._tensorised_leaves import Layout, Stacks
 from tensorjax.optim._trial_cuts import judged
-from tensorjax.optim._update import (
-    Step,
-    _gate_move,
-    _observed,
-    _plus,
-    _same,
-    _staged,
-    _watched,
-    seen_layout,
-)
+from tensorjax.optim._update import Step, _observed, _staged, _watched, seen_layout
 
 Descend = Callable[[Any], tuple[Any, Any]]
 
@@ -140,28 +139,39 @@ def _cut_if(
     steps, structure = jax.tree.flatten(moves)
     arrays, inner_structure = jax.tree.flatten(inner)
     moving = moments_of(layout, leaves, inner)
+    even = by_gradient(layout, inner)
+    # Before the condition, so that XLA makes it one loop with the step of the inner optimiser.
+    held = _held(layout, leaves, {k: jnp.asarray(steps[k]) for k in members})
+    for k in members:
+        steps[k] = held[k].astype(jnp.result_type(steps[k]))
+    pulls = jax.tree.leaves(gradients)
     names = ("watch", "worth", "least", "rests", "smallest", "met", "tick")
+
+    def decide() -> Any:
+        step = _step(options, layout, leaves, state, began, tick, stacks)
+        return _decided(step, *step.decide(steps, pulls), names)
+
+    def wait() -> Any:
+        kept = {name: getattr(state, name) for name in names}
+        return _undecided(layout, steps), jnp.zeros((), bool), state.size, kept
+
+    # Two conditions: what the first returns is held in memory, and is not computed once more for
+    # every core.
+    decision, turns, size, learnt = jax.lax.cond(due, decide, wait)
 
     def heavy(given: Any) -> Any:
         own, moments = given
         full = list(steps)
         for k, move in zip(members, own, strict=True):
             full[k] = move
-        step = _step(options, layout, leaves, state, began, tick, stacks)
-        done, size, learnt = step.finish(jax.tree.unflatten(structure, full), gradients)
-        full, learnt, moments = _turned(step, done, learnt, moving, moments, size)
+        applied(layout, leaves, full, decision, tried=True)
+        moments = _turned(layout, leaves, full, learnt["rests"], turns, moving, moments, even)
         own = [like(full[k].astype(old.dtype), old) for k, old in zip(members, own, strict=True)]
-        return own, moments, size, {name: learnt[name] for name in names}
+        return own, moments
 
-    def light(given: Any) -> Any:
-        own, moments = given
-        return own, moments, state.size, {name: getattr(state, name) for name in names}
-
-    # Before the condition, so that XLA makes it one loop with the step of the inner optimiser.
-    held = _held(layout, leaves, {k: jnp.asarray(steps[k]) for k in members})
-    own = [held[k].astype(jnp.result_type(steps[k])) for k in members]
+    own = [steps[k] for k in members]
     moments = [jnp.asarray(arrays[n]) for n, *_ in moving]
-    own, moments, size, learnt = jax.lax.cond(due, heavy, light, (own, moments))
+    own, moments = jax.lax.cond(due, heavy, lambda same: same, (own, moments))
     for k, move in zip(members, own, strict=True):
         steps[k] = move
     for (n, *_), moment in zip(moving, moments, strict=True):
@@ -188,59 +198,67 @@ def _step(
     )  # fmt: skip
 
 
+def _decided(
+    step: TargetStep, decision: Decision, size: jax.Array, learnt: dict[str, Any],
+    names: tuple[str, ...],
+) -> tuple[Decision, jax.Array, jax.Array, dict[str, Any]]:  # fmt: skip
+    """Completes a decision on gates: whether the bases change, and what the state is to know."""
+    state = step.state
+    pending = learnt["watch"].tried >= 0  # while a cut may be undone the basis stays
+    turns = (step.tick > state.tick) & (step.tick % 2 == 0) & ~pending
+    # Importance is that of a basis; and what nothing has moved yet is not known to be free.
+    worth = jax.tree.map(lambda x: jnp.where(turns, jnp.zeros_like(x), x), state.worth)
+    known = ~jnp.all(learnt["rests"])
+    live = jnp.sum(~decision.dead).astype(jnp.float32)
+    met = (size + step.gate_size * live <= state.size_target) & ~pending
+    tick = jnp.where(known, jnp.maximum(step.tick, state.tick), state.tick)
+    learnt = learnt | {"worth": worth, "met": met, "tick": tick}
+    return decision, turns, size, {name: learnt[name] for name in names}
+
+
+def _undecided(layout: Layout, moves: list[Any]) -> Decision:
+    """Returns a decision that nobody looks at, for updates without one."""
+    joined = [jnp.asarray(moves[k]) for k in layout.gates]
+    none = jnp.zeros((sum(x.size for x in joined),), bool)
+    parts = sum(len(layer.cores) + len(layer.gates) for layer in layout.layers)
+    zero = none.astype(widest(jnp.float32, *joined))
+    return Decision(zero, none, none.astype(jnp.int8), jnp.zeros((parts,), bool))
+
+
 def _turned(
-    step: TargetStep, moves: Any, learnt: dict[str, Any], moving: Any, moments: Any, size: jax.Array
-) -> tuple[list[Any], dict[str, Any], Any]:
-    """Changes the bonds to the basis of singular vectors if the target's schedule says so.
+    layout: Layout, params: list[Any], steps: list[Any], rests: jax.Array, turns: jax.Array,
+    moving: Any, moments: Any, even: list[bool],
+) -> Any:  # fmt: skip
+    """Changes the bonds to the basis of singular vectors, if the target's schedule says so.
 
     Args:
-      step: of the update.
-      moves: of parameters, after a cut.
-      learnt: as of `Step.finish`.
+      layout: of the parameters.
+      params: leaves of the parameters.
+      steps: moves of all parameters, after a cut; replaced by those to the new basis.
+      rests: for each core and gate, whether it is held fixed.
+      turns: whether the basis changes.
       moving: arrays of the optimiser's state that go along, as `moments_of` lists them.
       moments: these arrays.
-      size: after the update.
+      even: of each layer, whether the inner optimiser's steps grow with the gradients.
 
     Returns:
-      (moves, what the state is to know, moments).
+      The moments.
     """
-    layout, state = step.layout, step.state
-    steps = jax.tree.leaves(moves)
     stays, start = [], 0
     for layer in layout.layers:
         parts = len(layer.cores) + len(layer.gates)
-        stays.append(jnp.any(learnt["rests"][start : start + parts]))
+        stays.append(jnp.any(rests[start : start + parts]))
         start += parts
-    pending = learnt["watch"].tried >= 0  # while a cut may be undone the basis stays
-    due = (step.tick > state.tick) & (step.tick % 2 == 0) & ~pending
-    members = sorted(k for layer in layout.layers for k in (*layer.cores, *layer.gates))
-
-    def change(given: Any) -> Any:
-        own, moments = given
-        full = list(step.leaves)
-        for k, move in zip(members, own, strict=True):
-            full[k] = _plus(step.leaves[k], move)
-        new, moments = changed(layout, full, moving, moments, stays)
-        out = []
-        for k, move in zip(members, own, strict=True):
-            x, value = _same(step.leaves[k], new.get(k, full[k]))
-            out.append(like((value - x).astype(move.dtype), move))
-        return out, moments
-
-    own = [steps[k] for k in members]
-    own, moments = jax.lax.cond(due, change, lambda same: same, (own, moments))
-    for k, move in zip(members, own, strict=True):
-        steps[k] = move
-    # Importance is that of a basis; and what nothing has moved yet is not known to be free.
-    worth = jax.tree.map(lambda x: jnp.where(due, jnp.zeros_like(x), x), state.worth)
-    known = ~jnp.all(learnt["rests"])
-    ranks = step.gates.per_bond(step.gates.join(
-        [_plus(step.leaves[k], steps[k]) for k in layout.gates]) != 0)  # fmt: skip
-    met = (size + step.gate_size * jnp.sum(ranks) <= state.size_target) & (
-        learnt["watch"].tried < 0
-    )
-    tick = jnp.where(known, jnp.maximum(step.tick, state.tick), state.tick)
-    return steps, learnt | {"worth": worth, "met": met, "tick": tick}, moments
+    full = list(params)
+    for layer in layout.layers:
+        for k in (*layer.cores, *layer.gates):
+            full[k] = plus(params[k], steps[k])
+    new, moments = changed(layout, full, moving, moments, stays, turns, even)
+    for k, value in new.items():
+        x, turned = same_dtype(params[k], value)
+        move = steps[k]
+        steps[k] = jnp.where(turns, like((turned - x).astype(move.dtype), move), move)
+    return moments
 
 
 def _worth(layout: Layout, old: Any, gates: list[Any], slopes: dict[int, jax.Array]) -> Any:
@@ -259,18 +277,16 @@ def _held(layout: Layout, leaves: list[Any], moves: dict[int, Any]) -> dict[int,
     Entries that the inner optimiser leaves as they are, as where it holds them fixed, stay.
     """
     out = dict(moves)
+    dead = {k: jnp.asarray(leaves[k]) == 0 for k in layout.gates}
+    for k in layout.gates:
+        gate, eps = jnp.asarray(leaves[k]), float(jnp.finfo(jnp.result_type(leaves[k])).eps)
+        low = ~dead[k] & (plus(gate, moves[k]) <= 0)
+        held = gates_moved(gate, moves[k], dead[k], low, jnp.zeros((), gate.dtype), eps)
+        out[k] = jnp.where(moves[k] == 0, moves[k], held.astype(moves[k].dtype))
     for layer in layout.layers:
-        for k, bonds in zip(layer.gates, layer.bonds, strict=True):
-            gate = jnp.asarray(leaves[k])
-            dead = gate == 0
-            low = ~dead & (_plus(gate, moves[k]) <= 0)
-            held = _gate_move(gate, moves[k], dead, low, jnp.zeros((), gate.dtype), None)
-            out[k] = jnp.where(moves[k] == 0, moves[k], held.astype(moves[k].dtype))
-            for core, axis in bonds:
-                place = layer.cores[core]
-                shape = [1] * len(layer.shapes[core])
-                shape[axis] = dead.size
-                x, move = _same(leaves[place], out[place])
-                gone = like(jnp.broadcast_to(dead.reshape(shape), x.shape), x)
-                out[place] = jnp.where(gone & (move != 0), -x, move)
+        for core, gone in core_masks(layer, dead, jnp.logical_or):
+            place = layer.cores[core]
+            x, move = same_dtype(leaves[place], moves[place])
+            gone = like(jnp.broadcast_to(gone, x.shape), x)
+            out[place] = jnp.where(gone & (move != 0), -x, move)
     return out

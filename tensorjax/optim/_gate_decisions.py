@@ -1,0 +1,108 @@
+"""Moves of gates and cores after a decision: which indices move on, wait, or become zero."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from tensorjax.optim._explicit_sharding import like, widest
+from tensorjax.optim._gate_pruning import Gates
+from tensorjax.optim._tensorised_leaves import Layer, Layout
+
+
+class Decision(NamedTuple):
+    """Outcome of an update for the gates, joined, and for the cores beside them.
+
+    Attributes:
+      gates: moves of the gates.
+      dead: which of them are zero from now on.
+      fate: of each index: 0, it moves; 1, it is zero from now on; 2, it waits for a verdict.
+      still: for each core and gate, whether the inner optimiser holds it fixed.
+    """
+
+    gates: jax.Array
+    dead: jax.Array
+    fate: jax.Array
+    still: jax.Array
+
+
+def plus(x: Any, move: Any) -> jax.Array:
+    """Adds a move to a parameter, as `optax.apply_updates` does."""
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.asarray(x + move).astype(jnp.result_type(x))
+
+
+def same_dtype(x: Any, move: Any) -> tuple[jax.Array, jax.Array]:
+    """Casts a parameter and its move to their common dtype."""
+    dtype = widest(x, move)
+    return jnp.asarray(x).astype(dtype), jnp.asarray(move).astype(dtype)
+
+
+def applied(
+    layout: Layout, params: list[Any], moves: list[Any], decision: Decision, tried: bool
+) -> None:
+    """Replaces the moves of gates and cores by those of a decision.
+
+    Args:
+      layout: of the parameters.
+      params: leaves of the parameters.
+      moves: of all parameters, which are replaced.
+      decision: of the update.
+      tried: whether cuts may be undone: slices of a cut on trial keep their values.
+    """
+    split, places = Gates.of(layout).split, layout.gates
+    for k, own in zip(places, split(decision.gates), strict=True):
+        moves[k] = like(own.astype(widest(params[k], moves[k])), moves[k])
+    fates, part = dict(zip(places, split(decision.fate), strict=True)), 0
+    for layer in layout.layers:
+        for core, own in core_masks(layer, fates, jnp.maximum):
+            k = layer.cores[core]
+            x, move = same_dtype(params[k], moves[k])
+            own = like(jnp.broadcast_to(own, x.shape), x)
+            held = jnp.where(own == 1, -x, jnp.zeros_like(x)) if tried else -x
+            moves[k] = jnp.where((own == 0) | decision.still[part + core], move, held)
+        part += len(layer.cores) + len(layer.gates)
+
+
+def gates_moved(
+    gates: jax.Array, move: jax.Array, dead: jax.Array, held: jax.Array, limit: jax.Array, eps: Any
+) -> jax.Array:
+    """Returns the moves of gates: to zero if dead, to just above the threshold if held.
+
+    Args:
+      gates: before.
+      move: of the inner optimiser.
+      dead: which of them are zero afterwards.
+      held: which of them stay above the threshold.
+      limit: the threshold.
+      eps: of the gates' dtypes.
+    """
+    x, move = same_dtype(gates, move)
+    # A sum of parameter and move is rounded: the second term covers that.
+    eps = jnp.asarray(eps, x.dtype)
+    least = limit.astype(x.dtype) * (1 + 4 * eps) + eps * jnp.abs(x)
+    return jnp.where(dead, -x, jnp.where(held, least - x, move))
+
+
+def core_masks(
+    layer: Layer, of_gates: dict[int, jax.Array], both: Callable[[Any, Any], Any]
+) -> Iterator[tuple[int, jax.Array]]:
+    """Yields, for every core of a layer, what its gates say of the indices of its bonds.
+
+    Args:
+      layer: the layer.
+      of_gates: by position of the gate, one entry for each index of the bond.
+      both: combines entries of two bonds.
+
+    Yields:
+      (core, array that broadcasts against it).
+    """
+    found: dict[int, jax.Array] = {}
+    for k, bonds in zip(layer.gates, layer.bonds, strict=True):
+        for core, axis in bonds:
+            shape = [1] * len(layer.shapes[core])
+            shape[axis] = -1
+            own = of_gates[k].reshape(shape)
+            found[core] = both(found[core], own) if core in found else own
+    yield from found.items()
