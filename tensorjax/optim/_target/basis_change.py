@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from tensorjax._cores.contractions import times_axis
 from tensorjax._cores.unfoldings import tall
@@ -75,6 +76,24 @@ def by_gradient(layout: Layout, state: Any) -> list[bool]:
         if owner is not None and len(path) > len(owner) and path[-len(owner) - 1] in NORMALISED:
             normalised.add(known[owner])
     return [normalised.isdisjoint(layer.cores) for layer in layout.layers]
+
+
+def curvature_of(state: Any) -> list[int]:
+    """Lists the arrays of an optimiser's state that are the memory of L-BFGS.
+
+    Differences of parameters and of gradients in two bases say nothing of curvature: this memory
+    begins anew, with zeros, as `optax.scale_by_lbfgs` has it.
+    """
+
+    def known(node: Any) -> bool:
+        return isinstance(node, optax.ScaleByLBFGSState)
+
+    out, place = [], 0
+    for node in jax.tree.leaves(state, is_leaf=known):
+        count = len(jax.tree.leaves(node))
+        out += range(place, place + count) if known(node) else []
+        place += count
+    return out
 
 
 def changed(
