@@ -59,6 +59,10 @@ def rank_adaptive(
     loss would miss least for the parameters they take (`prune`; by squared gradients that are there
     anyhow) are set to zero, a few at a time. Let about a third of the updates follow ``by``, and
     begin at about twice the size that is to stay.
+    Where past gradients move ``inner``, as momentum of `optax.sgd` and `optax.lbfgs` do, the
+    cores of a layer are scaled so that its derivatives by all of them are equally large: in the
+    basis alone the same rate may diverge. Others, as of Adam, Lion or Muon, get the basis as it is.
+    The memory of `optax.lbfgs` begins anew with every basis.
 
     **The paper's two stages**, without these options: with gates D on the bonds of tensorised
     layers, ρ_k the number of gates of bond k above the threshold τ, and S the size of the layers at

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from tensorjax._cores.contractions import times_axis
 from tensorjax._cores.unfoldings import tall
@@ -64,17 +65,40 @@ def moments_of(layout: Layout, leaves: list[Any], state: Any) -> list[tuple[int,
 
 
 def by_gradient(layout: Layout, state: Any) -> list[bool]:
-    """Tells for each layer whether the optimiser's steps grow with the gradients of its cores.
+    """Tells for each layer whether past gradients of its cores move it, as long as they are.
 
-    Those of gradient descent, with momentum or without, and of L-BFGS do.
+    So it is with momentum and with L-BFGS. Plain gradient descent keeps no record of gradients by
+    which it could be known.
     """
     known: dict[Path, int] = {layout.paths[k]: k for layer in layout.layers for k in layer.cores}
-    normalised = set()
+    recorded, normalised = set(), set()
     for path in flatten(state)[0]:
         owner = parameter_of(path, known)
-        if owner is not None and len(path) > len(owner) and path[-len(owner) - 1] in NORMALISED:
-            normalised.add(known[owner])
-    return [normalised.isdisjoint(layer.cores) for layer in layout.layers]
+        if owner is not None and len(path) > len(owner):
+            found = normalised if path[-len(owner) - 1] in NORMALISED else recorded
+            found.add(known[owner])
+    return [
+        not recorded.isdisjoint(layer.cores) and normalised.isdisjoint(layer.cores)
+        for layer in layout.layers
+    ]
+
+
+def curvature_of(state: Any) -> list[int]:
+    """Lists the arrays of an optimiser's state that are the memory of L-BFGS.
+
+    Differences of parameters and of gradients in two bases say nothing of curvature: this memory
+    begins anew, with zeros, as `optax.scale_by_lbfgs` has it.
+    """
+
+    def known(node: Any) -> bool:
+        return isinstance(node, optax.ScaleByLBFGSState)
+
+    out, place = [], 0
+    for node in jax.tree.leaves(state, is_leaf=known):
+        count = len(jax.tree.leaves(node))
+        out += range(place, place + count) if known(node) else []
+        place += count
+    return out
 
 
 def changed(

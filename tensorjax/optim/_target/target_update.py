@@ -25,7 +25,7 @@ from tensorjax.optim._gate_pruning import Gates
 from tensorjax.optim._rank_adaptive_options import Options, Schedule
 from tensorjax.optim._size_polynomial import polynomial
 from tensorjax.optim._state import RankAdaptiveState, unknown
-from tensorjax.optim._target.basis_change import by_gradient, changed, moments_of
+from tensorjax.optim._target.basis_change import by_gradient, changed, curvature_of, moments_of
 from tensorjax.optim._target.target_cuts import least_important
 from tensorjax.optim._tensorised_leaves import Layout, Stacks
 from tensorjax.optim._trial_cuts import judged
@@ -176,6 +176,9 @@ def _cut_if(
         steps[k] = move
     for (n, *_), moment in zip(moving, moments, strict=True):
         arrays[n] = moment
+    for n in curvature_of(inner):
+        old = jnp.asarray(arrays[n])
+        arrays[n] = jnp.where(turns, jnp.zeros_like(old), old)
     moves = jax.tree.unflatten(structure, steps)
     return moves, jax.tree.unflatten(inner_structure, arrays), size, learnt
 
