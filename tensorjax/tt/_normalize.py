@@ -103,7 +103,9 @@ def _normalized(t: TT) -> TT:
         return _normalized_by_programs(t)
     dtype = linalg.factor_dtype(t.dtype)
     cores = [linalg.normalized(np.asarray(c).astype(dtype, copy=False))[0] for c in t.cores]
-    square, half = _products_on_host.squared_norm(TT._unchecked(tuple(cores))) or (0, 0)
+    found = _products_on_host.squared_norm(TT._unchecked(tuple(cores)))
+    assert found is not None  # by the same row of the table
+    square, half = found
     if not square <= 0:
         with np.errstate(all="ignore"):
             cores[0] = cores[0] / np.sqrt(square).astype(cores[0].real.dtype)
