@@ -59,13 +59,17 @@ def computed_once(exponent: Any) -> jax.Array:
 
 def shared_exponents(exponent: jax.Array, count: int, at: int, alone: Any) -> Sequence[Any]:
     """Splits a traced exponent over so many cores: core ``at`` takes it all where ``alone``."""
-    share, rest = jnp.divmod(exponent, count)
     if count <= _FEW_CORES:  # few scalars are compiled faster, and one core can hold the remainder
-        share = jnp.where(alone, 0, share)
+        share = jnp.where(alone, 0, exponent // count)
         return [exponent - share * (count - 1) if k == at else share for k in range(count)]
-    cores = jnp.arange(count, dtype=jnp.int32)
-    shares = share + (cores < rest).astype(jnp.int32)
-    return settled(jnp.where(alone, jnp.where(cores == at, exponent, 0), shares))
+    return settled(jnp.where(alone, *_alone_or_shared(exponent, count, at)))
+
+
+def _alone_or_shared(exponent: jax.Array, count: int, at: int) -> tuple[jax.Array, jax.Array]:
+    """Returns an exponent as taken by core ``at`` of so many alone, and by all in equal shares."""
+    share, rest = jnp.divmod(exponent, count)
+    place = jnp.arange(count, dtype=jnp.int32)
+    return jnp.where(place == at, exponent, 0), share + (place < rest).astype(jnp.int32)
 
 
 def near_one(arrays: Sequence[Any]) -> tuple[Cores, Any]:
@@ -132,10 +136,9 @@ def shared_out(cores: Sequence[Any], exponent: Any, *, at: int = -1) -> Cores:
     low, high = exponents_held(cores[at].dtype)
     exponent = computed_once(exponent)
     fits = (low < own[at] + exponent) & (own[at] + exponent < high)
-    share, rest = jnp.divmod(exponent + own.sum(dtype=jnp.int32), len(cores))
-    place = jnp.arange(len(cores), dtype=jnp.int32)
-    shares = share + (place < rest).astype(jnp.int32) - own
-    moves = settled(jnp.where(fits, jnp.where(place == at, exponent, 0), shares))
+    alone, _ = _alone_or_shared(exponent, len(cores), at)
+    _, shares = _alone_or_shared(exponent + own.sum(dtype=jnp.int32), len(cores), at)
+    moves = settled(jnp.where(fits, alone, shares - own))
     return [scaled(c, moves[k]) for k, c in enumerate(cores)]
 
 
