@@ -24,9 +24,10 @@ from tensorjax.mera import _overlap_network as mera_inner
 from tensorjax.mera import _to_dense as mera_to_dense
 from tensorjax.mera import _to_tt as mera_to_tt
 from tensorjax.sketch import _apply, _apply_on_host
-from tensorjax.tt import _born_sampling, _norms, _products, _products_on_host
-from tensorjax.tt._arrays import reshaping
+from tensorjax.tt import _born_sampling, _products, _products_on_host
+from tensorjax.tt._arrays import mode_contraction, reshaping
 from tensorjax.tt._evaluation import evaluate, numpy_entries
+from tensorjax.tt._inner_products import inner, norms, numpy_overlaps
 from tensorjax.tt._rounding import rounded_trains
 from tensorjax.tt._tt_svd import from_dense
 from tensorjax.tucker import _hosvd
@@ -237,9 +238,9 @@ SINGLE, MESH = {"free", "committed"}, {"free", "committed", "mesh"}
 # of the operands for which NumPy serves first calls.
 CALLS: dict[str, tuple[Callable[[Given], Any], tuple[Any, str], tuple[Any, str], set[str]]] = {
     "tt.inner": (
-        lambda g: tt.inner(g.x, g.y), (_products_on_host, "_swept"), (_norms, "_inner"), SINGLE,
+        lambda g: tt.inner(g.x, g.y), (numpy_overlaps, "_swept"), (inner, "_inner"), SINGLE,
     ),
-    "tt.norm": (lambda g: tt.norm(g.x), (_products_on_host, "_swept"), (_norms, "_norm"), SINGLE),
+    "tt.norm": (lambda g: tt.norm(g.x), (numpy_overlaps, "_swept"), (norms, "_norm"), SINGLE),
     "tt.hadamard": (
         lambda g: tt.hadamard(g.x, g.y),
         (_products_on_host._PRODUCTS, "hadamard"), (_products, "exact_hadamard"), SINGLE,
@@ -258,7 +259,7 @@ CALLS: dict[str, tuple[Callable[[Given], Any], tuple[Any, str], tuple[Any, str],
     ),
     "tt.contract_modes": (
         lambda g: tt.contract_modes(g.x, {0: g.v}),
-        (numpy_entries, "contracted"), (evaluate, "_contract_modes"), SINGLE,
+        (mode_contraction, "_contracted_by_numpy"), (mode_contraction, "_contract_modes"), SINGLE,
     ),
     "tt.round(tol=)": (
         lambda g: tt.round(g.twice, tol=1e-4, rank=2),
@@ -333,8 +334,8 @@ def observed(monkeypatch: pytest.MonkeyPatch, operation: str) -> Iterator[list[s
     with monkeypatch.context() as patch:
         wrap("NumPy", *CALLS[operation][1])
         wrap("program", *CALLS[operation][2])
-        for one_call in ("_product_in_one_call", "_overlap_in_one_call"):
-            wrap("C++", _products_on_host, one_call)
+        wrap("C++", _products_on_host, "_product_in_one_call")
+        wrap("C++", numpy_overlaps, "_overlap_in_one_call")
         yield seen
 
 

@@ -155,6 +155,61 @@ def test_norms_that_no_scalar_holds(value, sites):
     assert float(tt.norm(tt.normalize(a))) == pytest.approx(1, rel=1e-12)
 
 
+def unit_matrix(shape):
+    return tt.identity(shape, dtype=np.float32)
+
+
+def tucker_of(x):
+    return tucker.Tucker(jnp.ones((1,) * x.order, jnp.float32), [c[0] for c in x.cores])
+
+
+SCALARS = {  # of two trains of rank one, which are multiples of each other: value, and its power
+    "inner": (lambda x, y: tt.inner(x, y), lambda a, b, n, d: a + b + d * np.log10(n)),
+    "sum": (lambda x, y: tt.sum(x), lambda a, b, n, d: a + d * np.log10(n)),
+    "trace": (lambda x, y: tt.trace(tt.diagonal_matrix(x)), lambda a, b, n, d: a + d * np.log10(n)),
+    "bilinear_form": (
+        lambda x, y: tt.bilinear_form(x, unit_matrix(x.shape), y),
+        lambda a, b, n, d: a + b + d * np.log10(n),
+    ),
+    "tucker.inner": (
+        lambda x, y: tucker.inner(tucker_of(x), tucker_of(y)),
+        lambda a, b, n, d: a + b + d * np.log10(n),
+    ),
+    "tucker.norm": (
+        lambda x, y: tucker.norm(tucker_of(x)),
+        lambda a, b, n, d: a + d / 2 * np.log10(n),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCALARS)
+def test_scalars_beyond_the_range_are_refused(rng, name):
+    """Exactly where the dtype cannot hold them, and never under a transformation."""
+    value, power = SCALARS[name]
+    refused = 0
+    d, n = 4, 3
+    for lowest, highest in [(-60, -30), (-30, 30), (30, 60)] * 2:
+        logs = rng.uniform(lowest / d, highest / d, (2, d))
+        x, y = (tt.rank_one([np.full(n, 10.0**e, np.float32) for e in row]) for row in logs)
+        wanted = power(*logs.sum(axis=1), n, d)
+        if -37 < wanted < 38:
+            assert np.log10(float(value(x, y))) == pytest.approx(wanted, abs=1e-4)
+        elif not -46 < wanted < 39:  # between, the draw is too near the border
+            refused += 1
+            with pytest.raises(OverflowError, match=f"1e.{abs(round(wanted))}, is out of the"):
+                value(x, y)
+    assert refused
+    assert float(jax.jit(value)(x, y)) == np.inf
+
+
+def test_zeros_that_are_roundoff_of_their_terms_are_zero():
+    x = tt.rank_one([np.array([1, 1e-30], np.float32)] * 3)
+    assert float(tt.inner(x, tt.unit((2,) * 3, (1, 1, 1), dtype=np.float32))) == 0
+    assert float(tt.inner(tt.unit((2, 3), (0, 1)), tt.unit((2, 3), (1, 1)))) == 0
+    assert float(tt.sum(tt.zeros((2, 3)))) == 0
+    assert float(tt.distance(x * 1e-30, x * 1e-30)) == 0
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
 def test_products_of_two_cores_beyond_the_range(rng, count):
     """Cores whose own squares overflow, or vanish, though the dtype holds them."""

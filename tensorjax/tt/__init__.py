@@ -67,6 +67,7 @@ from tensorjax.tt._arrays.diagonals import diagonal, diagonal_matrix, trace
 from tensorjax.tt._arrays.elementwise import divide, map, power
 from tensorjax.tt._arrays.extrema import ExtremumInfo, argmax, argmin
 from tensorjax.tt._arrays.indexing import item, matrix_item
+from tensorjax.tt._arrays.mode_contraction import contract_modes
 from tensorjax.tt._arrays.pseudo_inverse import pinv
 from tensorjax.tt._arrays.reductions import cumsum, mean, sum, var
 from tensorjax.tt._arrays.reshaping import permute, reshape, reverse
@@ -86,8 +87,12 @@ from tensorjax.tt._constructors import (
 )
 from tensorjax.tt._cross.cross import CrossInfo, CrossProgress, cross
 from tensorjax.tt._eigen.eigsh import EigInfo, eigsh
-from tensorjax.tt._evaluation.evaluate import contract_modes, evaluate
+from tensorjax.tt._evaluation.evaluate import evaluate
 from tensorjax.tt._inner_products.bilinear import bilinear_form
+from tensorjax.tt._inner_products.distance import distance
+from tensorjax.tt._inner_products.inner import inner
+from tensorjax.tt._inner_products.normalization import log_norm, normalize
+from tensorjax.tt._inner_products.norms import norm
 from tensorjax.tt._inner_products.pairwise import pairwise_inner
 from tensorjax.tt._linear.solve import SolveInfo, solve
 from tensorjax.tt._manifold.projections import (
@@ -103,8 +108,6 @@ from tensorjax.tt._manifold.riemannian_gradients import (
     riemannian_grad,
     value_and_riemannian_grad,
 )
-from tensorjax.tt._normalize import log_norm, normalize
-from tensorjax.tt._norms import distance, inner, norm
 from tensorjax.tt._padding import effective_ranks, pad, trim
 from tensorjax.tt._products import hadamard, linear_combination, matmul, matvec
 from tensorjax.tt._quadrature.integrate import IntegrateInfo, integrate

@@ -14,23 +14,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax import _blas_threads, _native, linalg
-from tensorjax._cores.contractions import absorb
-from tensorjax._cores.overlaps import bond_overlap
+from tensorjax import _blas_threads, _native
 from tensorjax._cores.products import hadamard_core, matmul_core, matvec_core
 from tensorjax._cores.scaling import factors_in_range
 from tensorjax._cores.unfoldings import Cores
-from tensorjax._formats.trains import TT, TTMatrix
+from tensorjax._formats.trains import TTMatrix
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import CPP, PROGRAM
 from tensorjax._transfer import on_device
-from tensorjax.tt._evaluation.numpy_entries import _on_host, near_one
+from tensorjax.tt._evaluation.numpy_entries import on_host
 
 # The matrix carried from core to core is rescaled once its squared norm leaves 2^±_TAME.
 _TAME = 60
 
 
-def _common(cores: Sequence[Any]) -> tuple[np.dtype, bool]:
+def common_dtype(cores: Sequence[Any]) -> tuple[np.dtype, bool]:
     """Returns the common dtype of cores, and whether all have it."""
     dtypes = [c.dtype for c in cores]
     if dtypes.count(dtypes[0]) == len(dtypes):
@@ -45,13 +43,13 @@ def product(x: Any, y: Any, kind: str) -> Any:
     out of range stay here.
     """
     cores = (*x.cores, *y.cores)
-    dtype, same = _common(cores)
+    dtype, same = common_dtype(cores)
 
     found: list[Any] = []
 
     def factors() -> tuple[Cores, Sequence[np.ndarray], bool]:
         if not found:
-            left, given = _on_host(x.cores, dtype), _on_host(y.cores, dtype)
+            left, given = on_host(x.cores, dtype), on_host(y.cores, dtype)
             with np.errstate(all="ignore"), _blas_threads.one_thread(True):
                 right = _products_in_range(left, given, kind)
             found.append((left, right, right is given))
@@ -64,7 +62,7 @@ def product(x: Any, y: Any, kind: str) -> Any:
         "work": lambda: _written(x, y, kind),
         "in_range": lambda: factors()[2],
         "one_dtype": same,
-        "sums": lambda: _sums(kind, shapes),
+        "sums": lambda: mode_sums(kind, shapes),
     }
     chosen = choose_kernel(f"tt.{kind}", cores, dtype=dtype, **facts)
     if chosen is PROGRAM:
@@ -79,11 +77,10 @@ def product(x: Any, y: Any, kind: str) -> Any:
 
 
 _product_in_one_call = jax.jit(_native.exact_product, static_argnums=2)
-_overlap_in_one_call = jax.jit(_native.overlap)
 
 
 @functools.lru_cache(maxsize=4096)
-def _sums(kind: str, shapes: tuple[tuple[int, ...], ...]) -> float:
+def mode_sums(kind: str, shapes: tuple[tuple[int, ...], ...]) -> float:
     """Counts the multiplications in a product's sums over modes; infinite if a core is empty."""
     if any(0 in shape for shape in shapes):
         return math.inf
@@ -114,94 +111,3 @@ def _written(x: Any, y: Any, kind: str) -> float:
 
 
 _PRODUCTS = {"hadamard": hadamard_core, "matvec": matvec_core, "matmul": matmul_core}
-
-
-def inner(x: TT, y: TT) -> jax.Array | None:
-    """Computes ⟨x, y⟩ of two trains by NumPy, on the host; None if a program is better."""
-    found = _overlap(x, y, "inner")
-    if found is None or isinstance(found, jax.Array):
-        return found
-    with np.errstate(all="ignore"):
-        return on_device([np.asarray(linalg.scaled(*found))])[0]
-
-
-def norm(x: TT) -> jax.Array | None:
-    """Computes ‖x‖ of a train by NumPy, on the host; None if a compiled program is better."""
-    found = _overlap(x, x, "norm")
-    if found is None or isinstance(found, jax.Array):
-        return found
-    square, exponent = found[0].real, found[1]
-    half = exponent // 2
-    with np.errstate(all="ignore"):
-        rest = np.ldexp(square, exponent - 2 * half)
-        root = abs(rest * 0) if rest <= 0 else np.sqrt(rest)
-        return on_device([np.asarray(np.ldexp(root, half))])[0]
-
-
-def squared_norm(x: TT) -> tuple[Any, int] | None:
-    """Computes ‖x‖² of a train by NumPy as (m, e), which means m·4^e; None if a program is better.
-
-    In double precision: the norm of a train of many sites is a product of many rounded factors.
-    """
-    if choose_kernel("tt.log_norm", x.cores) is PROGRAM:
-        return None
-    wide = np.result_type(linalg.factor_dtype(x.dtype), np.float64)
-    with np.errstate(all="ignore"), _blas_threads.one_thread(True):
-        cores = _on_host(x.cores, wide)
-        square, exponent = _swept(cores, cores)
-        square, shift = linalg.normalized(np.asarray(square.real))
-        half = (exponent + shift) // 2
-        return linalg.scaled(square, exponent + shift - 2 * half), half
-
-
-def _overlap(x: TT, y: TT, kind: str) -> tuple[Any, int] | jax.Array | None:
-    """Computes Σ conj(x_i) y_i by NumPy as mantissa and exponent; None if a program is better.
-
-    Or what is asked for, the inner product or the norm, by one call of C++.
-    """
-    cores = x.cores if kind == "norm" else (*x.cores, *y.cores)
-    dtype, same = _common(cores)
-    shapes = tuple([c.shape for c in cores])
-    facts = {
-        "dtype": dtype,
-        "key": kind,
-        "shapes": shapes,
-        "work": lambda: _work(x, y),
-        "one_dtype": same,
-        "sums": lambda: _sums(kind, shapes),
-    }
-    chosen = choose_kernel(f"tt.{kind}", cores, **facts)
-    if chosen is CPP:
-        return _overlap_in_one_call(x.cores, () if kind == "norm" else y.cores)
-    if chosen is PROGRAM:
-        return None
-    with np.errstate(all="ignore"), _blas_threads.one_thread(True):
-        left = _on_host(x.cores, dtype)
-        return _swept(left, left if x is y else _on_host(y.cores, dtype))
-
-
-def _work(x: TT, y: TT) -> float:
-    """Counts the multiplications in an inner product of trains."""
-    return sum(
-        a.shape[0] * b.shape[1] * b.shape[2] * (b.shape[0] + a.shape[2])
-        for a, b in zip(x.cores, y.cores, strict=True)
-    )
-
-
-def _swept(xs: Cores, ys: Cores) -> tuple[Any, int]:
-    """Computes the inner product of two trains of NumPy cores as mantissa and exponent.
-
-    Cores are brought near one when their turn comes: they are read once, while in the cache.
-    """
-    low, high = 2.0**-_TAME, 2.0**_TAME
-    e: Any = np.ones((1, 1), ys[0].dtype)
-    exponent = 0
-    for left, right in zip(xs, ys, strict=True):
-        (a,), more = near_one([left])
-        (b,), shift = ((a,), more) if left is right else near_one([right])
-        exponent += more + shift
-        e = bond_overlap(a, absorb(e, b))
-        if not low < np.vdot(e, e).real < high:
-            e, shift = linalg.normalized(e)
-            exponent += shift
-    return e[0, 0], exponent

@@ -14,6 +14,7 @@ from tensorjax._cores.contractions import absorb
 from tensorjax._cores.orthogonalization import short
 from tensorjax._cores.overlaps import difference
 from tensorjax._cores.scaling import near_one
+from tensorjax._formats.scalar_range import Powers, held, power_of_ten
 from tensorjax._formats.trains import TT
 from tensorjax._ids import counted
 from tensorjax._kernels.choice import choose_kernel
@@ -42,7 +43,8 @@ def inner(x: Tucker, y: Tucker) -> jax.Array:
 
     Raises:
       TypeError: an argument is no Tucker.
-      ValueError: the shapes differ.
+      ValueError: the shapes differ. OverflowError: the value is out of the range of the dtype,
+        outside of transformations, as of `tensorjax.tt.inner`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -53,11 +55,24 @@ def inner(x: Tucker, y: Tucker) -> jax.Array:
 
     Source: ours; the inner product of the cores, with the matrices U_kᴴ V_k in between.
     """
-    return _inner(*aligned(x, y))
+    x, y = aligned(x, y)
+    value = _inner(x, y)
+    return held("the inner product", value, lambda: _powers(x, y), "scale the tensors")
+
+
+def _powers(x: Tucker, y: Tucker) -> Powers:
+    """Computes log10 |⟨x, y⟩| and log10 ‖x‖·‖y‖, for `held`."""
+    value, left, right = (power_of_ten(*_scaled_inner(*pair)) for pair in ((x, y), (x, x), (y, y)))
+    return value, (left + right) / 2
 
 
 @jax.jit
 def _inner(x: Tucker, y: Tucker) -> jax.Array:
+    return linalg.scaled(*_scaled_inner(x, y))
+
+
+def _scaled_inner(x: Tucker, y: Tucker) -> tuple[jax.Array, Any]:
+    """Computes an inner product as (m, e), which means m·2^e."""
     # All in range by exact powers of two, so that only the value itself can overflow.
     (x, p), (y, q) = near_one_parts(x), near_one_parts(y)
     pairs = zip(x.factors, y.factors, strict=True)
@@ -66,7 +81,7 @@ def _inner(x: Tucker, y: Tucker) -> jax.Array:
         value = x.core._namespace.inner(x.core, times(y.core, matrices))
     else:
         value = jnp.sum(x.core.conj() * times(y.core, matrices))
-    return linalg.scaled(value, p + q + e)
+    return value, p + q + e
 
 
 @placed
@@ -83,7 +98,8 @@ def norm(t: Tucker) -> jax.Array:
       Real scalar, of the precision of ``t``.
 
     Raises:
-      TypeError: ``t`` is no Tucker.
+      TypeError: ``t`` is no Tucker. OverflowError: the norm of a concrete tensor is out of the
+        range of its dtype.
 
     Example:
       >>> import jax.numpy as jnp
@@ -94,7 +110,7 @@ def norm(t: Tucker) -> jax.Array:
     Source: ours; QR factorisations of the factors.
     """
     one("t", t)
-    return _measured(t, f=_norm)
+    return _measured(t, f=_norm, name="the norm")
 
 
 @placed
@@ -121,27 +137,33 @@ def distance(x: Tucker, y: Tucker) -> jax.Array:
 
     Source: ours; one QR factorisation for both factors of a mode.
     """
-    return _measured(*aligned(x, y), f=_distance)
+    return _measured(*aligned(x, y), f=_distance, name="the distance")
 
 
 @with_entries
-def _measured(*tensors: Tucker, f: Any) -> jax.Array:
+def _measured(*tensors: Tucker, f: Any, name: str) -> jax.Array:
     """Evaluates a norm or distance of Tucker tensors: on the host by NumPy, or in a program."""
     dtype = tensors[0].dtype
     real = jnp.finfo(dtype).dtype
     if choose_kernel("tucker.norm", tensors) is PROGRAM:
-        return f(*(t.astype(linalg.factor_dtype(dtype)) for t in tensors)).astype(real)
-    return jax.device_put(np.asarray(f(*map(on_host, tensors))).astype(real))
+        length, exponent = f(*(t.astype(linalg.factor_dtype(dtype)) for t in tensors))
+        return jnp.ldexp(length, exponent).astype(real)
+    length, exponent = f(*map(on_host, tensors))
+    with np.errstate(over="ignore", under="ignore"):
+        value = jax.device_put(np.ldexp(length, exponent).astype(real))
+    # The distance of equal tensors is roundoff: zero is right for it.
+    power, bound = power_of_ten(length, exponent), math.inf if f is _distance else -math.inf
+    return held(name, value, lambda: (power, bound), "scale the tensor")
 
 
-def _norm(t: Tucker) -> Any:
+def _norm(t: Tucker) -> tuple[Any, Any]:
     core, exponent = _common_scale([t.core])
     factors = [_common_scale([u]) for u in t.factors]
     core = times(core[0], [short(u) for (u,), _ in factors])
     return _length(core, exponent + sum(e for _, e in factors))
 
 
-def _distance(x: Tucker, y: Tucker) -> Any:
+def _distance(x: Tucker, y: Tucker) -> tuple[Any, Any]:
     xp = np if linalg.is_host(x.factors[0]) else jnp
     (a, b), exponent = _common_scale([x.core, y.core])
     left, right = [], []
@@ -155,8 +177,14 @@ def _distance(x: Tucker, y: Tucker) -> Any:
     a, b = times(a, left), times(b, right)
     if isinstance(a, TT):
         length, e = difference(a.cores, b.cores)
-        return xp.ldexp(length, exponent + e)
+        return length, exponent + e
     return _length(a - b, exponent)
+
+
+def agree(found: Tucker, given: Tucker, tol: float) -> bool:
+    """Whether two Tucker tensors on the host agree: ‖given − found‖ ≤ tol ‖given‖."""
+    (error, e), (size, exponent) = _distance(given, found), _norm(given)
+    return bool(np.ldexp(error, e - exponent) <= tol * size)
 
 
 def _common_scale(parts: list[Any]) -> tuple[list[Any], Any]:
@@ -171,15 +199,14 @@ def _common_scale(parts: list[Any]) -> tuple[list[Any], Any]:
     return [linalg.scaled(part, -exponent) for part in parts], exponent
 
 
-def _length(core: Any, exponent: Any) -> Any:
-    """Computes the Frobenius norm of a Tucker core, times 2^exponent."""
+def _length(core: Any, exponent: Any) -> tuple[Any, Any]:
+    """Computes the Frobenius norm of a Tucker core, times 2^exponent, as (m, e)."""
     if isinstance(core, TT):
         xp = np if linalg.is_host(core.cores[0]) else jnp
         length, e = difference(core.cores, [xp.zeros((1, n, 1), core.dtype) for n in core.shape])
-        return xp.ldexp(length, exponent + e)
-    xp = np if linalg.is_host(core) else jnp
+        return length, exponent + e
     core, e = linalg.normalized(core)
-    return xp.ldexp(linalg.root(linalg.energy(core.reshape(1, -1))), exponent + e)
+    return linalg.root(linalg.energy(core.reshape(1, -1))), exponent + e
 
 
 @placed

@@ -27,7 +27,7 @@ from tensorjax.tucker._core_and_factors import (
     unfold,
 )
 from tensorjax.tucker._hosvd import feasible_ranks, st_hosvd
-from tensorjax.tucker._norms_and_entries import _distance, _norm
+from tensorjax.tucker._norms_and_entries import agree
 from tensorjax.tucker._types import Tucker, check_core_rank, one, with_entries
 
 
@@ -155,7 +155,7 @@ def _dynamic(t: Tucker, tol: float) -> Tucker:
 
 
 def _holds(out: Tucker, t: Tucker, tol: float) -> bool:
-    return bool(_distance(on_host(t), on_host(out)) <= tol * _norm(on_host(t)))
+    return agree(on_host(out), on_host(t), tol)
 
 
 def _on_host_back(core: Any, factors: Sequence[Any], exponent: int, dtype: Any) -> Tucker:

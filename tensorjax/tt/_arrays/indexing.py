@@ -15,7 +15,8 @@ from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._transfer import copied
-from tensorjax.tt._evaluation.evaluate import contract_modes, evaluate
+from tensorjax.tt._arrays.mode_contraction import contract_modes
+from tensorjax.tt._evaluation.evaluate import evaluate
 from tensorjax.tt._folding import fold, unfold
 
 

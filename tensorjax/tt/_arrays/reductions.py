@@ -14,9 +14,9 @@ from tensorjax._placement import placed
 from tensorjax._transfer import copied
 from tensorjax.tt._algebra import add, conj, ones_like, real, scale, transpose
 from tensorjax.tt._arrays.indexing import item
-from tensorjax.tt._evaluation.evaluate import contract_modes
+from tensorjax.tt._arrays.mode_contraction import contract_modes
 from tensorjax.tt._folding import fold
-from tensorjax.tt._norms import distance
+from tensorjax.tt._inner_products.distance import distance
 from tensorjax.tt._products import hadamard, matmul
 
 Train = TypeVar("Train", TT, TTMatrix)

@@ -19,7 +19,7 @@ from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax.tt._eigen.eigenpairs import Check, Levels, find_levels
 from tensorjax.tt._eigen.single_eigenpair import Pair, Search, Status, Sweep, widened
-from tensorjax.tt._norms import _distance
+from tensorjax.tt._inner_products.distance import _distance
 
 # Worst last: the status of a search for several pairs is the worst of theirs.
 _ORDER = ("converged", "energy", "max_rank", "stalled", "max_sweeps")

@@ -1,8 +1,8 @@
-"""Evaluation of train entries at multi-indices, and contraction of modes with vectors."""
+"""Evaluation of train entries at a batch of multi-indices."""
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._cores.contractions import absorb, merge, times_right, weighted_sum
-from tensorjax._cores.scaling import shared_out
+from tensorjax._cores.contractions import merge
 from tensorjax._formats.trains import TT, single
 from tensorjax._ids import counted
 from tensorjax._kernels.choice import choose_kernel
@@ -150,73 +149,3 @@ def _product(cores: Sequence[jax.Array]) -> tuple[jax.Array, Any]:
         exponent = exponent + e
         out = merge([out, core])
     return out, exponent
-
-
-@placed
-def contract_modes(t: TT, vectors: Mapping[int, Any]) -> Any:
-    """Contracts modes of a train with vectors: Σ_{i_k} x[…, i_k, …] v_k[i_k] for each k.
-
-    Args:
-      t: TT of order d.
-      vectors: {mode: vector (n_mode,)}; modes 0 … d−1, negative ones count from the end.
-
-    Returns:
-      TT of the remaining modes, or a scalar if none remains.
-
-    Raises:
-      ValueError: a mode is out of range or given twice, or a vector has the wrong length.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from tensorjax import tt
-      >>> tt.contract_modes(tt.ones((2, 3, 4)), {1: jnp.ones(3)}).shape
-      (2, 4)
-
-    Source: Oseledets (2011), section 4.2 (multidimensional contraction). Ours: intermediate results
-    are kept in range by exact powers of two.
-    """
-    single("t", t, TT)
-    chosen: dict[int, Any] = {}
-    for mode, vector in _check.mapping("vectors", vectors, "a vector for each mode").items():
-        k = _check.integer("mode", mode, low=-t.order, high=t.order - 1) % t.order
-        v = _check.inexact(f"vectors[{mode}]", vector)
-        if k in chosen or v.shape != (t.shape[k],):
-            problem = "given twice" if k in chosen else f"shape {v.shape}"
-            raise ValueError(
-                f"vectors[{mode}]: expected one vector of shape ({t.shape[k]},), got {problem}"
-            )
-        kind = jax.dtypes.canonicalize_dtype(v.dtype)
-        chosen[k] = v.astype(jnp.promote_types(kind, t.dtype))
-    if choose_kernel("tt.contract_modes", (t, chosen)) is NUMPY:
-        return numpy_entries.contracted(t, chosen)
-    return _contract_modes(t, chosen)
-
-
-@jax.jit
-def _contract_modes(t: TT, vectors: dict[int, jax.Array]) -> Any:
-    dtype = jnp.result_type(t.dtype, *(v.dtype for v in vectors.values()))
-    pending: Any = None  # what the modes contracted since the last core make of the bond
-    exponent: Any = jnp.zeros((), jnp.int32)
-    cores: list[jax.Array] = []
-    at = 0  # the core that takes the exponent
-    for k, core in enumerate(t.cores):
-        core = core.astype(dtype)
-        if k in vectors:
-            v, e = linalg.normalized(vectors[k].astype(dtype))
-            matrix = weighted_sum(core, v)
-            matrix = matrix if pending is None else linalg.matmul(pending, matrix)
-            pending, more = linalg.normalized(matrix)
-            exponent = exponent + e + more
-        elif pending is not None:
-            at = len(cores)
-            cores.append(absorb(pending, core))
-            pending = None
-        else:
-            cores.append(core)
-    if not cores:
-        assert pending is not None
-        return linalg.scaled(pending[0, 0], exponent)
-    if pending is not None:
-        at = len(cores) - 1
-        cores[-1] = times_right(cores[-1], pending)
-    return TT._unchecked(tuple(shared_out(cores, exponent, at=at) if vectors else cores))

@@ -1,22 +1,18 @@
-"""Entries and contracted modes of concrete trains by NumPy, on the host: nothing is compiled.
+"""Entries of concrete trains by NumPy, on the host: nothing is compiled.
 
 XLA takes seconds to compile the products of some dozens of cores, and does so anew for every size
 of a batch. NumPy starts at once, and where ranks are high it is faster too: rows of one index share
 a matrix product, while XLA gathers a matrix for each.
 """
 
-import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _blas_threads, _native, linalg
-from tensorjax._cores.contractions import absorb, merge, times_right
-from tensorjax._cores.scaling import balanced
+from tensorjax._cores.contractions import absorb, merge
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax._kernels.choice import choose_kernel
@@ -41,7 +37,7 @@ def entries(t: TT, indices: np.ndarray, groups: Sequence[tuple[int, int]]) -> np
     In the dtype of the train, or float32 for half precision. Vectors are kept in range by exact
     powers of two, so only the entries themselves can overflow.
     """
-    cores = _on_host(t.cores, linalg.factor_dtype(t.dtype))
+    cores = on_host(t.cores, linalg.factor_dtype(t.dtype))
     if len(indices) == 0:
         return np.zeros(0, cores[0].dtype)
     facts = {"cores": cores, "batch": len(indices)}
@@ -61,7 +57,8 @@ def entries(t: TT, indices: np.ndarray, groups: Sequence[tuple[int, int]]) -> np
         return np.concatenate(out) if len(out) > 1 else out[0]
 
 
-def _on_host(cores: Sequence[Any], dtype: Any) -> Cores:
+def on_host(cores: Sequence[Any], dtype: Any) -> Cores:
+    """Copies cores to the host as NumPy arrays of one dtype; host arrays of it are not copied."""
     hosted = [np.asarray(c) for c in cores]
     return [c if c.dtype == dtype else c.astype(dtype) for c in hosted]
 
@@ -144,50 +141,3 @@ def _sorted_times(v: np.ndarray, table: np.ndarray, rows: np.ndarray) -> np.ndar
             out[order[start:end]] = v[start:end] @ table[:, index]
         start = end
     return out
-
-
-def contracted(t: TT, vectors: Mapping[int, np.ndarray]) -> Any:
-    """Contracts modes of a train with vectors by NumPy; returns a train, or a scalar.
-
-    Cores far from contracted modes stay the arrays that they are.
-    """
-    dtype = functools.reduce(jnp.promote_types, (v.dtype for v in vectors.values()), t.dtype)
-    kind = linalg.factor_dtype(dtype)
-    small = {k: linalg.normalized(np.asarray(v).astype(kind)) for k, v in vectors.items()}
-    exponent = sum(e for _, e in small.values())
-    pending: Any = None  # what the modes contracted since the last core make of the bond
-    cores: list[Any] = []
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        for k, core in enumerate(t.cores):
-            if k in small:
-                core, e = linalg.normalized(np.asarray(core).astype(kind, copy=False))
-                matrix = np.matmul(small[k][0], core)
-                pending, more = linalg.normalized(matrix if pending is None else pending @ matrix)
-                exponent += e + more
-            elif pending is not None:
-                core, e = linalg.normalized(np.asarray(core).astype(kind, copy=False))
-                cores.append(absorb(pending, core))
-                exponent, pending = exponent + e, None
-            else:
-                cores.append(core)
-        if not cores:
-            return jax.device_put(np.asarray(linalg.scaled(pending, exponent)[0, 0]).astype(dtype))
-        if pending is not None:
-            core, e = linalg.normalized(np.asarray(cores[-1]).astype(kind, copy=False))
-            cores[-1], exponent = times_right(core, pending), exponent + e
-        cores = _shared_out(cores, exponent, kind)
-    return TT._unchecked(tuple(_placed(c.astype(dtype)) for c in cores))
-
-
-def _placed(core: Any) -> jax.Array:
-    return core if isinstance(core, jax.Array) else jax.device_put(core)
-
-
-def _shared_out(cores: list[Any], exponent: int, kind: Any) -> list[Any]:
-    """Multiplies a contracted train by 2^exponent: in one core, or in all if it overflows."""
-    at = max((k for k, c in enumerate(cores) if linalg.is_host(c)), default=0)
-    low, high = linalg.exponents_held(kind)
-    new = np.asarray(cores[at]).astype(kind, copy=False)
-    if low < linalg.exponent_of(new) + exponent < high:
-        return [*cores[:at], linalg.scaled(new, exponent), *cores[at + 1 :]] if exponent else cores
-    return balanced([np.asarray(c).astype(kind) for c in cores], exponent)

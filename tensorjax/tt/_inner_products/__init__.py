@@ -1,1 +1,1 @@
-"""Inner products of many trains at once, and bilinear forms of a TT-matrix."""
+"""Inner products, norms and distances of trains, and bilinear forms of a TT-matrix."""

@@ -1,6 +1,7 @@
 """Bilinear forms ⟨x|A|y⟩ of a TT-matrix between two trains, contracted without forming A y."""
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -10,11 +11,14 @@ import numpy as np
 from tensorjax import _blas_threads, linalg
 from tensorjax._cores import interfaces
 from tensorjax._cores.scaling import near_one
+from tensorjax._formats.scalar_range import Powers, held, power_of_ten
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
+from tensorjax.tt._folding import fold
+from tensorjax.tt._inner_products import numpy_overlaps
 
 
 @placed
@@ -30,7 +34,8 @@ def bilinear_form(x: TT, a: TTMatrix, y: TT) -> jax.Array:
       Scalar; only the value itself can leave the range of the dtype.
 
     Raises:
-      TypeError: arguments of other kinds. ValueError: shapes that do not fit.
+      TypeError: arguments of other kinds. ValueError: shapes that do not fit. OverflowError: the
+        value is out of the range of the dtype, as of `inner`.
 
     Example:
       >>> from tensorjax import tt
@@ -57,8 +62,21 @@ def bilinear_form(x: TT, a: TTMatrix, y: TT) -> jax.Array:
     facts = {"dtype": np.dtype(dtype), "key": "bilinear", "work": lambda: _work(x, a, y)}
     if choose_kernel("tt.bilinear_form", cores, **facts) is NUMPY:
         with np.errstate(all="ignore"), _blas_threads.one_thread(True):
-            return on_device([np.asarray(_form(*jax.tree.map(np.asarray, parts)))])[0]
-    return _compiled(*parts)
+            value = on_device([np.asarray(_form(*jax.tree.map(np.asarray, parts)))])[0]
+    else:
+        value = _compiled(*parts)
+    powers = functools.partial(_powers, x, a, y)
+    return held("the bilinear form", value, powers, "scale the trains by tt.normalize")
+
+
+def _powers(x: TT, a: TTMatrix, y: TT) -> Powers:
+    """Computes log10 |⟨x|A|y⟩| and log10 ‖x‖·‖A‖·‖y‖, for `held`."""
+    norms = [numpy_overlaps.norm_powers(t)[0] for t in (x, fold(a), y)]
+    if math.isnan(sum(norms)):  # NaN, or arrays of other processes
+        return math.nan, math.nan
+    kind = np.result_type(*(linalg.factor_dtype(t.dtype) for t in (x, a, y)), np.float64)
+    parts = [[np.asarray(c).astype(kind) for c in t.cores] for t in (x, a, y)]
+    return power_of_ten(*_scaled_form(*parts)), sum(norms)
 
 
 def _work(x: TT, a: TTMatrix, y: TT) -> float:
@@ -72,14 +90,18 @@ def _work(x: TT, a: TTMatrix, y: TT) -> float:
 
 def _form(xs: Any, operators: Any, ys: Any) -> Any:
     """Computes a bilinear form of cores by a sweep of interfaces, scaled by powers of two."""
-    dtype = xs[0].dtype
-    wide = linalg.factor_dtype(dtype)
-    held, exponent = interfaces.edge(xs[0].astype(wide)), 0
+    return linalg.scaled(*_scaled_form(xs, operators, ys)).astype(xs[0].dtype)
+
+
+def _scaled_form(xs: Any, operators: Any, ys: Any) -> tuple[Any, Any]:
+    """Computes a bilinear form of cores as (m, e), which means m·2^e."""
+    wide = linalg.factor_dtype(xs[0].dtype)
+    edge, exponent = interfaces.edge(xs[0].astype(wide)), 0
     for site in zip(xs, operators, ys, strict=True):
         (x, a, y), e = near_one([c.astype(wide) for c in site])
-        held, own = linalg.normalized(interfaces.left(held, x, a, y))
+        edge, own = linalg.normalized(interfaces.left(edge, x, a, y))
         exponent = exponent + e + own
-    return linalg.scaled(held[0, 0, 0], exponent).astype(dtype)
+    return edge[0, 0, 0], exponent
 
 
 _compiled = jax.jit(_form)

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 
 from tensorjax import _check
 from tensorjax._placement import placed
-from tensorjax.tt import _norms
+from tensorjax.tt._arrays.mode_contraction import contract_modes
 from tensorjax.tt._arrays.tensordot import mode_product
-from tensorjax.tt._evaluation.evaluate import contract_modes
+from tensorjax.tt._inner_products.inner import inner as trains_inner
+from tensorjax.tt._inner_products.norms import norm as trains_norm
 from tensorjax.tt.functions.common_bases import in_dtype, on_common_bases, times_modes
 from tensorjax.tt.functions.function_train import FunctionTrain, checked, checked_variable
 
@@ -119,7 +120,7 @@ def inner(f: FunctionTrain, g: FunctionTrain) -> jax.Array:
     """
     bases, x, y = on_common_bases(f, g)
     factors = {k: b.orthonormal for k, b in enumerate(bases)}
-    return _norms.inner(times_modes(x, factors), times_modes(y, factors))
+    return trains_inner(times_modes(x, factors), times_modes(y, factors))
 
 
 @placed
@@ -146,4 +147,4 @@ def norm(f: FunctionTrain) -> jax.Array:
     """
     checked(f)
     factors = {k: b.orthonormal for k, b in enumerate(f.bases)}
-    return jnp.asarray(_norms.norm(times_modes(f.coefficients, factors)))
+    return jnp.asarray(trains_norm(times_modes(f.coefficients, factors)))

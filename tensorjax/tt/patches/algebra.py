@@ -11,10 +11,11 @@ from tensorjax._formats.trains import TT
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike
 from tensorjax.tt import _constructors as constructors
-from tensorjax.tt import _norms
 from tensorjax.tt._arrays import reductions
 from tensorjax.tt._arrays.indexing import item
 from tensorjax.tt._evaluation.evaluate import evaluate as entries_of
+from tensorjax.tt._inner_products.inner import inner as trains_inner
+from tensorjax.tt._inner_products.norms import norm as trains_norm
 from tensorjax.tt.patches.patched_train import PatchedTT, Prefix
 
 
@@ -203,7 +204,7 @@ def inner(x: PatchedTT | TT, y: PatchedTT | TT) -> jax.Array:
     if _patched(x).shape != _patched(y).shape:
         raise ValueError(f"y: expected shape {x.shape}, got {y.shape}")
     pairs = [
-        _norms.inner(item(s, b[len(a) :] or ...), item(t, a[len(b) :] or ...))
+        trains_inner(item(s, b[len(a) :] or ...), item(t, a[len(b) :] or ...))
         for a, s in zip(x.prefixes, x.trains, strict=True)
         for b, t in zip(y.prefixes, y.trains, strict=True)
         if a[: len(b)] == b[: len(a)]
@@ -234,7 +235,7 @@ def norm(p: PatchedTT) -> jax.Array:
     Source: ours.
     """
     if not _overlap(_patched(p).prefixes):
-        norms = jnp.stack([_norms.norm(t) for t in p.trains])
+        norms = jnp.stack([trains_norm(t) for t in p.trains])
         largest = linalg.where_positive(jnp.max(norms), 1.0)
         return largest * linalg.root(jnp.sum((norms / largest) ** 2))
     return linalg.root(jnp.real(inner(p, p)))

@@ -21,7 +21,7 @@ from tensorjax.tt._cross.cross import checked_grid, checked_pivots
 from tensorjax.tt._cross.cross import cross as cross_of_train
 from tensorjax.tt._cross.function_calls import Executor
 from tensorjax.tt._cross.sampled_function import Jit, Oracle, Rescaled
-from tensorjax.tt._norms import norm
+from tensorjax.tt._inner_products.norms import norm
 from tensorjax.tt._tt_svd.from_dense import from_dense
 from tensorjax.tt.patches.conversion import by_parent, joined
 from tensorjax.tt.patches.patched_train import PatchedTT, Prefix

@@ -14,9 +14,9 @@ from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import PROGRAM
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
-from tensorjax.tt import _products_on_host
 from tensorjax.tt._folding import as_train
-from tensorjax.tt._norms import _squared_norm, squared_norm
+from tensorjax.tt._inner_products import numpy_overlaps
+from tensorjax.tt._inner_products.norms import squared_norm, squared_norm_by_program
 
 Train = TypeVar("Train", TT, TTMatrix)
 
@@ -45,7 +45,7 @@ def log_norm(t: TT | TTMatrix) -> jax.Array:
     Source: ours.
     """
     t = cast(TT, t)
-    found = _products_on_host.squared_norm(t)
+    found = numpy_overlaps.squared_norm(t)
     if found is None:
         return _log_norm(t)
     square, half = found
@@ -103,7 +103,7 @@ def _normalized(t: TT) -> TT:
         return _normalized_by_programs(t)
     dtype = linalg.factor_dtype(t.dtype)
     cores = [linalg.normalized(np.asarray(c).astype(dtype, copy=False))[0] for c in t.cores]
-    found = _products_on_host.squared_norm(TT._unchecked(tuple(cores)))
+    found = numpy_overlaps.squared_norm(TT._unchecked(tuple(cores)))
     assert found is not None  # by the same row of the table
     square, half = found
     if not square <= 0:
@@ -119,7 +119,7 @@ def _normalized_by_programs(t: TT) -> TT:
     small = TT._unchecked(
         tuple(_near_one(c.astype(linalg.factor_dtype(t.dtype)))[0] for c in t.cores)
     )
-    square, half = _squared_norm(small)
+    square, half = squared_norm_by_program(small)
     none = square <= 0
     root: Any = jnp.sqrt(jnp.where(none, 1, square)).astype(small.dtype)
     roots = [root] + [jnp.ones_like(root)] * (t.order - 1)

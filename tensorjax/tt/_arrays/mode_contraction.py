@@ -1,0 +1,142 @@
+"""Contraction of modes of a train with vectors, to a train of the other modes or a scalar."""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import _check, linalg
+from tensorjax._cores.contractions import absorb, times_right, weighted_sum
+from tensorjax._cores.scaling import balanced, shared_out
+from tensorjax._formats.scalar_range import held
+from tensorjax._formats.trains import TT, single
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import NUMPY
+from tensorjax._placement import placed
+from tensorjax.tt._inner_products import numpy_overlaps
+
+
+@placed
+def contract_modes(t: TT, vectors: Mapping[int, Any]) -> Any:
+    """Contracts modes of a train with vectors: Σ_{i_k} x[…, i_k, …] v_k[i_k] for each k.
+
+    Args:
+      t: TT of order d.
+      vectors: {mode: vector (n_mode,)}; modes 0 … d−1, negative ones count from the end.
+
+    Returns:
+      TT of the remaining modes, or a scalar if none remains.
+
+    Raises:
+      ValueError: a mode is out of range or given twice, or a vector has the wrong length.
+      OverflowError: the dtype cannot hold a scalar result, as of `inner`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tensorjax import tt
+      >>> tt.contract_modes(tt.ones((2, 3, 4)), {1: jnp.ones(3)}).shape
+      (2, 4)
+
+    Source: Oseledets (2011), section 4.2 (multidimensional contraction). Ours: intermediate results
+    are kept in range by exact powers of two.
+    """
+    single("t", t, TT)
+    chosen: dict[int, Any] = {}
+    for mode, vector in _check.mapping("vectors", vectors, "a vector for each mode").items():
+        k = _check.integer("mode", mode, low=-t.order, high=t.order - 1) % t.order
+        v = _check.inexact(f"vectors[{mode}]", vector)
+        if k in chosen or v.shape != (t.shape[k],):
+            problem = "given twice" if k in chosen else f"shape {v.shape}"
+            raise ValueError(
+                f"vectors[{mode}]: expected one vector of shape ({t.shape[k]},), got {problem}"
+            )
+        kind = jax.dtypes.canonicalize_dtype(v.dtype)
+        chosen[k] = v.astype(jnp.promote_types(kind, t.dtype))
+    numpy = choose_kernel("tt.contract_modes", (t, chosen)) is NUMPY
+    out = (_contracted_by_numpy if numpy else _contract_modes)(t, chosen)
+    if isinstance(out, TT):
+        return out
+    # Σ t_i ∏ v_k[i_k] is the inner product with the train of the conjugate vectors.
+    vectors = TT._unchecked(tuple(chosen[k].conj()[None, :, None] for k in range(t.order)))
+    powers = functools.partial(numpy_overlaps.powers, vectors, t)
+    return held("the contraction of all modes", out, powers, "scale the train by tt.normalize")
+
+
+@jax.jit
+def _contract_modes(t: TT, vectors: dict[int, jax.Array]) -> Any:
+    dtype = jnp.result_type(t.dtype, *(v.dtype for v in vectors.values()))
+    pending: Any = None  # what the modes contracted since the last core make of the bond
+    exponent: Any = jnp.zeros((), jnp.int32)
+    cores: list[jax.Array] = []
+    at = 0  # the core that takes the exponent
+    for k, core in enumerate(t.cores):
+        core = core.astype(dtype)
+        if k in vectors:
+            v, e = linalg.normalized(vectors[k].astype(dtype))
+            matrix = weighted_sum(core, v)
+            matrix = matrix if pending is None else linalg.matmul(pending, matrix)
+            pending, more = linalg.normalized(matrix)
+            exponent = exponent + e + more
+        elif pending is not None:
+            at = len(cores)
+            cores.append(absorb(pending, core))
+            pending = None
+        else:
+            cores.append(core)
+    if not cores:
+        assert pending is not None
+        return linalg.scaled(pending[0, 0], exponent)
+    if pending is not None:
+        at = len(cores) - 1
+        cores[-1] = times_right(cores[-1], pending)
+    return TT._unchecked(tuple(shared_out(cores, exponent, at=at) if vectors else cores))
+
+
+def _contracted_by_numpy(t: TT, vectors: Mapping[int, np.ndarray]) -> Any:
+    """Contracts modes of a train with vectors by NumPy; returns a train, or a scalar.
+
+    Cores far from contracted modes stay the arrays that they are.
+    """
+    dtype = functools.reduce(jnp.promote_types, (v.dtype for v in vectors.values()), t.dtype)
+    kind = linalg.factor_dtype(dtype)
+    small = {k: linalg.normalized(np.asarray(v).astype(kind)) for k, v in vectors.items()}
+    exponent = sum(e for _, e in small.values())
+    pending: Any = None  # what the modes contracted since the last core make of the bond
+    cores: list[Any] = []
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        for k, core in enumerate(t.cores):
+            if k in small:
+                core, e = linalg.normalized(np.asarray(core).astype(kind, copy=False))
+                matrix = np.matmul(small[k][0], core)
+                pending, more = linalg.normalized(matrix if pending is None else pending @ matrix)
+                exponent += e + more
+            elif pending is not None:
+                core, e = linalg.normalized(np.asarray(core).astype(kind, copy=False))
+                cores.append(absorb(pending, core))
+                exponent, pending = exponent + e, None
+            else:
+                cores.append(core)
+        if not cores:
+            return jax.device_put(np.asarray(linalg.scaled(pending, exponent)[0, 0]).astype(dtype))
+        if pending is not None:
+            core, e = linalg.normalized(np.asarray(cores[-1]).astype(kind, copy=False))
+            cores[-1], exponent = times_right(core, pending), exponent + e
+        cores = _shared_out(cores, exponent, kind)
+    return TT._unchecked(tuple(_placed(c.astype(dtype)) for c in cores))
+
+
+def _placed(core: Any) -> jax.Array:
+    return core if isinstance(core, jax.Array) else jax.device_put(core)
+
+
+def _shared_out(cores: list[Any], exponent: int, kind: Any) -> list[Any]:
+    """Multiplies a contracted train by 2^exponent: in one core, or in all if it overflows."""
+    at = max((k for k, c in enumerate(cores) if linalg.is_host(c)), default=0)
+    low, high = linalg.exponents_held(kind)
+    new = np.asarray(cores[at]).astype(kind, copy=False)
+    if low < linalg.exponent_of(new) + exponent < high:
+        return [*cores[:at], linalg.scaled(new, exponent), *cores[at + 1 :]] if exponent else cores
+    return balanced([np.asarray(c).astype(kind) for c in cores], exponent)
