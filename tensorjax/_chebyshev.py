@@ -11,7 +11,7 @@ import numpy as np
 
 
 def roots(count: int) -> np.ndarray:
-    """Returns the ``count`` Chebyshev points of the first kind in [−1, 1], ascending."""
+    """Returns ``count`` Chebyshev points of the first kind in [−1, 1], as NumPy, ascending."""
     return -np.cos(np.pi * (2 * np.arange(count) + 1) / (2 * count))
 
 
@@ -57,7 +57,7 @@ def lagrange(xp: Any, nodes: np.ndarray, weights: np.ndarray, x: Any) -> Any:
 
 
 def differentiation(count: int) -> np.ndarray:
-    """Returns the matrix of the first derivative at Chebyshev points of the second kind.
+    """Returns the differentiation matrix (n, n) at Chebyshev extrema of [−1, 1].
 
     (n, n), on `extrema` of [−1, 1].
     """
@@ -84,7 +84,7 @@ def clenshaw_curtis(count: int) -> np.ndarray:
 
 
 def polynomials(x: np.ndarray, count: int) -> np.ndarray:
-    """Evaluates the first ``count`` Chebyshev polynomials at points x in [−1, 1].
+    """Evaluates the first ``count`` Chebyshev polynomials at NumPy points x in [−1, 1].
 
     T_0, …, T_{n−1} along a new last axis.
     """
@@ -101,7 +101,7 @@ def series(count: int) -> np.ndarray:
 
 
 def derivative_series(count: int) -> np.ndarray:
-    """Returns the matrix that maps Chebyshev coefficients to those of the derivative.
+    """Returns the matrix from Chebyshev coefficients of a series to those of its derivative.
 
     (n − 1, n).
 

@@ -84,7 +84,7 @@ _ARRAYS = (np.ndarray, jax.Array)  # a union would be made anew in every call
 
 
 def matrices(name: str, x: Any, *, square: bool = False) -> None:
-    """Checks ``x`` to be an array of numbers (…, m, n) of NumPy or JAX; traced ones too."""
+    """Checks an argument ``x`` to be an array of numbers (…, m, n), of NumPy or JAX, or traced."""
     if not isinstance(x, _ARRAYS) or x.dtype.kind in "bOSTUmM":
         raise TypeError(f"{name}: expected a floating-point or complex array, got {short(x)}")
     if x.ndim < 2 or (square and x.shape[-1] != x.shape[-2]):
@@ -93,7 +93,7 @@ def matrices(name: str, x: Any, *, square: bool = False) -> None:
 
 
 def core(name: str, x: Any) -> Any:
-    """Checks an argument that is to be a core: returns a JAX array; TypeError for other dtypes.
+    """Checks an argument that is to be a core of a format; returns an array, or raises TypeError.
 
     A `jax.ShapeDtypeStruct` is one, and stays: formats of them are what checkpoints are read into.
     """
@@ -108,14 +108,14 @@ def core(name: str, x: Any) -> Any:
 
 
 class Unavailable(TypeError, ValueError):
-    """Raised for 64-bit arrays while jax_enable_x64 is off; a TypeError and a ValueError."""
+    """Exception of argument checks: 64-bit arrays while jax_enable_x64 is off."""
 
 
 _NARROW = {np.dtype(np.float64): "float32", np.dtype(np.complex128): "complex64"}
 
 
 def held(name: str, tree: Any, *, host: bool = False) -> None:
-    """Raises `Unavailable` if a tensor holds 64-bit JAX arrays while jax_enable_x64 is off.
+    """Raises `Unavailable` if an argument holds 64-bit JAX arrays while jax_enable_x64 is off.
 
     Some operations of JAX would round them to single precision there, and others fail. Dense data,
     out of which a format is made, JAX rounds by its own rule: those are not concerned. Arrays of
@@ -130,7 +130,7 @@ def held(name: str, tree: Any, *, host: bool = False) -> None:
 
 
 def available(name: str, dtype: Any) -> None:
-    """Raises `Unavailable` if a dtype has 64 bits while jax_enable_x64 is off."""
+    """Checks that JAX has a dtype enabled: raises `Unavailable` for 64 bits without x64."""
     if jax.config.jax_enable_x64 or dtype not in _NARROW:  # type: ignore[attr-defined]
         return
     raise Unavailable(
@@ -332,7 +332,7 @@ def bond_ranks(
     name: str = "rank",
     place: str = "interior bond",
 ) -> tuple[int, ...]:
-    """Checks a rank argument; returns one rank per interior bond, each at most its bound.
+    """Checks a public function's ``rank`` argument; returns ranks in bounds.
 
     Or per mode, for formats without bonds. Other arguments are a ValueError.
 
@@ -365,7 +365,7 @@ def host_generator(key: Any, advice: str = "") -> np.random.Generator:
 
 
 def mode_matrix(matrix: Any, mode: Any, shape: Sequence[int], dtype: Any) -> tuple[int, Any, Any]:
-    """Checks the arguments of a mode product; returns mode, matrix and common dtype.
+    """Validates the arguments of `mode_product` of every format; returns mode, matrix and dtype.
 
     The matrix has shape (m, n_k).
     """
@@ -449,7 +449,7 @@ def dense_input(x: Any, tol: Any, rank: Any) -> tuple[Any, Any, Any]:
 
 @contextlib.contextmanager
 def double_of_ours() -> Iterator[None]:
-    """Context manager of argument checks that suppresses JAX's warning of lost double precision.
+    """Silences the argument check's warning of lost double precision, for the package's own data.
 
     For decompositions of data that the library itself has made in double precision.
     """

@@ -121,7 +121,7 @@ def replicated(given: Any) -> Any:
 
 
 def sharded(x: jax.Array, sharding: Any) -> jax.Array:
-    """Applies an ``out_sharding`` to a result, under explicit or automatic sharding.
+    """Reshards a result by its argument ``out_sharding``, with explicit or automatic mesh axes.
 
     None leaves it as it is.
     """
@@ -204,13 +204,13 @@ def _explicit_mesh(bound: Sequence[Any]) -> AbstractMesh | None:
 
 
 def _named(x: Any) -> NamedSharding | None:
-    """Returns the named sharding of an array, traced or not, or None."""
+    """Returns the `NamedSharding` of an array, for the placement of results, or None."""
     sharding = jax.typeof(x).sharding if isinstance(x, Tracer) else getattr(x, "sharding", None)
     return sharding if isinstance(sharding, NamedSharding) and sharding.mesh.axis_names else None
 
 
 def _in_auto_mode(run: Any, mesh: AbstractMesh, rule: Rule, args: Any, options: Any) -> Any:
-    """Runs a function with explicit mesh axes in mode Auto, and shards its results again."""
+    """Runs a function of `placed` with explicit mesh axes as Auto, then reshards its results."""
     auto = {name: AxisType.Auto for name, kind in _types(mesh) if kind == AxisType.Explicit}
     traced = any(isinstance(x, Tracer) for x in jax.tree.leaves((args, options)))
     context: Any = contextlib.nullcontext()
@@ -232,7 +232,7 @@ def _types(mesh: Any) -> Iterator[tuple[str, AxisType]]:
 
 
 def _with_types(types: dict[str, AxisType]) -> Callable[..., Any]:
-    """Returns a function that moves arrays to the same mesh with other axis types."""
+    """Returns a function that reshards arrays on their mesh, with Auto or Explicit axes."""
 
     def move(x: Any, spec: PartitionSpec | None = None) -> Any:
         sharding = _named(x)
@@ -264,7 +264,7 @@ def _retyped(mesh: Any, types: tuple[tuple[str, AxisType], ...]) -> Any:
 
 
 def results_like(out: Any, args: Any) -> list[PartitionSpec]:
-    """Returns the sharding of every result, taken from the argument most like it.
+    """Returns the placement of a function's results: the sharding of the most similar argument.
 
     A train, or another format, takes after the first argument of its type and number of arrays,
     array by array, on the axes whose sizes allow it; failing that each of its arrays takes after
@@ -361,7 +361,7 @@ def _is_sharded(x: Any) -> bool:
 
 
 def _is_format(x: Any) -> bool:
-    """Whether an object is a tensor of this library, such as a train, not a container."""
+    """Whether an object is a format such as a train, whose arrays results are placed like."""
     return type(x).__module__.startswith("tensorjax.") and not isinstance(x, tuple)
 
 
@@ -378,7 +378,7 @@ def _whole(sharding: Any) -> NamedSharding:
 
 
 def placed_like(cores: Sequence[Any], given: Sequence[jax.Array]) -> tuple[Any, ...]:
-    """Shards cores over devices as the given cores are sharded, on axes whose sizes allow it."""
+    """Places cores on devices as the given cores are sharded, on axes whose sizes allow it."""
     return tuple(_placed_core(c, g) for c, g in zip(cores, given, strict=True))
 
 

@@ -53,7 +53,7 @@ def load(path: Path) -> tuple[ctypes.CDLL | None, str]:
 
 
 def held_digest(library: ctypes.CDLL) -> str:
-    """Returns the digest of the sources that a library was built from, or "" if unknown."""
+    """Returns the source digest that a compiled shared library holds, or "" if unknown."""
     try:
         call = library.tensorjax_sources
     except AttributeError:

@@ -36,7 +36,7 @@ def like(x: Any) -> Any:
 
 
 def no_limit(found: Any) -> ValueError:
-    """Returns a ValueError that says that symbolic sizes and a memory limit exclude each other."""
+    """Returns the ValueError for a memory limit with symbolic sizes of `jax.export`."""
     return ValueError(
         "memory_limit: expected sizes that are numbers, for what a contraction needs depends on "
         f"them, got {found}; plan without a limit, or export for fixed shapes"

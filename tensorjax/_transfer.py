@@ -30,7 +30,7 @@ def on_device(arrays: Sequence[Any], like: Any = None) -> list[jax.Array]:
 
 
 def copied(arrays: Iterable[Any]) -> list[jax.Array]:
-    """Returns arrays as JAX's, with copies of those of NumPy: `jnp.asarray`, compiling nothing.
+    """Transfers NumPy arrays to JAX as copies, in place of `jnp.asarray`, which would compile.
 
     That one compiles a program for every new shape, and transfers alone share the memory.
     """

@@ -113,7 +113,7 @@ def _devices() -> Rows:
 
 
 def _kernels() -> Rows:
-    """Returns rows on the C++ kernels and io_uring: which are in use, and why others are not."""
+    """Returns the rows of `show_versions` on C++ kernels and io_uring: in use, or why not."""
     from tensorjax import _native
 
     level, others, reason = _native.kernels()

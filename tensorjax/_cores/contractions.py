@@ -17,7 +17,7 @@ _NUMPY = {np.ndarray}
 
 
 def einsum(expression: str, *operands: Any) -> Any:
-    """Contracts NumPy or JAX arrays by an einsum expression, at full precision.
+    """Contracts NumPy or JAX arrays, mostly cores, by an einsum expression at full precision.
 
     Args:
       expression: as NumPy's, with an output and without "...".
@@ -63,7 +63,7 @@ def times_mode(core: Any, matrix: Any) -> Any:
 
 
 def times_axis(x: Any, matrix: Any, axis: int) -> Any:
-    """Multiplies an array of any order, such as a Tucker core, by a matrix along one axis."""
+    """Contracts one axis of an array of any order, such as a Tucker core, with a matrix."""
     rows, columns = x.shape[:axis], x.shape[axis + 1 :]
     flat = x.reshape(math.prod(rows), x.shape[axis], math.prod(columns))
     return times_mode(flat, matrix).reshape(*rows, matrix.shape[0], *columns)

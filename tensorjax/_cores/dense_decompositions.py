@@ -61,7 +61,7 @@ class Decomposition(NamedTuple):
 def decomposed(
     how: Decomposition, x: Any, dtype: Any, tol: Any, ranks: Ranks | None, method: Method, key: Any
 ) -> Any:
-    """Decomposes a dense array into TT or Tucker format, to a tolerance, to ranks or to both."""
+    """Decomposes a dense array by ``how``, TT-SVD or HOSVD, to a tolerance, to ranks or to both."""
     _check.choice("method", method, linalg.METHODS)
     if 0 in x.shape:  # one without entries is zero: see `tensorjax._formats.empty_modes`
         zero = np.zeros([max(n, 1) for n in x.shape], dtype)
@@ -110,7 +110,7 @@ def to_tolerance(how: Decomposition, x: np.ndarray, tol: float, method: Method, 
 
 
 def _held_by_lapack(x: np.ndarray) -> np.ndarray:
-    """Casts an integer or half-precision host array to single precision for LAPACK."""
+    """Casts a dense array on the host to a dtype that the LAPACK of its decomposition has."""
     return x.astype(np.float32) if x.dtype.kind not in "fc" or x.dtype.itemsize < 4 else x
 
 

@@ -84,7 +84,7 @@ def gram_basis(matrix: Any, f: RightFactor, tail: float) -> Any:
 
 
 def _spectral_energy(a: Any) -> float:
-    """Estimates the squared spectral norm of a matrix by three power iterations."""
+    """Estimates ‖A‖₂² of a matrix by three power iterations, to bound noise of Gram rounding."""
     v = np.ones(a.shape[1], a.dtype) + np.linspace(0, 0.5, a.shape[1], dtype=a.dtype)
     estimate = 0.0
     for _ in range(3):
@@ -120,7 +120,7 @@ def in_reach(energy: Any) -> Any:
 
 
 def _cholesky(g: Any, shift: float) -> Any:
-    """Factors a Gram matrix plus a shift by Cholesky; raises the shift until that succeeds."""
+    """Factors a Gram matrix of TT-rounding by a shifted Cholesky; raises the shift on failure."""
     eye = np.eye(len(g), dtype=g.dtype)
     for _ in range(8):
         try:

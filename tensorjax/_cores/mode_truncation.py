@@ -46,7 +46,7 @@ class Truncated(NamedTuple):
 def feasible_ranks(
     ranks: Sequence[int], shape: Sequence[int], bonds: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns multilinear ranks and TT-ranks of a train after its modes are truncated to ``ranks``.
+    """Returns multilinear ranks and TT-ranks that a train has after mode truncation to ``ranks``.
 
     Args:
       ranks: multilinear ranks wanted, d.

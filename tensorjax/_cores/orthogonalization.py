@@ -56,5 +56,5 @@ def right_orthogonal(x: Cores, *, scale: bool = True) -> tuple[Cores, int]:
 
 
 def short(a: Any) -> Any:
-    """Replaces a matrix taller than wide by its QR triangle, which has the same Gram matrix."""
+    """Replaces a tall unfolding by its QR triangle, which has the same Gram matrix."""
     return triangle(a) if a.shape[0] > a.shape[1] else a

@@ -63,12 +63,12 @@ def distance(x: Cores, y: Cores) -> float:
 
 
 def norm(x: Cores) -> float:
-    """Computes the norm ‖x‖ of a train of host cores to a few eps, by QR, without scaling."""
+    """Computes the norm ‖x‖ of a train of host cores as its distance from zero, without scaling."""
     return distance(x, [0 * c[:1, :, :1] for c in x])
 
 
 def agree(found: Cores, given: Cores, tol: float) -> bool:
-    """Whether two trains of host cores agree to a relative error, ‖given − found‖ ≤ tol ‖given‖."""
+    """Whether the distance of two trains of host cores is at most tol ‖given‖."""
     wide = given[0].dtype
     error, e = difference(given, [c.astype(wide) for c in found])
     size, exponent = difference(given, [np.zeros((1, c.shape[1], 1), wide) for c in given])

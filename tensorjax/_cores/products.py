@@ -72,7 +72,7 @@ def matvec(a: Sequence[Any], x: Sequence[Any]) -> Cores:
 
 
 def added(xs: Sequence[Any], ys: Sequence[Any]) -> Cores:
-    """Adds two trains of JAX cores (…, r, n, s) exactly, by block-diagonal cores; bonds add.
+    """Adds two trains exactly, as lists of JAX cores: block-diagonal cores, whose bonds add.
 
     The cores of each train are brought to one size first, by powers of two: if blocks of opposite
     sizes stood side by side, the smaller ones would be lost where a core is scaled as a whole.
@@ -102,7 +102,7 @@ def _sum_by_xla(xs: Cores, ys: Cores) -> list[Any]:
 
 
 def _side_by_side(xs: Cores, ys: Cores, moves: Any) -> Cores:
-    """Builds the block-diagonal cores of two trains, whose cores go times powers of two."""
+    """Builds the block-diagonal cores of a sum of two trains, scaled by powers of two."""
     parts = [scaled(c, moves[..., k, None, None, None]) for k, c in enumerate([*xs, *ys])]
     pairs = list(zip(parts[: len(xs)], parts[len(xs) :], strict=True))
     middle = (_block_diagonal(a, b) for a, b in pairs[1:-1])

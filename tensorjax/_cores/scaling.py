@@ -143,7 +143,7 @@ def shared_out(cores: Sequence[Any], exponent: Any, *, at: int = -1) -> Cores:
 
 
 def in_range(x: Any) -> Any:
-    """Scales an array by a power of two so that its largest entry is near one."""
+    """Scales a core by a power of two so that its largest entry is near one."""
     return normalized(x)[0]
 
 

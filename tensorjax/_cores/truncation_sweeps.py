@@ -15,7 +15,7 @@ Basis = Callable[[Any], Any]  # matrix (m, f) -> isometry (m, r) onto its leadin
 
 
 def left_sweep(cores: Cores, factors: Cores, basis: Sequence[Basis]) -> tuple[Cores, Any]:
-    """Rounds a train from left to right: projects each bond on a basis of its left unfolding.
+    """Truncates the bonds of a train from left to right, by projection on given bases.
 
     Returns:
       The cores, and the exponent of two by which to scale them back.

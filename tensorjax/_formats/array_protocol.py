@@ -162,7 +162,7 @@ class NoArray:
 
 
 def _size(x: Any, axis: Any = None) -> int:
-    """Counts entries as `numpy.size`, all of them or along axes; not those that are stored."""
+    """Answers `numpy.size` of a tensor format: entries in all, or along axes."""
     axes = range(len(x.shape)) if axis is None else axis if isinstance(axis, tuple) else (axis,)
     return math.prod(x.shape[k] for k in axes)
 
@@ -176,7 +176,7 @@ def _unsupported(*operands: Any) -> Any:
 
 
 def _refusal(operator: str, function: str) -> Callable[..., Any]:
-    """Returns the method of an operator that no format has; it raises for whatever is a number."""
+    """Makes `NoArray`'s method for a NumPy operator that formats lack; it raises with advice."""
 
     def method(self: NoArray, *others: Any) -> Any:
         if not all(map(_is_operand, others)):
@@ -188,7 +188,7 @@ def _refusal(operator: str, function: str) -> Callable[..., Any]:
 
 
 def _no_number(operator: str, name: str) -> Callable[..., Any]:
-    """Returns the method by which Python makes a number of an object; it raises."""
+    """Makes `NoArray`'s float(), int(), round() and the like, which raise TypeError with advice."""
 
     def method(self: NoArray, *digits: Any) -> Any:
         kind = type(self).__name__
@@ -231,7 +231,7 @@ def no_array(x: NoArray, function: str, entries: bool = False) -> TypeError:
 
 
 def asked_by_jax(x: NoArray) -> None:
-    """Raises TypeError if a function of `jax.numpy` checks whether a format is an array.
+    """Raises TypeError where a `jax.numpy` function takes a tensor format for an array.
 
     JAX asks every argument for ``__jax_array__`` and then names itself only. Operators with JAX's
     arrays ask too, and must find nothing. The difference is who asks, a private name of JAX: if
@@ -263,7 +263,7 @@ def unknown(kind: type[NoArray], name: str) -> str:
 
 
 def package(kind: type[NoArray]) -> str:
-    """Returns the public name of the package of a format's functions, such as "tt"."""
+    """Returns the package of a format's functions, such as "tt", for the errors of `NoArray`."""
     space = getattr(kind, "_namespace", None)
     return "" if space is None else space.__name__.removeprefix("tensorjax.")
 
@@ -288,7 +288,7 @@ def _instead(kind: type[NoArray], name: str) -> str | None:
 
 
 def _advice(x: NoArray, name: str) -> str:
-    """Names what does here what a function or attribute of NumPy does, else the dense array's."""
+    """Names in an error message what to use instead of a NumPy function, or the dense array."""
     return _named(x, name) or f"the dense array is that of {x.dense_name}"
 
 
@@ -300,6 +300,6 @@ def _named(x: NoArray, name: str) -> str | None:
 
 
 def _entries(x: NoArray, function: str) -> str | None:
-    """Names the call that applies a function entry by entry, None if a format has none."""
+    """Names the public call that a format offers for entrywise functions; None if it has none."""
     call = x.entrywise_name.format(function)
     return f"entry by entry, at a tolerance, call {call}" if call else None

@@ -35,7 +35,7 @@ def _with_entries(core: Any) -> Any:
 
 
 def narrowed(out: Any, shape: Sequence[int]) -> Any:
-    """Cuts the modes of a TT, or of a tuple of them, to the ``shape`` before `widened`."""
+    """Removes from a result the index that `widened` gave to every empty mode of a train."""
     if isinstance(out, tuple):
         return tuple(narrowed(t, shape) for t in out)
     if not isinstance(out, TT) or out.shape == tuple(shape):
@@ -44,5 +44,5 @@ def narrowed(out: Any, shape: Sequence[int]) -> Any:
 
 
 def zero_train(kind: type[Train], modes: Sequence[tuple[int, ...]], dtype: Any) -> Train:
-    """Returns the zero train of rank one with these modes, for what has no entries."""
+    """Returns the zero train of rank one for modes of a train that has an empty mode."""
     return kind._unchecked(tuple(on_device([np.zeros((1, *mode, 1), dtype) for mode in modes])))

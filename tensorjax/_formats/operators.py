@@ -168,12 +168,12 @@ def refused(x: Scalable, other: Any) -> Any:
 
 
 def _is_zero(x: Any) -> bool:
-    """Whether a scalar operand of Python or NumPy is zero; False for JAX scalars."""
+    """Whether a scalar operand of a format's operator is zero; False for JAX scalars."""
     return not isinstance(x, jax.Array) and not x
 
 
 def promoted(dtype: Any, scalar: Any) -> Any:
-    """Returns the dtype of an array of ``dtype`` times a scalar, by JAX's promotion rules."""
+    """Returns the dtype of a tensor of any format times a scalar, by JAX's promotion rules."""
     held = getattr(scalar, "dtype", None)  # not compared where it is None, which equals float64
     if type(scalar) in (int, float) or (held is not None and held == dtype):  # weak, or equal
         return dtype
@@ -216,7 +216,7 @@ def multiplied(x: Any, factor: Any) -> Any:
 
 
 def in_range(factor: Any, dtype: Any) -> bool:
-    """Whether a dtype holds a number of Python or NumPy, as `multiplied` takes it."""
+    """Whether ``dtype`` holds a Python or NumPy number that an operator multiplies a tensor by."""
     return not _prepared(factor, dtype)[1]
 
 
@@ -290,7 +290,7 @@ def _halved(part: Any, exponent: int) -> float:
 
 @jax.custom_jvp
 def _divide(a: Any, divisor: Any) -> Any:
-    """Divides an array by a scalar without intermediate overflow."""
+    """Divides a tensor's array by a scalar, as operator /, without intermediate overflow."""
     small, shift = _near_one(divisor)
     # Towards the result: what is then divided neither overflows nor vanishes on the way.
     small = jnp.where(shift > 0, 2 * small, small)
@@ -352,7 +352,7 @@ def dtypes_of(x: Any) -> tuple[Any, ...]:
 
 
 def rebuilt(kind: Any, fields: tuple[Any, ...], dtypes: tuple[Any, ...]) -> Any:
-    """Rebuilds a tensor of any format from a copy or a pickle, with leaves of any kind.
+    """Rebuilds a tensor of any format in `copy` and `pickle`; TypeError if JAX would round it.
 
     Raises:
       TypeError: JAX would round, or has rounded, the arrays of a pickle to 32 bits.
@@ -386,7 +386,7 @@ def shown(text: Callable[[Any], str]) -> Callable[[Any], str]:
 
 
 def floating(x: Any, dtype: Any, advice: str) -> None:
-    """Raises TypeError if casting each array of a tensor to ``dtype`` would not cast the tensor.
+    """Checks the dtype of a format's ``astype``; TypeError if casting its arrays is no cast of it.
 
     Args:
       x: the format.

@@ -32,7 +32,7 @@ class KernelChoice:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class KernelChoices:
-    """Table of the kernels that serve each operation, in order; prints as text.
+    """Report of the kernels that may serve each operation, in order; prints as a table.
 
     Attributes:
       rows: the candidates of all stages of all operations.

@@ -30,7 +30,7 @@ class Kernel(enum.StrEnum):
 
 
 class Stage(enum.StrEnum):
-    """Stage of a call at which its kernel is chosen: call, trace or host."""
+    """Stage of a call, column of the table of kernels: call, trace or host."""
 
     CALL = "call"
     TRACE = "trace"

@@ -20,7 +20,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 
 class _Choice(NamedTuple):
-    """Parameters of the primitive that chooses between CPU kernel and XLA; all hashable.
+    """Parameters of the JAX primitive lowered to a CPU kernel on CPUs, to XLA elsewhere; hashable.
 
     Attributes:
       native: for a CPU.
@@ -50,7 +50,7 @@ def on_cpu(
     results: Sequence[jax.ShapeDtypeStruct],
     alone: bool = True,
 ) -> list[Any]:
-    """Calls a CPU kernel in programs that are lowered for a CPU, and XLA operations in others.
+    """Binds a JAX primitive that is lowered to a kernel on CPUs, and to XLA operations elsewhere.
 
     That is, ``native(*static, *operands)`` or ``otherwise(…)``.
 
@@ -78,13 +78,13 @@ def on_cpu(
 
 
 def _is_placed(x: Any) -> bool:
-    """Whether an array is explicitly sharded over several devices, so that XLA must serve it."""
+    """Whether an array is explicitly sharded over several devices: no CPU kernel then."""
     mesh = jax.typeof(x).sharding.mesh
     return not mesh.empty and mesh.size > 1 and AxisType.Explicit in mesh.axis_types
 
 
 def _varying_alike(leaves: Sequence[Any]) -> list[Any]:
-    """Makes operands vary over the same mesh axes, as `jax.shard_map` requires of a kernel."""
+    """Makes the operands of a CPU kernel vary over the same mesh axes, for `jax.shard_map`."""
     axes = [getattr(getattr(jax.typeof(x), "mat", None), "varying", frozenset()) for x in leaves]
     every = frozenset().union(*axes)
     return [
@@ -136,7 +136,7 @@ def _calls(context: Any, alone: bool) -> bool:
 
 
 def _devices(context: Any) -> int:
-    """Counts the devices over which XLA may split a program that is being lowered.
+    """Counts the devices of a program being lowered, which decide if it may call a CPU kernel.
 
     Manual axes of `jax.shard_map` do not count.
     """

@@ -45,7 +45,7 @@ def call(name: str, *arguments: int | float | np.ndarray) -> int:
 
 @functools.cache
 def _function(name: str, kinds: tuple[type, ...]) -> Any:
-    """Returns a C++ function by name, for arguments of the given types.
+    """Returns a C++ function of the loaded library, to be called on NumPy arrays by ctypes.
 
     Arrays are passed by their addresses.
     """

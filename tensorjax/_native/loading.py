@@ -144,7 +144,7 @@ def _tried(path: Path) -> tuple[Any, str]:
 
 
 def _interface() -> int:
-    """Returns the version of this jaxlib's foreign function interface, 1000 major + minor."""
+    """Returns jaxlib's FFI version, 1000 major + minor, that a C++ library may need to load."""
     header = Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h"
     numbers = re.findall(r"#define XLA_FFI_API_(?:MAJOR|MINOR) (\d+)", header.read_text())
     major, minor = map(int, numbers)
@@ -163,6 +163,6 @@ def _lapack(name: str) -> ctypes.c_void_p:
 
 
 def blas_threads() -> list[ctypes.c_void_p]:
-    """Returns the C functions that get and set the thread count of SciPy's BLAS, or null."""
+    """Returns SciPy's get and set of BLAS thread counts, given to the C++ library at loading."""
     found = _blas.controls("scipy.linalg.cython_lapack")
     return [ctypes.cast(f, ctypes.c_void_p) for f in found] if found else [ctypes.c_void_p()] * 2

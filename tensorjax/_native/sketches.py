@@ -6,7 +6,7 @@ from tensorjax._native.argument_checks import check_arrays
 
 
 def sketch(x: jax.Array, a: jax.Array, c: jax.Array) -> jax.Array:
-    """Contracts a large array with two cores of a sketch by a C++ kernel, in one pass.
+    """Sketches a large array: contracts it with two cores by the C++ kernel, called from XLA.
 
     y_bjk = Σ_nmr x_bnm a_njr c_rmk.
 

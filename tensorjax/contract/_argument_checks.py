@@ -23,7 +23,7 @@ def is_array(x: Any) -> bool:
 
 
 def describe(index: int, x: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype, Any]:
-    """Returns the shape and dtype of a contraction's operand, and a value to promote types by."""
+    """Checks a contraction's operand; returns shape, dtype and a value for dtype promotion."""
     if isinstance(x, tuple) and all(isinstance(n, int | np.integer) and n >= 0 for n in x):
         kind = _checked_dtype("dtype", dtype)
         return tuple(int(n) for n in x), kind, kind
@@ -41,7 +41,7 @@ def describe(index: int, x: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype,
 
 
 def _checked_dtype(name: str, dtype: Any) -> np.dtype:
-    """Converts a dtype to the one that JAX will use; raises TypeError unless numeric."""
+    """Converts the dtype of an einsum operand or option to JAX's; TypeError unless numeric."""
     try:
         found = jax.dtypes.canonicalize_dtype(dtype)
         if jnp.issubdtype(found, jnp.number) or found == jnp.bool_:
@@ -59,7 +59,7 @@ def check_minimize(minimize: Any) -> str:
 
 
 def check_limit(limit: Any, limit_grad: bool) -> int | None:
-    """Converts a memory limit to whole bytes, or None; raises an error unless it is valid."""
+    """Checks the memory limit of a contraction; returns whole bytes or None."""
     if limit_grad and limit is None:
         raise ValueError("limit_grad: expected a memory_limit with it, got None; give one in bytes")
     if limit is None:

@@ -353,7 +353,7 @@ def gradient_walk(model: Model, slices: Slices, remat: bool) -> _Ledger:
 
 
 def breakdown(model: Model, slices: Slices) -> Iterator[tuple[str, str, str, int, int]]:
-    """Yields a table row for each step of a contraction: factors, expression, operations, bytes."""
+    """Yields a row of the cost table for each step: factors, expression, operations, bytes."""
     walk = Walk(model, slices, remat=False)
     network = model.network
 

@@ -222,7 +222,7 @@ def _split(x: jax.Array, count: int) -> jax.Array:
 
 
 def _slice(x: jax.Array, labels: str, label: str, count: int, k: jax.Array) -> jax.Array:
-    """Returns slice ``k`` of ``count`` of an array along the axis ``label``, if it has that."""
+    """Cuts slice ``k`` out of an operand's axis ``label`` as a sliced contraction is executed."""
     if label not in labels:
         return x
     axis = labels.index(label)
@@ -250,7 +250,7 @@ def _place(
 
 
 def _matrices(step: Step, labels: str, x: jax.Array, *, summed_last: bool) -> tuple[jax.Array, int]:
-    """Reshapes a factor of a product to a batch of matrices; returns it and its summed axis.
+    """Reshapes an operand of a pairwise product to matrices for `dot_general`.
 
     Axes already in one of the two possible orders stay in place; others are transposed into
     the order that matrix products like best on that side.
@@ -270,12 +270,12 @@ def _matrices(step: Step, labels: str, x: jax.Array, *, summed_last: bool) -> tu
 
 
 def _sharded(x: jax.Array) -> bool:
-    """Whether an array has an explicitly sharded axis, so that some reshapes are impossible."""
+    """Whether an operand has an explicitly sharded axis, which the executor must not reshape."""
     return any(axis is not None for axis in jax.typeof(x).sharding.spec)
 
 
 def sum_dtype(dtype: Any) -> Any:
-    """Returns the dtype in which slices of a contraction are summed: float32 at least."""
+    """Returns the dtype in which the executor sums slices of a contraction: float32 at least."""
     short = jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize < 4
     return jnp.dtype(jnp.float32) if short else jnp.dtype(dtype)
 

@@ -81,7 +81,7 @@ def _natural(a: Labels, b: Labels, kept: set[str]) -> Labels:
 
 @functools.lru_cache(maxsize=2**14)
 def _path(expression: str, shapes: tuple[tuple[int, ...], ...]) -> Path:
-    """Chooses the order of an einsum's products: pairs of positions in the list of operands.
+    """Chooses the order of products in an einsum of NumPy arrays: pairs of list positions.
 
     Each pair leaves the list, and its product is appended.
     """
@@ -96,7 +96,7 @@ def _path(expression: str, shapes: tuple[tuple[int, ...], ...]) -> Path:
 def _cheapest(
     terms: tuple[frozenset[str], ...], output: frozenset[str], sizes: dict[str, int]
 ) -> tuple[int, Path]:
-    """Finds the product order with the fewest multiplications; greedy above four operands."""
+    """Finds a NumPy einsum's cheapest order of products; greedy above four operands."""
     if len(terms) == 1:
         return 0, ()
     trials = []
@@ -156,7 +156,7 @@ def _pair(a: Labels, b: Labels, output: Labels) -> Callable[[Array, Array], Arra
 def _stacked_or(
     merged: Callable[[Array, Array], Array], first: Any, second: Any
 ) -> Callable[[Array, Array], Array]:
-    """Returns a product function that avoids copies by treating a factor as a matrix stack."""
+    """Returns an einsum's product function that takes one factor as a matrix stack, uncopied."""
     if first is None and second is None:
         return merged
 
@@ -208,7 +208,7 @@ def _stack(
 
 
 def _own_labels(term: Labels, others: Labels) -> Labels:
-    """Returns a factor's labels without repeats and without labels that only it has."""
+    """Returns the labels that an einsum's pairwise product of NumPy arrays keeps of one factor."""
     return "".join(c for c in dict.fromkeys(term) if c in others)
 
 
@@ -228,7 +228,7 @@ def _copies(a: Labels, b: Labels, batch: Labels, summed: Labels) -> int:
 def _as_matrices(
     term: Labels, batch: Labels, free: Labels, summed: Labels
 ) -> tuple[tuple[int, ...] | None, slice, slice, slice, bool]:
-    """Analyses how the axes of a factor merge to a batch of matrices.
+    """Analyses how the axes of an einsum's factor merge to a batch of matrices, for NumPy.
 
     Returns the transposition, the slices of batch, free and summed axes, and an order.
 
@@ -243,7 +243,7 @@ def _as_matrices(
 
 
 def _outer(a: Labels, b: Labels, output: Labels) -> Callable[[Array, Array], Array]:
-    """Returns a function that multiplies two arrays that share no summed axis."""
+    """Returns a function that computes a two-operand NumPy einsum without summed labels."""
     orders = [_transposition(t, "".join(c for c in output if c in t)) for t in (a, b)]
     masks = [tuple(slice(None) if c in t else None for c in output) for t in (a, b)]
     shared = [(a.index(c), b.index(c)) for c in a if c in b]

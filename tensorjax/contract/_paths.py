@@ -121,7 +121,7 @@ def _by_cotengra(graph: Graph, repeats: int = 4 * _TRIALS) -> Path:
 
 @contextlib.contextmanager
 def _fixed_seed() -> Iterator[None]:
-    """Context manager that seeds Python's random generator, and restores its state at the end."""
+    """Context manager that fixes Python's random seed while a contraction path is searched."""
     state = random.getstate()
     random.seed(0)
     try:

@@ -12,7 +12,7 @@ Slices = Mapping[str, int]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Model:
-    """Planned contraction: network, steps and dtype sizes, without slicing or rematerialisation.
+    """Input of the cost model and the executor: network, steps and dtype sizes of a contraction.
 
     Attributes:
         network: the parsed expression.

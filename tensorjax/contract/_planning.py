@@ -46,7 +46,7 @@ def _by_labels(out: Any, arguments: Any) -> list[Any]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
-    """Planned contraction: a callable for arrays of the planned shapes, with its costs.
+    """Plan of a contraction, as `plan` returns it: a callable for arrays, with its costs.
 
     Arrays of another dtype than planned are accepted; the costs are those of the planned
     one. Plans are compared and hashed by identity.

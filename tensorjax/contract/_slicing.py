@@ -153,6 +153,6 @@ def _divisors(size: int) -> list[int]:
 
 
 def _contenders(models: list[Model]) -> list[Model]:
-    """Returns the candidate plans worth slicing: the cheapest two and the smallest in memory."""
+    """Returns the plans whose slicing is searched: the cheapest two and the smallest in memory."""
     smallest = min(models, key=lambda model: _costs.forward_walk(model, {}).cost().peak_bytes)
     return list(dict.fromkeys([*models[:2], smallest]))

@@ -114,7 +114,7 @@ def _layouts(
     summed: frozenset[str],
     output: str,
 ) -> Iterator[Step]:
-    """Yields all layouts of one product: which factor is left, and the order of its labels."""
+    """Yields all layouts of one pairwise product: which factor is left, and its order of labels."""
     factors = ((a, labels_a), (b, labels_b))
     for (left, left_labels), (right, right_labels) in (factors, factors[::-1]):
         for order in (left_labels, right_labels):
@@ -149,7 +149,7 @@ def _traffic(
 def _suits(
     labels: str, following: tuple[frozenset[str], frozenset[str]] | None, output: str
 ) -> bool:
-    """Whether the next product, or the caller, can read a product's result without a copy."""
+    """Whether the next step of a contraction can read a product's axis layout without a copy."""
     if following is None:
         return labels == output
     batch, summed = following

@@ -224,7 +224,7 @@ def _mask(labels: Iterable[int]) -> int:
 
 
 def _path_labels(graph: Graph, path: Path) -> dict[int, int]:
-    """Computes the labels of all operands and products of a contraction path, as bit masks."""
+    """Computes the label bit masks of all operands and products of a path, for its tree's cost."""
     labels = dict(enumerate(graph.terms))
     uses = [0] * len(graph.sizes)
     for mask in (*graph.terms, graph.output):
@@ -248,13 +248,13 @@ def bits(mask: int) -> Iterable[int]:
 
 
 def path_cost(graph: Graph, path: Path) -> int:
-    """Computes the total cost of a contraction path."""
+    """Computes the cost of a contraction tree given as a path, in operations."""
     labels, n = _path_labels(graph, path), len(graph.terms)
     return sum(graph.cost(labels[a], labels[b], labels[n + k]) for k, (a, b) in enumerate(path))
 
 
 def _joiner(masks: Sequence[int], needed: int) -> Callable[[int, int, int], int]:
-    """Returns a function that computes the labels of a product of two subsets of tensors.
+    """Returns a function that computes the labels of two subtrees' product in a contraction tree.
 
     The labels ``needed`` outside are kept, and those that a mask outside the subset carries.
     """
@@ -302,7 +302,7 @@ def all_subsets(
 
 
 def connected_subsets(graph: Graph, bound: int, effort: Effort) -> Path | None:
-    """Finds the optimal contraction path without outer products, within a cost bound and budget."""
+    """Finds the optimal contraction path over connected subsets, by dynamic programming."""
     n = len(graph.terms)
     budget = effort.left * _PAIRS if n > _EXACT else math.inf
     join = _joiner(graph.terms, graph.output)
@@ -356,7 +356,7 @@ def _grow(
 
 
 def _by_label(level: dict[int, _Best]) -> dict[int, list[tuple[int, _Best]]]:
-    """Groups subsets of tensors by the labels of their products, the cheapest first."""
+    """Groups subsets of tensors by the labels of their products, for dynamic programming."""
     touching: dict[int, list[tuple[int, _Best]]] = {}
     for subset, entry in sorted(level.items(), key=lambda item: item[1].cost):
         for label in bits(entry.labels):
@@ -365,7 +365,7 @@ def _by_label(level: dict[int, _Best]) -> dict[int, list[tuple[int, _Best]]]:
 
 
 def _unfold(best: dict[int, _Best], n: int) -> Path:
-    """Extracts the optimal contraction path from the best pairs of all subsets."""
+    """Extracts the optimal path from the best pairs that dynamic programming found."""
     stack, order = [(1 << n) - 1], []
     while stack:
         subset = stack.pop()

@@ -122,7 +122,7 @@ def _rank(energies: np.ndarray, tail: float) -> int:
 
 
 def _compressed(x: np.ndarray, k: int) -> np.ndarray:
-    """Projects the outer legs of a two-site tensor on leading singular vectors, to cut costs.
+    """Projects the outer legs of a two-site tensor, for a cheaper search for disentanglers.
 
     Projections lower the energy beyond any rank, so what fails here fails for the whole pair.
     """
@@ -139,7 +139,7 @@ def _compressed(x: np.ndarray, k: int) -> np.ndarray:
 
 
 def _beyond(y: np.ndarray, k: int) -> float:
-    """Estimates the energy of a two-site tensor beyond rank k, by a randomised range finder."""
+    """Estimates a two-site tensor's energy beyond rank k, to judge closed-form disentanglers."""
     matrix = y.reshape(y.shape[0] * y.shape[1], -1)
     mixed = linalg.random_like(None, (matrix.shape[1], min(k, *matrix.shape)), matrix)
     mixed = linalg.matmul(linalg.adjoint(matrix), linalg.matmul(matrix, mixed))

@@ -19,7 +19,7 @@ _INNER = 30  # conjugate-gradient steps in one Gauss–Newton step
 
 
 class _States(NamedTuple):
-    """Candidate disentanglers for one pair of sites, each with its own goal, in a batch of b."""
+    """Batch of disentanglers of a pair of sites under Procrustes steps, each with its goal."""
 
     u: np.ndarray  # (b, m, m) unitary so far
     y: np.ndarray  # (b, r₁, m, r₂), u x
@@ -58,7 +58,7 @@ def lowered_tail(
     rng: np.random.Generator,
     iterations: int,
 ) -> tuple[np.ndarray, float, int]:
-    """Lowers a two-site tensor's energy beyond rank k by unitaries on its middle legs.
+    """Lowers a two-site tensor's energy beyond rank k by Procrustes and Gauss–Newton steps.
 
     Procrustes steps first, a third of ``iterations``, then Gauss–Newton steps. Returns the best
     unitary, its energy beyond k, and the steps taken.
@@ -87,12 +87,12 @@ def _first(u: np.ndarray, x: np.ndarray, sketch: np.ndarray, goal: _Goal) -> _St
 
 
 def _applied(u: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Applies matrices (b, m, m) to the middle legs of two-site tensors (b or 1, r₁, m, r₂)."""
+    """Applies candidate disentanglers (b, m, m) to two-site tensors, for a Procrustes step."""
     return linalg.matmul(u[:, None], y)
 
 
 def _truncated(y: np.ndarray, q: np.ndarray, goal: _Goal) -> tuple[Any, Any, np.ndarray]:
-    """Computes leading left and right bases of two-site tensors, and energies beyond rank k."""
+    """Computes leading bases of two-site tensors and the energies beyond rank k, for Procrustes."""
     matrix = unfolded(y, goal.n)
     q = linalg.qr(linalg.matmul(matrix, linalg.matmul(linalg.adjoint(matrix), q)))[0]
     v, t = linalg.qr(linalg.matmul(linalg.adjoint(matrix), q))

@@ -211,7 +211,7 @@ def _mera_of(named: dict[str, Any]) -> MERA:
 
 
 def _chained(nodes: Sequence[Any], around: Sequence[Any]) -> list[Any]:
-    """Returns the train's cores of nodes that form an open chain.
+    """Returns the cores of a train from tensornetwork nodes that form an open chain.
 
     With axes (left, modes…, right).
     """

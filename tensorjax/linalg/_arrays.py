@@ -80,7 +80,7 @@ def random_like(key: jax.Array | None, shape: tuple[int, ...], like: Array) -> A
 
 
 def _floor(magnitude: jax.Array, size: int) -> jax.Array:
-    """Returns the magnitude below which array entries are roundoff beside the largest one."""
+    """Returns the magnitude below which entries on the diagonal of a QR triangle are roundoff."""
     return size * jnp.finfo(magnitude.dtype).eps * jnp.max(magnitude, axis=-1, keepdims=True)
 
 
@@ -91,13 +91,13 @@ def eye_like(a: jax.Array) -> jax.Array:
 
 
 def masked_reciprocal(x: jax.Array, scale: jax.Array, size: int) -> jax.Array:
-    """Computes the reciprocals 1/x of an array's entries, and 0 where |x| is roundoff."""
+    """Computes 1/x entrywise for derivatives of factorisations, 0 where |x| is roundoff."""
     alive = jnp.abs(x) > size * jnp.finfo(x.dtype).eps * scale
     return jnp.where(alive, 1 / jnp.where(alive, x, 1), 0)
 
 
 def wide(a: Array) -> Array:
-    """Casts a half-precision array to single precision, in which it can be factorised."""
+    """Casts a half-precision array to its factorisation dtype, single precision."""
     dtype = factor_dtype(a.dtype)
     return a if a.dtype == dtype else a.astype(dtype)
 

@@ -56,7 +56,7 @@ def _inverse_factor(g: jax.Array, shift: jax.Array) -> tuple[jax.Array, jax.Arra
 
 
 def orthonormalized(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Factorises a NumPy matrix a = q r by Cholesky QR, or by QR if ill-conditioned.
+    """Factorises a NumPy matrix a = q r by Cholesky QR, or by LAPACK's QR if ill-conditioned.
 
     Source: Yamamoto, Nakatsukasa, Yanagisawa, Fukaya, "Roundoff error analysis of the CholeskyQR2
     algorithm", ETNA 44 (2015). Departure, ours: columns are scaled to length one first.

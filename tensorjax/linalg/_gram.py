@@ -72,7 +72,7 @@ def _wide(a: np.ndarray) -> np.ndarray:
 
 
 def host_gram(a: np.ndarray, *, right: bool = False, narrow: bool = False) -> np.ndarray:
-    """Computes the Gram matrix of a NumPy matrix's rows (or columns), summed in double precision.
+    """Computes the Gram matrix of a host matrix's rows (or columns), summed in double precision.
 
     Args:
       a: (m, n), real or complex.

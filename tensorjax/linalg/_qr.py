@@ -65,7 +65,7 @@ def _qr_tall(a: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def after(x: Array, *done: Array) -> Array:
-    """Makes an array depend on others in XLA, so that their factorisations finish first.
+    """Makes an array wait for others in XLA, so that QR and other factorisations run in turn.
 
     XLA cannot prove that what is added is zero.
 

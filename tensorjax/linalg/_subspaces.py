@@ -279,7 +279,7 @@ _differentiable_factor = jax.custom_jvp(_square_factor, nondiff_argnums=(2, 3))
 
 @_differentiable_factor.defjvp
 def _square_factor_jvp(rank: Any, method: Method, primals: Any, tangents: Any) -> Any:
-    """Differentiates the factor f = a v of a Gram matrix with v held fixed."""
+    """Differentiates a subspace's square-root factor, f fᴴ = a aᴴ, its directions held fixed."""
     (a, share), (da, _) = primals, tangents
     f, energies = _differentiable_factor(a, share, rank, method)
     moved = matmul(da, matmul(adjoint(a), f))
@@ -289,7 +289,7 @@ def _square_factor_jvp(rank: Any, method: Method, primals: Any, tangents: Any) -
 
 
 def _inverse(x: Array, energies: Array, method: Method) -> Array:
-    """Computes reciprocals 1/x for derivatives of subspaces, 0 where energies are roundoff."""
+    """Computes reciprocals 1/x for the derivative of a leading subspace; 0 at roundoff."""
     size = energies.shape[-1]
     floor = gram_floor(energies.dtype, 2) if method == "gram" else epsilon(energies.dtype) ** 2
     alive = energies > size**2 * floor * energies[..., :1]
@@ -299,7 +299,7 @@ def _inverse(x: Array, energies: Array, method: Method) -> Array:
 def _left_spectrum(
     a: Array, rank: int | None, tail: Array | None, share: float | None, method: Method
 ) -> tuple[Array, Array]:
-    """Computes all left singular vectors and squared singular values of a matrix."""
+    """Computes all left singular vectors and energies, from which a leading subspace is cut."""
     energies, vectors, right = _spectrum(a, method, rank, tail, share)
     return (_left_from_right(a, vectors, energies) if right else vectors), energies
 
@@ -323,14 +323,14 @@ def _spectrum(
 
 
 def gram_floor(dtype: Any, levels: int) -> float:
-    """Returns the share of energy that is roundoff when a Gram matrix finds subspaces."""
+    """Returns the share of energy that is roundoff in a subspace from Gram matrices."""
     return epsilon(dtype) ** (0.5 + 0.5 * levels)
 
 
 def _gram_spectrum(
     a: Array, rank: int | None, tail: Array | None, share: float | None
 ) -> tuple[Array, Array]:
-    """Computes left singular vectors and squared singular values by one or two Gram matrices.
+    """Computes the left singular subspace's vectors and energies by one or two Gram matrices.
 
     One Gram matrix resolves energies down to eps of the largest. If the cut lies near that floor,
     the weak rows of vᴴ a, rotated apart from the strong ones, get a Gram matrix of their own, which
@@ -414,7 +414,7 @@ def _cut(
 
 
 def leading_eigenvectors(g: jax.Array, rank: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Computes the leading eigenvectors and eigenvalues of a Gram matrix.
+    """Computes a leading subspace from a Gram matrix: eigenvectors, eigenvalues, accuracy flag.
 
     Args:
       g: (m, m) JAX array, Hermitian and positive semidefinite.
@@ -444,7 +444,7 @@ def leading_eigenvectors(g: jax.Array, rank: int) -> tuple[jax.Array, jax.Array,
 
 
 def _near_floor(energies: Array, rank: int) -> Array:
-    """Whether the last eigenvalue kept is too small for one Gram matrix to resolve."""
+    """Whether a leading subspace's last eigenvalue is too small for one Gram matrix to resolve."""
     return energies[..., rank - 1] < 4 * gram_floor(energies.dtype, 1) * energies[..., 0]
 
 

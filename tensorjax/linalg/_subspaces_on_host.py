@@ -94,7 +94,7 @@ class Asked(NamedTuple):
 
 
 def asked_of(method: Method, share: float | None, given: Any) -> Asked:
-    """Builds the truncation criterion of host subspaces for a share of energy and a method."""
+    """Builds the truncation criterion `Asked` of a host subspace from share and method."""
     admitted = choose(method, share, np.result_type(given, np.float64))
     if method == "auto" and (share is None or admitted != "svd"):
         return Asked(share=share)
@@ -114,7 +114,7 @@ def leading(a: np.ndarray, asked: Asked, *, right: bool = False) -> Subspace:
 
 
 def alone(a: np.ndarray, right: bool = False) -> bool:
-    """Whether BLAS should use one thread for a matrix's subspace, as it is small or left to C++."""
+    """Whether a host matrix's subspace should be computed with one BLAS thread."""
     side = a.shape[1] if right else a.shape[0]
     few = side <= _ONE_THREAD and (
         a.size < _MIDDLING or (not right and choose_kernel("linalg.project", (a,), HOST) is CPP)
@@ -162,7 +162,7 @@ def _tail(total: float, asked: Asked) -> float:
 
 
 def all_needed(g: np.ndarray, asked: Asked) -> bool:
-    """Whether truncation of a host matrix keeps all directions, as no eigenvalue is small.
+    """Whether a subspace of a host matrix keeps all directions, as no eigenvalue is small.
 
     Of a matrix of low rank the factorisation breaks down early, and so costs even less.
     """
@@ -258,7 +258,7 @@ def _exact(a: np.ndarray, asked: Asked, right: bool) -> Subspace:
 
 
 def _columns(a: np.ndarray, asked: Asked, right: bool) -> int:
-    """Returns the columns for a random sketch of a host matrix; 0 if a Gram matrix is faster."""
+    """Returns the columns of a random sketch of a host matrix; 0 if its Gram matrix is faster."""
     rows = a.shape[1] if right else a.shape[0]
     if rows < 4 * _LEAST_COLUMNS or (asked.share, asked.tail) == (None,) * 2:
         return 0
@@ -331,7 +331,7 @@ def _image(a: np.ndarray, q: np.ndarray, right: bool) -> np.ndarray:
 
 
 def _back(a: np.ndarray, b: np.ndarray, right: bool) -> np.ndarray:
-    """Computes the next block of a subspace iteration: a bᴴ, or aᴴ bᴴ if ``right``."""
+    """Computes the next block of a host subspace iteration: a bᴴ, or aᴴ bᴴ if ``right``."""
     return adjoint(b @ a) if right else a @ adjoint(b)
 
 
@@ -370,7 +370,7 @@ def times(a: np.ndarray, v: np.ndarray) -> np.ndarray:
 
 
 def _scaled_columns(a: Any, energies: Any, dtype: Any) -> tuple[Any, Any]:
-    """Factorises a host matrix a = q r of nearly orthogonal columns of known lengths."""
+    """Orthonormalises a host basis, a = q r, of nearly orthogonal columns of known energies."""
     if not energies[-1] > _CLEAN * energies[0]:
         return orthonormalized(a)
     s = np.sqrt(energies)

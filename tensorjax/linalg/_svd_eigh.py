@@ -213,17 +213,17 @@ def refined_eigh(a: jax.Array, w: jax.Array, v: jax.Array) -> tuple[jax.Array, j
 
 
 def _nearly_unitary(q: jax.Array) -> jax.Array:
-    """Orthonormalises nearly orthonormal columns of an SVD by one Newton–Schulz step."""
+    """Orthonormalises nearly orthonormal singular vectors in JAX by one Newton–Schulz step."""
     return 1.5 * q - 0.5 * matmul(q, matmul(adjoint(q), q))
 
 
 def _unitary(q: jax.Array) -> jax.Array:
-    """Orthonormalises nearly orthonormal columns of an SVD by three Newton–Schulz steps."""
+    """Orthonormalises nearly orthonormal singular vectors in JAX by three Newton–Schulz steps."""
     return _nearly_unitary(_nearly_unitary(_nearly_unitary(q)))
 
 
 def _outside(q: jax.Array, x: jax.Array) -> jax.Array:
-    """Projects columns of a refined SVD on the complement of span(q), twice, against roundoff."""
+    """Projects columns on the complement of span(q), twice, in the refinement step of an SVD."""
     for _ in range(2):
         x = x - matmul(q, matmul(adjoint(q), x))
     return x

@@ -136,7 +136,7 @@ def expectation(
 
 
 def _is_numpys(m: MERA, o: Any, at: tuple[int, ...], dtype: Any) -> bool:
-    """Whether NumPy computes an expectation value; JAX would compile a program for each form."""
+    """Whether NumPy computes a local expectation value of a MERA, in place of a program of JAX."""
     arrays = [*jax.tree.leaves(m), *([] if linalg.is_host(o) else [o])]
     structure = at, tuple([layer.wiring for layer in m.layers])
     facts = {"dtype": np.dtype(dtype), "key": structure, "work": lambda: 0.0}
@@ -144,7 +144,7 @@ def _is_numpys(m: MERA, o: Any, at: tuple[int, ...], dtype: Any) -> bool:
 
 
 def _on_host(m: MERA, o: Any, at: tuple[int, ...], normalized: bool) -> Any:
-    """Computes an expectation value of a MERA of NumPy arrays, with nothing compiled."""
+    """Computes an expectation value of a MERA in NumPy, by causal cones, with nothing compiled."""
     for layer in m.layers:
         o, at = _ascended(layer, o, at)
     top, exponent = linalg.normalized(m.top.reshape(1, -1))
@@ -191,7 +191,7 @@ def _expectation(m: MERA, o: jax.Array, sites: tuple[int, ...]) -> jax.Array:
 
 
 def _closed(top: Any, o: Any, sites: tuple[int, ...]) -> Any:
-    """Contracts an operator on some legs of a top tensor with that and its conjugate."""
+    """Contracts an operator with a MERA's top tensor and its conjugate, where the cone ends."""
     ket = list(range(top.ndim))
     bra = [top.ndim + k if k in sites else k for k in ket]
     support = [*(bra[s] for s in sites), *(ket[s] for s in sites)]
@@ -199,7 +199,7 @@ def _closed(top: Any, o: Any, sites: tuple[int, ...]) -> Any:
 
 
 def _network(arrays: Sequence[Any], labels: Sequence[Sequence[int]], result: Sequence[int]) -> Any:
-    """Contracts a network of labelled arrays, all of NumPy or of JAX."""
+    """Contracts the network of a MERA's local expectation value, all of NumPy or all of JAX."""
     operands = [part for x, names in zip(arrays, labels, strict=True) for part in (x, list(names))]
     if linalg.is_host(arrays[0]):
         return plan(*operands, list(result)).on_host(*arrays)
@@ -207,7 +207,7 @@ def _network(arrays: Sequence[Any], labels: Sequence[Sequence[int]], result: Seq
 
 
 def _ascended(layer: Layer, o: Any, sites: tuple[int, ...]) -> tuple[Any, tuple[int, ...]]:
-    """Maps a local operator through one MERA layer to the layer above; returns it and its sites."""
+    """Maps a local operator up one MERA layer, through its causal cone."""
     cone = _cone(layer.wiring, sites)
     involved = [(layer.wiring.pairs[j], layer.disentanglers[j]) for j in cone.disentanglers]
     below = sorted(s for b in cone.isometries for s in layer.wiring.blocks[b])

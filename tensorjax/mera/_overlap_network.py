@@ -108,7 +108,7 @@ def _inner(x: MERA, y: MERA) -> jax.Array:
 
 
 def _network(m: MERA, sites: Sequence[int], fresh: int) -> list[tuple[jax.Array, list[int]]]:
-    """Lists all tensors of a MERA, each with its axis labels for an einsum of the network."""
+    """Lists all tensors of a MERA with axis labels, for the einsum of a norm or inner product."""
     terms = []
     below = list(sites)
     for layer in m.layers:

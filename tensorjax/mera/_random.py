@@ -90,7 +90,7 @@ def _random_layer(
 
 
 def _isometries(key: jax.Array, shapes: Sequence[tuple[int, int]], dtype: Any) -> list[jax.Array]:
-    """Draws Haar-random isometries of given shapes; on CPUs by one program and LAPACK."""
+    """Draws the isometries of a random MERA, Haar-distributed, of given matrix shapes."""
     normal, wide = jax.random.normal, linalg.factor_dtype(dtype)
     drawn = on_host(normal, key, shapes, wide)
     if drawn is not None:

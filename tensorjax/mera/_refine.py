@@ -54,7 +54,7 @@ class RefineInfo:
 
 
 def _by_matrix(f: Callable[..., jax.Array], *trees: MERA) -> MERA:
-    """Applies a function to each isometry and disentangler of MERAs, reshaped to matrices."""
+    """Maps a function over the isometries and disentanglers of MERAs as matrices, for `refine`."""
     for m in trees:
         single("m", m)
     _check.held("m", trees)

@@ -87,7 +87,7 @@ def _expand(layer: Layer, x: Any) -> Any:
 def _apply(
     x: Any, axes: list[int], tensor: Any, bottom: list[int], top: list[int]
 ) -> tuple[Any, list[int]]:
-    """Contracts some axes of a dense state with a tensor of a MERA; returns new axis labels too."""
+    """Contracts axes of a growing dense state with a MERA's tensor; returns new labels too."""
     result = sorted([*(a for a in axes if a not in top), *bottom], key=lambda a: (a < 0, abs(a)))
     label = {a: k for k, a in enumerate([*axes, *(b for b in bottom if b not in axes)])}
     fresh = {b: len(label) + k for k, b in enumerate(bottom)}

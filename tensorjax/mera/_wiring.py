@@ -79,7 +79,7 @@ def wirings(
     boundary: Boundary = "open",
     layers: int | None = None,
 ) -> list[Wiring]:
-    """Plans the block sizes and disentanglers of every layer of a MERA, from the bottom up.
+    """Plans the `Wiring` of every layer of a MERA, blocks and disentanglers, from the bottom up.
 
     Blocks have ``arity`` sites; what a division leaves over forms a shorter last block. A single
     left-over site is passed through by an isometry of arity one; on a ring it joins the last block.

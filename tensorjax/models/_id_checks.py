@@ -49,7 +49,7 @@ def check_ids(
 
 
 def check_length(tokens: jax.Array, longest: int) -> int:
-    """Returns the length of token sequences; ValueError if empty or longer than configured."""
+    """Checks the length of token id sequences against the configured one; returns it."""
     if not 1 <= tokens.shape[1] <= longest:
         raise ValueError(
             f"tokens: expected at least one and at most length = {longest} of them in a row, got "
@@ -59,7 +59,7 @@ def check_length(tokens: jax.Array, longest: int) -> int:
 
 
 def rows_of(layer: Any, ids: jax.Array, count: int) -> jax.Array:
-    """Looks up embedding rows; traced ids outside [0, count) give rows of NaN."""
+    """Looks up embedding rows for a model's checked ids; traced ids outside [0, count) give NaN."""
     if not _check.is_traced(ids):
         return layer(ids)  # `check_ids` has seen them
     ids = _ids.as_int32(ids, count)

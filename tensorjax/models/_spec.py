@@ -22,7 +22,7 @@ def check_spec(name: str, spec: Any) -> Spec:
 
 
 def check_sizes(config: Any, names: tuple[str, ...], low: int = 1) -> None:
-    """Raises ValueError unless fields of a configuration are integers of at least ``low``.
+    """Checks a model's configuration: fields are integers of at least ``low``, else ValueError.
 
     NumPy integers are replaced by Python's.
     """
@@ -47,7 +47,7 @@ def check_heads_and_dropout(config: Any) -> None:
 
 
 def with_spread(layer: Any, spread: float) -> Any:
-    """Rescales a new embedding layer to a given standard deviation of its entries.
+    """Rescales a model's new embedding layer to a given standard deviation of its entries.
 
     Dense and factorised tables are drawn with different variances; a model has to begin the same.
     All factors take an equal part, so that none of them is much smaller than the others.
@@ -58,13 +58,13 @@ def with_spread(layer: Any, spread: float) -> Any:
 
 
 def fresh_linear(spec: Spec, in_features: int, out_features: int, **options: Any) -> Any:
-    """Builds a linear layer from a spec, with initial weights of variance 1 / in_features."""
+    """Builds a model's new linear layer from a spec, with weights of variance 1 / in_features."""
     layer = spec.linear(in_features, out_features, **options)
     return with_linear_spread(layer, in_features**-0.5)
 
 
 def with_linear_spread(layer: Any, spread: float) -> Any:
-    """Rescales a new linear layer to a given standard deviation of its weights."""
+    """Rescales a model's new linear layer to a given standard deviation of its weights."""
     return _rescaled(layer, spread * (layer.in_features + layer.out_features) ** 0.5)
 
 

@@ -196,7 +196,7 @@ def _cost(plan: contract.Plan) -> float:
 
 
 def _einsum(network: WeightNetwork, batch: int) -> tuple[str, tuple[tuple[int, ...], ...]]:
-    """Returns the einsum expression of y = x W with W as a tensor network, and operand shapes."""
+    """Writes the contraction y = x W to be planned as an einsum: expression and operand shapes."""
     order = len(network.modes)
     row = opt_einsum.get_symbol(1 + max(max(term) for term in network.terms))
 
@@ -240,7 +240,7 @@ def _forms_weight(network: WeightNetwork, plan: contract.Plan) -> bool:
 
 
 def leaves(steps: Sequence[Sequence[int]], count: int) -> list[frozenset[int]]:
-    """Lists the operands in each intermediate product of an opt_einsum path."""
+    """Lists the operands in each intermediate of a layer's contraction path."""
     nodes = [frozenset({k}) for k in range(count)]
     found = []
     for step in steps:
@@ -259,7 +259,7 @@ def fold(positions: Sequence[int]) -> Tree:
 
 
 def path(tree: Tree, count: int) -> tuple[tuple[int, int], ...]:
-    """Converts a contraction tree to an opt_einsum path.
+    """Converts the nested contraction tree of a layer's plan to an opt_einsum path.
 
     Example:
       >>> path(((0, 1), (2, 3)), 4)

@@ -89,7 +89,7 @@ def canonical(
 def normals(
     rngs: nnx.Rngs, shapes: Sequence[Sequence[int]], variance: float, terms: int, dtype: Any
 ) -> list[nnx.Param]:
-    """Draws normal arrays such that sums of ``terms`` products of them have the given variance."""
+    """Draws normal initial arrays such that sums of ``terms`` products have the given variance."""
     scale = (variance / terms) ** (0.5 / len(shapes))
     return _params(rngs, shapes, None, scale, dtype)
 
@@ -144,7 +144,7 @@ def _drawn(
 
 
 def _orthonormal(parts: Sequence[jax.Array], folds: Sequence[_Fold]) -> list[jax.Array]:
-    """Orthonormalises normal random arrays to Haar-distributed isometries."""
+    """Makes Haar-distributed isometries for init="orthogonal" from normal arrays."""
     out: list[jax.Array] = []
     for part, (rows, columns, tall) in zip(parts, folds, strict=True):
         matrix = part.reshape(rows, columns)

@@ -25,7 +25,7 @@ from tensorjax.nn._weight_networks import WeightNetwork
 
 @dataclasses.dataclass(frozen=True)
 class Certificate:
-    """Error and compression of a tensorised layer, measured at its conversion from a dense one.
+    """Measured error and compression of a layer's conversion from a dense one to a tensorised one.
 
     Attributes:
       error: ‖W − W'‖ / ‖W‖ (Frobenius), measured with the parameters as they are stored.

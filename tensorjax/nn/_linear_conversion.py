@@ -182,7 +182,7 @@ def compressed(
 
 
 def _idle(modes: Sequence[int], ranks: Sequence[int]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Converts a zero weight to cores and gates that can be trained: only the last core is zero."""
+    """Builds trainable cores and gates for a zero dense weight: only the last core is zero."""
     rng, full = np.random.default_rng(0), (1, *ranks, 1)
     shapes = [(full[k], n, full[k + 1]) for k, n in enumerate(modes)]
     cores = [rng.standard_normal(s) / math.sqrt(s[0] * s[1]) for s in shapes[:-1]]
@@ -226,7 +226,7 @@ def _balanced(cores: list[np.ndarray]) -> list[np.ndarray]:
 def _shared(
     cores: list[np.ndarray], gates: list[np.ndarray]
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Multiplies the roots of a converted layer's gates into its cores; the gates become ones."""
+    """Splits the gates of a converted linear layer into its cores by roots; gates become ones."""
     roots = [np.ones(1), *map(np.sqrt, gates), np.ones(1)]
     cores = [roots[k][:, None, None] * c * roots[k + 1] for k, c in enumerate(cores)]
     return cores, [np.ones_like(g) for g in gates]
@@ -235,7 +235,7 @@ def _shared(
 def dense_matrix(
     layer: Any, kinds: Any, name: str, sides: Sequence[str], tol: Any, rank: Any, max_bytes: int
 ) -> np.ndarray:
-    """Returns the weight matrix of a dense layer to be converted, in double precision.
+    """Returns the checked weight of a dense linear layer to be converted, in double precision.
 
     ``kinds`` are types that the layer may have, Flax's own first; ``name`` and ``sides`` are its
     attributes with the matrix and with the numbers of rows and columns.
@@ -283,7 +283,7 @@ def _truncated(x: np.ndarray, tol: float | None, rank: Any) -> list[np.ndarray]:
 
 @_check.double_of_ours()
 def truncated_modes(x: np.ndarray, tol: float | None, rank: Any) -> tuple[Any, list[Any]]:
-    """Computes core and factors of a weight to be converted by ST-HOSVD."""
+    """Compresses a dense layer's folded weight by ST-HOSVD, to a tolerance or ranks."""
     caps = None if rank is None else bounded(rank, x.shape, "mode")
     found = None if tol is None else tucker.from_dense(x, tol=tol)
     if found is not None and caps is not None and any(map(int.__gt__, found.ranks, caps)):

@@ -105,7 +105,7 @@ def modes(
 
 
 def train_ranks(rank: int | Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
-    """Returns interior TT-ranks for given mode sizes; one int for all is cut to the bounds."""
+    """Returns a layer's interior TT-ranks for its mode sizes; one int is cut to the bounds."""
     bounds = [
         min(math.prod(sizes[:k]), math.prod(sizes[k:])) for k in range(1, len(sizes))
     ]  # fmt: skip

@@ -38,7 +38,7 @@ def gate_dtype(param_dtype: Any) -> Any:
 
 
 def ones(sizes: Sequence[int], dtype: Any) -> nnx.List:
-    """Builds gate parameters, vectors of ones of the given lengths."""
+    """Creates the gate parameters of a tensorised layer: vectors of ones of given lengths."""
     return nnx.List([nnx.Param(jnp.ones((n,), gate_dtype(dtype))) for n in sizes])
 
 
@@ -48,7 +48,7 @@ def values(parameters: Any) -> list[jax.Array]:
 
 
 def settle(layer: nnx.Module, given: nnx.Param) -> None:
-    """Copies a new layer's parameters to the devices of the parameter it was made from."""
+    """Places a tensorised layer's parameters on the devices of the dense layer's parameter."""
     where = replicated(given.get_value())
     if where is not None:
         nnx.update(layer, jax.device_put(nnx.state(layer), where))

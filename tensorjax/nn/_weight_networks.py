@@ -127,7 +127,7 @@ def gated_train(cores: Sequence[jax.Array], gates: Sequence[jax.Array]) -> list[
 def gated_tucker(
     core: jax.Array, factors: Sequence[jax.Array], gates: Sequence[jax.Array], split: int
 ) -> list[jax.Array]:
-    """Multiplies the gates of a Tucker weight into its factors; returns all its arrays."""
+    """Multiplies a Tucker weight's gates into its factors; returns the network's arrays."""
     out = [u * g.astype(u.dtype)[None, :] for u, g in zip(factors, gates, strict=True)]
     return [*out[:split], core, *out[split:]]
 

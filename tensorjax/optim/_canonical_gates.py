@@ -154,7 +154,7 @@ def _floor(layer: Layer) -> float:
 
 
 def _living(values: np.ndarray, gate: np.ndarray, floor: float) -> np.ndarray:
-    """Returns a gate of ones for the singular values above roundoff, and zeros for the rest."""
+    """Returns the gate of a canonical bond: one for singular values above roundoff, else zero."""
     found = np.zeros(gate.shape)
     found[: len(values)] = values > floor * values[0]
     found[0] = 1.0

@@ -9,7 +9,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 
 def widest(*arrays: Any) -> Any:
-    """Returns the dtype to which arrays promote, also under strict dtype promotion."""
+    """Returns the dtype to which parameters and moments promote, by JAX's standard rules."""
     with jax.numpy_dtype_promotion("standard"):
         return jnp.result_type(*arrays)
 
@@ -29,7 +29,7 @@ def _whole(x: jax.Array) -> jax.Array:
 
 
 def take(x: jax.Array, indices: np.ndarray, axis: int) -> jax.Array:
-    """Selects indices of one axis of an array; other axes keep their explicit sharding."""
+    """Selects indices along an axis of an explicitly sharded array; other axes stay sharded."""
     sharding = jax.typeof(x).sharding
     if not _explicit(sharding):
         return jnp.take(x, jnp.asarray(indices), axis=axis)

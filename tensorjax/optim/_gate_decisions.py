@@ -34,7 +34,7 @@ def plus(x: Any, move: Any) -> jax.Array:
 
 
 def same_dtype(x: Any, move: Any) -> tuple[jax.Array, jax.Array]:
-    """Casts a parameter and its move to their common dtype."""
+    """Casts a parameter and the move that a gate decision replaces to their common dtype."""
     dtype = widest(x, move)
     return jnp.asarray(x).astype(dtype), jnp.asarray(move).astype(dtype)
 
@@ -42,7 +42,7 @@ def same_dtype(x: Any, move: Any) -> tuple[jax.Array, jax.Array]:
 def applied(
     layout: Layout, params: list[Any], moves: list[Any], decision: Decision, tried: bool
 ) -> None:
-    """Replaces the moves of gates and cores by those of a decision.
+    """Replaces the moves of gates and of the cores beside them, in place, by a gate decision.
 
     Args:
       layout: of the parameters.
@@ -88,7 +88,7 @@ def gates_moved(
 def core_masks(
     layer: Layer, of_gates: dict[int, jax.Array], both: Callable[[Any, Any], Any]
 ) -> Iterator[tuple[int, jax.Array]]:
-    """Yields, for every core of a layer, what its gates say of the indices of its bonds.
+    """Yields cores of a layer, each with a mask of the gate decision on the indices of its bonds.
 
     Args:
       layer: the layer.

@@ -125,7 +125,7 @@ def doomed(
 
 
 def _least(enough: Any, high: jax.Array, size: int) -> jax.Array:
-    """Finds by bisection the smallest count for which ``enough`` holds; ``high`` if none does."""
+    """Finds by bisection the least number of gates to prune that is ``enough``, or ``high``."""
 
     def halved(_: Any, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         low, high = ends

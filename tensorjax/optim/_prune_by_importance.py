@@ -127,7 +127,7 @@ def prune(
 
 
 def _worth(params: Any, gates: dict[int, Any], importance: Any) -> dict[int, np.ndarray]:
-    """Returns the importance by which nonzero gates are pruned, and −1 for gates of zero."""
+    """Returns the checked importance by which `prune` cuts nonzero gates; −1 for zero gates."""
     given: dict[Any, Any] = {}
     if importance is not None:
         paths, leaves, _ = flatten(importance)

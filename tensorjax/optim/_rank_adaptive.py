@@ -235,7 +235,7 @@ def rank_adaptive(
 
 
 def _checked_inner(inner: Any) -> optax.GradientTransformationExtraArgs:
-    """Returns the inner optimiser with support for extra arguments; TypeError if it is none."""
+    """Returns the inner optimiser of `rank_adaptive` ; TypeError if it is none."""
     found = inner
     if hasattr(found, "gradient_transformation"):  # optax.MultiSteps
         found = found.gradient_transformation()
@@ -337,7 +337,7 @@ def _fresh(
 
 
 def _target(layout: Layout, leaves: list[Any], options: Options) -> Any:
-    """Returns the size target of the tensorised layers; ValueError if rank one cannot meet it."""
+    """Returns the size target of `rank_adaptive`; ValueError if even ranks of one exceed it."""
     ones = [(1,) * len(layer.gates) for layer in layout.layers]
     least = total(layout, ones, options.measure, options.rows)
     if options.size is not None:

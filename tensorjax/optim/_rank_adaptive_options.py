@@ -31,7 +31,7 @@ POWER = 3  # the excess of size falls as (1 − share of the time)^POWER: Zhu an
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Schedule of rank cuts on the way to a target size: which updates cut, and to what size.
+    """Schedule of rank cuts that the options of a target size set: which updates cut, to what size.
 
     Attributes:
       by: update at which the target is met.

@@ -164,7 +164,7 @@ def _kept(
 
 
 def _evened(copies: list[list[np.ndarray]], layer: Layer) -> list[list[np.ndarray]]:
-    """Adds removable indices to the copies of a stacked layer, so that all have equal ranks."""
+    """Makes the shrunk copies of a stacked layer equal in rank: keeps some zero-gate indices."""
     most = [max(map(len, kept)) for kept in zip(*copies, strict=True)]
     out = []
     for copy in copies:
@@ -214,7 +214,7 @@ def _shrink_state(state: Any, known: dict[Path, tuple[Any, Cut]], fresh: Any) ->
 
 
 def _owner(path: Path, known: dict[Path, tuple[Any, Cut]]) -> Path | None:
-    """Finds the parameter that a state array belongs to: by the end of its path, or by a part."""
+    """Finds, for `shrink`, the parameter that a state array belongs to, by its path."""
     found = parameter_of(path, known)
     if found is not None:
         return found
@@ -227,7 +227,7 @@ def _owner(path: Path, known: dict[Path, tuple[Any, Cut]]) -> Path | None:
 
 
 def _matching(leaf: Any, owner: Path | None, known: dict[Path, tuple[Any, Cut]]) -> Any:
-    """Removes indices from a state array if it has the shape of its parameter."""
+    """Removes pruned indices from an optimiser's array if it is shaped as its parameter."""
     if owner is None or np.shape(leaf) != np.shape(known[owner][0]):
         return leaf
     return _cut(leaf, known[owner][1])
@@ -236,7 +236,7 @@ def _matching(leaf: Any, owner: Path | None, known: dict[Path, tuple[Any, Cut]])
 def _moment(
     path: Path, leaf: Any, owner: Path | None, known: dict[Path, tuple[Any, Cut]], whole: int
 ) -> Any:
-    """Removes indices from one optimiser moment; ValueError for an unknown layout."""
+    """Removes the indices of zero gates from a moment; ValueError for unknown layouts."""
     expected = None
     if owner is not None and known[owner][1]:
         shape = np.shape(known[owner][0])

@@ -40,7 +40,7 @@ def terms(layer: Layer, measure: Measure, rows: int) -> Iterator[Term]:
 
 
 def _gates(layer: Layer, core: int) -> tuple[tuple[int, ...], set[int]]:
-    """Returns gates on a core's bonds, and its axes that are bonds, for the size polynomial."""
+    """Returns the gates on a core's bonds and the axes of these bonds, for the size polynomial."""
     found = [(g, axis) for g, bonds in enumerate(layer.bonds) for c, axis in bonds if c == core]
     return tuple(g for g, _ in found), {axis for _, axis in found}
 

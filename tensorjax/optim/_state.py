@@ -80,7 +80,7 @@ class RankAdaptiveState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Status:
-    """Progress summary of a rank-adaptive training, with advice.
+    """Summary, with advice, of the state of the rank-adaptive optimiser.
 
     Attributes:
       stage: "early" or "late"; of a run to a target size, "late" from its first cuts on.
@@ -216,7 +216,7 @@ def _late(values: dict[str, float], watch: Any, loss: float, patience: int) -> t
 def _towards(
     values: dict[str, float], watch: Any, loss: float, patience: int
 ) -> tuple[Verdict, str]:
-    """Returns status and advice for a training towards a target size."""
+    """Returns the optimiser's status and advice in a training towards a target size."""
     refused = _refused(watch)
     size, target, by, count = (values[k] for k in ("size", "size_target", "by", "count"))
     if _collapsed(watch, values, loss):
@@ -260,7 +260,7 @@ def _towards(
 
 
 def _not_finite(values: dict[str, float]) -> str:
-    """Returns an explanation for the status if most losses were not finite, or ""."""
+    """Returns a message for the optimiser's status if most losses were NaN or Inf, or ""."""
     skipped, count = int(values["skipped"]), int(values["count"])
     if skipped < LOST or 2 * skipped <= count:
         return ""
@@ -315,7 +315,7 @@ def _risen(watch: Any, values: dict[str, float], loss: float) -> bool:
 
 
 def _lost(watch: Any, values: dict[str, float], loss: float) -> bool:
-    """Whether rank cuts have raised the loss by half or more, for the optimiser state's status.
+    """Whether rank cuts have raised the loss by half or more, for the optimiser's `Status`.
 
     The noise is that of averages over some hundred updates, a tenth of that of single losses.
     """
@@ -332,7 +332,7 @@ def _unlearnt(watch: Any, loss: float) -> float | None:
 
 
 def _refused(watch: Any) -> tuple[bool, str] | None:
-    """Returns for the status whether rank cuts have ended, and a message if cuts were undone."""
+    """Returns for `status` whether rank cuts have ended, with a message if any were undone."""
     if not _number("refused", watch.refused):
         return None
     count, size, loss, most = (

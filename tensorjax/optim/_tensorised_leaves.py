@@ -96,7 +96,7 @@ class Layout:
 
 
 def tokens(path: Any) -> Path:
-    """Converts a JAX key path to plain keys: "0" becomes 0, Flax's final "value" is dropped."""
+    """Converts a JAX key path to a parameter's path: "0" becomes 0, a final "value" is dropped."""
     out = [_token(key) for key in path]
     if path and isinstance(path[-1], jax.tree_util.GetAttrKey) and out[-1] == "value":
         out.pop()
@@ -112,7 +112,7 @@ def _token(key: Any) -> Hashable:
 
 
 def flatten(tree: Any) -> tuple[tuple[Path, ...], list[Any], Any]:
-    """Flattens a parameter tree to paths of plain keys, leaves and tree structure."""
+    """Flattens a parameter tree to paths of plain keys, in which layers are found, and leaves."""
     pairs, structure = jax.tree_util.tree_flatten_with_path(tree)
     return tuple(tokens(path) for path, _ in pairs), [leaf for _, leaf in pairs], structure
 
@@ -154,7 +154,7 @@ def gated(params: Any) -> Layout:
 
 
 def parameter_of(path: Path, known: Container[Path]) -> Path | None:
-    """Finds the parameter to which an array of the optimiser's state belongs, by its path's end."""
+    """Finds the leaf of the parameter tree that a path in the optimiser's state ends with."""
     ends = (path[start:] for start in range(len(path)))
     return next((end for end in ends if end in known), None)
 
@@ -239,7 +239,7 @@ def check_concrete(name: str, leaves: Any) -> None:
 
 
 def labels(params: PyTree) -> Any:
-    """Labels every parameter of a model "core", "gate" or "dense", for `optax.partition`.
+    """Labels every leaf of a parameter tree "core", "gate" or "dense", for `optax.partition`.
 
     Made for `optax.partition`, which takes the function itself; the rates of the paper's released
     program would be::
@@ -372,7 +372,7 @@ class Stacks:
 
 
 def _leading(group: dict[str, list[int]], shapes: Sequence[tuple[int, ...]]) -> int:
-    """Counts the leading axes over which a layer is stacked; 0 for a single layer."""
+    """Counts the leading axes over which a tensorised layer is stacked; 0 for one layer."""
     gates = [shapes[p] for p in group.get("gates", ())]
     cores = [shapes[p] for name in ("cores", "core", "factors") for p in group.get(name, ())]
     counts = {len(shape) - 1 for shape in gates}
@@ -406,7 +406,7 @@ def _key(path: Path) -> Path:
 
 
 def input_modes(sizes: Sequence[int], outputs: int | None) -> int:
-    """Guesses how many modes of a layer are inputs, by its bias length or the most even split."""
+    """Guesses how many modes of a detected layer are inputs: by bias length or most even split."""
     cuts = range(1, len(sizes))
     right = {k: math.prod(sizes[k:]) for k in cuts}
     if outputs is not None and any(right[k] >= outputs for k in cuts):

@@ -345,7 +345,7 @@ class Step:
 
 
 def seen_layout(updates: Any, params: Any) -> tuple[Layout, list[Any]]:
-    """Returns the layers and leaves that an update sees; checks the gradients' shapes."""
+    """Returns the tensorised layers and leaves that an update sees; checks gradients."""
     if params is None:
         raise ValueError(
             "params: expected the parameters, got none; call update(gradients, state, params, "
@@ -362,7 +362,7 @@ def seen_layout(updates: Any, params: Any) -> tuple[Layout, list[Any]]:
 
 
 def _is_any(x: jax.Array) -> jax.Array:
-    """Whether an array has a nonzero entry; False for integer arrays."""
+    """Whether a move or gradient in an update has a nonzero entry; False for integers."""
     return jnp.any(x != 0) if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.array(False)
 
 
@@ -377,7 +377,7 @@ def _average(state: RankAdaptiveState) -> jax.Array:
 def _observed(
     options: Options, state: RankAdaptiveState, value: Any
 ) -> tuple[RankAdaptiveState, jax.Array]:
-    """Adds the loss of this step, if it is finite, to the moving average in the state."""
+    """Adds this step's loss, if finite, to the moving average in the rank-adaptive state."""
     loss = jnp.asarray(value).astype(jnp.float32)
     finite = jnp.isfinite(loss)
     decay = jnp.asarray(options.loss_decay).astype(jnp.float32)
@@ -406,7 +406,7 @@ def _watched(
 def _staged(
     options: Options, state: RankAdaptiveState, finite: jax.Array, size: jax.Array
 ) -> RankAdaptiveState:
-    """Updates size and stage in a step of the optimiser; sets targets as the late stage begins."""
+    """Updates size and stage of the optimiser in one update; sets targets at the late stage."""
     state = state._replace(size=size)
     if options.switch is None:
         return state

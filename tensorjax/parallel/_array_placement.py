@@ -17,7 +17,7 @@ def _is_spec(node: Any) -> bool:
 
 
 def shardings(specs: PyTree, mesh: Mesh) -> Any:
-    """Converts a tree of `PartitionSpec` to a tree of `NamedSharding` that places arrays.
+    """Returns the placement of a parameter tree: a `NamedSharding` for every `PartitionSpec`.
 
     Args:
       specs: tree of `PartitionSpec`, as `Layout.spec` makes them.
@@ -89,7 +89,7 @@ def shard(tree: Tree, specs: PyTree, mesh: Mesh | None) -> Tree:
 def state_shardings(
     optimizer: optax.GradientTransformation, params: PyTree, specs: PyTree, mesh: Mesh
 ) -> Any:
-    """Returns shardings of an optimiser state: moments like their parameters, counters replicated.
+    """Returns the placement of an optimiser state: moments like parameters, counters replicated.
 
     Args:
       optimizer: from Optax.

@@ -47,7 +47,7 @@ def scatter(x: jax.Array, axes: Axes, dim: int) -> jax.Array:
 
 
 def varying(x: jax.Array) -> frozenset[str]:
-    """Returns the mesh axes along which an array is marked as varying, in `jax.shard_map`."""
+    """Returns the mesh axes along which an array varies inside `jax.shard_map`, for collectives."""
     kind: Any = jax.typeof(x)
     # The name is that of JAX 0.10; it was `vma` before, and may be again.
     return kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else kind.vma
@@ -134,14 +134,14 @@ def row(x: jax.Array, ndim: int) -> jax.Array:
 
 
 def product(x: jax.Array, w: jax.Array, dtype: Any = None) -> jax.Array:
-    """Contracts the last axis of x with the first axis of w on this device, summed in ``dtype``."""
+    """Contracts x with w, last axis with first, on one device of a mesh, summed in ``dtype``."""
     flat = x.reshape(-1, x.shape[-1]), w.reshape(w.shape[0], -1)
     y = jnp.matmul(*flat, preferred_element_type=dtype)
     return y.reshape(*x.shape[:-1], *w.shape[1:])
 
 
 def ring_product(x: jax.Array, w: jax.Array, axes: Axes, dtype: Any = None) -> jax.Array:
-    """Multiplies x, whose columns are split over devices, by w, passing blocks around a ring.
+    """Multiplies column-split x by w inside `jax.shard_map`, passing blocks around a ring.
 
     Every block travels around the ring, and is multiplied while the next one is under way. Its
     transpose lets sums travel the other way around.

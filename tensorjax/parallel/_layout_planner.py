@@ -18,7 +18,7 @@ __all__ = ["Candidate", "Machine", "Plan", "plan"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Machine:
-    """α–β cost model of a device and its links; assumed values, to be replaced by measured ones.
+    """Speeds of a device and its links that the layout planner assumes: α–β cost model.
 
     Attributes:
       flops: multiplications and additions per second that the products of a step reach.

@@ -203,7 +203,7 @@ def layout(name: str, mesh: Mesh | None = None, **options: Any) -> Layout:
 
 
 def _rows(mesh: Mesh) -> tuple[str, ...]:
-    """Returns the mesh axes that split the batch; ValueError if the mesh lacks "r" or "c"."""
+    """Returns the mesh axes over which named layouts split the batch; ValueError without r, c."""
     missing = {"r", "c"} - set(mesh.axis_names)
     if missing:
         raise ValueError(

@@ -227,7 +227,7 @@ def flops(sizes: Sizes, remat: Remat) -> float:
 
 
 def temporary(layout: Layout, s: Sizes, remat: Remat, itemsize: int = 4) -> tuple[float, float]:
-    """Estimates a device's temporary memory in a training step, in elements, for XLA on CPUs.
+    """Estimates by formula a device's temporary memory in a sharded GPT-2 step, in elements.
 
     What all blocks keep for the backward pass, and the largest one of what is worked on: attention,
     an MLP, the logits. The factors are a fit to 235 compiled programs (JAX 0.10.1; all layouts, 4

@@ -36,12 +36,12 @@ def _argument(v: Any) -> Any:
 
 
 def hosted_cores(t: Any) -> Cores:
-    """Converts a train's or a TT-matrix's cores to float64 NumPy arrays."""
+    """Converts a train argument of a PDE function to float64 NumPy cores."""
     return [np.asarray(c, np.float64) for c in t.cores]
 
 
 def generator_of(key: Any) -> np.random.Generator:
-    """Returns a NumPy random generator: the given one, or one seeded by a `jax.random` key."""
+    """Returns the NumPy generator that a PDE function's ``key`` stands for, or the one given."""
     if isinstance(key, np.random.Generator):
         return key
     return _check.host_generator(key, "; a NumPy generator will do too")

@@ -98,7 +98,7 @@ class Fixed:
 
 @dataclasses.dataclass(frozen=True)
 class Prescribed:
-    """Coordinate generator that follows a motion given as a function of time.
+    """Coordinate generator of `pde.coords` that follows a given motion, a function of time.
 
     Args:
       motion: t ↦ Σ, (d, d), or t ↦ (Σ, β).
@@ -144,7 +144,7 @@ class Prescribed:
 
 @dataclasses.dataclass(frozen=True)
 class Convex:
-    """Coordinate generator that minimises the right side's component normal to the TT-manifold.
+    """Generator of moving coordinates that minimises the right side's normal component.
 
     Minimises ‖N(Q − Σ_jk Σ_jk y_k ∂_j v)‖² over Σ of zero diagonal, N = 1 − P the projection on
     what is normal to the tangent space: the paper's convex problem, by its normal equations. The
@@ -214,7 +214,7 @@ class Convex:
 
 @dataclasses.dataclass(frozen=True)
 class MultiLevel:
-    """Coordinate generator as `Convex`, that minimises at several truncations of v at once.
+    """Coordinate generator of `pde.coords`: as `Convex`, at several truncations of v at once.
 
     Minimises Σ_i δ_i⁻² ‖N_i(Q + κ v − Σ_jk Σ_jk y_k ∂_j v)‖² over Σ of zero diagonal, N_i the
     projection on what is normal to the tangent space at v rounded at δ_i‖v‖. At a tight tolerance
@@ -343,7 +343,7 @@ class MultiLevel:
 
 @dataclasses.dataclass(frozen=True)
 class Flow:
-    """Coordinate generator by steepest descent of the nuclear norms of the unfoldings.
+    """Coordinate generator of `pde.coords`: steepest descent of the unfoldings' nuclear norms.
 
     Σ = rate · g/‖v‖, where Σ_p ‖v_(p)‖_* falls at the rate Σ·g under v_t = −Σ_jk Σ_jk y_k ∂_j v,
     but that every singular value σ counts as √(σ² + ε²): about a kink the flow would chatter. The

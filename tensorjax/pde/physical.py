@@ -32,7 +32,7 @@ _WINDOW = 24.0
 
 @placed
 def evaluate(v: TT, map: AffineMap, box: Box, x: ArrayLike) -> JaxOrHost:
-    """Evaluates u(x) = v(Γ x + s) at physical points by interpolation; zero outside the box.
+    """Evaluates a solution u(x) = v(Γ x + s) at physical points; zero outside the box.
 
     Args:
       v: train of values on the grid of the box.
@@ -227,7 +227,7 @@ def marginal(
 
 
 def edge_mass(v: TT, box: Box) -> float:
-    """Computes the largest share of ‖v‖ on the outer two points at either end of an axis.
+    """Returns the edge mass of a solution: the largest share of ‖v‖ next to an end of an axis.
 
     v has to vanish there: what is not small against the accuracy asked for has left the box, or is
     about to. The end at which a "laguerre" axis begins does not count. One sweep in either
@@ -288,7 +288,7 @@ def resolution(v: TT, box: Box) -> float:
 
 
 def shares(v: TT, box: Box) -> tuple[float, float]:
-    """Computes both `edge_mass` and `resolution` of a train."""
+    """Computes `edge_mass` and `resolution`, two checks of a solution's train, at once."""
     _, cores, _ = _given(v, AffineMap.identity(box.dim), box)
     edge, rough = shares_of(np, cores, quadrature(box))
     return float(edge), float(rough)
@@ -362,7 +362,7 @@ def _by_parts(
 
 
 def _weighted(xp: Any, cores: list[Any], box: Box, power: int) -> list[Any]:
-    """Computes the matrices Σ_j w_j y_j^power G_k[:, j, :] of all cores, for moments."""
+    """Computes Σ_j w_j y_j^power G_k[:, j, :] of all cores on a box, for physical moments."""
     out = []
     for core, axis in zip(cores, box.axes, strict=True):
         w = xp.asarray(axis.weights * axis.points**power).astype(core.dtype)
@@ -392,7 +392,7 @@ def _limits(box: Box) -> np.ndarray:
 def _at_rest(
     cores: list[Any], box: Box, axes: tuple[int, ...], grids: list[np.ndarray]
 ) -> np.ndarray:
-    """Computes a marginal density in coordinates at rest, by sums over the other axes."""
+    """Computes a marginal of a solution in coordinates at rest, by sums over the other axes."""
     mesh = np.stack([g.ravel() for g in np.meshgrid(*grids, indexing="ij")], 1)
     points, rows = np.zeros((len(mesh), box.dim)), []
     for k, axis in enumerate(box.axes):
@@ -405,7 +405,7 @@ def _at_rest(
 
 
 def _reach(back: np.ndarray, limit: np.ndarray) -> np.ndarray:
-    """Computes the largest frequency on each axis that all grid axes resolve, for marginals."""
+    """Computes the largest frequency that all grid axes resolve, per axis of a marginal density."""
     if len(back) == 1:
         return np.min(limit / np.maximum(np.abs(back), 1e-300), axis=1)
     first, second = np.triu_indices(back.shape[1], 1)

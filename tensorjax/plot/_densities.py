@@ -119,7 +119,7 @@ def coordinates(
 
 
 def history(solution: pde.Solution, name: str = "rank", *, ax: Axes | None = None) -> Axes:
-    """Draws a statistic of a solution over time, such as its rank or step size.
+    """Draws a statistic of a PDE solution over time (rank, step size, mass) as a curve.
 
     Args:
       solution: of `pde.integrate`.

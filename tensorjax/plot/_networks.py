@@ -112,7 +112,7 @@ class _Drawing:
 
 
 def _train(drawing: _Drawing, shapes: Iterable[Sequence[int]], y: float, legs: bool = True) -> None:
-    """Draws the cores of a train or TT-matrix in a row, with legs for their modes.
+    """Draws a train or TT-matrix into a network diagram: cores in a row, legs for the modes.
 
     Of (r, n, s) down; of (r, m, n, s) m up and n down.
     """

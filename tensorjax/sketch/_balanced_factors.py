@@ -24,7 +24,7 @@ _PADDING_GAIN = 1.25  # rows are padded if an exact cut of M has this many times
 
 
 class Shapes(NamedTuple):
-    """Input and output modes of a Kronecker map, with the sizes N and M before padding."""
+    """Balanced factors of both sides of a Kronecker map, with the sizes N and M before padding."""
 
     in_shape: tuple[int, ...]
     out_shape: tuple[int, ...]
@@ -39,7 +39,7 @@ def shapes(
     order: int | None = None,
     rank: int = 1,
 ) -> Shapes:
-    """Returns input and output modes of a map: an int is factored, a sequence is kept.
+    """Returns input and output mode sizes of a random map: ints are factored into balanced ones.
 
     Ints are cut into as many factors as the other argument has, else ``order``, else as few as
     keep N^(1/d) ≤ 4096, at least two. Large n_k are matched with small m_k, which makes
@@ -83,7 +83,7 @@ def _default_order(size: int) -> int:
 
 
 def _matched(free: Iterable[int], fixed: Sequence[int]) -> tuple[int, ...]:
-    """Reorders factors so that the largest stands beside the smallest of ``fixed``."""
+    """Orders the factors of a map's modes: the largest beside the smallest of ``fixed``."""
     order = sorted(range(len(fixed)), key=lambda k: fixed[k])
     out = [0] * len(fixed)
     for k, value in zip(order, sorted(free, reverse=True), strict=True):
@@ -106,7 +106,7 @@ def columns(size: int, order: int) -> tuple[int, ...]:
 
 
 def _exact(size: int, order: int) -> tuple[int, ...]:
-    """Factors ``size`` exactly into ``order`` factors, as balanced as greedy choice allows."""
+    """Factors N or M of a random map exactly into ``order`` balanced factors."""
     if order == 1:
         return (size,)
     target = math.log(size) / order
@@ -134,7 +134,7 @@ def divisors(size: int) -> tuple[int, ...]:
 
 
 def _padded(size: int, order: int) -> tuple[int, ...]:
-    """Returns near-equal factors whose product is ``size`` or little more."""
+    """Returns near-equal factors with product N or little more, for a map of padded input."""
     if order == 1:
         return (size,)
     root = math.ceil(size ** (1 / order))
@@ -146,7 +146,7 @@ def _padded(size: int, order: int) -> tuple[int, ...]:
 
 
 def _near_equal(size: int, order: int) -> list[tuple[int, ...]]:
-    """Lists choices of near-equal descending factors with product ``size`` or little more."""
+    """Lists near-equal descending factors of N or little more, candidates for a map's modes."""
     root = max(1, int(size ** (1 / order)))
     if order <= _FEW_MODES:
         near = range(max(1, root - 1), root + 4)

@@ -18,7 +18,7 @@ _MOST_ENTRIES = 2**30 - 2  # of a matrix that is stored whole, or indexed by int
 
 
 def _float_dtype(dtype: Any) -> Any:
-    """Returns the dtype of a new map, JAX's default for None; TypeError if not floating."""
+    """Returns the dtype of a new random map, JAX's default for None; TypeError if not floating."""
     out = jnp.result_type(float) if dtype is None else _check.dtype_of("dtype", dtype)
     if not jnp.issubdtype(out, jnp.floating):
         raise TypeError(f"dtype: expected a floating-point dtype, got {out}")
@@ -197,7 +197,7 @@ def sparse(
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
 def _bernoulli_signs(key: Any, count: int, probability: float, dtype: Any) -> Any:
-    """Draws positions of nonzeros among ``count`` with a given probability, and random signs.
+    """Draws positions and signs of a sparse map's nonzeros among ``count``, at a given probability.
 
     Gaps between successes are independent and geometric, so their number need not be drawn first.
     Places left over are ``count``, and their signs 0.

@@ -64,7 +64,7 @@ def _by_groups(p: Kronecker, x: jax.Array) -> jax.Array:
 
 
 def _one_pass(x: jax.Array, n: Sequence[int], m: Sequence[int], ranks: Sequence[int]) -> int:
-    """Returns the mode at which the C++ kernel splits a dense input; 0 if XLA serves."""
+    """Returns the mode where C++ splits a dense input to apply a map; 0 if XLA serves."""
     whole = len(n) > 1 and x.shape[1] == math.prod(n)
     cut = _mode_groups.choose_cut(n, m, ranks) if whole else 0
     row = math.prod(n[cut:])
@@ -87,7 +87,7 @@ def _all_by_groups(cut: int, p: Kronecker, x: jax.Array) -> jax.Array:
 
 
 def _by_halves(function: Callable[..., jax.Array], cut: int, p: Kronecker, x: Any) -> jax.Array:
-    """Projects dense rows by a given function of the rows and of the map's two merged halves."""
+    """Projects dense rows by a Kronecker map whose cores are merged to a left and a right half."""
     cores = scaled_cores(p)
     left, right = merge(cores[:cut]), merge(cores[cut:])
     rows = x.reshape(x.shape[0], left.shape[2], right.shape[2])

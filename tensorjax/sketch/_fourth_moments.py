@@ -32,7 +32,7 @@ PAIRING = (0, 0, 1, 2, 3)
 
 
 def row_digits(out_shape: Sequence[int], rows: int) -> list[np.ndarray]:
-    """Builds the automaton on row digits i_1, …, i_d that accepts the first ``rows`` rows.
+    """Builds 0/1 cores that select the first ``rows`` of the ∏ m_k rows of a Kronecker map.
 
     Returns:
       d arrays (m_k, s, s) of zeros and ones, s = 2, or s = 1 if every row is kept. Digit i takes
@@ -84,7 +84,7 @@ def start() -> np.ndarray:
 
 
 def total(out_shape: Sequence[int], rows: int, ranks: Sequence[int], delta: float) -> float:
-    """Computes the variance Var ‖f(x)‖² / ‖x‖⁴ of a map for a rank-one x, the largest if Δ = 3.
+    """Sums fourth moments over all pairings: Var ‖f(x)‖² / ‖x‖⁴ at a rank-one x.
 
     For Δ = 3 this is the variance at any rank-one x, and the largest one over all x.
     """
@@ -101,7 +101,7 @@ def total(out_shape: Sequence[int], rows: int, ranks: Sequence[int], delta: floa
 def patterns(
     out_shape: Sequence[int], rows: int, ranks: Sequence[int], delta: float, *, real: bool
 ) -> dict[tuple[int, ...], float]:
-    """Expands the variance of ‖f(x)‖² into weights of patterns, one pairing per mode.
+    """Expands the variance of ‖f(x)‖² by fourth moments: weights of patterns, one pairing per mode.
 
     Relabelling the copies permutes pairings 0, 1, 2, so patterns that differ by it are merged:
     15 remain of 64 for d = 3, and 51 of 256 for d = 4.

@@ -37,7 +37,7 @@ def merge(cores: list[Any], einsum: Callable[..., Any] = _EINSUM) -> Any:
 
 
 def row_matrix(p: TTRows | CPRows) -> jax.Array:
-    """Multiplies out the rows of a map to a dense matrix (M, ∏ n_k)."""
+    """Multiplies a random map's cores out to its dense matrix (M, ∏ n_k), row by row."""
     if len(p.in_shape) == 1:
         return _row_block(p, 0, 1).reshape(p.out_size, -1, p.in_shape[0]).sum(1)
     left, right = halves(p, len(p.in_shape) - 1)
@@ -45,7 +45,7 @@ def row_matrix(p: TTRows | CPRows) -> jax.Array:
 
 
 def halves(p: TTRows | CPRows, s: int) -> tuple[jax.Array, jax.Array]:
-    """Multiplies out the modes of a map before mode s, and from s on, for its M rows."""
+    """Multiplies out a random map's cores of the modes before s and of those from s on, by rows."""
     left, right = _row_block(p, 0, s), _row_block(p, s, len(p.in_shape))
     if isinstance(p, CPRows):
         return left, right
@@ -53,7 +53,7 @@ def halves(p: TTRows | CPRows, s: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _row_block(p: TTRows | CPRows, start: int, stop: int) -> jax.Array:
-    """Multiplies out the modes ``start`` to ``stop`` of a map, for each of its M rows."""
+    """Multiplies the cores of modes ``start`` to ``stop`` of a TT or CP map, row by row."""
     if isinstance(p, CPRows):
         out = p.factors[start]
         if start == 0:
@@ -70,5 +70,5 @@ def _row_block(p: TTRows | CPRows, start: int, stop: int) -> jax.Array:
 
 
 def as_dtype(p: Any, dtype: Any) -> Any:
-    """Casts the floating-point entries of a map to ``dtype``."""
+    """Casts an array of a random map, such as a core, to ``dtype``; one of that dtype stays."""
     return p if p.dtype == dtype else p.astype(dtype)

@@ -42,7 +42,7 @@ class Groups(NamedTuple):
 
 
 def padded_columns(count: int) -> int:
-    """Rounds a number of matrix columns up to a multiple of 8, for XLA's speed."""
+    """Rounds a matrix's column count up to a multiple of 8, for dense input to a map."""
     return count if count <= 4 else -(-count // 8) * 8
 
 
@@ -114,7 +114,7 @@ def _group_cost(
 
 
 def split_rows(batch: int, n: Sequence[int], m: int, widths: Sequence[int]) -> int:
-    """Finds the mode at which to split a map of M independent rows in two; 0 for no split.
+    """Finds where to cut a map of M independent rows into two groups of modes; 0 for no cut.
 
     Args:
       batch: rows of the input.

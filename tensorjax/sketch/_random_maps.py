@@ -27,7 +27,7 @@ Cls = TypeVar("Cls", bound=type)
 
 @dataclasses.dataclass(frozen=True)
 class Law:
-    """Probability distribution of a map's entries: mean 0, variance 1, given fourth moment.
+    """Distribution of the entries of a random map: mean 0, variance 1, given fourth moment.
 
     Attributes:
       name: "rademacher" (±1, Δ = 1), "gaussian" (Δ = 3) or "sparse" (±√s with probability 1/(2s)
@@ -80,13 +80,13 @@ def _draw_one(law: Law, key: Any, shape: tuple[int, ...], dtype: Any) -> jax.Arr
 
 
 def signs(key: Any, shape: Sequence[int], dtype: Any) -> jax.Array:
-    """Draws an array of independent random signs ±1."""
+    """Draws independent random signs ±1, as entries of a random map."""
     bits = jax.random.bits(key, tuple(shape), jnp.uint8)
     return 1 - 2 * (bits & 1).astype(dtype)
 
 
 def law(distribution: str, s: float = 3.0) -> Law:
-    """Returns the distribution, by its name, from which a random map draws its entries."""
+    """Returns the law of a random map's entries by its name: distribution and fourth moment."""
     moments = {"rademacher": 1.0, "gaussian": 3.0, "sparse": sparsity(s)}
     _check.choice("distribution", distribution, moments)
     return Law(distribution, moments[distribution])

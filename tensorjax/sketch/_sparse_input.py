@@ -21,7 +21,7 @@ _CHUNK = 2**20  # elements in the columns of one chunk
 
 
 def is_scipy_sparse(x: Any) -> bool:
-    """Whether x is a scipy.sparse matrix or array."""
+    """Whether an input to be projected is a scipy.sparse matrix or array."""
     return hasattr(x, "tocoo") and hasattr(x, "nnz") and not isinstance(x, jsparse.JAXSparse)
 
 
@@ -141,7 +141,7 @@ def _kronecker(p: Kronecker, digits: jax.Array) -> jax.Array:
 
 
 def _sparse(p: Sparse, flat: jax.Array) -> jax.Array:
-    """Looks up columns of a sparse map by bisection of its sorted indices."""
+    """Looks up those columns of a sparse map that sparse input selects, by bisection."""
     starts = jnp.arange(p.out_size, dtype=jnp.int32) * p.in_size
     wanted = starts[None] + flat[:, None]
     place = jnp.minimum(jnp.searchsorted(p.index, wanted), p.index.shape[0] - 1)

@@ -53,7 +53,7 @@ class Family(NamedTuple):
 
 
 def family(p: Projection) -> Family:
-    """Returns the `Family` of a map, which determines its variance."""
+    """Returns the `Family` of a random map, which determines the variance of ‖f(x)‖²."""
     delta, ones = p.law.fourth_moment, (1,) * len(p.in_shape)
     if isinstance(p, Kronecker):
         return Family(1, p.out_shape, p.out_size, p.ranks, 1, delta)
@@ -228,7 +228,7 @@ def _sweep(kind: Family, cores: list[jax.Array], relative: bool) -> jax.Array:
 
 
 def _normalized(cores: list[jax.Array]) -> tuple[list[jax.Array], jax.Array, jax.Array]:
-    """Scales the cores of x by powers of two to a norm near 1; returns ‖x‖² and exponent too."""
+    """Scales cores of x near norm one, for a map's variance; also returns ‖x‖² and exponent."""
     env = jnp.ones((1, 1), cores[0].dtype)
     out, exponent = [], jnp.zeros((), jnp.int32)
     for core in cores:
@@ -249,7 +249,7 @@ def _two_copies(cores: list[jax.Array]) -> jax.Array:
 
 
 def _one_pairing(cores: list[jax.Array], pairing: int) -> jax.Array:
-    """Contracts four copies of a train with the same pairing of indices in every mode."""
+    """Computes a term of the variance: four copies of a train under one pairing of all indices."""
     state = jnp.ones((1, 1, 1, 1, 1), cores[0].dtype)
     for core in cores:
         state = _absorb(state, core, pairing)
@@ -285,7 +285,7 @@ def _first_bond() -> np.ndarray:
 
 
 def _absorb(state: jax.Array, core: jax.Array, pairing: int) -> jax.Array:
-    """Contracts the state of the variance sweep with four copies of a core, modes paired."""
+    """Contracts four copies of a core of x into the state of the variance sweep, modes paired."""
     i = ["xy"[label] for label in _fourth_moments.LABELS[pairing]]
     expression = f"tabcd,a{i[0]}A,b{i[1]}B,c{i[2]}C,d{i[3]}D->tABCD"
     operands = core, core.conj(), core, core.conj()

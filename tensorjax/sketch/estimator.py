@@ -280,7 +280,7 @@ def _inverse(p: Kronecker) -> tuple[Kronecker, np.ndarray | None]:
 
 
 def _gram(p: Kronecker) -> np.ndarray:
-    """Computes the Gram matrix A Aᵀ of a map's matrix A, without its padding columns."""
+    """Computes the Gram matrix A Aᵀ of the estimator's map A, for the pseudoinverse of A."""
     a = to_tt_matrix(p)
     gram = np.asarray(tt.to_dense(tt.matmul(a, tt.transpose(a))))
     out = gram.reshape(math.prod(p.out_shape), -1)[: p.out_size, : p.out_size]

@@ -317,7 +317,7 @@ def transpose(a: TTMatrix) -> TTMatrix:
 
 
 def kron(x: Train, y: Train) -> Train:
-    """Computes the Kronecker (tensor) product of trains: the cores of ``y`` follow those of ``x``.
+    """Computes the Kronecker (tensor) product of trains exactly: cores of ``x``, then of ``y``.
 
     Args:
       x: TT or TTMatrix.

@@ -98,7 +98,7 @@ def _shown(modes: Sequence[tuple[int, ...]]) -> Any:
 
 
 def check_alike(x: Any, y: Any) -> None:
-    """Raises TypeError or ValueError if two trains differ in kind or in shape."""
+    """Raises TypeError or ValueError if two trains differ in kind or shape."""
     if type(x) is not type(y) or not isinstance(x, TT | TTMatrix):
         raise TypeError(
             "expected two TT or two TTMatrix, "

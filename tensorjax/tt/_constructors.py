@@ -188,7 +188,7 @@ def rank_one_matrix(
 
 
 def _with_identities(matrices: Mapping[int, Any], order: int | None) -> list[Any]:
-    """Lists the factors of a Kronecker product, with identities at sites without a matrix."""
+    """Lists the factors of `rank_one_matrix`, with identities at sites for which none is given."""
     given = {}
     for site, a in matrices.items():
         at = _check.integer("sites of matrices", site, low=0)

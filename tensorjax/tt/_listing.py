@@ -45,7 +45,7 @@ _ELSEWHERE = {
 
 
 def names(package: str, public: Sequence[str]) -> Callable[[], list[str]]:
-    """Returns the ``__dir__`` of a package of so many public names."""
+    """Returns the ``__dir__`` of a package: its public names; fewer for `help`."""
 
     def listed() -> list[str]:
         if not _asked_by_help():

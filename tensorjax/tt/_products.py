@@ -282,7 +282,7 @@ def _weighted(name: str, term: Any, weight: Any, dtype: Any) -> tuple[Any, Any]:
 
 
 def _formed(pairs: Sequence[Any], weights: Sequence[Any], dtype: Any) -> TT:
-    """Computes the exact weighted sum of trains and products of trains; TT-ranks add."""
+    """Forms `linear_combination` exactly: weighted trains and products of trains; TT-ranks add."""
     total = None
     for term, weight in zip(pairs, weights, strict=True):
         one = term[0] if len(term) == 1 else _product(*term)

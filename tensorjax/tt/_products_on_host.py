@@ -37,7 +37,7 @@ def common_dtype(cores: Sequence[Any]) -> tuple[np.dtype, bool]:
 
 
 def product(x: Any, y: Any, kind: str) -> Any:
-    """Computes an exact product of concrete trains or TT-matrices; None if a program is better.
+    """Computes an exact product of trains on the host, by NumPy or C++; None if XLA is better.
 
     By NumPy, or by one call of C++. Programs do not look at the sizes of cores: those with products
     out of range stay here.
@@ -92,7 +92,7 @@ def mode_sums(kind: str, shapes: tuple[tuple[int, ...], ...]) -> float:
 
 
 def _products_in_range(left: Cores, right: Cores, kind: str) -> Sequence[np.ndarray]:
-    """Scales the second factor of a product if products with the first might overflow."""
+    """Scales the cores of the second factor of a product on the host if products might overflow."""
     squares = [np.vdot(c, c).real for c in (*left, *right)]
     if min(squares) > 2.0**-_TAME and max(squares) < 2.0**_TAME:
         return right
@@ -100,7 +100,7 @@ def _products_in_range(left: Cores, right: Cores, kind: str) -> Sequence[np.ndar
 
 
 def _written(x: Any, y: Any, kind: str) -> float:
-    """Counts the entries in the cores of a product of trains."""
+    """Counts the entries in the cores of a product of trains, to choose its kernel on the host."""
     total = 0.0
     for a, b in zip(x.cores, y.cores, strict=True):
         shape = a.shape

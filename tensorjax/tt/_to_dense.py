@@ -19,7 +19,7 @@ _TAME = 100
 
 
 def _by_modes(out: Any, arguments: Any) -> list[Any]:
-    """Returns the sharding of a train's dense array, axis by axis as the modes are sharded."""
+    """Returns the sharding of the dense array made from a train: axis by axis, as its modes."""
     cores = jax.tree.leaves(arguments)
     if cores[0].ndim == 3:
         return [by_axes(out.shape, [[(c, 1)] for c in cores])]

@@ -23,7 +23,7 @@ from tensorjax.tucker._types import Tucker, check_core_rank, kind, one, with_ent
 
 
 def aligned(x: Any, y: Any) -> tuple[Tucker, Tucker]:
-    """Casts two Tucker tensors to one dtype and kind of core; ValueError if shapes differ."""
+    """Prepares two Tucker tensors for addition: one dtype and kind of core; checks the shapes."""
     one("x", x)
     one("y", y)
     if x.shape != y.shape:
@@ -82,7 +82,7 @@ def _balanced(t: Tucker) -> Tucker:
 
 
 def _padded(core: Any, widths: Sequence[tuple[int, int]]) -> Any:
-    """Pads each mode of a Tucker core with the given widths of zeros before and after."""
+    """Pads a Tucker core, dense or a train, by zeros before and after in each mode, for sums."""
     if isinstance(core, TT):
         pairs = zip(core.cores, widths, strict=True)
         return TT._unchecked(tuple(zero_padded(c, [(0, 0), w, (0, 0)]) for c, w in pairs))

@@ -150,7 +150,7 @@ def _fit(basis: Any, a: Any, asked: Asked) -> Any:
 
 
 def _seconds(shape: Sequence[int]) -> float:
-    """Predicts the time of an ST-HOSVD that compresses modes in the order of ``shape``."""
+    """Predicts the seconds of an HOSVD that compresses modes in the order of ``shape``."""
     size, seconds = float(math.prod(shape)), 0.0
     for n in shape:
         side = min(n, size / n)

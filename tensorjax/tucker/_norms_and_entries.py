@@ -188,7 +188,7 @@ def agree(found: Tucker, given: Tucker, tol: float) -> bool:
 
 
 def _common_scale(parts: list[Any]) -> tuple[list[Any], Any]:
-    """Divides dense arrays by one common power of two, to size near one; returns the exponent.
+    """Divides the dense parts of Tucker tensors by one power of two; returns its exponent.
 
     Trains stay as they are: their own functions keep them in range.
     """

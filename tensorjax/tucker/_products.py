@@ -26,7 +26,7 @@ def hadamard(
     rank: int | Sequence[int] | None = None,
     core_rank: int | Sequence[int] | None = None,
 ) -> Tucker:
-    """Multiplies Tucker tensors entry by entry, the operator ``*``; multilinear ranks multiply.
+    """Computes the entrywise product of Tucker tensors, the operator ``*``; ranks multiply.
 
     Args:
       x: Tucker.

@@ -192,7 +192,7 @@ serializable(Tucker)
 
 
 def kind(name: str, t: Any) -> None:
-    """Raises TypeError if ``t`` is not a Tucker tensor, or batch of them, of an enabled dtype."""
+    """Raises TypeError if an argument is not a `Tucker`, or a batch, of an enabled dtype."""
     if not isinstance(t, Tucker):
         raise TypeError(
             f"{name}: expected a Tucker, got {type(t).__name__}; build one with tucker.from_dense"
@@ -201,7 +201,7 @@ def kind(name: str, t: Any) -> None:
 
 
 def one(name: str, t: Any) -> None:
-    """Raises an error if ``t`` is not a Tucker tensor, or is a batch of them."""
+    """Raises an error if ``t`` is not a single Tucker tensor: another type, or a batch of them."""
     kind(name, t)
     if t.factors[0].ndim != 2:
         raise ValueError(
@@ -211,7 +211,7 @@ def one(name: str, t: Any) -> None:
 
 
 def with_entries(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates a function of checked Tucker tensors to never meet one with a mode of size 0.
+    """Decorates a function of Tucker tensors to never meet one with a mode of size 0.
 
     As `tensorjax._formats.empty_modes`: such a mode has one index, of zeros, meanwhile.
     """
@@ -243,7 +243,7 @@ def cut(out: Any, shape: Sequence[int]) -> Any:
 
 
 def check_core_rank(t: Tucker, core_rank: Any) -> None:
-    """Raises ValueError if ``core_rank`` is given for a Tucker tensor with a dense core."""
+    """Raises ValueError if ``core_rank`` is given to a function of a Tucker with a dense core."""
     if core_rank is not None and not isinstance(t.core, TT):
         raise ValueError(
             f"core_rank: expected None, for the core is dense, got {core_rank!r}; "

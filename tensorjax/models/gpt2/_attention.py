@@ -45,7 +45,7 @@ def attend(
 
 
 def causal(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """Computes causal attention in two blocks of queries, without keys later than each block.
+    """Computes causal attention by plain JAX in two blocks of queries, without later keys.
 
     The queries are cut into two blocks where they are many, and a block is not multiplied by keys
     that all come later. The head axis is moved before the length, and the softmax is normalised

@@ -169,7 +169,7 @@ def engine(
 
 
 def groups(model: GPT2) -> dict[str, Any]:
-    """Extracts a GPT-2's parameters as host arrays, by parameter group of `layers`.
+    """Extracts the parameters of a `GPT2` as host arrays, in the groups that `layers` names.
 
     Args:
       model: `GPT2`, its parameters concrete.
@@ -200,7 +200,7 @@ def groups(model: GPT2) -> dict[str, Any]:
 
 
 def load_groups(model: GPT2, params: Mapping[str, Any]) -> None:
-    """Loads parameters by group, as `groups` returns them, into a GPT-2.
+    """Loads the parameter groups of offloaded training, as `groups` returns them, into a GPT-2.
 
     Args:
       model: a GPT-2 of the same sizes; it is changed.
@@ -250,7 +250,7 @@ def initial(
     linear: nn.Spec = nn.Dense(),  # noqa: B008  (a frozen dataclass)
     param_dtype: DTypeLike = jnp.float32,
 ) -> dict[str, Callable[[], Any]]:
-    """Returns functions that draw GPT-2's initial parameters, one for each parameter group.
+    """Returns functions that draw GPT-2's initial parameters, one for each group of `layers`.
 
     With them a model is initialised that is never in memory as a whole. The distributions are those
     of `GPT2`, the draws are not.
@@ -362,7 +362,7 @@ def _block(number: int) -> str:
 
 
 def _specs(config: GPT2Config, layout: Layout, linear: nn.Spec) -> dict[str, Any]:
-    """Returns the `PartitionSpec` of every GPT-2 parameter, by parameter group."""
+    """Returns the `PartitionSpec` of every parameter of a GPT-2's layers for offload, by group."""
     for axis, size in (
         ("heads", config.heads), ("embed", config.features), ("mlp", config.hidden)
     ):  # fmt: skip

@@ -309,7 +309,7 @@ def _remat(body: Callable[..., Any], config: GPT2Config, unroll: int) -> Callabl
 
 
 def axes_of(path: Any, leaf: jax.Array) -> PartitionSpec:
-    """Returns the logical axis names of a GPT-2 parameter, from its path."""
+    """Returns a GPT-2 parameter's logical axes as a `PartitionSpec`, from its path in the model."""
     names = tuple(str(entry.key) for entry in path if hasattr(entry, "key"))
     stack = ("layer",) if names[0] == "blocks" else ()
     if "layer" in names:  # of a tensorised one

@@ -78,7 +78,7 @@ def write_groups(
     *,
     end: int | None = None,
 ) -> None:
-    """Writes GPT-2 weights in Hugging Face's format, one file for each parameter group.
+    """Writes GPT-2 weights group by group in Hugging Face's format, one file for each group.
 
     All are written to a hidden folder beside ``path``, which is renamed to ``path`` when complete.
 

@@ -26,7 +26,7 @@ Padding = str | int | Sequence[int | tuple[int, int]]
 
 @dataclasses.dataclass(frozen=True)
 class ConvPlan:
-    """Plan of a tensorised convolution: in small steps or by the dense kernel, with FLOP counts.
+    """Plan that every tensorised convolution makes: in steps or by the dense kernel, with FLOPs.
 
     Attributes:
       kind: "sequence": one small convolution after the other, and no dense kernel is made;

@@ -22,7 +22,7 @@ _Arrays = Sequence[jax.Array]
 
 
 def lookup(request: Request, operands: _Arrays, gates: _Arrays, ids: jax.Array) -> jax.Array:
-    """Looks up embedding rows (n, features) for ids (n,), by C++ or XLA as the request says."""
+    """Looks up embedding rows (n, features) for ids (n,) by the compiled C++ kernel or XLA."""
     if request.cuts:
         return _rows(request, operands, gates, ids)
     return lookup_by_xla(request, operands, gates, ids)

@@ -33,7 +33,7 @@ _Tables = Sequence[jax.Array]
 def lookup_by_xla(
     request: Request, operands: Sequence[jax.Array], gates: Sequence[jax.Array], ids: jax.Array
 ) -> jax.Array:
-    """Looks up embedding rows (n, features) by XLA, once per distinct id if so planned."""
+    """Looks up embedding rows (n, features) by XLA; of distinct ids only if so planned."""
     if not request.distinct:
         return make_rows(request, operands, gates, ids)
     return _distinct_rows(request, tables_of(request, operands, gates), ids)

@@ -38,7 +38,7 @@ def fold(
     feature_shape: Sequence[int] | None,
     order: int | None,
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the factors of an embedding table's row and column counts: given ones, or chosen.
+    """Returns the row and column mode sizes of an embedding's table: checked ones, or chosen.
 
     Args:
       num_embeddings: rows.

@@ -22,7 +22,7 @@ def policy(value: Any) -> OutOfRange:
 def resolve(
     ids: Any, *, rows: int, size: int, padding_idx: int | None, out_of_range: OutOfRange
 ) -> jax.Array:
-    """Converts embedding ids to row numbers; padding and invalid ids get numbers beyond the rows.
+    """Validates embedding ids and converts them to rows; padding and invalid ids lie beyond.
 
     Args:
       ids: integers of any shape: an array, a number, or nested lists.

@@ -94,7 +94,7 @@ def _merged_shape(shapes: _Shapes) -> tuple[int, int, int, int]:
 
 @functools.lru_cache(maxsize=4096)
 def _merging_flops(shapes: _Shapes) -> int:
-    """Counts the fewest operations that merge neighbouring cores into one."""
+    """Counts the fewest operations that merge neighbouring cores of an embedding into one."""
     if len(shapes) == 1:
         return 0
     size = 2 * math.prod(_merged_shape(shapes))

@@ -53,7 +53,7 @@ class Request(NamedTuple):
 
 
 def make_rows(request: Request, operands: _Arrays, gates: _Arrays, ids: jax.Array) -> jax.Array:
-    """Computes embedding rows (n, features) by XLA, one for each of the ids (n,)."""
+    """Computes the embedding row of every id, repeated ones too, by XLA: (n,) to (n, features)."""
     tree, network = request.tree, request.network
     count = planned(ids.shape[0])
     spared = spared_gates(tree, network, count)
@@ -97,7 +97,7 @@ def marked_rows(
 def make_tables(
     tree: Tree, network: LookupNetwork, operands: Sequence[jax.Array], kept: Sequence[int] = ()
 ) -> list[jax.Array]:
-    """Computes the tables from which embedding rows are gathered.
+    """Computes the tables of partial products from which embedding rows are gathered.
 
     Args:
       tree: of `search`.
@@ -136,7 +136,7 @@ def rows_of(
     spared: Mapping[int, jax.Array] | None = None,
     kept: Sequence[int] = (),
 ) -> jax.Array:
-    """Computes the embedding rows of ids from tables: gathers slices and multiplies them.
+    """Computes embedding rows by XLA from tables of partial products: gathers, then multiplies.
 
     Args:
       tree: of `search`.
@@ -185,7 +185,7 @@ def rows_of(
 
 
 def _places(rows: Sequence[int], ids: jax.Array) -> list[jax.Array]:
-    """Splits ids of embedding rows into indices of the row modes, the first changing slowest."""
+    """Splits ids of embedding rows into indices, one for each table's row mode, in mixed radix."""
     places = []
     for n in reversed(rows):
         size = jnp.asarray(n, ids.dtype)

@@ -124,7 +124,7 @@ def gated(
 
 
 def scaled(array: jax.Array, axes: Sequence[int], axis: int, gate: jax.Array) -> jax.Array:
-    """Multiplies an array of a table's network by a gate along the axis with the given label."""
+    """Multiplies an array of an embedding's lookup network by a gate along a labelled axis."""
     shape = [gate.shape[0] if a == axis else 1 for a in axes]
     return array * gate.astype(array.dtype).reshape(shape)
 

@@ -17,7 +17,7 @@ Ranks = Literal["own", "shared"]
 def replacement(
     layer: Any, spec: Spec, init: str, tol: float | None, ranks: Ranks, rngs: Any
 ) -> Any:
-    """Builds the tensorised layer that replaces a dense one: by SVD, or with random weights.
+    """Builds the replacement of a dense layer: tensorised by SVD, or of random weights.
 
     Args:
       layer: dense, perhaps stacked.

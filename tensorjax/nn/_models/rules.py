@@ -36,7 +36,7 @@ def rules_with(rules: Any, rank: int | None) -> list[tuple[str, Spec | None]]:
 
 
 def pattern(path: str) -> str:
-    """Returns the glob pattern that matches exactly one path, special characters escaped."""
+    """Returns the path pattern of a rule of `tensorize` that matches exactly one path."""
     return path.replace("[", "[[]").replace("*", "[*]").replace("?", "[?]")
 
 

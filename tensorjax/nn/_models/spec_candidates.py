@@ -197,7 +197,7 @@ def _trains(
 
 
 def _ranks(bonds: Sequence[np.ndarray], error: float, sizes: Modes) -> Modes:
-    """Returns the least TT-ranks that leave a squared error of at most ``error`` at every bond."""
+    """Returns a candidate's least TT-ranks with a squared error of at most ``error`` per bond."""
     ranks = [max(1, int(np.argmax(tail <= error))) for tail in bonds]
     for k in range(len(ranks)):
         ranks[k] = min(ranks[k], (ranks[k - 1] if k else 1) * sizes[k])
@@ -229,7 +229,7 @@ def _tuckers(tails: _Tails, rows: Modes, columns: Modes, spec: Any) -> Iterator[
 
 
 def _errors(tails: Sequence[np.ndarray], ranks: Sequence[int]) -> tuple[float, float]:
-    """Returns error and bound of a candidate: −Σ_k log(1 − tail_k(r_k)), and Σ_k tail_k(r_k)."""
+    """Returns error and bound of a candidate spec from the tails of its singular values."""
     lost = [float(tail[r]) for tail, r in zip(tails, ranks, strict=True)]
     return -sum(math.log1p(-min(x, 1 - 1e-12)) for x in lost), min(sum(lost), 1.0)
 
@@ -244,7 +244,7 @@ def _kept(spec: Any) -> dict[str, Any]:
 
 
 def _front(found: Sequence[Candidate]) -> list[Candidate]:
-    """Selects the candidates than which no smaller one has an error as small."""
+    """Selects the Pareto front of candidate specs: no smaller one has an error as small."""
     front: list[Candidate] = []
     for new in sorted(found, key=lambda c: (c.numbers, c.error)):
         if not front or new.error < front[-1].error:
@@ -263,5 +263,5 @@ def hull(front: Sequence[Candidate]) -> list[Candidate]:
 
 
 def slope(a: Candidate, b: Candidate) -> float:
-    """Returns the decrease of squared error per added parameter between two candidates."""
+    """Returns by how much the squared error falls per added parameter between candidates."""
     return (a.error - b.error) / max(b.numbers - a.numbers, 1)

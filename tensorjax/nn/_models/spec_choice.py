@@ -177,7 +177,7 @@ _AUTO = TT()
 
 @dataclasses.dataclass(frozen=True)
 class _Options:
-    """Candidate specifications of one layer, with its dense size and its number of copies."""
+    """Layer of `choose` with its candidate specs, its dense size and its number of copies."""
 
     found: list[Candidate]
     weight: int
@@ -206,7 +206,7 @@ def _weight(layer: Any) -> int:
 
 
 def _leaders(model: Any, found: Found) -> dict[int, list[int]]:
-    """Maps the first layer of every set with a shared weight to all layers of the set."""
+    """Maps the first layer of every tied set to all layers of the set, for the choice of specs."""
     groups = {id(layer): [id(layer)] for layer, _, _ in found}
     for name, layers in ties(model, found):
         if name != "bias":
@@ -241,7 +241,7 @@ def _grown(layer: Any, spec: Spec) -> int:
 
 
 def _most(now: int, size: Any, ratio: Any) -> int:
-    """Returns the largest size that the model may have; ValueError if the target is not valid."""
+    """Returns the largest size that chosen specs may have, from a valid ``size`` or ``ratio``."""
     given: Any = size if ratio is None else ratio
     name = "size" if ratio is None else "ratio"
     if (

@@ -55,7 +55,7 @@ def summary(model: object) -> str:
 
 
 def _sizes(layer: Any) -> tuple[tuple[int, int], int]:
-    """Returns rows and columns of a layer's weight as a matrix, and the length of its bias."""
+    """Returns rows, columns and bias length of a layer's weight, to count parameters."""
     if isinstance(layer, Embedding | nnx.Embed):
         return (layer.num_embeddings, layer.features), 0
     window = math.prod(layer.kernel_size) if isinstance(layer, TensorConv) else 1

@@ -113,7 +113,7 @@ def tensorize(
 def _pairs(
     model: Any, rules: Any, targets: dict[str, Any], tol: float | None, init: Init
 ) -> list[tuple[str, Any]]:
-    """Returns the rules as pairs (pattern, spec) with ranks given, or chosen by size or error."""
+    """Checks the arguments of `tensorize`; returns pairs (pattern, spec), ranks given or chosen."""
     given = {name: value for name, value in targets.items() if value is not None}
     if len(given) > 1 or (tol is not None and "rank" not in given and given):
         named = " and ".join([*given, *(["tol"] if tol is not None else [])])

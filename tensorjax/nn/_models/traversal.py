@@ -34,7 +34,7 @@ def children(module: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 
 def swap(model: Any, made: Mapping[int, Any]) -> None:
-    """Replaces modules wherever they occur in a model, in place, by the map ``made``."""
+    """Replaces modules in place, by the map ``made``, in a traversal of a model."""
     for module, _ in places(model).values():
         for name, value in list(vars(module).items()):
             if isinstance(value, nnx.Pytree):

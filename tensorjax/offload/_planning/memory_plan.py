@@ -337,7 +337,7 @@ def _cast(host: HostOptimizer, given: Any) -> Any:
 
 
 def _kinds(activations: Any) -> list[Activations]:
-    """Returns the activation strategies that a memory plan compares, each once."""
+    """Checks a memory plan's argument ``activations``; returns its strategies, each once."""
     known = get_args(Activations)
     several = isinstance(activations, Iterable) and not isinstance(activations, str)
     asked: list[Any] = list(activations) if several else []

@@ -57,7 +57,7 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Work:
-    """Workload of a training step: layers, groups, times of the passes, and memory.
+    """Workload of a training step for the placement search: layers, groups, times, memory.
 
     Attributes:
       activations: how they are treated.
@@ -216,7 +216,7 @@ def _times(work: Work, weights: int, memory: set[str], spilled: int) -> tuple[Ti
 
 
 def _predicted(work: Work, times: Times, once: float, later: float) -> float:
-    """Predicts the step time of a placement that leaves some updates to the next forward pass.
+    """Predicts a placement's step time if some updates are left to the next forward pass.
 
     Args:
       work: what it does.
@@ -237,7 +237,7 @@ def _predicted(work: Work, times: Times, once: float, later: float) -> float:
 def activation_bytes(
     layers: Sequence[Layer], groups: dict[str, Group], batch: Any, key: Any
 ) -> tuple[int, int]:
-    """Computes the bytes of layer inputs and saved activations for a placement's microbatch."""
+    """Predicts the bytes of layer inputs and saved activations of a microbatch."""
     x, inputs, kept = None, 0, 0
     engine = Engine(activations="keep")
     for layer in layers[:-1]:
@@ -258,7 +258,7 @@ def _bytes(tree: Any) -> int:
 
 
 def _lives(group: Group) -> int:
-    """Returns the bytes of a placed group: parameters, optimiser state, cast parameters."""
+    """Returns the bytes that a group occupies where it is placed: all its stored arrays."""
     return sum(packing.nbytes for packing in group.packings)
 
 
@@ -281,7 +281,7 @@ def _under_way(groups: Mapping[str, Group], memory: Collection[str]) -> int:
 
 
 def _from_disk(group: Group) -> Into:
-    """Returns the memory that a group placed on disk is updated in: "spare" or "gradient"."""
+    """Returns the memory in which the placement search updates a group on disk."""
     return "spare" if group.lent else "gradient"
 
 

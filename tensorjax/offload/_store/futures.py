@@ -58,7 +58,7 @@ def item_of(several: Future[Any], name: str) -> Future[Any]:
 
 
 def check_there(tensors: Sequence[Tensor]) -> None:
-    """Raises StoreError if a tensor was removed by `forget` while a call waited."""
+    """Raises StoreError if a store's tensor was removed by `forget` while a call waited."""
     for tensor in tensors:
         if tensor.forgotten:
             raise StoreError(f"{tensor.place.name}: its place was given up meanwhile, by `forget`")

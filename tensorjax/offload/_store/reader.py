@@ -242,7 +242,7 @@ def _released(read: Future[Leases]) -> None:
 def _verify(
     tensor: Tensor, content: Content, part: np.ndarray, number: int, start: int = 0
 ) -> None:
-    """Raises CorruptError if bytes that the reader got do not have the stored checksum."""
+    """Verifies the checksum of bytes that a store's reader got; raises CorruptError."""
     name = tensor.place.name
     if content.error is not None and content.memory is None:
         said = f"{name}: its last write failed; write it again"

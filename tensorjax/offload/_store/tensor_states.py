@@ -113,7 +113,7 @@ def failures(tensors: Iterable[Tensor]) -> dict[str, BaseException | None]:
 
 
 def entries(tensors: Mapping[str, Tensor]) -> dict[str, Entry]:
-    """Returns the index entries of all tensors in their newest states, for a commit."""
+    """Returns the index entries of all tensors' newest states, which a commit of a store saves."""
     found: dict[str, Entry] = {}
     for name, tensor in tensors.items():
         content = tensor.slots.newest

@@ -25,7 +25,7 @@ _Sources = dict[Extent, tuple[np.ndarray, list[str]]]
 
 
 def flat(place: Place, array: Any) -> np.ndarray:
-    """Returns the bytes of an array for the writer; raises an error for another shape."""
+    """Returns an array's bytes for the store's writer; ValueError for another shape or dtype."""
     if isinstance(array, jax.ShapeDtypeStruct):
         raise TypeError(f"{place.name}: expected an array, got only its shape and dtype")
     if isinstance(array, np.ma.MaskedArray):

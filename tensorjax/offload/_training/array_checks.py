@@ -9,14 +9,14 @@ from tensorjax import linalg
 
 
 def nbytes(x: Any) -> int:
-    """Returns the bytes that an array takes on the devices of this process."""
+    """Returns the bytes of a training's array on the devices of this process."""
     if not isinstance(x, jax.Array) or x.is_fully_addressable:
         return x.nbytes
     return sum(shard.data.nbytes for shard in x.addressable_shards)
 
 
 def widened(gradients: Any) -> Any:
-    """Casts gradients to single precision at least, so that they can be summed."""
+    """Casts the gradient arrays of a training to single precision at least, to sum them."""
     if all(x.dtype == linalg.factor_dtype(x.dtype) for x in jax.tree.leaves(gradients)):
         return gradients
     return _widened(gradients)

@@ -60,7 +60,7 @@ def in_use(store: TensorStore) -> Any:
 
 @dataclass
 class Progress:
-    """Progress of a training: steps done, position in the data, and gradients of stale updates.
+    """Progress that a training's commit saves: steps, data position, gradients of stale updates.
 
     Attributes:
       steps: that have been done.

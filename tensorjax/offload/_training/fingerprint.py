@@ -35,7 +35,7 @@ def describe(layers: Sequence[Layer], groups: Mapping[str, Group]) -> dict[str, 
 
 
 def check_new(store: Any) -> None:
-    """Raises MismatchError unless a store is empty, and cancels its reservations.
+    """Raises MismatchError if a store for a new training is not empty; drops its reservations.
 
     What was reserved by attempts that ended before their first commit is given up.
 

@@ -28,7 +28,7 @@ def cut(batch: Any, parts: int) -> list[Any]:
 
 
 def split_loss(result: Any) -> tuple[jax.Array, jax.Array | None]:
-    """Splits the last layer's result into loss and weight; the weight is None for a mean.
+    """Splits the last layer's result for a microbatch into loss and weight (None for a mean).
 
     Raises:
       TypeError: another kind, or not floating.

@@ -113,7 +113,7 @@ class Handed(list[Any]):
 
 
 def not_handed() -> None:
-    """Returns None: stands for a dead weak reference where no arrays were passed to the device."""
+    """Returns None, as a dead weak reference does: no arrays of the group are on the device."""
 
 
 class Spare:
@@ -191,7 +191,7 @@ class _Results:
 
 
 def shapes(params: Params) -> dict[str, Any]:
-    """Returns the shapes and dtypes of each group's parameters without allocating arrays.
+    """Returns shapes and dtypes of a trainer's parameter groups, without allocating arrays.
 
     Raises:
       TypeError: some are not floating: they would have no gradient.
@@ -252,7 +252,7 @@ def _check_trainable(name: str, group: Any) -> None:
 
 
 def _is_variable(x: Any) -> bool:
-    """Whether an object is a Flax NNX variable, told without importing Flax."""
+    """Whether a leaf of a parameter group is a Flax NNX variable, told without importing Flax."""
     return any(k.__name__ == "Variable" and "flax" in k.__module__ for k in type(x).__mro__)
 
 
@@ -275,12 +275,12 @@ def _statistics(group: Any, path: Any) -> str:
 
 
 def _name(key: Any) -> Any:
-    """Returns the name of a group's leaf among those beside it: a key, an attribute or an index."""
+    """Returns the name in an entry of a path to a group's leaf: a key, an attribute or an index."""
     return getattr(key, "key", getattr(key, "name", getattr(key, "idx", None)))
 
 
 def _child(tree: Any, key: Any) -> Any:
-    """Returns what a part of a group holds under a key of a path."""
+    """Returns the child of a parameter group's pytree under one key of a path."""
     return getattr(tree, key.name) if hasattr(key, "name") else tree[_name(key)]
 
 
@@ -337,7 +337,7 @@ def tensors(
     gradients: bool = False,
     shardings: Mapping[str, Any] | None = None,
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Lists the tensors that a `Trainer` keeps in a store, with shapes and dtypes.
+    """Lists the tensors in the store of a trainer's parameter groups, with shapes and dtypes.
 
     Arrays below 64 KiB of a group are joined in tensors of at least 4096 bytes.
 
@@ -379,14 +379,14 @@ def specs(groups: Any, *, gradients: bool) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def begin(groups: dict[str, Group], params: Params, shards: Shards) -> None:
-    """Writes the initial parameters and optimiser states of all groups, one group at a time."""
+    """Stores the initial parameters and optimiser states of a trainer's parameter groups."""
     for name, group in groups.items():
         _begin(group, params[name], shards)
         group.storage.settle()
 
 
 def _begin(group: Group, given: Any, shards: Shards) -> None:
-    """Writes a group's initial parameters, and then its initial optimiser state."""
+    """Stores one parameter group's initial parameters, and then its initial optimiser state."""
     made = shards.cut(group.name, given() if callable(given) else given)
     leaves = group.params.flatten(made)
     del made
@@ -407,7 +407,7 @@ def put(group: Group, packing: TensorPacking, tree: Any, storage: Storage | None
 
 
 def get(packing: TensorPacking, storage: Storage, copy: Callable[[Any], Any]) -> Any:
-    """Reads one pytree of a parameter group from storage, each array copied by ``copy``."""
+    """Reads one part of a parameter group (parameters or state), each array copied by ``copy``."""
     reading = storage.read(packing, deadline=0.0, step=-1)
     try:
         return packing.unflatten([copy(x) for x in reading.arrays()[0]])

@@ -227,7 +227,7 @@ def _covered(spans: Sequence[Span]) -> float:
 
 
 def _lanes(spans: Sequence[Span]) -> list[list[Span]]:
-    """Distributes a trace's spans over rows of the drawing, so that none in one row overlap."""
+    """Distributes the spans of a training's trace over lanes without overlaps, to draw them."""
     lanes: list[list[Span]] = []
     for span in sorted(spans, key=lambda s: s.start):
         free = next((lane for lane in lanes if lane[-1].stop <= span.start), None)

@@ -84,7 +84,7 @@ def by_gradient(layout: Layout, state: Any) -> list[bool]:
 
 
 def curvature_of(state: Any) -> list[int]:
-    """Lists the arrays of an optimiser's state that are the memory of L-BFGS.
+    """Lists the arrays of an optimiser's L-BFGS memory, which a change of basis resets.
 
     Differences of parameters and of gradients in two bases say nothing of curvature: this memory
     begins anew, with zeros, as `optax.scale_by_lbfgs` has it.
@@ -321,7 +321,7 @@ def _tucker_bases(layer: Layer, parts: list[jax.Array], order: Factorisations) -
 
 
 def _either(due: jax.Array, new: jax.Array, old: Any) -> jax.Array:
-    """Returns a part of the packed arrays if a change was due, else what it was."""
+    """Returns the new arrays if a change of basis was due, else the old ones, under jit."""
     dtype = jnp.result_type(old)
     new = (new if jnp.issubdtype(dtype, jnp.complexfloating) else new.real).astype(dtype)
     return jnp.where(due, like(new, old), old)

@@ -30,7 +30,7 @@ Pair = tuple[jax.Array, jax.Array]
 
 
 class Factorisations:
-    """Chain of matrix factorisations that XLA runs one after another, never side by side."""
+    """Chain of QRs and SVDs of bonds, which XLA runs in turn: batches side by side may deadlock."""
 
     def __init__(self, done: tuple[jax.Array, ...] = ()) -> None:
         self.done = done
@@ -114,7 +114,7 @@ def powers_of_train(bonds: int) -> np.ndarray:
 
 
 def powers_of_tucker(bonds: int) -> np.ndarray:
-    """Computes the same of a Tucker layer: factor k has e_k = b_k, and the core Π a_k."""
+    """Computes the powers of bond norms that balance a Tucker layer; see `powers_of_train`."""
     own = np.stack([np.zeros((bonds, bonds)), np.eye(bonds)])
     return own - np.ones((2, bonds, bonds)) / (bonds + 1)
 
@@ -155,7 +155,7 @@ def bases(
 
 
 def kind_of(value: jax.Array, parameter: jax.Array, held: bool) -> str:
-    """Returns what a moment holds: "parameter", "gradient" or "square"; "unknown" if undecided.
+    """Returns what a moment holds under a change of bases: parameter, gradient, square, unknown.
 
     Those which are real beside complex parameters are squares. Of the others those are taken for
     squares, whatever their name, which have no negative entry: "unknown" before the data is seen.
@@ -169,7 +169,7 @@ def kind_of(value: jax.Array, parameter: jax.Array, held: bool) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Kinds:
-    """Arrays that change basis as parameters, and those that do so as squares of gradients.
+    """Split of a bond's arrays by how they change basis: as parameters, or as squares of gradients.
 
     Attributes:
       parameters: (…,), constant.

@@ -23,7 +23,7 @@ def least_important(
     most: jax.Array,
     together: np.ndarray,
 ) -> jax.Array:
-    """Marks the gates to set to zero, least importance per freed size first, under jit.
+    """Marks the gates that a cut to a size target sets to zero, least important first, under jit.
 
     The same order as that of `prune`, on traced arrays. One index of every bond stays. Bonds of the
     copies of a stacked layer lose an index each at once, as one array holds all copies, and only

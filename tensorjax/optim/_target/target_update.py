@@ -220,7 +220,7 @@ def _decided(
 
 
 def _undecided(layout: Layout, moves: list[Any]) -> Decision:
-    """Returns a decision that nobody looks at, for updates without one."""
+    """Returns an empty decision about gates, for target updates that make none."""
     joined = [jnp.asarray(moves[k]) for k in layout.gates]
     none = jnp.zeros((sum(x.size for x in joined),), bool)
     parts = sum(len(layer.cores) + len(layer.gates) for layer in layout.layers)
@@ -275,7 +275,7 @@ def _worth(layout: Layout, old: Any, gates: list[Any], slopes: dict[int, jax.Arr
 
 
 def _held(layout: Layout, leaves: list[Any], moves: dict[int, Any]) -> dict[int, jax.Array]:
-    """Returns moves towards a target that hold zero gates at zero and others above it.
+    """Corrects the moves of a target update: zero gates stay zero, and others positive.
 
     Entries that the inner optimiser leaves as they are, as where it holds them fixed, stay.
     """

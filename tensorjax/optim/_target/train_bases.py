@@ -111,7 +111,7 @@ def joined(layers: Sequence[Layer]) -> list[list[int]]:
 
 
 def _entries(layers: Sequence[Layer]) -> tuple[int, int]:
-    """Counts the entries of the cores of trains, padded and as they are."""
+    """Counts the entries of trains that change basis together, with padding and without."""
     sizes = [[_sizes(shape) for shape in layer.shapes] for layer in layers]
     rank = max(s for each in sizes for _, _, s in each)
     ends = sum(max(each[k][1] for each in sizes) for k in (0, -1)) * rank * len(layers)
@@ -126,7 +126,7 @@ def _sizes(shape: tuple[int, ...]) -> tuple[int, int, int]:
 
 @dataclasses.dataclass(frozen=True)
 class Trains:
-    """Trains of one group as padded arrays, which change their bases together.
+    """Trains of one group as padded arrays, whose bonds change to singular bases in one loop.
 
     Attributes:
       trains: of one group, as `joined` makes them.
@@ -253,7 +253,7 @@ def _sides(
     firsts: jax.Array, inners: jax.Array | None, lasts: jax.Array, gate: jax.Array,
     chains: _Chains, order: Factorisations,
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
-    """Computes the triangular factors (bonds, r, r) on the left and on the right of every bond."""
+    """Computes the QR triangles (bonds, r, r) left and right of every bond of packed trains."""
     count = len(firsts)
     with jax.default_matmul_precision("highest"):
         lefts = order.triangle(jax.vmap(tall)(firsts) * gate[:count, None])

@@ -84,7 +84,7 @@ def _active(w: Any) -> tuple[int, int]:
 
 
 def times(a: Cores, b: Cores) -> Cores:
-    """Multiplies two trains entry by entry (Hadamard product); their TT-ranks multiply."""
+    """Multiplies two variable coefficients, given as trains, entry by entry; TT-ranks multiply."""
     return [hadamard_core(p, q) for p, q in zip(a, b, strict=True)]
 
 
@@ -179,7 +179,7 @@ def second(box: Box, tensor: Any, cores: Cores) -> TTMatrix:
 
 
 def bent(box: Box, pair: tuple[int, int], weight: float, cores: Cores) -> TTMatrix:
-    """Builds the TT-matrix of v ↦ m Σ S_ij ∂_i ∂_j v for one pair of axes and a coefficient m."""
+    """Builds v ↦ m Σ S_ij ∂_i ∂_j v, m a variable coefficient, for one pair of axes."""
     i, j = pair
     out = []
     for k, (axis, m) in enumerate(zip(box.axes, cores, strict=True)):
@@ -200,7 +200,7 @@ def _twice(axis: Axis, m: Any) -> Any:
 
 
 def _derived(box: Box, tensor: Any, pair: tuple[int, int], cores: Cores) -> list[Any]:
-    """Builds the cores of v ↦ Σ S_ij ∂_i ∂_j (m v) for one pair of axes."""
+    """Builds cores of v ↦ Σ S_ij ∂_i ∂_j (m v), m a variable coefficient, for a pair of axes."""
     i, j = pair
     out = []
     for k, (axis, m) in enumerate(zip(box.axes, cores, strict=True)):

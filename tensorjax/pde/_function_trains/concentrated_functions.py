@@ -47,7 +47,7 @@ def skeleton(
     rng: np.random.Generator,
     table: Table | None = None,
 ) -> tuple[Cores, float]:
-    """Approximates a function f with a narrow peak by a train, from points drawn where f is large.
+    """Approximates a concentrated function by a train, from points drawn where it is large.
 
     Axis after axis, rows (α, i) of the unfolding, at the columns that points drawn beyond it make,
     are interpolated from a few of them, chosen by pivoted orthogonalisation: an interpolative

@@ -17,7 +17,7 @@ from tensorjax.pde._function_trains.concentrated_functions import Draw
 
 
 def crossed(name: str, f: Callable[[Any], Any], box: Box, tol: float, seed: int = 0) -> Cores:
-    """Approximates a function on a box by a train, by cross approximation of its values."""
+    """Approximates a function on a box by a train, from its values at points of `cross`."""
     if len(box.shape) == 1:  # all values are asked for, and have no ranks
         values = np.asarray(_finite(name, f(box.points[0][:, None])))
         flat = values.reshape(len(values), -1)
@@ -40,7 +40,7 @@ def crossed(name: str, f: Callable[[Any], Any], box: Box, tol: float, seed: int 
 def drawn(
     name: str, f: Callable[[Any], Any], box: Box, tol: float, draw: Draw, seed: int = 0
 ) -> Cores:
-    """Approximates a function on a box by a train, from points drawn where it is large."""
+    """Approximates a function on a box by a train, from its values at points drawn by ``draw``."""
 
     def of_index(index: np.ndarray) -> np.ndarray:
         points = zip(box.points, index.T, strict=True)

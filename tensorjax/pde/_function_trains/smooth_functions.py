@@ -24,7 +24,7 @@ _WHOLE = 1 << 14
 
 
 class Coarse(NamedTuple):
-    """Coarse grid of Gauss–Chebyshev points in a box."""
+    """Coarse Chebyshev grid on which smooth functions are sampled before their interpolation."""
 
     points: tuple[np.ndarray, ...]
 

@@ -41,7 +41,7 @@ class Family(NamedTuple):
 
 
 def singles(point: Point, state: Point, modes: Any) -> Family:
-    """Splits ∂_k v and y_k v of all modes k at every bond into tangent and normal factors.
+    """Splits ∂_k v and y_k v, of all modes k, at every bond into tangent and normal factors.
 
     Left of bond p they are the modes 1 … p, right of it the modes p + 1 … d.
     """
@@ -63,7 +63,7 @@ def singles(point: Point, state: Point, modes: Any) -> Family:
 
 
 def _projected(point: Point, state: Point) -> tuple[Cores, Cores]:
-    """Projects a train on the left and right orthogonal bases of another train at every bond."""
+    """Projects one train on another's left and right bases at every bond, to split it there."""
     lefts, rights = [], []
     env = np.ones((1, 1))
     for u, c in zip(point.left, state.left, strict=True):
@@ -84,13 +84,13 @@ def applied(point: Point, links: Sequence[Link]) -> Family:
 
 
 def another(point: Point, cores: Cores) -> Family:
-    """Splits an arbitrary train at every bond into factors tangent and normal to a given one."""
+    """Splits another train into a family: at every bond, factors tangent to v and normal to it."""
     links = [(_ENDS[0], c[None]) for c in cores]
     return _family(point, links[:-1], links[1:], _ENDS)
 
 
 def _steps(rows: int, columns: int, offset: int) -> np.ndarray:
-    """Returns a shifted identity matrix (1, rows, columns) that links two bonds of a tensor."""
+    """Returns a shifted identity (1, rows, columns), linking the states of a family's two bonds."""
     return np.eye(rows, columns, offset)[None]
 
 
@@ -150,13 +150,13 @@ def _handed_right(env: np.ndarray, core: np.ndarray, fresh: np.ndarray) -> np.nd
 
 
 def outside(point: Point, family: Family) -> list[np.ndarray]:
-    """Returns a split tensor's left factors less their projection on the train's left bases."""
+    """Returns the normal left factors of a family: less their projection on the train's bases."""
     triples = zip(point.left, family.seen, family.inside, strict=True)
     return [seen - einsum("inr,rsj->insj", u, inside) for u, seen, inside in triples]
 
 
 def grams(a: Family, b: Family) -> list[np.ndarray]:
-    """Computes Gram matrices, at every bond, of two tensors' right factors normal to the train's.
+    """Computes the Gram matrices, bond by bond, of two families' right factors, parts normal to v.
 
     They are sums of products of orthogonal parts, and so as accurate as those.
     """

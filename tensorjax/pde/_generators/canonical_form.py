@@ -112,7 +112,7 @@ def truncated_ranks(point: Point, tol: float) -> tuple[int, ...]:
 
 
 def leading(point: Point, ranks: tuple[int, ...]) -> Point:
-    """Truncates a canonical form to smaller ranks by slicing its arrays; not orthogonal then.
+    """Slices a train's canonical form to smaller ranks; cheap, but not orthogonal.
 
     This is cheaper than `truncated`, but the result is not orthogonal.
     """

@@ -20,7 +20,7 @@ _EDGE = 0.05
 
 
 class Spread(NamedTuple):
-    """Mean and covariance of the density v²/‖v‖², and the norm of v near the edge of the box.
+    """Moments that the gauge acts on: mean and covariance of v²/‖v‖², norm near the box's edge.
 
     Attributes:
       mean: (d,).
@@ -44,7 +44,7 @@ class Spread(NamedTuple):
 
 
 def spread(point: Point, modes: Modes, singles: Family, box: Any) -> Spread:
-    """Computes the moments of v² and the norm of v near the edge of the box."""
+    """Computes what the gauge acts on: moments of v², and the norm near the box's edge."""
     d, total = point.order, point.scale**2
     centers = point.centers
     mean, second, edge, rough = np.zeros(d), np.zeros((d, d)), np.zeros(d), np.zeros(d)
@@ -80,7 +80,7 @@ def drifts(
 
 
 def _local(point: Point, family: Family, k: int) -> np.ndarray:
-    """Projects a tensor on the train's bases beside core k, for the gauge: an array (r, n, s)."""
+    """Projects one part of the right side on the bases beside core k, for the gauge: (r, n, s)."""
     if k < point.order - 1:
         return einsum("insj,sjl->inl", family.seen[k], family.overlap[k])
     # (s, j, n, 1): what is orthogonal to V_d and what is not.
@@ -116,7 +116,7 @@ def standing(
 
 
 def strength(edge: np.ndarray, low: float, high: float) -> np.ndarray:
-    """Returns how strongly shift and stretch act: 0 to 1, smoothly rising with the edge norm."""
+    """Returns how strongly the gauge's shift and stretch act, 0 to 1, by the norm near the edge."""
     x = np.log(np.maximum(edge, np.finfo(float).tiny) / low) / np.log(high / low)
     x = np.clip(x, 0, 1)
     return x * x * (3 - 2 * x)

@@ -23,7 +23,7 @@ _WIDE = 16
 
 
 class Motion(NamedTuple):
-    """Coordinate motion ẏ = Σ y + β that a generator chose, with its cost.
+    """Coordinate motion ẏ = Σ y + β that a coordinate generator returned, with its cost.
 
     Attributes:
       sigma: Σ, (d, d).
@@ -68,7 +68,7 @@ def rates_of_motion(expected: str, sigma: Any, beta: Any, d: int) -> tuple[np.nd
 
 
 class Setting:
-    """Canonical form of v and its right side, shared by all truncation levels of a generator."""
+    """Inputs of a coordinate generator: canonical form of v and its right side."""
 
     def __init__(self, v: TT, right: Any, box: Any, tol: float):
         if tuple(v.shape) != tuple(box.shape):

@@ -59,13 +59,13 @@ def modes_of(box: Any) -> Modes:
 
 
 def links_of(operator: Any, modes: Modes) -> list[Link]:
-    """Factors every core of a TT-matrix as Σ_t K_t ⊗ O_t, with few mode matrices O_t."""
+    """Factors a TT-matrix's cores as Σ_t K_t ⊗ O_t, bond matrices times few mode matrices."""
     pairs = [_factored(c) for c in hosted_cores(operator)]
     return [(k, modes.matrices(i, o)) for i, (k, o) in enumerate(pairs)]
 
 
 def _factored(core: np.ndarray) -> Link:
-    """Factors an operator's core (r, n, n, s) into K (t, r, s) and mode matrices O (t, n, n).
+    """Factors one operator core (r, n, n, s) as Σ_t K_t ⊗ O_t, with few mode matrices O_t (n, n).
 
     The blocks of a differential operator's core are combinations of a few matrices. Those are found
     among the blocks themselves, by comparing some of their rows; the norm of the whole core tells
@@ -89,7 +89,7 @@ def _factored(core: np.ndarray) -> Link:
 
 
 def _spanning(rows: np.ndarray) -> tuple[list[int], np.ndarray]:
-    """Selects rows of a matrix that span all others; returns them and the coefficients."""
+    """Selects rows that span all sampled blocks of an operator's core; and the coefficients."""
     norms = np.linalg.norm(rows, axis=1)
     live = norms > 0
     rest = np.where(live[:, None], rows / np.where(live, norms, 1)[:, None], 0)

@@ -67,7 +67,7 @@ class Motions(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def motions(d: int, second: bool) -> Motions:
-    """Lists the tensors y_k ∂_j v for all j ≠ k of d modes, on request also all ∂_a ∂_b v."""
+    """Lists the tensors y_k ∂_j v (j ≠ k), on request ∂_a ∂_b v, for the quadratic form over Σ."""
     j, k = np.nonzero(~np.eye(d, dtype=bool))
     kind = np.where(j < k, 0, 1)
     low, high = np.minimum(j, k), np.maximum(j, k)
@@ -90,7 +90,7 @@ def _across(d: int, p: int, second: bool) -> tuple[np.ndarray, np.ndarray, np.nd
 
 
 class Singles(NamedTuple):
-    """Tensors ∂_k v and y_k v split at every bond, and their parts normal to the left bases.
+    """Splits of ∂_k v and y_k v at every bond, for normal components.
 
     Attributes:
       family: v with one operator on one mode.
@@ -159,7 +159,7 @@ def _places(d: int, p: int, second: bool) -> np.ndarray:
 
 
 def _dense_gram(lefts: list[np.ndarray], rights: list[np.ndarray], second: bool) -> np.ndarray:
-    """Builds the Gram matrix of all y_k ∂_j v (and ∂_a ∂_b v) as a dense array."""
+    """Builds the Gram matrix of normal components of all y_k ∂_j v (and ∂_a ∂_b v), dense."""
     d = len(lefts) + 1
     kinds = _KINDS if second else _KINDS[:2]
     total = np.zeros((len(kinds), len(kinds), d, d, d, d))
@@ -298,7 +298,7 @@ def form(
 
 
 def other_families(point: Point, terms: Terms, tol: float) -> list[Family]:
-    """Splits a right side without its affine part at every bond into tangent, normal factors."""
+    """Splits the non-affine terms of a right side at every bond into tangent and normal factors."""
     others = [families.applied(point, o) for o in terms.operators]
     if terms.wide:
         images = [Train(products.matvec(o, point.cores)) for o in terms.wide]
@@ -312,7 +312,7 @@ def other_families(point: Point, terms: Terms, tol: float) -> list[Family]:
 
 
 def _coefficients(affine: Any, moving: int, count: int) -> np.ndarray:
-    """Expands the affine part of a right side in the tensors y_k ∂_j v and ∂_a ∂_b v."""
+    """Expands a right side's affine part in y_k ∂_j v, ∂_a ∂_b v, for its normal component."""
     out = np.zeros(count)
     if affine is None:
         return out

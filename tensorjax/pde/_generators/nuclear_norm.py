@@ -71,10 +71,10 @@ def _one_side(
 
 
 def _passed(u: np.ndarray, matrices: np.ndarray) -> np.ndarray:
-    """Contracts matrices M (m, r, r) with a core U on both sides: Uᵀ (M ⊗ 1) U."""
+    """Moves matrices (m, r, r) over a core U, Uᵀ (M ⊗ 1) U, for the nuclear norms' gradient."""
     return einsum("mab,ans,bnt->mst", matrices, u, u)
 
 
 def _overlap(u: np.ndarray, seen: np.ndarray) -> np.ndarray:
-    """Contracts cores (m, r, n, s) with a core (r, n, t) over the left bond and the mode."""
+    """Contracts cores (m, r, n, s) with U over left bond and mode, for nuclear-norm gradients."""
     return einsum("ans,mant->mst", u, seen)

@@ -155,7 +155,7 @@ class _Seen(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class _Search:
-    """Evaluator of one function's train, ranks and cost in the coordinates of given maps."""
+    """Evaluation of TT-ranks and cost in given coordinates, for a rank-reducing map."""
 
     box: Box
     tol: float
@@ -260,7 +260,7 @@ def _descent(search: _Search, at: _Seen, max_steps: int) -> tuple[Any, list[_See
 
 
 def _given(v: Any, box: Box, tol: float) -> tuple[Start, Cores]:
-    """Converts the argument ``v`` of `rank_reducing_map` to an initial state; also its cores."""
+    """Converts the argument ``v`` of `rank_reducing_map` to a start and its cores."""
     at = AffineMap.identity(box.dim)
     if isinstance(v, TT):
         if v.shape != box.shape:

@@ -13,7 +13,7 @@ import scipy.sparse
 
 
 class Block(NamedTuple):
-    """Diagonal blocks of equal size of a symmetric matrix, with their eigendecompositions.
+    """Diagonal blocks, all of one size, of normal equations, with their eigendecompositions.
 
     Attributes:
       index: rows of each, (blocks, size).
@@ -77,7 +77,7 @@ def spectrum(matrix: Any) -> Spectrum:
 
 
 def filtered(found: Spectrum, load: np.ndarray, floor: float) -> np.ndarray:
-    """Solves normal equations by the regularised pseudoinverse w/(w² + floor²)."""
+    """Solves a generator's normal equations by the regularised pseudoinverse w/(w² + floor²)."""
     least = found.size * np.finfo(float).eps * max(found.largest, 0.0)
     parts = []
     for b in found.blocks:

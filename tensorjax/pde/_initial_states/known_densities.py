@@ -35,7 +35,7 @@ class Marginal(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Normal:
-    """Normal probability density of one coordinate."""
+    """Normal density of one coordinate, a `Marginal` of known moments and samples."""
 
     mean: float
     variance: float

@@ -171,7 +171,7 @@ def change(before: State, after: State, box: Box, tol: float) -> float:
 
 
 def checked_events(event: Events) -> tuple[Event | SteadyState, ...]:
-    """Returns the events of a run as a tuple.
+    """Checks the events of an integration; returns them as a tuple.
 
     Raises:
       ValueError: other objects, a span or change that is not positive, another direction.

@@ -48,7 +48,7 @@ _PART = 256
 
 
 class _Scheme(NamedTuple):
-    """Static arguments of the compiled time loop: right side, method and TT-ranks."""
+    """Static arguments of the compiled fixed-rank time loop: right side, method and TT-ranks."""
 
     rates: Program
     method: str
@@ -56,7 +56,7 @@ class _Scheme(NamedTuple):
 
 
 class _Inputs(NamedTuple):
-    """Array arguments of the compiled time loop that are the same for all steps."""
+    """Array arguments of the compiled fixed-rank time loop that are the same for all steps."""
 
     constants: Any
     dt: Any
@@ -158,7 +158,7 @@ def integrate_static(
 
 
 def _unmoved(v: TT, map: AffineMap, t: float) -> Solution:
-    """Returns the solution of an integration over zero time: the initial state."""
+    """Returns the solution of a fixed-rank integration over zero time: the initial state."""
     names = ("t", "dt", "norm", "finite", "cond", "rank")
     stats: dict[str, Any] = {name: np.zeros(0) for name in names}
     stats |= {"ranks": np.zeros((0, v.order - 1), int), "stable_dt": np.inf}
@@ -241,7 +241,7 @@ def _part(
 
 
 def _judged(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any]) -> _Carry:
-    """Revises the status of a run that looked unstable, by a better estimate of its rates.
+    """Revises the status of a fixed-rank run that looked unstable, by a better rate estimate.
 
     Where the method admits that rate, what looked unstable is what rounding to the ranks leaves of
     a state that the grid does not resolve.
@@ -255,7 +255,7 @@ def _judged(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any]
 
 
 def _fastest(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any]) -> float:
-    """Estimates the fastest rate, times dt, of an unstable run by power iteration.
+    """Estimates an unstable fixed-rank run's fastest rate, times dt, by power iteration.
 
     The steps of a run show rates from below, for what is fastest grew in few of them. Steps of a
     larger dt, from the last state and with its norm taken out, are a power iteration: they are

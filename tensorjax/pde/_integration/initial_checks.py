@@ -52,7 +52,7 @@ def check_inside(
 
 
 def check_conserving(problem: Any, right: Any, cores: Cores, span: float) -> None:
-    """Raises ValueError if the equation does not conserve ∫ u dx over a time ``span``."""
+    """Raises ValueError for conserve= if the equation changes ∫ u dx over a time ``span``."""
     affine = right.affine
     growth = 0.0
     if affine is not None:

@@ -311,7 +311,7 @@ def _generator(coordinates: Any) -> Any:
 
 
 def _at_rest(generator: Any, coordinates: Any) -> Any:
-    """Returns the generator for a box whose coordinates rest; ValueError if they would move."""
+    """Checks for `integrate` that a box's coordinates rest; returns the fixed generator or None."""
     if isinstance(coordinates, str):
         return None
     if isinstance(generator, Fixed):
@@ -323,7 +323,7 @@ def _at_rest(generator: Any, coordinates: Any) -> Any:
 
 
 class Replay:
-    """Generator that repeats the coordinate motion of an earlier solution, linear in time."""
+    """Coordinate generator of `integrate` that replays the motion of an earlier `Solution`."""
 
     def __init__(self, solution: Solution):
         stats = solution.stats

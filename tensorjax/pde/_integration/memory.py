@@ -13,7 +13,7 @@ from tensorjax.pde._maps.coordinate_path import Moment
 
 @dataclasses.dataclass
 class Memory:
-    """Internal data of the integrator on which the next step depends.
+    """Memory of an integration beside its state, saved for an exact restart: dt, errors, slopes.
 
     Attributes:
       v: the cores, in double precision.

@@ -26,7 +26,7 @@ _STEADY = 16
 
 
 class Gate(NamedTuple):
-    """Schedule of the calls of the coordinate generator: pauses, and moving steps so far.
+    """Gate that decides at which time steps the coordinate generator is called.
 
     Attributes:
       wait: steps without a question, from the next one on.

@@ -31,7 +31,7 @@ else:
 
 
 class SaveAt(NamedTuple, Generic[Y]):
-    """Choice of the times at which an integration saves its state.
+    """Save options of `integrate`, to choose which states its solution holds.
 
     Attributes:
       t0: at the beginning.
@@ -61,7 +61,7 @@ class SaveAt(NamedTuple, Generic[Y]):
 
 
 class State(NamedTuple):
-    """State of an integration at one time: train v and map with u(x, t) = v(Γ x + s).
+    """State of an integration, as saved in a solution: train v and map, u(x, t) = v(Γ x + s).
 
     Attributes:
       v: TT on the y-grid, of JAX's default dtype: float32 unless x64 is enabled, whatever the

@@ -84,7 +84,7 @@ def failed(error: Exception, map: AffineMap, t: float) -> Stopped:
 
 
 def fault(options: Options, before: Cores, step: Step, at: Clock) -> Stopped | None:
-    """Checks a step before it is accepted; returns the status that stops the run, or None."""
+    """Diagnoses a step before it is accepted: returns the status that stops the run, or None."""
     t = at.path.t
     if step.note:
         return Stopped(Result.solver, f"at t = {t:g}: {step.note}")
@@ -156,7 +156,7 @@ def unbounded_by(edge: Any, rough: Any, edge_limit: Any, resolution_limit: Any) 
 def too_fast(
     options: Options, cores: Cores, at: Clock, share: float, near: float = 1.0
 ) -> Stopped | None:
-    """Returns a stop status if the step is unstable for the right side's fastest rate.
+    """Returns the diagnosis of a step too long for the right side's fastest rate, else None.
 
     Args:
       options: of the run.
@@ -224,6 +224,6 @@ def fastest(
 
 
 def _rate(rates: Rates, cores: Cores) -> float:
-    """Estimates the rate ‖Q(v)‖ / ‖v‖ of a right side, for the status of a run."""
+    """Estimates the rate ‖Q(v)‖ / ‖v‖ of a right side, to diagnose an unstable integration."""
     terms = rates.terms(cores, 0.1)
     return relative_norm(terms, [1.0] * len(terms), Train(cores)) if terms else 0.0

@@ -30,7 +30,7 @@ def dataset(
 
 
 def _steps(stats: dict[str, Any]) -> dict[str, Any]:
-    """Names the dimensions of the statistics of a run's steps."""
+    """Names the xarray dimensions of the statistics of a run's steps."""
     more = {"ranks": ("bond",), "sigma": ("axis", "axis_2"), "beta": ("axis",)}
     out: dict[str, Any] = {}
     for name, values in stats.items():

@@ -251,7 +251,7 @@ def _solved(
 
 
 def _compared(solution: Callable[[Box], Passage], domain: Box, tol: float) -> Passage:
-    """Solves on two grids; returns the finer solution with the difference as its error.
+    """Solves a first-passage problem on two grids; the difference is the finer solution's error.
 
     A residual says nothing of the error where times grow with the exponential of a barrier.
     """
@@ -318,7 +318,7 @@ def checked_domain(problem: Any, domain: Any, walls: Any, *, arrives: bool = Tru
 
 
 def _check_open(problem: Any, grid: Box) -> None:
-    """Raises ValueError where paths can cross a wall that is open, without a condition there."""
+    """Raises ValueError if first-passage paths can cross an open wall, which has no condition."""
     low, high = ([getattr(a, end) for a in grid.axes] for end in ("low", "high"))
     for k, axis in enumerate(grid.axes):
         assert isinstance(axis, WalledAxis)
@@ -346,7 +346,7 @@ def diffusions(problem: Any, x: np.ndarray) -> np.ndarray:
 
 
 def _drift(problem: Any, grid: Box) -> list[tuple[Cores, np.ndarray]]:
-    """Decomposes the drift of a backward equation as Σ m(x) a; pairs (cores of m, vector a)."""
+    """Decomposes the drift of the backward equation of first passage as Σ m(x) a: pairs (m, a)."""
     d, out = grid.dim, []
     matrix = np.zeros((d, d)) if problem.matrix is None else np.asarray(problem.matrix)
     offset = np.zeros(d) if problem.offset is None else np.asarray(problem.offset)
@@ -372,7 +372,7 @@ def _diffusion(problem: Any, grid: Box) -> list[tuple[Cores, np.ndarray]]:
 
 
 def backward(problem: Any, grid: Box) -> Cores:
-    """Builds the cores of the backward operator v ↦ a·∇v + D:∇∇v, all terms in one."""
+    """Builds the backward Kolmogorov operator v ↦ a·∇v + D:∇∇v of first-passage times, as cores."""
     terms = [multipliers.advection(grid, a, m) for m, a in _drift(problem, grid)]
     for m, tensor in _diffusion(problem, grid):
         for i, j in zip(*np.nonzero(np.triu(tensor)), strict=True):

@@ -23,12 +23,12 @@ _EXACT = 1e-13
 
 
 def flat(cores: Cores) -> Cores:
-    """Merges row and column mode in every core of a linear system's TT-matrix."""
+    """Merges row and column mode of a TT-matrix's cores, for linear systems of long times."""
     return [c.reshape(len(c), -1, c.shape[-1]) for c in cores]
 
 
 def square(cores: Cores) -> Cores:
-    """Splits the merged modes of a linear system's TT-matrix again; inverse of `flat`."""
+    """Splits the merged modes in the operator of a PDE's linear system; inverse of `flat`."""
     return [c.reshape(len(c), n, n, -1) for c in cores for n in [math.isqrt(c.shape[1])]]
 
 
@@ -45,7 +45,7 @@ def merged(operators: list[Cores]) -> Cores:
 def solved(
     operator: Cores, load: Cores, guess: Cores, tol: float, cap: int | None = None
 ) -> tuple[Cores, float]:
-    """Solves a linear system in tensor-train format; returns solution and relative residual.
+    """Solves a linear system of stationary or backward equations by AMEn, if small by elimination.
 
     Args:
       operator: cores (r, n, n, s).
@@ -96,7 +96,7 @@ def _small(sizes: list[int]) -> bool:
 
 
 def _eliminated(operator: Cores, load: Cores, tol: float) -> tuple[Cores, float]:
-    """Solves a linear system of one or two modes densely; returns train and residual."""
+    """Solves a long-time linear system of one or two modes densely; returns train and residual."""
     right, matrix = outer(load).ravel(), _dense(operator)
     x = np.linalg.solve(matrix, right)
     residual = float(np.linalg.norm(matrix @ x - right) / np.linalg.norm(right))
@@ -121,7 +121,7 @@ def _train(x: np.ndarray, sizes: list[int], tol: float) -> Cores:
 
 
 def outer(cores: Cores) -> np.ndarray:
-    """Expands a linear system's train of one or two modes to a dense array."""
+    """Expands a train of one or two axes to a dense array, to eliminate a small linear system."""
     if len(cores) == 1:
         return cores[0][0, :, 0]
     return times_right(cores[0], cores[1][..., 0])[0]

@@ -289,7 +289,7 @@ def _projected(xs: list[Cores], ys: list[Cores], count: int, tol: float) -> _Blo
 
 
 def _complex(block: _Block) -> list[Cores]:
-    """Returns the slow modes of a block, of norm one."""
+    """Returns the slow modes of a block, of norm one; complex pairs are made of real vectors."""
     states: list[Cores] = []
     for j, (x, theta) in enumerate(zip(block.x, block.values, strict=True)):
         if theta.imag > 0:

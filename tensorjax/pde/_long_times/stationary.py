@@ -220,7 +220,7 @@ def _split(box: Box, affine: Coefficients | None) -> list[TTMatrix]:
 
 
 def bordered(operator: Cores, p: Cores, weights: Any, rate: float) -> Cores:
-    """Builds L − c p ∫ with c a rate: its eigenvalues, but −c for the stationary density's zero."""
+    """Builds L − c p ∫, which moves the eigenvalue zero of the stationary density p to −c."""
     border = [
         einsum("anb,m->anmb", c, w).reshape(len(c), -1, c.shape[-1])
         for c, w in zip(p, weights, strict=True)
@@ -231,7 +231,7 @@ def bordered(operator: Cores, p: Cores, weights: Any, rate: float) -> Cores:
 
 
 def standard_coordinates(p: Cores, box: Box) -> list[np.ndarray]:
-    """Computes (y − mean)/σ of a stationary density on the points of every axis, (n_k,)."""
+    """Computes grid points of every axis in units of a stationary density: (y − mean)/σ, (n_k,)."""
     _, mean, covariance = moments(TT._unchecked(tuple(p)), AffineMap.identity(box.dim), box)
     width = np.sqrt(np.maximum(np.diag(covariance), 1e-300))
     return [(a.points - m) / w for a, m, w in zip(box.axes, mean, width, strict=True)]

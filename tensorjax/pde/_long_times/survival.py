@@ -37,7 +37,7 @@ _RESIDUAL, _CHANGE, _LEAST = 1e-2, 10.0, 1e-4
 
 @dataclasses.dataclass(frozen=True)
 class Expectation:
-    """Expectation of a payoff at given times, as a function of the start of a path.
+    """Expected payoff or survival probability of paths at given times, as a function of the start.
 
     Attributes:
       times: t, (m,).
@@ -272,7 +272,7 @@ def _found(
 
 
 def _checked(payoff: Callable[[Any], Any]) -> Callable[[Any], np.ndarray]:
-    """Wraps a payoff so that other results than real values (m,) raise an error."""
+    """Wraps the payoff of an expectation: other results than real values (m,) raise an error."""
 
     def checked(x: Any) -> np.ndarray:
         values = np.asarray(payoff(x))
@@ -350,7 +350,7 @@ def _solved(
 
 
 def _hyperbola(t: float, nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns nodes z of an inverse Laplace transform at t, and weights of its imaginary part."""
+    """Returns nodes z of the inverse Laplace transform of an expectation at time t, and weights."""
     u = (np.arange(nodes) + 0.5) * _STEP / nodes
     scale = _SCALE * nodes / t
     z = scale * (1 + np.sin(1j * u - _ANGLE))
@@ -361,7 +361,7 @@ def _hyperbola(t: float, nodes: int) -> tuple[np.ndarray, np.ndarray]:
 def _compared(
     coarse: Expectation, fine: Expectation, tol: float, *, probability: bool
 ) -> Expectation:
-    """Returns the finer one of two expectations, with their difference as its error."""
+    """Returns the finer one of two expectations of a payoff; their difference becomes its error."""
     x = probes(fine.domain)
     values = fine(x)
     size = 1.0 if probability else float(np.abs(values).max()) or 1.0

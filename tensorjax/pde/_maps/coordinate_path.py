@@ -27,7 +27,7 @@ class Moment(NamedTuple):
 
 
 class Path:
-    """Affine map of moving coordinates as a function of time within a step [t, t + dt].
+    """Path of moving coordinates in one step [t, t + dt]: their affine map and motion at each time.
 
     Args:
       at: the map y = Γ x + s at t.
@@ -108,7 +108,7 @@ def jumps(moments: Sequence[Moment], degree: int) -> bool:
 
 
 def _telling(moments: Sequence[Moment], degree: int) -> tuple[list[int], int]:
-    """Returns how many past motions extrapolate well to the newest, and how many were tried."""
+    """Returns the counts of past motions that extrapolate well to the newest."""
     *past, new = moments
     misses = []
     for count in range(1, min(degree + 1, len(past)) + 1):

@@ -142,7 +142,7 @@ def kullback_leibler(
 def _sampled(
     v: TT, map: AffineMap, box: Box, count: int, key: KeyOrGenerator | None
 ) -> tuple[Drawn, float, np.ndarray, np.ndarray]:
-    """Draws points from a density; also returns its mass, mean and covariance."""
+    """Draws points for an entropy estimate; also returns the density's mass and moments."""
     if _check.is_traced(v, map):
         raise TypeError("v, map: expected concrete ones; call this outside jit, vmap and grad")
     count = _check.integer("count", count, low=2)

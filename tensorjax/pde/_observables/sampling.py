@@ -89,7 +89,7 @@ def draw(rng: np.random.Generator, v: TT, map: AffineMap, box: Box, count: int) 
 
 
 def _sums(cores: Cores, box: Box) -> list[np.ndarray]:
-    """Integrates a train over all coordinates after each one: d vectors (r,)."""
+    """Integrates a density over all coordinates after each one, to draw samples: d vectors."""
     out = [np.ones(1)]
     for core, axis in zip(cores[:0:-1], box.axes[:0:-1], strict=True):
         out.append(weighted_sum(core, axis.weights) @ out[-1])
@@ -99,7 +99,7 @@ def _sums(cores: Cores, box: Box) -> list[np.ndarray]:
 def _some(
     rng: np.random.Generator, cores: Cores, after: list[np.ndarray], box: Box, count: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draws points y (m, d), and evaluates the density v there, (m,)."""
+    """Draws samples y (m, d) of a density, core by core, with its values there (m,)."""
     state, y = np.ones((count, 1)), []
     value = np.ones(count)
     for core, axis, later in zip(cores, box.axes, after, strict=True):
@@ -138,5 +138,5 @@ def _finer(axis: Axis) -> np.ndarray:
 
 @functools.lru_cache(maxsize=256)
 def _table(axis: Axis) -> np.ndarray:
-    """Returns the matrix that interpolates values on an axis to its finer points."""
+    """Returns the matrix that interpolates an axis to the finer points that samples need."""
     return np.asarray(axis.interpolate(_finer(axis)))

@@ -95,5 +95,5 @@ def square_root(v: TT, box: Box, *, tol: float = 1e-3) -> SquareRoot:
 
 
 def _norm(cores: Cores) -> float:
-    """Computes the norm of a train's values on the grid."""
+    """Computes the norm of a square root's train, or of its residual, on the grid."""
     return float(np.linalg.norm(right_orthogonal(cores, scale=False)[0][0]))

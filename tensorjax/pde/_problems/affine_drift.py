@@ -31,7 +31,7 @@ def affine_part(map: AffineMap, matrix: Any, offset: Any, diffusion: Any) -> Coe
 
 
 def check_turns(box: Any, matrix: Any) -> None:
-    """Raises ValueError for a drift of a problem that is linear in a periodic coordinate."""
+    """Raises ValueError if an affine drift is linear in a periodic coordinate."""
     if matrix is None or _check.is_traced(matrix):
         return
     for k, axis in enumerate(box.axes):

@@ -408,7 +408,7 @@ def terms_of(name: str, entry: Any, dim: int) -> list[Term]:
 
 
 def _ratio(term: Term, other: Term) -> float | None:
-    """Returns c such that term = c · other, for proportional sine terms; else None."""
+    """Returns c such that one sine term of a drift is c times another; None if there is none."""
     if not (isinstance(term, Sin) and isinstance(other, Sin)):
         return None
     numbers = [term.weights, term.phase, term.amplitude, other.weights, other.phase]

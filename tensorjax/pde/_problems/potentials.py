@@ -27,7 +27,7 @@ _FINE = 4001
 
 
 def held(well: "Potential", start: Any, friction: float, mass: float, time: float) -> Box:
-    """Builds a box of (position, momentum) that a particle in a potential does not leave."""
+    """Builds the box (q, p) of a particle in a polynomial potential: Kramers, Duffing."""
     momentum, top = mass * well.temperature, well.bottom + _HELD * well.temperature
     width = np.array([well.width, np.sqrt(momentum)])
     if isinstance(start, Gaussian):
@@ -109,7 +109,7 @@ class Potential:
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
 class Kramers(ReadyMade):
-    """Kramers equation of a Langevin particle: dq = p/m dt, dp = (−V'(q) − γ p) dt + √(2γmT) dW.
+    """Kramers equation of a particle in a polynomial potential V: dp = (−V'(q) − γ p) dt + noise.
 
     Coordinates (q, p). Without ``start`` it is near the bottom of the leftmost well, with momenta
     in equilibrium: what is seen is its escape. Without ``box`` that holds energies to 18 T above
@@ -296,7 +296,7 @@ def _laplacian(d: int) -> np.ndarray:
 
 
 def _narrow(start: Any, dim: int) -> np.ndarray:
-    """Returns the conditional standard deviations of a Gaussian start; Inf for other starts."""
+    """Returns a Gaussian start's conditional deviations, to size a grid; Inf for others."""
     if not isinstance(start, Gaussian):
         return np.full(dim, np.inf)
     return 1 / np.sqrt(np.diag(np.linalg.inv(start.covariance)))

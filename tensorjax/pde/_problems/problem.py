@@ -19,7 +19,7 @@ from tensorjax.pde._maps.affine_maps import AffineMap
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RightSide:
-    """Right side Q_y(v) of a PDE problem in coordinates y: operators, source and reaction.
+    """Right side Q_y(v) that a `Problem` returns for coordinates y: operators, source and reaction.
 
     Attributes:
       box: of the grid.

@@ -324,7 +324,7 @@ def polynomial(cores: Cores, coefficients: Sequence[float], tol: float) -> Cores
 
 
 def _products(pairs: Sequence[tuple[Cores, Cores]], weights: list[float], tol: float) -> Cores:
-    """Computes a rounded sum Σ w x∘y of products of trains, for polynomial reactions."""
+    """Computes a rounded sum of products Σ w x∘y for the polynomial of a reaction."""
     if len(pairs[0][0]) == 1:
         return [sum(w * x[0] * y[0] for w, (x, y) in zip(weights, pairs, strict=True))]
     terms = [list(zip(x, y, strict=True)) for x, y in pairs]

@@ -27,7 +27,7 @@ Velocity = Callable[[np.ndarray], np.ndarray]
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
 class ReadyMade(FokkerPlanck):
-    """Base class of Fokker–Planck equations defined by a few physical parameters."""
+    """Base class of ready-made Fokker–Planck equations, defined by a few physical parameters."""
 
     drift: Any = dataclasses.field(init=False)
     matrix: Any = dataclasses.field(init=False)
@@ -40,7 +40,7 @@ class ReadyMade(FokkerPlanck):
 def visited(
     velocity: Velocity, diffusion: np.ndarray, start: Gaussian, time: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Estimates the box (low, high) that paths of an SDE visit, by simulating some.
+    """Simulates paths of a ready-made SDE to estimate the box (low, high) that they visit.
 
     Args:
       velocity: drift of points (m, d).
@@ -116,7 +116,7 @@ def _jacobian(velocity: Velocity, x: np.ndarray) -> np.ndarray:
 
 
 def fourier_box(low: Any, high: Any, width: Any, points: float) -> Box:
-    """Builds a Fourier box with ``points`` grid points per standard deviation ``width``.
+    """Builds a ready-made problem's Fourier box, with ``points`` grid points per ``width``.
 
     Their numbers are odd: of an even one ∂ of the highest mode is zero, and along a coordinate
     without noise an operator may have it for a second stationary density.
@@ -129,7 +129,7 @@ def fourier_box(low: Any, high: Any, width: Any, points: float) -> Box:
 
 
 def check_own(start: Any) -> None:
-    """Raises ValueError if the user gives an initial state without a box."""
+    """Raises ValueError if a ready-made problem is given an initial state but no box."""
     if start is not None:
         raise ValueError("box: expected a pde.Box with a start of your own, got None")
 
@@ -141,7 +141,7 @@ def even_axis(low: float, high: float, narrow: float) -> Axis:
 
 
 def log_axis(low: float, high: float, narrow: float, wide: float) -> Axis:
-    """Builds a logarithmic axis for densities whose log x has means in [low, high].
+    """Builds the logarithmic axis of a ready-made problem's box from means and widths of log x.
 
     Args:
       low: smallest mean of log x.

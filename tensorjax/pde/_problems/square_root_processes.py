@@ -286,7 +286,7 @@ class Heston(ReadyMade):
 
 
 def laguerre_axis(process: SquareRootTransition) -> Axis:
-    """Builds the Laguerre axis that suits densities of a given square-root process."""
+    """Builds the Laguerre axis for the box of a square-root process (CIR, Heston)."""
     power = 2 * process.rate * process.level / process.volatility**2 - 1
     if power < 0:
         raise ValueError(

@@ -15,7 +15,7 @@ _SMALLEST = 256
 
 
 class InFewSizes:
-    """Wrapper of a function of points that pads batches to powers of two, to spare compilations.
+    """Wrapper of a user's function of points that pads batches to powers of two, to compile less.
 
     JAX compiles every operation anew for every size of a batch, and cross approximation asks for
     batches of a hundred sizes in every map. They are filled up, by the last point, to powers of
@@ -99,7 +99,7 @@ class CheckedField(InFewSizes):
 
 
 class Remembered:
-    """Cache of results that depend on an affine map, a box, a tolerance and a time.
+    """Cache of results made from a user's function, by affine map, box, tolerance and time.
 
     Results depend on the map, the box and the tolerance alone, so that a run and its continuation
     get equal ones. A map at rest is requested again and again.

@@ -78,12 +78,12 @@ EXPONENTIAL = Method(exponential, 4, 0, 3)
 
 
 def along_axes(rates: Rates) -> Matrices:
-    """Returns matrices L_k (n, n) of the part of a right side that acts along axis k alone."""
+    """Splits off the part of a right side that acts along one axis alone: matrices L_k (n, n)."""
     return _parted(rates)[0]
 
 
 def coupled(rates: Rates, alone: Matrices, box: Box) -> Rates:
-    """Returns what a right side does beyond given matrices along its axes."""
+    """Returns the part of a right side that couples axes, which Lawson steps treat explicitly."""
     own, affine, others = _parted(rates)
     rest = [m - n for m, n in zip(own, alone, strict=True)]
     if any(np.abs(r).max() > _ROUNDOFF * np.abs(m).max() for r, m in zip(rest, own, strict=True)):

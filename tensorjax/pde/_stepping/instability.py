@@ -66,7 +66,7 @@ def _size(gram: Any, weights: Sequence[Any]) -> Any:
 
 
 def _gram(trains: Sequence[Any]) -> Any:
-    """Computes the Gram matrix of several trains, up to a scale, in one sweep over the modes."""
+    """Computes the Gram matrix of a Runge–Kutta step's stages, up to a scale, in one sweep."""
     widths = [max(r) for r in zip(*(x.ranks for x in trains), strict=True)]
     state = jnp.ones((len(trains),) * 2 + (1, 1), trains[0].dtype)
     for k in range(trains[0].order):

@@ -82,7 +82,7 @@ def _inner(cores: Cores, box: Box, allowed: float) -> list[tuple[int, int]]:
 
 
 def profiles(cores: Cores) -> list[np.ndarray]:
-    """Computes the squared norms (n,) of all slabs of a train, axis by axis.
+    """Computes the squared norms of a train's slabs, axis by axis, to find its outer tails.
 
     Args:
       cores: right-orthogonal but for the first.
@@ -96,7 +96,7 @@ def profiles(cores: Cores) -> list[np.ndarray]:
 
 
 def noisy_edge(cores: Cores, box: Box) -> tuple[int, float] | None:
-    """Returns the axis at whose edge most of a train lies, and its share of the norm, if noise.
+    """Returns the axis at whose edge most of a solution lies, if that is noise, and its share.
 
     The tail of a density grows inwards from the edge. Noise is about the same everywhere: over an
     eighth of the axis next to the edge the squared norms of slabs rise by less than a factor of 4.

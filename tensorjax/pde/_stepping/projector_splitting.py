@@ -35,7 +35,7 @@ Array = Any
 
 
 class _Affine:
-    """One mode of an affine operator, with its contractions with a train's environments."""
+    """Splitting and BUG: one mode of the right side's affine operator, with its environments."""
 
     def __init__(self, state: Array, axis: Axis):
         self.state = state
@@ -131,7 +131,7 @@ class _Parts:
 
 
 def _evolved(f: Callable[[Array], Any], x: Array, dt: float) -> Array:
-    """Advances an array x by one step of the classical Runge–Kutta method for ẋ = f(x)."""
+    """Solves ẋ = f(x) of one core by a Runge–Kutta step of order 4, in splitting or BUG."""
     k1 = f(x)
     k2 = f(x + dt / 2 * k1)
     k3 = f(x + dt / 2 * k2)
@@ -163,7 +163,7 @@ def _begun(
 
 
 def _rights(parts: _Parts, v: Cores) -> list[list[Array]]:
-    """Computes the right environments of all cores of a train."""
+    """Computes the right environments of all cores for the projector-splitting integrator."""
     out = [parts.edges()]
     for k in range(len(v) - 1, 0, -1):
         out.append(parts.right(k, out[-1], v[k]))
@@ -173,7 +173,7 @@ def _rights(parts: _Parts, v: Cores) -> list[list[Array]]:
 def _ended(
     at: Callable[[float], Rates], v: Cores, new: Cores, dt: float, trim: Trim, estimate: bool
 ) -> Step:
-    """Truncates the result of a splitting or BUG step and estimates its error."""
+    """Ends a projector-splitting or BUG step: truncates its result and estimates its error."""
     out = trim.kept(truncated(new, trim.tol, trim.cap)[0], trim.mass(Train(new)))
     if not (estimate and np.isfinite(out.norm)):
         return Step(out)
@@ -186,7 +186,7 @@ def _ended(
 def bug(
     at: Callable[[float], Rates], v: Cores, dt: float, trim: Trim, estimate: bool, past: Any = ()
 ) -> Step:
-    """Advances a train by one step of the basis-update and Galerkin (BUG) integrator."""
+    """Advances a train by one step of the rank-adaptive basis-update and Galerkin (BUG) method."""
     parts, wide = _begun(at, v, dt, trim, estimate)
     rights = _rights(parts, wide)
     lefts = parts.edges()

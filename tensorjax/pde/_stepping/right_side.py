@@ -167,7 +167,7 @@ def _check_diffusion(affine: Any) -> None:
 
 
 class Clock:
-    """Cache of the right side at the times within one step, each built once.
+    """Right sides of the PDE at the times within one step, each built once and cached.
 
     Args:
       problem: whose right side it is.

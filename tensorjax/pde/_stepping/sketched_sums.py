@@ -113,7 +113,7 @@ class Rounded(NamedTuple):
 
 
 class Runaway(ArithmeticError):
-    """Error raised if the rounding of a sum needs ranks above its limit."""
+    """Error raised if a sketched sum of trains needs ranks above its limit."""
 
     def __init__(self, cores: Cores):
         super().__init__(f"ranks {[len(c) for c in cores[1:]]} exceed the limit")
@@ -130,7 +130,7 @@ def rounded(
     scale: float | None = None,
     limit: int | None = None,
 ) -> Rounded:
-    """Rounds a sum of trains Σ w_i t_i to relative error ``tol`` by random sketches.
+    """Rounds the sum of trains and products in an integrator's step to ``tol``, by sketches.
 
     Args:
       terms: of the same modes.
@@ -193,7 +193,7 @@ def projected(terms: Sequence[Term], weights: Sequence[float], widths: Sequence[
 
 
 def sketches(terms: Sequence[Term], width: int) -> tuple[list[list[Array]], list[Array]]:
-    """Computes the right random sketches (w, r) of every term of a sum at every bond.
+    """Sketches the terms of a time step's sum from the right at every bond: matrices (w, r).
 
     All terms share one scale at every bond: their sum is what counts.
     """
@@ -250,7 +250,7 @@ def truncated(
 
 
 def _svd(a: Array) -> tuple[Array, Array, Array]:
-    """Computes the SVD of a wide matrix in a sketched sum, by a QR of its transpose."""
+    """Computes the SVD of a wide core in the rounding of a sketched sum, by a QR first."""
     if a.shape[1] <= a.shape[0]:
         return np.linalg.svd(a, full_matrices=False)
     # QR first: an SVD of the small triangle in place of one of the wide matrix, many times the work
@@ -274,5 +274,5 @@ def relative_norm(terms: Sequence[Term], weights: Sequence[float], beside: Train
 
 
 def nothing(cores: Cores) -> Train:
-    """Returns the zero train with the modes of the given cores, as a term of a sum."""
+    """Returns the zero train with the modes of given cores, as a term of a sketched sum."""
     return Train([np.zeros((1, c.shape[1], 1)) for c in cores])

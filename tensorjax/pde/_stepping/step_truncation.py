@@ -201,7 +201,7 @@ Stepper = Callable[[Callable[[float], Rates], Cores, float, Trim, bool, Sequence
 def _plus(
     trim: Trim, name: str, trains: Sequence[Cores], weights: Sequence[float], rate: Any, by: float
 ) -> Rounded:
-    """Rounds a Runge–Kutta stage: weighted trains plus ``by`` times the time derivative."""
+    """Rounds a stage of a step-truncation method: weighted trains plus ``by`` times the rate."""
     terms = [*map(Train, trains), *rate]
     return trim(name, terms, [*weights, *[by] * len(rate)])
 
@@ -209,7 +209,7 @@ def _plus(
 def rk4(
     at: Callable[[float], Rates], v: Cores, dt: float, trim: Trim, estimate: bool, past: Any = ()
 ) -> Step:
-    """Advances a train by one rounded step of the classical Runge–Kutta method of order 4.
+    """Advances a train by one step-truncation step of the classical Runge–Kutta method (RK4).
 
     The estimate: with k_5, the slope at the new value, in place of k_4 the same weights give order
     3, so that dt/6 ‖k_4 − k_5‖ is of order dt⁴.
@@ -247,7 +247,7 @@ def rk2(
 
 
 def adams_bashforth(order: int) -> Stepper:
-    """Returns the step function of the Adams–Bashforth method of order 2 or 3, with rounding.
+    """Returns the step-truncation step of the Adams–Bashforth method of order 2 or 3.
 
     The slopes are rounded and kept. The estimate is the distance from the method of one order less.
     """

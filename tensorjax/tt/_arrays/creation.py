@@ -160,7 +160,7 @@ def meshgrid(*vectors: ArrayLike) -> list[TT]:
 
 @placed
 def pad_modes(t: TT, widths: Sequence[tuple[int, int]]) -> TT:
-    """Pads the modes of a train with zeros before and after, as `numpy.pad`; the TT-ranks stay.
+    """Appends zeros before and after the modes of a train, as `numpy.pad`; the TT-ranks stay.
 
     Args:
       t: TT.

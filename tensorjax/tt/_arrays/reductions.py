@@ -241,7 +241,7 @@ def _kept(out: Any, t: TT | TTMatrix, axis: Axis) -> Any:
 
 
 def _prefixes(shape: Sequence[int], dtype: Any) -> TTMatrix:
-    """Builds the lower-triangular TT-matrix of ones, which computes cumulative sums.
+    """Builds the lower-triangular TT-matrix of ones by which `cumsum` sums a train.
 
     From the left, the multi-indices of row and column are equal so far, or the column's is smaller.
     """

@@ -287,13 +287,13 @@ def _restructured(
 
 
 def _merged(a: Any, b: Any) -> Any:
-    """Merges two neighbouring cores into one: row modes with row modes, columns with columns."""
+    """Merges two neighbouring cores for `reshape`: row modes with row modes, columns likewise."""
     (r, m, n, _), (_, p, q, s) = a.shape, b.shape
     return join(a, b).transpose(0, 1, 3, 2, 4, 5).reshape(r, m * p, n * q, s)
 
 
 def _split(core: Any, pair: Pair, cut: Callable[..., Any]) -> tuple[Any, Any]:
-    """Splits the leading mode off a core by a factorisation; returns its core and the rest."""
+    """Splits the leading mode off a core in `reshape`, by a factorisation; returns both."""
     (r, rows, columns, s), (m, n) = core.shape, pair
     parts = core.reshape(r, m, rows // m, n, columns // n, s).transpose(0, 1, 3, 2, 4, 5)
     left, right = cut(parts.reshape(r * m * n, -1))
@@ -307,7 +307,7 @@ def _handed_on(core: Any, following: Any) -> tuple[Any, Any]:
 
 
 def _exact_cut(matrix: Any) -> tuple[Any, Any]:
-    """Splits a reshaped core without truncation: the matrix itself, and an identity."""
+    """Splits a core for a reshape without truncation: the matrix itself and an identity."""
     if matrix.shape[0] <= matrix.shape[1]:
         return linalg.identity_like(matrix.shape[0], matrix), matrix
     return matrix, linalg.identity_like(matrix.shape[1], matrix)
@@ -366,7 +366,7 @@ def _checked_axes(axes: Sequence[int], order: int) -> list[int]:
 
 
 def _swaps(order: Sequence[int]) -> Iterator[int]:
-    """Yields the swaps of neighbouring modes, k with k + 1, that make up a permutation."""
+    """Yields the swaps of neighbouring modes, k with k + 1, by which `permute` moves them."""
     now = list(range(len(order)))
     for goal, mode in enumerate(order):
         at = now.index(mode)

@@ -108,7 +108,7 @@ def _summed(x: TT, y: TT, axes: Any) -> tuple[list[int], list[int]]:
 
 @functools.partial(jax.jit, static_argnums=2)
 def _joined(x: TT, y: TT, count: int) -> Any:
-    """Contracts the last modes of one train with the first modes of another."""
+    """Contracts the last modes of one train with the first ones of another, for `tensordot`."""
     first, summed = list(x.cores[: x.order - count]), x.cores[x.order - count :]
     last = list(y.cores[count:])
     bond, exponent = _transfer(summed, y.cores[:count], x.dtype)

@@ -82,7 +82,7 @@ def sweeps(cores: Cores, seen: Samples, ridge: float) -> Iterator[Cores]:
 
 
 def _through(vectors: np.ndarray, slices: np.ndarray, rows: list[np.ndarray]) -> np.ndarray:
-    """Multiplies each sample's vector by the slice of a core at the sample's index."""
+    """Multiplies each sample's vector by the core slice at the sample's index, for an ALS sweep."""
     out = np.empty((len(vectors), slices.shape[2]), vectors.dtype)
     for matrix, at in zip(slices, rows, strict=True):
         out[at] = vectors[at] @ matrix

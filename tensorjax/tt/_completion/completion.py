@@ -345,7 +345,7 @@ class _Work:
 
 
 def _conjugate_gradients(cores: Cores, indices: np.ndarray, values: np.ndarray) -> Iterator[Cores]:
-    """Yields iterates of Riemannian conjugate gradients that complete a tensor from samples."""
+    """Yields iterates of a tensor completion by Riemannian conjugate gradients on given samples."""
     x = TT._unchecked(tuple(map(jnp.asarray, cores)))
     places, given = jnp.asarray(indices), jnp.asarray(values)
     # The first step has no direction before it, but is the same program: one as large is not used.
@@ -356,7 +356,7 @@ def _conjugate_gradients(cores: Cores, indices: np.ndarray, values: np.ndarray) 
 
 
 def _doubled(cores: Cores) -> Cores:
-    """Pads cores to twice their interior TT-ranks, those of tangent vectors."""
+    """Pads the cores of a completion to twice their ranks, those of its tangent vectors."""
     last = len(cores) - 1
     pads = [((0, len(c) * (k > 0)), (0, 0), (0, c.shape[2] * (k < last)))
             for k, c in enumerate(cores)]  # fmt: skip

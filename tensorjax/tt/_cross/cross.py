@@ -174,7 +174,7 @@ def cross(
 
 
 def _calls(jit: Any, executor: Any, on_error: Any) -> bool:
-    """Checks the options for calling f in `cross`; returns whether errors of f end the search."""
+    """Checks the options jit, executor and on_error of `cross`; returns whether errors end it."""
     _check.choice("jit", jit, (True, False, "auto"))
     _check.choice("on_error", on_error, ("raise", "return"))
     if executor is not None and not (hasattr(executor, "submit") or hasattr(executor, "map")):
@@ -185,7 +185,7 @@ def _calls(jit: Any, executor: Any, on_error: Any) -> bool:
 
 
 def _resumed(resume: Any, sizes: tuple[int, ...]) -> Evaluations | None:
-    """Returns the record of evaluations in the report of an earlier search of `cross`."""
+    """Checks the argument ``resume`` of `cross`; returns the evaluations of the earlier search."""
     if resume is None:
         return None
     if not isinstance(resume, CrossInfo) or resume.record is None:
@@ -360,7 +360,7 @@ class _Dtype:
 def _rounded(
     search: Search, tol: float, max_rank: int | None, finish: Callable[[Cores], Cores]
 ) -> tuple[Cores, Estimate]:
-    """Rounds the train found by `cross` to a tolerance and largest rank; returns its error too."""
+    """Rounds, at the end of `cross`, the train found to its tolerance and rank cap."""
     estimate = search.fit.estimate
     if search.sweeps and estimate.bound > tol:  # it may come from a part of the held-out entries
         estimate = search.held.estimate(search.fit.cores)

@@ -181,7 +181,7 @@ def joined(values: list[Any], join: Callable[[list[Any]], Any]) -> Any:
 
 
 def numbers(values: np.ndarray) -> np.ndarray:
-    """Converts values of half precision or objects to NumPy numbers; ValueError if impossible.
+    """Converts values of a sampled function to NumPy numbers; ValueError if impossible.
 
     Example:
       >>> from fractions import Fraction

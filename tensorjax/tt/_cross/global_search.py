@@ -280,7 +280,7 @@ def climbed_errors(
 
 
 class _Fibres:
-    """Fibres of a train through entries, one mode after the other, by vectors left and right."""
+    """Fibres of a train, mode after mode, along which the global search climbs to errors."""
 
     def __init__(self, cores: Cores):
         self._cores = cores

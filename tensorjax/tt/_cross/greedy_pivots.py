@@ -236,7 +236,7 @@ class Sets:
 
 
 def _fibres_through(oracle: Oracle, point: np.ndarray) -> list[np.ndarray]:
-    """Evaluates the fibres of all modes through the first pivot, as cores (1, n_k, 1)."""
+    """Evaluates the fibres through the first pivot of greedy cross: cores (1, n_k, 1)."""
     cuts = np.cumsum([0, *oracle.shape])
     index = np.tile(point, (cuts[-1], 1))
     for k, n in enumerate(oracle.shape):
@@ -320,7 +320,7 @@ class _Block:
 
 
 def _interpolant(fibres: np.ndarray, picked: np.ndarray) -> np.ndarray:
-    """Computes F P⁻¹ for fibres F and their pivot rows P, by a QR of F for stability."""
+    """Computes an interpolation core F P⁻¹ of greedy cross from fibres F and pivot rows P."""
     q = np.linalg.qr(fibres.reshape(-1, fibres.shape[-1]))[0]
     return divided(q, q[picked]).reshape(fibres.shape)
 
@@ -353,7 +353,7 @@ def _new_rows(rows: np.ndarray, known: np.ndarray) -> np.ndarray:
 def leading_pivots(
     matrix: np.ndarray, threshold: float, limit: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Finds leading pivots of a matrix by Gaussian elimination with complete pivoting.
+    """Finds the first pivots of a residual matrix for greedy cross, by complete pivoting.
 
     Example:
       >>> import numpy as np

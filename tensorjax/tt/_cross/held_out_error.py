@@ -35,7 +35,7 @@ _EPS = float(np.finfo(np.float64).eps)
 
 
 class Estimate(NamedTuple):
-    """Estimate of a relative error in the Frobenius norm, with its standard error."""
+    """Estimate of a cross approximation's relative error from held-out entries, with its std."""
 
     error: float
     std: float

@@ -80,7 +80,7 @@ def edges(
 def _beside(
     cores: Cores, low: np.ndarray, high: np.ndarray, line: np.ndarray, sizes: np.ndarray
 ) -> np.ndarray:
-    """Computes what a train differs by next to given pairs of neighbours on lines.
+    """Returns how much the train changes next to jumps: one step beyond pairs of neighbours.
 
     Between the neighbours of the pair, and between the pairs of which only the indices up to the
     one that differs are other ones, by one: where a line runs through several coordinates, those
@@ -100,7 +100,7 @@ def _beside(
 
 
 def _lines(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-    """Draws random lines through entries: the modes along which each line runs, at least one."""
+    """Draws random lines through entries along which `cross` searches for jumps."""
     count, d = shape
     place = np.arange(d)
     period = rng.integers(1, 4, count)[:, None]
@@ -117,7 +117,7 @@ def _lines(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
 def _middle(
     low: np.ndarray, high: np.ndarray, line: np.ndarray, sizes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns two neighbouring entries on a line, half way between two entries of the line."""
+    """Bisects a line on which a jump lies: returns the two neighbouring entries half way."""
     rows = np.arange(len(low))
     mode = (low != high).argmax(axis=1)
     index = (low[rows, mode] + high[rows, mode]) // 2

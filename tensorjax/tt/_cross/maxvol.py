@@ -53,7 +53,7 @@ def _pivot_rows(matrix: np.ndarray) -> np.ndarray:
 
 
 def right_sets(cores: Cores) -> list[np.ndarray]:
-    """Finds right index sets (r_k, d − k) by maxvol for the bonds 1 … d − 1 of a host train.
+    """Finds the right index sets of a train's bonds by maxvol, from the last bond to the first.
 
     From right to left, each set within mode k × the set after it. A bond of rank above what its
     cores span gives some multi-indices that the others determine already.

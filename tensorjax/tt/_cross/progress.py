@@ -51,7 +51,7 @@ class CrossProgress:
 
 @dataclasses.dataclass
 class Options:
-    """Checked options of a cross approximation; ``most_random`` bounds its random evaluations.
+    """Checked options of `cross`: tolerance, caps, budgets of evaluations, held-out entries.
 
     ``held_out`` entries are held out first, ``wanted`` before a train counts as converged.
     """

@@ -22,15 +22,15 @@ _NOT_TRACEABLE = (jax.errors.JAXTypeError, jax.errors.JAXIndexError)
 
 
 class BudgetExhausted(Exception):
-    """Exception for evaluations that would exceed the budget of a cross approximation."""
+    """Exception of a sampled function: the evaluations would exceed the budget of `cross`."""
 
 
 class Rescaled(Exception):
-    """Exception for values of f so large that earlier ones were rescaled."""
+    """Exception of a sampled function: values so large that earlier ones were rescaled."""
 
 
 class FunctionFailed(Exception):
-    """Exception in place of an error of f, if such an error ends the search."""
+    """Exception of a sampled function: f failed, and that is to end the search."""
 
 
 class Part(NamedTuple):
@@ -410,7 +410,7 @@ class Oracle:
 
 @functools.lru_cache(maxsize=64)
 def _mapped(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns a function vectorised by `jax.vmap`, cached so that `jax.jit` compiles it once."""
+    """Vectorises a function sampled by `cross` with `jax.vmap`; cached, so it compiles once."""
     return jax.vmap(f)
 
 

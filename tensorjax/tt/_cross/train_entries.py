@@ -49,7 +49,7 @@ def entries(cores: Cores, index: np.ndarray) -> np.ndarray:
 
 
 def magnitudes(cores: Cores, index: np.ndarray) -> np.ndarray:
-    """Sums the absolute values of all products that make train entries in `cross`, (m,).
+    """Sums the absolute values of all terms of train entries, to bound roundoff in `cross`.
 
     Roundoff in an entry is about eps times this; the entry itself may be far smaller than others.
 
@@ -101,7 +101,7 @@ def _times_rows(v: np.ndarray, core: np.ndarray, i: np.ndarray) -> np.ndarray:
 
 
 class Sampler:
-    """Sampler of the train's entries, multi-indices with probability |t|² / ‖t‖².
+    """Sampler of train entries for `cross`: draws multi-indices with probability |t|² / ‖t‖².
 
     Attributes:
       log_norm: log ‖t‖, −inf if the train is zero.

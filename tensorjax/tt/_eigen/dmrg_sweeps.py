@@ -67,7 +67,7 @@ class Pass(NamedTuple):
 def prepared(
     operator: list[Array], cores: list[Array], found: list[list[Array]], shift: float = 0.0
 ) -> Chain:
-    """Builds the state of a DMRG search from a train: normalised, with all right interfaces."""
+    """Builds the state for DMRG sweeps from a train: normalised, with all right interfaces."""
     out = list(cores)
     for k in range(len(out) - 1, 0, -1):
         left, out[k] = right_lq(out[k])
@@ -260,7 +260,7 @@ def residual(chain: Chain, value: float) -> float:
 
 
 def _residual_energy(chain: Chain, value: float, *, squared: bool) -> tuple[float, float]:
-    """Computes ‖A x − λ x‖² of a DMRG state and its roundoff, by Gram matrices or by QR."""
+    """Computes ‖A x − λ x‖² after a DMRG sweep, with its roundoff, from the sweep's chain."""
     centre, kind = chain.cores[0], chain.cores[0].dtype
     local = Local(interfaces.edge(centre), chain.operator[:1], chain.rights[0])
     total = float(np.linalg.norm(local(centre) - value * centre)) ** 2

@@ -229,7 +229,7 @@ def _vector(cores: Cores) -> np.ndarray:
 
 
 def _train(vector: np.ndarray, shape: tuple[int, ...], share: float = 0.0) -> Cores:
-    """Decomposes a vector into left-orthogonal cores by TT-SVD, up to a share of its energy."""
+    """Decomposes a dense eigenvector into left-orthogonal cores by TT-SVD, to a share of energy."""
     cores = [vector.reshape(1, shape[0], -1)]
     for n in shape[1:]:
         matrix = cores[-1].reshape(-1, cores[-1].shape[2])
@@ -241,7 +241,7 @@ def _train(vector: np.ndarray, shape: tuple[int, ...], share: float = 0.0) -> Co
 
 
 def _dense_pairs(search: Search, k: int) -> list[Pair]:
-    """Computes the k lowest eigenpairs of a TT-matrix by a dense eigensolver."""
+    """Computes the k lowest eigenpairs of a small TT-matrix by a dense eigensolver, not by DMRG."""
     one = np.ones((1, 1, 1), search.operator[0].dtype)
     w, z = np.linalg.eigh(Local(one, search.operator, one).dense())
     spread = float(np.abs(w[[0, -1]]).max())

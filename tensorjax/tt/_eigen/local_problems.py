@@ -16,7 +16,7 @@ _DENSE = 64
 
 
 class Rule(NamedTuple):
-    """Options of one DMRG sweep: sites, rank cap, truncation, Lanczos steps, expansion.
+    """Options of a sweep's local eigenproblems: sites, rank cap, truncation, Lanczos, expansion.
 
     Attributes:
       sites: of a local problem, 1 or 2.

@@ -28,7 +28,7 @@ _APART = 1e-3
 
 
 class Sweep(NamedTuple):
-    """Progress report that `eigsh` passes to its callback after each sweep.
+    """Report of one DMRG sweep for one eigenpair, which `eigsh` passes to its callback.
 
     Attributes:
       pair: which eigenpair is searched, 0 … k−1.
@@ -48,7 +48,7 @@ class Sweep(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Eigenpair found by DMRG, with its measured residual, the residual asked, and its status."""
+    """Single eigenpair found by DMRG, with measured and wanted residual, and its status."""
 
     value: float
     cores: Cores
@@ -95,7 +95,7 @@ class Search(NamedTuple):
 
 
 def widened(core: Any, dtype: Any) -> np.ndarray:
-    """Copies a core to the host in double precision, complex if ``dtype`` is."""
+    """Copies a core for the DMRG search of eigenpairs: on the host, in double precision."""
     wide = np.result_type(linalg.factor_dtype(dtype), np.float64)
     return np.asarray(core).astype(wide, copy=False)
 

@@ -106,7 +106,7 @@ def _evaluate(t: TT, indices: jax.Array) -> jax.Array:
 
 
 def _groups(t: TT, batch: int) -> Sequence[tuple[int, int]]:
-    """Chooses groups of neighbouring cores to multiply into tables for evaluating a batch.
+    """Chooses groups of neighbouring cores that `evaluate` multiplies into tables for a batch.
 
     Long ones at both ends, where products are vectors; small tables between, for the cache. A
     symbolic size (`jax.export.symbolic_shape`) is planned as 1024.
@@ -142,7 +142,7 @@ def _grouped(
 
 
 def _product(cores: Sequence[jax.Array]) -> tuple[jax.Array, Any]:
-    """Multiplies neighbouring cores into one table, scaled by 2^−e; also returns e."""
+    """Multiplies a group of cores into a table, to evaluate a batch; returns its exponent too."""
     out, exponent = cores[0], 0
     for core in cores[1:]:
         out, e = linalg.normalized(out)

@@ -30,7 +30,7 @@ _NEAR = 4  # powers of two that norms of cores may be off one
 
 
 def entries(t: TT, indices: np.ndarray, groups: Sequence[tuple[int, int]]) -> np.ndarray:
-    """Evaluates entries of a train at multi-indices on the host, by C++ or by NumPy tables.
+    """Evaluates entries of a concrete train on the host, by C++ or by tables of merged cores.
 
     A table holds the product of one of the groups of neighbouring cores.
 
@@ -99,7 +99,7 @@ def _piece(
 
 
 def _merged(columns: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """Merges the indices of several modes into one index, in row-major order."""
+    """Merges the indices of several modes into one, for train entries by NumPy."""
     row = columns[0]
     for i, n in zip(columns[1:], shape[1:], strict=True):
         row = row * n + i

@@ -48,7 +48,7 @@ def norm(x: TT) -> jax.Array | None:
 
 
 def squared_norm(x: TT) -> tuple[Any, int] | None:
-    """Computes ‖x‖² of a train by NumPy as (m, e), which means m·4^e; None if a program is better.
+    """Computes ‖x‖² on the host by NumPy as (m, e): m·4^e; None if a program is better.
 
     In double precision: the norm of a train of many sites is a product of many rounded factors.
     """
@@ -119,7 +119,7 @@ def _work(x: TT, y: TT) -> float:
 
 
 def _swept(xs: Cores, ys: Cores) -> tuple[Any, int]:
-    """Computes the inner product of two trains of NumPy cores as mantissa and exponent.
+    """Sweeps over two trains of host cores to their inner product, as mantissa and exponent.
 
     Cores are brought near one when their turn comes: they are read once, while in the cache.
     """

@@ -71,7 +71,7 @@ Preconditioner = Callable[[Local], Apply]
 
 
 class Options(NamedTuple):
-    """Options of AMEn: how local systems are solved, rank cap, number of sweeps.
+    """Options of the AMEn sweeps on cores: local solvers, rank cap, number of sweeps.
 
     With each preconditioner goes the length of a cycle of GMRES, and how many there may be.
     """

@@ -180,7 +180,7 @@ def _check_system(A: Any, b: Any, x0: Any) -> None:
 def solution(
     system: System, search: Search, tol: float, cap: int | None, guessed: bool, report: Report
 ) -> Outcome:
-    """Solves a linear system by a solver, unless b = 0 or the first guess suffices.
+    """Runs AMEn or TT-GMRES on a linear system, unless b = 0 or the first guess suffices.
 
     Args:
       system: with b and the guess.

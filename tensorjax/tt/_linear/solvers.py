@@ -108,7 +108,7 @@ def _checked(apply: Any, shape: tuple[int, int, int]) -> Apply:
 
 
 def _final(system: System, out: Outcome, cap: int | None) -> bool:
-    """Whether solving the normal equations of A x = b would be useless or too expensive."""
+    """Whether solving the normal equations where AMEn has failed would be useless or too costly."""
     return (
         capped(out, cap)
         or max(map(len, system.a)) > _SQUARABLE
@@ -118,7 +118,7 @@ def _final(system: System, out: Outcome, cap: int | None) -> bool:
 
 
 def capped(out: Outcome, cap: int | None) -> bool:
-    """Whether the solution of a linear system has a rank that reaches the cap."""
+    """Whether a solution found by AMEn or TT-GMRES has a rank that reaches the cap."""
     return cap is not None and max(map(len, out.x)) >= cap
 
 

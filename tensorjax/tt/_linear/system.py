@@ -21,7 +21,7 @@ Measure = Callable[[Cores], float]  # the norm of the residual that a solution l
 
 
 class Outcome(NamedTuple):
-    """Best solution that a linear solver found, with residual, status and history.
+    """Result of a solver of the linear system: best solution, residual, status and history.
 
     Attributes:
       x: cores.
@@ -128,7 +128,7 @@ class System:
 
 
 def smooth_start(b: Cores, rank: int) -> Cores:
-    """Rounds the right-hand side to about ``rank``, as a first guess of the solution."""
+    """Rounds the right-hand side of the system A x = b to about ``rank``, as a first guess."""
     if len(b) == 1 or not np.abs(b[0]).max() > 0:
         return list(b)
     return orthogonalization.right_orthogonal(rounding.rounded(b, 1e-3, rank))[0]

@@ -85,7 +85,7 @@ def tangent_project(x: Train, z: Train) -> Train:
 
 
 def _check_in_range(xi: TT) -> None:
-    """Raises OverflowError where what equal cores leave of a projection's size is out of range."""
+    """Raises OverflowError if the size of a tangent projection is out of the dtype's range."""
     if not all(np.isfinite(np.asarray(c)).all() for c in xi.cores):
         raise OverflowError(
             f"z: the size of its projection leaves the range of {xi.dtype} with {xi.order} cores; "
@@ -127,7 +127,7 @@ def transport(x: Train, xi: Train) -> Train:
 
 @placed
 def tangent_inner(xi: Train, eta: Train) -> jax.Array:
-    """Computes the inner product ⟨ξ, η⟩ of two tangent vectors at one point of the manifold.
+    """Computes the inner product of two tangent vectors at one point, by their variations.
 
     Args:
       xi: train that `tangent_project`, `tangent_sum` or `riemannian_grad` returned.
@@ -286,7 +286,7 @@ def retract(
 
 
 def _evened(t: TT) -> TT:
-    """Scales cores of a point of the manifold near one, so that tangent parts are alike."""
+    """Scales the cores of x or ξ to size near one, before `retract` rounds their sum."""
     if choose_kernel("tt.tangent_project", (t,)) is NUMPY:
         with np.errstate(over="ignore"):
             squares = [linalg.host_energy(np.asarray(c)) for c in t.cores]
@@ -302,7 +302,7 @@ def _even(t: TT) -> TT:
 
 @jax.jit
 def _split_step(x: TT, xi: TT) -> TT:
-    """Retracts x + ξ to the manifold by one step of projector splitting, left to right."""
+    """Projects x + ξ back to trains of fixed ranks by a projector-splitting retraction."""
     start, own = orthogonal_cores(x, 0)
     cores, exponent = near_one(xi.cores)
     renewed = renewed_after(cores)

@@ -65,7 +65,7 @@ def _like_cores(out: Any, arguments: Any) -> list[Any]:
 
 @placed_by(_like_cores)
 def frame(x: TT) -> tuple[Frame, jax.Array, Any]:
-    """Computes the frame of a tangent space, left- and right-orthogonal cores of a train."""
+    """Computes the frame of the tangent space at a train: its left- and right-orthogonal cores."""
     left, exponent = orthogonal_cores(x, x.order - 1)
     exponent = settled(exponent)
     *others, last = x.cores
@@ -167,7 +167,7 @@ def gauged(at: Frame, deltas: Sequence[jax.Array]) -> Arrays:
 
 
 def is_tame(*trains: TT) -> bool:
-    """Whether concrete cores are so near one that tangent projections need no scaling."""
+    """Whether tangent vectors' cores are so near one that projections need no scaling."""
     if choose_kernel("tt.tangent_project", trains) is not NUMPY:
         return False
     for t in trains:
@@ -186,7 +186,7 @@ def is_tame(*trains: TT) -> bool:
 
 @placed
 def project(at: Frame, z: TT, even: bool = True) -> TT:
-    """Projects a train orthogonally on the tangent space of a frame: returns a tangent vector.
+    """Projects a train on the tangent space of a frame; returns the tangent vector, a train.
 
     With ``even`` every core of z goes over a power of two of its own, and the result takes the
     product of these; see `is_tame` for where that is not needed.
@@ -235,7 +235,7 @@ def carried(matrix: jax.Array, exponent: Any, renew: bool) -> tuple[jax.Array, A
 
 
 def renewed_after(cores: Sequence[jax.Array]) -> list[bool]:
-    """Returns, for each core, whether a sweep must rescale the matrix that it carries.
+    """Returns for each core whether a sweep must rescale its carried matrix.
 
     Bounds by how many powers of two each core may make the matrix grow, or shrink. Between two
     rescalings it stays in range, also squared and taken from both sides of a core.

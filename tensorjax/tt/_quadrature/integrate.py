@@ -238,7 +238,7 @@ class _Goal(NamedTuple):
 
 
 class _Problem(NamedTuple):
-    """Function to integrate, with its domain and the nodes of the quadrature rule."""
+    """Integrand of `tt.integrate` on the nodes of its quadrature rule, with the domain."""
 
     f: Callable[[Any], Any]
     domain: Domain
@@ -326,7 +326,7 @@ def _tried(
 
 
 def _between_levels(values: np.ndarray) -> float:
-    """Bounds the error of a mean of a function of few values; infinite for other functions.
+    """Bounds the error of an integral's Monte Carlo check if the function has few values, else inf.
 
     Then n random points miss a part of 3/n of the domain, wrong by the distance of the values.
     """
@@ -349,7 +349,7 @@ def _between(problem: _Problem, cores: Any, rng: np.random.Generator, count: int
 
 
 def _mean_error(off: np.ndarray) -> float:
-    """Returns the mean of differences plus two standard errors, the largest of all components."""
+    """Bounds an integral's error from differences at random points: |mean| + 2 standard errors."""
     spread = 2 * off.std(axis=0) / math.sqrt(max(len(off) - 1, 1))
     return float(np.max(np.abs(off.mean(axis=0)) + spread))
 
@@ -378,7 +378,7 @@ def _refined(counts: tuple[int, ...], found: _Try, wanted: float, rule: str) -> 
 
 
 def _fit_tolerance(tol: float, found: _Try, wanted: float) -> float | None:
-    """Returns a smaller tolerance for the cross approximation, or None if that is no help."""
+    """Returns a smaller cross tolerance for the next try of an integral; None if useless."""
     if found.cross_error <= wanted / 2:
         return None  # the rule is at fault
     least = 20 * float(np.finfo(np.asarray(found.train.cores[0]).dtype).eps)

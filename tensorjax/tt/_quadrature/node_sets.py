@@ -89,7 +89,7 @@ def _all_but_one(weights: Sequence[np.ndarray], cores: Sequence[np.ndarray]) -> 
 
 
 def trapezoidal_nodes(domain: Sequence[tuple[float, float]], bits: Sequence[int]) -> NodeSet:
-    """Builds the nodes of trapezoidal rules of 2^bits points, one mode per binary digit."""
+    """Builds the `NodeSet` of trapezoidal rules of 2^bits points, one mode per binary digit."""
     low, high = (list(ends) for ends in zip(*domain, strict=True))
     interleaved = len(domain) <= _INTERLEAVED
     grid = quantics_grid(low, high, bits, interleaved=interleaved, endpoint=True)

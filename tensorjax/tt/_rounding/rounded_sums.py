@@ -104,7 +104,7 @@ def near_one(terms: Sequence[Term]) -> tuple[list[Term], list[list[Any]]]:
 def sketches(
     terms: Sequence[Term], exponents: Sequence[Any], width: int, key: Any
 ) -> list[tuple[list[Array], list[Any]]]:
-    """Sketches the right unfoldings of all terms of a sum at every bond by one random train.
+    """Sketches all terms of a rounded sum from the right, bond by bond, by one random train.
 
     Each term has exponents of its own: on the way their parts may be of very different sizes.
     """
@@ -170,7 +170,7 @@ def projected(
 def within(
     terms: Sequence[Term], weights: Sequence[Any], tol: float, key: Any, probe: Any
 ) -> tuple[Cores, bool]:
-    """Rounds a weighted sum of trains and products to a tolerance, by sketches of growing width.
+    """Rounds a sum of terms (trains or products) to a tolerance, by sketches of growing width.
 
     ``key`` is of their random train, ``probe`` of the one that measures. What is left of the
     tolerance, `TRUNCATION`, is for a truncation; all of it if nothing is missed, as is told too.
@@ -188,7 +188,7 @@ def within(
 
 
 def _total(arrays: Sequence[Array], exponents: Sequence[Any]) -> tuple[Array, Any]:
-    """Sums arrays scaled by powers of two, Σ a·2^e, as mantissa and exponent."""
+    """Adds the parts of a rounded sum, which are scaled by powers of two; returns exponent too."""
     if len(arrays) == 1:
         return arrays[0], exponents[0]
     most = functools.reduce(namespace(arrays[0]).maximum, exponents)
@@ -197,7 +197,7 @@ def _total(arrays: Sequence[Array], exponents: Sequence[Any]) -> tuple[Array, An
 
 
 def _in_range(ws: list[Array]) -> tuple[list[Array], list[Any]]:
-    """Scales arrays near one by powers of two; returns the exponents too."""
+    """Scales the arrays of a rounded sum's terms near one by powers of two; returns exponents."""
     pairs = [balance.near_one([w]) for w in ws]
     return [w for (w,), _ in pairs], [e for _, e in pairs]
 
@@ -284,7 +284,7 @@ def by_grams(terms: Sequence[Term], weights: Sequence[Any], share: float) -> tup
 def missed(
     terms: Sequence[Term], weights: Sequence[Any], cores: Cores, width: int, key: Any
 ) -> float:
-    """Estimates the relative error of a rounded sum by a random train.
+    """Estimates the relative error of a rounded sum of trains by an independent random train.
 
     An independent random train of rank ``width`` looks at both from the right, and the first mode
     is summed exactly: an unbiased estimate of squares, of a spread of about √((1 + 2/width)^d /

@@ -49,7 +49,7 @@ _ONE_THREAD = 64
 
 @placed
 def orthogonalize(t: Train, center: int) -> Train:
-    """Orthogonalises a train: left-orthogonal cores before ``center``, right-orthogonal after.
+    """Orthogonalises a TT or TTMatrix around core ``center``, which then carries the norm.
 
     Args:
       t: TT or TTMatrix.
@@ -92,7 +92,7 @@ def _orthogonalized(t: TT, center: int) -> TT:
 
 
 def _are_small(cores: Sequence[Any]) -> bool:
-    """Whether a second thread takes more time than it gives in factorisations of cores."""
+    """Whether rounding of these cores is so small that a second thread would slow it down."""
     return max(max(c.shape[0], c.shape[-1]) for c in cores) <= _ONE_THREAD
 
 
@@ -118,7 +118,7 @@ def _orthogonal_in_range(t: TT, center: int) -> list[Any]:
 
 
 def orthogonal_cores(t: TT, center: int) -> tuple[list[jax.Array], Any]:
-    """Orthogonalises the cores of a train around ``center``; returns an exponent too.
+    """Orthogonalises a train to be rounded around core ``center``; returns cores and exponent.
 
     What is carried from core to core is kept near one: the norm of the cores that were passed may
     leave the range of the dtype where that of the train does not.
@@ -293,7 +293,7 @@ def _dynamic(t: TT, tol: float, method: Method, key: Any) -> TT:
 
 
 def _in_range(t: TT) -> TT:
-    """Checks a concrete train to round to be finite; scales it where its terms may get lost."""
+    """Checks that a concrete train to round is finite; scales it if its cores may overflow."""
     cores = [np.asarray(c) for c in t.cores]
     dtype = np.dtype(linalg.factor_dtype(t.dtype))
     if _are_at_hand([c.astype(dtype, copy=False) for c in cores]):
@@ -306,7 +306,7 @@ def _in_range(t: TT) -> TT:
 
 
 def _at_hand(cores: list[Any]) -> tuple[list[Any], int]:
-    """Scales host cores that are far from one by powers of two; returns the exponent too."""
+    """Scales host cores for rounding by powers of two; also returns the exponent."""
     return (cores, 0) if _are_at_hand(cores) else evened(cores)
 
 
@@ -338,7 +338,7 @@ def _either_round(
 def _by_sweeps(
     ranks: tuple[int, ...], method: Method, extra: int, cores: list[Any], key: Any
 ) -> list[Any]:
-    """Rounds a train to ranks by compiled C++, exactly or randomised."""
+    """Rounds a train to ranks by C++ sweeps in a compiled program, one kernel of `tt.round`."""
     width = 0 if method == "svd" else max(ranks) + extra
     return _native.round_to_ranks(
         cores, *randomized_rounding.random_train(cores, width, key), ranks
@@ -349,7 +349,7 @@ def _by_sweeps(
 def _either_round_jvp(
     ranks: tuple[int, ...], method: Method, extra: int, primals: Any, tangents: Any
 ) -> Any:
-    """Differentiates rounding by XLA's exact sweep, whichever kernel computed the value."""
+    """Differentiates `round` to given ranks by XLA's sweep, whatever the kernel."""
     (cores, _), (moved, _) = primals, tangents
 
     def differentiable(cores: list[Any]) -> list[Any]:

@@ -50,7 +50,7 @@ def shape_of(term: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 def factors_of(term: tuple[Any, ...], dtype: Any) -> list[tuple[Any, ...]]:
-    """Returns the cores of a product's factors, grouped by mode."""
+    """Returns the cores of one product in a sum of products: a tuple of factors per mode."""
     out = []
     for cores in zip(*(t.cores for t in term), strict=True):
         cores = [c.astype(dtype) for c in cores]
@@ -140,7 +140,7 @@ def _static(terms: Any, weights: Any, tol: Any, key: Any, ranks: tuple[int, ...]
 
 
 def _is_cpp(terms: Any, tol: Any, dtype: Any) -> bool:
-    """Whether C++ rounds a sum of products in CPU programs: only one TT-matrix times a train."""
+    """Whether a sum of products is one TT-matrix times a train, which C++ rounds on a CPU."""
     a, x = terms[0][0], terms[0][-1]
     one = len(terms) == 1 and isinstance(a, TTMatrix) and isinstance(x, TT)
     shape = [m * n for m, n in zip(a.row_shape, x.shape, strict=True)] if one else []

@@ -142,7 +142,7 @@ def log_density(t: TT, indices: ArrayLike, *, squared: bool = False) -> jax.Arra
 
 
 def _logarithms(t: TT, index: Any, squared: bool) -> Any:
-    """Computes log-probabilities at multi-indices of a train, in NumPy or JAX as its cores."""
+    """Computes log-probabilities (`log_density`) at multi-indices of a train that is a density."""
     log, sign = _log_entries(t, index)
     if squared:
         return 2 * (log - log_norm(t).astype(log.dtype))

@@ -34,7 +34,7 @@ def is_real(t: TT) -> None:
 
 
 def sums_to_the_right(t: TT) -> tuple[list[Any], list[Any], Any]:
-    """Sums a train over all modes right of each bond: a scaled vector per bond.
+    """Sums a density's train over all modes right of each bond, to draw samples.
 
     Returns:
       Vectors (r_k,) for k = 1 … d, scaled to be near one; the factors, one a core, by which they

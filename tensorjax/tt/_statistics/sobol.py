@@ -261,7 +261,7 @@ def _contracted_all(
 
 
 def _values(t: TT, weights: Any, masks: Any, normalize: bool) -> Any:
-    """Computes sums of the variance components that each mask selects, as shares if asked."""
+    """Computes sums of a train's variance components for Sobol indices, one per mask."""
     kind = linalg.factor_dtype(t.dtype)
     cores, exponent = near_one([c.astype(kind) for c in t.cores])
     pairs = averages(TT._unchecked(tuple(cores)), weights)

@@ -44,7 +44,7 @@ def _probabilities(k: int, w: Any, n: int, dtype: Any) -> Any:
 
 
 def averages(t: TT, weights: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """Returns the mean of each core over its mode, and the weighted deviations from it."""
+    """Averages each core over its mode's probabilities; also returns the weighted deviations."""
     out = []
     for core, w in zip(t.cores, weights, strict=True):
         xp = np if linalg.is_host(core) else jnp

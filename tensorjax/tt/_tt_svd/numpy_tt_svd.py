@@ -52,7 +52,7 @@ _FEW, _MANY = 4, 1024
 
 
 class _Group(NamedTuple):
-    """Modes that a TT-SVD splits off together, with their cores and discarded energies.
+    """Modes that the host TT-SVD splits off together, with their cores and discarded energies.
 
     Attributes:
       modes: their sizes, in order.
@@ -68,7 +68,7 @@ class _Group(NamedTuple):
 
 
 class _Cut(NamedTuple):
-    """Position where a TT-SVD can cut an array: a number of modes from the left or right."""
+    """Position where the NumPy TT-SVD can cut an array: a number of modes from left or right."""
 
     modes: int
     right: bool
@@ -140,7 +140,7 @@ def _identities(left: int, modes: Sequence[int], dtype: Any) -> list[Any]:
 
 
 def _group(found: Subspace, modes: tuple[int, ...], bond: int) -> _Group:
-    """Returns a group of modes that a TT-SVD leaves whole, as their bond has full rank."""
+    """Returns a group of modes that the host TT-SVD leaves whole, as their bond has full rank."""
     return _Group(modes, [], [0.0] * (len(modes) - 1) + [found.discarded], bond)
 
 
@@ -182,7 +182,7 @@ def _split_off(
 def _split(
     basis: Any, found: Subspace, asked: Asked, caps: Sequence[int] | None
 ) -> tuple[list[Any], list[float]]:
-    """Splits a basis (r_0, n_1, …, n_k, m) into isometric cores of a TT-SVD.
+    """Splits a basis (r_0, n_1, …, n_k, m), found by the host TT-SVD, into isometric cores.
 
     Also returns the energies lost at the bonds; the last includes what the basis had left out.
     """
@@ -215,7 +215,7 @@ def _split(
 
 
 def _norm_to_the_right(core: Any, rights: list[_Group], asked: Asked) -> list[Any]:
-    """Moves the norm of a TT-SVD to the last core; truncates cores on the right once more.
+    """Moves the norm in the host TT-SVD to the last core; truncates cores on the right once more.
 
     Their bonds were cut before those on the left had taken their noise off. What was left of the
     energy that they may discard is used now.
@@ -233,7 +233,7 @@ def _norm_to_the_right(core: Any, rights: list[_Group], asked: Asked) -> list[An
 
 
 def _orthonormal_columns(a: Any, spare: float | None) -> tuple[Any, Any]:
-    """Factorises a ≈ q r with orthonormal q; discards energy of at most ``spare``."""
+    """Factors an unfolding of a host TT-SVD as q r, q orthonormal; discards ``spare`` energy."""
     if a.shape[0] <= a.shape[1]:
         q, r = np.eye(len(a), dtype=a.dtype), a
     else:
@@ -278,7 +278,7 @@ def _probed(x: np.ndarray, asked: Asked, caps: Sequence[int] | None) -> int | No
 
 
 def _next_cut(left: int, modes: tuple[int, ...], right: int, guess: int) -> _Cut:
-    """Chooses where a TT-SVD cuts next: the cheapest cut, or the first mode of a small array."""
+    """Chooses where the host TT-SVD cuts next: the cheapest cut, or mode one of a small array."""
     small = left * math.prod(modes) * right < _PLAIN
     return _Cut(1, False) if small else _cheapest(left, modes, right, guess)
 
@@ -312,7 +312,7 @@ def _best(
 def _candidates(
     left: float, modes: Sequence[int], right: float, guess: int
 ) -> list[tuple[_Cut, float]]:
-    """Lists the cuts that a TT-SVD can take next, with the shorter sides of their unfoldings.
+    """Lists the cuts that the TT-SVD of a NumPy array can take next, with unfolding sides.
 
     A side that is no longer than the rank would stay whole: a pass over the data for nothing.
     """

@@ -43,7 +43,7 @@ def least_share(dtype: Any) -> float:
 
 
 def compiled_tt_svd(x: np.ndarray, share: float) -> list[np.ndarray] | None:
-    """Computes the TT-SVD of a small real array in C++; None if a side is too long.
+    """Decomposes a small real array for `from_dense` by the C++ TT-SVD; None if a side is too long.
 
     Args:
       x: (n_1, …, n_d), float32 or float64; so are the cores. Computed in double precision.

@@ -155,7 +155,7 @@ def compose(
     key: Key | None = None,
     **options: Any,
 ) -> tuple[FunctionTrain, InterpolateInfo]:
-    """Composes a function with functional trains, x ↦ outer(f(x), g(x), …), by interpolation.
+    """Interpolates x ↦ outer(f(x), g(x), …) of functional trains by a new functional train.
 
     Args:
       outer: takes one array (batch,) of values for each function, and returns (batch,) values.

@@ -118,7 +118,7 @@ class Basis(abc.ABC):
 
 
 def checked_interval(low: Any, high: Any) -> tuple[float, float]:
-    """Returns the ends of an interval as floats; raises ValueError if not finite low < high."""
+    """Returns the interval of a basis as floats; ValueError unless finite and low < high."""
     try:
         ends = float(low), float(high)
     except (TypeError, ValueError):
@@ -134,7 +134,7 @@ def degree_of(value: Any, low: int) -> int:
 
 
 def same_interval(a: Basis, b: Any, k: int) -> None:
-    """Raises ValueError if two functions' bases of variable k differ in kind or interval."""
+    """Raises ValueError unless two bases, those of variable k, agree in kind and interval."""
     if type(a) is not type(b) or (a.low, a.high) != (b.low, b.high):
         raise ValueError(
             f"variable {k}: expected bases of one kind on one interval, got {a!r} and {b!r}; "

@@ -128,7 +128,7 @@ class Chebyshev(Basis):
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _polynomials(t: jax.Array, count: int) -> jax.Array:
-    """Evaluates the Chebyshev polynomials T_0, …, T_{n−1} at points in [−1, 1], in JAX.
+    """Evaluates a `Chebyshev` basis, T_0, …, T_{n−1}, at JAX points in [−1, 1], by cosines.
 
     By cosines: a loop over the recurrence takes XLA several times longer to compile. The derivative
     is that of the series, for arccos has none at the ends.

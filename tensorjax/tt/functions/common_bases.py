@@ -40,7 +40,7 @@ def on_common_bases(f: FunctionTrain, g: FunctionTrain) -> tuple[tuple[Basis, ..
 
 
 def check_boxes(f: FunctionTrain, g: FunctionTrain) -> None:
-    """Raises an error if two functional trains differ in their boxes or kinds of basis."""
+    """Raises ValueError if function trains have no common bases: other boxes or kinds of basis."""
     if checked(f).ndim != checked(g, "g").ndim:
         raise ValueError(f"g: expected a function of {f.ndim} variables, got {g.ndim}")
     for k, (a, b) in enumerate(zip(f.bases, g.bases, strict=True)):

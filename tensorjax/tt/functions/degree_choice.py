@@ -24,7 +24,7 @@ _PLATEAU = 3.0
 
 
 class Values(NamedTuple):
-    """Callable that evaluates a function at points and counts them, up to a limit.
+    """Callable that evaluates a function for the choice of degrees and counts the points.
 
     Attributes:
       function: of points (batch, d), checked; gives values (batch, components).
@@ -136,7 +136,7 @@ def _tail(rows: np.ndarray, matrix: np.ndarray) -> np.ndarray:
 
 
 def slice_norms(cores: Cores) -> list[np.ndarray]:
-    """Computes the norm of each slice of a train of coefficients, mode by mode."""
+    """Computes norms of the coefficient slices of a functional train, by which degrees are cut."""
     cores, exponent = right_orthogonal(list(cores))
     norms = []
     for k in range(len(cores)):

@@ -110,6 +110,6 @@ class _Density:
 
 
 def _cells(basis: Basis) -> np.ndarray:
-    """Ends of the cells about the nodes of a basis, (n + 1,)."""
+    """Returns the ends (n + 1,) of the cells about basis nodes, in which error points are drawn."""
     nodes = basis.nodes
     return np.concatenate([[basis.low], (nodes[1:] + nodes[:-1]) / 2, [basis.high]])

@@ -138,7 +138,7 @@ def _gradient(f: FunctionTrain, x: jax.Array) -> jax.Array:
 
 
 def in_pieces(f: FunctionTrain, x: jax.Array, function: Any) -> jax.Array:
-    """Applies a function of a functional train and points to a long batch in pieces."""
+    """Evaluates a function of a functional train at a long batch of points, piece by piece."""
     widest = max(math.prod(c.shape) // min(c.shape[0], c.shape[2]) for c in f.coefficients.cores)
     piece = max(1, _PIECE // widest)
     if x.shape[0] <= piece:
@@ -162,7 +162,7 @@ def _values(f: FunctionTrain, x: jax.Array) -> jax.Array:
 
 
 def _dtype(f: FunctionTrain, of_points: Any) -> Any:
-    """Returns the dtype of a functional train's values at points of a dtype."""
+    """Returns the dtype of a functional train's values when evaluated at points of a dtype."""
     real = jnp.finfo(f.dtype).dtype
     if jnp.finfo(of_points).bits > jnp.finfo(real).bits:
         real = of_points

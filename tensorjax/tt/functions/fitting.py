@@ -220,7 +220,7 @@ class _Data:
 
 
 class _Fit(NamedTuple):
-    """Least-squares fits to the samples without each held-out part, and to all samples.
+    """Functional trains fitted to samples: one without each held-out part, and one to all.
 
     Attributes:
       replicas: cores of every fit, of the same ranks; that to all samples is the last one.
@@ -239,7 +239,7 @@ class _Fit(NamedTuple):
 
 
 class _Work:
-    """Running fit of a functional train to samples: bases, starts, best fit, history."""
+    """Running least-squares fit of a functional train to samples: bases, starts, best, history."""
 
     def __init__(
         self, data: _Data, bases: list[Basis], ranks: tuple[int, ...], tol: float,

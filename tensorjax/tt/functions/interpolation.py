@@ -241,7 +241,7 @@ def interpolate(
 
 
 def _times_power(f: Callable[[Any], Any], exponent: int, x: Any) -> Any:
-    """Evaluates a function times a power of two, in halves, for that may be out of range itself."""
+    """Evaluates the function to interpolate times 2^exponent, in two halves that are in range."""
     return f(x) * 2.0 ** (exponent // 2) * 2.0 ** (exponent - exponent // 2)
 
 
@@ -275,7 +275,7 @@ def _given(pivots: Any, dims: int) -> np.ndarray:
 
 
 def _components(cores: Cores, dims: int) -> list[Cores]:
-    """Splits a train whose last mode are components, if it has one, into a train for each."""
+    """Splits an interpolated train whose last mode are components into one train for each."""
     if len(cores) == dims:
         return [cores]
     *first, last, mode = cores
@@ -283,7 +283,7 @@ def _components(cores: Cores, dims: int) -> list[Cores]:
 
 
 class _Checked:
-    """Callable that evaluates a function at points; ValueError for NaN, Inf or wrong shapes."""
+    """Callable that `interpolate` samples a function by; ValueError for NaN, Inf, wrong shapes."""
 
     def __init__(
         self, f: Callable[[Any], Any], shape: tuple[int, ...], vectorized: bool, executor: Any
@@ -316,7 +316,7 @@ class _Checked:
 
 
 class _Fit(NamedTuple):
-    """Functional train from one cross approximation, with its error at random points."""
+    """Functional train interpolated by one cross approximation, with its error at random points."""
 
     bases: list[Basis]
     cores: Cores

@@ -23,7 +23,7 @@ _PIECE = 2**22
 
 
 def smooth_coordinates(basis: Basis) -> np.ndarray:
-    """Returns the matrix to a basis from coordinates that are orthonormal in a smoothness norm.
+    """Returns the change of basis of the least-squares fit, orthonormal in a smoothness norm.
 
     The norm of one variable is ‖f‖² + ‖f' (high − low) / π‖², means over the interval; that of
     several is the product, so high degrees and interactions of many variables count more. The first
@@ -53,7 +53,7 @@ def values_at(cores: Cores, rows: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def through(left: np.ndarray, at: np.ndarray, core: np.ndarray) -> np.ndarray:
-    """Multiplies a row vector per sample by a core and the sample's basis values."""
+    """Multiplies a row vector per sample by a core and basis values, in a sweep of an ALS fit."""
     return einsum("ba,bn,ans->bs", left, at, core)
 
 
@@ -120,7 +120,7 @@ def _design(left: np.ndarray, at: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def _positive_solve(matrix: np.ndarray, right_side: np.ndarray, shift: float) -> np.ndarray:
-    """Solves a linear system with a positive semidefinite matrix plus a shift."""
+    """Solves the normal equations of an ALS fit, a positive semidefinite matrix plus a shift."""
     # Roundoff must not make a direction that no sample sees look determined.
     floor = 4 * np.finfo(np.float64).eps * float(np.real(np.trace(matrix)))
     matrix[np.diag_indices(len(matrix))] += max(shift, floor) or 1.0
@@ -130,7 +130,7 @@ def _positive_solve(matrix: np.ndarray, right_side: np.ndarray, shift: float) ->
 def first_order(
     rows: Sequence[np.ndarray], values: np.ndarray, ridges: Sequence[float]
 ) -> list[Cores]:
-    """Fits sums of functions of one variable to samples, as trains of TT-rank two.
+    """Fits sums of one-variable functions by least squares, as functional trains of TT-rank two.
 
     Args:
       rows: values (N, n_k) of the bases at the samples, the constant first.

@@ -17,7 +17,7 @@ TELLING = 10
 
 
 def telling(squares: np.ndarray) -> float:
-    """Number of points that carry a sum of squares, (Σ s)² / Σ s², from values over their maximum.
+    """Returns (Σ s)² / Σ s², the number of points that carry a peaked sum; 0 for all zeros.
 
     Example:
       >>> import numpy as np

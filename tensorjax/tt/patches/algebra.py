@@ -90,7 +90,7 @@ def _evaluate_each(p: PatchedTT, rows: np.ndarray) -> jax.Array:
 
 
 def _groups(rows: np.ndarray) -> dict[Prefix, np.ndarray]:
-    """Groups equal rows of an array: returns the positions of each distinct row."""
+    """Groups equal index prefixes of patches: returns the positions of each distinct row."""
     unique, which = np.unique(rows, axis=0, return_inverse=True)
     order = np.argsort(which.ravel(), kind="stable")
     parts = np.split(order, np.cumsum(np.bincount(which.ravel()))[:-1])
@@ -242,7 +242,7 @@ def norm(p: PatchedTT) -> jax.Array:
 
 
 def _overlap(prefixes: tuple[Prefix, ...]) -> bool:
-    """Whether some patches are equal or one lies within another."""
+    """Whether patches of a function overlap: two are equal, or one lies within another."""
     kept = set(prefixes)
     inside = any(prefix[:k] in kept for prefix in prefixes for k in range(len(prefix)))
     return inside or len(kept) < len(prefixes)

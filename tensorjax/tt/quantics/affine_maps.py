@@ -186,7 +186,7 @@ def _marked(step: dict[Any, Any], left: Any, right: Any, at: tuple[int, int], ba
 def _carried(
     step: dict[Any, np.ndarray], added: np.ndarray, base: int
 ) -> Iterable[tuple[Any, np.ndarray]]:
-    """Yields the blocks of a digit automaton whose sums are multiples of the base, with carries."""
+    """Yields an affine map's automaton blocks whose digit sums the base divides, with carries."""
     for (left, right), block in step.items():
         total = np.array(left) + added
         if not (total % base).any():

@@ -52,7 +52,7 @@ def automaton(steps: Sequence[Step], start: Mapping[Any, Any], end: Mapping[Any,
 
 
 def over_dimensions(grid: QuanticsGrid, factors: Sequence[Sequence[Any] | None]) -> list[Any]:
-    """Combines trains over single dimensions of a quantics grid to one over all digits.
+    """Combines trains over one dimension's digits each to one over all digits of a quantics grid.
 
     Args:
       grid: whose order of digits counts.
@@ -108,7 +108,7 @@ def _merged_matrices(cores: Sequence[Any]) -> Any:
 
 
 def parameter(name: str, value: Any, dtype: Any = None) -> tuple[Any, Any]:
-    """Converts parameters of a quantics train to an array; also returns the dtype of the train.
+    """Converts the parameter of a train over digits to an array; also returns the train's dtype.
 
     Concrete ones are NumPy's in double precision, with which cores are computed on the host.
     """

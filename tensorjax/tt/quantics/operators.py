@@ -72,7 +72,7 @@ def shift(
 
 
 def _carried(base: int, bits: int, by: int, *, periodic: bool) -> list[Any]:
-    """Builds the cores of a shift in one dimension, as an addition of digits with carries."""
+    """Builds the cores of a shift by grid points in one dimension: adds digits, with carries."""
     if by >= base**bits:
         return [np.zeros((1, base, base, 1))] * bits
     rows, columns = np.ogrid[:base, :base]
@@ -216,7 +216,7 @@ def _differences(
 def _begun(
     weights: tuple[float, ...], stays: Mapping[str, np.ndarray], boundary: str
 ) -> dict[str, np.ndarray]:
-    """Returns the blocks of a difference operator by the automaton state that each leads to."""
+    """Returns the digit blocks of a quantics difference operator, by the automaton's next state."""
     (lower, _, upper), base = weights, len(stays["carry"])
     begun = {"carry": lower * np.eye(base, k=-1), "borrow": upper * np.eye(base, k=1)}
     if boundary == "periodic":
@@ -270,7 +270,7 @@ def inverse_laplacian(grid: QuanticsGrid, *, dtype: DTypeLike | None = None) -> 
 
 
 def _green_terms(base: int) -> np.ndarray:
-    """Builds the core that computes 1, i, j, i j and min(i, j) of two indices digit by digit.
+    """Builds the core of the inverse Laplacian on a quantics grid: terms 1, i, j, i j, min(i, j).
 
     Row r, column s: how term r of (digit + share)/base holds term s of the shares of the digits to
     come.

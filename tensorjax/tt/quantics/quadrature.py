@@ -52,7 +52,7 @@ def rule(grid: QuanticsGrid, dim: int) -> list[Any]:
 
 
 def coarse_rule(grid: QuanticsGrid, dim: int) -> list[Any]:
-    """Builds the cores of trapezoidal weights on every base-th grid point of a dimension."""
+    """Builds cores of a coarse trapezoidal rule on every base-th quantics point, for errors."""
     base, bits, h = grid.base, digits_of(grid)[dim], grid.spacing[dim]
     first, last = np.eye(base)[0], np.eye(base)[-1]
     step = {("all", "all"): np.ones(base), ("first", "first"): first}

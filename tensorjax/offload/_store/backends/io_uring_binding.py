@@ -52,7 +52,7 @@ def _load() -> tuple[_Calls | None, str]:
 
 
 def status() -> str:
-    """Returns the reason why io_uring cannot be called here; empty if it can.
+    """Returns the reason why the C library of io_uring cannot be loaded here; empty if it can.
 
     Whether the kernel grants one is another question, for `uring.probe`.
     """

@@ -86,6 +86,6 @@ def buffered(**options: Any) -> ThreadBackend:
 
 
 def memory(**options: Any) -> ThreadBackend:
-    """Constructs a thread-pool backend on a file in memory, which is lost when closed."""
+    """Constructs the thread backend `memory`, on a file in memory that is lost when closed."""
     options = {"name": "memory", "workers": 2, "volatile": True, **options}
     return ThreadBackend(lambda _, capacity, __: MemoryFile(capacity), **options)

@@ -23,7 +23,7 @@ else:
 
 
 def copies_status() -> str:
-    """Returns the reason why copies cannot bypass the CPU caches here; empty if they do."""
+    """Returns the reason why copies with checksums cannot bypass the CPU caches, or ""."""
     return _why
 
 

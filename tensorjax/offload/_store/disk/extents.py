@@ -99,7 +99,7 @@ def extents(places: Iterable[Place]) -> list[Extent]:
 
 @dataclass(frozen=True)
 class Spec:
-    """Checked shape and dtype of a tensor that an extent is to hold."""
+    """Specification of a tensor's extent in the data file: checked shape and dtype."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -135,7 +135,7 @@ def checked(name: str, like: Any) -> Spec:
 
 
 def _has_name(dtype: np.dtype) -> bool:
-    """Whether NumPy can restore a dtype from its name, as a store's index records it."""
+    """Whether NumPy restores a dtype from its name; extents hold no others."""
     try:
         return np.dtype(dtype.name) == dtype
     except TypeError:
@@ -247,7 +247,7 @@ class Run(NamedTuple):
 
 
 class Layouts:
-    """Cache of runs: how the extents of a read or write are joined to longer transfers.
+    """Cache of runs: the transfers into which the extents of a read or write are joined.
 
     Args:
         block: Most bytes of one transfer.

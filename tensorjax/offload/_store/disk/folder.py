@@ -33,7 +33,7 @@ _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "gluste
 
 @dataclass(frozen=True)
 class Paths:
-    """Paths of the files in a store's folder that belong to one process.
+    """Paths of one process's files in a store's folder: data, index and copies, names, lock.
 
     Attributes:
         folder: Of the store.
@@ -170,7 +170,7 @@ def keep_names(paths: Paths, index: _index.Index) -> None:
 
 
 def prepare(paths: Paths, index: _index.Index) -> list[Path]:
-    """Writes the next index and its copy into a store's folder, as temporary files for `adopt`.
+    """Writes the next index and its copy beside those in a store's folder, for `adopt` to rename.
 
     Raises:
         CapacityError: if the disk is full; nothing is left.
@@ -185,7 +185,7 @@ def prepare(paths: Paths, index: _index.Index) -> list[Path]:
 
 
 def adopt(paths: Paths, fresh: Path, copy: Path) -> None:
-    """Makes a prepared index the committed one of a store's folder; keeps the previous index.
+    """Replaces the index of a store's folder by a prepared one; keeps the previous index.
 
     The copy is replaced first: it is never older than the index. Nothing is ever missing.
     """
@@ -229,7 +229,7 @@ def commit(
 
 
 def checked_capacity(paths: Paths, index: _index.Index | None, capacity: int | None) -> int:
-    """Checks a data file in a store's folder: returns its capacity; raises if too small.
+    """Returns a store's capacity in bytes; raises CapacityError if its index needs more.
 
     Raises:
         ValueError: if none is given for a new store.
@@ -255,7 +255,7 @@ def checked_capacity(paths: Paths, index: _index.Index | None, capacity: int | N
 
 
 def load(paths: Paths, model: Any, say: Callable[[str], None]) -> _index.Index | None:
-    """Loads the committed index of a store's folder, restored if damaged; None for a new store.
+    """Loads a store's committed index, restored if damaged; None for a new store.
 
     An index that is lost or changed is replaced by its copy, or, in a store of one process, by the
     one of the commit before, of which tensors that were written since are found out as they are
@@ -305,7 +305,7 @@ def load(paths: Paths, model: Any, say: Callable[[str], None]) -> _index.Index |
 
 
 def _restore(paths: Paths, say: Callable[[str], None]) -> None:
-    """Restores the lost or damaged index in a store's folder from its copy or predecessor."""
+    """Restores a store's lost or damaged index file from its copy or predecessor."""
     try:
         content = paths.index.read_bytes()
         _index.parse(content, paths.index)
@@ -331,7 +331,7 @@ def _restore(paths: Paths, say: Callable[[str], None]) -> None:
 
 
 def _settle(paths: Paths) -> None:
-    """Completes or undoes, in a store's folder, an interrupted commit of several processes.
+    """Completes or undoes an interrupted commit of several processes to a store's index.
 
     A process goes forward only after all have prepared their index. So if one has, the others can
     follow it; if none has, all go back.

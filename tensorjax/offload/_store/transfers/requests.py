@@ -9,7 +9,7 @@ from tensorjax.offload._store.transfers.staging import Pool
 
 
 class Slot:
-    """Pending requests on one copy of an extent on disk: at most one writer, and readers."""
+    """Requests pending on one of an extent's two slots on disk: at most one writer, and readers."""
 
     __slots__ = ("readers", "writer")
 
@@ -47,7 +47,7 @@ class Op:
 
 
 def nothing(_: object) -> None:
-    """Does nothing: the default of callbacks, such as a request's check of its transfers."""
+    """Does nothing: the default callback of a read or write request."""
 
 
 class Request:

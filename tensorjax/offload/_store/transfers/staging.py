@@ -40,7 +40,7 @@ def sizes(staging: int | None, block: int, largest: int) -> tuple[int, int]:
 
 
 def aligned(size: int) -> np.ndarray:
-    """Allocates a zeroed byte array at a multiple of 64 bytes, outside the staging pools."""
+    """Allocates a zeroed, 64-byte-aligned byte array for staging, outside the pools."""
     found = np.zeros(size + PACKED, np.uint8)
     start = -found.ctypes.data % PACKED
     return found[start : start + size]

@@ -90,7 +90,7 @@ def looks_across(
 
 @functools.lru_cache(maxsize=16)
 def _updates(transformation: Any) -> Any:
-    """Returns a compiled function that makes a few trial updates by an optimiser.
+    """Returns a compiled function that makes trial updates, to see if groups affect each other.
 
     It is compiled once for a transformation and structures.
     """

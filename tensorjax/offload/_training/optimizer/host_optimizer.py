@@ -225,7 +225,7 @@ def _squares(x: Any) -> float:
 
 
 def _widened(x: Any) -> Iterator[np.ndarray]:
-    """Yields parts of a half-precision gradient for the host optimiser, in single precision."""
+    """Yields parts of a half-precision gradient in single precision, for `HostOptimizer`."""
     memory = jax.block_until_ready(x).unsafe_buffer_pointer() if x.size else 0
     held = (ctypes.c_char * x.nbytes).from_address(memory)  # NumPy's own view would not end here
     for start in range(0, x.nbytes, _PART):

@@ -67,7 +67,7 @@ def named(transformation: Any, name: str, params: Any) -> Any:
 
 
 def alike(some: Named, other: Named, params: Any) -> bool:
-    """Whether two labelled transformations of groups have equal programs for given parameters."""
+    """Whether two groups' labelled Optax transformations trace to equal programs."""
     these = kind(params)
     try:
         return _same(_traced(some, *these), _traced(other, *these))
@@ -83,7 +83,7 @@ def kind(params: Any) -> tuple[Any, Any]:
 
 @functools.lru_cache(maxsize=1024)
 def _traced(transformation: Any, structure: Any, kinds: tuple[Any, ...]) -> list[Any]:
-    """Traces an optimiser's init and update, and lists both, so that two can be compared."""
+    """Traces init and update of a labelled transformation to lists, for comparison with others."""
     params = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*kind) for kind in kinds])
     with jax.numpy_dtype_promotion("standard"):
         init, state = jax.make_jaxpr(transformation.init, return_shape=True)(params)

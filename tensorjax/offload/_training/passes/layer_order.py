@@ -7,7 +7,7 @@ from tensorjax.offload._training.options import Schedule
 
 
 class Order:
-    """Timeline of a training: the order of layers in all steps, parameter versions, deadlines.
+    """Order of the layers' passes over all steps, with parameter versions and deadlines.
 
     Time is counted in positions: one for each layer of the forward pass and, but for the last one,
     of the backward pass, on through all steps. A version of parameters is the number of updates

@@ -25,7 +25,7 @@ Inputs = list[list[Any]]
 
 @dataclass
 class _Begun:
-    """Record of a layer's backward pass that the device has begun to compute."""
+    """Backward pass of one layer that `Passes` has started on the device."""
 
     layer: Layer
     step: int

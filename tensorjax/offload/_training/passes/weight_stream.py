@@ -16,7 +16,7 @@ _AWAY = object()  # placeholder of parameters that are not on the device yet
 
 @dataclass
 class _Entry:
-    """Cache entry of a parameter group that is on the device, or on its way there."""
+    """Entry of the weight stream: a parameter group that is on the device, or on its way there."""
 
     version: int
     params: Any = _AWAY

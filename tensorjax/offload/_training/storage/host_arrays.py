@@ -16,7 +16,7 @@ _POINTERS = threading.Lock()
 
 
 def cpu() -> Any:
-    """Returns JAX's CPU device, where host arrays lie, or raises RuntimeError."""
+    """Returns JAX's CPU device, which holds the optimiser's host arrays, or raises RuntimeError."""
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError as error:
@@ -37,7 +37,7 @@ def begin(tree: Any) -> Any:
 
 
 def to_host(tree: Any) -> Any:
-    """Transfers arrays to host memory and waits for them; host arrays are returned as they are.
+    """Copies a pytree of device arrays to the optimiser's host memory and waits for the copies.
 
     An accelerator copies to pinned memory by itself, many times as fast as to other memory. The
     arrays stay in it, as a copy to fresh memory would take longer than the transfer. It is not
@@ -50,7 +50,7 @@ def to_host(tree: Any) -> Any:
 
 
 def lends(device: Any) -> bool:
-    """Whether a device's arrays arrive on the host in memory that XLA cannot write to."""
+    """Whether arrays of a device other than the CPU reach host memory as copies, not as views."""
     return device != cpu()
 
 
@@ -78,7 +78,7 @@ def view(x: Any) -> np.ndarray:
 
 
 def elsewhere(x: Any) -> bool:
-    """Whether an array lies on devices other than the host CPU."""
+    """Whether an array has to be moved to host memory: none of its devices is the host CPU."""
     return isinstance(x, jax.Array) and cpu() not in x.sharding.device_set
 
 
@@ -102,7 +102,7 @@ def _copied(x: Any) -> Any:
 
 @jax.jit
 def _copy(x: Any, zero: Any) -> Any:
-    """Copies a host array in parallel, by a bitwise OR with ``zero``; plainly if that is None."""
+    """Copies an array in host memory by a parallel XLA program (OR with ``zero``), or plainly."""
     if zero is None:
         return jnp.copy(x)
     return jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(x, zero.dtype) | zero, x.dtype)

@@ -14,7 +14,7 @@ from tensorjax.offload._training.trace import Trace
 
 
 class Reading(Protocol):
-    """Protocol of a pending read of pytrees from host memory or from a tensor store."""
+    """Protocol of a pending read of pytrees from a trainer's storage, on host or disk."""
 
     def ready(self) -> bool:
         """Whether a read of pytrees is complete, so that `arrays` returns at once."""
@@ -254,7 +254,7 @@ class StoreStorage:
 
 
 class Held:
-    """Completed read of pytrees whose arrays are in memory already."""
+    """Completed read of pytrees from a trainer's storage: the arrays are in memory already."""
 
     def __init__(self, arrays: list[list[Any]]) -> None:
         self._arrays = arrays

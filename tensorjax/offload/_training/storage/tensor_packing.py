@@ -18,7 +18,7 @@ SMALL = 64 * 1024
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """Specification of one array in a pytree: its path, shape and dtype."""
+    """Specification of one array of a pytree that is packed into tensors: path, shape and dtype."""
 
     path: str
     shape: tuple[int, ...]
@@ -31,7 +31,7 @@ class Leaf:
 
 
 class TensorPacking:
-    """Mapping between the arrays of one pytree and the tensors of a store that hold them.
+    """Packing of a pytree's arrays into a store's tensors: large ones alone, small ones together.
 
     Arrays below 64 KiB share one tensor, ``name/packed``; others have one each, ``name/path``.
 
