@@ -66,6 +66,6 @@ if not TYPE_CHECKING:  # checkers see the imports above, and report names that a
 
 
 def __dir__() -> list[str]:
-    """Lists the public names of tensorjax, without packages whose extra is not installed."""
+    """Lists for `dir` the names in the root package, without packages whose extra is missing."""
     there = (name for name in _EXTRA if all(map(_extras.is_there, _extras.NEEDED[name])))
     return [*__all__, *there, "__version__"]

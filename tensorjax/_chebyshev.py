@@ -42,7 +42,7 @@ def extremum_weights(count: int) -> np.ndarray:
 
 
 def lagrange(xp: Any, nodes: np.ndarray, weights: np.ndarray, x: Any) -> Any:
-    """Evaluates all Lagrange polynomials of given nodes at points (m,), as a matrix (m, n).
+    """Evaluates Lagrange polynomials of Chebyshev points by the barycentric formula, (m, n).
 
     Of NumPy or JAX, by the module ``xp``.
 
@@ -72,7 +72,7 @@ def differentiation(count: int) -> np.ndarray:
 
 
 def clenshaw_curtis(count: int) -> np.ndarray:
-    """Returns Clenshaw–Curtis quadrature weights of the inner points of `extrema`.
+    """Returns Clenshaw–Curtis weights of the inner Chebyshev extrema, (n − 2,), as NumPy.
 
     (n − 2,): those of both ends are left out.
     """
@@ -114,7 +114,7 @@ def derivative_series(count: int) -> np.ndarray:
 
 
 def integrals(count: int) -> np.ndarray:
-    """Returns the integrals of the first ``count`` Chebyshev polynomials over [−1, 1].
+    """Returns ∫ T_k over [−1, 1] of the plain Chebyshev polynomials T_0, …, as a NumPy array.
 
     (n,), of T_0, …, T_{n−1}.
     """

@@ -25,12 +25,12 @@ R = TypeVar("R")
 
 
 def is_traced(*trees: Any) -> bool:
-    """Whether any leaf of the arguments is a JAX tracer (under jit, vmap or grad)."""
+    """Whether an argument holds a JAX tracer (jit, vmap, grad), so that no entry can be checked."""
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees))
 
 
 def on_cpu(x: Any, *others: Any) -> bool:
-    """Argument check: whether all are concrete, and the first one is in the memory of one CPU."""
+    """Whether arrays are concrete and the first is on one CPU device, a condition of kernels."""
     if is_traced(x, *others):
         return False
     if isinstance(x, jax.Array):
@@ -72,7 +72,7 @@ def inexact(name: str, x: Any) -> jax.Array | np.ndarray:
 
 
 def _remedy(dtype: Any) -> str:
-    """Says how an array of a dtype that is none of numbers with fractions is made one that is."""
+    """Returns the advice in an argument's error how to convert an array to a floating dtype."""
     if dtype == np.dtype("V2"):
         return "numpy.savez does not keep the name of bfloat16: read it with .view(jnp.bfloat16)"
     if dtype.kind == "O":
@@ -183,7 +183,7 @@ def _all_finite(x: np.ndarray) -> bool:
 
 
 def shape(name: str, value: Any, *, low: int = 1) -> tuple[int, ...]:
-    """Converts a shape argument to a non-empty tuple of positive ints, or raises ValueError."""
+    """Checks a shape argument: returns a non-empty tuple of positive ints, or raises ValueError."""
     single = isinstance(value, numbers.Integral)
     dims = (value,) if single else tuple(several(name, value, "mode sizes"))
     if not dims or any(not isinstance(n, numbers.Integral) or n < low for n in dims):
@@ -220,7 +220,7 @@ def mapping(name: str, value: Any, of: str) -> Mapping[Any, Any]:
 
 
 def several(name: str, value: Any, of: str) -> list[Any]:
-    """Converts a sequence argument, items described by ``of``, to a list, or raises TypeError."""
+    """Checks a sequence argument with items ``of`` a kind; returns a list, or raises TypeError."""
     if not isinstance(value, str | bytes | Mapping):
         try:
             return list(value)
@@ -254,7 +254,7 @@ def number(
     open: bool = False,
     finite: bool = True,
 ) -> float:
-    """Converts a real scalar argument to float; raises an error unless it is in [low, high).
+    """Checks a real scalar argument: returns a float; raises an error outside of [low, high).
 
     With ``open``, (low, high).
 
@@ -276,7 +276,7 @@ def number(
 
 
 def points(name: str, value: Any) -> np.ndarray:
-    """Converts concrete points, an array of real numbers, to float64; else raises TypeError."""
+    """Checks an argument of concrete real points; returns float64, or raises TypeError."""
     try:
         if np.asarray(value).dtype.kind in "biuf":
             return np.asarray(value, np.float64)
@@ -286,7 +286,7 @@ def points(name: str, value: Any) -> np.ndarray:
 
 
 def scalar(name: str, value: Any) -> None:
-    """Raises TypeError unless an argument is one real or complex number, traced or not."""
+    """Checks an argument: raises TypeError unless it is one number, real or complex."""
     kinds = numbers.Number | np.generic | np.ndarray | jax.Array
     if not isinstance(value, kinds) or np.ndim(value) or not _is_number(value):
         raise TypeError(f"{name}: expected a number, got {short(value)}")
@@ -378,7 +378,7 @@ def mode_matrix(matrix: Any, mode: Any, shape: Sequence[int], dtype: Any) -> tup
 
 
 def indices(value: Any, shape: Sequence[int]) -> jax.Array | np.ndarray:
-    """Checks a multi-index argument (…, d): returns an integer array; raises if out of range.
+    """Checks the argument ``indices`` (…, d): returns an integer array; raises if out of range.
 
     A JAX array is returned as it is, and all else as a NumPy array.
     """
@@ -418,7 +418,7 @@ def tolerance(tol: Any, dtype: Any) -> Any:
 
 
 def tol_or_rank(tol: Any, rank: Any, *arrays: Any) -> None:
-    """Raises an error unless tol or rank is given, or if traced data would determine ranks."""
+    """Checks that tol or rank is given, and rank where traced data would determine ranks."""
     if tol is None and rank is None:
         raise ValueError(
             "expected tol= (relative error), rank= (static ranks), or both; got neither"
@@ -432,7 +432,7 @@ def tol_or_rank(tol: Any, rank: Any, *arrays: Any) -> None:
 
 
 def dense_input(x: Any, tol: Any, rank: Any) -> tuple[Any, Any, Any]:
-    """Returns array, dtype and tolerance of a dense array's decomposition, all checked.
+    """Checks the arguments of a dense array's decomposition: returns array, dtype and tolerance.
 
     Returns:
       (array, dtype that JAX gives the result, tolerance or None).
@@ -462,7 +462,7 @@ def double_of_ours() -> Iterator[None]:
 
 @functools.cache
 def _say_narrowed() -> None:
-    """Logs in an argument check, once, that 64-bit data become 32-bit trains as JAX is set."""
+    """Logs once, where `dense_input` checks 64-bit data, that JAX is set to make 32-bit trains."""
     _LOG.warning(
         "data of 64 bits become trains of 32: JAX has 64-bit types disabled; "
         "jax.config.update('jax_enable_x64', True) before the first call keeps them (said once)"

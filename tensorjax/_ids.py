@@ -14,7 +14,7 @@ IGNORED = -100
 
 
 def as_int32(ids: jax.Array, count: int) -> jax.Array:
-    """Casts integer ids to int32 such that ids out of range stay out of range.
+    """Casts integer ids in a program to int32; those out of range stay so and give NaN.
 
     A plain cast would let 2³² + 5 be the id 5.
     """
@@ -28,17 +28,17 @@ def counted(indices: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _clipped(ids: jax.Array, low: int, high: int) -> jax.Array:
-    """Clips integer ids to [low, high] and casts them to int32 without overflow."""
+    """Clips integer ids to [low, high], so that those out of range fit, and casts them to int32."""
     info = jnp.iinfo(ids.dtype)
     ends = (max(low, int(info.min)), min(high, int(info.max)))
     return jnp.clip(ids, *(jnp.asarray(end, ids.dtype) for end in ends)).astype(jnp.int32)
 
 
 def inside(ids: jax.Array, count: int) -> jax.Array:
-    """Whether each of the int32 ids is in [0, count), as a boolean array."""
+    """Whether int32 ids, of tokens or rows, are in [0, count), as a boolean array."""
     return (ids >= 0) & (ids < count)
 
 
 def or_nan(rows: jax.Array, valid: jax.Array) -> jax.Array:
-    """Replaces rows that are not valid by NaN; no gradient flows to them."""
+    """Replaces rows looked up at invalid integer ids by NaN; no gradient flows to them."""
     return jnp.where(valid[..., None], rows, jnp.asarray(jnp.nan, rows.dtype))

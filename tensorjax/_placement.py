@@ -194,7 +194,7 @@ def _is_free(x: Any) -> bool:
 
 
 def _explicit_mesh(bound: Sequence[Any]) -> AbstractMesh | None:
-    """Returns the device mesh of the arguments if it has an axis of type Explicit, or None."""
+    """Returns the explicitly sharded mesh of the arguments, for placing results there, or None."""
     for x in bound:
         sharding = _named(x)
         if sharding is not None and AxisType.Explicit in sharding.mesh.axis_types:
@@ -290,7 +290,7 @@ def results_like(out: Any, args: Any) -> list[PartitionSpec]:
 
 
 def like_first(out: Any, arguments: Any) -> list[PartitionSpec]:
-    """Returns the sharding of every result: that of the first argument on shared leading axes."""
+    """Returns shardings that place every result like the first argument, on shared leading axes."""
     (first, *_), _ = arguments
     return [_leading(x, first) for x in jax.tree.leaves(out)]
 
@@ -321,7 +321,7 @@ def by_axes(shape: Sequence[int], axes: Sequence[Sequence[tuple[Any, int]]]) -> 
 
 
 def spec_like(x: Any, given: Any) -> PartitionSpec:
-    """Returns the sharding spec of ``given`` on those axes whose sizes in ``x`` allow it."""
+    """Returns a sharding spec that places x like ``given``, on axes whose sizes allow it."""
     sharding = _named(given)
     if sharding is None or np.ndim(x) != np.ndim(given):
         return _REPLICATED

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def source_digest(folder: Path) -> str:
-    """Returns a digest of the C and C++ sources in a folder; empty where there are none.
+    """Returns a digest of a shared library's sources in its folder; empty if there are none.
 
     The build puts it into the library, which lies beside its sources only where it was built.
     """

@@ -48,7 +48,7 @@ class Shaped(Protocol):
 
 
 class Optimizer(Protocol):
-    """Protocol of a gradient transformation in Optax's form: functions init and update."""
+    """Type of optimisers in Optax's form for annotations: a protocol of init and update."""
 
     @property
     def init(self) -> Callable[..., Any]:

@@ -35,7 +35,7 @@ def einsum(expression: str, *operands: Any) -> Any:
 
 
 def absorb(matrix: Any, core: Any) -> Any:
-    """Multiplies a matrix into the left bond of a core: matrix @ core."""
+    """Contracts a matrix with the left bond of a core, NumPy or JAX: matrix @ core."""
     return matmul(matrix, wide(core)).reshape(matrix.shape[0], *core.shape[1:])
 
 

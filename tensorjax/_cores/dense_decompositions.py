@@ -88,7 +88,7 @@ def decomposed(
 def to_ranks(
     how: Decomposition, x: Any, ranks: Ranks, share: float | None, method: Method, dtype: Any
 ) -> Any:
-    """Decomposes a dense array on the host, by NumPy, into a tensor of the given ranks."""
+    """Decomposes a dense array, by TT-SVD or ST-HOSVD on the host, into a tensor of given ranks."""
     host = _held_by_lapack(np.asarray(x))
     method = "svd" if method == "auto" and share is None and x.size <= _LARGE else method
     _, exponent, parts = _in_range(how, host, asked_of(method, share, host.dtype), ranks)
@@ -97,7 +97,7 @@ def to_ranks(
 
 
 def to_tolerance(how: Decomposition, x: np.ndarray, tol: float, method: Method, dtype: Any) -> Any:
-    """Decomposes a dense array on the host, by LAPACK, to a tolerance that determines the ranks."""
+    """Decomposes a dense host array by TT-SVD or HOSVD to a tolerance, by LAPACK."""
     x = _held_by_lapack(x)
     share, doubtful = budget(tol, how.arrays(x.ndim), x.dtype, dtype)
     asked = asked_of(method, share / how.cuts(x.ndim), x.dtype)
@@ -123,7 +123,7 @@ def _finished(parts: list[Any], exponent: int, dtype: Any, place: Any = None) ->
 def _in_range(
     how: Decomposition, x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None
 ) -> tuple[np.ndarray, int, list[Any]]:
-    """Decomposes a host array, scaled by a power of two first if its squares over- or underflow.
+    """Runs TT-SVD or ST-HOSVD on a host array, scaled first if its squares over- or underflow.
 
     Returns the array (scaled or not), the exponent, and the parts. Whether squares fit is seen in
     the last part, which has the norm: no pass over the data is spent.

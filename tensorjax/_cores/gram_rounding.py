@@ -66,7 +66,7 @@ def gram_round(cores: Cores, share: float) -> Cores:
 
 
 def _is_pivoted(g: Any) -> bool:
-    """Whether a Gram matrix of TT-rounding is factored by pivoted Cholesky in C++."""
+    """Whether Gram rounding of host cores factors a Gram matrix by C++, by pivoted Cholesky."""
     return choose_kernel("tt.round(tol=), Gram factor", (g,), HOST) is CPP
 
 

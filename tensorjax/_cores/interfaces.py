@@ -21,7 +21,7 @@ def edge(like: Array, *, operator: bool = True) -> Array:
 
 
 def left(interface: Array, y: Array, a: Array, x: Array) -> Array:
-    """Extends a left interface of ⟨y|A|x⟩ by one site: returns that of the next bond."""
+    """Extends a left interface (environment) of ⟨y|A|x⟩ by one site, to the next bond."""
     return einsum("yax,yms,amnb,xnt->sbt", interface, y.conj(), a, x)
 
 
@@ -46,7 +46,7 @@ def apply_one(lefts: Array, a: Array, rights: Array, x: Array) -> Array:
 
 
 class LocalOperator:
-    """Local operator of neighbouring sites of a train: TT-matrix cores between two interfaces.
+    """Operator on neighbouring sites between interfaces: left one, TT-matrix cores, right one.
 
     Attributes:
       parts: left interface (r, a, r), operator cores (a, m, n, b), right interface (s, b, s).

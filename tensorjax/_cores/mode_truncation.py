@@ -119,7 +119,7 @@ def _by_triangles(
 
 
 def _multiplied(cores: Cores, given: Sequence[Any] | None) -> Cores:
-    """Multiplies each core along its mode by the QR triangle of the given mode factor."""
+    """Multiplies train cores by the QR triangles of given mode factors, before mode truncation."""
     if given is None:
         return cores
     return [in_range(times_mode(c, short(u))) for c, u in zip(cores, given, strict=True)]
@@ -131,7 +131,7 @@ def _allowed(share: Any, used: Any, modes_left: int, kept: Any) -> Any:
 
 
 def _by_grams(cores: Cores, share: float) -> Truncated | None:
-    """Truncates a train's modes by Gram matrices on the host; None if these are too inaccurate."""
+    """Truncates the modes of a train by Gram matrices on the host; None if these are inaccurate."""
     rights, weighted = [identity_like(1, cores[0])], []
     scaled = [in_range(c) for c in cores]
     for core in reversed(scaled):
@@ -179,7 +179,7 @@ def _unfold(core: Any) -> Any:
 
 
 def _shrunk(cores: Cores) -> Cores:
-    """Reduces TT-ranks that exceed what the truncated modes allow, without error."""
+    """Reduces TT-ranks above what the modes left by mode truncation allow, without error."""
     out = list(cores)
     for k in range(len(out) - 1):
         rows, columns = tall(out[k]).shape

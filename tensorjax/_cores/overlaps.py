@@ -52,7 +52,7 @@ def overlap(x: Cores, y: Cores) -> Any:
 
 
 def distance(x: Cores, y: Cores) -> float:
-    """Computes the distance ‖x − y‖ of two trains of host cores to a few eps, by QR, unscaled."""
+    """Computes the distance ‖x − y‖ of two trains of host cores by QR, without any scaling."""
     # As `difference`, without its scaling, which would take two thirds of the time for small cores:
     # residuals of solvers are measured in every step.
     f = np.ones((2, 1), x[0].dtype)

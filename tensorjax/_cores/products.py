@@ -22,7 +22,7 @@ _MANY, _SHORT = 2**11, 64
 
 
 def merged_bonds(core: Any) -> Any:
-    """Merges the two left bonds and the two right bonds of a product of two cores."""
+    """Merges the two left and the two right bonds of a core that is a product of two cores."""
     (p, r, *modes, q, s) = core.shape
     return core.reshape(p * r, *modes, q * s)
 
@@ -117,7 +117,7 @@ def _block_diagonal(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def combined(terms: list[Cores], weights: Any) -> Cores:
-    """Computes a weighted sum of trains of host cores exactly, by block-diagonal cores."""
+    """Adds weighted trains of host cores exactly, by block-diagonal cores; their bonds add."""
     if len(terms[0]) == 1:
         return [sum(w * t[0] for w, t in zip(weights, terms, strict=True))]
     first = np.concatenate([w * t[0] for w, t in zip(weights, terms, strict=True)], -1)

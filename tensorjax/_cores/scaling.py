@@ -26,7 +26,7 @@ _MOST = 2000  # powers of two that take any number of double precision to any ot
 
 
 def balanced(cores: Cores, exponent: int = 0, fit: tuple[int, int] = (-100, 100)) -> Cores:
-    """Multiplies a train of host cores by 2^exponent: the last core alone, or all cores evenly.
+    """Multiplies host cores by 2^exponent, in the last core alone or shared evenly by all.
 
     The last one takes it all if its largest part is then between the powers of two ``fit``.
     """
@@ -39,7 +39,7 @@ def balanced(cores: Cores, exponent: int = 0, fit: tuple[int, int] = (-100, 100)
 
 
 def evenly(exponent: int, count: int) -> list[int]:
-    """Splits an exponent into shares for so many cores, which differ by one at most."""
+    """Splits an exponent of two evenly into integer shares by which to scale so many cores."""
     # The remainder of one core alone might be out of range in trains of more cores than the dtype
     # has powers of two.
     share, rest = divmod(exponent, count)
@@ -47,7 +47,7 @@ def evenly(exponent: int, count: int) -> list[int]:
 
 
 def computed_once(exponent: Any) -> jax.Array:
-    """Returns a traced exponent that XLA computes once, not for every core that it scales.
+    """Makes XLA compute a traced exponent once, not again for each core that it scales.
 
     An exponent is a chain of sums over all cores. XLA fuses it into the program of each core that
     needs it, in spite of barriers, and takes minutes to compile hundreds of them; the result of a
@@ -66,7 +66,7 @@ def shared_exponents(exponent: jax.Array, count: int, at: int, alone: Any) -> Se
 
 
 def _alone_or_shared(exponent: jax.Array, count: int, at: int) -> tuple[jax.Array, jax.Array]:
-    """Returns an exponent as taken by core ``at`` of so many alone, and by all in equal shares."""
+    """Splits an exponent in two ways to scale cores: core ``at`` takes all, or each a share."""
     share, rest = jnp.divmod(exponent, count)
     place = jnp.arange(count, dtype=jnp.int32)
     return jnp.where(place == at, exponent, 0), share + (place < rest).astype(jnp.int32)
@@ -125,7 +125,7 @@ def evening(cores: Sequence[Any]) -> Any:
 
 
 def settled(exponent: Any) -> Any:
-    """Wraps a traced exponent in an optimisation barrier, so that XLA does not recompute it."""
+    """Wraps a traced scaling exponent of cores in a barrier, so that XLA does not recompute it."""
     return jax.lax.optimization_barrier(exponent) if _check.is_traced(exponent) else exponent
 
 

@@ -32,7 +32,7 @@ def left_sweep(cores: Cores, factors: Cores, basis: Sequence[Basis]) -> tuple[Co
 
 
 def _coordinates(u: Any, matrix: Any) -> Any:
-    """Projects a matrix on a basis u, uᴴ matrix, in TT-rounding; corrects it on the host.
+    """Projects a matrix on a basis u in a truncation sweep, uᴴ matrix; corrected on the host.
 
     Tolerances near roundoff need it: over seven bonds that lack alone adds up to 15 eps.
     """
@@ -46,7 +46,7 @@ def truncate_back(
     """Truncates a left-orthogonal train to ranks by a sweep from right to left.
 
     Args:
-      cores: JAX arrays.
+      cores: JAX arrays; NumPy arrays if ``exact``.
       weights: d−1 small matrices that make the columns of the cores orthonormal; None where they
         are.
       ranks: d−1.
@@ -61,7 +61,7 @@ def truncate_back(
         return _truncated_back(cores, weights, ranks, _svd_cut)[0]
 
     # One decision for the whole train: a conditional at every bond costs more than it saves.
-    return lax.cond(too_deep, careful, lambda _: out, cores)
+    return lax.cond(jnp.asarray(too_deep), careful, lambda _: out, cores)
 
 
 def _truncated_back(
@@ -72,7 +72,7 @@ def _truncated_back(
     Cores are only ever multiplied by isometries: the singular values go along apart, and are never
     divided by. Also returns whether any cut was too deep for Gram matrices.
     """
-    out, too_deep = [cores[-1]], jnp.zeros((), bool)
+    out, too_deep = [cores[-1]], False
     seen = wide(cores[-1])
     bonds = zip(cores[:-1], weights, ranks, strict=True)
     for core, w, rank in reversed(list(bonds)):
@@ -95,7 +95,7 @@ def _svd_cut(seen: Any, rank: int) -> tuple[Any, Any, Any]:
 
 
 def svd_round(cores: list[Any], ranks: Sequence[int] | None, share: Any) -> tuple[list[Any], Any]:
-    """Rounds a train to ranks or a share of its energy by a QR sweep and a sweep of SVDs."""
+    """Rounds a train by a QR sweep and a truncation sweep of SVDs, to ranks or an energy share."""
     factors = triangles(cores)
     # Shares of what is left at each bond: never more than shares of the whole.
     part = None if share is None else share / (len(cores) - 1)

@@ -17,7 +17,7 @@ import numpy as np
 
 
 def is_scalar(x: Any) -> bool:
-    """Whether an operand ``x`` is a scalar of Python, NumPy or JAX; 0-dimensional arrays count."""
+    """Whether an operand of a format's operator is a scalar of Python, NumPy or JAX (0-d too)."""
     if isinstance(x, int | float | complex):
         return True
     if not isinstance(x, np.generic | np.ndarray | jax.Array) or x.ndim:
@@ -273,7 +273,7 @@ def _functions(kind: type[NoArray]) -> Sequence[str]:
 
 
 def _instead(kind: type[NoArray], name: str) -> str | None:
-    """Returns what takes the place of an array's attribute, if all functions in it exist here."""
+    """Returns the hint of an error about NumPy attributes that a format lacks; None without one."""
     text, functions = _INSTEAD.get(name), set(_functions(kind))
     if text is None or not hasattr(kind, "ndim"):
         return None

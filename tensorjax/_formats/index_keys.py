@@ -96,7 +96,7 @@ def is_vector(k: Any) -> bool:
 
 
 def picked(core: Any, key: Any, n: int, axis: int = 1) -> Any:
-    """Indexes one axis of a core by a key; an integer leaves an axis of size one."""
+    """Applies one index key to an axis of a core; an integer key leaves an axis of size one."""
     if isinstance(key, slice):
         return core[(WHOLE,) * axis + (key,)]
     if is_vector(key) and key.dtype.kind == "b" and not _check.is_traced(key):

@@ -119,7 +119,7 @@ class Multipliable(Summable):
 
 
 def whole_power(x: Any, exponent: Any) -> int | None:
-    """Returns an exponent that is a whole number of at least 0 as an integer, else None."""
+    """Returns the exponent of the operator ``**`` as an int if whole and at least 0, else None."""
     if isinstance(exponent, np.ndarray | jax.Array) and is_scalar(exponent):
         if _check.is_traced(exponent):
             raise TypeError(
@@ -245,7 +245,7 @@ def divided(x: Any, divisor: Any) -> Any:
 
 
 def _prepared(scalar: Any, dtype: Any) -> tuple[Any, int]:
-    """Splits a scalar operand into mantissa and exponent, m · 2^e, with m in range of ``dtype``.
+    """Splits a scalar operand of ``*`` or ``/`` into mantissa and exponent, m · 2^e, m in range.
 
     The exponent is zero but for numbers of Python and NumPy outside the normal range of ``dtype``:
     with the core that they multiply they may well be inside, and XLA flushes subnormals to zero.
@@ -274,7 +274,7 @@ def _python(scalar: Any, dtype: Any) -> Any:
 
 @functools.cache
 def _range(dtype: Any) -> tuple[float, float]:
-    """Returns the smallest and the largest positive normal number of a dtype."""
+    """Returns the least and the largest normal number of a dtype, to check a scalar operand."""
     info = jnp.finfo(dtype)
     return float(info.smallest_normal), float(info.max)
 
@@ -284,7 +284,7 @@ def _is_finite(size: Any) -> bool:
 
 
 def _halved(part: Any, exponent: int) -> float:
-    """Divides a Python number by 2^exponent; integers may have any length."""
+    """Divides a Python scalar by 2^exponent, for ``c * t``; integers may have any length."""
     return part / 2**exponent if isinstance(part, int) else math.ldexp(part, -exponent)
 
 
@@ -327,7 +327,7 @@ def _near_one(s: Any) -> tuple[Any, Any]:
 
 
 def _frexp(s: Any) -> tuple[Any, Any]:
-    """Splits a real JAX scalar into mantissa and exponent by its bits, also if subnormal."""
+    """Splits a JAX divisor of a tensor, a real scalar, into mantissa and exponent by its bits."""
     info = jnp.finfo(s.dtype)
     integer, top = jnp.dtype(f"int{info.bits}"), int(info.maxexp)
     raw = lax.bitcast_convert_type(lax.stop_gradient(s), integer)
@@ -347,7 +347,7 @@ def _frexp(s: Any) -> tuple[Any, Any]:
 
 
 def dtypes_of(x: Any) -> tuple[Any, ...]:
-    """Returns the dtypes of a format's pytree leaves; None for a leaf without one."""
+    """Returns the dtypes of a format's leaves, which its copies and pickles keep."""
     return tuple(getattr(leaf, "dtype", None) for leaf in jax.tree.leaves(x))
 
 

@@ -63,14 +63,14 @@ def on_host(
 
 
 def _padded(n: int, least: int) -> int:
-    """Rounds a length up to ``least`` times a power of four, so that few programs are needed."""
+    """Rounds the length of random arrays up to a power of four times ``least``."""
     while least < n:
         least *= 4
     return least
 
 
 def _is_plain(key: Any) -> bool:
-    """Whether a key is concrete, partitionable Threefry, on a default CPU and outside a mesh."""
+    """Whether random arrays of a key can be drawn on the host: concrete Threefry, CPU, no mesh."""
     config: Any = jax.config  # whose options have no types
     if not isinstance(key, jax.Array) or isinstance(key, Tracer):
         return False

@@ -249,7 +249,7 @@ class TT(_Train):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
 class TTMatrix(_Train):
-    """Matrix in tensor-train format, with rows (i_1, …, i_d) and columns (j_1, …, j_d).
+    """Tensor-train format of a matrix, with rows (i_1, …, i_d) and columns (j_1, …, j_d).
 
     A[i, j] = G_1[:, i_1, j_1, :] ⋯ G_d[:, i_d, j_d, :].
 
@@ -325,7 +325,7 @@ class TTMatrix(_Train):
 
 
 def _is_array(x: Any) -> bool:
-    """Whether the other operand of a TT-matrix product is a dense array with axes."""
+    """Whether the other operand of `TTMatrix`'s ``@`` is a dense array with axes, NumPy or JAX."""
     return isinstance(x, np.ndarray | jax.Array) and x.ndim > 0
 
 
@@ -361,7 +361,7 @@ def _checked_cores(cls: type[_Train], cores: Iterable[Any]) -> tuple[jax.Array, 
 
 
 def known(name: str, t: Any, *kinds: type[_Train], host: bool = True) -> None:
-    """Raises TypeError if ``t`` is not a train, or batch of trains, of an enabled dtype.
+    """Checks an argument ``t``: raises TypeError if it is no train of an enabled dtype.
 
     Trains of NumPy's arrays are for functions that stay on the host (``host`` False) in any dtype.
     """

@@ -374,6 +374,9 @@ def ids_fit(arrays: Arrays, facts: Facts) -> bool:
     return facts["rows"] < np.iinfo(np.int32).max
 
 
+drawn_once = Condition(
+    "no key=", _fact("drawn"), "NumPy and programs have one fixed draw, but with a key other ones"
+)
 no_tolerance = Condition(
     "rank= alone", _fact("static"), "C++ cuts to ranks; what a tolerance discards depends on data"
 )
@@ -515,7 +518,7 @@ def rows_shared(arrays: Arrays, facts: Facts) -> bool:
 
 
 def forget_first_calls() -> None:
-    """Resets the counts of calls by shape, so that the next ones are first calls again."""
+    """Resets, for tests, the counts of first calls that the conditions of kernels keep."""
     _counted.clear()
     _repeated.clear()
     _sketched.clear()

@@ -11,7 +11,7 @@ from tensorjax._kernels.table import FIXED, REMARKS, TABLE, Candidate
 
 @dataclasses.dataclass(frozen=True)
 class KernelChoice:
-    """Row of the kernel table: a candidate kernel of an operation, and its conditions.
+    """Row of the printed report `kernel_choices`: a candidate kernel and its conditions.
 
     Attributes:
       operation: such as ``"tt.round(rank=)"``; the argument is named where it decides.
@@ -68,7 +68,7 @@ def _when(row: KernelChoice) -> str:
 
 
 def kernel_choices(operation: str | None = None) -> KernelChoices:
-    """Returns the table of which kernel (C++, NumPy or XLA) serves which call, and when.
+    """Returns a printable report of which kernel (C++, NumPy, XLA) serves which call, and when.
 
     The functions of the library ask this table. The first candidate of a stage whose conditions all
     hold serves. Programs made for `jax.export` and for other platforms never hold C++.

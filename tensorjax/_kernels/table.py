@@ -19,7 +19,7 @@ from tensorjax._kernels.conditions import Condition
 
 
 class Kernel(enum.StrEnum):
-    """Kind of kernel that serves a call: NumPy, a compiled program, C++ or XLA."""
+    """Kind of kernel in the table of kernels: NumPy, a compiled program, C++ or XLA."""
 
     NUMPY = "NumPy"  # and LAPACK, on the host; nothing is compiled
     SMALL = "NumPy, small arrays"
@@ -114,6 +114,7 @@ TABLE: dict[str, Row] = {
     "tt.round(tol=), Gram sweep": _host(c.double, c.in_one_piece, c.several),
     "tt.round(tol=), Gram factor": _host(c.double, c.matrix),
     "tt.round(rank=)": _trace(c.no_tolerance, c.real, c.columns_fit, one_device=False),
+    "tt.round(rank=, tol=)": _call(c.rest_concrete, c.drawn_once, *_FIRST_CALLS),
     "tt.singular_values": _call(c.in_cpu_memory),
     "tt.orthogonalize": _call(c.on_one_cpu),
     "tt.pad": _call(c.on_one_device),
@@ -131,6 +132,7 @@ TABLE: dict[str, Row] = {
     "tt.matvec(rank=)": _trace(
         c.no_tolerance, c.one_product, c.real, c.columns_fit, one_device=False
     ),
+    "tt.linear_combination(rank=)": _call(c.rest_concrete, c.drawn_once, *_FIRST_CALLS),
     # Numbers.
     "tt.inner": _OVERLAP,
     "tt.norm": _OVERLAP,
@@ -196,6 +198,8 @@ REMARKS: dict[str, str] = {
     "tt.norm": "in programs tt.log_norm and tt.normalize too",
     "tt.log_norm": "and tt.normalize",
     "tt.pad": "and tucker.pad",
+    "tt.linear_combination(rank=)": "and tt.hadamard, tt.matvec, tt.matmul with rank=",
+    "tt.round(rank=, tol=)": "where the tolerance asks for more than rank=",
     "tt.pairwise_inner": "asked where NumPy has stacked the cores",
     "tt.log_density": "and tt.marginal, tt.conditional",
     "tt.quantics.toeplitz": "and tt.quantics.circulant",
@@ -209,9 +213,7 @@ FIXED: dict[str, str] = {
         "NumPy: every step has other ranks, and a program would be compiled for each; black boxes "
         "and their own programs apart"
     ),
-    "tt.linear_combination, tt.hadamard, tt.matmul": (
-        "with tol= alone NumPy, with rank= a program of XLA"
-    ),
+    "tt.linear_combination, tt.hadamard, tt.matmul": "with tol= alone NumPy",
     "convert.tt_to_mera": "NumPy: ranks follow from the data",
     "pde.integrate": "NumPy for ranks that adapt, one program for ranks that are given",
     "contract.plan": "a program; NumPy by `Plan.on_host`",

@@ -15,7 +15,7 @@ _INVALID, _NO_MEMORY = -1, -2  # what calls return, as in buffers.h
 
 
 def addresses(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, Any]:
-    """Returns the addresses of arrays of one type, and an object that keeps their memory alive.
+    """Returns the addresses of NumPy arrays for a C++ call, and an object that keeps them alive.
 
     NumPy takes longer to tell an address than to copy a small array: small ones are joined.
     """
@@ -30,7 +30,7 @@ def addresses(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, Any]:
 
 
 def call(name: str, *arguments: int | float | np.ndarray) -> int:
-    """Calls a C++ function by name; raises an error if it could not serve.
+    """Calls a C++ function by name through ctypes, on NumPy arrays; raises if it cannot serve.
 
     Arrays are passed by their addresses, so the caller holds them until the call has returned.
     """

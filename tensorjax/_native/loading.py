@@ -32,7 +32,7 @@ _OFF = "turned off by TENSORJAX_NATIVE=0"
 
 
 class Kernels(NamedTuple):
-    """State of the C++ kernels in this process: the level loaded, and why others are not.
+    """Result of loading the C++ kernels: the level that serves, and why the others do not.
 
     Attributes:
       level: that serves, such as "x86-64-v3"; empty if none does.

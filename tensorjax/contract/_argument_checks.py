@@ -76,7 +76,7 @@ def check_limit(limit: Any, limit_grad: bool) -> int | None:
 
 
 def check_precision(precision: Any) -> Any:
-    """Returns a matrix-product precision in hashable form; raises an error if JAX refuses it."""
+    """Checks ``precision`` of a contraction: returns it hashable; raises if JAX refuses it."""
     if precision is None:
         return None
     precision = tuple(precision) if isinstance(precision, list) else precision
@@ -89,7 +89,7 @@ def check_precision(precision: Any) -> Any:
 
 
 def check_preferred(preferred: Any, common: np.dtype) -> np.dtype | None:
-    """Returns the dtype in which to sum products; ValueError if it cannot hold the operands."""
+    """Checks ``preferred_element_type`` of a contraction: returns the dtype of its sums."""
     if preferred is None:
         return None
     dtype = _checked_dtype("preferred_element_type", preferred)

@@ -20,7 +20,7 @@ Shape = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Network:
-    """Parsed einsum expression with the shapes of its operands and the sizes of its labels.
+    """Network that an einsum expression describes: its terms, shapes and label sizes, checked.
 
     Attributes:
         terms: labels of each operand, one character per axis, as written.
@@ -192,7 +192,7 @@ def _check_output(expr: str, output: str, sizes: Mapping[str, int]) -> None:
 def _reduce(
     terms: tuple[str, ...], output: str, shapes: tuple[Shape, ...], sizes: Mapping[str, int]
 ) -> Network:
-    """Drops labels that no product needs: of size 1, repeated, or summed within one operand."""
+    """Drops labels of a parsed einsum that no product needs: size 1, repeated, summed alone."""
     kept_output = "".join(label for label in output if sizes[label] != 1)
     squeezed = [
         "".join(label for label, size in zip(term, shape, strict=True) if size != 1)

@@ -211,7 +211,7 @@ class Program:
 
 
 def _split(x: jax.Array, count: int) -> jax.Array:
-    """Splits an array's first axis into slices stacked along a new axis, for `jax.lax.scan`.
+    """Splits an operand's sliced axis into stacked slices, for the `lax.scan` of an execution.
 
     Slices of length 1 lose the first axis.
 
@@ -235,7 +235,7 @@ def _slice(x: jax.Array, labels: str, label: str, count: int, k: jax.Array) -> j
 def _place(
     part: Callable[..., jax.Array], result: Any, axis: int, rounds: tuple[jax.Array, Any]
 ) -> jax.Array:
-    """Computes the slices of a result in a scan, and writes them side by side along an axis."""
+    """Executes a sliced contraction as a scan that writes slices of the result along an axis."""
     if axis == 0:
         parts = lax.scan(lambda _, xs: (None, part(*xs)), None, rounds)[1]
         return parts.reshape(result.shape)

@@ -174,7 +174,7 @@ def _stacked_or(
 def _stack(
     term: Labels, other: Labels, summed: Labels, output: Labels
 ) -> Callable[[Array, Array], Array | None] | None:
-    """Returns a function that multiplies a stack of matrices by an array without copying the stack.
+    """Returns a function, for NumPy's einsum, that multiplies a matrix stack without a copy.
 
     For a factor whose summed axes lie between free ones; None for others.
 
@@ -217,7 +217,7 @@ def _transposition(found: Labels, wanted: Labels) -> tuple[int, ...] | None:
 
 
 def _copies(a: Labels, b: Labels, batch: Labels, summed: Labels) -> int:
-    """Counts the factors of a product that must be copied if the summed axes have this order."""
+    """Counts the factors that NumPy's einsum must copy if the summed axes have this order."""
     return sum(
         term not in (batch + summed + free, batch + free + summed)
         for term in (a, b)

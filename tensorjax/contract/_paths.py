@@ -77,7 +77,7 @@ def _linear_to_ssa(path: Iterable[Sequence[int]], n: int) -> Path:
 
 
 def to_linear(path: Path, n: int) -> tuple[tuple[int, ...], ...]:
-    """Converts a contraction path to opt_einsum's form: positions in a list of operands.
+    """Converts the path that the search has found to opt_einsum's form: positions in a list.
 
     Products are appended to the list.
     """

@@ -52,7 +52,7 @@ class Model:
 
 
 def looped(model: Model, slices: Slices) -> frozenset[int]:
-    """Returns which operands and products of a planned contraction depend on a sliced label."""
+    """Returns which operands and steps of a contraction `Model` depend on a sliced label."""
     n = len(model.network.reduced)
     found = {i for i, term in enumerate(model.network.reduced) if set(term) & slices.keys()}
     for k, step in enumerate(model.steps):

@@ -31,7 +31,7 @@ from tensorjax.contract._slicing import _contenders
 
 
 def _by_labels(out: Any, arguments: Any) -> list[Any]:
-    """Returns the sharding of a contraction's result, each axis as in the operands.
+    """Returns the sharding of a `Plan`'s result: each axis as its label in the operands.
 
     An axis is sharded as that of the first operand that has its label sharded.
     """
@@ -401,7 +401,7 @@ def _search(
     minimize: str,
     seconds: float | None,
 ) -> tuple[_paths.Path, ...]:
-    """Searches paths for a plan, once for all networks that differ in their labels only."""
+    """Searches paths for a contraction plan, once for networks that differ in labels only."""
     numbers = {c: i for i, c in enumerate(dict.fromkeys("".join(network.reduced)))}
     search = functools.partial(
         _paths.search,

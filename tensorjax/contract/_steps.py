@@ -89,7 +89,7 @@ def build_steps(network: Network, path: Path) -> tuple[Step, ...]:
 
 
 def _kinds(network: Network, path: Path) -> list[tuple[frozenset[str], frozenset[str]]]:
-    """Classifies the shared labels of every product as batch or summed."""
+    """Classifies the labels that the two factors of each pairwise step share: batch or summed."""
     terms = [frozenset(term) for term in network.reduced]
     uses = dict.fromkeys(network.sizes, 0)
     for label in itertools.chain(*terms, network.reduced_output):
@@ -133,7 +133,7 @@ def _layouts(
 def _traffic(
     network: Network, step: Step, following: tuple[frozenset[str], frozenset[str]] | None
 ) -> int:
-    """Counts the entries that a product's layout copies, in it and in the next product."""
+    """Counts the entries that a step's layout of axes copies, in it and in the next step."""
     moved = 0
     for labels in (step.left_labels, step.right_labels):
         if step.copied(labels):

@@ -69,7 +69,7 @@ class _Best(NamedTuple):
 
 
 class Graph:
-    """Tensor network as bit masks of labels, with the cost of a pairwise product.
+    """Tensor network for the search of contraction trees: labels as bit masks, product costs.
 
     Args:
         terms: labels (small integers) of each operand.
@@ -327,7 +327,7 @@ def _grow(
     join: Callable[[int, int, int], int],
     budget: float,
 ) -> float:
-    """Finds the cheapest trees of all connected subsets of one size; returns the budget left."""
+    """Finds the cheapest trees of connected subsets of one size, a stage of dynamic programming."""
     found = levels[size]
     for half in range(1, size // 2 + 1):
         touching = _by_label(levels[size - half])
@@ -383,7 +383,7 @@ def _unfold(best: dict[int, _Best], n: int) -> Path:
 
 
 class _Splits(NamedTuple):
-    """All splits of the subsets of k tensors into two parts, as bit masks, small subsets first.
+    """Table of all splits of the subsets of k tensors in two, for dynamic programming.
 
     Attributes:
       left, right: the parts, as bit masks.
@@ -421,7 +421,7 @@ def _splits(count: int) -> _Splits:
 def cheapest(
     members: Sequence[int], needed: Sequence[bool], sizes: Sequence[int], count: int, *, flops: bool
 ) -> dict[int, tuple[int, int]]:
-    """Finds the cheapest contraction tree of ``count`` tensors by all their subsets.
+    """Finds the cheapest contraction tree of few tensors by dynamic programming over subsets.
 
     Args:
       members: of each group of labels, the terms that carry it, as a bit mask.

@@ -106,7 +106,7 @@ def _truncated(y: np.ndarray, q: np.ndarray, goal: _Goal) -> tuple[Any, Any, np.
 def _stepped(
     step: Callable[[_States, _Goal], _States], states: _States, goal: _Goal, most: int
 ) -> tuple[_States, int]:
-    """Repeats a step on all candidate disentanglers until the goal, a stall, or ``most`` steps."""
+    """Repeats Procrustes or Gauss–Newton steps on all candidates, ``most`` times or to the goal."""
     states = states._replace(active=np.ones_like(states.active), mark=states.tail)
     best = before = states.tail.min()
     count = 0
@@ -137,7 +137,7 @@ def _procrustes(states: _States, goal: _Goal) -> _States:
 
 
 def _gauss_newton(states: _States, goal: _Goal) -> _States:
-    """Takes damped Gauss–Newton steps to lower the energies of two-site tensors beyond rank k."""
+    """Takes damped Gauss–Newton steps, beside Procrustes ones, on energies beyond rank k."""
     which = np.flatnonzero(states.active)
     now = states.of(which)
     w = cayley(_least_squares(now, goal))
@@ -150,7 +150,7 @@ def _gauss_newton(states: _States, goal: _Goal) -> _States:
 
 
 def _least_squares(states: _States, goal: _Goal) -> np.ndarray:
-    """Solves the damped least squares of Gauss–Newton steps by conjugate gradients, in a batch."""
+    """Solves damped least squares of disentanglers' Gauss–Newton steps by conjugate gradients."""
     y, v, lead = states.y, states.v, states.q[..., : goal.k]
     paired, to_lead, to_v = pairing(y), linalg.adjoint(lead), linalg.adjoint(v)
     damping = states.damping[:, None, None]

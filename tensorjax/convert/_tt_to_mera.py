@@ -346,7 +346,7 @@ class _Pair(NamedTuple):
 
 
 def _cut(pair: _Pair, purse: _Budget, options: Options) -> tuple[Any, Any, Any, CutInfo]:
-    """Disentangles two neighbouring sites and truncates their bond; returns cores and a report."""
+    """Makes one cut of a conversion to a MERA: disentangles two sites and truncates their bond."""
     x = pair.joined("center")
     tail = purse.allowed()
     plain = _leading(x, tail)

@@ -9,7 +9,7 @@ from tensorjax._cores.contractions import einsum
 
 
 def normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Draws an array of normal entries, real or complex as the dtype, from a NumPy generator."""
+    """Draws normal entries for a search of disentanglers, real or complex, by a NumPy generator."""
     x = rng.standard_normal(shape)
     return (x + 1j * rng.standard_normal(shape) if np.dtype(dtype).kind == "c" else x).astype(dtype)
 

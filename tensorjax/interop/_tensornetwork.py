@@ -62,7 +62,7 @@ _Legs = list[tuple[str, Any, list[tuple[str, Any]]]]
 
 
 def _described(x: Format) -> tuple[_Legs, list[Any]]:
-    """Lists a tensor's arrays as nodes of a network, with axis names and labels of their edges.
+    """Lists a format's arrays as nodes for tensornetwork, with names of axes and edge labels.
 
     Each with its name; then the labels of the modes.
     """

@@ -26,7 +26,7 @@ def epsilon(dtype: Any) -> float:
 
 
 def is_host(a: Array) -> bool:
-    """Whether ``a`` is a NumPy array, to be factorised by LAPACK on the host."""
+    """Whether an array is of NumPy, so that LAPACK factorises it on the host, and not XLA."""
     return isinstance(a, _HOST)
 
 
@@ -45,12 +45,12 @@ def adjoint(a: Array) -> Array:
 
 
 def scale_columns(a: Array, s: Array) -> Array:
-    """Multiplies the columns of a JAX or NumPy array by numbers: a @ diag(s)."""
+    """Computes a @ diag(s) of JAX or NumPy arrays: scales the columns of a by numbers."""
     return a * s.astype(a.dtype)[..., None, :]
 
 
 def root(x: Array) -> Array:
-    """Computes the square root of a non-negative array, JAX or NumPy, with derivative 0 at 0."""
+    """Computes the root of an array ≥ 0, JAX or NumPy; its derivative at 0 is 0, not infinite."""
     xp = namespace(x)
     return xp.where(x <= 0, 0, xp.sqrt(xp.where(x <= 0, 1, x)))
 
@@ -61,12 +61,12 @@ def identity_like(n: int, like: Array) -> Array:
 
 
 def where_positive(x: Array, otherwise: float) -> Array:
-    """Replaces the entries of an array that are not positive by ``otherwise``."""
+    """Replaces entries of a JAX or NumPy array that are not positive by ``otherwise``."""
     return namespace(x).where(x > 0, x, otherwise)
 
 
 def random_like(key: jax.Array | None, shape: tuple[int, ...], like: Array) -> Array:
-    """Draws an array with uniform entries in [−1, 1], in the dtype and library of ``like``.
+    """Draws uniform entries in [−1, 1] with the dtype of a JAX or NumPy array, for sketches.
 
     Uniform, not Gaussian: as good a sketch, and it needs no inverse error function. Without a key
     the draw is a constant of the program, fixed once and for all.

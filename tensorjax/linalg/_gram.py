@@ -106,7 +106,7 @@ def host_gram(a: np.ndarray, *, right: bool = False, narrow: bool = False) -> np
 
 
 def host_energy(a: np.ndarray) -> float:
-    """Computes the squared Frobenius norm of a NumPy array, summed in double precision."""
+    """Computes ‖a‖_F² of a NumPy array in double precision, the trace of its Gram matrix."""
     flat = a.reshape(-1)
     if flat.dtype.itemsize == np.result_type(flat.dtype, np.float64).itemsize:
         return float(np.vdot(flat, flat).real)

@@ -19,7 +19,7 @@ _CONVERTED = 2**20
 
 
 def budget(tol: float, parts: int, given: Any, dtype: Any) -> tuple[float, bool]:
-    """Returns the share of energy that truncation may discard, and whether to verify the result.
+    """Returns the share of energy that a host decomposition may discard; if to verify it.
 
     The rest pays for rounding so many cores or factors to ``dtype``, from double precision.
     """
@@ -31,7 +31,7 @@ def budget(tol: float, parts: int, given: Any, dtype: Any) -> tuple[float, bool]
 
 
 def in_single(x: np.ndarray, asked: Asked, bonds: int, compress: Any) -> Any:
-    """Runs a truncated decomposition in single precision; repeats in double if too inaccurate.
+    """Runs a host decomposition in single precision; repeats it in double if too inaccurate.
 
     Args:
       x: host array.

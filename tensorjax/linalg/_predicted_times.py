@@ -23,7 +23,7 @@ def eigh(rows: float) -> float:
 
 
 def product(size: float, columns: float, right: bool = False) -> float:
-    """Predicts the time of multiplying a matrix by another one of ``columns`` columns."""
+    """Predicts the time of a host matrix product with ``columns`` columns, for the cost model."""
     return _CALL + size * (_READ * (_TALL if right else 1) + _COLUMN * columns)
 
 

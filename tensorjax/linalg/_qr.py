@@ -97,7 +97,7 @@ def _qr_tall_jvp(primals: Any, tangents: Any) -> Any:
 
 
 def _right_solve(b: jax.Array, r: jax.Array) -> jax.Array:
-    """Solves c r = b for c, with r triangular; columns of c at vanishing pivots become zero."""
+    """Solves c r = b with a QR's triangular r, for its derivative; zero at vanishing pivots."""
     diagonal = jnp.abs(jnp.diagonal(r, axis1=-2, axis2=-1))
     alive = diagonal > _floor(diagonal, max(b.shape[-2:]))
     # Dead directions get a unit pivot for the solve.

@@ -45,7 +45,7 @@ def exponent_of(x: Array, axis: Any = None) -> Any:
 
 
 def largest_part(x: Array, axis: Any = None) -> Any:
-    """Returns the largest absolute value among the real and imaginary parts of a NumPy array."""
+    """Returns the largest real or imaginary part of a NumPy array, from which scales follow."""
     parts = (x.real, x.imag) if np.iscomplexobj(x) else (x,)
     keep = {"axis": axis, "keepdims": axis is not None, "initial": 0}
     sizes = [np.maximum(p.max(**keep), -p.min(**keep)) for p in parts]
@@ -53,14 +53,14 @@ def largest_part(x: Array, axis: Any = None) -> Any:
 
 
 def squares_fit(x: Array) -> bool:
-    """Whether an array's squared norm, and small shares of it, are in range of its dtype."""
+    """Whether an array's entries can be squared and summed in its dtype without scaling."""
     top = exponents_held(x.dtype)[1] + 1
     return bool(2.0 ** (-0.2 * top) <= largest_part(x) <= 2.0 ** (0.3 * top))
 
 
 @functools.cache
 def exponents_held(dtype: Any) -> tuple[int, int]:
-    """Returns the least and largest exponents at which a dtype keeps all digits."""
+    """Returns the least and largest exponents of two for scaling a dtype without lost digits."""
     info = jnp.finfo(dtype)
     return int(info.minexp) + int(info.nmant), int(info.maxexp) - 1
 
@@ -74,7 +74,7 @@ def power_of_two(e: Any, dtype: Any) -> jax.Array:
 
 
 def _ieee(real: Any) -> tuple[Any, int, int]:
-    """Returns the bit layout of a float dtype: integer type, mantissa bits, exponent bias."""
+    """Returns a float dtype's bit layout, for powers of two: int type, mantissa bits, bias."""
     info = jnp.finfo(real)
     return jnp.dtype(f"int{info.bits}"), info.nmant, int(info.maxexp) - 1
 

@@ -234,7 +234,7 @@ def _basis_jvp(rank: Any, method: Method, primals: Any, tangents: Any) -> Any:
 def square_factor(
     a: AnyArray, *, rank: int | None = None, share: float | None = None, method: Method = "svd"
 ) -> tuple[AnyArray, AnyArray]:
-    """Computes the factor f of a Gram matrix, f fᴴ = a aᴴ, and the squared singular values.
+    """Computes a square factor f of a aᴴ, with the left singular subspaces of a at small size.
 
     The columns of f are the left singular vectors times the singular values, so f has all the left
     subspaces of ``a``, and those of its unfoldings, at the size of a square matrix.
@@ -307,7 +307,7 @@ def _left_spectrum(
 def _spectrum(
     a: Array, method: Method, rank: int | None, tail: Array | None, share: float | None
 ) -> tuple[Array, Array, bool]:
-    """Computes squared singular values and left singular vectors, or right ones if flagged."""
+    """Computes squared singular values and vectors, left or right ones, for a subspace."""
     m, n = a.shape[-2:]
     if method == "gram":
         right = m > n
@@ -368,7 +368,7 @@ def _second_level(a: Array, w: Array, v: Array) -> tuple[Array, Array]:
 
 
 def _left_from_right(a: Array, v: Array, energies: Array) -> Array:
-    """Computes left singular vectors from right ones, orthonormal at small values too."""
+    """Computes a basis of left singular vectors from right ones, for a singular subspace."""
     xp = _xp(a)
     s = root(energies)
     alive = s > np.finfo(s.dtype).eps * max(a.shape[-2:]) * s[..., :1]
@@ -389,7 +389,7 @@ class _Cut(NamedTuple):
 def _cut(
     energies: Array, rank: int | None, tail: Array | None, share: float | None, method: Method
 ) -> _Cut:
-    """Decides how many singular directions to keep, from a rank and the energy to discard."""
+    """Decides how many directions a leading subspace keeps, from a rank and an energy budget."""
     xp = _xp(energies)
     if share is not None:
         tail = share * energies.sum(-1)

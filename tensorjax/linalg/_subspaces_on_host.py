@@ -52,7 +52,7 @@ _HALVED = 257
 
 
 class Subspace(NamedTuple):
-    """Orthonormal basis of the leading left or right singular subspace of a matrix.
+    """Result of a leading-subspace search on the host: basis, energies, discarded energy.
 
     Attributes:
       basis: (m, r) columns; the identity if all of them are needed and no others were asked for.
@@ -140,7 +140,7 @@ def _leading(a: np.ndarray, asked: Asked, right: bool) -> Subspace:
 
 
 def _eigenbasis(g: np.ndarray, given: Any, asked: Asked) -> tuple[np.ndarray, np.ndarray]:
-    """Computes a host Gram matrix's eigenvectors, in single precision where that is enough.
+    """Computes the eigenbasis of a host subspace's Gram matrix, in single precision if enough.
 
     NumPy converts to double precision and back for them; SciPy does not, and large problems take
     half the time.
@@ -345,7 +345,7 @@ def _residual(
 
 
 def _rest(a: np.ndarray, q: np.ndarray, b: np.ndarray, right: bool) -> np.ndarray:
-    """Computes the residual a − q b of a projected host matrix, or a − (q b)ᴴ if ``right``."""
+    """Computes what a subspace q of a host matrix leaves: a − q b, or a − (q b)ᴴ if ``right``."""
     return a - (adjoint(b) @ adjoint(q) if right else q @ b)
 
 

@@ -102,7 +102,7 @@ def _svd_jvp(primals: Any, tangents: Any) -> Any:
 
 
 def _turns(inner: jax.Array, s: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Computes first-order rotations of the singular vectors u and v from ``inner`` = uᴴ da v.
+    """Computes first-order rotations of an SVD's u and v, for its derivative and refinement.
 
     A Hermitian coupling turns u and v alike, an anti-Hermitian one turns them against each other.
     """
@@ -201,7 +201,7 @@ def _eigh_jvp(primals: Any, tangents: Any) -> Any:
 
 
 def refined_eigh(a: jax.Array, w: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Refines an approximate Hermitian eigendecomposition by one step that squares its errors."""
+    """Refines an approximate `eigh` of a JAX array by one step that squares its errors."""
     v = _nearly_unitary(v)
     inner = matmul(adjoint(v), matmul(a, v))
     w = _real_diagonal(inner)
@@ -238,6 +238,6 @@ def _small(x: jax.Array) -> jax.Array:
 
 
 def _short(x: jax.Array) -> jax.Array:
-    """Zeroes the columns of a refined SVD whose norms exceed a threshold."""
+    """Zeroes the columns of an SVD's refinement step whose norms exceed a threshold."""
     norm = jnp.linalg.norm(x, axis=-2, keepdims=True)
     return jnp.where(norm <= _SMALL_TURN, x, jnp.zeros((), x.dtype))

@@ -129,7 +129,7 @@ def truncated_svd(
 
 
 def _polished(a: Array, u: Array, vh: Array) -> tuple[Array, Array, Array]:
-    """Refines a full SVD of NumPy arrays to a few eps, before it is truncated.
+    """Refines NumPy's full SVD to a few eps for `truncated_svd`, before it is truncated.
 
     LAPACK's QR iteration neglects couplings of up to 90 unit roundoffs; a symmetric eigenproblem is
     solved to one. So uᴴ a v, diagonal but for those, goes into polar form to first order, (1 + k) p

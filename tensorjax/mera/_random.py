@@ -100,7 +100,7 @@ def _isometries(key: jax.Array, shapes: Sequence[tuple[int, int]], dtype: Any) -
 
 
 def _haar(x: Any, dtype: Any) -> Any:
-    """Returns the Haar-random isometry that orthonormalises a matrix of normal entries."""
+    """Returns a Haar-random tensor of a random MERA: orthonormalises a matrix of normal entries."""
     xp = namespace(x)
     q, r = linalg.qr(x)
     diagonal = xp.diagonal(r)

@@ -97,7 +97,7 @@ def _apply(
 
 
 def _einsum(*operands: Any) -> Any:
-    """Contracts arrays by an einsum, given as a string or as lists of axis labels."""
+    """Contracts tensors of a MERA by an einsum, given as a string or as lists of axis labels."""
     if not isinstance(operands[0], str):
         *pairs, out = operands
         terms = ["".join(map(get_symbol, labels)) for labels in pairs[1::2]]

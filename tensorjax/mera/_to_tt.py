@@ -99,7 +99,7 @@ def _top_cores(top: Any) -> list[Any]:
 
 
 def _split(x: Any) -> list[Any]:
-    """Splits an array (r, n_1, …, n_k, s) into k tensor-train cores exactly, by QR."""
+    """Splits a MERA's top or block (r, n_1, …, n_k, s) into k train cores exactly, by QR."""
     dtype = x.dtype
     x = x.astype(linalg.factor_dtype(dtype))
     cores = []
@@ -130,7 +130,7 @@ def _expanded_cores(layer: Layer, coarse: Sequence[Any]) -> list[Any]:
 
 
 def _closed(cores: list[Any], u: Any) -> list[Any]:
-    """Applies a periodic MERA's disentangler to the last and first site of a tensor train."""
+    """Applies, in a periodic MERA's conversion to a train, a disentangler across its two ends."""
     last, first, above_last, above_first = u.shape
     matrix = u.transpose(0, 2, 1, 3).reshape(1, last * above_last, first * above_first, 1)
     left, right = _split(matrix)

@@ -313,7 +313,7 @@ def _is_abstract(m: MERA) -> bool:
 
 
 def as_matrices(m: MERA) -> list[tuple[str, jax.Array]]:
-    """Lists all disentanglers and isometries of a MERA by name, as bottom × top matrices."""
+    """Lists a MERA's disentanglers and isometries by name as matrices, to check their columns."""
     out = []
     for k, layer in enumerate(m.layers):
         out += [

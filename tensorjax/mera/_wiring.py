@@ -11,7 +11,7 @@ Boundary = Literal["open", "periodic"]
 
 
 class Wiring(NamedTuple):
-    """Static structure of a MERA layer: block sizes, and positions of the disentanglers.
+    """Wiring of one MERA layer, without arrays: block sizes and positions of disentanglers.
 
     Attributes:
       arities: sites in each block, that is, bottom legs of each isometry.

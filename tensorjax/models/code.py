@@ -121,7 +121,7 @@ class CodeModel(nnx.Module):
 
 
 def _rows_at(x: jax.Array, positions: jax.Array) -> jax.Array:
-    """Gathers the encoder's vectors at the given positions, as (batch, count, features)."""
+    """Gathers the vectors of the code model at ``positions``, as (batch, count, features)."""
     length = x.shape[1]
     places = _ids.as_int32(positions, length)
     valid = _ids.inside(places, length)

@@ -220,7 +220,7 @@ def _trees(network: WeightNetwork) -> dict[str, Tree]:
 
 
 def _forms_weight(network: WeightNetwork, plan: contract.Plan) -> bool:
-    """Whether a contraction order of y = x W forms W, or a product as large, on the way."""
+    """Whether a planned contraction y = x W of a layer forms W, or a product as large."""
     inputs, _ = plan.expr.split("->")
     terms = [frozenset(term) for term in inputs.split(",")]
     sizes: dict[str, int] = {}
@@ -251,7 +251,7 @@ def leaves(steps: Sequence[Sequence[int]], count: int) -> list[frozenset[int]]:
 
 
 def fold(positions: Sequence[int]) -> Tree:
-    """Builds the contraction tree that multiplies operands from left to right."""
+    """Builds a layer's contraction plan that multiplies operands from left to right, as a tree."""
     tree: Tree = positions[0]
     for position in positions[1:]:
         tree = (tree, position)

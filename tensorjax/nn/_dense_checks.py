@@ -51,5 +51,5 @@ def concrete(parameter: Any) -> jax.Array:
 
 
 def check_gates(gates: str) -> None:
-    """Raises ValueError unless ``gates`` is "singular values" or "ones"."""
+    """Checks the option ``gates`` of conversions of dense layers; raises ValueError if unknown."""
     _check.choice("gates", gates, get_args(Gates))

@@ -17,7 +17,7 @@ _Shape = tuple[int, ...]
 
 
 def check_init(init: Any) -> Init:
-    """Raises ValueError unless ``init`` is "normal" or "orthogonal"; returns it."""
+    """Checks ``init`` of a layer's random weight, "normal" or "orthogonal."""
     if init not in get_args(Init):
         raise ValueError(f"init: expected one of {get_args(Init)}, got {init!r}")
     return init

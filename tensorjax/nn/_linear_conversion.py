@@ -192,7 +192,7 @@ def _idle(modes: Sequence[int], ranks: Sequence[int]) -> tuple[list[np.ndarray],
 def canonical(
     cores: Sequence[np.ndarray], cutoff: float
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Moves the singular values of a converted layer's train into gates; returns both.
+    """Moves the singular values of a converted linear layer's train into gates; returns both.
 
     Args:
       cores: d ≥ 2 arrays (r_{k−1}, n_k, r_k), left-orthonormal up to rounding.
@@ -299,7 +299,7 @@ def parameters(arrays: Sequence[np.ndarray], dtype: Any) -> nnx.List:
 def certify(
     new: Any, made: Any, layer: Any, given: np.ndarray, tol: float | None, modes: Sequence[int]
 ) -> Certificate:
-    """Measures the error of a layer converted from a dense one; stores it as its `Certificate`.
+    """Creates and keeps the `Certificate` of a converted layer, with the error it measures.
 
     Args:
       new: the layer.

@@ -113,7 +113,7 @@ def train_ranks(rank: int | Sequence[int], sizes: Sequence[int]) -> tuple[int, .
 
 
 def bounded(rank: Any, bounds: Sequence[int], place: str) -> tuple[int, ...]:
-    """Returns one rank per mode or bond; an int is cut to the bounds, a sequence is checked.
+    """Returns a layer's ranks by the bounds of its mode factors: an int is cut, others checked.
 
     Raises:
       ValueError: no positive integers, not one per place, or an explicit rank above its bound.

@@ -27,13 +27,13 @@ def checked_dtype(name: str, dtype: Any) -> np.dtype:
 
 
 def check_rngs(rngs: Any) -> None:
-    """Raises TypeError unless ``rngs`` is a `flax.nnx.Rngs`."""
+    """Raises TypeError unless ``rngs``, to draw a layer's parameters from, is a `nnx.Rngs`."""
     if not isinstance(rngs, nnx.Rngs):
         raise TypeError(f"rngs: expected flax.nnx.Rngs, got {rngs!r}; pass rngs=nnx.Rngs(0)")
 
 
 def gate_dtype(param_dtype: Any) -> Any:
-    """Returns the dtype of a layer's gates: single precision or the parameters' if wider."""
+    """Returns the dtype of a layer's gate parameters: single precision, or the layer's if wider."""
     return linalg.factor_dtype(param_dtype)
 
 
@@ -55,7 +55,7 @@ def settle(layer: nnx.Module, given: nnx.Param) -> None:
 
 
 def check_bytes(elements: int, dtype: Any, most: int) -> None:
-    """Raises ValueError if a dense weight would need more than ``most`` bytes."""
+    """Raises ValueError if a tensorised layer's dense weight would exceed a limit of bytes."""
     _check.number("max_bytes", most, low=0, finite=False)
     needed = elements * np.dtype(jnp.dtype(dtype)).itemsize
     if needed > most:

@@ -102,7 +102,7 @@ def canonical(modes: Sequence[int], split: int, rank: int) -> WeightNetwork:
 
 
 def absorbing(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Returns, for every gate of a TT weight, the smaller of its two neighbouring cores."""
+    """Returns, for every gate of a TT weight's network, the smaller neighbour that absorbs it."""
     sizes = [math.prod(shape) for shape in shapes]
     return tuple(k if sizes[k] <= sizes[k + 1] else k + 1 for k in range(len(sizes) - 1))
 
@@ -134,7 +134,7 @@ def gated_tucker(
 
 @placed_by(_as_given)
 def gated_canonical(factors: Sequence[jax.Array], gate: jax.Array) -> list[jax.Array]:
-    """Multiplies the gate of a CP weight into its smallest factor."""
+    """Multiplies the gate of a CP layer's weight into the smallest factor of its network."""
     out = list(factors)
     k = min(range(len(out)), key=lambda k: out[k].size)
     out[k] = out[k] * gate.astype(out[k].dtype)[None, :]

@@ -99,7 +99,7 @@ class Processes:
 
 
 def numbered(process: tuple[int, int] | None) -> tuple[int, int]:
-    """Returns this process's number and the count of processes, by default of `jax.distributed`."""
+    """Returns number and count of training processes, by default those of `jax.distributed`."""
     if process is None:
         if not jax.distributed.is_initialized():
             return (0, 1)

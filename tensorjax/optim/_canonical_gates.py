@@ -17,7 +17,7 @@ Arrays = list[np.ndarray]
 
 
 def canonical(params: Tree) -> Tree:
-    """Transforms tensorised layers so that every bond is in the basis of its singular vectors.
+    """Brings tensorised layers to canonical form on the host: every bond in singular vectors.
 
     Training leaves the indices of a bond in any basis, so that what a layer does is spread over all
     of them and none can be spared. Here the gates D_k are first multiplied into the cores; a train
@@ -148,7 +148,7 @@ def _tucker(layer: Layer, parts: Arrays, gates: Arrays) -> Arrays:
 
 
 def _floor(layer: Layer) -> float:
-    """Returns the relative size below which singular values of a layer are rounding errors."""
+    """Returns the relative size below which the canonical form takes a singular value for zero."""
     finest = min(jnp.finfo(dtype).eps for dtype in (*layer.dtypes, jnp.float32))
     return float(finest) * max(max(shape) for shape in layer.shapes)
 

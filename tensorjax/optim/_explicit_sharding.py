@@ -21,7 +21,7 @@ def like(x: jax.Array, model: Any) -> jax.Array:
 
 
 def _whole(x: jax.Array) -> jax.Array:
-    """Replicates an array on every device, on meshes with explicit sharding only."""
+    """Replicates an array on all devices of a mesh with explicit sharding; else keeps it."""
     sharding = jax.typeof(x).sharding
     if not _explicit(sharding):
         return x

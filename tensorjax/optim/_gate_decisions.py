@@ -12,7 +12,7 @@ from tensorjax.optim._tensorised_leaves import Layer, Layout
 
 
 class Decision(NamedTuple):
-    """Outcome of an update for the gates, joined, and for the cores beside them.
+    """Decision on gates in one update: moves of all gates; which die, which wait for a verdict.
 
     Attributes:
       gates: moves of the gates.
@@ -28,7 +28,7 @@ class Decision(NamedTuple):
 
 
 def plus(x: Any, move: Any) -> jax.Array:
-    """Adds a move to a parameter, as `optax.apply_updates` does."""
+    """Adds an update to a gate or core, as `optax.apply_updates`, to decide what it becomes."""
     with jax.numpy_dtype_promotion("standard"):
         return jnp.asarray(x + move).astype(jnp.result_type(x))
 
@@ -68,7 +68,7 @@ def applied(
 def gates_moved(
     gates: jax.Array, move: jax.Array, dead: jax.Array, held: jax.Array, limit: jax.Array, eps: Any
 ) -> jax.Array:
-    """Returns the moves of gates: to zero if dead, to just above the threshold if held.
+    """Returns the gates' moves after a `Decision`: to zero if dead, above the threshold if held.
 
     Args:
       gates: before.

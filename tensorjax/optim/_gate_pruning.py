@@ -17,7 +17,7 @@ from tensorjax.optim._tensorised_leaves import Layout
 
 @dataclasses.dataclass(frozen=True)
 class Gates:
-    """Conversion between the gates of all layers, one vector per bond, and one joined vector.
+    """Conversion of all layers' gates to one vector, by which they are pruned, and back.
 
     Attributes:
       bonds: (gates in all,), the bond of each.

@@ -249,7 +249,7 @@ def _checked_inner(inner: Any) -> optax.GradientTransformationExtraArgs:
 def _without_loss(
     inner: optax.GradientTransformationExtraArgs,
 ) -> optax.GradientTransformationExtraArgs:
-    """Leaves the loss out for an inner optimiser that takes extra arguments, but only others."""
+    """Wraps `rank_adaptive`'s inner optimiser so that it is not given a loss it does not take."""
     names = inspect.signature(inner.update).parameters
     any_name = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in names.values())
     if any_name or "value" in names:
@@ -265,7 +265,7 @@ def _without_loss(
 def _initial(
     options: Options, inner: optax.GradientTransformationExtraArgs, params: Any
 ) -> RankAdaptiveState:
-    """Builds the initial state of the rank-adaptive optimiser for given parameters."""
+    """Initialises `rank_adaptive`: builds its state for given parameters and checks options."""
     measure, rows, by = options.measure, options.rows, options.by
     layout = _trainable(params, options.keep_one)
     full = total(layout, [layer.ranks for layer in layout.layers], measure, rows)
@@ -380,13 +380,13 @@ def _check_proximal(inner: Any, proximal: Any) -> None:
 
 
 def _holds(state: Any, kind: type) -> bool:
-    """Checks whether a state of Optax has one of a given type anywhere in it."""
+    """Whether a state given to the rank-adaptive optimiser holds one of a type of Optax's."""
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, kind))
     return any(isinstance(node, kind) for node in nodes)
 
 
 def _trainable(params: Any, keep_one: bool) -> Layout:
-    """Finds the tensorised layers of a parameter tree; ValueError for invalid gates."""
+    """Finds the layers that the rank-adaptive optimiser trains; ValueError for invalid gates."""
     _check_lookahead(params)
     layout = gated(params)
     leaves = jax.tree.leaves(params)
@@ -412,7 +412,7 @@ def _check_gate(where: str, gate: np.ndarray, keep_one: bool) -> None:
 
 
 def _check_reachable(layout: Layout, full: int, options: Options) -> None:
-    """Raises ValueError if a size target is below the size of the model at all ranks one."""
+    """Raises ValueError, as `rank_adaptive` begins, if a size target is below that of ranks one."""
     if not options.keep_one or options.switch is None:
         return
     ones = [tuple(min(r, 1) for r in layer.ranks) for layer in layout.layers]
@@ -450,7 +450,7 @@ def _loss(extra: dict[str, Any]) -> Any:
 def _by_single_layers(
     optimizer: optax.GradientTransformationExtraArgs,
 ) -> optax.GradientTransformationExtraArgs:
-    """Wraps an optimiser so that it sees stacked layers as separate single layers.
+    """Wraps the rank-adaptive optimiser so that it sees stacked layers as single ones.
 
     Parameters without stacked layers are handed on as they are.
     """

@@ -99,7 +99,7 @@ def _rest(layout: Layout, leaves: list[Any], measure: Measure) -> int:
 
 
 def checked_threshold(threshold: Any) -> Any:
-    """Returns the threshold of gates; ValueError if it is not a number."""
+    """Checks the threshold above which gates count as ranks and sizes; ValueError if no number."""
     if _check.is_traced(threshold):
         return threshold
     try:

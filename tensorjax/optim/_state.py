@@ -129,7 +129,7 @@ class Status:
 
 
 def status(state: PyTree, *, patience: int = 200) -> Status:
-    """Summarises the progress of a rank-adaptive training from its optimiser state.
+    """Reads a rank-adaptive optimiser's state and returns the `Status` of its training.
 
     Args:
       state: a state that holds that of `rank_adaptive` anywhere in it: of a chain, of
@@ -193,7 +193,7 @@ def status(state: PyTree, *, patience: int = 200) -> Status:
 
 
 def _late(values: dict[str, float], watch: Any, loss: float, patience: int) -> tuple[Verdict, str]:
-    """Returns status and advice for the late stage of the two stages of the CoMERA paper."""
+    """Derives status and advice from a training's state in the late stage of CoMERA's two."""
     fits = values["size"] <= values["size_target"]
     learnt = loss <= values["loss_target"]
     refused = _refused(watch)
@@ -271,7 +271,7 @@ def _not_finite(values: dict[str, float]) -> str:
 
 
 def _unpruned(values: dict[str, float], patience: int) -> str:
-    """Returns an explanation why nothing was pruned in the early stage, or ""."""
+    """Returns advice in the optimiser's status why nothing was pruned early, or an empty text."""
     if values["size"] < values["full"] or values["count"] < patience:
         return ""
     return (
@@ -309,7 +309,7 @@ def _collapsed(watch: Any, values: dict[str, float], loss: float) -> bool:
 
 
 def _risen(watch: Any, values: dict[str, float], loss: float) -> bool:
-    """Tells for the status whether the average loss exceeds its target and its best value."""
+    """Whether the average loss in an optimiser's state exceeds its target and its best value."""
     noise = 4 * (_number("noise", watch.noise) / max(values["mass"], 1e-6)) ** 0.5
     return loss > max(values["loss_target"], values["best"]) + noise
 
@@ -324,7 +324,7 @@ def _lost(watch: Any, values: dict[str, float], loss: float) -> bool:
 
 
 def _unlearnt(watch: Any, loss: float) -> float | None:
-    """Returns the state's estimate of the loss at chance, if the loss is still there; or None."""
+    """Returns the loss at chance by an optimiser's state, if the loss is still there; or None."""
     chance = _number("first", watch.first)
     if not _number("given", watch.given):
         chance = min(chance, _number("start", watch.start))

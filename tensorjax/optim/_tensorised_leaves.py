@@ -160,7 +160,7 @@ def parameter_of(path: Path, known: Container[Path]) -> Path | None:
 
 
 def parts(path: Path) -> Iterator[tuple[str, int]]:
-    """Yields (name, number of keys) for the layer parts, such as a core, that a path ends in."""
+    """Yields name and number of keys of the layer part, as a core, that a leaf's path ends in."""
     # Only with an integer key below, as of a list: a module may have one of these names too.
     if len(path) > 1 and path[-2] in ("cores", "factors", "gates") and isinstance(path[-1], int):
         yield str(path[-2]), 2
@@ -230,7 +230,7 @@ def _check_gates(layer: Layer, gates: list[Any]) -> None:
 
 
 def check_concrete(name: str, leaves: Any) -> None:
-    """Raises TypeError if a leaf is traced by jit, vmap or grad."""
+    """Raises TypeError if leaves are traced where the live gates of tensorised layers count."""
     if _check.is_traced(leaves):
         raise TypeError(
             f"{name}: how many gates live depends on the data, which jit, vmap and grad cannot "
@@ -281,7 +281,7 @@ def labels(params: PyTree) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Stacks:
-    """Conversion between stacked tensorised layers of a parameter tree and single layers.
+    """Conversion between stacked leaves of an optimiser's parameter tree and single layers.
 
     Attributes:
       structure: of the tree.
@@ -385,7 +385,7 @@ def _leading(group: dict[str, list[int]], shapes: Sequence[tuple[int, ...]]) -> 
 
 
 def _copies(path: Path, count: int) -> list[Path]:
-    """Returns the paths of a stacked leaf's copies, with the number of the copy inserted."""
+    """Returns the paths of a stacked tensorised leaf's copies, with each copy's number inserted."""
     at = len(path) - next(n for _, n in parts(path))
     return [(*path[:at], copy, *path[at:]) for copy in range(count)]
 
@@ -397,7 +397,7 @@ def _put(out: dict[str, Any], path: Path, leaf: Any) -> None:
 
 
 def _key(path: Path) -> Path:
-    """Converts a path to the one that `flatten` returns for nested dicts with string keys."""
+    """Converts a tensorised leaf's path to its path in the tree of single layers of `Stacks`."""
 
     def token(key: Hashable) -> Hashable:
         return int(key) if isinstance(key, str) and key.isdecimal() else key

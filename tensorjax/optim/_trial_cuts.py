@@ -74,7 +74,7 @@ class Verdict(NamedTuple):
 
 
 def fresh(saved: Any, gates: int, chance: Any = None) -> Watch:
-    """Builds the record of a training without any cut so far.
+    """Builds the `Watch` of trial cuts at the beginning of a training, with no cut tried yet.
 
     Args:
       saved: tree like the parameters, of zeros at the gates.
@@ -111,7 +111,7 @@ def fresh(saved: Any, gates: int, chance: Any = None) -> Watch:
 
 
 def limit(watch: Any) -> Any:
-    """Returns the loss above which the model counts as collapsed; 1e30 if it is unknown."""
+    """Returns the loss above which a trial rank cut counts as a collapse; 1e30 if unknown."""
     least = LEAST_GAIN * jnp.abs(watch.low)
     # An estimate below what was learnt is none, as with gradients that are scaled.
     chance = jnp.where(watch.start - watch.low > least, watch.start, watch.first)

@@ -54,14 +54,14 @@ def varying(x: jax.Array) -> frozenset[str]:
 
 
 def vary(x: jax.Array, axes: Axes) -> jax.Array:
-    """Marks an array as varying along mesh axes, so that its cotangents are summed over these."""
+    """Marks an array as varying along mesh axes, so that its gradient is summed over these."""
     present = varying(x)
     missing = tuple(axis for axis in axes if axis not in present)
     return jax.lax.pcast(x, missing, to="varying") if missing else x
 
 
 def placed(place: Callable[[jax.Array], jax.Array], w: jax.Array, dtype: Any = None) -> jax.Array:
-    """Casts and gathers a parameter for use; its gradient is summed over devices in float32.
+    """Applies a collective that gathers a parameter's blocks; its gradient is summed in float32.
 
     A sum over n devices in bfloat16 has a relative error of n · 2⁻⁹, and loses what is small beside
     it. So cotangents in half precision are widened before they are added up over devices, and the
@@ -126,7 +126,7 @@ def block(x: jax.Array, axes: Axes, dim: int) -> jax.Array:
 
 
 def row(x: jax.Array, ndim: int) -> jax.Array:
-    """Prepends axes of size one to an array, so that it broadcasts without rank promotion.
+    """Prepends axes of size one to a block inside `jax.shard_map`, without rank promotion.
 
     The tests forbid rank promotion.
     """

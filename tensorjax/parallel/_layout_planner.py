@@ -279,7 +279,7 @@ def plan(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Step:
-    """Settings of a training step that is planned: precision, rematerialisation, machine."""
+    """Options of the layout planner for a training step: precision, rematerialisation, machine."""
 
     remat: Remat
     positions: int

@@ -26,7 +26,7 @@ _OPTIONS = {
 
 
 def Single() -> Layout:
-    """Returns the layout of one device, without splits or communication.
+    """Returns the layout named single: one device, without splits or communication.
 
     Returns:
       `Layout` without a mesh.

@@ -61,7 +61,7 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Model and batch sizes of one training step, global and per device.
+    """Sizes of a decoder's training step for its cost formulas, global and per device.
 
     Attributes:
       layers, features, heads, vocabulary, length: of the model; the vocabulary is the padded one.
@@ -182,7 +182,7 @@ def _norm(layout: Layout, s: Sizes, runs: int, again: int) -> Iterator[Collectiv
 
 
 def _vector(layout: Layout, s: Sizes, numbers: int, runs: int, again: int) -> Iterator[Collective]:
-    """Yields the collectives of a vector over the features, or of the position table."""
+    """Yields a training step's collectives of one feature vector or of the position table."""
     yield Collective("vectors", "all-gather", numbers / s.wide, s.stored, again * runs)
     yield Collective("vectors", "reduce-scatter", numbers / s.wide, s.stored, runs)
     if not layout.features:

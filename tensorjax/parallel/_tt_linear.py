@@ -14,7 +14,7 @@ __all__ = ["product", "splits"]
 
 
 def splits(layer: Any, blocks: int, fold: tuple[int, ...]) -> bool:
-    """Whether a layer is a tensor train whose leading modes split into equal blocks.
+    """Whether a TT layer's leading modes split into equal blocks, for its sharded product.
 
     Args:
       layer: with ``cores``, ``in_shape`` and ``out_shape`` as `tensorjax.nn.TTLinear` has them, or

@@ -10,12 +10,12 @@ from tensorjax._cores.unfoldings import Cores
 
 
 def backend(*values: Any) -> Any:
-    """Returns `jax.numpy` if one of the values is traced by JAX, else NumPy."""
+    """Returns `jax.numpy` if an argument of a PDE function is traced, else NumPy."""
     return jnp if _check.is_traced(*values) else np
 
 
 def floats(*values: Any) -> tuple[Any, list[Any]]:
-    """Converts values to arrays of one dtype (float64 unless traced); also returns NumPy or JAX."""
+    """Converts arguments of PDE functions to arrays of one dtype; also returns NumPy or JAX."""
     xp = backend(*values)
     if xp is np:
         return np, [np.asarray(v, np.float64) for v in values]
@@ -25,7 +25,7 @@ def floats(*values: Any) -> tuple[Any, list[Any]]:
 
 
 def _argument(v: Any) -> Any:
-    """Converts a number or array so that JAX's tracing keeps it as a constant of the program.
+    """Converts a coefficient of a map or a PDE such that tracing keeps it as a constant.
 
     So problems that differ in an amplitude share what is compiled: see
     `tensorjax.pde._stepping.compiled_once`.
@@ -62,14 +62,14 @@ def coefficient(name: str, value: Any, shape: tuple[int, ...], *, optional: bool
 
 
 def finite(**values: float) -> None:
-    """Raises ValueError for arguments that are not finite numbers."""
+    """Checks PDE arguments: raises ValueError for those that are not finite numbers."""
     for name, value in values.items():
         if not (np.ndim(value) == 0 and np.isfinite(value)):
             raise ValueError(f"{name}: expected a finite number, got {value!r}")
 
 
 def positive(**values: float) -> None:
-    """Raises ValueError for arguments that are not positive finite numbers."""
+    """Checks PDE arguments: raises ValueError for those that are not positive finite numbers."""
     finite(**values)
     for name, value in values.items():
         if not value > 0:

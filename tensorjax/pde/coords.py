@@ -55,7 +55,7 @@ Generator = Callable[..., Motion]
 
 
 def _convex(form: normal.Form, regularization: float) -> np.ndarray:
-    """Computes the matrix Σ that minimises the norm of the right side's normal component."""
+    """Computes the motion Σ of a coordinate generator: that of least normal component."""
     found = spectrum(form.gram)
     sigma = filtered(found, form.load, regularization * max(found.largest, 0.0))
     return normal.from_off_diagonal(sigma, round((1 + (1 + 4 * len(sigma)) ** 0.5) / 2))

@@ -180,7 +180,7 @@ def _ends(t0: float, t1: float, dt: float, times: list[float]) -> list[float]:
 
 
 class _Walk:
-    """Integration in nonlinear coordinates in progress: state and flow map, step by step."""
+    """Run of `flows.integrate` in progress: state and flow map, step by step."""
 
     now: Any = None
     stop: Stopped | None = None

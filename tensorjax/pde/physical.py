@@ -70,7 +70,7 @@ def evaluate(v: TT, map: AffineMap, box: Box, x: ArrayLike) -> JaxOrHost:
 
 @placed
 def mass(v: TT, map: AffineMap, box: Box) -> JaxOrHost:
-    """Computes the physical mass ∫ u dx = ∫ v dy / |det Γ|.
+    """Computes the mass ∫ u dx = ∫ v dy / |det Γ| of a solution in physical coordinates.
 
     Args:
       v: train of values on the grid of the box.
@@ -257,7 +257,7 @@ def edge_mass(v: TT, box: Box) -> float:
 
 
 def resolution(v: TT, box: Box) -> float:
-    """Computes the largest share of ‖v‖ in the highest third of the modes of an axis.
+    """Computes a solution's resolution: share of ‖v‖ in the highest third of an axis's modes.
 
     It is near √⅓ for noise and next to nothing for what the points resolve; of a Gaussian as narrow
     as they can hold with a relative error ε it is about ε^(4/9).
@@ -295,7 +295,7 @@ def shares(v: TT, box: Box) -> tuple[float, float]:
 
 
 def quadrature(box: Box) -> list[tuple[np.ndarray, ...]]:
-    """Returns weights, highest modes and ends of every axis, for shares of ‖v‖.
+    """Returns weights, highest modes and ends of every axis, for edge mass and resolution.
 
     `shares_of` takes them in this form.
     """
@@ -303,7 +303,7 @@ def quadrature(box: Box) -> list[tuple[np.ndarray, ...]]:
 
 
 def shares_of(xp: Any, cores: Sequence[Any], axes: Sequence[tuple[Any, ...]]) -> tuple[Any, Any]:
-    """Computes edge mass and resolution of a train, in NumPy or in JAX."""
+    """Computes edge mass and resolution, physical quantities of a train, by NumPy or JAX."""
     left, right = xp.ones((1, 1), cores[0].dtype), [xp.ones((1, 1), cores[0].dtype)]
     weighted = [c * xp.sqrt(w)[None, :, None] for c, (w, *_) in zip(cores, axes, strict=True)]
     for core in weighted[::-1]:
@@ -350,7 +350,7 @@ def _contracted(cores: list[Any], rows: list[Any]) -> JaxOrHost:
 def _by_parts(
     cores: list[Any], points: np.ndarray, rows_of: list[Callable[[Any], Any]], dtype: Any
 ) -> np.ndarray:
-    """Evaluates a train at physical points (m, d) from rows of every axis, in chunks."""
+    """Evaluates a solution's train at m points in chunks, from rows of weights for every axis."""
     # The memory that a part takes is bounded: one row, and one matrix between bonds, per point.
     step = max(1, _CHUNK // max(max(c.shape[1], c.shape[0] * c.shape[2]) for c in cores))
     out = np.empty(len(points), dtype)
@@ -373,7 +373,7 @@ def _weighted(xp: Any, cores: list[Any], box: Box, power: int) -> list[Any]:
 def _window(
     map: AffineMap, box: Box, axes: Sequence[int], mean: np.ndarray, spread: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns centre and width of an interval that holds the marginal density on each axis."""
+    """Returns centre and width, on each axis, of the interval over which `marginal` is expanded."""
     back = np.linalg.inv(map.matrix)[list(axes)]
     middle = np.asarray([(a.low + a.high) / 2 for a in box.axes])
     image = back @ (middle - map.shift), np.abs(back) @ [a.length for a in box.axes]
@@ -385,7 +385,7 @@ def _window(
 
 
 def _limits(box: Box) -> np.ndarray:
-    """Returns the highest frequency that the grid of each axis resolves without aliasing."""
+    """Returns the highest frequency that each axis's grid resolves, for sums in `marginal`."""
     return np.asarray([np.pi / np.diff(p).max() for p in box.points])
 
 

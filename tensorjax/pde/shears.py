@@ -162,7 +162,7 @@ class Shears:
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
 class Sheared(Problem):
-    """Liouville problem (no diffusion) in sheared coordinates, which may move in time.
+    """Liouville problem in nonlinear coordinates by polynomial shears, which may move in time.
 
     v_t = −∇·((F + Σ_m ċ_m p_m e_{j(m)}) v), F the image of the drift under the shear with the
     coefficients c + (t − t₀) ċ, brought into a train by cross approximation. It is a problem like

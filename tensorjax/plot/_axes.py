@@ -24,7 +24,7 @@ def axes_of(ax: Axes | None, width: float = 6.4, height: float = 3.6) -> Axes:
 
 
 def concrete(name: str, x: object) -> None:
-    """Raises TypeError if what is to be drawn is traced by JAX.
+    """Raises TypeError if an argument to be plotted is traced by JAX.
 
     Raises:
       TypeError: it is traced.

@@ -105,5 +105,5 @@ def _train(name: str, t: object) -> None:
 
 
 def _sizes(t: TT | TTMatrix) -> tuple[int, ...]:
-    """Returns the sizes of a train's modes, whose ranks are plotted; rows × columns of a matrix."""
+    """Returns the mode sizes of a train whose ranks are plotted, m n of a TT-matrix, for bounds."""
     return tuple(math.prod(c.shape[1:-1]) for c in t.cores)

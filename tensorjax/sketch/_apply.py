@@ -133,7 +133,7 @@ def _apply_dense(p: Projection, x: Any) -> jax.Array:
 
 
 def _kernel(p: Projection, x: Any) -> Kernel:
-    """Chooses how a map is applied to dense rows: by NumPy or by a compiled program."""
+    """Chooses the kernel by which `apply` maps dense rows: NumPy or a compiled program."""
     blas = isinstance(p, Dense | Kronecker) and x.dtype == p.dtype
     facts = {"dtype": x.dtype, "map": p, "blas_map": blas, "dense": isinstance(p, Dense)}
     return choose_kernel("sketch.apply", (x,), **facts)
@@ -141,7 +141,7 @@ def _kernel(p: Projection, x: Any) -> Kernel:
 
 @evaluated_eagerly
 def _project_host(p: Any, x: np.ndarray, lead: tuple[int, ...]) -> tuple[jax.Array, bool]:
-    """Applies a map to rows in host memory, chunk by chunk, without a copy of all of x.
+    """Applies a map to NumPy rows by a compiled program, chunk by chunk, without a copy of all.
 
     A large copy is slow because the system clears fresh memory page by page; small buffers are
     reused.
@@ -166,7 +166,7 @@ def _project_host(p: Any, x: np.ndarray, lead: tuple[int, ...]) -> tuple[jax.Arr
 
 
 def _blocks(count: int, most: int) -> list[int]:
-    """Splits a number of rows into blocks of few different sizes, to spare compilations.
+    """Splits NumPy rows into blocks of few sizes, so that applying a map compiles few programs.
 
     Powers of two, or ``most``. The last block may be padded, to a third more rows in all.
     """

@@ -93,7 +93,7 @@ def _matched(free: Iterable[int], fixed: Sequence[int]) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def columns(size: int, order: int) -> tuple[int, ...]:
-    """Factors N into ``order`` ascending modes: exactly if balanced, else padded.
+    """Factors the input size N of a Kronecker map into balanced modes, padded if need be.
 
     Example:
       >>> columns(784, 2), columns(10**4, 3), columns(10007, 2)
@@ -117,7 +117,7 @@ def _exact(size: int, order: int) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def divisors(size: int) -> tuple[int, ...]:
-    """Lists the divisors of an integer by trial division up to 10⁶.
+    """Lists the divisors of a map's size, for its balanced factors, by trial division up to 10⁶.
 
     A cofactor of primes above 10⁶ counts as a prime.
     """

@@ -52,7 +52,7 @@ def ttrp(
     order: int | None = None,
     dtype: DTypeLike | None = None,
 ) -> Kronecker:
-    """Draws a tensor-train random projection (a random Kronecker product at rank one).
+    """Constructs a random tensor-train projection (random Kronecker product at rank one).
 
     f(x) = M^{-1/2} (R_1 ⊗ … ⊗ R_d) x with independent entries of mean 0, variance 1 in R_k
     (m_k × n_k). With TT-ranks r the map is a TT-matrix of such cores over (M r_1 ⋯ r_{d−1})^{1/2}.
@@ -104,7 +104,7 @@ def ttrp(
 
 
 def _sizes(in_shape: Any, out_shape: Any) -> tuple[tuple[int, ...], int, int]:
-    """Returns input modes, N and M of a new map with a whole matrix; ValueError if too large."""
+    """Returns input modes, N and M of a new Gaussian or sparse map; ValueError if too large."""
     n = _check.shape("in_shape", in_shape)
     size, m = math.prod(n), math.prod(_check.shape("out_shape", out_shape))
     if size * m > _MOST_ENTRIES:

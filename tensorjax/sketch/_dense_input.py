@@ -33,7 +33,7 @@ def project(p: Projection, x: jax.Array) -> jax.Array:
 
 
 def _times_transpose(x: jax.Array, w: jax.Array) -> jax.Array:
-    """Computes x wᵀ with w padded to a multiple of eight rows, for speed."""
+    """Multiplies dense rows by a random map, x wᵀ, with w padded to a multiple of eight rows."""
     count = w.shape[0]
     w = jnp.pad(w, ((0, _mode_groups.padded_columns(count) - count), (0, 0)))
     y = jax.lax.dot_general(x, w, (((1,), (1,)), ((), ())), precision=HIGHEST)
@@ -104,7 +104,7 @@ def _one_pass_over(x: jax.Array, a: jax.Array, c: jax.Array) -> jax.Array:
 def _over_batches(
     size: int, batched: Sequence[bool], x: jax.Array, a: jax.Array, c: jax.Array
 ) -> tuple[jax.Array, bool]:
-    """Batching rule under vmap of the projection by C++; a batch of maps goes to XLA."""
+    """Batches, under vmap, the C++ projection of dense rows; a batch of maps goes to XLA."""
     x_batched, *maps_batched = batched
     if x_batched and not any(maps_batched):
         y = _one_pass_over(x.reshape(-1, *x.shape[2:]), a, c)
@@ -124,7 +124,7 @@ def _halves_by_xla(x: jax.Array, a: jax.Array, c: jax.Array) -> jax.Array:
 
 
 def _group(y: jax.Array, core: jax.Array) -> jax.Array:
-    """Multiplies an array (batch, n, bond, done) by one merged core of a Kronecker map, by XLA."""
+    """Multiplies dense input by one merged core of a Kronecker map, by XLA."""
     batch, size, bond, done = y.shape
     left, m, n, _ = core.shape
     rest = size // n

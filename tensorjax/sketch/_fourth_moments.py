@@ -70,7 +70,7 @@ def mode_weights(out_shape: Sequence[int], rows: int, delta: float) -> list[np.n
 
 
 def bond_weights(rank: int) -> np.ndarray:
-    """Returns weights (5, 5) of the transitions between index pairings over a bond."""
+    """Returns fourth-moment weights (5, 5) of the steps between pairings over a bond."""
     out = np.full((STATES, STATES), 1 / rank)
     out[range(4), range(4)] = 1  # pairing 3 leaves r of r² values free even towards itself
     out[0, 1] = 0  # who has paired ab|cd throughout and does so again stays in state 0 …

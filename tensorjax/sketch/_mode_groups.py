@@ -47,7 +47,7 @@ def padded_columns(count: int) -> int:
 
 
 def product_cost(rows: int, inner: int, columns: int) -> float:
-    """Estimates the time of a matrix product (rows × inner)(inner × columns)."""
+    """Estimates the time of a matrix product, by which a random map's modes are grouped."""
     read = rows * inner + inner * columns
     return _STEP + read + _WRITE * rows * columns + _FLOP * 2 * rows * inner * columns
 

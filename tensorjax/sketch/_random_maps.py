@@ -93,7 +93,7 @@ def law(distribution: str, s: float = 3.0) -> Law:
 
 
 def sparsity(s: Any) -> float:
-    """Returns the inverse density s of a sparse map's entries; ValueError if below 1."""
+    """Checks the inverse density s of a sparse random map's entries; ValueError if below 1."""
     return _check.number("s", s, low=1)
 
 
@@ -187,7 +187,7 @@ def _decoded(saved: list[Any]) -> tuple[Any, ...]:
 
 @dataclass_transform(frozen_default=True)
 def _map_type(*arrays: str) -> Callable[[Cls], Cls]:
-    """Returns a decorator that makes a class of maps a frozen dataclass and a pytree."""
+    """Returns a decorator that makes a class of random maps a frozen dataclass and a pytree."""
 
     def wrap(cls: Cls) -> Cls:
         cls = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
@@ -320,11 +320,11 @@ class CPRows(Projection):
 
 
 def promoted(a: Any, b: Any) -> Any:
-    """Returns the dtype to which two dtypes promote by JAX's standard rules."""
+    """Returns the common dtype of a random map and its input, as JAX's standard promotion."""
     with jax.numpy_dtype_promotion("standard"):
         return jnp.promote_types(jax.dtypes.canonicalize_dtype(a), jax.dtypes.canonicalize_dtype(b))
 
 
 def accumulator(dtype: Any) -> Any:
-    """Returns the dtype in which a map is applied: single precision or wider."""
+    """Returns the dtype in which a random map is applied: single precision or wider."""
     return promoted(dtype, jnp.float32)

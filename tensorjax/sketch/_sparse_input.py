@@ -47,7 +47,7 @@ def from_scipy(x: Any, in_shape: tuple[int, ...], folded: bool) -> tuple[np.ndar
 
 
 def _rounded(count: int) -> int:
-    """Rounds a number of nonzeros up, so that few different lengths occur; at least 256."""
+    """Rounds the number of nonzeros of sparse input up, so that few programs are compiled."""
     unit = max(128, 2 ** max(0, count.bit_length() - 3))
     return max(256, -(-count // unit) * unit)
 

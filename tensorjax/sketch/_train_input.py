@@ -17,7 +17,7 @@ _MOST_COLUMNS = 2**24  # of a TT-matrix whose image under the map is a dense (M,
 
 @placed
 def to_tt_matrix(p: Kronecker) -> tt.TTMatrix:
-    """Converts a `ttrp` map f(x) = A x to the TT-matrix A.
+    """Converts a `ttrp` map f(x) = A x to the TT-matrix A, which multiplies trains.
 
     If fewer than ∏ m_k rows are in use the others are zero, which doubles the interior ranks.
 

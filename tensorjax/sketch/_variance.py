@@ -174,7 +174,7 @@ def _finish(
 
 
 def _pattern_value(x: jax.Array, pattern: Sequence[int]) -> jax.Array:
-    """Contracts four copies of x with a pairing of their indices in each mode."""
+    """Contracts four copies of x by a pairing of their indices, a term of the variance of a map."""
     if not any(pattern):
         return jnp.sum(jnp.abs(x) ** 2) ** 2
     terms = [

@@ -122,7 +122,7 @@ def scale(x: Train, factor: Scalar) -> Train:
 
 
 def conj(x: Train) -> Train:
-    """Returns the complex conjugate of a tensor train, entry by entry, core by core.
+    """Computes the complex conjugate of a train exactly, by conjugating its cores.
 
     Args:
       x: TT or TTMatrix, real or complex.
@@ -146,7 +146,7 @@ def conj(x: Train) -> Train:
 
 @placed
 def real(x: Train) -> Train:
-    """Returns the real part of a train exactly; the TT-ranks of a complex train double.
+    """Computes a train's real part by exact arithmetic on cores; TT-ranks double if complex.
 
     A complex number a + ib acts as the real matrix [[a, −b], [b, a]], and so does a core: that of
     the products is the product of these matrices, which the last core cuts to one column and the
@@ -214,7 +214,7 @@ def _part(x: Train, imaginary: bool) -> Train:
 
 @placed
 def ones_like(x: Train) -> Train:
-    """Returns the train of ones with the kind, shape and dtype of another; TT-ranks are one.
+    """Constructs the train of ones with the kind, shape and dtype of another; TT-ranks are one.
 
     Args:
       x: TT or TTMatrix, or a batch of them.
@@ -278,7 +278,7 @@ def _either_product_jvp(primals: Any, tangents: Any) -> Any:
 
 
 def _pairwise(x: Any, y: Any, multiply: Callable[[Any, Any], Any], kind: Any) -> Any:
-    """Multiplies the cores of two trains pair by pair, by a given product of cores."""
+    """Multiplies two trains core by core in a compiled program, for their exact products."""
     pairs = zip(x.cores, y.cores, strict=True)
     return kind._unchecked(tuple(multiply(a, b) for a, b in pairs))
 

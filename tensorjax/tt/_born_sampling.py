@@ -71,7 +71,7 @@ def sample(key: jax.Array, t: TT, count: int = 1, *, squared: bool = True) -> ja
 
 
 def _noise(key: jax.Array, t: TT, count: int) -> list[np.ndarray]:
-    """Draws the Gumbel noise by which a train is sampled: an array (count, n) for every mode.
+    """Draws the Gumbel noise of Born sampling of a train: an array (count, n) for every mode.
 
     As many keys as are split off, the first are the same: a few more draws change none of these.
     """

@@ -69,7 +69,7 @@ def random_matrix(
     rank: int | Sequence[int],
     dtype: DTypeLike | None = None,
 ) -> TTMatrix:
-    """Constructs a random TT-matrix whose entries have mean 0 and variance 1.
+    """Constructs a random TT-matrix with independent normal cores and entries of variance 1.
 
     Args:
       key: `jax.random.key`.
@@ -143,7 +143,7 @@ def rank_one(vectors: Sequence[Any]) -> TT:
 def rank_one_matrix(
     matrices: Sequence[Any] | Mapping[int, Any], order: int | None = None
 ) -> TTMatrix:
-    """Constructs the Kronecker product of matrices A_1 ⊗ … ⊗ A_d as a TT-matrix, TT-ranks one.
+    """Constructs a TT-matrix of rank one from matrices: the Kronecker product A_1 ⊗ … ⊗ A_d.
 
     Args:
       matrices: d arrays (m_k, n_k), floating or complex. Or those of some sites, by site from 0 on,

@@ -60,7 +60,7 @@ def _flat(a: Any) -> Any:
 
 
 def as_train(f: Callable[P, R]) -> Callable[P, R]:
-    """Decorates a public function of trains to take TT-matrices and to check its first argument.
+    """Decorates a public function of trains to take TT-matrices by folding, with a type check.
 
     Signatures stay those written: of TT and TTMatrix, though ``f`` is called with a TT alone.
     """

@@ -57,7 +57,7 @@ def names(package: str, public: Sequence[str]) -> Callable[[], list[str]]:
 
 
 def _asked_by_help() -> bool:
-    """Whether `pydoc` collects the members of a module, by `inspect.getmembers`, which uses `dir`.
+    """Whether `help` (pydoc) asks for the names that a package's ``__dir__`` lists, not `dir`.
 
     The module has no other way to tell it which ones to print: `__all__` names all that is public.
     """
@@ -72,7 +72,7 @@ def _asked_by_help() -> bool:
 
 
 def missing(package: str) -> Callable[[str], NoReturn]:
-    """Returns the ``__getattr__`` of a package, whose error says what other libraries' names are.
+    """Returns tt's ``__getattr__``, whose error lists our names for those of other libraries.
 
     Type checkers must not see it: to them all names would be attributes then.
     """

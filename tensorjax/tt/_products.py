@@ -194,7 +194,7 @@ def linear_combination(
     key: Key | None = None,
     oversample: int | None = None,
 ) -> TT:
-    """Computes a weighted sum of trains and products of trains, rounded if asked.
+    """Computes a sum of weighted trains and products of trains (x * y, A x), exactly or rounded.
 
     Neither the sum nor any product is materialised: for m terms of ranks r and a result of rank f
     it takes O(m d n r² f) operations, and O(d n r³ f) for a product of two trains of ranks r.
@@ -269,7 +269,7 @@ def linear_combination(
 
 
 def _weighted(name: str, term: Any, weight: Any, dtype: Any) -> tuple[Any, Any]:
-    """Checks a weight; one that the dtype does not hold goes into the cores of the term."""
+    """Checks a weight of `linear_combination`; one out of the dtype's range goes into the term."""
     if not is_scalar(weight):
         raise TypeError(f"{name}: expected a number, got {weight!r}")
     if _check.is_traced(weight):

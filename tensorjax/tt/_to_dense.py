@@ -52,7 +52,7 @@ def to_dense(t: TT | TTMatrix) -> jax.Array:
 
 
 def _is_tame(t: TT | TTMatrix) -> bool:
-    """Whether concrete cores are so near one that products of them need no scaling."""
+    """Whether concrete cores are so near one that `to_dense` multiplies them without scaling."""
     if choose_kernel("tt.to_dense", (t,)) is not NUMPY:
         return False
     exponents = [linalg.exponent_of(np.asarray(c)) for c in t.cores]
@@ -87,7 +87,7 @@ def _balanced_cut(t: TT | TTMatrix) -> int:
 
 
 def _chain(cores: Sequence[jax.Array], careful: bool) -> tuple[jax.Array, Any]:
-    """Multiplies neighbouring cores into one core (r, ∏ n, s), scaled against overflow if asked.
+    """Multiplies one half of a train's cores for `to_dense`, scaled against overflow if asked.
 
     Products are then kept near one: those of some cores may leave the range of the dtype where the
     whole does not.

@@ -76,7 +76,7 @@ def _add(x: Tucker, y: Tucker) -> Tucker:
 
 
 def _balanced(t: Tucker) -> Tucker:
-    """Brings all arrays to like size: of very unlike blocks side by side the smaller are lost."""
+    """Scales core and factors of a Tucker tensor to like size before a sum, against roundoff."""
     small, exponent = near_one_parts(t)
     return scaled_back(small.core, small.factors, exponent)
 
@@ -192,7 +192,7 @@ def _part(t: Tucker, imaginary: bool) -> Tucker:
 
 @placed
 def ones_like(t: Tucker) -> Tucker:
-    """Returns the Tucker tensor of ones, of rank one, with shape, dtype and core type of another.
+    """Constructs the Tucker tensor of ones, of rank one, with another's shape and core type.
 
     Args:
       t: Tucker.

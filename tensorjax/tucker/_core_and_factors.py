@@ -59,6 +59,6 @@ def scaled_back(core: Any, factors: Sequence[Any], exponent: Any) -> Tucker:
 
 
 def on_host(t: Tucker) -> Tucker:
-    """Copies a Tucker tensor to NumPy arrays on the host, in double precision."""
+    """Copies core and factors of a Tucker tensor to the host as NumPy arrays, double precision."""
     wide = np.result_type(linalg.factor_dtype(t.dtype), np.float64)
     return jax.tree.map(lambda leaf: np.asarray(leaf).astype(wide, copy=False), t)

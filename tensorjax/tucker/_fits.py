@@ -38,7 +38,7 @@ class FitInfo:
 
 
 def checked_data(x: Any, mask: Any) -> tuple[np.ndarray, Any]:
-    """Checks data and mask of a Tucker fit; returns them on the host, masked entries as zeros."""
+    """Checks data and mask of a Tucker fit (HOOI, nonnegative); returns both for the host."""
     if _check.is_traced(x, mask):
         raise TypeError("x: expected a concrete array; fits iterate outside of jit, vmap and grad")
     x = _check.inexact("x", x)

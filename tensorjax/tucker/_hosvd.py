@@ -96,7 +96,7 @@ def _static(x: jax.Array, tol: Any, key: Any, ranks: tuple[int, ...], method: Me
 
 
 def host_hosvd(x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None) -> list[Any]:
-    """Computes an ST-HOSVD by NumPy, from the first mode or the last, as predicted to be faster.
+    """Computes an ST-HOSVD on the host, from the first mode or the last, as predicted faster.
 
     The mode that is compressed moves to the other end, so that the next one comes first: the
     product that compresses puts it there, and no unfolding is copied.
@@ -119,7 +119,7 @@ def host_hosvd(x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None) -
 
 
 def _first_mode(a: Any, asked: Asked) -> tuple[Any, Any, Subspace]:
-    """Compresses an unfolding (n, m) in an ST-HOSVD: returns factor u and the transpose of uᴴ a."""
+    """Compresses the first mode in a host ST-HOSVD, of a (n, m): returns factor u and (uᴴ a)ᵀ."""
     if a.shape[0] > a.shape[1]:
         found = leading(a, asked, right=True)
         u, r = columns_split(a, found, a.dtype if asked.narrow else found.basis.dtype)
@@ -133,7 +133,7 @@ def _first_mode(a: Any, asked: Asked) -> tuple[Any, Any, Subspace]:
 
 
 def _last_mode(b: Any, asked: Asked) -> tuple[Any, Any, Subspace]:
-    """Compresses a transposed unfolding b (m, n) in an ST-HOSVD: returns factor u and uᴴ bᵀ."""
+    """Compresses the last mode in a host ST-HOSVD, of b (m, n): returns factor u and uᴴ bᵀ."""
     if b.shape[1] > b.shape[0]:
         found = leading(b, asked)
         found = found._replace(basis=found.basis.conj())
@@ -161,7 +161,7 @@ def _seconds(shape: Sequence[int]) -> float:
 
 
 def _holds(t: Tucker, x: np.ndarray, exponent: int, tol: float) -> bool:
-    """Whether a Tucker tensor approximates the dense array x · 2^exponent to a relative error."""
+    """Whether the ST-HOSVD of an array x · 2^exponent approximates it to a relative error."""
     x = x.astype(np.result_type(x.dtype, np.float64))
     leaves = [linalg.normalized(np.asarray(leaf).astype(x.dtype)) for leaf in jax.tree.leaves(t)]
     core, *factors = (leaf for leaf, _ in leaves)

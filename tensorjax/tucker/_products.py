@@ -81,7 +81,7 @@ def _hadamard(x: Tucker, y: Tucker) -> Tucker:
 
 
 def _kron(a: Any, b: Any) -> Any:
-    """Computes the Kronecker product of two Tucker cores, dense ones or trains."""
+    """Computes the core of an entrywise product of Tucker tensors: a Kronecker product."""
     if isinstance(a, TT):
         return TT._unchecked(tuple(map(_kron_core, a.cores, b.cores)))
     order = a.ndim
@@ -91,7 +91,7 @@ def _kron(a: Any, b: Any) -> Any:
 
 
 def _kron_core(a: Any, b: Any) -> jax.Array:
-    """Computes the Kronecker product of two tensor-train cores over all three axes."""
+    """Computes the Kronecker product of cores, for a product of Tucker tensors with train cores."""
     both = einsum("aib,cjd->acijbd", a, b)
     return both.reshape(len(a) * len(b), a.shape[1] * b.shape[1], -1)
 

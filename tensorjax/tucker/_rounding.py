@@ -174,7 +174,7 @@ def _reduced_train(core: TT, share: float, dtype: Any) -> tuple[TT, list[Any]]:
 
 
 def _part_of_modes(share: Any, order: int) -> Any:
-    """Returns the part d / (2d − 1) of a squared rounding error that truncated modes may use."""
+    """Returns the part d / (2d − 1) of a Tucker rounding's squared error that its modes may use."""
     return None if share is None else share * order / (2 * order - 1)
 
 

@@ -232,7 +232,7 @@ def _widened(t: Tucker) -> Tucker:
 
 
 def cut(out: Any, shape: Sequence[int]) -> Any:
-    """Cuts the modes of a Tucker tensor to ``shape``; other results stay as they are."""
+    """Cuts a result's modes to ``shape`` if it is a `Tucker`; others stay as they are."""
     if not isinstance(out, Tucker):
         return out
     factors = tuple(u[:n] for u, n in zip(out.factors, shape, strict=True))

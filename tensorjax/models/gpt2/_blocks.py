@@ -18,7 +18,7 @@ EPSILON = 1e-5  # of its layer norms
 
 
 class Norm(nnx.Module):
-    """Layer norm over the features, for any layout of them on devices."""
+    """Layer norm of GPT-2 over the features, for any layout of them on devices."""
 
     def __init__(self, features: int, param_dtype: Any) -> None:
         self.scale = nnx.Param(jnp.ones((features,), param_dtype))
@@ -29,7 +29,7 @@ class Norm(nnx.Module):
 
 
 class _Linear(nnx.Module):
-    """Parameters of a dense linear layer: kernel, and bias of all axes but the first."""
+    """Parameters of GPT-2's dense linear layers, kernel and bias; base of `Column` and `Row`."""
 
     def __init__(self, shape: tuple[int, ...], spread: float, param_dtype: Any, rngs: nnx.Rngs):
         self.kernel = nnx.Param(_normal(rngs, shape, spread, param_dtype))
@@ -51,7 +51,7 @@ class Row(_Linear):
 
 
 class Tensorised(nnx.Module):
-    """Tensorised linear layer of GPT-2, in place of a `Column` (with ``fold``) or a `Row`."""
+    """Wrapper of a tensorised linear layer in a GPT-2 block, in place of a `Column` or a `Row`."""
 
     def __init__(self, layer: Any, fold: tuple[int, ...] | None) -> None:
         self.layer = layer
@@ -64,7 +64,7 @@ class Tensorised(nnx.Module):
 
 
 class Block(nnx.Module):
-    """Pre-LN transformer block: attention and MLP, each with layer norm and residual connection.
+    """Pre-LN transformer block of GPT-2: attention and MLP, with layer norms and residuals.
 
     Args:
       config: sizes.

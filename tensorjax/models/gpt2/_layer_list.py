@@ -305,7 +305,7 @@ def initial(
 
 @functools.lru_cache(maxsize=16)
 def _drawn(config: GPT2Config, linear: nn.Spec, param_dtype: Any) -> Callable[[jax.Array], Any]:
-    """Returns a compiled function that draws the initial parameters of one GPT-2 block; cached."""
+    """Returns a compiled function that draws one block of GPT-2's list of layers; cached."""
 
     @jax.jit
     def block(key: jax.Array) -> Any:

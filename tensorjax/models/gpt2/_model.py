@@ -270,7 +270,7 @@ class GPT2(nnx.Module):
 
 
 def check_length(tokens: jax.Array, config: GPT2Config) -> int:
-    """Returns the length of GPT-2's token sequences; ValueError if too long or empty."""
+    """Checks the token array of GPT-2; returns its length, ValueError if empty or too long."""
     if not tokens.shape[0]:
         raise ValueError(
             f"tokens: expected at least one row of them, got shape {tokens.shape}; leave out "
@@ -284,14 +284,14 @@ def _normal(rngs: nnx.Rngs, shape: tuple[int, int], dtype: Any) -> jax.Array:
 
 
 def _stacked(build: Callable[[nnx.Rngs], Block], keys: jax.Array) -> Block:
-    """Builds GPT-2's blocks as one block with stacked parameters, drawn from one key each."""
+    """Builds all blocks of a GPT-2 model as one block of stacked parameters, a key for each."""
     graph = nnx.split(nnx.eval_shape(lambda: build(nnx.Rngs(0))))[0]
     params = jax.vmap(lambda key: nnx.split(build(nnx.Rngs(params=key)))[1])(keys)
     return nnx.merge(graph, params)
 
 
 def _unroll(config: GPT2Config, layout: Layout) -> int:
-    """Returns how many blocks each step of the scan over GPT-2's layers unrolls."""
+    """Returns how many blocks the scan of a GPT-2 model unrolls in each step."""
     if config.unroll is not None:
         return config.unroll
     if jax.default_backend() != "cpu" or config.remat != "none" or layout.mesh is not None:

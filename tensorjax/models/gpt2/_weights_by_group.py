@@ -129,7 +129,7 @@ def write_groups(
 
 
 def _name(group: str, where: Any) -> str:
-    """Returns the published name of a GPT-2 parameter, from its group and path."""
+    """Returns a GPT-2 parameter's published name, to read or write the weights group by group."""
     path = tuple(str(entry.key) for entry in where if hasattr(entry, "key"))
     if group.startswith("block") and path in published.BLOCK:
         return f"h.{int(group.removeprefix('block'))}.{published.BLOCK[path]}"

@@ -187,7 +187,7 @@ def _terms(rank: Any, modes: Sequence[int]) -> int:
 
 
 def _alternating(x: np.ndarray, terms: int) -> list[np.ndarray]:
-    """Fits the factors of a CP tensor to a dense one by alternating least squares.
+    """Fits the CP factors of a dense convolution kernel by alternating least squares.
 
     It starts with the leading singular vectors of every unfolding, filled up by normal ones.
     """

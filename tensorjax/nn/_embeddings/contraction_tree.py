@@ -23,7 +23,7 @@ _MOVE = 32
 
 
 def spared_gates(tree: "Tree", network: LookupNetwork, count: int) -> tuple[int, ...]:
-    """Selects the gates that a lookup's tree multiplies into slices, not into arrays."""
+    """Selects the gates that the contraction tree of a lookup multiplies into gathered slices."""
     rows = {
         node.operands[0]: math.prod(network.sizes[k] for k in node.modes)
         for node in tree.root.tables()

@@ -28,7 +28,7 @@ _STEP = 50_000  # a product of a side of the chain, for each row
 
 
 class Chain(NamedTuple):
-    """Plan of a TT-matrix lookup by compiled code: which cores to merge, with operation counts.
+    """Choice of which cores a compiled TT-matrix lookup merges, with operation counts.
 
     Attributes:
       cuts: merged core g has the cores from cuts[g] up to cuts[g + 1], that one excluded.
@@ -76,7 +76,7 @@ def _cost(shapes: _Shapes, count: int) -> int:
 
 
 def _row_flops(shapes: _Shapes) -> tuple[int, int]:
-    """Counts the operations for one row: products from both sides, and the last product."""
+    """Counts the operations of one row's lookup in merged cores: from both sides, and the last."""
     columns = [math.prod(s[2] for s in shapes[:k]) for k in range(len(shapes) + 1)]
     left = [2 * columns[k + 1] * s[0] * s[3] for k, s in enumerate(shapes)]
     right = [2 * (columns[-1] // columns[k]) * s[0] * s[3] for k, s in enumerate(shapes)]

@@ -16,7 +16,7 @@ _Arrays = Sequence[jax.Array]
 
 
 class Request(NamedTuple):
-    """Static description of an embedding lookup, without the arrays. Hashable.
+    """Static request for embedding rows: network, columns, count and dtype, no arrays. Hashable.
 
     Attributes:
       network: of the layer's arrays, or of merged cores.
@@ -69,7 +69,7 @@ def tables_of(
     spared: Sequence[int] = (),
     kept: Sequence[int] = (),
 ) -> list[jax.Array]:
-    """Computes the tables that embedding rows are gathered from, multiplied by gates."""
+    """Computes the gated tables of partial products from which `make_rows` gathers rows by XLA."""
     arrays = gated(request.network, operands, gates, spared)
     arrays = [x.astype(request.dtype or x.dtype) for x in arrays]
     return make_tables(request.tree, request.network, arrays, kept)

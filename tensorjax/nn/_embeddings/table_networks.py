@@ -103,7 +103,7 @@ def tucker(shapes: Sequence[tuple[int, ...]]) -> LookupNetwork:
 
 
 def _as_given(out: list[jax.Array], arguments: Any) -> list[Any]:
-    """Returns shardings that keep an embedding's arrays, multiplied by gates, placed as before."""
+    """Returns the shardings of a table network's arrays after gates: those they had before."""
     arrays = arguments[0][1]
     return [spec_like(x, given) for x, given in zip(out, arrays, strict=True)]
 

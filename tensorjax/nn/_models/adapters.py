@@ -267,7 +267,7 @@ def _single(layer: Any, spec: Spec, rngs: nnx.Rngs) -> Any:
 
 
 def _frozen(variable: nnx.Variable) -> nnx.Variable:
-    """Returns a `Frozen` variable in place of a parameter; other variables stay as they are."""
+    """Freezes a parameter of a model that gets adapters: returns a `Frozen` in its place."""
     if not isinstance(variable, nnx.Param):
         return variable
     metadata = variable.get_metadata()

@@ -18,7 +18,7 @@ from tensorjax.nn._parameters import check_bytes, values
 
 
 def exact_weight(layer: Any, max_bytes: int) -> np.ndarray:
-    """Contracts a tensorised layer to its dense weight, in double precision on the host.
+    """Computes a tensorised layer's dense weight on the host in double precision, for exports.
 
     Raises:
       ValueError: the weight needs more than ``max_bytes``.
@@ -54,13 +54,13 @@ def exact_weight(layer: Any, max_bytes: int) -> np.ndarray:
 
 
 def double(x: Any) -> np.ndarray:
-    """Copies an array to the host in double precision."""
+    """Copies a layer's array to the host in double precision, for exact weights and errors."""
     host = np.asarray(x)
     return host.astype(np.complex128 if host.dtype.kind == "c" else np.float64)
 
 
 def _contracted(arrays: Any, terms: Any, out: list[int]) -> np.ndarray:
-    """Contracts a tensor network of NumPy arrays to one array with the axes ``out``."""
+    """Contracts a layer's network of NumPy arrays to its exact weight, with the axes ``out``."""
     # Renumbered: those of embeddings are large, and NumPy takes ASCII letters alone.
     labels = sorted({label for term in terms for label in term})
     letter = {label: opt_einsum.get_symbol(k) for k, label in enumerate(labels)}

@@ -47,7 +47,7 @@ def _with_rank(spec: Spec | None, rank: int | None) -> Spec | None:
 
 
 def matched(model: Any, pairs: Sequence[tuple[str, Any]]) -> list[tuple[Any, list[str], Spec]]:
-    """Lists the layers of a model that rules match, with their paths and specs."""
+    """Lists the layers of a model that the rules of `tensorize` match, with paths and specs."""
     found, used = [], set()
     candidates = [p for p in places(model).values() if replaceable(p[0])]
     for layer, paths in candidates:

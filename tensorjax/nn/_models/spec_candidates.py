@@ -114,7 +114,7 @@ class _Tails:
 
 
 def _energy(matrix: np.ndarray) -> np.ndarray:
-    """Computes the squared singular values of a matrix, the largest first."""
+    """Computes squared singular values, largest first, to predict errors of candidate specs."""
     if matrix.shape[0] > matrix.shape[1]:
         matrix = matrix.T
     return np.maximum(np.linalg.eigvalsh(matrix @ matrix.conj().T)[::-1], 0)
@@ -235,7 +235,7 @@ def _errors(tails: Sequence[np.ndarray], ranks: Sequence[int]) -> tuple[float, f
 
 
 def _kept(spec: Any) -> dict[str, Any]:
-    """Returns the options of a specification other than ranks and shapes, as a dict."""
+    """Returns the options that candidate specs keep from a given one: all but ranks and shapes."""
     return {
         name: value
         for name, value in vars(spec).items()

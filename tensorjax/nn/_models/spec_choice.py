@@ -194,7 +194,7 @@ class _Options:
 
 
 def _is_open(layer: Any, spec: Any) -> bool:
-    """Whether the ranks of a layer have to be chosen, as its specification gives none."""
+    """Whether the choice of specs has to find a layer's ranks, as its own spec gives none."""
     if isinstance(layer, nnx.Conv) and spec is _AUTO:
         return False
     return getattr(spec, "rank", None) is None
@@ -235,7 +235,7 @@ def _listed(layer: Any, path: str, spec: Spec, init: str) -> _Options:
 
 
 def _grown(layer: Any, spec: Spec) -> int:
-    """Counts the parameters that a layer gains (or loses, if negative) by a specification."""
+    """Counts the parameters that a layer gains by a spec of given rank, to choose other specs."""
     new = nnx.eval_shape(lambda: replacement(layer, spec, "random", None, "own", nnx.Rngs(0)))
     return numbers(new) - numbers(layer)
 
@@ -297,7 +297,7 @@ def _allocated(
 def _filled(
     lists: Mapping[int, _Options], kept: dict[int, Candidate], left: int
 ) -> dict[int, Candidate]:
-    """Gives what a choice leaves, as between two far corners of a hull, where it helps most."""
+    """Spends parameters that a choice of specs leaves where they reduce a layer's error most."""
     kept = dict(kept)
     while kept:
         better = {key: lists[key].within(now.numbers + left) for key, now in kept.items()}

@@ -92,7 +92,7 @@ def _padded(arrays: Sequence[jax.Array], axes: Shape) -> jax.Array:
 
 
 def _size(layer: Any) -> float:
-    """Computes the Frobenius norm of a layer's weight."""
+    """Computes the norm of the weight of one layer of a stack, as its share in a certificate."""
     if isinstance(layer, nnx.Embed):
         weight = layer.embedding[...]
     elif hasattr(layer, "kernel") and isinstance(layer.kernel, nnx.Variable):
@@ -103,7 +103,7 @@ def _size(layer: Any) -> float:
 
 
 def _together(new: Any, measured: Sequence[Certificate], sizes: Sequence[float]) -> Certificate:
-    """Combines the certificates of stacked layers to one, as of one large weight."""
+    """Combines the certificates of the layers of one stack (`nnx.vmap`), as of one large weight."""
     total = math.hypot(*sizes)
 
     def mean(errors: Sequence[float]) -> float:

@@ -48,7 +48,7 @@ def swap(model: Any, made: Mapping[int, Any]) -> None:
 
 
 def rewrite_variables(model: Any, change: Callable[[nnx.Variable], nnx.Variable]) -> None:
-    """Replaces every variable of a model by ``change(variable)``; shared ones stay shared.
+    """Replaces every variable of a Flax NNX model by ``change(variable)``; shared ones stay so.
 
     ``change`` returns a variable that is to stay as it is.
     """

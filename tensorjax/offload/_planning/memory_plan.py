@@ -169,7 +169,7 @@ class Plan:
 
 
 def _alike(rows: Sequence[Row]) -> list[tuple[str, Row]]:
-    """Merges rows of a memory plan's table that differ only in the name of the group."""
+    """Merges rows in the printed table of a memory `Plan` that differ only in the group's name."""
     places: dict[Any, list[int]] = {}
     for n, row in enumerate(rows):
         places.setdefault(row[1:], []).append(n)
@@ -325,14 +325,14 @@ def _aside(staging: Any, groups: Mapping[str, Group]) -> int | None:
 def _best(
     works: Iterable[Work], device_bytes: int, host_bytes: int
 ) -> tuple[list[Choice], Choice | None]:
-    """Returns a memory plan's best placement for each activation strategy, and the fastest."""
+    """Chooses a memory plan's placement for each activation strategy, and the fastest of them."""
     found = [choose(work, device_bytes, host_bytes) for work in works]
     able = [choice for choice in found if not choice.refusal]
     return found, min(able, key=lambda choice: choice.seconds, default=None)
 
 
 def _cast(host: HostOptimizer, given: Any) -> Any:
-    """Returns a group's parameters in the dtype of the device, to time layers for a memory plan."""
+    """Casts a group's parameters to the device's dtype, so that a memory plan can time layers."""
     return host.cast(given() if callable(given) else given)
 
 

@@ -153,7 +153,7 @@ def _spread(order: list[str], away: int) -> list[str]:
 
 
 def _choice(work: Work, weights: int, memory: list[str], room: int, refusal: str) -> Choice:
-    """Predicts the step time and memory of a placement, given the groups kept in host memory."""
+    """Builds a `Choice` of the search: step time and memory if given groups stay in host memory."""
     groups, every = work.groups, work.gradients()
     held = sum(_lives(groups[name]) for name in memory)
     host, left = work.on_host + _arriving(work) + held, room - held
@@ -189,7 +189,7 @@ def _choice(work: Work, weights: int, memory: list[str], room: int, refusal: str
 
 
 def _times(work: Work, weights: int, memory: set[str], spilled: int) -> tuple[Times, float]:
-    """Predicts the times of a step's parts for a placement, and of the forward pass's reads."""
+    """Predicts the times of a step under one placement of the search, and of the forward reads."""
     groups, machine = work.groups, work.machine
     disk = [g for name, g in groups.items() if name not in memory]
     lives = sum(map(_lives, disk))
@@ -276,7 +276,7 @@ def _arriving(work: Work) -> int:
 
 
 def _under_way(groups: Mapping[str, Group], memory: Collection[str]) -> int:
-    """Computes a placement's memory for the results of one group's update, in bytes, at most."""
+    """Computes the memory for one group's update under a placement of the search, at most."""
     return max(g.taken("place" if name in memory else _from_disk(g)) for name, g in groups.items())
 
 
@@ -286,7 +286,7 @@ def _from_disk(group: Group) -> Into:
 
 
 def _unbounded(work: Work) -> int:
-    """Computes a placement's host memory of gradients and updates where nothing is limited."""
+    """Computes host bytes of gradients and updates that a placement without limits may take."""
     gradients = work.gradients()
     if not any(g.lent for g in work.groups.values()):
         shared = shared_groups(work.layers, work.groups)

@@ -65,7 +65,7 @@ def check_there(tensors: Sequence[Tensor]) -> None:
 
 
 def named(request: Request, error: BaseException, names: Sequence[str]) -> BaseException:
-    """Returns the error of a read or write as a StoreError whose message names the tensors."""
+    """Returns a failed transfer's error, for its future, as a StoreError that names the tensors."""
     if any(str(error).startswith(f"{name}: ") for name in names):
         return error
     what = "writing" if request.write else "reading"

@@ -83,7 +83,7 @@ class Lease:
 
 
 class Leases(Mapping[str, Lease]):
-    """Mapping from names to leases of tensors that were read from a store together.
+    """Leases of tensors that were read from a store together, as a mapping from their names.
 
     Example:
         >>> import tempfile, numpy as np, jax
@@ -121,5 +121,5 @@ class Leases(Mapping[str, Lease]):
 
 
 def view(memory: np.ndarray, position: int, place: Place) -> np.ndarray:
-    """Returns a NumPy view of a tensor in staging memory, read-only if the memory is."""
+    """Returns the NumPy view that a lease gives of a tensor in staging memory."""
     return np.ndarray(place.shape, place.dtype, memory, position)

@@ -210,7 +210,7 @@ def _reading(
     resolve: Callable[[Request], None],
     check: Callable[[Op], None] = nothing,
 ) -> Request:
-    """Creates the reader's request for adjacent extents, for some of their tensors."""
+    """Creates the request by which the store's reader reads adjacent extents from disk."""
     request = Request(
         run,
         [of[0].slots.users[content.slot] for content, of in there],

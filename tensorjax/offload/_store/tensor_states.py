@@ -33,7 +33,7 @@ class Content(Entry):
 
 
 class Slots:
-    """Two copies of an extent in the data file: which is committed, which has the newest state.
+    """State of an extent in memory: which of its two copies is committed, which is newest.
 
     Attributes:
         extent: Where they lie.
@@ -107,7 +107,7 @@ def opened(places: Iterable[Place], entries: Mapping[str, Entry]) -> dict[str, T
 
 
 def failures(tensors: Iterable[Tensor]) -> dict[str, BaseException | None]:
-    """Returns the write errors of tensors whose newest state could not be written, by name."""
+    """Returns the write errors in tensors' states whose newest content failed, by name."""
     newest = ((tensor.place.name, tensor.slots.newest) for tensor in tensors)
     return {name: c.error for name, c in newest if c is not None and c.failed(name)}
 

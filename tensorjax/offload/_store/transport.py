@@ -135,7 +135,7 @@ def _refuse(requests: Iterable[Request]) -> None:
 
 
 def _abandon(queue: Queue, backend: Backend, lock: _folder.Lock | None, pid: int) -> None:
-    """Closes the transport of a store that was garbage-collected, or is open at the exit."""
+    """Closes a store's transport (queue, backend, lock) at garbage collection or at the exit."""
 
     def end() -> None:
         if pid == os.getpid():  # a fork has none of the threads, and locks that they may have held

@@ -180,7 +180,7 @@ class Writer:
 
 
 def _carries(slots: Slots, arrays: Sequence[tuple[Tensor, np.ndarray]]) -> bool:
-    """Whether the writer must keep other tensors that share the disk blocks of an extent."""
+    """Whether the writer has to carry over other tensors in the disk blocks of an extent."""
     new = {tensor.number for tensor, _ in arrays}
     return any(tensor.written and tensor.number not in new for tensor in slots.tensors)
 
@@ -206,7 +206,7 @@ def _meant(slots: Slots, content: Content) -> Sequence[str]:
 
 
 def _join(pieces: Sequence[Piece], memory: np.ndarray, sources: _Sources) -> None:
-    """Copies extents for the writer into staging memory, without padding; notes checksums."""
+    """Fills the staging memory of one write with whole extents, unpadded; notes checksums."""
     members = [sources[piece.extent] for piece in pieces]
     found = gather([array for array, _ in members], memory)
     for (_, sums), checksum in zip(members, found, strict=True):
@@ -214,7 +214,7 @@ def _join(pieces: Sequence[Piece], memory: np.ndarray, sources: _Sources) -> Non
 
 
 def _place(transfer: Transfer, memory: np.ndarray, sources: _Sources) -> None:
-    """Copies extents for the writer into staging memory, padded; notes their checksums."""
+    """Fills the staging memory of one write with extents, padded; notes their checksums."""
     for extent, number, start, stop, place, _ in transfer.pieces:
         at = place - transfer.position
         end = at + stop - start

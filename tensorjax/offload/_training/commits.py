@@ -30,7 +30,7 @@ _TRAINERS: "weakref.WeakKeyDictionary[TensorStore, Any]" = weakref.WeakKeyDictio
 
 
 def take(store: Any, trainer: Any) -> None:
-    """Reserves a tensor store for the commits of one trainer until that is closed.
+    """Claims a store for a trainer's commits until it is closed; raises if another one has it.
 
     Raises:
       TypeError: it is something else.
@@ -245,7 +245,7 @@ def resume(
     stale: bool,
     gradients: bool,
 ) -> Progress:
-    """Resumes a training from a store's last commit; raises an error if that does not fit.
+    """Resumes a training from the last commit in its store; raises an error if it does not fit.
 
     Groups that are kept in memory are read.
 
@@ -292,7 +292,7 @@ def resume(
 
 
 def same_process(processes: Processes, store: Any) -> None:
-    """Raises ValueError, on resuming, unless a store belongs to this process.
+    """Raises ValueError, before a training resumes from commits, for another process's store.
 
     Raises:
       ValueError: it is not.
@@ -307,7 +307,7 @@ def same_process(processes: Processes, store: Any) -> None:
 
 
 def same_step(processes: Processes, steps: int | None) -> None:
-    """Raises ValueError unless the stores of all processes were committed at the same step.
+    """Raises ValueError unless the commits in the stores of all processes are of the same step.
 
     Raises:
       ValueError: they are not.

@@ -423,7 +423,7 @@ class _Programs:
 
 @jax.jit
 def _reciprocal(weight: jax.Array) -> jax.Array:
-    """Computes 1 / weight for the engine's losses, in single precision; 0 for 0."""
+    """Computes the factor 1 / weight of a batch's losses in the engine; 0 for no weight."""
     wide = 1.0 * (weight if weight.dtype != bool else weight.astype(int))
     wide = wide.astype(linalg.factor_dtype(wide.dtype))
     return jnp.where(wide == 0, 0, 1 / jnp.where(wide == 0, 1, wide))

@@ -235,7 +235,7 @@ def _read(store: TensorStore, prefix: str, packed: Any) -> Arrays:
 
 
 def _named(where: str, tree: Any) -> Arrays:
-    """Returns the arrays of a pytree by the names of their paths, as an export writes them."""
+    """Names the arrays of a pytree by their paths, as exports by `to_safetensors` write them."""
     found: Arrays = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = jax.tree_util.keystr(path, simple=True, separator=".")

@@ -107,7 +107,7 @@ class Group:
 
 
 class Handed(list[Any]):
-    """List of arrays passed to the device; a weak reference to it shows if they are in use."""
+    """List of a group's parameters on the device; a weak reference to it shows if it is in use."""
 
     __slots__ = ("__weakref__",)
 
@@ -117,7 +117,7 @@ def not_handed() -> None:
 
 
 class Spare:
-    """Pool of arrays of written update results, whose memory later updates of like groups reuse.
+    """Pool of result arrays of parameter groups, whose memory updates of like groups reuse.
 
     It keeps the memory of states; where gradients are lent, that of parameters too, once the
     device, to which they are handed, does not use them any more. Where memory is bounded, it keeps
@@ -232,7 +232,7 @@ def shapes(params: Params) -> dict[str, Any]:
 
 
 def _check_trainable(name: str, group: Any) -> None:
-    """Raises ValueError if a parameter group holds state of the model, such as running means.
+    """Raises ValueError if a trainer's parameter group holds model state, such as running means.
 
     It is told by its kind (a variable of Flax NNX that is no `nnx.Param`), by its collection (Flax
     Linen), or by its names ("mean" beside "var", "running_mean" beside "running_var").
@@ -257,7 +257,7 @@ def _is_variable(x: Any) -> bool:
 
 
 def _statistics(group: Any, path: Any) -> str:
-    """Returns a description if an array looks like a running mean or variance, else ""."""
+    """Describes an entry of a parameter group that looks like a running mean or variance, or ""."""
     last = _name(path[-1]) if path else None
     pairs = [pair for pair in _MOMENTS if last in pair]
     beside: Any = group
@@ -370,7 +370,7 @@ def tensors(
 
 
 def specs(groups: Any, *, gradients: bool) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes and dtypes of all tensors of a trainer's groups in a store."""
+    """Returns the shapes and dtypes of the store's tensors for a trainer's parameter groups."""
     found: dict[str, jax.ShapeDtypeStruct] = {}
     for group in groups:
         for packing in (*group.packings, *((group.gradient,) if gradients else ())):
@@ -401,7 +401,7 @@ def _begin(group: Group, given: Any, shards: Shards) -> None:
 
 
 def put(group: Group, packing: TensorPacking, tree: Any, storage: Storage | None = None) -> None:
-    """Writes one pytree of a parameter group to the group's storage, or to a given one."""
+    """Packs one pytree of a trainer's `Group` and writes it to the group's storage or another."""
     where = group.storage if storage is None else storage
     where.write((packing, packing.flatten(tree)), deadline=0.0, step=-1)
 

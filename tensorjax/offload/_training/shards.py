@@ -23,7 +23,7 @@ from tensorjax.offload._training.storage.host_arrays import to_host
 
 @dataclass(frozen=True)
 class Piece:
-    """Shard of an array, and the devices of this process that hold it.
+    """Shard of a parameter's array, and the devices of this process that hold it.
 
     Attributes:
       index: its place in the array, start and stop along each axis.

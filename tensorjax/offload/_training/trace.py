@@ -212,7 +212,7 @@ class Trace:
 
 
 def _limits(spans: Sequence[Span]) -> tuple[float, float]:
-    """Returns the start and end of a trace's spans, without those too short to be drawn."""
+    """Returns start and end of the spans of a `Trace`, without those too short to be drawn."""
     start, stop = min(s.start for s in spans), max(s.stop for s in spans)
     seen = [s for s in spans if s.seconds >= 1e-3 * (stop - start)] or spans
     return min(s.start for s in seen), max(s.stop for s in seen)

@@ -127,7 +127,7 @@ def _checkpointer() -> Any:
 
 
 def _flat(trees: tuple[Any, ...]) -> tuple[list[Any], list[str], Any]:
-    """Flattens trees to arrays and names; also returns a function that puts arrays back."""
+    """Flattens trees to arrays and names for a checkpoint; returns also a function to rebuild."""
     if not trees:
         raise ValueError("trees: expected at least one model, tree or state, got none")
     objects = [n for n, tree in enumerate(trees) if _is_flax(tree)]
@@ -160,6 +160,6 @@ def _flat(trees: tuple[Any, ...]) -> tuple[list[Any], list[str], Any]:
 
 
 def _is_flax(tree: Any) -> bool:
-    """Whether a tree is a Flax NNX object, without importing Flax."""
+    """Whether a tree to save as a checkpoint is a Flax NNX object, without importing Flax."""
     return any(kind.__module__.startswith("flax.nnx") and kind.__name__ in ("Module", "Pytree")
                for kind in type(tree).__mro__)  # fmt: skip

@@ -166,7 +166,7 @@ def straight_through(params: Tree, dtype: Kind = "int8", *, key: jax.Array | Non
 
 @jax.custom_jvp
 def _passed(x: jax.Array, rounded: jax.Array) -> jax.Array:
-    """Returns the rounded core, with the derivative of the core itself."""
+    """Returns a core rounded to eight bits, with the derivative of the unrounded core."""
     del x
     return rounded
 
@@ -177,7 +177,7 @@ def _passed_jvp(primals: Any, tangents: Any) -> Any:
 
 
 def _quantized(core: jax.Array, dtype: Any, axes: int, key: jax.Array | None) -> Quantized:
-    """Stores one core, or a stack of them over its first axes, each with its own scale."""
+    """Quantises one core, or a stack of them over its first axes, to eight bits with a scale."""
     if not jnp.issubdtype(core.dtype, jnp.floating):
         raise TypeError(f"params: expected cores of real floating numbers, got {core.dtype}")
     is_int = jnp.issubdtype(dtype, jnp.integer)
@@ -195,7 +195,7 @@ def _quantized(core: jax.Array, dtype: Any, axes: int, key: jax.Array | None) ->
 
 
 def _distance(x: jax.Array, dtype: Any) -> jax.Array:
-    """Returns the distance of neighbouring floating-point numbers around those of a core."""
+    """Returns the spacing of an eight-bit floating dtype around the entries of a scaled core."""
     info = jnp.finfo(dtype)
     _, exponent = jnp.frexp(x)  # |x| in [1/2, 1) · 2^exponent
     exponent = jnp.maximum(exponent - 1, int(info.minexp)) - int(info.nmant)

@@ -43,7 +43,7 @@ Arrays = list[list[jax.Array]]  # for each part of a layer, the parameter and it
 
 
 def moments_of(layout: Layout, leaves: list[Any], state: Any) -> list[tuple[int, int, bool]]:
-    """Lists the arrays of an optimiser's state that belong to cores or gates, with these.
+    """Lists the moments of cores and gates in an optimiser's state that a basis change converts.
 
     Arrays of the state of other shapes than their parameter's, such as those of `optax.adafactor`,
     are left out: they stay as they are, and follow by their own decay.
@@ -65,7 +65,7 @@ def moments_of(layout: Layout, leaves: list[Any], state: Any) -> list[tuple[int,
 
 
 def by_gradient(layout: Layout, state: Any) -> list[bool]:
-    """Tells for each layer whether past gradients of its cores move it, as long as they are.
+    """Tells for a basis change, layer by layer, whether recorded gradients move the cores.
 
     So it is with momentum and with L-BFGS. Plain gradient descent keeps no record of gradients by
     which it could be known.
@@ -171,7 +171,7 @@ def _groups(
     layout: Layout, leaves: list[Any], moving: list[tuple[int, int, bool]], moments: list[Any],
     balanced: list[bool] | None,
 ) -> list[tuple[str, list[int]]]:  # fmt: skip
-    """Groups the layers that change basis: trains by dtypes, Tucker layers by shapes too.
+    """Groups layers for changes of basis: trains by dtypes, Tucker layers by shapes too.
 
     Returns:
       (kind, positions of the layers) of each group.
@@ -202,7 +202,7 @@ def _groups(
 
 @dataclasses.dataclass(frozen=True)
 class _Tuckers:
-    """Tucker layers of equal shapes, which change their bases in one loop.
+    """Tucker layers of equal shapes that change bases in one loop, as `Trains` holds trains.
 
     Attributes:
       layer: one of them.
@@ -296,7 +296,7 @@ def _core_moved(layer: Layer, part: int, new: jax.Array, kinds: Kinds, found: Ba
 
 
 def _tucker_bases(layer: Layer, parts: list[jax.Array], order: Factorisations) -> Bases:
-    """Computes the basis of singular vectors of every bond of a Tucker layer."""
+    """Finds the new bases of a Tucker layer's bonds for its change of basis: singular vectors."""
     dtype = widest(jnp.float32, *parts[: len(layer.cores)])
     core, *factors = (x.astype(dtype) for x in parts[: len(layer.cores)])
     gates = [gate.astype(dtype) for gate in parts[len(layer.cores) :]]

@@ -102,7 +102,7 @@ class Bases:
 
 
 def powers_of_train(bonds: int) -> np.ndarray:
-    """Computes the powers (2, bonds, bonds) of norms that balance a train: see `Bases.balanced`.
+    """Computes powers of norms, (2, bonds, bonds), that balance a train's bases at its bonds.
 
     With a and b the norms of what is left and right of a bond, the derivative by core j of d has
     the norm e_j = a_{j−1} b_j, and log c_k = Σ_{j≤k} log e_j − k/d Σ_j log e_j.
@@ -199,7 +199,7 @@ class Kinds:
 
 
 def gates_moved(live: jax.Array, values: jax.Array, held: np.ndarray) -> jax.Array:
-    """Returns gates and their moments after a change of basis: ones, and means of moments.
+    """Computes gates and their moments in new bond bases: ones, and means of the moments.
 
     Args:
       live: (bonds, r), of the new basis.

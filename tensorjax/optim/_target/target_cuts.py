@@ -82,7 +82,7 @@ def least_important(
 
 
 def sizes_of_all(layout: Layout, leaves: list[Any]) -> tuple[int, int]:
-    """Counts parameters for cuts to a target: of the layers if dense, and outside of them."""
+    """Counts parameters that a target of cuts refers to: of layers if dense, and outside them."""
     dense = 0
     for layer in layout.layers:
         if not layer.gates:

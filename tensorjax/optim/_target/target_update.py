@@ -205,7 +205,7 @@ def _decided(
     step: TargetStep, decision: Decision, size: jax.Array, learnt: dict[str, Any],
     names: tuple[str, ...],
 ) -> tuple[Decision, jax.Array, jax.Array, dict[str, Any]]:  # fmt: skip
-    """Completes a decision on gates: whether the bases change, and what the state is to know."""
+    """Completes the gate decision of a target update: whether bases change, what is remembered."""
     state = step.state
     pending = learnt["watch"].tried >= 0  # while a cut may be undone the basis stays
     turns = (step.tick > state.tick) & (step.tick % 2 == 0) & ~pending
@@ -232,7 +232,7 @@ def _turned(
     layout: Layout, params: list[Any], steps: list[Any], rests: jax.Array, turns: jax.Array,
     moving: Any, moments: Any, even: list[bool],
 ) -> Any:  # fmt: skip
-    """Changes the bonds to the basis of singular vectors, if the target's schedule says so.
+    """Changes the bonds, in a target's update, to singular vectors if its schedule says so.
 
     Args:
       layout: of the parameters.
@@ -265,7 +265,7 @@ def _turned(
 
 
 def _worth(layout: Layout, old: Any, gates: list[Any], slopes: dict[int, jax.Array]) -> Any:
-    """Adds squared first-order effects of the gates, (gate · gradient)², to their importance."""
+    """Adds (gate · gradient)² to the gates' importance, in an update towards a target size."""
     leaves, structure = jax.tree.flatten(old)
     out = []
     for k, x in zip(sorted(layout.gates), leaves, strict=True):

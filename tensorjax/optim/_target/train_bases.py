@@ -36,7 +36,7 @@ Places = list[tuple[int, int]]
 
 @dataclasses.dataclass(frozen=True)
 class Train:
-    """Arrays of one tensor train: of each core and gate, the parameter and its moments.
+    """Arrays of one train of which all bases are changed: cores and gates with their moments.
 
     Attributes:
       layer: the train.
@@ -55,7 +55,7 @@ class Train:
 
 @dataclasses.dataclass(frozen=True)
 class _Chains:
-    """Positions of cores and bonds in the arrays that hold those of all trains.
+    """Numbering of cores and bonds in arrays that hold all trains whose bases change together.
 
     A bond has the number of the core on its left: first cores, one for each train, then middle
     ones, train by train.
@@ -95,7 +95,7 @@ class _Chains:
 
 
 def joined(layers: Sequence[Layer]) -> list[list[int]]:
-    """Groups trains for one loop, by shapes, so that padding does not cost much memory."""
+    """Groups trains that change bases in one loop, by shapes, so that padding costs little."""
     alike: dict[Any, list[int]] = {}
     for number, layer in enumerate(layers):
         alike.setdefault(layer.shapes, []).append(number)
@@ -236,7 +236,7 @@ class Trains:
 
 
 def _padded(rows: list[list[jax.Array]], shape: tuple[int, ...]) -> jax.Array:
-    """Stacks rows of arrays of different lengths and shapes, padded by zeros to one shape."""
+    """Stacks cores or gates of many trains to one array, padded by zeros to one shape."""
     most = max(map(len, rows))
     none = jnp.zeros(shape, rows[0][0].dtype)
     every = [x for row in rows for x in (*row, *[none] * (most - len(row)))]
@@ -285,7 +285,7 @@ def _sides(
 
 
 def _moved(values: jax.Array, kinds: list[list[str]], left: Any, right: Any) -> jax.Array:
-    """Transforms cores (cores, arrays, r, n, s) to new bases of their left and right bonds."""
+    """Transforms stacked cores of many trains to new bases of their left and right bonds."""
     known = Kinds.of(kinds, values)
     if left is not None:
         values = jax.vmap(jax.vmap(absorb))(known.matrices(left), values)

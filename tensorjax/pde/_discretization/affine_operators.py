@@ -210,7 +210,7 @@ def _finish(core: "_Entries", k: int, before: _Cut, kinds: Any, m: Any, s: Any) 
 
 
 class _Entries:
-    """Array of zeros, of NumPy or JAX, whose entries are set by index."""
+    """Core of an affine operator under construction: an array, NumPy or JAX, set by index."""
 
     def __init__(self, xp: Any, shape: tuple[int, ...], dtype: Any):
         self._xp = xp
@@ -230,7 +230,7 @@ def _expanded(states: Any, matrices: Any) -> Any:
 
 
 def differentiated(axis: Axis, core: np.ndarray) -> np.ndarray:
-    """Applies the operators 1, ∂, y, y∂ and ∂² to the mode of a core (r, n, s): (5, r, n, s)."""
+    """Applies the mode factors 1, ∂, y, y∂ and ∂² of affine operators to a core: (5, r, n, s)."""
     first = np.matmul(axis.d1, core)
     y = axis.points[:, None]
     moved = y * first if axis.movable else np.matmul(axis.d1, y * core) - core

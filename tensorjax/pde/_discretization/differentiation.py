@@ -15,7 +15,7 @@ SECOND = {
 
 
 def circulant(column: np.ndarray) -> np.ndarray:
-    """Builds the circulant matrix with the given first column."""
+    """Builds the circulant derivative matrix of a periodic grid from its first column."""
     n = len(column)
     return column[np.subtract.outer(np.arange(n), np.arange(n)) % n]
 

@@ -61,7 +61,7 @@ def _ridge(
     core: Callable[[Any], Any],
     last: int,
 ) -> Cores:
-    """Builds the train of a function of w·y from a start vector and a core for every axis."""
+    """Builds cores of a variable coefficient f(w·y) from a start vector and one core per axis."""
     low, high = active
     out = []
     for k, points in enumerate(box.points):
@@ -76,7 +76,7 @@ def _ridge(
 
 
 def _active(w: Any) -> tuple[int, int]:
-    """Returns the first and the last axis whose weight w_k is not zero; all axes if traced."""
+    """Returns first and last axis of nonzero weight in a variable coefficient; all if traced."""
     if _check.is_traced(w):
         return 0, len(w) - 1
     places = np.flatnonzero(np.asarray(w))
@@ -249,6 +249,6 @@ def _merged(states: Any, matrices: Any) -> Any:
 
 
 def components(cores: Sequence[np.ndarray]) -> list[Cores]:
-    """Splits a train whose last mode numbers components into one train per component."""
+    """Splits a variable coefficient's train, last mode its components, into one per component."""
     *rest, last = cores
     return [[*rest[:-1], times_right(rest[-1], last[:, i])] for i in range(last.shape[1])]

@@ -16,7 +16,7 @@ from tensorjax._cores.unfoldings import Cores
 
 
 class Points(NamedTuple):
-    """Sample points drawn from a mixture of densities ∝ |f|^(2p), with p and density of each.
+    """Sample points of a concentrated function f, of density ∝ |f|^(2p), with p and density.
 
     Attributes:
       index: multi-indices (m, d).
@@ -84,7 +84,7 @@ def skeleton(
 def _interpolated(
     table: Table, shape: Sequence[int], points: Points, tol: float
 ) -> tuple[Cores, bool]:
-    """Builds a train by interpolative decompositions; also whether samples were too few."""
+    """Interpolates a concentrated function at sample points; returns also if they are too few."""
     part = tol / max(len(shape) - 1, 1) ** 0.5
     left, cores, short = np.zeros((1, 0), int), [], False
     for k, n in enumerate(shape[:-1]):

@@ -50,7 +50,7 @@ def drawn(
 
 
 def entrywise(f: Callable[[Any], Any], v: TT, tol: float) -> Cores:
-    """Approximates f(v), applied to every entry of a train v, by a train from drawn entries."""
+    """Approximates a function f of a train's entries, from values of f at drawn entries."""
     cores, name = hosted_cores(v), "reaction"
     if len(cores) == 1:  # all entries are there, and have no ranks
         return [_finite(name, f(cores[0].ravel())).reshape(cores[0].shape)]

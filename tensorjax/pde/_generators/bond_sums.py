@@ -22,7 +22,7 @@ _ENDS = np.ones((1, 1, 1)), np.ones((1, 1, 1))
 
 
 class Family(NamedTuple):
-    """Tensor split at every bond into left and right factors, tangent to a train and normal to it.
+    """Bond splits of a tensor: left and right factors, tangent to a train and normal to it.
 
     Attributes:
       seen: left of the bond, (r, n, s, j): the modes before p projected on U_{<p}.
@@ -102,7 +102,7 @@ def _family(
     bonds: Sequence[np.ndarray] | None = None,
     fresh: tuple[Cores, Cores] | None = None,
 ) -> Family:
-    """Splits a tensor at every bond into tangent and normal factors, by a sweep from each side.
+    """Splits a tensor at every bond into factors tangent to a train and normal ones, by sweeps.
 
     ``bonds`` go between left and right, ``fresh`` are states that start.
     """
@@ -131,7 +131,7 @@ def _family(
 
 
 def _handed_left(env: np.ndarray, core: np.ndarray, fresh: np.ndarray) -> np.ndarray:
-    """Contracts one core in the left sweep that splits ∂_k v and y_k v at every bond."""
+    """Extends the left environments of ∂_k v and y_k v by a core, and starts those of its mode."""
     i, s, _ = env.shape
     _, n, after = core.shape
     out = np.empty((i, n, s + 2, after))
@@ -141,7 +141,7 @@ def _handed_left(env: np.ndarray, core: np.ndarray, fresh: np.ndarray) -> np.nda
 
 
 def _handed_right(env: np.ndarray, core: np.ndarray, fresh: np.ndarray) -> np.ndarray:
-    """Contracts one core in the right sweep that splits ∂_k v and y_k v at every bond."""
+    """Contracts one core in the sweep from the right that splits ∂_k v and y_k v at every bond."""
     s, _, bra = env.shape
     out = np.empty((s + 2, *core.shape[:2], bra))
     out[:2] = fresh
@@ -172,7 +172,7 @@ def grams(a: Family, b: Family) -> list[np.ndarray]:
 
 
 def _transfer(a: Link, b: Link, g: np.ndarray) -> np.ndarray:
-    """Moves a Gram matrix of right factors (s, j, s', j') over one core, to the next bond left."""
+    """Moves a Gram matrix of right factors of bond sums over one core, to the next bond left."""
     (ka, ba), (kb, bb) = a, b
     (_, ja, n, pa), (_, jb, _, pb) = ba.shape, bb.shape
     sa, sb = ka.shape[1], kb.shape[1]

@@ -63,7 +63,7 @@ class Point(NamedTuple):
 
 
 def host_cores(name: str, train: Any) -> Cores:
-    """Converts the cores of a train to float64 NumPy arrays; raises for complex, NaN or Inf."""
+    """Converts a train to float64 NumPy cores for generators; raises for complex, NaN or Inf."""
     cores = [np.asarray(c) for c in train.cores]
     if any(np.iscomplexobj(c) for c in cores):
         raise TypeError(f"{name}: expected real cores, got complex ones; take the real part")
@@ -99,7 +99,7 @@ def canonical(cores: Cores) -> Point:
 
 
 def truncated_ranks(point: Point, tol: float) -> tuple[int, ...]:
-    """Returns the TT-ranks to which a canonical form is truncated for relative error ``tol``."""
+    """Counts the singular values of a canonical form to be kept at every bond for ``tol``."""
     if not point.left:
         return ()
     share = (tol * point.scale) ** 2 / len(point.bonds)

@@ -14,7 +14,7 @@ _ROWS = 12
 
 
 class Modes(NamedTuple):
-    """Grid points and derivatives of a box in which the Euclidean norm is the L² norm.
+    """Mode matrices of a box: grid points and ∂, weighted so that Euclidean norms are L² norms.
 
     Attributes:
       points: y of every axis.
@@ -49,7 +49,7 @@ class Modes(NamedTuple):
 
 @functools.lru_cache(maxsize=32)
 def modes_of(box: Any) -> Modes:
-    """Builds the L²-weighted grid points and derivatives of a `Box`."""
+    """Builds the `Modes` of a box: its mode matrices ∂ and points, L²-weighted."""
     points = [np.asarray(a.points) for a in box.axes]
     d1 = [np.asarray(a.d1) for a in box.axes]
     root = [np.sqrt(a.weights / np.mean(a.weights)) for a in box.axes]

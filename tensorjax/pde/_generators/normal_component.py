@@ -50,7 +50,7 @@ _KINDS = ((_D, _Y), (_Y, _D), (_D, _D))
 
 
 class Motions(NamedTuple):
-    """Table of the tensors y_k ∂_j v, ∂_a ∂_b v whose normal components are taken.
+    """Index table of the tensors y_k ∂_j v and ∂_a ∂_b v of which normal components are taken.
 
     Attributes:
       low: a of each.
@@ -80,7 +80,7 @@ def motions(d: int, second: bool) -> Motions:
 
 @functools.lru_cache(maxsize=512)
 def _across(d: int, p: int, second: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the tensors of a normal component with one mode on each side of bond p."""
+    """Lists the y_k ∂_j v of a normal component whose modes lie on different sides of bond p."""
     m = motions(d, second)
     which = np.nonzero((m.low < p) & (m.high >= p))[0]
     ops = np.array(_KINDS)[m.kind[which]]
@@ -102,7 +102,7 @@ class Singles(NamedTuple):
 
 
 def singles(point: Point, state: Point, modes: Modes) -> Singles:
-    """Splits ∂_k v and y_k v at every bond for normal components: parts normal to left bases."""
+    """Splits ∂_k v and y_k v at every bond for the form of normal components, by `bond_sums`."""
     family = families.singles(point, state, modes)
     return Singles(family, families.outside(point, family))
 
@@ -122,7 +122,7 @@ def gram(at: Singles, second: bool) -> Any:
 
 
 def _sparse_gram(lefts: list[np.ndarray], rights: list[np.ndarray], second: bool) -> Any:
-    """Builds the sparse Gram matrix of all y_k ∂_j v; None if over a tenth are not roundoff."""
+    """Builds the sparse Gram matrix of y_k ∂_j v's normal components; None if not sparse."""
     d = len(lefts) + 1
     sides = [(_entries(x), _entries(g)) for x, g in zip(lefts, rights, strict=True)]
     sizes = [tuple(np.linalg.norm(x, axis=1) for x in s) for s in sides]
@@ -145,13 +145,13 @@ def _sparse_gram(lefts: list[np.ndarray], rights: list[np.ndarray], second: bool
 
 
 def _entries(gram: np.ndarray) -> np.ndarray:
-    """Reshapes a normal component's Gram matrix (a, j, b, k) to (a b, j k)."""
+    """Reshapes (a, j, b, k) to (a b, j k), for the sparse Gram matrix of normal components."""
     a, j, b, k = gram.shape
     return gram.transpose(0, 2, 1, 3).reshape(a * b, j * k)
 
 
 def _places(d: int, p: int, second: bool) -> np.ndarray:
-    """Returns, for bond p of a normal component, which tensor each pair of states belongs to."""
+    """Returns the number of the tensor of each pair of states at bond p, for normal components."""
     which, left, right = _across(d, p, second)
     out = np.full((2 * p, 2 * (d - p)), -1)
     out[left, right] = which
@@ -188,7 +188,7 @@ def load(at: Singles, point: Point, family: Family, second: bool) -> np.ndarray:
 
 
 def inner(point: Point, a: Family, b: Family) -> float:
-    """Computes the inner product of two tensors' components normal to the TT-manifold."""
+    """Computes the inner product of the normal components of two families of bond sums."""
     lefts = families.outside(point, a), families.outside(point, b)
     total = 0.0
     for x, y, g in zip(*lefts, families.grams(a, b), strict=True):
@@ -244,7 +244,7 @@ class Form(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """Right side of an equation split into affine part, other operators, source and reaction.
+    """Right side, split for its normal component: affine part, operators, source and reaction.
 
     Attributes:
       affine: coefficients with ``matrix`` and ``diffusion``, or None.

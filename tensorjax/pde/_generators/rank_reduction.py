@@ -143,7 +143,7 @@ def rank_reducing_map(
 
 
 class _Seen(NamedTuple):
-    """Function in the coordinates of one map: canonical form, ranks, cost, norm at the edge."""
+    """Candidate map of the rank-reduction search: function in its coordinates, ranks and cost."""
 
     map: AffineMap
     point: Point
@@ -280,7 +280,7 @@ def _given(v: Any, box: Box, tol: float) -> tuple[Start, Cores]:
 
 
 def _message(status: str, reduced: bool, before: Any, ranks: Any, refused: str) -> str:
-    """Formats the result of the search for a map as a sentence."""
+    """Writes the message of a search for a rank-reducing map: ranks before and after, its end."""
     ended = {
         "converged": "the descent has converged",
         "stalled": "the descent ended where no step lowers the cost inside the box",

@@ -31,7 +31,7 @@ class Block(NamedTuple):
 
 
 class Spectrum(NamedTuple):
-    """Eigendecomposition of a symmetric positive semidefinite matrix, block by block."""
+    """Spectrum of the generators' normal equations: their eigendecomposition, block by block."""
 
     blocks: list[Block]
     size: int
@@ -50,7 +50,7 @@ class Spectrum(NamedTuple):
 
 
 def spectrum(matrix: Any) -> Spectrum:
-    """Computes the eigendecomposition of a symmetric matrix, dense or sparse, block by block."""
+    """Computes the eigenvectors of a generator's normal matrix, dense or sparse, by blocks."""
     n = matrix.shape[0]
     if not scipy.sparse.issparse(matrix):
         w, z = np.linalg.eigh(matrix)
@@ -89,7 +89,7 @@ def filtered(found: Spectrum, load: np.ndarray, floor: float) -> np.ndarray:
 
 
 def visible(matrix: Any, load: np.ndarray, share: float) -> tuple[Any, np.ndarray]:
-    """Removes eigenvalues below a share of the largest from normal equations (matrix, load)."""
+    """Cuts small eigenvalues of a generator's normal equations (matrix, load), block by block."""
     found = spectrum(matrix)
     least = share * max(found.largest, 0.0)
     kept = found.combined([b.coordinates(load) * (b.values > least) for b in found.blocks])

@@ -124,7 +124,7 @@ def field_motion(
 def _form(
     setting: Setting, fields: Basis, point: Point, tol: float
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """Computes the normal equations (Gram matrix, load, energy) for the rates of vector fields."""
+    """Computes normal equations for the rates of nonlinear vector fields: Gram matrix, load."""
     q = setting.right_side(point, tol)
     parts = [_part(setting, point, fields, m) for m in range(len(fields.axes))]
     gram = np.zeros((len(parts),) * 2)

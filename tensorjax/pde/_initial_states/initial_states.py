@@ -403,7 +403,7 @@ class Function(_Start):
 
 
 def _near(start: Gaussian | Mixture, map: AffineMap, box: Box, tol: float) -> Draw:
-    """Returns a function that draws grid points of a box near a Gaussian or mixture."""
+    """Returns a sampler of grid points near the Gaussian or mixture given for an initial state."""
     given = start if isinstance(start, Mixture) else Mixture([1.0], [start])
     masses = np.abs(given._masses).tolist()
     kinds = skeleton.powers(tol, box.dim)
@@ -460,7 +460,7 @@ def wrapped(start: Gaussian | Mixture, box: Box, map: AffineMap, tol: float) -> 
 
 
 def _turns(start: Gaussian | Mixture, axis: int, length: float) -> int:
-    """Counts the turns to either side of an axis that a density reaches, one at least."""
+    """Counts the turns of a periodic axis that an initial Gaussian reaches, at least one a side."""
     parts = start.gaussians if isinstance(start, Mixture) else (start,)
     variance = max(float(np.asarray(part.covariance)[axis, axis]) for part in parts)
     return max(1, math.ceil(_WIDTHS * math.sqrt(variance) / length))

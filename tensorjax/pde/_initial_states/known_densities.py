@@ -116,7 +116,7 @@ class SquareRootTransition:
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False)
 class Independent(Function):
-    """Initial state that is a product of one-dimensional densities, of TT-rank 1."""
+    """Initial state with a known density, the product of one-dimensional ones, of TT-rank 1."""
 
     parts: Sequence[Marginal] = ()
 

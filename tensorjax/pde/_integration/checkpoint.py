@@ -182,7 +182,7 @@ class _Nothing:
 
 
 def _same(a: State, b: State) -> bool:
-    """Whether two saved states of an integration are bitwise equal."""
+    """Whether two saved states are bitwise equal, so that checkpoints of one run may go on."""
     if (a.memory is None) != (b.memory is None) or float(a.t) != float(b.t):
         return False
     first, second = (

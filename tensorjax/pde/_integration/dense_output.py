@@ -10,7 +10,7 @@ from tensorjax.pde._stepping.step_sizes import ConstantStepSize
 
 
 class DenseOutput:
-    """States after every accepted step of a run, and those between them by a shorter step.
+    """Dense output of an integration: states after every step, and those between on request.
 
     From the state before a time the integrator takes the step that ends there, with the motion of
     the coordinates that it had: the error is that of one step shorter than the one that was

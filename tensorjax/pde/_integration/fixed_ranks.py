@@ -65,7 +65,7 @@ class _Inputs(NamedTuple):
 
 
 class _Carry(NamedTuple):
-    """Loop state of the compiled time loop: the train v, its norm, status and fastest rate.
+    """Loop state of the compiled fixed-rank integration: train v, norm, status, fastest rate.
 
     Attributes:
       v: the newest.
@@ -195,7 +195,7 @@ def _whole(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Any) -> tuple[
 
 
 def _placed(inputs: _Inputs, carry: _Carry) -> tuple[_Inputs, _Carry]:
-    """Moves the compiled loop's arguments to the device of v, to avoid a second compilation."""
+    """Moves arguments of the fixed-rank loop to the device of v, to avoid a second compilation."""
     assert carry.good is not None
     at = carry.good.cores[0].sharding
     one = isinstance(at, jax.sharding.SingleDeviceSharding)
@@ -335,7 +335,7 @@ def _followed(
 def _watched(
     scheme: _Scheme, inputs: _Inputs, trains: Sequence[TT], change: Any, norm: Any
 ) -> tuple[Any, Any]:
-    """Returns the status of a fixed-rank step, and dt times its fastest rate if unstable."""
+    """Returns the status in the loop at fixed ranks, and dt times the fastest rate if unstable."""
     found = rate(scheme.method, trains, change)
     cores = tt.scale(trains[-1], 1 / jnp.where(norm > 0, norm, 1)).cores
     outside, coarse = unbounded_by(*shares_of(jnp, cores, inputs.axes), *inputs.limits)
@@ -390,7 +390,7 @@ def _stacked(rows: Sequence[Sequence[Any]]) -> tuple[Any, Any]:
 
 
 def _step(scheme: _Scheme, inputs: _Inputs, v: TT, row: Any) -> tuple[list[TT], list[Any]]:
-    """Performs one Runge–Kutta step of the fixed-rank loop; returns stages, source's change."""
+    """Performs one Runge–Kutta step at fixed ranks; returns stages and the source's change."""
     stages, weights, (share, factor) = _TABLEAUX[scheme.method]
     t, *place = row
     dt, sources = inputs.dt, []

@@ -75,7 +75,7 @@ def check_conserving(problem: Any, right: Any, cores: Cores, span: float) -> Non
 
 
 def check_at_rest(box: Box, map: AffineMap) -> None:
-    """Raises ValueError if a map moves a box with periodic or half-line axes."""
+    """Raises ValueError, before an integration, if the map moves periodic or half-line axes."""
     if not (box.movable or map.still):
         raise ValueError(
             'map: expected the identity, for the box has axes ("periodic", "log", "laguerre") '

@@ -216,7 +216,7 @@ def integrate(
 def _begun(
     options: Options, start: State | None, at: AffineMap, t0: float, t1: float, dt: float | None
 ) -> run.Run:
-    """Creates the `Run` of an integration, with its first step size and conservation checked."""
+    """Creates the `Run` of `integrate`: finds its first step size and checks conservation."""
     work = run.begin(options, start, at, t0, math.nan if dt is None else float(dt))
     if options.conserve is not None:
         right = right_side(options.problem, work.map, work.t)
@@ -230,7 +230,7 @@ def _begun(
 
 
 def _better(moving: Solution[Y], fixed: Solution[Y]) -> Solution[Y]:
-    """Selects the solution that ran longer: in moving coordinates, or repeated in fixed ones.
+    """Selects the result of `integrate` that ran longer: with moving or with fixed coordinates.
 
     Where the motion itself brought the end, the choice of coordinates must not cost the result.
     """
@@ -401,7 +401,7 @@ def _checked_start(
 
 
 def _first_step(work: run.Run, span: float) -> float:
-    """Estimates the first step size: 1/100 of the time in which the right side changes v."""
+    """Estimates the first step size of `integrate`: 1/100 of the time in which v changes."""
     options = work.options
     right = right_side(options.problem, work.map, work.t)
     terms = Rates(options.problem.box, right).terms(work.memory.v, 0.1)

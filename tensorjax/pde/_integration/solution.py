@@ -84,7 +84,7 @@ class State(NamedTuple):
 
 
 class Result(enum.StrEnum):
-    """Outcome of an integration: `Result.successful`, or the reason why it stopped."""
+    """Outcome of `integrate`, kept in its `Solution`: successful, or the reason why it stopped."""
 
     successful = "successful"
     cfl = "time step too large"

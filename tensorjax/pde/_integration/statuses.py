@@ -112,7 +112,7 @@ def fault(options: Options, before: Cores, step: Step, at: Clock) -> Stopped | N
 def unbounded(
     options: Options, cores: Cores, at: Clock, edge: float, rough: float
 ) -> Stopped | None:
-    """Returns a stop status if v reaches the edge of the box or exceeds its resolution."""
+    """Diagnoses a run whose v reaches the edge of the box or is unresolved: stop status or None."""
     outside, coarse = unbounded_by(edge, rough, options.edge_limit, options.resolution_limit)
     if not outside:
         return None
@@ -146,7 +146,7 @@ def unbounded(
 
 
 def unbounded_by(edge: Any, rough: Any, edge_limit: Any, resolution_limit: Any) -> tuple[Any, Any]:
-    """Returns whether norms exceed the limits of box or resolution, and whether resolution's."""
+    """Diagnoses if edge mass or roughness exceeds its limit, and if the grid is too coarse."""
     outside = (edge > edge_limit) | (rough > resolution_limit)
     # What is not resolved also fills the box; what is cut off at its edge is a little rough.
     coarse = (rough > resolution_limit) | (rough > _ROUGH * edge)

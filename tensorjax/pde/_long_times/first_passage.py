@@ -277,7 +277,7 @@ def _compared(solution: Callable[[Box], Passage], domain: Box, tol: float) -> Pa
 
 
 def checked_domain(problem: Any, domain: Any, walls: Any, *, arrives: bool = True) -> Box:
-    """Returns the grid of a backward equation, after checks of what is asked for.
+    """Checks problem, box and walls before first-passage quantities; returns the grid.
 
     ``arrives``: whether paths are to meet a wall, so that one has to be absorbing.
     """
@@ -337,7 +337,7 @@ def _check_open(problem: Any, grid: Box) -> None:
 
 
 def diffusions(problem: Any, x: np.ndarray) -> np.ndarray:
-    """Evaluates the diffusion matrix of a backward equation at points, (m, d, d)."""
+    """Evaluates the diffusion of a first-passage problem at points, as matrices (m, d, d)."""
     if isinstance(problem, FokkerPlanck):
         return problem.noise.values(x)
     d = problem.dim
@@ -359,7 +359,7 @@ def _drift(problem: Any, grid: Box) -> list[tuple[Cores, np.ndarray]]:
 
 
 def _diffusion(problem: Any, grid: Box) -> list[tuple[Cores, np.ndarray]]:
-    """Decomposes the diffusion of a backward equation as Σ m(x) S; pairs (cores of m, S)."""
+    """Decomposes a backward equation's diffusion as Σ m(x) S, to find first-passage times."""
     one = [np.ones((1, n, 1)) for n in grid.shape]
     if not isinstance(problem, FokkerPlanck):
         return [] if problem.diffusion is None else [(one, np.asarray(problem.diffusion))]
@@ -381,7 +381,7 @@ def backward(problem: Any, grid: Box) -> Cores:
 
 
 def _drift_along(problem: Any, grid: Box, axis: int) -> Cores:
-    """Builds the cores of −a·∇ℓ for committors, ℓ linear from 0 to 1 along an axis."""
+    """Builds the right-hand side −a·∇ℓ of a committor's equation, ℓ linear along an axis."""
     parts, weights = [], []
     for m, a in _drift(problem, grid):
         if a[axis]:

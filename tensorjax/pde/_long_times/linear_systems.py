@@ -33,12 +33,12 @@ def square(cores: Cores) -> Cores:
 
 
 def summed(terms: list[Cores], weights: list[float]) -> Cores:
-    """Adds weighted trains of a linear system and rounds the sum to roundoff."""
+    """Adds weighted operators or right sides of an equation at rest; rounds to roundoff."""
     return rounding.rounded(products.combined(terms, weights), _EXACT)
 
 
 def merged(operators: list[Cores]) -> Cores:
-    """Adds TT-matrices of a linear system and rounds the sum to roundoff."""
+    """Adds the TT-matrices of a long-time equation of a PDE and rounds the sum to roundoff."""
     return square(summed([flat(o) for o in operators], [1.0] * len(operators)))
 
 
@@ -71,7 +71,7 @@ def solved(
 
 
 def factored(operator: Cores) -> Callable[[Cores, float], Cores] | None:
-    """Factors a small linear system's operator, of one or two modes, for many solves.
+    """Factors the dense matrix of a small linear system for long times, of one or two modes.
 
     Args:
       operator: cores (r, n, n, s).
@@ -104,7 +104,7 @@ def _eliminated(operator: Cores, load: Cores, tol: float) -> tuple[Cores, float]
 
 
 def _dense(operator: Cores) -> np.ndarray:
-    """Returns the matrix of a small linear system, of one or two modes."""
+    """Returns the dense matrix of a small linear system for long times, of one or two modes."""
     matrix = operator[0][0, :, :, 0]
     if len(operator) == 2:
         matrix = einsum("ijb,bkl->ikjl", operator[0][0], operator[1][..., 0])
@@ -113,7 +113,7 @@ def _dense(operator: Cores) -> np.ndarray:
 
 
 def _train(x: np.ndarray, sizes: list[int], tol: float) -> Cores:
-    """Returns a solution of one or two modes as a train, rounded."""
+    """Converts a small system's dense solution, of one or two modes, to a rounded train."""
     if len(sizes) == 1:
         return [x[None, :, None]]
     cores = [x.reshape(1, *sizes), np.eye(sizes[1])[:, :, None]]

@@ -238,7 +238,7 @@ def standard_coordinates(p: Cores, box: Box) -> list[np.ndarray]:
 
 
 def times_coordinates(p: Cores, lines: list[np.ndarray], axes: Iterable[int]) -> Cores:
-    """Multiplies a stationary density by the coordinates ``lines`` of some axes."""
+    """Multiplies a stationary density by the standardised coordinates ``lines`` of some axes."""
     out = list(p)
     for k in axes:
         out[k] = out[k] * lines[k][None, :, None]
@@ -246,7 +246,7 @@ def times_coordinates(p: Cores, lines: list[np.ndarray], axes: Iterable[int]) ->
 
 
 def rate_of(operator: Cores, p: Cores, box: Box) -> float:
-    """Computes the rate at which a density and its first moments change: that of a drift.
+    """Computes how fast an operator changes a density and its moments, for `stationary`.
 
     For borders of the operator. The rate of the density alone is zero where it is stationary.
     """

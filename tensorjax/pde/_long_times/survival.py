@@ -287,7 +287,7 @@ def _checked(payoff: Callable[[Any], Any]) -> Callable[[Any], np.ndarray]:
 
 
 def _turns(problem: Any, domain: Box, times: np.ndarray, nodes: int, limit: float) -> float:
-    """Counts the turns of paths whose eigenvalues lie outside of the hyperbola and matter at t.
+    """Counts turns of paths until t that the Laplace transform of a survival does not resolve.
 
     Eigenvalues are estimated by those of the drift's Jacobian at some points, and their doubles; on
     a periodic axis by the waves that the drift carries along.
@@ -319,7 +319,7 @@ def _solved(
     problem: Any, grid: Box, payoff: Any, times: np.ndarray, nodes: int, tol: float,
     cap: int | None,
 ) -> Expectation:  # fmt: skip
-    """Computes survival probabilities or expectations with so many nodes in a half plane."""
+    """Solves for survival probabilities or expectations on one grid, by Laplace transforms."""
     operator, accuracy = backward(problem, grid), _RESIDUAL * tol
     load = [np.ones((1, n, 1)) for n in grid.shape]
     if payoff is not None:

@@ -19,7 +19,7 @@ _MISS = 0.1
 
 
 class Moment(NamedTuple):
-    """Coordinate motion Σ (d, d) and β (d,) that a generator returned at one time t."""
+    """Sample of a coordinate path: the motion Σ and β that a generator returned at time t."""
 
     t: float
     sigma: Any
@@ -80,7 +80,7 @@ class Path:
 
 
 def told(moments: Sequence[Moment], degree: int) -> Sequence[Moment]:
-    """Selects the newest coordinate motions that a polynomial in time extrapolates reliably.
+    """Selects the newest moments that the coordinate path of a time step extrapolates reliably.
 
     A generator that jumps from step to step must not be extrapolated: a parabola through values
     that differ by a jump changes within one step by several times as much, which leaves the
@@ -99,7 +99,7 @@ def told(moments: Sequence[Moment], degree: int) -> Sequence[Moment]:
 
 
 def jumps(moments: Sequence[Moment], degree: int) -> bool:
-    """Whether the newest coordinate motion jumps: no polynomial predicts it from earlier ones.
+    """Whether the newest motion of a coordinate path jumps: no polynomial in time predicts it.
 
     Slopes from before a jump are those of another motion: a multistep method that went on with them
     would be of order one there.
@@ -127,7 +127,7 @@ def _joined(moment: Moment) -> np.ndarray:
 
 
 def _polynomial(t: float, dt: float, past: Sequence[Moment]) -> list[Any]:
-    """Fits a polynomial in time to motions dt·[Σ β]; returns its coefficients."""
+    """Fits the polynomial in time of a coordinate path to earlier motions; returns coefficients."""
     values = np.stack([dt * _joined(m) for m in past])
     nodes = np.array([(m.t - t) / dt for m in past])
     powers = np.vander(nodes, increasing=True)

@@ -30,7 +30,7 @@ _ROUNDED = 1e-13
 
 @dataclasses.dataclass(frozen=True)
 class Fields:
-    """Basis of vector fields g_m, products of powers of sines, up to a total degree.
+    """Basis of vector fields whose flow is a `FlowMap`: products of powers of sines.
 
     A train with such an operator has the TT-ranks that it had. Fields that depend on y_j alone move
     nothing out of a tangent space and are left out. Those of degree one are nearly linear motions
@@ -208,7 +208,7 @@ class Fields:
 
 
 class Back(NamedTuple):
-    """Points x that a flow map takes to y, with inverse Jacobians and log-volume gradients.
+    """Inverse images x of points y of a flow map, with inverse Jacobians and volume gradients.
 
     Attributes:
       x: (m, d).

@@ -17,7 +17,7 @@ from tensorjax.pde.physical import moments
 
 
 class Estimate(NamedTuple):
-    """Mean over a sample, and its standard error.
+    """Estimate of an entropy or divergence: mean over a sample, and its standard error.
 
     Attributes:
       value: the estimate.

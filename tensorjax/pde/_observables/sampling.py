@@ -22,7 +22,7 @@ _CHUNK = 1 << 21
 
 
 class Drawn(NamedTuple):
-    """Points drawn from a density, and the density there.
+    """Points drawn from a solution's density to compute observables, and the density there.
 
     Attributes:
       points: (m, d).
@@ -113,7 +113,7 @@ def _some(
 
 
 def _inverse(chance: np.ndarray, points: np.ndarray, density: np.ndarray) -> np.ndarray:
-    """Inverts distribution functions of piecewise linear densities (m, k) at chances (m,)."""
+    """Inverts piecewise linear distribution functions (m, k), to draw points of a PDE's density."""
     density = np.maximum(density, 0.0)
     gaps = np.diff(points)
     sums = np.cumsum((density[:, 1:] + density[:, :-1]) / 2 * gaps, axis=1)
@@ -130,7 +130,7 @@ def _inverse(chance: np.ndarray, points: np.ndarray, density: np.ndarray) -> np.
 
 @functools.lru_cache(maxsize=256)
 def _finer(axis: Axis) -> np.ndarray:
-    """Returns points of an axis between its own, its ends included."""
+    """Refines the points of an axis, ends included, for samples by inverse transform along it."""
     known = np.unique(np.concatenate([[axis.low], axis.points, [axis.high]]))
     place = np.arange(_FINER * (len(known) - 1) + 1) / _FINER
     return np.interp(place, np.arange(len(known)), known)

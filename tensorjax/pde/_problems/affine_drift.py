@@ -11,7 +11,7 @@ from tensorjax.pde._maps.affine_maps import AffineMap
 
 
 def affine_part(map: AffineMap, matrix: Any, offset: Any, diffusion: Any) -> Coefficients:
-    """Computes the operator −∇·((A x + b) u) + D:∇∇u in moving coordinates y, as `Coefficients`."""
+    """Computes the operator of an affine drift, −∇·((A x + b) u) + D:∇∇u, in coordinates y."""
     zero = np.zeros((map.dim, map.dim))
     xp, (gamma, s, a, b, diff) = floats(
         map.matrix,

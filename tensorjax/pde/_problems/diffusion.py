@@ -162,7 +162,7 @@ def _check_sign(values: np.ndarray, where: str) -> None:
 
 
 def _units(d: int, diagonal: bool) -> list[tuple[int, int, np.ndarray]]:
-    """Lists the independent entries (i, j) of a symmetric matrix with their unit matrices."""
+    """Lists the entries (i, j) of a diffusion matrix given as a function, with unit matrices."""
     out = []
     for i in range(d):
         for j in range(i, i + 1 if diagonal else d):
@@ -190,7 +190,7 @@ def _parsed(given: Any, d: int) -> tuple[Any, list[tuple[Term, np.ndarray]]]:
 
 
 def _entries(rows: list[tuple[Any, ...]], d: int) -> tuple[Any, list[tuple[Term, np.ndarray]]]:
-    """Converts a diffusion given by diagonal or rows to a constant and pairs (term, matrix)."""
+    """Sorts a diffusion's entries, diagonal or rows, into a constant and pairs (term, matrix)."""
     size = {len(r) for r in rows}
     if len(rows) != d or size not in ({1}, {d}):
         raise ValueError(

@@ -205,7 +205,7 @@ class Product(Term):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Separable(Term):
-    """Drift term a Π g_i(x_i), with any function g_i of one coordinate each.
+    """Low-rank drift term a Π g_i(x_i): a product of any functions of one coordinate each.
 
     TT-rank 1 where every such x_i depends on one y only; else a cross approximation, at a relative
     error, outside jit.
@@ -274,7 +274,7 @@ class Separable(Term):
 
 
 def _turned(map: AffineMap, weights: Any, offset: Any) -> tuple[Any, Any]:
-    """Converts weights and offset of w·x + c to those of the same function of y = map(x)."""
+    """Converts a drift term's weights and offset, of w·x + c, to those in y = map(x)."""
     xp, (matrix, shift, w, c) = floats(map.matrix, map.shift, weights, offset)
     w = xp.linalg.solve(matrix.T, w)
     return w, c - w @ shift
@@ -422,7 +422,7 @@ def _ratio(term: Term, other: Term) -> float | None:
 
 
 def partial_derivative(f: Callable[[np.ndarray], np.ndarray], x: np.ndarray, k: int) -> np.ndarray:
-    """Computes the derivative ∂_k f at points (m, d) by central differences of order 6."""
+    """Computes ∂_k of a drift term or another function at points (m, d), by central differences."""
     step = np.zeros(x.shape[1])
     step[k] = _STEP
     parts = [w / _STEP * (f(x + i * step) - f(x - i * step)) for i, w in _STENCIL]

@@ -291,6 +291,6 @@ class FokkerPlanck(Problem):
 
 
 def _root(diffusion: np.ndarray) -> np.ndarray:
-    """Computes the matrix square roots B, B Bᵀ = D, of diffusion matrices (…, d, d)."""
+    """Computes roots B of diffusion matrices, B Bᵀ = D, for sample paths of a `FokkerPlanck`."""
     values, vectors = np.linalg.eigh(diffusion)
     return vectors * np.sqrt(np.maximum(values, 0))[..., None, :]

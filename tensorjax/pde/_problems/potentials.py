@@ -290,7 +290,7 @@ def _quartic(barrier: float, minimum: float) -> tuple[float, ...]:
 
 
 def _laplacian(d: int) -> np.ndarray:
-    """Returns the second-difference matrix of a chain of ``d`` sites with free ends."""
+    """Returns the coupling matrix of a chain of ``d`` particles in double wells, with free ends."""
     steps = np.diff(np.eye(d), axis=0)
     return steps.T @ steps
 

@@ -77,7 +77,7 @@ class RightSide:
 
 
 def terms_of(operators: Sequence[TTMatrix], source: TT | None, v: TT) -> list[Any]:
-    """Returns pairs (operator of the problem, v), and its source if any, in the dtype of v.
+    """Returns a PDE problem's right side as pairs (operator, v) and source, in v's dtype.
 
     They have the dtype of v, for operators are in double precision whatever JAX's default is.
     """

@@ -33,7 +33,7 @@ _LOOKS = 1000
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
 class AdvectionDiffusionReaction(Problem):
-    """Advection–diffusion–reaction equation u_t = f·∇u + ∇·(σ∇u) + p u + R(u) + g.
+    """Reaction equation, with advection and diffusion: u_t = f·∇u + ∇·(σ∇u) + p u + R(u) + g.
 
     The advection is f(x) = A x + b + terms.
 
@@ -289,7 +289,7 @@ class AdvectionDiffusionReaction(Problem):
 
 
 def _conductivity(given: Any, box: Box) -> tuple[Any, list[tuple[Term, Any]]]:
-    """Splits the σ of a reaction equation into a constant and pairs (term, matrix)."""
+    """Splits a reaction equation's ``conductivity`` into a constant and pairs (term, matrix)."""
     d = box.dim
     if isinstance(given, Term):
         given = [(given, np.eye(d))]

@@ -133,7 +133,7 @@ class Remembered:
 
 
 def check_periodic(name: str, box: Any, values: Callable[[np.ndarray], Any]) -> None:
-    """Raises ValueError if a function of points differs at the two ends of a periodic axis."""
+    """Raises ValueError if a user's function differs at both ends of a periodic axis of a `Box`."""
     low = np.array([axis.low for axis in box.axes])
     lengths = np.array([axis.length for axis in box.axes])
     x = low + lengths * np.random.default_rng(0).random((16, len(lengths)))

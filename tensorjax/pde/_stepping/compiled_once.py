@@ -52,7 +52,7 @@ class Program:
 
 
 def separated(f: Callable[..., Any], *args: Any) -> tuple[Program, list[Any]]:
-    """Traces a function; returns its `Program` and the constants that it closed over."""
+    """Separates a function into a `Program`, compiled once, and the constants it closed over."""
 
     def fresh(*xs: Any) -> Any:  # tracing is remembered by the function object
         return f(*xs)
@@ -72,7 +72,7 @@ def _bytes(c: Any) -> tuple[str, tuple[int, ...], bytes]:
 
 
 def _unprinted(jaxpr: Any) -> Iterator[Any]:
-    """Yields constants and functions inside a traced program that its text does not show."""
+    """Yields what the text of a jaxpr hides of it: constants and functions, to compile once."""
     for eqn in jaxpr.eqns:
         for value in jax.tree.leaves(eqn.params):
             if isinstance(value, jex.ClosedJaxpr):

@@ -95,7 +95,7 @@ def coupled(rates: Rates, alone: Matrices, box: Box) -> Rates:
 
 
 def _parted(rates: Rates) -> tuple[Matrices, Coefficients | None, list[Cores]]:
-    """Splits a right side into matrices along its axes, the affine rest, and other operators."""
+    """Splits a right side for exponential steps: matrices along axes, affine part, the rest."""
     own, affine = _affine_parts(rates.affine, rates.box)
     others: list[Cores] = []
     for operator in rates.others:
@@ -108,7 +108,7 @@ def _parted(rates: Rates) -> tuple[Matrices, Coefficients | None, list[Cores]]:
 
 
 def _affine_parts(given: Any, box: Box) -> tuple[Matrices, Coefficients | None]:
-    """Splits affine coefficients into matrices along the axes and what couples the axes."""
+    """Splits affine coefficients for an exponential step: matrices along axes, and couplings."""
     own = [np.zeros((a.n, a.n)) for a in box.axes]
     if given is None:
         return own, None
@@ -127,7 +127,7 @@ def _affine_parts(given: Any, box: Box) -> tuple[Matrices, Coefficients | None]:
 
 
 def _scaling(axis: Axis) -> np.ndarray:
-    """Returns the matrix of v ↦ ∂(y v) on an axis, in split form where that is periodic.
+    """Builds the matrix of v ↦ ∂(y v) on one axis, which exponential steps exponentiate.
 
     There y jumps, and the split form has no modes that grow from it.
     """
@@ -139,7 +139,7 @@ def _scaling(axis: Axis) -> np.ndarray:
 
 
 def _one_axis(operator: Cores) -> tuple[int, np.ndarray] | None:
-    """Returns axis and matrix of an operator of rank 1 that acts along one axis; else None."""
+    """Returns axis and matrix of an operator along one axis, for exponential steps; else None."""
     if any(c.shape[0] != 1 or c.shape[3] != 1 for c in operator):
         return None
     found, scale, matrix = None, 1.0, None
@@ -159,7 +159,7 @@ def _one_axis(operator: Cores) -> tuple[int, np.ndarray] | None:
 
 
 def _sum_along_axes(matrices: Matrices) -> Cores:
-    """Builds the cores of the operator Σ_k m_k, each on axis k, of TT-rank 2."""
+    """Builds the cores of Σ_k m_k, m_k on axis k, for what an exponential step takes explicitly."""
     out, last = [], len(matrices) - 1
     for k, m in enumerate(matrices):
         core = np.zeros((2, *m.shape, 2))

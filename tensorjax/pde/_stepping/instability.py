@@ -57,7 +57,7 @@ def rate(method: str, trains: Sequence[Any], change: Sequence[Any] = ()) -> Rate
 
 
 def _size(gram: Any, weights: Sequence[Any]) -> Any:
-    """Computes the norm ‖Σ w x‖ of a sum of trains from their Gram matrix.
+    """Computes the norm ‖Σ w x‖ of stages of a step from their Gram matrix, to check stability.
 
     It is exact to √eps of its terms, which suffices here.
     """

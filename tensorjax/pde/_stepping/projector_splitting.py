@@ -71,7 +71,7 @@ class _Dense:
 
 
 class _Source:
-    """Projector splitting: one mode of the right side's source train, with its environments."""
+    """Splitting and BUG: one mode of the right side's source train, with its environments."""
 
     def __init__(self, core: Array):
         self.core = core
@@ -87,7 +87,7 @@ class _Source:
 
 
 class _Parts:
-    """Operators and source of a PDE's right side, for sweeps over the modes of a train."""
+    """Splitting and BUG: right side's operators and source, split into one part for each mode."""
 
     def __init__(self, rates: Rates):
         self.order = rates.box.dim
@@ -140,7 +140,7 @@ def _evolved(f: Callable[[Array], Any], x: Array, dt: float) -> Array:
 
 
 def _widened(rates: Rates, v: Cores, dt: float, trim: Trim, share: float) -> Cores:
-    """Enlarges the bases of a train by those of the right side; its value stays the same."""
+    """Enlarges a train's bases by those of the right side, for a splitting or BUG step."""
     terms = rates.terms(v, trim.tol) or [nothing(v)]
     scale = float(np.linalg.norm(v[0])) / dt
     slope = trim("slope", terms, [1.0] * len(terms), share=share, scale=scale).cores

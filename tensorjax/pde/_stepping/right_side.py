@@ -27,12 +27,12 @@ _NEGATIVE = 1e-6
 
 
 def train(cores: Sequence[Any]) -> TT:
-    """Wraps NumPy cores as a `TT` for a right side, without copying them to a device."""
+    """Wraps NumPy cores as the `TT` that a right side's functions take, without device copies."""
     return TT._unchecked(tuple(cores))
 
 
 def right_side(problem: Any, map: AffineMap, t: float) -> Any:
-    """Builds the right side of a problem, with a reaction that accepts NumPy cores.
+    """Builds a problem's right side for steps on the host: its reaction accepts NumPy cores.
 
     It is evaluated as JAX evaluates functions of trains, in its precision.
     """
@@ -49,7 +49,7 @@ def right_side(problem: Any, map: AffineMap, t: float) -> Any:
 
 
 class Rates:
-    """Right side Q_y(v) − (Σ y + β)·∇v of an equation at one time, in NumPy arrays.
+    """Right side Q_y(v) − (Σ y + β)·∇v of an equation at one time, as terms on the host.
 
     Args:
       box: of the y-grid.

@@ -31,7 +31,7 @@ _PROBES = 24
 
 
 class Train:
-    """Train as one term of a sum that is rounded by random sketches.
+    """Train as a term of a PDE's right side, for sums of terms rounded by random sketches.
 
     ``whole`` is the term of which it is the part in a window, for its mass; itself if None.
     """
@@ -52,7 +52,7 @@ class Train:
 
 
 class Applied:
-    """Operator applied to a train, as one term of a sum that is rounded by random sketches.
+    """Operator times a train as a term of a PDE's right side, for sums rounded by sketches.
 
     Args:
       coefficients: C of every mode, (a, P, b).
@@ -94,7 +94,7 @@ Term = Train | Applied
 
 
 class Rounded(NamedTuple):
-    """Rounded sum of trains: cores, norm, and whether the rank cap was reached.
+    """Result of a sketched sum in time steps: cores, norm, and whether the rank cap was reached.
 
     Attributes:
       cores: right-orthogonal but for the first.
@@ -221,7 +221,7 @@ def _draw(modes: tuple[int, ...], width: int) -> tuple[list[Array], Array]:
 def truncated(
     cores: Cores, tol: float, cap: int | None = None, scale: float | None = None
 ) -> tuple[Rounded, list[int]]:
-    """Truncates a left-orthogonal sum by its singular values, from last core to first.
+    """Truncates a sketched sum, whose cores are left-orthogonal, by SVDs from last to first.
 
     Returns:
       The result, and how many singular values of each bond exceed a fifth of the threshold.

@@ -63,7 +63,7 @@ STABLE = {
 
 
 class Step(NamedTuple):
-    """Result of one time step: the new train v, its error estimate, and a slope to keep.
+    """Result of a step-truncation method's step: new train v, error estimate, slope to keep.
 
     Attributes:
       v: rounded, right-orthogonal but for the first core.
@@ -283,7 +283,7 @@ def adams_bashforth(order: int) -> Stepper:
 
 
 def adams_weights(t: float, dt: float, times: Sequence[float]) -> np.ndarray:
-    """Computes the weights of past slopes in an Adams–Bashforth step [t, t + dt], over dt."""
+    """Computes weights of past slopes in a step-truncation Adams–Bashforth step, over dt."""
     nodes = (np.asarray(times) - t) / dt
     powers = np.vander(nodes, increasing=True).T
     return np.linalg.solve(powers, 1 / np.arange(1, len(nodes) + 1))
@@ -345,7 +345,7 @@ def solved_by_amen(
     enrichment: int = _ENRICHMENT,
     sweeps: int = _SWEEPS,
 ) -> tuple[Cores, float]:
-    """Solves the linear system of an IMEX step by AMEn; returns x and its residual."""
+    """Solves A x = b by AMEn, for IMEX time steps and equations at rest; returns x and residual."""
     dtype = np.result_type(np.float64, operator.cores[0], load[0], guess[0])
     system = System(operator, train(load), train(guess), dtype, enrichment)
     search = amen_search("auto", "auto", cap, sweeps, enrichment, None)
@@ -356,7 +356,7 @@ def solved_by_amen(
 
 # Name, function, order of the method, slopes of past steps that it needs, order of the estimate.
 class Method(NamedTuple):
-    """Time-stepping method: step function, order, past slopes needed, order of the estimate."""
+    """Row of the table of step-truncation methods: step function, order, past slopes, estimate."""
 
     step: Stepper
     order: int

@@ -18,7 +18,7 @@ Train = TypeVar("Train", TT, TTMatrix)
 
 @placed
 def zeros_like(x: Train) -> Train:
-    """Creates the zero train with the kind, shape and dtype of another; TT-ranks are one.
+    """Creates a zero train like another, as `numpy.zeros_like`; its TT-ranks are one.
 
     Args:
       x: TT or TTMatrix, or a batch of them.

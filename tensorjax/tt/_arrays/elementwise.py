@@ -24,7 +24,7 @@ Train = TypeVar("Train", TT, TTMatrix)
 def map(
     f: Callable[..., Any], *trains: Train, tol: float, key: jax.Array, **options: Any
 ) -> tuple[Any, CrossInfo]:
-    """Applies a function entry by entry to one or more trains, by cross approximation.
+    """Applies a function elementwise to one or more trains of one shape, by cross approximation.
 
     Args:
       f: takes one array (batch,) of entries for each train, and returns (batch,) values.

@@ -110,7 +110,7 @@ def _at_hand(t: TT | TTMatrix, keys: Sequence[Any]) -> list[Any]:
 
 
 def _without(cores: list[Any], gone: Sequence[int]) -> Any:
-    """Builds the indexed train and removes the modes at which an integer was the key."""
+    """Builds the train that an index ``t[key]`` selects, without the modes of integer keys."""
     t = TT._unchecked(tuple(cores))
     if not gone:
         return TT._unchecked(tuple(copied(cores)))

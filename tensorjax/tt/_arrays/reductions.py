@@ -199,7 +199,7 @@ def _replaced(t: TT, k: int, core: Any) -> TT:
 
 
 def _inverse_powers(sizes: Sequence[float]) -> tuple[list[float], float]:
-    """Splits a factor 1/∏ n_k into one power of two per mode and a remainder.
+    """Splits the factor 1/∏ n_k of a train's mean into a power of two per mode and a remainder.
 
     They are exact in every dtype, where the same rounding of 1/n in every mode would add up.
     """
@@ -213,7 +213,7 @@ def _inverse_powers(sizes: Sequence[float]) -> tuple[list[float], float]:
 
 
 def _multiplied(t: Train, numbers: Sequence[float]) -> Train:
-    """Multiplies each core of a train by its own number."""
+    """Multiplies each core of a train by its own power of two, for its mean or variance."""
     pairs = zip(t.cores, numbers, strict=True)
     return type(t)._unchecked(tuple(c * w for c, w in pairs))
 

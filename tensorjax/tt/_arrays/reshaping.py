@@ -164,7 +164,7 @@ def _cut_on_host(t: TT | TTMatrix, swaps: list[int], bound: int) -> list[Any]:
 
 
 def _permuted(t: TT | TTMatrix, swaps: list[int], bound: int | None) -> list[Any]:
-    """Permutes the modes of a train in a compiled program: exactly, or with bounded TT-ranks."""
+    """Permutes modes of `permute` in a compiled program: exactly, or with bounded TT-ranks."""
     flat = TT._unchecked(tuple(c.reshape(len(c), -1, c.shape[-1]) for c in t.cores))
     if bound is None:  # factors of a matrix of lower rank would have no right derivatives
         return _swapped(list(flat.cores), swaps, _exact_cut, centred=False)
@@ -175,7 +175,7 @@ def _permuted(t: TT | TTMatrix, swaps: list[int], bound: int | None) -> list[Any
 
 @placed
 def reverse(t: Train) -> Train:
-    """Reverses the order of a train's modes, exactly: cores in reverse, each transposed.
+    """Reverses the order of a train's modes, exactly and without SVDs: cores in reverse.
 
     Args:
       t: TT or TTMatrix.
@@ -319,7 +319,7 @@ def _static_cut(matrix: Any, bound: int) -> tuple[Any, Any]:
 
 
 class _Truncation(NamedTuple):
-    """Callable that factorises a NumPy matrix, truncated at a given absolute error."""
+    """Callable that `reshape` and `permute` split host cores by, at a given absolute error."""
 
     error: float
 

@@ -122,7 +122,7 @@ def _joined(x: TT, y: TT, count: int) -> Any:
 
 
 def _transfer(xs: Sequence[Any], ys: Sequence[Any], dtype: Any) -> tuple[Any, Any]:
-    """Contracts all modes of two chains of cores to a matrix of their outer bonds, as (m, e).
+    """Contracts the modes that `tensordot` sums over to a matrix of outer bonds, as (m, e).
 
     The smaller one of these two bonds is carried along.
     """

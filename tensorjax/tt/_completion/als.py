@@ -17,7 +17,7 @@ from tensorjax._cores.unfoldings import Cores
 
 
 class Samples(NamedTuple):
-    """Sampled entries of a tensor of d modes, grouped by their index in each mode.
+    """Sampled entries of a completion, grouped by index in each mode for least squares in ALS.
 
     Attributes:
       values: (N,).
@@ -29,7 +29,7 @@ class Samples(NamedTuple):
 
 
 def samples(indices: np.ndarray, values: np.ndarray, shape: Sequence[int]) -> Samples:
-    """Groups the samples of a tensor completion by their index in each mode."""
+    """Groups the samples of a completion by their index in each mode, for ALS."""
     rows = []
     for k, n in enumerate(shape):
         order = np.argsort(indices[:, k], kind="stable")
@@ -39,7 +39,7 @@ def samples(indices: np.ndarray, values: np.ndarray, shape: Sequence[int]) -> Sa
 
 
 def entries(cores: Cores, seen: Samples) -> np.ndarray:
-    """Evaluates a train of NumPy cores at the samples of a tensor completion."""
+    """Evaluates a train of NumPy cores at sampled entries, between sweeps of ALS."""
     left = np.ones((len(seen.values), 1), cores[0].dtype)
     for core, rows in zip(cores, seen.rows, strict=True):
         left = _through(left, core.transpose(1, 0, 2), rows)

@@ -198,14 +198,14 @@ def _resumed(resume: Any, sizes: tuple[int, ...]) -> Evaluations | None:
 
 
 def _share(search: Any) -> float:
-    """Returns the share of evaluations for global search; raises ValueError if not in [0, 1)."""
+    """Checks `cross`'s argument ``search``, a share of evaluations; ValueError if not in [0, 1)."""
     if not isinstance(search, int | float | np.number) or not 0 <= search < 1:
         raise ValueError(f"search: expected a share of the evaluations in [0, 1), got {search!r}")
     return float(search)
 
 
 def _doubt(status: Status, search: Search, *, elsewhere: bool) -> float:
-    """Returns the part of a cross approximation's standard error that no held-out entry shows."""
+    """Returns what `cross` adds to its standard error for parts that held-out entries miss."""
     contradicted = status in ("stalled", "max_rank", "max_sweeps") and (
         not search.held.all and search.fit.estimate.bound <= search.tol
     )
@@ -251,7 +251,7 @@ def _options(
 
 
 def checked_grid(grid: Sequence[Any], sizes: tuple[int, ...]) -> np.ndarray:
-    """Converts the grid of `cross` to one array: a zero-padded row of coordinates per mode."""
+    """Checks ``grid`` of `cross`; returns one array, a zero-padded row of coordinates per mode."""
     arrays = [np.asarray(g) for g in _check.several("grid", grid, "arrays, one a mode")]
     shapes = [g.shape for g in arrays]
     if shapes != [(n,) for n in sizes]:
@@ -306,7 +306,7 @@ def checked_pivots(value: Any, sizes: tuple[int, ...], grid: Any) -> np.ndarray 
 
 
 class _Dtype:
-    """Dtype of the train that `cross` returns, known after the first call of f."""
+    """Dtype of `cross`'s result: asked for, or that of f; checks tolerance and range by it."""
 
     def __init__(self, oracle: Oracle, dtype: Any):
         self._oracle = oracle

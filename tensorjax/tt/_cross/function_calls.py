@@ -18,7 +18,7 @@ _PARTS = 4
 
 
 class Executor(Protocol):
-    """Pool of workers (anything with ``map`` or ``submit``) for functions that take long.
+    """Interface of worker pools (``map`` or ``submit``) that call a slow function for `cross`.
 
     Executors of `concurrent.futures`, pools of `multiprocessing`, a Dask client or its
     ``get_executor()``, and pools of Ray have one or both.
@@ -37,7 +37,7 @@ class Executor(Protocol):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Evaluations:
-    """Record of the values of a function, from which a search of `cross` goes on.
+    """Record of the function calls of `cross`: multi-indices and values, from which it goes on.
 
     Attributes:
       shape: mode sizes of the tensor.

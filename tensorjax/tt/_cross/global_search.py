@@ -304,7 +304,7 @@ class _Fibres:
 
 
 def _fibres(oracle: Oracle, points: np.ndarray, k: int) -> np.ndarray:
-    """Evaluates the function on the fibres of mode k through given entries, (m, n_k)."""
+    """Evaluates fibres of mode k through entries, (m, n_k), in a global search for errors."""
     n = oracle.shape[k]
     index = np.repeat(points, n, axis=0)
     index[:, k] = np.tile(np.arange(n), len(points))

@@ -246,7 +246,7 @@ def _fibres_through(oracle: Oracle, point: np.ndarray) -> list[np.ndarray]:
 
 
 class _Block:
-    """Block (unfolding) of a tensor at one bond, with its cross interpolation and new pivots.
+    """Unfolding of a tensor at one bond, to whose cross interpolation greedy pivots are added.
 
     Attributes:
       rows: R left multi-indices.
@@ -326,7 +326,7 @@ def _interpolant(fibres: np.ndarray, picked: np.ndarray) -> np.ndarray:
 
 
 def divided(q: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Computes q R⁻¹ for the pivot rows R, by least squares if R is singular.
+    """Computes q R⁻¹ for the pivot rows R of greedy cross, by least squares if R is singular.
 
     Example:
       >>> import numpy as np
@@ -344,7 +344,7 @@ def divided(q: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def _new_rows(rows: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Returns the distinct multi-indices of ``rows`` that are not pivots already."""
+    """Returns distinct multi-indices that are no pivots of the greedy interpolation yet."""
     seen = set(map(tuple, known.tolist()))
     fresh = [r for r in dict.fromkeys(map(tuple, rows.tolist())) if r not in seen]
     return np.array(fresh, np.int64).reshape(len(fresh), rows.shape[1])

@@ -129,7 +129,7 @@ def _middle(
 
 
 def _next(at: np.ndarray, line: np.ndarray, sizes: np.ndarray, *, back: bool) -> np.ndarray:
-    """Returns the next entries on lines before or behind given ones; at the ends, these."""
+    """Returns the next entries on lines along which a train may jump; at the ends, the same."""
     out, going = at.copy(), np.ones(len(at), bool)
     for k in reversed(range(at.shape[1])):
         here = going & line[:, k]
@@ -140,7 +140,7 @@ def _next(at: np.ndarray, line: np.ndarray, sizes: np.ndarray, *, back: bool) ->
 
 
 def _drawn(parts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Draws one of three parts of each line, in proportion to the train's changes there."""
+    """Draws the part of each line in which the search for a jump goes on, by its changes."""
     weights = np.cumsum(parts, axis=0)
     return np.minimum((weights <= rng.random(len(parts.T)) * weights[-1]).sum(axis=0), 2)
 

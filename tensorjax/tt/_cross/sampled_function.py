@@ -34,7 +34,7 @@ class FunctionFailed(Exception):
 
 
 class Part(NamedTuple):
-    """Leading or trailing parts of multi-indices, with their contributions to flat positions.
+    """Left or right parts of multi-indices of a sampled function, with keys of its known values.
 
     Attributes:
       index: (m, k) multi-indices.

@@ -31,7 +31,7 @@ def squares(x: Any) -> Any:
 
 
 def entries(cores: Cores, index: np.ndarray) -> np.ndarray:
-    """Evaluates entries of the train of `cross` at multi-indices: (m, 1) or (m, components).
+    """Evaluates the train of a running `cross` at multi-indices: (m, 1) or (m, components).
 
     Cores far from one are scaled by powers of two, so that products of them are in range.
     """
@@ -63,7 +63,7 @@ def magnitudes(cores: Cores, index: np.ndarray) -> np.ndarray:
 
 
 def _merged(cores: Cores, index: np.ndarray) -> tuple[Cores, list[np.ndarray]]:
-    """Merges small neighbouring cores, and their indices, to evaluate many train entries."""
+    """Merges small neighbouring cores, and indices, to evaluate many entries of `cross`'s train."""
     out, at = [cores[0]], [index[:, 0]]
     for core, i in zip(cores[1:], index.T[1:], strict=True):
         if _shared(out[-1], core, len(index)):
@@ -78,7 +78,7 @@ def _merged(cores: Cores, index: np.ndarray) -> tuple[Cores, list[np.ndarray]]:
 
 
 def _shared(a: np.ndarray, b: np.ndarray, entries: int) -> bool:
-    """Whether merging two cores saves work in the evaluation of so many train entries."""
+    """Whether `cross` merges two cores into a table to evaluate so many entries."""
     (left, n, bond), (_, m, right) = a.shape, b.shape
     saved = entries * (left * bond + bond * right - left * right)
     # The first and the last core are tables, of which rows are picked.
@@ -87,7 +87,7 @@ def _shared(a: np.ndarray, b: np.ndarray, entries: int) -> bool:
 
 
 def _times_rows(v: np.ndarray, core: np.ndarray, i: np.ndarray) -> np.ndarray:
-    """Multiplies each row vector by the slice of a core at the train entry's index."""
+    """Multiplies row vectors by slices of a core, one for each multi-index of `cross`."""
     if core.shape[2] == 1:
         return (v * core[:, i, 0].T).sum(axis=1, keepdims=True)
     slices = np.ascontiguousarray(core.transpose(1, 0, 2))

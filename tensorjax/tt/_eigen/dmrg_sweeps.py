@@ -92,7 +92,7 @@ def mirrored(cores: Sequence[Array]) -> list[Array]:
 
 
 def shadows(chain: Chain, left: Sequence[Array], window: slice) -> Array | None:
-    """Projects eigenvectors found before on the local space of a DMRG step, one row for each."""
+    """Projects eigenvectors found before on the local space of a DMRG sweep, a row for each."""
     if not chain.found:
         return None
     rows = []
@@ -208,7 +208,7 @@ def _directions(
 
 
 def settled(chain: Chain) -> tuple[Chain, float]:
-    """Normalises a DMRG state, orthogonal to states found before; returns its eigenvalue too.
+    """Normalises the state of DMRG sweeps, orthogonal to found ones; returns its eigenvalue too.
 
     Deflation makes them orthogonal about as well as they are converged. The rest is projected out
     in the centre, unless the bonds on its right know too little of the found states.
@@ -232,23 +232,23 @@ def _centre_shadows(chain: Chain) -> Array | None:
 
 
 def _overlaps(chain: Chain) -> Array:
-    """Computes the inner products of a DMRG state with eigenvectors found before."""
+    """Computes a DMRG `Chain`'s inner products with eigenvectors found before, between sweeps."""
     rows = _centre_shadows(chain)
     return np.zeros(1) if rows is None else rows.conj() @ chain.cores[0].ravel()
 
 
 def overlap(chain: Chain) -> float:
-    """Returns the largest overlap of a DMRG state with an eigenvector found before."""
+    """Returns the largest overlap of a DMRG `Chain` with an eigenvector found before."""
     return float(np.abs(_overlaps(chain)).max())
 
 
 def share_found(chain: Chain) -> float:
-    """Returns the squared norm of a DMRG state's projection on eigenvectors found before."""
+    """Returns the squared norm of a DMRG `Chain`'s projection on eigenvectors found before."""
     return float(linalg.energy(_overlaps(chain)[:, None]))
 
 
 def residual(chain: Chain, value: float) -> float:
-    """Computes the residual ‖A x − λ x‖ of a DMRG state, by Gram matrices or, if small, by QR.
+    """Computes ‖A x − λ x‖ of the chain that DMRG sweeps, by Gram matrices or, if small, by QR.
 
     x is right-orthogonal, so that the residual falls into orthogonal parts: at site k the rows of
     the local image that are orthogonal to those of x, times A x on the left of it.

@@ -224,7 +224,7 @@ class _Finder:
 
 
 def _vector(cores: Cores) -> np.ndarray:
-    """Returns all entries of a train of NumPy cores as a vector."""
+    """Returns all entries of an eigenvector train on the host, to search for missed eigenpairs."""
     return merge(cores).ravel()
 
 

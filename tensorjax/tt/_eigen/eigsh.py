@@ -45,7 +45,7 @@ _CHECKS = {
 
 @dataclasses.dataclass(frozen=True)
 class EigInfo:
-    """Report of an eigenvalue search: statuses, residuals, ranks, sweeps, advice.
+    """Report of `eigsh`: statuses, residuals, ranks, sweeps and advice for all eigenpairs.
 
     Attributes:
       status: "converged", or the worst among the pairs: "energy" (``energy_tol`` ended the search

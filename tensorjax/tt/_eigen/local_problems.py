@@ -97,7 +97,7 @@ def lowest(local: Local, x: Array, rule: Rule, rng: Any) -> Solved:
 
 
 def lowest_block(local: Local, thetas: Array, steps: int) -> tuple[Array, Array]:
-    """Computes the lowest eigenpairs of a local problem for block DMRG, by block Krylov steps.
+    """Solves a local eigenproblem of block DMRG for its lowest pairs, by block Krylov steps.
 
     In small spaces they are exact eigenpairs; there may be fewer of them than ``thetas``.
     """
@@ -131,7 +131,7 @@ def _images(local: Local, rows: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _outside(rows: Array, basis: Array) -> Array:
-    """Projects row vectors on the orthogonal complement of an orthonormal basis."""
+    """Projects rows on the complement of the Krylov basis of a local eigenproblem."""
     return rows - (rows @ basis.conj().T) @ basis
 
 

@@ -60,7 +60,7 @@ class Pair(NamedTuple):
 
 
 class Search(NamedTuple):
-    """Arguments of `eigsh` that the searches of all eigenpairs share."""
+    """Arguments of `eigsh` that the search for each single eigenpair takes."""
 
     operator: Cores
     dtype: Any
@@ -264,7 +264,7 @@ class Course:
 
 
 def judged(search: Search, cores: Cores, found: list[Pair], spread: float, status: Status) -> Pair:
-    """Rounds an eigenpair to the result's dtype; measures its residual and sets its status."""
+    """Rounds one eigenpair that DMRG found to the result's dtype; sets its residual and status."""
     rounded = [widened(c.astype(search.dtype), search.dtype) for c in cores]
     chain = dmrg.prepared(search.operator, rounded, [p.cores for p in found])
     apart = dmrg.overlap(chain) <= _APART

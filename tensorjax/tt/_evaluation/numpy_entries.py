@@ -64,7 +64,7 @@ def on_host(cores: Sequence[Any], dtype: Any) -> Cores:
 
 
 def near_one(cores: Cores) -> tuple[Cores, int]:
-    """Scales cores to evaluate that are far from one by powers of two; returns the exponent too."""
+    """Scales cores on the host, to evaluate entries, if far from one; returns the exponent too."""
     low, high = 4.0**-_NEAR, 4.0**_NEAR
     out, total = [], 0
     squares = [np.vdot(core, core).real for core in cores]
@@ -107,7 +107,7 @@ def _merged(columns: np.ndarray, shape: Sequence[int]) -> np.ndarray:
 
 
 def _times(v: np.ndarray, table: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Multiplies each row vector v[b] by the table slice of its index, in NumPy."""
+    """Multiplies row vectors v[b] by the table slices of their indices, on the host, by NumPy."""
     r, m, s = table.shape
     count = len(rows)
     if count == 1:
@@ -130,7 +130,7 @@ def _times(v: np.ndarray, table: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def _sorted_times(v: np.ndarray, table: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Multiplies row vectors by table slices as `_times`, by a matrix product per index."""
+    """Multiplies row vectors by table slices on the host as `_times`, one product an index."""
     order = np.argsort(rows, kind="stable")
     ends = np.cumsum(np.bincount(rows, minlength=table.shape[1]))
     v = v[order]

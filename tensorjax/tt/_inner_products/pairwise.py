@@ -103,7 +103,7 @@ def _check_shapes(x: Any, y: Any, matrix: TTMatrix | None) -> None:
 
 
 def _stacked(trains: Sequence[TT], dtype: Any) -> list[Any]:
-    """Stacks the cores of several trains, padded with zeros to common TT-ranks."""
+    """Stacks the cores of a list of trains, zero-padded, for their pairwise inner products."""
     ranks = [max(r) for r in zip(*(t.ranks for t in trains), strict=True)]
     out = []
     for k, cores in enumerate(zip(*(t.cores for t in trains), strict=True)):
@@ -147,7 +147,7 @@ _compiled = jax.jit(_pairwise)
 
 
 def _moved(held: Any, x: Any, y: Any, a: Any = None) -> Any:
-    """Extends the interfaces of all pairs of trains by one site."""
+    """Extends the interfaces of all pairs of trains by one site, for pairwise inner products."""
     if a is None:
         return einsum("xyrpq,yqnu,xrns->xyspu", held, y, x.conj())
     return einsum("xyrpq,yqmu,pnmb,xrns->xysbu", held, y, a, x.conj())

@@ -138,7 +138,7 @@ def _swept(s: State, tol: float, options: Options, enrich: bool) -> Pass:
 
 
 def _projected(lefts: Array, b: Array, rights: Array) -> Array:
-    """Projects a core of the right-hand side between two interfaces, for AMEn's local system."""
+    """Projects one core of AMEn's right-hand side between the interfaces of two bonds."""
     return times_right(absorb(lefts, b), rights.T)
 
 

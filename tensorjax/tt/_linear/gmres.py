@@ -15,7 +15,7 @@ _PILE = 4
 
 
 class Options(NamedTuple):
-    """Options of TT-GMRES: rank cap, restart length, number of cycles."""
+    """Options of TT-GMRES, flexible GMRES with rounded trains: rank cap, restart, cycles."""
 
     max_rank: int | None
     restart: int
@@ -116,7 +116,7 @@ def _updated(
 
 
 def _summed(terms: list[Cores], weights: Any, tol: float, max_rank: int | None) -> Cores:
-    """Computes a weighted sum of trains, rounded after several terms to keep ranks low."""
+    """Combines the vectors of TT-GMRES, rounded after several terms to keep their ranks low."""
     limit = _PILE * max(len(c) for t in terms for c in t)
     share = tol / len(terms)
     total = _scaled(terms[0], weights[0])

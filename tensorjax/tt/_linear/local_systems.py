@@ -109,12 +109,12 @@ def kronecker(local: Local) -> Apply:
 
 
 def _three(x: Array, y: Array, zt: Array, v: Array) -> Array:
-    """Multiplies the three axes of an array by three matrices, the last one given transposed."""
+    """Multiplies the axes of an AMEn local vector by three matrices, the last transposed."""
     return times_mode(absorb(x, times_right(v, zt)), y)
 
 
 def _diagonalised(matrices: list[Array]) -> list[tuple[Array, Array, Array]]:
-    """Diagonalises three matrices, or their Hermitian parts if they are ill-conditioned.
+    """Diagonalises three matrices of AMEn's local preconditioner; Hermitian parts if too skewed.
 
     The latter if a v is too ill-conditioned.
     """
@@ -192,7 +192,7 @@ def gmres(
     restart: int,
     cycles: int,
 ) -> tuple[Array, float, int]:
-    """Solves a local linear system by restarted GMRES, to an absolute residual.
+    """Solves a local system of a TT solver by restarted GMRES, to an absolute residual.
 
     The preconditioner acts from the right.
 

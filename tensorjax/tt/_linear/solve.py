@@ -216,7 +216,7 @@ def _relative(callback: Report | None, size: float) -> Report:
 def _diagnosis(
     system: System, out: Outcome, tol: float, cap: int | None, method: str
 ) -> tuple[Any, str]:
-    """Returns status and advice for a solution of A x = b that misses the tolerance."""
+    """Returns status and advice for a `solve` of A x = b that misses its tolerance."""
     if out.residual <= tol * system.size:
         return "stalled", f"x does not fit into {system.dtype}: cast A and b to a wider dtype"
     if out.status == "max_sweeps":

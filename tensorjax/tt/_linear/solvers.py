@@ -35,7 +35,7 @@ NEAR = 100
 def amen_search(
     local: str, preconditioner: Any, cap: int | None, sweeps: int, rank: int, key: Any
 ) -> Search:
-    """Returns the AMEn solver of `solve` as a function of system, tolerance and report.
+    """Builds the AMEn solver that `tt.solve` runs, a function of system, tolerance and report.
 
     Args:
       local: how local systems are solved.

@@ -27,7 +27,7 @@ from tensorjax.tt._manifold.tangent_vectors import (
 
 
 def value_and_riemannian_grad(f: Callable[..., jax.Array]) -> Callable[..., tuple[jax.Array, TT]]:
-    """Returns a function that computes f and its Riemannian gradient.
+    """Returns a function that computes f of a train and its gradient on the TT-manifold.
 
     Args:
       f: takes a TT or a TTMatrix first and returns a real scalar; written with JAX, for trains of
@@ -205,7 +205,7 @@ def _no_tangent(x: TT) -> TT:
 
 @folded
 def _tangents(x: TT, gradient: TT, *vectors: TT) -> tuple[TT, ...]:
-    """Projects vectors on the tangent space at a train x; also returns the gradient there."""
+    """Returns the Riemannian gradient at a train x, and momentum vectors made tangent at x."""
     at = split(_checked(gradient, x))[0]
     return gradient, *(project(at, v) for v in vectors)
 

@@ -41,7 +41,7 @@ NOTHING = -(2**20)
 
 
 class Frame(NamedTuple):
-    """Frame of a point on the manifold of trains: its left- and its right-orthogonal cores.
+    """Frame of a point of the manifold, for tangent vectors: left- and right-orthogonal cores.
 
     Attributes:
       left: U_1 … U_{d−1}, left-orthogonal.
@@ -227,7 +227,7 @@ def evened(cores: Sequence[jax.Array]) -> tuple[list[jax.Array], Any]:
 
 
 def carried(matrix: jax.Array, exponent: Any, renew: bool) -> tuple[jax.Array, Any]:
-    """Scales the matrix that a tangent projection carries from core to core to size near one."""
+    """Rescales the matrix that a sweep of tangent vectors carries to the next core, near one."""
     if not renew:
         return matrix, exponent
     matrix, e = linalg.normalized(matrix)
@@ -250,7 +250,7 @@ def renewed_after(cores: Sequence[jax.Array]) -> list[bool]:
 
 @placed
 def moved(x: TT, xi: TT, step: Any) -> TT:
-    """Moves a train along a tangent vector, x + step·ξ, and rounds it to its TT-ranks by SVD."""
+    """Takes a step x + step·ξ along a tangent vector, rounded to the TT-ranks of x by SVD."""
     return round(_moved(x, xi, step), rank=x.ranks[1:-1] or 1, method="svd")
 
 
@@ -275,7 +275,7 @@ def _moved(x: TT, xi: TT, step: Any) -> TT:
 
 
 def point(x: Any) -> TT:
-    """Returns a train in factorisation precision; ValueError if it has no tangent vectors."""
+    """Checks the base point of tangent vectors, a train; returns it in factorisation precision."""
     single("x", x, TT)
     if cut_ranks(x.ranks, x.shape) != x.ranks:
         raise ValueError(

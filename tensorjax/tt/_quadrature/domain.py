@@ -86,7 +86,7 @@ def checked_atol(atol: float) -> float:
 
 
 def checked_points(points: Any, rule: str, dims: int) -> tuple[tuple[int, ...], bool]:
-    """Returns the number of points per dimension of a quadrature rule, and if it may grow."""
+    """Checks an integral's ``points``: returns the number per dimension, and if it may grow."""
     if rule not in FIRST:
         raise ValueError(f"rule: expected one of {tuple(FIRST)}, got {rule!r}")
     if points is None:

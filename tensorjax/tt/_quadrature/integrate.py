@@ -100,7 +100,7 @@ class IntegrateInfo:
 
 
 class _Try(NamedTuple):
-    """Integral by one cross approximation at given nodes, with its estimated errors."""
+    """Attempt of `tt.integrate` by one cross approximation: value, estimated errors, points."""
 
     value: Any
     size: float
@@ -355,7 +355,7 @@ def _mean_error(off: np.ndarray) -> float:
 
 
 def _fitted(t: TT, drawn: np.ndarray, true: np.ndarray) -> np.ndarray:
-    """Evaluates a train at multi-indices, with all components of the function."""
+    """Evaluates an integrand's train at multi-indices, all components, to estimate the error."""
     if true.ndim == 1:
         return np.asarray(evaluate(t, drawn))
     count = true.shape[1]
@@ -365,7 +365,7 @@ def _fitted(t: TT, drawn: np.ndarray, true: np.ndarray) -> np.ndarray:
 
 
 def _refined(counts: tuple[int, ...], found: _Try, wanted: float, rule: str) -> tuple[int, ...]:
-    """Doubles the nodes in dimensions whose quadrature rule is not accurate enough."""
+    """Doubles the nodes of the rule of `integrate` in dimensions that are not accurate enough."""
     share = wanted / (2 * len(counts))
     errors = found.by_dimension
     if found.unresolved > wanted / 2 and not (errors > share).any():

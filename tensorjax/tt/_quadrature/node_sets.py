@@ -41,7 +41,7 @@ class NodeSet(NamedTuple):
 
 
 def gauss_nodes(domain: Sequence[tuple[float, float]], name: str, counts: Sequence[int]) -> NodeSet:
-    """Builds the nodes and weights of Gauss rules, with one mode of a tensor per dimension."""
+    """Builds the `NodeSet` of Gauss rules: nodes and weights, one mode of a train per dimension."""
     make = gauss_kronrod if name == "gauss-kronrod" else gauss_legendre
     rules = [make(n) for n in counts]
     lengths = [b - a for a, b in domain]
@@ -75,7 +75,7 @@ def gauss_nodes(domain: Sequence[tuple[float, float]], name: str, counts: Sequen
 
 
 def _all_but_one(weights: Sequence[np.ndarray], cores: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Integrates a train of values over all dimensions but one, for each dimension."""
+    """Integrates a train over all dimensions of a node set but one, for each, for rule errors."""
     d = len(weights)
     sums = [einsum("anb,n->ab", c, w[0, :, 0]) for w, c in zip(weights, cores, strict=False)]
     after = [cores[d][..., 0] if len(cores) > d else np.ones((1, 1))]
@@ -123,7 +123,7 @@ def trapezoidal_nodes(domain: Sequence[tuple[float, float]], bits: Sequence[int]
 
 
 def weighted_sum(weights: Sequence[np.ndarray], cores: Sequence[np.ndarray]) -> np.ndarray:
-    """Computes the weighted sum of a train's entries, with weights that are a train."""
+    """Computes an integral on quadrature nodes: a train's entries times a train of weights."""
     held = np.ones((1, 1))
     for w, c in zip(weights, cores, strict=False):
         held = einsum("ab,ans,bnd->sd", held, w, c)

@@ -41,7 +41,7 @@ Term = list[Factors]
 
 
 def modes_of(term: Term) -> list[int]:
-    """Returns the mode sizes of one term (a train or a product) of a rounded sum."""
+    """Returns the mode sizes of a term of a rounded sum, from its list of factors per mode."""
     return [_mode(factors) for factors in term]
 
 
@@ -52,7 +52,7 @@ def _mode(cores: Factors) -> int:
 
 
 def through(cores: Factors, f: Array, omega: Array) -> Array:
-    """Extends a random sketch of a train, from the right, by one core or a product's two cores.
+    """Extends the sketch of one term of a rounded sum, from the right, by one mode.
 
     Args:
       cores: of one mode n.
@@ -72,7 +72,7 @@ def through(cores: Factors, f: Array, omega: Array) -> Array:
 
 
 def from_left(w: Array, cores: Factors) -> Array:
-    """Multiplies a matrix into the left bonds of a term's core, or of a product's two cores.
+    """Contracts a matrix with the left bonds of a term of a rounded sum: one core or two.
 
     The bonds of a product are pairs.
     """
@@ -86,7 +86,7 @@ def from_left(w: Array, cores: Factors) -> Array:
 
 
 def edge(term: Term) -> Array:
-    """Returns the interface at an end of a train or of a product: an array whose one entry is 1."""
+    """Returns the interface at an end of a term to round: an array whose one entry is 1."""
     return linalg.identity_like(1, term[0][0]).reshape((1,) * (1 + len(term[0])))
 
 
@@ -129,7 +129,7 @@ def sketches(
 def projected(
     terms: Sequence[Term], weights: Sequence[Any], widths: Sequence[int], key: Any
 ) -> tuple[Cores, Any]:
-    """Computes a weighted sum of trains and products, rounded by projections on sketches.
+    """Rounds a weighted sum of terms in one sweep, each bond projected on its random sketch.
 
     Args:
       terms: of the same modes, with factors that are all NumPy or all JAX arrays.
@@ -226,7 +226,7 @@ def grams(terms: Sequence[Term], weights: Sequence[Any]) -> tuple[list[Array], A
 
 
 def _sliced(cores: Sequence[Factors], n: int, x: Array) -> Array:
-    """Multiplies slice n of a sum's block-diagonal core by a matrix on its right bond."""
+    """Multiplies slice n of a sum of terms, a block-diagonal core, by a matrix on its right."""
     out = []
     start = 0
     for factors in cores:
@@ -245,7 +245,7 @@ def _sliced(cores: Sequence[Factors], n: int, x: Array) -> Array:
 
 
 def by_grams(terms: Sequence[Term], weights: Sequence[Any], share: float) -> tuple[Cores, Any]:
-    """Rounds a weighted sum of trains and products by Gram matrices, to a share of its energy.
+    """Rounds a weighted sum of terms by Gram matrices of its bonds: cores and their exponent.
 
     Returns:
       The cores, and the exponent of two to scale them back by.

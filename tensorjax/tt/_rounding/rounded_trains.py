@@ -102,7 +102,7 @@ def _orthogonalized_by_program(t: TT, center: int) -> TT:
 
 
 def _orthogonal_in_range(t: TT, center: int) -> list[Any]:
-    """Orthogonalises cores; the centre takes the norm, or all share it where it cannot hold it."""
+    """Orthogonalises cores for `orthogonalize`; the centre takes the norm, or all share it."""
     cores, exponent = orthogonal_cores(t, center)
     on_host = linalg.is_host(cores[0])
     exponent = exponent if on_host else scaling.computed_once(exponent)
@@ -240,11 +240,31 @@ def _compressed(
         extra = randomized_rounding.oversampled(ranks, extra)
         return trim(_static(padded, tol, key, ranks, _method(t, tol, ranks, method, extra), extra))
     extra = randomized_rounding.oversampled(ranks, extra)
-    return _static(t, tol, key, ranks, _method(t, tol, ranks, method, extra), extra)
+    chosen = _method(t, tol, ranks, method, extra)
+    facts = {
+        "dtype": t.dtype,
+        "rest": tol,
+        "drawn": key is None,
+        "key": ("round", ranks, chosen, extra),
+        "work": lambda: sum(c.size * max(c.shape) for c in t.cores),
+    }
+    if tol is not None and choose_kernel("tt.round(rank=, tol=)", t.cores, **facts) is NUMPY:
+        return _to_ranks_by_numpy(t, tol, ranks)
+    return _static(t, tol, key, ranks, chosen, extra)
+
+
+def _to_ranks_by_numpy(t: TT, tol: float, ranks: tuple[int, ...]) -> TT:
+    """Rounds a train on the host, to a tolerance and at most to ranks, with zeros up to these."""
+    wide = np.result_type(linalg.factor_dtype(t.dtype), np.float64)
+    host, exponent = _at_hand([np.asarray(c).astype(wide, copy=False) for c in t.cores])
+    with _blas_threads.one_thread(_are_small(host)):
+        cores, e = compressed(host, ranks, tol**2, "svd", None)
+    cores = [c.astype(t.dtype) for c in balanced(cores, exponent + e)]
+    return padded_to(TT._unchecked(tuple(on_device(cores))), ranks)
 
 
 def _method(t: TT, tol: Any, ranks: Sequence[int], method: Method, extra: int) -> Method:
-    """Chooses the method for rounding to static ranks: randomised where sketches are narrow."""
+    """Chooses the method of `tt.round` to static ranks: randomised where sketches are narrow."""
     if method == "auto" and tol is None:
         pays = any(r + extra < s for r, s in zip(ranks, t.ranks[1:-1], strict=True))
         return "randomized" if pays else "svd"
@@ -275,7 +295,7 @@ def _by_xla(
 
 
 def _dynamic(t: TT, tol: float, method: Method, key: Any) -> TT:
-    """Rounds a train to a tolerance on the host, by NumPy in double precision."""
+    """Rounds a train to a tolerance on the host, the NumPy kernel of `tt.round`."""
     wide = np.result_type(linalg.factor_dtype(t.dtype), np.float64)
     given = [np.asarray(c).astype(wide, copy=False) for c in t.cores]
     host, exponent = _at_hand(given)
@@ -311,7 +331,7 @@ def _at_hand(cores: list[Any]) -> tuple[list[Any], int]:
 
 
 def _are_at_hand(cores: list[Any]) -> bool:
-    """Whether host cores to round are finite, and no term of a sum can get lost beside others.
+    """Whether host cores can be rounded unscaled: finite, and their partial products near one.
 
     Where the product of cores is far from one, it may be that of one term of a sum beside others,
     whose cores differ in size in opposite ways.

@@ -72,7 +72,7 @@ def _by_program(t: TT) -> list[jax.Array]:
 
 
 def _spectra(cores: Cores, exponent: Any) -> Cores:
-    """Computes the singular values at every bond of a right-orthogonal train times 2^exponent."""
+    """Computes `singular_values` of every bond from right-orthogonal cores, times 2^exponent."""
     values, core = [], cores[0]
     for following in cores[1:]:
         _, s, vh = linalg.svd(tall(core))

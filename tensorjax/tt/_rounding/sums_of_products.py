@@ -10,15 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax import _check, _native, linalg
+from tensorjax import _blas_threads, _check, _native, linalg
 from tensorjax._cores import gram_rounding, randomized_rounding, scaling, truncation_sweeps
 from tensorjax._cores.ranks import cut_ranks, rank_bounds
 from tensorjax._cores.scaling import balanced
 from tensorjax._formats.empty_modes import is_empty, narrowed, widened
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
-from tensorjax._kernels.table import CPP, TRACE
+from tensorjax._kernels.table import CPP, NUMPY, TRACE
 from tensorjax._placement import placed_like
+from tensorjax._transfer import on_device
 from tensorjax.tt._padding import padded_ranks, padded_to
 from tensorjax.tt._rounding import rounded_sums as fused
 from tensorjax.tt._rounding.rounded_trains import round
@@ -86,17 +87,43 @@ def rounded(
     full, modes = _full_ranks(terms)
     wanted = _check.bond_ranks(rank, rank_bounds(modes))
     ranks = cut_ranks((1, *map(min, wanted, full), 1), modes)[1:-1]
-    weights = [jnp.asarray(w).astype(dtype) for w in weights]
     extra = randomized_rounding.oversampled(ranks, oversample)
-    out = _static(tuple(map(tuple, terms)), tuple(weights), tol, key, ranks, extra)
+    arrays = [c for term in terms for t in term for c in t.cores]
+    facts = {
+        "dtype": np.dtype(dtype),
+        "rest": (weights, tol),
+        "drawn": key is None,
+        "key": ("sum", tuple(map(len, terms)), ranks, extra, tol is None),
+        "shapes": tuple([c.shape for c in arrays]),
+        "work": lambda: _work(terms, ranks, extra),
+    }
+    if choose_kernel("tt.linear_combination(rank=)", arrays, **facts) is NUMPY:
+        out = _by_numpy(terms, weights, tol, ranks, extra)
+    else:
+        weights = [jnp.asarray(w).astype(dtype) for w in weights]
+        out = _static(tuple(map(tuple, terms)), tuple(weights), tol, key, ranks, extra)
     shape = padded_ranks(rank, ranks, [t for term in terms for t in term])
     if shape != out.ranks[1:-1]:
         out = padded_to(out, shape)
     return narrowed(TT._unchecked(placed_like(out.cores, given)), modes_of_result)
 
 
+def _work(terms: Sequence[Any], ranks: Sequence[int], extra: int) -> float:
+    """Counts about the multiplications that sketches of a sum of products take."""
+    width = max(ranks, default=1) + extra
+    return float(
+        sum(
+            width
+            * math.prod([c.size for c in cores]) ** (1 / len(cores))
+            * max([c.shape[-1] for c in cores])
+            for term in terms
+            for cores in zip(*(t.cores for t in term), strict=True)
+        )
+    )
+
+
 def rounded_by_grams(terms: Sequence[Any], weights: Sequence[Any], tol: Any) -> TT | None:
-    """Rounds a sum of products by Gram matrices; None if they are too inaccurate."""
+    """Rounds a sum of products to a tolerance by Gram matrices; None if these are inaccurate."""
     _check.tol_or_rank(tol, None, *terms, *weights)
     _check.finite("terms", terms)
     dtype = jnp.result_type(*(t.dtype for term in terms for t in term))
@@ -182,7 +209,7 @@ def _one_by_xla(
 
 @_either.defjvp
 def _either_jvp(ranks: tuple[int, ...], extra: int, primals: Any, tangents: Any) -> Any:
-    """Differentiates a rounded product by XLA's sweeps, whichever kernel computed the value."""
+    """Differentiates the rounding of a sum of products by XLA's sweeps, also if C++ computed it."""
     *arrays, key = primals
     differentiable = functools.partial(_one_by_xla, ranks, extra, key=key, exact=True)
     return jax.jvp(differentiable, tuple(arrays), tuple(tangents[:-1]))
@@ -200,18 +227,42 @@ def _by_xla(
     dtype = jnp.result_type(*(t.dtype for term in terms for t in term))
     work = linalg.factor_dtype(dtype)
     factors = [factors_of(term, work) for term in terms]
-    full, modes = _full_ranks(terms)
-    widths = cut_ranks(
-        (1, *(min(r + extra, f) for r, f in zip(ranks, full, strict=True)), 1), modes
-    )
     weights = [w.astype(work) for w in weights]
-    cores, exponent = fused.projected(factors, weights, widths[1:-1], key)
-    if tol is not None and len(modes) > 1:
+    widths = _widths(terms, ranks, extra)
+    cores, exponent = fused.projected(factors, weights, widths, key)
+    if tol is not None and ranks:
         cores = round(TT._unchecked(tuple(cores)), rank=ranks, tol=tol, method="svd").cores
-    elif len(modes) > 1 and widths[1:-1] != ranks:
+    elif widths != ranks:
         cores = truncation_sweeps.truncate_back(cores, [None] * len(ranks), ranks, exact=exact)
     cores = scaling.scaled_back(list(cores), exponent + jnp.zeros((), jnp.int32))
     return TT._unchecked(tuple(c.astype(dtype) for c in cores))
+
+
+def _widths(terms: Sequence[Any], ranks: Sequence[int], extra: int) -> tuple[int, ...]:
+    """Returns the TT-ranks of the sketched sum, before it is truncated to ``ranks``."""
+    full, modes = _full_ranks(terms)
+    wider = (min(r + extra, f) for r, f in zip(ranks, full, strict=True))
+    return cut_ranks((1, *wider, 1), modes)[1:-1]
+
+
+def _by_numpy(
+    terms: Sequence[Any], weights: Sequence[Any], tol: Any, ranks: tuple[int, ...], extra: int
+) -> TT:
+    """Rounds a sum of products to ranks on the host: by the draws of the program, by SVDs."""
+    dtype = jnp.result_type(*(t.dtype for term in terms for t in term))
+    wide = np.result_type(linalg.factor_dtype(dtype), np.float64)
+    factors = [factors_of(jax.tree.map(np.asarray, term), wide) for term in terms]
+    scaled = [np.asarray(w).astype(wide) for w in weights]
+    with np.errstate(all="ignore"), _blas_threads.one_thread(True):
+        widths = _widths(terms, ranks, extra)
+        cores, exponent = fused.projected(factors, scaled, widths, None)
+        if tol is not None and ranks:
+            cores, e = truncation_sweeps.svd_round(cores, ranks, tol**2)
+            exponent += e
+        elif widths != ranks:
+            cores = truncation_sweeps.truncate_back(cores, [None] * len(ranks), ranks, exact=True)
+        cores = [c.astype(dtype) for c in balanced(cores, exponent)]
+    return padded_to(TT._unchecked(tuple(on_device(cores))), ranks)
 
 
 def _dynamic(terms: Sequence[Any], weights: Sequence[Any], tol: float, key: Any, dtype: Any) -> TT:

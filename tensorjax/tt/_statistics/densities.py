@@ -156,7 +156,7 @@ _log_density = jax.jit(_logarithms, static_argnums=2)
 
 
 def _log_entries(t: TT, index: Any) -> tuple[Any, Any]:
-    """Computes logarithms and signs of a train's entries at multi-indices, in any range."""
+    """Computes logarithms and signs of a density's train at multi-indices, in any range."""
     xp = np if linalg.is_host(t.cores[0]) else jnp
     dtype = linalg.factor_dtype(t.dtype)
     flat = index.reshape(-1, t.order)
@@ -181,7 +181,7 @@ def _density(t: TT, squared: bool) -> TT:
 
 
 def _normalized(t: TT) -> TT:
-    """Scales a train so that its entries sum to one; raises ValueError, or NaN if traced.
+    """Scales a train to a density whose entries sum to one; raises ValueError, or NaN if traced.
 
     Every core is divided by a factor of its own: the sum itself may be out of range.
     """

@@ -187,7 +187,7 @@ def variance_components(t: TT, *, weights: Weights = None) -> TT:
 
 
 def _kron(a: Any, b: Any) -> jax.Array:
-    """Computes the sum over i of the Kronecker products a_i ⊗ conj(b_i) of matrices."""
+    """Computes Σ_i a_i ⊗ conj(b_i) over slices of a core, for the variances of Sobol indices."""
     out = einsum("irs,itu->rtsu", a, jnp.conj(b))
     return out.reshape(out.shape[0] * out.shape[1], -1)
 
@@ -227,7 +227,7 @@ def _train(cores: Sequence[Any], dtype: Any) -> TT:
 
 
 def _automaton(order: int, zero: Any, one: Any, first: Any, last: Any) -> list[np.ndarray]:
-    """Builds a train over binary digits from an automaton's two transition matrices."""
+    """Builds the train that counts or selects Sobol variance components, from an automaton."""
     core = np.stack([np.asarray(zero, float), np.asarray(one, float)], axis=1)
     cores = [core] * order
     cores[0] = absorb(np.asarray(first, float)[None], cores[0])

@@ -93,7 +93,7 @@ def _static(x: jax.Array, tol: Any, key: Any, ranks: tuple[int, ...], method: Me
 
 
 def _at_once(x: np.ndarray, asked: Asked) -> list[Any] | None:
-    """Decomposes a small array by a C++ call or by Gram matrices; None for other arrays."""
+    """Runs the small-array kernel that `from_dense` chooses, C++ or Gram; None for other arrays."""
     if asked.share is None:
         return None
     facts = {"method": asked.method, "share": asked.share, "floor": lambda: least_share(x.dtype)}
@@ -106,7 +106,7 @@ def _at_once(x: np.ndarray, asked: Asked) -> list[Any] | None:
 
 
 def _holds(train: TT, x: np.ndarray, exponent: int, tol: float) -> bool:
-    """Whether a train approximates the dense array x · 2^exponent to a relative error."""
+    """Verifies the TT-SVD of a dense array: whether a train has x · 2^exponent to a tolerance."""
     left, rest = np.ones((1, 1)), -exponent
     for k, c in enumerate(train.cores):
         core, e = linalg.normalized(np.asarray(c).astype(np.result_type(c.dtype, np.float64)))
@@ -158,7 +158,7 @@ def _energy(x: Any) -> Any:
 
 
 def _tt_svd(x: Any, ranks: Sequence[int] | None, share: Any, method: Method, key: Any) -> list[Any]:
-    """Computes the TT-SVD of an array, to ranks, to a share of discarded energy, or to both."""
+    """Computes the TT-SVD of `from_dense`, to ranks, to a share of discarded energy, or to both."""
     shape = x.shape
     keys = [None] * len(shape) if key is None else jax.random.split(key, len(shape))
 

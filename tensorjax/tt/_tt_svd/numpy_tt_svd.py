@@ -127,7 +127,7 @@ def tt_svd(x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None) -> li
 
 
 def next_guess(rank: int, side: int) -> int:
-    """Guesses the rank of the next bond of a TT-SVD from that of the last one."""
+    """Guesses the rank that the next cut of a host TT-SVD finds, from that of the last cut."""
     return 2 * rank if rank == side else rank + rank // 4 + 2
 
 
@@ -152,7 +152,7 @@ def _split_off(
     caps: Sequence[int] | None,
     right: bool,
 ) -> tuple[_Group, Any]:
-    """Splits a basis of several modes into cores of a TT-SVD; returns their product too."""
+    """Splits a basis of several modes into cores, in host TT-SVD; returns their product too."""
     basis, count = found.basis, len(group.modes)
     rank = basis.shape[1]
     if count == 1:
@@ -245,7 +245,7 @@ def _orthonormal_columns(a: Any, spare: float | None) -> tuple[Any, Any]:
 
 
 def _needed(r: Any, spare: float) -> bool:
-    """Whether the least singular value of a triangle is surely too large to discard."""
+    """Whether a host TT-SVD keeps all of a triangle r, whose singular values are all too large."""
     if all_needed(host_gram(r), Asked(tail=spare)):
         return True
     if r.shape[0] != r.shape[1]:
@@ -257,7 +257,7 @@ def _needed(r: Any, spare: float) -> bool:
 
 
 def _probed(x: np.ndarray, asked: Asked, caps: Sequence[int] | None) -> int | None:
-    """Estimates the rank of an unfolding from some of its columns; None if that does not pay."""
+    """Estimates the rank of the first unfolding in host TT-SVD from some columns, or None."""
     if caps is not None:
         return max(caps, default=1)
     if x.size < _PROBED or asked.method == "svd":
@@ -285,7 +285,7 @@ def _next_cut(left: int, modes: tuple[int, ...], right: int, guess: int) -> _Cut
 
 @functools.lru_cache(maxsize=4096)
 def _cheapest(left: int, modes: tuple[int, ...], right: int, guess: int) -> _Cut:
-    """Returns the cut of least predicted time in a TT-SVD, with one further cut in mind."""
+    """Chooses the next cut of a host TT-SVD by predicted time, with one further cut in mind."""
     return _best(left, modes, right, guess, ahead=1)[1]
 
 

@@ -38,7 +38,7 @@ _GUESS, _AGAIN = 6, 6e4
 
 @functools.cache
 def least_share(dtype: Any) -> float:
-    """Returns the least share of energy that a TT-SVD by Gram matrices can discard reliably."""
+    """Returns the least share of energy that small arrays' TT-SVD by Gram matrices can discard."""
     return 2 * GRAM_NOISE * gram_floor(np.result_type(dtype, np.float64), 1)
 
 
@@ -86,7 +86,7 @@ def small_tt_svd(x: np.ndarray, share: float, whole: bool = True) -> list[Any] |
 
 
 def _after(asked: Asked, rank: int, side: int) -> Asked:
-    """Updates the options of a small TT-SVD for the next bond.
+    """Updates the options of a small array's TT-SVD for the next bond.
 
     Once a bond did not need its full rank, later bonds are not tested for it.
     """
@@ -108,7 +108,7 @@ def _joined(left: int, modes: tuple[int, ...], size: int) -> int:
 def _split_on_the_left(
     core: Any, left: int, modes: tuple[int, ...], asked: Asked
 ) -> tuple[list[Any], Any, Asked]:
-    """Splits leading modes off a small array; returns their cores, the rest, new options."""
+    """Splits leading modes off in a small array's TT-SVD; returns cores, the rest, new options."""
     m, size = left * modes[0], core.size
     a = core.reshape(m, -1)
     if m <= a.shape[1]:
@@ -163,7 +163,7 @@ def _from_the_right(m: int, n: int, size: int, more: int) -> bool:
 
 
 def _subspace(a: np.ndarray, asked: Asked, right: bool) -> Subspace:
-    """Returns the leading subspace of a small unfolding's rows or columns."""
+    """Returns the leading subspace of a small array's unfolding, for TT-SVD on the host."""
     side = a.shape[right]
     if side >= _SKETCHED:
         return leading(a, asked, right=right)
@@ -171,7 +171,7 @@ def _subspace(a: np.ndarray, asked: Asked, right: bool) -> Subspace:
 
 
 def _of_gram(g: np.ndarray, asked: Asked) -> Subspace:
-    """Returns the leading eigenvectors of a small Gram matrix, or the identity if all are kept."""
+    """Computes the subspace that TT-SVD of a small array keeps, from a Gram matrix at hand."""
     side = len(g)
     if asked.whole and side >= _WHOLE and all_needed(g, asked):
         return Subspace(np.eye(side, dtype=g.dtype), None, 0.0, 0.0)

@@ -143,6 +143,6 @@ def same_interval(a: Basis, b: Any, k: int) -> None:
 
 
 def fixed(x: np.ndarray) -> np.ndarray:
-    """Makes a cached NumPy matrix of a basis read-only, and returns it."""
+    """Makes a matrix that a `Basis` caches read-only, and returns it."""
     x.flags.writeable = False
     return x

@@ -12,12 +12,12 @@ from tensorjax.tt.functions.function_train import FunctionTrain, checked
 
 
 def in_dtype(matrix: np.ndarray, dtype: Any) -> np.ndarray:
-    """Casts a matrix or vector of a basis to the dtype of a functional train's coefficients."""
+    """Casts a matrix on basis coefficients to their dtype, for common bases and derivatives."""
     return matrix.astype(dtype)
 
 
 def times_modes(t: TT, matrices: Mapping[int, np.ndarray]) -> TT:
-    """Multiplies some modes of a train of coefficients by matrices."""
+    """Applies matrices, as those to common bases, to modes of a functional train's coefficients."""
     for k, matrix in matrices.items():
         t = mode_product(t, in_dtype(matrix, t.dtype), k)
     return t

@@ -113,12 +113,12 @@ def first_bases(
 
 
 def _relative(rows: np.ndarray, scale: Any) -> np.ndarray:
-    """Divides values (lines, n, components) by a scale of f; zero where that is zero."""
+    """Divides values of f along lines by a scale, to choose degrees; zero where that is zero."""
     return rows / np.where(scale > 0, scale, 1.0)
 
 
 def of_degree(basis: Any, degree: int) -> Any:
-    """Returns the Chebyshev basis of a given degree on the interval of another."""
+    """Returns the Chebyshev basis of another degree on the same interval, to choose degrees."""
     return basis.of_degree(degree)
 
 

@@ -78,7 +78,7 @@ class ErrorPoints:
 
 
 class _Density:
-    """Probability density |t|² of a functional train, constant on a cell about each of its nodes.
+    """Density |t|² of a functional train, from which points to measure its error are drawn.
 
     Attributes:
       proper: whether the train is not zero.

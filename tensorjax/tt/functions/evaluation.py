@@ -66,7 +66,7 @@ def evaluate(f: FunctionTrain, x: ArrayLike) -> jax.Array:
 
 @placed
 def gradient(f: FunctionTrain, x: ArrayLike) -> jax.Array:
-    """Evaluates the gradient of a functional train, all partial derivatives, at points.
+    """Evaluates all partial derivatives of a functional train at points, by reverse mode.
 
     Args:
       f: functional train of d variables, real or complex.

@@ -139,7 +139,7 @@ class FunctionTrain(Multipliable):
 
 
 def checked_bases(bases: Any) -> tuple[Basis, ...]:
-    """Returns the bases of a functional train as a tuple; raises TypeError for other objects."""
+    """Checks the bases given to a `FunctionTrain`: returns a tuple; TypeError for other objects."""
     given = tuple(bases) if isinstance(bases, list | tuple) else (bases,)
     for k, b in enumerate(given):
         if not isinstance(b, Basis):

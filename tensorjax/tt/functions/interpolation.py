@@ -246,7 +246,7 @@ def _times_power(f: Callable[[Any], Any], exponent: int, x: Any) -> Any:
 
 
 def checked_domain(domain: Any) -> tuple[list[Basis], list[int]]:
-    """Converts a domain of pairs or bases to bases; returns also which came as pairs."""
+    """Converts the domain of `interpolate` to bases; returns also which came as pairs."""
     if _check.is_traced(domain):
         raise TypeError("domain: expected numbers, got traced ones; call this outside of jit")
     entries = list(domain) if np.iterable(domain) else [domain]
@@ -269,7 +269,7 @@ def checked_domain(domain: Any) -> tuple[list[Basis], list[int]]:
 
 
 def _given(pivots: Any, dims: int) -> np.ndarray:
-    """Returns the points (m, d) that the caller gave as ``pivots=``; none for multi-indices."""
+    """Returns the points (m, d) that `interpolate` got as ``pivots=``; none for multi-indices."""
     rows = np.empty((0, dims)) if pivots is None else np.asarray(pivots)
     return rows if rows.dtype.kind == "f" and rows.shape[1:] == (dims,) else np.empty((0, dims))
 
@@ -334,7 +334,7 @@ class _Fit(NamedTuple):
 
 @dataclasses.dataclass
 class _Work:
-    """Running interpolation of a function: its values at test points, and options."""
+    """Interpolation by functional trains that is under way: values at test points, options."""
 
     f: Callable[[Any], Any]
     values: Values
@@ -414,7 +414,7 @@ class _Work:
 
 
 def _end(norms: np.ndarray) -> float:
-    """Returns the norm of the last coefficients of a variable, of two or more of them."""
+    """Computes the norm of an interpolant's last coefficients in one variable, of two or more."""
     return float(np.linalg.norm(norms[-max(2, len(norms) // 8) :]))
 
 

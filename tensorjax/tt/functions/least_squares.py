@@ -45,7 +45,7 @@ def smooth_coordinates(basis: Basis) -> np.ndarray:
 
 
 def values_at(cores: Cores, rows: Sequence[np.ndarray]) -> np.ndarray:
-    """Evaluates a functional train at samples, from the basis functions' values there."""
+    """Evaluates NumPy cores at samples from basis values there, for least-squares fits."""
     held = np.ones((len(rows[0]), 1))
     for core, at in zip(cores, rows, strict=True):
         held = through(held, at, core)
@@ -156,7 +156,7 @@ def first_order(
 
 
 def _sum_of_terms(parts: Sequence[np.ndarray], constant: float) -> Cores:
-    """Builds the train of TT-rank two of a sum of functions of one variable and a constant."""
+    """Builds the train of a linear least-squares fit: functions of one variable and a constant."""
     cores: Cores = []
     for k, part in enumerate(parts):
         core = np.zeros((2, len(part) + 1, 2), np.result_type(part, float))

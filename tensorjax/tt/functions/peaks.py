@@ -109,7 +109,7 @@ class Peaks:
 
 
 def along(points: np.ndarray, k: int, nodes: np.ndarray) -> np.ndarray:
-    """Returns points (m n, d) on the lines along variable k through points (m, d).
+    """Returns points (m n, d) on lines along variable k, along which peaks are climbed.
 
     Example:
       >>> import numpy as np

@@ -129,7 +129,7 @@ serializable(
 
 
 def _check_patch(shape: tuple[int, ...], prefix: Prefix, train: Any) -> None:
-    """Raises an error that names the patch if its leading indices or its train do not fit."""
+    """Raises an error that names the patch of a `PatchedTT` whose prefix or train does not fit."""
     inside = all(isinstance(i, int) and 0 <= i < n for i, n in zip(prefix, shape, strict=False))
     if not inside or len(prefix) >= len(shape):
         raise ValueError(

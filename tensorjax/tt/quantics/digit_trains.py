@@ -75,7 +75,7 @@ def over_dimensions(grid: QuanticsGrid, factors: Sequence[Sequence[Any] | None])
 
 
 def _beside(ranks: Sequence[int], dim: int, core: Any) -> Any:
-    """Extends a core of one dimension by identities on the bonds of the other dimensions."""
+    """Extends a core over one dimension's digits by identities on other dimensions' bonds."""
     above, below = int(np.prod(ranks[:dim])), int(np.prod(ranks[dim + 1 :]))
     if above == below == 1:
         return core
@@ -133,12 +133,12 @@ def parameter(name: str, value: Any, dtype: Any = None) -> tuple[Any, Any]:
 
 
 def like(constants: Any, x: Any) -> Any:
-    """Casts constants to the array library and dtype of a train's parameters."""
+    """Casts constants to the array library and dtype of a quantics train's parameters."""
     return constants.astype(x.dtype) if linalg.is_host(x) else jnp.asarray(constants, x.dtype)
 
 
 def built(kind: type[Any], grid: QuanticsGrid, cores: Sequence[Any], dtype: Any = None) -> Any:
-    """Builds a TT or TT-matrix on a quantics grid from cores over its digits."""
+    """Assembles a TT or TT-matrix from cores over digits, fused in the order of its grid."""
     dtype = _check.inexact_dtype(dtype)
     return kind._unchecked(tuple(jnp.asarray(c, dtype) for c in fused(grid, cores)))
 
@@ -149,5 +149,5 @@ def train(grid: QuanticsGrid, cores: Sequence[Any], dtype: Any = None) -> TT:
 
 
 def matrix(grid: QuanticsGrid, cores: Sequence[Any], dtype: Any = None) -> TTMatrix:
-    """Builds a TT-matrix on a quantics grid from cores over its digits."""
+    """Assembles a TT-matrix from cores over digits, fused in the order of its quantics grid."""
     return built(TTMatrix, grid, cores, dtype)

@@ -90,7 +90,7 @@ def polynomial(
 
 
 def _powers(grid: QuanticsGrid, dim: int, degree: int) -> list[Any]:
-    """Builds cores over one dimension's digits whose last bond holds the powers x^0 … x^degree.
+    """Builds cores of the monomials x^0 … x^degree over a dimension's digits, for `polynomial`.
 
     A digit adds t to the sum s of those before it: (s + t)^m = Σ_k binom(m, k) s^k t^(m−k).
     """
@@ -106,13 +106,13 @@ def _powers(grid: QuanticsGrid, dim: int, degree: int) -> list[Any]:
 
 
 def _steps(grid: QuanticsGrid, dim: int) -> list[np.ndarray]:
-    """Returns what each digit of a dimension adds to the coordinate: an array (base,) per digit."""
+    """Returns the addends of a quantics coordinate, (base,) per digit, for elementary functions."""
     bits, h = digits_of(grid)[dim], grid.spacing[dim]
     return [h * np.arange(grid.base) * float(grid.base) ** (bits - 1 - k) for k in range(bits)]
 
 
 def _parts(grid: QuanticsGrid, dim: int) -> list[np.ndarray]:
-    """Returns one array (base,) per digit that sum to the coordinate, the first point included.
+    """Splits a coordinate of a quantics grid into one array per digit, for exponentials.
 
     Shares are those of the digits in the whole length, so that all partial products of
     exponentials are in range where the function is.
@@ -250,7 +250,7 @@ def _wave(grid: QuanticsGrid, frequencies: Any, phase: Any, dtype: Any, part: in
 
 
 def _per_dimension(name: str, grid: QuanticsGrid, value: Any, dtype: Any) -> tuple[Any, Any]:
-    """Returns an array with one number per dimension, and a dtype; ValueError if unfit."""
+    """Returns the rates or frequencies of a quantics function, one per dimension, and a dtype."""
     checked_grid(grid)
     x, kind = parameter(name, value, dtype)
     if x.shape not in ((), (1,), (grid.dims,)):

@@ -96,7 +96,7 @@ def _boxed(grid: QuanticsGrid, low: Sequence[float], high: Sequence[float], dtyp
 
 
 def _first_from(grid: QuanticsGrid, dim: int, x: float) -> int:
-    """Returns the index of the first grid point at x or above; base^bits if there is none."""
+    """Returns the index of the first point ≥ x on a quantics grid; base^bits if none is."""
     low, h, count = grid.low[dim], grid.spacing[dim], sizes_of(grid)[dim]
     if x <= low or x == -math.inf:
         return 0

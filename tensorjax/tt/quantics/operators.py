@@ -183,7 +183,7 @@ def _differences(
     boundary: Mapping[int, str],
     dtype: Any,
 ) -> TTMatrix:
-    """Builds a sum over dimensions of tridiagonal Toeplitz matrices with boundary terms.
+    """Builds a sum of differences along dimensions of a quantics grid, as a TT-matrix.
 
     States are what the digits to come must supply: the whole sum ("all"), nothing but the identity
     ("none"), a carry or a borrow of a dimension, or the first or the last point of one, in both row

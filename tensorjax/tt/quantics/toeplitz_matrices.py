@@ -80,7 +80,7 @@ def toeplitz(t: TT) -> TTMatrix:
 
 
 def _near(t: TT) -> list[Any]:
-    """Returns the cores of a train, in NumPy if they lie on one CPU."""
+    """Returns a quantics train's cores for a Toeplitz matrix, in NumPy if they lie on one CPU."""
     on_host = choose_kernel("tt.quantics.toeplitz", (t,)) is NUMPY
     return [np.asarray(c) if on_host else c.astype(t.dtype) for c in t.cores]
 

@@ -215,7 +215,7 @@ class _Driver:
 
 
 def probe(folder: Path) -> dict[str, str]:
-    """Tests io_uring, SQPOLL and IOPOLL on a disk: "" for each that works, else the reason.
+    """Tests the io_uring backend on a disk, plain, with SQPOLL and IOPOLL: "" if it works.
 
     Args:
         folder: On the disk that is meant; a small file is written there and removed.
@@ -241,7 +241,7 @@ def _answer(folder: Path, options: dict[str, bool]) -> str:
 
 
 def _tried(path: Path, options: dict[str, bool]) -> str:
-    """Writes and reads one block by io_uring; returns why it failed, or an empty string."""
+    """Tries the io_uring backend on one block: returns why it failed, or an empty string."""
     notes: list[str] = []
     file, pool = DiskFile(path, direct=True, say=notes.append), Pool(4096)
     ring = Ring(2, **options)

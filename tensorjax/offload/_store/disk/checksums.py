@@ -83,7 +83,7 @@ def gather(sources: Sequence[Any], target: np.ndarray) -> list[str]:
 
 
 def _join(sources: Sequence[Any], target: np.ndarray) -> None:
-    """Concatenates byte arrays, past the CPU caches if the C extension is built."""
+    """Concatenates byte arrays whose checksums were taken, past the CPU caches if C is built."""
     if _copies_c is not None:
         _copies_c.gather(sources, target)
     else:

@@ -106,7 +106,7 @@ class Spec:
 
 
 def checked(name: str, like: Any) -> Spec:
-    """Checks a tensor that is to get an extent: returns shape and dtype; raises if unsuitable.
+    """Checks a tensor for which an extent is to be laid out: returns its shape and dtype.
 
     Raises:
         TypeError: if it has not, or the dtype cannot be stored.
@@ -143,7 +143,7 @@ def _has_name(dtype: np.dtype) -> bool:
 
 
 def capacity(tensors: Mapping[str, Any]) -> int:
-    """Computes the disk bytes that a `TensorStore` needs for tensors, two copies of each.
+    """Computes the bytes of disk that the extents of tensors take, two slots for each.
 
     Those below 4096 bytes share blocks, in which each begins at a multiple of 64.
 
@@ -309,7 +309,7 @@ def _runs(asked: Iterable[tuple[Extent, int]], block: int) -> Iterator[Run]:
 
 
 def _run(offset: int, size: int, members: Sequence[Extent], block: int) -> Run:
-    """Builds a contiguous disk transfer from adjacent extents, in pieces of at most one block.
+    """Builds the `Run` of extents that are adjacent, cut into transfers of at most one block.
 
     One transfer for several extents, many for a large one.
     """

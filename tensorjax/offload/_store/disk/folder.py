@@ -163,7 +163,7 @@ def advice(path: Path) -> str:
 
 
 def keep_names(paths: Paths, index: _index.Index) -> None:
-    """Rewrites a store's list of tensor names if it is missing or differs from the index."""
+    """Rewrites a store folder's file of tensor names if it differs from the committed index."""
     wanted = _index.names_of(index.places.values())
     if not paths.names.exists() or paths.names.read_bytes() != wanted:
         _index.replace(paths.names, wanted)
@@ -381,7 +381,7 @@ def _lost(paths: Paths) -> str:
 
 
 def _names(paths: Paths) -> list[str]:
-    """Reads the list of tensor names in a store's folder; empty if it cannot be read."""
+    """Reads the names of tensors kept in a store's folder, for errors about a lost index."""
     try:
         found = json.loads(paths.names.read_bytes())
     except (OSError, ValueError):

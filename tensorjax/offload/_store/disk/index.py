@@ -215,5 +215,5 @@ def sync_folder(folder: Path) -> None:
 
 
 def names_of(places: Iterable[Place]) -> bytes:
-    """Serialises the names of a store's tensors, for messages when the index is lost."""
+    """Serialises tensor names for the file beside the index, which tells what a lost index held."""
     return json.dumps([place.name for place in places]).encode()

@@ -161,7 +161,7 @@ class Request:
 
 
 class Buffer:
-    """Staging memory that a run of extents was read to, shared by the leases of its tensors.
+    """Staging memory of a read request for a run of extents, shared by its tensors' leases.
 
     Attributes:
         pool: Whose it is; None if of none.

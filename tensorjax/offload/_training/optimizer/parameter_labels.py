@@ -76,7 +76,7 @@ def alike(some: Named, other: Named, params: Any) -> bool:
 
 
 def kind(params: Any) -> tuple[Any, Any]:
-    """Returns the tree structure, shapes and dtypes of parameters, as a hashable key."""
+    """Returns structure, shapes and dtypes of parameters, by which a transformation is traced."""
     leaves, structure = jax.tree.flatten(params)
     return structure, tuple((tuple(x.shape), np.dtype(x.dtype)) for x in leaves)
 
@@ -92,7 +92,7 @@ def _traced(transformation: Any, structure: Any, kinds: tuple[Any, ...]) -> list
 
 
 def _listing(jaxpr: Any) -> list[Any]:
-    """Lists the equations of a jaxpr, with variables numbered in the order in which they occur.
+    """Lists a traced optimiser's equations, variables numbered, to compare it with another one.
 
     Two jaxprs print alike if and only if their listings are equal; printing takes ten times longer,
     and a model has a trace for every layer.
@@ -136,7 +136,7 @@ def _equal(some: list[Any], others: list[Any]) -> bool:
 
 
 def _constants(closed: Any) -> Iterator[Any]:
-    """Yields the constants of a jaxpr and its inner ones, such as an optimiser's masks."""
+    """Yields the constants, such as masks, in the jaxprs of a labelled Optax transformation."""
     yield from closed.consts
     for equation in closed.jaxpr.eqns:
         for inner in jax.tree.leaves([*equation.params.values()], is_leaf=_is_closed):

@@ -358,7 +358,7 @@ def room(
     *,
     everything: bool,
 ) -> int:
-    """Returns the bytes of device memory for parameters: as given, or what the layers need.
+    """Returns the bytes of the device cache for streamed parameters: as given, or as needed.
 
     Without a given bound these are all parameters, or those of the two largest layers.
 

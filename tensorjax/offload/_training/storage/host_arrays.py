@@ -27,7 +27,7 @@ def cpu() -> Any:
 
 
 def begin(tree: Any) -> Any:
-    """Starts the transfer of device arrays to the host, through pinned memory if available."""
+    """Starts the copy of device arrays to host memory for the optimiser, pinned if available."""
     leaves, structure = jax.tree.flatten(tree)
     going = [n for n, x in enumerate(leaves) if _goes(x)]
     where = [leaves[n].sharding.with_memory_kind(PINNED) for n in going]
@@ -83,7 +83,7 @@ def elsewhere(x: Any) -> bool:
 
 
 def _goes(x: Any) -> bool:
-    """Whether a device array can be sent to the host through pinned memory."""
+    """Whether a training's device array goes to its host storage through pinned memory."""
     if not elsewhere(x) or not x.is_fully_addressable or x.sharding.memory_kind == PINNED:
         return False
     return all(map(_pins, x.sharding.device_set))

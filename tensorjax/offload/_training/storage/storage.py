@@ -77,7 +77,7 @@ class Storage(Protocol):
 
 
 class HostStorage:
-    """Storage of pytrees in host memory, in arrays that XLA has allocated."""
+    """Host-memory variant of the storage of a training's pytrees, beside `StoreStorage`."""
 
     in_place = True
 
@@ -111,7 +111,7 @@ class HostStorage:
 
 @dataclass(eq=False)
 class _Share:
-    """Read of one pytree from a store that several users share, with their number."""
+    """Read of one pytree by a `StoreStorage` that several users share, with their number."""
 
     packing: TensorPacking
     future: Any
