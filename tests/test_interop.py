@@ -173,6 +173,11 @@ def test_quimb_networks_that_are_no_chain_are_refused(rng):
     gated = qtn.MPS_rand_state(6, 4, seed=0).gate(gate, (1, 2), contract=False)
     with pytest.raises(ValueError, match="one tensor for each of 6 sites, got 7; contract gates"):
         interop.from_quimb(gated)
+    gaps = qtn.MatrixProductState(
+        [np.ones((2, 2)), np.ones((2, 2, 2)), np.ones((2, 2))], sites=(1, 2, 4), L=6
+    )
+    with pytest.raises(ValueError, match="number the sites from 0 on"):
+        interop.from_quimb(gaps)
     split = qtn.MPS_rand_state(6, 4, seed=0).gate(gate, (1, 2), contract="swap+split")
     t = interop.from_quimb(split)
     assert error(dense(t).ravel(), split.to_dense().ravel()) <= 1e-13

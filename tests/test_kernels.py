@@ -447,6 +447,10 @@ OTHERS: dict[str, Callable[[Given], Any]] = {
         [g.x, g.x], tol=1e-3, method="gram"
     ),
     "tt.matvec(rank=)": lambda g: tt.matvec(g.a, g.x, rank=4),
+    "tt.linear_combination(rank=)": lambda g: tt.linear_combination([g.x, (g.x, g.y)], rank=4),
+    "tt.round(rank=, tol=)": lambda g: tt.round(g.twice, rank=2, tol=1e-12),
+    "tt.transpose": lambda g: tt.transpose(g.a),
+    "tt.tensordot": lambda g: tt.tensordot(g.x, tt.reverse(g.y), 1),
     "tt.bilinear_form": lambda g: tt.bilinear_form(tt.matvec(g.a, g.x), g.a, g.x),
     "tt.pairwise_inner": lambda g: tt.pairwise_inner([g.x, g.y]),
     "tt.pairwise_inner, stacked cores": lambda g: tt.pairwise_inner([g.x, g.y]),

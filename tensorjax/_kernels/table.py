@@ -160,6 +160,8 @@ TABLE: dict[str, Row] = {
     "tt.TT[...]": _call(c.on_one_cpu),
     "tt.broadcast_to": _call(c.on_one_cpu),
     "tt.reshape": _call(c.on_one_cpu),
+    "tt.transpose": _call(*_FIRST_CALLS),
+    "tt.tensordot": _call(*_FIRST_CALLS),
     "tt.permute": _call(c.on_one_cpu),
     "tt.tangent_project": _call(c.on_one_cpu),
     # MERAs, projections, layers.
@@ -192,6 +194,8 @@ REMARKS: dict[str, str] = {
     "tt.to_dense": "NumPy measures the cores only: near one, the program does not rescale",
     "tt.round(tol=)": "the program has one bucketed rank, and is trimmed afterwards",
     "tt.round(tol=), Gram sweep": "where Gram matrices resolve the tolerance; see linalg.choose",
+    "tt.transpose": "and tt.reverse, tt.diagonal, tt.diagonal_matrix, tt.pad_modes, "
+    "tt.mode_product",
     "tt.tangent_project": "NumPy measures the cores only; so for all of tt.tangent_*",
     "tt.hadamard": "exact products; with rank= or tol= see tt.linear_combination below",
     "tt.add": "and operators, tt.concatenate",

@@ -68,7 +68,7 @@ def from_quimb(x: Any) -> TT | TTMatrix:
     Raises:
       TypeError: another object; arrays that NumPy cannot read, such as PyTorch's with gradients.
       ValueError: a ring; tensors beside those of the sites, as gates that are not contracted;
-        bonds between sites that are no neighbours.
+        bonds between sites that are no neighbours; sites without a tensor.
       ModuleNotFoundError: quimb is not installed.
 
     Example:
@@ -123,7 +123,14 @@ def _site_tensors(x: Any, outer: list[list[str]]) -> list[Any]:
             "gates into the chain first, for example by gate_(…, contract='swap+split'), or "
             "compress it"
         )
-    tensors = [x[k] for k in x.sites]
+    try:
+        tensors = [x[k] for k in x.sites]
+    except KeyError as error:
+        tags = sorted(tag for t in x for tag in t.tags)
+        raise ValueError(
+            f"x: expected one tensor for each of the sites {tuple(x.sites)} that quimb names, got "
+            f"tensors with the tags {tags}; number the sites from 0 on without gaps"
+        ) from error
     for site, tensor, names in zip(x.sites, tensors, outer, strict=True):
         if not hasattr(tensor, "inds") or not set(names) <= set(tensor.inds):
             got = getattr(tensor, "inds", "several tensors")

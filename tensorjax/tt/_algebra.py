@@ -21,6 +21,7 @@ from tensorjax._kernels.table import CPP, TRACE
 from tensorjax._placement import placed
 from tensorjax._typing import Scalar
 from tensorjax.tt._broadcasting import check_alike, together
+from tensorjax.tt._core_moves import rearranged
 from tensorjax.tt._folding import fold, unfold
 
 Train = TypeVar("Train", TT, TTMatrix)
@@ -313,7 +314,7 @@ def transpose(a: TTMatrix) -> TTMatrix:
     if not isinstance(a, TTMatrix):
         raise TypeError(f"a: expected a TTMatrix, got {type(a).__name__}")
     known("a", a)
-    return _map(a, lambda c: jnp.swapaxes(c, -3, -2))
+    return TTMatrix._unchecked(rearranged("transpose", a.cores, lambda c: c.swapaxes(-3, -2)))
 
 
 def kron(x: Train, y: Train) -> Train:

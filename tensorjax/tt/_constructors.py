@@ -13,6 +13,7 @@ from tensorjax._cores.ranks import rank_bounds
 from tensorjax._formats.random_arrays import scaled_normals
 from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax._placement import placed
+from tensorjax._transfer import constants
 from tensorjax._typing import DTypeLike
 
 Train = TypeVar("Train", TT, TTMatrix)
@@ -204,7 +205,10 @@ def _with_identities(matrices: Mapping[int, Any], order: int | None) -> list[Any
             f"shape, got {sorted(shapes)}; give a sequence of all {order} matrices"
         )
     one = next(iter(given.values()))
-    return [given.get(k, np.eye(len(one), dtype=one.dtype)) for k in range(order)]
+    eye: Any = np.eye(len(one), dtype=one.dtype)
+    if isinstance(one, jax.Array) and not _check.is_traced(one) and one.committed:
+        eye = jax.device_put(eye, one.sharding)
+    return [given.get(k, eye) for k in range(order)]
 
 
 def ones(shape: Sequence[int], dtype: DTypeLike | None = None) -> TT:
@@ -228,7 +232,7 @@ def ones(shape: Sequence[int], dtype: DTypeLike | None = None) -> TT:
     Source: ours.
     """
     dtype = _check.inexact_dtype(dtype)
-    return TT([jnp.ones((1, n, 1), dtype) for n in _check.shape("shape", shape, low=0)])
+    return TT([constants().ones((1, n, 1), dtype) for n in _check.shape("shape", shape, low=0)])
 
 
 def zeros(shape: Sequence[int], dtype: DTypeLike | None = None) -> TT:
@@ -252,7 +256,7 @@ def zeros(shape: Sequence[int], dtype: DTypeLike | None = None) -> TT:
     Source: ours.
     """
     dtype = _check.inexact_dtype(dtype)
-    return TT([jnp.zeros((1, n, 1), dtype) for n in _check.shape("shape", shape, low=0)])
+    return TT([constants().zeros((1, n, 1), dtype) for n in _check.shape("shape", shape, low=0)])
 
 
 def identity(shape: Sequence[int], dtype: DTypeLike | None = None) -> TTMatrix:
@@ -276,6 +280,5 @@ def identity(shape: Sequence[int], dtype: DTypeLike | None = None) -> TTMatrix:
     Source: ours; the identity is the Kronecker product of those of the modes.
     """
     dtype = _check.inexact_dtype(dtype)
-    return TTMatrix(
-        [jnp.eye(n, dtype=dtype)[None, :, :, None] for n in _check.shape("shape", shape, low=0)]
-    )
+    sizes = _check.shape("shape", shape, low=0)
+    return TTMatrix([constants().eye(n, dtype=dtype)[None, :, :, None] for n in sizes])

@@ -1,5 +1,6 @@
 """Indexing of Tucker tensors as in NumPy: keys act on the rows of the factors."""
 
+import functools
 import operator
 from typing import Any
 
@@ -45,10 +46,13 @@ def item(t: Tucker, key: Any) -> Any:
     gone = [k for k, at in enumerate(modes) if is_integer(at)]
     kept = [k for k in keys if k is None or not is_integer(k)]
     places = [n for n, k in enumerate(kept) if k is None]
-    return _with_new(*_without(t.core, factors, gone), places)
+    return _with_new(*_without(t.core, factors, tuple(gone)), places)
 
 
-def _without(core: Any, factors: list[jax.Array], gone: list[int]) -> tuple[Any, list[jax.Array]]:
+@functools.partial(jax.jit, static_argnums=2)
+def _without(
+    core: Any, factors: list[jax.Array], gone: tuple[int, ...]
+) -> tuple[Any, list[jax.Array]]:
     """Contracts modes of a Tucker core with their factors, of which indexing left one row each.
 
     At least one mode stays, or the result is a scalar for `_with_new`.

@@ -6,12 +6,13 @@ from typing import Any, TypeVar
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax import _check
+from tensorjax import _check, linalg
 from tensorjax._formats.trains import TT, TTMatrix, known, single
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike, DTypeLike
 from tensorjax.tt._algebra import ones_like
 from tensorjax.tt._constructors import _mode_pairs, rank_one
+from tensorjax.tt._core_moves import rearranged
 
 Train = TypeVar("Train", TT, TTMatrix)
 
@@ -188,5 +189,8 @@ def pad_modes(t: TT, widths: Sequence[tuple[int, int]]) -> TT:
     pairs = [tuple(_check.integer("widths", w, low=0) for w in pair) for pair in widths]
     if any(len(pair) != 2 for pair in pairs):
         raise ValueError(f"widths: expected pairs (before, after), got {widths}")
-    cores = (jnp.pad(c, [(0, 0), p, (0, 0)]) for c, p in zip(t.cores, pairs, strict=True))
-    return TT._unchecked(tuple(cores))
+
+    def padded(core: Any, pair: tuple[int, int]) -> Any:
+        return (np if linalg.is_host(core) else jnp).pad(core, [(0, 0), pair, (0, 0)])
+
+    return TT._unchecked(rearranged("pad_modes", t.cores, padded, pairs))

@@ -1,12 +1,14 @@
 """Trace and diagonal of a TT-matrix, and the TT-matrix of a diagonal."""
 
-import jax
-import jax.numpy as jnp
+from typing import Any
 
-from tensorjax import contract
+import jax
+import numpy as np
+
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._placement import placed
 from tensorjax.tt._arrays.reductions import sum
+from tensorjax.tt._core_moves import rearranged
 
 
 @placed
@@ -57,7 +59,11 @@ def diagonal(a: TTMatrix) -> TT:
         raise ValueError(
             f"a: expected equal row and column modes, got {a.row_shape}, {a.col_shape}"
         )
-    return TT._unchecked(tuple(contract.einsum("aiib->aib", c) for c in a.cores))
+    return TT._unchecked(rearranged("diagonal", a.cores, _diagonal))
+
+
+def _diagonal(core: Any) -> Any:
+    return core.diagonal(axis1=1, axis2=2).swapaxes(1, 2)
 
 
 @placed
@@ -82,6 +88,8 @@ def diagonal_matrix(t: TT) -> TTMatrix:
     Source: ours.
     """
     single("t", t, TT)
-    eyes = [jnp.eye(n, dtype=t.dtype) for n in t.shape]
-    pairs = zip(t.cores, eyes, strict=True)
-    return TTMatrix._unchecked(tuple(c[:, :, None, :] * eye[None, ..., None] for c, eye in pairs))
+    eyes = [np.eye(n, dtype=t.dtype) for n in t.shape]
+    spread = rearranged(
+        "diagonal_matrix", t.cores, lambda c, eye: c[:, :, None, :] * eye[None, ..., None], eyes
+    )
+    return TTMatrix._unchecked(spread)

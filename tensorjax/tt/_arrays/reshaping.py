@@ -4,8 +4,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
@@ -18,8 +16,9 @@ from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
-from tensorjax._transfer import copied
+from tensorjax._transfer import copied, on_device
 from tensorjax._typing import Shape
+from tensorjax.tt._core_moves import rearranged
 from tensorjax.tt._rounding.rounded_trains import orthogonal_cores, round
 
 Train = TypeVar("Train", TT, TTMatrix)
@@ -67,8 +66,8 @@ def reshape(t: Train, shape: Shape | Sequence[Shape], tol: float | None = None) 
         return _zero(type(t), asked, t.dtype)
     if given == asked:
         return _train(type(t), t.cores) if tol is None else round(t, tol=tol)
-    cores = [c[..., None, :] if isinstance(t, TT) else c for c in t.cores]
     if choose_kernel("tt.reshape", (t,)) is not NUMPY:
+        cores = [c[..., None, :] if isinstance(t, TT) else c for c in t.cores]
         done = _restructured(cores, asked, _exact_cut, lambda core, following: (core, following))
         out = _train(type(t), done)
         return out if tol is None else round(out, tol=tol)
@@ -137,6 +136,7 @@ def permute(
         cores = _permuted_on_host(t, swaps, tol)
     else:
         cores = _cut_on_host(t, swaps, bound)
+    cores = [np.asarray(c) if _check.on_cpu(c) else c for c in cores]  # reshaped, compiling nothing
     out = _train(type(t), [c.reshape(len(c), *p, -1) for c, p in zip(cores, moved, strict=True)])
     if rank is not None:
         return round(out, rank=rank, tol=tol)
@@ -151,7 +151,7 @@ def _permuted_on_host(t: TT | TTMatrix, swaps: list[int], tol: float | None) -> 
     most = _relative(t, tol) * (1 if tol is not None else math.sqrt(len(swaps)))
     cores, exponent, norm = _orthogonal(t, swaps[0])
     cores = _swapped(cores, swaps, _Truncation(most / 4 * norm / len(swaps)))
-    found = TT._unchecked(tuple(_returned(cores, exponent, t.dtype)))
+    found = TT._unchecked(tuple(on_device(_returned(cores, exponent, t.dtype))))
     least = _EXACT * linalg.epsilon(t.dtype)
     return list(round(found, tol=max(most / 2, least)).cores if tol is None else found.cores)
 
@@ -194,7 +194,7 @@ def reverse(t: Train) -> Train:
     Source: ours.
     """
     single("t", t)
-    return type(t)._unchecked(tuple(jnp.swapaxes(c, 0, -1) for c in t.cores[::-1]))
+    return type(t)._unchecked(rearranged("reverse", t.cores[::-1], lambda c: c.swapaxes(0, -1)))
 
 
 def _zero(kind: Any, pairs: Sequence[Pair], dtype: Any) -> Any:
@@ -346,8 +346,9 @@ def _orthogonal(t: TT | TTMatrix, center: int) -> tuple[list[Any], int, float]:
 
 
 def _returned(cores: list[Any], exponent: int, dtype: Any) -> list[Any]:
+    """Scales cores back on the host to those of the result, for `_train` to transfer."""
     cores = balanced(cores, exponent, fit=linalg.exponents_held(dtype))
-    return jax.device_put([c.astype(dtype) for c in cores])
+    return [c.astype(dtype) for c in cores]
 
 
 def _train(kind: Any, cores: Sequence[Any]) -> Any:

@@ -9,14 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._cores.contractions import absorb, times_mode, times_right
-from tensorjax._cores.scaling import shared_out
+from tensorjax._cores.contractions import absorb, einsum, times_mode, times_right
+from tensorjax._cores.scaling import balanced, shared_out
 from tensorjax._formats.trains import TT, single
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
+from tensorjax._transfer import on_device
 from tensorjax._typing import ArrayLike
-from tensorjax.contract import einsum
-from tensorjax.tt._arrays.reductions import _HIGHEST, _mode, _replaced
+from tensorjax.tt._arrays.reductions import _mode, _replaced
 from tensorjax.tt._arrays.reshaping import permute
+from tensorjax.tt._core_moves import rearranged
 
 
 @placed
@@ -46,7 +49,14 @@ def mode_product(t: TT, matrix: ArrayLike, mode: int) -> TT:
     single("t", t, TT)
     k, w, dtype = _check.mode_matrix(matrix, mode, t.shape, t.dtype)
     t = t.astype(dtype)
-    return _replaced(t, k, times_mode(t.cores[k], w))
+    core = t.cores[k]
+    if _check.is_traced(w):
+        return _replaced(t, k, times_mode(core, w))
+
+    def times(c: Any) -> Any:
+        return times_mode(c, np.asarray(w) if linalg.is_host(c) else w)
+
+    return _replaced(t, k, rearranged("mode_product", [core], times)[0])
 
 
 @placed
@@ -82,7 +92,24 @@ def tensordot(x: TT, y: TT, axes: int | tuple[Any, Any] = 2) -> Any:
     dtype = jnp.promote_types(x.dtype, y.dtype)
     x = permute(x.astype(dtype), [*kept, *left])
     y = permute(y.astype(dtype), [*right, *rest])
-    return _joined(x, y, len(left))
+    facts = {
+        "dtype": np.dtype(dtype),
+        "key": ("tensordot", len(left)),
+        "shapes": tuple([c.shape for c in (*x.cores, *y.cores)]),
+        "work": lambda: sum(c.size * max(c.shape) for t in (x, y) for c in t.cores),
+    }
+    if choose_kernel("tt.tensordot", (*x.cores, *y.cores), **facts) is NUMPY:
+        return _joined_on_host(x, y, len(left))
+    return _joined_by_program(x, y, len(left))
+
+
+def _joined_on_host(x: TT, y: TT, count: int) -> Any:
+    """Contracts the last modes of one train with the first ones of another by NumPy."""
+    cores, scalar, exponent = _joined(*jax.tree.map(np.asarray, (x, y)), count)
+    if scalar is not None:
+        return on_device([np.asarray(linalg.scaled(scalar, exponent))])[0]
+    fit = linalg.exponents_held(x.dtype)
+    return TT._unchecked(tuple(on_device(balanced(cores, exponent, fit=fit))))
 
 
 def _summed(x: TT, y: TT, axes: Any) -> tuple[list[int], list[int]]:
@@ -107,8 +134,19 @@ def _summed(x: TT, y: TT, axes: Any) -> tuple[list[int], list[int]]:
 
 
 @functools.partial(jax.jit, static_argnums=2)
-def _joined(x: TT, y: TT, count: int) -> Any:
-    """Contracts the last modes of one train with the first ones of another, for `tensordot`."""
+def _joined_by_program(x: TT, y: TT, count: int) -> Any:
+    cores, scalar, exponent = _joined(x, y, count)
+    if scalar is not None:
+        return linalg.scaled(scalar, exponent)
+    return TT._unchecked(tuple(shared_out(cores, exponent, at=max(x.order - count - 1, 0))))
+
+
+def _joined(x: TT, y: TT, count: int) -> tuple[list[Any], Any, Any]:
+    """Contracts the last modes of one train with the first ones of another, for `tensordot`.
+
+    Returns the cores that remain, or a scalar, and the exponent of two that either is to be
+    multiplied by.
+    """
     first, summed = list(x.cores[: x.order - count]), x.cores[x.order - count :]
     last = list(y.cores[count:])
     bond, exponent = _transfer(summed, y.cores[:count], x.dtype)
@@ -117,8 +155,8 @@ def _joined(x: TT, y: TT, count: int) -> Any:
     elif first:
         first[-1] = times_right(first[-1], bond)
     else:
-        return linalg.scaled(bond[0, 0], exponent)
-    return TT._unchecked(tuple(shared_out([*first, *last], exponent, at=max(len(first) - 1, 0))))
+        return [], bond[0, 0], exponent
+    return [*first, *last], None, exponent
 
 
 def _transfer(xs: Sequence[Any], ys: Sequence[Any], dtype: Any) -> tuple[Any, Any]:
@@ -127,15 +165,15 @@ def _transfer(xs: Sequence[Any], ys: Sequence[Any], dtype: Any) -> tuple[Any, An
     The smaller one of these two bonds is carried along.
     """
     if not xs:
-        return jnp.ones((1, 1), dtype), 0
+        return np.ones((1, 1), dtype), 0
     left, right = xs[0].shape[0], ys[-1].shape[-1]
     pairs, exponent = list(zip(xs, ys, strict=True)), 0
     if left <= right:
-        held, expression = jnp.eye(left, dtype=dtype)[..., None], "zab,aic,bid->zcd"
+        held, expression = np.eye(left, dtype=dtype)[..., None], "zab,aic,bid->zcd"
     else:
-        held, expression = jnp.eye(right, dtype=dtype)[None], "cdz,aic,bid->abz"
+        held, expression = np.eye(right, dtype=dtype)[None], "cdz,aic,bid->abz"
         pairs.reverse()
     for a, b in pairs:
-        held, e = linalg.normalized(einsum(expression, held, a, b, precision=_HIGHEST))
+        held, e = linalg.normalized(einsum(expression, held, a, b))
         exponent += e
     return held.reshape(left, right), exponent

@@ -20,6 +20,8 @@ from tensorjax._cores.products import matvec_core
 from tensorjax._cores.unfoldings import tall, wide
 from tensorjax.tt._eigen.local_problems import Array, Local, Rule, Solved, lowest
 
+# Share of a unit vector's length outside a basis from which on it counts as another direction.
+_OUTSIDE = 1e-3
 # Found states are projected out in the end if that changes the state by at most this.
 _HARMLESS = 1e-6
 
@@ -200,7 +202,10 @@ def _directions(
     wanted = wanted - u @ (u.conj().T @ wanted)
     more = linalg.left_basis(wanted, rank=count, method="randomized").u
     for _ in range(2):  # the first time loses digits where columns are nearly in the span of u
-        more = np.linalg.qr(more - u @ (u.conj().T @ more))[0]
+        # Columns of zeros have come back as any, even of that span: a basis with one direction
+        # twice would have local problems whose lowest vectors are none of the state.
+        more, size, _ = np.linalg.svd(more - u @ (u.conj().T @ more), full_matrices=False)
+        more = more[:, size > _OUTSIDE]
     return more, missing
 
 
