@@ -12,6 +12,7 @@ import numpy as np
 
 from tensorjax import _blas_threads, _check, _native, linalg
 from tensorjax._cores import gram_rounding, randomized_rounding, scaling, truncation_sweeps
+from tensorjax._cores.products import hadamard_core, matmul_core
 from tensorjax._cores.ranks import cut_ranks, rank_bounds
 from tensorjax._cores.scaling import balanced
 from tensorjax._formats.empty_modes import is_empty, narrowed, widened
@@ -25,6 +26,9 @@ from tensorjax.tt._rounding import rounded_sums as fused
 from tensorjax.tt._rounding.rounded_trains import round
 
 Rank = int | Sequence[int] | None
+# Multiplications up to which an exact product is formed and rounded: sketches, whose widths are
+# tried one after the other, take longer there, and their error is an estimate.
+_EXACT_WORK = 1e8
 
 
 def term_of(name: str, term: Any) -> tuple[Any, ...]:
@@ -265,12 +269,34 @@ def _by_numpy(
     return padded_to(TT._unchecked(tuple(on_device(cores))), ranks)
 
 
+def _work_of_exact(term: fused.Term) -> float:
+    """Counts about the multiplications that rounding a train, or an exact product, takes."""
+    modes = fused.modes_of(term)
+    left, right = ([math.prod(c.shape[k] for c in f) for f in term] for k in (0, -1))
+    return float(sum(n * r * s * max(r, s) for n, r, s in zip(modes, left, right, strict=True)))
+
+
+def _product_core(*factors: Any) -> Any:
+    """Multiplies the two cores of a product of trains to a core of the exact one, on the host."""
+    if len(factors) == 1:
+        return factors[0]
+    if factors[0].ndim == 3:
+        return hadamard_core(*factors)
+    core = matmul_core(*factors)
+    return core.reshape(len(core), -1, core.shape[-1])
+
+
 def _dynamic(terms: Sequence[Any], weights: Sequence[Any], tol: float, key: Any, dtype: Any) -> TT:
     """Rounds a sum of products to a tolerance on the host, by sketches that widen as needed."""
     wide = np.result_type(linalg.factor_dtype(dtype), np.float64)
     hosted = [tuple(jax.tree.map(np.asarray, t) for t in term) for term in terms]
     factors = [factors_of(term, wide) for term in hosted]
     weights = [np.asarray(w).astype(wide) for w in weights]
+    if len(factors) == 1 and _work_of_exact(factors[0]) <= _EXACT_WORK:
+        (term,), exponents = fused.near_one(factors)
+        cores = [weights[0] * _product_core(*term[0]), *(_product_core(*f) for f in term[1:])]
+        exact = balanced(cores, sum(e for (e,) in exponents))
+        return round(TT._unchecked(tuple(on_device(exact))), tol=tol).astype(dtype)
     keys = (None, None) if key is None else jax.random.split(key)
     probe = jax.random.key(1) if keys[1] is None else keys[1]
     cores, exact = fused.within(factors, weights, tol, keys[0], probe)
