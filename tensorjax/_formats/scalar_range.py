@@ -28,7 +28,7 @@ def held(name: str, value: Any, powers: Callable[[], Powers], remedy: str) -> ja
         factors (Cauchy–Schwarz); called for 0 and infinity only.
       remedy: what to do instead, for the error.
     """
-    if _check.is_traced(value) or value.ndim or float(abs(value)) not in _NOT_HELD:
+    if _check.is_traced(value) or value.ndim or float(np.abs(np.asarray(value))) not in _NOT_HELD:
         return value
     power, bound = powers()
     info = jnp.finfo(value.dtype)
