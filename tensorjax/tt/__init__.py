@@ -41,8 +41,9 @@ Example:
 
 from typing import TYPE_CHECKING
 
+from tensorjax import _extras
 from tensorjax._formats.trains import TT, TTMatrix
-from tensorjax.tt import _listing, functions, patches, quantics
+from tensorjax.tt import _other_names, functions, patches, quantics
 from tensorjax.tt._algebra import (
     add,
     conj,
@@ -237,7 +238,7 @@ __all__ = [
     "zeros_like",
     "zeros_matrix",
 ]
-__dir__ = _listing.names(__name__, __all__)  # what `help` prints of them is the docstring's table
+__dir__ = _extras.names(__name__, __all__)  # what `help` prints of them is the docstring's table
 
 if not TYPE_CHECKING:
-    __getattr__ = _listing.missing(__name__)
+    __getattr__ = _other_names.missing(__name__)
