@@ -123,6 +123,21 @@ def test_the_version_is_the_same_everywhere() -> None:
     assert project[1] == citation[1]
 
 
+def test_the_changelog_has_versions_with_short_entries() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    found = re.findall(r"^## \[(.+?)\](?: - (\d{4}-\d\d-\d\d))?$", text, re.MULTILINE)
+    assert found[0] == ("Unreleased", "")
+    versions = [tuple(map(int, version.split("."))) for version, _ in found[1:]]
+    assert versions == sorted(versions, reverse=True)
+    assert all(date for _, date in found[1:])
+    project = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text("utf-8"), re.M)
+    assert project is not None
+    assert tuple(map(int, project[1].split("."))) == versions[0]
+    entries = re.findall(r"^- (.+(?:\n  .+)*)", text, re.MULTILINE)
+    assert len(entries) > 15
+    assert [e for e in entries if len(e) > 400] == [], "the long text goes to the docs"
+
+
 def test_docstrings_become_markdown() -> None:
     convert = loaded("docstrings")["markdown"]
     text = """Adds a*b_c to x<y.
