@@ -1,4 +1,4 @@
-"""Searches the built site for what strangers ask, as its search page does.
+"""Searches the built site for the tasks of new users, as its search page does.
 
 Run `python docs/find.py [SITE] [WORDS]` after `make docs`; Node.js runs the site's own script.
 Without words all tasks below are searched: the exit status is the number of those whose page is

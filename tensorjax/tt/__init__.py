@@ -27,9 +27,9 @@ Functions by task:
 ``help(tt.round)`` describes a function, ``help(tt.TT)`` a type with its methods and operators.
 
 ``rank=`` means one thing in every function that takes it: an upper bound, one int for all bonds or
-one per bond, which the modes and what is there may undercut; only a train that is padded to
-``rank`` at every bond (`pad`) keeps exactly these ranks, so that loops under jit keep their shapes.
-`pad`, and `random` for ranks given bond by bond, take it at its word.
+one per bond. Ranks of the result are lower where the modes or the ranks of the input are; only a
+train that is padded to ``rank`` at every bond (`pad`) keeps exactly these ranks, so that loops
+under jit keep their shapes. `pad`, and `random` for ranks given bond by bond, use exactly ``rank``.
 
 Example:
   >>> import jax
