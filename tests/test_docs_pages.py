@@ -71,13 +71,22 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
         assert path.exists(), target
 
 
-def test_every_experiment_with_results_has_a_page_of_the_gallery_or_a_table() -> None:
+def test_the_gallery_has_every_figure_and_every_drawing() -> None:
+    """Of experiments and notebooks, and all that `tensorjax.plot` draws."""
     gallery = (DOCS / "gallery.md").read_text("utf-8")
     shown = re.findall(r":img-top: (\S+)", gallery)
     assert all((DOCS / image).exists() for image in shown)
-    drawn = {p.parent.name for p in (ROOT / "experiments").glob("*/*.png")}
-    of_experiments = [image for image in shown if not image.startswith("_static/")]
-    assert {Path(image).parent.name for image in of_experiments} == drawn
+    assert len(shown) == len(set(shown))
+    files = {(DOCS / image).resolve() for image in shown}
+    kept = DOCS / "_static"
+    assert files == {*(ROOT / "experiments").glob("*/*.png"), *kept.rglob("*.png")}
+    notebooks = {path.stem for path in (ROOT / "notebooks").glob("*.ipynb")}
+    assert notebooks == set(re.findall(r":link: generated/notebooks/(\w+)", gallery))
+    drawings = (DOCS / "drawings.py").read_text("utf-8")
+    for name in re.findall(r"`plot\.(\w+)`", gallery):
+        assert f"plot.{name}(" in drawings, name
+    public = importlib.import_module("tensorjax.plot").__all__
+    assert set(re.findall(r"`plot\.(\w+)`", gallery)) == set(public)
 
 
 def test_the_readme_is_short_and_works_on_a_package_index() -> None:
