@@ -72,7 +72,8 @@ def patched() -> Figure:
 def spectra() -> Figure:
     """Draws the ranks and the singular values of a train, of its square, and after rounding."""
     grid = np.linspace(0, 1, 6)
-    x = tt.from_dense(1 / (1 + sum(np.ix_(*[grid] * 6))).astype(np.float32), tol=1e-5)
+    total = np.asarray(sum(np.ix_(*[grid] * 6)), np.float32)
+    x = tt.from_dense(1 / (1 + total), tol=1e-5)
     figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
     labels = ["x", "x * x", "x * x, rounded to 1e-4"]
     plot.ranks(x, x * x, tt.round(x * x, tol=1e-4), labels=labels, ax=axes[0])
