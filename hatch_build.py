@@ -108,7 +108,8 @@ def _self_contained(root: Path, compiler: list[str]) -> list[str]:
     The static libstdc++, if there is one: that of the system may be older than the compiler's.
     """
     folder = (root / SWEEPS).parent
-    wrapped = ",".join(f"--wrap=pthread_{name}" for name in ("create", "join", "once"))
+    names = ("pthread_create", "pthread_join", "pthread_once", "hypot")
+    wrapped = ",".join(f"--wrap={name}" for name in names)
     flags = [
         str(folder / "older_glibc.cc"), f"-Wl,{wrapped},--gc-sections",
         f"-Wl,--version-script={folder / 'calls.map'}", "-ffunction-sections", "-fdata-sections",

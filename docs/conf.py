@@ -34,7 +34,7 @@ html_math_renderer = "mathml"
 html_show_sourcelink = False
 html_copy_source = False
 # Pages without a section of their own have no navigation at the left.
-html_sidebars: dict[str, list[str]] = {"*": [], "generated/changelog": []}
+html_sidebars: dict[str, list[str]] = {"*": [], "generated/changelog": [], "changes": []}
 html_theme_options = {
     "show_toc_level": 2,
     "navigation_with_keys": False,

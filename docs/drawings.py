@@ -3,17 +3,23 @@
 Run `python docs/drawings.py` from the root of the repository (extras plot and nn).
 """
 
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import matplotlib
 import numpy as np
+import optax
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 from matplotlib.figure import Figure
 
-from tensorjax import mera, pde, plot, tt, tucker
+from tensorjax import mera, offload, pde, plot, tt, tucker
 
 FOLDER = Path(__file__).parent / "_static"
 
@@ -63,9 +69,59 @@ def patched() -> Figure:
     return figure
 
 
+def spectra() -> Figure:
+    """Draws the ranks and the singular values of a train, of its square, and after rounding."""
+    grid = np.linspace(0, 1, 6)
+    total = np.asarray(sum(np.ix_(*[grid] * 6)), np.float32)
+    x = tt.from_dense(1 / (1 + total), tol=1e-5)
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    labels = ["x", "x * x", "x * x, rounded to 1e-4"]
+    plot.ranks(x, x * x, tt.round(x * x, tol=1e-4), labels=labels, ax=axes[0])
+    plot.singular_values(x, ax=axes[1])
+    return figure
+
+
+def training() -> Figure:
+    """Draws what a plan keeps where, the schedule of two steps from disk, shards of a matrix."""
+    width, names = 512, [f"layer {k}" for k in range(8)]
+
+    def linear(params: Any, x: Any, batch: Any, key: Any) -> Any:
+        return jnp.tanh((batch["x"] if x is None else x) @ params[0])
+
+    def loss(params: Any, x: Any, batch: Any, key: Any) -> Any:
+        return jnp.mean((x @ params[0] - batch["x"]) ** 2)
+
+    layers = [offload.Layer(name=name, apply=linear) for name in names[:-1]]
+    layers.append(offload.Layer(name=names[-1], apply=loss))
+    params = {name: np.eye(width, dtype=np.float32) for name in names}
+    batch, optimizer = {"x": jnp.ones((64, width))}, optax.adam(1e-3)
+    plan = offload.plan(
+        layers, params, optimizer, batch,
+        machine=offload.Machine(read=2e9, write=1e9, place=2e10, update=1e9),
+        device_bytes=1 << 23, host_bytes=1 << 24, seconds=dict.fromkeys(names, (0.01, 0.02)),
+    )  # fmt: skip
+    figure, axes = plt.subplots(1, 3, figsize=(13, 3.4), layout="constrained")
+    plot.memory(plan, ax=axes[0])
+    capacity = offload.capacity(offload.tensors(params, optimizer))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        offload.TensorStore(folder, capacity) as store,
+        offload.Trainer(layers, params, optimizer, store=store) as trainer,
+    ):
+        for _ in range(4):
+            trainer.step(batch)
+        trainer.commit()
+        plot.schedule(trainer.trace, ax=axes[1]).set_title("two steps from disk", fontsize=9)
+    mesh = jax.make_mesh((2, 4), ("rows", "columns"))
+    x = jax.device_put(jnp.zeros((96, 128)), NamedSharding(mesh, P("rows", "columns")))
+    plot.shards(x, ax=axes[2])
+    return figure
+
+
 def main() -> None:
     """Writes the pictures beside the site's style sheet."""
-    for draw in (networks, densities, patched):
+    jax.config.update("jax_num_cpu_devices", 8)  # simulated, to be drawn
+    for draw in (networks, spectra, densities, patched, training):
         draw().savefig(FOLDER / f"{draw.__name__}.png", dpi=110)
 
 

@@ -1,4 +1,4 @@
-"""Searches the built site for what strangers ask, as its search page does.
+"""Searches the built site for the tasks of new users, as its search page does.
 
 Run `python docs/find.py [SITE] [WORDS]` after `make docs`; Node.js runs the site's own script.
 Without words all tasks below are searched: the exit status is the number of those whose page is
@@ -40,6 +40,32 @@ TASKS = {
     ),
     "two-dimensional tensor parallel GPT-2": (
         "methods/tp2d", "api/parallel", f"{NOTEBOOKS}/tensor_parallelism",
+    ),
+    "lowest energies of a Heisenberg chain": ("how_to",),
+    "random projection of sparse data": ("how_to", "api/sketch"),
+    "fill in missing pixels": ("how_to",),
+    "convert a tensor train to MERA": ("how_to", "api/convert"),
+    "gradient through rounding": ("how_to", "faq"),
+    "export a tensorised model": ("how_to", "api/nn"),
+    "exponential of every entry": ("how_to", "api/tt_arithmetic"),
+    "maximum of a tensor": ("how_to", "api/tt_statistics"),
+    "save and load a tensor train": ("how_to", "faq"),
+    "resume training after a crash": ("how_to", f"{NOTEBOOKS}/training_from_disk"),
+    "mean exit time of a particle": ("how_to", f"{NOTEBOOKS}/first_passage"),
+    "time evolution of a quantum state": ("how_to", "faq", "coming_from"),
+    "double precision float64": ("how_to", "concepts/devices", "faq"),
+    "add many tensor trains": ("how_to", "api/tt_arithmetic"),
+    "batch of tensor trains vmap": ("how_to",),
+    "fine-tune GPT-2 with Hugging Face weights": ("api/models",),
+    "quantise cores to int8": ("api/optim",),
+    "option pricing Heston": ("api/pde_problems", "api/pde"),
+    "sensitivity analysis Sobol indices": ("api/tt_statistics",),
+    "low-rank adapters LoRA": ("api/nn", f"{NOTEBOOKS}/adapters"),
+    "install with CUDA": ("install",),
+    "benchmark against quimb": ("benchmarks", f"{EXPERIMENTS}/bench"),
+    "correlation function of spins": ("how_to", "api/tt_create"),
+    "entanglement entropy": (
+        f"{NOTEBOOKS}/mera_of_a_critical_chain", f"{NOTEBOOKS}/quimb_and_tensornetwork",
     ),
 }  # fmt: skip
 # The site's scripts, with what they want of a browser, and queries given as JSON.

@@ -2,7 +2,7 @@
 var Scorer = {
   score: (result) => {
     const [docname, title, anchor, descr, score] = result;
-    if (/^(architecture|kernels|offload_threads|generated\/changelog)/.test(docname)) return score - 12;
+    if (/^(architecture|kernels|offload_threads|changes|generated\/changelog)/.test(docname)) return score - 12;
     if (/^(index|api\/index|generated\/)/.test(docname)) return score - 1;
     return score;
   },

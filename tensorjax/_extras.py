@@ -1,8 +1,11 @@
-"""Optional dependencies: which extra installs each of them, and errors that name it."""
+"""Optional dependencies and errors that name their extra; names that `dir` and `help` list."""
 
 import contextlib
 import importlib.util
-from collections.abc import Iterator
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 
 # By the names under which they are imported; several extras may bring one, the first is named.
 EXTRAS = {
@@ -63,3 +66,41 @@ def needed_by(name: str) -> Iterator[None]:
             f"brings it (the extra {extra!r})",
             name=error.name,
         ) from error
+
+
+def names(package: str, public: Sequence[str]) -> Callable[[], list[str]]:
+    """Returns the ``__dir__`` of a package whose docstring is a table of its public names.
+
+    `dir` lists all of them, `help` those that the docstring leaves out: it would print the whole
+    documentation of every class and function, thousands of lines, where a table is what one needs.
+
+    Args:
+      package: its ``__name__``.
+      public: its ``__all__``.
+
+    Returns:
+      A function without arguments.
+    """
+
+    def listed() -> list[str]:
+        if not _asked_by_help():
+            return list(public)
+        told = set(re.findall(r"\w+", sys.modules[package].__doc__ or ""))
+        return [name for name in public if name not in told]
+
+    return listed
+
+
+def _asked_by_help() -> bool:
+    """Whether `pydoc` collects the members of a module, by `inspect.getmembers`, which uses `dir`.
+
+    The module has no other way to tell it which ones to print: `__all__` names all that is public.
+    """
+    frame: FrameType | None = sys._getframe(2)
+    for _ in range(4):
+        if frame is None:
+            return False
+        if frame.f_globals.get("__name__") == "pydoc":
+            return True
+        frame = frame.f_back
+    return False

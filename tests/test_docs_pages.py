@@ -71,13 +71,22 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
         assert path.exists(), target
 
 
-def test_every_experiment_with_results_has_a_page_of_the_gallery_or_a_table() -> None:
+def test_the_gallery_has_every_figure_and_every_drawing() -> None:
+    """Of experiments and notebooks, and all that `tensorjax.plot` draws."""
     gallery = (DOCS / "gallery.md").read_text("utf-8")
     shown = re.findall(r":img-top: (\S+)", gallery)
     assert all((DOCS / image).exists() for image in shown)
-    drawn = {p.parent.name for p in (ROOT / "experiments").glob("*/*.png")}
-    of_experiments = [image for image in shown if not image.startswith("_static/")]
-    assert {Path(image).parent.name for image in of_experiments} == drawn
+    assert len(shown) == len(set(shown))
+    files = {(DOCS / image).resolve() for image in shown}
+    kept = DOCS / "_static"
+    assert files == {*(ROOT / "experiments").glob("*/*.png"), *kept.rglob("*.png")}
+    notebooks = {path.stem for path in (ROOT / "notebooks").glob("*.ipynb")}
+    assert notebooks == set(re.findall(r":link: generated/notebooks/(\w+)", gallery))
+    drawings = (DOCS / "drawings.py").read_text("utf-8")
+    for name in re.findall(r"`plot\.(\w+)`", gallery):
+        assert f"plot.{name}(" in drawings, name
+    public = importlib.import_module("tensorjax.plot").__all__
+    assert set(re.findall(r"`plot\.(\w+)`", gallery)) == set(public)
 
 
 def test_the_readme_is_short_and_works_on_a_package_index() -> None:
@@ -121,6 +130,21 @@ def test_the_version_is_the_same_everywhere() -> None:
     assert project is not None
     assert citation is not None
     assert project[1] == citation[1]
+
+
+def test_the_changelog_has_versions_with_short_entries() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    found = re.findall(r"^## \[(.+?)\](?: - (\d{4}-\d\d-\d\d))?$", text, re.MULTILINE)
+    assert found[0] == ("Unreleased", "")
+    versions = [tuple(map(int, version.split("."))) for version, _ in found[1:]]
+    assert versions == sorted(versions, reverse=True)
+    assert all(date for _, date in found[1:])
+    project = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text("utf-8"), re.M)
+    assert project is not None
+    assert tuple(map(int, project[1].split("."))) == versions[0]
+    entries = re.findall(r"^- (.+(?:\n  .+)*)", text, re.MULTILINE)
+    assert len(entries) > 15
+    assert [e for e in entries if len(e) > 400] == [], "the long text goes to the docs"
 
 
 def test_docstrings_become_markdown() -> None:

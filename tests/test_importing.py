@@ -15,7 +15,7 @@ import pytest
 
 import tensorjax
 from tensorjax import _extras, _native, _versions, tt
-from tensorjax.tt import _listing
+from tensorjax.tt import _other_names
 from tests.public_surface import PACKAGES, module
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -238,7 +238,7 @@ def test_names_of_other_libraries_lead_to_ours(theirs: str, ours: str) -> None:
 
 
 def test_names_of_other_libraries_are_none_of_ours() -> None:
-    for theirs, hint in _listing._ELSEWHERE.items():
+    for theirs, hint in _other_names._ELSEWHERE.items():
         assert not {*theirs.split()} & {*tt.__all__}
         for name in re.findall(r"\btt\.(\w+)", hint):
             assert hasattr(tt, name), name

@@ -18,7 +18,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.colors import to_rgb
 
-from tensorjax import mera, pde, plot, tt, tucker
+from tensorjax import mera, offload, pde, plot, tt, tucker
 from tensorjax.plot._axes import PALE
 
 KEY = jax.random.key(3)
@@ -140,6 +140,23 @@ def test_shards_name_the_devices_that_hold_them() -> None:
         plot.shards(jax.device_put(jnp.zeros((2, 2, 4)), NamedSharding(mesh, P(None, None, "a"))))
     with pytest.raises(ValueError, match="one axis or more"):
         plot.shards(jnp.zeros(()))
+
+
+def test_a_schedule_has_a_row_for_every_kind_of_activity() -> None:
+    trace = offload.Trace()
+    for step in range(3):
+        trace.add("read", "layer 1", step, step + 0.25, step)
+        trace.add("compute", "layer 1 backward", step + 0.5, step + 1.0, step)
+    ax = plot.schedule(trace)
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["compute", "read"]
+    assert [text.get_text().strip() for text in ax.texts] == ["step 1", "step 2"]
+    assert ax.get_legend() is not None
+    assert ax.get_xlim() == (0.0, 2.0)
+    assert len(plot.schedule(trace, [0]).texts) == 1
+    with pytest.raises(ValueError, match="steps: expected some that were traced"):
+        plot.schedule(offload.Trace())
+    with pytest.raises(TypeError, match=r"trace: expected an offload\.Trace, got int"):
+        plot.schedule(3)  # pyright: ignore[reportArgumentType]
 
 
 def test_drawings_go_into_given_axes_and_refuse_what_cannot_be_drawn() -> None:

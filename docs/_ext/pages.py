@@ -76,8 +76,13 @@ def notebook(source: Path, page: Path) -> str:
                 parts.append(output(shown, page, f"{len(parts)}-{k}"))
     run = f"This page shows the notebook `{name}`, which the tests execute:\n"
     run += f"`jupyter lab {name}` opens it."
+    figure = ROOT / "docs" / "_static" / "notebooks" / f"{source.stem}.png"
+    picture = ""
+    if figure.exists():  # outputs are stripped: this one is kept for the gallery
+        picture = f"![The last figure of the notebook](../../_static/notebooks/{figure.name})"
     title = title or f"# {source.stem.replace('_', ' ')}"
-    return "\n\n".join([title, f":::{{note}}\n{run}\n:::", *filter(None, parts)]) + "\n"
+    note = f":::{{note}}\n{run}\n:::"
+    return "\n\n".join(filter(None, [title, note, picture, *parts])) + "\n"
 
 
 def output(cell: dict, page: Path, number: str) -> str:

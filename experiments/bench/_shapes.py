@@ -1,10 +1,10 @@
-"""Compression and arithmetic on drawn shapes, timed beside a few lines of NumPy each."""
+"""Compression and arithmetic on drawn shapes, timed beside plain NumPy and other libraries."""
 
 import functools
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from experiments.bench import _drawn, _plain
 from experiments.bench._drawn import Dense
+from experiments.bench._library import Library
 from tensorjax import sketch, tt, tucker
 
 Call = Callable[[], Any]
@@ -29,16 +30,19 @@ _WARM = 11
 _GRAM = {"double": 1e-7, "single": 1e-3}
 # An SVD of every unfolding is tried up to this size where a Gram matrix will do.
 _SVD = 2**18
+# Error over the one allowed up to which a way counts: plain NumPy's, and that of other libraries.
+_FAIR, _FAIR_PEER = 1.02, 10.0
 
 
 @dataclass
 class Job:
-    """Piece of work on a drawn shape: ours, and plain NumPy's ways.
+    """Piece of work on a drawn shape: ours, plain NumPy's ways, and those of other libraries.
 
     Attributes:
         group, name: Of the row.
         ours: Does it, and waits for the result.
-        plain: The other ways, by name.
+        plain: NumPy's ways, by name.
+        peers: Ways of other libraries, by name, each with what makes NumPy's cores of its result.
         wrong: The error of a result of ours or theirs over what is allowed; fair if at most one.
         size: Numbers that a result holds, for the ranks.
         warm: Calls of ours after the first one that are not timed: first calls of a shape may be
@@ -52,6 +56,7 @@ class Job:
     wrong: Callable[[Any], float] | None = None
     size: Callable[[Any], int] | None = None
     warm: int = 0
+    peers: dict[str, tuple[Call, Callable[[Any], Any]]] = field(default_factory=dict)
     seconds: dict[str, list[float]] = field(default_factory=dict)
 
     def run(self, clock: Clock = time.perf_counter) -> dict[str, Any]:
@@ -60,9 +65,16 @@ class Job:
         for _ in range(self.warm):
             self.ours()
         results = {name: _timed(call, clock) for name, call in self.plain.items()}
+        others = dict(self.plain)
+        for name, (call, converted) in self.peers.items():
+            try:
+                took, result = _timed(call, clock)
+                results[name], others[name] = (took, converted(result)), call
+            except Exception:  # a shape or a dtype that it does not take
+                continue
         error = self.wrong(mine) if self.wrong else None
-        fair = [n for n, (_, r) in results.items() if not self.wrong or self.wrong(r) <= 1.02]
-        ways = {"ours": self.ours, **{n: self.plain[n] for n in fair}}
+        fair = [n for n, (_, r) in results.items() if self._is_fair(n, r)]
+        ways = {"ours": self.ours, **{n: others[n] for n in fair}}
         self.seconds = {"ours": [], **{n: [results[n][0]] for n in fair}}
         best = min((results[n][0] for n in fair), default=math.inf)
         for turn in range(_TURNS):
@@ -79,14 +91,36 @@ class Job:
             "case": self.name,
             "ours ms": 1e3 * times["ours"],
             "first ms": 1e3 * first,
-            "plain": other or "none accurate enough",
-            "plain ms": 1e3 * times[other] if other else None,
-            "ours / plain": times["ours"] / times[other] if other else None,
+            "other": other or "none accurate enough",
+            "other ms": 1e3 * times[other] if other else None,
+            "ours / other": times["ours"] / times[other] if other else None,
             "error / allowed": error,
         }
         if self.size and other:
-            row["size / plain"] = self.size(mine) / self.size(results[other][1])
+            row["size / other"] = self.size(mine) / self.size(results[other][1])
         return row
+
+    def _is_fair(self, name: str, result: Any) -> bool:
+        limit = _FAIR if name in self.plain else _FAIR_PEER
+        return self.wrong is None or self.wrong(result) <= limit
+
+
+def peer_ways(
+    libraries: Sequence[Library], operation: str, *args: Any
+) -> dict[str, tuple[Call, Callable[[Any], Any]]]:
+    """Returns the ways of other libraries to do an operation of `bench/core`, by name."""
+    found: dict[str, tuple[Call, Callable[[Any], Any]]] = {}
+    for library in libraries:
+        try:
+            for variant, call in getattr(library, operation, _none)(*args):
+                found[f"{library.name} {variant}".strip()] = call, library.plain
+        except Exception:  # a shape or a dtype that it does not take
+            continue
+    return found
+
+
+def _none(*_: Any) -> Iterator[tuple[str, Call]]:
+    yield from ()
 
 
 def _timed(call: Call, clock: Clock) -> tuple[float, Any]:
@@ -95,7 +129,7 @@ def _timed(call: Call, clock: Clock) -> tuple[float, Any]:
     return clock() - start, result
 
 
-def dense_job(case: Dense) -> Job:
+def dense_job(case: Dense, libraries: Sequence[Library] = ()) -> Job:
     """Returns the job of a TT-SVD of a drawn array."""
     x, tol = case.array(), case.tol
     single = x.dtype.itemsize < np.result_type(x.dtype, np.float64).itemsize
@@ -121,6 +155,7 @@ def dense_job(case: Dense) -> Job:
         {name: functools.partial(way, x, tol) for name, way in ways.items()},
         wrong,
         lambda result: sum(c.size for c in getattr(result, "cores", result)),
+        peers=peer_ways(libraries, "svd", x, tol),
     )
 
 
@@ -136,21 +171,26 @@ def tucker_job(case: Dense) -> Job:
     )
 
 
-def jobs(rng: np.random.Generator, count: int, largest: float) -> Iterator[Job]:
+def jobs(
+    rng: np.random.Generator, count: int, largest: float, libraries: Sequence[Library] = ()
+) -> Iterator[Job]:
     """Yields jobs: TT-SVDs of ``count`` drawn arrays, and a fifth as many of each other operation.
 
     By turns, so that a run that is ended early has some of all.
     """
     arrays, few = iter(_drawn.draw(rng, count, largest)), max(count // 5, 1)
     modest = (c for c in _drawn.draw(rng, 10 * few, largest) if len(c.shape) <= 6)
+    compressed = functools.partial(dense_job, libraries=libraries)
     for _, case in zip(range(few), modest, strict=False):
-        yield from map(dense_job, itertools.islice(arrays, 5))
+        yield from map(compressed, itertools.islice(arrays, 5))
         yield tucker_job(case)
-        yield from _train_jobs(rng, largest)
-    yield from map(dense_job, arrays)
+        yield from _train_jobs(rng, largest, libraries)
+    yield from map(compressed, arrays)
 
 
-def _train_jobs(rng: np.random.Generator, largest: float) -> Iterator[Job]:
+def _train_jobs(
+    rng: np.random.Generator, largest: float, libraries: Sequence[Library]
+) -> Iterator[Job]:
     """Yields jobs of arithmetic on drawn trains, of orders 3 to 24."""
     order, mode = int(rng.integers(3, 25)), int(np.exp(rng.uniform(math.log(2), math.log(50))))
     most = max(2, int((largest / 30 / order / mode) ** 0.5))
@@ -162,15 +202,25 @@ def _train_jobs(rng: np.random.Generator, largest: float) -> Iterator[Job]:
     ours, other, decaying = (tt.TT([jnp.asarray(c) for c in t]) for t in (x, y, falling))
     name = f"d={order} n={mode} r={rank} {dtype}"
 
-    def job(group: str, call: Callable[[], Any], plain: Call, note: str = "") -> Job:
+    def job(
+        group: str,
+        call: Callable[[], Any],
+        plain: Call,
+        note: str = "",
+        peers: Any = None,
+        **of: Any,
+    ) -> Job:
         ours = lambda: jax.block_until_ready(call())  # noqa: E731
-        return Job(group, name + note, ours, {"NumPy": plain}, warm=_WARM)
+        ways = peer_ways(libraries, *peers) if peers else {}
+        return Job(group, name + note, ours, {"NumPy": plain}, warm=_WARM, peers=ways, **of)
 
     yield job(
         "round",
         lambda: tt.round(decaying, tol=tol),
         lambda: _plain.rounded(falling, tol),
         f" tol {tol:.0e}",
+        ("round_tol", falling, tol),
+        wrong=lambda result: _distance(getattr(result, "cores", result), falling) / tol,
     )
     small = max(2, int(rank**0.5))
     p, q = (_drawn.train(rng, shape, small, dtype) for _ in range(2))
@@ -180,15 +230,25 @@ def _train_jobs(rng: np.random.Generator, largest: float) -> Iterator[Job]:
         lambda: tt.hadamard(left, right),
         lambda: _plain.hadamard(p, q),
         f", {small}",
+        ("hadamard", p, q),
     )
-    yield job("inner", lambda: tt.inner(ours, other), lambda: _plain.inner(x, y))
+    yield job(
+        "inner",
+        lambda: tt.inner(ours, other),
+        lambda: _plain.inner(x, y),
+        peers=("inner", x, y),
+    )
     matrix = [
         _drawn.normal(rng, (a.shape[0], mode, mode, a.shape[2]), dtype)
         for a in _drawn.train(rng, shape, 2, dtype)
     ]
     operator = tt.TTMatrix([jnp.asarray(c) for c in matrix])
     yield job(
-        "matvec", lambda: tt.matvec(operator, left), lambda: _plain.matvec(matrix, p), f", {small}"
+        "matvec",
+        lambda: tt.matvec(operator, left),
+        lambda: _plain.matvec(matrix, p),
+        f", {small}",
+        ("matvec", matrix, p),
     )
     indices = rng.integers(0, mode, (int(10 ** rng.uniform(1, 4)), order))
     yield job(
@@ -198,6 +258,13 @@ def _train_jobs(rng: np.random.Generator, largest: float) -> Iterator[Job]:
         f", {len(indices)} entries",
     )
     yield from sketch_jobs(rng, dtype, largest)
+
+
+def _distance(cores: Any, exact: Sequence[np.ndarray]) -> float:
+    """Computes the relative distance of a train from another, to about 1e-8."""
+    x, y = ([np.asarray(c, np.float64) for c in t] for t in (cores, exact))
+    norm = float(_plain.inner(y, y))
+    return max(float(_plain.inner(x, x) - 2 * _plain.inner(x, y)) + norm, 0.0) ** 0.5 / norm**0.5
 
 
 def sketch_jobs(rng: np.random.Generator, dtype: str, largest: float) -> Iterator[Job]:
@@ -232,7 +299,7 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     out = []
     for group in dict.fromkeys(row["group"] for row in rows):
         mine = [r for r in rows if r["group"] == group]
-        ratios = [r["ours / plain"] for r in mine if r["ours / plain"] is not None]
+        ratios = [r["ours / other"] for r in mine if r["ours / other"] is not None]
         out.append(
             {
                 "group": group,
@@ -240,6 +307,7 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 "median": float(np.median(ratios)),
                 "worst": max(ratios),
                 "least speed-up": 1 / max(ratios),
+                "median speed-up": 1 / float(np.median(ratios)),
                 "greatest speed-up": 1 / min(ratios),
                 "above 1.3": sum(r > 1.3 for r in ratios),
                 "longest first call over warm s": max(

@@ -222,7 +222,7 @@ def _prototype(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def goals(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns goal rows: the prototype's time over ours, and the largest number of programs."""
+    """Returns goal rows: the speed-up over the prototype, and the largest number of programs."""
     ours = rows[0]
     out = [
         {

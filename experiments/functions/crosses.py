@@ -14,7 +14,7 @@ from tensorjax import tt
 
 
 class Result(NamedTuple):
-    """What a library returned.
+    """Result of a library.
 
     Attributes:
       cores: of the train; None if it raised an error or called f too often.

@@ -1,4 +1,5 @@
-// Old versions of the functions of glibc that moved into another library in its version 2.34.
+// Old versions of the functions of glibc that moved into another library in its version 2.34, and of
+// hypot, of which 2.35 has a faster one.
 //
 // A library that is linked on a new system asks for the new versions, and older systems have none
 // of them: one wheel would not be installed on RHEL 8. Both do the same. The linker turns all calls,
@@ -19,10 +20,12 @@ extern "C" {
 OLD(pthread_create);
 OLD(pthread_join);
 OLD(pthread_once);
+OLD(hypot);
 
 int old_pthread_create(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*);
 int old_pthread_join(pthread_t, void**);
 int old_pthread_once(pthread_once_t*, void (*)(void));
+double old_hypot(double, double);
 
 int __wrap_pthread_create(pthread_t* thread, const pthread_attr_t* attributes,
                           void* (*run)(void*), void* argument) {
@@ -32,6 +35,8 @@ int __wrap_pthread_join(pthread_t thread, void** result) { return old_pthread_jo
 int __wrap_pthread_once(pthread_once_t* once, void (*run)(void)) {
   return old_pthread_once(once, run);
 }
+
+double __wrap_hypot(double x, double y) { return old_hypot(x, y); }
 
 // New in glibc 2.32: whether libstdc++ may count without atomic operations. Not where threads are.
 extern char __libc_single_threaded;

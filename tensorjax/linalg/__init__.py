@@ -1,5 +1,13 @@
 """Array-level factorisations with static or dynamic truncation, on JAX or on the host.
 
+Names by task:
+
+  exact      qr svd SVD eigh polar
+  truncated  truncated_svd left_basis leading_eigenvectors range_finder Basis
+  methods    choose Method METHODS gram square_factor
+
+``help(linalg.truncated_svd)`` describes a function.
+
 Every function takes arrays of shape (…, m, n) and answers in kind. A JAX array is factored by XLA:
 shapes are static, so it works under jit, vmap and grad, and derivatives stay finite where singular
 values repeat or vanish (zero-padded factors). A NumPy array is factored by the host's LAPACK, with
@@ -15,6 +23,7 @@ the singular values, so it sees nothing below √eps; it is taken where the aske
 that floor, and a full-accuracy SVD otherwise.
 """
 
+from tensorjax import _extras
 from tensorjax.linalg._arrays import (
     adjoint,
     energy,
@@ -73,4 +82,4 @@ __all__ = [
     "svd",
     "truncated_svd",
 ]
-__dir__ = __all__.copy  # for `dir`: the public names alone
+__dir__ = _extras.names(__name__, __all__)  # `help` prints the table of the docstring

@@ -1,5 +1,13 @@
 """MERA: the multiscale entanglement renormalisation ansatz, open or periodic, of any arities.
 
+Names by task:
+
+  format       MERA Layer Wiring wirings random to_dense to_tt
+  values       inner norm expectation causal_cone ConeLayer sample
+  refinement   refine RefineInfo stiefel conjugate_gradient Transformation tangent retract
+
+``help(mera.expectation)`` describes a function, ``help(mera.MERA)`` the format.
+
 Example:
   >>> import jax, jax.numpy as jnp
   >>> from tensorjax import mera
@@ -9,6 +17,7 @@ Example:
   ()
 """
 
+from tensorjax import _extras
 from tensorjax._optax import Transformation
 from tensorjax.mera._causal_cone import ConeLayer, causal_cone, expectation
 from tensorjax.mera._overlap_network import inner, norm
@@ -49,4 +58,4 @@ __all__ = [
     "to_tt",
     "wirings",
 ]
-__dir__ = __all__.copy  # for `dir`: the public names alone
+__dir__ = _extras.names(__name__, __all__)  # `help` prints the table of the docstring

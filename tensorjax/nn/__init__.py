@@ -1,5 +1,19 @@
 """Flax NNX linear layers and embeddings with weights in TT, Tucker or CP format.
 
+Names by task:
+
+  whole models   tensorize detensorize choose Choice summary certificates Certificate from_linen
+  specs          TT Tucker CP LowRank Dense Spec; factor folds features into modes
+  linear         TTLinear TuckerLinear CPLinear TensorLinear TensorLinearGeneral
+                 from_linear to_linear
+  embeddings     TTEmbedding TuckerEmbedding CPEmbedding Embedding PaddedEmbed
+                 from_embedding to_embedding
+  convolutions   TTConv TuckerConv CPConv LowRankConv TensorConv from_conv to_conv
+  adapters       adapt merge_adapters Adapted Frozen
+  plans          LayerPlan LookupPlan ConvPlan Candidate
+
+``help(nn.tensorize)`` describes a function, ``help(nn.TTLinear)`` a layer with its methods.
+
 They replace `flax.nnx.Linear` and `flax.nnx.Embed`, one by one or in a whole model by one call:
 
     >>> import jax.numpy as jnp
@@ -96,4 +110,4 @@ __all__ = [
     "to_embedding",
     "to_linear",
 ]
-__dir__ = __all__.copy  # for `dir`: the public names alone
+__dir__ = _extras.names(__name__, __all__)  # `help` prints the table of the docstring

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, overload
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,38 @@ from tensorjax.nn._parameters import MAX_BYTES, check_bytes, gate_dtype, settle
 Format = Literal["tt", "tucker"]
 
 
+@overload
+def from_linear(
+    layer: nnx.Linear,
+    *,
+    tol: float | None = None,
+    rank: int | Sequence[int] | None = None,
+    format: Literal["tt"] = "tt",
+    in_shape: Sequence[int] | None = None,
+    out_shape: Sequence[int] | None = None,
+    order: int | None = None,
+    gates: Gates = "singular values",
+    memory_limit: int | None = None,
+    max_bytes: int = MAX_BYTES,
+) -> tuple[TTLinear, Certificate]: ...
+
+
+@overload
+def from_linear(
+    layer: nnx.Linear,
+    *,
+    tol: float | None = None,
+    rank: int | Sequence[int] | None = None,
+    format: Literal["tucker"],
+    in_shape: Sequence[int] | None = None,
+    out_shape: Sequence[int] | None = None,
+    order: int | None = None,
+    gates: Gates = "singular values",
+    memory_limit: int | None = None,
+    max_bytes: int = MAX_BYTES,
+) -> tuple[TuckerLinear, Certificate]: ...
+
+
 def from_linear(
     layer: nnx.Linear,
     *,
@@ -31,7 +63,7 @@ def from_linear(
     gates: Gates = "singular values",
     memory_limit: int | None = None,
     max_bytes: int = MAX_BYTES,
-) -> tuple[Any, Certificate]:
+) -> tuple[TTLinear | TuckerLinear, Certificate]:
     """Converts a dense linear layer to a tensorised one, by TT-SVD or ST-HOSVD.
 
     The kernel is folded into modes (padded with zeros where they call for it) and truncated. Bias,

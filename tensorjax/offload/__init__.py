@@ -1,5 +1,15 @@
 """Offloaded training beyond memory: an asynchronous tensor store on disk and a layer-wise trainer.
 
+Names by task:
+
+  train      Trainer Layer Step Engine Schedule Activations Overflow; Trace Span
+  plan       plan Plan Choice Machine Times measure layer_seconds tensors
+  store      TensorStore Lease Leases capacity Statistics Traffic; backends Backend
+  export     to_safetensors to_orbax
+  errors     StoreError CapacityError CorruptError LockedError MismatchError StoreWarning
+
+``help(offload.Trainer)`` describes a class with its methods.
+
 Needs the extra ``offload``. `TensorStore` keeps tensors in one preallocated file, moves them
 asynchronously past the page cache, and commits them atomically. `Trainer` takes a model layer by
 layer (`Layer`), with parameters and optimiser states in the store or in host memory; several
@@ -49,6 +59,7 @@ Modules: the store in _store, the trainer in _training, the planner in _planning
 imports the store, the planner both.
 """
 
+from tensorjax import _extras
 from tensorjax.offload._errors import (
     CapacityError,
     CorruptError,
@@ -110,4 +121,4 @@ __all__ = [
     "to_orbax",
     "to_safetensors",
 ]
-__dir__ = __all__.copy  # for `dir`: the public names alone
+__dir__ = _extras.names(__name__, __all__)  # `help` prints the table of the docstring

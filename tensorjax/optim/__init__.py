@@ -1,5 +1,14 @@
 """Rank-adaptive training and rank pruning of tensorised models, as Optax transformations.
 
+Names by task:
+
+  train        rank_adaptive RankAdaptiveState status Status labels
+  ranks        ranks size shrink shrink_model canonical prune
+  checkpoints  save load
+  eight bits   quantize dequantize straight_through Quantized
+
+``help(optim.rank_adaptive)`` describes a function.
+
 `rank_adaptive` wraps any Optax optimiser and trains under two objectives, loss and size; `shrink`
 then removes dead gates, and the core slices on their bonds, from parameters and optimiser moments.
 `canonical` and `prune` cut a model to a given size in one step. All work on any tree of arrays, in
@@ -70,4 +79,4 @@ __all__ = [
     "status",
     "straight_through",
 ]
-__dir__ = __all__.copy  # for `dir`: the public names alone
+__dir__ = _extras.names(__name__, __all__)  # `help` prints the table of the docstring

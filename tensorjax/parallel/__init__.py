@@ -1,5 +1,14 @@
 """Data, tensor (1D, FSDP, SUMMA, 2.5D) and sequence parallel layouts, with predicted costs.
 
+Names by task:
+
+  plan      plan Plan Candidate Machine
+  layouts   layout NAMES Layout Single Megatron FsdpTp Summa; mesh summa
+  arrays    shard shardings state_shardings
+  measure   memory Memory traffic Traffic, of compiled programs
+
+``help(parallel.plan)`` describes a function, ``help(parallel.Layout)`` a class.
+
 A model is written once, on local blocks, and calls its layout for all communication:
 
     >>> import jax
@@ -49,4 +58,4 @@ __all__ = [
     "summa",
     "traffic",
 ]
-__dir__ = __all__.copy  # for `dir`: the public names alone
+__dir__ = _extras.names(__name__, __all__)  # `help` prints the table of the docstring

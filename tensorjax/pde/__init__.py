@@ -1,8 +1,31 @@
 """Time-dependent partial differential equations on tensor trains, in moving coordinates.
 
+Names by task:
+
+  equations      FokkerPlanck OrnsteinUhlenbeck Liouville AdvectionDiffusionReaction Problem
+                 RightSide
+  ready-made     Kramers Duffing DoubleWell VanDerPol LotkaVolterra GeometricBrownianMotion CIR
+                 Heston
+  drifts         Sin Power Product Separable, or any function
+  starts         Gaussian Mixture Function
+  grids          Box Axis
+  integrate      integrate Solution Result State SaveAt Event SteadyState ConstantStepSize
+                 PIDController; save load Checkpoint
+  without steps  stationary slow_modes first_passage committor survival expectation
+  their results  Stationary SlowModes Passage Survival Expectation
+  densities      evaluate marginal mass moments edge_mass resolution sample entropy
+                 kullback_leibler flux square_root Estimate SquareRoot
+  maps           AffineMap affine affine_generator Coefficients rank_reducing_map RankReduction
+  coordinates    Fixed Convex MultiLevel Flow Prescribed Motion; nonlinear: Fields FlowMap Flowed
+                 Shears Sheared field_motion FieldMotion
+  modules        problems, coords (how coordinates move), flows (nonlinear ones)
+
+``help(pde.integrate)`` describes a function, ``help(pde.Solution)`` a class with its methods.
+
 Coordinates y = Γ x + s follow the solution, so that its TT-ranks stay low.
 """
 
+from tensorjax import _extras
 from tensorjax.pde import coords, flows, problems
 from tensorjax.pde._discretization.affine_operators import Coefficients, affine_generator
 from tensorjax.pde._discretization.grid import Axis, Box
@@ -122,4 +145,4 @@ __all__ = [
     "stationary",
     "survival",
 ]
-__dir__ = __all__.copy  # for `dir`: the public names alone
+__dir__ = _extras.names(__name__, __all__)  # `help` prints the table of the docstring

@@ -3,11 +3,14 @@
 Linear drift: `Liouville`, `OrnsteinUhlenbeck`. Any drift: `FokkerPlanck`. Not in divergence form,
 with reactions and variable conductivity: `AdvectionDiffusionReaction`. Ready-made, with boxes and
 initial states: `Kramers`, `Duffing`, `DoubleWell`, `VanDerPol`, `LotkaVolterra`,
-`GeometricBrownianMotion`, `CIR`, `Heston`. Drifts are sums of `Sin`,
-`Power`, `Product` and `Separable`, or any function. Initial states: `Gaussian`, `Mixture`,
-`Function`.
+`GeometricBrownianMotion`, `CIR`, `Heston`. Drifts are sums of terms (`Term`): `Sin`, `Power`,
+`Product` and `Separable`, or any function. Initial states: `Gaussian`, `Mixture`, `Function`. All
+are of the kind `Problem`, and give a `RightSide` to the integrator.
+
+``help(problems.FokkerPlanck)`` describes a problem.
 """
 
+from tensorjax import _extras
 from tensorjax.pde._initial_states.initial_states import Function, Gaussian, Mixture
 from tensorjax.pde._problems.drifts import Power, Product, Separable, Sin, Term
 from tensorjax.pde._problems.fokker_planck import FokkerPlanck
@@ -44,4 +47,4 @@ __all__ = [
     "Term",
     "VanDerPol",
 ]
-__dir__ = __all__.copy  # for `dir`: the public names alone
+__dir__ = _extras.names(__name__, __all__)  # `help` prints what the docstring leaves out

@@ -1,4 +1,4 @@
-"""Drawings of networks, ranks, patches, densities, coordinates, memory and shards (matplotlib).
+"""Drawings of networks, ranks, patches, densities, coordinates, memory, schedules and shards.
 
 Every function draws into ``ax``, or into new axes without it, and returns the axes, so that titles,
 limits and files stay the caller's: ``plot.network(t).figure.savefig("train.svg")``.
@@ -16,7 +16,7 @@ from tensorjax import _extras
 
 with _extras.needed_by("tensorjax.plot"):
     from tensorjax.plot._densities import coordinates, history, marginal
-    from tensorjax.plot._memory import memory, shards
+    from tensorjax.plot._memory import memory, schedule, shards
     from tensorjax.plot._networks import network
     from tensorjax.plot._patches import patches
     from tensorjax.plot._spectra import ranks, singular_values
@@ -29,6 +29,7 @@ __all__ = [
     "network",
     "patches",
     "ranks",
+    "schedule",
     "shards",
     "singular_values",
 ]

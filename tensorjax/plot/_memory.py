@@ -1,10 +1,13 @@
-"""Memory plans of training from disk, and shards of arrays on a mesh of devices."""
+"""Memory plans and schedules of training from disk, and shards of arrays on a mesh of devices."""
+
+from collections.abc import Sequence
 
 import jax
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from tensorjax import offload
+from tensorjax.offload._training import trace as spans
 from tensorjax.plot._axes import COLOURS, INK, axes_of, concrete
 
 _PLACES = {"host": COLOURS[2], "disk": COLOURS[1]}
@@ -55,6 +58,43 @@ def memory(plan: offload.Plan, *, ax: Axes | None = None) -> Axes:
     ax.legend([Rectangle((0, 0), 1, 1, fc=_PLACES[home], ec=INK) for home in homes], homes)
     ax.set_xlabel("MiB")
     ax.set_title(f"{plan.seconds:.3g} s a step, bound {plan.bound:.3g} s", fontsize=9)
+    return ax
+
+
+def schedule(
+    trace: offload.Trace, steps: Sequence[int] | None = None, *, ax: Axes | None = None
+) -> Axes:
+    """Draws the schedule of a training from disk: reads, computation, updates and writes over time.
+
+    Args:
+      trace: of `offload.Trainer`, with ``Trainer.trace``.
+      steps: which, counted from 0; the last two that were computed if None.
+      ax: to draw into; new axes if None.
+
+    Returns:
+      The axes, in seconds: a row for each kind of activity, a dotted line where a step begins.
+
+    Raises:
+      TypeError: another object than a trace. ValueError: no spans of these steps.
+
+    Example:
+      >>> import matplotlib
+      >>> matplotlib.use("Agg")
+      >>> from tensorjax import offload, plot
+      >>> trace = offload.Trace()
+      >>> trace.add("read", "layer 1", 0.0, 0.2, 0)
+      >>> trace.add("compute", "layer 1 forward", 0.2, 0.5, 0)
+      >>> [label.get_text() for label in plot.schedule(trace).get_yticklabels()]
+      ['compute', 'read']
+
+    Source: ours.
+    """
+    if not isinstance(trace, offload.Trace):
+        raise TypeError(f"trace: expected an offload.Trace, got {type(trace).__name__}")
+    ax = axes_of(ax, 8.0, 3.2)
+    handles = spans.draw(trace, ax, steps)
+    if handles:
+        ax.legend(handles=handles, loc="upper right", fontsize=8)
     return ax
 
 

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from tensorjax import tt
 from tensorjax._cores.ranks import rank_bounds
@@ -56,6 +57,7 @@ def ranks(
         bounds = [min(bound, highest) for bound in rank_bounds(sizes)]
         ax.plot(range(1, len(sizes)), bounds, ":", color=INK, lw=1, label="_bound")
     ax.set(xlabel="bond", ylabel="rank", yscale="log")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     if labels is not None:
         ax.legend()
     return ax
@@ -96,6 +98,7 @@ def singular_values(t: TT | TTMatrix, *, ax: Axes | None = None) -> Axes:
         kept = np.where(s > 0, s, np.nan)  # zeros have no place on a logarithmic scale
         ax.plot(range(1, len(s) + 1), kept, ".-", color=str(shade), lw=0.8, label=f"bond {k + 1}")
     ax.set(xlabel="index", ylabel="singular value / norm", yscale="log")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     return ax
 
 

@@ -1,5 +1,14 @@
 """Random projections f: R^N → R^M that preserve distances, stored in tensor-train form.
 
+Names by task:
+
+  maps       ttrp gaussian sparse khatri_rao tt_rows cp_rows
+  use        apply variance variance_bound johnson_lindenstrauss_min_dim to_tt_matrix
+  types      Projection Kronecker Dense Sparse TTRows CPRows
+  estimator  TTRandomProjection, for scikit-learn
+
+``help(sketch.ttrp)`` describes a function.
+
 `ttrp` draws a tensor-train random projection; `gaussian`, `sparse`, `khatri_rao`, `tt_rows` and
 `cp_rows` draw other random maps. `apply` maps dense, sparse and tensor-train input by
 any of them, `variance` is the exact variance of ‖f(x)‖², and `TTRandomProjection` is the
@@ -16,6 +25,7 @@ Example:
 
 from typing import TYPE_CHECKING, Any
 
+from tensorjax import _extras
 from tensorjax.sketch._apply import apply
 from tensorjax.sketch._bounds import johnson_lindenstrauss_min_dim, variance_bound
 from tensorjax.sketch._constructors import cp_rows, gaussian, khatri_rao, sparse, tt_rows, ttrp
@@ -46,7 +56,7 @@ __all__ = [
     "variance",
     "variance_bound",
 ]
-__dir__ = __all__.copy  # for `dir`: the public names alone
+__dir__ = _extras.names(__name__, __all__)  # `help` prints the table of the docstring
 
 
 if not TYPE_CHECKING:

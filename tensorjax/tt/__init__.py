@@ -27,9 +27,9 @@ Functions by task:
 ``help(tt.round)`` describes a function, ``help(tt.TT)`` a type with its methods and operators.
 
 ``rank=`` means one thing in every function that takes it: an upper bound, one int for all bonds or
-one per bond, which the modes and what is there may undercut; only a train that is padded to
-``rank`` at every bond (`pad`) keeps exactly these ranks, so that loops under jit keep their shapes.
-`pad`, and `random` for ranks given bond by bond, take it at its word.
+one per bond. Ranks of the result are lower where the modes or the ranks of the input are; only a
+train that is padded to ``rank`` at every bond (`pad`) keeps exactly these ranks, so that loops
+under jit keep their shapes. `pad`, and `random` for ranks given bond by bond, use exactly ``rank``.
 
 Example:
   >>> import jax
@@ -41,8 +41,9 @@ Example:
 
 from typing import TYPE_CHECKING
 
+from tensorjax import _extras
 from tensorjax._formats.trains import TT, TTMatrix
-from tensorjax.tt import _listing, functions, patches, quantics
+from tensorjax.tt import _other_names, functions, patches, quantics
 from tensorjax.tt._algebra import (
     add,
     conj,
@@ -240,7 +241,7 @@ __all__ = [
     "zeros_like",
     "zeros_matrix",
 ]
-__dir__ = _listing.names(__name__, __all__)  # what `help` prints of them is the docstring's table
+__dir__ = _extras.names(__name__, __all__)  # what `help` prints of them is the docstring's table
 
 if not TYPE_CHECKING:
-    __getattr__ = _listing.missing(__name__)
+    __getattr__ = _other_names.missing(__name__)

@@ -1,5 +1,14 @@
 """Tucker format: a small core, dense or a tensor train, and one factor matrix per mode.
 
+Names by task:
+
+  create      from_dense to_dense random ones_like to_tt Tucker
+  arithmetic  add scale hadamard mode_product real imag inner norm distance evaluate
+  ranks       round orthogonalize pad
+  fits        hooi nonnegative FitInfo; both with a mask
+
+``help(tucker.round)`` describes a function, ``help(tucker.Tucker)`` the format.
+
 Example:
   >>> import jax.numpy as jnp
   >>> from tensorjax import tucker
@@ -13,6 +22,7 @@ Example:
   True
 """
 
+from tensorjax import _extras
 from tensorjax.tucker._algebra import add, imag, ones_like, orthogonalize, pad, real, scale
 from tensorjax.tucker._constructors import random
 from tensorjax.tucker._fits import FitInfo
@@ -51,4 +61,4 @@ __all__ = [
     "to_dense",
     "to_tt",
 ]
-__dir__ = __all__.copy  # for `dir`: the public names alone
+__dir__ = _extras.names(__name__, __all__)  # `help` prints the table of the docstring

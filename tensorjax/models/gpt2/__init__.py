@@ -1,5 +1,13 @@
 """GPT-2 with dense or tensorised layers: training, Hugging Face weights, text generation.
 
+Names by task:
+
+  model      GPT2 GPT2Config generate
+  weights    from_huggingface to_huggingface read_groups write_groups
+  offload    layers initial groups load_groups batch engine
+
+``help(gpt2.GPT2)`` describes the model.
+
 `GPT2` computes logits and losses from one definition: layers stacked under `jax.lax.scan`, linear
 layers dense or in a format of `tensorjax.nn`, and all communication delegated to a layout of
 `tensorjax.parallel`. `from_huggingface` and `to_huggingface` read and write weights as
@@ -11,6 +19,7 @@ Source: A. Radford, J. Wu, R. Child, D. Luan, D. Amodei, I. Sutskever, "Language
 Unsupervised Multitask Learners" (2019), and the released code and weights.
 """
 
+from tensorjax import _extras
 from tensorjax.models.gpt2._config import GPT2Config
 from tensorjax.models.gpt2._generate import generate
 from tensorjax.models.gpt2._huggingface import from_huggingface, to_huggingface
@@ -33,4 +42,4 @@ __all__ = [
     "to_huggingface",
     "write_groups",
 ]
-__dir__ = __all__.copy  # for `dir`: the public names alone
+__dir__ = _extras.names(__name__, __all__)  # `help` prints the table of the docstring

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 from tensorjax import _check
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
 TRACKS = ("compute", "wait", "place", "gradient", "read", "update", "write", "commit")
 _COLOURS = {"compute": "#4472c4", "wait": "#d9d9d9", "place": "#8faadc", "gradient": "#ffc000",
@@ -177,38 +179,58 @@ class Trace:
           ValueError: there are no spans of these steps.
         """
         import matplotlib.pyplot as plt
-        from matplotlib.patches import Patch
 
-        if steps is None:
-            steps = sorted({s.step for s in self.spans("compute")})[-2:]
-        spans = [s for s in self.spans() if s.step in set(steps)]
-        if not spans:
-            raise ValueError(f"steps: expected some that were traced, got {list(steps)}")
-        start, stop = _limits(spans)
         figure, axes = plt.subplots(figsize=(11, 3.2), layout="constrained")
-        shown = [track for track in TRACKS if any(s.track == track for s in spans)]
-        for row, track in enumerate(shown):
-            lanes = _lanes([s for s in spans if s.track == track])
-            for lane, mine in enumerate(lanes):
-                height = 0.8 / len(lanes)
-                bars = [(s.start - start, s.seconds) for s in mine]
-                colours = [_BACKWARD if "backward" in s.name else _COLOURS[track] for s in mine]
-                axes.broken_barh(bars, (row - 0.4 + lane * height, height), facecolors=colours,
-                                 edgecolors="white", linewidth=0.3)  # fmt: skip
-        for step in steps:
-            if mine := [s.start for s in spans if (s.track, s.step) == ("compute", step)]:
-                axes.axvline(min(mine) - start, color="k", linewidth=0.8, linestyle=":")
-                axes.text(min(mine) - start, -0.7, f" step {step}", fontsize="small")
-        if any("backward" in s.name for s in spans):
-            handles = [Patch(color=_COLOURS["compute"], label="forward"),
-                       Patch(color=_BACKWARD, label="backward")]  # fmt: skip
+        handles = draw(self, axes, steps)
+        if handles:
             figure.legend(handles=handles, loc="outside right upper", frameon=False)
-        axes.set_yticks(range(len(shown)), shown)
-        axes.set_ylim(len(shown) - 0.4, -1)
-        axes.set_xlim(0, stop - start)
-        axes.set_xlabel("seconds")
-        axes.spines[["top", "right"]].set_visible(False)
         return figure
+
+
+def draw(trace: Trace, axes: "Axes", steps: Sequence[int] | None) -> "list[Patch]":
+    """Draws some steps of a trace into Matplotlib axes, one row for each track.
+
+    Args:
+      trace: the spans.
+      axes: to draw into.
+      steps: which; the last two that were computed if None.
+
+    Returns:
+      The entries of a legend; none if nothing went backward.
+
+    Raises:
+      ValueError: there are no spans of these steps.
+    """
+    from matplotlib.patches import Patch
+
+    if steps is None:
+        steps = sorted({s.step for s in trace.spans("compute")})[-2:]
+    spans = [s for s in trace.spans() if s.step in set(steps)]
+    if not spans:
+        raise ValueError(f"steps: expected some that were traced, got {list(steps)}")
+    start, stop = _limits(spans)
+    shown = [track for track in TRACKS if any(s.track == track for s in spans)]
+    for row, track in enumerate(shown):
+        lanes = _lanes([s for s in spans if s.track == track])
+        for lane, mine in enumerate(lanes):
+            height = 0.8 / len(lanes)
+            bars = [(s.start - start, s.seconds) for s in mine]
+            colours = [_BACKWARD if "backward" in s.name else _COLOURS[track] for s in mine]
+            axes.broken_barh(bars, (row - 0.4 + lane * height, height), facecolors=colours,
+                             edgecolors="white", linewidth=0.3)  # fmt: skip
+    for step in steps:
+        if mine := [s.start for s in spans if (s.track, s.step) == ("compute", step)]:
+            axes.axvline(min(mine) - start, color="k", linewidth=0.8, linestyle=":")
+            axes.text(min(mine) - start, -0.7, f" step {step}", fontsize="small")
+    axes.set_yticks(range(len(shown)), shown)
+    axes.set_ylim(len(shown) - 0.4, -1)
+    axes.set_xlim(0, stop - start)
+    axes.set_xlabel("seconds")
+    axes.spines[["top", "right"]].set_visible(False)
+    if not any("backward" in s.name for s in spans):
+        return []
+    return [Patch(color=_COLOURS["compute"], label="forward"),
+            Patch(color=_BACKWARD, label="backward")]  # fmt: skip
 
 
 def _limits(spans: Sequence[Span]) -> tuple[float, float]:

@@ -23,7 +23,7 @@ Train = TypeVar("Train", TT, TTMatrix)
 @placed
 def map(
     f: Callable[..., Any], *trains: Train, tol: float, key: jax.Array, **options: Any
-) -> tuple[Any, CrossInfo]:
+) -> tuple[Train, CrossInfo]:
     """Applies a function elementwise to one or more trains of one shape, by cross approximation.
 
     Args:

@@ -1,5 +1,14 @@
 """Functional trains: functions of several variables on a box, as trains over bases.
 
+Names by task:
+
+  create      interpolate (of a function), fit (to samples), compose, ones_like
+  types       FunctionTrain Chebyshev BSpline; InterpolateInfo FitInfo
+  calculus    evaluate gradient derivative integrate inner norm
+  arithmetic  add multiply round
+
+``help(tt.functions.interpolate)`` describes a function.
+
 Example:
   >>> import jax, numpy as np
   >>> from tensorjax import tt
@@ -11,6 +20,7 @@ Example:
   ('converged', True)
 """
 
+from tensorjax import _extras
 from tensorjax.tt.functions.algebra import add, compose, multiply, ones_like, round
 from tensorjax.tt.functions.bspline import BSpline
 from tensorjax.tt.functions.calculus import derivative, inner, integrate, norm
@@ -40,4 +50,4 @@ __all__ = [
     "ones_like",
     "round",
 ]
-__dir__ = __all__.copy  # for `dir`: the public names alone
+__dir__ = _extras.names(__name__, __all__)  # `help` prints the table of the docstring
