@@ -217,3 +217,20 @@ def test_sums_by_gram_matrices_are_rounded_to_the_tolerance(k):
     with np.errstate(over="ignore", invalid="ignore"):
         t = tt.linear_combination([big, big], tol=1e-3, method="gram")
     assert relative(dense(t, k), 2 * dense(x, 0)) <= 1e-3
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_factors_that_no_core_can_hold_are_refused(rng, kind):
+    """They are shared by all cores: the more of these, the larger they may be."""
+    top = np.log10(float(np.finfo(kind).max))
+    for count in (1, 2, 4):
+        t = tt.ones((2,) * count, kind)
+        for power in (0.9 * count * top, 1.1 * count * top):
+            factor = 10 ** int(power)
+            if power < count * top:
+                log = float(tt.log_norm(t * factor))
+                assert log == pytest.approx(int(power) * np.log(10) + float(tt.log_norm(t)), 1e-4)
+            else:
+                for call in (lambda t=t, f=factor: t * f, lambda t=t, f=factor: t + f):
+                    with pytest.raises(OverflowError, match="out of the range of its"):
+                        call()

@@ -200,3 +200,29 @@ def test_central_moments_of_entries_far_from_zero(rng):
                 allowed = 1e4 * np.finfo(float).eps * (shift + np.abs(x).max()) / size
                 exact = (apart**power).mean(axis)
                 assert np.abs(found - exact).max() <= max(allowed, 1e-12) * size**power
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.complex128])
+def test_variances_over_modes_and_sobol_indices_do_not_depend_on_the_mean(rng, kind):
+    """Squares of two parts of x − mean would cancel where they are alike."""
+    shape = tuple(int(n) for n in rng.integers(2, 5, 4))
+    plain = drawn(rng, shape, kind, 2)
+    eps = float(jnp.finfo(kind).eps)
+    size = 1e3 if kind is np.float32 else float(10 ** rng.uniform(3, 7))
+    t = plain + plain.cores[0].dtype.type(size)
+    x = dense(plain)  # the shift changes neither variances nor indices
+    for axis in (0, (0, 2), (1, 3)):
+        wanted = x.var(axis=axis)
+        found = dense(tt.var(t, axis=axis))
+        assert error(found, wanted) <= 100 * eps * size * np.abs(x).max()
+    for mode in range(len(shape)):
+        assert float(tt.sobol(t, mode)) == pytest.approx(
+            float(tt.sobol(plain, mode)), abs=100 * eps * size
+        )
+
+
+def test_constants_have_no_sensitivities(rng):
+    for value in (1.0, float(rng.normal()) * 1e5, 0.0):
+        constant = tt.ones((3, 2, 4), np.float64) * value
+        assert np.isnan(float(tt.sobol(constant, 0)))
+        assert np.isnan(float(tt.mean_dimension(constant)))

@@ -195,7 +195,8 @@ def multiplied(x: Any, factor: Any) -> Any:
 
     Raises:
       TypeError: no number. ValueError: an array with axes; a number of Python or NumPy that is
-        infinite. With an infinite number of JAX, entries are NaN or Inf; with NaN all are NaN.
+        infinite. OverflowError: one so large that the arrays of the result cannot hold it. With an
+        infinite number of JAX, entries are NaN or Inf; with NaN all are NaN.
     """
     if not is_scalar(factor):
         shape = getattr(factor, "shape", ())
@@ -212,7 +213,21 @@ def multiplied(x: Any, factor: Any) -> Any:
         )
 
     out = x._carry(lambda a: a * number, dtype)  # numbers of Python are weak: the array's dtype
-    return out._shift(exponent) if exponent else out
+    return _shifted(x, out, exponent, factor) if exponent else out
+
+
+def _shifted(x: Any, out: Any, exponent: int, factor: Any) -> Any:
+    """Multiplies a tensor by 2^exponent, or raises OverflowError if its arrays cannot hold that."""
+    moved = out._shift(exponent)
+    arrays = jax.tree.leaves(moved)
+    if _check.is_traced(arrays) or all(np.isfinite(np.asarray(a)).all() for a in arrays):
+        return moved
+    if all(np.isfinite(np.asarray(a)).all() for a in jax.tree.leaves(x)):
+        raise OverflowError(
+            f"factor: {_check.short(factor)} times this {type(x).__name__} is out of the range of "
+            f"its {len(arrays)} arrays of {jnp.dtype(out.dtype).name}"
+        )
+    return moved
 
 
 def in_range(factor: Any, dtype: Any) -> bool:

@@ -18,6 +18,7 @@ from tensorjax.tt._arrays.mode_contraction import contract_modes
 from tensorjax.tt._folding import fold
 from tensorjax.tt._inner_products.distance import distance
 from tensorjax.tt._products import hadamard, matmul
+from tensorjax.tt._rounding.rounded_trains import orthogonalize
 
 Train = TypeVar("Train", TT, TTMatrix)
 _HIGHEST = jax.lax.Precision.HIGHEST
@@ -144,7 +145,9 @@ def var(t: TT | TTMatrix, axis: Axis = None, *, keepdims: bool = False) -> Any:
         powers, rest = _inverse_powers([math.sqrt(n) for n in flat.shape])
         centre = scale(ones_like(flat), mean(flat))
         return (distance(_multiplied(flat, powers), _multiplied(centre, powers)) * rest) ** 2
-    deviation = add(t, scale(mean(t, modes, keepdims=True), -1))  # broadcast  # type: ignore[arg-type]
+    # Orthogonal, for squares of the two terms of x − mean would cancel where they are alike.
+    centred = add(t, scale(mean(t, modes, keepdims=True), -1))  # broadcast  # type: ignore[arg-type]
+    deviation = orthogonalize(centred, 0)
     return real(mean(hadamard(conj(deviation), deviation), modes))
 
 

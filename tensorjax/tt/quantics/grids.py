@@ -385,7 +385,7 @@ def _counted(modes: int, dims: int, bits: Any, base: int, fused: bool) -> tuple[
             raise ValueError(
                 f"digits: expected a last axis of dims·bits with dims = {dims}, got {modes}"
             )
-        return (count,) * dims
+        return _bits(count, dims, base)
     each = _bits(bits, dims, base)
     expected = max(each) if fused else sum(each)
     if modes != expected:
