@@ -11,12 +11,17 @@ import numpy as np
 from tensorjax import _check, linalg
 from tensorjax._cores.contractions import absorb, times_right, weighted_sum
 from tensorjax._cores.scaling import balanced, shared_out
-from tensorjax._formats.scalar_range import held
+from tensorjax._formats.scalar_range import Powers, held
 from tensorjax._formats.trains import TT, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
+from tensorjax._transfer import on_device
 from tensorjax.tt._inner_products import numpy_overlaps
+
+# Squared norms between which host arrays are multiplied as they are: products of three are in range
+# of single precision.
+_LOW, _HIGH = 2.0**-40, 2.0**40
 
 
 @placed
@@ -45,23 +50,30 @@ def contract_modes(t: TT, vectors: Mapping[int, Any]) -> Any:
     """
     single("t", t, TT)
     chosen: dict[int, Any] = {}
+    shape, dtype = t.shape, t.dtype  # looked up in every core
+    order = len(shape)
     for mode, vector in _check.mapping("vectors", vectors, "a vector for each mode").items():
-        k = _check.integer("mode", mode, low=-t.order, high=t.order - 1) % t.order
+        k = _check.integer("mode", mode, low=-order, high=order - 1) % order
         v = _check.inexact(f"vectors[{mode}]", vector)
-        if k in chosen or v.shape != (t.shape[k],):
+        if k in chosen or v.shape != (shape[k],):
             problem = "given twice" if k in chosen else f"shape {v.shape}"
             raise ValueError(
-                f"vectors[{mode}]: expected one vector of shape ({t.shape[k]},), got {problem}"
+                f"vectors[{mode}]: expected one vector of shape ({shape[k]},), got {problem}"
             )
-        kind = jax.dtypes.canonicalize_dtype(v.dtype)
-        chosen[k] = v.astype(jnp.promote_types(kind, t.dtype))
+        if v.dtype != dtype:
+            kind = jax.dtypes.canonicalize_dtype(v.dtype)
+            v = v.astype(jnp.promote_types(kind, dtype))
+        chosen[k] = v
     numpy = choose_kernel("tt.contract_modes", (t, chosen)) is NUMPY
     out = (_contracted_by_numpy if numpy else _contract_modes)(t, chosen)
     if isinstance(out, TT):
         return out
-    # Σ t_i ∏ v_k[i_k] is the inner product with the train of the conjugate vectors.
-    vectors = TT._unchecked(tuple(chosen[k].conj()[None, :, None] for k in range(t.order)))
-    powers = functools.partial(numpy_overlaps.powers, vectors, t)
+
+    def powers() -> Powers:
+        # Σ t_i ∏ v_k[i_k] is the inner product with the train of the conjugate vectors.
+        conjugate = TT._unchecked(tuple(chosen[k].conj()[None, :, None] for k in range(order)))
+        return numpy_overlaps.powers(conjugate, t)
+
     return held("the contraction of all modes", out, powers, "scale the train by tt.normalize")
 
 
@@ -100,18 +112,19 @@ def _contracted_by_numpy(t: TT, vectors: Mapping[int, np.ndarray]) -> Any:
 
     Cores far from contracted modes stay the arrays that they are.
     """
-    dtype = functools.reduce(jnp.promote_types, (v.dtype for v in vectors.values()), t.dtype)
+    dtypes = {np.dtype(t.dtype), *(v.dtype for v in vectors.values())}
+    dtype = dtypes.pop() if len(dtypes) == 1 else functools.reduce(jnp.promote_types, dtypes)
     kind = linalg.factor_dtype(dtype)
-    small = {k: linalg.normalized(np.asarray(v).astype(kind)) for k, v in vectors.items()}
+    small = {k: _tame(np.asarray(v).astype(kind, copy=False)) for k, v in vectors.items()}
     exponent = sum(e for _, e in small.values())
     pending: Any = None  # what the modes contracted since the last core make of the bond
     cores: list[Any] = []
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         for k, core in enumerate(t.cores):
             if k in small:
-                core, e = linalg.normalized(np.asarray(core).astype(kind, copy=False))
+                core, e = _tame(np.asarray(core).astype(kind, copy=False))
                 matrix = np.matmul(small[k][0], core)
-                pending, more = linalg.normalized(matrix if pending is None else pending @ matrix)
+                pending, more = _tame(matrix if pending is None else pending @ matrix)
                 exponent += e + more
             elif pending is not None:
                 core, e = linalg.normalized(np.asarray(core).astype(kind, copy=False))
@@ -120,12 +133,21 @@ def _contracted_by_numpy(t: TT, vectors: Mapping[int, np.ndarray]) -> Any:
             else:
                 cores.append(core)
         if not cores:
-            return jax.device_put(np.asarray(linalg.scaled(pending, exponent)[0, 0]).astype(dtype))
+            value = linalg.scaled(pending, exponent) if exponent else pending
+            return on_device([np.asarray(value[0, 0]).astype(dtype)])[0]
         if pending is not None:
             core, e = linalg.normalized(np.asarray(cores[-1]).astype(kind, copy=False))
             cores[-1], exponent = times_right(core, pending), exponent + e
         cores = _shared_out(cores, exponent, kind)
     return TT._unchecked(tuple(_placed(c.astype(dtype)) for c in cores))
+
+
+def _tame(x: np.ndarray) -> tuple[np.ndarray, int]:
+    """Brings a host array near one by a power of two if its norm is far from it."""
+    if _LOW < np.vdot(x, x).real < _HIGH:
+        return x, 0
+    scaled, e = linalg.normalized(x)
+    return scaled, int(e)
 
 
 def _placed(core: Any) -> jax.Array:

@@ -59,7 +59,8 @@ def sum(t: TT | TTMatrix, axis: Axis = None, *, keepdims: bool = False) -> Any:
         return _kept(sum(t, axis), t, axis)
     if isinstance(t, TTMatrix):
         return _matrix_sum(t, axis)
-    return contract_modes(t, {k: np.ones(t.shape[k], t.dtype) for k in _modes(axis, t.order)})
+    shape, dtype = t.shape, t.dtype
+    return contract_modes(t, {k: np.ones(shape[k], dtype) for k in _modes(axis, t.order)})
 
 
 @overload
@@ -97,10 +98,10 @@ def mean(t: TT | TTMatrix, axis: Axis = None, *, keepdims: bool = False) -> Any:
         sides = _modes(axis, 2)
         powers, rest = _inverse_powers([math.prod(c.shape[1 + k] for k in sides) for c in t.cores])
         return _matrix_sum(_multiplied(t, powers), sides) * rest
-    modes = _modes(axis, t.order)
-    powers, rest = _inverse_powers([t.shape[k] for k in modes])
+    modes, shape, dtype = _modes(axis, t.order), t.shape, t.dtype
+    powers, rest = _inverse_powers([shape[k] for k in modes])
     pairs = zip(modes, powers, strict=True)
-    return contract_modes(t, {k: np.full(t.shape[k], w).astype(t.dtype) for k, w in pairs}) * rest
+    return contract_modes(t, {k: np.full(shape[k], w).astype(dtype) for k, w in pairs}) * rest
 
 
 @overload
