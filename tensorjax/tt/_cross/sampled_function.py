@@ -10,7 +10,14 @@ import jax
 import numpy as np
 
 from tensorjax import linalg
-from tensorjax.tt._cross.function_calls import Calls, Evaluations, Executor, joined, numbers
+from tensorjax.tt._cross.function_calls import (
+    Calls,
+    Evaluations,
+    Executor,
+    advice,
+    joined,
+    numbers,
+)
 
 Jit = bool | Literal["auto"]
 # Batches of compiled functions are padded to one of these sizes, and cut at the last.
@@ -382,7 +389,7 @@ class Oracle:
         """Adds to an error of the function the multi-index at which it was raised."""
         if isinstance(error, _NOT_TRACEABLE):
             return
-        at = self._eager.culprit(points) if at is None else at
+        at = self._eager.culprit(error, points) if at is None else at
         if at is None:
             where = f"for a batch of {len(index)} multi-indices"
         else:
@@ -390,6 +397,8 @@ class Oracle:
             if self._grid is not None:
                 where += f" (coordinates {tuple(points[at].tolist())})"
         error.add_note(f"f: raised {where}, after {self.evaluations} evaluations of tt.cross")
+        if said := advice(error):
+            error.add_note(said)
         if self.end_on_error and self.evaluations:
             raise FunctionFailed(f"f raised {error!r} {where}") from error
 
