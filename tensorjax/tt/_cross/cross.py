@@ -22,6 +22,7 @@ from tensorjax.tt._cross.progress import CrossProgress, Options, Status
 from tensorjax.tt._cross.report import CrossInfo, reported
 from tensorjax.tt._cross.sampled_function import Jit, Oracle
 from tensorjax.tt._cross.search import AT_LEAST, Search
+from tensorjax.tt._cross.verification import LIKE_ZERO
 
 # _PARTS: shares of the squared error left below the goal that rounding may use, tried in turn.
 # _SLACK: factor by which rounding may raise the error of a train that misses the tolerance anyway.
@@ -46,7 +47,7 @@ def cross(
     x0: TT | None = None,
     pivots: ArrayLike | None = None,
     held_out: int = 1000,
-    max_sweeps: int = 100,
+    max_sweeps: int = 400,
     search: float = 0.05,
     callback: Callable[[CrossProgress], Any] | None = None,
     dtype: DTypeLike | None = None,
@@ -167,6 +168,8 @@ def cross(
     doubt = _doubt(status, searched, elsewhere=x0 is None and pivots is None)
     if status == "converged" and estimate.bound > options.tol:
         status = "max_rank"
+    if status == "converged" and doubt > options.tol and estimate.error > LIKE_ZERO * options.tol:
+        status, doubt = "unseen", math.inf  # f jumps, and the train of it is not exact
     if status != "zero":
         estimate = Estimate(estimate.error, max(estimate.std, doubt))
     train = TT._unchecked(tuple(jax.device_put(final.result(cores))))

@@ -25,8 +25,11 @@ _FEW_PIVOTS = 1.5
 # ones make the interpolation ill-conditioned, and do not lead to what is large.
 _LEVEL = 1e-3
 # The search has stalled if the error did not fall by the factor PROGRESS while _PATIENCE times as
-# many evaluations were made as until then, plus AT_LEAST.
+# many evaluations were made as until then, plus AT_LEAST. A train with an error above _LOST may
+# still be about to find f: where f is large on curves or along edges alone, the error hardly falls
+# until ranks are nearly those of f. Then so many evaluations more are made.
 _PATIENCE, AT_LEAST = 5, 20_000
+_LOST, _SEARCHED = 0.1, 100_000
 # So many times at most a train that met the tolerance may be found wrong at other entries before
 # the search counts as one that makes no progress.
 _SURPRISES = 4
@@ -178,7 +181,8 @@ class Search:
 
     def _stalled(self, idle: int) -> bool:
         spent = self._oracle.evaluations - self.fit.mark[1]
-        if spent > _PATIENCE * self.fit.mark[1] + AT_LEAST:
+        least = _SEARCHED if _LOST < self.fit.mark[0] < math.inf else AT_LEAST
+        if spent > _PATIENCE * self.fit.mark[1] + least:
             return True
         return idle >= 3 and (self.fit.threshold <= self.fit.least() or idle >= 20)
 
