@@ -1,5 +1,7 @@
 """What `tt.cross` says of functions that are hard to see: no "converged" where f is not known."""
 
+import re
+
 import jax
 import numpy as np
 import pytest
@@ -106,3 +108,65 @@ def test_a_small_tail_among_small_errors_leads_to_a_peak(seed):
     index = np.rint(center * n - 0.5 + 2 * rng.standard_normal((5000, d))).astype(int)
     exact = f(index)
     assert norm(tt.evaluate(t, index) - exact) <= 1e-3 * norm(exact), info
+
+
+def test_a_function_with_a_state_is_told_of(key):
+    """Not of a function that only cannot be fitted."""
+    state = np.random.default_rng(0)
+
+    def noisy(i):
+        return 1 / (1.0 + i.sum(axis=1)) * (1 + 1e-3 * state.standard_normal(len(i)))
+
+    def odd(i):
+        return np.sin(1e3 * (i @ 1.7 ** np.arange(6)) ** 2)
+
+    told = []
+    for f in (noisy, odd):
+        _, info = tt.cross(f, (9,) * 6, tol=1e-6, key=key, search=0)
+        assert info.status == "stalled"
+        told.append("noisy or has a state" in info.advice)
+    assert told == [True, False]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda f: tt.cross(f, (9,) * 6, tol=1e-6, key=jax.random.key(0)),
+        lambda f: tt.integrate(f, [(0, 1)] * 6, tol=1e-6),
+        lambda f: tt.functions.interpolate(f, [(0, 1)] * 6, tol=1e-6, key=jax.random.key(0)),
+        lambda f: tt.patches.cross(f, (9,) * 6, tol=1e-6, key=jax.random.key(0)),
+    ],
+)
+def test_functions_that_take_other_arguments_are_told_what_they_get(call):
+    for f, said in [
+        (lambda a, b, c, d, e, g: a + b, r"lambda x: f\(\*x.T\)"),
+        (lambda x: x @ np.ones((6, 6)) @ x, "vectorized=False"),
+    ]:
+        with pytest.raises((TypeError, ValueError)) as caught:
+            call(f)
+        notes = "".join(caught.value.__notes__)
+        assert re.search(said, notes), notes
+
+
+def test_map_tells_of_its_own_arguments(key):
+    with pytest.raises(TypeError) as caught:
+        tt.map(lambda a, b: a + b, tt.ones((3, 3)), tol=1e-6, key=key)
+    notes = "".join(caught.value.__notes__)
+    assert "gets 1 arrays" in notes
+    assert "lambda x" not in notes
+
+
+def test_patches_of_a_small_budget(key):
+    """All of it is used, and a train that is zero for want of entries has no known error."""
+    f = lambda i: np.sin(1.3 * i[:, 0] * i[:, 1])  # noqa: E731
+    for budget in (2, 60, 700):
+        _, info = tt.patches.cross(f, (40,) * 3, tol=1e-6, key=key, max_evaluations=budget)
+        assert info.status == "budget"
+        assert info.error > 0.5
+        assert budget // 2 <= info.evaluations <= budget
+
+
+def test_coordinates_of_another_number_of_dimensions_are_refused():
+    for dims, x in [(1, [[0.2, 0.3]]), (2, [[0.2]]), (2, 0.5), (1, [[np.nan]])]:
+        with pytest.raises(ValueError, match=rf"x: expected coordinates \(…, {dims}\)"):
+            tt.quantics_grid([0.0] * dims, [1.0] * dims, 4).nearest(x)

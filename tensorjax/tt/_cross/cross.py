@@ -59,8 +59,9 @@ def cross(
     """Approximates a function of multi-indices or grid points by a train, from few evaluations.
 
     Index sets of all bonds grow pivot by pivot where random entries of two neighbouring modes show
-    the largest residual (greedy two-site cross interpolation). No entry is evaluated twice. A small
-    tensor, of up to 20 000 entries, is read entirely and factored by TT-SVD: its error is exact.
+    the largest residual (greedy two-site cross interpolation). No entry is evaluated twice, but for
+    eight where a search stalls, to find whether f is noisy. A small tensor, of up to 20 000
+    entries, is read entirely and factored by TT-SVD: its error is exact.
     One of up to 2^18 entries, or of up to ``max_evaluations``, is read where a search would end
     without knowing its error: "unseen", "stalled" or "zero". Where f costs too much for that,
     ``max_evaluations`` or ``search=0`` asks for a search.

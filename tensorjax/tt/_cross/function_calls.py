@@ -179,11 +179,16 @@ def _of_executor(error: Exception) -> bool:
     return unsent or type(error).__module__.split(".")[0] in ("distributed", "ray")
 
 
-def advice(error: Exception) -> str:
-    """Returns what to do about an error of an executor, in words; "" if it tells enough itself.
+def advice(error: Exception, shape: tuple[int, ...] | None, vectorized: bool) -> str:
+    """Returns what to do about an error that f or an executor raised, in words; "" if it tells all.
+
+    Args:
+      error: that was raised.
+      shape: of the points, if f raised it for a batch and at no single one of them.
+      vectorized: whether f takes batches.
 
     Example:
-      >>> advice(AttributeError("Can't pickle local object 'f'"))[:45]
+      >>> advice(AttributeError("Can't pickle local object 'f'"), None, True)[:45]
       'executor: processes get f by its name: define'
     """
     if isinstance(error, pickle.PicklingError) or "pickle" in str(error):
@@ -196,7 +201,12 @@ def advice(error: Exception) -> str:
             "executor: a worker died while it evaluated f, or could not start: it may lack memory, "
             'or the program lacks `if __name__ == "__main__":`'
         )
-    return ""
+    if shape is None or not isinstance(error, TypeError | ValueError | IndexError):
+        return ""
+    given = f"f: gets one array, {shape if vectorized else shape[1:]}"
+    if "positional argument" in str(error):
+        return f"{given}: write lambda x: f({'*x.T' if vectorized else '*x'}) for one of several"
+    return f"{given}: pass vectorized=False if it takes one row at a time" if vectorized else ""
 
 
 class OneByOne:

@@ -227,6 +227,12 @@ class Oracle:
             self.largest = largest
             self.peak = np.append(index[row], component) if self._components else index[row].copy()
 
+    def again(self, index: np.ndarray) -> np.ndarray:
+        """Evaluates the function once more at known multi-indices: (m, 1) or (m, components)."""
+        values = self._evaluated(index, self.part(index, 0).keys.tolist())
+        self.evaluations += len(index)
+        return linalg.scaled(values, -self.exponent)
+
     # Calling -------------------------------------------------------------------------------------
 
     def _call(self, index: np.ndarray, keys: list[int]) -> tuple[np.ndarray, bool]:
@@ -396,8 +402,11 @@ class Oracle:
             where = f"at multi-index {tuple(index[at].tolist())}"
             if self._grid is not None:
                 where += f" (coordinates {tuple(points[at].tolist())})"
+        told = hasattr(error, "__notes__")  # by a function of this library that called f
         error.add_note(f"f: raised {where}, after {self.evaluations} evaluations of tt.cross")
-        if said := advice(error):
+        everywhere = (at is None or len(points) == 1) and not told
+        batch = points.shape if everywhere else None
+        if said := advice(error, batch, self._vectorized):
             error.add_note(said)
         if self.end_on_error and self.evaluations:
             raise FunctionFailed(f"f raised {error!r} {where}") from error
