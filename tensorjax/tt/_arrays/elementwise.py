@@ -57,7 +57,12 @@ def map(
         return unfold(out, given[0].row_shape, given[0].col_shape), info  # type: ignore[return-value]
 
     def values(indices: np.ndarray) -> Any:
-        return f(*(np.asarray(evaluate(t, indices)) for t in given))
+        entries = [np.asarray(evaluate(t, indices)) for t in given]
+        try:
+            return f(*entries)
+        except TypeError as error:
+            error.add_note(f"f: gets {len(given)} arrays {entries[0].shape}, one of each train")
+            raise
 
     return cross(values, given[0].shape, tol=tol, key=key, **options)  # type: ignore[return-value]
 

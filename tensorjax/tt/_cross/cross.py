@@ -22,6 +22,7 @@ from tensorjax.tt._cross.progress import CrossProgress, Options, Status
 from tensorjax.tt._cross.report import CrossInfo, reported
 from tensorjax.tt._cross.sampled_function import Jit, Oracle
 from tensorjax.tt._cross.search import AT_LEAST, Search
+from tensorjax.tt._cross.verification import LIKE_ZERO
 
 # _PARTS: shares of the squared error left below the goal that rounding may use, tried in turn.
 # _SLACK: factor by which rounding may raise the error of a train that misses the tolerance anyway.
@@ -46,7 +47,7 @@ def cross(
     x0: TT | None = None,
     pivots: ArrayLike | None = None,
     held_out: int = 1000,
-    max_sweeps: int = 100,
+    max_sweeps: int = 400,
     search: float = 0.05,
     callback: Callable[[CrossProgress], Any] | None = None,
     dtype: DTypeLike | None = None,
@@ -58,8 +59,9 @@ def cross(
     """Approximates a function of multi-indices or grid points by a train, from few evaluations.
 
     Index sets of all bonds grow pivot by pivot where random entries of two neighbouring modes show
-    the largest residual (greedy two-site cross interpolation). No entry is evaluated twice. A small
-    tensor, of up to 20 000 entries, is read entirely and factored by TT-SVD: its error is exact.
+    the largest residual (greedy two-site cross interpolation). No entry is evaluated twice, but for
+    eight where a search stalls, to find whether f is noisy. A small tensor, of up to 20 000
+    entries, is read entirely and factored by TT-SVD: its error is exact.
     One of up to 2^18 entries, or of up to ``max_evaluations``, is read where a search would end
     without knowing its error: "unseen", "stalled" or "zero". Where f costs too much for that,
     ``max_evaluations`` or ``search=0`` asks for a search.
@@ -167,6 +169,8 @@ def cross(
     doubt = _doubt(status, searched, elsewhere=x0 is None and pivots is None)
     if status == "converged" and estimate.bound > options.tol:
         status = "max_rank"
+    if status == "converged" and doubt > options.tol and estimate.error > LIKE_ZERO * options.tol:
+        status, doubt = "unseen", math.inf  # f jumps, and the train of it is not exact
     if status != "zero":
         estimate = Estimate(estimate.error, max(estimate.std, doubt))
     train = TT._unchecked(tuple(jax.device_put(final.result(cores))))

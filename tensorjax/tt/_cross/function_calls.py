@@ -4,7 +4,9 @@ import dataclasses
 import functools
 import math
 import os
+import pickle
 from collections.abc import Callable, Iterable
+from concurrent.futures import BrokenExecutor, CancelledError
 from typing import Any, Protocol
 
 import jax
@@ -96,6 +98,7 @@ class Calls:
     def __init__(self, f: Callable[[Any], Any], vectorized: bool, executor: Executor | None):
         self._f, self._executor = _check.function("f", f), executor
         self._batch = f if _check.flag("vectorized", vectorized) else OneByOne(f)
+        self._failed = slice(None)  # points of the batch whose part failed in a worker
 
     def __call__(self, points: np.ndarray) -> Any:
         if self._executor is None:
@@ -111,9 +114,20 @@ class Calls:
 
     def _mapped(self, parts: list[np.ndarray]) -> list[Any]:
         executor: Any = self._executor
-        if hasattr(executor, "submit"):
-            return [future.result() for future in [executor.submit(self._batch, p) for p in parts]]
-        return list(executor.map(self._batch, parts))
+        self._failed = slice(None)
+        if not hasattr(executor, "submit"):
+            return list(executor.map(self._batch, parts))
+        futures, values = [executor.submit(self._batch, part) for part in parts], []
+        try:
+            for future in futures:
+                values.append(future.result())
+        except BaseException:
+            for future in futures:  # else a pool would go on with them after the search has ended
+                future.cancel()
+            first = sum(len(part) for part in parts[: len(values)])
+            self._failed = slice(first, first + len(parts[len(values)]))
+            raise
+        return values
 
     def done(self) -> list[Any]:
         """Takes the values at the first points of the batch of single calls that failed last."""
@@ -122,26 +136,77 @@ class Calls:
         done, self._batch.done = self._batch.done, []
         return done
 
-    def culprit(self, points: np.ndarray) -> int | None:
+    def culprit(self, error: Exception, points: np.ndarray) -> int | None:
         """Finds the position of a point at which the function raises an error, by bisection.
+
+        Where an executor evaluated the function, its workers do so here too: the function may take
+        long, or need what only they have.
+
+        Args:
+          error: that the function raised.
+          points: of the batch.
 
         Returns:
           None if it raises at no single point, or at the first and the last: then the batch itself
-          is what it cannot take.
+          is what it cannot take; or if it is no error of the function, but of the executor.
         """
-        low, high = 0, len(points)
+        if self._executor is not None and _of_executor(error):
+            return None
+        if len(points) > 1 and self._raises(points[:1]) and self._raises(points[-1:]):
+            return None
+        low, high, _ = self._failed.indices(len(points))
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if self._raises(points[low:middle]) else (middle, high)
-        everywhere = len(points) > 1 and self._raises(points[:1]) and self._raises(points[-1:])
-        return low if not everywhere and self._raises(points[low : low + 1]) else None
+        return low if self._raises(points[low : low + 1]) else None
 
     def _raises(self, points: np.ndarray) -> bool:
+        failed = self._failed
         try:
-            self._batch(points.copy())
+            self(points)
         except Exception:  # whatever it is, the first one is passed on
             return True
+        finally:
+            self._failed = failed
         return False
+
+
+def _of_executor(error: Exception) -> bool:
+    """Whether an error is one of an executor: a worker that died, or what cannot be sent to it."""
+    if isinstance(error, BrokenExecutor | CancelledError | pickle.PicklingError):
+        return True
+    unsent = isinstance(error, AttributeError | TypeError) and "pickle" in str(error)
+    return unsent or type(error).__module__.split(".")[0] in ("distributed", "ray")
+
+
+def advice(error: Exception, shape: tuple[int, ...] | None, vectorized: bool) -> str:
+    """Returns what to do about an error that f or an executor raised, in words; "" if it tells all.
+
+    Args:
+      error: that was raised.
+      shape: of the points, if f raised it for a batch and at no single one of them.
+      vectorized: whether f takes batches.
+
+    Example:
+      >>> advice(AttributeError("Can't pickle local object 'f'"), None, True)[:45]
+      'executor: processes get f by its name: define'
+    """
+    if isinstance(error, pickle.PicklingError) or "pickle" in str(error):
+        return (
+            "executor: processes get f by its name: define f at the top level of a module, not as "
+            "a lambda or inside a function, or use an executor of threads"
+        )
+    if isinstance(error, BrokenExecutor):
+        return (
+            "executor: a worker died while it evaluated f, or could not start: it may lack memory, "
+            'or the program lacks `if __name__ == "__main__":`'
+        )
+    if shape is None or not isinstance(error, TypeError | ValueError | IndexError):
+        return ""
+    given = f"f: gets one array, {shape if vectorized else shape[1:]}"
+    if "positional argument" in str(error):
+        return f"{given}: write lambda x: f({'*x.T' if vectorized else '*x'}) for one of several"
+    return f"{given}: pass vectorized=False if it takes one row at a time" if vectorized else ""
 
 
 class OneByOne:

@@ -106,11 +106,24 @@ def reported(
         ranks=train.ranks,
         seconds=search.seconds,
         programs=len(oracle.programs),
-        advice=_ALL_ZERO if search.held.all and oracle.largest == 0 else _ADVICE[status],
+        advice=_advice(status, search, oracle),
         searched=search.held.uniform + search.globally.spent,
         message=_message(status, estimate, search),
         record=oracle.record(search.fit.options.held_out),
     )
+
+
+def _advice(status: Status, search: Search, oracle: Oracle) -> str:
+    """Returns what to do next, in words."""
+    if search.held.all and oracle.largest == 0:
+        return _ALL_ZERO
+    if search.unsteady:
+        return (
+            f"f gave other values when it was asked for the same entries again, by "
+            f"{search.unsteady:.0e} of its root mean square: it is noisy or has a state; make it "
+            f"depend on its argument alone, or ask for a tol above its noise"
+        )
+    return _ADVICE[status]
 
 
 def _message(status: Status, estimate: Estimate, search: Search) -> str:

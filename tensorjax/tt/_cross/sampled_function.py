@@ -10,7 +10,14 @@ import jax
 import numpy as np
 
 from tensorjax import linalg
-from tensorjax.tt._cross.function_calls import Calls, Evaluations, Executor, joined, numbers
+from tensorjax.tt._cross.function_calls import (
+    Calls,
+    Evaluations,
+    Executor,
+    advice,
+    joined,
+    numbers,
+)
 
 Jit = bool | Literal["auto"]
 # Batches of compiled functions are padded to one of these sizes, and cut at the last.
@@ -220,6 +227,12 @@ class Oracle:
             self.largest = largest
             self.peak = np.append(index[row], component) if self._components else index[row].copy()
 
+    def again(self, index: np.ndarray) -> np.ndarray:
+        """Evaluates the function once more at known multi-indices: (m, 1) or (m, components)."""
+        values = self._evaluated(index, self.part(index, 0).keys.tolist())
+        self.evaluations += len(index)
+        return linalg.scaled(values, -self.exponent)
+
     # Calling -------------------------------------------------------------------------------------
 
     def _call(self, index: np.ndarray, keys: list[int]) -> tuple[np.ndarray, bool]:
@@ -382,14 +395,19 @@ class Oracle:
         """Adds to an error of the function the multi-index at which it was raised."""
         if isinstance(error, _NOT_TRACEABLE):
             return
-        at = self._eager.culprit(points) if at is None else at
+        at = self._eager.culprit(error, points) if at is None else at
         if at is None:
             where = f"for a batch of {len(index)} multi-indices"
         else:
             where = f"at multi-index {tuple(index[at].tolist())}"
             if self._grid is not None:
                 where += f" (coordinates {tuple(points[at].tolist())})"
+        told = hasattr(error, "__notes__")  # by a function of this library that called f
         error.add_note(f"f: raised {where}, after {self.evaluations} evaluations of tt.cross")
+        everywhere = (at is None or len(points) == 1) and not told
+        batch = points.shape if everywhere else None
+        if said := advice(error, batch, self._vectorized):
+            error.add_note(said)
         if self.end_on_error and self.evaluations:
             raise FunctionFailed(f"f raised {error!r} {where}") from error
 

@@ -25,11 +25,17 @@ _FEW_PIVOTS = 1.5
 # ones make the interpolation ill-conditioned, and do not lead to what is large.
 _LEVEL = 1e-3
 # The search has stalled if the error did not fall by the factor PROGRESS while _PATIENCE times as
-# many evaluations were made as until then, plus AT_LEAST.
+# many evaluations were made as until then, plus AT_LEAST. A train with an error above _LOST may
+# still be about to find f: where f is large on curves or along edges alone, the error hardly falls
+# until ranks are nearly those of f. Then so many evaluations more are made.
 _PATIENCE, AT_LEAST = 5, 20_000
+_LOST, _SEARCHED = 0.1, 100_000
 # So many times at most a train that met the tolerance may be found wrong at other entries before
 # the search counts as one that makes no progress.
 _SURPRISES = 4
+# Entries that are asked for again where a search stalled, as f may be noisy or have a state; and
+# what it may differ by beside its root mean square, for sums of a batch may depend on the others.
+_AGAIN, _SAME = 8, 1e-6
 # Most held-out entries that become pivots at once: those with errors above _HIDDEN times the
 # residuals of all blocks.
 _OFFERED, _HIDDEN = 4, 10.0
@@ -43,11 +49,14 @@ class Search:
       globally: search for errors all over the tensor.
       sweeps: done.
       failure: the error of f that ended the search, and where; empty if none did.
+      unsteady: by how much f differs from itself at the same entries, over its root mean square; 0
+        if it does not, or if the search did not stall.
     """
 
     def __init__(self, fit: Approximation, rng: np.random.Generator):
         self.sweeps = 0
         self.failure = ""
+        self.unsteady = 0.0
         self._fails = False  # f does at an entry that a search may not need
         self._began = time.perf_counter()
         self._oracle, self._options, self._rng = fit.oracle, fit.options, rng
@@ -75,6 +84,8 @@ class Search:
                 status = self._run()
                 if status not in ("converged", "zero"):
                     self.fit.settle()
+                if status == "stalled" and self._oracle.left >= _AGAIN:
+                    self.unsteady = self._unsteady()
                 return status
             except Rescaled:  # values so large that the others are nothing: from the beginning
                 rescaled = True
@@ -89,6 +100,13 @@ class Search:
                     raise
                 self.failure = f"interrupted after {self._oracle.evaluations} evaluations"
                 return self.fit.ended("failed", measured=False)
+
+    def _unsteady(self) -> float:
+        """Returns by how much f differs from itself at some entries, over its root mean square."""
+        index = self.held.index[:_AGAIN]
+        change = np.abs(self._oracle.again(index) - self.held.values[: len(index)]).max()
+        part = float(change) / (self.held.rms or 1.0)
+        return part if part > _SAME else 0.0
 
     def _run(self) -> Status:
         self.fit.look()
@@ -178,7 +196,8 @@ class Search:
 
     def _stalled(self, idle: int) -> bool:
         spent = self._oracle.evaluations - self.fit.mark[1]
-        if spent > _PATIENCE * self.fit.mark[1] + AT_LEAST:
+        least = _SEARCHED if _LOST < self.fit.mark[0] < math.inf else AT_LEAST
+        if spent > _PATIENCE * self.fit.mark[1] + least:
             return True
         return idle >= 3 and (self.fit.threshold <= self.fit.least() or idle >= 20)
 

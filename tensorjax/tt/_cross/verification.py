@@ -12,7 +12,7 @@ from tensorjax.tt._cross.progress import Status
 from tensorjax.tt._cross.train_entries import TELLING, magnitudes
 
 # A train this much more accurate than asked for seems to be exact.
-_LIKE_ZERO = 0.01
+LIKE_ZERO = 0.01
 # Most wrong entries that become pivots at once.
 _OFFERED = 16
 # Local maxima that tell whether the train has found all of f: so many at least, each with this
@@ -25,12 +25,18 @@ _READ, _MOST_READ = 4, 1 << 17
 _ROUNDS = 3
 # Random entries that global search looks at before it climbs from the worst of them.
 _BATCH = 20_000
-# New entries contradict the estimate if one has an error above so many times the tolerance,
-# relative to the largest value.
-_AGREES = 100
+# New entries contradict the estimate if one has an error above so many times the tolerance, or
+# above this part, relative to the largest value: a coarse tolerance is no licence for errors as
+# large as f.
+_AGREES, _ANYWHERE = 100, 0.05
 # A held-out error stands out above so many times the root mean square of all but the TELLING
-# largest ones, and above this part of the largest value, for less is roundoff.
-_STANDS_OUT, _ROUNDOFF = 100, 1e-12
+# largest ones, and above this part of the largest value, for less is roundoff. The second number
+# of times is for errors beside roundoff, which scatter more.
+_STANDS_OUT, _ABOVE_OTHERS, _ROUNDOFF = 10, 100, 1e-12
+# Where f jumps, random entries are looked at too, until they are this share of all evaluations or
+# would meet errors at so small a part of all entries that they are below so many times the
+# tolerance: what is wrong is wrong by much, but at few entries, and no smaller errors lead there.
+_AT_RANDOM, _HARMLESS = 0.25, 3
 # Errors beside the terms that the train sums up stand out above so many units of roundoff.
 _ABOVE_ROUNDOFF = 1e4
 # An error of this part of the largest value tells of a jump, smaller ones of a smooth function's
@@ -50,11 +56,12 @@ class Verification:
         self.found = 0
         self._worst = 0.0  # largest error at the entries that were looked at last
         self._surprised = False  # whether a train that met the tolerance was wrong at edges
+        self._drawn = 0  # random entries looked at where f jumps
 
     @property
     def _least(self) -> float:
         """Least error of an entry that contradicts the estimated error."""
-        return _AGREES * self._fit.options.tol * self._fit.oracle.largest
+        return min(_AGREES * self._fit.options.tol, _ANYWHERE) * self._fit.oracle.largest
 
     @property
     def _many(self) -> bool:
@@ -101,7 +108,7 @@ class Verification:
         if self._wrong_at_edges(cores):
             self._surprised = self._surprised or self._worst > _JUMP * fit.oracle.largest
             return None
-        if seen and fit.estimate.error > _LIKE_ZERO * fit.options.tol and not fit.rare:
+        if seen and fit.estimate.error > LIKE_ZERO * fit.options.tol and not fit.rare:
             if self._wrong_elsewhere(cores):
                 return None
             return "unseen" if self._surprised else "converged"
@@ -169,26 +176,26 @@ class Verification:
             return False
         index, values = fit.held.with_former()
         wrong = fit.held.wrong(cores, index, values)
-        if self._stands_out(wrong, _ROUNDOFF * fit.oracle.largest):
+        if self._stands_out(wrong, _ROUNDOFF * fit.oracle.largest, _STANDS_OUT):
             start = index[[int(wrong.argmax())]]
             return self._found_wrong(cores, search.worst_tops(cores, start, search.a_climb))
         roundoff = float(np.finfo(fit.oracle.dtype).eps)
         with np.errstate(over="ignore"):
             part = wrong / (magnitudes(cores, index) + np.finfo(float).tiny)
         part = np.minimum(part, np.finfo(float).max)
-        if self._stands_out(part, _ABOVE_ROUNDOFF * roundoff):
+        if self._stands_out(part, _ABOVE_ROUNDOFF * roundoff, _ABOVE_OTHERS):
             start = index[[int(part.argmax())]]
             tops = search.worst_tops(cores, start, search.a_climb, relative=True)
             return self._found_wrong(cores, tops)
         return False
 
-    def _stands_out(self, wrong: np.ndarray, least: float) -> bool:
+    def _stands_out(self, wrong: np.ndarray, least: float, times: float) -> bool:
         """Whether the largest of some errors is far above all but the TELLING largest ones."""
         largest = float(wrong.max())
         if not largest > least:
             return False
         rest = np.sort(wrong)[:-TELLING] / largest
-        return float((rest**2).sum()) * _STANDS_OUT**2 < len(wrong)
+        return float((rest**2).sum()) * times**2 < len(wrong)
 
     def _wrong_nearby(self, cores: Cores) -> bool:
         """Searches for errors near the index sets; returns whether there are any."""
@@ -201,8 +208,20 @@ class Verification:
                 return True
         return False
 
+    def _wrong_at_random(self, cores: Cores) -> bool:
+        """Searches for errors of a function that jumps at random entries of the whole tensor."""
+        fit = self._fit
+        most = min(_AT_RANDOM * fit.oracle.evaluations, 3 / (_HARMLESS * fit.options.tol) ** 2)
+        while self._many and (more := int(min(most - self._drawn, _BATCH))) > 0:
+            self._drawn += more
+            if self._found_wrong(cores, self._search.random(more)):
+                return True
+        return False
+
     def _wrong_elsewhere(self, cores: Cores) -> bool:
         """Searches for errors at random entries, and climbs from the worst of them."""
+        if self._wrong_at_random(cores):
+            return True
         search, oracle, held = self._search, self._fit.oracle, self._fit.held
         while (credit := search.credit) >= 2 * search.a_climb:
             before = oracle.evaluations

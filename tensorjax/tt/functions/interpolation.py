@@ -16,7 +16,7 @@ from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax._typing import Key
 from tensorjax.tt._cross.cross import CrossInfo, cross
-from tensorjax.tt._cross.function_calls import Calls, numbers
+from tensorjax.tt._cross.function_calls import Calls, advice, numbers
 from tensorjax.tt.functions.bases import Basis
 from tensorjax.tt.functions.chebyshev import Chebyshev
 from tensorjax.tt.functions.common_bases import times_modes
@@ -289,11 +289,17 @@ class _Checked:
         self, f: Callable[[Any], Any], shape: tuple[int, ...], vectorized: bool, executor: Any
     ):
         self._calls, self._shape = Calls(f, vectorized, executor), shape
+        self._vectorized = vectorized
         self.dtype: Any = None  # of trains of these values, once there are some
         self.zero = True  # whether all values were zero
 
     def __call__(self, points: np.ndarray) -> np.ndarray:
-        values = numbers(np.asarray(self._calls(points)))
+        try:
+            values = numbers(np.asarray(self._calls(points)))
+        except Exception as error:
+            if said := advice(error, points.shape, self._vectorized):
+                error.add_note(said)
+            raise
         expected = (len(points), *self._shape)
         if values.shape != expected:
             hint = ""

@@ -282,7 +282,7 @@ class _Splitting:
         self.searches += 1
         if math.prod(rest) <= _WHOLE:
             return self._read(prefix, rest) if math.prod(rest) <= left else None
-        if left < _WHOLE:
+        if left < (_WHOLE if prefix else 1):  # the whole domain is fitted with what there is
             return None
         train, info = cross_of_train(
             self._part(prefix),
@@ -303,7 +303,8 @@ class _Splitting:
             size = max(size, self._sampled_norm(prefix, rest))
         error = info.error if math.isfinite(info.error) else 1.0
         fits = info.status == "converged" or (info.status == "unseen" and info.error <= self.tol)
-        std = info.error_std * size if math.isfinite(info.error_std) else math.inf
+        known = math.isfinite(info.error_std) and size > 0
+        std = info.error_std * size if known else math.inf
         return _Leaf(train, size, error * size, std, fits)
 
     def _read(self, prefix: Prefix, rest: tuple[int, ...]) -> _Leaf:
@@ -384,6 +385,8 @@ class _Splitting:
             math.hypot(*(getattr(leaf, name) for leaf in leaves)) / (whole or 1.0)
             for name in ("error", "std")
         )
+        if whole == 0 and std > 0:  # zero wherever it was looked at
+            error = math.inf
         trains = [leaf.train for leaf in leaves if leaf.train is not None]
         return PatchesInfo(
             status=status,

@@ -122,8 +122,16 @@ class QuanticsGrid(NamedTuple):
 
         Returns:
           NumPy integers (…, modes), the digits of the points.
+
+        Raises:
+          ValueError: another number of coordinates than the grid has dimensions, or NaN.
         """
-        steps = (np.asarray(x, float) - np.asarray(self.low)) / np.asarray(self.spacing)
+        x = np.asarray(x, float)
+        if x.ndim == 0 or x.shape[-1] != self.dims or np.isnan(x).any():
+            raise ValueError(
+                f"x: expected coordinates (…, {self.dims}) without NaN, got shape {x.shape}"
+            )
+        steps = (x - np.asarray(self.low)) / np.asarray(self.spacing)
         return self.digits(np.clip(np.rint(steps), 0, np.array(self.points) - 1).astype(np.int64))
 
 
