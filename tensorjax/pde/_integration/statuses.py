@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorjax._cores.unfoldings import Cores
+from tensorjax.pde._integration.accuracy import grid_errors, looks
 from tensorjax.pde._integration.solution import Result
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._stepping.exponential import along_axes, coupled
@@ -61,6 +62,7 @@ class Options(NamedTuple):
     max_steps: int
     gated: bool
     auto: bool = False
+    accuracy: float = math.inf
 
 
 class Stopped(NamedTuple):
@@ -119,12 +121,13 @@ def unbounded(
     unstable = too_fast(options, cores, at, min(3 * max(edge, rough), 0.3), _NEAR)
     if unstable is not None:
         return unstable
-    t = at.path.time(1.0)
+    t, found = at.path.time(1.0), grid_errors(np, cores, looks(options.problem.box))
     if coarse:
         return Stopped(
             Result.unresolved,
             f"at t = {t:g} a share {rough:.2g} of the norm of v lies in the highest third of "
-            f"the modes of an axis (resolution_limit = {options.resolution_limit:g}), and "
+            f"the modes of axis {int(np.argmax(found.coarse))} "
+            f"(resolution_limit = {options.resolution_limit:g}), and "
             f"{edge:.2g} at the edge of the box: take more points, a smaller box, or "
             "coordinates in which the solution is wider",
         )
@@ -139,8 +142,8 @@ def unbounded(
         )
     return Stopped(
         Result.edge_mass,
-        f"at t = {t:g} a share {edge:.2g} of the norm of v lies at the edge of the box "
-        f"(edge_limit = {options.edge_limit:g}): take a larger box with as many more "
+        f"at t = {t:g} a share {edge:.2g} of the norm of v lies at the edge of the box, at the "
+        f"ends of axis {int(np.argmax(found.cut))} (edge_limit = {options.edge_limit:g}): take a larger box with as many more "
         "points, or coordinates that follow the solution",
     )
 
