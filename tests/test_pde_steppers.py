@@ -218,7 +218,7 @@ def test_splitting_methods_take_reactions_at_order_two(method: Any):
                 method=method,
                 coordinates="fixed",
                 accuracy=1e-3,
-            ),  # fmt: skip
+            ),
             0.5,
             x,
         )

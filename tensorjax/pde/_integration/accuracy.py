@@ -21,11 +21,16 @@ from tensorjax._cores.overlaps import bond_overlap
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._discretization.modes import DISPERSION, frequencies, modes
+from tensorjax.pde._stepping.outskirts import noisy_edge
+from tensorjax.pde.physical import quadrature, shares_of
 
 # Bands of frequencies, over the highest one, whose norms are compared.
 _LOW, _HIGH = (0.7, 0.85), (0.85, 1.0)
 # Largest estimate of a success, in units of the tolerance, if nothing else is asked for.
 ALLOWED = 10.0
+# A state is coarse rather than cut off if the highest third of the modes of an axis holds more than
+# this times the share at the edge.
+ROUGH = 5
 # Estimates below this may be roundoff.
 LEAST = 1e-8
 # The same at fixed ranks, which ask for no accuracy.
@@ -104,9 +109,18 @@ def inaccurate(cores: Cores, box: Box, t: float, tol: float, allowed: float) -> 
     asked = f"for accuracy = {allowed:.1g} (tol = {tol:.1g})"
     if found.cut.max() > found.coarse.max():
         k = int(np.argmax(found.cut))
+        text = f"at t = {t:g} a share {found.cut[k]:.1g} of the norm of v lies at the ends of axis "
+        edge, rough = shares_of(np, cores, quadrature(box))
+        if rough > ROUGH * edge or noisy_edge(cores, box) is not None:
+            j = int(np.argmax(found.coarse))
+            more = _advised(box.axes[j], max(found.coarse[j], found.cut[k]), allowed)
+            return (
+                f"{text}{k}, {asked}, as waves of the grid and no tail: take {more} on axis {j}, "
+                "or a larger tol or accuracy"
+            )
         return (
-            f"at t = {t:g} a share {found.cut[k]:.1g} of the norm of v lies at the ends of axis "
-            f"{k}, {asked}, and is cut off there: take a larger box, or a larger tol or accuracy"
+            f"{text}{k}, {asked}, and is cut off there: take a larger box, or a larger tol or "
+            "accuracy"
         )
     k = int(np.argmax(found.coarse))
     return (

@@ -138,6 +138,13 @@ def integrate(
       edge_limit: the run stops where `edge_mass` is larger.
       resolution_limit: the run stops where `resolution` is larger. A density that is to be right to
         ε should stay below about ε^(4/9).
+      accuracy: relative error that the grid may leave at the end, in the norm of u. What it leaves
+        is estimated axis by axis: by the distance of the points, from how fast the modes of v decay
+        (of finite differences, from how much slower they carry each mode), and by the ends of the
+        box, from what lies there. A run with a larger estimate comes to its end as well, and its
+        result is "less accurate than asked", with the axis and what to do. None: 10 ``tol``. With
+        ``rank`` it is the error that points, ranks or steps may leave, 0.05 if None, and the last
+        state within it is returned. Inf: nothing is said.
       max_steps: accepted, at most.
       progress: True for a line on stderr, or a callback for the statistics of each step (a dict as
         `Solution.stats`, entry by entry), which stops the run if it returns True.

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorjax._cores.unfoldings import Cores
-from tensorjax.pde._integration.accuracy import grid_errors, looks
+from tensorjax.pde._integration.accuracy import ROUGH, grid_errors, looks
 from tensorjax.pde._integration.solution import Result
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._stepping.exponential import along_axes, coupled
@@ -22,8 +22,6 @@ _GROWTH = 1.1
 _JUMP, _LEAP = 1.25, 4
 # Steps of the power iteration that estimates the fastest rate.
 _ITERATIONS = 6
-# A state counts as unresolved if the highest modes hold more than this times the edge's share.
-_ROUGH = 5
 # Where a run ends in any case, rates of v down to this share of the stability limit are examined:
 # the growing mode need not be the largest of the small parts yet.
 _NEAR = 0.25
@@ -143,8 +141,8 @@ def unbounded(
     return Stopped(
         Result.edge_mass,
         f"at t = {t:g} a share {edge:.2g} of the norm of v lies at the edge of the box, at the "
-        f"ends of axis {int(np.argmax(found.cut))} (edge_limit = {options.edge_limit:g}): take a larger box with as many more "
-        "points, or coordinates that follow the solution",
+        f"ends of axis {int(np.argmax(found.cut))} (edge_limit = {options.edge_limit:g}): take a "
+        "larger box with as many more points, or coordinates that follow the solution",
     )
 
 
@@ -152,7 +150,7 @@ def unbounded_by(edge: Any, rough: Any, edge_limit: Any, resolution_limit: Any) 
     """Returns whether norms exceed the limits of box or resolution, and whether resolution's."""
     outside = (edge > edge_limit) | (rough > resolution_limit)
     # What is not resolved also fills the box; what is cut off at its edge is a little rough.
-    coarse = (rough > resolution_limit) | (rough > _ROUGH * edge)
+    coarse = (rough > resolution_limit) | (rough > ROUGH * edge)
     return outside, outside & coarse
 
 
