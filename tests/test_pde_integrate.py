@@ -322,7 +322,7 @@ def test_the_controller_meets_its_tolerance(method: Any):
     found = []
     for rtol in (1e-3, 1e-5):
         solution = pde.integrate(
-            problem, t1=0.5, tol=1e-8, coordinates="fixed", method=method,
+            problem, t1=0.5, tol=1e-8, coordinates="fixed", method=method, accuracy=rtol,
             stepsize_controller=pde.PIDController(rtol, dtmax=0.1),
         )  # fmt: skip
         assert solution.result == pde.Result.successful
@@ -354,7 +354,7 @@ def test_an_unstable_step_is_told_from_too_few_points(method: Any):
     box = pde.Box((pde.Axis("fourier", 48, -6.0, 6.0), pde.Axis("chebyshev", 56, -5.0, 7.0)))
     diffusion = np.array([[0.1, 0.03], [0.03, 0.05]])
     problem = pde.OrnsteinUhlenbeck(matrix, diffusion, start, box, offset=np.array([0.2, 0.0]))
-    options: dict[str, Any] = {"t1": 0.4, "tol": 1e-6, "method": method}
+    options: dict[str, Any] = {"t1": 0.4, "tol": 1e-6, "method": method, "accuracy": 1e-3}
     solution = pde.integrate(problem, dt=0.01, **options)
     assert solution.result == pde.Result.cfl
     advised = float(solution.message.split("admits dt of about ")[1])
@@ -484,7 +484,7 @@ def test_sources_are_no_instability():
     source = pde.Gaussian(np.ones(2), 0.3 * np.eye(2), amplitude=1.0)
     box = pde.Box.fourier(2, 32, 6.0)
     problem = pde.AdvectionDiffusionReaction(None, None, start, box, source=source)
-    solution = pde.integrate(problem, t1=0.2, dt=0.05, coordinates="fixed")
+    solution = pde.integrate(problem, t1=0.2, dt=0.05, coordinates="fixed", accuracy=1e-4)
     assert solution.result == pde.Result.successful
     x = np.random.default_rng(0).normal(size=(100, 2))
     found = pde.evaluate(solution.final.v, solution.final.map, box, x)

@@ -42,7 +42,7 @@ def errors(method: Any, steps: list[int], finest: int, **options: Any) -> list[f
     def values(count: int, method: Any) -> np.ndarray:
         solution = pde.integrate(
             problem, t1=T1, dt=T1 / count, method=method, coordinates=Prescribed(turning),
-            **options,
+            accuracy=1e-3, **options,
         )  # fmt: skip
         assert solution.result == pde.Result.successful
         state = solution.final
@@ -181,7 +181,7 @@ def test_splitting_methods_start_from_a_product_state_and_follow_the_rank():
 def test_nothing_happens_where_the_right_side_is_zero(method: Any):
     start = pde.Gaussian(np.zeros(2), np.array([[1.0, 0.3], [0.3, 0.5]]))
     problem = pde.FokkerPlanck(None, None, start, pde.Box.fourier(2, 24))
-    solution = pde.integrate(problem, t1=0.3, dt=0.1, tol=1e-8, method=method)
+    solution = pde.integrate(problem, t1=0.3, dt=0.1, tol=1e-8, method=method, accuracy=1e-2)
     assert solution.result == pde.Result.successful
     before = problem.initial(pde.AffineMap.identity(2), 1e-8)
     assert tt.distance(solution.final.v, before) < 1e-6 * tt.norm(before)
@@ -211,7 +211,13 @@ def test_splitting_methods_take_reactions_at_order_two(method: Any):
         end_error(
             problem,
             pde.integrate(
-                problem, t1=0.5, dt=0.5 / n, tol=1e-9, method=method, coordinates="fixed"
+                problem,
+                t1=0.5,
+                dt=0.5 / n,
+                tol=1e-9,
+                method=method,
+                coordinates="fixed",
+                accuracy=1e-3,
             ),
             0.5,
             x,
@@ -229,7 +235,7 @@ def test_splitting_methods_choose_their_steps(method: Any):
     estimates = []
     for dt in (0.1, 0.05):
         only = pde.integrate(
-            problem, t1=dt, dt=dt, tol=1e-9, method=method, coordinates="fixed",
+            problem, t1=dt, dt=dt, tol=1e-9, method=method, coordinates="fixed", accuracy=1e-3,
             stepsize_controller=pde.PIDController(1.0),
         )  # fmt: skip
         estimates.append(only.stats["error"][0])
@@ -238,7 +244,7 @@ def test_splitting_methods_choose_their_steps(method: Any):
     errors, steps = [], []
     for rtol in (1e-3, 1e-5):
         found = pde.integrate(
-            problem, t1=0.5, tol=1e-7, method=method, coordinates="fixed",
+            problem, t1=0.5, tol=1e-7, method=method, coordinates="fixed", accuracy=1e-3,
             stepsize_controller=pde.PIDController(rtol),
         )  # fmt: skip
         errors.append(end_error(problem, found, 0.5, x))

@@ -10,6 +10,8 @@ from tensorjax import pde
 
 # Points drawn from the exact density at which errors are measured.
 POINTS = 2000
+# Results of runs that came to their end.
+ENDED = (pde.Result.successful, pde.Result.inaccurate)
 
 
 class Found(NamedTuple):
@@ -108,13 +110,13 @@ def compared(runs: list[Found], seconds: float, max_rank: int) -> list[Found]:
     assert case.reference is not None
     finer = Case(case.name, case.problem, case.t1, case.steps, case.reference)
     truth = integrated(finer, "fixed", seconds, max_rank)
-    if truth.result != pde.Result.successful:
+    if truth.result not in ENDED:
         return runs
     x = case.points(case.t1, POINTS)
     exact = pde.evaluate(truth.final.v, truth.final.map, case.problem.box, x)
     out = []
     for run in runs:
-        if run.solution.result == pde.Result.successful:
+        if run.solution.result in ENDED:
             out.append(run._replace(error=relative(run.values(x), exact)))
         else:
             out.append(run)
@@ -124,7 +126,7 @@ def compared(runs: list[Found], seconds: float, max_rank: int) -> list[Found]:
 def row(run: Found) -> dict[str, Any]:
     """Returns the table row of a run."""
     stats, case = run.solution.stats, run.case
-    ended = run.solution.result == pde.Result.successful
+    result = run.solution.result
     some = len(stats["t"]) > 0
     return {
         "problem": case.name,
@@ -138,5 +140,8 @@ def row(run: Found) -> dict[str, Any]:
         "mass drift": float(np.ptp(stats["mass"]) / abs(stats["mass"][0])) if some else None,
         "edge": float(stats["edge_mass"].max()) if some else None,
         "programs": int(stats["compilations"].sum()),
-        "until": "end" if ended else f"t = {run.solution.final.t:.3g}: {run.solution.result}",
+        "until": {
+            pde.Result.successful: "end",
+            pde.Result.inaccurate: f"end, {pde.Result.inaccurate}",
+        }.get(result, f"t = {run.solution.final.t:.3g}: {result}"),
     }

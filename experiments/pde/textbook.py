@@ -271,7 +271,7 @@ def _row(case: Problem, coordinates: Any, seconds: float, known: Any, kind: str)
         progress=lambda _: time.process_time() - began > seconds, **options,
     )  # fmt: skip
     used = time.process_time() - began
-    ended = solution.result == pde.Result.successful
+    ended = solution.result in (pde.Result.successful, pde.Result.inaccurate)
     mean, spread, density = _errors(case, solution, known) if ended else (None, None, None)
     return {
         "coordinates": coordinates,

@@ -20,6 +20,7 @@ from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike, JaxOrHost
 from tensorjax.pde._arguments import floats
 from tensorjax.pde._discretization.grid import Box
+from tensorjax.pde._discretization.modes import moment_weights
 from tensorjax.pde._maps.affine_maps import AffineMap
 
 __all__ = ["edge_mass", "evaluate", "marginal", "mass", "moments", "resolution"]
@@ -365,7 +366,7 @@ def _weighted(xp: Any, cores: list[Any], box: Box, power: int) -> list[Any]:
     """Computes Σ_j w_j y_j^power G_k[:, j, :] of all cores on a box, for physical moments."""
     out = []
     for core, axis in zip(cores, box.axes, strict=True):
-        w = xp.asarray(axis.weights * axis.points**power).astype(core.dtype)
+        w = xp.asarray(moment_weights(axis, power)).astype(core.dtype)
         out.append(weighted_sum(core, w))
     return out
 

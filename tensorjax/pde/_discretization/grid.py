@@ -18,6 +18,7 @@ from tensorjax import _chebyshev, _check
 from tensorjax._typing import ArrayLike
 from tensorjax.pde._arguments import floats
 from tensorjax.pde._discretization import differentiation, half_lines
+from tensorjax.pde._discretization.modes import modes
 
 Kind = Literal["fourier", "periodic", "chebyshev", "finite differences", "log", "laguerre"]
 # Points of a local derivative: of order 12, to 1e-8 at 12 points to a wave.
@@ -207,22 +208,7 @@ class Axis:
 
         Orthonormal rows, for v times the root of the weights.
         """
-        k = np.arange(self.n)
-        if self.kind in ("fourier", "periodic", "log"):  # 1, cos, sin, cos, …
-            wave = np.outer((k + 1) // 2, 2 * np.pi * k / self.n)
-            rows = np.where(k[:, None] % 2 == 0, np.sin(wave), np.cos(wave))
-            rows[0] = 1
-        elif self.kind == "chebyshev":  # polynomials that vanish at both ends, by degree
-            t = self._angles[1:-1]
-            rows = np.sin(t) ** 2 * np.cos(np.outer(k, t)) * np.sqrt(self.weights)
-            rows = np.linalg.qr(rows.T)[0].T
-        elif self.kind == "laguerre":
-            at = half_lines.modes(np, half_lines.zeros(self.n, 2 * self.power), self.n, self.power)
-            rows = np.linalg.qr((at * self.factor * np.sqrt(self.weights)).T)[0].T
-        else:
-            rows = np.sin(np.outer(k + 1, np.pi * (k + 1) / (self.n + 1)))
-        rows = rows[2 * self.n // 3 :]
-        return _fixed(rows / np.linalg.norm(rows, axis=1, keepdims=True))
+        return _fixed(modes(self)[2 * self.n // 3 :])
 
     @functools.cached_property
     def ends(self) -> np.ndarray:
@@ -320,10 +306,6 @@ class Axis:
             hit = first[:, None] + j == xp.arange(self.n, dtype=y.dtype)[None]
             rows = rows + xp.where(hit, value[:, None], xp.zeros_like(rows))
         return rows
-
-    @property
-    def _angles(self) -> np.ndarray:
-        return np.pi * np.arange(self.n + 2) / (self.n + 1)
 
     @functools.cached_property
     def _slopes(self) -> np.ndarray:

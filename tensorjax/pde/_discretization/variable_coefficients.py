@@ -190,13 +190,23 @@ def bent(box: Box, pair: tuple[int, int], weight: float, cores: Cores) -> TTMatr
 
 
 def _twice(axis: Axis, m: Any) -> Any:
-    """Builds the core of v ↦ ∂² (m v) from a core of m; as ∂ (m ∂ v + m' v) on Laguerre axes."""
+    """Builds the core of v ↦ ∂² (m v) from a core of m, stable where m is far from constant.
+
+    As ∂ (m ∂ v + m' v) on Laguerre axes, and on Fourier axes with the second part in the split form
+    of `transport`: m jumps from one end to the other there, and of the jump ∂² m makes modes that
+    grow at rates of the grid, where ∂ m ∂ only damps. Of an even number of points ∂ has no highest
+    mode, which the mean of m damps.
+    """
     xp = backend(m)
-    if axis.kind != "laguerre":
-        return xp.asarray(axis.d2).astype(m.dtype)[None, :, :, None] * m[:, None, :, :]
+    d2 = xp.asarray(axis.d2).astype(m.dtype)
+    if axis.kind not in ("fourier", "periodic", "laguerre"):
+        return d2[None, :, :, None] * m[:, None, :, :]
     d1, slope = (xp.asarray(d).astype(m.dtype) for d in (axis.d1, axis.slope))
-    inner = m[:, :, None, :] * d1[None, :, :, None] + _diagonal(einsum("ij,ajb->aib", slope, m))
-    return einsum("mk,aknb->amnb", d1, inner)
+    inner, sloped = m[:, :, None, :] * d1[None, :, :, None], einsum("ij,ajb->aib", slope, m)
+    if axis.kind == "laguerre":
+        return einsum("mk,aknb->amnb", d1, inner + _diagonal(sloped))
+    highest = (d2 - d1 @ d1)[None, :, :, None] * m.mean(1)[:, None, None, :]
+    return einsum("mk,aknb->amnb", d1, inner) + highest + _split(axis, d1, sloped)
 
 
 def _derived(box: Box, tensor: Any, pair: tuple[int, int], cores: Cores) -> list[Any]:

@@ -18,6 +18,7 @@ from tensorjax._cores import interfaces
 from tensorjax._cores.ranks import cut_ranks
 from tensorjax._formats.trains import TT
 from tensorjax.pde._arguments import hosted_cores
+from tensorjax.pde._integration.accuracy import bond_errors, grid_errors, looks
 from tensorjax.pde._integration.initial_checks import check_inside
 from tensorjax.pde._integration.solution import STATUSES, Result, Solution, State
 from tensorjax.pde._integration.statuses import Options, unbounded_by
@@ -61,6 +62,7 @@ class _Inputs(NamedTuple):
     constants: Any
     dt: Any
     axes: Any
+    looks: Any
     limits: Any
 
 
@@ -75,6 +77,7 @@ class _Carry(NamedTuple):
       good: v of the last step that was looked at before anything was wrong, or None where that is
         not kept.
       steps: number of steps that led to ``good``.
+      errors: estimated so far: of every axis, of every bond, and of the steps so far.
     """
 
     v: TT
@@ -83,6 +86,7 @@ class _Carry(NamedTuple):
     fastest: Any
     good: TT | None
     steps: Any
+    errors: Any
 
 
 def integrate_static(
@@ -119,12 +123,14 @@ def integrate_static(
     rows = [np.arange(1, count + 1) % _LOOK == 0, *rows]
     rows[0][-1] = True
     scheme = _Scheme(rates, options.name, v.ranks[1:-1] or 1)
-    limits = options.edge_limit, options.resolution_limit
+    limits = options.edge_limit, options.resolution_limit, options.accuracy
+    box = options.problem.box
     inputs = _Inputs(constants, *jax.tree.map(
-        lambda x: jnp.asarray(x, real), (dt, quadrature(options.problem.box), limits)
+        lambda x: jnp.asarray(x, real), (dt, quadrature(box), looks(box), limits)
     ))  # fmt: skip
     nothing = jnp.zeros((), jnp.int32)
-    carry = _Carry(v, tt.norm(v), nothing, jnp.zeros((), real), None, nothing)
+    zero, errors = jnp.zeros((), real), jnp.zeros(2 * v.order, real)
+    carry = _Carry(v, tt.norm(v), nothing, zero, None, nothing, errors)
     if _check.is_traced(v, constants):
         carry, norms, finite = _whole(scheme, inputs, carry, rows)
         v, ended, at = carry.v, t1, end
@@ -151,6 +157,9 @@ def integrate_static(
         "cond": np.linalg.cond(maps[0][:, 0]),
         "ranks": np.tile(np.asarray(v.ranks[1:-1], int), (count, 1)),
         "rank": np.full(count, max(v.ranks)),
+        "coarse": carry.errors[: v.order],
+        "rank_error": carry.errors[v.order : -1],
+        "time_error": carry.errors[-1],
         "status": carry.status,
         "stable_dt": stable_dt,
     }
@@ -162,6 +171,7 @@ def _unmoved(v: TT, map: AffineMap, t: float) -> Solution:
     names = ("t", "dt", "norm", "finite", "cond", "rank")
     stats: dict[str, Any] = {name: np.zeros(0) for name in names}
     stats |= {"ranks": np.zeros((0, v.order - 1), int), "stable_dt": np.inf}
+    stats |= {"coarse": np.zeros(v.order), "rank_error": np.zeros(v.order - 1), "time_error": 0.0}
     stats["status"] = jnp.zeros((), jnp.int32)
     return Solution(np.array([t]), [State(v, map, t)], stats, None)
 
@@ -310,7 +320,8 @@ def _followed(
     scheme: _Scheme, inputs: _Inputs, carry: _Carry, k: Any, row: Any
 ) -> tuple[_Carry, tuple[Any, Any]]:
     """Performs step k of the fixed-rank loop; updates norm, status and last good state."""
-    look, *row = row
+    due, *row = row
+    look = due
     trains, change = _step(scheme, inputs, carry.v, row)
     new = trains[-1]
     norm = tt.norm(new)
@@ -320,8 +331,12 @@ def _followed(
     if carry.good is not None:  # not where it may be mapped: both sides would be worked out
         look = look | (size > _GROWTH * carry.norm)
     seen = jax.lax.stop_gradient((trains, change, norm))
-    zeros = jnp.zeros((), jnp.int32), jnp.zeros_like(carry.fastest)
-    found, fast = jax.lax.cond(look, lambda: _watched(scheme, inputs, *seen), lambda: zeros)
+    # Steps that are looked at because the norm grows are counted by the one that is due.
+    before, count = jax.lax.stop_gradient(carry.errors), jnp.where(due, _LOOK, 0)
+    zeros = jnp.zeros((), jnp.int32), jnp.zeros_like(carry.fastest), before
+    found, fast, errors = jax.lax.cond(
+        look, lambda: _watched(scheme, inputs, *seen, before, count), lambda: zeros
+    )
     worst = jnp.where(finite, found, STATUSES.index(Result.not_finite))
     status = jnp.maximum(carry.status, worst)
     good, steps = carry.good, carry.steps
@@ -329,20 +344,35 @@ def _followed(
         fine = look & (status == 0)
         good, steps = jax.tree.map(lambda a, b: jnp.where(fine, a, b), (new, k + 1), (good, steps))
     fastest = jnp.maximum(carry.fastest, fast)
-    return _Carry(new, size, status, fastest, good, steps), (norm, finite)
+    return _Carry(new, size, status, fastest, good, steps, errors), (norm, finite)
 
 
 def _watched(
-    scheme: _Scheme, inputs: _Inputs, trains: Sequence[TT], change: Any, norm: Any
-) -> tuple[Any, Any]:
-    """Returns the status in the loop at fixed ranks, and dt times the fastest rate if unstable."""
+    scheme: _Scheme,
+    inputs: _Inputs,
+    trains: Sequence[TT],
+    change: Any,
+    norm: Any,
+    errors: Any,
+    count: Any,
+) -> tuple[Any, Any, Any]:
+    """Returns the status of a fixed-rank step, dt times its fastest rate if unstable, errors.
+
+    Of ``count`` steps up to this one the error of each is taken for that of this one.
+    """
     found = rate(scheme.method, trains, change)
     cores = tt.scale(trains[-1], 1 / jnp.where(norm > 0, norm, 1)).cores
-    outside, coarse = unbounded_by(*shares_of(jnp, cores, inputs.axes), *inputs.limits)
-    places = [STATUSES.index(r) for r in (Result.cfl, Result.unresolved, Result.edge_mass)]
-    status = jnp.select([found.unstable, coarse, outside], places, 0).astype(jnp.int32)
+    *limits, allowed = inputs.limits
+    outside, coarse = unbounded_by(*shares_of(jnp, cores, inputs.axes), *limits)
+    grid, bonds = grid_errors(jnp, cores, inputs.looks).coarse, bond_errors(jnp, cores)
+    late = errors[-1] + count * jnp.minimum(jnp.nan_to_num(found.error, nan=1.0), 1)
+    here = jnp.concatenate([grid, bonds]).astype(errors.dtype)
+    errors = jnp.append(jnp.maximum(errors[:-1], here), late.astype(errors.dtype))
+    results = Result.cfl, Result.unresolved, Result.edge_mass, Result.inaccurate
+    cases = found.unstable, coarse, outside, jnp.max(errors) > allowed
+    status = jnp.select(cases, [STATUSES.index(r) for r in results], 0).astype(jnp.int32)
     fast = jnp.where(found.unstable, found.value, 0)
-    return status, fast.astype(inputs.dt.dtype)
+    return status, fast.astype(inputs.dt.dtype), errors
 
 
 def _initial(

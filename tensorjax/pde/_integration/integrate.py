@@ -13,6 +13,7 @@ from tensorjax._placement import placed
 from tensorjax._typing import Path, Rank
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._integration import run as run
+from tensorjax.pde._integration.accuracy import ALLOWED, ALLOWED_STATIC, LEAST, inaccurate
 from tensorjax.pde._integration.checkpoint import Checkpoint, checkpointer
 from tensorjax.pde._integration.dense_output import DenseOutput
 from tensorjax.pde._integration.events import Events, Watch, checked_events
@@ -71,6 +72,7 @@ def integrate(
     extrapolate: int = 2,
     edge_limit: float = 1e-3,
     resolution_limit: float = 0.05,
+    accuracy: float | None = None,
     max_steps: int = _STEPS,
     progress: bool | Callable[[dict[str, Any]], object] = False,
     checkpoint: Checkpoint | Path | None = None,
@@ -136,6 +138,13 @@ def integrate(
       edge_limit: the run stops where `edge_mass` is larger.
       resolution_limit: the run stops where `resolution` is larger. A density that is to be right to
         ε should stay below about ε^(4/9).
+      accuracy: relative error that the grid may leave at the end, in the norm of u. What it leaves
+        is estimated axis by axis: by the distance of the points, from how fast the modes of v decay
+        (of finite differences, from how much slower they carry each mode), and by the ends of the
+        box, from what lies there. A run with a larger estimate comes to its end as well, and its
+        result is "less accurate than asked", with the axis and what to do. None: 10 ``tol``. With
+        ``rank`` it is the error that points, ranks or steps may leave, 0.05 if None, and the last
+        state within it is returned. Inf: nothing is said.
       max_steps: accepted, at most.
       progress: True for a line on stderr, or a callback for the statistics of each step (a dict as
         `Solution.stats`, entry by entry), which stops the run if it returns True.
@@ -189,6 +198,7 @@ def integrate(
         extrapolate, float(edge_limit), float(resolution_limit),
         _check.integer("max_steps", max_steps, low=1),
         isinstance(coordinates, str) and hasattr(generator, "_gain"), method == "auto",
+        _accuracy(accuracy, tol, rank),
     )  # fmt: skip
     events = checked_events(event)
     at, t0, start = _checked_start(problem, start, map, t0)
@@ -291,6 +301,13 @@ def _loop(
         saved()
     save.close(work)
     result, message = (Result.successful, "") if stop is None else stop
+    if count and result in (Result.successful, Result.event):  # else v is the start
+        options = work.options
+        found = inaccurate(
+            work.memory.v, options.problem.box, work.t, options.tol, options.accuracy
+        )
+        message = "; ".join(filter(None, (message, found)))
+        result = Result.inaccurate if found and stop is None else result
     final = None if saveat.fn is None else work.state()
     return Solution(
         np.array(ts), ys, work.stats(), result, message, final, dense.at if dense else None
@@ -343,6 +360,13 @@ class Replay:
         w = min(max((t - self._times[k]) / span, 0.0), 1.0) if span > 0 else 0.0
         total = (1 - w) * self._values[k] + w * self._values[near]
         return Motion(total[:, :-1], total[:, -1])
+
+
+def _accuracy(accuracy: float | None, tol: float, rank: Any) -> float:
+    """Returns the largest estimated error of a success."""
+    if accuracy is None:
+        return max(ALLOWED * tol, LEAST) if rank is None else ALLOWED_STATIC
+    return _check.number("accuracy", accuracy, low=0, open=True, finite=False)
 
 
 def _check_static(

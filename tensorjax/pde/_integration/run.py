@@ -97,6 +97,7 @@ class Run:
         self.rejected = 0
         self._seen: dict[str, float] = {}
         self._overshot = 0.0
+        self._unanswered = False
         if memory.stiff and options.auto:
             self._go_over()
 
@@ -187,7 +188,10 @@ class Run:
             return
         path = Path(self.map, self.t, _LONGER * memory.dt, [])
         at = Clock(options.problem, path, right)
-        unstable = too_fast(options, memory.v, at, 10 * options.tol)
+        try:
+            unstable = too_fast(options, memory.v, at, 10 * options.tol)
+        except ValueError:  # the first step tells, if it is reached at all
+            return
         if unstable is not None and self._is_stiff(right, clears=False):
             memory.stiff = True
             self.options = options._replace(generator=None)
@@ -211,12 +215,17 @@ class Run:
     def _may_be_stiff(self, target: float) -> bool:
         """Whether exponential steps are tried now: after 16, 32, 64, … steps of a controller."""
         count, options = self.memory.steps, self.options
-        due = options.auto and not self.memory.stiff and count >= _LOOK and not count & (count - 1)
+        due = count >= _LOOK and (self._unanswered or not count & (count - 1))
+        due = due and options.auto and not self.memory.stiff
         long = _LONGER * self.memory.dt <= target - self.t
         return due and long and isinstance(options.controller, PIDController)
 
     def _is_stiff(self, right: Any, clears: bool) -> bool:
-        """Whether an exponential step of 4 times the length would be accepted."""
+        """Whether an exponential step of 4 times the length would be accepted.
+
+        A right side that raises within that time answers nothing: the run may get there, or not,
+        and is asked again after the next step.
+        """
         options, dt, controller = self.options, _LONGER * self.memory.dt, self.options.controller
         assert isinstance(controller, PIDController)
         path = Path(self.map, self.t, dt, told(self.memory.moments, options.degree))
@@ -226,8 +235,12 @@ class Run:
             with np.errstate(over="ignore", invalid="ignore"):
                 step = EXPONENTIAL.step(at, self.memory.v, dt, self._trim(clears), True, ())
                 good = fault(options, self.memory.v, step, at) is None
-        except (ValueError, ArithmeticError, Runaway):
+        except (np.linalg.LinAlgError, ArithmeticError, Runaway):
             return False
+        except ValueError as error:
+            self._unanswered = "NaN" not in str(error)
+            return False
+        self._unanswered = False
         return good and controller.scaled(step.error, step.v.norm) <= 1
 
     def _trim(self, clears: bool) -> Trim:

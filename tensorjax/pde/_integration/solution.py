@@ -15,6 +15,7 @@ from tensorjax import _check
 from tensorjax._formats.operators import shown
 from tensorjax._formats.trains import TT
 from tensorjax.pde._discretization.grid import Box
+from tensorjax.pde._integration.accuracy import static_errors
 from tensorjax.pde._integration.xarray_export import dataset
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._stepping.times import snapped
@@ -90,6 +91,7 @@ class Result(enum.StrEnum):
     cfl = "time step too large"
     edge_mass = "mass at the edge of the box"
     unresolved = "finer than the points"
+    inaccurate = "less accurate than asked"
     singular_map = "coordinates not invertible"
     max_rank = "rank cap reached"
     not_finite = "NaN or Inf"
@@ -106,6 +108,7 @@ class Result(enum.StrEnum):
 # Results of runs at fixed ranks, which arrays tell by their place here: the worst is the last.
 STATUSES = (
     Result.successful,
+    Result.inaccurate,
     Result.edge_mass,
     Result.unresolved,
     Result.cfl,
@@ -145,9 +148,11 @@ class Solution(Generic[Y]):
         "seconds", "compilations", "exponential" (whether the step was), "fallback" (whether
         coordinates are fixed because moving ones stopped the run). With ``rank``:
         "t", "dt", "rank", "ranks", "cond", "norm" and "finite" (whether v has neither NaN nor Inf),
-        and two numbers: "status" (the place of the result among successful, edge_mass, unresolved,
-        cfl, not_finite) and "stable_dt" (the step that the rates admit where this one was unstable,
-        else Inf).
+        estimated errors over ‖v‖, the largest at any time: "coarse" (d, by the points of each
+        axis), "rank_error" (d − 1, by each bond; 0 where its rank is one) and "time_error" (of all
+        steps together); and two numbers: "status" (the place of the result among successful,
+        inaccurate, edge_mass, unresolved, cfl, not_finite) and "stable_dt" (the step that the rates
+        admit where this one was unstable, else Inf).
 
     Example:
       >>> import numpy as np
@@ -193,7 +198,7 @@ class Solution(Generic[Y]):
             return _ADVICE.get(result, "")
         status = np.asarray(self.stats["status"])
         dt = float(np.min(self.stats["stable_dt"]))
-        text = _ADVICE[result]
+        text = _ADVICE[result] if result != Result.inaccurate else static_errors(self.stats)
         if result in (Result.cfl, Result.not_finite) and dt < math.inf:
             text += f"; the method admits dt of about {dt:.2g}"
         of = f" ({np.count_nonzero(status)} of {status.size} runs failed)" if status.ndim else ""

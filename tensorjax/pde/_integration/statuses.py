@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorjax._cores.unfoldings import Cores
+from tensorjax.pde._integration.accuracy import ROUGH, grid_errors, looks
 from tensorjax.pde._integration.solution import Result
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._stepping.exponential import along_axes, coupled
@@ -21,8 +22,6 @@ _GROWTH = 1.1
 _JUMP, _LEAP = 1.25, 4
 # Steps of the power iteration that estimates the fastest rate.
 _ITERATIONS = 6
-# A state counts as unresolved if the highest modes hold more than this times the edge's share.
-_ROUGH = 5
 # Where a run ends in any case, rates of v down to this share of the stability limit are examined:
 # the growing mode need not be the largest of the small parts yet.
 _NEAR = 0.25
@@ -61,6 +60,7 @@ class Options(NamedTuple):
     max_steps: int
     gated: bool
     auto: bool = False
+    accuracy: float = math.inf
 
 
 class Stopped(NamedTuple):
@@ -119,12 +119,13 @@ def unbounded(
     unstable = too_fast(options, cores, at, min(3 * max(edge, rough), 0.3), _NEAR)
     if unstable is not None:
         return unstable
-    t = at.path.time(1.0)
+    t, found = at.path.time(1.0), grid_errors(np, cores, looks(options.problem.box))
     if coarse:
         return Stopped(
             Result.unresolved,
             f"at t = {t:g} a share {rough:.2g} of the norm of v lies in the highest third of "
-            f"the modes of an axis (resolution_limit = {options.resolution_limit:g}), and "
+            f"the modes of axis {int(np.argmax(found.coarse))} "
+            f"(resolution_limit = {options.resolution_limit:g}), and "
             f"{edge:.2g} at the edge of the box: take more points, a smaller box, or "
             "coordinates in which the solution is wider",
         )
@@ -139,9 +140,9 @@ def unbounded(
         )
     return Stopped(
         Result.edge_mass,
-        f"at t = {t:g} a share {edge:.2g} of the norm of v lies at the edge of the box "
-        f"(edge_limit = {options.edge_limit:g}): take a larger box with as many more "
-        "points, or coordinates that follow the solution",
+        f"at t = {t:g} a share {edge:.2g} of the norm of v lies at the edge of the box, at the "
+        f"ends of axis {int(np.argmax(found.cut))} (edge_limit = {options.edge_limit:g}): take a "
+        "larger box with as many more points, or coordinates that follow the solution",
     )
 
 
@@ -149,7 +150,7 @@ def unbounded_by(edge: Any, rough: Any, edge_limit: Any, resolution_limit: Any) 
     """Diagnoses if edge mass or roughness exceeds its limit, and if the grid is too coarse."""
     outside = (edge > edge_limit) | (rough > resolution_limit)
     # What is not resolved also fills the box; what is cut off at its edge is a little rough.
-    coarse = (rough > resolution_limit) | (rough > _ROUGH * edge)
+    coarse = (rough > resolution_limit) | (rough > ROUGH * edge)
     return outside, outside & coarse
 
 

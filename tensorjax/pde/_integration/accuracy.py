@@ -1,0 +1,200 @@
+"""Estimates of the error that a grid leaves in a density, axis by axis, from its modes.
+
+Of a spectral axis the norms of v in two bands of modes below the highest one tell how fast they
+decay, and so what the next band, which the points do not hold, would have. Of finite differences
+the modes tell by how much each is carried too slowly. What lies at the ends of an axis is cut off.
+
+Source: ours. The bands were chosen on half of the drawn linear equations of
+``tests/test_pde_accuracy.py``.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tensorjax._cores import interfaces
+from tensorjax._cores.contractions import absorb, times_mode, times_right
+from tensorjax._cores.overlaps import bond_overlap
+from tensorjax._cores.unfoldings import Cores
+from tensorjax.pde._discretization.grid import Box
+from tensorjax.pde._discretization.modes import DISPERSION, frequencies, modes
+from tensorjax.pde._stepping.outskirts import noisy_edge
+from tensorjax.pde.physical import quadrature, shares_of
+
+# Bands of frequencies, over the highest one, whose norms are compared.
+_LOW, _HIGH = (0.7, 0.85), (0.85, 1.0)
+# Largest estimate of a success, in units of the tolerance, if nothing else is asked for.
+ALLOWED = 10.0
+# A state is coarse rather than cut off if the highest third of the modes of an axis holds more than
+# this times the share at the edge.
+ROUGH = 5
+# Estimates below this may be roundoff.
+LEAST = 1e-8
+# The same at fixed ranks, which ask for no accuracy.
+ALLOWED_STATIC = 0.05
+# Points that are advised, over those there are, at least and at most.
+_LEAST, _MOST = 1.1, 4.0
+
+
+class GridErrors(NamedTuple):
+    """Estimated relative errors of a train, one for each axis of its grid, (d,) each.
+
+    Attributes:
+      coarse: by the distance of the points.
+      cut: norm of v on the outermost points, over that of v: by the ends of the box.
+    """
+
+    coarse: Any
+    cut: Any
+
+
+@functools.lru_cache(maxsize=32)
+def looks(box: Box) -> tuple[tuple[np.ndarray, ...], ...]:
+    """Returns for every axis what `grid_errors` needs: weights, modes, ends, bands, dispersion."""
+    out = []
+    for axis in box.axes:
+        f = frequencies(axis)
+        low, high = ((f > a) & (f <= b + 1e-12) for a, b in (_LOW, _HIGH))
+        slow = np.zeros(axis.n)
+        if axis.kind == "finite differences":
+            slow = np.minimum(DISPERSION[axis.order] * (np.pi * f) ** axis.order, 1.0)
+        bands = low.astype(float), high.astype(float), slow**2
+        out.append((axis.weights, modes(axis), axis.ends, *bands))
+    return tuple(out)
+
+
+def grid_errors(xp: Any, cores: Sequence[Any], axes: Sequence[tuple[Any, ...]]) -> GridErrors:
+    """Estimates the errors that a grid leaves in a train, in NumPy or in JAX.
+
+    Args:
+      xp: NumPy or `jax.numpy`.
+      cores: of v.
+      axes: as `looks` returns them.
+    """
+    left, right = xp.ones((1, 1), cores[0].dtype), [xp.ones((1, 1), cores[0].dtype)]
+    weighted = [c * xp.sqrt(a[0])[None, :, None] for c, a in zip(cores, axes, strict=True)]
+    for core in weighted[::-1]:
+        right.append(interfaces.right_overlap(right[-1], core, core))
+    coarse, cut = [], []
+    for core, after, (_, rows, ends, *bands) in zip(weighted, right[-2::-1], axes, strict=True):
+        before, after = absorb(left, core), times_right(core, after)
+        density = (before * after).sum((0, 2))
+        total = density.sum()
+        safe = xp.where(total > 0, total, 1)
+        energy = (times_mode(before, rows) * times_mode(after, rows)).sum((0, 2)) / safe
+        low, high, slow = (xp.sqrt(xp.maximum((energy * b).sum(), 0)) for b in bands)
+        decay = xp.where(low > high, high / xp.where(low > 0, low, 1), 1)
+        coarse.append(xp.maximum(high * decay, slow))
+        cut.append(xp.sqrt(xp.maximum((density * ends).sum() / safe, 0)))
+        left = bond_overlap(before, core)
+    return GridErrors(xp.stack(coarse), xp.stack(cut))
+
+
+def inaccurate(cores: Cores, box: Box, t: float, tol: float, allowed: float) -> str:
+    """Explains which axis leaves a larger error than is allowed, why, and what to do; else "".
+
+    Args:
+      cores: of v.
+      box: its grid.
+      t: its time.
+      tol: of the run.
+      allowed: largest estimated error of a success.
+    """
+    found = grid_errors(np, cores, looks(box))
+    if not max(found.coarse.max(), found.cut.max()) > allowed:
+        return ""
+    asked = f"for accuracy = {allowed:.1g} (tol = {tol:.1g})"
+    if found.cut.max() > found.coarse.max():
+        k = int(np.argmax(found.cut))
+        text = f"at t = {t:g} a share {found.cut[k]:.1g} of the norm of v lies at the ends of axis "
+        edge, rough = shares_of(np, cores, quadrature(box))
+        if rough > ROUGH * edge or noisy_edge(cores, box) is not None:
+            j = int(np.argmax(found.coarse))
+            more = _advised(box.axes[j], max(found.coarse[j], found.cut[k]), allowed)
+            return (
+                f"{text}{k}, {asked}, as waves of the grid and no tail: take {more} on axis {j}, "
+                "or a larger tol or accuracy"
+            )
+        return (
+            f"{text}{k}, {asked}, and is cut off there: take a larger box, or a larger tol or "
+            "accuracy"
+        )
+    k = int(np.argmax(found.coarse))
+    return (
+        f"at t = {t:g} the points of axis {k} resolve the solution to a relative error of about "
+        f"{found.coarse[k]:.1g}, {asked}: take {_advised(box.axes[k], found.coarse[k], allowed)} "
+        "there, coordinates in which it is wider, or a larger tol or accuracy"
+    )
+
+
+def _advised(axis: Any, error: float, allowed: float) -> str:
+    """Returns the number of points with which an axis would be as accurate as allowed."""
+    if axis.kind == "finite differences":
+        more = (error / allowed) ** (1 / axis.order)
+    else:  # modes of a Gaussian fall as exp(−c n²)
+        more = math.sqrt(math.log(max(allowed, 1e-15)) / math.log(min(error, 0.9)))
+    if more > _MOST and axis.kind == "finite differences":
+        return f'points of kind "fourier" or more than {_MOST * axis.n:.0f}'
+    return f"about {axis.n * min(max(more, _LEAST), _MOST):.0f} points"
+
+
+def bond_errors(xp: Any, cores: Sequence[Any]) -> Any:
+    """Estimates the relative errors that fixed TT-ranks leave, (d − 1,), in NumPy or in JAX.
+
+    The two smallest singular values at a bond tell how fast they decay, and so the next one. Zero
+    where a bond holds everything, or is of rank one and tells nothing.
+
+    Args:
+      xp: NumPy or `jax.numpy`.
+      cores: of v.
+    """
+    shape = [c.shape[1] for c in cores]
+    left, right = [xp.ones((1, 1), cores[0].dtype)], [xp.ones((1, 1), cores[0].dtype)]
+    for core in cores:
+        left.append(interfaces.left_overlap(left[-1], core, core))
+    for core in cores[::-1]:
+        right.append(interfaces.right_overlap(right[-1], core, core))
+    total, out = left[-1][0, 0], []
+    for k in range(1, len(cores)):
+        rank = len(cores[k])
+        if not 1 < rank < min(math.prod(shape[:k]), math.prod(shape[k:])):
+            out.append(xp.zeros((), cores[0].dtype))
+            continue
+        values, vectors = xp.linalg.eigh(right[len(cores) - k])
+        root = vectors * xp.sqrt(xp.maximum(values, 0))[None]
+        last, before = xp.maximum(xp.linalg.eigvalsh(root.T @ left[k] @ root)[:2], 0)
+        safe = xp.where((before > 0) & (total > 0), before * total, 1)
+        out.append(xp.where(before > 0, last / xp.sqrt(safe), 0))
+    return xp.stack(out) if out else xp.zeros(0, cores[0].dtype)
+
+
+def static_errors(stats: dict[str, Any]) -> str:
+    """Explains which axis, bond or step of a run at fixed ranks leaves too large an error.
+
+    Args:
+      stats: of the solution; arrays of a batch of runs have one more axis in front.
+    """
+    found = {
+        name: np.asarray(stats[name]).reshape(-1, np.shape(stats[name])[-1]).max(0)
+        for name in ("coarse", "rank_error")
+    }
+    late, coarse = float(np.max(stats["time_error"])), found["coarse"].max()
+    rank = found["rank_error"].max(initial=0.0)
+    if late > max(coarse, rank):
+        text = f"the steps leave a relative error of about {late:.1g}: take a smaller dt"
+    elif rank > coarse:
+        k = int(np.argmax(found["rank_error"]))
+        text = (
+            f"the rank of bond {k}, between axes {k} and {k + 1}, leaves a relative error of about "
+            f"{rank:.1g}: take higher ranks, or coordinates that follow the solution"
+        )
+    else:
+        k = int(np.argmax(found["coarse"]))
+        text = (
+            f"the points of axis {k} resolve the solution to a relative error of about "
+            f"{coarse:.1g}: take more points there, or coordinates in which it is wider"
+        )
+    return f"{text}, or a larger accuracy"

@@ -1,0 +1,155 @@
+"""Runs that the grid, the ranks or the steps do not resolve say so, and others do not."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import scipy.linalg
+
+from tensorjax import pde
+from tensorjax.pde._discretization import variable_coefficients as multipliers
+from tensorjax.pde._discretization.modes import moment_weights
+
+KINDS = ("fourier", "chebyshev", "finite differences")
+ASKED = {pde.Result.successful, pde.Result.inaccurate}
+
+
+def drawn(seed: int) -> tuple[pde.OrnsteinUhlenbeck, float, float]:
+    """A linear equation, its end and a tolerance: stable or nearly so, with noise or without."""
+    rng = np.random.default_rng(seed)
+    d, kind = int(rng.integers(1, 3)), KINDS[int(rng.integers(3))]
+    n, width = int(rng.choice([24, 32, 48, 64])), float(rng.uniform(4, 8))
+    box = pde.Box([pde.Axis(kind, n, -width, width, order=int(rng.choice([4, 6])))] * d)
+    a = rng.standard_normal((d, d))
+    a = (a - a.T) / 2 * rng.choice([0, 1, 2]) + 0.15 * (a + a.T)
+    a -= (np.linalg.eigvals(a).real.max() + rng.uniform(-0.1, 1.5)) * np.eye(d)
+    noise = np.diag(10 ** rng.uniform(-2.5, 0, d) * (rng.random(d) > 0.15))
+    spread = np.diag((rng.uniform(0.06, 0.2, d) * width) ** 2)
+    start = pde.Gaussian(rng.uniform(-0.25, 0.25, d) * width, spread)
+    end, tol = float(10 ** rng.uniform(-0.5, 0.5)), float(rng.choice([1e-4, 1e-6]))
+    return pde.OrnsteinUhlenbeck(a, noise, start, box), end, tol
+
+
+def errors(problem: Any, state: pde.State) -> tuple[float, float]:
+    """Of the density at points drawn from it, relative, and of the covariance."""
+    x = problem.sample(np.random.default_rng(0), state.t, 500)
+    exact, (_, _, known) = problem.exact(state.t, x), problem.moments(state.t)
+    found = pde.evaluate(state.v, state.map, problem.box, x)
+    _, _, covariance = pde.moments(state.v, state.map, problem.box)
+    width = np.sqrt(np.diag(known))
+    spread = np.abs((covariance - known) / np.outer(width, width)).max()
+    return float(np.linalg.norm(found - exact) / np.linalg.norm(exact)), float(spread)
+
+
+def told(seeds: Any) -> dict[pde.Result, int]:
+    """Runs drawn equations, whose results have to fit their errors; counts the results."""
+    count = dict.fromkeys(pde.Result, 0)
+    with jax.enable_x64(True):
+        for seed in seeds:
+            problem, end, tol = drawn(seed)
+            for coordinates in ("fixed", "adaptive"):
+                try:
+                    found = pde.integrate(problem, t1=end, tol=tol, coordinates=coordinates)
+                except ValueError as error:
+                    assert str(error).startswith("start: expected")  # noqa: PT017
+                    continue
+                count[found.result] += 1
+                if found.result in ASKED:
+                    error, spread = errors(problem, found.final)
+                if found.result == pde.Result.successful:
+                    assert error < 25 * tol, (seed, coordinates)
+                if found.result == pde.Result.inaccurate:
+                    assert max(error, spread / 100) > tol, (seed, coordinates)
+                    assert "axis" in found.message
+    return count
+
+
+def test_results_of_drawn_linear_equations_fit_their_errors():
+    count = told(range(1000, 1010))
+    assert min(count[r] for r in ASKED) >= 2
+
+
+@pytest.mark.slow
+def test_results_of_many_drawn_linear_equations_fit_their_errors():
+    count = told(range(2000, 2040))
+    assert min(count[r] for r in ASKED) >= 8
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_contracts_until_the_points_do_not_hold_it_is_told(kind: Any, rng: Any):
+    """Narrower and narrower stationary densities on one grid: first well, then with a word."""
+    results = []
+    for noise in (0.2, 0.02, 0.006, 0.002):
+        start = pde.Gaussian(rng.uniform(-0.3, 0.3, 1), [[0.5]])
+        rate = rng.uniform(0.8, 1.2)
+        box = pde.Box([pde.Axis(kind, 64, -4.0, 4.0, order=6)])
+        problem = pde.OrnsteinUhlenbeck([[-rate]], [[rate * noise]], start, box)
+        found = pde.integrate(problem, t1=4.0 / rate, tol=1e-4)
+        results.append(found.result)
+        if found.result == pde.Result.successful:
+            assert errors(problem, found.final)[0] < 1e-3
+        else:
+            assert "axis 0" in found.message
+            assert "points" in found.message
+    assert results[0] == pde.Result.successful
+    assert results[-1] != pde.Result.successful
+
+
+@pytest.mark.slow
+def test_errors_at_fixed_ranks_are_told_by_axis_bond_or_steps():
+    a, begin = np.array([[-0.2, 1.0], [-1.0, -0.2]]), pde.Gaussian(np.zeros(2), np.diag([1.5, 0.1]))
+    fine = pde.OrnsteinUhlenbeck(a, 0.01, begin, pde.Box.fourier(2, 64, 6.0))
+    begin = pde.Gaussian(np.zeros(2), np.diag([0.6, 0.4]))
+    wide = pde.Box.finite_differences(2, 64, 20.0, order=2)
+    coarse = pde.OrnsteinUhlenbeck(a, 0.01, begin, wide)
+    fed = pde.AdvectionDiffusionReaction(
+        None, 0.01, begin, pde.Box.fourier(2, 40, 6.0), reaction=(0.0, 12.0), matrix=0.1 * a
+    )
+    options: dict[str, Any] = {"t1": 0.8, "coordinates": "fixed"}
+    for problem, more, words in (
+        (fine, {"rank": 4, "dt": 0.04}, "the rank of bond 0"),
+        (coarse, {"rank": 4, "dt": 0.04}, "the points of axis"),
+        (fed, {"rank": 6, "dt": 0.04, "method": "rk2"}, "the steps leave"),
+    ):
+        found = pde.integrate(problem, **options, **more)
+        assert found.result == pde.Result.inaccurate
+        assert words in found.message
+        free = pde.integrate(problem, **options, **more, accuracy=np.inf)
+        assert free.result == pde.Result.successful
+        assert free.final.t == 0.8
+    # The estimate is close to the error.
+    found = pde.integrate(fine, **options, rank=4, dt=0.02, accuracy=np.inf)
+    assert 0.5 < errors(fine, found.final)[0] / found.stats["rank_error"].max() < 2
+
+
+@pytest.mark.parametrize("n", [16, 17])
+def test_moments_on_a_periodic_axis_are_those_of_the_interpolant(n: int, rng: Any):
+    axis = pde.Axis("periodic", n, -1.0, 3.0)
+    y = np.linspace(-1, 3, 20001)
+    waves = [(k, *rng.uniform(-1, 1, 2)) for k in range(4)]
+
+    def u(y: Any) -> Any:
+        return sum(
+            a * np.cos(np.pi / 2 * k * y) + b * np.sin(np.pi / 2 * k * y) for k, a, b in waves
+        )
+
+    for power in range(3):
+        exact = np.trapezoid(y**power * u(y), y)
+        assert abs(moment_weights(axis, power) @ u(axis.points) - exact) < 1e-6
+
+
+def test_noise_that_varies_along_an_axis_makes_no_growing_modes(rng: Any):
+    """Of noise with unlike ends, ∂² m grows by many powers of e in the time of a step."""
+    for n in (32, 33, 64):
+        box = pde.Box([pde.Axis("fourier", n, -1.0, 4.0)])
+        m = multipliers.power(box, np.ones(1), 1.0 + rng.uniform(0, 0.1), 3, 0.05)
+        found = multipliers.second(box, np.ones((1, 1)), m).cores[0][0, :, :, 0]
+        plain = box.axes[0].d2 @ np.diag(m[0][0, :, 0])
+        growth = [float(np.linalg.eigvalsh((x + x.T) / 2).max()) for x in (found, plain)]
+        assert growth[0] < 0.05 * growth[1]
+        assert np.abs(found.sum(0)).max() < 1e-10 * np.abs(found).max()
+        bump = np.exp(-4 * (box.points[0] - 1.5) ** 2)
+        scale = np.linalg.norm(plain @ bump)
+        assert np.linalg.norm((found - plain) @ bump) < 1e-3 * scale
+        assert np.isfinite(scipy.linalg.expm(found)).all()
