@@ -161,3 +161,32 @@ def test_a_size_is_used_where_the_best_specs_are_far_apart(rng) -> None:
                 assert 0.85 * whole / ratio <= found.size <= whole / ratio
                 weights = [s for s in found.specs.values() if s is not None]
                 assert all(np.max(s.rank) > 1 for s in weights)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("init", "window"),
+    [("svd", (3, 3)), *(pytest.param(i, w, marks=pytest.mark.slow)
+                        for i, w in [("random", (3, 3)), ("svd", (5,)), ("random", (1,))])],
+)  # fmt: skip
+def test_convolutions_get_formats_and_ranks_too(rng, init: Any, window: tuple[int, ...]) -> None:
+    rngs, inside = nnx.Rngs(0), int(rng.integers(12, 24))
+    conv = nn.to_conv(nn.TTConv(inside, 20, window, rank=2, rngs=rngs))
+    other = nnx.Conv(20, 24, window, strides=2, rngs=rngs)
+    dense = nnx.Sequential(conv, other, nnx.Linear(24, 30, rngs=rngs))
+    ratio = float(rng.uniform(2, 5)) if len(window) == 2 else 1.5
+    choice = nn.choose(dense, ratio=ratio, init=init)
+    given = {"init": init, "rngs": rngs} if init == "random" else {}
+    small = nn.tensorize(dense, choice, **given)
+    assert numbers(small) <= choice.size <= numbers(dense) / ratio
+    x = rng.standard_normal((2, *[7] * len(window), inside)).astype(np.float32)
+    assert small(x).shape == dense(x).shape
+    # What has small ranks is kept as it is, at its size.
+    exact = nn.choose(nnx.Sequential(conv), tol=1e-4)
+    assert exact.sizes["layers/0"][1] <= nn.TT(2).from_conv(conv)[0].numbers
+    found = nn.tensorize(nnx.Sequential(conv), exact)
+    np.testing.assert_allclose(found(x), conv(x), atol=1e-4)
+    # Formats that are given are kept; others are named.
+    kept = nn.choose(dense, {"layers/1": nn.Tucker()}, ratio=1.3)
+    assert isinstance(kept["layers/1"], nn.Tucker)
+    with pytest.raises(ValueError, match="layers/1: expected a spec with its rank"):
+        nn.choose(dense, {"layers/1": nn.CP()}, ratio=1.3)

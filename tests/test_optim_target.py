@@ -16,6 +16,7 @@ from tensorjax.optim._gate_pruning import Gates
 from tensorjax.optim._size_polynomial import polynomial
 from tensorjax.optim._target import basis_change as _basis_change
 from tensorjax.optim._tensorised_leaves import gated
+from tensorjax.optim._trial_cuts import fresh, judged
 
 SHAPES = [(1, 4, 5), (5, 6, 7), (7, 5, 4), (4, 6, 1)]
 
@@ -252,6 +253,23 @@ def test_every_inner_optimiser_meets_the_size_by_its_update(name: str) -> None:
     # Training goes on from the smaller arrays.
     (again, _), _ = trained(optimizer, loss, small, 2, moments)
     assert optim.size(again) == optim.size(small)
+
+
+def test_one_undone_cut_of_an_index_is_not_the_last_try(rng) -> None:
+    together = int(rng.integers(1, 7))  # as copies of a stacked layer lose an index each at once
+    watch = fresh({}, 64, 2.0)._replace(low=jnp.float32(0.1), last=jnp.float32(0.1))
+    found = []
+    for loss in (0.2, *[1.9] * 20):
+        # The cut of before is judged; then, without one on trial, the next one is allowed.
+        tried = watch._replace(tried=jnp.int32(8), total=jnp.float32(8 * loss))
+        watch, _ = judged(tried, 1.0, 9.0, jnp.float32(together), 64)
+        watch, verdict = judged(watch, 1.0, 9.0, jnp.float32(0), 64)
+        found.append(float(verdict.most))
+    assert found[0] == 64
+    single = [most for most in found if most == 1]
+    assert len(single) >= 5 if together > 1 else len(single) == 4
+    assert found[-1] == 0
+    assert int(watch.refused) == 20
 
 
 def test_what_the_inner_optimiser_freezes_stays_bit_for_bit(rng) -> None:

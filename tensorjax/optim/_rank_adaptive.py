@@ -164,9 +164,10 @@ def rank_adaptive(
     until the next losses show whether the model still works. Chance is near the first loss of a
     training that begins from nothing. Where half of what was gained since is lost, the gates come
     back as they were, and half as many may die in the next cut (twice as many again after one that
-    is kept); where not one may, or the loss is near chance for another reason, size is not pressed
-    on. Where training begins with a trained model, chance is known by ``chance`` alone, and without
-    it no cut is undone. `status` says what happened, and which option to change.
+    is kept); after five undone cuts of one index in a row, or where the loss is near chance for
+    another reason, size is not pressed on. Where training begins with a trained model, chance is
+    known by ``chance`` alone, and without it no cut is undone. `status` says what happened, and
+    which option to change.
 
     It goes outermost: around `optax.chain`, `optax.partition`, `optax.masked`, since what is done
     to its updates afterwards would undo the zeros. `optax.lookahead` goes neither inside nor around
@@ -192,8 +193,9 @@ def rank_adaptive(
     within one layer, where a bond becomes empty). Their threshold may grow (``late_threshold``). S
     counts the column modes of TT-matrices, which the released program leaves out, and its surrogate
     is Ŝ, where the program has the mean of the live gates. Training to a target size is ours; its
-    schedule is that of Zhu and Gupta (arXiv 1710.01878). Layers of CP have no other basis, and are
-    cut as they are; a dead index does not come back, but for cuts that are undone.
+    size falls linearly, not by the cubic schedule of Zhu and Gupta (arXiv 1710.01878). Layers of CP
+    have no other basis, and are cut as they are; a dead index does not come back, but for cuts that
+    are undone.
     """
     options = Options(**{k: v for k, v in locals().items() if k != "inner"})
     options.check()
@@ -354,7 +356,8 @@ def _target(layout: Layout, leaves: list[Any], options: Options) -> Any:
             f"compress_to: expected at most {(dense + outside) / (outside + need):.4g}, where all "
             f"ranks are one, got {options.compress_to!r}: of {dense + outside} parameters of the "
             f"dense model, {outside} are outside the tensorised layers and stay; tensorise more of "
-            "the model, or give size, of the tensorised layers alone"
+            'the model ("auto" may leave layers dense, which {"*": nn.TT()} does not), or give '
+            "size, of the tensorised layers alone"
         )
     return left
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._typing import PyTree
-from tensorjax.optim._trial_cuts import UNKNOWN, limit
+from tensorjax.optim._trial_cuts import GIVEN_UP, UNKNOWN, limit
 
 Verdict = Literal["running", "converged", "infeasible", "collapsed"]
 
@@ -338,7 +338,7 @@ def _refused(watch: Any) -> tuple[bool, str] | None:
     count, size, loss, most = (
         _number(name, getattr(watch, name)) for name in ("refused", "size", "loss", "most")
     )
-    return most < 1, (
+    return most < GIVEN_UP, (
         f"{int(count)} cuts were undone, the last to size {size:.6g}, for the loss rose to "
         f"{loss:.4g}, near that of the beginning: allow a larger size"
     )

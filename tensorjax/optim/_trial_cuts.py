@@ -22,6 +22,7 @@ LEAST_GAIN = 0.5
 # more than the whole loss, or gains.
 UNTRAINED = 0.1, 1.2
 GROWTH = 0.5  # of the gain, by which one undone cut may raise the estimate of chance
+GIVEN_UP = 2.0**-4  # below this no cut is tried any more: after five of one index in a row
 TRIAL = 8  # most losses averaged before a verdict, as those of minibatches are noisy
 
 
@@ -40,7 +41,8 @@ class Watch(NamedTuple):
       noise: moving average of squared differences of successive losses, weighted by age.
       tried: losses seen since the cut that is on trial; −1 if there is none.
       total: their sum.
-      most: gates that may die in one cut; 0 where no cut is tried any more.
+      most: gates that may die in one cut; below 1, one, and it was halved for each cut of one that
+        was undone in a row, until no cut is tried any more.
       refused: cuts undone.
       size: of the layers after the cut that was undone last.
       loss: after that cut.
@@ -186,8 +188,11 @@ def judged(
     waits = (watch.tried == 0) | (trial & ~undo & ~last & (mean + margin > top))
     # After a cut that was kept, twice as many again, as in a line search.
     kept = trial & ~undo & ~waits
-    twice = jnp.minimum(2 * watch.most, float(max(gates, 1)))
-    most = jnp.where(undo, jnp.floor(count / 2), jnp.where(kept, twice, watch.most))
+    twice = jnp.minimum(jnp.maximum(2 * watch.most, 1.0), float(max(gates, 1)))
+    # Below one: so many cuts of one index have been undone since the last one that was kept.
+    tried = jnp.minimum(count, watch.most)
+    half = jnp.where(tried > 1, jnp.floor(tried / 2), jnp.minimum(watch.most, 1.0) / 2)
+    most = jnp.where(undo, half, jnp.where(kept, twice, watch.most))
     watch = _corrected(watch, undo & ~watch.given, mean - margin)
     watch = watch._replace(
         tried=jnp.where(waits, watch.tried, -1),
@@ -199,8 +204,10 @@ def judged(
     # Nor is anything cut where the loss is that high already, whatever the reason.
     fine = ~undo & ~waits & (watch.last <= top)
     noise = 2 * jnp.sqrt(watch.noise / jnp.maximum(mass, 1e-6))
-    presses = (most >= 1) & (watch.last - noise <= top)
-    return watch, Verdict(undo, waits, jnp.where(fine, most, 0.0), presses)
+    again = most >= GIVEN_UP
+    presses = again & (watch.last - noise <= top)
+    allowed = jnp.where(fine & again, jnp.maximum(most, 1.0), 0.0)
+    return watch, Verdict(undo, waits, allowed, presses)
 
 
 def _corrected(watch: Watch, undone: jax.Array, loss: jax.Array) -> Watch:

@@ -57,7 +57,7 @@ def candidates(layer: Any, spec: Spec | None, known: bool) -> list[Candidate]:
     """Lists the specifications of a dense layer with the least error for their size.
 
     Args:
-      layer: `flax.nnx.Linear` or `flax.nnx.Embed`, perhaps stacked.
+      layer: `flax.nnx.Linear`, `flax.nnx.Conv` or `flax.nnx.Embed`, perhaps stacked.
       spec: whose format and shapes are kept; None allows all, and to stay dense.
       known: whether the weights are given; else nothing is read of them but shapes.
     """
@@ -66,16 +66,24 @@ def candidates(layer: Any, spec: Spec | None, known: bool) -> list[Candidate]:
     shape = getattr(singles[0], name).shape
     weights = [double(concrete(getattr(one, name))) for one in singles] if known else []
     _check.finite(f"layer.{name}", weights)
+    conv = isinstance(layer, nnx.Conv)
+    fold_of_conv = None
+    if conv:  # a matrix with the modes of the layers' kernels: channels, window | channels
+        *window, channels, outputs = shape
+        fold_of_conv = (channels, *window), (outputs,)
+        shape = (math.prod(fold_of_conv[0]), outputs)
+        weights = [np.moveaxis(w, -2, 0).reshape(shape) for w in weights]
     tails = _Tails(weights, shape)
     found = [Candidate(None, math.prod(shape), 0.0, 0.0)] if spec is None else []
     if spec is None or isinstance(spec, LowRank):
         found += _low_rank(tails, shape, spec)
     embedding = isinstance(layer, nnx.Embed)
-    for rows, columns in _folds(shape, spec, embedding):
+    folds = [fold_of_conv] if fold_of_conv else _folds(shape, spec, embedding)
+    for rows, columns in folds:
         if spec is None or isinstance(spec, TT):
             found += _trains(tails, rows, columns, spec, embedding)
         if not embedding and (
-            isinstance(spec, Tucker) or (spec is None and len(rows + columns) <= 4)
+            isinstance(spec, Tucker) or (spec is None and (conv or len(rows + columns) <= 4))
         ):
             found += _tuckers(tails, rows, columns, spec)
     count = len(singles)

@@ -195,8 +195,6 @@ class _Options:
 
 def _is_open(layer: Any, spec: Any) -> bool:
     """Whether the choice of specs has to find a layer's ranks, as its own spec gives none."""
-    if isinstance(layer, nnx.Conv) and spec is _AUTO:
-        return False
     return getattr(spec, "rank", None) is None
 
 
@@ -217,12 +215,10 @@ def _leaders(model: Any, found: Found) -> dict[int, list[int]]:
 
 
 def _listed(layer: Any, path: str, spec: Spec, init: str) -> _Options:
-    if isinstance(layer, nnx.Conv) or not (
-        spec is _AUTO or isinstance(spec, TT | Tucker | LowRank)
-    ):
+    if not (spec is _AUTO or isinstance(spec, TT | Tucker | LowRank)):
         raise ValueError(
-            f"{path}: expected a spec with its rank, or TT, Tucker or LowRank of a linear layer or "
-            f"embedding to choose the ranks of, got {spec}"
+            f"{path}: expected a spec with its rank, or TT, Tucker or LowRank to choose the ranks "
+            f"of, got {spec}"
         )
     if isinstance(layer, nnx.LinearGeneral):
         layer = flat(layer)
