@@ -11,7 +11,7 @@ from experiments.bench import _drawn, _plain
 from tensorjax import linalg, tt, tucker
 from tensorjax.linalg import _host_precision, _predicted_times, _subspaces_on_host
 from tensorjax.linalg._subspaces_on_host import Asked, leading
-from tensorjax.tt._tt_svd import numpy_tt_svd
+from tensorjax.tt._tt_svd import tt_svd_on_host
 from tests.oracles import compilations, dense, eps, error, norm
 
 
@@ -96,8 +96,8 @@ def forecast(shape, guess: int) -> tuple[float, float]:
             left, right = (left, rank) if cut.right else (rank, right)
         return spent
 
-    first = numpy_tt_svd._Cut(1, False)
-    chosen = walk(lambda a, modes, b: numpy_tt_svd._next_cut(a, modes, b, guess))
+    first = tt_svd_on_host._Cut(1, False)
+    chosen = walk(lambda a, modes, b: tt_svd_on_host._next_cut(a, modes, b, guess))
     return chosen, walk(lambda *_: first)
 
 

@@ -8,8 +8,8 @@ import pytest
 from tensorjax import tt, tucker
 from tensorjax._kernels import conditions
 from tensorjax.tt._arrays import mode_contraction
+from tensorjax.tt._evaluation import entries_on_host
 from tensorjax.tt._evaluation import evaluate as _evaluate
-from tensorjax.tt._evaluation import numpy_entries
 from tests import oracles
 
 
@@ -50,7 +50,7 @@ def test_every_way_to_multiply_agrees_with_programs(monkeypatch):
         t = tt.TT(oracles.cores(rng, shape, rank, np.float64))
         i = rng.integers(0, shape, (count, len(shape)))
         expected = _evaluate._evaluate(t, jnp.asarray(i))
-        found = numpy_entries.entries(t, i, _evaluate._groups(t, count))
+        found = entries_on_host.entries(t, i, _evaluate._groups(t, count))
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12 * np.abs(expected).max())
 
 

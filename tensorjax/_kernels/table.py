@@ -5,7 +5,7 @@ A choice is made at up to four *stages* of a call:
 - **call**: by the public function, from its arrays: NumPy at once, or a program of JAX;
 - **trace**: while the program is made: XLA's operations alone, or C++ on CPUs beside them;
 - **lowering**: for its platform and devices: C++ only in programs for CPUs that stay in this
-  process, and where ``one_device`` says so for one device (`tensorjax._native.dispatch`);
+  process, and where ``one_device`` says so for one device (`tensorjax._native.cpu_primitive`);
 - **host**: inside NumPy's algorithms: C++ passes, or NumPy and LAPACK themselves.
 
 The first candidate of a stage all of whose conditions hold serves; the last one has none.
@@ -47,7 +47,7 @@ class Candidate(NamedTuple):
     Attributes:
       kernel: what serves.
       conditions: all must hold, asked in this order.
-      one_device: whether only programs for one device hold it; see `tensorjax._native.dispatch`.
+      one_device: whether only programs for one device hold it (`tensorjax._native.cpu_primitive`).
     """
 
     kernel: Kernel

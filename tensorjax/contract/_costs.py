@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from tensorjax.contract._planned_contraction import Model, Slices, levels, looped
+from tensorjax.contract._cost_model_input import Model, Slices, levels, looped
 from tensorjax.contract._steps import Step
 
 

@@ -24,9 +24,9 @@ from tensorjax.contract import (
     _slicing,
     _steps,
 )
-from tensorjax.contract import _einsum as syntax
+from tensorjax.contract import _einsum_parser as syntax
+from tensorjax.contract._cost_model_input import Model, Slices
 from tensorjax.contract._costs import Cost
-from tensorjax.contract._planned_contraction import Model, Slices
 from tensorjax.contract._slicing import _contenders
 
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from tensorjax.contract import (
     _costs,
 )
+from tensorjax.contract._cost_model_input import Model, Slices
 from tensorjax.contract._costs import forward_walk, gradient_walk
-from tensorjax.contract._planned_contraction import Model, Slices
 
 _LARGEST = 6  # values whose indices are tried first
 

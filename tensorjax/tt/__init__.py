@@ -95,18 +95,18 @@ from tensorjax.tt._inner_products.normalization import log_norm, normalize
 from tensorjax.tt._inner_products.norms import norm
 from tensorjax.tt._inner_products.pairwise import pairwise_inner
 from tensorjax.tt._linear.solve import SolveInfo, solve
-from tensorjax.tt._manifold.projections import (
-    retract,
-    tangent_inner,
-    tangent_project,
-    tangent_sum,
-    transport,
-)
 from tensorjax.tt._manifold.riemannian_gradients import (
     riemannian_cg,
     riemannian_descent,
     riemannian_grad,
     value_and_riemannian_grad,
+)
+from tensorjax.tt._manifold.tangent_space import (
+    retract,
+    tangent_inner,
+    tangent_project,
+    tangent_sum,
+    transport,
 )
 from tensorjax.tt._padding import effective_ranks, pad, trim
 from tensorjax.tt._products import hadamard, linear_combination, matmul, matvec

@@ -16,7 +16,7 @@ from tensorjax._formats.trains import TT, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
-from tensorjax.tt._inner_products import numpy_overlaps
+from tensorjax.tt._inner_products import overlaps_on_host
 
 
 @placed
@@ -61,7 +61,7 @@ def contract_modes(t: TT, vectors: Mapping[int, Any]) -> Any:
         return out
     # Σ t_i ∏ v_k[i_k] is the inner product with the train of the conjugate vectors.
     vectors = TT._unchecked(tuple(chosen[k].conj()[None, :, None] for k in range(t.order)))
-    powers = functools.partial(numpy_overlaps.powers, vectors, t)
+    powers = functools.partial(overlaps_on_host.powers, vectors, t)
     return held("the contraction of all modes", out, powers, "scale the train by tt.normalize")
 
 

@@ -1,4 +1,4 @@
-"""Tangent vectors of the manifold of fixed TT-ranks: frames, variations, projections.
+"""Frames of trains of fixed TT-ranks, and variations of their cores: tangent vectors.
 
 A tangent vector at x is Σ_k U_1 … U_{k−1} δ_k V_{k+1} … V_d, with the left-orthogonal cores U and
 the right-orthogonal cores V of x, and U_kᴴ δ_k = 0 but for the last k. It is kept as a tensor train

@@ -1,4 +1,4 @@
-"""GPT-2 as a list of layers, for offloaded training of models larger than device memory."""
+"""GPT-2 as the layers of `offload.Trainer`: training of models larger than device memory."""
 
 import functools
 from collections.abc import Callable, Mapping

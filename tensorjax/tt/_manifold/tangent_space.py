@@ -1,4 +1,4 @@
-"""Manifold of trains of fixed TT-ranks: tangent projection, retraction, transport, sums."""
+"""Tangent space of trains of fixed TT-ranks: projection, retraction, transport, sums."""
 
 import functools
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from tensorjax._typing import Scalar
 from tensorjax.tt._algebra import add, aligned
 from tensorjax.tt._broadcasting import check_alike
 from tensorjax.tt._folding import as_train, fold, unfold
-from tensorjax.tt._manifold.tangent_vectors import (
+from tensorjax.tt._manifold.frames_and_variations import (
     NOTHING,
     Arrays,
     Frame,
