@@ -28,7 +28,7 @@ from tensorjax.tt import _born_sampling, _products, _products_on_host
 from tensorjax.tt._arrays import mode_contraction, reshaping
 from tensorjax.tt._evaluation import entries_on_host, evaluate
 from tensorjax.tt._inner_products import inner, norms, overlaps_on_host
-from tensorjax.tt._rounding import rounded_trains
+from tensorjax.tt._rounding import round as rounding
 from tensorjax.tt._tt_svd import from_dense
 from tensorjax.tucker import _hosvd
 from tensorjax.tucker import _rounding as tucker_rounding
@@ -263,7 +263,7 @@ CALLS: dict[str, tuple[Callable[[Given], Any], tuple[Any, str], tuple[Any, str],
     ),
     "tt.round(tol=)": (
         lambda g: tt.round(g.twice, tol=1e-4, rank=2),
-        (rounded_trains, "_dynamic"), (rounded_trains, "_static"), MESH,
+        (rounding, "_dynamic"), (rounding, "_static"), MESH,
     ),
     "tt.from_dense(tol=)": (
         lambda g: tt.from_dense(g.dense, tol=1e-4, rank=2),

@@ -111,7 +111,8 @@ from tensorjax.tt._manifold.tangent_space import (
 from tensorjax.tt._padding import effective_ranks, pad, trim
 from tensorjax.tt._products import hadamard, linear_combination, matmul, matvec
 from tensorjax.tt._quadrature.integrate import IntegrateInfo, integrate
-from tensorjax.tt._rounding.rounded_trains import orthogonalize, round
+from tensorjax.tt._rounding.orthogonalize import orthogonalize
+from tensorjax.tt._rounding.round import round
 from tensorjax.tt._rounding.singular_values import singular_values
 from tensorjax.tt._statistics.densities import conditional, log_density, marginal
 from tensorjax.tt._statistics.moments import moment

@@ -21,7 +21,7 @@ from tensorjax.tt._algebra import (
     scale,
 )
 from tensorjax.tt._folding import fold, unfold
-from tensorjax.tt._rounding.rounded_trains import round
+from tensorjax.tt._rounding.round import round
 from tensorjax.tt._rounding.sums_of_products import (
     Rank,
     rounded,

@@ -15,7 +15,7 @@ from tensorjax.tt._cross.cross import CrossInfo, cross
 from tensorjax.tt._evaluation.evaluate import evaluate
 from tensorjax.tt._folding import fold, unfold
 from tensorjax.tt._products import hadamard
-from tensorjax.tt._rounding.rounded_trains import round
+from tensorjax.tt._rounding.round import round
 
 Train = TypeVar("Train", TT, TTMatrix)
 

@@ -20,7 +20,8 @@ from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._transfer import copied
 from tensorjax._typing import Shape
-from tensorjax.tt._rounding.rounded_trains import orthogonal_cores, round
+from tensorjax.tt._rounding.orthogonalize import orthogonal_cores
+from tensorjax.tt._rounding.round import round
 
 Train = TypeVar("Train", TT, TTMatrix)
 # Rows and columns of a mode; a TT has one column.

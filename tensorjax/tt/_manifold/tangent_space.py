@@ -36,7 +36,8 @@ from tensorjax.tt._manifold.frames_and_variations import (
     tangent,
     times_power,
 )
-from tensorjax.tt._rounding.rounded_trains import orthogonal_cores, round
+from tensorjax.tt._rounding.orthogonalize import orthogonal_cores
+from tensorjax.tt._rounding.round import round
 
 Train = TypeVar("Train", TT, TTMatrix)
 Retraction = Literal["svd", "projector_splitting"]

@@ -16,7 +16,7 @@ from tensorjax._placement import placed, replicated
 from tensorjax.linalg._arrays import factor_dtype
 from tensorjax.tt._algebra import Train
 from tensorjax.tt._folding import folded
-from tensorjax.tt._rounding.rounded_trains import orthogonal_cores
+from tensorjax.tt._rounding.orthogonalize import orthogonal_cores
 
 
 @placed

@@ -22,7 +22,7 @@ from tensorjax._placement import placed_like
 from tensorjax._transfer import on_device
 from tensorjax.tt._padding import padded_ranks, padded_to
 from tensorjax.tt._rounding import sketched_terms as fused
-from tensorjax.tt._rounding.rounded_trains import round
+from tensorjax.tt._rounding.round import round
 
 Rank = int | Sequence[int] | None
 
