@@ -32,7 +32,7 @@ PARTS = {
     "_placement:placed_like": "result",
     "_cores/scaling:balanced": "result",
     "_formats/trains:_unchecked": "result",
-    "tt/_padding": "result",
+    "tt/_rank_padding": "result",
 }
 # Plain properties and helpers, which would hide the rest.
 LEFT_OUT = re.compile(r"<.*>|__\w+__|is_host|namespace|dtype|shape|order|ranks|size|holds|wrapped")

@@ -9,7 +9,8 @@ from tensorjax import linalg
 from tensorjax._formats.scalar_range import held
 from tensorjax._formats.trains import TT
 from tensorjax._placement import placed
-from tensorjax.tt._algebra import Train, aligned, conj
+from tensorjax.tt._algebra import Train, conj
+from tensorjax.tt._broadcasting import aligned
 from tensorjax.tt._folding import as_train
 from tensorjax.tt._inner_products import overlaps_on_host
 from tensorjax.tt._inner_products.overlaps import overlap

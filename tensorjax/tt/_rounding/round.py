@@ -33,7 +33,7 @@ from tensorjax._transfer import on_device
 from tensorjax.linalg import Method
 from tensorjax.linalg._host_precision import budget
 from tensorjax.tt._folding import folded
-from tensorjax.tt._padding import padded_ranks, padded_to, trim
+from tensorjax.tt._rank_padding import padded_ranks, padded_to, trim
 from tensorjax.tt._rounding.orthogonalize import Train, are_small
 
 # Cores are not rescaled by rounding on the host where the product of the norms of all up to any one

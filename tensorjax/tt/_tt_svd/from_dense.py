@@ -24,7 +24,7 @@ from tensorjax.linalg import Method, _predicted_times
 from tensorjax.linalg._subspaces_on_host import Asked
 from tensorjax.tt._constructors import _mode_pairs
 from tensorjax.tt._folding import unfold
-from tensorjax.tt._padding import padded_to
+from tensorjax.tt._rank_padding import padded_to
 from tensorjax.tt._tt_svd.small_arrays import compiled_tt_svd, least_share, small_tt_svd
 from tensorjax.tt._tt_svd.tt_svd_on_host import tt_svd
 
