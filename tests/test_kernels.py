@@ -30,8 +30,8 @@ from tensorjax.tt._evaluation import entries_on_host, evaluate
 from tensorjax.tt._inner_products import inner, norms, overlaps_on_host
 from tensorjax.tt._rounding import round as rounding
 from tensorjax.tt._tt_svd import from_dense
-from tensorjax.tucker import _hosvd
 from tensorjax.tucker import _rounding as tucker_rounding
+from tensorjax.tucker._decompositions import hosvd
 
 ROOT = Path(__file__).resolve().parents[1]
 DTYPES = (np.float32, np.float64, np.complex64, np.complex128)
@@ -275,11 +275,11 @@ CALLS: dict[str, tuple[Callable[[Given], Any], tuple[Any, str], tuple[Any, str],
     ),
     "tucker.from_dense(tol=)": (
         lambda g: tucker.from_dense(g.dense, tol=1e-4, rank=5),
-        (dense_decompositions, "to_tolerance"), (_hosvd, "_static"), MESH,
+        (dense_decompositions, "to_tolerance"), (hosvd, "_static"), MESH,
     ),
     "tucker.from_dense(rank=)": (
         lambda g: tucker.from_dense(g.dense, rank=4),
-        (dense_decompositions, "to_ranks"), (_hosvd, "_static"), SINGLE,
+        (dense_decompositions, "to_ranks"), (hosvd, "_static"), SINGLE,
     ),
     "tucker.round(tol=)": (
         lambda g: tucker.round(g.u, tol=1e-4, rank=2),

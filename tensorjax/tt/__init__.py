@@ -52,10 +52,11 @@ from tensorjax.tt._arrays.extrema import ExtremumInfo, argmax, argmin
 from tensorjax.tt._arrays.indexing import item, matrix_item
 from tensorjax.tt._arrays.mode_contraction import contract_modes
 from tensorjax.tt._arrays.mode_padding import pad_modes
+from tensorjax.tt._arrays.mode_product import mode_product
 from tensorjax.tt._arrays.pseudo_inverse import pinv
 from tensorjax.tt._arrays.reductions import cumsum, mean, sum, var
 from tensorjax.tt._arrays.reshaping import permute, reshape, reverse
-from tensorjax.tt._arrays.tensordot import mode_product, tensordot
+from tensorjax.tt._arrays.tensordot import tensordot
 from tensorjax.tt._born_sampling import sample
 from tensorjax.tt._broadcasting import broadcast_to
 from tensorjax.tt._chain_operators import chain_operator

@@ -25,7 +25,8 @@ from tensorjax.linalg._subspaces_on_host import (
 from tensorjax.tucker._algebra import pad
 from tensorjax.tucker._core_and_factors import times as multiplied
 from tensorjax.tucker._core_and_factors import unfold
-from tensorjax.tucker._types import Tucker, cut
+from tensorjax.tucker._empty_modes import cut
+from tensorjax.tucker._types import Tucker
 
 # Assumed rank in the cost forecast, where nothing is known of the data.
 _GUESS = 12
