@@ -26,7 +26,7 @@ PARTS = {
     "_kernels/choice": "choice",
     "_kernels/conditions": "choice",
     "_native/cpu_primitive": "choice",
-    "linalg/_subspaces:choose": "choice",
+    "linalg/_subspaces/choose": "choice",
     "linalg/_predicted_times": "choice",
     "_transfer": "result",
     "_placement:placed_like": "result",

@@ -15,7 +15,7 @@ from tensorjax._kernels.choice import choose_kernel
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike
 from tensorjax.linalg import Method, _predicted_times
-from tensorjax.linalg._subspaces_on_host import (
+from tensorjax.linalg._subspaces.subspaces_on_host import (
     Asked,
     Subspace,
     columns_split,
