@@ -25,6 +25,7 @@ PARTS = {
     "tt/_algebra:on_folded": "checks",
     "_kernels/choice": "choice",
     "_kernels/conditions": "choice",
+    "_kernels/first_calls": "choice",
     "_native/cpu_primitive": "choice",
     "linalg/_subspaces/choose": "choice",
     "linalg/_predicted_times": "choice",

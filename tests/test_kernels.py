@@ -17,7 +17,8 @@ from jax.sharding import PartitionSpec as P
 import tensorjax
 from tensorjax import _native, convert, linalg, mera, nn, pde, sketch, tt, tucker
 from tensorjax._cores import dense_decompositions
-from tensorjax._kernels import conditions
+from tensorjax._kernels import conditions, first_calls
+from tensorjax._kernels.condition_type import Condition
 from tensorjax._kernels.report import markdown
 from tensorjax._kernels.table import CALL, CPP, FIXED, HOST, REMARKS, TABLE, TRACE
 from tensorjax.mera import _overlap_network as mera_inner
@@ -56,8 +57,8 @@ def test_conditions_have_names_of_their_own_and_reasons() -> None:
     found = {c for c in held if not c.parts} | {p for c in held for p in c.parts}
     assert len({c.name for c in found}) == len(found)
     assert all(c.reason for c in found)
-    unused = {c for c in vars(conditions).values() if isinstance(c, conditions.Condition)} - found
-    assert not unused
+    defined = (*vars(conditions).values(), *vars(first_calls).values())
+    assert not {c for c in defined if isinstance(c, Condition)} - found
 
 
 @functools.cache
@@ -357,7 +358,7 @@ def test_what_serves_is_what_the_table_says(
     dtype = DTYPES[(seed + list(CALLS).index(operation)) % 4]
     call, *_, numpys = CALLS[operation]
     for place, given in places(Given(seed, dtype), call):
-        conditions.forget_first_calls()
+        first_calls.forget_first_calls()
         with observed(monkeypatch, operation) as seen:
             call(given)
         assert seen[:1] == ["NumPy" if place in numpys else "program"], place
@@ -370,9 +371,9 @@ def test_what_serves_is_what_the_table_says(
 def test_first_calls_are_numpys_and_later_ones_programs(
     operation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    conditions.forget_first_calls()
+    first_calls.forget_first_calls()
     monkeypatch.setattr(conditions, "FEW_OPERATIONS", 0)  # entries that C++ always serves
-    monkeypatch.setattr(conditions, "COMPILING", 0.0)
+    monkeypatch.setattr(first_calls, "COMPILING", 0.0)
     given = Given(7, np.float64)
     with observed(monkeypatch, operation) as seen:
         for _ in range(12):
@@ -522,7 +523,7 @@ def test_all_candidates_of_a_row_agree(operation: str, stage: Any) -> None:
     for candidate in TABLE[operation][stage]:
         if candidate.kernel is CPP and _native.status():
             pytest.skip(_native.status())
-        conditions.forget_first_calls()
+        first_calls.forget_first_calls()
         with forced(operation, stage, candidate.kernel):
             found[candidate.kernel] = as_dense(call(given))
     first, *others = found.values()

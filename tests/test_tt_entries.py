@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tensorjax import tt, tucker
-from tensorjax._kernels import conditions
+from tensorjax._kernels import conditions, first_calls
 from tensorjax.tt._arrays import mode_contraction
 from tensorjax.tt._evaluation import entries_on_host
 from tensorjax.tt._evaluation import evaluate as _evaluate
@@ -87,7 +87,7 @@ def test_batches_compile_nothing_until_one_is_a_habit():
     assert compiled == []
     t = tt.TT(oracles.cores(rng, (3, 4), 2, np.float32))
     i = rng.integers(0, 3, (6, 2))
-    values = [np.asarray(tt.evaluate(t, i)) for _ in range(conditions.CALLS_OF_EVALUATE + 2)]
+    values = [np.asarray(tt.evaluate(t, i)) for _ in range(first_calls.CALLS_OF_EVALUATE + 2)]
     assert np.ptp(values, axis=0).max() <= 1e-5
 
 

@@ -11,15 +11,9 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._cores.scaling import shared_out
-from tensorjax._formats.operators import (
-    Multipliable,
-    Namespace,
-    dtypes_of,
-    floating,
-    rebuilt,
-    shown,
-)
-from tensorjax._formats.serialization import serializable
+from tensorjax._formats.operators import Multipliable, Namespace, floating
+from tensorjax._formats.representation import shown
+from tensorjax._formats.serialization import dtypes_of, rebuilt, serializable
 from tensorjax._formats.trains import TT, single
 from tensorjax._typing import ArrayLike, DType, DTypeLike, JaxOrHost, Scalar
 
