@@ -306,7 +306,7 @@ CALLS: dict[str, tuple[Callable[[Given], Any], tuple[Any, str], tuple[Any, str],
         (mera_to_dense, "host_copy"), (mera_to_dense, "_to_dense"), SINGLE,
     ),
     "mera.to_tt": (
-        lambda g: mera.to_tt(g.m), (mera_to_tt, "_on_host"), (mera_to_tt, "_exact"), SINGLE,
+        lambda g: mera.to_tt(g.m), (mera_to_tt, "host_copy"), (mera_to_tt, "_exact"), SINGLE,
     ),
     "sketch.apply": (
         lambda g: sketch.apply(g.p, g.data),
