@@ -75,12 +75,15 @@ def names_of_call(node: ast.Call) -> str:
     return getattr(node.func, "attr", getattr(node.func, "id", ""))
 
 
+ASKING = ("choose_kernel", "cpp_or_xla", "is_numpys")  # the last one for MERAs
+
+
 def test_every_row_is_asked_and_nothing_else() -> None:
     """Operations are named where they are chosen; products by `f"tt.{kind}"`."""
     named: set[str] = set()
     for name, nodes in modules():
         calls = [n for n in nodes if isinstance(n, ast.Call)]
-        asked = [n for n in calls if names_of_call(n) in ("choose_kernel", "cpp_or_xla")]
+        asked = [n for n in calls if names_of_call(n) in ASKING]
         if name.startswith("_kernels") or not asked:
             continue
         for call in asked:
@@ -96,7 +99,6 @@ def test_every_row_is_asked_and_nothing_else() -> None:
 
 # Modules that look at platforms or at what was built for another purpose than to choose a kernel.
 ELSEWHERE = {
-    "_check.py": "the predicates",
     "_versions.py": "a report",
     "_placement.py": "where results are put",
     "_formats/random_arrays.py": "how far random arrays are padded, which changes none",
