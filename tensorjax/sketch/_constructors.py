@@ -12,7 +12,7 @@ import numpy as np
 from tensorjax import _check
 from tensorjax._typing import DTypeLike, Key
 from tensorjax.sketch import _mode_sizes
-from tensorjax.sketch._random_maps import CPRows, Dense, Kronecker, Sparse, TTRows, law, signs
+from tensorjax.sketch._map_types import CPRows, Dense, Kronecker, Sparse, TTRows, law, signs
 
 _MOST_ENTRIES = 2**30 - 2  # of a matrix that is stored whole, or indexed by int32
 

@@ -15,7 +15,7 @@ from tensorjax._symbolic import is_static, planned
 from tensorjax.contract import einsum
 from tensorjax.sketch import _mode_groups
 from tensorjax.sketch._map_cores import HIGHEST, halves, merge, row_matrix, scaled_cores
-from tensorjax.sketch._random_maps import CPRows, Dense, Kronecker, Projection, Sparse, TTRows
+from tensorjax.sketch._map_types import CPRows, Dense, Kronecker, Projection, Sparse, TTRows
 
 _CHUNK = 2**22  # elements gathered at a time
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax.contract import einsum
-from tensorjax.sketch._random_maps import CPRows, Kronecker, TTRows
+from tensorjax.sketch._map_types import CPRows, Kronecker, TTRows
 
 HIGHEST = jax.lax.Precision.HIGHEST
 _EINSUM = functools.partial(einsum, precision=HIGHEST)

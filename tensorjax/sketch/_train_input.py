@@ -9,7 +9,7 @@ from tensorjax import tt
 from tensorjax._placement import placed
 from tensorjax.contract import einsum
 from tensorjax.sketch._map_cores import HIGHEST, row_digits, scaled_cores
-from tensorjax.sketch._random_maps import CPRows, Dense, Kronecker, Projection, Sparse, TTRows
+from tensorjax.sketch._map_types import CPRows, Dense, Kronecker, Projection, Sparse, TTRows
 
 _MOST_COLUMNS = 2**24  # of a TT-matrix whose image under the map is a dense (M, columns) array
 

@@ -18,7 +18,7 @@ from tensorjax.linalg._dtypes import promoted
 from tensorjax.sketch import _fourth_moments
 from tensorjax.sketch._apply import is_folded
 from tensorjax.sketch._map_cores import HIGHEST
-from tensorjax.sketch._random_maps import (
+from tensorjax.sketch._map_types import (
     CPRows,
     Dense,
     Kronecker,

@@ -12,6 +12,7 @@ from tensorjax._cores import mode_truncation
 from tensorjax._cores.orthogonalization import short
 from tensorjax._cores.ranks import cut_ranks
 from tensorjax._cores.scaling import balanced
+from tensorjax._cores.unfoldings import unfold
 from tensorjax._eager import evaluated_eagerly
 from tensorjax._formats.trains import TT
 from tensorjax._kernels.choice import choose_kernel
@@ -25,7 +26,6 @@ from tensorjax.tucker._core_and_factors import (
     orthonormalized,
     scaled_back,
     times,
-    unfold,
 )
 from tensorjax.tucker._decompositions.hosvd import feasible_ranks, st_hosvd
 from tensorjax.tucker._empty_modes import with_entries

@@ -27,7 +27,7 @@ from tensorjax._cores import interfaces as interfaces
 from tensorjax._cores.contractions import absorb
 from tensorjax._cores.overlaps import bond_overlap
 from tensorjax._cores.ranks import cut_ranks
-from tensorjax._cores.scaling import near_one, settled
+from tensorjax._cores.scaling import carried, near_one, renewed_after, settled
 from tensorjax._cores.unfoldings import tall
 from tensorjax._formats.trains import TT, single
 from tensorjax._kernels.choice import choose_kernel
@@ -225,28 +225,6 @@ def evened(cores: Sequence[jax.Array]) -> tuple[list[jax.Array], Any]:
         out.append(c * linalg.power_of_two(-e, c.dtype))
         exponents.append(e)
     return out, settled(sum(exponents))
-
-
-def carried(matrix: jax.Array, exponent: Any, renew: bool) -> tuple[jax.Array, Any]:
-    """Rescales the matrix that a sweep of tangent vectors carries to the next core, near one."""
-    if not renew:
-        return matrix, exponent
-    matrix, e = linalg.normalized(matrix)
-    return matrix, settled(exponent + e)
-
-
-def renewed_after(cores: Sequence[jax.Array]) -> list[bool]:
-    """Returns for each core whether a sweep must rescale its carried matrix.
-
-    Bounds by how many powers of two each core may make the matrix grow, or shrink. Between two
-    rescalings it stays in range, also squared and taken from both sides of a core.
-    """
-    most, grown, out = int(jnp.finfo(cores[0].dtype).maxexp) / 5, 0.0, []
-    for c in cores:
-        grown += 1 + math.log2(c.size) / 2
-        out.append(grown > most)
-        grown = 0.0 if out[-1] else grown
-    return out
 
 
 @placed

@@ -12,7 +12,7 @@ from tensorjax import _check, linalg
 from tensorjax._cores import interfaces as interfaces
 from tensorjax._cores.contractions import absorb
 from tensorjax._cores.overlaps import bond_overlap
-from tensorjax._cores.scaling import near_one, settled, shared_out
+from tensorjax._cores.scaling import carried, near_one, renewed_after, settled, shared_out
 from tensorjax._cores.unfoldings import tall
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._kernels.choice import choose_kernel
@@ -26,12 +26,10 @@ from tensorjax.tt._manifold.frames_and_variations import (
     NOTHING,
     Arrays,
     Frame,
-    carried,
     frame,
     is_tame,
     point,
     project,
-    renewed_after,
     split,
     tangent,
     times_power,
