@@ -25,14 +25,15 @@ PARTS = {
     "tt/_algebra:on_folded": "checks",
     "_kernels/choice": "choice",
     "_kernels/conditions": "choice",
-    "_native/dispatch": "choice",
-    "linalg/_subspaces:choose": "choice",
+    "_kernels/first_calls": "choice",
+    "_native/cpu_primitive": "choice",
+    "linalg/_subspaces/choose": "choice",
     "linalg/_predicted_times": "choice",
     "_transfer": "result",
     "_placement:placed_like": "result",
     "_cores/scaling:balanced": "result",
     "_formats/trains:_unchecked": "result",
-    "tt/_padding": "result",
+    "tt/_rank_padding": "result",
 }
 # Plain properties and helpers, which would hide the rest.
 LEFT_OUT = re.compile(r"<.*>|__\w+__|is_host|namespace|dtype|shape|order|ranks|size|holds|wrapped")

@@ -29,15 +29,6 @@ def is_traced(*trees: Any) -> bool:
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees))
 
 
-def on_cpu(x: Any, *others: Any) -> bool:
-    """Whether arrays are concrete and the first is on one CPU device, a condition of kernels."""
-    if is_traced(x, *others):
-        return False
-    if isinstance(x, jax.Array):
-        return len(x.devices()) == 1 and all(d.platform == "cpu" for d in x.devices())
-    return jax.default_backend() == "cpu"
-
-
 def _on_host(name: str, x: Any) -> np.ndarray:
     try:
         return np.asarray(x)

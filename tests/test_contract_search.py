@@ -11,7 +11,7 @@ import opt_einsum
 import pytest
 
 from tensorjax import contract
-from tensorjax.contract import _paths, _planning, _trees
+from tensorjax.contract import _dynamic_programming, _paths, _planning, _trees
 from tests.oracles import eps
 
 
@@ -42,7 +42,9 @@ def all_trees(items: tuple[int, ...]) -> Iterator[object]:
                     yield left, right
 
 
-def tree_cost(graph: _trees.Graph, masks: list[int], needed: int, tree: object) -> int:
+def tree_cost(
+    graph: _dynamic_programming.Graph, masks: list[int], needed: int, tree: object
+) -> int:
     """Cost by definition: a label goes once nothing outside of the product carries it."""
 
     def visit(node) -> tuple[int, set[int], int]:
@@ -67,13 +69,15 @@ def test_windows_are_optimal(minimize: str) -> None:
         masks = [r.getrandbits(labels) | 1 << r.randrange(labels) for _ in range(count)]
         uses = [sum(mask >> label & 1 for mask in masks) for label in range(labels)]
         needed = sum(1 << k for k, u in enumerate(uses) if u == 1 or (u and r.random() < 0.3))
-        graph = _trees.Graph([], [], [r.choice([1, 2, 3, 8, 50]) for _ in uses], minimize)
+        graph = _dynamic_programming.Graph(
+            [], [], [r.choice([1, 2, 3, 8, 50]) for _ in uses], minimize
+        )
         costs = [tree_cost(graph, masks, needed, t) for t in all_trees(tuple(range(count)))]
-        found = _trees.all_subsets(graph, masks, needed, 1 << 200)
+        found = _dynamic_programming.all_subsets(graph, masks, needed, 1 << 200)
         assert found
         # The cost that comes first is exact; ties in it may be broken another way.
         assert graph.first_cost(found[(1 << count) - 1].cost) == graph.first_cost(min(costs))
-        assert _trees.all_subsets(graph, masks, needed, min(costs)) is None
+        assert _dynamic_programming.all_subsets(graph, masks, needed, min(costs)) is None
 
 
 def test_the_search_is_bounded_and_better_with_time(monkeypatch) -> None:
@@ -88,7 +92,9 @@ def test_the_search_is_bounded_and_better_with_time(monkeypatch) -> None:
         return call
 
     monkeypatch.setattr(
-        _trees, "all_subsets", counting("orders", _trees.all_subsets, lambda g, m, *_: 3 ** len(m))
+        _trees,
+        "all_subsets",
+        counting("orders", _dynamic_programming.all_subsets, lambda g, m, *_: 3 ** len(m)),
     )
     finder = opt_einsum.path_random.RandomGreedy
     monkeypatch.setattr(finder, "setup", counting("trials", finder.setup, lambda *_: 1))

@@ -17,7 +17,8 @@ from jax.sharding import PartitionSpec as P
 import tensorjax
 from tensorjax import _native, convert, linalg, mera, nn, pde, sketch, tt, tucker
 from tensorjax._cores import dense_decompositions
-from tensorjax._kernels import conditions
+from tensorjax._kernels import conditions, first_calls
+from tensorjax._kernels.condition_type import Condition
 from tensorjax._kernels.report import markdown
 from tensorjax._kernels.table import CALL, CPP, FIXED, HOST, REMARKS, TABLE, TRACE
 from tensorjax.mera import _overlap_network as mera_inner
@@ -26,12 +27,12 @@ from tensorjax.mera import _to_tt as mera_to_tt
 from tensorjax.sketch import _apply, _apply_on_host
 from tensorjax.tt import _born_sampling, _products, _products_on_host
 from tensorjax.tt._arrays import mode_contraction, reshaping
-from tensorjax.tt._evaluation import evaluate, numpy_entries
-from tensorjax.tt._inner_products import inner, norms, numpy_overlaps
-from tensorjax.tt._rounding import rounded_trains
+from tensorjax.tt._evaluation import entries_on_host, evaluate
+from tensorjax.tt._inner_products import inner, norms, overlaps_on_host
+from tensorjax.tt._rounding import round as rounding
 from tensorjax.tt._tt_svd import from_dense
-from tensorjax.tucker import _hosvd
 from tensorjax.tucker import _rounding as tucker_rounding
+from tensorjax.tucker._decompositions import hosvd
 
 ROOT = Path(__file__).resolve().parents[1]
 DTYPES = (np.float32, np.float64, np.complex64, np.complex128)
@@ -56,8 +57,8 @@ def test_conditions_have_names_of_their_own_and_reasons() -> None:
     found = {c for c in held if not c.parts} | {p for c in held for p in c.parts}
     assert len({c.name for c in found}) == len(found)
     assert all(c.reason for c in found)
-    unused = {c for c in vars(conditions).values() if isinstance(c, conditions.Condition)} - found
-    assert not unused
+    defined = (*vars(conditions).values(), *vars(first_calls).values())
+    assert not {c for c in defined if isinstance(c, Condition)} - found
 
 
 @functools.cache
@@ -74,12 +75,15 @@ def names_of_call(node: ast.Call) -> str:
     return getattr(node.func, "attr", getattr(node.func, "id", ""))
 
 
+ASKING = ("choose_kernel", "cpp_or_xla", "is_numpys")  # the last one for MERAs
+
+
 def test_every_row_is_asked_and_nothing_else() -> None:
     """Operations are named where they are chosen; products by `f"tt.{kind}"`."""
     named: set[str] = set()
     for name, nodes in modules():
         calls = [n for n in nodes if isinstance(n, ast.Call)]
-        asked = [n for n in calls if names_of_call(n) in ("choose_kernel", "cpp_or_xla")]
+        asked = [n for n in calls if names_of_call(n) in ASKING]
         if name.startswith("_kernels") or not asked:
             continue
         for call in asked:
@@ -95,7 +99,6 @@ def test_every_row_is_asked_and_nothing_else() -> None:
 
 # Modules that look at platforms or at what was built for another purpose than to choose a kernel.
 ELSEWHERE = {
-    "_check.py": "the predicates",
     "_versions.py": "a report",
     "_placement.py": "where results are put",
     "_formats/random_arrays.py": "how far random arrays are padded, which changes none",
@@ -238,9 +241,9 @@ SINGLE, MESH = {"free", "committed"}, {"free", "committed", "mesh"}
 # of the operands for which NumPy serves first calls.
 CALLS: dict[str, tuple[Callable[[Given], Any], tuple[Any, str], tuple[Any, str], set[str]]] = {
     "tt.inner": (
-        lambda g: tt.inner(g.x, g.y), (numpy_overlaps, "_swept"), (inner, "_inner"), SINGLE,
+        lambda g: tt.inner(g.x, g.y), (overlaps_on_host, "_swept"), (inner, "_inner"), SINGLE,
     ),
-    "tt.norm": (lambda g: tt.norm(g.x), (numpy_overlaps, "_swept"), (norms, "_norm"), SINGLE),
+    "tt.norm": (lambda g: tt.norm(g.x), (overlaps_on_host, "_swept"), (norms, "_norm"), SINGLE),
     "tt.hadamard": (
         lambda g: tt.hadamard(g.x, g.y),
         (_products_on_host._PRODUCTS, "hadamard"), (_products, "exact_hadamard"), SINGLE,
@@ -255,7 +258,7 @@ CALLS: dict[str, tuple[Callable[[Given], Any], tuple[Any, str], tuple[Any, str],
     ),
     "tt.evaluate": (
         lambda g: tt.evaluate(g.x, g.indices),
-        (numpy_entries, "entries"), (evaluate, "_evaluate"), SINGLE,
+        (entries_on_host, "entries"), (evaluate, "_evaluate"), SINGLE,
     ),
     "tt.contract_modes": (
         lambda g: tt.contract_modes(g.x, {0: g.v}),
@@ -263,7 +266,7 @@ CALLS: dict[str, tuple[Callable[[Given], Any], tuple[Any, str], tuple[Any, str],
     ),
     "tt.round(tol=)": (
         lambda g: tt.round(g.twice, tol=1e-4, rank=2),
-        (rounded_trains, "_dynamic"), (rounded_trains, "_static"), MESH,
+        (rounding, "_dynamic"), (rounding, "_static"), MESH,
     ),
     "tt.from_dense(tol=)": (
         lambda g: tt.from_dense(g.dense, tol=1e-4, rank=2),
@@ -275,11 +278,11 @@ CALLS: dict[str, tuple[Callable[[Given], Any], tuple[Any, str], tuple[Any, str],
     ),
     "tucker.from_dense(tol=)": (
         lambda g: tucker.from_dense(g.dense, tol=1e-4, rank=5),
-        (dense_decompositions, "to_tolerance"), (_hosvd, "_static"), MESH,
+        (dense_decompositions, "to_tolerance"), (hosvd, "_static"), MESH,
     ),
     "tucker.from_dense(rank=)": (
         lambda g: tucker.from_dense(g.dense, rank=4),
-        (dense_decompositions, "to_ranks"), (_hosvd, "_static"), SINGLE,
+        (dense_decompositions, "to_ranks"), (hosvd, "_static"), SINGLE,
     ),
     "tucker.round(tol=)": (
         lambda g: tucker.round(g.u, tol=1e-4, rank=2),
@@ -302,10 +305,10 @@ CALLS: dict[str, tuple[Callable[[Given], Any], tuple[Any, str], tuple[Any, str],
     ),
     "mera.to_dense": (
         lambda g: mera.to_dense(g.m),
-        (mera_to_dense, "_on_host"), (mera_to_dense, "_to_dense"), SINGLE,
+        (mera_to_dense, "host_copy"), (mera_to_dense, "_to_dense"), SINGLE,
     ),
     "mera.to_tt": (
-        lambda g: mera.to_tt(g.m), (mera_to_tt, "_on_host"), (mera_to_tt, "_exact"), SINGLE,
+        lambda g: mera.to_tt(g.m), (mera_to_tt, "host_copy"), (mera_to_tt, "_exact"), SINGLE,
     ),
     "sketch.apply": (
         lambda g: sketch.apply(g.p, g.data),
@@ -335,7 +338,7 @@ def observed(monkeypatch: pytest.MonkeyPatch, operation: str) -> Iterator[list[s
         wrap("NumPy", *CALLS[operation][1])
         wrap("program", *CALLS[operation][2])
         wrap("C++", _products_on_host, "_product_in_one_call")
-        wrap("C++", numpy_overlaps, "_overlap_in_one_call")
+        wrap("C++", overlaps_on_host, "_overlap_in_one_call")
         yield seen
 
 
@@ -357,7 +360,7 @@ def test_what_serves_is_what_the_table_says(
     dtype = DTYPES[(seed + list(CALLS).index(operation)) % 4]
     call, *_, numpys = CALLS[operation]
     for place, given in places(Given(seed, dtype), call):
-        conditions.forget_first_calls()
+        first_calls.forget_first_calls()
         with observed(monkeypatch, operation) as seen:
             call(given)
         assert seen[:1] == ["NumPy" if place in numpys else "program"], place
@@ -370,9 +373,9 @@ def test_what_serves_is_what_the_table_says(
 def test_first_calls_are_numpys_and_later_ones_programs(
     operation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    conditions.forget_first_calls()
+    first_calls.forget_first_calls()
     monkeypatch.setattr(conditions, "FEW_OPERATIONS", 0)  # entries that C++ always serves
-    monkeypatch.setattr(conditions, "COMPILING", 0.0)
+    monkeypatch.setattr(first_calls, "COMPILING", 0.0)
     given = Given(7, np.float64)
     with observed(monkeypatch, operation) as seen:
         for _ in range(12):
@@ -526,7 +529,7 @@ def test_all_candidates_of_a_row_agree(operation: str, stage: Any) -> None:
     for candidate in TABLE[operation][stage]:
         if candidate.kernel is CPP and _native.status():
             pytest.skip(_native.status())
-        conditions.forget_first_calls()
+        first_calls.forget_first_calls()
         with forced(operation, stage, candidate.kernel):
             found[candidate.kernel] = as_dense(call(given))
     first, *others = found.values()

@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 from tensorjax import _native, convert, mera, parallel, sketch, tt, tucker
 from tensorjax._kernels import conditions
-from tensorjax._native.dispatch import on_cpu
+from tensorjax._native.cpu_primitive import on_cpu
 from tests.lowering import (
     PLATFORMS,
     check_portable,

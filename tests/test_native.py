@@ -17,7 +17,7 @@ import pytest
 
 from experiments.bench import _drawn, _plain
 from tensorjax import _blas_threads, _native, sketch, tt
-from tensorjax._kernels import conditions
+from tensorjax._kernels import conditions, first_calls
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import CPP, HOST, TRACE
 from tensorjax._native import loading
@@ -868,7 +868,7 @@ def test_products_in_one_call_are_numpys(dtype: str) -> None:
     cases = [(tt.hadamard, x, y), (tt.hadamard, a, a), (tt.matvec, a, v), (tt.matmul, a, b)]
     cases += [] if dtype[0] == "c" else [(tt.inner, v, v), (tt.inner, x, v)]
     for operation, left, right in cases:
-        conditions.forget_first_calls()
+        first_calls.forget_first_calls()
         first = operation(left, right)
         for _ in range(10):
             later = operation(left, right)

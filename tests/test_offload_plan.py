@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("xxhash", reason="the store has an extra of its own")
 
 from tensorjax import offload
-from tensorjax.offload._planning import placement_search
+from tensorjax.offload._planning import placement_costs, placement_search
 from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
 from tensorjax.offload._training.parameter_groups import make_groups
 from tests import offload_cases as cases
@@ -185,7 +185,7 @@ def test_host_memory_is_divided_as_well_as_by_trying_everything() -> None:
         groups = make_groups(shapes, host, store=None, in_memory=())
         speeds = dict(zip(("read", "write", "update"), 10 ** rng.uniform(5, 7, 3), strict=True))
         forward = 10 ** rng.uniform(-3, 0)
-        work = placement_search.Work(
+        work = placement_costs.Work(
             activations="keep",
             layers=[offload.Layer(name=name, apply=lambda *_: None) for name in shapes],
             groups=groups, machine=offload.Machine(place=1e9, **speeds), forward=forward,
@@ -199,15 +199,15 @@ def test_host_memory_is_divided_as_well_as_by_trying_everything() -> None:
         assert found.host_bytes <= budget
         assert found.seconds >= found.times.bound
         room = budget - int(needed.split()[1])
-        room += placement_search._under_way(groups, ())
+        room += placement_costs.update_bytes(groups, ())
         two = 0 if work.clip else 4 * int(np.sort(sizes)[-2:].sum())
         best = min(
             placement_search._choice(work, found.weights, list(some), room, "").seconds
             for count in range(len(groups) + 1)
             for some in itertools.combinations(groups, count)
             if not some
-            or sum(placement_search._lives(groups[name]) for name in some)
-            <= room - two - placement_search._under_way(groups, some)
+            or sum(placement_costs.stored_bytes(groups[name]) for name in some)
+            <= room - two - placement_costs.update_bytes(groups, some)
         )
         assert found.seconds <= (1.15 if work.clip else 1.05) * best  # with fewer to store
 

@@ -13,7 +13,7 @@ import pytest
 
 from tensorjax import convert, mera, tt, tucker
 from tensorjax._cores import products, scaling
-from tensorjax._kernels import conditions
+from tensorjax._kernels import first_calls
 from tests.oracles import compilations, cores, dense, error, multiplied, norm
 
 SHAPE = (2, 3, 2, 2)
@@ -394,7 +394,7 @@ PRODUCTS = {
 )
 def test_exact_products_of_cores_far_from_one(rng, monkeypatch, name, manner):
     if manner == "program":  # as after many calls
-        monkeypatch.setattr(conditions._counted, "is_first", lambda *_: False)
+        monkeypatch.setattr(first_calls._counted, "is_first", lambda *_: False)
     f = PRODUCTS[name]
     for dtype, most in ((np.float32, 100), (jnp.complex64, 100), (np.float64, 800)):
         plain, sized, _ = drawn(rng, dtype, most)

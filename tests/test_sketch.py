@@ -15,7 +15,7 @@ import scipy.sparse
 from jax.experimental import sparse as jsparse
 
 from tensorjax import sketch, tt
-from tensorjax.sketch import _apply, _balanced_factors, _bounds, _fourth_moments, _mode_groups
+from tensorjax.sketch import _apply, _bounds, _fourth_moments, _mode_groups, _mode_sizes
 
 KEY = jax.random.key(7)
 N3 = (3, 4, 5)
@@ -88,14 +88,14 @@ def written_out(p: Any) -> np.ndarray:
 
 
 def test_factors_are_balanced_and_padded_only_if_they_must() -> None:
-    assert _balanced_factors.shapes(784, 24) == ((28, 28), (6, 4), 784, 24)
-    assert _balanced_factors.shapes(10**4, 24, order=3) == ((20, 20, 25), (4, 3, 2), 10**4, 24)
-    assert _balanced_factors.shapes((25, 25, 16), 24).out_shape == (3, 2, 4)  # large m with small n
-    assert _balanced_factors.shapes(10**4, (2, 3, 4)).in_shape == (25, 20, 20)
-    assert _balanced_factors.shapes((3, 5), (2, 2)) == ((3, 5), (2, 2), 15, 4)
-    assert _balanced_factors.shapes(1, 1) == ((1, 1), (1, 1), 1, 1)
+    assert _mode_sizes.shapes(784, 24) == ((28, 28), (6, 4), 784, 24)
+    assert _mode_sizes.shapes(10**4, 24, order=3) == ((20, 20, 25), (4, 3, 2), 10**4, 24)
+    assert _mode_sizes.shapes((25, 25, 16), 24).out_shape == (3, 2, 4)  # large m with small n
+    assert _mode_sizes.shapes(10**4, (2, 3, 4)).in_shape == (25, 20, 20)
+    assert _mode_sizes.shapes((3, 5), (2, 2)) == ((3, 5), (2, 2), 15, 4)
+    assert _mode_sizes.shapes(1, 1) == ((1, 1), (1, 1), 1, 1)
     for prime in (7, 101, 10007, 999983):
-        n, m, in_size, out_size = _balanced_factors.shapes(prime, 23)
+        n, m, in_size, out_size = _mode_sizes.shapes(prime, 23)
         assert in_size == prime <= math.prod(n) <= 1.3 * prime
         assert max(n) <= 2 * min(n)
         assert out_size == 23 <= math.prod(m)
@@ -103,20 +103,20 @@ def test_factors_are_balanced_and_padded_only_if_they_must() -> None:
 
 
 def test_huge_sizes_are_factored_at_once() -> None:
-    n, m, in_size, _ = _balanced_factors.shapes(10**30, 24)
+    n, m, in_size, _ = _mode_sizes.shapes(10**30, 24)
     assert math.prod(n) == in_size == 10**30
     assert max(n) <= 4096
     assert math.prod(m) >= 24
-    n = _balanced_factors.columns(10**18 + 9, 5)  # a prime
+    n = _mode_sizes.columns(10**18 + 9, 5)  # a prime
     assert 10**18 < math.prod(n) <= 1.01 * 10**18
     assert max(n) < 1.3 * min(n)
-    assert max(_balanced_factors.rows(1000003, 3)) <= 102
+    assert max(_mode_sizes.rows(1000003, 3)) <= 102
 
 
 def test_row_cuts_have_nearly_the_least_worst_variance() -> None:
     for size in (6, 23, 24, 26, 60, 97):
         for order in (2, 3):
-            chosen = _fourth_moments.total(_balanced_factors.rows(size, order), size, (1, 1), 3.0)
+            chosen = _fourth_moments.total(_mode_sizes.rows(size, order), size, (1, 1), 3.0)
             every = itertools.product(range(1, size + 1), repeat=order)
             shapes = [m for m in every if size <= math.prod(m) <= 1.5 * size + 2]
             least = min(_fourth_moments.total(m, size, (1, 1), 3.0) for m in shapes)
@@ -124,17 +124,17 @@ def test_row_cuts_have_nearly_the_least_worst_variance() -> None:
 
 
 def test_rows_of_many_modes_are_cut_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _balanced_factors.rows(2**60, 60) == (2,) * 60
-    assert _balanced_factors.rows(9 * 2**98, 100) == (3, 3, *(2,) * 98)
-    cuts = _balanced_factors._near_equal(10**9 + 7, 30)
+    assert _mode_sizes.rows(2**60, 60) == (2,) * 60
+    assert _mode_sizes.rows(9 * 2**98, 100) == (3, 3, *(2,) * 98)
+    cuts = _mode_sizes._near_equal(10**9 + 7, 30)
     assert 0 < len(cuts) <= 8
     assert all(10**9 < math.prod(m) <= 1.5 * 10**9 + 13 for m in cuts)
     for size in (23, 59, 1000, 1021, 10**5 + 3):  # few modes, by both ways
-        wanted = _fourth_moments.total(_balanced_factors.rows(size, 5), size, (1,) * 4, 3.0)
+        wanted = _fourth_moments.total(_mode_sizes.rows(size, 5), size, (1,) * 4, 3.0)
         with monkeypatch.context() as patch:
-            patch.setattr(_balanced_factors, "_FEW_MODES", 1)
+            patch.setattr(_mode_sizes, "_FEW_MODES", 1)
             found = _fourth_moments.total(
-                _balanced_factors.rows.__wrapped__(size, 5), size, (1,) * 4, 3.0
+                _mode_sizes.rows.__wrapped__(size, 5), size, (1,) * 4, 3.0
             )
         assert found <= 1.05 * wanted
 

@@ -9,9 +9,10 @@ import pytest
 
 from experiments.bench import _drawn, _plain
 from tensorjax import linalg, tt, tucker
-from tensorjax.linalg import _host_precision, _predicted_times, _subspaces_on_host
-from tensorjax.linalg._subspaces_on_host import Asked, leading
-from tensorjax.tt._tt_svd import numpy_tt_svd
+from tensorjax.linalg import _host_precision, _predicted_times
+from tensorjax.linalg._subspaces import subspaces_on_host
+from tensorjax.linalg._subspaces.subspaces_on_host import Asked, leading
+from tensorjax.tt._tt_svd import tt_svd_on_host
 from tests.oracles import compilations, dense, eps, error, norm
 
 
@@ -74,7 +75,7 @@ def test_cores_from_the_right_are_orthonormal_however_fast_energies_fall(dtype):
         v = np.linalg.qr(_drawn.normal(rng, (columns, columns), dtype))[0]
         x = ((u * fall ** np.linspace(0, 1, columns)) @ v).astype(dtype)
         asked = Asked(tail=1e-10 * float(norm(x)) ** 2)
-        q, r = _subspaces_on_host.columns_split(x, leading(x, asked, right=True), x.dtype)
+        q, r = subspaces_on_host.columns_split(x, leading(x, asked, right=True), x.dtype)
         assert error(q.conj().T @ q, np.eye(q.shape[1])) <= 50 * eps(dtype) * columns, fall
         assert error(q @ r, x) <= (1e-5 + 50 * eps(dtype)) * norm(x), fall
 
@@ -96,8 +97,8 @@ def forecast(shape, guess: int) -> tuple[float, float]:
             left, right = (left, rank) if cut.right else (rank, right)
         return spent
 
-    first = numpy_tt_svd._Cut(1, False)
-    chosen = walk(lambda a, modes, b: numpy_tt_svd._next_cut(a, modes, b, guess))
+    first = tt_svd_on_host._Cut(1, False)
+    chosen = walk(lambda a, modes, b: tt_svd_on_host._next_cut(a, modes, b, guess))
     return chosen, walk(lambda *_: first)
 
 
@@ -122,10 +123,8 @@ def test_no_shape_falls_off_a_cliff(guess):
 def test_sketches_lose_no_more_than_asked(dtype, right, monkeypatch):
     rng = np.random.default_rng(5)
     seen = []
-    real = _subspaces_on_host.sketched
-    monkeypatch.setattr(
-        _subspaces_on_host, "sketched", lambda *a: seen.append(real(*a)) or seen[-1]
-    )
+    real = subspaces_on_host.sketched
+    monkeypatch.setattr(subspaces_on_host, "sketched", lambda *a: seen.append(real(*a)) or seen[-1])
     for rank, noise in ((4, 0), (4, 3e-4), (400, 0)):
         shape = (400, 500)
         a = _drawn.normal(rng, (400, rank), dtype) @ _drawn.normal(rng, (rank, 500), dtype)
@@ -205,7 +204,7 @@ def test_host_gram_matrices_agree_with_plain_ones():
             b = a.T.copy() if right else a
             exact = wide.conj() @ wide.T if right else wide @ wide.conj().T
             for narrow in (False, True):
-                g = _subspaces_on_host.host_gram(b, right=right, narrow=narrow)
+                g = subspaces_on_host.host_gram(b, right=right, narrow=narrow)
                 single = narrow and np.finfo(dtype).bits == 32
                 assert error(g, exact) <= (1e-6 if single else 1e-13) * norm(exact)
     assert linalg.gram(np.ones((2, 3, 4))).shape == (2, 3, 3)
@@ -219,7 +218,7 @@ def test_data_of_full_rank_cost_no_eigenvectors(seed, monkeypatch):
     x = _drawn.normal(rng, shape, dtype)
     asked = []
     monkeypatch.setattr(
-        _subspaces_on_host, "eigh", lambda g: asked.append(len(g)) or np.linalg.eigh(g)
+        subspaces_on_host, "eigh", lambda g: asked.append(len(g)) or np.linalg.eigh(g)
     )
     t, u = tt.from_dense(x, tol=1e-5), tucker.from_dense(x, tol=1e-5)
     assert asked == []
@@ -279,7 +278,7 @@ def test_eigenvectors_in_single_precision_only_where_their_errors_are_no_rank(dt
     g = linalg.gram(a) * 1e30
     for share, single in ((1e-3, True), (1e-6, False)):
         asked = Asked(share=share, narrow=True, coarse=True)
-        w, v = _subspaces_on_host._eigenbasis(g, a.dtype, asked)
+        w, v = subspaces_on_host._eigenbasis(g, a.dtype, asked)
         assert (v.dtype == a.dtype) == single
         assert error(w, np.linalg.eigvalsh(g)[::-1]) <= 10 * eps(v.dtype) * norm(w)
         assert error(g @ v, v * w) <= 50 * eps(v.dtype) * norm(w)

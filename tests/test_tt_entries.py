@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from tensorjax import tt, tucker
-from tensorjax._kernels import conditions
+from tensorjax._kernels import conditions, first_calls
 from tensorjax.tt._arrays import mode_contraction
+from tensorjax.tt._evaluation import entries_on_host
 from tensorjax.tt._evaluation import evaluate as _evaluate
-from tensorjax.tt._evaluation import numpy_entries
 from tests import oracles
 
 
@@ -50,7 +50,7 @@ def test_every_way_to_multiply_agrees_with_programs(monkeypatch):
         t = tt.TT(oracles.cores(rng, shape, rank, np.float64))
         i = rng.integers(0, shape, (count, len(shape)))
         expected = _evaluate._evaluate(t, jnp.asarray(i))
-        found = numpy_entries.entries(t, i, _evaluate._groups(t, count))
+        found = entries_on_host.entries(t, i, _evaluate._groups(t, count))
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12 * np.abs(expected).max())
 
 
@@ -87,7 +87,7 @@ def test_batches_compile_nothing_until_one_is_a_habit():
     assert compiled == []
     t = tt.TT(oracles.cores(rng, (3, 4), 2, np.float32))
     i = rng.integers(0, 3, (6, 2))
-    values = [np.asarray(tt.evaluate(t, i)) for _ in range(conditions.CALLS_OF_EVALUATE + 2)]
+    values = [np.asarray(tt.evaluate(t, i)) for _ in range(first_calls.CALLS_OF_EVALUATE + 2)]
     assert np.ptp(values, axis=0).max() <= 1e-5
 
 

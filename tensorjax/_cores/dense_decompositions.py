@@ -14,7 +14,7 @@ from tensorjax._kernels.table import NUMPY
 from tensorjax._transfer import on_device
 from tensorjax.linalg import Method
 from tensorjax.linalg._host_precision import budget, in_single
-from tensorjax.linalg._subspaces_on_host import THREADS, Asked, asked_of
+from tensorjax.linalg._subspaces.subspaces_on_host import THREADS, Asked, asked_of
 
 # By rank alone no error is asked: full accuracy up to this size, Gram matrices (error floor
 # eps^0.75 of the norm) above it, where an exact SVD takes many times longer.

@@ -23,9 +23,11 @@ from tensorjax._cores.contractions import absorb, times_mode, times_right
 from tensorjax._cores.orthogonalization import short, triangles
 from tensorjax._cores.ranks import cut_ranks
 from tensorjax._cores.scaling import in_range
-from tensorjax._cores.unfoldings import Cores, tall, wide
-from tensorjax.linalg._arrays import adjoint, energy, epsilon, identity_like, matmul, where_positive
-from tensorjax.linalg._subspaces import choose, left_basis
+from tensorjax._cores.unfoldings import Cores, mode_unfolding, tall, wide
+from tensorjax.linalg._arrays import adjoint, energy, identity_like, matmul, where_positive
+from tensorjax.linalg._dtypes import epsilon
+from tensorjax.linalg._subspaces.choose import choose
+from tensorjax.linalg._subspaces.left_basis import left_basis
 from tensorjax.linalg._svd_eigh import eigh
 
 
@@ -99,7 +101,7 @@ def _by_triangles(
     kept = left[0, 0].real
     for k, right in enumerate([*triangles(_multiplied(scaled, given)), left]):
         seen = absorb(left, scaled[k])
-        matrix = in_range(_unfold(times_right(seen, right)))
+        matrix = in_range(mode_unfolding(times_right(seen, right)))
         if given is not None:
             # Not in a basis of the factor: at a factor of lower rank that has no derivative.
             matrix = in_range(matmul(given[k], adjoint(short(adjoint(matrix)))))
@@ -142,7 +144,7 @@ def _by_grams(cores: Cores, share: float) -> Truncated | None:
     kept = left[0, 0].real
     for k, core in enumerate(scaled):
         seen = absorb(left, weighted[order - 1 - k])
-        energies, vectors = eigh(matmul(_unfold(seen), adjoint(_unfold(core))))
+        energies, vectors = eigh(matmul(mode_unfolding(seen), adjoint(mode_unfolding(core))))
         energies = np.maximum(energies, 0)
         total = energies.sum()
         # Roundoff of the sums in the matrix, which are of terms of at most this size.
@@ -171,11 +173,6 @@ def _assembled(
         to_core = [matmul(u, v) for u, v in zip(to_core, given, strict=True)]
     small = [times_mode(c, m) for c, m in zip(cores, to_core, strict=True)]
     return Truncated(factors, _shrunk(small), tails)
-
-
-def _unfold(core: Any) -> Any:
-    """Unfolds a train's core (r, n, s) along its mode: returns the matrix (n, r s)."""
-    return core.transpose(1, 0, 2).reshape(core.shape[1], -1)
 
 
 def _shrunk(cores: Cores) -> Cores:

@@ -1,5 +1,6 @@
-"""Scaling of cores by powers of two, so that products of them are in range."""
+"""Scaling of cores, and of matrices that sweeps carry, by powers of two: products are in range."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -180,3 +181,25 @@ def scaled_back(cores: Cores, exponent: Any) -> Cores:
     exponent = computed_once(exponent)
     moves = shared_exponents(exponent, len(cores), len(cores) - 1, jnp.abs(exponent) < 100)
     return [linalg.scaled(c, moves[k]) for k, c in enumerate(cores)]
+
+
+def carried(matrix: jax.Array, exponent: Any, renew: bool) -> tuple[jax.Array, Any]:
+    """Rescales the matrix that a sweep of tangent vectors carries to the next core, near one."""
+    if not renew:
+        return matrix, exponent
+    matrix, e = linalg.normalized(matrix)
+    return matrix, settled(exponent + e)
+
+
+def renewed_after(cores: Sequence[jax.Array]) -> list[bool]:
+    """Returns for each core whether a sweep must rescale its carried matrix.
+
+    Bounds by how many powers of two each core may make the matrix grow, or shrink. Between two
+    rescalings it stays in range, also squared and taken from both sides of a core.
+    """
+    most, grown, out = int(jnp.finfo(cores[0].dtype).maxexp) / 5, 0.0, []
+    for c in cores:
+        grown += 1 + math.log2(c.size) / 2
+        out.append(grown > most)
+        grown = 0.0 if out[-1] else grown
+    return out

@@ -1,7 +1,12 @@
-"""Unfoldings of tensor-train cores (r, n, s), NumPy or JAX, and products of them with matrices."""
+"""Unfoldings to matrices: of cores (r, n, s), left, right or by the mode, and of dense arrays."""
 
 import math
 from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from tensorjax import linalg
 
 Cores = list[Any]
 
@@ -14,3 +19,14 @@ def tall(core: Any) -> Any:
 def wide(core: Any) -> Any:
     """Reshapes a core (r, n, s) to its right unfolding, the matrix (r, n s)."""
     return core.reshape(core.shape[0], math.prod(core.shape[1:]))
+
+
+def mode_unfolding(core: Any) -> Any:
+    """Unfolds a train's core (r, n, s) along its mode: returns the matrix (n, r s)."""
+    return core.transpose(1, 0, 2).reshape(core.shape[1], -1)
+
+
+def unfold(x: Any, k: int) -> Any:
+    """Unfolds a dense array along mode k to a matrix (n_k, ∏ of the other sizes)."""
+    xp = np if linalg.is_host(x) else jnp
+    return xp.moveaxis(x, k, 0).reshape(x.shape[k], math.prod(x.shape[:k] + x.shape[k + 1 :]))

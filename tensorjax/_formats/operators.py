@@ -6,7 +6,6 @@ never change a floating dtype. Scalars are brought to that dtype before anything
 for −x of an unsigned integer and 1/x in the scalar's own dtype are other numbers.
 """
 
-import dataclasses
 import functools
 import importlib
 import math
@@ -29,7 +28,7 @@ from tensorjax._formats.array_protocol import (
     unknown,
 )
 from tensorjax._typing import DType, Scalar
-from tensorjax.linalg._scaling import scaled
+from tensorjax.linalg._scaling import scalar_near_one, scaled
 
 
 class Scalable(NoArray):
@@ -306,7 +305,7 @@ def _halved(part: Any, exponent: int) -> float:
 @jax.custom_jvp
 def _divide(a: Any, divisor: Any) -> Any:
     """Divides a tensor's array by a scalar, as operator /, without intermediate overflow."""
-    small, shift = _near_one(divisor)
+    small, shift = scalar_near_one(divisor)
     # Towards the result: what is then divided neither overflows nor vanishes on the way.
     small = jnp.where(shift > 0, 2 * small, small)
     shift = jnp.where(shift > 0, shift - 1, shift)
@@ -330,71 +329,6 @@ def _over(a: Any, s: Any) -> Any:
     # Two real divisions where s is real: those of complex numbers round more often.
     real = lax.complex(a.real / s.real, a.imag / s.real)
     return jnp.where(s.imag == 0, real, a / jnp.where(s.imag == 0, jnp.ones_like(s), s))
-
-
-def _near_one(s: Any) -> tuple[Any, Any]:
-    """Splits a JAX scalar, real or complex, into (m, e), value m·2^e, with |m| near one."""
-    if not jnp.iscomplexobj(s):
-        return _frexp(s)
-    (x, p), (y, q) = _frexp(s.real), _frexp(s.imag)
-    e = jnp.maximum(jnp.where(x == 0, q, p), jnp.where(y == 0, p, q))
-    return lax.complex(scaled(x, p - e), scaled(y, q - e)), e
-
-
-def _frexp(s: Any) -> tuple[Any, Any]:
-    """Splits a JAX divisor of a tensor, a real scalar, into mantissa and exponent by its bits."""
-    info = jnp.finfo(s.dtype)
-    integer, top = jnp.dtype(f"int{info.bits}"), int(info.maxexp)
-    raw = lax.bitcast_convert_type(lax.stop_gradient(s), integer)
-    size = raw & jnp.iinfo(integer).max
-    tiny = (size >> info.nmant) == 0
-    # A subnormal number is an integer times the least of them.
-    whole = jnp.where(raw < 0, -size, size).astype(s.dtype)
-    m = jnp.where(tiny, whole, s)
-    bits = lax.bitcast_convert_type(lax.stop_gradient(m), integer) & jnp.iinfo(integer).max
-    e = (bits >> info.nmant).astype(jnp.int32) - (top - 2)
-    e = jnp.where(bits == 0, 0, e)
-    least = int(info.minexp) - int(info.nmant)
-    return scaled(m, -e), e + jnp.where(tiny & (bits != 0), least, 0)
-
-
-# Copies and pickles ------------------------------------------------------------------------------
-
-
-def dtypes_of(x: Any) -> tuple[Any, ...]:
-    """Returns the dtypes of a format's leaves, which its copies and pickles keep."""
-    return tuple(getattr(leaf, "dtype", None) for leaf in jax.tree.leaves(x))
-
-
-def rebuilt(kind: Any, fields: tuple[Any, ...], dtypes: tuple[Any, ...]) -> Any:
-    """Rebuilds a tensor of any format in `copy` and `pickle`; TypeError if JAX would round it.
-
-    Raises:
-      TypeError: JAX would round, or has rounded, the arrays of a pickle to 32 bits.
-    """
-    made = kind._unchecked(*fields)
-    for then, now in zip(dtypes, dtypes_of(made), strict=True):
-        if then != now:
-            _check.available(f"a pickled {kind.__name__}", then)
-    return made
-
-
-def shown(text: Callable[[Any], str]) -> Callable[[Any], str]:
-    """Decorates a format's __repr__ or __str__ to list raw fields if leaves are not arrays.
-
-    JAX and its users put all kinds of leaves into a pytree: None, shapes, Booleans of a mask.
-    """
-
-    @functools.wraps(text)
-    def wrapped(self: Any) -> str:
-        try:
-            return text(self)
-        except (AttributeError, IndexError, TypeError, ValueError):
-            fields = (f.name for f in dataclasses.fields(self))
-            listed = ", ".join(f"{name}={getattr(self, name)!r}" for name in fields)
-            return f"{type(self).__name__}({listed})"
-
-    return wrapped
 
 
 # Casts -------------------------------------------------------------------------------------------

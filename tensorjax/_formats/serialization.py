@@ -1,10 +1,12 @@
-"""Serialisation of the tensor formats, for programs saved by `jax.export`."""
+"""Serialisation of the tensor formats: copies, pickles, and programs saved by `jax.export`."""
 
 import json
 from collections.abc import Callable
 from typing import Any
 
 import jax
+
+from tensorjax import _check
 
 
 def serializable(
@@ -26,3 +28,21 @@ def serializable(
         serialize_auxdata=lambda aux: json.dumps(encode(aux)).encode(),
         deserialize_auxdata=lambda saved: decode(json.loads(saved)),
     )
+
+
+def dtypes_of(x: Any) -> tuple[Any, ...]:
+    """Returns the dtypes of a format's leaves, which its copies and pickles keep."""
+    return tuple(getattr(leaf, "dtype", None) for leaf in jax.tree.leaves(x))
+
+
+def rebuilt(kind: Any, fields: tuple[Any, ...], dtypes: tuple[Any, ...]) -> Any:
+    """Rebuilds a tensor of any format in `copy` and `pickle`; TypeError if JAX would round it.
+
+    Raises:
+      TypeError: JAX would round, or has rounded, the arrays of a pickle to 32 bits.
+    """
+    made = kind._unchecked(*fields)
+    for then, now in zip(dtypes, dtypes_of(made), strict=True):
+        if then != now:
+            _check.available(f"a pickled {kind.__name__}", then)
+    return made

@@ -19,17 +19,9 @@ import numpy as np
 from tensorjax import _check
 from tensorjax._cores.scaling import shared_out
 from tensorjax._formats.array_protocol import is_scalar
-from tensorjax._formats.operators import (
-    Namespace,
-    Summable,
-    dtypes_of,
-    floating,
-    not_exact,
-    rebuilt,
-    shown,
-    whole_power,
-)
-from tensorjax._formats.serialization import serializable
+from tensorjax._formats.operators import Namespace, Summable, floating, not_exact, whole_power
+from tensorjax._formats.representation import shown
+from tensorjax._formats.serialization import dtypes_of, rebuilt, serializable
 from tensorjax._typing import DType, DTypeLike, JaxOrHost, Scalar
 
 # Indices of a train that keep a mode of it whatever its order is: an integer may take the last one.

@@ -5,9 +5,9 @@ from typing import Any
 
 import jax
 
-from tensorjax._kernels.conditions import Arrays
+from tensorjax._kernels.condition_type import Arrays
 from tensorjax._kernels.table import CALL, TABLE, TRACE, Kernel, Stage
-from tensorjax._native.dispatch import on_cpu
+from tensorjax._native.cpu_primitive import on_cpu
 
 
 def choose_kernel(operation: str, arrays: Arrays, stage: Stage = CALL, **facts: Any) -> Kernel:
@@ -46,7 +46,7 @@ def cpp_or_xla(
     """Computes an operation by C++ or XLA, decided when the program is lowered.
 
     When the program is lowered its platform and devices decide; see
-    `tensorjax._native.dispatch.on_cpu`, whose arguments these are.
+    `tensorjax._native.cpu_primitive.on_cpu`, whose arguments these are.
 
     Args:
       operation: a row of the table.

@@ -5,32 +5,18 @@ has a name, by which the table prints it, a reason, and the source of its consta
 whose cases they were set by, on two cores of an AMD EPYC with AVX-512.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
 from jax.core import Tracer
 
 from tensorjax import _check, _native, _placement, _symbolic
-from tensorjax._kernels.first_calls import FirstCalls
+from tensorjax._check import is_traced
+from tensorjax._kernels.condition_type import CORE_BENCH, Arrays, Condition, Facts, condition, power
 from tensorjax._native import argument_checks
 
-Arrays = Sequence[Any]
-Facts = Mapping[str, Any]
-
-# First calls of products of trains: by elements written, or multiplications, how many calls with
-# equal shapes NumPy serves. Programs are two to four times faster where cores are small, and take
-# as long to compile as some hundreds of such calls; larger products gain less from NumPy's start.
-CALLS = {2**18: 10, 2**23: 3}
-# The same for entries of trains, whatever their number: compiling takes seconds there.
-CALLS_OF_EVALUATE = 10
-# More of them where compiling for every core, in seconds, takes longer than NumPy's calls, of so
-# many seconds an entry and core and a multiplication: both together never take twice the better.
-COMPILING, AN_ENTRY, A_PRODUCT = 0.1, 2e-8, 3e-10
-# First projections of dense rows of one shape that NumPy serves, of so many elements at most: it
-# takes up to twice as long as a program, which takes half a second to compile for every shape.
-CALLS_OF_SKETCH, MOST_SKETCHED = 10, 2**25
 # With at least so many entries per index, of matrices of so many elements, NumPy multiplies all
 # rows of an index at once, and is faster than a program, which gathers a matrix for each.
 ROWS_PER_INDEX, MATRIX = 64, 2**10
@@ -67,57 +53,17 @@ MOST_SUMS = 2**18
 MOST_NOISE = 2**23
 
 _REAL = (np.dtype(np.float32), np.dtype(np.float64))
-_CORE = "python -m experiments run bench/core --only "
-_SOLVERS = "python -m experiments run bench/solvers"
-
-
-def _power(n: int) -> str:
-    return f"2^{n.bit_length() - 1}"
-
-
-class Condition(NamedTuple):
-    """Condition of a kernel: a named predicate of a call, with its reason.
-
-    Attributes:
-      name: as the table prints it.
-      holds: the predicate, of arrays and facts.
-      reason: why the kernel serves only where it holds.
-      source: command that times both candidates at the constants, if there are any.
-      parts: conditions of which one must hold, if it is made of several.
-    """
-
-    name: str
-    holds: Callable[[Arrays, Facts], bool]
-    reason: str
-    source: str = ""
-    parts: tuple["Condition", ...] = ()
-
-
-def _condition(
-    name: str, reason: str, source: str = ""
-) -> Callable[[Callable[[Arrays, Facts], bool]], Condition]:
-    """Decorator factory that turns a predicate of a call into a `Condition`."""
-    return lambda holds: Condition(name, holds, reason, source)
-
-
-def any_of(*conditions: Condition) -> Condition:
-    """Combines conditions into one that holds if any of them does, asked in this order."""
-
-    def holds(arrays: Arrays, facts: Facts) -> bool:
-        return any(c.holds(arrays, facts) for c in conditions)
-
-    return Condition(", or ".join(c.name for c in conditions), holds, "", parts=conditions)
 
 
 # Where arrays are, and whether they have values.
 
 
-@_condition("concrete", "a tracer has no values that NumPy could read")
+@condition("concrete", "a tracer has no values that NumPy could read")
 def concrete(arrays: Arrays, facts: Facts) -> bool:
     return not any(isinstance(x, Tracer) for x in jax.tree.leaves(arrays))
 
 
-@_condition(
+@condition(
     "concrete, on one device",
     "NumPy takes no program for every new shape; what lies on a mesh stays there",
 )
@@ -127,7 +73,7 @@ def on_one_device(arrays: Arrays, facts: Facts) -> bool:
     )
 
 
-@_condition(
+@condition(
     "concrete, in the memory of CPUs",
     "NumPy reads them where they are; on an accelerator one program per bucket of ranks serves",
 )
@@ -137,7 +83,7 @@ def in_cpu_memory(arrays: Arrays, facts: Facts) -> bool:
     )
 
 
-@_condition(
+@condition(
     "concrete, each on one CPU device",
     "NumPy reads them in place; what lies on a mesh or an accelerator stays there",
 )
@@ -145,24 +91,24 @@ def on_one_cpu(arrays: Arrays, facts: Facts) -> bool:
     leaves = jax.tree.leaves(arrays)
     if _placement._is_alone():
         return not any(isinstance(x, Tracer) for x in leaves)
-    return all(map(_check.on_cpu, leaves))
+    return all(map(on_cpu, leaves))
 
 
-@_condition(
+@condition(
     "concrete, the data on one CPU device",
     "NumPy reads them in place; what lies on a mesh or an accelerator stays there",
 )
 def first_on_one_cpu(arrays: Arrays, facts: Facts) -> bool:
-    return _check.on_cpu(*arrays)
+    return on_cpu(*arrays)
 
 
-@_condition(
+@condition(
     "concrete JAX arrays on one CPU device, not committed to the only one",
     "NumPy reads them in place, and its results are put where JAX puts new arrays",
 )
 def free_on_a_cpu(arrays: Arrays, facts: Facts) -> bool:
     if not _placement._is_alone():
-        return all(isinstance(c, jax.Array) and _check.on_cpu(c) for c in arrays)
+        return all(isinstance(c, jax.Array) and on_cpu(c) for c in arrays)
     try:  # where there is one device, results are put nowhere afterwards
         return not any(map(_placement._COMMITTED, arrays))
     except (AttributeError, jax.errors.ConcretizationTypeError):
@@ -172,24 +118,24 @@ def free_on_a_cpu(arrays: Arrays, facts: Facts) -> bool:
 # Dtypes.
 
 
-@_condition("single or double precision", "NumPy has no fast products of half precision")
+@condition("single or double precision", "NumPy has no fast products of half precision")
 def lapack_dtype(arrays: Arrays, facts: Facts) -> bool:
     dtype = facts["dtype"]
     return dtype.kind in "fc" and dtype.itemsize >= 4
 
 
-@_condition("all float32, or all float64", "C++ is written for real numbers, of one type a call")
+@condition("all float32, or all float64", "C++ is written for real numbers, of one type a call")
 def real(arrays: Arrays, facts: Facts) -> bool:
     dtypes = [c.dtype for c in arrays]  # counted: to hash them takes longer
     return dtypes[0] in _REAL and dtypes.count(dtypes[0]) == len(dtypes)
 
 
-@_condition("single or double precision, real or complex", "C++ is written for these types")
+@condition("single or double precision, real or complex", "C++ is written for these types")
 def of_gram(arrays: Arrays, facts: Facts) -> bool:
     return arrays[0].dtype in argument_checks.GRAM_DTYPES
 
 
-@_condition("all float64", "C++ is written for this type")
+@condition("all float64", "C++ is written for this type")
 def double(arrays: Arrays, facts: Facts) -> bool:
     return all(c.dtype == np.float64 for c in arrays)
 
@@ -204,20 +150,20 @@ def _fact(name: str) -> Callable[[Arrays, Facts], bool]:
     return holds
 
 
-@_condition("no axis of size 0", "C++ and LAPACK take no empty arrays")
+@condition("no axis of size 0", "C++ and LAPACK take no empty arrays")
 def not_empty(arrays: Arrays, facts: Facts) -> bool:
     return all(0 not in c.shape for c in arrays)
 
 
-@_condition('method is not "randomized"', "its sketch is XLA's, drawn by jax.random")
+@condition('method is not "randomized"', "its sketch is XLA's, drawn by jax.random")
 def not_randomized(arrays: Arrays, facts: Facts) -> bool:
     return facts["method"] != "randomized"
 
 
-@_condition(
-    f"bases of at most {_power(MOST_COLUMNS)} columns ({MOST_EXACT_COLUMNS} by QR, not sketched)",
+@condition(
+    f"bases of at most {power(MOST_COLUMNS)} columns ({MOST_EXACT_COLUMNS} by QR, not sketched)",
     "LAPACK counts its workspaces in 32 bits; longer Householder sweeps are LAPACK's better part",
-    _CORE + "rounding",
+    CORE_BENCH + "rounding",
 )
 def columns_fit(arrays: Arrays, facts: Facts) -> bool:
     shape, ranks = facts["shape"], facts["ranks"]
@@ -227,33 +173,33 @@ def columns_fit(arrays: Arrays, facts: Facts) -> bool:
     return max(_native.basis_columns(shape, ranks)) <= most
 
 
-@_condition(
-    f"a result of {_power(LARGE_RESULT)} bytes or more",
+@condition(
+    f"a result of {power(LARGE_RESULT)} bytes or more",
     "C++ writes to huge pages; of smaller results XLA's program is as fast",
-    _CORE + "arithmetic",
+    CORE_BENCH + "arithmetic",
 )
 def large_result(arrays: Arrays, facts: Facts) -> bool:
     return facts["work"]() * arrays[0].dtype.itemsize >= LARGE_RESULT
 
 
-@_condition(
-    f"{_power(LARGE_INPUT)} elements or more",
+@condition(
+    f"{power(LARGE_INPUT)} elements or more",
     "of smaller inputs XLA's products are as fast",
-    _CORE + "projection",
+    CORE_BENCH + "projection",
 )
 def large_input(arrays: Arrays, facts: Facts) -> bool:
     return _symbolic.planned(arrays[0].size) >= LARGE_INPUT
 
 
-@_condition(f"rows of {VECTOR} bytes or more", "C++ fills whole vector registers")
+@condition(f"rows of {VECTOR} bytes or more", "C++ fills whole vector registers")
 def whole_vectors(arrays: Arrays, facts: Facts) -> bool:
     return facts["row"] * arrays[0].dtype.itemsize >= VECTOR
 
 
-@_condition(
-    f"float64 rows, at most {MOST_ROWS}, of {_power(WIDE)} elements or more, contiguous",
+@condition(
+    f"float64 rows, at most {MOST_ROWS}, of {power(WIDE)} elements or more, contiguous",
     "C++ passes over the data once, with its own threads; smaller ones fit into NumPy's caches",
-    _CORE + "svd",
+    CORE_BENCH + "svd",
 )
 def wide_matrix(arrays: Arrays, facts: Facts) -> bool:
     a = arrays[0]
@@ -261,11 +207,11 @@ def wide_matrix(arrays: Arrays, facts: Facts) -> bool:
     return wide and a.dtype == np.float64 and a.flags.c_contiguous and a.flags.aligned
 
 
-@_condition(
-    f"{_power(LEAST_GRAM)} elements or more, of few rows ({FEW_WIDE}, or {FEW_TALL} columns, of "
+@condition(
+    f"{power(LEAST_GRAM)} elements or more, of few rows ({FEW_WIDE}, or {FEW_TALL} columns, of "
     f"float64; {FEW_OTHERS} of other types), or of float64 and wide as for linalg.project",
     "a BLAS is slow for few rows, and converts single precision and complex numbers in passes",
-    _CORE + "svd",
+    CORE_BENCH + "svd",
 )
 def short_matrix(arrays: Arrays, facts: Facts) -> bool:
     a, right = arrays[0], facts.get("right", False)
@@ -280,45 +226,45 @@ def short_matrix(arrays: Arrays, facts: Facts) -> bool:
     return bool(most) and a.flags.aligned and min(a.strides) >= 0
 
 
-@_condition("a matrix that is not empty", "C++ factors one matrix")
+@condition("a matrix that is not empty", "C++ factors one matrix")
 def matrix(arrays: Arrays, facts: Facts) -> bool:
     return arrays[0].ndim == 2 and arrays[0].size > 0
 
 
-@_condition("contiguous, aligned", "C++ reads plain memory")
+@condition("contiguous, aligned", "C++ reads plain memory")
 def in_one_piece(arrays: Arrays, facts: Facts) -> bool:
     return all(c.flags.c_contiguous and c.flags.aligned for c in arrays)
 
 
-@_condition("two cores or more", "one core has no bond")
+@condition("two cores or more", "one core has no bond")
 def several(arrays: Arrays, facts: Facts) -> bool:
     return len(arrays) > 1
 
 
-@_condition(
-    f"fewer than {_power(SMALL_ARRAY)} elements",
+@condition(
+    f"fewer than {power(SMALL_ARRAY)} elements",
     "calls of NumPy are what small arrays cost: no choice of methods, no attempt that may fail",
-    _CORE + "shapes",
+    CORE_BENCH + "shapes",
 )
 def small_array(arrays: Arrays, facts: Facts) -> bool:
     return arrays[0].size < SMALL_ARRAY
 
 
-@_condition(
-    f"fewer than {_power(MODEST_ARRAY)} elements",
+@condition(
+    f"fewer than {power(MODEST_ARRAY)} elements",
     "C++ has one method, a Gram matrix for several bonds; larger arrays gain by random sketches",
-    _CORE + "shapes",
+    CORE_BENCH + "shapes",
 )
 def modest_array(arrays: Arrays, facts: Facts) -> bool:
     return arrays[0].size < MODEST_ARRAY
 
 
-@_condition("two modes or more", "one mode has no bond")
+@condition("two modes or more", "one mode has no bond")
 def several_modes(arrays: Arrays, facts: Facts) -> bool:
     return arrays[0].ndim > 1
 
 
-@_condition(
+@condition(
     "tol alone, above the roundoff of Gram matrices",
     "what a Gram matrix cannot see must not be discarded",
 )
@@ -327,15 +273,15 @@ def gram_resolves(arrays: Arrays, facts: Facts) -> bool:
     return facts["method"] != "svd" and share is not None and share >= facts["floor"]()
 
 
-@_condition(
-    f"at most {_power(MOST_NOISE)} random numbers",
+@condition(
+    f"at most {power(MOST_NOISE)} random numbers",
     "they are drawn before the sweep; a program draws them mode by mode",
 )
 def little_noise(arrays: Arrays, facts: Facts) -> bool:
     return facts["noise"] <= MOST_NOISE
 
 
-@_condition(
+@condition(
     "concrete rows and map on one CPU device, not committed to the only one",
     "NumPy reads them in place, and its results are put where JAX puts new arrays",
 )
@@ -345,31 +291,31 @@ def rows_on_cpu(arrays: Arrays, facts: Facts) -> bool:
         return False
     if _placement._is_alone():
         return not any(a.committed for a in (x, *leaves) if isinstance(a, jax.Array))
-    return all(map(_check.on_cpu, (x, *leaves)))
+    return all(map(on_cpu, (x, *leaves)))
 
 
-@_condition(
-    f"fewer than {_power(FEW_ROWS)} elements, or float64 under a gaussian map",
+@condition(
+    f"fewer than {power(FEW_ROWS)} elements, or float64 under a gaussian map",
     "larger inputs are read once by a program; in single precision XLA multiplies faster",
-    _CORE + "projection",
+    CORE_BENCH + "projection",
 )
 def fast_by_blas(arrays: Arrays, facts: Facts) -> bool:
     x = arrays[0]
     return x.size < FEW_ROWS or (facts["dense"] and x.dtype == np.float64)
 
 
-@_condition(
-    f"rows of NumPy, or at most {_power(SMALL_BATCH)} elements on one CPU device, not committed",
+@condition(
+    f"rows of NumPy, or at most {power(SMALL_BATCH)} elements on one CPU device, not committed",
     "the host rounds the number of rows up, so that few programs are compiled",
 )
 def read_by_host(arrays: Arrays, facts: Facts) -> bool:
     x = arrays[0]
     if isinstance(x, np.ndarray):
         return True
-    return _check.on_cpu(x) and x.size <= SMALL_BATCH and not x.committed
+    return on_cpu(x) and x.size <= SMALL_BATCH and not x.committed
 
 
-@_condition("fewer rows than int32 counts", "C++ counts ids in 32 bits")
+@condition("fewer rows than int32 counts", "C++ counts ids in 32 bits")
 def ids_fit(arrays: Arrays, facts: Facts) -> bool:
     return facts["rows"] < np.iinfo(np.int32).max
 
@@ -423,81 +369,17 @@ built = Condition(
 
 one_dtype = Condition("cores of one dtype", _fact("one_dtype"), "C++ converts nothing")
 few_sums = Condition(
-    f"no empty core, and at most {_power(MOST_SUMS)} multiplications in sums over modes",
+    f"no empty core, and at most {power(MOST_SUMS)} multiplications in sums over modes",
     lambda arrays, facts: facts["sums"]() <= MOST_SUMS,
     "a program of one C++ call has the least overhead, and a BLAS is faster for long sums",
-    _CORE + "shapes",
+    CORE_BENCH + "shapes",
 )
 
-# First calls.
 
-_counted, _repeated, _evaluated, _sketched = (FirstCalls() for _ in range(4))
-
-
-@_condition(
-    "one of the first calls with these shapes ("
-    + ", ".join(f"{n} up to {_power(most)}" for most, n in CALLS.items())
-    + " operations)",
-    "a program takes tenths of a second to compile, and NumPy no longer than its call",
-    _SOLVERS,
-)
-def first_calls(arrays: Arrays, facts: Facts) -> bool:
-    return _is_first(_counted, arrays, facts)
-
-
-def _is_first(counts: FirstCalls, arrays: Arrays, facts: Facts) -> bool:
-    def allowed() -> int:
-        done = facts["work"]()
-        return next((n for most, n in CALLS.items() if done <= most), 0)
-
-    shapes = facts["shapes"] if "shapes" in facts else tuple([c.shape for c in arrays])
-    return counts.is_first((facts["key"], shapes, arrays[0].dtype), allowed)
-
-
-@_condition(
-    "none of these first calls",
-    "a program of one call takes hundredths of a second to compile",
-    _CORE + "shapes",
-)
-def later_calls(arrays: Arrays, facts: Facts) -> bool:
-    return not _is_first(_repeated, arrays, facts)
-
-
-@_condition(
-    f"one of the first {CALLS_OF_EVALUATE} calls with these shapes, or of as many as take no "
-    "longer than to compile",
-    "a program of some dozens of cores takes seconds to compile",
-    _CORE + "arithmetic",
-)
-def first_evaluations(arrays: Arrays, facts: Facts) -> bool:
-    def allowed() -> int:
-        cores, batch = facts["cores"], max(facts["batch"], 1)
-        products = sum(c.shape[0] * c.shape[2] for c in cores)
-        once = batch * (len(cores) * AN_ENTRY + products * A_PRODUCT)
-        return max(CALLS_OF_EVALUATE, int(COMPILING * len(cores) / once))
-
-    return _evaluated.is_first((facts["batch"], facts["key"]), allowed)
-
-
-@_condition(
-    f"one of the first {CALLS_OF_SKETCH} calls with these shapes, of at most "
-    f"{_power(MOST_SKETCHED)} elements",
-    "a program takes half a second to compile for every number of rows",
-    _CORE + "shapes",
-)
-def first_projections(arrays: Arrays, facts: Facts) -> bool:
-    x = arrays[0]
-    if x.size > MOST_SKETCHED:
-        return False
-    leaves = tuple([a.shape for a in jax.tree.leaves(facts["map"])])
-    key = x.shape, x.dtype, facts["dense"], leaves
-    return _sketched.is_first(key, lambda: CALLS_OF_SKETCH)
-
-
-@_condition(
-    f"at most {_power(FEW_OPERATIONS)} multiplications, with C++",
+@condition(
+    f"at most {power(FEW_OPERATIONS)} multiplications, with C++",
     "C++ makes few entries in less time than a program of many arguments takes to be called",
-    _CORE + "shapes",
+    CORE_BENCH + "shapes",
 )
 def few_operations(arrays: Arrays, facts: Facts) -> bool:
     if _native.status() or not facts["batch"]:
@@ -506,10 +388,10 @@ def few_operations(arrays: Arrays, facts: Facts) -> bool:
     return facts["batch"] * sizes <= FEW_OPERATIONS
 
 
-@_condition(
-    f"{ROWS_PER_INDEX} entries or more per index of a matrix of {_power(MATRIX)} elements or more",
+@condition(
+    f"{ROWS_PER_INDEX} entries or more per index of a matrix of {power(MATRIX)} elements or more",
     "entries of one index share a product of NumPy, while a program gathers a matrix for each",
-    _CORE + "arithmetic",
+    CORE_BENCH + "arithmetic",
 )
 def rows_shared(arrays: Arrays, facts: Facts) -> bool:
     batch = facts["batch"]
@@ -517,9 +399,10 @@ def rows_shared(arrays: Arrays, facts: Facts) -> bool:
     return not batch or any(batch >= ROWS_PER_INDEX * n and r * s >= MATRIX for r, n, s in sizes)
 
 
-def forget_first_calls() -> None:
-    """Resets, for tests, the counts of first calls that the conditions of kernels keep."""
-    _counted.clear()
-    _repeated.clear()
-    _sketched.clear()
-    _evaluated.clear()
+def on_cpu(x: Any, *others: Any) -> bool:
+    """Whether arrays are concrete and the first is on one CPU device, a condition of kernels."""
+    if is_traced(x, *others):
+        return False
+    if isinstance(x, jax.Array):
+        return len(x.devices()) == 1 and all(d.platform == "cpu" for d in x.devices())
+    return jax.default_backend() == "cpu"

@@ -5,7 +5,7 @@ A choice is made at up to four *stages* of a call:
 - **call**: by the public function, from its arrays: NumPy at once, or a program of JAX;
 - **trace**: while the program is made: XLA's operations alone, or C++ on CPUs beside them;
 - **lowering**: for its platform and devices: C++ only in programs for CPUs that stay in this
-  process, and where ``one_device`` says so for one device (`tensorjax._native.dispatch`);
+  process, and where ``one_device`` says so for one device (`tensorjax._native.cpu_primitive`);
 - **host**: inside NumPy's algorithms: C++ passes, or NumPy and LAPACK themselves.
 
 The first candidate of a stage all of whose conditions hold serves; the last one has none.
@@ -15,7 +15,8 @@ import enum
 from typing import NamedTuple
 
 from tensorjax._kernels import conditions as c
-from tensorjax._kernels.conditions import Condition
+from tensorjax._kernels import first_calls
+from tensorjax._kernels.condition_type import Condition, any_of
 
 
 class Kernel(enum.StrEnum):
@@ -47,7 +48,7 @@ class Candidate(NamedTuple):
     Attributes:
       kernel: what serves.
       conditions: all must hold, asked in this order.
-      one_device: whether only programs for one device hold it; see `tensorjax._native.dispatch`.
+      one_device: whether only programs for one device hold it (`tensorjax._native.cpu_primitive`).
     """
 
     kernel: Kernel
@@ -80,13 +81,14 @@ _SMALL_TT_SVD: Row = {
         Candidate(NUMPY),
     ),
 }
-_FIRST_CALLS = (c.lapack_dtype, c.free_on_a_cpu, c.first_calls)
-_ONE_CALL = (c.of_gram, c.free_on_a_cpu, c.later_calls, c.one_dtype, c.few_sums, c.built)
+_FIRST_CALLS = (c.lapack_dtype, c.free_on_a_cpu, first_calls.first_calls)
+_ONE_CALL = (c.of_gram, c.free_on_a_cpu, first_calls.later_calls, c.one_dtype, c.few_sums, c.built)
 _PRODUCT: Row = {
     CALL: (
         Candidate(CPP, _ONE_CALL),
         Candidate(
-            NUMPY, (c.lapack_dtype, c.free_on_a_cpu, c.any_of(c.out_of_range, c.first_calls))
+            NUMPY,
+            (c.lapack_dtype, c.free_on_a_cpu, any_of(c.out_of_range, first_calls.first_calls)),
         ),
         Candidate(PROGRAM),
     ),
@@ -138,13 +140,13 @@ TABLE: dict[str, Row] = {
     "tt.norm": _OVERLAP,
     "tt.log_norm": _call(c.on_one_cpu),
     "tt.bilinear_form": _call(*_FIRST_CALLS),
-    "tt.pairwise_inner": _call(c.first_calls),
+    "tt.pairwise_inner": _call(first_calls.first_calls),
     "tt.pairwise_inner, stacked cores": _call(c.lapack_dtype, c.free_on_a_cpu),
     "tt.distance": _call(c.concrete),
     "tucker.norm": _call(c.concrete),
     "mera.norm": _call(c.lapack_dtype, c.free_on_a_cpu),
     "tt.evaluate": _call(
-        c.on_one_cpu, c.any_of(c.few_operations, c.rows_shared, c.first_evaluations)
+        c.on_one_cpu, any_of(c.few_operations, c.rows_shared, first_calls.first_evaluations)
     ),
     "tt.evaluate, entries": _host(c.few_operations, c.of_gram),
     "tucker.evaluate": _call(c.data, c.first_on_one_cpu, kernel=ROUNDED),
@@ -174,7 +176,7 @@ TABLE: dict[str, Row] = {
                 NUMPY,
                 (
                     *(c.data, c.blas_map, c.lapack_dtype, c.rows_on_cpu),
-                    c.any_of(c.fast_by_blas, c.first_projections),
+                    any_of(c.fast_by_blas, first_calls.first_projections),
                 ),
             ),
             Candidate(ROUNDED, (c.data, c.map_concrete, c.read_by_host)),

@@ -1,5 +1,5 @@
 // Rounding of a tensor train to given ranks, in double precision; see _by_sweeps in
-// tensorjax/tt/_rounding/rounded_trains.py.
+// tensorjax/tt/_rounding/round.py.
 //
 // Notation: core k is (r_{k-1}, n_k, r_k), row-major, r_{-1} = r_{d-1} = 1. Left of bond k stands a
 // basis Q_k W_k of c_k columns; in the end t_k of them are kept.

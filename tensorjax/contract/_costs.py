@@ -14,9 +14,9 @@ buffer is entered in a ledger when it appears and struck off after its last use.
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from tensorjax.contract._planned_contraction import Model, Slices, levels, looped
+from tensorjax.contract._cost_model_input import Model, Slices, levels, looped
 from tensorjax.contract._steps import Step
 
 
@@ -370,3 +370,23 @@ def breakdown(model: Model, slices: Slices) -> Iterator[tuple[str, str, str, int
         walk._multiply(step.left, step.right, node, slices if node in walk.inside else {})
         text = f"{step.left_labels},{step.right_labels}->{step.labels}"
         yield f"{node}", f"{step.left}, {step.right}", text, *spent()
+
+
+def table(plan: Any) -> str:
+    """Formats the products of a `Plan` with their operations and bytes, and the sums of them."""
+    rows = [("step", "reads", "product", "flops", "bytes")]
+    for node, reads, text, flops, moved in breakdown(plan._program.model, plan.slices):
+        rows.append((node, reads, text, f"{flops:.3g}", f"{moved:.3g}"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in rows]
+    cuts = ", ".join(f"{label} in {count}" for label, count in plan.slices.items()) or "none"
+    lines += [
+        f"forward             {_describe_cost(plan.flops, plan.bytes, plan.peak_bytes)}",
+        f"forward + backward  {_describe_cost(*plan.grad)}",
+        f"slices: {cuts}; {'rematerialised' if plan.remat else 'not rematerialised'}",
+    ]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _describe_cost(flops: int, moved: int, peak: int) -> str:
+    return f"{flops:.3g} flops, {moved:.3g} bytes moved, {peak:.3g} bytes at the peak"

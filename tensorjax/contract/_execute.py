@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from tensorjax.contract._planned_contraction import Model, Slices, levels, looped
+from tensorjax.contract._cost_model_input import Model, Slices, levels, looped
 from tensorjax.contract._steps import Step
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tensorjax.contract._einsum import Network
-from tensorjax.contract._planned_contraction import Model, Slices, levels
+from tensorjax.contract._cost_model_input import Model, Slices, levels
+from tensorjax.contract._einsum_parser import Network
 from tensorjax.contract._steps import Step
 
 

@@ -20,16 +20,10 @@ from typing import Any
 
 import opt_einsum
 
+from tensorjax.contract import _einsum_parser as syntax
 from tensorjax.contract._argument_checks import Strategy
-from tensorjax.contract._trees import (
-    Effort,
-    Graph,
-    Path,
-    Tree,
-    bits,
-    connected_subsets,
-    path_cost,
-)
+from tensorjax.contract._dynamic_programming import Effort, Graph, Path, bits, connected_subsets
+from tensorjax.contract._trees import Tree, path_cost
 
 _OPTIMAL = 6  # operands up to which opt_einsum's exhaustive search takes milliseconds
 _WINDOW = 8  # leaves of the subtrees that are re-ordered
@@ -214,3 +208,25 @@ def search(
         return (Tree(graph, _by_cotengra(graph)).path(),)
     finder = opt_einsum.paths.get_path_fn(strategy) if isinstance(strategy, str) else strategy
     return (Tree(graph, _by_opt_einsum(graph, finder)).path(),)
+
+
+def network_paths(
+    network: syntax.Network,
+    strategy: Strategy,
+    minimize: str,
+    seconds: float | None,
+) -> tuple[Path, ...]:
+    """Searches paths for a contraction plan, once for networks that differ in labels only."""
+    numbers = {c: i for i, c in enumerate(dict.fromkeys("".join(network.reduced)))}
+    found_for = functools.partial(
+        search,
+        tuple(tuple(numbers[c] for c in term) for term in network.reduced),
+        tuple(sorted(numbers[c] for c in network.reduced_output)),
+        tuple(network.sizes[c] for c in numbers),
+        strategy,
+        seconds=seconds,
+    )
+    found = found_for("flops")
+    if minimize != "flops":
+        found += found_for("bytes")
+    return tuple(dict.fromkeys(found))

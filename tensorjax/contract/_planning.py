@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -21,13 +20,13 @@ from tensorjax.contract import (
     _execute,
     _execute_on_host,
     _paths,
-    _slicing,
     _steps,
 )
-from tensorjax.contract import _einsum as syntax
-from tensorjax.contract._costs import Cost
-from tensorjax.contract._planned_contraction import Model, Slices
-from tensorjax.contract._slicing import _contenders
+from tensorjax.contract import _einsum_parser as syntax
+from tensorjax.contract._cost_model_input import Model
+from tensorjax.contract._costs import Cost, table
+from tensorjax.contract._paths import network_paths
+from tensorjax.contract._slicing import fit
 
 
 def _by_labels(out: Any, arguments: Any) -> list[Any]:
@@ -199,7 +198,7 @@ class Plan:
         Returns:
           Text of several lines, the costs of forward and forward + backward at its end.
         """
-        return _table(self)
+        return table(self)
 
     def __str__(self) -> str:
         return self.table()
@@ -355,9 +354,9 @@ def _plan(
             sum_size=_execute.sum_dtype(result).itemsize,
             differentiable=tuple(jnp.issubdtype(dtype, jnp.inexact) for dtype in dtypes),
         )
-        for path in _search(network, strategy, minimize, seconds)
+        for path in network_paths(network, strategy, minimize, seconds)
     ]
-    model, slices = _fit(models, minimize, memory_limit, limit_grad)
+    model, slices = fit(models, minimize, memory_limit, limit_grad)
     forward = _costs.forward_walk(model, slices)
     grad = _costs.gradient_walk(model, slices, remat=False)
     remat = memory_limit is not None and (bool(slices) or grad.cost().peak_bytes > memory_limit)
@@ -393,75 +392,3 @@ def _call(program: _execute.Program) -> Callable[..., jax.Array]:
         return program(*operands)
 
     return jax.jit(contraction, inline=True)
-
-
-def _search(
-    network: syntax.Network,
-    strategy: _argument_checks.Strategy,
-    minimize: str,
-    seconds: float | None,
-) -> tuple[_paths.Path, ...]:
-    """Searches paths for a contraction plan, once for networks that differ in labels only."""
-    numbers = {c: i for i, c in enumerate(dict.fromkeys("".join(network.reduced)))}
-    search = functools.partial(
-        _paths.search,
-        tuple(tuple(numbers[c] for c in term) for term in network.reduced),
-        tuple(sorted(numbers[c] for c in network.reduced_output)),
-        tuple(network.sizes[c] for c in numbers),
-        strategy,
-        seconds=seconds,
-    )
-    found = search("flops") if minimize == "flops" else search("flops") + search("bytes")
-    return tuple(dict.fromkeys(found))
-
-
-def _fit(
-    models: list[Model], minimize: str, limit: int | None, limit_grad: bool
-) -> tuple[Model, dict[str, int]]:
-    """Chooses the cheapest candidate plan, sliced if a memory limit demands it."""
-
-    def weight(model: Model, slices: Slices) -> tuple[int, ...]:
-        cost = _costs.forward_walk(model, slices).cost()._asdict()
-        first = cost.pop("peak_bytes" if minimize == "peak" else minimize)
-        return (first, *cost.values())
-
-    if limit is None:
-        return min(models, key=lambda model: weight(model, {})), {}
-    fitting, least = [], math.inf
-    for model in _contenders(models):
-        try:
-            slices = _slicing.choose(model, limit, limit_grad)
-        except _slicing.Unreachable as error:
-            least = min(least, error.least)
-        else:
-            rounds = math.prod(slices.values())
-            fitting.append((weight(model, slices), rounds, len(fitting), model, slices))
-    if not fitting:
-        what = "forward + backward" if limit_grad else "the forward pass"
-        fixed = (1 + limit_grad) * models[0].fixed_bytes
-        raise ValueError(
-            f"memory_limit: got {limit} bytes, but slicing brings {what} of "
-            f"{models[0].network.expr!r} down to no less than {least}, of which {fixed} are the "
-            f"operands and the result{' and their gradients' if limit_grad else ''}; expected a "
-            "limit of at least that: raise it, use a smaller dtype or shard the operands"
-        )
-    return min(fitting)[3:]
-
-
-def _table(plan: Plan) -> str:
-    rows = [("step", "reads", "product", "flops", "bytes")]
-    for node, reads, text, flops, moved in _costs.breakdown(plan._program.model, plan.slices):
-        rows.append((node, reads, text, f"{flops:.3g}", f"{moved:.3g}"))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in rows]
-    cuts = ", ".join(f"{label} in {count}" for label, count in plan.slices.items()) or "none"
-    lines += [
-        f"forward             {_describe_cost(plan.flops, plan.bytes, plan.peak_bytes)}",
-        f"forward + backward  {_describe_cost(*plan.grad)}",
-        f"slices: {cuts}; {'rematerialised' if plan.remat else 'not rematerialised'}",
-    ]
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def _describe_cost(flops: int, moved: int, peak: int) -> str:
-    return f"{flops:.3g} flops, {moved:.3g} bytes moved, {peak:.3g} bytes at the peak"

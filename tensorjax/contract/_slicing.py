@@ -8,11 +8,8 @@ made once, before the loop.
 import math
 from collections.abc import Iterable, Iterator
 
-from tensorjax.contract import (
-    _costs,
-)
+from tensorjax.contract._cost_model_input import Model, Slices
 from tensorjax.contract._costs import forward_walk, gradient_walk
-from tensorjax.contract._planned_contraction import Model, Slices
 
 _LARGEST = 6  # values whose indices are tried first
 
@@ -154,5 +151,38 @@ def _divisors(size: int) -> list[int]:
 
 def _contenders(models: list[Model]) -> list[Model]:
     """Returns the plans whose slicing is searched: the cheapest two and the smallest in memory."""
-    smallest = min(models, key=lambda model: _costs.forward_walk(model, {}).cost().peak_bytes)
+    smallest = min(models, key=lambda model: forward_walk(model, {}).cost().peak_bytes)
     return list(dict.fromkeys([*models[:2], smallest]))
+
+
+def fit(
+    models: list[Model], minimize: str, limit: int | None, limit_grad: bool
+) -> tuple[Model, dict[str, int]]:
+    """Chooses the cheapest candidate plan, sliced if a memory limit demands it."""
+
+    def weight(model: Model, slices: Slices) -> tuple[int, ...]:
+        cost = forward_walk(model, slices).cost()._asdict()
+        first = cost.pop("peak_bytes" if minimize == "peak" else minimize)
+        return (first, *cost.values())
+
+    if limit is None:
+        return min(models, key=lambda model: weight(model, {})), {}
+    fitting, least = [], math.inf
+    for model in _contenders(models):
+        try:
+            slices = choose(model, limit, limit_grad)
+        except Unreachable as error:
+            least = min(least, error.least)
+        else:
+            rounds = math.prod(slices.values())
+            fitting.append((weight(model, slices), rounds, len(fitting), model, slices))
+    if not fitting:
+        what = "forward + backward" if limit_grad else "the forward pass"
+        fixed = (1 + limit_grad) * models[0].fixed_bytes
+        raise ValueError(
+            f"memory_limit: got {limit} bytes, but slicing brings {what} of "
+            f"{models[0].network.expr!r} down to no less than {least}, of which {fixed} are the "
+            f"operands and the result{' and their gradients' if limit_grad else ''}; expected a "
+            "limit of at least that: raise it, use a smaller dtype or shard the operands"
+        )
+    return min(fitting)[3:]

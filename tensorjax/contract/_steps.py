@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 from collections.abc import Collection, Iterator
 
-from tensorjax.contract._einsum import Network
+from tensorjax.contract._einsum_parser import Network
 from tensorjax.contract._paths import Path
 
 

@@ -29,12 +29,12 @@ import jax
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._cores.contractions import join, times_mode
+from tensorjax._cores.contractions import join
 from tensorjax._cores.unfoldings import tall
 from tensorjax.convert._disentangle_closed_form import candidates
 from tensorjax.convert._disentangle_entropy import least_entropy
 from tensorjax.convert._disentangle_procrustes import lowered_tail
-from tensorjax.convert._two_site_tensors import normal
+from tensorjax.convert._two_site_tensors import applied, normal
 
 # A disentangler stores n₁² n₂² elements: one that cannot lower the rank to this share is not
 # searched for, nor one with more elements than the whole train.
@@ -98,12 +98,6 @@ def find(x: np.ndarray, seen: np.ndarray, tail: float, plain: int, options: Opti
         found = [least_entropy(small, u, options.iterations) for u in starts]
         return Found(min(found, key=lambda x: x[1])[0], bound, options.iterations, "entropy")
     return _Search(x, seen, tail, options).run(bound, plain)
-
-
-def applied(u: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Applies a disentangler, a unitary on two sites, to the middle legs of a two-site tensor."""
-    r, n, k, s = x.shape
-    return times_mode(x.reshape(r, n * k, s), u).reshape(x.shape)
 
 
 def _lower_bound(x: np.ndarray, tail: float) -> int:

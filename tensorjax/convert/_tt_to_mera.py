@@ -21,7 +21,7 @@ from tensorjax.convert import _disentangle
 from tensorjax.convert._disentangle import Options
 from tensorjax.convert._info import CutInfo, LayerInfo, MERAInfo
 from tensorjax.convert._tt_to_tucker import tt_to_tucker
-from tensorjax.convert._two_site_tensors import unfolded_pair
+from tensorjax.convert._two_site_tensors import applied, unfolded_pair
 from tensorjax.mera import MERA, Layer, Wiring
 from tensorjax.mera._to_tt import exact_train
 from tensorjax.tt import TT
@@ -354,7 +354,7 @@ def _cut(pair: _Pair, purse: _Budget, options: Options) -> tuple[Any, Any, Any, 
     found = _disentangle.find(x, seen, tail, plain.u.shape[1], options)
     basis, y, u = plain, x, None
     if found.u is not None:
-        turned = _disentangle.applied(found.u, x)
+        turned = applied(found.u, x)
         better = _leading(turned, tail)
         if better.u.shape[1] < plain.u.shape[1] or options.method == "qr":
             n = x.shape[1:3]

@@ -1,11 +1,11 @@
-"""Two-site tensors of a disentangler's search: unfolding across the cut, rotation, random draws."""
+"""Two-site tensors of a disentangler's search: unfolding, application of one, random draws."""
 
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from tensorjax._cores.contractions import einsum
+from tensorjax._cores.contractions import einsum, times_mode
 
 
 def normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -33,3 +33,9 @@ def pairing(y: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
 def unfolded_pair(x: np.ndarray) -> np.ndarray:
     """Unfolds a two-site tensor across its middle bond to (r1 n1) × (n2 r2)."""
     return x.reshape(x.shape[0] * x.shape[1], -1)
+
+
+def applied(u: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Applies a disentangler, a unitary on two sites, to the middle legs of a two-site tensor."""
+    r, n, k, s = x.shape
+    return times_mode(x.reshape(r, n * k, s), u).reshape(x.shape)

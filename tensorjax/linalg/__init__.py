@@ -27,8 +27,6 @@ from tensorjax import _extras
 from tensorjax.linalg._arrays import (
     adjoint,
     energy,
-    epsilon,
-    factor_dtype,
     identity_like,
     is_host,
     matmul,
@@ -38,6 +36,7 @@ from tensorjax.linalg._arrays import (
     where_positive,
 )
 from tensorjax.linalg._cholesky_qr import orthonormal_rows
+from tensorjax.linalg._dtypes import epsilon, factor_dtype
 from tensorjax.linalg._gram import gram, host_energy, project
 from tensorjax.linalg._host_precision import VERIFY_BELOW
 from tensorjax.linalg._polar import polar
@@ -50,17 +49,11 @@ from tensorjax.linalg._scaling import (
     scaled,
     squares_fit,
 )
-from tensorjax.linalg._subspaces import (
-    METHODS,
-    OVERSAMPLE,
-    Basis,
-    Method,
-    choose,
-    leading_eigenvectors,
-    left_basis,
-    range_finder,
-    square_factor,
-)
+from tensorjax.linalg._subspaces.choose import METHODS, Method, choose
+from tensorjax.linalg._subspaces.left_basis import Basis, left_basis
+from tensorjax.linalg._subspaces.range_finder import OVERSAMPLE, range_finder
+from tensorjax.linalg._subspaces.spectrum import leading_eigenvectors
+from tensorjax.linalg._subspaces.square_factor import square_factor
 from tensorjax.linalg._svd_eigh import eigh, svd
 from tensorjax.linalg._truncated_svd import SVD, truncated_svd
 

@@ -1,6 +1,5 @@
-"""Helpers for JAX and NumPy arrays alike: factorisation dtypes, products, adjoints, roots."""
+"""Helpers for JAX and NumPy arrays alike: products, adjoints, roots, energies, random entries."""
 
-import functools
 from typing import Any
 
 import jax
@@ -12,17 +11,6 @@ from tensorjax import _check
 
 Array = Any  # a JAX or NumPy array; NumPy in, NumPy out
 _HOST = (np.ndarray, np.generic)  # a union would be made anew in every call
-
-
-def factor_dtype(dtype: Any) -> Any:
-    """Returns the dtype in which to factorise a matrix: float32 for half precision."""
-    return jnp.dtype(jnp.float32) if jnp.finfo(dtype).bits < 32 else jnp.dtype(dtype)
-
-
-@functools.cache
-def epsilon(dtype: Any) -> float:
-    """Returns the machine epsilon of a floating or complex dtype, half precision included."""
-    return float(jnp.finfo(dtype).eps)
 
 
 def is_host(a: Array) -> bool:
@@ -79,11 +67,6 @@ def random_like(key: jax.Array | None, shape: tuple[int, ...], like: Array) -> A
     return lax.optimization_barrier(draw)  # or XLA draws it again in every fused consumer
 
 
-def _floor(magnitude: jax.Array, size: int) -> jax.Array:
-    """Returns the magnitude below which entries on the diagonal of a QR triangle are roundoff."""
-    return size * jnp.finfo(magnitude.dtype).eps * jnp.max(magnitude, axis=-1, keepdims=True)
-
-
 def eye_like(a: jax.Array) -> jax.Array:
     return jnp.broadcast_to(
         jnp.eye(a.shape[-1], dtype=a.dtype), (*a.shape[:-2], a.shape[-1], a.shape[-1])
@@ -94,12 +77,6 @@ def masked_reciprocal(x: jax.Array, scale: jax.Array, size: int) -> jax.Array:
     """Computes 1/x entrywise for derivatives of factorisations, 0 where |x| is roundoff."""
     alive = jnp.abs(x) > size * jnp.finfo(x.dtype).eps * scale
     return jnp.where(alive, 1 / jnp.where(alive, x, 1), 0)
-
-
-def wide(a: Array) -> Array:
-    """Casts a half-precision array to its factorisation dtype, single precision."""
-    dtype = factor_dtype(a.dtype)
-    return a if a.dtype == dtype else a.astype(dtype)
 
 
 def energy(a: Array) -> Array:

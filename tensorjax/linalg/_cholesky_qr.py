@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tensorjax.linalg._arrays import adjoint, epsilon, identity_like, matmul, where_positive
+from tensorjax.linalg._arrays import adjoint, identity_like, matmul, where_positive
+from tensorjax.linalg._dtypes import epsilon
 from tensorjax.linalg._gram import host_gram
 from tensorjax.linalg._qr import qr
 

@@ -1,4 +1,4 @@
-"""Gram matrices, projections, and orthonormal bases by Cholesky QR, on the host or in JAX."""
+"""Gram matrices a aᴴ, projections uᴴ a on a basis, and energies, on the host or in JAX."""
 
 from typing import Any
 

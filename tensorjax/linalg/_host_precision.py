@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from tensorjax.linalg._arrays import epsilon
+from tensorjax.linalg._dtypes import epsilon
 from tensorjax.linalg._gram import host_energy
-from tensorjax.linalg._subspaces_on_host import Asked
+from tensorjax.linalg._subspaces.subspaces_on_host import Asked
 
 # Below this many eps, accumulated roundoff competes with the tolerance: the result is verified. Of
 # results that are only rounded to a narrower dtype in the end, roundoff of each part is known.

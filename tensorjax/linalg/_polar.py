@@ -3,7 +3,8 @@
 from tensorjax import _check
 from tensorjax._placement import placed
 from tensorjax._typing import AnyArray
-from tensorjax.linalg._arrays import adjoint, matmul, scale_columns, wide
+from tensorjax.linalg._arrays import adjoint, matmul, scale_columns
+from tensorjax.linalg._dtypes import wide
 from tensorjax.linalg._svd_eigh import svd
 
 

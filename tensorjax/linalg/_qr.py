@@ -18,7 +18,12 @@ from jax import lax
 from tensorjax import _check
 from tensorjax._placement import placed
 from tensorjax._typing import AnyArray
-from tensorjax.linalg._arrays import Array, _floor, adjoint, eye_like, is_host, matmul
+from tensorjax.linalg._arrays import Array, adjoint, eye_like, is_host, matmul
+
+
+def _floor(magnitude: jax.Array, size: int) -> jax.Array:
+    """Returns the magnitude below which entries on the diagonal of a QR triangle are roundoff."""
+    return size * jnp.finfo(magnitude.dtype).eps * jnp.max(magnitude, axis=-1, keepdims=True)
 
 
 def qr(a: AnyArray) -> tuple[AnyArray, AnyArray]:

@@ -96,3 +96,29 @@ def scaled(x: Array, exponent: Any) -> Array:
     for e in halves:
         x = x * power_of_two(e, x.dtype)
     return x
+
+
+def scalar_near_one(s: Any) -> tuple[Any, Any]:
+    """Splits a JAX scalar, real or complex, into (m, e), value m·2^e, with |m| near one."""
+    if not jnp.iscomplexobj(s):
+        return _frexp(s)
+    (x, p), (y, q) = _frexp(s.real), _frexp(s.imag)
+    e = jnp.maximum(jnp.where(x == 0, q, p), jnp.where(y == 0, p, q))
+    return lax.complex(scaled(x, p - e), scaled(y, q - e)), e
+
+
+def _frexp(s: Any) -> tuple[Any, Any]:
+    """Splits a JAX divisor of a tensor, a real scalar, into mantissa and exponent by its bits."""
+    info = jnp.finfo(s.dtype)
+    integer, top = jnp.dtype(f"int{info.bits}"), int(info.maxexp)
+    raw = lax.bitcast_convert_type(lax.stop_gradient(s), integer)
+    size = raw & jnp.iinfo(integer).max
+    tiny = (size >> info.nmant) == 0
+    # A subnormal number is an integer times the least of them.
+    whole = jnp.where(raw < 0, -size, size).astype(s.dtype)
+    m = jnp.where(tiny, whole, s)
+    bits = lax.bitcast_convert_type(lax.stop_gradient(m), integer) & jnp.iinfo(integer).max
+    e = (bits >> info.nmant).astype(jnp.int32) - (top - 2)
+    e = jnp.where(bits == 0, 0, e)
+    least = int(info.minexp) - int(info.nmant)
+    return scaled(m, -e), e + jnp.where(tiny & (bits != 0), least, 0)

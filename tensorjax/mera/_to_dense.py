@@ -5,13 +5,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from opt_einsum import get_symbol
 
-from tensorjax._cores.contractions import einsum
-from tensorjax._kernels.choice import choose_kernel
-from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
+from tensorjax.mera._on_host import host_copy, is_numpys, network_einsum
 from tensorjax.mera._types import MERA, Layer, single
 
 _HIGHEST = jax.lax.Precision.HIGHEST
@@ -43,7 +40,7 @@ def to_dense(m: MERA) -> jax.Array:
     # Each tensor is applied to no more entries than there are in the end.
     work = len(jax.tree.leaves(m)) * math.prod(m.shape)
     if is_numpys("mera.to_dense", m, work):
-        return on_device([np.ascontiguousarray(_dense(_on_host(m)))])[0]
+        return on_device([np.ascontiguousarray(_dense(host_copy(m)))])[0]
     return _to_dense(m)
 
 
@@ -55,17 +52,6 @@ def _dense(m: MERA) -> Any:
 
 
 _to_dense = jax.jit(_dense)
-
-
-def is_numpys(operation: str, m: MERA, work: float = 0.0) -> bool:
-    """Whether a MERA operation runs in NumPy; JAX would compile a program per structure."""
-    structure = operation, tuple([layer.wiring for layer in m.layers])
-    facts = {"dtype": np.dtype(m.dtype), "key": structure, "work": lambda: work}
-    return choose_kernel(operation, jax.tree.leaves(m), **facts) is NUMPY
-
-
-def _on_host(m: MERA) -> MERA:
-    return jax.tree.map(np.asarray, m)
 
 
 def _expand(layer: Layer, x: Any) -> Any:
@@ -93,13 +79,4 @@ def _apply(
     fresh = {b: len(label) + k for k, b in enumerate(bottom)}
     operand = [*(fresh[b] for b in bottom), *(label[a] for a in top)]
     out = [fresh.get(a, label[a]) for a in result]
-    return _einsum(x, [label[a] for a in axes], tensor, operand, out), result
-
-
-def _einsum(*operands: Any) -> Any:
-    """Contracts tensors of a MERA by an einsum, given as a string or as lists of axis labels."""
-    if not isinstance(operands[0], str):
-        *pairs, out = operands
-        terms = ["".join(map(get_symbol, labels)) for labels in pairs[1::2]]
-        operands = f"{','.join(terms)}->{''.join(map(get_symbol, out))}", *pairs[::2]
-    return einsum(*operands)
+    return network_einsum(x, [label[a] for a in axes], tensor, operand, out), result

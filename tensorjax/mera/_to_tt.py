@@ -14,7 +14,7 @@ from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
-from tensorjax.mera._to_dense import _einsum, _on_host, is_numpys
+from tensorjax.mera._on_host import host_copy, is_numpys, network_einsum
 from tensorjax.mera._types import MERA, Layer, single
 
 
@@ -51,7 +51,7 @@ def to_tt(m: MERA, *, tol: float | None = None, rank: int | Sequence[int] | None
         if all(map(linalg.is_host, jax.tree.leaves(m))):
             return exact_train(m)
         if is_numpys("mera.to_tt", m):
-            return TT._unchecked(tuple(on_device(exact_train(_on_host(m)).cores)))
+            return TT._unchecked(tuple(on_device(exact_train(host_copy(m)).cores)))
         return _exact(m)
     # Layers are isometric, so the errors of rounding add up at most.
     share = None if tol is None else _share(tol, m)
@@ -119,11 +119,11 @@ def _expanded_cores(layer: Layer, coarse: Sequence[Any]) -> list[Any]:
     """Contracts one MERA layer with a tensor train of its top legs; returns the cores below."""
     cores: list[Any] = []
     for core, w in zip(coarse, layer.isometries, strict=True):
-        block = _einsum("atb,it->aib", core, w.reshape(-1, w.shape[-1]))
+        block = network_einsum("atb,it->aib", core, w.reshape(-1, w.shape[-1]))
         cores += _split(block.reshape(core.shape[0], *w.shape[:-1], core.shape[-1]))
     for u, (i, j) in zip(layer.disentanglers, layer.wiring.pairs, strict=True):
         if i < j:
-            cores[i], cores[j] = _split(_einsum("axm,myb,ijxy->aijb", cores[i], cores[j], u))
+            cores[i], cores[j] = _split(network_einsum("axm,myb,ijxy->aijb", cores[i], cores[j], u))
         else:
             cores = _closed(cores, u)
     return cores
@@ -134,10 +134,10 @@ def _closed(cores: list[Any], u: Any) -> list[Any]:
     last, first, above_last, above_first = u.shape
     matrix = u.transpose(0, 2, 1, 3).reshape(1, last * above_last, first * above_first, 1)
     left, right = _split(matrix)
-    head = _einsum("mjy,ayb->ajmb", right.reshape(-1, first, above_first), cores[0])
-    tail = _einsum("ixm,axb->maib", left.reshape(last, above_last, -1), cores[-1])
+    head = network_einsum("mjy,ayb->ajmb", right.reshape(-1, first, above_first), cores[0])
+    tail = network_einsum("ixm,axb->maib", left.reshape(last, above_last, -1), cores[-1])
     bond = linalg.identity_like(len(tail), u)
-    middle = [_einsum("mn,aib->mainb", bond, c) for c in cores[1:-1]]
+    middle = [network_einsum("mn,aib->mainb", bond, c) for c in cores[1:-1]]
     out = [head.reshape(*head.shape[:2], -1)]
     out += [c.reshape(c.shape[0] * c.shape[1], c.shape[2], -1) for c in middle]
     return [*out, tail.reshape(-1, *tail.shape[2:])]

@@ -11,8 +11,9 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._formats.array_protocol import NoArray
-from tensorjax._formats.operators import Namespace, Scalable, dtypes_of, floating, rebuilt, shown
-from tensorjax._formats.serialization import serializable
+from tensorjax._formats.operators import Namespace, Scalable, floating
+from tensorjax._formats.representation import shown
+from tensorjax._formats.serialization import dtypes_of, rebuilt, serializable
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike, DType, DTypeLike
 from tensorjax.mera._wiring import Wiring, check_wiring

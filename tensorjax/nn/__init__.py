@@ -42,6 +42,7 @@ the ranks in training.
 from tensorjax import _extras
 
 with _extras.needed_by(__name__):
+    from tensorjax.nn._certificates import Certificate
     from tensorjax.nn._contraction_plans import Candidate, LayerPlan
     from tensorjax.nn._convolutions.conversion import from_conv, to_conv
     from tensorjax.nn._convolutions.convolution_base import ConvPlan, TensorConv
@@ -52,12 +53,13 @@ with _extras.needed_by(__name__):
     from tensorjax.nn._embeddings.lookup_plan import LookupPlan
     from tensorjax.nn._embeddings.padded import PaddedEmbed
     from tensorjax.nn._linear import CPLinear, TTLinear, TuckerLinear
-    from tensorjax.nn._linear_base import Certificate, TensorLinear
+    from tensorjax.nn._linear_base import TensorLinear
     from tensorjax.nn._linear_conversion import from_linear, to_linear
     from tensorjax.nn._linear_general import TensorLinearGeneral
     from tensorjax.nn._mode_factors import factor
     from tensorjax.nn._models.adapters import Adapted, Frozen, adapt, merge_adapters
-    from tensorjax.nn._models.detensorize import certificates, detensorize
+    from tensorjax.nn._models.certificates import certificates
+    from tensorjax.nn._models.detensorize import detensorize
     from tensorjax.nn._models.linen_models import from_linen
     from tensorjax.nn._models.spec_choice import Choice, choose
     from tensorjax.nn._models.summary import summary

@@ -1,9 +1,7 @@
 """Base class of the tensorised linear layers: checks, planning, contraction, dense weight."""
 
 import abc
-import dataclasses
 import math
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,51 +14,12 @@ from flax.nnx.nn import dtypes
 from tensorjax import _check, _symbolic, contract
 from tensorjax._placement import like_first, placed_by, sharded
 from tensorjax._typing import ArrayLike, DTypeLike, OutSharding, PrecisionLike
+from tensorjax.nn._certificates import Certificate, certificates
 from tensorjax.nn._contraction_plans import LayerPlan, plan_layer
 from tensorjax.nn._initializers import Init, check_init
 from tensorjax.nn._mode_factors import modes
 from tensorjax.nn._parameters import MAX_BYTES, check_bytes, check_rngs, checked_dtype
 from tensorjax.nn._weight_networks import WeightNetwork
-
-
-@dataclasses.dataclass(frozen=True)
-class Certificate:
-    """Measured error and compression of a layer's conversion from a dense one to a tensorised one.
-
-    Attributes:
-      error: ‖W − W'‖ / ‖W‖ (Frobenius), measured with the parameters as they are stored.
-      bound: the guaranteed error: the tolerance, or None where the ranks given, or rounding to
-        the dtype of the parameters, do not allow it.
-      least: no weight of the same format and ranks has a smaller error, by quasi-optimality.
-      ranks: of the layer; like all of these when it was made, whatever became of it in training.
-      numbers_before: in the dense layer, bias included.
-      numbers: parameters of the new layer, gates and bias included.
-    """
-
-    error: float
-    bound: float | None
-    least: float
-    ranks: tuple[int, ...]
-    numbers_before: int
-    numbers: int
-
-    @property
-    def compression(self) -> float:
-        """Parameters of the dense layer divided by those of the tensorised layer."""
-        return self.numbers_before / self.numbers
-
-    def __str__(self) -> str:
-        promised = "none promised" if self.bound is None else f"promised {self.bound:.2g}"
-        return (
-            f"relative error {self.error:.2g} ({promised}; at these ranks not below "
-            f"{self.least:.2g}), ranks {self.ranks}, {self.numbers_before:,} → {self.numbers:,} "
-            f"numbers: {self.compression:.3g} times fewer"
-        )
-
-
-# Certificates of converted layers. As attributes they would be part of the pytree structure, so
-# that no two converted layers could be stacked or share a compiled program.
-certificates: weakref.WeakKeyDictionary[nnx.Module, Certificate] = weakref.WeakKeyDictionary()
 
 
 class TensorLinear(nnx.Module):

@@ -10,9 +10,10 @@ import numpy as np
 from flax import nnx
 
 from tensorjax import _check, tt, tucker
+from tensorjax.nn._certificates import Certificate, certificates
 from tensorjax.nn._dense_checks import Gates, check_gates, check_plain, concrete
 from tensorjax.nn._linear import TTLinear, TuckerLinear
-from tensorjax.nn._linear_base import Certificate, TensorLinear, certificates
+from tensorjax.nn._linear_base import TensorLinear
 from tensorjax.nn._mode_factors import bounded, train_ranks
 from tensorjax.nn._parameters import MAX_BYTES, check_bytes, gate_dtype, settle
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from tensorjax._typing import DTypeLike, PrecisionLike
+from tensorjax.nn._certificates import Certificate
 from tensorjax.nn._convolutions.conversion import ConvFormat, from_conv
 from tensorjax.nn._convolutions.convolution_base import TensorConv
 from tensorjax.nn._convolutions.convolutions import CPConv, LowRankConv, TTConv, TuckerConv
@@ -17,7 +18,7 @@ from tensorjax.nn._embeddings.id_checks import OutOfRange
 from tensorjax.nn._embeddings.padded import PaddedEmbed
 from tensorjax.nn._initializers import Init
 from tensorjax.nn._linear import CPLinear, TTLinear, TuckerLinear
-from tensorjax.nn._linear_base import Certificate, TensorLinear
+from tensorjax.nn._linear_base import TensorLinear
 from tensorjax.nn._linear_conversion import Format, from_linear
 
 

@@ -1,7 +1,7 @@
-"""Exceptions of the tensor store, one class per kind of failure."""
+"""Exceptions of the tensor store, one class per kind of failure, and names in their messages."""
 
 import errno
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # errors of a disk that has no room left
 
@@ -32,3 +32,9 @@ class LockedError(StoreError):
 
 class MismatchError(StoreError, ValueError):
     """Raised if a store has another format version, model, optimiser or process than asked for."""
+
+
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """Formats the first few tensor names for a message, with the number of the others."""
+    shown = ", ".join(repr(name) for name in names[:most])
+    return shown + (f" and {len(names) - most} more" if len(names) > most else "")

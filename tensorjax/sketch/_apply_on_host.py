@@ -11,7 +11,7 @@ from tensorjax._cores.contractions import einsum
 from tensorjax._transfer import on_device
 from tensorjax.sketch import _mode_groups
 from tensorjax.sketch._map_cores import merge
-from tensorjax.sketch._random_maps import Dense, Kronecker
+from tensorjax.sketch._map_types import Dense, Kronecker
 
 # Below this many elements, BLAS threads cost more than they gain.
 _THREADS = 2**18

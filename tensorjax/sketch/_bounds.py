@@ -4,7 +4,7 @@ import math
 
 from tensorjax import _check
 from tensorjax.sketch import _fourth_moments
-from tensorjax.sketch._random_maps import Projection
+from tensorjax.sketch._map_types import Projection
 from tensorjax.sketch._variance import family
 
 

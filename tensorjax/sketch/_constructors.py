@@ -11,8 +11,8 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._typing import DTypeLike, Key
-from tensorjax.sketch import _balanced_factors
-from tensorjax.sketch._random_maps import CPRows, Dense, Kronecker, Sparse, TTRows, law, signs
+from tensorjax.sketch import _mode_sizes
+from tensorjax.sketch._map_types import CPRows, Dense, Kronecker, Sparse, TTRows, law, signs
 
 _MOST_ENTRIES = 2**30 - 2  # of a matrix that is stored whole, or indexed by int32
 
@@ -97,7 +97,7 @@ def ttrp(
     """
     kind, dtype = law(distribution, s), _float_dtype(dtype)
     least = min((_check.integer("rank", r, low=1) for r in np.ravel(rank).tolist()), default=1)
-    n, m, in_size, out_size = _balanced_factors.shapes(in_shape, out_shape, order=order, rank=least)
+    n, m, in_size, out_size = _mode_sizes.shapes(in_shape, out_shape, order=order, rank=least)
     r = (1, *_interior(rank, len(n)), 1)
     cores = kind.draw(_key(key), list(zip(r[:-1], m, n, r[1:], strict=True)), dtype)
     return Kronecker(n, in_size, out_size, kind, cores)
@@ -268,10 +268,10 @@ def _row_shapes(in_shape: Any, out_shape: Any, order: int | None) -> tuple[Any, 
     m = math.prod(_check.shape("out_shape", out_shape))
     d = 1 if order is None and not hasattr(in_shape, "__index__") else order
     if hasattr(in_shape, "__index__"):
-        n, _, in_size, _ = _balanced_factors.shapes(in_shape, 1, order=d)
+        n, _, in_size, _ = _mode_sizes.shapes(in_shape, 1, order=d)
         return n, in_size, m
     n = _check.shape("in_shape", in_shape)
-    _balanced_factors.shapes(n, (1,) * len(n), order=order)  # its check of the order
+    _mode_sizes.shapes(n, (1,) * len(n), order=order)  # its check of the order
     return n, math.prod(n), m
 
 

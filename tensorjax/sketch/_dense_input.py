@@ -15,7 +15,7 @@ from tensorjax._symbolic import is_static, planned
 from tensorjax.contract import einsum
 from tensorjax.sketch import _mode_groups
 from tensorjax.sketch._map_cores import HIGHEST, halves, merge, row_matrix, scaled_cores
-from tensorjax.sketch._random_maps import CPRows, Dense, Kronecker, Projection, Sparse, TTRows
+from tensorjax.sketch._map_types import CPRows, Dense, Kronecker, Projection, Sparse, TTRows
 
 _CHUNK = 2**22  # elements gathered at a time
 
@@ -35,7 +35,7 @@ def project(p: Projection, x: jax.Array) -> jax.Array:
 def _times_transpose(x: jax.Array, w: jax.Array) -> jax.Array:
     """Multiplies dense rows by a random map, x wᵀ, with w padded to a multiple of eight rows."""
     count = w.shape[0]
-    w = jnp.pad(w, ((0, _mode_groups.padded_columns(count) - count), (0, 0)))
+    w = jnp.pad(w, ((0, padded_columns(count) - count), (0, 0)))
     y = jax.lax.dot_general(x, w, (((1,), (1,)), ((), ())), precision=HIGHEST)
     return y[:, :count]
 
@@ -168,3 +168,8 @@ def _sparse(p: Sparse, x: jax.Array) -> jax.Array:
         return jax.vmap(one)(x) * scale
     rows_at_once = max(1, _CHUNK // p.sign.shape[0])
     return jax.lax.map(one, x, batch_size=min(rows_at_once, rows)) * scale
+
+
+def padded_columns(count: int) -> int:
+    """Rounds a matrix's column count up to a multiple of 8, for dense input to a map."""
+    return count if count <= 4 else -(-count // 8) * 8

@@ -23,34 +23,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from tensorjax._cores.contractions import einsum
+from tensorjax.sketch._map_cores import row_digits
 
 # Which of two labels each of the copies a, b, c, d carries in a mode, per pairing.
 LABELS = ((0, 0, 1, 1), (0, 1, 0, 1), (0, 1, 1, 0), (0, 0, 0, 0))
 # States of the chain: 0 has paired ab|cd in every mode so far; s = 1 … 4 is pairing s − 1, else.
 STATES = 5
 PAIRING = (0, 0, 1, 2, 3)
-
-
-def row_digits(out_shape: Sequence[int], rows: int) -> list[np.ndarray]:
-    """Builds 0/1 cores that select the first ``rows`` of the ∏ m_k rows of a Kronecker map.
-
-    Returns:
-      d arrays (m_k, s, s) of zeros and ones, s = 2, or s = 1 if every row is kept. Digit i takes
-      the automaton from state a to b where entry [i, a, b] is one. It starts in state 0 ("equal to
-      the last kept row so far"), state 1 is "below it", and both accept. Read as TT cores, with
-      state 0 on the left and the sum of states on the right, they are the indicator of the rows.
-    """
-    if rows == math.prod(out_shape):
-        return [np.ones((m, 1, 1)) for m in out_shape]
-    out, rest = [], rows - 1
-    for k, m in enumerate(out_shape):
-        digit, rest = divmod(rest, math.prod(out_shape[k + 1 :]))
-        step = np.zeros((m, 2, 2))
-        step[:, 1, 1] = 1
-        step[:digit, 0, 1] = 1
-        step[digit, 0, 0] = 1
-        out.append(step)
-    return out
 
 
 def mode_weights(out_shape: Sequence[int], rows: int, delta: float) -> list[np.ndarray]:

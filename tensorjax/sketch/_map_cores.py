@@ -1,15 +1,16 @@
-"""Cores of a random map: scaled, merged with their neighbours, and multiplied out to rows."""
+"""Cores of a random map: scaled, merged, and multiplied out to rows, by the rows' digits."""
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tensorjax.contract import einsum
-from tensorjax.sketch._random_maps import CPRows, Kronecker, TTRows
+from tensorjax.sketch._map_types import CPRows, Kronecker, TTRows
 
 HIGHEST = jax.lax.Precision.HIGHEST
 _EINSUM = functools.partial(einsum, precision=HIGHEST)
@@ -72,3 +73,25 @@ def _row_block(p: TTRows | CPRows, start: int, stop: int) -> jax.Array:
 def as_dtype(p: Any, dtype: Any) -> Any:
     """Casts an array of a random map, such as a core, to ``dtype``; one of that dtype stays."""
     return p if p.dtype == dtype else p.astype(dtype)
+
+
+def row_digits(out_shape: Sequence[int], rows: int) -> list[np.ndarray]:
+    """Builds 0/1 cores that select the first ``rows`` of the ∏ m_k rows of a Kronecker map.
+
+    Returns:
+      d arrays (m_k, s, s) of zeros and ones, s = 2, or s = 1 if every row is kept. Digit i takes
+      the automaton from state a to b where entry [i, a, b] is one. It starts in state 0 ("equal to
+      the last kept row so far"), state 1 is "below it", and both accept. Read as TT cores, with
+      state 0 on the left and the sum of states on the right, they are the indicator of the rows.
+    """
+    if rows == math.prod(out_shape):
+        return [np.ones((m, 1, 1)) for m in out_shape]
+    out, rest = [], rows - 1
+    for k, m in enumerate(out_shape):
+        digit, rest = divmod(rest, math.prod(out_shape[k + 1 :]))
+        step = np.zeros((m, 2, 2))
+        step[:, 1, 1] = 1
+        step[:digit, 0, 1] = 1
+        step[digit, 0, 0] = 1
+        out.append(step)
+    return out

@@ -41,11 +41,6 @@ class Groups(NamedTuple):
     cost: float
 
 
-def padded_columns(count: int) -> int:
-    """Rounds a matrix's column count up to a multiple of 8, for dense input to a map."""
-    return count if count <= 4 else -(-count // 8) * 8
-
-
 def product_cost(rows: int, inner: int, columns: int) -> float:
     """Estimates the time of a matrix product, by which a random map's modes are grouped."""
     read = rows * inner + inner * columns

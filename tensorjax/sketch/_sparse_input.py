@@ -15,7 +15,7 @@ from jax.experimental import sparse as jsparse
 
 from tensorjax.contract import einsum
 from tensorjax.sketch._map_cores import HIGHEST, scaled_cores
-from tensorjax.sketch._random_maps import CPRows, Dense, Kronecker, Projection, Sparse, TTRows
+from tensorjax.sketch._map_types import CPRows, Dense, Kronecker, Projection, Sparse, TTRows
 
 _CHUNK = 2**20  # elements in the columns of one chunk
 

@@ -8,9 +8,8 @@ import jax.numpy as jnp
 from tensorjax import tt
 from tensorjax._placement import placed
 from tensorjax.contract import einsum
-from tensorjax.sketch import _fourth_moments
-from tensorjax.sketch._map_cores import HIGHEST, scaled_cores
-from tensorjax.sketch._random_maps import CPRows, Dense, Kronecker, Projection, Sparse, TTRows
+from tensorjax.sketch._map_cores import HIGHEST, row_digits, scaled_cores
+from tensorjax.sketch._map_types import CPRows, Dense, Kronecker, Projection, Sparse, TTRows
 
 _MOST_COLUMNS = 2**24  # of a TT-matrix whose image under the map is a dense (M, columns) array
 
@@ -43,7 +42,7 @@ def to_tt_matrix(p: Kronecker) -> tt.TTMatrix:
     cores = scaled_cores(p)
     if p.out_size == math.prod(p.out_shape):
         return tt.TTMatrix(cores)
-    masks = _fourth_moments.row_digits(p.out_shape, p.out_size)
+    masks = row_digits(p.out_shape, p.out_size)
     masks[0] = masks[0][:, :1]  # the automaton starts in state 0 …
     masks[-1] = masks[-1].sum(-1, keepdims=True)  # … and may end in both
     masked = []

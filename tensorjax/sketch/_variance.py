@@ -14,10 +14,11 @@ from tensorjax import _check, linalg, tt
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike, Shaped
 from tensorjax.contract import einsum
+from tensorjax.linalg._dtypes import promoted
 from tensorjax.sketch import _fourth_moments
 from tensorjax.sketch._apply import is_folded
 from tensorjax.sketch._map_cores import HIGHEST
-from tensorjax.sketch._random_maps import (
+from tensorjax.sketch._map_types import (
     CPRows,
     Dense,
     Kronecker,
@@ -25,7 +26,6 @@ from tensorjax.sketch._random_maps import (
     Sparse,
     TTRows,
     accumulator,
-    promoted,
 )
 
 _MOST_PATTERNS_MODES = 5  # 187 patterns; 715 for six modes

@@ -15,7 +15,7 @@ from tensorjax import _extras, tt
 from tensorjax.sketch import _bounds, _sparse_input
 from tensorjax.sketch._apply import apply
 from tensorjax.sketch._constructors import ttrp
-from tensorjax.sketch._random_maps import Kronecker
+from tensorjax.sketch._map_types import Kronecker
 from tensorjax.sketch._train_input import to_tt_matrix
 
 with _extras.needed_by("tensorjax.sketch.TTRandomProjection"):

@@ -44,47 +44,36 @@ from typing import TYPE_CHECKING
 from tensorjax import _extras
 from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax.tt import _other_names, functions, patches, quantics
-from tensorjax.tt._algebra import (
-    add,
-    conj,
-    imag,
-    kron,
-    ones_like,
-    real,
-    scale,
-    transpose,
-)
+from tensorjax.tt._algebra import add, conj, imag, kron, real, scale, transpose
 from tensorjax.tt._arrays.concatenation import concatenate
-from tensorjax.tt._arrays.creation import (
-    meshgrid,
-    ones_matrix,
-    pad_modes,
-    unit,
-    zeros_like,
-    zeros_matrix,
-)
 from tensorjax.tt._arrays.dense_products import dense_before, dense_product
 from tensorjax.tt._arrays.diagonals import diagonal, diagonal_matrix, trace
 from tensorjax.tt._arrays.elementwise import divide, map, power
 from tensorjax.tt._arrays.extrema import ExtremumInfo, argmax, argmin
 from tensorjax.tt._arrays.indexing import item, matrix_item
 from tensorjax.tt._arrays.mode_contraction import contract_modes
+from tensorjax.tt._arrays.mode_padding import pad_modes
+from tensorjax.tt._arrays.mode_product import mode_product
 from tensorjax.tt._arrays.pseudo_inverse import pinv
 from tensorjax.tt._arrays.reductions import cumsum, mean, sum, var
 from tensorjax.tt._arrays.reshaping import permute, reshape, reverse
-from tensorjax.tt._arrays.tensordot import mode_product, tensordot
+from tensorjax.tt._arrays.tensordot import tensordot
 from tensorjax.tt._born_sampling import sample
 from tensorjax.tt._broadcasting import broadcast_to
 from tensorjax.tt._chain_operators import chain_operator
 from tensorjax.tt._completion.completion import CompleteInfo, complete
 from tensorjax.tt._constructors import (
     identity,
+    meshgrid,
     ones,
-    random,
-    random_matrix,
+    ones_like,
+    ones_matrix,
     rank_one,
     rank_one_matrix,
+    unit,
     zeros,
+    zeros_like,
+    zeros_matrix,
 )
 from tensorjax.tt._cross.cross import CrossInfo, CrossProgress, cross
 from tensorjax.tt._eigen.eigsh import EigInfo, eigsh
@@ -96,23 +85,25 @@ from tensorjax.tt._inner_products.normalization import log_norm, normalize
 from tensorjax.tt._inner_products.norms import norm
 from tensorjax.tt._inner_products.pairwise import pairwise_inner
 from tensorjax.tt._linear.solve import SolveInfo, solve
-from tensorjax.tt._manifold.projections import (
-    retract,
-    tangent_inner,
-    tangent_project,
-    tangent_sum,
-    transport,
-)
 from tensorjax.tt._manifold.riemannian_gradients import (
     riemannian_cg,
     riemannian_descent,
     riemannian_grad,
     value_and_riemannian_grad,
 )
-from tensorjax.tt._padding import effective_ranks, pad, trim
+from tensorjax.tt._manifold.tangent_space import (
+    retract,
+    tangent_inner,
+    tangent_project,
+    tangent_sum,
+    transport,
+)
 from tensorjax.tt._products import hadamard, linear_combination, matmul, matvec
 from tensorjax.tt._quadrature.integrate import IntegrateInfo, integrate
-from tensorjax.tt._rounding.rounded_trains import orthogonalize, round
+from tensorjax.tt._random import random, random_matrix
+from tensorjax.tt._rank_padding import effective_ranks, pad, trim
+from tensorjax.tt._rounding.orthogonalize import orthogonalize
+from tensorjax.tt._rounding.round import round
 from tensorjax.tt._rounding.singular_values import singular_values
 from tensorjax.tt._statistics.densities import conditional, log_density, marginal
 from tensorjax.tt._statistics.moments import moment

@@ -20,41 +20,13 @@ from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
 from tensorjax._kernels.table import CPP, TRACE
 from tensorjax._placement import placed
 from tensorjax._typing import Scalar
-from tensorjax.tt._broadcasting import check_alike, together
+from tensorjax.tt._broadcasting import broadcast_aligned
+from tensorjax.tt._constructors import ones_like
 from tensorjax.tt._core_moves import rearranged
 from tensorjax.tt._folding import fold, unfold
 
 Train = TypeVar("Train", TT, TTMatrix)
 _HIGHEST = jax.lax.Precision.HIGHEST
-
-
-def aligned(x: Train, y: Train) -> tuple[Train, Train]:
-    """Casts two trains to their common dtype; raises an error if their kinds or shapes differ."""
-    check_alike(x, y)
-    return _of_one_dtype(x, y)
-
-
-def broadcast_aligned(x: Train, y: Train) -> tuple[Train, Train]:
-    """Broadcasts two trains to each other and casts them to their common dtype, as `aligned`."""
-    # Sizes are asked for once where they are the same: they take as long as a small core's product.
-    if type(x) is not type(y) or not isinstance(x, TT | TTMatrix) or _modes(x) != _modes(y):
-        return aligned(*together(x, y))
-    return _of_one_dtype(x, y)
-
-
-def _of_one_dtype(x: Train, y: Train) -> tuple[Train, Train]:
-    known("x", x)
-    known("y", y)
-    dtypes = [c.dtype for c in (*x.cores, *y.cores)]
-    if dtypes.count(dtypes[0]) == len(dtypes):
-        return x, y
-    dtype = jnp.promote_types(x.dtype, y.dtype)
-    return x.astype(dtype), y.astype(dtype)
-
-
-def _modes(x: TT | TTMatrix) -> tuple[tuple[int, ...], ...]:
-    first = 1 - x._core_ndim
-    return (*[c.shape[first:-1] for c in x.cores],)
 
 
 def _map(x: Train, f: Callable[[jax.Array], jax.Array]) -> Train:
@@ -211,32 +183,6 @@ def _part(x: Train, imaginary: bool) -> Train:
         blocks = [jnp.concatenate(rows[:keep], axis=-x._core_ndim) for rows in columns]
         cores.append(jnp.concatenate(blocks, axis=-1))
     return type(x)._unchecked(tuple(cores))
-
-
-@placed
-def ones_like(x: Train) -> Train:
-    """Constructs the train of ones with the kind, shape and dtype of another; TT-ranks are one.
-
-    Args:
-      x: TT or TTMatrix, or a batch of them.
-
-    Returns:
-      Train of TT-ranks one.
-
-    Raises:
-      TypeError: ``x`` is no train.
-
-    Example:
-      >>> from tensorjax import tt
-      >>> tt.ones_like(tt.unit((4, 5), (1, 2)))
-      TT(shape=(4, 5), ranks=(1, 1, 1), dtype=float32)
-
-    Source: ours.
-    """
-    known("x", x)
-    modes = zip(x.cores, _modes(x), strict=True)
-    batch = x.cores[0].shape[: -x._core_ndim]
-    return type(x)._unchecked(tuple(jnp.ones((*batch, 1, *n, 1), c.dtype) for c, n in modes))
 
 
 @jax.jit

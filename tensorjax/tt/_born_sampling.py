@@ -15,7 +15,7 @@ from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
-from tensorjax.tt._rounding.rounded_trains import orthogonal_cores, orthogonalize
+from tensorjax.tt._rounding.orthogonalize import orthogonal_cores, orthogonalize
 from tensorjax.tt._statistics.density_sampling import is_real, mass_is_positive, sample_entries
 
 

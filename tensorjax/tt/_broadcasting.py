@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._formats.trains import TT, TTMatrix, single
+from tensorjax._formats.trains import TT, TTMatrix, known, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed, returned
@@ -40,7 +40,7 @@ def broadcast_to(t: Train, shape: Shape | Sequence[Shape]) -> Train:
     Source: ours; the rule is NumPy's.
     """
     single("t", t)
-    given = _modes(t)
+    given = mode_shapes(t)
     sides = [shape] if isinstance(t, TT) else list(shape)
     if len(sides) != len(given[0]):
         raise ValueError(f"shape: expected (row_shape, col_shape), got {shape}")
@@ -63,7 +63,7 @@ def together(x: Any, y: Any) -> tuple[Any, Any]:
     """
     if type(x) is not type(y) or not isinstance(x, TT | TTMatrix) or x.order != y.order:
         return x, y
-    left, right = _modes(x), _modes(y)
+    left, right = mode_shapes(x), mode_shapes(y)
     if left == right:
         return x, y
     pairs = list(zip(left, right, strict=True))
@@ -73,7 +73,7 @@ def together(x: Any, y: Any) -> tuple[Any, Any]:
     return _repeated(x, shape), _repeated(y, shape)
 
 
-def _modes(t: TT | TTMatrix) -> list[tuple[int, ...]]:
+def mode_shapes(t: TT | TTMatrix) -> list[tuple[int, ...]]:
     return [c.shape[1 - t._core_ndim : -1] for c in t.cores]
 
 
@@ -104,5 +104,33 @@ def check_alike(x: Any, y: Any) -> None:
             "expected two TT or two TTMatrix, "
             f"got {type(x).__name__} and {type(y).__name__}; build them with tt.from_dense"
         )
-    if _modes(x) != _modes(y):
-        raise ValueError(f"expected trains of one shape, got {_modes(x)} and {_modes(y)}")
+    if mode_shapes(x) != mode_shapes(y):
+        raise ValueError(f"expected trains of one shape, got {mode_shapes(x)} and {mode_shapes(y)}")
+
+
+def aligned(x: Train, y: Train) -> tuple[Train, Train]:
+    """Casts two trains to their common dtype; raises an error if their kinds or shapes differ."""
+    check_alike(x, y)
+    return _of_one_dtype(x, y)
+
+
+def broadcast_aligned(x: Train, y: Train) -> tuple[Train, Train]:
+    """Broadcasts two trains to each other and casts them to their common dtype, as `aligned`."""
+    # Sizes are asked for once where they are the same: they take as long as a small core's product.
+    if (
+        type(x) is not type(y)
+        or not isinstance(x, TT | TTMatrix)
+        or mode_shapes(x) != mode_shapes(y)
+    ):
+        return aligned(*together(x, y))
+    return _of_one_dtype(x, y)
+
+
+def _of_one_dtype(x: Train, y: Train) -> tuple[Train, Train]:
+    known("x", x)
+    known("y", y)
+    dtypes = [c.dtype for c in (*x.cores, *y.cores)]
+    if dtypes.count(dtypes[0]) == len(dtypes):
+        return x, y
+    dtype = jnp.promote_types(x.dtype, y.dtype)
+    return x.astype(dtype), y.astype(dtype)

@@ -13,7 +13,7 @@ from tensorjax import _check
 from tensorjax._formats.trains import TTMatrix
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike, DTypeLike
-from tensorjax.tt._padding import trim
+from tensorjax.tt._rank_padding import trim
 
 
 @placed

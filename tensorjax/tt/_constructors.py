@@ -1,6 +1,5 @@
-"""Constructors of tensor trains: constants, random ones, identities, outer products of vectors."""
+"""Constructors of trains: zeros, ones, identities, unit tensors, meshgrid, outer products."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -9,92 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._cores.ranks import rank_bounds
-from tensorjax._formats.random_arrays import scaled_normals
-from tensorjax._formats.trains import TT, TTMatrix
+from tensorjax._formats.trains import TT, TTMatrix, known
 from tensorjax._placement import placed
 from tensorjax._transfer import constants
-from tensorjax._typing import DTypeLike
+from tensorjax._typing import ArrayLike, DTypeLike
+from tensorjax.tt._broadcasting import mode_shapes
 
 Train = TypeVar("Train", TT, TTMatrix)
-
-
-def _random_cores(
-    key: jax.Array, modes: Sequence[tuple[int, ...]], rank: int | Sequence[int], dtype: Any
-) -> tuple[jax.Array, ...]:
-    sizes = [math.prod(m) for m in modes]
-    # One int is a wish for every bond, cut where a bond cannot need as much; ranks given one by
-    # one are taken at their word (padded loops want them uniform).
-    uniform = isinstance(rank, int | np.integer)
-    bounds = rank_bounds(sizes) if uniform else [np.iinfo(np.int64).max] * (len(sizes) - 1)
-    ranks = (1, *_check.bond_ranks(rank, bounds), 1)
-    dtype = _check.inexact_dtype(dtype)
-    shapes = [(ranks[k], *mode, ranks[k + 1]) for k, mode in enumerate(modes)]
-    return tuple(scaled_normals(key, shapes, [r**-0.5 for r in ranks[1:]], dtype))
-
-
-@placed
-def random(
-    key: jax.Array, shape: Sequence[int], rank: int | Sequence[int], dtype: DTypeLike | None = None
-) -> TT:
-    """Constructs a random tensor train whose entries have mean 0 and variance 1.
-
-    Args:
-      key: `jax.random.key`.
-      shape: mode sizes (n_1, …, n_d).
-      rank: one int for all bonds (cut where a bond cannot need as much), or d−1 of them.
-      dtype: floating or complex; JAX's default float if None.
-
-    Returns:
-      TT with independent normal cores of variance 1/r_k.
-
-    Raises:
-      ValueError: empty shape, negative sizes, ranks below 1, wrong number of ranks.
-
-    Example:
-      >>> import jax
-      >>> from tensorjax import tt
-      >>> tt.random(jax.random.key(0), (4, 5, 6), 3)
-      TT(shape=(4, 5, 6), ranks=(1, 3, 3, 1), dtype=float32)
-
-    Source: ours.
-    """
-    return TT(_random_cores(key, [(n,) for n in _check.shape("shape", shape, low=0)], rank, dtype))
-
-
-@placed
-def random_matrix(
-    key: jax.Array,
-    row_shape: Sequence[int],
-    col_shape: Sequence[int],
-    rank: int | Sequence[int],
-    dtype: DTypeLike | None = None,
-) -> TTMatrix:
-    """Constructs a random TT-matrix with independent normal cores and entries of variance 1.
-
-    Args:
-      key: `jax.random.key`.
-      row_shape: row mode sizes (m_1, …, m_d).
-      col_shape: as many column mode sizes.
-      rank: one int for all bonds (cut where a bond cannot need as much), or d−1 of them.
-      dtype: floating or complex; JAX's default float if None.
-
-    Returns:
-      TTMatrix with independent normal cores of variance 1/r_k.
-
-    Raises:
-      ValueError: other numbers of row than of column modes, negative sizes, ranks below 1, wrong
-        number of ranks. TypeError: integer dtypes.
-
-    Example:
-      >>> import jax
-      >>> from tensorjax import tt
-      >>> tt.random_matrix(jax.random.key(0), (2, 3), (4, 5), 2).shape
-      (6, 20)
-
-    Source: ours.
-    """
-    return TTMatrix(_random_cores(key, _mode_pairs(row_shape, col_shape), rank, dtype))
 
 
 def _mode_pairs(row_shape: Sequence[int], col_shape: Sequence[int]) -> list[tuple[int, int]]:
@@ -282,3 +202,171 @@ def identity(shape: Sequence[int], dtype: DTypeLike | None = None) -> TTMatrix:
     dtype = _check.inexact_dtype(dtype)
     sizes = _check.shape("shape", shape, low=0)
     return TTMatrix([constants().eye(n, dtype=dtype)[None, :, :, None] for n in sizes])
+
+
+@placed
+def ones_like(x: Train) -> Train:
+    """Constructs the train of ones with the kind, shape and dtype of another; TT-ranks are one.
+
+    Args:
+      x: TT or TTMatrix, or a batch of them.
+
+    Returns:
+      Train of TT-ranks one.
+
+    Raises:
+      TypeError: ``x`` is no train.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> tt.ones_like(tt.unit((4, 5), (1, 2)))
+      TT(shape=(4, 5), ranks=(1, 1, 1), dtype=float32)
+
+    Source: ours.
+    """
+    known("x", x)
+    modes = zip(x.cores, mode_shapes(x), strict=True)
+    batch = x.cores[0].shape[: -x._core_ndim]
+    return type(x)._unchecked(tuple(jnp.ones((*batch, 1, *n, 1), c.dtype) for c, n in modes))
+
+
+@placed
+def zeros_like(x: Train) -> Train:
+    """Creates a zero train like another, as `numpy.zeros_like`; its TT-ranks are one.
+
+    Args:
+      x: TT or TTMatrix, or a batch of them.
+
+    Returns:
+      Train of TT-ranks one.
+
+    Raises:
+      TypeError: ``x`` is no train.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> tt.zeros_like(tt.unit((4, 5), (1, 2)))
+      TT(shape=(4, 5), ranks=(1, 1, 1), dtype=float32)
+
+    Source: ours.
+    """
+    known("x", x)
+    return 0 * ones_like(x)
+
+
+def ones_matrix(
+    row_shape: Sequence[int], col_shape: Sequence[int], dtype: DTypeLike | None = None
+) -> TTMatrix:
+    """Creates the TT-matrix whose entries are all one, TT-ranks one.
+
+    Args:
+      row_shape: row mode sizes (m_1, …, m_d).
+      col_shape: as many column mode sizes.
+      dtype: floating or complex; JAX's default float if None.
+
+    Returns:
+      TTMatrix of TT-ranks one.
+
+    Raises:
+      ValueError: other numbers of modes, or negative sizes. TypeError: integer dtypes.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> tt.ones_matrix((2, 3), (4, 1)).shape
+      (6, 4)
+
+    Source: ours.
+    """
+    return _constant_matrix(np.ones, row_shape, col_shape, dtype)
+
+
+def zeros_matrix(
+    row_shape: Sequence[int], col_shape: Sequence[int], dtype: DTypeLike | None = None
+) -> TTMatrix:
+    """Creates the zero TT-matrix, TT-ranks one.
+
+    Args:
+      row_shape: row mode sizes (m_1, …, m_d).
+      col_shape: as many column mode sizes.
+      dtype: floating or complex; JAX's default float if None.
+
+    Returns:
+      TTMatrix of TT-ranks one.
+
+    Raises:
+      ValueError: other numbers of modes, or negative sizes. TypeError: integer dtypes.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> print(tt.norm(tt.zeros_matrix((2, 3), (4, 1))))
+      0.0
+
+    Source: ours.
+    """
+    return _constant_matrix(np.zeros, row_shape, col_shape, dtype)
+
+
+def _constant_matrix(fill: Any, row_shape: Any, col_shape: Any, dtype: Any) -> TTMatrix:
+    kind = _check.inexact_dtype(dtype)
+    return TTMatrix([fill((1, m, n, 1), kind) for m, n in _mode_pairs(row_shape, col_shape)])
+
+
+def unit(shape: Sequence[int], index: Sequence[int], dtype: DTypeLike | None = None) -> TT:
+    """Creates the one-hot train, 1 at one multi-index and 0 elsewhere; TT-ranks are one.
+
+    Args:
+      shape: mode sizes (n_1, …, n_d).
+      index: one integer per mode, negative ones count from the end.
+      dtype: floating or complex; JAX's default float if None.
+
+    Returns:
+      TT of TT-ranks one.
+
+    Raises:
+      ValueError: an index out of range, or too many or few.
+      TypeError: indices that are no integers, or an integer dtype.
+
+    Example:
+      >>> from tensorjax import tt
+      >>> print(tt.to_dense(tt.unit((2, 3), (1, -1))))
+      [[0. 0. 0.]
+       [0. 0. 1.]]
+
+    Source: ours.
+    """
+    shape = _check.shape("shape", shape)
+    at = _check.indices(np.asarray(index), shape)
+    kind = jnp.zeros((), dtype).dtype
+    return rank_one([np.eye(n, dtype=kind)[i] for n, i in zip(shape, np.asarray(at), strict=True)])
+
+
+def meshgrid(*vectors: ArrayLike) -> list[TT]:
+    """Creates grid coordinates as trains of TT-rank one, as `numpy.meshgrid` with indexing "ij".
+
+    Args:
+      vectors: (n_k,) coordinates along each mode.
+
+    Returns:
+      d trains of shape (n_1, …, n_d); the k-th has the entries vectors[k][i_k].
+
+    Raises:
+      ValueError: no vectors, or an array that is none. TypeError: integers.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tensorjax import tt
+      >>> x, y = tt.meshgrid(jnp.arange(2.0), jnp.arange(3.0))
+      >>> print(tt.to_dense(x + y))
+      [[0. 1. 2.]
+       [1. 2. 3.]]
+
+    Source: ours.
+    """
+    if not vectors:
+        raise ValueError("vectors: expected one or more vectors, got none")
+    given = [_check.inexact(f"vectors[{k}]", v) for k, v in enumerate(vectors)]
+    for k, v in enumerate(given):
+        if v.ndim != 1:
+            raise ValueError(f"vectors[{k}]: expected a vector (n,), got shape {v.shape}")
+    ones = [np.ones(v.shape, v.dtype) for v in given]
+    return [rank_one([*ones[:k], v, *ones[k + 1 :]]) for k, v in enumerate(given)]

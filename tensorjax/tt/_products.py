@@ -13,15 +13,10 @@ from tensorjax._formats.trains import TT, TTMatrix, known, single
 from tensorjax._placement import placed
 from tensorjax._typing import Key
 from tensorjax.tt import _products_on_host
-from tensorjax.tt._algebra import (
-    add,
-    broadcast_aligned,
-    exact_hadamard,
-    exact_product,
-    scale,
-)
+from tensorjax.tt._algebra import add, exact_hadamard, exact_product, scale
+from tensorjax.tt._broadcasting import broadcast_aligned
 from tensorjax.tt._folding import fold, unfold
-from tensorjax.tt._rounding.rounded_trains import round
+from tensorjax.tt._rounding.round import round
 from tensorjax.tt._rounding.sums_of_products import (
     Rank,
     rounded,

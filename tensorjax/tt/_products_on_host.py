@@ -22,7 +22,7 @@ from tensorjax._formats.trains import TTMatrix
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import CPP, PROGRAM
 from tensorjax._transfer import on_device
-from tensorjax.tt._evaluation.numpy_entries import on_host
+from tensorjax.tt._evaluation.entries_on_host import on_host
 
 # The matrix carried from core to core is rescaled once its squared norm leaves 2^±_TAME.
 _TAME = 60

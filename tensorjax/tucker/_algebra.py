@@ -1,4 +1,4 @@
-"""Exact arithmetic of Tucker tensors: sums, scaling, real parts, padding, orthogonalisation.
+"""Exact arithmetic of Tucker tensors: sums, scaling, real and imaginary parts, padding.
 
 Of two tensors, both cores are dense or both are trains; where one is of each kind, the train is
 multiplied out, as in SciPy, where a sparse matrix plus a dense array is dense.
@@ -11,15 +11,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tensorjax import _check, linalg
+from tensorjax import _check
 from tensorjax._formats.operators import multiplied
 from tensorjax._formats.trains import TT
 from tensorjax._formats.zero_padding import zero_padded
 from tensorjax._placement import placed
 from tensorjax._typing import Scalar
-from tensorjax.tucker._core_and_factors import near_one_parts, orthonormalized, scaled_back
+from tensorjax.tucker._argument_checks import check_core_rank, kind, one
+from tensorjax.tucker._constructors import ones_like
+from tensorjax.tucker._core_and_factors import near_one_parts, scaled_back
 from tensorjax.tucker._to_dense import _with_dense_core
-from tensorjax.tucker._types import Tucker, check_core_rank, kind, one, with_entries
+from tensorjax.tucker._types import Tucker
 
 
 def aligned(x: Any, y: Any) -> tuple[Tucker, Tucker]:
@@ -191,33 +193,6 @@ def _part(t: Tucker, imaginary: bool) -> Tucker:
 
 
 @placed
-def ones_like(t: Tucker) -> Tucker:
-    """Constructs the Tucker tensor of ones, of rank one, with another's shape and core type.
-
-    Args:
-      t: Tucker.
-
-    Returns:
-      Tucker of multilinear ranks one.
-
-    Raises:
-      TypeError: ``t`` is no Tucker.
-
-    Example:
-      >>> import jax
-      >>> from tensorjax import tucker
-      >>> tucker.ones_like(tucker.random(jax.random.key(0), (4, 5), 2))
-      Tucker(shape=(4, 5), ranks=(1, 1), core=dense, dtype=float32)
-
-    Source: ours.
-    """
-    kind("t", t)
-    ones = t.core._namespace.ones if isinstance(t.core, TT) else jnp.ones
-    core = ones((1,) * t.order, t.dtype)
-    return Tucker._unchecked(core, tuple(jnp.ones((n, 1), t.dtype) for n in t.shape))
-
-
-@placed
 def pad(
     t: Tucker, rank: int | Sequence[int], core_rank: int | Sequence[int] | None = None
 ) -> Tucker:
@@ -256,40 +231,3 @@ def pad(
         core = core._namespace.pad(core, core_rank)
     pairs = zip(t.factors, widths, strict=True)
     return Tucker._unchecked(core, tuple(zero_padded(u, [(0, 0), w]) for u, w in pairs))
-
-
-@placed
-def orthogonalize(t: Tucker) -> Tucker:
-    """Orthonormalises the factors of a Tucker tensor; the core then carries the norm.
-
-    Where a dense core cannot hold the norm in the dtype, all arrays share it by powers of two.
-
-    Args:
-      t: Tucker.
-
-    Returns:
-      Tucker whose multilinear ranks are those of ``t``, or n_k where they were larger.
-
-    Raises:
-      TypeError: ``t`` is no Tucker.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from tensorjax import tucker
-      >>> t = tucker.Tucker(jnp.ones((1, 1)), [jnp.ones((4, 1)), jnp.ones((9, 1))])
-      >>> print(f"{abs(tucker.orthogonalize(t).core[0, 0]):.4f}")
-      6.0000
-
-    Source: ours; QR factorisations of the factors.
-    """
-    one("t", t)
-    return _orthogonalize(t)
-
-
-@with_entries
-@jax.jit
-def _orthogonalize(t: Tucker) -> Tucker:
-    dtype = t.dtype
-    t, exponent = near_one_parts(t.astype(linalg.factor_dtype(dtype)))
-    core, factors = orthonormalized(t)
-    return scaled_back(core, factors, exponent).astype(dtype)

@@ -1,9 +1,10 @@
-"""Constructors of Tucker tensors: random ones, with a dense core or a train as the core."""
+"""Constructors of Tucker tensors, with a dense core or a train as the core: random, ones_like."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from tensorjax import _check
 from tensorjax._cores.ranks import rank_bounds
@@ -11,6 +12,7 @@ from tensorjax._formats.random_arrays import scaled_normals
 from tensorjax._formats.trains import TT
 from tensorjax._placement import placed
 from tensorjax._typing import DTypeLike
+from tensorjax.tucker._argument_checks import kind
 from tensorjax.tucker._types import Tucker
 
 
@@ -68,3 +70,30 @@ def _train(key: jax.Array, ranks: Sequence[int], core_rank: Any, dtype: Any) -> 
     bonds = (1, *_check.bond_ranks(core_rank, rank_bounds(ranks), name="core_rank"), 1)
     shapes = [(bonds[k], s, bonds[k + 1]) for k, s in enumerate(ranks)]
     return TT._unchecked(tuple(scaled_normals(key, shapes, [r**-0.5 for r in bonds[1:]], dtype)))
+
+
+@placed
+def ones_like(t: Tucker) -> Tucker:
+    """Constructs the Tucker tensor of ones, of rank one, with another's shape and core type.
+
+    Args:
+      t: Tucker.
+
+    Returns:
+      Tucker of multilinear ranks one.
+
+    Raises:
+      TypeError: ``t`` is no Tucker.
+
+    Example:
+      >>> import jax
+      >>> from tensorjax import tucker
+      >>> tucker.ones_like(tucker.random(jax.random.key(0), (4, 5), 2))
+      Tucker(shape=(4, 5), ranks=(1, 1), core=dense, dtype=float32)
+
+    Source: ours.
+    """
+    kind("t", t)
+    ones = t.core._namespace.ones if isinstance(t.core, TT) else jnp.ones
+    core = ones((1,) * t.order, t.dtype)
+    return Tucker._unchecked(core, tuple(jnp.ones((n, 1), t.dtype) for n in t.shape))

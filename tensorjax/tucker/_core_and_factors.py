@@ -1,6 +1,5 @@
-"""Arithmetic on core and factors of a Tucker tensor: unfolding, products, scaling, QR."""
+"""Arithmetic on core and factors of a Tucker tensor: products with matrices, scaling, QR."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,14 +10,9 @@ import numpy as np
 from tensorjax import linalg
 from tensorjax._cores.contractions import times_mode
 from tensorjax._cores.scaling import near_one, shared_out
+from tensorjax._cores.unfoldings import unfold
 from tensorjax._formats.trains import TT
 from tensorjax.tucker._types import Tucker
-
-
-def unfold(x: Any, k: int) -> Any:
-    """Unfolds a dense array along mode k to a matrix (n_k, ∏ of the other sizes)."""
-    xp = np if linalg.is_host(x) else jnp
-    return xp.moveaxis(x, k, 0).reshape(x.shape[k], math.prod(x.shape[:k] + x.shape[k + 1 :]))
 
 
 def times(core: Any, matrices: Sequence[Any]) -> Any:

@@ -12,9 +12,10 @@ from tensorjax import _check
 from tensorjax._formats.index_keys import is_integer, picked, read
 from tensorjax._formats.trains import TT
 from tensorjax._placement import placed
+from tensorjax.tucker._argument_checks import one
 from tensorjax.tucker._core_and_factors import near_one_parts, scaled_back, times
 from tensorjax.tucker._norms_and_entries import evaluate
-from tensorjax.tucker._types import Tucker, one
+from tensorjax.tucker._types import Tucker
 
 
 @placed

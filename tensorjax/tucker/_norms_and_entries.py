@@ -23,8 +23,10 @@ from tensorjax._placement import placed, returned
 from tensorjax._symbolic import is_static
 from tensorjax._typing import ArrayLike
 from tensorjax.tucker._algebra import aligned
+from tensorjax.tucker._argument_checks import one
 from tensorjax.tucker._core_and_factors import near_one_parts, on_host, times
-from tensorjax.tucker._types import Tucker, one, with_entries
+from tensorjax.tucker._empty_modes import with_entries
+from tensorjax.tucker._types import Tucker
 
 # Elements that `evaluate` holds at a time: 256 MiB of float64.
 _PIECE = 2**25

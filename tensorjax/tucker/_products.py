@@ -12,9 +12,11 @@ from tensorjax._formats.trains import TT
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike
 from tensorjax.tucker._algebra import aligned
+from tensorjax.tucker._argument_checks import one
 from tensorjax.tucker._core_and_factors import near_one_parts, scaled_back, times
+from tensorjax.tucker._empty_modes import with_entries
 from tensorjax.tucker._rounding import round
-from tensorjax.tucker._types import Tucker, one, with_entries
+from tensorjax.tucker._types import Tucker
 
 
 @placed

@@ -1,4 +1,4 @@
-"""Rounding of Tucker tensors to lower multilinear ranks, and TT-ranks of train cores."""
+"""Rounding of Tucker tensors to lower multilinear and TT-ranks, and orthogonalisation."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,23 +12,25 @@ from tensorjax._cores import mode_truncation
 from tensorjax._cores.orthogonalization import short
 from tensorjax._cores.ranks import cut_ranks
 from tensorjax._cores.scaling import balanced
+from tensorjax._cores.unfoldings import unfold
 from tensorjax._eager import evaluated_eagerly
 from tensorjax._formats.trains import TT
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax.tucker._algebra import pad
+from tensorjax.tucker._argument_checks import check_core_rank, one
 from tensorjax.tucker._core_and_factors import (
     near_one_parts,
     on_host,
     orthonormalized,
     scaled_back,
     times,
-    unfold,
 )
-from tensorjax.tucker._hosvd import feasible_ranks, st_hosvd
+from tensorjax.tucker._decompositions.hosvd import feasible_ranks, st_hosvd
+from tensorjax.tucker._empty_modes import with_entries
 from tensorjax.tucker._norms_and_entries import agree
-from tensorjax.tucker._types import Tucker, check_core_rank, one, with_entries
+from tensorjax.tucker._types import Tucker
 
 
 @placed
@@ -220,3 +222,40 @@ def _static_dense(core: Any, given: list[Any], ranks: Any, share: Any) -> tuple[
         factors.append(basis)
         to_core[k] = linalg.matmul(linalg.adjoint(basis), u)
     return times(core, to_core), factors
+
+
+@placed
+def orthogonalize(t: Tucker) -> Tucker:
+    """Orthonormalises the factors of a Tucker tensor; the core then carries the norm.
+
+    Where a dense core cannot hold the norm in the dtype, all arrays share it by powers of two.
+
+    Args:
+      t: Tucker.
+
+    Returns:
+      Tucker whose multilinear ranks are those of ``t``, or n_k where they were larger.
+
+    Raises:
+      TypeError: ``t`` is no Tucker.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from tensorjax import tucker
+      >>> t = tucker.Tucker(jnp.ones((1, 1)), [jnp.ones((4, 1)), jnp.ones((9, 1))])
+      >>> print(f"{abs(tucker.orthogonalize(t).core[0, 0]):.4f}")
+      6.0000
+
+    Source: ours; QR factorisations of the factors.
+    """
+    one("t", t)
+    return _orthogonalize(t)
+
+
+@with_entries
+@jax.jit
+def _orthogonalize(t: Tucker) -> Tucker:
+    dtype = t.dtype
+    t, exponent = near_one_parts(t.astype(linalg.factor_dtype(dtype)))
+    core, factors = orthonormalized(t)
+    return scaled_back(core, factors, exponent).astype(dtype)

@@ -7,8 +7,9 @@ from tensorjax._cores.scaling import shared_out
 from tensorjax._formats.trains import TT
 from tensorjax._placement import placed
 from tensorjax.contract import einsum
+from tensorjax.tucker._argument_checks import one
 from tensorjax.tucker._core_and_factors import near_one_parts, times
-from tensorjax.tucker._types import Tucker, one
+from tensorjax.tucker._types import Tucker
 
 
 def _with_dense_core(t: Tucker) -> Tucker:

@@ -1,9 +1,8 @@
 """Tucker type: a frozen pytree of core and factors, with NumPy's operators."""
 
 import dataclasses
-import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, Self
 
 import jax
@@ -12,15 +11,9 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._cores.scaling import shared_out
-from tensorjax._formats.operators import (
-    Multipliable,
-    Namespace,
-    dtypes_of,
-    floating,
-    rebuilt,
-    shown,
-)
-from tensorjax._formats.serialization import serializable
+from tensorjax._formats.operators import Multipliable, Namespace, floating
+from tensorjax._formats.representation import shown
+from tensorjax._formats.serialization import dtypes_of, rebuilt, serializable
 from tensorjax._formats.trains import TT, single
 from tensorjax._typing import ArrayLike, DType, DTypeLike, JaxOrHost, Scalar
 
@@ -189,66 +182,6 @@ jax.tree_util.register_pytree_with_keys(
     lambda t: ((t.core, t.factors), None),
 )
 serializable(Tucker)
-
-
-def kind(name: str, t: Any) -> None:
-    """Raises TypeError if an argument is not a `Tucker`, or a batch, of an enabled dtype."""
-    if not isinstance(t, Tucker):
-        raise TypeError(
-            f"{name}: expected a Tucker, got {type(t).__name__}; build one with tucker.from_dense"
-        )
-    _check.held(name, t)
-
-
-def one(name: str, t: Any) -> None:
-    """Raises an error if ``t`` is not a single Tucker tensor: another type, or a batch of them."""
-    kind(name, t)
-    if t.factors[0].ndim != 2:
-        raise ValueError(
-            f"{name}: expected one Tucker, got a batch of them {t.factors[0].shape[:-2]}; "
-            "map the function over it with jax.vmap"
-        )
-
-
-def with_entries(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates a function of Tucker tensors to never meet one with a mode of size 0.
-
-    As `tensorjax._formats.empty_modes`: such a mode has one index, of zeros, meanwhile.
-    """
-
-    @functools.wraps(f)
-    def wrapper(t: Tucker, *args: Any, **options: Any) -> Any:
-        if 0 not in t.shape:
-            return f(t, *args, **options)
-        wide: list[Any] = [_widened(a) if isinstance(a, Tucker) else a for a in (t, *args)]
-        return cut(f(*wide, **options), t.shape)
-
-    return wrapper
-
-
-def _widened(t: Tucker) -> Tucker:
-    factors = (u if len(u) else np.zeros((1, u.shape[1]), u.dtype) for u in t.factors)
-    return Tucker._unchecked(t.core, tuple(map(jnp.asarray, factors)))
-
-
-def cut(out: Any, shape: Sequence[int]) -> Any:
-    """Cuts a result's modes to ``shape`` if it is a `Tucker`; others stay as they are."""
-    if not isinstance(out, Tucker):
-        return out
-    factors = tuple(u[:n] for u, n in zip(out.factors, shape, strict=True))
-    return Tucker._unchecked(out.core, factors)
-
-
-# Cores, dense or trains, NumPy or JAX -------------------------------------------------------------
-
-
-def check_core_rank(t: Tucker, core_rank: Any) -> None:
-    """Raises ValueError if ``core_rank`` is given to a function of a Tucker with a dense core."""
-    if core_rank is not None and not isinstance(t.core, TT):
-        raise ValueError(
-            f"core_rank: expected None, for the core is dense, got {core_rank!r}; "
-            "TT-ranks are those of a core that is a TT"
-        )
 
 
 @jax.jit

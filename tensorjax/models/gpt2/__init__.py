@@ -23,9 +23,16 @@ from tensorjax import _extras
 from tensorjax.models.gpt2._config import GPT2Config
 from tensorjax.models.gpt2._generate import generate
 from tensorjax.models.gpt2._huggingface import from_huggingface, to_huggingface
-from tensorjax.models.gpt2._layer_list import batch, engine, groups, initial, layers, load_groups
+from tensorjax.models.gpt2._huggingface_by_group import read_groups, write_groups
 from tensorjax.models.gpt2._model import GPT2
-from tensorjax.models.gpt2._weights_by_group import read_groups, write_groups
+from tensorjax.models.gpt2._offload_layers import (
+    batch,
+    engine,
+    groups,
+    initial,
+    layers,
+    load_groups,
+)
 
 __all__ = [
     "GPT2",

@@ -16,8 +16,8 @@ from flax.nnx.nn.linear import canonicalize_padding
 from tensorjax import _check, _symbolic, contract, linalg
 from tensorjax._placement import like_first, placed_by, sharded
 from tensorjax._typing import ArrayLike, DTypeLike, OutSharding, PrecisionLike
+from tensorjax.nn._certificates import Certificate, certificates
 from tensorjax.nn._initializers import Init, check_init
-from tensorjax.nn._linear_base import Certificate, certificates
 from tensorjax.nn._parameters import MAX_BYTES, check_bytes, check_rngs, checked_dtype
 from tensorjax.nn._weight_networks import WeightNetwork
 

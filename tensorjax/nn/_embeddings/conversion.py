@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
+from tensorjax.nn._certificates import Certificate
 from tensorjax.nn._dense_checks import Gates, check_gates
 from tensorjax.nn._embeddings.embedding import TTEmbedding
 from tensorjax.nn._embeddings.embedding_base import Embedding
 from tensorjax.nn._embeddings.padded import PaddedEmbed
-from tensorjax.nn._linear_base import Certificate
 from tensorjax.nn._linear_conversion import certify, compressed, dense_matrix, folded, parameters
 from tensorjax.nn._parameters import MAX_BYTES, gate_dtype, settle
 

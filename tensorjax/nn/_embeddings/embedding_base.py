@@ -17,13 +17,13 @@ from tensorjax._kernels.choice import choose_kernel, is_cpp_default
 from tensorjax._kernels.table import CPP, TRACE
 from tensorjax._placement import like_first, placed, placed_by, sharded
 from tensorjax._typing import ArrayLike, DTypeLike, OutSharding
+from tensorjax.nn._certificates import Certificate, certificates
 from tensorjax.nn._embeddings import table_networks as networks
 from tensorjax.nn._embeddings.compiled_lookup import lookup
 from tensorjax.nn._embeddings.id_checks import OutOfRange, as_integers, policy, resolve
 from tensorjax.nn._embeddings.lookup_plan import LookupPlan, make_plan, symbolic_plan
 from tensorjax.nn._embeddings.table_networks import LookupNetwork
 from tensorjax.nn._initializers import Init, check_init
-from tensorjax.nn._linear_base import Certificate, certificates
 from tensorjax.nn._mode_factors import modes
 from tensorjax.nn._parameters import MAX_BYTES, check_bytes, check_rngs, checked_dtype, values
 

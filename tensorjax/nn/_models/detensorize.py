@@ -10,11 +10,11 @@ from tensorjax.nn._convolutions.conversion import dense_conv
 from tensorjax.nn._convolutions.convolution_base import TensorConv
 from tensorjax.nn._embeddings.embedding_base import Embedding
 from tensorjax.nn._embeddings.padded import PaddedEmbed
-from tensorjax.nn._linear_base import Certificate, TensorLinear
-from tensorjax.nn._linear_base import certificates as measured
+from tensorjax.nn._linear_base import TensorLinear
 from tensorjax.nn._linear_general import TensorLinearGeneral
 from tensorjax.nn._models.adapters import Adapted, merged, unfrozen
-from tensorjax.nn._models.exact_weights import certify_export, exact_weight
+from tensorjax.nn._models.certificates import certify_export
+from tensorjax.nn._models.exact_weights import exact_weight
 from tensorjax.nn._models.stacked_layers import each
 from tensorjax.nn._models.traversal import is_module, places, swap
 from tensorjax.nn._parameters import MAX_BYTES, settle
@@ -78,34 +78,6 @@ def detensorize(model: object, *, max_bytes: int = MAX_BYTES) -> Any:
         return unfrozen(made[id(copy)])
     swap(copy, made)
     return unfrozen(copy)
-
-
-def certificates(model: object) -> dict[str, Certificate]:
-    """Returns the error certificates of a model's converted layers, by their paths.
-
-    After `tensorize` they are the errors of the truncations, after `detensorize` those of rounding
-    the dense weights to their dtype. They are of the moment of
-    conversion, whatever training did since; copies and checkpoints of a model have none.
-
-    Args:
-      model: any NNX module.
-
-    Returns:
-      {path of a layer: `Certificate`}, of shared layers once.
-
-    Example:
-      >>> from flax import nnx
-      >>> from tensorjax import nn
-      >>> model = nnx.Sequential(nnx.Linear(64, 96, rngs=nnx.Rngs(0)))
-      >>> nn.certificates(nn.tensorize(model, {"*": nn.TT(rank=8)}))["layers/0"].ranks
-      (8, 8, 8)
-
-    Source: ours.
-    """
-    layers = [  # lists of modules have no hash
-        place for place in places(model).values() if type(place[0]).__hash__ is not None
-    ]
-    return {paths[0]: measured[layer] for layer, paths in layers if layer in measured}
 
 
 def _dense(layer: Any, max_bytes: int, weights: dict[Any, Any]) -> Any:

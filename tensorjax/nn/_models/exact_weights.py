@@ -12,7 +12,6 @@ from tensorjax.contract._numpy_einsum import numpy_einsum
 from tensorjax.nn._convolutions.convolution_base import TensorConv
 from tensorjax.nn._embeddings import table_networks as networks
 from tensorjax.nn._embeddings.embedding_base import Embedding
-from tensorjax.nn._linear_base import Certificate, certificates
 from tensorjax.nn._linear_general import TensorLinearGeneral
 from tensorjax.nn._parameters import check_bytes, values
 
@@ -67,29 +66,3 @@ def _contracted(arrays: Any, terms: Any, out: list[int]) -> np.ndarray:
     text = ["".join(letter[label] for label in term) for term in (*terms, out)]
     # Copied: of one operand alone NumPy returns a view.
     return np.array(numpy_einsum(f"{','.join(text[:-1])}->{text[-1]}", *map(np.asarray, arrays)))
-
-
-def certify_export(new: Any, made: Any, exact: np.ndarray, given: Any) -> None:
-    """Stores the certificate of an exported dense layer: the error of rounding its weight.
-
-    Args:
-      new: the dense layer.
-      made: its weight, as stored.
-      exact: the weight in double precision.
-      given: the layer that it was made from.
-    """
-    size = float(np.linalg.norm(exact))
-    error = float(np.linalg.norm(double(made) - exact))
-
-    def numbers(layer: Any) -> int:
-        leaves = jax.tree.leaves(nnx.state(layer, nnx.Param))
-        return sum(math.prod(leaf.shape) for leaf in leaves)
-
-    certificates[new] = Certificate(
-        error=error / size if size else 0.0,
-        bound=None,
-        least=0.0,
-        ranks=(),
-        numbers_before=numbers(given),
-        numbers=numbers(new),
-    )

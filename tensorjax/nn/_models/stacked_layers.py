@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from tensorjax.nn._linear_base import Certificate, certificates
+from tensorjax.nn._certificates import Certificate, certificates
 from tensorjax.nn._linear_general import TensorLinearGeneral
 
 Shape = tuple[int, ...]

@@ -10,16 +10,11 @@ import jax
 
 from tensorjax import _check
 from tensorjax._typing import DTypeLike, Optimizer, PyTree
+from tensorjax.offload._errors import listed
 from tensorjax.offload._planning.machine_speed import Machine, layer_seconds
-from tensorjax.offload._planning.placement_search import (
-    Choice,
-    Work,
-    activation_bytes,
-    choose,
-    largest,
-    shared_groups,
-)
-from tensorjax.offload._store.disk.extents import capacity, listed
+from tensorjax.offload._planning.placement_costs import Work, largest, shared_groups
+from tensorjax.offload._planning.placement_search import Choice, choose
+from tensorjax.offload._store.disk.extents import capacity
 from tensorjax.offload._store.store import TensorStore
 from tensorjax.offload._training import options as _options
 from tensorjax.offload._training import parameter_groups
@@ -386,3 +381,26 @@ def _rows(groups: Mapping[str, Group], chosen: Choice) -> tuple[Row, ...]:
         )
         for name, g in groups.items()
     )
+
+
+def activation_bytes(
+    layers: Sequence[Layer], groups: dict[str, Group], batch: Any, key: Any
+) -> tuple[int, int]:
+    """Predicts the bytes of layer inputs and saved activations of a microbatch."""
+    x, inputs, kept = None, 0, 0
+    engine = Engine(activations="keep")
+    for layer in layers[:-1]:
+        mine = tuple(
+            groups[g].device.unflatten(
+                [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in groups[g].device.leaves]
+            )
+            for g in layer.uses
+        )
+        x, new = engine.shapes(layer, mine, x, batch, key)
+        inputs += _bytes(x)
+        kept += _bytes(new)
+    return inputs, kept
+
+
+def _bytes(tree: Any) -> int:
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))

@@ -5,9 +5,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from tensorjax.offload._errors import CorruptError, StoreError
-from tensorjax.offload._store.disk import extents
-from tensorjax.offload._store.tensor_states import Tensor
+from tensorjax.offload._errors import CorruptError, StoreError, listed
 from tensorjax.offload._store.transfers.requests import Request
 
 
@@ -57,20 +55,13 @@ def item_of(several: Future[Any], name: str) -> Future[Any]:
     return single
 
 
-def check_there(tensors: Sequence[Tensor]) -> None:
-    """Raises StoreError if a store's tensor was removed by `forget` while a call waited."""
-    for tensor in tensors:
-        if tensor.forgotten:
-            raise StoreError(f"{tensor.place.name}: its place was given up meanwhile, by `forget`")
-
-
 def named(request: Request, error: BaseException, names: Sequence[str]) -> BaseException:
     """Returns a failed transfer's error, for its future, as a StoreError that names the tensors."""
     if any(str(error).startswith(f"{name}: ") for name in names):
         return error
     what = "writing" if request.write else "reading"
     kind = CorruptError if isinstance(error, CorruptError) else StoreError
-    said = f"{what} {extents.listed(names)} failed: {type(error).__name__}: {error}"
+    said = f"{what} {listed(names)} failed: {type(error).__name__}: {error}"
     named = kind(said, names)
     named.__cause__ = error
     return named

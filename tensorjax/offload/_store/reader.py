@@ -6,13 +6,12 @@ from concurrent.futures import Future
 
 import numpy as np
 
-from tensorjax.offload._errors import CapacityError, CorruptError, StoreError
-from tensorjax.offload._store.disk import extents as _extents
+from tensorjax.offload._errors import CapacityError, CorruptError, StoreError, listed
 from tensorjax.offload._store.disk.checksums import digest
 from tensorjax.offload._store.disk.extents import Extent, Layouts, Run
-from tensorjax.offload._store.futures import Countdown, check_there, named
+from tensorjax.offload._store.futures import Countdown, named
 from tensorjax.offload._store.lease import Lease, Leases, view
-from tensorjax.offload._store.tensor_states import Content, Slots, Tensor
+from tensorjax.offload._store.tensor_states import Content, Slots, Tensor, check_there
 from tensorjax.offload._store.transfers.queue import Queue
 from tensorjax.offload._store.transfers.requests import Op, ReadBatch, Request, nothing
 
@@ -130,7 +129,7 @@ class Reader:
         if absent:
             raise StoreError(
                 f"read: these tensors were reserved but never written, or not committed "
-                f"before the store was closed: {_extents.listed(absent)}",
+                f"before the store was closed: {listed(absent)}",
                 absent,
             )
         return asked, aside, places

@@ -13,13 +13,13 @@ from typing import Any
 import jax
 
 from tensorjax._typing import ArrayLike
-from tensorjax.offload._errors import CapacityError, StoreError
+from tensorjax.offload._errors import CapacityError, StoreError, listed
 from tensorjax.offload._notices import Notices
 from tensorjax.offload._processes import numbered
 from tensorjax.offload._store import argument_checks
 from tensorjax.offload._store.backends import Backend, choose
 from tensorjax.offload._store.disk import checksums as _checksums
-from tensorjax.offload._store.disk import extents, metadata
+from tensorjax.offload._store.disk import extents, index_commits, metadata
 from tensorjax.offload._store.disk import folder as _folder
 from tensorjax.offload._store.disk import index as _index
 from tensorjax.offload._store.disk.extents import Place
@@ -126,9 +126,9 @@ class TensorStore:
             if advice := _folder.advice(self._paths.folder):
                 self._say(advice)
             self._lock = _folder.lock(self._paths.lock, self._say)
-            found = _folder.load(self._paths, model, self._say)
+            found = index_commits.load(self._paths, model, self._say)
         fresh = found is None
-        self._capacity = _folder.checked_capacity(self._paths, found, capacity)
+        self._capacity = index_commits.checked_capacity(self._paths, found, capacity)
         index = found or _index.Index(self._paths.process, model, block or self._backend.block)
         self._index = index
         self._tensors = opened(index.places.values(), index.entries)
@@ -137,7 +137,7 @@ class TensorStore:
         if fresh:  # only now, for nothing is left behind where options do not fit
             self._save(index)
         elif index.places and not self._backend.volatile:
-            _folder.keep_names(self._paths, index)
+            index_commits.keep_names(self._paths, index)
         self._backend.open(self._paths.data, self._capacity, self._say)
         self._opened = True
         if not fresh and (size := self._backend.size()) < index.end:
@@ -236,7 +236,7 @@ class TensorStore:
             if written := self.written:
                 raise StoreError(
                     "forget: expected tensors that were only reserved, got "
-                    f"{extents.listed(written)}, which were written; remove the folder of the "
+                    f"{listed(written)}, which were written; remove the folder of the "
                     "store to begin anew"
                 )
             if self._tensors:
@@ -255,7 +255,7 @@ class TensorStore:
             free = self._capacity - self._index.end
             raise CapacityError(
                 f"capacity: {index.end - self._index.end} more bytes are needed for two slots of "
-                f"{len(places)} tensors ({extents.listed([p.name for p in places])}), {free} of "
+                f"{len(places)} tensors ({listed([p.name for p in places])}), {free} of "
                 f"{self._capacity} are free; pass a capacity of at least {index.end}"
             )
         tensors = {**self._tensors, **opened(places, {})}
@@ -398,18 +398,18 @@ class TensorStore:
             self._check_open()
             index = self._index.after(entries(self._tensors), meta, joint=barrier is not None)
             # The index is written while the last transfers end: all checksums are known.
-            fresh = [] if self._backend.volatile else _folder.prepare(self._paths, index)
+            fresh = [] if self._backend.volatile else index_commits.prepare(self._paths, index)
             self._transport.queue.drain_writes()
             if failed := failures(self._tensors[name] for name in index.entries):
                 for path in fresh:
                     path.unlink()
                 raise StoreError(
-                    f"commit: these tensors could not be written: {extents.listed([*failed])}; "
+                    f"commit: these tensors could not be written: {listed([*failed])}; "
                     f"commit {self._index.commit} stays in place; write them again",
                     failed,
                 ) from next(iter(failed.values()))
             try:
-                _folder.commit(self._paths, fresh, self._backend.sync, barrier)
+                index_commits.commit(self._paths, fresh, self._backend.sync, barrier)
                 self._index = index
                 for tensor in self._tensors.values():
                     tensor.slots.committed = tensor.slots.newest
@@ -433,7 +433,7 @@ class TensorStore:
             return
         if index.places.keys() != self._index.places.keys():
             _index.replace(self._paths.names, _index.names_of(index.places.values()))
-        _folder.adopt(self._paths, *_folder.prepare(self._paths, index))
+        index_commits.adopt(self._paths, *index_commits.prepare(self._paths, index))
 
     # Statistics and closing.
 
@@ -479,7 +479,7 @@ class TensorStore:
         except (KeyError, TypeError):
             raise KeyError(
                 f"name: expected one of {len(self._tensors)} reserved tensors "
-                f"({extents.listed(self.names)}), got {name!r}"
+                f"({listed(self.names)}), got {name!r}"
             ) from None
 
     def _check_open(self) -> None:

@@ -1,10 +1,11 @@
 """States of a store's tensors in memory while the store is open."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from tensorjax.offload._errors import StoreError
 from tensorjax.offload._store.disk.extents import Extent, Place, extents
 from tensorjax.offload._store.disk.index import Entry
 from tensorjax.offload._store.transfers.requests import Request, Slot
@@ -124,3 +125,10 @@ def entries(tensors: Mapping[str, Tensor]) -> dict[str, Entry]:
         elif checksum := content.sums[tensor.number]:
             found[name] = Entry(content.slot, [checksum])
     return found
+
+
+def check_there(tensors: Sequence[Tensor]) -> None:
+    """Raises StoreError if a store's tensor was removed by `forget` while a call waited."""
+    for tensor in tensors:
+        if tensor.forgotten:
+            raise StoreError(f"{tensor.place.name}: its place was given up meanwhile, by `forget`")

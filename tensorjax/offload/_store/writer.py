@@ -12,10 +12,10 @@ import numpy as np
 from tensorjax.offload._store.disk import extents as _extents
 from tensorjax.offload._store.disk.checksums import copy, gather
 from tensorjax.offload._store.disk.extents import Extent, Layouts, Piece, Place, Transfer
-from tensorjax.offload._store.futures import Countdown, check_there, named
+from tensorjax.offload._store.futures import Countdown, named
 from tensorjax.offload._store.interruptible_wait import InterruptibleCondition
 from tensorjax.offload._store.reader import Reader
-from tensorjax.offload._store.tensor_states import Content, Slots, Tensor
+from tensorjax.offload._store.tensor_states import Content, Slots, Tensor, check_there
 from tensorjax.offload._store.transfers.queue import Queue
 from tensorjax.offload._store.transfers.requests import Op, Request
 from tensorjax.offload._store.transfers.staging import aligned

@@ -6,8 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tensorjax.offload._errors import MismatchError
-from tensorjax.offload._store.disk.extents import listed
+from tensorjax.offload._errors import MismatchError, listed
 from tensorjax.offload._training import parameter_groups
 from tensorjax.offload._training.layers import Layer
 from tensorjax.offload._training.parameter_groups import Group

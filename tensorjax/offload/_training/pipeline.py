@@ -1,7 +1,6 @@
 """Pipeline of a training step: parameter stream, passes, gradients, updates and their threads."""
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,21 +24,6 @@ from tensorjax.offload._training.storage.storage import StoreStorage
 from tensorjax.offload._training.trace import Trace
 from tensorjax.offload._training.updates.read_budget import Shares
 from tensorjax.offload._training.updates.updates import Updater
-
-
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """Result of a training step: number, loss and gradient norm.
-
-    Attributes:
-      number: of steps, this one included.
-      loss: mean over the microbatches, before the update.
-      norm: of all gradients, if they are clipped; else None.
-    """
-
-    number: int
-    loss: float
-    norm: float | None
 
 
 class Pipeline:

@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import dataclasses
 import functools
 import threading
 from collections.abc import Collection, Iterator, Sequence
@@ -26,11 +27,26 @@ from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
 from tensorjax.offload._training.options import Overflow, Schedule
 from tensorjax.offload._training.passes.layer_order import Order
 from tensorjax.offload._training.passes.weight_stream import room
-from tensorjax.offload._training.pipeline import Pipeline, Step
+from tensorjax.offload._training.pipeline import Pipeline
 from tensorjax.offload._training.shards import Shards
 from tensorjax.offload._training.storage.storage import StoreStorage
 from tensorjax.offload._training.trace import Trace
 from tensorjax.offload._training.updates import read_budget
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """Result of a training step: number, loss and gradient norm.
+
+    Attributes:
+      number: of steps, this one included.
+      loss: mean over the microbatches, before the update.
+      norm: of all gradients, if they are clipped; else None.
+    """
+
+    number: int
+    loss: float
+    norm: float | None
 
 
 class Trainer:

@@ -25,7 +25,7 @@ from tensorjax.pde._problems.drifts import Field, Term, terms_of
 from tensorjax.pde._problems.ornstein_uhlenbeck import OrnsteinUhlenbeck
 from tensorjax.pde._problems.problem import Problem, RightSide
 from tensorjax.pde._problems.user_functions import InFewSizes, Remembered
-from tensorjax.tt._rounding import rounded_sums as fused
+from tensorjax.tt._rounding import sketched_terms as fused
 
 # Number of random points of the box at which the sign of variable conductivities is checked.
 _LOOKS = 1000

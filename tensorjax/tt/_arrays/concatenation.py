@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from tensorjax import _check
 from tensorjax._formats.trains import single
 from tensorjax._placement import placed
-from tensorjax.tt._algebra import Train, add, aligned
+from tensorjax.tt._algebra import Train, add
+from tensorjax.tt._broadcasting import aligned
 
 
 @placed

@@ -9,13 +9,13 @@ import numpy as np
 from tensorjax import _check
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._placement import placed
-from tensorjax.tt._algebra import ones_like
 from tensorjax.tt._broadcasting import together
+from tensorjax.tt._constructors import ones_like
 from tensorjax.tt._cross.cross import CrossInfo, cross
 from tensorjax.tt._evaluation.evaluate import evaluate
 from tensorjax.tt._folding import fold, unfold
 from tensorjax.tt._products import hadamard
-from tensorjax.tt._rounding.rounded_trains import round
+from tensorjax.tt._rounding.round import round
 
 Train = TypeVar("Train", TT, TTMatrix)
 

@@ -15,7 +15,7 @@ from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._placement import placed
 from tensorjax.tt._evaluation.evaluate import evaluate
 from tensorjax.tt._folding import fold
-from tensorjax.tt._rounding.rounded_trains import orthogonal_cores
+from tensorjax.tt._rounding.orthogonalize import orthogonal_cores
 
 Index = tuple[int, ...]
 # Number of best candidates from which local searches start.

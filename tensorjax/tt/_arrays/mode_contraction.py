@@ -17,7 +17,7 @@ from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
-from tensorjax.tt._inner_products import numpy_overlaps
+from tensorjax.tt._inner_products import overlaps_on_host
 
 # Squared norms between which host arrays are multiplied as they are: products of three are in range
 # of single precision.
@@ -72,7 +72,7 @@ def contract_modes(t: TT, vectors: Mapping[int, Any]) -> Any:
     def powers() -> Powers:
         # Σ t_i ∏ v_k[i_k] is the inner product with the train of the conjugate vectors.
         conjugate = TT._unchecked(tuple(chosen[k].conj()[None, :, None] for k in range(order)))
-        return numpy_overlaps.powers(conjugate, t)
+        return overlaps_on_host.powers(conjugate, t)
 
     return held("the contraction of all modes", out, powers, "scale the train by tt.normalize")
 

@@ -13,7 +13,7 @@ from tensorjax._formats.trains import TT, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
-from tensorjax.tt._rounding.rounded_trains import orthogonal_cores
+from tensorjax.tt._rounding.orthogonalize import orthogonal_cores
 
 
 @placed

@@ -12,13 +12,14 @@ from tensorjax import _check
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._placement import placed
 from tensorjax._transfer import copied
-from tensorjax.tt._algebra import add, conj, ones_like, real, scale, transpose
+from tensorjax.tt._algebra import add, conj, real, scale, transpose
 from tensorjax.tt._arrays.indexing import item
 from tensorjax.tt._arrays.mode_contraction import contract_modes
+from tensorjax.tt._constructors import ones_like
 from tensorjax.tt._folding import fold
 from tensorjax.tt._inner_products.distance import distance
 from tensorjax.tt._products import hadamard, matmul
-from tensorjax.tt._rounding.rounded_trains import orthogonalize
+from tensorjax.tt._rounding.orthogonalize import orthogonalize
 
 Train = TypeVar("Train", TT, TTMatrix)
 _HIGHEST = jax.lax.Precision.HIGHEST

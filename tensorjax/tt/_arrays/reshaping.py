@@ -19,7 +19,8 @@ from tensorjax._placement import placed
 from tensorjax._transfer import copied, on_device
 from tensorjax._typing import Shape
 from tensorjax.tt._core_moves import rearranged
-from tensorjax.tt._rounding.rounded_trains import orthogonal_cores, round
+from tensorjax.tt._rounding.orthogonalize import orthogonal_cores
+from tensorjax.tt._rounding.round import round
 
 Train = TypeVar("Train", TT, TTMatrix)
 # Rows and columns of a mode; a TT has one column.

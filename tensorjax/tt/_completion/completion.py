@@ -18,9 +18,9 @@ from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike
 from tensorjax.tt._completion import als as als
 from tensorjax.tt._evaluation.evaluate import _evaluate
-from tensorjax.tt._manifold.projections import tangent_inner, tangent_sum
+from tensorjax.tt._manifold.frames_and_variations import moved, project, split
 from tensorjax.tt._manifold.riemannian_gradients import riemannian_grad
-from tensorjax.tt._manifold.tangent_vectors import moved, project, split
+from tensorjax.tt._manifold.tangent_space import tangent_inner, tangent_sum
 
 Method = Literal["als", "riemannian"]
 # A raised rank is kept if it lowers the held-out error by at least this share.

@@ -9,7 +9,7 @@ from tensorjax import linalg
 from tensorjax._cores import orthogonalization
 from tensorjax._cores.contractions import absorb, merge
 from tensorjax._cores.unfoldings import Cores
-from tensorjax.tt._evaluation.numpy_entries import near_one
+from tensorjax.tt._evaluation.entries_on_host import near_one
 
 # Least number of held-out entries for their mean to be preferred to zero; and of entries that carry
 # the norm of f, for them to measure it.

@@ -19,7 +19,7 @@ from tensorjax._placement import placed
 from tensorjax._symbolic import is_static, planned
 from tensorjax._transfer import on_device
 from tensorjax._typing import ArrayLike
-from tensorjax.tt._evaluation import numpy_entries
+from tensorjax.tt._evaluation import entries_on_host
 
 _HIGHEST = jax.lax.Precision.HIGHEST
 # Elements gathered at a time by `evaluate`: 256 MiB of float64.
@@ -64,7 +64,7 @@ def evaluate(t: TT, indices: ArrayLike) -> jax.Array:
     key = shape, t.ranks, t.dtype, indices.dtype
     if choose_kernel("tt.evaluate", (t, indices), key=key, **facts) is NUMPY:
         host = np.asarray(indices).reshape(-1, len(shape))
-        out = numpy_entries.entries(t, host, _groups(t, len(host)))
+        out = entries_on_host.entries(t, host, _groups(t, len(host)))
         out = out.astype(t.dtype, copy=False).reshape(indices.shape[:-1])
         return on_device([out])[0]
     return _evaluate(t, jnp.asarray(indices).reshape(-1, t.order)).reshape(indices.shape[:-1])

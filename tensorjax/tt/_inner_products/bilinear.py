@@ -18,7 +18,7 @@ from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax.tt._folding import fold
-from tensorjax.tt._inner_products import numpy_overlaps
+from tensorjax.tt._inner_products import overlaps_on_host
 
 
 @placed
@@ -71,7 +71,7 @@ def bilinear_form(x: TT, a: TTMatrix, y: TT) -> jax.Array:
 
 def _powers(x: TT, a: TTMatrix, y: TT) -> Powers:
     """Computes log10 |⟨x|A|y⟩| and log10 ‖x‖·‖A‖·‖y‖, for `held`."""
-    norms = [numpy_overlaps.norm_powers(t)[0] for t in (x, fold(a), y)]
+    norms = [overlaps_on_host.norm_powers(t)[0] for t in (x, fold(a), y)]
     if math.isnan(sum(norms)):  # NaN, or arrays of other processes
         return math.nan, math.nan
     kind = np.result_type(*(linalg.factor_dtype(t.dtype) for t in (x, a, y)), np.float64)

@@ -14,7 +14,8 @@ from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import PROGRAM
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
-from tensorjax.tt._algebra import Train, aligned
+from tensorjax.tt._algebra import Train
+from tensorjax.tt._broadcasting import aligned
 from tensorjax.tt._folding import as_train
 from tensorjax.tt._inner_products.norms import NORM_REMEDY
 

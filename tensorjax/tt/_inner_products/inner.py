@@ -9,9 +9,10 @@ from tensorjax import linalg
 from tensorjax._formats.scalar_range import held
 from tensorjax._formats.trains import TT
 from tensorjax._placement import placed
-from tensorjax.tt._algebra import Train, aligned, conj
+from tensorjax.tt._algebra import Train, conj
+from tensorjax.tt._broadcasting import aligned
 from tensorjax.tt._folding import as_train
-from tensorjax.tt._inner_products import numpy_overlaps
+from tensorjax.tt._inner_products import overlaps_on_host
 from tensorjax.tt._inner_products.overlaps import overlap
 
 
@@ -48,9 +49,9 @@ def inner(x: Train, y: Train) -> jax.Array:
     sweeps, float32 in double precision, and may differ by roundoff.
     """
     x, y = aligned(x, y)
-    value = numpy_overlaps.inner(cast(TT, x), cast(TT, y))
+    value = overlaps_on_host.inner(cast(TT, x), cast(TT, y))
     value = _inner(x, y) if value is None else value
-    powers = functools.partial(numpy_overlaps.powers, x, y)
+    powers = functools.partial(overlaps_on_host.powers, x, y)
     return held("the inner product", value, powers, "normalize the trains by tt.normalize")
 
 

@@ -15,7 +15,7 @@ from tensorjax._kernels.table import PROGRAM
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax.tt._folding import as_train
-from tensorjax.tt._inner_products import numpy_overlaps
+from tensorjax.tt._inner_products import overlaps_on_host
 from tensorjax.tt._inner_products.norms import squared_norm, squared_norm_by_program
 
 Train = TypeVar("Train", TT, TTMatrix)
@@ -45,7 +45,7 @@ def log_norm(t: TT | TTMatrix) -> jax.Array:
     Source: ours.
     """
     t = cast(TT, t)
-    found = numpy_overlaps.squared_norm(t)
+    found = overlaps_on_host.squared_norm(t)
     if found is None:
         return _log_norm(t)
     square, half = found
@@ -103,7 +103,7 @@ def _normalized(t: TT) -> TT:
         return _normalized_by_programs(t)
     dtype = linalg.factor_dtype(t.dtype)
     cores = [linalg.normalized(np.asarray(c).astype(dtype, copy=False))[0] for c in t.cores]
-    found = numpy_overlaps.squared_norm(TT._unchecked(tuple(cores)))
+    found = overlaps_on_host.squared_norm(TT._unchecked(tuple(cores)))
     assert found is not None  # by the same row of the table
     square, half = found
     if not square <= 0:

@@ -12,7 +12,7 @@ from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax._placement import placed
 from tensorjax.tt._algebra import conj
 from tensorjax.tt._folding import as_train
-from tensorjax.tt._inner_products import numpy_overlaps
+from tensorjax.tt._inner_products import overlaps_on_host
 from tensorjax.tt._inner_products.overlaps import overlap
 
 NORM_REMEDY = "tt.log_norm of {} gives its logarithm, tt.normalize a train of norm one"
@@ -47,9 +47,9 @@ def norm(x: TT | TTMatrix) -> jax.Array:
 
     Source: Oseledets (2011), section 4.2.
     """
-    value = numpy_overlaps.norm(cast(TT, x))
+    value = overlaps_on_host.norm(cast(TT, x))
     value = _norm(x) if value is None else value
-    powers = functools.partial(numpy_overlaps.norm_powers, x)
+    powers = functools.partial(overlaps_on_host.norm_powers, x)
     return held("the norm", value, powers, NORM_REMEDY.format("the train"))
 
 

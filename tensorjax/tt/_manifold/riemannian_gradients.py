@@ -12,8 +12,7 @@ from tensorjax._optax import transformation
 from tensorjax._typing import Optimizer, Scalar
 from tensorjax.linalg._riemannian_cg import riemannian_cg as _riemannian_cg
 from tensorjax.tt._folding import fold, folded, unfold
-from tensorjax.tt._manifold.projections import tangent_inner, tangent_sum
-from tensorjax.tt._manifold.tangent_vectors import (
+from tensorjax.tt._manifold.frames_and_variations import (
     Arrays,
     frame,
     gauged,
@@ -24,6 +23,7 @@ from tensorjax.tt._manifold.tangent_vectors import (
     split,
     tangent,
 )
+from tensorjax.tt._manifold.tangent_space import tangent_inner, tangent_sum
 
 
 def value_and_riemannian_grad(f: Callable[..., jax.Array]) -> Callable[..., tuple[jax.Array, TT]]:

@@ -21,9 +21,9 @@ from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
 from tensorjax._kernels.table import CPP, NUMPY, TRACE
 from tensorjax._placement import placed_like
 from tensorjax._transfer import on_device
-from tensorjax.tt._padding import padded_ranks, padded_to
-from tensorjax.tt._rounding import rounded_sums as fused
-from tensorjax.tt._rounding.rounded_trains import round
+from tensorjax.tt._rank_padding import padded_ranks, padded_to
+from tensorjax.tt._rounding import sketched_terms as fused
+from tensorjax.tt._rounding.round import round
 
 Rank = int | Sequence[int] | None
 # Multiplications up to which an exact product is formed and rounded: sketches, whose widths are

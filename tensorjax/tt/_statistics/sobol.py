@@ -29,7 +29,7 @@ from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax.tt._products import hadamard
-from tensorjax.tt._rounding.rounded_trains import orthogonal_cores
+from tensorjax.tt._rounding.orthogonalize import orthogonal_cores
 from tensorjax.tt._statistics.weights import averages, checked_weights
 
 # Roundoff of a centred train, in units of eps.

@@ -19,9 +19,15 @@ from tensorjax._cores.unfoldings import tall
 from tensorjax.linalg import _predicted_times
 from tensorjax.linalg._arrays import adjoint
 from tensorjax.linalg._gram import host_gram
-from tensorjax.linalg._subspaces import GRAM_NOISE, gram_floor
-from tensorjax.linalg._subspaces_on_host import Asked, Subspace, all_needed, columns_split, leading
-from tensorjax.tt._tt_svd.numpy_tt_svd import _Group, _norm_to_the_right, next_guess
+from tensorjax.linalg._subspaces.choose import GRAM_NOISE, gram_floor
+from tensorjax.linalg._subspaces.subspaces_on_host import (
+    Asked,
+    Subspace,
+    all_needed,
+    columns_split,
+    leading,
+)
+from tensorjax.tt._tt_svd.tt_svd_on_host import _Group, _norm_to_the_right, next_guess
 
 # Up to so many entries an SVD is faster than a Gram matrix, its eigenvectors, and their
 # reorthogonalisation.

@@ -11,7 +11,7 @@ from tensorjax._typing import Key, Rank
 from tensorjax.tt import _algebra as trains
 from tensorjax.tt import _constructors as constructors
 from tensorjax.tt._products import hadamard
-from tensorjax.tt._rounding import rounded_trains
+from tensorjax.tt._rounding import round as rounding
 from tensorjax.tt.functions.bases import Basis
 from tensorjax.tt.functions.chebyshev import Chebyshev
 from tensorjax.tt.functions.common_bases import check_boxes, on_common_bases, times_modes
@@ -144,7 +144,7 @@ def round(f: FunctionTrain, *, tol: float | None = None, rank: Rank | None = Non
     checked(f)
     there = {k: b.orthonormal for k, b in enumerate(f.bases)}
     back = {k: scipy.linalg.solve_triangular(r, np.eye(len(r))) for k, r in there.items()}
-    rounded = rounded_trains.round(times_modes(f.coefficients, there), tol=tol, rank=rank)
+    rounded = rounding.round(times_modes(f.coefficients, there), tol=tol, rank=rank)
     return FunctionTrain._unchecked(f.bases, times_modes(rounded, back))
 
 

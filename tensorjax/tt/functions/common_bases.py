@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from tensorjax._formats.trains import TT
-from tensorjax.tt._arrays.tensordot import mode_product
+from tensorjax.tt._arrays.mode_product import mode_product
 from tensorjax.tt.functions.bases import Basis, same_interval
 from tensorjax.tt.functions.function_train import FunctionTrain, checked
 

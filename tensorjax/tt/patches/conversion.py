@@ -10,7 +10,7 @@ from tensorjax import _check
 from tensorjax._formats.trains import TT
 from tensorjax._placement import placed
 from tensorjax.tt._algebra import kron
-from tensorjax.tt._arrays.creation import unit
+from tensorjax.tt._constructors import unit
 from tensorjax.tt._products import linear_combination
 from tensorjax.tt._to_dense import to_dense as dense_of
 from tensorjax.tt.patches.patched_train import PatchedTT, Prefix

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import _check
-from tensorjax._formats.operators import Namespace, Summable, dtypes_of, rebuilt, shown
-from tensorjax._formats.serialization import serializable
+from tensorjax._formats.operators import Namespace, Summable
+from tensorjax._formats.representation import shown
+from tensorjax._formats.serialization import dtypes_of, rebuilt, serializable
 from tensorjax._formats.trains import TT, single
 from tensorjax._typing import DType
 

@@ -9,7 +9,7 @@ import numpy as np
 from tensorjax import _check
 from tensorjax._formats.trains import TT
 from tensorjax._typing import DTypeLike
-from tensorjax.tt._arrays.creation import unit
+from tensorjax.tt._constructors import unit
 from tensorjax.tt.quantics.digit_trains import automaton, over_dimensions, train
 from tensorjax.tt.quantics.elementary_functions import constant
 from tensorjax.tt.quantics.grids import QuanticsGrid, checked_grid, digits_of, sizes_of

@@ -328,9 +328,3 @@ def _run(offset: int, size: int, members: Sequence[Extent], block: int) -> Run:
         filled = sum(piece.stop - piece.start for piece in part)
         transfers.append(Transfer(first, length, part, filled == length))
     return Run(offset, size, tuple(members), tuple(begins), tuple(transfers))
-
-
-def listed(names: Sequence[str], most: int = 5) -> str:
-    """Formats the first few tensor names for a message, with the number of the others."""
-    shown = ", ".join(repr(name) for name in names[:most])
-    return shown + (f" and {len(names) - most} more" if len(names) > most else "")

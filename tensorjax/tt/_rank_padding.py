@@ -1,4 +1,4 @@
-"""Zero-padding of TT-ranks for loops of static shapes, and its removal (trim)."""
+"""Padding of TT-ranks with zeros (pad) for loops of static shapes, and its removal (trim)."""
 
 import math
 from collections.abc import Sequence

@@ -1,10 +1,10 @@
-"""Data structure of a planned contraction, shared by the cost model and the executor."""
+"""Input of the cost model and the executor: a planned contraction's network, steps and slices."""
 
 import dataclasses
 import math
 from collections.abc import Mapping
 
-from tensorjax.contract._einsum import Network
+from tensorjax.contract._einsum_parser import Network
 from tensorjax.contract._steps import Step
 
 Slices = Mapping[str, int]

@@ -16,11 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
-from tensorjax._formats.operators import shown
 from tensorjax._formats.random_arrays import on_host
+from tensorjax._formats.representation import shown
 from tensorjax._formats.serialization import serializable
 from tensorjax._transfer import on_device
 from tensorjax._typing import DType, DTypeLike
+from tensorjax.linalg._dtypes import promoted
 
 Cls = TypeVar("Cls", bound=type)
 
@@ -317,12 +318,6 @@ class CPRows(Projection):
     def terms(self) -> int:
         """Number T of rank-one terms in a row of the map."""
         return self.factors[0].shape[-2]
-
-
-def promoted(a: Any, b: Any) -> Any:
-    """Returns the common dtype of a random map and its input, as JAX's standard promotion."""
-    with jax.numpy_dtype_promotion("standard"):
-        return jnp.promote_types(jax.dtypes.canonicalize_dtype(a), jax.dtypes.canonicalize_dtype(b))
 
 
 def accumulator(dtype: Any) -> Any:

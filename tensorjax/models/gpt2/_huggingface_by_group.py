@@ -1,4 +1,4 @@
-"""Published GPT-2 weights read and written layer by layer, one layer in memory at a time."""
+"""Hugging Face's GPT-2 weights, read and written by parameter group, one in memory at a time."""
 
 import functools
 import json
@@ -13,7 +13,7 @@ import numpy as np
 from tensorjax._typing import DTypeLike
 from tensorjax.models.gpt2 import _huggingface as published
 from tensorjax.models.gpt2._config import GPT2Config
-from tensorjax.models.gpt2._layer_list import initial
+from tensorjax.models.gpt2._offload_layers import initial
 
 
 def read_groups(

@@ -10,12 +10,13 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._cores.dense_decompositions import Decomposition, decomposed
+from tensorjax._cores.unfoldings import unfold
 from tensorjax._eager import evaluated_eagerly
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike
 from tensorjax.linalg import Method, _predicted_times
-from tensorjax.linalg._subspaces_on_host import (
+from tensorjax.linalg._subspaces.subspaces_on_host import (
     Asked,
     Subspace,
     columns_split,
@@ -24,8 +25,8 @@ from tensorjax.linalg._subspaces_on_host import (
 )
 from tensorjax.tucker._algebra import pad
 from tensorjax.tucker._core_and_factors import times as multiplied
-from tensorjax.tucker._core_and_factors import unfold
-from tensorjax.tucker._types import Tucker, cut
+from tensorjax.tucker._empty_modes import cut
+from tensorjax.tucker._types import Tucker
 
 # Assumed rank in the cost forecast, where nothing is known of the data.
 _GUESS = 12

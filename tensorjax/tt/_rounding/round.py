@@ -11,15 +11,13 @@ matrix, so that the singular subspace of A_k F_k is that of the whole unfolding:
 
 import functools
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
 
 from tensorjax import _blas_threads, _check, _native, linalg
 from tensorjax._cores import randomized_rounding, scaling
-from tensorjax._cores.contractions import absorb, times_right
-from tensorjax._cores.orthogonalization import left_qr, right_lq
 from tensorjax._cores.overlaps import agree
 from tensorjax._cores.ranks import feasible_ranks, rank_bounds
 from tensorjax._cores.rounding import compressed
@@ -27,116 +25,22 @@ from tensorjax._cores.scaling import balanced, evened
 from tensorjax._cores.truncation_sweeps import svd_round
 from tensorjax._cores.unfoldings import wide
 from tensorjax._eager import evaluated_eagerly
-from tensorjax._formats.trains import TT, TTMatrix, single
+from tensorjax._formats.trains import TT, single
 from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
-from tensorjax._kernels.table import CPP, NUMPY, PROGRAM, TRACE
+from tensorjax._kernels.table import CPP, NUMPY, TRACE
 from tensorjax._placement import placed, placed_like
 from tensorjax._transfer import on_device
 from tensorjax.linalg import Method
 from tensorjax.linalg._host_precision import budget
 from tensorjax.tt._folding import folded
-from tensorjax.tt._padding import padded_ranks, padded_to, trim
+from tensorjax.tt._rank_padding import padded_ranks, padded_to, trim
+from tensorjax.tt._rounding.orthogonalize import Train, are_small
 
-Train = TypeVar("Train", TT, TTMatrix)
 # Cores are not rescaled by rounding on the host where the product of the norms of all up to any one
 # of them is within 2^±_AT_HAND.
 _AT_HAND = 200
 # Ranks of an accelerator's dynamic rounding are multiples of this, so few programs are compiled.
 _BUCKET = 16
-# TT-ranks up to which one thread of a BLAS factorises cores as fast as more.
-_ONE_THREAD = 64
-
-
-@placed
-def orthogonalize(t: Train, center: int) -> Train:
-    """Orthogonalises a TT or TTMatrix around core ``center``, which then carries the norm.
-
-    Args:
-      t: TT or TTMatrix.
-      center: 0 … d−1 (negative counts from the end); its core carries the norm, or, where it cannot
-        hold that in the dtype, all share it by powers of two.
-
-    Returns:
-      Train whose ranks are those of ``t``, or smaller where a bond could not need as much.
-
-    Raises:
-      TypeError: ``t`` is no train. ValueError: ``center`` is out of range.
-
-    Example:
-      >>> import jax
-      >>> from tensorjax import tt
-      >>> t = tt.orthogonalize(tt.random(jax.random.key(0), (4, 5, 6), 3), 0)
-      >>> bool(abs(tt.norm(t) - (t.cores[0] ** 2).sum() ** 0.5) < 1e-3)
-      True
-
-    Source: Oseledets (2011), section 3.
-    """
-    single("t", t)
-    center = _check.integer("center", center, low=-t.order, high=t.order - 1) % t.order
-    return _orthogonalize(t, center)
-
-
-@folded
-def _orthogonalize(t: Any, center: int) -> Any:
-    return _orthogonalized(t, center)
-
-
-def _orthogonalized(t: TT, center: int) -> TT:
-    if choose_kernel("tt.orthogonalize", t.cores) is PROGRAM:
-        return _orthogonalized_by_program(t, center)
-    dtype = linalg.factor_dtype(t.dtype)
-    host: Any = tuple(np.asarray(c).astype(dtype, copy=False) for c in t.cores)
-    with np.errstate(all="ignore"), _blas_threads.one_thread(_are_small(host)):
-        cores = _orthogonal_in_range(TT._unchecked(host), center)
-    return TT._unchecked(tuple(on_device([c.astype(t.dtype, copy=False) for c in cores])))
-
-
-def _are_small(cores: Sequence[Any]) -> bool:
-    """Whether rounding of these cores is so small that a second thread would slow it down."""
-    return max(max(c.shape[0], c.shape[-1]) for c in cores) <= _ONE_THREAD
-
-
-@jax.jit(static_argnums=1)
-def _orthogonalized_by_program(t: TT, center: int) -> TT:
-    return TT._unchecked(tuple(c.astype(t.dtype) for c in _orthogonal_in_range(t, center)))
-
-
-def _orthogonal_in_range(t: TT, center: int) -> list[Any]:
-    """Orthogonalises cores for `orthogonalize`; the centre takes the norm, or all share it."""
-    cores, exponent = orthogonal_cores(t, center)
-    on_host = linalg.is_host(cores[0])
-    exponent = exponent if on_host else scaling.computed_once(exponent)
-    low, high = linalg.exponents_held(cores[center].dtype)
-    held = (exponent > low) & (exponent < high)
-    if not on_host:
-        moves = scaling.shared_exponents(exponent, t.order, center, held)
-    elif held:
-        moves = [exponent if k == center else 0 for k in range(t.order)]
-    else:
-        moves = scaling.evenly(int(exponent), t.order)
-    return [linalg.scaled(c, moves[k]) for k, c in enumerate(cores)]
-
-
-def orthogonal_cores(t: TT, center: int) -> tuple[list[jax.Array], Any]:
-    """Orthogonalises a train to be rounded around core ``center``; returns cores and exponent.
-
-    What is carried from core to core is kept near one: the norm of the cores that were passed may
-    leave the range of the dtype where that of the train does not.
-    """
-    dtype = linalg.factor_dtype(t.dtype)
-    cores, exponent = [c.astype(dtype) for c in t.cores], 0
-    for k in range(center):
-        cores[k], r = left_qr(cores[k])
-        r, e = linalg.normalized(r)
-        cores[k + 1], exponent = absorb(r, cores[k + 1]), exponent + e
-    if 0 < center < t.order - 1:
-        cores[-1] = linalg.after(cores[-1], cores[center])
-    for k in range(t.order - 1, center, -1):
-        left, cores[k] = right_lq(cores[k])
-        left, e = linalg.normalized(left)
-        cores[k - 1], exponent = times_right(cores[k - 1], left), exponent + e
-    cores[center], e = linalg.normalized(cores[center])
-    return cores, exponent + e
 
 
 @placed
@@ -257,7 +161,7 @@ def _to_ranks_by_numpy(t: TT, tol: float, ranks: tuple[int, ...]) -> TT:
     """Rounds a train on the host, to a tolerance and at most to ranks, with zeros up to these."""
     wide = np.result_type(linalg.factor_dtype(t.dtype), np.float64)
     host, exponent = _at_hand([np.asarray(c).astype(wide, copy=False) for c in t.cores])
-    with _blas_threads.one_thread(_are_small(host)):
+    with _blas_threads.one_thread(are_small(host)):
         cores, e = compressed(host, ranks, tol**2, "svd", None)
     cores = [c.astype(t.dtype) for c in balanced(cores, exponent + e)]
     return padded_to(TT._unchecked(tuple(on_device(cores))), ranks)

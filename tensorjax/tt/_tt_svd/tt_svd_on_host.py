@@ -21,8 +21,8 @@ from tensorjax.linalg import _predicted_times
 from tensorjax.linalg._arrays import adjoint
 from tensorjax.linalg._cholesky_qr import orthonormalized
 from tensorjax.linalg._gram import host_energy, host_gram, project
-from tensorjax.linalg._subspaces import Method
-from tensorjax.linalg._subspaces_on_host import (
+from tensorjax.linalg._subspaces.choose import Method
+from tensorjax.linalg._subspaces.subspaces_on_host import (
     Asked,
     Subspace,
     all_needed,

@@ -1,4 +1,4 @@
-"""Manifold of trains of fixed TT-ranks: tangent projection, retraction, transport, sums."""
+"""Tangent space of trains of fixed TT-ranks: projection, retraction, transport, sums."""
 
 import functools
 from collections.abc import Sequence
@@ -12,31 +12,30 @@ from tensorjax import _check, linalg
 from tensorjax._cores import interfaces as interfaces
 from tensorjax._cores.contractions import absorb
 from tensorjax._cores.overlaps import bond_overlap
-from tensorjax._cores.scaling import near_one, settled, shared_out
+from tensorjax._cores.scaling import carried, near_one, renewed_after, settled, shared_out
 from tensorjax._cores.unfoldings import tall
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._typing import Scalar
-from tensorjax.tt._algebra import add, aligned
-from tensorjax.tt._broadcasting import check_alike
+from tensorjax.tt._algebra import add
+from tensorjax.tt._broadcasting import aligned, check_alike
 from tensorjax.tt._folding import as_train, fold, unfold
-from tensorjax.tt._manifold.tangent_vectors import (
+from tensorjax.tt._manifold.frames_and_variations import (
     NOTHING,
     Arrays,
     Frame,
-    carried,
     frame,
     is_tame,
     point,
     project,
-    renewed_after,
     split,
     tangent,
     times_power,
 )
-from tensorjax.tt._rounding.rounded_trains import orthogonal_cores, round
+from tensorjax.tt._rounding.orthogonalize import orthogonal_cores
+from tensorjax.tt._rounding.round import round
 
 Train = TypeVar("Train", TT, TTMatrix)
 Retraction = Literal["svd", "projector_splitting"]

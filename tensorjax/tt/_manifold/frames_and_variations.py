@@ -1,4 +1,4 @@
-"""Tangent vectors of the manifold of fixed TT-ranks: frames, variations, projections.
+"""Frames of trains of fixed TT-ranks, and variations of their cores: tangent vectors.
 
 A tangent vector at x is Σ_k U_1 … U_{k−1} δ_k V_{k+1} … V_d, with the left-orthogonal cores U and
 the right-orthogonal cores V of x, and U_kᴴ δ_k = 0 but for the last k. It is kept as a tensor train
@@ -27,13 +27,14 @@ from tensorjax._cores import interfaces as interfaces
 from tensorjax._cores.contractions import absorb
 from tensorjax._cores.overlaps import bond_overlap
 from tensorjax._cores.ranks import cut_ranks
-from tensorjax._cores.scaling import near_one, settled
+from tensorjax._cores.scaling import carried, near_one, renewed_after, settled
 from tensorjax._cores.unfoldings import tall
 from tensorjax._formats.trains import TT, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed, placed_by, spec_like
-from tensorjax.tt._rounding.rounded_trains import orthogonal_cores, round
+from tensorjax.tt._rounding.orthogonalize import orthogonal_cores
+from tensorjax.tt._rounding.round import round
 
 Arrays = tuple[jax.Array, ...]
 # Exponent that stands for a zero: far below that of any number.
@@ -224,28 +225,6 @@ def evened(cores: Sequence[jax.Array]) -> tuple[list[jax.Array], Any]:
         out.append(c * linalg.power_of_two(-e, c.dtype))
         exponents.append(e)
     return out, settled(sum(exponents))
-
-
-def carried(matrix: jax.Array, exponent: Any, renew: bool) -> tuple[jax.Array, Any]:
-    """Rescales the matrix that a sweep of tangent vectors carries to the next core, near one."""
-    if not renew:
-        return matrix, exponent
-    matrix, e = linalg.normalized(matrix)
-    return matrix, settled(exponent + e)
-
-
-def renewed_after(cores: Sequence[jax.Array]) -> list[bool]:
-    """Returns for each core whether a sweep must rescale its carried matrix.
-
-    Bounds by how many powers of two each core may make the matrix grow, or shrink. Between two
-    rescalings it stays in range, also squared and taken from both sides of a core.
-    """
-    most, grown, out = int(jnp.finfo(cores[0].dtype).maxexp) / 5, 0.0, []
-    for c in cores:
-        grown += 1 + math.log2(c.size) / 2
-        out.append(grown > most)
-        grown = 0.0 if out[-1] else grown
-    return out
 
 
 @placed

@@ -1,4 +1,4 @@
-"""Dispatch between a CPU kernel and XLA operations, decided when a program is lowered.
+"""JAX primitive that a CPU kernel or XLA operations serve, decided when a program is lowered.
 
 A function that asks for the default backend while it is traced decides for whatever device the
 process has, not for the one that the program is lowered for: the program of `jax.export` for GPUs,

@@ -1,4 +1,4 @@
-"""GPT-2 as a list of layers, for offloaded training of models larger than device memory."""
+"""GPT-2 as the layers of `offload.Trainer`: training of models larger than device memory."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from tensorjax import nn, offload
 from tensorjax._ids import IGNORED
 from tensorjax._typing import ArrayLike, DTypeLike
-from tensorjax.models._spec import check_spec
+from tensorjax.models._config_checks import check_spec
 from tensorjax.models.gpt2._attention import attend
 from tensorjax.models.gpt2._blocks import EPSILON, SPREAD, Block
 from tensorjax.models.gpt2._config import GPT2Config

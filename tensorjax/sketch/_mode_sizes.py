@@ -1,4 +1,4 @@
-"""Balanced factorisation of the sizes N and M of a Kronecker-structured map.
+"""Mode sizes of a Kronecker-structured map: balanced factors of its sizes N and M.
 
 How N is cut does not change the variance of the map; how M is cut does. With m_k rows in mode k,
 max_x Var ‖f(x)‖² / ‖x‖⁴ = ∏ (1 + 2/m_k) − 1, which is least for equal m_k and grows with the number

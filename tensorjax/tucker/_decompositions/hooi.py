@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from tensorjax import _check, linalg
+from tensorjax._cores.unfoldings import unfold
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike
-from tensorjax.tucker._core_and_factors import times, unfold
-from tensorjax.tucker._fits import FitInfo, as_tucker, checked_data, relative_error
-from tensorjax.tucker._hosvd import feasible_ranks, st_hosvd
+from tensorjax.tucker._core_and_factors import times
+from tensorjax.tucker._decompositions.fits import FitInfo, as_tucker, checked_data, relative_error
+from tensorjax.tucker._decompositions.hosvd import feasible_ranks, st_hosvd
 from tensorjax.tucker._types import Tucker
 
 

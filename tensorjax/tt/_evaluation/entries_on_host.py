@@ -1,4 +1,4 @@
-"""Entries of concrete trains by NumPy, on the host: nothing is compiled.
+"""Entries of concrete trains on the host, by NumPy: nothing is compiled.
 
 XLA takes seconds to compile the products of some dozens of cores, and does so anew for every size
 of a batch. NumPy starts at once, and where ranks are high it is faster too: rows of one index share

@@ -1,4 +1,4 @@
-"""Inner products and norms of concrete trains: by NumPy at first, later by one call of C++."""
+"""Inner products and norms of concrete trains on the host: by NumPy first, later by C++."""
 
 import math
 from typing import Any
@@ -16,7 +16,7 @@ from tensorjax._formats.trains import TT
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import CPP, PROGRAM
 from tensorjax._transfer import on_device
-from tensorjax.tt._evaluation.numpy_entries import near_one, on_host
+from tensorjax.tt._evaluation.entries_on_host import near_one, on_host
 from tensorjax.tt._products_on_host import common_dtype, mode_sums
 
 # The matrix carried from core to core is rescaled once its squared norm leaves 2^±_TAME.

@@ -1,0 +1,1 @@
+"""Leading singular subspaces: from an SVD, a Gram matrix or a random sketch."""

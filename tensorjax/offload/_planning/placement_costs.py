@@ -1,0 +1,148 @@
+"""Costs of a placement of groups: formulas of its step time and of the memory that it takes."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+
+from tensorjax.offload._planning.machine_speed import Machine
+from tensorjax.offload._planning.step_time_bound import Times
+from tensorjax.offload._training.layers import Activations, Layer
+from tensorjax.offload._training.optimizer.host_optimizer import Into
+from tensorjax.offload._training.parameter_groups import Group
+from tensorjax.offload._units import size
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Work:
+    """Workload of a training step for the placement search: layers, groups, times, memory.
+
+    Attributes:
+      activations: how they are treated.
+      layers: of the model.
+      groups: by name.
+      machine: speeds.
+      forward, backward: seconds of all layers' passes, for all microbatches.
+      on_device: bytes of the device besides parameters.
+      on_host: bytes of the host for activations.
+      clip: whether gradients are clipped by their norm.
+    """
+
+    activations: Activations
+    layers: Sequence[Layer]
+    groups: dict[str, Group]
+    machine: Machine
+    forward: float
+    backward: float
+    on_device: int
+    on_host: int
+    clip: bool
+
+    def gradients(self) -> int:
+        """Returns the bytes of the gradients of all groups that are placed."""
+        return sum(g.gradient.nbytes for g in self.groups.values())
+
+
+def step_times(work: Work, weights: int, memory: set[str], spilled: int) -> tuple[Times, float]:
+    """Predicts the times of a step under one placement of the search, and of the forward reads."""
+    groups, machine = work.groups, work.machine
+    disk = [g for name, g in groups.items() if name not in memory]
+    lives = sum(map(stored_bytes, disk))
+    state = sum(g.params.nbytes + g.state.nbytes for g in disk)
+    # What stays on the device is not read; the rest is, in both passes. The backward pass shares
+    # what it reads with the update, unless that has another dtype or has to wait for its end.
+    total = sum(g.device.nbytes for g in groups.values())
+    away = 0.0 if not total else max(0, total - weights) / total
+    once = away * sum(g.device.nbytes for g in disk)
+    again = away * sum(g.device.nbytes for g in disk if work.clip or g.weights is not None)
+    first = [groups[g] for g in work.layers[0].uses]
+    moved = sum(g.params.nbytes + g.state.nbytes for g in first if g.name not in memory)
+    numbers = sum(_numbers(g) for g in first)
+    compute = work.forward + work.backward
+    times = Times(
+        compute=compute,
+        read=(once + again + state + spilled) / machine.read,
+        write=(lives + spilled) / machine.write,
+        update=sum(_numbers(g) for g in groups.values()) / machine.update,
+        first=moved / machine.read + numbers / machine.update,
+        layer=compute / len(work.layers),
+    )
+    return times, once / machine.read
+
+
+def predicted_seconds(work: Work, times: Times, once: float, later: float) -> float:
+    """Predicts a placement's step time if some updates are left to the next forward pass.
+
+    Args:
+      work: what it does.
+      times: of its parts.
+      once: seconds of reads for the forward pass.
+      later: the most that gradients which wait let be left to it.
+    """
+    if work.clip:  # all of them are
+        other = max(times.read, times.write, times.update)
+        return max(times.bound, work.backward + max(work.forward + times.first, other))
+    rest = times.read - once
+    updates = max(rest, times.write, times.update)
+    share = min(later, max(0.0, 1 - work.backward / updates)) if updates else 0.0
+    forward = max(work.forward, once + share * rest, share * times.write, share * times.update)
+    return max(times.bound, forward + max(work.backward, (1 - share) * updates))
+
+
+def stored_bytes(group: Group) -> int:
+    """Returns the bytes that a group occupies where it is placed: all its stored arrays."""
+    return sum(packing.nbytes for packing in group.packings)
+
+
+def gradient_bytes(work: Work) -> int:
+    """Computes a placement's host memory for gradients in transfer or partly summed, in bytes.
+
+    The gradient that arrives, and those that other layers are to add to; from an accelerator, which
+    adds up by itself, all of two layers.
+    """
+    groups, shared = work.groups.values(), shared_groups(work.layers, work.groups)
+    if any(g.lent for g in groups):
+        return 2 * largest(work.layers, {g.name: g.gradient.nbytes for g in groups})
+    arriving = max(g.sums if g in shared else g.gradient.nbytes for g in groups)
+    return arriving + sum(g.sums for g in shared)
+
+
+def update_bytes(groups: Mapping[str, Group], memory: Collection[str]) -> int:
+    """Computes the memory for one group's update under a placement of the search, at most."""
+    return max(
+        g.taken("place" if name in memory else update_memory(g)) for name, g in groups.items()
+    )
+
+
+def update_memory(group: Group) -> Into:
+    """Returns the memory in which the placement search updates a group on disk."""
+    return "spare" if group.lent else "gradient"
+
+
+def unbounded_bytes(work: Work) -> int:
+    """Computes host bytes of gradients and updates that a placement without limits may take."""
+    gradients = work.gradients()
+    if not any(g.lent for g in work.groups.values()):
+        shared = shared_groups(work.layers, work.groups)
+        gradients += sum(max(0, g.sums - g.gradient.nbytes) for g in shared)
+    weights = [0 if g.weights is None else g.weights.nbytes for g in work.groups.values()]
+    return gradients + 2 * max(weights)
+
+
+def shared_groups(layers: Sequence[Layer], groups: Mapping[str, Group]) -> list[Group]:
+    """Returns the groups that several layers use, which count once in a placement."""
+    uses = Counter(g for layer in layers for g in layer.uses)
+    return [groups[g] for g, count in uses.items() if count > 1]
+
+
+def shortage(nbytes: int, where: str, given: int) -> str:
+    """Formats how much memory a placement needs, where, beside what is given."""
+    return f"needs {nbytes} bytes of the {where} ({size(nbytes)}), got {given}"
+
+
+def largest(layers: Sequence[Layer], sizes: Mapping[str, int]) -> int:
+    """Computes the bytes of the largest layer, for a placement, from the sizes of groups."""
+    return max(sum(sizes[g] for g in layer.uses) for layer in layers)
+
+
+def _numbers(group: Group) -> int:
+    return sum(leaf.nbytes // leaf.dtype.itemsize for leaf in group.params.leaves)

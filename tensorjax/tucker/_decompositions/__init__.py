@@ -1,0 +1,1 @@
+"""Tucker decompositions of dense arrays: HOSVD, HOOI, non-negative."""
