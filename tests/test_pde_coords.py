@@ -12,9 +12,9 @@ from tensorjax import pde, tt
 from tensorjax.pde._generators import canonical_form as canonical_form
 from tensorjax.pde._generators import gauge as gauge
 from tensorjax.pde._generators import generator_inputs as generator_inputs
-from tensorjax.pde._generators import mode_forms as modes
+from tensorjax.pde._generators import mode_matrices as modes
 from tensorjax.pde._generators import normal_component as normal
-from tensorjax.pde._generators import spectra as spectra
+from tensorjax.pde._generators import normal_equations as spectra
 from tensorjax.pde._generators.generator_inputs import Setting
 
 BOXES = {

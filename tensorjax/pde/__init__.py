@@ -36,12 +36,20 @@ from tensorjax.pde._integration.checkpoint import Checkpoint, load, save
 from tensorjax.pde._integration.events import Event, SteadyState
 from tensorjax.pde._integration.integrate import integrate
 from tensorjax.pde._integration.solution import Result, SaveAt, Solution, State
+from tensorjax.pde._long_times.expectations import Expectation, Survival, expectation, survival
 from tensorjax.pde._long_times.first_passage import Passage, committor, first_passage
 from tensorjax.pde._long_times.slow_modes import SlowModes, slow_modes
 from tensorjax.pde._long_times.stationary import Stationary, stationary
-from tensorjax.pde._long_times.survival import Expectation, Survival, expectation, survival
 from tensorjax.pde._maps.affine_maps import AffineMap, affine
 from tensorjax.pde._nonlinear_coordinates.flowed_problem import Flowed
+from tensorjax.pde._observables.densities import (
+    edge_mass,
+    evaluate,
+    marginal,
+    mass,
+    moments,
+    resolution,
+)
 from tensorjax.pde._observables.entropies import Estimate, entropy, kullback_leibler
 from tensorjax.pde._observables.flux import flux
 from tensorjax.pde._observables.sampling import sample
@@ -59,7 +67,6 @@ from tensorjax.pde._problems.square_root_processes import CIR, Heston
 from tensorjax.pde._stepping.step_sizes import ConstantStepSize, PIDController
 from tensorjax.pde.coords import Convex, Fixed, Flow, Motion, MultiLevel, Prescribed
 from tensorjax.pde.flows import Fields, FlowMap
-from tensorjax.pde.physical import edge_mass, evaluate, marginal, mass, moments, resolution
 from tensorjax.pde.shears import Sheared, Shears
 
 __all__ = [

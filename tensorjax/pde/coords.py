@@ -27,7 +27,7 @@ from tensorjax.pde._generators.generator_inputs import (
     Setting,
     rates_of_motion,
 )
-from tensorjax.pde._generators.spectra import filtered, spectrum, visible
+from tensorjax.pde._generators.normal_equations import filtered, spectrum, visible
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._problems.problem import RightSide
 

@@ -37,9 +37,9 @@ from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._maps.coordinate_path import Moment, told
 from tensorjax.pde._maps.flow_map import Fields, FlowMap
 from tensorjax.pde._nonlinear_coordinates.flowed_problem import Flowed
+from tensorjax.pde._observables.densities import evaluate
 from tensorjax.pde._problems.problem import Problem
 from tensorjax.pde._stepping.times import checked_end, step_count
-from tensorjax.pde.physical import evaluate
 
 __all__ = ["Fields", "FlowMap", "Flowed", "Flown", "integrate"]
 __dir__ = __all__.copy  # for `dir`: the public names alone

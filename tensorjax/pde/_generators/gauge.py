@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tensorjax._cores.contractions import einsum
-from tensorjax.pde._generators.bond_sums import Family
 from tensorjax.pde._generators.canonical_form import Point
 from tensorjax.pde._generators.normal_component import Modes
+from tensorjax.pde._generators.tangent_normal_factors import Family
 
 # The outermost share of every axis, on either side, that is its edge.
 _EDGE = 0.05

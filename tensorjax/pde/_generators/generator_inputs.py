@@ -9,9 +9,9 @@ from tensorjax._cores.contractions import einsum
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax.pde._discretization.affine_operators import affine_states
-from tensorjax.pde._generators import bond_sums as families
 from tensorjax.pde._generators import gauge as gauges
-from tensorjax.pde._generators import mode_forms, normal_component
+from tensorjax.pde._generators import mode_matrices, normal_component
+from tensorjax.pde._generators import tangent_normal_factors as families
 from tensorjax.pde._generators.canonical_form import Point, canonical, host_cores
 
 Gauge = Literal["none", "edge", "moments"]
@@ -74,7 +74,7 @@ class Setting:
         if tuple(v.shape) != tuple(box.shape):
             raise ValueError(f"v: expected the shape {box.shape} of the box, got {v.shape}")
         self.box, self.tol = box, tol
-        self.modes = mode_forms.modes_of(box)
+        self.modes = mode_matrices.modes_of(box)
         self.point = canonical(self.modes.weighted(host_cores("v", v)))
         self.trivial = box.dim == 1 or self.point.scale == 0
         reaction = None if right.reaction is None else self._reaction(right.reaction)
@@ -93,7 +93,7 @@ class Setting:
         """
         few, wide = [], []
         for o in others:
-            links = mode_forms.links_of(o, self.modes)
+            links = mode_matrices.links_of(o, self.modes)
             if max(len(k) for k, _ in links) <= _WIDE:
                 few.append(links)
             else:

@@ -30,10 +30,10 @@ import scipy.sparse
 from tensorjax._cores import products
 from tensorjax._cores.contractions import einsum
 from tensorjax._cores.unfoldings import Cores
-from tensorjax.pde._generators import bond_sums as families
-from tensorjax.pde._generators.bond_sums import Family, Link
+from tensorjax.pde._generators import tangent_normal_factors as families
 from tensorjax.pde._generators.canonical_form import Point
-from tensorjax.pde._generators.mode_forms import Modes
+from tensorjax.pde._generators.mode_matrices import Modes
+from tensorjax.pde._generators.tangent_normal_factors import Family, Link
 from tensorjax.pde._stepping import sketched_sums
 from tensorjax.pde._stepping.sketched_sums import Train
 
@@ -102,7 +102,7 @@ class Singles(NamedTuple):
 
 
 def singles(point: Point, state: Point, modes: Modes) -> Singles:
-    """Splits ∂_k v and y_k v at every bond for the form of normal components, by `bond_sums`."""
+    """Splits ∂_k v and y_k v at every bond for the form of normal components, by `tangent_normal_factors`."""
     family = families.singles(point, state, modes)
     return Singles(family, families.outside(point, family))
 

@@ -6,9 +6,9 @@ import numpy as np
 
 from tensorjax._cores.contractions import einsum
 from tensorjax._cores.unfoldings import Cores
-from tensorjax.pde._generators.bond_sums import Family
 from tensorjax.pde._generators.canonical_form import Point
 from tensorjax.pde._generators.normal_component import Modes
+from tensorjax.pde._generators.tangent_normal_factors import Family
 
 # Positions of ∂ and y in `Modes.pair`.
 _D, _Y = 0, 1

@@ -11,7 +11,7 @@ from tensorjax import _check
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._generators import bond_sums, gauge, mode_forms
+from tensorjax.pde._generators import gauge, mode_matrices, tangent_normal_factors
 from tensorjax.pde._generators import nuclear_norm as nuclear
 from tensorjax.pde._generators.canonical_form import (
     Point,
@@ -23,7 +23,7 @@ from tensorjax.pde._generators.canonical_form import (
 from tensorjax.pde._initial_states.initial_states import Function, Gaussian, Start
 from tensorjax.pde._maps import linear_sde
 from tensorjax.pde._maps.affine_maps import AffineMap
-from tensorjax.pde.physical import evaluate, shares
+from tensorjax.pde._observables.densities import evaluate, shares
 
 # Share of the tolerance for the train before it is truncated.
 _PART = 0.3
@@ -172,8 +172,8 @@ class _Search:
         return float(np.hypot(self.tol, self.smoothing) - self.smoothing)
 
     @property
-    def modes(self) -> mode_forms.Modes:
-        return mode_forms.modes_of(self.box)
+    def modes(self) -> mode_matrices.Modes:
+        return mode_matrices.modes_of(self.box)
 
     def look(self, cores: Cores, map: AffineMap) -> _Seen:
         """Computes ranks, cost and edge norm of a train, for the search of a rank-reducing map."""
@@ -222,8 +222,8 @@ class _Search:
         point, width = at.point, self.smoothing * at.point.scale
         return nuclear.gradient(point, self.modes, self.family(at), width) / point.scale
 
-    def family(self, at: _Seen) -> bond_sums.Family:
-        return bond_sums.singles(at.point, at.point, self.modes)
+    def family(self, at: _Seen) -> tangent_normal_factors.Family:
+        return tangent_normal_factors.singles(at.point, at.point, self.modes)
 
     def train(self, seen: _Seen) -> TT:
         """Builds the final train of the function in a rank-reducing map, at the ranks found."""

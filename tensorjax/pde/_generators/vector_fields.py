@@ -7,11 +7,11 @@ import numpy as np
 
 from tensorjax._formats.trains import TT
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._generators import bond_sums as families
 from tensorjax.pde._generators import normal_component as normal
+from tensorjax.pde._generators import tangent_normal_factors as families
 from tensorjax.pde._generators.canonical_form import Point, truncated, truncated_ranks
 from tensorjax.pde._generators.generator_inputs import Setting
-from tensorjax.pde._generators.spectra import filtered, spectrum
+from tensorjax.pde._generators.normal_equations import filtered, spectrum
 from tensorjax.pde._problems.problem import RightSide
 
 

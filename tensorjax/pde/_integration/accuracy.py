@@ -21,8 +21,8 @@ from tensorjax._cores.overlaps import bond_overlap
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._discretization.modes import DISPERSION, frequencies, modes
+from tensorjax.pde._observables.densities import quadrature, shares_of
 from tensorjax.pde._stepping.outskirts import noisy_edge
-from tensorjax.pde.physical import quadrature, shares_of
 
 # Bands of frequencies, over the highest one, whose norms are compared.
 _LOW, _HIGH = (0.7, 0.85), (0.85, 1.0)

@@ -15,7 +15,7 @@ from tensorjax.pde._integration import run
 from tensorjax.pde._integration.dense_output import partial
 from tensorjax.pde._integration.solution import Result, State
 from tensorjax.pde._integration.statuses import Options, Stopped
-from tensorjax.pde.physical import evaluate
+from tensorjax.pde._observables.densities import evaluate
 
 # Points at which two states are compared.
 _POINTS = 512

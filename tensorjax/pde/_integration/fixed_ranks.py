@@ -24,12 +24,12 @@ from tensorjax.pde._integration.solution import STATUSES, Result, Solution, Stat
 from tensorjax.pde._integration.statuses import Options, unbounded_by
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._maps.coordinate_path import Moment, Path, told
+from tensorjax.pde._observables.densities import quadrature, shares_of
 from tensorjax.pde._problems.problem import terms_of
 from tensorjax.pde._stepping.compiled_once import Program, separated
 from tensorjax.pde._stepping.instability import rate
 from tensorjax.pde._stepping.step_truncation import SAFE, STABLE
 from tensorjax.pde._stepping.times import step_count
-from tensorjax.pde.physical import quadrature, shares_of
 
 # For every stage but the last: its time and its step. Then the weights of v and of the stages in
 # the result, and the time and the weight of the last slope.

@@ -9,9 +9,9 @@ from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._maps.affine_maps import AffineMap
+from tensorjax.pde._observables.densities import shares
 from tensorjax.pde._stepping.mass import mass_of, mass_of_term
 from tensorjax.pde._stepping.right_side import Rates
-from tensorjax.pde.physical import shares
 
 # Share of its mass that the initial state may lose on the grid: well above the error of a loose
 # tolerance, well below the loss in a box that is too small.

@@ -28,6 +28,7 @@ from tensorjax.pde._integration.statuses import (
 )
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._maps.coordinate_path import Moment, Path, jumps, told
+from tensorjax.pde._observables.densities import shares
 from tensorjax.pde._stepping.exponential import EXPONENTIAL
 from tensorjax.pde._stepping.mass import corrected, mass_of, quadrature
 from tensorjax.pde._stepping.outskirts import noisy_edge, window
@@ -36,7 +37,6 @@ from tensorjax.pde._stepping.sketched_sums import Runaway, Train, rounded
 from tensorjax.pde._stepping.step_sizes import ConstantStepSize, PIDController
 from tensorjax.pde._stepping.step_truncation import CLEARED, WHOLE, Step, Trim
 from tensorjax.pde._stepping.times import reaches
-from tensorjax.pde.physical import shares
 
 # Exponential steps are tried first after so many steps, at so many times their length.
 _LOOK, _LONGER = 16, 4

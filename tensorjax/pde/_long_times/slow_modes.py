@@ -29,9 +29,9 @@ from tensorjax.pde._long_times.stationary import (
     times_coordinates,
 )
 from tensorjax.pde._maps.affine_maps import AffineMap
+from tensorjax.pde._observables.densities import evaluate, quadrature, shares_of
 from tensorjax.pde._problems.problem import Problem
 from tensorjax.pde._stepping.mass import mass_of
-from tensorjax.pde.physical import evaluate, quadrature, shares_of
 from tensorjax.tt._algebra import imag, real
 
 # Modes that are iterated beyond those asked for; iterations, at most.

@@ -22,9 +22,9 @@ from tensorjax.pde._integration.solution import Result, State
 from tensorjax.pde._integration.statuses import unbounded_by
 from tensorjax.pde._long_times import linear_systems
 from tensorjax.pde._maps.affine_maps import AffineMap
+from tensorjax.pde._observables.densities import moments, shares
 from tensorjax.pde._problems.problem import Problem
 from tensorjax.pde._stepping.mass import mass_of
-from tensorjax.pde.physical import moments, shares
 
 # Solves are asked for this relative residual at least.
 _EXACT = 1e-13

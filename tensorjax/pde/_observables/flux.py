@@ -6,10 +6,10 @@ from tensorjax import _check
 from tensorjax._formats.trains import TT
 from tensorjax._typing import ArrayLike
 from tensorjax.pde._maps.affine_maps import AffineMap
+from tensorjax.pde._observables.densities import evaluate
 from tensorjax.pde._problems.drifts import partial_derivative
 from tensorjax.pde._problems.fokker_planck import FokkerPlanck
 from tensorjax.pde._problems.ornstein_uhlenbeck import Liouville, OrnsteinUhlenbeck
-from tensorjax.pde.physical import evaluate
 
 
 def flux(

@@ -13,7 +13,7 @@ from tensorjax._typing import KeyOrGenerator
 from tensorjax.pde._arguments import generator_of, hosted_cores
 from tensorjax.pde._discretization.grid import Axis, Box
 from tensorjax.pde._maps.affine_maps import AffineMap
-from tensorjax.pde.physical import mass
+from tensorjax.pde._observables.densities import mass
 
 # Points at which a conditional density is looked up, for every point of the grid.
 _FINER = 8

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tensorjax import pde, tt
+from tensorjax.pde._observables import densities
 
 KINDS = ("fourier", "chebyshev", "finite_differences")
 
@@ -42,7 +43,7 @@ def test_evaluation_goes_through_points_in_parts(rng, monkeypatch):
     start, map, box, v = example(rng, 3)
     x = start.sample(rng, 100)
     whole = pde.evaluate(v, map, box, x)
-    monkeypatch.setattr(pde.physical, "_CHUNK", 1000)
+    monkeypatch.setattr(densities, "_CHUNK", 1000)
     assert np.allclose(pde.evaluate(v, map, box, x), whole, rtol=0, atol=1e-15)
 
 
@@ -124,8 +125,8 @@ def test_frequencies_beyond_the_grid_are_left_out(rng, monkeypatch):
     (x,), found = pde.marginal(v, map, box, axes=(0,))
     exact = density(x[:, None], np.zeros(1), start.covariance[:1, :1])
     assert np.abs(found - exact).max() < 1e-8
-    limits = pde.physical._limits
-    monkeypatch.setattr(pde.physical, "_limits", lambda box: 4 * limits(box))
+    limits = densities._limits
+    monkeypatch.setattr(densities, "_limits", lambda box: 4 * limits(box))
     _, aliased = pde.marginal(v, map, box, axes=(0,))
     assert np.abs(aliased - exact).max() > 1e-4
 

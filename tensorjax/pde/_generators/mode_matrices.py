@@ -7,7 +7,7 @@ import numpy as np
 
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.pde._arguments import hosted_cores
-from tensorjax.pde._generators.bond_sums import Link
+from tensorjax.pde._generators.tangent_normal_factors import Link
 
 # Rows at which the blocks of an operator's core are compared.
 _ROWS = 12
