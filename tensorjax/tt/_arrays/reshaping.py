@@ -131,13 +131,15 @@ def permute(
         if rank is not None
         else None
     )
-    if choose_kernel("tt.permute", (t,)) is not NUMPY:
+    hosted = choose_kernel("tt.permute", (t,)) is NUMPY
+    if not hosted:
         cores = _permuted(t, swaps, bound)
     elif bound is None:
         cores = _permuted_on_host(t, swaps, tol)
     else:
         cores = _cut_on_host(t, swaps, bound)
-    cores = [np.asarray(c) if _check.on_cpu(c) else c for c in cores]  # reshaped, compiling nothing
+    if hosted:
+        cores = [np.asarray(c) for c in cores]  # reshaped, compiling nothing
     out = _train(type(t), [c.reshape(len(c), *p, -1) for c, p in zip(cores, moved, strict=True)])
     if rank is not None:
         return round(out, rank=rank, tol=tol)
