@@ -1,6 +1,5 @@
 """Indexing of Tucker tensors as in NumPy: keys act on the rows of the factors."""
 
-import functools
 import operator
 from typing import Any
 
@@ -50,7 +49,7 @@ def item(t: Tucker, key: Any) -> Any:
     return _with_new(*_without(t.core, factors, tuple(gone)), places)
 
 
-@functools.partial(jax.jit, static_argnums=2)
+@jax.jit(static_argnums=2)
 def _without(
     core: Any, factors: list[jax.Array], gone: tuple[int, ...]
 ) -> tuple[Any, list[jax.Array]]:

@@ -133,6 +133,7 @@ def _contracted_by_numpy(t: TT, vectors: Mapping[int, np.ndarray]) -> Any:
             else:
                 cores.append(core)
         if not cores:
+            assert pending is not None
             value = linalg.scaled(pending, exponent) if exponent else pending
             return on_device([np.asarray(value[0, 0]).astype(dtype)])[0]
         if pending is not None:

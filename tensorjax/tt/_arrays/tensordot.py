@@ -1,6 +1,5 @@
 """Tensordot: product of two trains that sums over pairs of modes."""
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -94,7 +93,7 @@ def _summed(x: TT, y: TT, axes: Any) -> tuple[list[int], list[int]]:
     return left, right
 
 
-@functools.partial(jax.jit, static_argnums=2)
+@jax.jit(static_argnums=2)
 def _joined_by_program(x: TT, y: TT, count: int) -> Any:
     cores, scalar, exponent = _joined(x, y, count)
     if scalar is not None:

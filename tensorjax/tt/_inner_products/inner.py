@@ -51,7 +51,7 @@ def inner(x: Train, y: Train) -> jax.Array:
     x, y = aligned(x, y)
     value = overlaps_on_host.inner(cast(TT, x), cast(TT, y))
     value = _inner(x, y) if value is None else value
-    powers = functools.partial(overlaps_on_host.powers, x, y)
+    powers = functools.partial(overlaps_on_host.powers, cast(TT, x), cast(TT, y))
     return held("the inner product", value, powers, "normalize the trains by tt.normalize")
 
 

@@ -49,7 +49,7 @@ def norm(x: TT | TTMatrix) -> jax.Array:
     """
     value = overlaps_on_host.norm(cast(TT, x))
     value = _norm(x) if value is None else value
-    powers = functools.partial(overlaps_on_host.norm_powers, x)
+    powers = functools.partial(overlaps_on_host.norm_powers, cast(TT, x))
     return held("the norm", value, powers, NORM_REMEDY.format("the train"))
 
 
