@@ -46,7 +46,8 @@ def item(t: Tucker, key: Any) -> Any:
     gone = [k for k, at in enumerate(modes) if is_integer(at)]
     kept = [k for k in keys if k is None or not is_integer(k)]
     places = [n for n, k in enumerate(kept) if k is None]
-    return _with_new(*_without(t.core, factors, tuple(gone)), places)
+    core, factors = _without(t.core, factors, tuple(gone))
+    return _with_new(core, factors, places)
 
 
 @jax.jit(static_argnums=2)

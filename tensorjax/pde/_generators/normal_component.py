@@ -102,7 +102,7 @@ class Singles(NamedTuple):
 
 
 def singles(point: Point, state: Point, modes: Modes) -> Singles:
-    """Splits ∂_k v and y_k v at every bond for the form of normal components, by `tangent_normal_factors`."""
+    """Splits ∂_k v and y_k v at every bond, for the form of normal components."""
     family = families.singles(point, state, modes)
     return Singles(family, families.outside(point, family))
 

@@ -65,7 +65,8 @@ def tensordot(x: TT, y: TT, axes: int | tuple[Any, Any] = 2) -> Any:
 
 def _joined_on_host(x: TT, y: TT, count: int) -> Any:
     """Contracts the last modes of one train with the first ones of another by NumPy."""
-    cores, scalar, exponent = _joined(*jax.tree.map(np.asarray, (x, y)), count)
+    x, y = jax.tree.map(np.asarray, (x, y))
+    cores, scalar, exponent = _joined(x, y, count)
     if scalar is not None:
         return on_device([np.asarray(linalg.scaled(scalar, exponent))])[0]
     fit = linalg.exponents_held(x.dtype)
