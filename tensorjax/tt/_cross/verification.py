@@ -25,10 +25,9 @@ _READ, _MOST_READ = 4, 1 << 17
 _ROUNDS = 3
 # Random entries that global search looks at before it climbs from the worst of them.
 _BATCH = 20_000
-# New entries contradict the estimate if one has an error above so many times the tolerance, or
-# above this part, relative to the largest value: a coarse tolerance is no licence for errors as
-# large as f.
-_AGREES, _ANYWHERE = 100, 0.05
+# New entries contradict the estimate if one has an error above so many times the tolerance,
+# relative to the largest value.
+_AGREES = 100
 # A held-out error stands out above so many times the root mean square of all but the TELLING
 # largest ones, and above this part of the largest value, for less is roundoff. The second number
 # of times is for errors beside roundoff, which scatter more.
@@ -36,7 +35,9 @@ _STANDS_OUT, _ABOVE_OTHERS, _ROUNDOFF = 10, 100, 1e-12
 # Where f jumps, random entries are looked at too, until they are this share of all evaluations or
 # would meet errors at so small a part of all entries that they are below so many times the
 # tolerance: what is wrong is wrong by much, but at few entries, and no smaller errors lead there.
-_AT_RANDOM, _HARMLESS = 0.25, 3
+# They contradict the estimate if they show an error above the tolerance, of which entries with
+# errors above the last part, relative to the largest value, become pivots.
+_AT_RANDOM, _HARMLESS, _WRONG = 0.25, 3, 0.05
 # Errors beside the terms that the train sums up stand out above so many units of roundoff.
 _ABOVE_ROUNDOFF = 1e4
 # An error of this part of the largest value tells of a jump, smaller ones of a smooth function's
@@ -61,7 +62,7 @@ class Verification:
     @property
     def _least(self) -> float:
         """Least error of an entry that contradicts the estimated error."""
-        return min(_AGREES * self._fit.options.tol, _ANYWHERE) * self._fit.oracle.largest
+        return _AGREES * self._fit.options.tol * self._fit.oracle.largest
 
     @property
     def _many(self) -> bool:
@@ -89,6 +90,8 @@ class Verification:
         """Decides as `verdict` does, by the held-out entries known so far, and by others."""
         fit, held = self._fit, self._fit.held
         if level > self._least:
+            if self._many and self._harmless():
+                return "converged"
             if self._many:  # where one edge is wrong, others are
                 self._wrong_at_edges(fit.current())
             return None  # seen by the fresh random entries of this sweep
@@ -129,6 +132,21 @@ class Verification:
             seen = high.size >= _LEAST_TOPS and bool(high.all())
         status = self._met() if not fit.given and (held.jumps or not seen) else "converged"
         return "unseen" if status and (fit.rare or self._surprised) else status
+
+    def _harmless(self) -> bool:
+        """Whether held-out entries alone show that errors at edges are below a coarse tolerance.
+
+        An edge is never found to the last cell where ranks are as high as the grid is fine; at a
+        tolerance of 1e-2, a few thousand entries tell that the cells that are wrong are too few.
+        """
+        fit, held = self._fit, self._fit.held
+        enough = 3 / (_HARMLESS * fit.options.tol) ** 2
+        more = math.ceil(enough) - held.uniform
+        if enough > _BATCH or more > fit.oracle.left or (fit.biased and not self._unbiased()):
+            return False
+        if more > 0:
+            held.extend(more)
+        return fit.holds()
 
     def _unbiased(self) -> bool:
         """Whether the error is below tolerance at entirely new held-out entries.
@@ -210,12 +228,17 @@ class Verification:
 
     def _wrong_at_random(self, cores: Cores) -> bool:
         """Searches for errors of a function that jumps at random entries of the whole tensor."""
-        fit = self._fit
-        most = min(_AT_RANDOM * fit.oracle.evaluations, 3 / (_HARMLESS * fit.options.tol) ** 2)
-        while self._many and (more := int(min(most - self._drawn, _BATCH))) > 0:
+        fit, oracle, tol = self._fit, self._fit.oracle, self._fit.options.tol
+        most = min(_AT_RANDOM * oracle.evaluations, 3 / (_HARMLESS * tol) ** 2)
+        while self._many and (more := int(min(most - self._drawn, _BATCH, oracle.left))) > 0:
             self._drawn += more
-            if self._found_wrong(cores, self._search.random(more)):
-                return True
+            points, before = self._search.random(more), oracle.evaluations
+            wrong = fit.held.wrong(cores, points, oracle.points(points))
+            self._search.spent += oracle.evaluations - before
+            if float((wrong**2).mean()) > (tol * fit.held.rms) ** 2:
+                worst = points[np.argsort(-wrong, kind="stable")[:_OFFERED]]
+                if self._found_wrong(cores, worst, _WRONG * oracle.largest):
+                    return True
         return False
 
     def _wrong_elsewhere(self, cores: Cores) -> bool:
@@ -237,8 +260,8 @@ class Verification:
                 break  # most entries are known: there is little left to look at
         return False
 
-    def _found_wrong(self, cores: Cores, points: np.ndarray) -> bool:
-        """Searches given entries for large errors; adds such entries as pivots."""
+    def _found_wrong(self, cores: Cores, points: np.ndarray, least: float | None = None) -> bool:
+        """Searches given entries for errors above ``least``; adds such entries as pivots."""
         fit, oracle = self._fit, self._fit.oracle
         points = points[: int(min(len(points), oracle.left))]
         if not len(points):
@@ -249,7 +272,7 @@ class Verification:
         wrong = fit.held.wrong(cores, points, values)
         self._worst = float(wrong.max())
         worst = np.argsort(-wrong, kind="stable")[:_OFFERED]
-        worst = worst[wrong[worst] > self._least]
+        worst = worst[wrong[worst] > (self._least if least is None else least)]
         if worst.size:
             self.found = fit.offer(points[worst], values[worst])
             fit.estimate = UNKNOWN
