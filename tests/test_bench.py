@@ -18,8 +18,10 @@ import pytest
 from experiments.__main__ import main
 from experiments.bench import (
     _cases,
+    _drawn,
     _library,
     _peers,
+    _plain,
     _shapes,
     _timing,
     _verdicts,
@@ -353,6 +355,40 @@ def test_the_plain_projection_by_a_train_is_ours(dtype: str) -> None:
             ours, theirs = np.asarray(train.ours()), train.plain["NumPy"]()
             assert ours.dtype == theirs.dtype == dtype
             assert np.abs(ours - theirs).max() < 1e3 * np.finfo(dtype).eps * np.abs(ours).max()
+
+
+class Peer(_library.Library):
+    """Peer whose TT-SVD is right, wrong, or refused."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name  # pyright: ignore[reportAttributeAccessIssue]
+
+    def plain(self, result: Any) -> Any:
+        return result
+
+    def svd(self, x: np.ndarray, tol: float) -> Any:
+        if self.name == "refuses":
+            raise ValueError("of this shape")
+        factor = 0.5 if self.name == "wrong" else 1.0
+        yield "", lambda: [factor * core for core in _plain.svd_tt_svd(x, tol)]
+
+        def fails() -> Any:
+            raise TypeError("of this dtype")
+
+        yield "fails", fails
+
+
+def test_peers_of_drawn_shapes_count_where_they_are_accurate() -> None:
+    case = _drawn.Dense((5, 6, 7), "float64", 1e-6, "low rank", seed=104)
+    with jax.enable_x64(True):
+        job = _shapes.dense_job(case, [Peer("right"), Peer("wrong"), Peer("refuses")])
+        row = job.run()
+    assert set(job.peers) == {"right", "right fails", "wrong", "wrong fails"}
+    assert "right" in job.seconds
+    assert not {"wrong", "right fails", "wrong fails"} & job.seconds.keys()
+    assert row["ours / other"] > 0
+    assert row["error / allowed"] <= 1
 
 
 def test_a_summary_counts_what_is_slow_or_wrong() -> None:
