@@ -388,6 +388,7 @@ def test_peers_of_drawn_shapes_count_where_they_are_accurate() -> None:
     assert "right" in job.seconds
     assert not {"wrong", "right fails", "wrong fails"} & job.seconds.keys()
     assert row["ours / other"] > 0
+    assert row["speed-up over peers"] == min(job.seconds["right"]) / min(job.seconds["ours"])
     assert row["error / allowed"] <= 1
 
 
@@ -399,3 +400,6 @@ def test_a_summary_counts_what_is_slow_or_wrong() -> None:
     assert (total["cases"], total["median"], total["worst"]) == (3, 1.0, 1.5)
     assert (total["above 1.3"], total["tolerance missed"]) == (1, 1)
     assert total["longest first call over warm s"] == 3
+    assert total["speed-up over peers"] == ""
+    (total,) = _shapes.summary([row | {"speed-up over peers": 2.0} for row in rows])
+    assert total["speed-up over peers"] == "2, 2, 2"
