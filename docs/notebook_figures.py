@@ -5,11 +5,14 @@ notebook has changed; all together take about ten minutes. Nothing else is kept 
 """
 
 import base64
+import io
 import json
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "_static" / "notebooks"
@@ -34,7 +37,8 @@ def main(names: list[str]) -> None:
             continue
         drawn = figures(path)
         if drawn:
-            (FOLDER / f"{path.stem}.png").write_bytes(drawn[-1])
+            picture = Image.open(io.BytesIO(drawn[-1])).convert("RGB")
+            picture.quantize(128).save(FOLDER / f"{path.stem}.png", optimize=True)
         print(f"{path.stem}: {len(drawn)} figures", flush=True)
 
 

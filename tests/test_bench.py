@@ -18,8 +18,10 @@ import pytest
 from experiments.__main__ import main
 from experiments.bench import (
     _cases,
+    _drawn,
     _library,
     _peers,
+    _plain,
     _shapes,
     _timing,
     _verdicts,
@@ -355,6 +357,41 @@ def test_the_plain_projection_by_a_train_is_ours(dtype: str) -> None:
             assert np.abs(ours - theirs).max() < 1e3 * np.finfo(dtype).eps * np.abs(ours).max()
 
 
+class Peer(_library.Library):
+    """Peer whose TT-SVD is right, wrong, or refused."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name  # pyright: ignore[reportAttributeAccessIssue]
+
+    def plain(self, result: Any) -> Any:
+        return result
+
+    def svd(self, x: np.ndarray, tol: float) -> Any:
+        if self.name == "refuses":
+            raise ValueError("of this shape")
+        factor = 0.5 if self.name == "wrong" else 1.0
+        yield "", lambda: [factor * core for core in _plain.svd_tt_svd(x, tol)]
+
+        def fails() -> Any:
+            raise TypeError("of this dtype")
+
+        yield "fails", fails
+
+
+def test_peers_of_drawn_shapes_count_where_they_are_accurate() -> None:
+    case = _drawn.Dense((5, 6, 7), "float64", 1e-6, "low rank", seed=104)
+    with jax.enable_x64(True):
+        job = _shapes.dense_job(case, [Peer("right"), Peer("wrong"), Peer("refuses")])
+        row = job.run()
+    assert set(job.peers) == {"right", "right fails", "wrong", "wrong fails"}
+    assert "right" in job.seconds
+    assert not {"wrong", "right fails", "wrong fails"} & job.seconds.keys()
+    assert row["ours / other"] > 0
+    assert row["speed-up over peers"] == min(job.seconds["right"]) / min(job.seconds["ours"])
+    assert row["error / allowed"] <= 1
+
+
 def test_a_summary_counts_what_is_slow_or_wrong() -> None:
     common = {"group": "TT-SVD", "first ms": 4e3, "ours ms": 1e3}
     rows = [common | {"ours / other": r, "error / allowed": e} for r, e in ((1.5, 2.0), (0.5, 0.5))]
@@ -363,3 +400,6 @@ def test_a_summary_counts_what_is_slow_or_wrong() -> None:
     assert (total["cases"], total["median"], total["worst"]) == (3, 1.0, 1.5)
     assert (total["above 1.3"], total["tolerance missed"]) == (1, 1)
     assert total["longest first call over warm s"] == 3
+    assert total["speed-up over peers"] == ""
+    (total,) = _shapes.summary([row | {"speed-up over peers": 2.0} for row in rows])
+    assert total["speed-up over peers"] == "2, 2, 2"

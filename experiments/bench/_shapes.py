@@ -94,11 +94,17 @@ class Job:
             "other": other or "none accurate enough",
             "other ms": 1e3 * times[other] if other else None,
             "ours / other": times["ours"] / times[other] if other else None,
+            "speed-up over peers": self._over_peers(times),
             "error / allowed": error,
         }
         if self.size and other:
             row["size / other"] = self.size(mine) / self.size(results[other][1])
         return row
+
+    def _over_peers(self, times: dict[str, float]) -> float | None:
+        """Returns the time of the fastest other library over ours."""
+        found = [times[name] for name in self.peers if name in times]
+        return min(found) / times["ours"] if found else None
 
     def _is_fair(self, name: str, result: Any) -> bool:
         limit = _FAIR if name in self.plain else _FAIR_PEER
@@ -309,6 +315,9 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 "least speed-up": 1 / max(ratios),
                 "median speed-up": 1 / float(np.median(ratios)),
                 "greatest speed-up": 1 / min(ratios),
+                "speed-up over peers": _range(
+                    [r["speed-up over peers"] for r in mine if r.get("speed-up over peers")]
+                ),
                 "above 1.3": sum(r > 1.3 for r in ratios),
                 "longest first call over warm s": max(
                     (r["first ms"] - r["ours ms"]) / 1e3 for r in mine
@@ -317,3 +326,8 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             }
         )
     return out
+
+
+def _range(found: list[float]) -> str:
+    """Says the least, the median and the greatest of some ratios; empty without any."""
+    return f"{min(found):.3g}, {np.median(found):.3g}, {max(found):.3g}" if found else ""
