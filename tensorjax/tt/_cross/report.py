@@ -40,7 +40,8 @@ class CrossInfo:
         f wherever it is large and wherever f was looked at, but that is so small a part of all
         entries that random ones would not have met another one like it; or its last errors were
         large and at few entries, as where f jumps, or a train within ``tol`` was found wrong at
-        edges, and others like these may be left.
+        edges, and others like these may be left; or f jumps, the train is not exact, and what the
+        random entries may have missed is above ``tol``.
         ``error_std`` is inf.
       error: estimated ‖f − t‖ / ‖f‖, from ``held_out`` entries that t was not fitted to: random
         ones, and entries drawn from |t|² where few random ones are large.

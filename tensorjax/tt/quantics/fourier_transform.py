@@ -31,7 +31,9 @@ def fourier(
     F[k, j] = exp(−2πi k j / N)/√N in each dimension. Columns have the digits of j in the order of
     the grid. **Rows have the digits of k in reverse**: at the place of the most significant digit
     of j stands the least significant one of k. The ranks are low in this order alone. In one
-    dimension `tensorjax.tt.reverse` of a transformed train puts its digits in order.
+    dimension `tensorjax.tt.reverse` of a transformed train puts its digits in order. Of several
+    dimensions transform one at a time, ``tt.matvec(tt.quantics.fourier(grid, [k]), t, tol=...)``,
+    as ranks multiply otherwise.
 
     Args:
       grid: `tensorjax.tt.quantics_grid`; only its digits count, not where it lies.
