@@ -25,6 +25,7 @@ _PAPER = (*_WEIGHTS, "threshold", "size_scale", "keep_one", "switch", "loss_targ
           "size_fraction")  # fmt: skip
 # First choices, not tuned, but for the form of the schedule: see `Schedule.budget`.
 CUTS = 20  # about so many cuts: more leave too few gradients between two to tell indices apart
+POWER = 2  # the excess of size falls as (1 − share of the time)^POWER
 START = 10  # the first cut comes at this share of `by`, 1/START
 
 
@@ -49,13 +50,14 @@ class Schedule:
         return max(1, (self.by - self.start) // (2 * CUTS))
 
     def budget(self, count: jax.Array, full: jax.Array, target: jax.Array) -> jax.Array:
-        """Returns the size that the layers may have at most after an update; it falls linearly.
+        """Returns the size that the layers may have at most after an update.
 
-        Early on, optimisers that learn slowly, such as gradient descent, have not found yet which
-        indices matter: with the cubic schedule of Zhu and Gupta, most cuts came before that.
+        With POWER 3, as Zhu and Gupta have it, most cuts come before optimisers that learn slowly,
+        such as gradient descent, have found which indices matter. With 1 the last ones are large,
+        and come where a fit without noise has no gradients left that tell indices apart.
         """
         share = (count - self.start).astype(jnp.float32) / max(self.by - self.start, 1)
-        return target + jnp.maximum(full - target, 0.0) * (1 - jnp.clip(share, 0, 1))
+        return target + jnp.maximum(full - target, 0.0) * (1 - jnp.clip(share, 0, 1)) ** POWER
 
     def tick(self, count: jax.Array) -> jax.Array:
         """Returns the number of the last event due: even a change of basis, odd a rank cut.
