@@ -193,9 +193,8 @@ def rank_adaptive(
     within one layer, where a bond becomes empty). Their threshold may grow (``late_threshold``). S
     counts the column modes of TT-matrices, which the released program leaves out, and its surrogate
     is Ŝ, where the program has the mean of the live gates. Training to a target size is ours; its
-    schedule is that of Zhu and Gupta (arXiv 1710.01878), but falls with the square of the time
-    left, not its cube. Layers of CP have no other basis, and are cut as they are; a dead index does
-    not come back, but for cuts that are undone.
+    schedule is that of Zhu and Gupta (arXiv 1710.01878). Layers of CP have no other basis, and are
+    cut as they are; a dead index does not come back, but for cuts that are undone.
     """
     options = Options(**{k: v for k, v in locals().items() if k != "inner"})
     options.check()
