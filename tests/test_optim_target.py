@@ -12,9 +12,9 @@ import pytest
 from optax import contrib
 
 from tensorjax import optim
+from tensorjax.optim._layers.tensorised_layers import gated
 from tensorjax.optim._size_polynomial import polynomial
 from tensorjax.optim._target import basis_change as _basis_change
-from tensorjax.optim._tensorised_leaves import gated
 from tensorjax.optim._threshold_pruning import Gates
 from tensorjax.optim._trial_cuts import fresh, judged
 

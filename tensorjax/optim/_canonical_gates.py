@@ -11,7 +11,8 @@ from tensorjax._cores.orthogonalization import right_orthogonal
 from tensorjax._cores.unfoldings import tall
 from tensorjax._placement import returned
 from tensorjax._typing import Tree
-from tensorjax.optim._tensorised_leaves import Layer, Stacks, check_concrete, flatten, gated
+from tensorjax.optim._layers.parameter_paths import flatten
+from tensorjax.optim._layers.tensorised_layers import Layer, Stacks, check_concrete, gated
 
 Arrays = list[np.ndarray]
 

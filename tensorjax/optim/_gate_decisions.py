@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax.optim._explicit_sharding import like, widest
-from tensorjax.optim._tensorised_leaves import Layer, Layout
+from tensorjax.optim._layers.tensorised_layers import Layer, Layout
 from tensorjax.optim._threshold_pruning import Gates
 
 

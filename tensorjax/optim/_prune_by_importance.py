@@ -11,8 +11,9 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._typing import PyTree, Tree
+from tensorjax.optim._layers.parameter_paths import flatten
+from tensorjax.optim._layers.tensorised_layers import Stacks, check_concrete, gated
 from tensorjax.optim._size_polynomial import Measure, checked, terms
-from tensorjax.optim._tensorised_leaves import Stacks, check_concrete, flatten, gated
 
 
 def prune(

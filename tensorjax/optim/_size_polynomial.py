@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
-from tensorjax.optim._tensorised_leaves import Layer, Layout, input_modes
+from tensorjax.optim._layers.tensorised_layers import Layer, Layout, input_modes
 
 Measure = Literal["numbers", "bytes", "flops"]
 Term = tuple[int, tuple[int, ...]]  # coefficient, and the gates whose ranks multiply it

@@ -9,8 +9,9 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._typing import PyTree
+from tensorjax.optim._layers.parameter_paths import flatten
+from tensorjax.optim._layers.tensorised_layers import Layer, Layout, Stacks, check_concrete, find
 from tensorjax.optim._size_polynomial import Measure, checked, polynomial, total
-from tensorjax.optim._tensorised_leaves import Layer, Layout, Stacks, check_concrete, find, flatten
 
 
 def size(

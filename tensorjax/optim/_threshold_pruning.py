@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax.optim._explicit_sharding import _whole, widest
+from tensorjax.optim._layers.tensorised_layers import Layout
 from tensorjax.optim._size_polynomial import Polynomial, picked
-from tensorjax.optim._tensorised_leaves import Layout
 
 
 @dataclasses.dataclass(frozen=True)

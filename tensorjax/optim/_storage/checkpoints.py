@@ -10,7 +10,8 @@ import numpy as np
 
 from tensorjax import _extras
 from tensorjax._typing import PyTree
-from tensorjax.optim._tensorised_leaves import check_concrete, flatten
+from tensorjax.optim._layers.parameter_paths import flatten
+from tensorjax.optim._layers.tensorised_layers import check_concrete
 
 
 def save(path: str | os.PathLike[str], *trees: PyTree) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._typing import Tree
-from tensorjax.optim._tensorised_leaves import LOOKED_FOR, Stacks, labels
+from tensorjax.optim._layers.tensorised_layers import LOOKED_FOR, Stacks, labels
 
 Kind = Literal["int8", "float8_e4m3fn", "float8_e5m2"]
 

@@ -19,6 +19,8 @@ from tensorjax._cores.unfoldings import tall
 from tensorjax.linalg._arrays import adjoint
 from tensorjax.linalg._qr import after
 from tensorjax.optim._explicit_sharding import _whole, like, widest
+from tensorjax.optim._layers.parameter_paths import flatten, parameter_of
+from tensorjax.optim._layers.tensorised_layers import Layer, Layout, Path
 from tensorjax.optim._target.bond_bases import (
     Bases,
     Factorisations,
@@ -29,7 +31,6 @@ from tensorjax.optim._target.bond_bases import (
     powers_of_tucker,
 )
 from tensorjax.optim._target.train_bases import Train, Trains, joined
-from tensorjax.optim._tensorised_leaves import Layer, Layout, Path, flatten, parameter_of
 
 # Fields of Optax' states that hold parameters, not gradients: of schedule-free optimisers, DoG and
 # COCOB, Prodigy, MADGRAD, Mechanic and SAM. They go where the parameters go.

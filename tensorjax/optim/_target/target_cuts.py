@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tensorjax.optim._layers.tensorised_layers import Layout
 from tensorjax.optim._size_polynomial import Polynomial, padded, picked
-from tensorjax.optim._tensorised_leaves import Layout
 from tensorjax.optim._threshold_pruning import Gates
 
 

@@ -21,12 +21,12 @@ from tensorjax.optim._gate_decisions import (
     plus,
     same_dtype,
 )
+from tensorjax.optim._layers.tensorised_layers import Layout, Stacks
 from tensorjax.optim._rank_adaptive_options import Options, Schedule
 from tensorjax.optim._size_polynomial import polynomial
 from tensorjax.optim._state import RankAdaptiveState, unknown
 from tensorjax.optim._target.basis_change import by_gradient, changed, curvature_of, moments_of
 from tensorjax.optim._target.target_cuts import least_important
-from tensorjax.optim._tensorised_leaves import Layout, Stacks
 from tensorjax.optim._threshold_pruning import Gates
 from tensorjax.optim._trial_cuts import judged
 from tensorjax.optim._update import Step, _observed, _staged, _watched, seen_layout

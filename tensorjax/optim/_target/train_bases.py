@@ -19,6 +19,7 @@ from tensorjax._cores.contractions import absorb, times_right
 from tensorjax._cores.unfoldings import tall, wide
 from tensorjax.linalg._arrays import adjoint
 from tensorjax.optim._explicit_sharding import widest
+from tensorjax.optim._layers.tensorised_layers import Layer
 from tensorjax.optim._size_polynomial import picked
 from tensorjax.optim._target.bond_bases import (
     Factorisations,
@@ -27,7 +28,6 @@ from tensorjax.optim._target.bond_bases import (
     gates_moved,
     powers_of_train,
 )
-from tensorjax.optim._tensorised_leaves import Layer
 
 # Trains share a loop while padding costs this factor of memory at most, or so many entries.
 WASTE, SMALL = 4, 2**16

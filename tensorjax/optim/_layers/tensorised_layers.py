@@ -16,7 +16,7 @@ splits it to single layers, each with its own ranks, and stacks it again.
 
 import dataclasses
 import math
-from collections.abc import Container, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -25,8 +25,8 @@ import numpy as np
 
 from tensorjax import _check
 from tensorjax._typing import PyTree
+from tensorjax.optim._layers.parameter_paths import Path, flatten, parts
 
-Path = tuple[Hashable, ...]
 Bond = tuple[int, int]  # position of a core in its layer, and the axis
 
 LOOKED_FOR = (
@@ -95,28 +95,6 @@ class Layout:
         return tuple(leaf for layer in self.layers for leaf in layer.gates)
 
 
-def tokens(path: Any) -> Path:
-    """Converts a JAX key path to a parameter's path: "0" becomes 0, a final "value" is dropped."""
-    out = [_token(key) for key in path]
-    if path and isinstance(path[-1], jax.tree_util.GetAttrKey) and out[-1] == "value":
-        out.pop()
-    return tuple(out)
-
-
-def _token(key: Any) -> Hashable:
-    for attribute in ("key", "idx", "name"):
-        if hasattr(key, attribute):
-            value = getattr(key, attribute)
-            return int(value) if isinstance(value, str) and value.isdecimal() else value
-    return str(key)
-
-
-def flatten(tree: Any) -> tuple[tuple[Path, ...], list[Any], Any]:
-    """Flattens a parameter tree to paths of plain keys, in which layers are found, and leaves."""
-    pairs, structure = jax.tree_util.tree_flatten_with_path(tree)
-    return tuple(tokens(path) for path, _ in pairs), [leaf for _, leaf in pairs], structure
-
-
 def find(params: Any) -> Layout:
     """Finds the tensorised layers of a parameter tree, by the names of sibling leaves.
 
@@ -151,21 +129,6 @@ def gated(params: Any) -> Layout:
             "parameters are not masked"
         )
     return layout
-
-
-def parameter_of(path: Path, known: Container[Path]) -> Path | None:
-    """Finds the leaf of the parameter tree that a path in the optimiser's state ends with."""
-    ends = (path[start:] for start in range(len(path)))
-    return next((end for end in ends if end in known), None)
-
-
-def parts(path: Path) -> Iterator[tuple[str, int]]:
-    """Yields name and number of keys of the layer part, as a core, that a leaf's path ends in."""
-    # Only with an integer key below, as of a list: a module may have one of these names too.
-    if len(path) > 1 and path[-2] in ("cores", "factors", "gates") and isinstance(path[-1], int):
-        yield str(path[-2]), 2
-    if path and path[-1] in ("core", "bias"):
-        yield str(path[-1]), 1
 
 
 def _layer(path: Path, group: dict[str, Any], leaves: list[Any]) -> Layer | None:

@@ -1,0 +1,1 @@
+"""Tensorised layers in a parameter tree, and the paths of its leaves."""
