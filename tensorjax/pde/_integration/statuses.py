@@ -10,9 +10,9 @@ from tensorjax.pde._integration.accuracy import ROUGH, grid_errors, looks
 from tensorjax.pde._integration.solution import Result
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._stepping.exponential import along_axes, coupled
+from tensorjax.pde._stepping.instability import fastest
 from tensorjax.pde._stepping.outskirts import noisy_edge
-from tensorjax.pde._stepping.right_side import Clock, Rates
-from tensorjax.pde._stepping.sketched_sums import Train, relative_norm, rounded
+from tensorjax.pde._stepping.right_side import Clock
 from tensorjax.pde._stepping.step_sizes import ConstantStepSize, PIDController
 from tensorjax.pde._stepping.step_truncation import SAFE, STABLE, Method, Step
 
@@ -20,8 +20,6 @@ from tensorjax.pde._stepping.step_truncation import SAFE, STABLE, Method, Step
 _GROWTH = 1.1
 # So is a step after which the rank exceeds 1.25 times the rank before plus 4.
 _JUMP, _LEAP = 1.25, 4
-# Steps of the power iteration that estimates the fastest rate.
-_ITERATIONS = 6
 # Where a run ends in any case, rates of v down to this share of the stability limit are examined:
 # the growing mode need not be the largest of the small parts yet.
 _NEAR = 0.25
@@ -180,51 +178,3 @@ def too_fast(
         f"dt = {dt:.3g} at t = {at.path.t:g} is unstable: the right side has rates up to about "
         f"{rate:.3g}, for which {name} admits dt of about {SAFE * min(STABLE[name]) / rate:.2g}",
     )
-
-
-def fastest(
-    rates: Rates,
-    cores: Cores,
-    dt: float,
-    share: float,
-    stable: tuple[float, float],
-    near: float = 1.0,
-) -> float | None:
-    """Estimates the right side's fastest rate at v; None if the step is stable for it.
-
-    Instability grows out of the small parts of v: those below ``share`` are asked apart. Only
-    linear operators have rates; a source has none, and what a reaction does the norms tell.
-
-    Args:
-      rates: linear operators.
-      cores: of v.
-      dt: the step.
-      share: of ‖v‖.
-      stable: what dt times a real, and an imaginary, rate may be.
-      near: share of that at which a part of v has to change for the fastest rate to be looked for.
-    """
-    big = rounded([Train(cores)], [1.0], share).cores
-    low = [4] * (len(cores) - 1)
-    small = rounded([Train(cores), Train(big)], [1.0, -1.0], 0.1, low)
-    asked = [cores]
-    if small.norm > 1e-14 * float(np.linalg.norm(cores[0])):
-        asked.append(small.cores)
-    rate = max(_rate(rates, part) for part in asked)
-    if not (math.isfinite(rate) and dt * rate > near * max(stable)):
-        return None
-    part = asked[-1]
-    for _ in range(_ITERATIONS):  # towards what grows fastest
-        size = float(np.linalg.norm(part[0]))
-        if not (math.isfinite(size) and size > 0):
-            break
-        terms = rates.terms(part, 0.1)
-        part = rounded(terms, [1 / size] * len(terms), 0.3, low).cores
-    last = _rate(rates, part)
-    rate = max(rate, last) if math.isfinite(last) else rate
-    return rate if dt * rate > max(stable) else None
-
-
-def _rate(rates: Rates, cores: Cores) -> float:
-    """Estimates the rate ‖Q(v)‖ / ‖v‖ of a right side, to diagnose an unstable integration."""
-    terms = rates.terms(cores, 0.1)
-    return relative_norm(terms, [1.0] * len(terms), Train(cores)) if terms else 0.0

@@ -12,7 +12,7 @@ from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._function_trains.functions_by_values import crossed
 from tensorjax.pde._maps.affine_maps import AffineMap
-from tensorjax.pde._problems.drifts import Cores, Term, partial_derivative
+from tensorjax.pde._problems.drifts import Cores, Power, Product, Term, partial_derivative
 from tensorjax.pde._problems.user_functions import InFewSizes, Remembered, takes_time
 
 Interpretation = Literal["ito", "stratonovich", "klimontovich"]
@@ -248,3 +248,16 @@ def diffusion_matrix(name: str, value: Any, dim: int) -> Any:
             f"{low:.2g} to {high:.2g}; negative diffusion has no solution forward in time"
         )
     return value
+
+
+def proportional(tensor: np.ndarray) -> list[list[Any]]:
+    """Returns the diffusion matrix with entries S_ij x_i x_j as rows of drift terms."""
+    d = len(tensor)
+    e = np.eye(d)
+    rows: list[list[Any]] = [[None] * d for _ in range(d)]
+    for i in range(d):
+        for j in range(i, d):
+            if tensor[i, j]:
+                term = Product([Power(e[i]), Power(e[j])], amplitude=float(tensor[i, j]))
+                rows[i][j] = rows[j][i] = term
+    return rows

@@ -10,7 +10,7 @@ from tensorjax.pde._arguments import coefficient, generator_of, positive
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._initial_states.initial_states import Start
 from tensorjax.pde._initial_states.known_densities import Lognormal
-from tensorjax.pde._problems.drifts import Power, Product
+from tensorjax.pde._problems.diffusion import proportional
 from tensorjax.pde._problems.ready_made import AGE, ReadyMade, check_own, log_axis
 
 
@@ -161,16 +161,3 @@ def _shaped(
             "correlation: expected a symmetric positive definite matrix with ones on its diagonal"
         )
     return out[0], out[1], out[2], ties
-
-
-def proportional(tensor: np.ndarray) -> list[list[Any]]:
-    """Returns the diffusion matrix with entries S_ij x_i x_j as rows of drift terms."""
-    d = len(tensor)
-    e = np.eye(d)
-    rows: list[list[Any]] = [[None] * d for _ in range(d)]
-    for i in range(d):
-        for j in range(i, d):
-            if tensor[i, j]:
-                term = Product([Power(e[i]), Power(e[j])], amplitude=float(tensor[i, j]))
-                rows[i][j] = rows[j][i] = term
-    return rows

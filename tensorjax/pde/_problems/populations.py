@@ -8,8 +8,8 @@ from tensorjax.pde._arguments import positive
 from tensorjax.pde._discretization.grid import Axis, Box
 from tensorjax.pde._initial_states.initial_states import Gaussian, Start
 from tensorjax.pde._initial_states.known_densities import Lognormal
+from tensorjax.pde._problems.diffusion import proportional
 from tensorjax.pde._problems.drifts import Power, Product
-from tensorjax.pde._problems.geometric_brownian_motion import proportional
 from tensorjax.pde._problems.ready_made import ReadyMade, check_own, fourier_box, narrowest, visited
 
 # Points per width of the density across its flow, and share by which a box is larger on either

@@ -9,12 +9,17 @@ growth (a contracting density, a reaction) is not flagged where the steps resolv
 Source: ours; the bound is that of a power iteration.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
 from tensorjax._cores.contractions import einsum
+from tensorjax._cores.unfoldings import Cores
+from tensorjax.pde._stepping.right_side import Rates
+from tensorjax.pde._stepping.sketched_sums import Train, relative_norm, rounded
 from tensorjax.pde._stepping.step_truncation import STABLE
 
 # Stages are combined to e and to dt A e by these weights of v, of the stages and of the result; dt
@@ -26,6 +31,8 @@ _SHARE = {"rk4": 0.05, "rk2": 0.5}
 # Powers of the rate ρ and factors of ρ^p ‖dt A e‖, which is the first term that a method leaves out
 # of exp(dt A) v: (dt A)^5 v/120 with e = (dt A)² v/4, and (dt A)³ v/6 with e = dt A v.
 _ERROR = {"rk4": (2, 1 / 30), "rk2": (1, 1 / 6)}
+# Steps of the power iteration that estimates the fastest rate.
+_ITERATIONS = 6
 
 
 class Rate(NamedTuple):
@@ -90,3 +97,51 @@ def _gram(trains: Sequence[Any]) -> Any:
         top = jnp.abs(state).max()
         state = state / jnp.where((top > 0) & jnp.isfinite(top), top, 1)
     return state[:, :, 0, 0]
+
+
+def fastest(
+    rates: Rates,
+    cores: Cores,
+    dt: float,
+    share: float,
+    stable: tuple[float, float],
+    near: float = 1.0,
+) -> float | None:
+    """Estimates the right side's fastest rate at v; None if the step is stable for it.
+
+    Instability grows out of the small parts of v: those below ``share`` are asked apart. Only
+    linear operators have rates; a source has none, and what a reaction does the norms tell.
+
+    Args:
+      rates: linear operators.
+      cores: of v.
+      dt: the step.
+      share: of ‖v‖.
+      stable: what dt times a real, and an imaginary, rate may be.
+      near: share of that at which a part of v has to change for the fastest rate to be looked for.
+    """
+    big = rounded([Train(cores)], [1.0], share).cores
+    low = [4] * (len(cores) - 1)
+    small = rounded([Train(cores), Train(big)], [1.0, -1.0], 0.1, low)
+    asked = [cores]
+    if small.norm > 1e-14 * float(np.linalg.norm(cores[0])):
+        asked.append(small.cores)
+    rate = max(_rate(rates, part) for part in asked)
+    if not (math.isfinite(rate) and dt * rate > near * max(stable)):
+        return None
+    part = asked[-1]
+    for _ in range(_ITERATIONS):  # towards what grows fastest
+        size = float(np.linalg.norm(part[0]))
+        if not (math.isfinite(size) and size > 0):
+            break
+        terms = rates.terms(part, 0.1)
+        part = rounded(terms, [1 / size] * len(terms), 0.3, low).cores
+    last = _rate(rates, part)
+    rate = max(rate, last) if math.isfinite(last) else rate
+    return rate if dt * rate > max(stable) else None
+
+
+def _rate(rates: Rates, cores: Cores) -> float:
+    """Estimates the rate ‖Q(v)‖ / ‖v‖ of a right side, to diagnose an unstable integration."""
+    terms = rates.terms(cores, 0.1)
+    return relative_norm(terms, [1.0] * len(terms), Train(cores)) if terms else 0.0
