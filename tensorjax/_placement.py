@@ -174,7 +174,7 @@ def _meet(x: jax.Array, y: jax.Array) -> None:
 
 
 def _committed(out: Any, shardings: Sequence[Any]) -> Any:
-    """Moves those arrays of a result that are not committed to the given shardings."""
+    """Commits the uncommitted arrays of a `placed` function's result to given shardings."""
     leaves, tree = jax.tree.flatten(out)
     if not any(_is_free(x) for x in leaves):
         return out

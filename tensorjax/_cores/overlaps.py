@@ -13,7 +13,7 @@ from tensorjax.linalg._scaling import normalized, scaled
 
 
 def bond_overlap(x: Any, y: Any) -> Any:
-    """Contracts two cores, the first conjugated, over their left bonds and modes."""
+    """Computes the overlap of two cores, the first conjugated, over their left bonds and modes."""
     return matmul(adjoint(tall(x)), tall(y))
 
 

@@ -316,7 +316,7 @@ def _truncated(x: np.ndarray, tol: float | None, rank: Any) -> list[np.ndarray]:
 
 @_check.double_of_ours()
 def truncated_modes(x: np.ndarray, tol: float | None, rank: Any) -> tuple[Any, list[Any]]:
-    """Compresses a dense layer's folded weight by ST-HOSVD, to a tolerance or ranks."""
+    """Compresses a dense layer's weight by ST-HOSVD in its conversion, to a tolerance or ranks."""
     caps = None if rank is None else bounded(rank, x.shape, "mode")
     found = None if tol is None else tucker.from_dense(x, tol=tol)
     if found is not None and caps is not None and any(map(int.__gt__, found.ranks, caps)):

@@ -28,7 +28,7 @@ Cls = TypeVar("Cls", bound=type)
 
 @dataclasses.dataclass(frozen=True)
 class Law:
-    """Distribution of the entries of a random map: mean 0, variance 1, given fourth moment.
+    """Law of the entries of a `RandomMap`: mean 0, variance 1, a given fourth moment.
 
     Attributes:
       name: "rademacher" (±1, Δ = 1), "gaussian" (Δ = 3) or "sparse" (±√s with probability 1/(2s)

@@ -271,5 +271,5 @@ def hull(front: Sequence[Candidate]) -> list[Candidate]:
 
 
 def slope(a: Candidate, b: Candidate) -> float:
-    """Returns by how much the squared error falls per added parameter between candidates."""
+    """Returns how much squared error falls per added parameter between two candidate specs."""
     return (a.error - b.error) / max(b.numbers - a.numbers, 1)

@@ -310,7 +310,7 @@ def _programs(apply: Callable[..., Any], tree: Any, leaves: tuple[Any, ...]) -> 
 
 
 class _Programs:
-    """Compiled programs of an engine for one layer function: forward, backward and loss."""
+    """Engine's compiled programs of one layer function: forward, backward and loss."""
 
     def __init__(self, apply: Callable[..., Any], shardings: tuple[Any, ...]) -> None:
         self._apply, self._shardings = apply, shardings

@@ -116,7 +116,7 @@ def standing(
 
 
 def strength(edge: np.ndarray, low: float, high: float) -> np.ndarray:
-    """Returns how strongly the gauge's shift and stretch act, 0 to 1, by the norm near the edge."""
+    """Returns the strength of the gauge's shift and stretch, 0 to 1, by the norm near the edge."""
     x = np.log(np.maximum(edge, np.finfo(float).tiny) / low) / np.log(high / low)
     x = np.clip(x, 0, 1)
     return x * x * (3 - 2 * x)

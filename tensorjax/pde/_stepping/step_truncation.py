@@ -345,7 +345,7 @@ def solved_by_amen(
     enrichment: int = _ENRICHMENT,
     sweeps: int = _SWEEPS,
 ) -> tuple[Cores, float]:
-    """Solves A x = b by AMEn, for IMEX time steps and equations at rest; returns x and residual."""
+    """Solves A x = b by AMEn in a step-truncation IMEX step; returns x and residual."""
     dtype = np.result_type(np.float64, operator.cores[0], load[0], guess[0])
     system = System(operator, train(load), train(guess), dtype, enrichment)
     search = amen_search("auto", "auto", cap, sweeps, enrichment, None)
