@@ -265,3 +265,64 @@ def test_random_formats_of_many_shapes_share_programs_and_are_those_of_traced_ke
     inside = jax.jit(lambda: tt.random(key, shapes[0], rank, np.float32))()  # a concrete key
     for f, e in zip(inside.cores, tt.random(key, shapes[0], rank, np.float32).cores, strict=True):
         close(f, e)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("seed", range(3))
+def test_first_sums_and_products_to_ranks_compile_nothing(seed, dtype):
+    """As accurate as the exact ones truncated by SVDs, at static ranks."""
+    rng = np.random.default_rng(9700 + seed)
+    modes = [(int(n),) for n in rng.integers(1, 6, rng.integers(1, 6))]
+    x, y = (train(rng, modes, int(r), dtype) for r in rng.integers(1, 5, 2))
+    a = tt.diagonal_matrix(train(rng, modes, 2, dtype))
+    exact = tt.linear_combination([x, (x, y), (a, y)], [1.0, 2.0, -0.5])
+    rank = int(rng.integers(1, 5))
+    options = [{"rank": rank}, {"rank": rank, "tol": 1e-2}, {"rank": rank, "tol": 1e-5}]
+    with compilations() as compiled:
+        sums = [tt.linear_combination([x, (x, y), (a, y)], [1.0, 2.0, -0.5], **o) for o in options]
+        rounded = [tt.round(exact, **o) for o in options[1:]]
+    assert not compiled
+    best = tt.distance(exact, tt.round(exact, rank=rank, method="svd"))
+    size, eps = float(tt.norm(exact)), float(jnp.finfo(dtype).eps)
+    for found, o in zip([*sums, *rounded], [*options, *options[1:]], strict=True):
+        assert (found.dtype, found.ranks) == (np.dtype(dtype), sums[0].ranks)
+        allowed = np.hypot(1.1 * float(best), o.get("tol", 0.0) * size) + 100 * eps * size
+        assert float(tt.distance(exact, found)) <= allowed
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rearranged_modes_compile_nothing(dtype):
+    rng = np.random.default_rng(9800)
+    for _ in range(3):
+        sizes = [int(n) for n in rng.integers(1, 6, rng.integers(2, 5))]
+        t = train(rng, [(n,) for n in sizes], 3, dtype)
+        a = train(rng, [(n, n) for n in sizes], 2, dtype)
+        order = rng.permutation(len(sizes)).tolist()
+        last = rng.standard_normal((4, sizes[-1])).astype(dtype)
+        with compilations() as compiled:
+            found = {
+                "permute": tt.permute(t, order),
+                "reverse": tt.reverse(t),
+                "reshape": tt.reshape(t, (-1, sizes[-1])),
+                "pad": tt.pad_modes(t, [(1, 2)] * len(sizes)),
+                "mode": tt.mode_product(t, last, -1),
+                "diagonal": tt.diagonal(a),
+                "tensordot": tt.tensordot(t, tt.reverse(t), 1),
+                "identity": tt.diagonal(tt.identity(sizes, dtype)),
+            }
+            back = tt.transpose(a)
+        assert not compiled
+        x, m = np.asarray(tt.to_dense(t)), np.asarray(tt.to_dense(a))
+        wanted = {
+            "permute": x.transpose(order),
+            "reverse": x.transpose(),
+            "reshape": x.reshape(-1, sizes[-1]),
+            "pad": np.pad(x, [(1, 2)] * x.ndim),
+            "mode": x @ last.T,
+            "diagonal": np.diagonal(m.reshape(x.size, -1)).reshape(x.shape),
+            "tensordot": np.tensordot(x, x.transpose(), 1),
+            "identity": np.ones(x.shape, dtype),
+        }
+        for name, value in wanted.items():
+            close(tt.to_dense(found[name]), value)
+        close(tt.to_dense(back).reshape(x.size, -1), m.reshape(x.size, -1).T)

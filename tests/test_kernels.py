@@ -502,6 +502,7 @@ stages = [(name, stage) for name, row in TABLE.items() for stage in row]
 BY_DEFAULT = {
     ("tt.inner", CALL), ("tt.inner", TRACE), ("tt.hadamard", TRACE), ("tt.evaluate", CALL),
     ("tt.round(tol=), Gram sweep", HOST), ("tt.from_dense(tol=)", HOST), ("linalg.gram", HOST),
+    ("tt.linear_combination(rank=)", CALL), ("tt.tensordot", CALL),
     ("tt.contract_modes", CALL), ("tt.round(rank=)", TRACE), ("tt.from_dense(rank=)", CALL),
 }  # fmt: skip
 

@@ -19,11 +19,19 @@ from experiments.bench import _drawn, _plain
 from tensorjax import _blas_threads, _native, sketch, tt
 from tensorjax._kernels import conditions, first_calls
 from tensorjax._kernels.choice import choose_kernel
-from tensorjax._kernels.table import CPP, HOST, TRACE
+from tensorjax._kernels.table import CALL, CPP, HOST, PROGRAM, TABLE, TRACE, Candidate
 from tensorjax._native import loading
 from tensorjax.sketch import _map_cores
 from tensorjax.tt._eigen import block_dmrg, dmrg_sweeps
 from tensorjax.tt._linear import amen
+
+
+@pytest.fixture(autouse=True)
+def programs_to_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First calls are programs here too; those by NumPy are tested in test_first_calls.py."""
+    for name in ("tt.linear_combination(rank=)", "tt.round(rank=, tol=)"):
+        monkeypatch.setitem(TABLE, name, {CALL: (Candidate(PROGRAM),)})
+
 
 # The first thread is made, and the system refuses all others.
 FEW_THREADS = """

@@ -8,9 +8,17 @@ import numpy as np
 import pytest
 
 from tensorjax import tt
+from tensorjax._kernels.table import CALL, PROGRAM, TABLE, Candidate
 from tests.oracles import cores, dense, error, infinite, norm, normal
 
 SHAPE = (3, 4, 2, 5)
+
+
+@pytest.fixture(autouse=True)
+def programs_to_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First calls are programs here too; those by NumPy are tested in test_first_calls.py."""
+    for name in ("tt.linear_combination(rank=)", "tt.round(rank=, tol=)"):
+        monkeypatch.setitem(TABLE, name, {CALL: (Candidate(PROGRAM),)})
 
 
 def train(rng: np.random.Generator, rank: Any, dtype: Any = float, shape: Any = SHAPE) -> tt.TT:

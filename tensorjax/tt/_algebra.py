@@ -238,6 +238,7 @@ def exact_product(a: Any, b: Any, multiply: Callable[[Any, Any], Any], kind: Any
 _jitted_pairwise = jax.jit(_pairwise, static_argnums=(2, 3))
 
 
+@placed
 def transpose(a: TTMatrix) -> TTMatrix:
     """Transposes a TT-matrix, without conjugation: swaps row and column modes of every core.
 

@@ -1,4 +1,4 @@
-"""Sums of terms, trains or products of two, rounded by random sketches, never formed exactly.
+"""Sums of terms, trains or products of two, rounded by random sketches, not formed exactly.
 
 A *term* is a train, or a product of two that stays one: x ∘ y, A x or A B, whose bonds are pairs of
 bonds. A sum of terms is a train whose bonds are the terms' bonds side by side. Two sweeps need no
