@@ -22,6 +22,8 @@ import jax
 import numpy as np
 import pytest
 
+from tensorjax import _placement
+
 LONG_CASES = frozenset((Path(__file__).parent / "long_cases.txt").read_text("utf-8").splitlines())
 
 end_contexts = share_contexts()
@@ -64,6 +66,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True, scope="module")
 def _caches() -> Iterator[None]:
     """Drops the compiled programs of a file: those of all files would exhaust memory maps."""
+    _placement._is_alone()  # asked once: not first by a test that has JAX count one device
     yield
     jax.clear_caches()
     end_contexts()
