@@ -50,7 +50,8 @@ def constants() -> Any:
     A program would store the constants of NumPy, and makes its own ones.
     """
     put = _fast()
-    return np if put is not None and put.at_top() else jnp
+    on_a_cpu = put is not None and _default_device().platform == "cpu"
+    return np if on_a_cpu and put.at_top() else jnp  # type: ignore[union-attr]
 
 
 class _Fast:

@@ -654,3 +654,25 @@ def test_projections_of_trains_of_more_cores_than_powers_of_two(rng):
         with pytest.raises(OverflowError, match=r"z: .* 300 cores; project tt.normalize"):
             tt.tangent_project(large, large)
         assert float(tt.distance(tt.tangent_project(a, a), a)) < 1e-3
+
+
+def test_complex_scalars_beside_the_largest_number_are_held():
+    y = tt.rank_one([np.array([3e38 + 3e38j], np.complex64), np.ones(1, np.complex64)])
+    assert complex(tt.sum(y)) == pytest.approx(3e38 + 3e38j, rel=1e-6)
+    with pytest.raises(OverflowError, match=r"the sum, about 1e.40"):
+        tt.sum(tt.kron(y, y) * 1e-37)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e10, 1e18])
+def test_exact_products_of_terms_of_opposite_sizes_in_single_precision(rng, size):
+    """Without double precision, in which the terms would be far apart and yet in range."""
+    with jax.enable_x64(False):
+        first, second = (
+            [rng.standard_normal((1, 4, 1)).astype(np.float32) for _ in range(2)] for _ in range(2)
+        )
+        s = np.float32(size)
+        left = np.concatenate([first[0] * s, second[0] / s], axis=2)
+        right = np.concatenate([first[1] / s, second[1] * s], axis=0)
+        x = np.einsum("aib,bjc->ij", left.astype(float), right.astype(float))
+        t = tt.TT([left, right])
+        assert error(dense(tt.hadamard(t, t, tol=1e-5)), x * x) <= 2e-5 * norm(x * x)

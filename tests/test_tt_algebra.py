@@ -248,3 +248,8 @@ def test_dtypes_mix_as_in_numpy():
         assert wide(tt.inner(x, y)) == 6
     with pytest.raises(ValueError, match=r"float32.*complex128"):
         tt.add(x, y)
+
+
+def test_programs_hold_no_identity_of_a_diagonal_matrix():
+    program = jax.make_jaxpr(tt.diagonal_matrix)(tt.ones((300, 2)))
+    assert max((np.size(c) for c in program.consts), default=0) <= 300

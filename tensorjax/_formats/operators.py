@@ -219,7 +219,11 @@ def _shifted(x: Any, out: Any, exponent: int, factor: Any) -> Any:
     """Multiplies a tensor by 2^exponent, or raises OverflowError if its arrays cannot hold that."""
     moved = out._shift(exponent)
     arrays = jax.tree.leaves(moved)
-    if _check.is_traced(arrays) or all(np.isfinite(np.asarray(a)).all() for a in arrays):
+    if _check.is_traced(arrays) or not all(
+        getattr(a, "is_fully_addressable", True) for a in arrays
+    ):
+        return moved
+    if all(np.isfinite(np.asarray(a)).all() for a in arrays):
         return moved
     if all(np.isfinite(np.asarray(a)).all() for a in jax.tree.leaves(x)):
         raise OverflowError(

@@ -10,38 +10,47 @@ import numpy as np
 
 from tensorjax import _check
 
-# log10 |value| and log10 of the product of the norms of what it is made of.
-Powers = tuple[float, float]
-_NOT_HELD = (0.0, math.inf)
+# log10 |value|, and a function that computes log10 of the product of the norms of its factors.
+Powers = tuple[float, Callable[[], float]]
 
 
 def held(name: str, value: Any, powers: Callable[[], Powers], remedy: str) -> jax.Array:
     """Returns a scalar, or raises OverflowError if its dtype cannot hold what it stands for.
 
-    Values known only under a transformation, and batches of them, are returned as they are. A value
-    of 0 is refused if the true one is more than roundoff of the terms that it is a sum of.
+    Returned as they are: values known only under a transformation, batches of them, and those on
+    accelerators or several devices, for which a program would have to wait. A value of 0 is refused
+    if the true one is more than roundoff of the terms that it is a sum of.
 
     Args:
       name: of the scalar, for the error.
       value: scalar that may have overflowed to infinity or underflowed to zero.
-      powers: computes log10 of the true absolute value, and of the bound on it by the norms of its
-        factors (Cauchy–Schwarz); called for 0 and infinity only.
+      powers: computes log10 of the true absolute value, and how to find the bound on it by the
+        norms of its factors (Cauchy–Schwarz); called for 0 and infinity only.
       remedy: what to do instead, for the error.
     """
-    if _check.is_traced(value) or value.ndim or float(np.abs(np.asarray(value))) not in _NOT_HELD:
+    if _check.is_traced(value) or value.ndim or not _on_one_cpu(value):
+        return value
+    number = np.asarray(value)
+    infinite = bool(np.isinf(number.real) or np.isinf(number.imag))
+    if not infinite and number != 0:
         return value
     power, bound = powers()
     info = jnp.finfo(value.dtype)
     low = math.log10(2) * (info.minexp - info.nmant)
-    high = math.log10(2) * info.maxexp
     # Below roundoff of the terms a zero is right.
-    lost = power >= high or bound + math.log10(info.eps) < power < low
-    if math.isfinite(power) and lost:
+    if math.isfinite(power) and (
+        infinite or (power < low and power > bound() + math.log10(info.eps))
+    ):
         raise OverflowError(
             f"{name}, about 1e{power:+.0f}, is out of the range of {jnp.dtype(value.dtype).name}; "
             f"{remedy}"
         )
     return value
+
+
+def _on_one_cpu(value: Any) -> bool:
+    devices = value.devices()
+    return len(devices) == 1 and next(iter(devices)).platform == "cpu"
 
 
 def power_of_ten(mantissa: Any, exponent: Any) -> float:

@@ -29,4 +29,4 @@ def rearranged(
     hosted = choose_kernel("tt.transpose", cores, **facts) is NUMPY
     given = [np.asarray(c) for c in cores] if hosted else cores
     out = [move(*pair) for pair in zip(given, *others, strict=True)]
-    return tuple(copied(out) if hosted else out)
+    return tuple(copied(out))

@@ -63,14 +63,22 @@ def inner(x: Tucker, y: Tucker) -> jax.Array:
 
 
 def _powers(x: Tucker, y: Tucker) -> Powers:
-    """Computes log10 |⟨x, y⟩| and log10 ‖x‖·‖y‖, for `held`."""
-    value, left, right = (power_of_ten(*_scaled_inner(*pair)) for pair in ((x, y), (x, x), (y, y)))
-    return value, (left + right) / 2
+    """Computes log10 |⟨x, y⟩|, and how to find log10 ‖x‖·‖y‖, for `held`."""
+
+    def bound() -> float:
+        return sum(power_of_ten(*_mantissa_and_exponent(t, t)) for t in (x, y)) / 2
+
+    return power_of_ten(*_mantissa_and_exponent(x, y)), bound
 
 
 @jax.jit
 def _inner(x: Tucker, y: Tucker) -> jax.Array:
     return linalg.scaled(*_scaled_inner(x, y))
+
+
+@jax.jit
+def _mantissa_and_exponent(x: Tucker, y: Tucker) -> tuple[jax.Array, Any]:
+    return _scaled_inner(x, y)
 
 
 def _scaled_inner(x: Tucker, y: Tucker) -> tuple[jax.Array, Any]:
@@ -154,8 +162,9 @@ def _measured(*tensors: Tucker, f: Any, name: str) -> jax.Array:
     with np.errstate(over="ignore", under="ignore"):
         value = jax.device_put(np.ldexp(length, exponent).astype(real))
     # The distance of equal tensors is roundoff: zero is right for it.
-    power, bound = power_of_ten(length, exponent), math.inf if f is _distance else -math.inf
-    return held(name, value, lambda: (power, bound), "scale the tensor")
+    bound = math.inf if f is _distance else -math.inf
+    powers = power_of_ten(length, exponent), lambda: bound
+    return held(name, value, lambda: powers, "scale the tensor")
 
 
 def _norm(t: Tucker) -> tuple[Any, Any]:

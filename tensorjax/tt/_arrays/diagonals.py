@@ -3,8 +3,10 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from tensorjax import linalg
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._placement import placed
 from tensorjax.tt._arrays.reductions import sum
@@ -88,8 +90,9 @@ def diagonal_matrix(t: TT) -> TTMatrix:
     Source: ours.
     """
     single("t", t, TT)
-    eyes = [np.eye(n, dtype=t.dtype) for n in t.shape]
-    spread = rearranged(
-        "diagonal_matrix", t.cores, lambda c, eye: c[:, :, None, :] * eye[None, ..., None], eyes
-    )
-    return TTMatrix._unchecked(spread)
+
+    def spread(core: Any) -> Any:
+        xp = np if linalg.is_host(core) else jnp
+        return core[:, :, None, :] * xp.eye(core.shape[1], dtype=core.dtype)[None, ..., None]
+
+    return TTMatrix._unchecked(rearranged("diagonal_matrix", t.cores, spread))

@@ -48,6 +48,14 @@ def contract_modes(t: TT, vectors: Mapping[int, Any]) -> Any:
     Source: Oseledets (2011), section 4.2 (multidimensional contraction). Ours: intermediate results
     are kept in range by exact powers of two.
     """
+    return contraction(t, vectors, "the contraction of all modes")
+
+
+def contraction(t: TT, vectors: Mapping[int, Any], name: str | None) -> Any:
+    """Computes `contract_modes`, also for sums and means, by whose name an overflow is told.
+
+    Without a name a scalar out of the range of the dtype is inf or 0.
+    """
     single("t", t, TT)
     chosen: dict[int, Any] = {}
     shape, dtype = t.shape, t.dtype  # looked up in every core
@@ -66,7 +74,7 @@ def contract_modes(t: TT, vectors: Mapping[int, Any]) -> Any:
         chosen[k] = v
     numpy = choose_kernel("tt.contract_modes", (t, chosen)) is NUMPY
     out = (_contracted_by_numpy if numpy else _contract_modes)(t, chosen)
-    if isinstance(out, TT):
+    if isinstance(out, TT) or name is None:
         return out
 
     def powers() -> Powers:
@@ -74,7 +82,7 @@ def contract_modes(t: TT, vectors: Mapping[int, Any]) -> Any:
         conjugate = TT._unchecked(tuple(chosen[k].conj()[None, :, None] for k in range(order)))
         return overlaps_on_host.powers(conjugate, t)
 
-    return held("the contraction of all modes", out, powers, "scale the train by tt.normalize")
+    return held(name, out, powers, "scale the train by tt.normalize")
 
 
 @jax.jit
@@ -139,7 +147,7 @@ def _contracted_by_numpy(t: TT, vectors: Mapping[int, np.ndarray]) -> Any:
         if pending is not None:
             core, e = linalg.normalized(np.asarray(cores[-1]).astype(kind, copy=False))
             cores[-1], exponent = times_right(core, pending), exponent + e
-        cores = _shared_out(cores, exponent, kind)
+        cores = _shared_out(cores, exponent, kind, linalg.exponents_held(dtype))
     return TT._unchecked(tuple(_placed(c.astype(dtype)) for c in cores))
 
 
@@ -155,11 +163,11 @@ def _placed(core: Any) -> jax.Array:
     return core if isinstance(core, jax.Array) else jax.device_put(core)
 
 
-def _shared_out(cores: list[Any], exponent: int, kind: Any) -> list[Any]:
+def _shared_out(cores: list[Any], exponent: int, kind: Any, fit: tuple[int, int]) -> list[Any]:
     """Multiplies a contracted train by 2^exponent on the host: in one core, or all on overflow."""
     at = max((k for k, c in enumerate(cores) if linalg.is_host(c)), default=0)
-    low, high = linalg.exponents_held(kind)
+    low, high = fit
     new = np.asarray(cores[at]).astype(kind, copy=False)
     if low < linalg.exponent_of(new) + exponent < high:
         return [*cores[:at], linalg.scaled(new, exponent), *cores[at + 1 :]] if exponent else cores
-    return balanced([np.asarray(c).astype(kind) for c in cores], exponent)
+    return balanced([np.asarray(c).astype(kind) for c in cores], exponent, fit=fit)

@@ -14,7 +14,7 @@ from tensorjax._placement import placed
 from tensorjax._transfer import copied
 from tensorjax.tt._algebra import add, conj, real, scale, transpose
 from tensorjax.tt._arrays.indexing import item
-from tensorjax.tt._arrays.mode_contraction import contract_modes
+from tensorjax.tt._arrays.mode_contraction import contraction
 from tensorjax.tt._constructors import ones_like
 from tensorjax.tt._folding import fold
 from tensorjax.tt._inner_products.distance import distance
@@ -45,7 +45,8 @@ def sum(t: TT | TTMatrix, axis: Axis = None, *, keepdims: bool = False) -> Any:
       TT of the modes that remain, or a scalar.
 
     Raises:
-      ValueError: a mode out of range, or given twice.
+      ValueError: a mode out of range, or given twice. OverflowError: the dtype cannot hold the sum,
+        as of `inner`.
 
     Example:
       >>> from tensorjax import tt
@@ -61,7 +62,8 @@ def sum(t: TT | TTMatrix, axis: Axis = None, *, keepdims: bool = False) -> Any:
     if isinstance(t, TTMatrix):
         return _matrix_sum(t, axis)
     shape, dtype = t.shape, t.dtype
-    return contract_modes(t, {k: np.ones(shape[k], dtype) for k in _modes(axis, t.order)})
+    ones = {k: np.ones(shape[k], dtype) for k in _modes(axis, t.order)}
+    return contraction(t, ones, "the sum")
 
 
 @overload
@@ -83,7 +85,8 @@ def mean(t: TT | TTMatrix, axis: Axis = None, *, keepdims: bool = False) -> Any:
       TT of the modes that remain, or a scalar, in the dtype of ``t``.
 
     Raises:
-      ValueError: a mode out of range, or given twice.
+      ValueError: a mode out of range, or given twice. OverflowError: the dtype cannot hold the
+        mean, as of `inner`.
 
     Example:
       >>> from tensorjax import tt
@@ -95,6 +98,11 @@ def mean(t: TT | TTMatrix, axis: Axis = None, *, keepdims: bool = False) -> Any:
     single("t", t)
     if _check.flag("keepdims", keepdims):
         return _kept(mean(t, axis), t, axis)
+    return _mean(t, axis, "the mean")
+
+
+def _mean(t: TT | TTMatrix, axis: Axis, name: str | None) -> Any:
+    """Computes the mean of `mean`, by whose name an overflow is told, or without that check."""
     if isinstance(t, TTMatrix):
         sides = _modes(axis, 2)
         powers, rest = _inverse_powers([math.prod(c.shape[1 + k] for k in sides) for c in t.cores])
@@ -102,7 +110,8 @@ def mean(t: TT | TTMatrix, axis: Axis = None, *, keepdims: bool = False) -> Any:
     modes, shape, dtype = _modes(axis, t.order), t.shape, t.dtype
     powers, rest = _inverse_powers([shape[k] for k in modes])
     pairs = zip(modes, powers, strict=True)
-    return contract_modes(t, {k: np.full(shape[k], w).astype(dtype) for k, w in pairs}) * rest
+    vectors = {k: np.full(shape[k], w).astype(dtype) for k, w in pairs}
+    return contraction(t, vectors, name) * rest
 
 
 @overload
@@ -145,7 +154,7 @@ def var(t: TT | TTMatrix, axis: Axis = None, *, keepdims: bool = False) -> Any:
         flat = fold(t) if isinstance(t, TTMatrix) else t
         # Root mean squares are in range where norms, of so many entries, are not.
         powers, rest = _inverse_powers([math.sqrt(n) for n in flat.shape])
-        centre = scale(ones_like(flat), mean(flat))
+        centre = scale(ones_like(flat), _mean(flat, None, None))
         return (distance(_multiplied(flat, powers), _multiplied(centre, powers)) * rest) ** 2
     # Orthogonal, for squares of the two terms of x − mean would cancel where they are alike.
     centred = add(t, scale(mean(t, modes, keepdims=True), -1))  # broadcast  # type: ignore[arg-type]

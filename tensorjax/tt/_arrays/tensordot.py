@@ -9,7 +9,7 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._cores.contractions import absorb, einsum, times_right
-from tensorjax._cores.scaling import balanced, shared_out
+from tensorjax._cores.scaling import balanced, near_one, shared_out
 from tensorjax._formats.trains import TT, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
@@ -66,11 +66,12 @@ def tensordot(x: TT, y: TT, axes: int | tuple[Any, Any] = 2) -> Any:
 def _joined_on_host(x: TT, y: TT, count: int) -> Any:
     """Contracts the last modes of one train with the first ones of another by NumPy."""
     x, y = jax.tree.map(np.asarray, (x, y))
-    cores, scalar, exponent = _joined(x, y, count)
-    if scalar is not None:
-        return on_device([np.asarray(linalg.scaled(scalar, exponent))])[0]
-    fit = linalg.exponents_held(x.dtype)
-    return TT._unchecked(tuple(on_device(balanced(cores, exponent, fit=fit))))
+    with np.errstate(all="ignore"):
+        cores, scalar, exponent = _joined(x, y, count)
+        if scalar is not None:
+            return on_device([np.asarray(linalg.scaled(scalar, exponent))])[0]
+        fit = linalg.exponents_held(x.dtype)
+        return TT._unchecked(tuple(on_device(balanced(cores, exponent, fit=fit))))
 
 
 def _summed(x: TT, y: TT, axes: Any) -> tuple[list[int], list[int]]:
@@ -134,7 +135,9 @@ def _transfer(xs: Sequence[Any], ys: Sequence[Any], dtype: Any) -> tuple[Any, An
     else:
         held, expression = np.eye(right, dtype=dtype)[None], "cdz,aic,bid->abz"
         pairs.reverse()
-    for a, b in pairs:
+    for given in pairs:
+        (a, b), e = near_one(given)
+        exponent += e
         held, e = linalg.normalized(einsum(expression, held, a, b))
         exponent += e
     return held.reshape(left, right), exponent

@@ -1,7 +1,6 @@
 """Bilinear forms ⟨x|A|y⟩ of a TT-matrix between two trains, contracted without forming A y."""
 
 import functools
-import math
 from typing import Any
 
 import jax
@@ -70,13 +69,12 @@ def bilinear_form(x: TT, a: TTMatrix, y: TT) -> jax.Array:
 
 
 def _powers(x: TT, a: TTMatrix, y: TT) -> Powers:
-    """Computes log10 |⟨x|A|y⟩| and log10 ‖x‖·‖A‖·‖y‖, for `held`."""
-    norms = [overlaps_on_host.norm_powers(t)[0] for t in (x, fold(a), y)]
-    if math.isnan(sum(norms)):  # NaN, or arrays of other processes
-        return math.nan, math.nan
+    """Computes log10 |⟨x|A|y⟩|, and how to find log10 ‖x‖·‖A‖·‖y‖, for `held`."""
     kind = np.result_type(*(linalg.factor_dtype(t.dtype) for t in (x, a, y)), np.float64)
     parts = [[np.asarray(c).astype(kind) for c in t.cores] for t in (x, a, y)]
-    return power_of_ten(*_scaled_form(*parts)), sum(norms)
+    with np.errstate(all="ignore"):
+        power = power_of_ten(*_scaled_form(*parts))
+    return power, lambda: sum(overlaps_on_host.norm_power(t) for t in (x, fold(a), y))
 
 
 def _work(x: TT, a: TTMatrix, y: TT) -> float:

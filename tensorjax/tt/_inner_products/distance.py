@@ -59,7 +59,8 @@ def distance(x: Train, y: Train) -> jax.Array:
     length, exponent = difference(*host)
     with np.errstate(over="ignore"):
         value = np.asarray(np.ldexp(length, exponent).astype(real))
-    powers = power_of_ten(length, exponent), math.inf  # that of equal trains is roundoff, or zero
+    power = power_of_ten(length, exponent)
+    powers = power, lambda: math.inf  # that of equal trains is roundoff, or zero
     return held("the distance", on_device([value])[0], lambda: powers, NORM_REMEDY.format("x - y"))
 
 

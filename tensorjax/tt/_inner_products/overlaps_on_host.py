@@ -61,20 +61,22 @@ def squared_norm(x: TT) -> tuple[Any, int] | None:
 
 
 def powers(x: TT, y: TT) -> Powers:
-    """Computes log10 |⟨x, y⟩| and log10 ‖x‖·‖y‖, for `held`; NaN of arrays of other processes."""
-    arrays = [c for t in (x, y) for c in t.cores]
-    if not all(getattr(c, "is_fully_addressable", True) for c in arrays):
-        return math.nan, math.nan
-    value, left, right = (
-        power_of_ten(*_in_double_precision(*pair)) for pair in ((x, y), (x, x), (y, y))
-    )
-    return value, (left + right) / 2
+    """Computes log10 |⟨x, y⟩|, and how to find log10 ‖x‖·‖y‖, for `held`."""
+
+    def bound() -> float:
+        return norm_power(x) + (norm_power(y) if x is not y else norm_power(x))
+
+    return power_of_ten(*_in_double_precision(x, y)), bound
+
+
+def norm_power(x: TT) -> float:
+    """Computes log10 ‖x‖ of a train on the host."""
+    return power_of_ten(*_in_double_precision(x, x)) / 2
 
 
 def norm_powers(x: TT) -> Powers:
-    """Computes log10 ‖x‖ as both of what `held` asks for."""
-    square, _ = powers(x, x)
-    return square / 2, square / 2
+    """Computes log10 ‖x‖ for `held`, to which no bound by other norms applies."""
+    return norm_power(x), lambda: -math.inf
 
 
 def _in_double_precision(x: TT, y: TT) -> tuple[Any, int]:

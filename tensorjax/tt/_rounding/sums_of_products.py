@@ -287,7 +287,10 @@ def _product_core(*factors: Any) -> Any:
 
 
 def _dynamic(terms: Sequence[Any], weights: Sequence[Any], tol: float, key: Any, dtype: Any) -> TT:
-    """Rounds a sum of products to a tolerance on the host, by sketches that widen as needed."""
+    """Rounds a sum of products to a tolerance on the host.
+
+    A small product is formed exactly; others are sketched, by sketches that widen as needed.
+    """
     wide = np.result_type(linalg.factor_dtype(dtype), np.float64)
     hosted = [tuple(jax.tree.map(np.asarray, t) for t in term) for term in terms]
     factors = [factors_of(term, wide) for term in hosted]
@@ -295,8 +298,12 @@ def _dynamic(terms: Sequence[Any], weights: Sequence[Any], tol: float, key: Any,
     if len(factors) == 1 and _work_of_exact(factors[0]) <= _EXACT_WORK:
         (term,), exponents = fused.near_one(factors)
         cores = [weights[0] * _product_core(*term[0]), *(_product_core(*f) for f in term[1:])]
-        exact = balanced(cores, sum(e for (e,) in exponents))
-        return round(TT._unchecked(tuple(on_device(exact))), tol=tol).astype(dtype)
+        # Evened before they are narrowed: terms may differ by more than the dtype spans.
+        even, exponent = scaling.evened(cores)
+        fit = linalg.exponents_held(dtype)
+        even = balanced(even, exponent + sum(e for (e,) in exponents), fit=fit)
+        exact = TT._unchecked(tuple(on_device([c.astype(dtype) for c in even])))
+        return round(exact, tol=tol)
     keys = (None, None) if key is None else jax.random.split(key)
     probe = jax.random.key(1) if keys[1] is None else keys[1]
     cores, exact = fused.within(factors, weights, tol, keys[0], probe)

@@ -4,15 +4,14 @@ A function of independent variables is a sum of components, one for each set α 
 orthogonal to each other: its variance is the sum of theirs, V_α. With A_0 = Σ_i w_i G_i and
 D_i = G_i − A_0 of every core G, w the distribution of that variable, the V_α are the entries of a
 train of shape (2, …, 2) with cores A_0 ⊗ A̅_0 and Σ_i w_i D_i ⊗ D̅_i, which is contracted with masks
-without being built. The mean is subtracted before, and no term is negative, so nothing cancels,
-however large the mean is.
+without being built. No term is negative; but where the mean is large, bonds carry it, and spreads
+of different modes cancel: the mean is subtracted before, unless that leaves little but roundoff.
 
 Source: I. Sobol, "Sensitivity estimates for nonlinear mathematical models" (1993); R. Ballester-
 Ripoll, E. Paredes, R. Pajarola, "Sobol tensor trains for global sensitivity analysis", Reliab. Eng.
 Syst. Saf. 183 (2019), for trains of squared components and masks as automata.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -32,8 +31,9 @@ from tensorjax.tt._products import hadamard
 from tensorjax.tt._rounding.orthogonalize import orthogonal_cores
 from tensorjax.tt._statistics.weights import averages, checked_weights
 
-# Roundoff of a centred train, in units of eps.
-_ROUNDOFF = 16
+# A standard deviation so many powers of two above roundoff of the mean is taken from the centred
+# train.
+_ABOVE = 10
 Kind = Literal["closed", "total", "component"]
 Weights = Sequence[Any] | None
 
@@ -269,10 +269,16 @@ def _values(t: TT, weights: Any, masks: Any, normalize: bool) -> Any:
     """Computes sums of a train's variance components for Sobol indices, one per mask."""
     kind = linalg.factor_dtype(t.dtype)
     cores, exponent = near_one([c.astype(kind) for c in t.cores])
-    cores, more = _centred(cores, weights)
-    exponent = exponent + more
-    pairs = averages(TT._unchecked(tuple(cores)), weights)
-    *parts, (variance, power) = [_swept(pairs, mask, 2 * exponent) for mask in masks]
+    xp = np if linalg.is_host(cores[0]) else jnp
+    plain = averages(TT._unchecked(tuple(cores)), weights)
+    centred, more, trusted = _centred(cores, plain, weights)
+    parts = []
+    for mask in masks:
+        (m, e), (n, f) = (
+            _swept(plain, mask, 2 * exponent), _swept(centred, mask, 2 * (exponent + more))
+        )  # fmt: skip
+        parts.append((xp.where(trusted, n, m), xp.where(trusted, f, e)))
+    *parts, (variance, power) = parts
     if _check.flag("normalize", normalize):  # of trains whose variance no scalar holds too
         parts = [(m / variance, e - power) for m, e in parts]
     values = [linalg.scaled(m, e) for m, e in parts]
@@ -282,38 +288,46 @@ def _values(t: TT, weights: Any, masks: Any, normalize: bool) -> Any:
     return out if xp.iscomplexobj(out) else out.astype(real)
 
 
-def _centred(cores: Sequence[Any], weights: Any) -> tuple[list[Any], Any]:
-    """Subtracts the mean of a train, of which no variance component depends.
+def _centred(cores: Sequence[Any], plain: Any, weights: Any) -> tuple[Any, Any, Any]:
+    """Averages the cores of a train less its mean, on which no variance component depends.
 
-    The result is orthogonal: terms that are alike would cancel in every component. Its norm is near
-    one; the exponent of two is that by which to multiply it.
+    In the basis in which weights are one, cores are orthogonal there: of terms that are alike the
+    components would cancel.
+
+    Returns:
+      Means and deviations as of `averages`, the exponent of two by which to multiply the train, and
+      whether the deviation is well above roundoff of the mean. Where it is not, a train may yet
+      have it in other entries of its cores, and the train itself is the better one.
     """
     xp = np if linalg.is_host(cores[0]) else jnp
-    held, exponent = xp.ones((1, 1), cores[0].dtype), 0
-    for mean, _ in averages(TT._unchecked(tuple(cores)), weights):
+    kind, order = cores[0].dtype, len(cores)
+    held, exponent = xp.ones((1, 1), kind), 0
+    for mean, _ in plain:
         held, e = linalg.normalized(einsum("ab,bc->ac", held, mean))
         exponent = exponent + e
-    out, order = [], len(cores)
-    for k, core in enumerate(cores):
+    roots = [xp.sqrt(xp.asarray(w, xp.finfo(kind).dtype)).astype(kind) for w in weights]
+    out = []
+    for k, (core, root) in enumerate(zip(cores, roots, strict=True)):
+        core, one = core * root[None, :, None], root[None, :, None]
         share = exponent // order if k else exponent - (order - 1) * (exponent // order)
-        one = xp.ones((1, core.shape[1], 1), core.dtype)
         one = linalg.scaled(one if k else -held[..., None] * one, share)
         if order == 1:
-            return [core + one], 0
-        if k == 0:
+            out.append(core + one)
+        elif k == 0:
             out.append(xp.concatenate([core, one], axis=2))
         elif k == order - 1:
             out.append(xp.concatenate([core, one], axis=0))
         else:
             whole = xp.pad(core, [(0, 1), (0, 0), (0, 1)])
-            corner = xp.pad(one, [(core.shape[0], 0), (0, 0), (core.shape[2], 0)])
-            out.append(whole + corner)
+            out.append(whole + xp.pad(one, [(core.shape[0], 0), (0, 0), (core.shape[2], 0)]))
     cores, size = orthogonal_cores(TT._unchecked(tuple(out)), 0)
-    # What is left of a constant is roundoff of ‖mean · 1‖: it has no variance.
-    entries = sum(math.log2(max(c.shape[1], 1)) for c in cores)
-    least = math.log2(_ROUNDOFF * float(jnp.finfo(cores[0].dtype).eps)) + entries / 2
-    varies = (size > exponent + math.floor(least)) | (held[0, 0] == 0)
-    return [xp.where(varies, cores[0], xp.zeros_like(cores[0])), *cores[1:]], size
+    trusted = (size > exponent + _ABOVE - int(jnp.finfo(kind).nmant)) | (held[0, 0] == 0)
+    means = [einsum("i,ris->rs", root, c) for c, root in zip(cores, roots, strict=True)]
+    pairs = zip(cores, roots, means, strict=True)
+    spreads = [
+        xp.swapaxes(c - root[None, :, None] * mean[:, None], 0, 1) for c, root, mean in pairs
+    ]
+    return list(zip(means, spreads, strict=True)), size, trusted
 
 
 _compiled = jax.jit(_values, static_argnums=3)
