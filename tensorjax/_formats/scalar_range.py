@@ -30,7 +30,7 @@ def held(name: str, value: Any, powers: Callable[[], Powers], remedy: str) -> ja
     """
     if _check.is_traced(value) or value.ndim or not _on_one_cpu(value):
         return value
-    number = np.asarray(value)
+    number: Any = np.asarray(value)
     infinite = bool(np.isinf(number.real) or np.isinf(number.imag))
     if not infinite and number != 0:
         return value
