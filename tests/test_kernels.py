@@ -101,6 +101,8 @@ def test_every_row_is_asked_and_nothing_else() -> None:
 ELSEWHERE = {
     "_versions.py": "a report",
     "_placement.py": "where results are put",
+    "_transfer.py": "where constants are made, which are the same",
+    "_formats/scalar_range.py": "no program waits for an accelerator's scalar to be looked at",
     "_formats/random_arrays.py": "how far random arrays are padded, which changes none",
     "models/gpt2/_model.py": "how far a loop is unrolled",
     "models/gpt2/_attention.py": "JAX's own attention lacks a product on CPUs",
