@@ -1,5 +1,6 @@
 """Overflow checks of scalars that are computed from tensors: norms, inner products, sums."""
 
+import cmath
 import math
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax import _check
+from tensorjax import _check, _placement
 
 # log10 |value|, and a function that computes log10 of the product of the norms of its factors.
 Powers = tuple[float, Callable[[], float]]
@@ -30,8 +31,8 @@ def held(name: str, value: Any, powers: Callable[[], Powers], remedy: str) -> ja
     """
     if _check.is_traced(value) or value.ndim or not _on_one_cpu(value):
         return value
-    number: Any = np.asarray(value)
-    infinite = bool(np.isinf(number.real) or np.isinf(number.imag))
+    number = value.item()
+    infinite = cmath.isinf(number)
     if not infinite and number != 0:
         return value
     power, bound = powers()
@@ -49,6 +50,8 @@ def held(name: str, value: Any, powers: Callable[[], Powers], remedy: str) -> ja
 
 
 def _on_one_cpu(value: Any) -> bool:
+    if _placement._is_alone():
+        return True
     devices = value.devices()
     return len(devices) == 1 and next(iter(devices)).platform == "cpu"
 
