@@ -1,4 +1,4 @@
-"""Products and inner products of concrete trains: by NumPy at first, later by one call of C++.
+"""Exact products of concrete trains: by NumPy at first, later by one call of C++.
 
 XLA takes some tenths of a second to compile them, anew for every combination of shapes, while the
 products of small cores take NumPy no longer than a program of XLA takes to be called. A program of

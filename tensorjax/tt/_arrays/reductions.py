@@ -22,7 +22,6 @@ from tensorjax.tt._products import hadamard, matmul
 from tensorjax.tt._rounding.orthogonalize import orthogonalize
 
 Train = TypeVar("Train", TT, TTMatrix)
-_HIGHEST = jax.lax.Precision.HIGHEST
 Axis = int | Sequence[int] | None
 
 

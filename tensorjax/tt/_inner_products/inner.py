@@ -34,8 +34,9 @@ def inner(x: Train, y: Train) -> jax.Array:
 
     Raises:
       TypeError: the arguments are not two trains of one kind. ValueError: their shapes differ.
-      OverflowError: the value is out of the range of the dtype, unless it is below roundoff of
-        ‖x‖·‖y‖; under jit, vmap and grad it is inf or 0, as in IEEE arithmetic.
+      OverflowError: on a CPU, the value is out of the range of the dtype, unless it is below
+        roundoff of ‖x‖·‖y‖; on accelerators and under jit, vmap and grad it is inf or 0, as in IEEE
+        arithmetic.
 
     Example:
       >>> from tensorjax import tt

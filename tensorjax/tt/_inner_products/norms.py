@@ -26,9 +26,9 @@ def norm(x: TT | TTMatrix) -> jax.Array:
     By the inner product: accurate to about √eps·(sizes of the terms) if ``x`` is a difference of
     nearly equal trains. `distance` has no such loss.
 
-    A norm that the dtype cannot hold raises outside of transformations; under jit, vmap and grad it
-    is inf or 0, as in IEEE arithmetic. `log_norm` and `normalize` have no such limit. First calls
-    are served as those of `inner`.
+    On a CPU a norm that the dtype cannot hold raises; on accelerators and under jit, vmap and grad
+    it is inf or 0, as in IEEE arithmetic. `log_norm` and `normalize` have no such limit. First
+    calls are served as those of `inner`.
 
     Args:
       x: TT or TTMatrix.
@@ -37,8 +37,8 @@ def norm(x: TT | TTMatrix) -> jax.Array:
       Real scalar, of the precision of ``x``.
 
     Raises:
-      OverflowError: the norm of a concrete finite train is above, or that of a nonzero one below
-        the range of the dtype.
+      OverflowError: on a CPU, the norm of a concrete finite train is above, or that of a nonzero
+        one below the range of the dtype.
 
     Example:
       >>> from tensorjax import tt
