@@ -166,6 +166,7 @@ def tucker_of(x):
 SCALARS = {  # of two trains of rank one, which are multiples of each other: value, and its power
     "inner": (lambda x, y: tt.inner(x, y), lambda a, b, n, d: a + b + d * np.log10(n)),
     "sum": (lambda x, y: tt.sum(x), lambda a, b, n, d: a + d * np.log10(n)),
+    "tensordot": (lambda x, y: tt.tensordot(x, y, 4), lambda a, b, n, d: a + b + d * np.log10(n)),
     "trace": (lambda x, y: tt.trace(tt.diagonal_matrix(x)), lambda a, b, n, d: a + d * np.log10(n)),
     "bilinear_form": (
         lambda x, y: tt.bilinear_form(x, unit_matrix(x.shape), y),

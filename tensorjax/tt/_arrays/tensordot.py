@@ -1,5 +1,6 @@
 """Tensordot: product of two trains that sums over pairs of modes."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,13 +11,16 @@ import numpy as np
 from tensorjax import _check, linalg
 from tensorjax._cores.contractions import absorb, einsum, times_right
 from tensorjax._cores.scaling import balanced, near_one, shared_out
+from tensorjax._formats.scalar_range import held
 from tensorjax._formats.trains import TT, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
+from tensorjax.tt._algebra import conj
 from tensorjax.tt._arrays.reductions import _mode
 from tensorjax.tt._arrays.reshaping import permute
+from tensorjax.tt._inner_products import overlaps_on_host
 
 
 @placed
@@ -35,7 +39,8 @@ def tensordot(x: TT, y: TT, axes: int | tuple[Any, Any] = 2) -> Any:
       the ranks stay; elsewhere modes are permuted before, to roundoff, and ranks may grow.
 
     Raises:
-      ValueError: sizes that differ, or modes out of range or given twice.
+      ValueError: sizes that differ, or modes out of range or given twice. OverflowError: the dtype
+        cannot hold a scalar result, as of `inner`.
 
     Example:
       >>> from tensorjax import tt
@@ -59,8 +64,13 @@ def tensordot(x: TT, y: TT, axes: int | tuple[Any, Any] = 2) -> Any:
         "work": lambda: sum(c.size * max(c.shape) for t in (x, y) for c in t.cores),
     }
     if choose_kernel("tt.tensordot", (*x.cores, *y.cores), **facts) is NUMPY:
-        return _joined_on_host(x, y, len(left))
-    return _joined_by_program(x, y, len(left))
+        out = _joined_on_host(x, y, len(left))
+    else:
+        out = _joined_by_program(x, y, len(left))
+    if isinstance(out, TT):
+        return out
+    powers = functools.partial(overlaps_on_host.powers, conj(x), y)
+    return held("the contraction of all modes", out, powers, "normalize the trains by tt.normalize")
 
 
 def _joined_on_host(x: TT, y: TT, count: int) -> Any:
@@ -131,13 +141,13 @@ def _transfer(xs: Sequence[Any], ys: Sequence[Any], dtype: Any) -> tuple[Any, An
     left, right = xs[0].shape[0], ys[-1].shape[-1]
     pairs, exponent = list(zip(xs, ys, strict=True)), 0
     if left <= right:
-        held, expression = np.eye(left, dtype=dtype)[..., None], "zab,aic,bid->zcd"
+        carried, expression = np.eye(left, dtype=dtype)[..., None], "zab,aic,bid->zcd"
     else:
-        held, expression = np.eye(right, dtype=dtype)[None], "cdz,aic,bid->abz"
+        carried, expression = np.eye(right, dtype=dtype)[None], "cdz,aic,bid->abz"
         pairs.reverse()
     for given in pairs:
         (a, b), e = near_one(given)
         exponent += e
-        held, e = linalg.normalized(einsum(expression, held, a, b))
+        carried, e = linalg.normalized(einsum(expression, carried, a, b))
         exponent += e
-    return held.reshape(left, right), exponent
+    return carried.reshape(left, right), exponent
