@@ -183,18 +183,16 @@ def quantics_grid(
     Source: B. Khoromskij, "O(d log N)-quantics approximation of N-d tensors in high-dimensional
     numerical modeling", Constr. Approx. 34 (2011).
     """
-    several = [np.atleast_1d(low).astype(float), np.atleast_1d(high).astype(float)]
-    if np.ndim(bits):
-        several.append(np.zeros(np.shape(bits)))
-    try:
-        ends = np.broadcast_arrays(*several)[:2]
-    except ValueError:
+    lengths = {np.shape(x) for x in (low, high, bits) if np.ndim(x)}
+    if len(lengths) > 1 or any(len(s) != 1 or not s[0] for s in lengths):
         raise ValueError(
             f"low, high, bits: expected one number or one a dimension, got {low!r}, {high!r} and "
             f"{bits!r}"
-        ) from None
+        )
+    dims = lengths.pop() if lengths else (1,)
+    ends = [np.broadcast_to(np.asarray(x, float), dims) for x in (low, high)]
     first, last = ends
-    if first.ndim != 1 or not np.all(np.isfinite(ends)) or not (first < last).all():
+    if not np.all(np.isfinite(ends)) or not (first < last).all():
         raise ValueError(f"low, high: expected finite low < high, got {low!r} and {high!r}")
     base = _check.integer("base", base, low=2)
     digits = _bits(bits, len(first), base)
