@@ -265,6 +265,20 @@ def _their_crosses(name: str, grid: np.ndarray, order: int, answer: Any) -> list
 
             name_of = f"eps {eps:g}, kickrank {kick}"
             ways.append(Way("tntorch", name_of, theirs, lambda out: answer(*out)))
+    if torch is not None and (interpolate := found("torchtt.interpolate")) is not None:
+        torch_f, axis = _Counted(_functions(torch, order)[name][2]), torch.tensor(grid)
+        for eps, kick in itertools.product((1e-5, 1e-6), (2, 4)):
+
+            def torchtt(eps: float = eps, kick: int = kick) -> Any:
+                torch_f.count = 0
+                torch.manual_seed(0)
+                t = interpolate.dmrg_cross(
+                    lambda i: torch_f(axis[i]), [len(grid)] * order, eps=eps, nswp=20, kick=kick
+                )
+                return [c.numpy() for c in t.cores], torch_f.count
+
+            name_of = f"dmrg_cross, eps {eps:g}, kick {kick}"
+            ways.append(Way("torchTT", name_of, torchtt, lambda out: answer(*out)))
     if teneva is not None:
         g = _Counted(lambda i: _functions(np, order)[name][2](grid[i.astype(int)]))
         for eps, more in ((1e-5, 1), (1e-5, 2), (1e-6, 2), (1e-6, 3)):

@@ -12,6 +12,7 @@ from tensorjax import _extras
 from tensorjax._typing import PyTree
 from tensorjax.optim._layers.parameter_paths import flatten
 from tensorjax.optim._layers.tensorised_layers import check_concrete
+from tensorjax.optim._storage import checkpoint_folders
 
 
 def save(path: str | os.PathLike[str], *trees: PyTree) -> None:
@@ -22,12 +23,15 @@ def save(path: str | os.PathLike[str], *trees: PyTree) -> None:
     checkpoint, so a `shrink` in between does not matter.
 
     Args:
-      path: folder to make; one that exists is overwritten.
+      path: folder to make. A checkpoint that is there is replaced when the new one is complete,
+        so an interrupt or a full disk leaves one of them whole.
       trees: what is saved, such as ``(params, opt_state)`` or an nnx.Module and its
         nnx.Optimizer. Flax objects are saved together, so that what they share is saved once.
 
     Raises:
-      TypeError: traced arrays.
+      TypeError: traced arrays; leaves that are neither arrays nor numbers, by name.
+      FileExistsError: a file, or a folder with something else than one checkpoint in it.
+      OSError: files that cannot be written; the checkpoint before is unchanged.
       ValueError: arrays without elements, which Orbax does not take: those of whole layers that
         ``shrink(…, keep_one=False)`` has removed.
 
@@ -47,6 +51,12 @@ def save(path: str | os.PathLike[str], *trees: PyTree) -> None:
     """
     arrays, names, _ = _flat(trees)
     check_concrete("save", arrays)
+    for name, x in zip(names, arrays, strict=True):
+        if not isinstance(x, jax.Array) and not _is_numeric(x):
+            raise TypeError(
+                f"trees: expected arrays and numbers, got {type(x).__name__} at {name}; keep what "
+                "is neither in a file of its own"
+            )
     empty = [name for name, x in zip(names, arrays, strict=True) if np.size(x) == 0]
     if empty:
         raise ValueError(
@@ -54,8 +64,14 @@ def save(path: str | os.PathLike[str], *trees: PyTree) -> None:
             "shrink(keep_one=False) has removed out of the model"
         )
     keyed = {_key(n, name): x for n, (name, x) in enumerate(zip(names, arrays, strict=True))}
-    with _checkpointer() as checkpointer:
-        checkpointer.save(Path(path).absolute(), keyed, force=True)
+    place = Path(path).resolve()
+    checkpoint_folders.check_replaceable(place)
+
+    def write(new: Path) -> None:
+        with _checkpointer() as checkpointer:
+            checkpointer.save(new, keyed)
+
+    checkpoint_folders.replace(place, write)
 
 
 def load(path: str | os.PathLike[str], *trees: PyTree) -> PyTree:
@@ -63,15 +79,17 @@ def load(path: str | os.PathLike[str], *trees: PyTree) -> PyTree:
 
     Args:
       path: folder of the checkpoint.
-      trees: as many as were saved, made as at the start of the training; of their arrays only the
-        number and the names matter, and shardings where the shape is the same. Flax objects are
-        changed in place.
+      trees: as many as were saved, made as at the start of the training. Cores, factors and gates
+        of tensorised layers, and what an optimiser keeps for them, take the shapes that were saved;
+        all other arrays have the same shape and all the same dtype. Shardings are kept where the
+        shape is the same. Flax objects are changed in place.
 
     Returns:
       The trees with the arrays of the checkpoint, as a tuple; one tree alone as it is.
 
     Raises:
-      ValueError: other arrays in the checkpoint, by number or name, than in the trees.
+      ValueError: other arrays in the checkpoint, by number, name, shape or dtype, than in the
+        trees; files that are damaged, by their checksums.
       FileNotFoundError: no checkpoint at the path.
 
     Example:
@@ -94,12 +112,13 @@ def load(path: str | os.PathLike[str], *trees: PyTree) -> PyTree:
     Source: ours, over `orbax.checkpoint`.
     """
     arrays, names, rebuilt = _flat(trees)
-    place = Path(path).absolute()
-    if not place.exists():
-        raise FileNotFoundError(f"path: expected a checkpoint of optim.save, got none at {place}")
+    place = checkpoint_folders.existing(Path(path).resolve())
     wanted = [_key(n, name) for n, name in enumerate(names)]
     with _checkpointer() as checkpointer:
-        saved = checkpointer.metadata(place).item_metadata.tree
+        try:
+            saved = checkpointer.metadata(place).item_metadata.tree
+        except Exception as error:  # of many kinds, by what is damaged
+            raise checkpoint_folders.damaged(place, "its metadata cannot be read") from error
         odd = sorted(set(wanted) ^ set(saved))
         if odd:
             where = "checkpoint" if odd[0] in saved else "trees"
@@ -107,14 +126,40 @@ def load(path: str | os.PathLike[str], *trees: PyTree) -> PyTree:
                 f"trees: expected those that were saved, {len(saved)} arrays, got {len(wanted)}; "
                 f"{odd[0]} is in the {where} alone: make model and optimiser as for the training"
             )
-        like = {key: _like(saved[key], x) for key, x in zip(wanted, arrays, strict=True)}
-        found = checkpointer.restore(place, like)
+        like = {
+            _key(n, name): _like(name, saved[_key(n, name)], x)
+            for n, (name, x) in enumerate(zip(names, arrays, strict=True))
+        }
+        try:
+            found = checkpointer.restore(place, like)
+        except Exception as error:
+            raise checkpoint_folders.damaged(place, "its arrays cannot be read") from error
     return rebuilt([found[key] for key in wanted])
 
 
-def _like(saved: Any, old: Any) -> jax.ShapeDtypeStruct:
-    same = tuple(saved.shape) == np.shape(old) and isinstance(old, jax.Array)
-    return jax.ShapeDtypeStruct(saved.shape, saved.dtype, sharding=old.sharding if same else None)
+def _like(name: str, saved: Any, old: Any) -> jax.ShapeDtypeStruct:
+    """Describes an array to load as it was saved; ValueError where the tree's cannot be that."""
+    shape = tuple(saved.shape)
+    dtype = old.dtype if hasattr(old, "dtype") else saved.dtype  # Python's numbers have none
+    same = shape == np.shape(old)
+    if saved.dtype != dtype or (not same and not (_shrinks(name) and len(shape) == np.ndim(old))):
+        raise ValueError(
+            f"trees: expected {name} as it was saved, {saved.dtype} {shape}, got {dtype} "
+            f"{np.shape(old)}: make model and optimiser as for the training"
+        )
+    sharding = old.sharding if same and isinstance(old, jax.Array) else None
+    return jax.ShapeDtypeStruct(shape, saved.dtype, sharding=sharding)
+
+
+def _shrinks(name: str) -> bool:
+    """Whether an array of a checkpoint belongs to a part of a layer whose ranks may change."""
+    return bool({"cores", "core", "factors", "gates"} & set(name.split("/")))
+
+
+def _is_numeric(x: Any) -> bool:
+    return isinstance(x, np.ndarray | np.generic | int | float | complex) and (
+        np.asarray(x).dtype.kind not in "OSUMm"
+    )
 
 
 def _key(number: int, name: str) -> str:
