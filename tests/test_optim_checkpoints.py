@@ -130,7 +130,9 @@ def test_what_is_no_checkpoint_is_named(tmp_path) -> None:
 def test_leaves_that_are_no_arrays_are_named_before_anything_is_written(tmp_path, leaf) -> None:
     optim.save(tmp_path / "x", tree(1))
     for path in ("x", "y"):
-        with pytest.raises(TypeError, match=r"trees: expected arrays and numbers, got .* at .*name"):
+        with pytest.raises(
+            TypeError, match=r"trees: expected arrays and numbers, got .* at .*name"
+        ):
             optim.save(tmp_path / path, {"a": jnp.ones(3), "name": leaf})
     same(optim.load(tmp_path / "x", tree(1)), tree(1))
     assert not (tmp_path / "y").exists()
