@@ -222,6 +222,42 @@ def test_bad_arguments_of_adapters_are_named():
         nn.adapt(nnx.Sequential(custom), 2)
 
 
+KEPT = {
+    "in a WeightNorm": lambda r: nnx.WeightNorm(nnx.Linear(8, 6, rngs=r), use_scale=False, rngs=r),
+    "in a SpectralNorm": lambda r: nnx.SpectralNorm(nnx.Linear(8, 6, rngs=r), rngs=r),
+    "a Conv with 2 groups": lambda r: nnx.Conv(8, 6, (3,), feature_group_count=2, rngs=r),
+    "a Conv with a mask": lambda r: nnx.Conv(8, 6, (3,), mask=jnp.ones((3, 8, 6), "f"), rngs=r),
+    "a subclass of Linear, LoRALinear": lambda r: nnx.LoRALinear(8, 6, lora_rank=2, rngs=r),
+    "of another kind, ConvTranspose": lambda r: nnx.ConvTranspose(8, 6, (3,), rngs=r),
+}
+
+
+@pytest.mark.parametrize("why", KEPT)
+def test_layers_that_are_not_replaced_stay_and_are_named(why: str, rng) -> None:
+    rngs = nnx.Rngs(int(rng.integers(100)))
+    kept = KEPT[why](rngs)
+    model = nnx.Sequential(kept, nnx.Linear(6, 5, rngs=rngs))
+    x = rng.standard_normal((2, 4, 8)).astype("f")
+    # A spectral norm has a state: every model is called from the same one.
+    wanted = nnx.clone(model)(x)
+    exact = nn.tensorize(model, nn.TT(rank=100))
+    assert type(exact.layers[1]) is nn.TTLinear
+    np.testing.assert_allclose(exact(x), wanted, rtol=1e-4, atol=1e-5)
+    rules = {"layers/0*": nn.TT(rank=2)}
+    conversions = [lambda: nn.tensorize(model, rules), lambda: nn.adapt(model, rules=rules)]
+    if isinstance(kept, nnx.SpectralNorm):
+        with pytest.raises(ValueError, match="layers/0: expected no SpectralNorm"):
+            nn.adapt(model, 2)
+        conversions.pop()
+    else:
+        np.testing.assert_allclose(nn.adapt(model, 2)(x), wanted, rtol=1e-6)
+    for convert in conversions:
+        with pytest.raises(ValueError, match=f"matches none of.* is {why}.*: such layers"):
+            convert()
+    as_it_is = nn.tensorize(model, {"layers/0*": None, "*": nn.TT(rank=2)})
+    assert type(as_it_is.layers[0]) is type(kept)
+
+
 def test_linen_models_are_tensorised_through_the_bridge(rng) -> None:
     class Net(linen.Module):
         @linen.compact

@@ -135,7 +135,7 @@ def adapt(
     Raises:
       TypeError: ``model`` is no NNX module, or a rule's value no spec.
       ValueError: a rule that matches no dense layer, no rank, a layer whose options the merged
-        weight could not keep.
+        weight could not keep, a `flax.nnx.SpectralNorm`.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -160,6 +160,12 @@ def adapt(
     pairs = rules_with({"*": TT()} if rules is None else rules, rank)
     rngs = nnx.Rngs(0) if rngs is None else rngs
     copy = cast(Any, nnx.clone(model))
+    for module, paths in places(copy).values():
+        if isinstance(module, nnx.SpectralNorm):
+            raise ValueError(
+                f"{paths[0] or 'the model itself'}: expected no SpectralNorm: it normalises "
+                "parameters alone, and adapt freezes them; put the normalised weight into its layer"
+            )
     updates: dict[int, Any] = {}
     found = matched(copy, pairs)
     tied = ties(copy, found)

@@ -11,8 +11,10 @@ from tensorjax.nn._embeddings.padded import PaddedEmbed
 from tensorjax.nn._models.traversal import places
 from tensorjax.nn._specs import Dense, Spec
 
-# What rules may replace; other subclasses do more than their layer.
+# What rules may replace; other subclasses do more than their layer, and wrappers of the second list
+# rewrite the weights of the layer in them by their names at every call.
 _DENSE = (nnx.Linear, nnx.LinearGeneral, nnx.Conv, nnx.Embed, PaddedEmbed)
+_REWRITERS = (nnx.WeightNorm, nnx.SpectralNorm)
 
 # A spec alone is that of all layers.
 Rules = Spec | Mapping[str, Spec | None] | Sequence[tuple[str, Spec | None]]
@@ -49,34 +51,78 @@ def _with_rank(spec: Spec | None, rank: int | None) -> Spec | None:
 def matched(model: Any, pairs: Sequence[tuple[str, Any]]) -> list[tuple[Any, list[str], Spec]]:
     """Lists the layers of a model that the rules of `tensorize` match, with paths and specs."""
     found, used = [], set()
-    candidates = [p for p in places(model).values() if replaceable(p[0])]
+    obstacles = _obstacles(model)
+    candidates = [
+        place
+        for place in places(model).values()
+        if type(place[0]) in _DENSE and id(place[0]) not in obstacles
+    ]
     for layer, paths in candidates:
-        hits = [
-            pattern
-            for pattern, _ in pairs
-            if any(fnmatch.fnmatchcase(path, pattern) for path in paths)
-        ]
+        hits = [pattern for pattern, _ in pairs if _matches(pattern, paths)]
         used.update(hits)
         spec = next((spec for pattern, spec in pairs if pattern in hits), None)
         if spec is not None and not isinstance(spec, Dense):
             found.append((layer, paths, spec))
-    for pattern, _ in pairs:
-        if pattern not in used:
-            known = ", ".join(paths[0] or "the model itself" for _, paths in candidates[:20])
-            raise ValueError(
-                f"rules: expected every pattern to match a dense layer, but {pattern!r} matches "
-                f"none of: {known or '(the model has none)'}"
-            )
+    for pattern, spec in pairs:
+        # None leaves as it is what would be left anyway.
+        if pattern not in used and not (
+            spec is None and any(_matches(pattern, paths) for paths, _ in obstacles.values())
+        ):
+            _raise_unmatched(pattern, [paths for _, paths in candidates], obstacles)
     return found
 
 
-def replaceable(module: Any) -> bool:
-    """Whether `tensorize` may replace a module: a plain dense layer without groups or mask."""
-    if type(module) not in _DENSE or getattr(module, "batch_axis", ()):
-        return False
-    return not isinstance(module, nnx.Conv) or (
-        module.feature_group_count == 1 and module.mask is None
+def _matches(pattern: str, paths: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatchcase(path, pattern) for path in paths)
+
+
+def _raise_unmatched(
+    pattern: str, candidates: Sequence[list[str]], obstacles: Mapping[int, tuple[list[str], str]]
+) -> None:
+    """Raises the ValueError of a pattern without a layer, with what it matches that is kept."""
+    known = ", ".join(paths[0] or "the model itself" for paths in candidates[:20])
+    kept = [
+        f"{paths[0] or 'the model itself'} is {why}"
+        for paths, why in obstacles.values()
+        if _matches(pattern, paths)
+    ]
+    raise ValueError(
+        f"rules: expected every pattern to match a dense layer, but {pattern!r} matches none of: "
+        f"{known or '(the model has none)'}"
+        + (f"; {', '.join(kept[:3])}: such layers are not replaced" if kept else "")
     )
+
+
+def _obstacles(model: Any) -> dict[int, tuple[list[str], str]]:
+    """Lists by identity the layers with weights that no rule may replace: paths, and why."""
+    everywhere = places(model)
+    found = {
+        at: (paths, why) for at, (module, paths) in everywhere.items() if (why := _why_kept(module))
+    }
+    for wrapper, _ in everywhere.values():
+        if isinstance(wrapper, _REWRITERS):
+            why = f"in a {type(wrapper).__name__}, which rewrites its weight"
+            inside = [at for at, (m, _) in places(wrapper).items() if isinstance(m, _DENSE)]
+            found |= {at: (everywhere[at][1], why) for at in inside}
+    return found
+
+
+def _why_kept(module: Any) -> str:
+    """Says why a module with a dense weight is not replaced; "" of layers that may be, and others.
+
+    These are subclasses, and layers with groups, a mask or batch axes.
+    """
+    kind = type(module)
+    if kind not in _DENSE:
+        if base := next((base for base in _DENSE if isinstance(module, base)), None):
+            return f"a subclass of {base.__name__}, {kind.__name__}"
+        weighted = isinstance(getattr(module, "kernel", None), nnx.Variable)
+        return f"of another kind, {kind.__name__}" if weighted else ""
+    if getattr(module, "batch_axis", ()):
+        return f"a {kind.__name__} with batch axes"
+    if isinstance(module, nnx.Conv) and module.feature_group_count != 1:
+        return f"a Conv with {module.feature_group_count} groups"
+    return "a Conv with a mask" if isinstance(module, nnx.Conv) and module.mask is not None else ""
 
 
 def _is_rule(pair: Any) -> bool:

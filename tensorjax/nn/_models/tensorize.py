@@ -34,8 +34,9 @@ def tensorize(
     parameters of the new one, if all get one spec. Layers stacked by `flax.nnx.vmap` (parameters
     with leading axes) are converted one by one and stacked. Biases, dtypes and precision are kept.
     A LinearGeneral becomes a `TensorLinearGeneral`, which holds the tensorised layer. Other modules
-    stay as they are, subclasses of these among them, a LinearGeneral with batch axes, and a Conv
-    with groups or a mask: `summary` lists them. `detensorize` is the way back.
+    stay as they are, subclasses of these among them, a LinearGeneral with batch axes, a Conv with
+    groups or a mask, and layers in `flax.nnx.WeightNorm` or `flax.nnx.SpectralNorm`: `summary`
+    lists them. `detensorize` is the way back.
 
     Args:
       model: any NNX module; it is not changed.
