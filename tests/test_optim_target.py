@@ -17,6 +17,7 @@ from tensorjax.optim._size_polynomial import polynomial
 from tensorjax.optim._target import basis_change as _basis_change
 from tensorjax.optim._threshold_pruning import Gates
 from tensorjax.optim._trial_cuts import fresh, judged
+from tests.oracles import compilations
 
 SHAPES = [(1, 4, 5), (5, 6, 7), (7, 5, 4), (4, 6, 1)]
 
@@ -519,3 +520,13 @@ def test_copies_of_a_stack_keep_the_same_ranks_as_one_array_holds_them(rng) -> N
     small, _ = optim.shrink(after, state)
     held = sum(x.size for layer in small.values() for x in layer["cores"])
     assert held == optim.size(after) <= target
+
+
+def test_updates_outside_of_jit_compile_once() -> None:
+    params = problem(2)[1]
+    optimizer = optim.rank_adaptive(optax.adam(0.01), size=120, by=6)
+    value, gradients = jax.value_and_grad(lambda params: jnp.mean(full(params["a"]) ** 2))(params)
+    _, state = optimizer.update(gradients, optimizer.init(params), params, value=value)
+    with compilations() as compiled:
+        _, state = optimizer.update(gradients, state, params, value=value)
+    assert compiled == [] and int(state.count) == 2
