@@ -529,4 +529,5 @@ def test_updates_outside_of_jit_compile_once() -> None:
     _, state = optimizer.update(gradients, optimizer.init(params), params, value=value)
     with compilations() as compiled:
         _, state = optimizer.update(gradients, state, params, value=value)
-    assert compiled == [] and int(state.count) == 2
+    assert compiled == []
+    assert int(state.count) == 2
