@@ -11,7 +11,7 @@ import numpy as np
 from tensorjax import _check, linalg
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.linalg._arrays import is_host
-from tensorjax.linalg._scaling import (
+from tensorjax.linalg._powers_of_two import (
     exponent_of,
     exponents_held,
     largest_part,

@@ -10,6 +10,7 @@ import numpy as np
 from flax import nnx
 
 from tensorjax import _check, tt, tucker
+from tensorjax._cores.dense_decompositions import double_of_ours
 from tensorjax.nn._certificates import Certificate, certificates
 from tensorjax.nn._dense_checks import Gates, check_gates, check_plain, concrete
 from tensorjax.nn._linear import TTLinear, TuckerLinear
@@ -302,7 +303,7 @@ def folded(
     return np.pad(matrix, padding).reshape(*rows, *columns)
 
 
-@_check.double_of_ours()
+@double_of_ours()
 def _truncated(x: np.ndarray, tol: float | None, rank: Any) -> list[np.ndarray]:
     """Computes left-orthonormal TT-cores of a weight to be converted, by tolerance or ranks."""
     caps = None if rank is None else train_ranks(rank, x.shape)
@@ -314,7 +315,7 @@ def _truncated(x: np.ndarray, tol: float | None, rank: Any) -> list[np.ndarray]:
     return [np.asarray(c).astype(x.dtype) for c in tt.from_dense(x, rank=caps, method="svd").cores]
 
 
-@_check.double_of_ours()
+@double_of_ours()
 def truncated_modes(x: np.ndarray, tol: float | None, rank: Any) -> tuple[Any, list[Any]]:
     """Compresses a dense layer's weight by ST-HOSVD in its conversion, to a tolerance or ranks."""
     caps = None if rank is None else bounded(rank, x.shape, "mode")

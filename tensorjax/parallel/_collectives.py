@@ -134,7 +134,7 @@ def row(x: jax.Array, ndim: int) -> jax.Array:
 
 
 def product(x: jax.Array, w: jax.Array, dtype: Any = None) -> jax.Array:
-    """Contracts x with w, last axis with first, on one device of a mesh, summed in ``dtype``."""
+    """Contracts x with w, last axis with first, on one device between collectives, in ``dtype``."""
     flat = x.reshape(-1, x.shape[-1]), w.reshape(w.shape[0], -1)
     y = jnp.matmul(*flat, preferred_element_type=dtype)
     return y.reshape(*x.shape[:-1], *w.shape[1:])

@@ -127,7 +127,7 @@ def collectives(layout: Layout, sizes: Sizes, positions: int, remat: Remat) -> I
     """
     again = 1 if remat == "none" else 2
     yield from _block(layout, sizes, sizes.layers, again)
-    yield from _ends(layout, sizes, again)
+    yield from _ends(layout, sizes)
     if sizes.extra > 1:
         local = sizes.parameters(positions) / (sizes.wide * sizes.stored)
         table = sizes.vocabulary * sizes.features / (sizes.wide * sizes.stored)
@@ -191,7 +191,7 @@ def _vector(layout: Layout, s: Sizes, numbers: int, runs: int, again: int) -> It
         yield Collective("vectors", "reduce-scatter", numbers, s.wide, runs)
 
 
-def _ends(layout: Layout, s: Sizes, again: int) -> Iterator[Collective]:
+def _ends(layout: Layout, s: Sizes) -> Iterator[Collective]:
     """Yields the collectives outside the blocks: embedding, last norm, logits and loss."""
     split, c, g = bool(layout.features or layout.length), s.wide, s.stored
     x = s.tokens * s.features

@@ -15,11 +15,10 @@ from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY, PROGRAM, ROUNDED, Kernel
 from tensorjax._placement import placed
 from tensorjax._symbolic import is_static
-from tensorjax.linalg._dtypes import promoted
 from tensorjax.sketch import _apply_on_host, _sparse_input
 from tensorjax.sketch._dense_input import project
 from tensorjax.sketch._map_cores import as_dtype
-from tensorjax.sketch._map_types import Dense, Kronecker, Projection, Sparse, accumulator
+from tensorjax.sketch._map_types import Dense, Kronecker, Projection, Sparse, accumulator, promoted
 from tensorjax.sketch._train_input import project_train
 
 _HOST_CHUNK = 2**20  # elements of a NumPy array copied to the device at a time

@@ -29,7 +29,7 @@ _TAME = 60
 
 
 def common_dtype(cores: Sequence[Any]) -> tuple[np.dtype, bool]:
-    """Returns the common dtype of cores, and whether all have it."""
+    """Returns the common dtype of the cores of a product on the host, and whether all have it."""
     dtypes = [c.dtype for c in cores]
     if dtypes.count(dtypes[0]) == len(dtypes):
         return dtypes[0], True

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax import _check
+from tensorjax._cores.dense_decompositions import double_of_ours
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.tt._cross.global_search import climbed
 from tensorjax.tt._cross.greedy_pivots import Sets
@@ -252,7 +252,7 @@ class Approximation:
         if values.any():
             dtype = jax.dtypes.canonicalize_dtype(values.dtype)  # of what `from_dense` returns
             tol = max(self.options.tol / 2, 10 * float(jnp.finfo(dtype).eps))
-            with _check.double_of_ours():
+            with double_of_ours():
                 cores = from_dense(values, tol=tol).cores
             self.cores = self.finish([np.asarray(c) for c in cores])
         self.estimate = self.held.estimate(self.cores)

@@ -115,7 +115,7 @@ def reported(
 
 
 def _advice(status: Status, search: Search, oracle: Oracle) -> str:
-    """Returns what to do next, in words."""
+    """Returns the advice in the report of `cross`: what to do next, in words."""
     if search.held.all and oracle.largest == 0:
         return _ALL_ZERO
     if search.unsteady:

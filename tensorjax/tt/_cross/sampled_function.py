@@ -56,7 +56,7 @@ class Part(NamedTuple):
 
 
 class Oracle:
-    """Cached evaluations of a function of multi-indices, seen as the entries of a tensor.
+    """Sampled function of `cross` with a cache: its values, seen as the entries of a tensor.
 
     Coordinates, if there are any, are the rows of ``grid`` (d, longest mode).
 

@@ -108,7 +108,7 @@ def _checked(apply: Any, shape: tuple[int, int, int]) -> Apply:
 
 
 def _final(system: System, out: Outcome, cap: int | None) -> bool:
-    """Whether solving the normal equations where AMEn has failed would be useless or too costly."""
+    """Whether `solve` should not try the normal equations after AMEn: useless, or too costly."""
     return (
         capped(out, cap)
         or max(map(len, system.a)) > _SQUARABLE

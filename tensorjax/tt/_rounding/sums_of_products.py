@@ -270,7 +270,7 @@ def _by_numpy(
 
 
 def _work_of_exact(term: fused.Term) -> float:
-    """Counts about the multiplications that rounding a train, or an exact product, takes."""
+    """Counts about the multiplications of rounding a sum of products after its exact product."""
     modes = fused.modes_of(term)
     left, right = ([math.prod(c.shape[k] for c in f) for f in term] for k in (0, -1))
     return float(sum(n * r * s * max(r, s) for n, r, s in zip(modes, left, right, strict=True)))
