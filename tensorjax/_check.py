@@ -321,7 +321,6 @@ def bond_ranks(
     Args:
       rank: one int for all bonds, or one per interior bond.
       bounds: the largest rank that each interior bond can need.
-      name: of the argument.
       place: what there is one rank for each of.
     """
     if isinstance(rank, numbers.Integral) and not isinstance(rank, bool):

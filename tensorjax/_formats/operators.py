@@ -342,8 +342,6 @@ def floating(x: Any, dtype: Any, advice: str) -> None:
     """Checks the dtype of a format's ``astype``; TypeError if casting its arrays is no cast of it.
 
     Args:
-      x: the format.
-      dtype: to cast to.
       advice: how to get at real numbers from complex ones.
     """
     target = jnp.dtype(dtype)

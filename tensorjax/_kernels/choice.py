@@ -51,8 +51,6 @@ def cpp_or_xla(
     Args:
       operation: a row of the table.
       cpp: for programs for CPUs, of one device where the table says so.
-      xla: for all other programs.
-      *operands: of both.
       static: hashable arguments of both that come first.
       results: shapes and dtypes of the leaves that both return.
     """

@@ -73,7 +73,6 @@ class Walk:
     """Simulation of a contraction's operations and memory, forward and then backward.
 
     Args:
-        model: the contraction.
         slices: number of slices of each sliced label.
         remat: whether intermediates are dropped after the forward pass and recomputed.
     """

@@ -336,7 +336,6 @@ def certify(
     """Creates and keeps the `Certificate` of a converted layer, with the error it measures.
 
     Args:
-      new: the layer.
       made: its matrix.
       layer: the dense layer that it was made from.
       given: the matrix of that.

@@ -28,7 +28,6 @@ def gather(x: jax.Array, axes: Axes, dim: int, *, same: bool = False) -> jax.Arr
 
     Args:
       x: block of this device.
-      axes: of the mesh.
       dim: of the array, along which blocks are joined.
       same: the result counts as equal on all devices along ``axes``. Its transpose takes this
         device's block of a cotangent that is equal on all of them, and communicates nothing.
@@ -149,7 +148,6 @@ def ring_product(x: jax.Array, w: jax.Array, axes: Axes, dtype: Any = None) -> j
     Args:
       x: (…, block), this device's block of the last axis.
       w: (blocks × block, …), all rows.
-      axes: of the mesh.
       dtype: of the result; that of x and w if None.
     """
     if not axes:
@@ -172,7 +170,6 @@ def ring_scatter_product(x: jax.Array, w: jax.Array, axes: Axes) -> jax.Array:
     Args:
       x: (…, rows), another one on each device.
       w: (rows, blocks × block), another one on each device.
-      axes: of the mesh.
     """
     if not axes:
         return product(x, w)

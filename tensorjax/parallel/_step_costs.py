@@ -20,11 +20,9 @@ class Collective:
     """Cost record of a training step's collectives of one kind and size.
 
     Attributes:
-      name: what for.
       kind: as XLA calls it.
       numbers: elements of the larger one of input and output, per device.
       group: number of devices that take part.
-      runs: how often.
     """
 
     name: str
@@ -119,8 +117,6 @@ def collectives(layout: Layout, sizes: Sizes, positions: int, remat: Remat) -> I
     """Yields the costs of all collectives of one training step.
 
     Args:
-      layout: of the model.
-      sizes: of the step.
       positions: rows of the table of positions.
       remat: what is computed again in the backward pass. Products that are kept ("dots") spare no
         collective: what goes into them is needed for the gradients of weights.
@@ -237,8 +233,6 @@ def temporary(layout: Layout, s: Sizes, remat: Remat, itemsize: int = 4) -> tupl
     arrays, as those of GPT-2 do.
 
     Args:
-      layout: of the model.
-      s: of the step.
       remat: what is computed again in the backward pass.
       itemsize: bytes of a number of the computation. Logits are of four bytes at least, and count
         as so many more elements.

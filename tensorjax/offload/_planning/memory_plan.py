@@ -346,7 +346,6 @@ def _work(whole: Work, kind: Activations, inputs: int, kept: int) -> Work:
 
     Args:
       whole: what it does with recomputation, whose backward passes have a forward pass in them.
-      kind: the way.
       inputs: bytes of all layers' inputs.
       kept: bytes of what the backward passes can be spared.
     """

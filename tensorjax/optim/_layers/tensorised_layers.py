@@ -247,10 +247,7 @@ class Stacks:
     """Conversion between stacked leaves of an optimiser's parameter tree and single layers.
 
     Attributes:
-      structure: of the tree.
-      paths: of its leaves.
       axes: for each leaf, how many leading axes it is stacked over.
-      shapes: of the leaves.
     """
 
     structure: Any

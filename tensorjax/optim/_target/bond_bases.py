@@ -130,7 +130,6 @@ def bases(
       left: (bonds, r, r), triangles ρ_L.
       right: (bonds, r, r), ρ_R.
       sizes: (bonds,), ranks without padding.
-      order: of the factorisations.
     """
     most = gate.shape[1]
     alive = gate != 0

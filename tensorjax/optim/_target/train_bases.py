@@ -39,7 +39,6 @@ class Train:
     """Arrays of one train of which all bases are changed: cores and gates with their moments.
 
     Attributes:
-      layer: the train.
       arrays: for each part, cores and then gates, the parameter and its moments.
       kinds: for each part and array, what it holds, as `kind_of` says.
       stays: whether the train stays as it is.

@@ -44,11 +44,9 @@ class Approximation:
 
     Attributes:
       oracle: f.
-      options: of the search.
       held: held-out entries.
       finish: turns cores into those that will be returned: cast to their dtype.
       cores: of the best train so far.
-      estimate: its error.
       threshold: residuals up to here are left alone.
       mark: the last error that was progress, and the evaluations then.
       biased: whether pivots were made of held-out entries.
@@ -267,7 +265,6 @@ class Approximation:
         """Ends a cross approximation that can evaluate f no more, with its best train.
 
         Args:
-          status: how it ended.
           measured: whether the present train is tried too: not if its index sets may be halves.
         """
         if self.oracle.largest == 0:

@@ -42,12 +42,10 @@ class Evaluations:
     """Record of the function calls of `cross`: multi-indices and values, from which it goes on.
 
     Attributes:
-      shape: mode sizes of the tensor.
       held_out: number of entries that the search held out first.
       keys: (m,) positions of multi-indices in the flattened tensor: int64, or Python integers.
       values: (m, 1) or (m, components) values there.
       components: (m,) of a function with components, else ().
-      dtype: of the function's values.
 
     Example:
       >>> import jax
@@ -142,10 +140,6 @@ class Calls:
         Where an executor evaluated the function, its workers do so here too: the function may take
         long, or need what only they have.
 
-        Args:
-          error: that the function raised.
-          points: of the batch.
-
         Returns:
           None if it raises at no single point, or at the first and the last: then the batch itself
           is what it cannot take; or if it is no error of the function, but of the executor.
@@ -183,7 +177,6 @@ def advice(error: Exception, shape: tuple[int, ...] | None, vectorized: bool) ->
     """Returns what to do about an error that f or an executor raised, in words; "" if it tells all.
 
     Args:
-      error: that was raised.
       shape: of the points, if f raised it for a batch and at no single one of them.
       vectorized: whether f takes batches.
 

@@ -77,7 +77,6 @@ class GlobalSearch:
         for one index.
 
         Args:
-          cores: of the train.
           left: left[k] (r, k) multi-indices, before mode k.
           right: right[k] (r, d − k).
         """
@@ -109,7 +108,6 @@ class GlobalSearch:
         """Finds multi-indices on both sides of jumps in a cross approximation's train.
 
         Args:
-          cores: of the train.
           left: left[k] (r, k) multi-indices, before mode k.
           right: right[k] (r, d − k).
           least: jumps up to here are left alone.
@@ -193,7 +191,6 @@ class GlobalSearch:
         """Finds local maxima of a train's error |f − t| by mode-wise ascent.
 
         Args:
-          cores: of the train t.
           points: to start from, the most promising first.
           count: evaluations to take at most, about.
           relative: whether to climb first on the error beside what the train sums up.
@@ -240,7 +237,6 @@ def climbed_errors(
 
     Args:
       oracle: f.
-      cores: of the train.
       points: (m, d) to start from.
       sweeps: over all modes, at most.
       relative: whether errors are over the magnitude of the terms that make the train's entry: what

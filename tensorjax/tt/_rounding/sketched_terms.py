@@ -135,7 +135,6 @@ def projected(
       terms: of the same modes, with factors that are all NumPy or all JAX arrays.
       weights: one for each term.
       widths: the ranks wanted, d−1, some more than those that are to be exact.
-      key: of the random train.
 
     Returns:
       The cores, left-orthogonal but for the last, and the exponent of two to scale them back by.

@@ -151,7 +151,6 @@ def _steps(
     is subtracted first.
 
     Args:
-      grid: of the indices.
       a: integers A (dims, dims).
       b: integers (dims,).
       common: denominators of the dimensions.

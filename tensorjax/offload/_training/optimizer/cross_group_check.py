@@ -23,9 +23,6 @@ def check_separate(
     """Raises ValueError if an optimiser's update of one group depends on other groups.
 
     Arguments are those of `looks_across`.
-
-    Raises:
-      ValueError: they do.
     """
     if looks_across(transformation, shapes, kinds):
         raise ValueError(

@@ -16,7 +16,6 @@ class Named:
 
     Attributes:
       transformation: of Optax's form.
-      name: of the group.
     """
 
     transformation: Any
@@ -41,7 +40,6 @@ def named(transformation: Any, name: str, params: Any) -> Any:
 
     Args:
       transformation: of Optax's form.
-      name: of the group.
       params: shapes and dtypes of the group.
 
     >>> import optax

@@ -42,13 +42,11 @@ class Passes:
 
     Args:
       layers: of the model; the last one gives the loss.
-      engine: what computes.
       stream: brings parameters.
       gradients: takes gradients.
       ahead: whether, in the backward pass, the device is given a layer while it computes the one
         before, if the parameters are there: then it need not wait for what the host does between.
       key: of `jax.random`, or None.
-      trace: gains spans.
 
     Attributes:
       peak_activations: the most bytes of inputs and of what layers kept.
@@ -75,9 +73,7 @@ class Passes:
         """Computes the forward pass of a step; returns each layer's input and saved activations.
 
         Args:
-          step: number of the step.
           base: position of its first layer in the stream.
-          batches: the microbatches.
         """
         x: list[Any] = [None] * len(batches)
         inputs, trained = [], False

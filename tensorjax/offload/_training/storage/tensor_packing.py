@@ -43,7 +43,6 @@ class TensorPacking:
       leaves: what is in it, in JAX's order.
       small: those of them that share a tensor.
       specs: shape and dtype of every tensor, by its name.
-      nbytes: of all leaves.
     """
 
     PACKED = "packed"
