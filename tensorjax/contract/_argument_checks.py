@@ -114,7 +114,7 @@ def check_seconds(seconds: Any) -> float | None:
 
 
 def check_strategy(optimize: Any) -> Strategy:
-    """Returns the option ``optimize`` in hashable form; raises an error if it is invalid."""
+    """Checks the argument ``optimize`` of a contraction: returns it hashable, or raises."""
     if isinstance(optimize, str):
         if optimize not in ("auto", "cotengra", *_NAMED):
             names = ", ".join(map(repr, ("auto", "cotengra", *_NAMED)))

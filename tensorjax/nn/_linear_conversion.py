@@ -193,7 +193,7 @@ def to_linear(layer: TensorLinear, *, max_bytes: int = MAX_BYTES) -> nnx.Linear:
 def compressed(
     x: np.ndarray, dtype: Any, tol: float | None, rank: Any, gates: Gates
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Compresses a matrix, folded to a tensor, by TT-SVD; returns cores and gates for a layer.
+    """Compresses a dense layer's folded matrix by TT-SVD in its conversion: cores and gates.
 
     Args:
       x: in double precision.
@@ -251,7 +251,7 @@ def canonical(
 
 
 def _balanced(cores: list[np.ndarray]) -> list[np.ndarray]:
-    """Rescales the cores of a converted layer to equal norms, without changing the tensor."""
+    """Rescales the cores of a converted linear layer to equal norms; its dense weight stays."""
     norms = [float(np.linalg.norm(c)) for c in cores]
     mean = math.exp(sum(map(math.log, norms)) / len(norms))
     return [c * (mean / norm) for c, norm in zip(cores, norms, strict=True)]
@@ -296,7 +296,7 @@ def dense_matrix(
 def folded(
     matrix: np.ndarray, rows: Sequence[int], columns: Sequence[int], max_bytes: int
 ) -> np.ndarray:
-    """Reshapes a matrix to be converted, padded with zeros, to a tensor of row and column modes."""
+    """Folds a dense linear layer's matrix, padded, to row and column modes for its conversion."""
     sides = math.prod(rows), math.prod(columns)
     check_bytes(math.prod(sides), np.float64, max_bytes)
     padding = [(0, side - n) for side, n in zip(sides, matrix.shape, strict=True)]
@@ -305,7 +305,7 @@ def folded(
 
 @double_of_ours()
 def _truncated(x: np.ndarray, tol: float | None, rank: Any) -> list[np.ndarray]:
-    """Computes left-orthonormal TT-cores of a weight to be converted, by tolerance or ranks."""
+    """Computes TT-cores of a linear layer's weight in its conversion, by tolerance or ranks."""
     caps = None if rank is None else train_ranks(rank, x.shape)
     if tol is not None:
         train = tt.from_dense(x, tol=tol)

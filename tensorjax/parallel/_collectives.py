@@ -110,7 +110,7 @@ def largest(x: jax.Array, axes: Axes) -> jax.Array:
 
 
 def exchange(x: jax.Array, axes: Axes, split: int, join: int) -> jax.Array:
-    """Exchanges blocks between devices (all-to-all): cuts along ``split``, joins along ``join``."""
+    """Exchanges blocks of all devices (collective all-to-all): cuts ``split``, joins ``join``."""
     if not axes:
         return x
     return jax.lax.all_to_all(x, axes, split % x.ndim, join % x.ndim, tiled=True)
@@ -165,7 +165,7 @@ def ring_product(x: jax.Array, w: jax.Array, axes: Axes, dtype: Any = None) -> j
 
 
 def ring_scatter_product(x: jax.Array, w: jax.Array, axes: Axes) -> jax.Array:
-    """Multiplies x by w and reduce-scatters the columns, passing sums around a ring.
+    """Multiplies x by w and reduce-scatters columns, a collective whose sums pass around a ring.
 
     Args:
       x: (…, rows), another one on each device.

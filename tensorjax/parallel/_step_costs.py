@@ -188,7 +188,7 @@ def _vector(layout: Layout, s: Sizes, numbers: int, runs: int, again: int) -> It
 
 
 def _ends(layout: Layout, s: Sizes) -> Iterator[Collective]:
-    """Yields the collectives outside the blocks: embedding, last norm, logits and loss."""
+    """Yields a step's collectives outside the blocks: embedding, last norm, logits and loss."""
     split, c, g = bool(layout.features or layout.length), s.wide, s.stored
     x = s.tokens * s.features
     yield Collective("embedding", "all-gather", s.tokens * g, g)

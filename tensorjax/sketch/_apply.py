@@ -97,7 +97,7 @@ def apply(p: Projection, x: Any) -> Any:
 
 
 def is_folded(p: Projection, shape: tuple[int, ...]) -> bool:
-    """Whether x has the map's ``in_shape`` as last axes, not N as one; ValueError if neither."""
+    """Whether x, to apply a map to, has ``in_shape`` as last axes, not N as one; or ValueError."""
     size, d = math.prod(p.in_shape), len(p.in_shape)
     if shape and shape[-1] in (p.in_size, size):
         return False
@@ -134,7 +134,7 @@ def _kernel(p: Projection, x: Any) -> Kernel:
 
 @evaluated_eagerly
 def _project_host(p: Any, x: np.ndarray, lead: tuple[int, ...]) -> tuple[jax.Array, bool]:
-    """Applies a map to NumPy rows by a compiled program, chunk by chunk, without a copy of all.
+    """Applies a random map to NumPy rows by a compiled program, chunk by chunk, uncopied.
 
     A large copy is slow because the system clears fresh memory page by page; small buffers are
     reused.
@@ -159,7 +159,7 @@ def _project_host(p: Any, x: np.ndarray, lead: tuple[int, ...]) -> tuple[jax.Arr
 
 
 def _blocks(count: int, most: int) -> list[int]:
-    """Splits NumPy rows into blocks of few sizes, so that applying a map compiles few programs.
+    """Splits NumPy rows into blocks of few sizes to apply a map to, so that few programs compile.
 
     Powers of two, or ``most``. The last block may be padded, to a third more rows in all.
     """

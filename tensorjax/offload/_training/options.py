@@ -118,7 +118,7 @@ def _checked_names(in_memory: Any) -> frozenset[str]:
 
 
 def checked_clip(clip: float | None) -> float | None:
-    """Returns the largest norm to which gradients are clipped; ValueError unless positive.
+    """Checks a trainer's option ``clip``, the largest norm of gradients, which is positive.
 
     None, for no clipping, is valid too.
     """

@@ -239,7 +239,7 @@ def joined(values: list[Any], join: Callable[[list[Any]], Any]) -> Any:
 
 
 def numbers(values: np.ndarray) -> np.ndarray:
-    """Converts values of a sampled function to NumPy numbers; ValueError if impossible.
+    """Converts what calls of the function returned to NumPy numbers; ValueError if impossible.
 
     Example:
       >>> from fractions import Fraction

@@ -212,7 +212,7 @@ class GlobalSearch:
 
 
 def climbed(oracle: Oracle, point: np.ndarray) -> np.ndarray:
-    """Climbs from an entry to a local maximum of |f|, along one mode after the other."""
+    """Climbs to a local maximum of |f| in the global search, along one mode after the other."""
     best = -1.0
     point = point.copy()
     while True:
@@ -230,7 +230,7 @@ def climbed(oracle: Oracle, point: np.ndarray) -> np.ndarray:
 def climbed_errors(
     oracle: Oracle, cores: Cores, points: np.ndarray, sweeps: int, *, relative: bool = False
 ) -> np.ndarray:
-    """Climbs from entries (m, d) to larger errors of a train, along one mode after the other.
+    """Climbs in the global search from entries (m, d) to larger errors, mode after mode.
 
     All entries climb at once. Vectors of the train left and right of a mode are kept, so that its
     fibres cost r² each.

@@ -87,7 +87,7 @@ def _in_double_precision(x: TT, y: TT) -> tuple[Any, int]:
 
 
 def _overlap(x: TT, y: TT, kind: str) -> tuple[Any, int] | jax.Array | None:
-    """Computes Σ conj(x_i) y_i by NumPy as mantissa and exponent; None if a program is better.
+    """Computes an inner product on the host by NumPy, as (m, e); None if a program is better.
 
     Or what is asked for, the inner product or the norm, by one call of C++.
     """
@@ -113,7 +113,7 @@ def _overlap(x: TT, y: TT, kind: str) -> tuple[Any, int] | jax.Array | None:
 
 
 def _work(x: TT, y: TT) -> float:
-    """Counts the multiplications in an inner product of trains."""
+    """Counts the multiplications in an inner product of trains on the host."""
     return sum(
         a.shape[0] * b.shape[1] * b.shape[2] * (b.shape[0] + a.shape[2])
         for a, b in zip(x.cores, y.cores, strict=True)

@@ -140,7 +140,7 @@ def gmres_search(preconditioner: Any, cap: int | None, sweeps: int, restart: int
 
 
 def _on_cores(function: Any, system: System) -> Callable[[Cores], Cores]:
-    """Wraps a preconditioner of trains, given by the user, as a function of cores."""
+    """Wraps the preconditioner that the user gives to `solve`, of trains, for solvers on cores."""
 
     def on_cores(x: Cores) -> Cores:
         train = TT._unchecked(tuple(on_device([c.astype(system.dtype) for c in x])))

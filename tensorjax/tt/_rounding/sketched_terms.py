@@ -202,7 +202,7 @@ def _in_range(ws: list[Array]) -> tuple[list[Array], list[Any]]:
 
 
 def grams(terms: Sequence[Term], weights: Sequence[Any]) -> tuple[list[Array], Any]:
-    """Computes the Gram matrices of a sum's right unfoldings at every bond, and its squared norm.
+    """Computes the Gram matrices of a sum of terms, of its right unfoldings; its squared norm too.
 
     Dense over the bonds of all terms side by side: (Σr, Σr), with r the product of a pair's bonds.
     """

@@ -188,7 +188,7 @@ def _tt_svd(x: Any, ranks: Sequence[int] | None, share: Any, method: Method, key
 
 
 def _split(x: Any, cut: Any, bond: int, share: Any, tail: Any) -> list[Any]:
-    """Splits leading modes merged in one cut of `from_dense`, (r, n_1, …, n_j, s), into j cores.
+    """Splits modes of a dense array, merged in one cut of `from_dense`, into a core for each.
 
     All but the last core are isometries.
     """

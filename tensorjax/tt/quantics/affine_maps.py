@@ -105,7 +105,7 @@ def affine(
 
 
 def _rationals(name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """Converts integers or fractions to an array of `fractions.Fraction`, of a given shape."""
+    """Converts the coefficients of an affine map to an array of `fractions.Fraction`."""
     found = np.asarray(value)
     if found.dtype.kind not in "iu":
         found = np.asarray(value, object)
