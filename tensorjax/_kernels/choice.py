@@ -43,7 +43,7 @@ def cpp_or_xla(
     static: tuple[Any, ...] = (),
     results: Sequence[jax.ShapeDtypeStruct],
 ) -> list[Any]:
-    """Computes an operation by C++ or XLA, decided when the program is lowered.
+    """Computes an operation by the kernel chosen as the program is lowered: C++ or XLA.
 
     When the program is lowered its platform and devices decide; see
     `tensorjax._native.cpu_primitive.on_cpu`, whose arguments these are.

@@ -132,7 +132,7 @@ def collectives(layout: Layout, sizes: Sizes, positions: int, remat: Remat) -> I
 
 
 def _block(layout: Layout, s: Sizes, runs: int, again: int) -> Iterator[Collective]:
-    """Yields the collectives of transformer blocks in a training step.
+    """Yields the costs of collectives in the transformer blocks of a training step.
 
     For ``runs`` blocks, whose forward pass runs ``again`` times.
     """
@@ -168,7 +168,7 @@ def _block(layout: Layout, s: Sizes, runs: int, again: int) -> Iterator[Collecti
 
 
 def _norm(layout: Layout, s: Sizes, runs: int, again: int) -> Iterator[Collective]:
-    """Yields the collectives of a layer norm in a training step."""
+    """Yields the costs of collectives in a layer norm of a training step."""
     for _ in range(2):
         yield from _vector(layout, s, s.features, runs, again)
     if layout.features:
@@ -178,7 +178,7 @@ def _norm(layout: Layout, s: Sizes, runs: int, again: int) -> Iterator[Collectiv
 
 
 def _vector(layout: Layout, s: Sizes, numbers: int, runs: int, again: int) -> Iterator[Collective]:
-    """Yields a training step's collectives of one feature vector or of the position table."""
+    """Yields the costs of collectives of one feature vector or of the position table in a step."""
     yield Collective("vectors", "all-gather", numbers / s.wide, s.stored, again * runs)
     yield Collective("vectors", "reduce-scatter", numbers / s.wide, s.stored, runs)
     if not layout.features:

@@ -99,7 +99,7 @@ def _dense(layer: Any, max_bytes: int, weights: dict[Any, Any]) -> Any:
 
 
 def _export(layer: Any, max_bytes: int) -> Any:
-    """Converts a tensorised layer that is not stacked to a dense one, without its bias."""
+    """Converts a layer for `detensorize`, one that is not stacked, to a dense one, without bias."""
     exact = exact_weight(layer, max_bytes)
     inner: Any = layer.layer if isinstance(layer, TensorLinearGeneral) else layer
     some = jax.tree.leaves(nnx.state([inner.cores if hasattr(inner, "cores") else inner.factors]))

@@ -385,7 +385,7 @@ def _rows(groups: Mapping[str, Group], chosen: Choice) -> tuple[Row, ...]:
 def activation_bytes(
     layers: Sequence[Layer], groups: dict[str, Group], batch: Any, key: Any
 ) -> tuple[int, int]:
-    """Predicts the bytes of layer inputs and saved activations of a microbatch."""
+    """Predicts for a memory plan the bytes of a microbatch's layer inputs and activations."""
     x, inputs, kept = None, 0, 0
     engine = Engine(activations="keep")
     for layer in layers[:-1]:

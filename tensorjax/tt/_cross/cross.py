@@ -18,7 +18,7 @@ from tensorjax._typing import ArrayLike, DTypeLike
 from tensorjax.tt._cross.approximation import Approximation
 from tensorjax.tt._cross.function_calls import Evaluations, Executor
 from tensorjax.tt._cross.held_out_error import Estimate
-from tensorjax.tt._cross.progress import CrossProgress, Options, Status
+from tensorjax.tt._cross.options_and_progress import CrossProgress, Options, Status
 from tensorjax.tt._cross.report import CrossInfo, reported
 from tensorjax.tt._cross.sampled_function import Jit, Oracle
 from tensorjax.tt._cross.search import AT_LEAST, Search

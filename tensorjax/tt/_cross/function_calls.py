@@ -203,7 +203,7 @@ def advice(error: Exception, shape: tuple[int, ...] | None, vectorized: bool) ->
 
 
 class OneByOne:
-    """Callable that evaluates a function of one point on a batch, point by point.
+    """Callable that calls a function of one point for all points of a batch, one by one.
 
     Attributes:
       done: values at the first points of the last batch in which the function raised an error.
@@ -225,7 +225,7 @@ class OneByOne:
 
 
 def joined(values: list[Any], join: Callable[[list[Any]], Any]) -> Any:
-    """Joins the values of a function at several points or batches to one array.
+    """Joins the values that calls of a function returned, for points or batches, to one array.
 
     Example:
       >>> import numpy as np

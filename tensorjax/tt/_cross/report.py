@@ -5,7 +5,7 @@ import dataclasses
 from tensorjax._formats.trains import TT
 from tensorjax.tt._cross.function_calls import Evaluations
 from tensorjax.tt._cross.held_out_error import Estimate
-from tensorjax.tt._cross.progress import Status
+from tensorjax.tt._cross.options_and_progress import Status
 from tensorjax.tt._cross.sampled_function import Oracle
 from tensorjax.tt._cross.search import Search
 

@@ -9,7 +9,7 @@ from tensorjax.tt._cross.approximation import Approximation
 from tensorjax.tt._cross.global_search import GlobalSearch
 from tensorjax.tt._cross.greedy_pivots import Sets
 from tensorjax.tt._cross.held_out_error import Estimate
-from tensorjax.tt._cross.progress import CrossProgress, Status
+from tensorjax.tt._cross.options_and_progress import CrossProgress, Status
 from tensorjax.tt._cross.sampled_function import (
     BudgetExhausted,
     FunctionFailed,

@@ -61,7 +61,7 @@ def squared_norm(x: TT) -> tuple[Any, int] | None:
 
 
 def powers(x: TT, y: TT) -> Powers:
-    """Computes log10 |⟨x, y⟩|, and how to find log10 ‖x‖·‖y‖, for `held`."""
+    """Computes on the host log10 |⟨x, y⟩|, and how to find log10 ‖x‖·‖y‖, for `held`."""
 
     def bound() -> float:
         return norm_power(x) + (norm_power(y) if x is not y else norm_power(x))
@@ -75,7 +75,7 @@ def norm_power(x: TT) -> float:
 
 
 def norm_powers(x: TT) -> Powers:
-    """Computes log10 ‖x‖ for `held`, to which no bound by other norms applies."""
+    """Computes log10 ‖x‖ on the host for `held`, to which no bound by other norms applies."""
     return norm_power(x), lambda: -math.inf
 
 

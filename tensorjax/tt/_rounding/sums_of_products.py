@@ -277,7 +277,7 @@ def _work_of_exact(term: fused.Term) -> float:
 
 
 def _product_core(*factors: Any) -> Any:
-    """Multiplies the two cores of a product of trains to a core of the exact one, on the host."""
+    """Multiplies the cores of one product in a sum of products to an exact core, on the host."""
     if len(factors) == 1:
         return factors[0]
     if factors[0].ndim == 3:
