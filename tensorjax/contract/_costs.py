@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from tensorjax.contract._cost_model_input import Model, Slices, levels, looped
-from tensorjax.contract._steps import Step
+from tensorjax.contract._pairwise_products import Step
 
 
 class Cost(NamedTuple):

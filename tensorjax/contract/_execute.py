@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from tensorjax.contract._cost_model_input import Model, Slices, levels, looped
-from tensorjax.contract._steps import Step
+from tensorjax.contract._pairwise_products import Step
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

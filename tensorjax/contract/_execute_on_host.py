@@ -9,7 +9,7 @@ import numpy as np
 
 from tensorjax.contract._cost_model_input import Model, Slices, levels
 from tensorjax.contract._einsum_parser import Network
-from tensorjax.contract._steps import Step
+from tensorjax.contract._pairwise_products import Step
 
 
 def run(model: Model, slices: Slices, operands: Sequence[np.ndarray], dtype: Any) -> np.ndarray:
