@@ -40,9 +40,10 @@ class FrozenPytree:
         places = tuple((*children, *static).index(name) for name in fields)
 
         def flatten(x: Any) -> tuple[tuple[Any, ...], Any]:
-            values = tuple(getattr(x, name) for name in static)
+            held = vars(x)
+            values = tuple([held[name] for name in static])
             metadata = values if len(static) > 1 else values[0] if static else None
-            return tuple(getattr(x, name) for name in children), metadata
+            return tuple([held[name] for name in children]), metadata
 
         def flatten_with_keys(x: Any) -> tuple[tuple[Any, ...], Any]:
             found, metadata = flatten(x)
@@ -51,14 +52,13 @@ class FrozenPytree:
         def unflatten(metadata: Any, found: Any) -> Any:
             values = metadata if len(static) > 1 else (metadata,) if static else ()
             every = (*found, *values)
-            return cls._unchecked(*(every[k] for k in places))
+            return cls._unchecked(*[every[k] for k in places])
 
         jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
         serializable(cls, encode, decode)
 
     def _set(self, *values: Any) -> None:
-        for name, value in zip(self._fields, values, strict=True):
-            object.__setattr__(self, name, value)
+        vars(self).update(zip(self._fields, values, strict=True))  # past the frozen dataclass
 
     @classmethod
     def _unchecked(cls, *values: Any) -> Self:
@@ -68,5 +68,5 @@ class FrozenPytree:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        values = tuple(getattr(self, name) for name in self._fields)
+        values = tuple([vars(self)[name] for name in self._fields])
         return rebuilt, (type(self), values, dtypes_of(self))
