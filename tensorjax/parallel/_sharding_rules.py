@@ -243,6 +243,7 @@ class Placing:
         Args:
           function: of blocks.
           in_specs: of its arguments, `jax.sharding.PartitionSpec` in a tree for each.
+          out_specs: of its results.
 
         Returns:
           A function of global arrays with the same arguments, for `jax.jit` and `jax.grad`.
