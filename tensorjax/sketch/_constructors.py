@@ -26,6 +26,16 @@ def _float_dtype(dtype: Any) -> Any:
     return out
 
 
+def _key(key: Any) -> Any:
+    """Raises TypeError unless ``key`` is a JAX random key; returns it."""
+    is_key = isinstance(key, jax.Array) and (
+        jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.dtype == jnp.uint32
+    )
+    if not is_key:
+        raise TypeError(f"key: expected a key from jax.random.key(seed), got {type(key).__name__}")
+    return key
+
+
 def _interior(rank: Any, order: int) -> tuple[int, ...]:
     """Expands ``rank``, an int or a sequence, to the d − 1 interior TT-ranks of a new map."""
     return _check.bond_ranks(rank, (2**62,) * (order - 1))
@@ -89,7 +99,7 @@ def ttrp(
     least = min((_check.integer("rank", r, low=1) for r in np.ravel(rank).tolist()), default=1)
     n, m, in_size, out_size = _mode_sizes.shapes(in_shape, out_shape, order=order, rank=least)
     r = (1, *_interior(rank, len(n)), 1)
-    cores = kind.draw(_check.key(key), list(zip(r[:-1], m, n, r[1:], strict=True)), dtype)
+    cores = kind.draw(_key(key), list(zip(r[:-1], m, n, r[1:], strict=True)), dtype)
     return Kronecker(n, in_size, out_size, kind, cores)
 
 
@@ -138,7 +148,7 @@ def gaussian(
     """
     dtype, kind = _float_dtype(dtype), law("gaussian")
     n, size, m = _sizes(in_shape, out_shape)
-    (matrix,) = kind.draw(_check.key(key), [(m, size)], dtype)
+    (matrix,) = kind.draw(_key(key), [(m, size)], dtype)
     return Dense(n, size, m, kind, matrix)
 
 
@@ -181,7 +191,7 @@ def sparse(
     dtype = _float_dtype(dtype)
     n, size, m = _sizes(in_shape, out_shape)
     kind = law("sparse", math.sqrt(size) if isinstance(s, str) and s == "sqrt" else s)  # type: ignore[arg-type]
-    index, sign = _bernoulli_signs(_check.key(key), size * m, 1 / kind.fourth_moment, dtype)
+    index, sign = _bernoulli_signs(_key(key), size * m, 1 / kind.fourth_moment, dtype)
     return Sparse(n, size, m, kind, index, sign)
 
 
@@ -250,7 +260,7 @@ def tt_rows(
     n, in_size, m = _row_shapes(in_shape, out_shape, order)
     r = (1, *_interior(rank, len(n)), 1)
     shapes = [(m, left, size, right) for left, size, right in zip(r[:-1], n, r[1:], strict=True)]
-    cores = kind.draw(_check.key(key), shapes, dtype)
+    cores = kind.draw(_key(key), shapes, dtype)
     return TTRows(n, in_size, m, kind, cores)
 
 
@@ -309,7 +319,7 @@ def cp_rows(
     kind, dtype = law(distribution, s), _float_dtype(dtype)
     n, in_size, m = _row_shapes(in_shape, out_shape, order)
     t = _check.integer("rank", rank, low=1)
-    factors = kind.draw(_check.key(key), [(m, t, size) for size in n], dtype)
+    factors = kind.draw(_key(key), [(m, t, size) for size in n], dtype)
     return CPRows(n, in_size, m, kind, factors)
 
 

@@ -62,7 +62,7 @@ def sample(key: jax.Array, t: TT, count: int = 1, *, squared: bool = True) -> ja
     if not _check.flag("squared", squared):
         is_real(t)
         drawn, sign = sample_entries(key, t, count)
-        mass_is_positive(sign)
+        mass_is_positive(t, sign)
         return drawn
     noise = rounded_up(count) * sum(t.shape)
     if choose_kernel("tt.sample", (t.cores[0], key, t), noise=noise) is not NUMPY:

@@ -188,7 +188,7 @@ def _normalized(t: TT) -> TT:
     on_host = choose_kernel("tt.log_density", (t, ())) is NUMPY
     cores = tuple(map(np.asarray, t.cores)) if on_host else t.cores
     _, factors, sign = sums_to_the_right(TT._unchecked(cores))
-    mass_is_positive(sign)
+    mass_is_positive(t, sign)
     scaled = [(c / f).astype(c.dtype) for c, f in zip(cores, factors, strict=True)]
     if on_host:
         return TT._unchecked(tuple(on_device(scaled)))

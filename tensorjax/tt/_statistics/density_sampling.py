@@ -15,7 +15,7 @@ from tensorjax._kernels.table import NUMPY
 from tensorjax._transfer import on_device
 
 
-def mass_is_positive(total: Any) -> None:
+def mass_is_positive(t: TT, total: Any) -> None:
     """Raises ValueError if a density to draw samples from has no positive sum of entries."""
     if not _check.is_traced(total) and not total > 0:
         raise ValueError(
