@@ -18,7 +18,7 @@ from tensorjax.offload._store.disk.extents import capacity
 from tensorjax.offload._store.store import TensorStore
 from tensorjax.offload._training import options as _options
 from tensorjax.offload._training import parameter_groups
-from tensorjax.offload._training.engine import Engine
+from tensorjax.offload._training.computation.engine import Engine
 from tensorjax.offload._training.layers import Activations, Layer, check_layers
 from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
 from tensorjax.offload._training.parameter_groups import Group

@@ -1,4 +1,4 @@
-"""Model as a list of layers, and the compiled forward and backward programs of a layer."""
+"""Model as a list of layers: pure functions, and the parameter groups that each of them uses."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence

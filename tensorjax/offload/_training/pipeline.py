@@ -9,7 +9,7 @@ import numpy as np
 
 from tensorjax.offload._processes import Processes
 from tensorjax.offload._training.commits import Progress
-from tensorjax.offload._training.engine import Engine
+from tensorjax.offload._training.computation.engine import Engine
 from tensorjax.offload._training.layers import Layer
 from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
 from tensorjax.offload._training.options import Options

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from tensorjax.offload._training.array_checks import finite, widened
-from tensorjax.offload._training.engine import Engine
+from tensorjax.offload._training.computation.engine import Engine
 from tensorjax.offload._training.layers import Layer
 from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
 from tensorjax.offload._training.shards import Shards

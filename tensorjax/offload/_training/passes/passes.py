@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax.offload._training.array_checks import nbytes
-from tensorjax.offload._training.engine import Engine
+from tensorjax.offload._training.computation.engine import Engine
+from tensorjax.offload._training.computation.microbatches import mean_loss
 from tensorjax.offload._training.layers import Layer
-from tensorjax.offload._training.microbatches import mean_loss
 from tensorjax.offload._training.passes.gradient_transfers import Gradients, Looked
 from tensorjax.offload._training.passes.weight_stream import WeightStream
 from tensorjax.offload._training.storage import host_arrays
