@@ -1,5 +1,6 @@
 """Base class of the tensor formats: frozen pytrees with static fields, pickled and exported."""
 
+import operator
 from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
@@ -37,22 +38,25 @@ class FrozenPytree:
         cls._fields = fields
         children = tuple(name for name in fields if name not in static)
         keys = tuple(jax.tree_util.GetAttrKey(name) for name in children)
-        places = tuple((*children, *static).index(name) for name in fields)
+        places = [(*children, *static).index(name) for name in fields]
+        # In C, as every call of a compiled program flattens its arguments.
+        arrays = operator.attrgetter(*children)
+        metadata_of = operator.attrgetter(*static) if static else None
+        alone, several = len(children) == 1, len(static) > 1
 
         def flatten(x: Any) -> tuple[tuple[Any, ...], Any]:
-            held = vars(x)
-            values = tuple([held[name] for name in static])
-            metadata = values if len(static) > 1 else values[0] if static else None
-            return tuple([held[name] for name in children]), metadata
+            found = arrays(x)
+            return (found,) if alone else found, metadata_of and metadata_of(x)
 
         def flatten_with_keys(x: Any) -> tuple[tuple[Any, ...], Any]:
             found, metadata = flatten(x)
             return tuple(zip(keys, found, strict=True)), metadata
 
         def unflatten(metadata: Any, found: Any) -> Any:
-            values = metadata if len(static) > 1 else (metadata,) if static else ()
-            every = (*found, *values)
-            return cls._unchecked(*[every[k] for k in places])
+            if static:
+                every = (*found, *metadata) if several else (*found, metadata)
+                found = [every[k] for k in places]
+            return cls._unchecked(*found)
 
         jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
         serializable(cls, encode, decode)
@@ -64,7 +68,7 @@ class FrozenPytree:
     def _unchecked(cls, *values: Any) -> Self:
         """Builds a format from the values of its fields without checks, of whatever kind."""
         self = object.__new__(cls)
-        self._set(*values)
+        self.__dict__.update(zip(cls._fields, values, strict=True))
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
