@@ -61,7 +61,7 @@ def squared_norm(x: TT) -> tuple[Any, int] | None:
 
 
 def powers(x: TT, y: TT) -> Powers:
-    """Computes on the host log10 |⟨x, y⟩|, and how to find log10 ‖x‖·‖y‖, for `held`."""
+    """Computes log10 |⟨x, y⟩|, and how to find log10 ‖x‖·‖y‖, for `held`."""
 
     def bound() -> float:
         return norm_power(x) + (norm_power(y) if x is not y else norm_power(x))
@@ -75,7 +75,7 @@ def norm_power(x: TT) -> float:
 
 
 def norm_powers(x: TT) -> Powers:
-    """Computes log10 ‖x‖ on the host for `held`, to which no bound by other norms applies."""
+    """Computes log10 ‖x‖ for `held`, to which no bound by other norms applies."""
     return norm_power(x), lambda: -math.inf
 
 
@@ -87,7 +87,7 @@ def _in_double_precision(x: TT, y: TT) -> tuple[Any, int]:
 
 
 def _overlap(x: TT, y: TT, kind: str) -> tuple[Any, int] | jax.Array | None:
-    """Computes an inner product on the host by NumPy, as (m, e); None if a program is better.
+    """Computes Σ conj(x_i) y_i by NumPy as mantissa and exponent; None if a program is better.
 
     Or what is asked for, the inner product or the norm, by one call of C++.
     """
@@ -113,7 +113,7 @@ def _overlap(x: TT, y: TT, kind: str) -> tuple[Any, int] | jax.Array | None:
 
 
 def _work(x: TT, y: TT) -> float:
-    """Counts the multiplications in an inner product of trains on the host."""
+    """Counts the multiplications in an inner product of trains."""
     return sum(
         a.shape[0] * b.shape[1] * b.shape[2] * (b.shape[0] + a.shape[2])
         for a, b in zip(x.cores, y.cores, strict=True)
