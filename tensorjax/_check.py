@@ -4,24 +4,15 @@ Static faults (shapes, dtypes, ranks) raise at trace time. The contents of an ar
 looked at only when it is concrete, so these checks cost nothing under `jax.jit`.
 """
 
-import contextlib
-import contextvars
-import functools
-import logging
 import math
 import numbers
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-
-_LOG = logging.getLogger("tensorjax")
-_OURS: contextvars.ContextVar[bool] = contextvars.ContextVar("tensorjax_double", default=False)
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 def is_traced(*trees: Any) -> bool:
@@ -330,7 +321,6 @@ def bond_ranks(
     Args:
       rank: one int for all bonds, or one per interior bond.
       bounds: the largest rank that each interior bond can need.
-      name: of the argument.
       place: what there is one rank for each of.
     """
     if isinstance(rank, numbers.Integral) and not isinstance(rank, bool):
@@ -420,41 +410,3 @@ def tol_or_rank(tol: Any, rank: Any, *arrays: Any) -> None:
             "pass rank= too (shapes are then those of rank, and what tol discards is set to zero), "
             "or call this outside the transformation"
         )
-
-
-def dense_input(x: Any, tol: Any, rank: Any) -> tuple[Any, Any, Any]:
-    """Checks the arguments of a dense array's decomposition: returns array, dtype and tolerance.
-
-    Returns:
-      (array, dtype that JAX gives the result, tolerance or None).
-    """
-    x = inexact("x", x)
-    if x.ndim == 0:
-        raise ValueError("x: expected at least one axis, got a scalar")
-    tol_or_rank(tol, rank, x)
-    dtype = jax.dtypes.canonicalize_dtype(x.dtype)
-    if np.dtype(dtype).itemsize < np.dtype(x.dtype).itemsize and not _OURS.get():
-        _say_narrowed()
-    return x, dtype, None if tol is None else tolerance(tol, dtype)
-
-
-@contextlib.contextmanager
-def double_of_ours() -> Iterator[None]:
-    """Silences the argument check's warning of lost double precision, for the package's own data.
-
-    For decompositions of data that the library itself has made in double precision.
-    """
-    before = _OURS.set(True)
-    try:
-        yield
-    finally:
-        _OURS.reset(before)
-
-
-@functools.cache
-def _say_narrowed() -> None:
-    """Logs once, where `dense_input` checks 64-bit data, that JAX is set to make 32-bit trains."""
-    _LOG.warning(
-        "data of 64 bits become trains of 32: JAX has 64-bit types disabled; "
-        "jax.config.update('jax_enable_x64', True) before the first call keeps them (said once)"
-    )

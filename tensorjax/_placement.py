@@ -299,7 +299,6 @@ def by_axes(shape: Sequence[int], axes: Sequence[Sequence[tuple[Any, int]]]) -> 
     """Returns the sharding of an array whose axes come from axes of other arrays.
 
     Args:
-      shape: of the array.
       axes: for each of its axes the arrays, and their axes, that it may be sharded as; the first
         that is sharded counts, but no axis of the mesh twice.
     """

@@ -23,7 +23,6 @@ def stale(path: Path, built_from: str) -> str:
     """Returns the reason if a library was built from other sources than those beside it, else "".
 
     Args:
-        path: Of the library.
         built_from: The `source_digest` that the library holds.
     """
     present = source_digest(path.parent)

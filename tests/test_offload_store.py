@@ -18,7 +18,7 @@ import pytest
 
 from tensorjax import offload
 from tensorjax.offload import TensorStore
-from tensorjax.offload._store.transfers import queue
+from tensorjax.offload._store.transfers import staging_queue
 
 MIB = 1 << 20
 DTYPES = (
@@ -412,7 +412,7 @@ def test_a_dropped_lease_is_found_and_told(folder: Path, backend: str) -> None:
 def test_reads_whose_results_are_dropped_keep_others_waiting_for_no_tick(
     folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue, "_TICK", 600.0)
+    monkeypatch.setattr(staging_queue, "_TICK", 600.0)
     with made(folder, backend, staging=2 * MIB) as store:
         store.reserve({f"a{i}": jnp.zeros(MIB // 8) for i in range(3)})
         for i in range(3):
@@ -574,7 +574,7 @@ def test_the_pool_grows_with_the_tensors(folder: Path) -> None:
 def test_leases_that_nobody_releases_are_told_of(
     folder: Path, backend: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("tensorjax.offload._store.transfers.queue._PATIENCE", 0.5)
+    monkeypatch.setattr("tensorjax.offload._store.transfers.staging_queue._PATIENCE", 0.5)
     with made(folder, backend, staging=2 * MIB) as store:
         store.reserve({"a": jnp.zeros(MIB // 8), "b": jnp.zeros(MIB // 8)})
         for name in "ab":

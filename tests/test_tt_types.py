@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tensorjax import _check, convert, nn, tt, tucker
+from tensorjax import convert, nn, tt, tucker
+from tensorjax._cores import dense_decompositions
 from tests.oracles import DTYPES, cores, dense, eps, error, norm, normal, wide
 
 SHAPE, ROWS, COLS = (2, 3, 2), (2, 1, 3), (2, 3, 2)
@@ -392,7 +393,7 @@ def test_products_of_matrices_that_do_not_fit(error_type, message, call):
 
 
 def test_data_of_64_bits_that_become_32_are_told_of_once(caplog):
-    _check._say_narrowed.cache_clear()
+    dense_decompositions._say_narrowed.cache_clear()
     x = np.random.default_rng(0).normal(size=(3, 4))
     with jax.enable_x64(False):
         nn.tensorize(nnx.Linear(4, 6, rngs=nnx.Rngs(0)), {"": nn.TT(rank=2)})

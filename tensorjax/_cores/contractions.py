@@ -45,12 +45,12 @@ def times_right(core: Any, matrix: Any) -> Any:
 
 
 def join(a: Any, b: Any) -> Any:
-    """Contracts the bond between neighbouring cores: (r, …, s) and (s, …, t) to (r, …, …, t)."""
+    """Contracts neighbouring cores over their bond: (r, …, s) and (s, …, t) to (r, …, …, t)."""
     return matmul(tall(a), wide(b)).reshape(*a.shape[:-1], *b.shape[1:])
 
 
 def merge(cores: Sequence[Any]) -> Any:
-    """Contracts the bonds between neighbouring cores into one core (r, ∏ n, s)."""
+    """Contracts neighbouring cores over their bonds into one core (r, ∏ n, s)."""
     out = cores[0]
     for core in cores[1:]:
         out = join(out, core)
@@ -58,7 +58,7 @@ def merge(cores: Sequence[Any]) -> Any:
 
 
 def times_mode(core: Any, matrix: Any) -> Any:
-    """Multiplies a tensor-train core by a matrix along its mode."""
+    """Contracts a core with a matrix along its mode."""
     return matmul(matrix[None], core)
 
 
@@ -70,5 +70,5 @@ def times_axis(x: Any, matrix: Any, axis: int) -> Any:
 
 
 def weighted_sum(core: Any, weights: Any) -> Any:
-    """Sums a core (r, n, s) over its mode with weights (n,): a matrix (r, s)."""
+    """Contracts a core (r, n, s) over its mode with weights (n,): a matrix (r, s)."""
     return matmul(weights, core)

@@ -1,7 +1,10 @@
 """Decomposition of dense arrays: the steps that TT-SVD and ST-HOSVD have in common."""
 
+import contextlib
+import contextvars
 import functools
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +19,8 @@ from tensorjax.linalg import Method
 from tensorjax.linalg._host_precision import budget, in_single
 from tensorjax.linalg._subspaces.subspaces_on_host import THREADS, Asked, asked_of
 
+_LOG = logging.getLogger("tensorjax")
+_OURS: contextvars.ContextVar[bool] = contextvars.ContextVar("tensorjax_double", default=False)
 # By rank alone no error is asked: full accuracy up to this size, Gram matrices (error floor
 # eps^0.75 of the norm) above it, where an exact SVD takes many times longer.
 _LARGE = 2**16
@@ -146,3 +151,41 @@ def _in_range(
     _check.finite("x", x)  # if it is not, the last part is not either
     small, exponent = linalg.normalized(x)
     return small, exponent, parts(small)
+
+
+def dense_input(x: Any, tol: Any, rank: Any) -> tuple[Any, Any, Any]:
+    """Checks the arguments of a dense array's decomposition: returns array, dtype and tolerance.
+
+    Returns:
+      (array, dtype that JAX gives the result, tolerance or None).
+    """
+    x = _check.inexact("x", x)
+    if x.ndim == 0:
+        raise ValueError("x: expected at least one axis, got a scalar")
+    _check.tol_or_rank(tol, rank, x)
+    dtype = jax.dtypes.canonicalize_dtype(x.dtype)
+    if np.dtype(dtype).itemsize < np.dtype(x.dtype).itemsize and not _OURS.get():
+        _say_narrowed()
+    return x, dtype, None if tol is None else _check.tolerance(tol, dtype)
+
+
+@contextlib.contextmanager
+def double_of_ours() -> Iterator[None]:
+    """Silences the warning that a dense array loses double precision, for the package's own data.
+
+    For decompositions of data that the library itself has made in double precision.
+    """
+    before = _OURS.set(True)
+    try:
+        yield
+    finally:
+        _OURS.reset(before)
+
+
+@functools.cache
+def _say_narrowed() -> None:
+    """Logs once that a dense array of 64 bits is decomposed in 32, as JAX is set."""
+    _LOG.warning(
+        "data of 64 bits become trains of 32: JAX has 64-bit types disabled; "
+        "jax.config.update('jax_enable_x64', True) before the first call keeps them (said once)"
+    )

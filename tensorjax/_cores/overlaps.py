@@ -9,7 +9,7 @@ from tensorjax._cores.contractions import absorb, times_right
 from tensorjax._cores.orthogonalization import short
 from tensorjax._cores.unfoldings import Cores, tall, wide
 from tensorjax.linalg._arrays import adjoint, energy, is_host, matmul, root
-from tensorjax.linalg._scaling import normalized, scaled
+from tensorjax.linalg._powers_of_two import normalized, scaled
 
 
 def bond_overlap(x: Any, y: Any) -> Any:

@@ -14,7 +14,7 @@ from tensorjax._cores.unfoldings import Cores
 from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
 from tensorjax._kernels.table import CPP, TRACE
 from tensorjax.linalg._arrays import is_host
-from tensorjax.linalg._scaling import scaled
+from tensorjax.linalg._powers_of_two import scaled
 
 # Products of cores from so many elements on, with last axes below so many, are multiplied row by
 # row: NumPy's inner loop is as long as the last axis of what it broadcasts.

@@ -11,7 +11,7 @@ import numpy as np
 from tensorjax import _check, linalg
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.linalg._arrays import is_host
-from tensorjax.linalg._scaling import (
+from tensorjax.linalg._powers_of_two import (
     exponent_of,
     exponents_held,
     largest_part,
@@ -27,7 +27,7 @@ _MOST = 2000  # powers of two that take any number of double precision to any ot
 
 
 def balanced(cores: Cores, exponent: int = 0, fit: tuple[int, int] = (-100, 100)) -> Cores:
-    """Multiplies host cores by 2^exponent, in the last core alone or shared evenly by all.
+    """Scales host cores by 2^exponent, in the last core alone or evenly in all.
 
     The last one takes it all if its largest part is then between the powers of two ``fit``.
     """
@@ -131,7 +131,7 @@ def settled(exponent: Any) -> Any:
 
 
 def shared_out(cores: Sequence[Any], exponent: Any, *, at: int = -1) -> Cores:
-    """Multiplies a train of JAX cores by 2^exponent: one core, or all if it would overflow."""
+    """Scales JAX cores by the power of two 2^exponent: one core, or all if it would overflow."""
     at = at % len(cores)
     own = settled(jnp.stack([exponent_of(c) for c in cores]))
     low, high = exponents_held(cores[at].dtype)
@@ -177,7 +177,7 @@ def scaled_train(x: Cores, exponent: int) -> Cores:
 
 
 def scaled_back(cores: Cores, exponent: Any) -> Cores:
-    """Multiplies a rounded train by 2^exponent: its last core, or all if the exponent is large."""
+    """Scales a rounded train's cores by 2^exponent: the last, or all if the exponent is large."""
     exponent = computed_once(exponent)
     moves = shared_exponents(exponent, len(cores), len(cores) - 1, jnp.abs(exponent) < 100)
     return [linalg.scaled(c, moves[k]) for k, c in enumerate(cores)]

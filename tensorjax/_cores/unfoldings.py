@@ -27,6 +27,6 @@ def mode_unfolding(core: Any) -> Any:
 
 
 def unfold(x: Any, k: int) -> Any:
-    """Unfolds a dense array along mode k to a matrix (n_k, ∏ of the other sizes)."""
+    """Returns the unfolding of a dense array along mode k, a matrix (n_k, ∏ of the other sizes)."""
     xp = np if linalg.is_host(x) else jnp
     return xp.moveaxis(x, k, 0).reshape(x.shape[k], math.prod(x.shape[:k] + x.shape[k + 1 :]))

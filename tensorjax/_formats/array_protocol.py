@@ -188,7 +188,7 @@ def _refusal(operator: str, function: str) -> Callable[..., Any]:
 
 
 def _no_number(operator: str, name: str) -> Callable[..., Any]:
-    """Makes `NoArray`'s float(), int(), round() and the like, which raise TypeError with advice."""
+    """Answers Python's float(), int() or round() of a tensor format: TypeError with advice."""
 
     def method(self: NoArray, *digits: Any) -> Any:
         kind = type(self).__name__
@@ -263,7 +263,7 @@ def unknown(kind: type[NoArray], name: str) -> str:
 
 
 def package(kind: type[NoArray]) -> str:
-    """Returns the package of a format's functions, such as "tt", for the errors of `NoArray`."""
+    """Returns the package of a format's functions, such as "tt", for answers to array functions."""
     space = getattr(kind, "_namespace", None)
     return "" if space is None else space.__name__.removeprefix("tensorjax.")
 
@@ -300,6 +300,6 @@ def _named(x: NoArray, name: str) -> str | None:
 
 
 def _entries(x: NoArray, function: str) -> str | None:
-    """Names the public call that a format offers for entrywise functions; None if it has none."""
+    """Names what a format offers in answer to NumPy's entrywise functions; None if nothing."""
     call = x.entrywise_name.format(function)
     return f"entry by entry, at a tolerance, call {call}" if call else None

@@ -28,7 +28,7 @@ from tensorjax._formats.array_protocol import (
     unknown,
 )
 from tensorjax._typing import DType, Scalar
-from tensorjax.linalg._scaling import scalar_near_one, scaled
+from tensorjax.linalg._powers_of_two import scalar_near_one, scaled
 
 
 class Scalable(NoArray):
@@ -216,7 +216,7 @@ def multiplied(x: Any, factor: Any) -> Any:
 
 
 def _shifted(x: Any, out: Any, exponent: int, factor: Any) -> Any:
-    """Multiplies a tensor by 2^exponent, or raises OverflowError if its arrays cannot hold that."""
+    """Multiplies a tensor by 2^exponent in an operator, or raises OverflowError if too large."""
     moved = out._shift(exponent)
     arrays = jax.tree.leaves(moved)
     if _check.is_traced(arrays) or not all(
@@ -342,8 +342,6 @@ def floating(x: Any, dtype: Any, advice: str) -> None:
     """Checks the dtype of a format's ``astype``; TypeError if casting its arrays is no cast of it.
 
     Args:
-      x: the format.
-      dtype: to cast to.
       advice: how to get at real numbers from complex ones.
     """
     target = jnp.dtype(dtype)

@@ -36,11 +36,7 @@ def dtypes_of(x: Any) -> tuple[Any, ...]:
 
 
 def rebuilt(kind: Any, fields: tuple[Any, ...], dtypes: tuple[Any, ...]) -> Any:
-    """Rebuilds a tensor of any format in `copy` and `pickle`; TypeError if JAX would round it.
-
-    Raises:
-      TypeError: JAX would round, or has rounded, the arrays of a pickle to 32 bits.
-    """
+    """Rebuilds a tensor of any format in `copy` and `pickle`; TypeError if JAX would round it."""
     made = kind._unchecked(*fields)
     for then, now in zip(dtypes, dtypes_of(made), strict=True):
         if then != now:

@@ -353,7 +353,7 @@ def _checked_cores(cls: type[_Train], cores: Iterable[Any]) -> tuple[jax.Array, 
 
 
 def known(name: str, t: Any, *kinds: type[_Train], host: bool = True) -> None:
-    """Checks an argument ``t``: raises TypeError if it is no train of an enabled dtype.
+    """Checks an argument ``t``: raises TypeError if it is no TT or TTMatrix of an enabled dtype.
 
     Trains of NumPy's arrays are for functions that stay on the host (``host`` False) in any dtype.
     """
@@ -369,7 +369,7 @@ def known(name: str, t: Any, *kinds: type[_Train], host: bool = True) -> None:
 def single(
     name: str, t: Any, *kinds: type[_Train], host: bool = True, entries: bool = False
 ) -> None:
-    """Raises an error if ``t`` is not a train, or is a batch of trains.
+    """Raises an error if ``t`` is not a train, TT or TTMatrix, or is a batch of trains.
 
     With ``entries`` no mode may be empty, as for what looks for an entry or draws from them.
     """

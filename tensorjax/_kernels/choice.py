@@ -43,7 +43,7 @@ def cpp_or_xla(
     static: tuple[Any, ...] = (),
     results: Sequence[jax.ShapeDtypeStruct],
 ) -> list[Any]:
-    """Computes an operation by C++ or XLA, decided when the program is lowered.
+    """Computes an operation by the kernel chosen as the program is lowered: C++ or XLA.
 
     When the program is lowered its platform and devices decide; see
     `tensorjax._native.cpu_primitive.on_cpu`, whose arguments these are.
@@ -51,8 +51,6 @@ def cpp_or_xla(
     Args:
       operation: a row of the table.
       cpp: for programs for CPUs, of one device where the table says so.
-      xla: for all other programs.
-      *operands: of both.
       static: hashable arguments of both that come first.
       results: shapes and dtypes of the leaves that both return.
     """

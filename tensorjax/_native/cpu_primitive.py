@@ -23,7 +23,6 @@ class _Choice(NamedTuple):
     """Parameters of the JAX primitive lowered to a CPU kernel on CPUs, to XLA elsewhere; hashable.
 
     Attributes:
-      native: for a CPU.
       otherwise: for everything else.
       static: arguments of both that come first.
       operands: structure of the others.

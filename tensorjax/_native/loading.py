@@ -51,7 +51,7 @@ def kernels() -> Kernels:
 
 
 def status() -> str:
-    """Returns the reason why the C++ kernels cannot be called here; empty if they can."""
+    """Returns the reason why loading the C++ kernels failed, or they cannot serve; else empty."""
     return loaded()[1].reason
 
 

@@ -52,7 +52,7 @@ def _checked_dtype(name: str, dtype: Any) -> np.dtype:
 
 
 def check_minimize(minimize: Any) -> str:
-    """Returns the option ``minimize``; ValueError unless "flops", "bytes" or "peak"."""
+    """Checks the argument ``minimize`` of a contraction: flops, bytes or peak."""
     if minimize not in ("flops", "bytes", "peak"):
         raise ValueError(f"minimize: expected 'flops', 'bytes' or 'peak', got {minimize!r}")
     return minimize
@@ -114,7 +114,7 @@ def check_seconds(seconds: Any) -> float | None:
 
 
 def check_strategy(optimize: Any) -> Strategy:
-    """Returns the option ``optimize`` in hashable form; raises an error if it is invalid."""
+    """Checks the argument ``optimize`` of a contraction: returns it hashable, or raises."""
     if isinstance(optimize, str):
         if optimize not in ("auto", "cotengra", *_NAMED):
             names = ", ".join(map(repr, ("auto", "cotengra", *_NAMED)))

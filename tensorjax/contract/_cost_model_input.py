@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 
 from tensorjax.contract._einsum_parser import Network
-from tensorjax.contract._steps import Step
+from tensorjax.contract._pairwise_products import Step
 
 Slices = Mapping[str, int]
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from tensorjax.contract._cost_model_input import Model, Slices, levels, looped
-from tensorjax.contract._steps import Step
+from tensorjax.contract._pairwise_products import Step
 
 
 class Cost(NamedTuple):
@@ -73,7 +73,6 @@ class Walk:
     """Simulation of a contraction's operations and memory, forward and then backward.
 
     Args:
-        model: the contraction.
         slices: number of slices of each sliced label.
         remat: whether intermediates are dropped after the forward pass and recomputed.
     """

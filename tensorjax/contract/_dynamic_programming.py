@@ -31,11 +31,7 @@ _LARGE = 1 << 64  # makes the secondary cost a tie-break
 
 
 class Effort:
-    """Remaining budget of a path search, in seconds, counted by the work done, not by a clock.
-
-    Attributes:
-        left: seconds.
-    """
+    """Remaining budget of dynamic programming in seconds, counted by the work done, not a clock."""
 
     def __init__(self, seconds: float) -> None:
         self.left = seconds

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from tensorjax.contract._cost_model_input import Model, Slices, levels, looped
-from tensorjax.contract._steps import Step
+from tensorjax.contract._pairwise_products import Step
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -250,7 +250,7 @@ def _place(
 
 
 def _matrices(step: Step, labels: str, x: jax.Array, *, summed_last: bool) -> tuple[jax.Array, int]:
-    """Reshapes an operand of a pairwise product to matrices for `dot_general`.
+    """Reshapes an operand to matrices to execute a pairwise product by `jax.lax.dot_general`.
 
     Axes already in one of the two possible orders stay in place; others are transposed into
     the order that matrix products like best on that side.
@@ -285,7 +285,7 @@ def _add(total: jax.Array, term: jax.Array) -> jax.Array:
 
 
 def _diagonal(x: jax.Array, labels: str, label: str) -> tuple[jax.Array, str]:
-    """Replaces the axes of an array that share ``label`` by their diagonal, as the first axis."""
+    """Executes a repeated label of an operand: takes the diagonal of its axes as first axis."""
     times = labels.count(label)
     if times < 2:
         return x, labels

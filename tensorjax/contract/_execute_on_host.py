@@ -9,7 +9,7 @@ import numpy as np
 
 from tensorjax.contract._cost_model_input import Model, Slices, levels
 from tensorjax.contract._einsum_parser import Network
-from tensorjax.contract._steps import Step
+from tensorjax.contract._pairwise_products import Step
 
 
 def run(model: Model, slices: Slices, operands: Sequence[np.ndarray], dtype: Any) -> np.ndarray:
@@ -47,7 +47,7 @@ def _reduced(network: Network, operand: int, x: np.ndarray) -> np.ndarray:
 
 
 def _contracted(model: Model, terms: Sequence[np.ndarray]) -> np.ndarray:
-    """Computes all products of a contraction by NumPy; the result has the output's axis order."""
+    """Executes all products of a contraction on the host by NumPy; axes in the output's order."""
     count, labels = len(terms), model.network.reduced[0]
     values = dict(enumerate(terms))
     for k, step in enumerate(model.steps):
@@ -58,7 +58,7 @@ def _contracted(model: Model, terms: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _product(step: Step, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Computes one pairwise product of a contraction by NumPy's batched matrix product."""
+    """Executes one product of a contraction on the host by NumPy's batched matrix product."""
     sizes = dict(zip(step.left_labels + step.right_labels, left.shape + right.shape, strict=True))
     rows, columns = step.free(step.left_labels), step.free(step.right_labels)
     a = left.transpose([step.left_labels.index(c) for c in step.batch + rows + step.summed])

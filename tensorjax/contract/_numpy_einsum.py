@@ -16,7 +16,6 @@ Array = Any  # a NumPy array
 Labels = str
 Pair = tuple[int, int]
 Path = tuple[Pair, ...]
-Shape = tuple[int, ...]
 _NARROW = 3  # columns below which a product of many matrices is slower than a copy
 
 

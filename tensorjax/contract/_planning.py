@@ -19,8 +19,8 @@ from tensorjax.contract import (
     _costs,
     _execute,
     _execute_on_host,
+    _pairwise_products,
     _paths,
-    _steps,
 )
 from tensorjax.contract import _einsum_parser as syntax
 from tensorjax.contract._cost_model_input import Model
@@ -347,7 +347,7 @@ def _plan(
     models = [
         Model(
             network=network,
-            steps=_steps.build_steps(network, path),
+            steps=_pairwise_products.build_steps(network, path),
             operand_sizes=tuple(dtype.itemsize for dtype in dtypes),
             common_size=common.itemsize,
             item_size=result.itemsize,

@@ -27,7 +27,6 @@ def candidates(x: np.ndarray, k: int, rng: np.random.Generator) -> Iterator[np.n
     Args:
       x: (r₁, n₁, n₂, r₂).
       k: the rank wanted.
-      rng: of the random contractions.
     """
     n, m = x.shape[1:3]
     yield _from_left(x, k, rng)

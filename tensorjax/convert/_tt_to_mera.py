@@ -308,7 +308,7 @@ def _ranks(cores: Cores) -> tuple[int, ...]:
 def _disentangled(
     cores: Cores, wiring: Wiring, purse: _Budget, options: Options
 ) -> tuple[Cores, list[Any], list[CutInfo]]:
-    """Sweeps a train from left to right: applies disentanglers at block ends, truncates bonds.
+    """Sweeps a train to the right in its conversion to a MERA: disentangles and cuts bonds.
 
     Returns the cores, left-orthogonal but for the last, the disentanglers (None for the identity),
     and what was done.
@@ -383,7 +383,7 @@ def _basis(matrix: np.ndarray, tail: float) -> linalg.Basis:
 
 
 def _blocked(sites: Cores, wiring: Wiring, purse: _Budget) -> tuple[list[Any], Cores, list[float]]:
-    """Sweeps a train from right to left: builds an isometry per block, and the coarser train."""
+    """Sweeps a train to the left to convert it to MERA isometries, one a block, and a rest."""
     ws: list[Any] = []
     coarse: Cores = []
     tails: list[float] = []

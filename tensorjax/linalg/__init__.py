@@ -40,8 +40,7 @@ from tensorjax.linalg._dtypes import epsilon, factor_dtype
 from tensorjax.linalg._gram import gram, host_energy, project
 from tensorjax.linalg._host_precision import VERIFY_BELOW
 from tensorjax.linalg._polar import polar
-from tensorjax.linalg._qr import after, qr, triangle
-from tensorjax.linalg._scaling import (
+from tensorjax.linalg._powers_of_two import (
     exponent_of,
     exponents_held,
     normalized,
@@ -49,6 +48,7 @@ from tensorjax.linalg._scaling import (
     scaled,
     squares_fit,
 )
+from tensorjax.linalg._qr import after, qr, triangle
 from tensorjax.linalg._subspaces.choose import METHODS, Method, choose
 from tensorjax.linalg._subspaces.left_basis import Basis, left_basis
 from tensorjax.linalg._subspaces.range_finder import OVERSAMPLE, range_finder

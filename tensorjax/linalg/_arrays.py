@@ -44,7 +44,7 @@ def root(x: Array) -> Array:
 
 
 def identity_like(n: int, like: Array) -> Array:
-    """Returns the n × n identity matrix in the dtype and array library of ``like``."""
+    """Returns an identity matrix as an array of JAX or NumPy, with the dtype of ``like``."""
     return namespace(like).eye(n, dtype=like.dtype)
 
 
@@ -74,13 +74,13 @@ def eye_like(a: jax.Array) -> jax.Array:
 
 
 def masked_reciprocal(x: jax.Array, scale: jax.Array, size: int) -> jax.Array:
-    """Computes 1/x entrywise for derivatives of factorisations, 0 where |x| is roundoff."""
+    """Computes 1/x of an array for derivatives of factorisations; 0 where |x| is roundoff."""
     alive = jnp.abs(x) > size * jnp.finfo(x.dtype).eps * scale
     return jnp.where(alive, 1 / jnp.where(alive, x, 1), 0)
 
 
 def energy(a: Array) -> Array:
-    """Computes the squared Frobenius norm over the last two axes of an array, without scaling."""
+    """Computes the energy ‖a‖_F² of JAX or NumPy arrays over their last two axes, unscaled."""
     xp = namespace(a)
     if is_host(a) and a.ndim == 2 and a.flags.c_contiguous:
         return np.vdot(a, a).real  # one pass, no temporary

@@ -3,7 +3,6 @@
 import functools
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from tensorjax.linalg._arrays import Array
@@ -24,9 +23,3 @@ def wide(a: Array) -> Array:
     """Casts a half-precision array to its factorisation dtype, single precision."""
     dtype = factor_dtype(a.dtype)
     return a if a.dtype == dtype else a.astype(dtype)
-
-
-def promoted(a: Any, b: Any) -> Any:
-    """Returns the common dtype of a random map and its input, as JAX's standard promotion."""
-    with jax.numpy_dtype_promotion("standard"):
-        return jnp.promote_types(jax.dtypes.canonicalize_dtype(a), jax.dtypes.canonicalize_dtype(b))

@@ -213,12 +213,12 @@ def refined_eigh(a: jax.Array, w: jax.Array, v: jax.Array) -> tuple[jax.Array, j
 
 
 def _nearly_unitary(q: jax.Array) -> jax.Array:
-    """Orthonormalises nearly orthonormal singular vectors in JAX by one Newton–Schulz step."""
+    """Orthonormalises the singular vectors of a JAX SVD or eigh by one Newton–Schulz step."""
     return 1.5 * q - 0.5 * matmul(q, matmul(adjoint(q), q))
 
 
 def _unitary(q: jax.Array) -> jax.Array:
-    """Orthonormalises nearly orthonormal singular vectors in JAX by three Newton–Schulz steps."""
+    """Orthonormalises the singular vectors of a JAX SVD or eigh by three Newton–Schulz steps."""
     return _nearly_unitary(_nearly_unitary(_nearly_unitary(q)))
 
 

@@ -12,7 +12,7 @@ from tensorjax._typing import JaxOrHost
 from tensorjax.linalg._arrays import Array, adjoint, energy, is_host, matmul, scale_columns
 from tensorjax.linalg._dtypes import epsilon, wide
 from tensorjax.linalg._host_precision import VERIFY_BELOW
-from tensorjax.linalg._scaling import normalized, scaled
+from tensorjax.linalg._powers_of_two import normalized, scaled
 from tensorjax.linalg._subspaces.choose import Method, choose
 from tensorjax.linalg._subspaces.left_basis import left_basis
 from tensorjax.linalg._svd_eigh import svd

@@ -216,13 +216,13 @@ def conjugate_gradient() -> Optimizer:
 
 
 def _dot(x: MERA, y: MERA) -> jax.Array:
-    """Computes the real inner product of two MERA-shaped directions."""
+    """Computes the real inner product of two directions in a MERA's refinement."""
     pairs = zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True)
     return sum((jnp.vdot(a, b).real for a, b in pairs), start=jnp.zeros((), x.top.real.dtype))
 
 
 def _combined(directions: Sequence[MERA], weights: Sequence[jax.Array]) -> MERA:
-    """Computes a linear combination of MERA-shaped directions."""
+    """Computes a linear combination of directions in a MERA's refinement."""
 
     def combined(*arrays: jax.Array) -> jax.Array:
         pairs = zip(arrays, weights, strict=True)

@@ -11,8 +11,6 @@ from tensorjax._transfer import on_device
 from tensorjax.mera._on_host import host_copy, is_numpys, network_einsum
 from tensorjax.mera._types import MERA, Layer, single
 
-_HIGHEST = jax.lax.Precision.HIGHEST
-
 
 @placed
 def to_dense(m: MERA) -> jax.Array:

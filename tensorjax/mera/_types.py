@@ -12,15 +12,22 @@ import numpy as np
 from tensorjax import _check, linalg
 from tensorjax._formats.array_protocol import NoArray
 from tensorjax._formats.operators import Namespace, Scalable, floating
+from tensorjax._formats.pytree_base import FrozenPytree
 from tensorjax._formats.representation import shown
-from tensorjax._formats.serialization import dtypes_of, rebuilt, serializable
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike, DType, DTypeLike
 from tensorjax.mera._wiring import Wiring, check_wiring
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
-class Layer(NoArray):
+class Layer(
+    NoArray,
+    FrozenPytree,
+    fields=("disentanglers", "isometries", "wiring"),
+    static=("wiring",),
+    encode=list,
+    decode=lambda saved: Wiring(*map(tuple, saved)),
+):
     """One layer of a MERA: disentanglers at the bottom, isometries above them.
 
     Attributes:
@@ -86,23 +93,8 @@ class Layer(NoArray):
             tuple(_check.integer("cuts", c, low=0) for c in _check.several("cuts", cuts, "sites")),
         )
         check_wiring(wiring, len(us))
-        object.__setattr__(self, "disentanglers", us)
-        object.__setattr__(self, "isometries", ws)
-        object.__setattr__(self, "wiring", wiring)
+        self._set(us, ws, wiring)
         _check_joints(self)
-
-    @classmethod
-    def _unchecked(cls, disentanglers: Any, isometries: Any, wiring: Wiring) -> "Layer":
-        self = object.__new__(cls)
-        object.__setattr__(self, "disentanglers", disentanglers)
-        object.__setattr__(self, "isometries", isometries)
-        object.__setattr__(self, "wiring", wiring)
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return rebuilt, (
-            Layer, (self.disentanglers, self.isometries, self.wiring), dtypes_of(self)
-        )  # fmt: skip
 
     @property
     def middle(self) -> tuple[int, ...]:
@@ -135,7 +127,7 @@ class Layer(NoArray):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
-class MERA(Scalable):
+class MERA(Scalable, FrozenPytree, fields=("layers", "top")):
     """Multiscale entanglement renormalisation ansatz: layers from the bottom up, and a top tensor.
 
     Every layer maps a state of its top legs to one of its bottom legs: isometries first, then
@@ -189,20 +181,9 @@ class MERA(Scalable):
             raise ValueError(
                 f"top: expected shape {below} to fit the last layer, got {array.shape}"
             )
-        object.__setattr__(self, "layers", built)
-        object.__setattr__(self, "top", array)
+        self._set(built, array)
         if _check.flag("check", check) and not _is_abstract(self):
             _check_orthonormal(self)
-
-    @classmethod
-    def _unchecked(cls, layers: Any, top: Any) -> "MERA":
-        self = object.__new__(cls)
-        object.__setattr__(self, "layers", layers)
-        object.__setattr__(self, "top", top)
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return rebuilt, (MERA, (self.layers, self.top), dtypes_of(self))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -261,34 +242,6 @@ class MERA(Scalable):
             f"MERA({sites}, layers={len(self.layers)}, top={last}, {self.boundary}, "
             f"dtype={jnp.dtype(self.dtype).name})"
         )
-
-
-jax.tree_util.register_pytree_with_keys(
-    Layer,
-    lambda x: (
-        (
-            (jax.tree_util.GetAttrKey("disentanglers"), x.disentanglers),
-            (jax.tree_util.GetAttrKey("isometries"), x.isometries),
-        ),
-        x.wiring,
-    ),
-    lambda wiring, children: Layer._unchecked(*children, wiring=wiring),
-    lambda x: ((x.disentanglers, x.isometries), x.wiring),
-)
-serializable(Layer, list, lambda saved: Wiring(*map(tuple, saved)))
-jax.tree_util.register_pytree_with_keys(
-    MERA,
-    lambda m: (
-        (
-            (jax.tree_util.GetAttrKey("layers"), m.layers),
-            (jax.tree_util.GetAttrKey("top"), m.top),
-        ),
-        None,
-    ),
-    lambda _, children: MERA._unchecked(*children),
-    lambda m: ((m.layers, m.top), None),
-)
-serializable(MERA)
 
 
 def _arrays(name: str, values: Iterable[Any]) -> tuple[jax.Array, ...]:

@@ -97,7 +97,7 @@ class DLRMConfig:
 
 
 class _MLP(nnx.Module):
-    """Multilayer perceptron with ReLU between its layers, and after the last one if ``end``."""
+    """Multilayer perceptron of the DLRM model: ReLU between layers, and at the ``end`` if asked."""
 
     def __init__(
         self, widths: tuple[int, ...], linear: nn.Spec, threshold: int, end: bool, **options: Any

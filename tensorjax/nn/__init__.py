@@ -58,9 +58,9 @@ with _extras.needed_by(__name__):
     from tensorjax.nn._linear_general import TensorLinearGeneral
     from tensorjax.nn._mode_factors import factor
     from tensorjax.nn._models.adapters import Adapted, Frozen, adapt, merge_adapters
-    from tensorjax.nn._models.certificates import certificates
     from tensorjax.nn._models.detensorize import detensorize
     from tensorjax.nn._models.linen_models import from_linen
+    from tensorjax.nn._models.model_certificates import certificates
     from tensorjax.nn._models.spec_choice import Choice, choose
     from tensorjax.nn._models.summary import summary
     from tensorjax.nn._models.tensorize import tensorize

@@ -10,6 +10,7 @@ import numpy as np
 from flax import nnx
 
 from tensorjax import _check, tt, tucker
+from tensorjax._cores.dense_decompositions import double_of_ours
 from tensorjax.nn._certificates import Certificate, certificates
 from tensorjax.nn._dense_checks import Gates, check_gates, check_plain, concrete
 from tensorjax.nn._linear import TTLinear, TuckerLinear
@@ -192,7 +193,7 @@ def to_linear(layer: TensorLinear, *, max_bytes: int = MAX_BYTES) -> nnx.Linear:
 def compressed(
     x: np.ndarray, dtype: Any, tol: float | None, rank: Any, gates: Gates
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Compresses a matrix, folded to a tensor, by TT-SVD; returns cores and gates for a layer.
+    """Compresses a dense layer's folded matrix by TT-SVD in its conversion: cores and gates.
 
     Args:
       x: in double precision.
@@ -250,7 +251,7 @@ def canonical(
 
 
 def _balanced(cores: list[np.ndarray]) -> list[np.ndarray]:
-    """Rescales the cores of a converted layer to equal norms, without changing the tensor."""
+    """Rescales the cores of a converted linear layer to equal norms; its dense weight stays."""
     norms = [float(np.linalg.norm(c)) for c in cores]
     mean = math.exp(sum(map(math.log, norms)) / len(norms))
     return [c * (mean / norm) for c, norm in zip(cores, norms, strict=True)]
@@ -295,16 +296,16 @@ def dense_matrix(
 def folded(
     matrix: np.ndarray, rows: Sequence[int], columns: Sequence[int], max_bytes: int
 ) -> np.ndarray:
-    """Reshapes a matrix to be converted, padded with zeros, to a tensor of row and column modes."""
+    """Folds a dense linear layer's matrix, padded, to row and column modes for its conversion."""
     sides = math.prod(rows), math.prod(columns)
     check_bytes(math.prod(sides), np.float64, max_bytes)
     padding = [(0, side - n) for side, n in zip(sides, matrix.shape, strict=True)]
     return np.pad(matrix, padding).reshape(*rows, *columns)
 
 
-@_check.double_of_ours()
+@double_of_ours()
 def _truncated(x: np.ndarray, tol: float | None, rank: Any) -> list[np.ndarray]:
-    """Computes left-orthonormal TT-cores of a weight to be converted, by tolerance or ranks."""
+    """Computes TT-cores of a linear layer's weight in its conversion, by tolerance or ranks."""
     caps = None if rank is None else train_ranks(rank, x.shape)
     if tol is not None:
         train = tt.from_dense(x, tol=tol)
@@ -314,7 +315,7 @@ def _truncated(x: np.ndarray, tol: float | None, rank: Any) -> list[np.ndarray]:
     return [np.asarray(c).astype(x.dtype) for c in tt.from_dense(x, rank=caps, method="svd").cores]
 
 
-@_check.double_of_ours()
+@double_of_ours()
 def truncated_modes(x: np.ndarray, tol: float | None, rank: Any) -> tuple[Any, list[Any]]:
     """Compresses a dense layer's weight by ST-HOSVD in its conversion, to a tolerance or ranks."""
     caps = None if rank is None else bounded(rank, x.shape, "mode")
@@ -335,7 +336,6 @@ def certify(
     """Creates and keeps the `Certificate` of a converted layer, with the error it measures.
 
     Args:
-      new: the layer.
       made: its matrix.
       layer: the dense layer that it was made from.
       given: the matrix of that.

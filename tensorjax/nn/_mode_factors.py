@@ -80,10 +80,8 @@ def modes(
     """Returns the mode sizes of a feature count: the given factors, checked, or those of `factor`.
 
     Args:
-      features: how many there are.
       shape: factors given by the user, or None; their product may exceed ``features``.
       order: number of factors, or None.
-      name: of the argument ``shape``.
 
     Raises:
       ValueError: the product of ``shape`` is less than ``features``, or ``order`` contradicts it.

@@ -78,7 +78,7 @@ from tensorjax.offload._store.disk.extents import capacity
 from tensorjax.offload._store.lease import Lease, Leases
 from tensorjax.offload._store.statistics import Statistics, Traffic
 from tensorjax.offload._store.store import TensorStore
-from tensorjax.offload._training.engine import Engine
+from tensorjax.offload._training.computation.engine import Engine
 from tensorjax.offload._training.export import to_orbax, to_safetensors
 from tensorjax.offload._training.layers import Activations, Layer
 from tensorjax.offload._training.options import Overflow, Schedule

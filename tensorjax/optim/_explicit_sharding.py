@@ -9,7 +9,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 
 def widest(*arrays: Any) -> Any:
-    """Returns the dtype to which parameters and moments promote, by JAX's standard rules."""
+    """Returns the widest dtype, to which arrays promote by JAX's standard rules."""
     with jax.numpy_dtype_promotion("standard"):
         return jnp.result_type(*arrays)
 

@@ -45,10 +45,8 @@ def applied(
     """Replaces the moves of gates and of the cores beside them, in place, by a gate decision.
 
     Args:
-      layout: of the parameters.
       params: leaves of the parameters.
       moves: of all parameters, which are replaced.
-      decision: of the update.
       tried: whether cuts may be undone: slices of a cut on trial keep their values.
     """
     split, places = Gates.of(layout).split, layout.gates
@@ -72,11 +70,8 @@ def gates_moved(
 
     Args:
       gates: before.
-      move: of the inner optimiser.
       dead: which of them are zero afterwards.
       held: which of them stay above the threshold.
-      limit: the threshold.
-      eps: of the gates' dtypes.
     """
     x, move = same_dtype(gates, move)
     # A sum of parameter and move is rounded: the second term covers that.
@@ -91,7 +86,6 @@ def core_masks(
     """Yields cores of a layer, each with a mask of the gate decision on the indices of its bonds.
 
     Args:
-      layer: the layer.
       of_gates: by position of the gate, one entry for each index of the bond.
       both: combines entries of two bonds.
 

@@ -90,7 +90,7 @@ def size(
 
 
 def _rest(layout: Layout, leaves: list[Any], measure: Measure) -> int:
-    """Counts parameters or bytes of the leaves that are neither cores nor gates."""
+    """Measures the size of all leaves that are neither cores nor gates: parameters or bytes."""
     known = {p for layer in layout.layers for p in (*layer.cores, *layer.gates)}
     return sum(
         math.prod(jnp.shape(leaf)) * (jnp.result_type(leaf).itemsize if measure == "bytes" else 1)
@@ -115,7 +115,7 @@ def checked_threshold(threshold: Any) -> Any:
 
 
 def live_ranks(layer: Layer, leaves: list[Any], threshold: float) -> tuple[int, ...]:
-    """Counts the gates of each bond of a layer that are above a threshold."""
+    """Counts the live ranks of a layer: at each bond, the gates above a threshold."""
     return tuple(int(np.sum(np.asarray(leaves[g]) > threshold)) for g in layer.gates)
 
 

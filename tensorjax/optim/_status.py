@@ -266,7 +266,7 @@ def _lost(watch: Any, values: dict[str, float], loss: float) -> bool:
 
 
 def _unlearnt(watch: Any, loss: float) -> float | None:
-    """Returns the loss at chance by an optimiser's state, if the loss is still there; or None."""
+    """Returns for the training's status the loss at chance, if the loss is still there; or None."""
     chance = _number("first", watch.first)
     if not _number("given", watch.given):
         chance = min(chance, _number("start", watch.start))

@@ -22,8 +22,6 @@ class Gates:
     Attributes:
       bonds: (gates in all,), the bond of each.
       owners: (bonds,), the layer of each bond.
-      lengths: of the bonds.
-      layers: how many.
     """
 
     bonds: np.ndarray
@@ -94,8 +92,6 @@ def doomed(
     """Marks the gates to set to zero in an update: those below the threshold, down to a target.
 
     Args:
-      gates: where they are.
-      polynomial: the size.
       values: new gates, one vector.
       live: which of them were not dead before.
       threshold: gates at or below it may die.

@@ -80,7 +80,6 @@ def fresh(saved: Any, gates: int, chance: Any = None) -> Watch:
 
     Args:
       saved: tree like the parameters, of zeros at the gates.
-      gates: how many there are.
       chance: the loss of a model that has learnt nothing, if it is known.
     """
 
@@ -136,7 +135,6 @@ def seen(
 
     Args:
       watch: before.
-      loss: of this step.
       excess: L'(1)/2, the largest of all bonds.
       ones: whether all gates are still one, as at the start of a training.
       finite: whether the loss is.
@@ -173,11 +171,9 @@ def judged(
     """Decides whether the last rank cut is undone, kept, or watched for more updates.
 
     Args:
-      watch: with this step's loss.
       mass: weight of the moving averages.
       size: of the layers, with the cut.
       count: gates on trial.
-      gates: all there are.
     """
     top = limit(watch)
     trial, number = watch.tried > 0, jnp.maximum(watch.tried, 1).astype(jnp.float32)

@@ -28,7 +28,6 @@ def gather(x: jax.Array, axes: Axes, dim: int, *, same: bool = False) -> jax.Arr
 
     Args:
       x: block of this device.
-      axes: of the mesh.
       dim: of the array, along which blocks are joined.
       same: the result counts as equal on all devices along ``axes``. Its transpose takes this
         device's block of a cotangent that is equal on all of them, and communicates nothing.
@@ -111,7 +110,7 @@ def largest(x: jax.Array, axes: Axes) -> jax.Array:
 
 
 def exchange(x: jax.Array, axes: Axes, split: int, join: int) -> jax.Array:
-    """Exchanges blocks between devices (all-to-all): cuts along ``split``, joins along ``join``."""
+    """Exchanges blocks of all devices (collective all-to-all): cuts ``split``, joins ``join``."""
     if not axes:
         return x
     return jax.lax.all_to_all(x, axes, split % x.ndim, join % x.ndim, tiled=True)
@@ -134,7 +133,7 @@ def row(x: jax.Array, ndim: int) -> jax.Array:
 
 
 def product(x: jax.Array, w: jax.Array, dtype: Any = None) -> jax.Array:
-    """Contracts x with w, last axis with first, on one device of a mesh, summed in ``dtype``."""
+    """Contracts x with w, last axis with first, on one device between collectives, in ``dtype``."""
     flat = x.reshape(-1, x.shape[-1]), w.reshape(w.shape[0], -1)
     y = jnp.matmul(*flat, preferred_element_type=dtype)
     return y.reshape(*x.shape[:-1], *w.shape[1:])
@@ -149,7 +148,6 @@ def ring_product(x: jax.Array, w: jax.Array, axes: Axes, dtype: Any = None) -> j
     Args:
       x: (…, block), this device's block of the last axis.
       w: (blocks × block, …), all rows.
-      axes: of the mesh.
       dtype: of the result; that of x and w if None.
     """
     if not axes:
@@ -167,12 +165,11 @@ def ring_product(x: jax.Array, w: jax.Array, axes: Axes, dtype: Any = None) -> j
 
 
 def ring_scatter_product(x: jax.Array, w: jax.Array, axes: Axes) -> jax.Array:
-    """Multiplies x by w and reduce-scatters the columns, passing sums around a ring.
+    """Multiplies x by w and reduce-scatters columns, a collective whose sums pass around a ring.
 
     Args:
       x: (…, rows), another one on each device.
       w: (rows, blocks × block), another one on each device.
-      axes: of the mesh.
     """
     if not axes:
         return product(x, w)

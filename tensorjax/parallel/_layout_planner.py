@@ -9,43 +9,10 @@ from jax.sharding import AbstractMesh, AxisType
 
 from tensorjax import _check
 from tensorjax.parallel import _step_costs
+from tensorjax.parallel._alpha_beta_model import Machine, seconds_to_send
 from tensorjax.parallel._layout import Layout
 from tensorjax.parallel._named_layouts import NAMES, layout
 from tensorjax.parallel._step_costs import Remat
-
-__all__ = ["Candidate", "Machine", "Plan", "plan"]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Machine:
-    """Speeds of a device and its links that the layout planner assumes: α–β cost model.
-
-    Attributes:
-      flops: multiplications and additions per second that the products of a step reach.
-      bandwidth: β⁻¹, bytes per second that a device sends around a ring.
-      latency: α, seconds per message.
-
-    Raises:
-      ValueError: a rate that is not positive, or a negative latency.
-
-    Example:
-      >>> from tensorjax import parallel
-      >>> parallel.Machine(flops=4e14, bandwidth=1e11, latency=1e-5).bandwidth
-      100000000000.0
-    """
-
-    flops: float = 200e12
-    bandwidth: float = 100e9
-    latency: float = 1e-6
-
-    def __post_init__(self) -> None:
-        """Raises ValueError unless a machine's rates are positive and its latency valid."""
-        for name in ("flops", "bandwidth"):
-            value = getattr(self, name)
-            if not 0 < value < math.inf:
-                raise ValueError(f"{name}: expected a positive number, got {value!r}")
-        if not 0 <= self.latency < math.inf:
-            raise ValueError(f"latency: expected seconds >= 0, got {self.latency!r}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -310,7 +277,7 @@ class _Step:
             wire={name: sent for name, sent in wire.items() if sent},
             messages=hops,
             compute=_step_costs.flops(sizes, self.remat) / self.machine.flops,
-            communication=sum(wire.values()) / self.machine.bandwidth + hops * self.machine.latency,
+            communication=seconds_to_send(self.machine, sum(wire.values()), hops),
         )
 
 

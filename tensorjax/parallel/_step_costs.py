@@ -20,11 +20,9 @@ class Collective:
     """Cost record of a training step's collectives of one kind and size.
 
     Attributes:
-      name: what for.
       kind: as XLA calls it.
       numbers: elements of the larger one of input and output, per device.
       group: number of devices that take part.
-      runs: how often.
     """
 
     name: str
@@ -119,15 +117,13 @@ def collectives(layout: Layout, sizes: Sizes, positions: int, remat: Remat) -> I
     """Yields the costs of all collectives of one training step.
 
     Args:
-      layout: of the model.
-      sizes: of the step.
       positions: rows of the table of positions.
       remat: what is computed again in the backward pass. Products that are kept ("dots") spare no
         collective: what goes into them is needed for the gradients of weights.
     """
     again = 1 if remat == "none" else 2
     yield from _block(layout, sizes, sizes.layers, again)
-    yield from _ends(layout, sizes, again)
+    yield from _ends(layout, sizes)
     if sizes.extra > 1:
         local = sizes.parameters(positions) / (sizes.wide * sizes.stored)
         table = sizes.vocabulary * sizes.features / (sizes.wide * sizes.stored)
@@ -136,7 +132,7 @@ def collectives(layout: Layout, sizes: Sizes, positions: int, remat: Remat) -> I
 
 
 def _block(layout: Layout, s: Sizes, runs: int, again: int) -> Iterator[Collective]:
-    """Yields the collectives of transformer blocks in a training step.
+    """Yields the costs of collectives in the transformer blocks of a training step.
 
     For ``runs`` blocks, whose forward pass runs ``again`` times.
     """
@@ -172,7 +168,7 @@ def _block(layout: Layout, s: Sizes, runs: int, again: int) -> Iterator[Collecti
 
 
 def _norm(layout: Layout, s: Sizes, runs: int, again: int) -> Iterator[Collective]:
-    """Yields the collectives of a layer norm in a training step."""
+    """Yields the costs of collectives in a layer norm of a training step."""
     for _ in range(2):
         yield from _vector(layout, s, s.features, runs, again)
     if layout.features:
@@ -182,7 +178,7 @@ def _norm(layout: Layout, s: Sizes, runs: int, again: int) -> Iterator[Collectiv
 
 
 def _vector(layout: Layout, s: Sizes, numbers: int, runs: int, again: int) -> Iterator[Collective]:
-    """Yields a training step's collectives of one feature vector or of the position table."""
+    """Yields the costs of collectives of one feature vector or of the position table in a step."""
     yield Collective("vectors", "all-gather", numbers / s.wide, s.stored, again * runs)
     yield Collective("vectors", "reduce-scatter", numbers / s.wide, s.stored, runs)
     if not layout.features:
@@ -191,8 +187,8 @@ def _vector(layout: Layout, s: Sizes, numbers: int, runs: int, again: int) -> It
         yield Collective("vectors", "reduce-scatter", numbers, s.wide, runs)
 
 
-def _ends(layout: Layout, s: Sizes, again: int) -> Iterator[Collective]:
-    """Yields the collectives outside the blocks: embedding, last norm, logits and loss."""
+def _ends(layout: Layout, s: Sizes) -> Iterator[Collective]:
+    """Yields a step's collectives outside the blocks: embedding, last norm, logits and loss."""
     split, c, g = bool(layout.features or layout.length), s.wide, s.stored
     x = s.tokens * s.features
     yield Collective("embedding", "all-gather", s.tokens * g, g)
@@ -237,8 +233,6 @@ def temporary(layout: Layout, s: Sizes, remat: Remat, itemsize: int = 4) -> tupl
     arrays, as those of GPT-2 do.
 
     Args:
-      layout: of the model.
-      s: of the step.
       remat: what is computed again in the backward pass.
       itemsize: bytes of a number of the computation. Logits are of four bytes at least, and count
         as so many more elements.

@@ -19,7 +19,6 @@ def splits(layer: Any, blocks: int, fold: tuple[int, ...]) -> bool:
     Args:
       layer: with ``cores``, ``in_shape`` and ``out_shape`` as `tensorjax.nn.TTLinear` has them, or
         any other one.
-      blocks: number of them.
       fold: sizes (…, wide) that the output is folded into; () for none. The last one is split.
     """
     if not hasattr(layer, "cores") or layer.memory_limit is not None:

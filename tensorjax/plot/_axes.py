@@ -24,10 +24,6 @@ def axes_of(ax: Axes | None, width: float = 6.4, height: float = 3.6) -> Axes:
 
 
 def concrete(name: str, x: object) -> None:
-    """Raises TypeError if an argument to be plotted is traced by JAX.
-
-    Raises:
-      TypeError: it is traced.
-    """
+    """Raises TypeError if an argument to be drawn into axes is traced by JAX."""
     if _check.is_traced(x):
         raise TypeError(f"{name}: expected concrete arrays; draw outside jit, vmap and grad")

@@ -108,5 +108,5 @@ def _train(name: str, t: object) -> None:
 
 
 def _sizes(t: TT | TTMatrix) -> tuple[int, ...]:
-    """Returns the mode sizes of a train whose ranks are plotted, m n of a TT-matrix, for bounds."""
+    """Returns the mode sizes of a train, m n of a TT-matrix, to draw bounds of its rank profile."""
     return tuple(math.prod(c.shape[1:-1]) for c in t.cores)

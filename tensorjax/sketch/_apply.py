@@ -15,11 +15,10 @@ from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY, PROGRAM, ROUNDED, Kernel
 from tensorjax._placement import placed
 from tensorjax._symbolic import is_static
-from tensorjax.linalg._dtypes import promoted
 from tensorjax.sketch import _apply_on_host, _sparse_input
 from tensorjax.sketch._dense_input import project
 from tensorjax.sketch._map_cores import as_dtype
-from tensorjax.sketch._map_types import Dense, Kronecker, Projection, Sparse, accumulator
+from tensorjax.sketch._map_types import Dense, Kronecker, Projection, Sparse, accumulator, promoted
 from tensorjax.sketch._train_input import project_train
 
 _HOST_CHUNK = 2**20  # elements of a NumPy array copied to the device at a time
@@ -98,7 +97,7 @@ def apply(p: Projection, x: Any) -> Any:
 
 
 def is_folded(p: Projection, shape: tuple[int, ...]) -> bool:
-    """Whether x has the map's ``in_shape`` as last axes, not N as one; ValueError if neither."""
+    """Whether x, to apply a map to, has ``in_shape`` as last axes, not N as one; or ValueError."""
     size, d = math.prod(p.in_shape), len(p.in_shape)
     if shape and shape[-1] in (p.in_size, size):
         return False
@@ -135,7 +134,7 @@ def _kernel(p: Projection, x: Any) -> Kernel:
 
 @evaluated_eagerly
 def _project_host(p: Any, x: np.ndarray, lead: tuple[int, ...]) -> tuple[jax.Array, bool]:
-    """Applies a map to NumPy rows by a compiled program, chunk by chunk, without a copy of all.
+    """Applies a random map to NumPy rows by a compiled program, chunk by chunk, uncopied.
 
     A large copy is slow because the system clears fresh memory page by page; small buffers are
     reused.
@@ -160,7 +159,7 @@ def _project_host(p: Any, x: np.ndarray, lead: tuple[int, ...]) -> tuple[jax.Arr
 
 
 def _blocks(count: int, most: int) -> list[int]:
-    """Splits NumPy rows into blocks of few sizes, so that applying a map compiles few programs.
+    """Splits NumPy rows into blocks of few sizes to apply a map to, so that few programs compile.
 
     Powers of two, or ``most``. The last block may be padded, to a third more rows in all.
     """

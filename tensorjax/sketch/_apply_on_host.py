@@ -47,7 +47,7 @@ def _kronecker(p: Kronecker, x: np.ndarray) -> np.ndarray:
 
 
 def _group(y: np.ndarray, core: np.ndarray) -> np.ndarray:
-    """Multiplies an array (batch, n, bond, done) by a merged core of a Kronecker map, by NumPy."""
+    """Applies one merged core of a Kronecker map on the host to an array (batch, n, bond, done)."""
     batch, size, bond, done = y.shape
     left, m, n, _ = core.shape
     rest = size // n

@@ -21,7 +21,7 @@ _CHUNK = 2**22  # elements gathered at a time
 
 
 def project(p: Projection, x: jax.Array) -> jax.Array:
-    """Projects dense rows (batch, N) by a map to (batch, M)."""
+    """Projects dense input, rows (batch, N), by a random map to (batch, M)."""
     if isinstance(p, Kronecker):
         return _kronecker(p, x)
     if isinstance(p, TTRows | CPRows):
@@ -87,7 +87,7 @@ def _all_by_groups(cut: int, p: Kronecker, x: jax.Array) -> jax.Array:
 
 
 def _by_halves(function: Callable[..., jax.Array], cut: int, p: Kronecker, x: Any) -> jax.Array:
-    """Projects dense rows by a Kronecker map whose cores are merged to a left and a right half."""
+    """Projects dense input by a Kronecker map with cores merged to a left and a right half."""
     cores = scaled_cores(p)
     left, right = merge(cores[:cut]), merge(cores[cut:])
     rows = x.reshape(x.shape[0], left.shape[2], right.shape[2])

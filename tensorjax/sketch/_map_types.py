@@ -21,7 +21,6 @@ from tensorjax._formats.representation import shown
 from tensorjax._formats.serialization import serializable
 from tensorjax._transfer import on_device
 from tensorjax._typing import DType, DTypeLike
-from tensorjax.linalg._dtypes import promoted
 
 Cls = TypeVar("Cls", bound=type)
 
@@ -323,3 +322,9 @@ class CPRows(Projection):
 def accumulator(dtype: Any) -> Any:
     """Returns the dtype in which a random map is applied: single precision or wider."""
     return promoted(dtype, jnp.float32)
+
+
+def promoted(a: Any, b: Any) -> Any:
+    """Returns the common dtype of a random map and its input, by JAX's standard promotion."""
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.promote_types(jax.dtypes.canonicalize_dtype(a), jax.dtypes.canonicalize_dtype(b))

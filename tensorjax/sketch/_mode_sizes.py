@@ -134,7 +134,7 @@ def divisors(size: int) -> tuple[int, ...]:
 
 
 def _padded(size: int, order: int) -> tuple[int, ...]:
-    """Returns near-equal factors with product N or little more, for a map of padded input."""
+    """Returns near-equal mode sizes with product N or little more, for a map of padded input."""
     if order == 1:
         return (size,)
     root = math.ceil(size ** (1 / order))

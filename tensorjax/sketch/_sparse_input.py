@@ -103,7 +103,6 @@ def columns(p: Projection, digits: jax.Array) -> jax.Array:
     """Computes the columns of a map's matrix that sparse input selects, as rows of an array.
 
     Args:
-      p: the map.
       digits: (d, columns) indices j_1, …, j_d of each column in the modes of the input.
     """
     if isinstance(p, Kronecker):

@@ -14,7 +14,6 @@ from tensorjax import _check, linalg, tt
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike, Shaped
 from tensorjax.contract import einsum
-from tensorjax.linalg._dtypes import promoted
 from tensorjax.sketch import _fourth_moments
 from tensorjax.sketch._apply import is_folded
 from tensorjax.sketch._map_cores import HIGHEST
@@ -26,6 +25,7 @@ from tensorjax.sketch._map_types import (
     Sparse,
     TTRows,
     accumulator,
+    promoted,
 )
 
 _MOST_PATTERNS_MODES = 5  # 187 patterns; 715 for six modes

@@ -258,7 +258,7 @@ def _in_dtype(dtype: Any, p: Kronecker, X: Any) -> np.ndarray:
 
 
 def _inverse(p: Kronecker) -> tuple[Kronecker, np.ndarray | None]:
-    """Computes a Kronecker map's pseudoinverse for `inverse_transform`: a map, a matrix or None."""
+    """Computes the pseudoinverse of the estimator's projection: a map, a matrix or None."""
     plain = (
         not any(r > 1 for r in p.ranks)
         and p.out_size == math.prod(p.out_shape)

@@ -26,7 +26,6 @@ from tensorjax.tt._core_moves import rearranged
 from tensorjax.tt._folding import fold, unfold
 
 Train = TypeVar("Train", TT, TTMatrix)
-_HIGHEST = jax.lax.Precision.HIGHEST
 
 
 def _map(x: Train, f: Callable[[jax.Array], jax.Array]) -> Train:

@@ -98,7 +98,7 @@ def _shown(modes: Sequence[tuple[int, ...]]) -> Any:
 
 
 def check_alike(x: Any, y: Any) -> None:
-    """Raises TypeError or ValueError if two trains differ in kind or shape."""
+    """Raises TypeError or ValueError if trains, without broadcasting, differ in kind or shape."""
     if type(x) is not type(y) or not isinstance(x, TT | TTMatrix):
         raise TypeError(
             "expected two TT or two TTMatrix, "
@@ -109,7 +109,7 @@ def check_alike(x: Any, y: Any) -> None:
 
 
 def aligned(x: Train, y: Train) -> tuple[Train, Train]:
-    """Casts two trains to their common dtype; raises an error if their kinds or shapes differ."""
+    """Casts trains without broadcasting to one dtype; raises an error if their shapes differ."""
     check_alike(x, y)
     return _of_one_dtype(x, y)
 

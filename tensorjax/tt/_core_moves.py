@@ -17,7 +17,6 @@ def rearranged(
 
     Args:
       name: of the operation, by which first calls are counted.
-      cores: of the train.
       move: function of a core, of NumPy or of JAX, and of one of each of ``others``.
       *others: sequences as long as ``cores``, of what is concrete.
     """

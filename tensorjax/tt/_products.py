@@ -264,7 +264,7 @@ def linear_combination(
 
 
 def _weighted(name: str, term: Any, weight: Any, dtype: Any) -> tuple[Any, Any]:
-    """Checks a weight of `linear_combination`; one out of the dtype's range goes into the term."""
+    """Checks a weight in a sum of products; one out of the dtype's range goes into the term."""
     if not is_scalar(weight):
         raise TypeError(f"{name}: expected a number, got {weight!r}")
     if _check.is_traced(weight):

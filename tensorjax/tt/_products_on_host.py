@@ -29,7 +29,7 @@ _TAME = 60
 
 
 def common_dtype(cores: Sequence[Any]) -> tuple[np.dtype, bool]:
-    """Returns the common dtype of cores, and whether all have it."""
+    """Returns the common dtype of the cores of a product on the host, and whether all have it."""
     dtypes = [c.dtype for c in cores]
     if dtypes.count(dtypes[0]) == len(dtypes):
         return dtypes[0], True
@@ -81,7 +81,7 @@ _product_in_one_call = jax.jit(_native.exact_product, static_argnums=2)
 
 @functools.lru_cache(maxsize=4096)
 def mode_sums(kind: str, shapes: tuple[tuple[int, ...], ...]) -> float:
-    """Counts the multiplications in a product's sums over modes; infinite if a core is empty."""
+    """Counts the multiplications of a product on the host in sums over modes; inf if empty."""
     if any(0 in shape for shape in shapes):
         return math.inf
     if kind not in ("matvec", "matmul"):

@@ -13,7 +13,7 @@ from tensorjax._cores.scaling import settled
 from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax._placement import placed
 from tensorjax._typing import DTypeLike, Scalar
-from tensorjax.linalg._scaling import normalized
+from tensorjax.linalg._powers_of_two import normalized
 from tensorjax.tt._rounding import sketched_terms as fused
 from tensorjax.tt._rounding.sums_of_products import factors_of, shape_of, term_of
 

@@ -25,7 +25,7 @@ from tensorjax.tucker._types import Tucker
 
 
 def aligned(x: Any, y: Any) -> tuple[Tucker, Tucker]:
-    """Prepares two Tucker tensors for addition: one dtype and kind of core; checks the shapes."""
+    """Aligns two Tucker tensors for sums: one dtype and kind of core; checks the shapes."""
     one("x", x)
     one("y", y)
     if x.shape != y.shape:

@@ -63,7 +63,7 @@ def inner(x: Tucker, y: Tucker) -> jax.Array:
 
 
 def _powers(x: Tucker, y: Tucker) -> Powers:
-    """Computes log10 |⟨x, y⟩|, and how to find log10 ‖x‖·‖y‖, for `held`."""
+    """Computes log10 |⟨x, y⟩| of Tucker tensors, and how to find log10 ‖x‖·‖y‖, for `held`."""
 
     def bound() -> float:
         return sum(power_of_ten(*_mantissa_and_exponent(t, t)) for t in (x, y)) / 2
@@ -82,7 +82,7 @@ def _mantissa_and_exponent(x: Tucker, y: Tucker) -> tuple[jax.Array, Any]:
 
 
 def _scaled_inner(x: Tucker, y: Tucker) -> tuple[jax.Array, Any]:
-    """Computes an inner product as (m, e), which means m·2^e."""
+    """Computes an inner product of Tucker tensors as (m, e), which means m·2^e."""
     # All in range by exact powers of two, so that only the value itself can overflow.
     (x, p), (y, q) = near_one_parts(x), near_one_parts(y)
     pairs = zip(x.factors, y.factors, strict=True)
@@ -199,7 +199,7 @@ def agree(found: Tucker, given: Tucker, tol: float) -> bool:
 
 
 def _common_scale(parts: list[Any]) -> tuple[list[Any], Any]:
-    """Divides the dense parts of Tucker tensors by one power of two; returns its exponent.
+    """Divides Tucker tensors, for their norm or distance, by one power of two; returns it too.
 
     Trains stay as they are: their own functions keep them in range.
     """

@@ -12,14 +12,14 @@ import numpy as np
 from tensorjax import _check
 from tensorjax._cores.scaling import shared_out
 from tensorjax._formats.operators import Multipliable, Namespace, floating
+from tensorjax._formats.pytree_base import FrozenPytree
 from tensorjax._formats.representation import shown
-from tensorjax._formats.serialization import dtypes_of, rebuilt, serializable
 from tensorjax._formats.trains import TT, single
 from tensorjax._typing import ArrayLike, DType, DTypeLike, JaxOrHost, Scalar
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
-class Tucker(Multipliable):
+class Tucker(Multipliable, FrozenPytree, fields=("core", "factors")):
     """Tensor in Tucker format: x = core ×_1 U_1 ×_2 U_2 … ×_d U_d.
 
     Attributes:
@@ -72,18 +72,7 @@ class Tucker(Multipliable):
             raise ValueError(
                 f"factors: expected one per mode of the core {core.shape}, got {len(checked)}"
             )
-        object.__setattr__(self, "core", core)
-        object.__setattr__(self, "factors", checked)
-
-    @classmethod
-    def _unchecked(cls, core: Any, factors: Any) -> "Tucker":
-        self = object.__new__(cls)
-        object.__setattr__(self, "core", core)
-        object.__setattr__(self, "factors", factors)
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return rebuilt, (Tucker, (self.core, self.factors), dtypes_of(self))
+        self._set(core, checked)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -167,21 +156,6 @@ class Tucker(Multipliable):
             f"Tucker(shape={self.shape}, ranks={self.ranks}, core={kind}, "
             f"dtype={jnp.dtype(self.dtype).name})"
         )
-
-
-jax.tree_util.register_pytree_with_keys(
-    Tucker,
-    lambda t: (
-        (
-            (jax.tree_util.GetAttrKey("core"), t.core),
-            (jax.tree_util.GetAttrKey("factors"), t.factors),
-        ),
-        None,
-    ),
-    lambda _, children: Tucker._unchecked(*children),
-    lambda t: ((t.core, t.factors), None),
-)
-serializable(Tucker)
 
 
 @jax.jit

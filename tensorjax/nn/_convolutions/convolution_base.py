@@ -319,7 +319,7 @@ def _frozen(padding: Any) -> Any:
 
 @placed_by(like_first)
 def _applied(x: jax.Array, convolved: Any, arrays: Any, bias: jax.Array | None) -> jax.Array:
-    """Convolves inputs with any number of batch axes, and adds the bias."""
+    """Applies a convolution to inputs with any number of batch axes, and adds the bias."""
     count = convolved.__self__.kernel_size
     lead, rest = x.shape[: -len(count) - 1], x.shape[-len(count) - 1 :]
     y = convolved(x.reshape(-1, *rest), arrays)

@@ -134,7 +134,7 @@ def to_embedding(layer: Embedding, *, max_bytes: int = MAX_BYTES) -> nnx.Embed:
 
 
 def _paired(table: np.ndarray) -> np.ndarray:
-    """Reorders the modes (m_1, …, n_1, …) of a table to be converted to (m_1 n_1, …, m_d n_d)."""
+    """Pairs row and column modes of an embedding's table for its conversion to a TT-matrix."""
     order = table.ndim // 2
     axes = [axis for k in range(order) for axis in (k, order + k)]
     return table.transpose(axes).reshape(

@@ -45,7 +45,6 @@ class _Distinct(NamedTuple):
     Attributes:
       ids: (a multiple of the capacity,), filled up with ids of rows that are zero.
       slots: (n,) which of them each id is.
-      count: how many there are.
     """
 
     ids: jax.Array

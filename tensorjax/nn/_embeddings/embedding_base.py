@@ -41,8 +41,6 @@ def fold(
     """Returns the row and column mode sizes of an embedding's table: checked ones, or chosen.
 
     Args:
-      num_embeddings: rows.
-      features: columns.
       num_shape: factors whose product is at least ``num_embeddings``, or None.
       feature_shape: factors whose product is at least ``features``, or None.
       order: number of factors, or None.

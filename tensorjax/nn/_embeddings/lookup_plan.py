@@ -83,7 +83,6 @@ def make_plan(
     """Plans an embedding lookup: its contraction tree, and whether once per distinct id.
 
     Args:
-      network: of the layer.
       features: columns kept.
       count: ids.
       capacity: the user's, or None.

@@ -101,7 +101,6 @@ def make_tables(
 
     Args:
       tree: of `search`.
-      network: the network.
       operands: its arrays.
       kept: arrays that are tables as they are, with the axes in their own order: of `in_place`.
     """
@@ -140,7 +139,6 @@ def rows_of(
 
     Args:
       tree: of `search`.
-      network: the network.
       tables: of `make_tables`.
       ids: all within the matrix.
       spared: gates, by their positions, that the tables lack.

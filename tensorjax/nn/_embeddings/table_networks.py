@@ -26,7 +26,6 @@ class LookupNetwork(NamedTuple):
     Attributes:
       terms: for each array the labels of its axes: row mode k is k, and the axes that stay are
         `column` k and `bond` k.
-      shapes: of the arrays.
       gates: for each gate the array it is multiplied into, and along which of its axes.
     """
 

@@ -13,8 +13,8 @@ from tensorjax.nn._embeddings.padded import PaddedEmbed
 from tensorjax.nn._linear_base import TensorLinear
 from tensorjax.nn._linear_general import TensorLinearGeneral
 from tensorjax.nn._models.adapters import Adapted, merged, unfrozen
-from tensorjax.nn._models.certificates import certify_export
 from tensorjax.nn._models.exact_weights import exact_weight
+from tensorjax.nn._models.model_certificates import certify_export
 from tensorjax.nn._models.stacked_layers import each
 from tensorjax.nn._models.traversal import is_module, places, swap
 from tensorjax.nn._parameters import MAX_BYTES, settle
@@ -99,7 +99,7 @@ def _dense(layer: Any, max_bytes: int, weights: dict[Any, Any]) -> Any:
 
 
 def _export(layer: Any, max_bytes: int) -> Any:
-    """Converts a tensorised layer that is not stacked to a dense one, without its bias."""
+    """Converts a layer for `detensorize`, one that is not stacked, to a dense one, without bias."""
     exact = exact_weight(layer, max_bytes)
     inner: Any = layer.layer if isinstance(layer, TensorLinearGeneral) else layer
     some = jax.tree.leaves(nnx.state([inner.cores if hasattr(inner, "cores") else inner.factors]))
@@ -111,7 +111,7 @@ def _export(layer: Any, max_bytes: int) -> Any:
 
 
 def _like(layer: Any, inner: Any, weight: jax.Array) -> Any:
-    """Builds the dense Flax layer of a given weight, with a tensorised layer's sizes and dtypes."""
+    """Builds the dense layer, of a given weight, that `detensorize` puts for a tensorised one."""
     options = {"dtype": inner.dtype, "param_dtype": weight.dtype, "rngs": nnx.Rngs(0)}
     if isinstance(layer, Embedding):
         padded = layer.padding_idx is not None

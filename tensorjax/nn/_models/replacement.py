@@ -21,7 +21,6 @@ def replacement(
 
     Args:
       layer: dense, perhaps stacked.
-      spec: of the new layer.
       init: "svd" or "random".
       tol: relative error of every single weight, or None.
       ranks: of stacked layers, as for `tensorjax.nn.tensorize`.

@@ -137,7 +137,7 @@ def _low_rank(tails: _Tails, shape: tuple[int, int], spec: Any) -> Iterator[Cand
 
 
 def _folds(shape: tuple[int, int], spec: Any, embedding: bool) -> list[tuple[Modes, Modes]]:
-    """Lists the factorisations of a layer's rows and columns into modes that are to be tried."""
+    """Lists the factor shapes of a layer's rows and columns that candidate specs try."""
     n, m = shape
     if isinstance(spec, LowRank):
         return []

@@ -141,7 +141,7 @@ def choose(
         )
     pairs = [("*", _AUTO)] if automatic else rules_with(rules, None)
     every = matched(model, pairs)
-    found = [place for place in every if _is_open(place[0], place[2])]
+    found = [place for place in every if _is_open(place[2])]
     leaders = _leaders(model, found)
     lists = {
         id(x): _listed(x, paths[0], spec, init) for x, paths, spec in found if id(x) in leaders
@@ -160,7 +160,7 @@ def choose(
     total = rest + sum(candidate.numbers for candidate in kept.values())
     leading = {member: key for key, members in leaders.items() for member in members}
     chosen = [(layer, paths[0], kept[leading[id(layer)]]) for layer, paths, _ in found]
-    fixed = {pattern(paths[0]): spec for layer, paths, spec in every if not _is_open(layer, spec)
+    fixed = {pattern(paths[0]): spec for layer, paths, spec in every if not _is_open(spec)
              and spec is not _AUTO}  # fmt: skip
     specs = {pattern(path): candidate.spec for _, path, candidate in chosen}
     return Choice(
@@ -193,7 +193,7 @@ class _Options:
         return [c for c in self.found if c.numbers <= size][-1]
 
 
-def _is_open(layer: Any, spec: Any) -> bool:
+def _is_open(spec: Any) -> bool:
     """Whether the choice of specs has to find a layer's ranks, as its own spec gives none."""
     return getattr(spec, "rank", None) is None
 

@@ -84,7 +84,7 @@ def _counts(dense: int, now: int) -> tuple[str, str, str]:
 
 
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """Formats rows of text as aligned columns; the last three are right-aligned."""
+    """Formats a model's summary as a table with aligned columns, the last three to the right."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     lines = []
     for row in (head, *rows):

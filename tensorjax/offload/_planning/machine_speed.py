@@ -19,7 +19,7 @@ from tensorjax import _check
 from tensorjax._typing import DTypeLike, Optimizer, PyTree
 from tensorjax.offload._store.backends import Backend
 from tensorjax.offload._store.store import TensorStore
-from tensorjax.offload._training.engine import Engine
+from tensorjax.offload._training.computation.engine import Engine
 from tensorjax.offload._training.layers import Layer
 from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
 from tensorjax.offload._training.storage.host_arrays import owned

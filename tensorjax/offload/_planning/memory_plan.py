@@ -18,7 +18,7 @@ from tensorjax.offload._store.disk.extents import capacity
 from tensorjax.offload._store.store import TensorStore
 from tensorjax.offload._training import options as _options
 from tensorjax.offload._training import parameter_groups
-from tensorjax.offload._training.engine import Engine
+from tensorjax.offload._training.computation.engine import Engine
 from tensorjax.offload._training.layers import Activations, Layer, check_layers
 from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
 from tensorjax.offload._training.parameter_groups import Group
@@ -346,7 +346,6 @@ def _work(whole: Work, kind: Activations, inputs: int, kept: int) -> Work:
 
     Args:
       whole: what it does with recomputation, whose backward passes have a forward pass in them.
-      kind: the way.
       inputs: bytes of all layers' inputs.
       kept: bytes of what the backward passes can be spared.
     """
@@ -386,7 +385,7 @@ def _rows(groups: Mapping[str, Group], chosen: Choice) -> tuple[Row, ...]:
 def activation_bytes(
     layers: Sequence[Layer], groups: dict[str, Group], batch: Any, key: Any
 ) -> tuple[int, int]:
-    """Predicts the bytes of layer inputs and saved activations of a microbatch."""
+    """Predicts for a memory plan the bytes of a microbatch's layer inputs and activations."""
     x, inputs, kept = None, 0, 0
     engine = Engine(activations="keep")
     for layer in layers[:-1]:

@@ -18,9 +18,6 @@ class Work:
 
     Attributes:
       activations: how they are treated.
-      layers: of the model.
-      groups: by name.
-      machine: speeds.
       forward, backward: seconds of all layers' passes, for all microbatches.
       on_device: bytes of the device besides parameters.
       on_host: bytes of the host for activations.
@@ -73,8 +70,6 @@ def predicted_seconds(work: Work, times: Times, once: float, later: float) -> fl
     """Predicts a placement's step time if some updates are left to the next forward pass.
 
     Args:
-      work: what it does.
-      times: of its parts.
       once: seconds of reads for the forward pass.
       later: the most that gradients which wait let be left to it.
     """

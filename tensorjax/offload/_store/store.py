@@ -1,6 +1,5 @@
 """Tensor store: tensors on disk by name, moved asynchronously, committed atomically."""
 
-import copy
 import math
 import os
 import threading
@@ -10,14 +9,13 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-import jax
-
 from tensorjax._typing import ArrayLike
 from tensorjax.offload._errors import CapacityError, StoreError, listed
 from tensorjax.offload._notices import Notices
 from tensorjax.offload._processes import numbered
 from tensorjax.offload._store import argument_checks
 from tensorjax.offload._store.backends import Backend, choose
+from tensorjax.offload._store.contents import StoreContents
 from tensorjax.offload._store.disk import checksums as _checksums
 from tensorjax.offload._store.disk import extents, index_commits, metadata
 from tensorjax.offload._store.disk import folder as _folder
@@ -26,12 +24,12 @@ from tensorjax.offload._store.disk.extents import Place
 from tensorjax.offload._store.futures import item_of
 from tensorjax.offload._store.lease import Lease, Leases
 from tensorjax.offload._store.statistics import Statistics
-from tensorjax.offload._store.tensor_states import Tensor, entries, failures, opened
+from tensorjax.offload._store.tensor_states import entries, failures, opened
 from tensorjax.offload._store.transport import Transport
 from tensorjax.offload._store.writer import flat
 
 
-class TensorStore:
+class TensorStore(StoreContents):
     """Store of named tensors on disk, with asynchronous transfers and atomic commits.
 
     It is one preallocated file, with two slots for each tensor, and an index that is replaced
@@ -149,52 +147,7 @@ class TensorStore:
         transport.start(pools)
         self._transport, self._open = transport, True
 
-    # Contents and reservations.
-
-    @property
-    def meta(self) -> Any:
-        """Metadata that the last commit of a store was given, a copy; None before the first."""
-        return copy.deepcopy(self._index.meta)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of all tensors reserved in a store, in the order of their reservation."""
-        return tuple(self._tensors)
-
-    @property
-    def written(self) -> tuple[str, ...]:
-        """Names of the tensors in a store that have been written, so that they can be read."""
-        return tuple(name for name, tensor in self._tensors.items() if tensor.written)
-
-    @property
-    def process(self) -> tuple[int, int]:
-        """Number of the process that a store belongs to, and count of processes."""
-        return self._paths.process
-
-    @property
-    def closed(self) -> bool:
-        """Whether a store was closed, so that nothing can be read or written any more."""
-        return not self._open
-
-    @property
-    def commits(self) -> int:
-        """Number of commits since a store was created."""
-        return self._index.commit
-
-    def spec(self, name: str) -> jax.ShapeDtypeStruct:
-        """Returns the shape and dtype of a tensor reserved in a store.
-
-        Args:
-            name: Of a reserved tensor.
-
-        Returns:
-            `jax.ShapeDtypeStruct`.
-
-        Raises:
-            KeyError: if no such tensor is reserved.
-        """
-        place = self._tensor(name).place
-        return jax.ShapeDtypeStruct(place.shape, place.dtype)
+    # Reservations.
 
     def reserve(self, tensors: Mapping[str, Any]) -> None:
         """Reserves disk space for tensors in a store, two slots for each.
@@ -463,35 +416,8 @@ class TensorStore:
             self._open = False
             self._transport.close()
 
-    def __repr__(self) -> str:
-        state = f"commit {self.commits}" if self._open else "closed"
-        return f"TensorStore({str(self._paths.folder)!r}, {len(self._tensors)} tensors, {state})"
-
     def __enter__(self) -> "TensorStore":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _tensor(self, name: str) -> Tensor:
-        try:
-            return self._tensors[name]
-        except (KeyError, TypeError):
-            raise KeyError(
-                f"name: expected one of {len(self._tensors)} reserved tensors "
-                f"({listed(self.names)}), got {name!r}"
-            ) from None
-
-    def _check_open(self) -> None:
-        if not self._open:
-            raise StoreError(f"{self._paths.folder}: the store is closed; open it again")
-        if self._pid != os.getpid():
-            raise StoreError(
-                f"{self._paths.folder}: the store was opened by process {self._pid}, of which this "
-                "one is a fork: its threads are not here; use the store there"
-            )
-        if self._undecided:
-            raise StoreError(
-                f"{self._paths.folder}: a commit was cut off, and which state holds is decided "
-                "when the store is opened; close it and open it again"
-            )

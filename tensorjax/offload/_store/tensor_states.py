@@ -13,7 +13,7 @@ from tensorjax.offload._store.transfers.requests import Request, Slot
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Content(Entry):
-    """Contents of one copy of an extent on disk: checksums, write error, bytes of small tensors.
+    """State of one copy of a tensor's extent: checksums, write error, bytes of small tensors.
 
     Attributes:
         sums: Checksums in hexadecimal, filled in as it is written: of the blocks of one tensor; or
@@ -37,8 +37,6 @@ class Slots:
     """State of an extent in memory: which of its two copies is committed, which is newest.
 
     Attributes:
-        extent: Where they lie.
-        tensors: In it.
         users: Who uses the slots.
         committed: What a crash would leave.
         newest: What a read gives, and the next commit keeps.
@@ -72,8 +70,6 @@ class Tensor:
     """Tensor of an open store: its position in the data file, and the slots of its extent.
 
     Attributes:
-        place: Where it lies.
-        slots: Of its extent.
         number: Among the tensors of its extent.
         part: Its bytes within those of its extent.
         forgotten: Whether its place was given up.

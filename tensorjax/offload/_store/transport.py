@@ -33,7 +33,6 @@ class Transport:
 
     Attributes:
         queue: What is asked for and not yet done.
-        layouts: Of the transfers.
         reader: From transfers to leases.
         writer: From arrays to transfers.
     """

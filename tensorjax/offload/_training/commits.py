@@ -30,12 +30,7 @@ _TRAINERS: "weakref.WeakKeyDictionary[TensorStore, Any]" = weakref.WeakKeyDictio
 
 
 def take(store: Any, trainer: Any) -> None:
-    """Claims a store for a trainer's commits until it is closed; raises if another one has it.
-
-    Raises:
-      TypeError: it is something else.
-      StoreError: it is closed, or another trainer's.
-    """
+    """Claims a store for a trainer's commits until it is closed; raises if another one has it."""
     if store is None:
         return
     if not isinstance(store, TensorStore):
@@ -96,17 +91,12 @@ class Commits:
     with the one before all.
 
     Args:
-      store: of this process.
       storage: the same, as a storage of groups.
       groups: by name; those that live elsewhere are written to the store first.
       updater: is held back while a commit goes on beside the computation.
       processes: that commit together.
       steps: that the store has.
       failed: called with what ended a commit beside the computation.
-      trace: gains spans.
-
-    Attributes:
-      steps: of the last commit.
     """
 
     def __init__(
@@ -252,15 +242,8 @@ def resume(
     Args:
       store: with a committed state.
       storage: the same, as a storage of groups.
-      layers: of the model.
-      groups: by name.
-      key: of the trainer.
       stale: whether its updates are.
       gradients: whether gradients may wait in the store.
-
-    Raises:
-      MismatchError: the store is of another format, model or optimiser.
-      ValueError: it is of another schedule or key.
     """
     meta = store.meta["trainer"]
     if meta["format"] != FORMAT:
@@ -292,11 +275,7 @@ def resume(
 
 
 def same_process(processes: Processes, store: Any) -> None:
-    """Raises ValueError, before a training resumes from commits, for another process's store.
-
-    Raises:
-      ValueError: it is not.
-    """
+    """Raises ValueError, before a training resumes from commits, for another process's store."""
     if store.process != (processes.number, processes.count):
         number, count = store.process
         raise ValueError(
@@ -307,11 +286,7 @@ def same_process(processes: Processes, store: Any) -> None:
 
 
 def same_step(processes: Processes, steps: int | None) -> None:
-    """Raises ValueError unless the commits in the stores of all processes are of the same step.
-
-    Raises:
-      ValueError: they are not.
-    """
+    """Raises ValueError unless the commits in the stores of all processes are of the same step."""
     found = processes.exchange("opening the stores", steps)
     if any(other != found[0] for other in found):
         said = ("new" if other is None else f"at step {other}" for other in found)

@@ -34,12 +34,9 @@ def describe(layers: Sequence[Layer], groups: Mapping[str, Group]) -> dict[str, 
 
 
 def check_new(store: Any) -> None:
-    """Raises MismatchError if a store for a new training is not empty; drops its reservations.
+    """Raises MismatchError if a store to identify a new training in is not empty; frees it.
 
     What was reserved by attempts that ended before their first commit is given up.
-
-    Raises:
-      MismatchError: it holds something else than a training.
     """
     if store.meta is not None or store.written:
         raise MismatchError(
@@ -64,7 +61,6 @@ def check(
     Args:
       store: with a committed state.
       held: what `describe` said of it.
-      layers, groups: of this training.
       gradients: whether gradients may wait in the store.
 
     Raises:

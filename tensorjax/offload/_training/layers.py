@@ -1,4 +1,4 @@
-"""Model as a list of layers, and the compiled forward and backward programs of a layer."""
+"""Model as a list of layers: pure functions, and the parameter groups that each of them uses."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -51,7 +51,7 @@ class Layer:
 
 
 def check_layers(layers: Sequence[Layer], groups: Mapping[str, Any]) -> tuple[Layer, ...]:
-    """Returns the layers as a tuple; raises an error unless they fit the parameter groups."""
+    """Checks a model's list of layers, that they fit the parameter groups; returns a tuple."""
     if not isinstance(groups, Mapping):
         raise TypeError(
             "params: expected a mapping from names of groups to pytrees, got "

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 import jax
 
 from tensorjax import _check
-from tensorjax.offload._training.engine import Engine
+from tensorjax.offload._training.computation.engine import Engine
 from tensorjax.offload._training.trace import Trace
 
 Schedule = Literal["overlap", "after_backward", "pipelined", "sequential", "one_step_stale"]
@@ -118,7 +118,7 @@ def _checked_names(in_memory: Any) -> frozenset[str]:
 
 
 def checked_clip(clip: float | None) -> float | None:
-    """Returns the largest norm to which gradients are clipped; ValueError unless positive.
+    """Checks a trainer's option ``clip``, the largest norm of gradients, which is positive.
 
     None, for no clipping, is valid too.
     """

@@ -36,11 +36,9 @@ class Group:
     """Group of parameters that are updated together, with their storage and optimiser.
 
     Attributes:
-      name: of the group.
       params, state, weights, gradient: pytrees of the parameters, of the optimiser's state, of the
         parameters as the device computes with them (None if they are the same), and of a gradient
         that waits in the store.
-      storage: of the first three.
       optimizer: what updates it.
       lent: whether its gradients are in memory that updates cannot write to.
     """
@@ -126,7 +124,6 @@ class Spare:
     updated, or one if a kind has one group. The caller holds a lock.
 
     Args:
-      groups: all there are.
       bounded: whether memory is.
     """
 
@@ -145,8 +142,6 @@ class Spare:
         """Adds the memory of a group's written parameters and state to the pool for reuse.
 
         Args:
-          group: of them.
-          params, state: arrays.
           handed: gives what the parameters are in as long as they are handed on, or None.
         """
         if group.into == "place":

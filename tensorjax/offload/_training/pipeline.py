@@ -9,7 +9,7 @@ import numpy as np
 
 from tensorjax.offload._processes import Processes
 from tensorjax.offload._training.commits import Progress
-from tensorjax.offload._training.engine import Engine
+from tensorjax.offload._training.computation.engine import Engine
 from tensorjax.offload._training.layers import Layer
 from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
 from tensorjax.offload._training.options import Options
@@ -30,23 +30,13 @@ class Pipeline:
     """Pipeline of training steps: parameter stream, passes, gradients and updates in threads.
 
     Args:
-      layers: of the model.
       groups: of its parameters, by name.
-      options: of the trainer.
       order: in which layers are computed.
       progress: of the training; gradients and scale of stale updates are kept there.
-      optimizer: of all groups.
-      engine: what computes.
       shards: which part of the parameters is this process's.
-      processes: all there are.
       storage: of groups in the store; None without one.
-      shares: of its staging memory.
       device_bytes: that parameters may take on the device.
       key: of `jax.random`, or None.
-      trace: gains spans.
-
-    Attributes:
-      updater: of the parameters.
     """
 
     def __init__(
@@ -133,7 +123,6 @@ class Pipeline:
         """Runs one training step; returns its loss and gradient norm while updates may go on.
 
         Args:
-          batches: its microbatches.
           checked: called once the loss is known to be finite: from then on groups are updated.
         """
         step, base = self._progress.steps, self._order.start(self._progress.steps)

@@ -40,13 +40,10 @@ class Part:
     """Part of one sharded array that belongs to this process: its distinct shards.
 
     Args:
-      shape: of the whole array.
       sharding: of it, over devices of all processes.
-      process: this one.
 
     Attributes:
       pieces: this process's, in the order of their places.
-      shape: of the part.
 
     Example:
       >>> import jax

@@ -191,8 +191,6 @@ def draw(trace: Trace, axes: "Axes", steps: Sequence[int] | None) -> "list[Patch
     """Draws some steps of a trace into Matplotlib axes, one row for each track.
 
     Args:
-      trace: the spans.
-      axes: to draw into.
       steps: which; the last two that were computed if None.
 
     Returns:

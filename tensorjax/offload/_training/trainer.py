@@ -19,9 +19,9 @@ from tensorjax.offload._training import commits as _commits
 from tensorjax.offload._training import fingerprint, parameter_groups
 from tensorjax.offload._training import options as _options
 from tensorjax.offload._training.commits import Commits, Progress
-from tensorjax.offload._training.engine import Engine
+from tensorjax.offload._training.computation.engine import Engine
+from tensorjax.offload._training.computation.microbatches import cut
 from tensorjax.offload._training.layers import Layer, check_layers
-from tensorjax.offload._training.microbatches import cut
 from tensorjax.offload._training.optimizer.cross_group_check import check_separate
 from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
 from tensorjax.offload._training.options import Overflow, Schedule

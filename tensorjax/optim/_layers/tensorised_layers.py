@@ -247,10 +247,7 @@ class Stacks:
     """Conversion between stacked leaves of an optimiser's parameter tree and single layers.
 
     Attributes:
-      structure: of the tree.
-      paths: of its leaves.
       axes: for each leaf, how many leading axes it is stacked over.
-      shapes: of the leaves.
     """
 
     structure: Any
@@ -369,7 +366,7 @@ def _key(path: Path) -> Path:
 
 
 def input_modes(sizes: Sequence[int], outputs: int | None) -> int:
-    """Guesses how many modes of a detected layer are inputs: by bias length or most even split."""
+    """Guesses which modes of a tensorised layer are inputs, by bias length or most even split."""
     cuts = range(1, len(sizes))
     right = {k: math.prod(sizes[k:]) for k in cuts}
     if outputs is not None and any(right[k] >= outputs for k in cuts):

@@ -130,7 +130,6 @@ def bases(
       left: (bonds, r, r), triangles ρ_L.
       right: (bonds, r, r), ρ_R.
       sizes: (bonds,), ranks without padding.
-      order: of the factorisations.
     """
     most = gate.shape[1]
     alive = gate != 0
@@ -156,7 +155,7 @@ def bases(
 
 
 def kind_of(value: jax.Array, parameter: jax.Array, held: bool) -> str:
-    """Returns what a moment holds under a change of bases: parameter, gradient, square, unknown.
+    """Returns how new bond bases change a moment: as parameter, gradient or square, or unknown.
 
     Those which are real beside complex parameters are squares. Of the others those are taken for
     squares, whatever their name, which have no negative entry: "unknown" before the data is seen.
@@ -170,7 +169,7 @@ def kind_of(value: jax.Array, parameter: jax.Array, held: bool) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Kinds:
-    """Split of a bond's arrays by how they change basis: as parameters, or as squares of gradients.
+    """Split of the arrays at a bond by how new bond bases change them: linearly, or as squares.
 
     Attributes:
       parameters: (…,), constant.

@@ -30,8 +30,6 @@ def least_important(
     ranks that are the same for all make it smaller.
 
     Args:
-      gates: where they are.
-      polynomial: the size.
       worth: importance of every gate.
       live: which of them are not dead.
       frozen: which of them must stay.

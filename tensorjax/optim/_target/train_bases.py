@@ -39,7 +39,6 @@ class Train:
     """Arrays of one train of which all bases are changed: cores and gates with their moments.
 
     Attributes:
-      layer: the train.
       arrays: for each part, cores and then gates, the parameter and its moments.
       kinds: for each part and array, what it holds, as `kind_of` says.
       stays: whether the train stays as it is.
@@ -253,7 +252,7 @@ def _sides(
     firsts: jax.Array, inners: jax.Array | None, lasts: jax.Array, gate: jax.Array,
     chains: _Chains, order: Factorisations,
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
-    """Computes the QR triangles (bonds, r, r) left and right of every bond of packed trains."""
+    """Computes the QR triangles on both sides of all bonds of trains whose bases change."""
     count = len(firsts)
     with jax.default_matmul_precision("highest"):
         lefts = order.triangle(jax.vmap(tall)(firsts) * gate[:count, None])

@@ -136,7 +136,7 @@ def _form(
 
 
 def _part(setting: Setting, point: Point, fields: Basis, m: int) -> families.Family:
-    """Splits ∇·(g_m v), g_m a vector field, at every bond into tangent and normal factors."""
+    """Splits ∇·(g_m v) of a vector field g_m at every bond into tangent and normal factors."""
     links = []
     for k, y in enumerate(setting.modes.points):
         o = np.diag(fields.factor(m, k, y))

@@ -363,7 +363,7 @@ class Replay:
 
 
 def _accuracy(accuracy: float | None, tol: float, rank: Any) -> float:
-    """Returns the largest estimated error of a success."""
+    """Returns the largest error that `integrate` estimated in a run that succeeded."""
     if accuracy is None:
         return max(ALLOWED * tol, LEAST) if rank is None else ALLOWED_STATIC
     return _check.number("accuracy", accuracy, low=0, open=True, finite=False)

@@ -68,7 +68,7 @@ def map(
 
 
 def _common(trains: Sequence[Any]) -> list[Any]:
-    """Broadcasts the trains given to `map` to a common shape; raises errors for unfit ones."""
+    """Broadcasts the trains of an elementwise function `map` to one shape, or raises an error."""
     if not trains:
         raise ValueError("trains: expected one or more trains, got none")
     given = list(trains)

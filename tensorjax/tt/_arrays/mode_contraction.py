@@ -164,7 +164,7 @@ def _placed(core: Any) -> jax.Array:
 
 
 def _shared_out(cores: list[Any], exponent: int, kind: Any, fit: tuple[int, int]) -> list[Any]:
-    """Multiplies a contracted train by 2^exponent on the host: in one core, or all on overflow."""
+    """Scales a train with contracted modes by 2^exponent: in one core, or all on overflow."""
     at = max((k for k, c in enumerate(cores) if linalg.is_host(c)), default=0)
     low, high = fit
     new = np.asarray(cores[at]).astype(kind, copy=False)

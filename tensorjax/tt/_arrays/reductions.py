@@ -192,7 +192,7 @@ def cumsum(t: Train, axis: int) -> Train:
 
 
 def _modes(axis: Axis, order: int) -> list[int]:
-    """Converts an axis argument to the list of modes to reduce, in ascending order."""
+    """Converts the axis of a reduction to the list of modes to sum over, in ascending order."""
     if axis is None:
         return list(range(order))
     single = isinstance(axis, int | np.integer)

@@ -349,7 +349,7 @@ def _orthogonal(t: TT | TTMatrix, center: int) -> tuple[list[Any], int, float]:
 
 
 def _returned(cores: list[Any], exponent: int, dtype: Any) -> list[Any]:
-    """Scales cores back on the host to those of the result, for `_train` to transfer."""
+    """Scales the cores of a reshaped or permuted train back on the host, for `_train`."""
     cores = balanced(cores, exponent, fit=linalg.exponents_held(dtype))
     return [c.astype(dtype) for c in cores]
 

@@ -51,7 +51,6 @@ def sweeps(cores: Cores, seen: Samples, ridge: float) -> Iterator[Cores]:
 
     Args:
       cores: to start from.
-      seen: the samples.
       ridge: added to the diagonal of each problem, in units of what orthonormal rows give.
 
     Yields:

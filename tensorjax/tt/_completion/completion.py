@@ -356,7 +356,7 @@ def _conjugate_gradients(cores: Cores, indices: np.ndarray, values: np.ndarray) 
 
 
 def _doubled(cores: Cores) -> Cores:
-    """Pads the cores of a completion to twice their ranks, those of its tangent vectors."""
+    """Pads cores in tensor completion to twice their ranks, those of tangent vectors."""
     last = len(cores) - 1
     pads = [((0, len(c) * (k > 0)), (0, 0), (0, c.shape[2] * (k < last)))
             for k, c in enumerate(cores)]  # fmt: skip

@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax import _check
+from tensorjax._cores.dense_decompositions import double_of_ours
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.tt._cross.global_search import climbed
 from tensorjax.tt._cross.greedy_pivots import Sets
 from tensorjax.tt._cross.held_out_error import UNKNOWN, Estimate, HeldOut
 from tensorjax.tt._cross.maxvol import right_sets
-from tensorjax.tt._cross.progress import Options, Status
+from tensorjax.tt._cross.options_and_progress import Options, Status
 from tensorjax.tt._cross.sampled_function import Oracle
 from tensorjax.tt._cross.train_entries import TELLING, entries
 from tensorjax.tt._tt_svd.from_dense import from_dense
@@ -44,11 +44,9 @@ class Approximation:
 
     Attributes:
       oracle: f.
-      options: of the search.
       held: held-out entries.
       finish: turns cores into those that will be returned: cast to their dtype.
       cores: of the best train so far.
-      estimate: its error.
       threshold: residuals up to here are left alone.
       mark: the last error that was progress, and the evaluations then.
       biased: whether pivots were made of held-out entries.
@@ -252,7 +250,7 @@ class Approximation:
         if values.any():
             dtype = jax.dtypes.canonicalize_dtype(values.dtype)  # of what `from_dense` returns
             tol = max(self.options.tol / 2, 10 * float(jnp.finfo(dtype).eps))
-            with _check.double_of_ours():
+            with double_of_ours():
                 cores = from_dense(values, tol=tol).cores
             self.cores = self.finish([np.asarray(c) for c in cores])
         self.estimate = self.held.estimate(self.cores)
@@ -267,7 +265,6 @@ class Approximation:
         """Ends a cross approximation that can evaluate f no more, with its best train.
 
         Args:
-          status: how it ended.
           measured: whether the present train is tried too: not if its index sets may be halves.
         """
         if self.oracle.largest == 0:

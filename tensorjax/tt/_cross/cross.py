@@ -18,7 +18,7 @@ from tensorjax._typing import ArrayLike, DTypeLike
 from tensorjax.tt._cross.approximation import Approximation
 from tensorjax.tt._cross.function_calls import Evaluations, Executor
 from tensorjax.tt._cross.held_out_error import Estimate
-from tensorjax.tt._cross.progress import CrossProgress, Options, Status
+from tensorjax.tt._cross.options_and_progress import CrossProgress, Options, Status
 from tensorjax.tt._cross.report import CrossInfo, reported
 from tensorjax.tt._cross.sampled_function import Jit, Oracle
 from tensorjax.tt._cross.search import AT_LEAST, Search
@@ -178,7 +178,7 @@ def cross(
 
 
 def _calls(jit: Any, executor: Any, on_error: Any) -> bool:
-    """Checks the options jit, executor and on_error of `cross`; returns whether errors end it."""
+    """Checks `cross`'s options jit, executor and on_error for calls of the function."""
     _check.choice("jit", jit, (True, False, "auto"))
     _check.choice("on_error", on_error, ("raise", "return"))
     if executor is not None and not (hasattr(executor, "submit") or hasattr(executor, "map")):
@@ -189,7 +189,7 @@ def _calls(jit: Any, executor: Any, on_error: Any) -> bool:
 
 
 def _resumed(resume: Any, sizes: tuple[int, ...]) -> Evaluations | None:
-    """Checks the argument ``resume`` of `cross`; returns the evaluations of the earlier search."""
+    """Checks the option ``resume`` of `cross`: returns the evaluations of an earlier search."""
     if resume is None:
         return None
     if not isinstance(resume, CrossInfo) or resume.record is None:
@@ -202,7 +202,7 @@ def _resumed(resume: Any, sizes: tuple[int, ...]) -> Evaluations | None:
 
 
 def _share(search: Any) -> float:
-    """Checks `cross`'s argument ``search``, a share of evaluations; ValueError if not in [0, 1)."""
+    """Checks the option ``search`` of `cross`, a share of evaluations in [0, 1)."""
     if not isinstance(search, int | float | np.number) or not 0 <= search < 1:
         raise ValueError(f"search: expected a share of the evaluations in [0, 1), got {search!r}")
     return float(search)
@@ -255,7 +255,7 @@ def _options(
 
 
 def checked_grid(grid: Sequence[Any], sizes: tuple[int, ...]) -> np.ndarray:
-    """Checks ``grid`` of `cross`; returns one array, a zero-padded row of coordinates per mode."""
+    """Checks the option ``grid`` of `cross`: returns coordinates, one zero-padded row per mode."""
     arrays = [np.asarray(g) for g in _check.several("grid", grid, "arrays, one a mode")]
     shapes = [g.shape for g in arrays]
     if shapes != [(n,) for n in sizes]:
@@ -281,7 +281,7 @@ def _start(x0: TT | None, sizes: tuple[int, ...]) -> Cores | None:
 
 
 def checked_pivots(value: Any, sizes: tuple[int, ...], grid: Any) -> np.ndarray | None:
-    """Converts pivots given to `cross` to non-negative multi-indices; ValueError if unfit."""
+    """Checks the option ``pivots`` of `cross`: returns multi-indices ≥ 0, or ValueError."""
     if value is None:
         return None
     rows = np.asarray(value)
@@ -310,7 +310,7 @@ def checked_pivots(value: Any, sizes: tuple[int, ...], grid: Any) -> np.ndarray 
 
 
 class _Dtype:
-    """Dtype of `cross`'s result: asked for, or that of f; checks tolerance and range by it."""
+    """Dtype of a cross approximation, asked for or that of f; checks tolerance and range by it."""
 
     def __init__(self, oracle: Oracle, dtype: Any):
         self._oracle = oracle

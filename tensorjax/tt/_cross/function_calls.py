@@ -42,12 +42,10 @@ class Evaluations:
     """Record of the function calls of `cross`: multi-indices and values, from which it goes on.
 
     Attributes:
-      shape: mode sizes of the tensor.
       held_out: number of entries that the search held out first.
       keys: (m,) positions of multi-indices in the flattened tensor: int64, or Python integers.
       values: (m, 1) or (m, components) values there.
       components: (m,) of a function with components, else ().
-      dtype: of the function's values.
 
     Example:
       >>> import jax
@@ -142,10 +140,6 @@ class Calls:
         Where an executor evaluated the function, its workers do so here too: the function may take
         long, or need what only they have.
 
-        Args:
-          error: that the function raised.
-          points: of the batch.
-
         Returns:
           None if it raises at no single point, or at the first and the last: then the batch itself
           is what it cannot take; or if it is no error of the function, but of the executor.
@@ -183,7 +177,6 @@ def advice(error: Exception, shape: tuple[int, ...] | None, vectorized: bool) ->
     """Returns what to do about an error that f or an executor raised, in words; "" if it tells all.
 
     Args:
-      error: that was raised.
       shape: of the points, if f raised it for a batch and at no single one of them.
       vectorized: whether f takes batches.
 
@@ -210,7 +203,7 @@ def advice(error: Exception, shape: tuple[int, ...] | None, vectorized: bool) ->
 
 
 class OneByOne:
-    """Callable that evaluates a function of one point on a batch, point by point.
+    """Callable that calls a function of one point for all points of a batch, one by one.
 
     Attributes:
       done: values at the first points of the last batch in which the function raised an error.
@@ -232,7 +225,7 @@ class OneByOne:
 
 
 def joined(values: list[Any], join: Callable[[list[Any]], Any]) -> Any:
-    """Joins the values of a function at several points or batches to one array.
+    """Joins the values that calls of a function returned, for points or batches, to one array.
 
     Example:
       >>> import numpy as np
@@ -246,7 +239,7 @@ def joined(values: list[Any], join: Callable[[list[Any]], Any]) -> Any:
 
 
 def numbers(values: np.ndarray) -> np.ndarray:
-    """Converts values of a sampled function to NumPy numbers; ValueError if impossible.
+    """Converts what calls of the function returned to NumPy numbers; ValueError if impossible.
 
     Example:
       >>> from fractions import Fraction

@@ -77,7 +77,6 @@ class GlobalSearch:
         for one index.
 
         Args:
-          cores: of the train.
           left: left[k] (r, k) multi-indices, before mode k.
           right: right[k] (r, d − k).
         """
@@ -109,7 +108,6 @@ class GlobalSearch:
         """Finds multi-indices on both sides of jumps in a cross approximation's train.
 
         Args:
-          cores: of the train.
           left: left[k] (r, k) multi-indices, before mode k.
           right: right[k] (r, d − k).
           least: jumps up to here are left alone.
@@ -193,7 +191,6 @@ class GlobalSearch:
         """Finds local maxima of a train's error |f − t| by mode-wise ascent.
 
         Args:
-          cores: of the train t.
           points: to start from, the most promising first.
           count: evaluations to take at most, about.
           relative: whether to climb first on the error beside what the train sums up.
@@ -215,7 +212,7 @@ class GlobalSearch:
 
 
 def climbed(oracle: Oracle, point: np.ndarray) -> np.ndarray:
-    """Climbs from an entry to a local maximum of |f|, along one mode after the other."""
+    """Climbs to a local maximum of |f| in the global search, along one mode after the other."""
     best = -1.0
     point = point.copy()
     while True:
@@ -233,14 +230,13 @@ def climbed(oracle: Oracle, point: np.ndarray) -> np.ndarray:
 def climbed_errors(
     oracle: Oracle, cores: Cores, points: np.ndarray, sweeps: int, *, relative: bool = False
 ) -> np.ndarray:
-    """Climbs from entries (m, d) to larger errors of a train, along one mode after the other.
+    """Climbs in the global search from entries (m, d) to larger errors, mode after mode.
 
     All entries climb at once. Vectors of the train left and right of a mode are kept, so that its
     fibres cost r² each.
 
     Args:
       oracle: f.
-      cores: of the train.
       points: (m, d) to start from.
       sweeps: over all modes, at most.
       relative: whether errors are over the magnitude of the terms that make the train's entry: what

@@ -87,7 +87,6 @@ class Sets:
           threshold: residuals up to here are left alone.
           limit: pivots to add at most.
           forward: whether columns come first.
-          rng: of the random entries.
 
         Returns:
           The largest residual at the random entries, and the number of pivots added.
@@ -217,7 +216,6 @@ class Sets:
         """Adds pivots at one bond to the nested index sets, and the fibres through them.
 
         Args:
-          k: bond.
           picked: (q,) their places in left set k − 1 × mode k − 1.
           left: (q, k) their left multi-indices.
           right: (q, d − k) their right ones.

@@ -31,7 +31,6 @@ def edges(
     """Finds pairs of neighbouring entries between which a train jumps, by bisection along lines.
 
     Args:
-      cores: of the train.
       starts: (m, d) entries, one line through each.
       sizes: (d,) mode sizes.
       least: jumps up to here are left alone.

@@ -5,7 +5,7 @@ import dataclasses
 from tensorjax._formats.trains import TT
 from tensorjax.tt._cross.function_calls import Evaluations
 from tensorjax.tt._cross.held_out_error import Estimate
-from tensorjax.tt._cross.progress import Status
+from tensorjax.tt._cross.options_and_progress import Status
 from tensorjax.tt._cross.sampled_function import Oracle
 from tensorjax.tt._cross.search import Search
 
@@ -115,7 +115,7 @@ def reported(
 
 
 def _advice(status: Status, search: Search, oracle: Oracle) -> str:
-    """Returns what to do next, in words."""
+    """Returns the advice in the report of `cross`: what to do next, in words."""
     if search.held.all and oracle.largest == 0:
         return _ALL_ZERO
     if search.unsteady:

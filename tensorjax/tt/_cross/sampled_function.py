@@ -56,7 +56,7 @@ class Part(NamedTuple):
 
 
 class Oracle:
-    """Cached evaluations of a function of multi-indices, seen as the entries of a tensor.
+    """Sampled function of `cross` with a cache: its values, seen as the entries of a tensor.
 
     Coordinates, if there are any, are the rows of ``grid`` (d, longest mode).
 
@@ -68,7 +68,6 @@ class Oracle:
       shape: mode sizes, of the components too once ``start`` is done.
       evaluations: multi-indices handed to the function, all different unless the cache was emptied.
       hits: entries asked for again and found in the memory.
-      dtype: of the function's values.
       largest: |value| seen so far.
       peak: the entry there, its component (if there are any) behind its multi-index.
       exponent: all values are given out over 2^exponent, which keeps their squares in range.

@@ -9,7 +9,7 @@ from tensorjax.tt._cross.approximation import Approximation
 from tensorjax.tt._cross.global_search import GlobalSearch
 from tensorjax.tt._cross.greedy_pivots import Sets
 from tensorjax.tt._cross.held_out_error import Estimate
-from tensorjax.tt._cross.progress import CrossProgress, Status
+from tensorjax.tt._cross.options_and_progress import CrossProgress, Status
 from tensorjax.tt._cross.sampled_function import (
     BudgetExhausted,
     FunctionFailed,
@@ -45,9 +45,7 @@ class Search:
     """Search of `cross`: sweeps that add pivots until the error meets the tolerance.
 
     Attributes:
-      fit: the approximation.
       globally: search for errors all over the tensor.
-      sweeps: done.
       failure: the error of f that ended the search, and where; empty if none did.
       unsteady: by how much f differs from itself at the same entries, over its root mean square; 0
         if it does not, or if the search did not stall.

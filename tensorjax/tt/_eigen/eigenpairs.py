@@ -229,7 +229,7 @@ def _vector(cores: Cores) -> np.ndarray:
 
 
 def _train(vector: np.ndarray, shape: tuple[int, ...], share: float = 0.0) -> Cores:
-    """Decomposes a dense eigenvector into left-orthogonal cores by TT-SVD, to a share of energy."""
+    """Decomposes an eigenpair's dense vector into left-orthogonal cores, to a share of energy."""
     cores = [vector.reshape(1, shape[0], -1)]
     for n in shape[1:]:
         matrix = cores[-1].reshape(-1, cores[-1].shape[2])

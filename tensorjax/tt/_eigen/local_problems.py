@@ -67,8 +67,6 @@ class Solved(NamedTuple):
     """Solution of a local eigenproblem of DMRG: lowest eigenpair, other vectors, first residual.
 
     Attributes:
-      value: the eigenvalue.
-      x: the tensor.
       start: residual of the tensor it started from.
       spread: largest magnitude of an eigenvalue.
       others: (j, …) the eigenvectors that come next, as far as they are known.

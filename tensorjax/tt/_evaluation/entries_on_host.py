@@ -58,7 +58,7 @@ def entries(t: TT, indices: np.ndarray, groups: Sequence[tuple[int, int]]) -> np
 
 
 def on_host(cores: Sequence[Any], dtype: Any) -> Cores:
-    """Copies cores to the host as NumPy arrays of one dtype; host arrays of it are not copied."""
+    """Copies cores to the host, to evaluate entries there, as NumPy arrays of one dtype."""
     hosted = [np.asarray(c) for c in cores]
     return [c if c.dtype == dtype else c.astype(dtype) for c in hosted]
 

@@ -21,7 +21,6 @@ from tensorjax._transfer import on_device
 from tensorjax._typing import ArrayLike
 from tensorjax.tt._evaluation import entries_on_host
 
-_HIGHEST = jax.lax.Precision.HIGHEST
 # Elements gathered at a time by `evaluate`: 256 MiB of float64.
 _GATHER_LIMIT = 2**25
 # Most elements in a table of multiplied cores: at the ends of a train, and in between.

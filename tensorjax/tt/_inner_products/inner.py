@@ -13,7 +13,7 @@ from tensorjax.tt._algebra import Train, conj
 from tensorjax.tt._broadcasting import aligned
 from tensorjax.tt._folding import as_train
 from tensorjax.tt._inner_products import overlaps_on_host
-from tensorjax.tt._inner_products.overlaps import overlap
+from tensorjax.tt._inner_products.overlaps_in_programs import overlap
 
 
 @placed

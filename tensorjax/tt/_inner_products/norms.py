@@ -13,7 +13,7 @@ from tensorjax._placement import placed
 from tensorjax.tt._algebra import conj
 from tensorjax.tt._folding import as_train
 from tensorjax.tt._inner_products import overlaps_on_host
-from tensorjax.tt._inner_products.overlaps import overlap
+from tensorjax.tt._inner_products.overlaps_in_programs import overlap
 
 NORM_REMEDY = "tt.log_norm of {} gives its logarithm, tt.normalize a train of norm one"
 

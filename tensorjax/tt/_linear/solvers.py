@@ -108,7 +108,7 @@ def _checked(apply: Any, shape: tuple[int, int, int]) -> Apply:
 
 
 def _final(system: System, out: Outcome, cap: int | None) -> bool:
-    """Whether solving the normal equations where AMEn has failed would be useless or too costly."""
+    """Whether `solve` should not try the normal equations after AMEn: useless, or too costly."""
     return (
         capped(out, cap)
         or max(map(len, system.a)) > _SQUARABLE
@@ -140,7 +140,7 @@ def gmres_search(preconditioner: Any, cap: int | None, sweeps: int, restart: int
 
 
 def _on_cores(function: Any, system: System) -> Callable[[Cores], Cores]:
-    """Wraps a preconditioner of trains, given by the user, as a function of cores."""
+    """Wraps the preconditioner that the user gives to `solve`, of trains, for solvers on cores."""
 
     def on_cores(x: Cores) -> Cores:
         train = TT._unchecked(tuple(on_device([c.astype(system.dtype) for c in x])))

@@ -27,7 +27,6 @@ class Outcome(NamedTuple):
       x: cores.
       residual: ‖a x − b‖, measured.
       status: "converged", "stalled" or "max_sweeps".
-      sweeps: how many.
       iterations: Krylov steps.
       history: the residuals seen on the way.
     """

@@ -285,7 +285,7 @@ def retract(
 
 
 def _evened(t: TT) -> TT:
-    """Scales the cores of x or ξ to size near one, before `retract` rounds their sum."""
+    """Scales the cores of x or of a tangent vector near one, before `retract` rounds their sum."""
     if choose_kernel("tt.tangent_project", (t,)) is NUMPY:
         with np.errstate(over="ignore"):
             squares = [linalg.host_energy(np.asarray(c)) for c in t.cores]

@@ -355,7 +355,7 @@ def _mean_error(off: np.ndarray) -> float:
 
 
 def _fitted(t: TT, drawn: np.ndarray, true: np.ndarray) -> np.ndarray:
-    """Evaluates an integrand's train at multi-indices, all components, to estimate the error."""
+    """Evaluates the cross approximation of a function to integrate at nodes, all components."""
     if true.ndim == 1:
         return np.asarray(evaluate(t, drawn))
     count = true.shape[1]

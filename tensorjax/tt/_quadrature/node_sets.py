@@ -22,7 +22,6 @@ class NodeSet(NamedTuple):
     """Nodes of a quadrature rule in several dimensions, as entries of a tensor, with weights.
 
     Attributes:
-      shape: of the tensor.
       points: function from multi-indices (batch, modes), of NumPy or JAX, to points (batch, dims).
       weights: cores of the train of weights.
       rule_errors: function from the host cores of a train of values to the errors that the rule

@@ -67,7 +67,7 @@ def _orthogonalized(t: TT, center: int) -> TT:
 
 
 def are_small(cores: Sequence[Any]) -> bool:
-    """Whether rounding of these cores is so small that a second thread would slow it down."""
+    """Whether a train is so small that a second thread would slow its orthogonalisation down."""
     return max(max(c.shape[0], c.shape[-1]) for c in cores) <= _ONE_THREAD
 
 

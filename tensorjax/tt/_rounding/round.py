@@ -199,7 +199,7 @@ def _by_xla(
 
 
 def _dynamic(t: TT, tol: float, method: Method, key: Any) -> TT:
-    """Rounds a train to a tolerance on the host, the NumPy kernel of `tt.round`."""
+    """Rounds a train within a relative error on the host, the NumPy kernel of `tt.round`."""
     wide = np.result_type(linalg.factor_dtype(t.dtype), np.float64)
     given = [np.asarray(c).astype(wide, copy=False) for c in t.cores]
     host, exponent = _at_hand(given)
@@ -217,7 +217,7 @@ def _dynamic(t: TT, tol: float, method: Method, key: Any) -> TT:
 
 
 def _in_range(t: TT) -> TT:
-    """Checks that a concrete train to round is finite; scales it if its cores may overflow."""
+    """Checks that a train to round is finite; scales it where the rounding may overflow."""
     cores = [np.asarray(c) for c in t.cores]
     dtype = np.dtype(linalg.factor_dtype(t.dtype))
     if _are_at_hand([c.astype(dtype, copy=False) for c in cores]):
@@ -230,12 +230,12 @@ def _in_range(t: TT) -> TT:
 
 
 def _at_hand(cores: list[Any]) -> tuple[list[Any], int]:
-    """Scales host cores for rounding by powers of two; also returns the exponent."""
+    """Scales host cores for TT-rounding near one by powers of two; also returns the exponent."""
     return (cores, 0) if _are_at_hand(cores) else evened(cores)
 
 
 def _are_at_hand(cores: list[Any]) -> bool:
-    """Whether host cores can be rounded unscaled: finite, and their partial products near one.
+    """Whether rounding may take host cores unscaled: finite, partial products near one.
 
     Where the product of cores is far from one, it may be that of one term of a sum beside others,
     whose cores differ in size in opposite ways.

@@ -135,7 +135,6 @@ def projected(
       terms: of the same modes, with factors that are all NumPy or all JAX arrays.
       weights: one for each term.
       widths: the ranks wanted, d−1, some more than those that are to be exact.
-      key: of the random train.
 
     Returns:
       The cores, left-orthogonal but for the last, and the exponent of two to scale them back by.
@@ -203,7 +202,7 @@ def _in_range(ws: list[Array]) -> tuple[list[Array], list[Any]]:
 
 
 def grams(terms: Sequence[Term], weights: Sequence[Any]) -> tuple[list[Array], Any]:
-    """Computes the Gram matrices of a sum's right unfoldings at every bond, and its squared norm.
+    """Computes the Gram matrices of a sum of terms, of its right unfoldings; its squared norm too.
 
     Dense over the bonds of all terms side by side: (Σr, Σr), with r the product of a pair's bonds.
     """

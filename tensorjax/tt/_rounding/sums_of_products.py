@@ -270,14 +270,14 @@ def _by_numpy(
 
 
 def _work_of_exact(term: fused.Term) -> float:
-    """Counts about the multiplications that rounding a train, or an exact product, takes."""
+    """Counts about the multiplications of rounding a sum of products after its exact product."""
     modes = fused.modes_of(term)
     left, right = ([math.prod(c.shape[k] for c in f) for f in term] for k in (0, -1))
     return float(sum(n * r * s * max(r, s) for n, r, s in zip(modes, left, right, strict=True)))
 
 
 def _product_core(*factors: Any) -> Any:
-    """Multiplies the two cores of a product of trains to a core of the exact one, on the host."""
+    """Multiplies the cores of one product in a sum of products to an exact core, on the host."""
     if len(factors) == 1:
         return factors[0]
     if factors[0].ndim == 3:

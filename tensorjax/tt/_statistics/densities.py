@@ -181,7 +181,7 @@ def _density(t: TT, squared: bool) -> TT:
 
 
 def _normalized(t: TT) -> TT:
-    """Scales a train to a density whose entries sum to one; raises ValueError, or NaN if traced.
+    """Scales a train to a probability density of sum one; raises ValueError, or NaN if traced.
 
     Every core is divided by a factor of its own: the sum itself may be out of range.
     """

@@ -25,7 +25,7 @@ def mass_is_positive(t: TT, total: Any) -> None:
 
 
 def is_real(t: TT) -> None:
-    """Raises TypeError if a train from which multi-indices are to be sampled is complex."""
+    """Raises TypeError if a train given as a density, to draw samples from, is complex."""
     if jnp.issubdtype(t.dtype, jnp.complexfloating):
         raise TypeError(
             f"t: expected a real train as a density, got {t.dtype}; take tt.real(t), or pass "

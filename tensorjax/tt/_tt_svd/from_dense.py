@@ -9,7 +9,7 @@ import numpy as np
 
 from tensorjax import _blas_threads, _check, linalg
 from tensorjax._cores.contractions import absorb, merge
-from tensorjax._cores.dense_decompositions import Decomposition, decomposed
+from tensorjax._cores.dense_decompositions import Decomposition, decomposed, dense_input
 from tensorjax._cores.ranks import feasible_ranks, rank_bounds
 from tensorjax._cores.unfoldings import tall
 from tensorjax._eager import evaluated_eagerly
@@ -77,7 +77,7 @@ def from_dense(
     finds accurate enough; what a sketch misses is measured. On a CPU concrete arrays are served by
     LAPACK, with nothing compiled, whether ``tol`` or ``rank`` is given.
     """
-    array, dtype, tol = _check.dense_input(x, tol, rank)
+    array, dtype, tol = dense_input(x, tol, rank)
     ranks = None if rank is None else feasible_ranks(rank, array.shape)
     return decomposed(_TT_SVD, array, dtype, tol, ranks, method, key)
 
@@ -188,7 +188,7 @@ def _tt_svd(x: Any, ranks: Sequence[int] | None, share: Any, method: Method, key
 
 
 def _split(x: Any, cut: Any, bond: int, share: Any, tail: Any) -> list[Any]:
-    """Splits leading modes merged in one cut of `from_dense`, (r, n_1, …, n_j, s), into j cores.
+    """Splits modes of a dense array, merged in one cut of `from_dense`, into a core for each.
 
     All but the last core are isometries.
     """

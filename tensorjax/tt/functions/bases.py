@@ -118,7 +118,7 @@ class Basis(abc.ABC):
 
 
 def checked_interval(low: Any, high: Any) -> tuple[float, float]:
-    """Returns the interval of a basis as floats; ValueError unless finite and low < high."""
+    """Checks the interval of a basis of functions: returns floats; ValueError unless low < high."""
     try:
         ends = float(low), float(high)
     except (TypeError, ValueError):
@@ -129,7 +129,7 @@ def checked_interval(low: Any, high: Any) -> tuple[float, float]:
 
 
 def degree_of(value: Any, low: int) -> int:
-    """Returns the degree of a basis; raises an error if it is no integer or too small."""
+    """Checks the degree of functions in a basis; raises an error if no integer or too small."""
     return _check.integer("degree", value, low=low)
 
 
@@ -143,6 +143,6 @@ def same_interval(a: Basis, b: Any, k: int) -> None:
 
 
 def fixed(x: np.ndarray) -> np.ndarray:
-    """Makes a matrix that a `Basis` caches read-only, and returns it."""
+    """Makes a matrix of basis functions, which a `Basis` caches, read-only; returns it."""
     x.flags.writeable = False
     return x

@@ -62,7 +62,6 @@ def first_bases(
     function that is large in a small part of the box is next to zero on the first.
 
     Args:
-      values: of the function.
       bases: one a variable.
       free: variables whose Chebyshev degree is to be chosen.
       tol: relative error wanted of the function.

@@ -24,7 +24,7 @@ _MOST_ZEROS = 20_000
 
 
 class ErrorPoints:
-    """Points of the box, with the values of f there, to which no train is fitted.
+    """Points at which a functional train's error is measured: values of f that it is not fitted to.
 
     Attributes:
       x: points (m, d), random ones first.

@@ -224,7 +224,6 @@ class _Fit(NamedTuple):
 
     Attributes:
       replicas: cores of every fit, of the same ranks; that to all samples is the last one.
-      ridge: of all of them.
       unseen: error on the held-out parts, each by the fit that left it out.
     """
 

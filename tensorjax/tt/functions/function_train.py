@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from tensorjax import _check
 from tensorjax._formats.operators import Multipliable, Namespace
+from tensorjax._formats.pytree_base import FrozenPytree
 from tensorjax._formats.representation import shown
-from tensorjax._formats.serialization import dtypes_of, rebuilt, serializable
 from tensorjax._formats.trains import TT, single
 from tensorjax._typing import ArrayLike, DType, Scalar
 from tensorjax.tt.functions.bases import Basis
@@ -19,7 +19,14 @@ from tensorjax.tt.functions.chebyshev import Chebyshev
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
-class FunctionTrain(Multipliable):
+class FunctionTrain(
+    Multipliable,
+    FrozenPytree,
+    fields=("bases", "coefficients"),
+    static=("bases",),
+    encode=lambda bases: [[type(b).__name__, *dataclasses.astuple(b)] for b in bases],
+    decode=lambda saved: tuple(_KINDS[name](*fields) for name, *fields in saved),
+):
     """Function on a box: f(x) = Σ_i c[i_1, …, i_d] φ_{i_1}(x_1) ⋯ φ_{i_d}(x_d), c a train.
 
     A pytree: the bases are static, the cores of c are its arrays.
@@ -66,20 +73,6 @@ class FunctionTrain(Multipliable):
                 f"got {coefficients.shape}"
             )
         self._set(given, coefficients)
-
-    def _set(self, bases: Any, coefficients: Any) -> None:
-        object.__setattr__(self, "bases", bases)
-        object.__setattr__(self, "coefficients", coefficients)
-
-    @classmethod
-    def _unchecked(cls, bases: Any, coefficients: Any) -> Self:
-        """Builds a functional train without validating it, for pytree leaves of any kind."""
-        self = object.__new__(cls)
-        self._set(bases, coefficients)
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return rebuilt, (type(self), (self.bases, self.coefficients), dtypes_of(self))
 
     @property
     def ndim(self) -> int:
@@ -170,15 +163,3 @@ def checked_variable(f: FunctionTrain, variable: Any) -> int:
 
 
 _KINDS: dict[str, Any] = {"BSpline": BSpline, "Chebyshev": Chebyshev}
-
-jax.tree_util.register_pytree_with_keys(
-    FunctionTrain,
-    lambda f: (((jax.tree_util.GetAttrKey("coefficients"), f.coefficients),), f.bases),
-    lambda bases, children: FunctionTrain._unchecked(bases, *children),
-    lambda f: ((f.coefficients,), f.bases),
-)
-serializable(
-    FunctionTrain,
-    encode=lambda bases: [[type(b).__name__, *dataclasses.astuple(b)] for b in bases],
-    decode=lambda saved: tuple(_KINDS[name](*fields) for name, *fields in saved),
-)

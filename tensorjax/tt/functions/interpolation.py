@@ -246,7 +246,7 @@ def _times_power(f: Callable[[Any], Any], exponent: int, x: Any) -> Any:
 
 
 def checked_domain(domain: Any) -> tuple[list[Basis], list[int]]:
-    """Converts the domain of `interpolate` to bases; returns also which came as pairs."""
+    """Converts the domain of an interpolation to bases; returns also which came as pairs."""
     if _check.is_traced(domain):
         raise TypeError("domain: expected numbers, got traced ones; call this outside of jit")
     entries = list(domain) if np.iterable(domain) else [domain]
@@ -269,13 +269,13 @@ def checked_domain(domain: Any) -> tuple[list[Basis], list[int]]:
 
 
 def _given(pivots: Any, dims: int) -> np.ndarray:
-    """Returns the points (m, d) that `interpolate` got as ``pivots=``; none for multi-indices."""
+    """Returns the points (m, d) given to an interpolation as ``pivots=``; none for indices."""
     rows = np.empty((0, dims)) if pivots is None else np.asarray(pivots)
     return rows if rows.dtype.kind == "f" and rows.shape[1:] == (dims,) else np.empty((0, dims))
 
 
 def _components(cores: Cores, dims: int) -> list[Cores]:
-    """Splits an interpolated train whose last mode are components into one train for each."""
+    """Splits the train of an interpolation of components, its last mode, into one for each."""
     if len(cores) == dims:
         return [cores]
     *first, last, mode = cores

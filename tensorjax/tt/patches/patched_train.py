@@ -4,13 +4,12 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
-import jax
 import jax.numpy as jnp
 
 from tensorjax import _check
 from tensorjax._formats.operators import Namespace, Summable
+from tensorjax._formats.pytree_base import FrozenPytree
 from tensorjax._formats.representation import shown
-from tensorjax._formats.serialization import dtypes_of, rebuilt, serializable
 from tensorjax._formats.trains import TT, single
 from tensorjax._typing import DType
 
@@ -18,7 +17,13 @@ Prefix = tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, init=False)
-class PatchedTT(Summable):
+class PatchedTT(
+    Summable,
+    FrozenPytree,
+    fields=("shape", "prefixes", "trains"),
+    static=("shape", "prefixes"),
+    decode=lambda saved: (tuple(saved[0]), tuple(tuple(prefix) for prefix in saved[1])),
+):
     """Sum of trains on patches: parts of a tensor whose leading indices are given.
 
     Entries outside of all patches are zero; where patches overlap, they add. A function that needs
@@ -71,20 +76,6 @@ class PatchedTT(Summable):
             _check_patch(sizes, lead, train)
         self._set(sizes, leads, tuple(trains))
 
-    def _set(self, *fields: Any) -> None:
-        for name, value in zip(("shape", "prefixes", "trains"), fields, strict=True):
-            object.__setattr__(self, name, value)
-
-    @classmethod
-    def _unchecked(cls, shape: Any, prefixes: Any, trains: Any) -> Self:
-        """Builds a patched train without validating its fields, for pytree leaves of any kind."""
-        self = object.__new__(cls)
-        self._set(shape, prefixes, trains)
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return rebuilt, (type(self), (self.shape, self.prefixes, self.trains), dtypes_of(self))
-
     @property
     def ndim(self) -> int:
         """Number of modes d of a patched train."""
@@ -116,17 +107,6 @@ class PatchedTT(Summable):
             f"PatchedTT(shape={self.shape}, patches={len(self.trains)}, largest rank={largest}, "
             f"dtype={jnp.dtype(self.dtype).name})"
         )
-
-
-jax.tree_util.register_pytree_with_keys(
-    PatchedTT,
-    lambda p: (((jax.tree_util.GetAttrKey("trains"), p.trains),), (p.shape, p.prefixes)),
-    lambda static, children: PatchedTT._unchecked(*static, *children),
-    lambda p: ((p.trains,), (p.shape, p.prefixes)),
-)
-serializable(
-    PatchedTT, decode=lambda aux: (tuple(aux[0]), tuple(tuple(prefix) for prefix in aux[1]))
-)
 
 
 def _check_patch(shape: tuple[int, ...], prefix: Prefix, train: Any) -> None:

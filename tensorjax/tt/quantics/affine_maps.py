@@ -105,7 +105,7 @@ def affine(
 
 
 def _rationals(name: str, value: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """Converts integers or fractions to an array of `fractions.Fraction`, of a given shape."""
+    """Converts the coefficients of an affine map to an array of `fractions.Fraction`."""
     found = np.asarray(value)
     if found.dtype.kind not in "iu":
         found = np.asarray(value, object)
@@ -151,7 +151,6 @@ def _steps(
     is subtracted first.
 
     Args:
-      grid: of the indices.
       a: integers A (dims, dims).
       b: integers (dims,).
       common: denominators of the dimensions.

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._cores.dense_decompositions import Decomposition, decomposed
+from tensorjax._cores.dense_decompositions import Decomposition, decomposed, dense_input
 from tensorjax._cores.unfoldings import unfold
 from tensorjax._eager import evaluated_eagerly
 from tensorjax._kernels.choice import choose_kernel
@@ -73,7 +73,7 @@ def from_dense(
     Departures, ours: on a CPU concrete arrays are served by LAPACK, with nothing compiled; there
     modes are compressed from the first to the last or back, whichever is forecast to be faster.
     """
-    array, dtype, tol = _check.dense_input(x, tol, rank)
+    array, dtype, tol = dense_input(x, tol, rank)
     ranks = None if rank is None else feasible_ranks(rank, array.shape)
     return decomposed(_ST_HOSVD, array, dtype, tol, ranks, method, key)
 

@@ -116,10 +116,7 @@ class Ring:
         Args:
             token: Names it in what `wait` returns; below 2⁶⁴ − 1.
             write: To the file, or from it.
-            file: Descriptor.
             address: Of memory that stays where it is until the transfer is done.
-            size: Bytes.
-            offset: In the file.
             buffer: Number of the registered buffer that holds the memory, or -1.
         """
         if buffer >= len(self._buffers):

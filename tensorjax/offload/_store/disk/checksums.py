@@ -45,10 +45,6 @@ _SMALL, _CHUNK = 1 << 16, 1 << 18
 def copy(source: np.ndarray, target: np.ndarray) -> str:
     """Copies bytes and returns their checksum, computed while they are in the CPU cache.
 
-    Args:
-        source: Bytes.
-        target: Of the same length.
-
     >>> target = np.zeros(6, np.uint8)
     >>> found = copy(np.frombuffer(b"tensor", np.uint8), target)
     >>> found == digest(b"tensor"), bytes(target)

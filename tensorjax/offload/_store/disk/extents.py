@@ -31,11 +31,7 @@ class Place:
     """Position of a tensor in a store's data file, with its name, shape and dtype.
 
     Attributes:
-        name: Of the tensor.
-        shape: Of the tensor.
-        dtype: Of the tensor.
         offsets: In the two slots of its extent: of its first byte in the file.
-        nbytes: Of the tensor.
         entry: Of the index, in JSON, without the closing brace.
     """
 
@@ -68,7 +64,6 @@ class Extent:
     Attributes:
         places: Of the tensors that it holds.
         offsets: Of its two slots in the file, in bytes.
-        size: Of a slot.
         nbytes: Of what a slot holds: of a single tensor without the padding behind it.
         packed: Whether it holds several tensors.
     """

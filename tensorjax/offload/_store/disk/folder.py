@@ -29,7 +29,6 @@ class Paths:
     """Paths of one process's files in a store's folder: data, index and copies, names, lock.
 
     Attributes:
-        folder: Of the store.
         process: Number of the process and count of processes.
         data: The data file, which holds the tensors.
         index: The index, which describes the committed state.
@@ -62,7 +61,6 @@ class Lock:
     """File lock (flock) by which one process at a time has a store open.
 
     Attributes:
-        descriptor: What holds it.
         owner: The process that took it; one that was forked from it has the descriptor too.
     """
 

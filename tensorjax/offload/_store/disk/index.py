@@ -122,12 +122,7 @@ def _written(entry: Entry) -> str:
 
 
 def parse(text: bytes, path: Path) -> Index:
-    """Parses a store's index file; raises an error if format, version or checksum are wrong.
-
-    Raises:
-        CorruptError: if it is not what was written.
-        MismatchError: if it is of another version.
-    """
+    """Parses a store's index file; raises an error if format, version or checksum are wrong."""
     head, _, body = text.partition(b"\n")
     words = head.decode("ascii", "replace").split(" ")
     if len(words) != 3 or words[0] != FORMAT:

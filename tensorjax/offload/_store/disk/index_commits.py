@@ -83,7 +83,6 @@ def checked_capacity(paths: Paths, index: _index.Index | None, capacity: int | N
 
     Raises:
         ValueError: if none is given for a new store.
-        CapacityError: if it is below what the store holds.
     """
     if index is None:
         if capacity is None:

@@ -27,11 +27,7 @@ _MISSING = _Missing()
 
 
 def plain(name: str, value: Any) -> Any:
-    """Returns metadata as JSON would give them back; raises TypeError if JSON cannot hold them.
-
-    Raises:
-        TypeError: if JSON cannot hold it.
-    """
+    """Returns metadata as JSON would give them back; raises TypeError if JSON cannot hold them."""
     try:
         return json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:

@@ -23,7 +23,6 @@ class Op:
 
     Attributes:
         write: Whether to the file.
-        offset: In the file.
         size: In bytes.
         memory: What to move; of reads set when they get their staging memory.
         pieces: The blocks of extents in it.
@@ -57,7 +56,6 @@ class Request:
 
     Attributes:
         write: Whether to the file.
-        run: The extents.
         names: Of the tensors in them that are read.
         deadline: The earliest of its own and its followers'.
         ops: Its transfers; of writes they come one by one.
@@ -167,7 +165,6 @@ class Buffer:
         pool: Whose it is; None if of none.
         start: First byte within the pool.
         size: In bytes.
-        memory: The bytes.
         held: Names of the tensors whose leases have not been released.
     """
 

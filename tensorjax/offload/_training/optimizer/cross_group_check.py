@@ -23,9 +23,6 @@ def check_separate(
     """Raises ValueError if an optimiser's update of one group depends on other groups.
 
     Arguments are those of `looks_across`.
-
-    Raises:
-      ValueError: they do.
     """
     if looks_across(transformation, shapes, kinds):
         raise ValueError(
@@ -124,7 +121,7 @@ def _others(updates: Any, group: str) -> list[Any]:
 
 
 def _differ(expected: list[Any], found: list[Any]) -> bool:
-    """Whether two lists of updates differ by more than rounding, apart from updates of zero."""
+    """Whether updates of a group differ as other groups do, by more than rounding."""
     return any(
         np.any(y)
         and not np.max(np.abs(np.subtract(y, x, dtype=np.float64)), initial=0.0)

@@ -16,7 +16,6 @@ class Named:
 
     Attributes:
       transformation: of Optax's form.
-      name: of the group.
     """
 
     transformation: Any
@@ -41,7 +40,6 @@ def named(transformation: Any, name: str, params: Any) -> Any:
 
     Args:
       transformation: of Optax's form.
-      name: of the group.
       params: shapes and dtypes of the group.
 
     >>> import optax
@@ -76,7 +74,7 @@ def alike(some: Named, other: Named, params: Any) -> bool:
 
 
 def kind(params: Any) -> tuple[Any, Any]:
-    """Returns structure, shapes and dtypes of parameters, by which a transformation is traced."""
+    """Returns structure, shapes and dtypes of parameters, for which labelled updates are traced."""
     leaves, structure = jax.tree.flatten(params)
     return structure, tuple((tuple(x.shape), np.dtype(x.dtype)) for x in leaves)
 
@@ -92,7 +90,7 @@ def _traced(transformation: Any, structure: Any, kinds: tuple[Any, ...]) -> list
 
 
 def _listing(jaxpr: Any) -> list[Any]:
-    """Lists a traced optimiser's equations, variables numbered, to compare it with another one.
+    """Lists the equations of a traced labelled transformation, variables numbered, to compare them.
 
     Two jaxprs print alike if and only if their listings are equal; printing takes ten times longer,
     and a model has a trace for every layer.

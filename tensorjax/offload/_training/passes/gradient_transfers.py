@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from tensorjax.offload._training.array_checks import finite, widened
-from tensorjax.offload._training.engine import Engine
+from tensorjax.offload._training.computation.engine import Engine
 from tensorjax.offload._training.layers import Layer
 from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
 from tensorjax.offload._training.shards import Shards
@@ -30,15 +30,12 @@ class Gradients:
     parameters, which may be half as wide as those they are summed in.
 
     Args:
-      layers: of the model.
       dtypes: of the parameters of each group, in JAX's order.
-      engine: what computes them.
       optimizer: whose device they go to.
       shards: which part of them is this process's.
       measured: whether their squares are wanted.
       offer: called in the thread with a group, its whole gradient, and the bytes of the gradients
         that layers are still to add to.
-      trace: gains spans.
 
     Raises:
       FloatingPointError: from `take` or `wait`, if a gradient is not finite.

@@ -14,8 +14,6 @@ class Order:
     that they have had.
 
     Args:
-      layers: of the model.
-      schedule: of the trainer.
       clip: whether gradients are clipped.
 
     Attributes:

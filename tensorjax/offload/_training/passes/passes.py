@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax.offload._training.array_checks import nbytes
-from tensorjax.offload._training.engine import Engine
+from tensorjax.offload._training.computation.engine import Engine
+from tensorjax.offload._training.computation.microbatches import mean_loss
 from tensorjax.offload._training.layers import Layer
-from tensorjax.offload._training.microbatches import mean_loss
 from tensorjax.offload._training.passes.gradient_transfers import Gradients, Looked
 from tensorjax.offload._training.passes.weight_stream import WeightStream
 from tensorjax.offload._training.storage import host_arrays
@@ -42,13 +42,11 @@ class Passes:
 
     Args:
       layers: of the model; the last one gives the loss.
-      engine: what computes.
       stream: brings parameters.
       gradients: takes gradients.
       ahead: whether, in the backward pass, the device is given a layer while it computes the one
         before, if the parameters are there: then it need not wait for what the host does between.
       key: of `jax.random`, or None.
-      trace: gains spans.
 
     Attributes:
       peak_activations: the most bytes of inputs and of what layers kept.
@@ -75,9 +73,7 @@ class Passes:
         """Computes the forward pass of a step; returns each layer's input and saved activations.
 
         Args:
-          step: number of the step.
           base: position of its first layer in the stream.
-          batches: the microbatches.
         """
         x: list[Any] = [None] * len(batches)
         inputs, trained = [], False

@@ -47,7 +47,6 @@ class WeightStream(WorkerThreads):
       read: begins to read a group, by name, deadline and step.
       place: makes parameters on the device of what was read; arrays it returns share no memory
         with it.
-      trace: gains spans.
       failed: called with what ended a thread.
 
     Attributes:

@@ -111,7 +111,7 @@ class HostStorage:
 
 @dataclass(eq=False)
 class _Share:
-    """Read of one pytree by a `StoreStorage` that several users share, with their number."""
+    """Read of a pytree from a trainer's storage that several users share, with their number."""
 
     packing: TensorPacking
     future: Any

@@ -43,7 +43,6 @@ class TensorPacking:
       leaves: what is in it, in JAX's order.
       small: those of them that share a tensor.
       specs: shape and dtype of every tensor, by its name.
-      nbytes: of all leaves.
     """
 
     PACKED = "packed"
@@ -129,7 +128,7 @@ class TensorPacking:
 
 
 def unpacked(memory: np.ndarray, small: Sequence[Leaf]) -> dict[str, np.ndarray]:
-    """Returns the small arrays that share one stored tensor, as views, by path."""
+    """Returns the small arrays that are packed in one stored tensor, as views, by path."""
     starts = _offsets(small)
     parts = ((leaf, memory[start:]) for leaf, start in zip(small, starts, strict=False))
     return {
@@ -138,7 +137,7 @@ def unpacked(memory: np.ndarray, small: Sequence[Leaf]) -> dict[str, np.ndarray]
 
 
 def _offsets(small: Iterable[Leaf]) -> list[int]:
-    """Returns the byte offsets of small arrays in the tensor that they share, and its end."""
+    """Returns the byte offsets of small arrays packed in one tensor, and its end."""
     found = [0]
     for leaf in small:
         found.append(-(-(found[-1] + leaf.nbytes) // PACKED) * PACKED)

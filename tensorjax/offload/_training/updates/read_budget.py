@@ -33,9 +33,6 @@ def shared(store: Any, storage: Storage, groups: Collection[Group], *, spills: b
     largest states remain.
 
     Args:
-      store: a `TensorStore`.
-      storage: of it.
-      groups: all there are.
       spills: whether gradients may have to be read as well.
 
     Raises:
@@ -70,7 +67,6 @@ class ReadBudget:
     one and waits for the other would otherwise find all memory held by such as itself.
 
     Args:
-      groups: by name.
       lookahead: how many of the largest states may be held.
       staging: bytes of memory that reads share; None for any.
       spills: whether gradients may have to be read as well.
@@ -89,7 +85,6 @@ class ReadBudget:
         """Whether one more optimiser state fits the read budget, with room for a more urgent one.
 
         Args:
-          name: of the group.
           held: groups whose states are there, or on their way.
           urgent: groups that will be needed sooner.
         """

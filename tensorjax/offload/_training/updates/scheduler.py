@@ -23,7 +23,6 @@ class UpdateScheduler:
     up to date, and asks which group is next.
 
     Args:
-      groups: by name.
       ahead: bounds the states that are held.
       lookahead: with 0, the next state is read only once the one before has been written.
       early: whether states may be read before their gradients are there, and updates may begin.
@@ -38,7 +37,6 @@ class UpdateScheduler:
       updating: groups whose state is still held.
       version: that a storage has.
       unwritten: how many updates have begun and are not written.
-      results_bytes: of these.
       open, gated: whether updates may begin; whether those to come wait for that.
       blocked: whether a gradient waits for room, so that none that is expected can come.
       newest: the last version that updates may make: storages that have it are being committed.

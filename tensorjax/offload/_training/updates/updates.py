@@ -26,7 +26,6 @@ class Updater(WorkerThreads):
     are needed last.
 
     Args:
-      groups: by name.
       spill: storage of gradients beyond ``gradient_bytes``; None if these wait for room instead.
       gradient_bytes: host memory for gradients that wait; None for any.
       lookahead: how many of the largest states may be held; with 0, the next one is read only once
@@ -40,7 +39,6 @@ class Updater(WorkerThreads):
       updated: called with group, version and new arrays for the device, before they are written.
       written: called with group and version once the storage has them.
       failed: called with what ended a thread.
-      trace: gains spans.
 
     Attributes:
       peak_gradient: the most bytes of gradients that waited in memory.

@@ -1,7 +1,7 @@
-"""Engine: the compiled programs of a layer's forward and backward pass on a device."""
+"""Engine: computes layers forwards and backwards on a device, by their compiled programs."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 import jax
@@ -11,8 +11,8 @@ import numpy as np
 from tensorjax import linalg
 from tensorjax._typing import Key, PyTree
 from tensorjax.offload._training.array_checks import finite, widened
+from tensorjax.offload._training.computation.layer_programs import LayerPrograms, programs_of
 from tensorjax.offload._training.layers import Activations, Layer
-from tensorjax.offload._training.microbatches import split_loss
 from tensorjax.offload._training.storage import host_arrays
 
 
@@ -61,7 +61,7 @@ class Engine:
             )
         self.activations = activations
         self.shardings, self._data = dict(shardings or {}), data
-        self._held: dict[Any, _Programs] = {}  # however many a model has
+        self._held: dict[Any, LayerPrograms] = {}  # however many a model has
 
     def batch(self, batch: PyTree) -> Any:
         """Places a microbatch on the engine's device.
@@ -295,130 +295,12 @@ class Engine:
         """
         return jax.block_until_ready(value)
 
-    def _of(self, layer: Layer) -> "_Programs":
+    def _of(self, layer: Layer) -> LayerPrograms:
         leaves, tree = jax.tree.flatten(tuple(self.shardings.get(group) for group in layer.uses))
         kind = (layer.apply, tree, tuple(leaves))
         if kind not in self._held:
-            self._held[kind] = _programs(*kind)
+            self._held[kind] = programs_of(*kind)
         return self._held[kind]
-
-
-@functools.lru_cache(maxsize=64)
-def _programs(apply: Callable[..., Any], tree: Any, leaves: tuple[Any, ...]) -> "_Programs":
-    """Returns the compiled programs of a layer's function, from a cache that all engines share."""
-    return _Programs(apply, jax.tree.unflatten(tree, leaves))
-
-
-class _Programs:
-    """Engine's compiled programs of one layer function: forward, backward and loss."""
-
-    def __init__(self, apply: Callable[..., Any], shardings: tuple[Any, ...]) -> None:
-        self._apply, self._shardings = apply, shardings
-        # What a backward pass is, by the signature it was traced with.
-        self._pulls: dict[Any, Any] = {}
-        self.forward = jax.jit(apply)
-        self.forward_keeping = jax.jit(self._forward_keeping)
-        self.backward = jax.jit(self._backward, donate_argnums=(5,))
-        self.backward_kept = jax.jit(self._backward_kept, donate_argnums=(6,))
-        self.last = jax.jit(self._last, donate_argnums=(5,))
-        # The weight of the loss alone: it seldom depends on the parameters, so little is computed.
-        self.weight = jax.jit(lambda *given: split_loss(apply(*given))[1])
-        self._weighs: dict[Any, bool] = {}
-        self._row_losses = jax.jit(self._losses_of_rows)
-        self._means: set[Any] = set()
-
-    def check_mean(self, name: str, params: PyTree, xs: Any, batches: Any) -> None:
-        """Raises ValueError if a loss without weight is not the mean of the losses of its rows.
-
-        Such a loss depends on how a batch is cut. It is computed once for given shapes, of the
-        first row of each of two microbatches and of both rows, without a random key. Arrays that
-        are split over devices, inputs whose first axis is not that of the batch, and layers that
-        need a key or a fixed number of rows are not looked at.
-        """
-        signature = _signature(params, xs, batches)
-        if signature in self._means:
-            return
-        arrays = jax.tree.leaves((xs, batches))
-        rows = np.shape(jax.tree.leaves(batches)[0])[:1]
-        if any(np.shape(a)[:1] != rows or len(a.devices()) > 1 for a in arrays):
-            return
-        try:
-            one, other, both = (float(x) for x in self._row_losses(params, xs, batches))
-        except (TypeError, ValueError, IndexError):  # it needs a key, or a number of rows
-            self._means.add(signature)
-            return
-        dtypes = {a.dtype for a in jax.tree.leaves((params, xs))}
-        floats = [d for d in dtypes if jnp.issubdtype(d, jnp.floating)]
-        close = max((float(jnp.finfo(d).eps) for d in floats), default=0.0) ** (1 / 3)
-        gap = abs(both - (one + other) / 2)
-        if gap > close * max(abs(one), abs(other), abs(both)):
-            raise ValueError(
-                f"layers: expected {name!r} to return the mean loss of the rows, which several "
-                f"microbatches are averaged by; the losses of two rows are {one:.6g} and "
-                f"{other:.6g}, that of both is {both:.6g}. Return a pair, the sum of the losses "
-                "and its weight (such as the number of rows or of tokens that count), or use "
-                "microbatches=1"
-            )
-        self._means.add(signature)
-
-    def _losses_of_rows(self, params: PyTree, xs: Any, batches: Any) -> list[Any]:
-        one, other = (jax.tree.map(lambda a: a[:1], pair) for pair in zip(xs, batches, strict=True))
-        both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), one, other)
-        return [split_loss(self._apply(params, *row, None))[0] for row in (one, other, both)]
-
-    def weighs(self, *given: Any) -> bool:
-        """Whether the last layer returns a weight with its loss, found by tracing alone."""
-        signature = _signature(*given)
-        if signature not in self._weighs:
-            self._weighs[signature] = jax.eval_shape(self.weight, *given) is not None
-        return self._weighs[signature]
-
-    def _backward(
-        self, params: PyTree, x: Any, batch: PyTree, key: Any, dy: Any, sums: PyTree
-    ) -> Any:
-        _, pull = jax.vjp(lambda p, x: self._apply(p, x, batch, key), params, x)
-        gradient, dx = pull(dy)
-        return dx, self._added(sums, gradient)
-
-    def _last(
-        self, params: PyTree, x: Any, batch: PyTree, key: Any, share: Any, sums: PyTree
-    ) -> Any:
-        def loss_of(params: PyTree, x: Any) -> jax.Array:
-            return split_loss(self._apply(params, x, batch, key))[0]
-
-        loss, pull = jax.vjp(loss_of, params, x)
-        share = jnp.asarray(share, loss.dtype)
-        gradient, dx = pull(share)
-        return share * loss, dx, self._added(sums, gradient)
-
-    def _forward_keeping(self, params: PyTree, x: Any, batch: PyTree, key: Any) -> Any:
-        policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-        function = jax.checkpoint(lambda p, x: self._apply(p, x, batch, key), policy=policy)
-        y, pull = jax.vjp(function, params, x)
-        leaves, tree = jax.tree.flatten(pull)
-        # The arguments will be there again: only what is new is kept, never the parameters.
-        arguments = {id(a): n for n, a in enumerate(jax.tree.leaves((params, x, batch, key)))}
-        places = [arguments.get(id(leaf)) for leaf in leaves]
-        self._pulls[_signature(params, x, batch, key)] = (tree, places)
-        return y, [leaf for leaf, n in zip(leaves, places, strict=True) if n is None]
-
-    def _backward_kept(
-        self, params: PyTree, x: Any, batch: PyTree, key: Any, kept: Any, dy: Any, sums: PyTree
-    ) -> Any:
-        tree, places = self._pulls[_signature(params, x, batch, key)]
-        arguments, new = jax.tree.leaves((params, x, batch, key)), iter(kept)
-        leaves = [next(new) if n is None else arguments[n] for n in places]
-        gradient, dx = jax.tree.unflatten(tree, leaves)(dy)
-        return dx, self._added(sums, gradient)
-
-    def _added(self, sums: Any, gradient: Any) -> Any:
-        """Adds a layer's gradients to earlier sums, with the shardings of the parameters."""
-        if sums is not None:
-            gradient = jax.tree.map(lambda s, g: s + g.astype(s.dtype), sums, gradient)
-        return tuple(
-            group if where is None else jax.lax.with_sharding_constraint(group, where)
-            for group, where in zip(gradient, self._shardings, strict=True)
-        )
 
 
 @jax.jit
@@ -432,11 +314,6 @@ def _reciprocal(weight: jax.Array) -> jax.Array:
 @functools.partial(jax.jit, donate_argnums=(0,))
 def _add(sums: PyTree, gradient: PyTree) -> Any:
     return jax.tree.map(jnp.add, sums, gradient)
-
-
-def _signature(*arguments: Any) -> Any:
-    leaves, tree = jax.tree.flatten(arguments)
-    return tree, tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
 
 
 def _moved(arrays: Any, kind: str) -> Any:

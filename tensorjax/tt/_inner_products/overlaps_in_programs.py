@@ -17,7 +17,7 @@ _HIGHEST = jax.lax.Precision.HIGHEST
 
 
 def overlap(x: TT, y: TT, same: bool = False) -> tuple[jax.Array, jax.Array]:
-    """Computes Σ_i x_i y_i of two trains, without conjugation, as mantissa and exponent."""
+    """Computes Σ_i x_i y_i of two trains in a program, without conjugation, as (m, e)."""
     dtype = jnp.promote_types(x.dtype, y.dtype)
     x, y = x.astype(dtype), y.astype(dtype)  # cores of one train may differ too
     operation = _operation(same)

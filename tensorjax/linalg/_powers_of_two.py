@@ -66,7 +66,7 @@ def exponents_held(dtype: Any) -> tuple[int, int]:
 
 
 def power_of_two(e: Any, dtype: Any) -> jax.Array:
-    """Builds the number 2^e in a dtype from the bits of its exponent, in JAX."""
+    """Builds the power of two 2^e in a dtype from the bits of its exponent, in JAX."""
     real = jnp.finfo(dtype).dtype
     integer, bits, bias = _ieee(real)
     raw = (jnp.asarray(e, jnp.int32) + bias).astype(integer) << bits
@@ -80,7 +80,7 @@ def _ieee(real: Any) -> tuple[Any, int, int]:
 
 
 def scaled(x: Array, exponent: Any) -> Array:
-    """Multiplies an array by 2^exponent, of any size; the result may over- or underflow.
+    """Scales an array by the power of two 2^exponent, of any size; it may over- or underflow.
 
     In two halves: the value may be in range where 2^exponent is not.
     """
@@ -108,7 +108,7 @@ def scalar_near_one(s: Any) -> tuple[Any, Any]:
 
 
 def _frexp(s: Any) -> tuple[Any, Any]:
-    """Splits a JAX divisor of a tensor, a real scalar, into mantissa and exponent by its bits."""
+    """Splits a real scalar in JAX into mantissa and power of two, by its bits."""
     info = jnp.finfo(s.dtype)
     integer, top = jnp.dtype(f"int{info.bits}"), int(info.maxexp)
     raw = lax.bitcast_convert_type(lax.stop_gradient(s), integer)

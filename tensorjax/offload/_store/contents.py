@@ -1,0 +1,95 @@
+"""Contents of an open tensor store: its tensors, metadata and state, and whether it can be used."""
+
+import copy
+import os
+from typing import Any
+
+import jax
+
+from tensorjax.offload._errors import StoreError, listed
+from tensorjax.offload._store.disk.folder import Paths
+from tensorjax.offload._store.disk.index import Index
+from tensorjax.offload._store.tensor_states import Tensor
+
+
+class StoreContents:
+    """Base class of `TensorStore`: what an open store holds, without transfers."""
+
+    _paths: Paths
+    _index: Index
+    _tensors: dict[str, Tensor]
+    _open: bool
+    _undecided: bool
+    _pid: int
+
+    @property
+    def meta(self) -> Any:
+        """Metadata that the last commit of a store was given, a copy; None before the first."""
+        return copy.deepcopy(self._index.meta)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all tensors reserved in a store, in the order of their reservation."""
+        return tuple(self._tensors)
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """Names of the tensors in a store that have been written, so that they can be read."""
+        return tuple(name for name, tensor in self._tensors.items() if tensor.written)
+
+    @property
+    def process(self) -> tuple[int, int]:
+        """Number of the process that a store belongs to, and count of processes."""
+        return self._paths.process
+
+    @property
+    def closed(self) -> bool:
+        """Whether a store was closed, so that nothing can be read or written any more."""
+        return not self._open
+
+    @property
+    def commits(self) -> int:
+        """Number of commits since a store was created."""
+        return self._index.commit
+
+    def spec(self, name: str) -> jax.ShapeDtypeStruct:
+        """Returns the shape and dtype of a tensor reserved in a store.
+
+        Args:
+            name: Of a reserved tensor.
+
+        Returns:
+            `jax.ShapeDtypeStruct`.
+
+        Raises:
+            KeyError: if no such tensor is reserved.
+        """
+        place = self._tensor(name).place
+        return jax.ShapeDtypeStruct(place.shape, place.dtype)
+
+    def __repr__(self) -> str:
+        state = f"commit {self.commits}" if self._open else "closed"
+        return f"TensorStore({str(self._paths.folder)!r}, {len(self._tensors)} tensors, {state})"
+
+    def _tensor(self, name: str) -> Tensor:
+        try:
+            return self._tensors[name]
+        except (KeyError, TypeError):
+            raise KeyError(
+                f"name: expected one of {len(self._tensors)} reserved tensors "
+                f"({listed(self.names)}), got {name!r}"
+            ) from None
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise StoreError(f"{self._paths.folder}: the store is closed; open it again")
+        if self._pid != os.getpid():
+            raise StoreError(
+                f"{self._paths.folder}: the store was opened by process {self._pid}, of which this "
+                "one is a fork: its threads are not here; use the store there"
+            )
+        if self._undecided:
+            raise StoreError(
+                f"{self._paths.folder}: a commit was cut off, and which state holds is decided "
+                "when the store is opened; close it and open it again"
+            )

@@ -1,0 +1,1 @@
+"""Computation on the device: engine, compiled programs of its layers, microbatches."""
