@@ -125,8 +125,10 @@ def made(runs: Iterable[dict[str, Any]]) -> Iterator[str]:
     found = list(runs)
     days = sorted({run["started"][:10] for run in found})
     yield f"Runs of {' to '.join(days[:1] + days[1:][-1:])}"
-    for what, of in (("Device", machine), ("JAX", jax), ("Commit", commit)):
+    for what, of in (("Device", machine), ("JAX", jax), ("Commit", short_commit)):
         yield f"{what}: {', or '.join(sorted({of(run) for run in found}))}"
+    if any((run["commit"] or {}).get("dirty") for run in found):
+        yield "Some runs had uncommitted changes: see the last table of each"
 
 
 def card(experiment: Experiment, run: dict[str, Any]) -> Card:
@@ -178,6 +180,11 @@ def machine(run: dict[str, Any]) -> str:
 def jax(run: dict[str, Any]) -> str:
     """Returns the version of JAX of a run."""
     return run["versions"].get("jax", "unknown")
+
+
+def short_commit(run: dict[str, Any]) -> str:
+    """Returns the first digits of the commit of a run."""
+    return run["commit"]["hash"][:9] if run["commit"] else "not in git"
 
 
 def commit(run: dict[str, Any]) -> str:

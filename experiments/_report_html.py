@@ -10,12 +10,12 @@ STYLE = """
 :root { color-scheme: light dark; --line: #8885; --soft: #8881; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto; padding: 0 1rem;
        overflow-wrap: anywhere; }
-.cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 19rem), 1fr));
+.cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 21rem), 1fr));
          gap: 1rem; padding: 0; }
 .cards li { list-style: none; border: 1px solid var(--line); border-radius: .5rem; padding: 1rem; }
 .cards h3, .cards p { margin: 0 0 .4rem; } .cards b { font-weight: 600; }
 code { font-size: .85em; background: var(--soft); padding: .1em .3em; border-radius: .3em; }
-.cards code { display: block; overflow-wrap: normal; word-break: keep-all; hyphens: none; }
+.cards code { display: block; white-space: nowrap; overflow-x: auto; font-size: .72em; }
 .verdict { font-weight: 600; } .holds { color: #16803c; } .fails { color: #c2410c; }
 details { margin: .75rem 0; } summary { cursor: pointer; }
 .wide { overflow-x: auto; }

@@ -10,7 +10,7 @@ import runpy
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -455,15 +455,40 @@ def test_memory_that_is_kept_needs_no_fresh_pages() -> None:
     assert after < before / 10
 
 
-@pytest.mark.slow
-def test_the_report_is_fit_for_a_desktop_and_a_phone(here: Path) -> None:
-    """In headless Chromium, where there is one: no page too wide, no image missing, no error."""
-    look = runpy.run_path(str(ROOT / "docs" / "look.py"))
-    if not any(map(shutil.which, look["BROWSERS"])) and "CHROMIUM" not in os.environ:
+Look = Callable[[Path], list[tuple[str, str]]]
+
+
+@pytest.fixture(scope="module")
+def look() -> Look:
+    """The look at pages in headless Chromium, where there is one."""
+    names = runpy.run_path(str(ROOT / "docs" / "look.py"))
+    if names["browser"]() is None:
         pytest.skip("no Chromium is installed")
+    return names["look"]
+
+
+@pytest.mark.slow
+def test_the_report_is_fit_for_a_desktop_and_a_phone(here: Path, look: Look) -> None:
+    """No page too wide, no file missing, nothing on the console."""
     assert main(["run", "tiny", "--quick"]) == 0
     assert main(["report"]) == 0
-    assert look["look"](here / "results") == []
+    assert look(here / "results") == []
+
+
+FAULTS = """<!doctype html><html><body><img src="no.png"><div style="width: 800px">x</div>
+<script src="no.js"></script><script>console.error("some words")</script>
+<script>nothing.at.all()</script><script>Promise.reject(new Error("late"))</script></body></html>"""
+
+
+@pytest.mark.slow
+def test_faults_of_pages_are_seen(tmp_path: Path, look: Look) -> None:
+    """As the gate looks at the site: all that may be wrong with a page at a phone's width."""
+    (tmp_path / "page.html").write_text(FAULTS, "utf-8")
+    found = " ".join(fault for _, fault in look(tmp_path))
+    for fault in ("window of 390", "no picture in no.png", "no file no.js", "some words",
+                  "nothing is not defined", "Error: late"):  # fmt: skip
+        assert fault in found, fault
+    assert "window of 1280" not in found
 
 
 @pytest.mark.parametrize(("ours", "holds"), [(1.0, False), (1.9, True), (None, None)])

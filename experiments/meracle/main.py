@@ -86,7 +86,7 @@ def run(config: Config, run: Run) -> None:
 
 
 CAPTION = (
-    "(a) Numbers stored against the true error, heat equation. (b) TT-ranks of a planted MERA's "
+    "(a) Entries stored against the true error, heat equation. (b) TT-ranks of a planted MERA's "
     "train, before and after each layer. (c) Entries found over entries planted, a point per seed. "
     "(d, e) An image and what the MERA keeps of it. (f) Its top tensor, as a matrix."
 )

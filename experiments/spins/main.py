@@ -177,5 +177,5 @@ ENERGY = (
 )
 CAPTION = (
     "(a) Correlations against the distance: exact, and in each state. (b) Errors of ⟨σz⟩ along the "
-    "chain. (c) Numbers stored against the error of the energy per site."
+    "chain. (c) Entries stored against the error of the energy per site."
 )

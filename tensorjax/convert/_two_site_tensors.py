@@ -1,4 +1,4 @@
-"""Two-site tensors of a disentangler's search: unfolding, application of one, random draws."""
+"""Two-site tensors for disentangler searches: unfold, apply a disentangler, draw at random."""
 
 from collections.abc import Callable
 from typing import Any

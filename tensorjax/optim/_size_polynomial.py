@@ -153,7 +153,7 @@ def picked(x: jax.Array, places: np.ndarray) -> jax.Array:
 
 
 def polynomial(layout: Layout, measure: Measure, rows: int = 1) -> Polynomial:
-    """Builds the size polynomial of all layers; gates are numbered layer by layer."""
+    """Builds the parameter count of all layers as a polynomial of their gates, in layer order."""
     listed: list[Term] = []
     owners: list[int] = []
     members: list[tuple[int, ...]] = []

@@ -281,7 +281,7 @@ class MultiLevel:
     def __call__(
         self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
     ) -> Motion:
-        """Computes the coordinate motion of least normal component at all truncations of v.
+        """Computes the motion of coordinates with the least component normal to the TT-manifold.
 
         Args:
           v: train of the state on the grid of the box.

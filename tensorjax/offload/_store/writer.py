@@ -186,7 +186,7 @@ def _carries(slots: Slots, arrays: Sequence[tuple[Tensor, np.ndarray]]) -> bool:
 
 
 def _packed(slots: Slots, arrays: Sequence[tuple[Tensor, np.ndarray]]) -> Content:
-    """Builds what the writer puts into disk blocks that tensors share: new beside unchanged."""
+    """Builds the bytes of disk blocks that tensors share: new tensors beside unchanged ones."""
     before, size = slots.newest, slots.extent.size
     memory = aligned(size)
     sums = [""] * len(slots.tensors) if before is None else [*before.sums]

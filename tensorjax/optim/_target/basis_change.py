@@ -220,7 +220,7 @@ class _Tuckers:
     balanced: bool
 
     def pack(self) -> list[jax.Array]:
-        """Stacks each part and its moments: (layers, arrays, …)."""
+        """Stacks cores and gates of all layers with their moments: each (layers, arrays, …)."""
         out = []
         for values in zip(*self.arrays, strict=True):
             dtype = widest(*values[0])

@@ -38,7 +38,7 @@ def modes(axis: Any) -> np.ndarray:
 
 
 def frequencies(axis: Any) -> np.ndarray:
-    """Returns the frequencies (n,) of the modes of an axis, over the highest one."""
+    """Returns the frequencies (n,) of an axis's modes, as shares of the highest frequency."""
     k = np.arange(axis.n)
     if axis.kind in ("fourier", "periodic", "log"):
         return (k + 1) // 2 / (axis.n / 2)

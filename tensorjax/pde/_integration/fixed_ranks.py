@@ -177,7 +177,7 @@ def _unmoved(v: TT, map: AffineMap, t: float) -> Solution:
 
 
 def _rates(problem: Any, map: AffineMap, row: Sequence[Any]) -> tuple[Program, Any]:
-    """Traces the right side of a fixed-rank run as functions of time, map and motion."""
+    """Separates a fixed-rank run's right side into functions of time, map and motion."""
 
     def rates(t: Any, *place: Any) -> Any:
         right = problem.right_side(AffineMap(*place[:2]) if place else map, t)

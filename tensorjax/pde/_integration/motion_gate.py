@@ -26,7 +26,7 @@ _STEADY = 16
 
 
 class Gate(NamedTuple):
-    """Gate that decides at which time steps the coordinate generator is called.
+    """Decision at which time steps the generator of moving coordinates is called.
 
     Attributes:
       wait: steps without a question, from the next one on.

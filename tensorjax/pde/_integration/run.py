@@ -209,7 +209,7 @@ class Run:
         return stop.result in CURABLE
 
     def _go_over(self) -> None:
-        """Has a run of method "auto" take exponential steps from now on."""
+        """Switches a run of method "auto" to exponential steps."""
         self.options = self.options._replace(method=EXPONENTIAL, name="exponential")
 
     def _may_be_stiff(self, target: float) -> bool:

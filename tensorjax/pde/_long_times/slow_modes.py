@@ -175,7 +175,7 @@ def slow_modes(
 
 
 class _Inverse:
-    """Inverse of L among functions of mass zero, where slow modes are, by AMEn."""
+    """Inverse of the generator L on functions of integral zero, for slow modes, by AMEn."""
 
     def __init__(self, operator: Cores, p: Cores, weights: Any, tol: float, cap: int | None):
         self.operator, self.tol, self.cap = operator, tol, cap

@@ -131,7 +131,7 @@ class _Parts:
 
 
 def _evolved(f: Callable[[Array], Any], x: Array, dt: float) -> Array:
-    """Solves ẋ = f(x) of one core by a Runge–Kutta step of order 4, in splitting or BUG."""
+    """Integrates one core's ẋ = f(x) by a Runge–Kutta step of order 4, in splitting or BUG."""
     k1 = f(x)
     k2 = f(x + dt / 2 * k1)
     k3 = f(x + dt / 2 * k2)
