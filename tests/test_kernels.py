@@ -387,6 +387,26 @@ def test_first_calls_are_numpys_and_later_ones_programs(
     assert seen == ["NumPy"] * 10 * cores + ["C++" if in_one_call else "program"] * 2
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_long_overlaps_of_single_precision_are_programs(
+    dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C++ multiplies them in double precision, at half the speed; those of float64 stay its own."""
+    first_calls.forget_first_calls()
+    monkeypatch.setattr(first_calls, "CALLS", {})
+    monkeypatch.setattr(conditions, "MOST_SINGLE", 2**9)
+    rng = np.random.default_rng(4)
+    served = "program" if _native.status() else "C++"
+    for rank, single in ((2, served), (9, "program")):
+        x = tt.TT([rng.standard_normal(s).astype(dtype) for s in ((1, 3, rank), (rank, 3, 1))])
+        y = tt.TT([rng.standard_normal(s).astype(dtype) for s in ((1, 3, 9), (9, 3, 1))])
+        with observed(monkeypatch, "tt.inner") as seen:
+            found = tt.inner(x, y)
+        assert seen == [single if dtype == np.float32 else served]
+        expected = np.vdot(tt.to_dense(x), tt.to_dense(y))
+        np.testing.assert_allclose(found, expected, rtol=1e3 * np.finfo(dtype).eps)
+
+
 # All candidates of a row give the same.
 
 
@@ -506,6 +526,7 @@ BY_DEFAULT = {
     ("tt.round(tol=), Gram sweep", HOST), ("tt.from_dense(tol=)", HOST), ("linalg.gram", HOST),
     ("tt.linear_combination(rank=)", CALL), ("tt.tensordot", CALL),
     ("tt.contract_modes", CALL), ("tt.round(rank=)", TRACE), ("tt.from_dense(rank=)", CALL),
+    ("tucker.from_dense(tol=)", HOST),
 }  # fmt: skip
 
 
