@@ -5,7 +5,7 @@ has a name, by which the table prints it, a reason, and the source of its consta
 whose cases they were set by, on two cores of an AMD EPYC with AVX-512.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,19 +15,15 @@ from jax.core import Tracer
 from tensorjax import _check, _native, _placement, _symbolic
 from tensorjax._check import is_traced
 from tensorjax._kernels.condition_type import CORE_BENCH, Arrays, Condition, Facts, condition, power
+from tensorjax._kernels.entry_costs import ROWS_PER_INDEX, faster_one_by_one
 from tensorjax._native import argument_checks
 
 # With at least so many entries per index, of matrices of so many elements, NumPy multiplies all
 # rows of an index at once, and is faster than a program, which gathers a matrix for each.
-ROWS_PER_INDEX, MATRIX = 64, 2**10
+MATRIX = 2**10
 # Multiplications of entries of a train up to which C++ may make them one by one, and up to which it
 # always does.
 FEW_OPERATIONS, ALWAYS_FEW = 2**25, 2**16
-# Nanoseconds that they take C++, an entry and core and a multiplication; and that NumPy's tables
-# take, a core and an element of it, and a multiplication where all slices of a core are multiplied
-# at once, which is done up to so many slices or where entries share indices, and elsewhere.
-CPP_ENTRY, CPP_PRODUCT = 60.0, 0.33
-TABLE_CORE, TABLE_ELEMENT, TABLE_AT_ONCE, TABLE_GATHERED, FEW_SLICES = 25e3, 0.9, 0.03, 0.3, 4
 # Elements of a batch of dense rows up to which NumPy is the faster one for maps of any kind.
 FEW_ROWS = 2**18
 # Elements of a JAX array up to which the host reads it, to round the number of rows up.
@@ -415,18 +411,7 @@ def few_operations(arrays: Arrays, facts: Facts) -> bool:
     operations = batch * sum([r * s for r, _, s in shapes])
     if operations > FEW_OPERATIONS:
         return False
-    one_by_one = batch * len(shapes) * CPP_ENTRY + operations * CPP_PRODUCT
-    return operations <= ALWAYS_FEW or one_by_one <= _by_tables(batch, shapes)
-
-
-def _by_tables(batch: int, shapes: Sequence[tuple[int, ...]]) -> float:
-    """Predicts the nanoseconds in which NumPy evaluates entries of a train by tables of cores."""
-    spent = 0.0
-    for r, n, s in shapes:
-        at_once = n <= FEW_SLICES or batch >= ROWS_PER_INDEX * n
-        product = TABLE_AT_ONCE if at_once else TABLE_GATHERED
-        spent += TABLE_CORE + r * s * (n * TABLE_ELEMENT + batch * product)
-    return spent
+    return operations <= ALWAYS_FEW or faster_one_by_one(batch, shapes, operations)
 
 
 @condition(

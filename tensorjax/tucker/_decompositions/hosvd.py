@@ -73,7 +73,8 @@ def from_dense(
     Source: N. Vannieuwenhoven, R. Vandebril, K. Meerbergen, "A new truncation strategy for the
     higher-order singular value decomposition", SIAM J. Sci. Comput. 34 (2012), algorithm 1.
     Departures, ours: on a CPU concrete arrays are served by LAPACK, with nothing compiled; there
-    modes are compressed from the first to the last or back, whichever is forecast to be faster.
+    modes are compressed from the first to the last or back, whichever is forecast to be faster, and
+    a mode that is kept whole has the identity for a factor.
     """
     array, dtype, tol = _check.dense_input(x, tol, rank)
     ranks = None if rank is None else feasible_ranks(rank, array.shape)
