@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 import tensorjax
 from tensorjax import _native, convert, linalg, mera, nn, pde, sketch, tt, tucker
 from tensorjax._cores import dense_decompositions
-from tensorjax._kernels import conditions, first_calls
+from tensorjax._kernels import conditions, entry_costs, first_calls
 from tensorjax._kernels.condition_type import Condition
 from tensorjax._kernels.report import markdown
 from tensorjax._kernels.table import CALL, CPP, FIXED, HOST, REMARKS, TABLE, TRACE
@@ -405,6 +405,26 @@ def test_long_overlaps_of_single_precision_are_programs(
         assert seen == [single if dtype == np.float32 else served]
         expected = np.vdot(tt.to_dense(x), tt.to_dense(y))
         np.testing.assert_allclose(found, expected, rtol=1e3 * np.finfo(dtype).eps)
+        # A sum over a core near the largest number would leave the range in single precision.
+        up = 0.4 * float(np.finfo(dtype).max) / float(jnp.abs(y.cores[0]).max())
+        down = tt.TT([c / up**0.5 for c in x.cores])
+        with observed(monkeypatch, "tt.inner") as seen:
+            again = tt.inner(down, tt.TT([up * y.cores[0], y.cores[1]]))
+        assert seen == [served]
+        np.testing.assert_allclose(again, found, rtol=1e4 * np.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_entries_are_made_one_by_one_up_to_some_number_of_them(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    order, rank = int(rng.integers(2, 25)), int(rng.integers(1, 200))
+    ranks = [1, *[rank] * (order - 1), 1]
+    shapes = list(zip(ranks, rng.integers(2, 100, order).tolist(), ranks[1:], strict=False))
+    batches = [2**k for k in range(24)]
+    once = sum(r * s for r, _, s in shapes)
+    chosen = [entry_costs.faster_one_by_one(b, shapes, b * once) for b in batches]
+    assert chosen == sorted(chosen, reverse=True)
+    assert (chosen[0], chosen[-1]) == (True, False)
 
 
 # All candidates of a row give the same.

@@ -63,8 +63,11 @@ class Job:
     peers: dict[str, tuple[Call, Callable[[Any], Any]]] = field(default_factory=dict)
     seconds: dict[str, list[float]] = field(default_factory=dict)
 
-    def run(self, clock: Clock = time.perf_counter) -> dict[str, Any]:
-        """Times all ways of a job by turns, by a clock; returns the row of its results."""
+    def run(self, clock: Clock = time.perf_counter, idle: bool = True) -> dict[str, Any]:
+        """Times all ways of a job by turns, by a clock; returns the row of its results.
+
+        And a program of JAX that does nothing, unless ``idle`` is false: it has to be compiled.
+        """
         first, mine = _timed(self.ours, clock)
         for _ in range(self.warm):
             self.ours()
@@ -78,9 +81,10 @@ class Job:
                 continue
         error = self.wrong(mine) if self.wrong else None
         fair = [n for n, (_, r) in results.items() if self._is_fair(n, r)]
-        idle = idle_program(self.operands, mine)
-        ways = {"ours": self.ours, **{n: others[n] for n in fair}, _IDLE: idle}
-        self.seconds = {"ours": [], **{n: [results[n][0]] for n in fair}, _IDLE: []}
+        ways = {"ours": self.ours, **{n: others[n] for n in fair}}
+        self.seconds = {"ours": [], **{n: [results[n][0]] for n in fair}}
+        if idle:
+            ways[_IDLE], self.seconds[_IDLE] = idle_program(self.operands, mine), []
         best = min((results[n][0] for n in fair), default=math.inf)
         for turn in range(_TURNS):
             for name in list(ways) if turn % 2 else list(ways)[::-1]:
@@ -99,7 +103,7 @@ class Job:
             "other": other or "none accurate enough",
             "other ms": 1e3 * times[other] if other else None,
             "ours / other": times["ours"] / times[other] if other else None,
-            "JAX alone ms": 1e3 * times[_IDLE],
+            "JAX alone ms": 1e3 * times[_IDLE] if idle else None,
             "speed-up over peers": self._over_peers(times),
             "error / allowed": error,
         }
@@ -371,7 +375,7 @@ def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _is_slow(row: dict[str, Any]) -> bool:
     """Whether a job takes longer than 1.3 × the other and a program of JAX that does nothing."""
-    ratio, alone = row["ours / other"], row.get("JAX alone ms", 0.0)
+    ratio, alone = row["ours / other"], row.get("JAX alone ms") or 0.0
     return ratio is not None and row["ours ms"] * (1 - 1.3 / ratio) > alone
 
 

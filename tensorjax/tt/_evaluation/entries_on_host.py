@@ -6,7 +6,7 @@ a matrix product, while XLA gathers a matrix for each.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from tensorjax._formats.trains import TT
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import CPP, HOST
 
-Groups = Sequence[tuple[int, int]]
 # Entries evaluated together, and elements gathered at a time: so that both fit into the caches.
 _ROWS, _GATHER = 2**16, 2**18
 # For mode sizes up to this, all slices are multiplied and one is picked: gathering costs more.
@@ -30,16 +29,15 @@ _AGAIN = 8
 _NEAR = 4  # powers of two that norms of cores may be off one
 
 
-def entries(t: TT, indices: np.ndarray, groups: Callable[[], Groups], dtype: Any) -> np.ndarray:
+def entries(t: TT, indices: np.ndarray, groups: Sequence[tuple[int, int]]) -> np.ndarray:
     """Evaluates entries of a concrete train on the host, by C++ or by tables of merged cores.
 
-    A table holds the product of one of the ``groups()`` of neighbouring cores; ``dtype`` is that of
-    the train.
+    A table holds the product of one of the groups of neighbouring cores.
 
     In the dtype of the train, or float32 for half precision. Vectors are kept in range by exact
     powers of two, so only the entries themselves can overflow.
     """
-    cores = on_host(t.cores, linalg.factor_dtype(dtype))
+    cores = on_host(t.cores, linalg.factor_dtype(t.dtype))
     if len(indices) == 0:
         return np.zeros(0, cores[0].dtype)
     facts = {"shapes": [c.shape for c in cores], "batch": len(indices)}
@@ -51,10 +49,9 @@ def entries(t: TT, indices: np.ndarray, groups: Callable[[], Groups], dtype: Any
     ):
         shape = [c.shape[1] for c in cores]
         small, exponent = near_one(cores)
-        grouped = groups()
-        tables = [merge(small[a:b]) for a, b in grouped]
+        tables = [merge(small[a:b]) for a, b in groups]
         out = [
-            _piece(tables, grouped, shape, indices[k : k + _ROWS], exponent)
+            _piece(tables, groups, shape, indices[k : k + _ROWS], exponent)
             for k in range(0, len(indices), _ROWS)
         ]
         return np.concatenate(out) if len(out) > 1 else out[0]

@@ -66,7 +66,8 @@ def evaluate(t: TT, indices: ArrayLike) -> jax.Array:
     key = shapes, dtype, indices.dtype
     if choose_kernel("tt.evaluate", (t, indices), key=key, **facts) is NUMPY:
         host = np.asarray(indices).reshape(-1, len(shapes))
-        out = entries_on_host.entries(t, host, lambda: _groups(t, len(host)), dtype)
+        modes, ranks = tuple([s[1] for s in shapes]), (*[s[0] for s in shapes], 1)
+        out = entries_on_host.entries(t, host, _grouped(modes, ranks, planned(len(host))))
         out = out.astype(dtype, copy=False).reshape(indices.shape[:-1])
         return on_device([out])[0]
     return _evaluate(t, jnp.asarray(indices).reshape(-1, t.order)).reshape(indices.shape[:-1])

@@ -101,6 +101,7 @@ def _overlap(x: TT, y: TT, kind: str) -> tuple[Any, int] | jax.Array | None:
         "shapes": shapes,
         "work": lambda: _multiplications(shapes, kind == "norm"),
         "products": lambda: _multiplications(shapes, kind == "norm") / (1 + (kind == "norm")),
+        "tame": lambda: _squares_fit(y.cores),
         "one_dtype": same,
         "sums": lambda: mode_sums(kind, shapes),
     }
@@ -112,6 +113,12 @@ def _overlap(x: TT, y: TT, kind: str) -> tuple[Any, int] | jax.Array | None:
     with np.errstate(all="ignore"), _blas_threads.one_thread(True):
         left = on_host(x.cores, dtype)
         return _swept(left, left if x is y else on_host(y.cores, dtype))
+
+
+def _squares_fit(cores: Cores) -> bool:
+    """Whether the squares of all cores are in range, so that no sum over a core can leave it."""
+    with np.errstate(all="ignore"), _blas_threads.one_thread(True):
+        return all(np.isfinite(np.vdot(c, c)) for c in on_host(cores, cores[0].dtype))
 
 
 @functools.lru_cache(maxsize=4096)
