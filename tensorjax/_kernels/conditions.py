@@ -47,9 +47,10 @@ LEAST_GRAM, FEW_WIDE, FEW_TALL, FEW_OTHERS = 2**13, 16, 4, 64
 SMALL_ARRAY = 2**16
 # The same in C++, which has no overhead of calls, and no random sketches.
 MODEST_ARRAY = 2**20
-# Multiplications a core in the sums of a product of trains up to which C++ makes them in one call,
-# and up to which NumPy makes those of a matrix and a train: a program for larger ones.
-MOST_SUMS, MOST_SUMS_OF_NUMPY = 2**16, 2**18
+# Microseconds a core, as forecast, in the sums of a product of trains up to which C++ makes them in
+# one call; and multiplications a core up to which NumPy makes those of a matrix and a train: a
+# program makes larger ones.
+MOST_SUM_TIME, MOST_SUMS_OF_NUMPY = 22, 2**18
 # Multiplications in an overlap of float32 trains up to which C++, computing in double precision,
 # takes no longer than the products of XLA in single precision.
 MOST_SINGLE = 2**22
@@ -378,8 +379,8 @@ built = Condition(
 
 one_dtype = Condition("cores of one dtype", _fact("one_dtype"), "C++ converts nothing")
 few_sums = Condition(
-    f"no empty core, and at most {power(MOST_SUMS)} multiplications a core in sums over modes",
-    lambda arrays, facts: facts["sums"]() <= MOST_SUMS * len(arrays) / 2,
+    f"no empty core, and sums over modes of at most {MOST_SUM_TIME} µs a core, as forecast",
+    lambda arrays, facts: facts["sum_time"]() <= 1e3 * MOST_SUM_TIME * len(arrays) / 2,
     "a program of one C++ call has the least overhead, and a BLAS is faster for long sums",
     CORE_BENCH + "shapes",
 )

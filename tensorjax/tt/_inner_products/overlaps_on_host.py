@@ -103,7 +103,7 @@ def _overlap(x: TT, y: TT, kind: str) -> tuple[Any, int] | jax.Array | None:
         "products": lambda: _multiplications(shapes, kind == "norm") / (1 + (kind == "norm")),
         "tame": lambda: _squares_fit(y.cores),
         "one_dtype": same,
-        "sums": lambda: mode_sums(kind, shapes),
+        "sum_time": lambda: mode_sums(kind, shapes),
     }
     chosen = choose_kernel(f"tt.{kind}", cores, **facts)
     if chosen is CPP:
