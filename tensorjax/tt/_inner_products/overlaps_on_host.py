@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -115,7 +116,7 @@ def _overlap(x: TT, y: TT, kind: str) -> tuple[Any, int] | jax.Array | None:
         return _swept(left, left if x is y else on_host(y.cores, dtype))
 
 
-def _squares_fit(cores: Cores) -> bool:
+def _squares_fit(cores: Sequence[Any]) -> bool:
     """Whether the squares of all cores are in range, so that no sum over a core can leave it."""
     with np.errstate(all="ignore"), _blas_threads.one_thread(True):
         return all(np.isfinite(np.vdot(c, c)) for c in on_host(cores, cores[0].dtype))
