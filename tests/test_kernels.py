@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 import tensorjax
 from tensorjax import _native, convert, linalg, mera, nn, pde, sketch, tt, tucker
 from tensorjax._cores import dense_decompositions
-from tensorjax._kernels import conditions, first_calls
+from tensorjax._kernels import conditions, entry_costs, first_calls
 from tensorjax._kernels.condition_type import Condition
 from tensorjax._kernels.report import markdown
 from tensorjax._kernels.table import CALL, CPP, FIXED, HOST, REMARKS, TABLE, TRACE
@@ -387,6 +387,46 @@ def test_first_calls_are_numpys_and_later_ones_programs(
     assert seen == ["NumPy"] * 10 * cores + ["C++" if in_one_call else "program"] * 2
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_long_overlaps_of_single_precision_are_programs(
+    dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C++ multiplies them in double precision, at half the speed; those of float64 stay its own."""
+    first_calls.forget_first_calls()
+    monkeypatch.setattr(first_calls, "CALLS", {})
+    monkeypatch.setattr(conditions, "MOST_SINGLE", 2**9)
+    rng = np.random.default_rng(4)
+    served = "program" if _native.status() else "C++"
+    for rank, single in ((2, served), (9, "program")):
+        x = tt.TT([rng.standard_normal(s).astype(dtype) for s in ((1, 3, rank), (rank, 3, 1))])
+        y = tt.TT([rng.standard_normal(s).astype(dtype) for s in ((1, 3, 9), (9, 3, 1))])
+        with observed(monkeypatch, "tt.inner") as seen:
+            found = tt.inner(x, y)
+        assert seen == [single if dtype == np.float32 else served]
+        expected = np.vdot(tt.to_dense(x), tt.to_dense(y))
+        np.testing.assert_allclose(found, expected, rtol=1e3 * np.finfo(dtype).eps)
+        # A sum over a core near the largest number would leave the range in single precision.
+        up = 0.4 * float(np.finfo(dtype).max) / float(jnp.abs(y.cores[0]).max())
+        down = tt.TT([c / up**0.5 for c in x.cores])
+        with observed(monkeypatch, "tt.inner") as seen:
+            again = tt.inner(down, tt.TT([up * y.cores[0], y.cores[1]]))
+        assert seen == [served]
+        np.testing.assert_allclose(again, found, rtol=1e4 * np.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_entries_are_made_one_by_one_up_to_some_number_of_them(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    order, rank = int(rng.integers(2, 25)), int(rng.integers(1, 200))
+    ranks = [1, *[rank] * (order - 1), 1]
+    shapes = list(zip(ranks, rng.integers(2, 100, order).tolist(), ranks[1:], strict=False))
+    batches = [2**k for k in range(24)]
+    once = sum(r * s for r, _, s in shapes)
+    chosen = [entry_costs.faster_one_by_one(b, shapes, b * once) for b in batches]
+    assert chosen == sorted(chosen, reverse=True)
+    assert (chosen[0], chosen[-1]) == (True, False)
+
+
 # All candidates of a row give the same.
 
 
@@ -506,6 +546,7 @@ BY_DEFAULT = {
     ("tt.round(tol=), Gram sweep", HOST), ("tt.from_dense(tol=)", HOST), ("linalg.gram", HOST),
     ("tt.linear_combination(rank=)", CALL), ("tt.tensordot", CALL),
     ("tt.contract_modes", CALL), ("tt.round(rank=)", TRACE), ("tt.from_dense(rank=)", CALL),
+    ("tucker.from_dense(tol=)", HOST),
 }  # fmt: skip
 
 

@@ -74,6 +74,20 @@ def test_factors_are_orthonormal_and_the_error_is_quasi_optimal():
                 assert error(np.asarray(u).T @ np.asarray(u), np.eye(rank)) <= 1e-13
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_data_of_full_rank_are_their_own_core(seed):
+    rng = np.random.default_rng(seed)
+    shape = tuple(rng.integers(2, 9, rng.integers(2, 5)))
+    dtype = DTYPES[seed % len(DTYPES)]
+    x = normal(rng, shape, dtype)
+    t = tucker.from_dense(x, tol=1e-4)
+    whole = [n == r for n, r in zip(shape, t.ranks, strict=True)]
+    assert whole == [n <= x.size // n for n in shape]
+    for n, u in zip(shape, t.factors, strict=True):
+        assert n > x.size // n or np.array_equal(u, np.eye(n))
+    assert not all(whole) or np.array_equal(t.core, x)  # nothing is multiplied, nothing rounded
+
+
 def test_rank_with_tol_has_the_shapes_of_rank_and_zeroes_the_rest():
     x = jnp.asarray(hilbert((4, 3, 5)))
     free = tucker.from_dense(x, tol=1e-2)

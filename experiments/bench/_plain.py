@@ -1,6 +1,6 @@
 """TT-SVD and arithmetic of trains in a few lines of NumPy each, as a user would write them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -86,6 +86,21 @@ def st_hosvd(x: np.ndarray, tol: float) -> tuple[np.ndarray, Cores]:
         x = np.moveaxis((u.conj().T @ a).reshape(-1, *rest), 0, k)
         factors.append(u)
     return x, factors
+
+
+def st_hosvd_in_double(x: np.ndarray, tol: float) -> tuple[np.ndarray, Cores]:
+    """Computes the Tucker decomposition of `st_hosvd` in double precision, and casts it back."""
+    core, factors = st_hosvd(x.astype(np.result_type(x.dtype, np.float64)), tol)
+    return core.astype(x.dtype), [u.astype(x.dtype) for u in factors]
+
+
+def tucker_dense(core: Any, factors: Sequence[Any]) -> np.ndarray:
+    """Multiplies the core of a Tucker decomposition by its factors, in double precision."""
+    out = np.asarray(core)
+    out = out.astype(np.result_type(out.dtype, np.float64))
+    for u in factors:  # the first axis is multiplied and goes to the end: all do once
+        out = np.tensordot(out, np.asarray(u), (0, 1))
+    return out
 
 
 def rounded(cores: Cores, tol: float) -> Cores:

@@ -121,7 +121,7 @@ def run_shapes(config: Config, run: Run, peers: Sequence[Library]) -> None:
         if time.monotonic() > end:
             print(f"shapes: ended after {len(rows)} cases and {config.seconds:.0f} s", flush=True)
             break
-        rows.append(job.run(_shapes.CLOCKS[config.clock]))
+        rows.append(job.run(_shapes.CLOCKS[config.clock], idle=not config.small))
     run.table("shapes", rows, caption="Drawn shapes: ours beside the fastest accurate way")
     totals = _shapes.summary(rows)
     run.table(

@@ -15,14 +15,15 @@ from jax.core import Tracer
 from tensorjax import _check, _native, _placement, _symbolic
 from tensorjax._check import is_traced
 from tensorjax._kernels.condition_type import CORE_BENCH, Arrays, Condition, Facts, condition, power
+from tensorjax._kernels.entry_costs import ROWS_PER_INDEX, faster_one_by_one
 from tensorjax._native import argument_checks
 
 # With at least so many entries per index, of matrices of so many elements, NumPy multiplies all
 # rows of an index at once, and is faster than a program, which gathers a matrix for each.
-ROWS_PER_INDEX, MATRIX = 64, 2**10
-# Multiplications of entries of a train up to which C++ makes them one by one: where a table of
-# several cores, or a product for all entries of an index, does not pay.
-FEW_OPERATIONS = 2**19
+MATRIX = 2**10
+# Multiplications of entries of a train up to which C++ may make them one by one, and up to which it
+# always does.
+FEW_OPERATIONS, ALWAYS_FEW = 2**25, 2**16
 # Elements of a batch of dense rows up to which NumPy is the faster one for maps of any kind.
 FEW_ROWS = 2**18
 # Elements of a JAX array up to which the host reads it, to round the number of rows up.
@@ -46,9 +47,13 @@ LEAST_GRAM, FEW_WIDE, FEW_TALL, FEW_OTHERS = 2**13, 16, 4, 64
 SMALL_ARRAY = 2**16
 # The same in C++, which has no overhead of calls, and no random sketches.
 MODEST_ARRAY = 2**20
-# Multiplications in the sums of a product of trains up to which C++ makes them in one call: larger
-# ones are for a BLAS, or for XLA's products.
-MOST_SUMS = 2**18
+# Microseconds a core, as forecast, in the sums of a product of trains up to which C++ makes them in
+# one call; and multiplications a core up to which NumPy makes those of a matrix and a train: a
+# program makes larger ones.
+MOST_SUM_TIME, MOST_SUMS_OF_NUMPY = 22, 2**18
+# Multiplications in an overlap of float32 trains up to which C++, computing in double precision,
+# takes no longer than the products of XLA in single precision.
+MOST_SINGLE = 2**22
 # Random numbers drawn before a sampling sweep at most: 64 MiB in double precision.
 MOST_NOISE = 2**23
 
@@ -128,6 +133,11 @@ def lapack_dtype(arrays: Arrays, facts: Facts) -> bool:
 def real(arrays: Arrays, facts: Facts) -> bool:
     dtypes = [c.dtype for c in arrays]  # counted: to hash them takes longer
     return dtypes[0] in _REAL and dtypes.count(dtypes[0]) == len(dtypes)
+
+
+@condition("float32 or float64", "C++ is written for real numbers")
+def real_dtype(arrays: Arrays, facts: Facts) -> bool:
+    return facts["dtype"] in _REAL
 
 
 @condition("single or double precision, real or complex", "C++ is written for these types")
@@ -369,23 +379,44 @@ built = Condition(
 
 one_dtype = Condition("cores of one dtype", _fact("one_dtype"), "C++ converts nothing")
 few_sums = Condition(
-    f"no empty core, and at most {power(MOST_SUMS)} multiplications in sums over modes",
-    lambda arrays, facts: facts["sums"]() <= MOST_SUMS,
+    f"no empty core, and sums over modes of at most {MOST_SUM_TIME} µs a core, as forecast",
+    lambda arrays, facts: facts["sum_time"]() <= 1e3 * MOST_SUM_TIME * len(arrays) / 2,
     "a program of one C++ call has the least overhead, and a BLAS is faster for long sums",
+    CORE_BENCH + "shapes",
+)
+modest_sums = Condition(
+    f"at most {power(MOST_SUMS_OF_NUMPY)} multiplications a core in sums over modes",
+    lambda arrays, facts: facts["sums"]() <= MOST_SUMS_OF_NUMPY * len(arrays) / 2,
+    "a BLAS makes them in no more time than a program, and the cores have been read already",
+    CORE_BENCH + "shapes",
+)
+few_single = Condition(
+    f"float64, or at most {power(MOST_SINGLE)} multiplications, or cores whose squares leave the "
+    "range of the dtype",
+    lambda arrays, facts: (
+        facts["dtype"] == np.float64 or facts["products"]() <= MOST_SINGLE or not facts["tame"]()
+    ),
+    "C++ computes in double precision, of which a processor does half as much; programs do not "
+    "look at the sizes of all cores",
     CORE_BENCH + "shapes",
 )
 
 
 @condition(
-    f"at most {power(FEW_OPERATIONS)} multiplications, with C++",
-    "C++ makes few entries in less time than a program of many arguments takes to be called",
+    f"at most {power(FEW_OPERATIONS)} multiplications that a model of the costs finds faster in "
+    "C++, with C++",
+    "C++ makes few entries in less time than tables of several cores, or a product for all entries "
+    "of an index, take to be made, or a program of many arguments to be called",
     CORE_BENCH + "shapes",
 )
 def few_operations(arrays: Arrays, facts: Facts) -> bool:
-    if _native.status() or not facts["batch"]:
+    batch, shapes = facts["batch"], facts["shapes"]
+    if _native.status() or not batch:
         return False
-    sizes = sum(c.shape[0] * c.shape[2] for c in facts["cores"])
-    return facts["batch"] * sizes <= FEW_OPERATIONS
+    operations = batch * sum([r * s for r, _, s in shapes])
+    if operations > FEW_OPERATIONS:
+        return False
+    return operations <= ALWAYS_FEW or faster_one_by_one(batch, shapes, operations)
 
 
 @condition(
@@ -394,9 +425,8 @@ def few_operations(arrays: Arrays, facts: Facts) -> bool:
     CORE_BENCH + "arithmetic",
 )
 def rows_shared(arrays: Arrays, facts: Facts) -> bool:
-    batch = facts["batch"]
-    sizes = (c.shape for c in facts["cores"])
-    return not batch or any(batch >= ROWS_PER_INDEX * n and r * s >= MATRIX for r, n, s in sizes)
+    batch, shapes = facts["batch"], facts["shapes"]
+    return not batch or any(batch >= ROWS_PER_INDEX * n and r * s >= MATRIX for r, n, s in shapes)
 
 
 def on_cpu(x: Any, *others: Any) -> bool:

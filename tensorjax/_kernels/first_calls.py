@@ -90,10 +90,10 @@ def later_calls(arrays: Arrays, facts: Facts) -> bool:
 )
 def first_evaluations(arrays: Arrays, facts: Facts) -> bool:
     def allowed() -> int:
-        cores, batch = facts["cores"], max(facts["batch"], 1)
-        products = sum(c.shape[0] * c.shape[2] for c in cores)
-        once = batch * (len(cores) * AN_ENTRY + products * A_PRODUCT)
-        return max(CALLS_OF_EVALUATE, int(COMPILING * len(cores) / once))
+        shapes, batch = facts["shapes"], max(facts["batch"], 1)
+        products = sum(r * s for r, _, s in shapes)
+        once = batch * (len(shapes) * AN_ENTRY + products * A_PRODUCT)
+        return max(CALLS_OF_EVALUATE, int(COMPILING * len(shapes) / once))
 
     return _evaluated.is_first((facts["batch"], facts["key"]), allowed)
 

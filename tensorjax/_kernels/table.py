@@ -81,21 +81,22 @@ _SMALL_TT_SVD: Row = {
         Candidate(NUMPY),
     ),
 }
+_SMALL_HOSVD: Row = {
+    HOST: (Candidate(SMALL, (c.small_array, c.gram_resolves)), Candidate(NUMPY)),
+}
 _FIRST_CALLS = (c.lapack_dtype, c.free_on_a_cpu, first_calls.first_calls)
 _ONE_CALL = (c.of_gram, c.free_on_a_cpu, first_calls.later_calls, c.one_dtype, c.few_sums, c.built)
-_PRODUCT: Row = {
-    CALL: (
-        Candidate(CPP, _ONE_CALL),
-        Candidate(
-            NUMPY,
-            (c.lapack_dtype, c.free_on_a_cpu, any_of(c.out_of_range, first_calls.first_calls)),
-        ),
-        Candidate(PROGRAM),
-    ),
-}
+
+
+def _product(*conditions: Condition) -> Row:
+    either = any_of(c.out_of_range, *conditions, first_calls.first_calls)
+    numpys = Candidate(NUMPY, (c.lapack_dtype, c.free_on_a_cpu, either))
+    return {CALL: (Candidate(CPP, _ONE_CALL), numpys, Candidate(PROGRAM))}
+
+
 _OVERLAP: Row = {
     CALL: (
-        Candidate(CPP, (c.real, *_ONE_CALL[1:])),
+        Candidate(CPP, (c.real_dtype, *_ONE_CALL[1:-1], c.few_single, c.built)),
         Candidate(NUMPY, _FIRST_CALLS),
         Candidate(PROGRAM),
     ),
@@ -107,7 +108,7 @@ TABLE: dict[str, Row] = {
     "tt.from_dense(tol=)": _call(c.concrete) | _SMALL_TT_SVD,
     "tt.from_dense(rank=)": _TO_RANKS,
     "tt.to_dense": _call(c.on_one_cpu),
-    "tucker.from_dense(tol=)": _call(c.concrete),
+    "tucker.from_dense(tol=)": _call(c.concrete) | _SMALL_HOSVD,
     "tucker.from_dense(rank=)": _TO_RANKS,
     "linalg.gram": _host(c.short_matrix),
     "linalg.project": _host(c.wide_matrix),
@@ -126,9 +127,9 @@ TABLE: dict[str, Row] = {
     "mera.to_tt(tol=)": _call(c.concrete),
     # Sums and products.
     "tt.add": _trace(c.of_gram, one_device=True),
-    "tt.hadamard": _PRODUCT | _trace(c.real, c.large_result, one_device=True),
-    "tt.matvec": _PRODUCT,
-    "tt.matmul": _PRODUCT,
+    "tt.hadamard": _product() | _trace(c.real, c.large_result, one_device=True),
+    "tt.matvec": _product(c.modest_sums),
+    "tt.matmul": _product(),
     "tt.TTMatrix @ array": _call(*_FIRST_CALLS),
     "tt.pinv": _call(c.on_one_cpu, c.rest_concrete),
     "tt.matvec(rank=)": _trace(

@@ -73,6 +73,13 @@ def together(x: Any, y: Any) -> tuple[Any, Any]:
     return _repeated(x, shape), _repeated(y, shape)
 
 
+def _of_one_shape(x: Any, y: Any) -> bool:
+    """Whether two trains of one kind have the same modes."""
+    if isinstance(x, TT):  # in half the time of tuples of one size each
+        return x.shape == y.shape
+    return mode_shapes(x) == mode_shapes(y)
+
+
 def mode_shapes(t: TT | TTMatrix) -> list[tuple[int, ...]]:
     return [c.shape[1 - t._core_ndim : -1] for c in t.cores]
 
@@ -104,7 +111,7 @@ def check_alike(x: Any, y: Any) -> None:
             "expected two TT or two TTMatrix, "
             f"got {type(x).__name__} and {type(y).__name__}; build them with tt.from_dense"
         )
-    if mode_shapes(x) != mode_shapes(y):
+    if not _of_one_shape(x, y):
         raise ValueError(f"expected trains of one shape, got {mode_shapes(x)} and {mode_shapes(y)}")
 
 
@@ -117,11 +124,7 @@ def aligned(x: Train, y: Train) -> tuple[Train, Train]:
 def broadcast_aligned(x: Train, y: Train) -> tuple[Train, Train]:
     """Broadcasts two trains to each other and casts them to their common dtype, as `aligned`."""
     # Sizes are asked for once where they are the same: they take as long as a small core's product.
-    if (
-        type(x) is not type(y)
-        or not isinstance(x, TT | TTMatrix)
-        or mode_shapes(x) != mode_shapes(y)
-    ):
+    if type(x) is not type(y) or not isinstance(x, TT | TTMatrix) or not _of_one_shape(x, y):
         return aligned(*together(x, y))
     return _of_one_dtype(x, y)
 

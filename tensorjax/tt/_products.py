@@ -67,7 +67,8 @@ def hadamard(
     products are written by compiled code in programs for a single CPU device. The first exact
     products of one shape of concrete trains on a CPU (ten small ones, three large ones) are
     NumPy's, with nothing compiled, and later ones one call of compiled code; so are those of
-    `matvec` and `matmul`, where others sum in another order and may differ by roundoff. Of
+    `matvec` and `matmul` but for long sums over modes, which are NumPy's or a program's: others sum
+    in another order and may differ by roundoff. Of
     concrete trains on a CPU the cores are scaled by powers of two where a product of cores would
     leave the range of the dtype; under a transformation and on other devices bring the trains into
     range first (`normalize`).

@@ -40,7 +40,7 @@ def entries(t: TT, indices: np.ndarray, groups: Sequence[tuple[int, int]]) -> np
     cores = on_host(t.cores, linalg.factor_dtype(t.dtype))
     if len(indices) == 0:
         return np.zeros(0, cores[0].dtype)
-    facts = {"cores": cores, "batch": len(indices)}
+    facts = {"shapes": [c.shape for c in cores], "batch": len(indices)}
     if choose_kernel("tt.evaluate, entries", cores, HOST, **facts) is CPP:
         return _native.entries(cores, indices)
     with (

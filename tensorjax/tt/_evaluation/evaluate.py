@@ -57,14 +57,17 @@ def evaluate(t: TT, indices: ArrayLike) -> jax.Array:
     Source: Oseledets (2011), eq. (1.3). Ours: the tables.
     """
     single("t", t, TT)
-    shape = t.shape
-    indices = _check.indices(indices, shape)
-    facts = {"cores": t.cores, "batch": math.prod(indices.shape[:-1])}
-    key = shape, t.ranks, t.dtype, indices.dtype
+    # Asked for once: to tell the sizes of all cores takes longer than a few entries do in C++.
+    shapes = tuple([c.shape for c in t.cores])
+    indices = _check.indices(indices, [s[1] for s in shapes])
+    facts = {"shapes": shapes, "batch": math.prod(indices.shape[:-1])}
+    dtype = t.dtype
+    key = shapes, dtype, indices.dtype
     if choose_kernel("tt.evaluate", (t, indices), key=key, **facts) is NUMPY:
-        host = np.asarray(indices).reshape(-1, len(shape))
-        out = entries_on_host.entries(t, host, _groups(t, len(host)))
-        out = out.astype(t.dtype, copy=False).reshape(indices.shape[:-1])
+        host = np.asarray(indices).reshape(-1, len(shapes))
+        modes, ranks = tuple([s[1] for s in shapes]), (*[s[0] for s in shapes], 1)
+        out = entries_on_host.entries(t, host, _grouped(modes, ranks, planned(len(host))))
+        out = out.astype(dtype, copy=False).reshape(indices.shape[:-1])
         return on_device([out])[0]
     return _evaluate(t, jnp.asarray(indices).reshape(-1, t.order)).reshape(indices.shape[:-1])
 

@@ -47,7 +47,8 @@ def inner(x: Train, y: Train) -> jax.Array:
     CPU multiply trains in float64 from both ends at once, by compiled sweeps (tensorjax/_native).
     The first calls with concrete trains of one shape on a CPU (ten with small cores, three with
     large ones) are NumPy's, with nothing compiled; later ones of real trains are one call of these
-    sweeps, float32 in double precision, and may differ by roundoff.
+    sweeps, float32 in double precision, and may differ by roundoff; long ones of float32, and those
+    of complex trains, are programs.
     """
     x, y = aligned(x, y)
     value = overlaps_on_host.inner(cast(TT, x), cast(TT, y))

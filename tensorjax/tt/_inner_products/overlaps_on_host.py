@@ -1,6 +1,8 @@
 """Inner products and norms of concrete trains on the host: by NumPy first, later by C++."""
 
+import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -98,9 +100,11 @@ def _overlap(x: TT, y: TT, kind: str) -> tuple[Any, int] | jax.Array | None:
         "dtype": dtype,
         "key": kind,
         "shapes": shapes,
-        "work": lambda: _work(x, y),
+        "work": lambda: _multiplications(shapes, kind == "norm"),
+        "products": lambda: _multiplications(shapes, kind == "norm") / (1 + (kind == "norm")),
+        "tame": lambda: _squares_fit(y.cores),
         "one_dtype": same,
-        "sums": lambda: mode_sums(kind, shapes),
+        "sum_time": lambda: mode_sums(kind, shapes),
     }
     chosen = choose_kernel(f"tt.{kind}", cores, **facts)
     if chosen is CPP:
@@ -112,12 +116,18 @@ def _overlap(x: TT, y: TT, kind: str) -> tuple[Any, int] | jax.Array | None:
         return _swept(left, left if x is y else on_host(y.cores, dtype))
 
 
-def _work(x: TT, y: TT) -> float:
-    """Counts the multiplications in an inner product of trains."""
-    return sum(
-        a.shape[0] * b.shape[1] * b.shape[2] * (b.shape[0] + a.shape[2])
-        for a, b in zip(x.cores, y.cores, strict=True)
-    )
+def _squares_fit(cores: Sequence[Any]) -> bool:
+    """Whether the squares of all cores are in range, so that no sum over a core can leave it."""
+    with np.errstate(all="ignore"), _blas_threads.one_thread(True):
+        return all(np.isfinite(np.vdot(c, c)) for c in on_host(cores, cores[0].dtype))
+
+
+@functools.lru_cache(maxsize=4096)
+def _multiplications(shapes: tuple[tuple[int, ...], ...], same: bool) -> float:
+    """Counts the multiplications in an inner product of two trains, or of a train with itself."""
+    half = len(shapes) if same else len(shapes) // 2
+    pairs = zip(shapes[:half], shapes[-half:], strict=True)
+    return float(sum(a[0] * b[1] * b[2] * (b[0] + a[2]) for a, b in pairs))
 
 
 def _swept(xs: Cores, ys: Cores) -> tuple[Any, int]:

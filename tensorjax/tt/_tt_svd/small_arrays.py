@@ -20,32 +20,18 @@ from tensorjax.linalg import _predicted_times
 from tensorjax.linalg._arrays import adjoint
 from tensorjax.linalg._gram import host_gram
 from tensorjax.linalg._subspaces.choose import GRAM_NOISE, gram_floor
-from tensorjax.linalg._subspaces.subspaces_on_host import (
-    Asked,
-    Subspace,
-    all_needed,
-    columns_split,
-    leading,
-)
+from tensorjax.linalg._subspaces.small_subspaces import of_gram, small_leading
+from tensorjax.linalg._subspaces.subspaces_on_host import Asked, columns_split
 from tensorjax.tt._tt_svd.tt_svd_on_host import _Group, _norm_to_the_right, next_guess
 
 # Up to so many entries an SVD is faster than a Gram matrix, its eigenvectors, and their
 # reorthogonalisation.
 _TINY = 2**9
-# From _WHOLE rows on it pays to test first whether the full rank is needed. From _SKETCHED rows on
-# a random sketch may be cheaper.
-_WHOLE, _SKETCHED = 32, 96
 # Rows of joined modes at most: their Gram matrix costs one pass over the data.
 _JOINED = 16
 # Expected rank of bonds not yet cut; and nanoseconds of the additional orthogonalisation of a core
 # that was split off on the right.
 _GUESS, _AGAIN = 6, 6e4
-
-
-@functools.cache
-def least_share(dtype: Any) -> float:
-    """Returns the least share of energy that small arrays' TT-SVD by Gram matrices can discard."""
-    return 2 * GRAM_NOISE * gram_floor(np.result_type(dtype, np.float64), 1)
 
 
 def compiled_tt_svd(x: np.ndarray, share: float) -> list[np.ndarray] | None:
@@ -78,7 +64,7 @@ def small_tt_svd(x: np.ndarray, share: float, whole: bool = True) -> list[Any] |
         m, n, size = left * shape[first], shape[last - 1] * right, core.size
         if _from_the_right(m, n, size, shape[first + 1]):
             a = core.reshape(-1, n)
-            found = _subspace(a, asked, True)
+            found = small_leading(a, asked, right=True)
             last, right = last - 1, found.basis.shape[1]
             split = adjoint(found.basis).reshape(right, shape[last], -1)
             rights.insert(0, _Group(shape[last : last + 1], [split], [found.discarded], last))
@@ -121,12 +107,12 @@ def _split_on_the_left(
         joined = _joined(left, modes, size)
         if joined > 1:
             return _split_joined(core, left, modes[:joined], asked)
-        found = _subspace(a, asked, False)
+        found = small_leading(a, asked)
         u, core = found.basis, a if found.energies is None else adjoint(found.basis) @ a
     elif size <= _TINY:
         u, core = _by_svd(a, asked.tail)
     else:
-        u, core = columns_split(a, _subspace(a, asked, True), core.dtype)
+        u, core = columns_split(a, small_leading(a, asked, right=True), core.dtype)
     rank = u.shape[1]
     return [u.reshape(left, modes[0], rank)], core, _after(asked, rank, min(m, size // m))
 
@@ -142,7 +128,7 @@ def _split_joined(
     for n in modes:
         m, after = left * n, after // n
         blocks = w.reshape(m, after, m, after)
-        u = _of_gram(np.trace(blocks, axis1=1, axis2=3), asked).basis
+        u = of_gram(np.trace(blocks, axis1=1, axis2=3), asked).basis
         rank = u.shape[1]
         if rank < m and after > 1:
             w = u.T @ absorb(adjoint(u), blocks)
@@ -166,31 +152,6 @@ def _from_the_right(m: int, n: int, size: int, more: int) -> bool:
     sides = min(m, size // m), n
     at_left, at_right = (_predicted_times.cut(size, side, min(side, _GUESS)) for side in sides)
     return at_right + _AGAIN < at_left
-
-
-def _subspace(a: np.ndarray, asked: Asked, right: bool) -> Subspace:
-    """Returns the leading subspace of a small array's unfolding, for TT-SVD on the host."""
-    side = a.shape[right]
-    if side >= _SKETCHED:
-        return leading(a, asked, right=right)
-    return _of_gram(host_gram(a, right=right), asked)
-
-
-def _of_gram(g: np.ndarray, asked: Asked) -> Subspace:
-    """Computes the subspace that TT-SVD of a small array keeps, from a Gram matrix at hand."""
-    side = len(g)
-    if asked.whole and side >= _WHOLE and all_needed(g, asked):
-        return Subspace(np.eye(side, dtype=g.dtype), None, 0.0, 0.0)
-    w, v = np.linalg.eigh(g)
-    sums = np.cumsum(np.maximum(w, 0))
-    total = float(sums[-1])
-    assert asked.tail is not None
-    allowed = max(asked.tail - GRAM_NOISE * gram_floor(g.dtype, 2) * total, 0.0)
-    dropped = min(int(np.searchsorted(sums, allowed, side="right")), side - 1)
-    if dropped == 0:
-        return Subspace(np.eye(side, dtype=g.dtype), None, 0.0, total)
-    basis = np.ascontiguousarray(v[:, : dropped - 1 : -1])
-    return Subspace(basis, w[: dropped - 1 : -1], float(sums[dropped - 1]), total)
 
 
 def _by_svd(a: np.ndarray, tail: Any) -> tuple[np.ndarray, np.ndarray]:

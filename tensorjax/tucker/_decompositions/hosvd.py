@@ -13,9 +13,11 @@ from tensorjax._cores.dense_decompositions import Decomposition, decomposed, den
 from tensorjax._cores.unfoldings import unfold
 from tensorjax._eager import evaluated_eagerly
 from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import HOST, SMALL
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike
 from tensorjax.linalg import Method, _predicted_times
+from tensorjax.linalg._subspaces.small_subspaces import least_share, small_leading
 from tensorjax.linalg._subspaces.subspaces_on_host import (
     Asked,
     Subspace,
@@ -71,7 +73,8 @@ def from_dense(
     Source: N. Vannieuwenhoven, R. Vandebril, K. Meerbergen, "A new truncation strategy for the
     higher-order singular value decomposition", SIAM J. Sci. Comput. 34 (2012), algorithm 1.
     Departures, ours: on a CPU concrete arrays are served by LAPACK, with nothing compiled; there
-    modes are compressed from the first to the last or back, whichever is forecast to be faster.
+    modes are compressed from the first to the last or back, whichever is forecast to be faster, and
+    a mode that is kept whole has the identity for a factor.
     """
     array, dtype, tol = dense_input(x, tol, rank)
     ranks = None if rank is None else feasible_ranks(rank, array.shape)
@@ -119,16 +122,54 @@ def host_hosvd(x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None) -
     return [*(factors[::-1] if backwards else factors), core]
 
 
+def _at_once(x: np.ndarray, asked: Asked) -> list[Any] | None:
+    """Runs the ST-HOSVD of a small array, if `from_dense` chooses it; None for other arrays."""
+    if asked.share is None:
+        return None
+    facts = {"method": asked.method, "share": asked.share, "floor": lambda: least_share(x.dtype)}
+    if choose_kernel("tucker.from_dense(tol=)", (x,), HOST, **facts) is not SMALL:
+        return None
+    return small_hosvd(x, asked.share)
+
+
+def small_hosvd(x: np.ndarray, share: float) -> list[Any]:
+    """Computes the ST-HOSVD of a small array by one Gram matrix a mode, in double precision.
+
+    Args:
+      x: (n_1, …, n_d).
+      share: of the energy that every mode may discard.
+    """
+    core: Any = np.ascontiguousarray(x, np.result_type(x.dtype, np.float64))
+    asked = Asked(tail=share * float(np.vdot(core, core).real), whole=True)
+    factors: list[Any] = []
+    for n in x.shape:  # the mode that is compressed moves to the end: the next one comes first
+        sizes = core.shape[1:]
+        a = core.reshape(n, -1)
+        if n > a.shape[1]:
+            u, r = columns_split(a, small_leading(a, asked, right=True), core.dtype)
+            core = r.T
+        else:
+            found = small_leading(a, asked)
+            u, core = found.basis, a.T
+            core = core if found.energies is None else core @ u.conj()
+        core = core.reshape(*sizes, -1)
+        factors.append(u)
+    return [*factors, core]
+
+
 def _first_mode(a: Any, asked: Asked) -> tuple[Any, Any, Subspace]:
-    """Compresses the first mode in a host ST-HOSVD, of a (n, m): returns factor u and (uᴴ a)ᵀ."""
+    """Compresses the first mode in a host ST-HOSVD, of a (n, m): returns factor u and (uᴴ a)ᵀ.
+
+    Of a mode that is kept whole the factor is the identity, which takes no product.
+    """
     if a.shape[0] > a.shape[1]:
         found = leading(a, asked, right=True)
         u, r = columns_split(a, found, a.dtype if asked.narrow else found.basis.dtype)
         return u, np.ascontiguousarray(r.T), found
     found = leading(a, asked)
     u = _fit(found.basis, a, asked)
-    if found.energies is None:
-        return u, np.ascontiguousarray(a.T), found
+    if u.shape[1] == len(u):
+        return np.eye(len(u), dtype=u.dtype), np.ascontiguousarray(a.T), found
     image = a.T @ u.conj() if a.dtype == u.dtype else linalg.project(u, a).T
     return u, np.ascontiguousarray(image), found
 
@@ -141,8 +182,8 @@ def _last_mode(b: Any, asked: Asked) -> tuple[Any, Any, Subspace]:
         return *columns_split(b.T, found, b.dtype if asked.narrow else found.basis.dtype), found
     found = leading(b, asked, right=True)
     v = _fit(found.basis, b, asked)
-    if found.energies is None:
-        return v, np.ascontiguousarray(b.T), found
+    if v.shape[1] == len(v):
+        return np.eye(len(v), dtype=v.dtype), np.ascontiguousarray(b.T), found
     return v.conj(), np.ascontiguousarray(times(b, v).T), found
 
 
@@ -178,7 +219,7 @@ _ST_HOSVD = Decomposition(
     cuts=lambda order: order,
     arrays=lambda order: order + 1,
     compress=host_hosvd,
-    at_once=lambda x, asked: None,
+    at_once=_at_once,
     wrap=lambda parts: Tucker._unchecked(parts[-1], tuple(parts[:-1])),
     pad=pad,
     cut=cut,
