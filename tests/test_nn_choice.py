@@ -5,10 +5,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
-from tensorjax import nn
+from tensorjax import nn, optim
 
 
 def numbers(model: Any) -> int:
@@ -108,6 +109,29 @@ def test_rules_fix_formats_shapes_and_ranks():
     assert numbers(tied) / 4 < numbers(pair) <= numbers(tied) / 3
 
 
+@pytest.mark.parametrize("init", ["random", pytest.param("svd", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("fewer", [2.0, 5.0, pytest.param(12.0, marks=pytest.mark.slow)])
+def test_a_model_for_a_training_to_a_size_can_be_cut_to_it(fewer: float, init: Any):
+    """Layers stay dense only where the size at the end has room, so that no target is refused."""
+    dense = model()
+    choice = nn.choose(dense, compress_to=fewer, init=init)
+    small = nn.tensorize(dense, compress_to=fewer, init=init, rngs=nnx.Rngs(1))
+    final = nn.choose(dense, ratio=fewer, init=init)
+    assert choice.keys() == final.keys()
+    if init == "random":
+        assert [type(s) for s in choice.values()] == [type(s) for s in final.values()]
+    assert final.size < numbers(small) <= choice.size <= 2 * numbers(dense) / fewer
+    params = nnx.state(small, nnx.Param)
+    state = optim.rank_adaptive(optax.adam(1e-3), compress_to=fewer, by=10).init(params)
+    assert not state.met
+    with pytest.raises(ValueError, match="compress_to: expected at most"):
+        nn.tensorize(dense, compress_to=1e6)
+    rules = {"layers/3": nn.TT(in_shape=(6, 8)), "*": nn.LowRank()}
+    kept = nn.tensorize(dense, rules, compress_to=3)
+    assert kept.layers[3].in_shape == (6, 8)
+    assert numbers(dense) / 3 < numbers(kept) <= numbers(dense) / 1.5
+
+
 def test_one_rank_for_all():
     small = nn.tensorize(model(), rank=3)
     assert small.layers[3].ranks == (3, 3, 3)
@@ -125,13 +149,16 @@ def test_bad_targets_are_named():
     for wrong in (-1, 0, float("nan"), "3", True):
         with pytest.raises(ValueError, match="ratio: expected a positive number"):
             nn.tensorize(dense, ratio=wrong)  # type: ignore
-    with pytest.raises(ValueError, match="expected one of rank=, size=, ratio= and tol=, got size"):
+    every = "rank=, size=, ratio=, compress_to= and tol="
+    with pytest.raises(ValueError, match=f"expected one of {every}, got size"):
         nn.tensorize(dense, size=1000, ratio=3)
     with pytest.raises(ValueError, match="got ratio and tol"):
         nn.tensorize(dense, ratio=3, tol=0.1)
     with pytest.raises(ValueError, match='rank: expected None with rules="auto"'):
         nn.tensorize(dense, "auto", rank=3)
-    with pytest.raises(ValueError, match='expected size=, ratio= or tol= with "auto"'):
+    with pytest.raises(
+        ValueError, match='expected size=, ratio=, tol= or compress_to= with "auto"'
+    ):
         nn.tensorize(dense, "auto")
     with pytest.raises(ValueError, match="layers/2: expected a spec with its rank"):
         nn.tensorize(dense, {"layers/2": nn.CP()}, ratio=1.5)
