@@ -72,8 +72,8 @@ def turned(_: Any, before: Any, __: Any, after: Any) -> bool:
     return int(after.tick) > int(before.tick) and int(after.tick) % 2 == 0
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_copies_of_a_stack_are_balanced_as_single_layers_are(count: int, rng) -> None:
+def test_copies_of_a_stack_are_balanced_as_single_layers_are(rng) -> None:
+    count = 2
     single = {str(n): drawn(rng) for n in range(count)}
     stack = {"all": jax.tree.map(lambda *x: jnp.stack(x), *single.values())}
     optimizer = optim.rank_adaptive(optax.sgd(1e-9, momentum=0.9), size=count * 60, by=80)
@@ -92,8 +92,8 @@ def test_copies_of_a_stack_are_balanced_as_single_layers_are(count: int, rng) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("axes", ["Explicit", "Auto"])
-def test_sharded_layers_are_balanced_as_replicated_ones_are(axes: str, rng) -> None:
+def test_sharded_layers_are_balanced_as_replicated_ones_are(rng) -> None:
+    axes = str(rng.choice(["Explicit", "Auto"]))
     mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType[axes],))
     params = {"a": drawn(rng), "b": drawn(rng)}
     specs = {
@@ -138,23 +138,26 @@ def test_sharded_layers_are_balanced_as_replicated_ones_are(axes: str, rng) -> N
         np.testing.assert_allclose(norms, norms[0], rtol=1e-5)
 
 
-@pytest.mark.parametrize("what", ["basis", pytest.param("cut", marks=pytest.mark.slow)])
-def test_memory_of_curvature_begins_anew_where_parameters_jump(what: str, rng) -> None:
-    def cut(_: Any, before: Any, __: Any, after: Any) -> bool:
-        return float(after.size) < float(before.size)
-
+@pytest.mark.slow
+def test_memory_of_curvature_begins_anew_where_parameters_jump(rng) -> None:
     inner = optax.chain(optax.scale_by_lbfgs(memory_size=3), optax.scale(-1e-3))
-    optimizer = optim.rank_adaptive(inner, size=100, by=40)
-    params = {"a": drawn(rng), "b": drawn(rng)}
-    _, before, new, after = stepped(optimizer, params, turned if what == "basis" else cut)
-    memory, kept = after.inner[0], before.inner[0]
-    assert max(float(jnp.abs(x).max()) for x in jax.tree.leaves(kept.diff_params_memory)) > 0
-    for x in jax.tree.leaves(memory):
-        np.testing.assert_array_equal(x, 0)
-    # It fills again, and the descent goes on.
-    gradients = jax.grad(loss)(new)
-    moves, _ = optimizer.update(gradients, after, new, value=loss(new))
-    slope = sum(
-        jnp.vdot(a, b) for a, b in zip(*map(jax.tree.leaves, (gradients, moves)), strict=True)
-    )
-    assert float(slope) < 0
+    optimizer = optim.rank_adaptive(inner, size=100, by=200)
+    found = []
+
+    def jumped(before_params: Any, before: Any, params: Any, after: Any) -> bool:
+        cut, turn = float(after.size) < float(before.size), turned(None, before, None, after)
+        memory = after.inner[0]
+        held = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(memory.diff_params_memory))
+        assert held > 0 or int(memory.count) <= 1
+        if cut or turn:
+            for x in jax.tree.leaves(memory):
+                np.testing.assert_array_equal(x, 0)
+            found.append("cut" if cut else "turn")
+        return {"cut", "turn"} <= set(found)
+
+    _, _, params, state = stepped(optimizer, {"a": drawn(rng), "b": drawn(rng)}, jumped)
+    # The descent goes on.
+    gradients = jax.grad(loss)(params)
+    moves, _ = optimizer.update(gradients, state, params, value=loss(params))
+    pairs = zip(jax.tree.leaves(gradients), jax.tree.leaves(moves), strict=True)
+    assert sum(float(jnp.vdot(a, b)) for a, b in pairs) < 0

@@ -31,8 +31,7 @@ class Choice(Mapping[str, Spec | None]):
 
     Attributes:
       specs: the spec of each layer by its path, as a pattern; None stays dense.
-      errors: bounds of the relative errors of the weights; of fresh layers, what a weight with
-        singular values of energy 1 / k would lose.
+      errors: bounds of the relative errors of the weights; of fresh layers none.
       sizes: parameters of each layer's weight, before and after.
       size: parameters of the whole model at most.
 
@@ -109,10 +108,10 @@ def choose(
       compress_to: for a training that cuts the model to so many times fewer parameters, by
         ``optim.rank_adaptive(inner, compress_to=…)``: formats, shapes and layers that stay dense
         are those of ``ratio=compress_to``, and the ranks are larger, for about twice that size.
-      init: "svd" reads the weights; "random", for fresh layers, takes the energy of the k-th
-        singular value of every unfolding to fall as 1 / k. "auto" then takes tensor trains, in the
-        shapes of `TT`, or stays dense; so with ``compress_to`` do layers whose singular values are
-        as those of random weights.
+      init: "svd" reads the weights; "random" is for fresh layers, of which no spectrum tells where
+        ranks are needed: all bonds get one rank, the largest that fits, some one more; "auto" takes
+        tensor trains in the shapes of `TT`, or stays dense where they are not smaller. So it is
+        with ``compress_to``, too, if the singular values of all weights are as of random ones.
 
     Returns:
       `Choice`, to be printed, changed by ``dict(choice) | {…}``, and passed to `tensorize`.
