@@ -114,7 +114,7 @@ def test_sharded_layers_are_balanced_as_replicated_ones_are(rng) -> None:
     }  # fmt: skip
     optimizer = optim.rank_adaptive(optax.sgd(1e-9, momentum=0.9), size=120, by=80)
 
-    def updated(params: Any) -> Any:
+    def updated(optimizer: Any, params: Any) -> Any:
         # With gradients that are no function of the sharding: what is looked at is the update.
         step = jax.jit(lambda p, s, g: optimizer.update(g, s, p, value=jnp.float32(1.0)))
         state = optimizer.init(params)
@@ -124,9 +124,9 @@ def test_sharded_layers_are_balanced_as_replicated_ones_are(rng) -> None:
             params = optax.apply_updates(params, moves)
         return params, state
 
-    alone, state = updated(params)
+    alone, state = updated(optimizer, params)
     with jax.set_mesh(mesh):
-        sharded, other = updated(spread)
+        sharded, other = updated(optimizer, spread)
     assert len(sharded["b"]["cores"][1].sharding.device_set) == 4
     assert int(other.tick) == int(state.tick)
     jax.tree.map(
