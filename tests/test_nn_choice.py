@@ -109,7 +109,9 @@ def test_rules_fix_formats_shapes_and_ranks():
     assert numbers(tied) / 4 < numbers(pair) <= numbers(tied) / 3
 
 
-@pytest.mark.parametrize("fewer", [2.0, 4.0, 8.0])
+@pytest.mark.parametrize(
+    "fewer", [4.0, *(pytest.param(x, marks=pytest.mark.slow) for x in (2.0, 8.0))]
+)
 def test_a_model_for_a_training_to_a_size_can_be_cut_to_it(fewer: float):
     """Layers stay dense only where the size at the end has room, so that no target is refused."""
     rngs = nnx.Rngs(0)
