@@ -5,10 +5,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
-from tensorjax import nn
+from tensorjax import nn, optim
 
 
 def numbers(model: Any) -> int:
@@ -108,6 +109,45 @@ def test_rules_fix_formats_shapes_and_ranks():
     assert numbers(tied) / 4 < numbers(pair) <= numbers(tied) / 3
 
 
+@pytest.mark.parametrize(
+    "fewer", [4.0, *(pytest.param(x, marks=pytest.mark.slow) for x in (2.0, 8.0))]
+)
+def test_a_model_for_a_training_to_a_size_can_be_cut_to_it(fewer: float):
+    """Layers stay dense only where the size at the end has room, so that no target is refused."""
+    rngs = nnx.Rngs(0)
+    layers = [nnx.Linear(n, m, rngs=rngs) for n, m in ((48, 60), (60, 60), (60, 5))]
+    dense = nnx.Sequential(*layers)
+    choice = nn.choose(dense, compress_to=fewer, init="random")
+    final = nn.choose(dense, ratio=fewer, init="random")
+    assert choice.keys() == final.keys()
+    kinds = [type(s) for s in choice.values()]
+    assert kinds == [type(s) for s in final.values()]
+    assert nn.TT in kinds
+    assert nn.LowRank not in kinds
+    assert dict(nn.choose(dense, compress_to=fewer)) == dict(choice)  # its weights are random
+    small = nn.tensorize(dense, choice, init="random", rngs=rngs)
+    assert final.size < numbers(small) == choice.size <= 2 * numbers(dense) / fewer
+    params = nnx.state(small, nnx.Param)
+    state = optim.rank_adaptive(optax.adam(1e-3), compress_to=fewer, by=10).init(params)
+    assert "nothing to prune" not in optim.status(state).advice
+    with pytest.raises(ValueError, match="compress_to: expected at most"):
+        nn.choose(dense, compress_to=1e6)
+
+
+@pytest.mark.slow
+def test_spectra_are_looked_at_before_a_training_too():
+    dense = model()
+    choice = nn.choose(dense, compress_to=5)
+    assert isinstance(choice["layers/2"], nn.LowRank)
+    assert isinstance(choice["layers/3"], nn.TT)
+    small = nn.tensorize(dense, compress_to=5)
+    assert numbers(dense) / 5 < numbers(small) <= choice.size <= numbers(dense) / 2.5
+    rules = {"layers/3": nn.TT(in_shape=(6, 8)), "*": nn.LowRank()}
+    kept = nn.choose(dense, rules, compress_to=3)
+    assert kept["layers/3"].in_shape == (6, 8)  # type: ignore[union-attr]
+    assert numbers(dense) / 3 < kept.size <= numbers(dense) / 1.5
+
+
 def test_one_rank_for_all():
     small = nn.tensorize(model(), rank=3)
     assert small.layers[3].ranks == (3, 3, 3)
@@ -125,13 +165,16 @@ def test_bad_targets_are_named():
     for wrong in (-1, 0, float("nan"), "3", True):
         with pytest.raises(ValueError, match="ratio: expected a positive number"):
             nn.tensorize(dense, ratio=wrong)  # type: ignore
-    with pytest.raises(ValueError, match="expected one of rank=, size=, ratio= and tol=, got size"):
+    every = "rank=, size=, ratio=, compress_to= and tol="
+    with pytest.raises(ValueError, match=f"expected one of {every}, got size"):
         nn.tensorize(dense, size=1000, ratio=3)
     with pytest.raises(ValueError, match="got ratio and tol"):
         nn.tensorize(dense, ratio=3, tol=0.1)
     with pytest.raises(ValueError, match='rank: expected None with rules="auto"'):
         nn.tensorize(dense, "auto", rank=3)
-    with pytest.raises(ValueError, match='expected size=, ratio= or tol= with "auto"'):
+    with pytest.raises(
+        ValueError, match='expected size=, ratio=, tol= or compress_to= with "auto"'
+    ):
         nn.tensorize(dense, "auto")
     with pytest.raises(ValueError, match="layers/2: expected a spec with its rank"):
         nn.tensorize(dense, {"layers/2": nn.CP()}, ratio=1.5)

@@ -58,11 +58,11 @@ def rank_adaptive(
     vectors (`canonical`, here within jit), optimiser moments go along, and the indices that the
     loss would miss least for the parameters they take (`prune`; by squared gradients that are there
     anyhow) are set to zero, a few at a time. Let about a third of the updates follow ``by``, and
-    begin at about twice the size that is to stay.
+    begin at about twice the size that is to stay, as ``nn.tensorize(model, compress_to=10)`` does.
     Where past gradients move ``inner``, as momentum of `optax.sgd` and `optax.lbfgs` do, the
     cores of a layer are scaled so that its derivatives by all of them are equally large: in the
     basis alone the same rate may diverge. Others, as of Adam, Lion or Muon, get the basis as it is.
-    The memory of `optax.lbfgs` begins anew with every basis.
+    The memory of `optax.lbfgs` begins anew with every basis and after every cut.
 
     **The paper's two stages**, without these options: with gates D on the bonds of tensorised
     layers, ρ_k the number of gates of bond k above the threshold τ, and S the size of the layers at
@@ -355,8 +355,8 @@ def _target(layout: Layout, leaves: list[Any], options: Options) -> Any:
             f"compress_to: expected at most {(dense + outside) / (outside + need):.4g}, where all "
             f"ranks are one, got {options.compress_to!r}: of {dense + outside} parameters of the "
             f"dense model, {outside} are outside the tensorised layers and stay; tensorise more of "
-            'the model ("auto" may leave layers dense, which {"*": nn.TT()} does not), or give '
-            "size, of the tensorised layers alone"
+            f"the model, as nn.tensorize(model, compress_to={options.compress_to!r}) does for this "
+            "target, or give size, of the tensorised layers alone"
         )
     return left
 

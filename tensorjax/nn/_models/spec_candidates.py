@@ -3,8 +3,8 @@
 Errors come from the singular values of the unfoldings: a truncation to ranks r_k has a relative
 error of at most (Σ_k tail_k(r_k))^{1/2}, where tail_k(r) is the share of the energy of unfolding k
 beyond its r largest singular values (Oseledets, 2011, theorem 2.2; for Tucker: De Lathauwer, De
-Moor, Vandewalle, 2000). Fresh layers have no spectra: there the energy of the k-th singular value
-is taken to fall as 1 / k.
+Moor, Vandewalle, 2000). The spectra of random weights say nothing of what a training will need:
+`is_random` tells them.
 """
 
 import math
@@ -17,6 +17,7 @@ from flax import nnx
 from tensorjax import _check
 from tensorjax.nn._dense_checks import concrete
 from tensorjax.nn._embeddings.embedding_base import fold
+from tensorjax.nn._linear_general import flat
 from tensorjax.nn._mode_factors import factor, modes
 from tensorjax.nn._models.exact_weights import double
 from tensorjax.nn._models.stacked_layers import copies
@@ -30,6 +31,9 @@ _ERRORS = np.concatenate([np.linspace(0.98, 0.1, 60, endpoint=False), np.geomspa
 _LARGEST = 2048
 # Padding of a mode product beyond this share makes a fold not worth it.
 _PADDING = 1.1
+# A weight whose singular values beyond the first quarter hold this share of what those of a random
+# one hold is taken for random.
+_FLAT = 0.9
 # Modes below this compress nothing.
 _SMALLEST = 4
 
@@ -53,41 +57,62 @@ class Candidate(NamedTuple):
     bound: float
 
 
-def candidates(layer: Any, spec: Spec | None, known: bool) -> list[Candidate]:
+def candidates(layer: Any, spec: Spec | None, *, trained: bool = False) -> list[Candidate]:
     """Lists the specifications of a dense layer with the least error for their size.
 
     Args:
       layer: `flax.nnx.Linear`, `flax.nnx.Conv` or `flax.nnx.Embed`, perhaps stacked.
       spec: whose format and shapes are kept; None allows all, and to stay dense.
-      known: whether the weights are given; else nothing is read of them but shapes.
+      trained: whether a training follows that cuts ranks: then nothing is larger than dense.
     """
-    singles = copies(layer)
-    name = "embedding" if isinstance(layer, nnx.Embed) else "kernel"
-    shape = getattr(singles[0], name).shape
-    weights = [double(concrete(getattr(one, name))) for one in singles] if known else []
-    _check.finite(f"layer.{name}", weights)
-    conv = isinstance(layer, nnx.Conv)
-    fold_of_conv = None
-    if conv:  # a matrix with the modes of the layers' kernels: channels, window | channels
-        *window, channels, outputs = shape
-        fold_of_conv = (channels, *window), (outputs,)
-        shape = (math.prod(fold_of_conv[0]), outputs)
-        weights = [np.moveaxis(w, -2, 0).reshape(shape) for w in weights]
+    weights, shape, fold_of_conv = _matrices(layer)
+    embedding = isinstance(layer, nnx.Embed)
     tails = _Tails(weights, shape)
     found = [Candidate(None, math.prod(shape), 0.0, 0.0)] if spec is None else []
     if spec is None or isinstance(spec, LowRank):
         found += _low_rank(tails, shape, spec)
-    embedding = isinstance(layer, nnx.Embed)
     folds = [fold_of_conv] if fold_of_conv else _folds(shape, spec, embedding)
+    small = bool(fold_of_conv)
     for rows, columns in folds:
         if spec is None or isinstance(spec, TT):
             found += _trains(tails, rows, columns, spec, embedding)
         if not embedding and (
-            isinstance(spec, Tucker) or (spec is None and (conv or len(rows + columns) <= 4))
+            isinstance(spec, Tucker) or (spec is None and (small or len(rows + columns) <= 4))
         ):
             found += _tuckers(tails, rows, columns, spec)
-    count = len(singles)
+    if trained:
+        found = [c for c in found if c.numbers <= math.prod(shape)] or found
+    count = len(weights)
     return _front([c._replace(numbers=c.numbers * count) for c in found])
+
+
+def is_random(layer: Any) -> bool:
+    """Whether the singular values of a dense layer's weights are as those of random ones."""
+    weights, shape, _ = _matrices(flat(layer) if isinstance(layer, nnx.LinearGeneral) else layer)
+    least = min(shape)
+    # A longer side than that changes little.
+    drawn = np.random.default_rng(0).standard_normal((least, min(max(shape), 16 * least)))
+    share = _FLAT * _energy(drawn)[least // 4 :].sum() / np.sum(drawn**2)
+    return all(_energy(w)[least // 4 :].sum() >= share * np.sum(w**2) for w in weights)
+
+
+def _matrices(layer: Any) -> tuple[list[np.ndarray], tuple[int, int], Any]:
+    """Reads the weights of a dense layer, of each copy of a stack, as matrices.
+
+    Returns:
+      (the weights, their shape, modes of a convolution's rows and columns or None).
+    """
+    singles = copies(layer)
+    name = "embedding" if isinstance(layer, nnx.Embed) else "kernel"
+    shape = getattr(singles[0], name).shape
+    weights = [double(concrete(getattr(one, name))) for one in singles]
+    _check.finite(f"layer.{name}", weights)
+    if not isinstance(layer, nnx.Conv):
+        return weights, shape, None
+    *window, channels, outputs = shape  # channels, window | channels, as in the layers' kernels
+    fold_of_conv = (channels, *window), (outputs,)
+    shape = (math.prod(fold_of_conv[0]), outputs)
+    return [np.moveaxis(w, -2, 0).reshape(shape) for w in weights], shape, fold_of_conv
 
 
 class _Tails:
@@ -109,10 +134,9 @@ class _Tails:
         """
         if key not in self.found:
             n = min(size)
+            energy = 1 / np.arange(1, n + 1)  # of zeros
             if self.weights:
                 energy = np.mean([_energy(unfold(self._padded(w, sides))) for w in self.weights], 0)
-            else:
-                energy = 1 / np.arange(1, n + 1)
             energy = np.maximum(energy, 0) / energy.sum()
             self.found[key] = np.append(np.cumsum(energy[::-1])[::-1], 0.0)
         return self.found[key]

@@ -1,10 +1,11 @@
 """Choice of format, mode shapes and ranks for every layer of a model, by size or by error."""
 
 import dataclasses
+import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from flax import nnx
@@ -13,14 +14,15 @@ from tensorjax import _check
 from tensorjax.nn._linear_general import flat
 from tensorjax.nn._models.replacement import replacement
 from tensorjax.nn._models.rules import Rules, matched, pattern, rules_with
-from tensorjax.nn._models.spec_candidates import Candidate, candidates, hull, slope
-from tensorjax.nn._models.stacked_layers import lead
+from tensorjax.nn._models.spec_candidates import Candidate, candidates, hull, is_random, slope
+from tensorjax.nn._models.stacked_layers import copies, lead
 from tensorjax.nn._models.summary import numbers, table
 from tensorjax.nn._models.tied_layers import Found, ties
 from tensorjax.nn._models.traversal import is_module
 from tensorjax.nn._specs import TT, LowRank, Spec, Tucker
 
 Init = Literal["svd", "random"]
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,8 +31,7 @@ class Choice(Mapping[str, Spec | None]):
 
     Attributes:
       specs: the spec of each layer by its path, as a pattern; None stays dense.
-      errors: bounds of the relative errors of the weights; of fresh layers, what a weight with
-        singular values of energy 1 / k would lose.
+      errors: bounds of the relative errors of the weights; of fresh layers none.
       sizes: parameters of each layer's weight, before and after.
       size: parameters of the whole model at most.
 
@@ -84,6 +85,7 @@ def choose(
     size: int | None = None,
     ratio: float | None = None,
     tol: float | None = None,
+    compress_to: float | None = None,
     init: Init = "svd",
 ) -> Choice:
     """Chooses format, mode shapes and ranks of a model's layers for a total size or an error.
@@ -103,16 +105,21 @@ def choose(
       size: parameters of the whole tensorised model, biases and all others included, at most.
       ratio: the same as the share that the model is to shrink by.
       tol: relative error of every weight, at most.
-      init: "svd" reads the weights; "random", for fresh layers, takes the energy of the k-th
-        singular value of every unfolding to fall as 1 / k.
+      compress_to: for a training that cuts the model to so many times fewer parameters, by
+        ``optim.rank_adaptive(inner, compress_to=…)``: formats, shapes and layers that stay dense
+        are those of ``ratio=compress_to``, and the ranks are larger, for about twice that size.
+      init: "svd" reads the weights; "random" is for fresh layers, of which no spectrum tells where
+        ranks are needed: all bonds get one rank, the largest that fits, some one more; "auto" takes
+        tensor trains in the shapes of `TT`, or stays dense where they are not smaller. So it is
+        with ``compress_to``, too, if the singular values of all weights are as of random ones.
 
     Returns:
       `Choice`, to be printed, changed by ``dict(choice) | {…}``, and passed to `tensorize`.
 
     Raises:
       TypeError: ``model`` is no NNX module; with "svd", abstract parameters.
-      ValueError: not exactly one of size, ratio and tol, a size below that of ranks of one, a CP
-        spec without a rank.
+      ValueError: not exactly one of size, ratio, tol and compress_to, a size below that of ranks of
+        one, a CP spec without a rank.
 
     Example:
       >>> import jax
@@ -129,9 +136,10 @@ def choose(
     """
     if not is_module(model):
         raise TypeError(f"model: expected an NNX module, got {type(model).__name__}")
-    if sum(x is not None for x in (size, ratio, tol)) != 1:
+    if sum(x is not None for x in (size, ratio, tol, compress_to)) != 1:
         raise ValueError(
-            f"size: expected one of size=, ratio= and tol=, got {size!r}, {ratio!r} and {tol!r}"
+            f"size: expected one of size=, ratio=, tol= and compress_to=, got {size!r}, {ratio!r}, "
+            f"{tol!r} and {compress_to!r}"
         )
     automatic = isinstance(rules, str)
     if automatic and rules != "auto":
@@ -140,23 +148,74 @@ def choose(
             f"{rules!r}"
         )
     pairs = [("*", _AUTO)] if automatic else rules_with(rules, None)
+    if tol is not None:
+        return _chosen(model, pairs, init, tol=float(_check.tolerance(tol, np.float64)))
+    now = numbers(model)
+    name, given = next(
+        (name, x) for name, x in (("size", size), ("ratio", ratio), ("compress_to", compress_to))
+        if x is not None
+    )  # fmt: skip
+    most = _most(name, given, None if name == "size" else now)
+    fewer = None if name == "size" else (name, now)
+    final = _chosen(model, pairs, init, most=most, fewer=fewer, trained=name == "compress_to")
+    if name != "compress_to":
+        return final
+    begin = min(int(_START * most), now)
+    begun = _chosen(model, _without_ranks(final), init, most=begin, trained=True)
+    return dataclasses.replace(
+        begun,
+        specs={path: begun.specs.get(path) for path in final},  # dense ones too
+        sizes=final.sizes | begun.sizes,
+    )
+
+
+# Stands for "auto" in rules; its format is not used.
+_AUTO = TT()
+# Size at which a training begins that cuts ranks, over that at which it ends: as the examples of
+# `optim.rank_adaptive` have it.
+_START = 2.0
+_LARGEST_RANK = 4096  # of a common one
+
+
+def _chosen(
+    model: Any,
+    pairs: Sequence[tuple[str, Any]],
+    init: Init,
+    *,
+    most: int = 0,
+    fewer: tuple[str, int] | None = None,
+    tol: float | None = None,
+    trained: bool = False,
+) -> Choice:
+    """Chooses specs by total size or by error of every weight.
+
+    Args:
+      model: the model.
+      pairs: patterns and specs.
+      init: whether weights are read.
+      most: parameters of all, without ``tol``.
+      fewer: name of the option that asks for a share of the model, and the model's parameters.
+      tol: relative error of every weight.
+      trained: whether a training follows, as `candidates` takes it.
+    """
     every = matched(model, pairs)
     found = [place for place in every if _is_open(place[2])]
     leaders = _leaders(model, found)
+    if tol is None and (init == "random" or trained):
+        own = [(x, paths[0], spec) for x, paths, spec in found if id(x) in leaders]
+        if init == "random" or all(_named(path, is_random, x) for x, path, _ in own):
+            return _of_one_rank(model, every, own, leaders, most, fewer)
     lists = {
-        id(x): _listed(x, paths[0], spec, init) for x, paths, spec in found if id(x) in leaders
+        id(x): _listed(x, paths[0], spec, trained) for x, paths, spec in found if id(x) in leaders
     }
     rest = numbers(model) - sum(options.weight for options in lists.values())
     for layer, _, spec in every:
         if getattr(spec, "rank", None) is not None:
             rest += _grown(layer, spec)
     if tol is not None:
-        tol = float(_check.tolerance(tol, np.float64))
         kept = {key: options.cheapest(tol) for key, options in lists.items()}
     else:
-        now = numbers(model)
-        most = _most(now, size, ratio)
-        kept = _filled(lists, *_allocated(lists, rest, most, None if ratio is None else now))
+        kept = _filled(lists, *_allocated(lists, rest, most, fewer))
     total = rest + sum(candidate.numbers for candidate in kept.values())
     leading = {member: key for key, members in leaders.items() for member in members}
     chosen = [(layer, paths[0], kept[leading[id(layer)]]) for layer, paths, _ in found]
@@ -171,8 +230,83 @@ def choose(
     )
 
 
-# Stands for "auto" in rules; its format is not used.
-_AUTO = TT()
+def _of_one_rank(
+    model: Any, every: Found, own: Sequence[tuple[Any, str, Any]],
+    leaders: dict[int, list[int]], most: int, fewer: tuple[str, int] | None,
+) -> Choice:  # fmt: skip
+    """Chooses the largest rank, one for all bonds, within a size; then one more where it fits.
+
+    Of random weights no spectrum tells where ranks are needed. By "auto" layers stay dense that
+    would not be smaller.
+
+    Args:
+      model: the model.
+      every: its layers that rules match.
+      own: layers to choose for, one of every tied set, with path and spec.
+      leaders: as of `_leaders`.
+      most: parameters of all.
+      fewer: as `_allocated` takes it.
+    """
+    fixed = [(x, spec) for x, _, spec in every if not _is_open(x, spec)]
+    now = numbers(model)
+    rest = now + sum(_grown(x, spec) for x, spec in fixed)
+    for _, path, spec in own:
+        _check_open(path, spec)
+
+    known: dict[Any, int] = {}  # layers alike count alike
+
+    def gain(place: int, rank: int) -> int:
+        layer, path, spec = own[place]
+        key = type(layer), _shape(layer), str(getattr(layer, "in_features", "")), spec, rank
+        if key not in known:
+            known[key] = _named(path, _grown, layer, dataclasses.replace(spec, rank=rank))
+        return min(known[key], 0) if spec is _AUTO else known[key]
+
+    def total(rank: int) -> int:
+        return rest + sum(gain(k, rank) for k in range(len(own)))
+
+    _check_least(total(1), rest - sum(_weight(x) for x, *_ in own), most, fewer)
+    low, high = 1, 2
+    while high < _LARGEST_RANK and total(high) <= most:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if total(middle) <= most else (low, middle)
+    ranks, size = [low] * len(own), total(low)
+    for k in sorted(range(len(own)), key=lambda k: gain(k, low + 1) - gain(k, low)):
+        if 0 < gain(k, low + 1) - gain(k, low) <= most - size:
+            size += gain(k, low + 1) - gain(k, low)
+            ranks[k] += 1
+    kept = {
+        id(x): None
+        if spec is _AUTO and gain(k, rank) == 0
+        else dataclasses.replace(spec, rank=rank)
+        for k, ((x, _, spec), rank) in enumerate(zip(own, ranks, strict=True))
+    }
+    leading = {member: key for key, members in leaders.items() for member in members}
+    gains = {id(x): gain(k, rank) for k, ((x, *_), rank) in enumerate(zip(own, ranks, strict=True))}
+    specs: dict[str, Spec | None] = {}
+    sizes = {}
+    for layer, paths, spec in every:
+        if _is_open(layer, spec):
+            key = leading[id(layer)]
+            specs[pattern(paths[0])] = kept[key]
+            sizes[pattern(paths[0])] = (_weight(layer), _weight(layer) + gains[key])
+        else:
+            specs[pattern(paths[0])] = spec
+    return Choice(specs, {}, sizes, size)
+
+
+def _without_ranks(choice: Choice) -> list[tuple[str, Spec | None]]:
+    """Returns chosen specs as rules, those whose ranks were chosen without them."""
+    return [
+        (path, spec if spec is None or path not in choice.sizes else _bare(spec))
+        for path, spec in choice.items()
+    ]
+
+
+def _bare(spec: Any) -> Spec:
+    return dataclasses.replace(spec, rank=None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,8 +333,11 @@ def _is_open(spec: Any) -> bool:
 
 
 def _weight(layer: Any) -> int:
-    kernel = layer.embedding if isinstance(layer, nnx.Embed) else layer.kernel
-    return math.prod(kernel.shape)
+    return math.prod(_shape(layer))
+
+
+def _shape(layer: Any) -> tuple[int, ...]:
+    return (layer.embedding if isinstance(layer, nnx.Embed) else layer.kernel).shape
 
 
 def _leaders(model: Any, found: Found) -> dict[int, list[int]]:
@@ -214,43 +351,54 @@ def _leaders(model: Any, found: Found) -> dict[int, list[int]]:
     return groups
 
 
-def _listed(layer: Any, path: str, spec: Spec, init: str) -> _Options:
+def _listed(layer: Any, path: str, spec: Spec, trained: bool) -> _Options:
+    _check_open(path, spec)
+    if isinstance(layer, nnx.LinearGeneral):
+        layer = flat(layer)
+    kept = None if spec is _AUTO else spec
+    options = _named(path, functools.partial(candidates, trained=trained), layer, kept)
+    return _Options(options, _weight(layer), math.prod(lead(layer)))
+
+
+def _named(path: str, call: Callable[..., T], *arguments: Any) -> T:
+    """Calls a function in the choice of a layer's spec; its errors get the path of the layer."""
+    try:
+        return call(*arguments)
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{path or 'the model itself'}: {error}") from error
+
+
+def _check_open(path: str, spec: Any) -> None:
+    """Raises ValueError for specs without a rank that ranks cannot be chosen for."""
     if not (spec is _AUTO or isinstance(spec, TT | Tucker | LowRank)):
         raise ValueError(
             f"{path}: expected a spec with its rank, or TT, Tucker or LowRank to choose the ranks "
             f"of, got {spec}"
         )
-    if isinstance(layer, nnx.LinearGeneral):
-        layer = flat(layer)
-    try:
-        options = candidates(layer, None if spec is _AUTO else spec, init == "svd")
-    except (TypeError, ValueError) as error:
-        kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"{path or 'the model itself'}: {error}") from error
-    return _Options(options, _weight(layer), math.prod(lead(layer)))
 
 
 def _grown(layer: Any, spec: Spec) -> int:
     """Counts the parameters that a layer gains by a spec of given rank, to choose other specs."""
-    new = nnx.eval_shape(lambda: replacement(layer, spec, "random", None, "own", nnx.Rngs(0)))
-    return numbers(new) - numbers(layer)
+    count = max(1, math.prod(lead(layer)))
+    one = copies(layer)[0]
+    new = nnx.eval_shape(lambda: replacement(one, spec, "random", None, "own", nnx.Rngs(0)))
+    return count * (numbers(new) - numbers(one))
 
 
-def _most(now: int, size: Any, ratio: Any) -> int:
-    """Returns the largest size that chosen specs may have, from a valid ``size`` or ``ratio``."""
-    given: Any = size if ratio is None else ratio
-    name = "size" if ratio is None else "ratio"
+def _most(name: str, given: Any, now: int | None = None) -> int:
+    """Returns the largest size that chosen specs may have: given, or as a share of ``now``."""
     if (
         isinstance(given, bool)
         or not isinstance(given, int | float | np.integer | np.floating)
         or not 0 < given < math.inf
     ):
         raise ValueError(f"{name}: expected a positive number, got {given!r}")
-    return int(given) if ratio is None else int(now / ratio)
+    return int(given) if now is None else int(now / given)
 
 
 def _allocated(
-    lists: Mapping[int, _Options], rest: int, most: int, now: int | None
+    lists: Mapping[int, _Options], rest: int, most: int, fewer: tuple[str, int] | None
 ) -> tuple[dict[int, Candidate], int]:
     """Chooses a candidate for every layer, greedily by error decrease per parameter.
 
@@ -260,7 +408,7 @@ def _allocated(
       lists: of the layers chosen for.
       rest: parameters outside of them.
       most: parameters of all.
-      now: those of the model, if a ratio of them was asked for.
+      fewer: name of the option and those of the model, if a share of them was asked for.
 
     Returns:
       (choice of every layer, parameters left).
@@ -268,16 +416,7 @@ def _allocated(
     corners = {key: hull(options.found) for key, options in lists.items()}
     taken = dict.fromkeys(lists, 0)
     left = most - rest - sum(options.found[0].numbers for options in lists.values())
-    if left < 0:
-        least = most - left
-        asked = f"size: expected at least {least:,} parameters"
-        if now is not None:
-            asked = f"ratio: expected at most {math.floor(1e3 * now / least) / 1e3:g}, for at least"
-            asked += f" {least:,} of {now:,} parameters"
-        raise ValueError(
-            f"{asked}, of which {rest:,} are outside the layers chosen for, got {most:,}; "
-            f"tensorise more of the model, or {'allow a larger size' if now is None else 'less'}"
-        )
+    _check_least(most - left, rest, most, fewer)
     steps = [
         (-lists[key].copies * slope(a, b), key, k + 1, b.numbers - a.numbers)
         for key, found in corners.items()
@@ -288,6 +427,21 @@ def _allocated(
             taken[key] = k
             left -= cost
     return {key: corners[key][k] for key, k in taken.items()}, left
+
+
+def _check_least(least: int, rest: int, most: int, fewer: tuple[str, int] | None) -> None:
+    """Raises ValueError if the smallest ranks have more than ``most`` parameters."""
+    if least <= most:
+        return
+    asked = f"size: expected at least {least:,} parameters"
+    if fewer is not None:
+        name, now = fewer
+        asked = f"{name}: expected at most {math.floor(1e3 * now / least) / 1e3:g}, for at least"
+        asked += f" {least:,} of {now:,} parameters"
+    raise ValueError(
+        f"{asked}, of which {rest:,} are outside the layers chosen for, got {most:,}; "
+        f"tensorise more of the model, or {'allow a larger size' if fewer is None else 'less'}"
+    )
 
 
 def _filled(

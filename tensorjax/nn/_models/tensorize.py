@@ -22,6 +22,7 @@ def tensorize(
     rank: int | None = None,
     size: int | None = None,
     ratio: float | None = None,
+    compress_to: float | None = None,
     stacked: Ranks = "own",
     rngs: nnx.Rngs | None = None,
 ) -> Any:
@@ -44,7 +45,7 @@ def tensorize(
         `fnmatch.fnmatchcase`: "*" stands for anything, slashes included, "?" for one character,
         "[ab]" for one of some. The spec None, like `Dense`, leaves a layer as it is. One spec alone
         is for all layers. "auto" chooses format, shapes and ranks of every layer by `choose`, for
-        ``size``, ``ratio`` or ``tol``.
+        ``size``, ``ratio``, ``tol`` or ``compress_to``.
         None is "auto", or with ``rank`` tensor trains for all layers.
       init: "svd" converts the weights by `tensorjax.nn.from_linear`, `from_conv` and
         `from_embedding`, and the layers keep the certificates; "random" draws new ones.
@@ -53,6 +54,9 @@ def tensorize(
       size: parameters of the whole new model, at most; `choose` gives ranks to the specs that have
         none.
       ratio: the same as the share that the model is to shrink by.
+      compress_to: the same for a training that cuts the model to so many times fewer parameters, by
+        ``optim.rank_adaptive(inner, compress_to=…)``: it begins with about twice the size, and
+        layers stay dense only as far as the size at the end has room for them.
       stacked: ranks of stacked layers for ``tol``: "own", of every layer its own, the others padded
         with zeros, gates included; or "shared", the largest for all.
       rngs: for "random".
@@ -64,8 +68,8 @@ def tensorize(
       TypeError: an argument that is no NNX module or no spec; with "svd", abstract parameters.
       ValueError: a rule that matches nothing, a parameter tied to a layer that does not get the
         same spec, parameters that are not stacked over the same first axes, no ``rngs`` for
-        "random", more than one of rank, size, ratio and tol, a size that is too small, and all that
-        the specs and the conversions raise, with the path of the layer.
+        "random", more than one of rank, size, ratio, compress_to and tol, a size that is too small,
+        and all that the specs and the conversions raise, with the path of the layer.
 
     Example:
       >>> from flax import nnx
@@ -92,7 +96,7 @@ def tensorize(
         raise ValueError("rngs: expected nnx.Rngs to draw new weights from, got None")
     if init == "random" and tol is not None:
         raise ValueError('tol: expected None with init="random"; tolerances are for init="svd"')
-    targets = {"rank": rank, "size": size, "ratio": ratio}
+    targets = {"rank": rank, "size": size, "ratio": ratio, "compress_to": compress_to}
     pairs = _pairs(model, rules, targets, tol, init)
     copy = nnx.clone(model)
     made: dict[int, Any] = {}
@@ -118,7 +122,9 @@ def _pairs(
     given = {name: value for name, value in targets.items() if value is not None}
     if len(given) > 1 or (tol is not None and "rank" not in given and given):
         named = " and ".join([*given, *(["tol"] if tol is not None else [])])
-        raise ValueError(f"rank: expected one of rank=, size=, ratio= and tol=, got {named}")
+        raise ValueError(
+            f"rank: expected one of rank=, size=, ratio=, compress_to= and tol=, got {named}"
+        )
     rank = given.pop("rank", None)
     wanted = given or ({} if tol is None else {"tol": tol})
     if rules is None and (rank is not None or wanted):
@@ -127,10 +133,12 @@ def _pairs(
         if rank is not None:
             raise ValueError(
                 'rank: expected None with rules="auto", which chooses the ranks; give size=, '
-                "ratio= or tol="
+                "ratio=, tol= or compress_to="
             )
         if not wanted:
-            raise ValueError('rules: expected size=, ratio= or tol= with "auto", got none')
+            raise ValueError(
+                'rules: expected size=, ratio=, tol= or compress_to= with "auto", got none'
+            )
         return [*choose(model, "auto", init=init, **wanted).items()]
     pairs = rules_with(rules, rank)
     return [*choose(model, pairs, init=init, **given).items()] if given else pairs

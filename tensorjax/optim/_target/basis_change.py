@@ -85,10 +85,11 @@ def by_gradient(layout: Layout, state: Any) -> list[bool]:
 
 
 def curvature_of(state: Any) -> list[int]:
-    """Lists the arrays of an optimiser's L-BFGS memory, which a change of basis resets.
+    """Lists the arrays of an optimiser's L-BFGS memory, which cuts and changes of basis reset.
 
-    Differences of parameters and of gradients in two bases say nothing of curvature: this memory
-    begins anew, with zeros, as `optax.scale_by_lbfgs` has it.
+    Differences of parameters and of gradients in two bases say nothing of curvature, and those
+    across a cut are no step of a descent: their product may be negative, which
+    `optax.scale_by_lbfgs` does not look at. The memory begins anew, with zeros, as it has it.
     """
 
     def known(node: Any) -> bool:

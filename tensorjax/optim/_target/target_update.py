@@ -153,32 +153,34 @@ def _cut_if(
 
     def wait() -> Any:
         kept = {name: getattr(state, name) for name in names}
-        return _undecided(layout, steps), jnp.zeros((), bool), state.size, kept
+        return _undecided(layout, steps), (jnp.zeros((), bool),) * 2, state.size, kept
 
     # Two conditions: what the first returns is held in memory, and is not computed once more for
     # every core.
-    decision, turns, size, learnt = jax.lax.cond(due, decide, wait)
+    decision, (turns, jumps), size, learnt = jax.lax.cond(due, decide, wait)
 
     def heavy(given: Any) -> Any:
-        own, moments = given
+        _, own, moments = given
         full = list(steps)
         for k, move in zip(members, own, strict=True):
             full[k] = move
         applied(layout, leaves, full, decision, tried=True)
         moments = _turned(layout, leaves, full, learnt["rests"], turns, moving, moments, even)
         own = [like(full[k].astype(old.dtype), old) for k, old in zip(members, own, strict=True)]
-        return own, moments
+        return jnp.zeros((), bool), own, moments
 
     own = [steps[k] for k in members]
     moments = [jnp.asarray(arrays[n]) for n, *_ in moving]
-    own, moments = jax.lax.cond(due, heavy, lambda same: same, (own, moments))
+    # A loop of one or no step: its arrays stay in place, where a condition would copy all of them
+    # in every update.
+    _, own, moments = jax.lax.while_loop(lambda given: given[0], heavy, (due, own, moments))
     for k, move in zip(members, own, strict=True):
         steps[k] = move
     for (n, *_), moment in zip(moving, moments, strict=True):
         arrays[n] = moment
     for n in curvature_of(inner):
         old = jnp.asarray(arrays[n])
-        arrays[n] = jnp.where(turns, jnp.zeros_like(old), old)
+        arrays[n] = jnp.where(jumps, jnp.zeros_like(old), old)
     moves = jax.tree.unflatten(structure, steps)
     return moves, jax.tree.unflatten(inner_structure, arrays), size, learnt
 
@@ -204,8 +206,13 @@ def _step(
 def _decided(
     step: TargetStep, decision: Decision, size: jax.Array, learnt: dict[str, Any],
     names: tuple[str, ...],
-) -> tuple[Decision, jax.Array, jax.Array, dict[str, Any]]:  # fmt: skip
-    """Completes the gate decision of a target update: whether bases change, what is remembered."""
+) -> tuple[Decision, tuple[jax.Array, jax.Array], jax.Array, dict[str, Any]]:  # fmt: skip
+    """Completes the gate decision of a target update: whether bases change, what is remembered.
+
+    Returns:
+      (the decision, whether bases change and whether parameters jump, be it by that or by a cut or
+      its undoing, the size, what the state is to know).
+    """
     state = step.state
     pending = learnt["watch"].tried >= 0  # while a cut may be undone the basis stays
     turns = (step.tick > state.tick) & (step.tick % 2 == 0) & ~pending
@@ -216,7 +223,8 @@ def _decided(
     met = (size + step.gate_size * live <= state.size_target) & ~pending
     tick = jnp.where(known, jnp.maximum(step.tick, state.tick), state.tick)
     learnt = learnt | {"worth": worth, "met": met, "tick": tick}
-    return decision, turns, size, {name: learnt[name] for name in names}
+    jumps = turns | jnp.any(decision.dead == step.live)
+    return decision, (turns, jumps), size, {name: learnt[name] for name in names}
 
 
 def _undecided(layout: Layout, moves: list[Any]) -> Decision:
