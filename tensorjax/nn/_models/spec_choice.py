@@ -247,7 +247,7 @@ def _of_one_rank(
       most: parameters of all.
       fewer: as `_allocated` takes it.
     """
-    fixed = [(x, spec) for x, _, spec in every if not _is_open(x, spec)]
+    fixed = [(x, spec) for x, _, spec in every if not _is_open(spec)]
     now = numbers(model)
     rest = now + sum(_grown(x, spec) for x, spec in fixed)
     for _, path, spec in own:
@@ -288,7 +288,7 @@ def _of_one_rank(
     specs: dict[str, Spec | None] = {}
     sizes = {}
     for layer, paths, spec in every:
-        if _is_open(layer, spec):
+        if _is_open(spec):
             key = leading[id(layer)]
             specs[pattern(paths[0])] = kept[key]
             sizes[pattern(paths[0])] = (_weight(layer), _weight(layer) + gains[key])
