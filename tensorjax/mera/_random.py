@@ -7,9 +7,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._formats.random_arrays import on_host
+from tensorjax._formats.random_arrays import on_host, one_on_host
+from tensorjax._formats.threefry_on_host import folded_key, split_keys
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax._typing import DTypeLike
@@ -67,13 +69,19 @@ def random(
     if len(ranks) != len(plan):
         raise ValueError(f"rank: expected one int or {len(plan)}, one per layer, got {len(ranks)}")
     built = []
-    for wiring, r, k in zip(plan, ranks, jax.random.split(key, len(plan)), strict=True):
+    for wiring, r, k in zip(plan, ranks, split_keys(key, len(plan)), strict=True):
         layer = _random_layer(k, wiring, sizes, _check.integer("rank", r, low=1), dtype)
         built.append(layer)
         sizes = layer.top
     # Not one of the keys above: those of n layers are not the first of n + 1.
-    top = jax.random.normal(jax.random.fold_in(key, len(plan)), sizes, dtype)
-    return MERA._unchecked(tuple(built), top / jnp.linalg.norm(top.reshape(-1)).astype(dtype))
+    folded = folded_key(key, len(plan))
+    drawn = one_on_host(jax.random.normal, folded, sizes, dtype)
+    if drawn is None:
+        top = jax.random.normal(folded, sizes, dtype)
+        top = top / jnp.linalg.norm(top.reshape(-1)).astype(dtype)
+    else:
+        (top,) = on_device([drawn / np.linalg.norm(drawn.reshape(-1)).astype(dtype)])
+    return MERA._unchecked(tuple(built), top)
 
 
 def _random_layer(
