@@ -117,8 +117,8 @@ def test_outer_bonds_of_foreign_chains_may_be_there_or_not(rng, modes, order):
         sizes = [tuple(rng.integers(1, 4, modes)) for _ in range(order)]
         cores_ = [normal(rng, (ranks[k], *sizes[k], ranks[k + 1])) for k in range(order)]
         sides = [rng.random() < 0.7, rng.random() < 0.7]
-        if order <= 2 and modes == 1:  # else one mode and an outer bond look like two modes
-            sides = [True, order == 1]
+        if order == 1 and modes == 1:  # else one mode and an outer bond look like two modes
+            sides = [True, True]
         if order <= 2 and modes == 2:
             sides = [sides[0]] * 2
         names = ["left", "row", "column", "right"] if modes == 2 else ["left", "mode", "right"]

@@ -118,7 +118,7 @@ def _from_numpy(
         return None
     cuts = ends[math.prod(lead) - 1 :: math.prod(lead)]
     pieces = np.split(values, cuts)[:-1]
-    return [x.reshape(*lead, *shape) for x, shape in zip(pieces, shapes, strict=True)]
+    return [x.reshape((*lead, *shape)) for x, shape in zip(pieces, shapes, strict=True)]
 
 
 def _padded(n: int, least: int) -> int:

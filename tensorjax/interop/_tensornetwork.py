@@ -276,35 +276,47 @@ def _outer_bonds(nodes: Sequence[Any], open_axes: Sequence[list[int]]) -> list[l
 
     All nodes of a train have equally many modes: one more at an end is an outer bond.
     """
-    last = len(nodes) - 1
+    last, counts = len(nodes) - 1, [len(axes) for axes in open_axes]
+    modes = _modes_of_chain(nodes, open_axes)
     out: list[list[int]] = [[] for _ in nodes]
-    counts = [len(axes) for axes in open_axes]
-    if last == 0:
-        modes = counts[0] - 2 if counts[0] > 2 else counts[0]
-    else:
-        modes = min(counts) if last > 1 or counts[0] != counts[1] else min(counts[0], 2)
     for k, axes in enumerate(open_axes):
         extra = counts[k] - modes
         ends = [0] * (k == 0) + [-1] * (k == last)
         ones = [axis for axis in axes if nodes[k].tensor.shape[axis] == 1]
-        named = [a for a in ones if str((nodes[k].axis_names or {a: a})[a]) in ("left", "right")]
         if extra > len(ends) or extra > len(ones):
             raise ValueError(
                 f"nodes[{k}]: expected {modes} edges to no other node, as others have, and outer "
                 f"bonds of size 1 at the ends of the chain, got {counts[k]} edges of sizes "
                 f"{tuple(nodes[k].tensor.shape[axis] for axis in axes)}"
             )
+        named = [axis for axis in ones if _name(nodes[k], axis) in ("left", "right")]
         ones = named if len(named) == extra else ones
         out[k] = [ones.pop(end) for end in (ends if extra == 2 else ends[:1])] if extra else []
-    if last == 1 and counts == [2, 2] and not any(node.axis_names for node in nodes):
-        sizes = (nodes[k].tensor.shape[open_axes[k][-k]] for k in range(2))
-        if all(n == 1 for n in sizes):
-            raise ValueError(
-                "nodes: expected a chain whose modes are known, got two nodes of two open edges, "
-                "the first and the last of size 1: these may be rows and columns, or outer bonds; "
-                'name the axes "row" and "column", or remove the outer bonds'
-            )
     return out
+
+
+def _modes_of_chain(nodes: Sequence[Any], open_axes: Sequence[list[int]]) -> int:
+    """Returns how many modes the nodes of a chain have, 1 or 2, outer bonds not counted."""
+    counts = [len(axes) for axes in open_axes]
+    if len(nodes) == 1:
+        return counts[0] - 2 if counts[0] > 2 else counts[0]
+    if counts != [2, 2]:
+        return min(2, *counts)
+    names = [{_name(node, a) for a in axes} for node, axes in zip(nodes, open_axes, strict=True)]
+    if "left" in names[0] and "right" in names[1]:
+        return 1
+    sizes = [nodes[k].tensor.shape[open_axes[k][-k]] for k in range(2)]
+    if sizes != [1, 1] or names == [{"row", "column"}] * 2:
+        return 2
+    raise ValueError(
+        "nodes: expected a chain whose modes are known, got two nodes of two open edges, the first "
+        "and the last of size 1: these may be rows and columns, or outer bonds; name the axes "
+        '"row" and "column", or "left" and "right", or remove the outer bonds'
+    )
+
+
+def _name(node: Any, axis: int) -> str:
+    return str(node.axis_names[axis]) if node.axis_names else ""
 
 
 def _tensor_of(node: Any, k: int) -> Any:

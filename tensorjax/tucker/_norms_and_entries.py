@@ -278,7 +278,8 @@ def _entries_on_host(t: Tucker, indices: np.ndarray) -> np.ndarray:
     flat = (indices % np.asarray(t.shape)).reshape(-1, t.order)
     out = np.broadcast_to(wide.core.reshape(1, -1), (len(flat), wide.core.size))
     for u, at in zip(wide.factors, flat.T, strict=True):
-        out = np.matmul(u[at][:, None, :], out.reshape(len(flat), u.shape[1], -1))[:, 0]
+        rest = out.shape[1] // u.shape[1]
+        out = np.matmul(u[at][:, None, :], out.reshape(len(flat), u.shape[1], rest))[:, 0]
     with np.errstate(over="ignore", under="ignore"):
         return linalg.scaled(out[:, 0], exponent).astype(t.dtype).reshape(indices.shape[:-1])
 
