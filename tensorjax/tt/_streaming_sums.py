@@ -17,7 +17,7 @@ from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
-from tensorjax._transfer import copied, on_device
+from tensorjax._transfer import constants, copied, on_device
 from tensorjax._typing import DTypeLike, Scalar
 from tensorjax.linalg._scaling import normalized
 from tensorjax.tt._rounding import sketched_terms as fused
@@ -104,16 +104,14 @@ def stream(
         ends = [sum(shape[: i + 1]) for i in range(len(shape))]
         draws.append(tuple(vectors[e - n : e] for n, e in zip(shape, ends, strict=True)))
         mixes.append(linalg.qr(_drawn(jax.random.normal, second, (width, width), dtype))[0])
-    xp = np if linalg.is_host(mixes[0]) else jnp
+    xp = constants()
     cores = [
         xp.zeros((a, n, b), dtype) for a, n, b in zip([1, *lefts], shape, [*ranks, 1], strict=True)
     ]
     bonds = [xp.zeros((a, b), dtype) for a, b in zip(lefts, ranks, strict=True)]
     state = Stream((draws[0], draws[1]), (mixes[0], mixes[1]), tuple(cores), tuple(bonds))
-    if xp is jnp:
-        return state
     leaves, tree = jax.tree.flatten(state)
-    return jax.tree.unflatten(tree, on_device(leaves))
+    return jax.tree.unflatten(tree, copied(leaves))
 
 
 def _symmetric(key: jax.Array, shape: Sequence[int], dtype: Any) -> jax.Array:
@@ -122,7 +120,8 @@ def _symmetric(key: jax.Array, shape: Sequence[int], dtype: Any) -> jax.Array:
 
 def _drawn(draw: Any, key: jax.Array, shape: tuple[int, ...], dtype: Any) -> Any:
     """Draws an array of the sketches of a streaming sum, on the host where it can."""
-    found = one_on_host(draw, key, shape, dtype)
+    hosted = linalg.factor_dtype(dtype) == dtype  # NumPy has no QR of half precision
+    found = one_on_host(draw, key, shape, dtype) if hosted else None
     return draw(key, shape, dtype) if found is None else found
 
 
