@@ -10,7 +10,7 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._batch_sizes import rounded_up
-from tensorjax._cores.contractions import absorb
+from tensorjax._cores.contractions import absorb, einsum
 from tensorjax._cores.orthogonalization import short
 from tensorjax._cores.overlaps import difference
 from tensorjax._cores.scaling import near_one
@@ -279,7 +279,7 @@ def _entries_on_host(t: Tucker, indices: np.ndarray) -> np.ndarray:
     out = np.broadcast_to(wide.core.reshape(1, -1), (len(flat), wide.core.size))
     for u, at in zip(wide.factors, flat.T, strict=True):
         rest = out.shape[1] // u.shape[1]
-        out = np.matmul(u[at][:, None, :], out.reshape(len(flat), u.shape[1], rest))[:, 0]
+        out = einsum("bs,bsr->br", u[at], out.reshape(len(flat), u.shape[1], rest))
     with np.errstate(over="ignore", under="ignore"):
         return linalg.scaled(out[:, 0], exponent).astype(t.dtype).reshape(indices.shape[:-1])
 
