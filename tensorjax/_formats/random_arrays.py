@@ -129,13 +129,13 @@ def _padded(n: int, least: int) -> int:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2, 3))
-def _vectors(draw: Draw, keys: Words, size: int, dtype: Any) -> jax.Array:
+def _vectors(draw: Draw, keys: Any, size: int, dtype: Any) -> jax.Array:
     typed = jax.random.wrap_key_data(keys, impl="threefry2x32")
     return jax.vmap(lambda k: draw(k, (size,), dtype))(typed)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2))
-def _entries(draw: Draw, bits: Words, dtype: Any) -> jax.Array:
+def _entries(draw: Draw, bits: Any, dtype: Any) -> jax.Array:
     """Makes random entries of bits that were drawn before, by JAX's own functions."""
     key = jax.random.wrap_key_data(bits, impl=_given_bits(*bits.shape))
     return draw(key, bits.shape[-1:], dtype)

@@ -5,7 +5,6 @@ XLA takes some tenths of a second to compile Threefry, anew for every number of 
 place alone, and so does each key of a split.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -99,7 +98,7 @@ def fold_in(key: Words, data: int) -> Words:
     return np.stack(hashed(key, np.asarray(data % 2**32)), axis=-1)
 
 
-def split_keys(key: Any, count: int) -> Sequence[Any]:
+def split_keys(key: Any, count: int) -> Any:
     """Splits a key as `jax.random.split` does, on the host where `words_of` allows it."""
     words = words_of(key)
     if words is None:
@@ -113,7 +112,7 @@ def folded_key(key: Any, data: int) -> Any:
     return jax.random.fold_in(key, data) if words is None else _key(fold_in(words, data), key)
 
 
-def _key(words: Words, like: Any) -> Any:
+def _key(words: Any, like: Any) -> Any:
     """Makes a key of its words: typed or of the old kind, as another one is."""
     if like.dtype == np.uint32:
         return jax.device_put(words)

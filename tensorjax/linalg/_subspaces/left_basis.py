@@ -110,9 +110,7 @@ def left_basis(
     return _differentiable_basis(a, tail, share, key, rank, method)
 
 
-def _host_basis(
-    a: np.ndarray, tail: Any, share: Any, key: Any, rank: int | None, method: Method
-) -> Basis:
+def _host_basis(a: Any, tail: Any, share: Any, key: Any, rank: int | None, method: Method) -> Basis:
     """Computes a leading subspace of a NumPy array, scaled if squares may be out of range."""
     found, failed = None, None
     try:
