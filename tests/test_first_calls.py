@@ -1,11 +1,15 @@
 """First calls with concrete arrays on a CPU: nothing is compiled, results are those of programs."""
 
+import functools
+
 import jax
+import jax.extend.random
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tensorjax import _transfer, mera, sketch, tt, tucker
+from tensorjax._formats import random_arrays, threefry_on_host
 from tensorjax._kernels.table import NUMPY
 from tensorjax.sketch import _apply
 from tensorjax.tt._inner_products import overlaps_on_host
@@ -326,3 +330,149 @@ def test_rearranged_modes_compile_nothing(dtype):
         for name, value in wanted.items():
             close(tt.to_dense(found[name]), value)
         close(tt.to_dense(back).reshape(x.size, -1), m.reshape(x.size, -1).T)
+
+
+OTHERS = [pytest.param(d, marks=pytest.mark.slow) for d in (*DTYPES[1:3], jnp.bfloat16, np.float16)]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.complex128, *OTHERS])
+def test_random_arrays_on_the_host_are_those_of_jax(dtype, monkeypatch):
+    """Bit by bit, of drawn shapes, in first calls and in later ones."""
+    rng = np.random.default_rng([9950, np.dtype(dtype).itemsize])
+    key = jax.random.key(int(rng.integers(2**31)))
+    shapes = [tuple(map(int, rng.integers(1, 9, order))) for order in rng.integers(0, 4, 3)]
+    keys = [*jax.random.split(key, 3), key]
+    for draw in (jax.random.normal, *[jax.random.gumbel] * (dtype == np.float32)):
+        expected = [draw(k, s, dtype) for k, s in zip(keys, [*shapes, (7, 5)], strict=True)]
+        for first in (True, False):
+            monkeypatch.setattr(random_arrays._first, "is_first", lambda *_, now=first: now)
+            found = random_arrays.on_host(draw, key, shapes, dtype)
+            whole = random_arrays.one_on_host(draw, key, (7, 5), dtype)
+            for x, e in zip([*found, whole], expected, strict=True):
+                assert (x.shape, x.dtype) == (e.shape, e.dtype)
+                np.testing.assert_array_equal(x, e)
+
+
+def test_keys_on_the_host_are_those_of_jax():
+    for key in (jax.random.key(2**31 + 5), jax.random.PRNGKey(11)):
+        with compilations() as compiled:
+            found = [*threefry_on_host.split_keys(key, 6)]
+            found.append(threefry_on_host.folded_key(key, 2**32 - 1))
+        assert not compiled
+        expected = [*jax.random.split(key, 6), jax.random.fold_in(key, 2**32 - 1)]
+        for f, e in zip(found, expected, strict=True):
+            assert (f.dtype, f.committed) == (e.dtype, e.committed)
+            assert (jax.random.key_data(f) == jax.random.key_data(e)).all()
+    # Counts of more than 32 bits, as of arrays beyond 2^32 entries.
+    high, low = threefry_on_host.hashed(np.array([1, 2], np.uint32), np.array([2**32 + 3]))
+    expected = jax.extend.random.threefry2x32_p.bind(*np.array([1, 2, 1, 3], np.uint32)[:, None])
+    assert (high[0], low[0]) == (int(expected[0][0]), int(expected[1][0]))
+
+
+def test_keys_that_the_host_cannot_serve_are_left_to_jax():
+    key = jax.random.key(0)
+    others = [jax.random.key(0, impl="rbg"), jax.random.split(key), jnp.zeros((3, 2), np.uint32)]
+    others.append(jax.device_put(key, jax.devices()[0]))  # committed
+    assert [threefry_on_host.words_of(k) for k in others] == [None] * 4
+    seen = []
+    jax.jit(lambda k: seen.append(threefry_on_host.words_of(k)) or 0)(key)
+    jax.jit(lambda: seen.append(threefry_on_host.words_of(key)) or 0)()
+    jax.jit(lambda: seen.append(threefry_on_host.words_of(jax.random.PRNGKey(0))) or 0)()
+    with jax.threefry_partitionable(False):
+        seen.append(threefry_on_host.words_of(key))
+    assert seen == [None] * 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("s", "dtype"), [(1.0, np.float64), (1.5, np.float32), (3, np.float32), ("sqrt", jnp.bfloat16)]
+)
+def test_sparse_maps_on_the_host_are_those_of_programs(s, dtype):
+    rng, key = np.random.default_rng([9960, *map(ord, str(s))]), jax.random.key(3)
+    n, m = int(rng.integers(1, 3000)), int(rng.integers(1, 40))
+    draw = functools.partial(sketch.sparse, in_shape=n, out_shape=m, s=s, dtype=dtype)
+    found, expected = draw(key), jax.jit(draw)(key)
+    for f, e in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        assert f.dtype == e.dtype
+        np.testing.assert_array_equal(f, e)
+
+
+def test_random_functions_of_new_shapes_compile_next_to_nothing():
+    """A program for each power of four of entries, whatever the shapes."""
+    rng = np.random.default_rng(9970)
+    key = jax.random.key(3)
+
+    def draws(shape, rank):
+        t = tt.random(key, shape, rank)
+        return (
+            t,
+            tt.sample(key, t, int(rng.integers(1, 9))),
+            tt.sample(key, tt.ones(shape), 5, squared=False),
+            tt.stream(key, shape, rank),
+            tucker.random(key, shape, 2),
+            mera.random(key, shape, 2),
+            sketch.gaussian(key, shape, 3),
+            sketch.sparse(key, shape, 9),
+        )
+
+    with compilations() as compiled:
+        for _ in range(12):
+            draws(tuple(int(n) for n in rng.integers(2, 5, 4)), int(rng.integers(1, 4)))
+    assert len(compiled) <= 28  # seven laws and dtypes, up to 4096 entries; 96 calls
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_streams_and_samples_on_the_host_are_those_of_traced_keys(dtype):
+    key = jax.random.key(5)
+    found = tt.stream(key, (4, 3, 5), 3, dtype)
+    expected = jax.jit(lambda k: tt.stream(k, (4, 3, 5), 3, dtype))(key)
+    for f, e in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        close(f, e)
+    t = tt.random(key, (4, 3, 5), 2, dtype)
+    np.testing.assert_array_equal(tt.sample(key, t, 9), jax.jit(lambda k: tt.sample(k, t, 9))(key))
+
+
+CASES = [
+    (0, np.float32),
+    *[pytest.param(k, d, marks=pytest.mark.slow) for k in (1, 2) for d in DTYPES],
+]
+
+
+@pytest.mark.parametrize(("seed", "dtype"), CASES)
+def test_first_calls_of_tucker_tensors_and_of_tangents_compile_nothing(seed, dtype):
+    """And give what programs give."""
+    rng = np.random.default_rng([9980, seed])
+    shape = tuple(int(n) for n in rng.integers(1, 6, rng.integers(1, 5)))
+    keys = [jax.random.key(k) for k in range(4)]
+    x, y = (
+        tucker.random(k, shape, int(r), dtype=dtype) for k, r in zip(keys, (2, 3), strict=False)
+    )
+    x = tucker.Tucker(x.core * np.asarray(1e25, dtype), x.factors)
+    s, t = (tt.random(k, shape, r, dtype) for k, r in zip(keys, (2, 3), strict=False))
+    where = rng.integers(0, shape, (5, len(shape)))
+    stream = tt.stream(keys[0], shape, 3, dtype)
+    calls = {
+        "inner": (tucker.inner, x, y),
+        "hadamard": (tucker.hadamard, y, y),
+        "to_dense": (tucker.to_dense, x),
+        "evaluate": (lambda z: tucker.evaluate(z, where), x),
+        "project": (tt.tangent_project, tt.orthogonalize(s, 0), t),
+        "add": (lambda state, z: tt.stream_add(state, (z, z), -2.0), stream, t),
+        "train": (tt.stream_train, tt.stream_add(stream, t)),
+    }
+    for name, (f, *given) in calls.items():
+        with compilations() as compiled:
+            found = f(*given)
+        assert not compiled, name
+        if seed == 0:  # programs take long to compile
+            continue
+        expected = jax.jit(f)(*given)
+        if isinstance(found, tt.TT | tucker.Tucker):
+            assert [a.aval for a in jax.tree.leaves(found)] == [
+                a.aval for a in jax.tree.leaves(expected)
+            ]
+            dense = tt.to_dense if isinstance(found, tt.TT) else tucker.to_dense
+            found, expected = dense(found), dense(expected)
+        for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+            close(a, b)

@@ -1,5 +1,6 @@
 """Other packages' tensors: there and back, contracted by their own means."""
 
+import itertools
 import sys
 
 import jax
@@ -105,6 +106,57 @@ def test_a_chain_of_foreign_nodes_becomes_a_train(rng):
     left, split, _ = tn.split_node(b, [b[0], b[1]], [b[2]])
     with pytest.raises(ValueError, match=r"nodes\[2\]: expected \(1, 1\) edges.*and 0"):
         interop.from_tensornetwork([a, left, split, c])
+
+
+@pytest.mark.parametrize("modes", [1, 2])
+@pytest.mark.parametrize("order", [1, 2, 3, 5])
+def test_outer_bonds_of_foreign_chains_may_be_there_or_not(rng, modes, order):
+    """And legs in any order, modes of size one among them."""
+    for _ in range(8):
+        ranks = [1, *rng.integers(1, 4, order - 1), 1]
+        sizes = [tuple(rng.integers(1, 4, modes)) for _ in range(order)]
+        cores_ = [normal(rng, (ranks[k], *sizes[k], ranks[k + 1])) for k in range(order)]
+        sides = [rng.random() < 0.7, rng.random() < 0.7]
+        if order == 1 and modes == 1:  # else one mode and an outer bond look like two modes
+            sides = [True, True]
+        if order <= 2 and modes == 2:
+            sides = [sides[0]] * 2
+        names = ["left", "row", "column", "right"] if modes == 2 else ["left", "mode", "right"]
+        nodes = []
+        for k, c in enumerate(cores_):
+            kept = list(names)
+            if k == 0 and not sides[0]:
+                c, kept = c[0], kept[1:]
+            if k == order - 1 and not sides[1]:
+                c, kept = c[..., 0], kept[:-1]
+            turn = rng.permutation(c.ndim)
+            nodes.append(tn.Node(c.transpose(turn), axis_names=[kept[axis] for axis in turn]))
+        for a, b in itertools.pairwise(nodes):
+            a["right"] ^ b["left"]
+        found = interop.from_tensornetwork(nodes)
+        expected = (tt.TT if modes == 1 else tt.TTMatrix)(cores_)
+        assert [c.shape for c in found.cores] == [c.shape for c in expected.cores]
+        for c, given in zip(found.cores, cores_, strict=True):
+            np.testing.assert_array_equal(c, given)
+
+
+def test_open_edges_that_are_no_modes_are_named(rng):
+    def chain(*shapes):
+        nodes = [tn.Node(normal(rng, shape)) for shape in shapes]
+        for a, b in itertools.pairwise(nodes):
+            a[-1] ^ b[0]
+        return nodes
+
+    first = chain((1, 2, 3), (3, 2, 3), (3, 2))  # a state's own layout, without names
+    with pytest.raises(ValueError, match=r"nodes\[0\]: .*sizes \(2, 2\)"):
+        interop.from_tensornetwork(chain((2, 2, 3), (3, 2, 3), (3, 2)))
+    with pytest.raises(ValueError, match=r"nodes\[1\]: .*got 2 edges"):
+        interop.from_tensornetwork(chain((2, 3), (3, 2, 1, 3), (3, 2)))
+    assert interop.from_tensornetwork(first).shape == (2, 2, 2)
+    a, b = tn.Node(normal(rng, (1, 2, 3))), tn.Node(normal(rng, (3, 2, 1)))
+    a[2] ^ b[0]
+    with pytest.raises(ValueError, match="rows and columns, or outer bonds"):
+        interop.from_tensornetwork([a, b])
 
 
 @pytest.mark.parametrize("name", ["TT", "TT of one mode", "TTMatrix"])

@@ -103,7 +103,8 @@ ELSEWHERE = {
     "_placement.py": "where results are put",
     "_transfer.py": "where constants are made, which are the same",
     "_formats/scalar_range.py": "no program waits for an accelerator's scalar to be looked at",
-    "_formats/random_arrays.py": "how far random arrays are padded, which changes none",
+    "_formats/random_arrays.py": "how random arrays are made, which changes none",
+    "_formats/threefry_on_host.py": "how random bits are made, which changes none",
     "models/gpt2/_model.py": "how far a loop is unrolled",
     "models/gpt2/_attention.py": "JAX's own attention lacks a product on CPUs",
     "linalg/_svd_eigh.py": "results of one platform are refined",
@@ -521,6 +522,11 @@ OTHERS: dict[str, Callable[[Given], Any]] = {
     "tt.TT[...]": lambda g: g.x[0, 1:],
     "tt.reshape": lambda g: tt.reshape(g.x, (-1, g.x.shape[-1])),
     "tt.tangent_project": lambda g: tt.tangent_project(g.x, g.y),
+    "tt.tangent_project, products": lambda g: tt.tangent_project(g.x, g.y),
+    "tt.stream_add": lambda g: tt.stream_train(
+        tt.stream_add(tt.stream(jax.random.key(0), g.x.shape, 20, g.dtype), g.x)
+    ),
+    "tucker.to_dense": lambda g: tucker.to_dense(tucker.hadamard(g.u, g.u)),
     "tucker.norm": lambda g: tucker.norm(g.u),
     "tucker.evaluate": lambda g: tucker.evaluate(g.u, g.indices),
     "mera.expectation": lambda g: mera.expectation(g.m, np.diag([1.0, -1.0]), 2),

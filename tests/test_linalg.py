@@ -314,6 +314,31 @@ def test_gradients_are_finite_where_singular_values_repeat_or_vanish(name, shape
         assert np.isfinite(gradient(jnp.asarray(a))).all(), what
 
 
+@pytest.mark.parametrize("method", ["svd", "gram"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex128])
+def test_subspaces_of_matrices_whose_squares_are_out_of_range(rng, method, dtype):
+    top = int(jnp.finfo(dtype).maxexp)
+    for exponent in (-0.9, -0.6, 0.6, 0.9):
+        scale = 2.0 ** int(exponent * top)
+        a = normal(rng, (4, 7), dtype)
+        big = (a * np.asarray(scale, dtype)).astype(dtype)
+        eps = float(jnp.finfo(dtype).eps)
+        for given in (big, jnp.asarray(big)):
+            f, energies = linalg.square_factor(given, method=method)
+            f = np.asarray(f) / np.asarray(scale, dtype)
+            expected = a @ a.conj().T
+            assert np.abs(f @ f.conj().T - expected).max() <= 1e3 * eps * np.abs(expected).max()
+            assert not np.isnan(energies).any()
+        near = linalg.left_basis(a, rank=2, method=method).u
+        u, energies, discarded = linalg.left_basis(big, rank=2, method=method)
+        assert np.abs(u @ u.conj().T - near @ near.conj().T).max() <= 1e4 * eps
+        assert not np.isnan(energies).any()
+        assert not np.isnan(discarded)
+        cut = linalg.left_basis(big, share=0.2, method=method).u
+        assert cut.shape == linalg.left_basis(a, share=0.2, method=method).u.shape
+        assert not linalg.left_basis(0 * big, rank=2, method=method).energies.any()
+
+
 # Bad input ---------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 
 from tensorjax import nn
+from tensorjax.nn import _initializers
 
 LINEAR = {
     "tt": nn.TT(rank=7, init="orthogonal", order=2),
@@ -96,3 +97,17 @@ def test_conversions_take_no_notice_of_it():
         spec.from_embedding(table)[0].table(),
         nn.TT(rank=9, order=2).from_embedding(table)[0].table(),
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.complex64])
+def test_initial_arrays_of_the_host_are_those_of_a_program(dtype: Any):
+    shapes = ((1, 4, 3), (3, 5, 1))
+    found = _initializers.normals(nnx.Rngs(3), shapes, 0.3, 3, dtype)
+    key, scale = nnx.Rngs(3).params(), (0.3 / 3) ** 0.25
+    expected = _initializers._drawn(key, scale, shapes, None, jnp.dtype(dtype))
+    for x, e in zip(found, expected, strict=True):
+        assert x[...].dtype == e.dtype
+        # Draws agree bit by bit; products of complex numbers are rounded in another order.
+        atol = float(jnp.finfo(dtype).eps) if jnp.issubdtype(dtype, jnp.complexfloating) else 0
+        np.testing.assert_allclose(x[...], e, rtol=0, atol=atol)

@@ -402,6 +402,13 @@ def test_what_would_fail_later_does_so_before_anything_is_written(tmp_path: Path
         with pytest.raises(TypeError, match="value") as caught:
             offload.Trainer(cases.layers(), cases.params(), optax.polyak_sgd(), store=store)
         assert "optimizer: it is given one group" in str(caught.value.__notes__)
+        for asks, words in (
+            (optax.polyak_sgd(), "scale_by_polyak.*value=. Choose a fixed"),
+            (optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau()), "needs value="),
+            (optax.lbfgs(), "linesearch.*value=, grad=, value_fn="),
+        ):
+            with pytest.raises(TypeError, match=words):
+                offload.Trainer(cases.layers(), cases.params(), asks, store=store)
         assert (store.written, store.commits) == ((), 0)
         trainer(store).close()
 

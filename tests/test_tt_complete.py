@@ -120,6 +120,20 @@ def test_bad_input_is_named():
         tt.complete(indices, values, SHAPE, 2, ridge=-1.0)
 
 
+def test_ranks_that_the_samples_cannot_determine_are_not_reached(rng):
+    """Without samples held out, which would deny the fit: more degrees of freedom than samples."""
+    for seed in range(3):
+        shape = tuple(int(n) for n in rng.integers(4, 7, 3))
+        where = np.stack([rng.integers(0, n, 12) for n in shape], axis=1)
+        where = np.unique(where, axis=0)
+        values = rng.standard_normal(len(where))
+        key = jax.random.key(seed)
+        found, info = tt.complete(where, values, shape, 90, held_out=0.0, key=key)
+        assert found.ranks == (1, shape[0], min(shape[2], shape[0] * shape[1]), 1)  # cut
+        assert (info.status, info.error <= 1e-6) == ("overfit", True)
+        assert "lower the ranks" in info.advice
+
+
 def test_a_fit_that_held_out_samples_deny_is_not_reached(rng):
     """Ranks above those of the tensor: samples are met to the tolerance by many other tensors."""
     met = 0

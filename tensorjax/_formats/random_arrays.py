@@ -1,4 +1,4 @@
-"""Random arrays of many shapes from one key, by a few compiled programs."""
+"""Random arrays of many shapes from one key, without a compiled program for each of them."""
 
 import functools
 import math
@@ -6,23 +6,31 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.extend.random
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from tensorjax import _check
-from tensorjax._placement import _default_device
+from tensorjax._formats.threefry_on_host import Words, hashed, split, words_of
+from tensorjax._kernels.first_calls import FirstCalls
 from tensorjax._transfer import on_device
 
-# Entries, those of the padding among them, up to which drawing takes less than compiling: some ms.
+# Called with a key, a shape and a dtype, like `jax.random.normal`; hashable.
+Draw = Callable[..., jax.Array]
+
+# Entries, those of the padding among them, that one compiled program draws for all shapes.
 _MOST = 2**18
+# Entries whose bits NumPy makes for one call, and for all calls that would share a program: it
+# takes 0.1 µs an entry and some tenths of a ms a call, and XLA half a second to compile.
+_MOST_OF_NUMPY, _ALL_OF_NUMPY, _CALLS_OF_NUMPY = 2**20, 2**22, 2000
+_first = FirstCalls()
 
 
 def scaled_normals(
     key: Any, shapes: Sequence[tuple[int, ...]], scales: Sequence[float], dtype: Any
 ) -> list[jax.Array]:
     """Draws normal arrays of given shapes and standard deviations from one random key."""
-    drawn = on_host(jax.random.normal, _check.key(key), shapes, dtype)
+    drawn = on_host(jax.random.normal, key, shapes, dtype)
     if drawn is not None:
         return on_device([x * np.asarray(s, dtype) for x, s in zip(drawn, scales, strict=True)])
     keys = jax.random.split(key, len(shapes))
@@ -33,33 +41,84 @@ def scaled_normals(
 
 
 def on_host(
-    draw: Callable[..., jax.Array], key: Any, shapes: Sequence[tuple[int, ...]], dtype: Any
+    draw: Draw, key: Any, shapes: Sequence[tuple[int, ...]], dtype: Any
 ) -> list[np.ndarray] | None:
-    """Draws random arrays of several shapes by one program for similar sizes; None if it cannot.
+    """Draws an array for every shape, from the keys that one key is split into; or None.
 
-    The bits of Threefry depend on the key and on the place of an entry, not on how many there are,
-    and so do the keys of a split: what is drawn is the beginning of longer vectors. Their lengths
-    and number are powers of four, so that few programs serve all shapes.
+    None if the host cannot: see `words_of`, and `drawn`, whose arguments the others are.
+    """
+    words = words_of(_check.key(key))
+    return None if words is None else drawn(draw, split(words, len(shapes)), shapes, dtype)
+
+
+def drawn(
+    draw: Draw, keys: Words, shapes: Sequence[tuple[int, ...]], dtype: Any
+) -> list[np.ndarray] | None:
+    """Draws random arrays of several shapes by programs that serve other shapes too.
+
+    Entries are those of ``draw`` with the same key and shape, bit by bit. In first calls NumPy
+    makes random bits, and a program makes entries of them; it knows how many there are, padded to
+    a power of four, and no shapes. Later ones draw the beginnings of longer vectors, whose lengths
+    and number are powers of four.
 
     Args:
-      draw: called with a key, a shape and a dtype; hashable.
-      key: one key.
+      draw: what is drawn; it asks for random bits once, and for those of one key, or twice if
+        complex.
+      keys: (m, 2) words of keys, one for each shape; or (m, k, 2), where each shape is to be that
+        of k arrays, which are stacked.
       shapes: of the arrays.
       dtype: of the arrays.
 
     Returns:
-      The arrays; None where padding does not apply or does not pay: the key is traced or not of
-      Threefry, JAX works on another platform or a mesh, or there are many entries.
+      The arrays; None where a program for these shapes alone pays: there are many entries, or many
+      calls for stacked arrays.
     """
-    sizes = [math.prod(shape) for shape in shapes]
+    dtype = jnp.dtype(dtype)
+    sizes, stacked = [math.prod(shape) for shape in shapes], keys.ndim > 2
+    total = sum(sizes) * math.prod(keys.shape[1:-1])
     count, size = _padded(len(sizes), 4), _padded(max(sizes, default=1), 64)
-    if count * size > _MOST or not _is_plain(key):
+    shared = count * size <= _MOST and not stacked
+    if total <= _MOST_OF_NUMPY and _first.is_first(
+        (draw, dtype, (count, size) if shared else (keys.shape, tuple(shapes))),
+        lambda: min(_CALLS_OF_NUMPY, _ALL_OF_NUMPY // max(total, 1)),
+    ):
+        return _from_numpy(draw, keys, shapes, dtype)
+    if not shared:
         return None
-    drawn = _vectors(draw, key, count, size, jnp.dtype(dtype))
-    if isinstance(drawn, Tracer):  # a concrete key within a traced function
-        return None
-    rows = np.asarray(drawn)
+    every = np.zeros((count, 2), np.uint32)
+    every[: len(keys)] = keys
+    rows = np.asarray(_vectors(draw, every, size, dtype))
     return [row[:n].reshape(shape) for row, n, shape in zip(rows, sizes, shapes, strict=False)]
+
+
+def one_on_host(draw: Draw, key: Any, shape: tuple[int, ...], dtype: Any) -> np.ndarray | None:
+    """Draws one array from a key as it is, not split; None as in `on_host`."""
+    words = words_of(_check.key(key))
+    found = None if words is None else drawn(draw, words[None], [shape], dtype)
+    return None if found is None else found[0]
+
+
+def _from_numpy(
+    draw: Draw, keys: Words, shapes: Sequence[tuple[int, ...]], dtype: Any
+) -> list[np.ndarray] | None:
+    lead = keys.shape[1:-1]
+    sizes = np.repeat([math.prod(shape) for shape in shapes], math.prod(lead))
+    ends = np.cumsum(sizes, dtype=np.int64)
+    total = int(ends[-1]) if len(ends) else 0
+    places = np.arange(total) - np.repeat(ends - sizes, sizes)
+    flat = keys.reshape(-1, 2)
+    # Real and imaginary parts have keys of their own.
+    parts = np.moveaxis(split(flat, 2), 1, 0) if dtype.kind == "c" else flat[None]
+    bits = np.zeros((len(parts), 2, _padded(total, 64)), np.uint32)
+    for out, ks in zip(bits, parts, strict=True):
+        out[:, :total] = hashed(np.repeat(ks, sizes, axis=0), places)
+    try:
+        values = np.asarray(_entries(draw, bits, dtype))
+    except NotImplementedError:
+        return None
+    cuts = ends[math.prod(lead) - 1 :: math.prod(lead)]
+    pieces = np.split(values, cuts)[:-1]
+    return [x.reshape((*lead, *shape)) for x, shape in zip(pieces, shapes, strict=True)]
 
 
 def _padded(n: int, least: int) -> int:
@@ -69,24 +128,45 @@ def _padded(n: int, least: int) -> int:
     return least
 
 
-def _is_plain(key: Any) -> bool:
-    """Whether random arrays of a key can be drawn on the host: concrete Threefry, CPU, no mesh."""
-    config: Any = jax.config  # whose options have no types
-    if not isinstance(key, jax.Array) or isinstance(key, Tracer):
-        return False
-    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.ndim:
-        return False
-    return (
-        getattr(config, "jax_threefry_partitionable", True)  # the only way where no option is left
-        and str(jax.random.key_impl(key)) == "threefry2x32"
-        and not key.committed  # else results go where the key is
-        and _default_device().platform == "cpu"
-        and jax.sharding.get_abstract_mesh().empty
+@functools.partial(jax.jit, static_argnums=(0, 2, 3))
+def _vectors(draw: Draw, keys: Any, size: int, dtype: Any) -> jax.Array:
+    typed = jax.random.wrap_key_data(keys, impl="threefry2x32")
+    return jax.vmap(lambda k: draw(k, (size,), dtype))(typed)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2))
+def _entries(draw: Draw, bits: Any, dtype: Any) -> jax.Array:
+    """Makes random entries of bits that were drawn before, by JAX's own functions."""
+    key = jax.random.wrap_key_data(bits, impl=_given_bits(*bits.shape))
+    return draw(key, bits.shape[-1:], dtype)
+
+
+@functools.cache
+def _given_bits(parts: int, two: int, size: int) -> Any:
+    """Returns a generator of JAX whose key holds the bits: (parts, high and low words, size)."""
+
+    def random_bits(key: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Array:
+        if shape != (size,):
+            raise NotImplementedError("a distribution that takes several words for an entry")
+        high, low = key[0]
+        if width == 64:
+            return (high.astype(jnp.uint64) << 32) | low.astype(jnp.uint64)
+        return (high ^ low).astype(f"uint{width}")
+
+    def split_in(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        if shape != (parts,) or parts == 1:
+            raise NotImplementedError("a distribution that splits its key")
+        return jnp.stack([jnp.broadcast_to(key[k], key.shape) for k in range(parts)])
+
+    def none(*_: Any) -> Any:
+        raise NotImplementedError("these bits are not made from a seed")
+
+    return jax.extend.random.define_prng_impl(
+        key_shape=(parts, two, size),
+        seed=none,
+        split=split_in,
+        random_bits=random_bits,
+        fold_in=none,
+        name=f"given_bits_{parts}_{size}",
+        tag="bits",
     )
-
-
-@functools.partial(jax.jit, static_argnums=(0, 2, 3, 4))
-def _vectors(
-    draw: Callable[..., jax.Array], key: jax.Array, count: int, size: int, dtype: Any
-) -> jax.Array:
-    return jax.vmap(lambda k: draw(k, (size,), dtype))(jax.random.split(key, count))

@@ -145,6 +145,7 @@ TABLE: dict[str, Row] = {
     "tt.pairwise_inner, stacked cores": _call(c.lapack_dtype, c.free_on_a_cpu),
     "tt.distance": _call(c.concrete),
     "tucker.norm": _call(c.concrete),
+    "tucker.to_dense": _call(*_FIRST_CALLS),
     "mera.norm": _call(c.lapack_dtype, c.free_on_a_cpu),
     "tt.evaluate": _call(
         c.on_one_cpu, any_of(c.few_operations, c.rows_shared, first_calls.first_evaluations)
@@ -167,6 +168,8 @@ TABLE: dict[str, Row] = {
     "tt.tensordot": _call(*_FIRST_CALLS),
     "tt.permute": _call(c.on_one_cpu),
     "tt.tangent_project": _call(c.on_one_cpu),
+    "tt.tangent_project, products": _call(*_FIRST_CALLS),
+    "tt.stream_add": _call(*_FIRST_CALLS),
     # MERAs, projections, layers.
     "mera.to_dense": _call(*_FIRST_CALLS),
     "mera.to_tt": _call(*_FIRST_CALLS),
@@ -200,6 +203,8 @@ REMARKS: dict[str, str] = {
     "tt.transpose": "and tt.reverse, tt.diagonal, tt.diagonal_matrix, tt.pad_modes, "
     "tt.mode_product",
     "tt.tangent_project": "NumPy measures the cores only; so for all of tt.tangent_*",
+    "tt.tangent_project, products": "of cores that need no scaling",
+    "tt.stream_add": "and tt.stream_train",
     "tt.hadamard": "exact products; with rank= or tol= see tt.linear_combination below",
     "tt.add": "and operators, tt.concatenate",
     "tt.norm": "in programs tt.log_norm and tt.normalize too",
@@ -212,6 +217,7 @@ REMARKS: dict[str, str] = {
     "tt.quantics.toeplitz": "and tt.quantics.circulant",
     "tt.sobol": "and tt.mean_dimension, tt.dimension_distribution",
     "tucker.norm": "and tucker.distance",
+    "tucker.to_dense": "of dense cores; and tucker.inner, tucker.hadamard, first calls of evaluate",
     "tt.effective_ranks": "and tt.trim",
 }
 # Operations that have nothing to choose.

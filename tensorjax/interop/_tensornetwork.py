@@ -125,7 +125,8 @@ def from_tensornetwork(nodes: Sequence[Any]) -> Format:
     Args:
       nodes: those that `to_tensornetwork` gave, their tensors changed or not, known by their names;
         or any open chain, in order, each node with one dangling edge (TT) or two (TTMatrix, row
-        first) and edges to its neighbours, of which several become one bond.
+        first) and edges to its neighbours, of which several become one bond. Outer bonds, dangling
+        edges of size one at the ends, may be there or not.
 
     Returns:
       TT, TTMatrix, Tucker or MERA, by the names of the nodes.
@@ -215,44 +216,107 @@ def _chained(nodes: Sequence[Any], around: Sequence[Any]) -> list[Any]:
 
     With axes (left, modes…, right).
     """
-    position = {id(node): k for k, node in enumerate(nodes)}
-    known = {id(node) for node in around}
+    sides = [_sides(nodes, k, around) for k in range(len(nodes))]
+    outer = _outer_bonds(nodes, [modes for _, modes, _ in sides])
     cores: list[Any] = []
     bond: list[Any] = []  # the edges to the node before, in the order of its axes
-    for k, node in enumerate(nodes):
-        ends: dict[int, list[int]] = {-1: [], 0: [], 1: []}
-        for axis, edge in enumerate(node.edges):
-            other = edge.node2 if edge.node1 is node else edge.node1
-            if not edge.is_dangling() and id(other) not in known:
-                raise ValueError(
-                    f"nodes[{k}]: expected edges to nodes of the list only, got one to the node "
-                    f"{other.name!r} outside of it; give all nodes that are connected"
-                )
-            # The train core of a Tucker tensor has an edge to a factor for each mode.
-            step = position.get(id(other), k) - k
-            if step not in ends:
-                raise ValueError(
-                    f"nodes[{k}]: expected edges to its neighbours in the list only, got one to "
-                    f"nodes[{position[id(other)]}]; give an open chain in order"
-                )
-            ends[step].append(axis)
-        inner = int(k > 0), int(k < len(nodes) - 1)
-        found = len(ends[-1]), len(ends[1])
-        if tuple(map(bool, found)) != tuple(map(bool, inner)) or len(ends[0]) not in (1, 2):
-            raise ValueError(
-                f"nodes[{k}]: expected {inner} edges to the left and right and 1 or 2 others, got "
-                f"{found} and {len(ends[0])}; give an open chain in order"
-            )
+    for k, (node, (_, modes, right)) in enumerate(zip(nodes, sides, strict=True)):
+        modes = [axis for axis in modes if axis not in outer[k]]
         names = node.axis_names or []
-        if sorted(names[axis] for axis in ends[0] if names) == ["column", "row"]:
-            ends[0].sort(key=lambda axis, names=names: names[axis] == "column")
+        if sorted(names[axis] for axis in modes if names) == ["column", "row"]:
+            modes.sort(key=lambda axis, names=names: names[axis] == "column")
         left = [node.edges.index(edge) for edge in bond]
-        bond = [node.edges[axis] for axis in ends[1]]
+        bond = [node.edges[axis] for axis in right]
         array = _tensor_of(node, k)
-        modes = [array.shape[axis] for axis in ends[0]]
+        sizes = [array.shape[axis] for axis in modes]
         rank = math.prod(array.shape[axis] for axis in left)
-        cores.append(array.transpose([*left, *ends[0], *ends[1]]).reshape(rank, *modes, -1))
+        ordered = array.transpose([*outer[k], *left, *modes, *right])
+        cores.append(ordered.reshape(rank, *sizes, -1))
     return cores
+
+
+_Sides = tuple[list[int], list[int], list[int]]
+
+
+def _sides(nodes: Sequence[Any], k: int, around: Sequence[Any]) -> _Sides:
+    """Returns a chain node's axes to the node before, to none of the chain, and to the next one."""
+    position = {id(node): j for j, node in enumerate(nodes)}
+    known = {id(node) for node in around}
+    node = nodes[k]
+    ends: dict[int, list[int]] = {-1: [], 0: [], 1: []}
+    for axis, edge in enumerate(node.edges):
+        other = edge.node2 if edge.node1 is node else edge.node1
+        if not edge.is_dangling() and id(other) not in known:
+            raise ValueError(
+                f"nodes[{k}]: expected edges to nodes of the list only, got one to the node "
+                f"{other.name!r} outside of it; give all nodes that are connected"
+            )
+        # The train core of a Tucker tensor has an edge to a factor for each mode.
+        step = position.get(id(other), k) - k
+        if step not in ends:
+            raise ValueError(
+                f"nodes[{k}]: expected edges to its neighbours in the list only, got one to "
+                f"nodes[{position[id(other)]}]; give an open chain in order"
+            )
+        ends[step].append(axis)
+    inner = int(k > 0), int(k < len(nodes) - 1)
+    found = len(ends[-1]), len(ends[1])
+    # Two more at the ends, for outer bonds of size one.
+    most = 2 + (not inner[0]) + (not inner[1])
+    if tuple(map(bool, found)) != tuple(map(bool, inner)) or not 1 <= len(ends[0]) <= most:
+        raise ValueError(
+            f"nodes[{k}]: expected {inner} edges to the left and right and 1 or 2 others, got "
+            f"{found} and {len(ends[0])}; give an open chain in order"
+        )
+    return ends[-1], ends[0], ends[1]
+
+
+def _outer_bonds(nodes: Sequence[Any], open_axes: Sequence[list[int]]) -> list[list[int]]:
+    """Finds axes of size one at the ends of a chain that are outer bonds, and no modes.
+
+    All nodes of a train have equally many modes: one more at an end is an outer bond.
+    """
+    last, counts = len(nodes) - 1, [len(axes) for axes in open_axes]
+    modes = _modes_of_chain(nodes, open_axes)
+    out: list[list[int]] = [[] for _ in nodes]
+    for k, axes in enumerate(open_axes):
+        extra = counts[k] - modes
+        ends = [0] * (k == 0) + [-1] * (k == last)
+        ones = [axis for axis in axes if nodes[k].tensor.shape[axis] == 1]
+        if extra > len(ends) or extra > len(ones):
+            raise ValueError(
+                f"nodes[{k}]: expected {modes} edges to no other node, as others have, and outer "
+                f"bonds of size 1 at the ends of the chain, got {counts[k]} edges of sizes "
+                f"{tuple(nodes[k].tensor.shape[axis] for axis in axes)}"
+            )
+        named = [axis for axis in ones if _name(nodes[k], axis) in ("left", "right")]
+        ones = named if len(named) == extra else ones
+        out[k] = [ones.pop(end) for end in (ends if extra == 2 else ends[:1])] if extra else []
+    return out
+
+
+def _modes_of_chain(nodes: Sequence[Any], open_axes: Sequence[list[int]]) -> int:
+    """Returns how many modes the nodes of a chain have, 1 or 2, outer bonds not counted."""
+    counts = [len(axes) for axes in open_axes]
+    if len(nodes) == 1:
+        return counts[0] - 2 if counts[0] > 2 else counts[0]
+    if counts != [2, 2]:
+        return min(2, *counts)
+    names = [{_name(node, a) for a in axes} for node, axes in zip(nodes, open_axes, strict=True)]
+    if "left" in names[0] and "right" in names[1]:
+        return 1
+    sizes = [nodes[k].tensor.shape[open_axes[k][-k]] for k in range(2)]
+    if sizes != [1, 1] or names == [{"row", "column"}] * 2:
+        return 2
+    raise ValueError(
+        "nodes: expected a chain whose modes are known, got two nodes of two open edges, the first "
+        "and the last of size 1: these may be rows and columns, or outer bonds; name the axes "
+        '"row" and "column", or "left" and "right", or remove the outer bonds'
+    )
+
+
+def _name(node: Any, axis: int) -> str:
+    return str(node.axis_names[axis]) if node.axis_names else ""
 
 
 def _tensor_of(node: Any, k: int) -> Any:

@@ -53,7 +53,7 @@ from tensorjax.linalg._subspaces.choose import METHODS, Method, choose
 from tensorjax.linalg._subspaces.left_basis import Basis, left_basis
 from tensorjax.linalg._subspaces.range_finder import OVERSAMPLE, range_finder
 from tensorjax.linalg._subspaces.spectrum import leading_eigenvectors
-from tensorjax.linalg._subspaces.square_factor import square_factor
+from tensorjax.linalg._subspaces.square_factor import factor_near_one, square_factor
 from tensorjax.linalg._svd_eigh import eigh, svd
 from tensorjax.linalg._truncated_svd import SVD, truncated_svd
 

@@ -7,11 +7,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tensorjax import _check, linalg
-from tensorjax._formats.random_arrays import on_host
+from tensorjax._formats.random_arrays import on_host, one_on_host
+from tensorjax._formats.threefry_on_host import folded_key, split_keys
 from tensorjax._placement import placed
-from tensorjax._transfer import on_device
+from tensorjax._transfer import copied, on_device
 from tensorjax._typing import DTypeLike
 from tensorjax.linalg._arrays import namespace
 from tensorjax.mera._types import MERA, Layer
@@ -67,13 +69,19 @@ def random(
     if len(ranks) != len(plan):
         raise ValueError(f"rank: expected one int or {len(plan)}, one per layer, got {len(ranks)}")
     built = []
-    for wiring, r, k in zip(plan, ranks, jax.random.split(key, len(plan)), strict=True):
+    for wiring, r, k in zip(plan, ranks, split_keys(key, len(plan)), strict=True):
         layer = _random_layer(k, wiring, sizes, _check.integer("rank", r, low=1), dtype)
         built.append(layer)
         sizes = layer.top
     # Not one of the keys above: those of n layers are not the first of n + 1.
-    top = jax.random.normal(jax.random.fold_in(key, len(plan)), sizes, dtype)
-    return MERA._unchecked(tuple(built), top / jnp.linalg.norm(top.reshape(-1)).astype(dtype))
+    folded = folded_key(key, len(plan))
+    drawn = one_on_host(jax.random.normal, folded, sizes, dtype)
+    if drawn is None:
+        top = jax.random.normal(folded, sizes, dtype)
+        top = top / jnp.linalg.norm(top.reshape(-1)).astype(dtype)
+    else:
+        (top,) = on_device([drawn / np.linalg.norm(drawn.reshape(-1)).astype(dtype)])
+    return MERA._unchecked(tuple(built), top)
 
 
 def _random_layer(
@@ -86,15 +94,16 @@ def _random_layer(
     found = iter(_isometries(key, shapes, dtype))
     us = [next(found).reshape(m, n, m, n) for m, n in pairs]
     ws = [next(found).reshape(*block, -1) for block in blocks]
-    return Layer._unchecked(tuple(us), tuple(ws), wiring)
+    tensors = copied([*us, *ws])
+    return Layer._unchecked(tuple(tensors[: len(us)]), tuple(tensors[len(us) :]), wiring)
 
 
-def _isometries(key: jax.Array, shapes: Sequence[tuple[int, int]], dtype: Any) -> list[jax.Array]:
-    """Draws the isometries of a random MERA, Haar-distributed, of given matrix shapes."""
+def _isometries(key: jax.Array, shapes: Sequence[tuple[int, int]], dtype: Any) -> list[Any]:
+    """Draws the isometries of a random MERA, Haar-distributed, on the host where it can."""
     normal, wide = jax.random.normal, linalg.factor_dtype(dtype)
     drawn = on_host(normal, key, shapes, wide)
     if drawn is not None:
-        return on_device([_haar(x, dtype) for x in drawn])
+        return [_haar(x, dtype) for x in drawn]
     keys = jax.random.split(key, len(shapes))
     return [_haar(normal(k, s, wide), dtype) for k, s in zip(keys, shapes, strict=True)]
 

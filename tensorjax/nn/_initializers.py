@@ -11,6 +11,8 @@ import numpy as np
 from flax import nnx
 
 from tensorjax import linalg
+from tensorjax._formats.random_arrays import one_on_host
+from tensorjax._transfer import on_device
 
 Init = Literal["normal", "orthogonal"]
 _Shape = tuple[int, ...]
@@ -120,7 +122,16 @@ def _params(
     scale: float,
     dtype: Any,
 ) -> list[nnx.Param]:
-    drawn = _drawn(rngs.params(), scale, tuple(map(tuple, shapes)), folds, jnp.dtype(dtype))
+    key, dtype = rngs.params(), jnp.dtype(dtype)
+    wide = linalg.factor_dtype(dtype)  # half precision is drawn in single
+    sizes = tuple(map(tuple, shapes))
+    draw = one_on_host(jax.random.normal, key, (sum(map(math.prod, sizes)),), wide)
+    if draw is None:
+        drawn = _drawn(key, scale, sizes, folds, dtype)
+    elif folds is None:
+        drawn = on_device(_scaled(_parts(draw, sizes), scale, sizes, dtype))
+    else:
+        drawn = _shaped(draw, scale, sizes, folds, dtype)
     return [nnx.Param(x) for x in drawn]
 
 
@@ -133,13 +144,34 @@ def _drawn(
     folds: tuple[_Fold, ...] | None,
     dtype: Any,
 ) -> list[jax.Array]:
-    wide = linalg.factor_dtype(dtype)  # half precision is drawn in single
-    ends = np.cumsum([math.prod(shape) for shape in shapes])
-    draw = jax.random.normal(key, (int(ends[-1]),), wide)
-    parts = jnp.split(draw, ends[:-1])
+    count = sum(map(math.prod, shapes))
+    draw = jax.random.normal(key, (count,), linalg.factor_dtype(dtype))
+    return _shaped(draw, scale, shapes, folds, dtype)
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3, 4))
+def _shaped(
+    draw: Any,
+    scale: Any,
+    shapes: tuple[_Shape, ...],
+    folds: tuple[_Fold, ...] | None,
+    dtype: Any,
+) -> list[jax.Array]:
+    """Makes initial arrays of normal entries."""
+    parts = _parts(draw, shapes)
     if folds is not None:
         parts = _orthonormal(parts, folds)
-    scale = jnp.asarray(scale, wide)
+    return _scaled(parts, scale, shapes, dtype)
+
+
+def _parts(draw: Any, shapes: Sequence[_Shape]) -> list[Any]:
+    ends = np.cumsum([math.prod(shape) for shape in shapes])
+    return (np if linalg.is_host(draw) else jnp).split(draw, ends[:-1])
+
+
+def _scaled(parts: Sequence[Any], scale: Any, shapes: Sequence[_Shape], dtype: Any) -> list[Any]:
+    xp = np if linalg.is_host(parts[0]) else jnp
+    scale = xp.asarray(scale, linalg.factor_dtype(dtype))
     return [(scale * x).astype(dtype).reshape(s) for x, s in zip(parts, shapes, strict=True)]
 
 

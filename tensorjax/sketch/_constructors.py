@@ -1,5 +1,6 @@
 """Constructors of random maps: TT, Gaussian, sparse, Khatri–Rao, TT rows, CP rows."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Sequence
@@ -10,6 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._formats.random_arrays import drawn
+from tensorjax._formats.threefry_on_host import split, words_of
+from tensorjax._transfer import on_device
 from tensorjax._typing import DTypeLike, Key
 from tensorjax.sketch import _mode_sizes
 from tensorjax.sketch._map_types import CPRows, Dense, Kronecker, Sparse, TTRows, law, signs
@@ -191,7 +195,9 @@ def sparse(
     dtype = _float_dtype(dtype)
     n, size, m = _sizes(in_shape, out_shape)
     kind = law("sparse", math.sqrt(size) if isinstance(s, str) and s == "sqrt" else s)  # type: ignore[arg-type]
-    index, sign = _bernoulli_signs(_key(key), size * m, 1 / kind.fourth_moment, dtype)
+    given = _key(key), size * m, 1 / kind.fourth_moment, dtype
+    found = _signs_on_host(*given)
+    index, sign = _bernoulli_signs(*given) if found is None else on_device(found)
     return Sparse(n, size, m, kind, index, sign)
 
 
@@ -202,16 +208,48 @@ def _bernoulli_signs(key: Any, count: int, probability: float, dtype: Any) -> An
     Gaps between successes are independent and geometric, so their number need not be drawn first.
     Places left over are ``count``, and their signs 0.
     """
-    mean = count * probability
-    capacity = min(count, math.ceil(mean + 8 * math.sqrt(mean * (1 - probability))) + 16)
+    capacity = _capacity(count, probability)
     for_gaps, for_signs = jax.random.split(key)
-    u = 1 - jax.random.uniform(for_gaps, (capacity,), jnp.float32)  # in (0, 1]
-    denominator = math.log1p(-probability) if probability < 1 else -math.inf
-    gaps = jnp.minimum(jnp.floor(jnp.log(u) / denominator), count).astype(jnp.int32)
+    gaps = _Gaps(probability)(for_gaps, (capacity,), jnp.float32)
+    gaps = jnp.minimum(gaps, count).astype(jnp.int32)
     # The sum saturates at count + 1: the last gaps run past the end, and int32 must not wrap.
     places = jax.lax.associative_scan(lambda a, b: jnp.minimum(a + b, count + 1), gaps + 1) - 1
     sign = jnp.where(places < count, signs(for_signs, (capacity,), dtype), 0)
     return places, sign.astype(dtype)
+
+
+def _signs_on_host(key: Any, count: int, probability: float, dtype: Any) -> list[Any] | None:
+    """Draws what `_bernoulli_signs` does, by NumPy; None where the host cannot."""
+    words = words_of(key)
+    if words is None:
+        return None
+    capacity = _capacity(count, probability)
+    for_gaps, for_signs = split(words, 2)[:, None]
+    found = drawn(_Gaps(probability), for_gaps, [(capacity,)], np.float32)
+    sign = drawn(signs, for_signs, [(capacity,)], dtype)
+    if found is None or sign is None:
+        return None
+    gaps = np.minimum(found[0], np.float32(count)).astype(np.int64)
+    places = np.minimum(np.cumsum(gaps + 1), count + 1) - 1
+    return [places.astype(np.int32), np.where(places < count, sign[0], 0).astype(dtype)]
+
+
+def _capacity(count: int, probability: float) -> int:
+    """Returns how many nonzeros a sparse map has room for."""
+    mean = count * probability
+    return min(count, math.ceil(mean + 8 * math.sqrt(mean * (1 - probability))) + 16)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Gaps:
+    """Geometric law: the number of failures before each success of a given probability."""
+
+    probability: float
+
+    def __call__(self, key: Any, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+        u = 1 - jax.random.uniform(key, shape, dtype)  # in (0, 1]
+        denominator = math.log1p(-self.probability) if self.probability < 1 else -math.inf
+        return jnp.floor(jnp.log(u) / denominator)
 
 
 def tt_rows(

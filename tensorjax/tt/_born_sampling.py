@@ -10,6 +10,8 @@ import numpy as np
 from tensorjax import _check, linalg
 from tensorjax._batch_sizes import rounded_up
 from tensorjax._cores.contractions import absorb
+from tensorjax._formats.random_arrays import drawn
+from tensorjax._formats.threefry_on_host import split, words_of
 from tensorjax._formats.trains import TT, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
@@ -61,9 +63,9 @@ def sample(key: jax.Array, t: TT, count: int = 1, *, squared: bool = True) -> ja
     _check.key(key)
     if not _check.flag("squared", squared):
         is_real(t)
-        drawn, sign = sample_entries(key, t, count)
+        found, sign = sample_entries(key, t, count)
         mass_is_positive(t, sign)
-        return drawn
+        return found
     noise = rounded_up(count) * sum(t.shape)
     if choose_kernel("tt.sample", (t.cores[0], key, t), noise=noise) is not NUMPY:
         return _sample(key, orthogonalize(t, 0), count)
@@ -76,11 +78,17 @@ def _noise(key: jax.Array, t: TT, count: int) -> list[np.ndarray]:
     As many keys as are split off, the first are the same: a few more draws change none of these.
     """
     real = jnp.finfo(linalg.factor_dtype(t.dtype)).dtype
-    drawn = {
+    words = words_of(key)
+    if words is not None:
+        keys = np.moveaxis(split(split(words, count), t.order), 1, 0)
+        noise = drawn(jax.random.gumbel, keys, [(n,) for n in t.shape], real)
+        if noise is not None:
+            return noise
+    found = {
         n: np.asarray(x)[:count] for n, x in _gumbel(key, rounded_up(count), t.shape, real).items()
     }
     places = [t.shape[:k].count(n) for k, n in enumerate(t.shape)]
-    return [drawn[n][:, place] for n, place in zip(t.shape, places, strict=True)]
+    return [found[n][:, place] for n, place in zip(t.shape, places, strict=True)]
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
@@ -100,7 +108,7 @@ def _on_host(t: TT, noise: list[Any]) -> np.ndarray:
     host = TT._unchecked(tuple(np.asarray(c).astype(dtype) for c in t.cores))
     cores, _ = orthogonal_cores(host, 0)
     left = np.ones((len(noise[0]), 1), dtype)
-    drawn = []
+    found = []
     for core, gumbel in zip(cores, noise, strict=True):
         rows = absorb(left, core)
         weights = np.sum(np.square(np.abs(rows)), axis=2)
@@ -109,8 +117,8 @@ def _on_host(t: TT, noise: list[Any]) -> np.ndarray:
         at = np.arange(len(index)), index
         length = np.sqrt(weights[at])
         left = rows[at] / np.where(length > 0, length, 1)[:, None].astype(dtype)
-        drawn.append(index)
-    return np.stack(drawn, axis=1).astype(jax.dtypes.canonicalize_dtype(int))
+        found.append(index)
+    return np.stack(found, axis=1).astype(jax.dtypes.canonicalize_dtype(int))
 
 
 @functools.partial(jax.jit, static_argnums=2)
@@ -120,7 +128,7 @@ def _sample(key: jax.Array, t: TT, count: int) -> jax.Array:
 
     def one(key: jax.Array) -> jax.Array:
         left = jnp.ones((1,), t.dtype)
-        drawn = []
+        found = []
         for k, core in zip(jax.random.split(key, t.order), cores, strict=True):
             rows = absorb(left[None], core)[0]
             weights = jnp.sum(jnp.square(jnp.abs(rows)), axis=1)
@@ -128,7 +136,7 @@ def _sample(key: jax.Array, t: TT, count: int) -> jax.Array:
             # The norm of what is left is the square root of a probability: kept at one.
             length = jnp.sqrt(weights[index])
             left = rows[index] / jnp.where(length > 0, length, 1).astype(rows.dtype)
-            drawn.append(index)
-        return jnp.stack(drawn)
+            found.append(index)
+        return jnp.stack(found)
 
     return jax.vmap(one)(jax.random.split(key, count))

@@ -5,13 +5,19 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._cores.contractions import absorb, times_right
 from tensorjax._cores.ranks import feasible_ranks
 from tensorjax._cores.scaling import settled
+from tensorjax._formats.random_arrays import one_on_host
+from tensorjax._formats.threefry_on_host import split_keys
 from tensorjax._formats.trains import TT, TTMatrix
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
+from tensorjax._transfer import constants, copied, on_device
 from tensorjax._typing import DTypeLike, Scalar
 from tensorjax.linalg._powers_of_two import normalized
 from tensorjax.tt._rounding import sketched_terms as fused
@@ -89,20 +95,34 @@ def stream(
     _check.key(key)
     lefts = [2 * r + linalg.OVERSAMPLE for r in ranks]
     draws, mixes = [], []
-    for k, widths in zip(jax.random.split(key), (lefts, ranks), strict=True):
-        first, second = jax.random.split(k)
+    for k, widths in zip(split_keys(key, 2), (lefts, ranks), strict=True):
+        first, second = split_keys(k, 2)
         width = max(widths, default=1)
         # Of variance one: the sketches of a train have about its norm.
-        vectors = jax.random.uniform(first, (sum(shape), width), jnp.finfo(dtype).dtype, -1, 1)
-        vectors = (vectors * jnp.asarray(3**0.5, vectors.dtype)).astype(dtype)
+        vectors = _drawn(_symmetric, first, (sum(shape), width), jnp.finfo(dtype).dtype)
+        vectors = (vectors * np.asarray(3**0.5, vectors.dtype)).astype(dtype)
         ends = [sum(shape[: i + 1]) for i in range(len(shape))]
         draws.append(tuple(vectors[e - n : e] for n, e in zip(shape, ends, strict=True)))
-        mixes.append(linalg.qr(jax.random.normal(second, (width, width), dtype))[0])
+        mixes.append(linalg.qr(_drawn(jax.random.normal, second, (width, width), dtype))[0])
+    xp = constants()
     cores = [
-        jnp.zeros((a, n, b), dtype) for a, n, b in zip([1, *lefts], shape, [*ranks, 1], strict=True)
+        xp.zeros((a, n, b), dtype) for a, n, b in zip([1, *lefts], shape, [*ranks, 1], strict=True)
     ]
-    bonds = [jnp.zeros((a, b), dtype) for a, b in zip(lefts, ranks, strict=True)]
-    return Stream((draws[0], draws[1]), (mixes[0], mixes[1]), tuple(cores), tuple(bonds))
+    bonds = [xp.zeros((a, b), dtype) for a, b in zip(lefts, ranks, strict=True)]
+    state = Stream((draws[0], draws[1]), (mixes[0], mixes[1]), tuple(cores), tuple(bonds))
+    leaves, tree = jax.tree.flatten(state)
+    return jax.tree.unflatten(tree, copied(leaves))
+
+
+def _symmetric(key: jax.Array, shape: Sequence[int], dtype: Any) -> jax.Array:
+    return jax.random.uniform(key, shape, dtype, -1, 1)
+
+
+def _drawn(draw: Any, key: jax.Array, shape: tuple[int, ...], dtype: Any) -> Any:
+    """Draws an array of the sketches of a streaming sum, on the host where it can."""
+    hosted = linalg.factor_dtype(dtype) == dtype  # NumPy has no QR of half precision
+    found = one_on_host(draw, key, shape, dtype) if hosted else None
+    return draw(key, shape, dtype) if found is None else found
 
 
 @placed
@@ -144,7 +164,24 @@ def stream_add(
     ):
         raise TypeError(f"term: expected a real one for a stream of {dtype}, got a complex one")
     _check.scalar("weight", weight)
-    return _put(state, trains, jnp.asarray(weight).astype(dtype))
+    if isinstance(weight, jax.Array):
+        weight = weight.astype(dtype)
+    else:
+        (weight,) = copied([np.asarray(weight).astype(dtype)])
+    return _on_host_first("stream_add", _added, _put, state, trains, weight)
+
+
+def _on_host_first(key: str, f: Any, program: Any, *given: Any) -> Any:
+    """Computes a function of a streaming sum by NumPy in first calls, or else by a program."""
+    leaves, dtype = jax.tree.leaves(given), given[0].cores[0].dtype
+
+    def work() -> int:
+        return sum(c.size * max(c.shape, default=1) for c in leaves)
+
+    if choose_kernel("tt.stream_add", leaves, dtype=dtype, key=key, work=work) is not NUMPY:
+        return program(*given)
+    out, tree = jax.tree.flatten(f(*jax.tree.map(np.asarray, given)))
+    return jax.tree.unflatten(tree, on_device(out))
 
 
 def _known(state: Any) -> Stream:
@@ -153,14 +190,14 @@ def _known(state: Any) -> Stream:
     return state
 
 
-@jax.jit
-def _put(state: Stream, trains: Any, weight: jax.Array) -> Stream:
+def _added(state: Stream, trains: Any, weight: Any) -> Stream:
+    xp = np if linalg.is_host(state.cores[0]) else jnp
     (term,), exponents = fused.near_one([factors_of(trains, state.cores[0].dtype)])
     powers = [e for (e,) in exponents]
     order = len(term)
     lefts, rights = [normalized(weight * fused.edge(term))], [(fused.edge(term), 0)]
     for k in range(order - 1):
-        mirrored = tuple(jnp.swapaxes(c, 0, -1) for c in term[k])
+        mirrored = tuple(c.swapaxes(0, -1) for c in term[k])
         f = fused.through(mirrored, lefts[-1][0], state.draws[0][k])
         f, e = normalized(linalg.matmul(f, state.mixes[0]))
         lefts.append((f, settled(lefts[-1][1] + powers[k] + e)))
@@ -172,18 +209,21 @@ def _put(state: Stream, trains: Any, weight: jax.Array) -> Stream:
     cores, bonds = [], []
     for k, old in enumerate(state.cores):
         (f, p), (right, q) = lefts[k], rights[k]
-        left = jnp.moveaxis(f, -1, 0)[: old.shape[0]]
+        left = xp.moveaxis(f, -1, 0)[: old.shape[0]]
         right = right.reshape(-1, right.shape[-1])[:, : old.shape[2]]
         image = fused.from_left(left, term[k]).reshape(*old.shape[:2], -1)
         new = times_right(image, right)
         cores.append(old + linalg.scaled(new, p + powers[k] + q))
     for k, old in enumerate(state.bonds):
         (f, p), (right, q) = lefts[k + 1], rights[k]
-        left = jnp.moveaxis(f, -1, 0).reshape(f.shape[-1], -1)
+        left = xp.moveaxis(f, -1, 0).reshape(f.shape[-1], -1)
         right = right.reshape(-1, right.shape[-1])
         new = linalg.matmul(left[: old.shape[0]], right[:, : old.shape[1]])
         bonds.append(old + linalg.scaled(new, p + q))
     return state._replace(cores=tuple(cores), bonds=tuple(bonds))
+
+
+_put = jax.jit(_added)
 
 
 @placed
@@ -211,16 +251,19 @@ def stream_train(state: Stream) -> TT:
 
     Source: Kressner, Vandereycken, Voorhaar (2023), see `stream`; pseudo-inverses by SVD.
     """
-    return _recovered(_known(state))
+    return _on_host_first("stream_train", _recovered, _recover, _known(state))
 
 
-@jax.jit
 def _recovered(state: Stream) -> TT:
+    xp = np if linalg.is_host(state.cores[0]) else jnp
     cores = [state.cores[0]]
     for bond, core in zip(state.bonds, state.cores[1:], strict=True):
         u, s, vh = linalg.svd(bond)
         kept = s > _CUTOFF * linalg.epsilon(bond.dtype) * s[0]
-        inverse = jnp.where(kept, 1 / jnp.where(kept, s, 1), 0)
+        inverse = xp.where(kept, 1 / xp.where(kept, s, 1), 0).astype(s.dtype)
         core = absorb(linalg.adjoint(u), core)
         cores.append(absorb(linalg.scale_columns(linalg.adjoint(vh), inverse), core))
     return TT._unchecked(tuple(cores))
+
+
+_recover = jax.jit(_recovered)

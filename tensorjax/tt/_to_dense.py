@@ -34,7 +34,8 @@ def to_dense(t: TT | TTMatrix) -> jax.Array:
       t: TT or TTMatrix.
 
     Returns:
-      Array in the dtype of ``t``.
+      Array in the dtype of ``t``. As in NumPy's products, entries that the dtype cannot hold are
+      infinite, or zero.
 
     Raises:
       TypeError: ``t`` is no train. ValueError: it is a batch of them.

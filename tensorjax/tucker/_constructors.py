@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from tensorjax import _check
 from tensorjax._cores.ranks import rank_bounds
 from tensorjax._formats.random_arrays import scaled_normals
+from tensorjax._formats.threefry_on_host import split_keys
 from tensorjax._formats.trains import TT
 from tensorjax._placement import placed
 from tensorjax._typing import DTypeLike
@@ -61,7 +62,7 @@ def random(
         kind,
     )
     if core_rank is not None:
-        first = jax.random.split(key, len(pairs) + 1)[0]
+        first = split_keys(key, len(pairs) + 1)[0]
         return Tucker._unchecked(_train(first, ranks, core_rank, kind), tuple(factors))
     return Tucker._unchecked(core, tuple(factors))
 

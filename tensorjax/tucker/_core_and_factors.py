@@ -1,6 +1,6 @@
 """Arithmetic on core and factors of a Tucker tensor: products with matrices, scaling, QR."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -9,9 +9,12 @@ import numpy as np
 
 from tensorjax import linalg
 from tensorjax._cores.contractions import times_mode
-from tensorjax._cores.scaling import near_one, shared_out
+from tensorjax._cores.scaling import balanced, near_one, shared_out
 from tensorjax._cores.unfoldings import unfold
 from tensorjax._formats.trains import TT
+from tensorjax._kernels.choice import choose_kernel
+from tensorjax._kernels.table import NUMPY
+from tensorjax._transfer import on_device
 from tensorjax.tucker._types import Tucker
 
 
@@ -44,11 +47,30 @@ def near_one_parts(t: Tucker) -> tuple[Tucker, Any]:
 
 def scaled_back(core: Any, factors: Sequence[Any], exponent: Any) -> Tucker:
     """Multiplies a Tucker tensor by 2^exponent: its core, or all arrays if that would overflow."""
+    if linalg.is_host(core):
+        # Of double precision, which single precision has to hold.
+        *factors, core = balanced([*factors, core], int(exponent))
+        return Tucker._unchecked(core, tuple(factors))
     if isinstance(core, TT):
         return Tucker._unchecked(
             TT._unchecked(tuple(shared_out(core.cores, exponent))), tuple(factors)
         )
     *factors, core = shared_out([*factors, core], exponent)
+    return Tucker._unchecked(core, tuple(factors))
+
+
+def first_on_host(key: str, work: Callable[[], int], *tensors: Tucker) -> bool:
+    """Whether NumPy serves a call with Tucker tensors, dense cores, for it is a first one."""
+    if any(isinstance(t.core, TT) or 0 in t.shape for t in tensors):
+        return False
+    leaves = jax.tree.leaves(tensors)
+    facts = {"dtype": leaves[0].dtype, "key": ("tucker", key), "work": work}
+    return choose_kernel("tucker.to_dense", leaves, **facts) is NUMPY
+
+
+def from_host(t: Tucker, dtype: Any) -> Tucker:
+    """Transfers a Tucker tensor from the host to JAX, in a dtype."""
+    core, *factors = on_device([x.astype(dtype) for x in (t.core, *t.factors)])
     return Tucker._unchecked(core, tuple(factors))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._batch_sizes import rounded_up
-from tensorjax._cores.contractions import absorb
+from tensorjax._cores.contractions import absorb, einsum
 from tensorjax._cores.orthogonalization import short
 from tensorjax._cores.overlaps import difference
 from tensorjax._cores.scaling import near_one
@@ -21,15 +21,18 @@ from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import PROGRAM
 from tensorjax._placement import placed, returned
 from tensorjax._symbolic import is_static
+from tensorjax._transfer import on_device
 from tensorjax._typing import ArrayLike
 from tensorjax.tucker._algebra import aligned
 from tensorjax.tucker._argument_checks import one
-from tensorjax.tucker._core_and_factors import near_one_parts, on_host, times
+from tensorjax.tucker._core_and_factors import first_on_host, near_one_parts, on_host, times
 from tensorjax.tucker._empty_modes import with_entries
 from tensorjax.tucker._types import Tucker
 
 # Elements that `evaluate` holds at a time: 256 MiB of float64.
 _PIECE = 2**25
+# Multiplications that take NumPy as long as to begin a small product.
+_A_CALL = 100
 
 
 @placed
@@ -58,7 +61,12 @@ def inner(x: Tucker, y: Tucker) -> jax.Array:
     Source: ours; the inner product of the cores, with the matrices U_kᴴ V_k in between.
     """
     x, y = aligned(x, y)
-    value = _inner(x, y)
+    if first_on_host("inner", lambda: x.core.size * sum(x.ranks), x, y):
+        number = np.asarray(linalg.scaled(*_scaled_inner(on_host(x), on_host(y))))
+        with np.errstate(over="ignore", under="ignore"):
+            (value,) = on_device([number.astype(x.dtype)])
+    else:
+        value = _inner(x, y)
     return held("the inner product", value, lambda: _powers(x, y), "scale the tensors")
 
 
@@ -90,7 +98,7 @@ def _scaled_inner(x: Tucker, y: Tucker) -> tuple[jax.Array, Any]:
     if isinstance(x.core, TT):
         value = x.core._namespace.inner(x.core, times(y.core, matrices))
     else:
-        value = jnp.sum(x.core.conj() * times(y.core, matrices))
+        value = (x.core.conj() * times(y.core, matrices)).sum()
     return value, p + q + e
 
 
@@ -232,7 +240,7 @@ def evaluate(t: Tucker, indices: ArrayLike) -> jax.Array:
       indices: integers (…, d), each in [−n_k, n_k) as in NumPy.
 
     Returns:
-      (…,) entries; NaN as in `tensorjax.tt.evaluate`.
+      (…,) entries; NaN, infinite or zero as in `tensorjax.tt.evaluate`.
 
     Raises:
       ValueError: the last axis is not d, or an index is out of range. TypeError: no integers.
@@ -248,6 +256,13 @@ def evaluate(t: Tucker, indices: ArrayLike) -> jax.Array:
     """
     one("t", t)
     indices = _check.indices(indices, t.shape)
+    batch = math.prod(indices.shape[:-1])
+
+    def work() -> int:
+        return batch * (t.core.size + _A_CALL * t.order)
+
+    if not _check.is_traced(indices) and first_on_host(f"entries {batch}", work, t):
+        return on_device([_entries_on_host(t, np.asarray(indices))])[0]
     if choose_kernel("tucker.evaluate", (indices, t)) is PROGRAM:
         return _evaluate(t, indices.reshape(-1, t.order)).reshape(indices.shape[:-1])
     rows = np.asarray(indices).reshape(-1, t.order)
@@ -255,6 +270,18 @@ def evaluate(t: Tucker, indices: ArrayLike) -> jax.Array:
     padded[: len(rows)] = rows
     out = _evaluate(t, padded)
     return returned(np.asarray(out)[: len(rows)].reshape(indices.shape[:-1]), out)
+
+
+def _entries_on_host(t: Tucker, indices: np.ndarray) -> np.ndarray:
+    """Evaluates entries of a Tucker tensor of a dense core by NumPy."""
+    wide, exponent = near_one_parts(on_host(t))
+    flat = (indices % np.asarray(t.shape)).reshape(-1, t.order)
+    out = np.broadcast_to(wide.core.reshape(1, -1), (len(flat), wide.core.size))
+    for u, at in zip(wide.factors, flat.T, strict=True):
+        rest = out.shape[1] // u.shape[1]
+        out = einsum("bs,bsr->br", u[at], out.reshape(len(flat), u.shape[1], rest))
+    with np.errstate(over="ignore", under="ignore"):
+        return linalg.scaled(out[:, 0], exponent).astype(t.dtype).reshape(indices.shape[:-1])
 
 
 @with_entries

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._cores.contractions import einsum
@@ -13,7 +14,14 @@ from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike
 from tensorjax.tucker._algebra import aligned
 from tensorjax.tucker._argument_checks import one
-from tensorjax.tucker._core_and_factors import near_one_parts, scaled_back, times
+from tensorjax.tucker._core_and_factors import (
+    first_on_host,
+    from_host,
+    near_one_parts,
+    on_host,
+    scaled_back,
+    times,
+)
 from tensorjax.tucker._empty_modes import with_entries
 from tensorjax.tucker._rounding import round
 from tensorjax.tucker._types import Tucker
@@ -55,15 +63,17 @@ def hadamard(
     tensor network formats", Multidimens. Syst. Signal Process. 29 (2018), section 4: Kronecker
     product of the cores, row-wise Khatri–Rao product of the factors.
     """
-    out = _hadamard(*aligned(x, y))
+    x, y = aligned(x, y)
+    if first_on_host("hadamard", lambda: x.core.size * y.core.size * x.order, x, y):
+        out = from_host(_product(on_host(x), on_host(y)), x.dtype)
+    else:
+        out = _hadamard(x, y)
     if tol is None and rank is None and core_rank is None:
         return out
     return round(out, tol=tol, rank=rank, core_rank=core_rank)
 
 
-@with_entries
-@jax.jit
-def _hadamard(x: Tucker, y: Tucker) -> Tucker:
+def _product(x: Tucker, y: Tucker) -> Tucker:
     # In range by exact powers of two: products of two cores may not be.
     (x, p), (y, q) = near_one_parts(x), near_one_parts(y)
     pairs = zip(x.factors, y.factors, strict=True)
@@ -71,7 +81,8 @@ def _hadamard(x: Tucker, y: Tucker) -> Tucker:
     core = _kron(x.core, y.core)
     # No mode needs a larger rank than its size: such a factor goes into the core.
     wide = [u.shape[1] > u.shape[0] for u in factors]
-    eyes = [jnp.eye(n, dtype=factors[0].dtype) for n in x.shape]
+    xp = np if linalg.is_host(factors[0]) else jnp
+    eyes = [xp.eye(n, dtype=factors[0].dtype) for n in x.shape]
     if isinstance(core, TT):
         held = [jnp.eye(u.shape[1], dtype=u.dtype) for u in factors]
         matrices = [u if w else eye for u, w, eye in zip(factors, wide, held, strict=True)]
@@ -82,12 +93,15 @@ def _hadamard(x: Tucker, y: Tucker) -> Tucker:
     return scaled_back(core, kept, p + q)
 
 
+_hadamard = with_entries(jax.jit(_product))
+
+
 def _kron(a: Any, b: Any) -> Any:
     """Computes the core of an entrywise product of Tucker tensors: a Kronecker product."""
     if isinstance(a, TT):
         return TT._unchecked(tuple(map(_kron_core, a.cores, b.cores)))
     order = a.ndim
-    outer = jnp.multiply.outer(a, b)
+    outer = (np if linalg.is_host(a) else jnp).multiply.outer(a, b)
     axes = [k for pair in zip(range(order), range(order, 2 * order), strict=True) for k in pair]
     return outer.transpose(axes).reshape([m * n for m, n in zip(a.shape, b.shape, strict=True)])
 

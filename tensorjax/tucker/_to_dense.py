@@ -1,14 +1,18 @@
 """Dense arrays of Tucker tensors, whose core may be a train."""
 
+import math
+
 import jax
+import numpy as np
 
 from tensorjax import linalg
 from tensorjax._cores.scaling import shared_out
 from tensorjax._formats.trains import TT
 from tensorjax._placement import placed
+from tensorjax._transfer import on_device
 from tensorjax.contract import einsum
 from tensorjax.tucker._argument_checks import one
-from tensorjax.tucker._core_and_factors import near_one_parts, times
+from tensorjax.tucker._core_and_factors import first_on_host, near_one_parts, on_host, times
 from tensorjax.tucker._types import Tucker
 
 
@@ -26,7 +30,8 @@ def to_dense(t: Tucker) -> jax.Array:
       t: Tucker.
 
     Returns:
-      Array in the dtype of ``t``.
+      Array in the dtype of ``t``. As in NumPy's products, entries that the dtype cannot hold are
+      infinite, or zero.
 
     Raises:
       TypeError: ``t`` is no Tucker. ValueError: it is a batch of them.
@@ -40,6 +45,11 @@ def to_dense(t: Tucker) -> jax.Array:
     Source: ours; the definition, in the order of products that `tensorjax.contract` plans.
     """
     one("t", t)
+    if first_on_host("to_dense", lambda: math.prod(t.shape) * max(t.ranks), t):
+        host, exponent = near_one_parts(on_host(t))
+        dense = linalg.scaled(times(host.core, host.factors), exponent)
+        with np.errstate(over="ignore", under="ignore"):
+            return on_device([dense.astype(t.dtype)])[0]
     return _to_dense(t)
 
 

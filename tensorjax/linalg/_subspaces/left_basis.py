@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tensorjax import _check
 from tensorjax._typing import ArrayLike, JaxOrHost
@@ -22,6 +23,7 @@ from tensorjax.linalg._arrays import (
 )
 from tensorjax.linalg._arrays import namespace as _xp
 from tensorjax.linalg._dtypes import epsilon
+from tensorjax.linalg._powers_of_two import normalized, scaled
 from tensorjax.linalg._subspaces.choose import METHODS, Method
 from tensorjax.linalg._subspaces.range_finder import OVERSAMPLE, range_finder
 from tensorjax.linalg._subspaces.rank_cut import cut_spectrum
@@ -79,7 +81,9 @@ def left_basis(
       key: for "randomized"; a fixed draw if None.
 
     Returns:
-      `Basis` of u, the energies kept and the energy discarded.
+      `Basis` of u, the energies kept and the energy discarded. NumPy arrays are scaled by powers of
+      two where squares of entries are out of range, and energies are infinite or zero there; of
+      JAX arrays these squares have to be in range, as in `truncated_svd` they need not.
 
     Raises:
       ValueError: without a rank, unless ``a`` is a NumPy array and tail or share is given; a rank
@@ -102,8 +106,38 @@ def left_basis(
     if rank is None and ((tail is None and share is None) or not is_host(a)):
         raise ValueError("rank: expected a static rank (a tail alone cuts NumPy arrays only)")
     if is_host(a):
-        return _basis(a, tail, share, key, rank, method)
+        return _host_basis(a, tail, share, key, rank, method)
     return _differentiable_basis(a, tail, share, key, rank, method)
+
+
+def _host_basis(a: Any, tail: Any, share: Any, key: Any, rank: int | None, method: Method) -> Basis:
+    """Computes a leading subspace of a NumPy array, scaled if squares may be out of range."""
+    found, failed = None, None
+    try:
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = _basis(a, tail, share, key, rank, method)
+            if _is_in_range(found, a):
+                return found
+    except (np.linalg.LinAlgError, ValueError) as error:  # LAPACK was given what is not finite
+        failed = error
+    x, exponent = normalized(a, axis=(-2, -1))
+    if not np.any(x) or not np.isfinite(x).all():
+        if found is None:
+            raise failed or AssertionError
+        return found
+    e = exponent[..., 0]
+    tail = None if tail is None else scaled(scaled(np.asarray(tail), -e[..., 0]), -e[..., 0])
+    u, energies, discarded = _basis(x, tail, share, key, rank, method)
+    discarded = scaled(scaled(np.asarray(discarded), e[..., 0]), e[..., 0])
+    return Basis(u, scaled(scaled(energies, e), e), discarded)
+
+
+def _is_in_range(found: Basis, a: np.ndarray) -> bool:
+    """Whether squares of a matrix's entries were in range, by its largest singular value."""
+    if not found.energies.size:
+        return True
+    largest, info = found.energies[..., 0], jnp.finfo(a.dtype)
+    return bool(np.all((largest > info.tiny / info.eps**2) & (largest < info.max * info.eps)))
 
 
 def check_options(a: Any, rank: Any, share: Any, method: Any, key: Any = None) -> None:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from tensorjax._typing import AnyArray
 from tensorjax.linalg._arrays import Array, adjoint, is_host, matmul, root, scale_columns
+from tensorjax.linalg._powers_of_two import normalized, scaled
 from tensorjax.linalg._subspaces.choose import Method
 from tensorjax.linalg._subspaces.left_basis import check_options
 from tensorjax.linalg._subspaces.spectrum import left_spectrum, reciprocals
@@ -18,7 +19,8 @@ def square_factor(
     """Computes a square factor f of a aᴴ, with the left singular subspaces of a at small size.
 
     The columns of f are the left singular vectors times the singular values, so f has all the left
-    subspaces of ``a``, and those of its unfoldings, at the size of a square matrix.
+    subspaces of ``a``, and those of its unfoldings, at the size of a square matrix. Entries of
+    ``a`` may be of any size: it is scaled by a power of two, so that no square leaves the range.
 
     Args:
       a: (…, m, n).
@@ -27,7 +29,8 @@ def square_factor(
       method: "svd" or "gram" ("randomized" is taken as "gram").
 
     Returns:
-      (f, squared singular values (…, k), descending), k = min(m, n).
+      (f, squared singular values (…, k), descending), k = min(m, n). Squared singular values are
+      infinite or zero where they are out of range.
 
     Raises:
       TypeError: ``a`` is no array of numbers, or share no number. ValueError: ``a`` has fewer than
@@ -44,6 +47,16 @@ def square_factor(
     Source: ours.
     """
     check_options(a, rank, share, method)
+    x, exponent = normalized(a, axis=(-2, -1))
+    f, energies = factor_near_one(x, rank=rank, share=share, method=method)
+    e = exponent[..., 0]
+    return scaled(f, exponent), scaled(scaled(energies, e), e)
+
+
+def factor_near_one(
+    a: Array, *, rank: int | None, share: float | None, method: Method
+) -> tuple[Array, Array]:
+    """Computes what `square_factor` does, of data whose squares are in range."""
     method = "gram" if method == "randomized" else method
     if is_host(a):
         return _square_factor(a, share, rank, method)

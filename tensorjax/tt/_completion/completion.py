@@ -45,8 +45,9 @@ class CompleteInfo:
       status: "reached" (the error is at most ``tol``, and on held-out samples, if there are any, at
         most a hundred times that; of ranks that are too high, some entries may be determined by no
         sample, and be seen by none that is held out), "overfit" (the samples are fitted better and
-        better, or to ``tol``, those held out are not), "converged" (three iterations lowered the
-        error by less than ``stop`` of itself each), "stopped" (by the callback) or
+        better, or to ``tol``, those held out are not; or none are held out, and trains of these
+        ranks have more degrees of freedom than there are samples), "converged" (three iterations
+        lowered the error by less than ``stop`` of itself each), "stopped" (by the callback) or
         "max_iterations".
       error: ‖x − values‖ / ‖values‖ on the samples fitted.
       held_out_error: the same on the samples held out; NaN if there are none.
@@ -114,7 +115,8 @@ def complete(
       indices: integers (N, d).
       values: (N,), floating or complex.
       shape: mode sizes n_1 … n_d.
-      rank: TT-ranks, one int or one per interior bond; with ``adapt``, at most.
+      rank: TT-ranks, one int or one per interior bond, cut where the modes cannot hold as much;
+        with ``adapt``, at most.
       method: "als", sweeps over the cores, each solved exactly, slice by slice: O(N r⁴) operations
         per core, on the host, nothing compiled. "riemannian": conjugate gradients on the manifold
         of fixed ranks, O(N r²), compiled for every combination of ranks.
@@ -249,6 +251,11 @@ class _Data:
         return cores
 
 
+def _freedom(cores: Cores) -> int:
+    """Returns the dimension of the manifold of trains of the TT-ranks of some cores."""
+    return sum(c.size for c in cores) - sum(c.shape[0] ** 2 for c in cores[1:])
+
+
 class _Fit(NamedTuple):
     cores: Cores
     error: float
@@ -299,6 +306,8 @@ class _Work:
 
     def is_reached(self, fit: _Fit) -> bool:
         """Whether a completion has the error asked for, and held-out samples do not deny it."""
+        if np.isnan(fit.unseen) and _freedom(fit.cores) > len(self.data.fitted.values):
+            return False  # whatever the samples are, some train of these ranks fits them
         return fit.error <= self.tol and not fit.unseen > _DENIED * self.tol
 
     def measured(self, cores: Cores) -> _Fit:

@@ -36,7 +36,7 @@ def evaluate(t: TT, indices: ArrayLike) -> jax.Array:
       indices: integers (…, d), each in [−n_k, n_k) as in NumPy.
 
     Returns:
-      (…,) entries.
+      (…,) entries. As in NumPy's products, those that the dtype cannot hold are infinite, or zero.
 
     Raises:
       ValueError: the last axis is not d, or an index is out of range; of indices known only under

@@ -32,7 +32,8 @@ def pairwise_inner(
 
     Returns:
       (len(xs), len(ys)) inner products. Intermediate results are kept in range by exact powers of
-      two, pair by pair.
+      two, pair by pair. Entries that the dtype cannot hold are infinite, or zero, where the scalar
+      of `inner` raises: the others are right.
 
     Raises:
       TypeError: trains of several kinds. ValueError: an empty list, or shapes that do not fit.

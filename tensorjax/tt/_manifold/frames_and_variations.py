@@ -85,11 +85,12 @@ def tangent(at: Frame, deltas: Sequence[jax.Array], exponent: Any = 0, share: An
     if len(deltas) == 1:
         return TT._unchecked(tuple(deltas))
     lefts, rights = (times_power(cores, share) for cores in at)
-    cores = [jnp.concatenate([deltas[0], lefts[0]], axis=2)]
+    xp = np if all(map(linalg.is_host, (*lefts, *deltas))) else jnp
+    cores = [xp.concatenate([deltas[0], lefts[0]], axis=2)]
     for u, delta, v in zip(lefts[1:], deltas[1:-1], rights[:-1], strict=True):
-        top = jnp.concatenate([v, jnp.zeros_like(v)], axis=2)
-        cores.append(jnp.concatenate([top, jnp.concatenate([delta, u], axis=2)], axis=0))
-    cores.append(jnp.concatenate([rights[-1], deltas[-1]], axis=0))
+        top = xp.concatenate([v, xp.zeros_like(v)], axis=2)
+        cores.append(xp.concatenate([top, xp.concatenate([delta, u], axis=2)], axis=0))
+    cores.append(xp.concatenate([rights[-1], deltas[-1]], axis=0))
     return TT._unchecked(tuple(cores))
 
 

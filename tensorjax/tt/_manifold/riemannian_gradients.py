@@ -14,6 +14,7 @@ from tensorjax.linalg._riemannian_cg import riemannian_cg as _riemannian_cg
 from tensorjax.tt._folding import fold, folded, unfold
 from tensorjax.tt._manifold.frames_and_variations import (
     Arrays,
+    Frame,
     frame,
     gauged,
     moved,
@@ -51,19 +52,36 @@ def value_and_riemannian_grad(f: Callable[..., jax.Array]) -> Callable[..., tupl
         if isinstance(x, TTMatrix):
             return _of_matrix(f, x, *args, **kwargs)
         dtype: Any = getattr(x, "dtype", None)
-        at, last, exponent = frame(point(x))
-        share = shared(0, exponent, len(at.left) + 1, last.dtype)
+        at, start, exponent, share = _start(point(x))
 
         def along(deltas: Arrays) -> jax.Array:
-            return f(tangent(at, deltas, exponent, share).astype(dtype), *args, **kwargs)
+            return f(_tangent(at, deltas, exponent, share).astype(dtype), *args, **kwargs)
 
-        start = (*map(jnp.zeros_like, at.left), last)
         value, slopes = jax.value_and_grad(along)(start)
-        # JAX's gradient of a real function is the conjugate of the steepest ascent.
-        deltas = gauged(at, tuple(map(jnp.conj, slopes)))
-        return value, tangent(at, deltas, -exponent, shared(0, -exponent, len(deltas), last.dtype))
+        return value, _gradient(at, slopes, exponent)
 
     return value_and_grad
+
+
+# Programs of a few parts: of every operation alone there would be a hundred for each shape.
+_tangent = jax.jit(tangent)
+
+
+@jax.jit
+def _start(x: TT) -> tuple[Frame, Arrays, Any, Any]:
+    """Returns the frame of a point, the variations that give it, their exponent and its share."""
+    at, last, exponent = frame(x)
+    share = shared(0, exponent, x.order, last.dtype)
+    return at, (*map(jnp.zeros_like, at.left), last), exponent, share
+
+
+@jax.jit
+def _gradient(at: Frame, slopes: Arrays, exponent: Any) -> TT:
+    """Makes a Riemannian gradient of the derivatives by the variations of a point."""
+    # JAX's gradient of a real function is the conjugate of the steepest ascent.
+    deltas = gauged(at, tuple(map(jnp.conj, slopes)))
+    share = shared(0, -exponent, len(deltas), deltas[-1].dtype)
+    return tangent(at, deltas, -exponent, share)
 
 
 def _of_matrix(f: Callable[..., jax.Array], x: TTMatrix, *args: Any, **kwargs: Any) -> Any:

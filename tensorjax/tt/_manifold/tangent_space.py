@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax import _check, linalg
+from tensorjax import _blas_threads, _check, linalg
 from tensorjax._cores import interfaces as interfaces
 from tensorjax._cores.contractions import absorb
 from tensorjax._cores.overlaps import bond_overlap
@@ -18,6 +18,7 @@ from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
+from tensorjax._transfer import on_device
 from tensorjax._typing import Scalar
 from tensorjax.tt._algebra import add
 from tensorjax.tt._broadcasting import aligned, check_alike
@@ -34,7 +35,7 @@ from tensorjax.tt._manifold.frames_and_variations import (
     tangent,
     times_power,
 )
-from tensorjax.tt._rounding.orthogonalize import orthogonal_cores
+from tensorjax.tt._rounding.orthogonalize import are_small, orthogonal_cores
 from tensorjax.tt._rounding.round import round
 
 Train = TypeVar("Train", TT, TTMatrix)
@@ -77,10 +78,27 @@ def tangent_project(x: Train, z: Train) -> Train:
     a, b = aligned(point(x), z.astype(linalg.factor_dtype(z.dtype)))
     _check.finite("z", b)
     even = not is_tame(a, b)
-    out = _tangent_project(a, b, even)
+    out = _projected(a, b, even)
     if even and choose_kernel("tt.tangent_project", (a, b)) is NUMPY:
         _check_in_range(out)
     return cast(Any, out)
+
+
+def _projected(x: TT, z: TT, even: bool) -> TT:
+    """Projects a train on the tangent space at x, by NumPy in first calls of near trains."""
+
+    def work() -> int:
+        pairs = zip(x.cores, z.cores, strict=True)
+        return sum((c.size + d.size) * (len(c) + len(d)) for c, d in pairs)
+
+    cores = (*x.cores, *z.cores)
+    facts = {"dtype": x.dtype, "key": "projected", "work": work}
+    if even or choose_kernel("tt.tangent_project, products", cores, **facts) is not NUMPY:
+        return _tangent_project(x, z, even)
+    near, other = (TT._unchecked(tuple(map(np.asarray, t.cores))) for t in (x, z))
+    with _blas_threads.one_thread(are_small(near.cores)):
+        xi = project(frame(near)[0], other, even=False)
+    return TT._unchecked(tuple(on_device(xi.cores)))
 
 
 def _check_in_range(xi: TT) -> None:

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from tensorjax import _check
+from tensorjax._formats.threefry_on_host import folded_key
 from tensorjax._formats.trains import TT
 from tensorjax._typing import HostArray, Key
 from tensorjax.tt._cross.cross import CrossInfo, cross
@@ -296,7 +297,7 @@ def _tried(
     cores = [np.asarray(c, np.result_type(c.dtype, np.float64)) for c in t.cores]
     value = weighted_sum(nodes.weights, cores)
     volume = math.prod(b - a for a, b in problem.ends)
-    rng = _check.host_generator(jax.random.fold_in(options["key"], 1))
+    rng = _check.host_generator(folded_key(options["key"], 1))
     drawn = nodes.draw(rng, check)
     true = problem.values(nodes.points(drawn))
     size = volume * float(np.max(np.sqrt(np.mean(np.abs(true) ** 2, axis=0))))

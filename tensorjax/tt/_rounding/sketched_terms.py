@@ -18,7 +18,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from tensorjax import _check, linalg
@@ -27,6 +26,7 @@ from tensorjax._cores import scaling as balance
 from tensorjax._cores.contractions import einsum
 from tensorjax._cores.ranks import cut_ranks
 from tensorjax._cores.unfoldings import Cores
+from tensorjax._formats.threefry_on_host import split_keys
 from tensorjax.linalg._arrays import namespace
 
 # Columns of the independent sketch that estimates the error made with a tolerance.
@@ -110,7 +110,7 @@ def sketches(
     """
     like = terms[0][0][0]
     sizes = modes_of(terms[0])
-    keys = (None, None) if key is None else jax.random.split(_check.key(key))
+    keys = (None, None) if key is None else split_keys(_check.key(key), 2)
     draw = linalg.random_like(keys[0], (sum(sizes), width), like)
     mix = linalg.qr(linalg.random_like(keys[1], (width, width), like))[0]
     ends = np.cumsum(sizes)

@@ -16,6 +16,7 @@ from tensorjax._cores.products import hadamard_core, matmul_core
 from tensorjax._cores.ranks import cut_ranks, rank_bounds
 from tensorjax._cores.scaling import balanced
 from tensorjax._formats.empty_modes import is_empty, narrowed, widened
+from tensorjax._formats.threefry_on_host import split_keys
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._kernels.choice import choose_kernel, cpp_or_xla
 from tensorjax._kernels.table import CPP, NUMPY, TRACE
@@ -304,7 +305,7 @@ def _dynamic(terms: Sequence[Any], weights: Sequence[Any], tol: float, key: Any,
         even = balanced(even, exponent + sum(e for (e,) in exponents), fit=fit)
         exact = TT._unchecked(tuple(on_device([c.astype(dtype) for c in even])))
         return round(exact, tol=tol)
-    keys = (None, None) if key is None else jax.random.split(key)
+    keys = (None, None) if key is None else split_keys(key, 2)
     probe = jax.random.key(1) if keys[1] is None else keys[1]
     cores, exact = fused.within(factors, weights, tol, keys[0], probe)
     found = TT._unchecked(tuple(jax.device_put(cores)))

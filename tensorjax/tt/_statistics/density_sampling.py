@@ -9,6 +9,7 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._cores.contractions import einsum
+from tensorjax._formats.random_arrays import one_on_host
 from tensorjax._formats.trains import TT
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import NUMPY
@@ -57,7 +58,9 @@ def sample_entries(key: jax.Array, t: TT, count: int) -> tuple[Any, Any]:
     if choose_kernel("tt.sample(squared=False)", (t.cores[0], key, t)) is not NUMPY:
         return _sample_compiled(key, t, count)
     real = linalg.factor_dtype(t.dtype)
-    noise = np.asarray(jax.random.uniform(key, (t.order, count), real))
+    noise = one_on_host(jax.random.uniform, key, (t.order, count), real)
+    if noise is None:
+        noise = np.asarray(jax.random.uniform(key, (t.order, count), real))
     host = TT._unchecked(tuple(map(np.asarray, t.cores)))
     drawn, sign = _transformed(host, noise)
     return on_device([drawn.astype(jax.dtypes.canonicalize_dtype(int))])[0], sign

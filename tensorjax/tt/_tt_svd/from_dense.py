@@ -14,6 +14,7 @@ from tensorjax._cores.ranks import feasible_ranks, rank_bounds
 from tensorjax._cores.unfoldings import tall
 from tensorjax._eager import evaluated_eagerly
 from tensorjax._formats.empty_modes import narrowed
+from tensorjax._formats.threefry_on_host import split_keys
 from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.conditions import MOST_ROWS, SMALL_ARRAY
@@ -161,7 +162,7 @@ def _energy(x: Any) -> Any:
 def _tt_svd(x: Any, ranks: Sequence[int] | None, share: Any, method: Method, key: Any) -> list[Any]:
     """Computes the TT-SVD of `from_dense`, to ranks, to a share of discarded energy, or to both."""
     shape = x.shape
-    keys = [None] * len(shape) if key is None else jax.random.split(key, len(shape))
+    keys = [None] * len(shape) if key is None else split_keys(key, len(shape))
 
     def basis(matrix: Any, bond: int, **allowed: Any) -> Any:
         rank = None if ranks is None else min(ranks[bond], *matrix.shape)
@@ -178,7 +179,7 @@ def _tt_svd(x: Any, ranks: Sequence[int] | None, share: Any, method: Method, key
     passes = method == "gram" and linalg.is_host(flat)
     passes = passes and choose_kernel("linalg.project", (flat,), HOST) is CPP
     with _blas_threads.one_thread(passes):  # they have threads of their own, and all else is small
-        factor, energies = linalg.square_factor(flat, rank=rank, share=share, method=method)
+        factor, energies = linalg.factor_near_one(flat, rank=rank, share=share, method=method)
         factor = factor.reshape(1, *shape[:lead], -1, 1)
         tail = None if share is None else share * energies.sum()
         left = _split(factor, basis, 0, None, tail)[:-1]

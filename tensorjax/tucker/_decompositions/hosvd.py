@@ -12,6 +12,7 @@ from tensorjax import _check, linalg
 from tensorjax._cores.dense_decompositions import Decomposition, decomposed, dense_input
 from tensorjax._cores.unfoldings import unfold
 from tensorjax._eager import evaluated_eagerly
+from tensorjax._formats.threefry_on_host import split_keys
 from tensorjax._kernels.choice import choose_kernel
 from tensorjax._kernels.table import HOST, SMALL
 from tensorjax._placement import placed
@@ -234,7 +235,7 @@ def st_hosvd(
     x: Any, ranks: Sequence[int] | None, share: Any, method: Method, key: Any
 ) -> tuple[Any, list[Any]]:
     """Computes a Tucker core and factors by ST-HOSVD, to ranks or to a share of energy per mode."""
-    keys = [None] * x.ndim if key is None else jax.random.split(key, x.ndim)
+    keys = [None] * x.ndim if key is None else split_keys(key, x.ndim)
     tail, factors, core = None, [], x
     for k in range(x.ndim):
         matrix = unfold(core, k)

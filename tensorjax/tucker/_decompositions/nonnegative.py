@@ -9,6 +9,7 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._cores.unfoldings import unfold
+from tensorjax._formats.random_arrays import one_on_host
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike
 from tensorjax.tucker._core_and_factors import times
@@ -64,7 +65,9 @@ def nonnegative(
     _check.number("tol", tol, low=0)
     ranks = _check.bond_ranks(rank, host.shape, place="mode")
     small, exponent = linalg.normalized(host)
-    seeds = np.asarray(jax.random.bits(_check.key(key), (4,), np.uint32))
+    seeds = one_on_host(jax.random.bits, key, (4,), np.uint32)
+    if seeds is None:
+        seeds = np.asarray(jax.random.bits(key, (4,), np.uint32))
     rng = np.random.default_rng(seeds)
     factors = [rng.random((n, s)) + 0.1 for n, s in zip(host.shape, ranks, strict=True)]
     core = rng.random(ranks) + 0.1

@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import re
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -100,11 +101,14 @@ class HostOptimizer:
             with jax.numpy_dtype_promotion("standard"):
                 jax.eval_shape(self._transformation.update, params, state, params)
         except Exception as error:
-            error.add_note(
+            found = _needs_more(error)
+            (found or error).add_note(
                 "optimizer: it is given one group of parameters at a time, by its name or without, "
                 "and gradients, state and parameters alone: none that needs the loss, or a search "
                 "along a line; labels and masks have to be functions of the parameters"
             )
+            if found is not None:
+                raise found from error
             raise
         if isinstance(self._transformation, Named):
             self._state = jax.tree.structure(state)
@@ -158,6 +162,26 @@ class HostOptimizer:
         """Whether all entries of a group's new parameters are finite."""
         real = [x for x in jax.tree.leaves(params) if jnp.issubdtype(x.dtype, jnp.floating)]
         return bool(np.isfinite(self.squares(real)) or finite(real))
+
+
+# What Python says of a call without keyword-only arguments, which the function has no defaults for.
+_MISSING = re.compile(r"(?P<function>[\w.<>]+)\(\) missing \d+ required keyword-only arguments?: ")
+
+
+def _needs_more(error: Exception) -> TypeError | None:
+    """Returns the error for an optimiser that needs more than a trainer gives, if that is it."""
+    found = _MISSING.search(str(error)) if isinstance(error, TypeError) else None
+    if found is None:
+        return None
+    name = found["function"].partition(".")[0]
+    names = ", ".join(f"{n}=" for n in re.findall(r"'(\w+)'", str(error)[found.end() :]))
+    return TypeError(
+        "optimizer: expected one that updates from gradients, state and parameters alone, for a "
+        f"trainer updates each group as soon as its gradient is known; got {name}, or a "
+        f"chain that contains it, whose update also needs {names}. Choose a fixed or scheduled "
+        "step size, as optax.sgd(0.1) or optax.adamw(optax.cosine_decay_schedule(…)), and adapt it "
+        "to losses between runs"
+    )
 
 
 def _floating(compute_dtype: Any) -> Any:
