@@ -231,6 +231,8 @@ def _expanded(states: Any, matrices: Any) -> Any:
 
 def differentiated(axis: Axis, core: np.ndarray) -> np.ndarray:
     """Applies the mode factors 1, ∂, y, y∂ and ∂² of affine operators to a core: (5, r, n, s)."""
+    if axis.projected is not None:
+        return np.stack([core, *(np.matmul(m, core) for m in axis.basis[1:])])
     first = np.matmul(axis.d1, core)
     y = axis.points[:, None]
     moved = y * first if axis.movable else np.matmul(axis.d1, y * core) - core

@@ -25,7 +25,19 @@ class WalledAxis(Axis):
       walls: at ``low`` and ``high``; without meaning on Fourier axes.
     """
 
-    walls: tuple[Wall, Wall] = ("absorbing", "absorbing")
+    walls: Any = ("absorbing", "absorbing")
+
+    def _check_walls(self) -> None:
+        """Leaves the walls as they are: `walled` has checked them."""
+
+    @property
+    def free(self) -> tuple[bool, bool]:
+        """Whether functions are free at an end as those of densities: never, see `extended`."""
+        return False, False
+
+    @property
+    def projected(self) -> None:
+        """Nothing: products with coefficients are taken at the points."""
 
     @functools.cached_property
     def extended(self) -> np.ndarray:
@@ -85,12 +97,13 @@ def walled(box: Box, walls: Sequence[Any] | None) -> Box:
 
     Args:
       box: of the domain.
-      walls: of each axis a wall for both ends, or a pair; absorbing if None.
+      walls: of each axis a wall for both ends, or a pair; if None those of the axes, or absorbing.
 
     Raises:
       ValueError: axes of another kind, another number of walls, or unknown ones.
     """
-    given = ["absorbing"] * box.dim if walls is None else list(walls)
+    own = [a.walls or "absorbing" for a in box.axes]
+    given = own if walls is None else list(walls)
     if isinstance(walls, str) or len(given) != box.dim:
         raise ValueError(f"walls: expected {box.dim} of them, one per axis, got {walls!r}")
     axes = []

@@ -18,6 +18,7 @@ from tensorjax._cores import interfaces
 from tensorjax._cores.ranks import cut_ranks
 from tensorjax._formats.trains import TT
 from tensorjax.pde._arguments import hosted_cores
+from tensorjax.pde._generators.generator_inputs import checked_motion
 from tensorjax.pde._integration.accuracy import bond_errors, grid_errors, looks
 from tensorjax.pde._integration.initial_checks import check_inside
 from tensorjax.pde._integration.solution import STATUSES, Result, Solution, State
@@ -404,7 +405,8 @@ def _coordinates(
         t = t0 + k * dt
         if generator is not None:
             said = generator(None, None, at, options.problem.box, math.nan, t)
-            past = [*past, Moment(t, said.sigma, said.beta)][-(options.degree + 2) :]
+            moment = Moment(t, *checked_motion(said, options.problem.box))
+            past = [*past, moment][-(options.degree + 2) :]
         path = Path(at, t, dt, told(past, options.degree))  # as `Run` does
         maps.append([path.map(s) for s in _SHARES])
         motions.append([path.motion(s) for s in _SHARES])

@@ -18,7 +18,11 @@ from tensorjax.pde._integration.checkpoint import Checkpoint, checkpointer
 from tensorjax.pde._integration.dense_output import DenseOutput
 from tensorjax.pde._integration.events import Events, Watch, checked_events
 from tensorjax.pde._integration.fixed_ranks import integrate_static
-from tensorjax.pde._integration.initial_checks import check_at_rest, check_conserving
+from tensorjax.pde._integration.initial_checks import (
+    check_at_rest,
+    check_conserving,
+    check_walls,
+)
 from tensorjax.pde._integration.progress import progress_of
 from tensorjax.pde._integration.solution import Result, SaveAt, Solution, State, Y, save_times
 from tensorjax.pde._integration.statuses import ENDANGERED, Options, Stopped
@@ -106,13 +110,14 @@ def integrate(
         run goes on to its end, or to NaN; ``stats["status"]`` says what went wrong, also under jit,
         vmap and grad, where an unstable run ends as NaN.
       max_rank: largest TT-rank; the run stops where ``tol`` needs a higher one.
-      coordinates: "adaptive" ("fixed" where the box has periodic axes or half-lines, `Axis`, which
-        cannot move; else `MultiLevel`, where its motion leaves a tenth of the normal component
-        or less at first; where it does not, it is asked after pauses only, see "asked" in `stats`;
-        where the run stops in moving coordinates it is made
-        again in fixed ones, if that goes further: ``message`` says so, and ``stats["fallback"]`` is
-        true; not with a checkpoint), "fixed", a generator: a callable (v, right side, map,
-        box, tol, t) ↦ `Motion`; or an earlier `Solution`, to move as its coordinates did.
+      coordinates: "adaptive" (at rest on periodic axes, half-lines and axes with walls, `Axis`, see
+        "resting" in `stats`, and "fixed" where fewer than two others remain; else `MultiLevel`,
+        where its motion leaves a tenth of the normal component or less at first; where it does not,
+        it is asked after pauses only, see "asked" in `stats`; where the run stops in moving
+        coordinates it is made again in fixed ones, if that goes further: ``message`` says so, and
+        ``stats["fallback"]`` is true; not with a checkpoint), "fixed", a generator: a callable (v,
+        right side, map, box, tol, t) ↦ `Motion`; or an earlier `Solution`, to move as its
+        coordinates did.
       method: "auto": "rk4", and "exponential" from where a controller could take 4 times longer
         steps with it. That is tried after 16, 32, 64, … steps, and at the start where a step in
         which v changes by 4 % is too long for "rk4" (there coordinates of an equation with other
@@ -189,7 +194,7 @@ def integrate(
     for name, limit in (("edge_limit", edge_limit), ("resolution_limit", resolution_limit)):
         _check.number(name, limit, low=0, open=True, finite=False)
     generator = _generator(coordinates)
-    if not problem.box.movable:
+    if problem.box.unbounded.sum() < 2 and not problem.box.movable:
         generator = _at_rest(generator, coordinates)
     name = _FIRST if method == "auto" else method
     options = Options(
@@ -335,7 +340,8 @@ def _at_rest(generator: Any, coordinates: Any) -> Any:
         return generator
     raise ValueError(
         'coordinates: expected "adaptive" or "fixed", for the box has axes ("periodic", "log", '
-        f'"laguerre") where coordinates stay at rest, got {coordinates!r}'
+        '"laguerre", or with walls) where coordinates stay at rest, and no two others that could '
+        f"move, got {coordinates!r}"
     )
 
 
@@ -414,6 +420,7 @@ def _checked_start(
     if start is None:
         at = AffineMap.identity(problem.dim) if map is None else affine(map.matrix, map.shift)
         check_at_rest(problem.box, at)
+        check_walls(problem)
         return at, float(t0), None
     if not isinstance(start, State):
         raise ValueError(f"start: expected a pde.State, got {type(start).__name__}")
@@ -421,6 +428,7 @@ def _checked_start(
         raise ValueError(f"start: expected v of shape {problem.box.shape}, got {start.v.shape}")
     at = affine(start.map.matrix, start.map.shift)
     check_at_rest(problem.box, at)
+    check_walls(problem)
     return at, float(start.t), start._replace(map=at, t=float(start.t))
 
 

@@ -302,7 +302,7 @@ class Run:
             motion = generator(
                 train(self.memory.v), right, self.map, options.problem.box, options.tol, self.t
             )
-            sigma, beta = checked_motion(motion, d)
+            sigma, beta = checked_motion(motion, options.problem.box)
             costs = float(motion.cost_without), float(motion.cost)
             if options.gated:
                 self.memory.gate = gate.judged(motion.guarded)
@@ -457,4 +457,5 @@ class Run:
         out["ranks"] = np.array([r["ranks"] for r in self.rows], int).reshape(len(self.rows), bonds)
         out["fallback"] = np.zeros(len(self.rows), bool)
         out["rejected"] = self.rejected
+        out["resting"] = ~self.options.problem.box.unbounded
         return out

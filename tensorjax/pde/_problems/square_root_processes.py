@@ -90,7 +90,8 @@ class CIR(ReadyMade):
 
     def _moved(self, t: float) -> SquareRootTransition | None:
         """Returns the transition density at time t; None for a start of another kind."""
-        part = self.start.parts[0] if isinstance(self.start, Independent) else None
+        known = isinstance(self.start, Independent) and not self.box.walled
+        part = self.start.parts[0] if known else None
         own = SquareRootTransition(self.rate, self.level, self.volatility, 0.0, 0.0)
         return part.later(t) if isinstance(part, SquareRootTransition) and part.same(own) else None
 
@@ -141,7 +142,7 @@ class CIR(ReadyMade):
             return super().sample(key, t, count)
         return found.sample(generator_of(key), count)[:, None]
 
-    def stationary_density(self, x: ArrayLike) -> np.ndarray:
+    def stationary_density(self, x: ArrayLike) -> np.ndarray | None:
         """Evaluates the stationary density of the square-root process, a gamma density.
 
         Args:
@@ -150,6 +151,8 @@ class CIR(ReadyMade):
         Returns:
           Values (m,).
         """
+        if self.box.walled:
+            return None
         last = SquareRootTransition(self.rate, self.level, self.volatility, 0.0, np.inf)
         return last.values(np.asarray(x, np.float64)[:, 0])
 
@@ -261,6 +264,8 @@ class Heston(ReadyMade):
         Returns:
           (mass, mean (2,), covariance (2, 2)), or None.
         """
+        if self.box.walled:
+            return None
         if isinstance(self.start, Independent):
             (s, v), (a, b) = zip(*(p.moments for p in self.start.parts), strict=True)
             first = np.array([1.0, s, v, s * s + a, s * v, v * v + b])
