@@ -185,3 +185,57 @@ def test_times_over_drawn_barriers_are_right_or_said_not_to_be() -> None:
             wrong += off > 1e-3
     assert right > 5
     assert wrong > 5
+
+
+def crossing(problem: Any, start: Any, count: int, steps: int, end: float, rng: Any) -> float:
+    """Mean time until paths of a Kramers equation leave 0 < q < 1, by a step of weak order 2."""
+    x, h = np.tile(np.asarray(start, float), (count, 1)), end / steps
+    alive, time = np.ones(count, bool), np.zeros(count)
+    kick = np.sqrt(2 * problem.friction * problem.temperature * h)
+    for _ in range(steps):
+        noise = np.zeros_like(x)
+        noise[:, 1] = kick * rng.standard_normal(len(x))
+        rate = problem.velocity(x)
+        new = x + h / 2 * (rate + problem.velocity(x + h * rate + noise)) + noise
+        out = (new[:, 0] <= 0) | (new[:, 0] >= 1)
+        place = np.where(new[:, 0] >= 1, 1 - x[:, 0], x[:, 0])
+        part = np.clip(place / np.maximum(np.abs(new[:, 0] - x[:, 0]), 1e-300), 0, 1)
+        time[alive] += h * np.where(out, part, 1.0)
+        alive[np.flatnonzero(alive)[out]] = False
+        x = new[~out]
+        if not len(x):
+            break
+    return float(time.mean())
+
+
+@pytest.mark.parametrize("friction", [0.4, pytest.param(2.0, marks=pytest.mark.slow)])
+def test_a_particle_leaves_an_interval_of_positions(friction: float, rng: Any):
+    """Walls for the position alone, which has no noise: paths arrive with their momentum."""
+    problem = pde.Kramers((0, -0.5, 0.5), friction=friction, temperature=1.0)
+    times, points = [], [[0.5, 0.0], [0.3, 0.7], [0.6, -1.0]]
+    for n, m in ((20, 36), (30, 52)):
+        found = pde.first_passage(
+            problem, chebyshev((n, 0, 1), (m, -4.5, 4.5)), walls=["absorbing", "reflecting"],
+            tol=1e-4,
+        )  # fmt: skip
+        times.append(found(points))
+    assert found.result == pde.Result.successful, found.message
+    assert found.error < 1e-3
+    np.testing.assert_allclose(times[0], times[1], rtol=2e-3)
+    sampled = crossing(problem, points[0], 20_000, 3000, 15.0, rng)
+    assert times[1][0] == pytest.approx(sampled, rel=0.03)
+    q = pde.committor(
+        problem, chebyshev((24, 0, 1), (40, -4.5, 4.5)), walls=["absorbing", "reflecting"],
+        tol=1e-3,
+    )  # fmt: skip
+    assert q.result == pde.Result.successful, q.message
+    even = pde.Kramers((0, 0.0, 0.5), friction=friction, temperature=1.0)
+    q = pde.committor(
+        even, chebyshev((24, -1, 1), (40, -4.5, 4.5)), walls=["absorbing", "reflecting"], tol=1e-3
+    )
+    np.testing.assert_allclose(q([[0.0, 0.0]]), 0.5, atol=1e-6)
+    with pytest.raises(ValueError, match="walls: expected noise along every axis"):
+        pde.first_passage(
+            problem, chebyshev((20, 0, 1), (20, -4, 4)),
+            walls=[("absorbing", "reflecting"), "reflecting"],
+        )  # fmt: skip

@@ -212,3 +212,59 @@ def test_arguments_of_walls():
     absorbing = pde.Box([pde.Axis("chebyshev", 20, -1, 1, walls="absorbing"), free])
     with pytest.raises(ValueError, match="no stationary density"):
         pde.stationary(pde.OrnsteinUhlenbeck(-np.eye(2), 0.3, start, absorbing))
+
+
+def norms(box: pde.Box) -> np.ndarray:
+    """Cholesky factor of the Gram matrix of the polynomials of a box, in L²."""
+    out = np.ones((1, 1))
+    for axis in box.axes:
+        x, w = np.polynomial.legendre.leggauss(2 * axis.n)
+        values = axis.interpolate(axis.low + axis.length * (x + 1) / 2)
+        out = np.kron(out, (values * (w * axis.length / 2)[:, None]).T @ values)
+    return np.linalg.cholesky(out)
+
+
+@pytest.mark.parametrize("kind", ["epidemic", "turning", "drawn"])
+@pytest.mark.parametrize("walls", [None, "absorbing"])
+def test_transport_on_chebyshev_points_grows_no_faster_than_it_contracts(
+    rng: Any, kind: str, walls: Any
+):
+    """‖u‖² changes by −∫ u² ∇·f; products at the points grow many times as fast."""
+    e, low = np.eye(2), rng.uniform(-1, 0, 2)
+    both = [pde.Power(e[0]), pde.Power(e[1])]
+    drift, matrix = {
+        "epidemic": ([[pde.Product(both, amplitude=-a)] for a in (1.5, -1.5)], -0.5 * e * [0, 1]),
+        "turning": (None, rng.standard_normal((2, 2))),
+        "drawn": (
+            [[pde.Power(rng.uniform(-1, 1, 2), exponent=k, amplitude=1.5)] for k in (3, 2)], None
+        ),
+    }[kind]  # fmt: skip
+    for n in (9, 14):
+        axes = [pde.Axis("chebyshev", n, a, a + 1.8, walls=walls) for a in low]
+        start = pde.Gaussian(low + 0.9, 0.02 * e)
+        problem = pde.FokkerPlanck(drift, 1e-9, start, pde.Box(axes), matrix=matrix)
+        factor = norms(problem.box)
+        whole = np.linalg.solve(factor, (factor.T @ dense(problem)).T).T
+        x = np.stack(np.meshgrid(*[np.linspace(a.low, a.high, 33) for a in axes]), -1)
+        x, h = x.reshape(-1, 2), 1e-5
+        divergence = sum(
+            (problem.velocity(x + h * e[k]) - problem.velocity(x - h * e[k]))[:, k] / (2 * h)
+            for k in range(2)
+        )
+        most = max(float(np.max(-divergence / 2)), 0.0)
+        assert np.linalg.eigvalsh((whole + whole.T) / 2)[-1] < most + 1e-4
+
+
+def test_what_is_lost_through_the_ends_of_chebyshev_axes_is_said(rng: Any):
+    """Densities are zero next to the ends whatever leaves: points there alone tell nothing."""
+    box = pde.Box.chebyshev(1, 32, 1.0)
+    for t in (0.02, 0.1, 0.3, 0.6):
+        noise, start = rng.uniform(0.3, 0.5), pde.Gaussian([rng.uniform(-0.2, 0.2)], [[0.02]])
+        process = pde.OrnsteinUhlenbeck([[0.0]], noise, start, box)
+        found = pde.integrate(process, t1=t, tol=1e-4)
+        lost = 1 - pde.mass(found.final.v, found.final.map, box)
+        if found.result == pde.Result.successful:
+            assert abs(lost) < 1e-3
+        else:
+            assert "axis 0" in found.message
+    assert found.result != pde.Result.successful

@@ -36,6 +36,7 @@ class Galerkin(NamedTuple):
       steep: integrals against φ', (n, 2n).
       filled: values there of coefficients that are given at the points and free at the ends.
       sloped: derivatives of those.
+      collocated: ∂ at the points themselves, (n, n).
     """
 
     weights: np.ndarray
@@ -49,6 +50,7 @@ class Galerkin(NamedTuple):
     steep: np.ndarray
     filled: np.ndarray
     sloped: np.ndarray
+    collocated: np.ndarray
 
 
 def nodes(n: int, free: tuple[bool, bool]) -> tuple[np.ndarray, np.ndarray]:
@@ -110,6 +112,7 @@ def galerkin(n: int, free: tuple[bool, bool]) -> Galerkin:
         np.linalg.solve(mass, (value * w[:, None]).T),
         np.linalg.solve(mass, (slope * w[:, None]).T),
         *_at(n, (True, True), x),
+        _at(n, free, inner)[1],
     )
 
 

@@ -166,6 +166,13 @@ def _advected(axis: Axis, d1: Any, m: Any) -> Any:
     return 2 / axis.length * _between(at.tested, at.filled, m, at.slope)
 
 
+def carried(box: Box, axis: int, derivative: np.ndarray, cores: Cores) -> TTMatrix:
+    """Builds v ↦ m ∂v along one axis for a variable coefficient m, by a derivative matrix."""
+    out = [_diagonal(m) for m in cores]
+    out[axis] = derivative[None, :, :, None] * cores[axis][:, :, None, :]
+    return TTMatrix._unchecked(tuple(out))
+
+
 def conduction(box: Box, tensor: Any, cores: Cores) -> TTMatrix:
     """Builds the TT-matrix of v ↦ Σ S_ij ∂_i (m ∂_j v) for a variable coefficient m.
 
@@ -225,8 +232,8 @@ def _twice(axis: Axis, m: Any) -> Any:
 
     As ∂ (m ∂ v + m' v) on Laguerre and Chebyshev axes, and on Fourier axes with the second part in
     the split form of `transport`: m jumps from one end to the other there, and of the jump ∂² m
-    makes modes that grow at rates of the grid, where ∂ m ∂ only damps. Of an even number of points ∂ has no highest
-    mode, which the mean of m damps.
+    makes modes that grow at rates of the grid, where ∂ m ∂ only damps. Of an even number of points
+    ∂ has no highest mode, which the mean of m damps.
     """
     xp, at = backend(m), axis.projected
     if at is not None:

@@ -145,7 +145,7 @@ def bond_errors(xp: Any, cores: Sequence[Any]) -> Any:
     """Estimates the relative errors that fixed TT-ranks leave, (d − 1,), in NumPy or in JAX.
 
     The two smallest singular values at a bond tell how fast they decay, and so the next one. Zero
-    where a bond holds everything, or is of rank one and tells nothing.
+    where a bond holds everything, or is of rank one and tells nothing: there `rounded_off` tells.
 
     Args:
       xp: NumPy or `jax.numpy`.

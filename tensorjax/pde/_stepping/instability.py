@@ -74,6 +74,23 @@ def rate(method: str, trains: Sequence[Any], change: Sequence[Any] = ()) -> Rate
     return Rate(value, unstable, error)
 
 
+def rounded_off(parts: Sequence[Any], weights: Sequence[Any], out: Any) -> Any:
+    """Computes what rounding has taken from a sum of trains, over the norm of the result.
+
+    Below 10 √eps it is zero: differences of squares do not tell.
+
+    Args:
+      parts: trains.
+      weights: of each in the sum.
+      out: the rounded sum.
+    """
+    gram = _gram([*parts, out])
+    size = jnp.sqrt(jnp.maximum(gram[-1, -1], 0))
+    lost = _size(gram, [*weights, -1.0])
+    seen = lost > 10 * jnp.finfo(gram.dtype).eps ** 0.5 * size
+    return jnp.where(seen, lost, 0.0) / jnp.where(size > 0, size, 1)
+
+
 def _size(gram: Any, weights: Sequence[Any]) -> Any:
     """Computes the norm ‖Σ w x‖ of stages of a step from their Gram matrix, to check stability.
 
