@@ -1,5 +1,6 @@
 """Absorbing and reflecting walls of densities, beside axes on which coordinates move."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -268,3 +269,32 @@ def test_what_is_lost_through_the_ends_of_chebyshev_axes_is_said(rng: Any):
         else:
             assert "axis 0" in found.message
     assert found.result != pde.Result.successful
+
+
+def test_mass_that_a_density_loses_is_said():
+    start = pde.Gaussian([0.0], [[0.3]])
+    process = pde.OrnsteinUhlenbeck([[-1.0]], 0.3, start, pde.Box.fourier(1, 64, 5.0))
+    assert pde.integrate(process, t1=0.3).result == pde.Result.successful
+    # A right side that loses mass, as an unstable edge would.
+    leaky = type("Leaky", (pde.OrnsteinUhlenbeck,), {"right_side": _leaking})
+    found = pde.integrate(
+        leaky([[-1.0]], 0.3, start, pde.Box.fourier(1, 64, 5.0)), t1=0.3, tol=1e-6
+    )
+    assert found.result == pde.Result.inaccurate
+    assert "the mass is 0.997" in found.message
+    more = pde.integrate(
+        leaky([[-1.0]], 0.3, start, pde.Box.fourier(1, 64, 5.0)), t1=0.3, accuracy=1e-3
+    )
+    assert more.result == pde.Result.successful
+    # Decay by a reaction is no loss.
+    decay = pde.AdvectionDiffusionReaction(
+        None, 0.3, start, pde.Box.fourier(1, 64, 5.0), reaction=(0.0, -0.01)
+    )
+    assert pde.integrate(decay, t1=0.3).result == pde.Result.successful
+
+
+def _leaking(self: Any, map: Any, t: float) -> pde.RightSide:
+    right = pde.OrnsteinUhlenbeck.right_side(self, map, t)
+    return dataclasses.replace(
+        right, affine=right.affine._replace(constant=right.affine.constant - 0.01)
+    )

@@ -35,6 +35,8 @@ ROUGH = 5
 LEAST = 1e-8
 # The same at fixed ranks, which ask for no accuracy.
 ALLOWED_STATIC = 0.05
+# Largest relative change of the mass of a success, over the largest estimate.
+_MASS = 10.0
 # Points that are advised, over those there are, at least and at most.
 _LEAST, _MOST = 1.1, 4.0
 
@@ -127,6 +129,25 @@ def inaccurate(cores: Cores, box: Box, t: float, tol: float, allowed: float) -> 
         f"at t = {t:g} the points of axis {k} resolve the solution to a relative error of about "
         f"{found.coarse[k]:.1g}, {asked}: take {_advised(box.axes[k], found.coarse[k], allowed)} "
         "there, coordinates in which it is wider, or a larger tol or accuracy"
+    )
+
+
+def lossy(before: float, after: float, t: float, allowed: float) -> str:
+    """Explains by how much the mass of a density has changed, if by more than is allowed; else "".
+
+    Args:
+      before: mass at the beginning.
+      after: at the end.
+      t: its time.
+      allowed: largest estimated error of a success; of the mass it is 10 times that, for noise is
+        spread over the box, and has much mass for its norm.
+    """
+    if not abs(after - before) > _MASS * allowed * abs(before):
+        return ""
+    return (
+        f"at t = {t:g} the mass is {after:.6g} and was {before:.6g} at first, for accuracy = "
+        f"{allowed:.1g}: it leaves over the ends of an axis, or noise there comes in: take a "
+        "larger box, more points, conserve=, or a larger accuracy"
     )
 
 

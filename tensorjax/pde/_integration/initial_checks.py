@@ -12,6 +12,7 @@ from tensorjax.pde._generators.generator_inputs import moves_unbounded
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._observables.densities import shares
 from tensorjax.pde._problems.fokker_planck import FokkerPlanck
+from tensorjax.pde._problems.ornstein_uhlenbeck import Liouville, OrnsteinUhlenbeck
 from tensorjax.pde._problems.reactions import AdvectionDiffusionReaction
 from tensorjax.pde._stepping.mass import mass_of, mass_of_term
 from tensorjax.pde._stepping.right_side import Rates
@@ -77,6 +78,13 @@ def check_conserving(problem: Any, right: Any, cores: Cores, span: float) -> Non
             "conserve: expected an equation that conserves the integral of u, such as "
             f"pde.FokkerPlanck, and one that is not zero, got {why}; take conserve=None"
         )
+
+
+def conserves(problem: Any) -> bool:
+    """Whether the integral of u stays the same: of a density that no wall absorbs."""
+    if not isinstance(problem, FokkerPlanck | OrnsteinUhlenbeck | Liouville):
+        return False
+    return not any("absorbing" in (a.walls or ()) for a in problem.box.axes)
 
 
 def check_at_rest(box: Box, map: AffineMap) -> None:

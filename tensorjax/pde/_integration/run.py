@@ -106,6 +106,11 @@ class Run:
         v = TT._unchecked(tuple(jax.device_put(self.memory.v)))
         return State(v, self.map, self.t, self.memory.saved())
 
+    def mass(self) -> float:
+        """Returns the mass of the current state in physical coordinates."""
+        volume = abs(float(self.map.det))
+        return mass_of(self.memory.v, self.options.problem.box.weights) / volume
+
     def resume(self, other: "Run") -> None:
         """Takes over the state of another run, and its last step in place of this one's."""
         if other is not self:
