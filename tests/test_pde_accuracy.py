@@ -124,6 +124,7 @@ def test_errors_at_fixed_ranks_are_told_by_axis_bond_or_steps():
     assert 0.5 < errors(fine, found.final)[0] / found.stats["rank_error"].max() < 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turn", [0.0, 0.5, 2.0])
 def test_bonds_of_rank_one_tell_their_error(turn: float):
     """What stays a product is a success; what turns is not, and the estimate is near the error."""
@@ -131,9 +132,9 @@ def test_bonds_of_rank_one_tell_their_error(turn: float):
     start, box = pde.Gaussian(np.zeros(2), np.diag([1.0, 0.4])), pde.Box.fourier(2, 40, 6.5)
     problem = pde.OrnsteinUhlenbeck(matrix, 0.1, start, box)
     with jax.enable_x64(True):
-        found = pde.integrate(problem, t1=0.5, dt=0.05, rank=1, coordinates="fixed")
+        found = pde.integrate(problem, t1=0.5, dt=0.05, rank=1, coordinates="fixed", accuracy=0.01)
         free = pde.integrate(problem, t1=0.5, dt=0.05, rank=1, coordinates="fixed", accuracy=np.inf)
-    error, estimate = errors(problem, free.final)[0], free.stats["rank_error"][0]
+        error, estimate = errors(problem, free.final)[0], float(free.stats["rank_error"][0])
     if turn:
         assert found.result == pde.Result.inaccurate
         assert "the rank of bond 0" in found.message

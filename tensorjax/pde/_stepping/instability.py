@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from tensorjax._cores import products
 from tensorjax._cores.contractions import einsum
 from tensorjax._cores.unfoldings import Cores
+from tensorjax._formats.trains import TT
 from tensorjax.pde._stepping.right_side import Rates
 from tensorjax.pde._stepping.sketched_sums import Train, relative_norm, rounded
 from tensorjax.pde._stepping.step_truncation import STABLE
@@ -80,10 +82,15 @@ def rounded_off(parts: Sequence[Any], weights: Sequence[Any], out: Any) -> Any:
     Below 10 √eps it is zero: differences of squares do not tell.
 
     Args:
-      parts: trains.
+      parts: trains, or pairs (operator, train) for what the operator makes of it.
       weights: of each in the sum.
       out: the rounded sum.
     """
+    parts = [
+        TT._unchecked(tuple(products.matvec(list(p[0].cores), list(p[1].cores))))
+        if isinstance(p, tuple) else p
+        for p in parts
+    ]  # fmt: skip
     gram = _gram([*parts, out])
     size = jnp.sqrt(jnp.maximum(gram[-1, -1], 0))
     lost = _size(gram, [*weights, -1.0])
