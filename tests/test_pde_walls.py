@@ -229,8 +229,15 @@ def norms(box: pde.Box) -> np.ndarray:
     return np.linalg.cholesky(out)
 
 
-@pytest.mark.parametrize("kind", ["epidemic", "turning", "drawn"])
-@pytest.mark.parametrize("walls", [None, "absorbing"])
+@pytest.mark.parametrize(
+    ("kind", "walls"),
+    [
+        ("epidemic", "absorbing"),
+        ("turning", "absorbing"),
+        ("drawn", None),
+        ("drawn", "absorbing"),
+    ],
+)
 def test_transport_on_chebyshev_points_grows_no_faster_than_it_contracts(
     rng: Any, kind: str, walls: Any
 ):

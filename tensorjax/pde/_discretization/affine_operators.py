@@ -231,7 +231,7 @@ def _expanded(states: Any, matrices: Any) -> Any:
 
 def differentiated(axis: Axis, core: np.ndarray) -> np.ndarray:
     """Applies the mode factors 1, ∂, y, y∂ and ∂² of affine operators to a core: (5, r, n, s)."""
-    if axis.projected is not None:
+    if axis.projected is not None and axis.walls is not None:
         return np.stack([core, *(np.matmul(m, core) for m in axis.basis[1:])])
     first = np.matmul(axis.d1, core)
     y = axis.points[:, None]

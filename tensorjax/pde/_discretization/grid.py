@@ -229,13 +229,13 @@ class Axis:
     def basis(self) -> np.ndarray:
         """Matrices of the operators 1, ∂, y, y ∂ and ∂² on the axis, stacked, (5, n, n)."""
         y, one, at = np.diag(self.points), np.eye(self.n), self.projected
-        if at is not None:
+        if at is not None and self.walls is not None:
             there = (at.filled @ self.points)[:, None]
             y = at.tested @ (there * at.value)
             moved = -2 / self.length * at.steep @ (there * at.value) - one
             return _fixed(np.stack([one, self.d1, y, moved, self.d2]))
-        # On half-lines in the form of a divergence: y ∂ has growing modes. So on Chebyshev axes,
-        # where y is projected as well.
+        # On half-lines in the form of a divergence: y ∂ has growing modes. So between walls, where
+        # y is projected as well.
         moved = y @ self.d1 if self.movable else self.d1 @ y - one
         return _fixed(np.stack([one, self.d1, y, moved, self.d2]))
 
