@@ -124,7 +124,7 @@ def boxed(rng: Any, walls: Any) -> pde.OrnsteinUhlenbeck:
     return pde.OrnsteinUhlenbeck(drift, 0.4, start, box)
 
 
-@pytest.mark.parametrize("walls", ["absorbing", "reflecting"])
+@pytest.mark.parametrize("walls", ["absorbing", pytest.param("reflecting", marks=pytest.mark.slow)])
 def test_adaptive_coordinates_respect_walls_all_round(rng: Any, walls: Any):
     problem = boxed(rng, walls)
     found = pde.integrate(problem, t1=0.4, tol=1e-5)
@@ -269,8 +269,8 @@ def test_transport_on_chebyshev_points_grows_no_faster_than_it_contracts(
 
 def test_what_is_lost_through_the_ends_of_chebyshev_axes_is_said(rng: Any):
     """Densities are zero next to the ends whatever leaves: points there alone tell nothing."""
-    box = pde.Box.chebyshev(1, 32, 1.0)
-    for t in (0.02, 0.1, 0.3, 0.6):
+    box = pde.Box.chebyshev(1, 24, 1.0)
+    for t in (0.02, 0.3):
         noise, start = rng.uniform(0.3, 0.5), pde.Gaussian([rng.uniform(-0.2, 0.2)], [[0.02]])
         process = pde.OrnsteinUhlenbeck([[0.0]], noise, start, box)
         found = pde.integrate(process, t1=t, tol=1e-4)

@@ -61,7 +61,7 @@ def solved(
       direct: whether a small system is solved by elimination in any case: where ranks are full
         AMEn takes longer.
     """
-    if direct and cap is None and _small([c.shape[1] for c in operator]):
+    if direct and cap is None and _small([c.shape[1] for c in operator], 2 * _DENSE):
         return _eliminated(operator, load, tol)
     system = TTMatrix._unchecked(tuple(operator))
     found, residual = guess, math.inf
@@ -100,8 +100,8 @@ def factored(operator: Cores) -> Callable[[Cores, float], Cores] | None:
     return solve
 
 
-def _small(sizes: list[int]) -> bool:
-    return len(sizes) <= 2 and math.prod(sizes) <= _DENSE
+def _small(sizes: list[int], most: int = _DENSE) -> bool:
+    return len(sizes) <= 2 and math.prod(sizes) <= most
 
 
 def _eliminated(operator: Cores, load: Cores, tol: float) -> tuple[Cores, float]:
