@@ -313,3 +313,39 @@ def _leaking(self: Any, map: Any, t: float) -> pde.RightSide:
     return dataclasses.replace(
         right, affine=right.affine._replace(constant=right.affine.constant - 0.01)
     )
+
+
+def test_coordinates_move_beside_an_angle(rng: Any):
+    """A process that turns, and a rotor: closed forms of both, which are not coupled."""
+    turn = rng.uniform(0.8, 1.5)
+    matrix = np.zeros((3, 3))
+    matrix[:2, :2] = [[-0.3, turn], [-turn, -0.3]]
+    box = pde.Box(
+        [*[pde.Axis("fourier", 56, -6.0, 6.0)] * 2, pde.Axis("periodic", 24, -np.pi, np.pi)]
+    )
+    start = pde.Gaussian([0.2, 0.0, 0.3], np.diag([0.7, 0.2, 0.4]))
+    problem = pde.FokkerPlanck(
+        None, np.diag([0.1, 0.1, 0.2]), start, box, matrix=matrix, offset=[0.0, 0.0, 0.5]
+    )
+    found = pde.integrate(problem, t1=0.5, tol=1e-5)
+    assert found.result == pde.Result.successful, found.message
+    assert list(found.stats["resting"]) == [False, False, True]
+    assert np.any(found.stats["sigma"][:, 0, 1])
+    assert not np.any(found.stats["sigma"][:, 2])
+    assert found.stats["rank"][-1] <= 3
+    end = found.final
+    mass, mean, covariance = pde.moments(end.v, end.map, box)
+    alone = pde.OrnsteinUhlenbeck(
+        matrix[:2, :2], 0.1 * np.eye(2), pde.Gaussian(start.mean[:2], start.covariance[:2, :2]),
+        pde.Box(box.axes[:2]),
+    )  # fmt: skip
+    _, first, second = alone.moments(0.5) or (0, 0, 0)
+    assert mass == pytest.approx(1, abs=1e-4)
+    np.testing.assert_allclose(mean[:2], first, atol=1e-4)
+    np.testing.assert_allclose(covariance[:2, :2], second, atol=1e-4)
+    (x,), density = pde.marginal(end.v, end.map, box, (2,), points=9)
+    wave = sum(
+        np.exp(-np.square(x - 0.55 + 2 * np.pi * k) / (2 * 0.6)) / np.sqrt(2 * np.pi * 0.6)
+        for k in range(-3, 4)
+    )
+    np.testing.assert_allclose(density, wave, atol=1e-4)
