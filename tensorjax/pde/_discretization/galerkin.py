@@ -1,6 +1,6 @@
 """Derivative matrices of polynomials that are free or zero at the ends: walls of an interval.
 
-At a reflecting wall no probability passes: with ∂ u_t = −∂J taken as −∫ φ ∂J = ∫ φ' J for all
+At a reflecting wall no probability passes: with u_t = −∂J tested as ∫ φ u_t = ∫ φ' J by all
 polynomials φ of the space, J = 0 there without any condition on u. At an absorbing wall u = 0, and
 so φ = 0.
 
@@ -26,7 +26,6 @@ class Galerkin(NamedTuple):
 
     Attributes:
       weights: quadrature weights (n,).
-      gradient: ∂, projected onto the space: of gradients inside.
       divergence: −∫ φ' J, against φ: of fluxes, which vanish at reflecting walls.
       second: −∫ φ' u', against φ.
       modes: orthonormal polynomials by degree, times the roots of the weights, as rows.
@@ -40,7 +39,6 @@ class Galerkin(NamedTuple):
     """
 
     weights: np.ndarray
-    gradient: np.ndarray
     divergence: np.ndarray
     second: np.ndarray
     modes: np.ndarray
@@ -103,7 +101,6 @@ def galerkin(n: int, free: tuple[bool, bool]) -> Galerkin:
     rows = (vanish * np.sqrt(quadrature))[:, None] * np.polynomial.legendre.legvander(inner, n - 1)
     return Galerkin(
         quadrature,
-        np.linalg.solve(mass, mixed),
         -np.linalg.solve(mass, mixed.T),
         np.linalg.solve(mass, second),
         np.linalg.qr(rows)[0].T,

@@ -67,6 +67,9 @@ class Axis:
       >>> axis = pde.Axis("fourier", 32, -np.pi, np.pi)
       >>> bool(np.allclose(axis.d1 @ np.sin(axis.points), np.cos(axis.points)))
       True
+      >>> queue = pde.Axis("chebyshev", 24, 0.0, 5.0, walls=("reflecting", "absorbing"))
+      >>> queue.free, queue.movable
+      ((True, False), False)
 
     Source: L. N. Trefethen, "Spectral Methods in MATLAB" (SIAM, 2000), chapters 3, 6 and 12. Ours:
     on Chebyshev points derivatives are projected, in L², onto the polynomials that vanish at both
@@ -217,13 +220,6 @@ class Axis:
             return _fixed(self.d1 @ self.d1)
         h = self.length / (self.n + 1)
         return _fixed(differentiation.banded(self.n, differentiation.SECOND[self.order], 1) / h**2)
-
-    @functools.cached_property
-    def gradient(self) -> np.ndarray:
-        """Matrix (n, n) of ∂ in front of a diffusion: that of functions that are free at walls."""
-        if any(self.free):
-            return _fixed(2 / self.length * self._galerkin.gradient)
-        return self.d1
 
     @functools.cached_property
     def basis(self) -> np.ndarray:
