@@ -154,6 +154,7 @@ def test_walls_beside_paths(rng: Any, walls: str):
     """Euler–Maruyama paths that end at, or are mirrored by, walls."""
     problem, steps = boxed(rng, walls), 1000
     found = pde.integrate(problem, t1=0.4, tol=1e-4)
+    assert isinstance(problem.start, pde.Gaussian)
     x, alive = problem.start.sample(rng, 4_000), np.ones(4_000, bool)
     for _ in range(steps):
         h = 0.4 / steps
@@ -236,7 +237,9 @@ def norms(box: pde.Box) -> np.ndarray:
 @pytest.mark.parametrize(
     ("kind", "walls"),
     [
+        ("epidemic", None),
         ("epidemic", "absorbing"),
+        ("turning", None),
         ("turning", "absorbing"),
         ("drawn", None),
         ("drawn", "absorbing"),
@@ -310,6 +313,7 @@ def test_mass_that_a_density_loses_is_said():
 
 def _leaking(self: Any, map: Any, t: float) -> pde.RightSide:
     right = pde.OrnsteinUhlenbeck.right_side(self, map, t)
+    assert right.affine is not None
     return dataclasses.replace(
         right, affine=right.affine._replace(constant=right.affine.constant - 0.01)
     )

@@ -224,16 +224,25 @@ class Axis:
     @functools.cached_property
     def basis(self) -> np.ndarray:
         """Matrices of the operators 1, ∂, y, y ∂ and ∂² on the axis, stacked, (5, n, n)."""
-        y, one, at = np.diag(self.points), np.eye(self.n), self.projected
-        if at is not None and self.walls is not None:
-            there = (at.filled @ self.points)[:, None]
-            y = at.tested @ (there * at.value)
-            moved = -2 / self.length * at.steep @ (there * at.value) - one
-            return _fixed(np.stack([one, self.d1, y, moved, self.d2]))
-        # On half-lines in the form of a divergence: y ∂ has growing modes. So between walls, where
-        # y is projected as well.
+        if self.projected is not None and self.walls is not None:
+            return self.stable_basis
+        y, one = np.diag(self.points), np.eye(self.n)
+        # On half-lines in the form of a divergence: y ∂ has growing modes.
         moved = y @ self.d1 if self.movable else self.d1 @ y - one
         return _fixed(np.stack([one, self.d1, y, moved, self.d2]))
+
+    @functools.cached_property
+    def stable_basis(self) -> np.ndarray:
+        """As `basis`, (5, n, n), for integration: on Chebyshev points y and y ∂ are projected.
+
+        Taken at the points y ∂ has modes that grow, at rates that rise with their number.
+        """
+        at = self.projected
+        if at is None:
+            return self.basis
+        one, there = np.eye(self.n), (at.filled @ self.points)[:, None] * at.value
+        moved = -2 / self.length * at.steep @ there - one
+        return _fixed(np.stack([one, self.d1, at.tested @ there, moved, self.d2]))
 
     @functools.cached_property
     def slope(self) -> np.ndarray:

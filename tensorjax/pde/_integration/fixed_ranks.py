@@ -371,7 +371,7 @@ def _watched(
     # Of ranks of one, whose singular values tell nothing, what rounding takes adds up.
     alone = np.array([r == 1 for r in trains[-1].ranks[1:-1]], bool)
     if parts is not None:
-        taken = count * jnp.nan_to_num(rounded_off(*parts, trains[-1]), nan=1.0)
+        taken = count * jnp.nan_to_num(rounded_off(parts[0], parts[1], trains[-1]), nan=1.0)
         sums = errors[len(grid) : -1] + taken.astype(errors.dtype)
         bonds = jnp.where(alone, jnp.minimum(sums, 1), bonds.astype(errors.dtype))
     late = errors[-1] + count * jnp.minimum(jnp.nan_to_num(found.error, nan=1.0), 1)

@@ -229,7 +229,7 @@ def grid_of(problem: Any, domain: Box, walls: Any) -> Box:
     """
     if walls is None:
         return walled(domain, walls)
-    return walled(domain, walls, ~_noisy(problem, domain).any(0))
+    return walled(domain, walls, np.logical_not(_noisy(problem, domain).any(0)).tolist())
 
 
 def _noisy(problem: Any, domain: Box) -> np.ndarray:

@@ -90,8 +90,9 @@ class CIR(ReadyMade):
 
     def _moved(self, t: float) -> SquareRootTransition | None:
         """Returns the transition density at time t; None for a start of another kind."""
-        known = isinstance(self.start, Independent) and not self.box.walled
-        part = self.start.parts[0] if known else None
+        part = self.start.parts[0] if isinstance(self.start, Independent) else None
+        if self.box.walled:
+            return None
         own = SquareRootTransition(self.rate, self.level, self.volatility, 0.0, 0.0)
         return part.later(t) if isinstance(part, SquareRootTransition) and part.same(own) else None
 
