@@ -462,5 +462,5 @@ class Run:
         out["ranks"] = np.array([r["ranks"] for r in self.rows], int).reshape(len(self.rows), bonds)
         out["fallback"] = np.zeros(len(self.rows), bool)
         out["rejected"] = self.rejected
-        out["resting"] = ~self.options.problem.box.unbounded
+        out["resting"] = np.tile(~self.options.problem.box.unbounded, (len(self.rows), 1))
         return out

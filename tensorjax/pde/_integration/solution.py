@@ -146,8 +146,8 @@ class Solution(Generic[Y]):
         (of Γ), "mass", "edge_mass", "resolution", "norm" (of v), "error" (estimated local error
         over ‖v‖; NaN without), "sigma" and "beta" (Σ and β at the beginning of the step),
         "seconds", "compilations", "exponential" (whether the step was), "fallback" (whether
-        coordinates are fixed because moving ones stopped the run), "resting" (d, of the run: the
-        axes on which coordinates stay at rest, for they are bounded). With ``rank``:
+        coordinates are fixed because moving ones stopped the run), "resting" (steps, d: the axes
+        on which coordinates stay at rest, for they are bounded). With ``rank``:
         "t", "dt", "rank", "ranks", "cond", "norm" and "finite" (whether v has neither NaN nor Inf),
         estimated errors over ‖v‖, the largest at any time: "coarse" (d, by the points of each
         axis), "rank_error" (d − 1, by each bond; where its rank is one, what rounding took from all
