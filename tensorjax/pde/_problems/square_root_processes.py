@@ -246,7 +246,7 @@ class Heston(ReadyMade):
         """Builds the Fourier axis of log S, wide enough for its heavy tails up to the horizon."""
         ends = []
         for t in np.linspace(0, self.horizon, 9):
-            found = self.moments(t)
+            found = self._moments(t)
             assert found is not None
             _, mean, covariance = found
             top = covariance[1, 1] ** 0.5 / mean[1]  # deviations of the variance widen the tails
@@ -265,8 +265,10 @@ class Heston(ReadyMade):
         Returns:
           (mass, mean (2,), covariance (2, 2)), or None.
         """
-        if self.box.walled:
-            return None
+        return None if self.box.walled else self._moments(t)
+
+    def _moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
+        """Computes mass, mean and covariance of the Heston model without walls."""
         if isinstance(self.start, Independent):
             (s, v), (a, b) = zip(*(p.moments for p in self.start.parts), strict=True)
             first = np.array([1.0, s, v, s * s + a, s * v, v * v + b])
