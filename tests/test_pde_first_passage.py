@@ -152,7 +152,8 @@ def test_bad_first_passages_are_refused(problem: Any, domain: Any, options: Any,
 
 
 def test_bad_committors_are_refused():
-    for walls in (["absorbing", "absorbing"], ["reflecting", "absorbing"]):
+    given: Any = (["absorbing", "absorbing"], ["reflecting", "absorbing"])
+    for walls in given:
         with pytest.raises(ValueError, match="walls: expected absorbing walls at both ends"):
             pde.committor(planck(2, None, 0.5), pde.Box.chebyshev(2), walls=walls)
     with pytest.raises(ValueError, match=r"problem: expected a pde\.FokkerPlanck"):
