@@ -124,6 +124,26 @@ def test_errors_at_fixed_ranks_are_told_by_axis_bond_or_steps():
     assert 0.5 < errors(fine, found.final)[0] / found.stats["rank_error"].max() < 2
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("turn", [0.0, 0.5, 2.0])
+def test_bonds_of_rank_one_tell_their_error(turn: float):
+    """What stays a product is a success; what turns is not, and the estimate is near the error."""
+    matrix = np.array([[-0.3, turn], [-turn, -0.3]])
+    start, box = pde.Gaussian(np.zeros(2), np.diag([1.0, 0.4])), pde.Box.fourier(2, 40, 6.5)
+    problem = pde.OrnsteinUhlenbeck(matrix, 0.1, start, box)
+    with jax.enable_x64(True):
+        found = pde.integrate(problem, t1=0.5, dt=0.05, rank=1, coordinates="fixed", accuracy=0.01)
+        free = pde.integrate(problem, t1=0.5, dt=0.05, rank=1, coordinates="fixed", accuracy=np.inf)
+        error, estimate = errors(problem, free.final)[0], float(free.stats["rank_error"][0])
+    if turn:
+        assert found.result == pde.Result.inaccurate
+        assert "the rank of bond 0" in found.message
+        assert 0.3 < estimate / error < 3
+    else:
+        assert found.result == pde.Result.successful
+        assert max(error, estimate) < 1e-4
+
+
 @pytest.mark.parametrize("n", [16, 17])
 def test_moments_on_a_periodic_axis_are_those_of_the_interpolant(n: int, rng: Any):
     axis = pde.Axis("periodic", n, -1.0, 3.0)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tensorjax import pde
+from tensorjax.pde._integration import run as running
 
 
 def error(problem: Any, solution: pde.Solution, rng: np.random.Generator, t: float) -> float:
@@ -87,3 +88,51 @@ def test_noise_at_the_edge_is_told_from_a_tail():
     found = pde.integrate(leaves, t1=3.0, coordinates="fixed", tol=1e-5)
     assert found.result == pde.Result.edge_mass, found
     assert "larger box" in found.message
+
+
+@pytest.mark.parametrize("stiff", [True, False])
+def test_a_run_is_stiff_where_an_exponential_step_of_four_times_the_length_is_accepted(
+    stiff: bool, rng: Any, monkeypatch: Any
+):
+    rate = rng.uniform(0.8, 1.2)
+    start, box = pde.Gaussian(np.zeros(2), np.diag([0.5, 0.2])), pde.Box.fourier(2, 64, 5.0)
+    turn = np.array([[0.0, 2.0], [-2.0, 0.0]])
+    problem = (
+        pde.OrnsteinUhlenbeck(-rate * np.eye(2), 0.3, start, box)
+        if stiff else pde.Liouville(rate * turn, start, box)
+    )  # fmt: skip
+    seen: list[Any] = []
+    asked = running.Run._is_stiff
+
+    def recorded(self: Any, right: Any, clears: bool) -> bool:
+        found = asked(self, right, clears)
+        seen.append((self, right, found, self.memory.dt))
+        return found
+
+    monkeypatch.setattr(running.Run, "_is_stiff", recorded)
+    monkeypatch.setattr(running.Run, "begin_stiff", lambda self, target: None)
+    found = pde.integrate(problem, t1=1.5, tol=1e-6, coordinates="fixed")
+    assert found.result == pde.Result.successful
+    assert seen
+    assert all(answer is stiff for _, _, answer, _ in seen)
+    assert found.stats["exponential"].any() == stiff
+    if stiff:  # at once, by four times the step
+        first = int(np.argmax(found.stats["exponential"]))
+        assert found.stats["dt"][first] == pytest.approx(4 * seen[-1][-1], rel=0.5)
+        return
+    # What fails within the trial step is no answer, but for what a shorter step would not show.
+    run, right, *_ = seen[-1]
+    for error, again in (
+        (np.linalg.LinAlgError(), False),
+        (FloatingPointError(), False),
+        (ValueError("NaN in the drift"), False),
+        (ValueError("the drift raised"), True),
+    ):
+
+        def fails(*_: Any, error: Exception = error) -> Any:
+            raise error
+
+        monkeypatch.setattr(running, "EXPONENTIAL", running.EXPONENTIAL._replace(step=fails))
+        run._unanswered = False
+        assert not asked(run, right, clears=False)
+        assert run._unanswered == again

@@ -152,7 +152,8 @@ def test_bad_first_passages_are_refused(problem: Any, domain: Any, options: Any,
 
 
 def test_bad_committors_are_refused():
-    for walls in (["absorbing", "absorbing"], ["reflecting", "absorbing"]):
+    given: Any = (["absorbing", "absorbing"], ["reflecting", "absorbing"])
+    for walls in given:
         with pytest.raises(ValueError, match="walls: expected absorbing walls at both ends"):
             pde.committor(planck(2, None, 0.5), pde.Box.chebyshev(2), walls=walls)
     with pytest.raises(ValueError, match=r"problem: expected a pde\.FokkerPlanck"):
@@ -185,3 +186,109 @@ def test_times_over_drawn_barriers_are_right_or_said_not_to_be() -> None:
             wrong += off > 1e-3
     assert right > 5
     assert wrong > 5
+
+
+def crossing(problem: Any, start: Any, count: int, steps: int, end: float, rng: Any) -> float:
+    """Mean time until paths of a Kramers equation leave 0 < q < 1, by a step of weak order 2."""
+    x, h = np.tile(np.asarray(start, float), (count, 1)), end / steps
+    alive, time = np.ones(count, bool), np.zeros(count)
+    kick = np.sqrt(2 * problem.friction * problem.temperature * h)
+    for _ in range(steps):
+        noise = np.zeros_like(x)
+        noise[:, 1] = kick * rng.standard_normal(len(x))
+        rate = problem.velocity(x)
+        new = x + h / 2 * (rate + problem.velocity(x + h * rate + noise)) + noise
+        out = (new[:, 0] <= 0) | (new[:, 0] >= 1)
+        place = np.where(new[:, 0] >= 1, 1 - x[:, 0], x[:, 0])
+        part = np.clip(place / np.maximum(np.abs(new[:, 0] - x[:, 0]), 1e-300), 0, 1)
+        time[alive] += h * np.where(out, part, 1.0)
+        alive[np.flatnonzero(alive)[out]] = False
+        x = new[~out]
+        if not len(x):
+            break
+    return float(time.mean())
+
+
+@pytest.mark.parametrize("friction", [0.4, pytest.param(2.0, marks=pytest.mark.slow)])
+def test_a_particle_leaves_an_interval_of_positions(friction: float, rng: Any):
+    """Walls for the position alone, which has no noise: paths arrive with their momentum."""
+    problem = pde.Kramers((0, -0.5, 0.5), friction=friction, temperature=1.0)
+    times, points = [], [[0.5, 0.0], [0.3, 0.7], [0.6, -1.0]]
+    for n, m in ((20, 36), (28, 50)):
+        found = pde.first_passage(
+            problem, chebyshev((n, 0, 1), (m, -4.5, 4.5)), walls=["absorbing", "reflecting"],
+            tol=5e-4,
+        )  # fmt: skip
+        times.append(found(points))
+    assert found.result == pde.Result.successful, found.message
+    assert found.error < 5e-3
+    np.testing.assert_allclose(times[0], times[1], rtol=5e-3)
+    sampled = crossing(problem, points[0], 20_000, 3000, 15.0, rng)
+    assert times[1][0] == pytest.approx(sampled, rel=0.03)
+    q = pde.committor(
+        problem, chebyshev((24, 0, 1), (40, -4.5, 4.5)), walls=["absorbing", "reflecting"],
+        tol=1e-3,
+    )  # fmt: skip
+    assert q.result == pde.Result.successful, q.message
+    even = pde.Kramers((0, 0.0, 0.5), friction=friction, temperature=1.0)
+    q = pde.committor(
+        even, chebyshev((24, -1, 1), (40, -4.5, 4.5)), walls=["absorbing", "reflecting"], tol=1e-3
+    )
+    np.testing.assert_allclose(q([[0.0, 0.0]]), 0.5, atol=1e-6)
+    with pytest.raises(ValueError, match="walls: expected noise along every axis"):
+        pde.first_passage(
+            problem, chebyshev((20, 0, 1), (20, -4, 4)),
+            walls=[("absorbing", "reflecting"), "reflecting"],
+        )  # fmt: skip
+
+
+def slopes(x: np.ndarray) -> np.ndarray:
+    """First-derivative matrix of the polynomial through points x."""
+    gap = np.subtract.outer(x, x)
+    np.fill_diagonal(gap, 1)
+    weights = 1 / np.prod(2 * gap, axis=1)
+    out = weights[None] / weights[:, None] / gap
+    np.fill_diagonal(out, 0)
+    return out - np.diag(out.sum(1))
+
+
+def by_panels(n: int, m: int, friction: float, width: float) -> np.ndarray:
+    """Mean exit times of q from (0, 1) at (½, 0) for V = (q² − q)/2, T = 1, by dense collocation.
+
+    Momenta have a panel of Chebyshev points for either sign, with one slope where they meet.
+    """
+    q, p = (-np.cos(np.pi * np.arange(k + 2) / (k + 1)) for k in (n, m))
+    up, down = slopes(q[1:])[:-1, :-1] * 2, slopes(q[:-1])[1:, 1:] * 2
+    q, half = (q[1:-1] + 1) / 2, width * (p + 1) / 2
+    p, first = np.concatenate([-half[:0:-1], half]), np.zeros((2 * m + 3,) * 2)
+    low, high = slopes(p[: m + 2]), slopes(p[m + 1 :])
+    first[: m + 2, : m + 2], first[m + 2 :, m + 1 :] = low, high[1:]
+    second = first.copy()
+    second[: m + 2, : m + 2], second[m + 2 :, m + 1 :] = low @ low, (high @ high)[1:]
+    ends, jump = first[[0, -1]], np.zeros((1, 2 * m + 3))
+    jump[0, : m + 2] = low[-1]
+    jump[0, m + 1 :] -= high[0]
+    rows, bound = np.concatenate([ends, jump]), np.array([0, 2 * m + 2, m + 1])
+    inner = np.setdiff1d(np.arange(2 * m + 3), bound)
+    whole = np.zeros((2 * m + 3, 2 * m))
+    whole[inner] = np.eye(2 * m)
+    whole[bound] = -np.linalg.solve(rows[:, bound], rows[:, inner])
+    first, second, p = (first @ whole)[inner], (second @ whole)[inner], p[inner]
+    operator = np.kron(up, np.diag(np.maximum(p, 0))) + np.kron(down, np.diag(np.minimum(p, 0)))
+    operator += np.kron(np.diag(0.5 - q), first)
+    operator += np.kron(np.eye(n), friction * (second - p[:, None] * first))
+    found = np.linalg.solve(operator, -np.ones(len(operator))).reshape(n, 2 * m)
+    assert n % 2 == 1  # the middle point is ½
+    return np.asarray(whole[m + 1] @ found[n // 2])
+
+
+@pytest.mark.parametrize("friction", [0.6, 1.7])
+def test_a_first_passage_time_of_a_particle_to_one_part_in_a_thousand(friction: float):
+    problem = pde.Kramers((0, -0.5, 0.5), friction=friction, temperature=1.0)
+    found = pde.first_passage(
+        problem, chebyshev((28, 0, 1), (50, -4, 4)), walls=["absorbing", "reflecting"], tol=5e-4
+    )
+    assert found.result == pde.Result.successful, found.message
+    exact = by_panels(27, 26, friction, 4.0)
+    assert exact == pytest.approx(by_panels(23, 22, friction, 4.0), rel=3e-4)
+    assert found([[0.5, 0.0]])[0] == pytest.approx(exact, rel=1e-3)

@@ -7,6 +7,9 @@ v_t = Q(v) − (Σ y + β)·∇v and Γ̇ = Σ Γ, ṡ = Σ s + β. Whatever it 
 as dt → 0: coordinates change the ranks, not the solution. At a given dt a fast or jumping motion
 costs accuracy. Any callable of this kind will do.
 
+Coordinates move on unbounded axes only: Σ and β are zero on periodic axes, half-lines and axes with
+walls.
+
 Nothing here compiles or traces: it is NumPy on the host, in double precision.
 """
 
@@ -54,11 +57,23 @@ _SEEN = 1e-2
 Generator = Callable[..., Motion]
 
 
-def _convex(form: normal.Form, regularization: float) -> np.ndarray:
-    """Computes the motion Σ of a coordinate generator: that of least normal component."""
-    found = spectrum(form.gram)
-    sigma = filtered(found, form.load, regularization * max(found.largest, 0.0))
+def _convex(form: normal.Form, regularization: float, kept: np.ndarray) -> np.ndarray:
+    """Computes the motion Σ of a coordinate generator: that of least normal component.
+
+    ``kept``: entries of Σ that may differ from zero, see `Setting.kept`.
+    """
+    gram, load = _among(form.gram, form.load, kept)
+    found = spectrum(gram)
+    sigma = np.zeros(len(form.load))
+    sigma[kept] = filtered(found, load, regularization * max(found.largest, 0.0))
     return normal.from_off_diagonal(sigma, round((1 + (1 + 4 * len(sigma)) ** 0.5) / 2))
+
+
+def _among(gram: Any, load: np.ndarray, kept: np.ndarray) -> tuple[Any, np.ndarray]:
+    """Restricts the normal equations of a coordinate generator to some entries of Σ."""
+    if len(kept) == len(load):
+        return gram, load
+    return gram[kept][:, kept], load[kept]
 
 
 def _at_rest(d: int) -> Motion:
@@ -209,7 +224,7 @@ class Convex:
         if setting.trivial:
             return _at_rest(box.dim)
         form = setting.form(setting.point, tol, measure=True)
-        return setting.motion(form, _convex(form, self.regularization), self.gauge)
+        return setting.motion(form, _convex(form, self.regularization, setting.kept), self.gauge)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -304,7 +319,9 @@ class MultiLevel:
         if not self.guard or self.kappa > 0:
             sigma, levels = self._minimiser(setting, finest)
             return self._told(setting, finest, sigma, levels)
-        alone, rest = _convex(finest, _PLAIN), finest.cost(np.zeros((box.dim, box.dim)))
+        alone, rest = (
+            _convex(finest, _PLAIN, setting.kept), finest.cost(np.zeros((box.dim, box.dim)))
+        )  # fmt: skip
         if finest.cost(alone) < _LITTLE * rest:
             return self._told(setting, finest, alone, {tol: setting.point.ranks})
         sigma, levels = self._minimiser(setting, finest)
@@ -326,6 +343,7 @@ class MultiLevel:
         levels = {x: truncated_ranks(point, x) for x in coarse} | {tol: point.ranks}
         gram: Any = 0.0
         load: Any = 0.0
+        kept = setting.kept
         for ranks in dict.fromkeys(levels.values()):
             group = [x for x, r in levels.items() if r == ranks]
             form, weight = finest, sum(x**-2.0 for x in group)
@@ -333,11 +351,12 @@ class MultiLevel:
                 enough = truncated_ranks(point, _SEEN * min(group))
                 state = leading(point, enough)
                 form = setting.form(truncated(point, ranks), tol, state=state, kappa=self.kappa)
-            seen_gram, seen_load = visible(form.gram, form.load, _NULL)
+            seen_gram, seen_load = visible(*_among(form.gram, form.load, kept), _NULL)
             gram, load = gram + weight * seen_gram, load + weight * seen_load
         scale = point.scale**2
         size = setting.mean_square() / (max(levels) ** 2 * scale)
-        flat = filtered(spectrum(gram / scale), load / scale, self.regularization * size)
+        flat = np.zeros(len(finest.load))
+        flat[kept] = filtered(spectrum(gram / scale), load / scale, self.regularization * size)
         return normal.from_off_diagonal(flat, setting.box.dim), levels
 
 
@@ -412,6 +431,8 @@ class Flow:
         form = setting.form(setting.point, tol, measure=True)
         scale = setting.point.scale
         slope = nuclear.gradient(setting.point, setting.modes, form.family, self.smoothing * scale)
+        free = box.unbounded
+        slope = slope * np.outer(free, free)
         return setting.motion(form, self.rate / scale * slope, "none")
 
 

@@ -23,6 +23,7 @@ from tensorjax._typing import ArrayLike, HostArray
 from tensorjax.pde._discretization.variable_coefficients import flux
 from tensorjax.pde._initial_states.initial_states import Function
 from tensorjax.pde._maps.affine_maps import AffineMap
+from tensorjax.pde._problems.affine_drift import check_unbounded
 from tensorjax.pde._problems.drifts import Field
 from tensorjax.pde._problems.problem import Problem, RightSide
 
@@ -214,6 +215,7 @@ class Sheared(Problem):
             if given[name].shape != count:
                 raise ValueError(f"{name}: expected shape {count}, got {given[name].shape}")
             _check.finite(name, given[name])
+        check_unbounded(problem.box)
         if shears.dim != problem.dim:
             raise ValueError(f"shears: expected {problem.dim} coordinates, got {shears.dim}")
         self._set(problem=problem, shears=shears, since=float(since), cross_tol=cross_tol, **given)

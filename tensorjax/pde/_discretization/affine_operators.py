@@ -99,6 +99,17 @@ def affine_generator(
     )
 
 
+def affine_right_side(box: Box, given: Coefficients) -> TTMatrix:
+    """Builds the affine operator of a right side as a TT-matrix: `affine_generator`, stable.
+
+    The same but on Chebyshev points, where products with y are projected.
+    """
+    cores = affine_states(box, given)
+    return TTMatrix._unchecked(
+        tuple(_expanded(c, a.stable_basis) for c, a in zip(cores, box.axes, strict=True))
+    )
+
+
 def affine_states(box: Box, given: Coefficients) -> list[Any]:
     """Builds cores (r, 5, s) of an affine differential operator: coefficients of 1, ∂, y, y∂, ∂².
 
@@ -231,6 +242,8 @@ def _expanded(states: Any, matrices: Any) -> Any:
 
 def differentiated(axis: Axis, core: np.ndarray) -> np.ndarray:
     """Applies the mode factors 1, ∂, y, y∂ and ∂² of affine operators to a core: (5, r, n, s)."""
+    if axis.projected is not None:
+        return np.stack([core, *(np.matmul(m, core) for m in axis.stable_basis[1:])])
     first = np.matmul(axis.d1, core)
     y = axis.points[:, None]
     moved = y * first if axis.movable else np.matmul(axis.d1, y * core) - core

@@ -1,8 +1,8 @@
 """Collocation grids on boxes: Fourier, Chebyshev, finite differences or half-lines on each axis.
 
 They hold functions that vanish at the edge of the box: a linear map of coordinates moves the box,
-and no boundary condition of a physical domain would survive that. Periodic axes and those of
-half-lines, "log" and "laguerre", stay where they are.
+and no boundary condition of a physical domain would survive that. Periodic axes, those of
+half-lines, "log" and "laguerre", and those with walls stay where they are.
 """
 
 import dataclasses
@@ -18,9 +18,11 @@ from tensorjax import _chebyshev, _check
 from tensorjax._typing import ArrayLike
 from tensorjax.pde._arguments import floats
 from tensorjax.pde._discretization import differentiation, half_lines
+from tensorjax.pde._discretization.galerkin import Galerkin, cardinal, galerkin
 from tensorjax.pde._discretization.modes import modes
 
 Kind = Literal["fourier", "periodic", "chebyshev", "finite differences", "log", "laguerre"]
+Wall = Literal["absorbing", "reflecting"]
 # Points of a local derivative: of order 12, to 1e-8 at 12 points to a wave.
 _NEAREST = 13
 # Positions in `Axis.basis`.
@@ -48,10 +50,16 @@ class Axis:
       high: right end.
       order: of finite differences, 2, 4 or 6; and of their interpolation.
       power: exponent of "laguerre" axes, 0 or larger.
+      walls: of a "chebyshev" axis "absorbing" or "reflecting", or a pair, for its low and high end:
+        densities are zero at an absorbing wall, and paths end there; none pass a reflecting one.
+        Coordinates along the axis stay at rest. None: no walls are meant, densities are to stay
+        away from the ends, and coordinates may move, with the ends. Backward equations
+        (`first_passage` and others) take theirs by their own argument.
 
     Raises:
       ValueError: an unknown kind or order, too few points, an empty interval, an interval of "log"
-        that is not positive, more than 160 points of "laguerre", a negative power.
+        that is not positive, more than 160 points of "laguerre", a negative power, unknown walls,
+        or walls of another kind of axis.
 
     Example:
       >>> import numpy as np
@@ -59,6 +67,9 @@ class Axis:
       >>> axis = pde.Axis("fourier", 32, -np.pi, np.pi)
       >>> bool(np.allclose(axis.d1 @ np.sin(axis.points), np.cos(axis.points)))
       True
+      >>> queue = pde.Axis("chebyshev", 24, 0.0, 5.0, walls=("reflecting", "absorbing"))
+      >>> queue.free, queue.movable
+      ((True, False), False)
 
     Source: L. N. Trefethen, "Spectral Methods in MATLAB" (SIAM, 2000), chapters 3, 6 and 12. Ours:
     on Chebyshev points derivatives are projected, in L², onto the polynomials that vanish at both
@@ -72,6 +83,7 @@ class Axis:
     high: float
     order: int = 4
     power: float = 0.0
+    walls: Any = None
 
     def __post_init__(self):
         if self.kind not in get_args(Kind):
@@ -87,11 +99,31 @@ class Axis:
             _check.integer("n", self.n, low=2, high=half_lines.LARGEST)
         if not (math.isfinite(self.power) and self.power >= 0):
             raise ValueError(f"power: expected a finite exponent >= 0, got {self.power}")
+        self._check_walls()
+
+    def _check_walls(self) -> None:
+        if self.walls is None:
+            return
+        pair = (self.walls,) * 2 if isinstance(self.walls, str) else tuple(self.walls)
+        if len(pair) != 2 or not all(w in get_args(Wall) for w in pair):
+            raise ValueError(
+                'walls: expected "absorbing" or "reflecting", or a pair of them, got '
+                f"{self.walls!r}"
+            )
+        if self.kind != "chebyshev":
+            raise ValueError(f'walls: expected None but on "chebyshev" axes, got {self.walls!r}')
+        object.__setattr__(self, "walls", pair)
 
     @property
     def movable(self) -> bool:
-        """Whether coordinates along the axis may move: not on periodic and half-line axes."""
-        return self.kind not in ("periodic", "log", "laguerre")
+        """Whether coordinates along the axis may move: not periodic, half-line, nor walled ones."""
+        return self.kind not in ("periodic", "log", "laguerre") and self.walls is None
+
+    @property
+    def free(self) -> tuple[bool, bool]:
+        """Whether functions are free at the low and at the high end: at reflecting walls."""
+        low, high = ("absorbing",) * 2 if self.walls is None else self.walls
+        return low == "reflecting", high == "reflecting"
 
     @functools.cached_property
     def logarithm(self) -> "Axis":
@@ -141,6 +173,8 @@ class Axis:
         if self.kind in ("fourier", "periodic"):
             return _fixed(np.full(self.n, self.length / self.n))
         if self.kind == "chebyshev":
+            if any(self.free):
+                return _fixed(self.length / 2 * self._galerkin.weights)
             return _fixed(self.length / 2 * _chebyshev.clenshaw_curtis(self.n + 2))
         if self.kind == "log":
             return self.logarithm.weights
@@ -150,10 +184,15 @@ class Axis:
 
     @functools.cached_property
     def d1(self) -> np.ndarray:
-        """First-derivative matrix on the collocation points of the axis, (n, n)."""
+        """First-derivative matrix on the collocation points of the axis, (n, n).
+
+        With walls that of fluxes, none of which pass a reflecting one.
+        """
         if self.kind in ("fourier", "periodic"):
             return _fixed(differentiation.fourier_first(self.n) * (2 * np.pi / self.length))
         if self.kind == "chebyshev":
+            if any(self.free):
+                return _fixed(2 / self.length * self._galerkin.divergence)
             return _fixed(self._projected[0])
         if self.kind == "log":
             return _fixed(self.logarithm.d1 / self.points)
@@ -171,6 +210,8 @@ class Axis:
         if self.kind in ("fourier", "periodic"):
             return _fixed(differentiation.fourier_second(self.n) * (2 * np.pi / self.length) ** 2)
         if self.kind == "chebyshev":
+            if any(self.free):
+                return _fixed((2 / self.length) ** 2 * self._galerkin.second)
             return _fixed(self._projected[1])
         if self.kind == "log":
             # y u'' = (∂² + ∂)(u / y) by derivatives in log y: (y² u)'' has no growing modes.
@@ -183,10 +224,25 @@ class Axis:
     @functools.cached_property
     def basis(self) -> np.ndarray:
         """Matrices of the operators 1, ∂, y, y ∂ and ∂² on the axis, stacked, (5, n, n)."""
+        if self.projected is not None and self.walls is not None:
+            return self.stable_basis
         y, one = np.diag(self.points), np.eye(self.n)
         # On half-lines in the form of a divergence: y ∂ has growing modes.
         moved = y @ self.d1 if self.movable else self.d1 @ y - one
         return _fixed(np.stack([one, self.d1, y, moved, self.d2]))
+
+    @functools.cached_property
+    def stable_basis(self) -> np.ndarray:
+        """As `basis`, (5, n, n), for integration: on Chebyshev points y and y ∂ are projected.
+
+        Taken at the points y ∂ has modes that grow, at rates that rise with their number.
+        """
+        at = self.projected
+        if at is None:
+            return self.basis
+        one, there = np.eye(self.n), (at.filled @ self.points)[:, None] * at.value
+        moved = -2 / self.length * at.steep @ there - one
+        return _fixed(np.stack([one, self.d1, at.tested @ there, moved, self.d2]))
 
     @functools.cached_property
     def slope(self) -> np.ndarray:
@@ -212,9 +268,18 @@ class Axis:
 
     @functools.cached_property
     def ends(self) -> np.ndarray:
-        """Indicator (n,) of the two outermost points at each end where functions vanish."""
+        """Indicator (n,) of the points next to ends where functions vanish.
+
+        The two outermost ones at each end; of Chebyshev points, which crowd there, as large a share
+        of the axis.
+        """
         out = np.zeros(self.n)
-        if self.kind == "periodic":
+        if self.kind == "periodic" or self.walls is not None:
+            return _fixed(out)
+        if self.kind == "chebyshev":
+            # The outermost points say nothing: functions are zero next to them whatever is lost.
+            near = np.minimum(self.points - self.low, self.high - self.points)
+            out[near <= 2 * self.length / self.n] = 1
             return _fixed(out)
         out[-2:] = 1
         out[: 0 if self.kind == "laguerre" else 2] = 1
@@ -224,9 +289,9 @@ class Axis:
         """Returns the matrix (m, n) that interpolates values on the axis at points y, (m,).
 
         Rows of points outside [low, high] are zero, but on periodic axes. Fourier: the
-        trigonometric interpolant.
-        Chebyshev: the polynomial that vanishes at both ends. Finite differences: polynomials of
-        degree ``order`` − 1 through the nearest points. Half-lines: the functions of the axis.
+        trigonometric interpolant. Chebyshev: the polynomial that vanishes at both ends, but at
+        reflecting walls. Finite differences: polynomials of degree ``order`` − 1 through the
+        nearest points. Half-lines: the functions of the axis.
 
         Args:
           y: points (m,).
@@ -288,6 +353,9 @@ class Axis:
         return xp.where(at, xp.ones_like(half), xp.sin(self.n * safe) / (self.n * ratio))
 
     def _barycentric(self, xp: Any, y: Any) -> Any:
+        if any(self.free):
+            x = xp.clip(2 * (y - self.low) / self.length - 1, -1, 1)
+            return cardinal(xp, self.n, self.free, x)
         return self._lagrange(xp, y)[:, 1:-1]
 
     def _lagrange(self, xp: Any, y: Any) -> Any:
@@ -306,6 +374,15 @@ class Axis:
             hit = first[:, None] + j == xp.arange(self.n, dtype=y.dtype)[None]
             rows = rows + xp.where(hit, value[:, None], xp.zeros_like(rows))
         return rows
+
+    @property
+    def projected(self) -> Galerkin | None:
+        """Matrices by which products with coefficients are projected; None but on Chebyshev."""
+        return self._galerkin if self.kind == "chebyshev" else None
+
+    @property
+    def _galerkin(self) -> Galerkin:
+        return galerkin(self.n, self.free)
 
     @functools.cached_property
     def _slopes(self) -> np.ndarray:
@@ -413,8 +490,18 @@ class Box:
 
     @property
     def movable(self) -> bool:
-        """Whether coordinates on the grid may move: no axis is periodic or a half-line."""
+        """Whether all coordinates on the grid may move: none is periodic, half-line or walled."""
         return all(a.movable for a in self.axes)
+
+    @property
+    def unbounded(self) -> np.ndarray:
+        """Axes on which coordinates may move, as a boolean array (d,)."""
+        return np.array([a.movable for a in self.axes])
+
+    @property
+    def walled(self) -> bool:
+        """Whether an axis of the grid has walls, which paths and closed forms know nothing of."""
+        return any(a.walls is not None for a in self.axes)
 
     @property
     def weights(self) -> list[np.ndarray]:

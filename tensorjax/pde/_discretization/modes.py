@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from tensorjax.pde._discretization import half_lines
+from tensorjax.pde._discretization.galerkin import galerkin
 
 # Relative errors of the first derivative of a wave of θ radians between neighbouring points, by
 # finite differences of order p: C_p θ^p.
@@ -25,6 +26,8 @@ def modes(axis: Any) -> np.ndarray:
         wave = np.outer((k + 1) // 2, 2 * np.pi * k / n)
         rows = np.where(k[:, None] % 2 == 0, np.sin(wave), np.cos(wave))
         rows[0] = 1
+    elif any(axis.free):
+        rows = galerkin(n, axis.free).modes
     elif axis.kind == "chebyshev":  # polynomials that vanish at both ends, by degree
         t = np.pi * np.arange(1, n + 1) / (n + 1)
         rows = np.sin(t) ** 2 * np.cos(np.outer(k, t)) * np.sqrt(axis.weights)

@@ -90,7 +90,7 @@ def times(a: Cores, b: Cores) -> Cores:
 
 def multiplication(cores: Cores) -> TTMatrix:
     """Builds the operator v ↦ m v, multiplication by a variable coefficient m, as a TT-matrix."""
-    return TTMatrix._unchecked(tuple(_diagonal(c) for c in cores))
+    return TTMatrix._unchecked(tuple(map(_diagonal, cores)))
 
 
 def flux(box: Box, direction: Any, cores: Cores) -> TTMatrix:
@@ -98,9 +98,7 @@ def flux(box: Box, direction: Any, cores: Cores) -> TTMatrix:
 
     What it gives sums to zero over a Fourier grid, as a divergence should.
     """
-    return _directed(
-        box, direction, cores, lambda _, d1, m: d1[None, :, :, None] * m[:, None, :, :]
-    )
+    return _directed(box, direction, cores, _flux)
 
 
 def transport(box: Box, direction: Any, cores: Cores) -> TTMatrix:
@@ -124,7 +122,7 @@ def _split(axis: Axis, d1: Any, m: Any) -> Any:
         inner = axis.logarithm
         y = xp.asarray(axis.points).astype(m.dtype)
         return _split(inner, xp.asarray(inner.d1).astype(m.dtype), m / y[:, None])
-    whole = d1[None, :, :, None] * m[:, None, :, :]
+    whole = _flux(axis, d1, m)
     if axis.kind not in ("fourier", "periodic"):
         return whole
     other = d1[None, :, :, None] * m[:, :, None, :]
@@ -133,11 +131,46 @@ def _split(axis: Axis, d1: Any, m: Any) -> Any:
     return out - out.mean(axis=1, keepdims=True)
 
 
+def _flux(axis: Axis, d1: Any, m: Any) -> Any:
+    """Builds the core of v ↦ ∂ (m v) from a core of m: −∫ φ' m v on Chebyshev axes."""
+    at = axis.projected
+    if at is None:
+        return d1[None, :, :, None] * m[:, None, :, :]
+    return -(2 / axis.length) * _between(at.steep, at.filled, m, at.value)
+
+
+def _between(left: np.ndarray, filled: np.ndarray, m: Any, right: np.ndarray) -> Any:
+    """Builds left · diag(filled m) · right from a core of m, (s, n, t): (s, n, n, t)."""
+    xp = backend(m)
+    left, filled, right = (xp.asarray(x).astype(m.dtype) for x in (left, filled, right))
+    return einsum("iq,aqb,qj->aijb", left, einsum("qn,anb->aqb", filled, m), right)
+
+
+def _multiplied(axis: Axis, m: Any) -> Any:
+    """Builds the core of v ↦ m v from a core of m, projected on Chebyshev axes."""
+    at = axis.projected
+    level = not _check.is_traced(m) and not np.ptp(m, axis=1).any()
+    return _diagonal(m) if at is None or level else _between(at.tested, at.filled, m, at.value)
+
+
 def advection(box: Box, direction: Any, cores: Cores) -> TTMatrix:
     """Builds the TT-matrix of v ↦ m a·∇v for a variable coefficient m, of twice its TT-ranks."""
-    return _directed(
-        box, direction, cores, lambda _, d1, m: d1[None, :, :, None] * m[:, :, None, :]
-    )
+    return _directed(box, direction, cores, _advected)
+
+
+def _advected(axis: Axis, d1: Any, m: Any) -> Any:
+    """Builds the core of v ↦ m ∂v from a core of m, projected on Chebyshev axes."""
+    at = axis.projected
+    if at is None:
+        return d1[None, :, :, None] * m[:, :, None, :]
+    return 2 / axis.length * _between(at.tested, at.filled, m, at.slope)
+
+
+def carried(box: Box, axis: int, derivative: np.ndarray, cores: Cores) -> TTMatrix:
+    """Builds v ↦ m ∂v along one axis for a variable coefficient m, by a derivative matrix."""
+    out = [_diagonal(m) for m in cores]
+    out[axis] = derivative[None, :, :, None] * cores[axis][:, :, None, :]
+    return TTMatrix._unchecked(tuple(out))
 
 
 def conduction(box: Box, tensor: Any, cores: Cores) -> TTMatrix:
@@ -150,11 +183,16 @@ def conduction(box: Box, tensor: Any, cores: Cores) -> TTMatrix:
     automaton = affine_states(box, Coefficients(matrix=tensor))
     out = []
     for states, axis, m in zip(automaton, box.axes, cores, strict=True):
-        d1 = xp.asarray(axis.d1).astype(m.dtype)
-        after = m[:, :, None, :] * d1[None, :, :, None]
-        both = einsum("mk,aknb->amnb", d1, after)
-        before = d1[None, :, :, None] * m[:, None, :, :]
-        matrices = xp.stack([_diagonal(m), before, after, both])
+        d1, at = xp.asarray(axis.d1).astype(m.dtype), axis.projected
+        before = _flux(axis, d1, m)
+        if at is None:
+            after = m[:, :, None, :] * d1[None, :, :, None]
+            both = einsum("mk,aknb->amnb", d1, after)
+        else:
+            scale = 2 / axis.length
+            after = scale * _between(at.tested, at.filled, m, at.slope)
+            both = -(scale**2) * _between(at.steep, at.filled, m, at.slope)
+        matrices = xp.stack([_multiplied(axis, m), before, after, both])
         out.append(_merged(states[:, :4], matrices))
     return TTMatrix._unchecked(tuple(out))
 
@@ -172,8 +210,8 @@ def second(box: Box, tensor: Any, cores: Cores) -> TTMatrix:
     automaton = affine_states(box, Coefficients(diffusion=tensor))
     out = []
     for states, axis, m in zip(automaton, box.axes, cores, strict=True):
-        first = xp.asarray(axis.d1).astype(m.dtype)[None, :, :, None] * m[:, None, :, :]
-        matrices = xp.stack([_diagonal(m), first, _twice(axis, m)])
+        first = _flux(axis, xp.asarray(axis.d1).astype(m.dtype), m)
+        matrices = xp.stack([_multiplied(axis, m), first, _twice(axis, m)])
         out.append(_merged(states[:, [ONE, D, DD]], matrices))
     return TTMatrix._unchecked(tuple(out))
 
@@ -192,12 +230,15 @@ def bent(box: Box, pair: tuple[int, int], weight: float, cores: Cores) -> TTMatr
 def _twice(axis: Axis, m: Any) -> Any:
     """Builds the core of v ↦ ∂² (m v) from a core of m, stable where m is far from constant.
 
-    As ∂ (m ∂ v + m' v) on Laguerre axes, and on Fourier axes with the second part in the split form
-    of `transport`: m jumps from one end to the other there, and of the jump ∂² m makes modes that
-    grow at rates of the grid, where ∂ m ∂ only damps. Of an even number of points ∂ has no highest
-    mode, which the mean of m damps.
+    As ∂ (m ∂ v + m' v) on Laguerre and Chebyshev axes, and on Fourier axes with the second part in
+    the split form of `transport`: m jumps from one end to the other there, and of the jump ∂² m
+    makes modes that grow at rates of the grid, where ∂ m ∂ only damps. Of an even number of points
+    ∂ has no highest mode, which the mean of m damps.
     """
-    xp = backend(m)
+    xp, at = backend(m), axis.projected
+    if at is not None:
+        spread = _between(at.steep, at.filled, m, at.slope)
+        return -((2 / axis.length) ** 2) * (spread + _between(at.steep, at.sloped, m, at.value))
     d2 = xp.asarray(axis.d2).astype(m.dtype)
     if axis.kind not in ("fourier", "periodic", "laguerre"):
         return d2[None, :, :, None] * m[:, None, :, :]
@@ -215,9 +256,9 @@ def _derived(box: Box, tensor: Any, pair: tuple[int, int], cores: Cores) -> list
     out = []
     for k, (axis, m) in enumerate(zip(box.axes, cores, strict=True)):
         if k not in pair:
-            out.append(_diagonal(m))
+            out.append(_multiplied(axis, m))
             continue
-        first = axis.d1[None, :, :, None] * m[:, None, :, :]
+        first = _flux(axis, axis.d1, m)
         out.append(_twice(axis, m) if i == j else first)
     weight = tensor[i, j] if i == j else tensor[i, j] + tensor[j, i]
     return [weight * out[0], *out[1:]]
@@ -231,7 +272,7 @@ def _directed(
     xp, (a, *cores) = floats(direction, *cores)
     out = []
     for k, (m, axis) in enumerate(zip(cores, box.axes, strict=True)):
-        plain = _diagonal(m)
+        plain = _multiplied(axis, m)
         if not low <= k <= high:
             out.append(plain)
             continue

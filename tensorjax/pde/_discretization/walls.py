@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from tensorjax import _chebyshev
+from tensorjax.pde._discretization.galerkin import galerkin
 from tensorjax.pde._discretization.grid import Axis, Box
 
 Wall = Literal["absorbing", "reflecting", "open"]
@@ -23,9 +24,24 @@ class WalledAxis(Axis):
 
     Attributes:
       walls: at ``low`` and ``high``; without meaning on Fourier axes.
+      noiseless: whether paths are carried over absorbing walls by the drift alone: functions vanish
+        at a wall where it points outwards, and are free where it points inwards.
     """
 
-    walls: tuple[Wall, Wall] = ("absorbing", "absorbing")
+    walls: Any = ("absorbing", "absorbing")
+    noiseless: bool = False
+
+    def _check_walls(self) -> None:
+        """Leaves the walls as they are: `walled` has checked them."""
+
+    @property
+    def free(self) -> tuple[bool, bool]:
+        """Whether functions are free at an end as those of densities: never, see `extended`."""
+        return False, False
+
+    @property
+    def projected(self) -> None:
+        """Nothing: products with coefficients are taken at the points."""
 
     @functools.cached_property
     def extended(self) -> np.ndarray:
@@ -34,7 +50,7 @@ class WalledAxis(Axis):
         weights = _chebyshev.extremum_weights(self.n + 2)
         at = _chebyshev.extrema(self.n + 2)
         for end, wall in zip((0, -1), self.walls, strict=True):
-            if wall == "absorbing":
+            if wall == "absorbing" and not self.noiseless:
                 rows.append(np.eye(self.n + 2)[end])
             elif wall == "reflecting":
                 rows.append(self._slopes[end])
@@ -46,6 +62,16 @@ class WalledAxis(Axis):
         out[1:-1] = np.eye(self.n)
         out[[0, -1]] = -np.linalg.solve(condition[:, [0, -1]], condition[:, 1:-1])
         return out
+
+    @functools.cached_property
+    def upwind(self) -> tuple[np.ndarray, np.ndarray]:
+        """First-derivative matrices (n, n) where the drift points up, and where it points down.
+
+        Those of the polynomials that vanish at the high end, and at the low end.
+        """
+        ends = (True, False), (False, True)
+        up, down = (galerkin(self.n, free).collocated for free in ends)
+        return 2 / self.length * up, 2 / self.length * down
 
     @functools.cached_property
     def d1(self) -> np.ndarray:
@@ -80,21 +106,23 @@ class WalledAxis(Axis):
         return np.where(inside[:, None], rows, 0.0)
 
 
-def walled(box: Box, walls: Sequence[Any] | None) -> Box:
+def walled(box: Box, walls: Sequence[Any] | None, noiseless: Sequence[bool] | None = None) -> Box:
     """Adds absorbing, reflecting or open walls to a box of Chebyshev and periodic axes.
 
     Args:
       box: of the domain.
-      walls: of each axis a wall for both ends, or a pair; absorbing if None.
+      noiseless: of each axis whether it has no noise; all have some if None.
+      walls: of each axis a wall for both ends, or a pair; if None those of the axes, or absorbing.
 
     Raises:
       ValueError: axes of another kind, another number of walls, or unknown ones.
     """
-    given = ["absorbing"] * box.dim if walls is None else list(walls)
+    own = [a.walls or "absorbing" for a in box.axes]
+    given = own if walls is None else list(walls)
     if isinstance(walls, str) or len(given) != box.dim:
         raise ValueError(f"walls: expected {box.dim} of them, one per axis, got {walls!r}")
-    axes = []
-    for axis, wall in zip(box.axes, given, strict=True):
+    axes, still = [], [False] * box.dim if noiseless is None else noiseless
+    for axis, wall, quiet in zip(box.axes, given, still, strict=True):
         pair: Any = (wall, wall) if isinstance(wall, str) else tuple(wall)
         if len(pair) != 2 or not all(w in get_args(Wall) for w in pair):
             raise ValueError(
@@ -107,5 +135,10 @@ def walled(box: Box, walls: Sequence[Any] | None) -> Box:
                 f'"periodic", got {axis.kind!r}'
             )
         kind = "chebyshev" if axis.kind == "chebyshev" else "fourier"
-        axes.append(WalledAxis(kind, axis.n, axis.low, axis.high, axis.order, walls=pair))
+        quiet = bool(quiet) and kind == "chebyshev" and "absorbing" in pair
+        axes.append(
+            WalledAxis(
+                kind, axis.n, axis.low, axis.high, axis.order, walls=pair, noiseless=quiet
+            )
+        )  # fmt: skip
     return Box(tuple(axes))

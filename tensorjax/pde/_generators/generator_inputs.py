@@ -47,14 +47,28 @@ class Motion(NamedTuple):
     guarded: bool = False
 
 
-def checked_motion(motion: Any, d: int) -> tuple[Any, Any]:
+def checked_motion(motion: Any, box: Any) -> tuple[Any, Any]:
     """Returns Σ and β of a generator's result; raises ValueError if they are not valid."""
+    d = box.dim
     if not isinstance(motion, Motion):
         raise ValueError(
             "coordinates: expected a generator that returns pde.Motion(sigma (d, d), beta (d,)), "
             f"got {type(motion).__name__}"
         )
-    return rates_of_motion("coordinates: expected a motion with", motion.sigma, motion.beta, d)
+    found = rates_of_motion("coordinates: expected a motion with", motion.sigma, motion.beta, d)
+    if not moves_unbounded(box, *found):
+        raise ValueError(
+            "coordinates: expected a motion that is zero, in rows and columns, on axes that are "
+            'periodic, half-lines or have walls, got one that moves them; take "adaptive", or a '
+            "generator of pde.coords"
+        )
+    return found
+
+
+def moves_unbounded(box: Any, sigma: Any, beta: Any) -> bool:
+    """Whether a motion of coordinates, Σ y + β, leaves axes alone that are not unbounded."""
+    rests = ~box.unbounded
+    return not (np.any(sigma[rests]) or np.any(sigma[:, rests]) or np.any(beta[rests]))
 
 
 def rates_of_motion(expected: str, sigma: Any, beta: Any, d: int) -> tuple[np.ndarray, np.ndarray]:
@@ -76,7 +90,7 @@ class Setting:
         self.box, self.tol = box, tol
         self.modes = mode_matrices.modes_of(box)
         self.point = canonical(self.modes.weighted(host_cores("v", v)))
-        self.trivial = box.dim == 1 or self.point.scale == 0
+        self.trivial = box.unbounded.sum() < 2 or self.point.scale == 0
         reaction = None if right.reaction is None else self._reaction(right.reaction)
         source = None if right.source is None else host_cores("source", right.source)
         self.terms = normal_component.Terms(
@@ -141,6 +155,12 @@ class Setting:
         """Splits all terms of a PDE's right side at every bond into tangent and normal factors."""
         return [*normal_component.other_families(point, self.terms, tol), *self.affine_part(point)]
 
+    @property
+    def kept(self) -> np.ndarray:
+        """Entries of Σ off the diagonal, row by row, that may differ from zero, as indices."""
+        free = self.box.unbounded
+        return np.flatnonzero(normal_component.off_diagonal(np.outer(free, free)))
+
     def mean_square(self) -> float:
         """Estimates the mean of ‖y_k ∂_j v‖² over all j ≠ k, as if v had rank one."""
         pairs = [self.modes.pair(k, c) for k, c in enumerate(self.point.centers)]
@@ -159,6 +179,7 @@ class Setting:
         strength = np.ones(len(sigma))
         if gauge == "edge":
             strength = gauges.strength(seen.near, _ONSET * self.tol, _FULL * self.tol)
+        strength = strength * self.box.unbounded
         if gauge != "none" and np.any(strength):
             parts = [*form.others, *self.affine_part(self.point)]
             drifts = gauges.drifts(self.point, self.modes, parts, seen)

@@ -35,6 +35,8 @@ ROUGH = 5
 LEAST = 1e-8
 # The same at fixed ranks, which ask for no accuracy.
 ALLOWED_STATIC = 0.05
+# Largest relative change of the mass of a success, over the largest estimate.
+_MASS = 10.0
 # Points that are advised, over those there are, at least and at most.
 _LEAST, _MOST = 1.1, 4.0
 
@@ -130,6 +132,25 @@ def inaccurate(cores: Cores, box: Box, t: float, tol: float, allowed: float) -> 
     )
 
 
+def lossy(before: float, after: float, t: float, allowed: float) -> str:
+    """Explains by how much the mass of a density has changed, if by more than is allowed; else "".
+
+    Args:
+      before: mass at the beginning.
+      after: at the end.
+      t: its time.
+      allowed: largest estimated error of a success; of the mass it is 10 times that, for noise is
+        spread over the box, and has much mass for its norm.
+    """
+    if not abs(after - before) > _MASS * allowed * abs(before):
+        return ""
+    return (
+        f"at t = {t:g} the mass is {after:.6g} and was {before:.6g} at first, for accuracy = "
+        f"{allowed:.1g}: it leaves over the ends of an axis, or noise there comes in: take a "
+        "larger box, more points, conserve=, or a larger accuracy"
+    )
+
+
 def _advised(axis: Any, error: float, allowed: float) -> str:
     """Returns the number of points with which an axis would be as accurate as allowed."""
     if axis.kind == "finite differences":
@@ -145,7 +166,7 @@ def bond_errors(xp: Any, cores: Sequence[Any]) -> Any:
     """Estimates the relative errors that fixed TT-ranks leave, (d − 1,), in NumPy or in JAX.
 
     The two smallest singular values at a bond tell how fast they decay, and so the next one. Zero
-    where a bond holds everything, or is of rank one and tells nothing.
+    where a bond holds everything, or is of rank one and tells nothing: there `rounded_off` tells.
 
     Args:
       xp: NumPy or `jax.numpy`.

@@ -18,6 +18,7 @@ from tensorjax._cores import interfaces
 from tensorjax._cores.ranks import cut_ranks
 from tensorjax._formats.trains import TT
 from tensorjax.pde._arguments import hosted_cores
+from tensorjax.pde._generators.generator_inputs import checked_motion
 from tensorjax.pde._integration.accuracy import bond_errors, grid_errors, looks
 from tensorjax.pde._integration.initial_checks import check_inside
 from tensorjax.pde._integration.solution import STATUSES, Result, Solution, State
@@ -27,7 +28,7 @@ from tensorjax.pde._maps.coordinate_path import Moment, Path, told
 from tensorjax.pde._observables.densities import quadrature, shares_of
 from tensorjax.pde._problems.problem import terms_of
 from tensorjax.pde._stepping.compiled_once import Program, separated
-from tensorjax.pde._stepping.instability import rate
+from tensorjax.pde._stepping.instability import rate, rounded_off
 from tensorjax.pde._stepping.step_truncation import SAFE, STABLE
 from tensorjax.pde._stepping.times import step_count
 
@@ -322,7 +323,7 @@ def _followed(
     """Performs step k of the fixed-rank loop; updates norm, status and last good state."""
     due, *row = row
     look = due
-    trains, change = _step(scheme, inputs, carry.v, row)
+    trains, change, parts = _step(scheme, inputs, carry.v, row)
     new = trains[-1]
     norm = tt.norm(new)
     entries = [jnp.all(jnp.isfinite(c)) for c in new.cores]
@@ -330,7 +331,8 @@ def _followed(
     size = jax.lax.stop_gradient(norm)
     if carry.good is not None:  # not where it may be mapped: both sides would be worked out
         look = look | (size > _GROWTH * carry.norm)
-    seen = jax.lax.stop_gradient((trains, change, norm))
+    alone = np.array([r == 1 for r in new.ranks[1:-1]], bool)
+    seen = jax.lax.stop_gradient((trains, change, norm, parts if alone.any() else None))
     # Steps that are looked at because the norm grows are counted by the one that is due.
     before, count = jax.lax.stop_gradient(carry.errors), jnp.where(due, _LOOK, 0)
     zeros = jnp.zeros((), jnp.int32), jnp.zeros_like(carry.fastest), before
@@ -353,6 +355,7 @@ def _watched(
     trains: Sequence[TT],
     change: Any,
     norm: Any,
+    parts: Any,
     errors: Any,
     count: Any,
 ) -> tuple[Any, Any, Any]:
@@ -365,6 +368,12 @@ def _watched(
     *limits, allowed = inputs.limits
     outside, coarse = unbounded_by(*shares_of(jnp, cores, inputs.axes), *limits)
     grid, bonds = grid_errors(jnp, cores, inputs.looks).coarse, bond_errors(jnp, cores)
+    # Of ranks of one, whose singular values tell nothing, what rounding takes adds up.
+    alone = np.array([r == 1 for r in trains[-1].ranks[1:-1]], bool)
+    if parts is not None:
+        taken = count * jnp.nan_to_num(rounded_off(parts[0], parts[1], trains[-1]), nan=1.0)
+        sums = errors[len(grid) : -1] + taken.astype(errors.dtype)
+        bonds = jnp.where(alone, jnp.minimum(sums, 1), bonds.astype(errors.dtype))
     late = errors[-1] + count * jnp.minimum(jnp.nan_to_num(found.error, nan=1.0), 1)
     here = jnp.concatenate([grid, bonds]).astype(errors.dtype)
     errors = jnp.append(jnp.maximum(errors[:-1], here), late.astype(errors.dtype))
@@ -404,7 +413,8 @@ def _coordinates(
         t = t0 + k * dt
         if generator is not None:
             said = generator(None, None, at, options.problem.box, math.nan, t)
-            past = [*past, Moment(t, said.sigma, said.beta)][-(options.degree + 2) :]
+            moment = Moment(t, *checked_motion(said, options.problem.box))
+            past = [*past, moment][-(options.degree + 2) :]
         path = Path(at, t, dt, told(past, options.degree))  # as `Run` does
         maps.append([path.map(s) for s in _SHARES])
         motions.append([path.motion(s) for s in _SHARES])
@@ -419,8 +429,13 @@ def _stacked(rows: Sequence[Sequence[Any]]) -> tuple[Any, Any]:
     return first, second
 
 
-def _step(scheme: _Scheme, inputs: _Inputs, v: TT, row: Any) -> tuple[list[TT], list[Any]]:
-    """Performs one Runge–Kutta step at fixed ranks; returns stages and the source's change."""
+def _step(
+    scheme: _Scheme, inputs: _Inputs, v: TT, row: Any
+) -> tuple[list[TT], list[Any], tuple[list[TT], list[Any]]]:
+    """Performs one Runge–Kutta step at fixed ranks; returns stages and the source's change.
+
+    And the trains and weights of the sum that was rounded to the last one.
+    """
     stages, weights, (share, factor) = _TABLEAUX[scheme.method]
     t, *place = row
     dt, sources = inputs.dt, []
@@ -445,4 +460,4 @@ def _step(scheme: _Scheme, inputs: _Inputs, v: TT, row: Any) -> tuple[list[TT], 
     # The slopes of the method of order 4 that are compared are of one time.
     seen = sources if scheme.method == "rk2" else []
     change = [(seen[-1], dt), (seen[0], -dt)] if seen else []
-    return [*known, out], change
+    return [*known, out], change, ([*known, *slope], sizes)

@@ -8,8 +8,12 @@ import numpy as np
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax.pde._discretization.grid import Box
+from tensorjax.pde._generators.generator_inputs import moves_unbounded
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._observables.densities import shares
+from tensorjax.pde._problems.fokker_planck import FokkerPlanck
+from tensorjax.pde._problems.ornstein_uhlenbeck import Liouville, OrnsteinUhlenbeck
+from tensorjax.pde._problems.reactions import AdvectionDiffusionReaction
 from tensorjax.pde._stepping.mass import mass_of, mass_of_term
 from tensorjax.pde._stepping.right_side import Rates
 
@@ -18,6 +22,8 @@ from tensorjax.pde._stepping.right_side import Rates
 _LOST = 0.3
 # Largest share of the mass that a conservative equation may change over a run, at its first rate.
 _CHANGED = 1e-2
+# Points at which the diffusion is checked, and its least share in what is largest.
+_LOOKS, _DEGENERATE = 200, 1e-12
 
 
 def check_inside(
@@ -74,10 +80,78 @@ def check_conserving(problem: Any, right: Any, cores: Cores, span: float) -> Non
         )
 
 
+def conserves(problem: Any) -> bool:
+    """Whether the integral of u stays the same: of a density that no wall absorbs."""
+    if not isinstance(problem, FokkerPlanck | OrnsteinUhlenbeck | Liouville):
+        return False
+    return not any("absorbing" in (a.walls or ()) for a in problem.box.axes)
+
+
 def check_at_rest(box: Box, map: AffineMap) -> None:
-    """Raises ValueError, before an integration, if the map moves periodic or half-line axes."""
-    if not (box.movable or map.still):
+    """Raises ValueError, before an integration, if the map moves axes that are not unbounded."""
+    if not moves_unbounded(box, map.matrix - np.eye(box.dim), map.shift):
         raise ValueError(
-            'map: expected the identity, for the box has axes ("periodic", "log", "laguerre") '
+            'map: expected the identity on axes ("periodic", "log", "laguerre", or with walls) '
             "where coordinates stay at rest"
         )
+
+
+def check_walls(problem: Any) -> None:
+    """Raises ValueError, before an integration, for noise or flow that walls have no condition for.
+
+    The condition at a reflecting wall is that of a noise normal to it, and no flow is that of a
+    reaction equation.
+    """
+    box = problem.box
+    free = np.array([any(a.free) for a in box.axes])
+    walled = np.array([a.walls is not None for a in box.axes])
+    if not walled.any():
+        return
+    low, high = ([getattr(a, end) for a in box.axes] for end in ("low", "high"))
+    x = np.random.default_rng(0).uniform(low, high, (_LOOKS, box.dim))
+    found = _diffusions(problem, x)
+    if found is None:
+        return
+    size = np.diagonal(found, axis1=1, axis2=2)
+    if not (size[:, walled] > _DEGENERATE * max(size.max(), 1e-300)).all():
+        raise ValueError(
+            "walls: expected noise along every axis with walls, got none in a part of the box: "
+            "without it paths cross a wall on one side only, and the other has no condition; give "
+            "that axis a little noise, or no walls"
+        )
+    across = found[:, free] * (~np.eye(box.dim, dtype=bool))[free]
+    if np.abs(across).max(initial=0.0) > _DEGENERATE * size.max():
+        raise ValueError(
+            "walls: expected noise along axes with reflecting walls that is not correlated with "
+            "that along others: paths would be reflected at an angle; take coordinates in which it "
+            "is not correlated"
+        )
+    if isinstance(problem, AdvectionDiffusionReaction) and free.any():
+        flows = np.zeros(box.dim, bool)
+        if problem.velocity:
+            flows |= np.any(problem.velocity.values(x), axis=0)
+        for part in (problem.matrix, problem.offset):
+            if part is not None:
+                flows |= np.any(np.asarray(part).reshape(box.dim, -1), axis=1)
+        if flows[free].any():
+            raise ValueError(
+                "walls: expected no velocity along axes with reflecting walls, for it would carry "
+                "u through them; take a pde.FokkerPlanck equation where u is a density"
+            )
+
+
+def _diffusions(problem: Any, x: np.ndarray) -> np.ndarray | None:
+    """Evaluates the diffusion of a problem with walls at points, (m, d, d); None if not known."""
+    if isinstance(problem, FokkerPlanck):
+        return problem.noise.values(x)
+    d = problem.dim
+    if isinstance(problem, AdvectionDiffusionReaction):
+        out = np.zeros((len(x), d, d))
+        for term, tensor in problem._variable:
+            out = out + term.values(x)[:, None, None] * np.asarray(tensor)
+        constant = problem._constant
+        return out if constant is None else out + np.asarray(constant)
+    if not hasattr(problem, "diffusion"):
+        return None
+    constant = np.zeros((d, d)) if problem.diffusion is None else np.asarray(problem.diffusion)
+    return np.broadcast_to(constant, (len(x), d, d))

@@ -13,12 +13,17 @@ from tensorjax._placement import placed
 from tensorjax._typing import Path, Rank
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._integration import run as run
-from tensorjax.pde._integration.accuracy import ALLOWED, ALLOWED_STATIC, LEAST, inaccurate
+from tensorjax.pde._integration.accuracy import ALLOWED, ALLOWED_STATIC, LEAST, inaccurate, lossy
 from tensorjax.pde._integration.checkpoint import Checkpoint, checkpointer
 from tensorjax.pde._integration.dense_output import DenseOutput
 from tensorjax.pde._integration.events import Events, Watch, checked_events
 from tensorjax.pde._integration.fixed_ranks import integrate_static
-from tensorjax.pde._integration.initial_checks import check_at_rest, check_conserving
+from tensorjax.pde._integration.initial_checks import (
+    check_at_rest,
+    check_conserving,
+    check_walls,
+    conserves,
+)
 from tensorjax.pde._integration.progress import progress_of
 from tensorjax.pde._integration.solution import Result, SaveAt, Solution, State, Y, save_times
 from tensorjax.pde._integration.statuses import ENDANGERED, Options, Stopped
@@ -106,13 +111,14 @@ def integrate(
         run goes on to its end, or to NaN; ``stats["status"]`` says what went wrong, also under jit,
         vmap and grad, where an unstable run ends as NaN.
       max_rank: largest TT-rank; the run stops where ``tol`` needs a higher one.
-      coordinates: "adaptive" ("fixed" where the box has periodic axes or half-lines, `Axis`, which
-        cannot move; else `MultiLevel`, where its motion leaves a tenth of the normal component
-        or less at first; where it does not, it is asked after pauses only, see "asked" in `stats`;
-        where the run stops in moving coordinates it is made
-        again in fixed ones, if that goes further: ``message`` says so, and ``stats["fallback"]`` is
-        true; not with a checkpoint), "fixed", a generator: a callable (v, right side, map,
-        box, tol, t) ↦ `Motion`; or an earlier `Solution`, to move as its coordinates did.
+      coordinates: "adaptive" (at rest on periodic axes, half-lines and axes with walls, `Axis`, see
+        "resting" in `stats`, and "fixed" where fewer than two others remain; else `MultiLevel`,
+        where its motion leaves a tenth of the normal component or less at first; where it does not,
+        it is asked after pauses only, see "asked" in `stats`; where the run stops in moving
+        coordinates it is made again in fixed ones, if that goes further: ``message`` says so, and
+        ``stats["fallback"]`` is true; not with a checkpoint), "fixed", a generator: a callable (v,
+        right side, map, box, tol, t) ↦ `Motion`; or an earlier `Solution`, to move as its
+        coordinates did.
       method: "auto": "rk4", and "exponential" from where a controller could take 4 times longer
         steps with it. That is tried after 16, 32, 64, … steps, and at the start where a step in
         which v changes by 4 % is too long for "rk4" (there coordinates of an equation with other
@@ -142,7 +148,9 @@ def integrate(
         is estimated axis by axis: by the distance of the points, from how fast the modes of v decay
         (of finite differences, from how much slower they carry each mode), and by the ends of the
         box, from what lies there. A run with a larger estimate comes to its end as well, and its
-        result is "less accurate than asked", with the axis and what to do. None: 10 ``tol``. With
+        result is "less accurate than asked", with the axis and what to do; so is that of a run in
+        which the mass of a Fokker–Planck equation has changed by 10 times as much, over the ends of
+        the box or by noise there. None: 10 ``tol``. With
         ``rank`` it is the error that points, ranks or steps may leave, 0.05 if None, and the last
         state within it is returned. Inf: nothing is said.
       max_steps: accepted, at most.
@@ -189,7 +197,7 @@ def integrate(
     for name, limit in (("edge_limit", edge_limit), ("resolution_limit", resolution_limit)):
         _check.number(name, limit, low=0, open=True, finite=False)
     generator = _generator(coordinates)
-    if not problem.box.movable:
+    if problem.box.unbounded.sum() < 2 and not problem.box.movable:
         generator = _at_rest(generator, coordinates)
     name = _FIRST if method == "auto" else method
     options = Options(
@@ -306,6 +314,8 @@ def _loop(
         found = inaccurate(
             work.memory.v, options.problem.box, work.t, options.tol, options.accuracy
         )
+        if not found and conserves(options.problem):
+            found = lossy(work.memory.mass, work.mass(), work.t, options.accuracy)
         message = "; ".join(filter(None, (message, found)))
         result = Result.inaccurate if found and stop is None else result
     final = None if saveat.fn is None else work.state()
@@ -335,7 +345,8 @@ def _at_rest(generator: Any, coordinates: Any) -> Any:
         return generator
     raise ValueError(
         'coordinates: expected "adaptive" or "fixed", for the box has axes ("periodic", "log", '
-        f'"laguerre") where coordinates stay at rest, got {coordinates!r}'
+        '"laguerre", or with walls) where coordinates stay at rest, and no two others that could '
+        f"move, got {coordinates!r}"
     )
 
 
@@ -414,6 +425,7 @@ def _checked_start(
     if start is None:
         at = AffineMap.identity(problem.dim) if map is None else affine(map.matrix, map.shift)
         check_at_rest(problem.box, at)
+        check_walls(problem)
         return at, float(t0), None
     if not isinstance(start, State):
         raise ValueError(f"start: expected a pde.State, got {type(start).__name__}")
@@ -421,6 +433,7 @@ def _checked_start(
         raise ValueError(f"start: expected v of shape {problem.box.shape}, got {start.v.shape}")
     at = affine(start.map.matrix, start.map.shift)
     check_at_rest(problem.box, at)
+    check_walls(problem)
     return at, float(start.t), start._replace(map=at, t=float(start.t))
 
 

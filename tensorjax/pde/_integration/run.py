@@ -106,6 +106,11 @@ class Run:
         v = TT._unchecked(tuple(jax.device_put(self.memory.v)))
         return State(v, self.map, self.t, self.memory.saved())
 
+    def mass(self) -> float:
+        """Returns the mass of the current state in physical coordinates."""
+        volume = abs(float(self.map.det))
+        return mass_of(self.memory.v, self.options.problem.box.weights) / volume
+
     def resume(self, other: "Run") -> None:
         """Takes over the state of another run, and its last step in place of this one's."""
         if other is not self:
@@ -302,7 +307,7 @@ class Run:
             motion = generator(
                 train(self.memory.v), right, self.map, options.problem.box, options.tol, self.t
             )
-            sigma, beta = checked_motion(motion, d)
+            sigma, beta = checked_motion(motion, options.problem.box)
             costs = float(motion.cost_without), float(motion.cost)
             if options.gated:
                 self.memory.gate = gate.judged(motion.guarded)
@@ -457,4 +462,5 @@ class Run:
         out["ranks"] = np.array([r["ranks"] for r in self.rows], int).reshape(len(self.rows), bonds)
         out["fallback"] = np.zeros(len(self.rows), bool)
         out["rejected"] = self.rejected
+        out["resting"] = np.tile(~self.options.problem.box.unbounded, (len(self.rows), 1))
         return out

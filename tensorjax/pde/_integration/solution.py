@@ -146,13 +146,14 @@ class Solution(Generic[Y]):
         (of Γ), "mass", "edge_mass", "resolution", "norm" (of v), "error" (estimated local error
         over ‖v‖; NaN without), "sigma" and "beta" (Σ and β at the beginning of the step),
         "seconds", "compilations", "exponential" (whether the step was), "fallback" (whether
-        coordinates are fixed because moving ones stopped the run). With ``rank``:
+        coordinates are fixed because moving ones stopped the run), "resting" (steps, d: the axes
+        on which coordinates stay at rest, for they are bounded). With ``rank``:
         "t", "dt", "rank", "ranks", "cond", "norm" and "finite" (whether v has neither NaN nor Inf),
         estimated errors over ‖v‖, the largest at any time: "coarse" (d, by the points of each
-        axis), "rank_error" (d − 1, by each bond; 0 where its rank is one) and "time_error" (of all
-        steps together); and two numbers: "status" (the place of the result among successful,
-        inaccurate, edge_mass, unresolved, cfl, not_finite) and "stable_dt" (the step that the rates
-        admit where this one was unstable, else Inf).
+        axis), "rank_error" (d − 1, by each bond; where its rank is one, what rounding took from all
+        steps together) and "time_error" (of all steps together); and two numbers: "status" (the
+        place of the result among successful, inaccurate, edge_mass, unresolved, cfl, not_finite)
+        and "stable_dt" (the step that the rates admit where this one was unstable, else Inf).
 
     Example:
       >>> import numpy as np

@@ -32,6 +32,7 @@ def dataset(
 def _steps(stats: dict[str, Any]) -> dict[str, Any]:
     """Names the xarray dimensions of the statistics of a run's steps."""
     more = {"ranks": ("bond",), "sigma": ("axis", "axis_2"), "beta": ("axis",)}
+    more["resting"] = ("axis",)
     out: dict[str, Any] = {}
     for name, values in stats.items():
         array = np.asarray(values)

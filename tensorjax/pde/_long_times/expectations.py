@@ -12,7 +12,6 @@ from tensorjax._cores.contractions import einsum
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._typing import ArrayLike
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._discretization.walls import walled
 from tensorjax.pde._function_trains.functions_by_values import crossed
 from tensorjax.pde._integration.solution import Result
 from tensorjax.pde._long_times import linear_systems
@@ -23,6 +22,7 @@ from tensorjax.pde._long_times.first_passage import (
     checked_options,
     diffusions,
     finer,
+    grid_of,
     probes,
 )
 from tensorjax.pde._problems.problem import Problem
@@ -253,10 +253,10 @@ def _found(
     if ts.ndim != 1 or not len(ts) or not (np.isfinite(ts).all() and ts.min() > 0):
         raise ValueError(f"times: expected positive finite times, one or more, got {times!r}")
     nodes = max(4, math.ceil(-math.log10(tol) / _DIGITS)) + _SPARE
-    first = _solved(problem, walled(domain, walls), payoff, ts, nodes - _SPARE, tol, cap)
+    first = _solved(problem, grid_of(problem, domain, walls), payoff, ts, nodes - _SPARE, tol, cap)
     if first.result != Result.successful:
         return first
-    out = _solved(problem, walled(finer(domain), walls), payoff, ts, nodes, tol, cap)
+    out = _solved(problem, grid_of(problem, finer(domain), walls), payoff, ts, nodes, tol, cap)
     if out.result != Result.successful:
         return out
     out = _compared(first, out, tol, probability=payoff is None)

@@ -43,7 +43,12 @@ def merged(operators: list[Cores]) -> Cores:
 
 
 def solved(
-    operator: Cores, load: Cores, guess: Cores, tol: float, cap: int | None = None
+    operator: Cores,
+    load: Cores,
+    guess: Cores,
+    tol: float,
+    cap: int | None = None,
+    direct: bool = False,
 ) -> tuple[Cores, float]:
     """Solves a linear system of stationary or backward equations by AMEn, if small by elimination.
 
@@ -53,7 +58,11 @@ def solved(
       guess: of the solution.
       tol: relative residual.
       cap: largest rank.
+      direct: whether a small system is solved by elimination in any case: where ranks are full
+        AMEn takes longer.
     """
+    if direct and cap is None and _small([c.shape[1] for c in operator], 2 * _DENSE):
+        return _eliminated(operator, load, tol)
     system = TTMatrix._unchecked(tuple(operator))
     found, residual = guess, math.inf
     # From a guess of high rank AMEn adds few directions and may stall; from a poor one, too.
@@ -91,8 +100,8 @@ def factored(operator: Cores) -> Callable[[Cores, float], Cores] | None:
     return solve
 
 
-def _small(sizes: list[int]) -> bool:
-    return len(sizes) <= 2 and math.prod(sizes) <= _DENSE
+def _small(sizes: list[int], most: int = _DENSE) -> bool:
+    return len(sizes) <= 2 and math.prod(sizes) <= most
 
 
 def _eliminated(operator: Cores, load: Cores, tol: float) -> tuple[Cores, float]:

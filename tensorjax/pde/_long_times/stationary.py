@@ -17,7 +17,7 @@ from tensorjax.pde._arguments import hosted_cores
 from tensorjax.pde._discretization import variable_coefficients
 from tensorjax.pde._discretization.affine_operators import Coefficients, affine_generator
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._integration.initial_checks import check_at_rest
+from tensorjax.pde._integration.initial_checks import check_at_rest, check_walls
 from tensorjax.pde._integration.solution import Result, State
 from tensorjax.pde._integration.statuses import unbounded_by
 from tensorjax.pde._long_times import linear_systems
@@ -126,6 +126,9 @@ def stationary(
     at = AffineMap.identity(problem.dim) if map is None else map
     at = AffineMap(np.asarray(at.matrix, np.float64), np.asarray(at.shift, np.float64))
     check_at_rest(problem.box, at)
+    check_walls(problem)
+    if any(a.walls is not None and "absorbing" in a.walls for a in problem.box.axes):
+        raise ValueError("problem: expected no absorbing walls, which leave no stationary density")
     operator, weights = operator_of(problem, at), problem.box.weights
     p = problem.initial_cores(at, tol)
     mass = mass_of(p, weights)

@@ -11,6 +11,7 @@ from tensorjax.pde._discretization import variable_coefficients as multipliers
 from tensorjax.pde._function_trains.smooth_functions import smooth
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._maps.flow_map import FlowMap
+from tensorjax.pde._problems.affine_drift import check_unbounded
 from tensorjax.pde._problems.problem import Problem, RightSide
 
 # Number of times for which cross-approximated coefficients are cached: those of a step.
@@ -67,6 +68,7 @@ class Flowed(Problem):
                 "problem: expected one of constant diffusion and a drift that does not depend on "
                 "time; give pde.integrate the others"
             )
+        check_unbounded(problem.box)
         if flow.fields.dim != problem.dim:
             raise ValueError(f"flow: expected {problem.dim} coordinates, got {flow.fields.dim}")
         self._set(problem=problem, flow=flow, cross_tol=cross_tol)

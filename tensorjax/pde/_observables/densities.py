@@ -204,8 +204,24 @@ def marginal(
         raise ValueError(f"v: expected a density of positive variances, got {spread}")
     center, width = _window(map, box, axes, mean, np.sqrt(spread))
     grids = _points(points, mean[list(axes)], np.sqrt(spread))
+    bounded = tuple(a for a in axes if not box.axes[a].movable)
+    if len(bounded) == len(axes) or (map.still and not box.movable):
+        return grids, _at_rest(cores, box, axes, grids) / abs(float(map.det))
     if not box.movable:
-        return grids, _at_rest(cores, box, axes, grids)
+        return grids, _beside(cores, box, map, axes, grids)
+    return grids, _transformed(cores, box, map, axes, grids, center, width)
+
+
+def _transformed(
+    cores: list[Any],
+    box: Box,
+    map: AffineMap,
+    axes: tuple[int, ...],
+    grids: list[np.ndarray],
+    center: np.ndarray,
+    width: np.ndarray,
+) -> np.ndarray:
+    """Computes a marginal from its characteristic function, in a window about ``center``."""
     limit = _limits(box)
     back = np.linalg.inv(map.matrix)[list(axes)]  # rows: x_a in terms of y
     reach = _reach(back, limit)
@@ -224,7 +240,48 @@ def marginal(
     for grid, step, middle, w in zip(grids, steps, center, width, strict=True):
         wave = np.exp(-1j * np.outer(grid - middle, step)) * (abs(grid - middle) <= w / 2)[:, None]
         out = (wave @ out).T  # the axes take turns
-    return grids, np.real(out)
+    return np.real(out)
+
+
+def _beside(
+    cores: list[Any], box: Box, map: AffineMap, axes: tuple[int, ...], grids: list[np.ndarray]
+) -> np.ndarray:
+    """Computes a marginal over an unbounded axis, beside axes on which coordinates stay at rest.
+
+    Those are summed over, or evaluated at the points of the marginal, one after the other.
+    """
+    free = [k for k in range(box.dim) if box.axes[k].movable]
+    other = [a for a in axes if a not in free]
+    points = [np.zeros(1)] if not other else [grids[axes.index(a)] for a in other]
+    rows = [a.weights[None] for a in box.axes]
+    if other:
+        rows[other[0]] = np.asarray(box.axes[other[0]].interpolate(points[0]))
+    part = Box([box.axes[k] for k in free])
+    at = AffineMap(map.matrix[np.ix_(free, free)], map.shift[free])
+    own = tuple(free.index(a) for a in axes if a in free)
+    meshes = [grids[axes.index(a)] for a in axes if a in free]
+    state = TT._unchecked(tuple(_kept(cores, free, [a.weights[None] for a in box.axes])))
+    _, mean, covariance = moments(state, at, part)
+    window = _window(at, part, own, mean, np.sqrt(np.diag(covariance)[list(own)]))
+    out = []
+    for i in range(len(points[0])):
+        at_point = [r[min(i, len(r) - 1)][None] for r in rows]
+        out.append(_transformed(_kept(cores, free, at_point), part, at, own, meshes, *window))
+    found = np.stack(out, 0 if not other or axes.index(other[0]) == 0 else -1)
+    return found if other else found[0]
+
+
+def _kept(cores: list[Any], free: list[int], rows: list[np.ndarray]) -> list[np.ndarray]:
+    """Contracts a solution's train with vectors on all axes but some: the cores of those."""
+    out, carried = [], np.ones((1, 1))
+    for k, core in enumerate(cores):
+        if k in free:
+            out.append(absorb(carried, core))
+            carried = np.eye(core.shape[2])
+        else:
+            carried = carried @ weighted_sum(core, rows[k][0])
+    out[-1] = times_right(out[-1], carried)
+    return out
 
 
 def edge_mass(v: TT, box: Box) -> float:

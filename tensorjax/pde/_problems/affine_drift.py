@@ -43,6 +43,15 @@ def check_turns(box: Any, matrix: Any) -> None:
             )
 
 
+def check_unbounded(box: Any) -> None:
+    """Raises ValueError if nonlinear coordinates would move axes that have to stay at rest."""
+    if not box.movable:
+        raise ValueError(
+            "problem: expected a box of unbounded axes, which nonlinear coordinates move, got "
+            "periodic ones, half-lines or walls; take pde.integrate"
+        )
+
+
 def affine_velocity(x: np.ndarray, matrix: Any, offset: Any) -> np.ndarray:
     """Evaluates the affine drift A x + b at points (m, d); None stands for zero."""
     out = np.zeros_like(x) if matrix is None else x @ np.asarray(matrix).T

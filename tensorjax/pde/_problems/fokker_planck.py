@@ -170,7 +170,7 @@ class FokkerPlanck(Problem):
         """
         if self._affine:
             return self._linear().exact(t, x)
-        if self.diffusion is not None or self.field.timed:
+        if self.diffusion is not None or self.field.timed or self.box.walled:
             return None
         x = np.asarray(x, np.float64)
         trace = 0.0 if self.matrix is None else np.trace(np.asarray(self.matrix))
@@ -212,7 +212,8 @@ class FokkerPlanck(Problem):
         """
         if self._affine:
             return self._linear().sample(key, t, count)
-        if self.diffusion is not None or self.field.timed or isinstance(self.start, Function):
+        lost = self.diffusion is not None or self.field.timed or self.box.walled
+        if lost or isinstance(self.start, Function):
             return super().sample(key, t, count)
         start = self.start.sample(generator_of(key), count)
         return characteristics.solve(self.velocity, start, t)
@@ -233,7 +234,8 @@ class FokkerPlanck(Problem):
           Points (count, d).
 
         Raises:
-          ValueError: a start that cannot be sampled, or paths that do not stay finite.
+          ValueError: a start that cannot be sampled, a box with walls, or paths that do not stay
+            finite.
 
         Source: P. Kloeden, E. Platen, "Numerical Solution of Stochastic Differential Equations"
         (Springer, 1992), section 15.1.
@@ -241,6 +243,8 @@ class FokkerPlanck(Problem):
         draw = getattr(self.start, "sample", None)
         if draw is None:
             raise ValueError("start: expected a Gaussian or a mixture to sample from")
+        if self.box.walled:
+            raise ValueError("box: expected no walls, of which simulated paths know nothing")
         rng, h = generator_of(key), t / _check.integer("steps", steps, low=1)
         x = draw(rng, count)
         step = self._euler if self.noise.variable else self._heun()

@@ -89,7 +89,7 @@ class GeometricBrownianMotion(ReadyMade):
 
     def _moved(self, t: float) -> Lognormal | None:
         """Returns the lognormal density at time t; None for a start that is not lognormal."""
-        if not isinstance(self.start, Lognormal):
+        if not isinstance(self.start, Lognormal) or self.box.walled:
             return None
         rates, sigma, _, ties = _shaped(self.rate, self.volatility, self.x0, self.correlation)
         spread = sigma[:, None] * ties * sigma

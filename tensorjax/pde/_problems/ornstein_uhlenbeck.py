@@ -74,7 +74,7 @@ class _Linear(Problem):
         return flow(self.matrix, offset, diffusion, t)
 
     def exact(self, t: float, x: ArrayLike) -> np.ndarray | None:
-        """Evaluates the exact solution for linear drift; None for noise and a `Function`.
+        """Evaluates the exact solution for linear drift; None for walls, or noise and a `Function`.
 
         Gaussians are moved in closed form; without diffusion any start gives u₀ along
         characteristics times e^(−tr(A) t).
@@ -86,6 +86,8 @@ class _Linear(Problem):
         Returns:
           Values (m,), or None.
         """
+        if self.box.walled:
+            return None
         if isinstance(self.start, Gaussian | Mixture):
             return self.start.moved(self.flow(t)).values(np.asarray(x))
         if self.diffusion is not None:
@@ -102,7 +104,7 @@ class _Linear(Problem):
         Returns:
           (mass, mean (d,), covariance (d, d)), or None.
         """
-        if isinstance(self.start, Function):
+        if isinstance(self.start, Function) or self.box.walled:
             return None
         return self.start.moved(self.flow(t)).moments()
 
@@ -120,7 +122,7 @@ class _Linear(Problem):
         Raises:
           ValueError: no exact density is known.
         """
-        if isinstance(self.start, Function):
+        if isinstance(self.start, Function) or self.box.walled:
             return super().sample(key, t, count)
         return self.start.moved(self.flow(t)).sample(generator_of(key), count)
 
@@ -162,7 +164,7 @@ class OrnsteinUhlenbeck(_Linear):
           Values (m,), or None where a mode does not decay, or no noise reaches it.
         """
         a = np.asarray(self.matrix, np.float64)
-        if self.diffusion is None or np.linalg.eigvals(a).real.max() >= 0:
+        if self.box.walled or self.diffusion is None or np.linalg.eigvals(a).real.max() >= 0:
             return None
         covariance = linalg.solve_continuous_lyapunov(a, -2 * np.asarray(self.diffusion))
         low, high = np.linalg.eigvalsh(covariance)[[0, -1]]

@@ -142,7 +142,7 @@ class Duffing(ReadyMade):
             damping=damping, stiffness=stiffness, cubic=cubic, intensity=intensity, horizon=horizon
         )  # fmt: skip
 
-    def stationary_density(self, x: ArrayLike) -> np.ndarray:
+    def stationary_density(self, x: ArrayLike) -> np.ndarray | None:
         """Evaluates the stationary density exp(−(v²/2 + αx²/2 + βx⁴/4) δ/D)/Z of the oscillator.
 
         Args:
@@ -151,6 +151,8 @@ class Duffing(ReadyMade):
         Returns:
           Values (m,).
         """
+        if self.box.walled:
+            return None
         x = np.asarray(x, np.float64)
         t = self.intensity / self.damping
         kinetic = np.exp(-(x[:, 1] ** 2) / (2 * t)) / np.sqrt(2 * np.pi * t)

@@ -176,7 +176,7 @@ class Kramers(ReadyMade):
             temperature=temperature, horizon=horizon,
         )  # fmt: skip
 
-    def stationary_density(self, x: ArrayLike) -> np.ndarray:
+    def stationary_density(self, x: ArrayLike) -> np.ndarray | None:
         """Evaluates the Boltzmann density exp(−(p²/2m + V(q))/T)/Z of the particle.
 
         Args:
@@ -185,6 +185,8 @@ class Kramers(ReadyMade):
         Returns:
           Values (m,).
         """
+        if self.box.walled:
+            return None
         x = np.asarray(x, np.float64)
         momentum = self.mass * self.temperature
         kinetic = np.exp(-(x[:, 1] ** 2) / (2 * momentum)) / np.sqrt(2 * np.pi * momentum)
@@ -262,7 +264,7 @@ class DoubleWell(ReadyMade):
         )  # fmt: skip
         self._set(barrier=barrier, minimum=minimum, temperature=temperature, coupling=coupling)
 
-    def stationary_density(self, x: ArrayLike) -> np.ndarray:
+    def stationary_density(self, x: ArrayLike) -> np.ndarray | None:
         """Evaluates the Boltzmann density exp(−V/T)/Z of the double wells.
 
         Z is a product of transfer operators between neighbours.
@@ -273,6 +275,8 @@ class DoubleWell(ReadyMade):
         Returns:
           Values (m,).
         """
+        if self.box.walled:
+            return None
         x, t = np.asarray(x, np.float64), self.temperature
         well = Potential(_quartic(self.barrier, self.minimum), t)
         q = np.linspace(well.low, well.high, 801)

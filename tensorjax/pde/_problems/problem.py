@@ -11,7 +11,7 @@ import numpy as np
 
 from tensorjax._formats.trains import TT, TTMatrix
 from tensorjax._typing import ArrayLike, KeyOrGenerator
-from tensorjax.pde._discretization.affine_operators import Coefficients, affine_generator
+from tensorjax.pde._discretization.affine_operators import Coefficients, affine_right_side
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._initial_states.initial_states import Gaussian, Mixture, Start, wrapped
 from tensorjax.pde._maps.affine_maps import AffineMap
@@ -47,7 +47,7 @@ class RightSide:
         """All linear operators of a problem's right side, a tuple of TT-matrices to be summed."""
         if self.affine is None:
             return self.others
-        return (affine_generator(self.box, *self.affine), *self.others)
+        return (affine_right_side(self.box, self.affine), *self.others)
 
     def terms(self, v: TT) -> list[Any]:
         """Lists linear terms and source of a problem at v, for `tt.linear_combination`.

@@ -172,7 +172,7 @@ class AdvectionDiffusionReaction(Problem):
         Returns:
           Values (m,), or None.
         """
-        if self.source is not None or self._variable or self.velocity.timed:
+        if self.source is not None or self._variable or self.velocity.timed or self.box.walled:
             return None
         if self._constant is None:
             return self._characteristic(t, np.asarray(x, np.float64))

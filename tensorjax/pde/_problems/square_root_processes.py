@@ -91,6 +91,8 @@ class CIR(ReadyMade):
     def _moved(self, t: float) -> SquareRootTransition | None:
         """Returns the transition density at time t; None for a start of another kind."""
         part = self.start.parts[0] if isinstance(self.start, Independent) else None
+        if self.box.walled:
+            return None
         own = SquareRootTransition(self.rate, self.level, self.volatility, 0.0, 0.0)
         return part.later(t) if isinstance(part, SquareRootTransition) and part.same(own) else None
 
@@ -141,7 +143,7 @@ class CIR(ReadyMade):
             return super().sample(key, t, count)
         return found.sample(generator_of(key), count)[:, None]
 
-    def stationary_density(self, x: ArrayLike) -> np.ndarray:
+    def stationary_density(self, x: ArrayLike) -> np.ndarray | None:
         """Evaluates the stationary density of the square-root process, a gamma density.
 
         Args:
@@ -150,6 +152,8 @@ class CIR(ReadyMade):
         Returns:
           Values (m,).
         """
+        if self.box.walled:
+            return None
         last = SquareRootTransition(self.rate, self.level, self.volatility, 0.0, np.inf)
         return last.values(np.asarray(x, np.float64)[:, 0])
 
@@ -242,7 +246,7 @@ class Heston(ReadyMade):
         """Builds the Fourier axis of log S, wide enough for its heavy tails up to the horizon."""
         ends = []
         for t in np.linspace(0, self.horizon, 9):
-            found = self.moments(t)
+            found = self._moments(t)
             assert found is not None
             _, mean, covariance = found
             top = covariance[1, 1] ** 0.5 / mean[1]  # deviations of the variance widen the tails
@@ -261,6 +265,10 @@ class Heston(ReadyMade):
         Returns:
           (mass, mean (2,), covariance (2, 2)), or None.
         """
+        return None if self.box.walled else self._moments(t)
+
+    def _moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
+        """Computes mass, mean and covariance of the Heston model without walls."""
         if isinstance(self.start, Independent):
             (s, v), (a, b) = zip(*(p.moments for p in self.start.parts), strict=True)
             first = np.array([1.0, s, v, s * s + a, s * v, v * v + b])

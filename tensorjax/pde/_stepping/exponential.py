@@ -116,7 +116,7 @@ def _affine_parts(given: Any, box: Box) -> tuple[Matrices, Coefficients | None]:
     m, s = (zero if x is None else np.asarray(x) for x in (given.matrix, given.diffusion))
     b = zero[0] if given.shift is None else np.asarray(given.shift)
     for k, axis in enumerate(box.axes):
-        basis = axis.basis
+        basis = axis.stable_basis
         own[k] = own[k] + m[k, k] * _scaling(axis) + b[k] * basis[D] + s[k, k] * basis[DD]
     # The constant commutes with everything.
     own[0] = own[0] + (float(given.constant) - float(np.trace(m))) * box.axes[0].basis[ONE]
@@ -131,7 +131,7 @@ def _scaling(axis: Axis) -> np.ndarray:
 
     There y jumps, and the split form has no modes that grow from it.
     """
-    basis = axis.basis
+    basis = axis.stable_basis
     if axis.kind not in ("fourier", "finite differences"):
         return basis[YD] + basis[ONE]
     y = axis.points[:, None]

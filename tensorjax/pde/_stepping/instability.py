@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from tensorjax._cores import products
 from tensorjax._cores.contractions import einsum
 from tensorjax._cores.unfoldings import Cores
+from tensorjax._formats.trains import TT
 from tensorjax.pde._stepping.right_side import Rates
 from tensorjax.pde._stepping.sketched_sums import Train, relative_norm, rounded
 from tensorjax.pde._stepping.step_truncation import STABLE
@@ -72,6 +74,28 @@ def rate(method: str, trains: Sequence[Any], change: Sequence[Any] = ()) -> Rate
     power, factor = _ERROR[method]
     error = factor * image * jnp.where(seen, value, 0.0) ** power / jnp.where(size > 0, size, 1)
     return Rate(value, unstable, error)
+
+
+def rounded_off(parts: Sequence[Any], weights: Sequence[Any], out: Any) -> Any:
+    """Computes what rounding has taken from a sum of trains, over the norm of the result.
+
+    Below 10 √eps it is zero: differences of squares do not tell.
+
+    Args:
+      parts: trains, or pairs (operator, train) for what the operator makes of it.
+      weights: of each in the sum.
+      out: the rounded sum.
+    """
+    parts = [
+        TT._unchecked(tuple(products.matvec(list(p[0].cores), list(p[1].cores))))
+        if isinstance(p, tuple) else p
+        for p in parts
+    ]  # fmt: skip
+    gram = _gram([*parts, out])
+    size = jnp.sqrt(jnp.maximum(gram[-1, -1], 0))
+    lost = _size(gram, [*weights, -1.0])
+    seen = lost > 10 * jnp.finfo(gram.dtype).eps ** 0.5 * size
+    return jnp.where(seen, lost, 0.0) / jnp.where(size > 0, size, 1)
 
 
 def _size(gram: Any, weights: Sequence[Any]) -> Any:

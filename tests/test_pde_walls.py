@@ -1,0 +1,355 @@
+"""Absorbing and reflecting walls of densities, beside axes on which coordinates move."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.linalg
+
+from tensorjax import pde
+
+PAIRS = [
+    ("absorbing", "absorbing"),
+    ("reflecting", "reflecting"),
+    ("absorbing", "reflecting"),
+    ("reflecting", "absorbing"),
+]
+
+
+def dense(problem: Any) -> np.ndarray:
+    """Matrix of the right side in coordinates at rest."""
+    out: Any = 0.0
+    for operator in problem.right_side(pde.AffineMap.identity(problem.dim), 0.0).operators:
+        cores = [np.asarray(c) for c in operator.cores]
+        total = cores[0]
+        for core in cores[1:]:
+            total = np.einsum("aijb,bklc->aikjlc", total, core).reshape(
+                1, total.shape[1] * core.shape[1], -1, core.shape[-1]
+            )
+        out = out + total[0, :, :, 0]
+    return out
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_heat_between_walls_decays_as_its_modes(rng: Any, pair: Any):
+    low, length, noise = rng.uniform(-2, 2), rng.uniform(0.5, 3), rng.uniform(0.1, 2)
+    axis = pde.Axis("chebyshev", 24, low, low + length, walls=pair)
+    start = pde.Gaussian([low + length / 2], [[0.01 * length**2]])
+    matrix = dense(pde.OrnsteinUhlenbeck([[0.0]], noise, start, pde.Box([axis])))
+    shift = {"absorbing": 1, "reflecting": 0}[pair[0]] if pair[0] == pair[1] else 0.5
+    exact = noise * (np.pi * (np.arange(4) + shift) / length) ** 2
+    found = np.sort(-np.linalg.eigvals(matrix).real)
+    assert found[0] > -1e-9 * found[-1]
+    np.testing.assert_allclose(found[:4], exact, rtol=1e-7, atol=1e-9 * found[-1])
+    assert (axis.weights > 0).all()
+    assert axis.weights.sum() == pytest.approx(length) or pair != PAIRS[1]
+    x = low + length * rng.uniform(size=7)
+    power = np.ones(24)
+    for end, wall in zip((low, low + length), pair, strict=True):
+        power = power * ((axis.points - end) if wall == "absorbing" else 1)
+    values = power * np.cos(axis.points)
+    there = np.cos(x)
+    for end, wall in zip((low, low + length), pair, strict=True):
+        there = there * ((x - end) if wall == "absorbing" else 1)
+    np.testing.assert_allclose(axis.interpolate(x) @ values, there, atol=1e-9)
+
+
+def mixed(rng: Any, walls: Any, coupled: float) -> pde.FokkerPlanck:
+    """Drawn process in three dimensions: the first axis has walls, two others none."""
+    matrix = np.zeros((3, 3))
+    turn = rng.uniform(0.5, 2)
+    matrix[1:, 1:] = [[-0.3, turn], [-turn, -0.3]]
+    matrix[0, 0], matrix[1, 0] = rng.uniform(-1, 0.5), coupled
+    noise = np.diag(rng.uniform(0.1, 0.4, 3))
+    noise[1, 2] = noise[2, 1] = 0.05
+    axis = pde.Axis("chebyshev", 20, -1.0, 1.2, walls=walls)
+    free = [pde.Axis("fourier", 56, -5.0, 5.0)] * 2
+    start = pde.Gaussian([0.1, 0.2, 0.0], np.diag([0.04, 0.5, 0.12]))
+    return pde.FokkerPlanck(None, noise, start, pde.Box([axis, *free]), matrix=matrix)
+
+
+@pytest.mark.parametrize(
+    ("walls", "coupled"),
+    [
+        ("reflecting", 0.0),
+        pytest.param("absorbing", 0.4, marks=pytest.mark.slow),
+        pytest.param(("reflecting", "absorbing"), 0.4, marks=pytest.mark.slow),
+        pytest.param(("absorbing", "reflecting"), 0.0, marks=pytest.mark.slow),
+    ],
+)
+def test_coordinates_move_beside_walls_and_not_through_them(rng: Any, walls: Any, coupled: float):
+    problem = mixed(rng, walls, coupled)
+    fixed, moving = (
+        pde.integrate(problem, t1=0.6, tol=1e-5, coordinates=c) for c in ("fixed", "adaptive")
+    )
+    for solution in (fixed, moving):
+        assert solution.result == pde.Result.successful, solution.message
+        assert list(solution.stats["resting"][-1]) == [True, False, False]
+    assert np.any(moving.stats["sigma"][:, 1, 2])
+    assert not np.any(moving.stats["sigma"][:, 0])
+    assert not np.any(moving.stats["sigma"][:, :, 0])
+    assert np.array_equal(moving.final.map.matrix[0], [1, 0, 0])
+    known, found = (pde.moments(s.final.v, s.final.map, problem.box) for s in (fixed, moving))
+    for a, b in zip(known, found, strict=True):
+        np.testing.assert_allclose(b, a, atol=2e-4)
+    if walls == "reflecting":
+        assert found[0] == pytest.approx(1, abs=1e-4)
+    else:
+        assert found[0] < 0.97
+    if coupled:
+        return
+    # What happens along the first axis does not see the others, nor they it.
+    alone = pde.FokkerPlanck(
+        None, np.diag(problem.diffusion)[:1, None], pde.Gaussian([0.1], [[0.04]]),
+        pde.Box(problem.box.axes[:1]), matrix=[[problem.matrix[0, 0]]],
+    )  # fmt: skip
+    axis = problem.box.axes[0]
+    v = scipy.linalg.expm(0.6 * dense(alone)) @ alone.start.values(axis.points[:, None])
+    assert found[0] == pytest.approx(axis.weights @ v, abs=1e-4)
+    (x,), density = pde.marginal(moving.final.v, moving.final.map, problem.box, (0,), points=9)
+    np.testing.assert_allclose(density, axis.interpolate(x) @ v, atol=1e-3)
+    _, both = pde.marginal(moving.final.v, moving.final.map, problem.box, (2, 0), points=9)
+    _, other = pde.marginal(fixed.final.v, fixed.final.map, problem.box, (2, 0), points=9)
+    np.testing.assert_allclose(both, other, atol=1e-3)
+    _, one = pde.marginal(moving.final.v, moving.final.map, problem.box, (1,), points=9)
+    _, two = pde.marginal(fixed.final.v, fixed.final.map, problem.box, (1,), points=9)
+    np.testing.assert_allclose(one, two, atol=1e-3)
+
+
+def boxed(rng: Any, walls: Any) -> pde.OrnsteinUhlenbeck:
+    """Drawn drift in a plane with walls all round, that would leave it soon."""
+    drift, start = rng.standard_normal((2, 2)), pde.Gaussian([0.1, 0.0], 0.05 * np.eye(2))
+    box = pde.Box([pde.Axis("chebyshev", 16, -1.0, 1.0, walls=walls)] * 2)
+    return pde.OrnsteinUhlenbeck(drift, 0.4, start, box)
+
+
+@pytest.mark.parametrize("walls", ["absorbing", pytest.param("reflecting", marks=pytest.mark.slow)])
+def test_adaptive_coordinates_respect_walls_all_round(rng: Any, walls: Any):
+    problem = boxed(rng, walls)
+    found = pde.integrate(problem, t1=0.4, tol=1e-5)
+    assert found.result == pde.Result.successful, found.message
+    assert not np.any(found.stats["sigma"])
+    assert found.stats["resting"].all()
+    axis = problem.box.axes[0]
+    x = np.stack(np.meshgrid(axis.points, axis.points, indexing="ij"), -1).reshape(-1, 2)
+    v = scipy.linalg.expm(0.4 * dense(problem)) @ problem.start.values(x)
+    exact = v.reshape(16, 16)
+    v = np.einsum("aib,bjc->ij", *map(np.asarray, found.final.v.cores))
+    assert np.linalg.norm(v - exact) < 2e-4 * np.linalg.norm(exact)
+    mass = axis.weights @ v @ axis.weights
+    first = axis.weights @ problem.start.values(x).reshape(16, 16) @ axis.weights
+    if walls == "reflecting":
+        assert mass == pytest.approx(first, abs=1e-4)
+    else:
+        assert mass < 0.9
+    assert problem.exact(0.4, x) is None
+    assert problem.moments(0.4) is None
+    assert problem.stationary_density(x) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("walls", ["absorbing", "reflecting"])
+def test_walls_beside_paths(rng: Any, walls: str):
+    """Euler–Maruyama paths that end at, or are mirrored by, walls."""
+    problem, steps = boxed(rng, walls), 1000
+    found = pde.integrate(problem, t1=0.4, tol=1e-4)
+    assert isinstance(problem.start, pde.Gaussian)
+    x, alive = problem.start.sample(rng, 4_000), np.ones(4_000, bool)
+    for _ in range(steps):
+        h = 0.4 / steps
+        x = x + h * x @ problem.matrix.T + np.sqrt(0.8 * h) * rng.standard_normal(x.shape)
+        if walls == "reflecting":
+            x = np.where(np.abs(x) > 1, np.sign(x) * 2 - x, x)
+        else:  # walls nearer by 0.5826 standard deviations of a step (Broadie, Glasserman, Kou)
+            alive &= (np.abs(x) < 1 - 0.5826 * np.sqrt(0.8 * h)).all(1)
+    mass, mean, covariance = pde.moments(found.final.v, found.final.map, problem.box)
+    assert mass == pytest.approx(alive.mean(), abs=0.03)
+    np.testing.assert_allclose(mean, x[alive].mean(0), atol=0.04)
+    np.testing.assert_allclose(covariance, np.cov(x[alive].T), atol=0.03)
+
+
+def test_a_reflecting_box_has_the_boltzmann_density_cut_off():
+    rate, temperature = 1.0, 0.4
+    box = pde.Box([pde.Axis("chebyshev", 20, -0.5, 1.0, walls="reflecting")] * 2)
+    start = pde.Gaussian([0.2, 0.2], 0.02 * np.eye(2))
+    process = pde.OrnsteinUhlenbeck(-rate * np.eye(2), rate * temperature, start, box)
+    found = pde.stationary(process)
+    assert found.result == pde.Result.successful, found.message
+    x = np.random.default_rng(0).uniform(-0.5, 1.0, (20, 2))
+    values = np.asarray(pde.evaluate(found.final.v, found.final.map, box, x))
+    shape = np.exp(-np.square(x).sum(1) / (2 * temperature))
+    np.testing.assert_allclose(values / values[0], shape / shape[0], rtol=1e-5)
+
+
+def test_arguments_of_walls():
+    with pytest.raises(ValueError, match='walls: expected "absorbing"'):
+        pde.Axis("chebyshev", 12, 0, 1, walls="open")
+    with pytest.raises(ValueError, match="walls: expected None"):
+        pde.Axis("fourier", 12, 0, 1, walls="absorbing")
+    reflecting, free = (
+        pde.Axis("chebyshev", 20, -1, 1, walls="reflecting"),
+        pde.Axis("fourier", 40, -5, 5),
+    )
+    start = pde.Gaussian([0.0, 0.0], 0.1 * np.eye(2))
+    box = pde.Box([reflecting, free])
+    oblique = pde.OrnsteinUhlenbeck(np.zeros((2, 2)), [[0.4, 0.1], [0.1, 0.4]], start, box)
+    with pytest.raises(ValueError, match="not correlated"):
+        pde.integrate(oblique, t1=0.1)
+    with pytest.raises(ValueError, match="noise along every axis with walls"):
+        pde.integrate(pde.Liouville(-np.eye(2), start, box), t1=0.1)
+    flow = pde.AdvectionDiffusionReaction(
+        None, 0.1, start, box, offset=[1.0, 0.0], reaction=[0.0, -1.0]
+    )
+    with pytest.raises(ValueError, match="no velocity along"):
+        pde.integrate(flow, t1=0.1)
+    process = pde.OrnsteinUhlenbeck(-np.eye(2), 0.3, start, box)
+    with pytest.raises(ValueError, match="map: expected the identity"):
+        pde.integrate(process, t1=0.1, map=pde.affine([[1.0, 0.1], [0.0, 1.0]]))
+    with pytest.raises(ValueError, match="no two others"):
+        pde.integrate(process, t1=0.1, coordinates=pde.MultiLevel())
+    three = pde.OrnsteinUhlenbeck(
+        -np.eye(3), 0.3, pde.Gaussian(np.zeros(3), 0.1 * np.eye(3)), pde.Box([*box.axes, free])
+    )
+    turn = np.zeros((3, 3))
+    turn[0, 1] = 1.0
+    with pytest.raises(ValueError, match="expected a motion that is zero"):
+        pde.integrate(three, t1=0.1, coordinates=pde.Prescribed(lambda t: turn))
+    with pytest.raises(ValueError, match="expected a box of unbounded axes"):
+        pde.flows.integrate(
+            pde.FokkerPlanck(None, 0.3, start, box), pde.Fields(2, 5.0), t1=0.1, dt=0.1
+        )
+    absorbing = pde.Box([pde.Axis("chebyshev", 20, -1, 1, walls="absorbing"), free])
+    with pytest.raises(ValueError, match="no stationary density"):
+        pde.stationary(pde.OrnsteinUhlenbeck(-np.eye(2), 0.3, start, absorbing))
+
+
+def norms(box: pde.Box) -> np.ndarray:
+    """Cholesky factor of the Gram matrix of the polynomials of a box, in L²."""
+    out = np.ones((1, 1))
+    for axis in box.axes:
+        x, w = np.polynomial.legendre.leggauss(2 * axis.n)
+        values = axis.interpolate(axis.low + axis.length * (x + 1) / 2)
+        out = np.kron(out, (values * (w * axis.length / 2)[:, None]).T @ values)
+    return np.linalg.cholesky(out)
+
+
+@pytest.mark.parametrize(
+    ("kind", "walls"),
+    [
+        ("epidemic", None),
+        ("epidemic", "absorbing"),
+        ("turning", None),
+        ("turning", "absorbing"),
+        ("drawn", None),
+        ("drawn", "absorbing"),
+    ],
+)
+def test_transport_on_chebyshev_points_grows_no_faster_than_it_contracts(
+    rng: Any, kind: str, walls: Any
+):
+    """‖u‖² changes by −∫ u² ∇·f; products at the points grow many times as fast."""
+    e, low = np.eye(2), rng.uniform(-1, 0, 2)
+    both = [pde.Power(e[0]), pde.Power(e[1])]
+    drift, matrix = {
+        "epidemic": ([[pde.Product(both, amplitude=-a)] for a in (1.5, -1.5)], -0.5 * e * [0, 1]),
+        "turning": (None, rng.standard_normal((2, 2))),
+        "drawn": (
+            [[pde.Power(rng.uniform(-1, 1, 2), exponent=k, amplitude=1.5)] for k in (3, 2)], None
+        ),
+    }[kind]  # fmt: skip
+    for n in (9, 14):
+        axes = [pde.Axis("chebyshev", n, a, a + 1.8, walls=walls) for a in low]
+        start = pde.Gaussian(low + 0.9, 0.02 * e)
+        problem = pde.FokkerPlanck(drift, 1e-9, start, pde.Box(axes), matrix=matrix)
+        factor = norms(problem.box)
+        whole = np.linalg.solve(factor, (factor.T @ dense(problem)).T).T
+        x = np.stack(np.meshgrid(*[np.linspace(a.low, a.high, 33) for a in axes]), -1)
+        x, h = x.reshape(-1, 2), 1e-5
+        divergence = sum(
+            (problem.velocity(x + h * e[k]) - problem.velocity(x - h * e[k]))[:, k] / (2 * h)
+            for k in range(2)
+        )
+        most = max(float(np.max(-divergence / 2)), 0.0)
+        assert np.linalg.eigvalsh((whole + whole.T) / 2)[-1] < most + 1e-4
+
+
+def test_what_is_lost_through_the_ends_of_chebyshev_axes_is_said(rng: Any):
+    """Densities are zero next to the ends whatever leaves: points there alone tell nothing."""
+    box = pde.Box.chebyshev(1, 24, 1.0)
+    for t in (0.02, 0.3):
+        noise, start = rng.uniform(0.3, 0.5), pde.Gaussian([rng.uniform(-0.2, 0.2)], [[0.02]])
+        process = pde.OrnsteinUhlenbeck([[0.0]], noise, start, box)
+        found = pde.integrate(process, t1=t, tol=1e-4)
+        lost = 1 - pde.mass(found.final.v, found.final.map, box)
+        if found.result == pde.Result.successful:
+            assert abs(lost) < 1e-3
+        else:
+            assert "axis 0" in found.message
+    assert found.result != pde.Result.successful
+
+
+def test_mass_that_a_density_loses_is_said():
+    start = pde.Gaussian([0.0], [[0.3]])
+    process = pde.OrnsteinUhlenbeck([[-1.0]], 0.3, start, pde.Box.fourier(1, 64, 5.0))
+    assert pde.integrate(process, t1=0.3).result == pde.Result.successful
+    # A right side that loses mass, as an unstable edge would.
+    leaky = type("Leaky", (pde.OrnsteinUhlenbeck,), {"right_side": _leaking})
+    found = pde.integrate(
+        leaky([[-1.0]], 0.3, start, pde.Box.fourier(1, 64, 5.0)), t1=0.3, tol=1e-6
+    )
+    assert found.result == pde.Result.inaccurate
+    assert "the mass is 0.997" in found.message
+    more = pde.integrate(
+        leaky([[-1.0]], 0.3, start, pde.Box.fourier(1, 64, 5.0)), t1=0.3, accuracy=1e-3
+    )
+    assert more.result == pde.Result.successful
+    # Decay by a reaction is no loss.
+    decay = pde.AdvectionDiffusionReaction(
+        None, 0.3, start, pde.Box.fourier(1, 64, 5.0), reaction=(0.0, -0.01)
+    )
+    assert pde.integrate(decay, t1=0.3).result == pde.Result.successful
+
+
+def _leaking(self: Any, map: Any, t: float) -> pde.RightSide:
+    right = pde.OrnsteinUhlenbeck.right_side(self, map, t)
+    assert right.affine is not None
+    return dataclasses.replace(
+        right, affine=right.affine._replace(constant=right.affine.constant - 0.01)
+    )
+
+
+def test_coordinates_move_beside_an_angle(rng: Any):
+    """A process that turns, and a rotor: closed forms of both, which are not coupled."""
+    turn = rng.uniform(0.8, 1.5)
+    matrix = np.zeros((3, 3))
+    matrix[:2, :2] = [[-0.3, turn], [-turn, -0.3]]
+    box = pde.Box(
+        [*[pde.Axis("fourier", 56, -6.0, 6.0)] * 2, pde.Axis("periodic", 24, -np.pi, np.pi)]
+    )
+    start = pde.Gaussian([0.2, 0.0, 0.3], np.diag([0.7, 0.2, 0.4]))
+    problem = pde.FokkerPlanck(
+        None, np.diag([0.1, 0.1, 0.2]), start, box, matrix=matrix, offset=[0.0, 0.0, 0.5]
+    )
+    found = pde.integrate(problem, t1=0.5, tol=1e-5)
+    assert found.result == pde.Result.successful, found.message
+    assert list(found.stats["resting"][-1]) == [False, False, True]
+    assert np.any(found.stats["sigma"][:, 0, 1])
+    assert not np.any(found.stats["sigma"][:, 2])
+    assert found.stats["rank"][-1] <= 3
+    end = found.final
+    mass, mean, covariance = pde.moments(end.v, end.map, box)
+    alone = pde.OrnsteinUhlenbeck(
+        matrix[:2, :2], 0.1 * np.eye(2), pde.Gaussian(start.mean[:2], start.covariance[:2, :2]),
+        pde.Box(box.axes[:2]),
+    )  # fmt: skip
+    _, first, second = alone.moments(0.5) or (0, 0, 0)
+    assert mass == pytest.approx(1, abs=1e-4)
+    np.testing.assert_allclose(mean[:2], first, atol=1e-4)
+    np.testing.assert_allclose(covariance[:2, :2], second, atol=1e-4)
+    (x,), density = pde.marginal(end.v, end.map, box, (2,), points=9)
+    wave = sum(
+        np.exp(-np.square(x - 0.55 + 2 * np.pi * k) / (2 * 0.6)) / np.sqrt(2 * np.pi * 0.6)
+        for k in range(-3, 4)
+    )
+    np.testing.assert_allclose(density, wave, atol=1e-4)
