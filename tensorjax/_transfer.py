@@ -63,24 +63,27 @@ class _Fast:
     """
 
     def __init__(self) -> None:
-        from jax._src import core
+        from jax._src import config, core
         from jax._src.lib import xla_client  # type: ignore[attr-defined]
 
         self.at_top: Callable[[], bool] = core.trace_state_clean
         self._put = xla_client.batched_device_put
+        # As `jax.device_put`: "disallow" of `jax.transfer_guard` forbids implicit transfers alone.
+        self._explicit = config.explicit_device_put_scope
         self._type = functools.lru_cache(maxsize=4096)(core.ShapedArray)
         self.place: Any = functools.lru_cache(maxsize=64)(SingleDeviceSharding)
 
     def all(self, arrays: Sequence[np.ndarray], device: Any, place: Any) -> list[jax.Array]:
         put, of_type, devices = self._put, self._type, [device]
         out, held = [], None  # cores of a train have one dtype, which is looked at once
-        for x in arrays:
-            dtype = x.dtype
-            if dtype is held or jax.dtypes.canonicalize_dtype(dtype) == dtype:
-                held = dtype
-                out.append(put(of_type(x.shape, dtype), place, [x], devices, False))
-            else:
-                out.append(jax.device_put(x))
+        with self._explicit():
+            for x in arrays:
+                dtype = x.dtype
+                if dtype is held or jax.dtypes.canonicalize_dtype(dtype) == dtype:
+                    held = dtype
+                    out.append(put(of_type(x.shape, dtype), place, [x], devices, False))
+                else:
+                    out.append(jax.device_put(x))
         return out
 
 

@@ -11,6 +11,7 @@ import pytest
 from tensorjax import _transfer, mera, sketch, tt, tucker
 from tensorjax._formats import random_arrays, threefry_on_host
 from tensorjax._kernels.table import NUMPY
+from tensorjax.nn import _initializers
 from tensorjax.sketch import _apply
 from tensorjax.tt._inner_products import overlaps_on_host
 from tests.oracles import compilations
@@ -381,6 +382,47 @@ def test_keys_that_the_host_cannot_serve_are_left_to_jax():
     with jax.threefry_partitionable(False):
         seen.append(threefry_on_host.words_of(key))
     assert seen == [None] * 4
+
+
+def test_keys_that_the_host_cannot_serve_give_the_arrays_of_jax():
+    def drawn_by_jax(key):
+        keys = jax.random.split(key, 3)
+        shapes, scales = [(1, 3, 2), (2, 4, 2), (2, 6, 1)], [2**-0.5, 2**-0.5, 1.0]
+        return [
+            jax.random.normal(k, s, np.float32) * jnp.float32(c)
+            for k, s, c in zip(keys, shapes, scales, strict=True)
+        ]
+
+    cases = [(jax.random.key(3, impl="rbg"), True), (jax.random.key(3), False)]
+    for key, partitionable in cases:
+        with jax.threefry_partitionable(partitionable):
+            found = tt.random(key, (3, 4, 6), 2, np.float32).cores
+            for x, e in zip(found, drawn_by_jax(key), strict=True):
+                np.testing.assert_array_equal(x, e)
+
+
+def test_draws_transfer_nothing_implicitly(monkeypatch):
+    """So that `jax.transfer_guard` does not forbid them, in first calls and in later ones."""
+    key, t = jax.random.key(0), tt.ones((3, 4, 6))
+    old = jax.random.PRNGKey(0)
+    rngs = type("Rngs", (), {"params": lambda _: key})()
+    calls = [
+        lambda: tt.random(key, (3, 4, 6), 2),
+        lambda: tucker.random(old, (3, 4, 6), 2),
+        lambda: mera.random(key, (2,) * 4, 2),
+        lambda: tt.stream(key, (3, 4), 2),
+        lambda: sketch.gaussian(key, 10, 3),
+        lambda: sketch.sparse(key, 10, 3),
+        lambda: _initializers.train("normal", rngs, [(1, 3, 2), (2, 4, 1)], 1, 1.0, np.float32),
+        lambda: _initializers.train("orthogonal", rngs, [(1, 3, 1)], 1, 1.0, np.float32),
+        lambda: tt.sample(key, t, 3),
+        lambda: tt.sample(key, t, 3, squared=False),
+    ]
+    for first, some in ((True, calls), (False, calls[:-2])):  # samples get programs of their own
+        monkeypatch.setattr(random_arrays._first, "is_first", lambda *_, now=first: now)
+        with jax.transfer_guard("disallow"):
+            for call in some:
+                call()
 
 
 @pytest.mark.slow

@@ -153,10 +153,14 @@ def test_open_edges_that_are_no_modes_are_named(rng):
     with pytest.raises(ValueError, match=r"nodes\[1\]: .*got 2 edges"):
         interop.from_tensornetwork(chain((2, 3), (3, 2, 1, 3), (3, 2)))
     assert interop.from_tensornetwork(first).shape == (2, 2, 2)
-    a, b = tn.Node(normal(rng, (1, 2, 3))), tn.Node(normal(rng, (3, 2, 1)))
-    a[2] ^ b[0]
+    found = interop.from_tensornetwork(chain((1, 3, 2), (2, 4, 1)))  # rows first
+    assert (found.row_shape, found.col_shape) == ((1, 4), (3, 1))
+    a, b = chain((1, 2, 3), (3, 2, 1))
+    a.add_axis_names(["left", "mode", "right"])
     with pytest.raises(ValueError, match="rows and columns, or outer bonds"):
         interop.from_tensornetwork([a, b])
+    b.add_axis_names(["left", "mode", "right"])
+    assert interop.from_tensornetwork([a, b]).shape == (2, 2)
 
 
 @pytest.mark.parametrize("name", ["TT", "TT of one mode", "TTMatrix"])

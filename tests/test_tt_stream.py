@@ -85,3 +85,21 @@ def test_bad_input_is_named():
         tt.stream_add(state, tt.ones(SHAPE, complex))
     with pytest.raises(ValueError, match="term: expected finite"):
         tt.stream_add(state, tt.scale(tt.ones(SHAPE, float), jnp.nan))
+    single = tt.stream(jax.random.key(0), SHAPE, 3, jnp.float32)
+    for weight in (1e300, -(10**400), np.nan, jnp.asarray(1e300), np.float64(np.inf)):
+        with pytest.raises(ValueError, match="weight: expected a finite number that float32"):
+            tt.stream_add(single, tt.ones(SHAPE, jnp.float32), weight)
+
+
+def test_sums_out_of_range_are_those_of_programs():
+    """Infinite in the dtype of the stream; without warnings, which are errors here."""
+    state, one = tt.stream(jax.random.key(0), (3, 4), 2, jnp.float32), tt.ones((3, 4), jnp.float32)
+    full = tt.stream_add(tt.stream_add(state, one, 3e38), one, 3e38)
+    again = jax.jit(tt.stream_add)(jax.jit(tt.stream_add)(state, one, 3e38), one, 3e38)
+    assert not all(np.isfinite(x).all() for x in (*full.cores, *full.bonds))
+    for x, e in zip(jax.tree.leaves(full), jax.tree.leaves(again), strict=True):
+        np.testing.assert_allclose(x, e, rtol=1e-3)
+    for x, e in zip(
+        tt.stream_train(full).cores, jax.jit(tt.stream_train)(full).cores, strict=True
+    ):
+        np.testing.assert_array_equal(x, e)

@@ -114,6 +114,26 @@ def test_fits_that_are_not_negative(rng, key):
     assert norm(tucker_dense(tucker.nonnegative(0 * low, rank=1, key=key)[0])) == 0
 
 
+def test_infinite_factors_give_in_first_calls_what_programs_give(rng):
+    """Without warnings, which are errors here."""
+    _, t = pair(rng, (4, 5, 3), (2, 3, 2), np.float32)
+    core, factors = jnp.asarray(t.core), list(map(jnp.asarray, t.factors))
+    factors[0] = factors[0].at[0, 0].set(jnp.inf)
+    bad = tucker.Tucker(core, factors)
+    entry = np.array([[0, 1, 1], [3, 2, 0]])
+    for f, *given in (
+        (tucker.to_dense, bad),
+        (tucker.hadamard, bad, bad),
+        (tucker.evaluate, bad, entry),
+        (tucker.inner, bad, bad),
+    ):
+        found, expected = f(*given), jax.jit(f)(*given)
+        for x, e in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_array_equal(np.isnan(x), np.isnan(e))
+            np.testing.assert_allclose(x, e, rtol=1e-5)
+    assert np.isnan(tucker.to_dense(bad)).sum() < 20  # those of the one row
+
+
 @pytest.mark.parametrize(
     ("kind", "what", "call"),
     [

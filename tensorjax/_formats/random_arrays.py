@@ -87,7 +87,7 @@ def drawn(
         return None
     every = np.zeros((count, 2), np.uint32)
     every[: len(keys)] = keys
-    rows = np.asarray(_vectors(draw, every, size, dtype))
+    rows = np.asarray(_vectors(draw, *on_device([every]), size, dtype))
     return [row[:n].reshape(shape) for row, n, shape in zip(rows, sizes, shapes, strict=False)]
 
 
@@ -113,7 +113,7 @@ def _from_numpy(
     for out, ks in zip(bits, parts, strict=True):
         out[:, :total] = hashed(np.repeat(ks, sizes, axis=0), places)
     try:
-        values = np.asarray(_entries(draw, bits, dtype))
+        values = np.asarray(_entries(draw, *on_device([bits]), dtype))
     except NotImplementedError:
         return None
     cuts = ends[math.prod(lead) - 1 :: math.prod(lead)]

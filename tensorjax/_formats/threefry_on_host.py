@@ -13,6 +13,7 @@ import numpy as np
 from jax.core import Tracer
 
 from tensorjax._placement import _default_device
+from tensorjax._transfer import on_device
 
 Words = np.ndarray[Any, np.dtype[np.uint32]]
 
@@ -114,6 +115,5 @@ def folded_key(key: Any, data: int) -> Any:
 
 def _key(words: Any, like: Any) -> Any:
     """Makes a key of its words: typed or of the old kind, as another one is."""
-    if like.dtype == np.uint32:
-        return jax.device_put(words)
-    return jax.random.wrap_key_data(words, impl="threefry2x32")
+    (moved,) = on_device([words])
+    return moved if like.dtype == np.uint32 else jax.random.wrap_key_data(moved, impl="threefry2x32")

@@ -126,7 +126,8 @@ def from_tensornetwork(nodes: Sequence[Any]) -> Format:
       nodes: those that `to_tensornetwork` gave, their tensors changed or not, known by their names;
         or any open chain, in order, each node with one dangling edge (TT) or two (TTMatrix, row
         first) and edges to its neighbours, of which several become one bond. Outer bonds, dangling
-        edges of size one at the ends, may be there or not.
+        edges of size one at the ends, may be there or not; two dangling edges each of two nodes
+        are rows and columns, unless axes are named "left" and "right".
 
     Returns:
       TT, TTMatrix, Tucker or MERA, by the names of the nodes.
@@ -306,11 +307,12 @@ def _modes_of_chain(nodes: Sequence[Any], open_axes: Sequence[list[int]]) -> int
     if "left" in names[0] and "right" in names[1]:
         return 1
     sizes = [nodes[k].tensor.shape[open_axes[k][-k]] for k in range(2)]
-    if sizes != [1, 1] or names == [{"row", "column"}] * 2:
+    if sizes != [1, 1] or not {"left", "right"} & (names[0] | names[1]):
         return 2
     raise ValueError(
         "nodes: expected a chain whose modes are known, got two nodes of two open edges, the first "
-        "and the last of size 1: these may be rows and columns, or outer bonds; name the axes "
+        'and the last of size 1, and only one named "left" or "right": these may be rows and '
+        "columns, or outer bonds; name the axes "
         '"row" and "column", or "left" and "right", or remove the outer bonds'
     )
 

@@ -131,7 +131,8 @@ def _params(
     elif folds is None:
         drawn = on_device(_scaled(_parts(draw, sizes), scale, sizes, dtype))
     else:
-        drawn = _shaped(draw, scale, sizes, folds, dtype)
+        given = on_device([draw, np.asarray(scale, wide)])
+        drawn = _shaped(*given, sizes, folds, dtype)
     return [nnx.Param(x) for x in drawn]
 
 

@@ -142,7 +142,7 @@ def stream_add(
 
     Raises:
       TypeError: a term of another kind, or a complex one in a real stream.
-      ValueError: another shape, NaN or Inf.
+      ValueError: another shape, NaN or Inf, a weight that the dtype of the stream cannot hold.
 
     Example:
       >>> import jax
@@ -163,12 +163,23 @@ def stream_add(
         jnp.issubdtype(t.dtype, jnp.complexfloating) for t in trains
     ):
         raise TypeError(f"term: expected a real one for a stream of {dtype}, got a complex one")
+    return _on_host_first("stream_add", _added, _put, state, trains, _factor(weight, dtype))
+
+
+def _factor(weight: Any, dtype: Any) -> Any:
+    """Converts the weight of a term to the dtype of the stream, which has to hold it."""
     _check.scalar("weight", weight)
-    if isinstance(weight, jax.Array):
-        weight = weight.astype(dtype)
-    else:
-        (weight,) = copied([np.asarray(weight).astype(dtype)])
-    return _on_host_first("stream_add", _added, _put, state, trains, weight)
+    with np.errstate(all="ignore"):
+        try:
+            cast = (weight if isinstance(weight, jax.Array) else np.asarray(weight)).astype(dtype)
+        except OverflowError:  # an integer beyond all floats
+            cast = np.asarray(np.inf)
+    if not _check.is_traced(cast) and not np.isfinite(np.asarray(cast)):
+        raise ValueError(
+            f"weight: expected a finite number that {dtype} holds, got {_check.short(weight)}; "
+            "scale the term, or take a stream of a wider dtype"
+        )
+    return cast if isinstance(cast, jax.Array) else copied([cast])[0]
 
 
 def _on_host_first(key: str, f: Any, program: Any, *given: Any) -> Any:
@@ -180,8 +191,19 @@ def _on_host_first(key: str, f: Any, program: Any, *given: Any) -> Any:
 
     if choose_kernel("tt.stream_add", leaves, dtype=dtype, key=key, work=work) is not NUMPY:
         return program(*given)
-    out, tree = jax.tree.flatten(f(*jax.tree.map(np.asarray, given)))
+    host = jax.tree.map(np.asarray, given)
+    if not _finite(host):  # of which NumPy has no SVD
+        return program(*given)
+    with np.errstate(all="ignore"):
+        found = f(*host)
+    if not _finite(found):
+        return program(*given)
+    out, tree = jax.tree.flatten(found)
     return jax.tree.unflatten(tree, on_device(out))
+
+
+def _finite(tree: Any) -> bool:
+    return all(np.isfinite(x).all() for x in jax.tree.leaves(tree))
 
 
 def _known(state: Any) -> Stream:

@@ -68,9 +68,19 @@ def first_on_host(key: str, work: Callable[[], int], *tensors: Tucker) -> bool:
     return choose_kernel("tucker.to_dense", leaves, **facts) is NUMPY
 
 
-def from_host(t: Tucker, dtype: Any) -> Tucker:
-    """Transfers a Tucker tensor from the host to JAX, in a dtype."""
-    core, *factors = on_device([x.astype(dtype) for x in (t.core, *t.factors)])
+def finite_on_host(f: Callable[[], Any]) -> Any:
+    """Computes what a call with Tucker tensors returns by NumPy; None where it is not finite.
+
+    A program then serves the call: products of Inf and NaN differ by their order, and NumPy warns.
+    """
+    with np.errstate(all="ignore"):
+        found = f()
+    return found if all(np.isfinite(x).all() for x in jax.tree.leaves(found)) else None
+
+
+def from_host(t: Tucker) -> Tucker:
+    """Transfers a Tucker tensor from the host to JAX."""
+    core, *factors = on_device([t.core, *t.factors])
     return Tucker._unchecked(core, tuple(factors))
 
 

@@ -25,7 +25,13 @@ from tensorjax._transfer import on_device
 from tensorjax._typing import ArrayLike
 from tensorjax.tucker._algebra import aligned
 from tensorjax.tucker._argument_checks import one
-from tensorjax.tucker._core_and_factors import first_on_host, near_one_parts, on_host, times
+from tensorjax.tucker._core_and_factors import (
+    finite_on_host,
+    first_on_host,
+    near_one_parts,
+    on_host,
+    times,
+)
 from tensorjax.tucker._empty_modes import with_entries
 from tensorjax.tucker._types import Tucker
 
@@ -61,12 +67,10 @@ def inner(x: Tucker, y: Tucker) -> jax.Array:
     Source: ours; the inner product of the cores, with the matrices U_kᴴ V_k in between.
     """
     x, y = aligned(x, y)
+    number = None
     if first_on_host("inner", lambda: x.core.size * sum(x.ranks), x, y):
-        number = np.asarray(linalg.scaled(*_scaled_inner(on_host(x), on_host(y))))
-        with np.errstate(over="ignore", under="ignore"):
-            (value,) = on_device([number.astype(x.dtype)])
-    else:
-        value = _inner(x, y)
+        number = finite_on_host(lambda: _inner_on_host(x, y))
+    value = _inner(x, y) if number is None else on_device([number])[0]
     return held("the inner product", value, lambda: _powers(x, y), "scale the tensors")
 
 
@@ -77,6 +81,10 @@ def _powers(x: Tucker, y: Tucker) -> Powers:
         return sum(power_of_ten(*_mantissa_and_exponent(t, t)) for t in (x, y)) / 2
 
     return power_of_ten(*_mantissa_and_exponent(x, y)), bound
+
+
+def _inner_on_host(x: Tucker, y: Tucker) -> np.ndarray:
+    return np.asarray(linalg.scaled(*_scaled_inner(on_host(x), on_host(y)))).astype(x.dtype)
 
 
 @jax.jit
@@ -262,7 +270,9 @@ def evaluate(t: Tucker, indices: ArrayLike) -> jax.Array:
         return batch * (t.core.size + _A_CALL * t.order)
 
     if not _check.is_traced(indices) and first_on_host(f"entries {batch}", work, t):
-        return on_device([_entries_on_host(t, np.asarray(indices))])[0]
+        found = finite_on_host(lambda: _entries_on_host(t, np.asarray(indices)))
+        if found is not None:
+            return on_device([found])[0]
     if choose_kernel("tucker.evaluate", (indices, t)) is PROGRAM:
         return _evaluate(t, indices.reshape(-1, t.order)).reshape(indices.shape[:-1])
     rows = np.asarray(indices).reshape(-1, t.order)
@@ -280,8 +290,7 @@ def _entries_on_host(t: Tucker, indices: np.ndarray) -> np.ndarray:
     for u, at in zip(wide.factors, flat.T, strict=True):
         rest = out.shape[1] // u.shape[1]
         out = einsum("bs,bsr->br", u[at], out.reshape(len(flat), u.shape[1], rest))
-    with np.errstate(over="ignore", under="ignore"):
-        return linalg.scaled(out[:, 0], exponent).astype(t.dtype).reshape(indices.shape[:-1])
+    return linalg.scaled(out[:, 0], exponent).astype(t.dtype).reshape(indices.shape[:-1])
 
 
 @with_entries

@@ -15,6 +15,7 @@ from tensorjax._typing import ArrayLike
 from tensorjax.tucker._algebra import aligned
 from tensorjax.tucker._argument_checks import one
 from tensorjax.tucker._core_and_factors import (
+    finite_on_host,
     first_on_host,
     from_host,
     near_one_parts,
@@ -64,10 +65,10 @@ def hadamard(
     product of the cores, row-wise Khatri–Rao product of the factors.
     """
     x, y = aligned(x, y)
+    host = None
     if first_on_host("hadamard", lambda: x.core.size * y.core.size * x.order, x, y):
-        out = from_host(_product(on_host(x), on_host(y)), x.dtype)
-    else:
-        out = _hadamard(x, y)
+        host = finite_on_host(lambda: _product(on_host(x), on_host(y)).astype(x.dtype))
+    out = _hadamard(x, y) if host is None else from_host(host)
     if tol is None and rank is None and core_rank is None:
         return out
     return round(out, tol=tol, rank=rank, core_rank=core_rank)

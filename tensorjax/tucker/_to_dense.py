@@ -12,7 +12,13 @@ from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax.contract import einsum
 from tensorjax.tucker._argument_checks import one
-from tensorjax.tucker._core_and_factors import first_on_host, near_one_parts, on_host, times
+from tensorjax.tucker._core_and_factors import (
+    finite_on_host,
+    first_on_host,
+    near_one_parts,
+    on_host,
+    times,
+)
 from tensorjax.tucker._types import Tucker
 
 
@@ -46,11 +52,15 @@ def to_dense(t: Tucker) -> jax.Array:
     """
     one("t", t)
     if first_on_host("to_dense", lambda: math.prod(t.shape) * max(t.ranks), t):
-        host, exponent = near_one_parts(on_host(t))
-        dense = linalg.scaled(times(host.core, host.factors), exponent)
-        with np.errstate(over="ignore", under="ignore"):
-            return on_device([dense.astype(t.dtype)])[0]
+        dense = finite_on_host(lambda: _dense_on_host(t))
+        if dense is not None:
+            return on_device([dense])[0]
     return _to_dense(t)
+
+
+def _dense_on_host(t: Tucker) -> np.ndarray:
+    host, exponent = near_one_parts(on_host(t))
+    return linalg.scaled(times(host.core, host.factors), exponent).astype(t.dtype)
 
 
 @jax.jit
