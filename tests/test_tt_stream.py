@@ -99,7 +99,5 @@ def test_sums_out_of_range_are_those_of_programs():
     assert not all(np.isfinite(x).all() for x in (*full.cores, *full.bonds))
     for x, e in zip(jax.tree.leaves(full), jax.tree.leaves(again), strict=True):
         np.testing.assert_allclose(x, e, rtol=1e-3)
-    for x, e in zip(
-        tt.stream_train(full).cores, jax.jit(tt.stream_train)(full).cores, strict=True
-    ):
+    for x, e in zip(tt.stream_train(full).cores, jax.jit(tt.stream_train)(full).cores, strict=True):
         np.testing.assert_array_equal(x, e)

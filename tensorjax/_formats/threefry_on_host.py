@@ -116,4 +116,6 @@ def folded_key(key: Any, data: int) -> Any:
 def _key(words: Any, like: Any) -> Any:
     """Makes a key of its words: typed or of the old kind, as another one is."""
     (moved,) = on_device([words])
-    return moved if like.dtype == np.uint32 else jax.random.wrap_key_data(moved, impl="threefry2x32")
+    return (
+        moved if like.dtype == np.uint32 else jax.random.wrap_key_data(moved, impl="threefry2x32")
+    )
