@@ -23,7 +23,13 @@ def on_device(arrays: Sequence[Any], like: Any = None) -> list[jax.Array]:
       like: a sharding to commit them to instead.
     """
     put = _fast() if like is None else None
-    if put is None or not put.at_top() or not jax.sharding.get_abstract_mesh().empty:
+    if (
+        put is None
+        or not put.at_top()
+        or not jax.sharding.get_abstract_mesh().empty
+        # A guard takes transfers of the private function for implicit ones, which it may forbid.
+        or jax.config.jax_transfer_guard_host_to_device not in (None, "allow")  # type: ignore[attr-defined]
+    ):
         return jax.device_put(list(arrays), like)
     device = _default_device()
     return put.all(arrays, device, put.place(device))
@@ -63,27 +69,24 @@ class _Fast:
     """
 
     def __init__(self) -> None:
-        from jax._src import config, core
+        from jax._src import core
         from jax._src.lib import xla_client  # type: ignore[attr-defined]
 
         self.at_top: Callable[[], bool] = core.trace_state_clean
         self._put = xla_client.batched_device_put
-        # As `jax.device_put`: "disallow" of `jax.transfer_guard` forbids implicit transfers alone.
-        self._explicit = config.explicit_device_put_scope
         self._type = functools.lru_cache(maxsize=4096)(core.ShapedArray)
         self.place: Any = functools.lru_cache(maxsize=64)(SingleDeviceSharding)
 
     def all(self, arrays: Sequence[np.ndarray], device: Any, place: Any) -> list[jax.Array]:
         put, of_type, devices = self._put, self._type, [device]
         out, held = [], None  # cores of a train have one dtype, which is looked at once
-        with self._explicit():
-            for x in arrays:
-                dtype = x.dtype
-                if dtype is held or jax.dtypes.canonicalize_dtype(dtype) == dtype:
-                    held = dtype
-                    out.append(put(of_type(x.shape, dtype), place, [x], devices, False))
-                else:
-                    out.append(jax.device_put(x))
+        for x in arrays:
+            dtype = x.dtype
+            if dtype is held or jax.dtypes.canonicalize_dtype(dtype) == dtype:
+                held = dtype
+                out.append(put(of_type(x.shape, dtype), place, [x], devices, False))
+            else:
+                out.append(jax.device_put(x))
         return out
 
 

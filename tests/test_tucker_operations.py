@@ -132,6 +132,7 @@ def test_infinite_factors_give_in_first_calls_what_programs_give(rng):
             np.testing.assert_array_equal(np.isnan(x), np.isnan(e))
             np.testing.assert_allclose(x, e, rtol=1e-5)
     assert np.isnan(tucker.to_dense(bad)).sum() < 20  # those of the one row
+    assert np.isnan([tucker.norm(bad), tucker.distance(bad, t)]).all()
 
 
 @pytest.mark.parametrize(

@@ -174,8 +174,8 @@ def _measured(*tensors: Tucker, f: Any, name: str) -> jax.Array:
     if choose_kernel("tucker.norm", tensors) is PROGRAM:
         length, exponent = f(*(t.astype(linalg.factor_dtype(dtype)) for t in tensors))
         return jnp.ldexp(length, exponent).astype(real)
-    length, exponent = f(*map(on_host, tensors))
-    with np.errstate(over="ignore", under="ignore"):
+    with np.errstate(all="ignore"):
+        length, exponent = f(*map(on_host, tensors))
         value = jax.device_put(np.ldexp(length, exponent).astype(real))
     # The distance of equal tensors is roundoff: zero is right for it.
     bound = math.inf if f is _distance else -math.inf
