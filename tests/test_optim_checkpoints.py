@@ -97,6 +97,19 @@ def test_nothing_but_a_checkpoint_is_replaced(tmp_path, rng) -> None:
         same(optim.load(tmp_path / "empty", tree(3)), tree(3))
 
 
+def test_folders_beside_a_checkpoint_stay(tmp_path) -> None:
+    for name in ("run.old", "run.new", "run.orbax"):
+        optim.save(tmp_path / name, tree(2))
+    with pytest.raises(FileNotFoundError, match="got none"):
+        optim.load(tmp_path / "run", tree(2))
+    for seed in (1, 3):
+        optim.save(tmp_path / "run", tree(seed))
+    names = sorted(x.name for x in tmp_path.iterdir())
+    assert names == ["run", "run.new", "run.old", "run.orbax"]
+    same(optim.load(tmp_path / "run.old", tree(2)), tree(2))
+    same(optim.load(tmp_path / "run", tree(3)), tree(3))
+
+
 def test_damage_is_found_in_every_file(tmp_path, rng) -> None:
     optim.save(tmp_path / "x", tree(1, 3000))
     files = sorted(x for x in (tmp_path / "x").rglob("*") if x.is_file() and x.stat().st_size)
@@ -121,6 +134,8 @@ def test_what_is_no_checkpoint_is_named(tmp_path) -> None:
         optim.load(tmp_path / "run", tree(1))
     with pytest.raises(FileNotFoundError, match="another file"):
         optim.load(tmp_path / "file", tree(1))
+    with pytest.raises(ValueError, match=r"none of \[\]\*\?"):
+        optim.save(tmp_path / "run[1]", tree(1))
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match="another folder"):
         optim.load(tmp_path / "empty", tree(1))

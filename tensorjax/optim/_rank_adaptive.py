@@ -454,8 +454,7 @@ def _by_single_layers(
 ) -> optax.GradientTransformationExtraArgs:
     """Wraps the rank-adaptive optimiser so that it sees stacked layers as single ones.
 
-    Parameters without stacked layers are handed on as they are. An update outside of `jax.jit` is
-    compiled here: operation by operation, its conditions would be compiled anew in every update.
+    Parameters without stacked layers are handed on as they are.
     """
 
     def init(params: Any) -> Any:
@@ -469,16 +468,7 @@ def _by_single_layers(
         moves, state = optimizer.update(*split, stacks=stacks, **extra)
         return stacks.join(moves), state
 
-    compiled = jax.jit(update)
-
-    def update_once(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        given = jax.tree.leaves((updates, state, params, extra))
-        # Functions, as of a line search, are no arguments of programs.
-        plain = all(isinstance(x, jax.Array | np.ndarray | np.generic | float | int) for x in given)
-        eager = plain and not _check.is_traced(given)
-        return (compiled if eager else update)(updates, state, params, **extra)
-
-    return optax.GradientTransformationExtraArgs(init, update_once)
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 _DEFAULTS = Options(

@@ -118,8 +118,8 @@ def choose(
 
     Raises:
       TypeError: ``model`` is no NNX module; with "svd", abstract parameters.
-      ValueError: not exactly one of size, ratio, tol and compress_to, a size below that of ranks of
-        one, a CP spec without a rank.
+      ValueError: not exactly one of size, ratio, tol and compress_to, tol with "random", a size
+        below that of ranks of one, a CP spec without a rank.
 
     Example:
       >>> import jax
@@ -148,6 +148,8 @@ def choose(
             f"{rules!r}"
         )
     pairs = [("*", _AUTO)] if automatic else rules_with(rules, None)
+    if tol is not None and init == "random":
+        raise ValueError('tol: expected None with init="random"; tolerances are for init="svd"')
     if tol is not None:
         return _chosen(model, pairs, init, tol=float(_check.tolerance(tol, np.float64)))
     now = numbers(model)

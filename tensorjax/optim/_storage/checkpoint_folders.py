@@ -52,7 +52,7 @@ def replace(place: Path, write: Callable[[Path], object]) -> None:
     if first:
         if place.exists():
             _remove(old)
-            place.rename(old)
+            _rename(place, old, new)
         new.rename(place)
         _remove(old)
     _together("replaced")
@@ -60,13 +60,18 @@ def replace(place: Path, write: Callable[[Path], object]) -> None:
 
 def check_replaceable(place: Path) -> None:
     """Checks that a path is free, an empty folder or a checkpoint, and holds nothing else."""
+    if odd := set("[]*?") & set(str(place)):
+        raise ValueError(
+            f"path: expected none of []*?, which Orbax takes for patterns, got {min(odd)} in "
+            f"{place}"
+        )
     if not place.exists():
         return
     if not place.is_dir():
         raise FileExistsError(f"path: expected a folder to make, got the file {place}")
-    odd = sorted(x.name for x in place.iterdir() if not _is_part(x.name))
-    if odd or (any(place.iterdir()) and not (place / _METADATA).exists()):
-        what = odd[0] if odd else "no checkpoint"
+    strange = sorted(x.name for x in place.iterdir() if not _is_part(x.name))
+    if strange or (any(place.iterdir()) and not (place / _METADATA).exists()):
+        what = strange[0] if strange else "no checkpoint"
         raise FileExistsError(
             f"path: expected a new or an empty folder, or a checkpoint of optim.save to replace, "
             f"got {place} with {what} in it; name a folder of its own, as {place / 'step1'}"
@@ -136,14 +141,26 @@ def _is_part(name: str) -> bool:
 
 
 def _beside(place: Path, suffix: str) -> Path:
-    return place.with_name(f"{place.name}.{suffix}")
+    """Returns a hidden name that is ours alone: what is there may be removed."""
+    return place.with_name(f".{place.name}.tensorjax-{suffix}")
 
 
 def _remove(place: Path) -> None:
-    """Removes a folder of ours, with what an interrupted Orbax left of it."""
-    for path in (place, *place.parent.glob(f"{place.name}.orbax-checkpoint-tmp*")):
+    """Removes a folder of `_beside`, with what an interrupted Orbax left of it."""
+    left = place.parent.glob(f"{place.name}.orbax-checkpoint-tmp*")
+    for path in (place, *left):
         if path.is_dir():
             shutil.rmtree(path)
+
+
+def _rename(place: Path, old: Path, new: Path) -> None:
+    try:
+        place.rename(old)
+    except OSError as error:  # as of the root of a file system
+        _remove(new)
+        raise OSError(
+            f"path: expected a folder that can be renamed, got {place}: {error}; name one in it"
+        ) from error
 
 
 def _together(name: str) -> None:

@@ -32,8 +32,8 @@ def save(path: str | os.PathLike[str], *trees: PyTree) -> None:
       TypeError: traced arrays; leaves that are neither arrays nor numbers, by name.
       FileExistsError: a file, or a folder with something else than one checkpoint in it.
       OSError: files that cannot be written; the checkpoint before is unchanged.
-      ValueError: arrays without elements, which Orbax does not take: those of whole layers that
-        ``shrink(…, keep_one=False)`` has removed.
+      ValueError: one of []*? in the path; arrays without elements, which Orbax does not take: those
+        of whole layers that ``shrink(…, keep_one=False)`` has removed.
 
     Example:
       >>> import tempfile, jax.numpy as jnp, optax

@@ -5,6 +5,7 @@ at zero. Only those that cut, change a basis or judge a cut do more, under one `
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tensorjax import _check
 from tensorjax.optim._explicit_sharding import like, widest
 from tensorjax.optim._gate_decisions import (
     Decision,
@@ -122,17 +124,36 @@ def towards_target(
     moves, inner = descend(gradients)
     tick = schedule.tick(following.count)
     due = following.late & ~state.met & (tick > state.tick) | (watch.tried >= 0)
-    moves, inner, size, learnt = _cut_if(
-        due, options, layout, leaves, following, began, tick, moves, gradients, inner, stacks
-    )
+    given = (due, leaves, following, began, tick, moves, gradients, inner)
+    moves, inner, size, learnt = _cuts_of(options, layout, stacks, given)(*given)
     step = Step(options, layout, None, None, updates, leaves, None, None, began, following, None)  # type: ignore[arg-type]
     return moves, step.record(size, **learnt)._replace(inner=inner)
 
 
+def _cuts_of(options: Options, layout: Layout, stacks: Stacks | None, given: Any) -> Any:
+    """Returns `_cut_if` for some layers; compiled for arrays outside of `jax.jit`.
+
+    Operation by operation, its conditions would be compiled anew in every update. The inner
+    optimiser is not in it: it may be one that reads its arrays.
+    """
+    leaves = jax.tree.leaves(given)
+    if all(isinstance(x, jax.Array) for x in leaves) and not _check.is_traced(leaves):
+        try:
+            return _compiled(options, layout, stacks)
+        except TypeError:  # options that are arrays
+            pass
+    return functools.partial(_cut_if, options, layout, stacks)
+
+
+@functools.lru_cache(64)
+def _compiled(options: Options, layout: Layout, stacks: Stacks | None) -> Any:
+    return jax.jit(functools.partial(_cut_if, options, layout, stacks))
+
+
 def _cut_if(
-    due: jax.Array, options: Options, layout: Layout, leaves: list[Any],
+    options: Options, layout: Layout, stacks: Stacks | None, due: jax.Array, leaves: list[Any],
     state: RankAdaptiveState, began: jax.Array, tick: jax.Array, moves: Any, gradients: Any,
-    inner: Any, stacks: Stacks | None,
+    inner: Any,
 ) -> tuple[Any, Any, jax.Array, dict[str, Any]]:  # fmt: skip
     """Cuts ranks towards the target, changes bases, judges the last cut, as the schedule says."""
     members = sorted(k for layer in layout.layers for k in (*layer.cores, *layer.gates))
@@ -160,20 +181,18 @@ def _cut_if(
     decision, (turns, jumps), size, learnt = jax.lax.cond(due, decide, wait)
 
     def heavy(given: Any) -> Any:
-        _, own, moments = given
+        own, moments = given
         full = list(steps)
         for k, move in zip(members, own, strict=True):
             full[k] = move
         applied(layout, leaves, full, decision, tried=True)
         moments = _turned(layout, leaves, full, learnt["rests"], turns, moving, moments, even)
         own = [like(full[k].astype(old.dtype), old) for k, old in zip(members, own, strict=True)]
-        return jnp.zeros((), bool), own, moments
+        return own, moments
 
     own = [steps[k] for k in members]
     moments = [jnp.asarray(arrays[n]) for n, *_ in moving]
-    # A loop of one or no step: its arrays stay in place, where a condition would copy all of them
-    # in every update.
-    _, own, moments = jax.lax.while_loop(lambda given: given[0], heavy, (due, own, moments))
+    own, moments = jax.lax.cond(due, heavy, lambda same: same, (own, moments))
     for k, move in zip(members, own, strict=True):
         steps[k] = move
     for (n, *_), moment in zip(moving, moments, strict=True):

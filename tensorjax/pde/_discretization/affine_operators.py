@@ -102,7 +102,7 @@ def affine_generator(
 def affine_right_side(box: Box, given: Coefficients) -> TTMatrix:
     """Builds the affine operator of a right side as a TT-matrix: `affine_generator`, stable.
 
-    The same but on Chebyshev points, where products with y are projected.
+    The same but between walls, where products with y are projected.
     """
     cores = affine_states(box, given)
     return TTMatrix._unchecked(

@@ -132,7 +132,7 @@ def _split(axis: Axis, d1: Any, m: Any) -> Any:
 
 
 def _flux(axis: Axis, d1: Any, m: Any) -> Any:
-    """Builds the core of v ↦ ∂ (m v) from a core of m: −∫ φ' m v on Chebyshev axes."""
+    """Builds the core of v ↦ ∂ (m v) from a core of m: −∫ φ' m v between walls."""
     at = axis.projected
     if at is None:
         return d1[None, :, :, None] * m[:, None, :, :]
@@ -147,7 +147,7 @@ def _between(left: np.ndarray, filled: np.ndarray, m: Any, right: np.ndarray) ->
 
 
 def _multiplied(axis: Axis, m: Any) -> Any:
-    """Builds the core of v ↦ m v from a core of m, projected on Chebyshev axes."""
+    """Builds the core of v ↦ m v from a core of m, projected between walls."""
     at = axis.projected
     level = not _check.is_traced(m) and not np.ptp(m, axis=1).any()
     return _diagonal(m) if at is None or level else _between(at.tested, at.filled, m, at.value)
@@ -159,7 +159,7 @@ def advection(box: Box, direction: Any, cores: Cores) -> TTMatrix:
 
 
 def _advected(axis: Axis, d1: Any, m: Any) -> Any:
-    """Builds the core of v ↦ m ∂v from a core of m, projected on Chebyshev axes."""
+    """Builds the core of v ↦ m ∂v from a core of m, projected between walls."""
     at = axis.projected
     if at is None:
         return d1[None, :, :, None] * m[:, :, None, :]
@@ -230,8 +230,8 @@ def bent(box: Box, pair: tuple[int, int], weight: float, cores: Cores) -> TTMatr
 def _twice(axis: Axis, m: Any) -> Any:
     """Builds the core of v ↦ ∂² (m v) from a core of m, stable where m is far from constant.
 
-    As ∂ (m ∂ v + m' v) on Laguerre and Chebyshev axes, and on Fourier axes with the second part in
-    the split form of `transport`: m jumps from one end to the other there, and of the jump ∂² m
+    As ∂ (m ∂ v + m' v) on Laguerre axes and between walls, and on Fourier axes with the second part
+    in the split form of `transport`: m jumps from one end to the other there, and of the jump ∂² m
     makes modes that grow at rates of the grid, where ∂ m ∂ only damps. Of an even number of points
     ∂ has no highest mode, which the mean of m damps.
     """

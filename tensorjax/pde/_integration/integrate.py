@@ -111,14 +111,14 @@ def integrate(
         run goes on to its end, or to NaN; ``stats["status"]`` says what went wrong, also under jit,
         vmap and grad, where an unstable run ends as NaN.
       max_rank: largest TT-rank; the run stops where ``tol`` needs a higher one.
-      coordinates: "adaptive" (at rest on periodic axes, half-lines and axes with walls, `Axis`, see
-        "resting" in `stats`, and "fixed" where fewer than two others remain; else `MultiLevel`,
-        where its motion leaves a tenth of the normal component or less at first; where it does not,
-        it is asked after pauses only, see "asked" in `stats`; where the run stops in moving
-        coordinates it is made again in fixed ones, if that goes further: ``message`` says so, and
-        ``stats["fallback"]`` is true; not with a checkpoint), "fixed", a generator: a callable (v,
-        right side, map, box, tol, t) ↦ `Motion`; or an earlier `Solution`, to move as its
-        coordinates did.
+      coordinates: "adaptive" ("fixed" where the box has periodic axes, half-lines or axes with
+        walls, `Axis`: a generator moves the others, if there are two or more, see "resting" in
+        `stats`; else `MultiLevel`, where its motion leaves a tenth of the normal component or less
+        at first; where it does not, it is asked after pauses only, see "asked" in `stats`; where
+        the run stops in moving coordinates it is made again in fixed ones, if that goes further:
+        ``message`` says so, and ``stats["fallback"]`` is true; not with a checkpoint), "fixed", a
+        generator: a callable (v, right side, map, box, tol, t) ↦ `Motion`; or an earlier
+        `Solution`, to move as its coordinates did.
       method: "auto": "rk4", and "exponential" from where a controller could take 4 times longer
         steps with it. That is tried after 16, 32, 64, … steps, and at the start where a step in
         which v changes by 4 % is too long for "rk4" (there coordinates of an equation with other
@@ -197,7 +197,10 @@ def integrate(
     for name, limit in (("edge_limit", edge_limit), ("resolution_limit", resolution_limit)):
         _check.number(name, limit, low=0, open=True, finite=False)
     generator = _generator(coordinates)
-    if problem.box.unbounded.sum() < 2 and not problem.box.movable:
+    # Motion of the unbounded axes alone is asked for by a generator: beside axes that cannot move
+    # with them it raises the ranks as often as it lowers them.
+    named = not isinstance(coordinates, str) and problem.box.unbounded.sum() > 1
+    if not problem.box.movable and not named:
         generator = _at_rest(generator, coordinates)
     name = _FIRST if method == "auto" else method
     options = Options(

@@ -183,13 +183,12 @@ def quantics_grid(
     Source: B. Khoromskij, "O(d log N)-quantics approximation of N-d tensors in high-dimensional
     numerical modeling", Constr. Approx. 34 (2011).
     """
-    lengths = {np.shape(x) for x in (low, high, bits) if np.ndim(x)}
+    lengths = {np.shape(x) for x in (low, high) if np.ndim(x)} or {np.shape(bits) or (1,)}
     if len(lengths) > 1 or any(len(s) != 1 or not s[0] for s in lengths):
         raise ValueError(
-            f"low, high, bits: expected one number or one a dimension, got {low!r}, {high!r} and "
-            f"{bits!r}"
+            f"low, high: expected one number or one a dimension, got {low!r} and {high!r}"
         )
-    dims = lengths.pop() if lengths else (1,)
+    dims = lengths.pop()
     ends = [np.broadcast_to(np.asarray(x, float), dims) for x in (low, high)]
     first, last = ends
     if not np.all(np.isfinite(ends)) or not (first < last).all():
