@@ -13,7 +13,14 @@ from tensorjax._placement import placed
 from tensorjax._typing import Path, Rank
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._integration import run as run
-from tensorjax.pde._integration.accuracy import ALLOWED, ALLOWED_STATIC, LEAST, inaccurate, lossy
+from tensorjax.pde._integration.accuracy import (
+    ALLOWED,
+    ALLOWED_STATIC,
+    LEAST,
+    absolute_mass,
+    inaccurate,
+    lossy,
+)
 from tensorjax.pde._integration.checkpoint import Checkpoint, checkpointer
 from tensorjax.pde._integration.dense_output import DenseOutput
 from tensorjax.pde._integration.events import Events, Watch, checked_events
@@ -279,6 +286,10 @@ def _loop(
         saved(max(1, sum(t <= work.t for t in times)))
     times = [t for t in times if t > work.t]
     every, count = int(saveat.steps), 0
+    # A run that goes on from another one may have another equation: its loss is its own, unless the
+    # mass of the first one is to be kept.
+    first = work.memory.mass if work.options.conserve is not None else work.mass()
+    whole = absolute_mass(work.memory.v, work.options.problem.box) / abs(float(work.map.det))
     stop: Stopped | None = None
     dense = DenseOutput(work.options, work.state()) if saveat.dense else None
     watch = Watch(events, work.options, work.state()) if events else None
@@ -315,7 +326,7 @@ def _loop(
             work.memory.v, options.problem.box, work.t, options.tol, options.accuracy
         )
         if not found and conserves(options.problem):
-            found = lossy(work.memory.mass, work.mass(), work.t, options.accuracy)
+            found = lossy(first, work.mass(), whole, work.t, options.accuracy)
         message = "; ".join(filter(None, (message, found)))
         result = Result.inaccurate if found and stop is None else result
     final = None if saveat.fn is None else work.state()
