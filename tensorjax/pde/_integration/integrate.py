@@ -50,6 +50,8 @@ _STEPS = 100_000
 
 # What "auto" begins with.
 _FIRST = "rk4"
+# Times of a run at which noise and flow at walls are checked.
+_LOOKS = 5
 METHODS: dict[str, Method] = {
     **STEPPERS,
     "exponential": EXPONENTIAL,
@@ -218,6 +220,7 @@ def integrate(
     events = checked_events(event)
     at, t0, start = _checked_start(problem, start, map, t0)
     t1 = checked_end(t0, t1)
+    check_walls(problem, np.linspace(t0, t1, _LOOKS).tolist())
     if rank is not None:
         _check_static(options, coordinates, saveat, max_rank, checkpoint)
         if progress or events or max_steps != _STEPS:
@@ -418,6 +421,11 @@ def _check_arguments(
         raise ValueError(f"method: expected one of {('auto', *METHODS)}, got {method!r}")
     if conserve not in (None, "rescale", "project"):
         raise ValueError(f'conserve: expected None, "rescale" or "project", got {conserve!r}')
+    if conserve is not None and any("absorbing" in (a.walls or ()) for a in problem.box.axes):
+        raise ValueError(
+            f"conserve: expected None in a box with absorbing walls, where mass ends, got "
+            f"{conserve!r}"
+        )
     _check.tolerance(tol, np.float64)
     if not tol < 1:
         raise ValueError(f"tol: expected a relative error below 1, got {tol!r}")
@@ -436,7 +444,6 @@ def _checked_start(
     if start is None:
         at = AffineMap.identity(problem.dim) if map is None else affine(map.matrix, map.shift)
         check_at_rest(problem.box, at)
-        check_walls(problem)
         return at, float(t0), None
     if not isinstance(start, State):
         raise ValueError(f"start: expected a pde.State, got {type(start).__name__}")
@@ -444,7 +451,6 @@ def _checked_start(
         raise ValueError(f"start: expected v of shape {problem.box.shape}, got {start.v.shape}")
     at = affine(start.map.matrix, start.map.shift)
     check_at_rest(problem.box, at)
-    check_walls(problem)
     return at, float(start.t), start._replace(map=at, t=float(start.t))
 
 
