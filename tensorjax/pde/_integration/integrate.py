@@ -161,7 +161,8 @@ def integrate(
         which the mass of a Fokker–Planck equation has changed by 10 times as much, over the ends of
         the box or by noise there. None: 10 ``tol``. With
         ``rank`` it is the error that points, ranks or steps may leave, 0.05 if None, and the last
-        state within it is returned. Inf: nothing is said.
+        state within it is returned; of bonds of rank one it is a sum over steps, an upper bound,
+        and the run comes to its end. Inf: nothing is said.
       max_steps: accepted, at most.
       progress: True for a line on stderr, or a callback for the statistics of each step (a dict as
         `Solution.stats`, entry by entry), which stops the run if it returns True.
