@@ -273,7 +273,7 @@ class Axis:
         """Indicator (n,) of the points next to ends where functions vanish.
 
         The two outermost ones at each end; of Chebyshev points, which crowd there, as large a share
-        of the axis.
+        of the axis: the norm there is then near the error of a cut-off tail over the box.
         """
         out = np.zeros(self.n)
         if self.kind == "periodic" or self.walls is not None:

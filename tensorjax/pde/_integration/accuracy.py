@@ -238,10 +238,10 @@ def static_errors(stats: dict[str, Any]) -> str:
         k = int(np.argmax(found["rank_error"]))
         # What rounding takes at a bond of rank one is summed over the steps.
         single = np.asarray(stats["ranks"]).reshape(-1, len(found["rank_error"]))[:, k].max() == 1
-        share = "at most about" if single else "about"
+        about = "at most about" if single else "about"
         text = (
-            f"the rank of bond {k}, between axes {k} and {k + 1}, leaves a relative error of {share} "
-            f"{rank:.1g}: take higher ranks, or coordinates that follow the solution"
+            f"the rank of bond {k}, between axes {k} and {k + 1}, leaves a relative error of "
+            f"{about} {rank:.1g}: take higher ranks, or coordinates that follow the solution"
         )
     else:
         k = int(np.argmax(found["coarse"]))

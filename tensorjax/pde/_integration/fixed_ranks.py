@@ -378,7 +378,9 @@ def _watched(
     # Of ranks of one, whose singular values tell nothing, what rounding takes adds up.
     alone, bonds = _alone(trains[-1]), bonds.astype(errors.dtype)
     if parts is not None:
-        taken = count * jnp.nan_to_num(rounded_off(*parts, (alone + 1).tolist()), nan=1.0)
+        taken = count * jnp.nan_to_num(
+            rounded_off(parts[0], parts[1], (alone + 1).tolist()), nan=1.0
+        )
         sums = errors[len(grid) + alone] + taken.astype(errors.dtype)
         bonds = bonds.at[alone].set(jnp.minimum(sums, 1))
     late = errors[-1] + count * jnp.minimum(jnp.nan_to_num(found.error, nan=1.0), 1)

@@ -203,7 +203,8 @@ def expectation(
         spectral.
       times: positive, one or more.
       walls: for each axis "absorbing", "reflecting" or "open", or a pair, as in `first_passage`;
-        those of the axes if None, or reflecting where an axis has none. Axes without a wall in truth have reflecting ones far out.
+        those of the axes if None, or reflecting where an axis has none. Axes without a wall in
+        truth have reflecting ones far out.
       tol: error by nodes and linear systems, over the largest value. That of the grid comes on top;
         both are measured, by a second solution.
       max_rank: of the solutions.

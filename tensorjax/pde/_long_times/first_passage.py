@@ -116,11 +116,12 @@ def first_passage(
         time; its start and box do not matter.
       domain: `Box` of "chebyshev" axes, whose ends are walls, and "periodic" ones.
       walls: for each axis "absorbing", "reflecting" or "open", or a pair, for its low and high end;
-        those of the axes if None, or absorbing where an axis has none. Axes without a wall in truth have reflecting ones far out. "open": no
-        condition, where noise ends and the drift points inwards (zero, of noise √x). Along an axis
-        without noise (the position of a Kramers particle) both ends are "absorbing", by name: paths
-        arrive with the drift, and τ = 0 where it points outwards. τ is not smooth where it turns
-        at a wall, and errors fall algebraically with the number of points.
+        those of the axes if None, or absorbing where an axis has none. Axes without a wall in truth
+        have reflecting ones far out. "open": no condition, where noise ends and the drift points
+        inwards (zero, of noise √x). Along an axis without noise (the position of a Kramers
+        particle) both ends are "absorbing", by name: paths arrive with the drift, and τ = 0 where
+        it points outwards. τ is not smooth where it turns at a wall, and errors fall algebraically
+        with the number of points.
       tol: relative error of the linear system. That of the grid comes on top: it is measured, by a
         second solution on a quarter more points, which is the one that is returned.
       max_rank: of τ.

@@ -101,7 +101,7 @@ def rounded_off(parts: Sequence[Any], weights: Sequence[Any], bonds: Sequence[in
     right = _grams([[c.transpose(2, 1, 0) for c in x.cores[::-1]] for x in parts])[::-1]
     out = []
     for k in bonds:
-        here, there = left[k], right[k] * (w[:, None] * w)[:, :, None, None]
+        here, there = left[k], right[k] * (w[:, None] * w[None])[:, :, None, None]
         many = here.shape[0] * here.shape[2]
         here, there = (g.transpose(0, 2, 1, 3).reshape(many, many) for g in (here, there))
         # Squares of singular values of the sum at the bond: what is not the largest is lost.
