@@ -160,7 +160,7 @@ def test_bonds_of_rank_one_tell_their_own_loss():
     """Of two pairs that are not coupled, the bond between them loses next to nothing."""
     matrix = np.kron(np.eye(2), [[-0.5, 1.0], [-1.0, -0.5]])
     start = pde.Gaussian(np.zeros(4), np.diag([1.0, 0.5, 1.0, 0.5]))
-    problem = pde.OrnsteinUhlenbeck(matrix, 0.3, start, pde.Box.fourier(4, 16, 6.0))
+    problem = pde.OrnsteinUhlenbeck(matrix, 0.3, start, pde.Box.fourier(4, 24, 6.0))
     options: dict[str, Any] = {"t1": 0.32, "dt": 0.02, "coordinates": "fixed", "accuracy": np.inf}
     with jax.enable_x64(True):
         bonds = pde.integrate(problem, rank=[1, 1, 1], **options).stats["rank_error"]
