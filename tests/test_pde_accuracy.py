@@ -144,6 +144,53 @@ def test_bonds_of_rank_one_tell_their_error(turn: float):
         assert max(error, estimate) < 1e-4
 
 
+def test_the_bound_of_a_bond_of_rank_one_returns_no_earlier_state():
+    """What rounding takes in every step adds up, though most of it decays."""
+    matrix = np.array([[-1.0, 0.09], [0.0, -1.0]])
+    start, box = pde.Gaussian(np.zeros(2), 0.5 * np.eye(2)), pde.Box.fourier(2, 24, 5.0)
+    problem = pde.OrnsteinUhlenbeck(matrix, 0.5, start, box)
+    found = pde.integrate(problem, t1=2.0, dt=0.05, rank=1, coordinates="fixed", accuracy=0.01)
+    assert found.result == pde.Result.inaccurate
+    assert "of at most about" in found.message
+    assert found.final.t == 2.0
+
+
+@pytest.mark.slow
+def test_bonds_of_rank_one_tell_their_own_loss():
+    """Of two pairs that are not coupled, the bond between them loses next to nothing."""
+    matrix = np.kron(np.eye(2), [[-0.5, 1.0], [-1.0, -0.5]])
+    start = pde.Gaussian(np.zeros(4), np.diag([1.0, 0.5, 1.0, 0.5]))
+    problem = pde.OrnsteinUhlenbeck(matrix, 0.3, start, pde.Box.fourier(4, 24, 6.0))
+    options: dict[str, Any] = {"t1": 0.32, "dt": 0.02, "coordinates": "fixed", "accuracy": np.inf}
+    with jax.enable_x64(True):
+        bonds = pde.integrate(problem, rank=[1, 1, 1], **options).stats["rank_error"]
+    assert bonds[1] < 0.01 * min(bonds[0], bonds[2])
+
+
+def test_a_mass_of_zero_is_kept_to_the_mass_of_its_parts():
+    start = pde.Mixture(
+        [1.0, -1.0], [pde.Gaussian([x, 0.0], 0.5 * np.eye(2)) for x in (-1.0, 1.0)]
+    )  # fmt: skip
+    problem = pde.OrnsteinUhlenbeck(-np.eye(2), 1.0, start, pde.Box.fourier(2, 40, 8.0))
+    found = pde.integrate(problem, t1=0.3, tol=1e-5)
+    assert found.result == pde.Result.successful, found.message
+
+
+@pytest.mark.parametrize("kind", ["fourier", "chebyshev"])
+def test_what_lies_at_the_ends_is_near_the_error_over_the_box(kind: Any):
+    """Though at points drawn from the density, none of which lie there, it is far smaller."""
+    box = pde.Box([pde.Axis(kind, 40, -5.0, 5.0)])
+    problem = pde.OrnsteinUhlenbeck([[-1.0]], 1.0, pde.Gaussian([0.5], [[1.0]]), box)
+    with jax.enable_x64(True):
+        found = pde.integrate(problem, t1=0.2, tol=1e-6, coordinates="fixed")
+        x = np.linspace(-4.999, 4.999, 400)[:, None]
+        u = np.asarray(pde.evaluate(found.final.v, found.final.map, box, x))
+    known: Any = problem.exact(0.2, x)
+    assert found.result == pde.Result.inaccurate
+    share = float(found.message.split(" a share ")[1].split()[0])
+    assert 0.4 < share / (np.linalg.norm(u - known) / np.linalg.norm(known)) < 2.5
+
+
 @pytest.mark.parametrize("n", [16, 17])
 def test_moments_on_a_periodic_axis_are_those_of_the_interpolant(n: int, rng: Any):
     axis = pde.Axis("periodic", n, -1.0, 3.0)

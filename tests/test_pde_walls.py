@@ -3,11 +3,13 @@
 import dataclasses
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.linalg
 
-from tensorjax import pde
+from tensorjax import pde, tt
 
 PAIRS = [
     ("absorbing", "absorbing"),
@@ -350,3 +352,99 @@ def test_coordinates_move_beside_an_angle(rng: Any):
         for k in range(-3, 4)
     )
     np.testing.assert_allclose(density, wave, atol=1e-4)
+
+
+def in_a_square(walls: Any, n: int = 16) -> pde.OrnsteinUhlenbeck:
+    """Process in a square with walls all round, whose noise has a stationary density there."""
+    box = pde.Box([pde.Axis("chebyshev", n, -1.0, 1.0, walls=walls)] * 2)
+    return pde.OrnsteinUhlenbeck(-np.eye(2), 0.5, pde.Gaussian([0.1, 0.0], 0.1 * np.eye(2)), box)
+
+
+def test_no_flux_passes_a_reflecting_wall(rng: Any):
+    problem = in_a_square("reflecting", 20)
+    found = pde.stationary(problem)
+    x = rng.uniform(-1, 1, (6, 2))
+    x[:4, 0] = [1.0, -1.0, 0.9999, 0.99]
+    flux = pde.flux(problem, found.final.v, found.final.map, x)
+    np.testing.assert_allclose(flux, 0, atol=1e-6)
+    x[:, 0] = 1.1
+    assert not np.any(pde.flux(problem, found.final.v, found.final.map, x))
+
+
+def test_the_flux_at_an_absorbing_wall_is_the_slope_there():
+    axis = pde.Axis("chebyshev", 20, 0.0, np.pi, walls="absorbing")
+    start = pde.Gaussian([1.5], [[0.1]])
+    heat = pde.OrnsteinUhlenbeck([[0.0]], 0.5, start, pde.Box([axis]))
+    train = tt.TT((jnp.asarray(np.sin(axis.points)[None, :, None]),))
+    ends = pde.flux(heat, train, pde.AffineMap.identity(1), [[0.0], [np.pi]])
+    np.testing.assert_allclose(ends[:, 0], [-0.5, 0.5], atol=1e-7)
+
+
+def test_what_a_run_loses_is_its_own_loss():
+    """Not that of the run before it, which had absorbing walls."""
+    first = pde.integrate(in_a_square("absorbing"), t1=0.1, tol=1e-4)
+    second = pde.integrate(in_a_square("reflecting"), t1=0.15, tol=1e-4, start=first.final)
+    assert pde.mass(first.final.v, first.final.map, in_a_square("absorbing").box) < 0.95
+    assert second.result == pde.Result.successful, second.message
+
+
+def test_traced_noise_between_walls():
+    def spread(a: Any) -> Any:
+        box = pde.Box([pde.Axis("chebyshev", 24, -2.0, 2.0, walls="reflecting")] * 2)
+        start = pde.Gaussian([0.2, 0.1], 0.1 * np.eye(2))
+        process = pde.OrnsteinUhlenbeck(-np.eye(2), a * jnp.eye(2), start, box)
+        found = pde.integrate(process, t1=0.005, rank=1, dt=0.0005)
+        return pde.moments(found.final.v, found.final.map, box)[2][0, 0]
+
+    with jax.enable_x64(True):
+        found = jax.grad(spread)(0.3)
+    # Derivatives of singular vectors next to zero ones are rough, with walls or without.
+    assert found == pytest.approx(1 - np.exp(-0.01), rel=0.5)
+
+
+def test_noise_between_walls_may_begin_later():
+    box = pde.Box([pde.Axis("chebyshev", 16, -1.0, 1.0, walls="absorbing")])
+    start = pde.Gaussian([0.0], [[0.05]])
+    for factor in (1.0, 0.0):
+        problem = pde.FokkerPlanck(
+            None, lambda t, x, a=factor: a * t * np.ones_like(x), start, box
+        )  # fmt: skip
+        if factor:
+            found = pde.integrate(problem, t1=0.1, tol=1e-4)
+            assert found.result in {pde.Result.successful, pde.Result.inaccurate}
+        else:
+            with pytest.raises(ValueError, match="noise along every axis with walls"):
+                pde.integrate(problem, t1=0.1)
+
+
+def test_arguments_that_walls_do_not_admit():
+    for walls in (3, [1, 2], ("absorbing",), [["absorbing"], "absorbing"]):
+        with pytest.raises(ValueError, match="walls: expected"):
+            pde.Axis("chebyshev", 12, 0, 1, walls=walls)
+    assert pde.Axis("chebyshev", 12, 0, 1, walls=["absorbing"] * 2).free == (False, False)
+    with pytest.raises(ValueError, match="conserve: expected None in a box with absorbing walls"):
+        pde.integrate(in_a_square("absorbing"), t1=0.1, conserve="rescale")
+
+
+def test_backward_equations_take_the_walls_of_axes(rng: Any):
+    """Also those along an axis without noise, by which paths leave."""
+    problem = pde.Kramers((0, -0.5, 0.5), friction=1.0, temperature=1.0)
+    given: Any = ("absorbing", "reflecting")
+
+    def domain(walls: Any) -> pde.Box:
+        pairs = zip((1.0, 4.0), walls, strict=True)
+        return pde.Box([pde.Axis("chebyshev", 12, -a, a, walls=w) for a, w in pairs])
+
+    def payoff(x: Any) -> Any:
+        return np.cos(x[:, 0])
+
+    x = rng.uniform(-1, 1, (4, 2))
+    own, bare = domain(given), domain((None, None))
+    for found, known in (
+        (pde.first_passage(problem, own), pde.first_passage(problem, bare, walls=given)),
+        (
+            pde.expectation(problem, own, payoff, [0.5], tol=1e-3),
+            pde.expectation(problem, bare, payoff, [0.5], walls=given, tol=1e-3),
+        ),
+    ):
+        np.testing.assert_allclose(found(x), known(x), rtol=1e-9)

@@ -53,8 +53,9 @@ class Axis:
       walls: of a "chebyshev" axis "absorbing" or "reflecting", or a pair, for its low and high end:
         densities are zero at an absorbing wall, and paths end there; none pass a reflecting one.
         Coordinates along the axis stay at rest. None: no walls are meant, densities are to stay
-        away from the ends, and coordinates may move, with the ends. Backward equations
-        (`first_passage` and others) take theirs by their own argument.
+        away from the ends, and coordinates may move, with the ends. Of backward equations
+        `first_passage`, `survival` and `expectation` take these where they are given no others, and
+        `committor` has its own.
 
     Raises:
       ValueError: an unknown kind or order, too few points, an empty interval, an interval of "log"
@@ -104,15 +105,16 @@ class Axis:
     def _check_walls(self) -> None:
         if self.walls is None:
             return
-        pair = (self.walls,) * 2 if isinstance(self.walls, str) else tuple(self.walls)
-        if len(pair) != 2 or not all(w in get_args(Wall) for w in pair):
+        pair = (self.walls,) * 2 if isinstance(self.walls, str) else self.walls
+        fits = isinstance(pair, Sequence) and len(pair) == 2
+        if not (fits and all(isinstance(w, str) and w in get_args(Wall) for w in pair)):
             raise ValueError(
                 'walls: expected "absorbing" or "reflecting", or a pair of them, got '
                 f"{self.walls!r}"
             )
         if self.kind != "chebyshev":
             raise ValueError(f'walls: expected None but on "chebyshev" axes, got {self.walls!r}')
-        object.__setattr__(self, "walls", pair)
+        object.__setattr__(self, "walls", tuple(pair))
 
     @property
     def movable(self) -> bool:
@@ -271,7 +273,7 @@ class Axis:
         """Indicator (n,) of the points next to ends where functions vanish.
 
         The two outermost ones at each end; of Chebyshev points, which crowd there, as large a share
-        of the axis.
+        of the axis: the norm there is then near the error of a cut-off tail over the box.
         """
         out = np.zeros(self.n)
         if self.kind == "periodic" or self.walls is not None:

@@ -146,6 +146,9 @@ def integrate_static(
             assert carry.good is not None
             v, ended = carry.good, times[good] if good < count else t1
             at = AffineMap(*(m[good, 0] for m in maps)) if good < count else end
+    over = carry.errors[v.order + _alone(v)] > options.accuracy
+    bounded = jnp.where(jnp.any(over), STATUSES.index(Result.inaccurate), 0)
+    carry = carry._replace(status=jnp.maximum(carry.status, bounded.astype(carry.status.dtype)))
     fastest = carry.fastest if _check.is_traced(carry.fastest) else np.asarray(carry.fastest)
     with np.errstate(divide="ignore"):  # infinite where no step was unstable
         # Close to the stability limit rounding errors look unstable: a margin is kept.
@@ -331,8 +334,7 @@ def _followed(
     size = jax.lax.stop_gradient(norm)
     if carry.good is not None:  # not where it may be mapped: both sides would be worked out
         look = look | (size > _GROWTH * carry.norm)
-    alone = np.array([r == 1 for r in new.ranks[1:-1]], bool)
-    seen = jax.lax.stop_gradient((trains, change, norm, parts if alone.any() else None))
+    seen = jax.lax.stop_gradient((trains, change, norm, parts if len(_alone(new)) else None))
     # Steps that are looked at because the norm grows are counted by the one that is due.
     before, count = jax.lax.stop_gradient(carry.errors), jnp.where(due, _LOOK, 0)
     zeros = jnp.zeros((), jnp.int32), jnp.zeros_like(carry.fastest), before
@@ -347,6 +349,11 @@ def _followed(
         good, steps = jax.tree.map(lambda a, b: jnp.where(fine, a, b), (new, k + 1), (good, steps))
     fastest = jnp.maximum(carry.fastest, fast)
     return _Carry(new, size, status, fastest, good, steps, errors), (norm, finite)
+
+
+def _alone(v: TT) -> np.ndarray:
+    """Returns the bonds of rank one of a fixed-rank run, counted from 0."""
+    return np.flatnonzero(np.array(v.ranks[1:-1]) == 1)
 
 
 def _watched(
@@ -369,16 +376,20 @@ def _watched(
     outside, coarse = unbounded_by(*shares_of(jnp, cores, inputs.axes), *limits)
     grid, bonds = grid_errors(jnp, cores, inputs.looks).coarse, bond_errors(jnp, cores)
     # Of ranks of one, whose singular values tell nothing, what rounding takes adds up.
-    alone = np.array([r == 1 for r in trains[-1].ranks[1:-1]], bool)
+    alone, bonds = _alone(trains[-1]), bonds.astype(errors.dtype)
     if parts is not None:
-        taken = count * jnp.nan_to_num(rounded_off(parts[0], parts[1], trains[-1]), nan=1.0)
-        sums = errors[len(grid) : -1] + taken.astype(errors.dtype)
-        bonds = jnp.where(alone, jnp.minimum(sums, 1), bonds.astype(errors.dtype))
+        taken = count * jnp.nan_to_num(
+            rounded_off(parts[0], parts[1], (alone + 1).tolist()), nan=1.0
+        )
+        sums = errors[len(grid) + alone] + taken.astype(errors.dtype)
+        bonds = bonds.at[alone].set(jnp.minimum(sums, 1))
     late = errors[-1] + count * jnp.minimum(jnp.nan_to_num(found.error, nan=1.0), 1)
     here = jnp.concatenate([grid, bonds]).astype(errors.dtype)
     errors = jnp.append(jnp.maximum(errors[:-1], here), late.astype(errors.dtype))
     results = Result.cfl, Result.unresolved, Result.edge_mass, Result.inaccurate
-    cases = found.unstable, coarse, outside, jnp.max(errors) > allowed
+    # Those sums are upper bounds, which the end of the run looks at.
+    known = np.delete(np.arange(len(errors)), len(grid) + alone)
+    cases = found.unstable, coarse, outside, jnp.max(errors[known]) > allowed
     status = jnp.select(cases, [STATUSES.index(r) for r in results], 0).astype(jnp.int32)
     fast = jnp.where(found.unstable, found.value, 0)
     return status, fast.astype(inputs.dt.dtype), errors

@@ -1,8 +1,11 @@
 """Checks before the first time step: box, resolution, conservation of mass, half-lines."""
 
+import contextlib
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from tensorjax._cores.unfoldings import Cores
@@ -96,12 +99,23 @@ def check_at_rest(box: Box, map: AffineMap) -> None:
         )
 
 
-def check_walls(problem: Any) -> None:
+def check_walls(problem: Any, times: Sequence[float] = (0.0,)) -> None:
     """Raises ValueError, before an integration, for noise or flow that walls have no condition for.
 
     The condition at a reflecting wall is that of a noise normal to it, and no flow is that of a
-    reaction equation.
+    reaction equation. Of traced coefficients nothing is known.
+
+    Args:
+      problem: with its box.
+      times: at which coefficients are looked at that depend on time. Noise may vanish at some.
     """
+    errors = jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError
+    with contextlib.suppress(*errors):
+        _check_walls(problem, times)
+
+
+def _check_walls(problem: Any, times: Sequence[float]) -> None:
+    """Checks noise and flow at walls before an integration, where coefficients are not traced."""
     box = problem.box
     free = np.array([any(a.free) for a in box.axes])
     walled = np.array([a.walls is not None for a in box.axes])
@@ -109,17 +123,19 @@ def check_walls(problem: Any) -> None:
         return
     low, high = ([getattr(a, end) for a in box.axes] for end in ("low", "high"))
     x = np.random.default_rng(0).uniform(low, high, (_LOOKS, box.dim))
-    found = _diffusions(problem, x)
-    if found is None:
+    known = [_diffusions(problem, x, t) for t in times]
+    values = [np.asarray(found) for found in known if found is not None]
+    if not values:
         return
-    size = np.diagonal(found, axis1=1, axis2=2)
+    found = np.stack(values)
+    size = np.diagonal(found, axis1=2, axis2=3).max(0)
     if not (size[:, walled] > _DEGENERATE * max(size.max(), 1e-300)).all():
         raise ValueError(
             "walls: expected noise along every axis with walls, got none in a part of the box: "
             "without it paths cross a wall on one side only, and the other has no condition; give "
             "that axis a little noise, or no walls"
         )
-    across = found[:, free] * (~np.eye(box.dim, dtype=bool))[free]
+    across = found[:, :, free] * (~np.eye(box.dim, dtype=bool))[free]
     if np.abs(across).max(initial=0.0) > _DEGENERATE * size.max():
         raise ValueError(
             "walls: expected noise along axes with reflecting walls that is not correlated with "
@@ -129,7 +145,8 @@ def check_walls(problem: Any) -> None:
     if isinstance(problem, AdvectionDiffusionReaction) and free.any():
         flows = np.zeros(box.dim, bool)
         if problem.velocity:
-            flows |= np.any(problem.velocity.values(x), axis=0)
+            for t in times:
+                flows |= np.any(problem.velocity.values(x, t), axis=0)
         for part in (problem.matrix, problem.offset):
             if part is not None:
                 flows |= np.any(np.asarray(part).reshape(box.dim, -1), axis=1)
@@ -140,10 +157,10 @@ def check_walls(problem: Any) -> None:
             )
 
 
-def _diffusions(problem: Any, x: np.ndarray) -> np.ndarray | None:
+def _diffusions(problem: Any, x: np.ndarray, t: float) -> np.ndarray | None:
     """Evaluates the diffusion of a problem with walls at points, (m, d, d); None if not known."""
     if isinstance(problem, FokkerPlanck):
-        return problem.noise.values(x)
+        return problem.noise.values(x, t)
     d = problem.dim
     if isinstance(problem, AdvectionDiffusionReaction):
         out = np.zeros((len(x), d, d))

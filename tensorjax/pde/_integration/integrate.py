@@ -13,7 +13,14 @@ from tensorjax._placement import placed
 from tensorjax._typing import Path, Rank
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._integration import run as run
-from tensorjax.pde._integration.accuracy import ALLOWED, ALLOWED_STATIC, LEAST, inaccurate, lossy
+from tensorjax.pde._integration.accuracy import (
+    ALLOWED,
+    ALLOWED_STATIC,
+    LEAST,
+    absolute_mass,
+    inaccurate,
+    lossy,
+)
 from tensorjax.pde._integration.checkpoint import Checkpoint, checkpointer
 from tensorjax.pde._integration.dense_output import DenseOutput
 from tensorjax.pde._integration.events import Events, Watch, checked_events
@@ -43,6 +50,8 @@ _STEPS = 100_000
 
 # What "auto" begins with.
 _FIRST = "rk4"
+# Times of a run at which noise and flow at walls are checked.
+_LOOKS = 5
 METHODS: dict[str, Method] = {
     **STEPPERS,
     "exponential": EXPONENTIAL,
@@ -152,7 +161,8 @@ def integrate(
         which the mass of a Fokker–Planck equation has changed by 10 times as much, over the ends of
         the box or by noise there. None: 10 ``tol``. With
         ``rank`` it is the error that points, ranks or steps may leave, 0.05 if None, and the last
-        state within it is returned. Inf: nothing is said.
+        state within it is returned; of bonds of rank one it is a sum over steps, an upper bound,
+        and the run comes to its end. Inf: nothing is said.
       max_steps: accepted, at most.
       progress: True for a line on stderr, or a callback for the statistics of each step (a dict as
         `Solution.stats`, entry by entry), which stops the run if it returns True.
@@ -214,6 +224,7 @@ def integrate(
     events = checked_events(event)
     at, t0, start = _checked_start(problem, start, map, t0)
     t1 = checked_end(t0, t1)
+    check_walls(problem, np.linspace(t0, t1, _LOOKS).tolist())
     if rank is not None:
         _check_static(options, coordinates, saveat, max_rank, checkpoint)
         if progress or events or max_steps != _STEPS:
@@ -282,6 +293,10 @@ def _loop(
         saved(max(1, sum(t <= work.t for t in times)))
     times = [t for t in times if t > work.t]
     every, count = int(saveat.steps), 0
+    # A run that goes on from another one may have another equation: its loss is its own, unless the
+    # mass of the first one is to be kept.
+    first = work.memory.mass if work.options.conserve is not None else work.mass()
+    whole = absolute_mass(work.memory.v, work.options.problem.box) / abs(float(work.map.det))
     stop: Stopped | None = None
     dense = DenseOutput(work.options, work.state()) if saveat.dense else None
     watch = Watch(events, work.options, work.state()) if events else None
@@ -318,7 +333,7 @@ def _loop(
             work.memory.v, options.problem.box, work.t, options.tol, options.accuracy
         )
         if not found and conserves(options.problem):
-            found = lossy(work.memory.mass, work.mass(), work.t, options.accuracy)
+            found = lossy(first, work.mass(), whole, work.t, options.accuracy)
         message = "; ".join(filter(None, (message, found)))
         result = Result.inaccurate if found and stop is None else result
     final = None if saveat.fn is None else work.state()
@@ -410,6 +425,11 @@ def _check_arguments(
         raise ValueError(f"method: expected one of {('auto', *METHODS)}, got {method!r}")
     if conserve not in (None, "rescale", "project"):
         raise ValueError(f'conserve: expected None, "rescale" or "project", got {conserve!r}')
+    if conserve is not None and any("absorbing" in (a.walls or ()) for a in problem.box.axes):
+        raise ValueError(
+            f"conserve: expected None in a box with absorbing walls, where mass ends, got "
+            f"{conserve!r}"
+        )
     _check.tolerance(tol, np.float64)
     if not tol < 1:
         raise ValueError(f"tol: expected a relative error below 1, got {tol!r}")
@@ -428,7 +448,6 @@ def _checked_start(
     if start is None:
         at = AffineMap.identity(problem.dim) if map is None else affine(map.matrix, map.shift)
         check_at_rest(problem.box, at)
-        check_walls(problem)
         return at, float(t0), None
     if not isinstance(start, State):
         raise ValueError(f"start: expected a pde.State, got {type(start).__name__}")
@@ -436,7 +455,6 @@ def _checked_start(
         raise ValueError(f"start: expected v of shape {problem.box.shape}, got {start.v.shape}")
     at = affine(start.map.matrix, start.map.shift)
     check_at_rest(problem.box, at)
-    check_walls(problem)
     return at, float(start.t), start._replace(map=at, t=float(start.t))
 
 

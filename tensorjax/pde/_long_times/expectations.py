@@ -143,7 +143,8 @@ def survival(
         time; its start and box do not matter.
       domain: `Box` of "chebyshev" axes, whose ends are walls, and "periodic" ones.
       times: positive, one or more.
-      walls: as in `first_passage`: "absorbing" or "reflecting" for each axis, or pairs of them.
+      walls: as in `first_passage`: "absorbing" or "reflecting" for each axis, or pairs of them;
+        those of the axes if None, or absorbing where an axis has none.
       tol: absolute error of S by nodes and linear systems. That of the grid comes on top; both are
         measured, by a second solution.
       max_rank: of the solutions.
@@ -202,7 +203,8 @@ def expectation(
         spectral.
       times: positive, one or more.
       walls: for each axis "absorbing", "reflecting" or "open", or a pair, as in `first_passage`;
-        all reflecting if None. Axes without a wall in truth have reflecting ones far out.
+        those of the axes if None, or reflecting where an axis has none. Axes without a wall in
+        truth have reflecting ones far out.
       tol: error by nodes and linear systems, over the largest value. That of the grid comes on top;
         both are measured, by a second solution.
       max_rank: of the solutions.
@@ -239,7 +241,9 @@ def expectation(
     """
     if not callable(payoff):
         raise ValueError(f"payoff: expected a function of points (m, d), got {payoff!r}")
-    given = ["reflecting"] * domain.dim if walls is None else walls
+    given = walls
+    if walls is None and isinstance(domain, Box):
+        given = [a.walls or "reflecting" for a in domain.axes]
     checked_domain(problem, domain, given, arrives=False)
     return _found(problem, domain, times, given, payoff, tol, max_rank)
 

@@ -116,11 +116,12 @@ def first_passage(
         time; its start and box do not matter.
       domain: `Box` of "chebyshev" axes, whose ends are walls, and "periodic" ones.
       walls: for each axis "absorbing", "reflecting" or "open", or a pair, for its low and high end;
-        all absorbing if None. Axes without a wall in truth have reflecting ones far out. "open": no
-        condition, where noise ends and the drift points inwards (zero, of noise √x). Along an axis
-        without noise (the position of a Kramers particle) both ends are "absorbing", by name: paths
-        arrive with the drift, and τ = 0 where it points outwards. τ is not smooth where it turns
-        at a wall, and errors fall algebraically with the number of points.
+        those of the axes if None, or absorbing where an axis has none. Axes without a wall in truth
+        have reflecting ones far out. "open": no condition, where noise ends and the drift points
+        inwards (zero, of noise √x). Along an axis without noise (the position of a Kramers
+        particle) both ends are "absorbing", by name: paths arrive with the drift, and τ = 0 where
+        it points outwards. τ is not smooth where it turns at a wall, and errors fall algebraically
+        with the number of points.
       tol: relative error of the linear system. That of the grid comes on top: it is measured, by a
         second solution on a quarter more points, which is the one that is returned.
       max_rank: of τ.
@@ -225,11 +226,13 @@ def committor(
 def grid_of(problem: Any, domain: Box, walls: Any) -> Box:
     """Adds walls to the domain of first-passage times, by axes along which there is noise.
 
-    Without walls that are given by name noise is expected along all that have absorbing ones.
+    Without walls that are given by name, here or to the axis, noise is expected along all that have
+    absorbing ones.
     """
-    if walls is None:
+    named = np.array([walls is not None or a.walls is not None for a in domain.axes])
+    if not named.any():
         return walled(domain, walls)
-    return walled(domain, walls, np.logical_not(_noisy(problem, domain).any(0)).tolist())
+    return walled(domain, walls, (named & ~_noisy(problem, domain).any(0)).tolist())
 
 
 def _noisy(problem: Any, domain: Box) -> np.ndarray:

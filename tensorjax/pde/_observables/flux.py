@@ -7,7 +7,7 @@ from tensorjax._formats.trains import TT
 from tensorjax._typing import ArrayLike
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._observables.densities import evaluate
-from tensorjax.pde._problems.drifts import partial_derivative
+from tensorjax.pde._problems.drifts import partial_derivative, partial_derivative_inside
 from tensorjax.pde._problems.fokker_planck import FokkerPlanck
 from tensorjax.pde._problems.ornstein_uhlenbeck import Liouville, OrnsteinUhlenbeck
 
@@ -22,9 +22,10 @@ def flux(
 ) -> np.ndarray:
     """Evaluates the probability flux J = a u − ∇·(D u), with u_t = −∇·J, at physical points.
 
-    a is the drift of the Itô equation. Derivatives are central differences of order 6 of u and of
-    the products D_ij u, by 6 d evaluations of the interpolant at each point. Points next to the
-    edge of the box see u as zero beyond it.
+    a is the drift of the Itô equation. Derivatives are differences of order 6 of u and of the
+    products D_ij u, by 6 or 7 evaluations of the interpolant at each point and axis. They are
+    central ones but next to walls and to the low end of "laguerre" axes, where all are taken inside
+    the box. Points next to other edges see u as zero beyond them.
 
     Args:
       problem: a `FokkerPlanck`, `OrnsteinUhlenbeck` or `Liouville` equation, ready-made ones too.
@@ -81,6 +82,18 @@ def flux(
     out = drift * np.asarray(evaluate(v, map, problem.box, points))[:, None]
     if noise is None and problem.diffusion is None:
         return out
-    for k in range(problem.dim):
-        out = out - partial_derivative(lambda p, k=k: weighted(p, k), points, k)
+    for k, axis in enumerate(problem.box.axes):
+
+        def column(p: np.ndarray, k: int = k) -> np.ndarray:
+            return weighted(p, k)
+
+        # Coordinates along such axes are at rest, so that x and y are the same there.
+        low = axis.low if axis.walls is not None or axis.kind == "laguerre" else -np.inf
+        high = axis.high if axis.walls is not None else np.inf
+        bounded = np.isfinite(low)
+        found = (
+            partial_derivative_inside(column, points, k, low, high)
+            if bounded else partial_derivative(column, points, k)
+        )  # fmt: skip
+        out = out - found
     return out

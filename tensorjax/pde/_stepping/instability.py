@@ -76,26 +76,42 @@ def rate(method: str, trains: Sequence[Any], change: Sequence[Any] = ()) -> Rate
     return Rate(value, unstable, error)
 
 
-def rounded_off(parts: Sequence[Any], weights: Sequence[Any], out: Any) -> Any:
-    """Computes what rounding has taken from a sum of trains, over the norm of the result.
+def rounded_off(parts: Sequence[Any], weights: Sequence[Any], bonds: Sequence[int]) -> Any:
+    """Computes what rounding to rank one takes from a sum of trains at each bond, over its norm.
 
-    Below 10 √eps it is zero: differences of squares do not tell.
+    At every bond by itself, whatever is rounded at others. Below 10 √eps it is zero: differences of
+    squares do not tell.
 
     Args:
       parts: trains, or pairs (operator, train) for what the operator makes of it.
       weights: of each in the sum.
-      out: the rounded sum.
+      bonds: k, between cores k − 1 and k, for which it is asked.
+
+    Returns:
+      One for each of the bonds.
     """
     parts = [
         TT._unchecked(tuple(products.matvec(list(p[0].cores), list(p[1].cores))))
         if isinstance(p, tuple) else p
         for p in parts
     ]  # fmt: skip
-    gram = _gram([*parts, out])
-    size = jnp.sqrt(jnp.maximum(gram[-1, -1], 0))
-    lost = _size(gram, [*weights, -1.0])
-    seen = lost > 10 * jnp.finfo(gram.dtype).eps ** 0.5 * size
-    return jnp.where(seen, lost, 0.0) / jnp.where(size > 0, size, 1)
+    w = jnp.stack([jnp.asarray(x, parts[0].dtype) for x in weights])
+    left = _grams([x.cores for x in parts])
+    # From the right: the same sweep over mirrored trains.
+    right = _grams([[c.transpose(2, 1, 0) for c in x.cores[::-1]] for x in parts])[::-1]
+    out = []
+    for k in bonds:
+        here, there = left[k], right[k] * (w[:, None] * w[None])[:, :, None, None]
+        many = here.shape[0] * here.shape[2]
+        here, there = (g.transpose(0, 2, 1, 3).reshape(many, many) for g in (here, there))
+        # Squares of singular values of the sum at the bond: what is not the largest is lost.
+        values, vectors = jnp.linalg.eigh(here)
+        root = vectors * jnp.sqrt(jnp.maximum(values, 0))[None]
+        squares = jnp.maximum(jnp.linalg.eigvalsh(root.T @ there @ root), 0)
+        total = squares.sum()
+        lost = jnp.sqrt(squares[:-1].sum() / jnp.where(total > 0, total, 1))
+        out.append(jnp.where(lost > 10 * jnp.finfo(lost.dtype).eps ** 0.5, lost, 0.0))
+    return jnp.stack(out)
 
 
 def _size(gram: Any, weights: Sequence[Any]) -> Any:
@@ -109,18 +125,24 @@ def _size(gram: Any, weights: Sequence[Any]) -> Any:
 
 def _gram(trains: Sequence[Any]) -> Any:
     """Computes the Gram matrix of a Runge–Kutta step's stages, up to a scale, in one sweep."""
-    widths = [max(r) for r in zip(*(x.ranks for x in trains), strict=True)]
-    state = jnp.ones((len(trains),) * 2 + (1, 1), trains[0].dtype)
-    for k in range(trains[0].order):
-        room = widths[k], trains[0].shape[k], widths[k + 1]
-        cores = [x.cores[k] for x in trains]
+    return _grams([x.cores for x in trains])[-1][:, :, 0, 0]
+
+
+def _grams(trains: Sequence[Sequence[Any]]) -> list[Any]:
+    """Computes Gram matrices of the left parts of a step's trains, (m, m, r, r), at every bond.
+
+    Each up to a scale; of smaller ranks the rest is zero.
+    """
+    states = [jnp.ones((len(trains),) * 2 + (1, 1), trains[0][0].dtype)]
+    for cores in zip(*trains, strict=True):
+        room = [max(n) for n in zip(*(c.shape for c in cores), strict=True)]
         pads = [[(0, m - n) for m, n in zip(room, c.shape, strict=True)] for c in cores]
         stack = jnp.stack([jnp.pad(c, p) for c, p in zip(cores, pads, strict=True)])
-        state = einsum("xyab,xanc,ybnd->xycd", state, stack, stack)
+        state = einsum("xyab,xanc,ybnd->xycd", states[-1], stack, stack)
         # Squares stay within the range of the dtype.
         top = jnp.abs(state).max()
-        state = state / jnp.where((top > 0) & jnp.isfinite(top), top, 1)
-    return state[:, :, 0, 0]
+        states.append(state / jnp.where((top > 0) & jnp.isfinite(top), top, 1))
+    return states
 
 
 def fastest(
