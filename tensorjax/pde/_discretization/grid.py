@@ -84,7 +84,7 @@ class Axis:
     high: float
     order: int = 4
     power: float = 0.0
-    walls: Any = None
+    walls: Wall | tuple[Wall, Wall] | None = None
 
     def __post_init__(self):
         if self.kind not in get_args(Kind):
