@@ -141,7 +141,7 @@ def _is_part(name: str) -> bool:
 
 
 def _beside(place: Path, suffix: str) -> Path:
-    """Returns a hidden name that is ours alone: what is there may be removed."""
+    """Returns a hidden name beside a checkpoint, of a folder that `replace` may remove."""
     return place.with_name(f".{place.name}.tensorjax-{suffix}")
 
 
