@@ -51,7 +51,9 @@ def test_a_save_that_fails_leaves_the_checkpoint_before(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("ended_after", [0, 1, 2])
-def test_an_interrupt_between_the_renames_loses_nothing(tmp_path, monkeypatch, ended_after) -> None:
+def test_an_interrupt_between_the_renames_loses_nothing(
+    tmp_path, monkeypatch, caplog, ended_after
+) -> None:
     optim.save(tmp_path / "x", tree(2))
     rename, calls = Path.rename, []
 
@@ -70,6 +72,7 @@ def test_an_interrupt_between_the_renames_loses_nothing(tmp_path, monkeypatch, e
         optim.save(tmp_path / "x", new)
     monkeypatch.undo()
     same(optim.load(tmp_path / "x", tree(2)), new if ended_after == 2 else tree(2))
+    assert ("was interrupted" in caplog.text) == (ended_after == 1)
     optim.save(tmp_path / "x", new)  # what was left does not stop the next one
     same(optim.load(tmp_path / "x", tree(2)), new)
     assert [x.name for x in tmp_path.iterdir()] == ["x"]

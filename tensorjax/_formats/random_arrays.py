@@ -114,11 +114,15 @@ def _from_numpy(
         out[:, :total] = hashed(np.repeat(ks, sizes, axis=0), places)
     try:
         values = np.asarray(_entries(draw, *on_device([bits]), dtype))
-    except NotImplementedError:
+    except _NotFromBits:
         return None
     cuts = ends[math.prod(lead) - 1 :: math.prod(lead)]
     pieces = np.split(values, cuts)[:-1]
     return [x.reshape((*lead, *shape)) for x, shape in zip(pieces, shapes, strict=True)]
+
+
+class _NotFromBits(Exception):
+    """Error of a distribution that does not make one entry of one word of random bits."""
 
 
 def _padded(n: int, least: int) -> int:
@@ -147,7 +151,7 @@ def _given_bits(parts: int, two: int, size: int) -> Any:
 
     def random_bits(key: jax.Array, width: int, shape: tuple[int, ...]) -> jax.Array:
         if shape != (size,):
-            raise NotImplementedError("a distribution that takes several words for an entry")
+            raise _NotFromBits("a distribution that takes several words for an entry")
         high, low = key[0]
         if width == 64:
             return (high.astype(jnp.uint64) << 32) | low.astype(jnp.uint64)
@@ -155,11 +159,11 @@ def _given_bits(parts: int, two: int, size: int) -> Any:
 
     def split_in(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         if shape != (parts,) or parts == 1:
-            raise NotImplementedError("a distribution that splits its key")
+            raise _NotFromBits("a distribution that splits its key")
         return jnp.stack([jnp.broadcast_to(key[k], key.shape) for k in range(parts)])
 
     def none(*_: Any) -> Any:
-        raise NotImplementedError("these bits are not made from a seed")
+        raise _NotFromBits("these bits are not made from a seed")
 
     return jax.extend.random.define_prng_impl(
         key_shape=(parts, two, size),

@@ -1,6 +1,7 @@
 """Folders of checkpoints: replaced as a whole, recognised, and verified by checksums."""
 
 import json
+import logging
 import shutil
 import zlib
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from pathlib import Path
 import jax
 from jax.experimental import multihost_utils
 
+_log = logging.getLogger(__name__)
 # File of checksums, which a folder gets last; and what Orbax writes beside it.
 _SUMS = "checksums.json"
 _METADATA = "_CHECKPOINT_METADATA"
@@ -88,6 +90,10 @@ def existing(place: Path) -> Path:
     found = place
     if not place.exists() and _beside(place, "old").is_dir():
         found = _beside(place, "old")
+        _log.warning(
+            "a save to %s was interrupted: the checkpoint before it is loaded, from %s",
+            place, found,
+        )  # fmt: skip
     if not found.exists():
         raise FileNotFoundError(f"path: expected a checkpoint of optim.save, got none at {place}")
     if not found.is_dir() or not any((found / name).exists() for name in (_METADATA, _SUMS)):
