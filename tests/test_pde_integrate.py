@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tensorjax import pde, tt
+from tensorjax.pde._maps.coordinate_path import Moment, missed
 from tensorjax.pde._stepping import step_truncation
 from tensorjax.pde._stepping.mass import corrected, mass_of, quadrature
 from tensorjax.pde._stepping.sketched_sums import Train, rounded
@@ -65,7 +66,7 @@ def test_coordinates_do_not_change_the_solution_where_nothing_is_cut():
 
     def values(coordinates: Any) -> np.ndarray:
         s = pde.integrate(problem, t1=0.4, dt=0.01, tol=1e-13, coordinates=coordinates).final
-        return pde.evaluate(s.v, s.map, problem.box, x)
+        return np.asarray(pde.evaluate(s.v, s.map, problem.box, x))
 
     fixed, moving = values("fixed"), values(pde.MultiLevel())
     swung = values(pde.Prescribed(lambda t: 0.5 * np.array([[0.0, np.cos(5 * t)], [t, 0.0]])))
@@ -606,6 +607,7 @@ def test_gradients_pass_through_fixed_ranks():
     exact = pde.OrnsteinUhlenbeck(
         0.5 * TURN, 0.5 * np.diag([0.2, 0.1]), start, pde.Box.fourier(2)
     ).exact(0.5, np.array([[0.3, 0.2]]))
+    assert exact is not None
     np.testing.assert_allclose(found[1], exact[0], rtol=2e-3)
 
 
@@ -677,3 +679,43 @@ def test_reactions_and_sources_follow_their_closed_forms(method: Any):
     fed = pde.AdvectionDiffusionReaction(None, None, start, box, source=other)
     final = pde.integrate(fed, **options).final
     np.testing.assert_allclose(pde.evaluate(final.v, final.map, box, x), u + 0.5 * g, atol=2e-5)
+
+
+@pytest.mark.parametrize("d", [12, 20, pytest.param(50, marks=pytest.mark.slow)])
+def test_steps_of_a_controller_follow_the_motion_in_many_dimensions(d: int):
+    """Drawn processes: ranks stay low, for no step is too long for the extrapolated motion."""
+    rng = np.random.default_rng(9000 + d)
+    a = rng.standard_normal((d, d)) / np.sqrt(d)
+    a = (a - a.T) / 2 + 0.15 * (a + a.T)
+    a = a - (np.linalg.eigvals(a).real.max() + 0.3) * np.eye(d)
+    start = pde.Gaussian(np.zeros(d), np.diag(rng.uniform(0.3, 1.0, d)))
+    box = pde.Box.fourier(d, 48, 6.0)
+    problem = pde.OrnsteinUhlenbeck(a, 0.2 * np.eye(d), start, box)
+    found = pde.integrate(problem, t1=0.6, tol=1e-3)
+    assert found.result == pde.Result.successful, found.message
+    assert found.stats["rank"].max() <= 3
+    assert found.stats["rejected"] <= 2
+    _, _, covariance = pde.moments(found.final.v, found.final.map, box)
+    known = problem.moments(0.6)
+    assert known is not None
+    assert np.abs(covariance - known[2]).max() < 1e-3 * np.diag(known[2]).max()
+
+
+def test_the_miss_of_an_extrapolated_motion_is_that_of_the_best_polynomial(rng: Any):
+    """Of drawn quadratic motions three moments miss nothing; jumps and rest tell nothing."""
+    b, c, e = rng.standard_normal((3, 3, 3))
+    zero, times = np.zeros(3), np.cumsum(rng.uniform(0.05, 0.1, 4))
+    moments = [Moment(t, b + c * t + e * t**2, zero) for t in times]
+    exact = missed(moments, 2)
+    assert exact is not None
+    assert exact.count == 3
+    assert exact.share < 1e-10
+    assert exact.span == pytest.approx(times[-1] - times[-2])
+    constant = missed(moments[:2], 0)
+    assert constant is not None
+    size = max(np.linalg.norm(m.sigma) for m in moments[:2])
+    change = np.linalg.norm(moments[1].sigma - moments[0].sigma)
+    assert constant.share == pytest.approx(change / size)
+    assert missed(moments[:1], 2) is None
+    assert missed([*moments[:3], Moment(times[3], 10 * b, zero)], 2) is None
+    assert missed([Moment(t, 0 * b, zero) for t in times], 2) is None

@@ -139,7 +139,8 @@ def integrate(
         rest by the classical method, order 4: where fine grids limit the others. All
         of them estimate their errors. Where the motion of the coordinates jumps, multistep methods
         restart, "ab2" and "ab3" with "rk4".
-      stepsize_controller: `ConstantStepSize` or `PIDController`.
+      stepsize_controller: `ConstantStepSize` or `PIDController`. Where coordinates follow the
+        solution, a controller also keeps steps short enough for Σ to be extrapolated over them.
       saveat: `SaveAt`.
       event: `Event`, `SteadyState` or several of them: the run stops where one happens, with the
         state at that time.

@@ -27,7 +27,7 @@ from tensorjax.pde._integration.statuses import (
     unbounded,
 )
 from tensorjax.pde._maps.affine_maps import AffineMap
-from tensorjax.pde._maps.coordinate_path import Moment, Path, jumps, told
+from tensorjax.pde._maps.coordinate_path import Moment, Path, jumps, missed, told
 from tensorjax.pde._observables.densities import shares
 from tensorjax.pde._stepping.exponential import EXPONENTIAL
 from tensorjax.pde._stepping.mass import corrected, mass_of, quadrature
@@ -52,6 +52,10 @@ _COND = 1e10
 # Entries of the largest core up to which one thread of BLAS is as fast as several, which on busy
 # cores wait for each other most of the time (ten times slower steps were seen).
 _ONE_THREAD = 2**15
+# Where the motion of the coordinates leaves less than this share of the normal component, its own
+# error is what raises ranks: that of a step stays below this share of what rounding may take at one
+# bond.
+_FOLLOWED, _STRAYS = 0.03, 0.1
 
 
 def begin(options: Options, start: State | None, map: AffineMap, t0: float, dt: float) -> "Run":
@@ -138,6 +142,7 @@ class Run:
         costs = self._look(right)
         if jumps(self.memory.moments, self.options.degree):
             self.memory.slopes = []
+        self._follow(costs)
         # Drifts amplify what truncation and the grid leave in the tails; affine ones alike
         # everywhere, so that tails stay as small as they are but for what noise grows there.
         # Sources, reactions and potentials let small tails grow by right.
@@ -319,6 +324,25 @@ class Run:
         past = [m for m in self.memory.moments if m.t < self.t]
         self.memory.moments = [*past, moment][-(options.degree + 2) :]
         return costs
+
+    def _follow(self, costs: tuple[float, float]) -> None:
+        """Shortens a run's next step where the extrapolated motion would err enough to raise ranks.
+
+        Estimates of a step's error do not tell: any motion is consistent, and ranks that an error
+        of it has brought remain. The newest moment tells the error of the last extrapolation.
+        """
+        options = self.options
+        if not (isinstance(options.controller, PIDController) and costs[1] < _FOLLOWED * costs[0]):
+            return
+        miss = missed(self.memory.moments, options.degree)
+        if miss is None or miss.share == 0:
+            return
+        order = miss.count + 1
+        strays = costs[0] * miss.share * miss.span / order
+        allowed = _STRAYS * options.tol / math.sqrt(options.problem.dim - 1)
+        factor = (allowed / strays) ** (1 / order)
+        shortest = options.controller.factormin * miss.span
+        self.memory.dt = min(self.memory.dt, max(factor * miss.span, shortest))
 
     def _shares(self) -> tuple[float, float]:
         """Returns the shares of ‖v‖ at the edge of the box and in the highest modes, of a run."""

@@ -107,8 +107,44 @@ def jumps(moments: Sequence[Moment], degree: int) -> bool:
     return len(moments) >= 3 and not _telling(moments, degree)[0]
 
 
+class Miss(NamedTuple):
+    """Error of an extrapolated coordinate motion at the end of a time step.
+
+    Attributes:
+      share: of the size of the moments.
+      span: length of the step.
+      count: past motions that the polynomial went through; the error is of this order in the step.
+    """
+
+    share: float
+    span: float
+    count: int
+
+
+def missed(moments: Sequence[Moment], degree: int) -> Miss | None:
+    """Computes by how much the extrapolated coordinate motion missed the newest moment.
+
+    None where there is nothing to compare, where coordinates rest, and where the motion jumps:
+    shorter steps do not help there.
+    """
+    if len(moments) < 2:
+        return None
+    misses, size = _misses(moments, degree)
+    count = min(range(len(misses)), key=misses.__getitem__)
+    if not misses[count] <= _MISS * size or not size > 0:
+        return None
+    return Miss(misses[count] / size, moments[-1].t - moments[-2].t, count + 1)
+
+
 def _telling(moments: Sequence[Moment], degree: int) -> tuple[list[int], int]:
     """Returns the counts of past motions that extrapolate well to the newest."""
+    misses, size = _misses(moments, degree)
+    good = [count for count, miss in enumerate(misses, start=1) if miss <= _MISS * size]
+    return good, len(misses)
+
+
+def _misses(moments: Sequence[Moment], degree: int) -> tuple[list[float], float]:
+    """Computes how far polynomials through past motions miss the newest, and the largest motion."""
     *past, new = moments
     misses = []
     for count in range(1, min(degree + 1, len(past)) + 1):
@@ -116,10 +152,8 @@ def _telling(moments: Sequence[Moment], degree: int) -> tuple[list[int], int]:
         powers = np.vander(nodes / np.abs(nodes).max(), increasing=True)
         weights = np.linalg.solve(powers.T, np.eye(count)[0])
         parts = [w * _joined(m) for w, m in zip(weights, past[-count:], strict=True)]
-        misses.append(np.linalg.norm(np.sum(parts, axis=0) - _joined(new)))
-    size = max(np.linalg.norm(_joined(m)) for m in moments)
-    good = [count for count, miss in enumerate(misses, start=1) if miss <= _MISS * size]
-    return good, len(misses)
+        misses.append(float(np.linalg.norm(np.sum(parts, axis=0) - _joined(new))))
+    return misses, max(float(np.linalg.norm(_joined(m))) for m in moments)
 
 
 def _joined(moment: Moment) -> np.ndarray:
