@@ -16,11 +16,11 @@ from tensorjax._formats.trains import TT, single
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike, DTypeLike
 from tensorjax.tt._cross.approximation import Approximation
-from tensorjax.tt._cross.function_calls import Evaluations, Executor
+from tensorjax.tt._cross.function_calls import Evaluations, Executor, Jit
 from tensorjax.tt._cross.held_out_error import Estimate
 from tensorjax.tt._cross.options_and_progress import CrossProgress, Options, Status
 from tensorjax.tt._cross.report import CrossInfo, reported
-from tensorjax.tt._cross.sampled_function import Jit, Oracle
+from tensorjax.tt._cross.sampled_function import Oracle
 from tensorjax.tt._cross.search import AT_LEAST, Search
 from tensorjax.tt._cross.verification import LIKE_ZERO
 
