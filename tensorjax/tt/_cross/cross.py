@@ -30,6 +30,9 @@ _PARTS = (0.25, 0.01)
 _SLACK = 1.05
 # Most held-out entries of a small tensor: one in _FEW of all entries, or _FEW if that is more.
 _FEW = 100
+# Entries that are held out while ranks grow. All that were asked for are, fresh ones where some of
+# these became pivots, before a train counts as converged.
+_FIRST_HELD_OUT = 300
 
 
 @placed
@@ -143,7 +146,6 @@ def cross(
     )
     record = _resumed(resume, sizes)
     if record is not None and record.held_out:  # the same entries are held out as before
-        options.wanted = options.held_out
         options.held_out = min(record.held_out, options.held_out)
     rng = _check.host_generator(key, "; tt.cross calls f from the host and cannot be traced")
     coordinates = None if grid is None else checked_grid(grid, sizes)
@@ -215,7 +217,7 @@ def _doubt(status: Status, search: Search, *, elsewhere: bool) -> float:
     )
     if status == "unseen" or contradicted:
         return math.inf
-    return search.held.unseen(elsewhere=elsewhere)
+    return search.held.unseen(elsewhere=elsewhere) if search.fit.jumps else 0.0
 
 
 def _options(
@@ -245,7 +247,8 @@ def _options(
         tol=_check.tolerance(tol, np.float64),
         max_rank=int(cap),
         max_sweeps=_check.integer("max_sweeps", max_sweeps, low=1),
-        held_out=held_out,
+        held_out=min(held_out, _FIRST_HELD_OUT),
+        wanted=held_out,
         asked=asked,
         budget=math.inf if budget is None else budget,
         search=_share(search),

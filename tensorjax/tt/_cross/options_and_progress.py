@@ -60,9 +60,9 @@ class Options:
     max_rank: int
     max_sweeps: int
     held_out: int
+    wanted: int
     asked: int
     budget: float
     most_random: int
     search: float
     callback: Callable[[CrossProgress], Any] | None
-    wanted: int = 0

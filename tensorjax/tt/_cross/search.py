@@ -36,8 +36,8 @@ _SURPRISES = 4
 # Entries that are asked for again where a search stalled, as f may be noisy or have a state; and
 # what it may differ by beside its root mean square, for sums of a batch may depend on the others.
 _AGAIN, _SAME = 8, 1e-6
-# Most held-out entries that become pivots at once: those with errors above _HIDDEN times the
-# residuals of all blocks.
+# Most held-out entries that become pivots at once, and no more than half of the largest rank: those
+# with errors above _HIDDEN times the residuals of all blocks.
 _OFFERED, _HIDDEN = 4, 10.0
 
 
@@ -81,7 +81,7 @@ class Search:
                     self.held.reread()
                 status = self._run()
                 if status not in ("converged", "zero"):
-                    self.fit.settle()
+                    self.fit.settle(more=status != "stopped")
                 if status == "stalled" and self._oracle.left >= _AGAIN:
                     self.unsteady = self._unsteady()
                 return status
@@ -120,8 +120,22 @@ class Search:
             return self._read_after(self.fit.zero())
         if not self.fit.start():
             return self._run()
-        self.fit.measure()
+        if self._first_fits() and (status := self._verification.verdict(0.0)):
+            return self._read_after(status)
         return self._read_after(self._sweep_on(self.fit.sets))
+
+    def _first_fits(self) -> bool:
+        """Whether the train through the first pivot is below the tolerance, be there no sweep."""
+        return self._measured().bound <= self.tol
+
+    def _measured(self) -> Estimate:
+        """Estimates the error of the present train, at more entries if too few tell."""
+        estimate = self.fit.measure()
+        more = min(self._options.wanted - self.held.uniform, self._oracle.left)
+        if estimate.error <= self.tol < estimate.bound and more >= 1:
+            self.held.extend(int(more))
+            estimate = self.fit.measured_anew()
+        return estimate
 
     def _read_after(self, status: Status) -> Status:
         """Reads all entries after a search that failed, if they are few enough."""
@@ -142,13 +156,8 @@ class Search:
         idle = 0
         for self.sweeps in range(1, options.max_sweeps + 1):
             forward = self.sweeps % 2 == 1
-            level, added = 0.0, 0
-            for k in bonds if forward else reversed(bonds):
-                r = len(sets.left[k])
-                limit = min(max(2, r // 2), options.max_rank - r)
-                seen, new = sets.visit(k, self.fit.threshold, limit, forward, self._rng)
-                level, added = max(level, seen), added + new
-            estimate = self.fit.measure()
+            level, added = self._swept(sets, bonds if forward else bonds[::-1])
+            estimate = self._measured()
             if self._told(sets, estimate):
                 return "stopped"
             self._verification.found = 0
@@ -171,11 +180,26 @@ class Search:
             self._lower(level, added / len(bonds), estimate)
         return "max_sweeps"
 
+    def _swept(self, sets: Sets, bonds: range) -> tuple[float, int]:
+        """Adds pivots at one bond after another.
+
+        Returns:
+          The largest residual that was met, and the number of pivots added.
+        """
+        level, added = 0.0, 0
+        for k in bonds:
+            r = len(sets.left[k])
+            limit = min(max(2, r // 2), self._options.max_rank - r)
+            seen, new = sets.visit(k, self.fit.threshold, limit, bonds.step > 0, self._rng)
+            level, added = max(level, seen), added + new
+        return level, added
+
     def _offer_wrong(self, level: float) -> int:
         """Adds held-out entries of largest error as pivots, if sweeps find no such errors."""
         hidden = _HIDDEN * max(level, self.fit.threshold)
         wrong = self.held.errors(self.fit.current())
-        worst = np.argsort(-wrong, kind="stable")[:_OFFERED]
+        most = max(1, min(_OFFERED, max(self.fit.sets.ranks) // 2))
+        worst = np.argsort(-wrong, kind="stable")[:most]
         worst = worst[wrong[worst] > hidden**2]
         if not worst.size:
             return 0

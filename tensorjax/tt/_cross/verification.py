@@ -21,8 +21,9 @@ _LEAST_TOPS, _TOP = 3, 0.1
 # A tensor with so many times the entries that are known is read as a whole if f jumps, and has no
 # more than the second number.
 _READ, _MOST_READ = 4, 1 << 17
-# Times that entries near the index sets and at edges are looked at if f jumps.
-_ROUNDS = 3
+# Times that entries near the index sets and at edges are looked at if f jumps: on digits, and on
+# longer modes.
+_ROUNDS, _FEWER_ROUNDS = 3, 2
 # Random entries that global search looks at before it climbs from the worst of them.
 _BATCH = 20_000
 # New entries contradict the estimate if one has an error above so many times the tolerance,
@@ -107,7 +108,7 @@ class Verification:
         cores = fit.current()
         if self._wrong_above(cores):
             return None
-        seen = held.plain and held.agree(cores)
+        seen = held.plain and (held.agree(cores) or held.exact(cores))
         if self._wrong_at_edges(cores):
             self._surprised = self._surprised or self._worst > _JUMP * fit.oracle.largest
             return None
@@ -218,7 +219,8 @@ class Verification:
     def _wrong_nearby(self, cores: Cores) -> bool:
         """Searches for errors near the index sets; returns whether there are any."""
         sets = self._fit.sets
-        for _ in range(_ROUNDS if self._many else 1):
+        rounds = _ROUNDS if self._search.coarseness == 1 else _FEWER_ROUNDS
+        for _ in range(rounds if self._many else 1):
             if self._found_wrong(cores, self._search.near(cores, sets.left, sets.right)):
                 return True
             if self._many and self._wrong_at_edges(cores):
