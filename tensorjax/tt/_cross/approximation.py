@@ -95,6 +95,11 @@ class Approximation:
         """Whether the approximated function seems to have jumps (discontinuities)."""
         return self.edgy or self.held.jumps
 
+    @property
+    def like_exact(self) -> bool:
+        """Whether the approximation is so much better than asked for that it seems to be exact."""
+        return self.options.like_exact(self.estimate.error)
+
     def current(self) -> Cores:
         """Returns the cores of the present train of a cross approximation."""
         return self.finish(self.sets.cores())

@@ -22,7 +22,6 @@ from tensorjax.tt._cross.options_and_progress import CrossProgress, Options, Sta
 from tensorjax.tt._cross.report import CrossInfo, reported
 from tensorjax.tt._cross.sampled_function import Oracle
 from tensorjax.tt._cross.search import AT_LEAST, Search
-from tensorjax.tt._cross.verification import LIKE_ZERO
 
 # _PARTS: shares of the squared error left below the goal that rounding may use, tried in turn.
 # _SLACK: factor by which rounding may raise the error of a train that misses the tolerance anyway.
@@ -32,7 +31,7 @@ _SLACK = 1.05
 _FEW = 100
 # Entries that are held out while ranks grow. All that were asked for are, fresh ones where some of
 # these became pivots, before a train counts as converged.
-_FIRST_HELD_OUT = 300
+_FIRST_HELD_OUT = 500
 
 
 @placed
@@ -168,10 +167,10 @@ def cross(
     status = searched.run()
     final.check_range(at_end=True)
     cores, estimate = _rounded(searched, options.tol, max_rank, final.finish)
-    doubt = _doubt(status, searched, elsewhere=x0 is None and pivots is None)
+    doubt = _doubt(status, searched)
     if status == "converged" and estimate.bound > options.tol:
         status = "max_rank"
-    if status == "converged" and doubt > options.tol and estimate.error > LIKE_ZERO * options.tol:
+    if status == "converged" and doubt > options.tol and not options.like_exact(estimate.error):
         status, doubt = "unseen", math.inf  # f jumps, and the train of it is not exact
     if status != "zero":
         estimate = Estimate(estimate.error, max(estimate.std, doubt))
@@ -210,14 +209,14 @@ def _share(search: Any) -> float:
     return float(search)
 
 
-def _doubt(status: Status, search: Search, *, elsewhere: bool) -> float:
+def _doubt(status: Status, search: Search) -> float:
     """Returns what `cross` adds to its standard error for parts that held-out entries miss."""
     contradicted = status in ("stalled", "max_rank", "max_sweeps") and (
         not search.held.all and search.fit.estimate.bound <= search.tol
     )
     if status == "unseen" or contradicted:
         return math.inf
-    return search.held.unseen(elsewhere=elsewhere) if search.fit.jumps else 0.0
+    return search.doubt
 
 
 def _options(

@@ -199,6 +199,11 @@ class HeldOut:
         counts = np.unique(self.values[: self.uniform], axis=0, return_counts=True)[1]
         return len(counts) <= _FEW_VALUES or 2 * counts.max() > self.uniform
 
+    @property
+    def constant(self) -> bool:
+        """Whether the function has one value at all random held-out entries."""
+        return bool((self.values[: self.uniform] == self.values[0]).all())
+
     def unseen(self, *, elsewhere: bool) -> float:
         """Returns the standard error that remains where a function that jumps was not sampled.
 

@@ -104,6 +104,11 @@ class Search:
                 self.failure = f"interrupted after {self._oracle.evaluations} evaluations"
                 return self.fit.ended("failed", measured=False)
 
+    @property
+    def doubt(self) -> float:
+        """Standard error that parts of a function that jumps may have, where it was not sampled."""
+        return self.held.unseen(elsewhere=not self.fit.given) if self.fit.jumps else 0.0
+
     def _unsteady(self) -> float:
         """Returns by how much f differs from itself at some entries, over its root mean square."""
         index = self.held.index[:_AGAIN]
@@ -144,8 +149,10 @@ class Search:
         return estimate
 
     def _read_after(self, status: Status) -> Status:
-        """Reads all entries after a search that failed, if they are few enough."""
+        """Reads all entries after a search that does not know its error, if they are few enough."""
         fit = self.fit
+        if status == "converged" and self.doubt > self.tol and not fit.like_exact:
+            status = "unseen"
         known = fit.small or self.held.all or (fit.affordable and not self._fails)
         if status not in ("stalled", "unseen", "zero") or not known:
             return status
