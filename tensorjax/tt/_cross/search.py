@@ -36,8 +36,8 @@ _SURPRISES = 4
 # Entries that are asked for again where a search stalled, as f may be noisy or have a state; and
 # what it may differ by beside its root mean square, for sums of a batch may depend on the others.
 _AGAIN, _SAME = 8, 1e-6
-# Most held-out entries that become pivots at once, and no more than half of the largest rank: those
-# with errors above _HIDDEN times the residuals of all blocks.
+# Most held-out entries that become pivots at once, and no more than half of the largest rank unless
+# f jumps: those with errors above _HIDDEN times the residuals of all blocks.
 _OFFERED, _HIDDEN = 4, 10.0
 # After an error of no more than so many times the tolerance, a sweep ends at the first bond whose
 # pivots led below it: those of the other bonds would make the train better than was asked for. Not
@@ -214,7 +214,8 @@ class Search:
         """Adds held-out entries of largest error as pivots, if sweeps find no such errors."""
         hidden = _HIDDEN * max(level, self.fit.threshold)
         wrong = self.held.errors(self.fit.current())
-        most = max(1, min(_OFFERED, max(self.fit.sets.ranks) // 2))
+        few = max(1, min(_OFFERED, max(self.fit.sets.ranks) // 2))
+        most = _OFFERED if self.fit.jumps else few
         worst = np.argsort(-wrong, kind="stable")[:most]
         worst = worst[wrong[worst] > hidden**2]
         if not worst.size:
