@@ -87,15 +87,16 @@ def cross(
         that are large at few entries: the search starts from them. With x0 or pivots, other parts
         of f as small are taken not to exist.
       held_out: number of random entries that measure the error (fewer for a small budget or
-        tensor). Errors confined to a smaller part of all entries than about 3/held_out may escape.
-        Where the norm of f is, up to 20 000 are looked at.
+        tensor; up to 500 of them while ranks grow). Errors confined to a smaller part of all
+        entries than about 3/held_out may escape. Where the norm of f is, up to 20 000 are looked
+        at.
       max_sweeps: half-sweeps over the bonds.
       search: share of all evaluations, in [0, 1), for a global search of errors that sweeps miss:
         random entries, held-out ones among them, and ascents of the error from the worst. With
         0.9 it takes nine times what the fit takes, which finds peaks as narrow. With 0 a small
         tensor is searched too, and read only if the search fails or few entries are large.
       callback: gets a `CrossProgress` after each half-sweep; the search stops when it returns True.
-        It is not called where a tensor is read entirely.
+        It is not called where a tensor is read entirely, or the first train is accurate enough.
       dtype: of the result; that of f's values, as JAX has it, if None.
       cache: values of f kept at most, about 150 bytes each. When it is full, it is emptied, and f
         may be evaluated again where it was before; entries that are fitted are kept apart.

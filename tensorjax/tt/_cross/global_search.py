@@ -63,7 +63,7 @@ class GlobalSearch:
 
     @property
     def coarseness(self) -> int:
-        """How much less there is to look for at edges than where all modes are digits, 1 there."""
+        """Length of the longest mode over that of digits, by which searches at edges are shorter."""
         return max(1, max(self._oracle.shape) // _DIGITS)
 
     @property
