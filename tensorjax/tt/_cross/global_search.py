@@ -63,7 +63,7 @@ class GlobalSearch:
 
     @property
     def coarseness(self) -> int:
-        """Length of the longest mode over that of digits, by which searches at edges are shorter."""
+        """Longest mode over that of digits, by which searches at edges are shorter."""
         return max(1, max(self._oracle.shape) // _DIGITS)
 
     @property
