@@ -110,6 +110,125 @@ def test_a_small_tail_among_small_errors_leads_to_a_peak(seed):
     assert norm(tt.evaluate(t, index) - exact) <= 1e-3 * norm(exact), info
 
 
+def drawn_product(rng):
+    k = rng.uniform(1, 4, 30)
+    return (12,) * 30, lambda i: np.prod(np.sin(k * (i + 0.5) / 12 + 0.4), axis=1), 1708
+
+
+def drawn_box(rng):
+    low = rng.integers(1, 8, 5)
+    high = low + rng.integers(7, 11, 5)
+    return (20,) * 5, lambda i: 0.5 + ((i >= low) & (i < high)).all(axis=1), 3490
+
+
+def drawn_complex_wave(rng):
+    k = rng.uniform(-6, 6, 8)
+
+    def f(i):
+        x = (i + 0.5) / 24
+        return np.exp(1j * (x @ k)) / (2 + x[:, 0] + x[:, 3])
+
+    return (24,) * 8, f, 6256
+
+
+@pytest.mark.parametrize("draw", [drawn_product, drawn_box, drawn_complex_wave])
+def test_verification_costs_no_more_than_the_fits_of_peers(draw):
+    """Evaluations of the best peer, which verifies nothing, on one function of each kind."""
+    for seed in range(2):
+        rng = np.random.default_rng([64, seed])
+        shape, f, fewest = draw(rng)
+        t, info = tt.cross(f, shape, tol=1e-6, key=jax.random.key(seed))
+        assert info.status == "converged"
+        assert info.held_out >= 1000
+        assert info.evaluations <= fewest
+        index = rng.integers(0, shape, (5000, len(shape)))
+        assert norm(tt.evaluate(t, index) - f(index)) <= 1e-6 * norm(f(index))
+
+
+def drawn_adversary(rng):
+    """A function of rank one or two, and a part of its own in 1 to 20 % of the entries."""
+    d = int(rng.choice([3, 4, 6, 10, 20, 30]))
+    n = {3: 64, 4: 32, 6: 20, 10: 16, 20: 12, 30: 12}[d]
+    k = rng.uniform(1, 4, d)
+    smooth = (
+        lambda x: np.prod(np.sin(k * x + 0.4), axis=1),
+        lambda x: np.exp(-x @ k),
+        lambda x: np.exp(1j * (x @ k)),
+        lambda x: np.full(len(x), 0.5),
+    )[rng.integers(4)]
+    size = norm(smooth(rng.random((4000, d)))) / 4000**0.5
+    if rng.integers(3) == 0:  # a peak, which has a tail everywhere
+        center, width = rng.uniform(0.2, 0.8, d), rng.uniform(0.1, 0.3) * d**0.5
+        part = lambda x: np.exp(-((x - center) ** 2).sum(axis=1) / width**2)  # noqa: E731
+    else:  # a box in some of the modes
+        at = rng.permutation(d)[: rng.integers(1, 4)]
+        width = (10 ** rng.uniform(-2, -0.7)) ** (1 / len(at))
+        low = rng.uniform(0, 1 - width, len(at))
+        part = lambda x: 1.0 * ((x[:, at] >= low) & (x[:, at] < low + width)).all(axis=1)  # noqa: E731
+    return (n,) * d, lambda i: smooth((i + 0.5) / n) + size * part((i + 0.5) / n)
+
+
+@pytest.mark.parametrize("first", [0, *(pytest.param(s, marks=slow) for s in (8, 16, 24))])
+def test_no_part_of_one_percent_escapes_a_cheap_verification(first):
+    for seed in range(first, first + 8):
+        rng = np.random.default_rng([65, seed])
+        shape, f = drawn_adversary(rng)
+        tol = 10 ** rng.uniform(-8, -3)
+        t, info = tt.cross(f, shape, tol=tol, key=jax.random.key(seed), max_evaluations=60_000)
+        index = rng.integers(0, shape, (20_000, len(shape)))
+        wrong = norm(tt.evaluate(t, index) - f(index)) / norm(f(index))
+        if info.status == "converged":
+            assert wrong <= 10 * tol, seed
+        else:
+            assert wrong <= info.error + 4 * info.error_std + tol, seed
+
+
+def test_a_constant_is_looked_at_more_often(key):
+    """A box in 0.3 % of all entries, which three of 1000 held-out ones would meet."""
+    found = 0
+    for seed in range(8):
+        low = np.random.default_rng([68, seed]).integers(0, 9, 4)
+        t, _ = tt.cross(
+            lambda i, low=low: 1.0 + ((i[:, 2:6] >= low) & (i[:, 2:6] < low + 3)).all(axis=1),
+            (13,) * 10, tol=1e-6, key=jax.random.key(seed),
+        )  # fmt: skip
+        found += float(tt.evaluate(t, [0, 0, *(low + 1), 0, 0, 0, 0])) == pytest.approx(2)
+    assert found >= 7
+
+
+def test_a_peak_beside_an_exact_product_of_many_variables_is_found():
+    """The train through the first pivot is right at all entries, but for the tail of a peak."""
+    rng = np.random.default_rng(66)
+    k, center = rng.uniform(1, 4, 20), rng.integers(3, 9, 20)
+
+    def f(i):
+        far = ((i - center) ** 2).sum(axis=1)
+        return np.prod(np.sin(k * (i + 0.5) / 12 + 0.4), axis=1) + np.exp(-far / 9.0)
+
+    t, info = tt.cross(f, (12,) * 20, tol=1e-6, key=jax.random.key(0))
+    near = np.clip(center + rng.integers(-2, 3, (500, 20)), 0, 11)
+    assert norm(tt.evaluate(t, near) - f(near)) <= 1e-5 * norm(f(near)), info
+
+
+@slow
+def test_a_function_that_was_seen_to_jump_is_known_only_if_its_train_is_exact():
+    """Pulses in as little as 1e-4 of all points: one may escape, but not without a word."""
+    rng = np.random.default_rng([67, 0])
+    low, width = rng.random(5), 10 ** rng.uniform(-4, -2, 5)
+    for bits in (18, 19):  # read, or told of
+        grid = tt.quantics_grid(0, 1, bits)
+
+        def f(i, grid=grid):
+            x = grid.coordinates(i)
+            return ((x >= low) & (x < low + width)) @ np.arange(1.0, 6) + np.cos(9 * x[:, 0])
+
+        t, info = tt.cross(f, grid.shape, tol=1e-5, key=jax.random.key(2))
+        x = (np.arange(2**bits) / 2**bits)[:, None]
+        wrong = norm(tt.evaluate(t, grid.nearest(x)) - f(grid.nearest(x)))
+        good = wrong <= 3e-5 * norm(f(grid.nearest(x)))
+        assert good if bits == 18 else good or info.error_std > 1e-2
+
+
 def test_a_function_with_a_state_is_told_of(key):
     """Not of a function that only cannot be fitted."""
     state = np.random.default_rng(0)

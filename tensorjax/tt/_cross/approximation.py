@@ -95,6 +95,11 @@ class Approximation:
         """Whether the approximated function seems to have jumps (discontinuities)."""
         return self.edgy or self.held.jumps
 
+    @property
+    def like_exact(self) -> bool:
+        """Whether the approximation is so much better than asked for that it seems to be exact."""
+        return self.options.like_exact(self.estimate.error)
+
     def current(self) -> Cores:
         """Returns the cores of the present train of a cross approximation."""
         return self.finish(self.sets.cores())
@@ -125,10 +130,12 @@ class Approximation:
         offers = [] if self._x0 is None else right_sets(self._x0)
         point = self._larger(oracle.peak, offers)
         self.held.replace(self.held.places(oracle.peak))
-        if self.held.telling < self.held.enough:  # few entries lead there: one step is not enough
-            point = climbed(oracle, point)
         sets = Sets(oracle, point)
-        for _ in range(_MOVES):
+        few = self.held.telling < self.held.enough  # lead there: one step is not enough
+        exact = few and self.held.exact(sets.cores())
+        if few and not exact:
+            sets = Sets(oracle, climbed(oracle, point))
+        for _ in range(0 if exact else _MOVES):
             moved = Sets(oracle, sets.largest())
             if moved.size < _MOVE_GAIN * sets.size:
                 break
@@ -198,16 +205,27 @@ class Approximation:
             self.mark = (estimate.bound, self.oracle.evaluations)
         return estimate
 
+    def measured_anew(self) -> Estimate:
+        """Estimates the error of the present train after the held-out entries changed."""
+        self.estimate = UNKNOWN
+        return self.measure()
+
     def holds(self) -> bool:
         """Whether the error is below tolerance after the held-out entries changed."""
-        self.estimate = UNKNOWN
-        return self.measure().bound <= self.options.tol
+        return self.measured_anew().bound <= self.options.tol
 
-    def settle(self) -> None:
-        """Estimates the final error of a cross approximation that did not converge."""
+    def settle(self, *, more: bool) -> None:
+        """Estimates the final error of a cross approximation that did not converge.
+
+        Args:
+          more: whether f may be evaluated at as many held-out entries as were asked for.
+        """
+        missing = min(self.options.wanted - self.held.uniform, self.oracle.left)
         if self.biased:
             self.biased = False
             self.held.renew()
+        if more and missing >= 1:
+            self.held.extend(int(missing))
         if not self.held.all and not self.held.agree(self.cores):
             self.held.mix(self.cores)
         self.estimate = self.held.estimate(self.cores)

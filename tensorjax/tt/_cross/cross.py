@@ -16,13 +16,12 @@ from tensorjax._formats.trains import TT, single
 from tensorjax._placement import placed
 from tensorjax._typing import ArrayLike, DTypeLike
 from tensorjax.tt._cross.approximation import Approximation
-from tensorjax.tt._cross.function_calls import Evaluations, Executor
+from tensorjax.tt._cross.function_calls import Evaluations, Executor, Jit
 from tensorjax.tt._cross.held_out_error import Estimate
 from tensorjax.tt._cross.options_and_progress import CrossProgress, Options, Status
 from tensorjax.tt._cross.report import CrossInfo, reported
-from tensorjax.tt._cross.sampled_function import Jit, Oracle
+from tensorjax.tt._cross.sampled_function import Oracle
 from tensorjax.tt._cross.search import AT_LEAST, Search
-from tensorjax.tt._cross.verification import LIKE_ZERO
 
 # _PARTS: shares of the squared error left below the goal that rounding may use, tried in turn.
 # _SLACK: factor by which rounding may raise the error of a train that misses the tolerance anyway.
@@ -30,6 +29,9 @@ _PARTS = (0.25, 0.01)
 _SLACK = 1.05
 # Most held-out entries of a small tensor: one in _FEW of all entries, or _FEW if that is more.
 _FEW = 100
+# Entries that are held out while ranks grow. All that were asked for are, fresh ones where some of
+# these became pivots, before a train counts as converged.
+_FIRST_HELD_OUT = 500
 
 
 @placed
@@ -85,15 +87,16 @@ def cross(
         that are large at few entries: the search starts from them. With x0 or pivots, other parts
         of f as small are taken not to exist.
       held_out: number of random entries that measure the error (fewer for a small budget or
-        tensor). Errors confined to a smaller part of all entries than about 3/held_out may escape.
-        Where the norm of f is, up to 20 000 are looked at.
+        tensor; up to 500 of them while ranks grow). Errors confined to a smaller part of all
+        entries than about 3/held_out may escape. Where the norm of f is, up to 20 000 are looked
+        at.
       max_sweeps: half-sweeps over the bonds.
       search: share of all evaluations, in [0, 1), for a global search of errors that sweeps miss:
         random entries, held-out ones among them, and ascents of the error from the worst. With
         0.9 it takes nine times what the fit takes, which finds peaks as narrow. With 0 a small
         tensor is searched too, and read only if the search fails or few entries are large.
       callback: gets a `CrossProgress` after each half-sweep; the search stops when it returns True.
-        It is not called where a tensor is read entirely.
+        It is not called where a tensor is read entirely, or the first train is accurate enough.
       dtype: of the result; that of f's values, as JAX has it, if None.
       cache: values of f kept at most, about 150 bytes each. When it is full, it is emptied, and f
         may be evaluated again where it was before; entries that are fitted are kept apart.
@@ -143,7 +146,6 @@ def cross(
     )
     record = _resumed(resume, sizes)
     if record is not None and record.held_out:  # the same entries are held out as before
-        options.wanted = options.held_out
         options.held_out = min(record.held_out, options.held_out)
     rng = _check.host_generator(key, "; tt.cross calls f from the host and cannot be traced")
     coordinates = None if grid is None else checked_grid(grid, sizes)
@@ -166,10 +168,10 @@ def cross(
     status = searched.run()
     final.check_range(at_end=True)
     cores, estimate = _rounded(searched, options.tol, max_rank, final.finish)
-    doubt = _doubt(status, searched, elsewhere=x0 is None and pivots is None)
+    doubt = _doubt(status, searched)
     if status == "converged" and estimate.bound > options.tol:
         status = "max_rank"
-    if status == "converged" and doubt > options.tol and estimate.error > LIKE_ZERO * options.tol:
+    if status == "converged" and doubt > options.tol and not options.like_exact(estimate.error):
         status, doubt = "unseen", math.inf  # f jumps, and the train of it is not exact
     if status != "zero":
         estimate = Estimate(estimate.error, max(estimate.std, doubt))
@@ -208,14 +210,14 @@ def _share(search: Any) -> float:
     return float(search)
 
 
-def _doubt(status: Status, search: Search, *, elsewhere: bool) -> float:
+def _doubt(status: Status, search: Search) -> float:
     """Returns what `cross` adds to its standard error for parts that held-out entries miss."""
     contradicted = status in ("stalled", "max_rank", "max_sweeps") and (
         not search.held.all and search.fit.estimate.bound <= search.tol
     )
     if status == "unseen" or contradicted:
         return math.inf
-    return search.held.unseen(elsewhere=elsewhere)
+    return search.doubt
 
 
 def _options(
@@ -245,7 +247,8 @@ def _options(
         tol=_check.tolerance(tol, np.float64),
         max_rank=int(cap),
         max_sweeps=_check.integer("max_sweeps", max_sweeps, low=1),
-        held_out=held_out,
+        held_out=min(held_out, _FIRST_HELD_OUT),
+        wanted=held_out,
         asked=asked,
         budget=math.inf if budget is None else budget,
         search=_share(search),

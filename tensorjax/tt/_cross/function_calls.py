@@ -1,4 +1,4 @@
-"""Calls of the function that `cross` approximates: copies, executors, errors, and their record."""
+"""Calls of the function that `cross` approximates: compiled, by executors, with a record."""
 
 import dataclasses
 import functools
@@ -7,7 +7,7 @@ import os
 import pickle
 from collections.abc import Callable, Iterable
 from concurrent.futures import BrokenExecutor, CancelledError
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,11 @@ from tensorjax import _check
 
 # A batch is cut into so many parts for each worker of an executor, so that slow ones do not delay.
 _PARTS = 4
+Jit = bool | Literal["auto"]
+# Batches of compiled functions are padded to one of these sizes, and cut at the last.
+_BUCKETS = tuple(64 * 4**k for k in range(7))
+LONGEST = _BUCKETS[-1]
+NOT_TRACEABLE = (jax.errors.JAXTypeError, jax.errors.JAXIndexError)
 
 
 class Executor(Protocol):
@@ -163,6 +168,84 @@ class Calls:
         finally:
             self._failed = failed
         return False
+
+
+class PaddedCalls:
+    """Callable that compiles a JAX function for few batch sizes; others are called as they are.
+
+    Attributes:
+      called: whether the function has returned anything yet.
+      programs: batch sizes for which it was compiled.
+    """
+
+    def __init__(
+        self, f: Callable[[Any], Any], vectorized: bool, executor: Executor | None, jit: Jit
+    ):
+        self.called = False
+        self.programs: set[int] = set()
+        self._f, self._vectorized, self._jit = f, vectorized, jit
+        self._eager = Calls(f, vectorized, executor)
+        self._compiled: Any = None
+        self._is_jax = False
+
+    def __call__(self, points: np.ndarray) -> Any:
+        if self._jit is True and self._compiled is None:
+            self._compiled = self._jitted()
+        if self._compiled is not None:
+            try:
+                out = _padded(self._compiled, points)
+            except NOT_TRACEABLE:
+                if self._jit is True:
+                    raise
+                self._compiled = None
+            else:
+                self.programs.add(_bucket(len(points)))
+                return out
+        if self._is_jax:  # eager operations are compiled for every shape too
+            return _padded(self._eager, points)
+        return self._eager(points) if self.called else self._first(points)
+
+    def done(self) -> list[Any]:
+        """Takes the values at the first points of the batch of single calls that failed last."""
+        return self._eager.done()
+
+    def culprit(self, error: Exception, points: np.ndarray) -> int | None:
+        """Finds the position of a point at which the function raises an error, or None."""
+        return self._eager.culprit(error, points)
+
+    def _first(self, points: np.ndarray) -> Any:
+        """Evaluates the function on its first batch; finds whether it returns JAX arrays."""
+        head = self._eager(points if self._vectorized else points[:1])
+        self.called = True
+        self._is_jax = isinstance(head, jax.Array)
+        if self._is_jax and self._jit == "auto":
+            self._compiled = self._jitted()
+        if self._vectorized or len(points) == 1:
+            return head
+        rest = self(points[1:]) if self._is_jax else self._eager(points[1:])
+        return joined([*np.asarray(head), *np.asarray(rest)], np.stack)
+
+    def _jitted(self) -> Any:
+        # JAX keeps what it compiled with the function: the next search finds it.
+        return jax.jit(self._f if self._vectorized else _mapped(self._f))
+
+
+def _padded(f: Callable[[Any], Any], points: np.ndarray) -> np.ndarray:
+    """Evaluates the function of `cross` on a batch padded by copies of its last point."""
+    size = _bucket(len(points))
+    padding = np.broadcast_to(points[-1:], (size - len(points), points.shape[1]))
+    out = np.asarray(f(np.concatenate([points, padding])))
+    return out[: len(points)] if out.shape[:1] == (size,) else out
+
+
+@functools.lru_cache(maxsize=64)
+def _mapped(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Vectorises a function sampled by `cross` with `jax.vmap`; cached, so it compiles once."""
+    return jax.vmap(f)
+
+
+def _bucket(count: int) -> int:
+    return next(size for size in _BUCKETS if size >= count)
 
 
 def _of_executor(error: Exception) -> bool:

@@ -17,16 +17,19 @@ from tensorjax.tt._cross.jumps import edges
 from tensorjax.tt._cross.sampled_function import Oracle
 from tensorjax.tt._cross.train_entries import Sampler
 
-# Entries near the index sets.
-_NEAR = 500
-# Lines on which jumps of the train are looked for: _LINES if it seems to jump, else fewer if modes
-# are long, _FEW_LINES at least; then one in _EDGES evaluations is at the jumps found, or
-# _LEAST_EDGES.
+# Entries near the index sets: one for so many evaluations, but these at least and at most.
+_NEAR, _LEAST_NEAR, _MOST_NEAR = 10, 100, 500
+# Lines on which jumps of the train are looked for: _LINES, fewer if modes are long, fewer still if
+# f does not seem to jump, _FEW_LINES at least; then one in _EDGES evaluations is at the jumps
+# found, one in _SMOOTH_EDGES if the train is not smooth beside any, or _LEAST_EDGES.
 _LINES, _FEW_LINES = 1000, 100
-_EDGES, _LEAST_EDGES = 30, 20
+_EDGES, _SMOOTH_EDGES, _LEAST_EDGES = 30, 300, 20
 # Corners to look at for each row of a block, beside the first and the last, where f seems to jump,
 # and the most of all: to evaluate, and to choose from.
 _CORNERS, _MOST_CORNERS, _MOST_LOOKED = 6, 5000, 20_000
+# Modes up to this size may be digits, whose first and last ones say where in a box a corner is; of
+# longer ones, fewer corners are looked at.
+_DIGITS = 4
 # Most and least entries to climb from at once.
 _CLIMBS, _LEAST_CLIMBS = 10, 3
 # Most sweeps of one ascent of the error over all modes; an ascent may stop at any entry.
@@ -59,6 +62,11 @@ class GlobalSearch:
         return int(max(0.0, min(more, self._oracle.left)))
 
     @property
+    def coarseness(self) -> int:
+        """Longest mode over that of digits, by which searches at edges are shorter."""
+        return max(1, max(self._oracle.shape) // _DIGITS)
+
+    @property
     def a_climb(self) -> int:
         """Least number of evaluations of one mode-wise ascent: two sweeps over all modes."""
         return 2 * sum(self._oracle.shape)
@@ -80,7 +88,8 @@ class GlobalSearch:
           left: left[k] (r, k) multi-indices, before mode k.
           right: right[k] (r, d − k).
         """
-        modes, count = self._held.index.shape[1], _NEAR
+        modes = self._held.index.shape[1]
+        count = int(np.clip(self._oracle.evaluations // _NEAR, _LEAST_NEAR, _MOST_NEAR))
         drawn = Sampler(cores).draw(count, self._rng)[:, :modes]
         count = len(drawn)
         random = self.random(count)
@@ -113,7 +122,8 @@ class GlobalSearch:
           least: jumps up to here are left alone.
           many: whether to look for many jumps; a few show whether there are any.
         """
-        count = _LINES if many else max(_FEW_LINES, _LINES // max(self._oracle.shape))
+        fewer = self.coarseness if many else max(self._oracle.shape)
+        count = max(_FEW_LINES, _LINES // fewer)
         starts = self.random(count)
         modes = starts.shape[1]
         place = self._rng.integers(0, modes + 1, count // 2)
@@ -133,7 +143,8 @@ class GlobalSearch:
         new = np.flatnonzero(~known)
         new = new[np.argsort(self._rng.random(len(new)) - met[new])]  # most lines meet true edges
         if not many:
-            new = new[: max(_LEAST_EDGES, self._oracle.evaluations // _EDGES)]
+            part = _EDGES if sharp.any() else _SMOOTH_EDGES
+            new = new[: max(_LEAST_EDGES, self._oracle.evaluations // part)]
         return out[np.append(np.flatnonzero(known), new)]
 
     def corners(self, left: list[np.ndarray], *, many: bool) -> np.ndarray:
@@ -147,8 +158,7 @@ class GlobalSearch:
 
         Args:
           left: left[k] (r, k) multi-indices, before mode k.
-          many: whether to look at several corners of each box; if not, two for each multi-index of
-            the left sets.
+          many: whether to look at several corners of each box, and at more of them.
         """
         sizes, modes = np.array(self._oracle.shape), self._held.index.shape[1]
         words = 2 + many * _CORNERS
@@ -163,7 +173,9 @@ class GlobalSearch:
                 ends = same if word < 2 else self._ends(len(rows), k, modes)
                 parts.append(np.column_stack([rows, ends * (sizes[k:modes] - 1)]))
         out = np.unique(np.concatenate(parts), axis=0)
+        # Two for each multi-index of the left sets, if not many.
         most = _MOST_CORNERS if many else 2 * sum(map(len, left[:modes]))
+        most = max(_LEAST_EDGES, most // self.coarseness**2)
         known = self._oracle.known(out)
         new = self._rng.permutation(np.flatnonzero(~known))[:most]
         return out[np.append(np.flatnonzero(known), new)]

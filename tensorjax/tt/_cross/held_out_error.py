@@ -26,11 +26,16 @@ _MISSED = 3.0
 _READ = 4096
 # Most entries drawn from a train.
 _DRAWN = 500
+# Errors at no more than one in so many entries are at few.
+_RARE = 100
 # If f has at most _FEW_VALUES distinct values, it jumps: the train is then wrong at few entries,
 # but by much.
 _FEW_VALUES = 10
 # Error that such a function may have at entries not evaluated, for its error to count as known.
 _JUMPED = 0.1
+# A train is exact up to so many units of roundoff of every value; values below the second number
+# may be what is left of smaller ones.
+_EXACT, _LEAST_SIZE = 1e4, 1e-280
 _EPS = float(np.finfo(np.float64).eps)
 
 
@@ -62,7 +67,7 @@ class HeldOut:
       all: whether they are all entries of the tensor.
       telling: number of entries that carry the norm of f, (Σ w |f|²)² / Σ (w |f|²)².
       worst: the largest error when the train was last looked at.
-      rest: the error then without the TELLING entries that had most of it.
+      rest: the error then without the entries, one in _RARE, that had most of it.
     """
 
     def __init__(self, oracle: Oracle, count: int, rng: np.random.Generator):
@@ -137,7 +142,7 @@ class HeldOut:
         Returns:
           Whether the entries are others now.
         """
-        seen = self.plain and self.telling >= self.enough
+        seen = self.plain and (self.telling >= self.enough or self.exact(cores))
         if self.all or seen or (self._source is not None and self.agree(cores)):
             return False
         return self.mix(cores)
@@ -194,8 +199,13 @@ class HeldOut:
         counts = np.unique(self.values[: self.uniform], axis=0, return_counts=True)[1]
         return len(counts) <= _FEW_VALUES or 2 * counts.max() > self.uniform
 
+    @property
+    def constant(self) -> bool:
+        """Whether the function has one value at all random held-out entries."""
+        return bool((self.values[: self.uniform] == self.values[0]).all())
+
     def unseen(self, *, elsewhere: bool) -> float:
-        """Returns the standard error that remains where a function with jumps was not sampled.
+        """Returns the standard error that remains where a function that jumps was not sampled.
 
         What is wrong is then wrong by as much as f is large, and n random entries miss a part of
         all entries of 3 / n with probability 5 %.
@@ -204,7 +214,7 @@ class HeldOut:
           elsewhere: whether f may be large where the train is not; if not, entries drawn from the
             train count too.
         """
-        if self.all or not self.jumps:
+        if self.all:
             return 0.0
         met = self.uniform * self.share if elsewhere else len(self.index)
         return math.sqrt(_MISSED / met) / 2 if met > 0 else math.inf
@@ -237,6 +247,19 @@ class HeldOut:
             return False
         train = 2 * Sampler(cores).log_norm - math.log(self.size)
         return abs(train - math.log(seen)) <= math.log(_SAME_NORM)
+
+    def exact(self, cores: Cores) -> bool:
+        """Whether a train is roundoff from f at every random entry, be f small or large there.
+
+        Then it has found all of f that has a tail: another peak, as small as the one found, would
+        be far above the roundoff of the small values that random entries meet.
+        """
+        index, values = self.index[: self.uniform], self.values[: self.uniform]
+        size = np.sqrt(squares(values))
+        if not (size > _LEAST_SIZE).all():  # zeros are right by chance
+            return False
+        roundoff = float(np.finfo(self._oracle.dtype).eps)
+        return bool((self.wrong(cores, index, values) <= _EXACT * roundoff * size).all())
 
     def places(self, point: np.ndarray) -> np.ndarray:
         """Returns the positions of a multi-index among the held-out entries."""
@@ -288,7 +311,7 @@ class HeldOut:
             nothing = Estimate(0.0, 0.0 if self.all else math.inf)
             return UNKNOWN if wrong.any() else nothing
         ratio = float(wrong.mean()) / scale
-        few = max(1, TELLING * len(wrong) // len(self.values))
+        few = max(1, len(wrong) // _RARE)
         self.rest = math.sqrt(float(np.sort(wrong)[:-few].sum()) / len(wrong) / scale)
         if self.all:
             return Estimate(math.sqrt(ratio), 0.0)

@@ -4,6 +4,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal
 
+# A train this much more accurate than asked for seems to be exact.
+_LIKE_ZERO = 0.01
+
 Status = Literal[
     "converged",
     "max_rank",
@@ -60,9 +63,13 @@ class Options:
     max_rank: int
     max_sweeps: int
     held_out: int
+    wanted: int
     asked: int
     budget: float
     most_random: int
     search: float
     callback: Callable[[CrossProgress], Any] | None
-    wanted: int = 0
+
+    def like_exact(self, error: float) -> bool:
+        """Whether a train with this error of `cross` is so much better than asked as if exact."""
+        return error <= _LIKE_ZERO * self.tol

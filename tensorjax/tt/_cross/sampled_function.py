@@ -1,31 +1,28 @@
 """Black-box function of `cross`: calls in batches, caches, counts and checks its values."""
 
-import functools
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-import jax
 import numpy as np
 
 from tensorjax import linalg
 from tensorjax.tt._cross.function_calls import (
-    Calls,
+    LONGEST,
+    NOT_TRACEABLE,
     Evaluations,
     Executor,
+    Jit,
+    PaddedCalls,
     advice,
     joined,
     numbers,
 )
 
-Jit = bool | Literal["auto"]
-# Batches of compiled functions are padded to one of these sizes, and cut at the last.
-_BUCKETS = tuple(64 * 4**k for k in range(7))
 # Values between 2^−e and 2^e for this e can be squared and summed without care; and those up to
 # 2^e for the second one still have squares.
 _IN_RANGE, _SQUARABLE = 100, 200
-_NOT_TRACEABLE = (jax.errors.JAXTypeError, jax.errors.JAXIndexError)
 
 
 class BudgetExhausted(Exception):
@@ -71,7 +68,6 @@ class Oracle:
       largest: |value| seen so far.
       peak: the entry there, its component (if there are any) behind its multi-index.
       exponent: all values are given out over 2^exponent, which keeps their squares in range.
-      programs: batch sizes for which the function was compiled.
       end_on_error: whether errors of the function end the search, which then returns what it has.
     """
 
@@ -92,24 +88,20 @@ class Oracle:
         self.shape = shape
         self.evaluations = 0
         self.hits = 0
-        self.programs: set[int] = set()
         self.dtype: Any = None
         self.largest = 0.0
         self.peak = np.zeros(len(shape), np.int64)
         self.exponent = 0
-        self._f, self._grid, self._vectorized, self._jit = f, grid, vectorized, jit
-        self._eager = Calls(f, vectorized, executor)
+        self._grid, self._vectorized = grid, vectorized
+        self._calls = PaddedCalls(f, vectorized, executor, jit)
         self.end_on_error = end_on_error
         self._cache = math.inf if cache is None else cache
         self._budget = math.inf if budget is None else budget
         self._modes = len(shape)
         self._record = record
         self._components = None if record is None else record.components
-        self._called = False
         self._rows: dict[int, int] = {}
         self._values = np.empty((0, 1))
-        self._compiled: Any = None
-        self._is_jax = False
         # Positions of multi-indices in the flattened tensor: Python integers where 64 bits end.
         strides = [math.prod(shape[k + 1 :]) for k in range(len(shape))]
         self._strides = np.array(strides, np.int64 if math.prod(shape) < 2**53 else object)
@@ -121,6 +113,11 @@ class Oracle:
             self.shape = (*self.shape[: self._modes], *self._components)
             self._strides = np.append(self._strides, self._strides[-1] * 0)
         return values
+
+    @property
+    def programs(self) -> set[int]:
+        """Batch sizes for which the sampled function was compiled."""
+        return self._calls.programs
 
     @property
     def left(self) -> float:
@@ -262,7 +259,7 @@ class Oracle:
         points = index
         if self._grid is not None:
             points = self._grid[np.arange(self._modes), index]
-        size = _BUCKETS[-1]
+        size = LONGEST
         cuts = [slice(p, p + size) for p in range(0, len(points), size)]
         pieces: list[np.ndarray] = []
         try:
@@ -306,12 +303,12 @@ class Oracle:
 
     def _piece(self, points: np.ndarray, index: np.ndarray, keys: list[int]) -> np.ndarray:
         """Evaluates the function on one batch; checks its values and casts them to double."""
-        first = 0 if self._called else 1  # the first call of all is of one point
+        first = 0 if self._calls.called else 1  # the first call of all is of one point
         try:
-            out = self._raw(points)
+            out = self._calls(points)
         except BaseException as error:
-            done = self._eager.done()
-            if done and self._called:
+            done = self._calls.done()
+            if done and self._calls.called:
                 found = slice(first, first + len(done))
                 self._save(keys[found], self._checked(joined(done, np.stack), points[found]))
             if isinstance(error, Exception):
@@ -349,52 +346,13 @@ class Oracle:
         """Widens the dtype of the function's values to one that was found."""
         self.dtype = kind if self.dtype is None else np.result_type(self.dtype, kind)
 
-    def _raw(self, points: np.ndarray) -> Any:
-        if self._jit is True and self._compiled is None:
-            self._compiled = self._jitted()
-        if self._compiled is not None:
-            try:
-                out = self._padded(self._compiled, points)
-            except _NOT_TRACEABLE:
-                if self._jit is True:
-                    raise
-                self._compiled = None
-            else:
-                self.programs.add(_bucket(len(points)))
-                return out
-        if self._is_jax:  # eager operations are compiled for every shape too
-            return self._padded(self._eager, points)
-        return self._eager(points) if self._called else self._first(points)
-
-    def _first(self, points: np.ndarray) -> Any:
-        """Evaluates the function on its first batch; finds whether it returns JAX arrays."""
-        head = self._eager(points if self._vectorized else points[:1])
-        self._called = True
-        self._is_jax = isinstance(head, jax.Array)
-        if self._is_jax and self._jit == "auto":
-            self._compiled = self._jitted()
-        if self._vectorized or len(points) == 1:
-            return head
-        rest = self._raw(points[1:]) if self._is_jax else self._eager(points[1:])
-        return joined([*np.asarray(head), *np.asarray(rest)], np.stack)
-
-    def _jitted(self) -> Any:
-        # JAX keeps what it compiled with the function: the next search finds it.
-        return jax.jit(self._f if self._vectorized else _mapped(self._f))
-
-    def _padded(self, f: Callable[[Any], Any], points: np.ndarray) -> np.ndarray:
-        size = _bucket(len(points))
-        padding = np.broadcast_to(points[-1:], (size - len(points), points.shape[1]))
-        out = np.asarray(f(np.concatenate([points, padding])))
-        return out[: len(points)] if out.shape[:1] == (size,) else out
-
     def _name(
         self, error: Exception, points: np.ndarray, index: np.ndarray, at: int | None
     ) -> None:
         """Adds to an error of the function the multi-index at which it was raised."""
-        if isinstance(error, _NOT_TRACEABLE):
+        if isinstance(error, NOT_TRACEABLE):
             return
-        at = self._eager.culprit(error, points) if at is None else at
+        at = self._calls.culprit(error, points) if at is None else at
         if at is None:
             where = f"for a batch of {len(index)} multi-indices"
         else:
@@ -423,13 +381,3 @@ class Oracle:
         if self.end_on_error and self.evaluations:
             raise FunctionFailed(message)
         raise ValueError(message)
-
-
-@functools.lru_cache(maxsize=64)
-def _mapped(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Vectorises a function sampled by `cross` with `jax.vmap`; cached, so it compiles once."""
-    return jax.vmap(f)
-
-
-def _bucket(count: int) -> int:
-    return next(size for size in _BUCKETS if size >= count)

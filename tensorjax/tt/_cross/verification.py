@@ -11,8 +11,6 @@ from tensorjax.tt._cross.held_out_error import UNKNOWN
 from tensorjax.tt._cross.options_and_progress import Status
 from tensorjax.tt._cross.train_entries import TELLING, magnitudes
 
-# A train this much more accurate than asked for seems to be exact.
-LIKE_ZERO = 0.01
 # Most wrong entries that become pivots at once.
 _OFFERED = 16
 # Local maxima that tell whether the train has found all of f: so many at least, each with this
@@ -21,8 +19,9 @@ _LEAST_TOPS, _TOP = 3, 0.1
 # A tensor with so many times the entries that are known is read as a whole if f jumps, and has no
 # more than the second number.
 _READ, _MOST_READ = 4, 1 << 17
-# Times that entries near the index sets and at edges are looked at if f jumps.
-_ROUNDS = 3
+# Times that entries near the index sets and at edges are looked at if f jumps: on digits, and on
+# longer modes.
+_ROUNDS, _FEWER_ROUNDS = 3, 2
 # Random entries that global search looks at before it climbs from the worst of them.
 _BATCH = 20_000
 # New entries contradict the estimate if one has an error above so many times the tolerance,
@@ -38,6 +37,9 @@ _STANDS_OUT, _ABOVE_OTHERS, _ROUNDOFF = 10, 100, 1e-12
 # They contradict the estimate if they show an error above the tolerance, of which entries with
 # errors above the last part, relative to the largest value, become pivots.
 _AT_RANDOM, _HARMLESS, _WRONG = 0.25, 3, 0.05
+# Where f was the same everywhere, there is nothing to fit: so many times as many random entries as
+# were held out are looked at.
+_IF_CONSTANT = 2
 # Errors beside the terms that the train sums up stand out above so many units of roundoff.
 _ABOVE_ROUNDOFF = 1e4
 # An error of this part of the largest value tells of a jump, smaller ones of a smooth function's
@@ -107,11 +109,11 @@ class Verification:
         cores = fit.current()
         if self._wrong_above(cores):
             return None
-        seen = held.plain and held.agree(cores)
+        seen = held.plain and (held.agree(cores) or held.exact(cores))
         if self._wrong_at_edges(cores):
             self._surprised = self._surprised or self._worst > _JUMP * fit.oracle.largest
             return None
-        if seen and fit.estimate.error > LIKE_ZERO * fit.options.tol and not fit.rare:
+        if seen and not fit.like_exact and not fit.rare:
             if self._wrong_elsewhere(cores):
                 return None
             return "unseen" if self._surprised else "converged"
@@ -218,7 +220,8 @@ class Verification:
     def _wrong_nearby(self, cores: Cores) -> bool:
         """Searches for errors near the index sets; returns whether there are any."""
         sets = self._fit.sets
-        for _ in range(_ROUNDS if self._many else 1):
+        rounds = _ROUNDS if self._search.coarseness == 1 else _FEWER_ROUNDS
+        for _ in range(rounds if self._many else 1):
             if self._found_wrong(cores, self._search.near(cores, sets.left, sets.right)):
                 return True
             if self._many and self._wrong_at_edges(cores):
@@ -229,7 +232,9 @@ class Verification:
     def _wrong_at_random(self, cores: Cores) -> bool:
         """Searches for errors of a function that jumps at random entries of the whole tensor."""
         fit, oracle, tol = self._fit, self._fit.oracle, self._fit.options.tol
-        most = min(_AT_RANDOM * oracle.evaluations, 3 / (_HARMLESS * tol) ** 2)
+        least = _IF_CONSTANT * fit.held.uniform if fit.held.constant else 0
+        most = max(_AT_RANDOM * oracle.evaluations, least)
+        most = min(most, 3 / (_HARMLESS * tol) ** 2)
         while self._many and (more := int(min(most - self._drawn, _BATCH, oracle.left))) > 0:
             self._drawn += more
             points, before = self._search.random(more), oracle.evaluations

@@ -14,9 +14,14 @@ from tensorjax.tt._products import hadamard
 from tensorjax.tt._rounding import round as rounding
 from tensorjax.tt.functions.bases import Basis
 from tensorjax.tt.functions.chebyshev import Chebyshev
-from tensorjax.tt.functions.common_bases import check_boxes, on_common_bases, times_modes
 from tensorjax.tt.functions.evaluation import evaluate
-from tensorjax.tt.functions.function_train import FunctionTrain, checked
+from tensorjax.tt.functions.function_train import (
+    FunctionTrain,
+    check_boxes,
+    checked,
+    on_common_bases,
+    times_modes,
+)
 from tensorjax.tt.functions.interpolation import InterpolateInfo, interpolate
 
 

@@ -11,8 +11,14 @@ from tensorjax.tt._arrays.mode_contraction import contract_modes
 from tensorjax.tt._arrays.mode_product import mode_product
 from tensorjax.tt._inner_products.inner import inner as trains_inner
 from tensorjax.tt._inner_products.norms import norm as trains_norm
-from tensorjax.tt.functions.common_bases import in_dtype, on_common_bases, times_modes
-from tensorjax.tt.functions.function_train import FunctionTrain, checked, checked_variable
+from tensorjax.tt.functions.function_train import (
+    FunctionTrain,
+    checked,
+    checked_variable,
+    in_dtype,
+    on_common_bases,
+    times_modes,
+)
 
 
 @placed

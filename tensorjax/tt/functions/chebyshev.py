@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax import _chebyshev
+from tensorjax import _chebyshev, _check
 from tensorjax.linalg._arrays import matmul
 from tensorjax.tt.functions.bases import Basis, checked_interval, degree_of, fixed
 
@@ -144,3 +144,26 @@ def _of_polynomials(count: int, primals: Any, tangents: Any) -> tuple[jax.Array,
     out = _polynomials(t, count)
     matrix = jnp.asarray(_chebyshev.derivative_series(count), t.dtype)
     return out, dt[..., None] * matmul(out[..., : len(matrix)], matrix)
+
+
+def checked_domain(domain: Any) -> tuple[list[Basis], list[int]]:
+    """Converts the domain of an interpolation to bases; returns also which came as pairs."""
+    if _check.is_traced(domain):
+        raise TypeError("domain: expected numbers, got traced ones; call this outside of jit")
+    entries = list(domain) if np.iterable(domain) else [domain]
+    if len(entries) == 2 and all(isinstance(e, int | float) for e in entries):
+        entries = [entries]
+    bases: list[Basis] = []
+    free: list[int] = []
+    for k, entry in enumerate(entries):
+        if not isinstance(entry, Basis):
+            if np.shape(entry) != (2,):
+                raise ValueError(
+                    f"domain: expected a pair (low, high) or a basis of variable {k}, got {entry!r}"
+                )
+            free.append(k)
+            entry = Chebyshev(0, *entry)
+        bases.append(entry)
+    if not bases:
+        raise ValueError("domain: expected a pair (low, high) or a basis a variable, got none")
+    return bases, free

@@ -1,7 +1,7 @@
 """Choice of Chebyshev degrees: from values along lines, and from the coefficients of a train."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -9,6 +9,7 @@ from tensorjax._cores.contractions import absorb
 from tensorjax._cores.orthogonalization import left_qr, right_orthogonal
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.tt.functions.bases import Basis
+from tensorjax.tt.functions.function_values import Values
 from tensorjax.tt.functions.peaks import Peaks, along
 
 # Points on a line at first; doubled until the coefficients of the last quarter are negligible.
@@ -21,30 +22,6 @@ _PART = 4
 _NEGLIGIBLE = 0.1
 # Coefficients within this factor of the last ones are no better than those, as of noise.
 _PLATEAU = 3.0
-
-
-class Values(NamedTuple):
-    """Callable that evaluates a function for the choice of degrees and counts the points.
-
-    Attributes:
-      function: of points (batch, d), checked; gives values (batch, components).
-      most: points that it may be asked for; inf if as many as wanted.
-      spent: list of one number, those asked for.
-    """
-
-    function: Callable[[np.ndarray], np.ndarray]
-    most: float
-    spent: list[int]
-
-    @property
-    def left(self) -> float:
-        """Number of points at which the function may still be evaluated."""
-        return self.most - self.spent[0]
-
-    def __call__(self, x: np.ndarray) -> np.ndarray:
-        """Evaluates the function at points, and counts them."""
-        self.spent[0] += len(x)
-        return self.function(x)
 
 
 def first_bases(

@@ -15,8 +15,9 @@ from tensorjax._cores.contractions import times_mode
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.tt._cross.train_entries import Sampler
 from tensorjax.tt.functions.bases import Basis
-from tensorjax.tt.functions.degree_choice import Values, uniform
+from tensorjax.tt.functions.degree_choice import uniform
 from tensorjax.tt.functions.evaluation import host_values
+from tensorjax.tt.functions.function_values import Values
 from tensorjax.tt.functions.peaks import TELLING, telling
 
 # Most random points to look at while f is zero at all of them.

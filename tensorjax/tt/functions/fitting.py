@@ -19,9 +19,9 @@ from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax._typing import ArrayLike, Key, Rank
 from tensorjax.tt.functions.bases import Basis
+from tensorjax.tt.functions.chebyshev import checked_domain
 from tensorjax.tt.functions.degree_choice import of_degree
 from tensorjax.tt.functions.function_train import FunctionTrain
-from tensorjax.tt.functions.interpolation import checked_domain
 from tensorjax.tt.functions.least_squares import (
     first_order,
     smooth_coordinates,

@@ -16,19 +16,17 @@ from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax._typing import Key
 from tensorjax.tt._cross.cross import CrossInfo, cross
-from tensorjax.tt._cross.function_calls import Calls, advice, numbers
 from tensorjax.tt.functions.bases import Basis
-from tensorjax.tt.functions.chebyshev import Chebyshev
-from tensorjax.tt.functions.common_bases import times_modes
+from tensorjax.tt.functions.chebyshev import checked_domain
 from tensorjax.tt.functions.degree_choice import (
-    Values,
     first_bases,
     of_degree,
     slice_norms,
     without_tails,
 )
 from tensorjax.tt.functions.error_points import ErrorPoints
-from tensorjax.tt.functions.function_train import FunctionTrain
+from tensorjax.tt.functions.function_train import FunctionTrain, times_modes
+from tensorjax.tt.functions.function_values import CheckedValues, Values, times_power
 from tensorjax.tt.functions.peaks import Peaks
 
 InterpolateStatus = Literal[
@@ -205,14 +203,14 @@ def interpolate(
         else _check.integer("max_evaluations", max_evaluations, low=20)
     )
     shape = () if components is None else (_check.integer("components", components, low=1),)
-    checked = _Checked(f, shape, vectorized, options.get("executor"))
+    checked = CheckedValues(f, shape, vectorized, options.get("executor"))
     values = Values(checked, budget, [0])
     count = int(min(_TESTED, budget // 5))
     options = {"key": key, "max_rank": max_rank, "vectorized": vectorized, **options}
     tests = ErrorPoints(values, bases, count, rng)
     power = linalg.exponent_of(tests.true)
     if abs(power) > _FAR and tests.true.any():  # squares of these values may be zero or infinite
-        near = functools.partial(_times_power, f, -power)
+        near = functools.partial(times_power, f, -power)
         left = None if max_evaluations is None else max(20, int(values.left))
         out, info = interpolate(
             near, domain, tol=tol, max_degree=most, max_evaluations=left, **options
@@ -240,34 +238,6 @@ def interpolate(
     return (parts[0] if components is None else tuple(parts)), info
 
 
-def _times_power(f: Callable[[Any], Any], exponent: int, x: Any) -> Any:
-    """Evaluates the function to interpolate times 2^exponent, in two halves that are in range."""
-    return f(x) * 2.0 ** (exponent // 2) * 2.0 ** (exponent - exponent // 2)
-
-
-def checked_domain(domain: Any) -> tuple[list[Basis], list[int]]:
-    """Converts the domain of an interpolation to bases; returns also which came as pairs."""
-    if _check.is_traced(domain):
-        raise TypeError("domain: expected numbers, got traced ones; call this outside of jit")
-    entries = list(domain) if np.iterable(domain) else [domain]
-    if len(entries) == 2 and all(isinstance(e, int | float) for e in entries):
-        entries = [entries]
-    bases: list[Basis] = []
-    free: list[int] = []
-    for k, entry in enumerate(entries):
-        if not isinstance(entry, Basis):
-            if np.shape(entry) != (2,):
-                raise ValueError(
-                    f"domain: expected a pair (low, high) or a basis of variable {k}, got {entry!r}"
-                )
-            free.append(k)
-            entry = Chebyshev(0, *entry)
-        bases.append(entry)
-    if not bases:
-        raise ValueError("domain: expected a pair (low, high) or a basis a variable, got none")
-    return bases, free
-
-
 def _given(pivots: Any, dims: int) -> np.ndarray:
     """Returns the points (m, d) given to an interpolation as ``pivots=``; none for indices."""
     rows = np.empty((0, dims)) if pivots is None else np.asarray(pivots)
@@ -280,45 +250,6 @@ def _components(cores: Cores, dims: int) -> list[Cores]:
         return [cores]
     *first, last, mode = cores
     return [[*first, times_right(last, mode[:, j])] for j in range(mode.shape[1])]
-
-
-class _Checked:
-    """Callable that `interpolate` samples a function by; ValueError for NaN, Inf, wrong shapes."""
-
-    def __init__(
-        self, f: Callable[[Any], Any], shape: tuple[int, ...], vectorized: bool, executor: Any
-    ):
-        self._calls, self._shape = Calls(f, vectorized, executor), shape
-        self._vectorized = vectorized
-        self.dtype: Any = None  # of trains of these values, once there are some
-        self.zero = True  # whether all values were zero
-
-    def __call__(self, points: np.ndarray) -> np.ndarray:
-        try:
-            values = numbers(np.asarray(self._calls(points)))
-        except Exception as error:
-            if said := advice(error, points.shape, self._vectorized):
-                error.add_note(said)
-            raise
-        expected = (len(points), *self._shape)
-        if values.shape != expected:
-            hint = ""
-            if not self._shape and values.ndim == 2 and len(values) == len(points):
-                hint = f"; for a train of each component give components={values.shape[1]}"
-            raise ValueError(
-                f"f: expected values of shape {expected} for points {points.shape}, got "
-                f"{values.shape}{hint}"
-            )
-        values = values.reshape(len(points), -1)
-        bad = ~np.isfinite(values).all(axis=1)
-        if bad.any():
-            raise ValueError(
-                f"f: expected finite values, got NaN or Inf at {int(bad.sum())} of {len(points)} "
-                f"points, first {tuple(points[bad.argmax()].tolist())}"
-            )
-        self.zero = self.zero and not values.any()
-        self.dtype = jax.dtypes.canonicalize_dtype(np.result_type(values.dtype, np.float32))
-        return values.astype(np.result_type(values.dtype, np.float64), copy=False)
 
 
 class _Fit(NamedTuple):

@@ -19,8 +19,8 @@ from tensorjax.tt._arrays.indexing import item
 from tensorjax.tt._constructors import zeros
 from tensorjax.tt._cross.cross import checked_grid, checked_pivots
 from tensorjax.tt._cross.cross import cross as cross_of_train
-from tensorjax.tt._cross.function_calls import Executor
-from tensorjax.tt._cross.sampled_function import Jit, Oracle, Rescaled
+from tensorjax.tt._cross.function_calls import Executor, Jit
+from tensorjax.tt._cross.sampled_function import Oracle, Rescaled
 from tensorjax.tt._inner_products.norms import norm
 from tensorjax.tt._tt_svd.from_dense import from_dense
 from tensorjax.tt.patches.conversion import by_parent, joined

@@ -1,0 +1,78 @@
+"""Values of a function that functional trains interpolate: checked, counted, and in range."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from tensorjax.tt._cross.function_calls import Calls, advice, numbers
+
+
+class Values(NamedTuple):
+    """Callable that evaluates a function for the choice of degrees and counts the points.
+
+    Attributes:
+      function: of points (batch, d), checked; gives values (batch, components).
+      most: points that it may be asked for; inf if as many as wanted.
+      spent: list of one number, those asked for.
+    """
+
+    function: Callable[[np.ndarray], np.ndarray]
+    most: float
+    spent: list[int]
+
+    @property
+    def left(self) -> float:
+        """Number of points at which the function may still be evaluated."""
+        return self.most - self.spent[0]
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """Evaluates the function at points, and counts them."""
+        self.spent[0] += len(x)
+        return self.function(x)
+
+
+class CheckedValues:
+    """Callable that `interpolate` samples a function by; ValueError for NaN, Inf, wrong shapes."""
+
+    def __init__(
+        self, f: Callable[[Any], Any], shape: tuple[int, ...], vectorized: bool, executor: Any
+    ):
+        self._calls, self._shape = Calls(f, vectorized, executor), shape
+        self._vectorized = vectorized
+        self.dtype: Any = None  # of trains of these values, once there are some
+        self.zero = True  # whether all values were zero
+
+    def __call__(self, points: np.ndarray) -> np.ndarray:
+        """Evaluates the function at points (batch, d): returns (batch, components), checked."""
+        try:
+            values = numbers(np.asarray(self._calls(points)))
+        except Exception as error:
+            if said := advice(error, points.shape, self._vectorized):
+                error.add_note(said)
+            raise
+        expected = (len(points), *self._shape)
+        if values.shape != expected:
+            hint = ""
+            if not self._shape and values.ndim == 2 and len(values) == len(points):
+                hint = f"; for a train of each component give components={values.shape[1]}"
+            raise ValueError(
+                f"f: expected values of shape {expected} for points {points.shape}, got "
+                f"{values.shape}{hint}"
+            )
+        values = values.reshape(len(points), -1)
+        bad = ~np.isfinite(values).all(axis=1)
+        if bad.any():
+            raise ValueError(
+                f"f: expected finite values, got NaN or Inf at {int(bad.sum())} of {len(points)} "
+                f"points, first {tuple(points[bad.argmax()].tolist())}"
+            )
+        self.zero = self.zero and not values.any()
+        self.dtype = jax.dtypes.canonicalize_dtype(np.result_type(values.dtype, np.float32))
+        return values.astype(np.result_type(values.dtype, np.float64), copy=False)
+
+
+def times_power(f: Callable[[Any], Any], exponent: int, x: Any) -> Any:
+    """Evaluates the function to interpolate times 2^exponent, in two halves that are in range."""
+    return f(x) * 2.0 ** (exponent // 2) * 2.0 ** (exponent - exponent // 2)
