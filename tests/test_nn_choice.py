@@ -134,6 +134,35 @@ def test_a_model_for_a_training_to_a_size_can_be_cut_to_it(fewer: float):
         nn.choose(dense, compress_to=1e6)
 
 
+def test_random_weights_keep_their_norm_where_a_training_begins(rng) -> None:
+    """Truncation would leave deep models little of the signal; what is trained is converted."""
+    rngs, width = nnx.Rngs(int(rng.integers(99))), int(rng.integers(4, 7)) * 8
+    stack = nnx.vmap(lambda key: nnx.Linear(width, width, rngs=nnx.Rngs(key)))
+    fresh = {
+        "embed": nnx.Embed(200, width, rngs=rngs),
+        "conv": nnx.Conv(16, width, (3, 3), rngs=rngs),
+        "general": nnx.LinearGeneral(width, (4, width // 4), rngs=rngs),
+        "stack": stack(jax.random.split(jax.random.key(0), 2)),
+    }
+    for dense in (nnx.Dict(fresh), nnx.Dict(fresh | {"trained": decaying(width, width, 0.8)})):
+        small = nn.tensorize(dense, compress_to=3)
+        back, found = nn.detensorize(small), nn.certificates(small)
+        assert found
+        for path, certificate in found.items():
+            name = path.split("/")[0]
+            a, b = (
+                np.asarray(getattr(m[name], "embedding" if name == "embed" else "kernel")[...])
+                for m in (dense, back)
+            )
+            error = np.linalg.norm(a - b) / np.linalg.norm(a)
+            assert certificate.error == pytest.approx(error, abs=1e-3), name
+            if name == "trained":
+                continue
+            assert np.linalg.norm(b) == pytest.approx(np.linalg.norm(a), rel=1e-4), name
+            layer = getattr(small[name], "layer", small[name])
+            assert all(bool(jnp.all(gate[...] == 1)) for gate in layer.gates), name
+
+
 @pytest.mark.slow
 def test_spectra_are_looked_at_before_a_training_too():
     dense = model()
