@@ -164,6 +164,33 @@ def test_random_weights_keep_their_norm_where_a_training_begins(rng) -> None:
 
 
 @pytest.mark.slow
+def test_a_training_by_default_that_learns_nothing_says_so() -> None:
+    rngs = nnx.Rngs(0)
+    dense = nnx.Sequential(nnx.Linear(24, 32, rngs=rngs), nnx.relu, nnx.Linear(32, 10, rngs=rngs))
+    graph, params = nnx.split(nn.tensorize(dense, compress_to=2))
+    x = jax.random.normal(jax.random.key(0), (64, 24), jnp.float32)
+    y = jnp.arange(64) % 10
+    optimizer = optim.rank_adaptive(optax.sgd(1e-6), compress_to=2, by=10)
+
+    @jax.jit
+    def step(params: Any, state: Any) -> Any:
+        def loss(params: Any) -> jax.Array:
+            out = nnx.merge(graph, params)(x)
+            return optax.softmax_cross_entropy_with_integer_labels(out, y).mean()
+
+        value, gradients = jax.value_and_grad(loss)(params)
+        updates, state = optimizer.update(gradients, state, params, value=value)
+        return optax.apply_updates(params, updates), state
+
+    state = optimizer.init(params)
+    for _ in range(20):
+        params, state = step(params, state)
+    found = optim.status(state)
+    assert found.status == "collapsed"
+    assert "learnt nothing" in found.advice
+
+
+@pytest.mark.slow
 def test_spectra_are_looked_at_before_a_training_too():
     dense = model()
     choice = nn.choose(dense, compress_to=5)
