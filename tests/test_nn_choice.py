@@ -161,6 +161,11 @@ def test_random_weights_keep_their_norm_where_a_training_begins(rng) -> None:
             assert np.linalg.norm(b) == pytest.approx(np.linalg.norm(a), rel=1e-4), name
             layer = getattr(small[name], "layer", small[name])
             assert all(bool(jnp.all(gate[...] == 1)) for gate in layer.gates), name
+    dense = nnx.Dict({"general": fresh["general"]})
+    tucker = nn.tensorize(dense, nn.Tucker(), compress_to=3)
+    assert isinstance(tucker["general"].layer, nn.TuckerLinear)
+    a, b = (np.linalg.norm(m["general"].kernel[...]) for m in (dense, nn.detensorize(tucker)))
+    assert b == pytest.approx(a, rel=1e-4)
 
 
 @pytest.mark.slow

@@ -92,12 +92,12 @@ def _as_fresh(new: Any, layer: Any) -> Any:
     before, now = norm(layer), norm(new)
     if not (before > 0 and now > 0):
         return new
-    parts = list(getattr(new, "cores", ())) or [
-        part for part in (getattr(new, "core", None), *new.factors) if part is not None
-    ]
+    cores: Any = list(getattr(new, "cores", ()))
+    core: Any = [new.core] if hasattr(new, "core") else []
+    parts = cores or [*core, *new.factors]
     scale = (before / now) ** (1 / len(parts))
     # Gates that are not one say to `optim.rank_adaptive` that the model was trained before.
-    roots = [jnp.sqrt(gate[...]) for gate in new.gates] if hasattr(new, "cores") else []
+    roots = [jnp.sqrt(gate[...]) for gate in new.gates] if cores else []
     for k, part in enumerate(parts):
         value = part[...].astype(linalg.factor_dtype(part.dtype)) * scale
         rest = (1,) * (value.ndim - 1)
