@@ -134,6 +134,67 @@ def test_a_model_for_a_training_to_a_size_can_be_cut_to_it(fewer: float):
         nn.choose(dense, compress_to=1e6)
 
 
+def test_random_weights_keep_their_norm_where_a_training_begins(rng) -> None:
+    """Truncation would leave deep models little of the signal; what is trained is converted."""
+    rngs, width = nnx.Rngs(int(rng.integers(99))), int(rng.integers(4, 7)) * 8
+    stack = nnx.vmap(lambda key: nnx.Linear(width, width, rngs=nnx.Rngs(key)))
+    fresh = {
+        "embed": nnx.Embed(200, width, rngs=rngs),
+        "conv": nnx.Conv(16, width, (3, 3), rngs=rngs),
+        "general": nnx.LinearGeneral(width, (4, width // 4), rngs=rngs),
+        "stack": stack(jax.random.split(jax.random.key(0), 2)),
+    }
+    for dense in (nnx.Dict(fresh), nnx.Dict(fresh | {"trained": decaying(width, width, 0.8)})):
+        small = nn.tensorize(dense, compress_to=3)
+        back, found = nn.detensorize(small), nn.certificates(small)
+        assert found
+        for path, certificate in found.items():
+            name = path.split("/")[0]
+            a, b = (
+                np.asarray(getattr(m[name], "embedding" if name == "embed" else "kernel")[...])
+                for m in (dense, back)
+            )
+            error = np.linalg.norm(a - b) / np.linalg.norm(a)
+            assert certificate.error == pytest.approx(error, abs=1e-3), name
+            if name == "trained":
+                continue
+            assert np.linalg.norm(b) == pytest.approx(np.linalg.norm(a), rel=1e-4), name
+            layer = getattr(small[name], "layer", small[name])
+            assert all(bool(jnp.all(gate[...] == 1)) for gate in layer.gates), name
+    dense = nnx.Dict({"general": fresh["general"]})
+    tucker = nn.tensorize(dense, nn.Tucker(), compress_to=3)
+    assert isinstance(tucker["general"].layer, nn.TuckerLinear)
+    a, b = (np.linalg.norm(m["general"].kernel[...]) for m in (dense, nn.detensorize(tucker)))
+    assert b == pytest.approx(a, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_training_by_default_that_learns_nothing_says_so() -> None:
+    rngs = nnx.Rngs(0)
+    dense = nnx.Sequential(nnx.Linear(24, 32, rngs=rngs), nnx.relu, nnx.Linear(32, 10, rngs=rngs))
+    graph, params = nnx.split(nn.tensorize(dense, compress_to=2))
+    x = jax.random.normal(jax.random.key(0), (64, 24), jnp.float32)
+    y = jnp.arange(64) % 10
+    optimizer = optim.rank_adaptive(optax.sgd(1e-6), compress_to=2, by=10)
+
+    @jax.jit
+    def step(params: Any, state: Any) -> Any:
+        def loss(params: Any) -> jax.Array:
+            out = nnx.merge(graph, params)(x)
+            return optax.softmax_cross_entropy_with_integer_labels(out, y).mean()
+
+        value, gradients = jax.value_and_grad(loss)(params)
+        updates, state = optimizer.update(gradients, state, params, value=value)
+        return optax.apply_updates(params, updates), state
+
+    state = optimizer.init(params)
+    for _ in range(20):
+        params, state = step(params, state)
+    found = optim.status(state)
+    assert found.status == "collapsed"
+    assert "learnt nothing" in found.advice
+
+
 @pytest.mark.slow
 def test_spectra_are_looked_at_before_a_training_too():
     dense = model()

@@ -75,7 +75,7 @@ def stacked(layers: Sequence[Any], axes: Shape) -> Any:
     new = nnx.merge(graph, jax.tree.map(lambda *x: _padded(x, axes), *map(nnx.state, layers)))
     measured = [certificates[layer] for layer in layers if layer in certificates]
     if len(measured) == len(layers):
-        certificates[new] = _together(new, measured, [_size(layer) for layer in layers])
+        certificates[new] = _together(new, measured, [norm(layer) for layer in layers])
     return new
 
 
@@ -91,8 +91,8 @@ def _padded(arrays: Sequence[jax.Array], axes: Shape) -> jax.Array:
     return jnp.stack(wide).reshape(*axes, *shape)
 
 
-def _size(layer: Any) -> float:
-    """Computes the norm of the weight of one layer of a stack, as its share in a certificate."""
+def norm(layer: Any) -> float:
+    """Computes the Frobenius norm of a layer's weight, dense or tensorised."""
     if isinstance(layer, nnx.Embed):
         weight = layer.embedding[...]
     elif hasattr(layer, "kernel") and isinstance(layer.kernel, nnx.Variable):

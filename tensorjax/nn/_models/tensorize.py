@@ -56,7 +56,9 @@ def tensorize(
       ratio: the same as the share that the model is to shrink by.
       compress_to: the same for a training that cuts the model to so many times fewer parameters, by
         ``optim.rank_adaptive(inner, compress_to=…)``: it begins with about twice the size, and
-        layers stay dense only as far as the size at the end has room for them.
+        layers stay dense only as far as the size at the end has room for them. Weights with the
+        spectrum of random ones keep their norm, where a truncation as for a given size would leave
+        a part of it, and deep models without a signal.
       stacked: ranks of stacked layers for ``tol``: "own", of every layer its own, the others padded
         with zeros, gates included; or "shared", the largest for all.
       rngs: for "random".
@@ -104,7 +106,8 @@ def tensorize(
     tied = ties(copy, found)
     for layer, paths, spec in found:
         try:
-            made[id(layer)] = replacement(layer, spec, init, tol, stacked, rngs)
+            begins = compress_to is not None
+            made[id(layer)] = replacement(layer, spec, init, tol, stacked, rngs, begins)
         except (TypeError, ValueError) as error:
             kind = TypeError if isinstance(error, TypeError) else ValueError
             raise kind(f"{paths[0] or 'the model itself'}: {error}") from error
