@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-
 _NO_TREES = (float, int, np.ndarray)  # which need not be flattened
 
 

@@ -132,7 +132,8 @@ def alone(a: np.ndarray, right: bool = False) -> bool:
 def _leading(a: np.ndarray, asked: Asked, right: bool) -> Subspace:
     if asked.method == "svd":
         return _exact(a, asked, right)
-    if found := _by_sketches(a, asked, right):
+    columns = _columns(a, asked, right)
+    if columns and (found := sketched(a, asked, right, columns)):
         return found
     g = host_gram(a, right=right, narrow=asked.coarse)
     with _blas_threads.one_thread(len(g) <= _ONE_THREAD):
@@ -283,15 +284,17 @@ def _columns(a: np.ndarray, asked: Asked, right: bool) -> int:
     return 0
 
 
-def _by_sketches(a: np.ndarray, asked: Asked, right: bool) -> Subspace | None:
-    """Computes a host matrix's leading subspace by a sketch; tries wider ones while they are cheap.
+def sketched(a: np.ndarray, asked: Asked, right: bool, columns: int) -> Subspace | None:
+    """Computes a leading subspace of a NumPy matrix by a random sketch; None if too inaccurate.
 
-    None if its Gram matrix is faster, or no sketch has been accurate enough.
+    Where so many columns are too few, wider sketches are tried while they are cheap.
+
+    Source: Halko, Martinsson, Tropp, SIAM Rev. 53 (2011), algorithm 4.4. Departures, ours: the
+    sketch sees some of the columns only, which costs no pass; what it misses is measured.
     """
-    columns = _columns(a, asked, right)
     while columns:
         q, missed = _sampled(a, right, columns)
-        if found := _sketched(a, asked, right, q, missed):
+        if found := _projected(a, asked, right, q, missed):
             return found
         columns = _wider(a, asked, right, columns, missed)
     return None
@@ -314,14 +317,10 @@ def _wider(a: np.ndarray, asked: Asked, right: bool, columns: int, missed: float
     return more if cheap and sample <= _SAMPLE * exact else 0
 
 
-def _sketched(
+def _projected(
     a: np.ndarray, asked: Asked, right: bool, q: np.ndarray, missed: float
 ) -> Subspace | None:
-    """Computes a leading subspace of a NumPy matrix by a random sketch; None if too inaccurate.
-
-    Source: Halko, Martinsson, Tropp, SIAM Rev. 53 (2011), algorithm 4.4. Departures, ours: the
-    sketch sees some of the columns only, which costs no pass; what it misses is measured.
-    """
+    """Computes the leading subspace of a host matrix within a sketched range, or a better one."""
     columns = q.shape[1]
     if asked.share is not None and missed > _HOPELESS * asked.share:
         return None
@@ -389,7 +388,7 @@ def _rest(a: np.ndarray, q: np.ndarray, b: np.ndarray, right: bool) -> np.ndarra
 
 
 def is_tall(matrix: np.ndarray) -> bool:
-    """Whether a host matrix has so many more rows than columns that the subspace of rows is found."""
+    """Whether a host matrix has so many rows that the subspace is found of its columns' side."""
     return matrix.shape[0] > _SQUARE * matrix.shape[1]
 
 
