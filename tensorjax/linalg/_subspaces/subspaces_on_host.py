@@ -37,9 +37,8 @@ _LEAST_COLUMNS = 16
 # Largest cost of a sketch as a share of the exact method: where the rank is unknown, and where it
 # is expected to be below half the columns.
 _BLIND, _HOPEFUL = 0.15, 0.6
-# Largest share of the energy that a sketch may have missed for a wider one to be tried; and the
-# largest cost of its sample as a share of the exact method.
-_FLAT, _SAMPLE = 0.6, 0.06
+# Largest cost of the sample of a wider sketch as a share of the exact method.
+_SAMPLE = 0.06
 # Rows over columns up to which a matrix counts as square: the subspace of its rows costs products
 # for the basis of the columns.
 _SQUARE = 1.1
@@ -308,7 +307,7 @@ def _wider(a: np.ndarray, asked: Asked, right: bool, columns: int, missed: float
     """
     rows = a.shape[1] if right else a.shape[0]
     more = max(2 * columns, int(1.25 * columns / max(1 - missed, 1e-3)) + _LEAST_COLUMNS)
-    if missed > _FLAT or more > rows // 3:
+    if more > rows // 3:
         return 0
     exact = _predicted_times.cut(a.size, rows, more // 2)
     passes = 4 if _tail(1.0, asked) < _SUBTRACTED * epsilon(a.dtype) else 3
