@@ -4,6 +4,7 @@ Static faults (shapes, dtypes, ranks) raise at trace time. The contents of an ar
 looked at only when it is concrete, so these checks cost nothing under `jax.jit`.
 """
 
+import functools
 import math
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,9 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+_NO_TREES = (float, int, np.ndarray)  # which need not be flattened
+
 
 def is_traced(*trees: Any) -> bool:
     """Whether an argument holds a JAX tracer (jit, vmap, grad), so that no entry can be checked."""
+    if len(trees) == 1 and isinstance(trees[0], _NO_TREES):
+        return False
     return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(trees))
 
 
@@ -385,8 +390,8 @@ def tolerance(tol: Any, dtype: Any) -> Any:
     """Returns a relative tolerance; raises ValueError below 10 eps of the dtype."""
     if is_traced(tol):
         return tol
-    eps = float(jnp.finfo(dtype).eps)
-    value = number("tol", tol)
+    eps = _epsilon(dtype)
+    value = tol if type(tol) is float else number("tol", tol)
     if not math.isfinite(value) or value <= 0:
         raise ValueError(f"tol: expected a positive relative error, got {tol!r}")
     if value < 10 * eps:
@@ -396,6 +401,11 @@ def tolerance(tol: Any, dtype: Any) -> Any:
             "(float64 needs jax.config.update('jax_enable_x64', True))"
         )
     return value
+
+
+@functools.cache
+def _epsilon(dtype: Any) -> float:
+    return float(jnp.finfo(dtype).eps)
 
 
 def tol_or_rank(tol: Any, rank: Any, *arrays: Any) -> None:

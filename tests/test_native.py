@@ -554,6 +554,32 @@ def test_tall_unfoldings_of_falling_energies_have_orthonormal_cores(dtype: Any) 
 
 
 @built
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex64, np.complex128])
+def test_trains_of_low_rank_have_the_ranks_of_an_svd(dtype: Any) -> None:
+    """Cholesky's factorisation with pivots replaces eigenvectors: ranks 1 to 20, and zeros."""
+    rng = np.random.default_rng([9, np.dtype(dtype).num])
+    for _ in range(12):
+        shape = tuple(int(n) for n in rng.integers(20, 60, 3))
+        rank, fall = int(rng.integers(1, 20)), rng.uniform(0, 4)
+        left, right = (
+            _drawn.normal(rng, (n, rank), dtype) for n in (shape[0], math.prod(shape[1:]))
+        )
+        a = (left * 10.0 ** -np.linspace(0, fall, rank)) @ right.T
+        a = (a / np.linalg.norm(a)).astype(dtype).reshape(shape)
+        tol = 10.0 ** rng.uniform(-4 if np.finfo(dtype).bits == 32 else -6, -1)
+        cores = _native.tt_svd(a, tol**2 / 2, 4e-15)
+        assert cores is not None
+        assert np.linalg.norm(_drawn.dense(cores) - a.reshape(-1)) <= tol
+        s = np.linalg.svd(a.reshape(shape[0], -1), compute_uv=False)
+        best = int((np.cumsum(s[::-1] ** 2)[::-1] > tol**2 / 2).sum())
+        assert cores[0].shape[2] <= best + 1
+        for c in cores[:-1]:
+            u = c.astype(np.result_type(dtype, np.float64)).reshape(-1, c.shape[-1])
+            gap = np.linalg.norm(u.conj().T @ u - np.eye(u.shape[1]))
+            assert gap <= 50 * np.finfo(dtype).eps * len(u.T)
+
+
+@built
 @pytest.mark.parametrize("dtype", [np.float64, np.complex64])
 def test_small_arrays_that_are_not_finite_or_not_arrays_of_two_modes(dtype: Any) -> None:
     x = np.ones((3, 4, 5), dtype)

@@ -139,6 +139,48 @@ def test_sketches_lose_no_more_than_asked(dtype, right, monkeypatch):
     assert [s is not None for s in seen[:2]] == [True, True]
 
 
+def test_ranks_above_the_first_sketch_take_a_wider_one(monkeypatch):
+    """The rank of the mode before says little: a failed sample is cheap beside eigenvectors."""
+    rng = np.random.default_rng(11)
+    a = rng.standard_normal((900, 130)) @ rng.standard_normal((130, 6000))
+    asked = Asked(share=1e-8, guess=8)
+    monkeypatch.setattr(subspaces_on_host, "host_gram", _refused(subspaces_on_host.host_gram, 900))
+    for matrix, right in ((a, False), (np.ascontiguousarray(a.T), True)):
+        found = leading(matrix, asked, right=right)
+        u = found.basis
+        assert u.shape == (900, 130)
+        assert norm(a - u @ (u.T @ a)) <= 1e-4 * norm(a)
+
+
+def _refused(gram, rows):
+    """Returns a function that makes Gram matrices as another does, but none of so many rows."""
+
+    def checked(a, **options):
+        g = gram(a, **options)
+        assert len(g) < rows
+        return g
+
+    return checked
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex128])
+def test_nearly_square_unfoldings_keep_error_and_ranks(dtype, seed):
+    rng = np.random.default_rng([13, seed])
+    columns = int(rng.integers(100, 260))
+    x = _drawn.normal(rng, (columns + int(rng.integers(1, columns // 10)), columns), dtype)
+    x = x @ np.diag(np.logspace(0, -rng.uniform(0, 3), columns)).astype(dtype)
+    tol = 10.0 ** rng.uniform(-3, -2)
+    t, k = tt.from_dense(x, tol=tol), tucker.from_dense(x, tol=tol)
+    assert error(dense(t), x) <= tol * norm(x)
+    assert error(np.asarray(tucker.to_dense(k)), x) <= tol * norm(x)
+    exact = _plain.svd_tt_svd(x.astype(np.result_type(dtype, np.float64)), tol)
+    assert t.ranks[1] <= 1.05 * exact[0].shape[2] + 1
+    for u in (np.asarray(t.cores[0])[0], *map(np.asarray, k.factors)):
+        assert u.shape[1] <= columns
+        assert error(u.conj().T @ u, np.eye(u.shape[1])) <= 50 * eps(dtype) * len(u.T)
+
+
 def test_a_sketch_that_sees_nothing_is_not_believed():
     """Energy in one column that no sample need hit."""
     a = np.full((300, 4000), 1e-9)

@@ -23,10 +23,15 @@ def addresses(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, Any]:
     if sum(sizes) <= _JOINED:
         joined = np.concatenate(arrays, axis=None)
         starts = itertools.accumulate(sizes[:-1], initial=0)
-        first, step = joined.ctypes.data, joined.itemsize
+        first, step = address(joined), joined.itemsize
         return np.array([first + step * start for start in starts], np.uintp), joined
     held = [np.require(a, requirements=["C", "A"]) for a in arrays]
-    return np.array([a.ctypes.data for a in held], np.uintp), held
+    return np.array([address(a) for a in held], np.uintp), held
+
+
+def address(a: np.ndarray) -> int:
+    """Returns the address of a NumPy array's memory for a C++ call, in a third of ctypes' time."""
+    return a.__array_interface__["data"][0]
 
 
 def call(name: str, *arguments: int | float | np.ndarray) -> int:
@@ -35,7 +40,7 @@ def call(name: str, *arguments: int | float | np.ndarray) -> int:
     Arrays are passed by their addresses, so the caller holds them until the call has returned.
     """
     function = _function(name, tuple(map(type, arguments)))
-    found = function(*(x.ctypes.data if isinstance(x, np.ndarray) else x for x in arguments))
+    found = function(*[address(x) if isinstance(x, np.ndarray) else x for x in arguments])
     if found == _NO_MEMORY:
         raise MemoryError(name)
     if found == _INVALID:

@@ -87,6 +87,10 @@ class SmallTTSVD {
   // Longer sides are for random sketches, which arrays of fewer entries than kLarge gain nothing by.
   static constexpr long kMost = 96, kMostOfSmall = 160, kLarge = 1L << 17;
   static constexpr long kWhole = 24;   // sides from here on are first tested for their full rank
+  // Sides from here on are tried for a low rank, of one part in kSteps at most; the share of what a
+  // bond may discard that such a basis may miss.
+  static constexpr long kPivoted = 8, kSteps = 3;
+  static constexpr double kMissed = 0.05;
   // Squared sines of the angle to the columns before: above kUpright one pass is exact enough, above
   // kSafe two.
   static constexpr double kUpright = 0.5, kSafe = 1.5e-6;
@@ -368,6 +372,7 @@ class SmallTTSVD {
     const double allowed = std::max(tail_ - noise_ * total, 0.0);
     *t = m;
     if (whole_ && m >= kWhole && definite(*g, m, tail_ + noise_ * total)) return unit(m);
+    if (m >= kPivoted && of_low_rank(m, *g, total, allowed, t)) return true;
     Numbers values(m);
     if (!eigenvectors(m, g, values.data())) return false;
     long gone = 0;
@@ -381,6 +386,73 @@ class SmallTTSVD {
     for (long b = 0; b < *t; b++)
       for (long i = 0; i < m; i++) u_[i * *t + b] = conj((*g)[(m - 1 - b) * m + i]);
     return true;
+  }
+
+  // As `basis`, of a rank so low that Cholesky's factorisation with pivots meets most of the energy
+  // in few steps: G = LᴴL + E with E ≥ 0, so that the range of Lᴴ misses no more than the trace of E.
+  // The eigenproblem is then one of so many rows. False if it takes too many steps.
+  bool of_low_rank(long m, const Small& g, double total, double allowed, long* t) {
+    const double enough = kMissed * allowed, least = noise_ * total;
+    Numbers rest(m);
+    for (long i = 0; i < m; i++) rest[i] = real(g[i * m + i]);
+    Small l;
+    long rank = 0;
+    double missed = total;
+    for (; missed > enough; rank++) {
+      const long p = std::max_element(rest.begin(), rest.end()) - rest.begin();
+      if (rank * kSteps >= m || !(rest[p] > least)) return false;
+      const double scale = 1 / std::sqrt(rest[p]);
+      l.resize((rank + 1) * m);
+      S* row = &l[rank * m];
+      std::copy(&g[p * m], &g[p * m] + m, row);
+      for (long k = 0; k < rank; k++) {
+        const S* above = &l[k * m];
+        const S factor = S{-1} * conj(above[p]);
+        for (long i = 0; i < m; i++) row[i] += factor * above[i];
+      }
+      missed = 0;
+      for (long i = 0; i < m; i++) {
+        row[i] = S{scale} * row[i];
+        rest[i] = i == p ? 0 : std::max(rest[i] - real(conj(row[i]) * row[i]), 0.0);
+        missed += rest[i];
+      }
+    }
+    if (!rank) return false;
+    Small inner(rank * rank);  // L Lᴴ
+    for (long a = 0; a < rank; a++)
+      for (long b = 0; b < rank; b++)
+        for (long i = 0; i < m; i++) inner[a * rank + b] += l[a * m + i] * conj(l[b * m + i]);
+    Numbers values(rank);
+    if (!eigenvectors(rank, &inner, values.data())) return false;
+    long gone = 0;
+    for (double sum = missed + std::max(values[0], 0.0); gone + 1 < rank && sum <= allowed;)
+      sum += std::max(values[++gone], 0.0);
+    *t = rank - gone;
+    whole_ = false;
+    Small u(m * *t);  // Lᴴ times the leading eigenvectors: LAPACK reads columns, as below
+    for (long b = 0; b < *t; b++)
+      for (long a = 0; a < rank; a++) {
+        const S weight = conj(inner[(rank - 1 - b) * rank + a]);
+        for (long i = 0; i < m; i++) u[i * *t + b] += conj(l[a * m + i]) * weight;
+      }
+    Numbers y = in_rows(u, m, *t), r(*t * kParts * padded(*t));
+    orthonormalise(m, *t, &y, &r, nullptr);
+    u_ = out_of_rows(y, m, *t);
+    return true;
+  }
+
+  static Small out_of_rows(const Numbers& y, long rows, long t) {
+    Small out(rows * t);
+    const long ld = padded(t);
+    for (long i = 0; i < rows; i++)
+      for (long b = 0; b < t; b++) {
+        const double* at = &y[i * kParts * ld + b];
+        if constexpr (kParts == 1)
+          out[i * t + b] = at[0];
+        else
+          out[i * t + b] = {at[0], at[ld]};
+      }
+    return out;
   }
 
   // Eigenvalues of G, ascending, and eigenvectors in its place, by LAPACK.

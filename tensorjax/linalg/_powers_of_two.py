@@ -11,6 +11,9 @@ from jax import lax
 
 from tensorjax.linalg._arrays import Array, is_host
 
+# Elements of a real array up to which one more array is made to find its largest part in one pass.
+_SMALL = 2**12
+
 
 def normalized(x: Array, axis: Any = None) -> tuple[Array, Any]:
     """Scales an array by a power of two to entries of at most 1; returns it and the exponent."""
@@ -46,6 +49,8 @@ def exponent_of(x: Array, axis: Any = None) -> Any:
 
 def largest_part(x: Array, axis: Any = None) -> Any:
     """Returns the largest real or imaginary part of a NumPy array, from which scales follow."""
+    if axis is None and x.dtype.kind == "f" and x.size < _SMALL:
+        return np.abs(x).max(initial=0)
     parts = (x.real, x.imag) if np.iscomplexobj(x) else (x,)
     keep = {"axis": axis, "keepdims": axis is not None, "initial": 0}
     sizes = [np.maximum(p.max(**keep), -p.min(**keep)) for p in parts]
@@ -54,8 +59,14 @@ def largest_part(x: Array, axis: Any = None) -> Any:
 
 def squares_fit(x: Array) -> bool:
     """Whether an array's entries can be squared and summed in its dtype without scaling."""
-    top = exponents_held(x.dtype)[1] + 1
-    return bool(2.0 ** (-0.2 * top) <= largest_part(x) <= 2.0 ** (0.3 * top))
+    low, high = _squared(x.dtype)
+    return bool(low <= largest_part(x) <= high)
+
+
+@functools.cache
+def _squared(dtype: Any) -> tuple[float, float]:
+    top = exponents_held(dtype)[1] + 1
+    return 2.0 ** (-0.2 * top), 2.0 ** (0.3 * top)
 
 
 @functools.cache

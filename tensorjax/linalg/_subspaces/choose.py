@@ -47,9 +47,16 @@ def choose(method: Method, share: float | None, dtype: DTypeLike, *, levels: int
     if dtype.kind in "biuOSUmM":
         raise TypeError(f"dtype: expected a floating-point or complex dtype, got {dtype}")
     _check.integer("levels", levels, low=1, high=2)
+    if share is not None:
+        _check.number("share", share, finite=False)
+    return admitted(method, share, dtype, levels)
+
+
+def admitted(method: Method, share: float | None, dtype: Any, levels: int = 2) -> Method:
+    """Chooses the method for a leading subspace as `choose`, of arguments that need no checks."""
     if share is None:
         return "svd" if method == "auto" else method
-    if _check.number("share", share, finite=False) < 2 * GRAM_NOISE * gram_floor(dtype, levels):
+    if share < 2 * GRAM_NOISE * gram_floor(dtype, levels):
         return "svd"
     return "gram" if method == "auto" else method
 

@@ -20,7 +20,7 @@ from tensorjax.linalg._cholesky_qr import orthonormalized
 from tensorjax.linalg._dtypes import epsilon
 from tensorjax.linalg._gram import host_energy, host_gram
 from tensorjax.linalg._qr import qr
-from tensorjax.linalg._subspaces.choose import GRAM_NOISE, Method, choose, gram_floor
+from tensorjax.linalg._subspaces.choose import GRAM_NOISE, Method, admitted, gram_floor
 from tensorjax.linalg._svd_eigh import eigh, svd
 
 # Number of entries converted to a wider dtype at a time.
@@ -37,6 +37,11 @@ _LEAST_COLUMNS = 16
 # Largest cost of a sketch as a share of the exact method: where the rank is unknown, and where it
 # is expected to be below half the columns.
 _BLIND, _HOPEFUL = 0.15, 0.6
+# Largest cost of the sample of a wider sketch as a share of the exact method.
+_SAMPLE = 0.06
+# Rows over columns up to which a matrix counts as square: the subspace of its rows costs products
+# for the basis of the columns.
+_SQUARE = 1.1
 # Number of columns on which a sketch is tested first; and the multiple of the allowed energy beyond
 # which a subspace iteration cannot repair it.
 _OTHERS, _HOPELESS = 32, 50
@@ -96,10 +101,10 @@ class Asked(NamedTuple):
 
 def asked_of(method: Method, share: float | None, given: Any) -> Asked:
     """Builds the truncation criterion `Asked` of a host subspace from share and method."""
-    admitted = choose(method, share, np.result_type(given, np.float64))
-    if method == "auto" and (share is None or admitted != "svd"):
+    chosen = admitted(method, share, np.result_type(given, np.float64))
+    if method == "auto" and (share is None or chosen != "svd"):
         return Asked(share=share)
-    return Asked(share=share, method="gram" if admitted == "randomized" else admitted)
+    return Asked(share=share, method="gram" if chosen == "randomized" else chosen)
 
 
 def leading(a: np.ndarray, asked: Asked, *, right: bool = False) -> Subspace:
@@ -281,10 +286,41 @@ def _columns(a: np.ndarray, asked: Asked, right: bool) -> int:
 def sketched(a: np.ndarray, asked: Asked, right: bool, columns: int) -> Subspace | None:
     """Computes a leading subspace of a NumPy matrix by a random sketch; None if too inaccurate.
 
+    Where so many columns are too few, wider sketches are tried while they are cheap.
+
     Source: Halko, Martinsson, Tropp, SIAM Rev. 53 (2011), algorithm 4.4. Departures, ours: the
     sketch sees some of the columns only, which costs no pass; what it misses is measured.
     """
-    q, missed = _sampled(a, right, columns)
+    while columns:
+        q, missed = _sampled(a, right, columns)
+        if found := _projected(a, asked, right, q, missed):
+            return found
+        columns = _wider(a, asked, right, columns, missed)
+    return None
+
+
+def _wider(a: np.ndarray, asked: Asked, right: bool, columns: int, missed: float) -> int:
+    """Returns the columns of the next random sketch of a host matrix, wider than one that failed.
+
+    0 if its rank looks too high. A sketch of c columns misses the share 1 − c/r of a flat spectrum
+    of rank r. A failure costs the sample alone, which is what side² · columns takes.
+    """
+    rows = a.shape[1] if right else a.shape[0]
+    more = max(2 * columns, int(1.25 * columns / max(1 - missed, 1e-3)) + _LEAST_COLUMNS)
+    if more > rows // 3:
+        return 0
+    exact = _predicted_times.cut(a.size, rows, more // 2)
+    passes = 4 if _tail(1.0, asked) < _SUBTRACTED * epsilon(a.dtype) else 3
+    sample = _predicted_times.product(rows * (3 * more + _OTHERS), more)
+    cheap = _predicted_times.sketched(a.size, more, passes) <= _HOPEFUL * exact
+    return more if cheap and sample <= _SAMPLE * exact else 0
+
+
+def _projected(
+    a: np.ndarray, asked: Asked, right: bool, q: np.ndarray, missed: float
+) -> Subspace | None:
+    """Computes the leading subspace of a host matrix within a sketched range, or a better one."""
+    columns = q.shape[1]
     if asked.share is not None and missed > _HOPELESS * asked.share:
         return None
     total = host_energy(a)
@@ -348,6 +384,11 @@ def _residual(
 def _rest(a: np.ndarray, q: np.ndarray, b: np.ndarray, right: bool) -> np.ndarray:
     """Computes what a subspace q of a host matrix leaves: a − q b, or a − (q b)ᴴ if ``right``."""
     return a - (adjoint(b) @ adjoint(q) if right else q @ b)
+
+
+def is_tall(matrix: np.ndarray) -> bool:
+    """Whether a host matrix has so many rows that the subspace is found of its columns' side."""
+    return matrix.shape[0] > _SQUARE * matrix.shape[1]
 
 
 def columns_split(a: Any, found: Subspace, dtype: Any) -> tuple[Any, Any]:

@@ -32,6 +32,8 @@ from tensorjax.tt._tt_svd.tt_svd_on_host import tt_svd
 
 # Rank expected of unknown data.
 _GUESS = 12
+# Elements up to which an array that has too long a side for C++ is still cut as a small one.
+_LONG_SIDES = 2**18
 
 
 @placed
@@ -102,7 +104,7 @@ def _at_once(x: np.ndarray, asked: Asked) -> list[Any] | None:
     kernel = choose_kernel("tt.from_dense(tol=)", (x,), HOST, **facts)
     if kernel is CPP and (found := compiled_tt_svd(x, asked.share)):
         return found
-    if kernel is NUMPY or (kernel is CPP and x.size >= SMALL_ARRAY):
+    if kernel is NUMPY or (kernel is CPP and x.size >= _LONG_SIDES):
         return None
     return small_tt_svd(x, asked.share, whole=x.size < SMALL_ARRAY)
 

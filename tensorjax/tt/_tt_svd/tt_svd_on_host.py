@@ -28,6 +28,7 @@ from tensorjax.linalg._subspaces.subspaces_on_host import (
     all_needed,
     alone,
     columns_split,
+    is_tall,
     leading,
     recut,
     times,
@@ -93,7 +94,10 @@ def tt_svd(x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None) -> li
         matrix = core.reshape(left * math.prod(shape[first:bond]), -1)
         cap = None if caps is None else min(caps[bond - 1], *matrix.shape)
         # One mode is taken from what is right of it where that is the shorter side.
-        single = bond == first + 1 and (cut.right or matrix.shape[0] > matrix.shape[1])
+        square = matrix.shape[0] > matrix.shape[1] and not is_tall(matrix)
+        if square and bond == first + 1:
+            cut, cap = _Cut(1, False), min(matrix.shape) if cap is None else cap
+        single = bond == first + 1 and (cut.right or is_tall(matrix))
         side = matrix.shape[cut.right or single]
         # Inner bonds are cut first, in a factor of the matrix: they take noise off the last.
         inner = cut.modes > 1 and not single and side <= _CLEANED and caps is None

@@ -23,6 +23,7 @@ from tensorjax.linalg._subspaces.subspaces_on_host import (
     Asked,
     Subspace,
     columns_split,
+    is_tall,
     leading,
     times,
 )
@@ -163,11 +164,11 @@ def _first_mode(a: Any, asked: Asked) -> tuple[Any, Any, Subspace]:
 
     Of a mode that is kept whole the factor is the identity, which takes no product.
     """
-    if a.shape[0] > a.shape[1]:
+    if is_tall(a):
         found = leading(a, asked, right=True)
         u, r = columns_split(a, found, a.dtype if asked.narrow else found.basis.dtype)
         return u, np.ascontiguousarray(r.T), found
-    found = leading(a, asked)
+    found = leading(a, _capped(a, asked))
     u = _fit(found.basis, a, asked)
     if u.shape[1] == len(u):
         return np.eye(len(u), dtype=u.dtype), np.ascontiguousarray(a.T), found
@@ -177,15 +178,21 @@ def _first_mode(a: Any, asked: Asked) -> tuple[Any, Any, Subspace]:
 
 def _last_mode(b: Any, asked: Asked) -> tuple[Any, Any, Subspace]:
     """Compresses the last mode in a host ST-HOSVD, of b (m, n): returns factor u and uᴴ bᵀ."""
-    if b.shape[1] > b.shape[0]:
+    if is_tall(b.T):
         found = leading(b, asked)
         found = found._replace(basis=found.basis.conj())
         return *columns_split(b.T, found, b.dtype if asked.narrow else found.basis.dtype), found
-    found = leading(b, asked, right=True)
+    found = leading(b, _capped(b, asked), right=True)
     v = _fit(found.basis, b, asked)
     if v.shape[1] == len(v):
         return np.eye(len(v), dtype=v.dtype), np.ascontiguousarray(b.T), found
     return v.conj(), np.ascontiguousarray(times(b, v).T), found
+
+
+def _capped(a: Any, asked: Asked) -> Asked:
+    """Limits the rank that an ST-HOSVD asks of an unfolding to that of a matrix of its shape."""
+    least = min(a.shape)
+    return asked if asked.cap is not None or least == max(a.shape) else asked._replace(cap=least)
 
 
 def _fit(basis: Any, a: Any, asked: Asked) -> Any:
