@@ -37,7 +37,8 @@ def cleared(cores: Cores, box: Box, allowed: float) -> Cores:
     Args:
       cores: right-orthogonal but for the first; so is the result.
       box: of the grid.
-      allowed: norm that may be lost at either end of an axis, over that of the train.
+      allowed: norm that may be lost at either end of an axis, over that of the train; in a tail
+        that of z² v, z the distance in standard deviations, so that moments keep what it holds.
     """
     out, changed = [], False
     for core, (first, last) in zip(cores, _inner(cores, box, allowed), strict=True):
@@ -73,12 +74,54 @@ def _inner(cores: Cores, box: Box, allowed: float) -> list[tuple[int, int]]:
     limit = allowed**2 * total
     out = []
     for density, axis in zip(profiles(cores), box.axes, strict=True):
-        first = int((np.cumsum(density) <= limit).sum())
-        last = len(density) - int((np.cumsum(density[::-1]) <= limit).sum())
-        first = 0 if axis.kind == "laguerre" else first
-        whole_axis = axis.kind in ("chebyshev", "periodic")
-        out.append((0, axis.n) if whole_axis else (first, max(first, last)))
+        if axis.kind in ("chebyshev", "periodic"):
+            out.append((0, axis.n))
+            continue
+        far = _far(density, axis.points)
+        first = 0 if axis.kind == "laguerre" else _outside(density, far, limit)
+        out.append((first, max(first, axis.n - _outside(density[::-1], far[::-1], limit))))
     return out
+
+
+def _far(density: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """Returns z⁴ of the points of an axis, at least 1: of distances z in standard deviations.
+
+    They are those of v, which of a Gaussian are √2 times those of v².
+    """
+    share = np.maximum(density, 0) / max(density.sum(), 1e-300)
+    square = (points - share @ points) ** 2
+    return np.maximum((square / max(2 * (share @ square), 1e-300)) ** 2, 1)
+
+
+def _outside(density: np.ndarray, far: np.ndarray, limit: float) -> int:
+    """Counts the slabs of an axis, from its end inwards, that a train's clearing may take.
+
+    A tail is lost in step after step, and to second moments it matters by z²: the norm of z² v is
+    limited. Noise, the same everywhere from the end on, may be taken by its own norm, for it grows
+    where it is left.
+
+    Args:
+      density: squared norms of the slabs, from the end inwards.
+      far: z⁴.
+      limit: largest square of what is taken.
+    """
+    most = int((np.cumsum(density) <= limit).sum())
+    tail = int((np.cumsum(density * far) <= limit).sum())
+    depth = _depth(len(density))
+    if not _is_flat(density[:depth]):
+        return tail
+    noise = int(np.argmax(density > _FLAT * density[:depth].max()))
+    return max(tail, min(noise, most))
+
+
+def _depth(n: int) -> int:
+    """Returns the number of points next to an end of an axis at which a train's noise is judged."""
+    return max(4, n // 8)
+
+
+def _is_flat(side: np.ndarray) -> bool:
+    """Whether squared norms of slabs, from the end of an axis inwards, are those of noise."""
+    return bool(side[2:].max() < _FLAT * side[:2].max())
 
 
 def profiles(cores: Cores) -> list[np.ndarray]:
@@ -109,11 +152,10 @@ def noisy_edge(cores: Cores, box: Box) -> tuple[int, float] | None:
     pairs = zip(found, box.axes, strict=True)
     shares = [float(p @ a.ends / max(p.sum(), 1e-300)) for p, a in pairs]
     k = int(np.argmax(shares))
-    profile, depth = found[k], max(4, box.axes[k].n // 8)
+    profile, depth = found[k], _depth(box.axes[k].n)
     low, high = profile[:depth], profile[: -depth - 1 : -1]
     side = low if low[:2].sum() > high[:2].sum() else high
-    is_noise = side[2:].max() < _FLAT * side[:2].max()
-    return (k, max(shares[k], 0.0) ** 0.5) if is_noise else None
+    return (k, max(shares[k], 0.0) ** 0.5) if _is_flat(side) else None
 
 
 @functools.lru_cache(maxsize=1024)
