@@ -29,6 +29,9 @@ from tensorjax.pde._discretization.grid import Box
 _FADE = 5
 # Largest factor between squared norms of slabs at the edge and further in, of what is noise.
 _FLAT = 4
+# A tail begins where these squares rise by more than a factor within so many points; what is less
+# than the floor, over what may be taken, is neither.
+_RISE, _WITHIN, _FLOOR = 16, 4, 1e-4
 
 
 def cleared(cores: Cores, box: Box, allowed: float) -> Cores:
@@ -97,7 +100,7 @@ def _outside(density: np.ndarray, far: np.ndarray, limit: float) -> int:
     """Counts the slabs of an axis, from its end inwards, that a train's clearing may take.
 
     A tail is lost in step after step, and to second moments it matters by z²: the norm of z² v is
-    limited. Noise, the same everywhere from the end on, may be taken by its own norm, for it grows
+    limited. Noise, which rises slowly from the end on, may be taken by its own norm, for it grows
     where it is left.
 
     Args:
@@ -107,21 +110,10 @@ def _outside(density: np.ndarray, far: np.ndarray, limit: float) -> int:
     """
     most = int((np.cumsum(density) <= limit).sum())
     tail = int((np.cumsum(density * far) <= limit).sum())
-    depth = _depth(len(density))
-    if not _is_flat(density[:depth]):
-        return tail
-    noise = int(np.argmax(density > _FLAT * density[:depth].max()))
+    so_far = np.maximum(np.maximum.accumulate(density), _FLOOR * limit)
+    rises = density[_WITHIN:] > _RISE * so_far[:-_WITHIN]
+    noise = int(np.argmax(rises)) if rises.any() else most
     return max(tail, min(noise, most))
-
-
-def _depth(n: int) -> int:
-    """Returns the number of points next to an end of an axis at which a train's noise is judged."""
-    return max(4, n // 8)
-
-
-def _is_flat(side: np.ndarray) -> bool:
-    """Whether squared norms of slabs, from the end of an axis inwards, are those of noise."""
-    return bool(side[2:].max() < _FLAT * side[:2].max())
 
 
 def profiles(cores: Cores) -> list[np.ndarray]:
@@ -152,10 +144,11 @@ def noisy_edge(cores: Cores, box: Box) -> tuple[int, float] | None:
     pairs = zip(found, box.axes, strict=True)
     shares = [float(p @ a.ends / max(p.sum(), 1e-300)) for p, a in pairs]
     k = int(np.argmax(shares))
-    profile, depth = found[k], _depth(box.axes[k].n)
+    profile, depth = found[k], max(4, box.axes[k].n // 8)
     low, high = profile[:depth], profile[: -depth - 1 : -1]
     side = low if low[:2].sum() > high[:2].sum() else high
-    return (k, max(shares[k], 0.0) ** 0.5) if _is_flat(side) else None
+    is_noise = side[2:].max() < _FLAT * side[:2].max()
+    return (k, max(shares[k], 0.0) ** 0.5) if is_noise else None
 
 
 @functools.lru_cache(maxsize=1024)
