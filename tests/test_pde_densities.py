@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tensorjax import pde, tt
-from tensorjax.pde._observables import densities
+from tensorjax.pde._observables import densities, marginals
 
 KINDS = ("fourier", "chebyshev", "finite_differences")
 
@@ -125,8 +125,8 @@ def test_frequencies_beyond_the_grid_are_left_out(rng, monkeypatch):
     (x,), found = pde.marginal(v, map, box, axes=(0,))
     exact = density(x[:, None], np.zeros(1), start.covariance[:1, :1])
     assert np.abs(found - exact).max() < 1e-8
-    limits = densities._limits
-    monkeypatch.setattr(densities, "_limits", lambda box: 4 * limits(box))
+    limits = marginals._limits
+    monkeypatch.setattr(marginals, "_limits", lambda box: 4 * limits(box))
     _, aliased = pde.marginal(v, map, box, axes=(0,))
     assert np.abs(aliased - exact).max() > 1e-4
 

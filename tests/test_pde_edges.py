@@ -248,3 +248,45 @@ def test_coefficients_of_a_wrong_kind_are_told_from_the_start():
     for width in ((0.0, 3.0), -1.0, (float("nan"), 1.0)):
         with pytest.raises(ValueError, match="half_width: expected L > 0"):
             pde.Box.fourier(2, 32, width)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_clearing_leaves_tails_their_second_moments_and_takes_noise(seed: int):
+    rng = np.random.default_rng(seed)
+    box = pde.Box.fourier(1, 128, 8.0)
+    x, width, allowed = box.axes[0].points, rng.uniform(0.5, 0.7), 10 ** rng.uniform(-7, -4)
+    tail = np.exp(-((x - rng.uniform(-0.5, 0.5)) ** 2) / (2 * width**2))
+    for noise in (0.0, 0.02):
+        level = noise * allowed * np.linalg.norm(tail) / len(x) ** 0.5
+        v = tail + level * rng.choice([-1.0, 1.0], len(x))
+        found = cleared([v[None, :, None]], box, allowed)[0].ravel()
+        assert not found[:12].any()
+        assert not found[-12:].any()
+        spread = tail @ x**2 / tail.sum() - (tail @ x / tail.sum()) ** 2
+        lost = np.where(x < 0, tail - found, 0) @ x**2 / tail.sum() / spread
+        assert abs(lost) < (3 if noise == 0 else 20) * allowed
+
+
+@pytest.mark.parametrize("interpretation", ["ito", "stratonovich", "klimontovich"])
+def test_variances_are_as_accurate_as_the_norm(interpretation: Any, rng: Any):
+    """Linear drift, noise a + b x²: moments in closed form, in the sense of the noise."""
+    k, a, b = rng.uniform(0.5, 1.5), rng.uniform(0.05, 0.1), rng.uniform(0.05, 0.15)
+    mean, spread, tol = rng.uniform(0.2, 0.6), 0.05, 1e-5
+    one = np.ones(1)
+    noise = [(pde.Power(one, exponent=0), [[a]]), (pde.Power(one, exponent=2), [[b]])]
+    problem = pde.FokkerPlanck(
+        None,
+        noise,
+        pde.Gaussian([mean], [[spread]]),
+        pde.Box.fourier(1, 128, 6.0),
+        matrix=[[-k]],
+        interpretation=interpretation,
+    )
+    found = pde.integrate(problem, t1=1.0, tol=tol)
+    assert found.result == pde.Result.successful, found.message
+    decay = k - 2 * b * {"ito": 0, "stratonovich": 0.5, "klimontovich": 1}[interpretation]
+    rate = 2 * (decay - b)
+    second = 2 * a / rate + (spread + mean**2 - 2 * a / rate) * np.exp(-rate)
+    first = mean * np.exp(-decay)
+    _, _, covariance = pde.moments(found.final.v, found.final.map, problem.box)
+    assert abs(covariance[0, 0] / (second - first**2) - 1) < 10 * tol

@@ -1,5 +1,6 @@
 """Runs from beginning to end: ranks and errors, mass, restarts, step sizes, statuses."""
 
+import pathlib
 from typing import Any
 
 import jax
@@ -285,6 +286,27 @@ def test_a_folder_with_states_of_another_run_is_refused(tmp_path: Any):
         pde.save(tmp_path / "bare", state._replace(memory=None))
     assert len(list((tmp_path / "bare").iterdir())) == 2
     assert pde.load(tmp_path / "bare").t == last.final.t
+
+
+def test_an_interrupted_save_loses_no_state(tmp_path: Any, monkeypatch: Any):
+    pytest.importorskip("orbax.checkpoint")
+    memory = {"steps": np.asarray(3)}
+    first = pde.State(tt.ones((8, 8)), pde.AffineMap.identity(2), 0.5, memory)
+    path, rename = pde.save(tmp_path, first), pathlib.Path.rename
+
+    def interrupted(self: pathlib.Path, target: Any) -> Any:
+        if self.name.endswith(".new"):
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pathlib.Path, "rename", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pde.save(tmp_path, first._replace(t=0.7))
+    assert pde.load(tmp_path).t == pde.load(path).t == 0.5
+    pde.save(tmp_path, first._replace(t=0.7))
+    assert pde.load(tmp_path).t == 0.7
+    assert [p.name for p in tmp_path.iterdir()] == ["step_3"]
 
 
 def test_an_initial_state_that_the_box_does_not_hold_is_refused():

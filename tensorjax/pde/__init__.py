@@ -28,7 +28,8 @@ Coordinates y = Γ x + s follow the solution, so that its TT-ranks stay low.
 from tensorjax import _extras
 from tensorjax.pde import coords, flows, problems
 from tensorjax.pde._discretization.affine_operators import Coefficients, affine_generator
-from tensorjax.pde._discretization.grid import Axis, Box
+from tensorjax.pde._discretization.axis import Axis
+from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._generators.rank_reduction import RankReduction, rank_reducing_map
 from tensorjax.pde._generators.vector_fields import FieldMotion, field_motion
 from tensorjax.pde._initial_states.initial_states import Function, Gaussian, Mixture
@@ -42,16 +43,11 @@ from tensorjax.pde._long_times.slow_modes import SlowModes, slow_modes
 from tensorjax.pde._long_times.stationary import Stationary, stationary
 from tensorjax.pde._maps.affine_maps import AffineMap, affine
 from tensorjax.pde._nonlinear_coordinates.flowed_problem import Flowed
-from tensorjax.pde._observables.densities import (
-    edge_mass,
-    evaluate,
-    marginal,
-    mass,
-    moments,
-    resolution,
-)
+from tensorjax.pde._observables.densities import evaluate, mass, moments
+from tensorjax.pde._observables.edge_and_resolution import edge_mass, resolution
 from tensorjax.pde._observables.entropies import Estimate, entropy, kullback_leibler
 from tensorjax.pde._observables.flux import flux
+from tensorjax.pde._observables.marginals import marginal
 from tensorjax.pde._observables.sampling import sample
 from tensorjax.pde._observables.square_root import SquareRoot, square_root
 from tensorjax.pde._problems.drifts import Power, Product, Separable, Sin

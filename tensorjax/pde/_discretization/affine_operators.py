@@ -10,7 +10,8 @@ from tensorjax._cores.contractions import einsum
 from tensorjax._formats.trains import TTMatrix
 from tensorjax._typing import ArrayLike
 from tensorjax.pde._arguments import floats
-from tensorjax.pde._discretization.grid import DD, ONE, YD, Axis, Box, D, Y
+from tensorjax.pde._discretization.axis import DD, ONE, YD, Axis, D, Y
+from tensorjax.pde._discretization.grid import Box
 
 
 class Coefficients(NamedTuple):

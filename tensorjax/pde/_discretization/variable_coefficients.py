@@ -13,7 +13,8 @@ from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TTMatrix
 from tensorjax.pde._arguments import backend, floats
 from tensorjax.pde._discretization.affine_operators import Coefficients, affine_states
-from tensorjax.pde._discretization.grid import DD, ONE, Axis, Box, D
+from tensorjax.pde._discretization.axis import DD, ONE, Axis, D
+from tensorjax.pde._discretization.grid import Box
 
 
 def sine(box: Box, weights: Any, phase: Any, amplitude: Any = 1.0) -> Cores:

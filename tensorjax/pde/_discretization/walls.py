@@ -8,8 +8,9 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from tensorjax import _chebyshev
+from tensorjax.pde._discretization.axis import Axis
 from tensorjax.pde._discretization.galerkin import galerkin
-from tensorjax.pde._discretization.grid import Axis, Box
+from tensorjax.pde._discretization.grid import Box
 
 Wall = Literal["absorbing", "reflecting", "open"]
 

@@ -23,7 +23,8 @@ from tensorjax.pde._generators.canonical_form import (
 from tensorjax.pde._initial_states.initial_states import Function, Gaussian, Start
 from tensorjax.pde._maps import linear_sde
 from tensorjax.pde._maps.affine_maps import AffineMap
-from tensorjax.pde._observables.densities import evaluate, shares
+from tensorjax.pde._observables.densities import evaluate
+from tensorjax.pde._observables.edge_and_resolution import shares
 
 # Share of the tolerance for the train before it is truncated.
 _PART = 0.3

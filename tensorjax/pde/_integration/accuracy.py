@@ -21,7 +21,7 @@ from tensorjax._cores.overlaps import bond_overlap
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._discretization.modes import DISPERSION, frequencies, modes
-from tensorjax.pde._observables.densities import quadrature, shares_of
+from tensorjax.pde._observables.edge_and_resolution import quadrature, shares_of
 from tensorjax.pde._stepping.outskirts import noisy_edge
 
 # Bands of frequencies, over the highest one, whose norms are compared.

@@ -45,7 +45,8 @@ def save(folder: Path, state: State) -> pathlib.Path:
       state: as in `Solution.ys`.
 
     Returns:
-      The path written; an existing one is replaced.
+      The path written; an existing one is replaced once the new one is complete, so that a save
+      which is interrupted loses neither.
 
     Raises:
       ImportError: orbax is not installed.
@@ -75,8 +76,14 @@ def save(folder: Path, state: State) -> pathlib.Path:
         number = int(state.memory["steps"])
     path = folder / f"step_{number}"
     folder.mkdir(parents=True, exist_ok=True)
+    new, old = _beside(path, "new"), _beside(path, "old")
     with _orbax().Checkpointer(_orbax().PyTreeCheckpointHandler()) as checkpointer:
-        checkpointer.save(path, tree, force=True)
+        checkpointer.save(new, tree, force=True)
+    if path.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        path.rename(old)
+    new.rename(path)
+    shutil.rmtree(old, ignore_errors=True)
     return path
 
 
@@ -106,6 +113,8 @@ def load(folder: Path) -> State:
     """
     folder = pathlib.Path(folder).absolute()
     found = [folder] if folder.name.startswith("step_") else _saved(folder)
+    if found and not found[-1].is_dir():  # a save was interrupted between two renames
+        found = [_beside(found[-1], "old")]
     if not found or not found[-1].is_dir():
         raise FileNotFoundError(f"folder: expected states step_N saved in {folder}, got none")
     with _orbax().Checkpointer(_orbax().PyTreeCheckpointHandler()) as checkpointer:
@@ -118,8 +127,15 @@ def load(folder: Path) -> State:
 
 
 def _saved(folder: pathlib.Path) -> list[pathlib.Path]:
-    paths = [p for p in folder.glob("step_*") if p.name[5:].isdigit()]
-    return sorted(paths, key=_number)
+    """Lists the states in a folder, also one whose replacement was interrupted."""
+    names = {p.name for p in folder.glob("step_*")}
+    names |= {p.name[1:-4] for p in folder.glob(".step_*.old")}
+    return sorted((folder / n for n in names if n[5:].isdigit()), key=_number)
+
+
+def _beside(path: pathlib.Path, suffix: str) -> pathlib.Path:
+    """Returns a hidden name beside a saved state, of a folder that only `save` uses."""
+    return path.with_name(f".{path.name}.{suffix}")
 
 
 def _number(path: pathlib.Path) -> int:
@@ -170,7 +186,9 @@ class _Saver:
         self._last = work.memory.steps
         self._paths = [p for p in self._paths if p != path] + [path]
         while len(self._paths) > self._options.keep:
-            shutil.rmtree(self._paths.pop(0), ignore_errors=True)
+            path = self._paths.pop(0)
+            for place in (path, _beside(path, "old")):
+                shutil.rmtree(place, ignore_errors=True)
 
 
 class _Nothing:

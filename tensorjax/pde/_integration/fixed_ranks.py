@@ -25,7 +25,7 @@ from tensorjax.pde._integration.solution import STATUSES, Result, Solution, Stat
 from tensorjax.pde._integration.statuses import Options, unbounded_by
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._maps.coordinate_path import Moment, Path, told
-from tensorjax.pde._observables.densities import quadrature, shares_of
+from tensorjax.pde._observables.edge_and_resolution import quadrature, shares_of
 from tensorjax.pde._problems.problem import terms_of
 from tensorjax.pde._stepping.compiled_once import Program, separated
 from tensorjax.pde._stepping.instability import rate, rounded_off

@@ -13,7 +13,7 @@ from tensorjax._formats.trains import TT
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._generators.generator_inputs import moves_unbounded
 from tensorjax.pde._maps.affine_maps import AffineMap
-from tensorjax.pde._observables.densities import shares
+from tensorjax.pde._observables.edge_and_resolution import shares
 from tensorjax.pde._problems.fokker_planck import FokkerPlanck
 from tensorjax.pde._problems.ornstein_uhlenbeck import Liouville, OrnsteinUhlenbeck
 from tensorjax.pde._problems.reactions import AdvectionDiffusionReaction

@@ -28,7 +28,7 @@ from tensorjax.pde._integration.statuses import (
 )
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._maps.coordinate_path import Moment, Path, jumps, missed, told
-from tensorjax.pde._observables.densities import shares
+from tensorjax.pde._observables.edge_and_resolution import shares
 from tensorjax.pde._stepping.exponential import EXPONENTIAL
 from tensorjax.pde._stepping.mass import corrected, mass_of, quadrature
 from tensorjax.pde._stepping.outskirts import noisy_edge, window

@@ -7,7 +7,8 @@ import numpy as np
 
 from tensorjax import _extras
 from tensorjax.pde._discretization.grid import Box
-from tensorjax.pde._observables.densities import marginal, moments
+from tensorjax.pde._observables.densities import moments
+from tensorjax.pde._observables.marginals import marginal
 
 # Half width of the interval of a marginal, in standard deviations.
 _REACH = 6.0

@@ -29,7 +29,8 @@ from tensorjax.pde._long_times.stationary import (
     times_coordinates,
 )
 from tensorjax.pde._maps.affine_maps import AffineMap
-from tensorjax.pde._observables.densities import evaluate, quadrature, shares_of
+from tensorjax.pde._observables.densities import evaluate
+from tensorjax.pde._observables.edge_and_resolution import quadrature, shares_of
 from tensorjax.pde._problems.problem import Problem
 from tensorjax.pde._stepping.mass import mass_of
 from tensorjax.tt._algebra import imag, real

@@ -22,7 +22,8 @@ from tensorjax.pde._integration.solution import Result, State
 from tensorjax.pde._integration.statuses import unbounded_by
 from tensorjax.pde._long_times import linear_systems
 from tensorjax.pde._maps.affine_maps import AffineMap
-from tensorjax.pde._observables.densities import moments, shares
+from tensorjax.pde._observables.densities import moments
+from tensorjax.pde._observables.edge_and_resolution import shares
 from tensorjax.pde._problems.problem import Problem
 from tensorjax.pde._stepping.mass import mass_of
 

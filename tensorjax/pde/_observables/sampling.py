@@ -11,7 +11,8 @@ from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax._typing import KeyOrGenerator
 from tensorjax.pde._arguments import generator_of, hosted_cores
-from tensorjax.pde._discretization.grid import Axis, Box
+from tensorjax.pde._discretization.axis import Axis
+from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._observables.densities import mass
 

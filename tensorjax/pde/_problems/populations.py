@@ -5,7 +5,8 @@ import dataclasses
 import numpy as np
 
 from tensorjax.pde._arguments import positive
-from tensorjax.pde._discretization.grid import Axis, Box
+from tensorjax.pde._discretization.axis import Axis
+from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._initial_states.initial_states import Gaussian, Start
 from tensorjax.pde._initial_states.known_densities import Lognormal
 from tensorjax.pde._problems.diffusion import proportional

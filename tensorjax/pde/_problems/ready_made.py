@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from tensorjax.pde._discretization.grid import Axis, Box
+from tensorjax.pde._discretization.axis import Axis
+from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._initial_states.initial_states import Gaussian
 from tensorjax.pde._problems.fokker_planck import FokkerPlanck
 

@@ -7,7 +7,8 @@ from scipy import linalg
 
 from tensorjax._typing import ArrayLike, KeyOrGenerator
 from tensorjax.pde._arguments import finite, generator_of, positive
-from tensorjax.pde._discretization.grid import Axis, Box
+from tensorjax.pde._discretization.axis import Axis
+from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._discretization.half_lines import zeros
 from tensorjax.pde._initial_states.initial_states import Gaussian, Start
 from tensorjax.pde._initial_states.known_densities import (

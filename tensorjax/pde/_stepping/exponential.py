@@ -20,7 +20,8 @@ from tensorjax._cores.contractions import times_mode
 from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TTMatrix
 from tensorjax.pde._discretization.affine_operators import Coefficients
-from tensorjax.pde._discretization.grid import DD, ONE, YD, Axis, Box, D
+from tensorjax.pde._discretization.axis import DD, ONE, YD, Axis, D
+from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._stepping.right_side import Rates
 from tensorjax.pde._stepping.sketched_sums import Train, relative_norm
 from tensorjax.pde._stepping.step_truncation import STAGE, Method, Step, Trim

@@ -26,7 +26,7 @@ from tensorjax._cores.orthogonalization import left_qr, right_lq, right_orthogon
 from tensorjax._cores.overlaps import bond_overlap
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.pde._discretization.affine_operators import affine_states, differentiated
-from tensorjax.pde._discretization.grid import Axis
+from tensorjax.pde._discretization.axis import Axis
 from tensorjax.pde._stepping.right_side import Rates
 from tensorjax.pde._stepping.sketched_sums import Train, nothing, relative_norm, truncated
 from tensorjax.pde._stepping.step_truncation import STAGE, Step, Trim
