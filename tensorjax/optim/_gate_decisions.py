@@ -1,6 +1,6 @@
 """Moves of gates and cores after a decision: which indices move on, wait, or become zero."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -40,7 +40,12 @@ def same_dtype(x: Any, move: Any) -> tuple[jax.Array, jax.Array]:
 
 
 def applied(
-    layout: Layout, params: list[Any], moves: list[Any], decision: Decision, tried: bool
+    layout: Layout,
+    params: list[Any],
+    moves: list[Any],
+    decision: Decision,
+    tried: bool,
+    done: Collection[int] = (),
 ) -> None:
     """Replaces the moves of gates and of the cores beside them, in place, by a gate decision.
 
@@ -48,13 +53,17 @@ def applied(
       params: leaves of the parameters.
       moves: of all parameters, which are replaced.
       tried: whether cuts may be undone: slices of a cut on trial keep their values.
+      done: numbers of layers that are left out.
     """
     split, places = Gates.of(layout).split, layout.gates
+    left = {k for n, layer in enumerate(layout.layers) if n not in done for k in layer.gates}
     for k, own in zip(places, split(decision.gates), strict=True):
+        if k not in left:
+            continue
         moves[k] = like(own.astype(widest(params[k], moves[k])), moves[k])
     fates, part = dict(zip(places, split(decision.fate), strict=True)), 0
-    for layer in layout.layers:
-        for core, own in core_masks(layer, fates, jnp.maximum):
+    for n, layer in enumerate(layout.layers):
+        for core, own in () if n in done else core_masks(layer, fates, jnp.maximum):
             k = layer.cores[core]
             x, move = same_dtype(params[k], moves[k])
             own = like(jnp.broadcast_to(own, x.shape), x)

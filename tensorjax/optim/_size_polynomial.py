@@ -146,8 +146,8 @@ class Polynomial:
         return jnp.all(picked(full, self.members) > 0, axis=1)
 
 
-def picked(x: jax.Array, places: np.ndarray) -> jax.Array:
-    """Gathers entries of a vector at constant indices, for the size polynomial."""
+def picked(x: jax.Array, places: np.ndarray | jax.Array) -> jax.Array:
+    """Gathers entries of an array at indices that are in range, for the size polynomial."""
     found = x.at[jnp.asarray(places, jnp.int32)]
     return found.get(mode="promise_in_bounds", wrap_negative_indices=False)
 

@@ -47,25 +47,21 @@ class Gates:
         ends = np.cumsum((0, *self.lengths))
         return [flat[a:b] for a, b in itertools.pairwise(ends)]
 
-    def spread(self, of_gates: Sequence[jax.Array]) -> jax.Array:
-        """Repeats one value per bond for all entries of the bond's gate."""
-        return jnp.stack([_whole(x) for x in of_gates])[self.bonds]
-
     def per_bond(self, flat: jax.Array) -> jax.Array:
         """Sums the joined vector of gates over each bond, in single precision."""
-        return jnp.sum(self._rows(flat.astype(jnp.float32), 0), 1)
+        return jnp.sum(self.rows(flat.astype(jnp.float32), 0), 1)
 
     def largest(self, flat: jax.Array, live: jax.Array) -> jax.Array:
         """Marks the largest nonzero gate of every bond, the first of equal ones."""
         if not self.bonds.size:
             return live
-        rows = self._rows(jnp.where(live, flat, -jnp.inf), -jnp.inf)
+        rows = self.rows(jnp.where(live, flat, -jnp.inf), -jnp.inf)
         starts = np.cumsum((0, *self.lengths))[:-1]
         first = jnp.asarray(starts, jnp.int32) + jnp.argmax(rows, 1).astype(jnp.int32)
         order = jnp.arange(flat.size, dtype=jnp.int32)
         return live & (order == picked(first, self.bonds))
 
-    def _rows(self, flat: jax.Array, fill: float) -> jax.Array:
+    def rows(self, flat: jax.Array, fill: float) -> jax.Array:
         """Returns the joined vector of gates as a matrix with one padded row per bond.
 
         A sum by scattering would be a loop of one step per gate on CPUs.

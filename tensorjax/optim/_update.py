@@ -151,9 +151,8 @@ class Step:
     ) -> tuple[Decision, jax.Array, dict[str, Any]]:
         """Decides what becomes of all gates in an update; returns size and state as `finish`."""
         still, rests = self._frozen(leaves, gradients)
-        places = self.layout.gates
-        frozen = self.gates.spread([still[k] for k in places])
-        new = self.gates.join(self._moved(leaves, still))
+        frozen = picked(still, self._gate_parts()[self.gates.bonds])
+        new = self._moved(leaves, still)
         decision, watch = self._decided(new, leaves, frozen)
         dead = decision.dead
         size = self.polynomial.of_living(self.gates.per_bond(~dead))
@@ -166,8 +165,7 @@ class Step:
             "least": least, "rests": rests, "watch": watch,
             "smallest": smallest.astype(jnp.float32),
         }  # fmt: skip
-        parts = [k for layer in self.layout.layers for k in (*layer.cores, *layer.gates)]
-        return decision._replace(still=jnp.stack([still[k] for k in parts])), size, learnt
+        return decision._replace(still=still), size, learnt
 
     def _decided(
         self, new: jax.Array, leaves: list[Any], frozen: jax.Array
@@ -273,7 +271,7 @@ class Step:
         cut = dead & self.live & self.state.late
         kept = jnp.where(waits, saved, jnp.where(cut, self.flat, 0.0))
         watch = self.state.watch
-        parts = dict(zip(self.layout.gates, self.gates.split(kept), strict=True))
+        parts = dict(zip(self.layout.gates, self._split(kept), strict=True))
         old, structure = jax.tree.flatten(watch.saved)
         new = [
             like(parts[k].astype(x.dtype), x)
@@ -286,23 +284,31 @@ class Step:
         )
         return dead, back, (kept != 0) | (back != 0), watch
 
-    def _moved(self, leaves: list[Any], still: dict[int, jax.Array]) -> list[jax.Array]:
-        """Computes the gates after the inner optimiser's move and the proximal step."""
+    def _split(self, flat: jax.Array) -> list[jax.Array]:
+        """Splits the joined vector of gates into one vector per bond."""
+        return self.gates.split(flat)
+
+    def _gate_parts(self) -> np.ndarray:
+        """Returns the position of every bond's gate among the cores and gates of all layers."""
+        parts = [k for layer in self.layout.layers for k in (*layer.cores, *layer.gates)]
+        known = {k: n for n, k in enumerate(parts)}
+        return np.array([known[k] for k in self.layout.gates], int)
+
+    def _moved(self, leaves: list[Any], still: jax.Array) -> jax.Array:
+        """Computes the gates, joined, after the inner optimiser's move and the proximal step."""
         new = [plus(self.leaves[k], leaves[k]) for k in self.layout.gates]
         on_size = self.pressures()[1]
         if self.options.proximal is None or on_size is None:
-            return new
+            return self.gates.join(new)
         step = at(self.options.proximal, self.state.count - 1)
         pushed = [
             jnp.maximum(gate - like(slope.astype(gate.dtype), gate), jnp.zeros_like(gate))
             for gate, slope in zip(new, self.slopes(step * on_size), strict=True)
         ]
-        trio = zip(self.layout.gates, new, pushed, strict=True)
-        return [jnp.where(still[k], gate, low) for k, gate, low in trio]
+        trio = zip(self._gate_parts(), new, pushed, strict=True)
+        return self.gates.join([jnp.where(still[k], gate, low) for k, gate, low in trio])
 
-    def _frozen(
-        self, moves: list[Any], gradients: list[Any]
-    ) -> tuple[dict[int, jax.Array], jax.Array]:
+    def _frozen(self, moves: list[Any], gradients: list[Any]) -> tuple[jax.Array, jax.Array]:
         """Detects the cores and gates that the inner optimiser keeps frozen, by their moves.
 
         Optax transformations do not report what they freeze. A leaf with a nonzero gradient that
@@ -314,11 +320,11 @@ class Step:
         """
         parts = [k for layer in self.layout.layers for k in (*layer.cores, *layer.gates)]
         rests, own = self.state.rests, set(parts)
-        flags = jnp.stack([_is_any(moves[k]) for k in parts])
-        others = [_is_any(x) for k, x in enumerate(moves) if k not in own]
+        flags = self._any_nonzero([moves[k] for k in parts])
+        others = [x for k, x in enumerate(moves) if k not in own]
 
         def seen(moved: jax.Array) -> tuple[jax.Array, jax.Array]:
-            driven = jnp.stack([_is_any(gradients[k]) for k in parts])
+            driven = self._any_nonzero([gradients[k] for k in parts])
             still = ~moved & (driven | rests)
             return still, still
 
@@ -327,9 +333,12 @@ class Step:
 
         # Under a condition for what `_decided` says: flags of all leaves would else be computed
         # once more in the update of each.
-        active = jnp.any(jnp.stack([jnp.any(flags), *others]))
-        frozen, rests = jax.lax.cond(active, seen, unseen, flags)
-        return dict(zip(parts, frozen, strict=True)), rests
+        active = jnp.any(jnp.append(flags, self._any_nonzero(others)))
+        return jax.lax.cond(active, seen, unseen, flags)
+
+    def _any_nonzero(self, arrays: list[Any]) -> jax.Array:
+        """Tells of each array, moves or gradients, whether an entry is not zero."""
+        return jnp.stack([_is_any(x) for x in arrays]) if arrays else jnp.zeros((0,), bool)
 
     def record(self, size: jax.Array, **learnt: Any) -> RankAdaptiveState:
         """Returns the optimiser's state after the update, with size and progress counters."""

@@ -6,7 +6,8 @@ padded to one loop (`train_bases`), and Tucker layers of equal shapes are anothe
 """
 
 import dataclasses
-from collections.abc import Hashable
+import itertools
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 import jax
@@ -19,8 +20,10 @@ from tensorjax._cores.unfoldings import tall
 from tensorjax.linalg._arrays import adjoint
 from tensorjax.linalg._qr import after
 from tensorjax.optim._explicit_sharding import _whole, like, widest
+from tensorjax.optim._gate_decisions import Decision, applied, plus, same_dtype
 from tensorjax.optim._layers.parameter_paths import flatten, parameter_of
 from tensorjax.optim._layers.tensorised_layers import Layer, Layout, Path
+from tensorjax.optim._size_polynomial import picked
 from tensorjax.optim._target.bond_bases import (
     Bases,
     Factorisations,
@@ -30,7 +33,9 @@ from tensorjax.optim._target.bond_bases import (
     kind_of,
     powers_of_tucker,
 )
-from tensorjax.optim._target.train_bases import Train, Trains, joined
+from tensorjax.optim._target.equal_kernels import Counters, most_alike
+from tensorjax.optim._target.train_bases import Cut, Train, Trains, joined
+from tensorjax.optim._threshold_pruning import Gates
 
 # Fields of Optax' states that hold parameters, not gradients: of schedule-free optimisers, DoG and
 # COCOB, Prodigy, MADGRAD, Mechanic and SAM. They go where the parameters go.
@@ -108,7 +113,7 @@ def changed(
     leaves: list[Any],
     moving: list[tuple[int, int, bool]],
     moments: list[jax.Array],
-    stays: list[jax.Array],
+    stays: Any,
     due: jax.Array | None = None,
     balanced: list[bool] | None = None,
 ) -> tuple[dict[int, jax.Array], list[jax.Array]]:
@@ -127,9 +132,74 @@ def changed(
     Returns:
       (new cores and gates by position, new moments).
     """
+    stays = jnp.stack([*stays])
+    counters = Counters.below(counters_of(layout, leaves, moving))
+    due = jnp.any(~stays) if due is None else due
+    numbers = range(len(layout.layers))
+    return _changed(layout, leaves, None, None, moving, moments, stays, due, balanced, counters,
+                    numbers)  # fmt: skip
+
+
+def cut_and_changed(
+    layout: Layout, leaves: list[Any], moves: list[Any], decision: Decision,
+    moving: list[tuple[int, int, bool]], moments: list[jax.Array], stays: jax.Array,
+    due: jax.Array, balanced: list[bool], counters: Counters,
+) -> list[jax.Array]:  # fmt: skip
+    """Replaces moves by those of a decision on gates and, if due, of a change of basis.
+
+    Args:
+      moves: of all parameters, replaced in place.
+      decision: on the gates.
+      counters: from outside of the condition in which this is, at least `counters_of` many.
+
+    The others are those of `changed`.
+
+    Returns:
+      The moments.
+    """
+    alike = [n for n, layer in enumerate(layout.layers) if _is_uniform(layer, leaves, moves)]
+    rest = [n for n in range(len(layout.layers)) if n not in set(alike)]
+    gates = Gates.of(layout)
+    cut = Cut(gates.rows(decision.gates, 0), gates.rows(decision.fate, 0), decision.still)
+    args = moving, moments, stays, due, balanced, counters
+    new, moments = _changed(layout, leaves, moves, cut, *args, alike)
+    if rest:
+        applied(layout, leaves, moves, decision, tried=True, done=alike)
+        full = list(leaves)
+        for k in (k for n in rest for k in (*layout.layers[n].cores, *layout.layers[n].gates)):
+            full[k] = plus(leaves[k], moves[k])
+        args = moving, moments, stays, due, balanced, counters
+        turned, moments = _changed(layout, full, None, None, *args, rest)
+        for k, value in turned.items():
+            x, after = same_dtype(leaves[k], value)
+            moves[k] = jnp.where(due, like((after - x).astype(moves[k].dtype), moves[k]), moves[k])
+    for k, move in new.items():
+        moves[k] = move
+    return moments
+
+
+def _is_uniform(layer: Layer, leaves: list[Any], moves: list[Any]) -> bool:
+    """Whether a layer is a train whose cores have one dtype, as have its gates, and their moves."""
+    kinds = [
+        {(jnp.result_type(leaves[k]), jnp.result_type(moves[k])) for k in parts}
+        for parts in (layer.cores, layer.gates)
+    ]
+    return layer.kind == "tt" and all(len(kind) == 1 for kind in kinds)
+
+
+def _changed(
+    layout: Layout, leaves: list[Any], moves: list[Any] | None, cut: Cut | None,
+    moving: list[tuple[int, int, bool]], moments: list[jax.Array], stays: jax.Array,
+    due: jax.Array, balanced: list[bool] | None, counters: Counters, numbers: Iterable[int],
+) -> tuple[dict[int, jax.Array], list[jax.Array]]:  # fmt: skip
+    """Changes bases of some layers as `changed`, after a cut if moves are given.
+
+    Returns:
+      (new cores and gates by position, or their moves if moves are given; new moments).
+    """
     groups: list[tuple[list[list[tuple[int, list[int]]]], Trains | _Tuckers]] = []
-    for kind, numbers in _groups(layout, leaves, moving, moments, balanced):
-        layers = [layout.layers[n] for n in numbers]
+    for kind, members in _groups(layout, leaves, moves, moving, moments, balanced, numbers):
+        layers = [layout.layers[n] for n in members]
         owned = [[(p, [m for m, (_, k, _) in enumerate(moving) if k == p])
                   for p in (*layer.cores, *layer.gates)] for layer in layers]  # fmt: skip
         arrays = [
@@ -141,37 +211,71 @@ def changed(
              for p, ms in each]
             for each in owned
         ]  # fmt: skip
-        rests = [stays[n] for n in numbers]
-        even = [balanced is not None and balanced[n] for n in numbers]
+        even = [balanced is not None and balanced[n] for n in members]
         if kind == "tt":
-            trains = [Train(*each) for each in zip(layers, arrays, kinds, rests, even, strict=True)]
+            places = _places(layout)
+            trains = [
+                Train(
+                    layer, own, names, n, same,
+                    None if moves is None else [_whole(jnp.asarray(moves[p])) for p, _ in parts],
+                    *places[n],
+                )
+                for layer, own, names, n, same, parts in zip(
+                    layers, arrays, kinds, members, even, owned, strict=True
+                )
+            ]  # fmt: skip
             groups.append((owned, Trains.of(trains)))
         else:
-            groups.append((owned, _Tuckers(layers[0], kinds[0], arrays, rests, even[0])))
+            groups.append((owned, _Tuckers(layers[0], kinds[0], arrays, members, even[0])))
 
     def change(packed: list[list[jax.Array]]) -> list[list[jax.Array]]:
         order = Factorisations()
-        return [g.change(each, order) for (_, g), each in zip(groups, packed, strict=True)]
+        return [
+            (g.moved if isinstance(g, Trains) and cut is not None else g.change)(each, stays, order)
+            for (_, g), each in zip(groups, packed, strict=True)
+        ]
 
-    due = jnp.any(~jnp.stack(stays)) if due is None else due
+    def same(packed: list[list[jax.Array]]) -> list[list[jax.Array]]:
+        return packed if cut is None else [[x[:, 1:] for x in each] for each in packed]
+
     packed = [group.pack() for _, group in groups]
+    if cut is not None:
+        packed = [
+            group.cut(each, cut) if isinstance(group, Trains) else each
+            for (_, group), each in zip(groups, packed, strict=True)
+        ]
     # The arrays that a branch returns are held in memory: else XLA would compute a change once more
     # for each part that is cut out of them.
-    packed = jax.lax.cond(due, change, lambda same: same, packed)
+    packed = jax.lax.cond(due, change, same, packed)
     new: dict[int, jax.Array] = {}
     out = list(moments)
     for (owned, group), each in zip(groups, packed, strict=True):
-        for parts, found in zip(owned, group.unpack(each), strict=True):
+        for parts, found in zip(owned, group.unpack(each, counters), strict=True):
             for (p, ms), (value, *moved) in zip(parts, found, strict=True):
-                new[p] = _either(due, value, leaves[p])
+                new[p] = _as(value, leaves[p] if moves is None else _wide(leaves[p], moves[p]))
                 for m, moment in zip(ms, moved, strict=True):
-                    out[m] = _either(due, moment, moments[m])
+                    out[m] = _as(moment, moments[m])
     return new, out
 
 
+def _places(layout: Layout) -> list[tuple[int, int]]:
+    """Returns, for each layer, the numbers of its first bond and of its first part."""
+    bonds = itertools.accumulate((len(layer.gates) for layer in layout.layers), initial=0)
+    parts = (len(layer.cores) + len(layer.gates) for layer in layout.layers)
+    return [*zip(bonds, itertools.accumulate(parts, initial=0), strict=True)]
+
+
+def counters_of(layout: Layout, leaves: list[Any], moving: list[tuple[int, int, bool]]) -> int:
+    """Counts the `Counters` that a change of basis needs."""
+    parts = [k for layer in layout.layers for k in (*layer.cores, *layer.gates)]
+    shapes = [jnp.shape(leaves[k]) for k in (*parts, *(k for _, k, _ in moving))]
+    return max(most_alike(shapes), len(layout.layers))
+
+
 def _groups(
-    layout: Layout, leaves: list[Any], moving: list[tuple[int, int, bool]], moments: list[Any],
-    balanced: list[bool] | None,
+    layout: Layout, leaves: list[Any], moves: list[Any] | None,
+    moving: list[tuple[int, int, bool]], moments: list[Any], balanced: list[bool] | None,
+    members: Iterable[int],
 ) -> list[tuple[str, list[int]]]:  # fmt: skip
     """Groups layers for changes of basis: trains by dtypes, Tucker layers by shapes too.
 
@@ -179,7 +283,8 @@ def _groups(
       (kind, positions of the layers) of each group.
     """
     groups: dict[Any, list[int]] = {}
-    for number, layer in enumerate(layout.layers):
+    for number in members:
+        layer = layout.layers[number]
         if layer.kind == "cp" or not layer.gates:
             continue
         parts, held, dtypes = (*layer.cores, *layer.gates), [], []
@@ -189,6 +294,9 @@ def _groups(
             dtypes.append([jnp.result_type(x) for x in (leaves[p], *(moments[m] for m, _ in own))])
         if layer.kind == "tt":
             key: Any = "tt", str(widest(*(d for each in dtypes for d in each)))
+            if moves is not None:  # one dtype for all cores, one for all gates, likewise of moves
+                ends = layer.cores[0], layer.gates[0]
+                key += tuple(str(jnp.result_type(x[k])) for x in (leaves, moves) for k in ends)
         else:
             even = balanced is not None and balanced[number]
             key = layer.kind, layer.shapes, layer.ranks, repr(held), repr(dtypes), even
@@ -210,14 +318,14 @@ class _Tuckers:
       layer: one of them.
       kinds: for each part and array, what it holds.
       arrays: for each layer and part, the parameter and its moments.
-      stays: of each layer, whether it stays as it is.
+      numbers: of the layers.
       balanced: whether the norms of the derivatives by core and factors are made equal.
     """
 
     layer: Layer
     kinds: list[list[str]]
     arrays: list[Arrays]
-    stays: list[jax.Array]
+    numbers: list[int]
     balanced: bool
 
     def pack(self) -> list[jax.Array]:
@@ -228,20 +336,23 @@ class _Tuckers:
             out.append(jnp.stack([jnp.stack([x.astype(dtype) for x in own]) for own in values]))
         return out
 
-    def change(self, packed: list[jax.Array], order: Factorisations) -> list[jax.Array]:
+    def change(
+        self, packed: list[jax.Array], stays: jax.Array, order: Factorisations
+    ) -> list[jax.Array]:
         """Transforms all of them, as `pack` gives them, to the bases of singular vectors."""
+        rests = picked(stays, np.array(self.numbers))
         if len(self.arrays) == 1:
             own = [x[0] for x in packed]
-            return [x[None] for x in self._one(own, self.stays[0], order)]
+            return [x[None] for x in self._one(own, rests[0], order)]
         zero = jnp.zeros((1,), jnp.float32)
 
         def body(last: jax.Array, given: Any) -> tuple[jax.Array, Any]:
             inner = Factorisations((last,))
-            values, rests = given
-            out = self._one(values, rests, inner)
+            values, rest = given
+            out = self._one(values, rest, inner)
             return after(zero, *inner.done), out
 
-        last, found = jax.lax.scan(body, after(zero, *order.done), (packed, jnp.stack(self.stays)))
+        last, found = jax.lax.scan(body, after(zero, *order.done), (packed, rests))
         order.done = (last,)
         return found
 
@@ -255,12 +366,16 @@ class _Tuckers:
             found = found.balanced(powers_of_tucker(len(layer.gates)))
         return _tucker_changed(layer, self.kinds, arrays, stays, found)
 
-    def unpack(self, packed: list[jax.Array]) -> list[Arrays]:
+    def unpack(self, packed: list[jax.Array], counters: Counters) -> list[Arrays]:
         """Returns, for each layer and part, the parameter and its moments."""
-        return [
-            [[values[n, a] for a in range(values.shape[1])] for values in packed]
-            for n in range(len(self.arrays))
-        ]
+        out: list[Arrays] = [[] for _ in self.arrays]
+        for values in packed:
+            layers, count, *shape = values.shape
+            places = [(n, a) for n in range(layers) for a in range(count)]
+            found = counters.pieces(values, places, [tuple(shape)] * len(places))
+            for n in range(layers):
+                out[n].append(found[n * count : (n + 1) * count])
+        return out
 
 
 def _tucker_changed(
@@ -322,8 +437,12 @@ def _tucker_bases(layer: Layer, parts: list[jax.Array], order: Factorisations) -
         return bases(padded(gates), padded(lefts), padded(rights), sizes, order)
 
 
-def _either(due: jax.Array, new: jax.Array, old: Any) -> jax.Array:
-    """Returns the new arrays if a change of basis was due, else the old ones, under jit."""
+def _as(new: jax.Array, old: Any) -> jax.Array:
+    """Casts what a change of basis made of an array to the dtype and sharding that it had."""
     dtype = jnp.result_type(old)
     new = (new if jnp.issubdtype(dtype, jnp.complexfloating) else new.real).astype(dtype)
-    return jnp.where(due, like(new, old), old)
+    return like(new, old)
+
+
+def _wide(x: Any, move: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(jnp.shape(x), widest(x, move))

@@ -17,7 +17,6 @@ from tensorjax import _check
 from tensorjax.optim._explicit_sharding import like, widest
 from tensorjax.optim._gate_decisions import (
     Decision,
-    applied,
     core_masks,
     gates_moved,
     plus,
@@ -25,9 +24,17 @@ from tensorjax.optim._gate_decisions import (
 )
 from tensorjax.optim._layers.tensorised_layers import Layout, Stacks
 from tensorjax.optim._rank_adaptive_options import Options, Schedule
-from tensorjax.optim._size_polynomial import polynomial
+from tensorjax.optim._size_polynomial import padded, picked, polynomial
 from tensorjax.optim._state import RankAdaptiveState, unknown
-from tensorjax.optim._target.basis_change import by_gradient, changed, curvature_of, moments_of
+from tensorjax.optim._target.basis_change import (
+    by_gradient,
+    counters_of,
+    curvature_of,
+    cut_and_changed,
+    moments_of,
+)
+from tensorjax.optim._target.equal_kernels import Counters
+from tensorjax.optim._target.nonzero_flags import any_nonzero
 from tensorjax.optim._target.target_cuts import least_important
 from tensorjax.optim._threshold_pruning import Gates
 from tensorjax.optim._trial_cuts import judged
@@ -43,6 +50,24 @@ class TargetStep(Step):
     schedule: Schedule
     tick: Any
     stacks: Stacks | None
+    counters: Counters
+
+    def _any_nonzero(self, arrays: list[Any]) -> jax.Array:
+        return any_nonzero(arrays)
+
+    def _split(self, flat: jax.Array) -> list[jax.Array]:
+        gates = self.gates
+        places = [(n,) for n in range(len(gates.lengths))]
+        return self.counters.pieces(gates.rows(flat, 0), places, [(n,) for n in gates.lengths])
+
+    def _moved(self, leaves: list[Any], still: jax.Array) -> jax.Array:
+        places = self.layout.gates
+        dtypes = {(jnp.result_type(self.leaves[k]), jnp.result_type(leaves[k])) for k in places}
+        if len(dtypes) > 1:
+            return super()._moved(leaves, still)
+        ((own, other),) = dtypes  # once for all gates, rounded as one by one
+        move = self.gates.join([leaves[k] for k in places]).astype(other)
+        return plus(self.flat.astype(own), move).astype(self.flat.dtype)
 
     def _doomed(self, flat: jax.Array, limit: jax.Array, frozen: jax.Array) -> jax.Array:
         state, most = self.state, self._most()
@@ -108,9 +133,10 @@ def towards_target(
     slopes = {k: pulls[k] for k in layout.gates}
 
     def first() -> tuple[jax.Array, jax.Array]:
-        sums = [jnp.sum((leaves[k] * slopes[k]).astype(jnp.float32)) for k in layout.gates]
-        ones = [jnp.all((leaves[k] == 0) | (leaves[k] == 1)) for k in layout.gates]
-        return jnp.max(jnp.stack(sums)) / 2, jnp.all(jnp.stack(ones))
+        gates = Gates.of(layout)
+        flat = gates.join([leaves[k] for k in layout.gates])
+        effects = gates.join([leaves[k] * slopes[k] for k in layout.gates])
+        return jnp.max(gates.per_bond(effects)) / 2, jnp.all((flat == 0) | (flat == 1))
 
     def later() -> tuple[jax.Array, jax.Array]:
         return jnp.zeros((), jnp.float32), jnp.zeros((), bool)
@@ -161,6 +187,7 @@ def _cut_if(
     arrays, inner_structure = jax.tree.flatten(inner)
     moving = moments_of(layout, leaves, inner)
     even = by_gradient(layout, inner)
+    counters = Counters.below(counters_of(layout, leaves, moving))
     # Before the condition, so that XLA makes it one loop with the step of the inner optimiser.
     held = _held(layout, leaves, {k: jnp.asarray(steps[k]) for k in members})
     for k in members:
@@ -169,7 +196,7 @@ def _cut_if(
     names = ("watch", "worth", "least", "rests", "smallest", "met", "tick")
 
     def decide() -> Any:
-        step = _step(options, layout, leaves, state, began, tick, stacks)
+        step = _step(options, layout, leaves, state, began, tick, stacks, counters)
         return _decided(step, *step.decide(steps, pulls), names)
 
     def wait() -> Any:
@@ -185,8 +212,10 @@ def _cut_if(
         full = list(steps)
         for k, move in zip(members, own, strict=True):
             full[k] = move
-        applied(layout, leaves, full, decision, tried=True)
-        moments = _turned(layout, leaves, full, learnt["rests"], turns, moving, moments, even)
+        stays = _stays(layout, learnt["rests"])
+        moments = cut_and_changed(
+            layout, leaves, full, decision, moving, moments, stays, turns, even, counters
+        )
         own = [like(full[k].astype(old.dtype), old) for k, old in zip(members, own, strict=True)]
         return own, moments
 
@@ -206,7 +235,7 @@ def _cut_if(
 
 def _step(
     options: Options, layout: Layout, leaves: list[Any], state: RankAdaptiveState,
-    began: jax.Array, tick: jax.Array, stacks: Stacks | None,
+    began: jax.Array, tick: jax.Array, stacks: Stacks | None, counters: Counters,
 ) -> TargetStep:  # fmt: skip
     gates = Gates.of(layout)
     flat = gates.join([leaves[k] for k in layout.gates])
@@ -219,6 +248,7 @@ def _step(
     return TargetStep(
         options, layout, gates, form, None, leaves, flat, flat != 0, began,
         state._replace(watch=watch), (verdict, saved), options.schedule, tick, stacks,
+        counters,
     )  # fmt: skip
 
 
@@ -255,40 +285,20 @@ def _undecided(layout: Layout, moves: list[Any]) -> Decision:
     return Decision(zero, none, none.astype(jnp.int8), jnp.zeros((parts,), bool))
 
 
-def _turned(
-    layout: Layout, params: list[Any], steps: list[Any], rests: jax.Array, turns: jax.Array,
-    moving: Any, moments: Any, even: list[bool],
-) -> Any:  # fmt: skip
-    """Changes the bonds, in a target's update, to singular vectors if its schedule says so.
-
-    Args:
-      layout: of the parameters.
-      params: leaves of the parameters.
-      steps: moves of all parameters, after a cut; replaced by those to the new basis.
-      rests: for each core and gate, whether it is held fixed.
-      turns: whether the basis changes.
-      moving: arrays of the optimiser's state that go along, as `moments_of` lists them.
-      moments: these arrays.
-      even: of each layer, whether the inner optimiser's steps grow with the gradients.
-
-    Returns:
-      The moments.
-    """
-    stays, start = [], 0
+def _parts(layout: Layout) -> np.ndarray:
+    """Numbers the cores and gates of every layer: (layers, most parts), padded by the count."""
+    rows, start = [], 0
     for layer in layout.layers:
         parts = len(layer.cores) + len(layer.gates)
-        stays.append(jnp.any(rests[start : start + parts]))
+        rows.append(tuple(range(start, start + parts)))
         start += parts
-    full = list(params)
-    for layer in layout.layers:
-        for k in (*layer.cores, *layer.gates):
-            full[k] = plus(params[k], steps[k])
-    new, moments = changed(layout, full, moving, moments, stays, turns, even)
-    for k, value in new.items():
-        x, turned = same_dtype(params[k], value)
-        move = steps[k]
-        steps[k] = jnp.where(turns, like((turned - x).astype(move.dtype), move), move)
-    return moments
+    return padded(rows, start)
+
+
+def _stays(layout: Layout, rests: jax.Array) -> jax.Array:
+    """Tells of each layer whether a change of basis leaves it: a part of it is held fixed."""
+    held = jnp.append(rests, jnp.zeros((), bool))
+    return jnp.any(picked(held, _parts(layout)), 1)
 
 
 def _worth(layout: Layout, old: Any, gates: list[Any], slopes: dict[int, jax.Array]) -> Any:

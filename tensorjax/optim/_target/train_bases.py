@@ -9,7 +9,8 @@ that of one train. Zeros behind the live indices are what dead indices are anyho
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from tensorjax._cores.contractions import absorb, times_right
 from tensorjax._cores.unfoldings import tall, wide
 from tensorjax.linalg._arrays import adjoint
 from tensorjax.optim._explicit_sharding import widest
+from tensorjax.optim._gate_decisions import plus
 from tensorjax.optim._layers.tensorised_layers import Layer
 from tensorjax.optim._size_polynomial import picked
 from tensorjax.optim._target.bond_bases import (
@@ -28,6 +30,7 @@ from tensorjax.optim._target.bond_bases import (
     gates_moved,
     powers_of_train,
 )
+from tensorjax.optim._target.equal_kernels import Counters
 
 # Trains share a loop while padding costs this factor of memory at most, or so many entries.
 WASTE, SMALL = 4, 2**16
@@ -41,15 +44,40 @@ class Train:
     Attributes:
       arrays: for each part, cores and then gates, the parameter and its moments.
       kinds: for each part and array, what it holds, as `kind_of` says.
-      stays: whether the train stays as it is.
+      number: of the layer.
       balanced: whether the norms of its derivatives by the cores are made equal.
+      moves: for each part, its move in an update that cuts; None: nothing is cut.
+      bond: number of its first bond among those of all layers.
+      part: number of its first part among those of all layers.
     """
 
     layer: Layer
     arrays: list[list[jax.Array]]
     kinds: list[list[str]]
-    stays: jax.Array
+    number: int
     balanced: bool = False
+    moves: list[jax.Array] | None = None
+    bond: int = 0
+    part: int = 0
+
+    def held(self, part: int) -> list[jax.Array]:
+        """Returns the parameter of a part, its move in an update that cuts, and its moments."""
+        value, *moments = self.arrays[part]
+        return [value, *([self.moves[part]] if self.moves is not None else []), *moments]
+
+
+class Cut(NamedTuple):
+    """Decision on the gates of all layers in an update that cuts trains and changes their bases.
+
+    Attributes:
+      gates: (bonds, most entries), moves of the gates.
+      fates: likewise, of their indices, as `Decision` has them.
+      still: for each core and gate, whether the inner optimiser holds it fixed.
+    """
+
+    gates: jax.Array
+    fates: jax.Array
+    still: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +166,7 @@ class Trains:
     @classmethod
     def of(cls, trains: list[Train]) -> "Trains":
         """Collects the trains of one group for a change of basis."""
-        every = (x for train in trains for values in train.arrays for x in values)
+        every = (x for t in trains for part in range(len(t.arrays)) for x in t.held(part))
         return cls(trains, widest(jnp.float32, *every))
 
     @property
@@ -164,16 +192,85 @@ class Trains:
         return [(n, self.lengths[n] + k) for n, k in (*first, *inner)]
 
     def pack(self) -> list[jax.Array]:
-        """Stacks first, last and middle cores, and gates: (…, arrays, r, n, s), (…, arrays, r)."""
+        """Stacks gates, first, last and middle cores: (…, arrays, r), (…, arrays, r, n, s)."""
         first, inner, last = self.places
         rank = max(r for train in self.trains for r in train.layer.ranks)
-        gates = [[x.astype(self.dtype) for x in self.trains[n].arrays[p]] for n, p in self.bonds]
-        out = [_padded(gates, (rank,)), self._stacked(first, (1, rank)),
-               self._stacked(last, (rank, 1))]  # fmt: skip
-        return out + ([self._stacked(inner, (rank, rank))] if inner else [])
+        sizes = [(len(self.trains[n].arrays[p][0]),) for n, p in self.bonds]
+        out = [self._stacked(self.bonds, sizes, (rank,))]
+        for places, bonds in ((first, (1, rank)), (last, (rank, 1)), (inner, (rank, rank))):
+            if places:
+                sizes = [_sizes(self.trains[n].layer.shapes[p]) for n, p in places]
+                mode = max(m for _, m, _ in sizes)
+                out.append(self._stacked(places, sizes, (bonds[0], mode, bonds[1])))
+        return out
 
-    def change(self, packed: list[jax.Array], order: Factorisations) -> list[jax.Array]:
-        """Transforms all of them, as `pack` gives them, to the bases of singular vectors."""
+    def cut(self, packed: list[jax.Array], decision: Cut) -> list[jax.Array]:
+        """Replaces the moves of all parts by those of a decision on gates, as `applied` does."""
+        first, inner, last = self.places
+        chains = _Chains.of([n - 2 for n in self.lengths])
+        count, rank = len(self.trains), packed[0].shape[-1]
+        bonds = np.array([self.trains[n].bond + p - self.lengths[n] for n, p in self.bonds])
+        gates, fates = (picked(x, bonds)[:, :rank] for x in (decision.gates, decision.fates))
+        starts, ends = fates[:, :, None, None], fates[:, None, None]
+        masks = [ends[:count], picked(starts, chains.last)]
+        if inner:
+            masks.append(jnp.maximum(picked(starts, chains.before), ends[count:]))
+        out = [packed[0].at[:, 1].set(gates.astype(self.dtype))]
+        for places, own, values in zip((first, last, inner), masks, packed[1:], strict=False):
+            parts = np.array([self.trains[n].part + p for n, p in places])
+            x, move = values[:, 0], values[:, 1]
+            still = picked(decision.still, parts)[:, None, None, None]
+            held = jnp.where(own == 1, -x, jnp.zeros_like(x))
+            out.append(values.at[:, 1].set(jnp.where((own == 0) | still, move, held)))
+        return out
+
+    def moved(
+        self, packed: list[jax.Array], stays: jax.Array, order: Factorisations
+    ) -> list[jax.Array]:
+        """Computes the moves to the bases of singular vectors, after those of `cut`.
+
+        Args:
+          packed: of `cut`.
+          stays: of all layers, whether it stays as it is.
+          order: of factorisations.
+
+        Returns:
+          Moves and moments, packed.
+        """
+        every = [self._dtypes(places) for places in (self.bonds, *self.places)]
+        dtypes = [every[0], every[1], every[3], every[2]]
+        full = [
+            jnp.concatenate([plus(x[:, :1].astype(own), x[:, 1:2].astype(both)).astype(self.dtype),
+                             x[:, 2:]], 1)
+            for x, (own, both) in zip(packed, dtypes, strict=False)
+        ]  # fmt: skip
+        out = []
+        for x, new, (own, both) in zip(
+            packed, self.change(full, stays, order), dtypes, strict=False
+        ):
+            turned = new[:, :1] if jnp.issubdtype(own, jnp.complexfloating) else new[:, :1].real
+            move = (turned.astype(own) - x[:, :1].astype(own)).astype(both)
+            out.append(jnp.concatenate([move.astype(self.dtype), new[:, 1:]], 1))
+        return out
+
+    def _dtypes(self, places: Places) -> tuple[Any, Any]:
+        """Returns the dtype of parameters, and the widest of parameters and moves."""
+        if not places:
+            return self.dtype, self.dtype
+        n, p = places[0]
+        value, move, *_ = self.trains[n].held(p)
+        return value.dtype, widest(value, move)
+
+    def change(
+        self, packed: list[jax.Array], stays: jax.Array, order: Factorisations
+    ) -> list[jax.Array]:
+        """Transforms all of them, as `pack` gives them, to the bases of singular vectors.
+
+        Args:
+          packed: of `pack`, or without some arrays that are not to change.
+          stays: of all layers, whether it stays as it is.
+          order: of factorisations.
+        """
         gates, firsts, lasts, *inners = packed
         first, inner, last = self.places
         chains = _Chains.of([n - 2 for n in self.lengths])
@@ -181,7 +278,7 @@ class Trains:
         gate, owners = gates[:, 0], np.array([n for n, _ in self.bonds])
         lefts, rights = _sides(*ends, gate, chains, order)
         sizes = np.array([len(self.trains[n].arrays[p][0]) for n, p in self.bonds])
-        stays = picked(jnp.stack([train.stays for train in self.trains]), owners)
+        stays = picked(stays, np.array([self.trains[n].number for n in owners], int))
         found = bases(gate, lefts, rights, sizes, order).but(stays).balanced(self._powers())
         held = np.zeros(gates.shape[:2], bool)
         for row, names in enumerate(self._kinds(self.bonds)):
@@ -199,16 +296,21 @@ class Trains:
             out.append(_moved(inners[0], self._kinds(inner), *sides))
         return out
 
-    def unpack(self, packed: list[jax.Array]) -> list[list[list[jax.Array]]]:
-        """Returns, for each train and part, the parameter and its moments."""
+    def unpack(self, packed: list[jax.Array], counters: Counters) -> list[list[list[jax.Array]]]:
+        """Returns, for each train and part, the parameter, or its move, and its moments."""
         first, inner, last = self.places
         out: list[list[list[jax.Array]]] = [[[] for _ in train.arrays] for train in self.trains]
         for places, values in zip((self.bonds, first, last, inner), packed, strict=False):
+            rows: list[tuple[int, ...]] = []
+            sizes: list[tuple[int, ...]] = []
             for row, (n, p) in enumerate(places):
-                own = self.trains[n].arrays[p]
+                own = self.trains[n].arrays[p]  # the parameter or, of a cut, the move, first
                 size = _sizes(own[0].shape) if own[0].ndim > 1 else own[0].shape
-                cut = tuple(slice(length) for length in size)
-                out[n][p] = [values[(row, a, *cut)].reshape(x.shape) for a, x in enumerate(own)]
+                rows += [(row, a) for a in range(len(own))]
+                sizes += [size] * len(own)
+            found = iter(counters.pieces(values, rows, sizes))
+            for n, p in places:
+                out[n][p] = [next(found).reshape(x.shape) for x in self.trains[n].arrays[p]]
         return out
 
     def _powers(self) -> np.ndarray:
@@ -223,25 +325,41 @@ class Trains:
     def _kinds(self, places: Places) -> list[list[str]]:
         return [self.trains[n].kinds[p] for n, p in places]
 
-    def _stacked(self, places: Places, bonds: tuple[int, int]) -> jax.Array:
-        """Stacks cores and their moments: (cores, arrays, r, n, s), bonds padded to two ranks."""
-        sizes = [_sizes(self.trains[n].layer.shapes[p]) for n, p in places]
-        mode = max(m for _, m, _ in sizes)
-        rows = [
-            [x.reshape(size).astype(self.dtype) for x in self.trains[n].arrays[p]]
-            for (n, p), size in zip(places, sizes, strict=True)
-        ]
-        return _padded(rows, (bonds[0], mode, bonds[1]))
+    def _stacked(
+        self, places: Places, sizes: list[tuple[int, ...]], shape: tuple[int, ...]
+    ) -> jax.Array:
+        """Stacks cores or gates and their moments, padded to one shape: (parts, arrays, …)."""
+        rows = [[x.astype(self.dtype) for x in self.trains[n].held(p)] for n, p in places]
+        columns = []
+        for a in range(max(map(len, rows))):
+            flat = [
+                x[a].ravel() if a < len(x) else jnp.zeros((math.prod(size),), self.dtype)
+                for x, size in zip(rows, sizes, strict=True)
+            ]
+            columns.append(_padded(jnp.concatenate(flat), sizes, shape))
+        return jnp.stack(columns, 1)
 
 
-def _padded(rows: list[list[jax.Array]], shape: tuple[int, ...]) -> jax.Array:
-    """Stacks cores or gates of many trains to one array, padded by zeros to one shape."""
-    most = max(map(len, rows))
-    none = jnp.zeros(shape, rows[0][0].dtype)
-    every = [x for row in rows for x in (*row, *[none] * (most - len(row)))]
-    pads = [[(0, n - m) for n, m in zip(shape, x.shape, strict=True)] for x in every]
-    stack = jnp.stack([jnp.pad(x, pad) for x, pad in zip(every, pads, strict=True)])
-    return stack.reshape(len(rows), most, *shape)
+def _padded(flat: jax.Array, sizes: list[tuple[int, ...]], shape: tuple[int, ...]) -> jax.Array:
+    """Pads arrays, joined to one vector, by zeros to one shape: (arrays, …).
+
+    By computed positions: padded one by one they would be a kernel to compile for every shape.
+    """
+    if flat.size > np.iinfo(np.int32).max:
+        ends = np.cumsum([0, *map(math.prod, sizes)])
+        parts = [flat[a:b].reshape(s) for (a, b), s in zip(pairwise(ends), sizes, strict=True)]
+        pads = [[(0, n - m) for n, m in zip(shape, size, strict=True)] for size in sizes]
+        return jnp.stack([jnp.pad(x, pad) for x, pad in zip(parts, pads, strict=True)])
+    starts = np.cumsum([0, *map(math.prod, sizes[:-1])]).astype(np.int32)
+    table = np.array(sizes, np.int32).T
+    lead = (slice(None), *(None,) * len(shape))
+    place, inside = jnp.zeros((1,) * (len(shape) + 1), jnp.int32), np.array(True)
+    for axis, lengths in enumerate(table):
+        step = jax.lax.broadcasted_iota(jnp.int32, (1, *shape), axis + 1)
+        inside = inside & (step < jnp.asarray(lengths)[lead])
+        place = place * jnp.asarray(lengths)[lead] + step
+    place = jnp.where(inside, place + jnp.asarray(starts)[lead], jnp.int32(0))
+    return jnp.where(inside, picked(flat, place), jnp.zeros((), flat.dtype))
 
 
 def _at(pair: tuple[jax.Array, jax.Array], places: np.ndarray) -> tuple[jax.Array, jax.Array]:
