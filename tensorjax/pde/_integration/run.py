@@ -339,7 +339,7 @@ class Run:
             return
         order = miss.count + 1
         strays = costs[0] * miss.share * miss.span / order
-        allowed = _STRAYS * options.tol / math.sqrt(options.problem.dim - 1)
+        allowed = _STRAYS * options.tol / math.sqrt(max(options.problem.dim - 1, 1))
         factor = (allowed / strays) ** (1 / order)
         shortest = options.controller.factormin * miss.span
         self.memory.dt = min(self.memory.dt, max(factor * miss.span, shortest))
