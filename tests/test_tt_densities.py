@@ -113,3 +113,19 @@ def test_negative_entries_are_clipped_or_refused():
 def test_wrong_arguments_are_named(message, call):
     with pytest.raises(ValueError, match=message):
         call(tt.ones((2, 3)))
+
+
+@pytest.mark.parametrize("squared", [False, True])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_no_log_density_of_a_train_whose_sum_is_not_finite(rng, bad: float, squared: bool):
+    shape = tuple(int(n) for n in rng.integers(2, 5, 4))
+    cores = [rng.uniform(0.5, 1, (1, n, 1)) for n in shape]
+    k = int(rng.integers(4))
+    cores[k][0, -1, 0] = bad
+    t = tt.TT([jnp.asarray(c) for c in cores])
+    index = np.zeros((3, 4), int)
+    for found in (
+        tt.log_density(t, index, squared=squared),
+        jax.jit(lambda t: tt.log_density(t, index, squared=squared))(t),
+    ):
+        assert np.isnan(found).all()

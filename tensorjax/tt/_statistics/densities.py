@@ -114,7 +114,7 @@ def log_density(t: TT, indices: ArrayLike, *, squared: bool = False) -> jax.Arra
 
     Returns:
       Array (…) of logarithms of probabilities: −inf where the entry is zero, NaN where it is
-      negative or where the entries have no positive sum. Probabilities far below the smallest
+      negative or where the entries have no positive, finite sum. Probabilities far below the smallest
       number of the dtype are no difficulty.
 
     Raises:
@@ -144,12 +144,13 @@ def log_density(t: TT, indices: ArrayLike, *, squared: bool = False) -> jax.Arra
 def _logarithms(t: TT, index: Any, squared: bool) -> Any:
     """Computes log-probabilities (`log_density`) at multi-indices of a train that is a density."""
     log, sign = _log_entries(t, index)
-    if squared:
-        return 2 * (log - log_norm(t).astype(log.dtype))
     xp = np if linalg.is_host(log) else jnp
+    if squared:
+        norm = xp.asarray(log_norm(t)).astype(log.dtype)
+        return xp.where(xp.isfinite(norm), 2 * (log - norm), xp.nan).astype(log.dtype)
     _, factors, whole = sums_to_the_right(t)
     total = xp.sum(xp.log(xp.stack(factors)))
-    return xp.where((sign < 0) | (whole <= 0), xp.nan, log - total).astype(log.dtype)
+    return xp.where((sign < 0) | ~(whole > 0), xp.nan, log - total).astype(log.dtype)
 
 
 _log_density = jax.jit(_logarithms, static_argnums=2)
