@@ -114,8 +114,8 @@ def log_density(t: TT, indices: ArrayLike, *, squared: bool = False) -> jax.Arra
 
     Returns:
       Array (…) of logarithms of probabilities: −inf where the entry is zero, NaN where it is
-      negative or where the entries have no positive, finite sum. Probabilities far below the smallest
-      number of the dtype are no difficulty.
+      negative or where the entries have no positive, finite sum. Probabilities far below the
+      smallest number of the dtype are no difficulty.
 
     Raises:
       ValueError: indices out of range. TypeError: indices that are no integers, a complex train
