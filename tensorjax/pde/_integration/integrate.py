@@ -108,7 +108,8 @@ def integrate(
       dt: time step; the first one if a controller chooses. None lets `PIDController` choose that
         too.
       tol: error of v relative to ‖v‖ by which each step is truncated; the ranks follow. Stages get
-        a quarter of it.
+        a quarter of it. Tails of that norm may be cut in every step, and variances, which weigh
+        them, be less accurate than v by more than a factor of ten: take a smaller tol for those.
       rank: TT-ranks, one int or one per bond: static. Steps of ``dt`` by "rk4" or "rk2" in one
         compiled loop, for jit, vmap and grad with respect to the parameters of the problem, which
         has no nonlinear reaction. ``coordinates`` are "fixed", `Prescribed`, or a `Solution` whose

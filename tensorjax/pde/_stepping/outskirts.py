@@ -29,9 +29,6 @@ from tensorjax.pde._discretization.grid import Box
 _FADE = 5
 # Largest factor between squared norms of slabs at the edge and further in, of what is noise.
 _FLAT = 4
-# A tail begins where these squares rise by more than a factor within so many points; what is less
-# than the floor, over what may be taken, is neither.
-_RISE, _WITHIN, _FLOOR = 16, 4, 1e-4
 
 
 def cleared(cores: Cores, box: Box, allowed: float) -> Cores:
@@ -40,8 +37,7 @@ def cleared(cores: Cores, box: Box, allowed: float) -> Cores:
     Args:
       cores: right-orthogonal but for the first; so is the result.
       box: of the grid.
-      allowed: norm that may be lost at either end of an axis, over that of the train; in a tail
-        that of z² v, z the distance in standard deviations, so that moments keep what it holds.
+      allowed: norm that may be lost at either end of an axis, over that of the train.
     """
     out, changed = [], False
     for core, (first, last) in zip(cores, _inner(cores, box, allowed), strict=True):
@@ -77,43 +73,12 @@ def _inner(cores: Cores, box: Box, allowed: float) -> list[tuple[int, int]]:
     limit = allowed**2 * total
     out = []
     for density, axis in zip(profiles(cores), box.axes, strict=True):
-        if axis.kind in ("chebyshev", "periodic"):
-            out.append((0, axis.n))
-            continue
-        far = _far(density, axis.points)
-        first = 0 if axis.kind == "laguerre" else _outside(density, far, limit)
-        out.append((first, max(first, axis.n - _outside(density[::-1], far[::-1], limit))))
+        first = int((np.cumsum(density) <= limit).sum())
+        last = len(density) - int((np.cumsum(density[::-1]) <= limit).sum())
+        first = 0 if axis.kind == "laguerre" else first
+        whole_axis = axis.kind in ("chebyshev", "periodic")
+        out.append((0, axis.n) if whole_axis else (first, max(first, last)))
     return out
-
-
-def _far(density: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """Returns z⁴ of the points of an axis, at least 1: of distances z in standard deviations.
-
-    They are those of v, which of a Gaussian are √2 times those of v².
-    """
-    share = np.maximum(density, 0) / max(density.sum(), 1e-300)
-    square = (points - share @ points) ** 2
-    return np.maximum((square / max(2 * (share @ square), 1e-300)) ** 2, 1)
-
-
-def _outside(density: np.ndarray, far: np.ndarray, limit: float) -> int:
-    """Counts the slabs of an axis, from its end inwards, that a train's clearing may take.
-
-    A tail is lost in step after step, and to second moments it matters by z²: the norm of z² v is
-    limited. Noise, which rises slowly from the end on, may be taken by its own norm, for it grows
-    where it is left.
-
-    Args:
-      density: squared norms of the slabs, from the end inwards.
-      far: z⁴.
-      limit: largest square of what is taken.
-    """
-    most = int((np.cumsum(density) <= limit).sum())
-    tail = int((np.cumsum(density * far) <= limit).sum())
-    so_far = np.maximum(np.maximum.accumulate(density), _FLOOR * limit)
-    rises = density[_WITHIN:] > _RISE * so_far[:-_WITHIN]
-    noise = int(np.argmax(rises)) if rises.any() else most
-    return max(tail, min(noise, most))
 
 
 def profiles(cores: Cores) -> list[np.ndarray]:
