@@ -3,6 +3,7 @@
 import functools
 import itertools
 import random
+import threading
 from typing import Any
 
 import jax
@@ -624,3 +625,44 @@ def test_bad_calls():
         p(x, "y")
     with pytest.raises(TypeError, match="operand 0: expected an array, got tuple"):
         contract.einsum("ij,jk->ik", GOOD[0], y)
+
+
+@pytest.mark.parametrize("expr", ["ij->i", "ij,jk->i", "ij,jk,kl->il", "ii,jk->k", "i,j->"])
+@pytest.mark.parametrize("preferred", ["int32", "float32", None])
+def test_booleans_are_counted_where_a_type_of_sums_is_preferred(expr, preferred, rng):
+    terms = expr.split("->")[0].split(",")
+    xs = [rng.random([4] * len(term)) < 0.7 for term in terms]
+    plan = contract.plan(expr, *xs, preferred_element_type=preferred)
+    exact = np.einsum(expr, *(x.astype(preferred or bool) for x in xs))
+    for found in (plan(*xs), jax.jit(plan)(*xs), plan.on_host(*xs)):
+        assert found.dtype == exact.dtype
+        np.testing.assert_array_equal(found, exact)
+
+
+def test_threads_that_plan_leave_the_random_state_as_it_was():
+    entered, goes_on = threading.Event(), threading.Event()
+
+    def first():
+        with _paths._fixed_seed():
+            entered.set()
+            goes_on.wait(10)
+
+    def second():
+        with _paths._fixed_seed():
+            pass
+
+    before = random.getstate()
+    threads = [threading.Thread(target=f) for f in (first, second)]
+    threads[0].start()
+    assert entered.wait(10)
+    threads[1].start()
+    goes_on.set()
+    for thread in threads:
+        thread.join(10)
+    assert random.getstate() == before
+
+
+def test_positions_of_a_path_may_be_integers_of_numpy():
+    path = [(np.int64(0), np.int64(1)), (0, 1)]
+    plan = contract.plan("ij,jk,kl->il", (2, 3), (3, 4), (4, 5), optimize=path)
+    assert plan is contract.plan("ij,jk,kl->il", (2, 3), (3, 4), (4, 5), optimize=[(0, 1), (0, 1)])

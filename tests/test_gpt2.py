@@ -14,9 +14,10 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from tensorjax import nn, parallel
-from tensorjax.models.gpt2 import GPT2, GPT2Config
+from tensorjax.models.gpt2 import GPT2, GPT2Config, batch, groups, layers, load_groups
 from tensorjax.models.gpt2._attention import causal
 from tensorjax.models.gpt2._blocks import gelu
+from tests.oracles import compilations
 
 CONFIG = GPT2Config.tiny()
 TOKENS = jnp.array([[2, 17, 9, 4, 3, 0, 119], [2, 40, 3, 0, 7, 7, 7]], jnp.int32)
@@ -495,3 +496,37 @@ def test_attention_on_cpus_is_that_of_jax(length: int) -> None:
         np.testing.assert_allclose(a, b, atol=1e-5)
     # Scores of any size: nothing overflows.
     assert np.isfinite(jax.jit(causal)(1e4 * q, k, v)).all()
+
+
+def test_calls_outside_of_jit_are_compiled_once():
+    model = varied()
+    model(TOKENS)
+    with compilations() as seen:
+        model(TOKENS)
+        model.hidden(TOKENS)
+    assert not seen
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
+def test_slopes_of_gelu_are_finite_wherever_it_is(dtype):
+    top = float(jnp.finfo(dtype).max)
+    x = jnp.asarray([-top, -300, -20, -10, 10, 20, 300, top], dtype)
+    np.testing.assert_array_equal(jax.vmap(jax.grad(gelu))(x), x > 0)
+
+
+def test_groups_are_loaded_in_the_dtype_of_the_model():
+    model = GPT2(CONFIG, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    held = jax.tree.map(lambda x: np.asarray(x, np.float32), groups(model))
+    load_groups(model, held)
+    assert {x.dtype.name for x in jax.tree.leaves(nnx.state(model, nnx.Param))} == {"bfloat16"}
+
+
+def test_specifications_may_be_written_with_lists():
+    listed = nn.TT(rank=[2, 2, 2], in_shape=[4, 8], out_shape=[8, 4])
+    assert listed == nn.TT(rank=(2, 2, 2), in_shape=(4, 8), out_shape=(8, 4))
+    assert len(layers(CONFIG, linear=nn.TT(rank=[2, 2, 2], order=2))) == CONFIG.layers + 2
+
+
+def test_infinite_weights_of_a_batch_are_named():
+    with pytest.raises(ValueError, match="weights: expected a positive, finite sum"):
+        batch([[1, 2]], [[2, 3]], [[np.inf, 1.0]])

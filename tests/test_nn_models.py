@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from flax import linen, nnx
+from jax import lax
 
 from tensorjax import nn, optim
 
@@ -285,3 +286,36 @@ def test_linen_models_are_tensorised_through_the_bridge(rng) -> None:
         nn.from_linen(nnx.Linear(2, 2, rngs=nnx.Rngs(0)))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"call model\.lazy_init"):
         nn.from_linen(nnx.bridge.ToNNX(Net(), rngs=nnx.Rngs(0)))
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-25, 1.0, 1e25, 1e30])
+def test_random_weights_of_any_range_keep_their_norm(scale) -> None:
+    dense = nnx.Sequential(nnx.Linear(64, 64, rngs=nnx.Rngs(0)))
+    dense.layers[0].kernel[...] *= jnp.asarray(scale, jnp.float32)
+    weight = nn.tensorize(dense, compress_to=4).layers[0].weight()
+    norms = [np.linalg.norm(np.asarray(w, float)) for w in (weight, dense.layers[0].kernel[...])]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+
+
+def test_tied_weights_count_once_in_a_summary() -> None:
+    one, other = (nnx.Linear(64, 64, rngs=nnx.Rngs(s)) for s in (0, 1))
+    other.kernel = one.kernel
+    model = nnx.Sequential(one, other)
+    dense, tensorised = nn.summary(model), nn.summary(nn.tensorize(model, {"*": nn.TT(rank=4)}))
+    assert dense.splitlines()[-1].split()[1:] == ["4,224", "4,224", "1"]
+    assert tensorised.splitlines()[-1].split()[1] == "4,224"
+
+
+@pytest.mark.parametrize("precision", ["highest", lax.Precision.HIGH, None])
+def test_layers_from_linen_keep_their_precision(precision) -> None:
+    class Model(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            return linen.Dense(4, precision=precision, name="d")(x)
+
+    x = jnp.ones((1, 3), jnp.float32)
+    model = nn.from_linen(nnx.bridge.ToNNX(Model(), rngs=nnx.Rngs(0)).lazy_init(x))
+    graph, state = nnx.split(model)
+    text = str(jax.make_jaxpr(lambda s, x: nnx.merge(graph, s)(x))(state, x))
+    name = getattr(precision, "name", precision)
+    assert (str(name).upper() in text) == (precision is not None)

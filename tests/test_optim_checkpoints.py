@@ -1,5 +1,6 @@
 """Tests of `optim.save` and `optim.load`: interrupts, damage, foreign folders, other arrays."""
 
+import concurrent.futures
 import subprocess
 import sys
 from pathlib import Path
@@ -178,3 +179,10 @@ def test_numbers_of_python_are_loaded(tmp_path) -> None:
     optim.save(tmp_path / "x", {"step": 3, "rate": 0.5, "w": np.float32(2)})
     found = optim.load(tmp_path / "x", {"step": 0, "rate": 0.0, "w": np.float32(0)})
     assert (int(found["step"]), float(found["rate"]), float(found["w"])) == (3, 0.5, 2.0)
+
+
+def test_threads_that_save_to_one_path_take_turns(tmp_path) -> None:
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        saves = [pool.submit(optim.save, tmp_path / "c", {"a": np.full(3, i)}) for i in range(4)]
+    assert not any(save.exception() for save in saves)
+    assert optim.load(tmp_path / "c", {"a": np.zeros(3, int)})["a"][0] in range(4)

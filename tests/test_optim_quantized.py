@@ -149,3 +149,17 @@ def test_tiny_cores_are_not_stored_as_zeros(rng, kind):
     params = {"cores": [jnp.full((1, 4, 3), size), jnp.ones((3, 5, 1))], "gates": [jnp.ones(3)]}
     stored = optim.dequantize(optim.quantize(params, kind, key=None))
     np.testing.assert_allclose(stored["cores"][0], size, rtol=0.2)
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e-39, 1e39, 1e300])
+def test_cores_in_double_precision_keep_their_range(scale, rng) -> None:
+    params = {"cores": [jnp.asarray(rng.normal(size=s) * scale) for s in ((1, 4, 3), (3, 5, 1))]}
+    found = optim.dequantize(optim.quantize({**params, "gates": [jnp.ones(3)]}, key=None))
+    for x, y in zip(params["cores"], found["cores"], strict=True):
+        np.testing.assert_allclose(y, x, rtol=0, atol=float(jnp.abs(x).max()) / 250)
+
+
+def test_layers_without_ranks_are_stored() -> None:
+    params = {"cores": [jnp.ones((1, 4, 0)), jnp.ones((0, 5, 1))], "gates": [jnp.ones(0)]}
+    found = optim.dequantize(optim.quantize(params, key=None))
+    assert [x.shape for x in found["cores"]] == [(1, 4, 0), (0, 5, 1)]

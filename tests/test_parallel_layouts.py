@@ -11,6 +11,7 @@ import pytest
 
 from tensorjax import parallel
 from tests import tiny_decoder as tiny
+from tests.oracles import compilations
 
 CONFIG, BATCH = tiny.Config(), 8
 MESHES = [(1, 4), (2, 2), (4, 1), (2, 4)]
@@ -210,3 +211,60 @@ def test_dropout_keys_follow_the_blocks() -> None:
     alone = parallel.Single()
     key = jax.random.key(0)
     assert (alone.key(key, jnp.ones(2)) == key).all()
+
+
+@pytest.mark.parametrize("logit", [-jnp.inf, jnp.inf, jnp.nan])
+@pytest.mark.parametrize("left_out", ["target", "weight"])
+def test_tokens_that_are_left_out_do_not_count_whatever_their_logits_are(logit, left_out, rng):
+    z = jnp.asarray(rng.normal(size=(2, 3, 5)), jnp.float32)
+    targets = jnp.asarray(rng.integers(0, 5, (2, 3)))
+    odd = z.at[1, 2, targets[1, 2]].set(logit)
+    weights = jnp.asarray(rng.uniform(0.5, 2, (2, 3)), jnp.float32)
+    without = weights.at[1, 2].set(0)
+    if left_out == "target":
+        targets = targets.at[1, 2].set(-100)
+    else:
+        weights = without
+
+    def loss(z, weights):
+        return parallel.Single().cross_entropy(z, targets, weights, 5)[0]
+
+    value, gradient = jax.value_and_grad(loss)(odd, weights)
+    wanted, slopes = jax.value_and_grad(loss)(z, without)
+    assert value == wanted
+    np.testing.assert_array_equal(gradient, slopes)
+    assert not gradient[1, 2].any()
+
+
+def test_a_vocabulary_larger_than_its_table_is_refused():
+    single, z = parallel.Single(), jnp.zeros((1, 1, 4))
+    ids, ones = jnp.zeros((1, 1), int), jnp.ones((1, 1))
+    for call in (
+        lambda: single.embed(jnp.ones((4, 3)), ids, vocabulary=6),
+        lambda: single.cross_entropy(z, ids, ones, 6),
+        lambda: single.gather(z, 6),
+    ):
+        with pytest.raises(ValueError, match="vocabulary: expected at most the 4 words"):
+            call()
+
+
+def test_arrays_without_a_spec_that_fits_are_named():
+    mesh = parallel.mesh(1, 1)
+    for x, spec, message in (
+        (np.ones(4), None, r"specs\['a'\]: expected a PartitionSpec, got None"),
+        (np.ones(()), jax.sharding.PartitionSpec("r"), r"tree\['a'\]: expected a shape"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            parallel.shard({"a": x}, {"a": spec}, mesh)
+    with pytest.raises(TypeError, match="memory_limit: expected a number"):
+        parallel.plan(CONFIG, 2, 4, memory_limit="1")
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_summa_outside_of_jit_is_compiled_once(overlap):
+    mesh, x = parallel.mesh(2, 2), jnp.ones((4, 4))
+    parallel.summa(x, x, mesh, overlap=overlap)
+    with compilations() as seen:
+        found = parallel.summa(x, x, mesh, overlap=overlap)
+    assert not seen
+    np.testing.assert_array_equal(found, np.full((4, 4), 4))

@@ -215,7 +215,10 @@ def test_other_starts_have_no_closed_form_and_need_a_box():
         (lambda: pde.VanDerPol(intensity=np.nan), "intensity: expected a finite number"),
         (lambda: pde.LotkaVolterra(x0=(0.0, 1.0)), "prey: expected a positive number"),
         (lambda: pde.GeometricBrownianMotion([0.1, 0.2], [0.1] * 3), "rate: expected shape"),
-        (lambda: pde.GeometricBrownianMotion(volatility=-0.1), "volatility, x0: expected positive"),
+        (
+            lambda: pde.GeometricBrownianMotion(volatility=-0.1),
+            "volatility: expected positive numbers, got -0.1",
+        ),
         (lambda: pde.GeometricBrownianMotion(correlation=2 * np.eye(2)), "ones on its diagonal"),
         (lambda: pde.Axis("log", 32, 0.0, 1.0), "low: expected a positive end"),
         (lambda: pde.Axis("laguerre", 200, 0.0, 1.0), "n: expected"),

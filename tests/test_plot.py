@@ -176,3 +176,16 @@ def test_drawings_go_into_given_axes_and_refuse_what_cannot_be_drawn() -> None:
         plot.ranks(x, labels=["a", "b"])
     with pytest.raises(TypeError, match="outside jit"):
         jax.jit(lambda t: plot.singular_values(t) and 0)(x)
+
+
+def test_objects_of_another_kind_are_told_how_to_get_the_right_one() -> None:
+    box, map = pde.Box.fourier(2, 16), pde.AffineMap.identity(2)
+    state = pde.State(pde.Gaussian(np.zeros(2), np.eye(2)).train(box, map, 1e-3), map, 0.5)
+    for call, message in (
+        (lambda: plot.marginal(state.v, box), "state: expected a pde.State, such as solution.fin"),
+        (lambda: plot.coordinates(state, box), "map: expected a pde.AffineMap, such as solution.f"),
+        (lambda: plot.history(state), "solution: expected a pde.Solution, such as pde.integrate"),
+        (lambda: pde.moments(state, map, box), "got State, whose train is its .v"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            call()

@@ -403,3 +403,9 @@ def test_data_of_64_bits_that_become_32_are_told_of_once(caplog):
             assert call(x, tol=1e-3).dtype == np.float32
     assert [r.levelname for r in caplog.records if "jax_enable_x64" in r.message] == ["WARNING"]
     assert tt.from_dense(x, tol=1e-3).dtype == np.float64
+
+
+@pytest.mark.parametrize("f", [tt.trace, tt.diagonal, lambda a: tt.eigsh(a, k=1, tol=1e-6)])
+def test_arrays_in_place_of_operators_are_told_how_to_convert_them(f) -> None:
+    with pytest.raises(TypeError, match=r"expected a TTMatrix, got .*tt\.matrix_from_dense"):
+        f(np.eye(4))

@@ -360,10 +360,15 @@ def known(name: str, t: Any, *kinds: type[_Train], host: bool = True) -> None:
     kinds = kinds or (TT, TTMatrix)
     if not isinstance(t, kinds):
         expected = " or ".join(kind.__name__ for kind in kinds)
-        raise TypeError(
-            f"{name}: expected a {expected}, got {type(t).__name__}; build one with tt.from_dense"
-        )
+        how = "tt.from_dense" if TT in kinds else "tt.matrix_from_dense"
+        raise TypeError(f"{name}: expected a {expected}, got {_got(t)}; build one with {how}")
     _check.held(name, t, host=host)
+
+
+def _got(t: Any) -> str:
+    """Names the type of what was given for a train, and the train in it, as in a `pde.State`."""
+    inside = isinstance(getattr(t, "v", None), _Train)
+    return f"{type(t).__name__}, whose train is its .v" if inside else type(t).__name__
 
 
 def single(

@@ -64,6 +64,8 @@ class Program:
         """Reduces one operand before products: drops axes of size 1, takes diagonals, sums."""
         network = self.model.network
         labels = network.squeezed(operand)
+        if x.dtype == jnp.bool_ and self.preferred_element_type is not None:
+            x = x.astype(self.preferred_element_type)  # booleans are counted, as sums are asked for
         x = x.reshape([n for n in network.shapes[operand] if n != 1])
         for label in dict.fromkeys(labels):
             x, labels = _diagonal(x, labels, label)
@@ -76,7 +78,7 @@ class Program:
 
     def _sum(self, x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
         if x.dtype == jnp.bool_:
-            return jnp.any(x, axes)
+            return jnp.any(x, axes)  # without a preferred type, as NumPy's einsum
         return jnp.sum(x, axes, dtype=self.preferred_element_type or x.dtype)
 
     def _labels(self, node: int, thin: frozenset[str] = frozenset()) -> str:

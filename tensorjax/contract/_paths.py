@@ -14,10 +14,12 @@ import functools
 import importlib.util
 import math
 import random
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import opt_einsum
 
 from tensorjax.contract import _einsum_parser as syntax
@@ -36,6 +38,8 @@ _GREEDY, _COTENGRA, _SHARE = 1.5e-4, 4e-4, 0.15
 # By default a search takes a second, or as long as the greedy order takes to run at so many
 # operations a second, up to half a minute.
 _LEAST, _MOST, _RATE = 1.0, 30.0, 1e10
+# Held while Python's random seed, one for all threads, is another.
+_SEEDING = threading.RLock()
 
 
 def _linear_to_ssa(path: Iterable[Sequence[int]], n: int) -> Path:
@@ -49,7 +53,8 @@ def _linear_to_ssa(path: Iterable[Sequence[int]], n: int) -> Path:
     steps = list(path)
     if steps and steps[0] == "einsum_path":  # what numpy.einsum_path puts first
         steps = steps[1:]
-    for step in steps:
+    for given in steps:
+        step = [int(i) if isinstance(i, np.integer) else i for i in given]
         inside = all(isinstance(i, int) and 0 <= i < len(nodes) for i in step)
         if not (inside and step and len(set(step)) == len(step)):
             raise ValueError(
@@ -116,12 +121,13 @@ def _by_cotengra(graph: Graph, repeats: int = 4 * _TRIALS) -> Path:
 @contextlib.contextmanager
 def _fixed_seed() -> Iterator[None]:
     """Context manager that fixes Python's random seed while a contraction path is searched."""
-    state = random.getstate()
-    random.seed(0)
-    try:
-        yield
-    finally:
-        random.setstate(state)
+    with _SEEDING:  # one thread at a time, or another's seed would be restored
+        state = random.getstate()
+        random.seed(0)
+        try:
+            yield
+        finally:
+            random.setstate(state)
 
 
 def _starting_points(graph: Graph, seconds: float | None) -> tuple[list[Path], Effort]:

@@ -147,7 +147,8 @@ def from_tensornetwork(nodes: Sequence[Any]) -> Format:
     tn = optional("tensornetwork", '"tensorjax[network]"')
     _check_nodes(nodes, tn)
     named = {node.name: _tensor(node) for node in nodes}
-    if "top" in named and (len(named) == 1 or "isometry[0][0]" in named):
+    alone = len(named) == 1 and "leg1" in nodes[0].axis_names  # else a node of that name
+    if "top" in named and ("isometry[0][0]" in named or alone):
         return _mera_of(named)
     if any(str(name).startswith("factor[") for name in named):
         factors = [named[f"factor[{k}]"] for k in range(len(named)) if f"factor[{k}]" in named]

@@ -297,6 +297,12 @@ class _Format(Spec):
     capacity: int | None = dataclasses.field(default=None, kw_only=True)
     out_of_range: OutOfRange = dataclasses.field(default="error", kw_only=True)
 
+    def __post_init__(self) -> None:
+        """Makes tuples of lists, so that a specification can be hashed."""
+        for name in ("rank", "in_shape", "out_shape", "num_shape", "feature_shape"):
+            if isinstance(value := getattr(self, name), list):
+                object.__setattr__(self, name, tuple(value))
+
     def _options(self, *names: str) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("rank", "order", "init", *names)}
 

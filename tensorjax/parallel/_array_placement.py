@@ -68,8 +68,14 @@ def shard(tree: Tree, specs: PyTree, mesh: Mesh | None) -> Tree:
         return tree
     placed = shardings(specs, mesh)
 
-    def place(path: Any, x: Any, sharding: NamedSharding) -> jax.Array:
+    def place(path: Any, x: Any, sharding: Any) -> jax.Array:
+        if not isinstance(sharding, NamedSharding):
+            raise ValueError(
+                f"specs{jax.tree_util.keystr(path)}: expected a PartitionSpec, got {sharding!r}"
+            )
         try:
+            if len(sharding.spec) > np.ndim(x):
+                raise ValueError
             sharding.shard_shape(np.shape(x))
         except ValueError:
             sizes = dict(mesh.shape)

@@ -94,10 +94,12 @@ class Layout(Placing):
           x (batch, length, embed), as it lies between linear layers.
 
         Raises:
-          ValueError: a length that does not split where a rule splits it.
+          ValueError: a length that does not split where a rule splits it, or a vocabulary larger
+            than the table.
         """
         self.padded("length", ids.shape[1])
         here, dtype = table.shape[0], dtype or table.dtype
+        self._check_vocabulary(vocabulary, here)
         count = here * self.ways(self.wide) if vocabulary is None else vocabulary
         ids = collectives.gather(_ids.as_int32(ids, count), self.stored, 0)
         place = ids - collectives.index(self.wide) * here
@@ -296,13 +298,21 @@ class Layout(Placing):
 
         Returns:
           The sum of weights × losses and the sum of weights: scalars, equal on all devices. Both
-          are 0 where no target counts, and so is the gradient of the first.
+          are 0 where no target counts, and so is the gradient of the first. Logits of tokens that
+          are left out do not count, whatever they are.
+
+        Raises:
+          ValueError: a vocabulary larger than the logits have columns.
         """
         z = logits.astype(linalg.factor_dtype(logits.dtype))
         here = z.shape[-1]
+        self._check_vocabulary(vocabulary, here)
         first = collectives.index(self.wide) * here
         targets = _ids.as_int32(targets, vocabulary)
         ignored, valid = targets == _ids.IGNORED, _ids.inside(targets, vocabulary)
+        weights = jnp.where(ignored, jnp.zeros((), z.dtype), weights.astype(z.dtype))
+        counts = weights != 0
+        z = jnp.where(counts[..., None], z, jnp.zeros((), z.dtype))
         place = targets - first
         mine = _ids.inside(place, here) & valid
         # Read before the padding is masked: going back, XLA then masks in the same pass.
@@ -316,7 +326,6 @@ class Layout(Placing):
         mass, found = collectives.total(jnp.stack([mass, found]), self.wide)
         losses = jnp.log(mass) + top - found
         losses = jnp.where(valid | ignored, losses, jnp.asarray(jnp.nan, z.dtype))
-        weights = jnp.where(ignored, jnp.zeros((), z.dtype), weights.astype(z.dtype))
         sums = jnp.stack([jnp.sum(weights * losses), jnp.sum(weights)])
         loss, count = collectives.total(sums, self.batch)
         return loss, count
@@ -330,8 +339,20 @@ class Layout(Placing):
 
         Returns:
           (batch, length, vocabulary): this device's block of the batch.
+
+        Raises:
+          ValueError: a vocabulary larger than the logits have columns.
         """
+        self._check_vocabulary(vocabulary, logits.shape[-1])
         return collectives.gather(logits, self.wide, -1, same=True)[..., :vocabulary]
+
+    def _check_vocabulary(self, vocabulary: int | None, here: int) -> None:
+        """Raises ValueError for more words than there are rows, of which a device has ``here``."""
+        rows = here * self.ways(self.wide)
+        if vocabulary is not None and vocabulary > rows:
+            raise ValueError(
+                f"vocabulary: expected at most the {rows} words that there are, got {vocabulary}"
+            )
 
     def _stored(self, w: jax.Array, dim: int, dtype: Any = None) -> jax.Array:
         """Gathers a parameter over the mesh axes along which it is stored, cast to ``dtype``.

@@ -215,8 +215,8 @@ def plan(
         raise TypeError(f"machine: expected a parallel.Machine, got {machine!r}")
     if not (isinstance(states, int | float) and 0 <= states < math.inf):
         raise ValueError(f"states: expected a number >= 0, got {states!r}")
-    if memory_limit is not None and not memory_limit > 0:
-        raise ValueError(f"memory_limit: expected a positive number, got {memory_limit!r}")
+    if memory_limit is not None:
+        _check.number("memory_limit", memory_limit, low=0, open=True, finite=False)
     step = _Step(
         remat=_remat(getattr(config, "remat", "full") if remat is None else remat),
         positions=config.length,

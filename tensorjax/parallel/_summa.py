@@ -1,5 +1,7 @@
 """SUMMA: product of matrices that are sharded over both dimensions of a mesh."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -71,16 +73,22 @@ def summa(
                 f"{r} × {c}, got {size} in shape {(x if name == 'x' else w).shape}; pad it"
             )
 
+    return _program(where, x.ndim, bool(overlap))(x, w)
+
+
+@functools.lru_cache(maxsize=64)
+def _program(mesh: Mesh, ndim: int, overlap: bool) -> Callable[..., jax.Array]:
+    """Builds the program of SUMMA on a mesh; cached, so that calls outside of jit compile once."""
+
     def local(x: jax.Array, w: jax.Array) -> jax.Array:
         w = collectives.gather(w, ("r",), 0)
         if overlap:
             return collectives.ring_product(x, w, ("c",))
         return collectives.product(collectives.gather(x, ("c",), -1), w)
 
-    middle = (None,) * (x.ndim - 2)
-    spec = PartitionSpec("r", *middle, "c")
+    spec = PartitionSpec("r", *(None,) * (ndim - 2), "c")
     specs = (spec, PartitionSpec("r", "c"))
-    return jax.shard_map(local, mesh=where, in_specs=specs, out_specs=spec)(x, w)
+    return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=spec))
 
 
 def _mesh_of(x: jax.Array) -> Any:

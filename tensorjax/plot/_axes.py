@@ -23,6 +23,13 @@ def axes_of(ax: Axes | None, width: float = 6.4, height: float = 3.6) -> Axes:
     return ax
 
 
+def instance(name: str, x: object, kind: type, how: str) -> None:
+    """Raises TypeError, with how to get one, if what is to be drawn is of another kind."""
+    if not isinstance(x, kind):
+        wanted = f"pde.{kind.__name__}, such as {how}"
+        raise TypeError(f"{name}: expected a {wanted}, got {type(x).__name__}")
+
+
 def concrete(name: str, x: object) -> None:
     """Raises TypeError if an argument to be drawn into axes is traced by JAX."""
     if _check.is_traced(x):

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from tensorjax import _check, pde
-from tensorjax.plot._axes import COLOURS, INK, axes_of, concrete
+from tensorjax.plot._axes import COLOURS, INK, axes_of, concrete, instance
 
 
 def marginal(
@@ -32,7 +32,8 @@ def marginal(
 
     Raises:
       ValueError: other numbers of coordinates, no such ones, or a density without positive
-        variances. TypeError: a traced state.
+        variances. TypeError: a traced state, or no
+        state.
 
     Example:
       >>> import matplotlib, numpy as np
@@ -45,6 +46,7 @@ def marginal(
 
     Source: ours; the values are those of `pde.marginal`.
     """
+    instance("state", state, pde.State, "solution.final")
     concrete("state", (state.v, state.map))
     chosen = (axes,) if isinstance(axes, int) else tuple(axes)
     count = _check.integer("points", points, low=2)
@@ -88,7 +90,7 @@ def coordinates(
 
     Raises:
       ValueError: not two different axes of the box, or fewer than two lines. TypeError: a traced
-        map.
+        map, or no map.
 
     Example:
       >>> import matplotlib, numpy as np
@@ -100,6 +102,7 @@ def coordinates(
 
     Source: ours.
     """
+    instance("map", map, pde.AffineMap, "solution.final.map")
     concrete("map", map)
     count = _check.integer("lines", lines, low=2)
     first, second = (_check.integer("axes", a, low=0, high=box.dim - 1) for a in axes)
@@ -132,7 +135,7 @@ def history(solution: pde.Solution, name: str = "rank", *, ax: Axes | None = Non
 
     Raises:
       ValueError: no such statistic, or one that has not one number for each step. TypeError: a
-        traced solution.
+        traced solution, or no solution.
 
     Example:
       >>> import matplotlib, numpy as np
@@ -146,6 +149,7 @@ def history(solution: pde.Solution, name: str = "rank", *, ax: Axes | None = Non
 
     Source: ours.
     """
+    instance("solution", solution, pde.Solution, "pde.integrate returns")
     concrete("solution", solution.stats)
     times = np.asarray(solution.stats["t"], float)
     shown = {k: v for k, v in solution.stats.items() if np.shape(v) == times.shape}

@@ -264,7 +264,15 @@ class Arrays:
         """Reads a published weight into ``out``, reshaped and cast to its shape and dtype."""
         shape = out.shape
         wanted = (config.vocabulary, *shape[1:]) if name == "wte.weight" else shape
-        out[: wanted[0]] = self(name, _flat(name, wanted)).reshape(wanted).astype(out.dtype)
+        array = self(name, _flat(name, wanted)).reshape(wanted)
+        with np.errstate(over="ignore"):
+            cast = array.astype(out.dtype)
+        if not np.isfinite(cast.astype(np.float32)).all():
+            raise ValueError(
+                f"{self.folder}, {self.places[name][1]}: expected numbers that {out.dtype} holds, "
+                f"got up to {np.abs(array).max():.3g}; take a wider param_dtype"
+            )
+        out[: wanted[0]] = cast
 
     def check_head(self) -> None:
         """Raises ValueError if the published output layer is not tied to the token table."""

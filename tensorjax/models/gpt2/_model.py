@@ -1,5 +1,6 @@
 """GPT-2 as a Flax NNX module: logits and loss, on one device or sharded by a layout."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -34,6 +35,8 @@ _AXES: dict[tuple[str, ...], tuple[str | None, ...]] = {
     ("up", "bias"): ("mlp",),
     ("down", "kernel"): ("mlp", "embed"),
 }
+
+_SINGLE = Single()  # one object, as programs are kept by their layout
 
 
 class GPT2(nnx.Module):
@@ -144,7 +147,7 @@ class GPT2(nnx.Module):
         Raises:
           ValueError: ids out of range, or sequences longer than ``config.length`` or empty.
         """
-        layout = Single() if layout is None else layout
+        layout = _SINGLE if layout is None else layout
         logits = layout.logits(self.hidden(tokens, layout=layout, key=key), self.tokens[...])
         return layout.gather(logits, self.config.vocabulary)
 
@@ -178,7 +181,7 @@ class GPT2(nnx.Module):
         Raises:
           ValueError: ids out of range, shapes that differ, or sequences that are too long or empty.
         """
-        layout = Single() if layout is None else layout
+        layout = _SINGLE if layout is None else layout
         tokens = check_ids("tokens", tokens, self.config.vocabulary, 2)
         targets = check_ids("targets", targets, self.config.vocabulary, 2, ignored=True)
         weights = checked_weights(targets, weights, "tokens", tokens.shape)
@@ -204,33 +207,22 @@ class GPT2(nnx.Module):
         Raises:
           ValueError: ids out of range, or sequences longer than ``config.length`` or empty.
         """
-        layout, config = Single() if layout is None else layout, self.config
+        layout, config = _SINGLE if layout is None else layout, self.config
         tokens = check_ids("tokens", tokens, config.vocabulary, 2)
         length = check_length(tokens, config)
         options = {"vocabulary": config.vocabulary, "dtype": self.dtype}
         x = layout.embed(self.tokens[...], tokens, **options)
         x = x + layout.positions(self.positions[...], length, dtype=self.dtype)
-        drop = self._dropping(layout)
+        drop = _dropping(config, layout)
         keys = (
             None if key is None or not config.dropout else jax.random.split(key, config.layers + 1)
         )
         x = drop(x, None if keys is None else keys[0])
         graph, params = nnx.split(self.blocks)
 
-        def body(x: jax.Array, inputs: Any) -> tuple[jax.Array, None]:
-            params, key = inputs
-            block = nnx.merge(graph, params)
-            q, k, v = block.heads(x, layout)
-            y = attend(q, k, v, self.attention, is_causal=True)
-
-            def dropped(y: jax.Array, number: int) -> jax.Array:
-                return drop(y, None if key is None else jax.random.fold_in(key, number))
-
-            return block.after(x, y, layout, dropped), None
-
         keys = None if keys is None else keys[1:]
-        unroll = _unroll(config, layout)
-        x, _ = jax.lax.scan(_remat(body, config, unroll), x, (params, keys), unroll=unroll)
+        body, unroll = _loop_body(graph, config, self.attention, layout)
+        x, _ = jax.lax.scan(body, x, (params, keys), unroll=unroll)
         return self.norm(x, layout)
 
     def axes(self) -> nnx.State:
@@ -257,16 +249,43 @@ class GPT2(nnx.Module):
         held = sum(math.prod(x.shape) for x in jax.tree.leaves(nnx.state(self, nnx.Param)))
         return held - (self.config.padded - self.config.vocabulary) * self.config.features
 
-    def _dropping(self, layout: Layout) -> Callable[[jax.Array, Any], jax.Array]:
-        rate = self.config.dropout
 
-        def drop(x: jax.Array, key: Any) -> jax.Array:
-            if key is None:
-                return x
-            keep = jax.random.bernoulli(layout.key(key, x), 1 - rate, x.shape)
-            return jnp.where(keep, x / jnp.asarray(1 - rate, x.dtype), jnp.zeros((), x.dtype))
+@functools.lru_cache(maxsize=32)
+def _loop_body(
+    graph: Any, config: GPT2Config, attention: str | None, layout: Layout
+) -> tuple[Callable[..., Any], int]:
+    """Builds the body of GPT-2's scan over its blocks, and how many blocks it unrolls.
 
-        return drop
+    Cached: outside of `jax.jit` a scan is compiled once for each body.
+    """
+    drop = _dropping(config, layout)
+
+    def body(x: jax.Array, inputs: Any) -> tuple[jax.Array, None]:
+        params, key = inputs
+        block = nnx.merge(graph, params)
+        q, k, v = block.heads(x, layout)
+        y = attend(q, k, v, attention, is_causal=True)
+
+        def dropped(y: jax.Array, number: int) -> jax.Array:
+            return drop(y, None if key is None else jax.random.fold_in(key, number))
+
+        return block.after(x, y, layout, dropped), None
+
+    unroll = _unroll(config, layout)
+    return _remat(body, config, unroll), unroll
+
+
+def _dropping(config: GPT2Config, layout: Layout) -> Callable[[jax.Array, Any], jax.Array]:
+    """Returns GPT-2's dropout of activations by a key, none if that is None."""
+    rate = config.dropout
+
+    def drop(x: jax.Array, key: Any) -> jax.Array:
+        if key is None:
+            return x
+        keep = jax.random.bernoulli(layout.key(key, x), 1 - rate, x.shape)
+        return jnp.where(keep, x / jnp.asarray(1 - rate, x.dtype), jnp.zeros((), x.dtype))
+
+    return drop
 
 
 def check_length(tokens: jax.Array, config: GPT2Config) -> int:

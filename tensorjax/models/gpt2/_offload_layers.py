@@ -239,7 +239,8 @@ def load_groups(model: GPT2, params: Mapping[str, Any]) -> None:
         if old.shape != new.shape:
             where = jax.tree_util.keystr(path, simple=True, separator=".")
             raise ValueError(f"params: {where}: expected shape {old.shape}, got {new.shape}")
-    nnx.replace_by_pure_dict(state, jax.tree.map(jnp.asarray, pure))
+    cast = jax.tree.map(lambda old, new: jnp.asarray(new, old.dtype), held, pure)
+    nnx.replace_by_pure_dict(state, cast)
     nnx.update(model, state)
 
 
@@ -348,10 +349,10 @@ def batch(
         if x.shape != tokens.shape:
             raise ValueError(f"{name}: expected the shape of tokens, {tokens.shape}, got {x.shape}")
     weights = np.where(targets == IGNORED, 0, weights)
-    if not weights.mean() > 0:
+    if not 0 < weights.mean() < np.inf:
         raise ValueError(
-            "weights: expected a positive sum over targets that are not −100, got none; leave "
-            "such a batch out"
+            "weights: expected a positive, finite sum over targets that are not −100, got "
+            f"{weights.sum()}; leave such a batch out"
         )
     scaled = (weights / weights.mean()).astype(np.float32)
     return {"tokens": tokens, "targets": targets, "weights": scaled}

@@ -1,9 +1,12 @@
 """Linen models whose dense layers are Flax NNX layers, so that they can be tensorised."""
 
+import contextlib
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import linen, nnx
+from jax import lax
 
 from tensorjax.nn._dense_checks import concrete
 
@@ -129,5 +132,16 @@ def _replaced(layer: Any, args: Any, kwargs: Any, context: Any) -> Any:
     inputs = jnp.asarray(inputs)
     if dtype is not None and jnp.issubdtype(inputs.dtype, jnp.inexact):
         inputs = inputs.astype(dtype)
-    out = getattr(layer, method)(inputs)
+    with _precision(getattr(module, "precision", None)):
+        out = getattr(layer, method)(inputs)
     return out if dtype is None else out.astype(dtype)
+
+
+def _precision(given: Any) -> Any:
+    """Returns a context in which products have the precision of a Linen layer."""
+    if given is None:
+        return contextlib.nullcontext()
+    one, *others = given if isinstance(given, tuple | list) else (given,)
+    if any(other != one for other in others):
+        raise ValueError(f"precision: expected one for both factors, got {given}")
+    return jax.default_matmul_precision(one.name.lower() if isinstance(one, lax.Precision) else one)

@@ -35,12 +35,14 @@ def summary(model: object) -> str:
 
     Source: ours.
     """
-    rows, saved = [], 0
+    rows, saved, seen = [], 0, set[int]()
     for layer, paths in places(model).values():
         if isinstance(layer, TensorLinear | TensorConv | Embedding | nnx.Linear | nnx.Embed):
             sizes, bias = _sizes(layer)
             dense, now = (math.prod(sizes) + bias) * math.prod(lead(layer)), numbers(layer)
-            saved += dense - now
+            weights = _weights(layer)
+            saved += 0 if weights & seen else dense - now  # tied weights are stored once
+            seen |= weights
             name, features = type(layer).__name__, f"{sizes[0]} → {sizes[1]}"
             rows.append((paths[0], name, features, *_folds(layer), *_counts(dense, now)))
         elif isinstance(getattr(layer, "kernel", None), nnx.Variable):
@@ -52,6 +54,12 @@ def summary(model: object) -> str:
     return table(
         ("path", "layer", "features", "modes", "ranks", "dense", "parameters", "ratio"), rows
     )
+
+
+def _weights(layer: Any) -> set[int]:
+    """Returns the identities of a layer's parameters but its bias, by which tied ones are told."""
+    nodes = nnx.iter_graph(layer)
+    return {id(v) for path, v in nodes if isinstance(v, nnx.Param) and path[-1] != "bias"}
 
 
 def _sizes(layer: Any) -> tuple[tuple[int, int], int]:

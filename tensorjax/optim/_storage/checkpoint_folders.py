@@ -3,6 +3,7 @@
 import json
 import logging
 import shutil
+import threading
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ _OF_ORBAX = (
     "manifest.ocdbt", _METADATA, _SUMS,
 )  # fmt: skip
 _CHUNK = 1 << 22
+_TURN = threading.RLock()
 
 
 def replace(place: Path, write: Callable[[Path], object]) -> None:
@@ -27,10 +29,17 @@ def replace(place: Path, write: Callable[[Path], object]) -> None:
     The new folder is written beside the old one, which is removed last. Where the process ends
     between the two renames, the old one is left under the name that `existing` looks for.
 
+    Threads of one process take turns.
+
     Raises:
       FileExistsError: something that is no checkpoint of `optim.save` is at the place.
       OSError: the function failed, as where a disk is full.
     """
+    with _TURN:
+        _replace(place, write)
+
+
+def _replace(place: Path, write: Callable[[Path], object]) -> None:
     check_replaceable(place)
     new, old = _beside(place, "new"), _beside(place, "old")
     first = jax.process_index() == 0

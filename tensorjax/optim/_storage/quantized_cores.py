@@ -126,7 +126,7 @@ def dequantize(stored: Tree) -> Tree:
     def whole(x: Any) -> Any:
         if not isinstance(x, Quantized):
             return x
-        return (x.values.astype(jnp.float32) * x.scale).astype(x.dtype)
+        return (x.values.astype(x.scale.dtype) * x.scale).astype(x.dtype)
 
     return jax.tree.map(whole, stored, is_leaf=lambda x: isinstance(x, Quantized))
 
@@ -182,14 +182,15 @@ def _quantized(core: jax.Array, dtype: Any, axes: int, key: jax.Array | None) ->
         raise TypeError(f"params: expected cores of real floating numbers, got {core.dtype}")
     is_int = jnp.issubdtype(dtype, jnp.integer)
     top = float((jnp.iinfo if is_int else jnp.finfo)(dtype).max)
-    exact = core.astype(jnp.float32)
+    wide = jnp.float64 if core.dtype == jnp.float64 else jnp.float32
+    exact = core.astype(wide)
     own = tuple(range(axes, core.ndim))
-    # Of cores so small that no float32 would hold their share, more than one goes to each step.
-    least = float(jnp.finfo(jnp.float32).smallest_normal)
-    scale = jnp.maximum(jnp.max(jnp.abs(exact), own, keepdims=True) / top, least)
+    # Of cores so small that no scale would hold their share, more than one goes to each step.
+    least = float(jnp.finfo(wide).smallest_normal)
+    scale = jnp.maximum(jnp.max(jnp.abs(exact), own, keepdims=True, initial=0) / top, least)
     shares = exact / scale
     step = 1.0 if is_int else _distance(shares, dtype)
-    up = 0.5 if key is None else jax.random.uniform(key, core.shape, jnp.float32)
+    up = 0.5 if key is None else jax.random.uniform(key, core.shape, wide)
     rounded = jnp.clip(jnp.floor(shares / step + up) * step, -top, top)
     return Quantized(rounded.astype(dtype), scale, np.dtype(core.dtype))
 

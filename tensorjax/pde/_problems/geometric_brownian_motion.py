@@ -153,8 +153,9 @@ def _shaped(
         whole = np.full(d, float(np.asarray(value))) if np.ndim(value) == 0 else value
         out.append(coefficient(name, whole, (d,)))
     ties = coefficient("correlation", np.eye(d) if correlation is None else correlation, (d, d))
-    if not ((out[1] > 0).all() and (out[2] > 0).all()):
-        raise ValueError("volatility, x0: expected positive numbers, got others")
+    for name, values in zip(("volatility", "x0"), out[1:], strict=True):
+        if not (values > 0).all():
+            raise ValueError(f"{name}: expected positive numbers, got {given[name]}")
     low = np.linalg.eigvalsh(ties)[0] if np.allclose(ties, ties.T) else -1.0
     if not (low > 0 and np.allclose(np.diag(ties), 1)):
         raise ValueError(
