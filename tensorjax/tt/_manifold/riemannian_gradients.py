@@ -89,7 +89,7 @@ def _gradient(at: Frame, slopes: Arrays, exponent: Any) -> TT:
 
 def _of_matrix(f: Callable[..., jax.Array], x: TTMatrix, *args: Any, **kwargs: Any) -> Any:
     """Computes the value and Riemannian gradient of a function at a TT-matrix."""
-    single("x", x, entries=True)
+    single("x", x)
     shape = x.row_shape, x.col_shape
 
     def on_train(t: TT, *args: Any, **kwargs: Any) -> jax.Array:

@@ -102,7 +102,9 @@ def conditional(t: TT, given: Mapping[int, int], *, squared: bool = False) -> TT
     if slice(None) not in indices:
         raise ValueError("given: expected at least one mode to remain, got indices of all")
     density = _density(item(_near_one(t), tuple(indices)), squared)
-    return _normalized(density, "given: expected indices of a positive, finite probability")
+    return _normalized(
+        density, "given: expected indices whose entries have a positive sum that is finite"
+    )
 
 
 @placed

@@ -18,7 +18,7 @@ from tensorjax._transfer import on_device
 
 
 def mass_is_positive(
-    sign: Any, what: str = "t: expected a density, entries with a positive, finite sum"
+    sign: Any, what: str = "t: expected a density, entries with a positive sum that is finite"
 ) -> None:
     """Raises ValueError if a density has no positive, finite sum of entries, but NaN if traced."""
     if _check.is_traced(sign) or sign > 0:
