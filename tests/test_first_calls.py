@@ -544,10 +544,10 @@ def test_first_calls_of_tucker_tensors_to_ranks_compile_nothing(seed):
             "vector": lambda t, n=n: t[[0, n - 1]],
             "new mode": lambda t: t[..., None],
         }
-        if not isinstance(t.core, tt.TT):
-            calls["integer"] = lambda t, many=many: t[(1, *many)]
+        calls["integer"] = lambda t, many=many: t[(1, *many)]
+        if t.order > 2:
             calls["integer and new"] = lambda t, many=many: t[(None, 1, *many[1:], -1)]
-        else:
+        if isinstance(t.core, tt.TT):
             calls["round bonds"] = lambda t: tucker.round(t, core_rank=2)
         x = np.asarray(tucker.to_dense(t))
         exact = {k: f for k, f in calls.items() if "round" not in k} | {

@@ -221,7 +221,6 @@ REMARKS: dict[str, str] = {
     "tucker.norm": "and tucker.distance",
     "tucker.to_dense": "of dense cores; and tucker.inner, tucker.hadamard, first calls of "
     "evaluate; of all cores tucker.round(rank=), tucker.orthogonalize",
-    "tucker.Tucker[...]": "integers of train cores are a program's",
     "tt.effective_ranks": "and tt.trim",
 }
 # Operations that have nothing to choose.

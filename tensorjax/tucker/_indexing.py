@@ -49,7 +49,7 @@ def item(t: Tucker, key: Any) -> Any:
     on_host = not _check.is_traced(modes) and choose_kernel("tucker.Tucker[...]", (t,)) is NUMPY
     whole = map(np.asarray if on_host else jnp.asarray, t.factors)
     factors = [_rows(u, k, n) for u, k, n in zip(whole, modes, t.shape, strict=True)]
-    if on_host and not (gone and isinstance(t.core, TT)):
+    if on_host and not (len(gone) == t.order and isinstance(t.core, TT)):
         return _on_host(t, factors, gone, places)
     factors = on_device(factors) if on_host else list(map(jnp.asarray, factors))
     core, factors = _compiled_without(t.core, factors, gone)
@@ -64,7 +64,10 @@ def _rows(u: Any, key: Any, n: int) -> Any:
 def _on_host(t: Tucker, factors: list[Any], gone: tuple[int, ...], places: list[int]) -> Tucker:
     """Indexes a Tucker tensor by NumPy: its core, from factors of which rows are picked."""
     core = t.core
-    if gone:  # products in double precision
+    if gone and isinstance(core, TT):
+        core = core._namespace.contract_modes(core, {k: factors[k][0] for k in gone})
+        factors = [u for k, u in enumerate(factors) if k not in gone]
+    elif gone:  # products in double precision
         wide = np.result_type(linalg.factor_dtype(t.dtype), np.float64)
         host = [u.astype(wide) for u in factors]
         core, kept = _without(np.asarray(core).astype(wide), host, gone)

@@ -80,7 +80,8 @@ def from_dense(
     ours: bonds are cut in the order, from either end and by the method (Gram matrix, random sketch
     or SVD) that a model of the costs forecasts to be the fastest, among those that `linalg.choose`
     finds accurate enough; what a sketch misses is measured. On a CPU concrete arrays are served by
-    LAPACK, with nothing compiled, whether ``tol`` or ``rank`` is given.
+    LAPACK, with nothing compiled, whether ``tol`` or ``rank`` is given, and small ones by Gram
+    matrices where "randomized" is asked without a key.
     """
     array, dtype, tol = dense_input(x, tol, rank)
     ranks = None if rank is None else feasible_ranks(rank, array.shape)
