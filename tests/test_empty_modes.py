@@ -265,6 +265,20 @@ def searches(shape, key):
     ]
 
 
+def test_gradients_on_the_manifold_are_zero(rng):
+    for shape in shapes(rng, [int(rng.integers(2, 5))]):
+        t = tt.zeros(shape, float)
+        a = tt.TTMatrix([c[..., None, :] for c in t.cores])
+        for x in (t, a):
+            f = tt.value_and_riemannian_grad(lambda x: tt.inner(x, x) / 2 + 1)
+            value, gradient = f(x)
+            assert value == 1
+            assert type(gradient) is type(x)
+            assert gradient.shape == x.shape
+            assert gradient.ranks == tt.tangent_project(x, x).ranks
+            np.testing.assert_array_equal(array(gradient), array(x))
+
+
 def test_what_needs_entries_says_so(rng, key):
     """Searches, samples, solvers and statistics; and MERAs, whose sites have one index at least."""
     for shape in shapes(rng):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tensorjax import _transfer, mera, sketch, tt, tucker
+from tensorjax import _transfer, convert, mera, sketch, tt, tucker
 from tensorjax._formats import random_arrays, threefry_on_host
 from tensorjax._kernels.table import NUMPY
 from tensorjax.nn import _initializers
@@ -518,3 +518,68 @@ def test_first_calls_of_tucker_tensors_and_of_tangents_compile_nothing(seed, dty
             found, expected = dense(found), dense(expected)
         for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
             close(a, b)
+
+
+def tuckers(rng, dtype):
+    """Two Tucker tensors of drawn sizes, with a dense core and with a train for a core."""
+    order = int(rng.integers(2, 5))
+    shape, ranks = rng.integers(2, 7, order), rng.integers(1, 4, order)
+    core = train(rng, [(int(s),) for s in ranks], 3, dtype, 1e3)
+    factors = [train(rng, [(int(n * s),)], 1, dtype).cores[0].reshape(n, s) for n, s in
+               zip(shape, ranks, strict=True)]  # fmt: skip
+    return [tucker.Tucker(tt.to_dense(core), factors), tucker.Tucker(core, factors)]
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_first_calls_of_tucker_tensors_to_ranks_compile_nothing(seed):
+    """Rounding to ranks, orthogonalisation and indexing of both kinds; results as of programs."""
+    rng, dtype = np.random.default_rng([9990, seed]), DTYPES[seed]
+    for t in tuckers(rng, dtype):
+        n, many = t.shape[0], [slice(None)] * (t.order - 1)
+        calls = {
+            "round": lambda t: tucker.round(t, rank=2),
+            "round both": lambda t: tucker.round(t, rank=2, tol=1e-3),
+            "orthogonalize": tucker.orthogonalize,
+            "slice": lambda t, n=n: t[n // 2 :],
+            "vector": lambda t, n=n: t[[0, n - 1]],
+            "new mode": lambda t: t[..., None],
+        }
+        calls["integer"] = lambda t, many=many: t[(1, *many)]
+        if t.order > 2:
+            calls["integer and new"] = lambda t, many=many: t[(None, 1, *many[1:], -1)]
+        if isinstance(t.core, tt.TT):
+            calls["round bonds"] = lambda t: tucker.round(t, core_rank=2)
+        x = np.asarray(tucker.to_dense(t))
+        exact = {k: f for k, f in calls.items() if "round" not in k} | {
+            "orthogonalize": lambda x: x
+        }
+        for name, call in calls.items():
+            with compilations() as compiled:
+                found = call(t)
+            assert not compiled, name
+            if seed == 0:  # programs take long to compile
+                if name in exact:
+                    close(tucker.to_dense(found), exact[name](x))
+                continue
+            expected = jax.jit(call)(t)
+            pairs = zip(*map(jax.tree.leaves, (found, expected)), strict=True)
+            assert all((a.shape, a.dtype) == (b.shape, b.dtype) for a, b in pairs), name
+            close(tucker.to_dense(found), tucker.to_dense(expected))
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(3, marks=pytest.mark.slow)])
+def test_first_conversions_to_tucker_tensors_compile_nothing(seed):
+    rng, dtype = np.random.default_rng([9991, seed]), DTYPES[seed]
+    t = train(rng, [(int(n),) for n in rng.integers(2, 9, int(rng.integers(1, 5)))], 2, dtype)
+    for options in ({"rank": 2}, {"rank": 3, "tol": 1e-3}):
+        with compilations() as compiled:
+            found, info = convert.tt_to_tucker(t, **options)
+        assert not compiled
+        x, y = (np.asarray(f(z)) for f, z in ((tt.to_dense, t), (tucker.to_dense, found)))
+        error = np.linalg.norm(x - y) / np.linalg.norm(x)
+        assert error <= float(info.error) * 1.001 + 100 * np.finfo(dtype).eps
+        if seed:
+            expected, other = jax.jit(functools.partial(convert.tt_to_tucker, **options))(t)
+            assert (found.ranks, found.core.ranks) == (expected.ranks, expected.core.ranks)
+            close(tucker.to_dense(found), tucker.to_dense(expected))
+            assert float(info.error) == pytest.approx(float(other.error), rel=1e-3, abs=1e-6)

@@ -62,9 +62,12 @@ def test_nodes_are_contracted_by_their_own_contractors(rng, name, backend):
     x = build(name, rng)
     nodes, edges = interop.to_tensornetwork(x, backend)
     tn.check_connected(nodes)
-    back = interop.from_tensornetwork(nodes)
-    assert jax.tree.structure(back) == jax.tree.structure(x)
-    assert all((a == b).all() for a, b in zip(*map(jax.tree.leaves, (back, x)), strict=True))
+    for given in (nodes, (nodes, edges)):
+        back = interop.from_tensornetwork(given)
+        assert jax.tree.structure(back) == jax.tree.structure(x)
+        assert all((a == b).all() for a, b in zip(*map(jax.tree.leaves, (back, x)), strict=True))
+    with pytest.raises(ValueError, match="edges of all modes in order"):
+        interop.from_tensornetwork((nodes, edges[1:]))
     out = tn.contractors.greedy(nodes, output_edge_order=edges).tensor
     assert isinstance(out, jax.Array if backend == "jax" else np.ndarray)
     expected = full(x)

@@ -527,6 +527,8 @@ OTHERS: dict[str, Callable[[Given], Any]] = {
         tt.stream_add(tt.stream(jax.random.key(0), g.x.shape, 20, g.dtype), g.x)
     ),
     "tucker.to_dense": lambda g: tucker.to_dense(tucker.hadamard(g.u, g.u)),
+    "tucker.Tucker[...]": lambda g: g.u[0, 1:],
+    "convert.tt_to_tucker(rank=)": lambda g: convert.tt_to_tucker(g.x, rank=2)[0],
     "tucker.norm": lambda g: tucker.norm(g.u),
     "tucker.evaluate": lambda g: tucker.evaluate(g.u, g.indices),
     "mera.expectation": lambda g: mera.expectation(g.m, np.diag([1.0, -1.0]), 2),

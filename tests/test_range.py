@@ -677,3 +677,33 @@ def test_exact_products_of_terms_of_opposite_sizes_in_single_precision(rng, size
         x = np.einsum("aib,bjc->ij", left.astype(float), right.astype(float))
         t = tt.TT([left, right])
         assert error(dense(tt.hadamard(t, t, tol=1e-5)), x * x) <= 2e-5 * norm(x * x)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
+def test_decompositions_near_the_top_of_the_range(rng, dtype):
+    """Norms that one core cannot hold are shared, on the host and in programs of static ranks."""
+    top = 0.9 * np.finfo(dtype).max
+
+    def full(t):
+        out = np.ones(())
+        for c in t.cores:
+            out = np.tensordot(out, np.asarray(c).astype(np.longdouble), 1 if out.ndim else 0)
+        return out.reshape(t.shape)
+
+    shape = tuple(rng.integers(2, 5, 3).tolist())
+    train = functools.partial(tt.from_dense, rank=16)
+    by_hosvd = functools.partial(tucker.from_dense, rank=shape)
+    calls = [(train, full), (by_hosvd, lambda t: full(tucker.to_tt(t)))]
+    programs = [jax.jit(call) for call, _ in calls]
+    by_sweeps = functools.partial(tt.round, rank=16, method="svd")
+    for _ in range(3):
+        x = rng.standard_normal(shape)
+        x = (x / np.abs(x).max() * top).astype(dtype)
+        tensors = [
+            whole(f(x))
+            for (call, whole), program in zip(calls, programs, strict=True)
+            for f in (call, program)
+        ]
+        for found in (*tensors, full(by_sweeps(train(x)))):
+            far = np.abs(found / top - x.astype(np.longdouble) / top).max()
+            assert far <= 300 * np.finfo(dtype).eps

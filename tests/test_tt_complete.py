@@ -167,3 +167,27 @@ def test_completions_do_not_depend_on_the_scale_of_the_values(rng):
     y, info = tt.complete(where, np.zeros(len(where)), shape, 2)
     assert (info.status, info.error, info.held_out_error) == ("reached", 0.0, 0.0)
     assert not dense(y).any()
+
+
+@pytest.mark.parametrize("method", ["als", pytest.param("riemannian", marks=pytest.mark.slow)])
+def test_statuses_and_advice_say_what_the_errors_say(method: Any):
+    """Overfitted are samples fitted better than those held out; advice is of the method."""
+    seen = set()
+    for seed in range(4):
+        for true, rank, count, noise in ((3, 1, 300, 0.0), (2, 4, 200, 0.1), (2, 2, 100, 0.0)):
+            rng = np.random.default_rng([seed, true, rank])
+            x = dense(tt.TT(cores(rng, (5, 6, 4), true, np.float64)))
+            where = rng.integers(0, x.shape, (count, 3))
+            values = x[tuple(where.T)] + noise * x.std() * rng.standard_normal(count)
+            options = {"method": method, "restarts": 1, "max_iterations": 80}
+            key = jax.random.key(seed)
+            _, info = tt.complete(where, values, x.shape, rank, key=key, **options)
+            seen.add(info.status)
+            *_, (_, fitted, unseen) = info.history
+            if info.status == "overfit":
+                assert unseen > 1.5 * fitted
+            assert not (info.status == "overfit" and rank == 1)
+            assert ("lower the ranks" in info.advice) <= (info.held_out_error > 1.5 * info.error or
+                                                          info.status == "overfit")  # fmt: skip
+            assert method == "als" or "ridge" not in info.advice
+    assert {"overfit", "converged"} <= seen

@@ -129,3 +129,51 @@ def test_no_log_density_of_a_train_whose_sum_is_not_finite(rng, bad: float, squa
         jax.jit(lambda t: tt.log_density(t, index, squared=squared))(t),
     ):
         assert np.isnan(found).all()
+
+
+@pytest.mark.parametrize("squared", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_densities_of_any_scale_are_the_same(rng, squared: bool):
+    """Cores at the ends of the range, whose products and squares leave it."""
+    shape = tuple(int(n) for n in rng.integers(2, 4, 3))
+    ranks = [1, 2, 2, 1]
+    cores = [
+        rng.uniform(0.5, 1, (r, n, s)).astype(np.float32)
+        for r, n, s in zip(ranks, shape, ranks[1:], strict=False)
+    ]
+    calls = {
+        "marginal": lambda t: tt.to_dense(tt.marginal(t, [0, 2], squared=squared)),
+        "conditional": lambda t: tt.to_dense(tt.conditional(t, {1: 0}, squared=squared)),
+        "log_density": lambda t: tt.log_density(t, [[0, 1, 0]], squared=squared),
+        "sample": lambda t: tt.sample(jax.random.key(0), t, 5, squared=squared),
+    }
+    for name, call in calls.items():
+        program, wanted = jax.jit(call), call(tt.TT([jnp.asarray(c) for c in cores]))
+        for powers in ((126, 126, 126), (-100, -100, -100), (100, -100, 90)):
+            pairs = zip(cores, powers, strict=True)
+            t = tt.TT([jnp.asarray(c * np.float32(2.0**p)) for c, p in pairs])
+            for found in (call(t), program(t)):
+                np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("squared", [False, True])
+def test_what_is_no_density_is_said(rng, squared: bool):
+    calls = [
+        lambda t: tt.marginal(t, 0, squared=squared),
+        lambda t: tt.conditional(t, {0: 1}, squared=squared),
+    ]
+    programs = [jax.jit(call) for call in calls]
+    for bad in ("nan", "inf", "-inf", "zero", *["negative"] * (not squared)):
+        cores = [rng.uniform(0.5, 1, (1, n, 1)) for n in (2, 3, 2)]
+        if bad in ("zero", "negative"):
+            cores[1] = cores[1] * (0.0 if bad == "zero" else -1.0)
+        else:
+            cores[1][0, int(rng.integers(3))] = float(bad)
+        t = tt.TT([jnp.asarray(c) for c in cores])
+        what = {"zero": "got zero", "negative": "negative one.*squared"}.get(bad, "got NaN or Inf")
+        for call, program in zip(calls, programs, strict=True):
+            with pytest.raises(ValueError, match=f"positive sum.*{what}"):
+                call(t)
+            assert all(np.isnan(c).any() for c in program(t).cores[:1])
+        if bad not in ("zero", "negative"):  # no warning of NumPy
+            for value in (tt.var(t), tt.distance(t, tt.ones(t.shape)), tt.moment(t, 2)):
+                assert not np.isfinite(value)

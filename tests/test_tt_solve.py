@@ -357,6 +357,32 @@ def test_singular_non_symmetric_systems(rng):
     assert residual(a, x, b) == pytest.approx(info.residual, rel=1e-6)
 
 
+def drawn_singular(rng, kind, n):
+    """A singular matrix of one mode: of a graph, Hermitian, or of a Markov chain."""
+    m = normal(rng, (n, n), np.complex128 if kind == "hermitian" else np.float64)
+    if kind == "markov":
+        m = np.abs(m) * (1 - np.eye(n))
+        return m - np.diag(m.sum(0))
+    u, sigma, _ = np.linalg.svd(m @ m.conj().T)
+    return (u * np.append(1 + sigma[:-1], 0)) @ u.conj().T
+
+
+@pytest.mark.parametrize("kind", ["graph", "hermitian", "markov"])
+def test_singular_systems_that_are_solvable_in_single_precision(rng, kind):
+    """Roundoff of b, outside the range of A, must not be divided by roundoff of A."""
+    for _ in range(3):
+        shape = tuple(rng.integers(2, 5, int(rng.integers(3, 5))).tolist())
+        dtype = np.complex64 if kind == "hermitian" else np.float32
+        a = kronecker_sum([drawn_singular(rng, kind, n).astype(dtype) for n in shape])
+        y = tt.TT([c.astype(dtype) for c in cores(rng, shape, 2, dtype)])
+        b = tt.round(a @ y, tol=2e-6)
+        x, info = tt.solve(a, b, tol=1e-4)
+        assert (info.status, info.advice) == ("converged", "")
+        assert residual(a, x, b) <= 1e-4
+        least = np.linalg.lstsq(dense(a), dense(b).ravel(), rcond=1e-6)[0]
+        assert norm(dense(x)) <= 30 * norm(least)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_the_zero_operator_is_singular(method):
     a = tt.TTMatrix([np.zeros((1, 4, 4, 1))] * 3)

@@ -79,8 +79,11 @@ def decomposed(
             return how.pad(found, ranks)
     assert ranks is not None
     share = None if tol is None or _check.is_traced(tol) else tol**2 / how.cuts(x.ndim)
-    if how.kernel_to_ranks(x, tol, method) is NUMPY:
-        return how.pad(to_ranks(how, x, ranks, share, method, dtype), ranks)
+    # To compile a random sketch takes longer than Gram matrices of small arrays.
+    by_grams = method == "randomized" and key is None and x.size <= _LARGE
+    served: Method = "gram" if by_grams else method
+    if how.kernel_to_ranks(x, tol, served) is NUMPY:
+        return how.pad(to_ranks(how, x, ranks, share, served, dtype), ranks)
     _check.finite("x", x)
     if method == "auto" and tol is None and x.size > _LARGE:
         method = "gram"

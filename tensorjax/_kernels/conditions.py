@@ -165,7 +165,10 @@ def not_empty(arrays: Arrays, facts: Facts) -> bool:
     return all(0 not in c.shape for c in arrays)
 
 
-@condition('method is not "randomized"', "its sketch is XLA's, drawn by jax.random")
+@condition(
+    'method is not "randomized", of large arrays or with a key',
+    "its sketch is XLA's, drawn by jax.random",
+)
 def not_randomized(arrays: Arrays, facts: Facts) -> bool:
     return facts["method"] != "randomized"
 

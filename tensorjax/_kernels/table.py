@@ -124,6 +124,7 @@ TABLE: dict[str, Row] = {
     "tt.effective_ranks": _call(c.concrete),
     "tucker.round(tol=)": _call(c.concrete),
     "convert.tt_to_tucker(tol=)": _call(c.concrete),
+    "convert.tt_to_tucker(rank=)": _call(c.rest_concrete, *_FIRST_CALLS),
     "mera.to_tt(tol=)": _call(c.concrete),
     # Sums and products.
     "tt.add": _trace(c.of_gram, one_device=True),
@@ -162,6 +163,7 @@ TABLE: dict[str, Row] = {
     # Modes.
     "tt.contract_modes": _call(c.on_one_cpu),
     "tt.TT[...]": _call(c.on_one_cpu),
+    "tucker.Tucker[...]": _call(c.on_one_cpu),
     "tt.broadcast_to": _call(c.on_one_cpu),
     "tt.reshape": _call(c.on_one_cpu),
     "tt.transpose": _call(*_FIRST_CALLS),
@@ -217,7 +219,8 @@ REMARKS: dict[str, str] = {
     "tt.quantics.toeplitz": "and tt.quantics.circulant",
     "tt.sobol": "and tt.mean_dimension, tt.dimension_distribution",
     "tucker.norm": "and tucker.distance",
-    "tucker.to_dense": "of dense cores; and tucker.inner, tucker.hadamard, first calls of evaluate",
+    "tucker.to_dense": "of dense cores; and tucker.inner, tucker.hadamard, first calls of "
+    "evaluate; of all cores tucker.round(rank=), tucker.orthogonalize",
     "tt.effective_ranks": "and tt.trim",
 }
 # Operations that have nothing to choose.

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <vector>
 
+#include "complex_rows.h"
 #include "products.h"
 #include "team.h"
 
@@ -135,32 +136,52 @@ inline void wide_project(Team& team, long rows, long columns, long few, const do
     }
 }
 
-// Lᵀ (m × n, rows ld apart) with L Lᵀ = G (n × n) but for what is left when no pivot is above
-// `roundoff`; m ≥ 1. Columns of G after the n-th are read, and zeros.
-inline long pivoted_cholesky(long n, long ld, const double* g, double roundoff, double* lower) {
-  std::vector<double> left(ld, 0.0);
-  for (long i = 0; i < n; i++) left[i] = g[i * ld + i];
-  for (long m = 0; m < n; m++) {
-    const long p = std::max_element(left.begin(), left.end()) - left.begin();
-    if (!(left[p] > roundoff)) {
-      if (m == 0) std::fill(lower, lower + ld, 0.0);
-      return std::max(m, 1L);
-    }
-    double* row = lower + m * ld;
-    std::copy(g + p * ld, g + (p + 1) * ld, row);
-    for (long i = 0; i < m; i++) {
-      const double by = lower[i * ld + p];
-      const double* above = lower + i * ld;
-      for (long x = 0; x < ld; x++) row[x] -= by * above[x];
-    }
-    const double by = 1 / std::sqrt(left[p]);
-    for (long x = 0; x < ld; x++) {
-      row[x] *= by;
-      left[x] -= row[x] * row[x];
-    }
-    left[p] = 0;
+// Cholesky's factorisation with pivots of a Gram matrix G (n × n, rows ld apart), row by row: after
+// m of them G = LᴴL + E with E ≥ 0, L (m × ld). Columns of G after the n-th are read, and zeros.
+template <class S>
+class PivotedRows {
+ public:
+  PivotedRows(long n, long ld, const S* g) : ld_(ld), g_(g), left_(ld, 0.0) {
+    for (long i = 0; i < n; i++) left_[i] = real(g[i * ld + i]);
   }
-  return n;
+
+  // Adds row m to L. False, and adds nothing, where no pivot is above `least`.
+  bool add(long m, double least, S* l) {
+    const long p = std::max_element(left_.begin(), left_.end()) - left_.begin();
+    if (!(left_[p] > least)) return false;
+    S* row = l + m * ld_;
+    std::copy(g_ + p * ld_, g_ + (p + 1) * ld_, row);
+    for (long k = 0; k < m; k++) {
+      const S* above = l + k * ld_;
+      const S by = S{-1} * conj(above[p]);
+      for (long x = 0; x < ld_; x++) row[x] += by * above[x];
+    }
+    const double scale = 1 / std::sqrt(left_[p]);
+    missed_ = 0;
+    for (long x = 0; x < ld_; x++) {
+      row[x] = S{scale} * row[x];
+      left_[x] = x == p ? 0 : std::max(left_[x] - real(conj(row[x]) * row[x]), 0.0);
+      missed_ += left_[x];
+    }
+    return true;
+  }
+
+  double missed() const { return missed_; }  // trace of E, after a row
+
+ private:
+  const long ld_;
+  const S* g_;
+  std::vector<double> left_;  // the diagonal of E
+  double missed_ = 0;
+};
+
+// All rows above roundoff, at least one; returns how many.
+inline long pivoted_cholesky(long n, long ld, const double* g, double roundoff, double* lower) {
+  PivotedRows<double> rows(n, ld, g);
+  long m = 0;
+  while (m < n && rows.add(m, roundoff, lower)) m++;
+  if (m == 0) std::fill(lower, lower + ld, 0.0);
+  return std::max(m, 1L);
 }
 
 }  // namespace tensorjax

@@ -80,6 +80,7 @@ class Rounding {
     if (!s_.exact()) sketch(team);
     bases(team);
     if (!finite_) return fill(out);
+    measure();
     if (s_.c == s_.t) return plain(team, out);
     energies(team);
     if (cut(team)) trim(team, out);
@@ -309,6 +310,15 @@ class Rounding {
       absorb(team, k + 1, by, halves_[k % 2]);
     }
     last_ = a;
+  }
+
+  // Bounds the exponent of the last core, which bases on its left may turn: its norm bounds entries.
+  void measure() {
+    const long rows = s_.rows(s_.order - 1);
+    int e, more;
+    normaliser(largest(rows, 1, last_, kPad), &e);
+    std::frexp(std::sqrt(static_cast<double>(rows)), &more);
+    top_ = exponent_ + e + more;
   }
 
   void unit(double* a, long n, long ld) {
@@ -562,10 +572,12 @@ class Rounding {
     return std::find(deep.begin(), deep.end(), 1) == deep.end();
   }
 
-  // 2^e, shared out over all cores where one could not hold it.
+  // 2^e, shared out over all cores where the last one could not hold it in the type T.
+  template <class T>
   double scale_of(long k) const {
     const long d = s_.order;
-    const long share = std::labs(exponent_) < 100 ? 0 : exponent_ / d;
+    const bool held = top_ < std::numeric_limits<T>::max_exponent && std::labs(exponent_) < 100;
+    const long share = held ? 0 : exponent_ / d;
     return std::ldexp(1.0, static_cast<int>(k < d - 1 ? share : exponent_ - share * (d - 1)));
   }
 
@@ -590,7 +602,7 @@ class Rounding {
         times(before, n * ld, left, u_[k - 1], 1, ld_, part, n * ld, both, n * ld, panel);
         part = both;
       }
-      put(part, before * n, t, ld, scale_of(k), out[k]);
+      put(part, before * n, t, ld, scale_of<T>(k), out[k]);
     });
   }
 
@@ -600,10 +612,10 @@ class Rounding {
     const long d = s_.order;
     team.run(d, [&](long k, int who) {
       const long c = basis(k), wide = padded(c), rows = s_.rows(k);
-      if (k == d - 1) return put(last_, rows, 1, kPad, scale_of(k), out[k]);
+      if (k == d - 1) return put(last_, rows, 1, kPad, scale_of<T>(k), out[k]);
       double* image = own_[who].image;
       times(rows, wide, c, q_[k], wide, 1, w_[k], ld_, image, wide, own_[who].panel, true);
-      put(image, rows, c, wide, scale_of(k), out[k]);
+      put(image, rows, c, wide, scale_of<T>(k), out[k]);
     });
   }
 
@@ -632,7 +644,7 @@ class Rounding {
       std::vector<double> values, u = left_vectors(std::move(seen), c, across, t, &values);
       core.resize(t * across);
       times(t, across, c, u.data(), 1, wide, next.data(), across, core.data(), across, panel);
-      put(core.data(), t * s_.n[k + 1], kept(k + 1), padded(kept(k + 1)), scale_of(k + 1),
+      put(core.data(), t * s_.n[k + 1], kept(k + 1), padded(kept(k + 1)), scale_of<T>(k + 1),
           out[k + 1]);
       turned.resize(c * wide);
       times(c, wide, c, w_[k], ld_, 1, u.data(), wide, turned.data(), wide, panel);
@@ -642,7 +654,7 @@ class Rounding {
       for (long i = 0; i < rows; i++)
         for (long j = 0; j < t; j++) seen[i * wide + j] *= values[j];
     }
-    put(next.data(), s_.n[0], kept(0), padded(kept(0)), scale_of(0), out[0]);
+    put(next.data(), s_.n[0], kept(0), padded(kept(0)), scale_of<T>(0), out[0]);
   }
 
   // The first t left singular vectors of a (rows × columns), in rows of whole vectors, and all
@@ -670,7 +682,7 @@ class Rounding {
   const Lapack& lapack_;
   std::vector<Own> own_;
   Room room_;
-  long ld_ = 0, modes_ = 0, exponent_ = 0;  // ld_: of all small squares
+  long ld_ = 0, modes_ = 0, exponent_ = 0, top_ = 0;  // ld_: of all small squares
   bool finite_ = true;
   std::vector<const double*> core_;
   std::vector<double> slabs_;

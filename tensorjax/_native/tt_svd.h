@@ -393,29 +393,14 @@ class SmallTTSVD {
   // The eigenproblem is then one of so many rows. False if it takes too many steps.
   bool of_low_rank(long m, const Small& g, double total, double allowed, long* t) {
     const double enough = kMissed * allowed, least = noise_ * total;
-    Numbers rest(m);
-    for (long i = 0; i < m; i++) rest[i] = real(g[i * m + i]);
+    PivotedRows<S> rows(m, m, g.data());
     Small l;
     long rank = 0;
     double missed = total;
-    for (; missed > enough; rank++) {
-      const long p = std::max_element(rest.begin(), rest.end()) - rest.begin();
-      if (rank * kSteps >= m || !(rest[p] > least)) return false;
-      const double scale = 1 / std::sqrt(rest[p]);
+    for (; missed > enough; rank++, missed = rows.missed()) {
+      if (rank * kSteps >= m) return false;
       l.resize((rank + 1) * m);
-      S* row = &l[rank * m];
-      std::copy(&g[p * m], &g[p * m] + m, row);
-      for (long k = 0; k < rank; k++) {
-        const S* above = &l[k * m];
-        const S factor = S{-1} * conj(above[p]);
-        for (long i = 0; i < m; i++) row[i] += factor * above[i];
-      }
-      missed = 0;
-      for (long i = 0; i < m; i++) {
-        row[i] = S{scale} * row[i];
-        rest[i] = i == p ? 0 : std::max(rest[i] - real(conj(row[i]) * row[i]), 0.0);
-        missed += rest[i];
-      }
+      if (!rows.add(rank, least, l.data())) return false;
     }
     if (!rank) return false;
     Small inner(rank * rank);  // L Lᴴ

@@ -72,7 +72,17 @@ def tt_to_tucker(
             return out, _info(t, out, tails)
         if all(r <= cap for r, cap in zip(out.ranks, ranks, strict=True)):
             return (out := tucker.pad(out, ranks, bonds)), _info(t, out, tails)
-    out, tails = _static(t, tol, ranks)
+    facts = {
+        "dtype": t.dtype,
+        "rest": tol,
+        "key": ("to_tucker", ranks),
+        "work": lambda: 4 * sum(c.size * (len(c) + c.shape[2]) for c in t.cores),
+    }
+    if choose_kernel("convert.tt_to_tucker(rank=)", t.cores, **facts) is NUMPY:
+        out, tails = _to_ranks_on_host(t, tol, ranks)
+        out = tucker.pad(out, ranks, bonds)
+    else:
+        out, tails = _static(t, tol, ranks)
     return out, _info(t, out, tails)
 
 
@@ -110,6 +120,19 @@ def _holds(out: Tucker, cores: list[np.ndarray], tol: float) -> bool:
     pairs = zip(out.core.cores, out.factors, strict=True)
     found = [times_mode(np.asarray(c).astype(wide), np.asarray(u).astype(wide)) for c, u in pairs]
     return agree(found, cores, tol)
+
+
+def _to_ranks_on_host(
+    t: TT, tol: float | None, ranks: tuple[int, ...]
+) -> tuple[Tucker, np.ndarray]:
+    """Converts a train to Tucker format of ranks at most by NumPy, in double precision."""
+    wide = np.result_type(linalg.factor_dtype(t.dtype), np.float64)
+    cores = [np.asarray(c).astype(wide, copy=False) for c in t.cores]
+    cut = mode_truncation.truncate(cores, ranks=ranks, share=None if tol is None else tol**2)
+    core = TT._unchecked(tuple(on_device([c.astype(t.dtype) for c in cut.cores])))
+    factors = on_device([u.astype(t.dtype) for u in cut.factors])
+    real = jnp.finfo(linalg.factor_dtype(t.dtype)).dtype
+    return Tucker._unchecked(core, tuple(factors)), np.asarray(cut.tails).astype(real)
 
 
 @jax.jit(static_argnums=2)

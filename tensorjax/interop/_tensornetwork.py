@@ -119,7 +119,7 @@ def _layered(m: MERA) -> _Legs:
     return legs
 
 
-def from_tensornetwork(nodes: Sequence[Any]) -> Format:
+def from_tensornetwork(nodes: Sequence[Any] | tuple[Sequence[Any], Sequence[Any]]) -> Format:
     """Converts nodes of the package tensornetwork to a tensor of this library.
 
     Args:
@@ -127,25 +127,59 @@ def from_tensornetwork(nodes: Sequence[Any]) -> Format:
         or any open chain, in order, each node with one dangling edge (TT) or two (TTMatrix, row
         first) and edges to its neighbours, of which several become one bond. Outer bonds, dangling
         edges of size one at the ends, may be there or not; two dangling edges each of two nodes
-        are rows and columns, unless axes are named "left" and "right".
+        are rows and columns, unless axes are named "left" and "right". Or the pair (nodes, edges)
+        that `to_tensornetwork` returns, its dangling edges in the order of the modes.
 
     Returns:
       TT, TTMatrix, Tucker or MERA, by the names of the nodes.
 
     Raises:
-      ValueError: the nodes are no such network.
+      ValueError: the nodes are no such network; edges that are not those of its modes, in order.
       TypeError: no nodes, or a set of them, which has no order; tensors that NumPy cannot read.
       ModuleNotFoundError: tensornetwork is not installed.
 
     Example:
       >>> from tensorjax import interop, tt
-      >>> interop.from_tensornetwork(interop.to_tensornetwork(tt.ones((2, 3)))[0])
+      >>> interop.from_tensornetwork(interop.to_tensornetwork(tt.ones((2, 3))))
       TT(shape=(2, 3), ranks=(1, 1, 1), dtype=float32)
 
     Source: ours.
     """
     tn = optional("tensornetwork", '"tensorjax[network]"')
+    nodes, edges = _parts(nodes)
     _check_nodes(nodes, tn)
+    found = _format_of(nodes)
+    if edges is not None and not _are_its_modes(edges, nodes, found):
+        raise ValueError(
+            "nodes: expected a pair (nodes, edges) with the dangling edges of all modes in order, "
+            "as to_tensornetwork returns it, got other edges; pass the nodes alone, and permute "
+            "the modes of what comes of them"
+        )
+    return found
+
+
+def _parts(given: Any) -> tuple[Any, Any]:
+    """Splits what `to_tensornetwork` returns into nodes and edges; None for the edges of nodes."""
+    is_pair = isinstance(given, tuple) and len(given) == 2
+    return given if is_pair and all(isinstance(x, list | tuple) for x in given) else (given, None)
+
+
+def _are_its_modes(edges: Sequence[Any], nodes: Sequence[Any], found: Format) -> bool:
+    """Whether edges are those that `to_tensornetwork` returns for the tensor found in nodes."""
+    legs, order = _described(found)
+    named = {node.name: node for node in nodes}
+    places = {label: (name, axis) for name, _, axes in legs for axis, label in axes}
+    expected = []
+    for label in order:
+        name, axis = places[label]
+        if name not in named or axis not in (named[name].axis_names or []):
+            return False
+        expected.append(named[name][axis])
+    return len(edges) == len(expected) and all(a is b for a, b in zip(edges, expected, strict=True))
+
+
+def _format_of(nodes: Sequence[Any]) -> Format:
+    """Makes the tensor that checked nodes of the package tensornetwork stand for."""
     named = {node.name: _tensor(node) for node in nodes}
     alone = len(named) == 1 and "leg1" in nodes[0].axis_names  # else a node of that name
     if "top" in named and ("isometry[0][0]" in named or alone):

@@ -18,7 +18,12 @@ from tensorjax._kernels.table import NUMPY
 from tensorjax._placement import placed
 from tensorjax._transfer import on_device
 from tensorjax.tt._rounding.orthogonalize import orthogonal_cores, orthogonalize
-from tensorjax.tt._statistics.density_sampling import is_real, mass_is_positive, sample_entries
+from tensorjax.tt._statistics.density_sampling import (
+    is_real,
+    mass_is_positive,
+    near_one,
+    sample_entries,
+)
 
 
 @placed
@@ -64,11 +69,11 @@ def sample(key: jax.Array, t: TT, count: int = 1, *, squared: bool = True) -> ja
     if not _check.flag("squared", squared):
         is_real(t)
         found, sign = sample_entries(key, t, count)
-        mass_is_positive(t, sign)
+        mass_is_positive(sign)
         return found
     noise = rounded_up(count) * sum(t.shape)
     if choose_kernel("tt.sample", (t.cores[0], key, t), noise=noise) is not NUMPY:
-        return _sample(key, orthogonalize(t, 0), count)
+        return _sample(key, orthogonalize(near_one(t), 0), count)
     return on_device([_on_host(t, _noise(key, t, count))])[0]
 
 
@@ -105,7 +110,7 @@ def _gumbel(key: jax.Array, count: int, shape: tuple[int, ...], dtype: Any) -> d
 def _on_host(t: TT, noise: list[Any]) -> np.ndarray:
     """Samples multi-indices of a train by the Born rule from given Gumbel noise, by NumPy."""
     dtype = linalg.factor_dtype(t.dtype)
-    host = TT._unchecked(tuple(np.asarray(c).astype(dtype) for c in t.cores))
+    host = near_one(TT._unchecked(tuple(np.asarray(c).astype(dtype) for c in t.cores)))
     cores, _ = orthogonal_cores(host, 0)
     left = np.ones((len(noise[0]), 1), dtype)
     found = []

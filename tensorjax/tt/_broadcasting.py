@@ -130,10 +130,14 @@ def broadcast_aligned(x: Train, y: Train) -> tuple[Train, Train]:
 
 
 def _of_one_dtype(x: Train, y: Train) -> tuple[Train, Train]:
-    known("x", x)
-    known("y", y)
+    # Kinds and shapes have been compared: what is left to ask is whether JAX has the dtype enabled.
     dtypes = [c.dtype for c in (*x.cores, *y.cores)]
     if dtypes.count(dtypes[0]) == len(dtypes):
+        if not _check.is_enabled(dtypes[0]):
+            known("x", x)
+            known("y", y)
         return x, y
+    known("x", x)
+    known("y", y)
     dtype = jnp.promote_types(x.dtype, y.dtype)
     return x.astype(dtype), y.astype(dtype)

@@ -74,10 +74,11 @@ def hadamard(
     range first (`normalize`).
     """
     x, y = broadcast_aligned(x, y)
-    single("x", x)
-    single("y", y)
+    for name, t in (("x", x), ("y", y)):
+        if t.cores[0].ndim != t._core_ndim:  # all else has been asked
+            single(name, t)
     if tol is None and rank is None:
-        done = _products_on_host.product(x, y, "hadamard")
+        done = _products_on_host.product(x, y, "hadamard", x.cores[0].dtype)
         return exact_hadamard(x, y) if done is None else done
     if isinstance(x, TTMatrix) and isinstance(y, TTMatrix):
         out = rounded([(fold(x), fold(y))], [1.0], tol, rank, key, oversample)

@@ -34,8 +34,9 @@ def to_dense(t: TT | TTMatrix) -> jax.Array:
       t: TT or TTMatrix.
 
     Returns:
-      Array in the dtype of ``t``. As in NumPy's products, entries that the dtype cannot hold are
-      infinite, or zero.
+      Array in the dtype of ``t``. As in NumPy's products, entries that the dtype cannot hold, or of
+      which a term is out of range, are infinite, or zero. Subnormal ones, below
+      ``numpy.finfo(dtype).tiny``, are zero, as in all programs of XLA for CPUs.
 
     Raises:
       TypeError: ``t`` is no train. ValueError: it is a batch of them.

@@ -51,6 +51,9 @@ def scaled_back(core: Any, factors: Sequence[Any], exponent: Any) -> Tucker:
         # Of double precision, which single precision has to hold.
         *factors, core = balanced([*factors, core], int(exponent))
         return Tucker._unchecked(core, tuple(factors))
+    if isinstance(core, TT) and linalg.is_host(core.cores[0]):
+        core = TT._unchecked(tuple(balanced(list(core.cores), int(exponent))))
+        return Tucker._unchecked(core, tuple(factors))
     if isinstance(core, TT):
         return Tucker._unchecked(
             TT._unchecked(tuple(shared_out(core.cores, exponent))), tuple(factors)
@@ -63,6 +66,11 @@ def first_on_host(key: str, work: Callable[[], int], *tensors: Tucker) -> bool:
     """Whether NumPy serves a call with Tucker tensors, dense cores, for it is a first one."""
     if any(isinstance(t.core, TT) or 0 in t.shape for t in tensors):
         return False
+    return is_first_on_host(key, work, *tensors)
+
+
+def is_first_on_host(key: str, work: Callable[[], int], *tensors: Tucker) -> bool:
+    """Whether NumPy serves a call with Tucker tensors, dense or train cores, for it is a first."""
     leaves = jax.tree.leaves(tensors)
     facts = {"dtype": leaves[0].dtype, "key": ("tucker", key), "work": work}
     return choose_kernel("tucker.to_dense", leaves, **facts) is NUMPY
@@ -80,8 +88,8 @@ def finite_on_host(f: Callable[[], Any]) -> Any:
 
 def from_host(t: Tucker) -> Tucker:
     """Transfers a Tucker tensor from the host to JAX."""
-    core, *factors = on_device([t.core, *t.factors])
-    return Tucker._unchecked(core, tuple(factors))
+    leaves, structure = jax.tree.flatten(t)
+    return jax.tree.unflatten(structure, on_device(leaves))
 
 
 def on_host(t: Tucker) -> Tucker:

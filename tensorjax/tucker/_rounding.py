@@ -11,6 +11,7 @@ from tensorjax import _check, linalg
 from tensorjax._cores import mode_truncation
 from tensorjax._cores.orthogonalization import short
 from tensorjax._cores.ranks import cut_ranks
+from tensorjax._cores.rounding import compressed
 from tensorjax._cores.scaling import balanced
 from tensorjax._cores.unfoldings import unfold
 from tensorjax._eager import evaluated_eagerly
@@ -21,6 +22,8 @@ from tensorjax._placement import placed
 from tensorjax.tucker._algebra import pad
 from tensorjax.tucker._argument_checks import check_core_rank, one
 from tensorjax.tucker._core_and_factors import (
+    from_host,
+    is_first_on_host,
     near_one_parts,
     on_host,
     orthonormalized,
@@ -93,7 +96,11 @@ def _round(t: Tucker, tol: Any, rank: Any, core_rank: Any) -> Tucker:
             return out
         if _fits(out, ranks, bonds):
             return pad(out, *_padded(t, rank, core_rank, ranks, bonds))
-    out, shape = _static(t, tol, ranks, bonds), _padded(t, rank, core_rank, ranks, bonds)
+    if _check.is_traced(tol) or not is_first_on_host("round", lambda: _work(t), t):
+        out = _static(t, tol, ranks, bonds)
+    else:
+        out = pad(from_host(_to_ranks_on_host(t, tol, ranks, bonds)), ranks, bonds)
+    shape = _padded(t, rank, core_rank, ranks, bonds)
     return out if shape == (ranks, bonds) else pad(out, *shape)
 
 
@@ -180,6 +187,39 @@ def _part_of_modes(share: Any, order: int) -> Any:
     return None if share is None else share * order / (2 * order - 1)
 
 
+def _work(t: Tucker) -> int:
+    """Bounds the multiplications of rounding or orthogonalising a Tucker tensor, about."""
+    columns = max((*t.ranks, *(t.core.ranks if isinstance(t.core, TT) else ())))
+    return 4 * columns * sum(leaf.size for leaf in jax.tree.leaves(t)) * t.order
+
+
+def _to_ranks_on_host(
+    t: Tucker, tol: float | None, ranks: tuple[int, ...], bonds: tuple[int, ...] | None
+) -> Tucker:
+    """Rounds a Tucker tensor to ranks at most by NumPy, in double precision."""
+    share = None if tol is None else tol**2
+    given, exponent = near_one_parts(on_host(t))
+    if not isinstance(given.core, TT):
+        part = None if share is None else share / t.order
+        core, factors = _static_dense(given.core, list(given.factors), ranks, part)
+        return scaled_back(core, factors, exponent).astype(t.dtype)
+    part = _part_of_modes(share, t.order)
+    cores = list(given.core.cores)
+    cut = mode_truncation.truncate(cores, ranks=ranks, share=part, factors=given.factors)
+    left = None if share is None else max(share - float(sum(cut.tails)), _least(t.dtype))
+    bounds = [min(r, len(c)) for r, c in zip(bonds or (), cut.cores[1:], strict=True)]
+    small, e = cut.cores, 0
+    if left is not None or bounds != [len(c) for c in cut.cores[1:]]:
+        small, e = compressed(cut.cores, bounds, left, "svd", None)
+    core = TT._unchecked(tuple(small))
+    return scaled_back(core, cut.factors, exponent + e).astype(t.dtype)
+
+
+def _least(dtype: Any) -> float:
+    """Returns the share of energy that a Tucker rounding may always discard: roundoff."""
+    return float((10 * linalg.epsilon(dtype)) ** 2)
+
+
 @jax.jit(static_argnums=(2, 3))
 def _static(t: Tucker, tol: Any, ranks: tuple[int, ...], bonds: tuple[int, ...] | None) -> Tucker:
     dtype, share = t.dtype, None if tol is None else tol**2
@@ -198,7 +238,7 @@ def _static_train(t: Tucker, share: Any, ranks: Any, bonds: Any) -> tuple[TT, li
     core = TT._unchecked(tuple(cut.cores))
     if share is not None:
         # Ranks may have cost more than the tolerance: the bonds then discard nothing but roundoff.
-        left = jnp.maximum(share - sum(cut.tails), (10 * linalg.epsilon(core.dtype)) ** 2)
+        left = jnp.maximum(share - sum(cut.tails), _least(core.dtype))
         core = core._namespace.round(core, tol=left**0.5, rank=bonds)
     elif core.ranks[1:-1] != bonds:
         core = core._namespace.round(core, rank=bonds)
@@ -249,10 +289,18 @@ def orthogonalize(t: Tucker) -> Tucker:
     Source: ours; QR factorisations of the factors.
     """
     one("t", t)
-    return _orthogonalize(t)
+    return _orthogonalized(t)
 
 
 @with_entries
+def _orthogonalized(t: Tucker) -> Tucker:
+    if not is_first_on_host("orthogonalize", lambda: _work(t), t):
+        return _orthogonalize(t)
+    given, exponent = near_one_parts(on_host(t))
+    core, factors = orthonormalized(given)
+    return from_host(scaled_back(core, factors, exponent).astype(t.dtype))
+
+
 @jax.jit
 def _orthogonalize(t: Tucker) -> Tucker:
     dtype = t.dtype

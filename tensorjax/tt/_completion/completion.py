@@ -33,6 +33,8 @@ _SPARK = 1e-3
 _STUCK = 0.5
 # Held-out errors above so many times the tolerance deny that the fit is what was asked for.
 _DENIED = 100
+# A held-out error of more than so many times that of the fit says that the fit is overfitted.
+_APART = 1.5
 # Iterations in a row that may raise the held-out error, or hardly lower that of the fit.
 _PATIENCE, _SLOW = 40, 3
 
@@ -44,10 +46,11 @@ class CompleteInfo:
     Attributes:
       status: "reached" (the error is at most ``tol``, and on held-out samples, if there are any, at
         most a hundred times that; of ranks that are too high, some entries may be determined by no
-        sample, and be seen by none that is held out), "overfit" (the samples are fitted better and
-        better, or to ``tol``, those held out are not; or none are held out, and trains of these
-        ranks have more degrees of freedom than there are samples), "converged" (three iterations
-        lowered the error by less than ``stop`` of itself each), "stopped" (by the callback) or
+        sample, and be seen by none that is held out), "overfit" (the samples are fitted better, by
+        a half at least, or to ``tol``, those held out no better for forty iterations; or none are
+        held out, and trains of these ranks have more degrees of freedom than there are samples),
+        "converged" (three iterations lowered the error by less than ``stop`` of itself each, or
+        forty lowered none of the two errors, which are alike), "stopped" (by the callback) or
         "max_iterations".
       error: ‖x − values‖ / ‖values‖ on the samples fitted.
       held_out_error: the same on the samples held out; NaN if there are none.
@@ -80,8 +83,6 @@ class CompleteInfo:
 
 _ADVICE = {
     "reached": "",
-    "converged": "more samples or other ranks may lower the error; held_out_error tells which",
-    "overfit": "lower the ranks, or let adapt=True choose them; raise ridge, or give more samples",
     "max_iterations": "allow more iterations, or start from a good x0",
     "stopped": "the callback ended it; start again from x0 to go on",
 }
@@ -194,7 +195,22 @@ def complete(
         len(history),
         history,
         seconds,
-        _ADVICE[status],
+        _advice(status, best, method),
+    )
+
+
+def _advice(status: str, fit: "_Fit", method: Method) -> str:
+    """Returns what to try next after a completion, by what its two errors say."""
+    if status in _ADVICE:
+        return _ADVICE[status]
+    if status == "overfit" or fit.unseen > _APART * fit.error:
+        ridge = "raise ridge, " if method == "als" else ""
+        return f"lower the ranks, or let adapt=True choose them; {ridge}or give more samples"
+    other = "als" if method == "riemannian" else "riemannian"
+    seen = "the samples fitted" if np.isnan(fit.unseen) else "samples fitted and held out alike"
+    return (
+        f"{seen} are missed: raise the ranks, or, where the fit is a poor local minimum, start "
+        f"from another key or a good x0, or use method={other!r}"
     )
 
 
@@ -296,7 +312,7 @@ class _Work:
             if done:
                 return best, "stopped"
             if risen == _PATIENCE:
-                return best, "overfit"
+                return best, "overfit" if now.unseen > _APART * now.error else "converged"
             slow = slow + 1 if before - now.error <= self.stop * before else 0
             if slow == _SLOW:
                 return best, "converged"

@@ -56,8 +56,8 @@ def distance(x: Train, y: Train) -> jax.Array:
     # Concrete trains differ in rank from call to call: on the host nothing is compiled.
     wide = np.result_type(x.dtype, np.float64)
     host = [[np.asarray(c).astype(wide, copy=False) for c in t.cores] for t in (x, y)]
-    length, exponent = difference(*host)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):  # of Inf, whose distance is NaN
+        length, exponent = difference(*host)
         value = np.asarray(np.ldexp(length, exponent).astype(real))
     power = power_of_ten(length, exponent)
     powers = power, lambda: math.inf  # that of equal trains is roundoff, or zero

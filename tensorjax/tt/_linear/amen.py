@@ -81,6 +81,7 @@ class Options(NamedTuple):
     rescued: float  # and of up to so many, if the iteration fails
     preconditioners: tuple[tuple[Preconditioner, tuple[int, int]], ...]  # tried in turn
     max_sweeps: int
+    floor: float | None = None  # share of the largest singular value below which others are zero
 
 
 @dataclasses.dataclass
@@ -160,7 +161,7 @@ def _solved(s: State, k: int, local: Local, tol: float, options: Options, seen: 
                 break
             residual = residual - local(more)
     if norm > allowed and x.size <= max(options.direct, options.rescued):
-        step = step + solve_dense(local, residual)
+        step = step + solve_dense(local, residual, options.floor)
     return x + step if np.isfinite(step).all() else x
 
 

@@ -51,15 +51,18 @@ class Local(NamedTuple):
         return t.reshape(size, size)
 
 
-def solve_dense(local: Local, rhs: Array) -> Array:
+def solve_dense(local: Local, rhs: Array, floor: float | None = None) -> Array:
     """Solves a local linear system by elimination, or by least squares if it is singular.
 
     The inverse is checked by what it does to the right-hand side, which costs no condition number.
+    With ``floor`` singular values below that share of the largest count as zero.
     """
     matrix, flat = local.dense(), rhs.ravel()
     size = np.linalg.norm(matrix)
     if not 0 < size < np.inf:
         return np.zeros_like(rhs)
+    if floor is not None:
+        return np.linalg.lstsq(matrix, flat, rcond=floor)[0].reshape(rhs.shape)
     try:
         x = np.linalg.solve(matrix, flat)
         # A pivot of roundoff size blows the solution up to 1/eps.

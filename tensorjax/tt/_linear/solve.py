@@ -119,7 +119,9 @@ def solve(
     alternating least squares; S. Dolgov, "TT-GMRES: solution to a linear system in the structured
     tensor format", Russ. J. Numer. Anal. Math. Modelling 28 (2013). Departures, ours: passes in
     both directions solve; the truncation takes the least rank whose effect on the local residual is
-    allowed, for all ranks from one Gram matrix; the Kronecker-sum preconditioner; the global
+    allowed, for all ranks from one Gram matrix; the Kronecker-sum preconditioner; local systems by
+    least squares, with singular values below the roundoff of the dtype as zero, where a solution
+    does not fit into it; the global
     residual is measured before "converged" is said, and sweeps go on with tighter cuts if it fails.
     """
     began = time.perf_counter()
@@ -144,7 +146,7 @@ def solve(
     residual = system.residual([c.astype(system.wide) for c in cores]) / (system.size or 1.0)
     status, advice = "converged", ""
     if not residual <= tol:
-        status, advice = _diagnosis(system, out, tol, cap, method)
+        status, advice = _diagnosis(system, out, residual, tol, cap, method)
     scaled = scaling.scaled_train([c.astype(system.wide) for c in cores], system.exponent)
     x = TT._unchecked(tuple(on_device([c.astype(dtype) for c in scaled])))
     history = tuple(h / (system.size or 1.0) for h in out.history)
@@ -214,11 +216,15 @@ def _relative(callback: Report | None, size: float) -> Report:
 
 
 def _diagnosis(
-    system: System, out: Outcome, tol: float, cap: int | None, method: str
+    system: System, out: Outcome, residual: float, tol: float, cap: int | None, method: str
 ) -> tuple[Any, str]:
     """Returns status and advice for a `solve` of A x = b that misses its tolerance."""
     if out.residual <= tol * system.size:
-        return "stalled", f"x does not fit into {system.dtype}: cast A and b to a wider dtype"
+        return "stalled", (
+            f"x in double precision leaves {out.residual / system.size:.1g}, rounded to "
+            f"{system.dtype} {residual:.1g}, for it is large beside b (A is singular, or nearly so)"
+            ": cast A and b to a wider dtype, or ask for less"
+        )
     if out.status == "max_sweeps":
         return out.status, "raise max_sweeps, or pass x as x0"
     if system.weakness(out.x) < NULL:

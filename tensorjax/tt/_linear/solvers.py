@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from tensorjax import _check
@@ -55,6 +56,8 @@ def amen_search(
         z = system.random(key, rank)
         out = amen.run(system, z, tol, options, report, system.residual, tol)
         rest = sweeps - out.sweeps
+        if rest > 0 and out.residual <= tol and not system.fits(out.x, tol):
+            return _of_least_norm(system, z, tol, options, report, out)
         if out.status in ("converged", "max_sweeps") or rest < 1 or _final(system, out, cap):
             return out
         # Galerkin projections of A may be singular where A is not; those of Aᴴ A are not.
@@ -75,6 +78,36 @@ def amen_search(
         )
 
     return search
+
+
+def _of_least_norm(
+    system: System, z: Any, tol: float, options: amen.Options, report: Report, out: Outcome
+) -> Outcome:
+    """Solves again by least squares, for a solution that is too large for the result's dtype.
+
+    Where A is singular, roundoff of b in that dtype is divided by singular values of roundoff of
+    double precision. What is below the roundoff of the data counts as zero here.
+    """
+    again = amen.run(
+        system,
+        z,
+        tol,
+        options._replace(
+            direct=min(max(options.direct, options.rescued), _RESCUED),
+            rescued=0,
+            max_sweeps=options.max_sweeps - out.sweeps,
+            floor=float(jnp.finfo(system.dtype).eps),
+        ),
+        lambda sweep, *seen: report(out.sweeps + sweep, *seen),
+        system.residual,
+        tol,
+    )
+    better = again if system.cast_residual(again.x) < system.cast_residual(out.x) else out
+    return better._replace(
+        sweeps=out.sweeps + again.sweeps,
+        iterations=out.iterations + again.iterations,
+        history=out.history + again.history,
+    )
 
 
 def _local_preconditioners(

@@ -74,6 +74,15 @@ class System:
         """Computes the residual ‖a x − b‖ of the linear system."""
         return overlaps.distance(products.matvec(self.a, x), self.b)
 
+    def cast_residual(self, x: Cores) -> float:
+        """Computes the residual ‖a x − b‖ that is left once x is rounded to the result's dtype."""
+        cast = [c.astype(self.dtype).astype(self.wide) for c in x]
+        return self.residual(cast)
+
+    def fits(self, x: Cores, tol: float) -> bool:
+        """Whether x leaves a residual of at most ``tol`` in the dtype of the result too."""
+        return np.dtype(self.dtype) == self.wide or self.cast_residual(x) <= tol
+
     def first_guess(self, measure: Measure, max_rank: float) -> tuple[float, Cores]:
         """Returns the better one of the initial guess and zero, with its residual."""
         zero = [0 * c[:1, :, :1] for c in self.b]

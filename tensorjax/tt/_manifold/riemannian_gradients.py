@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from tensorjax import _check
+from tensorjax._formats.empty_modes import is_empty
 from tensorjax._formats.trains import TT, TTMatrix, single
 from tensorjax._optax import transformation
 from tensorjax._typing import Optimizer, Scalar
@@ -51,6 +52,8 @@ def value_and_riemannian_grad(f: Callable[..., jax.Array]) -> Callable[..., tupl
     def value_and_grad(x: Any, *args: Any, **kwargs: Any) -> tuple[jax.Array, Any]:
         if isinstance(x, TTMatrix):
             return _of_matrix(f, x, *args, **kwargs)
+        if isinstance(x, TT) and is_empty(x):  # no entry that a gradient could have
+            return f(x, *args, **kwargs), _no_tangent(x)
         dtype: Any = getattr(x, "dtype", None)
         at, start, exponent, share = _start(point(x))
 
@@ -86,7 +89,7 @@ def _gradient(at: Frame, slopes: Arrays, exponent: Any) -> TT:
 
 def _of_matrix(f: Callable[..., jax.Array], x: TTMatrix, *args: Any, **kwargs: Any) -> Any:
     """Computes the value and Riemannian gradient of a function at a TT-matrix."""
-    single("x", x, entries=True)
+    single("x", x)
     shape = x.row_shape, x.col_shape
 
     def on_train(t: TT, *args: Any, **kwargs: Any) -> jax.Array:

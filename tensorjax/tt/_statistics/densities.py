@@ -23,6 +23,7 @@ from tensorjax.tt._products import hadamard
 from tensorjax.tt._statistics.density_sampling import (
     is_real,
     mass_is_positive,
+    near_one,
     sums_to_the_right,
 )
 
@@ -100,7 +101,10 @@ def conditional(t: TT, given: Mapping[int, int], *, squared: bool = False) -> TT
         indices[k] = _check.integer(f"given[{mode}]", index, low=-n, high=n - 1)
     if slice(None) not in indices:
         raise ValueError("given: expected at least one mode to remain, got indices of all")
-    return _normalized(_density(item(t, tuple(indices)), squared))
+    density = _density(item(_near_one(t), tuple(indices)), squared)
+    return _normalized(
+        density, "given: expected indices whose entries have a positive sum that is finite"
+    )
 
 
 @placed
@@ -143,14 +147,15 @@ def log_density(t: TT, indices: ArrayLike, *, squared: bool = False) -> jax.Arra
 
 def _logarithms(t: TT, index: Any, squared: bool) -> Any:
     """Computes log-probabilities (`log_density`) at multi-indices of a train that is a density."""
+    dtype, t = jnp.finfo(t.dtype).dtype, near_one(t)
     log, sign = _log_entries(t, index)
     xp = np if linalg.is_host(log) else jnp
     if squared:
         norm = xp.asarray(log_norm(t)).astype(log.dtype)
-        return xp.where(xp.isfinite(norm), 2 * (log - norm), xp.nan).astype(log.dtype)
+        return xp.where(xp.isfinite(norm), 2 * (log - norm), xp.nan).astype(dtype)
     _, factors, whole = sums_to_the_right(t)
     total = xp.sum(xp.log(xp.stack(factors)))
-    return xp.where((sign < 0) | ~(whole > 0), xp.nan, log - total).astype(log.dtype)
+    return xp.where((sign < 0) | ~(whole > 0), xp.nan, log - total).astype(dtype)
 
 
 _log_density = jax.jit(_logarithms, static_argnums=2)
@@ -176,21 +181,31 @@ def _log_entries(t: TT, index: Any) -> tuple[Any, Any]:
 def _density(t: TT, squared: bool) -> TT:
     single("t", t, TT, entries=True)
     if _check.flag("squared", squared):
-        return real(hadamard(conj(t), t))
+        small = _near_one(t)  # the squares of t may be out of range
+        return real(hadamard(conj(small), small)).astype(jnp.finfo(t.dtype).dtype)
     is_real(t)
     return t
 
 
-def _normalized(t: TT) -> TT:
+def _near_one(t: TT) -> TT:
+    """Scales a density's cores near one, by NumPy where they are on the host."""
+    if choose_kernel("tt.log_density", (t, ())) is not NUMPY:
+        return near_one(t)
+    small = near_one(TT._unchecked(tuple(map(np.asarray, t.cores))))
+    return TT._unchecked(tuple(on_device(small.cores)))
+
+
+def _normalized(t: TT, *what: str) -> TT:
     """Scales a train to a probability density of sum one; raises ValueError, or NaN if traced.
 
     Every core is divided by a factor of its own: the sum itself may be out of range.
     """
     on_host = choose_kernel("tt.log_density", (t, ())) is NUMPY
     cores = tuple(map(np.asarray, t.cores)) if on_host else t.cores
-    _, factors, sign = sums_to_the_right(TT._unchecked(cores))
-    mass_is_positive(t, sign)
-    scaled = [(c / f).astype(c.dtype) for c, f in zip(cores, factors, strict=True)]
+    small = near_one(TT._unchecked(cores))
+    _, factors, sign = sums_to_the_right(small)
+    mass_is_positive(sign, *what)
+    scaled = [(c / f).astype(t.dtype) for c, f in zip(small.cores, factors, strict=True)]
     if on_host:
         return TT._unchecked(tuple(on_device(scaled)))
     scaled[0] = jnp.where(sign > 0, scaled[0], jnp.nan)

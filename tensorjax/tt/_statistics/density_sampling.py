@@ -9,6 +9,7 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._cores.contractions import einsum
+from tensorjax._cores.scaling import in_range
 from tensorjax._formats.random_arrays import one_on_host
 from tensorjax._formats.trains import TT
 from tensorjax._kernels.choice import choose_kernel
@@ -16,13 +17,15 @@ from tensorjax._kernels.table import NUMPY
 from tensorjax._transfer import on_device
 
 
-def mass_is_positive(t: TT, total: Any) -> None:
-    """Raises ValueError if a density to draw samples from has no positive sum of entries."""
-    if not _check.is_traced(total) and not total > 0:
-        raise ValueError(
-            f"t: expected a density, entries with a positive sum, got one of sign {float(total)}; "
-            "for |t|² pass squared=True"
-        )
+def mass_is_positive(
+    sign: Any, what: str = "t: expected a density, entries with a positive sum that is finite"
+) -> None:
+    """Raises ValueError if a density has no positive, finite sum of entries, but NaN if traced."""
+    if _check.is_traced(sign) or sign > 0:
+        return
+    got = "zero" if sign == 0 else "a negative one" if sign < 0 else "NaN or Inf"
+    advice = "; for |t|² pass squared=True" if sign < 0 else ""
+    raise ValueError(f"{what}, got {got}{advice}")
 
 
 def is_real(t: TT) -> None:
@@ -39,18 +42,26 @@ def sums_to_the_right(t: TT) -> tuple[list[Any], list[Any], Any]:
 
     Returns:
       Vectors (r_k,) for k = 1 … d, scaled to be near one; the factors, one a core, by which they
-      were divided, whose product is the sum of all entries but for its sign; and that.
+      were divided, whose product is the sum of all entries but for its sign; and that, NaN where
+      the sum is not finite.
     """
     xp = np if linalg.is_host(t.cores[0]) else jnp
     real = linalg.factor_dtype(t.dtype)
     held, out, factors = xp.ones(1, real), [], []
-    for core in reversed(t.cores):
-        out.append(held)
-        held = einsum("rns,s->r", core.astype(real), held)
-        size = xp.max(xp.abs(held))
-        factors.append(xp.where(size > 0, size, 1).astype(real))
-        held = held / factors[-1]
+    with np.errstate(invalid="ignore", over="ignore"):
+        for core in reversed(t.cores):
+            out.append(held)
+            held = einsum("rns,s->r", core.astype(real), held)
+            size = xp.max(xp.abs(held))
+            factors.append(xp.where(size > 0, size, 1).astype(real))
+            held = held / factors[-1]
     return out[::-1], factors[::-1], xp.sign(held[0])
+
+
+def near_one(t: TT) -> TT:
+    """Scales each core of a density near one by a power of two: normalised, it is the same."""
+    real = linalg.factor_dtype(t.dtype)
+    return TT._unchecked(tuple(in_range(c.astype(real)).astype(c.dtype) for c in t.cores))
 
 
 def sample_entries(key: jax.Array, t: TT, count: int) -> tuple[Any, Any]:
@@ -62,14 +73,14 @@ def sample_entries(key: jax.Array, t: TT, count: int) -> tuple[Any, Any]:
     if noise is None:
         noise = np.asarray(jax.random.uniform(key, (t.order, count), real))
     host = TT._unchecked(tuple(map(np.asarray, t.cores)))
-    drawn, sign = _transformed(host, noise)
+    drawn, sign = _transformed(near_one(host), noise)
     return on_device([drawn.astype(jax.dtypes.canonicalize_dtype(int))])[0], sign
 
 
 @functools.partial(jax.jit, static_argnums=2)
 def _sample_compiled(key: jax.Array, t: TT, count: int) -> tuple[jax.Array, jax.Array]:
     noise = jax.random.uniform(key, (t.order, count), linalg.factor_dtype(t.dtype))
-    drawn, sign = _transformed(t, noise)
+    drawn, sign = _transformed(near_one(t), noise)
     return drawn.astype(jax.dtypes.canonicalize_dtype(int)), sign
 
 

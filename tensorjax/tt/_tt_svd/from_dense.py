@@ -11,6 +11,7 @@ from tensorjax import _blas_threads, _check, linalg
 from tensorjax._cores.contractions import absorb, merge
 from tensorjax._cores.dense_decompositions import Decomposition, decomposed, dense_input
 from tensorjax._cores.ranks import feasible_ranks, rank_bounds
+from tensorjax._cores.scaling import shared_out
 from tensorjax._cores.unfoldings import tall
 from tensorjax._eager import evaluated_eagerly
 from tensorjax._formats.empty_modes import narrowed
@@ -79,7 +80,8 @@ def from_dense(
     ours: bonds are cut in the order, from either end and by the method (Gram matrix, random sketch
     or SVD) that a model of the costs forecasts to be the fastest, among those that `linalg.choose`
     finds accurate enough; what a sketch misses is measured. On a CPU concrete arrays are served by
-    LAPACK, with nothing compiled, whether ``tol`` or ``rank`` is given.
+    LAPACK, with nothing compiled, whether ``tol`` or ``rank`` is given, and small ones by Gram
+    matrices where "randomized" is asked without a key.
     """
     array, dtype, tol = dense_input(x, tol, rank)
     ranks = None if rank is None else feasible_ranks(rank, array.shape)
@@ -92,8 +94,9 @@ def _static(x: jax.Array, tol: Any, key: Any, ranks: tuple[int, ...], method: Me
     x, exponent = linalg.normalized(x.astype(linalg.factor_dtype(dtype)))
     share = None if tol is None else tol**2 / max(x.ndim - 1, 1)
     *cores, last = _tt_svd(x, ranks, share, method, key)
-    cores.append(linalg.scaled(last, exponent))
-    return TT._unchecked(tuple(c.astype(dtype) for c in cores))
+    # In the dtype of the result: one of half precision holds less than the factors do.
+    cores = [c.astype(dtype) for c in (*cores, last)]
+    return TT._unchecked(tuple(shared_out(cores, exponent)))
 
 
 def _at_once(x: np.ndarray, asked: Asked) -> list[Any] | None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from tensorjax import _check, linalg
 from tensorjax._cores.dense_decompositions import Decomposition, decomposed, dense_input
+from tensorjax._cores.scaling import shared_out
 from tensorjax._cores.unfoldings import unfold
 from tensorjax._eager import evaluated_eagerly
 from tensorjax._formats.threefry_on_host import split_keys
@@ -97,8 +98,9 @@ def _static(x: jax.Array, tol: Any, key: Any, ranks: tuple[int, ...], method: Me
     dtype = x.dtype
     x, exponent = linalg.normalized(x.astype(linalg.factor_dtype(dtype)))
     core, factors = st_hosvd(x, ranks, share, method, key)
-    core = linalg.scaled(core, exponent).astype(dtype)
-    return Tucker._unchecked(core, tuple(u.astype(dtype) for u in factors))
+    parts = [u.astype(dtype) for u in (*factors, core)]
+    *factors, core = shared_out(parts, exponent)
+    return Tucker._unchecked(core, tuple(factors))
 
 
 def host_hosvd(x: np.ndarray, asked: Asked, caps: Sequence[int] | None = None) -> list[Any]:
