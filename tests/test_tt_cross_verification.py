@@ -289,3 +289,24 @@ def test_coordinates_of_another_number_of_dimensions_are_refused():
     for dims, x in [(1, [[0.2, 0.3]]), (2, [[0.2]]), (2, 0.5), (1, [[np.nan]])]:
         with pytest.raises(ValueError, match=rf"x: expected coordinates \(…, {dims}\)"):
             tt.quantics_grid([0.0] * dims, [1.0] * dims, 4).nearest(x)
+
+
+@pytest.mark.parametrize("key", [0, *(pytest.param(k, marks=slow) for k in range(1, 12))])
+def test_a_kink_is_not_certified_wrongly(key):
+    """Errors at a few hundred of many entries: along a line, between rows that are pivots."""
+    rng = np.random.default_rng([61, key])
+    n, slope, tol = (
+        int(rng.integers(150, 260)),
+        rng.uniform(0.5, 1.5, 2),
+        10 ** rng.uniform(-4.5, -3),
+    )
+    f = [
+        lambda i: np.abs(i @ [slope[0], -slope[1]] / n),
+        lambda i: np.maximum(0, i @ slope / n - 0.8),
+        lambda i: np.maximum(*(i / n).T) + 0.1,
+    ][key % 3]
+    t, info = tt.cross(f, (n, n), tol=tol, key=jax.random.key(key))
+    exact = f(np.indices((n, n)).reshape(2, -1).T)
+    wrong = norm(np.asarray(tt.to_dense(t)).ravel() - exact) / norm(exact)
+    assert info.status == "converged"
+    assert wrong <= 3 * tol

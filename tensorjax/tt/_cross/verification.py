@@ -164,9 +164,9 @@ class Verification:
         fit.held.renew()
         if not fit.holds():
             return False
-        if fit.options.search == 0:
+        if fit.options.search == 0 or fit.jumps:  # which is looked at in other ways
             return True
-        # Errors along a curve, as at a kink, are at so few entries that the usual number meets none.
+        # Errors along a curve, as at a kink, are at so few entries that as usual none is met.
         times = fit.alone / (_TOGETHER * fit.options.tol * (fit.held.rms or 1.0))
         most = min(_SHARE * fit.oracle.evaluations, fit.oracle.left)
         more = math.ceil(min(3 * times**2 - fit.held.uniform, most))

@@ -41,7 +41,21 @@ _ADVICE: dict[str, str] = {
     "absolute error to reach, or ask for less accuracy",
     "jumps": "f has few values, so what random points missed would be wrong by as much as f is "
     "large: ask for less accuracy, or split the domain where f jumps",
+    "max_rank": "max_rank is too small for tol: raise it, or ask for less accuracy",
+    "budget": "max_evaluations is too small for tol: raise it, or ask for less accuracy",
+    "max_sweeps": "ranks were still growing: ask for less accuracy, or split the domain",
+    "stalled": "f may be noisy at the level of the error, or vary too fast for low ranks: ask for "
+    "less accuracy, reorder the variables, or split the domain where f jumps",
+    "unseen": "f is large in so small a part of the domain that another part of it as small would "
+    "have escaped: give a smaller domain about it",
+    "zero": "every point seen is zero: if f is not, give a smaller domain about the part where it "
+    "is large",
 }
+_UNBOUNDED = (
+    "; on an unbounded domain shift and scale the variables, so that f varies at distances of "
+    "about one from 0 or the end"
+)
+_OF_SCALE = ("quadrature", "unseen", "zero", "stalled")
 # Most points to which a rule is refined.
 _MOST = 255
 _CHECKED = 500  # points at which the train is compared with f, at nodes and between them
@@ -65,7 +79,8 @@ class IntegrateInfo:
       error: estimated absolute error, the sum of the two below; of the largest component if f has
         several. inf where the cross approximation cannot know its error.
       quadrature_error: estimated one dimension at a time: for Gauss rules from the decay of the
-        Legendre series of the integral over all others, and from f at random points between the
+        Legendre series of the integral over all others, for Kronrod rules with 31 points or more
+        from those on half and a quarter of the points too, and from f at random points between the
         nodes if that differs from the polynomial through them by a tenth; for trapezoidal ones from
         the rule on half of the points. Structure between nodes that no random point meets escapes.
       cross_error: from f at points drawn with the weights, to which the train was not fitted: mean
@@ -225,7 +240,8 @@ def integrate(
             break
     assert best is not None
     value = best.value.item() if best.value.ndim == 0 else best.value
-    return value, _info(best, goal(best.value), used, time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    return value, _info(best, goal(best.value), used, seconds, finite=box.finite)
 
 
 class _Goal(NamedTuple):
@@ -388,7 +404,9 @@ def _fit_tolerance(tol: float, found: _Try, wanted: float) -> float | None:
     return max(least, tol * min(0.1, wanted / (4 * found.cross_error)))
 
 
-def _info(found: _Try, wanted: float, evaluations: int, seconds: float) -> IntegrateInfo:
+def _info(
+    found: _Try, wanted: float, evaluations: int, seconds: float, *, finite: bool
+) -> IntegrateInfo:
     status: Any = "converged"
     if found.error > wanted:
         status = found.info.status
@@ -406,7 +424,8 @@ def _info(found: _Try, wanted: float, evaluations: int, seconds: float) -> Integ
         ranks=found.info.ranks,
         cross=found.info,
         seconds=seconds,
-        advice=_ADVICE.get(status, found.info.advice),
+        advice=_ADVICE.get(status, found.info.advice)
+        + ("" if finite or status not in _OF_SCALE else _UNBOUNDED),
     )
 
 

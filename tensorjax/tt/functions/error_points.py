@@ -16,6 +16,7 @@ from tensorjax._cores.unfoldings import Cores
 from tensorjax.tt._cross.train_entries import Sampler
 from tensorjax.tt.functions.bases import Basis
 from tensorjax.tt.functions.degree_choice import uniform
+from tensorjax.tt.functions.error_search import standing_out
 from tensorjax.tt.functions.evaluation import host_values
 from tensorjax.tt.functions.function_values import Values
 from tensorjax.tt.functions.peaks import TELLING, telling
@@ -43,11 +44,58 @@ class ErrorPoints:
             self.x = np.concatenate([self.x, x])
             self.true = np.concatenate([self.true, values(x)])
         self._count = len(self.x)
-        self._weights = np.ones(self._count)
+        self._boxes: list[tuple[np.ndarray, np.ndarray, int]] = []
+        self._lengths = np.array([b.high - b.low for b in bases])
+        self._weigh()
+
+    @property
+    def random(self) -> int:
+        """Number of the random points of the whole box."""
+        return self._count
 
     @property
     def _sizes(self) -> np.ndarray:
         return np.linalg.norm(self.true, axis=1)
+
+    @property
+    def rms(self) -> float:
+        """Root mean square of f over the box, estimated from the points."""
+        top = float(self._sizes.max()) or 1.0
+        parts = self._weights * (self._sizes / top) ** 2
+        return top * float(np.sqrt(parts.sum() / self._weights.sum()))
+
+    @property
+    def _fixed(self) -> int:
+        """Number of points that do not depend on the train: random ones, of all boxes."""
+        return self._count + sum(count for _, _, count in self._boxes)
+
+    def extend(self, bases: Sequence[Basis], count: int) -> None:
+        """Adds random points of the whole box at which the error is measured."""
+        x, u = uniform(bases, count, self._rng), self._count
+        true = self._values(x)
+        self.x = np.concatenate([self.x[:u], x, self.x[u : self._fixed]])
+        self.true = np.concatenate([self.true[:u], true, self.true[u : self._fixed]])
+        self._count += count
+        self._weigh()
+
+    def look_at(self, low: np.ndarray, high: np.ndarray) -> None:
+        """Adds points of a box, half as many as random ones, at which the error is measured."""
+        count = int(min(self._count // 2, self._values.left // 4))
+        if count < TELLING:
+            return
+        x, fixed = low + (high - low) * self._rng.random((count, len(low))), self._fixed
+        self.x = np.concatenate([self.x[:fixed], x])
+        self.true = np.concatenate([self.true[:fixed], self._values(x)])
+        self._boxes.append((low, high, count))
+        self._weigh()
+
+    def _weigh(self, drawn: np.ndarray | float = 0.0) -> None:
+        """Computes the importance weights of all points; ``drawn`` is the density of drawn ones."""
+        density = self._count + drawn * np.ones(len(self.x))
+        for low, high, count in self._boxes:
+            part = np.exp(np.log((high - low) / self._lengths).sum())
+            density += count * ((self.x >= low) & (self.x <= high)).all(axis=1) / part
+        self._weights = 1 / density
 
     def follow(self, bases: Sequence[Basis], cores: Cores) -> None:
         """Draws points from the square of a train, half as many, if too few points see f."""
@@ -57,11 +105,16 @@ class ErrorPoints:
         source = _Density(bases, cores)
         if not source.proper:
             return
-        x = source.draw(count, self._rng)
-        self.x = np.concatenate([self.x[: self._count], x])
-        self.true = np.concatenate([self.true[: self._count], self._values(x)])
-        density = np.exp(np.minimum(source.log_density(self.x), 600.0))
-        self._weights = 1 / (self._count + count * density)
+        x, fixed = source.draw(count, self._rng), self._fixed
+        self.x = np.concatenate([self.x[:fixed], x])
+        self.true = np.concatenate([self.true[:fixed], self._values(x)])
+        self._weigh(count * np.exp(np.minimum(source.log_density(self.x), 600.0)))
+
+    def worst(self, bases: Sequence[Basis], cores: Cores) -> np.ndarray | None:
+        """Returns the point of the largest error of a train if it is far above all others."""
+        found = host_values(bases, cores, self.x).reshape(self.true.shape)
+        place = standing_out(np.linalg.norm(found - self.true, axis=1))
+        return None if place is None else self.x[place]
 
     def error(self, bases: Sequence[Basis], cores: Cores) -> tuple[float, float, float]:
         """Measures the error of a train: relative, its deviation, and the largest."""
