@@ -122,7 +122,9 @@ class HeldOut:
         inside = places[places < self.uniform]
         self._former.append((self.index[inside], self.values[inside]))
         index = self._draw(len(inside))
-        self.values[inside] = self._oracle.points(index)
+        values = self._oracle.points(index)
+        self.values = self.values.astype(np.result_type(self.values, values), copy=False)
+        self.values[inside] = values
         self.index[inside] = index
         outside = places[places >= self.uniform]
         self.index, self.values = (np.delete(x, outside, 0) for x in (self.index, self.values))

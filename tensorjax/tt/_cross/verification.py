@@ -67,8 +67,13 @@ class Verification:
 
     @property
     def _least(self) -> float:
-        """Least error of an entry that contradicts the estimated error."""
-        return _AGREES * self._fit.options.tol * self._fit.oracle.largest
+        """Least error of an entry that contradicts the estimated error.
+
+        If few entries carry the norm of f, less at one of them is above the tolerance already.
+        """
+        held = self._fit.held
+        alone = _TOGETHER * math.sqrt(max(1.0, held.share * held.size))
+        return min(_AGREES, alone) * self._fit.options.tol * self._fit.oracle.largest
 
     @property
     def _many(self) -> bool:

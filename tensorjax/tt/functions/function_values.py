@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from tensorjax.tt._cross.function_calls import Calls, advice, numbers
+from tensorjax.tt._cross.function_calls import Calls, advice, double, numbers
 
 
 class Values(NamedTuple):
@@ -61,7 +61,9 @@ class CheckedValues:
                 f"f: expected values of shape {expected} for points {points.shape}, got "
                 f"{values.shape}{hint}"
             )
-        values = values.reshape(len(points), -1)
+        kind = values.dtype
+        # A copy: the function may give out the same array again, with other values.
+        values = double(values).reshape(len(points), -1)
         bad = ~np.isfinite(values).all(axis=1)
         if bad.any():
             raise ValueError(
@@ -69,8 +71,10 @@ class CheckedValues:
                 f"points, first {tuple(points[bad.argmax()].tolist())}"
             )
         self.zero = self.zero and not values.any()
-        self.dtype = jax.dtypes.canonicalize_dtype(np.result_type(values.dtype, np.float32))
-        return values.astype(np.result_type(values.dtype, np.float64), copy=False)
+        if kind.type in (np.longdouble, np.clongdouble):  # which JAX cannot hold
+            kind = values.dtype
+        self.dtype = jax.dtypes.canonicalize_dtype(np.result_type(kind, np.float32))
+        return values
 
 
 def times_power(f: Callable[[Any], Any], exponent: int, x: Any) -> Any:
