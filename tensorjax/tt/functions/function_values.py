@@ -43,6 +43,7 @@ class CheckedValues:
         self._vectorized = vectorized
         self.dtype: Any = None  # of trains of these values, once there are some
         self.zero = True  # whether all values were zero
+        self.half = False  # whether some values were of half precision, or shorter
 
     def __call__(self, points: np.ndarray) -> np.ndarray:
         """Evaluates the function at points (batch, d): returns (batch, components), checked."""
@@ -73,6 +74,7 @@ class CheckedValues:
         self.zero = self.zero and not values.any()
         if kind.type in (np.longdouble, np.clongdouble):  # which JAX cannot hold
             kind = values.dtype
+        self.half = self.half or (kind.kind == "f" and kind.itemsize < 4)
         self.dtype = jax.dtypes.canonicalize_dtype(np.result_type(kind, np.float32))
         return values
 

@@ -169,7 +169,8 @@ def interpolate(
         info = dataclasses.replace(info, evaluations=info.evaluations + values.spent[0])
         return (tuple(parts) if isinstance(out, tuple) else parts[0]), info
     tol = _check.tolerance(tol, checked.dtype)
-    options.setdefault("dtype", checked.dtype)  # of half precision none follows by itself
+    if checked.half:
+        options.setdefault("dtype", checked.dtype)
     least = 10 * linalg.epsilon(checked.dtype)
     given = _given(options.get("pivots"), len(bases))
     seen = np.concatenate([tests.true, values(given)]) if len(given) else tests.true
