@@ -310,3 +310,20 @@ def test_a_kink_is_not_certified_wrongly(key):
     wrong = norm(np.asarray(tt.to_dense(t)).ravel() - exact) / norm(exact)
     assert info.status == "converged"
     assert wrong <= 3 * tol
+
+
+def test_complex_values_that_come_late_keep_their_imaginary_parts():
+    """A batch is real unless it has an entry in one part of the tensor."""
+    n = 40
+
+    def f(i):
+        wave = np.cos(i.sum(axis=1) / 50) / (1 + i[:, 0] + i[:, 1])
+        part = (i[:, 0] == 0) & (i[:, 1] < 3)
+        return wave + 1j * part if part.any() else wave
+
+    for key in range(3):
+        t, info = tt.cross(f, (n,) * 4, tol=1e-6, key=jax.random.key(key), held_out=300)
+        i = np.random.default_rng(key).integers(0, n, (300, 4))
+        i[:150, :2] = 0, 1
+        if info.status == "converged":
+            np.testing.assert_allclose(tt.evaluate(t, i), f(i), atol=1e-3)

@@ -504,3 +504,15 @@ def test_a_peak_beside_a_smooth_function_is_not_missed_in_silence(seed: int) -> 
     assert info.status != "converged" or error <= 3 * tol
     assert "may have escaped" in info.message
     assert info.searched >= 1000
+
+
+def test_a_function_that_gives_out_the_same_array_again() -> None:
+    values = np.zeros(1 << 16)
+
+    def function(x: np.ndarray) -> np.ndarray:
+        values[: len(x)] = np.exp(-x.sum(axis=1))
+        return values[: len(x)]
+
+    f, info = functions.interpolate(function, [(0, 1)] * 3, tol=1e-5)
+    assert info.status == "converged"
+    assert f([0.5, 0.2, 0.3]) == pytest.approx(np.exp(-1), rel=1e-4)

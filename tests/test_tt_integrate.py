@@ -221,3 +221,19 @@ def test_errors_of_kinks_and_logarithms_are_of_the_right_size(seed):
     assert info.status == "quadrature"
     _, info = tt.integrate(lambda x: 1 / x.sum(1) ** 2, [(0, 1)] * 2, tol=1e-3)
     assert info.status == "quadrature"  # it does not exist
+
+
+@pytest.mark.parametrize("by", [1.0, 1e300, 1e-300])
+@pytest.mark.parametrize("kind", [object, np.longdouble, np.float64])
+def test_values_of_any_kind_and_size(by, kind):
+    value, info = tt.integrate(
+        lambda x: (by * np.exp(-x.sum(1))).astype(kind), [(0, 1)] * 3, tol=1e-6
+    )
+    assert info.status == "converged"
+    assert value / by == pytest.approx((1 - math.exp(-1)) ** 3, rel=1e-6)
+
+
+def test_masked_values_are_none():
+    f = lambda x: np.ma.masked_greater(x.sum(1), 1.9)  # noqa: E731
+    with pytest.raises(ValueError, match="NaN"):
+        tt.integrate(f, [(0, 1)] * 2, tol=1e-3)
