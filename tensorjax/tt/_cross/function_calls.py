@@ -311,7 +311,8 @@ def unmasked(values: Any) -> Any:
     """Puts NaN where a masked array of the function's values is masked: it has no value there."""
     if not isinstance(values, np.ma.MaskedArray) or not np.ma.is_masked(values):
         return values
-    return values.astype(np.result_type(values.dtype, np.float32)).filled(np.nan)
+    wide = values.astype(np.result_type(values.dtype, np.float32))
+    return np.ma.filled(wide, np.nan)
 
 
 def double(values: np.ndarray) -> np.ndarray:
