@@ -23,7 +23,7 @@ from tensorjax.tt.functions.function_train import (
     times_modes,
 )
 from tensorjax.tt.functions.interpolation import interpolate
-from tensorjax.tt.functions.interpolation_report import InterpolateInfo
+from tensorjax.tt.functions.interpolation_error import InterpolateInfo
 
 
 @placed

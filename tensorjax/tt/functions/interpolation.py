@@ -24,12 +24,15 @@ from tensorjax.tt.functions.degree_choice import (
     slice_norms,
     without_tails,
 )
-from tensorjax.tt.functions.error_points import ErrorPoints
-from tensorjax.tt.functions.error_search import HiddenPart, hidden_part
 from tensorjax.tt.functions.function_train import FunctionTrain, times_modes
 from tensorjax.tt.functions.function_values import CheckedValues, Values, times_power
-from tensorjax.tt.functions.interpolation_report import Fit, InterpolateInfo, reported
-from tensorjax.tt.functions.peaks import Peaks
+from tensorjax.tt.functions.interpolation_error import (
+    ErrorPoints,
+    Fit,
+    InterpolateInfo,
+    reported,
+)
+from tensorjax.tt.functions.peaks import HiddenPart, Peaks, hidden_part
 
 # Points of the box at which the error is measured.
 _TESTED = 1000
