@@ -289,3 +289,43 @@ def test_coordinates_of_another_number_of_dimensions_are_refused():
     for dims, x in [(1, [[0.2, 0.3]]), (2, [[0.2]]), (2, 0.5), (1, [[np.nan]])]:
         with pytest.raises(ValueError, match=rf"x: expected coordinates \(…, {dims}\)"):
             tt.quantics_grid([0.0] * dims, [1.0] * dims, 4).nearest(x)
+
+
+@pytest.mark.parametrize("key", [0, *(pytest.param(k, marks=slow) for k in range(1, 12))])
+def test_a_kink_is_not_certified_wrongly(key):
+    """Errors at a few hundred of many entries: along a line, between rows that are pivots."""
+    rng = np.random.default_rng([61, key])
+    n, slope, tol = (
+        int(rng.integers(150, 260)),
+        rng.uniform(0.5, 1.5, 2),
+        10 ** rng.uniform(-4.5, -3),
+    )
+    f = [
+        lambda i: np.abs(i @ [slope[0], -slope[1]] / n),
+        lambda i: np.maximum(0, i @ slope / n - 0.8),
+        lambda i: np.maximum(*(i / n).T) + 0.1,
+    ][key % 3]
+    t, info = tt.cross(f, (n, n), tol=tol, key=jax.random.key(key))
+    exact = f(np.indices((n, n)).reshape(2, -1).T)
+    wrong = norm(np.asarray(tt.to_dense(t)).ravel() - exact) / norm(exact)
+    assert info.status == "converged"
+    assert wrong <= 3 * tol
+
+
+@pytest.mark.parametrize("key", range(3))
+def test_complex_values_that_come_late_keep_their_imaginary_parts(key):
+    """The first batch is real, as f gives real arrays where no entry has an imaginary part."""
+    calls = []
+
+    def f(i):
+        calls.append(len(i))
+        values = np.cos(i.sum(axis=1) / 50) / (1 + i[:, 0]) + 1j * (i == 0).all(axis=1)
+        return values if len(calls) > 1 else values.real
+
+    t, info = tt.cross(
+        f, (30,) * 4, tol=1e-6, key=jax.random.key(key), pivots=[[0] * 4, [1] * 4], held_out=200
+    )
+    assert info.status == "converged"
+    i = np.random.default_rng(key).integers(0, 30, (300, 4))
+    i[0] = 0
+    np.testing.assert_allclose(tt.evaluate(t, i), f(i), atol=1e-4)

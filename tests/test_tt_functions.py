@@ -471,3 +471,48 @@ def test_functions_of_any_size_and_precision(rng, kind):
     assert info.status == "converged"
     assert 0 < info.error <= 1e-2
     assert np.abs(np.asarray(found(points)) - right).max() <= 5e-2 * right.max()
+
+
+@pytest.mark.parametrize("seed", [3, *(pytest.param(s, marks=pytest.mark.slow) for s in (0, 1, 2))])
+def test_a_peak_beside_a_smooth_function_is_not_missed_in_silence(seed: int) -> None:
+    """Random points meet its tail alone: errors there are small, but larger than all others."""
+    rng = np.random.default_rng([94, seed])
+    d = int(rng.integers(2, 5))
+    at, k = rng.uniform(0.1, 0.9, d), rng.uniform(1, 4, d)
+    width, height, tol = (
+        10 ** rng.uniform(-2.2, -1.3),
+        rng.uniform(1, 10),
+        10 ** rng.uniform(-4, -2),
+    )
+
+    def function(x: np.ndarray) -> np.ndarray:
+        peak = 1 / (1 + ((x - at) ** 2).sum(axis=1) / width**2)
+        return np.prod(np.sin(k * x + 0.4), axis=1) + height * peak
+
+    f, info = functions.interpolate(
+        function, [(0, 1)] * d, tol=tol, key=jax.random.key(seed), max_evaluations=60_000
+    )
+    # Half of the points from a box about the peak, weighted by the inverse of their density.
+    low, high = np.clip(at - 3 * width, 0, 1), np.clip(at + 3 * width, 0, 1)
+    x = np.concatenate([rng.random((3000, d)), low + (high - low) * rng.random((3000, d))])
+    inside = ((x >= low) & (x <= high)).all(axis=1)
+    weights = 1 / (1 + inside / np.prod(high - low))
+    true = function(x)
+    wrong = np.asarray(f(x)) - true
+    error = np.sqrt((weights @ wrong**2) / (weights @ true**2))
+    assert error <= 3 * (info.error + 2 * info.error_std)
+    assert info.status != "converged" or error <= 3 * tol
+    assert "may have escaped" in info.message
+    assert info.searched >= 1000
+
+
+def test_a_function_that_gives_out_the_same_array_again() -> None:
+    values = np.zeros(1 << 16)
+
+    def function(x: np.ndarray) -> np.ndarray:
+        values[: len(x)] = np.exp(-x.sum(axis=1))
+        return values[: len(x)]
+
+    f, info = functions.interpolate(function, [(0, 1)] * 3, tol=1e-5)
+    assert info.status == "converged"
+    assert f([0.5, 0.2, 0.3]) == pytest.approx(np.exp(-1), rel=1e-4)

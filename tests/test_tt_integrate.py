@@ -190,3 +190,50 @@ def test_an_integral_that_does_not_exist():
 def test_traced_domains_are_refused():
     with pytest.raises(TypeError, match="traced"):
         jax.jit(lambda a: tt.integrate(lambda x: x[:, 0], [(0, a)], tol=1e-3)[0])(1.0)
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 2, 3))])
+def test_a_gaussian_of_several_variables_on_the_whole_line(seed):
+    """Most of its values at the nodes underflow to zero; it has no jumps for all that."""
+    rng = np.random.default_rng([53, seed])
+    d = 5 + seed
+    width, at = 10 ** rng.uniform(-0.5, 0.5, d), rng.uniform(-1, 1, d)
+    value, info = tt.integrate(
+        lambda x: np.exp(-((x / width - at) ** 2).sum(1)), [(-math.inf, math.inf)] * d, tol=1e-4
+    )
+    assert info.status == "converged", info
+    assert value == pytest.approx(np.prod(width) * math.pi ** (d / 2), rel=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_errors_of_kinks_and_logarithms_are_of_the_right_size(seed):
+    """Their Legendre series say a thousand times as much as the rule is off."""
+    rng = np.random.default_rng([54, seed])
+    at, a = rng.uniform(0.1, 0.9, 2), rng.uniform(0.5, 5, 2)
+    kink, log = lambda x: np.prod(1 + a * np.abs(x - at), 1), lambda x: -np.log(x) @ a
+    exact = [np.prod(1 + a * (at**2 + (1 - at) ** 2) / 2), a.sum()]
+    for f, right in zip((kink, log), exact, strict=True):
+        value, info = tt.integrate(f, [(0, 1)] * 2, tol=1e-3)
+        assert info.status == "converged"
+        assert abs(value - right) <= info.error <= 1e-3 * right
+        assert info.points <= (127, 127)
+    _, info = tt.integrate(log, [(0, 1)] * 2, tol=1e-8)
+    assert info.status == "quadrature"
+    _, info = tt.integrate(lambda x: 1 / x.sum(1) ** 2, [(0, 1)] * 2, tol=1e-3)
+    assert info.status == "quadrature"  # it does not exist
+
+
+@pytest.mark.parametrize("by", [1.0, 1e300, 1e-300])
+@pytest.mark.parametrize("kind", [object, np.longdouble, np.float64])
+def test_values_of_any_kind_and_size(by, kind):
+    value, info = tt.integrate(
+        lambda x: (by * np.exp(-x.sum(1))).astype(kind), [(0, 1)] * 3, tol=1e-6
+    )
+    assert info.status == "converged"
+    assert value / by == pytest.approx((1 - math.exp(-1)) ** 3, rel=1e-6)
+
+
+def test_masked_values_are_none():
+    f = lambda x: np.ma.masked_greater(x.sum(1), 1.9)  # noqa: E731
+    with pytest.raises(ValueError, match="NaN"):
+        tt.integrate(f, [(0, 1)] * 2, tol=1e-3)

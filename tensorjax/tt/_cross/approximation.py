@@ -37,6 +37,11 @@ _FIRST, PROGRESS = 0.1, 0.7
 _MOST_ELEMENTS = 1 << 22
 # Most entries of a tensor that is read after a search that failed, if no budget is given.
 _MOST_READ = 1 << 18
+# A tensor of no more than so many times the entries that are known already is read entirely, as
+# ranks are so high that sweeps would go on to evaluate most of it; and one of no more than so many
+# times, and of so many entries, before its train counts as converged: with such ranks f may have a
+# kink, along which errors are at a few hundred entries.
+_HALF, _QUARTER, _FEW_ENTRIES = 2, 4, 1 << 16
 
 
 class Approximation:
@@ -50,6 +55,7 @@ class Approximation:
       threshold: residuals up to here are left alone.
       mark: the last error that was progress, and the evaluations then.
       biased: whether pivots were made of held-out entries.
+      alone: the largest error of those that were last made pivots.
       rare: whether errors were last at few entries alone.
       edgy: whether large errors were ever at few entries, as where f jumps.
     """
@@ -70,6 +76,7 @@ class Approximation:
         self.threshold = 0.0
         self.mark = (math.inf, 0)
         self.biased = self.rare = self.edgy = False
+        self.alone = 0.0
         self.cores: Cores = []
         self.estimate = UNKNOWN
 
@@ -258,6 +265,23 @@ class Approximation:
         most = budget if math.isfinite(budget) else _MOST_READ
         elements = size * self.held.values.shape[1]
         return self.options.search > 0 and size <= most and elements <= _MOST_ELEMENTS
+
+    @property
+    def half_read(self) -> bool:
+        """Whether so many entries are known that to evaluate all others costs no more."""
+        return self._known(_HALF)
+
+    @property
+    def quarter_read(self) -> bool:
+        """Whether a tensor is small, and too much of it known for its ranks to be low."""
+        return self.held.size <= _FEW_ENTRIES and self._known(_QUARTER)
+
+    def _known(self, part: int) -> bool:
+        """Whether one in ``part`` of all entries is known, and all others may be evaluated too."""
+        size = self.held.size
+        few = size <= min(self.options.budget, part * self.oracle.evaluations)
+        elements = size * self.held.values.shape[1]
+        return self.options.search > 0 and few and elements <= _MOST_ELEMENTS
 
     def whole(self) -> Status:
         """Evaluates all entries of the tensor and decomposes them by TT-SVD, without a search."""

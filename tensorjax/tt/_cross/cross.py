@@ -65,8 +65,10 @@ def cross(
     eight where a search stalls, to find whether f is noisy. A small tensor, of up to 20 000
     entries, is read entirely and factored by TT-SVD: its error is exact.
     One of up to 2^18 entries, or of up to ``max_evaluations``, is read where a search would end
-    without knowing its error: "unseen", "stalled" or "zero". Where f costs too much for that,
-    ``max_evaluations`` or ``search=0`` asks for a search.
+    without knowing its error: "unseen", "stalled" or "zero". So is one of which half of the entries
+    are known, and, before it counts as converged, one of up to 2^16 of which a quarter are: with
+    ranks so high it may have a kink. Where f costs too much for that, ``max_evaluations`` or
+    ``search=0`` asks for a search.
 
     Args:
       f: maps a batch of multi-indices, int64 (batch, d), to values (batch,); or to (batch, m), and

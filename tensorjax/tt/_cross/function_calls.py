@@ -105,11 +105,11 @@ class Calls:
 
     def __call__(self, points: np.ndarray) -> Any:
         if self._executor is None:
-            return self._batch(points.copy())
+            return unmasked(self._batch(points.copy()))
         workers = getattr(self._executor, "_max_workers", None) or os.cpu_count() or 1
         size = math.ceil(len(points) / min(len(points), _PARTS * workers))
         parts = [points[p : p + size].copy() for p in range(0, len(points), size)]
-        values = [np.asarray(v) for v in self._mapped(parts)]
+        values = [np.asarray(unmasked(v)) for v in self._mapped(parts)]
         for part, value in zip(parts, values, strict=True):
             if value.shape[:1] != (len(part),):
                 return value  # of a wrong shape, which is told of as in any batch
@@ -305,6 +305,26 @@ class OneByOne:
             self.done = values
             raise
         return joined(values, np.stack)
+
+
+def unmasked(values: Any) -> Any:
+    """Puts NaN where a masked array of the function's values is masked: it has no value there."""
+    if not isinstance(values, np.ma.MaskedArray) or not np.ma.is_masked(values):
+        return values
+    wide = values.astype(np.result_type(values.dtype, np.float32))
+    return np.ma.filled(wide, np.nan)
+
+
+def double(values: np.ndarray) -> np.ndarray:
+    """Converts checked values to float64 or complex128, in memory of their own.
+
+    Example:
+      >>> import numpy as np
+      >>> double(np.arange(2, dtype=np.float16)).dtype, double(np.ones(2, np.clongdouble)).dtype
+      (dtype('float64'), dtype('complex128'))
+    """
+    with np.errstate(over="ignore"):  # of longer numbers: Inf is refused as it is elsewhere
+        return values.astype(np.complex128 if values.dtype.kind == "c" else np.float64)
 
 
 def joined(values: list[Any], join: Callable[[list[Any]], Any]) -> Any:

@@ -82,7 +82,7 @@ class GlobalSearch:
         Random entries, and drawn ones, that begin with a member of a left set or end with one of a
         right set: the sets hold the rare indices on which f depends in some way of its own, as
         those along the edge of a set whose indicator it is. And drawn entries as they are, or but
-        for one index.
+        for one or two indices.
 
         Args:
           left: left[k] (r, k) multi-indices, before mode k.
@@ -102,7 +102,8 @@ class GlobalSearch:
             ends = right[k + 1][:, : modes - k - 1]
             out[after, k + 1 :] = ends[self._rng.integers(0, len(ends), len(after))]
         one = (kind == 4)[:, None]
-        only = np.arange(modes) == mode[:, None]
+        second = self._rng.integers(0, modes, count)  # the same mode again, or one more
+        only = (np.arange(modes) == mode[:, None]) | (np.arange(modes) == second[:, None])
         return np.where(one, np.where(only, random, drawn), out)
 
     def edges(

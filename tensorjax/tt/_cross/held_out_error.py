@@ -31,6 +31,9 @@ _RARE = 100
 # If f has at most _FEW_VALUES distinct values, it jumps: the train is then wrong at few entries,
 # but by much.
 _FEW_VALUES = 10
+# Zeros are what underflow leaves of a smooth tail if the least other value is below this part of
+# the largest.
+_UNDERFLOW = 1e-60
 # Error that such a function may have at entries not evaluated, for its error to count as known.
 _JUMPED = 0.1
 # A train is exact up to so many units of roundoff of every value; values below the second number
@@ -119,7 +122,9 @@ class HeldOut:
         inside = places[places < self.uniform]
         self._former.append((self.index[inside], self.values[inside]))
         index = self._draw(len(inside))
-        self.values[inside] = self._oracle.points(index)
+        values = self._oracle.points(index)
+        self.values = self.values.astype(np.result_type(self.values, values), copy=False)
+        self.values[inside] = values
         self.index[inside] = index
         outside = places[places >= self.uniform]
         self.index, self.values = (np.delete(x, outside, 0) for x in (self.index, self.values))
@@ -196,7 +201,14 @@ class HeldOut:
     @property
     def jumps(self) -> bool:
         """Whether the function seems to have jumps, as its held-out values are few or equal."""
-        counts = np.unique(self.values[: self.uniform], axis=0, return_counts=True)[1]
+        values = self.values[: self.uniform]
+        levels, counts = np.unique(values, axis=0, return_counts=True)
+        common = levels[counts.argmax()]
+        if not common.any() and len(levels) > _FEW_VALUES:
+            sizes = squares(values) ** 0.5
+            least = sizes[sizes > 0].min()
+            if least < _UNDERFLOW * sizes.max():  # a tail that ends in zeros, as of exp(-x^2)
+                return False
         return len(counts) <= _FEW_VALUES or 2 * counts.max() > self.uniform
 
     @property

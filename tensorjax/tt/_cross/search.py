@@ -163,6 +163,16 @@ class Search:
                 raise
             return status
 
+    def _read(self) -> Status | None:
+        """Reads all entries while a search is under way; None if f fails at one of them."""
+        if self._fails:
+            return None
+        try:
+            return self.fit.whole()
+        except FunctionFailed:
+            self._fails = True
+            return None
+
     def _sweep_on(self, sets: Sets) -> Status:
         options = self._options
         bonds = range(1, len(self._oracle.shape))
@@ -173,11 +183,14 @@ class Search:
             estimate = self._measured()
             if self._told(sets, estimate):
                 return "stopped"
+            if self.fit.half_read and (status := self._read()):
+                return status
             self._verification.found = 0
             if estimate.bound <= options.tol:
                 before = self._oracle.evaluations
                 if status := self._verification.verdict(level):
-                    return status
+                    known = status == "converged" and self.fit.quarter_read
+                    return (self._read() if known else None) or status
                 if self._oracle.evaluations > before and self._surprises < _SURPRISES:
                     self._surprises += 1  # f is another one than it seemed: patience anew
                     self.fit.mark = (math.inf, self._oracle.evaluations)
@@ -220,6 +233,7 @@ class Search:
         worst = worst[wrong[worst] > hidden**2]
         if not worst.size:
             return 0
+        self.fit.alone = math.sqrt(wrong[worst[0]])
         points, values = self.held.index[worst], self.held.values[worst]
         self.held.replace(worst)
         self.fit.biased = True

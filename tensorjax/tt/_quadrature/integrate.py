@@ -1,6 +1,5 @@
 """Integrals of functions of many variables by cross approximation on the nodes of a rule."""
 
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +12,8 @@ from tensorjax import _check
 from tensorjax._formats.threefry_on_host import folded_key
 from tensorjax._formats.trains import TT
 from tensorjax._typing import HostArray, Key
-from tensorjax.tt._cross.cross import CrossInfo, cross
+from tensorjax.tt._cross.cross import cross
+from tensorjax.tt._cross.function_calls import double, numbers, unmasked
 from tensorjax.tt._evaluation.evaluate import evaluate
 from tensorjax.tt._quadrature.domain import (
     Domain,
@@ -27,99 +27,17 @@ from tensorjax.tt._quadrature.node_sets import (
     trapezoidal_nodes,
     weighted_sum,
 )
+from tensorjax.tt._quadrature.report import IntegrateInfo, Try, reported
 
 QuadratureRule = Literal["gauss-kronrod", "gauss-legendre", "trapezoidal"]
-IntegrateStatus = Literal[
-    "converged", "quadrature", "precision", "jumps", "max_rank", "budget", "max_sweeps", "stalled",
-    "stopped", "zero", "unseen",
-]  # fmt: skip
-_ADVICE: dict[str, str] = {
-    "converged": "",
-    "quadrature": "the rule has too few points for f: raise points=, split the domain where f or a "
-    'derivative jumps, or take rule="trapezoidal" with points=2**30',
-    "precision": "the integral is so small beside f that roundoff hides it: give atol=, an "
-    "absolute error to reach, or ask for less accuracy",
-    "jumps": "f has few values, so what random points missed would be wrong by as much as f is "
-    "large: ask for less accuracy, or split the domain where f jumps",
-}
 # Most points to which a rule is refined.
 _MOST = 255
 _CHECKED = 500  # points at which the train is compared with f, at nodes and between them
 _UNRESOLVED = 0.1  # relative error between the nodes from which on the series is not believed
 _EPS = 4 * float(np.finfo(float).eps)
-_ROUNDOFF = 1e-12  # relative to f, for which no refinement helps
 _TRIES = 12
 _LEAST = 20  # evaluations worth a try
 _LEVELS, _MET = 8, 5  # values of a function that jumps, each met so often at the checked points
-
-
-@dataclasses.dataclass(frozen=True)
-class IntegrateInfo:
-    """Report of an integral by cross approximation: status, error and its parts, evaluations.
-
-    Attributes:
-      status: "converged"; "quadrature": the rule's own error is above the tolerance; "precision":
-        the integral is too small beside f for roundoff; "jumps": f has few values, and random
-        points tell no more about its integral; or the status of `tensorjax.tt.cross` that kept
-        the train from its accuracy.
-      error: estimated absolute error, the sum of the two below; of the largest component if f has
-        several. inf where the cross approximation cannot know its error.
-      quadrature_error: estimated one dimension at a time: for Gauss rules from the decay of the
-        Legendre series of the integral over all others, and from f at random points between the
-        nodes if that differs from the polynomial through them by a tenth; for trapezoidal ones from
-        the rule on half of the points. Structure between nodes that no random point meets escapes.
-      cross_error: from f at points drawn with the weights, to which the train was not fitted: mean
-        of the difference and two of its standard errors.
-      evaluations: points at which f was evaluated, all tries together.
-      points: of the rule, one number a dimension.
-      ranks: TT-ranks of the train of f.
-      cross: `CrossInfo` of the last cross approximation.
-      seconds: time taken.
-      advice: what to do next, in words; empty if converged.
-
-    Example:
-      >>> import numpy as np
-      >>> from tensorjax import tt
-      >>> f = lambda x: np.exp(-x.sum(axis=1))
-      >>> value, info = tt.integrate(f, [(0, 1)] * 5, tol=1e-4)
-      >>> info.status, info.error <= 1e-4 * value, info.points
-      ('converged', True, (15, 15, 15, 15, 15))
-
-    Source: ours.
-    """
-
-    status: IntegrateStatus
-    error: float
-    quadrature_error: float
-    cross_error: float
-    evaluations: int
-    points: tuple[int, ...]
-    ranks: tuple[int, ...]
-    cross: CrossInfo
-    seconds: float
-    advice: str
-
-
-class _Try(NamedTuple):
-    """Attempt of `tt.integrate` by one cross approximation: value, estimated errors, points."""
-
-    value: Any
-    size: float
-    by_dimension: np.ndarray
-    unresolved: float
-    cross_error: float
-    jumps: bool
-    info: CrossInfo
-    points: tuple[int, ...]
-    train: TT
-
-    @property
-    def quadrature_error(self) -> float:
-        return max(float(self.by_dimension.sum()), self.unresolved)
-
-    @property
-    def error(self) -> float:
-        return self.quadrature_error + self.cross_error
 
 
 def integrate(
@@ -225,7 +143,8 @@ def integrate(
             break
     assert best is not None
     value = best.value.item() if best.value.ndim == 0 else best.value
-    return value, _info(best, goal(best.value), used, time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    return value, reported(best, goal(best.value), used, seconds, finite=box.finite)
 
 
 class _Goal(NamedTuple):
@@ -265,7 +184,7 @@ class _Problem(NamedTuple):
         else:
             found = [self._at(u[None], one=True)[0] for u in points]
             x = self.domain.mapped(points)[0]
-        values = np.asarray(found)
+        values = double(numbers(np.asarray(unmasked(found))))
         bad = ~np.isfinite(values.reshape(len(points), -1)).all(axis=1)
         if bad.any():
             raise ValueError(
@@ -281,13 +200,13 @@ class _Problem(NamedTuple):
         x, slope = self.domain.mapped(points)
         found = self.f(x[0] if one else x)
         slope = slope[0] if one else slope
-        found = found if isinstance(found, jax.Array) else np.asarray(found)
+        found = found if isinstance(found, jax.Array) else np.asarray(unmasked(found))
         return (found.T * slope).T, x  # components, if there are any, come last
 
 
 def _tried(
     problem: _Problem, tol: float, budget: int | None, x0: TT | None, options: dict[str, Any]
-) -> tuple[_Try, int]:
+) -> tuple[Try, int]:
     """Integrates a function by one cross approximation; returns the number of evaluations too."""
     nodes = problem.nodes
     check = _CHECKED if budget is None else min(_CHECKED, budget // 6)
@@ -300,7 +219,7 @@ def _tried(
     rng = _check.host_generator(folded_key(options["key"], 1))
     drawn = nodes.draw(rng, check)
     true = problem.values(nodes.points(drawn))
-    size = volume * float(np.max(np.sqrt(np.mean(np.abs(true) ** 2, axis=0))))
+    size = volume * float(np.max(_rms(true)))
     error = volume * _mean_error(true - _fitted(t, drawn, true)) + _EPS * size
     known = math.isfinite(info.error + info.error_std)
     if known:  # the share of f's norm that random entries may have missed
@@ -312,7 +231,7 @@ def _tried(
         if not math.isfinite(missed):
             error, jumps = math.inf, False
     unresolved = _between(problem, cores, rng, check) * volume
-    found = _Try(
+    found = Try(
         value=value,
         size=size,
         by_dimension=nodes.rule_errors(cores),
@@ -345,14 +264,21 @@ def _between(problem: _Problem, cores: Any, rng: np.random.Generator, count: int
     low, high = np.array(problem.ends).T
     true = problem.values(low + (high - low) * shares)
     off = true - problem.nodes.interpolated(cores, shares)
-    far = np.abs(off).max() > _UNRESOLVED * np.sqrt(np.mean(np.abs(true) ** 2))
+    far = np.abs(off).max() > _UNRESOLVED * _rms(true.ravel())
     return _mean_error(off) if far else 0.0
 
 
 def _mean_error(off: np.ndarray) -> float:
     """Bounds an integral's error from differences at random points: |mean| + 2 standard errors."""
-    spread = 2 * off.std(axis=0) / math.sqrt(max(len(off) - 1, 1))
+    spread = 2 * _rms(off - off.mean(axis=0)) / math.sqrt(max(len(off) - 1, 1))
     return float(np.max(np.abs(off.mean(axis=0)) + spread))
+
+
+def _rms(values: np.ndarray) -> Any:
+    """Computes the root mean square of each component of values whose squares may overflow."""
+    sizes = np.abs(values)
+    top = sizes.max() or 1.0
+    return top * np.sqrt(np.mean((sizes / top) ** 2, axis=0))
 
 
 def _fitted(t: TT, drawn: np.ndarray, true: np.ndarray) -> np.ndarray:
@@ -365,7 +291,7 @@ def _fitted(t: TT, drawn: np.ndarray, true: np.ndarray) -> np.ndarray:
     return np.asarray(evaluate(t, index)).reshape(-1, count)
 
 
-def _refined(counts: tuple[int, ...], found: _Try, wanted: float, rule: str) -> tuple[int, ...]:
+def _refined(counts: tuple[int, ...], found: Try, wanted: float, rule: str) -> tuple[int, ...]:
     """Doubles the nodes of the rule of `integrate` in dimensions that are not accurate enough."""
     share = wanted / (2 * len(counts))
     errors = found.by_dimension
@@ -378,7 +304,7 @@ def _refined(counts: tuple[int, ...], found: _Try, wanted: float, rule: str) -> 
     )
 
 
-def _fit_tolerance(tol: float, found: _Try, wanted: float) -> float | None:
+def _fit_tolerance(tol: float, found: Try, wanted: float) -> float | None:
     """Returns a smaller cross tolerance for the next try of an integral; None if useless."""
     if found.cross_error <= wanted / 2:
         return None  # the rule is at fault
@@ -386,28 +312,6 @@ def _fit_tolerance(tol: float, found: _Try, wanted: float) -> float | None:
     if tol <= least:
         return None
     return max(least, tol * min(0.1, wanted / (4 * found.cross_error)))
-
-
-def _info(found: _Try, wanted: float, evaluations: int, seconds: float) -> IntegrateInfo:
-    status: Any = "converged"
-    if found.error > wanted:
-        status = found.info.status
-        if status == "converged" or (status == "unseen" and found.jumps):
-            rule = found.quadrature_error >= found.cross_error
-            status = "quadrature" if rule else "jumps" if found.jumps else "precision"
-            status = "precision" if found.error <= _ROUNDOFF * found.size else status
-    return IntegrateInfo(
-        status=status,
-        error=found.error,
-        quadrature_error=found.quadrature_error,
-        cross_error=found.cross_error,
-        evaluations=evaluations,
-        points=found.points,
-        ranks=found.info.ranks,
-        cross=found.info,
-        seconds=seconds,
-        advice=_ADVICE.get(status, found.info.advice),
-    )
 
 
 def _nodes(rule: str, ends: list[tuple[float, float]], counts: tuple[int, ...]) -> NodeSet:

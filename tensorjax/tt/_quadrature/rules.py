@@ -1,6 +1,7 @@
 """Nodes and weights of Gauss–Legendre and Gauss–Kronrod rules, and errors by Legendre series."""
 
 import functools
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -8,6 +9,9 @@ from numpy.polynomial import legendre
 
 # Coefficients below this part of the largest one are roundoff.
 _ROUNDOFF = 1e-15
+# Fewest nodes for an estimate by rules on half and a quarter of them; and a factor between errors
+# of the rule and of these, where one is so small by chance that they show no order.
+_LEAST_NODES, _BY_CHANCE = 31, 8
 
 
 class Rule(NamedTuple):
@@ -18,20 +22,43 @@ class Rule(NamedTuple):
       weights: (n,), positive.
       series: (n, n) from values at the nodes to coefficients of Legendre polynomials.
       degree: of polynomials for which it is exact.
+      coarser: weights (2, n) of rules on about half and a quarter of the nodes, zero elsewhere;
+        None if there are none.
     """
 
     nodes: np.ndarray
     weights: np.ndarray
     series: np.ndarray
     degree: int
+    coarser: np.ndarray | None = None
 
     def error(self, values: np.ndarray) -> float:
         """Estimates the error of a quadrature rule from the values of a function at its nodes.
 
-        The coefficients of its Legendre series decay by some factor from degree to degree, at
-        least: those above the rule's degree are extrapolated from the last half of the known ones.
+        The least of two estimates. One is that of a function with a Legendre series that decays by
+        some factor from degree to degree: coefficients above the rule's degree are extrapolated
+        from the last half of the known ones. That is far too much for a function with a kink or a
+        logarithm, whose series decays by a power of the degree; the other is from rules on half
+        and a quarter of the nodes, and the order of convergence that they show.
         """
         columns = values[:, None] if values.ndim == 1 else values
+        return min(self._by_series(columns), self._by_order(columns))
+
+    def _by_order(self, columns: np.ndarray) -> float:
+        """Estimates a quadrature error as C n^−p from two coarser rules; inf if they show none."""
+        if self.coarser is None:
+            return math.inf
+        half, quarter = np.abs((self.coarser - self.weights) @ columns)
+        # With order p these are by a factor of 2^p + 1 apart, and the error is half / (2^p − 1).
+        rate = quarter - 2 * half
+        ordered = half**2 / np.where(rate > 0, rate, 1.0)
+        # One of the two may be small by chance, as errors of kinks have changing signs.
+        least = np.maximum(half, quarter / _BY_CHANCE)
+        unordered = _BY_CHANCE * np.maximum(half, quarter)
+        return float(np.max(np.where(rate > 0, np.maximum(least, ordered), unordered)))
+
+    def _by_series(self, columns: np.ndarray) -> float:
+        """Estimates a quadrature error from the decay of a Legendre series."""
         c = np.abs(self.series @ columns).max(axis=1)
         largest, n = c.max(), len(c)
         if not largest:
@@ -54,6 +81,21 @@ class Rule(NamedTuple):
 def _rule(nodes: np.ndarray, degree: int) -> Rule:
     series = np.linalg.inv(legendre.legvander(nodes, len(nodes) - 1))
     return Rule(nodes, 2 * series[0], series, degree)
+
+
+def _coarser(nodes: np.ndarray) -> np.ndarray | None:
+    """Returns weights of a Kronrod rule's Gauss rule, and of every second one of those nodes.
+
+    None if there are too few, or an even number of Gauss nodes, as every second one is then off
+    centre.
+    """
+    if len(nodes) < _LEAST_NODES or len(nodes) % 4 != 3:
+        return None
+    out = np.zeros((2, len(nodes)))
+    for row, step in zip(out, (2, 4), strict=True):
+        some = slice(step - 1, None, step)
+        row[some] = _rule(nodes[some], 0).weights
+    return out
 
 
 @functools.cache
@@ -85,4 +127,5 @@ def gauss_kronrod(points: int) -> Rule:
         added = added - legendre.legval(added, c) / legendre.legval(added, slope)
     nodes = np.empty(2 * n + 1)
     nodes[::2], nodes[1::2] = added, gauss
-    return _rule((nodes - nodes[::-1]) / 2, 3 * n + 1)
+    nodes = (nodes - nodes[::-1]) / 2
+    return _rule(nodes, 3 * n + 1)._replace(coarser=_coarser(nodes))

@@ -28,7 +28,8 @@ from tensorjax.tt.functions.chebyshev import Chebyshev
 from tensorjax.tt.functions.evaluation import evaluate, gradient
 from tensorjax.tt.functions.fitting import FitInfo, fit
 from tensorjax.tt.functions.function_train import FunctionTrain
-from tensorjax.tt.functions.interpolation import InterpolateInfo, interpolate
+from tensorjax.tt.functions.interpolation import interpolate
+from tensorjax.tt.functions.interpolation_error import InterpolateInfo
 
 __all__ = [
     "BSpline",

@@ -22,7 +22,8 @@ from tensorjax.tt.functions.function_train import (
     on_common_bases,
     times_modes,
 )
-from tensorjax.tt.functions.interpolation import InterpolateInfo, interpolate
+from tensorjax.tt.functions.interpolation import interpolate
+from tensorjax.tt.functions.interpolation_error import InterpolateInfo
 
 
 @placed

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from tensorjax.tt._cross.function_calls import Calls, advice, numbers
+from tensorjax.tt._cross.function_calls import Calls, advice, double, numbers
 
 
 class Values(NamedTuple):
@@ -43,6 +43,7 @@ class CheckedValues:
         self._vectorized = vectorized
         self.dtype: Any = None  # of trains of these values, once there are some
         self.zero = True  # whether all values were zero
+        self.half = False  # whether some values were of half precision, or shorter
 
     def __call__(self, points: np.ndarray) -> np.ndarray:
         """Evaluates the function at points (batch, d): returns (batch, components), checked."""
@@ -61,7 +62,9 @@ class CheckedValues:
                 f"f: expected values of shape {expected} for points {points.shape}, got "
                 f"{values.shape}{hint}"
             )
-        values = values.reshape(len(points), -1)
+        kind = values.dtype
+        # A copy: the function may give out the same array again, with other values.
+        values = double(values).reshape(len(points), -1)
         bad = ~np.isfinite(values).all(axis=1)
         if bad.any():
             raise ValueError(
@@ -69,8 +72,11 @@ class CheckedValues:
                 f"points, first {tuple(points[bad.argmax()].tolist())}"
             )
         self.zero = self.zero and not values.any()
-        self.dtype = jax.dtypes.canonicalize_dtype(np.result_type(values.dtype, np.float32))
-        return values.astype(np.result_type(values.dtype, np.float64), copy=False)
+        if kind.type in (np.longdouble, np.clongdouble):  # which JAX cannot hold
+            kind = values.dtype
+        self.half = self.half or (kind.kind == "f" and kind.itemsize < 4)
+        self.dtype = jax.dtypes.canonicalize_dtype(np.result_type(kind, np.float32))
+        return values
 
 
 def times_power(f: Callable[[Any], Any], exponent: int, x: Any) -> Any:

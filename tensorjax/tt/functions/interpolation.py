@@ -5,7 +5,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, overload
 
 import jax
 import numpy as np
@@ -24,27 +24,16 @@ from tensorjax.tt.functions.degree_choice import (
     slice_norms,
     without_tails,
 )
-from tensorjax.tt.functions.error_points import ErrorPoints
 from tensorjax.tt.functions.function_train import FunctionTrain, times_modes
 from tensorjax.tt.functions.function_values import CheckedValues, Values, times_power
-from tensorjax.tt.functions.peaks import Peaks
+from tensorjax.tt.functions.interpolation_error import (
+    ErrorPoints,
+    Fit,
+    InterpolateInfo,
+    reported,
+)
+from tensorjax.tt.functions.peaks import HiddenPart, Peaks, hidden_part
 
-InterpolateStatus = Literal[
-    "converged", "basis", "max_rank", "budget", "max_sweeps", "stalled", "stopped", "unseen",
-    "failed", "zero",
-]  # fmt: skip
-_HARDLY = 0.9
-_MISSED = (
-    "next to nothing of f was found: random points do not meet what is concentrated in a small "
-    "part of the box; give a smaller box about it, and zero elsewhere"
-)
-_ZERO = (
-    "every point seen is zero: if f is not, give a smaller box, or pivots=, points where f is large"
-)
-_BASIS = (
-    "the bases do not resolve f: raise max_degree or give larger bases, split the domain where f "
-    "or a derivative jumps, take tt.functions.BSpline there, or ask for less accuracy"
-)
 # Points of the box at which the error is measured.
 _TESTED = 1000
 # Powers of two that the largest value may be off one, so that squares of small ones are in range.
@@ -55,50 +44,11 @@ _CROSS, _TRIM = 1 / 3, 0.02
 _TAIL = 0.03
 # Two rounds in a row that lower the error by no more than this are the last ones.
 _ROUNDS, _LOWER = 12, 0.9
+# Parts of f that are looked for where an error stands out, at most; what their errors are at least,
+# times the tolerance; and the share of all evaluations for random points that test a train.
+_PARTS, _LEAST_PART, _SHARE = 3, 10, 0.05
 # Statuses of a cross approximation that no other degree or tolerance changes.
 _ENDED = ("budget", "stopped", "failed", "zero")
-
-
-@dataclasses.dataclass(frozen=True)
-class InterpolateInfo:
-    """Report of an interpolation by a functional train: status, errors off the grid, evaluations.
-
-    Attributes:
-      status: "converged": the measured error is below the tolerance by two standard errors;
-        "basis": f is not resolved by the bases given, or by the largest degree; "zero": every point
-        seen is zero; or the status of `tensorjax.tt.cross` that kept the train from its accuracy,
-        or, as "unseen", made the error unknown.
-      error: root mean square of the difference over that of f, at points of the box to which the
-        train was not fitted: random ones, and if few of these see f, ones drawn from the train.
-      error_std: standard error of that estimate; inf where the cross approximation cannot know.
-      max_error: largest difference over the largest |f| at these points.
-      evaluations: points at which f was evaluated, all tries and tests together.
-      bases: of the result, one a variable.
-      ranks: TT-ranks of the result.
-      cross: `CrossInfo` of the last cross approximation.
-      seconds: time taken.
-      advice: what to do next, in words; empty if converged.
-
-    Example:
-      >>> import numpy as np
-      >>> from tensorjax import tt
-      >>> f, info = tt.functions.interpolate(lambda x: np.abs(x[:, 0]), [(-1, 1)], tol=1e-5)
-      >>> info.status, info.advice.split(":")[0]
-      ('basis', 'the bases do not resolve f')
-
-    Source: ours.
-    """
-
-    status: InterpolateStatus
-    error: float
-    error_std: float
-    max_error: float
-    evaluations: int
-    bases: tuple[Basis, ...]
-    ranks: tuple[int, ...]
-    cross: CrossInfo
-    seconds: float
-    advice: str
 
 
 @overload
@@ -153,6 +103,9 @@ def interpolate(
     each variable by the coefficients along a few lines, through random points and through peaks of
     f, and raised while the error off the grid asks for it. Ascents along the lines lead to the
     peaks; if random points see little of f, there are several, and the cross starts from the peaks.
+    Where one random point shows an error far above all others, it may be in the tail of a peak that
+    the train lacks: an ascent of the error leads there, and degrees are chosen anew. A peak whose
+    tail no random point meets is missed, as ``info.message`` says.
 
     Args:
       f: maps points (batch, d) to values (batch,), or with ``components`` to (batch, components),
@@ -219,7 +172,8 @@ def interpolate(
         info = dataclasses.replace(info, evaluations=info.evaluations + values.spent[0])
         return (tuple(parts) if isinstance(out, tuple) else parts[0]), info
     tol = _check.tolerance(tol, checked.dtype)
-    options.setdefault("dtype", checked.dtype)  # of half precision none follows by itself
+    if checked.half:
+        options.setdefault("dtype", checked.dtype)
     least = 10 * linalg.epsilon(checked.dtype)
     given = _given(options.get("pivots"), len(bases))
     seen = np.concatenate([tests.true, values(given)]) if len(given) else tests.true
@@ -227,14 +181,14 @@ def interpolate(
     first = first_bases(values, bases, free, tol, most, peaks, rng)
     if peaks.concentrated and len(peaks.points):
         options["pivots"] = peaks.points
-    work = _Work(f, values, tests, tol, least, free, most, options)
+    work = _Work(f, values, tests, tol, least, bases, free, most, options, rng)
     found = work.run(first)
     parts = [
         FunctionTrain._unchecked(tuple(found.bases), TT._unchecked(tuple(jax.device_put(cores))))
         for cores in _components(found.cast, len(bases))
     ]
     seconds = time.perf_counter() - started
-    info = _info(found, tol, parts[0], values.spent[0], seconds, zero=checked.zero)
+    info = reported(found, tol, tests, parts[0], values.spent[0], seconds, zero=checked.zero)
     return (parts[0] if components is None else tuple(parts)), info
 
 
@@ -252,23 +206,6 @@ def _components(cores: Cores, dims: int) -> list[Cores]:
     return [[*first, times_right(last, mode[:, j])] for j in range(mode.shape[1])]
 
 
-class _Fit(NamedTuple):
-    """Functional train interpolated by one cross approximation, with its error at random points."""
-
-    bases: list[Basis]
-    cores: Cores
-    cast: Cores
-    tails: list[float]
-    error: float
-    std: float
-    largest: float
-    info: CrossInfo
-
-    @property
-    def bound(self) -> float:
-        return self.error + 2 * self.std
-
-
 @dataclasses.dataclass
 class _Work:
     """Interpolation by functional trains that is under way: values at test points, options."""
@@ -278,37 +215,79 @@ class _Work:
     tests: ErrorPoints
     tol: float
     least: float  # tolerance of a cross approximation
+    given: list[Basis]
     free: list[int]
     most: int
     options: dict[str, Any]
+    rng: np.random.Generator
+    parts: list[np.ndarray] = dataclasses.field(default_factory=list)  # where f was found late
 
-    def run(self, bases: list[Basis]) -> _Fit:
+    def run(self, bases: list[Basis]) -> Fit:
         """Interpolates with higher degrees, or more accurately, until the error is reached."""
         wanted, best, before, idle = _CROSS * self.tol, None, None, 0
         for _ in range(_ROUNDS):
             found = self.fit(bases, wanted, before)
             idle = idle + 1 if best is not None and found.bound > _LOWER * best.bound else 0
             best = found if best is None or found.bound < best.bound else best
-            if (
-                found.bound <= self.tol
-                or found.info.status in _ENDED
-                or self.values.left < 20
-                or idle == 2
-            ):
+            spent = found.info.status in _ENDED or self.values.left < 20
+            following = None if spent or idle == 2 else self.next(bases, found, wanted)
+            if following is None and not spent and (part := self.hidden(best)) is not None:
+                best, idle = self.again(best), 0
+                following = self.anew(part), _CROSS * self.tol, None
+            if following is None:
                 break
-            grown = self.grown(bases, found)
-            if grown is not None:
-                bases, before = grown, found
-            elif _cross_error(found.info) > _CROSS * self.tol and wanted > self.tol / 100:
-                break  # it cannot reach what it was asked for
-            elif wanted / 4 >= 10 * float(np.finfo(found.cast[0].dtype).eps):
-                wanted, before = wanted / 4, found
-            else:
-                break
+            bases, wanted, before = following
         assert best is not None
         return best
 
-    def fit(self, bases: list[Basis], tol: float, before: _Fit | None) -> _Fit:
+    def next(
+        self, bases: list[Basis], found: Fit, wanted: float
+    ) -> tuple[list[Basis], float, Fit] | None:
+        """Chooses bases and tolerance of the next interpolation; None if there should be none."""
+        if found.bound <= self.tol and self.again(found, more=True).bound <= self.tol:
+            return None
+        grown = self.grown(bases, found)
+        if grown is not None:
+            return grown, wanted, found
+        if _cross_error(found.info) > _CROSS * self.tol and wanted > self.tol / 100:
+            return None  # it cannot reach what it was asked for
+        if wanted / 4 >= 10 * float(np.finfo(found.cast[0].dtype).eps):
+            return bases, wanted / 4, found
+        return None
+
+    def again(self, found: Fit, *, more: bool = False) -> Fit:
+        """Measures an interpolation's error anew, with more random points if f cost far more."""
+        share = float(self.options.get("search", _SHARE)) if more else 0.0
+        count = int(min(share * self.values.spent[0] - self.tests.random, self.values.left // 2))
+        if count > self.tests.random // 2:
+            self.tests.extend(found.bases, count)
+        error, std, largest = self.tests.error(found.bases, found.cast)
+        return found._replace(error=error, std=std, largest=largest)
+
+    def hidden(self, found: Fit) -> HiddenPart | None:
+        """Climbs from an error that stands out to a part of f that an interpolation lacks."""
+        start = self.tests.worst(found.bases, found.cast)
+        if start is None or len(self.parts) >= _PARTS or self.options.get("search") == 0:
+            return None
+        least = _LEAST_PART * self.tol * self.tests.rms
+        part = hidden_part(self.values, found.bases, found.cast, start, least)
+        if part is not None:
+            self.parts.append(part.point)
+            self.tests.look_at(part.low, part.high)
+        return part
+
+    def anew(self, part: HiddenPart) -> list[Basis]:
+        """Chooses degrees of an interpolation anew, by lines through a part of f found late too."""
+        points = np.concatenate(
+            [_given(self.options.get("pivots"), len(self.given)), part.point[None]]
+        )
+        self.options["pivots"] = points
+        x = np.concatenate([self.tests.x, points])
+        seen = np.concatenate([self.tests.true, self.values(points)])
+        peaks = Peaks(x, seen, len(points), self.rng)
+        return first_bases(self.values, self.given, self.free, self.tol, self.most, peaks, self.rng)
+
+    def fit(self, bases: list[Basis], tol: float, before: Fit | None) -> Fit:
         """Interpolates the function in given bases by one cross approximation."""
         options = dict(self.options)
         if before is not None:
@@ -334,9 +313,9 @@ class _Work:
         small, cores = without_tails(bases, self.free, cores, norms, allowed)
         cast = [c.astype(t.dtype) for c in cores]
         self.tests.follow(small, cast)
-        return _Fit(small, cores, cast, tails, *self.tests.error(small, cast), info)
+        return Fit(small, cores, cast, tails, *self.tests.error(small, cast), info)
 
-    def grown(self, bases: list[Basis], found: _Fit) -> list[Basis] | None:
+    def grown(self, bases: list[Basis], found: Fit) -> list[Basis] | None:
         """Raises the degrees of variables that are not resolved; None if all are."""
         below = [k for k in self.free if bases[k].size <= self.most]
         long = [k for k in below if found.tails[k] > _TAIL * self.tol]
@@ -357,25 +336,3 @@ def _end(norms: np.ndarray) -> float:
 
 def _cross_error(info: CrossInfo) -> float:
     return info.error + 2 * info.error_std
-
-
-def _info(
-    found: _Fit, tol: float, out: FunctionTrain, spent: int, seconds: float, *, zero: bool
-) -> InterpolateInfo:
-    status: Any = "converged" if found.bound <= tol else "basis"
-    unknown = found.info.status in ("unseen", "zero", "failed", "stopped")
-    if unknown or (status == "basis" and found.info.status != "converged"):
-        status = found.info.status
-    if found.error == 0 and not all(c.any() for c in found.cast):
-        if zero:
-            status = "zero"
-        else:  # nothing of it is in the train, nor did random points meet it
-            status, found = "basis", found._replace(error=math.inf, std=math.inf)
-    # An error of one says that next to nothing of f is in the train.
-    basis = _MISSED if found.error > _HARDLY else _BASIS
-    advice = {"converged": "", "basis": basis, "zero": _ZERO}.get(status, found.info.advice)
-    std = found.std if status != "unseen" and status != "zero" else math.inf
-    return InterpolateInfo(
-        status, found.error, std, found.largest, spent, out.bases, out.ranks, found.info,
-        seconds, advice,
-    )  # fmt: skip
