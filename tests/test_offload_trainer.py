@@ -532,10 +532,42 @@ def test_a_gradient_that_is_not_finite_is_reported_and_not_applied(clip: float |
 
 
 def test_a_norm_that_overflows_is_reported() -> None:
-    """Each gradient is finite, the sum of squares is not: by it all would be scaled to zero."""
+    """Each gradient is finite, their norm is not: by it all would be scaled to zero."""
     message = "clip: the norm of all gradients is inf"
-    with _rooted(1.0, 1.0) as trainer, pytest.raises(FloatingPointError, match=message):
-        trainer.step(_ones(1e12))
+    clipped = _weighed(np.float64, 1.0)
+    with clipped as trainer, pytest.raises(FloatingPointError, match=message):
+        trainer.step(np.full((1, 300), 1.7e308))
+    with _rooted(1.0, 1.0) as trainer:  # the squares of these are beyond single precision
+        assert 1e19 < trainer.step(_ones(1e12)).norm < np.inf
+        moved = [x - y for x, y in zip(*map(jax.tree.leaves, (trainer.params(), {
+            "a": {"w": np.ones((3, 4)), "zero": np.ones(4)}, "b": {"w": np.ones(4)}
+        })), strict=True)]  # fmt: skip
+    norm = np.sqrt(sum(np.sum(x.astype(float) ** 2) for x in moved))
+    assert norm == pytest.approx(0.1, rel=1e-4)
+
+
+def _weighed(dtype: Any, clip: float) -> offload.Trainer:
+    """A trainer whose gradient is the batch, and whose update is that, clipped."""
+
+    def loss(params: Any, x: Any, batch: Any, key: Any) -> Any:
+        return jnp.sum(params[0]["w"] * batch[0])
+
+    layers = [offload.Layer(name="a", apply=loss)]
+    return offload.Trainer(layers, {"a": {"w": np.zeros(300, dtype)}}, optax.sgd(1.0), clip=clip)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+def test_clipping_holds_in_any_dtype_and_range(rng: np.random.Generator, dtype: str) -> None:
+    kind = jnp.finfo(dtype)
+    with contextlib.ExitStack() as stack:
+        for exponent in rng.integers(kind.minexp // 2, kind.maxexp - 1, 3).tolist():
+            value = 2.0**exponent
+            clip = max(value / 2.0 ** rng.integers(1, 20), float(kind.tiny) * 2.0**12)
+            trainer = stack.enter_context(_weighed(jnp.dtype(dtype), clip))
+            norm = trainer.step(np.full((1, 300), value, jnp.dtype(dtype))).norm
+            assert norm == pytest.approx(value * 300**0.5, rel=1e-12)
+            moved = np.linalg.norm(trainer.params()["a"]["w"].astype(float))
+            assert moved == pytest.approx(min(clip, norm), rel=4 * float(kind.eps))
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
@@ -1023,6 +1055,37 @@ def test_a_trace_keeps_no_more_than_it_may() -> None:
         assert trace.spans()[-1].step == 19
     with pytest.raises(ValueError, match="capacity"):
         offload.Trace(0)
+
+
+def test_seconds_of_a_trace_are_found_in_one_pass() -> None:
+    class Counted(int):
+        """A step that counts how often it is looked at."""
+
+        looks = 0
+
+        def __eq__(self, other: object) -> bool:
+            Counted.looks += 1
+            return int(self) == other
+
+        def __hash__(self) -> int:
+            return hash(int(self))
+
+    trace, order = offload.Trace(), np.random.default_rng(0).permutation(120) // 3
+    for number, step in enumerate(order.tolist()):
+        trace.add("compute", "a", 2.0 * number, 2.0 * number + 1, Counted(step))
+        trace.add("read", "a", 0.0, 100.0, Counted(step))
+    assert trace.seconds("compute", first=7) == dict.fromkeys(range(7, 40), 3.0)
+    assert Counted.looks < 5 * len(order)
+
+
+def test_a_picture_of_a_trace_is_not_kept() -> None:
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    trace = offload.Trace()
+    trace.add("compute", "a backward", 0.0, 1.0, 0)
+    before = pyplot.get_fignums()
+    figure = trace.picture()
+    assert len(figure.legends) == 1
+    assert pyplot.get_fignums() == before
 
 
 def test_an_error_of_the_last_layer_is_not_said_to_be_of_a_backward_pass() -> None:

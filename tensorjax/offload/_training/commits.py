@@ -266,7 +266,7 @@ def resume(
                 parameter_groups.put(group, packing, parameter_groups.get(packing, storage, owned))
     found = Progress(meta["steps"], meta["data"])
     if meta["stale"] and found.steps:
-        found.scale = None if meta["scale"] is None else np.float32(meta["scale"])
+        found.scale = None if meta["scale"] is None else np.float64(meta["scale"])
         found.pending = {
             name: parameter_groups.get(group.gradient, storage, owned)
             for name, group in groups.items()

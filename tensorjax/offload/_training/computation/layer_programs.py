@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tensorjax import linalg
 from tensorjax._typing import PyTree
 from tensorjax.offload._training.computation.microbatches import split_loss
 
@@ -96,9 +97,13 @@ class LayerPrograms:
             return split_loss(self._apply(params, x, batch, key))[0]
 
         loss, pull = jax.vjp(loss_of, params, x)
-        share = jnp.asarray(share, loss.dtype)
-        gradient, dx = pull(share)
-        return share * loss, dx, self._added(sums, gradient)
+        narrow, rest = _divided(share, loss.dtype)
+        gradient, dx = pull(narrow)
+        if rest is not None:
+            gradient = jax.tree.map(lambda g: _times(g, rest, wide=True), gradient)
+            dx = jax.tree.map(lambda g: _times(g, rest, wide=False), dx)
+        wide = linalg.factor_dtype(loss.dtype)
+        return jnp.asarray(share, wide) * loss.astype(wide), dx, self._added(sums, gradient)
 
     def _forward_keeping(self, params: PyTree, x: Any, batch: PyTree, key: Any) -> Any:
         policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
@@ -128,6 +133,32 @@ class LayerPrograms:
             group if where is None else jax.lax.with_sharding_constraint(group, where)
             for group, where in zip(gradient, self._shardings, strict=True)
         )
+
+
+def _divided(share: Any, dtype: Any) -> tuple[jax.Array, jax.Array | None]:
+    """Divides a factor in two: a cotangent of the loss's dtype, and the rest in a wider one.
+
+    Half precision has too few bits for most factors and no numbers as small as those of many
+    tokens. The rest is None, for 1, where the dtype is not narrower.
+    """
+    wide = linalg.factor_dtype(dtype)
+    if wide == dtype:
+        return jnp.asarray(share, dtype), None
+    share = jnp.asarray(share, wide)
+    narrow = jnp.clip(share.astype(dtype), jnp.finfo(dtype).tiny, jnp.finfo(dtype).max)
+    return narrow, share / narrow.astype(wide)
+
+
+def _times(x: jax.Array, factor: jax.Array, *, wide: bool) -> jax.Array:
+    """Multiplies a cotangent by a factor in single precision at least, and maybe keeps its dtype.
+
+    Cotangents of integers, which have no numbers, stay as they are.
+    """
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return x
+    dtype = linalg.factor_dtype(x.dtype)
+    found = x.astype(dtype) * factor.astype(dtype)
+    return found if wide else found.astype(x.dtype)
 
 
 def _signature(*arguments: Any) -> Any:
