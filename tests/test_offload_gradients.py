@@ -162,12 +162,12 @@ def test_squares_of_any_number_of_numbers(size: int, dtype: str) -> None:
 def test_norms_of_numbers_of_any_size(rng: np.random.Generator, dtype: str) -> None:
     """Also where their squares are none of their dtype, in arrays of more than one part."""
     optimizer, kind = HostOptimizer(optax.sgd(0.1)), jnp.finfo(dtype)
-    exponents = range(kind.minexp, kind.maxexp - 24, (kind.maxexp - 24 - kind.minexp) // 12)
-    for exponent, size in zip(exponents, rng.integers(1, 200_000, 13).tolist(), strict=False):
+    for exponent in np.linspace(kind.minexp, kind.maxexp, 9).astype(int).tolist():
+        size = int(rng.integers(1, 200_000))
         x = np.ldexp(rng.uniform(0.5, 1, size), exponent).astype(jnp.dtype(dtype))
         wide = np.asarray(x, np.longdouble)
         expected = float(np.sqrt(np.sum(wide * wide)))
-        assert optimizer.norm([jnp.asarray(x)]) == pytest.approx(expected, rel=1e-6)
+        assert optimizer.norm([jnp.asarray(x)]) == pytest.approx(expected, rel=5e-7)
         for wrong in (np.nan, np.inf):
             x[rng.integers(size)] = wrong
             assert not np.isfinite(optimizer.norm([jnp.asarray(x)]))

@@ -306,7 +306,7 @@ def test_a_measurement_takes_the_bytes_that_are_given(
 
 
 def test_times_of_no_runs_are_refused() -> None:
-    with pytest.raises(ValueError, match="repeats: expected .*got 0"):
+    with pytest.raises(ValueError, match=r"repeats: expected .*got 0"):
         offload.layer_seconds([], {}, jnp.ones(2), offload.Engine(), repeats=0)
 
 

@@ -147,7 +147,9 @@ class Pipeline:
                 self.rewind()
 
     def rewind(self) -> None:
-        """Resets the parameter stream to the first layer, after an error or an evaluation."""
+        """Resets the pipeline to the first layer, after an error or an evaluation."""
+        if not self._order.stale:
+            self.updater.ungate()
         self._stream.rewind(self._order.start(self._progress.steps))
 
     def fail(self, error: BaseException) -> None:

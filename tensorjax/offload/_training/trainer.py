@@ -1,6 +1,5 @@
 """Trainer that computes layer by layer, with parameters and optimiser states offloaded."""
 
-import atexit
 import contextlib
 import dataclasses
 import functools
@@ -21,6 +20,7 @@ from tensorjax.offload._training import options as _options
 from tensorjax.offload._training.commits import Commits, Progress
 from tensorjax.offload._training.computation.engine import Engine
 from tensorjax.offload._training.computation.microbatches import cut
+from tensorjax.offload._training.dropped_trainers import watch
 from tensorjax.offload._training.layers import Layer, check_layers
 from tensorjax.offload._training.optimizer.cross_group_check import check_separate
 from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
@@ -64,6 +64,10 @@ class Trainer:
     commit together. So THE OPTIMISER SEES A PART of every array: what is computed entry by entry
     (SGD, Adam, decay) is as ever, but one that looks across an array (Adafactor, Muon, LAMB,
     clipping by the norm of an array) takes the part for the whole, AND GIVES OTHER RESULTS.
+
+    A trainer ends its threads when it is closed; one that is dropped ends them too, with a
+    ResourceWarning. In them JAX's settings hold that a ``with`` sets where the trainer is made,
+    such as ``with jax.enable_x64(True):``, but for the default device and transfer guards.
 
     Args:
       layers: the model; the last layer returns the loss.
@@ -188,9 +192,7 @@ class Trainer:
         self._start(on_device)
         self._failure: BaseException | None = None
         self._closed = False
-        # Threads that are in compiled code when the interpreter ends would abort the process.
-        self._at_exit = functools.partial(self.__exit__, SystemExit, SystemExit(), None)
-        atexit.register(self._at_exit)
+        self._unwatch = watch(self, self._pipeline, self._commits)
         if store is not None and not resumed:
             try:
                 self.commit()
@@ -421,7 +423,7 @@ class Trainer:
                     self._commits.warn(self.steps)
         finally:
             self._closed = True
-            atexit.unregister(self._at_exit)
+            self._unwatch()
             try:
                 if self._commits is not None:
                     self._commits.join()

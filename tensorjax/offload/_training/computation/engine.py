@@ -61,7 +61,6 @@ class Engine:
             )
         self.activations = activations
         self.shardings, self._data = dict(shardings or {}), data
-        self._held: dict[Any, LayerPrograms] = {}  # however many a model has
 
     def batch(self, batch: PyTree) -> Any:
         """Places a microbatch on the engine's device.
@@ -297,10 +296,7 @@ class Engine:
 
     def _of(self, layer: Layer) -> LayerPrograms:
         leaves, tree = jax.tree.flatten(tuple(self.shardings.get(group) for group in layer.uses))
-        kind = (layer.apply, tree, tuple(leaves))
-        if kind not in self._held:
-            self._held[kind] = programs_of(*kind)
-        return self._held[kind]
+        return programs_of(layer.apply, tree, tuple(leaves))
 
 
 @jax.jit

@@ -1,6 +1,5 @@
 """Compiled programs of a layer: forward pass, backward pass, loss, and its weight."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,12 +10,7 @@ import numpy as np
 from tensorjax import linalg
 from tensorjax._typing import PyTree
 from tensorjax.offload._training.computation.microbatches import split_loss
-
-
-@functools.lru_cache(maxsize=64)
-def programs_of(apply: Callable[..., Any], tree: Any, leaves: tuple[Any, ...]) -> "LayerPrograms":
-    """Returns the compiled programs of a layer's function, from a cache that all engines share."""
-    return LayerPrograms(apply, jax.tree.unflatten(tree, leaves))
+from tensorjax.offload._training.weak_cache import WeakCache
 
 
 class LayerPrograms:
@@ -133,6 +127,13 @@ class LayerPrograms:
             group if where is None else jax.lax.with_sharding_constraint(group, where)
             for group, where in zip(gradient, self._shardings, strict=True)
         )
+
+
+# The compiled programs of a layer's function, by that and its shardings (tree and leaves). All
+# engines share them, as long as the function is there.
+programs_of = WeakCache(
+    lambda apply, tree, leaves: LayerPrograms(apply, jax.tree.unflatten(tree, leaves))
+)
 
 
 def _divided(share: Any, dtype: Any) -> tuple[jax.Array, jax.Array | None]:

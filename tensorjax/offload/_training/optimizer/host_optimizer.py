@@ -16,6 +16,7 @@ from tensorjax import linalg
 from tensorjax.offload._training.array_checks import finite
 from tensorjax.offload._training.optimizer.parameter_labels import Named, alike, kind, named
 from tensorjax.offload._training.storage.host_arrays import cpu, to_host
+from tensorjax.offload._training.weak_cache import WeakCache
 
 Into = Literal["place", "gradient", "spare"]
 
@@ -210,9 +211,8 @@ def _floating(compute_dtype: Any) -> Any:
     return found
 
 
-@functools.lru_cache(maxsize=256)
-def _programs(transformation: Any, dtype: Any) -> tuple[Any, dict[Into, Any], Any]:
-    """Compiles an Optax transformation's init, update and cast for the host CPU; cached."""
+def _compiled(transformation: Any, dtype: Any) -> tuple[Any, dict[Into, Any], Any]:
+    """Compiles an Optax transformation's init, update and cast for the host CPU."""
 
     def init(params: Any) -> Any:
         return jax.lax.optimization_barrier(transformation.init(params))
@@ -247,6 +247,9 @@ def _programs(transformation: Any, dtype: Any) -> tuple[Any, dict[Into, Any], An
         # By itself: a cast in the program of the update would more than halve its speed.
         jit(lambda params: jax.tree.map(cast, params)),
     )
+
+
+_programs = WeakCache(_compiled)
 
 
 def _factors(scale: float) -> np.ndarray:

@@ -17,6 +17,7 @@ from tensorjax.offload._training.layers import Layer
 from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
 from tensorjax.offload._training.shards import Shards
 from tensorjax.offload._training.trace import Trace
+from tensorjax.offload._training.worker_threads import Settings
 
 # By group: the gradient, and whether it is finite, where the device checks that; else None.
 Looked = dict[str, tuple[Any, Any]]
@@ -69,6 +70,7 @@ class Gradients:
         self._there = threading.Event()
         self._error: BaseException | None = None
         self._there.set()
+        self._settings = Settings()
         self.begin(0)
         self._thread = threading.Thread(target=self._work, name="offload gradient", daemon=True)
         self._thread.start()
@@ -136,14 +138,15 @@ class Gradients:
 
     def _work(self) -> None:
         """Collects gradients on the host, in a thread, one layer after the other."""
-        while (given := self._given.get()) is not None:
-            try:
-                self._take(given)
-            except BaseException as error:
-                self._error = error
-            finally:
-                del given
-                self._there.set()
+        with self._settings.entered():
+            while (given := self._given.get()) is not None:
+                try:
+                    self._take(given)
+                except BaseException as error:
+                    self._error = error
+                finally:
+                    del given
+                    self._there.set()
 
     def _take(self, given: Looked) -> None:
         for group in [*given]:
