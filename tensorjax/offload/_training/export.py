@@ -187,11 +187,14 @@ def _files_of(index: Path) -> tuple[set[str], bool]:
 
 def _free_names(files: list[str], before: set[str]) -> dict[str, str]:
     """Chooses names of an export's files that an earlier one in the folder has not."""
-    found: dict[str, str] = {}
+    found, taken = {}, {*before, *files}
     for file in files:
-        stem, names = file.removesuffix(".safetensors"), {*before, *files, *found.values()}
-        others = (f"{stem}.{n}.safetensors" for n in itertools.count(1))
-        found[file] = next(n for n in others if n not in names) if file in before else file
+        stem, name = file.removesuffix(".safetensors"), file
+        if file in before:
+            others = (f"{stem}.{n}.safetensors" for n in itertools.count(1))
+            name = next(other for other in others if other not in taken)
+        taken.add(name)
+        found[file] = name
     return found
 
 

@@ -99,23 +99,25 @@ def _parts(owner: Any) -> tuple[tuple[Any, ...], Hashable, Callable[[tuple[Any, 
         return functions, (type(owner), *kinds), lambda held: around(build(held), kinds[1])
     if isinstance(owner, tuple) and hasattr(owner, "init") and hasattr(owner, "update"):
         # A tuple of Optax has no weak references, but its functions have.
-        return (owner.update, owner.init), None, lambda held: _Transformation(held[1], held[0])
+        optax: Any = owner
+        return (optax.update, optax.init), None, lambda held: _Transformation(held[1], held[0])
     return (owner,), None, lambda held: held[0]
 
 
 def _weak(function: Any) -> Any:
-    """Returns a stand-in of a function, or of an object with init and update; refers weakly."""
+    """Returns a stand-in, which refers weakly, of a function or an object with init and update."""
     if isinstance(function, types.MethodType):
         held: Any = weakref.WeakMethod(function)
     else:
         held = weakref.ref(function)
-    if not callable(function):
-        return _Transformation(*(_named(held, name) for name in ("init", "update")))
 
     def stand_in(*arguments: Any) -> Any:
         return _alive(held)(*arguments)
 
     stand_in.__name__ = getattr(function, "__name__", type(function).__name__)
+    for name in ("init", "update"):  # of an optimizer that is an object
+        if hasattr(function, name):
+            setattr(stand_in, name, _named(held, name))
     return stand_in
 
 
