@@ -1172,6 +1172,19 @@ def test_settings_of_jax_reach_the_threads(tmp_path: Path) -> None:
     assert {*precisions} == {"highest"}
 
 
+def test_a_thread_of_32_bits_makes_no_step_of_64() -> None:
+    with offload.Trainer(
+        cases.layers(), cases.params(dtype=np.float64), cases.optimizer()
+    ) as trainer:
+        for call in (trainer.step, trainer.evaluate):
+            with (
+                jax.enable_x64(False),
+                pytest.raises(RuntimeError, match="64 bits, and JAX"),
+            ):
+                call(cases.batch(0))
+        assert trainer.step(cases.batch(0)).number == 1
+
+
 def test_a_step_whose_loss_is_not_finite_leaves_no_gate() -> None:
     wrong = cases.batch(9)
     wrong["y"][0, 0] = np.nan

@@ -182,6 +182,8 @@ class Trainer:
             shards=self._shards,
             lent=self._engine.lends,
         )
+        leaves = (leaf for group in self._groups.values() for leaf in group.device.leaves)
+        self._wide = any(leaf.dtype.itemsize == 8 for leaf in leaves)
         self._model = fingerprint.describe(self._layers, self._groups)
         kinds = {name: g.optimizer.program for name, g in self._groups.items()}
         check_separate(optimizer, shapes, kinds)
@@ -263,7 +265,7 @@ class Trainer:
         Raises:
           RuntimeError: a thread failed, of this step or one before, its cause is the error, such as
             a FloatingPointError if an update makes parameters that are NaN or infinite; or another
-            thread is in a step.
+            thread is in a step; or parameters have 64 bits, and JAX has 32 in this thread.
           FloatingPointError: the loss or a gradient is NaN or infinite. No such gradient is
             applied, and nothing of the step is committed.
           ValueError: a batch that cannot be cut.
@@ -300,6 +302,11 @@ class Trainer:
     def _alone(self, otherwise: str) -> Iterator[None]:
         """Context manager that lets one thread compute with a trainer; RuntimeError in a second."""
         self._check_open()
+        if self._wide and jax.dtypes.canonicalize_dtype(np.float64) != np.float64:
+            raise RuntimeError(
+                "the trainer computes with parameters of 64 bits, and JAX has 32 in this thread: "
+                "call it within jax.enable_x64(True), as it was made, or set JAX_ENABLE_X64=1"
+            )
         if not self._turn.acquire(blocking=False):
             raise RuntimeError(otherwise)
         try:
