@@ -177,6 +177,7 @@ class Trace:
         Raises:
           ValueError: there are no spans of these steps.
         """
+        import matplotlib.pyplot  # noqa: F401  (a notebook then shows what a cell returns)
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(11, 3.2), layout="constrained")
