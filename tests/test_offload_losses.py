@@ -189,8 +189,8 @@ def test_a_loss_that_depends_on_how_a_batch_is_cut_is_refused(
         trainer.step(batch)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("weight", [1 / 3, 3.0, 7e4, 3e7])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("weight", [1 / 3, 7e4, 3e7])
 def test_a_weight_that_the_dtype_of_the_loss_has_not(dtype: str, weight: float) -> None:
     """Nor its reciprocal, which is 0 in float16, nor the sum of two weights."""
 

@@ -25,6 +25,8 @@ from tensorjax import offload
 from tests import offload_cases as cases
 from tests.oracles import compilations
 
+SLOW = pytest.mark.slow
+
 
 def one_program(steps: int, optimizer: Any) -> tuple[list[float], Any]:
     """The same training, its gradient and update compiled as a whole."""
@@ -558,7 +560,9 @@ def _weighed(dtype: Any, clip: float) -> offload.Trainer:
     return offload.Trainer(layers, {"a": {"w": np.zeros(300, dtype)}}, optax.sgd(1.0), clip=clip)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float16", *(pytest.param(d, marks=SLOW) for d in ("float64", "bfloat16"))]
+)
 def test_clipping_holds_in_any_dtype_and_range(rng: np.random.Generator, dtype: str) -> None:
     kind = jnp.finfo(dtype)
     with contextlib.ExitStack() as stack:
