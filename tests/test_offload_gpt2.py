@@ -86,6 +86,7 @@ def test_what_is_drawn_has_the_shapes_and_spread_of_the_model() -> None:
         assert float(jnp.std(x)) == pytest.approx(float(np.std(y)), rel=0.2, abs=1e-6), path
 
 
+@pytest.mark.slow
 def test_dropout_keeps_the_mean_in_half_precision() -> None:
     """Its factor is no number of bfloat16."""
     config = gpt2.GPT2Config.tiny(dropout=0.1)
