@@ -86,6 +86,21 @@ def test_what_is_drawn_has_the_shapes_and_spread_of_the_model() -> None:
         assert float(jnp.std(x)) == pytest.approx(float(np.std(y)), rel=0.2, abs=1e-6), path
 
 
+@pytest.mark.slow
+def test_dropout_keeps_the_mean_in_half_precision() -> None:
+    """Its factor is no number of bfloat16."""
+    config = gpt2.GPT2Config.tiny(dropout=0.1)
+    embedding = gpt2.layers(config)[0]
+    held = gpt2.initial(config, jax.random.key(0), param_dtype=jnp.bfloat16)
+    params, (batch,) = tuple(held[name]() for name in embedding.uses), batches(1)
+    plain, dropped = (
+        np.asarray(embedding.apply(params, None, batch, key), np.float64)
+        for key in (None, jax.random.key(1))
+    )
+    kept = (dropped != 0) & (plain != 0)
+    assert np.mean(dropped[kept] / plain[kept]) == pytest.approx(1 / 0.9, rel=3e-4)
+
+
 def test_half_precision_and_dropout_from_disk(tmp_path: Path) -> None:
     config = gpt2.GPT2Config.tiny(dropout=0.1)
     key, options = jax.random.key(3), {"compute_dtype": jnp.bfloat16}

@@ -59,7 +59,8 @@ def test_layers_that_share_a_group_add_to_it(gradients: Gradients, offers: Offer
         gradients.take(gradients.look(B, of(1.0, 2.0)))
         gradients.take(gradients.look(A, of(3.0, 4.0)))
         gradients.wait()
-        assert float(gradients.squares) == 2 * (2.0**2 + 4.0**2 + 4.0**2)
+        squares = 2 * (2.0**2 + 4.0**2 + 4.0**2)
+        assert gradients.norm == pytest.approx(squares**0.5, rel=1e-15)
     # While b is offered, the tied group is not whole yet: 8 bytes.
     assert offers.got == 2 * [("b", [2, 2], 8), ("tied", [4, 4], 0), ("a", [4, 4], 0)]
 
@@ -155,3 +156,21 @@ def test_squares_of_any_number_of_numbers(size: int, dtype: str) -> None:
             x_wrong = x.copy()
             x_wrong[place] = value
             assert not np.isfinite(optimizer.squares([jnp.asarray(x_wrong)]))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+def test_norms_of_numbers_of_any_size(rng: np.random.Generator, dtype: str) -> None:
+    """Also where their squares are none of their dtype, in arrays of more than one part."""
+    optimizer, kind = HostOptimizer(optax.sgd(0.1)), jnp.finfo(dtype)
+    for exponent in np.linspace(kind.minexp, kind.maxexp - 1, 6).astype(int).tolist():
+        size = int(rng.integers(1, 200_000))
+        x = np.ldexp(rng.uniform(0.5, 1, size), exponent).astype(jnp.dtype(dtype))
+        wide = np.asarray(x, np.longdouble)
+        expected = float(np.sqrt(np.sum(wide * wide)))
+        assert optimizer.norm([jnp.asarray(x)]) == pytest.approx(expected, rel=5e-7)
+        for wrong in (np.nan, np.inf):
+            x[rng.integers(size)] = wrong
+            assert not np.isfinite(optimizer.norm([jnp.asarray(x)]))
+    assert optimizer.norm([jnp.zeros(3, dtype), jnp.zeros(0, dtype)]) == 0.0
+    most = jnp.full(5, kind.max, dtype)  # beyond double precision
+    assert np.isfinite(optimizer.norm([most])) == (dtype != "float64")

@@ -189,6 +189,25 @@ def test_a_loss_that_depends_on_how_a_batch_is_cut_is_refused(
         trainer.step(batch)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("weight", [1 / 3, 7e4, 3e7])
+def test_a_weight_that_the_dtype_of_the_loss_has_not(dtype: str, weight: float) -> None:
+    """Nor its reciprocal, which is 0 in float16, nor the sum of two weights."""
+
+    def last(params: Any, x: Any, batch: Any, key: Any) -> Any:
+        kind = jnp.bfloat16 if dtype == "float16" and weight > 3e4 else dtype  # to hold the weight
+        return jnp.sum(batch[0] * params[0]), jnp.asarray(weight, kind)
+
+    one = [offload.Layer(name="a", apply=last)]
+    start = {"a": np.ones(4, jnp.dtype(dtype))}
+    with offload.Trainer(one, start, optax.sgd(1.0), microbatches=2) as trainer:
+        loss = trainer.step(np.full((2, 4), 5e3, jnp.dtype(dtype))).loss
+        moved = 1 - trainer.params()["a"].astype(float)
+    eps, held = float(jnp.finfo(dtype).eps), float(jnp.asarray(weight, "float32"))
+    assert loss == pytest.approx(2e4 / held, rel=2 * max(eps, 4e-3 if held > 3e4 else 0))
+    np.testing.assert_allclose(moved, 5e3 / held, rtol=4e-3, atol=2 * eps * max(1, 5e3 / held))
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 @pytest.mark.parametrize("microbatches", [2, 4, 8])
 def test_means_of_rows_are_averaged_in_any_dtype(

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("xxhash", reason="the store has an extra of its own")
 
 from tensorjax import offload
-from tensorjax.offload._planning import placement_costs, placement_search
+from tensorjax.offload._planning import machine_speed, placement_costs, placement_search
 from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
 from tensorjax.offload._training.parameter_groups import make_groups
 from tests import offload_cases as cases
@@ -283,6 +283,31 @@ def test_updates_are_measured_with_the_dtype_they_have(tmp_path: Path, dtype: st
     machine = offload.measure(tmp_path, transformation, dtype=dtype, size=16 << 20)
     assert machine.update > 0
     assert {*seen} == {(jnp.dtype(dtype),) * 2}
+
+
+@pytest.mark.parametrize("size", [5000, 100_000, 12 << 20])
+def test_a_measurement_takes_the_bytes_that_are_given(
+    tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    class Store(offload.TensorStore):
+        def close(self) -> None:
+            found = self.statistics()
+            seen.extend([found.reads.bytes, found.writes.bytes, found.allocated])
+            super().close()
+
+    monkeypatch.setattr(machine_speed, "TensorStore", Store)
+    monkeypatch.setattr(machine_speed, "_update", lambda *_: 1.0)
+    offload.measure(tmp_path, optax.sgd(0.1), size=size, backend="threads")
+    wanted = 8 << 20 if size > 8 << 20 else size // 4096 * 4096
+    assert seen == [wanted, 2 * wanted, 4 * wanted]
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_times_of_no_runs_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"repeats: expected .*got 0"):
+        offload.layer_seconds([], {}, jnp.ones(2), offload.Engine(), repeats=0)
 
 
 def test_a_plan_needs_a_machine() -> None:

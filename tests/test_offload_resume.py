@@ -1,6 +1,7 @@
 """The committed state is the checkpoint: what goes on from it, and what others can read of it."""
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -300,6 +302,52 @@ def test_a_store_that_is_trained_in_is_not_exported(tmp_path: Path) -> None:
                 offload.to_safetensors(made, tmp_path / "out")
     assert contents(tmp_path / "out") == before
     assert before.keys() == {path.name for path in wanted}
+
+
+def test_an_export_over_another_one_is_whole_wherever_it_ends(tmp_path: Path) -> None:
+    """The index names files of one step, whichever of the renames fails, and no others are left."""
+    pytest.importorskip("safetensors")
+    from safetensors.numpy import load_file
+
+    def held() -> tuple[int, dict[str, Any]]:
+        index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+        files = {*index["weight_map"].values()}
+        found = {name: x for file in files for name, x in load_file(tmp_path / file).items()}
+        assert found.keys() == index["weight_map"].keys()
+        assert {path.name for path in tmp_path.iterdir()} == {
+            *files, "model.safetensors.index.json", "other.safetensors"
+        }  # fmt: skip
+        return index["metadata"]["steps"], found
+
+    def failing(real: Any, calls: Iterator[int], fails: int) -> Any:
+        def move(self: Path, to: Path) -> Path:
+            if next(calls) == fails:
+                raise OSError("No space left on device")
+            return real(self, to)
+
+        return move
+
+    (tmp_path / "other.safetensors").write_bytes(b"of somebody else")
+    with offload.Trainer(cases.layers(), cases.params(), cases.optimizer()) as made:
+        offload.to_safetensors(made, tmp_path)
+        for fails in (0, 2, len(cases.NAMES)):
+            before, calls = held(), itertools.count()
+            made.step(cases.batch(fails))
+            with pytest.MonkeyPatch.context() as patch:
+                for name in ("rename", "replace"):
+                    patch.setattr(Path, name, failing(getattr(Path, name), calls, fails))
+                with pytest.raises(OSError, match="No space"):
+                    offload.to_safetensors(made, tmp_path)
+            assert held()[0] == before[0]
+            assert cases.equal(held()[1], before[1])
+            offload.to_safetensors(made, tmp_path)
+            wanted = {f"{g}.{n}": x for g, tree in made.params().items() for n, x in tree.items()}
+            assert held()[0] == made.steps
+            assert cases.equal(held()[1], wanted)
+        (tmp_path / "model.safetensors.index.json").write_text("[]")
+        with pytest.raises(ValueError, match=r"folder: expected .* no index of one"):
+            offload.to_safetensors(made, tmp_path)
+    assert not (tmp_path / "export.new").exists()
 
 
 def test_an_export_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:

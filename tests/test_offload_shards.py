@@ -139,4 +139,4 @@ def test_alone_there_is_nobody_to_wait_for() -> None:
     processes = _processes.Processes()
     processes.wait("nothing")
     assert processes.exchange("numbers", 3) == [3]
-    assert processes.total(2.5) == 2.5
+    assert processes.norm(2.5) == 2.5

@@ -1,11 +1,13 @@
 """Training by layers equals training in one program, and does not depend on where things live."""
 
 import contextlib
+import gc
 import itertools
 import json
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ pytest.importorskip("xxhash", reason="the store has an extra of its own")
 from tensorjax import offload
 from tests import offload_cases as cases
 from tests.oracles import compilations
+
+SLOW = pytest.mark.slow
 
 
 def one_program(steps: int, optimizer: Any) -> tuple[list[float], Any]:
@@ -532,10 +536,44 @@ def test_a_gradient_that_is_not_finite_is_reported_and_not_applied(clip: float |
 
 
 def test_a_norm_that_overflows_is_reported() -> None:
-    """Each gradient is finite, the sum of squares is not: by it all would be scaled to zero."""
+    """Each gradient is finite, their norm is not: by it all would be scaled to zero."""
     message = "clip: the norm of all gradients is inf"
-    with _rooted(1.0, 1.0) as trainer, pytest.raises(FloatingPointError, match=message):
-        trainer.step(_ones(1e12))
+    clipped = _weighed(np.float64, 1.0)
+    with clipped as trainer, pytest.raises(FloatingPointError, match=message):
+        trainer.step(np.full((1, 300), 1.7e308))
+    with _rooted(1.0, 1.0) as trainer:  # the squares of these are beyond single precision
+        assert 1e19 < trainer.step(_ones(1e12)).norm < np.inf
+        moved = [x - y for x, y in zip(*map(jax.tree.leaves, (trainer.params(), {
+            "a": {"w": np.ones((3, 4)), "zero": np.ones(4)}, "b": {"w": np.ones(4)}
+        })), strict=True)]  # fmt: skip
+    norm = np.sqrt(sum(np.sum(x.astype(float) ** 2) for x in moved))
+    assert norm == pytest.approx(0.1, rel=1e-4)
+
+
+def _weighed(dtype: Any, clip: float) -> offload.Trainer:
+    """A trainer whose gradient is the batch, and whose update is that, clipped."""
+
+    def loss(params: Any, x: Any, batch: Any, key: Any) -> Any:
+        return jnp.sum(params[0]["w"] * batch[0])
+
+    layers = [offload.Layer(name="a", apply=loss)]
+    return offload.Trainer(layers, {"a": {"w": np.zeros(300, dtype)}}, optax.sgd(1.0), clip=clip)
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float16", *(pytest.param(d, marks=SLOW) for d in ("float64", "bfloat16"))]
+)
+def test_clipping_holds_in_any_dtype_and_range(rng: np.random.Generator, dtype: str) -> None:
+    kind = jnp.finfo(dtype)
+    with contextlib.ExitStack() as stack:
+        for exponent in rng.integers(kind.minexp // 2, kind.maxexp - 1, 3).tolist():
+            value = 2.0**exponent
+            clip = max(value / 2.0 ** rng.integers(1, 20), float(kind.tiny) * 2.0**12)
+            trainer = stack.enter_context(_weighed(jnp.dtype(dtype), clip))
+            norm = trainer.step(np.full((1, 300), value, jnp.dtype(dtype))).norm
+            assert norm == pytest.approx(value * 300**0.5, rel=1e-12)
+            moved = np.linalg.norm(trainer.params()["a"]["w"].astype(float))
+            assert moved == pytest.approx(min(clip, norm), rel=4 * float(kind.eps))
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
@@ -1023,6 +1061,175 @@ def test_a_trace_keeps_no_more_than_it_may() -> None:
         assert trace.spans()[-1].step == 19
     with pytest.raises(ValueError, match="capacity"):
         offload.Trace(0)
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["memory", "store"])
+def test_a_trainer_that_is_dropped_ends_its_threads(tmp_path: Path, stored: bool) -> None:
+    """And its layers, its optimizer and what they capture are freed, but not the store."""
+
+    def made(store: Any) -> list[Any]:
+        table = jnp.full((24, 2), 0.5)
+
+        def apply(params: Any, x: Any, batch: Any, key: Any) -> jax.Array:
+            return jnp.mean((batch["x"] @ (table * params[0]["w"])) ** 2)
+
+        def update(updates: Any, state: Any, params: Any = None) -> Any:
+            return jax.tree.map(lambda g: -0.1 * table * g, updates), state
+
+        def label(params: Any) -> Any:  # a function of the names of groups
+            return {name: "all" if table.size else name for name in params}
+
+        inner = optax.GradientTransformation(lambda params: (), update)
+        transformation = optax.multi_transform({"all": inner}, label)
+        layers = [offload.Layer(name="a", apply=apply)]
+        trainer = offload.Trainer(
+            layers, {"a": {"w": np.ones((24, 2), np.float32)}}, transformation, store=store
+        )
+        for _ in range(2):
+            trainer.step({"x": cases.batch(0)["x"]})
+        found = [weakref.ref(x) for x in (trainer, apply, update, table)]
+        del trainer
+        gc.collect()
+        return found
+
+    before = {*threading.enumerate()}
+    with cases.store(tmp_path) if stored else contextlib.nullcontext() as store:
+        with pytest.warns(ResourceWarning, match="dropped without close"):
+            held = made(store)
+        if stored:  # the next one waits for what ends there
+            layers, params = [offload.Layer(name="a", apply=_square)], np.ones((24, 2), "f")
+            with pytest.raises(offload.MismatchError, match="optimiser"):
+                offload.Trainer(layers, {"a": {"w": params}}, optax.sgd(1), store=store)
+        for thread in {*threading.enumerate()} - before:
+            if thread.name.startswith("offload"):
+                thread.join(30)
+                assert not thread.is_alive()
+        gc.collect()
+        assert [ref() is None for ref in held] == [True] * 4
+
+
+def test_methods_of_an_object_share_programs_and_do_not_keep_it() -> None:
+    """After the trainers were closed; nor does an optimizer of another form than Optax's."""
+
+    class Model:
+        """Layers that are methods, and an optimizer of another form."""
+
+        def __init__(self) -> None:
+            self.table = jnp.full((24, 2), 0.5)
+
+        def apply(self, params: Any, x: Any, batch: Any, key: Any) -> jax.Array:
+            return jnp.mean((batch["x"] @ (self.table * params[0]["w"])) ** 2)
+
+        def init(self, params: Any) -> Any:
+            return ()
+
+        def update(self, updates: Any, state: Any, params: Any = None) -> Any:
+            return jax.tree.map(lambda g: -0.1 * self.table * g, updates), state
+
+    def trained() -> Any:
+        model = Model()
+        traced: list[Any] = []
+        for _ in range(2):  # the second one compiles nothing
+            layers = [offload.Layer(name="a", apply=model.apply)]
+            params = {"a": {"w": np.ones((24, 2), np.float32)}}
+            with offload.Trainer(layers, params, model) as trainer:  # type: ignore[arg-type]
+                with compilations() as compiled:
+                    trainer.step({"x": cases.batch(0)["x"]})
+                    trainer.flush()
+                traced.append((layers, len(compiled)))
+        assert traced[0][1] > traced[1][1] == 0
+        return weakref.ref(model)
+
+    held = trained()
+    gc.collect()
+    assert held() is None
+
+
+def test_settings_of_jax_reach_the_threads(tmp_path: Path) -> None:
+    """Those that a `with` sets for the thread that makes the trainer."""
+    params: Any = cases.params(dtype=np.float64)
+    wanted: list[Any] = []
+    precisions: list[Any] = []
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        precisions.append(jax.config.jax_default_matmul_precision)
+        return jax.tree.map(lambda g: -1e-3 * g, updates), state
+
+    optimizer = optax.GradientTransformation(lambda params: (), update)
+    for wide in (True, False):  # in all threads, or only in this one
+        jax.config.update("jax_enable_x64", wide)
+        try:
+            with (
+                jax.enable_x64(True),
+                jax.default_matmul_precision("highest"),
+                cases.store(tmp_path / str(len(wanted))) as store,
+                offload.Trainer(
+                    cases.layers(), params, optimizer, store=store, commit_every=1, clip=1.0
+                ) as trainer,
+            ):
+                losses = [trainer.step(cases.batch(number)).loss for number in range(2)]
+                wanted.append((losses, trainer.params()))
+        finally:
+            jax.config.update("jax_enable_x64", True)
+    assert wanted[0][0] == wanted[1][0]
+    assert cases.equal(wanted[0][1], wanted[1][1])
+    assert {*precisions} == {"highest"}
+
+
+def test_a_thread_of_32_bits_makes_no_step_of_64() -> None:
+    batch = np.ones((1, 300))
+    with _weighed(np.float64, 1.0) as trainer:
+        for call in (trainer.step, trainer.evaluate):
+            with jax.enable_x64(False), pytest.raises(RuntimeError, match="64 bits, and JAX"):
+                call(batch)
+        assert trainer.step(batch).number == 1
+
+
+def test_a_step_whose_loss_is_not_finite_leaves_no_gate() -> None:
+    wrong = cases.batch(9)
+    wrong["y"][0, 0] = np.nan
+    options: Any = {"clip": 0.5}
+    with offload.Trainer(cases.layers(), cases.params(), cases.optimizer(), **options) as trainer:
+        for number in range(3):
+            with pytest.raises(FloatingPointError, match="loss"):
+                trainer.step(wrong)
+            scheduler = trainer._pipeline.updater._scheduler
+            assert scheduler.open
+            assert not scheduler.gated
+            trainer.flush()
+            trainer.step(cases.batch(number))
+        assert cases.equal(trainer.params(), cases.train(3, **options)[1])
+
+
+def test_seconds_of_a_trace_are_found_in_one_pass() -> None:
+    class Counted(int):
+        """A step that counts how often it is looked at."""
+
+        looks = 0
+
+        def __eq__(self, other: object) -> bool:
+            Counted.looks += 1
+            return int(self) == other
+
+        def __hash__(self) -> int:
+            return hash(int(self))
+
+    trace, order = offload.Trace(), np.random.default_rng(0).permutation(120) // 3
+    for number, step in enumerate(order.tolist()):
+        trace.add("compute", "a", 2.0 * number, 2.0 * number + 1, Counted(step))
+        trace.add("read", "a", 0.0, 100.0, Counted(step))
+    assert trace.seconds("compute", first=7) == dict.fromkeys(range(7, 40), 3.0)
+    assert Counted.looks < 5 * len(order)
+
+
+def test_a_picture_of_a_trace_is_not_kept() -> None:
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    trace = offload.Trace()
+    trace.add("compute", "a backward", 0.0, 1.0, 0)
+    before = pyplot.get_fignums()
+    figure = trace.picture()
+    assert len(figure.legends) == 1
+    assert pyplot.get_fignums() == before
 
 
 def test_an_error_of_the_last_layer_is_not_said_to_be_of_a_backward_pass() -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 from typing import Any
 
 import jax
@@ -76,12 +77,16 @@ class Processes:
         ]
         return [json.loads(text) for text in found]
 
-    def total(self, number: Any) -> Any:
-        """Sums an array over all processes in a fixed order, so that all get the same bits."""
+    def norm(self, number: float) -> float:
+        """Computes the root of the sum of squares of a number of each process.
+
+        In double precision, squares of any size, and in a fixed order: all get the same bits.
+        """
         if self.count == 1:
             return number
-        every = multihost_utils.process_allgather(np.asarray(number))
-        return sum(every[1:], every[0])
+        bits = np.array([number], np.float64).view(np.uint32)  # JAX may have no double precision
+        every = np.ascontiguousarray(multihost_utils.process_allgather(bits), np.uint32)
+        return math.hypot(*every.reshape(-1).view(np.float64).tolist())
 
     def _ask(self, what: str, method: str, *arguments: Any) -> Any:
         # JAX has no public name for this (up to 0.12); its own checkpoints and Orbax take it here.

@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from tensorjax import nn, offload
+from tensorjax import linalg, nn, offload
 from tensorjax._ids import IGNORED
 from tensorjax._typing import ArrayLike, DTypeLike
 from tensorjax.models._config_checks import check_spec
@@ -87,7 +87,9 @@ def _layers(
             return x
         mine = layout.key(jax.random.fold_in(key, number), x)
         keep = jax.random.bernoulli(mine, 1 - config.dropout, x.shape)
-        return jnp.where(keep, x / jnp.asarray(1 - config.dropout, x.dtype), jnp.zeros_like(x))
+        wide = linalg.factor_dtype(x.dtype)  # 0.9 in bfloat16 is 0.8984
+        kept = (x.astype(wide) / jnp.asarray(1 - config.dropout, wide)).astype(x.dtype)
+        return jnp.where(keep, kept, jnp.zeros_like(x))
 
     def embedding(params: Any, _: None, batch: Mapping[str, Any], key: Any) -> jax.Array:
         table, positions = params

@@ -68,13 +68,16 @@ def measure(
 ) -> Machine:
     """Measures a machine's speeds: disk, optimiser on the host, transfers to the device.
 
-    Takes a few seconds, and twice ``size`` on the disk, which is freed again.
+    Takes a few seconds, and four times ``size`` on the disk, which is freed again: half of that is
+    written.
 
     Args:
       path: folder on the disk to measure; made if absent.
       optimizer: an Optax transformation.
       dtype: of the parameters that it updates.
-      size: bytes that are moved each way, at least 4096.
+      size: bytes that are read from the disk and as many that are written meanwhile, in parts of
+        8 MiB, rounded down to whole parts; below 8 MiB, to 4096 bytes, the least. A quarter of them
+        goes to the device.
       backend: of the `TensorStore`: a name of `backends()`, or an object.
 
     Returns:
@@ -127,10 +130,13 @@ def layer_seconds(
       batch: one microbatch, a pytree of arrays.
       engine: `Engine` that computes.
       key: of `jax.random`, for layers that draw.
-      repeats: runs whose median counts, after one that compiles.
+      repeats: runs whose median counts, after one that compiles; at least one.
 
     Returns:
       A dictionary from the name of each layer to (forward, backward) in seconds.
+
+    Raises:
+      ValueError: ``repeats`` below 1.
 
     Example:
       >>> import jax.numpy as jnp
@@ -143,6 +149,7 @@ def layer_seconds(
 
     Source: ours.
     """
+    _check.integer("repeats", repeats, low=1)
     found: dict[str, tuple[float, float]] = {}
     known: dict[Any, tuple[Any, tuple[float, float]]] = {}
     x, batch = None, engine.batch(batch)
@@ -206,8 +213,8 @@ def _median(work: Callable[[], Any], repeats: int) -> float:
 
 def _disk(folder: str, size: int, backend: Any) -> tuple[float, float]:
     """Measures the disk's read and write speeds, both at the same time, in bytes per second."""
-    part = 8 * MIB
-    count = max(2, size // part)
+    part = min(8 * MIB, size // 4096 * 4096)
+    count = size // part
     specs = {f"{kind}{n}": jax.ShapeDtypeStruct((part,), np.uint8)
              for kind in "ab" for n in range(count)}  # fmt: skip
     data = np.random.default_rng(0).integers(0, 256, part, np.uint8)

@@ -21,12 +21,15 @@ from tensorjax.offload._training.storage.host_arrays import owned
 from tensorjax.offload._training.storage.storage import StoreStorage
 from tensorjax.offload._training.trace import Trace
 from tensorjax.offload._training.updates.updates import Updater
+from tensorjax.offload._training.worker_threads import Settings
 
 _LOG = logging.getLogger("tensorjax.offload")
 FORMAT = 3  # version of the metadata that is kept beside the tensors
 
 # The trainer that claimed each store last.
 _TRAINERS: "weakref.WeakKeyDictionary[TensorStore, Any]" = weakref.WeakKeyDictionary()
+# The thread that ends a trainer which was dropped, by its store.
+_ENDING: "weakref.WeakKeyDictionary[TensorStore, threading.Thread]" = weakref.WeakKeyDictionary()
 
 
 def take(store: Any, trainer: Any) -> None:
@@ -44,6 +47,8 @@ def take(store: Any, trainer: Any) -> None:
         raise StoreError(
             "store: another trainer goes on in it; close that one, or open the store again"
         )
+    if (ending := _ENDING.pop(store, None)) is not None:
+        ending.join()  # what it still writes must not follow what this one does
     _TRAINERS[store] = weakref.ref(trainer)
 
 
@@ -115,6 +120,7 @@ class Commits:
         self._updater, self._processes = updater, processes
         self._failed, self._trace = failed, trace
         self._thread: threading.Thread | None = None
+        self._settings = Settings()
 
     def begin(self, meta: dict[str, Any], pending: Mapping[str, Any], version: int) -> None:
         """Starts a thread that commits one version of all groups; later updates wait for it.
@@ -162,6 +168,10 @@ class Commits:
                 self._store.commit(meta, barrier=lambda: self._processes.wait(what))
             self.steps = steps
 
+    def ends_in(self, thread: threading.Thread) -> None:
+        """Makes the next trainer on the store wait for a thread that ends this training."""
+        _ENDING[self._store] = thread
+
     def warn(self, steps: int) -> None:
         """Logs a warning if a training has made steps that are not committed."""
         if self.steps < steps:
@@ -172,8 +182,9 @@ class Commits:
 
     def _behind(self, meta: dict[str, Any], pending: Mapping[str, Any], version: int) -> None:
         try:
-            self._updater.settle_at(version)
-            self.now(meta, pending)
+            with self._settings.entered():
+                self._updater.settle_at(version)
+                self.now(meta, pending)
         except BaseException as error:
             self._updater.fail(error)
             self._failed(error)
@@ -266,7 +277,7 @@ def resume(
                 parameter_groups.put(group, packing, parameter_groups.get(packing, storage, owned))
     found = Progress(meta["steps"], meta["data"])
     if meta["stale"] and found.steps:
-        found.scale = None if meta["scale"] is None else np.float32(meta["scale"])
+        found.scale = None if meta["scale"] is None else np.float64(meta["scale"])
         found.pending = {
             name: parameter_groups.get(group.gradient, storage, owned)
             for name, group in groups.items()

@@ -1,6 +1,7 @@
 """Export of a training to safetensors files or Orbax checkpoints."""
 
 import contextlib
+import itertools
 import json
 import shutil
 from collections.abc import Iterator, Mapping
@@ -18,7 +19,7 @@ from tensorjax.offload._training.storage.tensor_packing import Leaf, TensorPacki
 from tensorjax.offload._training.trainer import Trainer
 
 Arrays = dict[str, np.ndarray]  # by path
-_NOTE, _NEW = "trainer.json", "export.new"
+_NOTE, _NEW, _INDEX = "trainer.json", "export.new", "model.safetensors.index.json"
 
 
 class _Part(NamedTuple):
@@ -37,6 +38,10 @@ def to_safetensors(
     One group is in memory at a time. Tensors are named ``group.path``; which file has which is in
     ``model.safetensors.index.json``, as Hugging Face writes it for models in parts.
 
+    Over an earlier export in the folder, files get names that its index has not, such as
+    ``group.1.safetensors``. So whatever ends an export, the index names files of one step: the
+    earlier ones until it is replaced, which it is at once; then they are removed.
+
     Args:
       source: a trainer, whose updates are finished first; or a store that one has trained in, and
         none does any more, which needs neither model nor optimiser: just opened, it has what was
@@ -48,8 +53,8 @@ def to_safetensors(
       The files, the index last.
 
     Raises:
-      ValueError: this is one of several processes, two tensors would have one name, or the store
-        holds no training.
+      ValueError: this is one of several processes, two tensors would have one name, the store
+        holds no training, or the folder has an index that cannot be read.
       ModuleNotFoundError: the package safetensors is missing.
 
     Example:
@@ -73,25 +78,39 @@ def to_safetensors(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     files, where, total = [], {}, 0
-    with _nothing_half_written([folder / _NEW]) as (new,):
+    with _nothing_half_written([folder / _NEW]) as written:
+        new = written[0]
         shutil.rmtree(new, ignore_errors=True)  # of an export that was killed
         new.mkdir()
+        index = folder / _INDEX
+        before, ours = _files_of(index)
         for part in _parts(source):
             tensors = _prefixed(part.name, part.params)
             if state:
-                tensors = _joined(tensors, _prefixed(f"{part.name}.state", part.state))
-            _joined(where, tensors)
+                _join(tensors, _prefixed(f"{part.name}.state", part.state))
+            _join(where, dict.fromkeys(tensors, f"{part.name}.safetensors"))
             files.append(new / f"{part.name}.safetensors")
             save_file(tensors, files[-1], metadata={"format": "np", "steps": str(steps)})
-            where.update(dict.fromkeys(tensors, files[-1].name))
             total += sum(x.nbytes for x in tensors.values())
-        files.append(new / "model.safetensors.index.json")
+        names = _free_names([path.name for path in files], before)
+        where = {tensor: names[file] for tensor, file in where.items()}
         note = {"metadata": {"total_size": total, "steps": steps}, "weight_map": where}
-        files[-1].write_text(json.dumps(note))
-        # What was there before is replaced only now, the index last.
-        moved = [path.rename(folder / path.name) for path in files]
+        (new / _INDEX).write_text(json.dumps(note))
+        for path in files:
+            written.append(folder / names[path.name])
+            path.rename(written[-1])
+        moved, written[1:] = written[1:], []
+        try:
+            (new / _INDEX).replace(index)  # from here on it is the new export
+        except OSError:
+            written += moved
+            raise
+    for name in before if ours else ():
+        with contextlib.suppress(OSError):  # no index names them any more
+            (folder / name).unlink()
+    with contextlib.suppress(OSError):
         new.rmdir()
-    return moved
+    return [*moved, index]
 
 
 def to_orbax(source: Trainer | TensorStore, folder: str | Path) -> Path:
@@ -148,6 +167,35 @@ def to_orbax(source: Trainer | TensorStore, folder: str | Path) -> Path:
             writer.wait_until_finished()
     (folder / _NOTE).write_text(json.dumps({"steps": steps, "data": data}))
     return folder
+
+
+def _files_of(index: Path) -> tuple[set[str], bool]:
+    """Returns the files that an index of an earlier export names, and whether it is one of ours."""
+    if not index.exists():
+        return set(), False
+    try:
+        found = json.loads(index.read_text())
+        return {Path(name).name for name in found["weight_map"].values()}, (
+            "steps" in found["metadata"]
+        )
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ValueError(
+            f"folder: expected none, or one with an earlier export, got {index}, which is no index "
+            "of one; choose another folder"
+        ) from error
+
+
+def _free_names(files: list[str], before: set[str]) -> dict[str, str]:
+    """Chooses names of an export's files that an earlier one in the folder has not."""
+    found, taken = {}, {*before, *files}
+    for file in files:
+        stem, name = file.removesuffix(".safetensors"), file
+        if file in before:
+            others = (f"{stem}.{n}.safetensors" for n in itertools.count(1))
+            name = next(other for other in others if other not in taken)
+        taken.add(name)
+        found[file] = name
+    return found
 
 
 @contextlib.contextmanager
@@ -219,15 +267,16 @@ def _read(store: TensorStore, prefix: str, packed: Any) -> Arrays:
     """Reads the arrays of one exported pytree from a store, as copies by their paths."""
     found: Arrays = {}
     small = [Leaf(path, tuple(shape), jnp.dtype(dtype)) for path, dtype, shape in packed]
-    for number, leaf in enumerate(small):
-        _joined({other.path: other for other in small[:number]}, {leaf.path: leaf}, prefix)
+    seen: dict[str, Leaf] = {}
+    for leaf in small:
+        _join(seen, {leaf.path: leaf}, prefix)
     for name in (name for name in store.names if name.startswith(prefix)):
         with store.read(name).result() as lease:
             path = name.removeprefix(prefix)
             several = path == TensorPacking.PACKED
             arrays = unpacked(lease.array, small) if several else {path: lease.array}
             copies = {path: np.array(x) for path, x in arrays.items()}
-            found = _joined(found, copies, prefix.rstrip("/").replace("/", ": "))
+            _join(found, copies, prefix.rstrip("/").replace("/", ": "))
             del arrays
     if found.keys() == {"value"}:  # most likely an array by itself
         return {"": found["value"]}
@@ -239,7 +288,7 @@ def _named(where: str, tree: Any) -> Arrays:
     found: Arrays = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = jax.tree_util.keystr(path, simple=True, separator=".")
-        found = _joined(found, {name: np.asarray(leaf, order="C")}, where)
+        _join(found, {name: np.asarray(leaf, order="C")}, where)
     return found
 
 
@@ -262,12 +311,12 @@ def _prefixed(prefix: str, arrays: Arrays) -> Arrays:
     return {f"{prefix}.{path}" if path else prefix: x for path, x in arrays.items()}
 
 
-def _joined(some: Mapping[str, Any], more: Mapping[str, Any], where: str = "") -> Any:
-    """Merges two mappings of arrays to export; raises ValueError if they share a name."""
-    if twice := some.keys() & more.keys():
+def _join(some: dict[str, Any], more: Mapping[str, Any], where: str = "") -> None:
+    """Adds to a dictionary of what is exported; raises ValueError for a name that it has."""
+    if twice := [name for name in more if name in some]:
         name = ".".join(filter(None, [where, sorted(twice)[0]]))
         raise ValueError(
             f"source: expected different names for all tensors, got {name!r} twice, as paths are "
             "joined by dots; name groups and parameters without dots"
         )
-    return {**some, **more}
+    some.update(more)

@@ -147,7 +147,9 @@ class Pipeline:
                 self.rewind()
 
     def rewind(self) -> None:
-        """Resets the parameter stream to the first layer, after an error or an evaluation."""
+        """Resets the pipeline to the first layer, after an error or an evaluation."""
+        if not self._order.stale:
+            self.updater.ungate()
         self._stream.rewind(self._order.start(self._progress.steps))
 
     def fail(self, error: BaseException) -> None:
@@ -182,12 +184,12 @@ class Pipeline:
 
     def _norm(self) -> float:
         """Computes the norm of all gradients in the pipeline, over all processes."""
-        norm = float(np.sqrt(np.float32(self._processes.total(self._gradients.squares))))
+        norm = self._processes.norm(self._gradients.norm)
         if not np.isfinite(norm):
             raise FloatingPointError(
                 f"clip: the norm of all gradients is {norm} in step {self._progress.steps + 1}: "
-                "each is finite, but not the sum of their squares; nothing of this step was "
-                "applied or committed: go on from the last commit"
+                "each is finite, but not their norm, which is beyond double precision; nothing of "
+                "this step was applied or committed: go on from the last commit"
             )
         return norm
 
@@ -195,7 +197,7 @@ class Pipeline:
         """Releases updates in the pipeline that waited for the norm; waits if asked to."""
         clip, scale = self._options.clip, None
         if clip is not None and norm is not None:
-            scale = np.float32(1.0 if norm <= clip else clip / norm)
+            scale = np.float64(1.0 if norm <= clip else clip / norm)
         if self._order.stale:
             self._progress.scale = scale
             return

@@ -134,11 +134,10 @@ class Trace:
         Returns:
           A dictionary from step to seconds.
         """
-        found: dict[int, float] = {}
-        for step in sorted({s.step for s in self.spans(track, first=first)}):
-            mine = [s for s in self.spans(track, first=step) if s.step == step]
-            found[step] = _covered(mine)
-        return found
+        by_step: dict[int, list[Span]] = {}
+        for span in self.spans(track, first=first):
+            by_step.setdefault(span.step, []).append(span)
+        return {step: _covered(by_step[step]) for step in sorted(by_step)}
 
     def save(self, path: str | Path) -> None:
         """Writes a trace in Chrome's JSON form, which ui.perfetto.dev opens.
@@ -173,15 +172,16 @@ class Trace:
           steps: which; the last two that were computed if None.
 
         Returns:
-          A `matplotlib.figure.Figure`, which is not shown.
+          A `matplotlib.figure.Figure`, which is neither shown nor kept by pyplot.
 
         Raises:
           ValueError: there are no spans of these steps.
         """
-        import matplotlib.pyplot as plt
+        import matplotlib.pyplot  # noqa: F401  (a notebook then shows what a cell returns)
+        from matplotlib.figure import Figure
 
-        figure, axes = plt.subplots(figsize=(11, 3.2), layout="constrained")
-        handles = draw(self, axes, steps)
+        figure = Figure(figsize=(11, 3.2), layout="constrained")
+        handles = draw(self, figure.subplots(), steps)
         if handles:
             figure.legend(handles=handles, loc="outside right upper", frameon=False)
         return figure

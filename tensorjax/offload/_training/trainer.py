@@ -1,6 +1,5 @@
 """Trainer that computes layer by layer, with parameters and optimiser states offloaded."""
 
-import atexit
 import contextlib
 import dataclasses
 import functools
@@ -21,6 +20,7 @@ from tensorjax.offload._training import options as _options
 from tensorjax.offload._training.commits import Commits, Progress
 from tensorjax.offload._training.computation.engine import Engine
 from tensorjax.offload._training.computation.microbatches import cut
+from tensorjax.offload._training.dropped_trainers import watch
 from tensorjax.offload._training.layers import Layer, check_layers
 from tensorjax.offload._training.optimizer.cross_group_check import check_separate
 from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
@@ -64,6 +64,10 @@ class Trainer:
     commit together. So THE OPTIMISER SEES A PART of every array: what is computed entry by entry
     (SGD, Adam, decay) is as ever, but one that looks across an array (Adafactor, Muon, LAMB,
     clipping by the norm of an array) takes the part for the whole, AND GIVES OTHER RESULTS.
+
+    A trainer ends its threads when it is closed; one that is dropped ends them too, with a
+    ResourceWarning. In them JAX's settings hold that a ``with`` sets where the trainer is made,
+    such as ``with jax.enable_x64(True):``, but for the default device and transfer guards.
 
     Args:
       layers: the model; the last layer returns the loss.
@@ -178,6 +182,8 @@ class Trainer:
             shards=self._shards,
             lent=self._engine.lends,
         )
+        leaves = (leaf for group in self._groups.values() for leaf in group.device.leaves)
+        self._wide = any(leaf.dtype.itemsize == 8 for leaf in leaves)
         self._model = fingerprint.describe(self._layers, self._groups)
         kinds = {name: g.optimizer.program for name, g in self._groups.items()}
         check_separate(optimizer, shapes, kinds)
@@ -188,9 +194,7 @@ class Trainer:
         self._start(on_device)
         self._failure: BaseException | None = None
         self._closed = False
-        # Threads that are in compiled code when the interpreter ends would abort the process.
-        self._at_exit = functools.partial(self.__exit__, SystemExit, SystemExit(), None)
-        atexit.register(self._at_exit)
+        self._unwatch = watch(self, self._pipeline, self._commits)
         if store is not None and not resumed:
             try:
                 self.commit()
@@ -261,7 +265,7 @@ class Trainer:
         Raises:
           RuntimeError: a thread failed, of this step or one before, its cause is the error, such as
             a FloatingPointError if an update makes parameters that are NaN or infinite; or another
-            thread is in a step.
+            thread is in a step; or parameters have 64 bits, and JAX has 32 in this thread.
           FloatingPointError: the loss or a gradient is NaN or infinite. No such gradient is
             applied, and nothing of the step is committed.
           ValueError: a batch that cannot be cut.
@@ -298,6 +302,11 @@ class Trainer:
     def _alone(self, otherwise: str) -> Iterator[None]:
         """Context manager that lets one thread compute with a trainer; RuntimeError in a second."""
         self._check_open()
+        if self._wide and jax.dtypes.canonicalize_dtype(np.float64) != np.float64:
+            raise RuntimeError(
+                "the trainer computes with parameters of 64 bits, and JAX has 32 in this thread: "
+                "call it within jax.enable_x64(True), as it was made, or set JAX_ENABLE_X64=1"
+            )
         if not self._turn.acquire(blocking=False):
             raise RuntimeError(otherwise)
         try:
@@ -421,7 +430,7 @@ class Trainer:
                     self._commits.warn(self.steps)
         finally:
             self._closed = True
-            atexit.unregister(self._at_exit)
+            self._unwatch()
             try:
                 if self._commits is not None:
                     self._commits.join()

@@ -1,7 +1,49 @@
 """Worker threads that share one lock; an error in one ends all waiting calls."""
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+# JAX's settings that a `with` sets for one thread, and that change what is computed. The default
+# device is not among them: a trainer's engine has that of the thread that makes it.
+_SETTINGS: dict[str, Any] = {
+    "jax_enable_x64": jax.enable_x64,
+    "jax_default_matmul_precision": jax.default_matmul_precision,
+    "jax_default_prng_impl": jax.default_prng_impl,
+    "jax_threefry_partitionable": jax.threefry_partitionable,
+    "jax_debug_nans": jax.debug_nans,
+    "jax_debug_infs": jax.debug_infs,
+}
+
+
+class Settings:
+    """JAX's settings of the thread that makes a trainer, which its worker threads enter.
+
+    What ``with jax.enable_x64(True):`` and the like set holds for one thread.
+
+    Example:
+      >>> with jax.default_matmul_precision("highest"):
+      ...     settings = Settings()
+      >>> with settings.entered():
+      ...     jax.config.jax_default_matmul_precision
+      'highest'
+    """
+
+    def __init__(self) -> None:
+        self._values = {name: getattr(jax.config, name) for name in _SETTINGS}
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Context manager in which the settings hold for the thread that is in it."""
+        with contextlib.ExitStack() as stack:
+            for name, value in self._values.items():
+                # Only what differs: programs are compiled anew for settings of a thread.
+                if getattr(jax.config, name) != value:
+                    stack.enter_context(_SETTINGS[name](value))
+            yield
 
 
 class WorkerThreads:
@@ -12,7 +54,7 @@ class WorkerThreads:
     """
 
     def __init__(self, failed: Callable[[BaseException], None]) -> None:
-        self._failed = failed
+        self._failed, self._settings = failed, Settings()
         # Taken by `with self._lock`, not by the condition: a signal may interrupt the Python code
         # by which Condition takes its lock, and leave it locked.
         self._lock = threading.RLock()
@@ -33,7 +75,8 @@ class WorkerThreads:
 
     def _guarded(self, body: Callable[[], None]) -> None:
         try:
-            body()
+            with self._settings.entered():
+                body()
         except BaseException as error:
             self._ended(error)
 

@@ -61,7 +61,6 @@ class Engine:
             )
         self.activations = activations
         self.shardings, self._data = dict(shardings or {}), data
-        self._held: dict[Any, LayerPrograms] = {}  # however many a model has
 
     def batch(self, batch: PyTree) -> Any:
         """Places a microbatch on the engine's device.
@@ -194,8 +193,8 @@ class Engine:
                 programs.check_mean(layer.name, params, xs[:2], batches[:2])
             return [1.0 / len(batches)] * len(batches)
         given = zip(xs, batches, keys, strict=True)
-        total = sum(programs.weight(params, x, batch, key) for x, batch, key in given)
-        return [_reciprocal(total)] * len(batches)
+        weights = [programs.weight(params, x, batch, key) for x, batch, key in given]
+        return [_reciprocal(weights)] * len(batches)
 
     def last(
         self,
@@ -297,18 +296,22 @@ class Engine:
 
     def _of(self, layer: Layer) -> LayerPrograms:
         leaves, tree = jax.tree.flatten(tuple(self.shardings.get(group) for group in layer.uses))
-        kind = (layer.apply, tree, tuple(leaves))
-        if kind not in self._held:
-            self._held[kind] = programs_of(*kind)
-        return self._held[kind]
+        return programs_of(layer.apply, tree, tuple(leaves))
 
 
 @jax.jit
-def _reciprocal(weight: jax.Array) -> jax.Array:
-    """Computes the factor 1 / weight of a batch's losses in the engine; 0 for no weight."""
-    wide = 1.0 * (weight if weight.dtype != bool else weight.astype(int))
+def _reciprocal(weights: list[jax.Array]) -> jax.Array:
+    """Computes the factor 1 / Σ weights of a batch's losses in the engine; 0 for no weight."""
+    wide = 1.0 * sum(map(_summable, weights), jnp.zeros((), _summable(weights[0]).dtype))
     wide = wide.astype(linalg.factor_dtype(wide.dtype))
     return jnp.where(wide == 0, 0, 1 / jnp.where(wide == 0, 1, wide))
+
+
+def _summable(weight: jax.Array) -> jax.Array:
+    """Casts the weight of a microbatch's loss to a dtype in which several can be added."""
+    if jnp.issubdtype(weight.dtype, jnp.floating):
+        return weight.astype(linalg.factor_dtype(weight.dtype))
+    return weight if weight.dtype.itemsize >= 4 else weight.astype(int)
 
 
 @functools.partial(jax.jit, donate_argnums=(0,))

@@ -1,6 +1,5 @@
 """Compiled programs of a layer: forward pass, backward pass, loss, and its weight."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -8,32 +7,30 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tensorjax import linalg
 from tensorjax._typing import PyTree
 from tensorjax.offload._training.computation.microbatches import split_loss
-
-
-@functools.lru_cache(maxsize=64)
-def programs_of(apply: Callable[..., Any], tree: Any, leaves: tuple[Any, ...]) -> "LayerPrograms":
-    """Returns the compiled programs of a layer's function, from a cache that all engines share."""
-    return LayerPrograms(apply, jax.tree.unflatten(tree, leaves))
+from tensorjax.offload._training.weak_cache import WeakCache
 
 
 class LayerPrograms:
-    """Engine's compiled programs of one layer function: forward, backward and loss."""
+    """Engine's compiled programs of one layer function: forward, backward and loss.
+
+    What they are traced from does not refer to them: so programs, and the arrays in them that a
+    layer captures, are freed with the function, and not only when the collector looks again.
+    """
 
     def __init__(self, apply: Callable[..., Any], shardings: tuple[Any, ...]) -> None:
-        self._apply, self._shardings = apply, shardings
-        # What a backward pass is, by the signature it was traced with.
-        self._pulls: dict[Any, Any] = {}
+        passes = _LayerPasses(apply, shardings)
         self.forward = jax.jit(apply)
-        self.forward_keeping = jax.jit(self._forward_keeping)
-        self.backward = jax.jit(self._backward, donate_argnums=(5,))
-        self.backward_kept = jax.jit(self._backward_kept, donate_argnums=(6,))
-        self.last = jax.jit(self._last, donate_argnums=(5,))
+        self.forward_keeping = jax.jit(passes.forward_keeping)
+        self.backward = jax.jit(passes.backward, donate_argnums=(5,))
+        self.backward_kept = jax.jit(passes.backward_kept, donate_argnums=(6,))
+        self.last = jax.jit(passes.last, donate_argnums=(5,))
         # The weight of the loss alone: it seldom depends on the parameters, so little is computed.
         self.weight = jax.jit(lambda *given: split_loss(apply(*given))[1])
         self._weighs: dict[Any, bool] = {}
-        self._row_losses = jax.jit(self._losses_of_rows)
+        self._row_losses = jax.jit(passes.losses_of_rows)
         self._means: set[Any] = set()
 
     def check_mean(self, name: str, params: PyTree, xs: Any, batches: Any) -> None:
@@ -70,11 +67,6 @@ class LayerPrograms:
             )
         self._means.add(signature)
 
-    def _losses_of_rows(self, params: PyTree, xs: Any, batches: Any) -> list[Any]:
-        one, other = (jax.tree.map(lambda a: a[:1], pair) for pair in zip(xs, batches, strict=True))
-        both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), one, other)
-        return [split_loss(self._apply(params, *row, None))[0] for row in (one, other, both)]
-
     def weighs(self, *given: Any) -> bool:
         """Whether the last layer returns a weight with its loss, found by tracing alone."""
         signature = _signature(*given)
@@ -82,25 +74,42 @@ class LayerPrograms:
             self._weighs[signature] = jax.eval_shape(self.weight, *given) is not None
         return self._weighs[signature]
 
-    def _backward(
+
+class _LayerPasses:
+    """Passes of one layer function, from which its programs are traced."""
+
+    def __init__(self, apply: Callable[..., Any], shardings: tuple[Any, ...]) -> None:
+        self._apply, self._shardings = apply, shardings
+        # What a backward pass is, by the signature it was traced with.
+        self._pulls: dict[Any, Any] = {}
+
+    def backward(
         self, params: PyTree, x: Any, batch: PyTree, key: Any, dy: Any, sums: PyTree
     ) -> Any:
+        """Computes a layer again, and its backward pass."""
         _, pull = jax.vjp(lambda p, x: self._apply(p, x, batch, key), params, x)
         gradient, dx = pull(dy)
         return dx, self._added(sums, gradient)
 
-    def _last(
+    def last(
         self, params: PyTree, x: Any, batch: PyTree, key: Any, share: Any, sums: PyTree
     ) -> Any:
+        """Computes the loss, and the backward pass of the last layer, times ``share``."""
+
         def loss_of(params: PyTree, x: Any) -> jax.Array:
             return split_loss(self._apply(params, x, batch, key))[0]
 
         loss, pull = jax.vjp(loss_of, params, x)
-        share = jnp.asarray(share, loss.dtype)
-        gradient, dx = pull(share)
-        return share * loss, dx, self._added(sums, gradient)
+        narrow, rest = _divided(share, loss.dtype)
+        gradient, dx = pull(narrow)
+        if rest is not None:
+            gradient = jax.tree.map(lambda g: _times(g, rest, wide=True), gradient)
+            dx = jax.tree.map(lambda g: _times(g, rest, wide=False), dx)
+        wide = linalg.factor_dtype(loss.dtype)
+        return jnp.asarray(share, wide) * loss.astype(wide), dx, self._added(sums, gradient)
 
-    def _forward_keeping(self, params: PyTree, x: Any, batch: PyTree, key: Any) -> Any:
+    def forward_keeping(self, params: PyTree, x: Any, batch: PyTree, key: Any) -> Any:
+        """Computes a layer, and what its backward pass needs of it."""
         policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
         function = jax.checkpoint(lambda p, x: self._apply(p, x, batch, key), policy=policy)
         y, pull = jax.vjp(function, params, x)
@@ -111,9 +120,10 @@ class LayerPrograms:
         self._pulls[_signature(params, x, batch, key)] = (tree, places)
         return y, [leaf for leaf, n in zip(leaves, places, strict=True) if n is None]
 
-    def _backward_kept(
+    def backward_kept(
         self, params: PyTree, x: Any, batch: PyTree, key: Any, kept: Any, dy: Any, sums: PyTree
     ) -> Any:
+        """Computes a layer's backward pass from what the forward pass kept."""
         tree, places = self._pulls[_signature(params, x, batch, key)]
         arguments, new = jax.tree.leaves((params, x, batch, key)), iter(kept)
         leaves = [next(new) if n is None else arguments[n] for n in places]
@@ -128,6 +138,45 @@ class LayerPrograms:
             group if where is None else jax.lax.with_sharding_constraint(group, where)
             for group, where in zip(gradient, self._shardings, strict=True)
         )
+
+    def losses_of_rows(self, params: PyTree, xs: Any, batches: Any) -> list[Any]:
+        """Computes the losses of the first rows of two microbatches, and of both rows together."""
+        one, other = (jax.tree.map(lambda a: a[:1], pair) for pair in zip(xs, batches, strict=True))
+        both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), one, other)
+        return [split_loss(self._apply(params, *row, None))[0] for row in (one, other, both)]
+
+
+# The compiled programs of a layer's function, by that and its shardings (tree and leaves). All
+# engines share them, as long as the function is there.
+programs_of = WeakCache(
+    lambda apply, tree, leaves: LayerPrograms(apply, jax.tree.unflatten(tree, leaves))
+)
+
+
+def _divided(share: Any, dtype: Any) -> tuple[jax.Array, jax.Array | None]:
+    """Divides a factor in two: a cotangent of the loss's dtype, and the rest in a wider one.
+
+    Half precision has too few bits for most factors and no numbers as small as those of many
+    tokens. The rest is None, for 1, where the dtype is not narrower.
+    """
+    wide = linalg.factor_dtype(dtype)
+    if wide == dtype:
+        return jnp.asarray(share, dtype), None
+    share = jnp.asarray(share, wide)
+    narrow = jnp.clip(share.astype(dtype), jnp.finfo(dtype).tiny, jnp.finfo(dtype).max)
+    return narrow, share / narrow.astype(wide)
+
+
+def _times(x: jax.Array, factor: jax.Array, *, wide: bool) -> jax.Array:
+    """Multiplies a cotangent by a factor in single precision at least, and maybe keeps its dtype.
+
+    Cotangents of integers, which have no numbers, stay as they are.
+    """
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return x
+    dtype = linalg.factor_dtype(x.dtype)
+    found = x.astype(dtype) * factor.astype(dtype)
+    return found if wide else found.astype(x.dtype)
 
 
 def _signature(*arguments: Any) -> Any:

@@ -1,6 +1,5 @@
 """Detection of optimisers whose update of one parameter group depends on other groups."""
 
-import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -9,6 +8,7 @@ import jax
 import numpy as np
 
 from tensorjax.offload._training.storage.host_arrays import cpu
+from tensorjax.offload._training.weak_cache import WeakCache
 
 # Gradients of three steps, the first of which would be clipped: Adam's first update does not depend
 # on how large its gradient is. What a group is multiplied by, of which others shall not know: NaN
@@ -85,7 +85,7 @@ def looks_across(
         return False
 
 
-@functools.lru_cache(maxsize=16)
+@WeakCache
 def _updates(transformation: Any) -> Any:
     """Returns a compiled function that makes trial updates, to see if groups affect each other.
 

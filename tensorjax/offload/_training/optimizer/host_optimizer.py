@@ -2,6 +2,7 @@
 
 import ctypes
 import functools
+import math
 import re
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -11,14 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
+from tensorjax import linalg
 from tensorjax.offload._training.array_checks import finite
 from tensorjax.offload._training.optimizer.parameter_labels import Named, alike, kind, named
 from tensorjax.offload._training.storage.host_arrays import cpu, to_host
+from tensorjax.offload._training.weak_cache import WeakCache
 
 Into = Literal["place", "gradient", "spare"]
 
 _ROW = 512  # entries that are added up in their own precision; sums of rows are in double
 _PART = 1 << 18  # bytes that are widened at once
+_LEAST = float(np.finfo(np.float32).tiny)  # below it, a factor in single precision loses digits
 
 
 class HostOptimizer:
@@ -122,7 +126,8 @@ class HostOptimizer:
         Args:
           params, state: of one group.
           gradient: of it, of the dtypes of the parameters.
-          scale: what the gradient is multiplied by, or None.
+          scale: what the gradient is multiplied by, at most 1 and in single precision at least, or
+            None.
           spare: what may be overwritten besides, or None.
           into: what results are written to: with "place" to parameters and state, with "gradient"
             to it and to ``spare``, a state; with "spare" to that, parameters and a state. These are
@@ -131,6 +136,7 @@ class HostOptimizer:
         if into == "gradient" and spare is None:
             spare = jax.tree.map(lambda x: jnp.empty(x.shape, x.dtype, device=self.device), state)
         state = self._first._named(state)
+        scale = None if scale is None else _factors(float(scale))
         if into == "gradient":
             spare = self._first._named(spare)
         elif spare is not None:
@@ -157,6 +163,14 @@ class HostOptimizer:
         Not finite if one of them is not, or is too large for its square.
         """
         return sum(map(_squares, jax.tree.leaves(gradient)), 0.0)
+
+    def norm(self, gradient: Any) -> float:
+        """Computes the Euclidean norm of a gradient on the host, in one pass if squares fit.
+
+        Where squares overflow or underflow, entries are divided by a power of two in two more
+        passes. Not finite if an entry is not, or if the norm is beyond double precision.
+        """
+        return math.hypot(*map(_norm, jax.tree.leaves(gradient)))
 
     def sound(self, params: Any) -> bool:
         """Whether all entries of a group's new parameters are finite."""
@@ -197,9 +211,8 @@ def _floating(compute_dtype: Any) -> Any:
     return found
 
 
-@functools.lru_cache(maxsize=256)
-def _programs(transformation: Any, dtype: Any) -> tuple[Any, dict[Into, Any], Any]:
-    """Compiles an Optax transformation's init, update and cast for the host CPU; cached."""
+def _compiled(transformation: Any, dtype: Any) -> tuple[Any, dict[Into, Any], Any]:
+    """Compiles an Optax transformation's init, update and cast for the host CPU."""
 
     def init(params: Any) -> Any:
         return jax.lax.optimization_barrier(transformation.init(params))
@@ -207,7 +220,7 @@ def _programs(transformation: Any, dtype: Any) -> tuple[Any, dict[Into, Any], An
     def update(params: Any, state: Any, gradient: Any, scale: Any, spare: Any) -> Any:
         del spare
         if scale is not None:
-            gradient = jax.tree.map(lambda g: g * scale.astype(g.dtype), gradient)
+            gradient = jax.tree.map(lambda g: _scaled(g, scale), gradient)
         # Optax multiplies numbers by counts; modes of JAX do not reach the thread we are in anyway.
         with jax.numpy_dtype_promotion("standard"):
             updates, state = transformation.update(gradient, state, params)
@@ -234,6 +247,56 @@ def _programs(transformation: Any, dtype: Any) -> tuple[Any, dict[Into, Any], An
         # By itself: a cast in the program of the update would more than halve its speed.
         jit(lambda params: jax.tree.map(cast, params)),
     )
+
+
+_programs = WeakCache(_compiled)
+
+
+def _factors(scale: float) -> np.ndarray:
+    """Returns two factors whose product is ``scale``; the second is 1, or a power of two.
+
+    A clip's factor for gradients near the largest numbers of single precision may be below the
+    smallest one, which a CPU takes for 0.
+    """
+    halves = 0 if scale == 0.0 or scale >= _LEAST else -math.frexp(scale)[1] // 2
+    return np.array([math.ldexp(scale, halves), math.ldexp(1.0, -halves)])
+
+
+def _scaled(g: Any, factors: Any) -> Any:
+    """Multiplies a gradient by two factors in single precision at least; keeps its dtype."""
+    wide = linalg.factor_dtype(g.dtype)
+    first, second = factors.astype(wide)
+    return (g.astype(wide) * first * second).astype(g.dtype)
+
+
+def _norm(x: Any) -> float:
+    """Computes the Euclidean norm of an array on the host, whatever the range of its squares."""
+    squares, wide = _squares(x), np.finfo(linalg.factor_dtype(x.dtype))
+    if x.size * float(wide.tiny) / float(wide.eps) < squares < math.inf:
+        return math.sqrt(squares)
+    largest = max((float(np.max(np.abs(part))) for part in _parts(x)), default=0.0)
+    if not 0.0 < largest < math.inf:
+        return largest
+    exponent = math.frexp(largest)[1]
+    total = 0.0
+    for part in _parts(x):
+        part = np.ldexp(part.astype(np.float64), -exponent)
+        total += float(np.einsum("i,i->", part, part))
+    try:
+        return math.ldexp(math.sqrt(total), exponent)
+    except OverflowError:
+        return math.inf
+
+
+def _parts(x: Any) -> Iterator[np.ndarray]:
+    """Yields an array on the host in parts, in single precision at least."""
+    if x.dtype.itemsize < 4:
+        yield from _widened(x)
+        return
+    flat = np.from_dlpack(x).reshape(-1)
+    count = _PART // x.dtype.itemsize
+    for start in range(0, flat.size, count):
+        yield flat[start : start + count]
 
 
 def _squares(x: Any) -> float:

@@ -1,6 +1,5 @@
 """Optax transformations of one group whose labels and masks use paths of the whole model."""
 
-import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +8,11 @@ import jax
 import jax.extend
 import numpy as np
 
+from tensorjax.offload._training.weak_cache import WeakCache, Wrapper
+
 
 @dataclass(frozen=True)
-class Named:
+class Named(Wrapper):
     """Optax-style transformation that gets one group as ``{name: group}``, for labels by path.
 
     Attributes:
@@ -20,6 +21,21 @@ class Named:
 
     transformation: Any
     name: str
+
+    @property
+    def inner(self) -> Any:
+        """Transformation that a labelled one stands around."""
+        return self.transformation
+
+    @property
+    def kind(self) -> str:
+        """Name of the group, by which a labelled transformation differs from others."""
+        return self.name
+
+    @classmethod
+    def around(cls, inner: Any, kind: Any) -> "Named":
+        """Returns a labelled transformation of a group, by its name."""
+        return cls(inner, kind)
 
     def init(self, params: Any) -> Any:
         """Returns the optimiser state of a group that is wrapped in a mapping under its name."""
@@ -79,7 +95,7 @@ def kind(params: Any) -> tuple[Any, Any]:
     return structure, tuple((tuple(x.shape), np.dtype(x.dtype)) for x in leaves)
 
 
-@functools.lru_cache(maxsize=1024)
+@WeakCache
 def _traced(transformation: Any, structure: Any, kinds: tuple[Any, ...]) -> list[Any]:
     """Traces init and update of a labelled transformation to lists, for comparison with others."""
     params = jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(*kind) for kind in kinds])

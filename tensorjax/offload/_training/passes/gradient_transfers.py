@@ -1,6 +1,7 @@
 """Transfer of gradients from the device to the host, and sums over layers that share a group."""
 
 import functools
+import math
 import queue
 import threading
 from collections import Counter
@@ -16,6 +17,7 @@ from tensorjax.offload._training.layers import Layer
 from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
 from tensorjax.offload._training.shards import Shards
 from tensorjax.offload._training.trace import Trace
+from tensorjax.offload._training.worker_threads import Settings
 
 # By group: the gradient, and whether it is finite, where the device checks that; else None.
 Looked = dict[str, tuple[Any, Any]]
@@ -33,7 +35,7 @@ class Gradients:
       dtypes: of the parameters of each group, in JAX's order.
       optimizer: whose device they go to.
       shards: which part of them is this process's.
-      measured: whether their squares are wanted.
+      measured: whether their norm is wanted.
       offer: called in the thread with a group, its whole gradient, and the bytes of the gradients
         that layers are still to add to.
 
@@ -41,8 +43,8 @@ class Gradients:
       FloatingPointError: from `take` or `wait`, if a gradient is not finite.
 
     Attributes:
-      squares: sum of the squares of all whole gradients since `begin`; of several processes, of
-        those pieces that this one counts.
+      norm: of all whole gradients together since `begin`; of several processes, of those pieces
+        that this one counts.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Gradients:
         self._there = threading.Event()
         self._error: BaseException | None = None
         self._there.set()
+        self._settings = Settings()
         self.begin(0)
         self._thread = threading.Thread(target=self._work, name="offload gradient", daemon=True)
         self._thread.start()
@@ -77,7 +80,7 @@ class Gradients:
         self._step, self._left, self._missing = step, self._comes.copy(), self._uses.copy()
         self._partial: dict[str, Any] = {}  # of the host
         self._sums: dict[str, Any] = {}  # of the device
-        self.squares = 0.0
+        self.norm = 0.0
 
     def look(self, layer: Layer, gradients: Sequence[Any]) -> Looked:
         """Starts the transfer of a layer's gradients to the host; returns them for `take`.
@@ -135,14 +138,15 @@ class Gradients:
 
     def _work(self) -> None:
         """Collects gradients on the host, in a thread, one layer after the other."""
-        while (given := self._given.get()) is not None:
-            try:
-                self._take(given)
-            except BaseException as error:
-                self._error = error
-            finally:
-                del given
-                self._there.set()
+        with self._settings.entered():
+            while (given := self._given.get()) is not None:
+                try:
+                    self._take(given)
+                except BaseException as error:
+                    self._error = error
+                finally:
+                    del given
+                    self._there.set()
 
     def _take(self, given: Looked) -> None:
         for group in [*given]:
@@ -165,10 +169,10 @@ class Gradients:
             self._partial[group] = held
             return None
         held = self._narrowed(group, held)
-        squares = 0.0
+        norm = 0.0
         if check is None:
-            squares = self._optimizer.squares(held)
-            check = np.isfinite(squares) or finite(held)
+            norm = (self._optimizer.norm if self._measured else self._optimizer.squares)(held)
+            check = math.isfinite(norm) or finite(held)
         if not check:
             raise FloatingPointError(
                 f"{group}: expected a finite gradient, got NaN or infinite numbers in step "
@@ -177,7 +181,8 @@ class Gradients:
             )
         if self._measured:
             counted = self._shards.counted(group, held)
-            self.squares += squares if counted is held else self._optimizer.squares(counted)
+            norm = norm if counted is held else self._optimizer.norm(counted)
+            self.norm = math.hypot(self.norm, norm)
         return held
 
     def _check(self, group: str, gradient: Any) -> Any:

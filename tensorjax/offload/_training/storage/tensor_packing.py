@@ -59,12 +59,12 @@ class TensorPacking:
             if leaf.nbytes < SMALL:
                 self._offsets[number] = 0
             else:
-                if self._own(leaf) in {*self.specs, self._packed}:
+                if (own := self._own(leaf)) in self.specs or own == self._packed:
                     raise ValueError(
                         f"{name}: expected paths that stay different where their parts are joined "
                         f"by dots, none of them {self.PACKED!r}; got {leaf.path!r}: rename it"
                     )
-                self.specs[self._own(leaf)] = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+                self.specs[own] = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
         self.small = tuple(self.leaves[number] for number in self._offsets)
         *offsets, end = _offsets(self.small)
         self._offsets = dict(zip(self._offsets, offsets, strict=True))

@@ -116,6 +116,12 @@ class Updater(WorkerThreads):
                     ready.gated, ready.scale = False, scale
             self._cond.notify_all()
 
+    def ungate(self) -> None:
+        """Ends a `gate` of the updater under which nothing was offered: the step is not made."""
+        with self._lock:
+            self._scheduler.open, self._scheduler.gated = True, False
+            self._cond.notify_all()
+
     def hold_back(self, version: float) -> None:
         """Holds the updater back from later versions during a commit; infinity ends it.
 

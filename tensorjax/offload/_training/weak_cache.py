@@ -1,0 +1,134 @@
+"""Cache of compiled programs that lives no longer than the functions they were made of."""
+
+import functools
+import threading
+import types
+import weakref
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple, Self
+
+_MOST = 1024  # values of one object, and objects that cannot be referred to weakly
+
+
+class Wrapper:
+    """Base of objects around another one, by which a `WeakCache` finds what it made of them."""
+
+    @property
+    def inner(self) -> Any:
+        """Object that a wrapper is around."""
+        raise NotImplementedError
+
+    @property
+    def kind(self) -> Hashable:
+        """Value that makes one wrapper of an object differ from others, or be equal to them."""
+        raise NotImplementedError
+
+    @classmethod
+    def around(cls, inner: Any, kind: Any) -> Self:
+        """Returns a wrapper of a kind around an object."""
+        raise NotImplementedError
+
+
+class WeakCache:
+    """Cache of what is made of a function or an Optax transformation and of further arguments.
+
+    What a function captures, such as an array, is freed with it: programs are kept as long as the
+    function that they were made of is. For they get a stand-in, which refers to it weakly. Equal
+    objects, such as methods of one object, share what the first of them has.
+
+    Args:
+      make: makes a value of a stand-in and the other arguments of a call.
+
+    Example:
+      >>> cache = WeakCache(lambda function, power: lambda x: function(x) ** power)
+      >>> double = lambda x: 2 * x
+      >>> cache(double, 2) is cache(double, 2), cache(double, 2)(3)
+      (True, 36)
+      >>> del double
+      >>> len(cache)
+      0
+    """
+
+    def __init__(self, make: Callable[..., Any]) -> None:
+        # Taken again where the collector runs a finaliser of the same thread that comes here.
+        self._make, self._lock = make, threading.RLock()
+        self._held: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._strong = functools.lru_cache(_MOST)(make)
+
+    def __call__(self, owner: Any, *rest: Hashable) -> Any:
+        """Returns the value for an object and further arguments; makes it if there is none."""
+        functions, kind, build = _parts(owner)
+        key = (kind, rest)
+        try:
+            with self._lock:
+                values = self._values(functions)
+                if key in values:
+                    return values[key]
+            stand_in = build(tuple(map(_weak, functions)))
+        except TypeError:  # it has no weak references, or no hash
+            return self._strong(owner, *rest)
+        made = self._make(stand_in, *rest)
+        with self._lock:
+            if len(values) >= _MOST:
+                values.pop(next(iter(values)))
+            return values.setdefault(key, made)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def _values(self, functions: tuple[Any, ...]) -> dict[Any, Any]:
+        """Returns what was made of some functions, by kind and arguments; the lock is held."""
+        found: Any = self._held
+        for function in functions[:-1]:
+            found = found.setdefault(function, weakref.WeakKeyDictionary())
+        return found.setdefault(functions[-1], {})
+
+
+class _Transformation(NamedTuple):
+    """Stand-in of an Optax transformation for a `WeakCache`."""
+
+    init: Any
+    update: Any
+
+
+def _parts(owner: Any) -> tuple[tuple[Any, ...], Hashable, Callable[[tuple[Any, ...]], Any]]:
+    """Returns an object's functions, what else it is made of, and what builds one like it."""
+    if isinstance(owner, Wrapper):
+        functions, kind, build = _parts(owner.inner)
+        kinds, around = (kind, owner.kind), type(owner).around
+        return functions, (type(owner), *kinds), lambda held: around(build(held), kinds[1])
+    if isinstance(owner, tuple) and hasattr(owner, "init") and hasattr(owner, "update"):
+        # A tuple of Optax has no weak references, but its functions have.
+        optax: Any = owner
+        return (optax.update, optax.init), None, lambda held: _Transformation(held[1], held[0])
+    return (owner,), None, lambda held: held[0]
+
+
+def _weak(function: Any) -> Any:
+    """Returns a stand-in, which refers weakly, of a function or an object with init and update."""
+    if isinstance(function, types.MethodType):
+        held: Any = weakref.WeakMethod(function)
+    else:
+        held = weakref.ref(function)
+
+    def stand_in(*arguments: Any) -> Any:
+        return _alive(held)(*arguments)
+
+    stand_in.__name__ = getattr(function, "__name__", type(function).__name__)
+    for name in ("init", "update"):  # of an optimizer that is an object
+        if hasattr(function, name):
+            setattr(stand_in, name, _named(held, name))
+    return stand_in
+
+
+def _named(held: Any, name: str) -> Callable[..., Any]:
+    return lambda *arguments: getattr(_alive(held), name)(*arguments)
+
+
+def _alive(held: Any) -> Any:
+    if (found := held()) is None:
+        raise RuntimeError(
+            "expected the function that programs were compiled of, got None: it was dropped while "
+            "they are used; keep the layers and the optimizer of a trainer"
+        )
+    return found
