@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -20,7 +20,7 @@ from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._integration.initial_checks import check_at_rest, check_walls
 from tensorjax.pde._integration.solution import Result, State
 from tensorjax.pde._integration.statuses import unbounded_by
-from tensorjax.pde._long_times import linear_systems
+from tensorjax.pde._long_times import equilibria, linear_systems
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._observables.densities import moments
 from tensorjax.pde._observables.edge_and_resolution import shares
@@ -31,6 +31,8 @@ from tensorjax.pde._stepping.mass import mass_of
 _EXACT = 1e-13
 # Residuals that roundoff leaves.
 _ROUNDOFF = 1e-9
+# What L leaves of an exact density, over its shares at the edge and in the highest modes.
+_GRID = 30.0
 # Solves, at most, and by how much each is more accurate than the one before: what it changes is the
 # error of that.
 _SOLVES, _SHARE = 4, 0.1
@@ -49,7 +51,7 @@ class Stationary:
         where the linear systems are not solved to ``tol``.
       message: explanation of a failure, with advice; else empty.
       residual: ‖L p‖/‖p‖, a rate: 1/residual is a time over which p hardly changes.
-      change: what the last solve has changed of p, relative to its norm.
+      change: what the last solve has changed of p, relative to its norm; zero of a closed form.
       edge_mass: see `tensorjax.pde.edge_mass`.
       resolution: see `tensorjax.pde.resolution`.
     """
@@ -78,15 +80,21 @@ def stationary(
     densities like it change, by AMEn. The integral makes the system regular, and where L conserves
     mass p is the stationary density whatever w is. It is then solved anew, more accurately, with p
     in place of w, until p stays: on grids that conserve mass nearly, that is inverse iteration.
-    Ranks are those of p in coordinates at rest: a correlated density of high rank in more than
-    three dimensions takes minutes and more.
+
+    In three dimensions and more closed forms are looked for first, and their residuals looked at on
+    the grid. For affine drift p is a Gaussian, of rank one in coordinates that are chosen if none
+    are given: those of its correlations, with the means and deviations of the given ones. In
+    detailed balance log p is a line integral of the drift: gradients with noise in all
+    coordinates, and particles with positions, momenta and one temperature; whether that holds is
+    tested at points. A density of other equations that has high ranks in coordinates at rest takes
+    minutes and more.
 
     Args:
       problem: linear, not a function of time, without source: a `FokkerPlanck`,
         `OrnsteinUhlenbeck` or one of your own.
       tol: error of p relative to its norm, by what the last solve has changed; that of the grid
         and the box comes on top: about three times the shares at the edge and in the highest modes.
-      map: coordinates of p, at rest; the identity if None.
+      map: coordinates of p, at rest. If None, the identity or those of an affine drift, see above.
       max_rank: of p.
       edge_limit: largest `edge_mass` of a success.
       resolution_limit: largest `resolution` of a success.
@@ -117,8 +125,9 @@ def stationary(
 
     Source: S. Dolgov, B. Khoromskij, I. Oseledets, "Fast solution of parabolic problems in the
     tensor train/quantized tensor train format with initial application to the Fokker–Planck
-    equation", SIAM J. Sci. Comput. 34 (2012), for trains of such densities. Ours: the bordered
-    system.
+    equation", SIAM J. Sci. Comput. 34 (2012), for trains of such densities. H. Risken,
+    "The Fokker–Planck Equation" (Springer, 1989), section 6.4, for detailed balance. Ours: the
+    bordered system.
     """
     if not isinstance(problem, Problem):
         raise ValueError(f"problem: expected a pde.Problem, got {type(problem).__name__}")
@@ -130,18 +139,64 @@ def stationary(
     check_walls(problem)
     if any(a.walls is not None and "absorbing" in a.walls for a in problem.box.axes):
         raise ValueError("problem: expected no absorbing walls, which leave no stationary density")
-    operator, weights = operator_of(problem, at), problem.box.weights
-    p = problem.initial_cores(at, tol)
-    mass = mass_of(p, weights)
+    form = equilibria.known(problem, tol, map, cap)
+    at = form.map if form.map is not None else at
+    operator, box = operator_of(problem, at), problem.box
+    p = problem.initial_cores(at, tol) if form.cores is None else form.cores
+    mass = mass_of(p, box.weights)
     if not (math.isfinite(mass) and mass > 0):
         raise ValueError(f"start: expected a density, of positive mass, got {mass:.3g}")
     p = [p[0] / mass, *p[1:]]
-    rate = rate_of(operator, p, problem.box)
+    found = None
+    if form.cores is not None:
+        found = _checked(operator, p, box, tol, (edge_limit, resolution_limit))
+    if found is None:
+        found = _iterated(operator, p, box, tol, cap)
+    p, change = found.p, found.change
+    v = TT._unchecked(tuple(jax.device_put([p[0] * abs(float(at.det)), *p[1:]])))
+    edge, rough = shares(v, box)
+    capped = cap is not None and max(len(c) for c in p) >= cap and change > tol
+    outside = unbounded_by(edge, rough, edge_limit, resolution_limit)
+    if found.exact:  # exact values have no noise at the edge
+        outside = outside[0], edge <= edge_limit and outside[0]
+    result, message = _judged(found.steady, found.residual, capped, outside, (edge, rough))
+    return Stationary(
+        State(v, at, math.inf), result, message, speed(operator, p), change, edge, rough
+    )
+
+
+class _Found(NamedTuple):
+    """Stationary density of mass one, what the last solve has changed, and whether it stays."""
+
+    p: Cores
+    residual: float
+    change: float
+    steady: bool
+    exact: bool = False
+
+
+def _checked(operator: Cores, p: Cores, box: Box, tol: float, limits: Any) -> _Found | None:
+    """Returns a stationary density in closed form, unless the grid asks for a solve.
+
+    Its values are exact: what L leaves of it is the error of the grid, of the size of the shares at
+    the edge and in the highest modes. One that the grid does not hold no solve can mend.
+    """
+    edge, rough = shares(TT._unchecked(tuple(jax.device_put(p))), box)
+    residual = speed(operator, p) / rate_of(operator, p, box)
+    outside = unbounded_by(edge, rough, *limits)[0]
+    if residual <= max(tol, _GRID * (edge + rough)) or outside:
+        return _Found(p, residual, 0.0, True, True)
+    return None
+
+
+def _iterated(operator: Cores, p: Cores, box: Box, tol: float, cap: int | None) -> _Found:
+    """Iterates a stationary density from a first one until it stays: solves with L − c p ∫."""
+    rate = rate_of(operator, p, box)
     change, residual, accuracy = math.inf, math.inf, 0.0
     for k in range(_SOLVES):
         before, accuracy = p, max(_SHARE**k * tol, _EXACT)
-        p, residual = _solved(operator, p, weights, rate, accuracy, cap)
-        mass = mass_of(p, weights)
+        p, residual = _solved(operator, p, box.weights, rate, accuracy, cap)
+        mass = mass_of(p, box.weights)
         if not (math.isfinite(mass) and mass > 0):
             p = before
             break
@@ -151,15 +206,7 @@ def stationary(
             break
     # A solve that stalls returns its guess: that nothing has changed then says nothing.
     steady = change <= tol and residual <= max(accuracy, _ROUNDOFF)
-    volume = abs(float(at.det))
-    v = TT._unchecked(tuple(jax.device_put([p[0] * volume, *p[1:]])))
-    edge, rough = shares(v, problem.box)
-    capped = cap is not None and max(len(c) for c in p) >= cap and change > tol
-    outside = unbounded_by(edge, rough, edge_limit, resolution_limit)
-    result, message = _judged(steady, residual, capped, outside, (edge, rough))
-    return Stationary(
-        State(v, at, math.inf), result, message, speed(operator, p), change, edge, rough
-    )
+    return _Found(p, residual, change, steady)
 
 
 def _judged(
