@@ -229,6 +229,18 @@ def test_a_closed_form_that_the_box_does_not_hold_says_so(rng):
         assert pde.stationary(other).result == result
 
 
+def test_more_time_than_allowed_is_said(rng):
+    problem, _ = particles(rng, 2, gradient=False)
+    coarse = dataclasses.replace(problem, box=pde.Box.fourier(4, 24, 4.0))
+    found = pde.stationary(coarse, max_seconds=1e-3)
+    assert found.result == pde.Result.max_steps
+    assert "TT-ranks" in found.message
+    assert "max_seconds" in found.message
+    for bad in (0.0, -1.0, np.nan):
+        with pytest.raises(ValueError, match="max_seconds"):
+            pde.stationary(coarse, max_seconds=bad)
+
+
 def test_what_has_no_stationary_density_says_so():
     box, start = pde.Box.fourier(2, 32, 4.0), pde.Gaussian(np.zeros(2), 0.3 * E)
     spreads = pde.stationary(pde.FokkerPlanck(None, 0.1, start, box))

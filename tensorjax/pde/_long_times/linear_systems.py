@@ -1,6 +1,7 @@
 """Linear systems in tensor-train format, by AMEn or, for small ones, by elimination."""
 
 import math
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -20,6 +21,45 @@ _ENRICHMENT, _SWEEPS = 6, 40
 _DENSE = 3000
 # An operator is a sum of many terms, rounded to this relative error before it is solved with.
 _EXACT = 1e-13
+
+
+class OutOfTimeError(Exception):
+    """Signal that solves at rest would take more processor time than allowed; holds the ranks."""
+
+    def __init__(self, ranks: tuple[int, ...]):
+        super().__init__(f"ranks {ranks}")
+        self.ranks = ranks
+
+
+class Timer:
+    """Limit of the processor time that linear systems of one task at rest take together.
+
+    Args:
+      seconds: at most; the next sweep is taken to last as long as the last one.
+    """
+
+    def __init__(self, seconds: float):
+        self.seconds = seconds
+        self._end = time.process_time() + seconds
+        self._last = time.process_time()
+
+    def begin(self) -> None:
+        """Tells that a linear system at rest is about to be solved."""
+        self._last = time.process_time()
+
+    def __call__(self, sweep: int, residual: float, ranks: tuple[int, ...]) -> None:
+        """Raises `OutOfTimeError` after a sweep if the next one would end too late."""
+        now = time.process_time()
+        if now + (now - self._last) > self._end:
+            raise OutOfTimeError(ranks)
+        self._last = now
+
+
+def checked_seconds(seconds: float) -> Timer:
+    """Starts the timer of linear systems at rest; ValueError unless the time is positive."""
+    if not (np.ndim(seconds) == 0 and seconds > 0):
+        raise ValueError(f"max_seconds: expected a positive number, or Inf, got {seconds!r}")
+    return Timer(float(seconds))
 
 
 def flat(cores: Cores) -> Cores:
@@ -49,6 +89,7 @@ def solved(
     tol: float,
     cap: int | None = None,
     direct: bool = False,
+    timer: Timer | None = None,
 ) -> tuple[Cores, float]:
     """Solves a linear system of stationary or backward equations by AMEn, if small by elimination.
 
@@ -60,16 +101,24 @@ def solved(
       cap: largest rank.
       direct: whether a small system is solved by elimination in any case: where ranks are full
         AMEn takes longer.
+      timer: limits the time that it takes; None for no limit.
+
+    Raises:
+      OutOfTimeError: it would take longer.
     """
     if direct and cap is None and _small([c.shape[1] for c in operator], 2 * _DENSE):
         return _eliminated(operator, load, tol)
     system = TTMatrix._unchecked(tuple(operator))
     found, residual = guess, math.inf
     # From a guess of high rank AMEn adds few directions and may stall; from a poor one, too.
+    report = (lambda *_: None) if timer is None else timer
     for first in (rounding.rounded(guess, _GUESS), guess):
+        if timer is not None:
+            timer.begin()
         x, size = solved_by_amen(
-            system, load, first, tol, cap=cap, enrichment=_ENRICHMENT, sweeps=_SWEEPS
-        )
+            system, load, first, tol, cap=cap, enrichment=_ENRICHMENT, sweeps=_SWEEPS,
+            report=report,
+        )  # fmt: skip
         if size < residual:
             found, residual = x, size
         if residual <= tol:

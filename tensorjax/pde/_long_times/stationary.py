@@ -32,7 +32,7 @@ _EXACT = 1e-13
 # Residuals that roundoff leaves.
 _ROUNDOFF = 1e-9
 # What L leaves of an exact density, over its shares at the edge and in the highest modes.
-_GRID = 30.0
+GRID = 30.0
 # Solves, at most, and by how much each is more accurate than the one before: what it changes is the
 # error of that.
 _SOLVES, _SHARE = 4, 0.1
@@ -48,7 +48,8 @@ class Stationary:
       result: `Result.successful`; `Result.edge_mass` where there is no density in the box that
         vanishes at its edge (none that can be normalised, or the box is too small);
         `Result.unresolved` where its points are too coarse; `Result.max_rank`; `Result.solver`
-        where the linear systems are not solved to ``tol``.
+        where the linear systems are not solved to ``tol``; `Result.max_steps` where that would take
+        more than ``max_seconds``, and ``final`` is what there was before the solve that was left.
       message: explanation of a failure, with advice; else empty.
       residual: ‖L p‖/‖p‖, a rate: 1/residual is a time over which p hardly changes.
       change: what the last solve has changed of p, relative to its norm; zero of a closed form.
@@ -73,6 +74,7 @@ def stationary(
     max_rank: int | None = None,
     edge_limit: float = 1e-3,
     resolution_limit: float = 1e-3,
+    max_seconds: float = 60.0,
 ) -> Stationary:
     """Computes the stationary density of a linear equation: L p = 0 with ∫ p dx = 1.
 
@@ -98,6 +100,8 @@ def stationary(
       max_rank: of p.
       edge_limit: largest `edge_mass` of a success.
       resolution_limit: largest `resolution` of a success.
+      max_seconds: processor time that sweeps of AMEn may take, of all threads together; Inf for no
+        limit. It is looked at between sweeps.
 
     Returns:
       `Stationary`.
@@ -133,6 +137,7 @@ def stationary(
         raise ValueError(f"problem: expected a pde.Problem, got {type(problem).__name__}")
     tol = _check.tolerance(tol, np.float64)
     cap = None if max_rank is None else _check.integer("max_rank", max_rank, low=1)
+    timer = linear_systems.checked_seconds(max_seconds)
     at = AffineMap.identity(problem.dim) if map is None else map
     at = AffineMap(np.asarray(at.matrix, np.float64), np.asarray(at.shift, np.float64))
     check_at_rest(problem.box, at)
@@ -151,7 +156,7 @@ def stationary(
     if form.cores is not None:
         found = _checked(operator, p, box, tol, (edge_limit, resolution_limit))
     if found is None:
-        found = _iterated(operator, p, box, tol, cap)
+        found = _iterated(operator, p, box, tol, cap, timer)
     p, change = found.p, found.change
     v = TT._unchecked(tuple(jax.device_put([p[0] * abs(float(at.det)), *p[1:]])))
     edge, rough = shares(v, box)
@@ -159,7 +164,10 @@ def stationary(
     outside = unbounded_by(edge, rough, edge_limit, resolution_limit)
     if found.exact:  # exact values have no noise at the edge
         outside = outside[0], edge <= edge_limit and outside[0]
-    result, message = _judged(found.steady, found.residual, capped, outside, (edge, rough))
+    if found.spent:
+        result, message = Result.max_steps, out_of_time("density", found.spent, max_seconds)
+    else:
+        result, message = _judged(found.steady, found.residual, capped, outside, (edge, rough))
     return Stationary(
         State(v, at, math.inf), result, message, speed(operator, p), change, edge, rough
     )
@@ -173,6 +181,7 @@ class _Found(NamedTuple):
     change: float
     steady: bool
     exact: bool = False
+    spent: tuple[int, ...] = ()  # ranks at which time was over
 
 
 def _checked(operator: Cores, p: Cores, box: Box, tol: float, limits: Any) -> _Found | None:
@@ -184,18 +193,32 @@ def _checked(operator: Cores, p: Cores, box: Box, tol: float, limits: Any) -> _F
     edge, rough = shares(TT._unchecked(tuple(jax.device_put(p))), box)
     residual = speed(operator, p) / rate_of(operator, p, box)
     outside = unbounded_by(edge, rough, *limits)[0]
-    if residual <= max(tol, _GRID * (edge + rough)) or outside:
+    if residual <= max(tol, GRID * (edge + rough)) or outside:
         return _Found(p, residual, 0.0, True, True)
     return None
 
 
-def _iterated(operator: Cores, p: Cores, box: Box, tol: float, cap: int | None) -> _Found:
+def out_of_time(name: str, ranks: tuple[int, ...], seconds: float) -> str:
+    """Returns the message of a stationary density or slow modes that would take too long."""
+    return (
+        f"the linear systems of the {name} would take more than max_seconds = {seconds:g} of "
+        f"processor time; a solution had TT-ranks {ranks} by then: take coordinates in which they "
+        "are lower (map=), a larger tol, fewer points, or raise max_seconds"
+    )
+
+
+def _iterated(
+    operator: Cores, p: Cores, box: Box, tol: float, cap: int | None, timer: Any
+) -> _Found:
     """Iterates a stationary density from a first one until it stays: solves with L − c p ∫."""
     rate = rate_of(operator, p, box)
     change, residual, accuracy = math.inf, math.inf, 0.0
     for k in range(_SOLVES):
         before, accuracy = p, max(_SHARE**k * tol, _EXACT)
-        p, residual = _solved(operator, p, box.weights, rate, accuracy, cap)
+        try:
+            p, residual = _solved(operator, p, box.weights, rate, accuracy, cap, timer)
+        except linear_systems.OutOfTimeError as error:
+            return _Found(p, residual, change, False, spent=error.ranks)
         mass = mass_of(p, box.weights)
         if not (math.isfinite(mass) and mass > 0):
             p = before
@@ -312,8 +335,8 @@ def speed(operator: Cores, v: Cores) -> float:
 
 
 def _solved(
-    operator: Cores, w: Cores, weights: Any, rate: float, tol: float, cap: int | None
+    operator: Cores, w: Cores, weights: Any, rate: float, tol: float, cap: int | None, timer: Any
 ) -> tuple[Cores, float]:
     """Solves (L − c w ∫) p = −c w for a stationary density p; returns p and the residual."""
     system = bordered(operator, w, weights, rate)
-    return linear_systems.solved(system, [-rate * w[0], *w[1:]], w, tol, cap)
+    return linear_systems.solved(system, [-rate * w[0], *w[1:]], w, tol, cap, timer=timer)
