@@ -189,7 +189,6 @@ def chain(rng, dim):
     [
         "particles 2",
         "chain 4",
-        pytest.param("particles 3", marks=pytest.mark.slow),
         pytest.param("chain 8", marks=pytest.mark.slow),
     ],
 )

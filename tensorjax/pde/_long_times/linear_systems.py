@@ -21,6 +21,8 @@ _ENRICHMENT, _SWEEPS = 6, 40
 _DENSE = 3000
 # An operator is a sum of many terms, rounded to this relative error before it is solved with.
 _EXACT = 1e-13
+# By how much longer than the last sweep the next one is taken to last, at most.
+_GROWTH = 4.0
 
 
 class OutOfTimeError(Exception):
@@ -34,25 +36,29 @@ class OutOfTimeError(Exception):
 class Timer:
     """Limit of the processor time that linear systems of one task at rest take together.
 
+    Ranks grow from sweep to sweep: the next one is taken to last longer than the last one by as
+    much as that did than the one before, fourfold at most.
+
     Args:
-      seconds: at most; the next sweep is taken to last as long as the last one.
+      seconds: at most.
     """
 
     def __init__(self, seconds: float):
-        self.seconds = seconds
         self._end = time.process_time() + seconds
-        self._last = time.process_time()
+        self.begin()
 
     def begin(self) -> None:
         """Tells that a linear system at rest is about to be solved."""
-        self._last = time.process_time()
+        self._seen, self._took = time.process_time(), math.inf
 
     def __call__(self, sweep: int, residual: float, ranks: tuple[int, ...]) -> None:
         """Raises `OutOfTimeError` after a sweep if the next one would end too late."""
         now = time.process_time()
-        if now + (now - self._last) > self._end:
+        took = now - self._seen
+        growth = min(max(took / max(self._took, 1e-9), 1.0), _GROWTH)
+        if now + growth * took > self._end:
             raise OutOfTimeError(ranks)
-        self._last = now
+        self._seen, self._took = now, took
 
 
 def checked_seconds(seconds: float) -> Timer:
