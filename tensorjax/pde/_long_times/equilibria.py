@@ -248,9 +248,7 @@ def _of_momenta(velocity: Any, inverse: np.ndarray, noisy: np.ndarray, x: np.nda
         rows.append(part[:, ~noisy])
         right.append(-np.vecdot(part[:, noisy], push))
     a, b = np.stack(rows, 1), np.stack(right, 1)
-    normal = np.einsum("mki,mkj->mij", a, a)
-    load = np.einsum("mki,mk->mi", a, b)
-    out[:, ~noisy] = np.einsum("mij,mj->mi", np.linalg.pinv(normal, hermitian=True), load)
+    out[:, ~noisy] = (np.linalg.pinv(a) @ b[:, :, None])[:, :, 0]
     return out
 
 
