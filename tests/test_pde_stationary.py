@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import linalg, stats
 
-from tensorjax import pde
-from tensorjax.pde._long_times import equilibria
+from tensorjax import pde, tt
+from tensorjax.pde._long_times import equilibria, linear_systems, stationary
 from tests.oracles import error, norm
 from tests.test_pde_problems import mesh
 
@@ -151,7 +151,7 @@ def particles(rng, count, gradient=True):
     """Returns coupled particles, quartic wells with momenta, one temperature or two; the energy."""
     springs = rng.uniform(0.1, 0.5) * (count * np.eye(count) - np.ones((count, count)))
     temperatures = np.full(count, rng.uniform(0.4, 0.6)) * (
-        1.0 if gradient else 1 + np.arange(count)
+        1.0 if gradient else 1 + 0.3 * np.arange(count)
     )
     friction, d = rng.uniform(0.5, 2.0), 2 * count
     matrix = np.zeros((d, d))
@@ -226,6 +226,37 @@ def test_a_closed_form_that_the_box_does_not_hold_says_so(rng):
     for scale, result in ((3.2, pde.Result.edge_mass), (30.0, pde.Result.unresolved)):
         other = dataclasses.replace(problem, box=pde.Box.fourier(5, 32, scale * half))
         assert pde.stationary(other).result == result
+
+
+def test_shifted_inverse_iteration_finds_the_density(rng):
+    problem, center, covariance = ornstein_uhlenbeck(rng, 3)
+    identity = pde.AffineMap.identity(3)
+    operator, box = stationary.operator_of(problem, identity), problem.box
+    p = problem.initial_cores(identity, 1e-4)
+    found = stationary._shifted(operator, p, box, 1e-3, linear_systems.Timer(np.inf))
+    assert found.steady
+    assert found.change < 1e-3
+    train = tt.TT([c.astype(np.float32) for c in found.p])
+    _, mean, spread = pde.moments(train, identity, box)
+    assert np.abs(mean - center).max() < 3e-3
+    assert np.abs(spread - covariance).max() < 3e-3
+
+
+@pytest.mark.slow
+def test_particles_at_two_temperatures_balance_their_energy(rng):
+    problem, _ = particles(rng, 2, gradient=False)
+    identity = pde.AffineMap.identity(4)
+    operator, box = stationary.operator_of(problem, identity), problem.box
+    p = problem.initial_cores(identity, 1e-4)
+    found = stationary._shifted(operator, p, box, 1e-2, linear_systems.Timer(np.inf))
+    assert found.steady
+    train = tt.TT([c.astype(np.float32) for c in found.p])
+    _, _, spread = pde.moments(train, identity, box)
+    heat = problem.diffusion[2, 2] / -problem.matrix[2, 2]
+    other = problem.diffusion[3, 3] / -problem.matrix[3, 3]
+    # Of the exact density: no mean power in all, and no mean growth of q_i².
+    assert spread[2, 2] + spread[3, 3] == pytest.approx(heat + other, rel=2e-2)
+    assert abs(spread[0, 2]) + abs(spread[1, 3]) < 2e-2
 
 
 def test_more_time_than_allowed_is_said(rng):

@@ -31,6 +31,9 @@ from tensorjax.pde._stepping.mass import mass_of
 _EXACT = 1e-13
 # Residuals that roundoff leaves.
 _ROUNDOFF = 1e-9
+# Share of the time for L − c p ∫ in three dimensions and more; then solves with L − s, at most,
+# their accuracy over the last change of p, and at least.
+_TRIED, _SHIFTS, _PART, _COARSE = 0.25, 200, 0.1, 1e-2
 # What L leaves of an exact density, over its shares at the edge and in the highest modes.
 GRID = 30.0
 # Solves, at most, and by how much each is more accurate than the one before: what it changes is the
@@ -88,8 +91,9 @@ def stationary(
     are given: those of its correlations, with the means and deviations of the given ones. In
     detailed balance log p is a line integral of the drift: gradients with noise in all
     coordinates, and particles with positions, momenta and one temperature; whether that holds is
-    tested at points. A density of other equations that has high ranks in coordinates at rest takes
-    minutes and more.
+    tested at points. Where the bordered system is not solved, p is found by inverse iteration with
+    a shift, (L − s) p_new = −s p. A density of other equations that has high ranks in coordinates
+    at rest takes minutes and more.
 
     Args:
       problem: linear, not a function of time, without source: a `FokkerPlanck`,
@@ -137,7 +141,7 @@ def stationary(
         raise ValueError(f"problem: expected a pde.Problem, got {type(problem).__name__}")
     tol = _check.tolerance(tol, np.float64)
     cap = None if max_rank is None else _check.integer("max_rank", max_rank, low=1)
-    timer = linear_systems.checked_seconds(max_seconds)
+    linear_systems.checked_seconds(max_seconds)
     at = AffineMap.identity(problem.dim) if map is None else map
     at = AffineMap(np.asarray(at.matrix, np.float64), np.asarray(at.shift, np.float64))
     check_at_rest(problem.box, at)
@@ -156,7 +160,7 @@ def stationary(
     if form.cores is not None:
         found = _checked(operator, p, box, tol, (edge_limit, resolution_limit))
     if found is None:
-        found = _iterated(operator, p, box, tol, cap, timer)
+        found = _solved_for(operator, p, box, tol, cap, max_seconds)
     p, change = found.p, found.change
     v = TT._unchecked(tuple(jax.device_put([p[0] * abs(float(at.det)), *p[1:]])))
     edge, rough = shares(v, box)
@@ -205,6 +209,52 @@ def out_of_time(name: str, ranks: tuple[int, ...], seconds: float) -> str:
         f"processor time; a solution had TT-ranks {ranks} by then: take coordinates in which they "
         "are lower (map=), a larger tol, fewer points, or raise max_seconds"
     )
+
+
+def _solved_for(
+    operator: Cores, p: Cores, box: Box, tol: float, cap: int | None, seconds: float
+) -> _Found:
+    """Solves for a stationary density: by L − c p ∫, and where that fails by L − s.
+
+    Projections of the former on trains may be near singular: ∫ is far from normal, and noise in
+    some coordinates alone makes it worse. Those of L − s are not for a shift s above the rates at
+    which norms grow.
+    """
+    share = _TRIED if box.dim > 2 else 1.0
+    found = _iterated(operator, p, box, tol, cap, linear_systems.Timer(share * seconds))
+    if found.steady or box.dim < 3 or cap is not None:
+        return found
+    first = min(p, found.p, key=lambda x: speed(operator, x))
+    return _shifted(operator, first, box, tol, linear_systems.Timer((1 - share) * seconds))
+
+
+def _shifted(operator: Cores, p: Cores, box: Box, tol: float, timer: Any) -> _Found:
+    """Iterates (1 − L/s) p_new = p, inverse iteration for a stationary density, until p stays.
+
+    That is the implicit Euler method with steps of 1/s. Changes fall by a factor q, from which the
+    error left is estimated, q/(1 − q) of the last change.
+    """
+    rate = rate_of(operator, p, box)
+    identity = [np.eye(n)[None, :, :, None] for n in box.shape]
+    terms = [linear_systems.flat(identity), linear_systems.flat(operator)]
+    system = linear_systems.square(products.combined(terms, [1.0, -1 / rate]))
+    change, error, residual = 1.0, math.inf, math.inf
+    for _ in range(_SHIFTS):
+        accuracy = min(_COARSE, max(_SHARE * tol, _PART * change))
+        try:
+            new, residual = linear_systems.solved(system, p, p, accuracy, timer=timer)
+        except linear_systems.OutOfTimeError as ended:
+            return _Found(p, residual, error, False, spent=ended.ranks)
+        mass = mass_of(new, box.weights)
+        if not (math.isfinite(mass) and mass > 0) or residual > accuracy:
+            break
+        new = [new[0] / mass, *new[1:]]
+        before, change = change, overlaps.distance(new, p) / overlaps.norm(new)
+        p, q = new, change / before
+        error = change * max(q / (1 - q), 1.0) if q < 1 else math.inf
+        if error <= tol:
+            return _Found(p, residual, error, True)
+    return _Found(p, residual, error, False)
 
 
 def _iterated(
