@@ -56,6 +56,42 @@ def test_of_ornstein_uhlenbeck_processes_are_sums_of_eigenvalues(rng, kind):
         assert len(found.values) == 2
 
 
+@pytest.mark.parametrize("d", [5, pytest.param(8, marks=pytest.mark.slow)])
+def test_of_full_drift_matrices_in_many_dimensions(rng, d):
+    matrix = 0.6 * rng.standard_normal((d, d)) / np.sqrt(d) - np.eye(d)
+    spread = rng.standard_normal((d, d))
+    diffusion = 0.3 * np.eye(d) + 0.1 * spread @ spread.T / d
+    covariance = linalg.solve_continuous_lyapunov(matrix, -2 * diffusion)
+    box = pde.Box.fourier(d, 40, 6.5 * np.sqrt(np.diag(covariance)))
+    problem = pde.OrnsteinUhlenbeck(matrix, diffusion, pde.Gaussian(np.zeros(d), np.eye(d)), box)
+    found = pde.slow_modes(problem, k=4)
+    assert found.result == pde.Result.successful, found.message
+    a, v = np.linalg.eig(matrix)
+    pairs = [a[i] + a[j] for i in range(d) for j in range(i, d)]
+    exact = np.concatenate([a, pairs])
+    exact = exact[np.argsort(-exact.real, kind="stable")][: len(found.values)]
+    np.testing.assert_allclose(np.sort(found.values.real), np.sort(exact.real), rtol=1e-9)
+    everything = np.concatenate([a, pairs])
+    assert max(np.abs(everything - value).min() for value in found.values) < 1e-9
+    assert found.residuals.max() < 1e-3
+    # The slowest one is p times a linear function, of the left eigenvector's slopes.
+    x = rng.multivariate_normal(np.zeros(d), covariance / 2, 100)
+    first = v[:, np.abs(a - found.values[0]).argmin()]
+    p = np.exp(-0.5 * np.vecdot(x, np.linalg.solve(covariance, x.T).T))
+    wanted = p * (x @ np.linalg.solve(covariance, first))
+    mode = found(x)[:, 0]
+    factor = np.vdot(wanted, mode) / np.vdot(wanted, wanted)
+    assert norm(mode - factor * wanted) < 1e-4 * norm(mode)
+
+
+@pytest.mark.slow
+def test_more_time_than_allowed_is_said():
+    found = pde.slow_modes(pde.DoubleWell(dim=3, coupling=0.5), max_seconds=1e-3)
+    assert found.result == pde.Result.max_steps
+    assert "max_seconds" in found.message
+    assert np.isnan(found.gap)
+
+
 def test_of_double_wells_are_those_of_the_dense_operator(rng):
     problem = pde.DoubleWell(barrier=rng.uniform(0.8, 2.0), temperature=0.3)
     found = pde.slow_modes(problem, k=4, tol=1e-7)

@@ -1,10 +1,13 @@
 """Stationary densities against Gaussians and Boltzmann densities; what has none says so."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from scipy import linalg, stats
 
-from tensorjax import pde
+from tensorjax import pde, tt
+from tensorjax.pde._long_times import equilibria, linear_systems, stationary
 from tests.oracles import error, norm
 from tests.test_pde_problems import mesh
 
@@ -111,6 +114,154 @@ def test_of_multiplicative_noise_is_that_of_the_interpretation():
         _, p = values(problem, found)
         exact = boltzmann(problem.box, lambda x, s=share: (6 - s) * np.log1p(x[:, 0] ** 2))
         assert relative(p, exact) < 1e-3  # the tail at the edge, 1e-6 of the top
+
+
+def ornstein_uhlenbeck(rng, d):
+    """Returns a process with full matrices, mean and covariance at rest."""
+    matrix = 0.5 * rng.standard_normal((d, d)) / np.sqrt(d) - np.eye(d)
+    spread, center = rng.standard_normal((d, d)), rng.uniform(-0.3, 0.3, d)
+    diffusion = 0.3 * np.eye(d) + 0.1 * spread @ spread.T / d
+    covariance = linalg.solve_continuous_lyapunov(matrix, -2 * diffusion)
+    box = pde.Box.fourier(d, 32, 6.5 * np.sqrt(np.diag(covariance)))
+    start = pde.Gaussian(np.zeros(d), 0.5 * np.eye(d))
+    problem = pde.OrnsteinUhlenbeck(matrix, diffusion, start, box, offset=-matrix @ center)
+    return problem, center, covariance
+
+
+@pytest.mark.parametrize("d", [3, 4, 6, 8])
+def test_full_drift_matrices_in_many_dimensions(rng, d):
+    problem, center, covariance = ornstein_uhlenbeck(rng, d)
+    if d == 4:  # the same equation, written otherwise
+        problem = pde.FokkerPlanck(
+            None, problem.diffusion, problem.start, problem.box,
+            matrix=problem.matrix, offset=problem.offset,
+        )  # fmt: skip
+    found = pde.stationary(problem)
+    assert found.result == pde.Result.successful, found.message
+    assert set(found.final.v.ranks) == {1}
+    _, mean, spread = pde.moments(found.final.v, found.final.map, problem.box)
+    assert np.abs(mean - center).max() < 1e-4
+    assert np.abs(spread - covariance).max() < 1e-4
+    x = rng.multivariate_normal(center, covariance / 2, 200)
+    p = pde.evaluate(found.final.v, found.final.map, problem.box, x)
+    assert relative(p, stats.multivariate_normal(center, covariance).pdf(x)) < 1e-5
+
+
+def particles(rng, count, gradient=True):
+    """Returns coupled particles, quartic wells with momenta, one temperature or two; the energy."""
+    springs = rng.uniform(0.1, 0.5) * (count * np.eye(count) - np.ones((count, count)))
+    temperatures = np.full(count, rng.uniform(0.4, 0.6)) * (
+        1.0 if gradient else 1 + 0.3 * np.arange(count)
+    )
+    friction, d = rng.uniform(0.5, 2.0), 2 * count
+    matrix = np.zeros((d, d))
+    matrix[:count, count:] = np.eye(count)
+    matrix[count:, :count], matrix[count:, count:] = (
+        0.5 * np.eye(count) - springs,
+        -friction * np.eye(count),
+    )
+    force = [pde.Power(np.eye(d)[i], exponent=3, amplitude=-1.0) for i in range(count)]
+    problem = pde.FokkerPlanck(
+        [None] * count + force,
+        np.diag(np.concatenate([np.zeros(count), friction * temperatures])),
+        pde.Gaussian(np.zeros(d), 0.5 * np.eye(d)),
+        pde.Box.fourier(d, 48, 4.0),
+        matrix=matrix,
+    )
+
+    def energy(x):
+        q, p = x[:, :count], x[:, count:]
+        wells = (q**4 / 4 - q**2 / 4).sum(1) + (q * (q @ springs)).sum(1) / 2
+        return (wells + (p**2).sum(1) / 2) / temperatures[0]
+
+    return problem, energy
+
+
+def chain(rng, dim):
+    well = pde.DoubleWell(
+        rng.uniform(0.5, 1.5), 1.0, rng.uniform(0.3, 0.5), dim=dim, coupling=rng.uniform(0.2, 0.8)
+    )
+    return well, lambda x: -np.log(well.stationary_density(x))
+
+
+@pytest.mark.parametrize("case", ["particles 2", "chain 5"])
+def test_detailed_balance_in_many_dimensions_is_boltzmann(rng, case):
+    kind, count = case.split()
+    problem, energy = {"particles": particles, "chain": chain}[kind](rng, int(count))
+    found = pde.stationary(problem)
+    assert found.result == pde.Result.successful, found.message
+    x = rng.uniform(-1.5, 1.5, (500, problem.dim))
+    p = pde.evaluate(found.final.v, found.final.map, problem.box, x)
+    exact = np.exp(-energy(x))
+    if kind == "particles":
+        exact *= norm(p) / norm(exact)
+    assert relative(p, exact) < 1e-5
+    assert abs(float(pde.mass(found.final.v, found.final.map, problem.box)) - 1) < 1e-5
+
+
+def test_closed_forms_are_found_only_in_detailed_balance(rng):
+    for make in (chain, particles):
+        problem, energy = make(rng, 3)
+        found = equilibria.equilibrium(problem)
+        x = rng.uniform(-1.5, 1.5, (50, problem.dim))
+        assert np.ptp(found.log_density(x) + energy(x)) < 1e-9 * np.ptp(energy(x))
+        # A force that is no gradient, if small, and two temperatures.
+        turned = np.array(problem.matrix)
+        turned[-1, 0] += 1e-4
+        parts = problem.drift, problem.diffusion, problem.start, problem.box
+        assert equilibria.equilibrium(pde.FokkerPlanck(*parts, matrix=turned)) is None
+    assert equilibria.equilibrium(particles(rng, 2, gradient=False)[0]) is None
+
+
+def test_a_closed_form_that_the_box_does_not_hold_says_so(rng):
+    problem, _, covariance = ornstein_uhlenbeck(rng, 5)
+    half = np.sqrt(np.diag(covariance))
+    for scale, result in ((3.2, pde.Result.edge_mass), (30.0, pde.Result.unresolved)):
+        other = dataclasses.replace(problem, box=pde.Box.fourier(5, 32, scale * half))
+        assert pde.stationary(other).result == result
+
+
+def test_shifted_inverse_iteration_finds_the_density(rng):
+    problem, center, covariance = ornstein_uhlenbeck(rng, 3)
+    identity = pde.AffineMap.identity(3)
+    operator, box = stationary.operator_of(problem, identity), problem.box
+    p = problem.initial_cores(identity, 1e-4)
+    found = stationary._shifted(operator, p, box, 1e-3, linear_systems.Timer(np.inf))
+    assert found.steady
+    assert found.change < 1e-3
+    train = tt.TT([c.astype(np.float32) for c in found.p])
+    _, mean, spread = pde.moments(train, identity, box)
+    assert np.abs(mean - center).max() < 3e-3
+    assert np.abs(spread - covariance).max() < 3e-3
+
+
+@pytest.mark.slow
+def test_particles_at_two_temperatures_balance_their_energy(rng):
+    problem, _ = particles(rng, 2, gradient=False)
+    identity = pde.AffineMap.identity(4)
+    operator, box = stationary.operator_of(problem, identity), problem.box
+    p = problem.initial_cores(identity, 1e-4)
+    found = stationary._shifted(operator, p, box, 1e-2, linear_systems.Timer(np.inf))
+    assert found.steady
+    train = tt.TT([c.astype(np.float32) for c in found.p])
+    _, _, spread = pde.moments(train, identity, box)
+    heat = problem.diffusion[2, 2] / -problem.matrix[2, 2]
+    other = problem.diffusion[3, 3] / -problem.matrix[3, 3]
+    # Of the exact density: no mean power in all, and no mean growth of q_i².
+    assert spread[2, 2] + spread[3, 3] == pytest.approx(heat + other, rel=2e-2)
+    assert abs(spread[0, 2]) + abs(spread[1, 3]) < 2e-2
+
+
+def test_more_time_than_allowed_is_said(rng):
+    problem, _ = particles(rng, 2, gradient=False)
+    coarse = dataclasses.replace(problem, box=pde.Box.fourier(4, 24, 4.0))
+    found = pde.stationary(coarse, max_seconds=1e-3)
+    assert found.result == pde.Result.max_steps
+    assert "TT-ranks" in found.message
+    assert "max_seconds" in found.message
+    for bad in (0.0, -1.0, np.nan):
+        with pytest.raises(ValueError, match="max_seconds"):
+            pde.stationary(coarse, max_seconds=bad)
 
 
 def test_what_has_no_stationary_density_says_so():

@@ -1,6 +1,7 @@
 """Linear systems in tensor-train format, by AMEn or, for small ones, by elimination."""
 
 import math
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -20,6 +21,51 @@ _ENRICHMENT, _SWEEPS = 6, 40
 _DENSE = 3000
 # An operator is a sum of many terms, rounded to this relative error before it is solved with.
 _EXACT = 1e-13
+# By how much longer than the last sweep the next one is taken to last, at most.
+_GROWTH = 4.0
+
+
+class OutOfTimeError(Exception):
+    """Signal that solves at rest would take more processor time than allowed; holds the ranks."""
+
+    def __init__(self, ranks: tuple[int, ...]):
+        super().__init__(f"ranks {ranks}")
+        self.ranks = ranks
+
+
+class Timer:
+    """Limit of the processor time that linear systems of one task at rest take together.
+
+    Ranks grow from sweep to sweep: the next one is taken to last longer than the last one by as
+    much as that did than the one before, fourfold at most.
+
+    Args:
+      seconds: at most.
+    """
+
+    def __init__(self, seconds: float):
+        self._end = time.process_time() + seconds
+        self.begin()
+
+    def begin(self) -> None:
+        """Tells that a linear system at rest is about to be solved."""
+        self._seen, self._took = time.process_time(), math.inf
+
+    def __call__(self, sweep: int, residual: float, ranks: tuple[int, ...]) -> None:
+        """Raises `OutOfTimeError` after a sweep if the next one would end too late."""
+        now = time.process_time()
+        took = now - self._seen
+        growth = min(max(took / max(self._took, 1e-9), 1.0), _GROWTH)
+        if now + growth * took > self._end:
+            raise OutOfTimeError(ranks)
+        self._seen, self._took = now, took
+
+
+def checked_seconds(seconds: float) -> Timer:
+    """Starts the timer of linear systems at rest; ValueError unless the time is positive."""
+    if not (np.ndim(seconds) == 0 and seconds > 0):
+        raise ValueError(f"max_seconds: expected a positive number, or Inf, got {seconds!r}")
+    return Timer(float(seconds))
 
 
 def flat(cores: Cores) -> Cores:
@@ -49,6 +95,7 @@ def solved(
     tol: float,
     cap: int | None = None,
     direct: bool = False,
+    timer: Timer | None = None,
 ) -> tuple[Cores, float]:
     """Solves a linear system of stationary or backward equations by AMEn, if small by elimination.
 
@@ -60,16 +107,24 @@ def solved(
       cap: largest rank.
       direct: whether a small system is solved by elimination in any case: where ranks are full
         AMEn takes longer.
+      timer: limits the time that it takes; None for no limit.
+
+    Raises:
+      OutOfTimeError: it would take longer.
     """
     if direct and cap is None and _small([c.shape[1] for c in operator], 2 * _DENSE):
         return _eliminated(operator, load, tol)
     system = TTMatrix._unchecked(tuple(operator))
     found, residual = guess, math.inf
     # From a guess of high rank AMEn adds few directions and may stall; from a poor one, too.
+    report = (lambda *_: None) if timer is None else timer
     for first in (rounding.rounded(guess, _GUESS), guess):
+        if timer is not None:
+            timer.begin()
         x, size = solved_by_amen(
-            system, load, first, tol, cap=cap, enrichment=_ENRICHMENT, sweeps=_SWEEPS
-        )
+            system, load, first, tol, cap=cap, enrichment=_ENRICHMENT, sweeps=_SWEEPS,
+            report=report,
+        )  # fmt: skip
         if size < residual:
             found, residual = x, size
         if residual <= tol:

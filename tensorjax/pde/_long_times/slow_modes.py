@@ -18,11 +18,14 @@ from tensorjax.pde._arguments import hosted_cores
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._integration.solution import Result
 from tensorjax.pde._integration.statuses import unbounded_by
-from tensorjax.pde._long_times import linear_systems
+from tensorjax.pde._long_times import equilibria, linear_systems
+from tensorjax.pde._long_times.linear_modes import derivatives_of_gaussian
 from tensorjax.pde._long_times.stationary import (
+    GRID,
     Stationary,
     bordered,
     operator_of,
+    out_of_time,
     rate_of,
     standard_coordinates,
     stationary,
@@ -108,6 +111,7 @@ def slow_modes(
     max_rank: int | None = None,
     edge_limit: float = 1e-3,
     resolution_limit: float = 1e-3,
+    max_seconds: float = 120.0,
 ) -> SlowModes:
     """Computes the slowest modes of a linear equation, L u = λ u with λ ≠ 0, and the spectral gap.
 
@@ -117,7 +121,9 @@ def slow_modes(
     of their residuals. Eigenvalues are those of the inverse in the space of the modes, which need
     not be orthogonal: L is not symmetric, and those of rotating processes are complex. Modes relax
     as u exp(λt): 1/gap is the time that equilibrium takes. The problem is one for `stationary`, and
-    so are costs and limits: ranks are those of coordinates at rest.
+    so are costs and limits: ranks are those of coordinates at rest. For affine drift in three
+    dimensions and more modes are the derivatives of the Gaussian p along eigenvectors of its
+    matrix, in closed form; their residuals ‖L u − λu‖/‖λu‖ are those of the grid.
 
     Args:
       problem: linear, not a function of time, without source, with a stationary density.
@@ -128,6 +134,8 @@ def slow_modes(
       max_rank: of the modes.
       edge_limit: largest `edge_mass` of a success.
       resolution_limit: largest `resolution` of a success.
+      max_seconds: processor time that sweeps of AMEn may take, of all threads together; Inf for no
+        limit. It is looked at between sweeps.
 
     Returns:
       `SlowModes`.
@@ -148,7 +156,9 @@ def slow_modes(
       successful 0.5 [2. 2.]
 
     Source: Y. Saad, "Numerical Methods for Large Eigenvalue Problems" (SIAM, 2011), chapter 5, for
-    subspace iteration. Ours: the bordered operator, the first modes.
+    subspace iteration; D. Liberzon, R. Brockett, "Spectral analysis of Fokker–Planck and related
+    operators arising from linear stochastic differential equations", SIAM J. Control Optim. 38
+    (2000), for affine drift. Ours: the bordered operator, the first modes.
     """
     count = _check.integer("k", k, low=1)
     tol = _check.tolerance(tol, np.float64)
@@ -157,29 +167,80 @@ def slow_modes(
     if count + _MORE >= points:
         raise ValueError(f"k: expected fewer modes than the {points} points of the grid, got {k}")
     limits = {"edge_limit": edge_limit, "resolution_limit": resolution_limit}
-    rest = stationary(problem, tol=_SHARE * tol, map=map, max_rank=cap, **limits)
+    timer = linear_systems.checked_seconds(max_seconds)
+    rest = stationary(
+        problem, tol=_SHARE * tol, map=map, max_rank=cap, **limits, max_seconds=max_seconds
+    )
+    empty = np.zeros(0)
     if rest.result != Result.successful:
         text = f"no stationary density was found: {rest.message}"
-        empty = np.zeros(0)
         return SlowModes(empty + 0j, (), rest, problem.box, empty, rest.result, text)
     at, p = rest.final.map, hosted_cores(rest.final.v)
     p = [p[0] / abs(float(at.det)), *p[1:]]
+    if rest.change == 0:
+        known = _of_affine_drift(problem, p, at, count, tol, tuple(limits.values()))
+        if known is not None:
+            block, residuals, result, message = known
+            modes = tuple(TT._unchecked(tuple(jax.device_put(c))) for c in _complex(block))
+            return SlowModes(1 / block.values, modes, rest, problem.box, residuals, result, message)
     first = _begun(p, problem.box, count + _MORE)
     operator, weights = operator_of(problem, at), problem.box.weights
     # Any border would do that is no eigenvalue; modes have no part in it, for their mass is zero.
     rate = rate_of(operator, p, problem.box)
-    inverse = _Inverse(bordered(operator, p, weights, rate), p, weights, _SHARE * tol, cap)
-    block, residuals = _iterated(inverse, first, count, tol)
+    system = bordered(operator, p, weights, rate)
+    inverse = _Inverse(system, p, weights, _SHARE * tol, cap, timer)
+    try:
+        block, residuals = _iterated(inverse, first, count, tol)
+    except linear_systems.OutOfTimeError as error:
+        text = out_of_time("modes", error.ranks, max_seconds)
+        return SlowModes(empty + 0j, (), rest, problem.box, empty, Result.max_steps, text)
     result, message = _judged(problem.box, block.x, residuals, tol, cap, tuple(limits.values()))
     modes = tuple(TT._unchecked(tuple(jax.device_put(c))) for c in _complex(block))
     return SlowModes(1 / block.values, modes, rest, problem.box, residuals, result, message)
 
 
+def _of_affine_drift(
+    problem: Problem, p: Cores, at: AffineMap, count: int, tol: float, limits: Any
+) -> tuple["_Block", np.ndarray, Result, str] | None:
+    """Returns slow modes in closed form, with their residuals and status; None for other drifts.
+
+    Their values are exact: what L leaves of them is the error of the grid. Where that is above
+    what shares at the edge and in the highest modes explain, modes are solved for.
+    """
+    density = equilibria.gaussian(problem)
+    if density is None:
+        return None
+    box, operator = problem.box, operator_of(problem, at)
+    matrix: Any = getattr(problem, "matrix", None)
+    found = derivatives_of_gaussian(matrix, p, box, at.matrix, count)
+    xs, ys, values = [], [], []
+    for rate, (even, odd) in found:
+        # As in a `_Block`: 1/λ has a positive imaginary part.
+        parts = [even] if odd is None else [even, [-odd[0], *odd[1:]]]
+        size = math.hypot(*(overlaps.norm(x) for x in parts))
+        parts = [[x[0] / size, *x[1:]] for x in parts]
+        # Of L⁻¹ x only x/λ is known; its residual is that of L x = λ x.
+        images = [products.matvec(operator, x) for x in parts]
+        xs, ys = xs + parts, ys + images
+        values += [1 / rate.conjugate(), 1 / rate][: len(parts)]
+    block = _Block(xs, ys, np.array(values))
+    rates = 1 / block.values
+    left = _Block(xs, ys, rates).residuals()
+    errors = _Block(xs, ys, rates.conj()).errors(left)  # first of a pair: positive imaginary part
+    shares = np.array([shares_of(np, x, quadrature(box)) for x in xs], np.float64)
+    result, message = _judged(
+        box, xs, errors, max(tol, GRID * float(shares.sum(1).max())), None, limits
+    )
+    return None if result == Result.solver else (block, errors, result, message)
+
+
 class _Inverse:
     """Inverse of the generator L on functions of integral zero, for slow modes, by AMEn."""
 
-    def __init__(self, operator: Cores, p: Cores, weights: Any, tol: float, cap: int | None):
-        self.operator, self.tol, self.cap = operator, tol, cap
+    def __init__(
+        self, operator: Cores, p: Cores, weights: Any, tol: float, cap: int | None, timer: Any
+    ):
+        self.operator, self.tol, self.cap, self._timer = operator, tol, cap, timer
         self._p, self._weights = p, weights
         self._direct = None if cap else linear_systems.factored(operator)
 
@@ -187,7 +248,7 @@ class _Inverse:
         """Solves L y = x for y, from a guess, to a relative residual."""
         if self._direct is not None:
             return self.of_no_mass(self._direct(x, self.tol))
-        out, _ = linear_systems.solved(self.operator, x, guess, tol, self.cap)
+        out, _ = linear_systems.solved(self.operator, x, guess, tol, self.cap, timer=self._timer)
         return self.of_no_mass(out)
 
     def of_no_mass(self, x: Cores, tol: float | None = None) -> Cores:
@@ -295,6 +356,7 @@ def _complex(block: _Block) -> list[Cores]:
     for j, (x, theta) in enumerate(zip(block.x, block.values, strict=True)):
         if theta.imag > 0:
             x = products.combined([x, block.x[j + 1]], [1.0, 1j])
+            x = [c.astype(np.complex128) for c in x]
         elif theta.imag < 0:
             x = [c.conj() for c in states[-1]]
         states.append(x)

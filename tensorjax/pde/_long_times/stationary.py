@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -20,7 +20,7 @@ from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._integration.initial_checks import check_at_rest, check_walls
 from tensorjax.pde._integration.solution import Result, State
 from tensorjax.pde._integration.statuses import unbounded_by
-from tensorjax.pde._long_times import linear_systems
+from tensorjax.pde._long_times import equilibria, linear_systems
 from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._observables.densities import moments
 from tensorjax.pde._observables.edge_and_resolution import shares
@@ -31,6 +31,11 @@ from tensorjax.pde._stepping.mass import mass_of
 _EXACT = 1e-13
 # Residuals that roundoff leaves.
 _ROUNDOFF = 1e-9
+# Share of the time for L − c p ∫ in three dimensions and more; then solves with L − s, at most,
+# their accuracy over the last change of p, and at least.
+_TRIED, _SHIFTS, _PART, _COARSE = 0.25, 200, 0.1, 1e-2
+# What L leaves of an exact density, over its shares at the edge and in the highest modes.
+GRID = 30.0
 # Solves, at most, and by how much each is more accurate than the one before: what it changes is the
 # error of that.
 _SOLVES, _SHARE = 4, 0.1
@@ -46,10 +51,11 @@ class Stationary:
       result: `Result.successful`; `Result.edge_mass` where there is no density in the box that
         vanishes at its edge (none that can be normalised, or the box is too small);
         `Result.unresolved` where its points are too coarse; `Result.max_rank`; `Result.solver`
-        where the linear systems are not solved to ``tol``.
+        where the linear systems are not solved to ``tol``; `Result.max_steps` where that would take
+        more than ``max_seconds``, and ``final`` is what there was before the solve that was left.
       message: explanation of a failure, with advice; else empty.
       residual: ‖L p‖/‖p‖, a rate: 1/residual is a time over which p hardly changes.
-      change: what the last solve has changed of p, relative to its norm.
+      change: what the last solve has changed of p, relative to its norm; zero of a closed form.
       edge_mass: see `tensorjax.pde.edge_mass`.
       resolution: see `tensorjax.pde.resolution`.
     """
@@ -71,6 +77,7 @@ def stationary(
     max_rank: int | None = None,
     edge_limit: float = 1e-3,
     resolution_limit: float = 1e-3,
+    max_seconds: float = 60.0,
 ) -> Stationary:
     """Computes the stationary density of a linear equation: L p = 0 with ∫ p dx = 1.
 
@@ -78,18 +85,27 @@ def stationary(
     densities like it change, by AMEn. The integral makes the system regular, and where L conserves
     mass p is the stationary density whatever w is. It is then solved anew, more accurately, with p
     in place of w, until p stays: on grids that conserve mass nearly, that is inverse iteration.
-    Ranks are those of p in coordinates at rest: a correlated density of high rank in more than
-    three dimensions takes minutes and more.
+
+    In three dimensions and more closed forms are looked for first, and their residuals looked at on
+    the grid. For affine drift p is a Gaussian, of rank one in coordinates that are chosen if none
+    are given: those of its correlations, with the means and deviations of the given ones. In
+    detailed balance log p is a line integral of the drift: gradients with noise in all
+    coordinates, and particles with positions, momenta and one temperature; whether that holds is
+    tested at points. Where the bordered system is not solved, p is found by inverse iteration with
+    a shift, (L − s) p_new = −s p. A density of other equations that has high ranks in coordinates
+    at rest takes minutes and more.
 
     Args:
       problem: linear, not a function of time, without source: a `FokkerPlanck`,
         `OrnsteinUhlenbeck` or one of your own.
       tol: error of p relative to its norm, by what the last solve has changed; that of the grid
         and the box comes on top: about three times the shares at the edge and in the highest modes.
-      map: coordinates of p, at rest; the identity if None.
+      map: coordinates of p, at rest. If None, the identity or those of an affine drift, see above.
       max_rank: of p.
       edge_limit: largest `edge_mass` of a success.
       resolution_limit: largest `resolution` of a success.
+      max_seconds: processor time that sweeps of AMEn may take, of all threads together; Inf for no
+        limit. It is looked at between sweeps.
 
     Returns:
       `Stationary`.
@@ -117,31 +133,143 @@ def stationary(
 
     Source: S. Dolgov, B. Khoromskij, I. Oseledets, "Fast solution of parabolic problems in the
     tensor train/quantized tensor train format with initial application to the Fokker–Planck
-    equation", SIAM J. Sci. Comput. 34 (2012), for trains of such densities. Ours: the bordered
-    system.
+    equation", SIAM J. Sci. Comput. 34 (2012), for trains of such densities. H. Risken,
+    "The Fokker–Planck Equation" (Springer, 1989), section 6.4, for detailed balance. Ours: the
+    bordered system.
     """
     if not isinstance(problem, Problem):
         raise ValueError(f"problem: expected a pde.Problem, got {type(problem).__name__}")
     tol = _check.tolerance(tol, np.float64)
     cap = None if max_rank is None else _check.integer("max_rank", max_rank, low=1)
+    linear_systems.checked_seconds(max_seconds)
     at = AffineMap.identity(problem.dim) if map is None else map
     at = AffineMap(np.asarray(at.matrix, np.float64), np.asarray(at.shift, np.float64))
     check_at_rest(problem.box, at)
     check_walls(problem)
     if any(a.walls is not None and "absorbing" in a.walls for a in problem.box.axes):
         raise ValueError("problem: expected no absorbing walls, which leave no stationary density")
-    operator, weights = operator_of(problem, at), problem.box.weights
-    p = problem.initial_cores(at, tol)
-    mass = mass_of(p, weights)
+    form = equilibria.known(problem, tol, map, cap)
+    at = form.map if form.map is not None else at
+    operator, box = operator_of(problem, at), problem.box
+    p = problem.initial_cores(at, tol) if form.cores is None else form.cores
+    mass = mass_of(p, box.weights)
     if not (math.isfinite(mass) and mass > 0):
         raise ValueError(f"start: expected a density, of positive mass, got {mass:.3g}")
     p = [p[0] / mass, *p[1:]]
-    rate = rate_of(operator, p, problem.box)
+    found = None
+    if form.cores is not None:
+        found = _checked(operator, p, box, tol, (edge_limit, resolution_limit))
+    if found is None:
+        found = _solved_for(operator, p, box, tol, cap, max_seconds)
+    p, change = found.p, found.change
+    v = TT._unchecked(tuple(jax.device_put([p[0] * abs(float(at.det)), *p[1:]])))
+    edge, rough = shares(v, box)
+    capped = cap is not None and max(len(c) for c in p) >= cap and change > tol
+    outside = unbounded_by(edge, rough, edge_limit, resolution_limit)
+    if found.exact:  # exact values have no noise at the edge
+        outside = outside[0], edge <= edge_limit and outside[0]
+    if found.spent:
+        result, message = Result.max_steps, out_of_time("density", found.spent, max_seconds)
+    else:
+        result, message = _judged(found.steady, found.residual, capped, outside, (edge, rough))
+    return Stationary(
+        State(v, at, math.inf), result, message, speed(operator, p), change, edge, rough
+    )
+
+
+class _Found(NamedTuple):
+    """Stationary density of mass one, what the last solve has changed, and whether it stays."""
+
+    p: Cores
+    residual: float
+    change: float
+    steady: bool
+    exact: bool = False
+    spent: tuple[int, ...] = ()  # ranks at which time was over
+
+
+def _checked(operator: Cores, p: Cores, box: Box, tol: float, limits: Any) -> _Found | None:
+    """Returns a stationary density in closed form, unless the grid asks for a solve.
+
+    Its values are exact: what L leaves of it is the error of the grid, of the size of the shares at
+    the edge and in the highest modes. One that the grid does not hold no solve can mend.
+    """
+    edge, rough = shares(TT._unchecked(tuple(jax.device_put(p))), box)
+    residual = speed(operator, p) / rate_of(operator, p, box)
+    outside = unbounded_by(edge, rough, *limits)[0]
+    if residual <= max(tol, GRID * (edge + rough)) or outside:
+        return _Found(p, residual, 0.0, True, True)
+    return None
+
+
+def out_of_time(name: str, ranks: tuple[int, ...], seconds: float) -> str:
+    """Returns the message of a stationary density or slow modes that would take too long."""
+    return (
+        f"the linear systems of the {name} would take more than max_seconds = {seconds:g} of "
+        f"processor time; a solution had TT-ranks {ranks} by then: take coordinates in which they "
+        "are lower (map=), a larger tol, fewer points, or raise max_seconds"
+    )
+
+
+def _solved_for(
+    operator: Cores, p: Cores, box: Box, tol: float, cap: int | None, seconds: float
+) -> _Found:
+    """Solves for a stationary density: by L − c p ∫, and where that fails by L − s.
+
+    Projections of the former on trains may be near singular: ∫ is far from normal, and noise in
+    some coordinates alone makes it worse. Those of L − s are not for a shift s above the rates at
+    which norms grow.
+    """
+    share = _TRIED if box.dim > 2 else 1.0
+    found = _iterated(operator, p, box, tol, cap, linear_systems.Timer(share * seconds))
+    if found.steady or box.dim < 3 or cap is not None:
+        return found
+    first = min(p, found.p, key=lambda x: speed(operator, x))
+    return _shifted(operator, first, box, tol, linear_systems.Timer((1 - share) * seconds))
+
+
+def _shifted(operator: Cores, p: Cores, box: Box, tol: float, timer: Any) -> _Found:
+    """Iterates (1 − L/s) p_new = p, inverse iteration for a stationary density, until p stays.
+
+    That is the implicit Euler method with steps of 1/s. Changes fall by a factor q, from which the
+    error left is estimated, q/(1 − q) of the last change.
+    """
+    rate = rate_of(operator, p, box)
+    identity = [np.eye(n)[None, :, :, None] for n in box.shape]
+    terms = [linear_systems.flat(identity), linear_systems.flat(operator)]
+    system = linear_systems.square(products.combined(terms, [1.0, -1 / rate]))
+    change, error, residual = 1.0, math.inf, math.inf
+    for _ in range(_SHIFTS):
+        accuracy = min(_COARSE, max(_SHARE * tol, _PART * change))
+        try:
+            new, residual = linear_systems.solved(system, p, p, accuracy, timer=timer)
+        except linear_systems.OutOfTimeError as ended:
+            return _Found(p, residual, error, False, spent=ended.ranks)
+        mass = mass_of(new, box.weights)
+        if not (math.isfinite(mass) and mass > 0) or residual > accuracy:
+            break
+        new = [new[0] / mass, *new[1:]]
+        before, change = change, overlaps.distance(new, p) / overlaps.norm(new)
+        p, q = new, change / before
+        error = change * max(q / (1 - q), 1.0) if q < 1 else math.inf
+        if error <= tol:
+            return _Found(p, residual, error, True)
+    return _Found(p, residual, error, False)
+
+
+def _iterated(
+    operator: Cores, p: Cores, box: Box, tol: float, cap: int | None, timer: Any
+) -> _Found:
+    """Iterates a stationary density from a first one until it stays: solves with L − c p ∫."""
+    rate = rate_of(operator, p, box)
     change, residual, accuracy = math.inf, math.inf, 0.0
     for k in range(_SOLVES):
         before, accuracy = p, max(_SHARE**k * tol, _EXACT)
-        p, residual = _solved(operator, p, weights, rate, accuracy, cap)
-        mass = mass_of(p, weights)
+        try:
+            p, residual = _solved(operator, p, box.weights, rate, accuracy, cap, timer)
+        except linear_systems.OutOfTimeError as error:
+            return _Found(p, residual, change, False, spent=error.ranks)
+        mass = mass_of(p, box.weights)
         if not (math.isfinite(mass) and mass > 0):
             p = before
             break
@@ -151,15 +279,7 @@ def stationary(
             break
     # A solve that stalls returns its guess: that nothing has changed then says nothing.
     steady = change <= tol and residual <= max(accuracy, _ROUNDOFF)
-    volume = abs(float(at.det))
-    v = TT._unchecked(tuple(jax.device_put([p[0] * volume, *p[1:]])))
-    edge, rough = shares(v, problem.box)
-    capped = cap is not None and max(len(c) for c in p) >= cap and change > tol
-    outside = unbounded_by(edge, rough, edge_limit, resolution_limit)
-    result, message = _judged(steady, residual, capped, outside, (edge, rough))
-    return Stationary(
-        State(v, at, math.inf), result, message, speed(operator, p), change, edge, rough
-    )
+    return _Found(p, residual, change, steady)
 
 
 def _judged(
@@ -265,8 +385,8 @@ def speed(operator: Cores, v: Cores) -> float:
 
 
 def _solved(
-    operator: Cores, w: Cores, weights: Any, rate: float, tol: float, cap: int | None
+    operator: Cores, w: Cores, weights: Any, rate: float, tol: float, cap: int | None, timer: Any
 ) -> tuple[Cores, float]:
     """Solves (L − c w ∫) p = −c w for a stationary density p; returns p and the residual."""
     system = bordered(operator, w, weights, rate)
-    return linear_systems.solved(system, [-rate * w[0], *w[1:]], w, tol, cap)
+    return linear_systems.solved(system, [-rate * w[0], *w[1:]], w, tol, cap, timer=timer)

@@ -344,12 +344,16 @@ def solved_by_amen(
     cap: int | None = None,
     enrichment: int = _ENRICHMENT,
     sweeps: int = _SWEEPS,
+    report: Callable[..., None] = lambda *_: None,
 ) -> tuple[Cores, float]:
-    """Solves A x = b by AMEn in a step-truncation IMEX step; returns x and residual."""
+    """Solves A x = b by AMEn in a step-truncation IMEX step; returns x and residual.
+
+    ``report`` gets number, residual and ranks after every sweep.
+    """
     dtype = np.result_type(np.float64, operator.cores[0], load[0], guess[0])
     system = System(operator, train(load), train(guess), dtype, enrichment)
     search = amen_search("auto", "auto", cap, sweeps, enrichment, None)
-    out = solution(system, search, tol, cap, True, lambda *_: None)
+    out = solution(system, search, tol, cap, True, report)
     residual = system.residual(out.x) / (system.size or 1.0)
     return scaling.scaled_train(out.x, system.exponent), residual
 

@@ -1,0 +1,274 @@
+"""Stationary densities in closed form: of affine drift, and of equilibrium (detailed balance)."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import linalg
+
+from tensorjax._cores.unfoldings import Cores
+from tensorjax.pde._discretization.grid import Box
+from tensorjax.pde._function_trains import concentrated_functions
+from tensorjax.pde._function_trains.functions_by_values import crossed, drawn
+from tensorjax.pde._initial_states.initial_states import Gaussian
+from tensorjax.pde._maps.affine_maps import AffineMap
+from tensorjax.pde._problems.fokker_planck import FokkerPlanck
+from tensorjax.pde._problems.ornstein_uhlenbeck import OrnsteinUhlenbeck
+from tensorjax.pde._problems.problem import Problem
+
+# Eigenvalues of a covariance below this share of the largest: some direction is without noise.
+_SINGULAR = 1e-12
+# Nodes of the integrals of a drift along rays (exact up to degree 2n − 1), of which the fewest are
+# taken that differ by less than this from twice as many; points of tests.
+_NODES, _EXACT, _TESTS = (2, 4, 8, 16, 32), 1e-11, 64
+# Ascents to tops of a density, their steps; largest error there over the top; logarithm of the
+# largest value of a density, over the largest that ascents have found.
+_ASCENTS, _CLIMBS, _MISSED, _HIGHEST = 100, 60, 1e-5, 50.0
+# Central differences: step over the width of the box; relative errors that a test lets pass.
+_STEP, _CLOSE = 1e-4, 1e-6
+# Densities in closed form are more accurate than asked for by this: L amplifies what is left out.
+# What roundoff allows; the error of a first approximation, that tells where a density is large.
+_FINER, _FINEST, _COARSE = 1e-3, 1e-10, 1e-3
+# Largest rank of a density in closed form that is worth its price.
+_MOST = 300
+
+
+class Known(NamedTuple):
+    """Stationary density in closed form, and coordinates that suit it, where they are known.
+
+    Attributes:
+      map: coordinates chosen for the density; None for those given.
+      cores: of the density, but for a factor; None if there is no closed form of low rank.
+    """
+
+    map: AffineMap | None = None
+    cores: Cores | None = None
+
+
+def known(problem: Problem, tol: float, map: AffineMap | None, cap: int | None) -> Known:
+    """Finds the closed form of a stationary density, in coordinates that suit it if none are given.
+
+    In one or two dimensions nothing is looked for: linear systems are solved at once there.
+
+    Args:
+      problem: of any kind.
+      tol: relative error of the density.
+      map: coordinates, or None to choose.
+      cap: largest rank.
+    """
+    if problem.dim < 3:
+        return Known()
+    tol = max(_FINER * tol, _FINEST)
+    density = gaussian(problem)
+    if density is not None:
+        chosen = independent(density) if map is None else None
+        at = chosen or map
+        assert at is not None
+        if max(density.ranks(tol, at)) > (cap or _MOST):
+            return Known(chosen)
+        return Known(chosen, density.cores(problem.box, at, tol))
+    found = equilibrium(problem)
+    if found is None:
+        return Known()
+    cores = found.cores(problem.box, map or AffineMap.identity(problem.dim), tol)
+    if cores is None or max(len(c) for c in cores) > (cap or _MOST):
+        return Known()
+    return Known(None, cores)
+
+
+def gaussian(problem: Problem) -> Gaussian | None:
+    """Finds the stationary density of a problem with affine drift and constant diffusion.
+
+    A C + C Aᵀ + 2D = 0 and A m + b = 0. None for another problem, for walls and periodic axes, or
+    where there is no such density: a mode that does not decay, or that no noise reaches.
+    """
+    if not isinstance(problem, OrnsteinUhlenbeck | FokkerPlanck) or not problem.box.movable:
+        return None
+    if isinstance(problem, FokkerPlanck) and not problem._affine:
+        return None
+    if problem.matrix is None or problem.diffusion is None:
+        return None
+    a, d = np.asarray(problem.matrix, np.float64), np.asarray(problem.diffusion, np.float64)
+    if np.linalg.eigvals(a).real.max() >= 0:
+        return None
+    covariance = linalg.solve_continuous_lyapunov(a, -2 * d)
+    low, high = np.linalg.eigvalsh(covariance)[[0, -1]]
+    if low <= _SINGULAR * high:
+        return None
+    offset = np.zeros(len(a)) if problem.offset is None else np.asarray(problem.offset)
+    return Gaussian(-np.linalg.solve(a, offset), covariance)
+
+
+def independent(density: Gaussian) -> AffineMap:
+    """Returns coordinates in which a Gaussian stationary density is a product, near those given.
+
+    Every coordinate keeps its mean and its standard deviation, so that a box holds the density as
+    before: y − m = S R^(−1/2) S⁻¹ (x − m), with S the deviations and R the correlations.
+    """
+    scale = np.sqrt(np.diag(density.covariance))
+    values, vectors = np.linalg.eigh(density.covariance / np.outer(scale, scale))
+    matrix = scale[:, None] * (vectors / np.sqrt(values) @ vectors.T) / scale
+    return AffineMap(matrix, density.mean - matrix @ density.mean)
+
+
+class Equilibrium(NamedTuple):
+    """Stationary density exp(φ) of equilibrium, known from its gradient g = ∇φ.
+
+    Attributes:
+      gradient: g, maps points (m, d) to (m, d).
+      center: where the rays begin along which g is integrated.
+      nodes: of these integrals.
+    """
+
+    gradient: Callable[[np.ndarray], np.ndarray]
+    center: np.ndarray
+    nodes: int
+
+    def log_density(self, x: np.ndarray) -> np.ndarray:
+        """Integrates the gradient of an equilibrium's log-density along rays: φ(x) − φ(center)."""
+        s, weights = np.polynomial.legendre.leggauss(self.nodes)
+        ray = x - self.center
+        along = self.center + (s[:, None, None] + 1) / 2 * ray
+        g = self.gradient(along.reshape(-1, x.shape[1])).reshape(along.shape)
+        return weights / 2 @ np.vecdot(g, ray)
+
+    def cores(self, box: Box, map: AffineMap, tol: float) -> Cores | None:
+        """Approximates an equilibrium's density by a train; None where that is not found.
+
+        Cross approximation may miss a well. Its train is compared with the density at the tops
+        that ascents from all over the box reach.
+        """
+        low, high = _ends(box)
+        y = self._ascended(np.random.default_rng(0).uniform(low, high, (_ASCENTS, box.dim)), map)
+        y = y[((y >= low) & (y <= high)).all(1)]
+        if not len(y):
+            return None
+        index = [
+            np.abs(a.points - c[:, None]).argmin(1) for a, c in zip(box.axes, y.T, strict=True)
+        ]
+        at = np.stack([a.points[i] for a, i in zip(box.axes, index, strict=True)], 1)
+        logs = self.log_density(map.inverse(at))
+        top = float(logs.max())
+
+        def density(y: np.ndarray) -> np.ndarray:
+            return np.exp(np.minimum(self.log_density(map.inverse(y)) - top, _HIGHEST))
+
+        try:
+            first = crossed("density", density, box, _COARSE)
+            draw = concentrated_functions.from_train(first, tol)
+            cores = drawn("density", density, box, tol, draw)
+        except ValueError:
+            return None
+        missed = concentrated_functions.entries(cores, np.stack(index, 1)) - np.exp(logs - top)
+        return cores if np.abs(missed).max() <= _MISSED else None
+
+    def _ascended(self, y: np.ndarray, map: AffineMap) -> np.ndarray:
+        """Moves points y up to tops of an equilibrium's density, by steps along its gradient."""
+        x = map.inverse(y)
+        step = np.full(len(x), np.ptp(x, axis=0).max() / 8)
+        value = self.log_density(x)
+        for _ in range(_CLIMBS):
+            g = self.gradient(x)
+            size = np.maximum(np.linalg.norm(g, axis=1), 1e-300)
+            there = x + (step / size)[:, None] * g
+            new = self.log_density(there)
+            better = new > value
+            x, value = np.where(better[:, None], there, x), np.where(better, new, value)
+            step = np.where(better, step * 1.2, step / 2)
+        return map.forward(x)
+
+
+def _ends(box: Box) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the ends of a box in which a stationary density is looked for."""
+    low, high = (np.array([getattr(a, end) for a in box.axes]) for end in ("low", "high"))
+    return low, high
+
+
+def equilibrium(problem: Problem) -> Equilibrium | None:
+    """Finds the stationary density of a Fokker–Planck equation in detailed balance.
+
+    Where all coordinates have noise it is that of a gradient: g = D⁻¹ a for the drift a. Where some
+    have none (positions q) and all others do (momenta p), time reversal turns p round: the part of
+    a that is then odd damps, and has to be D g; for the other one, ∇·a + a·g = 0 at all p gives
+    the slopes along q. Whether exp φ is stationary, and whether g is a gradient, is tested at
+    points of the box.
+
+    None for other equations, and without detailed balance.
+
+    Source: H. Risken, "The Fokker–Planck Equation" (Springer, 1989), section 6.4.
+    """
+    if not isinstance(problem, FokkerPlanck) or not problem.box.movable or problem.timed:
+        return None
+    if problem.noise.variable or problem.diffusion is None:
+        return None
+    d = np.asarray(problem.diffusion, np.float64)
+    noisy = np.diag(d) > 0
+    spread = d[np.ix_(noisy, noisy)]
+    if np.linalg.eigvalsh(spread)[0] <= _SINGULAR * np.linalg.eigvalsh(spread)[-1]:
+        return None
+    inverse = np.linalg.inv(spread)
+    if noisy.all():
+        gradient = functools.partial(_of_force, problem.velocity, inverse)
+    else:
+        gradient = functools.partial(_of_momenta, problem.velocity, inverse, noisy)
+    low, high = _ends(problem.box)
+    rng = np.random.default_rng(1)
+    # Points of the middle and of the whole box: where the density is, and what confines it.
+    middle, half = (low + high) / 2, (high - low) / 2
+    x = middle + half * rng.uniform(-1, 1, (_TESTS, len(d))) * rng.uniform(0, 1, (_TESTS, 1))
+    with np.errstate(all="ignore"):
+        values = [Equilibrium(gradient, middle, n).log_density(x) for n in _NODES]
+        for n, one, more in zip(_NODES, values, values[1:], strict=False):
+            if np.abs(one - more).max() <= _EXACT * np.abs(more).max():
+                found = Equilibrium(gradient, middle, n)
+                return found if _holds(problem, d, found, x, _STEP * half) else None
+    return None
+
+
+def _of_force(velocity: Any, inverse: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Computes the gradient D⁻¹ a of an equilibrium's log-density."""
+    return velocity(x) @ inverse
+
+
+def _of_momenta(velocity: Any, inverse: np.ndarray, noisy: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Computes the gradient of the log-density of an equilibrium of positions and momenta."""
+    turn = np.where(noisy, -1.0, 1.0)
+    out = np.zeros_like(x)
+    out[:, noisy] = _damping(velocity, turn, x)[:, noisy] @ inverse
+    # ∇·a_r + a_r·g = 0 for the reversible part a_r, at the same q and several p.
+    count = int(noisy.sum())
+    probes = np.concatenate([np.eye(count), -np.eye(count), np.ones((1, count))])
+    rows, right = [], []
+    for p in probes:
+        at = x.copy()
+        at[:, noisy] = p
+        part = velocity(at) - _damping(velocity, turn, at)
+        push = _damping(velocity, turn, at)[:, noisy] @ inverse
+        rows.append(part[:, ~noisy])
+        right.append(-np.vecdot(part[:, noisy], push))
+    a, b = np.stack(rows, 1), np.stack(right, 1)
+    out[:, ~noisy] = (np.linalg.pinv(a) @ b[:, :, None])[:, :, 0]
+    return out
+
+
+def _damping(velocity: Any, turn: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Computes the irreversible part of a drift, for an equilibrium under time reversal."""
+    return (velocity(x) + turn * velocity(turn * x)) / 2
+
+
+def _holds(problem: Any, d: np.ndarray, found: Equilibrium, x: np.ndarray, step: Any) -> bool:
+    """Tests at points whether exp φ is stationary, and g a gradient: a true equilibrium."""
+    g, a = found.gradient(x), problem.velocity(x)
+    slope, spread, divergence = np.zeros_like(g), np.zeros(len(x)), np.zeros(len(x))
+    for k, h in enumerate(step):
+        ahead, behind = x + h * np.eye(len(d))[k], x - h * np.eye(len(d))[k]
+        curve = (found.gradient(ahead) - found.gradient(behind)) / (2 * h)
+        slope[:, k] = (found.log_density(ahead) - found.log_density(behind)) / (2 * h)
+        divergence += (problem.velocity(ahead) - problem.velocity(behind))[:, k] / (2 * h)
+        spread += curve @ d[k]
+    parts = np.stack([spread, np.vecdot(g, g @ d), -divergence, -np.vecdot(a, g)])
+    size = np.abs(parts).sum(0)
+    left = np.abs(parts.sum(0)) / np.maximum(size + size.mean(), 1e-300)
+    bent = np.abs(slope - g).max() / np.maximum(np.abs(g).max(), 1e-300)
+    return bool(left.max() < _CLOSE and bent < _CLOSE)  # not so of NaN
