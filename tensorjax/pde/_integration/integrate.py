@@ -20,6 +20,7 @@ from tensorjax.pde._integration.accuracy import (
     absolute_mass,
     inaccurate,
     lossy,
+    moments_lost,
 )
 from tensorjax.pde._integration.checkpoint import Checkpoint, checkpointer
 from tensorjax.pde._integration.dense_output import DenseOutput
@@ -336,6 +337,9 @@ def _loop(
         )
         if not found and conserves(options.problem):
             found = lossy(first, work.mass(), whole, work.t, options.accuracy)
+        found = found or moments_lost(
+            work.memory.lost_moments, options.problem.box, work.t, options.accuracy
+        )
         message = "; ".join(filter(None, (message, found)))
         result = Result.inaccurate if found and stop is None else result
     final = None if saveat.fn is None else work.state()
