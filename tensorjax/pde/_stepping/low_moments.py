@@ -11,7 +11,7 @@ keep moments by parts of v that are left out of the truncation. Ours: the correc
 tangent space, and its weighing against the tolerance.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,8 +24,9 @@ from tensorjax.pde._stepping.outskirts import profiles
 
 # Largest numbers of moments: all of order two, or those of single axes, else the mass alone.
 _ALL, _ALONG = 15, 21
-# Polynomials are faded out as exp(−(x/a)^p), x from −1 to 1 over what is kept of an axis.
-_WIDTH, _POWER = 0.6, 8
+# Polynomials are faded out as exp(−(x/a)^p), x from −1 to 1 over what is kept of an axis: well
+# before the end of the box, where y·∇v would amplify them, and shortly before that of a window.
+_IN_BOX, _IN_WINDOW = (0.6, 8), (0.85, 16)
 # Moments may miss their values by this share of the tolerance where v would change by all of it.
 _SHARE = 0.1
 # Corrections of one step: each is exact but for terms of second order in the change.
@@ -159,23 +160,37 @@ def corrected(cores: Cores, at: Moments, target: np.ndarray, tol: float) -> Corr
         lacks = target - found
         if not np.abs(lacks).max() > small or not allowed > 0:
             break
-        gain, square = np.zeros((at.count,) * 2), np.zeros((at.count,) * 2)
-        for more, size, _ in _sweep(cores, at, shapes, None):
-            gain, square = gain + more, square + size
-        values, vectors = np.linalg.eigh(square)
-        root = vectors * np.sqrt(np.maximum(values, 0))
-        rows = np.concatenate([gain / small, root.T / allowed])
-        share = np.linalg.lstsq(rows, np.concatenate([lacks / small, 0 * lacks]))[0]
-        norm = float(np.linalg.norm(root.T @ share))
-        share = share * min(1.0, allowed / norm) if norm > 0 else share
-        changed = [c for _, _, c in _sweep(cores, at, shapes, share)]
-        changed = right_orthogonal(changed, scale=False)[0]
-        better = at.of_train(changed)
-        if not np.abs(target - better).max() < np.abs(lacks).max():
-            break
-        cores, found = changed, better
-        allowed -= min(norm, allowed)
+        parts = list(_sweep(cores, at, shapes, None))
+        gain, square = sum(p.gain for p in parts), sum(p.square for p in parts)
+        share, norm = _balanced(gain, square, lacks, small, allowed)
+        *others, last = _sweep(cores, at, shapes, share)
+        # Where singular values of v are as small as the change, the last core sees other functions
+        # than those at the beginning: what is lacking by now is asked of it alone.
+        changed = [*(p.core for p in others), last.core]
+        lacks = target - at.of_train(changed)
+        more, size = _balanced(last.gain, last.square, lacks, small, allowed)
+        changed[-1] = changed[-1] + last.added(more)
+        cores = right_orthogonal(changed, scale=False)[0]
+        found = at.of_train(cores)
+        allowed -= min(norm + size, allowed)
     return Corrected(cores, found)
+
+
+def _balanced(
+    gain: np.ndarray, square: np.ndarray, lacks: np.ndarray, small: float, allowed: float
+) -> tuple[np.ndarray, float]:
+    """Finds coefficients c that minimise |gain c − lacks|²/small² + cᵀ square c/allowed².
+
+    Returns:
+      c, with a norm (cᵀ square c)^½ of at most ``allowed``, and that norm.
+    """
+    values, vectors = np.linalg.eigh(square)
+    root = vectors * np.sqrt(np.maximum(values, 0))
+    rows = np.concatenate([gain / small, root.T / max(allowed, 1e-300)])
+    share = np.linalg.lstsq(rows, np.concatenate([lacks / small, 0 * lacks]))[0]
+    norm = float(np.linalg.norm(root.T @ share))
+    share = share * min(1.0, allowed / norm) if norm > 0 else share
+    return share, min(norm, allowed)
 
 
 def _shapes(cores: Cores, at: Moments) -> list[np.ndarray]:
@@ -190,14 +205,37 @@ def _shapes(cores: Cores, at: Moments) -> list[np.ndarray]:
             continue
         first, last = held[0], held[-1] + 1
         x = (2 * np.arange(len(density)) + 1 - first - last) / (last - first)
-        out.append(weights * np.exp(-((x / _WIDTH) ** _POWER))[:, None])
+        width, power = _IN_BOX if last - first == len(density) else _IN_WINDOW
+        out.append(weights * np.exp(-((x / width) ** power))[:, None])
     return out
 
 
-def _sweep(cores: Cores, at: Moments, shapes: Sequence[np.ndarray], share: Any) -> Any:
-    """Yields, core by core, what the parts of P h_b add to the moments, (m, m), and the new core.
+class _Part(NamedTuple):
+    """Part of the projection P h_b of all b that changes one core.
 
-    Between them their inner products, (m, m). All cores but the last come out left-orthogonal.
+    Attributes:
+      gain: what each part adds to each moment, (m, m).
+      square: inner products of the parts, (m, m).
+      core: the new core.
+      change: of the core for every b, (m, r n), times what follows it, (m, s).
+      after: what follows it.
+    """
+
+    gain: np.ndarray
+    square: np.ndarray
+    core: Any
+    change: np.ndarray
+    after: np.ndarray
+
+    def added(self, share: np.ndarray) -> Any:
+        """Returns the change of the core for given coefficients (m,)."""
+        return ((self.change * share[:, None]).T @ self.after).reshape(self.core.shape)
+
+
+def _sweep(
+    cores: Cores, at: Moments, shapes: Sequence[np.ndarray], share: Any
+) -> Iterator[_Part]:
+    """Yields, core by core, the parts of P h_b. All cores but the last come out left-orthogonal.
 
     Args:
       cores: right-orthogonal but for the first.
@@ -211,21 +249,20 @@ def _sweep(cores: Cores, at: Moments, shapes: Sequence[np.ndarray], share: Any) 
         rights.append((_passed(core, rights[-1][0], w), _passed(core, rights[-1][1], h)))
     left, seen, core = ones, ones, cores[0]
     for k, (w, h) in enumerate(zip(at.weights, shapes, strict=True)):
-        right, seen_right = rights[len(cores) - 1 - k]
+        right, after = rights[len(cores) - 1 - k]
         part = (left[:, :, None] * w.T[:, None]).reshape(at.count, -1)
-        change = (seen[:, :, None] * h.T[:, None]).reshape(at.count, -1)
+        whole = (seen[:, :, None] * h.T[:, None]).reshape(at.count, -1)
         last = k == len(cores) - 1
-        if not last:
-            u = tall(left_qr(core)[0])
-            change = change - (change @ u) @ u.T
-        gain = (part @ change.T) * (right @ seen_right.T)
-        square = (change @ change.T) * (seen_right @ seen_right.T)
-        if share is not None:
-            core = core + ((change * share[:, None]).T @ seen_right).reshape(core.shape)
+        u = tall(left_qr(core)[0])
+        change = whole if last else whole - (whole @ u) @ u.T
+        gain = (part @ change.T) * (right @ after.T)
+        square = (change @ change.T) * (after @ after.T)
+        found = _Part(gain, square, core, change, after)
+        core = core if share is None else core + found.added(share)
         if last:
-            yield gain, square, core
+            yield found._replace(core=core)
             return
         q, rest = left_qr(core)
-        yield gain, square, q
-        left, seen = part @ tall(q), (seen[:, :, None] * h.T[:, None]).reshape(at.count, -1) @ tall(q)
+        yield found._replace(core=q)
+        left, seen = part @ tall(q), whole @ tall(q)
         core = absorb(rest, cores[k + 1])

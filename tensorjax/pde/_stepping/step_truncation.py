@@ -38,6 +38,8 @@ STAGE = 0.25
 # Mass that rounding may lose before it is restored, in units of the tolerance; with `conserve=`,
 # all of it is restored in every step.
 _LOST = 5
+# The same of all moments of a density, where more than the mass is restored.
+_LEFT = 1
 # Norm that clearing the outskirts may take from v in a step, in units of the tolerance.
 CLEARED = 0.5
 # A sum whose rank exceeds 2 times the largest of the last step plus 12 is treated as unstable.
@@ -173,9 +175,16 @@ class Trim:
             self._lost.append((after, sum(lost)))
 
     def moments(self, term: Term) -> np.ndarray:
-        """Computes the moments of a term of a sum, plus what earlier rounding of it has lost."""
+        """Computes the moments of a term of a sum, plus what earlier rounding of it has lost.
+
+        The mass is that of the term everywhere, which a flux keeps to roundoff. The others are
+        those in the window: outside waves of the grid are multiplied by the drift and by y².
+        """
         lost = [m for c, m in self._lost if isinstance(term, Train) and term.cores is c]
-        return sum(lost, self.at.of(term.whole))
+        held = self.at.of(term)
+        if term.whole is not term:
+            held[0] = masses.mass_of_term(term.whole, self._quadrature.weights)
+        return sum(lost, held)
 
     def kept(self, out: Rounded, held: np.ndarray) -> Rounded:
         """Corrects the moments of a step's result if rounding lost more than is allowed.
@@ -202,6 +211,13 @@ class Trim:
         self, out: Rounded, left: np.ndarray, lost: np.ndarray, mass: float
     ) -> tuple[Rounded, np.ndarray]:
         """Puts back what a train lost of its moments; returns it and what it lacks after that."""
+        if self.at.count > 1:
+            if not np.abs(lost).max() > min(_LEFT * self.tol, self._most):
+                return out, lost
+            target = left + lost * mass
+            cores, found = low_moments.corrected(out.cores, self.at, target, self.tol)
+            out = out._replace(cores=cores, norm=float(np.linalg.norm(cores[0])))
+            return out, (target - found) / mass
         beyond = lost[0] - min(max(lost[0], -self._most), self._most)
         if not beyond:
             return out, lost
