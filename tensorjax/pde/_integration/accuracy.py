@@ -36,8 +36,6 @@ ROUGH = 5
 LEAST = 1e-8
 # The same at fixed ranks, which ask for no accuracy.
 ALLOWED_STATIC = 0.05
-# Largest relative change of the mass of a success, over the largest estimate.
-_MASS = 10.0
 # Points that are advised, over those there are, at least and at most.
 _LEAST, _MOST = 1.1, 4.0
 
@@ -168,10 +166,9 @@ def lossy(before: float, after: float, whole: float, t: float, allowed: float) -
       after: at the end.
       whole: ∫ |u| dx at the beginning, of which the change is a share where the mass cancels.
       t: its time.
-      allowed: largest estimated error of a success; of the mass it is 10 times that, for noise is
-        spread over the box, and has much mass for its norm.
+      allowed: largest estimated error of a success.
     """
-    if not abs(after - before) > _MASS * allowed * max(abs(before), whole):
+    if not abs(after - before) > allowed * max(abs(before), whole):
         return ""
     return (
         f"at t = {t:g} the mass is {after:.6g} and was {before:.6g} at first, for accuracy = "
@@ -193,7 +190,7 @@ def moments_lost(lost: Any, box: Box, t: float, allowed: float) -> str:
     size, (j, k) = (0.0, (0, 0)) if lost is None else largest(lost, len(axes))
     if not size > allowed:
         return ""
-    name = f"variance along axis {axes[k]}" if j == k else f"covariance of axes {axes[j]}, {axes[k]}"
+    name = f"variance along axis {axes[k]}" if j == k else f"covariance of axis {axes[j]} and axis {axes[k]}"
     return (
         f"at t = {t:g} truncation has changed the {name} by about {size:.1g} of its size, for "
         f"accuracy = {allowed:.1g}: take a smaller tol, or a larger accuracy"

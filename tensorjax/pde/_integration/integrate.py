@@ -109,8 +109,10 @@ def integrate(
       dt: time step; the first one if a controller chooses. None lets `PIDController` choose that
         too.
       tol: error of v relative to ‖v‖ by which each step is truncated; the ranks follow. Stages get
-        a quarter of it. Tails of that norm may be cut in every step, and variances, which weigh
-        them, be less accurate than v by more than a factor of ten: take a smaller tol for those.
+        a quarter of it. Tails of that norm may be cut in every step. What truncation takes from
+        the mass, the means and the variances of a density is restored, in at most ten dimensions,
+        and in at most four what it takes from covariances; those are as accurate as points and
+        steps leave them, which where the drift is not affine may be ten times less than v is.
       rank: TT-ranks, one int or one per bond: static. Steps of ``dt`` by "rk4" or "rk2" in one
         compiled loop, for jit, vmap and grad with respect to the parameters of the problem, which
         has no nonlinear reaction. ``coordinates`` are "fixed", `Prescribed`, or a `Solution` whose
@@ -161,8 +163,9 @@ def integrate(
         (of finite differences, from how much slower they carry each mode), and by the ends of the
         box, from what lies there. A run with a larger estimate comes to its end as well, and its
         result is "less accurate than asked", with the axis and what to do; so is that of a run in
-        which the mass of a Fokker–Planck equation has changed by 10 times as much, over the ends of
-        the box or by noise there. None: 10 ``tol``. With
+        which the mass of a Fokker–Planck equation has changed by more, over the ends of the box or
+        by noise there, or in which truncation has changed a variance or covariance by more and it
+        was not restored. None: 10 ``tol``. With
         ``rank`` it is the error that points, ranks or steps may leave, 0.05 if None, and the last
         state within it is returned; of bonds of rank one it is a sum over steps, an upper bound,
         and the run comes to its end. Inf: nothing is said.

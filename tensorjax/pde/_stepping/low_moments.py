@@ -27,6 +27,8 @@ _ALL, _ALONG = 15, 21
 # Polynomials are faded out as exp(−(x/a)^p), x from −1 to 1 over what is kept of an axis: well
 # before the end of the box, where y·∇v would amplify them, and shortly before that of a window.
 _IN_BOX, _IN_WINDOW = (0.6, 8), (0.85, 16)
+# Moments are those of what is not next to the ends of the box: the same with other a and p.
+_AT_ENDS = (0.9, 32)
 # Moments may miss their values by this share of the tolerance where v would change by all of it.
 _SHARE = 0.1
 # Corrections of one step: each is exact but for terms of second order in the change.
@@ -101,7 +103,23 @@ def _moments(
         t = (axis.points - center[k]) / scale[k]
         values = np.stack([np.ones(axis.n), t, t**2 - (not plain)], 1)
         weights.append(axis.weights[:, None] * values[:, powers[:, k]])
+        if not plain:
+            # The mass is that of the whole box.
+            weights[-1] *= np.where(powers.any(1), _inside(axis)[:, None], 1.0)
     return Moments(powers, weights)
+
+
+def _inside(axis: Any) -> np.ndarray:
+    """Returns what fades from 1 to 0 shortly before the ends of an axis that no wall bounds.
+
+    There y and its powers jump, and derivatives across that seam take noise at the edge for moments
+    many times as large.
+    """
+    x = (2 * np.arange(axis.n) + 1 - axis.n) / axis.n
+    low, high = (axis.kind == "laguerre", False) if axis.walls is None else (True, True)
+    width, power = _AT_ENDS
+    fades = np.exp(-((x / width) ** power))
+    return np.where(((x < 0) & low) | ((x > 0) & high), 1.0, fades)
 
 
 def largest(lost: np.ndarray, dim: int) -> tuple[float, tuple[int, int]]:
@@ -206,7 +224,8 @@ def _shapes(cores: Cores, at: Moments) -> list[np.ndarray]:
         first, last = held[0], held[-1] + 1
         x = (2 * np.arange(len(density)) + 1 - first - last) / (last - first)
         width, power = _IN_BOX if last - first == len(density) else _IN_WINDOW
-        out.append(weights * np.exp(-((x / width) ** power))[:, None])
+        fades = np.where(np.abs(x) < 1, np.exp(-((x / width) ** power)), 0.0)
+        out.append(weights * fades[:, None])
     return out
 
 

@@ -38,8 +38,8 @@ STAGE = 0.25
 # Mass that rounding may lose before it is restored, in units of the tolerance; with `conserve=`,
 # all of it is restored in every step.
 _LOST = 5
-# The same of all moments of a density, where more than the mass is restored.
-_LEFT = 1
+# Share of that which each moment of a density may lack, where more than the mass is restored.
+_LEFT = 0.2
 # Norm that clearing the outskirts may take from v in a step, in units of the tolerance.
 CLEARED = 0.5
 # A sum whose rank exceeds 2 times the largest of the last step plus 12 is treated as unstable.
@@ -212,7 +212,7 @@ class Trim:
     ) -> tuple[Rounded, np.ndarray]:
         """Puts back what a train lost of its moments; returns it and what it lacks after that."""
         if self.at.count > 1:
-            if not np.abs(lost).max() > min(_LEFT * self.tol, self._most):
+            if not np.abs(lost).max() > _LEFT * self._most:
                 return out, lost
             target = left + lost * mass
             cores, found = low_moments.corrected(out.cores, self.at, target, self.tol)
