@@ -110,9 +110,7 @@ def test_the_variance_in_a_well_is_that_of_dense_collocation(rng: Any):
 def test_a_variance_that_truncation_took_is_reported(monkeypatch: Any):
     """Where nothing is restored, what is lost is counted, over a restart as well."""
     problem, known = varying(0, "ito")
-    monkeypatch.setattr(
-        low_moments, "corrected", lambda cores, at, *_: (cores, at.of_train(cores))
-    )
+    monkeypatch.setattr(low_moments, "corrected", lambda cores, at, *_: (cores, at.of_train(cores)))
     found = pde.integrate(problem, t1=1.0, tol=1e-5)
     assert spread(found.final, problem.box, known) > 3e-5
     assert found.result == pde.Result.inaccurate
@@ -130,7 +128,9 @@ def test_a_variance_that_truncation_took_is_reported(monkeypatch: Any):
 def test_moments_of_many_or_periodic_coordinates_are_fewer():
     def count(box: pde.Box) -> int:
         start = pde.Gaussian(np.zeros(box.dim), 0.3 * np.eye(box.dim))
-        return low_moments.low_moments(start.cores(box, pde.AffineMap.identity(box.dim), 1e-4), box).count
+        return low_moments.low_moments(
+            start.cores(box, pde.AffineMap.identity(box.dim), 1e-4), box
+        ).count
 
     line = pde.Axis("fourier", 24, -4.0, 4.0)
     angle = pde.Axis("periodic", 24, -np.pi, np.pi)

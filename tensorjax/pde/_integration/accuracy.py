@@ -190,7 +190,11 @@ def moments_lost(lost: Any, box: Box, t: float, allowed: float) -> str:
     size, (j, k) = (0.0, (0, 0)) if lost is None else largest(lost, len(axes))
     if not size > allowed:
         return ""
-    name = f"variance along axis {axes[k]}" if j == k else f"covariance of axis {axes[j]} and axis {axes[k]}"
+    name = (
+        f"variance along axis {axes[k]}"
+        if j == k
+        else f"covariance of axis {axes[j]} and axis {axes[k]}"
+    )
     return (
         f"at t = {t:g} truncation has changed the {name} by about {size:.1g} of its size, for "
         f"accuracy = {allowed:.1g}: take a smaller tol, or a larger accuracy"

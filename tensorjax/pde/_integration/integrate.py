@@ -111,8 +111,8 @@ def integrate(
       tol: error of v relative to ‖v‖ by which each step is truncated; the ranks follow. Stages get
         a quarter of it. Tails of that norm may be cut in every step. What truncation takes from
         the mass, the means and the variances of a density is restored, in at most ten dimensions,
-        and in at most four what it takes from covariances; those are as accurate as points and
-        steps leave them, which where the drift is not affine may be ten times less than v is.
+        and in at most four what it takes from covariances; they are as accurate as points and
+        steps leave them, and weigh errors in the tails of v: take a smaller tol for them.
       rank: TT-ranks, one int or one per bond: static. Steps of ``dt`` by "rk4" or "rk2" in one
         compiled loop, for jit, vmap and grad with respect to the parameters of the problem, which
         has no nonlinear reaction. ``coordinates`` are "fixed", `Prescribed`, or a `Solution` whose

@@ -251,9 +251,7 @@ class _Part(NamedTuple):
         return ((self.change * share[:, None]).T @ self.after).reshape(self.core.shape)
 
 
-def _sweep(
-    cores: Cores, at: Moments, shapes: Sequence[np.ndarray], share: Any
-) -> Iterator[_Part]:
+def _sweep(cores: Cores, at: Moments, shapes: Sequence[np.ndarray], share: Any) -> Iterator[_Part]:
     """Yields, core by core, the parts of P h_b. All cores but the last come out left-orthogonal.
 
     Args:

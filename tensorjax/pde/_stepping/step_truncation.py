@@ -175,16 +175,9 @@ class Trim:
             self._lost.append((after, sum(lost)))
 
     def moments(self, term: Term) -> np.ndarray:
-        """Computes the moments of a term of a sum, plus what earlier rounding of it has lost.
-
-        The mass is that of the term everywhere, which a flux keeps to roundoff. The others are
-        those in the window: outside waves of the grid are multiplied by the drift and by y².
-        """
+        """Computes the moments of a term of a sum, plus what earlier rounding of it has lost."""
         lost = [m for c, m in self._lost if isinstance(term, Train) and term.cores is c]
-        held = self.at.of(term)
-        if term.whole is not term:
-            held[0] = masses.mass_of_term(term.whole, self._quadrature.weights)
-        return sum(lost, held)
+        return sum(lost, self.at.of(term.whole))
 
     def kept(self, out: Rounded, held: np.ndarray) -> Rounded:
         """Corrects the moments of a step's result if rounding lost more than is allowed.
