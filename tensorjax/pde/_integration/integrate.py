@@ -42,7 +42,7 @@ from tensorjax.pde._stepping.right_side import Rates, right_side
 from tensorjax.pde._stepping.sketched_sums import Train, relative_norm
 from tensorjax.pde._stepping.splitting_and_bug import bug, projector_splitting
 from tensorjax.pde._stepping.step_sizes import ConstantStepSize, PIDController, checked
-from tensorjax.pde._stepping.step_truncation import STEPPERS, Method
+from tensorjax.pde._stepping.step_truncation import STEPPERS, Method, unrestored
 from tensorjax.pde._stepping.times import checked_end
 from tensorjax.pde.coords import Fixed, Motion, MultiLevel, Prescribed
 
@@ -340,9 +340,9 @@ def _loop(
         )
         if not found and conserves(options.problem):
             found = lossy(first, work.mass(), whole, work.t, options.accuracy)
-        found = found or moments_lost(
-            work.memory.lost_moments, options.problem.box, work.t, options.accuracy
-        )
+        # Less than is restored is no failure to restore it.
+        most = max(options.accuracy, unrestored(options.tol))
+        found = found or moments_lost(work.memory.lost_moments, options.problem.box, work.t, most)
         message = "; ".join(filter(None, (message, found)))
         result = Result.inaccurate if found and stop is None else result
     final = None if saveat.fn is None else work.state()

@@ -65,6 +65,11 @@ STABLE = {
 }
 
 
+def unrestored(tol: float) -> float:
+    """Returns what each moment of a density may lack before truncation steps restore it."""
+    return _LEFT * _LOST * tol
+
+
 class Step(NamedTuple):
     """Result of a step-truncation method's step: new train v, error estimate, slope to keep.
 
