@@ -36,6 +36,8 @@ ROUGH = 5
 LEAST = 1e-8
 # The same at fixed ranks, which ask for no accuracy.
 ALLOWED_STATIC = 0.05
+# Largest relative change of the mass of a success, over the largest estimate.
+_MASS = 4.0
 # Points that are advised, over those there are, at least and at most.
 _LEAST, _MOST = 1.1, 4.0
 
@@ -166,9 +168,9 @@ def lossy(before: float, after: float, whole: float, t: float, allowed: float) -
       after: at the end.
       whole: ∫ |u| dx at the beginning, of which the change is a share where the mass cancels.
       t: its time.
-      allowed: largest estimated error of a success.
+      allowed: largest estimated error of a success; of the mass it is 4 times that.
     """
-    if not abs(after - before) > allowed * max(abs(before), whole):
+    if not abs(after - before) > _MASS * allowed * max(abs(before), whole):
         return ""
     return (
         f"at t = {t:g} the mass is {after:.6g} and was {before:.6g} at first, for accuracy = "

@@ -248,7 +248,8 @@ class _Part(NamedTuple):
 
     def added(self, share: np.ndarray) -> Any:
         """Returns the change of the core for given coefficients (m,)."""
-        return ((self.change * share[:, None]).T @ self.after).reshape(self.core.shape)
+        flat = (self.change * share[:, None]).T @ self.after
+        return flat.reshape(self.core.shape)
 
 
 def _sweep(cores: Cores, at: Moments, shapes: Sequence[np.ndarray], share: Any) -> Iterator[_Part]:
@@ -281,5 +282,6 @@ def _sweep(cores: Cores, at: Moments, shapes: Sequence[np.ndarray], share: Any) 
             return
         q, rest = left_qr(core)
         yield found._replace(core=q)
-        left, seen = part @ tall(q), whole @ tall(q)
+        basis = tall(q)
+        left, seen = part @ basis, whole @ basis
         core = absorb(rest, cores[k + 1])
