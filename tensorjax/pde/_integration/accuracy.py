@@ -22,6 +22,7 @@ from tensorjax._cores.unfoldings import Cores
 from tensorjax.pde._discretization.grid import Box
 from tensorjax.pde._discretization.modes import DISPERSION, frequencies, modes
 from tensorjax.pde._observables.edge_and_resolution import quadrature, shares_of
+from tensorjax.pde._stepping.low_moments import largest
 from tensorjax.pde._stepping.outskirts import noisy_edge
 
 # Bands of frequencies, over the highest one, whose norms are compared.
@@ -36,7 +37,7 @@ LEAST = 1e-8
 # The same at fixed ranks, which ask for no accuracy.
 ALLOWED_STATIC = 0.05
 # Largest relative change of the mass of a success, over the largest estimate.
-_MASS = 10.0
+_MASS = 4.0
 # Points that are advised, over those there are, at least and at most.
 _LEAST, _MOST = 1.1, 4.0
 
@@ -167,8 +168,7 @@ def lossy(before: float, after: float, whole: float, t: float, allowed: float) -
       after: at the end.
       whole: ∫ |u| dx at the beginning, of which the change is a share where the mass cancels.
       t: its time.
-      allowed: largest estimated error of a success; of the mass it is 10 times that, for noise is
-        spread over the box, and has much mass for its norm.
+      allowed: largest estimated error of a success; of the mass it is 4 times that.
     """
     if not abs(after - before) > _MASS * allowed * max(abs(before), whole):
         return ""
@@ -176,6 +176,30 @@ def lossy(before: float, after: float, whole: float, t: float, allowed: float) -
         f"at t = {t:g} the mass is {after:.6g} and was {before:.6g} at first, for accuracy = "
         f"{allowed:.1g}: it leaves over the ends of an axis, or noise there comes in: take a "
         "larger box, more points, conserve=, or a larger accuracy"
+    )
+
+
+def moments_lost(lost: Any, box: Box, t: float, allowed: float) -> str:
+    """Explains which second moments rounding has changed by more than is allowed; else "".
+
+    Args:
+      lost: of the moments in `tensorjax.pde._stepping.low_moments`, or None.
+      box: of the grid.
+      t: the time.
+      allowed: largest estimated error of a success.
+    """
+    axes = [k for k, a in enumerate(box.axes) if a.kind != "periodic"]
+    size, (j, k) = (0.0, (0, 0)) if lost is None else largest(lost, len(axes))
+    if not size > allowed:
+        return ""
+    name = (
+        f"variance along axis {axes[k]}"
+        if j == k
+        else f"covariance of axis {axes[j]} and axis {axes[k]}"
+    )
+    return (
+        f"at t = {t:g} truncation has changed the {name} by about {size:.1g} of its size, for "
+        f"accuracy = {allowed:.1g}: take a smaller tol, or a larger accuracy"
     )
 
 

@@ -85,9 +85,12 @@ def check_conserving(problem: Any, right: Any, cores: Cores, span: float) -> Non
 
 def conserves(problem: Any) -> bool:
     """Whether the integral of u stays the same: of a density that no wall absorbs."""
-    if not isinstance(problem, FokkerPlanck | OrnsteinUhlenbeck | Liouville):
-        return False
-    return not any("absorbing" in (a.walls or ()) for a in problem.box.axes)
+    return is_density(problem) and not any("absorbing" in (a.walls or ()) for a in problem.box.axes)
+
+
+def is_density(problem: Any) -> bool:
+    """Whether the solution of an equation is a density, whose mass, means and variances count."""
+    return isinstance(problem, FokkerPlanck | OrnsteinUhlenbeck | Liouville)
 
 
 def check_at_rest(box: Box, map: AffineMap) -> None:

@@ -20,6 +20,7 @@ from tensorjax.pde._integration.accuracy import (
     absolute_mass,
     inaccurate,
     lossy,
+    moments_lost,
 )
 from tensorjax.pde._integration.checkpoint import Checkpoint, checkpointer
 from tensorjax.pde._integration.dense_output import DenseOutput
@@ -41,7 +42,7 @@ from tensorjax.pde._stepping.right_side import Rates, right_side
 from tensorjax.pde._stepping.sketched_sums import Train, relative_norm
 from tensorjax.pde._stepping.splitting_and_bug import bug, projector_splitting
 from tensorjax.pde._stepping.step_sizes import ConstantStepSize, PIDController, checked
-from tensorjax.pde._stepping.step_truncation import STEPPERS, Method
+from tensorjax.pde._stepping.step_truncation import STEPPERS, Method, unrestored
 from tensorjax.pde._stepping.times import checked_end
 from tensorjax.pde.coords import Fixed, Motion, MultiLevel, Prescribed
 
@@ -108,8 +109,10 @@ def integrate(
       dt: time step; the first one if a controller chooses. None lets `PIDController` choose that
         too.
       tol: error of v relative to ‖v‖ by which each step is truncated; the ranks follow. Stages get
-        a quarter of it. Tails of that norm may be cut in every step, and variances, which weigh
-        them, be less accurate than v by more than a factor of ten: take a smaller tol for those.
+        a quarter of it. Tails of that norm may be cut in every step. What truncation takes from
+        the mass, the means and the variances of a density is restored, in at most ten dimensions,
+        and in at most four what it takes from covariances; they are as accurate as points and
+        steps leave them, and weigh errors in the tails of v: take a smaller tol for them.
       rank: TT-ranks, one int or one per bond: static. Steps of ``dt`` by "rk4" or "rk2" in one
         compiled loop, for jit, vmap and grad with respect to the parameters of the problem, which
         has no nonlinear reaction. ``coordinates`` are "fixed", `Prescribed`, or a `Solution` whose
@@ -160,8 +163,9 @@ def integrate(
         (of finite differences, from how much slower they carry each mode), and by the ends of the
         box, from what lies there. A run with a larger estimate comes to its end as well, and its
         result is "less accurate than asked", with the axis and what to do; so is that of a run in
-        which the mass of a Fokker–Planck equation has changed by 10 times as much, over the ends of
-        the box or by noise there. None: 10 ``tol``. With
+        which the mass of a Fokker–Planck equation has changed by 4 times as much, over the ends of
+        the box or by noise there, or in which truncation has changed a variance or covariance by
+        more and it was not restored. None: 10 ``tol``. With
         ``rank`` it is the error that points, ranks or steps may leave, 0.05 if None, and the last
         state within it is returned; of bonds of rank one it is a sum over steps, an upper bound,
         and the run comes to its end. Inf: nothing is said.
@@ -336,6 +340,9 @@ def _loop(
         )
         if not found and conserves(options.problem):
             found = lossy(first, work.mass(), whole, work.t, options.accuracy)
+        # Less than is restored is no failure to restore it.
+        most = max(options.accuracy, unrestored(options.tol))
+        found = found or moments_lost(work.memory.lost_moments, options.problem.box, work.t, most)
         message = "; ".join(filter(None, (message, found)))
         result = Result.inaccurate if found and stop is None else result
     final = None if saveat.fn is None else work.state()

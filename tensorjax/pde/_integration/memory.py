@@ -25,6 +25,7 @@ class Memory:
       steps: accepted so far.
       mass: ∫ u dx at the start.
       lost: mass that v has lost by rounding, relative.
+      lost_moments: the same of the moments in `tensorjax.pde._stepping.low_moments`; or None.
       stiff: whether "auto" has gone over to exponential steps.
       gate: when the generator is asked, see `tensorjax.pde._integration.motion_gate`.
     """
@@ -38,6 +39,7 @@ class Memory:
     steps: int
     mass: float
     lost: float = 0.0
+    lost_moments: Any = None
     stiff: bool = False
     gate: Gate = dataclasses.field(default_factory=Gate)
 
@@ -51,6 +53,8 @@ class Memory:
             "stiff": np.asarray(self.stiff),
             "gate": np.asarray(self.gate),
         }
+        if self.lost_moments is not None:
+            out["lost moments"] = np.asarray(self.lost_moments)
         _put(out, "v", self.v)
         for i, m in enumerate(self.moments):
             _put(out, f"moment {i}", [np.asarray(m.t), m.sigma, m.beta])
@@ -83,6 +87,7 @@ class Memory:
             int(saved["steps"]),
             float(saved["mass"]),
             float(saved.get("lost", 0.0)),
+            np.asarray(saved["lost moments"]) if "lost moments" in saved else None,
             bool(saved.get("stiff", False)),
             Gate(*(int(n) for n in saved.get("gate", Gate()))),
         )

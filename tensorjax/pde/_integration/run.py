@@ -13,7 +13,7 @@ from tensorjax._cores.unfoldings import Cores
 from tensorjax._formats.trains import TT
 from tensorjax.pde._arguments import hosted_cores
 from tensorjax.pde._generators.generator_inputs import checked_motion
-from tensorjax.pde._integration.initial_checks import check_inside
+from tensorjax.pde._integration.initial_checks import check_inside, is_density
 from tensorjax.pde._integration.memory import Memory
 from tensorjax.pde._integration.progress import Compilations
 from tensorjax.pde._integration.solution import Result, State
@@ -30,6 +30,7 @@ from tensorjax.pde._maps.affine_maps import AffineMap
 from tensorjax.pde._maps.coordinate_path import Moment, Path, jumps, missed, told
 from tensorjax.pde._observables.edge_and_resolution import shares
 from tensorjax.pde._stepping.exponential import EXPONENTIAL
+from tensorjax.pde._stepping.low_moments import Moments, low_moments
 from tensorjax.pde._stepping.mass import corrected, mass_of, quadrature
 from tensorjax.pde._stepping.outskirts import noisy_edge, window
 from tensorjax.pde._stepping.right_side import Clock, right_side, train
@@ -263,7 +264,15 @@ class Run:
             self.memory.lost,
             exact=self.options.conserve is not None,
             clears=clears,
+            moments=self._kept_moments(),
+            lost_moments=self.memory.lost_moments,
         )
+
+    def _kept_moments(self) -> Moments | None:
+        """Returns the moments of the run's density that rounding keeps; None for its mass alone."""
+        if not is_density(self.options.problem):
+            return None
+        return low_moments(self.memory.v, self.options.problem.box)
 
     def _attempt(
         self, at: Clock, dt: float, trim: Trim, adaptive: bool
@@ -421,6 +430,7 @@ class Run:
             guesses=trim.guesses,
             steps=self.memory.steps + 1,
             lost=trim.lost,
+            lost_moments=trim.lost_moments,
         )
         volume = abs(float(map.det))
         mass = mass_of(cores, weights) / volume

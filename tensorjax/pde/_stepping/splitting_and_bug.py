@@ -174,7 +174,7 @@ def _ended(
     at: Callable[[float], Rates], v: Cores, new: Cores, dt: float, trim: Trim, estimate: bool
 ) -> Step:
     """Ends a projector-splitting or BUG step: truncates its result and estimates its error."""
-    out = trim.kept(truncated(new, trim.tol, trim.cap)[0], trim.mass(Train(new)))
+    out = trim.kept(truncated(new, trim.tol, trim.cap)[0], trim.moments(Train(new)))
     if not (estimate and np.isfinite(out.norm)):
         return Step(out)
     tol = STAGE * trim.tol

@@ -17,6 +17,7 @@ import numpy as np
 from tensorjax._cores import scaling
 from tensorjax._cores.unfoldings import Cores
 from tensorjax.pde._discretization.affine_operators import affine_generator
+from tensorjax.pde._stepping import low_moments
 from tensorjax.pde._stepping import mass as masses
 from tensorjax.pde._stepping.outskirts import cleared
 from tensorjax.pde._stepping.right_side import Rates, train
@@ -37,6 +38,8 @@ STAGE = 0.25
 # Mass that rounding may lose before it is restored, in units of the tolerance; with `conserve=`,
 # all of it is restored in every step.
 _LOST = 5
+# Share of that which each moment of a density may lack, where more than the mass is restored.
+_LEFT = 0.2
 # Norm that clearing the outskirts may take from v in a step, in units of the tolerance.
 CLEARED = 0.5
 # A sum whose rank exceeds 2 times the largest of the last step plus 12 is treated as unstable.
@@ -62,6 +65,11 @@ STABLE = {
 }
 
 
+def unrestored(tol: float) -> float:
+    """Returns what each moment of a density may lack before truncation steps restore it."""
+    return _LEFT * _LOST * tol
+
+
 class Step(NamedTuple):
     """Result of a step-truncation method's step: new train v, error estimate, slope to keep.
 
@@ -83,8 +91,9 @@ class Trim:
 
     Rounding keeps ∫ v dy: what it has taken from v since the run began stays below 5 ``tol`` of the
     whole, for what is beyond is put back by `tensorjax.pde._stepping.mass.corrected`, unless that
-    takes a change of more than ``tol``. Parts of a sum that were rounded before count as they were
-    before.
+    takes a change of more than ``tol``. Of densities so are means and covariances, below ``tol``,
+    see `tensorjax.pde._stepping.low_moments`. Parts of a sum that were rounded before count as they
+    were before.
 
     Args:
       tol: relative error of the step.
@@ -95,6 +104,8 @@ class Trim:
       exact: whether all of it is put back at once.
       clears: whether v is zero where a step leaves less of it, see
         `tensorjax.pde._stepping.outskirts`.
+      moments: what rounding keeps, the mass alone if None.
+      lost_moments: those that v has lost, over its mass; None for nothing yet. Updated.
 
     Attributes:
       limit: of the ranks of all sums, well above those of the last step; None where there was none.
@@ -112,6 +123,8 @@ class Trim:
         lost: float = 0.0,
         exact: bool = False,
         clears: bool = True,
+        moments: low_moments.Moments | None = None,
+        lost_moments: np.ndarray | None = None,
     ):
         self.tol = tol
         self.clears = clears
@@ -121,9 +134,12 @@ class Trim:
         self._most = 0.0 if exact else _LOST * tol
         self._box = box
         self._quadrature = masses.quadrature(box)
-        self._lost: list[tuple[Cores, float]] = []
-        known = [r for ranks in guesses.values() for r in ranks]
-        self.limit = _JUMP * max(known) + _LEAP if known else None
+        self.at = low_moments.mass_alone(box) if moments is None else moments
+        known = lost_moments is not None and len(lost_moments) == self.at.count
+        self.lost_moments = lost_moments if known else np.zeros(self.at.count)
+        self._lost: list[tuple[Cores, np.ndarray]] = []
+        ranks_known = [r for ranks in guesses.values() for r in ranks]
+        self.limit = _JUMP * max(ranks_known) + _LEAP if ranks_known else None
 
     def __call__(
         self,
@@ -147,43 +163,64 @@ class Trim:
             limit=self.limit,
         )
         self.guesses[name] = out.ranks
-        mass = sum(w * self.mass(t) for w, t in zip(weights, terms, strict=True))
+        held = sum(w * self.moments(t) for w, t in zip(weights, terms, strict=True))
+        held = np.broadcast_to(held, self.at.count)
         if final:
-            return self.kept(out, mass)
+            return self.kept(out, held)
         if name == "slope":  # it outlives the step
-            return self._corrected(out, mass, tol * (out.norm if scale is None else scale))
-        self._lost.append((out.cores, mass - masses.mass_of(out.cores, self._quadrature.weights)))
+            most = tol * (out.norm if scale is None else scale)
+            return self._corrected(out, float(held[0]), most)
+        self._lost.append((out.cores, held - self.at.of_train(out.cores)))
         return out
 
     def follow(self, before: Cores, after: Cores) -> None:
-        """Notes that a train was made of another one by what keeps its mass."""
+        """Notes that a train was made of another one by what keeps its mass, about its moments."""
         lost = [m for c, m in self._lost if c is before]
         if lost:
             self._lost.append((after, sum(lost)))
 
-    def mass(self, term: Term) -> float:
-        """Computes the mass of a term of a sum, plus what earlier rounding of it has lost."""
+    def moments(self, term: Term) -> np.ndarray:
+        """Computes the moments of a term of a sum, plus what earlier rounding of it has lost."""
         lost = [m for c, m in self._lost if isinstance(term, Train) and term.cores is c]
-        return sum(lost, masses.mass_of_term(term.whole, self._quadrature.weights))
+        return sum(lost, self.at.of(term.whole))
 
-    def kept(self, out: Rounded, mass: float) -> Rounded:
-        """Corrects the mass of a step's result if rounding lost more than is allowed.
+    def kept(self, out: Rounded, held: np.ndarray) -> Rounded:
+        """Corrects the moments of a step's result if rounding lost more than is allowed.
 
         It is right-orthogonal but for its first core, and stays so. Its outskirts are cleared.
+
+        Args:
+          out: the result.
+          held: moments that it had before it was rounded.
         """
         if self.clears:
             cores = cleared(out.cores, self._box, CLEARED * self.tol)
             out = out._replace(cores=cores, norm=float(np.linalg.norm(cores[0])))
-        left = masses.mass_of(out.cores, self._quadrature.weights)
-        if not (np.isfinite(left) and np.isfinite(mass) and mass != 0):
+        left = self.at.of_train(out.cores)
+        if not (np.isfinite(left).all() and np.isfinite(held).all() and held[0] != 0):
             return out
-        self.lost += (mass - left) / mass
-        beyond = self.lost - min(max(self.lost, -self._most), self._most)
+        lost = self.lost_moments + (held - left) / held[0]
+        lost[0] = self.lost + (held[0] - left[0]) / held[0]
+        out, lost = self._restored(out, left, lost, held[0])
+        self.lost, self.lost_moments = float(lost[0]), lost
+        return out
+
+    def _restored(
+        self, out: Rounded, left: np.ndarray, lost: np.ndarray, mass: float
+    ) -> tuple[Rounded, np.ndarray]:
+        """Puts back what a train lost of its moments; returns it and what it lacks after that."""
+        if self.at.count > 1:
+            if not np.abs(lost).max() > _LEFT * self._most:
+                return out, lost
+            target = left + lost * mass
+            cores, found = low_moments.corrected(out.cores, self.at, target, self.tol)
+            out = out._replace(cores=cores, norm=float(np.linalg.norm(cores[0])))
+            return out, (target - found) / mass
+        beyond = lost[0] - min(max(lost[0], -self._most), self._most)
         if not beyond:
-            return out
-        found = self._corrected(out, left + beyond * mass, self.tol * out.norm)
-        self.lost -= beyond if found is not out else 0.0
-        return found
+            return out, lost
+        found = self._corrected(out, left[0] + beyond * mass, self.tol * out.norm)
+        return found, lost + (left - self.at.of_train(found.cores)) / mass
 
     def _corrected(self, out: Rounded, mass: float, allowed: float) -> Rounded:
         """Corrects a train to a given mass, unless that takes too large a change."""
@@ -324,7 +361,9 @@ def imex(
     found, residual = solved_by_amen(implicit, load, v, _SOLVED * trim.tol)
     out = rounded([Train(found)], [1.0], trim.tol, cap=trim.cap)
     # Diffusion leaves mass as it is, and so the system has that of its right side.
-    out = trim.kept(out, trim.mass(Train(load)))
+    held = trim.moments(Train(found))
+    held[0] = trim.moments(Train(load))[0]
+    out = trim.kept(out, held)
     note = ""
     if not residual <= trim.tol:
         note = f"AMEn leaves a residual of {residual:.2g} in the implicit step: try a smaller dt"

@@ -1,0 +1,287 @@
+"""Mass, means and covariances of trains, and their correction within the tangent space.
+
+Truncation is a small error in L², but what it cuts lies spread over the box, where a function of
+that norm has much mass, and a variance that is larger still by the square of the box over that of
+the density. So has a tail that is set to zero. What a sum has of these moments before it is rounded
+is known, and is restored by the smallest change that does so: polynomials of degree two, faded out
+before the end of what is kept, and projected on the tangent space at v, so that no rank rises.
+
+Source: W. Guo, J.-M. Qiu, "A conservative low rank tensor method for the Vlasov dynamics" (2022),
+keep moments by parts of v that are left out of the truncation. Ours: the correction within the
+tangent space, and its weighing against the tolerance.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tensorjax._cores.contractions import absorb, einsum
+from tensorjax._cores.orthogonalization import left_qr, right_orthogonal
+from tensorjax._cores.unfoldings import Cores, tall
+from tensorjax.pde._discretization.grid import Box
+from tensorjax.pde._stepping.outskirts import profiles
+
+# Largest numbers of moments: all of order two, or those of single axes, else the mass alone.
+_ALL, _ALONG = 15, 21
+# Polynomials are faded out as exp(−(x/a)^p), x from −1 to 1 over what is kept of an axis: well
+# before the end of the box, where y·∇v would amplify them, and shortly before that of a window.
+_IN_BOX, _IN_WINDOW = (0.6, 8), (0.85, 16)
+# Moments are those of what is not next to the ends of the box: the same with other a and p.
+_AT_ENDS = (0.9, 32)
+# Moments may miss their values by this share of the tolerance where v would change by all of it.
+_SHARE = 0.1
+# Corrections of one step: each is exact but for terms of second order in the change.
+_ROUNDS = 3
+
+
+class Moments(NamedTuple):
+    """Linear functionals of a density v: its mass, and moments of standardised coordinates.
+
+    Attributes:
+      powers: (m, d), exponents of every coordinate; the first is the mass.
+      weights: of every axis, (n, m): a moment is the contraction of v with a column of each.
+    """
+
+    powers: np.ndarray
+    weights: list[np.ndarray]
+
+    @property
+    def count(self) -> int:
+        """Number m of moments."""
+        return len(self.powers)
+
+    def of(self, term: Any) -> np.ndarray:
+        """Computes the moments (m,) of a `Train` or `Applied`, a term of a step's sum."""
+        f = np.ones((self.count, 1))
+        for k in range(len(self.weights) - 1, -1, -1):
+            f = term.right(k, f, self.weights[k])
+        return f[:, 0]
+
+    def of_train(self, cores: Cores) -> np.ndarray:
+        """Computes the moments (m,) of a train from its cores."""
+        f = np.ones((self.count, 1))
+        for core, w in zip(cores[::-1], self.weights[::-1], strict=True):
+            f = _passed(core, f, w)
+        return f[:, 0]
+
+
+def mass_alone(box: Box) -> Moments:
+    """Returns the mass as the only one of the `Moments` of a train on a box."""
+    return Moments(np.zeros((1, box.dim), int), [w[:, None] for w in box.weights])
+
+
+def low_moments(cores: Cores, box: Box) -> Moments:
+    """Builds the moments up to order two of coordinates in which a density is standardised.
+
+    On periodic axes there are none. In many dimensions they are those of single axes, or the mass
+    alone, as they are where v has no positive mass and variances.
+    """
+    axes = [k for k, a in enumerate(box.axes) if a.kind != "periodic"]
+    d, one = len(axes), np.eye(box.dim, dtype=int)[axes]
+    count = 1 + 2 * d
+    if not d or count > _ALONG:
+        return mass_alone(box)
+    powers = [np.zeros((1, box.dim), int), one, 2 * one]
+    center, scale = np.zeros(box.dim), np.ones(box.dim)
+    raw = _moments(box, np.concatenate(powers), center, scale, plain=True).of_train(cores)
+    with np.errstate(all="ignore"):
+        mean, second = raw[1 : 1 + d] / raw[0], raw[1 + d :] / raw[0]
+        center[axes], scale[axes] = mean, np.sqrt(second - mean**2)
+    if not (raw[0] > 0 and np.isfinite(scale).all() and (scale > 0).all()):
+        return mass_alone(box)
+    if count + d * (d - 1) // 2 <= _ALL:
+        powers.extend(one[j : j + 1] + one[k : k + 1] for j in range(d) for k in range(j + 1, d))
+    return _moments(box, np.concatenate(powers), center, scale)
+
+
+def _moments(
+    box: Box, powers: np.ndarray, center: np.ndarray, scale: np.ndarray, plain: bool = False
+) -> Moments:
+    weights = []
+    for k, axis in enumerate(box.axes):
+        t = (axis.points - center[k]) / scale[k]
+        values = np.stack([np.ones(axis.n), t, t**2 - (not plain)], 1)
+        weights.append(axis.weights[:, None] * values[:, powers[:, k]])
+        if not plain:
+            # The mass is that of the whole box.
+            weights[-1] *= np.where(powers.any(1), _inside(axis)[:, None], 1.0)
+    return Moments(powers, weights)
+
+
+def _inside(axis: Any) -> np.ndarray:
+    """Returns what fades from 1 to 0 shortly before the ends of an axis that no wall bounds.
+
+    There y and its powers jump, and derivatives across that seam take noise at the edge for moments
+    many times as large.
+    """
+    x = (2 * np.arange(axis.n) + 1 - axis.n) / axis.n
+    low, high = (axis.kind == "laguerre", False) if axis.walls is None else (True, True)
+    width, power = _AT_ENDS
+    fades = np.exp(-((x / width) ** power))
+    return np.where(((x < 0) & low) | ((x > 0) & high), 1.0, fades)
+
+
+def largest(lost: np.ndarray, dim: int) -> tuple[float, tuple[int, int]]:
+    """Returns the largest of lost second moments, and the axes of it; zero where none is known.
+
+    Args:
+      lost: of the `Moments` of a density with that many axes none of which is periodic, or fewer.
+      dim: number of those axes.
+    """
+    pairs = [(k, k) for k in range(dim)]
+    pairs += [(j, k) for j in range(dim) for k in range(j + 1, dim)]
+    seconds = np.abs(lost[1 + dim :])
+    if not len(seconds):
+        return 0.0, (0, 0)
+    k = int(np.argmax(seconds))
+    return float(seconds[k]), pairs[k]
+
+
+def _passed(core: Any, f: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """Contracts a core with weights (n, m) and what follows it, (m, s): returns (m, r)."""
+    return einsum("rns,ms,nm->mr", core, f, w)
+
+
+class Corrected(NamedTuple):
+    """Train whose moments were corrected.
+
+    Attributes:
+      cores: right-orthogonal but for the first.
+      moments: (m,), of the cores.
+    """
+
+    cores: Cores
+    moments: np.ndarray
+
+
+def corrected(cores: Cores, at: Moments, target: np.ndarray, tol: float) -> Corrected:
+    """Corrects a train to given moments at the same TT-ranks, by at most ``tol`` of its norm.
+
+    With h_b polynomials that are faded out, w_a the moments and P the projection on the tangent
+    space at v, the coefficients c of the change Σ c_b P h_b minimise the sum of squares of what the
+    moments lack, over a tenth of ``tol`` times the mass, and of the norm of the change, over
+    ``tol`` ‖v‖: moments that the tangent space does not reach remain as they are. The parts of P
+    are added core by core, each at what the cores before have become.
+
+    Args:
+      cores: right-orthogonal but for the first.
+      at: the moments.
+      target: (m,), the values they should have.
+      tol: largest change, over ‖v‖.
+    """
+    found = at.of_train(cores)
+    shapes = _shapes(cores, at)
+    allowed = tol * float(np.linalg.norm(cores[0]))
+    small = _SHARE * tol * abs(float(target[0]))
+    for _ in range(_ROUNDS):
+        lacks = target - found
+        if not np.abs(lacks).max() > small or not allowed > 0:
+            break
+        parts = list(_sweep(cores, at, shapes, None))
+        gain, square = sum(p.gain for p in parts), sum(p.square for p in parts)
+        share, norm = _balanced(gain, square, lacks, small, allowed)
+        *others, last = _sweep(cores, at, shapes, share)
+        # Where singular values of v are as small as the change, the last core sees other functions
+        # than those at the beginning: what is lacking by now is asked of it alone.
+        changed = [*(p.core for p in others), last.core]
+        lacks = target - at.of_train(changed)
+        more, size = _balanced(last.gain, last.square, lacks, small, allowed)
+        changed[-1] = changed[-1] + last.added(more)
+        cores = right_orthogonal(changed, scale=False)[0]
+        found = at.of_train(cores)
+        allowed -= min(norm + size, allowed)
+    return Corrected(cores, found)
+
+
+def _balanced(
+    gain: np.ndarray, square: np.ndarray, lacks: np.ndarray, small: float, allowed: float
+) -> tuple[np.ndarray, float]:
+    """Finds coefficients c that minimise |gain c − lacks|²/small² + cᵀ square c/allowed².
+
+    Returns:
+      c, with a norm (cᵀ square c)^½ of at most ``allowed``, and that norm.
+    """
+    values, vectors = np.linalg.eigh(square)
+    root = vectors * np.sqrt(np.maximum(values, 0))
+    rows = np.concatenate([gain / small, root.T / max(allowed, 1e-300)])
+    share = np.linalg.lstsq(rows, np.concatenate([lacks / small, 0 * lacks]))[0]
+    norm = float(np.linalg.norm(root.T @ share))
+    share = share * min(1.0, allowed / norm) if norm > 0 else share
+    return share, min(norm, allowed)
+
+
+def _shapes(cores: Cores, at: Moments) -> list[np.ndarray]:
+    """Returns what corrections of the moments are made of: (n, m), zero where a train is."""
+    out = []
+    for weights, density, periodic in zip(
+        at.weights, profiles(cores), ~at.powers.any(0), strict=True
+    ):
+        held = np.flatnonzero(density > 0)
+        if periodic or not len(held):
+            out.append(weights)
+            continue
+        first, last = held[0], held[-1] + 1
+        x = (2 * np.arange(len(density)) + 1 - first - last) / (last - first)
+        width, power = _IN_BOX if last - first == len(density) else _IN_WINDOW
+        fades = np.where(np.abs(x) < 1, np.exp(-((x / width) ** power)), 0.0)
+        out.append(weights * fades[:, None])
+    return out
+
+
+class _Part(NamedTuple):
+    """Part of the projection P h_b of all b that changes one core.
+
+    Attributes:
+      gain: what each part adds to each moment, (m, m).
+      square: inner products of the parts, (m, m).
+      core: the new core.
+      change: of the core for every b, (m, r n), times what follows it, (m, s).
+      after: what follows it.
+    """
+
+    gain: np.ndarray
+    square: np.ndarray
+    core: Any
+    change: np.ndarray
+    after: np.ndarray
+
+    def added(self, share: np.ndarray) -> Any:
+        """Returns the change of the core for given coefficients (m,)."""
+        flat = (self.change * share[:, None]).T @ self.after
+        return flat.reshape(self.core.shape)
+
+
+def _sweep(cores: Cores, at: Moments, shapes: Sequence[np.ndarray], share: Any) -> Iterator[_Part]:
+    """Yields, core by core, the parts of P h_b. All cores but the last come out left-orthogonal.
+
+    Args:
+      cores: right-orthogonal but for the first.
+      at: the moments.
+      shapes: the functions h_b.
+      share: coefficients (m,) of what is added; None for nothing.
+    """
+    ones = np.ones((at.count, 1))
+    rights = [(ones, ones)]
+    for core, w, h in zip(cores[:0:-1], at.weights[:0:-1], shapes[:0:-1], strict=True):
+        rights.append((_passed(core, rights[-1][0], w), _passed(core, rights[-1][1], h)))
+    left, seen, core = ones, ones, cores[0]
+    for k, (w, h) in enumerate(zip(at.weights, shapes, strict=True)):
+        right, after = rights[len(cores) - 1 - k]
+        part = (left[:, :, None] * w.T[:, None]).reshape(at.count, -1)
+        whole = (seen[:, :, None] * h.T[:, None]).reshape(at.count, -1)
+        last = k == len(cores) - 1
+        u = tall(left_qr(core)[0])
+        change = whole if last else whole - (whole @ u) @ u.T
+        gain = (part @ change.T) * (right @ after.T)
+        square = (change @ change.T) * (after @ after.T)
+        found = _Part(gain, square, core, change, after)
+        core = core if share is None else core + found.added(share)
+        if last:
+            yield found._replace(core=core)
+            return
+        q, rest = left_qr(core)
+        yield found._replace(core=q)
+        basis = tall(q)
+        left, seen = part @ basis, whole @ basis
+        core = absorb(rest, cores[k + 1])
