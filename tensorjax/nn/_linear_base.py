@@ -79,6 +79,7 @@ class TensorLinear(nnx.Module):
     ):
         self.in_features = _check.integer("in_features", in_features, low=1)
         self.out_features = _check.integer("out_features", out_features, low=1)
+        order = self._order(order, in_shape, out_shape)
         self.in_shape = modes(self.in_features, in_shape, order, "in_shape")
         # The largest modes at both ends, where the TT-ranks are least.
         found = modes(self.out_features, out_shape, order, "out_shape")
@@ -98,6 +99,10 @@ class TensorLinear(nnx.Module):
         self.bias = nnx.data(
             nnx.Param(jnp.zeros((out_features,), param_dtype)) if use_bias else None
         )
+
+    def _order(self, order: int | None, in_shape: Any, out_shape: Any) -> int | None:
+        """Returns the number of factors of inputs and of outputs; None leaves it to each side."""
+        return order
 
     @abc.abstractmethod
     def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
