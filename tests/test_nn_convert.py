@@ -168,9 +168,7 @@ def test_dtypes_and_biases_are_kept(dtype: Any, param_dtype: Any, bias: bool):
     assert (again.bias is None) == (not bias)
 
 
-@pytest.mark.parametrize(
-    "kind", [nn.TTLinear, nn.TTMatrixLinear, nn.TuckerLinear, nn.CPLinear]
-)
+@pytest.mark.parametrize("kind", [nn.TTLinear, nn.TTMatrixLinear, nn.TuckerLinear, nn.CPLinear])
 def test_every_format_exports_the_same_outputs(kind: Any):
     layer = kind(23, 30, rank=3, order=2, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
     x = jax.random.normal(jax.random.key(0), (4, 23))

@@ -31,7 +31,7 @@ EXPERIMENTS = (
         name="comera/compress",
         module="experiments.comera.compress",
         paper="Yang et al., NeurIPS 2024, arXiv 2405.14377",
-        summary="images: compress_to= by default beside narrow dense, low rank, one rank, equal sizes",
+        summary="images: compress_to= by default beside narrow dense, low rank and one rank",
         claim="ranks found in training beat other models of equal size, narrow dense ones too "
         "(judged: at every size)",
         basis="recalled",

@@ -67,7 +67,7 @@ class Config:
     @classmethod
     def quick(cls) -> "Config":
         """Returns the options of a quick run: digits, one size, one seed and one rate."""
-        return cls(fewer=(20.0,), seeds=(0,), rates=(0.02,), steps=300, batch=64, width=128)
+        return cls(fewer=(20.0,), seeds=(0,), rates=(0.02,), steps=240, batch=64, width=128)
 
 
 class Images(NamedTuple):

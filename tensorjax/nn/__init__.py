@@ -31,12 +31,12 @@ They replace `flax.nnx.Linear` and `flax.nnx.Embed`, one by one or in a whole mo
     all                                                          133,248       5,360   24.9
 
 `TTLinear`, `TTMatrixLinear`, `TuckerLinear` and `CPLinear` plan their products for the batch size,
-forward and backward together (`TTLinear.plan`); `factor` chooses how features are folded into modes;
-`from_linear` and `to_linear` convert; `Dense`, `LowRank`, `TT`, `TTMatrix`, `Tucker` and `CP` are
-specs, which say how to build layers of any size. `TTEmbedding`, `TuckerEmbedding` and `CPEmbedding` replace
-`flax.nnx.Embed`, with `from_embedding` and `to_embedding`. In `flax.nnx.MultiHeadAttention`
-`TensorLinearGeneral` takes the place of linear layers over several axes. `tensorjax.optim` finds
-the ranks in training.
+forward and backward together (`TTLinear.plan`); `factor` chooses how features are folded into
+modes; `from_linear` and `to_linear` convert; `Dense`, `LowRank`, `TT`, `TTMatrix`, `Tucker` and
+`CP` are specs, which say how to build layers of any size. `TTEmbedding`, `TuckerEmbedding` and
+`CPEmbedding` replace `flax.nnx.Embed`, with `from_embedding` and `to_embedding`. In
+`flax.nnx.MultiHeadAttention` `TensorLinearGeneral` takes the place of linear layers over several
+axes. `tensorjax.optim` finds the ranks in training.
 """
 
 from tensorjax import _extras

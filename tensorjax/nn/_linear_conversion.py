@@ -111,7 +111,8 @@ def from_linear(
       max_bytes: the largest dense array that may be made.
 
     Returns:
-      (`TTLinear`, `TTMatrixLinear` or `TuckerLinear`, `Certificate`). The layer keeps it as ``certificate``.
+      (`TTLinear`, `TTMatrixLinear` or `TuckerLinear`, `Certificate`). The layer keeps it as
+      ``certificate``.
 
     Raises:
       TypeError: not a `flax.nnx.Linear`, or under a JAX transformation.

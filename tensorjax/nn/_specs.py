@@ -1,4 +1,4 @@
-"""Layer specifications (dense, low-rank, TT, TT-matrix, Tucker, CP) that build layers of any size."""
+"""Specifications of layers (dense, low-rank, TT, TT-matrix, Tucker, CP) of any size."""
 
 import abc
 import dataclasses
@@ -126,8 +126,8 @@ class Spec(abc.ABC):
         }  # fmt: skip
         if kind not in formats:
             raise ValueError(
-                f"spec: expected TT, TTMatrix, LowRank or Tucker to convert a dense layer, got {self}; "
-                'use init="random" for this one'
+                "spec: expected TT, TTMatrix, LowRank or Tucker to convert a dense layer, got "
+                f'{self}; use init="random" for this one'
             )
         for name in ("precision", "init"):  # it keeps those of the layer
             options.pop(name, None)

@@ -282,9 +282,7 @@ def _of_one_rank(
             size += gain(k, low + 1) - gain(k, low)
             ranks[k] += 1
     kept = {
-        id(x): None
-        if spec is _AUTO and gain(k, rank) == 0
-        else _of_rank(x, spec, rank)
+        id(x): None if spec is _AUTO and gain(k, rank) == 0 else _of_rank(x, spec, rank)
         for k, ((x, _, spec), rank) in enumerate(zip(own, ranks, strict=True))
     }
     leading = {member: key for key, members in leaders.items() for member in members}
@@ -383,8 +381,8 @@ def _check_open(path: str, spec: Any) -> None:
     """Raises ValueError for specs without a rank that ranks cannot be chosen for."""
     if not (spec is _AUTO or isinstance(spec, TT | TTMatrix | Tucker | LowRank)):
         raise ValueError(
-            f"{path}: expected a spec with its rank, or TT, TTMatrix, Tucker or LowRank to choose the ranks "
-            f"of, got {spec}"
+            f"{path}: expected a spec with its rank, or TT, TTMatrix, Tucker or LowRank to choose "
+            f"the ranks of, got {spec}"
         )
 
 
