@@ -233,7 +233,7 @@ def test_int_ranks_are_cut_and_explicit_ones_checked():
     assert (layer.in_shape, layer.out_shape) == ((12, 8, 8), (12, 16, 16))
     assert layer.ranks == (12, 30, 30, 30, 16)
     layer = shape_of(nn.TTMatrixLinear, 300, 10, rank=99)
-    assert (layer.in_shape, layer.out_shape, layer.ranks) == ((10, 6, 5), (2, 2, 3), (20, 15))
+    assert (layer.in_shape, layer.out_shape, layer.ranks) == ((10, 6, 5), (1, 1, 10), (10, 50))
     layer = shape_of(nn.TTMatrixLinear, 16, 10, rank=2, out_shape=(5, 2))
     assert (layer.in_shape, layer.ranks) == ((4, 4), (2,))
     for given in ({"order": 1}, {"in_shape": (4, 4), "out_shape": (10,)}, {"in_shape": (16,)}):

@@ -9,7 +9,7 @@ from flax import nnx
 from tensorjax.nn import _initializers, _weight_networks
 from tensorjax.nn._initializers import Init
 from tensorjax.nn._linear_base import TensorLinear
-from tensorjax.nn._mode_factors import bounded, factor, train_ranks
+from tensorjax.nn._mode_factors import bounded, paired_modes, train_ranks
 from tensorjax.nn._parameters import ones, values
 from tensorjax.nn._weight_networks import WeightNetwork
 
@@ -127,7 +127,9 @@ class TTMatrixLinear(TensorLinear):
       in_shape: factors of N, or of a larger number: the input is padded with zeros. None chooses,
         see `tensorjax.nn.factor`.
       out_shape: factors of M, as many as of N, or of a larger number: the output is cut.
-      order: number d of factors; None takes what the larger side wants, and 2 at least.
+      order: number d of factors; None takes what the larger side wants, and 2 at least. The
+        smaller side then stays whole if it has at most 32 features: those of a table, or classes,
+        have no order that modes could follow.
       use_bias, dtype, param_dtype, precision, memory_limit, variance, rngs: as for `TTLinear`.
       init: as for `TTLinear`; "orthogonal" has isometries left of the bond in the middle.
 
@@ -149,18 +151,10 @@ class TTMatrixLinear(TensorLinear):
     (NeurIPS 2015, arXiv 1509.06569). Departures: gates, padding, planned products.
     """
 
-    def _order(self, order: int | None, in_shape: Any, out_shape: Any) -> int | None:
-        given = [len(shape) for shape in (in_shape, out_shape) if shape is not None]
-        if order is None and not given:
-            order = max(2, len(factor(self.in_features)), len(factor(self.out_features)))
-        elif order is None:
-            order = given[0]
-        if order == 1 or any(count != order for count in given):
-            raise ValueError(
-                f"in_shape, out_shape: expected as many factors of both, two or more, got "
-                f"in_shape={in_shape}, out_shape={out_shape} and order={order}"
-            )
-        return order
+    def _folds(
+        self, in_shape: Any, out_shape: Any, order: int | None
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return paired_modes((self.in_features, self.out_features), (in_shape, out_shape), order)
 
     def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
         sizes = [n * m for n, m in zip(self.in_shape, self.out_shape, strict=True)]

@@ -18,7 +18,7 @@ from tensorjax import _check
 from tensorjax.nn._dense_checks import concrete
 from tensorjax.nn._embeddings.embedding_base import fold
 from tensorjax.nn._linear_general import flat
-from tensorjax.nn._mode_factors import factor, modes
+from tensorjax.nn._mode_factors import factor, modes, paired_modes
 from tensorjax.nn._models.exact_weights import double
 from tensorjax.nn._models.stacked_layers import copies
 from tensorjax.nn._specs import TT, LowRank, Spec, TTMatrix, Tucker
@@ -192,18 +192,15 @@ def _paired_folds(shape: tuple[int, int], spec: Any) -> list[tuple[Modes, Modes]
     """Lists the factor shapes of rows and columns, in pairs, that TT-matrix candidates try."""
     n, m = shape
     if spec is not None and (spec.in_shape or spec.out_shape or spec.order):
-        order = spec.order or len(spec.in_shape or spec.out_shape)
-        columns = modes(m, spec.out_shape, order, "out_shape")
-        columns = columns if spec.out_shape else columns[::-1]
-        return [(modes(n, spec.in_shape, order, "in_shape"), columns)]
-    found = [(factor(n, order), factor(m, order)[::-1]) for order in (2, 3)]
+        return [paired_modes(shape, (spec.in_shape, spec.out_shape), spec.order)]
+    found = [paired_modes(shape, (None, None), order) for order in (None, 2, 3)]
     good = [
         (rows, columns)
         for rows, columns in found
         if math.prod((*rows, *columns)) <= _PADDING * n * m
         and min(a * b for a, b in zip(rows, columns, strict=True)) >= _SMALLEST
     ]
-    return good or ([] if spec is None else found[:1])
+    return list(dict.fromkeys(good or ([] if spec is None else found[:1])))
 
 
 def _fits(sizes: Modes, n: int) -> bool:

@@ -90,8 +90,8 @@ def choose(
 ) -> Choice:
     """Chooses format, mode shapes and ranks of a model's layers for a total size or an error.
 
-    For each layer all formats (low rank, trains and Tucker over the good factorisations of its
-    features, or over channels and window of a convolution, and to stay dense) are compared by the
+    For each layer all formats (low rank, trains, TT-matrices and Tucker over the good factorisations
+    of its features, or over channels and window of a convolution, and to stay dense) are compared by the
     singular values of the unfoldings of its weight. By ``size`` or ``ratio``, parameters go one
     step after the other to the layer in which they lower the error of the composition most, −Σ
     log(1 − error²): on convex hulls over size that is the least sum up to the last step; what is
@@ -110,8 +110,9 @@ def choose(
         are those of ``ratio=compress_to``, and the ranks are larger, for about twice that size.
       init: "svd" reads the weights; "random" is for fresh layers, of which no spectrum tells where
         ranks are needed: all bonds get one rank, the largest that fits, some one more; "auto" takes
-        tensor trains in the shapes of `TT`, or stays dense where they are not smaller. So it is
-        with ``compress_to``, too, if the singular values of all weights are as of random ones.
+        TT-matrices in the shapes of `TTMatrix`, and for embeddings and convolutions trains in those
+        of `TT`, or stays dense where they are not smaller. So it is with ``compress_to``, too, if
+        the singular values of all weights are as of random ones.
 
     Returns:
       `Choice`, to be printed, changed by ``dict(choice) | {…}``, and passed to `tensorize`.
