@@ -351,7 +351,7 @@ def test_bad_rules_are_named(model: Model):
         nn.tensorize(model, {"*": nn.TT(3)}, init="zeros")  # type: ignore
     with pytest.raises(ValueError, match="tol: expected None"):
         nn.tensorize(model, {"*": nn.TT(3)}, init="random", tol=0.1, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match="heads/a: spec: expected TT, LowRank or Tucker"):
+    with pytest.raises(ValueError, match="heads/a: spec: expected TT, TTMatrix, LowRank or Tucker"):
         nn.tensorize(model, {"heads/a": nn.CP(3)})
     with pytest.raises(ValueError, match="heads/a: expected tol="):
         nn.tensorize(model, {"heads/a": nn.TT()})
