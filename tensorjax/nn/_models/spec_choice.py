@@ -92,11 +92,11 @@ def choose(
 
     For each layer all formats (low rank, trains, TT-matrices and Tucker over the good
     factorisations of its features, or over channels and window of a convolution, and to stay dense)
-    are compared by the singular values of the unfoldings of its weight. By ``size`` or ``ratio``, parameters go one
-    step after the other to the layer in which they lower the error of the composition most, −Σ
-    log(1 − error²): on convex hulls over size that is the least sum up to the last step; what is
-    left then goes to the best specs between two corners of the hulls. By ``tol`` every layer gets
-    the smallest spec whose error bound fulfils it.
+    are compared by the singular values of the unfoldings of its weight. By ``size`` or ``ratio``,
+    parameters go one step after the other to the layer in which they lower the error of the
+    composition most, −Σ log(1 − error²): on convex hulls over size that is the least sum up to the
+    last step; what is left then goes to the best specs between two corners of the hulls. By ``tol``
+    every layer gets the smallest spec whose error bound fulfils it.
 
     Args:
       model: any NNX module.
