@@ -144,8 +144,11 @@ class TTMatrixLinear(TensorLinear):
       >>> layer = nn.TTMatrixLinear(768, 3072, rank=8, rngs=nnx.Rngs(0))
       >>> layer.in_shape, layer.out_shape, layer.ranks
       ((12, 8, 8), (12, 16, 16), (8, 8))
-      >>> layer(jnp.ones((4, 7, 768))).shape, int(jnp.linalg.matrix_rank(layer.weight()))
-      ((4, 7, 3072), 768)
+      >>> layer(jnp.ones((4, 7, 768))).shape
+      (4, 7, 3072)
+      >>> small = nn.TTMatrixLinear(64, 96, rank=1, rngs=nnx.Rngs(0))
+      >>> int(jnp.linalg.matrix_rank(small.weight(), 1e-6)), small.numbers
+      (64, 257)
 
     Source: A. Novikov, D. Podoprikhin, A. Osokin, D. Vetrov, "Tensorizing neural networks"
     (NeurIPS 2015, arXiv 1509.06569). Departures: gates, padding, planned products.
