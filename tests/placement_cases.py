@@ -323,7 +323,7 @@ NN_CASES: dict[str, Callable[[Put], Any]] = {
         name: lambda put, name=name: placed_layer(
             getattr(nn, name)(8, 6, rank=2, order=2, rngs=nnx.Rngs(0)), put
         )(put(jnp.ones((4, 8), jnp.float32)))
-        for name in ("TTLinear", "TuckerLinear", "CPLinear")
+        for name in ("TTLinear", "TTMatrixLinear", "TuckerLinear", "CPLinear")
     },
     **{
         name: lambda put, name=name: placed_layer(

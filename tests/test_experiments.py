@@ -505,7 +505,7 @@ def test_outcomes_are_judged_by_their_rows(ours: float | None, holds: bool | Non
     assert tp2d.outcome([row, row | {"devices": 16, "speed / 1D": 9.0}])[1] is holds
     row = {"way": offload.OURS, "speed": ours, "over DeepSpeed": 1.0, "device": "here"}
     assert offload.outcome([row, row | {"way": "another", "speed": 9.0}])[1] is holds
-    scores = [] if ours is None else [{"method": "compress_to", "accuracy": ours, "fewer": 10.0}]
+    scores = [] if ours is None else [{"method": "default", "accuracy": ours, "fewer": 10.0}]
     scores += [{"method": "one rank", "accuracy": 1.5, "fewer": 10.0}]
     assert compress.outcome(scores)[1] is holds
     common = {"N": 100, "M": 8}

@@ -122,7 +122,7 @@ def test_a_model_for_a_training_to_a_size_can_be_cut_to_it(fewer: float):
     assert choice.keys() == final.keys()
     kinds = [type(s) for s in choice.values()]
     assert kinds == [type(s) for s in final.values()]
-    assert nn.TT in kinds
+    assert nn.TTMatrix in kinds
     assert nn.LowRank not in kinds
     assert dict(nn.choose(dense, compress_to=fewer)) == dict(choice)  # its weights are random
     small = nn.tensorize(dense, choice, init="random", rngs=rngs)

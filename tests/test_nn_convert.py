@@ -39,7 +39,7 @@ def error(layer: Any, dense: nnx.Linear) -> float:
 # One layer ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("format", ["tt", "tucker"])
+@pytest.mark.parametrize("format", ["tt", "tt-matrix", "tucker"])
 @pytest.mark.parametrize("sizes", [(61, 96), pytest.param((64, 96), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("tol", [0.3, 1e-3])
 def test_the_tolerance_is_kept_and_certified(format: Any, sizes: Any, tol: float):
@@ -118,7 +118,7 @@ def test_gates_of_ones_give_the_same_weight(gates: Any):
     assert all(bool((g[...] == 1).all()) for g in tucker.gates)
 
 
-@pytest.mark.parametrize("format", ["tt", "tucker"])
+@pytest.mark.parametrize("format", ["tt", "tt-matrix", "tucker"])
 def test_a_zero_weight_becomes_a_layer_that_can_train(format: Any):
     dense = nnx.Linear(64, 96, kernel_init=nnx.initializers.zeros_init(), rngs=nnx.Rngs(0))
     layer, certificate = nn.from_linear(dense, rank=4, order=2, format=format)
@@ -168,7 +168,7 @@ def test_dtypes_and_biases_are_kept(dtype: Any, param_dtype: Any, bias: bool):
     assert (again.bias is None) == (not bias)
 
 
-@pytest.mark.parametrize("kind", [nn.TTLinear, nn.TuckerLinear, nn.CPLinear])
+@pytest.mark.parametrize("kind", [nn.TTLinear, nn.TTMatrixLinear, nn.TuckerLinear, nn.CPLinear])
 def test_every_format_exports_the_same_outputs(kind: Any):
     layer = kind(23, 30, rank=3, order=2, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
     x = jax.random.normal(jax.random.key(0), (4, 23))
@@ -351,7 +351,7 @@ def test_bad_rules_are_named(model: Model):
         nn.tensorize(model, {"*": nn.TT(3)}, init="zeros")  # type: ignore
     with pytest.raises(ValueError, match="tol: expected None"):
         nn.tensorize(model, {"*": nn.TT(3)}, init="random", tol=0.1, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match="heads/a: spec: expected TT, LowRank or Tucker"):
+    with pytest.raises(ValueError, match="heads/a: spec: expected TT, TTMatrix, LowRank or Tucker"):
         nn.tensorize(model, {"heads/a": nn.CP(3)})
     with pytest.raises(ValueError, match="heads/a: expected tol="):
         nn.tensorize(model, {"heads/a": nn.TT()})
@@ -362,6 +362,7 @@ def test_bad_rules_are_named(model: Model):
 @pytest.mark.parametrize(
     ("spec", "name"),
     [(nn.Dense(), "Linear"), (nn.LowRank(3), "TTLinear"), (nn.TT(3), "TTLinear"),
+     (nn.TTMatrix(3), "TTMatrixLinear"),
      (nn.Tucker(3), "TuckerLinear"), (nn.CP(3), "CPLinear")],
 )  # fmt: skip
 def test_specs_build_layers(spec: nn.Spec, name: str):

@@ -15,10 +15,11 @@ from tensorjax import nn
 
 LAYERS = [
     (nn.TTLinear, 5),
+    (nn.TTMatrixLinear, 4),
     pytest.param(nn.TuckerLinear, 3, marks=pytest.mark.slow),
     pytest.param(nn.CPLinear, 6, marks=pytest.mark.slow),
 ]
-IDS = ["tt", "tucker", "cp"]
+IDS = ["tt", "tt-matrix", "tucker", "cp"]
 
 
 def make(kind: Any, rank: Any, n: int = 24, m: int = 30, **options: Any) -> Any:
@@ -53,6 +54,13 @@ def oracle(layer: Any) -> np.ndarray:
         w = cores[0]
         for gate, core in zip(gates, cores[1:], strict=True):
             w = np.tensordot(w * gate, core, 1)
+    elif isinstance(layer, nn.TTMatrixLinear):
+        cores, order = [np.asarray(c[...]) for c in layer.cores], len(layer.cores)
+        w = cores[0][0]
+        for gate, core in zip(gates, cores[1:], strict=True):
+            w = np.tensordot(w * gate, core, 1)
+        pairs = [2 * k + side for side in (0, 1) for k in range(order)]
+        w = w[..., 0].transpose(pairs)
     elif isinstance(layer, nn.TuckerLinear):
         w = np.asarray(layer.core[...])
         for u, gate in zip(layer.factors, gates, strict=True):
@@ -78,7 +86,7 @@ def oracle(layer: Any) -> np.ndarray:
     ],
 )
 def test_the_output_is_that_of_the_formula(kind: Any, rank: int, sizes: tuple[int, int]):
-    for order in (1, 2):
+    for order in (2, 3) if kind is nn.TTMatrixLinear else (1, 2):
         layer = make(kind, rank, *sizes, order=order)
         w = oracle(layer)
         assert w.shape == sizes
@@ -175,6 +183,7 @@ def test_layers_stack_under_nnx_vmap_and_scan():
     ("kind", "rank", "sizes"),
     [
         (nn.TTLinear, (3, 4, 3), (16, 25)),
+        (nn.TTMatrixLinear, (5,), (16, 25)),
         (nn.TuckerLinear, (3, 2, 4, 2), (16, 25)),
         (nn.CPLinear, 7, (16, 25)),
     ],
@@ -223,6 +232,13 @@ def test_int_ranks_are_cut_and_explicit_ones_checked():
     layer = shape_of(nn.TTLinear, 768, 3072, rank=30)
     assert (layer.in_shape, layer.out_shape) == ((12, 8, 8), (12, 16, 16))
     assert layer.ranks == (12, 30, 30, 30, 16)
+    layer = shape_of(nn.TTMatrixLinear, 300, 10, rank=99)
+    assert (layer.in_shape, layer.out_shape, layer.ranks) == ((10, 6, 5), (1, 1, 10), (10, 50))
+    layer = shape_of(nn.TTMatrixLinear, 16, 10, rank=2, out_shape=(5, 2))
+    assert (layer.in_shape, layer.ranks) == ((4, 4), (2,))
+    for given in ({"order": 1}, {"in_shape": (4, 4), "out_shape": (10,)}, {"in_shape": (16,)}):
+        with pytest.raises(ValueError, match="expected as many factors of both, two or more"):
+            shape_of(nn.TTMatrixLinear, 16, 10, rank=2, **given)
     assert shape_of(nn.TuckerLinear, 64, 64, rank=9, order=2).ranks == (8,) * 4
     assert shape_of(nn.CPLinear, 4, 6, rank=100, order=1).ranks == (4,)
 

@@ -34,6 +34,7 @@ LINEAR = {
     "tt": (lambda: nn.TTLinear(64, 96, rank=4, rngs=RNGS), "b, 64"),
     "padded": (lambda: nn.TTLinear(60, 90, rank=4, in_shape=(8, 8), rngs=RNGS), "b, s, 60"),
     "full rank": (lambda: nn.TTLinear(4, 4, rank=16, in_shape=(2, 2), rngs=RNGS), "2*b + 1, 4"),
+    "tt-matrix": (lambda: nn.TTMatrixLinear(60, 96, rank=4, rngs=RNGS), "b, s, 60"),
     "tucker": (lambda: nn.TuckerLinear(64, 96, rank=3, order=2, rngs=RNGS), "b, 64"),
     "cp": (lambda: nn.CPLinear(60, 96, rank=3, order=2, rngs=RNGS), "b, 3, s, 60"),
     "low rank": (lambda: nn.LowRank(4).linear(64, 96, rngs=RNGS), "b, 64"),

@@ -76,6 +76,11 @@ def test_flops_are_those_of_the_products_described():
     # A bias tells where the outputs begin; without one the most even split is taken.
     moved = layer | {"bias": jnp.zeros(10)}
     assert optim.size(moved, measure="flops") != optim.size(layer, measure="flops")
+    # A TT-matrix with a bias is a linear layer, core by core; a lookup has none.
+    layer = {"cores": [jnp.ones((1, 6, 3, 5)), jnp.ones((5, 4, 7, 1))], "gates": [jnp.ones(5)]}
+    assert optim.size(layer | {"bias": jnp.zeros(20)}, measure="flops", rows=rows) == (
+        2 * rows * (6 * 3 * 4 * 5 + 3 * 4 * 7 * 5)
+    )
     for name in ("lookup", "tucker", "cp"):
         one, two = (optim.size(EVERY[name], measure="flops", rows=n) for n in (1, 2))
         assert 0 < one < two <= 2 * one

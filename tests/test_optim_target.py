@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import re
 from typing import Any
 
 import jax
@@ -12,9 +13,12 @@ import pytest
 from optax import contrib
 
 from tensorjax import optim
+from tensorjax.optim._gate_decisions import plus
 from tensorjax.optim._layers.tensorised_layers import gated
 from tensorjax.optim._size_polynomial import polynomial
 from tensorjax.optim._target import basis_change as _basis_change
+from tensorjax.optim._target import target_update as _target_update
+from tensorjax.optim._target.equal_kernels import Counters
 from tensorjax.optim._threshold_pruning import Gates
 from tensorjax.optim._trial_cuts import fresh, judged
 from tests.oracles import compilations
@@ -94,6 +98,26 @@ INNER = {
 }
 
 
+def turned(
+    layout: Any, leaves: Any, moving: Any, moments: Any, stays: Any, balanced: Any = None
+) -> tuple[dict[int, jax.Array], list[jax.Array]]:
+    """Parts and moments after an update that cuts nothing and changes the bases."""
+    members = {k for layer in layout.layers for k in (*layer.cores, *layer.gates)}
+
+    @jax.jit
+    def update(leaves: Any, moments: Any, stays: Any) -> Any:
+        moves = [jnp.zeros_like(x) for x in leaves]
+        none = _target_update._undecided(layout, moves)
+        counters = Counters.below(_basis_change.counters_of(layout, leaves, moving))
+        moments = _basis_change.cut_and_changed(
+            layout, leaves, moves, none, moving, moments, jnp.stack([*stays]), jnp.array(True),
+            balanced or [False] * len(layout.layers), counters,
+        )  # fmt: skip
+        return {k: plus(leaves[k], moves[k]) for k in members}, moments
+
+    return update(leaves, moments, stays)
+
+
 def test_a_change_of_basis_keeps_what_a_layer_does_and_moves_its_moments(rng) -> None:
     for dtype, shapes in [(np.float64, SHAPES), (np.complex128, SHAPES),
                           (np.float64, [(1, 2, 3, 4), (4, 3, 2, 5), (5, 3, 2, 1)])]:  # fmt: skip
@@ -111,11 +135,8 @@ def test_a_change_of_basis_keeps_what_a_layer_does_and_moves_its_moments(rng) ->
         gradient = jax.grad(loss)(layer)
         state = optax.trace(0.9).init(layer)._replace(trace=gradient)
         moving = _basis_change.moments_of(layout, leaves, state)
-        new, moments = jax.jit(
-            lambda leaves, moments, layout=layout, moving=moving: _basis_change.changed(
-                layout, leaves, moving, moments, [jnp.array(False)]
-            )
-        )(leaves, [jax.tree.leaves(state)[n] for n, *_ in moving])
+        given = [jax.tree.leaves(state)[n] for n, *_ in moving]
+        new, moments = turned(layout, leaves, moving, given, [jnp.array(False)])
         after = jax.tree.unflatten(jax.tree.structure(layer), [new[k] for k in range(len(leaves))])
         np.testing.assert_allclose(full(after), full(layer), atol=1e-10)
         rank = layer["gates"][0].size
@@ -144,10 +165,10 @@ def test_tucker_and_shut_layers_keep_what_they_do(rng) -> None:
         return jnp.einsum("abc,ia,jb,kc->ijk", x["core"], *parts)
 
     layout, leaves = gated(tucker), jax.tree.leaves(tucker)
-    new, _ = _basis_change.changed(layout, leaves, [], [], [jnp.array(False)])
+    new, _ = turned(layout, leaves, [], [], [jnp.array(False)])
     after = jax.tree.unflatten(jax.tree.structure(tucker), [new[k] for k in range(len(leaves))])
     np.testing.assert_allclose(whole(after), whole(tucker), atol=1e-10)
-    new, _ = _basis_change.changed(layout, leaves, [], [], [jnp.array(False)], balanced=[True])
+    new, _ = turned(layout, leaves, [], [], [jnp.array(False)], balanced=[True])
     after = jax.tree.unflatten(jax.tree.structure(tucker), [new[k] for k in range(len(leaves))])
     np.testing.assert_allclose(whole(after), whole(tucker), atol=1e-10)
     found = {k: jax.jacobian(lambda x, k=k: whole({**after, k: x}))(after[k])
@@ -159,7 +180,7 @@ def test_tucker_and_shut_layers_keep_what_they_do(rng) -> None:
     adapter = drawn(rng, [(1, 6, 3), (3, 6, 1)], np.float64)
     adapter["cores"][1] = jnp.zeros_like(adapter["cores"][1])
     layout, leaves = gated(adapter), jax.tree.leaves(adapter)
-    new, _ = _basis_change.changed(layout, leaves, [], [], [jnp.array(False)])
+    new, _ = turned(layout, leaves, [], [], [jnp.array(False)])
     np.testing.assert_allclose(new[0], adapter["cores"][0] * adapter["gates"][0][None, None])
     np.testing.assert_array_equal(new[2], 1)
 
@@ -196,7 +217,7 @@ def test_derivatives_by_the_cores_become_equally_large_for_steps_along_gradients
     moving = _basis_change.moments_of(layout, leaves, state)
     gradients = jax.grad(lambda p: sum(jnp.sum(jnp.sin(full(x))) for x in p.values()))(layers)
     pulls = jax.tree.leaves(gradients)
-    new, moments = _basis_change.changed(
+    new, moments = turned(
         layout, leaves, moving, [pulls[k] for _, k, _ in moving], [jnp.array(False)] * 2,
         balanced=balanced,
     )  # fmt: skip
@@ -213,9 +234,7 @@ def test_derivatives_by_the_cores_become_equally_large_for_steps_along_gradients
         if k in cores and bool(jnp.any(pulls[k] < 0)):  # else taken for a square
             np.testing.assert_allclose(moment, there[k], atol=1e-7 * np.abs(there[k]).max())
     # A frozen layer, or one of no clear basis, is left as it is.
-    still, _ = _basis_change.changed(
-        layout, leaves, [], [], [jnp.array(True)] * 2, jnp.array(True), balanced
-    )
+    still, _ = turned(layout, leaves, [], [], [jnp.array(True)] * 2, balanced)
     for k, x in still.items():
         np.testing.assert_array_equal(x, leaves[k])
 
@@ -472,7 +491,7 @@ def test_trains_of_all_shapes_change_their_bases_in_one_loop(rng) -> None:
         state = (state[0]._replace(mu=layers, nu=jax.tree.map(jnp.square, layers)), state[1])
         moving = _basis_change.moments_of(layout, leaves, state)
         moments = [jax.tree.leaves(state)[n] for n, *_ in moving]
-        new, moved = _basis_change.changed(layout, leaves, moving, moments, stays)
+        new, moved = turned(layout, leaves, moving, moments, stays)
         found: dict[int, list[jax.Array]] = {k: [x] for k, x in new.items()}
         for (_, k, _), x in zip(moving, moved, strict=True):
             found[k].append(x)
@@ -489,6 +508,36 @@ def test_trains_of_all_shapes_change_their_bases_in_one_loop(rng) -> None:
     small = jax.jit(alone).lower(less, [stays[0], stays[-1]]).as_text()
     assert text.count("lapack") == small.count("lapack") > 0
     assert text.count("call @svd") == small.count("call @svd") > 0
+
+
+@pytest.mark.slow
+def test_equal_layers_share_their_compiled_kernels(rng) -> None:
+    shapes = [(1, 4, int(rng.integers(3, 6))), (0, 5, 1)]
+    shapes[1] = (shapes[0][2], *shapes[1][1:])
+    layer = drawn(rng, shapes)
+
+    def kernels(count: int) -> int:
+        """Different bodies of fusions in the compiled update, whatever their values are named."""
+        params = dict.fromkeys(map(str, range(count)), layer)
+        optimizer = optim.rank_adaptive(optax.sgd(0.1), compress_to=2, by=40)
+        state = jax.eval_shape(optimizer.init, params)
+        update = jax.jit(lambda p, s: optimizer.update(p, s, p, value=jnp.float32(1.0)))
+        text = update.lower(params, state).compile().as_text()
+        bodies = re.split(r"\n(?=[%E])", text)
+        named = {body.split(" ", 1)[0]: body.split("\n", 1)[-1] for body in bodies}
+        found = set()
+        for name in re.findall(r" fusion\(.*?calls=(%[\w.\-]+)", text):
+            body = re.sub(r", metadata=\{[^}]*\}|calls=\S+", "", named[name])
+            names: dict[str, str] = {}
+            found.add(re.sub(
+                r"%[\w.\-]+", lambda m: names.setdefault(m[0], str(len(names))), body  # noqa: B023
+            ))  # fmt: skip
+        return len(found)
+
+    few, many = kernels(2), kernels(6)
+    # Packing, sums over bonds and the like see all layers, in one kernel each; kernels of a layer
+    # of its own would be four times some.
+    assert many <= few + few // 4, (few, many)
 
 
 def test_the_program_of_an_update_grows_with_the_layers_and_not_with_their_square() -> None:

@@ -1,12 +1,14 @@
-"""Compression to a given size, beside tensor trains of one rank and low rank.
+"""The default way of compressing a training, beside other models of equal size.
 
-A network of two hidden layers learns images; every layer is tensorised. For each size, so many
-times fewer parameters than dense, are trained:
+A network of two hidden layers learns images. For each size, so many times fewer parameters than
+dense, are trained:
 
-- "one rank": tensor trains of the largest rank within the size, the same for all bonds;
-- "low rank": W = U D V, likewise;
-- "compress_to": trains that begin at ``start`` times the size, under
-  ``optim.rank_adaptive(inner, compress_to=fewer, by=…)`` with all else by default.
+- "narrow dense": dense layers of fewer neurons;
+- "low rank": W = U D V, of one rank for all layers, as large as the size admits;
+- "one rank": tensor trains, likewise;
+- "one rank, TT-matrix": likewise, `nn.TTMatrix`;
+- "default": the dense network by ``nn.tensorize(model, compress_to=fewer)``, under
+  ``optim.rank_adaptive(inner, compress_to=fewer, by=…)``, with all else by default.
 
 All have the same inner optimiser, AdamW with a warm-up and a cosine, images and order. The rate is
 the best by test loss on the first seed, of the same rates for all methods; so every method is
@@ -17,7 +19,7 @@ y_test: ``python -m experiments run comera/compress --data PATH.npz``.
 import itertools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -29,8 +31,8 @@ from experiments import Run
 from experiments.comera import sizes
 from tensorjax import nn, optim
 
-Method = Literal["dense", "one rank", "low rank", "compress_to"]
-METHODS: tuple[Method, ...] = ("dense", "one rank", "low rank", "compress_to")
+Method = Literal["dense", "narrow dense", "low rank", "one rank", "one rank, TT-matrix", "default"]
+METHODS: tuple[Method, ...] = get_args(Method)
 CAPTION = (
     "{} images, dense {} parameters, {} updates: test accuracy [%], test and training loss, means "
     "over seeds {}; training loss of the last 50 updates; rate: best by test loss on the first seed"
@@ -59,15 +61,13 @@ class Config:
     """Images of an update."""
     width: int = 256
     """Of the hidden layers."""
-    start: float = 2.0
-    """Size at which "compress_to" begins, over that at which it ends."""
     by: float = 0.67
     """Share of the updates by which the size is met."""
 
     @classmethod
     def quick(cls) -> "Config":
         """Returns the options of a quick run: digits, one size, one seed and one rate."""
-        return cls(fewer=(20.0,), seeds=(0,), rates=(0.01,), steps=300, batch=64, width=128)
+        return cls(fewer=(20.0,), seeds=(0,), rates=(0.02,), steps=240, batch=64, width=128)
 
 
 class Images(NamedTuple):
@@ -110,77 +110,107 @@ def images(config: Config) -> Images:
     return Images(*(a.astype(np.float32 if a.ndim == 2 else np.int32) for a in parts))
 
 
-def train(config: Config, data: Images, widths: tuple[int, ...], spec: Any, optimizer: Any,
-          seed: int) -> dict[str, Any]:  # fmt: skip
-    """Trains and shrinks one network; returns accuracy, losses, parameters and status."""
-    model = Network(widths, spec, nnx.Rngs(seed))
-    graph, params, rest = nnx.split(model, nnx.Param, ...)
-    optimizer = optax.with_extra_args_support(optimizer)
+class Trainer:
+    """Training of one method at one size: one program for all rates and seeds.
 
-    def loss(params: Any, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-        out = nnx.merge(graph, params, rest)(x)
-        return optax.softmax_cross_entropy_with_integer_labels(out, y).mean(), out
+    Args:
+      config: options of the comparison.
+      data: images.
+      method: what is trained.
+      fewer: how many times fewer parameters than dense.
+    """
 
-    def run(carry: Any, order: jax.Array, x: jax.Array, y: jax.Array) -> Any:
+    def __init__(self, config: Config, data: Images, method: Method, fewer: float) -> None:
+        self.config, self.data, self.method, self.fewer = config, data, method, fewer
+        self.widths = (data.x.shape[1], config.width, config.width, int(data.y.max()) + 1)
+        self.spec, self.width = self._sized()
+        self.run = jax.jit(self._run, static_argnums=0)
+
+    def _sized(self) -> tuple[Any, int]:
+        """Returns the layer specification and the width of the hidden layers for the size."""
+        width = self.widths[1]
+        if self.method in ("dense", "default"):
+            return nn.Dense(), width
+
+        def count(spec: Any, width: int) -> int:
+            return sizes.count(lambda rngs: Network(self._widths(width), spec, rngs))
+
+        most = int(count(nn.Dense(), width) / self.fewer)
+        if self.method == "narrow dense":
+            return nn.Dense(), sizes.largest(lambda n: count(nn.Dense(), n), most, width)
+        kind = {"low rank": nn.LowRank, "one rank": nn.TT}.get(self.method, nn.TTMatrix)
+        return kind(rank=sizes.largest(lambda r: count(kind(rank=r), width), most, 256)), width
+
+    def _widths(self, width: int) -> tuple[int, ...]:
+        return self.widths[0], width, width, self.widths[-1]
+
+    def _model(self, seed: int) -> Any:
+        model = Network(self._widths(self.width), self.spec, nnx.Rngs(seed))
+        return nn.tensorize(model, compress_to=self.fewer) if self.method == "default" else model
+
+    def _optimizer(self, rate: Any) -> Any:
+        steps = self.config.steps
+        shape = optax.warmup_cosine_decay_schedule(0.0, 1.0, steps // 20, steps)
+        inner = optax.adamw(lambda count: rate * shape(count))
+        if self.method != "default":
+            return optax.with_extra_args_support(inner)
+        by = int(self.config.by * steps)
+        return optim.rank_adaptive(inner, compress_to=self.fewer, by=by)
+
+    def _run(self, graph: Any, params: Any, rate: jax.Array, order: Any, x: Any, y: Any) -> Any:
+        optimizer = self._optimizer(rate)
+
         def step(carry: Any, rows: jax.Array) -> Any:
             params, state = carry
-            gradient = jax.value_and_grad(loss, has_aux=True)
-            (value, _), gradients = gradient(params, x[rows], y[rows])
+            value, gradients = jax.value_and_grad(
+                lambda p: _loss(nnx.merge(graph, p)(x[rows]), y[rows])
+            )(params)
             updates, state = optimizer.update(gradients, state, params, value=value)
             return (optax.apply_updates(params, updates), state), value
 
-        return jax.lax.scan(step, carry, order)
+        return jax.lax.scan(step, (params, optimizer.init(params)), order)
 
-    per_epoch = len(data.x) // config.batch
-    drawn = [
-        np.random.default_rng([seed, epoch]).permutation(len(data.x))[: per_epoch * config.batch]
-        for epoch in range(config.steps // per_epoch + 1)
-    ]
-    order = np.concatenate([rows.reshape(per_epoch, -1) for rows in drawn])[: config.steps]
-    start = params, optimizer.init(params)
-    (params, state), values = jax.jit(run)(start, order, data.x, data.y)
-    status = ""
-    if any(isinstance(x, optim.RankAdaptiveState) for x in [state]):
-        status = optim.status(state).status
-        params, state = optim.shrink(params, state)
-    value, out = loss(params, jnp.asarray(data.test_x), jnp.asarray(data.test_y))
-    return {
-        "parameters": optim.size(params, everything=True),
-        "accuracy": 100 * float(np.mean(np.argmax(out, -1) == data.test_y)),
-        "test loss": float(value),
-        "training loss": float(np.mean(values[-50:])),
-        "status": status,
-    }
+    def _order(self, seed: int) -> np.ndarray:
+        """Draws the images of every update, epoch by epoch: (steps, batch)."""
+        per_epoch = len(self.data.x) // self.config.batch
+        used = per_epoch * self.config.batch
+        drawn = [
+            np.random.default_rng([seed, epoch]).permutation(len(self.data.x))[:used]
+            for epoch in range(self.config.steps // per_epoch + 1)
+        ]
+        rows = np.concatenate([rows.reshape(per_epoch, -1) for rows in drawn])
+        return rows[: self.config.steps]
+
+    def __call__(self, rate: float, seed: int) -> dict[str, Any]:
+        """Trains and shrinks one network; returns accuracy, losses, parameters and status."""
+        graph, params = nnx.split(self._model(seed), nnx.Param)
+        given = jnp.float32(rate), self._order(seed), self.data.x, self.data.y
+        (params, state), values = self.run(graph, params, *given)
+        status = ""
+        if self.method == "default":
+            status = optim.status(state).status
+            params, state = optim.shrink(params, state)
+        out = nnx.merge(graph, params)(jnp.asarray(self.data.test_x))
+        return {
+            "parameters": optim.size(params, everything=True),
+            "accuracy": 100 * float(np.mean(np.argmax(out, -1) == self.data.test_y)),
+            "test loss": float(_loss(out, self.data.test_y)),
+            "training loss": float(np.mean(values[-50:])),
+            "status": status,
+        }
 
 
-def prepared(config: Config, widths: tuple[int, ...], method: Method, fewer: float,
-             rate: float) -> tuple[Any, Any]:  # fmt: skip
-    """Returns the layer specification and the optimiser of a method at a size."""
-    inner = optax.adamw(
-        optax.warmup_cosine_decay_schedule(0.0, rate, config.steps // 20, config.steps)
-    )
-
-    def count(spec: Any) -> int:
-        return sizes.count(lambda rngs: Network(widths, spec, rngs))
-
-    if method == "dense":
-        return nn.Dense(), inner
-    kind = nn.LowRank if method == "low rank" else nn.TT
-    more = config.start if method == "compress_to" else 1.0
-    rank = sizes.largest(lambda r: count(kind(rank=r)), int(more * count(nn.Dense()) / fewer), 256)
-    if method == "compress_to":
-        by = int(config.by * config.steps)
-        return kind(rank=rank), optim.rank_adaptive(inner, compress_to=fewer, by=by)
-    return kind(rank=rank), inner
+def _loss(out: jax.Array, labels: Any) -> jax.Array:
+    return optax.softmax_cross_entropy_with_integer_labels(out, labels).mean()
 
 
 def measure(config: Config, data: Images, method: Method, fewer: float) -> dict[str, Any]:
     """Trains a method at a size over seeds; returns its table row."""
-    widths = (data.x.shape[1], config.width, config.width, int(data.y.max()) + 1)
-
-    def once(rate: float, seed: int) -> dict[str, Any]:
-        return train(config, data, widths, *prepared(config, widths, method, fewer, rate), seed)
-
+    row: dict[str, Any] = {"fewer": fewer, "method": method}
+    try:
+        once = Trainer(config, data, method, fewer)
+    except sizes.TooLarge:
+        return row | {"status": "no rank is small enough"}
     first = {rate: once(rate, config.seeds[0]) for rate in config.rates}
     rate = min(first, key=lambda rate: first[rate]["test loss"])
     runs = [first[rate], *(once(rate, seed) for seed in config.seeds[1:])]
@@ -190,8 +220,7 @@ def measure(config: Config, data: Images, method: Method, fewer: float) -> dict[
     }
     spread = float(np.std([run["accuracy"] for run in runs]))
     states = ", ".join(sorted({run["status"] for run in runs} - {""}))
-    return {"fewer": fewer, "method": method, **means, "± accuracy": spread, "rate": rate,
-            "status": states}  # fmt: skip
+    return row | means | {"± accuracy": spread, "rate": rate, "status": states}
 
 
 def run(config: Config, run: Run) -> None:
@@ -218,19 +247,24 @@ def run(config: Config, run: Run) -> None:
         key=["fewer", "method"],
     )
     for row in rows:
-        run.metric(f"accuracy, {row['method']}, {row['fewer']:g}", row["accuracy"])
+        if "accuracy" in row:
+            run.metric(f"accuracy, {row['method']}, {row['fewer']:g}", row["accuracy"])
     run.compare(*outcome(rows))
 
 
 def outcome(rows: list[dict[str, Any]]) -> tuple[str, bool | None]:
-    """Compares `compress_to` with the best other method of equal size, in accuracy points.
+    """Compares the default way with the best other method of equal size, in accuracy points.
 
     Returns a sentence, and whether no difference is negative.
     """
     ahead = {}
     for fewer in dict.fromkeys(row["fewer"] for row in rows):
-        scores = {row["method"]: row["accuracy"] for row in rows if row["fewer"] == fewer}
-        ours = scores.pop("compress_to", None)
+        scores = {
+            row["method"]: row["accuracy"]
+            for row in rows
+            if row["fewer"] == fewer and "accuracy" in row
+        }
+        ours = scores.pop("default", None)
         if ours is not None and scores:
             ahead[fewer] = ours - max(scores.values())
     if not ahead:

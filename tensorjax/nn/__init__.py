@@ -1,11 +1,11 @@
-"""Flax NNX linear layers and embeddings with weights in TT, Tucker or CP format.
+"""Flax NNX linear layers and embeddings with weights in TT, TT-matrix, Tucker or CP format.
 
 Names by task:
 
   whole models   tensorize detensorize choose Choice summary certificates Certificate from_linen
-  specs          TT Tucker CP LowRank Dense Spec; factor folds features into modes
-  linear         TTLinear TuckerLinear CPLinear TensorLinear TensorLinearGeneral
-                 from_linear to_linear
+  specs          TT TTMatrix Tucker CP LowRank Dense Spec; factor folds features into modes
+  linear         TTLinear TTMatrixLinear TuckerLinear CPLinear TensorLinear
+                 TensorLinearGeneral from_linear to_linear
   embeddings     TTEmbedding TuckerEmbedding CPEmbedding Embedding PaddedEmbed
                  from_embedding to_embedding
   convolutions   TTConv TuckerConv CPConv LowRankConv TensorConv from_conv to_conv
@@ -30,13 +30,13 @@ They replace `flax.nnx.Linear` and `flax.nnx.Embed`, one by one or in a whole mo
     layers/1  TTLinear     96 → 384   12·8 | 6·8·8      8 8 8 8   37,248       1,984   18.8
     all                                                          133,248       5,360   24.9
 
-`TTLinear`, `TuckerLinear` and `CPLinear` plan their products for the batch size, forward and
-backward together (`TTLinear.plan`); `factor` chooses how features are folded into modes;
-`from_linear` and `to_linear` convert; `Dense`, `LowRank`, `TT`, `Tucker` and `CP` are specs, which
-say how to build layers of any size. `TTEmbedding`, `TuckerEmbedding` and `CPEmbedding` replace
-`flax.nnx.Embed`, with `from_embedding` and `to_embedding`. In `flax.nnx.MultiHeadAttention`
-`TensorLinearGeneral` takes the place of linear layers over several axes. `tensorjax.optim` finds
-the ranks in training.
+`TTLinear`, `TTMatrixLinear`, `TuckerLinear` and `CPLinear` plan their products for the batch size,
+forward and backward together (`TTLinear.plan`); `factor` chooses how features are folded into
+modes; `from_linear` and `to_linear` convert; `Dense`, `LowRank`, `TT`, `TTMatrix`, `Tucker` and
+`CP` are specs, which say how to build layers of any size. `TTEmbedding`, `TuckerEmbedding` and
+`CPEmbedding` replace `flax.nnx.Embed`, with `from_embedding` and `to_embedding`. In
+`flax.nnx.MultiHeadAttention` `TensorLinearGeneral` takes the place of linear layers over several
+axes. `tensorjax.optim` finds the ranks in training.
 """
 
 from tensorjax import _extras
@@ -52,7 +52,7 @@ with _extras.needed_by(__name__):
     from tensorjax.nn._embeddings.embedding_base import Embedding
     from tensorjax.nn._embeddings.lookup_plan import LookupPlan
     from tensorjax.nn._embeddings.padded import PaddedEmbed
-    from tensorjax.nn._linear import CPLinear, TTLinear, TuckerLinear
+    from tensorjax.nn._linear import CPLinear, TTLinear, TTMatrixLinear, TuckerLinear
     from tensorjax.nn._linear_base import TensorLinear
     from tensorjax.nn._linear_conversion import from_linear, to_linear
     from tensorjax.nn._linear_general import TensorLinearGeneral
@@ -64,7 +64,7 @@ with _extras.needed_by(__name__):
     from tensorjax.nn._models.spec_choice import Choice, choose
     from tensorjax.nn._models.summary import summary
     from tensorjax.nn._models.tensorize import tensorize
-    from tensorjax.nn._specs import CP, TT, Dense, LowRank, Spec, Tucker
+    from tensorjax.nn._specs import CP, TT, Dense, LowRank, Spec, TTMatrix, Tucker
 
 __all__ = [
     "CP",
@@ -89,6 +89,8 @@ __all__ = [
     "TTConv",
     "TTEmbedding",
     "TTLinear",
+    "TTMatrix",
+    "TTMatrixLinear",
     "TensorConv",
     "TensorLinear",
     "TensorLinearGeneral",

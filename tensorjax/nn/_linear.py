@@ -1,4 +1,4 @@
-"""Linear layers whose weight is a tensor network with gates: TT, Tucker, CP."""
+"""Linear layers whose weight is a tensor network with gates: TT, TT-matrix, Tucker, CP."""
 
 import math
 from typing import Any
@@ -9,7 +9,7 @@ from flax import nnx
 from tensorjax.nn import _initializers, _weight_networks
 from tensorjax.nn._initializers import Init
 from tensorjax.nn._linear_base import TensorLinear
-from tensorjax.nn._mode_factors import bounded, train_ranks
+from tensorjax.nn._mode_factors import bounded, paired_modes, train_ranks
 from tensorjax.nn._parameters import ones, values
 from tensorjax.nn._weight_networks import WeightNetwork
 
@@ -97,6 +97,88 @@ class TTLinear(TensorLinear):
 
     def arrays(self) -> list[jax.Array]:
         """Returns the cores of a TT linear layer's weight, multiplied by its gates."""
+        return _weight_networks.gated_train(*(values(part) for part in (self.cores, self.gates)))
+
+
+class TTMatrixLinear(TensorLinear):
+    """Linear layer whose weight is a TT-matrix (matrix product operator) with gates on its bonds.
+
+    y = x W + bias, with W (N × M) folded into as many modes of the input as of the output:
+
+        W[i_1 … i_d, j_1 … j_d] = G_1[i_1, j_1] D_1 G_2[i_2, j_2] D_2 … G_d[i_d, j_d],
+
+    with N = Π n_k, M = Π m_k, G_k of size r_{k−1} × n_k × m_k × r_k and diagonal D_k =
+    diag(gates[k]). With two cores it is a sum of r Kronecker products. Where `TTLinear` has a bond
+    between all inputs and all outputs, so that the rank of W is at most that TT-rank, here W has
+    full rank even at TT-ranks of one: of equal size it suits layers whose modes mean something, as
+    rows and columns of an image do, and small layers; `TTLinear` suits weights of low rank.
+
+    Attributes:
+      cores: list of d parameters (r_{k−1}, n_k, m_k, r_k).
+      gates: list of d − 1 parameters (r_k,), ones at first.
+      ranks: TT-ranks r_1, …, r_{d−1} of the interior bonds.
+
+    The others are those of `TensorLinear`.
+
+    Args:
+      in_features: N.
+      out_features: M.
+      rank: TT-ranks: one int, cut where a bond cannot need as much, or one per interior bond.
+      in_shape: factors of N, or of a larger number: the input is padded with zeros. None chooses,
+        see `tensorjax.nn.factor`.
+      out_shape: factors of M, as many as of N, or of a larger number: the output is cut.
+      order: number d of factors; None takes what the larger side wants, and 2 at least. The
+        smaller side then stays whole if it has at most 32 features: those of a table, or classes,
+        have no order that modes could follow.
+      use_bias, dtype, param_dtype, precision, memory_limit, variance, rngs: as for `TTLinear`.
+      init: as for `TTLinear`; "orthogonal" has isometries left of the bond in the middle.
+
+    Raises:
+      ValueError: factors whose product is too small, not as many of both sides, or ranks that no
+        bond can have.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from tensorjax import nn
+      >>> layer = nn.TTMatrixLinear(768, 3072, rank=8, rngs=nnx.Rngs(0))
+      >>> layer.in_shape, layer.out_shape, layer.ranks
+      ((12, 8, 8), (12, 16, 16), (8, 8))
+      >>> layer(jnp.ones((4, 7, 768))).shape
+      (4, 7, 3072)
+      >>> small = nn.TTMatrixLinear(64, 96, rank=1, rngs=nnx.Rngs(0))
+      >>> int(jnp.linalg.matrix_rank(small.weight(), 1e-6)), small.numbers
+      (64, 257)
+
+    Source: A. Novikov, D. Podoprikhin, A. Osokin, D. Vetrov, "Tensorizing neural networks"
+    (NeurIPS 2015, arXiv 1509.06569). Departures: gates, padding, planned products.
+    """
+
+    def _folds(
+        self, in_shape: Any, out_shape: Any, order: int | None
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return paired_modes((self.in_features, self.out_features), (in_shape, out_shape), order)
+
+    def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
+        sizes = [n * m for n, m in zip(self.in_shape, self.out_shape, strict=True)]
+        ranks = train_ranks(rank, sizes)
+        shapes = _weight_networks.train_matrix(self.in_shape, self.out_shape, ranks).shapes
+        split = (len(sizes) + 1) // 2
+        drawn = _initializers.train(init, rngs, shapes, split, variance, self.param_dtype)
+        self.cores = nnx.List(drawn)
+        self.gates = ones(ranks, self.param_dtype)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """TT-ranks of the interior bonds of the linear layer's TT-matrix weight."""
+        return tuple(core.shape[-4] for core in self.cores[1:])
+
+    def network(self) -> WeightNetwork:
+        """Returns the tensor-network structure of the TT-matrix weight of a linear layer."""
+        return _weight_networks.train_matrix(self.in_shape, self.out_shape, self.ranks)
+
+    def arrays(self) -> list[jax.Array]:
+        """Returns the cores of a linear layer's TT-matrix weight, multiplied by its gates."""
         return _weight_networks.gated_train(*(values(part) for part in (self.cores, self.gates)))
 
 

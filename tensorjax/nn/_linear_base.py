@@ -79,10 +79,7 @@ class TensorLinear(nnx.Module):
     ):
         self.in_features = _check.integer("in_features", in_features, low=1)
         self.out_features = _check.integer("out_features", out_features, low=1)
-        self.in_shape = modes(self.in_features, in_shape, order, "in_shape")
-        # The largest modes at both ends, where the TT-ranks are least.
-        found = modes(self.out_features, out_shape, order, "out_shape")
-        self.out_shape = found if out_shape is not None else found[::-1]
+        self.in_shape, self.out_shape = self._folds(in_shape, out_shape, order)
         self.use_bias = use_bias
         check_rngs(rngs)
         self.dtype = None if dtype is None else checked_dtype("dtype", dtype)
@@ -98,6 +95,15 @@ class TensorLinear(nnx.Module):
         self.bias = nnx.data(
             nnx.Param(jnp.zeros((out_features,), param_dtype)) if use_bias else None
         )
+
+    def _folds(
+        self, in_shape: Any, out_shape: Any, order: int | None
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Returns the factors of the inputs and of the outputs, given or chosen."""
+        rows = modes(self.in_features, in_shape, order, "in_shape")
+        # The largest modes at both ends, where the TT-ranks are least.
+        columns = modes(self.out_features, out_shape, order, "out_shape")
+        return rows, columns if out_shape is not None else columns[::-1]
 
     @abc.abstractmethod
     def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, cast, overload
+from typing import Any, Literal, cast, get_args, overload
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +13,12 @@ from tensorjax import _check, tt, tucker
 from tensorjax._cores.dense_decompositions import double_of_ours
 from tensorjax.nn._certificates import Certificate, certificates
 from tensorjax.nn._dense_checks import Gates, check_gates, check_plain, concrete
-from tensorjax.nn._linear import TTLinear, TuckerLinear
+from tensorjax.nn._linear import TTLinear, TTMatrixLinear, TuckerLinear
 from tensorjax.nn._linear_base import TensorLinear
 from tensorjax.nn._mode_factors import bounded, train_ranks
 from tensorjax.nn._parameters import MAX_BYTES, check_bytes, gate_dtype, settle
 
-Format = Literal["tt", "tucker"]
+Format = Literal["tt", "tt-matrix", "tucker"]
 
 
 @overload
@@ -35,6 +35,22 @@ def from_linear(
     memory_limit: int | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> tuple[TTLinear, Certificate]: ...
+
+
+@overload
+def from_linear(
+    layer: nnx.Linear,
+    *,
+    tol: float | None = None,
+    rank: int | Sequence[int] | None = None,
+    format: Literal["tt-matrix"],
+    in_shape: Sequence[int] | None = None,
+    out_shape: Sequence[int] | None = None,
+    order: int | None = None,
+    gates: Gates = "singular values",
+    memory_limit: int | None = None,
+    max_bytes: int = MAX_BYTES,
+) -> tuple[TTMatrixLinear, Certificate]: ...
 
 
 @overload
@@ -65,7 +81,7 @@ def from_linear(
     gates: Gates = "singular values",
     memory_limit: int | None = None,
     max_bytes: int = MAX_BYTES,
-) -> tuple[TTLinear | TuckerLinear, Certificate]:
+) -> tuple[TTLinear | TTMatrixLinear | TuckerLinear, Certificate]:
     """Converts a dense linear layer to a tensorised one, by TT-SVD or ST-HOSVD.
 
     The kernel is folded into modes (padded with zeros where they call for it) and truncated. Bias,
@@ -79,6 +95,8 @@ def from_linear(
     below the rounding error of the dtype, or of float32 if that is less, are left out. A weight of
     zeros becomes a train of the ranks given (else 1) with one core of zeros: it can be trained.
 
+    A TT-matrix is converted likewise, with the modes of input and output in pairs.
+
     For Tucker the gates are ones: a core divided by the singular values of all its modes would have
     corners too large to train.
 
@@ -86,14 +104,15 @@ def from_linear(
       layer: `flax.nnx.Linear`, concrete.
       tol: ‖W − W'‖ ≤ tol·‖W‖, guaranteed up to rounding; chooses the ranks.
       rank: ranks, as for the layers; with ``tol``, at most these.
-      format: "tt" or "tucker".
+      format: "tt", "tt-matrix" or "tucker".
       in_shape, out_shape, order, memory_limit: as for `TTLinear`.
       gates: "singular values" or, for a fresh start, "ones": they are then divided evenly between
         the cores.
       max_bytes: the largest dense array that may be made.
 
     Returns:
-      (`TTLinear` or `TuckerLinear`, `Certificate`). The layer keeps it as ``certificate``.
+      (`TTLinear`, `TTMatrixLinear` or `TuckerLinear`, `Certificate`). The layer keeps it as
+      ``certificate``.
 
     Raises:
       TypeError: not a `flax.nnx.Linear`, or under a JAX transformation.
@@ -113,10 +132,11 @@ def from_linear(
     """
     sides = ("in_features", "out_features")
     kernel = dense_matrix(layer, (nnx.Linear,), "kernel", sides, tol, rank, max_bytes)
-    _check.choice("format", format, ("tt", "tucker"))
+    _check.choice("format", format, get_args(Format))
     check_gates(gates)
     dtype = layer.kernel.dtype
-    new = (TTLinear if format == "tt" else TuckerLinear)(
+    kinds = {"tt": TTLinear, "tt-matrix": TTMatrixLinear, "tucker": TuckerLinear}
+    new = kinds[format](
         layer.in_features,
         layer.out_features,
         rank=1,
@@ -131,7 +151,15 @@ def from_linear(
         rngs=nnx.Rngs(0),
     )
     x = folded(kernel, new.in_shape, new.out_shape, max_bytes)
-    if isinstance(new, TTLinear):
+    sizes = new.modes
+    if isinstance(new, TTMatrixLinear):
+        x = paired(x)
+        sizes = x.shape
+        cores, weights = compressed(x, dtype, tol, rank, gates)
+        pairs = zip(new.in_shape, new.out_shape, strict=True)
+        cores = [c.reshape(len(c), *pair, -1) for c, pair in zip(cores, pairs, strict=True)]
+        new.cores = parameters(cores, dtype)
+    elif isinstance(new, TTLinear):
         cores, weights = compressed(x, dtype, tol, rank, gates)
         new.cores = parameters(cores, dtype)
     else:
@@ -144,14 +172,14 @@ def from_linear(
         new.bias = cast(nnx.Param, layer.bias.copy())
     settle(new, layer.kernel)
     made = new.weight(max_bytes=max_bytes)
-    return new, certify(new, made, layer, kernel, tol, new.modes)
+    return new, certify(new, made, layer, kernel, tol, sizes)
 
 
 def to_linear(layer: TensorLinear, *, max_bytes: int = MAX_BYTES) -> nnx.Linear:
     """Converts a tensorised linear layer to a dense one with the same outputs.
 
     Args:
-      layer: `TTLinear`, `TuckerLinear` or `CPLinear`.
+      layer: `TTLinear`, `TTMatrixLinear`, `TuckerLinear` or `CPLinear`.
       max_bytes: the largest array that may be made.
 
     Returns:
@@ -301,6 +329,15 @@ def folded(
     check_bytes(math.prod(sides), np.float64, max_bytes)
     padding = [(0, side - n) for side, n in zip(sides, matrix.shape, strict=True)]
     return np.pad(matrix, padding).reshape(*rows, *columns)
+
+
+def paired(matrix: np.ndarray) -> np.ndarray:
+    """Pairs row and column modes of a dense weight for its conversion to a TT-matrix."""
+    order = matrix.ndim // 2
+    axes = [axis for k in range(order) for axis in (k, order + k)]
+    return matrix.transpose(axes).reshape(
+        [matrix.shape[k] * matrix.shape[order + k] for k in range(order)]
+    )
 
 
 @double_of_ours()

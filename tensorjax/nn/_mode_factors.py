@@ -12,6 +12,9 @@ from tensorjax import _check
 _SPREAD = 3
 # Target size of automatically chosen factors: n gets ceil(log_16 n) of them.
 _MODE = 16
+# A side of a TT-matrix of at most so many features stays whole: those of a table have no order, and
+# a map of few of their sums is no sum of few Kronecker products. Chosen on two drawn regressions.
+_WHOLE = 32
 
 
 def factor(n: int, order: int | None = None) -> tuple[int, ...]:
@@ -100,6 +103,42 @@ def modes(
             f"{factor(features, order)}"
         )
     return given
+
+
+def paired_modes(
+    features: tuple[int, int], shapes: tuple[Any, Any], order: int | None
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the factors of both sides of a TT-matrix, as many of inputs as of outputs.
+
+    Where nothing is given, the smaller side stays whole if it has few features, beside modes of
+    one: the first mode of the inputs, or the last one of the outputs. Both would make it low rank.
+
+    Args:
+      features: of inputs and outputs.
+      shapes: factors of both, or None.
+      order: number of factors, or None.
+
+    Raises:
+      ValueError: not as many factors of both sides, or fewer than two; a product that is too small.
+    """
+    given = [len(shape) for shape in shapes if shape is not None]
+    small = features.index(min(features)) if order is None and min(features) <= _WHOLE else None
+    if order is None:
+        order = given[0] if given else max(2, *(len(factor(n)) for n in features))
+    if order < 2 or any(count != order for count in given):
+        raise ValueError(
+            f"in_shape, out_shape: expected as many factors of both, two or more, got "
+            f"in_shape={shapes[0]}, out_shape={shapes[1]} and order={order}"
+        )
+    out = []
+    for side, (n, shape, name) in enumerate(
+        zip(features, shapes, ("in_shape", "out_shape"), strict=True)
+    ):
+        if shape is None and side == small:
+            out.append((n, *(1,) * (order - 1)))
+        else:
+            out.append(modes(n, shape, order, name))
+    return out[0], out[1] if shapes[1] is not None else out[1][::-1]
 
 
 def train_ranks(rank: int | Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:

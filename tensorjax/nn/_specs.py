@@ -1,4 +1,4 @@
-"""Layer specifications (dense, low-rank, TT, Tucker, CP) that build layers of any size."""
+"""Specifications of layers (dense, low-rank, TT, TT-matrix, Tucker, CP) of any size."""
 
 import abc
 import dataclasses
@@ -17,17 +17,17 @@ from tensorjax.nn._embeddings.embedding import CPEmbedding, TTEmbedding, TuckerE
 from tensorjax.nn._embeddings.id_checks import OutOfRange
 from tensorjax.nn._embeddings.padded import PaddedEmbed
 from tensorjax.nn._initializers import Init
-from tensorjax.nn._linear import CPLinear, TTLinear, TuckerLinear
+from tensorjax.nn._linear import CPLinear, TTLinear, TTMatrixLinear, TuckerLinear
 from tensorjax.nn._linear_base import TensorLinear
 from tensorjax.nn._linear_conversion import Format, from_linear
 
 
 @dataclasses.dataclass(frozen=True)
 class Spec(abc.ABC):
-    """Base class of layer specifications: `Dense`, `LowRank`, `TT`, `Tucker` and `CP`.
+    """Base class of layer specifications: `Dense`, `LowRank`, `TT`, `TTMatrix`, `Tucker` and `CP`.
 
-    All build fresh layers by `linear` and `embedding`. TT, LowRank and, for linear layers, Tucker
-    also convert dense layers, by `from_linear` and `from_embedding`.
+    All build fresh layers by `linear` and `embedding`. TT, TTMatrix, LowRank and, for linear
+    layers, Tucker also convert dense layers, by `from_linear` and `from_embedding`.
     """
 
     def linear(
@@ -114,18 +114,20 @@ class Spec(abc.ABC):
           tol: relative error; with a rank in the spec, the rank is at most that.
 
         Returns:
-          (`TTLinear` or `TuckerLinear`, `Certificate`).
+          (`TTLinear`, `TTMatrixLinear` or `TuckerLinear`, `Certificate`).
 
         Raises:
           ValueError: a format that no dense layer can be turned into, and all that
             `tensorjax.nn.from_linear` raises.
         """
         kind, options = self._linear(layer.in_features, layer.out_features)
-        formats: dict[Any, Format] = {TTLinear: "tt", TuckerLinear: "tucker"}
+        formats: dict[Any, Format] = {
+            TTLinear: "tt", TTMatrixLinear: "tt-matrix", TuckerLinear: "tucker",
+        }  # fmt: skip
         if kind not in formats:
             raise ValueError(
-                f"spec: expected TT, LowRank or Tucker to convert a dense layer, got {self}; "
-                'use init="random" for this one'
+                "spec: expected TT, TTMatrix, LowRank or Tucker to convert a dense layer, got "
+                f'{self}; use init="random" for this one'
             )
         for name in ("precision", "init"):  # it keeps those of the layer
             options.pop(name, None)
@@ -346,6 +348,27 @@ class TT(_Format):
 
     def _layers(self) -> tuple[Any, Any, Any]:
         return TTLinear, TTEmbedding, TTConv
+
+
+@dataclasses.dataclass(frozen=True)
+class TTMatrix(_Format):
+    """Specification of TT-matrix layers: `TTMatrixLinear`, `TTEmbedding`.
+
+    Attributes:
+      rank: TT-ranks: one int for all bonds, cut where one cannot need as much, or one per bond;
+        None as for `TT`.
+      in_shape, out_shape, order, init, precision, memory_limit, num_shape, feature_shape,
+        capacity, out_of_range: as for `TT`. Convolutions are those of `TT`.
+
+    Example:
+      >>> from flax import nnx
+      >>> from tensorjax import nn
+      >>> nn.TTMatrix(rank=8).linear(64, 96, rngs=nnx.Rngs(0)).ranks
+      (8,)
+    """
+
+    def _layers(self) -> tuple[Any, Any, Any]:
+        return TTMatrixLinear, TTEmbedding, TTConv
 
 
 @dataclasses.dataclass(frozen=True)

@@ -67,6 +67,26 @@ def train(modes: Sequence[int], split: int, ranks: Sequence[int]) -> WeightNetwo
     )
 
 
+def train_matrix(
+    rows: Sequence[int], columns: Sequence[int], ranks: Sequence[int]
+) -> WeightNetwork:
+    """Builds the network structure of a TT-matrix weight: core k holds row and column mode k."""
+    order = len(rows)
+    full = (1, *ranks, 1)
+    shapes = tuple(
+        (full[k], n, m, full[k + 1]) for k, (n, m) in enumerate(zip(rows, columns, strict=True))
+    )
+    half = (order + 1) // 2
+    return WeightNetwork(
+        modes=(*rows, *columns),
+        split=order,
+        terms=tuple((2 * order + k, k, order + k, 2 * order + k + 1) for k in range(order)),
+        shapes=shapes,
+        halves=(tuple(range(half)), tuple(range(order - 1, half - 1, -1))),
+        gated=sum(math.prod(shapes[k]) for k in absorbing(shapes)),
+    )
+
+
 def tucker(modes: Sequence[int], split: int, ranks: Sequence[int]) -> WeightNetwork:
     """Builds the network structure of a Tucker weight Σ C[a_1 … a_d] Π_k D_k[a_k] U_k[i_k, a_k].
 
@@ -118,7 +138,8 @@ def gated_train(cores: Sequence[jax.Array], gates: Sequence[jax.Array]) -> list[
     out = list(cores)
     for k, taker in enumerate(absorbing([c.shape for c in cores])):
         gate = gates[k].astype(out[taker].dtype)
-        out[taker] = out[taker] * (gate[:, None, None] if taker > k else gate[None, None, :])
+        ones = (1,) * (out[taker].ndim - 1)
+        out[taker] = out[taker] * gate.reshape((-1, *ones) if taker > k else (*ones, -1))
     return out
 
 

@@ -50,6 +50,12 @@ def _train_flops(layer: Layer, rows: int) -> Iterator[Term]:
     sizes = [math.prod(m) for m in modes]
     if len(sizes) == 1:
         return
+    if all(len(m) == 2 for m in modes) and layer.outputs is not None:  # a linear TT-matrix
+        for k, (n, m) in enumerate(modes):  # core by core, from the left
+            done, left = (math.prod(x[s] for x in part) for s, part in
+                          ((1, modes[:k]), (0, modes[k + 1 :])))  # fmt: skip
+            yield 2 * rows * done * n * m * left, _gates(layer, k)[0]
+        return
     if any(len(m) > 1 for m in modes):  # a lookup: one row of every core, from the left
         for k in range(1, len(modes)):
             made = math.prod(m[-1] for m in modes[: k + 1])

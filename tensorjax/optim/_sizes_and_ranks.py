@@ -36,8 +36,9 @@ def size(
         input cores to one matrix A, the output cores to B, then (x A) B. Where inputs end is read
         from the length of the bias; without one, the most even split is taken. Tucker: factors on
         the inputs, the core, factors on the outputs. CP: A and B are Khatri–Rao products. A lookup
-        (cores with row and column modes) takes one row of every core, from the left. Biases and
-        products with the gates are not counted.
+        (cores with row and column modes) takes one row of every core, from the left; with a bias
+        such cores are a linear TT-matrix, multiplied to the input one by one. Biases and products
+        with the gates are not counted.
       threshold: gates at or below it count as dead.
       rows: inputs (or lookups) of the forward pass, for "flops".
       everything: counts gates, biases and all other parameters too ("numbers" and "bytes").

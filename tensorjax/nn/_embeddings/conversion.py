@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from flax import nnx
 
 from tensorjax.nn._certificates import Certificate
@@ -11,7 +10,14 @@ from tensorjax.nn._dense_checks import Gates, check_gates
 from tensorjax.nn._embeddings.embedding import TTEmbedding
 from tensorjax.nn._embeddings.embedding_base import Embedding
 from tensorjax.nn._embeddings.padded import PaddedEmbed
-from tensorjax.nn._linear_conversion import certify, compressed, dense_matrix, folded, parameters
+from tensorjax.nn._linear_conversion import (
+    certify,
+    compressed,
+    dense_matrix,
+    folded,
+    paired,
+    parameters,
+)
 from tensorjax.nn._parameters import MAX_BYTES, gate_dtype, settle
 
 
@@ -83,7 +89,7 @@ def from_embedding(
     )
     if padding_idx is not None:
         table[padding_idx] = 0
-    x = _paired(folded(table, new.num_shape, new.feature_shape, max_bytes))
+    x = paired(folded(table, new.num_shape, new.feature_shape, max_bytes))
     cores, weights = compressed(x, dtype, tol, rank, gates)
     pairs = zip(new.num_shape, new.feature_shape, strict=True)
     split = [c.reshape(len(c), *pair, -1) for c, pair in zip(cores, pairs, strict=True)]
@@ -130,13 +136,4 @@ def to_embedding(layer: Embedding, *, max_bytes: int = MAX_BYTES) -> nnx.Embed:
         param_dtype=table.dtype,
         embedding_init=lambda *_: table,
         rngs=nnx.Rngs(0),
-    )
-
-
-def _paired(table: np.ndarray) -> np.ndarray:
-    """Pairs row and column modes of an embedding's table for its conversion to a TT-matrix."""
-    order = table.ndim // 2
-    axes = [axis for k in range(order) for axis in (k, order + k)]
-    return table.transpose(axes).reshape(
-        [table.shape[k] * table.shape[order + k] for k in range(order)]
     )

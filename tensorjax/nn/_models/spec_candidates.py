@@ -18,10 +18,10 @@ from tensorjax import _check
 from tensorjax.nn._dense_checks import concrete
 from tensorjax.nn._embeddings.embedding_base import fold
 from tensorjax.nn._linear_general import flat
-from tensorjax.nn._mode_factors import factor, modes
+from tensorjax.nn._mode_factors import factor, modes, paired_modes
 from tensorjax.nn._models.exact_weights import double
 from tensorjax.nn._models.stacked_layers import copies
-from tensorjax.nn._specs import TT, LowRank, Spec, Tucker
+from tensorjax.nn._specs import TT, LowRank, Spec, TTMatrix, Tucker
 
 Modes = tuple[int, ...]
 # Squared truncation errors of a bond that candidates are made for: of flat spectra, as those of
@@ -74,12 +74,15 @@ def candidates(layer: Any, spec: Spec | None, *, trained: bool = False) -> list[
     folds = [fold_of_conv] if fold_of_conv else _folds(shape, spec, embedding)
     small = bool(fold_of_conv)
     for rows, columns in folds:
-        if spec is None or isinstance(spec, TT):
+        if spec is None or isinstance(spec, TT) or (embedding and isinstance(spec, TTMatrix)):
             found += _trains(tails, rows, columns, spec, embedding)
         if not embedding and (
             isinstance(spec, Tucker) or (spec is None and (small or len(rows + columns) <= 4))
         ):
             found += _tuckers(tails, rows, columns, spec)
+    if not embedding and not small and (spec is None or isinstance(spec, TTMatrix)):
+        for rows, columns in _paired_folds(shape, spec):
+            found += _trains(tails, rows, columns, spec, embedding, paired=True)
     if trained:
         found = [c for c in found if c.numbers <= math.prod(shape)] or found
     count = len(weights)
@@ -185,16 +188,37 @@ def _folds(shape: tuple[int, int], spec: Any, embedding: bool) -> list[tuple[Mod
     return list(dict.fromkeys([usual, *good]))
 
 
+def _paired_folds(shape: tuple[int, int], spec: Any) -> list[tuple[Modes, Modes]]:
+    """Lists the factor shapes of rows and columns, in pairs, that TT-matrix candidates try."""
+    n, m = shape
+    if spec is not None and (spec.in_shape or spec.out_shape or spec.order):
+        return [paired_modes(shape, (spec.in_shape, spec.out_shape), spec.order)]
+    found = [paired_modes(shape, (None, None), order) for order in (None, 2, 3)]
+    good = [
+        (rows, columns)
+        for rows, columns in found
+        if math.prod((*rows, *columns)) <= _PADDING * n * m
+        and min(a * b for a, b in zip(rows, columns, strict=True)) >= _SMALLEST
+    ]
+    return list(dict.fromkeys(good or ([] if spec is None else found[:1])))
+
+
 def _fits(sizes: Modes, n: int) -> bool:
     return math.prod(sizes) <= _PADDING * n and (len(sizes) == 1 or min(sizes) >= _SMALLEST)
 
 
 def _trains(
-    tails: _Tails, rows: Modes, columns: Modes, spec: Any, embedding: bool
+    tails: _Tails, rows: Modes, columns: Modes, spec: Any, embedding: bool, paired: bool = False
 ) -> Iterator[Candidate]:
-    """Yields tensor-train candidates for one factorisation into modes: one per error threshold."""
+    """Yields tensor-train candidates for one factorisation into modes: one per error threshold.
+
+    Args:
+      paired: whether the train is a TT-matrix, as that of an embedding is in any case.
+    """
     sides = (math.prod(rows), math.prod(columns))
-    if embedding:
+    kind = type(spec) if spec is not None else (TTMatrix if paired else TT)
+    paired |= embedding
+    if paired:
         order = len(rows)
         axes = [axis for k in range(order) for axis in (k, order + k)]
         sizes = tuple(m * n for m, n in zip(rows, columns, strict=True))
@@ -205,7 +229,7 @@ def _trains(
         left, right = math.prod(sizes[:k]), math.prod(sizes[k:])
         if min(left, right) > _LARGEST:
             return
-        whole = embedding and (rows, columns, k)  # of linear layers the cut alone matters
+        whole = paired and (rows, columns, k)  # of linear layers the cut alone matters
         key = ("cut", *(whole or (left,)), *sides) if whole or left != sides[0] else (
             "cut", 1, *sides
         )  # fmt: skip
@@ -222,7 +246,7 @@ def _trains(
     for error in _ERRORS:
         ranks = _ranks(bonds, error, sizes)
         shapes: dict[str, Any] = dict(zip(names, (rows, columns), strict=True))
-        made = TT(ranks or 1, **options | shapes)
+        made = kind(ranks or 1, **options | shapes)
         full = (1, *ranks, 1)
         numbers = sum(full[k] * n * full[k + 1] for k, n in enumerate(sizes)) + sum(ranks)
         yield Candidate(made, numbers, *_errors(bonds, ranks))

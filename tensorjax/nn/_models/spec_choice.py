@@ -19,7 +19,7 @@ from tensorjax.nn._models.stacked_layers import copies, lead
 from tensorjax.nn._models.summary import numbers, table
 from tensorjax.nn._models.tied_layers import Found, ties
 from tensorjax.nn._models.traversal import is_module
-from tensorjax.nn._specs import TT, LowRank, Spec, Tucker
+from tensorjax.nn._specs import TT, LowRank, Spec, TTMatrix, Tucker
 
 Init = Literal["svd", "random"]
 T = TypeVar("T")
@@ -90,13 +90,13 @@ def choose(
 ) -> Choice:
     """Chooses format, mode shapes and ranks of a model's layers for a total size or an error.
 
-    For each layer all formats (low rank, trains and Tucker over the good factorisations of its
-    features, or over channels and window of a convolution, and to stay dense) are compared by the
-    singular values of the unfoldings of its weight. By ``size`` or ``ratio``, parameters go one
-    step after the other to the layer in which they lower the error of the composition most, −Σ
-    log(1 − error²): on convex hulls over size that is the least sum up to the last step; what is
-    left then goes to the best specs between two corners of the hulls. By ``tol`` every layer gets
-    the smallest spec whose error bound fulfils it.
+    For each layer all formats (low rank, trains, TT-matrices and Tucker over the good
+    factorisations of its features, or over channels and window of a convolution, and to stay dense)
+    are compared by the singular values of the unfoldings of its weight. By ``size`` or ``ratio``,
+    parameters go one step after the other to the layer in which they lower the error of the
+    composition most, −Σ log(1 − error²): on convex hulls over size that is the least sum up to the
+    last step; what is left then goes to the best specs between two corners of the hulls. By ``tol``
+    every layer gets the smallest spec whose error bound fulfils it.
 
     Args:
       model: any NNX module.
@@ -110,8 +110,9 @@ def choose(
         are those of ``ratio=compress_to``, and the ranks are larger, for about twice that size.
       init: "svd" reads the weights; "random" is for fresh layers, of which no spectrum tells where
         ranks are needed: all bonds get one rank, the largest that fits, some one more; "auto" takes
-        tensor trains in the shapes of `TT`, or stays dense where they are not smaller. So it is
-        with ``compress_to``, too, if the singular values of all weights are as of random ones.
+        TT-matrices in the shapes of `TTMatrix`, and for embeddings and convolutions trains in those
+        of `TT`, or stays dense where they are not smaller. So it is with ``compress_to``, too, if
+        the singular values of all weights are as of random ones.
 
     Returns:
       `Choice`, to be printed, changed by ``dict(choice) | {…}``, and passed to `tensorize`.
@@ -173,6 +174,8 @@ def choose(
 
 # Stands for "auto" in rules; its format is not used.
 _AUTO = TT()
+# What it becomes for linear layers of random weights.
+_FRESH = TTMatrix()
 # Size at which a training begins that cuts ranks, over that at which it ends: as the examples of
 # `optim.rank_adaptive` have it.
 _START = 2.0
@@ -261,7 +264,7 @@ def _of_one_rank(
         layer, path, spec = own[place]
         key = type(layer), _shape(layer), str(getattr(layer, "in_features", "")), spec, rank
         if key not in known:
-            known[key] = _named(path, _grown, layer, dataclasses.replace(spec, rank=rank))
+            known[key] = _named(path, _grown, layer, _of_rank(layer, spec, rank))
         return min(known[key], 0) if spec is _AUTO else known[key]
 
     def total(rank: int) -> int:
@@ -280,9 +283,7 @@ def _of_one_rank(
             size += gain(k, low + 1) - gain(k, low)
             ranks[k] += 1
     kept = {
-        id(x): None
-        if spec is _AUTO and gain(k, rank) == 0
-        else dataclasses.replace(spec, rank=rank)
+        id(x): None if spec is _AUTO and gain(k, rank) == 0 else _of_rank(x, spec, rank)
         for k, ((x, _, spec), rank) in enumerate(zip(own, ranks, strict=True))
     }
     leading = {member: key for key, members in leaders.items() for member in members}
@@ -297,6 +298,12 @@ def _of_one_rank(
         else:
             specs[pattern(paths[0])] = spec
     return Choice(specs, {}, sizes, size)
+
+
+def _of_rank(layer: Any, spec: Any, rank: int) -> Spec:
+    """Gives a spec a rank; "auto" is a TT-matrix for random weights, whose modes it pairs."""
+    linear = isinstance(layer, nnx.Linear | nnx.LinearGeneral)
+    return dataclasses.replace(_FRESH if spec is _AUTO and linear else spec, rank=rank)
 
 
 def _without_ranks(choice: Choice) -> list[tuple[str, Spec | None]]:
@@ -373,10 +380,10 @@ def _named(path: str, call: Callable[..., T], *arguments: Any) -> T:
 
 def _check_open(path: str, spec: Any) -> None:
     """Raises ValueError for specs without a rank that ranks cannot be chosen for."""
-    if not (spec is _AUTO or isinstance(spec, TT | Tucker | LowRank)):
+    if not (spec is _AUTO or isinstance(spec, TT | TTMatrix | Tucker | LowRank)):
         raise ValueError(
-            f"{path}: expected a spec with its rank, or TT, Tucker or LowRank to choose the ranks "
-            f"of, got {spec}"
+            f"{path}: expected a spec with its rank, or TT, TTMatrix, Tucker or LowRank to choose "
+            f"the ranks of, got {spec}"
         )
 
 

@@ -108,38 +108,6 @@ def curvature_of(state: Any) -> list[int]:
     return out
 
 
-def changed(
-    layout: Layout,
-    leaves: list[Any],
-    moving: list[tuple[int, int, bool]],
-    moments: list[jax.Array],
-    stays: Any,
-    due: jax.Array | None = None,
-    balanced: list[bool] | None = None,
-) -> tuple[dict[int, jax.Array], list[jax.Array]]:
-    """Transforms all bonds to the basis of their singular vectors, and optimiser moments too.
-
-    Args:
-      layout: of the parameters.
-      leaves: the parameters.
-      moving: what `moments_of` lists.
-      moments: these arrays of the optimiser's state.
-      stays: of each layer, whether it stays as it is.
-      due: whether anything changes at all; None: it does.
-      balanced: of each layer, whether the norms of its derivatives by the cores are made equal,
-        for steps along gradients (`by_gradient`); None: of none.
-
-    Returns:
-      (new cores and gates by position, new moments).
-    """
-    stays = jnp.stack([*stays])
-    counters = Counters.below(counters_of(layout, leaves, moving))
-    due = jnp.any(~stays) if due is None else due
-    numbers = range(len(layout.layers))
-    return _changed(layout, leaves, None, None, moving, moments, stays, due, balanced, counters,
-                    numbers)  # fmt: skip
-
-
 def cut_and_changed(
     layout: Layout, leaves: list[Any], moves: list[Any], decision: Decision,
     moving: list[tuple[int, int, bool]], moments: list[jax.Array], stays: jax.Array,
@@ -147,12 +115,20 @@ def cut_and_changed(
 ) -> list[jax.Array]:  # fmt: skip
     """Replaces moves by those of a decision on gates and, if due, of a change of basis.
 
+    A change of basis takes all bonds to the basis of their singular vectors, and the moments too.
+
     Args:
+      layout: of the parameters.
+      leaves: the parameters.
       moves: of all parameters, replaced in place.
       decision: on the gates.
+      moving: what `moments_of` lists.
+      moments: these arrays of the optimiser's state.
+      stays: (layers,), whether the bases of each layer stay as they are.
+      due: whether bases change at all.
+      balanced: of each layer, whether the norms of its derivatives by the cores are made equal,
+        for steps along gradients (`by_gradient`).
       counters: from outside of the condition in which this is, at least `counters_of` many.
-
-    The others are those of `changed`.
 
     Returns:
       The moments.
@@ -190,9 +166,9 @@ def _is_uniform(layer: Layer, leaves: list[Any], moves: list[Any]) -> bool:
 def _changed(
     layout: Layout, leaves: list[Any], moves: list[Any] | None, cut: Cut | None,
     moving: list[tuple[int, int, bool]], moments: list[jax.Array], stays: jax.Array,
-    due: jax.Array, balanced: list[bool] | None, counters: Counters, numbers: Iterable[int],
+    due: jax.Array, balanced: list[bool], counters: Counters, numbers: Iterable[int],
 ) -> tuple[dict[int, jax.Array], list[jax.Array]]:  # fmt: skip
-    """Changes bases of some layers as `changed`, after a cut if moves are given.
+    """Changes bases of some layers, after a cut if moves are given.
 
     Returns:
       (new cores and gates by position, or their moves if moves are given; new moments).
@@ -211,7 +187,7 @@ def _changed(
              for p, ms in each]
             for each in owned
         ]  # fmt: skip
-        even = [balanced is not None and balanced[n] for n in members]
+        even = [balanced[n] for n in members]
         if kind == "tt":
             places = _places(layout)
             trains = [
@@ -274,7 +250,7 @@ def counters_of(layout: Layout, leaves: list[Any], moving: list[tuple[int, int, 
 
 def _groups(
     layout: Layout, leaves: list[Any], moves: list[Any] | None,
-    moving: list[tuple[int, int, bool]], moments: list[Any], balanced: list[bool] | None,
+    moving: list[tuple[int, int, bool]], moments: list[Any], balanced: list[bool],
     members: Iterable[int],
 ) -> list[tuple[str, list[int]]]:  # fmt: skip
     """Groups layers for changes of basis: trains by dtypes, Tucker layers by shapes too.
@@ -298,7 +274,7 @@ def _groups(
                 ends = layer.cores[0], layer.gates[0]
                 key += tuple(str(jnp.result_type(x[k])) for x in (leaves, moves) for k in ends)
         else:
-            even = balanced is not None and balanced[number]
+            even = balanced[number]
             key = layer.kind, layer.shapes, layer.ranks, repr(held), repr(dtypes), even
         groups.setdefault(key, []).append(number)
     out = []

@@ -240,7 +240,7 @@ class Trains:
         every = [self._dtypes(places) for places in (self.bonds, *self.places)]
         dtypes = [every[0], every[1], every[3], every[2]]
         full = [
-            jnp.concatenate([plus(x[:, :1].astype(own), x[:, 1:2].astype(both)).astype(self.dtype),
+            jnp.concatenate([plus(_cast(x[:, :1], own), _cast(x[:, 1:2], both)).astype(self.dtype),
                              x[:, 2:]], 1)
             for x, (own, both) in zip(packed, dtypes, strict=False)
         ]  # fmt: skip
@@ -248,8 +248,7 @@ class Trains:
         for x, new, (own, both) in zip(
             packed, self.change(full, stays, order), dtypes, strict=False
         ):
-            turned = new[:, :1] if jnp.issubdtype(own, jnp.complexfloating) else new[:, :1].real
-            move = (turned.astype(own) - x[:, :1].astype(own)).astype(both)
+            move = (_cast(new[:, :1], own) - _cast(x[:, :1], own)).astype(both)
             out.append(jnp.concatenate([move.astype(self.dtype), new[:, 1:]], 1))
         return out
 
@@ -338,6 +337,11 @@ class Trains:
             ]
             columns.append(_padded(jnp.concatenate(flat), sizes, shape))
         return jnp.stack(columns, 1)
+
+
+def _cast(x: jax.Array, dtype: Any) -> jax.Array:
+    """Casts packed parts to the dtype that they had: gates are real among complex cores."""
+    return (x if jnp.issubdtype(dtype, jnp.complexfloating) else x.real).astype(dtype)
 
 
 def _padded(flat: jax.Array, sizes: list[tuple[int, ...]], shape: tuple[int, ...]) -> jax.Array:
