@@ -17,7 +17,7 @@ def _is_spec(node: Any) -> bool:
 
 
 def shardings(specs: PyTree, mesh: Mesh) -> Any:
-    """Returns the placement of a parameter tree: a `NamedSharding` for every `PartitionSpec`.
+    """Converts a tree of `PartitionSpec` to a tree of `NamedSharding` on a mesh.
 
     Args:
       specs: tree of `PartitionSpec`, as `Layout.spec` makes them.

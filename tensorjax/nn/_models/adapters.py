@@ -225,7 +225,7 @@ def merge_adapters(model: object, *, max_bytes: int = MAX_BYTES) -> Any:
 
 
 def merged(layer: Adapted, max_bytes: int, weights: dict[Any, Any]) -> Any:
-    """Returns the dense layer of an adapted one, with the update added to its weight.
+    """Converts an adapted layer to a dense one, with the update added to its weight.
 
     Args:
       layer: adapted.

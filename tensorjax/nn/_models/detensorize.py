@@ -111,7 +111,7 @@ def _export(layer: Any, max_bytes: int) -> Any:
 
 
 def _like(layer: Any, inner: Any, weight: jax.Array) -> Any:
-    """Builds the dense layer, of a given weight, that `detensorize` puts for a tensorised one."""
+    """Builds the dense layer, of a given weight, by which `detensorize` replaces another."""
     options = {"dtype": inner.dtype, "param_dtype": weight.dtype, "rngs": nnx.Rngs(0)}
     if isinstance(layer, Embedding):
         padded = layer.padding_idx is not None

@@ -363,7 +363,7 @@ def _listed(layer: Any, path: str, spec: Spec, trained: bool) -> _Options:
 
 
 def _named(path: str, call: Callable[..., T], *arguments: Any) -> T:
-    """Calls a function in the choice of a layer's spec; its errors get the path of the layer."""
+    """Calls a function for one layer, and adds the layer's path to the errors that it raises."""
     try:
         return call(*arguments)
     except (TypeError, ValueError) as error:
@@ -372,7 +372,7 @@ def _named(path: str, call: Callable[..., T], *arguments: Any) -> T:
 
 
 def _check_open(path: str, spec: Any) -> None:
-    """Raises ValueError for specs without a rank that ranks cannot be chosen for."""
+    """Raises ValueError for specs without a rank whose format `choose` has no ranks for."""
     if not (spec is _AUTO or isinstance(spec, TT | Tucker | LowRank)):
         raise ValueError(
             f"{path}: expected a spec with its rank, or TT, Tucker or LowRank to choose the ranks "
@@ -381,7 +381,7 @@ def _check_open(path: str, spec: Any) -> None:
 
 
 def _grown(layer: Any, spec: Spec) -> int:
-    """Counts the parameters that a layer gains by a spec of given rank, to choose other specs."""
+    """Counts the parameters that a spec of given rank adds to a layer."""
     count = max(1, math.prod(lead(layer)))
     one = copies(layer)[0]
     new = nnx.eval_shape(lambda: replacement(one, spec, "random", None, "own", nnx.Rngs(0)))

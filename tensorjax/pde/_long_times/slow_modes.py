@@ -191,7 +191,7 @@ class _Inverse:
         return self.of_no_mass(out)
 
     def of_no_mass(self, x: Cores, tol: float | None = None) -> Cores:
-        """Takes the stationary density out of x, and rounds it."""
+        """Subtracts the stationary density's part from x, and rounds the result."""
         total = mass_of(x, self._weights)
         return _combined([x, self._p], [1.0, -total], self.tol if tol is None else tol)
 
@@ -207,7 +207,7 @@ class _Block(NamedTuple):
     values: np.ndarray
 
     def residuals(self) -> list[Cores]:
-        """Returns the parts of y outside the space of the slow modes' block, exactly."""
+        """Computes the parts of y orthogonal to the block of slow modes, exactly."""
         out, j = [], 0
         while j < len(self.x):
             a, b = self.values[j].real, self.values[j].imag
