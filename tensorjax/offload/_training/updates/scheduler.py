@@ -136,7 +136,7 @@ class UpdateScheduler:
         return any(held < version for held in self.version.values())
 
     def idle(self) -> str | None:
-        """Picks a group whose optimiser state is in memory, but whose gradient cannot come, or None.
+        """Picks a group whose optimiser state is in memory and whose gradient cannot come, or None.
 
         None where an update can be made.
         """
