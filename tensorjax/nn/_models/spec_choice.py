@@ -18,7 +18,7 @@ from tensorjax.nn._models.spec_candidates import Candidate, candidates, hull, is
 from tensorjax.nn._models.stacked_layers import copies, lead
 from tensorjax.nn._models.summary import numbers, table
 from tensorjax.nn._models.tied_layers import Found, ties
-from tensorjax.nn._models.traversal import is_module
+from tensorjax.nn._models.traversal import check_module
 from tensorjax.nn._specs import TT, LowRank, Spec, Tucker
 
 Init = Literal["svd", "random"]
@@ -134,8 +134,7 @@ def choose(
     Source: ours; error bounds of Oseledets, "Tensor-train decomposition" (SIAM J. Sci. Comput. 33,
     2011), theorem 2.2, and De Lathauwer, De Moor, Vandewalle (SIAM J. Matrix Anal. Appl. 21, 2000).
     """
-    if not is_module(model):
-        raise TypeError(f"model: expected an NNX module, got {type(model).__name__}")
+    check_module(model)
     if sum(x is not None for x in (size, ratio, tol, compress_to)) != 1:
         raise ValueError(
             f"size: expected one of size=, ratio=, tol= and compress_to=, got {size!r}, {ratio!r}, "
