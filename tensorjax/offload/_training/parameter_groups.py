@@ -80,7 +80,7 @@ class Group:
         return self.taken(self.into)
 
     def taken(self, into: Into) -> int:
-        """Computes the bytes of a group's update results, if they are written to ``into``.
+        """Computes the bytes of a group's update results that overwrite the memory ``into``.
 
         What they replace is not counted twice.
         """

@@ -261,7 +261,7 @@ def _iterated(
 
 
 def _projected(xs: list[Cores], ys: list[Cores], count: int, tol: float) -> _Block:
-    """Chooses slow modes in the space of trains x, of which y = L⁻¹ x are known (Rayleigh–Ritz).
+    """Computes Ritz vectors of slow modes in the span of trains x, given y = L⁻¹ x.
 
     By descending real part of λ = 1/θ among those that are near an eigenvalue: of what is far from
     all, θ may be anything. Of a pair both are kept.
