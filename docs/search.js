@@ -15,3 +15,12 @@ var Scorer = {
   term: 5,
   partialTerm: 2,
 };
+// The search asks for pages with all words. Words that no page has are left out, as "the" is.
+const isCommon = stopwords.has.bind(stopwords);
+stopwords.has = (word) => {
+  if (isCommon(word)) return true;
+  const stem = new Stemmer().stemWord(word);
+  if (stem.length < 3 || stem[0] === "-") return false;
+  const { terms, titleterms } = Search._index;
+  return ![terms, titleterms].some((known) => Object.keys(known).some((term) => term.includes(stem)));
+};
