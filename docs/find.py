@@ -76,7 +76,7 @@ TASKS = {
     "maximum entry of a huge tensor": ("how_to", "api/tt_statistics"),
     "numpy style slicing": ("api/tt_shape", "how_to", "faq"),
     "multiply a matrix product operator with a state": ("api/tt_arithmetic",),
-    "tensor train of a function of 20 variables": ("api/tt_cross", "quickstart", "index"),
+    "tensor train of a function of 20 variables": ("api/tt_cross", "quickstart", "coming_from"),
     "train larger than GPU memory with NVMe": ("api/offload", f"{EXPERIMENTS}/offload"),
     "memory limit for einsum": ("api/contract", f"{NOTEBOOKS}/contraction_plans"),
     "draw a tensor network": ("api/plot",),
