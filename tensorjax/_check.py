@@ -204,8 +204,17 @@ def function(name: str, value: Any) -> Any:
     return value
 
 
+def optimizer(name: str, value: Any) -> None:
+    """Raises TypeError unless an argument is an optimiser in Optax's form."""
+    if not all(callable(getattr(value, method, None)) for method in ("init", "update")):
+        raise TypeError(
+            f"{name}: expected a transformation as Optax makes them, with init and update, got "
+            f"{type(value).__name__}"
+        )
+
+
 def mapping(name: str, value: Any, of: str) -> Mapping[Any, Any]:
-    """Returns a dict argument, described by ``of`` in the message; raises TypeError for others."""
+    """Returns an argument that is a dict; raises TypeError, with ``of`` in it, for others."""
     if not isinstance(value, Mapping):
         raise TypeError(f"{name}: expected a dict of {of}, got {short(value)}")
     return value

@@ -13,11 +13,15 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from jax.sharding import PartitionSpec as P
 
-from tensorjax import _check, linalg, tt
+from tensorjax import _check, linalg, mera, nn, offload, parallel, tt
+from tensorjax.models import gpt2
 from tests.placement_cases import CASES
 
 # Arithmetic that other packages import from linalg: no part of its interface.
@@ -62,6 +66,32 @@ def _check_package(package: Any, monkeypatch: Any, functions: int | None = None)
         for problem in _problems(call, argument, draw.sample(WRONG, 2))
     ]
     assert not found, "\n".join(found)
+
+
+def test_arguments_of_functions_without_cases_are_named():
+    """Of functions that take models, trees, optimisers and functions, which the tables lack."""
+    m, other = (mera.random(jax.random.key(0), (2,) * n, 2) for n in (4, 8))
+    params, mesh = {"a": jnp.ones((4, 2))}, parallel.mesh(1, 1)
+    layers = [offload.Layer(name="a", apply=lambda p, x, b, key: jnp.mean(b @ p[0]))]
+    engine, batch = offload.Engine(), jnp.ones((3, 4))
+    calls = {
+        "direction:": [(mera.tangent, m, other), (mera.retract, m, other)],
+        "inner:": [(mera.stiefel, 3), (mera.stiefel, optax.adam)],
+        "f:": [(tt.riemannian_grad, 3), (tt.value_and_riemannian_grad, None)],
+        "model:": [(f, x) for f in (gpt2.groups, nn.summary, nn.certificates, nn.adapt,
+                                    nn.detensorize, nn.merge_adapters) for x in (3, params)],
+        "tensors:": [(offload.capacity, 3), (offload.capacity, [params])],
+        "params:": [(offload.tensors, 3, optax.sgd(0.1)),
+                    (offload.layer_seconds, layers, {}, batch, engine)],
+        "optimizer:": [(offload.tensors, params, 3),
+                       (parallel.state_shardings, 3, params, {"a": P()}, mesh)],
+        "specs:": [(parallel.shardings, {"a": 3}, mesh),
+                   (parallel.state_shardings, optax.adam(0.1), params, {"a": 3}, mesh)],
+    }  # fmt: skip
+    for name, each in calls.items():
+        for function, *arguments in each:
+            with pytest.raises((TypeError, ValueError), match=f"^{name} expected"):
+                function(*arguments)
 
 
 def test_raw_errors_are_found():

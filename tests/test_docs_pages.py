@@ -120,6 +120,35 @@ def test_habits_are_written_down(file: str) -> None:
     assert len((ROOT / file).read_text("utf-8").split()) > 20
 
 
+# What .ci/run checks and the workflow, too.
+CHECKS = (
+    "ruff format --check", "ruff check", "codespell", "pyright", "make test", "-m slow", "--draw",
+    "--doctest-modules", 'tensorjax experiments README.md docs/*.md docs/concepts docs/api',
+    "jupyter execute --timeout=60", "make docs", "docs/find.py", "docs/look.py", ".ci/wheel",
+    '-e ".[nn,offload,plot]" pytest pytest-timeout pytest-xdist scikit-learn',
+    "python -m experiments run bench/device --tiny --seconds 300",
+)  # fmt: skip
+
+
+def test_the_workflow_mirrors_the_gate() -> None:
+    gate, workflow = (
+        (ROOT / f).read_text("utf-8") for f in (".ci/run", ".github/workflows/ci.yml")
+    )
+    gate = gate.replace('"$work/newest/bin/python"', "python").replace("\\\n", "")
+    for text in (gate, workflow):
+        flat = " ".join(text.replace("$VENV/bin/", "").split())
+        assert [check for check in CHECKS if check not in flat] == []
+    core = re.search(r"core_tests=\((.+?)\)", gate, re.DOTALL)
+    assert core is not None
+    names = set(re.findall(r"\w+", re.sub(r"tt_\{(.+?)\}", lambda m: " ".join(
+        f"tt_{name}" for name in m[1].split(",")), core[1])))  # fmt: skip
+    assert [name for name in names if not re.search(rf"(\s|test_){name}\b", workflow)] == []
+    project = (ROOT / "pyproject.toml").read_text("utf-8")
+    for version in re.findall(r"Python :: (3\.\d+)", project):
+        assert f'python: ["{version}"]' in workflow or f'python: "{version}"' in workflow
+        assert f"cp{version.replace('.', '')}-manylinux" in project
+
+
 def test_the_version_is_the_same_everywhere() -> None:
     project = re.search(
         r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text("utf-8"), re.MULTILINE

@@ -19,6 +19,7 @@ from tests.public_surface import Public
 RIDDLES = ("What", "Those", "Of", "Whose", "How", "Where")
 SECTION = re.compile(r"(Args|Attributes|Returns|Yields|Raises|Warns|Examples?|Sources?):")
 ENTRY = re.compile(r"^(\*{0,2}\w+(?:,\s+\*{0,2}\w+)*):", re.MULTILINE)
+NEVER_RAISE = ("dequantize", "labels")  # take any tree
 packages = pytest.mark.parametrize("package", public_surface.PACKAGES)
 # Packages with so many names that `help` would print thousands of lines.
 TABLES = (
@@ -92,8 +93,8 @@ def faults(f: Public) -> Iterator[str]:
         yield "no example"
     if not {"Source", "Sources"} & sections.keys():
         yield "no Source"
-    if raises(f.function) and "Raises" not in sections:
-        yield "it raises, and has no Raises"
+    if f.signature.parameters and f.name not in NEVER_RAISE and "Raises" not in sections:
+        yield "no Raises"
 
 
 def method_faults(m: Public, kind: type) -> Iterator[str]:
@@ -160,19 +161,6 @@ def entries(section: str) -> set[str]:
 def is_written(function: Callable[..., Any]) -> bool:
     """Whether a function has a source, which the constructors of dataclasses have not."""
     return "tensorjax" in inspect.unwrap(function).__code__.co_filename
-
-
-def raises(function: Callable[..., Any]) -> bool:
-    """Whether the body of a function itself has a ``raise``, those of inner functions left out."""
-    source = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
-    todo: list[ast.AST] = list(ast.parse(source).body[0].body)  # type: ignore[attr-defined]
-    while todo:
-        node = todo.pop()
-        if isinstance(node, ast.Raise) and node.exc is not None:
-            return True
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
-            todo += ast.iter_child_nodes(node)
-    return False
 
 
 def strangers(function: Callable[..., Any]) -> list[str]:

@@ -40,7 +40,7 @@ def balanced(cores: Cores, exponent: int = 0, fit: tuple[int, int] = (-100, 100)
 
 
 def evenly(exponent: int, count: int) -> list[int]:
-    """Splits an exponent of two evenly into integer shares by which to scale so many cores."""
+    """Splits an exponent of two into nearly equal integers, one for each of ``count`` cores."""
     # The remainder of one core alone might be out of range in trains of more cores than the dtype
     # has powers of two.
     share, rest = divmod(exponent, count)
@@ -59,7 +59,7 @@ def computed_once(exponent: Any) -> jax.Array:
 
 
 def shared_exponents(exponent: jax.Array, count: int, at: int, alone: Any) -> Sequence[Any]:
-    """Splits a traced exponent over so many cores: core ``at`` takes it all where ``alone``."""
+    """Splits a traced exponent over ``count`` cores; core ``at`` takes it all where ``alone``."""
     if count <= _FEW_CORES:  # few scalars are compiled faster, and one core can hold the remainder
         share = jnp.where(alone, 0, exponent // count)
         return [exponent - share * (count - 1) if k == at else share for k in range(count)]

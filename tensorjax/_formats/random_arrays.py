@@ -43,7 +43,7 @@ def scaled_normals(
 def on_host(
     draw: Draw, key: Any, shapes: Sequence[tuple[int, ...]], dtype: Any
 ) -> list[np.ndarray] | None:
-    """Draws an array for every shape, from the keys that one key is split into; or None.
+    """Draws arrays of given shapes by NumPy, each from a key split off one; None if it cannot.
 
     None if the host cannot: see `words_of`, and `drawn`, whose arguments the others are.
     """
@@ -92,7 +92,7 @@ def drawn(
 
 
 def one_on_host(draw: Draw, key: Any, shape: tuple[int, ...], dtype: Any) -> np.ndarray | None:
-    """Draws one array from a key as it is, not split; None as in `on_host`."""
+    """Draws one array from an unsplit random key by NumPy; None if NumPy cannot."""
     words = words_of(_check.key(key))
     found = None if words is None else drawn(draw, words[None], [shape], dtype)
     return None if found is None else found[0]

@@ -90,7 +90,7 @@ def _mixed(first: Words, second: Words, x: Words, y: Words) -> tuple[Words, Word
 
 
 def split(keys: Words, count: int) -> Words:
-    """Splits keys (…, 2) into so many new ones, (…, count, 2), as `jax.random.split` does."""
+    """Splits each of some keys (…, 2) into ``count`` new ones, as `jax.random.split`."""
     return np.stack(hashed(keys[..., None, :], np.arange(count)), axis=-1)
 
 

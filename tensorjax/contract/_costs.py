@@ -105,7 +105,7 @@ class Walk:
         return self.elements(self.labels[node], cuts) * item
 
     def entries(self) -> list[int]:
-        """Returns the numbers of the values that the loop over slices reads from outside."""
+        """Lists the arrays, by number, that the loop over slices reads but does not compute."""
         found = []
         for node in sorted(self.inside - set(range(self.n))):
             step = self.steps[node]

@@ -383,7 +383,7 @@ def _basis(matrix: np.ndarray, tail: float) -> linalg.Basis:
 
 
 def _blocked(sites: Cores, wiring: Wiring, purse: _Budget) -> tuple[list[Any], Cores, list[float]]:
-    """Sweeps a train to the left to convert it to MERA isometries, one a block, and a rest."""
+    """Sweeps a train to the left: splits off a MERA layer's isometries from the top legs' train."""
     ws: list[Any] = []
     coarse: Cores = []
     tails: list[float] = []

@@ -21,7 +21,7 @@ def unfolded(y: np.ndarray, n: int) -> np.ndarray:
 
 
 def pairing(y: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns the adjoint of z ↦ z y, a unitary's action on a two-site tensor y, as a function.
+    """Returns the adjoint of the linear map z ↦ z y for a two-site tensor y, as a function.
 
     With a batch of tensors y, (b, r₁, m, r₂), there is a map for each.
     """

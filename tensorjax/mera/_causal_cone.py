@@ -29,6 +29,13 @@ class ConeLayer(NamedTuple):
     Attributes:
       disentanglers: of `Layer.disentanglers`.
       isometries: of `Layer.isometries`, which are the sites of the layer above.
+
+    Example:
+      >>> import jax
+      >>> from tensorjax import mera
+      >>> cone = mera.causal_cone(mera.random(jax.random.key(0), (2,) * 8, 2), (3,))
+      >>> cone[0].isometries
+      (1, 2)
     """
 
     disentanglers: tuple[int, ...]

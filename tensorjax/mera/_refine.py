@@ -58,6 +58,9 @@ def _by_matrix(f: Callable[..., jax.Array], *trees: MERA) -> MERA:
     for m in trees:
         single("m", m)
     _check.held("m", trees)
+    structures = {jax.tree.structure(m) for m in trees}
+    if len(structures) > 1 or len({tuple(map(jnp.shape, jax.tree.leaves(m))) for m in trees}) > 1:
+        raise ValueError("direction: expected a MERA of the layers and shapes of m, got another")
 
     def each(split: int, *tensors: jax.Array) -> jax.Array:
         shape = tensors[0].shape
@@ -90,6 +93,9 @@ def tangent(m: MERA, direction: MERA) -> MERA:
     Returns:
       MERA of projected isometries and disentanglers, with the top tensor of ``direction``.
 
+    Raises:
+      TypeError: an argument is no MERA. ValueError: MERAs of different layers or shapes.
+
     Example:
       >>> import jax
       >>> from tensorjax import mera
@@ -120,6 +126,9 @@ def retract(m: MERA, direction: MERA) -> MERA:
     Returns:
       MERA with orthonormal columns.
 
+    Raises:
+      TypeError: an argument is no MERA. ValueError: MERAs of different layers or shapes.
+
     Example:
       >>> import jax, jax.numpy as jnp
       >>> from tensorjax import mera
@@ -149,6 +158,9 @@ def stiefel(inner: Optimizer) -> Optimizer:
       optax.GradientTransformationExtraArgs, or a pair of the same functions where Optax is not
       installed.
 
+    Raises:
+      TypeError: ``inner`` is no optimiser.
+
     Example:
       >>> import jax, optax
       >>> from tensorjax import mera
@@ -163,6 +175,7 @@ def stiefel(inner: Optimizer) -> Optimizer:
 
     Source: ours; projection and retraction are those of `tangent` and `retract`.
     """
+    _check.optimizer("inner", inner)
     # Plain transformations take nothing but gradients, state and parameters.
     kinds = {p.kind for p in inspect.signature(inner.update).parameters.values()}
     takes_extra = inspect.Parameter.VAR_KEYWORD in kinds
@@ -187,6 +200,9 @@ def conjugate_gradient() -> Optimizer:
     Returns:
       optax.GradientTransformationExtraArgs, or a pair of the same functions where Optax is not
       installed.
+
+    Raises:
+      TypeError: from ``update``, without ``value`` and ``value_fn``.
 
     Example:
       >>> import jax, optax

@@ -43,7 +43,7 @@ def ones(sizes: Sequence[int], dtype: Any) -> nnx.List:
 
 
 def values(parameters: Any) -> list[jax.Array]:
-    """Returns the arrays of a layer's list of parameters."""
+    """Returns the arrays that a layer's parameters hold, as a list."""
     return [parameter[...] for parameter in parameters]
 
 

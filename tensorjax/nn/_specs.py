@@ -28,6 +28,13 @@ class Spec(abc.ABC):
 
     All build fresh layers by `linear` and `embedding`. TT, TTMatrix, LowRank and, for linear
     layers, Tucker also convert dense layers, by `from_linear` and `from_embedding`.
+
+    Example:
+      >>> from flax import nnx
+      >>> from tensorjax import nn
+      >>> spec = nn.TT(rank=4)
+      >>> isinstance(spec, nn.Spec), spec.linear(64, 96, rngs=nnx.Rngs(0)).ranks
+      (True, (4, 4, 4))
     """
 
     def linear(

@@ -11,6 +11,17 @@ class StoreError(RuntimeError):
 
     Attributes:
         tensors: Names of all tensors that are concerned; a message names the first few.
+
+    Example:
+        >>> import tempfile
+        >>> import numpy as np
+        >>> from tensorjax import offload
+        >>> with offload.TensorStore(tempfile.mkdtemp(), capacity=8192) as store:
+        ...     try:
+        ...         store.reserve({"w": np.zeros(10_000)})
+        ...     except offload.StoreError as error:
+        ...         print(type(error).__name__)
+        CapacityError
     """
 
     def __init__(self, message: str, tensors: Iterable[str] = ()):

@@ -236,7 +236,7 @@ def rank_adaptive(
 
 
 def _checked_inner(inner: Any) -> optax.GradientTransformationExtraArgs:
-    """Returns the inner optimiser of `rank_adaptive` ; TypeError if it is none."""
+    """Checks the inner optimiser of `rank_adaptive`; raises TypeError if it is not one of Optax."""
     found = inner
     if hasattr(found, "gradient_transformation"):  # optax.MultiSteps
         found = found.gradient_transformation()
@@ -382,7 +382,7 @@ def _check_proximal(inner: Any, proximal: Any) -> None:
 
 
 def _holds(state: Any, kind: type) -> bool:
-    """Whether a state given to the rank-adaptive optimiser holds one of a type of Optax's."""
+    """Whether an optimiser state contains a state of a given Optax type."""
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, kind))
     return any(isinstance(node, kind) for node in nodes)
 

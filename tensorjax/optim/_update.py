@@ -149,7 +149,7 @@ class Step:
     def decide(
         self, leaves: list[Any], gradients: list[Any]
     ) -> tuple[Decision, jax.Array, dict[str, Any]]:
-        """Decides what becomes of all gates in an update; returns size and state as `finish`."""
+        """Decides which gates are cut in an update; returns the decision, size and new state."""
         still, rests = self._frozen(leaves, gradients)
         frozen = picked(still, self._gate_parts()[self.gates.bonds])
         new = self._moved(leaves, still)
@@ -337,7 +337,7 @@ class Step:
         return jax.lax.cond(active, seen, unseen, flags)
 
     def _any_nonzero(self, arrays: list[Any]) -> jax.Array:
-        """Tells of each array, moves or gradients, whether an entry is not zero."""
+        """Marks the arrays, moves or gradients, that have a nonzero entry."""
         return jnp.stack([_is_any(x) for x in arrays]) if arrays else jnp.zeros((0,), bool)
 
     def record(self, size: jax.Array, **learnt: Any) -> RankAdaptiveState:

@@ -7,6 +7,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from tensorjax import _check
 from tensorjax._typing import PyTree, Tree
 
 __all__ = ["shard", "shardings", "state_shardings"]
@@ -17,7 +18,7 @@ def _is_spec(node: Any) -> bool:
 
 
 def shardings(specs: PyTree, mesh: Mesh) -> Any:
-    """Returns the placement of a parameter tree: a `NamedSharding` for every `PartitionSpec`.
+    """Converts a tree of `PartitionSpec` to a tree of `NamedSharding` on a mesh.
 
     Args:
       specs: tree of `PartitionSpec`, as `Layout.spec` makes them.
@@ -25,6 +26,9 @@ def shardings(specs: PyTree, mesh: Mesh) -> Any:
 
     Returns:
       The same tree, with a `jax.sharding.NamedSharding` for each.
+
+    Raises:
+      TypeError: leaves other than `PartitionSpec`. ValueError: axes that the mesh lacks.
 
     Example:
       >>> from tensorjax import parallel
@@ -35,6 +39,9 @@ def shardings(specs: PyTree, mesh: Mesh) -> Any:
 
     Source: ours.
     """
+    for spec in jax.tree.leaves(specs, is_leaf=_is_spec):
+        if not _is_spec(spec):
+            raise TypeError(f"specs: expected PartitionSpecs, got {type(spec).__name__}")
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=_is_spec)
 
 
@@ -107,6 +114,10 @@ def state_shardings(
       The tree of ``optimizer.init(params)`` with a `NamedSharding` for every array; counters and
       the like are on all devices. Pass it as ``out_shardings`` of a jitted ``optimizer.init``.
 
+    Raises:
+      TypeError: ``optimizer`` is none, or leaves of ``specs`` are no `PartitionSpec`. ValueError:
+        trees of different structure, or axes that the mesh lacks.
+
     Example:
       >>> import jax
       >>> import jax.numpy as jnp
@@ -121,6 +132,7 @@ def state_shardings(
 
     Source: ours.
     """
+    _check.optimizer("optimizer", optimizer)
     state = jax.eval_shape(optimizer.init, params)
     placed = shardings(specs, mesh)
 

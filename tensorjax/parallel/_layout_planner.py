@@ -68,6 +68,13 @@ class Plan:
     Attributes:
       candidates: as they were looked at.
       memory_limit: bytes per device, or None.
+
+    Example:
+      >>> from tensorjax import parallel
+      >>> from tensorjax.models.gpt2 import GPT2Config
+      >>> found = parallel.plan(GPT2Config(heads=16), devices=4, batch=32)
+      >>> found.best.seconds <= found["1d"].seconds
+      True
     """
 
     candidates: tuple[Candidate, ...]

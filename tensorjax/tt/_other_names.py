@@ -1,4 +1,4 @@
-"""Errors for names that other libraries use: they say what ours is called."""
+"""Errors for functions' names in other libraries, which give the name in this one."""
 
 from collections.abc import Callable
 from typing import Any, NoReturn

@@ -85,7 +85,7 @@ _product_in_one_call = jax.jit(_native.exact_product, static_argnums=2)
 
 @functools.lru_cache(maxsize=4096)
 def mode_sums(kind: str, shapes: tuple[tuple[int, ...], ...]) -> float:
-    """Counts the multiplications of a product on the host in sums over modes; inf if empty."""
+    """Counts the multiplications in a host product's sums over modes; inf for empty cores."""
     if any(0 in shape for shape in shapes):
         return math.inf
     if kind not in ("matvec", "matmul"):

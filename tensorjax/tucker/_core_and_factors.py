@@ -63,7 +63,7 @@ def scaled_back(core: Any, factors: Sequence[Any], exponent: Any) -> Tucker:
 
 
 def first_on_host(key: str, work: Callable[[], int], *tensors: Tucker) -> bool:
-    """Whether NumPy serves a call with Tucker tensors, dense cores, for it is a first one."""
+    """Whether NumPy serves a call with Tucker tensors of dense cores, as a first call."""
     if any(isinstance(t.core, TT) or 0 in t.shape for t in tensors):
         return False
     return is_first_on_host(key, work, *tensors)
@@ -77,7 +77,7 @@ def is_first_on_host(key: str, work: Callable[[], int], *tensors: Tucker) -> boo
 
 
 def finite_on_host(f: Callable[[], Any]) -> Any:
-    """Computes what a call with Tucker tensors returns by NumPy; None where it is not finite.
+    """Computes a result of Tucker tensors by NumPy; None if it is not finite.
 
     A program then serves the call: products of Inf and NaN differ by their order, and NumPy warns.
     """

@@ -1,4 +1,4 @@
-"""Modes of size 0 of Tucker tensors: decorator that gives them one index of zeros meanwhile."""
+"""Decorator by which functions accept Tucker tensors with modes of size 0, padded by zeros."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from tensorjax.tucker._types import Tucker
 
 
 def with_entries(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates a function of Tucker tensors to never meet one with a mode of size 0.
+    """Decorates a function of Tucker tensors so that it accepts modes of size 0.
 
     As `tensorjax._formats.empty_modes`: such a mode has one index, of zeros, meanwhile.
     """

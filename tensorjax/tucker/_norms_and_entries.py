@@ -75,7 +75,7 @@ def inner(x: Tucker, y: Tucker) -> jax.Array:
 
 
 def _powers(x: Tucker, y: Tucker) -> Powers:
-    """Computes log10 |⟨x, y⟩| of Tucker tensors, and how to find log10 ‖x‖·‖y‖, for `held`."""
+    """Returns log10 |⟨x, y⟩| of Tucker tensors and a function for log10 ‖x‖·‖y‖."""
 
     def bound() -> float:
         return sum(power_of_ten(*_mantissa_and_exponent(t, t)) for t in (x, y)) / 2

@@ -56,7 +56,7 @@ def square_factor(
 def factor_near_one(
     a: Array, *, rank: int | None, share: float | None, method: Method
 ) -> tuple[Array, Array]:
-    """Computes what `square_factor` does, of data whose squares are in range."""
+    """Computes a square factor of a Gram matrix, as `square_factor`, if squares are in range."""
     method = "gram" if method == "randomized" else method
     if is_host(a):
         return _square_factor(a, share, rank, method)

@@ -382,12 +382,12 @@ def _residual(
 
 
 def _rest(a: np.ndarray, q: np.ndarray, b: np.ndarray, right: bool) -> np.ndarray:
-    """Computes what a subspace q of a host matrix leaves: a − q b, or a − (q b)ᴴ if ``right``."""
+    """Computes the residual of a host matrix's subspace q: a − q b, or a − (q b)ᴴ if ``right``."""
     return a - (adjoint(b) @ adjoint(q) if right else q @ b)
 
 
 def is_tall(matrix: np.ndarray) -> bool:
-    """Whether a host matrix has so many rows that the subspace is found of its columns' side."""
+    """Whether a host matrix has many more rows than columns: right vectors are computed first."""
     return matrix.shape[0] > _SQUARE * matrix.shape[1]
 
 

@@ -179,6 +179,9 @@ def groups(model: GPT2) -> dict[str, Any]:
     Returns:
       "tokens", "positions", "block000" and so on, "norm": nested dictionaries of NumPy arrays.
 
+    Raises:
+      TypeError: ``model`` is no `GPT2`.
+
     Example:
       >>> from flax import nnx
       >>> from tensorjax.models import gpt2
@@ -188,6 +191,8 @@ def groups(model: GPT2) -> dict[str, Any]:
 
     Source: ours.
     """
+    if not isinstance(model, GPT2):
+        raise TypeError(f"model: expected a GPT2, got {type(model).__name__}")
     held = jax.device_get(nnx.to_pure_dict(nnx.state(model, nnx.Param)))
     blocks = {
         _block(number): jax.tree.map(lambda x, n=number: x[n], held["blocks"])

@@ -29,7 +29,7 @@ def lookup(request: Request, operands: _Arrays, gates: _Arrays, ids: jax.Array) 
 
 
 def _by_xla(request: Request, operands: _Arrays, gates: _Arrays, ids: jax.Array) -> jax.Array:
-    """Looks up embedding rows by XLA where a compiled lookup finds no C++ code on its platform."""
+    """Looks up embedding rows by XLA, for platforms without the compiled C++ code."""
     plan = make_plan(request.network, request.features, len(ids), request.capacity, request.rows)
     return lookup_by_xla(plan._request._replace(dtype=request.dtype), operands, gates, ids)
 

@@ -16,7 +16,7 @@ from tensorjax.nn._models.exact_weights import double, exact_weight
 from tensorjax.nn._models.rules import Rules, matched, rules_with
 from tensorjax.nn._models.stacked_layers import copies, lead, stacked
 from tensorjax.nn._models.tied_layers import tie, ties
-from tensorjax.nn._models.traversal import is_module, places, rewrite_variables, swap
+from tensorjax.nn._models.traversal import check_module, places, rewrite_variables, swap
 from tensorjax.nn._parameters import MAX_BYTES, settle
 from tensorjax.nn._specs import TT, Spec
 
@@ -154,8 +154,7 @@ def adapt(
     "LoTR" (arXiv 2402.01376). Departures: gates on the bonds; the trains of different layers share
     no core, which those of LoTR do.
     """
-    if not is_module(model):
-        raise TypeError(f"model: expected an NNX module, got {type(model).__name__}")
+    check_module(model)
     scale = _check.number("scale", scale)
     pairs = rules_with({"*": TT()} if rules is None else rules, rank)
     rngs = nnx.Rngs(0) if rngs is None else rngs
@@ -210,8 +209,7 @@ def merge_adapters(model: object, *, max_bytes: int = MAX_BYTES) -> Any:
 
     Source: as `adapt`.
     """
-    if not is_module(model):
-        raise TypeError(f"model: expected an NNX module, got {type(model).__name__}")
+    check_module(model)
     copy = cast(Any, nnx.clone(model))
     found = [module for module, _ in places(copy).values() if isinstance(module, Adapted)]
     if not found:
@@ -225,7 +223,7 @@ def merge_adapters(model: object, *, max_bytes: int = MAX_BYTES) -> Any:
 
 
 def merged(layer: Adapted, max_bytes: int, weights: dict[Any, Any]) -> Any:
-    """Returns the dense layer of an adapted one, with the update added to its weight.
+    """Converts an adapted layer to a dense one, with the update added to its weight.
 
     Args:
       layer: adapted.

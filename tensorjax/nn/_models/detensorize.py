@@ -16,7 +16,7 @@ from tensorjax.nn._models.adapters import Adapted, merged, unfrozen
 from tensorjax.nn._models.exact_weights import exact_weight
 from tensorjax.nn._models.model_certificates import certify_export
 from tensorjax.nn._models.stacked_layers import each
-from tensorjax.nn._models.traversal import is_module, places, swap
+from tensorjax.nn._models.traversal import check_module, places, swap
 from tensorjax.nn._parameters import MAX_BYTES, settle
 
 _TENSORISED = (TensorLinear, TensorLinearGeneral, Embedding, TensorConv)
@@ -60,8 +60,7 @@ def detensorize(model: object, *, max_bytes: int = MAX_BYTES) -> Any:
 
     Source: ours.
     """
-    if not is_module(model):
-        raise TypeError(f"model: expected an NNX module, got {type(model).__name__}")
+    check_module(model)
     copy = cast(Any, nnx.clone(model))
     made: dict[int, Any] = {}
     inside: set[int] = set()
@@ -111,7 +110,7 @@ def _export(layer: Any, max_bytes: int) -> Any:
 
 
 def _like(layer: Any, inner: Any, weight: jax.Array) -> Any:
-    """Builds the dense layer, of a given weight, that `detensorize` puts for a tensorised one."""
+    """Builds the dense layer, of a given weight, by which `detensorize` replaces another."""
     options = {"dtype": inner.dtype, "param_dtype": weight.dtype, "rngs": nnx.Rngs(0)}
     if isinstance(layer, Embedding):
         padded = layer.padding_idx is not None

@@ -10,7 +10,7 @@ from flax import nnx
 from tensorjax.nn._certificates import Certificate
 from tensorjax.nn._certificates import certificates as measured
 from tensorjax.nn._models.exact_weights import double
-from tensorjax.nn._models.traversal import places
+from tensorjax.nn._models.traversal import check_module, places
 
 
 def certificates(model: object) -> dict[str, Certificate]:
@@ -26,6 +26,9 @@ def certificates(model: object) -> dict[str, Certificate]:
     Returns:
       {path of a layer: `Certificate`}, of shared layers once.
 
+    Raises:
+      TypeError: ``model`` is no NNX module.
+
     Example:
       >>> from flax import nnx
       >>> from tensorjax import nn
@@ -35,6 +38,7 @@ def certificates(model: object) -> dict[str, Certificate]:
 
     Source: ours.
     """
+    check_module(model)
     layers = [  # lists of modules have no hash
         place for place in places(model).values() if type(place[0]).__hash__ is not None
     ]

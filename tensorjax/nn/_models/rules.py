@@ -79,7 +79,7 @@ def _matches(pattern: str, paths: Sequence[str]) -> bool:
 def _raise_unmatched(
     pattern: str, candidates: Sequence[list[str]], obstacles: Mapping[int, tuple[list[str], str]]
 ) -> None:
-    """Raises the ValueError of a pattern without a layer, with what it matches that is kept."""
+    """Raises ValueError for a pattern that replaces no layer; names the layers it matches."""
     known = ", ".join(paths[0] or "the model itself" for paths in candidates[:20])
     kept = [
         f"{paths[0] or 'the model itself'} is {why}"
@@ -94,7 +94,7 @@ def _raise_unmatched(
 
 
 def _obstacles(model: Any) -> dict[int, tuple[list[str], str]]:
-    """Lists by identity the layers with weights that no rule may replace: paths, and why."""
+    """Lists the layers that no rule may replace, by identity, with their paths and the reasons."""
     everywhere = places(model)
     found = {
         at: (paths, why) for at, (module, paths) in everywhere.items() if (why := _why_kept(module))
@@ -108,7 +108,7 @@ def _obstacles(model: Any) -> dict[int, tuple[list[str], str]]:
 
 
 def _why_kept(module: Any) -> str:
-    """Says why a module with a dense weight is not replaced; "" of layers that may be, and others.
+    """Returns the reason why a module cannot be replaced by `tensorize`, or "".
 
     These are subclasses, and layers with groups, a mask or batch axes.
     """

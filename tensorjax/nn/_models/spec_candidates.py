@@ -90,7 +90,7 @@ def candidates(layer: Any, spec: Spec | None, *, trained: bool = False) -> list[
 
 
 def is_random(layer: Any) -> bool:
-    """Whether the singular values of a dense layer's weights are as those of random ones."""
+    """Whether a dense layer's weights look random, judged by their singular values."""
     weights, shape, _ = _matrices(flat(layer) if isinstance(layer, nnx.LinearGeneral) else layer)
     least = min(shape)
     # A longer side than that changes little.

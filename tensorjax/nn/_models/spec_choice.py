@@ -18,7 +18,7 @@ from tensorjax.nn._models.spec_candidates import Candidate, candidates, hull, is
 from tensorjax.nn._models.stacked_layers import copies, lead
 from tensorjax.nn._models.summary import numbers, table
 from tensorjax.nn._models.tied_layers import Found, ties
-from tensorjax.nn._models.traversal import is_module
+from tensorjax.nn._models.traversal import check_module
 from tensorjax.nn._specs import TT, LowRank, Spec, TTMatrix, Tucker
 
 Init = Literal["svd", "random"]
@@ -135,8 +135,7 @@ def choose(
     Source: ours; error bounds of Oseledets, "Tensor-train decomposition" (SIAM J. Sci. Comput. 33,
     2011), theorem 2.2, and De Lathauwer, De Moor, Vandewalle (SIAM J. Matrix Anal. Appl. 21, 2000).
     """
-    if not is_module(model):
-        raise TypeError(f"model: expected an NNX module, got {type(model).__name__}")
+    check_module(model)
     if sum(x is not None for x in (size, ratio, tol, compress_to)) != 1:
         raise ValueError(
             f"size: expected one of size=, ratio=, tol= and compress_to=, got {size!r}, {ratio!r}, "
@@ -370,7 +369,7 @@ def _listed(layer: Any, path: str, spec: Spec, trained: bool) -> _Options:
 
 
 def _named(path: str, call: Callable[..., T], *arguments: Any) -> T:
-    """Calls a function in the choice of a layer's spec; its errors get the path of the layer."""
+    """Calls a function for one layer, and adds the layer's path to the errors that it raises."""
     try:
         return call(*arguments)
     except (TypeError, ValueError) as error:
@@ -379,7 +378,7 @@ def _named(path: str, call: Callable[..., T], *arguments: Any) -> T:
 
 
 def _check_open(path: str, spec: Any) -> None:
-    """Raises ValueError for specs without a rank that ranks cannot be chosen for."""
+    """Raises ValueError for specs without a rank whose format `choose` has no ranks for."""
     if not (spec is _AUTO or isinstance(spec, TT | TTMatrix | Tucker | LowRank)):
         raise ValueError(
             f"{path}: expected a spec with its rank, or TT, TTMatrix, Tucker or LowRank to choose "
@@ -388,7 +387,7 @@ def _check_open(path: str, spec: Any) -> None:
 
 
 def _grown(layer: Any, spec: Spec) -> int:
-    """Counts the parameters that a layer gains by a spec of given rank, to choose other specs."""
+    """Counts the parameters that a spec of given rank adds to a layer."""
     count = max(1, math.prod(lead(layer)))
     one = copies(layer)[0]
     new = nnx.eval_shape(lambda: replacement(one, spec, "random", None, "own", nnx.Rngs(0)))

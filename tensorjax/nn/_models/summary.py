@@ -10,7 +10,7 @@ from tensorjax.nn._convolutions.convolution_base import TensorConv
 from tensorjax.nn._embeddings.embedding_base import Embedding
 from tensorjax.nn._linear_base import TensorLinear
 from tensorjax.nn._models.stacked_layers import lead
-from tensorjax.nn._models.traversal import places
+from tensorjax.nn._models.traversal import check_module, places
 
 
 def summary(model: object) -> str:
@@ -24,6 +24,9 @@ def summary(model: object) -> str:
       parameters of a dense layer, the parameters now, and their ratio; the last line is the whole
       model.
 
+    Raises:
+      TypeError: ``model`` is no NNX module.
+
     Example:
       >>> from flax import nnx
       >>> from tensorjax import nn
@@ -35,6 +38,7 @@ def summary(model: object) -> str:
 
     Source: ours.
     """
+    check_module(model)
     rows, saved, seen = [], 0, set[int]()
     for layer, paths in places(model).values():
         if isinstance(layer, TensorLinear | TensorConv | Embedding | nnx.Linear | nnx.Embed):

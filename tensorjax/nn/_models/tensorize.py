@@ -9,7 +9,7 @@ from tensorjax.nn._models.replacement import Ranks, replacement
 from tensorjax.nn._models.rules import Rules, matched, rules_with
 from tensorjax.nn._models.spec_choice import Init, choose
 from tensorjax.nn._models.tied_layers import tie, ties
-from tensorjax.nn._models.traversal import is_module, swap
+from tensorjax.nn._models.traversal import check_module, swap
 from tensorjax.nn._specs import TT
 
 
@@ -87,11 +87,7 @@ def tensorize(
 
     Source: ours.
     """
-    if not is_module(model):
-        raise TypeError(
-            f"model: expected an NNX module, got {type(model).__name__}; tensorise the modules in "
-            "it one by one, or hold them in one, such as nnx.List or nnx.Dict"
-        )
+    check_module(model, "tensorise the modules in it one by one, or hold them in an nnx.List")
     _check.choice("init", init, ("svd", "random"))
     _check.choice("stacked", stacked, get_args(Ranks))
     if init == "random" and rngs is None:

@@ -81,5 +81,12 @@ def is_module(x: Any) -> bool:
     return isinstance(x, nnx.Pytree)
 
 
+def check_module(model: Any, advice: str = "") -> None:
+    """Raises TypeError unless the argument ``model`` is an NNX module."""
+    if not is_module(model):
+        name = type(model).__name__
+        raise TypeError(f"model: expected an NNX module, got {name}{advice and f'; {advice}'}")
+
+
 def _key_name(key: Any) -> str:
     return str(getattr(key, "idx", getattr(key, "key", getattr(key, "name", key))))

@@ -20,7 +20,7 @@ from tensorjax._typing import DTypeLike, Optimizer, PyTree
 from tensorjax.offload._store.backends import Backend
 from tensorjax.offload._store.store import TensorStore
 from tensorjax.offload._training.computation.engine import Engine
-from tensorjax.offload._training.layers import Layer
+from tensorjax.offload._training.layers import Layer, check_layers
 from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer
 from tensorjax.offload._training.storage.host_arrays import owned
 
@@ -136,6 +136,7 @@ def layer_seconds(
       A dictionary from the name of each layer to (forward, backward) in seconds.
 
     Raises:
+      TypeError, ValueError: layers and parameters that `Trainer` would refuse.
       ValueError: ``repeats`` below 1.
 
     Example:
@@ -150,6 +151,7 @@ def layer_seconds(
     Source: ours.
     """
     _check.integer("repeats", repeats, low=1)
+    layers = check_layers(layers, params)
     found: dict[str, tuple[float, float]] = {}
     known: dict[Any, tuple[Any, tuple[float, float]]] = {}
     x, batch = None, engine.batch(batch)

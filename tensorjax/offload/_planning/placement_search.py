@@ -121,7 +121,7 @@ def _candidates(work: Work, room: int) -> Iterator[list[str]]:
 
 
 def _spread(order: list[str], away: int) -> list[str]:
-    """Returns the groups without ``away`` of them, evenly spaced, which are to live on disk."""
+    """Returns all groups but ``away`` evenly spaced ones, which are to live on disk."""
     rest = len(order) - 1
     places = {1 + (2 * n + 1) * rest // (2 * away) for n in range(away)}
     return [name for n, name in enumerate(order) if n not in places]

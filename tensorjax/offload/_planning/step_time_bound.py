@@ -17,6 +17,12 @@ class Times:
 
     Raises:
       ValueError: a time that is negative, NaN or infinite.
+
+    Example:
+      >>> from tensorjax import offload
+      >>> times = offload.Times(compute=2.0, read=1.0, write=1.0, update=1.0, first=0.1, layer=0.2)
+      >>> times.bound < times.after_backward
+      True
     """
 
     compute: float

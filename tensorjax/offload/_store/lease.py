@@ -121,5 +121,5 @@ class Leases(Mapping[str, Lease]):
 
 
 def view(memory: np.ndarray, position: int, place: Place) -> np.ndarray:
-    """Returns the NumPy view that a lease gives of a tensor in staging memory."""
+    """Returns a leased tensor in staging memory as a NumPy view."""
     return np.ndarray(place.shape, place.dtype, memory, position)

@@ -104,7 +104,7 @@ class Reader:
     def _asked(
         self, tensors: Sequence[Tensor]
     ) -> tuple[_Asked, list[tuple[Tensor, Content]], list[tuple[Extent, int]]]:
-        """Splits what the reader is asked for into tensors to read from disk, and others.
+        """Splits requested tensors into those to read from disk and those that need no read.
 
         Also returns the slots to read. The queue's lock is held.
         """
@@ -233,7 +233,7 @@ def _kept(tensor: Tensor, content: Content, queue: Queue) -> Lease:
 
 
 def _released(read: Future[Leases]) -> None:
-    """Releases what the reader leased to a caller that was interrupted."""
+    """Releases the leases of a read whose caller was interrupted."""
     if read.exception() is None:
         read.result().release()
 

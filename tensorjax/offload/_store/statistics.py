@@ -76,6 +76,16 @@ class Statistics:
         committing: Seconds spent in commits since the store was opened.
         allocated: Bytes of the data file.
         capacity: Bytes it may have.
+
+    Example:
+        >>> import tempfile
+        >>> import numpy as np
+        >>> from tensorjax import offload
+        >>> with offload.TensorStore(tempfile.mkdtemp(), capacity=8192) as store:
+        ...     store.reserve({"w": np.zeros(10)})
+        ...     _ = store.write("w", np.ones(10)).result()
+        ...     store.statistics().writes.tensors
+        1
     """
 
     backend: str

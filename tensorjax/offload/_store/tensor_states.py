@@ -29,7 +29,7 @@ class Content(Entry):
     names: tuple[str, ...] = ()
 
     def failed(self, name: str) -> bool:
-        """Whether, in the state of a tensor, the write to these disk blocks failed."""
+        """Whether writing this copy of a tensor's extent failed."""
         return self.error is not None and (self.memory is None or name in self.names)
 
 

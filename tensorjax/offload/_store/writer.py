@@ -201,7 +201,7 @@ def _packed(slots: Slots, arrays: Sequence[tuple[Tensor, np.ndarray]]) -> Conten
 
 
 def _meant(slots: Slots, content: Content) -> Sequence[str]:
-    """Returns the names of the tensors that the writer was to store in an extent."""
+    """Returns the names of the tensors that a write stores in an extent."""
     return content.names or [tensor.place.name for tensor in slots.tensors]
 
 

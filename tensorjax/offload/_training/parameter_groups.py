@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tensorjax import linalg
+from tensorjax import _check, linalg
 from tensorjax._typing import DTypeLike, Optimizer
 from tensorjax.offload._training.array_checks import finite
 from tensorjax.offload._training.optimizer.host_optimizer import HostOptimizer, Into
@@ -80,7 +80,7 @@ class Group:
         return self.taken(self.into)
 
     def taken(self, into: Into) -> int:
-        """Computes the bytes of a group's update results, if they are written to ``into``.
+        """Computes the bytes of a group's update results that overwrite the memory ``into``.
 
         What they replace is not counted twice.
         """
@@ -192,7 +192,7 @@ def shapes(params: Params) -> dict[str, Any]:
       TypeError: some are not floating: they would have no gradient.
       ValueError: some are state of the model, not parameters.
     """
-    for name, group in params.items():
+    for name, group in _check.mapping("params", params, "parameter groups").items():
         if callable(group) and not _takes_nothing(group):
             raise TypeError(
                 f"params: {name}: expected a pytree of arrays or a function without arguments, got "
@@ -347,6 +347,9 @@ def tensors(
     Returns:
       A mapping from names to `jax.ShapeDtypeStruct`, which `TensorStore.reserve` and
       `offload.capacity` take.
+
+    Raises:
+      TypeError, ValueError: parameters or an optimiser that `Trainer` would refuse.
 
     Example:
       >>> import jax.numpy as jnp

@@ -71,7 +71,7 @@ def moments_of(layout: Layout, leaves: list[Any], state: Any) -> list[tuple[int,
 
 
 def by_gradient(layout: Layout, state: Any) -> list[bool]:
-    """Tells for a basis change, layer by layer, whether recorded gradients move the cores.
+    """Marks the layers whose optimiser state records gradients that are not normalised.
 
     So it is with momentum and with L-BFGS. Plain gradient descent keeps no record of gradients by
     which it could be known.
@@ -235,14 +235,14 @@ def _changed(
 
 
 def _places(layout: Layout) -> list[tuple[int, int]]:
-    """Returns, for each layer, the numbers of its first bond and of its first part."""
+    """Returns each layer's positions of first bond and first core in lists of all layers."""
     bonds = itertools.accumulate((len(layer.gates) for layer in layout.layers), initial=0)
     parts = (len(layer.cores) + len(layer.gates) for layer in layout.layers)
     return [*zip(bonds, itertools.accumulate(parts, initial=0), strict=True)]
 
 
 def counters_of(layout: Layout, leaves: list[Any], moving: list[tuple[int, int, bool]]) -> int:
-    """Counts the `Counters` that a change of basis needs."""
+    """Returns the number of scalars that the `Counters` of a change of basis must hold."""
     parts = [k for layer in layout.layers for k in (*layer.cores, *layer.gates)]
     shapes = [jnp.shape(leaves[k]) for k in (*parts, *(k for _, k, _ in moving))]
     return max(most_alike(shapes), len(layout.layers))
@@ -315,7 +315,7 @@ class _Tuckers:
     def change(
         self, packed: list[jax.Array], stays: jax.Array, order: Factorisations
     ) -> list[jax.Array]:
-        """Transforms all of them, as `pack` gives them, to the bases of singular vectors."""
+        """Transforms packed Tucker layers to the bases of their bonds' singular vectors."""
         rests = picked(stays, np.array(self.numbers))
         if len(self.arrays) == 1:
             own = [x[0] for x in packed]
@@ -343,7 +343,7 @@ class _Tuckers:
         return _tucker_changed(layer, self.kinds, arrays, stays, found)
 
     def unpack(self, packed: list[jax.Array], counters: Counters) -> list[Arrays]:
-        """Returns, for each layer and part, the parameter and its moments."""
+        """Splits packed Tucker layers into parameter and moments of every core and factor."""
         out: list[Arrays] = [[] for _ in self.arrays]
         for values in packed:
             layers, count, *shape = values.shape
@@ -414,7 +414,7 @@ def _tucker_bases(layer: Layer, parts: list[jax.Array], order: Factorisations) -
 
 
 def _as(new: jax.Array, old: Any) -> jax.Array:
-    """Casts what a change of basis made of an array to the dtype and sharding that it had."""
+    """Casts an array after a change of basis to the dtype and sharding that it had before."""
     dtype = jnp.result_type(old)
     new = (new if jnp.issubdtype(dtype, jnp.complexfloating) else new.real).astype(dtype)
     return like(new, old)

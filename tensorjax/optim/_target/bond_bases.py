@@ -31,7 +31,7 @@ Pair = tuple[jax.Array, jax.Array]
 
 
 class Factorisations:
-    """Chain of QRs and SVDs of bonds, which XLA runs in turn: batches side by side may deadlock."""
+    """Sequence of QRs and SVDs that XLA runs one by one, as concurrent ones may deadlock."""
 
     def __init__(self, done: tuple[jax.Array, ...] = ()) -> None:
         self.done = done
@@ -67,7 +67,7 @@ class Bases:
     norms: jax.Array
 
     def but(self, stays: jax.Array) -> "Bases":
-        """Returns the bases with some bonds, marked by ``stays`` (bonds,), left as they are."""
+        """Returns the bases with those of some bonds, marked by ``stays`` (bonds,), unchanged."""
         still = stays[:, None, None]
 
         def kept(x: jax.Array) -> jax.Array:
@@ -181,7 +181,7 @@ class Kinds:
 
     @classmethod
     def of(cls, kinds: Sequence[Sequence[str]], values: jax.Array) -> "Kinds":
-        """Tells the kinds of arrays (cores, arrays, …) by `kind_of` and by their entries."""
+        """Classifies the arrays (cores, arrays, …) at a bond: parameters, gradients or squares."""
         names = np.full(values.shape[:2], "gradient", object)  # of padding too
         for row, each in enumerate(kinds):
             names[row, : len(each)] = each

@@ -17,7 +17,7 @@ Shape = tuple[int, ...]
 
 
 class Counters(NamedTuple):
-    """Scalars 0, 1, … whose values XLA does not know.
+    """Scalars 0, 1, … that XLA cannot fold as constants, to slice equal pieces by one kernel.
 
     Attributes:
       values: of unsigned integers, so that JAX does not look for negative ones.
@@ -27,7 +27,7 @@ class Counters(NamedTuple):
 
     @classmethod
     def below(cls, count: int) -> "Counters":
-        """Makes ``count`` scalars; outside of conditions, in which XLA would see their values."""
+        """Creates ``count`` scalars that XLA cannot fold; not inside `lax.cond`, where it would."""
         values = tuple(jnp.asarray(n, jnp.uint32) for n in range(count))
         return cls(jax.lax.optimization_barrier(values)) if values else cls(values)
 

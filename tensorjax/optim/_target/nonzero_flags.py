@@ -1,4 +1,4 @@
-"""Flags of many arrays, whether an entry is not zero, in a program that does not grow with them."""
+"""Nonzero flags of many arrays, by a program whose size does not grow with their number."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ BLOCK = 64
 
 
 def any_nonzero(arrays: list[Any]) -> jax.Array:
-    """Tells of each array whether an entry is not zero; of integers that none is.
+    """Marks the arrays that have a nonzero entry; arrays of integers count as zero.
 
     A reduction for every array takes XLA much time to compile. Small arrays are joined to rows of
     one block size, with zeros behind each.

@@ -277,7 +277,7 @@ def _decided(
 
 
 def _undecided(layout: Layout, moves: list[Any]) -> Decision:
-    """Returns an empty decision about gates, for target updates that make none."""
+    """Returns a decision that changes no gate, for updates without a rank cut."""
     joined = [jnp.asarray(moves[k]) for k in layout.gates]
     none = jnp.zeros((sum(x.size for x in joined),), bool)
     parts = sum(len(layer.cores) + len(layer.gates) for layer in layout.layers)
@@ -286,7 +286,7 @@ def _undecided(layout: Layout, moves: list[Any]) -> Decision:
 
 
 def _parts(layout: Layout) -> np.ndarray:
-    """Numbers the cores and gates of every layer: (layers, most parts), padded by the count."""
+    """Numbers the cores and gates of every layer, padded to a rectangular array (layers, parts)."""
     rows, start = [], 0
     for layer in layout.layers:
         parts = len(layer.cores) + len(layer.gates)
@@ -296,7 +296,7 @@ def _parts(layout: Layout) -> np.ndarray:
 
 
 def _stays(layout: Layout, rests: jax.Array) -> jax.Array:
-    """Tells of each layer whether a change of basis leaves it: a part of it is held fixed."""
+    """Marks the layers that keep their bases, as a part of them is frozen."""
     held = jnp.append(rests, jnp.zeros((), bool))
     return jnp.any(picked(held, _parts(layout)), 1)
 

@@ -61,7 +61,7 @@ class Train:
     part: int = 0
 
     def held(self, part: int) -> list[jax.Array]:
-        """Returns the parameter of a part, its move in an update that cuts, and its moments."""
+        """Returns the arrays of one core or gate: parameter, its move if ranks are cut, moments."""
         value, *moments = self.arrays[part]
         return [value, *([self.moves[part]] if self.moves is not None else []), *moments]
 
@@ -82,7 +82,7 @@ class Cut(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _Chains:
-    """Numbering of cores and bonds in arrays that hold all trains whose bases change together.
+    """Positions of cores and bonds in the arrays that hold several trains of different lengths.
 
     A bond has the number of the core on its left: first cores, one for each train, then middle
     ones, train by train.
@@ -105,7 +105,7 @@ class _Chains:
 
     @classmethod
     def of(cls, inner: Sequence[int]) -> "_Chains":
-        """Numbers the bonds of trains with so many middle cores each."""
+        """Computes positions of cores and bonds from every train's number of middle cores."""
         trains, total = len(inner), sum(inner)
         owners = np.repeat(np.arange(trains), inner)
         place = np.concatenate([np.arange(n) for n in (*inner, 0)])
@@ -263,7 +263,7 @@ class Trains:
     def change(
         self, packed: list[jax.Array], stays: jax.Array, order: Factorisations
     ) -> list[jax.Array]:
-        """Transforms all of them, as `pack` gives them, to the bases of singular vectors.
+        """Transforms packed trains to the bases of their bonds' singular vectors.
 
         Args:
           packed: of `pack`, or without some arrays that are not to change.
@@ -296,7 +296,7 @@ class Trains:
         return out
 
     def unpack(self, packed: list[jax.Array], counters: Counters) -> list[list[list[jax.Array]]]:
-        """Returns, for each train and part, the parameter, or its move, and its moments."""
+        """Splits packed trains into the parameter (or move) and moments of every core and gate."""
         first, inner, last = self.places
         out: list[list[list[jax.Array]]] = [[[] for _ in train.arrays] for train in self.trains]
         for places, values in zip((self.bonds, first, last, inner), packed, strict=False):

@@ -1,4 +1,4 @@
-"""Orthonormal modes of grid axes, by frequency: what the points resolve, and how well."""
+"""Orthonormal modes of grid axes, ordered by frequency, to judge how well a grid resolves v."""
 
 from typing import Any
 

@@ -33,7 +33,7 @@ class WalledAxis(Axis):
     noiseless: bool = False
 
     def _check_walls(self) -> None:
-        """Leaves the walls as they are: `walled` has checked them."""
+        """Does nothing, as `walled` has checked the walls."""
 
     @property
     def free(self) -> tuple[bool, bool]:
@@ -42,7 +42,7 @@ class WalledAxis(Axis):
 
     @property
     def projected(self) -> None:
-        """Nothing: products with coefficients are taken at the points."""
+        """Projection matrices of a walled axis: None, as it takes coefficients at the points."""
 
     @functools.cached_property
     def extended(self) -> np.ndarray:

@@ -129,7 +129,7 @@ class Gaussian(_Start):
 
     @property
     def _density(self) -> float:
-        """Largest value of the Gaussian initial state's probability density."""
+        """Maximum of the Gaussian initial state's probability density."""
         sign, log = np.linalg.slogdet(2 * np.pi * self.covariance)
         return float(sign * np.exp(-log / 2))
 

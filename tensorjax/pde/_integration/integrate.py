@@ -268,7 +268,7 @@ def _begun(
 
 
 def _better(moving: Solution[Y], fixed: Solution[Y]) -> Solution[Y]:
-    """Selects the result of `integrate` that ran longer: with moving or with fixed coordinates.
+    """Selects the better of two results of `integrate`: with moving or with fixed coordinates.
 
     Where the motion itself brought the end, the choice of coordinates must not cost the result.
     """

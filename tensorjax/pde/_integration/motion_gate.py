@@ -1,4 +1,4 @@
-"""Decision when a run calls its coordinate generator: only where moving coordinates pay.
+"""Schedule of the calls of a coordinate generator: only where moving coordinates pay.
 
 Motion has a price: the generator itself, transport that couples all axes, right sides of higher
 rank in turned coordinates, and a jump of the rates wherever it starts or stops. It pays where it
@@ -26,7 +26,7 @@ _STEADY = 16
 
 
 class Gate(NamedTuple):
-    """Decision at which time steps the generator of moving coordinates is called.
+    """Schedule of the time steps at which the generator of moving coordinates is called.
 
     Attributes:
       wait: steps without a question, from the next one on.

@@ -185,7 +185,7 @@ class Run:
         return stop
 
     def begin_stiff(self, target: float) -> None:
-        """Has a run of method "auto" begin with exponential steps where its equation is stiff.
+        """Switches a run of method "auto" to exponential steps at once if its equation is stiff.
 
         It is where a step of 4 times the first one, in which v changes by some percent, is unstable
         and an exponential one is not. What acts along the axes does so in coordinates at rest:
@@ -209,7 +209,7 @@ class Run:
             self._go_over()
 
     def _curable(self, stop: Stopped, dt: float) -> bool:
-        """Whether a shorter step may cure a failure, or tell better when it comes about.
+        """Whether a shorter step may avoid a failure, or locate its time better.
 
         Exponential steps are long: where one leaves the box, v may still have been inside for most
         of it.

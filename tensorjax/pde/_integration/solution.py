@@ -85,7 +85,13 @@ class State(NamedTuple):
 
 
 class Result(enum.StrEnum):
-    """Outcome of `integrate`, kept in its `Solution`: successful, or the reason why it stopped."""
+    """Outcome of `integrate`, kept in its `Solution`: successful, or the reason why it stopped.
+
+    Example:
+      >>> from tensorjax import pde
+      >>> pde.Result.successful.value
+      'successful'
+    """
 
     successful = "successful"
     cfl = "time step too large"

@@ -252,7 +252,7 @@ class _Inverse:
         return self.of_no_mass(out)
 
     def of_no_mass(self, x: Cores, tol: float | None = None) -> Cores:
-        """Takes the stationary density out of x, and rounds it."""
+        """Subtracts the stationary density's part from x, and rounds the result."""
         total = mass_of(x, self._weights)
         return _combined([x, self._p], [1.0, -total], self.tol if tol is None else tol)
 
@@ -268,7 +268,7 @@ class _Block(NamedTuple):
     values: np.ndarray
 
     def residuals(self) -> list[Cores]:
-        """Returns the parts of y outside the space of the slow modes' block, exactly."""
+        """Computes the parts of y orthogonal to the block of slow modes, exactly."""
         out, j = [], 0
         while j < len(self.x):
             a, b = self.values[j].real, self.values[j].imag
@@ -322,7 +322,7 @@ def _iterated(
 
 
 def _projected(xs: list[Cores], ys: list[Cores], count: int, tol: float) -> _Block:
-    """Chooses slow modes in the space of trains x, of which y = L⁻¹ x are known (Rayleigh–Ritz).
+    """Computes Ritz vectors of slow modes in the span of trains x, given y = L⁻¹ x.
 
     By descending real part of λ = 1/θ among those that are near an eigenvalue: of what is far from
     all, θ may be anything. Of a pair both are kept.

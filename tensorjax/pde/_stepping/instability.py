@@ -77,7 +77,7 @@ def rate(method: str, trains: Sequence[Any], change: Sequence[Any] = ()) -> Rate
 
 
 def rounded_off(parts: Sequence[Any], weights: Sequence[Any], bonds: Sequence[int]) -> Any:
-    """Computes what rounding to rank one takes from a sum of trains at each bond, over its norm.
+    """Computes the relative loss by rounding a sum of trains to rank one, at each bond.
 
     At every bond by itself, whatever is rounded at others. Below 10 √eps it is zero: differences of
     squares do not tell.

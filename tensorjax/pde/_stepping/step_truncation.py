@@ -174,7 +174,7 @@ class Trim:
         return out
 
     def follow(self, before: Cores, after: Cores) -> None:
-        """Notes that a train was made of another one by what keeps its mass, about its moments."""
+        """Records that a train was made from another by an operation that conserves its mass."""
         lost = [m for c, m in self._lost if c is before]
         if lost:
             self._lost.append((after, sum(lost)))
@@ -223,7 +223,7 @@ class Trim:
         return found, lost + (left - self.at.of_train(found.cores)) / mass
 
     def _corrected(self, out: Rounded, mass: float, allowed: float) -> Rounded:
-        """Corrects a train to a given mass, unless that takes too large a change."""
+        """Corrects a train to a given mass, unless the change needed is too large."""
         found = None
         if np.isfinite(out.norm) and np.isfinite(mass):
             found = masses.corrected(out.cores, self._quadrature, mass)

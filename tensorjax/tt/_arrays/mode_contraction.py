@@ -52,7 +52,7 @@ def contract_modes(t: TT, vectors: Mapping[int, Any]) -> Any:
 
 
 def contraction(t: TT, vectors: Mapping[int, Any], name: str | None) -> Any:
-    """Computes `contract_modes`, also for sums and means, by whose name an overflow is told.
+    """Contracts modes with vectors, for sums and means too; ``name`` stands in overflow errors.
 
     Without a name a scalar out of the range of the dtype is inf or 0.
     """

@@ -133,7 +133,7 @@ class Calls:
         return values
 
     def done(self) -> list[Any]:
-        """Takes the values at the first points of the batch of single calls that failed last."""
+        """Returns the values that single calls computed before one of their batch failed."""
         if not isinstance(self._batch, OneByOne) or self._executor is not None:
             return []
         done, self._batch.done = self._batch.done, []
@@ -206,7 +206,7 @@ class PaddedCalls:
         return self._eager(points) if self.called else self._first(points)
 
     def done(self) -> list[Any]:
-        """Takes the values at the first points of the batch of single calls that failed last."""
+        """Returns the values that single calls computed before one of their batch failed."""
         return self._eager.done()
 
     def culprit(self, error: Exception, points: np.ndarray) -> int | None:
@@ -249,7 +249,7 @@ def _bucket(count: int) -> int:
 
 
 def _of_executor(error: Exception) -> bool:
-    """Whether an error is one of an executor: a worker that died, or what cannot be sent to it."""
+    """Whether an executor caused an error: a dead worker, or something that cannot be sent."""
     if isinstance(error, BrokenExecutor | CancelledError | pickle.PicklingError):
         return True
     unsent = isinstance(error, AttributeError | TypeError) and "pickle" in str(error)
@@ -257,7 +257,7 @@ def _of_executor(error: Exception) -> bool:
 
 
 def advice(error: Exception, shape: tuple[int, ...] | None, vectorized: bool) -> str:
-    """Returns what to do about an error that f or an executor raised, in words; "" if it tells all.
+    """Returns advice on an error that f or an executor raised; "" if the error needs none.
 
     Args:
       shape: of the points, if f raised it for a batch and at no single one of them.

@@ -110,7 +110,7 @@ class Search:
         return self.held.unseen(elsewhere=not self.fit.given) if self.fit.jumps else 0.0
 
     def _unsteady(self) -> float:
-        """Returns by how much f differs from itself at some entries, over its root mean square."""
+        """Measures how much f changes when evaluated again, over its root mean square."""
         index = self.held.index[:_AGAIN]
         change = np.abs(self._oracle.again(index) - self.held.values[: len(index)]).max()
         part = float(change) / (self.held.rms or 1.0)
@@ -135,7 +135,7 @@ class Search:
         return self._read_after(self._sweep_on(self.fit.sets))
 
     def _first_fits(self) -> bool:
-        """Whether the train through the first pivot is below the tolerance, be there no sweep."""
+        """Whether the train through the first pivot, of rank one, meets the tolerance."""
         return self._measured().bound <= self.tol
 
     def _measured(self) -> Estimate:
@@ -207,7 +207,7 @@ class Search:
         return "max_sweeps"
 
     def _swept(self, sets: Sets, bonds: range) -> tuple[float, int]:
-        """Adds pivots at one bond after another, the last time only as long as the error asks for.
+        """Adds pivots bond by bond in one sweep; a last sweep ends once the tolerance is met.
 
         Returns:
           The largest residual that was met, and the number of pivots added.

@@ -207,7 +207,7 @@ class Verification:
         return wrong
 
     def _wrong_above(self, cores: Cores) -> bool:
-        """Climbs from a held-out error that stands out, be it small: it may be a peak's tail.
+        """Climbs from a held-out error far above the others, even if small, to a larger one.
 
         Where the train is exact, errors are beside the roundoff in the train's entry: the tail of a
         peak is far above it where all else that f consists of is small.

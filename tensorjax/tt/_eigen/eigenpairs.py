@@ -144,7 +144,7 @@ class _Finder:
         return [states.state(j) for j in range(min(count, len(states.centres)))]
 
     def _crossed(self) -> Cores | None:
-        """Finds a low state that was missed, by block DMRG in the bases of those found.
+        """Finds a missed low state by block DMRG that starts in the bases of the states found.
 
         Levels often differ by a stretch of the chain: what is left of it in one state found, and
         right of it, joins what another one has between. Random starts seldom hold such a state.

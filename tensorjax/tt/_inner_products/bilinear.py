@@ -69,7 +69,7 @@ def bilinear_form(x: TT, a: TTMatrix, y: TT) -> jax.Array:
 
 
 def _powers(x: TT, a: TTMatrix, y: TT) -> Powers:
-    """Computes log10 |⟨x|A|y⟩|, and how to find log10 ‖x‖·‖A‖·‖y‖, for `held`."""
+    """Returns log10 |⟨x|A|y⟩| and a function for log10 ‖x‖·‖A‖·‖y‖, for overflow checks."""
     kind = np.result_type(*(linalg.factor_dtype(t.dtype) for t in (x, a, y)), np.float64)
     parts = [[np.asarray(c).astype(kind) for c in t.cores] for t in (x, a, y)]
     with np.errstate(all="ignore"):

@@ -63,7 +63,7 @@ def squared_norm(x: TT) -> tuple[Any, int] | None:
 
 
 def powers(x: TT, y: TT) -> Powers:
-    """Computes log10 |⟨x, y⟩|, and how to find log10 ‖x‖·‖y‖, for `held`."""
+    """Returns log10 |⟨x, y⟩| and a function for log10 ‖x‖·‖y‖, for overflow checks."""
 
     def bound() -> float:
         return norm_power(x) + (norm_power(y) if x is not y else norm_power(x))
@@ -77,7 +77,7 @@ def norm_power(x: TT) -> float:
 
 
 def norm_powers(x: TT) -> Powers:
-    """Computes log10 ‖x‖ for `held`, to which no bound by other norms applies."""
+    """Returns log10 ‖x‖ for an overflow check, without a bound by other norms."""
     return norm_power(x), lambda: -math.inf
 
 

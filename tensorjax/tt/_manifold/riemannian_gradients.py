@@ -38,6 +38,10 @@ def value_and_riemannian_grad(f: Callable[..., jax.Array]) -> Callable[..., tupl
     Returns:
       A function of the same arguments that returns f(x) and what `riemannian_grad` gives there.
 
+    Raises:
+      TypeError: ``f`` is no function; from the function returned, x is no train, or f(x) no real
+        scalar.
+
     Example:
       >>> import jax
       >>> from tensorjax import tt
@@ -48,6 +52,7 @@ def value_and_riemannian_grad(f: Callable[..., jax.Array]) -> Callable[..., tupl
 
     Source: Novikov, Rakhuba, Oseledets (2022), see `riemannian_grad`.
     """
+    _check.function("f", f)
 
     def value_and_grad(x: Any, *args: Any, **kwargs: Any) -> tuple[jax.Array, Any]:
         if isinstance(x, TTMatrix):
@@ -109,6 +114,9 @@ def riemannian_grad(f: Callable[..., jax.Array]) -> Callable[..., TT]:
     Returns:
       A function of the same arguments that returns the tangent vector ξ at x, a train of the kind
       of x and twice the ranks, with Re⟨ξ, η⟩ the derivative of f at x along every tangent vector η.
+
+    Raises:
+      TypeError: as `value_and_riemannian_grad`.
 
     Example:
       >>> import jax
@@ -193,6 +201,9 @@ def riemannian_cg() -> Optimizer:
     Returns:
       optax.GradientTransformationExtraArgs, or a pair of the same functions where Optax is not
       installed.
+
+    Raises:
+      TypeError: from ``update``, without ``value`` and ``value_fn``.
 
     Example:
       >>> import jax, optax

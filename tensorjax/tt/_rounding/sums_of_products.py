@@ -114,7 +114,7 @@ def rounded(
 
 
 def _work(terms: Sequence[Any], ranks: Sequence[int], extra: int) -> float:
-    """Counts about the multiplications that sketches of a sum of products take."""
+    """Estimates the multiplications that sketches of a sum of products take."""
     width = max(ranks, default=1) + extra
     return float(
         sum(
@@ -271,7 +271,7 @@ def _by_numpy(
 
 
 def _work_of_exact(term: fused.Term) -> float:
-    """Counts about the multiplications of rounding a sum of products after its exact product."""
+    """Estimates the multiplications of forming a sum of products exactly and rounding it."""
     modes = fused.modes_of(term)
     left, right = ([math.prod(c.shape[k] for c in f) for f in term] for k in (0, -1))
     return float(sum(n * r * s * max(r, s) for n, r, s in zip(modes, left, right, strict=True)))

@@ -144,7 +144,7 @@ def _identities(left: int, modes: Sequence[int], dtype: Any) -> list[Any]:
 
 
 def _group(found: Subspace, modes: tuple[int, ...], bond: int) -> _Group:
-    """Returns a group of modes that the host TT-SVD leaves whole, as their bond has full rank."""
+    """Returns modes that the host TT-SVD splits off exactly, as their bond has full rank."""
     return _Group(modes, [], [0.0] * (len(modes) - 1) + [found.discarded], bond)
 
 

@@ -78,7 +78,7 @@ class Peaks:
 
     @property
     def lines(self) -> int:
-        """Lines along each variable that the next ascent takes, at most."""
+        """Largest number of lines along each variable in the next ascent."""
         return len(self.points) * self._sweeps
 
     @property

@@ -267,7 +267,7 @@ class _Splitting:
         return found.error + 2 * found.std <= self.tol * whole * share
 
     def _give_up(self, status: Status) -> Status:
-        """Ends the splitting early: unfitted patches take what their parents found."""
+        """Ends the splitting early: unfitted patches take the trains of their parents."""
         if not self.leaves and not self._waiting:
             self.leaves[()] = _Leaf(None, 0.0, 0.0, math.inf, False)
         for _, prefix, share in self._waiting:

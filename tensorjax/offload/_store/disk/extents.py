@@ -17,6 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tensorjax import _check
+
 ALIGN = 4096  # of offsets, sizes and memory: O_DIRECT asks for 512 or 4096 (open(2))
 PACKED = 64  # arrays that share memory begin at multiples; XLA reads aligned memory in place
 
@@ -148,6 +150,9 @@ def capacity(tensors: Mapping[str, Any]) -> int:
     Returns:
         The least capacity for these, reserved in one call.
 
+    Raises:
+        TypeError: No mapping, or something in it without shape and dtype.
+
     Example:
         >>> import jax, numpy as np
         >>> from tensorjax import offload
@@ -159,7 +164,8 @@ def capacity(tensors: Mapping[str, Any]) -> int:
 
     Source: ours.
     """
-    placed = place({name: checked(name, like) for name, like in tensors.items()}, 0)
+    named = _check.mapping("tensors", tensors, "arrays or jax.ShapeDtypeStruct")
+    placed = place({name: checked(name, like) for name, like in named.items()}, 0)
     return max((p.stop for p in placed if p.nbytes), default=1)
 
 

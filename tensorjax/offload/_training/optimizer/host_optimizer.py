@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from tensorjax import linalg
+from tensorjax import _check, linalg
 from tensorjax.offload._training.array_checks import finite
 from tensorjax.offload._training.optimizer.parameter_labels import Named, alike, kind, named
 from tensorjax.offload._training.storage.host_arrays import cpu, to_host
@@ -43,12 +43,7 @@ class HostOptimizer:
     """
 
     def __init__(self, transformation: Any, compute_dtype: Any = None) -> None:
-        for name in ("init", "update"):
-            if not callable(getattr(transformation, name, None)):
-                raise TypeError(
-                    "optimizer: expected a transformation as Optax makes them, with init and "
-                    f"update, got {type(transformation).__name__}"
-                )
+        _check.optimizer("optimizer", transformation)
         self._transformation = transformation
         self._dtype = None if compute_dtype is None else _floating(compute_dtype)
         self.device = cpu()

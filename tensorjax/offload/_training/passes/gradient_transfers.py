@@ -83,7 +83,7 @@ class Gradients:
         self.norm = 0.0
 
     def look(self, layer: Layer, gradients: Sequence[Any]) -> Looked:
-        """Starts the transfer of a layer's gradients to the host; returns them for `take`.
+        """Starts copying a layer's gradients to the host; returns the pending copies for `take`.
 
         They may still be computed.
 
@@ -114,7 +114,7 @@ class Gradients:
         return None
 
     def take(self, looked: Looked) -> None:
-        """Queues a layer's gradients for the transfer thread, after the previous layer's.
+        """Queues a layer's pending gradient copies for the transfer thread.
 
         They are used up.
         """

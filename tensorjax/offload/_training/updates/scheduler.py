@@ -136,7 +136,7 @@ class UpdateScheduler:
         return any(held < version for held in self.version.values())
 
     def idle(self) -> str | None:
-        """Picks a group whose optimiser state waits for a gradient that cannot come now, or None.
+        """Picks a group whose optimiser state is in memory and whose gradient cannot come, or None.
 
         None where an update can be made.
         """
@@ -178,14 +178,14 @@ class UpdateScheduler:
         return sorted(self.ready, key=lambda n: self.ready[n].deadline)
 
     def _let(self) -> list[str]:
-        """Returns the groups with gradients whose update nothing holds back, most urgent first."""
+        """Returns the groups that have gradients and may be updated now, most urgent first."""
         return [n for n in self._order() if self._may(self.ready[n])]
 
     def _may(self, ready: Ready) -> bool:
         return ready.version <= self.newest and (self.open or not ready.gated)
 
     def _coming(self) -> dict[str, tuple[int, float]]:
-        """Returns the groups whose optimiser states may be read before their gradients come.
+        """Returns the groups whose optimiser states may be read before their gradients arrive.
 
         With their versions and deadlines.
         """
@@ -197,7 +197,7 @@ class UpdateScheduler:
         return found
 
     def _to_come(self, deadline: float) -> list[str]:
-        """Returns the groups with earlier deadlines whose gradients are still to come."""
+        """Returns the groups with earlier deadlines whose gradients have not arrived yet."""
         if self.blocked:
             return []
         return [name for name, (_, at) in self.expected.items() if at < deadline]
