@@ -179,7 +179,8 @@ def corrected(cores: Cores, at: Moments, target: np.ndarray, tol: float) -> Corr
         if not np.abs(lacks).max() > small or not allowed > 0:
             break
         parts = list(_sweep(cores, at, shapes, None))
-        gain, square = sum(p.gain for p in parts), sum(p.square for p in parts)
+        gain = np.sum([p.gain for p in parts], axis=0)
+        square = np.sum([p.square for p in parts], axis=0)
         share, norm = _balanced(gain, square, lacks, small, allowed)
         *others, last = _sweep(cores, at, shapes, share)
         # Where singular values of v are as small as the change, the last core sees other functions
@@ -215,7 +216,7 @@ def _shapes(cores: Cores, at: Moments) -> list[np.ndarray]:
     """Returns what corrections of the moments are made of: (n, m), zero where a train is."""
     out = []
     for weights, density, periodic in zip(
-        at.weights, profiles(cores), ~at.powers.any(0), strict=True
+        at.weights, profiles(cores), np.all(at.powers == 0, axis=0), strict=True
     ):
         held = np.flatnonzero(density > 0)
         if periodic or not len(held):

@@ -177,7 +177,7 @@ class Trim:
         """Records that a train was made from another by an operation that conserves its mass."""
         lost = [m for c, m in self._lost if c is before]
         if lost:
-            self._lost.append((after, sum(lost)))
+            self._lost.append((after, np.sum(lost, axis=0)))
 
     def moments(self, term: Term) -> np.ndarray:
         """Computes the moments of a term of a sum, plus what earlier rounding of it has lost."""
