@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 from tensorjax import nn, parallel
 from tensorjax.models.gpt2 import GPT2, GPT2Config, batch, groups, layers, load_groups
 from tensorjax.models.gpt2._attention import causal
-from tensorjax.models.gpt2._blocks import gelu
+from tensorjax.models.gpt2._blocks import dropped, gelu
 from tests.oracles import compilations
 
 CONFIG = GPT2Config.tiny()
@@ -391,8 +391,7 @@ def test_dropout_is_on_where_there_is_a_key(key) -> None:
 
 
 def test_dropout_keeps_the_mean(key) -> None:
-    drop = with_config(varied(), dropout=0.25)._dropping(parallel.Single())
-    x = drop(jnp.ones((50, 40, 20), jnp.float32), key)
+    x = dropped(jnp.ones((50, 40, 20), jnp.float32), key, 0.25)
     kept = float((x != 0).mean())
     assert kept == pytest.approx(0.75, abs=5 * (0.75 * 0.25 / x.size) ** 0.5)
     np.testing.assert_allclose(x[x != 0], 1 / 0.75, rtol=1e-6)
@@ -530,3 +529,13 @@ def test_specifications_may_be_written_with_lists():
 def test_infinite_weights_of_a_batch_are_named():
     with pytest.raises(ValueError, match="weights: expected a positive, finite sum"):
         batch([[1, 2]], [[2, 3]], [[np.inf, 1.0]])
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
+def test_dropout_divides_by_the_rest_as_well_as_its_dtype_can(dtype):
+    x = jnp.asarray([1.0, 3.0, -7.0] * 20, dtype)
+    found = dropped(x, jax.random.key(1), 0.1)
+    exact = (np.asarray(x, float) / 0.9).astype(x.dtype)
+    wanted = np.where(found == 0, 0, exact).astype(np.float32)
+    np.testing.assert_allclose(found.astype(jnp.float32), wanted, rtol=1e-6, atol=0)
+    assert 0 < int((found == 0).sum()) < 30

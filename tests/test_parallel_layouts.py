@@ -236,6 +236,18 @@ def test_tokens_that_are_left_out_do_not_count_whatever_their_logits_are(logit, 
     assert not gradient[1, 2].any()
 
 
+def test_weights_of_zero_have_the_losses_as_gradient(rng):
+    z = jnp.asarray(rng.normal(size=(2, 3, 5)), jnp.float32)
+    targets = jnp.asarray(rng.integers(0, 5, (2, 3)))
+    weights = jnp.asarray(rng.uniform(size=(2, 3)) < 0.5, jnp.float32)
+
+    def loss(weights):
+        return parallel.Single().cross_entropy(z, targets, weights, 5)[0]
+
+    losses = jax.nn.logsumexp(z, -1) - jnp.take_along_axis(z, targets[..., None], -1)[..., 0]
+    np.testing.assert_allclose(jax.grad(loss)(weights), losses, rtol=1e-5)
+
+
 def test_a_vocabulary_larger_than_its_table_is_refused():
     single, z = parallel.Single(), jnp.zeros((1, 1, 4))
     ids, ones = jnp.zeros((1, 1), int), jnp.ones((1, 1))

@@ -311,8 +311,6 @@ class Layout(Placing):
         targets = _ids.as_int32(targets, vocabulary)
         ignored, valid = targets == _ids.IGNORED, _ids.inside(targets, vocabulary)
         weights = jnp.where(ignored, jnp.zeros((), z.dtype), weights.astype(z.dtype))
-        counts = weights != 0
-        z = jnp.where(counts[..., None], z, jnp.zeros((), z.dtype))
         place = targets - first
         mine = _ids.inside(place, here) & valid
         # Read before the padding is masked: going back, XLA then masks in the same pass.
@@ -320,11 +318,18 @@ class Layout(Placing):
         if here * self.ways(self.wide) > vocabulary:
             words = collectives.row(first + jnp.arange(here, dtype=jnp.int32), z.ndim)
             z = jnp.where(words < vocabulary, z, jnp.asarray(-jnp.inf, z.dtype))
-        top = collectives.largest(jnp.max(z, axis=-1), self.wide)
+        # Logits of which no loss is finite are zero where no weight counts, as 0 · NaN is NaN. The
+        # others stay, for the gradient in the weights.
+        top = jax.lax.stop_gradient(jnp.max(z, axis=-1))
+        odd = (weights == 0) & ~jnp.isfinite(top)
+        z = jnp.where(odd[..., None], jnp.zeros((), z.dtype), z)
+        top = collectives.largest(jnp.where(odd, jnp.zeros((), z.dtype), top), self.wide)
         mass = jnp.sum(jnp.exp(z - top[..., None]), axis=-1)
         found = jnp.where(mine, found, jnp.zeros((), z.dtype))
         mass, found = collectives.total(jnp.stack([mass, found]), self.wide)
         losses = jnp.log(mass) + top - found
+        counts = (weights != 0) | jnp.isfinite(losses)
+        losses = jnp.where(counts, losses, jnp.zeros((), z.dtype))
         losses = jnp.where(valid | ignored, losses, jnp.asarray(jnp.nan, z.dtype))
         sums = jnp.stack([jnp.sum(weights * losses), jnp.sum(weights)])
         loss, count = collectives.total(sums, self.batch)

@@ -17,7 +17,7 @@ from tensorjax.models._id_checks import check_ids
 from tensorjax.models._id_checks import check_length as _check_length
 from tensorjax.models._loss import checked_weights
 from tensorjax.models.gpt2._attention import attend
-from tensorjax.models.gpt2._blocks import SPREAD, Block, Norm
+from tensorjax.models.gpt2._blocks import SPREAD, Block, Norm, dropped
 from tensorjax.models.gpt2._config import GPT2Config
 from tensorjax.parallel import Layout, Single
 
@@ -266,10 +266,10 @@ def _loop_body(
         q, k, v = block.heads(x, layout)
         y = attend(q, k, v, attention, is_causal=True)
 
-        def dropped(y: jax.Array, number: int) -> jax.Array:
+        def numbered(y: jax.Array, number: int) -> jax.Array:
             return drop(y, None if key is None else jax.random.fold_in(key, number))
 
-        return block.after(x, y, layout, dropped), None
+        return block.after(x, y, layout, numbered), None
 
     unroll = _unroll(config, layout)
     return _remat(body, config, unroll), unroll
@@ -277,13 +277,9 @@ def _loop_body(
 
 def _dropping(config: GPT2Config, layout: Layout) -> Callable[[jax.Array, Any], jax.Array]:
     """Returns GPT-2's dropout of activations by a key, none if that is None."""
-    rate = config.dropout
 
     def drop(x: jax.Array, key: Any) -> jax.Array:
-        if key is None:
-            return x
-        keep = jax.random.bernoulli(layout.key(key, x), 1 - rate, x.shape)
-        return jnp.where(keep, x / jnp.asarray(1 - rate, x.dtype), jnp.zeros((), x.dtype))
+        return x if key is None else dropped(x, layout.key(key, x), config.dropout)
 
     return drop
 

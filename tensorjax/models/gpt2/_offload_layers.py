@@ -10,12 +10,12 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from tensorjax import linalg, nn, offload
+from tensorjax import nn, offload
 from tensorjax._ids import IGNORED
 from tensorjax._typing import ArrayLike, DTypeLike
 from tensorjax.models._config_checks import check_spec
 from tensorjax.models.gpt2._attention import attend
-from tensorjax.models.gpt2._blocks import EPSILON, SPREAD, Block
+from tensorjax.models.gpt2._blocks import EPSILON, SPREAD, Block, dropped
 from tensorjax.models.gpt2._config import GPT2Config
 from tensorjax.models.gpt2._model import GPT2, axes_of, check_length
 from tensorjax.parallel import Layout, Single, shardings
@@ -85,11 +85,7 @@ def _layers(
     def drop(x: jax.Array, key: Any, number: int) -> jax.Array:
         if key is None or not config.dropout:
             return x
-        mine = layout.key(jax.random.fold_in(key, number), x)
-        keep = jax.random.bernoulli(mine, 1 - config.dropout, x.shape)
-        wide = linalg.factor_dtype(x.dtype)  # 0.9 in bfloat16 is 0.8984
-        kept = (x.astype(wide) / jnp.asarray(1 - config.dropout, wide)).astype(x.dtype)
-        return jnp.where(keep, kept, jnp.zeros_like(x))
+        return dropped(x, layout.key(jax.random.fold_in(key, number), x), config.dropout)
 
     def embedding(params: Any, _: None, batch: Mapping[str, Any], key: Any) -> jax.Array:
         table, positions = params
