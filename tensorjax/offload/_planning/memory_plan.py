@@ -29,7 +29,7 @@ Row = tuple[str, int, int, str, str]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Memory plan of offloaded training: where the groups live, budgets, predicted step time.
+    """Memory plan of offloaded training: parameter groups in RAM or on disk, predicted step time.
 
     Attributes:
       chosen: how activations are treated, what lives where, and the times of a step.
@@ -320,7 +320,7 @@ def _aside(staging: Any, groups: Mapping[str, Group]) -> int | None:
 def _best(
     works: Iterable[Work], device_bytes: int, host_bytes: int
 ) -> tuple[list[Choice], Choice | None]:
-    """Chooses a memory plan's placement for each activation strategy, and the fastest of them."""
+    """Finds, per activation strategy, the fastest split of parameters between RAM and disk."""
     found = [choose(work, device_bytes, host_bytes) for work in works]
     able = [choice for choice in found if not choice.refusal]
     return found, min(able, key=lambda choice: choice.seconds, default=None)
@@ -332,7 +332,7 @@ def _cast(host: HostOptimizer, given: Any) -> Any:
 
 
 def _kinds(activations: Any) -> list[Activations]:
-    """Checks a memory plan's argument ``activations``; returns its strategies, each once."""
+    """Checks a memory plan's argument ``activations``; returns its strategies, no duplicates."""
     known = get_args(Activations)
     several = isinstance(activations, Iterable) and not isinstance(activations, str)
     asked: list[Any] = list(activations) if several else []

@@ -121,14 +121,14 @@ def _candidates(work: Work, room: int) -> Iterator[list[str]]:
 
 
 def _spread(order: list[str], away: int) -> list[str]:
-    """Returns all groups but ``away`` evenly spaced ones, which are to live on disk."""
+    """Returns the parameter groups for RAM: all but ``away`` evenly spaced ones, left on disk."""
     rest = len(order) - 1
     places = {1 + (2 * n + 1) * rest // (2 * away) for n in range(away)}
     return [name for n, name in enumerate(order) if n not in places]
 
 
 def _choice(work: Work, weights: int, memory: list[str], room: int, refusal: str) -> Choice:
-    """Builds a `Choice` of the search: step time and memory if given groups stay in host memory."""
+    """Builds a `Choice`: predicted step time and memory with given parameter groups in RAM."""
     groups, every = work.groups, work.gradients()
     held = sum(stored_bytes(groups[name]) for name in memory)
     host, left = work.on_host + gradient_bytes(work) + held, room - held

@@ -13,7 +13,7 @@ from tensorjax.offload._store.tensor_states import Tensor
 
 
 class StoreContents:
-    """Base class of `TensorStore`: what an open store holds, without transfers."""
+    """Base class of `TensorStore`: names, shapes, metadata and state of an open store."""
 
     _paths: Paths
     _index: Index

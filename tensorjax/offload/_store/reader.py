@@ -104,7 +104,7 @@ class Reader:
     def _asked(
         self, tensors: Sequence[Tensor]
     ) -> tuple[_Asked, list[tuple[Tensor, Content]], list[tuple[Extent, int]]]:
-        """Splits requested tensors into those to read from disk and those that need no read.
+        """Splits tensors asked of a store into those to read from disk and those already in memory.
 
         Also returns the slots to read. The queue's lock is held.
         """
@@ -225,7 +225,7 @@ def _reading(
 
 
 def _kept(tensor: Tensor, content: Content, queue: Queue) -> Lease:
-    """Returns the reader's lease of a tensor that needs no disk read: empty, or write failed."""
+    """Returns a lease of a tensor that needs no disk read: it is empty, or its write failed."""
     memory = (np.empty(0, np.uint8) if content.memory is None else content.memory).view()
     memory.flags.writeable = False
     array = view(memory, tensor.part.start, tensor.place)
@@ -233,7 +233,7 @@ def _kept(tensor: Tensor, content: Content, queue: Queue) -> Lease:
 
 
 def _released(read: Future[Leases]) -> None:
-    """Releases the leases of a read whose caller was interrupted."""
+    """Releases the leases of a store's read whose caller was interrupted."""
     if read.exception() is None:
         read.result().release()
 

@@ -147,7 +147,7 @@ class Writer:
     def _prepared(
         self, todo: Sequence[tuple[Tensor, np.ndarray]]
     ) -> tuple[_Sources, dict[Extent, tuple[Slots, Content]]]:
-        """Returns the bytes to write for every extent, and the contents its slot will have."""
+        """Returns the bytes to write for every extent, and its checksums once they are written."""
         sources: _Sources = {}
         newest: dict[Extent, tuple[Slots, Content]] = {}
         packed: dict[Slots, list[tuple[Tensor, np.ndarray]]] = {}
@@ -180,7 +180,7 @@ class Writer:
 
 
 def _carries(slots: Slots, arrays: Sequence[tuple[Tensor, np.ndarray]]) -> bool:
-    """Whether the writer has to carry over other tensors in the disk blocks of an extent."""
+    """Whether a write must also copy other tensors that share the disk blocks of an extent."""
     new = {tensor.number for tensor, _ in arrays}
     return any(tensor.written and tensor.number not in new for tensor in slots.tensors)
 
@@ -201,7 +201,7 @@ def _packed(slots: Slots, arrays: Sequence[tuple[Tensor, np.ndarray]]) -> Conten
 
 
 def _meant(slots: Slots, content: Content) -> Sequence[str]:
-    """Returns the names of the tensors that a write stores in an extent."""
+    """Returns the names of the tensors that one write to a store puts into an extent."""
     return content.names or [tensor.place.name for tensor in slots.tensors]
 
 

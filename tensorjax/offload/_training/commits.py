@@ -123,7 +123,7 @@ class Commits:
         self._settings = Settings()
 
     def begin(self, meta: dict[str, Any], pending: Mapping[str, Any], version: int) -> None:
-        """Starts a thread that commits one version of all groups; later updates wait for it.
+        """Starts a thread that commits all groups as of one step; later updates wait for it.
 
         Called before any gradient for a later version is offered.
         """
@@ -169,7 +169,7 @@ class Commits:
             self.steps = steps
 
     def ends_in(self, thread: threading.Thread) -> None:
-        """Makes the next trainer on the store wait for a thread that ends this training."""
+        """Makes the next trainer that opens the store wait for a thread that closes this one."""
         _ENDING[self._store] = thread
 
     def warn(self, steps: int) -> None:

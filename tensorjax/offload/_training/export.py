@@ -170,7 +170,7 @@ def to_orbax(source: Trainer | TensorStore, folder: str | Path) -> Path:
 
 
 def _files_of(index: Path) -> tuple[set[str], bool]:
-    """Returns the files that an index of an earlier export names, and whether it is one of ours."""
+    """Returns the files that an earlier export's index names, and whether a trainer wrote it."""
     if not index.exists():
         return set(), False
     try:
@@ -186,7 +186,7 @@ def _files_of(index: Path) -> tuple[set[str], bool]:
 
 
 def _free_names(files: list[str], before: set[str]) -> dict[str, str]:
-    """Chooses names of an export's files that an earlier one in the folder has not."""
+    """Chooses file names for an export that an earlier one in the folder does not use."""
     found, taken = {}, {*before, *files}
     for file in files:
         stem, name = file.removesuffix(".safetensors"), file
@@ -312,7 +312,7 @@ def _prefixed(prefix: str, arrays: Arrays) -> Arrays:
 
 
 def _join(some: dict[str, Any], more: Mapping[str, Any], where: str = "") -> None:
-    """Adds to a dictionary of what is exported; raises ValueError for a name that it has."""
+    """Adds exported arrays to a dictionary; raises ValueError for a name that it has already."""
     if twice := [name for name in more if name in some]:
         name = ".".join(filter(None, [where, sorted(twice)[0]]))
         raise ValueError(

@@ -34,7 +34,7 @@ class Options:
 
     @property
     def spills(self) -> bool:
-        """Whether a trainer's gradients may have to wait in the store."""
+        """Whether a trainer may write gradients to the store until their optimiser update."""
         return self.gradient_bytes is not None and self.gradient_overflow == "store"
 
     @property
@@ -44,7 +44,7 @@ class Options:
 
     @property
     def early(self) -> bool:
-        """Whether optimiser states may be read before their gradients have arrived."""
+        """Whether a trainer may read optimiser states before their gradients have arrived."""
         return self.schedule not in ("pipelined", "sequential")
 
 

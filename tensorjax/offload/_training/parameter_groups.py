@@ -54,7 +54,7 @@ class Group:
 
     @property
     def device(self) -> TensorPacking:
-        """Layout of the group's parameters in the dtype in which the device computes."""
+        """Layout of a group's parameters in a store, in the dtype in which the device computes."""
         return self.params if self.weights is None else self.weights
 
     @property
@@ -69,14 +69,14 @@ class Group:
 
     @property
     def into(self) -> Into:
-        """Memory that the results of a group's update overwrite: "place", "gradient" or "spare"."""
+        """Memory that a group's update results overwrite: "place", "gradient" or "spare"."""
         if self.storage.in_place:
             return "place"
         return "spare" if self.lent else "gradient"
 
     @property
     def results(self) -> int:
-        """Bytes that the results of a group's update take until they are written."""
+        """Bytes of a group's new parameters and optimiser state until they are written."""
         return self.taken(self.into)
 
     def taken(self, into: Into) -> int:

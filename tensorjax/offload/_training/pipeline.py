@@ -153,7 +153,7 @@ class Pipeline:
         self._stream.rewind(self._order.start(self._progress.steps))
 
     def fail(self, error: BaseException) -> None:
-        """Makes everything that waits for parameters in the pipeline raise ``error``."""
+        """Makes all threads that wait for parameters of a training step raise ``error``."""
         self._stream.fail(error)
 
     def statistics(self) -> dict[str, int]:
@@ -194,7 +194,7 @@ class Pipeline:
         return norm
 
     def _finish(self, norm: float | None) -> None:
-        """Releases updates in the pipeline that waited for the norm; waits if asked to."""
+        """Starts optimiser updates that waited for the gradient norm; waits for them if asked."""
         clip, scale = self._options.clip, None
         if clip is not None and norm is not None:
             scale = np.float64(1.0 if norm <= clip else clip / norm)
@@ -208,7 +208,7 @@ class Pipeline:
                 self.updater.settle()
 
     def _offer(self, group: str, gradient: Any, partial: int) -> None:
-        """Passes a gradient in the pipeline to the updater; if stale, that of the last step."""
+        """Hands a gradient to the optimiser updater; if stale, that of the step before."""
         version = self._order.version(self._progress.steps) + 1
         if self._order.stale:
             pending = self._progress.pending

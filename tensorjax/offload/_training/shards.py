@@ -108,7 +108,7 @@ class Part:
         return jax.make_array_from_single_device_arrays(self._whole, self._sharding, copies)
 
     def counted(self, part: Any) -> list[Any]:
-        """Returns the shards that this process counts, so that over all each counts once."""
+        """Returns the shards that this process sums in a norm; each is summed by one process."""
         blocks = zip(self.pieces, self._blocks(part), strict=True)
         return [block for piece, block in blocks if piece.counted]
 
@@ -161,7 +161,7 @@ class Shards:
         return self._map(name, lambda part, x: part.place(x), tree) if self._parts else None
 
     def counted(self, name: str, tree: Any) -> Any:
-        """Returns a group's shards that this process counts, so that over all each counts once."""
+        """Returns a group's shards that this process sums in a norm; others sum the other ones."""
         return self._map(name, lambda part, x: part.counted(x), tree)
 
     def whole(self, name: str, tree: Any) -> Any:

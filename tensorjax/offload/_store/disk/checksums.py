@@ -79,7 +79,7 @@ def gather(sources: Sequence[Any], target: np.ndarray) -> list[str]:
 
 
 def _join(sources: Sequence[Any], target: np.ndarray) -> None:
-    """Concatenates byte arrays whose checksums were taken, past the CPU caches if C is built."""
+    """Concatenates byte arrays with known checksums, by C code that bypasses CPU caches if any."""
     if _copies_c is not None:
         _copies_c.gather(sources, target)
     else:

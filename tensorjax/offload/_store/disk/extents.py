@@ -86,7 +86,7 @@ class Extent:
 
 
 def extents(places: Iterable[Place]) -> list[Extent]:
-    """Groups tensors by the disk blocks they occupy: tensors that share a block form one extent."""
+    """Groups tensors by the disk blocks that they occupy; those that share a block go together."""
     found: dict[Any, list[Place]] = {}
     for place in places:
         small = 0 < place.nbytes < ALIGN
@@ -194,7 +194,7 @@ def place(specs: Mapping[str, Spec], start: int) -> tuple[Place, ...]:
 
 
 class Piece(NamedTuple):
-    """Part of an extent, at most one block long, and its position in the extent and the run.
+    """Part of a tensor's disk extent, at most one block long, with its offsets in memory and file.
 
     Attributes:
         extent: The extent that it is a block of.
@@ -248,7 +248,7 @@ class Run(NamedTuple):
 
 
 class Layouts:
-    """Cache of runs: the transfers into which the extents of a read or write are joined.
+    """Cache of the transfers into which reads or writes of adjacent tensors on disk are joined.
 
     Args:
         block: Most bytes of one transfer.
@@ -262,7 +262,7 @@ class Layouts:
         self._lock = threading.Lock()
 
     def runs(self, asked: Sequence[tuple[Extent, int]]) -> tuple[Run, ...]:
-        """Joins extents that are adjacent in the file to runs of at most one block.
+        """Joins tensor extents that are adjacent in the data file to runs of at most one block.
 
         A larger extent is a run of its own.
 
@@ -277,7 +277,7 @@ class Layouts:
         return found
 
     def forget(self) -> None:
-        """Clears the cache of runs, after extents have been given up."""
+        """Clears the cache of joined transfers, after disk space of tensors has been released."""
         with self._lock:
             self._known, self._held = {}, 0
 

@@ -79,7 +79,7 @@ class Index:
         )
 
     def after(self, entries: Mapping[str, Entry], meta: Any, *, joint: bool) -> "Index":
-        """Returns the index of a store's next commit, with the entries and metadata of that.
+        """Returns a store's index after its next commit, with given tensor entries and metadata.
 
         ``joint`` says whether it is made together with other processes.
         """

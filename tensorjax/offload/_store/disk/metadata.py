@@ -5,7 +5,7 @@ from typing import Any
 
 
 def differences(kind: str, stored: Any, asked: Any) -> list[str]:
-    """Lists as text in which fields metadata that were asked for differ from a store's."""
+    """Lists, as text, the fields in which requested metadata differ from a tensor store's."""
     if isinstance(stored, dict) and isinstance(asked, dict):
         return [
             line

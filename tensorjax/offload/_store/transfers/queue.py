@@ -22,7 +22,7 @@ _LOG = logging.getLogger("tensorjax.offload")
 
 
 class Queue(StagingQueue):
-    """Priority queue of disk transfers, on that of requests for staging memory.
+    """Priority queue of a tensor store's reads and writes on disk, the earliest deadline first.
 
     Attributes:
         wake: Called when transfers become ready, by backends that sleep elsewhere.
@@ -133,7 +133,7 @@ class Queue(StagingQueue):
             self.until(lambda: not request.waits)
 
     def release(self, buffer: Buffer, name: str) -> None:
-        """Releases one tensor's hold on staging memory, to the queue; may be called twice."""
+        """Releases one tensor's share of staging memory that a read filled; may be called twice."""
         with self.lock:
             try:
                 self._release(buffer, name)
@@ -305,7 +305,7 @@ class Queue(StagingQueue):
             self.wake()
 
     def _unblock(self, request: Request, leader: Request | None = None) -> None:
-        """Ends the wait of a request in the queue for another one or for memory."""
+        """Ends a queued disk request's wait for an earlier request or for staging memory."""
         if leader is None:
             request.memory = True
         elif leader in request.leaders:

@@ -117,7 +117,7 @@ class Request:
         return [*before.values()]
 
     def count_waits(self) -> None:
-        """Recomputes how many things a request waits for: earlier requests, and memory."""
+        """Counts what a disk request still waits for: earlier requests, and staging memory."""
         self.waits = len(self.leaders) + (not self.memory)
 
     def leave(self) -> None:
@@ -137,7 +137,7 @@ class Request:
         return self.buffer
 
     def cut(self, queued: Container[int], error: BaseException) -> None:
-        """Ends an interrupted request, except for transfers that are queued or begun.
+        """Ends an interrupted disk request, except for transfers that are queued or begun.
 
         Args:
             queued: ``id`` of the transfers in the queue.
@@ -187,5 +187,5 @@ class ReadBatch:
 
     @property
     def buffers(self) -> list[Buffer]:
-        """Staging memory of those reads in the batch that have got some."""
+        """Staging buffers of those read requests in a batch that have been given one."""
         return [request.buffer for request in self.requests if request.buffer is not None]

@@ -54,11 +54,11 @@ class StagingQueue:
         raise TypeError("an abstract queue has no transfers")
 
     def _offer(self, op: Op) -> None:
-        """Puts a transfer, whose staging memory is there, into the queue."""
+        """Queues a disk transfer whose staging memory has been allocated."""
         raise TypeError("an abstract queue has no transfers")
 
     def _unblock(self, request: Request, leader: Request | None = None) -> None:
-        """Ends the wait of a request in the queue for another one or for memory."""
+        """Ends a queued disk request's wait for an earlier request or for staging memory."""
         raise TypeError("an abstract queue has no transfers")
 
     def _serve(self) -> None:
@@ -188,7 +188,7 @@ class StagingQueue:
         self._begin(batch)
 
     def _begin(self, batch: ReadBatch) -> None:
-        """Puts the transfers of reads that have memory into the queue; may be repeated."""
+        """Queues the disk transfers of reads that have staging memory; may be called again."""
         for request in batch.requests:
             for op in request.ops:
                 self._offer(op)  # what is offered twice is started once

@@ -175,7 +175,7 @@ class Engine:
     def shares(
         self, layer: Layer, params: PyTree, xs: Sequence[Any], batches: Sequence[Any], keys: Any
     ) -> list[Any]:
-        """Returns the factors by which the engine makes a mean of the microbatches' losses.
+        """Returns the weights by which microbatch losses are averaged to the loss of a batch.
 
         Args:
           layer, params: the last one.
@@ -243,7 +243,7 @@ class Engine:
 
     @property
     def lends(self) -> bool:
-        """Whether the engine's gradients arrive in pinned memory, which is not overwritten.
+        """Whether gradients copied to the host lie in pinned memory, which no update overwrites.
 
         They are lent then: updates cannot write to it.
         """

@@ -178,7 +178,7 @@ _MISSING = re.compile(r"(?P<function>[\w.<>]+)\(\) missing \d+ required keyword-
 
 
 def _needs_more(error: Exception) -> TypeError | None:
-    """Returns the error for an optimiser that needs more than a trainer gives, if that is it."""
+    """Converts the error of an optimiser that needs more than gradients to a TypeError, or None."""
     found = _MISSING.search(str(error)) if isinstance(error, TypeError) else None
     if found is None:
         return None
@@ -248,7 +248,7 @@ _programs = WeakCache(_compiled)
 
 
 def _factors(scale: float) -> np.ndarray:
-    """Returns two factors whose product is ``scale``; the second is 1, or a power of two.
+    """Splits a gradient's scale into two factors that do not underflow in single precision.
 
     A clip's factor for gradients near the largest numbers of single precision may be below the
     smallest one, which a CPU takes for 0.

@@ -24,17 +24,17 @@ class Named(Wrapper):
 
     @property
     def inner(self) -> Any:
-        """Transformation that a labelled one stands around."""
+        """Optax transformation that a labelled transformation wraps."""
         return self.transformation
 
     @property
     def kind(self) -> str:
-        """Name of the group, by which a labelled transformation differs from others."""
+        """Name of the parameter group for which an Optax transformation is labelled."""
         return self.name
 
     @classmethod
     def around(cls, inner: Any, kind: Any) -> "Named":
-        """Returns a labelled transformation of a group, by its name."""
+        """Wraps an Optax transformation for the parameter group of a given name."""
         return cls(inner, kind)
 
     def init(self, params: Any) -> Any:
@@ -90,7 +90,7 @@ def alike(some: Named, other: Named, params: Any) -> bool:
 
 
 def kind(params: Any) -> tuple[Any, Any]:
-    """Returns structure, shapes and dtypes of parameters, for which labelled updates are traced."""
+    """Returns structure, shapes and dtypes of parameters, to compare labelled transformations."""
     leaves, structure = jax.tree.flatten(params)
     return structure, tuple((tuple(x.shape), np.dtype(x.dtype)) for x in leaves)
 

@@ -83,7 +83,7 @@ class Gradients:
         self.norm = 0.0
 
     def look(self, layer: Layer, gradients: Sequence[Any]) -> Looked:
-        """Starts copying a layer's gradients to the host; returns the pending copies for `take`.
+        """Starts copying a layer's gradients to the host; returns the copies for `take` to queue.
 
         They may still be computed.
 
@@ -132,12 +132,12 @@ class Gradients:
             raise error
 
     def close(self) -> None:
-        """Ends the gradient transfer thread, once it has passed on all it was given."""
+        """Ends the thread that copies gradients to the host, once it has passed on all of them."""
         self._given.put(None)
         self._thread.join()
 
     def _work(self) -> None:
-        """Collects gradients on the host, in a thread, one layer after the other."""
+        """Copies queued gradients to the host, in a thread, one layer after the other."""
         with self._settings.entered():
             while (given := self._given.get()) is not None:
                 try:

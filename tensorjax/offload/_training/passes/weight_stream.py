@@ -154,7 +154,7 @@ class WeightStream(WorkerThreads):
             self._cond.notify_all()
 
     def written(self, group: str, version: int) -> None:
-        """Records that a version of a group's parameters can be read from storage."""
+        """Records that a group's updated parameters are written and can be read from storage."""
         with self._lock:
             self._available[group] = version
             self._cond.notify_all()
@@ -202,7 +202,7 @@ class WeightStream(WorkerThreads):
         return step * len(self._uses) + later
 
     def _kept_for(self, group: str) -> float:
-        """Returns the next use of a cached group; infinity if its version is outdated."""
+        """Returns the next use of a group cached on the device; infinity if since updated."""
         position = self._next_use(group, self._now)
         current = self._version(position // len(self._uses)) == self._cache[group].version
         return position if current else math.inf
@@ -225,7 +225,7 @@ class WeightStream(WorkerThreads):
             self.peak_handed = max(self.peak_handed, held)
 
     def _here(self, group: str, version: int) -> bool:
-        """Whether this version of a group is kept on the host since its update."""
+        """Whether a group's parameters of a given update are kept in host memory."""
         return group in self._handed and self._handed[group][0] == version
 
     def _make_room(self, group: str, position: int) -> bool:
@@ -254,7 +254,7 @@ class WeightStream(WorkerThreads):
         self.peak = max(self.peak, self._used)
 
     def _ended(self, error: BaseException) -> None:
-        """Reports an error that ended a thread of the stream, unless it was closed."""
+        """Records an error that ended a thread of the parameter stream, unless it was closed."""
         if not self._closed:
             super()._ended(error)
 

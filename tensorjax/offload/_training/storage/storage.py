@@ -64,7 +64,7 @@ class Storage(Protocol):
         ...
 
     def holds(self, packing: TensorPacking) -> bool:
-        """Whether a pytree is in memory, or is being read, for another user of the storage."""
+        """Whether a pytree is in memory already, or being read, on behalf of another reader."""
         ...
 
     def starved(self) -> bool:

@@ -30,13 +30,13 @@ class Fetched:
     gradient: Reading | None = None  # if it is read by itself
 
     def ready(self, update: Ready) -> bool:
-        """Whether all reads for an update are complete and its gradient is there."""
+        """Whether an optimiser update's reads are complete and its gradient has arrived."""
         if self.gradient is not None:
             return self.gradient.ready() and self.state.ready()
         return (self.whole or update.gradient is not None) and self.state.ready()
 
     def release(self) -> None:
-        """Frees the memory of the reads for an update."""
+        """Frees the memory of an optimiser update's reads."""
         self.state.release()
         if self.gradient is not None:
             self.gradient.release()
@@ -44,7 +44,7 @@ class Fetched:
 
 @dataclass
 class Output:
-    """Results of an optimiser update that are still to be written."""
+    """Results of an optimiser update that are still to be written to storage."""
 
     group: Group
     ready: Ready

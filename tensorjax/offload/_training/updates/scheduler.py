@@ -132,7 +132,7 @@ class UpdateScheduler:
         return not self.unwritten or not self._groups[name].results or total <= self._results_most
 
     def behind(self, version: float) -> bool:
-        """Whether an update up to a given version is still to be written for any group."""
+        """Whether any parameter group has fewer written optimiser updates than ``version``."""
         return any(held < version for held in self.version.values())
 
     def idle(self) -> str | None:

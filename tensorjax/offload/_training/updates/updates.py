@@ -103,12 +103,12 @@ class Updater(WorkerThreads):
             self._cond.notify_all()
 
     def gate(self) -> None:
-        """Holds the updater back from gradients offered from now on, until `release`."""
+        """Makes the optimiser updater defer gradients offered from now on, until `release`."""
         with self._lock:
             self._scheduler.open = False
 
     def release(self, scale: Any = None) -> None:
-        """Lets the updater begin what was held back, gradients times ``scale`` if given."""
+        """Starts deferred optimiser updates, with gradients times ``scale`` if given."""
         with self._lock:
             self._scale, self._scheduler.open = scale, True
             for ready in self._scheduler.ready.values():
@@ -117,13 +117,13 @@ class Updater(WorkerThreads):
             self._cond.notify_all()
 
     def ungate(self) -> None:
-        """Ends a `gate` of the updater under which nothing was offered: the step is not made."""
+        """Ends a `gate` of the optimiser updater under which no gradient was offered."""
         with self._lock:
             self._scheduler.open, self._scheduler.gated = True, False
             self._cond.notify_all()
 
     def hold_back(self, version: float) -> None:
-        """Holds the updater back from later versions during a commit; infinity ends it.
+        """Defers optimiser updates beyond a given number during a commit; infinity ends that.
 
         The storages are about to be committed at that version: `settle_at` waits for it.
         """
@@ -134,7 +134,7 @@ class Updater(WorkerThreads):
     def offer(
         self, name: str, gradient: Any, version: int, deadline: float, partial: int = 0
     ) -> None:
-        """Gives the updater a group's gradient, which makes its parameters ``version``.
+        """Hands a group's gradient to the updater, for the update that has the number ``version``.
 
         Its memory is used up. Where it does not fit, this or another one is written to the store,
         or, without one for them, this one waits here until there is room.
@@ -190,7 +190,7 @@ class Updater(WorkerThreads):
         )
 
     def _move_out(self, name: str) -> None:
-        """Writes a gradient that waits for the updater to the store, lock released."""
+        """Writes a gradient that waits for its optimiser update to the store; releases the lock."""
         assert self._spill is not None
         ready, packing = self._scheduler.ready.pop(name), self._groups[name].gradient
         if self._together and (fetched := self._scheduler.fetched.pop(name, None)) is not None:
@@ -219,7 +219,7 @@ class Updater(WorkerThreads):
             storage.settle()
 
     def settle_at(self, version: int) -> None:
-        """Waits until the updater has written all groups up to a version.
+        """Waits until a given number of optimiser updates of all groups has been written.
 
         Groups that only the last layers use may not have begun their updates to it by then.
         """
@@ -250,7 +250,7 @@ class Updater(WorkerThreads):
             asked.when_ready(self._look_again)
 
     def _ask(self) -> Reading | None:
-        """Waits for the next read that the updater needs, and starts it; None at the end."""
+        """Waits for the next optimiser state or gradient to read, and starts it; None if closed."""
         with self._lock:
             while not self._closed and self._error is None:
                 if (name := self._scheduler.lacking()) is not None:
@@ -273,7 +273,7 @@ class Updater(WorkerThreads):
         return None
 
     def _give_way(self) -> None:
-        """Frees an optimiser state that the updater has read, if all reads wait.
+        """Frees an optimiser state that was read, if no read can get staging memory.
 
         Leases cut memory up, so what there is may be too small in every place. The state is asked
         for again at once, but what is more urgent waits before it. One that has no memory yet would
@@ -290,7 +290,7 @@ class Updater(WorkerThreads):
             _LOG.info("the state of %s is read again: staging memory is cut up", name)
 
     def _whole(self, name: str) -> bool:
-        """Whether the updater reads a stored gradient together with its optimiser state."""
+        """Whether a gradient in the store is to be read together with its optimiser state."""
         here = self._groups[name].storage is self._spill
         return self._together and here and self._scheduler.ready[name].gradient is None
 
@@ -302,7 +302,7 @@ class Updater(WorkerThreads):
                 self._outputs.join()
 
     def _choose(self) -> tuple[str, Ready, Fetched] | None:
-        """Waits for the updater's next group; returns gradient and state, None at the end."""
+        """Waits for the next group to update; returns its gradient and state, None at the end."""
         with self._lock:
             while not self._closed and self._error is None:
                 name, room = self._scheduler.able()
@@ -389,7 +389,7 @@ class Updater(WorkerThreads):
         return ready
 
     def _bound_spare(self) -> None:
-        """Drops memory that the updater keeps for reuse if the bound is exceeded."""
+        """Drops memory kept for reuse by optimiser updates if it exceeds its bound."""
         total = self._scheduler.results_bytes + self._spare.nbytes
         if self._gradient_bytes is not None and total > self._results_most:
             self._spare.clear()
