@@ -94,7 +94,7 @@ def prune(
         return sum(c * math.prod(ranks[g] for g in bonds) for c, bonds in listed[layer])
 
     def candidates(layer: int) -> list[tuple[float, int, int]]:
-        """Lists (importance per freed size, layer, bond) for the next index of each bond."""
+        """Lists (importance per freed size, layer, bond) of bond indices that may be pruned."""
         now, bonds = sized(layer), enumerate(left[layer])
         found = []
         for bond, kept in bonds:
@@ -128,7 +128,7 @@ def prune(
 
 
 def _worth(params: Any, gates: dict[int, Any], importance: Any) -> dict[int, np.ndarray]:
-    """Returns the checked importance by which `prune` cuts nonzero gates; −1 for zero gates."""
+    """Returns the importance of every rank gate, by which `prune` cuts; −1 for zero gates."""
     given: dict[Any, Any] = {}
     if importance is not None:
         paths, leaves, _ = flatten(importance)

@@ -122,7 +122,7 @@ def _cuts(
     keep_one: bool,
     siblings: list[list[int]],
 ) -> dict[int, Cut]:
-    """Returns, for every core and gate, the indices that a shrink keeps of each axis."""
+    """Returns, for every core and gate, the indices of each axis that remain after pruning."""
     cuts: dict[int, Cut] = {}
     found = [_kept(layer, leaves, threshold, bucket, keep_one) for layer in layout.layers]
     for copies in siblings:
@@ -163,7 +163,7 @@ def _kept(
 
 
 def _evened(copies: list[list[np.ndarray]], layer: Layer) -> list[list[np.ndarray]]:
-    """Makes the shrunk copies of a stacked layer equal in rank: keeps some zero-gate indices."""
+    """Gives the pruned copies of a stacked layer equal ranks by keeping some zero-gate indices."""
     most = [max(map(len, kept)) for kept in zip(*copies, strict=True)]
     out = []
     for copy in copies:
@@ -174,7 +174,7 @@ def _evened(copies: list[list[np.ndarray]], layer: Layer) -> list[list[np.ndarra
 
 
 def _lossy(x: Any, cut: Cut) -> Cut:
-    """Selects the axes of an array from which a shrink removes indices."""
+    """Selects the axes of an array from which pruned bond indices are removed."""
     return {axis: kept for axis, kept in cut.items() if len(kept) < x.shape[axis]}
 
 
@@ -185,7 +185,7 @@ def _cut(x: Any, cut: Cut) -> Any:
 
 
 def _shrink_state(state: Any, known: dict[Path, tuple[Any, Cut]], fresh: Any) -> Any:
-    """Removes from an optimiser's state the indices that were removed from its parameters."""
+    """Removes pruned bond indices from the arrays of an optimiser's state."""
     paths, leaves, structure = flatten(state)
     owners = [_owner(path, known) for path in paths]
     if fresh is None:
@@ -213,7 +213,7 @@ def _shrink_state(state: Any, known: dict[Path, tuple[Any, Cut]], fresh: Any) ->
 
 
 def _owner(path: Path, known: dict[Path, tuple[Any, Cut]]) -> Path | None:
-    """Finds, for `shrink`, the parameter that a state array belongs to, by its path."""
+    """Finds the parameter that an array of an optimiser's state belongs to, by its path."""
     found = parameter_of(path, known)
     if found is not None:
         return found
@@ -235,7 +235,7 @@ def _matching(leaf: Any, owner: Path | None, known: dict[Path, tuple[Any, Cut]])
 def _moment(
     path: Path, leaf: Any, owner: Path | None, known: dict[Path, tuple[Any, Cut]], whole: int
 ) -> Any:
-    """Removes the indices of zero gates from a moment; ValueError for unknown layouts."""
+    """Removes pruned bond indices from an optimiser moment; ValueError for unknown layouts."""
     expected = None
     if owner is not None and known[owner][1]:
         shape = np.shape(known[owner][0])

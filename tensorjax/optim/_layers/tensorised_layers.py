@@ -202,7 +202,7 @@ def check_concrete(name: str, leaves: Any) -> None:
 
 
 def labels(params: PyTree) -> Any:
-    """Labels every leaf of a parameter tree "core", "gate" or "dense", for `optax.partition`.
+    """Labels every parameter "core", "gate" or "dense", for `optax.partition`.
 
     Made for `optax.partition`, which takes the function itself; the rates of the paper's released
     program would be::
@@ -257,7 +257,7 @@ class Stacks:
 
     @classmethod
     def of(cls, params: Any) -> "Stacks":
-        """Finds the stacked layers of a parameter tree, whose gates have leading axes."""
+        """Finds the layers stacked by `nnx.vmap` in a parameter tree, by leading axes of gates."""
         paths, leaves, structure = flatten(params)
         shapes = tuple(tuple(np.shape(leaf)) for leaf in leaves)
         groups: dict[Path, dict[str, list[int]]] = {}
@@ -299,7 +299,7 @@ class Stacks:
         return out
 
     def join(self, tree: Any) -> Any:
-        """Stacks single layers again, in the containers of the original parameters."""
+        """Stacks single layers again, in the pytree structure of the original parameters."""
         if not any(self.axes):
             return tree
         paths, leaves, _ = flatten(tree)
@@ -345,7 +345,7 @@ def _leading(group: dict[str, list[int]], shapes: Sequence[tuple[int, ...]]) -> 
 
 
 def _copies(path: Path, count: int) -> list[Path]:
-    """Returns the paths of a stacked tensorised leaf's copies, with each copy's number inserted."""
+    """Returns a stacked parameter's paths in the tree of single layers, one for each copy."""
     at = len(path) - next(n for _, n in parts(path))
     return [(*path[:at], copy, *path[at:]) for copy in range(count)]
 
@@ -357,7 +357,7 @@ def _put(out: dict[str, Any], path: Path, leaf: Any) -> None:
 
 
 def _key(path: Path) -> Path:
-    """Converts a tensorised leaf's path to its path in the tree of single layers of `Stacks`."""
+    """Converts a stacked parameter's path to its path in the tree of single layers."""
 
     def token(key: Hashable) -> Hashable:
         return int(key) if isinstance(key, str) and key.isdecimal() else key

@@ -17,7 +17,7 @@ Kind = Literal["int8", "float8_e4m3fn", "float8_e5m2"]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Quantized:
-    """Core that is stored in eight bits: ``values`` times ``scale``.
+    """Core of a tensorised layer quantised to eight bits: ``values`` times ``scale``.
 
     Attributes:
       values: int8 or float8, of the shape of the core.
@@ -166,7 +166,7 @@ def straight_through(params: Tree, dtype: Kind = "int8", *, key: jax.Array | Non
 
 @jax.custom_jvp
 def _passed(x: jax.Array, rounded: jax.Array) -> jax.Array:
-    """Returns a core rounded to eight bits, with the derivative of the unrounded core."""
+    """Rounds a core to eight bits, with the gradient of the identity (straight-through)."""
     del x
     return rounded
 

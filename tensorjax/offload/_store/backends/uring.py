@@ -157,7 +157,7 @@ class _Driver:
             self._ring.close()
 
     def _renewing(self, *, busy: bool) -> bool:
-        """Registers replaced staging memory with io_uring once idle; returns if reads must wait.
+        """Registers replaced staging memory with io_uring once idle; returns if transfers wait.
 
         They wait while the replaced memory is still in use.
 

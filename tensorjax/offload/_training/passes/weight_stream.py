@@ -202,7 +202,7 @@ class WeightStream(WorkerThreads):
         return step * len(self._uses) + later
 
     def _kept_for(self, group: str) -> float:
-        """Returns the next use of a group cached on the device; infinity if since updated."""
+        """Returns the next use of cached parameters on the device; infinity if outdated."""
         position = self._next_use(group, self._now)
         current = self._version(position // len(self._uses)) == self._cache[group].version
         return position if current else math.inf
