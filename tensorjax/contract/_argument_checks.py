@@ -52,7 +52,7 @@ def _checked_dtype(name: str, dtype: Any) -> np.dtype:
 
 
 def check_minimize(minimize: Any) -> str:
-    """Checks the argument ``minimize`` of a contraction: flops, bytes or peak."""
+    """Checks which cost a contraction path is to minimise: flops, bytes or peak."""
     if minimize not in ("flops", "bytes", "peak"):
         raise ValueError(f"minimize: expected 'flops', 'bytes' or 'peak', got {minimize!r}")
     return minimize

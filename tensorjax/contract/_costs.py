@@ -42,7 +42,7 @@ class Cost(NamedTuple):
 
 
 class _Ledger:
-    """Running totals of operations, bytes moved and bytes alive of a simulated contraction."""
+    """Running totals of operations, bytes moved and live bytes in a contraction's cost model."""
 
     def __init__(self) -> None:
         self.products = 0  # multiplications
@@ -70,7 +70,7 @@ class _Ledger:
 
 
 class Walk:
-    """Simulation of a contraction's operations and memory, forward and then backward.
+    """Simulation of a contraction's forward and backward pass, to count operations and memory.
 
     Args:
         slices: number of slices of each sliced label.
@@ -105,7 +105,7 @@ class Walk:
         return self.elements(self.labels[node], cuts) * item
 
     def entries(self) -> list[int]:
-        """Lists the arrays, by number, that the loop over slices reads but does not compute."""
+        """Lists the arrays that a sliced contraction's loop reads but does not compute itself."""
         found = []
         for node in sorted(self.inside - set(range(self.n))):
             step = self.steps[node]
@@ -115,7 +115,7 @@ class Walk:
     # Forward.
 
     def forward(self, keep: bool = False) -> None:
-        """Counts the costs of the forward pass; ``keep`` keeps what the backward pass reads."""
+        """Counts a contraction's forward costs; with ``keep`` arrays stay for the backward pass."""
         for operand in range(self.n):
             self.ledger.hold(self.model.operand_bytes(operand))
         outside = [node for node in self.steps if node not in self.inside]
@@ -233,7 +233,7 @@ class Walk:
     # Backward.
 
     def backward(self) -> None:
-        """Counts the costs of the backward pass, after ``forward(keep=True)``."""
+        """Counts a contraction's backward costs, after ``forward(keep=True)``."""
         self.ledger.hold(self.model.output_bytes)  # the cotangent that comes in
         outside = [node for node in self.steps if node not in self.inside]
         if self.inside:
@@ -249,7 +249,7 @@ class Walk:
         self._run_back(outside, {})
 
     def _recompute(self, nodes: list[int], cuts: Slices) -> None:
-        """Counts the cost of recomputing intermediates in the backward pass.
+        """Counts the cost of recomputing a contraction's intermediates in the backward pass.
 
         All but the last product are computed again.
         """
@@ -285,7 +285,7 @@ class Walk:
         return node == self.root and same and not self.inside
 
     def _accumulate(self, child: int) -> None:
-        """Counts the cost of adding the gradient of one slice to the whole gradient."""
+        """Counts the cost of adding one slice's gradient to the whole gradient of a contraction."""
         size = self.size(child, self.slices)
         self.ledger.work(3 * size, 0, self.elements(self.labels[child], self.slices))
         self.ledger.drop(size)

@@ -91,7 +91,7 @@ class Program:
         return "".join(c for c in self.model.network.reduced_output if c not in thin)
 
     def _nodes(self, inside: bool) -> list[int]:
-        """Returns the numbers of the products inside or outside the loop over slices."""
+        """Returns the numbers of the pairwise products inside or outside the loop over slices."""
         n = len(self.model.network.reduced)
         depends = looped(self.model, self.slices)
         return [n + k for k in range(len(self.model.steps)) if (n + k in depends) == inside]
@@ -102,7 +102,7 @@ class Program:
         nodes: list[int],
         thin: frozenset[str] = frozenset(),
     ) -> None:
-        """Computes the pairwise products ``nodes``, and replaces their factors in ``values``."""
+        """Computes the pairwise products ``nodes`` of a contraction in place of their factors."""
         n = len(self.model.network.reduced)
         for node in nodes:
             step = self.model.steps[node - n]
@@ -224,7 +224,7 @@ def _split(x: jax.Array, count: int) -> jax.Array:
 
 
 def _slice(x: jax.Array, labels: str, label: str, count: int, k: jax.Array) -> jax.Array:
-    """Cuts slice ``k`` out of an operand's axis ``label`` as a sliced contraction is executed."""
+    """Cuts slice ``k`` out of an operand's axis ``label``, for a sliced contraction."""
     if label not in labels:
         return x
     axis = labels.index(label)
@@ -287,7 +287,7 @@ def _add(total: jax.Array, term: jax.Array) -> jax.Array:
 
 
 def _diagonal(x: jax.Array, labels: str, label: str) -> tuple[jax.Array, str]:
-    """Executes a repeated label of an operand: takes the diagonal of its axes as first axis."""
+    """Takes the diagonal over the axes of an operand that have one label, as first axis."""
     times = labels.count(label)
     if times < 2:
         return x, labels

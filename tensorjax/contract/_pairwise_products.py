@@ -59,7 +59,7 @@ class Step:
         return bool(self.summed) and not (self.summed_last(labels) or self.summed_first(labels))
 
     def without(self, thin: Collection[str]) -> "Step":
-        """Returns a pairwise product without some labels, whose axes have been indexed away."""
+        """Returns a pairwise product without some labels, whose axes have been sliced away."""
         if not thin:
             return self
         texts = (self.left_labels, self.right_labels, self.batch, self.summed)
@@ -133,7 +133,7 @@ def _layouts(
 def _traffic(
     network: Network, step: Step, following: tuple[frozenset[str], frozenset[str]] | None
 ) -> int:
-    """Counts the entries that a step's layout of axes copies, in it and in the next step."""
+    """Counts the entries copied by a product and its successor for a given layout of axes."""
     moved = 0
     for labels in (step.left_labels, step.right_labels):
         if step.copied(labels):
@@ -149,7 +149,7 @@ def _traffic(
 def _suits(
     labels: str, following: tuple[frozenset[str], frozenset[str]] | None, output: str
 ) -> bool:
-    """Whether the next step of a contraction can read a product's axis layout without a copy."""
+    """Whether the next product of a contraction reads a result's axis order without a copy."""
     if following is None:
         return labels == output
     batch, summed = following

@@ -58,7 +58,7 @@ class Tree:
         return tuple((ids.get(a, a), ids.get(b, b)) for a, b in pairs)
 
     def refine(self, window: int, effort: Effort) -> None:
-        """Improves a contraction tree: re-orders subtrees of up to ``window`` leaves optimally.
+        """Improves a contraction tree: reorders subtrees of up to ``window`` leaves optimally.
 
         Costly ones come first, until none improves.
 

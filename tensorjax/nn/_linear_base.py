@@ -99,7 +99,7 @@ class TensorLinear(nnx.Module):
     def _folds(
         self, in_shape: Any, out_shape: Any, order: int | None
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Returns the factors of the inputs and of the outputs, given or chosen."""
+        """Returns the mode sizes of inputs and outputs, given or chosen."""
         rows = modes(self.in_features, in_shape, order, "in_shape")
         # The largest modes at both ends, where the TT-ranks are least.
         columns = modes(self.out_features, out_shape, order, "out_shape")

@@ -79,7 +79,7 @@ def _applied(x: jax.Array, layer: Any, count: int) -> jax.Array:
 
 
 def flat(layer: nnx.LinearGeneral) -> nnx.Linear:
-    """Converts a `LinearGeneral` to a `Linear` layer with flattened axes.
+    """Converts a dense `LinearGeneral` to a `Linear` layer with flattened axes.
 
     Leading axes of stacked layers are kept.
     """

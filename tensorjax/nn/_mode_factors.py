@@ -18,7 +18,7 @@ _WHOLE = 32
 
 
 def factor(n: int, order: int | None = None) -> tuple[int, ...]:
-    """Factorises n into near-equal mode sizes, or the next larger integer that has such factors.
+    """Factorises n, or the next larger integer that allows it, into near-equal mode sizes.
 
     Of all products of ``order`` factors whose largest is at most 3 times their smallest, the
     smallest that is at least n; of the ways to write it, the one of the least sum. So 768 stays as
@@ -142,7 +142,7 @@ def paired_modes(
 
 
 def train_ranks(rank: int | Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
-    """Returns a layer's interior TT-ranks for its mode sizes; one int is cut to the bounds."""
+    """Returns a layer's interior TT-ranks; a single int is cut to the bounds of the mode sizes."""
     bounds = [
         min(math.prod(sizes[:k]), math.prod(sizes[k:])) for k in range(1, len(sizes))
     ]  # fmt: skip
@@ -150,7 +150,7 @@ def train_ranks(rank: int | Sequence[int], sizes: Sequence[int]) -> tuple[int, .
 
 
 def bounded(rank: Any, bounds: Sequence[int], place: str) -> tuple[int, ...]:
-    """Returns a layer's ranks by the bounds of its mode factors: an int is cut, others checked.
+    """Returns a layer's ranks within the bounds of its modes: an int is cut, others checked.
 
     Raises:
       ValueError: no positive integers, not one per place, or an explicit rank above its bound.

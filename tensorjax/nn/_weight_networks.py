@@ -121,13 +121,13 @@ def canonical(modes: Sequence[int], split: int, rank: int) -> WeightNetwork:
 
 
 def absorbing(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Returns, for every gate of a TT weight's network, the smaller neighbour that absorbs it."""
+    """Returns, for every gate of a TT weight, which neighbouring core, the smaller, absorbs it."""
     sizes = [math.prod(shape) for shape in shapes]
     return tuple(k if sizes[k] <= sizes[k + 1] else k + 1 for k in range(len(sizes) - 1))
 
 
 def _as_given(out: list[jax.Array], arguments: Any) -> list[Any]:
-    """Returns shardings that keep a weight's arrays placed as before their gates were absorbed."""
+    """Returns shardings by which a weight's arrays stay placed when gates are multiplied in."""
     given = [x for x in jax.tree.leaves(arguments) if isinstance(x, jax.Array)]
     return [spec_like(x, next(y for y in given if y.shape == x.shape)) for x in out]
 

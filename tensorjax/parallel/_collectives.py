@@ -46,7 +46,7 @@ def scatter(x: jax.Array, axes: Axes, dim: int) -> jax.Array:
 
 
 def varying(x: jax.Array) -> frozenset[str]:
-    """Returns the mesh axes along which an array varies inside `jax.shard_map`, for collectives."""
+    """Returns the mesh axes over which an array may differ between devices in `jax.shard_map`."""
     kind: Any = jax.typeof(x)
     # The name is that of JAX 0.10; it was `vma` before, and may be again.
     return kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else kind.vma
@@ -60,7 +60,7 @@ def vary(x: jax.Array, axes: Axes) -> jax.Array:
 
 
 def placed(place: Callable[[jax.Array], jax.Array], w: jax.Array, dtype: Any = None) -> jax.Array:
-    """Applies a collective that gathers a parameter's blocks; its gradient is summed in float32.
+    """Gathers a sharded parameter by a collective whose gradient is summed in float32.
 
     A sum over n devices in bfloat16 has a relative error of n · 2⁻⁹, and loses what is small beside
     it. So cotangents in half precision are widened before they are added up over devices, and the
@@ -125,7 +125,7 @@ def block(x: jax.Array, axes: Axes, dim: int) -> jax.Array:
 
 
 def row(x: jax.Array, ndim: int) -> jax.Array:
-    """Prepends axes of size one to a block inside `jax.shard_map`, without rank promotion.
+    """Prepends axes of size one to an array, to add it to one of more axes in `jax.shard_map`.
 
     The tests forbid rank promotion.
     """

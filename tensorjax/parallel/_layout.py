@@ -177,7 +177,7 @@ class Layout(Placing):
         *,
         fold: tuple[int, ...] = (),
     ) -> jax.Array:
-        """Applies a linear layer that widens x, such as an MLP's first, in blocks over devices.
+        """Applies a column-parallel linear layer that widens x, such as the first of an MLP.
 
         Args:
           x: (batch, length, embed), as it lies between linear layers.
@@ -216,7 +216,7 @@ class Layout(Placing):
         w: jax.Array | Callable[[jax.Array], jax.Array],
         b: jax.Array | None = None,
     ) -> jax.Array:
-        """Applies a linear layer back to the features, such as an MLP's second, after `column`.
+        """Applies a row-parallel linear layer back to the features, such as the second of an MLP.
 
         Args:
           x: (batch, length, wide), as `column` returns it.
@@ -240,7 +240,7 @@ class Layout(Placing):
         return y if b is None else y + collectives.row(self._whole(b, y.dtype), y.ndim)
 
     def _by_modes(self, layer: object, fold: tuple[int, ...]) -> bool:
-        """Whether a tensor-train layer is split over devices by its modes in this layout."""
+        """Whether a tensor-train layer is applied with its modes split over devices."""
         return bool(self.features) and _tt_linear.splits(layer, self.ways(self.features), fold)
 
     def _own(self, x: jax.Array) -> jax.Array:
@@ -401,11 +401,11 @@ class Layout(Placing):
         return jax.tree.map(place, layer)  # layers of Flax are pytrees
 
     def _columns(self, x: jax.Array, w: jax.Array, dtype: Any = None) -> jax.Array:
-        """Multiplies activations by this device's columns of a weight, which has all rows."""
+        """Multiplies activations of the whole sequence by this device's columns of a weight."""
         return self._joined(collectives.gather(x, self.length, 1), w, dtype)
 
     def _joined(self, x: jax.Array, w: jax.Array, dtype: Any = None) -> jax.Array:
-        """Multiplies activations, their features gathered from all devices, by a weight."""
+        """Multiplies activations by a weight, after gathering their features from all devices."""
         if self.overlap:
             return collectives.ring_product(x, w, self.features, dtype)
         return collectives.product(collectives.gather(x, self.features, -1), w, dtype)

@@ -27,7 +27,7 @@ def _axes(rule: Rule) -> Axes:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Placing:
-    """Sharding rules of a layout, without computations: the base class of `Layout`.
+    """Rules by which a layout shards a transformer over a mesh; the base class of `Layout`.
 
     Args:
       name, mesh, rules, rows, overlap: as for `Layout`.

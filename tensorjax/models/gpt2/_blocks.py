@@ -99,7 +99,7 @@ class Block(nnx.Module):
         self.down = layer(h, d, narrow, None)
 
     def heads(self, x: jax.Array, layout: Layout) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Computes a block's queries, keys and values, (batch, length, heads, features / heads)."""
+        """Computes attention queries, keys and values, each (batch, length, heads, head width)."""
         qkv = self.qkv(self.norm1(x, layout), layout)
         count = layout.local("heads", self.config.heads)
         q, k, v = jnp.split(qkv, 3, axis=-2)

@@ -26,7 +26,7 @@ Padding = str | int | Sequence[int | tuple[int, int]]
 
 @dataclasses.dataclass(frozen=True)
 class ConvPlan:
-    """Plan that every tensorised convolution makes: in steps or by the dense kernel, with FLOPs.
+    """Plan of a tensorised convolution: several small convolutions or one dense, with FLOPs.
 
     Attributes:
       kind: "sequence": one small convolution after the other, and no dense kernel is made;

@@ -23,7 +23,7 @@ _MOVE = 32
 
 
 def spared_gates(tree: "Tree", network: LookupNetwork, count: int) -> tuple[int, ...]:
-    """Selects the gates that the contraction tree of a lookup multiplies into gathered slices."""
+    """Selects gates that an embedding lookup multiplies into gathered slices, not whole cores."""
     rows = {
         node.operands[0]: math.prod(network.sizes[k] for k in node.modes)
         for node in tree.root.tables()
@@ -33,7 +33,7 @@ def spared_gates(tree: "Tree", network: LookupNetwork, count: int) -> tuple[int,
 
 
 def in_place(tree: "Tree", network: LookupNetwork, count: int) -> tuple[int, ...]:
-    """Selects the arrays from which a lookup's tree takes slices without a transpose.
+    """Selects an embedding's arrays from which a lookup gathers slices without a transpose.
 
     As tables, the whole arrays and their gradients would be transposed.
     """
@@ -116,7 +116,7 @@ class _Search:
         self.splits = functools.cache(self._splits)
 
     def _axes(self, mask: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Returns the row modes and the open axes of a partial product of the arrays ``mask``."""
+        """Returns the row modes and open axes of a product of an embedding's arrays ``mask``."""
         modes, others = [], []
         for axis, held in self.holders.items():
             if not held & mask:
@@ -128,7 +128,7 @@ class _Search:
         return tuple(sorted(modes)), tuple(sorted(others))
 
     def _splits(self, mask: int) -> tuple[tuple[int, int], ...]:
-        """Lists the pairs of connected sets of arrays into which the set ``mask`` splits.
+        """Lists the ways to split an embedding's set of arrays ``mask`` into two connected sets.
 
         Pairs that share no axis are left out: their outer product is never the cheapest.
         """
@@ -164,7 +164,7 @@ class _Search:
         return math.prod(self.sizes[a] for a in self.axes(mask)[1])
 
     def rows(self, mask: int) -> int:
-        """Counts the combinations of row indices of a product in a lookup's tree."""
+        """Counts the combinations of row indices of a product of embedding arrays."""
         return math.prod(self.sizes[k] for k in self.axes(mask)[0])
 
     def product(self, left: int, right: int, rows: int) -> int:
@@ -198,7 +198,7 @@ class _Search:
         return best, parts
 
     def node(self, mask: int, *, is_table: bool) -> Node:
-        """Builds the cheapest contraction tree of the arrays ``mask``."""
+        """Builds the cheapest contraction tree of an embedding's arrays ``mask``."""
         pair = self.table(mask)[1] if is_table else self.by_id(mask)[1]
         parts: tuple[Node, ...] = ()
         if pair is not None:

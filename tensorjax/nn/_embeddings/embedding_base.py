@@ -38,7 +38,7 @@ def fold(
     feature_shape: Sequence[int] | None,
     order: int | None,
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the row and column mode sizes of an embedding's table: checked ones, or chosen.
+    """Returns row and column mode sizes of an embedding table: those given, checked, or chosen.
 
     Args:
       num_shape: factors whose product is at least ``num_embeddings``, or None.

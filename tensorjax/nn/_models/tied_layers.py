@@ -15,7 +15,7 @@ _WEIGHTS = ("cores", "core", "factors", "gates")
 
 
 def ties(model: Any, found: Found) -> list[Tie]:
-    """Lists the groups of layers to be replaced that share a parameter.
+    """Lists the sets of layers that share a parameter and are to be replaced by tensorised ones.
 
     Raises:
       ValueError: layers that could not stay tied: one of them is not replaced, or by another spec,
@@ -51,7 +51,7 @@ def _form(layer: Any) -> tuple[Any, ...]:
 
 
 def tie(made: Mapping[int, Any], found: Sequence[Tie]) -> None:
-    """Shares the parameters of one replacement among all replacements of tied layers."""
+    """Makes the tensorised replacements of tied layers share one set of parameters."""
     for name, layers in found:
         first, *others = (_inner(made[id(layer)]) for layer in layers)
         for other in others:

@@ -34,7 +34,7 @@ def children(module: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 
 def swap(model: Any, made: Mapping[int, Any]) -> None:
-    """Replaces modules in place, by the map ``made``, in a traversal of a model."""
+    """Replaces submodules of a Flax NNX model in place, by a map from identities to new ones."""
     for module, _ in places(model).values():
         for name, value in list(vars(module).items()):
             if isinstance(value, nnx.Pytree):

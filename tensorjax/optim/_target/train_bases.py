@@ -61,7 +61,7 @@ class Train:
     part: int = 0
 
     def held(self, part: int) -> list[jax.Array]:
-        """Returns the arrays of one core or gate: parameter, its move if ranks are cut, moments."""
+        """Returns the arrays of one core or gate: parameter, update if ranks are cut, moments."""
         value, *moments = self.arrays[part]
         return [value, *([self.moves[part]] if self.moves is not None else []), *moments]
 
