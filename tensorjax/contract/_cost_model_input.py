@@ -33,7 +33,7 @@ class Model:
     differentiable: tuple[bool, ...]
 
     def ready(self, operand: int) -> bool:
-        """Whether an operand of a planned contraction can be multiplied as it is or reshaped."""
+        """Whether a contraction uses an operand as it is, without sums, diagonals or casts."""
         same = self.network.squeezed(operand) == self.network.reduced[operand]
         return same and self.operand_sizes[operand] == self.common_size
 

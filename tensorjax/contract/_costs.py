@@ -141,7 +141,7 @@ class Walk:
                     self._release(child, cuts)
 
     def _fetch(self, child: int, cuts: Slices) -> None:
-        """Counts the cost of converting an operand into the form in which it is multiplied."""
+        """Counts the cost of preparing a contraction's operand: slices, sums, diagonals, casts."""
         if cuts:
             if self._is_entry(child) and child in self.inside:
                 self.ledger.hold(self.size(child, self.slices))
@@ -220,7 +220,7 @@ class Walk:
                 self._release(child, {})
 
     def _result_buffers(self) -> list[int]:
-        """Returns the bytes of the result, and of its part in each inner loop over slices."""
+        """Returns the bytes of a sliced contraction's result, and of its part in each loop."""
         buffers, cuts, output = [], {}, self.model.network.output
         for label, count in self.levels:
             item = self.model.item_size if label in output else self.model.sum_size
@@ -280,7 +280,7 @@ class Walk:
                 self.ledger.drop(self.size(node, cuts))
 
     def _is_cotangent(self, node: int) -> bool:
-        """Whether the cotangent of a product is the result's cotangent itself, never freed."""
+        """Whether a product's cotangent is the one passed in by the caller, never freed."""
         same = self.labels[self.root] == self.model.network.reduced_output
         return node == self.root and same and not self.inside
 

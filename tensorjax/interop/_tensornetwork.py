@@ -159,7 +159,7 @@ def from_tensornetwork(nodes: Sequence[Any] | tuple[Sequence[Any], Sequence[Any]
 
 
 def _parts(given: Any) -> tuple[Any, Any]:
-    """Splits what `to_tensornetwork` returns into nodes and edges; None for the edges of nodes."""
+    """Splits the output of `to_tensornetwork` into nodes and edges; edges may be None."""
     is_pair = isinstance(given, tuple) and len(given) == 2
     return given if is_pair and all(isinstance(x, list | tuple) for x in given) else (given, None)
 

@@ -244,7 +244,7 @@ def compressed(
 
 
 def _idle(modes: Sequence[int], ranks: Sequence[int]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Builds trainable cores and gates for a zero dense weight: only the last core is zero."""
+    """Builds trainable TT-cores and gates of a zero weight: only the last core is zero."""
     rng, full = np.random.default_rng(0), (1, *ranks, 1)
     shapes = [(full[k], n, full[k + 1]) for k, n in enumerate(modes)]
     cores = [rng.standard_normal(s) / math.sqrt(s[0] * s[1]) for s in shapes[:-1]]

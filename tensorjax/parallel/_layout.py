@@ -347,7 +347,7 @@ class Layout(Placing):
         return collectives.gather(logits, self.wide, -1, same=True)[..., :vocabulary]
 
     def _check_vocabulary(self, vocabulary: int | None, here: int) -> None:
-        """Raises ValueError for more words than there are rows, of which a device has ``here``."""
+        """Raises ValueError if the vocabulary is larger than the sharded token table."""
         rows = here * self.ways(self.wide)
         if vocabulary is not None and vocabulary > rows:
             raise ValueError(
@@ -355,7 +355,7 @@ class Layout(Placing):
             )
 
     def _stored(self, w: jax.Array, dim: int, dtype: Any = None) -> jax.Array:
-        """Gathers a parameter over the mesh axes along which it is stored, cast to ``dtype``.
+        """Gathers a weight over the mesh axes that shard it in storage, cast to ``dtype``.
 
         The parameter is marked as varying along all batch axes before the gather: its gradient is
         then summed over the other batch axes after the reduce-scatter, when it is smallest.
@@ -363,7 +363,7 @@ class Layout(Placing):
         return self._placed(functools.partial(self._joined_blocks, dim=dim), w, dtype)
 
     def _placed(self, place: Callable[[jax.Array], jax.Array], w: jax.Array, dtype: Any) -> Any:
-        """Casts and gathers a parameter by the function ``place``; without a mesh only casts it."""
+        """Casts a parameter and gathers it by ``place``; without a mesh only casts it."""
         if self.mesh is None:
             return w if dtype is None else w.astype(dtype)
         return collectives.placed(place, w, dtype)

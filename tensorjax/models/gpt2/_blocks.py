@@ -113,7 +113,7 @@ class Block(nnx.Module):
         layout: Layout,
         drop: Callable[[jax.Array, int], jax.Array],
     ) -> jax.Array:
-        """Computes a block's output from its input and the result of attention."""
+        """Computes a GPT-2 block's output from its input and attention, by projection and MLP."""
         wide = attended.reshape(*attended.shape[:-2], -1)
         x = x + drop(self.out(wide, layout), 0)
         inner = gelu(self.up(self.norm2(x, layout), layout))

@@ -220,7 +220,7 @@ class TensorConv(nnx.Module):
         return sharded(_applied(x, self._convolved, arrays, bias), out_sharding)
 
     def _convolved(self, x: jax.Array, arrays: list[jax.Array]) -> jax.Array:
-        """Applies the convolution, without bias, in the steps that the plan chose."""
+        """Computes the convolution as planned, by small convolutions or a dense one; no bias."""
         count = len(self.kernel_size)
         if any(not a.size for a in arrays):  # a bond of rank zero: the bias alone
             arrays = [jnp.zeros([max(n, 1) for n in a.shape], a.dtype) for a in arrays]
@@ -259,7 +259,7 @@ class TensorConv(nnx.Module):
     def _step(
         self, x: jax.Array, axes: tuple[int, ...], kernel: jax.Array, padding: Any
     ) -> jax.Array:
-        """Convolves over some spatial axes only, with their strides, padding and dilation."""
+        """Convolves over one or few spatial axes only, with their strides, padding, dilation."""
         count = len(self.kernel_size)
 
         def there(values: Sequence[Any], other: Any) -> list[Any]:

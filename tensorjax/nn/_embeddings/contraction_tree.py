@@ -160,7 +160,7 @@ class _Search:
             reached = wider
 
     def size(self, mask: int) -> int:
-        """Counts the elements of a lookup tree's product for one combination of row indices."""
+        """Counts the elements of a product of embedding arrays for one tuple of row indices."""
         return math.prod(self.sizes[a] for a in self.axes(mask)[1])
 
     def rows(self, mask: int) -> int:
@@ -168,13 +168,13 @@ class _Search:
         return math.prod(self.sizes[k] for k in self.axes(mask)[0])
 
     def product(self, left: int, right: int, rows: int) -> int:
-        """Counts the operations that multiply two partial products, for ``rows`` rows."""
+        """Counts the operations that multiply two products of embedding arrays, per ``rows``."""
         union = {*self.axes(left)[1], *self.axes(right)[1]}
         summed = union.difference(self.axes(left | right)[1])
         return rows * math.prod(self.sizes[a] for a in union) * (2 if summed else 1)
 
     def _table(self, mask: int) -> tuple[int, tuple[int, int] | None]:
-        """Returns the least cost of a partial product for all row indices, and its two parts."""
+        """Returns the least cost of precomputing a product of embedding arrays for all rows."""
         if not mask & (mask - 1):
             return 0, None
         rows = self.rows(mask)
@@ -185,7 +185,7 @@ class _Search:
         return made + _MOVE * rows * self.size(mask), parts
 
     def _by_id(self, mask: int) -> tuple[int, tuple[int, int] | None]:
-        """Returns the least cost of a partial product for the looked-up ids, and its two parts."""
+        """Returns the least cost of a product of embedding arrays for given ids, and its parts."""
         gathered = self.count * self.size(mask) if self.axes(mask)[0] else 0
         best, parts = self.table(mask)[0] + _MOVE * gathered, None
         if mask & (mask - 1):

@@ -52,7 +52,7 @@ def plan_chain(shapes: _Shapes, count: int) -> Chain:
 
     @functools.cache
     def best(j: int) -> tuple[int, tuple[int, ...]]:
-        """Returns the least cost for the cores from j on, and where the merged cores begin."""
+        """Returns the least lookup cost of TT-cores from j on, and where merged cores begin."""
         if j == order:
             return 0, (order,)
         ends = range(j + 1, order + (j > 0))  # not all cores in one

@@ -98,7 +98,7 @@ def _dense(layer: Any, max_bytes: int, weights: dict[Any, Any]) -> Any:
 
 
 def _export(layer: Any, max_bytes: int) -> Any:
-    """Converts one tensorised layer, single or stacked, to a dense one, without bias."""
+    """Converts one tensorised layer that is not stacked to a dense layer without bias."""
     exact = exact_weight(layer, max_bytes)
     inner: Any = layer.layer if isinstance(layer, TensorLinearGeneral) else layer
     some = jax.tree.leaves(nnx.state([inner.cores if hasattr(inner, "cores") else inner.factors]))

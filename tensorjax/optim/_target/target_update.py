@@ -81,7 +81,7 @@ class TargetStep(Step):
         )  # fmt: skip
 
     def _together(self) -> np.ndarray:
-        """Numbers the bonds for cuts to a target: copies of a stacked layer's bond alike."""
+        """Numbers all bonds; bonds of a stacked layer's copies share numbers, to be cut at once."""
         starts = np.cumsum([0, *(len(layer.gates) for layer in self.layout.layers)])
         numbers = np.arange(starts[-1])
         for copies in self.stacks.siblings(self.layout) if self.stacks is not None else ():
