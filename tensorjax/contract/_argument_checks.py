@@ -59,7 +59,7 @@ def check_minimize(minimize: Any) -> str:
 
 
 def check_limit(limit: Any, limit_grad: bool) -> int | None:
-    """Checks the memory limit of a contraction; returns whole bytes or None."""
+    """Checks the memory limit of a contraction; returns it in whole bytes, or None."""
     if limit_grad and limit is None:
         raise ValueError("limit_grad: expected a memory_limit with it, got None; give one in bytes")
     if limit is None:

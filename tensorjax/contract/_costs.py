@@ -326,7 +326,7 @@ class Walk:
         return buffers
 
     def _cotangent_copies(self) -> int:
-        """Returns the bytes of cotangents that are copied as their slices are not contiguous."""
+        """Returns the bytes of cotangents copied because slices of them are not contiguous."""
         total, cuts, output = 0, {}, self.model.network.reduced_output
         for label, count in self.levels:
             if label in output and self.elements(output[: output.index(label)], cuts) != 1:
@@ -336,14 +336,14 @@ class Walk:
 
 
 def forward_walk(model: Model, slices: Slices) -> _Ledger:
-    """Simulates the forward pass of a contraction; returns its costs as a ledger."""
+    """Simulates the forward pass of a contraction; returns its operations, bytes and peak."""
     walk = Walk(model, slices, remat=False)
     walk.forward()
     return walk.ledger
 
 
 def gradient_walk(model: Model, slices: Slices, remat: bool) -> _Ledger:
-    """Simulates forward and backward pass of a contraction; returns the costs as a ledger."""
+    """Simulates forward and backward pass of a contraction; returns operations, bytes, peak."""
     walk = Walk(model, slices, remat)
     walk.forward(keep=True)
     walk.ledger.residual = walk.ledger.alive - model.fixed_bytes
@@ -372,7 +372,7 @@ def breakdown(model: Model, slices: Slices) -> Iterator[tuple[str, str, str, int
 
 
 def table(plan: Any) -> str:
-    """Formats the products of a `Plan` with their operations and bytes, and the sums of them."""
+    """Formats a contraction plan's products, with operations and bytes, as a table with sums."""
     rows = [("step", "reads", "product", "flops", "bytes")]
     for node, reads, text, flops, moved in breakdown(plan._program.model, plan.slices):
         rows.append((node, reads, text, f"{flops:.3g}", f"{moved:.3g}"))

@@ -53,7 +53,7 @@ class Effort:
 
 
 class Graph:
-    """Tensor network for the search of contraction trees: labels as bit masks, product costs.
+    """Tensor network for path searches: labels as bit masks, and costs of products.
 
     Args:
         terms: labels (small integers) of each operand.
@@ -76,11 +76,11 @@ class Graph:
         self._volumes: dict[int, int] = {0: 1}
 
     def first_cost(self, cost: int) -> int:
-        """Extracts the primary cost (flops or entries moved) from one with a tie-break."""
+        """Extracts the cost (flops or entries moved) of a product from one with a tie-break."""
         return cost // _LARGE
 
     def volume(self, labels: int) -> int:
-        """Returns the number of entries of an array with the labels of a bit mask."""
+        """Returns the number of entries of a tensor whose labels are given as a bit mask."""
         known = self._volumes.get(labels)
         if known is None:
             rest = labels & (labels - 1)

@@ -21,7 +21,7 @@ from tensorjax.contract._pairwise_products import Step
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
-    """Executable contraction: products in order, slices, precision and rematerialisation.
+    """Executable contraction: pairwise products in order, slices, precision, remat.
 
     Attributes:
         model: the contraction and the order of its products.
@@ -61,7 +61,7 @@ class Program:
         return result
 
     def _reduced(self, operand: int, x: jax.Array) -> jax.Array:
-        """Reduces one operand before products: drops axes of size 1, takes diagonals, sums."""
+        """Reduces an operand before its first product: size-1 axes, diagonals, sums."""
         network = self.model.network
         labels = network.squeezed(operand)
         if x.dtype == jnp.bool_ and self.preferred_element_type is not None:
@@ -112,7 +112,7 @@ class Program:
     def _ordered(
         self, values: dict[int, jax.Array], thin: frozenset[str] = frozenset()
     ) -> jax.Array:
-        """Returns the only value left in ``values``, transposed to the output's axis order."""
+        """Returns the final value of a contraction, transposed to the output's axis order."""
         ((root, value),) = values.items()
         labels = self._labels(root, thin)
         return lax.transpose(value, [labels.index(label) for label in self._output(thin)])
@@ -166,7 +166,7 @@ class Program:
         total: jax.Array | None,
         thin: frozenset[str],
     ) -> jax.Array:
-        """Contracts ``values`` in a loop over slices of the labels ``todo``.
+        """Contracts arrays in a loop over slices of the labels ``todo``.
 
         Parts of a sum are added to ``total``.
 
@@ -205,7 +205,7 @@ class Program:
         return lax.scan(lambda acc, xs: (contract(acc, *xs, whole), None), total, rounds)[0]
 
     def _shape(self, values: dict[int, jax.Array], thin: frozenset[str]) -> tuple[int, ...]:
-        """Returns the shape that contracting ``values`` will give, in the output's axis order."""
+        """Returns the shape of a contraction's result, in the output's axis order."""
         sizes: dict[str, int] = {}
         for node, x in values.items():
             sizes.update(zip(self._labels(node, thin), x.shape, strict=True))

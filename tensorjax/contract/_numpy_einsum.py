@@ -155,7 +155,7 @@ def _pair(a: Labels, b: Labels, output: Labels) -> Callable[[Array, Array], Arra
 def _stacked_or(
     merged: Callable[[Array, Array], Array], first: Any, second: Any
 ) -> Callable[[Array, Array], Array]:
-    """Returns an einsum's product function that takes one factor as a matrix stack, uncopied."""
+    """Returns an einsum product that reads one factor as a stack of matrices without copying."""
     if first is None and second is None:
         return merged
 

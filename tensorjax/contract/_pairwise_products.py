@@ -35,7 +35,7 @@ class Step:
     summed: str
 
     def free(self, labels: str) -> str:
-        """Returns the labels of one factor of a product that the other factor does not have."""
+        """Returns the labels that only one factor of a pairwise product has."""
         return "".join(c for c in labels if c not in self.batch and c not in self.summed)
 
     @property
@@ -44,11 +44,11 @@ class Step:
         return self.batch + self.free(self.left_labels) + self.free(self.right_labels)
 
     def summed_last(self, labels: str) -> bool:
-        """Whether a factor's axes are in the order batch, free, summed."""
+        """Whether a factor's axes are ordered batch, free, summed, as matrix products need."""
         return labels == self.batch + self.free(labels) + self.summed
 
     def summed_first(self, labels: str) -> bool:
-        """Whether a factor's axes are in the order batch, summed, free."""
+        """Whether a factor's axes are ordered batch, summed, free, as matrix products need."""
         return labels == self.batch + self.summed + self.free(labels)
 
     def copied(self, labels: str) -> bool:
@@ -114,7 +114,7 @@ def _layouts(
     summed: frozenset[str],
     output: str,
 ) -> Iterator[Step]:
-    """Yields all layouts of one pairwise product: which factor is left, and its order of labels."""
+    """Yields all axis layouts of one pairwise product: which factor is left, and label order."""
     factors = ((a, labels_a), (b, labels_b))
     for (left, left_labels), (right, right_labels) in (factors, factors[::-1]):
         for order in (left_labels, right_labels):

@@ -118,7 +118,7 @@ class Tree:
 
 
 def _path_labels(graph: Graph, path: Path) -> dict[int, int]:
-    """Computes the label bit masks of all operands and products of a path, for its tree's cost."""
+    """Computes label bit masks of all operands and products of a contraction path."""
     labels = dict(enumerate(graph.terms))
     uses = [0] * len(graph.sizes)
     for mask in (*graph.terms, graph.output):

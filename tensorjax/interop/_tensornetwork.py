@@ -223,7 +223,7 @@ _AXIS = re.compile(rf"({'|'.join(_AXES)}) ?(\d*)")
 
 
 def _tensor(node: Any) -> Any:
-    """Returns the array of a node, its axes in the order in which `to_tensornetwork` makes them."""
+    """Returns a tensornetwork node's array, axes ordered as `to_tensornetwork` makes them."""
     array = node.tensor
     if not isinstance(array, jax.Array):
         array = _check.inexact(f"the node {node.name!r}", array)
@@ -248,7 +248,7 @@ def _mera_of(named: dict[str, Any]) -> MERA:
 
 
 def _chained(nodes: Sequence[Any], around: Sequence[Any]) -> list[Any]:
-    """Returns the cores of a train from tensornetwork nodes that form an open chain.
+    """Returns the cores of a tensor train from tensornetwork nodes that form an open chain.
 
     With axes (left, modes…, right).
     """

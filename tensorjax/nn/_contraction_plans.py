@@ -86,7 +86,7 @@ class LayerPlan:
     contraction: contract.Plan = dataclasses.field(repr=False)
 
     def table(self) -> str:
-        """Formats the plan of a layer as a table of all candidate contraction orders and costs."""
+        """Formats a layer's candidate contraction orders and their costs as a table."""
         rows: list[tuple[str, ...]] = [
             ("kind", "forward flops", "fwd+bwd flops", "bytes", "peak", "cost", "path")
         ]

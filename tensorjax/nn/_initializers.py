@@ -19,7 +19,7 @@ _Shape = tuple[int, ...]
 
 
 def check_init(init: Any) -> Init:
-    """Checks ``init`` of a layer's random weight, "normal" or "orthogonal."""
+    """Checks the option ``init`` of a layer's weight, "normal" or "orthogonal"."""
     if init not in get_args(Init):
         raise ValueError(f"init: expected one of {get_args(Init)}, got {init!r}")
     return init

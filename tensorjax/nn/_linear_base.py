@@ -107,7 +107,7 @@ class TensorLinear(nnx.Module):
 
     @abc.abstractmethod
     def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
-        """Draws the initial arrays of the weight, whose entries have the given variance."""
+        """Draws a linear layer's initial arrays, whose weight has entries of given variance."""
 
     @property
     def certificate(self) -> Certificate | None:

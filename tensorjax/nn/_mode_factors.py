@@ -80,7 +80,7 @@ def _factor(n: int, order: int) -> tuple[int, ...]:
 def modes(
     features: int, shape: Sequence[int] | None, order: int | None, name: str
 ) -> tuple[int, ...]:
-    """Returns the mode sizes of a feature count: the given factors, checked, or those of `factor`.
+    """Returns a feature count's mode sizes: the given factors, checked, or chosen ones.
 
     Args:
       shape: factors given by the user, or None; their product may exceed ``features``.
@@ -108,7 +108,7 @@ def modes(
 def paired_modes(
     features: tuple[int, int], shapes: tuple[Any, Any], order: int | None
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the factors of both sides of a TT-matrix, as many of inputs as of outputs.
+    """Returns input and output mode sizes of a TT-matrix, as many of one as of the other.
 
     Where nothing is given, the smaller side stays whole if it has few features, beside modes of
     one: the first mode of the inputs, or the last one of the outputs. Both would make it low rank.

@@ -24,7 +24,7 @@ from tensorjax.nn._linear_conversion import Format, from_linear
 
 @dataclasses.dataclass(frozen=True)
 class Spec(abc.ABC):
-    """Base class of layer specifications: `Dense`, `LowRank`, `TT`, `TTMatrix`, `Tucker` and `CP`.
+    """Base class of specifications of a layer's format, from which layers are built.
 
     All build fresh layers by `linear` and `embedding`. TT, TTMatrix, LowRank and, for linear
     layers, Tucker also convert dense layers, by `from_linear` and `from_embedding`.
@@ -292,7 +292,7 @@ class LowRank(Spec):
 
 @dataclasses.dataclass(frozen=True)
 class _Format(Spec):
-    """Base class of the specifications `TT`, `Tucker` and `CP`, with their common options."""
+    """Base class of layer specifications in TT, Tucker and CP format, with common options."""
 
     rank: int | tuple[int, ...] | None = None
     in_shape: tuple[int, ...] | None = dataclasses.field(default=None, kw_only=True)

@@ -17,7 +17,7 @@ Tree = Any  # of positions of operands: an int, or a pair of trees
 
 
 class WeightNetwork(NamedTuple):
-    """Structure of a layer's weight as a tensor network: axes and shapes. Hashable.
+    """Structure of a layer's weight as a tensor network, as hashable data: axes and shapes.
 
     Attributes:
       modes: n_1, …, n_p, m_1, …, m_q.

@@ -42,7 +42,7 @@ class LockedError(StoreError):
 
 
 class MismatchError(StoreError, ValueError):
-    """Raised if a store has another format version, model, optimiser or process than asked for."""
+    """Raised if a tensor store is of another format, model, optimiser or process than expected."""
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:

@@ -24,7 +24,7 @@ def prune(
     measure: Measure = "numbers",
     rows: int = 1,
 ) -> Tree:
-    """Sets gates to zero, least importance per freed size first, down to a target size.
+    """Prunes ranks to a target size: zeroes gates of least importance per freed size first.
 
     Greedy: of all bonds of all layers, the index of least importance per unit of size that it frees
     is removed first, then the next one, with sizes updated. One index of every bond stays. `shrink`

@@ -250,7 +250,7 @@ def _checked_inner(inner: Any) -> optax.GradientTransformationExtraArgs:
 def _without_loss(
     inner: optax.GradientTransformationExtraArgs,
 ) -> optax.GradientTransformationExtraArgs:
-    """Wraps `rank_adaptive`'s inner optimiser so that it is not given a loss it does not take."""
+    """Wraps an Optax optimiser so that it is not given a loss if it does not accept one."""
     names = inspect.signature(inner.update).parameters
     any_name = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in names.values())
     if any_name or "value" in names:

@@ -64,7 +64,7 @@ class Schedule:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """Options of the optimiser `rank_adaptive`, as the user gave them."""
+    """Options of the rank-adaptive optimiser, as the user gave them."""
 
     size_weight: Weight
     core_weight: Weight
@@ -151,7 +151,7 @@ class Options:
         )
 
     def check(self) -> None:
-        """Raises ValueError for options that are invalid or contradict each other."""
+        """Raises ValueError for invalid or contradictory options of the rank-adaptive optimiser."""
         for name in (*_NUMBERS, *_FUNCTIONS):
             value = getattr(self, name)
             fits = known(value) or hasattr(value, "dtype")  # the latter may be traced
@@ -199,6 +199,6 @@ def is_zero(weight: Any) -> bool:
 
 
 def at(weight: Any, count: jax.Array) -> jax.Array:
-    """Evaluates an option, a number or a schedule, at a step count, in single precision."""
+    """Evaluates an optimiser option, a number or a schedule, at a step count."""
     with jax.numpy_dtype_promotion("standard"):  # Optax's schedules mix integers and floats
         return jnp.asarray(weight(count) if callable(weight) else weight).astype(jnp.float32)

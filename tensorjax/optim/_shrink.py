@@ -35,7 +35,7 @@ def shrink(
     keep_one: bool = True,
     fresh: Optimizer | None = None,
 ) -> tuple[Tree, Any]:
-    """Removes the indices of zero gates from cores, gates and optimiser moments.
+    """Removes bond indices whose rank gate is zero from cores, gates and optimiser moments.
 
     With I_k the live gates of bond k, G_k ← G_k[I_{k−1}, :, I_k] and D_k ← D_k[I_k]; every array of
     the optimiser's state that has the shape of a parameter, and its path at the end of its own, is
@@ -226,7 +226,7 @@ def _owner(path: Path, known: dict[Path, tuple[Any, Cut]]) -> Path | None:
 
 
 def _matching(leaf: Any, owner: Path | None, known: dict[Path, tuple[Any, Cut]]) -> Any:
-    """Removes pruned indices from an optimiser's array if it is shaped as its parameter."""
+    """Removes pruned bond indices from an optimiser's array if it has its parameter's shape."""
     if owner is None or np.shape(leaf) != np.shape(known[owner][0]):
         return leaf
     return _cut(leaf, known[owner][1])
@@ -263,7 +263,7 @@ def shrink_model(
     keep_one: bool = True,
     fresh: bool = False,
 ) -> None:
-    """Applies `shrink` in place to a Flax NNX module and its `nnx.Optimizer`.
+    """Removes pruned bond indices, in place, from a Flax NNX module and its `nnx.Optimizer`.
 
     Functions under `nnx.jit` compile once more, for the new shapes.
 

@@ -27,7 +27,7 @@ def checked(measure: str) -> Measure:
 
 
 def terms(layer: Layer, measure: Measure, rows: int) -> Iterator[Term]:
-    """Yields the terms (coefficient, gates) of a layer's size as a polynomial of its ranks."""
+    """Yields the terms of a tensorised layer's size as a polynomial of its ranks."""
     if measure == "flops":
         yield from {"tt": _train_flops, "tucker": _tucker_flops, "cp": _cp_flops}[layer.kind](
             layer, rows
@@ -114,12 +114,12 @@ class Polynomial:
     members: np.ndarray
 
     def __call__(self, ranks: jax.Array) -> jax.Array:
-        """Evaluates the size polynomial at real-valued ranks of shape (gates,)."""
+        """Evaluates the model size at real-valued ranks of shape (gates,)."""
         products = jnp.prod(self._values(ranks), axis=1)
         return jnp.sum(self.coefficients.astype(ranks.dtype) * products)
 
     def slopes(self, ranks: jax.Array) -> jax.Array:
-        """Evaluates the derivatives of the size polynomial in all ranks, of shape (gates,)."""
+        """Evaluates the derivatives of the model size in all ranks, of shape (gates,)."""
         values = self._values(ranks)
         # Products of the factors before and behind each one: the polynomial is linear in it.
         before = [self.coefficients.astype(ranks.dtype)]

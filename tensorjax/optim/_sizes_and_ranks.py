@@ -101,7 +101,7 @@ def _rest(layout: Layout, leaves: list[Any], measure: Measure) -> int:
 
 
 def checked_threshold(threshold: Any) -> Any:
-    """Checks the threshold above which gates count as ranks; ValueError unless it is a number."""
+    """Checks the threshold above which rank gates count as ranks; ValueError if no number."""
     if _check.is_traced(threshold):
         return threshold
     try:

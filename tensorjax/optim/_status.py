@@ -71,7 +71,7 @@ class Status:
 
 
 def status(state: PyTree, *, patience: int = 200) -> Status:
-    """Reads a rank-adaptive optimiser's state and returns the `Status` of its training.
+    """Reads status and advice from a rank-adaptive optimiser's state.
 
     Args:
       state: a state that holds that of `rank_adaptive` anywhere in it: of a chain, of

@@ -112,7 +112,7 @@ def fresh(saved: Any, gates: int, chance: Any = None) -> Watch:
 
 
 def limit(watch: Any) -> Any:
-    """Returns the loss above which a trial rank cut counts as a collapse; 1e30 if unknown."""
+    """Returns the loss above which a rank cut is undone as a collapse; 1e30 if unknown."""
     least = LEAST_GAIN * jnp.abs(watch.low)
     # An estimate below what was learnt is none, as with gradients that are scaled.
     chance = jnp.where(watch.start - watch.low > least, watch.start, watch.first)

@@ -67,7 +67,7 @@ class Step:
         )
 
     def pressures(self) -> tuple[Any, Any]:
-        """Returns the weights of loss and size in the objective; None stands for 1 and 0."""
+        """Returns the weights of loss and model size in the objective; None stands for 1 and 0."""
         options, state = self.options, self.state
         if options.schedule is not None:
             return None, None
@@ -104,7 +104,7 @@ class Step:
         return self.gates.split(jnp.where(self.live, picked(each, self.gates.bonds), 0.0))
 
     def gradients(self) -> Any:
-        """Computes the gradients of the objective (loss, size, core norms); 0 for zero gates."""
+        """Computes the gradients of loss, model size and core norms; 0 for pruned rank gates."""
         on_loss, on_size = self.pressures()
         leaves, structure = jax.tree.flatten(self.updates)
         if on_loss is not None:
@@ -222,7 +222,7 @@ class Step:
         return low if self.trial is None else low | self._tries()
 
     def _tries(self) -> jax.Array:
-        """Whether the last rank cut is undone, or may still be undone, in this update."""
+        """Whether the last rank cut is undone, or may still be undone, in this optimiser update."""
         assert self.trial is not None
         (undo, waits, *_), saved = self.trial
         return undo | waits | jnp.any(saved != 0)
@@ -341,7 +341,7 @@ class Step:
         return jnp.stack([_is_any(x) for x in arrays]) if arrays else jnp.zeros((0,), bool)
 
     def record(self, size: jax.Array, **learnt: Any) -> RankAdaptiveState:
-        """Returns the optimiser's state after the update, with size and progress counters."""
+        """Returns the rank-adaptive optimiser's state after the update, with size and counters."""
         state, loss = self.state, _average(self.state)
         best = jnp.where(self.began, loss, state.best)
         better = loss < best - PROGRESS * jnp.abs(best)

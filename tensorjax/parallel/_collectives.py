@@ -133,14 +133,14 @@ def row(x: jax.Array, ndim: int) -> jax.Array:
 
 
 def product(x: jax.Array, w: jax.Array, dtype: Any = None) -> jax.Array:
-    """Contracts x with w, last axis with first, on one device between collectives, in ``dtype``."""
+    """Multiplies x by w, last axis with first, on one device, with sums in ``dtype``."""
     flat = x.reshape(-1, x.shape[-1]), w.reshape(w.shape[0], -1)
     y = jnp.matmul(*flat, preferred_element_type=dtype)
     return y.reshape(*x.shape[:-1], *w.shape[1:])
 
 
 def ring_product(x: jax.Array, w: jax.Array, axes: Axes, dtype: Any = None) -> jax.Array:
-    """Multiplies column-split x by w inside `jax.shard_map`, passing blocks around a ring.
+    """Multiplies column-sharded x by w inside `jax.shard_map`, passing blocks around a ring.
 
     Every block travels around the ring, and is multiplied while the next one is under way. Its
     transpose lets sums travel the other way around.

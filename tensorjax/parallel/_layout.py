@@ -80,7 +80,7 @@ class Layout(Placing):
         vocabulary: int | None = None,
         dtype: DTypeLike | None = None,
     ) -> jax.Array:
-        """Looks up token embeddings in a token table that is sharded over devices.
+        """Looks up token embeddings in a table that is sharded over devices.
 
         Args:
           table: block of ("vocab", "embed").

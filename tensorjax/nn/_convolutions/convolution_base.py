@@ -169,7 +169,7 @@ class TensorConv(nnx.Module):
         """
 
     def plan(self, shape: Sequence[int]) -> ConvPlan:
-        """Decides, for an input shape, whether small steps or the dense kernel cost less.
+        """Decides, for an input shape, whether small convolutions or the dense one cost less.
 
         Args:
           shape: of the input, (batch axes, spatial axes, C).
@@ -238,7 +238,7 @@ class TensorConv(nnx.Module):
         return x
 
     def _padded(self, x: jax.Array) -> tuple[jax.Array, Any]:
-        """Pads the input for circular, reflecting and causal padding, as Flax does."""
+        """Pads a convolution's input for circular, reflecting and causal padding, as Flax does."""
         count = len(self.kernel_size)
         padding = canonicalize_padding(self.padding, count)
         spans = [

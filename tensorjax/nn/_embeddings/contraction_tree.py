@@ -67,7 +67,7 @@ class Node:
     table: bool
 
     def tables(self) -> "Iterator[Node]":
-        """Yields the largest subtrees of a lookup's tree that are precomputed tables."""
+        """Yields the subtrees of an embedding lookup's contraction that are precomputed tables."""
         if self.table:
             yield self
         else:
@@ -168,7 +168,7 @@ class _Search:
         return math.prod(self.sizes[k] for k in self.axes(mask)[0])
 
     def product(self, left: int, right: int, rows: int) -> int:
-        """Counts the operations that multiply two products of embedding arrays, per ``rows``."""
+        """Counts the operations of one product in an embedding lookup of ``rows`` rows."""
         union = {*self.axes(left)[1], *self.axes(right)[1]}
         summed = union.difference(self.axes(left | right)[1])
         return rows * math.prod(self.sizes[a] for a in union) * (2 if summed else 1)

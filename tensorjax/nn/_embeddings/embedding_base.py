@@ -147,7 +147,7 @@ class Embedding(nnx.Module):
     @property
     @abc.abstractmethod
     def ranks(self) -> tuple[int, ...]:
-        """Ranks of those bonds of the embedding's table that have a gate."""
+        """Ranks of the bonds of an embedding's table that have a gate."""
 
     @property
     def certificate(self) -> Certificate | None:
@@ -174,7 +174,7 @@ class Embedding(nnx.Module):
     def _plan(
         self, operands: list[jax.Array], network: LookupNetwork, count: Any, sweeps: bool = True
     ) -> LookupPlan:
-        """Plans the lookup of ids in the embedding, by compiled CPU code where possible."""
+        """Plans an embedding's lookup of ids, by compiled CPU code where possible."""
         if not _symbolic.is_static(count):
             return symbolic_plan(network, self.features, self.capacity, self.num_embeddings)
         held = (*operands, *values(self.gates))

@@ -134,7 +134,7 @@ def symbolic_plan(
 
 
 def _chained(network: LookupNetwork, features: int, count: int, distinct: int) -> LookupPlan:
-    """Plans an embedding lookup by compiled code for a number of distinct ids."""
+    """Plans an embedding lookup by compiled CPU code for a number of distinct ids."""
     chain = plan_chain(network.shapes, distinct)
     tables = tuple(
         (tuple(range(j, k)), m, r * n * s)

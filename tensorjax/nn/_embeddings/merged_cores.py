@@ -47,7 +47,7 @@ class Chain(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def plan_chain(shapes: _Shapes, count: int) -> Chain:
-    """Chooses which neighbouring cores (r, m, n, s) to merge for a lookup of ``count`` rows."""
+    """Chooses which neighbouring TT-cores to merge for an embedding lookup of ``count`` rows."""
     order = len(shapes)
 
     @functools.cache
@@ -76,7 +76,7 @@ def _cost(shapes: _Shapes, count: int) -> int:
 
 
 def _row_flops(shapes: _Shapes) -> tuple[int, int]:
-    """Counts the operations of one row's lookup in merged cores: from both sides, and the last."""
+    """Counts the operations to look up one row in an embedding of merged TT-cores."""
     columns = [math.prod(s[2] for s in shapes[:k]) for k in range(len(shapes) + 1)]
     left = [2 * columns[k + 1] * s[0] * s[3] for k, s in enumerate(shapes)]
     right = [2 * (columns[-1] // columns[k]) * s[0] * s[3] for k, s in enumerate(shapes)]

@@ -287,6 +287,6 @@ def _thawed(variable: nnx.Variable) -> nnx.Variable:
 
 
 def unfrozen(model: Any) -> Any:
-    """Turns the `Frozen` variables of a model into parameters again, in place."""
+    """Turns the frozen variables of a model into trainable parameters again, in place."""
     rewrite_variables(model, _thawed)
     return model

@@ -21,7 +21,7 @@ Rules = Spec | Mapping[str, Spec | None] | Sequence[tuple[str, Spec | None]]
 
 
 def rules_with(rules: Any, rank: int | None) -> list[tuple[str, Spec | None]]:
-    """Returns the rules as pairs (pattern, spec), checked, with ``rank`` where a spec has none."""
+    """Checks the rules of `tensorize`; returns pairs (pattern, spec), ``rank`` filled in."""
     if isinstance(rules, Spec):
         rules = {"*": rules}
     pairs = list(rules.items()) if isinstance(rules, Mapping) else rules
@@ -49,7 +49,7 @@ def _with_rank(spec: Spec | None, rank: int | None) -> Spec | None:
 
 
 def matched(model: Any, pairs: Sequence[tuple[str, Any]]) -> list[tuple[Any, list[str], Spec]]:
-    """Lists the layers of a model that the rules of `tensorize` match, with paths and specs."""
+    """Lists the layers of a model that match the rules of `tensorize`, with their specs."""
     found, used = [], set()
     obstacles = _obstacles(model)
     candidates = [

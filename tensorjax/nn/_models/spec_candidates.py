@@ -100,7 +100,7 @@ def is_random(layer: Any) -> bool:
 
 
 def _matrices(layer: Any) -> tuple[list[np.ndarray], tuple[int, int], Any]:
-    """Reads the weights of a dense layer, of each copy of a stack, as matrices.
+    """Returns a dense layer's weights as matrices, one for each copy of a stack.
 
     Returns:
       (the weights, their shape, modes of a convolution's rows and columns or None).

@@ -45,7 +45,7 @@ def ties(model: Any, found: Found) -> list[Tie]:
 
 
 def _form(layer: Any) -> tuple[Any, ...]:
-    """Returns type and sizes of a layer, which must be equal for layers that share a weight."""
+    """Returns a layer's type and sizes, which must be equal for layers that share a weight."""
     sides = ("in_features", "out_features", "num_embeddings", "features", "padding_idx", "axis")
     return (type(layer), *(getattr(layer, side, None) for side in sides))
 

@@ -53,7 +53,7 @@ class Plan:
 
     @property
     def weights(self) -> int:
-        """Bytes of device memory that a memory plan reserves for parameters."""
+        """Bytes of device memory that an offloaded training reserves for parameters."""
         return self.chosen.weights
 
     @property
@@ -84,7 +84,7 @@ class Plan:
 
     @property
     def needs_store(self) -> bool:
-        """Whether a memory plan puts parameter groups or waiting gradients on disk, in a store."""
+        """Whether a memory plan puts parameters or waiting gradients on disk, in a tensor store."""
         return self.chosen.needs_store
 
     def store(self, path: str | Path, **options: Any) -> TensorStore:
@@ -164,7 +164,7 @@ class Plan:
 
 
 def _alike(rows: Sequence[Row]) -> list[tuple[str, Row]]:
-    """Merges rows in the printed table of a memory `Plan` that differ only in the group's name."""
+    """Merges rows of a memory plan's printed table that differ only in the group's name."""
     places: dict[Any, list[int]] = {}
     for n, row in enumerate(rows):
         places.setdefault(row[1:], []).append(n)
@@ -311,7 +311,7 @@ def plan(
 
 
 def _aside(staging: Any, groups: Mapping[str, Group]) -> int | None:
-    """Returns the bytes of host memory that a plan reserves for a store's staging, or None."""
+    """Returns the bytes of host memory reserved for staging transfers to disk, or None."""
     if staging == "auto":
         return 8 * max(g.params.nbytes for g in groups.values()) + (64 << 20)
     return None if staging is None else _check.integer("staging", staging, low=1)
@@ -327,7 +327,7 @@ def _best(
 
 
 def _cast(host: HostOptimizer, given: Any) -> Any:
-    """Casts a group's parameters to the device's dtype, so that a memory plan can time layers."""
+    """Casts parameters to the device's dtype, to measure layer times for a memory plan."""
     return host.cast(given() if callable(given) else given)
 
 
@@ -342,7 +342,7 @@ def _kinds(activations: Any) -> list[Activations]:
 
 
 def _work(whole: Work, kind: Activations, inputs: int, kept: int) -> Work:
-    """Builds the workload of a training step that a memory plan is made for.
+    """Collects layers, parameter groups, times and memory limits of a step, for a memory plan.
 
     Args:
       whole: what it does with recomputation, whose backward passes have a forward pass in them.
@@ -365,7 +365,7 @@ def _work(whole: Work, kind: Activations, inputs: int, kept: int) -> Work:
 
 
 def _rows(groups: Mapping[str, Group], chosen: Choice) -> tuple[Row, ...]:
-    """Returns the rows of a memory plan's table: name, bytes and place of every parameter group.
+    """Returns the rows of a memory plan's table: name, bytes and RAM or disk of every group.
 
     Either all groups stay on the device, or all count as streamed, two layers at a time.
     """
@@ -385,7 +385,7 @@ def _rows(groups: Mapping[str, Group], chosen: Choice) -> tuple[Row, ...]:
 def activation_bytes(
     layers: Sequence[Layer], groups: dict[str, Group], batch: Any, key: Any
 ) -> tuple[int, int]:
-    """Predicts for a memory plan the bytes of a microbatch's layer inputs and activations."""
+    """Predicts the bytes of layer inputs and saved activations of one microbatch."""
     x, inputs, kept = None, 0, 0
     engine = Engine(activations="keep")
     for layer in layers[:-1]:

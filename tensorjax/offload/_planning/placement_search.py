@@ -26,7 +26,7 @@ _STORING = 0.1  # of a step: how much better storing all gradients has to look, 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Placement of parameter groups for one activation strategy, with its step time and memory.
+    """Split of parameter groups between RAM and disk, with predicted step time and memory.
 
     Attributes:
       activations: of `Engine`.
@@ -59,7 +59,7 @@ class Choice:
 
 
 def choose(work: Work, device_bytes: int, host_bytes: int) -> Choice:
-    """Searches for the parameter groups to keep in host memory that make a step fastest.
+    """Searches for the parameter groups to keep in RAM, others on disk, for the fastest step.
 
     Groups in memory are not read and written; where they leave room, gradients wait, whose updates
     can then be left to the next forward pass, in which a disk has time.
@@ -83,7 +83,7 @@ def choose(work: Work, device_bytes: int, host_bytes: int) -> Choice:
 
 
 def _candidates(work: Work, room: int) -> Iterator[list[str]]:
-    """Yields candidate placements: lists of parameter groups to keep in host memory.
+    """Yields candidate lists of parameter groups to keep in host memory, others on disk.
 
     All but some in even distances, so that the disk is busy in the whole of both passes; or those
     of the first layers, because their update is what a step waits for; or small ones first, where a

@@ -21,7 +21,7 @@ class Countdown:
             self.future.set_result(result())
 
     def down(self, error: BaseException | None) -> None:
-        """Records the end of one request, and completes the joint future at the last one."""
+        """Records the end of one of several requests; at the last, completes their joint future."""
         with self._lock:
             self._count -= 1
             self._error = self._error or error

@@ -60,7 +60,7 @@ class Reader:
         return countdown.future
 
     def remember(self, several: Iterable[Slots]) -> None:
-        """Loads disk blocks that small tensors share into memory, before one of these is rewritten.
+        """Loads disk blocks shared by small tensors into memory, before one of them is rewritten.
 
         Packed extents whose bytes are in memory already are left out. Checksums are not verified.
 
@@ -209,7 +209,7 @@ def _reading(
     resolve: Callable[[Request], None],
     check: Callable[[Op], None] = nothing,
 ) -> Request:
-    """Creates the request by which the store's reader reads adjacent extents from disk."""
+    """Creates the request that reads adjacent tensors from disk into staging memory."""
     request = Request(
         run,
         [of[0].slots.users[content.slot] for content, of in there],
@@ -233,7 +233,7 @@ def _kept(tensor: Tensor, content: Content, queue: Queue) -> Lease:
 
 
 def _released(read: Future[Leases]) -> None:
-    """Releases the leases of a store's read whose caller was interrupted."""
+    """Releases the leases of a tensor store's read whose caller was interrupted."""
     if read.exception() is None:
         read.result().release()
 
@@ -241,7 +241,7 @@ def _released(read: Future[Leases]) -> None:
 def _verify(
     tensor: Tensor, content: Content, part: np.ndarray, number: int, start: int = 0
 ) -> None:
-    """Verifies the checksum of bytes that a store's reader got; raises CorruptError."""
+    """Verifies the checksum of bytes that a tensor store's reader got; raises CorruptError."""
     name = tensor.place.name
     if content.error is not None and content.memory is None:
         said = f"{name}: its last write failed; write it again"

@@ -33,7 +33,7 @@ _ENDING: "weakref.WeakKeyDictionary[TensorStore, threading.Thread]" = weakref.We
 
 
 def take(store: Any, trainer: Any) -> None:
-    """Claims a store for a trainer's commits until it is closed; raises if another one has it."""
+    """Reserves a tensor store for one trainer's commits; raises if another trainer has it."""
     if store is None:
         return
     if not isinstance(store, TensorStore):
@@ -60,7 +60,7 @@ def in_use(store: TensorStore) -> Any:
 
 @dataclass
 class Progress:
-    """Progress that a training's commit saves: steps, data position, gradients of stale updates.
+    """Training progress that a commit saves: steps, data position, gradients of stale updates.
 
     Attributes:
       steps: that have been done.
@@ -141,13 +141,13 @@ class Commits:
         self._thread = thread
 
     def join(self) -> None:
-        """Waits for the background commit that `begin` started."""
+        """Waits until the commit that runs in the background has ended."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     def now(self, meta: dict[str, Any], pending: Mapping[str, Any]) -> None:
-        """Commits the current state of a training, whose updates must all have been written."""
+        """Commits the current state of a training, all of whose updates have been written."""
         steps = meta["trainer"]["steps"]
         with self._trace.span("commit", f"step {steps}", max(0, steps - 1)):
             for group in self._groups.values():
@@ -286,7 +286,7 @@ def resume(
 
 
 def same_process(processes: Processes, store: Any) -> None:
-    """Raises ValueError, before a training resumes from commits, for another process's store."""
+    """Raises ValueError if a store to resume a training from is another process's."""
     if store.process != (processes.number, processes.count):
         number, count = store.process
         raise ValueError(

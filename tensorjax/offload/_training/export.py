@@ -33,7 +33,7 @@ class _Part(NamedTuple):
 def to_safetensors(
     source: Trainer | TensorStore, folder: str | Path, *, state: bool = False
 ) -> list[Path]:
-    """Exports a training's parameters as safetensors files, one for each group.
+    """Exports a training's parameters as safetensors files, one for each parameter group.
 
     One group is in memory at a time. Tensors are named ``group.path``; which file has which is in
     ``model.safetensors.index.json``, as Hugging Face writes it for models in parts.
@@ -200,7 +200,7 @@ def _free_names(files: list[str], before: set[str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _nothing_half_written(written: list[Path]) -> Iterator[list[Path]]:
-    """Context manager that removes what an export has written if an error ends it."""
+    """Context manager that deletes an export's files if an error interrupts it."""
     try:
         yield written
     except BaseException:
@@ -213,7 +213,7 @@ def _nothing_half_written(written: list[Path]) -> Iterator[list[Path]]:
 
 
 def _progress(source: Any) -> tuple[int, Any]:
-    """Returns the steps done and the position in the data of a training to be exported."""
+    """Returns the number of steps and the data position of a training to be exported."""
     if not isinstance(source, Trainer | TensorStore):
         raise TypeError(
             f"source: expected a Trainer, or the TensorStore of one, got {type(source).__name__}"

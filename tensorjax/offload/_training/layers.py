@@ -51,7 +51,7 @@ class Layer:
 
 
 def check_layers(layers: Sequence[Layer], groups: Mapping[str, Any]) -> tuple[Layer, ...]:
-    """Checks a model's list of layers, that they fit the parameter groups; returns a tuple."""
+    """Checks that a model's list of layers fits the parameter groups; returns a tuple."""
     if not isinstance(groups, Mapping):
         raise TypeError(
             "params: expected a mapping from names of groups to pytrees, got "

@@ -118,7 +118,7 @@ def _checked_names(in_memory: Any) -> frozenset[str]:
 
 
 def checked_clip(clip: float | None) -> float | None:
-    """Checks a trainer's option ``clip``, the largest norm of gradients, which is positive.
+    """Checks a trainer's largest allowed gradient norm ``clip``, which must be positive.
 
     None, for no clipping, is valid too.
     """

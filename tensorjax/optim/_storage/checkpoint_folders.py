@@ -90,7 +90,7 @@ def check_replaceable(place: Path) -> None:
 
 
 def existing(place: Path) -> Path:
-    """Finds a checkpoint's folder, or the older one of an interrupted `replace`, and verifies it.
+    """Finds and verifies a checkpoint folder, or the older one if its replacement was interrupted.
 
     Raises:
       FileNotFoundError: no checkpoint at the place.

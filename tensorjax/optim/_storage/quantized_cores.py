@@ -44,7 +44,7 @@ class Quantized:
 
 
 def quantize(params: Tree, dtype: Kind = "int8", *, key: jax.Array | None) -> Tree:
-    """Stores the cores of tensorised layers in eight bits, by unbiased stochastic rounding.
+    """Quantises the cores of tensorised layers to eight bits, by unbiased stochastic rounding.
 
     A core G becomes integers, or floating-point numbers of eight bits, Q, and a scale s = max|G| /
     (largest number of the type). G / s lies between two neighbours in the type, and is rounded to
@@ -105,7 +105,7 @@ def quantize(params: Tree, dtype: Kind = "int8", *, key: jax.Array | None) -> Tr
 
 
 def dequantize(stored: Tree) -> Tree:
-    """Returns parameters with cores in their own dtype again, from those that `quantize` stored.
+    """Converts quantised cores in a parameter tree back to their own dtypes.
 
     Args:
       stored: a tree with `Quantized` cores; other leaves stay as they are.
@@ -132,7 +132,7 @@ def dequantize(stored: Tree) -> Tree:
 
 
 def straight_through(params: Tree, dtype: Kind = "int8", *, key: jax.Array | None) -> Tree:
-    """Rounds the cores as `quantize` stores them, with the gradient of the identity.
+    """Rounds cores to eight bits in training, with the gradient of the identity.
 
     For a training that keeps cores in full precision, and is to work once they are quantised: the
     loss is taken at the rounded cores, and its gradient is that of the cores themselves.

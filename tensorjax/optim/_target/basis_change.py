@@ -253,7 +253,7 @@ def _groups(
     moving: list[tuple[int, int, bool]], moments: list[Any], balanced: list[bool],
     members: Iterable[int],
 ) -> list[tuple[str, list[int]]]:  # fmt: skip
-    """Groups layers for changes of basis: trains by dtypes, Tucker layers by shapes too.
+    """Groups tensorised layers whose bond bases change in one loop, by dtypes and shapes.
 
     Returns:
       (kind, positions of the layers) of each group.
@@ -288,7 +288,7 @@ def _groups(
 
 @dataclasses.dataclass(frozen=True)
 class _Tuckers:
-    """Tucker layers of equal shapes that change bases in one loop, as `Trains` holds trains.
+    """Tucker layers of equal shapes, whose bond bases change in one loop.
 
     Attributes:
       layer: one of them.
@@ -305,7 +305,7 @@ class _Tuckers:
     balanced: bool
 
     def pack(self) -> list[jax.Array]:
-        """Stacks cores and gates of all layers with their moments: each (layers, arrays, …)."""
+        """Stacks cores and gates of Tucker layers with their moments: each (layers, arrays, …)."""
         out = []
         for values in zip(*self.arrays, strict=True):
             dtype = widest(*values[0])
@@ -315,7 +315,7 @@ class _Tuckers:
     def change(
         self, packed: list[jax.Array], stays: jax.Array, order: Factorisations
     ) -> list[jax.Array]:
-        """Transforms packed Tucker layers to the bases of their bonds' singular vectors."""
+        """Transforms stacked Tucker layers to the bases of their bonds' singular vectors."""
         rests = picked(stays, np.array(self.numbers))
         if len(self.arrays) == 1:
             own = [x[0] for x in packed]
@@ -357,7 +357,7 @@ class _Tuckers:
 def _tucker_changed(
     layer: Layer, kinds: list[list[str]], arrays: list[jax.Array], stays: jax.Array, found: Bases
 ) -> list[jax.Array]:
-    """Transforms the parts of one Tucker layer, and their moments, to new bases."""
+    """Transforms core, factors, gates and moments of one Tucker layer to new bond bases."""
     out = []
     for part, (old, names) in enumerate(zip(arrays, kinds, strict=True)):
         if part < len(layer.cores):
@@ -373,7 +373,7 @@ def _tucker_changed(
 
 
 def _core_moved(layer: Layer, part: int, new: jax.Array, kinds: Kinds, found: Bases) -> jax.Array:
-    """Transforms one core or factor of a Tucker layer, with its moments, to new bases."""
+    """Transforms one core or factor of a Tucker layer, with its moments, to new bond bases."""
     for bond, ends in enumerate(layer.bonds):
         # The factor is on the left, and the core is named first.
         for (core, axis), pair in zip(ends, (found.above, found.below), strict=True):
@@ -414,7 +414,7 @@ def _tucker_bases(layer: Layer, parts: list[jax.Array], order: Factorisations) -
 
 
 def _as(new: jax.Array, old: Any) -> jax.Array:
-    """Casts an array after a change of basis to the dtype and sharding that it had before."""
+    """Casts a transformed array to the dtype and sharding that it had before."""
     dtype = jnp.result_type(old)
     new = (new if jnp.issubdtype(dtype, jnp.complexfloating) else new.real).astype(dtype)
     return like(new, old)

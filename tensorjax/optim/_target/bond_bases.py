@@ -181,7 +181,7 @@ class Kinds:
 
     @classmethod
     def of(cls, kinds: Sequence[Sequence[str]], values: jax.Array) -> "Kinds":
-        """Classifies the arrays (cores, arrays, …) at a bond: parameters, gradients or squares."""
+        """Classifies arrays at a bond, (cores, arrays, …), as parameters, gradients or squares."""
         names = np.full(values.shape[:2], "gradient", object)  # of padding too
         for row, each in enumerate(kinds):
             names[row, : len(each)] = each

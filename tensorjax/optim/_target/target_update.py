@@ -45,7 +45,7 @@ Descend = Callable[[Any], tuple[Any, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class TargetStep(Step):
-    """One update of the rank-adaptive optimiser that may cut ranks towards a target size."""
+    """One rank-adaptive update that may cut ranks towards a target model size."""
 
     schedule: Schedule
     tick: Any

@@ -122,7 +122,7 @@ class _Chains:
 
 
 def joined(layers: Sequence[Layer]) -> list[list[int]]:
-    """Groups trains that change bases in one loop, by shapes, so that padding costs little."""
+    """Groups tensor trains of like shapes, to change their bond bases in one padded loop."""
     alike: dict[Any, list[int]] = {}
     for number, layer in enumerate(layers):
         alike.setdefault(layer.shapes, []).append(number)
@@ -192,7 +192,7 @@ class Trains:
         return [(n, self.lengths[n] + k) for n, k in (*first, *inner)]
 
     def pack(self) -> list[jax.Array]:
-        """Stacks gates, first, last and middle cores: (…, arrays, r), (…, arrays, r, n, s)."""
+        """Stacks gates, first, last and middle cores of trains, padded, with optimiser moments."""
         first, inner, last = self.places
         rank = max(r for train in self.trains for r in train.layer.ranks)
         sizes = [(len(self.trains[n].arrays[p][0]),) for n, p in self.bonds]
@@ -263,7 +263,7 @@ class Trains:
     def change(
         self, packed: list[jax.Array], stays: jax.Array, order: Factorisations
     ) -> list[jax.Array]:
-        """Transforms packed trains to the bases of their bonds' singular vectors.
+        """Transforms padded trains to the bases of their bonds' singular vectors.
 
         Args:
           packed: of `pack`, or without some arrays that are not to change.
@@ -374,7 +374,7 @@ def _sides(
     firsts: jax.Array, inners: jax.Array | None, lasts: jax.Array, gate: jax.Array,
     chains: _Chains, order: Factorisations,
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
-    """Computes the QR triangles on both sides of all bonds of trains whose bases change."""
+    """Computes QR triangles on both sides of every bond of trains, to find its singular vectors."""
     count = len(firsts)
     with jax.default_matmul_precision("highest"):
         lefts = order.triangle(jax.vmap(tall)(firsts) * gate[:count, None])

@@ -28,7 +28,7 @@ def copies_status() -> str:
 
 
 def require() -> None:
-    """Raises ImportError if xxhash, which computes a store's checksums, is not installed."""
+    """Raises ImportError if xxhash, which computes a tensor store's checksums, is not installed."""
     if xxhash is None:
         raise ImportError(
             "tensorjax.offload.TensorStore needs the library xxhash; "

@@ -59,7 +59,7 @@ class Place:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Extent:
-    """Disk blocks that hold one tensor, or several small ones, at two positions in the data file.
+    """Disk blocks of one tensor, or of several small ones, at two positions in the data file.
 
     One of the two slots is committed; the other one gets the next state.
 
@@ -132,7 +132,7 @@ def checked(name: str, like: Any) -> Spec:
 
 
 def _has_name(dtype: np.dtype) -> bool:
-    """Whether NumPy restores a dtype from its name; extents hold no others."""
+    """Whether NumPy can restore a dtype from its name, as tensors on disk need."""
     try:
         return np.dtype(dtype.name) == dtype
     except TypeError:
@@ -230,7 +230,7 @@ class Transfer(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Extents that are adjacent in a store's data file, and are read or written together.
+    """Extents that are adjacent in a tensor store's data file, and are read or written together.
 
     Attributes:
         offset: Of the first byte in the file.
@@ -310,7 +310,7 @@ def _runs(asked: Iterable[tuple[Extent, int]], block: int) -> Iterator[Run]:
 
 
 def _run(offset: int, size: int, members: Sequence[Extent], block: int) -> Run:
-    """Builds the `Run` of extents that are adjacent, cut into transfers of at most one block.
+    """Joins tensors adjacent on disk to one read or write, cut into transfers of block size.
 
     One transfer for several extents, many for a large one.
     """

@@ -27,7 +27,7 @@ _MISSING = _Missing()
 
 
 def plain(name: str, value: Any) -> Any:
-    """Returns metadata as JSON would give them back; raises TypeError if JSON cannot hold them."""
+    """Converts metadata to plain JSON values; raises TypeError if JSON cannot represent them."""
     try:
         return json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:

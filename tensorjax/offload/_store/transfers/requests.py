@@ -9,7 +9,7 @@ from tensorjax.offload._store.transfers.staging import Pool
 
 
 class Slot:
-    """Requests pending on one of an extent's two slots on disk: at most one writer, and readers."""
+    """Requests pending on one of a tensor's two copies on disk: a writer at most, and readers."""
 
     __slots__ = ("readers", "writer")
 
@@ -46,7 +46,7 @@ class Op:
 
 
 def nothing(_: object) -> None:
-    """Does nothing: the default callback of a read or write request."""
+    """Does nothing: the default callback of a disk read or write."""
 
 
 class Request:
@@ -101,7 +101,7 @@ class Request:
         self.error: BaseException | None = None
 
     def enter(self) -> list["Request"]:
-        """Registers a request on its disk blocks; returns earlier requests that it must wait for.
+        """Registers a request for its disk blocks; returns earlier requests that it must wait for.
 
         Requests on one slot wait for each other unless both read.
         """

@@ -17,7 +17,7 @@ _WIPE_ON_FORK = 18  # MADV_WIPEONFORK of Linux 4.14, which Python's mmap does no
 
 
 def sizes(staging: int | None, block: int, largest: int) -> tuple[int, int]:
-    """Computes the bytes of a store's two staging pools, for reads and for writes.
+    """Computes the bytes of a tensor store's two staging pools, for reads and for writes.
 
     Args:
         staging: of both; None for what suits most, and more where tensors need it.

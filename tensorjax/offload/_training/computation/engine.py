@@ -63,7 +63,7 @@ class Engine:
         self.shardings, self._data = dict(shardings or {}), data
 
     def batch(self, batch: PyTree) -> Any:
-        """Places a microbatch on the engine's device.
+        """Copies a microbatch to the engine's device.
 
         Args:
           batch: pytree of arrays, one microbatch.
@@ -82,11 +82,11 @@ class Engine:
 
     @functools.cached_property
     def device(self) -> Any:
-        """Device of parameter groups without shardings: JAX's default device."""
+        """Device for parameters without shardings: JAX's default device."""
         return next(iter(jnp.empty(()).devices()))
 
     def place(self, group: str, params: PyTree) -> Any:
-        """Copies a group's parameters to the engine's device, never as views of host memory.
+        """Copies parameters from host memory to the engine's device, never as views.
 
         Args:
           group: name of the group, by which its shardings are found.
@@ -250,7 +250,7 @@ class Engine:
         return host_arrays.lends(self.device)
 
     def add(self, sums: PyTree, gradient: PyTree) -> Any:
-        """Adds two gradients of one group on the engine's device, in the memory of the first.
+        """Adds two gradients of the same parameters on the device, in the memory of the first.
 
         Args:
           sums: gradients so far; their memory is reused.

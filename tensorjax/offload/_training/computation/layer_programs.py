@@ -14,7 +14,7 @@ from tensorjax.offload._training.weak_cache import WeakCache
 
 
 class LayerPrograms:
-    """Engine's compiled programs of one layer function: forward, backward and loss.
+    """Jitted programs of one model layer: forward pass, backward pass and loss.
 
     What they are traced from does not refer to them: so programs, and the arrays in them that a
     layer captures, are freed with the function, and not only when the collector looks again.
@@ -68,7 +68,7 @@ class LayerPrograms:
         self._means.add(signature)
 
     def weighs(self, *given: Any) -> bool:
-        """Whether the last layer returns a weight with its loss, found by tracing alone."""
+        """Whether the last layer returns a weight with its loss, found by tracing it."""
         signature = _signature(*given)
         if signature not in self._weighs:
             self._weighs[signature] = jax.eval_shape(self.weight, *given) is not None
@@ -154,7 +154,7 @@ programs_of = WeakCache(
 
 
 def _divided(share: Any, dtype: Any) -> tuple[jax.Array, jax.Array | None]:
-    """Divides a factor in two: a cotangent of the loss's dtype, and the rest in a wider one.
+    """Splits a factor in two: a cotangent in the loss's dtype, and the rest in a wider one.
 
     Half precision has too few bits for most factors and no numbers as small as those of many
     tokens. The rest is None, for 1, where the dtype is not narrower.

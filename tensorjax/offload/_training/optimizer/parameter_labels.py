@@ -13,7 +13,7 @@ from tensorjax.offload._training.weak_cache import WeakCache, Wrapper
 
 @dataclass(frozen=True)
 class Named(Wrapper):
-    """Optax-style transformation that gets one group as ``{name: group}``, for labels by path.
+    """Optax transformation that wraps a parameter group as ``{name: group}``, to label by path.
 
     Attributes:
       transformation: of Optax's form.
@@ -38,18 +38,18 @@ class Named(Wrapper):
         return cls(inner, kind)
 
     def init(self, params: Any) -> Any:
-        """Returns the optimiser state of a group that is wrapped in a mapping under its name."""
+        """Initialises an Optax state for parameters that are wrapped in a mapping under a name."""
         return self.transformation.init({self.name: params})
 
     def update(self, gradient: Any, state: Any, params: Any) -> tuple[Any, Any]:
-        """Computes the update of a group that is wrapped in a mapping under its name."""
+        """Computes the update of a parameter group that is wrapped in a mapping under its name."""
         trees = {self.name: gradient}, state, {self.name: params}
         updates, state = self.transformation.update(*trees)
         return updates[self.name], state
 
 
 def named(transformation: Any, name: str, params: Any) -> Any:
-    """Returns an optimiser for one group that labels and masks it as in the whole model.
+    """Returns an optimiser for one parameter group that labels and masks it as in the whole model.
 
     The transformation itself, so that groups of one structure share its programs, where the name
     makes no difference, or where it takes no mapping from names of groups.

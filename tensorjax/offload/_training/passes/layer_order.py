@@ -7,7 +7,7 @@ from tensorjax.offload._training.options import Schedule
 
 
 class Order:
-    """Order of the layers' passes over all steps, with parameter versions and deadlines.
+    """Order of layer passes over all training steps, with deadlines of parameter updates.
 
     Time is counted in positions: one for each layer of the forward pass and, but for the last one,
     of the backward pass, on through all steps. A version of parameters is the number of updates
@@ -33,11 +33,11 @@ class Order:
         self._gradients = list(dict.fromkeys(reversed(backward)))[::-1]
 
     def start(self, step: int) -> int:
-        """Returns the position of a step's first layer, counted over the passes of all steps."""
+        """Returns the number of a step's first layer pass, counted over all training steps."""
         return step * len(self.uses)
 
     def version(self, step: int) -> int:
-        """Returns the number of updates in the parameters that a training step computes with."""
+        """Returns how many optimiser updates the parameters of a training step have had."""
         return max(step - 1, 0) if self.stale else step
 
     def deadline(self, group: str, version: int) -> float:

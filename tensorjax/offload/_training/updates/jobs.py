@@ -11,7 +11,7 @@ from tensorjax.offload._training.storage.tensor_packing import TensorPacking
 
 @dataclass
 class Ready:
-    """Gradient of a group that has arrived, with the version and deadline of its update."""
+    """Gradient of a parameter group that has arrived on the host, with its update's deadline."""
 
     version: int
     deadline: float
@@ -23,7 +23,7 @@ class Ready:
 
 @dataclass
 class Fetched:
-    """Reads of a group's optimiser state and gradient for an update, complete or pending."""
+    """Reads of an optimiser state and gradient for one update, pending or complete."""
 
     state: Reading  # parameters and state; the gradient too, if it was in the store by then
     whole: bool  # whether the gradient is with them
@@ -54,7 +54,7 @@ class Output:
     handed: Callable[[], object]  # gives what holds the parameters for the device, while that may
 
     def take(self) -> list[tuple[TensorPacking, list[Any]]]:
-        """Returns the results of an update, by pytree, and drops this record's references."""
+        """Returns the results of an optimiser update, by pytree, and drops references to them."""
         packings = (self.group.params, self.group.state, self.group.weights)
         trees, self.params, self.state, self.weights = (
             (self.params, self.state, self.weights), None, None, None

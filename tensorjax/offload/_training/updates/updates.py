@@ -20,7 +20,7 @@ _TICK = 0.5  # seconds without a change, after which staging memory may be given
 
 
 class Updater(WorkerThreads):
-    """Updater of parameters on the host: threads read optimiser states, update, and write.
+    """Updater of parameters on the host by threads: read optimiser states, update, write.
 
     `UpdateScheduler` says which is next. Of gradients that do not fit, those wait in the store that
     are needed last.
@@ -93,7 +93,7 @@ class Updater(WorkerThreads):
         self._start(read=self._read_all, update=self._update_all, write=self._write_all)
 
     def expect(self, coming: dict[str, tuple[int, float]], *, gated: bool) -> None:
-        """Announces to the updater the groups whose gradients will come, with deadlines.
+        """Announces to the updater the parameter groups whose gradients will come, with deadlines.
 
         Gated ones wait for `release`.
         """
@@ -163,20 +163,20 @@ class Updater(WorkerThreads):
             self.peak_gradient = max(self.peak_gradient, self._waiting_bytes)
 
     def _count(self) -> None:
-        """Records the updater's peaks of host memory; the lock is held."""
+        """Records the peak host memory of optimiser updates; the lock is held."""
         results = self._scheduler.results_bytes + self._spare.nbytes
         self.peak_update = max(self.peak_update, results)
         held = self._waiting_bytes + self._partial_bytes + results
         self.peak_host = max(self.peak_host, held)
 
     def _full(self, name: str) -> bool:
-        """Whether a gradient must wait until the updater has freed memory; lock held."""
+        """Whether a gradient must wait until optimiser updates have freed memory; lock held."""
         if self._spill is not None or self._gradient_bytes is None or not self._waiting_bytes:
             return False
         return self._waiting_bytes + self._groups[name].gradient.nbytes > self._gradient_bytes
 
     def _too_much(self) -> str | None:
-        """Picks the group whose gradient the updater moves to the store, or None."""
+        """Picks the parameter group whose gradient the updater moves to the store, or None."""
         if self._spill is None or self._gradient_bytes is None:
             return None
         if self._waiting_bytes <= self._gradient_bytes:
@@ -209,7 +209,7 @@ class Updater(WorkerThreads):
         self._cond.notify_all()
 
     def settle(self) -> None:
-        """Waits until the updater has used all gradients and written its results."""
+        """Waits until all gradients have been used in updates, and the results written."""
         with self._lock:
             while self._scheduler.ready or self._scheduler.unwritten or self._spilling:
                 self._raise()
@@ -219,7 +219,7 @@ class Updater(WorkerThreads):
             storage.settle()
 
     def settle_at(self, version: int) -> None:
-        """Waits until a given number of optimiser updates of all groups has been written.
+        """Waits until a given number of optimiser updates of all parameter groups has been written.
 
         Groups that only the last layers use may not have begun their updates to it by then.
         """
@@ -230,7 +230,7 @@ class Updater(WorkerThreads):
             self._raise()
 
     def close(self) -> None:
-        """Ends the updater's threads; pending updates are lost without `settle`."""
+        """Ends the threads of optimiser updates; pending updates are lost without `settle`."""
         with self._lock:
             self._closed = True
             self._cond.notify_all()
@@ -245,7 +245,7 @@ class Updater(WorkerThreads):
         self._spare.clear()
 
     def _read_all(self) -> None:
-        """Reads optimiser states and gradients for the updater, in a thread."""
+        """Reads optimiser states and waiting gradients from storage, in a thread."""
         while (asked := self._ask()) is not None:
             asked.when_ready(self._look_again)
 
@@ -295,7 +295,7 @@ class Updater(WorkerThreads):
         return self._together and here and self._scheduler.ready[name].gradient is None
 
     def _update_all(self) -> None:
-        """Makes the updater's updates in a thread, one group at a time."""
+        """Makes the updater's updates in a thread, one parameter group at a time."""
         while (chosen := self._choose()) is not None:
             self._update(*chosen)
             if not self._lookahead:
@@ -318,7 +318,7 @@ class Updater(WorkerThreads):
             return None
 
     def _hasten(self, deadline: float) -> None:
-        """Moves the writes that the updater waits for to an earlier deadline."""
+        """Moves the disk writes that optimiser updates wait for to an earlier deadline."""
         self._cond.release()
         try:
             for storage in self._storages:
@@ -346,7 +346,7 @@ class Updater(WorkerThreads):
         self._outputs.put(Output(group, ready, params, state, weights, seen))
 
     def _results(self, group: Group, ready: Ready, fetched: Fetched) -> tuple[Any, Any, Any]:
-        """Computes a group's new parameters and state, and cast ones, for the updater."""
+        """Computes new parameters, optimiser state and cast parameters of one group."""
         held, state, *more = fetched.state.arrays()
         params, state = group.params.unflatten(held), group.state.unflatten(state)
         del held
@@ -376,7 +376,7 @@ class Updater(WorkerThreads):
         return self._spill.read(group.gradient, deadline=deadline, step=version - 1)
 
     def _started(self, name: str) -> Ready:
-        """Records that the updater begins a group; returns its gradient; lock held."""
+        """Marks a group's optimiser update as begun; returns its gradient; lock held."""
         group, ready = self._groups[name], self._scheduler.ready.pop(name)
         self._scheduler.unwritten += 1
         self._scheduler.results_bytes += group.results
