@@ -318,7 +318,7 @@ class Walk:
                 self._return_gradient(child)
 
     def _gradient_buffers(self, entries: list[int]) -> list[int]:
-        """Returns the bytes of all gradients, and of their parts in each inner loop over slices."""
+        """Returns the bytes of a sliced contraction's gradients, and of their parts in loops."""
         buffers, cuts = [], {}
         for label, count in self.levels:
             buffers.append(sum(self.size(c, cuts) for c in entries if self.needs_grad[c]))
@@ -352,7 +352,7 @@ def gradient_walk(model: Model, slices: Slices, remat: bool) -> _Ledger:
 
 
 def breakdown(model: Model, slices: Slices) -> Iterator[tuple[str, str, str, int, int]]:
-    """Yields a row of the cost table for each step: factors, expression, operations, bytes."""
+    """Yields a row of a contraction's cost table per product: expression, operations, bytes."""
     walk = Walk(model, slices, remat=False)
     network = model.network
 

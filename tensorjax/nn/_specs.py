@@ -24,7 +24,7 @@ from tensorjax.nn._linear_conversion import Format, from_linear
 
 @dataclasses.dataclass(frozen=True)
 class Spec(abc.ABC):
-    """Base class of specifications of a layer's format, from which layers are built.
+    """Base class of layer specifications: `Dense`, `LowRank`, `TT`, `TTMatrix`, `Tucker` and `CP`.
 
     All build fresh layers by `linear` and `embedding`. TT, TTMatrix, LowRank and, for linear
     layers, Tucker also convert dense layers, by `from_linear` and `from_embedding`.

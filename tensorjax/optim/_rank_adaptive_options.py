@@ -90,7 +90,7 @@ class Options:
 
     @property
     def schedule(self) -> Schedule | None:
-        """Schedule of rank cuts to a target size; None in the two stages of the CoMERA paper."""
+        """Schedule of rank cuts to a target size; None for CoMERA's training in two stages."""
         return None if self.by is None else Schedule(self.by)
 
     @property

@@ -53,7 +53,7 @@ def varying(x: jax.Array) -> frozenset[str]:
 
 
 def vary(x: jax.Array, axes: Axes) -> jax.Array:
-    """Marks an array as varying along mesh axes, so that its gradient is summed over these."""
+    """Marks an array as varying along mesh axes, so that `jax.shard_map` sums its gradient."""
     present = varying(x)
     missing = tuple(axis for axis in axes if axis not in present)
     return jax.lax.pcast(x, missing, to="varying") if missing else x

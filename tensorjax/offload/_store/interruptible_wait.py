@@ -24,7 +24,7 @@ class InterruptibleCondition:
         self._lock, self._waiting = lock, deque[threading.Lock]()
 
     def wait(self, holds: Callable[[], T]) -> T:
-        """Waits until ``holds()`` is true, or Ctrl-C interrupts it; the caller has not the lock.
+        """Waits until ``holds()`` is true, or Ctrl-C interrupts it; the caller holds no lock.
 
         ``holds`` itself is called with the lock.
         """

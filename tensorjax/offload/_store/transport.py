@@ -72,7 +72,7 @@ class Transport:
         return sizes(self._staging, self._block, largest)
 
     def start(self, pools: Pools) -> None:
-        """Starts a transport: creates its queue, and starts the backend's threads."""
+        """Starts a tensor store's transfers: creates the queue, starts the backend's threads."""
         self.queue = Queue(*pools)
         self._backend.start(self.queue)
         self.writer.queue = self.reader.queue = self.queue

@@ -56,7 +56,7 @@ class Writer:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Context manager that blocks new writes to a store, once those being copied are done."""
+        """Context manager that blocks new writes to a store and waits for those being copied."""
         me = object()
         try:
             with self._lock:

@@ -155,7 +155,7 @@ class Spare:
             self.nbytes += self._bytes(group, results)
 
     def take(self, group: Group) -> Any:
-        """Removes memory for the results of a group's update from the pool; None if it has none."""
+        """Takes memory for an optimiser update's results from the pool; None if it has none."""
         held = None if group.into == "place" else self._held.get(group.kind)
         found = None
         if held:

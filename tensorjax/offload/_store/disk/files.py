@@ -81,7 +81,7 @@ class DiskFile:
                 descriptor = self._cached
 
     def stopped(self, doing: str, done: int, size: int) -> None:
-        """Logs the first transfer of a data file that moved fewer bytes than requested."""
+        """Reports the first transfer of a data file that moved fewer bytes than requested."""
         with self._refusal:
             told, self._short = self._short, True
         if not told:

@@ -103,7 +103,7 @@ class Gradients:
         return found
 
     def _summed(self, group: str, gradient: Any) -> Any:
-        """Adds a gradient to its group's sum on the device; returns the complete sum, else None."""
+        """Adds a gradient of shared parameters to the sum on the device; returns complete sums."""
         held = widened(gradient)
         if group in self._sums:
             held = self._engine.add(self._sums.pop(group), held)
@@ -158,7 +158,7 @@ class Gradients:
             del whole
 
     def _add(self, group: str, gradient: Any, check: Any) -> Any:
-        """Adds a gradient of shared parameters to their sum on the host; returns it if complete."""
+        """Adds a gradient of shared parameters to the sum on the host; returns complete sums."""
         held = self._shards.take(group, gradient)
         if self._comes[group] > 1:
             held = widened(held)

@@ -161,7 +161,7 @@ class WeightStream(WorkerThreads):
 
     @property
     def failed(self) -> bool:
-        """Whether a thread of the parameter stream failed, so that it cannot go on."""
+        """Whether a thread that streams parameters to the device failed, so no step can follow."""
         return self._error is not None
 
     def close(self) -> None:

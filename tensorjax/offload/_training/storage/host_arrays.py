@@ -102,7 +102,7 @@ def _copied(x: Any) -> Any:
 
 @jax.jit
 def _copy(x: Any, zero: Any) -> Any:
-    """Copies an array in host memory by a multithreaded XLA program, or else by NumPy."""
+    """Copies a host array by a parallel XLA program (OR with ``zero``), or by `jnp.copy`."""
     if zero is None:
         return jnp.copy(x)
     return jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(x, zero.dtype) | zero, x.dtype)

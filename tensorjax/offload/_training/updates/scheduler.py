@@ -185,7 +185,7 @@ class UpdateScheduler:
         return ready.version <= self.newest and (self.open or not ready.gated)
 
     def _coming(self) -> dict[str, tuple[int, float]]:
-        """Returns parameter groups whose optimiser states may be read before their gradients.
+        """Returns parameter groups whose optimiser states may be read before gradients arrive.
 
         With their versions and deadlines.
         """

@@ -399,7 +399,7 @@ class Updater(WorkerThreads):
             self._cond.notify_all()
 
     def _write_all(self) -> None:
-        """Writes the updater's results to storage, in a thread; keeps memory for reuse."""
+        """Writes results of optimiser updates to storage, in a thread; keeps memory to reuse."""
         while (output := self._outputs.get()) is not None:
             try:
                 if self._error is None:
