@@ -32,7 +32,7 @@ def with_linear_spread(layer: Any, spread: float) -> Any:
 
 
 def _rescaled(layer: Any, factor: float) -> Any:
-    """Multiplies a tensorised layer's weight by a factor, spread evenly over its parameters."""
+    """Multiplies a layer's weight by a factor, spread evenly over its parameters."""
     parts = [getattr(layer, name, ()) for name in ("embedding", "cores", "core", "factors")]
     params = jax.tree.leaves(parts, is_leaf=lambda node: isinstance(node, nnx.Param))
     for param in params:

@@ -104,7 +104,7 @@ class Plan:
         return min(fitting, key=lambda c: (c.seconds, c.memory))
 
     def __getitem__(self, name: str) -> Candidate:
-        """Returns the fastest mesh for a layout by name, or why none is possible."""
+        """Returns a layout's cost on its fastest mesh, or that of a refused mesh if none fits."""
         own = [c for c in self.candidates if c.name == name]
         if not own:
             raise KeyError(name)

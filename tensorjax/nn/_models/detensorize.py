@@ -80,7 +80,7 @@ def detensorize(model: object, *, max_bytes: int = MAX_BYTES) -> Any:
 
 
 def _dense(layer: Any, max_bytes: int, weights: dict[Any, Any]) -> Any:
-    """Converts a tensorised or adapted layer to a dense one; tied layers share the result."""
+    """Converts a tensorised or adapted layer to a dense one; tied layers share the new weight."""
     if isinstance(layer, Adapted):
         return merged(layer, max_bytes, weights)
     new: Any = each(layer, lambda one: _export(one, max_bytes))

@@ -342,7 +342,7 @@ def _kinds(activations: Any) -> list[Activations]:
 
 
 def _work(whole: Work, kind: Activations, inputs: int, kept: int) -> Work:
-    """Collects layers, parameter groups, times and memory limits of a step, for a memory plan.
+    """Predicts a training step's times and memory for one activation strategy, to be planned.
 
     Args:
       whole: what it does with recomputation, whose backward passes have a forward pass in them.

@@ -14,7 +14,7 @@ from tensorjax.offload._training.pipeline import Pipeline
 
 
 def watch(trainer: Any, pipeline: Pipeline, commits: Commits | None) -> Callable[[], None]:
-    """Ends a trainer's threads once it is garbage-collected or the interpreter exits.
+    """Makes a trainer's threads end once it is garbage-collected or the interpreter exits.
 
     Args:
       trainer: of which nothing that threads refer to refers to it.

@@ -80,7 +80,7 @@ class Group:
         return self.taken(self.into)
 
     def taken(self, into: Into) -> int:
-        """Computes the bytes of update results that overwrite a given kind of memory.
+        """Computes the bytes of update results beyond the memory that they overwrite.
 
         What they replace is not counted twice.
         """

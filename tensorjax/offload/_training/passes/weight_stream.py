@@ -16,7 +16,7 @@ _AWAY = object()  # placeholder of parameters that are not on the device yet
 
 @dataclass
 class _Entry:
-    """Parameters of a group on the device, or on their way there, in a cache of them."""
+    """Cache entry of a parameter group that is on the device, or on its way there."""
 
     version: int
     params: Any = _AWAY
