@@ -37,17 +37,17 @@ class WeightNetwork(NamedTuple):
 
     @property
     def in_shape(self) -> tuple[int, ...]:
-        """Mode sizes of the weight's input side."""
+        """Mode sizes of the input side of a tensorised layer's weight."""
         return self.modes[: self.split]
 
     @property
     def out_shape(self) -> tuple[int, ...]:
-        """Mode sizes of the weight's output side."""
+        """Mode sizes of the output side of a tensorised layer's weight."""
         return self.modes[self.split :]
 
     @property
     def elements(self) -> int:
-        """Number of elements of the weight W, padding included."""
+        """Number of elements of a layer's dense weight W, padding included."""
         return math.prod(self.modes)
 
 

@@ -130,7 +130,7 @@ class TensorConv(nnx.Module):
 
     @abc.abstractmethod
     def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
-        """Draws the initial arrays of the kernel, whose entries have the given variance."""
+        """Draws the initial arrays of a convolution, whose kernel has entries of given variance."""
 
     @property
     def certificate(self) -> Certificate | None:

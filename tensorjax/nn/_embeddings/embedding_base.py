@@ -133,7 +133,7 @@ class Embedding(nnx.Module):
 
     @abc.abstractmethod
     def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
-        """Draws the initial arrays of the table, whose entries have the given variance."""
+        """Draws the initial arrays of an embedding, whose table has entries of given variance."""
 
     @abc.abstractmethod
     def _network(self) -> tuple[list[jax.Array], LookupNetwork]:

@@ -13,7 +13,7 @@ from tensorjax.offload._store.transfers.requests import Request, Slot
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Content(Entry):
-    """State of one copy of a tensor's extent: checksums, write error, bytes of small tensors.
+    """State of one of a tensor's two copies on disk: checksums, write error, cached bytes.
 
     Attributes:
         sums: Checksums in hexadecimal, filled in as it is written: of the blocks of one tensor; or

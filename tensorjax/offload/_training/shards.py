@@ -120,7 +120,7 @@ class Part:
 
 
 class Shards:
-    """Parts of all parameter groups that belong to this process; methods take a group's pytree.
+    """Shards of all parameters that one of several training processes holds, by parameter group.
 
     Args:
       shapes: of the parameters of each group: pytrees of `jax.ShapeDtypeStruct`.

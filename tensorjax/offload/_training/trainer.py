@@ -222,7 +222,7 @@ class Trainer:
         return found is not None
 
     def _start(self, device_bytes: int) -> None:
-        """Starts a trainer's pipeline, and creates the committer if there is a store."""
+        """Starts a trainer's threads for training steps and, with a store, for commits."""
         self._pipeline = Pipeline(
             self._layers, self._groups, self._options, self._order, self._progress,
             optimizer=self._optimizer, engine=self._engine, shards=self._shards,

@@ -96,14 +96,14 @@ def extents(places: Iterable[Place]) -> list[Extent]:
 
 @dataclass(frozen=True)
 class Spec:
-    """Specification of a tensor's extent in the data file: checked shape and dtype."""
+    """Checked shape and dtype of a tensor that is to get space in the data file."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
 
 
 def checked(name: str, like: Any) -> Spec:
-    """Checks a tensor for which an extent is to be laid out: returns its shape and dtype.
+    """Checks a tensor that is to get space in the data file; returns its shape and dtype.
 
     Raises:
         TypeError: if it has not, or the dtype cannot be stored.
@@ -140,7 +140,7 @@ def _has_name(dtype: np.dtype) -> bool:
 
 
 def capacity(tensors: Mapping[str, Any]) -> int:
-    """Computes the bytes of disk that the extents of tensors take, two slots for each.
+    """Computes the disk space for given tensors in bytes, with two copies of each.
 
     Those below 4096 bytes share blocks, in which each begins at a multiple of 64.
 

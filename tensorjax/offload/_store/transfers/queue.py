@@ -169,7 +169,7 @@ class Queue(StagingQueue):
         self._idle.wait(lambda: not (self._pending or self.depth or self._heap))
 
     def enlarge(self, pool: Pool) -> None:
-        """Replaces the disk queue's staging pool of further reads by a larger one.
+        """Replaces the staging pool of later disk reads by a larger one.
 
         It waits for nothing but the lock.
 

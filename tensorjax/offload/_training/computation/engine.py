@@ -147,7 +147,7 @@ class Engine:
         dy: Any,
         sums: PyTree,
     ) -> tuple[Any, Any]:
-        """Computes the cotangent of a layer's input, and adds its gradients to ``sums``.
+        """Computes a layer's backward pass: its input's cotangent, and gradients, into ``sums``.
 
         The first has the dtypes of the parameters, sums are in single precision at least. They are
         handed over: updates write to their memory, so nothing else may use them.

@@ -140,7 +140,7 @@ class _LayerPasses:
         )
 
     def losses_of_rows(self, params: PyTree, xs: Any, batches: Any) -> list[Any]:
-        """Computes the losses of the first rows of two microbatches, and of both rows together."""
+        """Computes losses of two microbatches' first rows, alone and together, for a check."""
         one, other = (jax.tree.map(lambda a: a[:1], pair) for pair in zip(xs, batches, strict=True))
         both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), one, other)
         return [split_loss(self._apply(params, *row, None))[0] for row in (one, other, both)]

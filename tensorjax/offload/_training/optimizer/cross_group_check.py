@@ -121,7 +121,7 @@ def _others(updates: Any, group: str) -> list[Any]:
 
 
 def _differ(expected: list[Any], found: list[Any]) -> bool:
-    """Whether updates of a parameter group differ as other groups do, by more than rounding."""
+    """Whether a group's trial updates change with other groups' arrays, beyond rounding."""
     return any(
         np.any(y)
         and not np.max(np.abs(np.subtract(y, x, dtype=np.float64)), initial=0.0)

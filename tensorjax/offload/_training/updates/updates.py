@@ -93,7 +93,7 @@ class Updater(WorkerThreads):
         self._start(read=self._read_all, update=self._update_all, write=self._write_all)
 
     def expect(self, coming: dict[str, tuple[int, float]], *, gated: bool) -> None:
-        """Announces to the updater the parameter groups whose gradients will come, with deadlines.
+        """Announces to the optimiser updater which gradients will come, with their deadlines.
 
         Gated ones wait for `release`.
         """
@@ -176,7 +176,7 @@ class Updater(WorkerThreads):
         return self._waiting_bytes + self._groups[name].gradient.nbytes > self._gradient_bytes
 
     def _too_much(self) -> str | None:
-        """Picks the parameter group whose gradient the updater moves to the store, or None."""
+        """Picks the gradient to move from host memory to the store until its update, or None."""
         if self._spill is None or self._gradient_bytes is None:
             return None
         if self._waiting_bytes <= self._gradient_bytes:
@@ -295,7 +295,7 @@ class Updater(WorkerThreads):
         return self._together and here and self._scheduler.ready[name].gradient is None
 
     def _update_all(self) -> None:
-        """Makes the updater's updates in a thread, one parameter group at a time."""
+        """Computes optimiser updates in a thread, one parameter group at a time."""
         while (chosen := self._choose()) is not None:
             self._update(*chosen)
             if not self._lookahead:
