@@ -52,14 +52,14 @@ def _checked_dtype(name: str, dtype: Any) -> np.dtype:
 
 
 def check_minimize(minimize: Any) -> str:
-    """Checks the argument ``minimize`` of a contraction: flops, bytes or peak."""
+    """Checks which cost a contraction path is to minimise: flops, bytes or peak."""
     if minimize not in ("flops", "bytes", "peak"):
         raise ValueError(f"minimize: expected 'flops', 'bytes' or 'peak', got {minimize!r}")
     return minimize
 
 
 def check_limit(limit: Any, limit_grad: bool) -> int | None:
-    """Checks the memory limit of a contraction; returns whole bytes or None."""
+    """Checks the memory limit of a contraction; returns it in whole bytes, or None."""
     if limit_grad and limit is None:
         raise ValueError("limit_grad: expected a memory_limit with it, got None; give one in bytes")
     if limit is None:

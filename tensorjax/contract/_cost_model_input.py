@@ -12,7 +12,7 @@ Slices = Mapping[str, int]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Model:
-    """Input of the cost model and the executor: network, steps and dtype sizes of a contraction.
+    """Contraction as its cost model and executor see it: network, pairwise steps, dtype sizes.
 
     Attributes:
         network: the parsed expression.
@@ -33,7 +33,7 @@ class Model:
     differentiable: tuple[bool, ...]
 
     def ready(self, operand: int) -> bool:
-        """Whether an operand of a planned contraction can be multiplied as it is or reshaped."""
+        """Whether a contraction uses an operand as it is, without sums, diagonals or casts."""
         same = self.network.squeezed(operand) == self.network.reduced[operand]
         return same and self.operand_sizes[operand] == self.common_size
 
@@ -52,7 +52,7 @@ class Model:
 
 
 def looped(model: Model, slices: Slices) -> frozenset[int]:
-    """Returns which operands and steps of a contraction `Model` depend on a sliced label."""
+    """Returns which operands and products of a sliced contraction depend on the slice index."""
     n = len(model.network.reduced)
     found = {i for i, term in enumerate(model.network.reduced) if set(term) & slices.keys()}
     for k, step in enumerate(model.steps):
@@ -62,7 +62,7 @@ def looped(model: Model, slices: Slices) -> frozenset[int]:
 
 
 def levels(model: Model, slices: Slices) -> list[tuple[str, int]]:
-    """Lists a planned contraction's sliced labels with their slices, outermost loop first."""
+    """Lists the sliced labels of a contraction with their slice counts, outermost loop first."""
     output = model.network.reduced_output
     outer = [(label, slices[label]) for label in output if label in slices]
     return outer + [(label, count) for label, count in slices.items() if label not in output]

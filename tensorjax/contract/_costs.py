@@ -42,7 +42,7 @@ class Cost(NamedTuple):
 
 
 class _Ledger:
-    """Running totals of operations, bytes moved and bytes alive of a simulated contraction."""
+    """Running totals of operations, bytes moved and live bytes in a contraction's cost model."""
 
     def __init__(self) -> None:
         self.products = 0  # multiplications
@@ -70,7 +70,7 @@ class _Ledger:
 
 
 class Walk:
-    """Simulation of a contraction's operations and memory, forward and then backward.
+    """Simulation of a contraction's forward and backward pass, to count operations and memory.
 
     Args:
         slices: number of slices of each sliced label.
@@ -105,7 +105,7 @@ class Walk:
         return self.elements(self.labels[node], cuts) * item
 
     def entries(self) -> list[int]:
-        """Lists the arrays, by number, that the loop over slices reads but does not compute."""
+        """Lists the arrays that a sliced contraction's loop reads but does not compute itself."""
         found = []
         for node in sorted(self.inside - set(range(self.n))):
             step = self.steps[node]
@@ -115,7 +115,7 @@ class Walk:
     # Forward.
 
     def forward(self, keep: bool = False) -> None:
-        """Counts the costs of the forward pass; ``keep`` keeps what the backward pass reads."""
+        """Counts a contraction's forward costs; with ``keep`` arrays stay for the backward pass."""
         for operand in range(self.n):
             self.ledger.hold(self.model.operand_bytes(operand))
         outside = [node for node in self.steps if node not in self.inside]
@@ -141,7 +141,7 @@ class Walk:
                     self._release(child, cuts)
 
     def _fetch(self, child: int, cuts: Slices) -> None:
-        """Counts the cost of converting an operand into the form in which it is multiplied."""
+        """Counts the cost of preparing a contraction's operand: slices, sums, diagonals, casts."""
         if cuts:
             if self._is_entry(child) and child in self.inside:
                 self.ledger.hold(self.size(child, self.slices))
@@ -220,7 +220,7 @@ class Walk:
                 self._release(child, {})
 
     def _result_buffers(self) -> list[int]:
-        """Returns the bytes of the result, and of its part in each inner loop over slices."""
+        """Returns the bytes of a sliced contraction's result, and of its part in each loop."""
         buffers, cuts, output = [], {}, self.model.network.output
         for label, count in self.levels:
             item = self.model.item_size if label in output else self.model.sum_size
@@ -233,7 +233,7 @@ class Walk:
     # Backward.
 
     def backward(self) -> None:
-        """Counts the costs of the backward pass, after ``forward(keep=True)``."""
+        """Counts a contraction's backward costs, after ``forward(keep=True)``."""
         self.ledger.hold(self.model.output_bytes)  # the cotangent that comes in
         outside = [node for node in self.steps if node not in self.inside]
         if self.inside:
@@ -249,7 +249,7 @@ class Walk:
         self._run_back(outside, {})
 
     def _recompute(self, nodes: list[int], cuts: Slices) -> None:
-        """Counts the cost of recomputing intermediates in the backward pass.
+        """Counts the cost of recomputing a contraction's intermediates in the backward pass.
 
         All but the last product are computed again.
         """
@@ -280,12 +280,12 @@ class Walk:
                 self.ledger.drop(self.size(node, cuts))
 
     def _is_cotangent(self, node: int) -> bool:
-        """Whether the cotangent of a product is the result's cotangent itself, never freed."""
+        """Whether a product's cotangent is the one passed in by the caller, never freed."""
         same = self.labels[self.root] == self.model.network.reduced_output
         return node == self.root and same and not self.inside
 
     def _accumulate(self, child: int) -> None:
-        """Counts the cost of adding the gradient of one slice to the whole gradient."""
+        """Counts the cost of adding one slice's gradient to the whole gradient of a contraction."""
         size = self.size(child, self.slices)
         self.ledger.work(3 * size, 0, self.elements(self.labels[child], self.slices))
         self.ledger.drop(size)
@@ -318,7 +318,7 @@ class Walk:
                 self._return_gradient(child)
 
     def _gradient_buffers(self, entries: list[int]) -> list[int]:
-        """Returns the bytes of all gradients, and of their parts in each inner loop over slices."""
+        """Returns the bytes of a sliced contraction's gradients, and of their parts in loops."""
         buffers, cuts = [], {}
         for label, count in self.levels:
             buffers.append(sum(self.size(c, cuts) for c in entries if self.needs_grad[c]))
@@ -326,7 +326,7 @@ class Walk:
         return buffers
 
     def _cotangent_copies(self) -> int:
-        """Returns the bytes of cotangents that are copied as their slices are not contiguous."""
+        """Returns the bytes of cotangents copied because slices of them are not contiguous."""
         total, cuts, output = 0, {}, self.model.network.reduced_output
         for label, count in self.levels:
             if label in output and self.elements(output[: output.index(label)], cuts) != 1:
@@ -336,14 +336,14 @@ class Walk:
 
 
 def forward_walk(model: Model, slices: Slices) -> _Ledger:
-    """Simulates the forward pass of a contraction; returns its costs as a ledger."""
+    """Simulates the forward pass of a contraction; returns its operations, bytes and peak."""
     walk = Walk(model, slices, remat=False)
     walk.forward()
     return walk.ledger
 
 
 def gradient_walk(model: Model, slices: Slices, remat: bool) -> _Ledger:
-    """Simulates forward and backward pass of a contraction; returns the costs as a ledger."""
+    """Simulates forward and backward pass of a contraction; returns operations, bytes, peak."""
     walk = Walk(model, slices, remat)
     walk.forward(keep=True)
     walk.ledger.residual = walk.ledger.alive - model.fixed_bytes
@@ -352,7 +352,7 @@ def gradient_walk(model: Model, slices: Slices, remat: bool) -> _Ledger:
 
 
 def breakdown(model: Model, slices: Slices) -> Iterator[tuple[str, str, str, int, int]]:
-    """Yields a row of the cost table for each step: factors, expression, operations, bytes."""
+    """Yields a row of a contraction's cost table per product: expression, operations, bytes."""
     walk = Walk(model, slices, remat=False)
     network = model.network
 
@@ -372,7 +372,7 @@ def breakdown(model: Model, slices: Slices) -> Iterator[tuple[str, str, str, int
 
 
 def table(plan: Any) -> str:
-    """Formats the products of a `Plan` with their operations and bytes, and the sums of them."""
+    """Formats a contraction plan's products, with operations and bytes, as a table with sums."""
     rows = [("step", "reads", "product", "flops", "bytes")]
     for node, reads, text, flops, moved in breakdown(plan._program.model, plan.slices):
         rows.append((node, reads, text, f"{flops:.3g}", f"{moved:.3g}"))

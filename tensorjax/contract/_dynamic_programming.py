@@ -31,20 +31,20 @@ _LARGE = 1 << 64  # makes the secondary cost a tie-break
 
 
 class Effort:
-    """Remaining budget of dynamic programming in seconds, counted by the work done, not a clock."""
+    """Time budget of a contraction-path search, reduced by estimates and not by a clock."""
 
     def __init__(self, seconds: float) -> None:
         self.left = seconds
 
     def part(self, parts: int) -> "Effort":
-        """Splits off one of ``parts`` equal shares of a path search's remaining budget."""
+        """Splits off one of ``parts`` equal shares of a contraction-path search's time budget."""
         taken = Effort(self.left if parts == 1 or math.isinf(self.left) else self.left / parts)
         if not math.isinf(self.left):
             self.left -= taken.left
         return taken
 
     def trials(self, each: float, most: int, share: float) -> int:
-        """Returns how many trials fit into a share of a search budget, and deducts their time."""
+        """Returns how many trials of a path search fit a share of its budget, and deducts them."""
         if math.isinf(self.left):
             return most
         count = max(min(int(share * self.left / each), most), 0)
@@ -53,7 +53,7 @@ class Effort:
 
 
 class Graph:
-    """Tensor network for the search of contraction trees: labels as bit masks, product costs.
+    """Tensor network for path searches: labels as bit masks, and costs of products.
 
     Args:
         terms: labels (small integers) of each operand.
@@ -76,11 +76,11 @@ class Graph:
         self._volumes: dict[int, int] = {0: 1}
 
     def first_cost(self, cost: int) -> int:
-        """Extracts the primary cost (flops or entries moved) from one with a tie-break."""
+        """Extracts the cost (flops or entries moved) of a product from one with a tie-break."""
         return cost // _LARGE
 
     def volume(self, labels: int) -> int:
-        """Returns the number of entries of an array with the labels of a bit mask."""
+        """Returns the number of entries of a tensor whose labels are given as a bit mask."""
         known = self._volumes.get(labels)
         if known is None:
             rest = labels & (labels - 1)
@@ -89,7 +89,7 @@ class Graph:
         return known
 
     def cost(self, left: int, right: int, result: int) -> int:
-        """Computes the cost of multiplying two tensors, given labels of both and of the result."""
+        """Computes the cost of multiplying two tensors of a network, from bit masks of labels."""
         union = left | right
         touched = self.volume(union)
         flops = touched if union == result else 2 * touched
@@ -109,7 +109,7 @@ def bits(mask: int) -> Iterable[int]:
 
 
 class _Best(NamedTuple):
-    """Cheapest known way to contract a subset of tensors: cost, labels, last pair."""
+    """Cheapest known way to contract a subset of a network's tensors: cost, labels, last pair."""
 
     cost: int
     labels: int
@@ -228,7 +228,7 @@ def _by_label(level: dict[int, _Best]) -> dict[int, list[tuple[int, _Best]]]:
 
 
 def _unfold(best: dict[int, _Best], n: int) -> Path:
-    """Extracts the optimal path from the best pairs that dynamic programming found."""
+    """Extracts the optimal contraction path from the best pair of every subset of tensors."""
     stack, order = [(1 << n) - 1], []
     while stack:
         subset = stack.pop()

@@ -20,7 +20,7 @@ Shape = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Network:
-    """Network that an einsum expression describes: its terms, shapes and label sizes, checked.
+    """Parsed and checked einsum expression: terms, shapes and label sizes.
 
     Attributes:
         terms: labels of each operand, one character per axis, as written.
@@ -57,7 +57,7 @@ class Network:
         return "".join(label for label, size in pairs if size != 1)
 
     def elements(self, labels: str) -> int:
-        """Returns the number of entries of an array whose axes have these labels."""
+        """Returns the number of entries of an array whose axes have the given einsum labels."""
         return math.prod(self.sizes[label] for label in labels)
 
 

@@ -21,7 +21,7 @@ from tensorjax.contract._pairwise_products import Step
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
-    """Executable contraction: products in order, slices, precision and rematerialisation.
+    """Executable contraction: pairwise products in order, slices, precision, remat.
 
     Attributes:
         model: the contraction and the order of its products.
@@ -61,7 +61,7 @@ class Program:
         return result
 
     def _reduced(self, operand: int, x: jax.Array) -> jax.Array:
-        """Reduces one operand before products: drops axes of size 1, takes diagonals, sums."""
+        """Reduces an operand before its first product: size-1 axes, diagonals, sums."""
         network = self.model.network
         labels = network.squeezed(operand)
         if x.dtype == jnp.bool_ and self.preferred_element_type is not None:
@@ -91,7 +91,7 @@ class Program:
         return "".join(c for c in self.model.network.reduced_output if c not in thin)
 
     def _nodes(self, inside: bool) -> list[int]:
-        """Returns the numbers of the products inside or outside the loop over slices."""
+        """Returns the numbers of the pairwise products inside or outside the loop over slices."""
         n = len(self.model.network.reduced)
         depends = looped(self.model, self.slices)
         return [n + k for k in range(len(self.model.steps)) if (n + k in depends) == inside]
@@ -102,7 +102,7 @@ class Program:
         nodes: list[int],
         thin: frozenset[str] = frozenset(),
     ) -> None:
-        """Computes the pairwise products ``nodes``, and replaces their factors in ``values``."""
+        """Computes the pairwise products ``nodes`` of a contraction in place of their factors."""
         n = len(self.model.network.reduced)
         for node in nodes:
             step = self.model.steps[node - n]
@@ -112,7 +112,7 @@ class Program:
     def _ordered(
         self, values: dict[int, jax.Array], thin: frozenset[str] = frozenset()
     ) -> jax.Array:
-        """Returns the only value left in ``values``, transposed to the output's axis order."""
+        """Returns the final value of a contraction, transposed to the output's axis order."""
         ((root, value),) = values.items()
         labels = self._labels(root, thin)
         return lax.transpose(value, [labels.index(label) for label in self._output(thin)])
@@ -166,7 +166,7 @@ class Program:
         total: jax.Array | None,
         thin: frozenset[str],
     ) -> jax.Array:
-        """Contracts ``values`` in a loop over slices of the labels ``todo``.
+        """Contracts arrays in a loop over slices of the labels ``todo``.
 
         Parts of a sum are added to ``total``.
 
@@ -205,7 +205,7 @@ class Program:
         return lax.scan(lambda acc, xs: (contract(acc, *xs, whole), None), total, rounds)[0]
 
     def _shape(self, values: dict[int, jax.Array], thin: frozenset[str]) -> tuple[int, ...]:
-        """Returns the shape that contracting ``values`` will give, in the output's axis order."""
+        """Returns the shape of a contraction's result, in the output's axis order."""
         sizes: dict[str, int] = {}
         for node, x in values.items():
             sizes.update(zip(self._labels(node, thin), x.shape, strict=True))
@@ -224,7 +224,7 @@ def _split(x: jax.Array, count: int) -> jax.Array:
 
 
 def _slice(x: jax.Array, labels: str, label: str, count: int, k: jax.Array) -> jax.Array:
-    """Cuts slice ``k`` out of an operand's axis ``label`` as a sliced contraction is executed."""
+    """Cuts slice ``k`` out of an operand's axis ``label``, for a sliced contraction."""
     if label not in labels:
         return x
     axis = labels.index(label)
@@ -287,7 +287,7 @@ def _add(total: jax.Array, term: jax.Array) -> jax.Array:
 
 
 def _diagonal(x: jax.Array, labels: str, label: str) -> tuple[jax.Array, str]:
-    """Executes a repeated label of an operand: takes the diagonal of its axes as first axis."""
+    """Takes the diagonal over the axes of an operand that have one label, as first axis."""
     times = labels.count(label)
     if times < 2:
         return x, labels

@@ -13,7 +13,7 @@ from tensorjax.contract._pairwise_products import Step
 
 
 def run(model: Model, slices: Slices, operands: Sequence[np.ndarray], dtype: Any) -> np.ndarray:
-    """Contracts NumPy arrays on the host, following a plan's products and slices.
+    """Contracts NumPy arrays on the host, in the order and slices of a contraction plan.
 
     Products are summed in ``dtype``, which NumPy's matrix products have to know.
     """
@@ -47,7 +47,7 @@ def _reduced(network: Network, operand: int, x: np.ndarray) -> np.ndarray:
 
 
 def _contracted(model: Model, terms: Sequence[np.ndarray]) -> np.ndarray:
-    """Executes all products of a contraction on the host by NumPy; axes in the output's order."""
+    """Executes all products of a contraction by NumPy on the host."""
     count, labels = len(terms), model.network.reduced[0]
     values = dict(enumerate(terms))
     for k, step in enumerate(model.steps):

@@ -155,7 +155,7 @@ def _pair(a: Labels, b: Labels, output: Labels) -> Callable[[Array, Array], Arra
 def _stacked_or(
     merged: Callable[[Array, Array], Array], first: Any, second: Any
 ) -> Callable[[Array, Array], Array]:
-    """Returns an einsum's product function that takes one factor as a matrix stack, uncopied."""
+    """Returns an einsum product that reads one factor as a stack of matrices without copying."""
     if first is None and second is None:
         return merged
 
@@ -216,7 +216,7 @@ def _transposition(found: Labels, wanted: Labels) -> tuple[int, ...] | None:
 
 
 def _copies(a: Labels, b: Labels, batch: Labels, summed: Labels) -> int:
-    """Counts the factors that NumPy's einsum must copy if the summed axes have this order."""
+    """Counts the factors that a matrix product must copy if the summed axes have this order."""
     return sum(
         term not in (batch + summed + free, batch + free + summed)
         for term in (a, b)

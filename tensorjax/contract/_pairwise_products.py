@@ -35,7 +35,7 @@ class Step:
     summed: str
 
     def free(self, labels: str) -> str:
-        """Returns the labels of one factor of a product that the other factor does not have."""
+        """Returns the labels that only one factor of a pairwise product has."""
         return "".join(c for c in labels if c not in self.batch and c not in self.summed)
 
     @property
@@ -44,11 +44,11 @@ class Step:
         return self.batch + self.free(self.left_labels) + self.free(self.right_labels)
 
     def summed_last(self, labels: str) -> bool:
-        """Whether a factor's axes are in the order batch, free, summed."""
+        """Whether a factor's axes are ordered batch, free, summed, as matrix products need."""
         return labels == self.batch + self.free(labels) + self.summed
 
     def summed_first(self, labels: str) -> bool:
-        """Whether a factor's axes are in the order batch, summed, free."""
+        """Whether a factor's axes are ordered batch, summed, free, as matrix products need."""
         return labels == self.batch + self.summed + self.free(labels)
 
     def copied(self, labels: str) -> bool:
@@ -59,7 +59,7 @@ class Step:
         return bool(self.summed) and not (self.summed_last(labels) or self.summed_first(labels))
 
     def without(self, thin: Collection[str]) -> "Step":
-        """Returns a pairwise product without some labels, whose axes have been indexed away."""
+        """Returns a pairwise product without some labels, whose axes have been sliced away."""
         if not thin:
             return self
         texts = (self.left_labels, self.right_labels, self.batch, self.summed)
@@ -114,7 +114,7 @@ def _layouts(
     summed: frozenset[str],
     output: str,
 ) -> Iterator[Step]:
-    """Yields all layouts of one pairwise product: which factor is left, and its order of labels."""
+    """Yields all axis layouts of one pairwise product: which factor is left, and label order."""
     factors = ((a, labels_a), (b, labels_b))
     for (left, left_labels), (right, right_labels) in (factors, factors[::-1]):
         for order in (left_labels, right_labels):
@@ -133,7 +133,7 @@ def _layouts(
 def _traffic(
     network: Network, step: Step, following: tuple[frozenset[str], frozenset[str]] | None
 ) -> int:
-    """Counts the entries that a step's layout of axes copies, in it and in the next step."""
+    """Counts the entries copied by a product and its successor for a given layout of axes."""
     moved = 0
     for labels in (step.left_labels, step.right_labels):
         if step.copied(labels):
@@ -149,7 +149,7 @@ def _traffic(
 def _suits(
     labels: str, following: tuple[frozenset[str], frozenset[str]] | None, output: str
 ) -> bool:
-    """Whether the next step of a contraction can read a product's axis layout without a copy."""
+    """Whether the next product of a contraction reads a result's axis order without a copy."""
     if following is None:
         return labels == output
     batch, summed = following

@@ -76,7 +76,7 @@ def _linear_to_ssa(path: Iterable[Sequence[int]], n: int) -> Path:
 
 
 def to_linear(path: Path, n: int) -> tuple[tuple[int, ...], ...]:
-    """Converts the path that the search has found to opt_einsum's form: positions in a list.
+    """Converts a contraction path to opt_einsum's form: positions in a list of operands.
 
     Products are appended to the list.
     """
@@ -222,7 +222,7 @@ def network_paths(
     minimize: str,
     seconds: float | None,
 ) -> tuple[Path, ...]:
-    """Searches paths for a contraction plan, once for networks that differ in labels only."""
+    """Searches contraction paths, once for all networks that differ in labels only."""
     numbers = {c: i for i, c in enumerate(dict.fromkeys("".join(network.reduced)))}
     found_for = functools.partial(
         search,

@@ -30,7 +30,7 @@ from tensorjax.contract._slicing import fit
 
 
 def _by_labels(out: Any, arguments: Any) -> list[Any]:
-    """Returns the sharding of a `Plan`'s result: each axis as its label in the operands.
+    """Returns the sharding of a contraction's result: each axis as in the operands.
 
     An axis is sharded as that of the first operand that has its label sharded.
     """
@@ -45,7 +45,7 @@ def _by_labels(out: Any, arguments: Any) -> list[Any]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
-    """Plan of a contraction, as `plan` returns it: a callable for arrays, with its costs.
+    """Planned contraction, callable with arrays of the planned shapes, with its costs.
 
     Arrays of another dtype than planned are accepted; the costs are those of the planned
     one. Plans are compared and hashed by identity.
@@ -184,7 +184,7 @@ class Plan:
                 )
 
     def _symbolic(self, shapes: tuple[tuple[Any, ...], ...]) -> _execute.Program:
-        """Returns the program of a contraction plan for symbolic sizes (`jax.export`)."""
+        """Returns a contraction plan's program for symbolic sizes (`jax.export`)."""
         if self.slices or self.remat:
             raise _symbolic.no_limit(shapes)
         model = self._program.model
@@ -294,7 +294,7 @@ def plan(
 
 
 def einsum(expr: Any, *arrays: Any, **options: Any) -> jax.Array:
-    """Contracts arrays by an einsum expression, in an order that is planned first.
+    """Contracts arrays by an einsum expression, after planning the order of products.
 
     Symbolic sizes (`jax.export.symbolic_shape`) are planned as 1024.
 

@@ -81,7 +81,7 @@ class _Search:
         return self.measure(slices)[0]
 
     def descend(self) -> dict[str, int] | None:
-        """Slices one more index at a time until the memory limit holds; None if it cannot."""
+        """Slices one more index at a time until peak memory fits the limit; None if it cannot."""
         slices: dict[str, int] = {}
         while (excess := self.excess(slices)) > 0:
             for labels in (self.largest(slices), self.counts):
@@ -116,7 +116,7 @@ class _Search:
         return float(excess) * float(flops), flops, strided, math.prod(slices.values())
 
     def finer(self, slices: Slices, labels: Iterable[str]) -> Iterator[dict[str, int]]:
-        """Yields slicings in which one of ``labels`` is cut into more slices."""
+        """Yields slicings of a contraction in which one of ``labels`` is cut into more slices."""
         for label in labels:
             last = slices.get(label, 1)
             for count in self.counts[label]:
@@ -125,11 +125,11 @@ class _Search:
                     yield {**slices, label: count}
 
     def finest(self) -> dict[str, int]:
-        """Returns the slicing that cuts every index into slices of length one."""
+        """Returns the slicing of a contraction that cuts every index into slices of length one."""
         return {label: counts[-1] for label, counts in self.counts.items()}
 
     def coarsen(self, slices: dict[str, int]) -> dict[str, int]:
-        """Reduces the numbers of slices as far as the memory limit allows."""
+        """Reduces a contraction's numbers of slices as far as the memory limit allows."""
         for label in sorted(slices, key=lambda c: self.counts[c][-1]):
             for count in (1, *self.counts[label]):
                 if count >= slices[label]:
@@ -150,7 +150,7 @@ def _divisors(size: int) -> list[int]:
 
 
 def _contenders(models: list[Model]) -> list[Model]:
-    """Returns the plans whose slicing is searched: the cheapest two and the smallest in memory."""
+    """Returns the plans to try to slice: the two with least operations, the one of least memory."""
     smallest = min(models, key=lambda model: forward_walk(model, {}).cost().peak_bytes)
     return list(dict.fromkeys([*models[:2], smallest]))
 
@@ -158,7 +158,7 @@ def _contenders(models: list[Model]) -> list[Model]:
 def fit(
     models: list[Model], minimize: str, limit: int | None, limit_grad: bool
 ) -> tuple[Model, dict[str, int]]:
-    """Chooses the cheapest candidate plan, sliced if a memory limit demands it."""
+    """Chooses the cheapest contraction plan, sliced if a memory limit demands it."""
 
     def weight(model: Model, slices: Slices) -> tuple[int, ...]:
         cost = forward_walk(model, slices).cost()._asdict()

@@ -58,7 +58,7 @@ class Tree:
         return tuple((ids.get(a, a), ids.get(b, b)) for a, b in pairs)
 
     def refine(self, window: int, effort: Effort) -> None:
-        """Improves a contraction tree: re-orders subtrees of up to ``window`` leaves optimally.
+        """Improves a contraction tree: reorders subtrees of up to ``window`` leaves optimally.
 
         Costly ones come first, until none improves.
 
@@ -118,7 +118,7 @@ class Tree:
 
 
 def _path_labels(graph: Graph, path: Path) -> dict[int, int]:
-    """Computes the label bit masks of all operands and products of a path, for its tree's cost."""
+    """Computes label bit masks of all operands and products of a contraction path."""
     labels = dict(enumerate(graph.terms))
     uses = [0] * len(graph.sizes)
     for mask in (*graph.terms, graph.output):

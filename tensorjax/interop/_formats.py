@@ -22,7 +22,7 @@ def optional(name: str, install: str) -> Any:
 
 
 def single(x: Any) -> None:
-    """Raises an error unless ``x``, to be converted, is one concrete format of this library."""
+    """Raises an error unless an argument is a single tensor that can be converted."""
     if not isinstance(x, TT | TTMatrix | Tucker | MERA):
         raise TypeError(f"x: expected a TT, TTMatrix, Tucker or MERA, got {type(x).__name__}")
     if _check.is_traced(x):

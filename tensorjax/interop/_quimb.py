@@ -48,7 +48,7 @@ def to_quimb(x: TT | TTMatrix) -> Any:
 
 
 def _open_ends(cores: list[np.ndarray]) -> list[np.ndarray]:
-    """Drops the outer bonds of size one of a train, as quimb expects."""
+    """Drops the outer bonds of size one of a tensor train, as quimb expects."""
     first, last = cores[0], cores[-1]
     if len(cores) == 1:
         return [first[0, ..., 0]]
@@ -139,7 +139,7 @@ def _site_tensors(x: Any, outer: list[list[str]]) -> list[Any]:
 
 
 def _times_power(cores: list[np.ndarray], exponent: float) -> list[np.ndarray]:
-    """Multiplies a train by 10^exponent, which quimb stores apart from its tensors."""
+    """Multiplies a tensor train by 10^exponent, which quimb stores apart from its tensors."""
     if exponent == 0:
         return cores
     if exponent == -math.inf:

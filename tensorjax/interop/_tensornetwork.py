@@ -62,7 +62,7 @@ _Legs = list[tuple[str, Any, list[tuple[str, Any]]]]
 
 
 def _described(x: Format) -> tuple[_Legs, list[Any]]:
-    """Lists a format's arrays as nodes for tensornetwork, with names of axes and edge labels.
+    """Lists a tensor's arrays as tensornetwork nodes, with names of axes and labels of edges.
 
     Each with its name; then the labels of the modes.
     """
@@ -159,13 +159,13 @@ def from_tensornetwork(nodes: Sequence[Any] | tuple[Sequence[Any], Sequence[Any]
 
 
 def _parts(given: Any) -> tuple[Any, Any]:
-    """Splits what `to_tensornetwork` returns into nodes and edges; None for the edges of nodes."""
+    """Splits the output of `to_tensornetwork` into nodes and edges; edges may be None."""
     is_pair = isinstance(given, tuple) and len(given) == 2
     return given if is_pair and all(isinstance(x, list | tuple) for x in given) else (given, None)
 
 
 def _are_its_modes(edges: Sequence[Any], nodes: Sequence[Any], found: Format) -> bool:
-    """Whether edges are those that `to_tensornetwork` returns for the tensor found in nodes."""
+    """Whether given edges are those that `to_tensornetwork` returns as the tensor's modes."""
     legs, order = _described(found)
     named = {node.name: node for node in nodes}
     places = {label: (name, axis) for name, _, axes in legs for axis, label in axes}
@@ -179,7 +179,7 @@ def _are_its_modes(edges: Sequence[Any], nodes: Sequence[Any], found: Format) ->
 
 
 def _format_of(nodes: Sequence[Any]) -> Format:
-    """Makes the tensor that checked nodes of the package tensornetwork stand for."""
+    """Converts checked tensornetwork nodes to a tensor, in the format that their names tell."""
     named = {node.name: _tensor(node) for node in nodes}
     alone = len(named) == 1 and "leg1" in nodes[0].axis_names  # else a node of that name
     if "top" in named and ("isometry[0][0]" in named or alone):
@@ -223,7 +223,7 @@ _AXIS = re.compile(rf"({'|'.join(_AXES)}) ?(\d*)")
 
 
 def _tensor(node: Any) -> Any:
-    """Returns the array of a node, its axes in the order in which `to_tensornetwork` makes them."""
+    """Returns a tensornetwork node's array, axes ordered as `to_tensornetwork` makes them."""
     array = node.tensor
     if not isinstance(array, jax.Array):
         array = _check.inexact(f"the node {node.name!r}", array)
@@ -248,7 +248,7 @@ def _mera_of(named: dict[str, Any]) -> MERA:
 
 
 def _chained(nodes: Sequence[Any], around: Sequence[Any]) -> list[Any]:
-    """Returns the cores of a train from tensornetwork nodes that form an open chain.
+    """Returns the cores of a tensor train from tensornetwork nodes that form an open chain.
 
     With axes (left, modes…, right).
     """
@@ -275,7 +275,7 @@ _Sides = tuple[list[int], list[int], list[int]]
 
 
 def _sides(nodes: Sequence[Any], k: int, around: Sequence[Any]) -> _Sides:
-    """Returns a chain node's axes to the node before, to none of the chain, and to the next one."""
+    """Splits the axes of a node in a chain: to the previous node, outwards, to the next node."""
     position = {id(node): j for j, node in enumerate(nodes)}
     known = {id(node) for node in around}
     node = nodes[k]
@@ -308,7 +308,7 @@ def _sides(nodes: Sequence[Any], k: int, around: Sequence[Any]) -> _Sides:
 
 
 def _outer_bonds(nodes: Sequence[Any], open_axes: Sequence[list[int]]) -> list[list[int]]:
-    """Finds axes of size one at the ends of a chain that are outer bonds, and no modes.
+    """Finds axes of size one at the ends of a chain of nodes that are bonds, not modes.
 
     All nodes of a train have equally many modes: one more at an end is an outer bond.
     """
@@ -332,7 +332,7 @@ def _outer_bonds(nodes: Sequence[Any], open_axes: Sequence[list[int]]) -> list[l
 
 
 def _modes_of_chain(nodes: Sequence[Any], open_axes: Sequence[list[int]]) -> int:
-    """Returns how many modes the nodes of a chain have, 1 or 2, outer bonds not counted."""
+    """Returns how many modes each node of a chain has, 1 (TT) or 2 (TT-matrix)."""
     counts = [len(axes) for axes in open_axes]
     if len(nodes) == 1:
         return counts[0] - 2 if counts[0] > 2 else counts[0]

@@ -9,7 +9,7 @@ from tensorjax.nn import Spec
 
 
 def check_spec(name: str, spec: Any) -> Spec:
-    """Checks a layer's spec in a model's configuration; raises TypeError if it is none of `nn`."""
+    """Checks that a layer's option in a model's configuration is a layer specification."""
     if isinstance(spec, type) or not (hasattr(spec, "linear") and hasattr(spec, "embedding")):
         raise TypeError(
             f"{name}: expected a spec of tensorjax.nn, such as nn.Dense() or nn.TT(rank=30), "

@@ -10,7 +10,7 @@ from tensorjax.nn import Spec
 
 
 def with_spread(layer: Any, spread: float) -> Any:
-    """Rescales a model's new embedding layer to a given standard deviation of its entries.
+    """Rescales a new embedding layer so that its entries have a given standard deviation.
 
     Dense and factorised tables are drawn with different variances; a model has to begin the same.
     All factors take an equal part, so that none of them is much smaller than the others.
@@ -27,12 +27,12 @@ def fresh_linear(spec: Spec, in_features: int, out_features: int, **options: Any
 
 
 def with_linear_spread(layer: Any, spread: float) -> Any:
-    """Rescales a model's new linear layer to a given standard deviation of its weights."""
+    """Rescales a new linear layer so that its weights have a given standard deviation."""
     return _rescaled(layer, spread * (layer.in_features + layer.out_features) ** 0.5)
 
 
 def _rescaled(layer: Any, factor: float) -> Any:
-    """Multiplies a new model layer's weight by a factor, shared evenly by its parameters."""
+    """Multiplies a layer's weight by a factor, spread evenly over its parameters."""
     parts = [getattr(layer, name, ()) for name in ("embedding", "cores", "core", "factors")]
     params = jax.tree.leaves(parts, is_leaf=lambda node: isinstance(node, nnx.Param))
     for param in params:

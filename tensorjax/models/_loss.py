@@ -23,7 +23,7 @@ def cross_entropy(
 def checked_weights(
     targets: jax.Array, weights: jax.Array | None, name: str, shape: tuple[int, ...]
 ) -> jax.Array:
-    """Returns the weights of targets in a loss, ones if None; ValueError for wrong shapes."""
+    """Returns the loss weights of targets, ones if None; ValueError for wrong shapes."""
     weights = jnp.ones(targets.shape, jnp.float32) if weights is None else jnp.asarray(weights)
     for what, value in (("targets", targets), ("weights", weights)):
         if value.shape != shape:

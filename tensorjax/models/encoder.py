@@ -262,7 +262,7 @@ class Trunk(nnx.Module):
 
 
 class Encoder(nnx.Module):
-    """Text classifier: BERT encoder, pooled first token, one linear layer.
+    """Text classifier: a BERT encoder, and a linear layer on its pooled first token.
 
     Dense, low-rank and tensorised models are one definition with other specs. What is small stays
     dense whatever the specs: positions, segments, layer norms and the last layer (features ×

@@ -8,7 +8,7 @@ from flax import nnx
 
 @dataclasses.dataclass(frozen=True)
 class Certificate:
-    """Measured error and compression of a layer's conversion from a dense one to a tensorised one.
+    """Measured error and compression of converting a dense layer to a tensorised one.
 
     Attributes:
       error: ‖W − W'‖ / ‖W‖ (Frobenius), measured with the parameters as they are stored.

@@ -33,7 +33,7 @@ _EXACT = 10
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Candidate:
-    """Candidate contraction order of a layer, with its modelled cost.
+    """Contraction order that a tensorised linear layer may use, with its modelled cost.
 
     Attributes:
       kind: "halves", "chain", "path" or "dense", as for `LayerPlan`.
@@ -48,7 +48,7 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LayerPlan:
-    """Chosen contraction order of y = x W for one batch size, with its cost and the alternatives.
+    """Cheapest contraction order of y = x W for one batch size, with its cost and alternatives.
 
     Attributes:
       kind: "halves": W = A B, with A from all arrays of the input's modes and B from those of the
@@ -86,7 +86,7 @@ class LayerPlan:
     contraction: contract.Plan = dataclasses.field(repr=False)
 
     def table(self) -> str:
-        """Formats the plan of a layer as a table of all candidate contraction orders and costs."""
+        """Formats a layer's candidate contraction orders and their costs as a table."""
         rows: list[tuple[str, ...]] = [
             ("kind", "forward flops", "fwd+bwd flops", "bytes", "peak", "cost", "path")
         ]
@@ -220,7 +220,7 @@ def _trees(network: WeightNetwork) -> dict[str, Tree]:
 
 
 def _forms_weight(network: WeightNetwork, plan: contract.Plan) -> bool:
-    """Whether a planned contraction y = x W of a layer forms W, or a product as large."""
+    """Whether a contraction order of y = x W computes the dense W, or an array as large."""
     inputs, _ = plan.expr.split("->")
     terms = [frozenset(term) for term in inputs.split(",")]
     sizes: dict[str, int] = {}
@@ -240,7 +240,7 @@ def _forms_weight(network: WeightNetwork, plan: contract.Plan) -> bool:
 
 
 def leaves(steps: Sequence[Sequence[int]], count: int) -> list[frozenset[int]]:
-    """Lists the operands in each intermediate of a layer's contraction path."""
+    """Returns, for each intermediate of a layer's contraction, which operands it is made of."""
     nodes = [frozenset({k}) for k in range(count)]
     found = []
     for step in steps:
@@ -251,7 +251,7 @@ def leaves(steps: Sequence[Sequence[int]], count: int) -> list[frozenset[int]]:
 
 
 def fold(positions: Sequence[int]) -> Tree:
-    """Builds a layer's contraction plan that multiplies operands from left to right, as a tree."""
+    """Builds the contraction tree that multiplies a layer's operands from left to right."""
     tree: Tree = positions[0]
     for position in positions[1:]:
         tree = (tree, position)

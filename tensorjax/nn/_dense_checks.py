@@ -39,7 +39,7 @@ def check_plain(layer: Any) -> None:
 
 
 def concrete(parameter: Any) -> jax.Array:
-    """Returns the array of a dense layer's parameter; TypeError if it is a shape or traced."""
+    """Returns a dense layer's parameter as an array; TypeError if it is only a shape or traced."""
     value = parameter.get_value()
     if isinstance(value, jax.ShapeDtypeStruct):
         raise TypeError('layer: expected concrete parameters, got shapes; use init="random"')

@@ -99,7 +99,7 @@ class TensorLinear(nnx.Module):
     def _folds(
         self, in_shape: Any, out_shape: Any, order: int | None
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Returns the factors of the inputs and of the outputs, given or chosen."""
+        """Returns the mode sizes of inputs and outputs, given or chosen."""
         rows = modes(self.in_features, in_shape, order, "in_shape")
         # The largest modes at both ends, where the TT-ranks are least.
         columns = modes(self.out_features, out_shape, order, "out_shape")
@@ -107,7 +107,7 @@ class TensorLinear(nnx.Module):
 
     @abc.abstractmethod
     def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
-        """Draws the initial arrays of the weight, whose entries have the given variance."""
+        """Draws a linear layer's initial arrays, whose weight has entries of given variance."""
 
     @property
     def certificate(self) -> Certificate | None:
@@ -207,7 +207,7 @@ class TensorLinear(nnx.Module):
         return sharded(y, out_sharding)
 
     def _contracted(self, x: jax.Array, arrays: list[jax.Array]) -> jax.Array:
-        """Multiplies rows (b, N) by the layer's weight in the planned contraction order."""
+        """Multiplies rows (b, N) by a tensorised weight in the planned contraction order."""
         rows = math.prod(x.shape[:-1])
         x = x.reshape(rows, self.in_features)
         padding = math.prod(self.in_shape) - self.in_features

@@ -221,7 +221,7 @@ def to_linear(layer: TensorLinear, *, max_bytes: int = MAX_BYTES) -> nnx.Linear:
 def compressed(
     x: np.ndarray, dtype: Any, tol: float | None, rank: Any, gates: Gates
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Compresses a dense layer's folded matrix by TT-SVD in its conversion: cores and gates.
+    """Compresses a dense layer's reshaped weight by TT-SVD; returns TT-cores and gates.
 
     Args:
       x: in double precision.
@@ -244,7 +244,7 @@ def compressed(
 
 
 def _idle(modes: Sequence[int], ranks: Sequence[int]) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Builds trainable cores and gates for a zero dense weight: only the last core is zero."""
+    """Builds trainable TT-cores and gates of a zero weight: only the last core is zero."""
     rng, full = np.random.default_rng(0), (1, *ranks, 1)
     shapes = [(full[k], n, full[k + 1]) for k, n in enumerate(modes)]
     cores = [rng.standard_normal(s) / math.sqrt(s[0] * s[1]) for s in shapes[:-1]]
@@ -254,7 +254,7 @@ def _idle(modes: Sequence[int], ranks: Sequence[int]) -> tuple[list[np.ndarray],
 def canonical(
     cores: Sequence[np.ndarray], cutoff: float
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Moves the singular values of a converted linear layer's train into gates; returns both.
+    """Moves the singular values at a TT layer's bonds into gates; returns cores and gates.
 
     Args:
       cores: d ≥ 2 arrays (r_{k−1}, n_k, r_k), left-orthonormal up to rounding.
@@ -279,7 +279,7 @@ def canonical(
 
 
 def _balanced(cores: list[np.ndarray]) -> list[np.ndarray]:
-    """Rescales the cores of a converted linear layer to equal norms; its dense weight stays."""
+    """Rescales a TT layer's cores to equal norms; its dense weight stays the same."""
     norms = [float(np.linalg.norm(c)) for c in cores]
     mean = math.exp(sum(map(math.log, norms)) / len(norms))
     return [c * (mean / norm) for c, norm in zip(cores, norms, strict=True)]
@@ -288,7 +288,7 @@ def _balanced(cores: list[np.ndarray]) -> list[np.ndarray]:
 def _shared(
     cores: list[np.ndarray], gates: list[np.ndarray]
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Splits the gates of a converted linear layer into its cores by roots; gates become ones."""
+    """Multiplies a TT layer's cores by square roots of the gates; the gates become ones."""
     roots = [np.ones(1), *map(np.sqrt, gates), np.ones(1)]
     cores = [roots[k][:, None, None] * c * roots[k + 1] for k, c in enumerate(cores)]
     return cores, [np.ones_like(g) for g in gates]
@@ -297,7 +297,7 @@ def _shared(
 def dense_matrix(
     layer: Any, kinds: Any, name: str, sides: Sequence[str], tol: Any, rank: Any, max_bytes: int
 ) -> np.ndarray:
-    """Returns the checked weight of a dense linear layer to be converted, in double precision.
+    """Returns a dense linear layer's weight in double precision, checked to be convertible.
 
     ``kinds`` are types that the layer may have, Flax's own first; ``name`` and ``sides`` are its
     attributes with the matrix and with the numbers of rows and columns.
@@ -324,7 +324,7 @@ def dense_matrix(
 def folded(
     matrix: np.ndarray, rows: Sequence[int], columns: Sequence[int], max_bytes: int
 ) -> np.ndarray:
-    """Folds a dense linear layer's matrix, padded, to row and column modes for its conversion."""
+    """Pads and reshapes a dense layer's weight matrix to a tensor of row and column modes."""
     sides = math.prod(rows), math.prod(columns)
     check_bytes(math.prod(sides), np.float64, max_bytes)
     padding = [(0, side - n) for side, n in zip(sides, matrix.shape, strict=True)]
@@ -332,7 +332,7 @@ def folded(
 
 
 def paired(matrix: np.ndarray) -> np.ndarray:
-    """Pairs row and column modes of a dense weight for its conversion to a TT-matrix."""
+    """Merges row mode k with column mode k of a dense weight tensor, for a TT-matrix."""
     order = matrix.ndim // 2
     axes = [axis for k in range(order) for axis in (k, order + k)]
     return matrix.transpose(axes).reshape(
@@ -342,7 +342,7 @@ def paired(matrix: np.ndarray) -> np.ndarray:
 
 @double_of_ours()
 def _truncated(x: np.ndarray, tol: float | None, rank: Any) -> list[np.ndarray]:
-    """Computes TT-cores of a linear layer's weight in its conversion, by tolerance or ranks."""
+    """Computes the TT-cores of a dense weight by TT-SVD, to a tolerance or given ranks."""
     caps = None if rank is None else train_ranks(rank, x.shape)
     if tol is not None:
         train = tt.from_dense(x, tol=tol)
@@ -354,7 +354,7 @@ def _truncated(x: np.ndarray, tol: float | None, rank: Any) -> list[np.ndarray]:
 
 @double_of_ours()
 def truncated_modes(x: np.ndarray, tol: float | None, rank: Any) -> tuple[Any, list[Any]]:
-    """Compresses a dense layer's weight by ST-HOSVD in its conversion, to a tolerance or ranks."""
+    """Computes Tucker core and factors of a dense weight by ST-HOSVD, to a tolerance or ranks."""
     caps = None if rank is None else bounded(rank, x.shape, "mode")
     found = None if tol is None else tucker.from_dense(x, tol=tol)
     if found is not None and caps is not None and any(map(int.__gt__, found.ranks, caps)):

@@ -47,7 +47,7 @@ class TensorLinearGeneral(nnx.Module):
         self.axis = axis
 
     def __call__(self, inputs: ArrayLike, out_sharding: OutSharding = None) -> jax.Array:
-        """Applies the layer to the input's axes ``axis``; these come out last.
+        """Applies the linear layer over the input's axes ``axis``; the outputs come last.
 
         Args:
           inputs: with axes of the sizes ``in_features`` at ``axis``; all others are batch axes.
@@ -79,7 +79,7 @@ def _applied(x: jax.Array, layer: Any, count: int) -> jax.Array:
 
 
 def flat(layer: nnx.LinearGeneral) -> nnx.Linear:
-    """Converts a `LinearGeneral` to a `Linear` layer with flattened axes.
+    """Converts a dense `LinearGeneral` to a `Linear` layer with flattened axes.
 
     Leading axes of stacked layers are kept.
     """

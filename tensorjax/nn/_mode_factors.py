@@ -18,7 +18,7 @@ _WHOLE = 32
 
 
 def factor(n: int, order: int | None = None) -> tuple[int, ...]:
-    """Factorises n into near-equal mode sizes, or the next larger integer that has such factors.
+    """Factorises n, or the next larger integer that allows it, into near-equal mode sizes.
 
     Of all products of ``order`` factors whose largest is at most 3 times their smallest, the
     smallest that is at least n; of the ways to write it, the one of the least sum. So 768 stays as
@@ -80,7 +80,7 @@ def _factor(n: int, order: int) -> tuple[int, ...]:
 def modes(
     features: int, shape: Sequence[int] | None, order: int | None, name: str
 ) -> tuple[int, ...]:
-    """Returns the mode sizes of a feature count: the given factors, checked, or those of `factor`.
+    """Returns a feature count's mode sizes: the given factors, checked, or chosen ones.
 
     Args:
       shape: factors given by the user, or None; their product may exceed ``features``.
@@ -108,7 +108,7 @@ def modes(
 def paired_modes(
     features: tuple[int, int], shapes: tuple[Any, Any], order: int | None
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the factors of both sides of a TT-matrix, as many of inputs as of outputs.
+    """Returns input and output mode sizes of a TT-matrix, as many of one as of the other.
 
     Where nothing is given, the smaller side stays whole if it has few features, beside modes of
     one: the first mode of the inputs, or the last one of the outputs. Both would make it low rank.
@@ -142,7 +142,7 @@ def paired_modes(
 
 
 def train_ranks(rank: int | Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
-    """Returns a layer's interior TT-ranks for its mode sizes; one int is cut to the bounds."""
+    """Returns a layer's interior TT-ranks; a single int is cut to the bounds of the mode sizes."""
     bounds = [
         min(math.prod(sizes[:k]), math.prod(sizes[k:])) for k in range(1, len(sizes))
     ]  # fmt: skip
@@ -150,7 +150,7 @@ def train_ranks(rank: int | Sequence[int], sizes: Sequence[int]) -> tuple[int, .
 
 
 def bounded(rank: Any, bounds: Sequence[int], place: str) -> tuple[int, ...]:
-    """Returns a layer's ranks by the bounds of its mode factors: an int is cut, others checked.
+    """Returns a layer's ranks within the bounds of its modes: an int is cut, others checked.
 
     Raises:
       ValueError: no positive integers, not one per place, or an explicit rank above its bound.

@@ -292,7 +292,7 @@ class LowRank(Spec):
 
 @dataclasses.dataclass(frozen=True)
 class _Format(Spec):
-    """Base class of the specifications `TT`, `Tucker` and `CP`, with their common options."""
+    """Base class of layer specifications in TT, Tucker and CP format, with common options."""
 
     rank: int | tuple[int, ...] | None = None
     in_shape: tuple[int, ...] | None = dataclasses.field(default=None, kw_only=True)
@@ -307,7 +307,7 @@ class _Format(Spec):
     out_of_range: OutOfRange = dataclasses.field(default="error", kw_only=True)
 
     def __post_init__(self) -> None:
-        """Makes tuples of lists, so that a specification can be hashed."""
+        """Converts a layer specification's lists to tuples, so that it can be hashed."""
         for name in ("rank", "in_shape", "out_shape", "num_shape", "feature_shape"):
             if isinstance(value := getattr(self, name), list):
                 object.__setattr__(self, name, tuple(value))
@@ -329,7 +329,7 @@ class _Format(Spec):
 
     @abc.abstractmethod
     def _layers(self) -> tuple[Any, Any, Any]:
-        """Returns the classes of linear layers, embeddings and convolutions of the format."""
+        """Returns the layer classes of a tensor format: linear layers, embeddings, convolutions."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ Tree = Any  # of positions of operands: an int, or a pair of trees
 
 
 class WeightNetwork(NamedTuple):
-    """Structure of a layer's weight as a tensor network: axes and shapes. Hashable.
+    """Structure of a layer's weight as a tensor network, as hashable data: axes and shapes.
 
     Attributes:
       modes: n_1, …, n_p, m_1, …, m_q.
@@ -37,17 +37,17 @@ class WeightNetwork(NamedTuple):
 
     @property
     def in_shape(self) -> tuple[int, ...]:
-        """Mode sizes of the weight's input side."""
+        """Mode sizes of the input side of a tensorised layer's weight."""
         return self.modes[: self.split]
 
     @property
     def out_shape(self) -> tuple[int, ...]:
-        """Mode sizes of the weight's output side."""
+        """Mode sizes of the output side of a tensorised layer's weight."""
         return self.modes[self.split :]
 
     @property
     def elements(self) -> int:
-        """Number of elements of the weight W, padding included."""
+        """Number of elements of a layer's dense weight W, padding included."""
         return math.prod(self.modes)
 
 
@@ -121,13 +121,13 @@ def canonical(modes: Sequence[int], split: int, rank: int) -> WeightNetwork:
 
 
 def absorbing(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Returns, for every gate of a TT weight's network, the smaller neighbour that absorbs it."""
+    """Returns, for every gate of a TT weight, which neighbouring core, the smaller, absorbs it."""
     sizes = [math.prod(shape) for shape in shapes]
     return tuple(k if sizes[k] <= sizes[k + 1] else k + 1 for k in range(len(sizes) - 1))
 
 
 def _as_given(out: list[jax.Array], arguments: Any) -> list[Any]:
-    """Returns shardings that keep a weight's arrays placed as before their gates were absorbed."""
+    """Returns shardings by which a weight's arrays stay placed when gates are multiplied in."""
     given = [x for x in jax.tree.leaves(arguments) if isinstance(x, jax.Array)]
     return [spec_like(x, next(y for y in given if y.shape == x.shape)) for x in out]
 

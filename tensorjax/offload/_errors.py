@@ -7,7 +7,7 @@ FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # errors of a disk that has no
 
 
 class StoreError(RuntimeError):
-    """Base class of the store's errors; the message gives the cause and the remedy.
+    """Base class of a tensor store's exceptions; the message gives the cause and the remedy.
 
     Attributes:
         tensors: Names of all tensors that are concerned; a message names the first few.
@@ -30,22 +30,22 @@ class StoreError(RuntimeError):
 
 
 class CapacityError(StoreError):
-    """Raised if capacity, disk or staging memory is too small; the message gives the sizes."""
+    """Raised if a store's capacity, disk or staging memory is too small; the message has sizes."""
 
 
 class CorruptError(StoreError):
-    """Raised if stored data or an index is missing, cut or changed; names the tensors if known."""
+    """Raised if a store's data or index is missing, cut or changed; names the tensors if known."""
 
 
 class LockedError(StoreError):
-    """Raised if the store is open already, in another process or in this one."""
+    """Raised if a tensor store is open already, in another process or in this one."""
 
 
 class MismatchError(StoreError, ValueError):
-    """Raised if a store has another format version, model, optimiser or process than asked for."""
+    """Raised if a tensor store is of another format, model, optimiser or process than expected."""
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:
-    """Formats the first few tensor names for a message, with the number of the others."""
+    """Formats the first few tensor names for an error message, with the count of the others."""
     shown = ", ".join(repr(name) for name in names[:most])
     return shown + (f" and {len(names) - most} more" if len(names) > most else "")

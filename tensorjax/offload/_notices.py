@@ -9,7 +9,7 @@ _LOG = logging.getLogger("tensorjax.offload")
 
 
 class StoreWarning(UserWarning):
-    """Warning to the user of a tensor store that works, but slower or less safely than it could."""
+    """Warning that a tensor store works, but slower or less safely than it could."""
 
 
 class Notices(list[str]):

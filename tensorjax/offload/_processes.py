@@ -104,7 +104,7 @@ class Processes:
 
 
 def numbered(process: tuple[int, int] | None) -> tuple[int, int]:
-    """Returns number and count of training processes, by default those of `jax.distributed`."""
+    """Returns this training process's number and their count, by default of `jax.distributed`."""
     if process is None:
         if not jax.distributed.is_initialized():
             return (0, 1)

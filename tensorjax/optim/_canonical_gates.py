@@ -18,7 +18,7 @@ Arrays = list[np.ndarray]
 
 
 def canonical(params: Tree) -> Tree:
-    """Brings tensorised layers to canonical form on the host: every bond in singular vectors.
+    """Converts tensorised layers to canonical form: every bond in the basis of singular vectors.
 
     Training leaves the indices of a bond in any basis, so that what a layer does is spread over all
     of them and none can be spared. Here the gates D_k are first multiplied into the cores; a train
@@ -149,13 +149,13 @@ def _tucker(layer: Layer, parts: Arrays, gates: Arrays) -> Arrays:
 
 
 def _floor(layer: Layer) -> float:
-    """Returns the relative size below which the canonical form takes a singular value for zero."""
+    """Returns the relative size below which a bond's singular value counts as zero."""
     finest = min(jnp.finfo(dtype).eps for dtype in (*layer.dtypes, jnp.float32))
     return float(finest) * max(max(shape) for shape in layer.shapes)
 
 
 def _living(values: np.ndarray, gate: np.ndarray, floor: float) -> np.ndarray:
-    """Returns the gate of a canonical bond: one for singular values above roundoff, else zero."""
+    """Returns a bond's new rank gate: one for singular values above roundoff, else zero."""
     found = np.zeros(gate.shape)
     found[: len(values)] = values > floor * values[0]
     found[0] = 1.0

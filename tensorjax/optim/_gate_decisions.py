@@ -12,7 +12,7 @@ from tensorjax.optim._threshold_pruning import Gates
 
 
 class Decision(NamedTuple):
-    """Decision on gates in one update: moves of all gates; which die, which wait for a verdict.
+    """Pruning decision of one optimiser update: updates of rank gates, and which become zero.
 
     Attributes:
       gates: moves of the gates.
@@ -28,13 +28,13 @@ class Decision(NamedTuple):
 
 
 def plus(x: Any, move: Any) -> jax.Array:
-    """Adds an update to a gate or core, as `optax.apply_updates`, to decide what it becomes."""
+    """Adds an optimiser update to a parameter, as `optax.apply_updates` does."""
     with jax.numpy_dtype_promotion("standard"):
         return jnp.asarray(x + move).astype(jnp.result_type(x))
 
 
 def same_dtype(x: Any, move: Any) -> tuple[jax.Array, jax.Array]:
-    """Casts a parameter and the move that a gate decision replaces to their common dtype."""
+    """Casts a parameter and its optimiser update to their common dtype."""
     dtype = widest(x, move)
     return jnp.asarray(x).astype(dtype), jnp.asarray(move).astype(dtype)
 
@@ -47,7 +47,7 @@ def applied(
     tried: bool,
     done: Collection[int] = (),
 ) -> None:
-    """Replaces the moves of gates and of the cores beside them, in place, by a gate decision.
+    """Overwrites the optimiser updates of gates and cores, in place, by a pruning decision.
 
     Args:
       params: leaves of the parameters.
@@ -75,7 +75,7 @@ def applied(
 def gates_moved(
     gates: jax.Array, move: jax.Array, dead: jax.Array, held: jax.Array, limit: jax.Array, eps: Any
 ) -> jax.Array:
-    """Returns the gates' moves after a `Decision`: to zero if dead, above the threshold if held.
+    """Computes gate updates that set pruned gates to zero and hold others above the threshold.
 
     Args:
       gates: before.
@@ -92,7 +92,7 @@ def gates_moved(
 def core_masks(
     layer: Layer, of_gates: dict[int, jax.Array], both: Callable[[Any, Any], Any]
 ) -> Iterator[tuple[int, jax.Array]]:
-    """Yields cores of a layer, each with a mask of the gate decision on the indices of its bonds.
+    """Yields each core of a layer with a mask that tells which indices of its bonds are pruned.
 
     Args:
       of_gates: by position of the gate, one entry for each index of the bond.

@@ -24,7 +24,7 @@ def prune(
     measure: Measure = "numbers",
     rows: int = 1,
 ) -> Tree:
-    """Sets gates to zero, least importance per freed size first, down to a target size.
+    """Prunes ranks to a target size: zeroes gates of least importance per freed size first.
 
     Greedy: of all bonds of all layers, the index of least importance per unit of size that it frees
     is removed first, then the next one, with sizes updated. One index of every bond stays. `shrink`
@@ -94,7 +94,7 @@ def prune(
         return sum(c * math.prod(ranks[g] for g in bonds) for c, bonds in listed[layer])
 
     def candidates(layer: int) -> list[tuple[float, int, int]]:
-        """Lists (importance per freed size, layer, bond) for the next index of each bond."""
+        """Lists (importance per freed size, layer, bond) of bond indices that may be pruned."""
         now, bonds = sized(layer), enumerate(left[layer])
         found = []
         for bond, kept in bonds:
@@ -128,7 +128,7 @@ def prune(
 
 
 def _worth(params: Any, gates: dict[int, Any], importance: Any) -> dict[int, np.ndarray]:
-    """Returns the checked importance by which `prune` cuts nonzero gates; −1 for zero gates."""
+    """Returns the importance of every rank gate, by which `prune` cuts; −1 for zero gates."""
     given: dict[Any, Any] = {}
     if importance is not None:
         paths, leaves, _ = flatten(importance)

@@ -250,7 +250,7 @@ def _checked_inner(inner: Any) -> optax.GradientTransformationExtraArgs:
 def _without_loss(
     inner: optax.GradientTransformationExtraArgs,
 ) -> optax.GradientTransformationExtraArgs:
-    """Wraps `rank_adaptive`'s inner optimiser so that it is not given a loss it does not take."""
+    """Wraps an Optax optimiser so that it is not given a loss if it does not accept one."""
     names = inspect.signature(inner.update).parameters
     any_name = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in names.values())
     if any_name or "value" in names:
@@ -338,7 +338,7 @@ def _fresh(
 
 
 def _target(layout: Layout, leaves: list[Any], options: Options) -> Any:
-    """Returns the size target of `rank_adaptive`; ValueError if even ranks of one exceed it."""
+    """Returns the target model size; ValueError if it is too small even with all ranks one."""
     ones = [(1,) * len(layer.gates) for layer in layout.layers]
     least = total(layout, ones, options.measure, options.rows)
     if options.size is not None:
@@ -414,7 +414,7 @@ def _check_gate(where: str, gate: np.ndarray, keep_one: bool) -> None:
 
 
 def _check_reachable(layout: Layout, full: int, options: Options) -> None:
-    """Raises ValueError, as `rank_adaptive` begins, if a size target is below that of ranks one."""
+    """Raises ValueError if a rank-adaptive optimiser's size target is below that of ranks one."""
     if not options.keep_one or options.switch is None:
         return
     ones = [tuple(min(r, 1) for r in layer.ranks) for layer in layout.layers]
@@ -452,7 +452,7 @@ def _loss(extra: dict[str, Any]) -> Any:
 def _by_single_layers(
     optimizer: optax.GradientTransformationExtraArgs,
 ) -> optax.GradientTransformationExtraArgs:
-    """Wraps the rank-adaptive optimiser so that it sees stacked layers as single ones.
+    """Wraps the rank-adaptive optimiser so that layers stacked by `nnx.vmap` are single ones to it.
 
     Parameters without stacked layers are handed on as they are.
     """

@@ -31,7 +31,7 @@ START = 10  # the first cut comes at this share of `by`, 1/START
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Schedule of rank cuts that the options of a target size set: which updates cut, to what size.
+    """Schedule of rank cuts to a target model size: which updates cut, and to what size.
 
     Attributes:
       by: update at which the target is met.
@@ -41,21 +41,21 @@ class Schedule:
 
     @property
     def start(self) -> int:
-        """Number of the update before which no rank is cut."""
+        """Number of the optimiser update from which on ranks may be cut."""
         return self.by // START
 
     @property
     def half(self) -> int:
-        """Number of updates between a change of basis and the following cut, and vice versa."""
+        """Number of updates from a change of bond bases to the next rank cut, and vice versa."""
         return max(1, (self.by - self.start) // (2 * CUTS))
 
     def budget(self, count: jax.Array, full: jax.Array, target: jax.Array) -> jax.Array:
-        """Returns the size that the layers may have at most after an update."""
+        """Returns the largest size that the tensorised layers may have after an update."""
         share = (count - self.start).astype(jnp.float32) / max(self.by - self.start, 1)
         return target + jnp.maximum(full - target, 0.0) * (1 - jnp.clip(share, 0, 1)) ** POWER
 
     def tick(self, count: jax.Array) -> jax.Array:
-        """Returns the number of the last event due: even a change of basis, odd a rank cut.
+        """Returns the number of the last event due: even a change of bond bases, odd a rank cut.
 
         They go on after ``by``, for what was undone.
         """
@@ -64,7 +64,7 @@ class Schedule:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """Options of the optimiser `rank_adaptive`, as the user gave them."""
+    """Options of the rank-adaptive optimiser, as the user gave them."""
 
     size_weight: Weight
     core_weight: Weight
@@ -90,12 +90,12 @@ class Options:
 
     @property
     def schedule(self) -> Schedule | None:
-        """Schedule of rank cuts to a target size; None in the two stages of the CoMERA paper."""
+        """Schedule of rank cuts to a target size; None for CoMERA's training in two stages."""
         return None if self.by is None else Schedule(self.by)
 
     @property
     def presses(self) -> bool:
-        """Whether the options ever add the model's size to the objective."""
+        """Whether these options ever add the model's size to the loss that is minimised."""
         late = self.switch is not None
         return not is_zero(self.size_weight) or (
             late and not (is_zero(self.late_size_weight) and is_zero(self.mix))
@@ -103,13 +103,13 @@ class Options:
 
     @property
     def passive(self) -> bool:
-        """Whether the options leave the inner optimiser's updates unchanged."""
+        """Whether these options leave the wrapped optimiser's updates unchanged."""
         if self.schedule is not None:
             return False
         return not self.presses and is_zero(self.core_weight) and self.late_threshold is None
 
     def towards_target(self, defaults: "Options") -> "Options":
-        """Returns the options of a run to a target size, without those of the CoMERA paper.
+        """Returns the optimiser's options for a target size, without those of the CoMERA paper.
 
         Raises:
           ValueError: options of the paper's stages that are not as by default; options of the
@@ -151,7 +151,7 @@ class Options:
         )
 
     def check(self) -> None:
-        """Raises ValueError for options that are invalid or contradict each other."""
+        """Raises ValueError for invalid or contradictory options of the rank-adaptive optimiser."""
         for name in (*_NUMBERS, *_FUNCTIONS):
             value = getattr(self, name)
             fits = known(value) or hasattr(value, "dtype")  # the latter may be traced
@@ -199,6 +199,6 @@ def is_zero(weight: Any) -> bool:
 
 
 def at(weight: Any, count: jax.Array) -> jax.Array:
-    """Evaluates an option, a number or a schedule, at a step count, in single precision."""
+    """Evaluates an optimiser option, a number or a schedule, at a step count."""
     with jax.numpy_dtype_promotion("standard"):  # Optax's schedules mix integers and floats
         return jnp.asarray(weight(count) if callable(weight) else weight).astype(jnp.float32)

@@ -35,7 +35,7 @@ def shrink(
     keep_one: bool = True,
     fresh: Optimizer | None = None,
 ) -> tuple[Tree, Any]:
-    """Removes the indices of zero gates from cores, gates and optimiser moments.
+    """Removes bond indices whose rank gate is zero from cores, gates and optimiser moments.
 
     With I_k the live gates of bond k, G_k ← G_k[I_{k−1}, :, I_k] and D_k ← D_k[I_k]; every array of
     the optimiser's state that has the shape of a parameter, and its path at the end of its own, is
@@ -122,7 +122,7 @@ def _cuts(
     keep_one: bool,
     siblings: list[list[int]],
 ) -> dict[int, Cut]:
-    """Returns, for every core and gate, the indices that a shrink keeps of each axis."""
+    """Returns, for every core and gate, the indices of each axis that remain after pruning."""
     cuts: dict[int, Cut] = {}
     found = [_kept(layer, leaves, threshold, bucket, keep_one) for layer in layout.layers]
     for copies in siblings:
@@ -163,7 +163,7 @@ def _kept(
 
 
 def _evened(copies: list[list[np.ndarray]], layer: Layer) -> list[list[np.ndarray]]:
-    """Makes the shrunk copies of a stacked layer equal in rank: keeps some zero-gate indices."""
+    """Gives the pruned copies of a stacked layer equal ranks by keeping some zero-gate indices."""
     most = [max(map(len, kept)) for kept in zip(*copies, strict=True)]
     out = []
     for copy in copies:
@@ -174,7 +174,7 @@ def _evened(copies: list[list[np.ndarray]], layer: Layer) -> list[list[np.ndarra
 
 
 def _lossy(x: Any, cut: Cut) -> Cut:
-    """Selects the axes of an array from which a shrink removes indices."""
+    """Selects the axes of an array from which pruned bond indices are removed."""
     return {axis: kept for axis, kept in cut.items() if len(kept) < x.shape[axis]}
 
 
@@ -185,7 +185,7 @@ def _cut(x: Any, cut: Cut) -> Any:
 
 
 def _shrink_state(state: Any, known: dict[Path, tuple[Any, Cut]], fresh: Any) -> Any:
-    """Removes from an optimiser's state the indices that were removed from its parameters."""
+    """Removes pruned bond indices from the arrays of an optimiser's state."""
     paths, leaves, structure = flatten(state)
     owners = [_owner(path, known) for path in paths]
     if fresh is None:
@@ -213,7 +213,7 @@ def _shrink_state(state: Any, known: dict[Path, tuple[Any, Cut]], fresh: Any) ->
 
 
 def _owner(path: Path, known: dict[Path, tuple[Any, Cut]]) -> Path | None:
-    """Finds, for `shrink`, the parameter that a state array belongs to, by its path."""
+    """Finds the parameter that an array of an optimiser's state belongs to, by its path."""
     found = parameter_of(path, known)
     if found is not None:
         return found
@@ -226,7 +226,7 @@ def _owner(path: Path, known: dict[Path, tuple[Any, Cut]]) -> Path | None:
 
 
 def _matching(leaf: Any, owner: Path | None, known: dict[Path, tuple[Any, Cut]]) -> Any:
-    """Removes pruned indices from an optimiser's array if it is shaped as its parameter."""
+    """Removes pruned bond indices from an optimiser's array if it has its parameter's shape."""
     if owner is None or np.shape(leaf) != np.shape(known[owner][0]):
         return leaf
     return _cut(leaf, known[owner][1])
@@ -235,7 +235,7 @@ def _matching(leaf: Any, owner: Path | None, known: dict[Path, tuple[Any, Cut]])
 def _moment(
     path: Path, leaf: Any, owner: Path | None, known: dict[Path, tuple[Any, Cut]], whole: int
 ) -> Any:
-    """Removes the indices of zero gates from a moment; ValueError for unknown layouts."""
+    """Removes pruned bond indices from an optimiser moment; ValueError for unknown layouts."""
     expected = None
     if owner is not None and known[owner][1]:
         shape = np.shape(known[owner][0])
@@ -263,7 +263,7 @@ def shrink_model(
     keep_one: bool = True,
     fresh: bool = False,
 ) -> None:
-    """Applies `shrink` in place to a Flax NNX module and its `nnx.Optimizer`.
+    """Removes pruned bond indices, in place, from a Flax NNX module and its `nnx.Optimizer`.
 
     Functions under `nnx.jit` compile once more, for the new shapes.
 

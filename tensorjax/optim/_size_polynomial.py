@@ -22,12 +22,12 @@ Term = tuple[int, tuple[int, ...]]  # coefficient, and the gates whose ranks mul
 
 
 def checked(measure: str) -> Measure:
-    """Checks the measure of a size polynomial, "numbers", "bytes" or "flops"; returns it."""
+    """Checks in what a model's size is measured: "numbers", "bytes" or "flops"; returns it."""
     return _check.choice("measure", measure, get_args(Measure))
 
 
 def terms(layer: Layer, measure: Measure, rows: int) -> Iterator[Term]:
-    """Yields the terms (coefficient, gates) of a layer's size as a polynomial of its ranks."""
+    """Yields the terms of a tensorised layer's size as a polynomial of its ranks."""
     if measure == "flops":
         yield from {"tt": _train_flops, "tucker": _tucker_flops, "cp": _cp_flops}[layer.kind](
             layer, rows
@@ -40,7 +40,7 @@ def terms(layer: Layer, measure: Measure, rows: int) -> Iterator[Term]:
 
 
 def _gates(layer: Layer, core: int) -> tuple[tuple[int, ...], set[int]]:
-    """Returns the gates on a core's bonds and the axes of these bonds, for the size polynomial."""
+    """Returns the gates on a core's bonds, and the axes of the core that these bonds are."""
     found = [(g, axis) for g, bonds in enumerate(layer.bonds) for c, axis in bonds if c == core]
     return tuple(g for g, _ in found), {axis for _, axis in found}
 
@@ -99,7 +99,7 @@ def _cp_flops(layer: Layer, rows: int) -> Iterator[Term]:
 
 @dataclasses.dataclass(frozen=True)
 class Polynomial:
-    """Size of all tensorised layers as a polynomial of the ranks, for traced ranks.
+    """Size of all tensorised layers as a polynomial of their ranks, which may be traced.
 
     Attributes:
       coefficients: (terms,).
@@ -114,12 +114,12 @@ class Polynomial:
     members: np.ndarray
 
     def __call__(self, ranks: jax.Array) -> jax.Array:
-        """Evaluates the size polynomial at real-valued ranks of shape (gates,)."""
+        """Evaluates the model size at real-valued ranks of shape (gates,)."""
         products = jnp.prod(self._values(ranks), axis=1)
         return jnp.sum(self.coefficients.astype(ranks.dtype) * products)
 
     def slopes(self, ranks: jax.Array) -> jax.Array:
-        """Evaluates the derivatives of the size polynomial in all ranks, of shape (gates,)."""
+        """Evaluates the derivatives of the model size in all ranks, of shape (gates,)."""
         values = self._values(ranks)
         # Products of the factors before and behind each one: the polynomial is linear in it.
         before = [self.coefficients.astype(ranks.dtype)]
@@ -141,25 +141,25 @@ class Polynomial:
         return picked(full, self.factors)
 
     def of_living(self, ranks: jax.Array) -> jax.Array:
-        """Evaluates the size polynomial; layers with a rank of zero do not count."""
+        """Evaluates the model size at given ranks; layers with a rank of zero count as nothing."""
         alive = self.living(ranks).astype(ranks.dtype)
         products = jnp.prod(self._values(ranks), axis=1) * picked(alive, self.owners)
         return jnp.sum(self.coefficients.astype(ranks.dtype) * products)
 
     def living(self, ranks: jax.Array) -> jax.Array:
-        """Marks the layers in which no rank is zero."""
+        """Marks the tensorised layers in which no rank is zero."""
         full = jnp.concatenate([ranks, jnp.ones((1,), ranks.dtype)])
         return jnp.all(picked(full, self.members) > 0, axis=1)
 
 
 def picked(x: jax.Array, places: np.ndarray | jax.Array) -> jax.Array:
-    """Gathers entries of an array at indices that are in range, for the size polynomial."""
+    """Gathers entries of an array at indices that must be in range, without bounds checks."""
     found = x.at[jnp.asarray(places, jnp.int32)]
     return found.get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 
 def polynomial(layout: Layout, measure: Measure, rows: int = 1) -> Polynomial:
-    """Builds the parameter count of all layers as a polynomial of their gates, in layer order."""
+    """Builds the size of all tensorised layers as a polynomial of their ranks, layer by layer."""
     listed: list[Term] = []
     owners: list[int] = []
     members: list[tuple[int, ...]] = []
@@ -184,13 +184,13 @@ def padded(lists: Sequence[Sequence[int]], fill: int) -> np.ndarray:
 
 
 def exactly(layer: Layer, ranks: Sequence[int], measure: Measure, rows: int) -> int:
-    """Evaluates one layer's size polynomial in exact integers; zero if a rank is zero."""
+    """Evaluates one layer's size at given ranks in exact integers; zero if a rank is zero."""
     if layer.gates and min(ranks) == 0:
         return 0
     return sum(c * math.prod(ranks[g] for g in gates) for c, gates in terms(layer, measure, rows))
 
 
 def total(layout: Layout, ranks: Sequence[Sequence[Any]], measure: Measure, rows: int) -> int:
-    """Evaluates the size polynomials of all layers in exact integers, and adds them."""
+    """Adds the sizes of all tensorised layers at given ranks, in exact integers."""
     pairs = zip(layout.layers, ranks, strict=True)
     return sum(exactly(layer, r, measure, rows) for layer, r in pairs)

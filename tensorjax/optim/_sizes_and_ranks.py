@@ -22,7 +22,7 @@ def size(
     rows: int = 1,
     everything: bool = False,
 ) -> int | jax.Array:
-    """Measures the size of a model's tensorised layers, zero gates and their indices left out.
+    """Measures the size of a model's tensorised layers, without indices whose rank gate is zero.
 
     With ρ the number of gates of a bond above the threshold, a tensor train has Σ_k n_k ρ_{k−1} ρ_k
     parameters (n_k the product of row and column mode for a TT-matrix), a Tucker layer
@@ -91,7 +91,7 @@ def size(
 
 
 def _rest(layout: Layout, leaves: list[Any], measure: Measure) -> int:
-    """Measures the size of all leaves that are neither cores nor gates: parameters or bytes."""
+    """Measures all parameters outside of cores and gates, as a count or in bytes."""
     known = {p for layer in layout.layers for p in (*layer.cores, *layer.gates)}
     return sum(
         math.prod(jnp.shape(leaf)) * (jnp.result_type(leaf).itemsize if measure == "bytes" else 1)
@@ -101,7 +101,7 @@ def _rest(layout: Layout, leaves: list[Any], measure: Measure) -> int:
 
 
 def checked_threshold(threshold: Any) -> Any:
-    """Checks the threshold above which gates count as ranks; ValueError unless it is a number."""
+    """Checks the threshold above which rank gates count as ranks; ValueError if no number."""
     if _check.is_traced(threshold):
         return threshold
     try:
@@ -116,12 +116,12 @@ def checked_threshold(threshold: Any) -> Any:
 
 
 def live_ranks(layer: Layer, leaves: list[Any], threshold: float) -> tuple[int, ...]:
-    """Counts the live ranks of a layer: at each bond, the gates above a threshold."""
+    """Counts the ranks of a layer: at each bond, the gates above a threshold."""
     return tuple(int(np.sum(np.asarray(leaves[g]) > threshold)) for g in layer.gates)
 
 
 def ranks(params: PyTree, *, threshold: float = 0.0) -> dict[str, tuple[int, ...]]:
-    """Returns the ranks of every tensorised layer, as numbers of gates above a threshold.
+    """Returns the ranks of every tensorised layer: at each bond, the gates above a threshold.
 
     Args:
       params: any tree of parameters.

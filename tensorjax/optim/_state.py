@@ -6,12 +6,12 @@ from tensorjax.optim._trial_cuts import UNKNOWN
 
 
 def unknown(x: Any) -> Any:
-    """Whether a target in the optimiser's state is still unset."""
+    """Whether a loss or size target in the rank-adaptive optimiser's state is still unset."""
     return x <= UNKNOWN / 10
 
 
 class RankAdaptiveState(NamedTuple):
-    """State of the optimiser `rank_adaptive`: scalars, and the inner optimiser's state.
+    """State of the optimiser `rank_adaptive`: counters, targets, and the inner optimiser's state.
 
     Attributes:
       count: updates so far.

@@ -22,7 +22,7 @@ LOST = 10
 
 @dataclasses.dataclass(frozen=True)
 class Status:
-    """Summary, with advice, of the state of the rank-adaptive optimiser.
+    """Status of a rank-adaptive training: size, loss, targets met or not, and advice.
 
     Attributes:
       stage: "early" or "late"; of a run to a target size, "late" from its first cuts on.
@@ -71,7 +71,7 @@ class Status:
 
 
 def status(state: PyTree, *, patience: int = 200) -> Status:
-    """Reads a rank-adaptive optimiser's state and returns the `Status` of its training.
+    """Reads status and advice from a rank-adaptive optimiser's state.
 
     Args:
       state: a state that holds that of `rank_adaptive` anywhere in it: of a chain, of
@@ -135,7 +135,7 @@ def status(state: PyTree, *, patience: int = 200) -> Status:
 
 
 def _late(values: dict[str, float], watch: Any, loss: float, patience: int) -> tuple[Verdict, str]:
-    """Derives status and advice from a training's state in the late stage of CoMERA's two."""
+    """Derives status and advice in the late stage of CoMERA's two-stage rank-adaptive training."""
     fits = values["size"] <= values["size_target"]
     learnt = loss <= values["loss_target"]
     refused = _refused(watch)
@@ -158,7 +158,7 @@ def _late(values: dict[str, float], watch: Any, loss: float, patience: int) -> t
 def _towards(
     values: dict[str, float], watch: Any, loss: float, patience: int
 ) -> tuple[Verdict, str]:
-    """Returns the optimiser's status and advice in a training towards a target size."""
+    """Derives status and advice of a rank-adaptive training towards a target size."""
     refused = _refused(watch)
     size, target, by, count = (values[k] for k in ("size", "size_target", "by", "count"))
     if _collapsed(watch, values, loss):
@@ -202,7 +202,7 @@ def _towards(
 
 
 def _not_finite(values: dict[str, float]) -> str:
-    """Returns a message for the optimiser's status if most losses were NaN or Inf, or ""."""
+    """Returns a warning if most losses of a rank-adaptive training were NaN or Inf, or ""."""
     skipped, count = int(values["skipped"]), int(values["count"])
     if skipped < LOST or 2 * skipped <= count:
         return ""
@@ -213,7 +213,7 @@ def _not_finite(values: dict[str, float]) -> str:
 
 
 def _unpruned(values: dict[str, float], patience: int) -> str:
-    """Returns advice in the optimiser's status why nothing was pruned early, or an empty text."""
+    """Returns advice if a rank-adaptive training has pruned nothing so far, or ""."""
     if values["size"] < values["full"] or values["count"] < patience:
         return ""
     return (
@@ -251,13 +251,13 @@ def _collapsed(watch: Any, values: dict[str, float], loss: float) -> bool:
 
 
 def _risen(watch: Any, values: dict[str, float], loss: float) -> bool:
-    """Whether the average loss in an optimiser's state exceeds its target and its best value."""
+    """Whether a rank-adaptive training's average loss is above its target and its best value."""
     noise = 4 * (_number("noise", watch.noise) / max(values["mass"], 1e-6)) ** 0.5
     return loss > max(values["loss_target"], values["best"]) + noise
 
 
 def _lost(watch: Any, values: dict[str, float], loss: float) -> bool:
-    """Whether rank cuts have raised the loss by half or more, for the optimiser's `Status`.
+    """Whether rank cuts have raised the loss of a rank-adaptive training by half or more.
 
     The noise is that of averages over some hundred updates, a tenth of that of single losses.
     """
@@ -266,7 +266,7 @@ def _lost(watch: Any, values: dict[str, float], loss: float) -> bool:
 
 
 def _unlearnt(watch: Any, loss: float) -> float | None:
-    """Returns for the training's status the loss at chance, if the loss is still there; or None."""
+    """Returns an untrained model's loss if a training has not fallen below it yet, or None."""
     chance = _number("first", watch.first)
     if not _number("given", watch.given):
         chance = min(chance, _number("start", watch.start))
@@ -274,7 +274,7 @@ def _unlearnt(watch: Any, loss: float) -> float | None:
 
 
 def _refused(watch: Any) -> tuple[bool, str] | None:
-    """Returns for `status` whether rank cuts have ended, with a message if any were undone."""
+    """Returns if rank pruning has given up, and a message on undone rank cuts, or None."""
     if not _number("refused", watch.refused):
         return None
     count, size, loss, most = (

@@ -17,7 +17,7 @@ from tensorjax.optim._size_polynomial import Polynomial, picked
 
 @dataclasses.dataclass(frozen=True)
 class Gates:
-    """Conversion of all layers' gates to one vector, by which they are pruned, and back.
+    """Conversion of all layers' rank gates to one vector, and back.
 
     Attributes:
       bonds: (gates in all,), the bond of each.
@@ -31,28 +31,28 @@ class Gates:
 
     @classmethod
     def of(cls, layout: Layout) -> "Gates":
-        """Builds the conversion for the gates of all layers of a `Layout`."""
+        """Builds the conversion of the rank gates of all layers in a `Layout` to one vector."""
         lengths = [n for layer in layout.layers for n in layer.ranks]
         owners = [k for k, layer in enumerate(layout.layers) for _ in layer.gates]
         bonds = np.repeat(np.arange(len(lengths)), lengths)
         return cls(bonds, np.array(owners, int), tuple(lengths), len(layout.layers))
 
     def join(self, gates: Sequence[jax.Array]) -> jax.Array:
-        """Concatenates the gates of all bonds to one vector, in float32 or wider."""
+        """Concatenates the rank gates of all bonds to one vector, in float32 or wider."""
         dtype = widest(jnp.float32, *gates)
         return jnp.concatenate([_whole(jnp.asarray(g)).astype(dtype) for g in gates])
 
     def split(self, flat: jax.Array) -> list[jax.Array]:
-        """Splits the joined vector of gates into one vector per bond."""
+        """Splits the vector of all rank gates into one vector per bond."""
         ends = np.cumsum((0, *self.lengths))
         return [flat[a:b] for a, b in itertools.pairwise(ends)]
 
     def per_bond(self, flat: jax.Array) -> jax.Array:
-        """Sums the joined vector of gates over each bond, in single precision."""
+        """Sums the vector of all rank gates over each bond, in single precision."""
         return jnp.sum(self.rows(flat.astype(jnp.float32), 0), 1)
 
     def largest(self, flat: jax.Array, live: jax.Array) -> jax.Array:
-        """Marks the largest nonzero gate of every bond, the first of equal ones."""
+        """Marks the largest nonzero rank gate of every bond, the first of equal ones."""
         if not self.bonds.size:
             return live
         rows = self.rows(jnp.where(live, flat, -jnp.inf), -jnp.inf)
@@ -62,7 +62,7 @@ class Gates:
         return live & (order == picked(first, self.bonds))
 
     def rows(self, flat: jax.Array, fill: float) -> jax.Array:
-        """Returns the joined vector of gates as a matrix with one padded row per bond.
+        """Reshapes the vector of all rank gates to a matrix with one padded row per bond.
 
         A sum by scattering would be a loop of one step per gate on CPUs.
         """
@@ -85,7 +85,7 @@ def doomed(
     frozen: jax.Array,
     most: jax.Array | None = None,
 ) -> jax.Array:
-    """Marks the gates to set to zero in an update: those below the threshold, down to a target.
+    """Marks the rank gates to prune: those below the threshold, until a target size is met.
 
     Args:
       values: new gates, one vector.
@@ -117,7 +117,7 @@ def doomed(
 
 
 def _least(enough: Any, high: jax.Array, size: int) -> jax.Array:
-    """Finds by bisection the least number of gates to prune that is ``enough``, or ``high``."""
+    """Finds by bisection the fewest gates to prune for which ``enough`` is true, or ``high``."""
 
     def halved(_: Any, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         low, high = ends

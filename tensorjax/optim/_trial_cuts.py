@@ -27,7 +27,7 @@ TRIAL = 8  # most losses averaged before a verdict, as those of minibatches are 
 
 
 class Watch(NamedTuple):
-    """Record of the losses, of the last rank cut, which may be undone, and of undone cuts.
+    """Record of losses and rank cuts of a training, to undo a cut that raises the loss to chance.
 
     Attributes:
       first: the first loss; −1e30 before.
@@ -67,7 +67,7 @@ class Watch(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Decision on the last rank cut: whether to undo it or to wait, and how much to cut next."""
+    """Verdict on the last rank cut: undo it, keep it, or wait; and how many gates to cut next."""
 
     undo: jax.Array
     waits: jax.Array
@@ -76,7 +76,7 @@ class Verdict(NamedTuple):
 
 
 def fresh(saved: Any, gates: int, chance: Any = None) -> Watch:
-    """Builds the `Watch` of trial cuts at the beginning of a training, with no cut tried yet.
+    """Builds the record of losses and rank cuts at the beginning of a training.
 
     Args:
       saved: tree like the parameters, of zeros at the gates.
@@ -112,7 +112,7 @@ def fresh(saved: Any, gates: int, chance: Any = None) -> Watch:
 
 
 def limit(watch: Any) -> Any:
-    """Returns the loss above which a trial rank cut counts as a collapse; 1e30 if unknown."""
+    """Returns the loss above which a rank cut is undone as a collapse; 1e30 if unknown."""
     least = LEAST_GAIN * jnp.abs(watch.low)
     # An estimate below what was learnt is none, as with gradients that are scaled.
     chance = jnp.where(watch.start - watch.low > least, watch.start, watch.first)
@@ -126,7 +126,7 @@ def seen(
     watch: Watch, loss: jax.Array, excess: jax.Array, ones: jax.Array, finite: jax.Array,
     decay: jax.Array, late: jax.Array,
 ) -> Watch:  # fmt: skip
-    """Adds the loss of one update to the `Watch`, the record of losses and rank cuts on trial.
+    """Adds the loss of one update to the `Watch`, the record of losses and rank cuts.
 
     The first loss is above chance if the first outputs are large. These are independent of the
     targets, so that with outputs scaled by s the loss is L(s) ≈ L(0) + s² c, and chance L(0) ≈ L(1)
@@ -168,7 +168,7 @@ def seen(
 def judged(
     watch: Watch, mass: Any, size: Any, count: jax.Array, gates: int
 ) -> tuple[Watch, Verdict]:
-    """Decides whether the last rank cut is undone, kept, or watched for more updates.
+    """Decides from the losses whether the last rank cut is undone, kept, or watched on.
 
     Args:
       mass: weight of the moving averages.
@@ -207,7 +207,7 @@ def judged(
 
 
 def _corrected(watch: Watch, undone: jax.Array, loss: jax.Array) -> Watch:
-    """Raises the estimated loss of an untrained model where a cut led far above it.
+    """Raises the estimated loss of an untrained model if a rank cut led far above it.
 
     No smaller rank is much worse than chance: the first loss was then that of a model which had
     been trained before. By a half of the gain at most, since outputs can also grow by a cut.

@@ -22,7 +22,7 @@ from tensorjax.optim._trial_cuts import seen as seen_by
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One update of the rank-adaptive optimiser: gradients, moves, gates to prune, new state."""
+    """One update of the rank-adaptive optimiser: gradients, parameter updates, gates to prune."""
 
     options: Options
     layout: Layout
@@ -67,7 +67,7 @@ class Step:
         )
 
     def pressures(self) -> tuple[Any, Any]:
-        """Returns the weights of loss and size in the objective; None stands for 1 and 0."""
+        """Returns the weights of loss and model size in the objective; None stands for 1 and 0."""
         options, state = self.options, self.state
         if options.schedule is not None:
             return None, None
@@ -82,7 +82,7 @@ class Step:
         )
 
     def _late_pressures(self) -> tuple[jax.Array, jax.Array]:
-        """Returns the weights of loss and size in the objective of the late stage."""
+        """Returns the weights of loss and size in the objective of CoMERA's late stage."""
         options, state = self.options, self.state
         count = state.count - 1
         excess = (state.size - state.size_target) / state.scale
@@ -98,13 +98,13 @@ class Step:
         return on_loss, jnp.where(fits, 0.0, on_size)
 
     def slopes(self, on_size: jax.Array) -> list[jax.Array]:
-        """Computes the gradient of the weighted size surrogate in the gates."""
+        """Computes the gradient of the weighted, smoothed model size with respect to the gates."""
         norms = self.gates.per_bond(jnp.abs(self.flat))
         each = on_size / self.state.scale * self.polynomial.slopes(norms)
         return self.gates.split(jnp.where(self.live, picked(each, self.gates.bonds), 0.0))
 
     def gradients(self) -> Any:
-        """Computes the gradients of the objective (loss, size, core norms); 0 for zero gates."""
+        """Computes the gradients of loss, model size and core norms; 0 for pruned rank gates."""
         on_loss, on_size = self.pressures()
         leaves, structure = jax.tree.flatten(self.updates)
         if on_loss is not None:
@@ -132,7 +132,7 @@ class Step:
         return jax.tree.unflatten(structure, leaves)
 
     def finish(self, moves: Any, gradients: Any) -> tuple[Any, jax.Array, dict[str, jax.Array]]:
-        """Completes the moves of an update: prunes gates and sets their core slices to zero.
+        """Completes a rank-adaptive update: prunes rank gates, and zeroes their core slices.
 
         Args:
           moves: of the inner transformation.
@@ -149,7 +149,7 @@ class Step:
     def decide(
         self, leaves: list[Any], gradients: list[Any]
     ) -> tuple[Decision, jax.Array, dict[str, Any]]:
-        """Decides which gates are cut in an update; returns the decision, size and new state."""
+        """Decides which rank gates this update prunes; returns decision, model size, new state."""
         still, rests = self._frozen(leaves, gradients)
         frozen = picked(still, self._gate_parts()[self.gates.bonds])
         new = self._moved(leaves, still)
@@ -170,7 +170,7 @@ class Step:
     def _decided(
         self, new: jax.Array, leaves: list[Any], frozen: jax.Array
     ) -> tuple[Decision, Any]:
-        """Decides which gates are zero after this update, and whether the last cut stays.
+        """Decides which rank gates are zero after this update, and if the last rank cut stays.
 
         What a branch returns is held in memory. Else XLA would compute all of the decision once
         more in the update of every core and gate, which takes most of the compilation.
@@ -212,23 +212,23 @@ class Step:
         return jax.lax.cond(self._may_change(new, limit, frozen), decided, unchanged)
 
     def _epsilons(self) -> np.ndarray:
-        """Returns the relative rounding error of every gate, joined."""
+        """Returns the relative rounding error of every rank gate's dtype, as one vector."""
         dtypes = [jnp.result_type(self.leaves[k]) for k in self.layout.gates]
         return np.array([float(jnp.finfo(dtype).eps) for dtype in dtypes])[self.gates.bonds]
 
     def _may_change(self, flat: jax.Array, limit: jax.Array, frozen: jax.Array) -> jax.Array:
-        """Whether a gate may be pruned, or the last rank cut undone, in this update."""
+        """Whether this update may prune a rank gate or undo the last rank cut."""
         low = jnp.any(self.live & ~frozen & (flat <= self._deadly(limit)))
         return low if self.trial is None else low | self._tries()
 
     def _tries(self) -> jax.Array:
-        """Whether the last rank cut is undone, or may still be undone, in this update."""
+        """Whether the last rank cut is undone, or may still be undone, in this optimiser update."""
         assert self.trial is not None
         (undo, waits, *_), saved = self.trial
         return undo | waits | jnp.any(saved != 0)
 
     def _deadly(self, limit: jax.Array) -> jax.Array:
-        """Returns the threshold at or below which this update may prune gates."""
+        """Returns the threshold at or below which this update may prune rank gates."""
         options, state = self.options, self.state
         if options.switch is None or options.late_threshold is None:
             return limit
@@ -236,7 +236,7 @@ class Step:
         return jnp.where(state.late, jnp.maximum(late, limit), limit)
 
     def _doomed(self, flat: jax.Array, limit: jax.Array, frozen: jax.Array) -> jax.Array:
-        """Marks the gates that this update prunes."""
+        """Marks the rank gates that this update prunes."""
         options, state, most = self.options, self.state, self._most()
         target = None
         if options.switch is not None:
@@ -247,12 +247,12 @@ class Step:
         )  # fmt: skip
 
     def joined(self, tree: Any) -> jax.Array:
-        """Concatenates the gates of a tree like the parameters to one vector."""
+        """Concatenates all rank gates in a tree like the parameters to one vector."""
         kept = dict(zip(sorted(self.layout.gates), jax.tree.leaves(tree), strict=True))
         return self.gates.join([kept[k] for k in self.layout.gates])
 
     def _most(self) -> jax.Array | None:
-        """Returns how many gates this update may prune; all of them in the early stage."""
+        """Returns how many rank gates this update may prune; all of them in the early stage."""
         if self.trial is None:
             return None
         return jnp.where(self.state.late, self.trial[0].most, float(self.flat.size))
@@ -285,17 +285,17 @@ class Step:
         return dead, back, (kept != 0) | (back != 0), watch
 
     def _split(self, flat: jax.Array) -> list[jax.Array]:
-        """Splits the joined vector of gates into one vector per bond."""
+        """Splits the vector of all rank gates into one vector per bond."""
         return self.gates.split(flat)
 
     def _gate_parts(self) -> np.ndarray:
-        """Returns the position of every bond's gate among the cores and gates of all layers."""
+        """Returns the index of every bond's gate among the cores and gates of all layers."""
         parts = [k for layer in self.layout.layers for k in (*layer.cores, *layer.gates)]
         known = {k: n for n, k in enumerate(parts)}
         return np.array([known[k] for k in self.layout.gates], int)
 
     def _moved(self, leaves: list[Any], still: jax.Array) -> jax.Array:
-        """Computes the gates, joined, after the inner optimiser's move and the proximal step."""
+        """Computes all rank gates after the inner optimiser's update and the proximal step."""
         new = [plus(self.leaves[k], leaves[k]) for k in self.layout.gates]
         on_size = self.pressures()[1]
         if self.options.proximal is None or on_size is None:
@@ -309,7 +309,7 @@ class Step:
         return self.gates.join([jnp.where(still[k], gate, low) for k, gate, low in trio])
 
     def _frozen(self, moves: list[Any], gradients: list[Any]) -> tuple[jax.Array, jax.Array]:
-        """Detects the cores and gates that the inner optimiser keeps frozen, by their moves.
+        """Detects cores and gates that the inner optimiser keeps frozen, as their updates are zero.
 
         Optax transformations do not report what they freeze. A leaf with a nonzero gradient that
         does not move, while another one does, counts as frozen; it stays so in steps in which
@@ -337,11 +337,11 @@ class Step:
         return jax.lax.cond(active, seen, unseen, flags)
 
     def _any_nonzero(self, arrays: list[Any]) -> jax.Array:
-        """Marks the arrays, moves or gradients, that have a nonzero entry."""
+        """Marks the arrays, optimiser updates or gradients, that have a nonzero entry."""
         return jnp.stack([_is_any(x) for x in arrays]) if arrays else jnp.zeros((0,), bool)
 
     def record(self, size: jax.Array, **learnt: Any) -> RankAdaptiveState:
-        """Returns the optimiser's state after the update, with size and progress counters."""
+        """Returns the rank-adaptive optimiser's state after the update, with size and counters."""
         state, loss = self.state, _average(self.state)
         best = jnp.where(self.began, loss, state.best)
         better = loss < best - PROGRESS * jnp.abs(best)
@@ -355,7 +355,7 @@ class Step:
 
 
 def seen_layout(updates: Any, params: Any) -> tuple[Layout, list[Any]]:
-    """Returns the tensorised layers and leaves that an update sees; checks gradients."""
+    """Returns the tensorised layers and parameter leaves of an update; checks the gradients."""
     if params is None:
         raise ValueError(
             "params: expected the parameters, got none; call update(gradients, state, params, "
@@ -372,7 +372,7 @@ def seen_layout(updates: Any, params: Any) -> tuple[Layout, list[Any]]:
 
 
 def _is_any(x: jax.Array) -> jax.Array:
-    """Whether a move or gradient in an update has a nonzero entry; False for integers."""
+    """Whether an optimiser update or gradient has a nonzero entry; False for integers."""
     return jnp.any(x != 0) if jnp.issubdtype(x.dtype, jnp.inexact) else jnp.array(False)
 
 
@@ -387,7 +387,7 @@ def _average(state: RankAdaptiveState) -> jax.Array:
 def _observed(
     options: Options, state: RankAdaptiveState, value: Any
 ) -> tuple[RankAdaptiveState, jax.Array]:
-    """Adds this step's loss, if finite, to the moving average in the rank-adaptive state."""
+    """Adds this step's loss, if finite, to the moving average in the optimiser's state."""
     loss = jnp.asarray(value).astype(jnp.float32)
     finite = jnp.isfinite(loss)
     decay = jnp.asarray(options.loss_decay).astype(jnp.float32)
@@ -416,7 +416,7 @@ def _watched(
 def _staged(
     options: Options, state: RankAdaptiveState, finite: jax.Array, size: jax.Array
 ) -> RankAdaptiveState:
-    """Updates size and stage of the optimiser in one update; sets targets at the late stage."""
+    """Records model size and training stage in the optimiser's state; sets late-stage targets."""
     state = state._replace(size=size)
     if options.switch is None:
         return state

@@ -37,5 +37,5 @@ class Machine:
 
 
 def seconds_to_send(machine: Machine, sent: float, messages: float) -> float:
-    """Returns the seconds of communication by the α–β model: bytes, and messages one by one."""
+    """Returns seconds of communication by the α–β model, from bytes and number of messages."""
     return sent / machine.bandwidth + messages * machine.latency

@@ -46,7 +46,7 @@ def shardings(specs: PyTree, mesh: Mesh) -> Any:
 
 
 def shard(tree: Tree, specs: PyTree, mesh: Mesh | None) -> Tree:
-    """Places every array of a tree on a mesh, sharded by its `PartitionSpec`.
+    """Copies every array of a tree to a mesh, sharded by its `PartitionSpec`.
 
     Args:
       tree: of arrays. With several processes each one has to hold the same values, for example as
@@ -102,7 +102,7 @@ def shard(tree: Tree, specs: PyTree, mesh: Mesh | None) -> Tree:
 def state_shardings(
     optimizer: optax.GradientTransformation, params: PyTree, specs: PyTree, mesh: Mesh
 ) -> Any:
-    """Returns the placement of an optimiser state: moments like parameters, counters replicated.
+    """Returns shardings of an optimiser state: moments like parameters, counters replicated.
 
     Args:
       optimizer: from Optax.

@@ -46,21 +46,21 @@ def scatter(x: jax.Array, axes: Axes, dim: int) -> jax.Array:
 
 
 def varying(x: jax.Array) -> frozenset[str]:
-    """Returns the mesh axes along which an array varies inside `jax.shard_map`, for collectives."""
+    """Returns the mesh axes over which an array may differ between devices in `jax.shard_map`."""
     kind: Any = jax.typeof(x)
     # The name is that of JAX 0.10; it was `vma` before, and may be again.
     return kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else kind.vma
 
 
 def vary(x: jax.Array, axes: Axes) -> jax.Array:
-    """Marks an array as varying along mesh axes, so that its gradient is summed over these."""
+    """Marks an array as varying along mesh axes, so that `jax.shard_map` sums its gradient."""
     present = varying(x)
     missing = tuple(axis for axis in axes if axis not in present)
     return jax.lax.pcast(x, missing, to="varying") if missing else x
 
 
 def placed(place: Callable[[jax.Array], jax.Array], w: jax.Array, dtype: Any = None) -> jax.Array:
-    """Applies a collective that gathers a parameter's blocks; its gradient is summed in float32.
+    """Gathers a sharded parameter by a collective whose gradient is summed in float32.
 
     A sum over n devices in bfloat16 has a relative error of n · 2⁻⁹, and loses what is small beside
     it. So cotangents in half precision are widened before they are added up over devices, and the
@@ -125,7 +125,7 @@ def block(x: jax.Array, axes: Axes, dim: int) -> jax.Array:
 
 
 def row(x: jax.Array, ndim: int) -> jax.Array:
-    """Prepends axes of size one to a block inside `jax.shard_map`, without rank promotion.
+    """Prepends axes of size one to an array, to add it to one of more axes in `jax.shard_map`.
 
     The tests forbid rank promotion.
     """
@@ -133,14 +133,14 @@ def row(x: jax.Array, ndim: int) -> jax.Array:
 
 
 def product(x: jax.Array, w: jax.Array, dtype: Any = None) -> jax.Array:
-    """Contracts x with w, last axis with first, on one device between collectives, in ``dtype``."""
+    """Multiplies x by w, last axis with first, on one device, with sums in ``dtype``."""
     flat = x.reshape(-1, x.shape[-1]), w.reshape(w.shape[0], -1)
     y = jnp.matmul(*flat, preferred_element_type=dtype)
     return y.reshape(*x.shape[:-1], *w.shape[1:])
 
 
 def ring_product(x: jax.Array, w: jax.Array, axes: Axes, dtype: Any = None) -> jax.Array:
-    """Multiplies column-split x by w inside `jax.shard_map`, passing blocks around a ring.
+    """Multiplies column-sharded x by w inside `jax.shard_map`, passing blocks around a ring.
 
     Every block travels around the ring, and is multiplied while the next one is under way. Its
     transpose lets sums travel the other way around.

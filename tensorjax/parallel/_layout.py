@@ -80,7 +80,7 @@ class Layout(Placing):
         vocabulary: int | None = None,
         dtype: DTypeLike | None = None,
     ) -> jax.Array:
-        """Looks up token embeddings in a token table that is sharded over devices.
+        """Looks up token embeddings in a table that is sharded over devices.
 
         Args:
           table: block of ("vocab", "embed").
@@ -177,7 +177,7 @@ class Layout(Placing):
         *,
         fold: tuple[int, ...] = (),
     ) -> jax.Array:
-        """Applies a linear layer that widens x, such as an MLP's first, in blocks over devices.
+        """Applies a column-parallel linear layer that widens x, such as the first of an MLP.
 
         Args:
           x: (batch, length, embed), as it lies between linear layers.
@@ -216,7 +216,7 @@ class Layout(Placing):
         w: jax.Array | Callable[[jax.Array], jax.Array],
         b: jax.Array | None = None,
     ) -> jax.Array:
-        """Applies a linear layer back to the features, such as an MLP's second, after `column`.
+        """Applies a row-parallel linear layer back to the features, such as the second of an MLP.
 
         Args:
           x: (batch, length, wide), as `column` returns it.
@@ -240,7 +240,7 @@ class Layout(Placing):
         return y if b is None else y + collectives.row(self._whole(b, y.dtype), y.ndim)
 
     def _by_modes(self, layer: object, fold: tuple[int, ...]) -> bool:
-        """Whether a tensor-train layer is split over devices by its modes in this layout."""
+        """Whether a tensor-train layer is applied with its modes split over devices."""
         return bool(self.features) and _tt_linear.splits(layer, self.ways(self.features), fold)
 
     def _own(self, x: jax.Array) -> jax.Array:
@@ -352,7 +352,7 @@ class Layout(Placing):
         return collectives.gather(logits, self.wide, -1, same=True)[..., :vocabulary]
 
     def _check_vocabulary(self, vocabulary: int | None, here: int) -> None:
-        """Raises ValueError for more words than there are rows, of which a device has ``here``."""
+        """Raises ValueError if the vocabulary is larger than the sharded token table."""
         rows = here * self.ways(self.wide)
         if vocabulary is not None and vocabulary > rows:
             raise ValueError(
@@ -360,7 +360,7 @@ class Layout(Placing):
             )
 
     def _stored(self, w: jax.Array, dim: int, dtype: Any = None) -> jax.Array:
-        """Gathers a parameter over the mesh axes along which it is stored, cast to ``dtype``.
+        """Gathers a weight over the mesh axes that shard it in storage, cast to ``dtype``.
 
         The parameter is marked as varying along all batch axes before the gather: its gradient is
         then summed over the other batch axes after the reduce-scatter, when it is smallest.
@@ -368,7 +368,7 @@ class Layout(Placing):
         return self._placed(functools.partial(self._joined_blocks, dim=dim), w, dtype)
 
     def _placed(self, place: Callable[[jax.Array], jax.Array], w: jax.Array, dtype: Any) -> Any:
-        """Casts and gathers a parameter by the function ``place``; without a mesh only casts it."""
+        """Casts a parameter and gathers it by ``place``; without a mesh only casts it."""
         if self.mesh is None:
             return w if dtype is None else w.astype(dtype)
         return collectives.placed(place, w, dtype)
@@ -406,11 +406,11 @@ class Layout(Placing):
         return jax.tree.map(place, layer)  # layers of Flax are pytrees
 
     def _columns(self, x: jax.Array, w: jax.Array, dtype: Any = None) -> jax.Array:
-        """Multiplies activations by this device's columns of a weight, which has all rows."""
+        """Multiplies activations of the whole sequence by this device's columns of a weight."""
         return self._joined(collectives.gather(x, self.length, 1), w, dtype)
 
     def _joined(self, x: jax.Array, w: jax.Array, dtype: Any = None) -> jax.Array:
-        """Multiplies activations, their features gathered from all devices, by a weight."""
+        """Multiplies activations by a weight, after gathering their features from all devices."""
         if self.overlap:
             return collectives.ring_product(x, w, self.features, dtype)
         return collectives.product(collectives.gather(x, self.features, -1), w, dtype)

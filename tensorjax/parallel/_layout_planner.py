@@ -17,7 +17,7 @@ from tensorjax.parallel._step_costs import Remat
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """Predicted cost of one layout on one mesh, in bytes per device and seconds per step.
+    """Predicted memory, communication and time of a training step for one layout on one mesh.
 
     Attributes:
       name: of the layout.
@@ -104,7 +104,7 @@ class Plan:
         return min(fitting, key=lambda c: (c.seconds, c.memory))
 
     def __getitem__(self, name: str) -> Candidate:
-        """Returns the fastest candidate of a layout, or a refused one if none is possible."""
+        """Returns a layout's cost on its fastest mesh, or that of a refused mesh if none fits."""
         own = [c for c in self.candidates if c.name == name]
         if not own:
             raise KeyError(name)
@@ -253,7 +253,7 @@ def plan(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Step:
-    """Options of the layout planner for a training step: precision, rematerialisation, machine."""
+    """Training step whose cost the layout planner predicts: precision, remat, machine."""
 
     remat: Remat
     positions: int

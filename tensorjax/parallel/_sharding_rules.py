@@ -27,7 +27,7 @@ def _axes(rule: Rule) -> Axes:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Placing:
-    """Sharding rules of a layout, without computations: the base class of `Layout`.
+    """Rules by which a layout shards a transformer over a mesh; the base class of `Layout`.
 
     Args:
       name, mesh, rules, rows, overlap: as for `Layout`.
@@ -81,17 +81,17 @@ class Placing:
 
     @property
     def batch(self) -> Axes:
-        """Mesh axes over which the batch is split."""
+        """Mesh axes over which a transformer's batch is split."""
         return self._of("batch")
 
     @property
     def length(self) -> Axes:
-        """Mesh axes over which the sequence is split between linear layers."""
+        """Mesh axes over which a transformer's sequence is split between linear layers."""
         return self._of("length")
 
     @property
     def features(self) -> Axes:
-        """Mesh axes over which the features are split between linear layers."""
+        """Mesh axes over which a transformer's features are split between linear layers."""
         return self._of("features")
 
     @property
@@ -115,7 +115,7 @@ class Placing:
         return 1 if self.mesh is None else self.mesh.size
 
     def ways(self, axes: Axes) -> int:
-        """Returns the number of blocks into which mesh axes split an array.
+        """Returns the number of blocks into which given mesh axes split an array.
 
         Args:
           axes: names of axes of the mesh.

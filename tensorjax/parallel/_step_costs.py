@@ -17,7 +17,7 @@ Remat = Literal["none", "dots", "full"]
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """Cost record of a training step's collectives of one kind and size.
+    """Cost of a training step's collectives of one kind and size, over all their runs.
 
     Attributes:
       kind: as XLA calls it.
@@ -33,7 +33,7 @@ class Collective:
 
     @property
     def single(self) -> bool:
-        """Whether a collective sends single precision at least: norms, losses, gradients."""
+        """Whether a collective sends norms, losses or gradients, in float32 at least."""
         if self.name in ("norms", "loss", "gradients"):
             return True
         parameters = self.name in ("weights", "vectors", "table")
@@ -59,7 +59,7 @@ class Collective:
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Sizes of a decoder's training step for its cost formulas, global and per device.
+    """Sizes of a decoder's training step, global and per device, for cost formulas.
 
     Attributes:
       layers, features, heads, vocabulary, length: of the model; the vocabulary is the padded one.

@@ -78,7 +78,7 @@ def summa(
 
 @functools.lru_cache(maxsize=64)
 def _program(mesh: Mesh, ndim: int, overlap: bool) -> Callable[..., jax.Array]:
-    """Builds the program of SUMMA on a mesh; cached, so that calls outside of jit compile once."""
+    """Builds the jitted SUMMA matrix product on a mesh; cached, to compile only once."""
 
     def local(x: jax.Array, w: jax.Array) -> jax.Array:
         w = collectives.gather(w, ("r",), 0)

@@ -14,7 +14,7 @@ __all__ = ["product", "splits"]
 
 
 def splits(layer: Any, blocks: int, fold: tuple[int, ...]) -> bool:
-    """Whether a TT layer's leading modes split into equal blocks, for its sharded product.
+    """Whether a TT layer's leading modes split into equal blocks, to be sharded over devices.
 
     Args:
       layer: with ``cores``, ``in_shape`` and ``out_shape`` as `tensorjax.nn.TTLinear` has them, or
@@ -84,7 +84,7 @@ def product(layer: Any, x: jax.Array, axes: Axes, fold: tuple[int, ...]) -> jax.
 
 
 def _mode_block(core: jax.Array, axes: Axes, parts: int) -> jax.Array:
-    """Returns this device's block of a TT core, cut along its mode.
+    """Returns this device's block of a TT-core, cut along its mode.
 
     The mode is cut in each of ``parts`` leading parts.
     """

@@ -24,7 +24,7 @@ def axes_of(ax: Axes | None, width: float = 6.4, height: float = 3.6) -> Axes:
 
 
 def instance(name: str, x: object, kind: type, how: str) -> None:
-    """Raises TypeError, with how to get one, if what is to be drawn is of another kind."""
+    """Raises TypeError, with advice, if an object to be drawn is not of the expected class."""
     if not isinstance(x, kind):
         wanted = f"pde.{kind.__name__}, such as {how}"
         raise TypeError(f"{name}: expected a {wanted}, got {type(x).__name__}")

@@ -18,7 +18,7 @@ def marginal(
     points: int = 128,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draws a marginal density of a state in physical coordinates, over one or two of them.
+    """Draws a marginal density of an integrated equation, over one or two coordinates.
 
     Args:
       state: of a `pde.Solution`, such as ``solution.final``.

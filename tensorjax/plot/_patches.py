@@ -71,7 +71,7 @@ def patches(
 
 
 def _rectangle(p: PatchedTT, grid: QuanticsGrid, patch: int, rank: int) -> Rectangle:
-    """Builds the rectangle that a patch covers on its quantics grid.
+    """Builds the rectangle that a patch covers, for drawing a function on a quantics grid.
 
     From its first point to one spacing behind its last one.
     """

@@ -17,7 +17,7 @@ from tensorjax.plot._axes import COLOURS, INK, axes_of, concrete
 def ranks(
     *trains: TT | TTMatrix, labels: Sequence[str] | None = None, ax: Axes | None = None
 ) -> Axes:
-    """Draws the ranks of trains at every bond, with the largest ranks that the modes allow.
+    """Draws the ranks of tensor trains at every bond, with the largest possible ranks.
 
     Args:
       trains: one or several, of any shapes.
@@ -64,7 +64,7 @@ def ranks(
 
 
 def singular_values(t: TT | TTMatrix, *, ax: Axes | None = None) -> Axes:
-    """Draws the singular values of a train at every bond, relative to its norm.
+    """Draws the singular values of a tensor train at every bond, relative to its norm.
 
     What a rounding to rank r loses at a bond is the root of the sum of squares beyond the r-th.
 
@@ -108,5 +108,5 @@ def _train(name: str, t: object) -> None:
 
 
 def _sizes(t: TT | TTMatrix) -> tuple[int, ...]:
-    """Returns the mode sizes of a train, m n of a TT-matrix, to draw bounds of its rank profile."""
+    """Returns the mode sizes of a tensor train or TT-matrix, to draw bounds of its ranks."""
     return tuple(math.prod(c.shape[1:-1]) for c in t.cores)

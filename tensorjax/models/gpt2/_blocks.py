@@ -99,7 +99,7 @@ class Block(nnx.Module):
         self.down = layer(h, d, narrow, None)
 
     def heads(self, x: jax.Array, layout: Layout) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Computes a block's queries, keys and values, (batch, length, heads, features / heads)."""
+        """Computes attention queries, keys and values, each (batch, length, heads, head width)."""
         qkv = self.qkv(self.norm1(x, layout), layout)
         count = layout.local("heads", self.config.heads)
         q, k, v = jnp.split(qkv, 3, axis=-2)
@@ -113,7 +113,7 @@ class Block(nnx.Module):
         layout: Layout,
         drop: Callable[[jax.Array, int], jax.Array],
     ) -> jax.Array:
-        """Computes a block's output from its input and the result of attention."""
+        """Computes a GPT-2 block's output from its input and attention, by projection and MLP."""
         wide = attended.reshape(*attended.shape[:-2], -1)
         x = x + drop(self.out(wide, layout), 0)
         inner = gelu(self.up(self.norm2(x, layout), layout))

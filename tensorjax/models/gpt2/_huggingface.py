@@ -172,7 +172,7 @@ def to_huggingface(model: GPT2, path: Path, *, end: int | None = None) -> None:
 def opened(
     path: Any, dropout: float | None, changes: Mapping[str, Any]
 ) -> tuple[GPT2Config, "Arrays"]:
-    """Opens a folder of Hugging Face weights; returns the configuration and a lazy reader."""
+    """Opens a folder of Hugging Face weights; returns their configuration and a lazy reader."""
     folder = Path(path)
     given = _read_json(folder / "config.json")
     config = _config(given, dropout, changes)
@@ -261,7 +261,7 @@ class Arrays:
         return array
 
     def read(self, name: str, config: GPT2Config, out: np.ndarray) -> None:
-        """Reads a published weight into ``out``, reshaped and cast to its shape and dtype."""
+        """Reads a published GPT-2 weight into ``out``, reshaped and cast to its shape and dtype."""
         shape = out.shape
         wanted = (config.vocabulary, *shape[1:]) if name == "wte.weight" else shape
         array = self(name, _flat(name, wanted)).reshape(wanted)

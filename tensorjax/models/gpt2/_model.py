@@ -299,7 +299,7 @@ def _normal(rngs: nnx.Rngs, shape: tuple[int, int], dtype: Any) -> jax.Array:
 
 
 def _stacked(build: Callable[[nnx.Rngs], Block], keys: jax.Array) -> Block:
-    """Builds all blocks of a GPT-2 model as one block of stacked parameters, a key for each."""
+    """Builds all blocks of a GPT-2 at once, as one block of stacked parameters."""
     graph = nnx.split(nnx.eval_shape(lambda: build(nnx.Rngs(0))))[0]
     params = jax.vmap(lambda key: nnx.split(build(nnx.Rngs(params=key)))[1])(keys)
     return nnx.merge(graph, params)

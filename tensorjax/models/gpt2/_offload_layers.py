@@ -72,7 +72,7 @@ def layers(
 def _layers(
     config: GPT2Config, linear: nn.Spec, attention: str | None, layout: Layout | None
 ) -> tuple[offload.Layer, ...]:
-    """Builds the offloading layers of a GPT-2; cached, so that equal ones share programs."""
+    """Builds GPT-2's layers for offloaded training; cached, so that equal ones share programs."""
     graph, abstract = nnx.split(_abstract_block(config, linear))
     layout = Single() if layout is None else layout
     specs = _specs(config, layout, linear)
@@ -309,7 +309,7 @@ def initial(
 
 @functools.lru_cache(maxsize=16)
 def _drawn(config: GPT2Config, linear: nn.Spec, param_dtype: Any) -> Callable[[jax.Array], Any]:
-    """Returns a compiled function that draws one block of GPT-2's list of layers; cached."""
+    """Returns a jitted function that draws the initial parameters of one GPT-2 block; cached."""
 
     @jax.jit
     def block(key: jax.Array) -> Any:

@@ -26,7 +26,7 @@ Padding = str | int | Sequence[int | tuple[int, int]]
 
 @dataclasses.dataclass(frozen=True)
 class ConvPlan:
-    """Plan that every tensorised convolution makes: in steps or by the dense kernel, with FLOPs.
+    """Plan of a tensorised convolution: several small convolutions or one dense, with FLOPs.
 
     Attributes:
       kind: "sequence": one small convolution after the other, and no dense kernel is made;
@@ -130,7 +130,7 @@ class TensorConv(nnx.Module):
 
     @abc.abstractmethod
     def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
-        """Draws the initial arrays of the kernel, whose entries have the given variance."""
+        """Draws the initial arrays of a convolution, whose kernel has entries of given variance."""
 
     @property
     def certificate(self) -> Certificate | None:
@@ -169,7 +169,7 @@ class TensorConv(nnx.Module):
         """
 
     def plan(self, shape: Sequence[int]) -> ConvPlan:
-        """Decides, for an input shape, whether small steps or the dense kernel cost less.
+        """Decides, for an input shape, whether small convolutions or the dense one cost less.
 
         Args:
           shape: of the input, (batch axes, spatial axes, C).
@@ -220,7 +220,7 @@ class TensorConv(nnx.Module):
         return sharded(_applied(x, self._convolved, arrays, bias), out_sharding)
 
     def _convolved(self, x: jax.Array, arrays: list[jax.Array]) -> jax.Array:
-        """Applies the convolution, without bias, in the steps that the plan chose."""
+        """Computes the convolution as planned, by small convolutions or a dense one; no bias."""
         count = len(self.kernel_size)
         if any(not a.size for a in arrays):  # a bond of rank zero: the bias alone
             arrays = [jnp.zeros([max(n, 1) for n in a.shape], a.dtype) for a in arrays]
@@ -238,7 +238,7 @@ class TensorConv(nnx.Module):
         return x
 
     def _padded(self, x: jax.Array) -> tuple[jax.Array, Any]:
-        """Pads the input for circular, reflecting and causal padding, as Flax does."""
+        """Pads a convolution's input for circular, reflecting and causal padding, as Flax does."""
         count = len(self.kernel_size)
         padding = canonicalize_padding(self.padding, count)
         spans = [
@@ -259,7 +259,7 @@ class TensorConv(nnx.Module):
     def _step(
         self, x: jax.Array, axes: tuple[int, ...], kernel: jax.Array, padding: Any
     ) -> jax.Array:
-        """Convolves over some spatial axes only, with their strides, padding and dilation."""
+        """Convolves over one or few spatial axes only, with their strides, padding, dilation."""
         count = len(self.kernel_size)
 
         def there(values: Sequence[Any], other: Any) -> list[Any]:

@@ -23,7 +23,7 @@ _MOVE = 32
 
 
 def spared_gates(tree: "Tree", network: LookupNetwork, count: int) -> tuple[int, ...]:
-    """Selects the gates that the contraction tree of a lookup multiplies into gathered slices."""
+    """Selects gates that an embedding lookup multiplies into gathered slices, not whole cores."""
     rows = {
         node.operands[0]: math.prod(network.sizes[k] for k in node.modes)
         for node in tree.root.tables()
@@ -33,7 +33,7 @@ def spared_gates(tree: "Tree", network: LookupNetwork, count: int) -> tuple[int,
 
 
 def in_place(tree: "Tree", network: LookupNetwork, count: int) -> tuple[int, ...]:
-    """Selects the arrays from which a lookup's tree takes slices without a transpose.
+    """Selects an embedding's arrays from which a lookup gathers slices without a transpose.
 
     As tables, the whole arrays and their gradients would be transposed.
     """
@@ -67,7 +67,7 @@ class Node:
     table: bool
 
     def tables(self) -> "Iterator[Node]":
-        """Yields the largest subtrees of a lookup's tree that are precomputed tables."""
+        """Yields the subtrees of an embedding lookup's contraction that are precomputed tables."""
         if self.table:
             yield self
         else:
@@ -116,7 +116,7 @@ class _Search:
         self.splits = functools.cache(self._splits)
 
     def _axes(self, mask: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Returns the row modes and the open axes of a partial product of the arrays ``mask``."""
+        """Returns the row modes and open axes of a product of an embedding's arrays ``mask``."""
         modes, others = [], []
         for axis, held in self.holders.items():
             if not held & mask:
@@ -128,7 +128,7 @@ class _Search:
         return tuple(sorted(modes)), tuple(sorted(others))
 
     def _splits(self, mask: int) -> tuple[tuple[int, int], ...]:
-        """Lists the pairs of connected sets of arrays into which the set ``mask`` splits.
+        """Lists the ways to split an embedding's set of arrays ``mask`` into two connected sets.
 
         Pairs that share no axis are left out: their outer product is never the cheapest.
         """
@@ -160,21 +160,21 @@ class _Search:
             reached = wider
 
     def size(self, mask: int) -> int:
-        """Counts the elements of a lookup tree's product for one combination of row indices."""
+        """Counts the elements of a product of embedding arrays for one tuple of row indices."""
         return math.prod(self.sizes[a] for a in self.axes(mask)[1])
 
     def rows(self, mask: int) -> int:
-        """Counts the combinations of row indices of a product in a lookup's tree."""
+        """Counts the combinations of row indices of a product of embedding arrays."""
         return math.prod(self.sizes[k] for k in self.axes(mask)[0])
 
     def product(self, left: int, right: int, rows: int) -> int:
-        """Counts the operations that multiply two partial products, for ``rows`` rows."""
+        """Counts the operations of one product in an embedding lookup of ``rows`` rows."""
         union = {*self.axes(left)[1], *self.axes(right)[1]}
         summed = union.difference(self.axes(left | right)[1])
         return rows * math.prod(self.sizes[a] for a in union) * (2 if summed else 1)
 
     def _table(self, mask: int) -> tuple[int, tuple[int, int] | None]:
-        """Returns the least cost of a partial product for all row indices, and its two parts."""
+        """Returns the least cost of precomputing a product of embedding arrays for all rows."""
         if not mask & (mask - 1):
             return 0, None
         rows = self.rows(mask)
@@ -185,7 +185,7 @@ class _Search:
         return made + _MOVE * rows * self.size(mask), parts
 
     def _by_id(self, mask: int) -> tuple[int, tuple[int, int] | None]:
-        """Returns the least cost of a partial product for the looked-up ids, and its two parts."""
+        """Returns the least cost of a product of embedding arrays for given ids, and its parts."""
         gathered = self.count * self.size(mask) if self.axes(mask)[0] else 0
         best, parts = self.table(mask)[0] + _MOVE * gathered, None
         if mask & (mask - 1):
@@ -198,7 +198,7 @@ class _Search:
         return best, parts
 
     def node(self, mask: int, *, is_table: bool) -> Node:
-        """Builds the cheapest contraction tree of the arrays ``mask``."""
+        """Builds the cheapest contraction tree of an embedding's arrays ``mask``."""
         pair = self.table(mask)[1] if is_table else self.by_id(mask)[1]
         parts: tuple[Node, ...] = ()
         if pair is not None:

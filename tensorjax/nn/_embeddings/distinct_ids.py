@@ -94,7 +94,7 @@ def _over_parts(
     begin: Callable[[Any], Any],
     go_on: Callable[[Any, Any], Any],
 ) -> Any:
-    """Runs a lookup of distinct ids block by block: ``begin`` for the first, ``go_on`` after it."""
+    """Runs an embedding lookup block by block: ``begin`` for the first, ``go_on`` after it."""
     first = jnp.zeros((), found.ids.dtype)
     return jax.lax.while_loop(
         lambda state: state[0] * request.count < found.count,

@@ -38,7 +38,7 @@ def fold(
     feature_shape: Sequence[int] | None,
     order: int | None,
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns the row and column mode sizes of an embedding's table: checked ones, or chosen.
+    """Returns row and column mode sizes of an embedding table: those given, checked, or chosen.
 
     Args:
       num_shape: factors whose product is at least ``num_embeddings``, or None.
@@ -133,7 +133,7 @@ class Embedding(nnx.Module):
 
     @abc.abstractmethod
     def _draw(self, init: Init, rank: Any, variance: float, rngs: nnx.Rngs) -> None:
-        """Draws the initial arrays of the table, whose entries have the given variance."""
+        """Draws the initial arrays of an embedding, whose table has entries of given variance."""
 
     @abc.abstractmethod
     def _network(self) -> tuple[list[jax.Array], LookupNetwork]:
@@ -147,7 +147,7 @@ class Embedding(nnx.Module):
     @property
     @abc.abstractmethod
     def ranks(self) -> tuple[int, ...]:
-        """Ranks of those bonds of the embedding's table that have a gate."""
+        """Ranks of the bonds of an embedding's table that have a gate."""
 
     @property
     def certificate(self) -> Certificate | None:
@@ -174,7 +174,7 @@ class Embedding(nnx.Module):
     def _plan(
         self, operands: list[jax.Array], network: LookupNetwork, count: Any, sweeps: bool = True
     ) -> LookupPlan:
-        """Plans the lookup of ids in the embedding, by compiled CPU code where possible."""
+        """Plans an embedding's lookup of ids, by compiled CPU code where possible."""
         if not _symbolic.is_static(count):
             return symbolic_plan(network, self.features, self.capacity, self.num_embeddings)
         held = (*operands, *values(self.gates))

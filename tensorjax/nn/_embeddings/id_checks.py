@@ -22,7 +22,7 @@ def policy(value: Any) -> OutOfRange:
 def resolve(
     ids: Any, *, rows: int, size: int, padding_idx: int | None, out_of_range: OutOfRange
 ) -> jax.Array:
-    """Validates embedding ids and converts them to rows; padding and invalid ids lie beyond.
+    """Validates embedding ids and converts them to row numbers; invalid ids lie beyond the table.
 
     Args:
       ids: integers of any shape: an array, a number, or nested lists.

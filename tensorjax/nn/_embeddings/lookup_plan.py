@@ -62,7 +62,7 @@ class LookupPlan:
 
 
 def default_capacity(count: int) -> int:
-    """Chooses for how many distinct ids a lookup plan makes room, by Zipf's word frequencies.
+    """Estimates how many distinct ids an embedding lookup gets, by Zipf's word frequencies.
 
     Distinct words grow like a power of the length of a text (Heaps' law). Twice its 3/4th power is
     enough for ids of a Zipf distribution; too small a capacity costs time, but all rows are
@@ -134,7 +134,7 @@ def symbolic_plan(
 
 
 def _chained(network: LookupNetwork, features: int, count: int, distinct: int) -> LookupPlan:
-    """Plans an embedding lookup by compiled code for a number of distinct ids."""
+    """Plans an embedding lookup by compiled CPU code for a number of distinct ids."""
     chain = plan_chain(network.shapes, distinct)
     tables = tuple(
         (tuple(range(j, k)), m, r * n * s)

@@ -28,7 +28,7 @@ _STEP = 50_000  # a product of a side of the chain, for each row
 
 
 class Chain(NamedTuple):
-    """Choice of which cores a compiled TT-matrix lookup merges, with operation counts.
+    """Choice of which neighbouring TT-cores a compiled embedding lookup merges, with its cost.
 
     Attributes:
       cuts: merged core g has the cores from cuts[g] up to cuts[g + 1], that one excluded.
@@ -47,12 +47,12 @@ class Chain(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def plan_chain(shapes: _Shapes, count: int) -> Chain:
-    """Chooses which neighbouring cores (r, m, n, s) to merge for a lookup of ``count`` rows."""
+    """Chooses which neighbouring TT-cores to merge for an embedding lookup of ``count`` rows."""
     order = len(shapes)
 
     @functools.cache
     def best(j: int) -> tuple[int, tuple[int, ...]]:
-        """Returns the least cost for the cores from j on, and where the merged cores begin."""
+        """Returns the least lookup cost of TT-cores from j on, and where merged cores begin."""
         if j == order:
             return 0, (order,)
         ends = range(j + 1, order + (j > 0))  # not all cores in one
@@ -66,7 +66,7 @@ def plan_chain(shapes: _Shapes, count: int) -> Chain:
 
 
 def _cost(shapes: _Shapes, count: int) -> int:
-    """Estimates the cost of merging cores and of multiplying with slices of the result."""
+    """Estimates the operations of merging TT-cores and looking up ``count`` rows in the result."""
     r, m, n, s = _merged_shape(shapes)
     size = r * n * s
     rows = count * (_READ * (size + max(0, size - _FAST)) + _STEP)
@@ -76,7 +76,7 @@ def _cost(shapes: _Shapes, count: int) -> int:
 
 
 def _row_flops(shapes: _Shapes) -> tuple[int, int]:
-    """Counts the operations of one row's lookup in merged cores: from both sides, and the last."""
+    """Counts the operations to look up one row in an embedding of merged TT-cores."""
     columns = [math.prod(s[2] for s in shapes[:k]) for k in range(len(shapes) + 1)]
     left = [2 * columns[k + 1] * s[0] * s[3] for k, s in enumerate(shapes)]
     right = [2 * (columns[-1] // columns[k]) * s[0] * s[3] for k, s in enumerate(shapes)]
@@ -94,7 +94,7 @@ def _merged_shape(shapes: _Shapes) -> tuple[int, int, int, int]:
 
 @functools.lru_cache(maxsize=4096)
 def _merging_flops(shapes: _Shapes) -> int:
-    """Counts the fewest operations that merge neighbouring cores of an embedding into one."""
+    """Counts the fewest operations that merge neighbouring TT-cores of an embedding into one."""
     if len(shapes) == 1:
         return 0
     size = 2 * math.prod(_merged_shape(shapes))
@@ -107,7 +107,7 @@ def _merging_flops(shapes: _Shapes) -> int:
 def merge(
     cuts: Sequence[int], cores: Sequence[jax.Array], gates: Sequence[jax.Array]
 ) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Merges neighbouring cores (r, m, n, s) of a TT-matrix; returns them and remaining gates."""
+    """Merges neighbouring TT-matrix cores (r, m, n, s); returns them and the remaining gates."""
     merged = [_product(cores[j:k], gates[j : k - 1]) for j, k in pairwise(cuts)]
     return merged, [gates[k - 1] for k in cuts[1:-1]]
 

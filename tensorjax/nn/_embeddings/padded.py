@@ -57,7 +57,7 @@ class PaddedEmbed(nnx.Embed):
         return _ids.or_nan(rows, valid)
 
     def attend(self, query: ArrayLike, out_sharding: OutSharding = None) -> jax.Array:
-        """Computes the logits for all embedding rows; the padding id's is 0.
+        """Computes the logits for all embedding rows; that of the padding id is 0.
 
         Args:
           query: (…, features).

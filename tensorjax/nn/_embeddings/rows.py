@@ -16,7 +16,7 @@ _Arrays = Sequence[jax.Array]
 
 
 class Request(NamedTuple):
-    """Static request for embedding rows: network, columns, count and dtype, no arrays. Hashable.
+    """Request for embedding rows as static, hashable data: network, columns, count and dtype.
 
     Attributes:
       network: of the layer's arrays, or of merged cores.
@@ -48,7 +48,7 @@ class Request(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Number of embedding rows with padding; this id means a zero row, the next a NaN row."""
+        """Number of embedding rows with padding; as an id it means a zero row, the next one NaN."""
         return math.prod(self.network.rows)
 
 
@@ -69,7 +69,7 @@ def tables_of(
     spared: Sequence[int] = (),
     kept: Sequence[int] = (),
 ) -> list[jax.Array]:
-    """Computes the gated tables of partial products from which `make_rows` gathers rows by XLA."""
+    """Computes tables of partial core products, gates included, to gather embedding rows from."""
     arrays = gated(request.network, operands, gates, spared)
     arrays = [x.astype(request.dtype or x.dtype) for x in arrays]
     return make_tables(request.tree, request.network, arrays, kept)
@@ -97,7 +97,7 @@ def marked_rows(
 def make_tables(
     tree: Tree, network: LookupNetwork, operands: Sequence[jax.Array], kept: Sequence[int] = ()
 ) -> list[jax.Array]:
-    """Computes the tables of partial products from which embedding rows are gathered.
+    """Computes tables of partial core products, from which embedding rows are gathered.
 
     Args:
       tree: of `search`.
@@ -135,7 +135,7 @@ def rows_of(
     spared: Mapping[int, jax.Array] | None = None,
     kept: Sequence[int] = (),
 ) -> jax.Array:
-    """Computes embedding rows by XLA from tables of partial products: gathers, then multiplies.
+    """Gathers partial core products from tables and multiplies them to embedding rows, by XLA.
 
     Args:
       tree: of `search`.

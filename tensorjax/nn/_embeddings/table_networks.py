@@ -102,7 +102,7 @@ def tucker(shapes: Sequence[tuple[int, ...]]) -> LookupNetwork:
 
 
 def _as_given(out: list[jax.Array], arguments: Any) -> list[Any]:
-    """Returns the shardings of a table network's arrays after gates: those they had before."""
+    """Returns the shardings that an embedding's arrays keep when gates are multiplied in."""
     arrays = arguments[0][1]
     return [spec_like(x, given) for x, given in zip(out, arrays, strict=True)]
 
@@ -114,7 +114,7 @@ def gated(
     gates: Sequence[jax.Array],
     spared: Sequence[int] = (),
 ) -> list[jax.Array]:
-    """Multiplies gates into the arrays of a table's network, except for those in ``spared``."""
+    """Multiplies gates into the arrays of an embedding table, except for those in ``spared``."""
     out = list(arrays)
     for number, ((k, axis), gate) in enumerate(zip(network.gates, gates, strict=True)):
         if number not in spared:
@@ -123,7 +123,7 @@ def gated(
 
 
 def scaled(array: jax.Array, axes: Sequence[int], axis: int, gate: jax.Array) -> jax.Array:
-    """Multiplies an array of an embedding's lookup network by a gate along a labelled axis."""
+    """Multiplies an array of an embedding table by a gate along a labelled axis."""
     shape = [gate.shape[0] if a == axis else 1 for a in axes]
     return array * gate.astype(array.dtype).reshape(shape)
 

@@ -22,7 +22,7 @@ from tensorjax.nn._specs import TT, Spec
 
 
 class Frozen(nnx.Variable):
-    """Variable that takes the place of an `nnx.Param` which training must not change.
+    """Variable type that replaces `nnx.Param` for weights that training must not change.
 
     `adapt` makes it of every parameter of a model that is no adapter, and `merge_adapters` makes a
     parameter of it again.
@@ -66,7 +66,7 @@ class Adapted(nnx.Module):
         self.scale = scale
 
     def __call__(self, inputs: ArrayLike, out_sharding: OutSharding = None) -> jax.Array:
-        """Applies the dense layer and adds the scaled update.
+        """Applies a frozen dense layer and adds its scaled trainable update (LoRA).
 
         Args:
           inputs: as for the dense layer.
@@ -223,7 +223,7 @@ def merge_adapters(model: object, *, max_bytes: int = MAX_BYTES) -> Any:
 
 
 def merged(layer: Adapted, max_bytes: int, weights: dict[Any, Any]) -> Any:
-    """Converts an adapted layer to a dense one, with the update added to its weight.
+    """Converts an adapted (LoRA) layer to a dense one, with the update added to its weight.
 
     Args:
       layer: adapted.
@@ -247,7 +247,7 @@ def merged(layer: Adapted, max_bytes: int, weights: dict[Any, Any]) -> Any:
 
 
 def _update(layer: Any, spec: Spec, rngs: nnx.Rngs) -> Any:
-    """Draws the trainable update for a dense layer, zero at first: its last core is zero."""
+    """Draws a dense layer's trainable low-rank update (LoRA), zero at first."""
     if isinstance(layer, nnx.LinearGeneral):
         new = _update(flat(layer), spec, rngs)
         return TensorLinearGeneral(new, layer.in_features, layer.out_features, layer.axis)
@@ -271,7 +271,7 @@ def _single(layer: Any, spec: Spec, rngs: nnx.Rngs) -> Any:
 
 
 def _frozen(variable: nnx.Variable) -> nnx.Variable:
-    """Freezes a parameter of a model that gets adapters: returns a `Frozen` in its place."""
+    """Freezes a parameter of an adapted (LoRA) model: returns a `Frozen` variable of its value."""
     if not isinstance(variable, nnx.Param):
         return variable
     metadata = variable.get_metadata()
@@ -287,6 +287,6 @@ def _thawed(variable: nnx.Variable) -> nnx.Variable:
 
 
 def unfrozen(model: Any) -> Any:
-    """Turns the `Frozen` variables of a model into parameters again, in place."""
+    """Turns the frozen variables of a model into trainable parameters again, in place."""
     rewrite_variables(model, _thawed)
     return model

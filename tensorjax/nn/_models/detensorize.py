@@ -80,7 +80,7 @@ def detensorize(model: object, *, max_bytes: int = MAX_BYTES) -> Any:
 
 
 def _dense(layer: Any, max_bytes: int, weights: dict[Any, Any]) -> Any:
-    """Converts a tensorised or adapted layer to a dense one; tied weights are made only once."""
+    """Converts a tensorised or adapted layer to a dense one; tied layers share the new weight."""
     if isinstance(layer, Adapted):
         return merged(layer, max_bytes, weights)
     new: Any = each(layer, lambda one: _export(one, max_bytes))
@@ -98,7 +98,7 @@ def _dense(layer: Any, max_bytes: int, weights: dict[Any, Any]) -> Any:
 
 
 def _export(layer: Any, max_bytes: int) -> Any:
-    """Converts a layer for `detensorize`, one that is not stacked, to a dense one, without bias."""
+    """Converts one tensorised layer that is not stacked to a dense layer without bias."""
     exact = exact_weight(layer, max_bytes)
     inner: Any = layer.layer if isinstance(layer, TensorLinearGeneral) else layer
     some = jax.tree.leaves(nnx.state([inner.cores if hasattr(inner, "cores") else inner.factors]))
@@ -110,7 +110,7 @@ def _export(layer: Any, max_bytes: int) -> Any:
 
 
 def _like(layer: Any, inner: Any, weight: jax.Array) -> Any:
-    """Builds the dense layer, of a given weight, by which `detensorize` replaces another."""
+    """Builds the dense layer with a given weight that replaces a tensorised layer."""
     options = {"dtype": inner.dtype, "param_dtype": weight.dtype, "rngs": nnx.Rngs(0)}
     if isinstance(layer, Embedding):
         padded = layer.padding_idx is not None

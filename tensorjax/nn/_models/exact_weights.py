@@ -59,7 +59,7 @@ def double(x: Any) -> np.ndarray:
 
 
 def _contracted(arrays: Any, terms: Any, out: list[int]) -> np.ndarray:
-    """Contracts a layer's network of NumPy arrays to its exact weight, with the axes ``out``."""
+    """Contracts a layer's tensor network in NumPy to its dense weight, with the axes ``out``."""
     # Renumbered: those of embeddings are large, and NumPy takes ASCII letters alone.
     labels = sorted({label for term in terms for label in term})
     letter = {label: opt_einsum.get_symbol(k) for k, label in enumerate(labels)}

@@ -24,7 +24,7 @@ class BridgedModel(nnx.Module):
         self.layers = nnx.Dict(layers)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls a bridged model as the `flax.nnx.bridge.ToNNX` is called."""
+        """Calls the Linen model, as `flax.nnx.bridge.ToNNX` does, with its NNX layers."""
 
         def intercept(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
             path = "/".join(context.module.path)
@@ -85,7 +85,7 @@ def from_linen(model: nnx.bridge.ToNNX) -> BridgedModel:
 
 
 def _without_layers(tree: Any, path: str, layers: dict[str, nnx.Module]) -> Any:
-    """Takes the dense layers of a Linen model out of a tree of variables; None if nothing stays."""
+    """Removes dense layers from a Linen model's variables; returns the rest, or None if empty."""
     if not isinstance(tree, dict):
         return tree
     found = _layer(tree)
@@ -97,7 +97,7 @@ def _without_layers(tree: Any, path: str, layers: dict[str, nnx.Module]) -> Any:
 
 
 def _layer(tree: dict[str, Any]) -> nnx.Module | None:
-    """Returns the NNX layer of a Linen layer's variables, if these are of a Dense or an Embed."""
+    """Converts the variables of a Linen Dense or Embed layer to an NNX layer; None for others."""
     shape = {name: x.shape for name, x in tree.items() if isinstance(x, nnx.Param)}
     if len(shape) != len(tree):
         return None
@@ -117,7 +117,7 @@ def _layer(tree: dict[str, Any]) -> nnx.Module | None:
 
 
 def _replaced(layer: Any, args: Any, kwargs: Any, context: Any) -> Any:
-    """Calls the NNX layer in place of a method of a Linen layer, in the latter's dtype."""
+    """Interceptor that calls an NNX layer in place of a Linen layer's method, in its dtype."""
     module, method = context.module, context.method_name
     known = {linen.Dense: ("__call__",), linen.Embed: ("__call__", "attend")}
     if method == "setup":  # it would look for the variables

@@ -46,7 +46,7 @@ def certificates(model: object) -> dict[str, Certificate]:
 
 
 def certify_export(new: Any, made: Any, exact: np.ndarray, given: Any) -> None:
-    """Stores the certificate of an exported dense layer: the error of rounding its weight.
+    """Stores an exported dense layer's certificate: the rounding error of its weight.
 
     Args:
       new: the dense layer.

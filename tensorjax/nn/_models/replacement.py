@@ -27,7 +27,7 @@ def replacement(
     rngs: Any,
     begins: bool = False,
 ) -> Any:
-    """Builds the replacement of a dense layer: tensorised by SVD, or of random weights.
+    """Builds the tensorised replacement of a dense layer, by SVD of its weight or random.
 
     Args:
       layer: dense, perhaps stacked.
@@ -53,7 +53,7 @@ def replacement(
 def _single(
     layer: Any, spec: Spec, init: str, tol: float | None, rngs: Any, begins: bool = False
 ) -> Any:
-    """Builds the tensorised layer that replaces a single dense layer (no stack)."""
+    """Builds the tensorised layer that replaces one dense layer, not a stack of them."""
     linear, conv = isinstance(layer, nnx.Linear), isinstance(layer, nnx.Conv)
     if init == "svd":
         convert: Any = spec.from_linear if linear else spec.from_embedding
@@ -84,7 +84,7 @@ def _single(
 
 
 def _as_fresh(new: Any, layer: Any) -> Any:
-    """Scales a conversion of random weights to their norm, with gates of one, for a training.
+    """Rescales a layer converted from random weights to their norm, with gates of one.
 
     Of a flat spectrum a truncation keeps what the first ranks hold of the norm, a third of it at
     tenfold compression. Layer on layer outputs and gradients would shrink by such factors.

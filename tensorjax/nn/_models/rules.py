@@ -21,7 +21,7 @@ Rules = Spec | Mapping[str, Spec | None] | Sequence[tuple[str, Spec | None]]
 
 
 def rules_with(rules: Any, rank: int | None) -> list[tuple[str, Spec | None]]:
-    """Returns the rules as pairs (pattern, spec), checked, with ``rank`` where a spec has none."""
+    """Checks the rules of `tensorize`; returns pairs (pattern, spec), ``rank`` filled in."""
     if isinstance(rules, Spec):
         rules = {"*": rules}
     pairs = list(rules.items()) if isinstance(rules, Mapping) else rules
@@ -38,7 +38,7 @@ def rules_with(rules: Any, rank: int | None) -> list[tuple[str, Spec | None]]:
 
 
 def pattern(path: str) -> str:
-    """Returns the path pattern of a rule of `tensorize` that matches exactly one path."""
+    """Escapes a layer's path to a pattern of `tensorize` that matches this path only."""
     return path.replace("[", "[[]").replace("*", "[*]").replace("?", "[?]")
 
 
@@ -49,7 +49,7 @@ def _with_rank(spec: Spec | None, rank: int | None) -> Spec | None:
 
 
 def matched(model: Any, pairs: Sequence[tuple[str, Any]]) -> list[tuple[Any, list[str], Spec]]:
-    """Lists the layers of a model that the rules of `tensorize` match, with paths and specs."""
+    """Lists the layers of a model that match the rules of `tensorize`, with their specs."""
     found, used = [], set()
     obstacles = _obstacles(model)
     candidates = [
@@ -79,7 +79,7 @@ def _matches(pattern: str, paths: Sequence[str]) -> bool:
 def _raise_unmatched(
     pattern: str, candidates: Sequence[list[str]], obstacles: Mapping[int, tuple[list[str], str]]
 ) -> None:
-    """Raises ValueError for a pattern that replaces no layer; names the layers it matches."""
+    """Raises ValueError for a `tensorize` pattern that matches no layer; lists the layers."""
     known = ", ".join(paths[0] or "the model itself" for paths in candidates[:20])
     kept = [
         f"{paths[0] or 'the model itself'} is {why}"
@@ -94,7 +94,7 @@ def _raise_unmatched(
 
 
 def _obstacles(model: Any) -> dict[int, tuple[list[str], str]]:
-    """Lists the layers that no rule may replace, by identity, with their paths and the reasons."""
+    """Lists the layers that `tensorize` must not replace, with their paths and the reasons."""
     everywhere = places(model)
     found = {
         at: (paths, why) for at, (module, paths) in everywhere.items() if (why := _why_kept(module))

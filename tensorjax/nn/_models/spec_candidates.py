@@ -39,7 +39,7 @@ _SMALLEST = 4
 
 
 class Candidate(NamedTuple):
-    """Candidate specification of one layer, with its parameter count and error bound.
+    """Candidate format and ranks of one tensorised layer, with parameter count and error bound.
 
     Attributes:
       spec: with shapes and ranks; None leaves the layer dense.
@@ -58,7 +58,7 @@ class Candidate(NamedTuple):
 
 
 def candidates(layer: Any, spec: Spec | None, *, trained: bool = False) -> list[Candidate]:
-    """Lists the specifications of a dense layer with the least error for their size.
+    """Lists the tensor formats and ranks of least error at their size for a dense layer.
 
     Args:
       layer: `flax.nnx.Linear`, `flax.nnx.Conv` or `flax.nnx.Embed`, perhaps stacked.
@@ -100,7 +100,7 @@ def is_random(layer: Any) -> bool:
 
 
 def _matrices(layer: Any) -> tuple[list[np.ndarray], tuple[int, int], Any]:
-    """Reads the weights of a dense layer, of each copy of a stack, as matrices.
+    """Returns a dense layer's weights as matrices, one for each copy of a stack.
 
     Returns:
       (the weights, their shape, modes of a convolution's rows and columns or None).
@@ -149,7 +149,7 @@ class _Tails:
 
 
 def _energy(matrix: np.ndarray) -> np.ndarray:
-    """Computes squared singular values, largest first, to predict errors of candidate specs."""
+    """Computes squared singular values, largest first, to predict truncation errors."""
     if matrix.shape[0] > matrix.shape[1]:
         matrix = matrix.T
     return np.maximum(np.linalg.eigvalsh(matrix @ matrix.conj().T)[::-1], 0)
@@ -164,7 +164,7 @@ def _low_rank(tails: _Tails, shape: tuple[int, int], spec: Any) -> Iterator[Cand
 
 
 def _folds(shape: tuple[int, int], spec: Any, embedding: bool) -> list[tuple[Modes, Modes]]:
-    """Lists the factor shapes of a layer's rows and columns that candidate specs try."""
+    """Lists factorisations of a layer's rows and columns into modes, to try as tensor shapes."""
     n, m = shape
     if isinstance(spec, LowRank):
         return []
@@ -189,7 +189,7 @@ def _folds(shape: tuple[int, int], spec: Any, embedding: bool) -> list[tuple[Mod
 
 
 def _paired_folds(shape: tuple[int, int], spec: Any) -> list[tuple[Modes, Modes]]:
-    """Lists the factor shapes of rows and columns, in pairs, that TT-matrix candidates try."""
+    """Lists factorisations of rows and columns into paired modes, to try as TT-matrix shapes."""
     n, m = shape
     if spec is not None and (spec.in_shape or spec.out_shape or spec.order):
         return [paired_modes(shape, (spec.in_shape, spec.out_shape), spec.order)]
@@ -210,7 +210,7 @@ def _fits(sizes: Modes, n: int) -> bool:
 def _trains(
     tails: _Tails, rows: Modes, columns: Modes, spec: Any, embedding: bool, paired: bool = False
 ) -> Iterator[Candidate]:
-    """Yields tensor-train candidates for one factorisation into modes: one per error threshold.
+    """Yields tensor-train candidates for one factorisation into modes: one per error tolerance.
 
     Args:
       paired: whether the train is a TT-matrix, as that of an embedding is in any case.
@@ -253,7 +253,7 @@ def _trains(
 
 
 def _ranks(bonds: Sequence[np.ndarray], error: float, sizes: Modes) -> Modes:
-    """Returns a candidate's least TT-ranks with a squared error of at most ``error`` per bond."""
+    """Returns the least TT-ranks with a squared truncation error of at most ``error`` per bond."""
     ranks = [max(1, int(np.argmax(tail <= error))) for tail in bonds]
     for k in range(len(ranks)):
         ranks[k] = min(ranks[k], (ranks[k - 1] if k else 1) * sizes[k])
@@ -285,13 +285,13 @@ def _tuckers(tails: _Tails, rows: Modes, columns: Modes, spec: Any) -> Iterator[
 
 
 def _errors(tails: Sequence[np.ndarray], ranks: Sequence[int]) -> tuple[float, float]:
-    """Returns error and bound of a candidate spec from the tails of its singular values."""
+    """Returns error and error bound of a candidate layer from its discarded singular values."""
     lost = [float(tail[r]) for tail, r in zip(tails, ranks, strict=True)]
     return -sum(math.log1p(-min(x, 1 - 1e-12)) for x in lost), min(sum(lost), 1.0)
 
 
 def _kept(spec: Any) -> dict[str, Any]:
-    """Returns the options that candidate specs keep from a given one: all but ranks and shapes."""
+    """Returns the options of a layer specification other than ranks and shapes."""
     return {
         name: value
         for name, value in vars(spec).items()
@@ -300,7 +300,7 @@ def _kept(spec: Any) -> dict[str, Any]:
 
 
 def _front(found: Sequence[Candidate]) -> list[Candidate]:
-    """Selects the Pareto front of candidate specs: no smaller one has an error as small."""
+    """Selects the Pareto front of candidate layer formats in size and error."""
     front: list[Candidate] = []
     for new in sorted(found, key=lambda c: (c.numbers, c.error)):
         if not front or new.error < front[-1].error:
@@ -309,7 +309,7 @@ def _front(found: Sequence[Candidate]) -> list[Candidate]:
 
 
 def hull(front: Sequence[Candidate]) -> list[Candidate]:
-    """Selects the lower convex hull of error over size from what `candidates` lists."""
+    """Selects the candidate layer formats on the lower convex hull of error over size."""
     corners: list[Candidate] = []
     for new in front:
         while len(corners) > 1 and slope(corners[-2], new) >= slope(corners[-2], corners[-1]):
@@ -319,5 +319,5 @@ def hull(front: Sequence[Candidate]) -> list[Candidate]:
 
 
 def slope(a: Candidate, b: Candidate) -> float:
-    """Returns how much squared error falls per added parameter between two candidate specs."""
+    """Returns the fall of squared error per added parameter between two candidate formats."""
     return (a.error - b.error) / max(b.numbers - a.numbers, 1)

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Choice(Mapping[str, Spec | None]):
-    """Specifications chosen for a model's layers: rules for `tensorize`, with a table of them.
+    """Formats and ranks chosen for a model's layers: rules for `tensorize`, printed as a table.
 
     Attributes:
       specs: the spec of each layer by its path, as a pattern; None stays dense.
@@ -191,7 +191,7 @@ def _chosen(
     tol: float | None = None,
     trained: bool = False,
 ) -> Choice:
-    """Chooses specs by total size or by error of every weight.
+    """Chooses the formats and ranks of a model's layers by total size or by weight error.
 
     Args:
       model: the model.
@@ -238,7 +238,7 @@ def _of_one_rank(
     model: Any, every: Found, own: Sequence[tuple[Any, str, Any]],
     leaders: dict[int, list[int]], most: int, fewer: tuple[str, int] | None,
 ) -> Choice:  # fmt: skip
-    """Chooses the largest rank, one for all bonds, within a size; then one more where it fits.
+    """Chooses the largest rank, one for all layers, within a size; then one more where it fits.
 
     Of random weights no spectrum tells where ranks are needed. By "auto" layers stay dense that
     would not be smaller.
@@ -300,13 +300,13 @@ def _of_one_rank(
 
 
 def _of_rank(layer: Any, spec: Any, rank: int) -> Spec:
-    """Gives a spec a rank; "auto" is a TT-matrix for random weights, whose modes it pairs."""
+    """Returns a layer's specification with a given rank; "auto" becomes a TT-matrix."""
     linear = isinstance(layer, nnx.Linear | nnx.LinearGeneral)
     return dataclasses.replace(_FRESH if spec is _AUTO and linear else spec, rank=rank)
 
 
 def _without_ranks(choice: Choice) -> list[tuple[str, Spec | None]]:
-    """Returns chosen specs as rules, those whose ranks were chosen without them."""
+    """Returns chosen layer specifications as rules, without the ranks that were chosen."""
     return [
         (path, spec if spec is None or path not in choice.sizes else _bare(spec))
         for path, spec in choice.items()
@@ -319,24 +319,24 @@ def _bare(spec: Any) -> Spec:
 
 @dataclasses.dataclass(frozen=True)
 class _Options:
-    """Layer of `choose` with its candidate specs, its dense size and its number of copies."""
+    """Layer whose format is to be chosen: its candidates, dense size and number of copies."""
 
     found: list[Candidate]
     weight: int
     copies: int
 
     def cheapest(self, tol: float) -> Candidate:
-        """Returns the smallest candidate with error up to ``tol``, or the last."""
+        """Returns a layer's smallest candidate format with error up to ``tol``, or the last one."""
         fits = (c for c in self.found if math.sqrt(c.bound) <= tol)
         return next(fits, self.found[-1])
 
     def within(self, size: int) -> Candidate:
-        """Returns the best candidate of at most a size."""
+        """Returns a layer's most accurate candidate format of at most a given size."""
         return [c for c in self.found if c.numbers <= size][-1]
 
 
 def _is_open(spec: Any) -> bool:
-    """Whether the choice of specs has to find a layer's ranks, as its own spec gives none."""
+    """Whether a layer's specification gives no rank, so that it has to be chosen."""
     return getattr(spec, "rank", None) is None
 
 
@@ -349,7 +349,7 @@ def _shape(layer: Any) -> tuple[int, ...]:
 
 
 def _leaders(model: Any, found: Found) -> dict[int, list[int]]:
-    """Maps the first layer of every tied set to all layers of the set, for the choice of specs."""
+    """Maps the first layer of every set of tied layers to all layers of the set."""
     groups = {id(layer): [id(layer)] for layer, _, _ in found}
     for name, layers in ties(model, found):
         if name != "bias":
@@ -369,7 +369,7 @@ def _listed(layer: Any, path: str, spec: Spec, trained: bool) -> _Options:
 
 
 def _named(path: str, call: Callable[..., T], *arguments: Any) -> T:
-    """Calls a function for one layer, and adds the layer's path to the errors that it raises."""
+    """Calls a function for one layer of a model, and adds the layer's path to raised errors."""
     try:
         return call(*arguments)
     except (TypeError, ValueError) as error:
@@ -378,7 +378,7 @@ def _named(path: str, call: Callable[..., T], *arguments: Any) -> T:
 
 
 def _check_open(path: str, spec: Any) -> None:
-    """Raises ValueError for specs without a rank whose format `choose` has no ranks for."""
+    """Raises ValueError for a layer specification without a rank whose format needs a given one."""
     if not (spec is _AUTO or isinstance(spec, TT | TTMatrix | Tucker | LowRank)):
         raise ValueError(
             f"{path}: expected a spec with its rank, or TT, TTMatrix, Tucker or LowRank to choose "
@@ -387,7 +387,7 @@ def _check_open(path: str, spec: Any) -> None:
 
 
 def _grown(layer: Any, spec: Spec) -> int:
-    """Counts the parameters that a spec of given rank adds to a layer."""
+    """Counts the parameters that replacing a dense layer by a tensorised one adds."""
     count = max(1, math.prod(lead(layer)))
     one = copies(layer)[0]
     new = nnx.eval_shape(lambda: replacement(one, spec, "random", None, "own", nnx.Rngs(0)))
@@ -395,7 +395,7 @@ def _grown(layer: Any, spec: Spec) -> int:
 
 
 def _most(name: str, given: Any, now: int | None = None) -> int:
-    """Returns the largest size that chosen specs may have: given, or as a share of ``now``."""
+    """Returns the largest parameter count of a compressed model: given, or a share of ``now``."""
     if (
         isinstance(given, bool)
         or not isinstance(given, int | float | np.integer | np.floating)
@@ -408,7 +408,7 @@ def _most(name: str, given: Any, now: int | None = None) -> int:
 def _allocated(
     lists: Mapping[int, _Options], rest: int, most: int, fewer: tuple[str, int] | None
 ) -> tuple[dict[int, Candidate], int]:
-    """Chooses a candidate for every layer, greedily by error decrease per parameter.
+    """Chooses a format for every layer, greedily by error decrease per parameter.
 
     On convex hulls the steps of every layer come in descending order of their slopes.
 
@@ -438,7 +438,7 @@ def _allocated(
 
 
 def _check_least(least: int, rest: int, most: int, fewer: tuple[str, int] | None) -> None:
-    """Raises ValueError if the smallest ranks have more than ``most`` parameters."""
+    """Raises ValueError if a model with the smallest ranks has more than ``most`` parameters."""
     if least <= most:
         return
     asked = f"size: expected at least {least:,} parameters"
@@ -455,7 +455,7 @@ def _check_least(least: int, rest: int, most: int, fewer: tuple[str, int] | None
 def _filled(
     lists: Mapping[int, _Options], kept: dict[int, Candidate], left: int
 ) -> dict[int, Candidate]:
-    """Spends parameters that a choice of specs leaves where they reduce a layer's error most."""
+    """Spends a size limit's leftover parameters on layers whose error they reduce most."""
     kept = dict(kept)
     while kept:
         better = {key: lists[key].within(now.numbers + left) for key, now in kept.items()}

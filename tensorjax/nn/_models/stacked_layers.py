@@ -15,7 +15,7 @@ Shape = tuple[int, ...]
 
 
 def lead(layer: Any) -> Shape:
-    """Returns the leading axes over which a stacked layer's parameters are stacked."""
+    """Returns the leading axes of a layer stacked by `nnx.vmap`."""
     if isinstance(layer, TensorLinearGeneral):
         return lead(layer.layer)
     if isinstance(layer, nnx.Linear):
@@ -33,7 +33,7 @@ def lead(layer: Any) -> Shape:
 
 
 def copies(layer: Any) -> list[Any]:
-    """Splits a stacked layer into its single layers; parameters may be shapes.
+    """Splits a layer stacked by `nnx.vmap` into single layers; parameters may be shapes.
 
     Raises:
       ValueError: a parameter without the leading axes of the weight.
@@ -57,7 +57,7 @@ def copies(layer: Any) -> list[Any]:
 
 
 def _part(x: Any, axes: int, k: int) -> Any:
-    """Selects copy ``k`` of a stacked parameter; of a shape, returns that of a single copy."""
+    """Selects copy ``k`` of a parameter stacked by `nnx.vmap`, be it an array or a shape."""
     if isinstance(x, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(x.shape[axes:], x.dtype)
     return x.reshape(-1, *x.shape[axes:])[k]
@@ -124,5 +124,5 @@ def _together(new: Any, measured: Sequence[Certificate], sizes: Sequence[float])
 
 
 def each(layer: Any, change: Callable[[Any], Any]) -> Any:
-    """Applies a function to every single layer of a stacked one and stacks the results."""
+    """Applies a function to every single layer of a stacked one, and stacks the results."""
     return stacked([change(one) for one in copies(layer)], lead(layer))

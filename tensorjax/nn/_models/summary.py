@@ -61,13 +61,13 @@ def summary(model: object) -> str:
 
 
 def _weights(layer: Any) -> set[int]:
-    """Returns the identities of a layer's parameters but its bias, by which tied ones are told."""
+    """Returns the ids of a layer's parameters without its bias, to recognise tied layers."""
     nodes = nnx.iter_graph(layer)
     return {id(v) for path, v in nodes if isinstance(v, nnx.Param) and path[-1] != "bias"}
 
 
 def _sizes(layer: Any) -> tuple[tuple[int, int], int]:
-    """Returns rows, columns and bias length of a layer's weight, to count parameters."""
+    """Returns the numbers of rows and columns of a layer's weight, and the length of its bias."""
     if isinstance(layer, Embedding | nnx.Embed):
         return (layer.num_embeddings, layer.features), 0
     window = math.prod(layer.kernel_size) if isinstance(layer, TensorConv) else 1
@@ -107,5 +107,5 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 def numbers(model: Any) -> int:
-    """Counts the parameters of a model, for its summary."""
+    """Counts the parameters of a Flax NNX model."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))

@@ -117,7 +117,7 @@ def tensorize(
 def _pairs(
     model: Any, rules: Any, targets: dict[str, Any], tol: float | None, init: Init
 ) -> list[tuple[str, Any]]:
-    """Checks the arguments of `tensorize`; returns pairs (pattern, spec), ranks given or chosen."""
+    """Checks the arguments of `tensorize`; returns its rules as pairs (pattern, spec)."""
     given = {name: value for name, value in targets.items() if value is not None}
     if len(given) > 1 or (tol is not None and "rank" not in given and given):
         named = " and ".join([*given, *(["tol"] if tol is not None else [])])

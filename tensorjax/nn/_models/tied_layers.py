@@ -15,7 +15,7 @@ _WEIGHTS = ("cores", "core", "factors", "gates")
 
 
 def ties(model: Any, found: Found) -> list[Tie]:
-    """Lists the groups of layers to be replaced that share a parameter.
+    """Lists the sets of layers that share a parameter and are to be replaced by tensorised ones.
 
     Raises:
       ValueError: layers that could not stay tied: one of them is not replaced, or by another spec,
@@ -45,13 +45,13 @@ def ties(model: Any, found: Found) -> list[Tie]:
 
 
 def _form(layer: Any) -> tuple[Any, ...]:
-    """Returns type and sizes of a layer, which must be equal for layers that share a weight."""
+    """Returns a layer's type and sizes, which must be equal for layers that share a weight."""
     sides = ("in_features", "out_features", "num_embeddings", "features", "padding_idx", "axis")
     return (type(layer), *(getattr(layer, side, None) for side in sides))
 
 
 def tie(made: Mapping[int, Any], found: Sequence[Tie]) -> None:
-    """Shares the parameters of one replacement among all replacements of tied layers."""
+    """Makes the tensorised replacements of tied layers share one set of parameters."""
     for name, layers in found:
         first, *others = (_inner(made[id(layer)]) for layer in layers)
         for other in others:

@@ -8,7 +8,7 @@ from flax import nnx
 
 
 def places(model: Any) -> dict[int, tuple[Any, list[str]]]:
-    """Lists every module of a model, by its identity, with all paths that lead to it."""
+    """Lists every module of a Flax NNX model, by identity, with all paths that lead to it."""
     found: dict[int, tuple[Any, list[str]]] = {}
 
     def visit(module: Any, path: tuple[str, ...], above: frozenset[int]) -> None:
@@ -23,7 +23,7 @@ def places(model: Any) -> dict[int, tuple[Any, list[str]]]:
 
 
 def children(module: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yields the direct submodules of a module, with paths, also from lists, tuples and dicts."""
+    """Yields a Flax NNX module's direct submodules, with paths, also from lists and dicts."""
     for name, value in vars(module).items():
         if isinstance(value, nnx.Pytree):
             yield (name,), value
@@ -34,7 +34,7 @@ def children(module: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 
 def swap(model: Any, made: Mapping[int, Any]) -> None:
-    """Replaces modules in place, by the map ``made``, in a traversal of a model."""
+    """Replaces submodules of a Flax NNX model in place, by a map from identities to new ones."""
     for module, _ in places(model).values():
         for name, value in list(vars(module).items()):
             if isinstance(value, nnx.Pytree):

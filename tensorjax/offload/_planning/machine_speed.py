@@ -214,7 +214,7 @@ def _median(work: Callable[[], Any], repeats: int) -> float:
 
 
 def _disk(folder: str, size: int, backend: Any) -> tuple[float, float]:
-    """Measures the disk's read and write speeds, both at the same time, in bytes per second."""
+    """Measures the disk's read and write speeds under simultaneous use, in bytes per second."""
     part = min(8 * MIB, size // 4096 * 4096)
     count = size // part
     specs = {f"{kind}{n}": jax.ShapeDtypeStruct((part,), np.uint8)

@@ -29,7 +29,7 @@ Row = tuple[str, int, int, str, str]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Memory plan of offloaded training: where the groups live, budgets, predicted step time.
+    """Memory plan of offloaded training: parameter groups in RAM or on disk, predicted step time.
 
     Attributes:
       chosen: how activations are treated, what lives where, and the times of a step.
@@ -53,7 +53,7 @@ class Plan:
 
     @property
     def weights(self) -> int:
-        """Bytes of device memory that a memory plan reserves for parameters."""
+        """Bytes of device memory that an offloaded training reserves for parameters."""
         return self.chosen.weights
 
     @property
@@ -84,7 +84,7 @@ class Plan:
 
     @property
     def needs_store(self) -> bool:
-        """Whether a memory plan puts parameter groups or waiting gradients on disk, in a store."""
+        """Whether a memory plan puts parameters or waiting gradients on disk, in a tensor store."""
         return self.chosen.needs_store
 
     def store(self, path: str | Path, **options: Any) -> TensorStore:
@@ -164,7 +164,7 @@ class Plan:
 
 
 def _alike(rows: Sequence[Row]) -> list[tuple[str, Row]]:
-    """Merges rows in the printed table of a memory `Plan` that differ only in the group's name."""
+    """Merges rows of a memory plan's printed table that differ only in the group's name."""
     places: dict[Any, list[int]] = {}
     for n, row in enumerate(rows):
         places.setdefault(row[1:], []).append(n)
@@ -311,7 +311,7 @@ def plan(
 
 
 def _aside(staging: Any, groups: Mapping[str, Group]) -> int | None:
-    """Returns the bytes of host memory that a plan reserves for a store's staging, or None."""
+    """Returns the bytes of host memory reserved for staging transfers to disk, or None."""
     if staging == "auto":
         return 8 * max(g.params.nbytes for g in groups.values()) + (64 << 20)
     return None if staging is None else _check.integer("staging", staging, low=1)
@@ -320,19 +320,19 @@ def _aside(staging: Any, groups: Mapping[str, Group]) -> int | None:
 def _best(
     works: Iterable[Work], device_bytes: int, host_bytes: int
 ) -> tuple[list[Choice], Choice | None]:
-    """Chooses a memory plan's placement for each activation strategy, and the fastest of them."""
+    """Finds, per activation strategy, the fastest split of parameters between RAM and disk."""
     found = [choose(work, device_bytes, host_bytes) for work in works]
     able = [choice for choice in found if not choice.refusal]
     return found, min(able, key=lambda choice: choice.seconds, default=None)
 
 
 def _cast(host: HostOptimizer, given: Any) -> Any:
-    """Casts a group's parameters to the device's dtype, so that a memory plan can time layers."""
+    """Casts parameters to the device's dtype, to measure layer times for a memory plan."""
     return host.cast(given() if callable(given) else given)
 
 
 def _kinds(activations: Any) -> list[Activations]:
-    """Checks a memory plan's argument ``activations``; returns its strategies, each once."""
+    """Checks a memory plan's argument ``activations``; returns its strategies, no duplicates."""
     known = get_args(Activations)
     several = isinstance(activations, Iterable) and not isinstance(activations, str)
     asked: list[Any] = list(activations) if several else []
@@ -342,7 +342,7 @@ def _kinds(activations: Any) -> list[Activations]:
 
 
 def _work(whole: Work, kind: Activations, inputs: int, kept: int) -> Work:
-    """Builds the workload of a training step that a memory plan is made for.
+    """Predicts a training step's times and memory for one activation strategy, to be planned.
 
     Args:
       whole: what it does with recomputation, whose backward passes have a forward pass in them.
@@ -365,7 +365,7 @@ def _work(whole: Work, kind: Activations, inputs: int, kept: int) -> Work:
 
 
 def _rows(groups: Mapping[str, Group], chosen: Choice) -> tuple[Row, ...]:
-    """Returns the rows of a memory plan's table: name, bytes and place of every parameter group.
+    """Returns the rows of a memory plan's table: name, bytes and RAM or disk of every group.
 
     Either all groups stay on the device, or all count as streamed, two layers at a time.
     """
@@ -385,7 +385,7 @@ def _rows(groups: Mapping[str, Group], chosen: Choice) -> tuple[Row, ...]:
 def activation_bytes(
     layers: Sequence[Layer], groups: dict[str, Group], batch: Any, key: Any
 ) -> tuple[int, int]:
-    """Predicts for a memory plan the bytes of a microbatch's layer inputs and activations."""
+    """Predicts the bytes of layer inputs and saved activations of one microbatch."""
     x, inputs, kept = None, 0, 0
     engine = Engine(activations="keep")
     for layer in layers[:-1]:

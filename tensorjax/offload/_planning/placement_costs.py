@@ -14,7 +14,7 @@ from tensorjax.offload._units import size
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Work:
-    """Workload of a training step for the placement search: layers, groups, times, memory.
+    """Training step whose parameters are to be split between RAM and disk: layers, times, memory.
 
     Attributes:
       activations: how they are treated.
@@ -35,12 +35,12 @@ class Work:
     clip: bool
 
     def gradients(self) -> int:
-        """Returns the bytes of the gradients of all groups that are placed."""
+        """Returns the gradient bytes of all groups that are split between RAM and disk."""
         return sum(g.gradient.nbytes for g in self.groups.values())
 
 
 def step_times(work: Work, weights: int, memory: set[str], spilled: int) -> tuple[Times, float]:
-    """Predicts the times of a step under one placement of the search, and of the forward reads."""
+    """Predicts a training step's times for parameters in RAM or on disk, and of forward reads."""
     groups, machine = work.groups, work.machine
     disk = [g for name, g in groups.items() if name not in memory]
     lives = sum(map(stored_bytes, disk))
@@ -67,7 +67,7 @@ def step_times(work: Work, weights: int, memory: set[str], spilled: int) -> tupl
 
 
 def predicted_seconds(work: Work, times: Times, once: float, later: float) -> float:
-    """Predicts a placement's step time if some updates are left to the next forward pass.
+    """Predicts a training step's seconds if some optimiser updates wait for the next forward pass.
 
     Args:
       once: seconds of reads for the forward pass.
@@ -84,12 +84,12 @@ def predicted_seconds(work: Work, times: Times, once: float, later: float) -> fl
 
 
 def stored_bytes(group: Group) -> int:
-    """Returns the bytes that a group occupies where it is placed: all its stored arrays."""
+    """Returns the bytes that a parameter group takes in RAM or on disk: all its stored arrays."""
     return sum(packing.nbytes for packing in group.packings)
 
 
 def gradient_bytes(work: Work) -> int:
-    """Computes a placement's host memory for gradients in transfer or partly summed, in bytes.
+    """Computes the host bytes of a step's gradients that are in transfer or partly summed.
 
     The gradient that arrives, and those that other layers are to add to; from an accelerator, which
     adds up by itself, all of two layers.
@@ -102,19 +102,19 @@ def gradient_bytes(work: Work) -> int:
 
 
 def update_bytes(groups: Mapping[str, Group], memory: Collection[str]) -> int:
-    """Computes the memory for one group's update under a placement of the search, at most."""
+    """Computes the most host bytes that one optimiser update takes, if some groups are on disk."""
     return max(
         g.taken("place" if name in memory else update_memory(g)) for name, g in groups.items()
     )
 
 
 def update_memory(group: Group) -> Into:
-    """Returns the memory in which the placement search updates a group on disk."""
+    """Returns the memory that updates of a parameter group on disk overwrite: spare or gradient."""
     return "spare" if group.lent else "gradient"
 
 
 def unbounded_bytes(work: Work) -> int:
-    """Computes host bytes of gradients and updates that a placement without limits may take."""
+    """Computes the host bytes that gradients and optimiser updates may take without a limit."""
     gradients = work.gradients()
     if not any(g.lent for g in work.groups.values()):
         shared = shared_groups(work.layers, work.groups)
@@ -124,18 +124,18 @@ def unbounded_bytes(work: Work) -> int:
 
 
 def shared_groups(layers: Sequence[Layer], groups: Mapping[str, Group]) -> list[Group]:
-    """Returns the groups that several layers use, which count once in a placement."""
+    """Returns the parameter groups that several layers use, which a memory plan counts once."""
     uses = Counter(g for layer in layers for g in layer.uses)
     return [groups[g] for g, count in uses.items() if count > 1]
 
 
 def shortage(nbytes: int, where: str, given: int) -> str:
-    """Formats how much memory a placement needs, where, beside what is given."""
+    """Formats for an error how many bytes a memory plan needs, of which memory, and the limit."""
     return f"needs {nbytes} bytes of the {where} ({size(nbytes)}), got {given}"
 
 
 def largest(layers: Sequence[Layer], sizes: Mapping[str, int]) -> int:
-    """Computes the bytes of the largest layer, for a placement, from the sizes of groups."""
+    """Computes the bytes of a model's largest layer from the sizes of its parameter groups."""
     return max(sum(sizes[g] for g in layer.uses) for layer in layers)
 
 

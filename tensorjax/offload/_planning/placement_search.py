@@ -26,7 +26,7 @@ _STORING = 0.1  # of a step: how much better storing all gradients has to look, 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Placement of parameter groups for one activation strategy, with its step time and memory.
+    """Split of parameter groups between RAM and disk, with predicted step time and memory.
 
     Attributes:
       activations: of `Engine`.
@@ -59,7 +59,7 @@ class Choice:
 
 
 def choose(work: Work, device_bytes: int, host_bytes: int) -> Choice:
-    """Searches for the parameter groups to keep in host memory that make a step fastest.
+    """Searches for the parameter groups to keep in RAM, others on disk, for the fastest step.
 
     Groups in memory are not read and written; where they leave room, gradients wait, whose updates
     can then be left to the next forward pass, in which a disk has time.
@@ -83,7 +83,7 @@ def choose(work: Work, device_bytes: int, host_bytes: int) -> Choice:
 
 
 def _candidates(work: Work, room: int) -> Iterator[list[str]]:
-    """Yields candidate placements: lists of parameter groups to keep in host memory.
+    """Yields candidate lists of parameter groups to keep in host memory, others on disk.
 
     All but some in even distances, so that the disk is busy in the whole of both passes; or those
     of the first layers, because their update is what a step waits for; or small ones first, where a
@@ -121,14 +121,14 @@ def _candidates(work: Work, room: int) -> Iterator[list[str]]:
 
 
 def _spread(order: list[str], away: int) -> list[str]:
-    """Returns all groups but ``away`` evenly spaced ones, which are to live on disk."""
+    """Returns the parameter groups for RAM: all but ``away`` evenly spaced ones, left on disk."""
     rest = len(order) - 1
     places = {1 + (2 * n + 1) * rest // (2 * away) for n in range(away)}
     return [name for n, name in enumerate(order) if n not in places]
 
 
 def _choice(work: Work, weights: int, memory: list[str], room: int, refusal: str) -> Choice:
-    """Builds a `Choice` of the search: step time and memory if given groups stay in host memory."""
+    """Builds a `Choice`: predicted step time and memory with given parameter groups in RAM."""
     groups, every = work.groups, work.gradients()
     held = sum(stored_bytes(groups[name]) for name in memory)
     host, left = work.on_host + gradient_bytes(work) + held, room - held

@@ -6,7 +6,7 @@ import math
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Times:
-    """Times of the parts of a step (compute, read, write, update) alone, which bound its time.
+    """Times of the parts of a training step (compute, read, write, update), which bound its time.
 
     Attributes:
       compute: T_c, forward and backward pass of all layers.

@@ -11,7 +11,7 @@ from tensorjax.offload._store.disk.extents import ALIGN
 
 
 def folder(given: Any) -> Path:
-    """Checks the path of a store: returns a `Path`; raises for other types and for files."""
+    """Checks the path of a tensor store: returns a `Path`; raises for other types and for files."""
     if not isinstance(given, str | os.PathLike):
         raise TypeError(f"path: expected a folder's path, got {given!r}")
     found = Path(given)
@@ -21,26 +21,26 @@ def folder(given: Any) -> Path:
 
 
 def amount(name: str, given: int | None, low: int) -> int | None:
-    """Checks an optional byte count of a store: returns it, None or an int >= ``low``."""
+    """Checks an optional byte count of a tensor store: returns it, None or an int >= ``low``."""
     return None if given is None else _check.integer(name, given, low=low)
 
 
 def block(given: int | None) -> int | None:
-    """Checks the block size of a store, a multiple of 4096 bytes; returns it."""
+    """Checks the block size of a tensor store, a multiple of 4096 bytes; returns it."""
     if given is not None and _check.integer("block", given, low=1) % ALIGN:
         raise ValueError(f"block: expected a multiple of {ALIGN}, got {given}")
     return given
 
 
 def options(given: Any) -> dict[str, Any]:
-    """Checks the options of a store's backend: returns a dict; TypeError if not a mapping."""
+    """Checks the options of an I/O backend: returns a dict; TypeError if not a mapping."""
     if not isinstance(given, Mapping | None):
         raise TypeError(f"options: expected a mapping, or None, got {given!r}")
     return dict(given or {})
 
 
 def named(name: str, given: Any) -> Any:
-    """Checks a mapping from tensor names: returns it as it is; TypeError for anything else."""
+    """Checks that an argument maps tensor names to values; returns it unchanged."""
     if not isinstance(given, Mapping):
         raise TypeError(f"{name}: expected a mapping from names, got {type(given).__name__}")
     return given
@@ -60,7 +60,7 @@ def deadline(given: Any) -> float:
 
 
 def barrier(given: Any) -> Callable[[], object] | None:
-    """Checks the barrier function of a store's commits, or None; TypeError for anything else."""
+    """Checks the barrier function that commits of several processes call; may be None."""
     if given is not None and not callable(given):
         raise TypeError(f"barrier: expected a function, or None, got {given!r}")
     return given

@@ -13,7 +13,7 @@ from tensorjax.offload._store.tensor_states import Tensor
 
 
 class StoreContents:
-    """Base class of `TensorStore`: what an open store holds, without transfers."""
+    """Base class of `TensorStore`: names, shapes, metadata and state of an open store."""
 
     _paths: Paths
     _index: Index
@@ -24,7 +24,7 @@ class StoreContents:
 
     @property
     def meta(self) -> Any:
-        """Metadata that the last commit of a store was given, a copy; None before the first."""
+        """Copy of the metadata in a tensor store's last commit; None before the first."""
         return copy.deepcopy(self._index.meta)
 
     @property
@@ -39,17 +39,17 @@ class StoreContents:
 
     @property
     def process(self) -> tuple[int, int]:
-        """Number of the process that a store belongs to, and count of processes."""
+        """Number of the process that a tensor store belongs to, and count of processes."""
         return self._paths.process
 
     @property
     def closed(self) -> bool:
-        """Whether a store was closed, so that nothing can be read or written any more."""
+        """Whether a tensor store was closed, so that nothing can be read or written any more."""
         return not self._open
 
     @property
     def commits(self) -> int:
-        """Number of commits since a store was created."""
+        """Number of commits since a tensor store was created."""
         return self._index.commit
 
     def spec(self, name: str) -> jax.ShapeDtypeStruct:

@@ -10,7 +10,7 @@ from tensorjax.offload._store.transfers.requests import Request
 
 
 class Countdown:
-    """Future of several requests: done once all have ended, with the first error if any."""
+    """Joint future of several store requests: done once all have ended, with the first error."""
 
     def __init__(self, count: int, result: Callable[[], Any], drop: Callable[[], Any]):
         self.future: Future[Any] = Future()
@@ -21,7 +21,7 @@ class Countdown:
             self.future.set_result(result())
 
     def down(self, error: BaseException | None) -> None:
-        """Records the end of one request, and completes the joint future at the last one."""
+        """Records the end of one of several requests; at the last, completes their joint future."""
         with self._lock:
             self._count -= 1
             self._error = self._error or error
@@ -56,7 +56,7 @@ def item_of(several: Future[Any], name: str) -> Future[Any]:
 
 
 def named(request: Request, error: BaseException, names: Sequence[str]) -> BaseException:
-    """Returns a failed transfer's error, for its future, as a StoreError that names the tensors."""
+    """Converts a failed disk transfer's error to a StoreError that names the tensors."""
     if any(str(error).startswith(f"{name}: ") for name in names):
         return error
     what = "writing" if request.write else "reading"

@@ -24,7 +24,7 @@ class InterruptibleCondition:
         self._lock, self._waiting = lock, deque[threading.Lock]()
 
     def wait(self, holds: Callable[[], T]) -> T:
-        """Waits, until ``holds()`` is true or Ctrl-C interrupts it; called without the lock.
+        """Waits until ``holds()`` is true, or Ctrl-C interrupts it; the caller holds no lock.
 
         ``holds`` itself is called with the lock.
         """
@@ -38,7 +38,7 @@ class InterruptibleCondition:
             mine.acquire()
 
     def ring(self) -> None:
-        """Wakes all threads that wait on this condition; the caller holds the lock."""
+        """Wakes all threads that wait on this condition variable; the caller holds the lock."""
         while self._waiting:
             with contextlib.suppress(RuntimeError):  # an interrupted call released it already
                 self._waiting[0].release()

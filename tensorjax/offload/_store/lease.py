@@ -55,7 +55,7 @@ class Lease:
         return self._array
 
     def release(self) -> None:
-        """Ends a lease and frees its staging memory; a second call does nothing."""
+        """Ends the lease of a tensor in staging memory and frees it; a second call does nothing."""
         if self._array is not None:
             if self._buffer is not None:
                 self._queue.release(self._buffer, self.name)

@@ -60,7 +60,7 @@ class Reader:
         return countdown.future
 
     def remember(self, several: Iterable[Slots]) -> None:
-        """Loads disk blocks that small tensors share into memory, before one of these is rewritten.
+        """Loads disk blocks shared by small tensors into memory, before one of them is rewritten.
 
         Packed extents whose bytes are in memory already are left out. Checksums are not verified.
 
@@ -104,7 +104,7 @@ class Reader:
     def _asked(
         self, tensors: Sequence[Tensor]
     ) -> tuple[_Asked, list[tuple[Tensor, Content]], list[tuple[Extent, int]]]:
-        """Splits requested tensors into those to read from disk and those that need no read.
+        """Splits tensors asked of a store into those to read from disk and those already in memory.
 
         Also returns the slots to read. The queue's lock is held.
         """
@@ -209,7 +209,7 @@ def _reading(
     resolve: Callable[[Request], None],
     check: Callable[[Op], None] = nothing,
 ) -> Request:
-    """Creates the request by which the store's reader reads adjacent extents from disk."""
+    """Creates the request that reads adjacent tensors from disk into staging memory."""
     request = Request(
         run,
         [of[0].slots.users[content.slot] for content, of in there],
@@ -225,7 +225,7 @@ def _reading(
 
 
 def _kept(tensor: Tensor, content: Content, queue: Queue) -> Lease:
-    """Returns the reader's lease of a tensor that needs no disk read: empty, or write failed."""
+    """Returns a lease of a tensor that needs no disk read: it is empty, or its write failed."""
     memory = (np.empty(0, np.uint8) if content.memory is None else content.memory).view()
     memory.flags.writeable = False
     array = view(memory, tensor.part.start, tensor.place)
@@ -233,7 +233,7 @@ def _kept(tensor: Tensor, content: Content, queue: Queue) -> Lease:
 
 
 def _released(read: Future[Leases]) -> None:
-    """Releases the leases of a read whose caller was interrupted."""
+    """Releases the leases of a tensor store's read whose caller was interrupted."""
     if read.exception() is None:
         read.result().release()
 
@@ -241,7 +241,7 @@ def _released(read: Future[Leases]) -> None:
 def _verify(
     tensor: Tensor, content: Content, part: np.ndarray, number: int, start: int = 0
 ) -> None:
-    """Verifies the checksum of bytes that a store's reader got; raises CorruptError."""
+    """Verifies the checksum of bytes that a tensor store's reader got; raises CorruptError."""
     name = tensor.place.name
     if content.error is not None and content.memory is None:
         said = f"{name}: its last write failed; write it again"

@@ -14,7 +14,7 @@ def bucket(seconds: float) -> int:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Statistics of a store's transfers in one direction: bytes, counts, latencies.
+    """Statistics of a tensor store's transfers in one direction: bytes, counts, latencies.
 
     Attributes:
         bytes: Moved, padding included.
@@ -56,7 +56,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Statistics of a store since it was opened.
+    """Statistics of a tensor store since it was opened.
 
     Attributes:
         backend: Name of the backend in use.
@@ -107,7 +107,7 @@ class Statistics:
     capacity: int
 
     def __str__(self) -> str:
-        """Formats a store's statistics as a table: bytes moved and latencies."""
+        """Formats a tensor store's statistics as a table: bytes moved and latencies."""
         way = "past the page cache" if self.direct else "by the page cache or memory"
         head = (
             f"{self.backend}, {way}: {size(self.allocated)} of {size(self.capacity)} allocated; "
@@ -135,14 +135,14 @@ class Statistics:
 
 
 class Counter:
-    """Running counts of a store's transfers in one direction; the caller holds the lock."""
+    """Running counts of a tensor store's transfers in one direction; the caller holds the lock."""
 
     def __init__(self) -> None:
         self.bytes = self.transfers = self.tensors = self.failures = 0
         self.latency, self.waiting = [0] * BUCKETS, [0] * BUCKETS
 
     def add(self, nbytes: int, latency: float, waiting: float, *, failed: bool) -> None:
-        """Counts one transfer of a store: its bytes, latency, time in the queue, failure."""
+        """Counts one transfer of a tensor store: its bytes, latency, time in the queue, failure."""
         self.transfers += 1
         self.failures += failed
         self.bytes += 0 if failed else nbytes
@@ -150,6 +150,6 @@ class Counter:
         self.waiting[bucket(waiting)] += 1
 
     def frozen(self) -> Traffic:
-        """Returns the counts of a store's transfers so far as an immutable `Traffic`."""
+        """Returns the counts of a tensor store's transfers so far as an immutable `Traffic`."""
         counts = {**vars(self), "latency": tuple(self.latency), "waiting": tuple(self.waiting)}
         return Traffic(**counts)

@@ -223,7 +223,7 @@ class TensorStore(StoreContents):
     # Moving tensors.
 
     def write(self, name: str, array: ArrayLike, *, deadline: float = math.inf) -> Future[None]:
-        """Starts writing an array to a store: copies it, and returns a future.
+        """Starts writing an array to a tensor store: copies it, and returns a future.
 
         It is copied to staging memory, and goes to the slot that is not committed.
 
@@ -315,7 +315,7 @@ class TensorStore(StoreContents):
                     queue.hasten(request, due)
 
     def hasten_writes(self, *, deadline: float) -> None:
-        """Moves all pending writes of a store to an earlier deadline.
+        """Moves all pending writes of a tensor store to an earlier deadline.
 
         Args:
             deadline: The new one, in the unit of the writes; a later one changes nothing.
@@ -328,7 +328,7 @@ class TensorStore(StoreContents):
         return self._transport.queue.starved()
 
     def commit(self, meta: Any = None, *, barrier: Callable[[], object] | None = None) -> None:
-        """Commits everything written to a store so far, atomically and durably.
+        """Commits everything written to a tensor store so far, atomically and durably.
 
         Waits for the writes, syncs the data, and replaces the index. Writes that other threads
         begin meanwhile wait.
@@ -374,7 +374,7 @@ class TensorStore(StoreContents):
             self._committing += time.perf_counter() - began
 
     def revert(self) -> None:
-        """Reverts a store to its last commit, and discards what was written since."""
+        """Reverts a tensor store to its last commit, and discards what was written since."""
         with self._mutex, self._transport.writer.paused():
             self._check_open()
             self._transport.queue.drain_writes()
@@ -391,7 +391,7 @@ class TensorStore(StoreContents):
     # Statistics and closing.
 
     def statistics(self) -> Statistics:
-        """Returns the transfer statistics of a store since it was opened."""
+        """Returns the transfer statistics of a tensor store since it was opened."""
         return Statistics(
             backend=self._backend.name,
             direct=self._backend.direct,
@@ -404,7 +404,7 @@ class TensorStore(StoreContents):
         )
 
     def close(self) -> None:
-        """Finishes pending transfers and closes a store; uncommitted writes are lost."""
+        """Finishes pending transfers and closes a tensor store; uncommitted writes are lost."""
         if self._pid != os.getpid():
             if self._open:
                 self._open = False

@@ -13,7 +13,7 @@ from tensorjax.offload._store.transfers.requests import Request, Slot
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Content(Entry):
-    """State of one copy of a tensor's extent: checksums, write error, bytes of small tensors.
+    """State of one of a tensor's two copies on disk: checksums, write error, cached bytes.
 
     Attributes:
         sums: Checksums in hexadecimal, filled in as it is written: of the blocks of one tensor; or
@@ -29,12 +29,12 @@ class Content(Entry):
     names: tuple[str, ...] = ()
 
     def failed(self, name: str) -> bool:
-        """Whether writing this copy of a tensor's extent failed."""
+        """Whether writing this copy of a tensor to disk failed."""
         return self.error is not None and (self.memory is None or name in self.names)
 
 
 class Slots:
-    """State of an extent in memory: which of its two copies is committed, which is newest.
+    """State of a tensor's two copies on disk: which is committed, and which is newest.
 
     Attributes:
         users: Who uses the slots.
@@ -58,16 +58,16 @@ class Slots:
 
     @property
     def free(self) -> int:
-        """Number (0 or 1) of the copy that is not committed, in an extent's state."""
+        """Number (0 or 1) of the tensor's copy on disk that is not committed."""
         return 0 if self.committed is None else 1 - self.committed.slot
 
     def readers(self) -> list[Request]:
-        """Returns the pending reads in an extent's newest state; the queue's lock is held."""
+        """Returns pending reads of a tensor's newest copy on disk; the queue's lock is held."""
         return [] if self.newest is None else self.users[self.newest.slot].readers
 
 
 class Tensor:
-    """Tensor of an open store: its position in the data file, and the slots of its extent.
+    """Tensor of an open store: its position in the data file, and its two copies on disk.
 
     Attributes:
         number: Among the tensors of its extent.
@@ -93,7 +93,7 @@ class Tensor:
 
 
 def opened(places: Iterable[Place], entries: Mapping[str, Entry]) -> dict[str, Tensor]:
-    """Returns the states of all tensors of a store that is opened, by name, as committed."""
+    """Returns the committed states of all tensors by name, as a tensor store is opened."""
     places = tuple(places)
     found = {
         tensor.place.name: tensor
@@ -110,7 +110,7 @@ def failures(tensors: Iterable[Tensor]) -> dict[str, BaseException | None]:
 
 
 def entries(tensors: Mapping[str, Tensor]) -> dict[str, Entry]:
-    """Returns the index entries of all tensors' newest states, which a commit of a store saves."""
+    """Returns the index entries of all tensors' newest copies, which a commit saves."""
     found: dict[str, Entry] = {}
     for name, tensor in tensors.items():
         content = tensor.slots.newest
@@ -124,7 +124,7 @@ def entries(tensors: Mapping[str, Tensor]) -> dict[str, Entry]:
 
 
 def check_there(tensors: Sequence[Tensor]) -> None:
-    """Raises StoreError if a store's tensor was removed by `forget` while a call waited."""
+    """Raises StoreError if a tensor was removed by `forget` while a call waited for it."""
     for tensor in tensors:
         if tensor.forgotten:
             raise StoreError(f"{tensor.place.name}: its place was given up meanwhile, by `forget`")

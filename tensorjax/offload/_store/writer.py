@@ -43,7 +43,7 @@ def flat(place: Place, array: Any) -> np.ndarray:
 
 
 class Writer:
-    """Writer of a store: copies arrays to staging memory and queues their transfers."""
+    """Writer of a tensor store: copies arrays to staging memory and queues their transfers."""
 
     queue: Queue
 
@@ -56,7 +56,7 @@ class Writer:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Context manager that blocks new writes to a store, and waits for those being copied."""
+        """Context manager that blocks new writes to a store and waits for those being copied."""
         me = object()
         try:
             with self._lock:
@@ -93,7 +93,7 @@ class Writer:
             self._leave(mine)
 
     def _may_copy(self, mine: dict[Slots, object]) -> bool:
-        """Registers a write, unless writes are paused or another uses its blocks; False if so.
+        """Registers a write of tensors; returns False if writes are paused or its blocks in use.
 
         The lock is held.
         """
@@ -147,7 +147,7 @@ class Writer:
     def _prepared(
         self, todo: Sequence[tuple[Tensor, np.ndarray]]
     ) -> tuple[_Sources, dict[Extent, tuple[Slots, Content]]]:
-        """Returns the bytes to write for every extent, and the contents its slot will have."""
+        """Returns the bytes to write for every extent, and the state of its copy on disk then."""
         sources: _Sources = {}
         newest: dict[Extent, tuple[Slots, Content]] = {}
         packed: dict[Slots, list[tuple[Tensor, np.ndarray]]] = {}
@@ -180,13 +180,13 @@ class Writer:
 
 
 def _carries(slots: Slots, arrays: Sequence[tuple[Tensor, np.ndarray]]) -> bool:
-    """Whether the writer has to carry over other tensors in the disk blocks of an extent."""
+    """Whether a write must also copy other tensors that share the disk blocks of an extent."""
     new = {tensor.number for tensor, _ in arrays}
     return any(tensor.written and tensor.number not in new for tensor in slots.tensors)
 
 
 def _packed(slots: Slots, arrays: Sequence[tuple[Tensor, np.ndarray]]) -> Content:
-    """Builds the bytes of disk blocks that tensors share: new tensors beside unchanged ones."""
+    """Builds the bytes of disk blocks that small tensors share: new ones beside unchanged ones."""
     before, size = slots.newest, slots.extent.size
     memory = aligned(size)
     sums = [""] * len(slots.tensors) if before is None else [*before.sums]
@@ -201,12 +201,12 @@ def _packed(slots: Slots, arrays: Sequence[tuple[Tensor, np.ndarray]]) -> Conten
 
 
 def _meant(slots: Slots, content: Content) -> Sequence[str]:
-    """Returns the names of the tensors that a write stores in an extent."""
+    """Returns the names of the tensors that one write to a store puts into an extent."""
     return content.names or [tensor.place.name for tensor in slots.tensors]
 
 
 def _join(pieces: Sequence[Piece], memory: np.ndarray, sources: _Sources) -> None:
-    """Fills the staging memory of one write with whole extents, unpadded; notes checksums."""
+    """Copies whole tensors, unpadded, to the staging memory of one write; notes checksums."""
     members = [sources[piece.extent] for piece in pieces]
     found = gather([array for array, _ in members], memory)
     for (_, sums), checksum in zip(members, found, strict=True):
@@ -214,7 +214,7 @@ def _join(pieces: Sequence[Piece], memory: np.ndarray, sources: _Sources) -> Non
 
 
 def _place(transfer: Transfer, memory: np.ndarray, sources: _Sources) -> None:
-    """Fills the staging memory of one write with extents, padded; notes their checksums."""
+    """Copies tensors, padded to blocks, to the staging memory of one write; notes checksums."""
     for extent, number, start, stop, place, _ in transfer.pieces:
         at = place - transfer.position
         end = at + stop - start

@@ -9,7 +9,7 @@ from tensorjax import linalg
 
 
 def nbytes(x: Any) -> int:
-    """Returns the bytes of a training's array on the devices of this process."""
+    """Returns the bytes that a JAX array takes on the devices of this process."""
     if not isinstance(x, jax.Array) or x.is_fully_addressable:
         return x.nbytes
     return sum(shard.data.nbytes for shard in x.addressable_shards)

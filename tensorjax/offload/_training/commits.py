@@ -33,7 +33,7 @@ _ENDING: "weakref.WeakKeyDictionary[TensorStore, threading.Thread]" = weakref.We
 
 
 def take(store: Any, trainer: Any) -> None:
-    """Claims a store for a trainer's commits until it is closed; raises if another one has it."""
+    """Reserves a tensor store for one trainer's commits; raises if another trainer has it."""
     if store is None:
         return
     if not isinstance(store, TensorStore):
@@ -60,7 +60,7 @@ def in_use(store: TensorStore) -> Any:
 
 @dataclass
 class Progress:
-    """Progress that a training's commit saves: steps, data position, gradients of stale updates.
+    """Training progress that a commit saves: steps, data position, gradients of stale updates.
 
     Attributes:
       steps: that have been done.
@@ -123,7 +123,7 @@ class Commits:
         self._settings = Settings()
 
     def begin(self, meta: dict[str, Any], pending: Mapping[str, Any], version: int) -> None:
-        """Starts a thread that commits one version of all groups; later updates wait for it.
+        """Starts a thread that commits all groups as of one step; later updates wait for it.
 
         Called before any gradient for a later version is offered.
         """
@@ -141,13 +141,13 @@ class Commits:
         self._thread = thread
 
     def join(self) -> None:
-        """Waits for the background commit that `begin` started."""
+        """Waits until the commit that runs in the background has ended."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     def now(self, meta: dict[str, Any], pending: Mapping[str, Any]) -> None:
-        """Commits the current state of a training, whose updates must all have been written."""
+        """Commits the current state of a training, all of whose updates have been written."""
         steps = meta["trainer"]["steps"]
         with self._trace.span("commit", f"step {steps}", max(0, steps - 1)):
             for group in self._groups.values():
@@ -169,7 +169,7 @@ class Commits:
             self.steps = steps
 
     def ends_in(self, thread: threading.Thread) -> None:
-        """Makes the next trainer on the store wait for a thread that ends this training."""
+        """Makes the next trainer that opens the store wait for a thread that closes this one."""
         _ENDING[self._store] = thread
 
     def warn(self, steps: int) -> None:
@@ -286,7 +286,7 @@ def resume(
 
 
 def same_process(processes: Processes, store: Any) -> None:
-    """Raises ValueError, before a training resumes from commits, for another process's store."""
+    """Raises ValueError if a store to resume a training from is another process's."""
     if store.process != (processes.number, processes.count):
         number, count = store.process
         raise ValueError(

@@ -14,7 +14,7 @@ from tensorjax.offload._training.pipeline import Pipeline
 
 
 def watch(trainer: Any, pipeline: Pipeline, commits: Commits | None) -> Callable[[], None]:
-    """Ends a trainer's threads once it is dropped or the interpreter exits; does not keep it.
+    """Makes a trainer's threads end once it is garbage-collected or the interpreter exits.
 
     Args:
       trainer: of which nothing that threads refer to refers to it.
@@ -43,7 +43,7 @@ def _end_at_exit(held: "weakref.ref[Any]") -> None:
 
 
 def _end(pipeline: Pipeline, commits: Commits | None, at_exit: Any, pid: int) -> None:
-    """Ends the threads of a trainer that was dropped without being closed.
+    """Ends the threads of a trainer that was garbage-collected without being closed.
 
     In a thread of its own: the collector may have come from one of those that end.
     """

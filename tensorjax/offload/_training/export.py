@@ -33,7 +33,7 @@ class _Part(NamedTuple):
 def to_safetensors(
     source: Trainer | TensorStore, folder: str | Path, *, state: bool = False
 ) -> list[Path]:
-    """Exports a training's parameters as safetensors files, one for each group.
+    """Exports a training's parameters as safetensors files, one for each parameter group.
 
     One group is in memory at a time. Tensors are named ``group.path``; which file has which is in
     ``model.safetensors.index.json``, as Hugging Face writes it for models in parts.
@@ -170,7 +170,7 @@ def to_orbax(source: Trainer | TensorStore, folder: str | Path) -> Path:
 
 
 def _files_of(index: Path) -> tuple[set[str], bool]:
-    """Returns the files that an index of an earlier export names, and whether it is one of ours."""
+    """Returns the files that an earlier export's index names, and whether a trainer wrote it."""
     if not index.exists():
         return set(), False
     try:
@@ -186,7 +186,7 @@ def _files_of(index: Path) -> tuple[set[str], bool]:
 
 
 def _free_names(files: list[str], before: set[str]) -> dict[str, str]:
-    """Chooses names of an export's files that an earlier one in the folder has not."""
+    """Chooses file names for an export that an earlier one in the folder does not use."""
     found, taken = {}, {*before, *files}
     for file in files:
         stem, name = file.removesuffix(".safetensors"), file
@@ -200,7 +200,7 @@ def _free_names(files: list[str], before: set[str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _nothing_half_written(written: list[Path]) -> Iterator[list[Path]]:
-    """Context manager that removes what an export has written if an error ends it."""
+    """Context manager that deletes an export's files if an error interrupts it."""
     try:
         yield written
     except BaseException:
@@ -213,7 +213,7 @@ def _nothing_half_written(written: list[Path]) -> Iterator[list[Path]]:
 
 
 def _progress(source: Any) -> tuple[int, Any]:
-    """Returns the steps done and the position in the data of a training to be exported."""
+    """Returns the number of steps and the data position of a training to be exported."""
     if not isinstance(source, Trainer | TensorStore):
         raise TypeError(
             f"source: expected a Trainer, or the TensorStore of one, got {type(source).__name__}"
@@ -312,7 +312,7 @@ def _prefixed(prefix: str, arrays: Arrays) -> Arrays:
 
 
 def _join(some: dict[str, Any], more: Mapping[str, Any], where: str = "") -> None:
-    """Adds to a dictionary of what is exported; raises ValueError for a name that it has."""
+    """Adds exported arrays to a dictionary; raises ValueError for a name that it has already."""
     if twice := [name for name in more if name in some]:
         name = ".".join(filter(None, [where, sorted(twice)[0]]))
         raise ValueError(

@@ -34,7 +34,7 @@ def describe(layers: Sequence[Layer], groups: Mapping[str, Group]) -> dict[str, 
 
 
 def check_new(store: Any) -> None:
-    """Raises MismatchError if a store to identify a new training in is not empty; frees it.
+    """Raises MismatchError unless a store for a new training is empty; cancels its reservations.
 
     What was reserved by attempts that ended before their first commit is given up.
     """

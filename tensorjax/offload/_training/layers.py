@@ -42,7 +42,7 @@ class Layer:
     uses: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Sets ``uses`` to the layer's own name if empty; raises an error if it is invalid."""
+        """Sets ``uses`` to the layer's own name if empty; raises an error for an invalid layer."""
         if isinstance(self.uses, str):
             raise TypeError(f"uses: expected a tuple of names, got {self.uses!r}; give it in one")
         object.__setattr__(self, "uses", tuple(self.uses) or (self.name,))
@@ -51,7 +51,7 @@ class Layer:
 
 
 def check_layers(layers: Sequence[Layer], groups: Mapping[str, Any]) -> tuple[Layer, ...]:
-    """Checks a model's list of layers, that they fit the parameter groups; returns a tuple."""
+    """Checks that a model's list of layers fits the parameter groups; returns a tuple."""
     if not isinstance(groups, Mapping):
         raise TypeError(
             "params: expected a mapping from names of groups to pytrees, got "

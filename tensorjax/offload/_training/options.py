@@ -34,7 +34,7 @@ class Options:
 
     @property
     def spills(self) -> bool:
-        """Whether a trainer's gradients may have to wait in the store."""
+        """Whether a trainer may write gradients to the store until their optimiser update."""
         return self.gradient_bytes is not None and self.gradient_overflow == "store"
 
     @property
@@ -44,7 +44,7 @@ class Options:
 
     @property
     def early(self) -> bool:
-        """Whether optimiser states may be read before their gradients have arrived."""
+        """Whether a trainer may read optimiser states before their gradients have arrived."""
         return self.schedule not in ("pipelined", "sequential")
 
 
@@ -118,7 +118,7 @@ def _checked_names(in_memory: Any) -> frozenset[str]:
 
 
 def checked_clip(clip: float | None) -> float | None:
-    """Checks a trainer's option ``clip``, the largest norm of gradients, which is positive.
+    """Checks a trainer's largest allowed gradient norm ``clip``, which must be positive.
 
     None, for no clipping, is valid too.
     """

@@ -54,33 +54,33 @@ class Group:
 
     @property
     def device(self) -> TensorPacking:
-        """Layout of the group's parameters in the dtype in which the device computes."""
+        """Layout of a group's parameters in a store, in the dtype in which the device computes."""
         return self.params if self.weights is None else self.weights
 
     @property
     def packings(self) -> tuple[TensorPacking, ...]:
-        """Layouts of all pytrees that a group stores: parameters, state, cast parameters."""
+        """Layouts of all pytrees that a parameter group stores: parameters, state, cast ones."""
         return tuple(b for b in (self.params, self.state, self.weights) if b is not None)
 
     @property
     def held(self) -> int:
-        """Bytes of staging memory that reading a group's parameters and optimiser state takes."""
+        """Bytes of staging memory to read a group's parameters and optimiser state."""
         return self.params.staged + self.state.staged
 
     @property
     def into(self) -> Into:
-        """Memory that the results of a group's update overwrite: "place", "gradient" or "spare"."""
+        """Memory that a group's update results overwrite: "place", "gradient" or "spare"."""
         if self.storage.in_place:
             return "place"
         return "spare" if self.lent else "gradient"
 
     @property
     def results(self) -> int:
-        """Bytes that the results of a group's update take until they are written."""
+        """Bytes of a group's new parameters and optimiser state until they are written."""
         return self.taken(self.into)
 
     def taken(self, into: Into) -> int:
-        """Computes the bytes of a group's update results that overwrite the memory ``into``.
+        """Computes the bytes of update results beyond the memory that they overwrite.
 
         What they replace is not counted twice.
         """
@@ -99,23 +99,23 @@ class Group:
 
     @property
     def kind(self) -> Any:
-        """Shapes and dtypes of a group's parameters and state; equal kinds can share memory."""
+        """Shapes and dtypes of a group's parameters and state; equal ones can reuse memory."""
         packings = (self.params, self.state)
         return tuple(tuple((x.shape, x.dtype) for x in packing.leaves) for packing in packings)
 
 
 class Handed(list[Any]):
-    """List of a group's parameters on the device; a weak reference to it shows if it is in use."""
+    """List of a parameter group's device arrays, to which a weak reference tells if in use."""
 
     __slots__ = ("__weakref__",)
 
 
 def not_handed() -> None:
-    """Returns None, as a dead weak reference does: no arrays of the group are on the device."""
+    """Returns None, like a dead weak reference, for parameters that are not on the device."""
 
 
 class Spare:
-    """Pool of result arrays of parameter groups, whose memory updates of like groups reuse.
+    """Pool of result arrays, whose memory later optimiser updates of equal shapes reuse.
 
     It keeps the memory of states; where gradients are lent, that of parameters too, once the
     device, to which they are handed, does not use them any more. Where memory is bounded, it keeps
@@ -139,7 +139,7 @@ class Spare:
     def keep(
         self, group: Group, params: Any, state: Any, handed: Callable[[], object] = not_handed
     ) -> None:
-        """Adds the memory of a group's written parameters and state to the pool for reuse.
+        """Adds the memory of written parameters and optimiser state to the pool for reuse.
 
         Args:
           handed: gives what the parameters are in as long as they are handed on, or None.
@@ -155,7 +155,7 @@ class Spare:
             self.nbytes += self._bytes(group, results)
 
     def take(self, group: Group) -> Any:
-        """Removes memory for the results of a group's update from the pool; None if it has none."""
+        """Takes memory for an optimiser update's results from the pool; None if it has none."""
         held = None if group.into == "place" else self._held.get(group.kind)
         found = None
         if held:
@@ -171,7 +171,7 @@ class Spare:
         return found
 
     def clear(self) -> None:
-        """Drops all memory that the pool keeps for the results of updates."""
+        """Frees all memory that the pool keeps for the results of optimiser updates."""
         self._held, self.nbytes = {}, 0
 
     def _bytes(self, group: Group, results: "_Results") -> int:
@@ -270,7 +270,7 @@ def _statistics(group: Any, path: Any) -> str:
 
 
 def _name(key: Any) -> Any:
-    """Returns the name in an entry of a path to a group's leaf: a key, an attribute or an index."""
+    """Returns the name in one entry of a pytree path: a key, an attribute or an index."""
     return getattr(key, "key", getattr(key, "name", getattr(key, "idx", None)))
 
 
@@ -399,13 +399,13 @@ def _begin(group: Group, given: Any, shards: Shards) -> None:
 
 
 def put(group: Group, packing: TensorPacking, tree: Any, storage: Storage | None = None) -> None:
-    """Packs one pytree of a trainer's `Group` and writes it to the group's storage or another."""
+    """Packs parameters or optimiser state of a group, and writes them to storage."""
     where = group.storage if storage is None else storage
     where.write((packing, packing.flatten(tree)), deadline=0.0, step=-1)
 
 
 def get(packing: TensorPacking, storage: Storage, copy: Callable[[Any], Any]) -> Any:
-    """Reads one part of a parameter group (parameters or state), each array copied by ``copy``."""
+    """Reads parameters or optimiser state of a group from storage, copied by ``copy``."""
     reading = storage.read(packing, deadline=0.0, step=-1)
     try:
         return packing.unflatten([copy(x) for x in reading.arrays()[0]])

@@ -27,7 +27,7 @@ from tensorjax.offload._training.updates.updates import Updater
 
 
 class Pipeline:
-    """Pipeline of training steps: parameter stream, passes, gradients and updates in threads.
+    """Pipeline of an offloaded training: parameter stream, passes, gradients, updates.
 
     Args:
       groups: of its parameters, by name.
@@ -147,13 +147,13 @@ class Pipeline:
                 self.rewind()
 
     def rewind(self) -> None:
-        """Resets the pipeline to the first layer, after an error or an evaluation."""
+        """Resets the training pipeline to the first layer, after an error or an evaluation."""
         if not self._order.stale:
             self.updater.ungate()
         self._stream.rewind(self._order.start(self._progress.steps))
 
     def fail(self, error: BaseException) -> None:
-        """Makes everything that waits for parameters in the pipeline raise ``error``."""
+        """Makes all threads that wait for parameters of a training step raise ``error``."""
         self._stream.fail(error)
 
     def statistics(self) -> dict[str, int]:
@@ -174,7 +174,7 @@ class Pipeline:
                 stack.callback(part.close)
 
     def _expect(self) -> None:
-        """Tells the pipeline's updater in which order the gradients of a step will come."""
+        """Tells the optimiser updater in which order the gradients of a step will come."""
         version = self._order.version(self._progress.steps) + 1
         if self._order.stale:
             if not self._progress.pending:
@@ -183,7 +183,7 @@ class Pipeline:
         self.updater.expect(self._order.coming(version), gated=self._order.gated)
 
     def _norm(self) -> float:
-        """Computes the norm of all gradients in the pipeline, over all processes."""
+        """Computes the norm of all gradients of a step, over all processes."""
         norm = self._processes.norm(self._gradients.norm)
         if not np.isfinite(norm):
             raise FloatingPointError(
@@ -194,7 +194,7 @@ class Pipeline:
         return norm
 
     def _finish(self, norm: float | None) -> None:
-        """Releases updates in the pipeline that waited for the norm; waits if asked to."""
+        """Starts optimiser updates that waited for the gradient norm; waits for them if asked."""
         clip, scale = self._options.clip, None
         if clip is not None and norm is not None:
             scale = np.float64(1.0 if norm <= clip else clip / norm)
@@ -208,7 +208,7 @@ class Pipeline:
                 self.updater.settle()
 
     def _offer(self, group: str, gradient: Any, partial: int) -> None:
-        """Passes a gradient in the pipeline to the updater; if stale, that of the last step."""
+        """Hands a gradient to the optimiser updater; if stale, that of the step before."""
         version = self._order.version(self._progress.steps) + 1
         if self._order.stale:
             pending = self._progress.pending
@@ -222,7 +222,7 @@ class Pipeline:
         self.updater.offer(group, gradient, version, deadline, partial)
 
     def _place(self, name: str, arrays: list[Any]) -> Any:
-        """Copies a group's parameters to the device for the pipeline.
+        """Copies a parameter group's parameters to the device for the pipeline.
 
         Called in the stream's thread, so that no other process may take part.
         """
@@ -238,6 +238,6 @@ class Pipeline:
         return placed if self._lent and group.storage.in_place else self._engine.wait(placed)
 
     def _stop_updates(self, error: BaseException) -> None:
-        """Stops the pipeline's updater after an error of the parameter stream."""
+        """Stops the optimiser updates after an error in the stream of parameters."""
         if (updater := getattr(self, "updater", None)) is not None:
             updater.fail(error)

@@ -37,7 +37,7 @@ class Piece:
 
 
 class Part:
-    """Part of one sharded array that belongs to this process: its distinct shards.
+    """Part of one sharded parameter array that this process's devices hold: distinct shards.
 
     Args:
       sharding: of it, over devices of all processes.
@@ -108,7 +108,7 @@ class Part:
         return jax.make_array_from_single_device_arrays(self._whole, self._sharding, copies)
 
     def counted(self, part: Any) -> list[Any]:
-        """Returns the shards that this process counts, so that over all each counts once."""
+        """Returns the shards that this process sums in a norm; each is summed by one process."""
         blocks = zip(self.pieces, self._blocks(part), strict=True)
         return [block for piece, block in blocks if piece.counted]
 
@@ -120,7 +120,7 @@ class Part:
 
 
 class Shards:
-    """Parts of all parameter groups that belong to this process; methods take a group's pytree.
+    """Shards of all parameters that one of several training processes holds, by parameter group.
 
     Args:
       shapes: of the parameters of each group: pytrees of `jax.ShapeDtypeStruct`.
@@ -143,29 +143,29 @@ class Shards:
             }
 
     def shapes(self, name: str, tree: Any) -> Any:
-        """Returns the shapes of this process's parts of a group's arrays."""
+        """Returns the shapes of this process's parts of a parameter group's arrays."""
         return self._map(name, lambda part, x: jax.ShapeDtypeStruct(part.shape, x.dtype), tree)
 
     def cut(self, name: str, tree: Any) -> Any:
-        """Returns this process's shards of a group's whole host arrays."""
+        """Returns this process's shards of a parameter group's whole host arrays."""
         return self._map(name, lambda part, x: part.cut(x), tree)
 
     def take(self, name: str, tree: Any) -> Any:
-        """Copies this process's shards of a group's sharded arrays to the host."""
+        """Copies this process's shards of a parameter group's sharded arrays to the host."""
         if not self._parts:
             return to_host(tree)
         return jax.block_until_ready(self._map(name, lambda part, x: part.take(x), tree))
 
     def place(self, name: str, tree: Any) -> Any:
-        """Builds a group's sharded arrays from this process's parts; None in a single process."""
+        """Builds a group's sharded arrays from this process's parts; None if single-process."""
         return self._map(name, lambda part, x: part.place(x), tree) if self._parts else None
 
     def counted(self, name: str, tree: Any) -> Any:
-        """Returns a group's shards that this process counts, so that over all each counts once."""
+        """Returns a group's shards that this process sums in a norm; others sum the other ones."""
         return self._map(name, lambda part, x: part.counted(x), tree)
 
     def whole(self, name: str, tree: Any) -> Any:
-        """Gathers a group's whole NumPy arrays from all processes, which call this together."""
+        """Gathers a group's whole arrays as NumPy from all processes, each of which calls this."""
         if not self._parts:
             return tree
         return self._map(

@@ -25,7 +25,7 @@ _BACKWARD = "#1f3864"
 
 @dataclass(frozen=True)
 class Span:
-    """Time span in a `Trace`: an activity with track, name, start and end.
+    """Time span of an activity in a training's trace, with track, name, start and end.
 
     Attributes:
       track: one of "compute", "wait" (compute has nothing to work on), "place" (to the device),
@@ -77,7 +77,7 @@ class Trace:
 
     @contextlib.contextmanager
     def span(self, track: str, name: str, step: int) -> Iterator[None]:
-        """Context manager that records how long a block of code takes, as a span of a trace.
+        """Context manager that records the time that its block takes, as a span of a trace.
 
         Args:
           track: one of the tracks of `Span`.
@@ -109,7 +109,7 @@ class Trace:
                 del self._spans[: max(1, self._capacity // 4)]
 
     def spans(self, track: str | None = None, *, first: int = 0) -> list[Span]:
-        """Returns a trace's spans of one track, or of all, from step ``first`` on.
+        """Returns a trace's time spans of one track, or of all, from step ``first`` on.
 
         Args:
           track: which one; None for all.
@@ -123,7 +123,7 @@ class Trace:
         return [s for s in held if track in (None, s.track) and s.step >= first]
 
     def seconds(self, track: str, *, first: int = 0) -> dict[int, float]:
-        """Computes the seconds that a track of a trace was busy in each training step.
+        """Computes the busy seconds of one track of a training's trace, per training step.
 
         Overlapping spans count once.
 
@@ -232,7 +232,7 @@ def draw(trace: Trace, axes: "Axes", steps: Sequence[int] | None) -> "list[Patch
 
 
 def _limits(spans: Sequence[Span]) -> tuple[float, float]:
-    """Returns start and end of the spans of a `Trace`, without those too short to be drawn."""
+    """Returns start and end of a trace's time spans, without those too short to be drawn."""
     start, stop = min(s.start for s in spans), max(s.stop for s in spans)
     seen = [s for s in spans if s.seconds >= 1e-3 * (stop - start)] or spans
     return min(s.start for s in seen), max(s.stop for s in seen)

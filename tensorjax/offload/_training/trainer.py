@@ -222,7 +222,7 @@ class Trainer:
         return found is not None
 
     def _start(self, device_bytes: int) -> None:
-        """Starts a trainer's pipeline, and creates the committer if there is a store."""
+        """Starts a trainer's threads for training steps and, with a store, for commits."""
         self._pipeline = Pipeline(
             self._layers, self._groups, self._options, self._order, self._progress,
             optimizer=self._optimizer, engine=self._engine, shards=self._shards,
@@ -249,7 +249,7 @@ class Trainer:
 
     @property
     def data(self) -> Any:
-        """Position in the training data, as given to the last step or found in the commit."""
+        """Position in the training data that was given to the last step or restored by a resume."""
         return metadata.plain("data", self._progress.data)
 
     def step(self, batch: PyTree, *, data: Any = None) -> Step:
@@ -300,7 +300,7 @@ class Trainer:
 
     @contextlib.contextmanager
     def _alone(self, otherwise: str) -> Iterator[None]:
-        """Context manager that lets one thread compute with a trainer; RuntimeError in a second."""
+        """Context manager that lets one thread at a time use a trainer; others get RuntimeError."""
         self._check_open()
         if self._wide and jax.dtypes.canonicalize_dtype(np.float64) != np.float64:
             raise RuntimeError(
@@ -373,7 +373,7 @@ class Trainer:
         self._commits.now(self._meta(), self._progress.pending)
 
     def groups(self) -> Iterator[tuple[str, Any, Any]]:
-        """Yields name, parameters and optimiser state of each group, as NumPy copies.
+        """Yields name, parameters and optimiser state of each parameter group, as NumPy copies.
 
         Of several processes, each gets its own part.
 

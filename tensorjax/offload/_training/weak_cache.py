@@ -11,26 +11,26 @@ _MOST = 1024  # values of one object, and objects that cannot be referred to wea
 
 
 class Wrapper:
-    """Base of objects around another one, by which a `WeakCache` finds what it made of them."""
+    """Base class of objects that wrap a function, so that `WeakCache` can refer to it weakly."""
 
     @property
     def inner(self) -> Any:
-        """Object that a wrapper is around."""
+        """Function or Optax transformation that a wrapper object wraps."""
         raise NotImplementedError
 
     @property
     def kind(self) -> Hashable:
-        """Value that makes one wrapper of an object differ from others, or be equal to them."""
+        """Hashable key that distinguishes wrappers of the same function in a `WeakCache`."""
         raise NotImplementedError
 
     @classmethod
     def around(cls, inner: Any, kind: Any) -> Self:
-        """Returns a wrapper of a kind around an object."""
+        """Builds a wrapper with a given key around a function or Optax transformation."""
         raise NotImplementedError
 
 
 class WeakCache:
-    """Cache of what is made of a function or an Optax transformation and of further arguments.
+    """Cache of values, as compiled programs, keyed by functions that it references only weakly.
 
     What a function captures, such as an array, is freed with it: programs are kept as long as the
     function that they were made of is. For they get a stand-in, which refers to it weakly. Equal
@@ -56,7 +56,7 @@ class WeakCache:
         self._strong = functools.lru_cache(_MOST)(make)
 
     def __call__(self, owner: Any, *rest: Hashable) -> Any:
-        """Returns the value for an object and further arguments; makes it if there is none."""
+        """Returns the cached value for a function and further arguments; computes it if missing."""
         functions, kind, build = _parts(owner)
         key = (kind, rest)
         try:
@@ -77,7 +77,7 @@ class WeakCache:
         return len(self._held)
 
     def _values(self, functions: tuple[Any, ...]) -> dict[Any, Any]:
-        """Returns what was made of some functions, by kind and arguments; the lock is held."""
+        """Returns the dictionary of values cached for some functions; the lock is held."""
         found: Any = self._held
         for function in functions[:-1]:
             found = found.setdefault(function, weakref.WeakKeyDictionary())
@@ -85,14 +85,14 @@ class WeakCache:
 
 
 class _Transformation(NamedTuple):
-    """Stand-in of an Optax transformation for a `WeakCache`."""
+    """Optax transformation rebuilt from weak references to its functions, for a `WeakCache`."""
 
     init: Any
     update: Any
 
 
 def _parts(owner: Any) -> tuple[tuple[Any, ...], Hashable, Callable[[tuple[Any, ...]], Any]]:
-    """Returns an object's functions, what else it is made of, and what builds one like it."""
+    """Splits a `WeakCache` key into functions, a hashable rest, and a constructor from both."""
     if isinstance(owner, Wrapper):
         functions, kind, build = _parts(owner.inner)
         kinds, around = (kind, owner.kind), type(owner).around
@@ -105,7 +105,7 @@ def _parts(owner: Any) -> tuple[tuple[Any, ...], Hashable, Callable[[tuple[Any, 
 
 
 def _weak(function: Any) -> Any:
-    """Returns a stand-in, which refers weakly, of a function or an object with init and update."""
+    """Returns a callable that calls a function, or an optimiser's methods, by weak reference."""
     if isinstance(function, types.MethodType):
         held: Any = weakref.WeakMethod(function)
     else:

@@ -20,7 +20,7 @@ _SETTINGS: dict[str, Any] = {
 
 
 class Settings:
-    """JAX's settings of the thread that makes a trainer, which its worker threads enter.
+    """JAX's settings of the thread that makes a trainer, which its worker threads take over.
 
     What ``with jax.enable_x64(True):`` and the like set holds for one thread.
 
@@ -37,7 +37,7 @@ class Settings:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Context manager in which the settings hold for the thread that is in it."""
+        """Context manager that applies JAX's settings of the trainer's thread to another thread."""
         with contextlib.ExitStack() as stack:
             for name, value in self._values.items():
                 # Only what differs: programs are compiled anew for settings of a thread.

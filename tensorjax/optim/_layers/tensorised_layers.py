@@ -37,7 +37,7 @@ LOOKED_FOR = (
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """Tensorised layer in a parameter tree: positions of its cores and gates, and its bonds.
+    """Tensorised layer in a parameter tree: which leaves are its cores and gates, its bonds.
 
     Attributes:
       path: of the mapping that holds it.
@@ -91,7 +91,7 @@ class Layout:
 
     @property
     def gates(self) -> tuple[int, ...]:
-        """Positions of all gates among the leaves of a parameter tree, layer by layer."""
+        """Indices of all rank gates among the leaves of a parameter tree, layer by layer."""
         return tuple(leaf for layer in self.layers for leaf in layer.gates)
 
 
@@ -118,7 +118,7 @@ def find(params: Any) -> Layout:
 
 
 def gated(params: Any) -> Layout:
-    """Finds the tensorised layers of a parameter tree; ValueError if there is no gate."""
+    """Finds the tensorised layers of a parameter tree; ValueError if none has rank gates."""
     layout = find(params)
     if not layout.gates:
         bare = ", ".join(layer.name for layer in layout.layers[:3])
@@ -193,7 +193,7 @@ def _check_gates(layer: Layer, gates: list[Any]) -> None:
 
 
 def check_concrete(name: str, leaves: Any) -> None:
-    """Raises TypeError if leaves are traced where the live gates of tensorised layers count."""
+    """Raises TypeError if the parameters of tensorised layers are traced by JAX."""
     if _check.is_traced(leaves):
         raise TypeError(
             f"{name}: how many gates live depends on the data, which jit, vmap and grad cannot "
@@ -202,7 +202,7 @@ def check_concrete(name: str, leaves: Any) -> None:
 
 
 def labels(params: PyTree) -> Any:
-    """Labels every leaf of a parameter tree "core", "gate" or "dense", for `optax.partition`.
+    """Labels every parameter "core", "gate" or "dense", for `optax.partition`.
 
     Made for `optax.partition`, which takes the function itself; the rates of the paper's released
     program would be::
@@ -244,7 +244,7 @@ def labels(params: PyTree) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Stacks:
-    """Conversion between stacked leaves of an optimiser's parameter tree and single layers.
+    """Conversion between layers stacked by `nnx.vmap` and single layers, in a parameter tree.
 
     Attributes:
       axes: for each leaf, how many leading axes it is stacked over.
@@ -257,7 +257,7 @@ class Stacks:
 
     @classmethod
     def of(cls, params: Any) -> "Stacks":
-        """Finds the stacked layers of a parameter tree, whose gates have leading axes."""
+        """Finds the layers stacked by `nnx.vmap` in a parameter tree, by leading axes of gates."""
         paths, leaves, structure = flatten(params)
         shapes = tuple(tuple(np.shape(leaf)) for leaf in leaves)
         groups: dict[Path, dict[str, list[int]]] = {}
@@ -273,7 +273,7 @@ class Stacks:
         return cls(structure, paths, tuple(axes), shapes)
 
     def split(self, tree: Any, name: str = "updates") -> Any:
-        """Splits the stacked layers of a tree into single ones: nested dicts, numbered copies.
+        """Splits layers stacked by `nnx.vmap` in a parameter tree into single ones.
 
         A tree without stacked layers is returned as it is. ``name`` is for errors.
 
@@ -299,7 +299,7 @@ class Stacks:
         return out
 
     def join(self, tree: Any) -> Any:
-        """Stacks single layers again, in the containers of the original parameters."""
+        """Stacks single layers again, in the pytree structure of the original parameters."""
         if not any(self.axes):
             return tree
         paths, leaves, _ = flatten(tree)
@@ -318,7 +318,7 @@ class Stacks:
         return jax.tree.unflatten(self.structure, out)
 
     def siblings(self, layout: Layout) -> list[list[int]]:
-        """Returns, for every stacked layer, the positions of its copies in a `Layout`."""
+        """Returns, for every layer stacked by `nnx.vmap`, the numbers of its single layers."""
         tops = {
             _key(path[: len(path) - next(n for _, n in parts(path))])
             for path, count in zip(self.paths, self.axes, strict=True)
@@ -345,7 +345,7 @@ def _leading(group: dict[str, list[int]], shapes: Sequence[tuple[int, ...]]) -> 
 
 
 def _copies(path: Path, count: int) -> list[Path]:
-    """Returns the paths of a stacked tensorised leaf's copies, with each copy's number inserted."""
+    """Returns a stacked parameter's paths in the tree of single layers, one for each copy."""
     at = len(path) - next(n for _, n in parts(path))
     return [(*path[:at], copy, *path[at:]) for copy in range(count)]
 
@@ -357,7 +357,7 @@ def _put(out: dict[str, Any], path: Path, leaf: Any) -> None:
 
 
 def _key(path: Path) -> Path:
-    """Converts a tensorised leaf's path to its path in the tree of single layers of `Stacks`."""
+    """Converts a stacked parameter's path to its path in the tree of single layers."""
 
     def token(key: Hashable) -> Hashable:
         return int(key) if isinstance(key, str) and key.isdecimal() else key

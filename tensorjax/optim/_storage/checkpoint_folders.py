@@ -24,7 +24,7 @@ _TURN = threading.RLock()
 
 
 def replace(place: Path, write: Callable[[Path], object]) -> None:
-    """Replaces a checkpoint's folder by one that a function writes: entirely or not at all.
+    """Replaces a checkpoint folder atomically by one that a function writes.
 
     The new folder is written beside the old one, which is removed last. Where the process ends
     between the two renames, the old one is left under the name that `existing` looks for.
@@ -70,7 +70,7 @@ def _replace(place: Path, write: Callable[[Path], object]) -> None:
 
 
 def check_replaceable(place: Path) -> None:
-    """Checks that a path is free, an empty folder or a checkpoint, and holds nothing else."""
+    """Checks that a path may be overwritten: free, an empty folder, or nothing but a checkpoint."""
     if odd := set("[]*?") & set(str(place)):
         raise ValueError(
             f"path: expected none of []*?, which Orbax takes for patterns, got {min(odd)} in "
@@ -90,7 +90,7 @@ def check_replaceable(place: Path) -> None:
 
 
 def existing(place: Path) -> Path:
-    """Finds a checkpoint's folder, or the older one of an interrupted `replace`, and verifies it.
+    """Finds and verifies a checkpoint folder, or the older one if its replacement was interrupted.
 
     Raises:
       FileNotFoundError: no checkpoint at the place.
@@ -118,7 +118,7 @@ def existing(place: Path) -> Path:
 
 
 def damaged(place: Path, what: str) -> ValueError:
-    """Builds the error of a checkpoint that cannot be read."""
+    """Builds the exception for a checkpoint that cannot be read."""
     return ValueError(
         f"path: expected an undamaged checkpoint of optim.save, got {place}: {what}; load an "
         "earlier one or a copy"
@@ -139,7 +139,7 @@ def _verify(place: Path) -> None:
 
 
 def _checksums(place: Path) -> dict[str, list[int]]:
-    """Computes size and CRC-32 of every file in a folder but that of the checksums."""
+    """Computes size and CRC-32 of every file in a checkpoint, except for its checksum file."""
     sums = {}
     for path in sorted(place.rglob("*")):
         if path.is_file() and path != place / _SUMS:
@@ -156,12 +156,12 @@ def _is_part(name: str) -> bool:
 
 
 def _beside(place: Path, suffix: str) -> Path:
-    """Returns a hidden name beside a checkpoint, of a folder that `replace` may remove."""
+    """Returns a hidden folder name beside a checkpoint, for temporary copies of it."""
     return place.with_name(f".{place.name}.tensorjax-{suffix}")
 
 
 def _remove(place: Path) -> None:
-    """Removes a folder of `_beside`, with what an interrupted Orbax left of it."""
+    """Removes a temporary checkpoint folder, with files that an interrupted Orbax left."""
     left = place.parent.glob(f"{place.name}.orbax-checkpoint-tmp*")
     for path in (place, *left):
         if path.is_dir():
@@ -179,6 +179,6 @@ def _rename(place: Path, old: Path, new: Path) -> None:
 
 
 def _together(name: str) -> None:
-    """Waits for all processes, for they see the folder of the first."""
+    """Waits at a barrier until all processes that save a checkpoint have reached it."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(f"tensorjax.optim.save: {name}")

@@ -138,7 +138,7 @@ def load(path: str | os.PathLike[str], *trees: PyTree) -> PyTree:
 
 
 def _like(name: str, saved: Any, old: Any) -> jax.ShapeDtypeStruct:
-    """Describes an array to load as it was saved; ValueError where the tree's cannot be that."""
+    """Returns shape, dtype and sharding to load a saved array with; ValueError if it cannot fit."""
     shape = tuple(saved.shape)
     dtype = old.dtype if hasattr(old, "dtype") else saved.dtype  # Python's numbers have none
     same = shape == np.shape(old)
@@ -152,7 +152,7 @@ def _like(name: str, saved: Any, old: Any) -> jax.ShapeDtypeStruct:
 
 
 def _shrinks(name: str) -> bool:
-    """Whether an array of a checkpoint belongs to a part of a layer whose ranks may change."""
+    """Whether an array of a checkpoint is a core, factor or gate, whose ranks may change."""
     return bool({"cores", "core", "factors", "gates"} & set(name.split("/")))
 
 
@@ -173,7 +173,7 @@ def _checkpointer() -> Any:
 
 
 def _flat(trees: tuple[Any, ...]) -> tuple[list[Any], list[str], Any]:
-    """Flattens trees to arrays and names for a checkpoint; returns also a function to rebuild."""
+    """Flattens trees to named arrays for a checkpoint; returns also a function to rebuild them."""
     if not trees:
         raise ValueError("trees: expected at least one model, tree or state, got none")
     objects = [n for n, tree in enumerate(trees) if _is_flax(tree)]

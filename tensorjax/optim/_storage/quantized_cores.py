@@ -17,7 +17,7 @@ Kind = Literal["int8", "float8_e4m3fn", "float8_e5m2"]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Quantized:
-    """Core that is stored in eight bits: ``values`` times ``scale``.
+    """Core of a tensorised layer quantised to eight bits: ``values`` times ``scale``.
 
     Attributes:
       values: int8 or float8, of the shape of the core.
@@ -44,7 +44,7 @@ class Quantized:
 
 
 def quantize(params: Tree, dtype: Kind = "int8", *, key: jax.Array | None) -> Tree:
-    """Stores the cores of tensorised layers in eight bits, by unbiased stochastic rounding.
+    """Quantises the cores of tensorised layers to eight bits, by unbiased stochastic rounding.
 
     A core G becomes integers, or floating-point numbers of eight bits, Q, and a scale s = max|G| /
     (largest number of the type). G / s lies between two neighbours in the type, and is rounded to
@@ -105,7 +105,7 @@ def quantize(params: Tree, dtype: Kind = "int8", *, key: jax.Array | None) -> Tr
 
 
 def dequantize(stored: Tree) -> Tree:
-    """Returns parameters with cores in their own dtype again, from those that `quantize` stored.
+    """Converts quantised cores in a parameter tree back to their own dtypes.
 
     Args:
       stored: a tree with `Quantized` cores; other leaves stay as they are.
@@ -132,7 +132,7 @@ def dequantize(stored: Tree) -> Tree:
 
 
 def straight_through(params: Tree, dtype: Kind = "int8", *, key: jax.Array | None) -> Tree:
-    """Rounds the cores as `quantize` stores them, with the gradient of the identity.
+    """Rounds cores to eight bits in training, with the gradient of the identity.
 
     For a training that keeps cores in full precision, and is to work once they are quantised: the
     loss is taken at the rounded cores, and its gradient is that of the cores themselves.
@@ -166,7 +166,7 @@ def straight_through(params: Tree, dtype: Kind = "int8", *, key: jax.Array | Non
 
 @jax.custom_jvp
 def _passed(x: jax.Array, rounded: jax.Array) -> jax.Array:
-    """Returns a core rounded to eight bits, with the derivative of the unrounded core."""
+    """Rounds a core to eight bits, with the gradient of the identity (straight-through)."""
     del x
     return rounded
 

@@ -49,7 +49,7 @@ Arrays = list[list[jax.Array]]  # for each part of a layer, the parameter and it
 
 
 def moments_of(layout: Layout, leaves: list[Any], state: Any) -> list[tuple[int, int, bool]]:
-    """Lists the moments of cores and gates in an optimiser's state that a basis change converts.
+    """Lists the optimiser moments of cores and gates that a change of bond bases transforms.
 
     Arrays of the state of other shapes than their parameter's, such as those of `optax.adafactor`,
     are left out: they stay as they are, and follow by their own decay.
@@ -71,7 +71,7 @@ def moments_of(layout: Layout, leaves: list[Any], state: Any) -> list[tuple[int,
 
 
 def by_gradient(layout: Layout, state: Any) -> list[bool]:
-    """Marks the layers whose optimiser state records gradients that are not normalised.
+    """Marks the layers whose optimiser state is made of gradients without normalisation.
 
     So it is with momentum and with L-BFGS. Plain gradient descent keeps no record of gradients by
     which it could be known.
@@ -90,7 +90,7 @@ def by_gradient(layout: Layout, state: Any) -> list[bool]:
 
 
 def curvature_of(state: Any) -> list[int]:
-    """Lists the arrays of an optimiser's L-BFGS memory, which cuts and changes of basis reset.
+    """Lists the arrays of an optimiser's L-BFGS memory, which a rank cut or basis change resets.
 
     Differences of parameters and of gradients in two bases say nothing of curvature, and those
     across a cut are no step of a descent: their product may be negative, which
@@ -113,7 +113,7 @@ def cut_and_changed(
     moving: list[tuple[int, int, bool]], moments: list[jax.Array], stays: jax.Array,
     due: jax.Array, balanced: list[bool], counters: Counters,
 ) -> list[jax.Array]:  # fmt: skip
-    """Replaces moves by those of a decision on gates and, if due, of a change of basis.
+    """Applies a pruning decision to the optimiser updates, then changes bond bases if due.
 
     A change of basis takes all bonds to the basis of their singular vectors, and the moments too.
 
@@ -155,7 +155,7 @@ def cut_and_changed(
 
 
 def _is_uniform(layer: Layer, leaves: list[Any], moves: list[Any]) -> bool:
-    """Whether a layer is a train whose cores have one dtype, as have its gates, and their moves."""
+    """Whether a layer is a tensor train with one dtype of its cores, and one of its gates."""
     kinds = [
         {(jnp.result_type(leaves[k]), jnp.result_type(moves[k])) for k in parts}
         for parts in (layer.cores, layer.gates)
@@ -168,7 +168,7 @@ def _changed(
     moving: list[tuple[int, int, bool]], moments: list[jax.Array], stays: jax.Array,
     due: jax.Array, balanced: list[bool], counters: Counters, numbers: Iterable[int],
 ) -> tuple[dict[int, jax.Array], list[jax.Array]]:  # fmt: skip
-    """Changes bases of some layers, after a cut if moves are given.
+    """Changes the bond bases of some layers and their moments, after a rank cut if there is one.
 
     Returns:
       (new cores and gates by position, or their moves if moves are given; new moments).
@@ -235,14 +235,14 @@ def _changed(
 
 
 def _places(layout: Layout) -> list[tuple[int, int]]:
-    """Returns each layer's positions of first bond and first core in lists of all layers."""
+    """Returns the numbers of each layer's first bond and first core, counted over all layers."""
     bonds = itertools.accumulate((len(layer.gates) for layer in layout.layers), initial=0)
     parts = (len(layer.cores) + len(layer.gates) for layer in layout.layers)
     return [*zip(bonds, itertools.accumulate(parts, initial=0), strict=True)]
 
 
 def counters_of(layout: Layout, leaves: list[Any], moving: list[tuple[int, int, bool]]) -> int:
-    """Returns the number of scalars that the `Counters` of a change of basis must hold."""
+    """Returns the number of scalars that `Counters` needs to slice the arrays of all layers."""
     parts = [k for layer in layout.layers for k in (*layer.cores, *layer.gates)]
     shapes = [jnp.shape(leaves[k]) for k in (*parts, *(k for _, k, _ in moving))]
     return max(most_alike(shapes), len(layout.layers))
@@ -253,7 +253,7 @@ def _groups(
     moving: list[tuple[int, int, bool]], moments: list[Any], balanced: list[bool],
     members: Iterable[int],
 ) -> list[tuple[str, list[int]]]:  # fmt: skip
-    """Groups layers for changes of basis: trains by dtypes, Tucker layers by shapes too.
+    """Groups tensorised layers whose bond bases change in one loop, by dtypes and shapes.
 
     Returns:
       (kind, positions of the layers) of each group.
@@ -288,7 +288,7 @@ def _groups(
 
 @dataclasses.dataclass(frozen=True)
 class _Tuckers:
-    """Tucker layers of equal shapes that change bases in one loop, as `Trains` holds trains.
+    """Tucker layers of equal shapes, whose bond bases change in one loop.
 
     Attributes:
       layer: one of them.
@@ -305,7 +305,7 @@ class _Tuckers:
     balanced: bool
 
     def pack(self) -> list[jax.Array]:
-        """Stacks cores and gates of all layers with their moments: each (layers, arrays, …)."""
+        """Stacks cores and gates of Tucker layers with their moments: each (layers, arrays, …)."""
         out = []
         for values in zip(*self.arrays, strict=True):
             dtype = widest(*values[0])
@@ -315,7 +315,7 @@ class _Tuckers:
     def change(
         self, packed: list[jax.Array], stays: jax.Array, order: Factorisations
     ) -> list[jax.Array]:
-        """Transforms packed Tucker layers to the bases of their bonds' singular vectors."""
+        """Transforms stacked Tucker layers to the bases of their bonds' singular vectors."""
         rests = picked(stays, np.array(self.numbers))
         if len(self.arrays) == 1:
             own = [x[0] for x in packed]
@@ -335,7 +335,7 @@ class _Tuckers:
     def _one(
         self, arrays: list[jax.Array], stays: jax.Array, order: Factorisations
     ) -> list[jax.Array]:
-        """Changes the bases of one layer, each part with its moments; gates become 0 or 1."""
+        """Changes the bond bases of one Tucker layer and its moments; gates become 0 or 1."""
         layer = self.layer
         found = _tucker_bases(layer, [values[0] for values in arrays], order)
         if self.balanced:
@@ -343,7 +343,7 @@ class _Tuckers:
         return _tucker_changed(layer, self.kinds, arrays, stays, found)
 
     def unpack(self, packed: list[jax.Array], counters: Counters) -> list[Arrays]:
-        """Splits packed Tucker layers into parameter and moments of every core and factor."""
+        """Splits stacked Tucker layers into the parameter and moments of each core and factor."""
         out: list[Arrays] = [[] for _ in self.arrays]
         for values in packed:
             layers, count, *shape = values.shape
@@ -357,7 +357,7 @@ class _Tuckers:
 def _tucker_changed(
     layer: Layer, kinds: list[list[str]], arrays: list[jax.Array], stays: jax.Array, found: Bases
 ) -> list[jax.Array]:
-    """Transforms the parts of one Tucker layer, and their moments, to new bases."""
+    """Transforms core, factors, gates and moments of one Tucker layer to new bond bases."""
     out = []
     for part, (old, names) in enumerate(zip(arrays, kinds, strict=True)):
         if part < len(layer.cores):
@@ -373,7 +373,7 @@ def _tucker_changed(
 
 
 def _core_moved(layer: Layer, part: int, new: jax.Array, kinds: Kinds, found: Bases) -> jax.Array:
-    """Transforms one core or factor of a Tucker layer, with its moments, to new bases."""
+    """Transforms one core or factor of a Tucker layer, with its moments, to new bond bases."""
     for bond, ends in enumerate(layer.bonds):
         # The factor is on the left, and the core is named first.
         for (core, axis), pair in zip(ends, (found.above, found.below), strict=True):
@@ -389,7 +389,7 @@ def _core_moved(layer: Layer, part: int, new: jax.Array, kinds: Kinds, found: Ba
 
 
 def _tucker_bases(layer: Layer, parts: list[jax.Array], order: Factorisations) -> Bases:
-    """Finds the new bases of a Tucker layer's bonds for its change of basis: singular vectors."""
+    """Finds the singular vectors of a Tucker layer's bonds, as new bases for them."""
     dtype = widest(jnp.float32, *parts[: len(layer.cores)])
     core, *factors = (x.astype(dtype) for x in parts[: len(layer.cores)])
     gates = [gate.astype(dtype) for gate in parts[len(layer.cores) :]]
@@ -414,7 +414,7 @@ def _tucker_bases(layer: Layer, parts: list[jax.Array], order: Factorisations) -
 
 
 def _as(new: jax.Array, old: Any) -> jax.Array:
-    """Casts an array after a change of basis to the dtype and sharding that it had before."""
+    """Casts a transformed array to the dtype and sharding that it had before."""
     dtype = jnp.result_type(old)
     new = (new if jnp.issubdtype(dtype, jnp.complexfloating) else new.real).astype(dtype)
     return like(new, old)

@@ -43,7 +43,7 @@ class Factorisations:
         return jnp.pad(r, [(0, 0)] * (a.ndim - 2) + [(0, a.shape[-1] - r.shape[-2]), (0, 0)])
 
     def svd(self, a: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Computes the SVD of square matrices."""
+        """Computes the SVD of square matrices after the factorisations before it have ended."""
         found = linalg.svd(after(a, *self.done))
         self.done = (found[1],)
         return found  # type: ignore[return-value]
@@ -51,7 +51,7 @@ class Factorisations:
 
 @dataclasses.dataclass(frozen=True)
 class Bases:
-    """New bases of bonds: matrices (bonds, new, old) for the parts on both sides, and the gates.
+    """New bases of bonds: matrices (bonds, new, old) for the cores on both sides, and new gates.
 
     Attributes:
       below: for the left part of every bond, the matrices of parameters and of gradients.
@@ -67,7 +67,7 @@ class Bases:
     norms: jax.Array
 
     def but(self, stays: jax.Array) -> "Bases":
-        """Returns the bases with those of some bonds, marked by ``stays`` (bonds,), unchanged."""
+        """Returns new bond bases in which bonds marked by ``stays`` (bonds,) are left unchanged."""
         still = stays[:, None, None]
 
         def kept(x: jax.Array) -> jax.Array:
@@ -77,7 +77,7 @@ class Bases:
         return Bases(below, above, self.live, jnp.where(stays, 0.0, self.norms))
 
     def balanced(self, powers: np.ndarray) -> "Bases":
-        """Returns the bases with scalars c on their left and 1/c on their right.
+        """Balances norms of neighbouring cores: scales bases by c on the left, 1/c on the right.
 
         Args:
           powers: (2, bonds, bonds), of log c of each bond per log of the norms on both sides of
@@ -103,7 +103,7 @@ class Bases:
 
 
 def powers_of_train(bonds: int) -> np.ndarray:
-    """Computes powers of norms, (2, bonds, bonds), that balance a train's bases at its bonds.
+    """Computes exponents of norms, (2, bonds, bonds), that balance the cores of a tensor train.
 
     With a and b the norms of what is left and right of a bond, the derivative by core j of d has
     the norm e_j = a_{j−1} b_j, and log c_k = Σ_{j≤k} log e_j − k/d Σ_j log e_j.
@@ -115,7 +115,7 @@ def powers_of_train(bonds: int) -> np.ndarray:
 
 
 def powers_of_tucker(bonds: int) -> np.ndarray:
-    """Computes the powers of bond norms that balance a Tucker layer; see `powers_of_train`."""
+    """Computes exponents of norms that balance core and factors of a Tucker layer."""
     own = np.stack([np.zeros((bonds, bonds)), np.eye(bonds)])
     return own - np.ones((2, bonds, bonds)) / (bonds + 1)
 
@@ -123,7 +123,7 @@ def powers_of_tucker(bonds: int) -> np.ndarray:
 def bases(
     gate: jax.Array, left: jax.Array, right: jax.Array, sizes: np.ndarray, order: Factorisations
 ) -> Bases:
-    """Computes the bases of singular vectors of bonds, one batch padded by dead indices.
+    """Computes the singular vectors of many bonds, padded to one size, as new bases for them.
 
     Args:
       gate: (bonds, r).
@@ -155,7 +155,7 @@ def bases(
 
 
 def kind_of(value: jax.Array, parameter: jax.Array, held: bool) -> str:
-    """Returns how new bond bases change a moment: as parameter, gradient or square, or unknown.
+    """Classifies an optimiser moment by how new bond bases change it: as gradient, square, ….
 
     Those which are real beside complex parameters are squares. Of the others those are taken for
     squares, whatever their name, which have no negative entry: "unknown" before the data is seen.
@@ -169,7 +169,7 @@ def kind_of(value: jax.Array, parameter: jax.Array, held: bool) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Kinds:
-    """Split of the arrays at a bond by how new bond bases change them: linearly, or as squares.
+    """Kinds of the arrays at a bond, which a change of basis treats as parameters or squares.
 
     Attributes:
       parameters: (…,), constant.
@@ -181,7 +181,7 @@ class Kinds:
 
     @classmethod
     def of(cls, kinds: Sequence[Sequence[str]], values: jax.Array) -> "Kinds":
-        """Classifies the arrays (cores, arrays, …) at a bond: parameters, gradients or squares."""
+        """Classifies arrays at a bond, (cores, arrays, …), as parameters, gradients or squares."""
         names = np.full(values.shape[:2], "gradient", object)  # of padding too
         for row, each in enumerate(kinds):
             names[row, : len(each)] = each
@@ -191,7 +191,7 @@ class Kinds:
         return cls((names == "parameter").astype(bool), squares)
 
     def matrices(self, pair: Pair) -> jax.Array:
-        """Returns the matrices (cores, arrays, new, old) from those of parameters and gradients."""
+        """Returns each array's basis-change matrix: that of parameters or that of gradients."""
         of_parameters, of_gradients = (x[:, None] for x in pair)
         squared = (jnp.abs(of_gradients) ** 2).astype(of_gradients.dtype)
         found = jnp.where(self.squares[..., None, None], squared, of_gradients)
@@ -199,7 +199,7 @@ class Kinds:
 
 
 def gates_moved(live: jax.Array, values: jax.Array, held: np.ndarray) -> jax.Array:
-    """Computes gates and their moments in new bond bases: ones, and means of the moments.
+    """Computes gates after a change of bond bases, zeros and ones, and their moments, as means.
 
     Args:
       live: (bonds, r), of the new basis.

@@ -34,7 +34,7 @@ class Counters(NamedTuple):
     def pieces(
         self, packed: jax.Array, places: Sequence[Shape], shapes: Sequence[Shape]
     ) -> list[jax.Array]:
-        """Cuts pieces out of a packed array, each from the beginning of its trailing axes.
+        """Slices pieces out of a packed array, so that XLA compiles one kernel per piece shape.
 
         Args:
           packed: (…) with as many leading axes as a place has numbers.
@@ -61,5 +61,5 @@ class Counters(NamedTuple):
 
 
 def most_alike(shapes: Sequence[Shape]) -> int:
-    """Counts the pieces of the most frequent shape."""
+    """Counts how many of some arrays share the most frequent shape."""
     return max((shapes.count(shape) for shape in set(shapes)), default=0)

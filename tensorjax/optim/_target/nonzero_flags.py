@@ -14,7 +14,7 @@ BLOCK = 64
 
 
 def any_nonzero(arrays: list[Any]) -> jax.Array:
-    """Marks the arrays that have a nonzero entry; arrays of integers count as zero.
+    """Marks the arrays that have a nonzero entry; integer arrays count as zero.
 
     A reduction for every array takes XLA much time to compile. Small arrays are joined to rows of
     one block size, with zeros behind each.

@@ -23,7 +23,7 @@ def least_important(
     most: jax.Array,
     together: np.ndarray,
 ) -> jax.Array:
-    """Marks the gates that a cut to a size target sets to zero, least important first, under jit.
+    """Marks the least important rank gates to prune, down to a model size, under jit.
 
     The same order as that of `prune`, on traced arrays. One index of every bond stays. Bonds of the
     copies of a stacked layer lose an index each at once, as one array holds all copies, and only
@@ -80,7 +80,7 @@ def least_important(
 
 
 def sizes_of_all(layout: Layout, leaves: list[Any]) -> tuple[int, int]:
-    """Counts parameters that a target of cuts refers to: of layers if dense, and outside them."""
+    """Counts a model's parameters if its tensorised layers were dense, and those outside them."""
     dense = 0
     for layer in layout.layers:
         if not layer.gates:

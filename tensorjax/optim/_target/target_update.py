@@ -45,7 +45,7 @@ Descend = Callable[[Any], tuple[Any, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class TargetStep(Step):
-    """One update of the rank-adaptive optimiser that may cut ranks towards a target size."""
+    """One rank-adaptive update that may cut ranks towards a target model size."""
 
     schedule: Schedule
     tick: Any
@@ -81,7 +81,7 @@ class TargetStep(Step):
         )  # fmt: skip
 
     def _together(self) -> np.ndarray:
-        """Numbers the bonds for cuts to a target: copies of a stacked layer's bond alike."""
+        """Numbers all bonds; bonds of a stacked layer's copies share numbers, to be cut at once."""
         starts = np.cumsum([0, *(len(layer.gates) for layer in self.layout.layers)])
         numbers = np.arange(starts[-1])
         for copies in self.stacks.siblings(self.layout) if self.stacks is not None else ():
@@ -94,12 +94,12 @@ class TargetStep(Step):
         return self._cuts() | self._tries()
 
     def _cuts(self) -> jax.Array:
-        """Whether a rank cut is due in this update."""
+        """Whether the schedule makes this optimiser update cut ranks."""
         return (self.tick > self.state.tick) & (self.tick % 2 == 1)
 
     @property
     def gate_size(self) -> float:
-        """Size of one nonzero gate: 1 where `compress_to` counts all parameters, else 0."""
+        """Parameters that a nonzero rank gate adds to the model size: 1, or 0 if not counted."""
         return float(self.options.compress_to is not None)
 
 
@@ -112,7 +112,7 @@ def towards_target(
     descend: Descend,
     stacks: Stacks | None = None,
 ) -> tuple[Any, RankAdaptiveState]:
-    """Computes moves and state of one optimiser update towards a target size.
+    """Computes one update of the optimiser that cuts ranks down to a target model size.
 
     Args:
       options: with a schedule.
@@ -157,7 +157,7 @@ def towards_target(
 
 
 def _cuts_of(options: Options, layout: Layout, stacks: Stacks | None, given: Any) -> Any:
-    """Returns `_cut_if` for some layers; compiled for arrays outside of `jax.jit`.
+    """Returns `_cut_if` with options and layers bound; jitted if the arrays are not traced.
 
     Operation by operation, its conditions would be compiled anew in every update. The inner
     optimiser is not in it: it may be one that reads its arrays.
@@ -181,7 +181,7 @@ def _cut_if(
     state: RankAdaptiveState, began: jax.Array, tick: jax.Array, moves: Any, gradients: Any,
     inner: Any,
 ) -> tuple[Any, Any, jax.Array, dict[str, Any]]:  # fmt: skip
-    """Cuts ranks towards the target, changes bases, judges the last cut, as the schedule says."""
+    """Judges the last rank cut, then cuts ranks and changes bond bases if the schedule says so."""
     members = sorted(k for layer in layout.layers for k in (*layer.cores, *layer.gates))
     steps, structure = jax.tree.flatten(moves)
     arrays, inner_structure = jax.tree.flatten(inner)
@@ -256,7 +256,7 @@ def _decided(
     step: TargetStep, decision: Decision, size: jax.Array, learnt: dict[str, Any],
     names: tuple[str, ...],
 ) -> tuple[Decision, tuple[jax.Array, jax.Array], jax.Array, dict[str, Any]]:  # fmt: skip
-    """Completes the gate decision of a target update: whether bases change, what is remembered.
+    """Completes the pruning decision of an update: whether bond bases change, and the new state.
 
     Returns:
       (the decision, whether bases change and whether parameters jump, be it by that or by a cut or
@@ -277,7 +277,7 @@ def _decided(
 
 
 def _undecided(layout: Layout, moves: list[Any]) -> Decision:
-    """Returns a decision that changes no gate, for updates without a rank cut."""
+    """Returns a pruning decision that changes no gate, for updates without a rank cut."""
     joined = [jnp.asarray(moves[k]) for k in layout.gates]
     none = jnp.zeros((sum(x.size for x in joined),), bool)
     parts = sum(len(layer.cores) + len(layer.gates) for layer in layout.layers)
@@ -286,7 +286,7 @@ def _undecided(layout: Layout, moves: list[Any]) -> Decision:
 
 
 def _parts(layout: Layout) -> np.ndarray:
-    """Numbers the cores and gates of every layer, padded to a rectangular array (layers, parts)."""
+    """Numbers cores and gates over all layers, padded to a rectangular array (layers, parts)."""
     rows, start = [], 0
     for layer in layout.layers:
         parts = len(layer.cores) + len(layer.gates)
@@ -296,13 +296,13 @@ def _parts(layout: Layout) -> np.ndarray:
 
 
 def _stays(layout: Layout, rests: jax.Array) -> jax.Array:
-    """Marks the layers that keep their bases, as a part of them is frozen."""
+    """Marks the layers whose bond bases stay, since one of their parameters is frozen."""
     held = jnp.append(rests, jnp.zeros((), bool))
     return jnp.any(picked(held, _parts(layout)), 1)
 
 
 def _worth(layout: Layout, old: Any, gates: list[Any], slopes: dict[int, jax.Array]) -> Any:
-    """Adds (gate · gradient)² to the gates' importance, in an update towards a target size."""
+    """Adds (gate · gradient)² to the importance of every rank gate."""
     leaves, structure = jax.tree.flatten(old)
     out = []
     for k, x in zip(sorted(layout.gates), leaves, strict=True):
@@ -312,7 +312,7 @@ def _worth(layout: Layout, old: Any, gates: list[Any], slopes: dict[int, jax.Arr
 
 
 def _held(layout: Layout, leaves: list[Any], moves: dict[int, Any]) -> dict[int, jax.Array]:
-    """Corrects the moves of a target update: zero gates stay zero, and others positive.
+    """Corrects optimiser updates of gates: zero gates stay zero, and others stay positive.
 
     Entries that the inner optimiser leaves as they are, as where it holds them fixed, stay.
     """

@@ -39,7 +39,7 @@ Places = list[tuple[int, int]]
 
 @dataclasses.dataclass(frozen=True)
 class Train:
-    """Arrays of one train of which all bases are changed: cores and gates with their moments.
+    """Tensor train whose bond bases change: its cores and gates with their optimiser moments.
 
     Attributes:
       arrays: for each part, cores and then gates, the parameter and its moments.
@@ -61,13 +61,13 @@ class Train:
     part: int = 0
 
     def held(self, part: int) -> list[jax.Array]:
-        """Returns the arrays of one core or gate: parameter, its move if ranks are cut, moments."""
+        """Returns the arrays of one core or gate: parameter, update if ranks are cut, moments."""
         value, *moments = self.arrays[part]
         return [value, *([self.moves[part]] if self.moves is not None else []), *moments]
 
 
 class Cut(NamedTuple):
-    """Decision on the gates of all layers in an update that cuts trains and changes their bases.
+    """Pruning decision on the gates of all layers, as matrices with one row per bond.
 
     Attributes:
       gates: (bonds, most entries), moves of the gates.
@@ -82,7 +82,7 @@ class Cut(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _Chains:
-    """Positions of cores and bonds in the arrays that hold several trains of different lengths.
+    """Indices of cores and bonds in arrays that hold several trains of different lengths.
 
     A bond has the number of the core on its left: first cores, one for each train, then middle
     ones, train by train.
@@ -105,7 +105,7 @@ class _Chains:
 
     @classmethod
     def of(cls, inner: Sequence[int]) -> "_Chains":
-        """Computes positions of cores and bonds from every train's number of middle cores."""
+        """Computes indices of cores and bonds in padded arrays from each train's middle cores."""
         trains, total = len(inner), sum(inner)
         owners = np.repeat(np.arange(trains), inner)
         place = np.concatenate([np.arange(n) for n in (*inner, 0)])
@@ -122,7 +122,7 @@ class _Chains:
 
 
 def joined(layers: Sequence[Layer]) -> list[list[int]]:
-    """Groups trains that change bases in one loop, by shapes, so that padding costs little."""
+    """Groups tensor trains of like shapes, to change their bond bases in one padded loop."""
     alike: dict[Any, list[int]] = {}
     for number, layer in enumerate(layers):
         alike.setdefault(layer.shapes, []).append(number)
@@ -138,7 +138,7 @@ def joined(layers: Sequence[Layer]) -> list[list[int]]:
 
 
 def _entries(layers: Sequence[Layer]) -> tuple[int, int]:
-    """Counts the entries of trains that change basis together, with padding and without."""
+    """Counts the entries of trains that are padded to one shape, with padding and without."""
     sizes = [[_sizes(shape) for shape in layer.shapes] for layer in layers]
     rank = max(s for each in sizes for _, _, s in each)
     ends = sum(max(each[k][1] for each in sizes) for k in (0, -1)) * rank * len(layers)
@@ -153,7 +153,7 @@ def _sizes(shape: tuple[int, ...]) -> tuple[int, int, int]:
 
 @dataclasses.dataclass(frozen=True)
 class Trains:
-    """Trains of one group as padded arrays, whose bonds change to singular bases in one loop.
+    """Tensor trains padded to one shape, whose bonds get singular vectors as bases in one loop.
 
     Attributes:
       trains: of one group, as `joined` makes them.
@@ -165,7 +165,7 @@ class Trains:
 
     @classmethod
     def of(cls, trains: list[Train]) -> "Trains":
-        """Collects the trains of one group for a change of basis."""
+        """Builds padded `Trains` of tensor trains whose bond bases change in one loop."""
         every = (x for t in trains for part in range(len(t.arrays)) for x in t.held(part))
         return cls(trains, widest(jnp.float32, *every))
 
@@ -176,7 +176,7 @@ class Trains:
 
     @property
     def places(self) -> tuple[Places, Places, Places]:
-        """Positions (train, part) of the first, of the middle and of the last cores."""
+        """Indices (train, part) of the first, of the middle and of the last cores of all trains."""
         every = enumerate(self.lengths)
         first, inner, last = [], [], []
         for n, length in every:
@@ -187,12 +187,12 @@ class Trains:
 
     @property
     def bonds(self) -> Places:
-        """Positions (train, part) of the gates: of first cores' bonds, then of middle ones'."""
+        """Indices (train, part) of the gates: of first cores' bonds, then of middle ones'."""
         first, inner, _ = self.places
         return [(n, self.lengths[n] + k) for n, k in (*first, *inner)]
 
     def pack(self) -> list[jax.Array]:
-        """Stacks gates, first, last and middle cores: (…, arrays, r), (…, arrays, r, n, s)."""
+        """Stacks gates, first, last and middle cores of trains, padded, with optimiser moments."""
         first, inner, last = self.places
         rank = max(r for train in self.trains for r in train.layer.ranks)
         sizes = [(len(self.trains[n].arrays[p][0]),) for n, p in self.bonds]
@@ -205,7 +205,7 @@ class Trains:
         return out
 
     def cut(self, packed: list[jax.Array], decision: Cut) -> list[jax.Array]:
-        """Replaces the moves of all parts by those of a decision on gates, as `applied` does."""
+        """Applies a pruning decision to the optimiser updates of the trains' cores and gates."""
         first, inner, last = self.places
         chains = _Chains.of([n - 2 for n in self.lengths])
         count, rank = len(self.trains), packed[0].shape[-1]
@@ -227,7 +227,7 @@ class Trains:
     def moved(
         self, packed: list[jax.Array], stays: jax.Array, order: Factorisations
     ) -> list[jax.Array]:
-        """Computes the moves to the bases of singular vectors, after those of `cut`.
+        """Computes the optimiser updates that take pruned trains to bases of singular vectors.
 
         Args:
           packed: of `cut`.
@@ -253,7 +253,7 @@ class Trains:
         return out
 
     def _dtypes(self, places: Places) -> tuple[Any, Any]:
-        """Returns the dtype of parameters, and the widest of parameters and moves."""
+        """Returns the dtype of parameters, and the widest of parameters and optimiser updates."""
         if not places:
             return self.dtype, self.dtype
         n, p = places[0]
@@ -263,7 +263,7 @@ class Trains:
     def change(
         self, packed: list[jax.Array], stays: jax.Array, order: Factorisations
     ) -> list[jax.Array]:
-        """Transforms packed trains to the bases of their bonds' singular vectors.
+        """Transforms padded trains to the bases of their bonds' singular vectors.
 
         Args:
           packed: of `pack`, or without some arrays that are not to change.
@@ -296,7 +296,7 @@ class Trains:
         return out
 
     def unpack(self, packed: list[jax.Array], counters: Counters) -> list[list[list[jax.Array]]]:
-        """Splits packed trains into the parameter (or move) and moments of every core and gate."""
+        """Splits padded trains into the parameter (or update) and moments of each core and gate."""
         first, inner, last = self.places
         out: list[list[list[jax.Array]]] = [[[] for _ in train.arrays] for train in self.trains]
         for places, values in zip((self.bonds, first, last, inner), packed, strict=False):
@@ -313,7 +313,7 @@ class Trains:
         return out
 
     def _powers(self) -> np.ndarray:
-        """Powers of norms that balance the trains, as `Bases.balanced` takes them."""
+        """Exponents of norms that balance each train's cores, as `Bases.balanced` takes them."""
         out = np.zeros((2, len(self.bonds), len(self.bonds)))
         for n, train in enumerate(self.trains):
             own = [row for row, (owner, _) in enumerate(self.bonds) if owner == n]
@@ -340,7 +340,7 @@ class Trains:
 
 
 def _cast(x: jax.Array, dtype: Any) -> jax.Array:
-    """Casts packed parts to the dtype that they had: gates are real among complex cores."""
+    """Casts slices of padded arrays to their own dtypes: gates are real among complex cores."""
     return (x if jnp.issubdtype(dtype, jnp.complexfloating) else x.real).astype(dtype)
 
 
@@ -374,7 +374,7 @@ def _sides(
     firsts: jax.Array, inners: jax.Array | None, lasts: jax.Array, gate: jax.Array,
     chains: _Chains, order: Factorisations,
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
-    """Computes the QR triangles on both sides of all bonds of trains whose bases change."""
+    """Computes QR triangles on both sides of every bond of trains, to find its singular vectors."""
     count = len(firsts)
     with jax.default_matmul_precision("highest"):
         lefts = order.triangle(jax.vmap(tall)(firsts) * gate[:count, None])

@@ -51,7 +51,7 @@ def available() -> tuple[str, ...]:
 
 
 def choose(backend: Any, folder: Path, say: Notices, options: dict[str, Any]) -> Backend:
-    """Constructs a store's I/O backend from its name; returns an object with its methods as it is.
+    """Constructs a store's I/O backend from its name; returns a given backend object unchanged.
 
     Args:
         backend: A name, or anything with the methods of `Backend`.

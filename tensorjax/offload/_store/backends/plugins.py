@@ -20,7 +20,7 @@ GROUP = "tensorjax.offload"
 
 
 class KvikioFile(DiskFile):
-    """Data file of the kvikio plugin backend; untested, as it needs an NVIDIA GPU and driver."""
+    """Data file read and written by NVIDIA's kvikio; untested, as it needs a GPU and driver."""
 
     def __init__(self, path: Path, *, say: Say):
         super().__init__(path, direct=False, say=say)

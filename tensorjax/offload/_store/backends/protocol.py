@@ -59,7 +59,7 @@ class Backend(Protocol):
         ...
 
     def start(self, queue: Queue) -> None:
-        """Starts an I/O backend, which serves a queue of transfers from then on.
+        """Starts an I/O backend's threads, which serve a queue of transfers from then on.
 
         Args:
             queue: Of the store, from which transfers are taken until it is closed.

@@ -119,14 +119,14 @@ class _Driver:
         self._asleep = False
 
     def wake(self) -> None:
-        """Wakes the io_uring thread if it sleeps; the caller holds the queue's lock."""
+        """Wakes the io_uring thread if it sleeps; the caller holds the transfer queue's lock."""
         if self._asleep:
             # In this order: if a signal's handler raises in between, the next call wakes it again.
             self._ring.wake()
             self._asleep = False
 
     def run(self) -> None:
-        """Serves a queue's transfers by io_uring until the queue is closed and empty."""
+        """Serves queued disk transfers by io_uring until the queue is closed and empty."""
         flight: dict[int, Op] = {}
         landed: list[tuple[Op, int]] = []
         token = 0
@@ -157,7 +157,7 @@ class _Driver:
             self._ring.close()
 
     def _renewing(self, *, busy: bool) -> bool:
-        """Registers replaced staging memory once idle; returns whether transfers must wait.
+        """Registers replaced staging memory with io_uring once idle; returns if transfers wait.
 
         They wait while the replaced memory is still in use.
 
@@ -215,7 +215,7 @@ class _Driver:
 
 
 def probe(folder: Path) -> dict[str, str]:
-    """Tests the io_uring backend on a disk, plain, with SQPOLL and IOPOLL: "" if it works.
+    """Tests io_uring on a disk: plain, with SQPOLL and with IOPOLL; returns "" if it works.
 
     Args:
         folder: On the disk that is meant; a small file is written there and removed.

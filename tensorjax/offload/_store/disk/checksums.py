@@ -28,7 +28,7 @@ def copies_status() -> str:
 
 
 def require() -> None:
-    """Raises ImportError if xxhash, which computes a store's checksums, is not installed."""
+    """Raises ImportError if xxhash, which computes a tensor store's checksums, is not installed."""
     if xxhash is None:
         raise ImportError(
             "tensorjax.offload.TensorStore needs the library xxhash; "
@@ -79,7 +79,7 @@ def gather(sources: Sequence[Any], target: np.ndarray) -> list[str]:
 
 
 def _join(sources: Sequence[Any], target: np.ndarray) -> None:
-    """Concatenates byte arrays whose checksums were taken, past the CPU caches if C is built."""
+    """Concatenates byte arrays with known checksums, by C code that bypasses CPU caches if any."""
     if _copies_c is not None:
         _copies_c.gather(sources, target)
     else:

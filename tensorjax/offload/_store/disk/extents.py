@@ -59,7 +59,7 @@ class Place:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Extent:
-    """Disk blocks that hold one tensor, or several small ones, at two positions in the data file.
+    """Disk blocks of one tensor, or of several small ones, at two positions in the data file.
 
     One of the two slots is committed; the other one gets the next state.
 
@@ -86,7 +86,7 @@ class Extent:
 
 
 def extents(places: Iterable[Place]) -> list[Extent]:
-    """Groups tensors by the disk blocks they occupy: tensors that share a block form one extent."""
+    """Groups tensors by the disk blocks that they occupy; those that share a block go together."""
     found: dict[Any, list[Place]] = {}
     for place in places:
         small = 0 < place.nbytes < ALIGN
@@ -96,14 +96,14 @@ def extents(places: Iterable[Place]) -> list[Extent]:
 
 @dataclass(frozen=True)
 class Spec:
-    """Specification of a tensor's extent in the data file: checked shape and dtype."""
+    """Checked shape and dtype of a tensor that is to get space in the data file."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
 
 
 def checked(name: str, like: Any) -> Spec:
-    """Checks a tensor for which an extent is to be laid out: returns its shape and dtype.
+    """Checks a tensor that is to get space in the data file; returns its shape and dtype.
 
     Raises:
         TypeError: if it has not, or the dtype cannot be stored.
@@ -132,7 +132,7 @@ def checked(name: str, like: Any) -> Spec:
 
 
 def _has_name(dtype: np.dtype) -> bool:
-    """Whether NumPy restores a dtype from its name; extents hold no others."""
+    """Whether NumPy can restore a dtype from its name, as tensors on disk need."""
     try:
         return np.dtype(dtype.name) == dtype
     except TypeError:
@@ -140,7 +140,7 @@ def _has_name(dtype: np.dtype) -> bool:
 
 
 def capacity(tensors: Mapping[str, Any]) -> int:
-    """Computes the bytes of disk that the extents of tensors take, two slots for each.
+    """Computes the disk space for given tensors in bytes, with two copies of each.
 
     Those below 4096 bytes share blocks, in which each begins at a multiple of 64.
 
@@ -194,7 +194,7 @@ def place(specs: Mapping[str, Spec], start: int) -> tuple[Place, ...]:
 
 
 class Piece(NamedTuple):
-    """Part of an extent, at most one block long, and its position in the extent and the run.
+    """Part of a tensor's disk extent, at most one block long, with its offsets in memory and file.
 
     Attributes:
         extent: The extent that it is a block of.
@@ -230,7 +230,7 @@ class Transfer(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Extents that are adjacent in a store's data file, and are read or written together.
+    """Extents that are adjacent in a tensor store's data file, and are read or written together.
 
     Attributes:
         offset: Of the first byte in the file.
@@ -248,7 +248,7 @@ class Run(NamedTuple):
 
 
 class Layouts:
-    """Cache of runs: the transfers into which the extents of a read or write are joined.
+    """Cache of the transfers into which reads or writes of adjacent tensors on disk are joined.
 
     Args:
         block: Most bytes of one transfer.
@@ -262,7 +262,7 @@ class Layouts:
         self._lock = threading.Lock()
 
     def runs(self, asked: Sequence[tuple[Extent, int]]) -> tuple[Run, ...]:
-        """Joins extents that are adjacent in the file to runs of at most one block.
+        """Joins tensor extents that are adjacent in the data file to runs of at most one block.
 
         A larger extent is a run of its own.
 
@@ -277,7 +277,7 @@ class Layouts:
         return found
 
     def forget(self) -> None:
-        """Clears the cache of runs, after extents have been given up."""
+        """Clears the cache of joined transfers, after disk space of tensors has been released."""
         with self._lock:
             self._known, self._held = {}, 0
 
@@ -310,7 +310,7 @@ def _runs(asked: Iterable[tuple[Extent, int]], block: int) -> Iterator[Run]:
 
 
 def _run(offset: int, size: int, members: Sequence[Extent], block: int) -> Run:
-    """Builds the `Run` of extents that are adjacent, cut into transfers of at most one block.
+    """Joins tensors adjacent on disk to one read or write, cut into transfers of block size.
 
     One transfer for several extents, many for a large one.
     """

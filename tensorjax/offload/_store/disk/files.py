@@ -137,7 +137,7 @@ class DiskFile:
 
 
 class MemoryFile:
-    """Data file in memory with the methods of `DiskFile`, for tests; lost when closed."""
+    """Data file kept in memory, without a disk, like `DiskFile`; for tests, lost when closed."""
 
     direct = False
 
@@ -146,24 +146,24 @@ class MemoryFile:
         self._bytes, self._size = np.zeros(capacity, np.uint8), 0
 
     def read(self, offset: int, memory: memoryview) -> None:
-        """Reads bytes of a data file in memory from ``offset`` on into ``memory``."""
+        """Reads bytes of a memory-backed data file from ``offset`` on into ``memory``."""
         np.copyto(np.frombuffer(memory, np.uint8), self._bytes[offset : offset + len(memory)])
 
     def write(self, offset: int, memory: memoryview) -> None:
-        """Writes all of ``memory`` to a data file in memory at ``offset``."""
+        """Writes all of ``memory`` to a memory-backed data file at ``offset``."""
         np.copyto(self._bytes[offset : offset + len(memory)], np.frombuffer(memory, np.uint8))
 
     def size(self) -> int:
-        """Returns the size of a data file in memory, in bytes."""
+        """Returns the size of a memory-backed data file, in bytes."""
         return self._size
 
     def allocate(self, size: int) -> None:
-        """Grows a data file in memory to at least ``size`` bytes."""
+        """Enlarges a memory-backed data file to at least ``size`` bytes."""
         self._size = max(self._size, size)
 
     def sync(self) -> None:
-        """Does nothing: a data file in memory needs no sync."""
+        """Does nothing: a memory-backed data file needs no sync."""
 
     def close(self) -> None:
-        """Frees the memory of a data file in memory."""
+        """Frees the bytes of a memory-backed data file."""
         self._bytes = np.zeros(0, np.uint8)

@@ -26,7 +26,7 @@ _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "gluste
 
 @dataclass(frozen=True)
 class Paths:
-    """Paths of one process's files in a store's folder: data, index and copies, names, lock.
+    """Paths of one process's files in a tensor store's folder: data, index and copies, names, lock.
 
     Attributes:
         process: Number of the process and count of processes.
@@ -58,7 +58,7 @@ class Paths:
 
 @dataclass(frozen=True)
 class Lock:
-    """File lock (flock) by which one process at a time has a store open.
+    """File lock (flock) by which one process at a time has a tensor store open.
 
     Attributes:
         owner: The process that took it; one that was forked from it has the descriptor too.
@@ -76,7 +76,7 @@ class Lock:
 
 
 def lock(path: Path, say: Callable[[str], None]) -> Lock:
-    """Locks a store's folder for this process; only warns where files cannot be locked.
+    """Locks a tensor store's folder for this process; only warns where files cannot be locked.
 
     The kernel lets go of it when the process ends, however it ends.
 
@@ -106,7 +106,7 @@ def lock(path: Path, say: Callable[[str], None]) -> Lock:
 
 
 def make(folder: Path) -> None:
-    """Creates the folder of a store if it is missing.
+    """Creates the folder of a tensor store if it is missing.
 
     Raises:
         CapacityError: if the disk has no room for one.
@@ -123,7 +123,7 @@ def make(folder: Path) -> None:
 
 
 def file_system(path: Path) -> str:
-    """Returns the type of the file system that holds a store's folder; empty if unknown."""
+    """Returns the type of the file system that holds a tensor store's folder; empty if unknown."""
     try:
         text = os.fsdecode(Path("/proc/self/mountinfo").read_bytes())
     except OSError:

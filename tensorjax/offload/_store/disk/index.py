@@ -26,7 +26,7 @@ _READ = ("1", "2")  # in the first one no tensors shared a block
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """Index entry of a written tensor: which of its two slots in the file is valid, and checksums.
+    """Index entry of a tensor on disk: which of its two copies is valid, and its checksums.
 
     Attributes:
         slot: 0 or 1.
@@ -69,7 +69,7 @@ class Index:
         return max((place.stop for place in self.places.values()), default=0)
 
     def including(self, places: Iterable[Place]) -> "Index":
-        """Returns a copy of a store's index in which further tensors are reserved."""
+        """Returns a copy of a tensor store's index with further tensors reserved in it."""
         places = tuple(places)
         shared = any(place.offsets[0] % ALIGN for place in places)
         return replace_fields(
@@ -79,7 +79,7 @@ class Index:
         )
 
     def after(self, entries: Mapping[str, Entry], meta: Any, *, joint: bool) -> "Index":
-        """Returns the index of a store's next commit, with the entries and metadata of that.
+        """Returns a store's index after its next commit, with given tensor entries and metadata.
 
         ``joint`` says whether it is made together with other processes.
         """
@@ -89,7 +89,7 @@ class Index:
 
 
 def dump(index: Index) -> bytes:
-    """Serialises a store's index to the bytes of its file."""
+    """Serialises a tensor store's index to the bytes of its file."""
     head = json.dumps(
         {
             "process": index.process,

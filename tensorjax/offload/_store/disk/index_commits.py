@@ -20,7 +20,7 @@ def keep_names(paths: Paths, index: _index.Index) -> None:
 
 
 def prepare(paths: Paths, index: _index.Index) -> list[Path]:
-    """Writes the next index and its copy beside those in a store's folder, for `adopt` to rename.
+    """Writes a tensor store's next index to temporary files, for `adopt` to rename.
 
     Raises:
         CapacityError: if the disk is full; nothing is left.
@@ -35,7 +35,7 @@ def prepare(paths: Paths, index: _index.Index) -> list[Path]:
 
 
 def adopt(paths: Paths, fresh: Path, copy: Path) -> None:
-    """Replaces the index of a store's folder by a prepared one; keeps the previous index.
+    """Replaces the index of a tensor store's folder by a prepared one; keeps the previous index.
 
     The copy is replaced first: it is never older than the index. Nothing is ever missing.
     """
@@ -57,7 +57,7 @@ def commit(
     sync: Callable[[], object],
     barrier: Callable[[], object] | None,
 ) -> None:
-    """Commits what a store's folder holds: syncs the data file, then replaces the index.
+    """Commits what a tensor store's folder holds: syncs the data file, then replaces the index.
 
     ``fresh`` are the files of `prepare`, none for a store in memory; they are removed if ``sync``
     fails. ``barrier`` waits for the processes that commit together.
@@ -79,7 +79,7 @@ def commit(
 
 
 def checked_capacity(paths: Paths, index: _index.Index | None, capacity: int | None) -> int:
-    """Returns a store's capacity in bytes; raises CapacityError if its index needs more.
+    """Returns a tensor store's capacity in bytes; raises CapacityError if its index needs more.
 
     Raises:
         ValueError: if none is given for a new store.
@@ -104,7 +104,7 @@ def checked_capacity(paths: Paths, index: _index.Index | None, capacity: int | N
 
 
 def load(paths: Paths, model: Any, say: Callable[[str], None]) -> _index.Index | None:
-    """Loads a store's committed index, restored if damaged; None for a new store.
+    """Loads a tensor store's committed index, restored if damaged; None for a new store.
 
     An index that is lost or changed is replaced by its copy, or, in a store of one process, by the
     one of the commit before, of which tensors that were written since are found out as they are
@@ -154,7 +154,7 @@ def load(paths: Paths, model: Any, say: Callable[[str], None]) -> _index.Index |
 
 
 def _restore(paths: Paths, say: Callable[[str], None]) -> None:
-    """Restores a store's lost or damaged index file from its copy or predecessor."""
+    """Restores a tensor store's lost or damaged index file from its copy or predecessor."""
     try:
         content = paths.index.read_bytes()
         _index.parse(content, paths.index)
@@ -180,7 +180,7 @@ def _restore(paths: Paths, say: Callable[[str], None]) -> None:
 
 
 def _settle(paths: Paths) -> None:
-    """Completes or undoes an interrupted commit of several processes to a store's index.
+    """Completes or undoes an interrupted commit of several processes to a tensor store's index.
 
     A process goes forward only after all have prepared their index. So if one has, the others can
     follow it; if none has, all go back.

@@ -5,7 +5,7 @@ from typing import Any
 
 
 def differences(kind: str, stored: Any, asked: Any) -> list[str]:
-    """Lists as text in which fields metadata that were asked for differ from a store's."""
+    """Lists, as text, the fields in which requested metadata differ from a tensor store's."""
     if isinstance(stored, dict) and isinstance(asked, dict):
         return [
             line
@@ -27,7 +27,7 @@ _MISSING = _Missing()
 
 
 def plain(name: str, value: Any) -> Any:
-    """Returns metadata as JSON would give them back; raises TypeError if JSON cannot hold them."""
+    """Converts metadata to plain JSON values; raises TypeError if JSON cannot represent them."""
     try:
         return json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:

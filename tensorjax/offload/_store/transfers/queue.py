@@ -22,7 +22,7 @@ _LOG = logging.getLogger("tensorjax.offload")
 
 
 class Queue(StagingQueue):
-    """Priority queue of disk transfers, on that of requests for staging memory.
+    """Priority queue of a tensor store's reads and writes on disk, the earliest deadline first.
 
     Attributes:
         wake: Called when transfers become ready, by backends that sleep elsewhere.
@@ -41,7 +41,7 @@ class Queue(StagingQueue):
     # Called by the store.
 
     def enter(self, requests: Iterable[Request]) -> None:
-        """Registers requests in the queue behind earlier ones on the same blocks; lock held."""
+        """Registers disk requests behind earlier ones on the same blocks; the lock is held."""
         if self._closed:
             raise StoreError("the store was closed")
         for request in requests:
@@ -56,13 +56,13 @@ class Queue(StagingQueue):
                 self._pending[request] = None
 
     def add(self, op: Op) -> None:
-        """Queues one transfer of a registered write, whose staging memory has been filled."""
+        """Queues one disk transfer of a write, whose staging memory has been filled."""
         with self.lock:
             op.request.left += 1
             self._offer(op)
 
     def seal(self, request: Request) -> None:
-        """Marks a write in the queue as complete: no further transfers will be added to it."""
+        """Marks a write in the disk queue as complete: no further transfers will be added to it."""
         with self.lock:
             request.sealed = True
             complete = self._completed(request)
@@ -70,7 +70,7 @@ class Queue(StagingQueue):
             self.finish(request)
 
     def cut(self, requests: Collection[Request], error: BaseException) -> None:
-        """Ends requests in the queue whose caller was interrupted, as by Ctrl-C."""
+        """Ends requests in the disk queue whose caller was interrupted, as by Ctrl-C."""
         with self.lock:
             queued = {id(op) for *_, op in self._heap}
             self._wanting = [op for op in self._wanting if op.request not in requests]
@@ -94,7 +94,7 @@ class Queue(StagingQueue):
             self.finish(request)
 
     def read(self, batch: ReadBatch, *, beside: bool = False) -> None:
-        """Queues registered read requests with all their transfers; the caller holds the lock.
+        """Queues read requests with all their disk transfers; the caller holds the lock.
 
         Args:
             beside: Whether they get memory outside the pool, at once.
@@ -112,7 +112,7 @@ class Queue(StagingQueue):
         self._keep_watch()
 
     def stage(self, op: Op) -> None:
-        """Waits in the queue for the staging memory of one transfer of a registered write."""
+        """Waits in the disk queue for the staging memory of one transfer of a registered write."""
         with self.lock:
             op.request.ops.append(op)
             self._wanting.append(op)
@@ -125,7 +125,7 @@ class Queue(StagingQueue):
             self.blocked += time.perf_counter() - began
 
     def turn(self, request: Request) -> None:
-        """Waits in the queue until no earlier request blocks a write, so that it may stage.
+        """Waits until no earlier request blocks a write, so that it may fill staging memory.
 
         Else writes that wait for others could hold all of it, and these wait for them.
         """
@@ -133,7 +133,7 @@ class Queue(StagingQueue):
             self.until(lambda: not request.waits)
 
     def release(self, buffer: Buffer, name: str) -> None:
-        """Releases one tensor's hold on staging memory, to the queue; may be called twice."""
+        """Releases one tensor's share of staging memory that a read filled; may be called twice."""
         with self.lock:
             try:
                 self._release(buffer, name)
@@ -144,13 +144,13 @@ class Queue(StagingQueue):
                 raise
 
     def hasten_writes(self, deadline: float) -> None:
-        """Moves all pending writes, and the requests they wait for, to an earlier deadline."""
+        """Moves all pending disk writes, and what they wait for, to an earlier deadline."""
         with self.lock:
             for request in self._pending:
                 self.hasten(request, deadline)
 
     def until(self, holds: Callable[[], bool]) -> None:
-        """Waits for a condition that becomes true when a request in the queue ends."""
+        """Waits for a condition that becomes true when a request in the disk queue ends."""
         self._idle.wait(holds)
 
     def drain_writes(self) -> None:
@@ -169,7 +169,7 @@ class Queue(StagingQueue):
         self._idle.wait(lambda: not (self._pending or self.depth or self._heap))
 
     def enlarge(self, pool: Pool) -> None:
-        """Replaces the queue's staging pool of further reads by a larger one.
+        """Replaces the staging pool of later disk reads by a larger one.
 
         It waits for nothing but the lock.
 
@@ -199,20 +199,20 @@ class Queue(StagingQueue):
         return left
 
     def starved(self) -> bool:
-        """Whether reads in the queue wait for memory while the backend has nothing to do."""
+        """Whether reads in the disk queue wait for memory while the backend has nothing to do."""
         with self.lock:
             waiting = any(not batch.admitted for *_, batch in self._waiting)
             return waiting and not self.depth and not self._heap
 
     @property
     def queued(self) -> int:
-        """Number of disk transfers that wait for the backend; the lock is held."""
+        """Number of queued disk transfers that wait for the I/O backend; the lock is held."""
         return len({id(op) for *_, op in self._heap if not op.started})  # without earlier copies
 
     # Called by backends.
 
     def take(self, most: int = 1, *, wait: bool = True) -> list[Op] | None:
-        """Removes up to ``most`` transfers from the queue to run them; None if closed and empty."""
+        """Removes up to ``most`` disk transfers from the queue to run them; None if closed."""
         with self.lock:
             while True:
                 ops: list[Op] = []
@@ -234,7 +234,7 @@ class Queue(StagingQueue):
                 self._ready.wait()
 
     def done(self, op: Op, error: BaseException | None = None) -> None:
-        """Records in the queue the end of a disk transfer, with its error if it failed."""
+        """Records in the disk queue the end of a disk transfer, with its error if it failed."""
         request, ended = op.request, time.perf_counter()
         if error is None:
             try:
@@ -259,7 +259,7 @@ class Queue(StagingQueue):
             self.finish(request)
 
     def finish(self, request: Request) -> None:
-        """Completes a request in the queue and unblocks those that waited; lock not held.
+        """Completes a disk request and unblocks those that waited for it; lock not held.
 
         Where a signal cuts it off, it may be called again: nothing is left half-done for ever.
         """
@@ -305,7 +305,7 @@ class Queue(StagingQueue):
             self.wake()
 
     def _unblock(self, request: Request, leader: Request | None = None) -> None:
-        """Ends the wait of a request in the queue for another one or for memory."""
+        """Ends a queued disk request's wait for an earlier request or for staging memory."""
         if leader is None:
             request.memory = True
         elif leader in request.leaders:
@@ -323,7 +323,7 @@ class Queue(StagingQueue):
         return False
 
     def hasten(self, request: Request, deadline: float) -> None:
-        """Moves a request in the queue, and all that it waits for, to an earlier deadline."""
+        """Moves a request in the disk queue, and all that it waits for, to an earlier deadline."""
         todo = [request]
         while todo:
             request = todo.pop()

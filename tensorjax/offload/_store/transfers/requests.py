@@ -9,7 +9,7 @@ from tensorjax.offload._store.transfers.staging import Pool
 
 
 class Slot:
-    """Requests pending on one of an extent's two slots on disk: at most one writer, and readers."""
+    """Requests pending on one of a tensor's two copies on disk: a writer at most, and readers."""
 
     __slots__ = ("readers", "writer")
 
@@ -46,7 +46,7 @@ class Op:
 
 
 def nothing(_: object) -> None:
-    """Does nothing: the default callback of a read or write request."""
+    """Does nothing: the default callback of a disk read or write."""
 
 
 class Request:
@@ -101,7 +101,7 @@ class Request:
         self.error: BaseException | None = None
 
     def enter(self) -> list["Request"]:
-        """Registers a request on its disk blocks; returns earlier requests that it must wait for.
+        """Registers a request for its disk blocks; returns earlier requests that it must wait for.
 
         Requests on one slot wait for each other unless both read.
         """
@@ -117,7 +117,7 @@ class Request:
         return [*before.values()]
 
     def count_waits(self) -> None:
-        """Recomputes how many things a request waits for: earlier requests, and memory."""
+        """Counts what a disk request still waits for: earlier requests, and staging memory."""
         self.waits = len(self.leaders) + (not self.memory)
 
     def leave(self) -> None:
@@ -137,7 +137,7 @@ class Request:
         return self.buffer
 
     def cut(self, queued: Container[int], error: BaseException) -> None:
-        """Ends an interrupted request, except for transfers that are queued or begun.
+        """Ends an interrupted disk request, except for transfers that are queued or begun.
 
         Args:
             queued: ``id`` of the transfers in the queue.
@@ -187,5 +187,5 @@ class ReadBatch:
 
     @property
     def buffers(self) -> list[Buffer]:
-        """Staging memory of those reads in the batch that have got some."""
+        """Staging buffers of those read requests in a batch that have been given one."""
         return [request.buffer for request in self.requests if request.buffer is not None]

@@ -17,7 +17,7 @@ _WIPE_ON_FORK = 18  # MADV_WIPEONFORK of Linux 4.14, which Python's mmap does no
 
 
 def sizes(staging: int | None, block: int, largest: int) -> tuple[int, int]:
-    """Computes the bytes of a store's two staging pools, for reads and for writes.
+    """Computes the bytes of a tensor store's two staging pools, for reads and for writes.
 
     Args:
         staging: of both; None for what suits most, and more where tensors need it.
@@ -40,14 +40,14 @@ def sizes(staging: int | None, block: int, largest: int) -> tuple[int, int]:
 
 
 def aligned(size: int) -> np.ndarray:
-    """Allocates a zeroed, 64-byte-aligned byte array for staging, outside the pools."""
+    """Allocates a zeroed, 64-byte-aligned byte array for transfers, outside the staging pools."""
     found = np.zeros(size + PACKED, np.uint8)
     start = -found.ctypes.data % PACKED
     return found[start : start + size]
 
 
 class Pool:
-    """Page-aligned memory pool with first-fit allocation; the caller holds the lock.
+    """Page-aligned pool of staging memory with first-fit allocation; the caller holds the lock.
 
     It lies in huge pages where the kernel has some: a transfer is then a few pieces of memory, not
     hundreds, by which a disk may be slower. That takes private memory, which must not be

@@ -63,7 +63,7 @@ class Engine:
         self.shardings, self._data = dict(shardings or {}), data
 
     def batch(self, batch: PyTree) -> Any:
-        """Places a microbatch on the engine's device.
+        """Copies a microbatch to the engine's device.
 
         Args:
           batch: pytree of arrays, one microbatch.
@@ -82,11 +82,11 @@ class Engine:
 
     @functools.cached_property
     def device(self) -> Any:
-        """Device of parameter groups without shardings: JAX's default device."""
+        """Device for parameters without shardings: JAX's default device."""
         return next(iter(jnp.empty(()).devices()))
 
     def place(self, group: str, params: PyTree) -> Any:
-        """Copies a group's parameters to the engine's device, never as views of host memory.
+        """Copies parameters from host memory to the engine's device, never as views.
 
         Args:
           group: name of the group, by which its shardings are found.
@@ -147,7 +147,7 @@ class Engine:
         dy: Any,
         sums: PyTree,
     ) -> tuple[Any, Any]:
-        """Computes the cotangent of a layer's input, and adds its gradients to ``sums``.
+        """Computes a layer's backward pass: its input's cotangent, and gradients, into ``sums``.
 
         The first has the dtypes of the parameters, sums are in single precision at least. They are
         handed over: updates write to their memory, so nothing else may use them.
@@ -175,7 +175,7 @@ class Engine:
     def shares(
         self, layer: Layer, params: PyTree, xs: Sequence[Any], batches: Sequence[Any], keys: Any
     ) -> list[Any]:
-        """Returns the factors by which the engine makes a mean of the microbatches' losses.
+        """Returns the weights by which microbatch losses are averaged to the loss of a batch.
 
         Args:
           layer, params: the last one.
@@ -243,14 +243,14 @@ class Engine:
 
     @property
     def lends(self) -> bool:
-        """Whether the engine's gradients arrive in pinned memory, which is not overwritten.
+        """Whether gradients copied to the host lie in pinned memory, which no update overwrites.
 
         They are lent then: updates cannot write to it.
         """
         return host_arrays.lends(self.device)
 
     def add(self, sums: PyTree, gradient: PyTree) -> Any:
-        """Adds two gradients of one group on the engine's device, in the memory of the first.
+        """Adds two gradients of the same parameters on the device, in the memory of the first.
 
         Args:
           sums: gradients so far; their memory is reused.

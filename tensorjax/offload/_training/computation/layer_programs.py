@@ -14,7 +14,7 @@ from tensorjax.offload._training.weak_cache import WeakCache
 
 
 class LayerPrograms:
-    """Engine's compiled programs of one layer function: forward, backward and loss.
+    """Jitted programs of one model layer: forward pass, backward pass and loss.
 
     What they are traced from does not refer to them: so programs, and the arrays in them that a
     layer captures, are freed with the function, and not only when the collector looks again.
@@ -68,7 +68,7 @@ class LayerPrograms:
         self._means.add(signature)
 
     def weighs(self, *given: Any) -> bool:
-        """Whether the last layer returns a weight with its loss, found by tracing alone."""
+        """Whether the last layer returns a weight with its loss, found by tracing it."""
         signature = _signature(*given)
         if signature not in self._weighs:
             self._weighs[signature] = jax.eval_shape(self.weight, *given) is not None
@@ -76,7 +76,7 @@ class LayerPrograms:
 
 
 class _LayerPasses:
-    """Passes of one layer function, from which its programs are traced."""
+    """Forward and backward functions of one model layer, to be jitted as its programs."""
 
     def __init__(self, apply: Callable[..., Any], shardings: tuple[Any, ...]) -> None:
         self._apply, self._shardings = apply, shardings
@@ -86,7 +86,7 @@ class _LayerPasses:
     def backward(
         self, params: PyTree, x: Any, batch: PyTree, key: Any, dy: Any, sums: PyTree
     ) -> Any:
-        """Computes a layer again, and its backward pass."""
+        """Recomputes a layer's forward pass, then computes its backward pass."""
         _, pull = jax.vjp(lambda p, x: self._apply(p, x, batch, key), params, x)
         gradient, dx = pull(dy)
         return dx, self._added(sums, gradient)
@@ -94,7 +94,7 @@ class _LayerPasses:
     def last(
         self, params: PyTree, x: Any, batch: PyTree, key: Any, share: Any, sums: PyTree
     ) -> Any:
-        """Computes the loss, and the backward pass of the last layer, times ``share``."""
+        """Computes the loss and the last layer's backward pass, gradients times ``share``."""
 
         def loss_of(params: PyTree, x: Any) -> jax.Array:
             return split_loss(self._apply(params, x, batch, key))[0]
@@ -109,7 +109,7 @@ class _LayerPasses:
         return jnp.asarray(share, wide) * loss.astype(wide), dx, self._added(sums, gradient)
 
     def forward_keeping(self, params: PyTree, x: Any, batch: PyTree, key: Any) -> Any:
-        """Computes a layer, and what its backward pass needs of it."""
+        """Computes a layer's output, and the intermediates that its backward pass needs."""
         policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
         function = jax.checkpoint(lambda p, x: self._apply(p, x, batch, key), policy=policy)
         y, pull = jax.vjp(function, params, x)
@@ -123,7 +123,7 @@ class _LayerPasses:
     def backward_kept(
         self, params: PyTree, x: Any, batch: PyTree, key: Any, kept: Any, dy: Any, sums: PyTree
     ) -> Any:
-        """Computes a layer's backward pass from what the forward pass kept."""
+        """Computes a layer's backward pass from intermediates saved in the forward pass."""
         tree, places = self._pulls[_signature(params, x, batch, key)]
         arguments, new = jax.tree.leaves((params, x, batch, key)), iter(kept)
         leaves = [next(new) if n is None else arguments[n] for n in places]
@@ -131,7 +131,7 @@ class _LayerPasses:
         return dx, self._added(sums, gradient)
 
     def _added(self, sums: Any, gradient: Any) -> Any:
-        """Adds a layer's gradients to earlier sums, with the shardings of the parameters."""
+        """Adds a layer's gradients to those of earlier microbatches, sharded as the parameters."""
         if sums is not None:
             gradient = jax.tree.map(lambda s, g: s + g.astype(s.dtype), sums, gradient)
         return tuple(
@@ -140,7 +140,7 @@ class _LayerPasses:
         )
 
     def losses_of_rows(self, params: PyTree, xs: Any, batches: Any) -> list[Any]:
-        """Computes the losses of the first rows of two microbatches, and of both rows together."""
+        """Computes losses of two microbatches' first rows, alone and together, for a check."""
         one, other = (jax.tree.map(lambda a: a[:1], pair) for pair in zip(xs, batches, strict=True))
         both = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), one, other)
         return [split_loss(self._apply(params, *row, None))[0] for row in (one, other, both)]
@@ -154,7 +154,7 @@ programs_of = WeakCache(
 
 
 def _divided(share: Any, dtype: Any) -> tuple[jax.Array, jax.Array | None]:
-    """Divides a factor in two: a cotangent of the loss's dtype, and the rest in a wider one.
+    """Splits a factor in two: a cotangent in the loss's dtype, and the rest in a wider one.
 
     Half precision has too few bits for most factors and no numbers as small as those of many
     tokens. The rest is None, for 1, where the dtype is not narrower.
@@ -168,7 +168,7 @@ def _divided(share: Any, dtype: Any) -> tuple[jax.Array, jax.Array | None]:
 
 
 def _times(x: jax.Array, factor: jax.Array, *, wide: bool) -> jax.Array:
-    """Multiplies a cotangent by a factor in single precision at least, and maybe keeps its dtype.
+    """Multiplies a cotangent by a factor in single precision at least; casts back unless ``wide``.
 
     Cotangents of integers, which have no numbers, stay as they are.
     """

@@ -20,7 +20,7 @@ _MOST = 8  # groups that are tried
 def check_separate(
     transformation: Any, shapes: Mapping[str, Any], kinds: Mapping[str, Any] | None = None
 ) -> None:
-    """Raises ValueError if an optimiser's update of one group depends on other groups.
+    """Raises ValueError if an optimiser's update of one parameter group depends on other groups.
 
     Arguments are those of `looks_across`.
     """
@@ -38,7 +38,7 @@ def check_separate(
 def looks_across(
     transformation: Any, shapes: Mapping[str, Any], kinds: Mapping[str, Any] | None = None
 ) -> bool:
-    """Whether an optimiser's update of one group depends on other groups, tried on small arrays.
+    """Whether an optimiser's update of one parameter group depends on others, by a trial.
 
     Tried for three steps, on two groups of each kind, but on eight at most, with two numbers along
     each axis. What cannot be tried so is taken for one that does not look.
@@ -87,7 +87,7 @@ def looks_across(
 
 @WeakCache
 def _updates(transformation: Any) -> Any:
-    """Returns a compiled function that makes trial updates, to see if groups affect each other.
+    """Returns a jitted function of trial updates, to see if parameter groups affect each other.
 
     It is compiled once for a transformation and structures.
     """
@@ -105,7 +105,7 @@ def _updates(transformation: Any) -> Any:
 
 
 def _poisoned(trees: Any, group: str, by: float) -> Any:
-    """Multiplies the arrays of one group by a number, to see if other groups' updates change."""
+    """Scales one parameter group's arrays, to see if other groups' updates change by it."""
     return jax.tree.map(
         lambda tree: {
             name: jax.tree.map(lambda x: (x * by).astype(x.dtype), x) if name == group else x
@@ -121,7 +121,7 @@ def _others(updates: Any, group: str) -> list[Any]:
 
 
 def _differ(expected: list[Any], found: list[Any]) -> bool:
-    """Whether updates of a group differ as other groups do, by more than rounding."""
+    """Whether a group's trial updates change with other groups' arrays, beyond rounding."""
     return any(
         np.any(y)
         and not np.max(np.abs(np.subtract(y, x, dtype=np.float64)), initial=0.0)

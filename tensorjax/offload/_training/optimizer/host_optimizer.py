@@ -26,7 +26,7 @@ _LEAST = float(np.finfo(np.float32).tiny)  # below it, a factor in single precis
 
 
 class HostOptimizer:
-    """Optimiser on the host CPU that updates the parameters of one group at a time.
+    """Optimiser on the host CPU that updates the parameters of one parameter group at a time.
 
     The same program updates parameters from memory and from a store, so that results do not depend
     on the storage; it is compiled for each kind of memory that results are written to. On a CPU
@@ -53,7 +53,7 @@ class HostOptimizer:
         self._first: HostOptimizer = self
 
     def named(self, name: str, params: Any) -> "HostOptimizer":
-        """Returns the host optimiser for a named group, whose labels may depend on the name.
+        """Returns the host optimiser for one named parameter group, as labels may use the name.
 
         It is this one if the name makes no difference.
 
@@ -73,7 +73,7 @@ class HostOptimizer:
 
     @property
     def program(self) -> int:
-        """Identifier of the compiled programs, equal for host optimisers that share them."""
+        """Identifier of compiled optimiser programs, equal for host optimisers that share them."""
         return id(self._first)
 
     @functools.cached_property
@@ -86,15 +86,15 @@ class HostOptimizer:
         return self._dtype is not None
 
     def init(self, params: Any) -> Any:
-        """Computes the initial optimiser state of a group's parameters, on the host."""
+        """Computes the initial optimiser state of a parameter group's parameters, on the host."""
         return self._named(self._programs[0](to_host(params)))
 
     def cast(self, params: Any) -> Any:
-        """Casts a group's parameters on the host to the dtype of the device."""
+        """Casts a parameter group's parameters on the host to the dtype of the device."""
         return self._programs[2](params)
 
     def shapes(self, params: Any) -> tuple[Any, Any]:
-        """Returns the shapes and dtypes of a group's optimiser state and device parameters."""
+        """Returns shapes and dtypes of a group's optimiser state and of its device parameters."""
         try:
             state = jax.eval_shape(self._transformation.init, params)
             with jax.numpy_dtype_promotion("standard"):
@@ -116,7 +116,7 @@ class HostOptimizer:
     def update(
         self, params: Any, state: Any, gradient: Any, scale: Any, spare: Any = None, *, into: Into
     ) -> Any:
-        """Computes the new parameters and optimiser state of one group on the host.
+        """Computes the new parameters and optimiser state of one parameter group on the host.
 
         Args:
           params, state: of one group.
@@ -140,13 +140,13 @@ class HostOptimizer:
         return jax.block_until_ready((params, self._named(state)))
 
     def _named(self, state: Any) -> Any:
-        """Restructures the optimiser state of another group with this group's names."""
+        """Restructures the optimiser state of another parameter group with this group's names."""
         if self._state is None:
             return state
         return jax.tree.unflatten(self._state, jax.tree.leaves(state))
 
     def add(self, sums: Any, gradient: Any, *, lent: bool = False) -> Any:
-        """Adds two gradients on the host, in the memory of the first if it may be written.
+        """Adds two gradients on the host, in the memory of the first if that is writable.
 
         ``lent`` says that it may not.
         """
@@ -168,7 +168,7 @@ class HostOptimizer:
         return math.hypot(*map(_norm, jax.tree.leaves(gradient)))
 
     def sound(self, params: Any) -> bool:
-        """Whether all entries of a group's new parameters are finite."""
+        """Whether all entries of a parameter group's new parameters are finite."""
         real = [x for x in jax.tree.leaves(params) if jnp.issubdtype(x.dtype, jnp.floating)]
         return bool(np.isfinite(self.squares(real)) or finite(real))
 
@@ -178,7 +178,7 @@ _MISSING = re.compile(r"(?P<function>[\w.<>]+)\(\) missing \d+ required keyword-
 
 
 def _needs_more(error: Exception) -> TypeError | None:
-    """Returns the error for an optimiser that needs more than a trainer gives, if that is it."""
+    """Converts the error of an optimiser that needs more than gradients to a TypeError, or None."""
     found = _MISSING.search(str(error)) if isinstance(error, TypeError) else None
     if found is None:
         return None
@@ -248,7 +248,7 @@ _programs = WeakCache(_compiled)
 
 
 def _factors(scale: float) -> np.ndarray:
-    """Returns two factors whose product is ``scale``; the second is 1, or a power of two.
+    """Splits a gradient's scale into two factors that do not underflow in single precision.
 
     A clip's factor for gradients near the largest numbers of single precision may be below the
     smallest one, which a CPU takes for 0.

@@ -13,7 +13,7 @@ from tensorjax.offload._training.weak_cache import WeakCache, Wrapper
 
 @dataclass(frozen=True)
 class Named(Wrapper):
-    """Optax-style transformation that gets one group as ``{name: group}``, for labels by path.
+    """Optax transformation that wraps a parameter group as ``{name: group}``, to label by path.
 
     Attributes:
       transformation: of Optax's form.
@@ -24,32 +24,32 @@ class Named(Wrapper):
 
     @property
     def inner(self) -> Any:
-        """Transformation that a labelled one stands around."""
+        """Optax transformation that a labelled transformation wraps."""
         return self.transformation
 
     @property
     def kind(self) -> str:
-        """Name of the group, by which a labelled transformation differs from others."""
+        """Name of the parameter group for which an Optax transformation is labelled."""
         return self.name
 
     @classmethod
     def around(cls, inner: Any, kind: Any) -> "Named":
-        """Returns a labelled transformation of a group, by its name."""
+        """Wraps an Optax transformation for the parameter group of a given name."""
         return cls(inner, kind)
 
     def init(self, params: Any) -> Any:
-        """Returns the optimiser state of a group that is wrapped in a mapping under its name."""
+        """Initialises an Optax state for parameters that are wrapped in a mapping under a name."""
         return self.transformation.init({self.name: params})
 
     def update(self, gradient: Any, state: Any, params: Any) -> tuple[Any, Any]:
-        """Computes the update of a group that is wrapped in a mapping under its name."""
+        """Computes the update of a parameter group that is wrapped in a mapping under its name."""
         trees = {self.name: gradient}, state, {self.name: params}
         updates, state = self.transformation.update(*trees)
         return updates[self.name], state
 
 
 def named(transformation: Any, name: str, params: Any) -> Any:
-    """Returns an optimiser for one group that labels and masks it as in the whole model.
+    """Returns an optimiser for one parameter group that labels and masks it as in the whole model.
 
     The transformation itself, so that groups of one structure share its programs, where the name
     makes no difference, or where it takes no mapping from names of groups.
@@ -90,7 +90,7 @@ def alike(some: Named, other: Named, params: Any) -> bool:
 
 
 def kind(params: Any) -> tuple[Any, Any]:
-    """Returns structure, shapes and dtypes of parameters, for which labelled updates are traced."""
+    """Returns structure, shapes and dtypes of parameters, to compare labelled transformations."""
     leaves, structure = jax.tree.flatten(params)
     return structure, tuple((tuple(x.shape), np.dtype(x.dtype)) for x in leaves)
 

@@ -24,7 +24,7 @@ Looked = dict[str, tuple[Any, Any]]
 
 
 class Gradients:
-    """Collector of gradients: moves them to the host and adds up those of shared groups.
+    """Collector of gradients: moves them to the host, and sums those of shared parameters.
 
     A thread does it, while the device computes the next layer: those of one layer at a time, so the
     device holds two layers' gradients at most, and sums of several layers' that an accelerator adds
@@ -83,7 +83,7 @@ class Gradients:
         self.norm = 0.0
 
     def look(self, layer: Layer, gradients: Sequence[Any]) -> Looked:
-        """Starts copying a layer's gradients to the host; returns the pending copies for `take`.
+        """Starts copying a layer's gradients to the host; returns the copies for `take` to queue.
 
         They may still be computed.
 
@@ -103,7 +103,7 @@ class Gradients:
         return found
 
     def _summed(self, group: str, gradient: Any) -> Any:
-        """Adds a gradient to its group's sum on the device; returns the complete sum, else None."""
+        """Adds a gradient of shared parameters to the sum on the device; returns complete sums."""
         held = widened(gradient)
         if group in self._sums:
             held = self._engine.add(self._sums.pop(group), held)
@@ -123,7 +123,7 @@ class Gradients:
         self._given.put(looked)
 
     def wait(self) -> None:
-        """Waits until all gradients taken have been passed on; raises the thread's error."""
+        """Waits until all gradients have been copied to the host; raises the thread's error."""
         if not self._there.is_set():
             with self._trace.span("wait", "gradient", self._step):
                 self._there.wait()
@@ -132,12 +132,12 @@ class Gradients:
             raise error
 
     def close(self) -> None:
-        """Ends the gradient transfer thread, once it has passed on all it was given."""
+        """Ends the thread that copies gradients to the host, once it has passed on all of them."""
         self._given.put(None)
         self._thread.join()
 
     def _work(self) -> None:
-        """Collects gradients on the host, in a thread, one layer after the other."""
+        """Copies queued gradients to the host, in a thread, one layer after the other."""
         with self._settings.entered():
             while (given := self._given.get()) is not None:
                 try:
@@ -158,7 +158,7 @@ class Gradients:
             del whole
 
     def _add(self, group: str, gradient: Any, check: Any) -> Any:
-        """Adds a gradient to its group's sum on the host; returns the complete sum, else None."""
+        """Adds a gradient of shared parameters to the sum on the host; returns complete sums."""
         held = self._shards.take(group, gradient)
         if self._comes[group] > 1:
             held = widened(held)
@@ -204,7 +204,7 @@ class Gradients:
         return here and self._comes[group] == 1
 
     def _narrowed(self, group: str, gradient: Any) -> Any:
-        """Casts a group's gradient back to the dtypes of its parameters."""
+        """Casts a parameter group's gradient back to the dtypes of its parameters."""
         leaves, structure = jax.tree.flatten(gradient)
         wanted = self._dtypes[group]
         if all(x.dtype == dtype for x, dtype in zip(leaves, wanted, strict=True)):

@@ -7,7 +7,7 @@ from tensorjax.offload._training.options import Schedule
 
 
 class Order:
-    """Order of the layers' passes over all steps, with parameter versions and deadlines.
+    """Order of layer passes over all training steps, with deadlines of parameter updates.
 
     Time is counted in positions: one for each layer of the forward pass and, but for the last one,
     of the backward pass, on through all steps. A version of parameters is the number of updates
@@ -33,28 +33,28 @@ class Order:
         self._gradients = list(dict.fromkeys(reversed(backward)))[::-1]
 
     def start(self, step: int) -> int:
-        """Returns the position of a step's first layer, counted over the passes of all steps."""
+        """Returns the number of a step's first layer pass, counted over all training steps."""
         return step * len(self.uses)
 
     def version(self, step: int) -> int:
-        """Returns the number of updates in the parameters that a training step computes with."""
+        """Returns how many optimiser updates the parameters of a training step have had."""
         return max(step - 1, 0) if self.stale else step
 
     def deadline(self, group: str, version: int) -> float:
-        """Returns the position of the first layer pass that needs a version of a group."""
+        """Returns which layer pass is the first to need a group's parameters after an update."""
         return float(self.start(self._step(version)) + self._first[group])
 
     def due(self, group: str, version: int) -> float:
-        """Returns the deadline for writing a version of a group: its last use.
+        """Returns which layer pass is the last to use a group's parameters after an update.
 
         A reader that needs the version earlier brings the write forward (`Queue.hasten`).
         """
         return float(self.start(self._step(version)) + self._last[group])
 
     def coming(self, version: int) -> dict[str, tuple[int, float]]:
-        """Returns all groups' next versions and deadlines, in the order of their gradients."""
+        """Returns the deadline of each group's next optimiser update, in order of gradients."""
         return {g: (version, self.deadline(g, version)) for g in self._gradients}
 
     def _step(self, version: int) -> int:
-        """Returns the training step that computes with a given version of the parameters."""
+        """Returns the training step that computes with parameters of a given number of updates."""
         return version + 1 if self.stale else version

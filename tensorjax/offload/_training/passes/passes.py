@@ -198,7 +198,7 @@ class Passes:
         return _Begun(layer, step, position, start, results, looked, losses)
 
     def _end(self, begun: "_Begun") -> None:
-        """Waits for the backward pass of one layer, and hands on its gradients."""
+        """Waits for one layer's backward pass, and passes its gradients on to be transferred."""
         layer, step = begun.layer, begun.step
         with self._noted(layer, "backward", step):
             self._engine.wait(begun.results)
@@ -213,7 +213,7 @@ class Passes:
 
     @contextlib.contextmanager
     def _noted(self, layer: Layer, way: str, step: int) -> Iterator[None]:
-        """Context manager that notes the layer, pass and step on errors raised within."""
+        """Context manager that adds the layer, pass and step to errors raised within."""
         try:
             yield
         except Exception as error:

@@ -16,7 +16,7 @@ _AWAY = object()  # placeholder of parameters that are not on the device yet
 
 @dataclass
 class _Entry:
-    """Entry of the weight stream: a parameter group that is on the device, or on its way there."""
+    """Cache entry of a parameter group that is on the device, or on its way there."""
 
     version: int
     params: Any = _AWAY
@@ -108,7 +108,7 @@ class WeightStream(WorkerThreads):
             return tuple(self._cache[g].params for g in self._uses[names])
 
     def has(self, position: int) -> bool:
-        """Whether the parameters of a layer pass are on the device, so that `take` won't wait."""
+        """Whether the parameters that a layer pass needs are on the device already."""
         step, names = divmod(position, len(self._uses))
         with self._lock:
             return self._present(names, self._version(step))
@@ -130,7 +130,7 @@ class WeightStream(WorkerThreads):
             self._cond.notify_all()
 
     def updated(self, group: str, version: int, arrays: list[Any]) -> None:
-        """Passes a group's updated parameters to the device cache, if there is room.
+        """Passes a parameter group's updated parameters to the device cache, if there is room.
 
         On the host they are kept too, unless others are used sooner.
         """
@@ -154,18 +154,18 @@ class WeightStream(WorkerThreads):
             self._cond.notify_all()
 
     def written(self, group: str, version: int) -> None:
-        """Records that a version of a group's parameters can be read from storage."""
+        """Records that a group's updated parameters are written and can be read from storage."""
         with self._lock:
             self._available[group] = version
             self._cond.notify_all()
 
     @property
     def failed(self) -> bool:
-        """Whether a thread of the parameter stream failed, so that it cannot go on."""
+        """Whether a thread that streams parameters to the device failed, so no step can follow."""
         return self._error is not None
 
     def close(self) -> None:
-        """Ends the threads of the parameter stream and drops its arrays."""
+        """Ends the threads that stream parameters to the device, and drops its arrays."""
         with self._lock:
             self._closed = True
             self._cond.notify_all()
@@ -202,7 +202,7 @@ class WeightStream(WorkerThreads):
         return step * len(self._uses) + later
 
     def _kept_for(self, group: str) -> float:
-        """Returns the next use of a cached group; infinity if its version is outdated."""
+        """Returns the next use of cached parameters on the device; infinity if outdated."""
         position = self._next_use(group, self._now)
         current = self._version(position // len(self._uses)) == self._cache[group].version
         return position if current else math.inf
@@ -225,11 +225,11 @@ class WeightStream(WorkerThreads):
             self.peak_handed = max(self.peak_handed, held)
 
     def _here(self, group: str, version: int) -> bool:
-        """Whether this version of a group is kept on the host since its update."""
+        """Whether a parameter group's parameters of a given update are kept in host memory."""
         return group in self._handed and self._handed[group][0] == version
 
     def _make_room(self, group: str, position: int) -> bool:
-        """Evicts parameters from the device, furthest next use first; returns if that made room."""
+        """Evicts parameters from the device, furthest next use first; returns if there is room."""
         need, victims, free = self._sizes[group], [], self._capacity - self._used
         unpinned = [g for g, entry in self._cache.items() if not entry.pins]
         unpinned.sort(key=self._kept_for)
@@ -254,12 +254,12 @@ class WeightStream(WorkerThreads):
         self.peak = max(self.peak, self._used)
 
     def _ended(self, error: BaseException) -> None:
-        """Reports an error that ended a thread of the stream, unless it was closed."""
+        """Records an error that ended a thread of the parameter stream, unless it was closed."""
         if not self._closed:
             super()._ended(error)
 
     def _fetch(self) -> None:
-        """Prefetches parameters in a thread, layer after layer, once there is room for them.
+        """Prefetches parameters to the device in a thread, layer after layer, as memory allows.
 
         Runs without the lock.
         """
@@ -279,7 +279,7 @@ class WeightStream(WorkerThreads):
                 self._rewound = None
 
     def _take_early(self, group: str, version: int) -> Reading | None:
-        """Returns a group's parameters already read or kept on the host, or None.
+        """Returns a parameter group's parameters already read or kept on the host, or None.
 
         Called without the lock.
         """
@@ -308,7 +308,7 @@ class WeightStream(WorkerThreads):
                 self._early_left -= self._sizes[group]
 
     def _reserve(self, group: str, position: int, version: int) -> _Entry | None:
-        """Waits for room on the device for a group; returns its new entry, or None.
+        """Waits for room on the device for a parameter group; returns its new entry, or None.
 
         None where the group is there already, or is not needed any more. Called without the lock.
 

@@ -50,7 +50,7 @@ def to_host(tree: Any) -> Any:
 
 
 def lends(device: Any) -> bool:
-    """Whether arrays of a device other than the CPU reach host memory as copies, not as views."""
+    """Whether a device's arrays reach host memory as copies, not as views of the same memory."""
     return device != cpu()
 
 
@@ -62,7 +62,7 @@ def owned(x: Any) -> jax.Array:
 
 
 def view(x: Any) -> np.ndarray:
-    """Returns a NumPy view of a host array that does not keep XLA from overwriting it later.
+    """Returns a NumPy view of a host array, which XLA may still overwrite later.
 
     NumPy's own view of a `jax.Array` counts as a reference of its buffer, and stays with the array;
     XLA then copies where it could write in place. This one only keeps the array.
@@ -83,7 +83,7 @@ def elsewhere(x: Any) -> bool:
 
 
 def _goes(x: Any) -> bool:
-    """Whether a training's device array goes to its host storage through pinned memory."""
+    """Whether a device array is copied to host memory through pinned memory."""
     if not elsewhere(x) or not x.is_fully_addressable or x.sharding.memory_kind == PINNED:
         return False
     return all(map(_pins, x.sharding.device_set))
@@ -102,7 +102,7 @@ def _copied(x: Any) -> Any:
 
 @jax.jit
 def _copy(x: Any, zero: Any) -> Any:
-    """Copies an array in host memory by a parallel XLA program (OR with ``zero``), or plainly."""
+    """Copies a host array by a parallel XLA program (OR with ``zero``), or by `jnp.copy`."""
     if zero is None:
         return jnp.copy(x)
     return jax.lax.bitcast_convert_type(jax.lax.bitcast_convert_type(x, zero.dtype) | zero, x.dtype)

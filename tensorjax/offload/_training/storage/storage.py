@@ -21,7 +21,7 @@ class Reading(Protocol):
         ...
 
     def begun(self) -> bool:
-        """Whether part of a read of pytrees is complete, and so holds memory."""
+        """Whether a pending read of pytrees is complete in part, and so holds memory."""
         ...
 
     def when_ready(self, call: Callable[[], None]) -> None:
@@ -38,7 +38,7 @@ class Reading(Protocol):
 
 
 class Storage(Protocol):
-    """Protocol of a storage that keeps the newest arrays of every pytree written to it.
+    """Protocol of a storage, in host memory or on disk, of the newest arrays of pytrees.
 
     Attributes:
       in_place: whether updates may write to the arrays that are read.
@@ -64,7 +64,7 @@ class Storage(Protocol):
         ...
 
     def holds(self, packing: TensorPacking) -> bool:
-        """Whether a pytree is in memory, or is being read, for another user of the storage."""
+        """Whether a pytree is in memory already, or being read, on behalf of another reader."""
         ...
 
     def starved(self) -> bool:
@@ -72,12 +72,12 @@ class Storage(Protocol):
         ...
 
     def settle(self) -> None:
-        """Waits for all writes to a storage; raises the error of one that failed."""
+        """Waits for all pending writes to a storage; raises the first error of them."""
         ...
 
 
 class HostStorage:
-    """Host-memory variant of the storage of a training's pytrees, beside `StoreStorage`."""
+    """Storage of pytrees in host memory, the counterpart of `StoreStorage` on disk."""
 
     in_place = True
 
@@ -111,7 +111,7 @@ class HostStorage:
 
 @dataclass(eq=False)
 class _Share:
-    """Read of a pytree from a trainer's storage that several users share, with their number."""
+    """Read of a pytree from disk that several users share, with the number of users."""
 
     packing: TensorPacking
     future: Any
@@ -179,7 +179,7 @@ class StoreStorage:
         return _Leased([(joined | asked)[packing.name] for packing in packings], self._let_go)
 
     def _known(self, packing: TensorPacking) -> _Share | None:
-        """Returns the pending or held read of a pytree, or None; the lock is held."""
+        """Returns the pending or completed read of a pytree, or None; the lock is held."""
         share = self._shares.get(packing.name)
         return None if share is None or share.failed() else share
 
@@ -254,7 +254,7 @@ class StoreStorage:
 
 
 class Held:
-    """Completed read of pytrees from a trainer's storage: the arrays are in memory already."""
+    """Read of pytrees that is complete at once, as the arrays are in host memory."""
 
     def __init__(self, arrays: list[list[Any]]) -> None:
         self._arrays = arrays

@@ -26,7 +26,7 @@ class Leaf:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one array of a pytree, which decide whether it is packed."""
+        """Bytes of one array of a pytree, by which it is packed with others or stored alone."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 

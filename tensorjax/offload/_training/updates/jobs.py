@@ -11,7 +11,7 @@ from tensorjax.offload._training.storage.tensor_packing import TensorPacking
 
 @dataclass
 class Ready:
-    """Gradient of a group that has arrived, with the version and deadline of its update."""
+    """Gradient of a parameter group that has arrived on the host, with its update's deadline."""
 
     version: int
     deadline: float
@@ -23,20 +23,20 @@ class Ready:
 
 @dataclass
 class Fetched:
-    """Reads of a group's optimiser state and gradient for an update, complete or pending."""
+    """Reads of an optimiser state and gradient for one update, pending or complete."""
 
     state: Reading  # parameters and state; the gradient too, if it was in the store by then
     whole: bool  # whether the gradient is with them
     gradient: Reading | None = None  # if it is read by itself
 
     def ready(self, update: Ready) -> bool:
-        """Whether all reads for an update are complete and its gradient is there."""
+        """Whether an optimiser update's reads are complete and its gradient has arrived."""
         if self.gradient is not None:
             return self.gradient.ready() and self.state.ready()
         return (self.whole or update.gradient is not None) and self.state.ready()
 
     def release(self) -> None:
-        """Frees the memory of the reads for an update."""
+        """Frees the memory of an optimiser update's reads."""
         self.state.release()
         if self.gradient is not None:
             self.gradient.release()
@@ -44,7 +44,7 @@ class Fetched:
 
 @dataclass
 class Output:
-    """Results of an optimiser update that are still to be written."""
+    """Results of an optimiser update that are still to be written to storage."""
 
     group: Group
     ready: Ready
@@ -54,7 +54,7 @@ class Output:
     handed: Callable[[], object]  # gives what holds the parameters for the device, while that may
 
     def take(self) -> list[tuple[TensorPacking, list[Any]]]:
-        """Returns the results of an update, by pytree, and drops this record's references."""
+        """Returns the results of an optimiser update, by pytree, and drops references to them."""
         packings = (self.group.params, self.group.state, self.group.weights)
         trees, self.params, self.state, self.weights = (
             (self.params, self.state, self.weights), None, None, None

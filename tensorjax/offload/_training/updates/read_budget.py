@@ -11,7 +11,7 @@ from tensorjax.offload._training.storage.storage import Storage
 
 @dataclass(frozen=True)
 class Shares:
-    """Division of the staging memory for reads between updates and prefetched parameters.
+    """Division of staging memory between optimiser states and prefetched parameters.
 
     Attributes:
       staging: bytes for what updates read, with the device's next.
@@ -27,7 +27,7 @@ class Shares:
 
 
 def shared(store: Any, storage: Storage, groups: Collection[Group], *, spills: bool) -> Shares:
-    """Divides the staging memory for reads between optimiser states and prefetched parameters.
+    """Divides staging memory for reads between optimiser states and prefetched parameters.
 
     An eighth is left free, as leases fragment it. Parameters are read early only where two of the
     largest states remain.
@@ -59,7 +59,7 @@ def _needed(group: Group, *, spills: bool) -> int:
 
 
 class ReadBudget:
-    """Bound on the staging memory of optimiser states that are read before their update.
+    """Limit on the staging memory of optimiser states that are read before their update.
 
     What computes the gradients that they wait for must be able to read: room is left for the
     largest parameters.
@@ -82,7 +82,7 @@ class ReadBudget:
             self._most = min(self._most, self._staging)
 
     def fits(self, name: str, held: Collection[str], urgent: Collection[str]) -> bool:
-        """Whether one more optimiser state fits the read budget, with room for a more urgent one.
+        """Whether one more optimiser state fits the read budget, with room for an urgent one.
 
         Args:
           held: groups whose states are there, or on their way.
@@ -94,7 +94,7 @@ class ReadBudget:
         return self._sum(held) + self._needed[name] + beside <= self._most
 
     def fits_early(self, names: Collection[str]) -> bool:
-        """Whether optimiser states read before their gradients arrive fit the read budget."""
+        """Whether optimiser states read before their gradients have arrived fit the read budget."""
         if self._staging is None:
             return True
         return self._sum(names) <= self._staging

@@ -11,7 +11,7 @@ _SOON = 3  # groups: the states of so many whose gradients come next are read fi
 
 
 class UpdateScheduler:
-    """Scheduler of optimiser updates by deadline: picks what to read and to update next.
+    """Scheduler of optimiser updates by deadline: picks the next state to read, the next update.
 
     Of the groups whose gradient has come, the one whose parameters are needed first is updated
     next. States are read ahead, in the order in which gradients will come, as far as those groups
@@ -68,7 +68,7 @@ class UpdateScheduler:
     # Decisions, which the threads ask for.
 
     def wanted(self) -> tuple[str, int, float] | None:
-        """Picks the group whose optimiser state to read next, with version and deadline.
+        """Picks the parameter group whose optimiser state to read next, with version and deadline.
 
         None if nothing is to be read now.
         """
@@ -98,7 +98,7 @@ class UpdateScheduler:
         return None
 
     def lacking(self) -> str | None:
-        """Picks a group whose gradient must be read back from the store, or None."""
+        """Picks a parameter group whose gradient must be read back from the store, or None."""
         for name in self._order():
             fetched = self.fetched.get(name)
             if fetched is None or fetched.whole or fetched.gradient is not None:
@@ -108,7 +108,7 @@ class UpdateScheduler:
         return None
 
     def able(self) -> tuple[str | None, bool]:
-        """Picks the most urgent group that can be updated, and whether its results fit in memory.
+        """Picks the most urgent update that can be made, and whether its results fit in memory.
 
         Where they do not, one that is updated in its place, and so gives memory back.
         """
@@ -123,7 +123,7 @@ class UpdateScheduler:
         return (name, False) if free is None else (free, True)
 
     def _room(self, name: str, let: list[str]) -> bool:
-        """Whether the results of a group's update fit in memory beside more urgent ones."""
+        """Whether an optimiser update's results fit in memory beside more urgent ones."""
         ready = self.ready[name]
         # Room is left for what is more urgent: its state or its gradient is still on the way.
         before = [*self._to_come(ready.deadline), *let[: let.index(name)]]
@@ -132,11 +132,11 @@ class UpdateScheduler:
         return not self.unwritten or not self._groups[name].results or total <= self._results_most
 
     def behind(self, version: float) -> bool:
-        """Whether an update up to a given version is still to be written for any group."""
+        """Whether any parameter group has fewer written optimiser updates than ``version``."""
         return any(held < version for held in self.version.values())
 
     def idle(self) -> str | None:
-        """Picks a group whose optimiser state is in memory and whose gradient cannot come, or None.
+        """Picks an optimiser state in memory whose gradient cannot arrive, to be freed, or None.
 
         None where an update can be made.
         """
@@ -145,7 +145,7 @@ class UpdateScheduler:
         return next((name for name in self.fetched if name not in self.ready), None)
 
     def latest(self) -> str | None:
-        """Picks the least urgent group whose optimiser state is in memory, or None."""
+        """Picks the least urgent optimiser state in memory, to be freed, or None."""
         known = {n: (r.version, r.deadline) for n, r in self.ready.items()}
         order = self._in_turn(self.expected, known)
         held = [n for n in order if n in self.fetched and self.fetched[n].state.begun()]
@@ -154,7 +154,7 @@ class UpdateScheduler:
     # Parts of these decisions, from the attributes.
 
     def _first(self, there: list[str]) -> str:
-        """Picks the group to update next: the most urgent, or the one longest in memory."""
+        """Picks the optimiser update to make next: most urgent, or longest in memory."""
         if len(self._to_come(self.ready[there[0]].deadline)) <= _SOON:
             return there[0]
         # None is needed soon: the one that has held its memory longest, which others wait for.
@@ -163,7 +163,7 @@ class UpdateScheduler:
     def _in_turn(
         self, coming: dict[str, tuple[int, float]], known: dict[str, tuple[int, float]]
     ) -> list[str]:
-        """Returns the groups in the order in which their optimiser states should be read."""
+        """Returns parameter groups in the order in which to read their optimiser states."""
         if not self.open or self.gated:
             both = {**coming, **known}
             return sorted(both, key=lambda n: both[n][1])
@@ -178,14 +178,14 @@ class UpdateScheduler:
         return sorted(self.ready, key=lambda n: self.ready[n].deadline)
 
     def _let(self) -> list[str]:
-        """Returns the groups that have gradients and may be updated now, most urgent first."""
+        """Returns parameter groups with gradients that may be updated now, most urgent first."""
         return [n for n in self._order() if self._may(self.ready[n])]
 
     def _may(self, ready: Ready) -> bool:
         return ready.version <= self.newest and (self.open or not ready.gated)
 
     def _coming(self) -> dict[str, tuple[int, float]]:
-        """Returns the groups whose optimiser states may be read before their gradients arrive.
+        """Returns parameter groups whose optimiser states may be read before gradients arrive.
 
         With their versions and deadlines.
         """
@@ -197,16 +197,16 @@ class UpdateScheduler:
         return found
 
     def _to_come(self, deadline: float) -> list[str]:
-        """Returns the groups with earlier deadlines whose gradients have not arrived yet."""
+        """Returns parameter groups with earlier deadlines that still wait for their gradients."""
         if self.blocked:
             return []
         return [name for name, (_, at) in self.expected.items() if at < deadline]
 
     def _askable(self, name: str, version: int) -> bool:
-        """Whether a group's optimiser state may be read now: its last update is written."""
+        """Whether an optimiser state may be read now, as its last update is written."""
         return name not in self.fetched and self.version[name] == version - 1
 
     def _fits_early(self, name: str, able: Collection[str]) -> bool:
-        """Whether the budget lets a group's optimiser state be read before its update can come."""
+        """Whether the read budget allows reading an optimiser state before its gradient arrives."""
         early = {n for n in self.fetched if n not in able} | {name}
         return not self._together and self._ahead.fits_early(early)

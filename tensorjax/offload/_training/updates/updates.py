@@ -20,7 +20,7 @@ _TICK = 0.5  # seconds without a change, after which staging memory may be given
 
 
 class Updater(WorkerThreads):
-    """Updater of parameters on the host: threads read optimiser states, update, and write.
+    """Updater of parameters on the host by threads: read optimiser states, update, write.
 
     `UpdateScheduler` says which is next. Of gradients that do not fit, those wait in the store that
     are needed last.
@@ -93,7 +93,7 @@ class Updater(WorkerThreads):
         self._start(read=self._read_all, update=self._update_all, write=self._write_all)
 
     def expect(self, coming: dict[str, tuple[int, float]], *, gated: bool) -> None:
-        """Announces to the updater the groups whose gradients will come, with deadlines.
+        """Announces to the optimiser updater which gradients will come, with their deadlines.
 
         Gated ones wait for `release`.
         """
@@ -103,12 +103,12 @@ class Updater(WorkerThreads):
             self._cond.notify_all()
 
     def gate(self) -> None:
-        """Holds the updater back from gradients offered from now on, until `release`."""
+        """Makes the optimiser updater defer gradients offered from now on, until `release`."""
         with self._lock:
             self._scheduler.open = False
 
     def release(self, scale: Any = None) -> None:
-        """Lets the updater begin what was held back, gradients times ``scale`` if given."""
+        """Starts deferred optimiser updates, with gradients times ``scale`` if given."""
         with self._lock:
             self._scale, self._scheduler.open = scale, True
             for ready in self._scheduler.ready.values():
@@ -117,13 +117,13 @@ class Updater(WorkerThreads):
             self._cond.notify_all()
 
     def ungate(self) -> None:
-        """Ends a `gate` of the updater under which nothing was offered: the step is not made."""
+        """Ends a `gate` of the optimiser updater under which no gradient was offered."""
         with self._lock:
             self._scheduler.open, self._scheduler.gated = True, False
             self._cond.notify_all()
 
     def hold_back(self, version: float) -> None:
-        """Holds the updater back from later versions during a commit; infinity ends it.
+        """Defers optimiser updates beyond a given number during a commit; infinity ends that.
 
         The storages are about to be committed at that version: `settle_at` waits for it.
         """
@@ -134,7 +134,7 @@ class Updater(WorkerThreads):
     def offer(
         self, name: str, gradient: Any, version: int, deadline: float, partial: int = 0
     ) -> None:
-        """Gives the updater a group's gradient, which makes its parameters ``version``.
+        """Hands a group's gradient to the updater, for the update that has the number ``version``.
 
         Its memory is used up. Where it does not fit, this or another one is written to the store,
         or, without one for them, this one waits here until there is room.
@@ -163,20 +163,20 @@ class Updater(WorkerThreads):
             self.peak_gradient = max(self.peak_gradient, self._waiting_bytes)
 
     def _count(self) -> None:
-        """Records the updater's peaks of host memory; the lock is held."""
+        """Records the peak host memory of optimiser updates; the lock is held."""
         results = self._scheduler.results_bytes + self._spare.nbytes
         self.peak_update = max(self.peak_update, results)
         held = self._waiting_bytes + self._partial_bytes + results
         self.peak_host = max(self.peak_host, held)
 
     def _full(self, name: str) -> bool:
-        """Whether a gradient must wait until the updater has freed memory; lock held."""
+        """Whether a gradient must wait until optimiser updates have freed memory; lock held."""
         if self._spill is not None or self._gradient_bytes is None or not self._waiting_bytes:
             return False
         return self._waiting_bytes + self._groups[name].gradient.nbytes > self._gradient_bytes
 
     def _too_much(self) -> str | None:
-        """Picks the group whose gradient the updater moves to the store, or None."""
+        """Picks the gradient to move from host memory to the store until its update, or None."""
         if self._spill is None or self._gradient_bytes is None:
             return None
         if self._waiting_bytes <= self._gradient_bytes:
@@ -190,7 +190,7 @@ class Updater(WorkerThreads):
         )
 
     def _move_out(self, name: str) -> None:
-        """Writes a gradient that waits for the updater to the store, lock released."""
+        """Writes a gradient that waits for its optimiser update to the store; releases the lock."""
         assert self._spill is not None
         ready, packing = self._scheduler.ready.pop(name), self._groups[name].gradient
         if self._together and (fetched := self._scheduler.fetched.pop(name, None)) is not None:
@@ -209,7 +209,7 @@ class Updater(WorkerThreads):
         self._cond.notify_all()
 
     def settle(self) -> None:
-        """Waits until the updater has used all gradients and written its results."""
+        """Waits until all gradients have been used in updates, and the results written."""
         with self._lock:
             while self._scheduler.ready or self._scheduler.unwritten or self._spilling:
                 self._raise()
@@ -219,7 +219,7 @@ class Updater(WorkerThreads):
             storage.settle()
 
     def settle_at(self, version: int) -> None:
-        """Waits until the updater has written all groups up to a version.
+        """Waits until a given number of optimiser updates of all parameter groups has been written.
 
         Groups that only the last layers use may not have begun their updates to it by then.
         """
@@ -230,7 +230,7 @@ class Updater(WorkerThreads):
             self._raise()
 
     def close(self) -> None:
-        """Ends the updater's threads; pending updates are lost without `settle`."""
+        """Ends the threads of optimiser updates; pending updates are lost without `settle`."""
         with self._lock:
             self._closed = True
             self._cond.notify_all()
@@ -245,12 +245,12 @@ class Updater(WorkerThreads):
         self._spare.clear()
 
     def _read_all(self) -> None:
-        """Reads optimiser states and gradients for the updater, in a thread."""
+        """Reads optimiser states and waiting gradients from storage, in a thread."""
         while (asked := self._ask()) is not None:
             asked.when_ready(self._look_again)
 
     def _ask(self) -> Reading | None:
-        """Waits for the next read that the updater needs, and starts it; None at the end."""
+        """Waits for the next optimiser state or gradient to read, and starts it; None if closed."""
         with self._lock:
             while not self._closed and self._error is None:
                 if (name := self._scheduler.lacking()) is not None:
@@ -273,7 +273,7 @@ class Updater(WorkerThreads):
         return None
 
     def _give_way(self) -> None:
-        """Frees an optimiser state that the updater has read, if all reads wait.
+        """Frees an optimiser state that was read, if no read can get staging memory.
 
         Leases cut memory up, so what there is may be too small in every place. The state is asked
         for again at once, but what is more urgent waits before it. One that has no memory yet would
@@ -290,19 +290,19 @@ class Updater(WorkerThreads):
             _LOG.info("the state of %s is read again: staging memory is cut up", name)
 
     def _whole(self, name: str) -> bool:
-        """Whether the updater reads a stored gradient together with its optimiser state."""
+        """Whether a gradient in the store is to be read together with its optimiser state."""
         here = self._groups[name].storage is self._spill
         return self._together and here and self._scheduler.ready[name].gradient is None
 
     def _update_all(self) -> None:
-        """Makes the updater's updates in a thread, one group at a time."""
+        """Computes optimiser updates in a thread, one parameter group at a time."""
         while (chosen := self._choose()) is not None:
             self._update(*chosen)
             if not self._lookahead:
                 self._outputs.join()
 
     def _choose(self) -> tuple[str, Ready, Fetched] | None:
-        """Waits for the updater's next group; returns gradient and state, None at the end."""
+        """Waits for the next group to update; returns its gradient and state, None at the end."""
         with self._lock:
             while not self._closed and self._error is None:
                 name, room = self._scheduler.able()
@@ -318,7 +318,7 @@ class Updater(WorkerThreads):
             return None
 
     def _hasten(self, deadline: float) -> None:
-        """Moves the writes that the updater waits for to an earlier deadline."""
+        """Moves the disk writes that optimiser updates wait for to an earlier deadline."""
         self._cond.release()
         try:
             for storage in self._storages:
@@ -346,7 +346,7 @@ class Updater(WorkerThreads):
         self._outputs.put(Output(group, ready, params, state, weights, seen))
 
     def _results(self, group: Group, ready: Ready, fetched: Fetched) -> tuple[Any, Any, Any]:
-        """Computes a group's new parameters and state, and cast ones, for the updater."""
+        """Computes new parameters, optimiser state and cast parameters of one group."""
         held, state, *more = fetched.state.arrays()
         params, state = group.params.unflatten(held), group.state.unflatten(state)
         del held
@@ -376,7 +376,7 @@ class Updater(WorkerThreads):
         return self._spill.read(group.gradient, deadline=deadline, step=version - 1)
 
     def _started(self, name: str) -> Ready:
-        """Records that the updater begins a group; returns its gradient; lock held."""
+        """Marks a group's optimiser update as begun; returns its gradient; lock held."""
         group, ready = self._groups[name], self._scheduler.ready.pop(name)
         self._scheduler.unwritten += 1
         self._scheduler.results_bytes += group.results
@@ -389,7 +389,7 @@ class Updater(WorkerThreads):
         return ready
 
     def _bound_spare(self) -> None:
-        """Drops memory that the updater keeps for reuse if the bound is exceeded."""
+        """Drops memory kept for reuse by optimiser updates if it exceeds its bound."""
         total = self._scheduler.results_bytes + self._spare.nbytes
         if self._gradient_bytes is not None and total > self._results_most:
             self._spare.clear()
@@ -399,7 +399,7 @@ class Updater(WorkerThreads):
             self._cond.notify_all()
 
     def _write_all(self) -> None:
-        """Writes the updater's results to storage, in a thread; keeps memory for reuse."""
+        """Writes results of optimiser updates to storage, in a thread; keeps memory to reuse."""
         while (output := self._outputs.get()) is not None:
             try:
                 if self._error is None:
