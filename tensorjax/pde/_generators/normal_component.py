@@ -151,7 +151,7 @@ def _entries(gram: np.ndarray) -> np.ndarray:
 
 
 def _places(d: int, p: int, second: bool) -> np.ndarray:
-    """Returns the number of the tensor of each pair of states at bond p, for normal components."""
+    """Returns the index of the tensor y_k ∂_j v for each pair of states beside a TT bond."""
     which, left, right = _across(d, p, second)
     out = np.full((2 * p, 2 * (d - p)), -1)
     out[left, right] = which
