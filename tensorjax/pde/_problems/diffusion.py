@@ -190,7 +190,7 @@ def _parsed(given: Any, d: int) -> tuple[Any, list[tuple[Term, np.ndarray]]]:
 
 
 def _entries(rows: list[tuple[Any, ...]], d: int) -> tuple[Any, list[tuple[Term, np.ndarray]]]:
-    """Sorts a diffusion's entries, diagonal or rows, into a constant and pairs (term, matrix)."""
+    """Converts the entries of a diffusion matrix to a constant and pairs (scalar term, matrix)."""
     size = {len(r) for r in rows}
     if len(rows) != d or size not in ({1}, {d}):
         raise ValueError(

@@ -289,7 +289,7 @@ class AdvectionDiffusionReaction(Problem):
 
 
 def _conductivity(given: Any, box: Box) -> tuple[Any, list[tuple[Term, Any]]]:
-    """Splits a PDE's heat conductivity into a constant and pairs (scalar term, matrix)."""
+    """Splits the conductivity σ in ∇·(σ∇u) into a constant and pairs (scalar term, matrix)."""
     d = box.dim
     if isinstance(given, Term):
         given = [(given, np.eye(d))]
