@@ -58,7 +58,7 @@ Generator = Callable[..., Motion]
 
 
 def _convex(form: normal.Form, regularization: float, kept: np.ndarray) -> np.ndarray:
-    """Computes the coordinate motion Σ that minimises a right side's normal component.
+    """Computes the coordinate motion Σ y that minimises a right side's TT-normal component.
 
     ``kept``: entries of Σ that may differ from zero, see `Setting.kept`.
     """
@@ -70,7 +70,7 @@ def _convex(form: normal.Form, regularization: float, kept: np.ndarray) -> np.nd
 
 
 def _among(gram: Any, load: np.ndarray, kept: np.ndarray) -> tuple[Any, np.ndarray]:
-    """Restricts the normal equations for a coordinate motion to some entries of Σ."""
+    """Restricts normal equations for a coordinate motion Σ y to some entries of Σ."""
     if len(kept) == len(load):
         return gram, load
     return gram[kept][:, kept], load[kept]
@@ -337,7 +337,7 @@ class MultiLevel:
         return found._replace(levels=tuple(levels), ranks=tuple(max(r, default=1) for r in ranks))
 
     def _minimiser(self, setting: Setting, finest: Any) -> tuple[np.ndarray, dict[float, Any]]:
-        """Computes the coordinate motion Σ optimal at all truncation levels, and ranks."""
+        """Computes the motion Σ y optimal at all truncation levels of v, and their ranks."""
         tol, point = setting.tol, setting.point
         coarse = sorted((x for x in self.levels if x > tol), reverse=True)
         levels = {x: truncated_ranks(point, x) for x in coarse} | {tol: point.ranks}

@@ -258,7 +258,7 @@ class Sheared(Problem):
         return self.shears.inverse(self.at(t), z)
 
     def velocity(self, t: float, z: ArrayLike) -> np.ndarray:
-        """Evaluates the drift in sheared coordinates at points (m, d).
+        """Evaluates a PDE's drift in sheared coordinates at points (m, d).
 
         Args:
           t: time.
@@ -286,7 +286,7 @@ class Sheared(Problem):
         return RightSide(self.box, None, tuple(flux(self.box, -a, m) for m, a in pieces))
 
     def exact(self, t: float, x: ArrayLike) -> np.ndarray | None:
-        """Evaluates the exact solution at sheared points (m, d); None if unknown.
+        """Evaluates a PDE's exact solution at sheared points (m, d); None if unknown.
 
         Args:
           t: time.

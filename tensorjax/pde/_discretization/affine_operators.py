@@ -112,7 +112,7 @@ def affine_right_side(box: Box, given: Coefficients) -> TTMatrix:
 
 
 def affine_states(box: Box, given: Coefficients) -> list[Any]:
-    """Builds cores (r, 5, s) of an affine differential operator: coefficients of 1, ∂, y, y∂, ∂².
+    """Builds TT-cores (r, 5, s) of an affine differential operator over 1, ∂, y, y∂ and ∂².
 
     The same automaton as in `affine_generator`, without the matrices: what is `differentiated`
     needs no more.
@@ -159,7 +159,7 @@ class _Cut:
 def _states(
     k: int, d: int, kinds: tuple[bool, bool], m: Any, b: Any, s: Any, c: Any, xp: Any
 ) -> Any:
-    """Builds the k-th core (r, 5, s) of an affine differential operator from its automaton."""
+    """Builds TT-core k (r, 5, s) of an affine differential operator over 1, ∂, y, y∂ and ∂²."""
     before, after = _Cut(k, d, kinds), _Cut(k + 1, d, kinds)
     core = _Entries(xp, (before.size, 5, after.size), m.dtype)
     core.put(0, ONE, 0, 1.0)

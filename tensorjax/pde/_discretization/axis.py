@@ -138,12 +138,12 @@ class Axis:
 
     @property
     def length(self) -> float:
-        """Length high − low of the interval that the axis covers."""
+        """Length high − low of the interval that a grid axis covers."""
         return self.high - self.low
 
     @functools.cached_property
     def points(self) -> np.ndarray:
-        """Collocation points of the axis, an ascending array (n,)."""
+        """Collocation points of a grid axis, an ascending array (n,)."""
         if self.kind in ("fourier", "periodic"):
             return _fixed(self.low + self.length * np.arange(self.n) / self.n)
         if self.kind == "chebyshev":
@@ -185,7 +185,7 @@ class Axis:
 
     @functools.cached_property
     def d1(self) -> np.ndarray:
-        """First-derivative matrix on the collocation points of the axis, (n, n).
+        """First-derivative matrix on the collocation points of a grid axis, (n, n).
 
         With walls that of fluxes, none of which pass a reflecting one.
         """
@@ -207,7 +207,7 @@ class Axis:
 
     @functools.cached_property
     def d2(self) -> np.ndarray:
-        """Second-derivative matrix on the collocation points of the axis, (n, n)."""
+        """Second-derivative matrix on the collocation points of a grid axis, (n, n)."""
         if self.kind in ("fourier", "periodic"):
             return _fixed(differentiation.fourier_second(self.n) * (2 * np.pi / self.length) ** 2)
         if self.kind == "chebyshev":
@@ -224,7 +224,7 @@ class Axis:
 
     @functools.cached_property
     def basis(self) -> np.ndarray:
-        """Matrices of the operators 1, ∂, y, y ∂ and ∂² on the axis, stacked, (5, n, n)."""
+        """Matrices of the operators 1, ∂, y, y ∂ and ∂² on a grid axis, stacked, (5, n, n)."""
         if self.projected is not None:
             return self.stable_basis
         y, one = np.diag(self.points), np.eye(self.n)

@@ -99,7 +99,7 @@ def canonical(cores: Cores) -> Point:
 
 
 def truncated_ranks(point: Point, tol: float) -> tuple[int, ...]:
-    """Computes the TT-ranks to which a canonical form can be truncated at error ``tol``."""
+    """Computes the TT-ranks to which a canonical form may be cut at error ``tol``."""
     if not point.left:
         return ()
     share = (tol * point.scale) ** 2 / len(point.bonds)

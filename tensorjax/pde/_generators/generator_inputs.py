@@ -130,7 +130,7 @@ class Setting:
         kappa: float = 0.0,
         measure: bool = False,
     ) -> normal_component.Form:
-        """Computes the quadratic form in Σ that the choice of a coordinate motion minimises."""
+        """Computes the quadratic cost of a coordinate motion Σ y: a right side's TT-normal part."""
         state = self.point if state is None else state
         feedback = None
         if kappa > 0:
@@ -157,7 +157,7 @@ class Setting:
 
     @property
     def kept(self) -> np.ndarray:
-        """Indices of the off-diagonal entries of Σ, row by row, that may be nonzero."""
+        """Indices of the off-diagonal entries of Σ, in the motion Σ y, that may be nonzero."""
         free = self.box.unbounded
         return np.flatnonzero(normal_component.off_diagonal(np.outer(free, free)))
 
@@ -171,7 +171,7 @@ class Setting:
         return float((first.sum() * y.sum() - first @ y) / (d * d - d))
 
     def motion(self, form: normal_component.Form, sigma: np.ndarray, gauge: Gauge) -> Motion:
-        """Completes a coordinate motion from the matrix Σ: adds shift, stretch and cost."""
+        """Completes a coordinate motion Σ y + β from off-diagonal Σ: adds shift, stretch, cost."""
         seen = gauges.spread(self.point, self.modes, form.family, self.box)
         scale = self.point.scale
         costs = form.cost(sigma) / scale, form.cost(0 * sigma) / scale

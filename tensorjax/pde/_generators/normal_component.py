@@ -205,7 +205,7 @@ def energy(point: Point, parts: Sequence[Family]) -> float:
 
 
 class Form(NamedTuple):
-    """Quadratic form in Σ: squared norm of a PDE right side's component normal to the TT manifold.
+    """Squared TT-normal part of a PDE's right side, quadratic in the coordinate motion Σ y.
 
     Attributes:
       whole: ⟨N m, N m'⟩ of all `motions`, (count, count), dense or sparse.
@@ -227,11 +227,11 @@ class Form(NamedTuple):
 
     @property
     def gram(self) -> Any:
-        """Gram matrix of the normal components of the tensors y_k ∂_j v, j ≠ k, row by row."""
+        """Gram matrix of the TT-normal components of the tensors y_k ∂_j v, j ≠ k, row by row."""
         return self.whole[: len(self.load), : len(self.load)]
 
     def cost(self, sigma: np.ndarray) -> float:
-        """Computes the norm of the right side's normal component for coordinates that move with Σ.
+        """Computes the norm of a right side's TT-normal part if coordinates move with Σ y.
 
         Affine parts cancel before they are squared.
         """
@@ -271,7 +271,7 @@ def form(
     feedback: Cores | None = None,
     measure: bool = False,
 ) -> Form:
-    """Computes the squared normal component of a PDE's right side, as a quadratic form in Σ.
+    """Computes the squared TT-normal part of a PDE's right side, quadratic in the motion Σ y.
 
     Args:
       point: of d ≥ 2 modes.

@@ -38,7 +38,7 @@ class Spectrum(NamedTuple):
 
     @property
     def largest(self) -> float:
-        """Largest eigenvalue of the matrix; zero if none is positive."""
+        """Largest eigenvalue of a symmetric matrix; zero if none is positive."""
         return max((float(b.values.max()) for b in self.blocks), default=0.0)
 
     def combined(self, coefficients: list[np.ndarray]) -> np.ndarray:

@@ -20,7 +20,7 @@ def cost(point: Point, smoothing: float) -> float:
 
 
 def gradient(point: Point, modes: Modes, singles: Family, smoothing: float) -> np.ndarray:
-    """Computes the gradient (d, d) in Σ of the smoothed nuclear norms of a TT's unfoldings.
+    """Computes the gradient (d, d) of a TT's nuclear norms in the coordinate motion Σ y.
 
     With W = σ/√(σ² + ε²), U_{≤p} W_p V_{>p} is the derivative of Σ_i √(σ_i² + ε²) over the singular
     values of the unfolding at bond p, the nuclear norm for ε = 0; under v_t = −Σ_jk Σ_jk y_k ∂_j v

@@ -99,7 +99,7 @@ def integrate_static(
     start: State | None,
     map: AffineMap,
 ) -> Solution:
-    """Integrates a PDE at fixed TT-ranks with constant steps; `integrate` with ``rank`` calls it.
+    """Integrates a PDE at fixed TT-ranks with constant time steps (`integrate` with ``rank``).
 
     Coordinates move as prescribed: their motion is no variable of the program, and no derivative
     passes through it. None is lost, for u does not depend on it.

@@ -94,7 +94,7 @@ def integrate(
     start: State | None = None,
     map: AffineMap | None = None,
 ) -> Solution[Y]:
-    """Integrates a PDE u_t = G(u) in time as a low-rank train v in moving coordinates.
+    """Integrates a PDE u_t = G(u) in time as a tensor train v in moving coordinates.
 
     v follows v_t = Q_y(v) − (Σ y + β)·∇v, where Γ̇ = Σ Γ and ṡ = Σ s + β. Any Σ(t) and β(t) give
     the same u; good ones keep the ranks of v low. A generator chooses them at every step, a

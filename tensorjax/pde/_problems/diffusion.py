@@ -58,12 +58,12 @@ class Diffusion:
 
     @property
     def variable(self) -> bool:
-        """Whether the diffusion matrix depends on x or t."""
+        """Whether a diffusion matrix D(t, x) depends on x or t."""
         return self.function is not None or bool(self.terms)
 
     @property
     def timed(self) -> bool:
-        """Whether the diffusion matrix depends on time."""
+        """Whether a diffusion matrix D(t, x) depends on time."""
         return self.function is not None and self.function.timed
 
     def values(self, x: np.ndarray, t: float = 0.0) -> np.ndarray:

@@ -336,7 +336,7 @@ class Field:
 
     @property
     def timed(self) -> bool:
-        """Whether the drift field depends on time."""
+        """Whether a drift vector field depends on time."""
         return self.function is not None and self.function.timed
 
     def values(self, x: np.ndarray, t: float = 0.0) -> np.ndarray:

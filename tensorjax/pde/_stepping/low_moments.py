@@ -197,7 +197,7 @@ def corrected(cores: Cores, at: Moments, target: np.ndarray, tol: float) -> Corr
 def _balanced(
     gain: np.ndarray, square: np.ndarray, lacks: np.ndarray, small: float, allowed: float
 ) -> tuple[np.ndarray, float]:
-    """Finds the c that minimises |gain c − lacks|²/small² + cᵀ square c/allowed².
+    """Solves for a moment correction c: min |gain c − lacks|²/small² + cᵀ square c/allowed².
 
     Returns:
       c, with a norm (cᵀ square c)^½ of at most ``allowed``, and that norm.

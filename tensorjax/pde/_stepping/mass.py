@@ -54,7 +54,7 @@ def mass_of(cores: Cores, weights: Sequence[Any]) -> float:
 
 
 def mass_of_term(term: Any, weights: Sequence[Any]) -> float:
-    """Computes the mass ∫ t dy of a tensor train, or TT operator times a train, in a sum."""
+    """Computes the mass ∫ t dy of a tensor train or of an operator times a train."""
     f = np.ones((1, 1))
     for k in range(len(weights) - 1, -1, -1):
         f = term.right(k, f, weights[k][:, None])

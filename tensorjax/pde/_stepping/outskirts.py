@@ -49,7 +49,7 @@ def cleared(cores: Cores, box: Box, allowed: float) -> Cores:
 
 
 def window(cores: Cores, box: Box, allowed: float) -> list[np.ndarray] | None:
-    """Returns masks (n,) of the axis ranges where a tensor train is not negligible; None if all.
+    """Returns masks (n,) of every axis, 0 where a tensor train is negligible; None if nowhere.
 
     Within a step v moves by a few points at most, and beyond them there is nothing to be changed.
 
