@@ -301,6 +301,6 @@ def _merged(states: Any, matrices: Any) -> Any:
 
 
 def components(cores: Sequence[np.ndarray]) -> list[Cores]:
-    """Splits the tensor train of a vector field, components in the last mode, into one for each."""
+    """Splits a vector-valued tensor train, components in the last mode, into one train for each."""
     *rest, last = cores
     return [[*rest[:-1], times_right(rest[-1], last[:, i])] for i in range(last.shape[1])]

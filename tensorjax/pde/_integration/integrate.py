@@ -365,7 +365,7 @@ def _generator(coordinates: Any) -> Any:
 
 
 def _at_rest(generator: Any, coordinates: Any) -> Any:
-    """Checks that coordinates of a box with no movable axes are at rest; returns the generator."""
+    """Checks that coordinates are fixed if a box has too few movable axes; returns the choice."""
     if isinstance(coordinates, str):
         return None
     if isinstance(generator, Fixed):
@@ -378,7 +378,7 @@ def _at_rest(generator: Any, coordinates: Any) -> Any:
 
 
 class Replay:
-    """Coordinate generator that replays the motion of coordinates of an earlier `Solution`."""
+    """Moving coordinates for a PDE that repeat the motion of an earlier `Solution`."""
 
     def __init__(self, solution: Solution):
         stats = solution.stats

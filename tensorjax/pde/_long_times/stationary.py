@@ -324,7 +324,7 @@ def operator_of(problem: Problem, map: AffineMap) -> Cores:
 
 
 def _split(box: Box, affine: Coefficients | None) -> list[TTMatrix]:
-    """Builds the affine part of a PDE's generator with transport in split (skew) form.
+    """Builds the affine part of a PDE's generator with its transport in split form.
 
     On Fourier axes M y jumps from one end to the other. In time that matters little; AMEn projects
     on few directions, and those that grow at the jump would be among them.

@@ -422,7 +422,7 @@ def _ratio(term: Term, other: Term) -> float | None:
 
 
 def partial_derivative(f: Callable[[np.ndarray], np.ndarray], x: np.ndarray, k: int) -> np.ndarray:
-    """Computes ∂_k of a scalar function at points (m, d) by central differences."""
+    """Computes ∂_k of a function at points (m, d) by central differences."""
     step = np.zeros(x.shape[1])
     step[k] = _STEP
     parts = [w / _STEP * (f(x + i * step) - f(x - i * step)) for i, w in _STENCIL]

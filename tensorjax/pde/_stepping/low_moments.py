@@ -212,7 +212,10 @@ def _balanced(
 
 
 def _shapes(cores: Cores, at: Moments) -> list[np.ndarray]:
-    """Builds per axis the functions (n, m) of which a density's moment corrections are products."""
+    """Builds per axis the functions (n, m) of which a density's moment corrections are products.
+
+    They are zero where the train is.
+    """
     out = []
     for weights, density, periodic in zip(
         at.weights, profiles(cores), ~at.powers.any(0), strict=True
@@ -254,6 +257,8 @@ class _Part(NamedTuple):
 
 def _sweep(cores: Cores, at: Moments, shapes: Sequence[np.ndarray], share: Any) -> Iterator[_Part]:
     """Yields, core by core, the tangent projections P h_b of correction functions h_b at a train.
+
+    All cores but the last come out left-orthogonal.
 
     Args:
       cores: right-orthogonal but for the first.
