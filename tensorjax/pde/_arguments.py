@@ -25,7 +25,7 @@ def floats(*values: Any) -> tuple[Any, list[Any]]:
 
 
 def _argument(v: Any) -> Any:
-    """Converts a coefficient of a map or a PDE such that tracing keeps it as a constant.
+    """Converts a coefficient of a map or a PDE to a JAX array that tracing keeps as a constant.
 
     So problems that differ in an amplitude share what is compiled: see
     `tensorjax.pde._stepping.compiled_once`.
@@ -36,19 +36,19 @@ def _argument(v: Any) -> Any:
 
 
 def hosted_cores(t: Any) -> Cores:
-    """Converts a train argument of a PDE function to float64 NumPy cores."""
+    """Converts the cores of a tensor train, an argument of a PDE function, to float64 NumPy."""
     return [np.asarray(c, np.float64) for c in t.cores]
 
 
 def generator_of(key: Any) -> np.random.Generator:
-    """Returns the NumPy generator that a PDE function's ``key`` stands for, or the one given."""
+    """Converts the ``key`` of a PDE function (a JAX key or a generator) to a NumPy generator."""
     if isinstance(key, np.random.Generator):
         return key
     return _check.host_generator(key, "; a NumPy generator will do too")
 
 
 def coefficient(name: str, value: Any, shape: tuple[int, ...], *, optional: bool = False) -> Any:
-    """Raises ValueError for a wrong shape of a PDE coefficient; else converts it to float64.
+    """Converts a PDE coefficient to float64; raises ValueError if its shape is wrong.
 
     An optional one may be None.
     """
@@ -62,14 +62,14 @@ def coefficient(name: str, value: Any, shape: tuple[int, ...], *, optional: bool
 
 
 def finite(**values: float) -> None:
-    """Checks PDE arguments: raises ValueError for those that are not finite numbers."""
+    """Raises ValueError for arguments of a PDE function that are not finite numbers."""
     for name, value in values.items():
         if not (np.ndim(value) == 0 and np.isfinite(value)):
             raise ValueError(f"{name}: expected a finite number, got {value!r}")
 
 
 def positive(**values: float) -> None:
-    """Checks PDE arguments: raises ValueError for those that are not positive finite numbers."""
+    """Raises ValueError for arguments of a PDE function that are not positive finite numbers."""
     finite(**values)
     for name, value in values.items():
         if not value > 0:

@@ -58,7 +58,7 @@ Generator = Callable[..., Motion]
 
 
 def _convex(form: normal.Form, regularization: float, kept: np.ndarray) -> np.ndarray:
-    """Computes the motion Σ of a coordinate generator: that of least normal component.
+    """Computes the coordinate motion Σ y that minimises a right side's TT-normal component.
 
     ``kept``: entries of Σ that may differ from zero, see `Setting.kept`.
     """
@@ -70,7 +70,7 @@ def _convex(form: normal.Form, regularization: float, kept: np.ndarray) -> np.nd
 
 
 def _among(gram: Any, load: np.ndarray, kept: np.ndarray) -> tuple[Any, np.ndarray]:
-    """Restricts the normal equations of a coordinate generator to some entries of Σ."""
+    """Restricts normal equations for a coordinate motion Σ y to some entries of Σ."""
     if len(kept) == len(load):
         return gram, load
     return gram[kept][:, kept], load[kept]
@@ -82,7 +82,7 @@ def _at_rest(d: int) -> Motion:
 
 @dataclasses.dataclass(frozen=True)
 class Fixed:
-    """Coordinate generator that keeps the coordinates at rest.
+    """Choice of PDE coordinates for `integrate`: they stay fixed.
 
     Example:
       >>> from tensorjax import pde, tt
@@ -95,7 +95,7 @@ class Fixed:
     def __call__(
         self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
     ) -> Motion:
-        """Returns a coordinate motion of zeros, Σ = 0 and β = 0.
+        """Returns a coordinate motion of zero, Σ = 0 and β = 0.
 
         Args:
           v: not used, as most here: all generators take the same arguments.
@@ -113,7 +113,7 @@ class Fixed:
 
 @dataclasses.dataclass(frozen=True)
 class Prescribed:
-    """Coordinate generator of `pde.coords` that follows a given motion, a function of time.
+    """Choice of PDE coordinates for `integrate`: they follow a motion given in time.
 
     Args:
       motion: t ↦ Σ, (d, d), or t ↦ (Σ, β).
@@ -136,7 +136,7 @@ class Prescribed:
     def __call__(
         self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
     ) -> Motion:
-        """Returns the prescribed coordinate motion at time t.
+        """Returns the prescribed coordinate motion (Σ, β) at time t.
 
         Args:
           v: not used.
@@ -159,7 +159,7 @@ class Prescribed:
 
 @dataclasses.dataclass(frozen=True)
 class Convex:
-    """Generator of moving coordinates that minimises the right side's normal component.
+    """Moving coordinates for a TT solution that keep its time derivative near the tangent space.
 
     Minimises ‖N(Q − Σ_jk Σ_jk y_k ∂_j v)‖² over Σ of zero diagonal, N = 1 − P the projection on
     what is normal to the tangent space: the paper's convex problem, by its normal equations. The
@@ -204,7 +204,7 @@ class Convex:
     def __call__(
         self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
     ) -> Motion:
-        """Computes the coordinate motion that minimises the right side's normal component at v.
+        """Computes the coordinate motion that minimises a right side's TT-normal component.
 
         Args:
           v: train of the state on the grid of the box.
@@ -229,7 +229,7 @@ class Convex:
 
 @dataclasses.dataclass(frozen=True)
 class MultiLevel:
-    """Coordinate generator of `pde.coords`: as `Convex`, at several truncations of v at once.
+    """Moving coordinates for a TT solution, from tangent spaces at several truncations of it.
 
     Minimises Σ_i δ_i⁻² ‖N_i(Q + κ v − Σ_jk Σ_jk y_k ∂_j v)‖² over Σ of zero diagonal, N_i the
     projection on what is normal to the tangent space at v rounded at δ_i‖v‖. At a tight tolerance
@@ -296,7 +296,7 @@ class MultiLevel:
     def __call__(
         self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
     ) -> Motion:
-        """Computes the motion of coordinates with the least component normal to the TT-manifold.
+        """Computes the coordinate motion that keeps TT-ranks low, at several truncations.
 
         Args:
           v: train of the state on the grid of the box.
@@ -337,7 +337,7 @@ class MultiLevel:
         return found._replace(levels=tuple(levels), ranks=tuple(max(r, default=1) for r in ranks))
 
     def _minimiser(self, setting: Setting, finest: Any) -> tuple[np.ndarray, dict[float, Any]]:
-        """Computes the matrix Σ that minimises at all truncation levels, and their ranks."""
+        """Computes the motion Σ y optimal at all truncation levels of v, and their ranks."""
         tol, point = setting.tol, setting.point
         coarse = sorted((x for x in self.levels if x > tol), reverse=True)
         levels = {x: truncated_ranks(point, x) for x in coarse} | {tol: point.ranks}
@@ -362,7 +362,7 @@ class MultiLevel:
 
 @dataclasses.dataclass(frozen=True)
 class Flow:
-    """Coordinate generator of `pde.coords`: steepest descent of the unfoldings' nuclear norms.
+    """Moving coordinates for a TT solution, by steepest descent of its unfoldings' nuclear norms.
 
     Σ = rate · g/‖v‖, where Σ_p ‖v_(p)‖_* falls at the rate Σ·g under v_t = −Σ_jk Σ_jk y_k ∂_j v,
     but that every singular value σ counts as √(σ² + ε²): about a kink the flow would chatter. The
@@ -409,7 +409,7 @@ class Flow:
     def __call__(
         self, v: TT, right: RightSide, map: AffineMap, box: Box, tol: float, t: float
     ) -> Motion:
-        """Computes the coordinate motion that lowers the nuclear norms of the unfoldings of v.
+        """Computes the coordinate motion that lowers the nuclear norms of a train's unfoldings.
 
         Args:
           v: train of the state on the grid of the box.

@@ -50,7 +50,7 @@ _GAIN = 0.7
 
 
 class Flown(NamedTuple):
-    """Result of `flows.integrate`: the density in flowing coordinates, and the flow map.
+    """Result of `flows.integrate`: a density in nonlinear moving coordinates, and their flow map.
 
     Attributes:
       solution: as of `pde.integrate`, of the density w; "cost" and "cost_without" are those of
@@ -170,7 +170,7 @@ def integrate(
 
 
 def _ends(t0: float, t1: float, dt: float, times: list[float]) -> list[float]:
-    """Returns the ends of steps of the flow map of about ``dt``, cut to meet the save times."""
+    """Returns the end times of flow-map steps of about ``dt``, cut to meet the save times."""
     out = [float(t0)]
     for target in sorted({*times, float(t1)} - {out[0]}):
         begin = out[-1]
@@ -180,7 +180,7 @@ def _ends(t0: float, t1: float, dt: float, times: list[float]) -> list[float]:
 
 
 class _Walk:
-    """Run of `flows.integrate` in progress: state and flow map, step by step."""
+    """Time integration in nonlinear moving coordinates in progress: state and flow map."""
 
     now: Any = None
     stop: Stopped | None = None
@@ -210,23 +210,23 @@ class _Walk:
         self._parts: list[dict[str, Any]] = []
 
     def state(self) -> State:
-        """Returns the newest state, for the checkpoint writer."""
+        """Returns the newest state of an integration, for its checkpoint writer."""
         return self.now
 
     @property
     def memory(self) -> Any:
-        """Object whose ``steps`` is the number of steps so far, for the checkpoint writer."""
+        """Object with the number of time steps so far, for the checkpoint writer."""
         return types.SimpleNamespace(steps=int(self.now.memory["steps"]))
 
     def remembering(self, state: State) -> State:
-        """Adds the flow map to the memory of a state, so that a run can resume from it."""
+        """Adds the flow map to a saved state, so that an integration can resume from it."""
         flow = {f"flow, {k}": c for k, c in enumerate(self.flow.pieces)}
         flow |= {"flow starts": np.array(self.flow.starts)}
         flow |= {"flow points": np.asarray(self._known.get("points", 0))}
         return state._replace(memory={**(state.memory or {}), **flow})
 
     def _restore(self, start: State) -> None:
-        """Restores state and flow map of an earlier run from a saved state."""
+        """Restores state and flow map of an earlier integration from a saved state."""
         memory = getattr(start, "memory", None) or {}
         count = sum(k.startswith("flow, ") for k in memory)
         pieces = tuple(np.asarray(memory[f"flow, {k}"]) for k in range(count))
@@ -243,7 +243,7 @@ class _Walk:
     def step(
         self, t: float, end: float, dt: float, *, first: bool, options: dict[str, Any]
     ) -> None:
-        """Performs one step: chooses the coordinates' flow and integrates the density in it.
+        """Performs one time step: chooses the coordinates' flow and integrates the density in it.
 
         Errors after the first step stop the run.
         """
@@ -273,7 +273,7 @@ class _Walk:
         })  # fmt: skip
 
     def solution(self) -> Solution:
-        """Joins the solutions of all steps to one `Solution`."""
+        """Joins the solutions of all time steps to one `Solution`."""
         names = [n for n in self._parts[0] if n != "rejected"]
         stats: dict[str, Any] = {n: np.concatenate([p[n] for p in self._parts]) for n in names}
         stats["rejected"] = sum(p["rejected"] for p in self._parts)
@@ -285,7 +285,7 @@ class _Walk:
         return Flowed(self.problem, self.flow, cross_tol=self.cross_tol, known=self._known)
 
     def _look(self, t: float) -> tuple[FieldMotion, np.ndarray]:
-        """Chooses the vector fields' rates at time t, and extends the flow map by them."""
+        """Chooses the coordinates' vector field at time t, and extends the flow map by it."""
         still, before = AffineMap.identity(self.problem.dim), self._problem()
         v = before.initial(still, self.tol) if self.now is None else self.now.v
         right = before.right_side(still, t)

@@ -30,7 +30,7 @@ from tensorjax.pde._problems.problem import Problem, RightSide
 
 @dataclasses.dataclass(frozen=True)
 class Shears:
-    """Shear maps: coordinates J are shifted by polynomials of the other coordinates.
+    """Shear maps of coordinates: axes J are shifted by polynomials of the other coordinates.
 
     Args:
       dim: d.
@@ -68,12 +68,12 @@ class Shears:
 
     @property
     def powers(self) -> np.ndarray:
-        """Exponents of every monomial of the shear map, (M, d)."""
+        """Exponents of every monomial of a shear map, (M, d)."""
         return np.repeat(self._monomials, len(self.moved), axis=0)
 
     @property
     def axes(self) -> np.ndarray:
-        """Axis that each monomial of the shear map shifts, (M,)."""
+        """Axis that each monomial of a shear map shifts, (M,)."""
         return np.tile(self.moved, len(self._monomials))
 
     @property
@@ -86,7 +86,7 @@ class Shears:
         return np.array(out)
 
     def factor(self, m: int, k: int, y: np.ndarray) -> np.ndarray:
-        """Evaluates the factor of monomial m that depends on coordinate k.
+        """Evaluates the factor of a shear map's monomial m that depends on coordinate k.
 
         Args:
           m: number of the monomial.
@@ -99,7 +99,7 @@ class Shears:
         return y ** self.powers[m, k]
 
     def shift(self, coefficients: ArrayLike, x: HostArray) -> np.ndarray:
-        """Evaluates the displacement of points (m, d) by the shear map.
+        """Evaluates the displacement of points (m, d) by a polynomial shear map.
 
         Args:
           coefficients: c, (M,).
@@ -115,7 +115,7 @@ class Shears:
         return out
 
     def forward(self, coefficients: ArrayLike, x: ArrayLike) -> np.ndarray:
-        """Maps points x, (m, d), to sheared points y.
+        """Maps points x, (m, d), to sheared points y by a polynomial shear map.
 
         Args:
           coefficients: c, (M,).
@@ -128,7 +128,7 @@ class Shears:
         return x + self.shift(coefficients, x)
 
     def inverse(self, coefficients: ArrayLike, y: ArrayLike) -> np.ndarray:
-        """Maps sheared points y, (m, d), back to points x.
+        """Maps sheared points y, (m, d), back to points x by the inverse shear.
 
         Args:
           coefficients: c, (M,).
@@ -141,7 +141,7 @@ class Shears:
         return y - self.shift(coefficients, y)
 
     def push(self, coefficients: ArrayLike, x: HostArray, field: HostArray) -> np.ndarray:
-        """Pushes vectors at points x forward by the Jacobian of the shear map.
+        """Pushes vectors at points x forward by the Jacobian of a shear map.
 
         Args:
           coefficients: c, (M,).
@@ -163,7 +163,7 @@ class Shears:
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
 class Sheared(Problem):
-    """Liouville problem in nonlinear coordinates by polynomial shears, which may move in time.
+    """Liouville problem in coordinates sheared by polynomials, which may move in time.
 
     v_t = −∇·((F + Σ_m ċ_m p_m e_{j(m)}) v), F the image of the drift under the shear with the
     coefficients c + (t − t₀) ċ, brought into a train by cross approximation. It is a problem like
@@ -231,11 +231,11 @@ class Sheared(Problem):
     cross_tol: float
 
     def _begin(self, z: Any) -> np.ndarray:
-        """Evaluates the initial state at points in sheared coordinates."""
+        """Evaluates a PDE's initial state at points in sheared coordinates."""
         return self.problem.start.values(self.inverse(self.since, z))
 
     def at(self, t: float) -> np.ndarray:
-        """Returns the coefficients of the shear map at time t.
+        """Returns the coefficients of a moving shear map at time t.
 
         Args:
           t: time.
@@ -258,7 +258,7 @@ class Sheared(Problem):
         return self.shears.inverse(self.at(t), z)
 
     def velocity(self, t: float, z: ArrayLike) -> np.ndarray:
-        """Evaluates the drift in sheared coordinates at points (m, d).
+        """Evaluates a PDE's drift in sheared coordinates at points (m, d).
 
         Args:
           t: time.
@@ -272,7 +272,7 @@ class Sheared(Problem):
         return moved + self.shears.shift(self.rates, np.asarray(z))
 
     def right_side(self, map: AffineMap, t: float) -> RightSide:
-        """Builds the right side of the equation in sheared coordinates, moved by an affine map.
+        """Builds a Liouville equation's right side in sheared and affine coordinates.
 
         Args:
           map: `AffineMap` y = Γ z + s of the sheared coordinates.
@@ -286,7 +286,7 @@ class Sheared(Problem):
         return RightSide(self.box, None, tuple(flux(self.box, -a, m) for m, a in pieces))
 
     def exact(self, t: float, x: ArrayLike) -> np.ndarray | None:
-        """Evaluates the exact solution at sheared points (m, d); None if unknown.
+        """Evaluates a PDE's exact solution at sheared points (m, d); None if unknown.
 
         Args:
           t: time.

@@ -101,9 +101,9 @@ def affine_generator(
 
 
 def affine_right_side(box: Box, given: Coefficients) -> TTMatrix:
-    """Builds the affine operator of a right side as a TT-matrix: `affine_generator`, stable.
+    """Builds the affine operator of a PDE as a TT-matrix that is stable in time integration.
 
-    The same but between walls, where products with y are projected.
+    As `affine_generator`, but between walls, where products with y are projected.
     """
     cores = affine_states(box, given)
     return TTMatrix._unchecked(
@@ -112,7 +112,7 @@ def affine_right_side(box: Box, given: Coefficients) -> TTMatrix:
 
 
 def affine_states(box: Box, given: Coefficients) -> list[Any]:
-    """Builds cores (r, 5, s) of an affine differential operator: coefficients of 1, ∂, y, y∂, ∂².
+    """Builds TT-cores (r, 5, s) of an affine differential operator over 1, ∂, y, y∂ and ∂².
 
     The same automaton as in `affine_generator`, without the matrices: what is `differentiated`
     needs no more.
@@ -137,7 +137,7 @@ def affine_states(box: Box, given: Coefficients) -> list[Any]:
 
 
 class _Cut:
-    """Numbering of the states of `affine_generator`'s automaton at the bond after p of d axes.
+    """Numbering of TT bond states between axes p and p + 1 in the affine differential operator.
 
     They are "nothing yet", the ∂_i, the y_i, and "done".
     """
@@ -159,7 +159,7 @@ class _Cut:
 def _states(
     k: int, d: int, kinds: tuple[bool, bool], m: Any, b: Any, s: Any, c: Any, xp: Any
 ) -> Any:
-    """Builds the k-th core (r, 5, s) of an affine differential operator from its automaton."""
+    """Builds TT-core k (r, 5, s) of an affine differential operator over 1, ∂, y, y∂ and ∂²."""
     before, after = _Cut(k, d, kinds), _Cut(k + 1, d, kinds)
     core = _Entries(xp, (before.size, 5, after.size), m.dtype)
     core.put(0, ONE, 0, 1.0)
@@ -179,7 +179,7 @@ def _states(
 
 
 def _begin(core: "_Entries", k: int, after: _Cut, kinds: Any, m: Any, s: Any) -> None:
-    """Fills in the entries of an affine operator's core k for terms of axes (k, j), j > k."""
+    """Fills in the TT-core of an affine operator at axis k where terms in axes (k, j > k) start."""
     if after.left:
         core.put(0, D, after.d(k), 1.0)
         if kinds[0]:
@@ -193,7 +193,7 @@ def _begin(core: "_Entries", k: int, after: _Cut, kinds: Any, m: Any, s: Any) ->
 
 
 def _go_on(core: "_Entries", before: _Cut, after: _Cut, kinds: Any, m: Any, s: Any) -> None:
-    """Fills in the entries of an affine operator's core that pass terms of other axes through."""
+    """Fills in an affine operator's TT-core at an axis on which terms of other axes do not act."""
     if before.left != after.left:
         i, j = before.nodes[:, None], after.nodes[None]
         core.put(before.d(i), ONE, after.d(j), 2 * s[i, j])
@@ -208,7 +208,7 @@ def _go_on(core: "_Entries", before: _Cut, after: _Cut, kinds: Any, m: Any, s: A
 
 
 def _finish(core: "_Entries", k: int, before: _Cut, kinds: Any, m: Any, s: Any) -> None:
-    """Fills in the entries of an affine operator's core k for terms of axes (i, k), i < k."""
+    """Fills in the TT-core of an affine operator at axis k where terms in axes (i < k, k) end."""
     if not before.left:
         core.put(before.d(k), D, -1, 1.0)
         if kinds[0]:
@@ -222,7 +222,7 @@ def _finish(core: "_Entries", k: int, before: _Cut, kinds: Any, m: Any, s: Any) 
 
 
 class _Entries:
-    """Core of an affine operator under construction: an array, NumPy or JAX, set by index."""
+    """TT-core of an affine operator under construction: a NumPy or JAX array, set by index."""
 
     def __init__(self, xp: Any, shape: tuple[int, ...], dtype: Any):
         self._xp = xp
@@ -236,13 +236,13 @@ class _Entries:
 
 
 def _expanded(states: Any, matrices: Any) -> Any:
-    """Contracts coefficients (r, 5, s) with the matrices of 1, ∂, y, y∂, ∂²: a TT-matrix core."""
+    """Builds a TT-matrix core from coefficients (r, 5, s) of the matrices 1, ∂, y, y∂ and ∂²."""
     xp = np if isinstance(states, np.ndarray) else jnp
     return einsum("aob,omn->amnb", states, xp.asarray(matrices).astype(states.dtype))
 
 
 def differentiated(axis: Axis, core: np.ndarray) -> np.ndarray:
-    """Applies the mode factors 1, ∂, y, y∂ and ∂² of affine operators to a core: (5, r, n, s)."""
+    """Applies 1, ∂, y, y∂ and ∂² to the mode of a TT-core: (5, r, n, s)."""
     if axis.projected is not None:
         return np.stack([core, *(np.matmul(m, core) for m in axis.stable_basis[1:])])
     first = np.matmul(axis.d1, core)

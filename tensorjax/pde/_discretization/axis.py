@@ -117,12 +117,12 @@ class Axis:
 
     @property
     def movable(self) -> bool:
-        """Whether coordinates along the axis may move: not periodic, half-line, nor walled ones."""
+        """Whether the axis may carry moving coordinates: not if periodic, half-line or walled."""
         return self.kind not in ("periodic", "log", "laguerre") and self.walls is None
 
     @property
     def free(self) -> tuple[bool, bool]:
-        """Whether functions are free at the low and at the high end: at reflecting walls."""
+        """Whether grid functions may be nonzero at the low and the high end (reflecting walls)."""
         low, high = ("absorbing",) * 2 if self.walls is None else self.walls
         return low == "reflecting", high == "reflecting"
 
@@ -138,12 +138,12 @@ class Axis:
 
     @property
     def length(self) -> float:
-        """Length high − low of the interval that the axis covers."""
+        """Length high − low of the interval that a grid axis covers."""
         return self.high - self.low
 
     @functools.cached_property
     def points(self) -> np.ndarray:
-        """Collocation points of the axis, an ascending array (n,)."""
+        """Collocation points of a grid axis, an ascending array (n,)."""
         if self.kind in ("fourier", "periodic"):
             return _fixed(self.low + self.length * np.arange(self.n) / self.n)
         if self.kind == "chebyshev":
@@ -156,7 +156,7 @@ class Axis:
 
     @functools.cached_property
     def factor(self) -> np.ndarray:
-        """Factors (n,) between the stored grid values and the function u; 1 except on half-lines.
+        """Ratio (n,) of the stored grid values to the function u; 1 except on half-line axes.
 
         What is rounded off far out, where points are wide apart, counts in moments.
         """
@@ -185,7 +185,7 @@ class Axis:
 
     @functools.cached_property
     def d1(self) -> np.ndarray:
-        """First-derivative matrix on the collocation points of the axis, (n, n).
+        """First-derivative matrix on the collocation points of a grid axis, (n, n).
 
         With walls that of fluxes, none of which pass a reflecting one.
         """
@@ -207,7 +207,7 @@ class Axis:
 
     @functools.cached_property
     def d2(self) -> np.ndarray:
-        """Second-derivative matrix on the collocation points of the axis, (n, n)."""
+        """Second-derivative matrix on the collocation points of a grid axis, (n, n)."""
         if self.kind in ("fourier", "periodic"):
             return _fixed(differentiation.fourier_second(self.n) * (2 * np.pi / self.length) ** 2)
         if self.kind == "chebyshev":
@@ -224,7 +224,7 @@ class Axis:
 
     @functools.cached_property
     def basis(self) -> np.ndarray:
-        """Matrices of the operators 1, ∂, y, y ∂ and ∂² on the axis, stacked, (5, n, n)."""
+        """Matrices of the operators 1, ∂, y, y ∂ and ∂² on a grid axis, stacked, (5, n, n)."""
         if self.projected is not None:
             return self.stable_basis
         y, one = np.diag(self.points), np.eye(self.n)
@@ -234,9 +234,10 @@ class Axis:
 
     @functools.cached_property
     def stable_basis(self) -> np.ndarray:
-        """As `basis`, (5, n, n), for integration: between walls y and y ∂ are projected.
+        """Matrices of 1, ∂, y, y∂ and ∂², (5, n, n), without growing modes in time integration.
 
-        Taken at the points y ∂ has modes that grow, at rates that rise with their number.
+        As `basis`, but between walls y and y ∂ are projected: taken at the points, y ∂ has modes
+        that grow, at rates that rise with the number of points.
         """
         at = self.projected
         if at is None:
@@ -247,7 +248,7 @@ class Axis:
 
     @functools.cached_property
     def slope(self) -> np.ndarray:
-        """Finite-difference matrix (n, n) of ∂ for functions that do not vanish at the ends.
+        """Finite-difference matrix (n, n) of ∂ for functions that are nonzero at the axis's ends.
 
         Polynomials through the nearest points, 13 of them where there are as many.
         """
@@ -261,7 +262,7 @@ class Axis:
 
     @functools.cached_property
     def fine(self) -> np.ndarray:
-        """Matrix (m, n) that projects grid values on the axis's finest modes, to gauge resolution.
+        """Matrix (m, n) that projects grid values on the highest third of the modes of an axis.
 
         Orthonormal rows, for v times the root of the weights.
         """
@@ -269,7 +270,7 @@ class Axis:
 
     @functools.cached_property
     def ends(self) -> np.ndarray:
-        """Indicator (n,) of the points next to ends where functions vanish.
+        """Indicator (n,) of the grid points next to the ends of an axis where functions vanish.
 
         The two outermost ones at each end; of Chebyshev points, which crowd there, as large a share
         of the axis: the norm there is then near the error of a cut-off tail over the box.
@@ -333,7 +334,7 @@ class Axis:
 
     @functools.cached_property
     def _refined(self) -> tuple[np.ndarray, np.ndarray]:
-        """Gauss–Legendre points (2n,), and the weighted interpolation matrix (2n, n) to them."""
+        """Gauss–Legendre points (2n,) of an axis, and the weighted interpolation matrix to them."""
         x, w = np.polynomial.legendre.leggauss(2 * self.n)
         y = self.low + self.length * (x + 1) / 2
         return y, (self.length / 2 * w)[:, None] * self._barycentric(np, y)
@@ -353,7 +354,7 @@ class Axis:
         return self._lagrange(xp, y)[:, 1:-1]
 
     def _lagrange(self, xp: Any, y: Any) -> Any:
-        """Evaluates the Lagrange polynomials of the Chebyshev points and both ends at points y."""
+        """Evaluates the Lagrange polynomials of the inner Chebyshev points and both ends at y."""
         ends = np.concatenate([[self.low], self.points, [self.high]])
         return _chebyshev.lagrange(xp, ends, _chebyshev.extremum_weights(self.n + 2), y)
 
@@ -362,7 +363,7 @@ class Axis:
 
     @property
     def projected(self) -> Galerkin | None:
-        """Matrices by which products with coefficients are projected between walls; else None.
+        """Galerkin matrices for products with coefficients on an axis with walls; else None.
 
         Without walls products are taken at the points: of functions that vanish at the ends they
         are as accurate with fewer points, and drifts inwards damp what noise there is.
@@ -394,6 +395,6 @@ class Axis:
 
 
 def _fixed(x: np.ndarray) -> np.ndarray:
-    """Marks an array that a grid axis caches as read-only, and returns it."""
+    """Makes an array that a grid axis caches read-only, and returns it."""
     x.flags.writeable = False
     return x

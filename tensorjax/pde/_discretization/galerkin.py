@@ -22,7 +22,7 @@ from tensorjax import _chebyshev
 
 
 class Galerkin(NamedTuple):
-    """Matrices on the inner points of an interval [−1, 1] with walls at its ends, all (n, n).
+    """Derivative and product matrices (n, n) of a polynomial Galerkin method on [−1, 1] with walls.
 
     Attributes:
       weights: quadrature weights (n,).
@@ -52,7 +52,7 @@ class Galerkin(NamedTuple):
 
 
 def nodes(n: int, free: tuple[bool, bool]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the points in [−1, 1] that determine a polynomial, and their barycentric weights.
+    """Returns Chebyshev points in [−1, 1] that determine a polynomial, and barycentric weights.
 
     The inner ones of n + 2 Chebyshev extrema, and the ends where it is zero.
 
@@ -69,7 +69,7 @@ def nodes(n: int, free: tuple[bool, bool]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def cardinal(xp: Any, n: int, free: tuple[bool, bool], x: Any) -> Any:
-    """Evaluates the polynomials that are one at one inner point and zero at the others, (m, n).
+    """Evaluates polynomials that are 1 at one inner Chebyshev point, 0 at the others: (m, n).
 
     Args:
       xp: NumPy or `jax.numpy`.
@@ -83,7 +83,7 @@ def cardinal(xp: Any, n: int, free: tuple[bool, bool], x: Any) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def galerkin(n: int, free: tuple[bool, bool]) -> Galerkin:
-    """Builds the `Galerkin` matrices of n inner points of [−1, 1].
+    """Builds the `Galerkin` matrices of polynomials on n inner Chebyshev points of [−1, 1].
 
     Args:
       n: number of points.
@@ -114,7 +114,7 @@ def galerkin(n: int, free: tuple[bool, bool]) -> Galerkin:
 
 
 def _at(n: int, free: tuple[bool, bool], x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Evaluates the cardinal polynomials of inner points and their derivatives at x, (m, n)."""
+    """Evaluates cardinal polynomials of inner Chebyshev points and their derivatives at x (m,)."""
     at, weights = nodes(n, free)
     gap = np.subtract.outer(at, at)
     np.fill_diagonal(gap, 1)

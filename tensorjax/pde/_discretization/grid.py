@@ -102,17 +102,17 @@ class Box:
 
     @property
     def movable(self) -> bool:
-        """Whether all coordinates on the grid may move: none is periodic, half-line or walled."""
+        """Whether coordinates along all axes may move: none is periodic, half-line or walled."""
         return all(a.movable for a in self.axes)
 
     @property
     def unbounded(self) -> np.ndarray:
-        """Axes on which coordinates may move, as a boolean array (d,)."""
+        """Whether the coordinate along each axis of the grid may move, a boolean array (d,)."""
         return np.array([a.movable for a in self.axes])
 
     @property
     def walled(self) -> bool:
-        """Whether an axis of the grid has walls, which paths and closed forms know nothing of."""
+        """Whether an axis of the grid has walls (absorbing, reflecting or open)."""
         return any(a.walls is not None for a in self.axes)
 
     @property

@@ -42,7 +42,7 @@ def modes(xp: Any, x: Any, n: int, power: float) -> Any:
 
 
 def transform(n: int, power: float) -> np.ndarray:
-    """Returns the matrix (n, n) from values at grid points to Laguerre coefficients."""
+    """Returns the matrix (n, n) from values at Laguerre grid points to Laguerre coefficients."""
     at = modes(np, zeros(n, 2 * power), n, power)
     return at / np.square(at).sum(0)
 

@@ -6,7 +6,7 @@ import numpy as np
 
 
 def trigonometric(xp: Any, y: Any, points: np.ndarray, length: float) -> Any:
-    """Computes the matrix (m, n) of the trigonometric interpolant through equidistant points.
+    """Computes the matrix (m, n) of trigonometric interpolation from equidistant points.
 
     Args:
       xp: NumPy or `jax.numpy`.
@@ -26,7 +26,7 @@ def trigonometric(xp: Any, y: Any, points: np.ndarray, length: float) -> Any:
 
 
 def local(xp: Any, y: Any, n: int, low: float, length: float, order: int) -> Any:
-    """Computes the matrix (m, n) of polynomials through the ``order`` nearest points.
+    """Computes the matrix (m, n) that interpolates by polynomials through ``order`` nearest points.
 
     Args:
       xp: NumPy or `jax.numpy`.

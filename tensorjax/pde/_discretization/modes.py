@@ -13,7 +13,7 @@ DISPERSION = {2: 1 / 6, 4: 1 / 30, 6: 1 / 140}
 
 
 def modes(axis: Any) -> np.ndarray:
-    """Computes the modes of an axis as orthonormal rows (n, n), by rising frequency.
+    """Computes the discrete modes of a grid axis as orthonormal rows (n, n), by rising frequency.
 
     They apply to values times the root of the quadrature weights.
 
@@ -41,7 +41,7 @@ def modes(axis: Any) -> np.ndarray:
 
 
 def frequencies(axis: Any) -> np.ndarray:
-    """Returns the frequencies (n,) of an axis's modes, as shares of the highest frequency."""
+    """Returns the frequencies (n,) of a grid axis's modes, relative to the highest frequency."""
     k = np.arange(axis.n)
     if axis.kind in ("fourier", "periodic", "log"):
         return (k + 1) // 2 / (axis.n / 2)
@@ -49,7 +49,7 @@ def frequencies(axis: Any) -> np.ndarray:
 
 
 def moment_weights(axis: Any, power: int) -> np.ndarray:
-    """Computes weights (n,) with which values on an axis give ∫ y^power v dy.
+    """Computes weights (n,) with which values on a grid axis give ∫ y^power v dy.
 
     On a periodic axis y jumps where a turn ends, and the quadrature of the grid would take all that
     lies there for one side of it: the weights are those of the interpolant, exactly.

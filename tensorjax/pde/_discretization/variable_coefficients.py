@@ -18,7 +18,7 @@ from tensorjax.pde._discretization.grid import Box
 
 
 def sine(box: Box, weights: Any, phase: Any, amplitude: Any = 1.0) -> Cores:
-    """Builds the cores of a sin(w·y + φ) as a variable coefficient, of TT-rank 2.
+    """Builds the TT-cores of the coefficient function a sin(w·y + φ) on a grid, of TT-rank 2.
 
     Before the first and after the last weight that is not zero the rank is 1.
     """
@@ -33,7 +33,7 @@ def sine(box: Box, weights: Any, phase: Any, amplitude: Any = 1.0) -> Cores:
 
 
 def power(box: Box, weights: Any, offset: Any, exponent: int, amplitude: Any = 1.0) -> Cores:
-    """Builds the cores of a (w·y + c)^m as a variable coefficient, of TT-rank m + 1.
+    """Builds the TT-cores of the coefficient function a (w·y + c)^m on a grid, of TT-rank m + 1.
 
     Before the first and after the last weight that is not zero the rank is 1.
     """
@@ -62,7 +62,7 @@ def _ridge(
     core: Callable[[Any], Any],
     last: int,
 ) -> Cores:
-    """Builds cores of a variable coefficient f(w·y) from a start vector and one core per axis."""
+    """Builds the TT-cores of a coefficient f(w·y) from a start vector and one core per axis."""
     low, high = active
     out = []
     for k, points in enumerate(box.points):
@@ -77,7 +77,7 @@ def _ridge(
 
 
 def _active(w: Any) -> tuple[int, int]:
-    """Returns first and last axis of nonzero weight in a variable coefficient; all if traced."""
+    """Returns first and last axis on which f(w·y) depends (nonzero weights w); all if traced."""
     if _check.is_traced(w):
         return 0, len(w) - 1
     places = np.flatnonzero(np.asarray(w))
@@ -85,12 +85,12 @@ def _active(w: Any) -> tuple[int, int]:
 
 
 def times(a: Cores, b: Cores) -> Cores:
-    """Multiplies two variable coefficients, given as trains, entry by entry; TT-ranks multiply."""
+    """Multiplies two coefficient functions of a PDE, given as tensor trains; TT-ranks multiply."""
     return [hadamard_core(p, q) for p, q in zip(a, b, strict=True)]
 
 
 def multiplication(cores: Cores) -> TTMatrix:
-    """Builds the operator v ↦ m v, multiplication by a variable coefficient m, as a TT-matrix."""
+    """Builds v ↦ m v, multiplication by a coefficient function m of a PDE, as a TT-matrix."""
     return TTMatrix._unchecked(tuple(map(_diagonal, cores)))
 
 
@@ -133,7 +133,7 @@ def _split(axis: Axis, d1: Any, m: Any) -> Any:
 
 
 def _flux(axis: Axis, d1: Any, m: Any) -> Any:
-    """Builds the core of v ↦ ∂ (m v) from a core of m: −∫ φ' m v between walls."""
+    """Builds the TT-matrix core of v ↦ ∂ (m v) from a core of m: −∫ φ' m v between walls."""
     at = axis.projected
     if at is None:
         return d1[None, :, :, None] * m[:, None, :, :]
@@ -141,14 +141,14 @@ def _flux(axis: Axis, d1: Any, m: Any) -> Any:
 
 
 def _between(left: np.ndarray, filled: np.ndarray, m: Any, right: np.ndarray) -> Any:
-    """Builds left · diag(filled m) · right from a core of m, (s, n, t): (s, n, n, t)."""
+    """Builds left · diag(filled m) · right from a TT-core m (s, n, t), as a core (s, n, n, t)."""
     xp = backend(m)
     left, filled, right = (xp.asarray(x).astype(m.dtype) for x in (left, filled, right))
     return einsum("iq,aqb,qj->aijb", left, einsum("qn,anb->aqb", filled, m), right)
 
 
 def _multiplied(axis: Axis, m: Any) -> Any:
-    """Builds the core of v ↦ m v from a core of m, projected between walls."""
+    """Builds the TT-matrix core of v ↦ m v from a core of m; a Galerkin product between walls."""
     at = axis.projected
     level = not _check.is_traced(m) and not np.ptp(m, axis=1).any()
     return _diagonal(m) if at is None or level else _between(at.tested, at.filled, m, at.value)
@@ -160,7 +160,7 @@ def advection(box: Box, direction: Any, cores: Cores) -> TTMatrix:
 
 
 def _advected(axis: Axis, d1: Any, m: Any) -> Any:
-    """Builds the core of v ↦ m ∂v from a core of m, projected between walls."""
+    """Builds the TT-matrix core of v ↦ m ∂v from a core of m; a Galerkin product between walls."""
     at = axis.projected
     if at is None:
         return d1[None, :, :, None] * m[:, :, None, :]
@@ -168,7 +168,7 @@ def _advected(axis: Axis, d1: Any, m: Any) -> Any:
 
 
 def carried(box: Box, axis: int, derivative: np.ndarray, cores: Cores) -> TTMatrix:
-    """Builds v ↦ m ∂v along one axis for a variable coefficient m, by a derivative matrix."""
+    """Builds the TT-matrix of v ↦ m ∂v along one axis from the axis's derivative matrix."""
     out = [_diagonal(m) for m in cores]
     out[axis] = derivative[None, :, :, None] * cores[axis][:, :, None, :]
     return TTMatrix._unchecked(tuple(out))
@@ -218,7 +218,7 @@ def second(box: Box, tensor: Any, cores: Cores) -> TTMatrix:
 
 
 def bent(box: Box, pair: tuple[int, int], weight: float, cores: Cores) -> TTMatrix:
-    """Builds v ↦ m Σ S_ij ∂_i ∂_j v, m a variable coefficient, for one pair of axes."""
+    """Builds the TT-matrix of v ↦ m S_ij ∂_i ∂_j v for a pair of axes, m a variable coefficient."""
     i, j = pair
     out = []
     for k, (axis, m) in enumerate(zip(box.axes, cores, strict=True)):
@@ -229,7 +229,7 @@ def bent(box: Box, pair: tuple[int, int], weight: float, cores: Cores) -> TTMatr
 
 
 def _twice(axis: Axis, m: Any) -> Any:
-    """Builds the core of v ↦ ∂² (m v) from a core of m, stable where m is far from constant.
+    """Builds the TT-matrix core of v ↦ ∂² (m v) from a core of m, stable for strongly varying m.
 
     As ∂ (m ∂ v + m' v) on Laguerre axes and between walls, and on Fourier axes with the second part
     in the split form of `transport`: m jumps from one end to the other there, and of the jump ∂² m
@@ -252,7 +252,7 @@ def _twice(axis: Axis, m: Any) -> Any:
 
 
 def _derived(box: Box, tensor: Any, pair: tuple[int, int], cores: Cores) -> list[Any]:
-    """Builds cores of v ↦ Σ S_ij ∂_i ∂_j (m v), m a variable coefficient, for a pair of axes."""
+    """Builds the TT-matrix cores of v ↦ S_ij ∂_i ∂_j (m v) for one pair of axes."""
     i, j = pair
     out = []
     for k, (axis, m) in enumerate(zip(box.axes, cores, strict=True)):
@@ -268,7 +268,7 @@ def _derived(box: Box, tensor: Any, pair: tuple[int, int], cores: Cores) -> list
 def _directed(
     box: Box, direction: Any, cores: Cores, derived: Callable[[Axis, Any, Any], Any]
 ) -> TTMatrix:
-    """Builds the TT-matrix Σ_k a_k M_k, where M_k has a derivative in its k-th core only."""
+    """Builds the TT-matrix Σ_k a_k M_k, where M_k has a derivative in the core of axis k only."""
     low, high = _active(direction)
     xp, (a, *cores) = floats(direction, *cores)
     out = []
@@ -288,19 +288,19 @@ def _directed(
 
 
 def _diagonal(m: Any) -> Any:
-    """Builds diag(m) from a coefficient's core m (s, n, t): a TT-matrix core (s, n, n, t)."""
+    """Builds the TT-matrix core (s, n, n, t) of multiplication by m from a core m (s, n, t)."""
     xp = backend(m)
     return xp.eye(m.shape[1], dtype=m.dtype)[None, :, :, None] * m[:, :, None, :]
 
 
 def _merged(states: Any, matrices: Any) -> Any:
-    """Multiplies a derivative operator's states with coefficient cores to a TT-matrix core."""
+    """Multiplies a derivative operator's bond states with coefficient cores to a TT-matrix core."""
     core = einsum("aob,osmnt->asmnbt", states, matrices)
     a, s, m, n, b, t = core.shape
     return core.reshape(a * s, m, n, b * t)
 
 
 def components(cores: Sequence[np.ndarray]) -> list[Cores]:
-    """Splits a variable coefficient's train, last mode its components, into one per component."""
+    """Splits a vector-valued tensor train, components in the last mode, into one train for each."""
     *rest, last = cores
     return [[*rest[:-1], times_right(rest[-1], last[:, i])] for i in range(last.shape[1])]

@@ -17,7 +17,7 @@ Wall = Literal["absorbing", "reflecting", "open"]
 
 @dataclasses.dataclass(frozen=True)
 class WalledAxis(Axis):
-    """Grid axis whose functions vanish, are flat, or are free at its ends, by the walls there.
+    """Grid axis with walls, where functions are zero (absorbing), flat (reflecting) or free (open).
 
     Derivatives are those of the polynomial through the inner points and the ends, whose values
     follow from the conditions there. They are accurate for functions that do not vanish at the
@@ -33,20 +33,20 @@ class WalledAxis(Axis):
     noiseless: bool = False
 
     def _check_walls(self) -> None:
-        """Does nothing, as `walled` has checked the walls."""
+        """Does nothing: the walls of the axis have been checked by `walled`."""
 
     @property
     def free(self) -> tuple[bool, bool]:
-        """Whether functions are free at an end as those of densities: never, see `extended`."""
+        """Whether end values are free on a walled axis: never, as wall conditions set them."""
         return False, False
 
     @property
     def projected(self) -> None:
-        """Projection matrices of a walled axis: None, as it takes coefficients at the points."""
+        """Galerkin matrices of a walled axis: None, as it multiplies pointwise."""
 
     @functools.cached_property
     def extended(self) -> np.ndarray:
-        """Matrix (n + 2, n) that extends values at the inner points by those at both walls."""
+        """Matrix (n + 2, n) that adds the values at both walls to those at the inner points."""
         rows, opened = [], 0
         weights = _chebyshev.extremum_weights(self.n + 2)
         at = _chebyshev.extrema(self.n + 2)
@@ -66,7 +66,7 @@ class WalledAxis(Axis):
 
     @functools.cached_property
     def upwind(self) -> tuple[np.ndarray, np.ndarray]:
-        """First-derivative matrices (n, n) where the drift points up, and where it points down.
+        """Upwind first-derivative matrices (n, n), for drift upwards and for drift downwards.
 
         Those of the polynomials that vanish at the high end, and at the low end.
         """

@@ -16,7 +16,7 @@ from tensorjax._cores.unfoldings import Cores
 
 
 class Points(NamedTuple):
-    """Sample points of a concentrated function f, of density ∝ |f|^(2p), with p and density.
+    """Random sample points of a localised function f, of density ∝ |f|^(2p), with p and density.
 
     Attributes:
       index: multi-indices (m, d).
@@ -47,7 +47,7 @@ def skeleton(
     rng: np.random.Generator,
     table: Table | None = None,
 ) -> tuple[Cores, float]:
-    """Approximates a concentrated function by a train, from points drawn where it is large.
+    """Approximates a localised function by a tensor train, from points drawn where it is large.
 
     Axis after axis, rows (α, i) of the unfolding, at the columns that points drawn beyond it make,
     are interpolated from a few of them, chosen by pivoted orthogonalisation: an interpolative
@@ -84,7 +84,7 @@ def skeleton(
 def _interpolated(
     table: Table, shape: Sequence[int], points: Points, tol: float
 ) -> tuple[Cores, bool]:
-    """Interpolates a concentrated function at sample points; returns also if they are too few."""
+    """Builds a tensor train by interpolation at sample points; also tells if they are too few."""
     part = tol / max(len(shape) - 1, 1) ** 0.5
     left, cores, short = np.zeros((1, 0), int), [], False
     for k, n in enumerate(shape[:-1]):
@@ -100,7 +100,7 @@ def _interpolated(
 
 
 def _weighted(columns: np.ndarray, power: np.ndarray) -> np.ndarray:
-    """Scales sample columns of a concentrated function by their norm^(−p), p their power."""
+    """Scales sampled columns of an unfolding by their norm^(−p), p from their sampling density."""
     size = np.linalg.norm(columns, axis=0)
     columns, power, size = columns[:, size > 0], power[size > 0], size[size > 0]
     for p in np.unique(power):
@@ -123,7 +123,7 @@ def _table(f: Callable[[np.ndarray], np.ndarray]) -> Table:
 
 
 def _rows(a: np.ndarray, tol: float) -> tuple[np.ndarray, np.ndarray]:
-    """Selects rows of a concentrated function's samples ``a``, and X with a ≈ X a[rows]."""
+    """Selects rows of a matrix ``a`` by pivoting, and X with a ≈ X a[rows], for a tensor train."""
     rest = a.copy()
     most = min(a.shape)
     whole = float(np.sum(np.square(a)))
@@ -147,12 +147,12 @@ def _rows(a: np.ndarray, tol: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def entries(cores: Cores, index: np.ndarray) -> np.ndarray:
-    """Evaluates a concentrated function's train at multi-indices (m, d)."""
+    """Evaluates the entries of a tensor train at multi-indices (m, d)."""
     return _state(cores, index)[:, 0]
 
 
 def table_of(cores: Cores) -> Table:
-    """Returns a function that evaluates a concentrated function's train at pairs of parts."""
+    """Returns a function that evaluates a tensor train at all pairs of left and right indices."""
     mirrored = [c.transpose(2, 1, 0) for c in reversed(cores)]
 
     def table(left: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -163,7 +163,7 @@ def table_of(cores: Cores) -> Table:
 
 
 def _state(cores: Cores, index: np.ndarray) -> np.ndarray:
-    """Multiplies the first cores of a concentrated function's train at multi-indices: (m, r)."""
+    """Multiplies the first cores of a tensor train at given multi-indices: (m, r)."""
     state = cores[0][0, index[:, 0]]
     for core, i in zip(cores[1:], index.T[1:], strict=True):
         state = np.matmul(state[:, None], np.ascontiguousarray(core.transpose(1, 0, 2))[i])[:, 0]
@@ -171,7 +171,7 @@ def _state(cores: Cores, index: np.ndarray) -> np.ndarray:
 
 
 def powers(tol: float, dim: int) -> tuple[float, ...]:
-    """Returns the powers p of |f|^(2p) from which points of a concentrated f are drawn.
+    """Returns the exponents p of the sampling densities |f|^(2p) for a localised function f.
 
     Their densities reach to where a Gaussian is ``tol`` of its peak.
     """
@@ -181,7 +181,7 @@ def powers(tol: float, dim: int) -> tuple[float, ...]:
 
 
 def from_train(cores: Cores, tol: float) -> Draw:
-    """Returns a function that draws multi-indices where a concentrated train v is large.
+    """Returns a function that draws random multi-indices where a tensor train v is large.
 
     It is exact for p = 1; else the density is taken axis by axis.
     """

@@ -17,7 +17,7 @@ from tensorjax.pde._function_trains.concentrated_functions import Draw
 
 
 def crossed(name: str, f: Callable[[Any], Any], box: Box, tol: float, seed: int = 0) -> Cores:
-    """Approximates a function on a box by a train, from its values at points of `cross`."""
+    """Approximates a function on a grid by a tensor train, by TT-cross approximation."""
     if len(box.shape) == 1:  # all values are asked for, and have no ranks
         values = np.asarray(_finite(name, f(box.points[0][:, None])))
         flat = values.reshape(len(values), -1)
@@ -40,7 +40,7 @@ def crossed(name: str, f: Callable[[Any], Any], box: Box, tol: float, seed: int 
 def drawn(
     name: str, f: Callable[[Any], Any], box: Box, tol: float, draw: Draw, seed: int = 0
 ) -> Cores:
-    """Approximates a function on a box by a train, from its values at points drawn by ``draw``."""
+    """Approximates a function on a grid by a tensor train, from random points drawn by ``draw``."""
 
     def of_index(index: np.ndarray) -> np.ndarray:
         points = zip(box.points, index.T, strict=True)
@@ -50,7 +50,7 @@ def drawn(
 
 
 def entrywise(f: Callable[[Any], Any], v: TT, tol: float) -> Cores:
-    """Approximates a function f of a train's entries, from values of f at drawn entries."""
+    """Approximates f(v), entry by entry of a tensor train v, by a train from sampled entries."""
     cores, name = hosted_cores(v), "reaction"
     if len(cores) == 1:  # all entries are there, and have no ranks
         return [_finite(name, f(cores[0].ravel())).reshape(cores[0].shape)]

@@ -37,7 +37,7 @@ class Coarse(NamedTuple):
 def smooth(
     name: str, f: Callable[[np.ndarray], np.ndarray], box: Any, tol: float, first: int
 ) -> tuple[Cores, int]:
-    """Approximates a smooth vector-valued function on a box by a train, from a coarse grid.
+    """Approximates a smooth vector-valued function on a grid by a TT, from a coarse Chebyshev grid.
 
     Args:
       name: of the function, in errors.

@@ -20,7 +20,7 @@ _ROUNDOFF = 1e-14
 
 
 class Point(NamedTuple):
-    """Canonical form of a train, v = U_1 … U_p S_p V_{p+1} … V_d at every bond p.
+    """Canonical form of a tensor train, v = U_1 … U_p S_p V_{p+1} … V_d at every bond p.
 
     Attributes:
       left: U_1 … U_{d−1}.
@@ -40,17 +40,17 @@ class Point(NamedTuple):
 
     @property
     def order(self) -> int:
-        """Number of modes d of the train in canonical form."""
+        """Number of modes d of a tensor train in canonical form."""
         return len(self.left) + 1
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """TT-ranks of the interior bonds of the train in canonical form."""
+        """TT-ranks of the interior bonds of a tensor train in canonical form."""
         return tuple(len(s) for s in self.bonds)
 
     @property
     def centers(self) -> Cores:
-        """Cores C_k of the mixed canonical forms v = U_{<k} C_k V_{>k}, for all k."""
+        """Cores C_k of a tensor train's mixed canonical forms v = U_{<k} C_k V_{>k}, for all k."""
         if not self.left:
             return [self.whole]
         firsts = [times_right(u, s) for u, s in zip(self.left, self.bonds, strict=True)]
@@ -58,12 +58,12 @@ class Point(NamedTuple):
 
     @property
     def cores(self) -> Cores:
-        """Cores of the train in canonical form, all but the last left-orthogonal."""
+        """Cores of a tensor train in canonical form, all but the last left-orthogonal."""
         return [*self.left, self.centers[-1]]
 
 
 def host_cores(name: str, train: Any) -> Cores:
-    """Converts a train to float64 NumPy cores for generators; raises for complex, NaN or Inf."""
+    """Converts a tensor train to float64 NumPy cores; raises for complex, NaN or Inf entries."""
     cores = [np.asarray(c) for c in train.cores]
     if any(np.iscomplexobj(c) for c in cores):
         raise TypeError(f"{name}: expected real cores, got complex ones; take the real part")
@@ -72,7 +72,7 @@ def host_cores(name: str, train: Any) -> Cores:
 
 
 def canonical(cores: Cores) -> Point:
-    """Computes the canonical form of a train; drops singular values at roundoff.
+    """Computes the canonical form of a tensor train; drops singular values at roundoff.
 
     Returns:
       Point; of a train that is zero, its ``scale`` is zero and the rest one of rank one.
@@ -99,7 +99,7 @@ def canonical(cores: Cores) -> Point:
 
 
 def truncated_ranks(point: Point, tol: float) -> tuple[int, ...]:
-    """Counts the singular values of a canonical form to be kept at every bond for ``tol``."""
+    """Computes the TT-ranks to which a canonical form may be cut at error ``tol``."""
     if not point.left:
         return ()
     share = (tol * point.scale) ** 2 / len(point.bonds)
@@ -112,7 +112,7 @@ def truncated_ranks(point: Point, tol: float) -> tuple[int, ...]:
 
 
 def leading(point: Point, ranks: tuple[int, ...]) -> Point:
-    """Slices a train's canonical form to smaller ranks; cheap, but not orthogonal.
+    """Slices the canonical form of a tensor train to smaller ranks; cheap, but not orthogonal.
 
     This is cheaper than `truncated`, but the result is not orthogonal.
     """
@@ -127,7 +127,7 @@ def leading(point: Point, ranks: tuple[int, ...]) -> Point:
 
 
 def truncated(point: Point, ranks: tuple[int, ...]) -> Point:
-    """Truncates a canonical form to smaller ranks and orthogonalises it again.
+    """Truncates the canonical form of a tensor train to smaller ranks and reorthogonalises it.
 
     The projections on leading left singular vectors commute with each other, and so what goes is no
     more than what a truncation bond by bond would leave out.

@@ -20,7 +20,7 @@ _EDGE = 0.05
 
 
 class Spread(NamedTuple):
-    """Moments that the gauge acts on: mean and covariance of v²/‖v‖², norm near the box's edge.
+    """Mean and covariance of v²/‖v‖², and norm near the box's edge, that steer moving coordinates.
 
     Attributes:
       mean: (d,).
@@ -36,7 +36,7 @@ class Spread(NamedTuple):
 
     @property
     def near(self) -> np.ndarray:
-        """Norm (d,) of v near the ends of each axis, less that of unresolved waves.
+        """Norm (d,) of v near the ends of each axis of the box, less that of unresolved waves.
 
         Such waves fill an axis. They have more of their norm in the highest modes than at the edge.
         """
@@ -44,7 +44,7 @@ class Spread(NamedTuple):
 
 
 def spread(point: Point, modes: Modes, singles: Family, box: Any) -> Spread:
-    """Computes what the gauge acts on: moments of v², and the norm near the box's edge."""
+    """Computes mean and covariance of v²/‖v‖² and the norm of v near the box's edge, for a TT v."""
     d, total = point.order, point.scale**2
     centers = point.centers
     mean, second, edge, rough = np.zeros(d), np.zeros((d, d)), np.zeros(d), np.zeros(d)
@@ -67,7 +67,7 @@ def spread(point: Point, modes: Modes, singles: Family, box: Any) -> Spread:
 def drifts(
     point: Point, modes: Modes, parts: Sequence[Family], seen: Spread
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Computes the rates (d,) of means and variances of v² that the gauge is to cancel."""
+    """Computes the rates (d,) at which a PDE's right side changes means and variances of v²."""
     first, second = np.zeros(point.order), np.zeros(point.order)
     for family in parts:
         for k, center in enumerate(point.centers):
@@ -80,7 +80,7 @@ def drifts(
 
 
 def _local(point: Point, family: Family, k: int) -> np.ndarray:
-    """Projects one part of the right side on the bases beside core k, for the gauge: (r, n, s)."""
+    """Projects one part of a PDE's right side on the TT bases beside core k: (r, n, s)."""
     if k < point.order - 1:
         return einsum("insj,sjl->inl", family.seen[k], family.overlap[k])
     # (s, j, n, 1): what is orthogonal to V_d and what is not.
@@ -97,7 +97,7 @@ def standing(
     *,
     inwards: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Chooses shift β and stretch diag Σ that hold means and variances of v² constant.
+    """Chooses shift β and stretch diag Σ of moving coordinates that hold mean and variance of v².
 
     Args:
       sigma: Σ, (d, d), of zero diagonal.
@@ -116,7 +116,7 @@ def standing(
 
 
 def strength(edge: np.ndarray, low: float, high: float) -> np.ndarray:
-    """Returns the strength of the gauge's shift and stretch, 0 to 1, by the norm near the edge."""
+    """Computes a factor 0 to 1 for shift and stretch of coordinates, by the norm near the edge."""
     x = np.log(np.maximum(edge, np.finfo(float).tiny) / low) / np.log(high / low)
     x = np.clip(x, 0, 1)
     return x * x * (3 - 2 * x)

@@ -23,7 +23,7 @@ _WIDE = 16
 
 
 class Motion(NamedTuple):
-    """Coordinate motion ẏ = Σ y + β that a coordinate generator returned, with its cost.
+    """Coordinate motion ẏ = Σ y + β chosen for a PDE in moving coordinates, with its cost.
 
     Attributes:
       sigma: Σ, (d, d).
@@ -48,7 +48,7 @@ class Motion(NamedTuple):
 
 
 def checked_motion(motion: Any, box: Any) -> tuple[Any, Any]:
-    """Returns Σ and β of a generator's result; raises ValueError if they are not valid."""
+    """Returns Σ and β of a coordinate motion ẏ = Σ y + β; raises ValueError if invalid."""
     d = box.dim
     if not isinstance(motion, Motion):
         raise ValueError(
@@ -66,13 +66,13 @@ def checked_motion(motion: Any, box: Any) -> tuple[Any, Any]:
 
 
 def moves_unbounded(box: Any, sigma: Any, beta: Any) -> bool:
-    """Whether a motion of coordinates, Σ y + β, leaves axes alone that are not unbounded."""
+    """Whether a coordinate motion Σ y + β is zero on periodic, half-line and walled axes."""
     rests = ~box.unbounded
     return not (np.any(sigma[rests]) or np.any(sigma[:, rests]) or np.any(beta[rests]))
 
 
 def rates_of_motion(expected: str, sigma: Any, beta: Any, d: int) -> tuple[np.ndarray, np.ndarray]:
-    """Converts Σ and β to arrays; raises ValueError for wrong shapes, NaN or Inf."""
+    """Converts Σ and β of a coordinate motion to arrays; ValueError for shapes, NaN or Inf."""
     sigma, beta = np.asarray(sigma, np.float64), np.asarray(beta, np.float64)
     for part, value, shape in (("sigma", sigma, (d, d)), ("beta", beta, (d,))):
         if value.shape != shape:
@@ -82,7 +82,7 @@ def rates_of_motion(expected: str, sigma: Any, beta: Any, d: int) -> tuple[np.nd
 
 
 class Setting:
-    """Inputs of a coordinate generator: canonical form of v and its right side."""
+    """Inputs for the choice of a coordinate motion: v in canonical form, a PDE's right side."""
 
     def __init__(self, v: TT, right: Any, box: Any, tol: float):
         if tuple(v.shape) != tuple(box.shape):
@@ -101,7 +101,7 @@ class Setting:
         )
 
     def _operators(self, others: Any) -> tuple[list[list[families.Link]], list[Cores]]:
-        """Factors a generator's operators; those of many matrices per mode are kept whole.
+        """Factors the PDE's operators into bond and mode matrices; keeps wide ones whole.
 
         Sums over pairs of matrices would take far longer than the product with v.
         """
@@ -130,7 +130,7 @@ class Setting:
         kappa: float = 0.0,
         measure: bool = False,
     ) -> normal_component.Form:
-        """Computes the quadratic form that a generator minimises, at v or a truncation of it."""
+        """Computes the quadratic cost of a coordinate motion Σ y: a right side's TT-normal part."""
         state = self.point if state is None else state
         feedback = None
         if kappa > 0:
@@ -141,7 +141,7 @@ class Setting:
         )
 
     def affine_part(self, point: Point) -> list[families.Family]:
-        """Splits the affine part of a right side at every bond into tangent and normal factors."""
+        """Splits the affine part of a PDE's right side into TT tangent and normal factors."""
         if self.terms.affine is None:
             return []
         states = affine_states(self.box, self.terms.affine)
@@ -152,17 +152,17 @@ class Setting:
         return [families.applied(point, links)]
 
     def right_side(self, point: Point, tol: float) -> list[families.Family]:
-        """Splits all terms of a PDE's right side at every bond into tangent and normal factors."""
+        """Splits all terms of a PDE's right side into tangent and normal factors at each bond."""
         return [*normal_component.other_families(point, self.terms, tol), *self.affine_part(point)]
 
     @property
     def kept(self) -> np.ndarray:
-        """Entries of Σ off the diagonal, row by row, that may differ from zero, as indices."""
+        """Indices of the off-diagonal entries of Σ, in the motion Σ y, that may be nonzero."""
         free = self.box.unbounded
         return np.flatnonzero(normal_component.off_diagonal(np.outer(free, free)))
 
     def mean_square(self) -> float:
-        """Estimates the mean of ‖y_k ∂_j v‖² over all j ≠ k, as if v had rank one."""
+        """Estimates the mean of ‖y_k ∂_j v‖² over all j ≠ k, as if v had TT-rank one."""
         pairs = [self.modes.pair(k, c) for k, c in enumerate(self.point.centers)]
         first, y = (
             np.array([np.vdot(p[i], p[i]) / self.point.scale for p in pairs]) for i in (0, 1)
@@ -171,7 +171,7 @@ class Setting:
         return float((first.sum() * y.sum() - first @ y) / (d * d - d))
 
     def motion(self, form: normal_component.Form, sigma: np.ndarray, gauge: Gauge) -> Motion:
-        """Completes the matrix Σ that a generator chose to a `Motion`, with shift and cost."""
+        """Completes a coordinate motion Σ y + β from off-diagonal Σ: adds shift, stretch, cost."""
         seen = gauges.spread(self.point, self.modes, form.family, self.box)
         scale = self.point.scale
         costs = form.cost(sigma) / scale, form.cost(0 * sigma) / scale

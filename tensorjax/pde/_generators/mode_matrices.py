@@ -14,7 +14,7 @@ _ROWS = 12
 
 
 class Modes(NamedTuple):
-    """Mode matrices of a box: grid points and ∂, weighted so that Euclidean norms are L² norms.
+    """Grid points and ∂ of every axis, weighted so that Euclidean norms are L² norms.
 
     Attributes:
       points: y of every axis.
@@ -27,29 +27,29 @@ class Modes(NamedTuple):
     root: list[np.ndarray] | None
 
     def pair(self, k: int, core: np.ndarray) -> np.ndarray:
-        """Applies ∂ and y to the mode of core k of a train, (2, r, n, s)."""
+        """Applies ∂ and y to the mode of core k of a tensor train, (2, r, n, s)."""
         return np.stack([self.d1[k] @ core, self.points[k][:, None] * core])
 
     def weighted(self, cores: Cores) -> Cores:
-        """Multiplies a train's values by the roots of the quadrature weights."""
+        """Multiplies a tensor train's grid values by the square roots of the quadrature weights."""
         if self.root is None:
             return cores
         return [w[:, None] * c for w, c in zip(self.root, cores, strict=True)]
 
     def values(self, cores: Cores) -> Cores:
-        """Divides a train by the roots of the quadrature weights; inverse of `weighted`."""
+        """Divides a tensor train by the square roots of the quadrature weights."""
         if self.root is None:
             return cores
         return [c / w[:, None] for w, c in zip(self.root, cores, strict=True)]
 
     def matrices(self, k: int, o: np.ndarray) -> np.ndarray:
-        """Converts operators on values of mode k to operators on L²-weighted values."""
+        """Converts operators on grid values along axis k to operators on L²-weighted values."""
         return o if self.root is None else self.root[k][:, None] * o / self.root[k]
 
 
 @functools.lru_cache(maxsize=32)
 def modes_of(box: Any) -> Modes:
-    """Builds the `Modes` of a box: its mode matrices ∂ and points, L²-weighted."""
+    """Builds the `Modes` of a grid: points and derivative matrices of its axes, L²-weighted."""
     points = [np.asarray(a.points) for a in box.axes]
     d1 = [np.asarray(a.d1) for a in box.axes]
     root = [np.sqrt(a.weights / np.mean(a.weights)) for a in box.axes]
@@ -59,13 +59,13 @@ def modes_of(box: Any) -> Modes:
 
 
 def links_of(operator: Any, modes: Modes) -> list[Link]:
-    """Factors a TT-matrix's cores as Σ_t K_t ⊗ O_t, bond matrices times few mode matrices."""
+    """Factors the cores of a TT-matrix as Σ_t K_t ⊗ O_t, bond matrices times few mode matrices."""
     pairs = [_factored(c) for c in hosted_cores(operator)]
     return [(k, modes.matrices(i, o)) for i, (k, o) in enumerate(pairs)]
 
 
 def _factored(core: np.ndarray) -> Link:
-    """Factors one operator core (r, n, n, s) as Σ_t K_t ⊗ O_t, with few mode matrices O_t (n, n).
+    """Factors a TT-matrix core (r, n, n, s) as Σ_t K_t ⊗ O_t, with few mode matrices O_t (n, n).
 
     The blocks of a differential operator's core are combinations of a few matrices. Those are found
     among the blocks themselves, by comparing some of their rows; the norm of the whole core tells
@@ -89,7 +89,7 @@ def _factored(core: np.ndarray) -> Link:
 
 
 def _spanning(rows: np.ndarray) -> tuple[list[int], np.ndarray]:
-    """Selects rows that span all blocks of an operator core, to factor it into mode matrices."""
+    """Selects rows of a matrix that span all its rows, and the coefficients of all rows in them."""
     norms = np.linalg.norm(rows, axis=1)
     live = norms > 0
     rest = np.where(live[:, None], rows / np.where(live, norms, 1)[:, None], 0)

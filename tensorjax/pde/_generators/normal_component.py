@@ -50,7 +50,7 @@ _KINDS = ((_D, _Y), (_Y, _D), (_D, _D))
 
 
 class Motions(NamedTuple):
-    """Index table of the tensors y_k ∂_j v and ∂_a ∂_b v of which normal components are taken.
+    """Index table of the tensors y_k ∂_j v and ∂_a ∂_b v in the fit of a coordinate motion.
 
     Attributes:
       low: a of each.
@@ -67,7 +67,7 @@ class Motions(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def motions(d: int, second: bool) -> Motions:
-    """Lists the tensors y_k ∂_j v (j ≠ k), on request ∂_a ∂_b v, for the quadratic form over Σ."""
+    """Builds the index table of the tensors y_k ∂_j v (j ≠ k) and, on request, ∂_a ∂_b v."""
     j, k = np.nonzero(~np.eye(d, dtype=bool))
     kind = np.where(j < k, 0, 1)
     low, high = np.minimum(j, k), np.maximum(j, k)
@@ -80,7 +80,7 @@ def motions(d: int, second: bool) -> Motions:
 
 @functools.lru_cache(maxsize=512)
 def _across(d: int, p: int, second: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Lists the y_k ∂_j v of a normal component whose modes lie on different sides of bond p."""
+    """Lists the tensors y_k ∂_j v whose axes j and k lie on different sides of TT bond p."""
     m = motions(d, second)
     which = np.nonzero((m.low < p) & (m.high >= p))[0]
     ops = np.array(_KINDS)[m.kind[which]]
@@ -90,7 +90,7 @@ def _across(d: int, p: int, second: bool) -> tuple[np.ndarray, np.ndarray, np.nd
 
 
 class Singles(NamedTuple):
-    """Splits of ∂_k v and y_k v at every bond, for normal components.
+    """Tensors ∂_k v and y_k v, split at every TT bond into tangent and normal factors.
 
     Attributes:
       family: v with one operator on one mode.
@@ -102,13 +102,13 @@ class Singles(NamedTuple):
 
 
 def singles(point: Point, state: Point, modes: Modes) -> Singles:
-    """Splits ∂_k v and y_k v at every bond, for the form of normal components."""
+    """Splits the tensors ∂_k v and y_k v at every TT bond into tangent and normal factors."""
     family = families.singles(point, state, modes)
     return Singles(family, families.outside(point, family))
 
 
 def gram(at: Singles, second: bool) -> Any:
-    """Computes the Gram matrix of the normal components of all y_k ∂_j v (and ∂_a ∂_b v).
+    """Computes the Gram matrix of the components of all y_k ∂_j v normal to the TT tangent space.
 
     From some size on it is sparse: what is below the roundoff of the largest entry is left out.
     """
@@ -122,7 +122,7 @@ def gram(at: Singles, second: bool) -> Any:
 
 
 def _sparse_gram(lefts: list[np.ndarray], rights: list[np.ndarray], second: bool) -> Any:
-    """Builds the sparse Gram matrix of y_k ∂_j v's normal components; None if not sparse."""
+    """Builds the Gram matrix of normal components of y_k ∂_j v, sparse; None if not sparse."""
     d = len(lefts) + 1
     sides = [(_entries(x), _entries(g)) for x, g in zip(lefts, rights, strict=True)]
     sizes = [tuple(np.linalg.norm(x, axis=1) for x in s) for s in sides]
@@ -145,13 +145,13 @@ def _sparse_gram(lefts: list[np.ndarray], rights: list[np.ndarray], second: bool
 
 
 def _entries(gram: np.ndarray) -> np.ndarray:
-    """Reshapes (a, j, b, k) to (a b, j k), for the sparse Gram matrix of normal components."""
+    """Transposes a Gram array (a, j, b, k) to the matrix (a b, j k)."""
     a, j, b, k = gram.shape
     return gram.transpose(0, 2, 1, 3).reshape(a * b, j * k)
 
 
 def _places(d: int, p: int, second: bool) -> np.ndarray:
-    """Returns the number of the tensor of each pair of states at bond p, for normal components."""
+    """Returns the index of the tensor y_k ∂_j v for each pair of states beside a TT bond."""
     which, left, right = _across(d, p, second)
     out = np.full((2 * p, 2 * (d - p)), -1)
     out[left, right] = which
@@ -159,7 +159,7 @@ def _places(d: int, p: int, second: bool) -> np.ndarray:
 
 
 def _dense_gram(lefts: list[np.ndarray], rights: list[np.ndarray], second: bool) -> np.ndarray:
-    """Builds the Gram matrix of normal components of all y_k ∂_j v (and ∂_a ∂_b v), dense."""
+    """Builds the dense Gram matrix of components of y_k ∂_j v normal to the TT tangent space."""
     d = len(lefts) + 1
     kinds = _KINDS if second else _KINDS[:2]
     total = np.zeros((len(kinds), len(kinds), d, d, d, d))
@@ -175,7 +175,7 @@ def _dense_gram(lefts: list[np.ndarray], rights: list[np.ndarray], second: bool)
 
 
 def load(at: Singles, point: Point, family: Family, second: bool) -> np.ndarray:
-    """Computes inner products of the normal components of all y_k ∂_j v with that of a tensor."""
+    """Computes inner products of a tensor with all y_k ∂_j v, normal to the TT tangent space."""
     d = point.order
     out = np.zeros(len(motions(d, second).low))
     rights = families.grams(at.family, family)
@@ -188,7 +188,7 @@ def load(at: Singles, point: Point, family: Family, second: bool) -> np.ndarray:
 
 
 def inner(point: Point, a: Family, b: Family) -> float:
-    """Computes the inner product of the normal components of two families of bond sums."""
+    """Computes the inner product of two tensors' components normal to the TT tangent space."""
     lefts = families.outside(point, a), families.outside(point, b)
     total = 0.0
     for x, y, g in zip(*lefts, families.grams(a, b), strict=True):
@@ -197,7 +197,7 @@ def inner(point: Point, a: Family, b: Family) -> float:
 
 
 def energy(point: Point, parts: Sequence[Family]) -> float:
-    """Computes the squared norm of a sum's component normal to the TT-manifold."""
+    """Computes the squared norm of a sum's component normal to the TT tangent space."""
     out = 0.0
     for i, a in enumerate(parts):
         out += inner(point, a, a) + 2 * sum(inner(point, a, b) for b in parts[:i])
@@ -205,7 +205,7 @@ def energy(point: Point, parts: Sequence[Family]) -> float:
 
 
 class Form(NamedTuple):
-    """Quadratic form of the right side's component normal to the TT-manifold, in terms of Σ.
+    """Squared TT-normal part of a PDE's right side, quadratic in the coordinate motion Σ y.
 
     Attributes:
       whole: ⟨N m, N m'⟩ of all `motions`, (count, count), dense or sparse.
@@ -227,11 +227,11 @@ class Form(NamedTuple):
 
     @property
     def gram(self) -> Any:
-        """Gram matrix of the normal components of the tensors y_k ∂_j v, j ≠ k, row by row."""
+        """Gram matrix of the TT-normal components of the tensors y_k ∂_j v, j ≠ k, row by row."""
         return self.whole[: len(self.load), : len(self.load)]
 
     def cost(self, sigma: np.ndarray) -> float:
-        """Computes the norm of the right side's normal component for coordinates that move with Σ.
+        """Computes the norm of a right side's TT-normal part if coordinates move with Σ y.
 
         Affine parts cancel before they are squared.
         """
@@ -244,7 +244,7 @@ class Form(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """Right side, split for its normal component: affine part, operators, source and reaction.
+    """Terms of a PDE's right side: affine part, other operators, source and reaction.
 
     Attributes:
       affine: coefficients with ``matrix`` and ``diffusion``, or None.
@@ -271,7 +271,7 @@ def form(
     feedback: Cores | None = None,
     measure: bool = False,
 ) -> Form:
-    """Computes the quadratic form of the right side's component normal to the TT-manifold at v.
+    """Computes the squared TT-normal part of a PDE's right side, quadratic in the motion Σ y.
 
     Args:
       point: of d ≥ 2 modes.
@@ -298,7 +298,7 @@ def form(
 
 
 def other_families(point: Point, terms: Terms, tol: float) -> list[Family]:
-    """Splits the non-affine terms of a right side at every bond into tangent and normal factors."""
+    """Splits the non-affine terms of a PDE's right side into TT tangent and normal factors."""
     others = [families.applied(point, o) for o in terms.operators]
     if terms.wide:
         images = [Train(products.matvec(o, point.cores)) for o in terms.wide]
@@ -312,7 +312,7 @@ def other_families(point: Point, terms: Terms, tol: float) -> list[Family]:
 
 
 def _coefficients(affine: Any, moving: int, count: int) -> np.ndarray:
-    """Expands a right side's affine part in y_k ∂_j v, ∂_a ∂_b v, for its normal component."""
+    """Expands the affine part of a PDE's right side in y_k ∂_j v and ∂_a ∂_b v."""
     out = np.zeros(count)
     if affine is None:
         return out
@@ -327,12 +327,12 @@ def _coefficients(affine: Any, moving: int, count: int) -> np.ndarray:
 
 
 def off_diagonal(matrix: np.ndarray) -> np.ndarray:
-    """Returns the off-diagonal entries of Σ in a normal component, row by row."""
+    """Returns the off-diagonal entries of a square matrix, row by row."""
     return matrix[~np.eye(len(matrix), dtype=bool)]
 
 
 def from_off_diagonal(values: np.ndarray, d: int) -> np.ndarray:
-    """Builds Σ (d, d), of zero diagonal, of a normal component from its entries."""
+    """Builds a matrix (d, d) of zero diagonal from its off-diagonal entries, row by row."""
     out = np.zeros((d, d))
     out[~np.eye(d, dtype=bool)] = values
     return out

@@ -13,7 +13,7 @@ import scipy.sparse
 
 
 class Block(NamedTuple):
-    """Diagonal blocks, all of one size, of normal equations, with their eigendecompositions.
+    """Diagonal blocks, all of one size, of a symmetric matrix, with their eigendecompositions.
 
     Attributes:
       index: rows of each, (blocks, size).
@@ -26,23 +26,23 @@ class Block(NamedTuple):
     vectors: np.ndarray
 
     def coordinates(self, x: np.ndarray) -> np.ndarray:
-        """Computes the coefficients of a vector in the blocks' eigenvectors, (blocks, size)."""
+        """Computes the coefficients (blocks, size) of a vector in the blocks' eigenvectors."""
         return (self.vectors.swapaxes(1, 2) @ x[self.index][:, :, None])[:, :, 0]
 
 
 class Spectrum(NamedTuple):
-    """Spectrum of the generators' normal equations: their eigendecomposition, block by block."""
+    """Eigendecomposition of a block-diagonal symmetric matrix, block by block."""
 
     blocks: list[Block]
     size: int
 
     @property
     def largest(self) -> float:
-        """Largest eigenvalue of the matrix; zero if none is positive."""
+        """Largest eigenvalue of a symmetric matrix; zero if none is positive."""
         return max((float(b.values.max()) for b in self.blocks), default=0.0)
 
     def combined(self, coefficients: list[np.ndarray]) -> np.ndarray:
-        """Computes the vector that has given coefficients in a matrix's eigenvectors."""
+        """Computes a vector from its coefficients in the eigenvectors of a matrix."""
         out = np.zeros(self.size)
         for b, c in zip(self.blocks, coefficients, strict=True):
             out[b.index] = (b.vectors @ c[:, :, None])[:, :, 0]
@@ -50,7 +50,7 @@ class Spectrum(NamedTuple):
 
 
 def spectrum(matrix: Any) -> Spectrum:
-    """Computes the eigenvectors of a generator's normal matrix, dense or sparse, by blocks."""
+    """Computes the eigendecomposition of a symmetric matrix, dense or sparse, block by block."""
     n = matrix.shape[0]
     if not scipy.sparse.issparse(matrix):
         w, z = np.linalg.eigh(matrix)
@@ -77,7 +77,7 @@ def spectrum(matrix: Any) -> Spectrum:
 
 
 def filtered(found: Spectrum, load: np.ndarray, floor: float) -> np.ndarray:
-    """Solves a generator's normal equations by the regularised pseudoinverse w/(w² + floor²)."""
+    """Solves normal equations by the regularised pseudoinverse w/(w² + floor²)."""
     least = found.size * np.finfo(float).eps * max(found.largest, 0.0)
     parts = []
     for b in found.blocks:
@@ -89,7 +89,7 @@ def filtered(found: Spectrum, load: np.ndarray, floor: float) -> np.ndarray:
 
 
 def visible(matrix: Any, load: np.ndarray, share: float) -> tuple[Any, np.ndarray]:
-    """Cuts small eigenvalues of a generator's normal equations (matrix, load), block by block."""
+    """Sets small eigenvalues of normal equations (matrix, load) to zero, block by block."""
     found = spectrum(matrix)
     least = share * max(found.largest, 0.0)
     kept = found.combined([b.coordinates(load) * (b.values > least) for b in found.blocks])

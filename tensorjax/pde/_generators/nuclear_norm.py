@@ -15,12 +15,12 @@ _D, _Y = 0, 1
 
 
 def cost(point: Point, smoothing: float) -> float:
-    """Computes the sum of √(σ² + ε²) − ε over all singular values σ of a train's unfoldings."""
+    """Computes the smoothed nuclear norms, Σ √(σ² + ε²) − ε, of a tensor train's unfoldings."""
     return float(sum((np.hypot(s, smoothing) - smoothing).sum() for s in point.spectra))
 
 
 def gradient(point: Point, modes: Modes, singles: Family, smoothing: float) -> np.ndarray:
-    """Computes the gradient (d, d) of the smoothed nuclear norms in the coordinate motion Σ.
+    """Computes the gradient (d, d) of a TT's nuclear norms in the coordinate motion Σ y.
 
     With W = σ/√(σ² + ε²), U_{≤p} W_p V_{>p} is the derivative of Σ_i √(σ_i² + ε²) over the singular
     values of the unfolding at bond p, the nuclear norm for ε = 0; under v_t = −Σ_jk Σ_jk y_k ∂_j v
@@ -54,7 +54,7 @@ def gradient(point: Point, modes: Modes, singles: Family, smoothing: float) -> n
 def _one_side(
     out: np.ndarray, cores: Cores, bonds: list[np.ndarray], pair: Callable[..., np.ndarray]
 ) -> None:
-    """Adds the contributions of modes left of each bond to the gradient of the nuclear norms."""
+    """Adds the contributions of modes left of each TT bond to the gradient of the nuclear norms."""
     one, two = np.zeros((0, 1, 1)), np.zeros((0, 1, 1))
     where: list[tuple[int, int, int, int]] = []
     for k, (u, s) in enumerate(zip(cores, bonds, strict=True)):
@@ -71,10 +71,10 @@ def _one_side(
 
 
 def _passed(u: np.ndarray, matrices: np.ndarray) -> np.ndarray:
-    """Moves matrices (m, r, r) over a core U, Uᵀ (M ⊗ 1) U, for the nuclear norms' gradient."""
+    """Moves bond matrices (m, r, r) over an orthogonal TT-core U: Uᵀ (M ⊗ 1) U."""
     return einsum("mab,ans,bnt->mst", matrices, u, u)
 
 
 def _overlap(u: np.ndarray, seen: np.ndarray) -> np.ndarray:
-    """Contracts cores (m, r, n, s) with U over left bond and mode, for nuclear-norm gradients."""
+    """Contracts TT-cores (m, r, n, s) with a core U over left bond and mode: (m, s, s)."""
     return einsum("ans,mant->mst", u, seen)

@@ -40,7 +40,7 @@ _ROUGH, _MORE = 1e-3, 2.0
 
 
 class RankReduction(NamedTuple):
-    """Report of a search for a rank-reducing map: ranks before and after, costs, a status.
+    """Report of a search for a linear map that lowers TT-ranks: ranks, costs, status.
 
     Attributes:
       status: how the descent ended: "converged"; "stalled", as no step lowers the cost any more;
@@ -144,7 +144,7 @@ def rank_reducing_map(
 
 
 class _Seen(NamedTuple):
-    """Candidate map of the rank-reduction search: function in its coordinates, ranks and cost."""
+    """Candidate map in the search for lower TT-ranks: function in new coordinates, ranks, cost."""
 
     map: AffineMap
     point: Point
@@ -156,7 +156,7 @@ class _Seen(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class _Search:
-    """Evaluation of TT-ranks and cost in given coordinates, for a rank-reducing map."""
+    """Search for a linear map of coordinates that lowers the TT-ranks of a function."""
 
     box: Box
     tol: float
@@ -169,7 +169,7 @@ class _Search:
 
     @property
     def least(self) -> float:
-        """Contribution of a singular value of the tolerance's size to the cost of a map search."""
+        """Share of the rank cost that a singular value of the tolerance's size contributes."""
         return float(np.hypot(self.tol, self.smoothing) - self.smoothing)
 
     @property
@@ -177,7 +177,7 @@ class _Search:
         return mode_matrices.modes_of(self.box)
 
     def look(self, cores: Cores, map: AffineMap) -> _Seen:
-        """Computes ranks, cost and edge norm of a train, for the search of a rank-reducing map."""
+        """Computes TT-ranks, cost and edge norm of a function in the coordinates of a map."""
         self.count += 1
         _check.finite("v", cores)
         point = canonical(self.modes.weighted(cores))
@@ -187,7 +187,7 @@ class _Search:
         return _Seen(map, point, ranks, cost, *shares(TT._unchecked(tuple(cores)), self.box))
 
     def locate(self, start: Any, first: _Seen) -> None:
-        """Stores where the function is concentrated, for the sample points in later maps."""
+        """Stores the region where a function is large, to sample it there in other coordinates."""
         spread = gauge.spread(first.point, self.modes, self.family(first), self.box)
         if isinstance(start, Function) and start.near is None:
             gaps = [a.length / a.n for a in self.box.axes]
@@ -197,13 +197,13 @@ class _Search:
         self.start, self.first, self.center = start, first, spread.mean
 
     def moved(self, map: AffineMap, sigma: np.ndarray) -> AffineMap:
-        """Returns the next trial map, of matrix exp(Σ) Γ, which keeps the mean of v² in place."""
+        """Returns the next trial map, of matrix exp(Σ) Γ, which keeps the mean of v² fixed."""
         zero = np.zeros_like(sigma)
         matrix = linear_sde.flow(sigma, zero[0], zero, 1.0).matrix @ map.matrix
         return AffineMap(matrix, self.center - matrix @ self.center)
 
     def trial(self, map: AffineMap) -> _Seen | None:
-        """Approximates the function in a trial map; None if it does not fit the box there."""
+        """Approximates a function in the coordinates of a trial map; None if it leaves the box."""
         try:
             cores = self.start.cores(self.box, map, _PART * self.tol)
         except ValueError:  # no train of low rank
@@ -219,7 +219,7 @@ class _Search:
         return seen if inside and resolved else None
 
     def slope(self, at: _Seen) -> np.ndarray:
-        """Computes the gradient (d, d) of the cost of a rank-reducing map."""
+        """Computes the gradient (d, d) of the smoothed nuclear norms with respect to the map."""
         point, width = at.point, self.smoothing * at.point.scale
         return nuclear.gradient(point, self.modes, self.family(at), width) / point.scale
 
@@ -227,14 +227,14 @@ class _Search:
         return tangent_normal_factors.singles(at.point, at.point, self.modes)
 
     def train(self, seen: _Seen) -> TT:
-        """Builds the final train of the function in a rank-reducing map, at the ranks found."""
+        """Builds the tensor train of a function in rank-reducing coordinates, truncated."""
         point = seen.point
         cores = truncated(point, seen.ranks).cores if point.left else point.centers
         return TT([jnp.asarray(c) for c in self.modes.values(cores)])
 
 
 def _descent(search: _Search, at: _Seen, max_steps: int) -> tuple[Any, list[_Seen]]:
-    """Runs the gradient descent for a rank-reducing map; returns status and all maps tried."""
+    """Runs the gradient descent for a rank-reducing map; returns its status and all maps tried."""
     path, step, before = [at], 1.0, None
     for _ in range(max_steps):
         slope = search.slope(at)
@@ -261,7 +261,7 @@ def _descent(search: _Search, at: _Seen, max_steps: int) -> tuple[Any, list[_See
 
 
 def _given(v: Any, box: Box, tol: float) -> tuple[Start, Cores]:
-    """Converts the argument ``v`` of `rank_reducing_map` to a start and its cores."""
+    """Converts the argument ``v`` of `rank_reducing_map` to an initial state and its TT-cores."""
     at = AffineMap.identity(box.dim)
     if isinstance(v, TT):
         if v.shape != box.shape:
@@ -281,7 +281,7 @@ def _given(v: Any, box: Box, tol: float) -> tuple[Start, Cores]:
 
 
 def _message(status: str, reduced: bool, before: Any, ranks: Any, refused: str) -> str:
-    """Writes the message of a search for a rank-reducing map: ranks before and after, its end."""
+    """Writes the report of a search for a rank-reducing map: ranks before and after, its end."""
     ended = {
         "converged": "the descent has converged",
         "stalled": "the descent ended where no step lowers the cost inside the box",

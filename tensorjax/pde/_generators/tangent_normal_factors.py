@@ -22,7 +22,7 @@ _ENDS = np.ones((1, 1, 1)), np.ones((1, 1, 1))
 
 
 class Family(NamedTuple):
-    """Bond splits of a tensor: left and right factors, tangent to a train and normal to it.
+    """Tensor split at every TT bond into factors in the tangent space of a train and normal to it.
 
     Attributes:
       seen: left of the bond, (r, n, s, j): the modes before p projected on U_{<p}.
@@ -41,7 +41,7 @@ class Family(NamedTuple):
 
 
 def singles(point: Point, state: Point, modes: Any) -> Family:
-    """Splits ∂_k v and y_k v, of all modes k, at every bond into tangent and normal factors.
+    """Splits ∂_k v and y_k v, for all axes k, at every TT bond into tangent and normal factors.
 
     Left of bond p they are the modes 1 … p, right of it the modes p + 1 … d.
     """
@@ -63,7 +63,7 @@ def singles(point: Point, state: Point, modes: Any) -> Family:
 
 
 def _projected(point: Point, state: Point) -> tuple[Cores, Cores]:
-    """Projects one train on another's left and right bases at every bond, to split it there."""
+    """Projects one tensor train on another's left and right bases at every bond."""
     lefts, rights = [], []
     env = np.ones((1, 1))
     for u, c in zip(point.left, state.left, strict=True):
@@ -77,20 +77,20 @@ def _projected(point: Point, state: Point) -> tuple[Cores, Cores]:
 
 
 def applied(point: Point, links: Sequence[Link]) -> Family:
-    """Splits A v, for a factored TT-matrix A, at every bond into tangent and normal factors."""
+    """Splits A v, for a factored TT-matrix A, at every TT bond into tangent and normal factors."""
     left = [(k, o[:, None] @ u[None]) for (k, o), u in zip(links, point.left, strict=False)]
     right = [(k, o[:, None] @ v[None]) for (k, o), v in zip(links[1:], point.right, strict=True)]
     return _family(point, left, right, _ENDS, point.bonds)
 
 
 def another(point: Point, cores: Cores) -> Family:
-    """Splits another train into a family: at every bond, factors tangent to v and normal to it."""
+    """Splits a tensor train at every bond into factors tangent to the train v and normal to it."""
     links = [(_ENDS[0], c[None]) for c in cores]
     return _family(point, links[:-1], links[1:], _ENDS)
 
 
 def _steps(rows: int, columns: int, offset: int) -> np.ndarray:
-    """Returns a shifted identity (1, rows, columns), linking the states of a family's two bonds."""
+    """Returns a shifted identity (1, rows, columns), which links the states of two TT bonds."""
     return np.eye(rows, columns, offset)[None]
 
 
@@ -102,7 +102,7 @@ def _family(
     bonds: Sequence[np.ndarray] | None = None,
     fresh: tuple[Cores, Cores] | None = None,
 ) -> Family:
-    """Splits a tensor at every bond into factors tangent to a train and normal ones, by sweeps.
+    """Splits a tensor at every TT bond into tangent and normal factors, by sweeps over the cores.
 
     ``bonds`` go between left and right, ``fresh`` are states that start.
     """
@@ -131,7 +131,7 @@ def _family(
 
 
 def _handed_left(env: np.ndarray, core: np.ndarray, fresh: np.ndarray) -> np.ndarray:
-    """Extends the left environments of ∂_k v and y_k v by a core, and starts those of its mode."""
+    """Extends the left environments of ∂_k v and y_k v by a TT-core; adds those of its axis."""
     i, s, _ = env.shape
     _, n, after = core.shape
     out = np.empty((i, n, s + 2, after))
@@ -141,7 +141,7 @@ def _handed_left(env: np.ndarray, core: np.ndarray, fresh: np.ndarray) -> np.nda
 
 
 def _handed_right(env: np.ndarray, core: np.ndarray, fresh: np.ndarray) -> np.ndarray:
-    """Contracts one core in the sweep from the right that splits ∂_k v and y_k v at every bond."""
+    """Contracts one TT-core in the right-to-left sweep that splits ∂_k v and y_k v."""
     s, _, bra = env.shape
     out = np.empty((s + 2, *core.shape[:2], bra))
     out[:2] = fresh
@@ -150,13 +150,13 @@ def _handed_right(env: np.ndarray, core: np.ndarray, fresh: np.ndarray) -> np.nd
 
 
 def outside(point: Point, family: Family) -> list[np.ndarray]:
-    """Returns the normal left factors of a family: less their projection on the train's bases."""
+    """Returns the left factors of a tensor, at every TT bond, less their tangent projection."""
     triples = zip(point.left, family.seen, family.inside, strict=True)
     return [seen - einsum("inr,rsj->insj", u, inside) for u, seen, inside in triples]
 
 
 def grams(a: Family, b: Family) -> list[np.ndarray]:
-    """Computes the Gram matrices, bond by bond, of two families' right factors, parts normal to v.
+    """Computes, bond by bond, the Gram matrices of two tensors' right factors normal to a train.
 
     They are sums of products of orthogonal parts, and so as accurate as those.
     """
@@ -172,7 +172,7 @@ def grams(a: Family, b: Family) -> list[np.ndarray]:
 
 
 def _transfer(a: Link, b: Link, g: np.ndarray) -> np.ndarray:
-    """Moves a Gram matrix of right factors of bond sums over one core, to the next bond left."""
+    """Moves a Gram matrix of right factors over one TT-core, to the next bond on the left."""
     (ka, ba), (kb, bb) = a, b
     (_, ja, n, pa), (_, jb, _, pb) = ba.shape, bb.shape
     sa, sb = ka.shape[1], kb.shape[1]

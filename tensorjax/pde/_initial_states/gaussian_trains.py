@@ -24,7 +24,7 @@ _DEGREE = 600
 
 
 class Bond(NamedTuple):
-    """Canonical coordinates of a Gaussian at one bond, and the decay of its singular values.
+    """Canonical (correlation) coordinates of a Gaussian at one TT bond, with singular-value decay.
 
     Attributes:
       scale: T, (q, q): the coordinates right of the bond are ζ = T z.
@@ -36,7 +36,7 @@ class Bond(NamedTuple):
 
 
 def bonds(precision: np.ndarray) -> list[Bond]:
-    """Computes canonical coordinates of a Gaussian exp(−½ zᵀ P z) at the bonds 0, …, d."""
+    """Computes the canonical coordinates of a Gaussian exp(−½ zᵀ P z) at the TT bonds 0, …, d."""
     d = len(precision)
     out = [Bond(np.linalg.cholesky(precision).T, np.zeros(0))]
     for p in range(1, d):
@@ -52,7 +52,7 @@ def bonds(precision: np.ndarray) -> list[Bond]:
 
 
 def excitations(decay: np.ndarray, tol: float) -> np.ndarray:
-    """Selects the fewest Hermite multi-indices at a bond whose omission costs less than ``tol``.
+    """Selects the fewest Hermite multi-indices that represent a Gaussian at a TT bond to ``tol``.
 
     That is relative to all in the root-sum-square. Sorted by degree; with k, the set holds every
     multi-index below k.
@@ -150,7 +150,7 @@ def _integrals(
 
 
 def _below(index: np.ndarray) -> np.ndarray:
-    """Returns, for every multi-index k and axis i, the position of k − e_i; −1 if none."""
+    """Returns the positions of k − e_i in a set of multi-indices k, for each axis i; −1 if none."""
     place = {tuple(k): p for p, k in enumerate(index.tolist())}
     out = np.full(index.shape, -1)
     for p, k in enumerate(index.tolist()):

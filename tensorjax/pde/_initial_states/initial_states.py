@@ -29,11 +29,11 @@ _WIDTHS = 6.5
 
 
 class _Start(abc.ABC):
-    """Base class of the initial states of a PDE: values at points, and TT-cores on a grid."""
+    """Base class of initial states of a PDE, with values at points and as TT-cores on a grid."""
 
     @abc.abstractmethod
     def values(self, x: HostArray) -> np.ndarray:
-        """Evaluates the initial state at physical points (m, d).
+        """Evaluates the initial state of a PDE at physical points (m, d).
 
         Args:
           x: (m, d).
@@ -44,7 +44,7 @@ class _Start(abc.ABC):
 
     @abc.abstractmethod
     def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
-        """Computes TT-cores of the initial state on the grid y of a box, where y = map(x).
+        """Computes TT-cores of an initial state on a grid in the coordinates y = map(x).
 
         Args:
           box: of the coordinates y.
@@ -56,7 +56,7 @@ class _Start(abc.ABC):
         """
 
     def train(self, box: Box, map: AffineMap, tol: float) -> TT:
-        """Builds the train of the initial state on the box, at relative error ``tol``.
+        """Builds the tensor train of an initial state on a grid, to relative error ``tol``.
 
         Args:
           box: of the coordinates y.
@@ -119,17 +119,17 @@ class Gaussian(_Start):
 
     @property
     def dim(self) -> int:
-        """Number of coordinates d of the Gaussian initial state."""
+        """Number of coordinates d of a Gaussian initial state."""
         return len(self.mean)
 
     @property
     def mass(self) -> float:
-        """Integral of the Gaussian initial state over all space."""
+        """Integral of a Gaussian initial state over all space."""
         return 1.0 if self.amplitude is None else self.amplitude / self._density
 
     @property
     def _density(self) -> float:
-        """Maximum of the Gaussian initial state's probability density."""
+        """Maximum of the probability density with a Gaussian's mean and covariance."""
         sign, log = np.linalg.slogdet(2 * np.pi * self.covariance)
         return float(sign * np.exp(-log / 2))
 
@@ -148,7 +148,7 @@ class Gaussian(_Start):
         return self.mass * self._density * np.exp(-0.5 * np.square(z).sum(0))
 
     def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
-        """Computes TT-cores of the Gaussian on the grid y of a box, where y = map(x).
+        """Computes TT-cores of a Gaussian on a grid in the coordinates y = map(x).
 
         Args:
           box: of the coordinates y.
@@ -178,7 +178,7 @@ class Gaussian(_Start):
         return _hermite.ranks(self._precision(map), tol)
 
     def whitening(self) -> AffineMap:
-        """Returns the map y = C^(−1/2) (x − m), in which the Gaussian has TT-ranks one.
+        """Returns the map y = C^(−1/2) (x − m), in which a Gaussian has TT-ranks one.
 
         Returns:
           `AffineMap`.
@@ -188,7 +188,7 @@ class Gaussian(_Start):
         return AffineMap(matrix, -matrix @ self.mean)
 
     def moved(self, flow: Flow) -> "Gaussian":
-        """Returns the Gaussian after a linear flow with noise: points go to F x + g plus noise.
+        """Returns a Gaussian's image under the linear stochastic map x ↦ F x + g + noise.
 
         Args:
           flow: (F, g, Q) of x ↦ F x + g plus normal noise of covariance Q.
@@ -290,7 +290,7 @@ class Mixture(_Start):
         return np.sum([w * g.values(x) for w, g in pairs], axis=0)
 
     def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
-        """Computes TT-cores of the Gaussian mixture on the grid y of a box, where y = map(x).
+        """Computes TT-cores of a Gaussian mixture on a grid in the coordinates y = map(x).
 
         Args:
           box: of the coordinates y.
@@ -304,7 +304,7 @@ class Mixture(_Start):
         return rounding.rounded(products.combined(parts, self.weights), (1 - _PART) * tol)
 
     def moved(self, flow: Flow) -> "Mixture":
-        """Returns the mixture after a linear flow with noise: points go to F x + g plus noise.
+        """Returns a Gaussian mixture's image under the linear stochastic map x ↦ F x + g + noise.
 
         Args:
           flow: (F, g, Q) of x ↦ F x + g plus normal noise of covariance Q.
@@ -315,7 +315,7 @@ class Mixture(_Start):
         return Mixture(self.weights, [g.moved(flow) for g in self.gaussians])
 
     def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """Draws random points (count, d) from the Gaussian mixture as a probability density.
+        """Draws random points (count, d) from a Gaussian mixture as a probability density.
 
         Args:
           rng: NumPy generator.
@@ -349,7 +349,7 @@ class Mixture(_Start):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Function(_Start):
-    """Initial state of a PDE given by any function of points, approximated by a train.
+    """Initial state of a PDE given by a function of points, approximated by a tensor train.
 
     Attributes:
       f: maps points (m, d) to values (m,).
@@ -372,7 +372,7 @@ class Function(_Start):
     seed: int = 0
 
     def values(self, x: HostArray) -> np.ndarray:
-        """Evaluates the initial state's function at physical points (m, d).
+        """Evaluates an initial state that is given as a function of points.
 
         Args:
           x: (m, d).
@@ -383,7 +383,7 @@ class Function(_Start):
         return np.asarray(self.f(np.asarray(x, np.float64)))
 
     def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
-        """Approximates the initial state's function by TT-cores on the grid y of a box.
+        """Approximates an initial state, given as a function, by TT-cores on a grid y = map(x).
 
         Args:
           box: of the coordinates y.
@@ -403,7 +403,7 @@ class Function(_Start):
 
 
 def _near(start: Gaussian | Mixture, map: AffineMap, box: Box, tol: float) -> Draw:
-    """Returns a sampler of grid points near the Gaussian or mixture given for an initial state."""
+    """Returns a sampler of grid points near a Gaussian or mixture, to fit an initial state."""
     given = start if isinstance(start, Mixture) else Mixture([1.0], [start])
     masses = np.abs(given._masses).tolist()
     kinds = skeleton.powers(tol, box.dim)
@@ -430,7 +430,7 @@ Start = Gaussian | Mixture | Function
 
 
 def wrapped(start: Gaussian | Mixture, box: Box, map: AffineMap, tol: float) -> Cores:
-    """Computes cores of an initial state, summed over the turns of periodic axes.
+    """Computes TT-cores of an initial state, summed over the periods of periodic axes.
 
     So many turns to either side of the box that no mass is left out.
 
@@ -460,7 +460,7 @@ def wrapped(start: Gaussian | Mixture, box: Box, map: AffineMap, tol: float) -> 
 
 
 def _turns(start: Gaussian | Mixture, axis: int, length: float) -> int:
-    """Counts the turns of a periodic axis that an initial Gaussian reaches, at least one a side."""
+    """Returns how many periods of an axis an initial Gaussian reaches, at least one a side."""
     parts = start.gaussians if isinstance(start, Mixture) else (start,)
     variance = max(float(np.asarray(part.covariance)[axis, axis]) for part in parts)
     return max(1, math.ceil(_WIDTHS * math.sqrt(variance) / length))

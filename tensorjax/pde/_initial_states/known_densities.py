@@ -17,7 +17,7 @@ from tensorjax.pde._maps.affine_maps import AffineMap
 
 
 class Marginal(Protocol):
-    """Interface of a probability density of one coordinate, with its moments and samples."""
+    """Interface of a one-dimensional probability density with known moments and samples."""
 
     @property
     def moments(self) -> tuple[float, float]:
@@ -35,7 +35,7 @@ class Marginal(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Normal:
-    """Normal density of one coordinate, a `Marginal` of known moments and samples."""
+    """Normal density of one coordinate, with known moments and samples."""
 
     mean: float
     variance: float
@@ -73,7 +73,7 @@ class SquareRootTransition:
 
     @property
     def _scaled(self) -> tuple[float, float, float]:
-        """Parameters of the noncentral χ² law: scale, half of noncentrality and degrees."""
+        """Parameters of the process's noncentral χ² law: scale, noncentrality/2, degrees."""
         spread = self.volatility**2 * -np.expm1(-self.rate * self.age)
         c = 2 * self.rate / spread
         half = 2 * self.rate * self.level / self.volatility**2
@@ -104,7 +104,7 @@ class SquareRootTransition:
         return dataclasses.replace(self, age=self.age + t)
 
     def same(self, other: "SquareRootTransition") -> bool:
-        """Whether another density is one of the same square-root process (κ, θ, σ)."""
+        """Whether another density belongs to the same square-root process (κ, θ, σ)."""
         pairs = ((p.rate, p.level, p.volatility) for p in (self, other))
         return next(pairs) == next(pairs)
 
@@ -116,7 +116,7 @@ class SquareRootTransition:
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False)
 class Independent(Function):
-    """Initial state with a known density, the product of one-dimensional ones, of TT-rank 1."""
+    """Initial density of a PDE that is a product of known one-dimensional densities."""
 
     parts: Sequence[Marginal] = ()
 
@@ -128,29 +128,29 @@ class Independent(Function):
 
     @property
     def dim(self) -> int:
-        """Number of coordinates of the product of densities."""
+        """Number of coordinates of a product of one-dimensional densities."""
         return len(self.parts)
 
     def values(self, x: HostArray) -> np.ndarray:
-        """Evaluates the product of densities at physical points (m, d)."""
+        """Evaluates a product of one-dimensional densities at physical points (m, d)."""
         columns = np.asarray(x, np.float64).T
         return np.prod([p.values(c) for p, c in zip(self.parts, columns, strict=True)], axis=0)
 
     def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
-        """Computes TT-cores of the product of densities on the grid y of a box, y = map(x)."""
+        """Computes TT-cores of a product of one-dimensional densities on a grid y = map(x)."""
         if not map.still:
             return super().cores(box, map, tol)
         pairs = zip(self.parts, box.points, strict=True)
         return [np.asarray(part.values(x))[None, :, None] for part, x in pairs]
 
     def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """Draws random points (count, d) from the product of densities."""
+        """Draws random points (count, d) from a product of one-dimensional densities."""
         return np.stack([p.sample(rng, count) for p in self.parts], 1)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False)
 class Lognormal(Function):
-    """Lognormal initial state: log x has a normal density with given mean and covariance."""
+    """Lognormal initial density of a PDE: log x is normal with given mean and covariance."""
 
     mean: Any = None
     covariance: Any = None
@@ -179,7 +179,7 @@ class Lognormal(Function):
         return np.where(inside, self._normal.values(np.log(safe)) / safe.prod(1), 0.0)
 
     def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
-        """Computes TT-cores of the lognormal density on the grid y of a box, y = map(x)."""
+        """Computes TT-cores of a lognormal density on a grid in the coordinates y = map(x)."""
         if not map.still or any(a.low <= 0 for a in box.axes):
             return super().cores(box, map, tol)
         points = [np.log(p) - m for p, m in zip(box.points, self.mean, strict=True)]

@@ -43,7 +43,7 @@ _LEAST, _MOST = 1.1, 4.0
 
 
 class GridErrors(NamedTuple):
-    """Estimated relative errors of a train, one for each axis of its grid, (d,) each.
+    """Estimated relative errors that the grid leaves in a solution, one for each axis, (d,) each.
 
     Attributes:
       coarse: by the distance of the points.
@@ -56,7 +56,7 @@ class GridErrors(NamedTuple):
 
 @functools.lru_cache(maxsize=32)
 def looks(box: Box) -> tuple[tuple[np.ndarray, ...], ...]:
-    """Returns for every axis what `grid_errors` needs: weights, modes, ends, bands, dispersion."""
+    """Returns for every axis the data of `grid_errors`: weights, modes, ends, bands, dispersion."""
     out = []
     for axis in box.axes:
         f = frequencies(axis)
@@ -70,7 +70,7 @@ def looks(box: Box) -> tuple[tuple[np.ndarray, ...], ...]:
 
 
 def grid_errors(xp: Any, cores: Sequence[Any], axes: Sequence[tuple[Any, ...]]) -> GridErrors:
-    """Estimates the errors that a grid leaves in a train, in NumPy or in JAX.
+    """Estimates the discretisation errors of a solution on a grid, axis by axis, in NumPy or JAX.
 
     Args:
       xp: NumPy or `jax.numpy`.
@@ -97,7 +97,7 @@ def grid_errors(xp: Any, cores: Sequence[Any], axes: Sequence[tuple[Any, ...]]) 
 
 
 def inaccurate(cores: Cores, box: Box, t: float, tol: float, allowed: float) -> str:
-    """Explains which axis leaves a larger error than is allowed, why, and what to do; else "".
+    """Explains which grid axis causes too large an error, why, and what to do; else "".
 
     Args:
       cores: of v.
@@ -134,7 +134,7 @@ def inaccurate(cores: Cores, box: Box, t: float, tol: float, allowed: float) -> 
 
 
 def absolute_mass(cores: Cores, box: Box) -> float:
-    """Estimates ∫ |v| dy of a train, in which masses of either sign do not cancel.
+    """Estimates ∫ |v| dy of a tensor train, in which masses of either sign do not cancel.
 
     It is ‖v‖ times the root of the volume of the box in which v lies, whose sides are those of the
     density of v² along every axis: (∫ p dy)² / ∫ p² dy. Of a Gaussian it is the mass, times 0.84 an
@@ -161,7 +161,7 @@ def absolute_mass(cores: Cores, box: Box) -> float:
 
 
 def lossy(before: float, after: float, whole: float, t: float, allowed: float) -> str:
-    """Explains by how much the mass of a density has changed, if by more than is allowed; else "".
+    """Explains the change of a density's mass in a run, if it is larger than allowed; else "".
 
     Args:
       before: mass at the beginning.
@@ -180,7 +180,7 @@ def lossy(before: float, after: float, whole: float, t: float, allowed: float) -
 
 
 def moments_lost(lost: Any, box: Box, t: float, allowed: float) -> str:
-    """Explains which second moments rounding has changed by more than is allowed; else "".
+    """Explains which second moments TT rounding changed by more than is allowed; else "".
 
     Args:
       lost: of the moments in `tensorjax.pde._stepping.low_moments`, or None.
@@ -204,7 +204,7 @@ def moments_lost(lost: Any, box: Box, t: float, allowed: float) -> str:
 
 
 def _advised(axis: Any, error: float, allowed: float) -> str:
-    """Returns the number of points with which an axis would be as accurate as allowed."""
+    """Returns the number of grid points with which an axis would reach the accuracy, as a text."""
     if axis.kind == "finite differences":
         more = (error / allowed) ** (1 / axis.order)
     else:  # modes of a Gaussian fall as exp(−c n²)
@@ -215,7 +215,7 @@ def _advised(axis: Any, error: float, allowed: float) -> str:
 
 
 def bond_errors(xp: Any, cores: Sequence[Any]) -> Any:
-    """Estimates the relative errors that fixed TT-ranks leave, (d − 1,), in NumPy or in JAX.
+    """Estimates the truncation errors that fixed TT-ranks leave at every bond, (d − 1,).
 
     The two smallest singular values at a bond tell how fast they decay, and so the next one. Zero
     where a bond holds everything, or is of rank one and tells nothing: there `rounded_off` tells.
@@ -245,7 +245,7 @@ def bond_errors(xp: Any, cores: Sequence[Any]) -> Any:
 
 
 def static_errors(stats: dict[str, Any]) -> str:
-    """Explains which axis, bond or step of a run at fixed ranks leaves too large an error.
+    """Explains which axis, bond or time step of a fixed-rank run leaves too large an error.
 
     Args:
       stats: of the solution; arrays of a batch of runs have one more axis in front.

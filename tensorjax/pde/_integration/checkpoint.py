@@ -16,7 +16,7 @@ from tensorjax.pde._maps.affine_maps import AffineMap
 
 
 class Checkpoint(NamedTuple):
-    """Options of checkpoints during an integration: folder, interval, number of states kept.
+    """Options for checkpoints of a time integration: folder, interval, number of states kept.
 
     Attributes:
       folder: a directory; created if missing. The newest state is in the last ``step_N``. It may
@@ -36,7 +36,7 @@ class Checkpoint(NamedTuple):
 
 
 def save(folder: Path, state: State) -> pathlib.Path:
-    """Saves a state of an integration as a checkpoint ``folder/step_N``.
+    """Saves a state of a time integration as a checkpoint ``folder/step_N``.
 
     N is the number of steps, or, for a state without memory, the next free number.
 
@@ -88,7 +88,7 @@ def save(folder: Path, state: State) -> pathlib.Path:
 
 
 def load(folder: Path) -> State:
-    """Loads the newest checkpoint of an integration from a folder.
+    """Loads the newest checkpoint of a time integration from a folder.
 
     Args:
       folder: the directory given to `integrate`, or one ``step_N`` in it.
@@ -127,14 +127,14 @@ def load(folder: Path) -> State:
 
 
 def _saved(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Lists the states in a folder, also one whose replacement was interrupted."""
+    """Lists the checkpoints in a folder, also one whose replacement was interrupted."""
     names = {p.name for p in folder.glob("step_*")}
     names |= {p.name[1:-4] for p in folder.glob(".step_*.old")}
     return sorted((folder / n for n in names if n[5:].isdigit()), key=_number)
 
 
 def _beside(path: pathlib.Path, suffix: str) -> pathlib.Path:
-    """Returns a hidden name beside a saved state, of a folder that only `save` uses."""
+    """Returns a hidden file name beside a checkpoint, for its atomic replacement."""
     return path.with_name(f".{path.name}.{suffix}")
 
 
@@ -153,7 +153,7 @@ def _orbax() -> Any:
 
 
 class _Saver:
-    """Writer of an integration's checkpoints, which removes old ones.
+    """Writer of a time integration's checkpoints, which removes old ones.
 
     Raises:
       ValueError: the folder holds states of another run.
@@ -172,12 +172,12 @@ class _Saver:
             )
 
     def after(self, work: Any) -> None:
-        """Saves a checkpoint if one is due; the integration calls it after every step."""
+        """Saves a checkpoint if one is due; called after every time step."""
         if work.memory.steps % self._options.every == 0:
             self._save(work)
 
     def close(self, work: Any) -> None:
-        """Saves the last state unless already saved; the integration calls it at its end."""
+        """Saves the last state unless already saved; called at the end of a time integration."""
         if work.memory.steps != self._last:
             self._save(work)
 
@@ -200,7 +200,7 @@ class _Nothing:
 
 
 def _same(a: State, b: State) -> bool:
-    """Whether two saved states are bitwise equal, so that checkpoints of one run may go on."""
+    """Whether two saved states are bitwise equal, so that an integration may continue from one."""
     if (a.memory is None) != (b.memory is None) or float(a.t) != float(b.t):
         return False
     first, second = (
@@ -218,7 +218,7 @@ def _same(a: State, b: State) -> bool:
 
 
 def checkpointer(checkpoint: Any, start: State | None) -> _Saver | _Nothing:
-    """Returns the checkpoint writer of an integration; for None one that does nothing."""
+    """Returns the checkpoint writer of a time integration, one that does nothing for None."""
     if checkpoint is None:
         return _Nothing()
     if not isinstance(checkpoint, Checkpoint):

@@ -10,7 +10,7 @@ from tensorjax.pde._stepping.step_sizes import ConstantStepSize
 
 
 class DenseOutput:
-    """Dense output of an integration: states after every step, and those between on request.
+    """Dense output of a time integration: the state at any time, by a partial step.
 
     From the state before a time the integrator takes the step that ends there, with the motion of
     the coordinates that it had: the error is that of one step shorter than the one that was
@@ -26,11 +26,11 @@ class DenseOutput:
         self.states = [first]
 
     def append(self, state: State) -> None:
-        """Appends the state after one more accepted step."""
+        """Appends the state after an accepted time step to the dense output."""
         self.states.append(state)
 
     def at(self, t: float) -> State:
-        """Returns the state at a time within the run.
+        """Returns the state at any time within a time integration.
 
         Raises:
           ValueError: a time outside the run, or a step that fails.
@@ -43,7 +43,7 @@ class DenseOutput:
 
 
 def partial(options: Options, state: State, t: float) -> run.Run:
-    """Takes one step from a saved state of a run to a time t before the end of its next step."""
+    """Takes a time step from a saved state to a time t before the end of the run's next step."""
     options = options._replace(controller=ConstantStepSize())
     work: Any = run.begin(options, state, state.map, state.t, t - state.t)
     work.memory.dt = t - state.t

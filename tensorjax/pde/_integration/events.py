@@ -24,7 +24,7 @@ _LOCATED = 1e-6
 
 
 class Event(NamedTuple):
-    """Event at which an integration stops: a function of its state changes sign.
+    """Event that stops a time integration: a function of the state changes sign.
 
     Attributes:
       fn: maps a `State` to a number, continuous in time.
@@ -51,7 +51,7 @@ class Event(NamedTuple):
 
 
 class SteadyState(NamedTuple):
-    """Event at which an integration stops because the solution has come to rest.
+    """Event that stops a time integration: the solution has become steady.
 
     u at the end of a time span is compared with u at its beginning, in the relative l2 norm,
     estimated from 512 points drawn where u is large: coordinates may move. It is noticed at the
@@ -80,7 +80,7 @@ Events = Event | SteadyState | Sequence[Event | SteadyState] | None
 
 
 class Watch:
-    """Observer of one run that tells when one of its events happens.
+    """Monitor of a time integration that detects when one of its events happens.
 
     Args:
       events: of the run.
@@ -96,7 +96,7 @@ class Watch:
         self._marks = [first] * len(events)
 
     def after(self, work: run.Run) -> tuple[run.Run, Stopped] | None:
-        """Looks at an accepted step; returns the run at the time of the first event in it, or None.
+        """Checks an accepted time step; returns the run at the first event within it, or None.
 
         A function that is not finite ends the run with the state after the step.
         """
@@ -125,7 +125,7 @@ class Watch:
         return math.nan if isinstance(event, SteadyState) else float(event.fn(state))
 
     def _located(self, event: Event, old: float, new: float, end: float) -> run.Run | None:
-        """Finds the zero of an event's function within the last step by Brent's method."""
+        """Finds the zero of an event's function within the last time step by Brent's method."""
         begin, runs = self._before.t, {}
 
         def value(t: float) -> float:
@@ -143,7 +143,7 @@ class Watch:
         return runs[t] if t in runs else partial(self.options, self._before, t)
 
     def _rests(self, k: int, event: SteadyState, state: State) -> bool:
-        """Whether u has changed by less than an event allows since its span began."""
+        """Whether the solution changed less over a time span than a steady-state event allows."""
         mark = self._marks[k]
         if state.t - mark.t < event.over:
             return False
@@ -159,7 +159,7 @@ def _crosses(old: float, new: float, direction: int) -> bool:
 
 
 def change(before: State, after: State, box: Box, tol: float) -> float:
-    """Estimates the relative change of u between two states, for the event `SteadyState`."""
+    """Estimates the relative change of the solution u between two states, to detect steadiness."""
     draw = from_train(hosted_cores(after.v), tol)
     points = draw(np.random.default_rng(0), _POINTS)
     y = np.stack([p[i] for p, i in zip(box.points, points.index.T, strict=True)], 1)
@@ -171,7 +171,7 @@ def change(before: State, after: State, box: Box, tol: float) -> float:
 
 
 def checked_events(event: Events) -> tuple[Event | SteadyState, ...]:
-    """Checks the events of an integration; returns them as a tuple.
+    """Checks the events that stop a time integration; returns them as a tuple.
 
     Raises:
       ValueError: other objects, a span or change that is not positive, another direction.

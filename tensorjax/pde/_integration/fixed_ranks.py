@@ -50,7 +50,7 @@ _PART = 256
 
 
 class _Scheme(NamedTuple):
-    """Static arguments of the compiled fixed-rank time loop: right side, method and TT-ranks."""
+    """Static arguments of a compiled fixed-rank TT time loop: right side, method and TT-ranks."""
 
     rates: Program
     method: str
@@ -58,7 +58,7 @@ class _Scheme(NamedTuple):
 
 
 class _Inputs(NamedTuple):
-    """Array arguments of the compiled fixed-rank time loop that are the same for all steps."""
+    """Array arguments of a compiled fixed-rank TT time loop that are the same for all steps."""
 
     constants: Any
     dt: Any
@@ -68,7 +68,7 @@ class _Inputs(NamedTuple):
 
 
 class _Carry(NamedTuple):
-    """Loop state of the compiled fixed-rank integration: train v, norm, status, fastest rate.
+    """Loop state of a compiled fixed-rank TT integration: train v, norm, status, fastest rate.
 
     Attributes:
       v: the newest.
@@ -99,7 +99,7 @@ def integrate_static(
     start: State | None,
     map: AffineMap,
 ) -> Solution:
-    """Integrates a PDE at fixed TT-ranks with constant steps; `integrate` with ``rank`` calls it.
+    """Integrates a PDE at fixed TT-ranks with constant time steps (`integrate` with ``rank``).
 
     Coordinates move as prescribed: their motion is no variable of the program, and no derivative
     passes through it. None is lost, for u does not depend on it.
@@ -171,7 +171,7 @@ def integrate_static(
 
 
 def _unmoved(v: TT, map: AffineMap, t: float) -> Solution:
-    """Returns the solution of a fixed-rank integration over zero time: the initial state."""
+    """Returns the solution of a fixed-rank integration over a time span of zero."""
     names = ("t", "dt", "norm", "finite", "cond", "rank")
     stats: dict[str, Any] = {name: np.zeros(0) for name in names}
     stats |= {"ranks": np.zeros((0, v.order - 1), int), "stable_dt": np.inf}
@@ -181,7 +181,7 @@ def _unmoved(v: TT, map: AffineMap, t: float) -> Solution:
 
 
 def _rates(problem: Any, map: AffineMap, row: Sequence[Any]) -> tuple[Program, Any]:
-    """Separates a fixed-rank run's right side into functions of time, map and motion."""
+    """Traces a PDE's right side as a compiled program of time, map and coordinate motion."""
 
     def rates(t: Any, *place: Any) -> Any:
         right = problem.right_side(AffineMap(*place[:2]) if place else map, t)
@@ -198,7 +198,7 @@ def _rates(problem: Any, map: AffineMap, row: Sequence[Any]) -> tuple[Program, A
 
 @jax.jit(static_argnums=0)
 def _whole(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Any) -> tuple[_Carry, Any, Any]:
-    """Runs all steps of a fixed-rank integration in one scan; returns NaN if unstable."""
+    """Runs all time steps of a fixed-rank integration in one scan; returns NaN if unstable."""
     carry, (norms, finite) = jax.lax.scan(
         lambda c, row: _followed(scheme, inputs, c, 0, row), carry, rows
     )
@@ -209,7 +209,7 @@ def _whole(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Any) -> tuple[
 
 
 def _placed(inputs: _Inputs, carry: _Carry) -> tuple[_Inputs, _Carry]:
-    """Moves arguments of the fixed-rank loop to the device of v, to avoid a second compilation."""
+    """Moves the arguments of a compiled time loop to the device of v, to avoid recompilation."""
     assert carry.good is not None
     at = carry.good.cores[0].sharding
     one = isinstance(at, jax.sharding.SingleDeviceSharding)
@@ -219,7 +219,7 @@ def _placed(inputs: _Inputs, carry: _Carry) -> tuple[_Inputs, _Carry]:
 def _in_parts(
     scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any]
 ) -> tuple[_Carry, Any, Any]:
-    """Runs the steps of a fixed-rank integration in blocks of 256; stops after NaN or Inf."""
+    """Runs the time steps of a fixed-rank integration in blocks of 256; stops after NaN or Inf."""
     count = len(rows[0])
     norms, finite = np.full(count, np.nan, carry.norm.dtype), np.zeros(count, bool)
     for first in range(0, count, _PART):
@@ -238,7 +238,7 @@ def _in_parts(
 def _part(
     scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Any, first: Any, count: Any
 ) -> tuple[_Carry, Any, Any]:
-    """Runs up to 256 fixed-rank steps in one compiled loop; returns state, norms, finiteness."""
+    """Runs up to 256 fixed-rank time steps in a compiled loop; returns state, norms, finiteness."""
 
     def goes_on(state: Any) -> Any:
         k, carry, _, _ = state
@@ -269,7 +269,7 @@ def _judged(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any]
 
 
 def _fastest(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any]) -> float:
-    """Estimates an unstable fixed-rank run's fastest rate, times dt, by power iteration.
+    """Estimates the fastest rate of an unstable fixed-rank run, times dt, by power iteration.
 
     The steps of a run show rates from below, for what is fastest grew in few of them. Steps of a
     larger dt, from the last state and with its norm taken out, are a power iteration: they are
@@ -307,7 +307,7 @@ def _fastest(scheme: _Scheme, inputs: _Inputs, carry: _Carry, rows: Sequence[Any
 
 
 def _of_norm_one(v: TT) -> tuple[TT | None, float]:
-    """Scales the train of a fixed-rank run to norm one; None if it is zero or not finite."""
+    """Scales a tensor train to norm one; returns None for it if it is zero or not finite."""
     cores = hosted_cores(v)
     state = np.ones((1, 1))
     with np.errstate(over="ignore", invalid="ignore"):
@@ -323,7 +323,7 @@ def _of_norm_one(v: TT) -> tuple[TT | None, float]:
 def _followed(
     scheme: _Scheme, inputs: _Inputs, carry: _Carry, k: Any, row: Any
 ) -> tuple[_Carry, tuple[Any, Any]]:
-    """Performs step k of the fixed-rank loop; updates norm, status and last good state."""
+    """Performs step k of a fixed-rank time loop; updates norm, status and last good state."""
     due, *row = row
     look = due
     trains, change, parts = _step(scheme, inputs, carry.v, row)
@@ -352,7 +352,7 @@ def _followed(
 
 
 def _alone(v: TT) -> np.ndarray:
-    """Returns the bonds of rank one of a fixed-rank run, counted from 0."""
+    """Returns the bonds of a tensor train that have TT-rank one, counted from 0."""
     return np.flatnonzero(np.array(v.ranks[1:-1]) == 1)
 
 
@@ -366,7 +366,7 @@ def _watched(
     errors: Any,
     count: Any,
 ) -> tuple[Any, Any, Any]:
-    """Returns the status of a fixed-rank step, dt times its fastest rate if unstable, errors.
+    """Checks a fixed-rank time step: returns status, dt times fastest rate if unstable, errors.
 
     Of ``count`` steps up to this one the error of each is taken for that of this one.
     """
@@ -416,7 +416,7 @@ def _initial(
 def _coordinates(
     options: Options, at: AffineMap, t0: float, dt: float, count: int
 ) -> tuple[Any, Any, AffineMap]:
-    """Computes map and motion at start, middle and end of every step of a fixed-rank run."""
+    """Computes the coordinate maps and motions at start, middle and end of all time steps."""
     d, generator = options.problem.dim, options.generator
     maps, motions = [], []
     past: list[Moment] = []
@@ -443,7 +443,7 @@ def _stacked(rows: Sequence[Sequence[Any]]) -> tuple[Any, Any]:
 def _step(
     scheme: _Scheme, inputs: _Inputs, v: TT, row: Any
 ) -> tuple[list[TT], list[Any], tuple[list[TT], list[Any]]]:
-    """Performs one Runge–Kutta step at fixed ranks; returns stages and the source's change.
+    """Performs one Runge–Kutta step at fixed TT-ranks; returns stages and change of the source.
 
     And the trains and weights of the sum that was rounded to the last one.
     """

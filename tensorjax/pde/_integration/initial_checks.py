@@ -32,7 +32,7 @@ _LOOKS, _DEGENERATE = 200, 1e-12
 def check_inside(
     problem: Any, cores: Cores, map: AffineMap, edge_limit: float, resolution_limit: float
 ) -> None:
-    """Raises ValueError if the initial state exceeds the box or the grid does not resolve it."""
+    """Raises ValueError if a PDE's initial state exceeds the box or the grid is too coarse."""
     box = problem.box
     mass = mass_of(cores, box.weights) / abs(float(map.det))
     start = problem.start
@@ -61,7 +61,7 @@ def check_inside(
 
 
 def check_conserving(problem: Any, right: Any, cores: Cores, span: float) -> None:
-    """Raises ValueError for conserve= if the equation changes ∫ u dx over a time ``span``."""
+    """Raises ValueError for conserve= if the PDE changes ∫ u dx within a time ``span``."""
     affine = right.affine
     growth = 0.0
     if affine is not None:
@@ -84,17 +84,17 @@ def check_conserving(problem: Any, right: Any, cores: Cores, span: float) -> Non
 
 
 def conserves(problem: Any) -> bool:
-    """Whether the integral of u stays the same: of a density that no wall absorbs."""
+    """Whether a PDE conserves the integral of u: a density without absorbing walls."""
     return is_density(problem) and not any("absorbing" in (a.walls or ()) for a in problem.box.axes)
 
 
 def is_density(problem: Any) -> bool:
-    """Whether the solution of an equation is a density, whose mass, means and variances count."""
+    """Whether the solution of a PDE is a probability density (Fokker–Planck, Liouville)."""
     return isinstance(problem, FokkerPlanck | OrnsteinUhlenbeck | Liouville)
 
 
 def check_at_rest(box: Box, map: AffineMap) -> None:
-    """Raises ValueError, before an integration, if the map moves axes that are not unbounded."""
+    """Raises ValueError if a map changes periodic, half-line or walled coordinates."""
     if not moves_unbounded(box, map.matrix - np.eye(box.dim), map.shift):
         raise ValueError(
             'map: expected the identity on axes ("periodic", "log", "laguerre", or with walls) '
@@ -103,7 +103,7 @@ def check_at_rest(box: Box, map: AffineMap) -> None:
 
 
 def check_walls(problem: Any, times: Sequence[float] = (0.0,)) -> None:
-    """Raises ValueError, before an integration, for noise or flow that walls have no condition for.
+    """Raises ValueError for a diffusion or drift that has no boundary condition at the walls.
 
     The condition at a reflecting wall is that of a noise normal to it, and no flow is that of a
     reaction equation. Of traced coefficients nothing is known.
@@ -118,7 +118,7 @@ def check_walls(problem: Any, times: Sequence[float] = (0.0,)) -> None:
 
 
 def _check_walls(problem: Any, times: Sequence[float]) -> None:
-    """Checks noise and flow at walls before an integration, where coefficients are not traced."""
+    """Checks that walls have boundary conditions for the PDE, for untraced coefficients."""
     box = problem.box
     free = np.array([any(a.free) for a in box.axes])
     walled = np.array([a.walls is not None for a in box.axes])
@@ -161,7 +161,7 @@ def _check_walls(problem: Any, times: Sequence[float]) -> None:
 
 
 def _diffusions(problem: Any, x: np.ndarray, t: float) -> np.ndarray | None:
-    """Evaluates the diffusion of a problem with walls at points, (m, d, d); None if not known."""
+    """Evaluates the diffusion matrix of a PDE at points, (m, d, d); None if not known."""
     if isinstance(problem, FokkerPlanck):
         return problem.noise.values(x, t)
     d = problem.dim

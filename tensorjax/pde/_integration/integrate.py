@@ -94,7 +94,7 @@ def integrate(
     start: State | None = None,
     map: AffineMap | None = None,
 ) -> Solution[Y]:
-    """Integrates a PDE u_t = G(u) in time as a low-rank train v in moving coordinates.
+    """Integrates a PDE u_t = G(u) in time as a tensor train v in moving coordinates.
 
     v follows v_t = Q_y(v) − (Σ y + β)·∇v, where Γ̇ = Σ Γ and ṡ = Σ s + β. Any Σ(t) and β(t) give
     the same u; good ones keep the ranks of v low. A generator chooses them at every step, a
@@ -254,7 +254,7 @@ def integrate(
 def _begun(
     options: Options, start: State | None, at: AffineMap, t0: float, t1: float, dt: float | None
 ) -> run.Run:
-    """Creates the `Run` of `integrate`: finds its first step size and checks conservation."""
+    """Starts a time integration: creates its `Run`, finds the first step, checks conservation."""
     work = run.begin(options, start, at, t0, math.nan if dt is None else float(dt))
     if options.conserve is not None:
         right = right_side(options.problem, work.map, work.t)
@@ -268,7 +268,7 @@ def _begun(
 
 
 def _better(moving: Solution[Y], fixed: Solution[Y]) -> Solution[Y]:
-    """Selects the better of two results of `integrate`: with moving or with fixed coordinates.
+    """Selects the better of two solutions of a PDE, in moving and in fixed coordinates.
 
     Where the motion itself brought the end, the choice of coordinates must not cost the result.
     """
@@ -365,7 +365,7 @@ def _generator(coordinates: Any) -> Any:
 
 
 def _at_rest(generator: Any, coordinates: Any) -> Any:
-    """Checks for `integrate` that a box's coordinates rest; returns the fixed generator or None."""
+    """Checks that coordinates are fixed if a box has too few movable axes; returns the choice."""
     if isinstance(coordinates, str):
         return None
     if isinstance(generator, Fixed):
@@ -378,7 +378,7 @@ def _at_rest(generator: Any, coordinates: Any) -> Any:
 
 
 class Replay:
-    """Coordinate generator of `integrate` that replays the motion of an earlier `Solution`."""
+    """Moving coordinates for a PDE that repeat the motion of an earlier `Solution`."""
 
     def __init__(self, solution: Solution):
         stats = solution.stats
@@ -391,7 +391,7 @@ class Replay:
         self._values = np.concatenate([stats["sigma"], stats["beta"][:, :, None]], 2)
 
     def __call__(self, v: Any, right: Any, map: Any, box: Any, tol: float, t: float) -> Motion:
-        """Returns the earlier motion (Σ, β) at time t, interpolated between its steps."""
+        """Returns the earlier coordinate motion (Σ, β) at time t, interpolated between steps."""
         k = int(np.clip(np.searchsorted(self._times, t, "right") - 1, 0, len(self._times) - 1))
         near = min(k + 1, len(self._times) - 1)
         span = self._times[near] - self._times[k]
@@ -401,7 +401,7 @@ class Replay:
 
 
 def _accuracy(accuracy: float | None, tol: float, rank: Any) -> float:
-    """Returns the largest error that `integrate` estimated in a run that succeeded."""
+    """Returns the largest estimated error with which a time integration counts as a success."""
     if accuracy is None:
         return max(ALLOWED * tol, LEAST) if rank is None else ALLOWED_STATIC
     return _check.number("accuracy", accuracy, low=0, open=True, finite=False)
@@ -448,7 +448,7 @@ def _check_arguments(
 def _checked_start(
     problem: Any, start: Any, map: AffineMap | None, t0: float
 ) -> tuple[AffineMap, float, State | None]:
-    """Returns initial map, time and state of an integration; ValueError if not valid."""
+    """Returns initial map, time and state of a time integration; ValueError if not valid."""
     if not (map is None or isinstance(map, AffineMap)):
         raise ValueError(
             f"map: expected a pde.AffineMap, got {type(map).__name__}; make one by "
@@ -468,7 +468,7 @@ def _checked_start(
 
 
 def _first_step(work: run.Run, span: float) -> float:
-    """Estimates the first step size of `integrate`: 1/100 of the time in which v changes."""
+    """Estimates the first time-step size: 1/100 of the time in which v changes."""
     options = work.options
     right = right_side(options.problem, work.map, work.t)
     terms = Rates(options.problem.box, right).terms(work.memory.v, 0.1)

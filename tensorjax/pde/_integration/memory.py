@@ -13,7 +13,7 @@ from tensorjax.pde._maps.coordinate_path import Moment
 
 @dataclasses.dataclass
 class Memory:
-    """Memory of an integration beside its state, saved for an exact restart: dt, errors, slopes.
+    """Integrator state beside the solution (dt, errors, slopes), saved for an exact restart.
 
     Attributes:
       v: the cores, in double precision.
@@ -44,7 +44,7 @@ class Memory:
     gate: Gate = dataclasses.field(default_factory=Gate)
 
     def saved(self) -> dict[str, Any]:
-        """Converts the integrator's memory to a dict of arrays, for a checkpoint."""
+        """Converts the integrator state to a dict of arrays, for a checkpoint."""
         out: dict[str, Any] = {
             "dt": np.asarray(self.dt),
             "steps": np.asarray(self.steps),
@@ -69,7 +69,7 @@ class Memory:
 
     @classmethod
     def restored(cls, saved: dict[str, Any]) -> "Memory":
-        """Rebuilds the integrator's memory from the dict of arrays that `saved` made."""
+        """Rebuilds the integrator state from the dict of arrays of a checkpoint."""
         moments = [Moment(float(t), s, b) for t, s, b in _each(saved, "moment")]
         slopes = [(float(t), list(cores)) for t, *cores in _each(saved, "slope")]
         guesses = {

@@ -26,7 +26,7 @@ _STEADY = 16
 
 
 class Gate(NamedTuple):
-    """Schedule of the time steps at which the generator of moving coordinates is called.
+    """Schedule of the time steps at which a new motion of the coordinates is computed.
 
     Attributes:
       wait: steps without a question, from the next one on.
@@ -40,11 +40,11 @@ class Gate(NamedTuple):
 
     @property
     def gain(self) -> float | None:
-        """Share of the normal component below which coordinates start to move; None once moving."""
+        """Cost ratio below which coordinates start to move; None once they are moving."""
         return None if self.moving else _START
 
     def asks(self, shares: tuple[float, float], tol: float) -> bool:
-        """Whether the coordinate generator is called at the next step.
+        """Whether a new coordinate motion is computed at the next time step.
 
         Args:
           shares: of the norm of v at the edge of the box, and in the highest modes.
@@ -55,11 +55,11 @@ class Gate(NamedTuple):
         return self.wait == 0 or edge**2 > rough**2 + (_NEAR * tol) ** 2
 
     def waited(self) -> "Gate":
-        """Returns the schedule after a step without a call of the generator."""
+        """Returns the schedule after a time step without a new coordinate motion."""
         return self._replace(wait=max(self.wait - 1, 0))
 
     def judged(self, guarded: bool) -> "Gate":
-        """Returns the schedule after a call of the generator; a longer pause if ``guarded``."""
+        """Returns the schedule after a new coordinate motion; pauses longer if it was rejected."""
         if guarded:
             pause = min(max(2 * self.pause, 1), _PAUSE)
             return Gate(wait=pause, pause=pause)

@@ -11,7 +11,7 @@ _COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
 class Compilations:
-    """Counts XLA compilations during an integration, for its progress line and statistics.
+    """Counter of XLA compilations during a time integration, for its progress line.
 
     JAX's listeners belong to the process: this one is taken back at the end.
     """
@@ -34,7 +34,7 @@ Progress = Callable[[dict[str, Any]], Any]
 
 
 def progress_of(progress: Any, t0: float, t1: float) -> Progress:
-    """Returns the progress callback that the integration calls after each step.
+    """Returns the progress callback that a time integration calls after each step.
 
     Args:
       progress: a callback, True for a line on stderr, or False.
@@ -54,7 +54,7 @@ def progress_of(progress: Any, t0: float, t1: float) -> Progress:
 
 
 class _Line:
-    """Progress callback that rewrites one line on stderr, five times a second."""
+    """Progress callback of a time integration that rewrites one line on stderr."""
 
     def __init__(self, t0: float, t1: float):
         self._span = t0, t1

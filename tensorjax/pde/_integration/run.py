@@ -60,7 +60,7 @@ _FOLLOWED, _STRAYS = 0.03, 0.1
 
 
 def begin(options: Options, start: State | None, map: AffineMap, t0: float, dt: float) -> "Run":
-    """Creates the `Run` of an integration from an initial state or from a saved one."""
+    """Creates the `Run` of a time integration from an initial state or from a saved one."""
     weights = options.problem.box.weights
     if start is not None and _remembers(start):
         assert start.memory is not None
@@ -79,7 +79,7 @@ def begin(options: Options, start: State | None, map: AffineMap, t0: float, dt: 
 
 
 def _remembers(start: State) -> bool:
-    """Whether a saved state holds the integrator's memory that belongs to its train v."""
+    """Whether a saved state holds integrator memory (dt, slopes, …) that belongs to its train."""
     if start.memory is None:
         return False
     kept = Memory.restored(start.memory).v
@@ -91,7 +91,7 @@ def _remembers(start: State) -> bool:
 
 
 class Run:
-    """Time integration in progress: current state and memory, advanced step by step."""
+    """Time integration of a PDE in progress: current state and memory, advanced step by step."""
 
     def __init__(self, options: Options, map: AffineMap, t: float, memory: Memory):
         self.options = options
@@ -107,23 +107,23 @@ class Run:
             self._go_over()
 
     def state(self) -> State:
-        """Returns the current train, map, time and memory as a `State`."""
+        """Returns the current tensor train, map, time and memory of an integration as a `State`."""
         v = TT._unchecked(tuple(jax.device_put(self.memory.v)))
         return State(v, self.map, self.t, self.memory.saved())
 
     def mass(self) -> float:
-        """Returns the mass of the current state in physical coordinates."""
+        """Returns the mass ∫ u dx of an integration's current state in physical coordinates."""
         volume = abs(float(self.map.det))
         return mass_of(self.memory.v, self.options.problem.box.weights) / volume
 
     def resume(self, other: "Run") -> None:
-        """Takes over the state of another run, and its last step in place of this one's."""
+        """Takes over the state of another time integration, and its last step."""
         if other is not self:
             self.map, self.t, self.memory = other.map, other.t, other.memory
             self.rows[-1] = other.rows[-1]
 
     def advance(self, target: float) -> Stopped | None:
-        """Performs one accepted step of a run towards ``target``; returns why, if it fails.
+        """Performs one accepted time step towards ``target``; returns the reason if it fails.
 
         Errors of the first step are raised, for they are those of the arguments; later ones must
         not lose the state.
@@ -185,7 +185,7 @@ class Run:
         return stop
 
     def begin_stiff(self, target: float) -> None:
-        """Switches a run of method "auto" to exponential steps at once if its equation is stiff.
+        """Switches to exponential time steps before the first step if the equation is stiff.
 
         It is where a step of 4 times the first one, in which v changes by some percent, is unstable
         and an exponential one is not. What acts along the axes does so in coordinates at rest:
@@ -209,7 +209,7 @@ class Run:
             self._go_over()
 
     def _curable(self, stop: Stopped, dt: float) -> bool:
-        """Whether a shorter step may avoid a failure, or locate its time better.
+        """Whether a shorter time step may avoid a failure, or locate its time better.
 
         Exponential steps are long: where one leaves the box, v may still have been inside for most
         of it.
@@ -220,11 +220,11 @@ class Run:
         return stop.result in CURABLE
 
     def _go_over(self) -> None:
-        """Switches a run of method "auto" to exponential steps."""
+        """Switches a time integration of method "auto" to exponential steps."""
         self.options = self.options._replace(method=EXPONENTIAL, name="exponential")
 
     def _may_be_stiff(self, target: float) -> bool:
-        """Whether exponential steps are tried now: after 16, 32, 64, … steps of a controller."""
+        """Whether to test the equation for stiffness now: after 16, 32, 64, … time steps."""
         count, options = self.memory.steps, self.options
         due = count >= _LOOK and (self._unanswered or not count & (count - 1))
         due = due and options.auto and not self.memory.stiff
@@ -232,7 +232,7 @@ class Run:
         return due and long and isinstance(options.controller, PIDController)
 
     def _is_stiff(self, right: Any, clears: bool) -> bool:
-        """Whether an exponential step of 4 times the length would be accepted.
+        """Whether the equation is stiff: an exponential step of 4 times the length is accurate.
 
         A right side that raises within that time answers nothing: the run may get there, or not,
         and is asked again after the next step.
@@ -255,7 +255,7 @@ class Run:
         return good and controller.scaled(step.error, step.v.norm) <= 1
 
     def _trim(self, clears: bool) -> Trim:
-        """Creates the `Trim` that rounds the sums of trains in the next time step."""
+        """Creates the `Trim` that rounds sums of tensor trains in the next time step."""
         return Trim(
             self.options.tol,
             self.options.max_rank,
@@ -269,7 +269,7 @@ class Run:
         )
 
     def _kept_moments(self) -> Moments | None:
-        """Returns the moments of the run's density that rounding keeps; None for its mass alone."""
+        """Returns the moments of a density that TT rounding conserves; None for the mass alone."""
         if not is_density(self.options.problem):
             return None
         return low_moments(self.memory.v, self.options.problem.box)
@@ -277,7 +277,7 @@ class Run:
     def _attempt(
         self, at: Clock, dt: float, trim: Trim, adaptive: bool
     ) -> tuple[Step | None, Stopped | None]:
-        """Computes one time step of a run; returns it with the failure found in it, or None."""
+        """Computes one time step; returns it with the failure found in it, or None."""
 
         def step() -> Step:
             v, slopes = self.memory.v, self.memory.slopes
@@ -297,7 +297,7 @@ class Run:
     def _tried(
         self, at: Clock, dt: float, trim: Trim, adaptive: bool
     ) -> tuple[Step | None, Stopped | None]:
-        """Computes one time step of a run; errors that a smaller step may cure are failures."""
+        """Computes one time step; returns errors that a smaller step may cure as failures."""
         if not (adaptive and self.rows):
             return self._attempt(at, dt, trim, adaptive)
         try:
@@ -306,7 +306,7 @@ class Run:
             return None, failed(error, self.map, self.t)
 
     def _look(self, right: Any) -> tuple[float, float]:
-        """Calls the run's coordinate generator for Σ and β; returns costs at rest and in motion."""
+        """Computes a new coordinate motion Σ, β; returns its cost at rest and in motion."""
         options, d = self.options, self.options.problem.dim
         generator, gate = options.generator, self.memory.gate
         costs, self._asked = (math.nan, math.nan), generator is not None
@@ -335,7 +335,7 @@ class Run:
         return costs
 
     def _follow(self, costs: tuple[float, float]) -> None:
-        """Shortens a run's next step where the extrapolated motion would err enough to raise ranks.
+        """Shortens the next time step if the extrapolated coordinate motion would raise TT-ranks.
 
         Estimates of a step's error do not tell: any motion is consistent, and ranks that an error
         of it has brought remain. The newest moment tells the error of the last extrapolation.
@@ -354,13 +354,13 @@ class Run:
         self.memory.dt = min(self.memory.dt, max(factor * miss.span, shortest))
 
     def _shares(self) -> tuple[float, float]:
-        """Returns the shares of ‖v‖ at the edge of the box and in the highest modes, of a run."""
+        """Returns the shares of ‖v‖ at the edge of the box and in the highest grid modes."""
         if self._seen:
             return self._seen["edge_mass"], self._seen["resolution"]
         return shares(train(self.memory.v), self.options.problem.box)
 
     def _length(self, target: float) -> tuple[float, bool]:
-        """Returns the length of the run's next time step, and whether it ends at ``target``."""
+        """Returns the length of the next time step, and whether it ends at ``target``."""
         left, dt = target - self.t, self.memory.dt
         if reaches(dt, self.t, target):
             return left, True
@@ -371,7 +371,7 @@ class Run:
     def _judged(
         self, step: Step | None, dt: float, stop: Stopped | None
     ) -> tuple[bool, Stopped | None]:
-        """Accepts or rejects a run's step by its controller, and sets the next step size."""
+        """Accepts or rejects a time step by the step-size controller, and sets the next size."""
         controller = self.options.controller
         if isinstance(controller, ConstantStepSize):
             return True, None
@@ -400,7 +400,7 @@ class Run:
         return accepted, None
 
     def _keep(self, step: Step, at: Clock, t: float, trim: Trim) -> Stopped | None:
-        """Stores a run's accepted step as current state, unless map, edge or mass checks fail."""
+        """Stores an accepted time step as current state, unless map, edge or mass checks fail."""
         options, weights = self.options, self.options.problem.box.weights
         map = at.path.map(1.0)
         cond = float(np.linalg.cond(map.matrix)) if np.isfinite(map.matrix).all() else math.inf
@@ -438,7 +438,7 @@ class Run:
         return None
 
     def _conserved(self, cores: Cores, map: AffineMap, t: float) -> tuple[Cores, Stopped | None]:
-        """Corrects a run's cores to the initial mass; returns a failure if they change much."""
+        """Corrects a tensor train to the initial mass; returns a failure if it changes much."""
         options, at = self.options, quadrature(self.options.problem.box)
         target = self.memory.mass * abs(float(map.det))
         mass = mass_of(cores, at.weights)
@@ -478,7 +478,7 @@ class Run:
         self.rows.append(row)
 
     def stats(self) -> dict[str, Any]:
-        """Returns the statistics of all accepted steps as a dict of arrays."""
+        """Returns the statistics of all accepted time steps as a dict of arrays."""
         names = ("t", "dt", "rank", "cost_without", "cost", "asked", "cond", "mass", "edge_mass")
         names = (
             *names,

@@ -32,7 +32,7 @@ else:
 
 
 class SaveAt(NamedTuple, Generic[Y]):
-    """Save options of `integrate`, to choose which states its solution holds.
+    """Options of `pde.integrate` that choose the times and the form of saved states.
 
     Attributes:
       t0: at the beginning.
@@ -62,7 +62,7 @@ class SaveAt(NamedTuple, Generic[Y]):
 
 
 class State(NamedTuple):
-    """State of an integration, as saved in a solution: train v and map, u(x, t) = v(Γ x + s).
+    """State of a PDE integration in moving coordinates: train v and map, u(x, t) = v(Γ x + s).
 
     Attributes:
       v: TT on the y-grid, of JAX's default dtype: float32 unless x64 is enabled, whatever the
@@ -85,7 +85,7 @@ class State(NamedTuple):
 
 
 class Result(enum.StrEnum):
-    """Outcome of `integrate`, kept in its `Solution`: successful, or the reason why it stopped.
+    """Outcome of a PDE integration: successful, or the reason why it stopped.
 
     Example:
       >>> from tensorjax import pde
@@ -139,7 +139,7 @@ _ADVICE = {
 )
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Solution(Generic[Y]):
-    """Result of an integration: saved states and statistics of its steps; a pytree.
+    """Result of a PDE integration: saved states and statistics of its time steps; a pytree.
 
     Attributes:
       ts: the times of ``ys``, (m,).
@@ -182,7 +182,7 @@ class Solution(Generic[Y]):
 
     @property
     def result(self) -> Result:
-        """Outcome of the integration; for a batch of runs, the worst one.
+        """Outcome of the PDE integration; for a batch of runs, the worst one.
 
         With ``rank`` it is read from ``stats["status"]``: also from what jit and vmap return. While
         that is traced it is `Result.unknown`.
@@ -194,7 +194,7 @@ class Solution(Generic[Y]):
 
     @property
     def message(self) -> str:
-        """Explanation of a failure of the integration, with advice; empty if successful.
+        """Explanation of a failed PDE integration, with advice; empty if successful.
 
         But for a fall back on fixed coordinates, which it tells.
         """
@@ -213,12 +213,12 @@ class Solution(Generic[Y]):
 
     @property
     def final(self) -> State:
-        """Last valid state of the integration, saved or not."""
+        """Last valid state of the PDE integration, saved or not."""
         ys: list[Any] = self.ys  # states, where the last one is not kept beside them
         return ys[-1] if self._final is None else self._final
 
     def evaluate(self, t: float) -> State:
-        """Returns the state of the integration at any time of the run, by ``SaveAt(dense=True)``.
+        """Returns the state of a PDE integration at any time, by ``SaveAt(dense=True)``.
 
         The integrator takes a step that ends at t from the state before it, with the motion of the
         coordinates that it had: the error is that of a step.
@@ -268,7 +268,7 @@ class Solution(Generic[Y]):
 
 
 def save_times(saveat: Any, t0: float, t1: float) -> list[float]:
-    """Returns the save times of an integration in ascending order; ValueError if not valid.
+    """Returns the save times of a PDE integration in ascending order; ValueError if not valid.
 
     Raises:
       ValueError: times that are not ascending or lie outside [t0, t1], negative steps.

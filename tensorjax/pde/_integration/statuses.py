@@ -42,7 +42,7 @@ ENDANGERED = (
 
 
 class Options(NamedTuple):
-    """Options of an integration that stay the same over a run; see `integrate`."""
+    """Options of a PDE integration that stay the same over a run; see `integrate`."""
 
     problem: Any
     generator: Any
@@ -62,14 +62,14 @@ class Options(NamedTuple):
 
 
 class Stopped(NamedTuple):
-    """Reason why an integration ends early: its result and a message."""
+    """Reason why a PDE integration ends early: its result and a message."""
 
     result: Result
     message: str
 
 
 def failed(error: Exception, map: AffineMap, t: float) -> Stopped:
-    """Returns the stop status for an error that the right side or the generator raised."""
+    """Returns the reason to stop for an error raised by a PDE's right side or coordinate motion."""
     text = f"at t = {t:g} the right side or the generator failed ({error})"
     if isinstance(error, ArithmeticError | np.linalg.LinAlgError) or "NaN" in str(error):
         return Stopped(Result.not_finite, f"{text}: try a smaller dt")
@@ -82,7 +82,7 @@ def failed(error: Exception, map: AffineMap, t: float) -> Stopped:
 
 
 def fault(options: Options, before: Cores, step: Step, at: Clock) -> Stopped | None:
-    """Diagnoses a step before it is accepted: returns the status that stops the run, or None."""
+    """Diagnoses a time step before it is accepted: returns the reason to stop the run, or None."""
     t = at.path.t
     if step.note:
         return Stopped(Result.solver, f"at t = {t:g}: {step.note}")
@@ -110,7 +110,7 @@ def fault(options: Options, before: Cores, step: Step, at: Clock) -> Stopped | N
 def unbounded(
     options: Options, cores: Cores, at: Clock, edge: float, rough: float
 ) -> Stopped | None:
-    """Diagnoses a run whose v reaches the edge of the box or is unresolved: stop status or None."""
+    """Diagnoses a solution that reaches the box's edge or is unresolved: stop status or None."""
     outside, coarse = unbounded_by(edge, rough, options.edge_limit, options.resolution_limit)
     if not outside:
         return None
@@ -145,7 +145,7 @@ def unbounded(
 
 
 def unbounded_by(edge: Any, rough: Any, edge_limit: Any, resolution_limit: Any) -> tuple[Any, Any]:
-    """Diagnoses if edge mass or roughness exceeds its limit, and if the grid is too coarse."""
+    """Tells if edge mass or roughness of a solution exceeds its limit, and if it is unresolved."""
     outside = (edge > edge_limit) | (rough > resolution_limit)
     # What is not resolved also fills the box; what is cut off at its edge is a little rough.
     coarse = (rough > resolution_limit) | (rough > ROUGH * edge)
@@ -155,7 +155,7 @@ def unbounded_by(edge: Any, rough: Any, edge_limit: Any, resolution_limit: Any) 
 def too_fast(
     options: Options, cores: Cores, at: Clock, share: float, near: float = 1.0
 ) -> Stopped | None:
-    """Returns the diagnosis of a step too long for the right side's fastest rate, else None.
+    """Diagnoses a time step too long for the fastest rate of a PDE (CFL); None if it is not.
 
     Args:
       options: of the run.

@@ -31,7 +31,7 @@ def dataset(
 
 
 def _steps(stats: dict[str, Any]) -> dict[str, Any]:
-    """Names the xarray dimensions of the statistics of a run's steps."""
+    """Names the xarray dimensions of the statistics of a PDE integration's time steps."""
     more = {"ranks": ("bond",), "sigma": ("axis", "axis_2"), "beta": ("axis",)}
     more["resting"] = ("axis",)
     out: dict[str, Any] = {}
@@ -43,7 +43,7 @@ def _steps(stats: dict[str, Any]) -> dict[str, Any]:
 
 
 def _saved(ts: np.ndarray, ys: Sequence[Any], box: Box | None, points: int) -> dict[str, Any]:
-    """Names the dimensions of what a run has saved, and computes moments and marginals."""
+    """Builds the xarray variables of saved states: matrices, moments and marginals."""
     out: dict[str, Any] = {"t": (("t",), np.asarray(ts))}
     if not all(hasattr(y, "map") and hasattr(y, "v") for y in ys):  # no states
         values = np.array(ys)

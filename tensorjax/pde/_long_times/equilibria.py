@@ -35,7 +35,7 @@ _MOST = 300
 
 
 class Known(NamedTuple):
-    """Stationary density in closed form, and coordinates that suit it, where they are known.
+    """Stationary density in closed form and coordinates in which its TT-ranks are low, if known.
 
     Attributes:
       map: coordinates chosen for the density; None for those given.
@@ -47,7 +47,7 @@ class Known(NamedTuple):
 
 
 def known(problem: Problem, tol: float, map: AffineMap | None, cap: int | None) -> Known:
-    """Finds the closed form of a stationary density, in coordinates that suit it if none are given.
+    """Finds the closed form of a stationary density, and low-rank coordinates if none are given.
 
     In one or two dimensions nothing is looked for: linear systems are solved at once there.
 
@@ -78,7 +78,7 @@ def known(problem: Problem, tol: float, map: AffineMap | None, cap: int | None) 
 
 
 def gaussian(problem: Problem) -> Gaussian | None:
-    """Finds the stationary density of a problem with affine drift and constant diffusion.
+    """Finds the stationary Gaussian of a problem with affine drift and constant diffusion.
 
     A C + C Aᵀ + 2D = 0 and A m + b = 0. None for another problem, for walls and periodic axes, or
     where there is no such density: a mode that does not decay, or that no noise reaches.
@@ -101,7 +101,7 @@ def gaussian(problem: Problem) -> Gaussian | None:
 
 
 def independent(density: Gaussian) -> AffineMap:
-    """Returns coordinates in which a Gaussian stationary density is a product, near those given.
+    """Returns the affine map that makes a Gaussian a product, near the given coordinates.
 
     Every coordinate keeps its mean and its standard deviation, so that a box holds the density as
     before: y − m = S R^(−1/2) S⁻¹ (x − m), with S the deviations and R the correlations.
@@ -113,7 +113,7 @@ def independent(density: Gaussian) -> AffineMap:
 
 
 class Equilibrium(NamedTuple):
-    """Stationary density exp(φ) of equilibrium, known from its gradient g = ∇φ.
+    """Stationary density exp(φ) in detailed balance, given by the gradient g = ∇φ.
 
     Attributes:
       gradient: g, maps points (m, d) to (m, d).
@@ -126,7 +126,7 @@ class Equilibrium(NamedTuple):
     nodes: int
 
     def log_density(self, x: np.ndarray) -> np.ndarray:
-        """Integrates the gradient of an equilibrium's log-density along rays: φ(x) − φ(center)."""
+        """Integrates the gradient of a log-density φ along rays: φ(x) − φ(center)."""
         s, weights = np.polynomial.legendre.leggauss(self.nodes)
         ray = x - self.center
         along = self.center + (s[:, None, None] + 1) / 2 * ray
@@ -134,7 +134,7 @@ class Equilibrium(NamedTuple):
         return weights / 2 @ np.vecdot(g, ray)
 
     def cores(self, box: Box, map: AffineMap, tol: float) -> Cores | None:
-        """Approximates an equilibrium's density by a train; None where that is not found.
+        """Approximates an equilibrium density by a tensor train; None if that fails.
 
         Cross approximation may miss a well. Its train is compared with the density at the tops
         that ascents from all over the box reach.
@@ -164,7 +164,7 @@ class Equilibrium(NamedTuple):
         return cores if np.abs(missed).max() <= _MISSED else None
 
     def _ascended(self, y: np.ndarray, map: AffineMap) -> np.ndarray:
-        """Moves points y up to tops of an equilibrium's density, by steps along its gradient."""
+        """Moves points y up to maxima of an equilibrium density by gradient ascent."""
         x = map.inverse(y)
         step = np.full(len(x), np.ptp(x, axis=0).max() / 8)
         value = self.log_density(x)
@@ -180,7 +180,7 @@ class Equilibrium(NamedTuple):
 
 
 def _ends(box: Box) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the ends of a box in which a stationary density is looked for."""
+    """Returns the low and high ends of a box's axes."""
     low, high = (np.array([getattr(a, end) for a in box.axes]) for end in ("low", "high"))
     return low, high
 
@@ -227,12 +227,12 @@ def equilibrium(problem: Problem) -> Equilibrium | None:
 
 
 def _of_force(velocity: Any, inverse: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Computes the gradient D⁻¹ a of an equilibrium's log-density."""
+    """Computes the gradient D⁻¹ a of the log-density of an overdamped equilibrium."""
     return velocity(x) @ inverse
 
 
 def _of_momenta(velocity: Any, inverse: np.ndarray, noisy: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Computes the gradient of the log-density of an equilibrium of positions and momenta."""
+    """Computes ∇ log p of an equilibrium density p of positions and momenta (Kramers)."""
     turn = np.where(noisy, -1.0, 1.0)
     out = np.zeros_like(x)
     out[:, noisy] = _damping(velocity, turn, x)[:, noisy] @ inverse
@@ -253,12 +253,12 @@ def _of_momenta(velocity: Any, inverse: np.ndarray, noisy: np.ndarray, x: np.nda
 
 
 def _damping(velocity: Any, turn: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Computes the irreversible part of a drift, for an equilibrium under time reversal."""
+    """Computes the part of a drift that is irreversible under time reversal of momenta."""
     return (velocity(x) + turn * velocity(turn * x)) / 2
 
 
 def _holds(problem: Any, d: np.ndarray, found: Equilibrium, x: np.ndarray, step: Any) -> bool:
-    """Tests at points whether exp φ is stationary, and g a gradient: a true equilibrium."""
+    """Tests at points whether exp φ is a stationary density, with the given gradient g = ∇φ."""
     g, a = found.gradient(x), problem.velocity(x)
     slope, spread, divergence = np.zeros_like(g), np.zeros(len(x)), np.zeros(len(x))
     for k, h in enumerate(step):

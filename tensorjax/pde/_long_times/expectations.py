@@ -37,7 +37,7 @@ _RESIDUAL, _CHANGE, _LEAST = 1e-2, 10.0, 1e-4
 
 @dataclasses.dataclass(frozen=True)
 class Expectation:
-    """Expected payoff or survival probability of paths at given times, as a function of the start.
+    """Expected payoff or survival probability at given times, as a function of the start x.
 
     Attributes:
       times: t, (m,).
@@ -98,7 +98,7 @@ class Expectation:
 
 @dataclasses.dataclass(frozen=True)
 class Survival(Expectation):
-    """Survival probability S(t, x): that a path from x has met no absorbing wall by the time t.
+    """Survival probability S(t, x) that a path from x hits no absorbing wall before time t.
 
     The attributes are those of `Expectation`.
     """
@@ -129,7 +129,7 @@ def survival(
     tol: float = 1e-6,
     max_rank: int | None = None,
 ) -> Survival:
-    """Computes the probability that paths have met no absorbing wall by given times, for any start.
+    """Computes the probability that paths hit no absorbing wall before given times, for any start.
 
     S solves the backward Kolmogorov equation ∂S/∂t = L S, L = a·∇ + D:∇∇, with S = 1 at first and
     S = 0 at absorbing walls: it is the inverse Laplace transform of (z − L)⁻¹ 1, an integral along
@@ -251,7 +251,7 @@ def expectation(
 def _found(
     problem: Any, domain: Box, times: Any, walls: Any, payoff: Any, tol: float, cap: Any
 ) -> Expectation:
-    """Computes survival probabilities or expectations on two grids."""
+    """Computes survival probabilities or expected payoffs on two grids, for an error estimate."""
     tol, cap = checked_options(tol, cap)
     ts = np.atleast_1d(np.asarray(times, np.float64))
     if ts.ndim != 1 or not len(ts) or not (np.isfinite(ts).all() and ts.min() > 0):
@@ -276,7 +276,7 @@ def _found(
 
 
 def _checked(payoff: Callable[[Any], Any]) -> Callable[[Any], np.ndarray]:
-    """Wraps the payoff of an expectation: other results than real values (m,) raise an error."""
+    """Wraps a payoff function: raises an error unless it returns real values (m,)."""
 
     def checked(x: Any) -> np.ndarray:
         values = np.asarray(payoff(x))
@@ -291,7 +291,7 @@ def _checked(payoff: Callable[[Any], Any]) -> Callable[[Any], np.ndarray]:
 
 
 def _turns(problem: Any, domain: Box, times: np.ndarray, nodes: int, limit: float) -> float:
-    """Counts turns of paths until t that the Laplace transform of a survival does not resolve.
+    """Estimates oscillations of paths until time t that the inverse Laplace transform misses.
 
     Eigenvalues are estimated by those of the drift's Jacobian at some points, and their doubles; on
     a periodic axis by the waves that the drift carries along.
@@ -323,7 +323,7 @@ def _solved(
     problem: Any, grid: Box, payoff: Any, times: np.ndarray, nodes: int, tol: float,
     cap: int | None,
 ) -> Expectation:  # fmt: skip
-    """Solves for survival probabilities or expectations on one grid, by Laplace transforms."""
+    """Computes survival probabilities or expected payoffs on one grid by Laplace transforms."""
     operator, accuracy = backward(problem, grid), _RESIDUAL * tol
     load = [np.ones((1, n, 1)) for n in grid.shape]
     if payoff is not None:
@@ -354,7 +354,7 @@ def _solved(
 
 
 def _hyperbola(t: float, nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns nodes z of the inverse Laplace transform of an expectation at time t, and weights."""
+    """Returns nodes z on a hyperbola and weights of the inverse Laplace transform at time t."""
     u = (np.arange(nodes) + 0.5) * _STEP / nodes
     scale = _SCALE * nodes / t
     z = scale * (1 + np.sin(1j * u - _ANGLE))
@@ -365,7 +365,7 @@ def _hyperbola(t: float, nodes: int) -> tuple[np.ndarray, np.ndarray]:
 def _compared(
     coarse: Expectation, fine: Expectation, tol: float, *, probability: bool
 ) -> Expectation:
-    """Returns the finer one of two expectations of a payoff; their difference becomes its error."""
+    """Returns the finer one of two expectations, with their difference as its error."""
     x = probes(fine.domain)
     values = fine(x)
     size = 1.0 if probability else float(np.abs(values).max()) or 1.0

@@ -224,7 +224,7 @@ def committor(
 
 
 def grid_of(problem: Any, domain: Box, walls: Any) -> Box:
-    """Adds walls to the domain of first-passage times, by axes along which there is noise.
+    """Adds absorbing, reflecting or open walls to the domain of a first-passage problem.
 
     Without walls that are given by name, here or to the axis, noise is expected along all that have
     absorbing ones.
@@ -236,7 +236,7 @@ def grid_of(problem: Any, domain: Box, walls: Any) -> Box:
 
 
 def _noisy(problem: Any, domain: Box) -> np.ndarray:
-    """Diagnoses at points of the domain along which axes a first-passage problem has noise."""
+    """Tells for random points of a domain along which axes a diffusion process has noise."""
     low, high = ([getattr(a, end) for a in domain.axes] for end in ("low", "high"))
     x = np.random.default_rng(0).uniform(low, high, (_LOOKS, domain.dim))
     size = np.diagonal(diffusions(problem, x), axis1=1, axis2=2)
@@ -244,18 +244,18 @@ def _noisy(problem: Any, domain: Box) -> np.ndarray:
 
 
 def finer(domain: Box) -> Box:
-    """Returns the domain of first-passage times with a quarter more points an axis."""
+    """Returns the domain of a first-passage problem with a quarter more grid points an axis."""
     return Box(tuple(dataclasses.replace(a, n=a.n + a.n // 4 + 2) for a in domain.axes))
 
 
 def probes(domain: Box) -> np.ndarray:
-    """Draws points of the domain of first-passage times at which two solutions are compared."""
+    """Draws random points of a domain at which two first-passage solutions are compared."""
     low, high = ([getattr(a, end) for a in domain.axes] for end in ("low", "high"))
     return np.random.default_rng(1).uniform(low, high, (_PROBES, domain.dim))
 
 
 def checked_options(tol: float, max_rank: int | None) -> tuple[float, int | None]:
-    """Checks the tolerance and the rank cap of first-passage times."""
+    """Checks tolerance and rank cap of a first-passage problem."""
     cap = None if max_rank is None else _check.integer("max_rank", max_rank, low=1)
     return _check.tolerance(tol, np.float64), cap
 
@@ -281,7 +281,7 @@ def _solved(
 
 
 def _compared(solution: Callable[[Box], Passage], domain: Box, tol: float) -> Passage:
-    """Solves a first-passage problem on two grids; the difference is the finer solution's error.
+    """Solves a first-passage problem on two grids; their difference is the finer one's error.
 
     A residual says nothing of the error where times grow with the exponential of a barrier.
     """
@@ -310,12 +310,12 @@ def _compared(solution: Callable[[Box], Passage], domain: Box, tol: float) -> Pa
 
 
 def _mean_square(x: np.ndarray) -> float:
-    """Returns the root of the mean square of the changes of a first-passage time at the probes."""
+    """Computes the root mean square of an array."""
     return float(np.sqrt(np.square(x).mean()))
 
 
 def checked_domain(problem: Any, domain: Any, walls: Any, *, arrives: bool = True) -> Box:
-    """Checks problem, box and walls before first-passage quantities; returns the grid.
+    """Checks problem, box and walls of a first-passage problem; returns the grid.
 
     ``arrives``: whether paths are to meet a wall, so that one has to be absorbing.
     """
@@ -355,7 +355,7 @@ def checked_domain(problem: Any, domain: Any, walls: Any, *, arrives: bool = Tru
 
 
 def _check_open(problem: Any, grid: Box) -> None:
-    """Raises ValueError if first-passage paths can cross an open wall, which has no condition."""
+    """Raises ValueError if a diffusion process can cross a wall marked "open"."""
     low, high = ([getattr(a, end) for a in grid.axes] for end in ("low", "high"))
     for k, axis in enumerate(grid.axes):
         assert isinstance(axis, WalledAxis)
@@ -374,7 +374,7 @@ def _check_open(problem: Any, grid: Box) -> None:
 
 
 def diffusions(problem: Any, x: np.ndarray) -> np.ndarray:
-    """Evaluates the diffusion of a first-passage problem at points, as matrices (m, d, d)."""
+    """Evaluates the diffusion matrix of a stochastic process at points, (m, d, d)."""
     if isinstance(problem, FokkerPlanck):
         return problem.noise.values(x)
     d = problem.dim
@@ -383,7 +383,7 @@ def diffusions(problem: Any, x: np.ndarray) -> np.ndarray:
 
 
 def _drift(problem: Any, grid: Box) -> list[tuple[Cores, np.ndarray]]:
-    """Decomposes the drift of the backward equation of first passage as Σ m(x) a: pairs (m, a)."""
+    """Decomposes a process's drift as Σ m(x) a into pairs (tensor train m, vector a)."""
     d, out = grid.dim, []
     matrix = np.zeros((d, d)) if problem.matrix is None else np.asarray(problem.matrix)
     offset = np.zeros(d) if problem.offset is None else np.asarray(problem.offset)
@@ -396,7 +396,7 @@ def _drift(problem: Any, grid: Box) -> list[tuple[Cores, np.ndarray]]:
 
 
 def _diffusion(problem: Any, grid: Box) -> list[tuple[Cores, np.ndarray]]:
-    """Decomposes a backward equation's diffusion as Σ m(x) S, to find first-passage times."""
+    """Decomposes a process's diffusion as Σ m(x) S into pairs (tensor train m, matrix S)."""
     one = [np.ones((1, n, 1)) for n in grid.shape]
     if not isinstance(problem, FokkerPlanck):
         return [] if problem.diffusion is None else [(one, np.asarray(problem.diffusion))]
@@ -409,7 +409,7 @@ def _diffusion(problem: Any, grid: Box) -> list[tuple[Cores, np.ndarray]]:
 
 
 def backward(problem: Any, grid: Box) -> Cores:
-    """Builds the backward Kolmogorov operator v ↦ a·∇v + D:∇∇v of first-passage times, as cores."""
+    """Builds the TT-cores of the backward Kolmogorov operator v ↦ a·∇v + D:∇∇v on a grid."""
     quiet = np.array([getattr(a, "noiseless", False) for a in grid.axes])
     drift = [(m, np.where(quiet, 0, a)) for m, a in _drift(problem, grid)]
     terms = [multipliers.advection(grid, a, m) for m, a in drift if np.any(a)]
@@ -421,7 +421,7 @@ def backward(problem: Any, grid: Box) -> Cores:
 
 
 def _upwind(problem: Any, grid: Box, k: int) -> list[Any]:
-    """Builds a_k ∂_k of first-passage times along an axis without noise, by the sign of a_k."""
+    """Builds a_k ∂_k along an axis without noise, upwind by the sign of the drift a_k."""
     axis, out = grid.axes[k], []
     assert isinstance(axis, WalledAxis)
     for sign, derivative in zip((1, -1), axis.upwind, strict=True):
@@ -436,7 +436,7 @@ def _upwind(problem: Any, grid: Box, k: int) -> list[Any]:
 
 
 def _of_one(function: Callable[[Any], np.ndarray], grid: Box) -> Cores | None:
-    """Builds the exact cores of a part of a drift that depends on one coordinate; else None."""
+    """Builds the exact TT-cores of a function that depends on one coordinate; else None."""
     x = probes(grid)
     for k, axis in enumerate(grid.axes):
         middle = np.array([(a.low + a.high) / 2 for a in grid.axes])
@@ -452,7 +452,7 @@ def _of_one(function: Callable[[Any], np.ndarray], grid: Box) -> Cores | None:
 
 
 def _drift_along(problem: Any, grid: Box, axis: int) -> Cores:
-    """Builds the right-hand side −a·∇ℓ of a committor's equation, ℓ linear along an axis."""
+    """Builds the committor equation's right-hand side −a·∇ℓ, ℓ linear along an axis."""
     parts, weights = [], []
     for m, a in _drift(problem, grid):
         if a[axis]:

@@ -16,7 +16,7 @@ _EXACT, _REAL = 1e-13, 1e-12
 
 
 class Mode(NamedTuple):
-    """Slow mode of affine drift: real and imaginary part, real trains; None for zero."""
+    """Slow eigenmode of a process with affine drift: real and imaginary part as tensor trains."""
 
     real: Cores
     imag: Cores | None
@@ -25,7 +25,7 @@ class Mode(NamedTuple):
 def derivatives_of_gaussian(
     matrix: Any, p: Cores, box: Box, map_matrix: Any, count: int
 ) -> list[tuple[complex, Mode]]:
-    """Computes slow modes of affine drift: derivatives of the stationary Gaussian p.
+    """Computes slow eigenmodes for affine drift: derivatives of the stationary Gaussian p.
 
     With A w = λ w, L (w·∇) p = λ (w·∇) p, and products of such derivatives have sums of
     eigenvalues. Of a complex pair the mode of positive imaginary part stands for both.
@@ -61,7 +61,7 @@ def derivatives_of_gaussian(
 
 
 def slowest(rates: np.ndarray, count: int) -> list[tuple[int, ...]]:
-    """Lists sums of slow modes' ascending positive rates, as tuples of indices, the least first."""
+    """Lists the smallest sums of given ascending positive rates, as tuples of their indices."""
     heap: list[tuple[float, tuple[int, ...]]] = [(float(rates[0]), (0,))]
     out: list[tuple[int, ...]] = []
     while len(out) < count:
@@ -76,7 +76,7 @@ def slowest(rates: np.ndarray, count: int) -> list[tuple[int, ...]]:
 
 
 def _derived(box: Box, direction: Any, mode: Mode) -> Mode:
-    """Computes the derivative of a mode of affine drift along a complex direction of y."""
+    """Computes the derivative of an eigenmode along a complex direction of the coordinates y."""
     parts = direction.real, direction.imag
     out: list[list[Cores]] = [[], []]
     for i, along in enumerate(parts):
@@ -98,7 +98,7 @@ def _summed(terms: list[Cores]) -> Cores:
 
 
 def _larger(mode: Mode) -> Mode:
-    """Returns the larger part of a mode of affine drift with a real eigenvalue: real, up to i."""
+    """Returns the larger of the real and imaginary parts of a mode with a real eigenvalue."""
     if mode.imag is None or overlaps.norm(mode.real) >= overlaps.norm(mode.imag):
         return Mode(mode.real, None)
     return Mode(mode.imag, None)

@@ -26,7 +26,7 @@ _GROWTH = 4.0
 
 
 class OutOfTimeError(Exception):
-    """Signal that solves at rest would take more processor time than allowed; holds the ranks."""
+    """Error raised if a TT linear solve would take more processor time than allowed."""
 
     def __init__(self, ranks: tuple[int, ...]):
         super().__init__(f"ranks {ranks}")
@@ -34,7 +34,7 @@ class OutOfTimeError(Exception):
 
 
 class Timer:
-    """Limit of the processor time that linear systems of one task at rest take together.
+    """Limit of the processor time of all linear solves by AMEn for one stationary problem.
 
     Ranks grow from sweep to sweep: the next one is taken to last longer than the last one by as
     much as that did than the one before, fourfold at most.
@@ -48,11 +48,11 @@ class Timer:
         self.begin()
 
     def begin(self) -> None:
-        """Tells that a linear system at rest is about to be solved."""
+        """Notes the start time of a linear solve."""
         self._seen, self._took = time.process_time(), math.inf
 
     def __call__(self, sweep: int, residual: float, ranks: tuple[int, ...]) -> None:
-        """Raises `OutOfTimeError` after a sweep if the next one would end too late."""
+        """Raises `OutOfTimeError` after an AMEn sweep if the next one would end too late."""
         now = time.process_time()
         took = now - self._seen
         growth = min(max(took / max(self._took, 1e-9), 1.0), _GROWTH)
@@ -62,29 +62,29 @@ class Timer:
 
 
 def checked_seconds(seconds: float) -> Timer:
-    """Starts the timer of linear systems at rest; ValueError unless the time is positive."""
+    """Starts the processor timer of linear solves; ValueError unless the time is positive."""
     if not (np.ndim(seconds) == 0 and seconds > 0):
         raise ValueError(f"max_seconds: expected a positive number, or Inf, got {seconds!r}")
     return Timer(float(seconds))
 
 
 def flat(cores: Cores) -> Cores:
-    """Merges row and column mode of a TT-matrix's cores, for linear systems of long times."""
+    """Merges row and column mode of a TT-matrix's cores, which gives a tensor train."""
     return [c.reshape(len(c), -1, c.shape[-1]) for c in cores]
 
 
 def square(cores: Cores) -> Cores:
-    """Splits the merged modes in the operator of a PDE's linear system; inverse of `flat`."""
+    """Splits the merged row and column modes of a TT-matrix's cores; inverse of `flat`."""
     return [c.reshape(len(c), n, n, -1) for c in cores for n in [math.isqrt(c.shape[1])]]
 
 
 def summed(terms: list[Cores], weights: list[float]) -> Cores:
-    """Adds weighted operators or right sides of an equation at rest; rounds to roundoff."""
+    """Adds weighted tensor trains (right sides or flattened operators); rounds to roundoff."""
     return rounding.rounded(products.combined(terms, weights), _EXACT)
 
 
 def merged(operators: list[Cores]) -> Cores:
-    """Adds the TT-matrices of a long-time equation of a PDE and rounds the sum to roundoff."""
+    """Adds the TT-matrices of a PDE operator's terms and rounds the sum to roundoff."""
     return square(summed([flat(o) for o in operators], [1.0] * len(operators)))
 
 
@@ -97,7 +97,7 @@ def solved(
     direct: bool = False,
     timer: Timer | None = None,
 ) -> tuple[Cores, float]:
-    """Solves a linear system of stationary or backward equations by AMEn, if small by elimination.
+    """Solves a TT linear system A x = b by AMEn, or by dense elimination if it is small.
 
     Args:
       operator: cores (r, n, n, s).
@@ -135,7 +135,7 @@ def solved(
 
 
 def factored(operator: Cores) -> Callable[[Cores, float], Cores] | None:
-    """Factors the dense matrix of a small linear system for long times, of one or two modes.
+    """Factors the dense matrix of a small linear system of one or two tensor modes.
 
     Args:
       operator: cores (r, n, n, s).
@@ -160,7 +160,7 @@ def _small(sizes: list[int], most: int = _DENSE) -> bool:
 
 
 def _eliminated(operator: Cores, load: Cores, tol: float) -> tuple[Cores, float]:
-    """Solves a long-time linear system of one or two modes densely; returns train and residual."""
+    """Solves a TT linear system of one or two modes densely; returns train and residual."""
     right, matrix = outer(load).ravel(), _dense(operator)
     x = np.linalg.solve(matrix, right)
     residual = float(np.linalg.norm(matrix @ x - right) / np.linalg.norm(right))
@@ -168,7 +168,7 @@ def _eliminated(operator: Cores, load: Cores, tol: float) -> tuple[Cores, float]
 
 
 def _dense(operator: Cores) -> np.ndarray:
-    """Returns the dense matrix of a small linear system for long times, of one or two modes."""
+    """Converts a TT-matrix of one or two modes to a dense matrix."""
     matrix = operator[0][0, :, :, 0]
     if len(operator) == 2:
         matrix = einsum("ijb,bkl->ikjl", operator[0][0], operator[1][..., 0])
@@ -177,7 +177,7 @@ def _dense(operator: Cores) -> np.ndarray:
 
 
 def _train(x: np.ndarray, sizes: list[int], tol: float) -> Cores:
-    """Converts a small system's dense solution, of one or two modes, to a rounded train."""
+    """Converts the dense solution of a system of one or two modes to a rounded tensor train."""
     if len(sizes) == 1:
         return [x[None, :, None]]
     cores = [x.reshape(1, *sizes), np.eye(sizes[1])[:, :, None]]
@@ -185,7 +185,7 @@ def _train(x: np.ndarray, sizes: list[int], tol: float) -> Cores:
 
 
 def outer(cores: Cores) -> np.ndarray:
-    """Expands a train of one or two axes to a dense array, to eliminate a small linear system."""
+    """Expands a tensor train of one or two modes to a dense array."""
     if len(cores) == 1:
         return cores[0][0, :, 0]
     return times_right(cores[0], cores[1][..., 0])[0]

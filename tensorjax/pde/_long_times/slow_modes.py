@@ -52,7 +52,7 @@ _NEAR, _EQUAL = 0.5, 1e-13
 
 @dataclasses.dataclass(frozen=True)
 class SlowModes:
-    """Slowest decaying modes of an equation, L u = λ u, with residuals and a status.
+    """Slowest decaying eigenmodes of a linear PDE, L u = λ u, with residuals and a status.
 
     Attributes:
       values: λ, (m,), by descending real part: complex, with negative real parts. Zero, of the
@@ -79,11 +79,11 @@ class SlowModes:
 
     @property
     def gap(self) -> float:
-        """Spectral gap −max Re λ, the rate at which the last mode decays; NaN without modes."""
+        """Spectral gap −max Re λ of a linear PDE, the rate of its slowest mode; NaN if none."""
         return -float(np.real(self.values).max()) if len(self.values) else math.nan
 
     def __call__(self, x: ArrayLike) -> np.ndarray:
-        """Evaluates the modes at physical points x (m, d), zero outside the box.
+        """Evaluates slow eigenmodes at physical points x (m, d), zero outside the box.
 
         Args:
           x: points (m, d).
@@ -113,7 +113,7 @@ def slow_modes(
     resolution_limit: float = 1e-3,
     max_seconds: float = 120.0,
 ) -> SlowModes:
-    """Computes the slowest modes of a linear equation, L u = λ u with λ ≠ 0, and the spectral gap.
+    """Computes the slowest eigenmodes of a linear PDE, L u = λ u with λ ≠ 0, and the spectral gap.
 
     The stationary density p is found first. (L − c p ∫) has the same eigenvalues, but −c in place
     of zero, and can be inverted: by AMEn. Modes begin as p times polynomials, which they are for
@@ -202,7 +202,7 @@ def slow_modes(
 def _of_affine_drift(
     problem: Problem, p: Cores, at: AffineMap, count: int, tol: float, limits: Any
 ) -> tuple["_Block", np.ndarray, Result, str] | None:
-    """Returns slow modes in closed form, with their residuals and status; None for other drifts.
+    """Returns slow eigenmodes in closed form for affine drift, with residuals; else None.
 
     Their values are exact: what L leaves of them is the error of the grid. Where that is above
     what shares at the edge and in the highest modes explain, modes are solved for.
@@ -235,7 +235,7 @@ def _of_affine_drift(
 
 
 class _Inverse:
-    """Inverse of the generator L on functions of integral zero, for slow modes, by AMEn."""
+    """Inverse of a PDE's generator L on functions of integral zero, by AMEn."""
 
     def __init__(
         self, operator: Cores, p: Cores, weights: Any, tol: float, cap: int | None, timer: Any
@@ -245,20 +245,20 @@ class _Inverse:
         self._direct = None if cap else linear_systems.factored(operator)
 
     def __call__(self, x: Cores, guess: Cores, tol: float) -> Cores:
-        """Solves L y = x for y, from a guess, to a relative residual."""
+        """Solves L y = x for y by AMEn from an initial guess, to a relative residual."""
         if self._direct is not None:
             return self.of_no_mass(self._direct(x, self.tol))
         out, _ = linear_systems.solved(self.operator, x, guess, tol, self.cap, timer=self._timer)
         return self.of_no_mass(out)
 
     def of_no_mass(self, x: Cores, tol: float | None = None) -> Cores:
-        """Subtracts the stationary density's part from x, and rounds the result."""
+        """Projects x to integral zero along the stationary density, and rounds the result."""
         total = mass_of(x, self._weights)
         return _combined([x, self._p], [1.0, -total], self.tol if tol is None else tol)
 
 
 class _Block(NamedTuple):
-    """Approximate slow modes x, their images y = L⁻¹ x, and their eigenvalues θ of L⁻¹.
+    """Approximate slow eigenmodes x, their images y = L⁻¹ x, and eigenvalues θ of L⁻¹.
 
     Two real trains stand for a complex pair: the real and the imaginary part of one of the two.
     """
@@ -268,7 +268,7 @@ class _Block(NamedTuple):
     values: np.ndarray
 
     def residuals(self) -> list[Cores]:
-        """Computes the parts of y orthogonal to the block of slow modes, exactly."""
+        """Computes the residuals L⁻¹ x − θ x of a block of approximate slow eigenmodes."""
         out, j = [], 0
         while j < len(self.x):
             a, b = self.values[j].real, self.values[j].imag
@@ -282,7 +282,7 @@ class _Block(NamedTuple):
         return out
 
     def errors(self, residuals: list[Cores]) -> np.ndarray:
-        """Computes relative residuals of the block's slow modes; pairs have that of both parts."""
+        """Computes relative residuals of slow eigenmodes; complex pairs share one."""
         size = np.array([overlaps.norm(x) for x in self.x])
         left = np.array([overlaps.norm(r) for r in residuals])
         for j in np.flatnonzero(np.imag(self.values) > 0):
@@ -294,7 +294,7 @@ class _Block(NamedTuple):
 def _iterated(
     inverse: _Inverse, first: list[Cores], count: int, tol: float
 ) -> tuple[_Block, np.ndarray]:
-    """Iterates slow modes until their residuals are small; returns those asked for, and these."""
+    """Computes slow eigenmodes by subspace iteration; returns them and their residuals."""
     xs = [inverse.of_no_mass(x) for x in first]
     ys = [inverse(x, x, inverse.tol) for x in xs]
     for k in range(_ITERATIONS):
@@ -322,7 +322,7 @@ def _iterated(
 
 
 def _projected(xs: list[Cores], ys: list[Cores], count: int, tol: float) -> _Block:
-    """Computes Ritz vectors of slow modes in the span of trains x, given y = L⁻¹ x.
+    """Computes Ritz vectors of slow eigenmodes in the span of trains x, given y = L⁻¹ x.
 
     By descending real part of λ = 1/θ among those that are near an eigenvalue: of what is far from
     all, θ may be anything. Of a pair both are kept.
@@ -351,7 +351,7 @@ def _projected(xs: list[Cores], ys: list[Cores], count: int, tol: float) -> _Blo
 
 
 def _complex(block: _Block) -> list[Cores]:
-    """Returns the slow modes of a block, of norm one; complex pairs are made of real vectors."""
+    """Returns slow eigenmodes of norm one, complex pairs made of their real vectors."""
     states: list[Cores] = []
     for j, (x, theta) in enumerate(zip(block.x, block.values, strict=True)):
         if theta.imag > 0:
@@ -366,7 +366,7 @@ def _complex(block: _Block) -> list[Cores]:
 def _judged(
     box: Box, parts: list[Cores], errors: np.ndarray, tol: float, cap: int | None, limits: Any
 ) -> tuple[Result, str]:
-    """Returns the status of slow modes, with advice."""
+    """Returns the status of computed slow eigenmodes, with advice."""
     for j, x in enumerate(parts):
         edge, rough = (float(q) for q in shares_of(np, x, quadrature(box)))
         outside = unbounded_by(edge, rough, *limits)
@@ -391,7 +391,7 @@ def _judged(
 
 
 def _begun(p: Cores, box: Box, count: int) -> list[Cores]:
-    """Returns first slow modes: the density p times monomials of the coordinates, low ones first.
+    """Returns initial guesses of slow eigenmodes: the stationary density times low monomials.
 
     In the coordinates of the grid, about the mean, of degrees up to what the count needs. Where
     there are more of a degree than are needed, sums of all: none of them must be missed.

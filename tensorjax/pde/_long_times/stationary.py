@@ -43,7 +43,7 @@ _SOLVES, _SHARE = 4, 0.1
 
 @dataclasses.dataclass(frozen=True)
 class Stationary:
-    """Stationary density of a linear equation, with its residual and a status.
+    """Stationary density of a linear PDE, with its residual and a status.
 
     Attributes:
       final: `State` of the density, of mass one, at t = ∞; ``final.v`` and ``final.map`` as those
@@ -79,7 +79,7 @@ def stationary(
     resolution_limit: float = 1e-3,
     max_seconds: float = 60.0,
 ) -> Stationary:
-    """Computes the stationary density of a linear equation: L p = 0 with ∫ p dx = 1.
+    """Computes the stationary density of a linear PDE: L p = 0 with ∫ p dx = 1.
 
     Solves (L − c w ∫) p = −c w, w the start of the problem as a density and c a rate at which
     densities like it change, by AMEn. The integral makes the system regular, and where L conserves
@@ -178,7 +178,7 @@ def stationary(
 
 
 class _Found(NamedTuple):
-    """Stationary density of mass one, what the last solve has changed, and whether it stays."""
+    """Stationary density of a PDE, with residual and last change of the iteration."""
 
     p: Cores
     residual: float
@@ -189,7 +189,7 @@ class _Found(NamedTuple):
 
 
 def _checked(operator: Cores, p: Cores, box: Box, tol: float, limits: Any) -> _Found | None:
-    """Returns a stationary density in closed form, unless the grid asks for a solve.
+    """Returns a closed-form stationary density if it solves the discretised PDE; else None.
 
     Its values are exact: what L leaves of it is the error of the grid, of the size of the shares at
     the edge and in the highest modes. One that the grid does not hold no solve can mend.
@@ -203,7 +203,7 @@ def _checked(operator: Cores, p: Cores, box: Box, tol: float, limits: Any) -> _F
 
 
 def out_of_time(name: str, ranks: tuple[int, ...], seconds: float) -> str:
-    """Returns the message of a stationary density or slow modes that would take too long."""
+    """Returns the message for a stationary or slow-mode solve that would take too long."""
     return (
         f"the linear systems of the {name} would take more than max_seconds = {seconds:g} of "
         f"processor time; a solution had TT-ranks {ranks} by then: take coordinates in which they "
@@ -214,7 +214,7 @@ def out_of_time(name: str, ranks: tuple[int, ...], seconds: float) -> str:
 def _solved_for(
     operator: Cores, p: Cores, box: Box, tol: float, cap: int | None, seconds: float
 ) -> _Found:
-    """Solves for a stationary density: by L − c p ∫, and where that fails by L − s.
+    """Solves for a stationary density with L − c p ∫, and if that fails with a shifted L − s.
 
     Projections of the former on trains may be near singular: ∫ is far from normal, and noise in
     some coordinates alone makes it worse. Those of L − s are not for a shift s above the rates at
@@ -229,7 +229,7 @@ def _solved_for(
 
 
 def _shifted(operator: Cores, p: Cores, box: Box, tol: float, timer: Any) -> _Found:
-    """Iterates (1 − L/s) p_new = p, inverse iteration for a stationary density, until p stays.
+    """Computes a stationary density by inverse iteration (1 − L/s) p_new = p.
 
     That is the implicit Euler method with steps of 1/s. Changes fall by a factor q, from which the
     error left is estimated, q/(1 − q) of the last change.
@@ -260,7 +260,7 @@ def _shifted(operator: Cores, p: Cores, box: Box, tol: float, timer: Any) -> _Fo
 def _iterated(
     operator: Cores, p: Cores, box: Box, tol: float, cap: int | None, timer: Any
 ) -> _Found:
-    """Iterates a stationary density from a first one until it stays: solves with L − c p ∫."""
+    """Computes a stationary density by repeated solves with the bordered operator L − c p ∫."""
     rate = rate_of(operator, p, box)
     change, residual, accuracy = math.inf, math.inf, 0.0
     for k in range(_SOLVES):
@@ -285,7 +285,7 @@ def _iterated(
 def _judged(
     steady: bool, residual: float, capped: bool, outside: Any, seen: tuple[float, float]
 ) -> tuple[Result, str]:
-    """Returns the status of a stationary density, and a message with advice."""
+    """Returns the status of a computed stationary density, and a message with advice."""
     edge, rough = seen
     if capped:
         return Result.max_rank, "the density asks for ranks above max_rank: raise it, or tol"
@@ -310,7 +310,7 @@ def _judged(
 
 
 def operator_of(problem: Problem, map: AffineMap) -> Cores:
-    """Builds the cores of L, of stationary densities, in the coordinates of a map: one operator."""
+    """Builds the generator L of a linear PDE in the coordinates of a map, as TT-matrix cores."""
     right = problem.right_side(map, 0.0)
     if right.source is not None or right.reaction is not None or getattr(problem, "timed", False):
         raise ValueError(
@@ -324,7 +324,7 @@ def operator_of(problem: Problem, map: AffineMap) -> Cores:
 
 
 def _split(box: Box, affine: Coefficients | None) -> list[TTMatrix]:
-    """Builds the operator of a stationary density with its transport in split form.
+    """Builds the affine part of a PDE's generator with its transport in split form.
 
     On Fourier axes M y jumps from one end to the other. In time that matters little; AMEn projects
     on few directions, and those that grow at the jump would be among them.
@@ -344,7 +344,7 @@ def _split(box: Box, affine: Coefficients | None) -> list[TTMatrix]:
 
 
 def bordered(operator: Cores, p: Cores, weights: Any, rate: float) -> Cores:
-    """Builds L − c p ∫, which moves the eigenvalue zero of the stationary density p to −c."""
+    """Builds L − c p ∫, which moves a generator's eigenvalue zero (of density p) to −c."""
     border = [
         einsum("anb,m->anmb", c, w).reshape(len(c), -1, c.shape[-1])
         for c, w in zip(p, weights, strict=True)
@@ -355,14 +355,14 @@ def bordered(operator: Cores, p: Cores, weights: Any, rate: float) -> Cores:
 
 
 def standard_coordinates(p: Cores, box: Box) -> list[np.ndarray]:
-    """Computes grid points of every axis in units of a stationary density: (y − mean)/σ, (n_k,)."""
+    """Computes the grid points of every axis standardised by a density: (y − mean)/σ, (n_k,)."""
     _, mean, covariance = moments(TT._unchecked(tuple(p)), AffineMap.identity(box.dim), box)
     width = np.sqrt(np.maximum(np.diag(covariance), 1e-300))
     return [(a.points - m) / w for a, m, w in zip(box.axes, mean, width, strict=True)]
 
 
 def times_coordinates(p: Cores, lines: list[np.ndarray], axes: Iterable[int]) -> Cores:
-    """Multiplies a stationary density by the standardised coordinates ``lines`` of some axes."""
+    """Multiplies a density by the standardised coordinates ``lines`` of some axes."""
     out = list(p)
     for k in axes:
         out[k] = out[k] * lines[k][None, :, None]
@@ -370,7 +370,7 @@ def times_coordinates(p: Cores, lines: list[np.ndarray], axes: Iterable[int]) ->
 
 
 def rate_of(operator: Cores, p: Cores, box: Box) -> float:
-    """Computes how fast an operator changes a density and its moments, for `stationary`.
+    """Computes how fast a PDE's generator changes a density and its first moments.
 
     For borders of the operator. The rate of the density alone is zero where it is stationary.
     """
@@ -380,7 +380,7 @@ def rate_of(operator: Cores, p: Cores, box: Box) -> float:
 
 
 def speed(operator: Cores, v: Cores) -> float:
-    """Computes ‖L v‖/‖v‖, which is zero for a stationary density."""
+    """Computes ‖L v‖/‖v‖ for a generator L, which is zero for a stationary density v."""
     return overlaps.norm(products.matvec(operator, v)) / overlaps.norm(v)
 
 

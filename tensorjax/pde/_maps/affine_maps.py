@@ -44,12 +44,12 @@ class AffineMap(NamedTuple):
 
     @property
     def still(self) -> bool:
-        """Whether the affine map is exactly the identity."""
+        """Whether an affine map of coordinates is exactly the identity."""
         return np.array_equal(self.matrix, np.eye(self.dim)) and not np.any(self.shift)
 
     @property
     def dim(self) -> int:
-        """Number of coordinates d of the affine map."""
+        """Number of coordinates d of an affine map y = Γ x + s."""
         return self.matrix.shape[-1]
 
     @property
@@ -88,7 +88,7 @@ class AffineMap(NamedTuple):
 
 
 def affine(matrix: ArrayLike, shift: ArrayLike | None = None) -> AffineMap:
-    """Builds the affine map y = Γ x + s from checked arguments.
+    """Builds an affine map y = Γ x + s of coordinates from checked arguments.
 
     Args:
       matrix: Γ, (d, d), real.

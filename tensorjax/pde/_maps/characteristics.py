@@ -12,7 +12,7 @@ _DOUBLINGS = 10
 
 
 def solve(f: Callable[[np.ndarray], np.ndarray], y: Any, t: float, tol: float = 1e-11) -> Any:
-    """Solves the ODE ẏ = f(y) from many starting points up to time t, to a tolerance.
+    """Solves the ODE ẏ = f(y) from many starting points up to time t, to an error tolerance.
 
     Args:
       f: maps (m, k) to (m, k).

@@ -19,7 +19,7 @@ _MISS = 0.1
 
 
 class Moment(NamedTuple):
-    """Sample of a coordinate path: the motion Σ and β that a generator returned at time t."""
+    """Sample of a coordinate motion ẏ = Σ y + β at a time t."""
 
     t: float
     sigma: Any
@@ -27,7 +27,7 @@ class Moment(NamedTuple):
 
 
 class Path:
-    """Path of moving coordinates in one step [t, t + dt]: their affine map and motion at each time.
+    """Path of moving coordinates within a time step: their affine map and motion at each time.
 
     Args:
       at: the map y = Γ x + s at t.
@@ -49,7 +49,7 @@ class Path:
         return self.t + share * self.dt
 
     def motion(self, share: float) -> tuple[Any, Any]:
-        """Returns the coordinate motion (Σ, β) at a fraction of a time step; Nones at rest."""
+        """Returns the coordinate motion (Σ, β) at a fraction of a time step; None, None at rest."""
         if not self._motion:
             return None, None
         total = _horner(self._motion, share) / self.dt
@@ -80,7 +80,7 @@ class Path:
 
 
 def told(moments: Sequence[Moment], degree: int) -> Sequence[Moment]:
-    """Selects the newest moments that the coordinate path of a time step extrapolates reliably.
+    """Selects the latest samples of a coordinate motion that can be extrapolated reliably in time.
 
     A generator that jumps from step to step must not be extrapolated: a parabola through values
     that differ by a jump changes within one step by several times as much, which leaves the
@@ -99,7 +99,7 @@ def told(moments: Sequence[Moment], degree: int) -> Sequence[Moment]:
 
 
 def jumps(moments: Sequence[Moment], degree: int) -> bool:
-    """Whether the newest motion of a coordinate path jumps: no polynomial in time predicts it.
+    """Whether a coordinate motion jumps in time: no polynomial through earlier samples predicts it.
 
     Slopes from before a jump are those of another motion: a multistep method that went on with them
     would be of order one there.
@@ -108,7 +108,7 @@ def jumps(moments: Sequence[Moment], degree: int) -> bool:
 
 
 class Miss(NamedTuple):
-    """Error of an extrapolated coordinate motion at the end of a time step.
+    """Error of a coordinate motion extrapolated in time, at the end of a time step.
 
     Attributes:
       share: of the size of the moments.
@@ -122,7 +122,7 @@ class Miss(NamedTuple):
 
 
 def missed(moments: Sequence[Moment], degree: int) -> Miss | None:
-    """Computes by how much the extrapolated coordinate motion missed the newest moment.
+    """Computes the error of the extrapolated coordinate motion against its newest sample.
 
     None where there is nothing to compare, where coordinates rest, and where the motion jumps:
     shorter steps do not help there.
@@ -137,14 +137,14 @@ def missed(moments: Sequence[Moment], degree: int) -> Miss | None:
 
 
 def _telling(moments: Sequence[Moment], degree: int) -> tuple[list[int], int]:
-    """Returns the counts of past motions that extrapolate well to the newest."""
+    """Returns the numbers of past samples from which a coordinate motion extrapolates well."""
     misses, size = _misses(moments, degree)
     good = [count for count, miss in enumerate(misses, start=1) if miss <= _MISS * size]
     return good, len(misses)
 
 
 def _misses(moments: Sequence[Moment], degree: int) -> tuple[list[float], float]:
-    """Computes how far polynomials through past motions miss the newest, and the largest motion."""
+    """Computes errors of coordinate motions extrapolated by polynomials, and the largest motion."""
     *past, new = moments
     misses = []
     for count in range(1, min(degree + 1, len(past)) + 1):
@@ -161,7 +161,7 @@ def _joined(moment: Moment) -> np.ndarray:
 
 
 def _polynomial(t: float, dt: float, past: Sequence[Moment]) -> list[Any]:
-    """Fits the polynomial in time of a coordinate path to earlier motions; returns coefficients."""
+    """Fits a polynomial in time to past coordinate motions; returns its coefficients."""
     values = np.stack([dt * _joined(m) for m in past])
     nodes = np.array([(m.t - t) / dt for m in past])
     powers = np.vander(nodes, increasing=True)

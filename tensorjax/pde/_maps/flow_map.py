@@ -142,7 +142,7 @@ class Fields:
         return out
 
     def spread(self, rates: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Expands the vector field Σ_m c_m g_m into monomials: exponents and coefficients (U, d).
+        """Expands the vector field Σ_m c_m g_m in monomials of sines: exponents and coefficients.
 
         Args:
           rates: c, (M,).
@@ -185,7 +185,7 @@ class Fields:
         return product() @ c, slopes, np.stack([np.asarray(r) for r in rise], axis=1)
 
     def trains(self, rates: np.ndarray, points: Sequence[np.ndarray]) -> list[Cores]:
-        """Builds the vector field Σ_m c_m g_m on a grid as one train per component.
+        """Builds the vector field Σ_m c_m g_m on a grid as one tensor train per component.
 
         Args:
           rates: c, (M,).
@@ -208,7 +208,7 @@ class Fields:
 
 
 class Back(NamedTuple):
-    """Inverse images x of points y of a flow map, with inverse Jacobians and volume gradients.
+    """Preimages x of points y under a flow map, with inverse Jacobians and volume gradients.
 
     Attributes:
       x: (m, d).
@@ -261,7 +261,7 @@ class FlowMap:
     _slopes: dict[tuple[int, float], float] = dataclasses.field(default_factory=dict, repr=False)
 
     def rates(self, t: float) -> np.ndarray:
-        """Returns the coefficients c(t), (M,), of the vector field that generates the map.
+        """Returns the coefficients c(t), (M,), of the vector field that generates a flow map.
 
         Args:
           t: time.
@@ -273,7 +273,7 @@ class FlowMap:
         return _polynomial(self.pieces[k], t - self.starts[k])
 
     def extended(self, start: float, piece: np.ndarray) -> "FlowMap":
-        """Returns the flow map with a further piece of coefficients from time ``start`` on.
+        """Returns a flow map with further vector-field coefficients from time ``start`` on.
 
         Args:
           start: time at which it begins.
@@ -335,13 +335,13 @@ class FlowMap:
         return Back(x, inverse, rise[0] if rise else None)
 
     def _spans(self, t: float) -> list[tuple[int, float, float]]:
-        """Lists the nonzero pieces of the flow map up to time t, as (index, from, to)."""
+        """Lists the pieces of a flow map with nonzero velocity up to time t: (index, from, to)."""
         ends = (*self.starts[1:], math.inf)
         spans = [(k, a, min(b, t)) for k, (a, b) in enumerate(zip(self.starts, ends, strict=True))]
         return [(k, a, b) for k, a, b in spans if a < b and np.any(self.pieces[k])]
 
     def _moved(self, k: int, a: float, b: float, state: State, rate: Callable[..., State]) -> State:
-        """Integrates points through one piece of the flow map by the Runge–Kutta method."""
+        """Integrates points through one time piece of a flow map by the Runge–Kutta method."""
         count = max(1, math.ceil(abs(b - a) * self._slope(k, max(a, b)) / _STEP))
         h, start = (b - a) / count, self.starts[k]
 
@@ -359,7 +359,7 @@ class FlowMap:
         return state
 
     def _slope(self, k: int, end: float) -> float:
-        """Estimates the largest Jacobian norm of a piece's vector field, for the step length."""
+        """Estimates the largest Jacobian norm of a flow map's vector field, for the step length."""
         key = k, end
         if key not in self._slopes:
             reach, d = self.fields.reach, self.fields.dim

@@ -16,7 +16,7 @@ class Flow(NamedTuple):
     noise: np.ndarray
 
     def back(self, x: np.ndarray) -> np.ndarray:
-        """Returns starting points x(0), (m, d), that the linear SDE without noise takes to x(t)."""
+        """Returns the starts x(0), (m, d), from which a linear SDE without noise reaches x(t)."""
         return np.linalg.solve(self.matrix, (x - self.shift).T).T
 
 

@@ -20,7 +20,7 @@ _KEPT = 4
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
 class Flowed(Problem):
-    """Fokker–Planck or Liouville problem in the nonlinear coordinates of a `FlowMap`.
+    """Fokker–Planck or Liouville problem in the nonlinear coordinates of a flow map.
 
     Attributes:
       problem: with a method ``velocity(x)`` (m, d) ↦ (m, d) and, if it diffuses, a constant matrix
@@ -81,7 +81,7 @@ class Flowed(Problem):
     _known: dict[Any, Any] = dataclasses.field(init=False)
 
     def right_side(self, map: AffineMap, t: float) -> RightSide:
-        """Builds the operators of the density in flowing coordinates at time t.
+        """Builds the TT operators of the density's PDE in flowing coordinates at time t.
 
         Linear motions are fields of degree one.
 
@@ -142,7 +142,7 @@ class Flowed(Problem):
         return self.flow.forward(t, self.problem.sample(key, t, count))[0]
 
     def _coefficients(self, t: float) -> list[Any]:
-        """Approximates drift and diffusion in flowing coordinates at time t by trains."""
+        """Approximates drift and diffusion in flowing coordinates by tensor trains."""
         if t not in self._known:
             times = [k for k in self._known if k != "points"]
             for old in times[: len(times) + 1 - _KEPT]:

@@ -29,7 +29,7 @@ _CHUNK = 1 << 22
 
 @placed
 def evaluate(v: TT, map: AffineMap, box: Box, x: ArrayLike) -> JaxOrHost:
-    """Evaluates a solution u(x) = v(Γ x + s) at physical points; zero outside the box.
+    """Evaluates a PDE solution u(x) = v(Γ x + s) at physical points; zero outside the box.
 
     Args:
       v: train of values on the grid of the box.
@@ -67,7 +67,7 @@ def evaluate(v: TT, map: AffineMap, box: Box, x: ArrayLike) -> JaxOrHost:
 
 @placed
 def mass(v: TT, map: AffineMap, box: Box) -> JaxOrHost:
-    """Computes the mass ∫ u dx = ∫ v dy / |det Γ| of a solution in physical coordinates.
+    """Computes the mass ∫ u dx = ∫ v dy / |det Γ| of a PDE solution in physical coordinates.
 
     Args:
       v: train of values on the grid of the box.
@@ -149,7 +149,7 @@ def moments(v: TT, map: AffineMap, box: Box) -> tuple[Any, Any, Any]:
 
 
 def given(v: TT, map: AffineMap, box: Box) -> tuple[Any, list[Any], AffineMap]:
-    """Checks v, map and box of a physical quantity; returns NumPy or JAX, cores and map."""
+    """Checks a solution's train v, map and box; returns NumPy or JAX, cores and map."""
     single("v", v, TT, host=False)
     if not isinstance(box, Box):
         raise TypeError(f"box: expected a Box, got {_check.short(box)}")
@@ -165,7 +165,7 @@ def given(v: TT, map: AffineMap, box: Box) -> tuple[Any, list[Any], AffineMap]:
 
 
 def _contracted(cores: list[Any], rows: list[Any]) -> JaxOrHost:
-    """Evaluates a train at m physical points from rows (m, n_k) of interpolation weights."""
+    """Evaluates a tensor train at m points from rows (m, n_k) of interpolation weights."""
     state = None
     for core, row in zip(cores, rows, strict=True):
         part = einsum("mn,anb->mab", row, core)
@@ -177,7 +177,7 @@ def _contracted(cores: list[Any], rows: list[Any]) -> JaxOrHost:
 def by_parts(
     cores: list[Any], points: np.ndarray, rows_of: list[Callable[[Any], Any]], dtype: Any
 ) -> np.ndarray:
-    """Evaluates a solution's train at m points in chunks, from rows of weights for every axis."""
+    """Evaluates a tensor train at m points in chunks, from interpolation rows for every axis."""
     # The memory that a part takes is bounded: one row, and one matrix between bonds, per point.
     step = max(1, _CHUNK // max(max(c.shape[1], c.shape[0] * c.shape[2]) for c in cores))
     out = np.empty(len(points), dtype)
@@ -189,7 +189,7 @@ def by_parts(
 
 
 def _weighted(xp: Any, cores: list[Any], box: Box, power: int) -> list[Any]:
-    """Computes Σ_j w_j y_j^power G_k[:, j, :] of all cores on a box, for physical moments."""
+    """Computes Σ_j w_j y_j^power G_k[:, j, :] of all TT-cores on a grid, for moments."""
     out = []
     for core, axis in zip(cores, box.axes, strict=True):
         w = xp.asarray(moment_weights(axis, power)).astype(core.dtype)

@@ -17,7 +17,7 @@ __all__ = ["edge_mass", "resolution"]
 
 
 def edge_mass(v: TT, box: Box) -> float:
-    """Returns the edge mass of a solution: the largest share of ‖v‖ next to an end of an axis.
+    """Returns the largest share of ‖v‖ next to an end of a grid axis, for a PDE solution v.
 
     v has to vanish there: what is not small against the accuracy asked for has left the box, or is
     about to. The end at which a "laguerre" axis begins does not count. One sweep in either
@@ -47,7 +47,7 @@ def edge_mass(v: TT, box: Box) -> float:
 
 
 def resolution(v: TT, box: Box) -> float:
-    """Computes a solution's resolution: share of ‖v‖ in the highest third of an axis's modes.
+    """Computes the largest share of ‖v‖ in the highest third of an axis's modes.
 
     It is near √⅓ for noise and next to nothing for what the points resolve; of a Gaussian as narrow
     as they can hold with a relative error ε it is about ε^(4/9).
@@ -78,14 +78,14 @@ def resolution(v: TT, box: Box) -> float:
 
 
 def shares(v: TT, box: Box) -> tuple[float, float]:
-    """Computes `edge_mass` and `resolution`, two checks of a solution's train, at once."""
+    """Computes `edge_mass` and `resolution` of a PDE solution's train at once."""
     _, cores, _ = given(v, AffineMap.identity(box.dim), box)
     edge, rough = shares_of(np, cores, quadrature(box))
     return float(edge), float(rough)
 
 
 def quadrature(box: Box) -> list[tuple[np.ndarray, ...]]:
-    """Returns weights, highest modes and ends of every axis, for edge mass and resolution.
+    """Returns weights, highest modes and ends of every axis, for `edge_mass` and `resolution`.
 
     `shares_of` takes them in this form.
     """
@@ -93,7 +93,7 @@ def quadrature(box: Box) -> list[tuple[np.ndarray, ...]]:
 
 
 def shares_of(xp: Any, cores: Sequence[Any], axes: Sequence[tuple[Any, ...]]) -> tuple[Any, Any]:
-    """Computes edge mass and resolution, physical quantities of a train, by NumPy or JAX."""
+    """Computes edge mass and resolution of a tensor train on a grid, in NumPy or JAX."""
     left, right = xp.ones((1, 1), cores[0].dtype), [xp.ones((1, 1), cores[0].dtype)]
     weighted = [c * xp.sqrt(w)[None, :, None] for c, (w, *_) in zip(cores, axes, strict=True)]
     for core in weighted[::-1]:

@@ -17,7 +17,7 @@ from tensorjax.pde._observables.sampling import Drawn, draw
 
 
 class Estimate(NamedTuple):
-    """Estimate of an entropy or divergence: mean over a sample, and its standard error.
+    """Monte Carlo estimate of an entropy or divergence: sample mean and its standard error.
 
     Attributes:
       value: the estimate.

@@ -73,7 +73,7 @@ def flux(
         noise, drift = None, problem.velocity(points)
 
     def weighted(p: np.ndarray, k: int) -> np.ndarray:
-        """Evaluates column k of D u at points: (m, d)."""
+        """Evaluates column k of D u, diffusion times density, at points: (m, d)."""
         u = np.asarray(evaluate(v, map, problem.box, p))[:, None]
         if noise is not None:
             return noise.values(p, t)[:, :, k] * u

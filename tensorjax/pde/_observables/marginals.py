@@ -88,7 +88,7 @@ def _transformed(
     center: np.ndarray,
     width: np.ndarray,
 ) -> np.ndarray:
-    """Computes a marginal from its characteristic function, in a window about ``center``."""
+    """Computes a marginal density from its characteristic function, in a window."""
     limit = _limits(box)
     back = np.linalg.inv(map.matrix)[list(axes)]  # rows: x_a in terms of y
     reach = _reach(back, limit)
@@ -113,7 +113,7 @@ def _transformed(
 def _beside(
     cores: list[Any], box: Box, map: AffineMap, axes: tuple[int, ...], grids: list[np.ndarray]
 ) -> np.ndarray:
-    """Computes a marginal over an unbounded axis, beside axes on which coordinates stay at rest.
+    """Computes a marginal density over a moving axis beside periodic, half-line or walled axes.
 
     Those are summed over, or evaluated at the points of the marginal, one after the other.
     """
@@ -139,7 +139,7 @@ def _beside(
 
 
 def _kept(cores: list[Any], free: list[int], rows: list[np.ndarray]) -> list[np.ndarray]:
-    """Contracts a solution's train with vectors on all axes but some: the cores of those."""
+    """Contracts a tensor train with vectors on all axes but some; returns the cores of those."""
     out, carried = [], np.ones((1, 1))
     for k, core in enumerate(cores):
         if k in free:
@@ -166,14 +166,14 @@ def _window(
 
 
 def _limits(box: Box) -> np.ndarray:
-    """Returns the highest frequency that each axis's grid resolves, for sums in `marginal`."""
+    """Returns the highest frequency that the grid of each axis resolves."""
     return np.asarray([np.pi / np.diff(p).max() for p in box.points])
 
 
 def _at_rest(
     cores: list[Any], box: Box, axes: tuple[int, ...], grids: list[np.ndarray]
 ) -> np.ndarray:
-    """Computes a marginal of a solution in coordinates at rest, by sums over the other axes."""
+    """Computes a marginal density in fixed coordinates, by sums over the other axes."""
     mesh = np.stack([g.ravel() for g in np.meshgrid(*grids, indexing="ij")], 1)
     points, rows = np.zeros((len(mesh), box.dim)), []
     for k, axis in enumerate(box.axes):
@@ -186,7 +186,7 @@ def _at_rest(
 
 
 def _reach(back: np.ndarray, limit: np.ndarray) -> np.ndarray:
-    """Computes the largest frequency that all grid axes resolve, per axis of a marginal density."""
+    """Computes the largest frequency of a marginal density that all grid axes resolve."""
     if len(back) == 1:
         return np.min(limit / np.maximum(np.abs(back), 1e-300), axis=1)
     first, second = np.triu_indices(back.shape[1], 1)

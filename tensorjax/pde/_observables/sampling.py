@@ -23,7 +23,7 @@ _CHUNK = 1 << 21
 
 
 class Drawn(NamedTuple):
-    """Points drawn from a solution's density to compute observables, and the density there.
+    """Random points drawn from a density, and the density there.
 
     Attributes:
       points: (m, d).
@@ -75,7 +75,7 @@ def sample(key: KeyOrGenerator, v: TT, map: AffineMap, box: Box, count: int) -> 
 
 
 def draw(rng: np.random.Generator, v: TT, map: AffineMap, box: Box, count: int) -> Drawn:
-    """Draws points from a density and evaluates it there; see `sample`."""
+    """Draws random points from a density given as a tensor train and evaluates it there."""
     total = float(mass(v, map, box))
     if not total > 0:
         raise ValueError(f"v: expected a density of positive mass, got {total:.3g}")
@@ -90,7 +90,7 @@ def draw(rng: np.random.Generator, v: TT, map: AffineMap, box: Box, count: int) 
 
 
 def _sums(cores: Cores, box: Box) -> list[np.ndarray]:
-    """Integrates a density over all coordinates after each one, to draw samples: d vectors."""
+    """Integrates a density's tensor train over all axes after each one: d vectors."""
     out = [np.ones(1)]
     for core, axis in zip(cores[:0:-1], box.axes[:0:-1], strict=True):
         out.append(weighted_sum(core, axis.weights) @ out[-1])
@@ -100,7 +100,7 @@ def _sums(cores: Cores, box: Box) -> list[np.ndarray]:
 def _some(
     rng: np.random.Generator, cores: Cores, after: list[np.ndarray], box: Box, count: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draws samples y (m, d) of a density, core by core, with its values there (m,)."""
+    """Draws samples y (m, d) of a density, TT-core by TT-core, with its values there (m,)."""
     state, y = np.ones((count, 1)), []
     value = np.ones(count)
     for core, axis, later in zip(cores, box.axes, after, strict=True):
@@ -114,7 +114,7 @@ def _some(
 
 
 def _inverse(chance: np.ndarray, points: np.ndarray, density: np.ndarray) -> np.ndarray:
-    """Inverts piecewise linear distribution functions (m, k), to draw points of a PDE's density."""
+    """Inverts piecewise quadratic distribution functions of piecewise linear densities (m, k)."""
     density = np.maximum(density, 0.0)
     gaps = np.diff(points)
     sums = np.cumsum((density[:, 1:] + density[:, :-1]) / 2 * gaps, axis=1)
@@ -131,7 +131,7 @@ def _inverse(chance: np.ndarray, points: np.ndarray, density: np.ndarray) -> np.
 
 @functools.lru_cache(maxsize=256)
 def _finer(axis: Axis) -> np.ndarray:
-    """Refines the points of an axis, ends included, for samples by inverse transform along it."""
+    """Refines the grid points of an axis, ends included, for inverse-transform sampling."""
     known = np.unique(np.concatenate([[axis.low], axis.points, [axis.high]]))
     place = np.arange(_FINER * (len(known) - 1) + 1) / _FINER
     return np.interp(place, np.arange(len(known)), known)
@@ -139,5 +139,5 @@ def _finer(axis: Axis) -> np.ndarray:
 
 @functools.lru_cache(maxsize=256)
 def _table(axis: Axis) -> np.ndarray:
-    """Returns the matrix that interpolates an axis to the finer points that samples need."""
+    """Returns the matrix (m, n) that interpolates a grid axis to refined points, for sampling."""
     return np.asarray(axis.interpolate(_finer(axis)))

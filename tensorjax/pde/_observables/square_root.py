@@ -18,7 +18,7 @@ from tensorjax.pde._stepping.mass import mass_of
 
 
 class SquareRoot(NamedTuple):
-    """Square root of a density as a train, and how far its square is from the density.
+    """Square root of a density as a tensor train, and how far its square is from the density.
 
     Attributes:
       root: w; the density is w², at grid points and between them. ``pde.evaluate`` of w squared,
@@ -36,7 +36,7 @@ class SquareRoot(NamedTuple):
 
 
 def square_root(v: TT, box: Box, *, tol: float = 1e-3) -> SquareRoot:
-    """Approximates the square root of a density by a train w, so that w² is nowhere negative.
+    """Approximates the square root of a density by a tensor train w, so that w² ≥ 0.
 
     Truncation leaves small negative values in densities. Those of w² are positive by construction,
     and its mass is that of v: w is √max(v, 0) by approximation from entries drawn where v is large,
@@ -95,5 +95,5 @@ def square_root(v: TT, box: Box, *, tol: float = 1e-3) -> SquareRoot:
 
 
 def _norm(cores: Cores) -> float:
-    """Computes the norm of a square root's train, or of its residual, on the grid."""
+    """Computes the Euclidean norm of a tensor train."""
     return float(np.linalg.norm(right_orthogonal(cores, scale=False)[0][0]))

@@ -11,7 +11,7 @@ from tensorjax.pde._maps.affine_maps import AffineMap
 
 
 def affine_part(map: AffineMap, matrix: Any, offset: Any, diffusion: Any) -> Coefficients:
-    """Computes the operator of an affine drift, −∇·((A x + b) u) + D:∇∇u, in coordinates y."""
+    """Computes the operator −∇·((A x + b) u) + D:∇∇u of a linear SDE in coordinates y."""
     zero = np.zeros((map.dim, map.dim))
     xp, (gamma, s, a, b, diff) = floats(
         map.matrix,
@@ -31,7 +31,7 @@ def affine_part(map: AffineMap, matrix: Any, offset: Any, diffusion: Any) -> Coe
 
 
 def check_turns(box: Any, matrix: Any) -> None:
-    """Raises ValueError if an affine drift is linear in a periodic coordinate."""
+    """Raises ValueError if an affine drift depends linearly on a periodic coordinate."""
     if matrix is None or _check.is_traced(matrix):
         return
     for k, axis in enumerate(box.axes):
@@ -44,7 +44,7 @@ def check_turns(box: Any, matrix: Any) -> None:
 
 
 def check_unbounded(box: Any) -> None:
-    """Raises ValueError if nonlinear coordinates would move axes that have to stay at rest."""
+    """Raises ValueError if nonlinear moving coordinates meet axes that must stay fixed."""
     if not box.movable:
         raise ValueError(
             "problem: expected a box of unbounded axes, which nonlinear coordinates move, got "

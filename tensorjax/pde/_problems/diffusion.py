@@ -58,16 +58,16 @@ class Diffusion:
 
     @property
     def variable(self) -> bool:
-        """Whether the diffusion matrix depends on x or t."""
+        """Whether a diffusion matrix D(t, x) depends on x or t."""
         return self.function is not None or bool(self.terms)
 
     @property
     def timed(self) -> bool:
-        """Whether the diffusion matrix depends on time."""
+        """Whether a diffusion matrix D(t, x) depends on time."""
         return self.function is not None and self.function.timed
 
     def values(self, x: np.ndarray, t: float = 0.0) -> np.ndarray:
-        """Evaluates the diffusion matrix, (m, d, d), at physical points (m, d)."""
+        """Evaluates a diffusion matrix, (m, d, d), at physical points (m, d)."""
         out = np.zeros((len(x), self.dim, self.dim))
         if self.function is not None:
             found = self.function(x, t)
@@ -96,7 +96,7 @@ class Diffusion:
         return out
 
     def operators(self, box: Box, map: AffineMap, t: float) -> tuple[TTMatrix, ...]:
-        """Builds the TT-matrices of the diffusion term in y, for the variable part of D.
+        """Builds the diffusion operator's TT-matrices for the part of D that depends on x.
 
         The share of ∂_i D_ij in the drift is that of ∂_i (D_ij ∂_j v), so that no derivative of D
         is taken.
@@ -131,7 +131,7 @@ class Diffusion:
         return [(m, unit) for m, (_, _, unit) in zip(found, entries, strict=True) if np.any(m[0])]
 
     def _check(self, box: Box, interpretation: str) -> None:
-        """Raises ValueError if D is not symmetric positive semidefinite at random points."""
+        """Raises ValueError if D(t, x) is not symmetric positive semidefinite at some points."""
         low, high = ([getattr(a, end) for a in box.axes] for end in ("low", "high"))
         found = self.values(np.random.default_rng(0).uniform(low, high, (_LOOKS, self.dim)))
         size = np.abs(found).max()
@@ -162,7 +162,7 @@ def _check_sign(values: np.ndarray, where: str) -> None:
 
 
 def _units(d: int, diagonal: bool) -> list[tuple[int, int, np.ndarray]]:
-    """Lists the entries (i, j) of a diffusion matrix given as a function, with unit matrices."""
+    """Lists the entries (i, j) of a symmetric matrix with their unit matrices."""
     out = []
     for i in range(d):
         for j in range(i, i + 1 if diagonal else d):
@@ -173,7 +173,7 @@ def _units(d: int, diagonal: bool) -> list[tuple[int, int, np.ndarray]]:
 
 
 def _parsed(given: Any, d: int) -> tuple[Any, list[tuple[Term, np.ndarray]]]:
-    """Splits a diffusion given by the user into a constant and pairs (term, matrix)."""
+    """Splits a user's diffusion matrix into a constant and pairs (scalar term, matrix)."""
     if isinstance(given, Term):
         given = [(given, np.eye(d))]
     if not _has_terms(given):
@@ -190,7 +190,7 @@ def _parsed(given: Any, d: int) -> tuple[Any, list[tuple[Term, np.ndarray]]]:
 
 
 def _entries(rows: list[tuple[Any, ...]], d: int) -> tuple[Any, list[tuple[Term, np.ndarray]]]:
-    """Sorts a diffusion's entries, diagonal or rows, into a constant and pairs (term, matrix)."""
+    """Converts the entries of a diffusion matrix to a constant and pairs (scalar term, matrix)."""
     size = {len(r) for r in rows}
     if len(rows) != d or size not in ({1}, {d}):
         raise ValueError(
@@ -220,7 +220,7 @@ def _has_terms(given: Any) -> bool:
 
 
 def diffusion_matrix(name: str, value: Any, dim: int) -> Any:
-    """Converts a diffusion to a matrix; ValueError unless symmetric positive semidefinite."""
+    """Converts a constant diffusion to a matrix; ValueError unless positive semidefinite."""
     if value is None:
         return None
     if callable(value):
@@ -251,7 +251,7 @@ def diffusion_matrix(name: str, value: Any, dim: int) -> Any:
 
 
 def proportional(tensor: np.ndarray) -> list[list[Any]]:
-    """Returns the diffusion matrix with entries S_ij x_i x_j as rows of drift terms."""
+    """Returns the diffusion matrix with entries S_ij x_i x_j (geometric Brownian motion)."""
     d = len(tensor)
     e = np.eye(d)
     rows: list[list[Any]] = [[None] * d for _ in range(d)]

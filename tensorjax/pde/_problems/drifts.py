@@ -23,7 +23,7 @@ _STENCIL = ((1, 3 / 4), (2, -3 / 20), (3, 1 / 60))
 
 
 class Term(abc.ABC):
-    """Base class of drift terms: scalar functions of x that are known as trains on grids.
+    """Base class of scalar terms in a drift or diffusion, with exact or approximate TT-cores.
 
     Example:
       >>> import numpy as np
@@ -34,7 +34,7 @@ class Term(abc.ABC):
 
     @abc.abstractmethod
     def values(self, x: np.ndarray) -> np.ndarray:
-        """Evaluates the drift term at physical points (m, d).
+        """Evaluates a scalar drift term at physical points (m, d).
 
         Args:
           x: (m, d).
@@ -45,7 +45,7 @@ class Term(abc.ABC):
 
     @abc.abstractmethod
     def gradient(self, x: np.ndarray) -> np.ndarray:
-        """Evaluates the drift term's gradient (m, d) at physical points (m, d).
+        """Evaluates the gradient (m, d) of a scalar drift term at physical points (m, d).
 
         Args:
           x: (m, d).
@@ -56,7 +56,7 @@ class Term(abc.ABC):
 
     @abc.abstractmethod
     def cores(self, box: Box, map: AffineMap, tol: float) -> Cores:
-        """Computes TT-cores of the drift term on the grid y of a box, where y = map(x).
+        """Computes TT-cores of a scalar drift term on a grid in the coordinates y = map(x).
 
         Args:
           box: of the coordinates y.
@@ -68,7 +68,7 @@ class Term(abc.ABC):
         """
 
     def check(self, dim: int) -> None:
-        """Raises ValueError unless the drift term is a function of ``dim`` coordinates.
+        """Raises ValueError unless a drift term is a function of ``dim`` coordinates.
 
         Args:
           dim: d.
@@ -160,7 +160,7 @@ class Power(Term):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Product(Term):
-    """Drift term a Π f_i, a product of terms f_i; their TT-ranks multiply.
+    """Drift term a Π f_i, a product of scalar terms f_i; their TT-ranks multiply.
 
     Attributes:
       factors: one or more terms.
@@ -274,7 +274,7 @@ class Separable(Term):
 
 
 def _turned(map: AffineMap, weights: Any, offset: Any) -> tuple[Any, Any]:
-    """Converts a drift term's weights and offset, of w·x + c, to those in y = map(x)."""
+    """Converts weights and offset of w·x + c, in a drift term, to the coordinates y = map(x)."""
     xp, (matrix, shift, w, c) = floats(map.matrix, map.shift, weights, offset)
     w = xp.linalg.solve(matrix.T, w)
     return w, c - w @ shift
@@ -287,7 +287,7 @@ def _check_weights(name: str, weights: Any, dim: int) -> None:
 
 
 class Field:
-    """Drift vector field of a PDE: a sum of terms per component, or any function of points.
+    """Drift vector field of a PDE: a sum of scalar terms per component, or any function of points.
 
     Args:
       given: d entries, each a `Term`, a sequence of them or None for zero; or a callable that maps
@@ -326,7 +326,7 @@ class Field:
         return self.function is not None or bool(self.directed)
 
     def _add(self, term: Term, direction: np.ndarray) -> None:
-        """Adds a term with a direction to the field; merges it with a proportional term."""
+        """Adds a scalar term times a direction to a drift field; merges proportional terms."""
         for i, (other, before) in enumerate(self.directed):
             ratio = _ratio(term, other)
             if ratio is not None:
@@ -336,7 +336,7 @@ class Field:
 
     @property
     def timed(self) -> bool:
-        """Whether the drift field depends on time."""
+        """Whether a drift vector field depends on time."""
         return self.function is not None and self.function.timed
 
     def values(self, x: np.ndarray, t: float = 0.0) -> np.ndarray:
@@ -362,7 +362,7 @@ class Field:
         return out
 
     def pieces(self, box: Box, map: AffineMap, t: float = 0.0) -> list[tuple[Cores, Any]]:
-        """Decomposes the drift in coordinates y as Σ m(y) a; pairs (cores of m, vector a)."""
+        """Decomposes a drift in coordinates y as Σ m(y) a: pairs (TT-cores of m, vector a)."""
         if self.function is not None:
             return self._crossed(self.function, box, map, t)
         out = []
@@ -372,7 +372,7 @@ class Field:
         return out
 
     def _crossed(self, f: Any, box: Box, map: AffineMap, t: float) -> list[tuple[Cores, Any]]:
-        """Approximates all components of a drift function by a single cross approximation."""
+        """Approximates all components of a drift function by one TT-cross approximation."""
 
         def moved(y: np.ndarray) -> np.ndarray:
             return np.asarray(f(map.inverse(y), t), np.float64) @ np.asarray(map.matrix).T
@@ -388,7 +388,7 @@ class Field:
 
 
 def terms_of(name: str, entry: Any, dim: int) -> list[Term]:
-    """Converts one component of a drift to a list of terms; raises if it is anything else."""
+    """Converts one component of a drift to a list of scalar terms; raises for other types."""
     if callable(entry):
         raise ValueError(
             f"{name}: expected terms (pde.Sin, pde.Power, pde.Product, pde.Separable), got a "
@@ -422,7 +422,7 @@ def _ratio(term: Term, other: Term) -> float | None:
 
 
 def partial_derivative(f: Callable[[np.ndarray], np.ndarray], x: np.ndarray, k: int) -> np.ndarray:
-    """Computes ∂_k of a drift term or another function at points (m, d), by central differences."""
+    """Computes ∂_k of a function at points (m, d) by central differences."""
     step = np.zeros(x.shape[1])
     step[k] = _STEP
     parts = [w / _STEP * (f(x + i * step) - f(x - i * step)) for i, w in _STENCIL]
@@ -432,7 +432,7 @@ def partial_derivative(f: Callable[[np.ndarray], np.ndarray], x: np.ndarray, k: 
 def partial_derivative_inside(
     f: Callable[[np.ndarray], np.ndarray], x: np.ndarray, k: int, low: float, high: float
 ) -> np.ndarray:
-    """Computes ∂_k of a function (m, …) that ends at low and high, from values between them.
+    """Computes ∂_k of a function on [low, high] by one-sided differences at its ends.
 
     By the polynomials through 7 points, which are next to x, and around it where there is room. It
     is zero where x is not between low and high.

@@ -128,7 +128,7 @@ class FokkerPlanck(Problem):
         self._set(drift=self.field.given)
 
     def right_side(self, map: AffineMap, t: float) -> RightSide:
-        """Builds the right side of the Fokker–Planck equation in the coordinates of a map.
+        """Builds the right side of a Fokker–Planck equation in the coordinates of a map.
 
         Args:
           map: `AffineMap` y = Γ x + s.
@@ -144,7 +144,7 @@ class FokkerPlanck(Problem):
         return RightSide(self.box, affine, drift + self.noise.operators(self.box, map, t))
 
     def velocity(self, x: ArrayLike, t: float = 0.0) -> np.ndarray:
-        """Evaluates the drift A x + b + f(t, x) at points (m, d), as it was given.
+        """Evaluates a Fokker–Planck equation's drift A x + b + f(t, x) at points (m, d).
 
         Args:
           x: points (m, d).
@@ -157,7 +157,7 @@ class FokkerPlanck(Problem):
         return self.field.values(x, t) + affine_velocity(x, self.matrix, self.offset)
 
     def exact(self, t: float, x: ArrayLike) -> np.ndarray | None:
-        """Evaluates the exact density where it is known (affine drift, or no diffusion); else None.
+        """Evaluates a Fokker–Planck equation's exact density (affine or no noise); else None.
 
         None with a drift of t, too. With D = 0 it follows characteristics, to about 1e-10.
 
@@ -184,7 +184,7 @@ class FokkerPlanck(Problem):
         return self.start.values(state[:, :-1]) * np.exp(state[:, -1])
 
     def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
-        """Returns mass, mean and covariance for affine drift and constant diffusion; else None.
+        """Returns exact mass, mean and covariance of a linear SDE; None for other equations.
 
         Args:
           t: time.
@@ -195,7 +195,7 @@ class FokkerPlanck(Problem):
         return self._linear().moments(t) if self._affine else None
 
     def sample(self, key: KeyOrGenerator, t: float, count: int) -> np.ndarray:
-        """Draws points (count, d) from the exact density at time t, where it is known.
+        """Draws points (count, d) from a Fokker–Planck equation's exact density, if known.
 
         With D and f there is no exact density: `simulate` gives approximate points.
 
@@ -219,7 +219,7 @@ class FokkerPlanck(Problem):
         return characteristics.solve(self.velocity, start, t)
 
     def simulate(self, key: KeyOrGenerator, t: float, count: int, *, steps: int) -> np.ndarray:
-        """Simulates paths of the equation's SDE up to time t; returns their end points.
+        """Simulates paths of a Fokker–Planck equation's SDE to time t; returns end points.
 
         Statistics converge with 1/√count and, for constant D, with the square of the step (Heun's
         method, weak order 2); else with the step (Euler–Maruyama of the Itô equation, order 1).
@@ -258,7 +258,7 @@ class FokkerPlanck(Problem):
         return x
 
     def _heun(self) -> Callable[[np.ndarray, float, float, np.ndarray], np.ndarray]:
-        """Returns a function that makes one step of Heun's method for constant diffusion."""
+        """Returns a function that makes one Heun step of an SDE with constant diffusion."""
         root = np.zeros((self.dim,) * 2)
         if self.diffusion is not None:
             root = _root(np.asarray(self.diffusion))
@@ -271,7 +271,7 @@ class FokkerPlanck(Problem):
         return step
 
     def _euler(self, x: np.ndarray, t: float, h: float, normal: np.ndarray) -> np.ndarray:
-        """Advances paths by one Euler–Maruyama step, for variable diffusion."""
+        """Advances SDE paths by one Euler–Maruyama step, for variable diffusion."""
         if not np.isfinite(x).all():
             return x
         kick = (_root(self.noise.values(x, t)) @ normal[:, :, None])[:, :, 0]
@@ -285,16 +285,16 @@ class FokkerPlanck(Problem):
 
     @property
     def _affine(self) -> bool:
-        """Whether the equation has affine drift and constant diffusion."""
+        """Whether a Fokker–Planck equation has affine drift and constant diffusion."""
         return not (self.field or self.noise.variable)
 
     def _linear(self) -> OrnsteinUhlenbeck:
-        """Returns the Ornstein–Uhlenbeck problem of the same affine drift and diffusion."""
+        """Returns the Ornstein–Uhlenbeck problem of a Fokker–Planck equation's affine drift."""
         matrix = np.zeros((self.dim,) * 2) if self.matrix is None else self.matrix
         return OrnsteinUhlenbeck(matrix, self.diffusion, self.start, self.box, offset=self.offset)
 
 
 def _root(diffusion: np.ndarray) -> np.ndarray:
-    """Computes roots B of diffusion matrices, B Bᵀ = D, for sample paths of a `FokkerPlanck`."""
+    """Computes roots B of diffusion matrices, B Bᵀ = D, to simulate SDE paths."""
     values, vectors = np.linalg.eigh(diffusion)
     return vectors * np.sqrt(np.maximum(values, 0))[..., None, :]

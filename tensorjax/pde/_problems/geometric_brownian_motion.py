@@ -88,7 +88,7 @@ class GeometricBrownianMotion(ReadyMade):
         )  # fmt: skip
 
     def _moved(self, t: float) -> Lognormal | None:
-        """Returns the lognormal density at time t; None for a start that is not lognormal."""
+        """Returns geometric Brownian motion's lognormal density at time t; else None."""
         if not isinstance(self.start, Lognormal) or self.box.walled:
             return None
         rates, sigma, _, ties = _shaped(self.rate, self.volatility, self.x0, self.correlation)
@@ -97,7 +97,7 @@ class GeometricBrownianMotion(ReadyMade):
         return Lognormal(mean, self.start.covariance + spread * t)
 
     def exact(self, t: float, x: ArrayLike) -> np.ndarray | None:
-        """Evaluates the lognormal density of geometric Brownian motion; None for another start.
+        """Evaluates the exact lognormal density of geometric Brownian motion; or None.
 
         Args:
           t: time.
@@ -110,7 +110,7 @@ class GeometricBrownianMotion(ReadyMade):
         return None if found is None else found.values(np.asarray(x, np.float64))
 
     def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
-        """Returns mass, mean and covariance of geometric Brownian motion; None for another start.
+        """Returns mass, mean and covariance of geometric Brownian motion; or None.
 
         Args:
           t: time.
@@ -144,7 +144,7 @@ class GeometricBrownianMotion(ReadyMade):
 def _shaped(
     rate: Any, volatility: Any, x0: Any, correlation: Any
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Expands the parameters of a geometric Brownian motion to arrays; ValueError if not valid."""
+    """Expands parameters of a geometric Brownian motion to arrays; ValueError if not valid."""
     given = {"rate": rate, "volatility": volatility, "x0": x0}
     sizes = [len(np.asarray(v)) for v in given.values() if np.ndim(v) == 1]
     d = max(sizes, default=1) if correlation is None else len(np.atleast_2d(correlation))

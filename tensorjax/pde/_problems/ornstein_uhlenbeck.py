@@ -19,7 +19,7 @@ from tensorjax.pde._problems.problem import Problem, RightSide
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
 class _Linear(Problem):
-    """Base class of problems with linear drift A x + b and constant diffusion D."""
+    """Base class of PDE problems with linear drift A x + b and constant diffusion D."""
 
     matrix: Any
     diffusion: Any
@@ -35,7 +35,7 @@ class _Linear(Problem):
         check_turns(box, self.matrix)
 
     def right_side(self, map: AffineMap, t: float) -> RightSide:
-        """Builds the right side of a process with linear drift in a map's coordinates.
+        """Builds the right side of a linear SDE's density equation in a map's coordinates.
 
         Q_y(v) = −(Γ (A Γ⁻¹ (y − s) + b))·∇v − tr(A) v + (Γ D Γᵀ):∇∇v.
 
@@ -49,7 +49,7 @@ class _Linear(Problem):
         return RightSide(self.box, affine_part(map, self.matrix, self.offset, self.diffusion))
 
     def velocity(self, x: ArrayLike) -> np.ndarray:
-        """Evaluates the drift A x + b of an Ornstein–Uhlenbeck process at points (m, d).
+        """Evaluates the linear drift A x + b at points (m, d).
 
         Args:
           x: points (m, d).
@@ -60,7 +60,7 @@ class _Linear(Problem):
         return affine_velocity(np.asarray(x, np.float64), self.matrix, self.offset)
 
     def flow(self, t: float) -> Flow:
-        """Computes F, g, Q of the exact solution x(t) = F x(0) + g + noise of covariance Q.
+        """Computes F, g, Q of a linear SDE's solution x(t) = F x(0) + g + noise of covariance Q.
 
         Args:
           t: duration.
@@ -74,7 +74,7 @@ class _Linear(Problem):
         return flow(self.matrix, offset, diffusion, t)
 
     def exact(self, t: float, x: ArrayLike) -> np.ndarray | None:
-        """Evaluates the exact solution for linear drift; None for walls, or noise and a `Function`.
+        """Evaluates the exact density of a linear SDE; None if it is not known.
 
         Gaussians are moved in closed form; without diffusion any start gives u₀ along
         characteristics times e^(−tr(A) t).
@@ -96,7 +96,7 @@ class _Linear(Problem):
         return self.start.values(back) * np.exp(-np.trace(np.asarray(self.matrix)) * t)
 
     def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
-        """Returns mass, mean, covariance for linear drift from a Gaussian start; else None.
+        """Returns mass, mean, covariance of a linear SDE from a Gaussian start; else None.
 
         Args:
           t: time.
@@ -109,7 +109,7 @@ class _Linear(Problem):
         return self.start.moved(self.flow(t)).moments()
 
     def sample(self, key: KeyOrGenerator, t: float, count: int) -> np.ndarray:
-        """Draws points (count, d) from the exact density of a linear drift at time t.
+        """Draws points (count, d) from the exact density of a linear SDE at time t.
 
         Args:
           key: `jax.random.key`, or a NumPy generator.
@@ -129,7 +129,7 @@ class _Linear(Problem):
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
 class OrnsteinUhlenbeck(_Linear):
-    """Ornstein–Uhlenbeck problem u_t = −∇·((A x + b) u) + D:∇∇u.
+    """Density equation of an Ornstein–Uhlenbeck process: u_t = −∇·((A x + b) u) + D:∇∇u.
 
     Attributes:
       matrix: A, (d, d), possibly traced.
@@ -155,7 +155,7 @@ class OrnsteinUhlenbeck(_Linear):
         super().__init__(matrix, diffusion, start, box, offset)
 
     def stationary_density(self, x: ArrayLike) -> np.ndarray | None:
-        """Evaluates the stationary Gaussian density at points (m, d); None if there is none.
+        """Evaluates an Ornstein–Uhlenbeck process's stationary Gaussian, or None.
 
         Args:
           x: points (m, d).
@@ -176,7 +176,7 @@ class OrnsteinUhlenbeck(_Linear):
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
 class Liouville(_Linear):
-    """Liouville problem u_t = −∇·((A x + b) u): density of points that move with ẋ = A x + b.
+    """Liouville equation u_t = −∇·((A x + b) u): density of points that move with ẋ = A x + b.
 
     Attributes:
       matrix: A, (d, d), possibly traced.

@@ -143,7 +143,7 @@ class Duffing(ReadyMade):
         )  # fmt: skip
 
     def stationary_density(self, x: ArrayLike) -> np.ndarray | None:
-        """Evaluates the stationary density exp(−(v²/2 + αx²/2 + βx⁴/4) δ/D)/Z of the oscillator.
+        """Evaluates the stationary density exp(−(v²/2 + αx²/2 + βx⁴/4) δ/D)/Z (Duffing).
 
         Args:
           x: points (m, 2) of (x, v).

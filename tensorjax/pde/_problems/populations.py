@@ -20,7 +20,7 @@ _POINTS, _MARGIN = 1.6, 0.15
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
 class LotkaVolterra(ReadyMade):
-    """Prey and predators: dx = x (a − b y) dt + σ₁ x dW₁, dy = y (c x − m) dt + σ₂ y dW₂ (Itô).
+    """Lotka–Volterra SDE: dx = x (a − b y) dt + σ₁ x dW₁, dy = y (c x − m) dt + σ₂ y dW₂ (Itô).
 
     Noise is that of the environment, in proportion to x and y (not that of births and deaths, √x,
     of the chemical Langevin equation). Without ``start`` log x and log y are normal about the

@@ -27,7 +27,7 @@ _FINE = 4001
 
 
 def held(well: "Potential", start: Any, friction: float, mass: float, time: float) -> Box:
-    """Builds the box (q, p) of a particle in a polynomial potential: Kramers, Duffing."""
+    """Builds the grid (q, p) for a particle in a polynomial potential (Kramers, Duffing)."""
     momentum, top = mass * well.temperature, well.bottom + _HELD * well.temperature
     width = np.array([well.width, np.sqrt(momentum)])
     if isinstance(start, Gaussian):
@@ -90,17 +90,17 @@ class Potential:
         self.width = float(np.sqrt(min(temperature / max(steepest, 1e-300), self.variance)))
 
     def extent(self, energy: float) -> tuple[float, float]:
-        """Returns the interval outside which the potential is above ``energy``."""
+        """Returns the interval outside which a polynomial potential exceeds ``energy``."""
         ends = (self.v - energy).roots()
         ends = ends[np.abs(ends.imag) < 1e-7 * (1 + np.abs(ends))].real
         return float(ends.min()), float(ends.max())
 
     def density(self, q: np.ndarray) -> np.ndarray:
-        """Evaluates the Boltzmann density exp(−V/T)/Z of the potential."""
+        """Evaluates the Boltzmann density exp(−V/T)/Z of a polynomial potential V."""
         return np.exp(-(self.v(q) - self.bottom) / self.temperature) / self.partition
 
     def force(self, dim: int, axis: int) -> tuple[float, float, list[Power]]:
-        """Returns the force −V'(x_axis) as a constant, a slope and terms of higher degree."""
+        """Returns a potential's force −V'(x_axis) as constant, slope and higher-degree terms."""
         c = -self.slope.coef
         e = np.eye(dim)[axis]
         high = [Power(e, exponent=k, amplitude=float(a)) for k, a in enumerate(c) if k > 1 and a]
@@ -177,7 +177,7 @@ class Kramers(ReadyMade):
         )  # fmt: skip
 
     def stationary_density(self, x: ArrayLike) -> np.ndarray | None:
-        """Evaluates the Boltzmann density exp(−(p²/2m + V(q))/T)/Z of the particle.
+        """Evaluates the Boltzmann density exp(−(p²/2m + V(q))/T)/Z of a particle.
 
         Args:
           x: points (m, 2) of (q, p).
@@ -265,7 +265,7 @@ class DoubleWell(ReadyMade):
         self._set(barrier=barrier, minimum=minimum, temperature=temperature, coupling=coupling)
 
     def stationary_density(self, x: ArrayLike) -> np.ndarray | None:
-        """Evaluates the Boltzmann density exp(−V/T)/Z of the double wells.
+        """Evaluates the Boltzmann density exp(−V/T)/Z of a double-well chain.
 
         Z is a product of transfer operators between neighbours.
 
@@ -294,13 +294,13 @@ def _quartic(barrier: float, minimum: float) -> tuple[float, ...]:
 
 
 def _laplacian(d: int) -> np.ndarray:
-    """Returns the coupling matrix of a chain of ``d`` particles in double wells, with free ends."""
+    """Returns the graph Laplacian (d, d) of a chain of ``d`` particles with free ends."""
     steps = np.diff(np.eye(d), axis=0)
     return steps.T @ steps
 
 
 def _narrow(start: Any, dim: int) -> np.ndarray:
-    """Returns a Gaussian start's conditional deviations, to size a grid; Inf for others."""
+    """Returns the conditional standard deviations of a Gaussian, to size a grid; Inf for others."""
     if not isinstance(start, Gaussian):
         return np.full(dim, np.inf)
     return 1 / np.sqrt(np.diag(np.linalg.inv(start.covariance)))

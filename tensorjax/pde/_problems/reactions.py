@@ -33,7 +33,7 @@ _LOOKS = 1000
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
 class AdvectionDiffusionReaction(Problem):
-    """Reaction equation, with advection and diffusion: u_t = f·∇u + ∇·(σ∇u) + p u + R(u) + g.
+    """Advection–diffusion–reaction equation u_t = f·∇u + ∇·(σ∇u) + p u + R(u) + g.
 
     The advection is f(x) = A x + b + terms.
 
@@ -125,7 +125,7 @@ class AdvectionDiffusionReaction(Problem):
     _known: Remembered = dataclasses.field(init=False)
 
     def right_side(self, map: AffineMap, t: float) -> RightSide:
-        """Builds the right side of a reaction equation in the coordinates of a map.
+        """Builds the right side of a reaction–diffusion PDE in a map's coordinates.
 
         Q_y(v) = (Γ f)·∇v + ∇·(Γ σ Γᵀ ∇v) + p v + R(v) + g.
 
@@ -159,7 +159,7 @@ class AdvectionDiffusionReaction(Problem):
         )
 
     def exact(self, t: float, x: ArrayLike) -> np.ndarray | None:
-        """Evaluates the exact solution of a reaction equation; None if unknown.
+        """Evaluates the exact solution of a reaction–diffusion PDE; None if unknown.
 
         A moved Gaussian where all is linear with constant σ; without σ along characteristics.
 
@@ -183,7 +183,7 @@ class AdvectionDiffusionReaction(Problem):
         return None if u is None else np.exp(growth * t) * u
 
     def moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
-        """Returns mass, mean and covariance for linear reactions; else None.
+        """Returns exact mass, mean and covariance for linear reactions; else None.
 
         Args:
           t: time.
@@ -198,7 +198,7 @@ class AdvectionDiffusionReaction(Problem):
         return None if found is None else (found[0] * float(np.exp(growth * t)), *found[1:])
 
     def sample(self, key: KeyOrGenerator, t: float, count: int) -> np.ndarray:
-        """Draws points of a reaction equation's exact solution, where known.
+        """Draws points of a reaction–diffusion PDE's exact solution, where known.
 
         Args:
           key: `jax.random.key`, or a NumPy generator.
@@ -218,7 +218,7 @@ class AdvectionDiffusionReaction(Problem):
         return self._polynomial[k] if len(self._polynomial) > k else 0.0
 
     def _linear_growth(self) -> float | None:
-        """Returns the growth rate of the mass for affine f and linear R; else None."""
+        """Returns the mass's growth rate for affine advection, linear reaction; else None."""
         if self.velocity or self.potential or self._function:
             return None
         if any(c for k, c in enumerate(self._polynomial) if k != 1):
@@ -227,7 +227,7 @@ class AdvectionDiffusionReaction(Problem):
         return self._coefficient(1) - trace
 
     def _opposite(self) -> OrnsteinUhlenbeck:
-        """Returns a reaction equation's Fokker–Planck problem of drift −f.
+        """Returns the Ornstein–Uhlenbeck problem with drift −f of a PDE with advection f·∇u.
 
         f·∇u = −∇·(−f u) − (∇·f) u.
         """
@@ -245,7 +245,7 @@ class AdvectionDiffusionReaction(Problem):
         return np.polynomial.polynomial.polyval(u, self._polynomial or (0.0,))
 
     def _characteristic(self, t: float, x: np.ndarray) -> np.ndarray:
-        """Evaluates a reaction along characteristics, without diffusion."""
+        """Solves an advection–reaction equation at points by characteristics."""
         origin = characteristics.solve(self._velocity, x, t)
 
         def forward(state: np.ndarray) -> np.ndarray:
@@ -257,7 +257,7 @@ class AdvectionDiffusionReaction(Problem):
         return characteristics.solve(forward, start, t)[:, -1]
 
     def _source(self, map: AffineMap) -> TT | None:
-        """Builds the train of the source g plus the constant term of the reaction R."""
+        """Builds the tensor train of a PDE's source plus the reaction's constant term."""
         constant, source = self._coefficient(0), self.source
         ones = [np.ones((1, n, 1)) for n in self.box.shape]
         if source is None:
@@ -272,13 +272,13 @@ class AdvectionDiffusionReaction(Problem):
         return self._known.get(map, self.box, self.tol, summed)
 
     def _reaction(self) -> Callable[[TT, float], TT] | None:
-        """Returns the nonlinear part of the reaction R as a function of trains, or None."""
+        """Returns a reaction's nonlinear part as a function of tensor trains, or None."""
         if self._function is not None:
             return self._by_entries
         return self._by_products if any(self._polynomial[2:]) else None
 
     def _by_products(self, v: TT, tol: float) -> TT:
-        """Computes the terms Σ_{k ≥ 2} c_k vᵏ of a polynomial reaction as a train."""
+        """Computes a polynomial reaction's terms Σ_{k ≥ 2} c_k vᵏ as a tensor train."""
         cores = polynomial(hosted_cores(v), self._polynomial, tol)
         return TT._unchecked(tuple(cores)).astype(v.dtype)
 
@@ -289,7 +289,7 @@ class AdvectionDiffusionReaction(Problem):
 
 
 def _conductivity(given: Any, box: Box) -> tuple[Any, list[tuple[Term, Any]]]:
-    """Splits a reaction equation's ``conductivity`` into a constant and pairs (term, matrix)."""
+    """Splits the conductivity σ in ∇·(σ∇u) into a constant and pairs (scalar term, matrix)."""
     d = box.dim
     if isinstance(given, Term):
         given = [(given, np.eye(d))]
@@ -311,7 +311,7 @@ def _conductivity(given: Any, box: Box) -> tuple[Any, list[tuple[Term, Any]]]:
 
 
 def polynomial(cores: Cores, coefficients: Sequence[float], tol: float) -> Cores:
-    """Computes a polynomial reaction Σ_{k ≥ 2} c_k vᵏ, each product to error ``tol``."""
+    """Computes a polynomial Σ_{k ≥ 2} c_k vᵏ of a tensor train, each product to error ``tol``."""
     last = max(k for k, c in enumerate(coefficients) if c)
     pairs, weights, power = [], [], cores
     for k in range(2, last + 1):
@@ -324,7 +324,7 @@ def polynomial(cores: Cores, coefficients: Sequence[float], tol: float) -> Cores
 
 
 def _products(pairs: Sequence[tuple[Cores, Cores]], weights: list[float], tol: float) -> Cores:
-    """Computes a rounded sum of products Σ w x∘y for the polynomial of a reaction."""
+    """Computes a rounded sum of entrywise products Σ w x∘y of tensor trains."""
     if len(pairs[0][0]) == 1:
         return [sum(w * x[0] * y[0] for w, (x, y) in zip(weights, pairs, strict=True))]
     terms = [list(zip(x, y, strict=True)) for x, y in pairs]

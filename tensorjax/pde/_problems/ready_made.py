@@ -28,7 +28,7 @@ Velocity = Callable[[np.ndarray], np.ndarray]
 
 @dataclasses.dataclass(frozen=True, eq=False, init=False, repr=False)
 class ReadyMade(FokkerPlanck):
-    """Base class of ready-made Fokker–Planck equations, defined by a few physical parameters."""
+    """Base class of ready-made SDE models as Fokker–Planck equations with physical parameters."""
 
     drift: Any = dataclasses.field(init=False)
     matrix: Any = dataclasses.field(init=False)
@@ -41,7 +41,7 @@ class ReadyMade(FokkerPlanck):
 def visited(
     velocity: Velocity, diffusion: np.ndarray, start: Gaussian, time: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Simulates paths of a ready-made SDE to estimate the box (low, high) that they visit.
+    """Simulates paths of an SDE to estimate the box (low, high) that they visit.
 
     Args:
       velocity: drift of points (m, d).
@@ -74,7 +74,7 @@ def visited(
 def narrowest(
     velocity: Velocity, diffusion: np.ndarray, start: Gaussian, time: float
 ) -> np.ndarray:
-    """Estimates the smallest standard deviations (d,) of a density along its mean path.
+    """Estimates the smallest standard deviations (d,) of an SDE's density along its mean path.
 
     Args:
       velocity: drift of points (m, d).
@@ -117,7 +117,7 @@ def _jacobian(velocity: Velocity, x: np.ndarray) -> np.ndarray:
 
 
 def fourier_box(low: Any, high: Any, width: Any, points: float) -> Box:
-    """Builds a ready-made problem's Fourier box, with ``points`` grid points per ``width``.
+    """Builds a box of Fourier axes with ``points`` grid points per ``width``.
 
     Their numbers are odd: of an even one ∂ of the highest mode is zero, and along a coordinate
     without noise an operator may have it for a second stationary density.
@@ -130,19 +130,19 @@ def fourier_box(low: Any, high: Any, width: Any, points: float) -> Box:
 
 
 def check_own(start: Any) -> None:
-    """Raises ValueError if a ready-made problem is given an initial state but no box."""
+    """Raises ValueError if an SDE model is given an initial state but no grid box."""
     if start is not None:
         raise ValueError("box: expected a pde.Box with a start of your own, got None")
 
 
 def even_axis(low: float, high: float, narrow: float) -> Axis:
-    """Builds a Fourier axis that resolves densities of standard deviation ``narrow``."""
+    """Builds a Fourier grid axis that resolves densities of standard deviation ``narrow``."""
     n = max(_AXIS, int(np.ceil(_POINTS * (high - low) / narrow)))
     return Axis("fourier", n + n % 2, float(low), float(high))
 
 
 def log_axis(low: float, high: float, narrow: float, wide: float) -> Axis:
-    """Builds the logarithmic axis of a ready-made problem's box from means and widths of log x.
+    """Builds a logarithmic grid axis from means and widths of log x.
 
     Args:
       low: smallest mean of log x.

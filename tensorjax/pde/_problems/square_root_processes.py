@@ -90,7 +90,7 @@ class CIR(ReadyMade):
         self._set(rate=rate, level=level, volatility=volatility, x0=x0, age=age)
 
     def _moved(self, t: float) -> SquareRootTransition | None:
-        """Returns the transition density at time t; None for a start of another kind."""
+        """Returns the CIR process's transition density at time t; None for another start."""
         part = self.start.parts[0] if isinstance(self.start, Independent) else None
         if self.box.walled:
             return None
@@ -244,7 +244,7 @@ class Heston(ReadyMade):
         )  # fmt: skip
 
     def _axis(self, narrow: float) -> Axis:
-        """Builds the Fourier axis of log S, wide enough for its heavy tails up to the horizon."""
+        """Builds the Fourier axis of log S (Heston), wide enough for its heavy tails."""
         ends = []
         for t in np.linspace(0, self.horizon, 9):
             found = self._moments(t)
@@ -269,7 +269,7 @@ class Heston(ReadyMade):
         return None if self.box.walled else self._moments(t)
 
     def _moments(self, t: float) -> tuple[float, np.ndarray, np.ndarray] | None:
-        """Computes mass, mean and covariance of the Heston model without walls."""
+        """Computes exact mass, mean and covariance of (s, v) in the Heston model, no walls."""
         if isinstance(self.start, Independent):
             (s, v), (a, b) = zip(*(p.moments for p in self.start.parts), strict=True)
             first = np.array([1.0, s, v, s * s + a, s * v, v * v + b])
@@ -295,7 +295,7 @@ class Heston(ReadyMade):
 
 
 def laguerre_axis(process: SquareRootTransition) -> Axis:
-    """Builds the Laguerre axis for the box of a square-root process (CIR, Heston)."""
+    """Builds the Laguerre grid axis for a square-root process (CIR, Heston)."""
     power = 2 * process.rate * process.level / process.volatility**2 - 1
     if power < 0:
         raise ValueError(

@@ -15,7 +15,7 @@ _SMALLEST = 256
 
 
 class InFewSizes:
-    """Wrapper of a user's function of points that pads batches to powers of two, to compile less.
+    """Wrapper of a user's function that pads batches of points, to compile for fewer sizes.
 
     JAX compiles every operation anew for every size of a batch, and cross approximation asks for
     batches of a hundred sizes in every map. They are filled up, by the last point, to powers of
@@ -33,7 +33,7 @@ class InFewSizes:
         self._compiles = False
 
     def __call__(self, x: np.ndarray, t: float = 0.0) -> np.ndarray:
-        """Evaluates the wrapped function of points, as a NumPy array in double precision."""
+        """Evaluates a user's function of points; returns a NumPy array in double precision."""
         count = len(x)
         if self._compiles and count:
             full = max(_SMALLEST, 1 << (count - 1).bit_length())
@@ -49,7 +49,7 @@ class InFewSizes:
 
 
 def takes_time(f: Callable[..., Any], name: str) -> bool:
-    """Whether a function takes time and points, f(t, x), and not points alone, f(x).
+    """Whether a user's function takes time and points, f(t, x), and not points alone, f(x).
 
     Raises:
       ValueError: it is neither.
@@ -71,7 +71,7 @@ def takes_time(f: Callable[..., Any], name: str) -> bool:
 
 
 class CheckedField(InFewSizes):
-    """Wrapper of a vector field f(x) or f(t, x) that checks the shape of its values.
+    """Wrapper of a user's vector field f(x) or f(t, x) that checks the shape of its values.
 
     Args:
       f: (m, dim) ↦ (m, dim).
@@ -99,7 +99,7 @@ class CheckedField(InFewSizes):
 
 
 class Remembered:
-    """Cache of results made from a user's function, by affine map, box, tolerance and time.
+    """Cache of TT approximations of a user's function, by affine map, box, tolerance and time.
 
     Results depend on the map, the box and the tolerance alone, so that a run and its continuation
     get equal ones. A map at rest is requested again and again.
@@ -117,7 +117,7 @@ class Remembered:
         make: Callable[[], Any],
         t: float | None = None,
     ) -> Any:
-        """Returns the cached result for a map, box, tolerance and time; computes it if missing."""
+        """Returns the cached approximation for a map, box, tolerance and time, or computes it."""
         if _check.is_traced(map, t):
             raise TypeError(
                 f"{self._name}: expected a concrete map and time, got traced ones: this is brought "
@@ -133,7 +133,7 @@ class Remembered:
 
 
 def check_periodic(name: str, box: Any, values: Callable[[np.ndarray], Any]) -> None:
-    """Raises ValueError if a user's function differs at both ends of a periodic axis of a `Box`."""
+    """Raises ValueError if a user's function differs at both ends of a periodic axis."""
     low = np.array([axis.low for axis in box.axes])
     lengths = np.array([axis.length for axis in box.axes])
     x = low + lengths * np.random.default_rng(0).random((16, len(lengths)))

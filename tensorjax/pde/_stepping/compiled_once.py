@@ -18,7 +18,7 @@ from tensorjax import _check
 
 
 class Program:
-    """Traced JAX function that takes its floating-point constants as arguments.
+    """Traced JAX function that takes its floating-point constants as arguments, to compile once.
 
     Args:
       closed: as traced.
@@ -52,7 +52,7 @@ class Program:
 
 
 def separated(f: Callable[..., Any], *args: Any) -> tuple[Program, list[Any]]:
-    """Separates a function into a `Program`, compiled once, and the constants it closed over."""
+    """Traces a function to a `Program`, compiled once, and the constants it takes as arguments."""
 
     def fresh(*xs: Any) -> Any:  # tracing is remembered by the function object
         return f(*xs)
@@ -72,7 +72,7 @@ def _bytes(c: Any) -> tuple[str, tuple[int, ...], bytes]:
 
 
 def _unprinted(jaxpr: Any) -> Iterator[Any]:
-    """Yields what the text of a jaxpr hides of it: constants and functions, to compile once."""
+    """Yields constants and functions that the printed text of a jaxpr hides, for a cache key."""
     for eqn in jaxpr.eqns:
         for value in jax.tree.leaves(eqn.params):
             if isinstance(value, jex.ClosedJaxpr):

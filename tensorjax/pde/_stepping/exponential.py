@@ -35,7 +35,7 @@ Matrices = list[np.ndarray]
 def exponential(
     at: Callable[[float], Rates], v: Cores, dt: float, trim: Trim, estimate: bool, past: Any = ()
 ) -> Step:
-    """Advances a train by one rounded step of Lawson's method with the classical tableau.
+    """Advances a tensor train by one rounded step of Lawson's exponential Runge–Kutta method.
 
     The stages are those of v(t) in exp(−t L) v, and in the sum at the end exp(dt/2 L) of the first
     two and the third stand for their slopes, as in the classical method here. The estimate is that
@@ -79,12 +79,12 @@ EXPONENTIAL = Method(exponential, 4, 0, 3)
 
 
 def along_axes(rates: Rates) -> Matrices:
-    """Splits off the part of a right side that acts along one axis alone: matrices L_k (n, n)."""
+    """Returns the parts of a PDE's right side that act along one axis alone: L_k (n, n)."""
     return _parted(rates)[0]
 
 
 def coupled(rates: Rates, alone: Matrices, box: Box) -> Rates:
-    """Returns the part of a right side that couples axes, which Lawson steps treat explicitly."""
+    """Returns the part of a PDE's right side that couples axes, explicit in a Lawson step."""
     own, affine, others = _parted(rates)
     rest = [m - n for m, n in zip(own, alone, strict=True)]
     if any(np.abs(r).max() > _ROUNDOFF * np.abs(m).max() for r, m in zip(rest, own, strict=True)):
@@ -96,7 +96,7 @@ def coupled(rates: Rates, alone: Matrices, box: Box) -> Rates:
 
 
 def _parted(rates: Rates) -> tuple[Matrices, Coefficients | None, list[Cores]]:
-    """Splits a right side for exponential steps: matrices along axes, affine part, the rest."""
+    """Splits a PDE's operators into matrices along single axes, affine couplings and the rest."""
     own, affine = _affine_parts(rates.affine, rates.box)
     others: list[Cores] = []
     for operator in rates.others:
@@ -109,7 +109,7 @@ def _parted(rates: Rates) -> tuple[Matrices, Coefficients | None, list[Cores]]:
 
 
 def _affine_parts(given: Any, box: Box) -> tuple[Matrices, Coefficients | None]:
-    """Splits affine coefficients for an exponential step: matrices along axes, and couplings."""
+    """Splits an affine differential operator into matrices along single axes and couplings."""
     own = [np.zeros((a.n, a.n)) for a in box.axes]
     if given is None:
         return own, None
@@ -128,9 +128,9 @@ def _affine_parts(given: Any, box: Box) -> tuple[Matrices, Coefficients | None]:
 
 
 def _scaling(axis: Axis) -> np.ndarray:
-    """Builds the matrix of v ↦ ∂(y v) on one axis, which exponential steps exponentiate.
+    """Builds the matrix of v ↦ ∂(y v) on one grid axis, without growing modes.
 
-    There y jumps, and the split form has no modes that grow from it.
+    On periodic grids y jumps at the ends, and the split form has no modes that grow from it.
     """
     basis = axis.stable_basis
     if axis.kind not in ("fourier", "finite differences"):
@@ -140,7 +140,7 @@ def _scaling(axis: Axis) -> np.ndarray:
 
 
 def _one_axis(operator: Cores) -> tuple[int, np.ndarray] | None:
-    """Returns axis and matrix of an operator along one axis, for exponential steps; else None."""
+    """Returns axis and matrix of a TT-matrix that acts along one axis; None for others."""
     if any(c.shape[0] != 1 or c.shape[3] != 1 for c in operator):
         return None
     found, scale, matrix = None, 1.0, None
@@ -160,7 +160,7 @@ def _one_axis(operator: Cores) -> tuple[int, np.ndarray] | None:
 
 
 def _sum_along_axes(matrices: Matrices) -> Cores:
-    """Builds the cores of Σ_k m_k, m_k on axis k, for what an exponential step takes explicitly."""
+    """Builds the TT-matrix cores of Σ_k m_k, where the matrix m_k acts on axis k."""
     out, last = [], len(matrices) - 1
     for k, m in enumerate(matrices):
         core = np.zeros((2, *m.shape, 2))

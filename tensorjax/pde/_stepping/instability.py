@@ -38,7 +38,7 @@ _ITERATIONS = 6
 
 
 class Rate(NamedTuple):
-    """Estimate of the fastest rate in a time step, times dt, and whether the step is unstable.
+    """Estimate of an operator's fastest rate times dt, and whether a Runge–Kutta step is unstable.
 
     Attributes:
       value: of the operator, times dt, from below.
@@ -52,7 +52,7 @@ class Rate(NamedTuple):
 
 
 def rate(method: str, trains: Sequence[Any], change: Sequence[Any] = ()) -> Rate:
-    """Estimates the fastest rate of the operator from the stages of a Runge–Kutta step.
+    """Estimates an operator's fastest rate from the stages of a Runge–Kutta step.
 
     Args:
       method: "rk4" or "rk2".
@@ -77,7 +77,7 @@ def rate(method: str, trains: Sequence[Any], change: Sequence[Any] = ()) -> Rate
 
 
 def rounded_off(parts: Sequence[Any], weights: Sequence[Any], bonds: Sequence[int]) -> Any:
-    """Computes the relative loss by rounding a sum of trains to rank one, at each bond.
+    """Computes the relative loss by rounding a sum of tensor trains to rank one, at each bond.
 
     At every bond by itself, whatever is rounded at others. Below 10 √eps it is zero: differences of
     squares do not tell.
@@ -115,7 +115,7 @@ def rounded_off(parts: Sequence[Any], weights: Sequence[Any], bonds: Sequence[in
 
 
 def _size(gram: Any, weights: Sequence[Any]) -> Any:
-    """Computes the norm ‖Σ w x‖ of stages of a step from their Gram matrix, to check stability.
+    """Computes the norm ‖Σ w x‖ of a combination of tensor trains from their Gram matrix.
 
     It is exact to √eps of its terms, which suffices here.
     """
@@ -124,12 +124,12 @@ def _size(gram: Any, weights: Sequence[Any]) -> Any:
 
 
 def _gram(trains: Sequence[Any]) -> Any:
-    """Computes the Gram matrix of a Runge–Kutta step's stages, up to a scale, in one sweep."""
+    """Computes the Gram matrix of tensor trains, up to a scale, in one sweep."""
     return _grams([x.cores for x in trains])[-1][:, :, 0, 0]
 
 
 def _grams(trains: Sequence[Sequence[Any]]) -> list[Any]:
-    """Computes Gram matrices of the left parts of a step's trains, (m, m, r, r), at every bond.
+    """Computes Gram matrices of the left parts of tensor trains, (m, m, r, r), at every bond.
 
     Each up to a scale; of smaller ranks the rest is zero.
     """
@@ -153,7 +153,7 @@ def fastest(
     stable: tuple[float, float],
     near: float = 1.0,
 ) -> float | None:
-    """Estimates the right side's fastest rate at v; None if the step is stable for it.
+    """Estimates the fastest rate of a PDE's right side at v; None if a time step is stable for it.
 
     Instability grows out of the small parts of v: those below ``share`` are asked apart. Only
     linear operators have rates; a source has none, and what a reaction does the norms tell.
@@ -188,6 +188,6 @@ def fastest(
 
 
 def _rate(rates: Rates, cores: Cores) -> float:
-    """Estimates the rate ‖Q(v)‖ / ‖v‖ of a right side, to diagnose an unstable integration."""
+    """Estimates the rate of change ‖Q(v)‖ / ‖v‖ under a PDE's right side Q."""
     terms = rates.terms(cores, 0.1)
     return relative_norm(terms, [1.0] * len(terms), Train(cores)) if terms else 0.0

@@ -36,7 +36,7 @@ _ROUNDS = 3
 
 
 class Moments(NamedTuple):
-    """Linear functionals of a density v: its mass, and moments of standardised coordinates.
+    """Linear functionals of a density: its mass and first and second standardised moments.
 
     Attributes:
       powers: (m, d), exponents of every coordinate; the first is the mass.
@@ -48,18 +48,18 @@ class Moments(NamedTuple):
 
     @property
     def count(self) -> int:
-        """Number m of moments."""
+        """Number m of a density's moments that TT rounding conserves."""
         return len(self.powers)
 
     def of(self, term: Any) -> np.ndarray:
-        """Computes the moments (m,) of a `Train` or `Applied`, a term of a step's sum."""
+        """Computes the moments (m,) of a tensor train or of a TT operator times a train."""
         f = np.ones((self.count, 1))
         for k in range(len(self.weights) - 1, -1, -1):
             f = term.right(k, f, self.weights[k])
         return f[:, 0]
 
     def of_train(self, cores: Cores) -> np.ndarray:
-        """Computes the moments (m,) of a train from its cores."""
+        """Computes the moments (m,) of a tensor train from its cores."""
         f = np.ones((self.count, 1))
         for core, w in zip(cores[::-1], self.weights[::-1], strict=True):
             f = _passed(core, f, w)
@@ -67,12 +67,12 @@ class Moments(NamedTuple):
 
 
 def mass_alone(box: Box) -> Moments:
-    """Returns the mass as the only one of the `Moments` of a train on a box."""
+    """Returns the functional of the mass ∫ v dy, as the only moment of a density."""
     return Moments(np.zeros((1, box.dim), int), [w[:, None] for w in box.weights])
 
 
 def low_moments(cores: Cores, box: Box) -> Moments:
-    """Builds the moments up to order two of coordinates in which a density is standardised.
+    """Builds the functionals of a density's mass, means and (co)variances, standardised.
 
     On periodic axes there are none. In many dimensions they are those of single axes, or the mass
     alone, as they are where v has no positive mass and variances.
@@ -110,7 +110,7 @@ def _moments(
 
 
 def _inside(axis: Any) -> np.ndarray:
-    """Returns what fades from 1 to 0 shortly before the ends of an axis that no wall bounds.
+    """Returns a weight (n,) of a grid axis that fades from 1 to 0 at ends without walls.
 
     There y and its powers jump, and derivatives across that seam take noise at the edge for moments
     many times as large.
@@ -123,7 +123,7 @@ def _inside(axis: Any) -> np.ndarray:
 
 
 def largest(lost: np.ndarray, dim: int) -> tuple[float, tuple[int, int]]:
-    """Returns the largest of lost second moments, and the axes of it; zero where none is known.
+    """Returns the largest loss among a density's second moments, and the two axes of it.
 
     Args:
       lost: of the `Moments` of a density with that many axes none of which is periodic, or fewer.
@@ -139,12 +139,12 @@ def largest(lost: np.ndarray, dim: int) -> tuple[float, tuple[int, int]]:
 
 
 def _passed(core: Any, f: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Contracts a core with weights (n, m) and what follows it, (m, s): returns (m, r)."""
+    """Contracts a TT-core (r, n, s) with weights (n, m) and a right environment (m, s): (m, r)."""
     return einsum("rns,ms,nm->mr", core, f, w)
 
 
 class Corrected(NamedTuple):
-    """Train whose moments were corrected.
+    """Tensor train corrected to given moments, with the moments reached.
 
     Attributes:
       cores: right-orthogonal but for the first.
@@ -156,7 +156,7 @@ class Corrected(NamedTuple):
 
 
 def corrected(cores: Cores, at: Moments, target: np.ndarray, tol: float) -> Corrected:
-    """Corrects a train to given moments at the same TT-ranks, by at most ``tol`` of its norm.
+    """Corrects a tensor train to given moments at the same TT-ranks, within ``tol`` of its norm.
 
     With h_b polynomials that are faded out, w_a the moments and P the projection on the tangent
     space at v, the coefficients c of the change Σ c_b P h_b minimise the sum of squares of what the
@@ -198,7 +198,7 @@ def corrected(cores: Cores, at: Moments, target: np.ndarray, tol: float) -> Corr
 def _balanced(
     gain: np.ndarray, square: np.ndarray, lacks: np.ndarray, small: float, allowed: float
 ) -> tuple[np.ndarray, float]:
-    """Finds coefficients c that minimise |gain c − lacks|²/small² + cᵀ square c/allowed².
+    """Solves for a moment correction c: min |gain c − lacks|²/small² + cᵀ square c/allowed².
 
     Returns:
       c, with a norm (cᵀ square c)^½ of at most ``allowed``, and that norm.
@@ -213,7 +213,10 @@ def _balanced(
 
 
 def _shapes(cores: Cores, at: Moments) -> list[np.ndarray]:
-    """Returns what corrections of the moments are made of: (n, m), zero where a train is."""
+    """Builds per axis the functions (n, m) of which a density's moment corrections are products.
+
+    They are zero where the train is.
+    """
     out = []
     for weights, density, periodic in zip(
         at.weights, profiles(cores), np.all(at.powers == 0, axis=0), strict=True
@@ -231,7 +234,7 @@ def _shapes(cores: Cores, at: Moments) -> list[np.ndarray]:
 
 
 class _Part(NamedTuple):
-    """Part of the projection P h_b of all b that changes one core.
+    """Change of one TT-core by the tangent projections P h_b of correction functions h_b.
 
     Attributes:
       gain: what each part adds to each moment, (m, m).
@@ -248,13 +251,15 @@ class _Part(NamedTuple):
     after: np.ndarray
 
     def added(self, share: np.ndarray) -> Any:
-        """Returns the change of the core for given coefficients (m,)."""
+        """Computes the change of a TT-core for given coefficients (m,) of the correction."""
         flat = (self.change * share[:, None]).T @ self.after
         return flat.reshape(self.core.shape)
 
 
 def _sweep(cores: Cores, at: Moments, shapes: Sequence[np.ndarray], share: Any) -> Iterator[_Part]:
-    """Yields, core by core, the parts of P h_b. All cores but the last come out left-orthogonal.
+    """Yields, core by core, the tangent projections P h_b of correction functions h_b at a train.
+
+    All cores but the last come out left-orthogonal.
 
     Args:
       cores: right-orthogonal but for the first.

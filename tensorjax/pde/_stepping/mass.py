@@ -23,7 +23,7 @@ _WIDTH, _POWER = 0.6, 8
 
 
 class Quadrature(NamedTuple):
-    """Quadrature weights of a box for the mass of trains and for its correction.
+    """Quadrature weights of a grid, for the mass of tensor trains and its correction.
 
     Attributes:
       weights: of every axis, (n_k,).
@@ -36,7 +36,7 @@ class Quadrature(NamedTuple):
 
 @functools.lru_cache(maxsize=32)
 def quadrature(box: Any) -> Quadrature:
-    """Builds the quadrature weights of a `Box` for the mass of trains."""
+    """Builds the quadrature weights of a grid for the mass of tensor trains."""
     faded = []
     for a in box.axes:
         x = (2 * a.points - a.low - a.high) / (a.high - a.low)
@@ -46,7 +46,7 @@ def quadrature(box: Any) -> Quadrature:
 
 
 def mass_of(cores: Cores, weights: Sequence[Any]) -> float:
-    """Computes the mass ∫ v dy of a train by quadrature on the grid."""
+    """Computes the mass ∫ v dy of a tensor train by quadrature on a grid."""
     left = np.ones(1)
     for c, w in zip(cores, weights, strict=True):
         left = left @ (w @ c)
@@ -54,7 +54,7 @@ def mass_of(cores: Cores, weights: Sequence[Any]) -> float:
 
 
 def mass_of_term(term: Any, weights: Sequence[Any]) -> float:
-    """Computes the mass ∫ t dy of one term t of a sum of trains (`Train` or `Applied`)."""
+    """Computes the mass ∫ t dy of a tensor train or of an operator times a train."""
     f = np.ones((1, 1))
     for k in range(len(weights) - 1, -1, -1):
         f = term.right(k, f, weights[k][:, None])
@@ -62,7 +62,7 @@ def mass_of_term(term: Any, weights: Sequence[Any]) -> float:
 
 
 class Corrected(NamedTuple):
-    """Train whose mass was corrected, with the norm of the correction.
+    """Tensor train corrected to a given mass, with the norm of the correction.
 
     Attributes:
       cores: right-orthogonal but for the first.
@@ -74,7 +74,7 @@ class Corrected(NamedTuple):
 
 
 def corrected(cores: Cores, at: Quadrature, target: float) -> Corrected | None:
-    """Corrects a train to a given mass ∫ v dy at the same TT-ranks; None if impossible.
+    """Corrects a tensor train to a given mass ∫ v dy at the same TT-ranks; None if impossible.
 
     With h the faded constant and P the projection on the tangent space at v, the sum of
     P_k = L_{k−1} (1 − L_k) R_k over the cores k, a P h is added core by core, each P_k taken at
@@ -106,7 +106,7 @@ def corrected(cores: Cores, at: Quadrature, target: float) -> Corrected | None:
 
 
 def _sweep(cores: Cores, at: Quadrature, share: float) -> Iterator[tuple[Any, float, Any]]:
-    """Yields, core by core, the change that corrects the mass, its mass, and the new core.
+    """Yields, core by core, the change that corrects a train's mass, its mass, and the new core.
 
     All cores but the last come out left-orthogonal.
     """

@@ -32,7 +32,7 @@ _FLAT = 4
 
 
 def cleared(cores: Cores, box: Box, allowed: float) -> Cores:
-    """Sets a train to zero in the outer parts of the box that hold almost none of its norm.
+    """Sets a tensor train to zero in outer parts of the grid that hold almost none of its norm.
 
     Args:
       cores: right-orthogonal but for the first; so is the result.
@@ -49,7 +49,7 @@ def cleared(cores: Cores, box: Box, allowed: float) -> Cores:
 
 
 def window(cores: Cores, box: Box, allowed: float) -> list[np.ndarray] | None:
-    """Returns masks (n,) of the axes where a train is not negligible; None if it is nowhere.
+    """Returns masks (n,) of every axis, 0 where a tensor train is negligible; None if nowhere.
 
     Within a step v moves by a few points at most, and beyond them there is nothing to be changed.
 
@@ -65,7 +65,7 @@ def window(cores: Cores, box: Box, allowed: float) -> list[np.ndarray] | None:
 
 
 def _inner(cores: Cores, box: Box, allowed: float) -> list[tuple[int, int]]:
-    """Returns for every axis the index range [first, last) outside which a train is small."""
+    """Returns the index range [first, last) of every axis outside which a tensor train is small."""
     whole = [(0, c.shape[1]) for c in cores]
     total = float(np.vdot(cores[0], cores[0]))
     if not (np.isfinite(total) and total > 0):
@@ -82,7 +82,7 @@ def _inner(cores: Cores, box: Box, allowed: float) -> list[tuple[int, int]]:
 
 
 def profiles(cores: Cores) -> list[np.ndarray]:
-    """Computes the squared norms of a train's slabs, axis by axis, to find its outer tails.
+    """Computes the squared norms of a tensor train's slices, axis by axis.
 
     Args:
       cores: right-orthogonal but for the first.
@@ -96,7 +96,7 @@ def profiles(cores: Cores) -> list[np.ndarray]:
 
 
 def noisy_edge(cores: Cores, box: Box) -> tuple[int, float] | None:
-    """Returns the axis at whose edge most of a solution lies, if that is noise, and its share.
+    """Returns the axis at whose edge a solution is large by noise, and its share; else None.
 
     The tail of a density grows inwards from the edge. Noise is about the same everywhere: over an
     eighth of the axis next to the edge the squared norms of slabs rise by less than a factor of 4.

@@ -27,12 +27,12 @@ _NEGATIVE = 1e-6
 
 
 def train(cores: Sequence[Any]) -> TT:
-    """Wraps NumPy cores as the `TT` that a right side's functions take, without device copies."""
+    """Wraps NumPy cores as a `TT` for a PDE's right side, without copies to the device."""
     return TT._unchecked(tuple(cores))
 
 
 def right_side(problem: Any, map: AffineMap, t: float) -> Any:
-    """Builds a problem's right side for steps on the host: its reaction accepts NumPy cores.
+    """Builds a PDE's right side for time steps on the host: its reaction takes NumPy cores.
 
     It is evaluated as JAX evaluates functions of trains, in its precision.
     """
@@ -49,7 +49,7 @@ def right_side(problem: Any, map: AffineMap, t: float) -> Any:
 
 
 class Rates:
-    """Right side Q_y(v) − (Σ y + β)·∇v of an equation at one time, as terms on the host.
+    """PDE right side Q(v) − (Σ y + β)·∇v in moving coordinates at one time, as terms on the host.
 
     Args:
       box: of the y-grid.
@@ -84,7 +84,7 @@ class Rates:
         self._source = None if right.source is None else Train(hosted_cores(right.source))
 
     def _seen(self, term: Any) -> Any:
-        """Multiplies a term of the right side by masks that are 0 where v is negligible."""
+        """Multiplies a term of a PDE's right side by masks that are 0 where v is negligible."""
         if self.window is None:
             return term
         if isinstance(term, Applied):
@@ -95,11 +95,11 @@ class Rates:
 
     @property
     def linear(self) -> bool:
-        """Whether the right side has no nonlinear reaction."""
+        """Whether a PDE's right side has no nonlinear reaction."""
         return self.right.reaction is None
 
     def terms(self, cores: Cores, tol: float) -> list[Term]:
-        """Returns the terms whose sum is the right side at a train v."""
+        """Returns the terms whose sum is a PDE's right side at a tensor train v."""
         out: list[Term] = []
         if self._states is not None:
             images = [differentiated(a, c) for a, c in zip(self.box.axes, cores, strict=True)]
@@ -113,16 +113,16 @@ class Rates:
 
     @property
     def others(self) -> list[Cores]:
-        """Operators of the right side other than the affine one, as cores (r, n, n, s)."""
+        """Operators of a PDE's right side other than the affine one, as cores (r, n, n, s)."""
         return self._dense
 
     @property
     def source(self) -> Cores | None:
-        """Cores of the right side's source term, or None."""
+        """TT-cores of the source in a PDE's right side, or None."""
         return None if self._source is None else self._source.cores
 
     def frozen(self, cores: Cores, tol: float) -> "Rates":
-        """Returns the right side with its reaction replaced by its value at a given train."""
+        """Returns a PDE's right side with the reaction replaced by its value at a given train."""
         if self.linear:
             return self
         source = hosted_cores(self.right.reaction(train(cores), tol))
@@ -134,12 +134,12 @@ class Rates:
         return Rates(self.box, right, window=self.window, part=self._part)
 
     def without_sources(self) -> "Rates":
-        """Returns the right side with its linear operators only."""
+        """Returns a PDE's right side with its linear operators only."""
         right = dataclasses.replace(self.right, affine=self.affine, source=None, reaction=None)
         return Rates(self.box, right, window=self.window, part=self._part)
 
     def split(self) -> tuple["Rates", "Rates"]:
-        """Splits the right side into constant diffusion and the rest, for IMEX steps."""
+        """Splits a PDE's right side into constant diffusion and the rest, for IMEX steps."""
         affine = Coefficients() if self.affine is None else self.affine
         if affine.diffusion is None:
             raise ValueError(
@@ -167,7 +167,7 @@ def _check_diffusion(affine: Any) -> None:
 
 
 class Clock:
-    """Right sides of the PDE at the times within one step, each built once and cached.
+    """Cache of a PDE's right sides at the stage times of one time step.
 
     Args:
       problem: whose right side it is.
@@ -184,7 +184,7 @@ class Clock:
         self._built: dict[float, Rates] = {}
 
     def __call__(self, share: float) -> Rates:
-        """Returns the right side at time t + share·dt, as `Rates`."""
+        """Returns a PDE's right side at time t + share·dt, within a time step."""
         if share not in self._built:
             sigma, beta = self.path.motion(share)
             right = self._first if share == 0 else None

@@ -31,7 +31,7 @@ _PROBES = 24
 
 
 class Train:
-    """Train as a term of a PDE's right side, for sums of terms rounded by random sketches.
+    """Tensor train as a term of a sum that is rounded by random sketches.
 
     ``whole`` is the term of which it is the part in a window, for its mass; itself if None.
     """
@@ -43,16 +43,16 @@ class Train:
         self.modes = [c.shape[1] for c in cores]
 
     def right(self, k: int, f: Array, omega: Array) -> Array:
-        """Computes the random sketch (w, r) of a train's cores from k on, from that of k + 1 on."""
+        """Updates the random sketch (w, r) of a tensor train from bond k + 1 to bond k."""
         return ((self.cores[k] @ f.T) * omega).sum(1).T
 
     def flat(self, k: int, w: Array) -> Array:
-        """Multiplies a matrix (f, r) by core k of a train; returns (f n, s)."""
+        """Multiplies a matrix (f, r) by core k of a tensor train; returns (f n, s)."""
         return tall(absorb(w, self.cores[k]))
 
 
 class Applied:
-    """Operator times a train as a term of a PDE's right side, for sums rounded by sketches.
+    """Product of an operator and a tensor train, as a term of a sum rounded by random sketches.
 
     Args:
       coefficients: C of every mode, (a, P, b).
@@ -94,7 +94,7 @@ Term = Train | Applied
 
 
 class Rounded(NamedTuple):
-    """Result of a sketched sum in time steps: cores, norm, and whether the rank cap was reached.
+    """Rounded sum of tensor trains: cores, norm, and whether the rank cap was reached.
 
     Attributes:
       cores: right-orthogonal but for the first.
@@ -108,12 +108,12 @@ class Rounded(NamedTuple):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """TT-ranks of the rounded sum's interior bonds."""
+        """TT-ranks of the interior bonds of a rounded sum of tensor trains."""
         return tuple(len(c) for c in self.cores[1:])
 
 
 class Runaway(ArithmeticError):
-    """Error raised if a sketched sum of trains needs ranks above its limit."""
+    """Error raised if rounding a sum of tensor trains needs ranks above a limit."""
 
     def __init__(self, cores: Cores):
         super().__init__(f"ranks {[len(c) for c in cores[1:]]} exceed the limit")
@@ -130,7 +130,7 @@ def rounded(
     scale: float | None = None,
     limit: int | None = None,
 ) -> Rounded:
-    """Rounds the sum of trains and products in an integrator's step to ``tol``, by sketches.
+    """Rounds a sum of tensor trains and operator products to ``tol``, by random sketches.
 
     Args:
       terms: of the same modes.
@@ -172,7 +172,7 @@ def rounded(
 
 
 def projected(terms: Sequence[Term], weights: Sequence[float], widths: Sequence[int]) -> Cores:
-    """Compresses a sum of trains to given ranks by random sketches, without truncation."""
+    """Compresses a sum of tensor trains to given ranks by random sketches, without truncation."""
     sketched, _ = sketches(terms, max(widths))
     ws = [np.full((1, 1), float(w)) for w in weights]
     out: Cores = []
@@ -193,7 +193,7 @@ def projected(terms: Sequence[Term], weights: Sequence[float], widths: Sequence[
 
 
 def sketches(terms: Sequence[Term], width: int) -> tuple[list[list[Array]], list[Array]]:
-    """Sketches the terms of a time step's sum from the right at every bond: matrices (w, r).
+    """Computes random sketches (w, r) of tensor trains from the right, at every bond.
 
     All terms share one scale at every bond: their sum is what counts.
     """
@@ -212,7 +212,7 @@ def sketches(terms: Sequence[Term], width: int) -> tuple[list[list[Array]], list
 
 @functools.lru_cache(maxsize=64)
 def _draw(modes: tuple[int, ...], width: int) -> tuple[list[Array], Array]:
-    """Draws the random train that sketches sums, the same one at every call."""
+    """Draws the random train that sketches tensor trains, the same one at every call."""
     rng = np.random.default_rng(width)
     draw = [rng.uniform(-1, 1, (n, width)) for n in modes]
     return draw, np.linalg.qr(rng.uniform(-1, 1, (width, width)))[0]
@@ -221,7 +221,7 @@ def _draw(modes: tuple[int, ...], width: int) -> tuple[list[Array], Array]:
 def truncated(
     cores: Cores, tol: float, cap: int | None = None, scale: float | None = None
 ) -> tuple[Rounded, list[int]]:
-    """Truncates a sketched sum, whose cores are left-orthogonal, by SVDs from last to first.
+    """Truncates a left-orthogonal tensor train by SVDs from the last core to the first.
 
     Returns:
       The result, and how many singular values of each bond exceed a fifth of the threshold.
@@ -250,7 +250,7 @@ def truncated(
 
 
 def _svd(a: Array) -> tuple[Array, Array, Array]:
-    """Computes the SVD of a wide core in the rounding of a sketched sum, by a QR first."""
+    """Computes the SVD of a wide matrix, by a QR decomposition first."""
     if a.shape[1] <= a.shape[0]:
         return np.linalg.svd(a, full_matrices=False)
     # QR first: an SVD of the small triangle in place of one of the wide matrix, many times the work
@@ -261,7 +261,7 @@ def _svd(a: Array) -> tuple[Array, Array, Array]:
 
 
 def relative_norm(terms: Sequence[Term], weights: Sequence[float], beside: Train) -> float:
-    """Estimates ‖Σ w_i t_i‖ / ‖beside‖ of trains from one random sketch, to about 15 %."""
+    """Estimates ‖Σ w_i t_i‖ / ‖beside‖ of tensor trains from one random sketch, to about 15 %."""
     every = [*terms, beside]
     if len(beside.modes) == 1:
         parts = [t.flat(0, np.ones((1, 1))) for t in every]
@@ -274,5 +274,5 @@ def relative_norm(terms: Sequence[Term], weights: Sequence[float], beside: Train
 
 
 def nothing(cores: Cores) -> Train:
-    """Returns the zero train with the modes of given cores, as a term of a sketched sum."""
+    """Returns the zero tensor train with the mode sizes of given cores."""
     return Train([np.zeros((1, c.shape[1], 1)) for c in cores])

@@ -35,7 +35,7 @@ Array = Any
 
 
 class _Affine:
-    """Splitting and BUG: one mode of the right side's affine operator, with its environments."""
+    """One mode of a PDE's affine operator in a splitting or BUG step, with its contractions."""
 
     def __init__(self, state: Array, axis: Axis):
         self.state = state
@@ -55,7 +55,7 @@ class _Affine:
 
 
 class _Dense:
-    """Projector splitting: one mode of the right side's TT-matrix, with its environments."""
+    """One mode of a TT-matrix in a splitting or BUG step, with its contractions."""
 
     def __init__(self, core: Array):
         self.core = core
@@ -71,7 +71,7 @@ class _Dense:
 
 
 class _Source:
-    """Splitting and BUG: one mode of the right side's source train, with its environments."""
+    """One mode of a PDE's source train in a splitting or BUG step, with its contractions."""
 
     def __init__(self, core: Array):
         self.core = core
@@ -87,7 +87,7 @@ class _Source:
 
 
 class _Parts:
-    """Splitting and BUG: right side's operators and source, split into one part for each mode."""
+    """Operators and source of a PDE, split into one part for each mode, for splitting and BUG."""
 
     def __init__(self, rates: Rates):
         self.order = rates.box.dim
@@ -111,12 +111,12 @@ class _Parts:
         return [row[k].right(e, y, y) for row, e in zip(self.rows, edges, strict=True)]
 
     def on_core(self, k: int, lefts: Sequence[Array], rights: Sequence[Array]) -> Any:
-        """Returns the right side of the ODE of core k, given its left and right environments."""
+        """Returns the projected ODE right side of TT-core k, from left and right environments."""
         parts = list(zip(self.rows, lefts, rights, strict=True))
         return lambda x: sum(row[k].apply(a, b, x) for row, a, b in parts)
 
     def on_bond(self, lefts: Sequence[Array], rights: Sequence[Array]) -> Any:
-        """Returns the right side of the ODE of the matrix on a bond, given its environments."""
+        """Returns the projected ODE right side of a bond matrix, from its environments."""
 
         def apply(s: Array) -> Array:
             total = np.zeros_like(s)
@@ -131,7 +131,7 @@ class _Parts:
 
 
 def _evolved(f: Callable[[Array], Any], x: Array, dt: float) -> Array:
-    """Integrates one core's ẋ = f(x) by a Runge–Kutta step of order 4, in splitting or BUG."""
+    """Integrates one TT-core's ODE ẋ = f(x) over a step by the classical Runge–Kutta method."""
     k1 = f(x)
     k2 = f(x + dt / 2 * k1)
     k3 = f(x + dt / 2 * k2)
@@ -140,7 +140,7 @@ def _evolved(f: Callable[[Array], Any], x: Array, dt: float) -> Array:
 
 
 def _widened(rates: Rates, v: Cores, dt: float, trim: Trim, share: float) -> Cores:
-    """Enlarges a train's bases by those of the right side, for a splitting or BUG step."""
+    """Augments a tensor train's bases by those of a PDE's right side, for a BUG step."""
     terms = rates.terms(v, trim.tol) or [nothing(v)]
     scale = float(np.linalg.norm(v[0])) / dt
     slope = trim("slope", terms, [1.0] * len(terms), share=share, scale=scale).cores
@@ -151,7 +151,7 @@ def _widened(rates: Rates, v: Cores, dt: float, trim: Trim, share: float) -> Cor
 def _begun(
     at: Callable[[float], Rates], v: Cores, dt: float, trim: Trim, estimate: bool
 ) -> tuple[_Parts, Cores]:
-    """Prepares a splitting or BUG step: right side at its middle, and v with larger bases."""
+    """Prepares a splitting or BUG step: right side at midpoint, and v with augmented bases."""
     rates = at(0.5)
     if not rates.linear:
         terms = rates.terms(v, STAGE * trim.tol)
@@ -163,7 +163,7 @@ def _begun(
 
 
 def _rights(parts: _Parts, v: Cores) -> list[list[Array]]:
-    """Computes the right environments of all cores for the projector-splitting integrator."""
+    """Computes the right environments of all TT-cores for the projector-splitting integrator."""
     out = [parts.edges()]
     for k in range(len(v) - 1, 0, -1):
         out.append(parts.right(k, out[-1], v[k]))
@@ -186,7 +186,7 @@ def _ended(
 def bug(
     at: Callable[[float], Rates], v: Cores, dt: float, trim: Trim, estimate: bool, past: Any = ()
 ) -> Step:
-    """Advances a train by one step of the rank-adaptive basis-update and Galerkin (BUG) method."""
+    """Advances a tensor train by one rank-adaptive basis-update and Galerkin (BUG) step."""
     parts, wide = _begun(at, v, dt, trim, estimate)
     rights = _rights(parts, wide)
     lefts = parts.edges()
@@ -204,7 +204,7 @@ def bug(
 def projector_splitting(
     at: Callable[[float], Rates], v: Cores, dt: float, trim: Trim, estimate: bool, past: Any = ()
 ) -> Step:
-    """Advances a train by one step of the symmetric projector-splitting integrator, order 2."""
+    """Advances a tensor train by one symmetric projector-splitting step, order 2."""
     parts, wide = _begun(at, v, dt, trim, estimate)
     cores, lefts = _forth(parts, wide, dt / 2)
     first, *others = _back(parts, cores, lefts, dt / 2)
@@ -217,7 +217,7 @@ def projector_splitting(
 
 
 def _forth(parts: _Parts, v: Cores, dt: float) -> tuple[Cores, list[list[Array]]]:
-    """Sweeps the projector splitting from first core to last; returns left environments too."""
+    """Sweeps the projector splitting from first to last TT-core; also returns left environments."""
     rights, lefts = _rights(parts, v), [parts.edges()]
     out: Cores = []
     core = v[0]
@@ -234,7 +234,7 @@ def _forth(parts: _Parts, v: Cores, dt: float) -> tuple[Cores, list[list[Array]]
 
 
 def _back(parts: _Parts, v: Cores, lefts: Sequence[Sequence[Array]], dt: float) -> Cores:
-    """Sweeps the projector splitting from the last core to the first."""
+    """Sweeps the projector splitting over the TT-cores from last to first."""
     rights = parts.edges()
     out: Cores = []
     core = v[-1]

@@ -7,7 +7,7 @@ from tensorjax import _check
 
 
 class ConstantStepSize(NamedTuple):
-    """Step-size controller that keeps the given step ``dt``.
+    """Time-step controller that keeps a given step size ``dt``.
 
     Example:
       >>> from tensorjax import pde
@@ -17,7 +17,7 @@ class ConstantStepSize(NamedTuple):
 
 
 class PIDController(NamedTuple):
-    """PID step-size controller: keeps the estimated local error below ``rtol`` · ‖v‖.
+    """PID time-step controller that keeps the estimated local error below ``rtol`` · ‖v‖.
 
     With the scaled errors e_n = error/(rtol + atol/‖v‖) of this step and the last two accepted ones
     and the order k of the estimate plus one, the next step is dt times
@@ -62,7 +62,7 @@ class PIDController(NamedTuple):
     def judge(
         self, error: float, norm: float, previous: tuple[float, ...], k: int
     ) -> tuple[bool, float]:
-        """Decides whether a step is accepted; returns that and the factor of the next size.
+        """Decides whether a time step is accepted; returns that and the next size's factor.
 
         Args:
           error: estimated, over the norm.
@@ -85,7 +85,7 @@ class PIDController(NamedTuple):
         return accepted, min(max(factor, self.factormin), high)
 
     def scaled(self, error: float, norm: float) -> float:
-        """Returns the estimated error of a step divided by the allowed one.
+        """Returns the estimated error of a time step divided by the allowed one.
 
         Args:
           error: estimated, over the norm.
@@ -99,7 +99,7 @@ class PIDController(NamedTuple):
 
 
 def checked(controller: object, dt: float | None) -> ConstantStepSize | PIDController:
-    """Returns the step-size controller; raises ValueError if it or ``dt`` is not valid.
+    """Returns the time-step controller; raises ValueError if it or ``dt`` is not valid.
 
     Raises:
       ValueError: a step that is missing or not positive, an option out of range.

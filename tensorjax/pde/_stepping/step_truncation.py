@@ -66,12 +66,12 @@ STABLE = {
 
 
 def unrestored(tol: float) -> float:
-    """Returns what each moment of a density may lack before truncation steps restore it."""
+    """Returns the error that rounding may leave in each moment of a density."""
     return _LEFT * _LOST * tol
 
 
 class Step(NamedTuple):
-    """Result of a step-truncation method's step: new train v, error estimate, slope to keep.
+    """Result of one time step of a tensor train: new train v, error estimate, stored slope.
 
     Attributes:
       v: rounded, right-orthogonal but for the first core.
@@ -87,7 +87,7 @@ class Step(NamedTuple):
 
 
 class Trim:
-    """Rounding of the sums within one time step, with rank guesses and mass correction.
+    """Rounding of sums of trains within one time step, with rank guesses and mass correction.
 
     Rounding keeps ∫ v dy: what it has taken from v since the run began stays below 5 ``tol`` of the
     whole, for what is beyond is put back by `tensorjax.pde._stepping.mass.corrected`, unless that
@@ -150,7 +150,7 @@ class Trim:
         share: float = STAGE,
         scale: float | None = None,
     ) -> Rounded:
-        """Rounds a sum of trains to ``share`` of the step's tolerance."""
+        """Rounds a sum of tensor trains to ``share`` of the time step's tolerance."""
         final = name == "v"
         tol = self.tol if final else share * self.tol
         out = rounded(
@@ -174,18 +174,18 @@ class Trim:
         return out
 
     def follow(self, before: Cores, after: Cores) -> None:
-        """Records that a train was made from another by an operation that conserves its mass."""
+        """Records that a tensor train has the same mass as the one it was made from."""
         lost = [m for c, m in self._lost if c is before]
         if lost:
             self._lost.append((after, np.sum(lost, axis=0)))
 
     def moments(self, term: Term) -> np.ndarray:
-        """Computes the moments of a term of a sum, plus what earlier rounding of it has lost."""
+        """Computes the moments of a tensor train plus those lost by earlier rounding."""
         lost = [m for c, m in self._lost if isinstance(term, Train) and term.cores is c]
         return sum(lost, self.at.of(term.whole))
 
     def kept(self, out: Rounded, held: np.ndarray) -> Rounded:
-        """Corrects the moments of a step's result if rounding lost more than is allowed.
+        """Corrects the moments of a time step's result if rounding lost more than allowed.
 
         It is right-orthogonal but for its first core, and stays so. Its outskirts are cleared.
 
@@ -208,7 +208,7 @@ class Trim:
     def _restored(
         self, out: Rounded, left: np.ndarray, lost: np.ndarray, mass: float
     ) -> tuple[Rounded, np.ndarray]:
-        """Puts back what a train lost of its moments; returns it and what it lacks after that."""
+        """Restores moments that rounding has lost; returns the train and what it still lacks."""
         if self.at.count > 1:
             if not np.abs(lost).max() > _LEFT * self._most:
                 return out, lost
@@ -223,7 +223,7 @@ class Trim:
         return found, lost + (left - self.at.of_train(found.cores)) / mass
 
     def _corrected(self, out: Rounded, mass: float, allowed: float) -> Rounded:
-        """Corrects a train to a given mass, unless the change needed is too large."""
+        """Corrects a tensor train to a given mass, unless the change needed is too large."""
         found = None
         if np.isfinite(out.norm) and np.isfinite(mass):
             found = masses.corrected(out.cores, self._quadrature, mass)
@@ -238,7 +238,7 @@ Stepper = Callable[[Callable[[float], Rates], Cores, float, Trim, bool, Sequence
 def _plus(
     trim: Trim, name: str, trains: Sequence[Cores], weights: Sequence[float], rate: Any, by: float
 ) -> Rounded:
-    """Rounds a stage of a step-truncation method: weighted trains plus ``by`` times the rate."""
+    """Rounds a Runge–Kutta stage: weighted tensor trains plus ``by`` times the rate."""
     terms = [*map(Train, trains), *rate]
     return trim(name, terms, [*weights, *[by] * len(rate)])
 
@@ -246,7 +246,7 @@ def _plus(
 def rk4(
     at: Callable[[float], Rates], v: Cores, dt: float, trim: Trim, estimate: bool, past: Any = ()
 ) -> Step:
-    """Advances a train by one step-truncation step of the classical Runge–Kutta method (RK4).
+    """Advances a tensor train by one rounded step of the classical Runge–Kutta method (RK4).
 
     The estimate: with k_5, the slope at the new value, in place of k_4 the same weights give order
     3, so that dt/6 ‖k_4 − k_5‖ is of order dt⁴.
@@ -271,7 +271,7 @@ def rk4(
 def rk2(
     at: Callable[[float], Rates], v: Cores, dt: float, trim: Trim, estimate: bool, past: Any = ()
 ) -> Step:
-    """Advances a train by one rounded step of Heun's method of order 2."""
+    """Advances a tensor train by one rounded step of Heun's method of order 2."""
     tol = STAGE * trim.tol
     first = at(0.0).terms(v, tol)
     s2 = _plus(trim, "s2", [v], [1.0], first, dt).cores
@@ -284,7 +284,7 @@ def rk2(
 
 
 def adams_bashforth(order: int) -> Stepper:
-    """Returns the step-truncation step of the Adams–Bashforth method of order 2 or 3.
+    """Returns the rounded TT step function of the Adams–Bashforth method of order 2 or 3.
 
     The slopes are rounded and kept. The estimate is the distance from the method of one order less.
     """
@@ -320,7 +320,7 @@ def adams_bashforth(order: int) -> Stepper:
 
 
 def adams_weights(t: float, dt: float, times: Sequence[float]) -> np.ndarray:
-    """Computes weights of past slopes in a step-truncation Adams–Bashforth step, over dt."""
+    """Computes the weights of past slopes in an Adams–Bashforth step, over dt."""
     nodes = (np.asarray(times) - t) / dt
     powers = np.vander(nodes, increasing=True).T
     return np.linalg.solve(powers, 1 / np.arange(1, len(nodes) + 1))
@@ -334,7 +334,7 @@ def imex(
     estimate: bool,
     past: Sequence[Any] = (),
 ) -> Step:
-    """Advances a train by one IMEX step: Crank–Nicolson for diffusion, Adams–Bashforth else.
+    """Advances a train by an IMEX step: Crank–Nicolson for diffusion, Adams–Bashforth else.
 
     (1 − dt/2 D(t + dt)) v⁺ = v + dt/2 D(t) v + dt·(explicit part): the order is 2, steps may vary,
     and the first is of order 1 in the explicit part. The estimate is what the second slope of
@@ -385,7 +385,7 @@ def solved_by_amen(
     sweeps: int = _SWEEPS,
     report: Callable[..., None] = lambda *_: None,
 ) -> tuple[Cores, float]:
-    """Solves A x = b by AMEn in a step-truncation IMEX step; returns x and residual.
+    """Solves the implicit system A x = b of an IMEX step by AMEn; returns x and residual.
 
     ``report`` gets number, residual and ranks after every sweep.
     """
@@ -399,7 +399,7 @@ def solved_by_amen(
 
 # Name, function, order of the method, slopes of past steps that it needs, order of the estimate.
 class Method(NamedTuple):
-    """Row of the table of step-truncation methods: step function, order, past slopes, estimate."""
+    """Time-stepping method for tensor trains: step function, order, number of past slopes."""
 
     step: Stepper
     order: int

@@ -20,7 +20,7 @@ _UNITS = 8
 
 
 def roundoff(*times: float) -> float:
-    """Returns the difference up to which times of this size count as equal."""
+    """Returns the difference up to which two times count as equal in floating point."""
     return _UNITS * float(np.spacing(max(map(abs, times))))
 
 
@@ -39,7 +39,7 @@ def _hair(dt: float, *times: float) -> float:
 
 
 def snapped(times: list[float], t0: float, t1: float) -> list[float]:
-    """Replaces times that equal t0, t1 or the preceding time up to roundoff by those."""
+    """Replaces times that equal t0, t1 or the preceding time, up to roundoff, by the exact ones."""
     out: list[float] = []
     for t in times:
         near = [s for s in (t0, t1, *out[-1:]) if abs(t - s) <= roundoff(t0, t1)]
@@ -48,7 +48,7 @@ def snapped(times: list[float], t0: float, t1: float) -> list[float]:
 
 
 def checked_end(t0: float, t1: Any) -> float:
-    """Returns the end time t1, or t0 if they differ by roundoff; ValueError if it is earlier.
+    """Returns the end time t1 of an integration, t0 if equal up to roundoff; ValueError if earlier.
 
     Raises:
       ValueError: an earlier time, or one that is not finite.
